@@ -61,8 +61,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", default="", help="a model folder (default: SmolLM2, fetched)")
-    parser.add_argument("--rows", type=int, default=64)
-    parser.add_argument("--tokens", type=int, default=96, help="longest completion (%(default)s)")
+    parser.add_argument("--rows", type=int, default=32)
+    parser.add_argument("--tokens", type=int, default=48, help="longest completion (%(default)s)")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
     options = parser.parse_args()

@@ -63,7 +63,7 @@ def measure(rows: int, folder: Path) -> dict[str, float]:
     reader = RowReader(
         c.RunConfig(
             model=c.Model(path=str(model), min_pixels=784, max_pixels=1280 * 784),
-            data=c.Data(path=str(folder / "data"), image_cache_gib=CACHE_GIB),
+            data=c.Data(path=str(folder / "data"), prompt_max_tokens=2048, image_cache_gib=CACHE_GIB),
         )
     )
     split = reader.config.train_split

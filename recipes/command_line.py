@@ -53,6 +53,34 @@ def one_of(*arguments: Argument) -> Choice:
     return Choice(arguments)
 
 
+RECIPE = argument("recipe", help="its name, see `list`, or a file: FILE.yaml, FILE.py:FUNCTION")
+TARGET = argument("--target", help="where: see docs/targets.md; default: the cheapest that can")
+SET = argument(
+    "--set",
+    action="append",
+    default=[],
+    metavar="A.B=C",
+    help="override a field, or all of @FILE.yaml; an unknown one is refused (docs/options.md)",
+)
+RUN = argument("run", help="id of a run: see `status`, and `runs` for those in a bucket")
+STORED = argument("--bucket", help="of a run that was not launched from here")
+DRY_RUN = argument("--dry-run", action="store_true", help="show what would run, start nothing")
+TAKEOVER = argument(
+    "--takeover", action="store_true", help="end the run of this id that is alive, and replace it"
+)
+LAUNCH = (
+    argument("--run-id", default="", help="our own id, under which it saves and resumes; default: a new one"),
+    argument("--bucket", help="s3://, gs:// or r2:// URL that checkpoints are pushed to"),
+    argument("--reproducible", action="store_true", help="refuse a dirty git tree"),
+)
+REMOTE = (
+    argument("--hosts", default="", help="machines for the target ssh: [user@]address[:port],..."),
+    argument("--detach", action="store_true", help="do not follow the logs"),
+)
+STARTED = (TARGET, SET, *LAUNCH, TAKEOVER, *REMOTE, DRY_RUN)
+"""What every command that starts a recipe takes."""
+
+
 def command(
     name: str, help: str, *arguments: Argument | Choice, example: str = "", passes_on: bool = False
 ) -> Callable[[Function], Function]:

@@ -12,39 +12,26 @@ import sys
 from pathlib import Path
 
 from recipes import run_record
-from recipes.command_line import COMMANDS, argument, command, one_of
-from recipes.presets import resolve
+from recipes.command_line import (
+    COMMANDS,
+    DRY_RUN,
+    LAUNCH,
+    RECIPE,
+    REMOTE,
+    RUN,
+    SET,
+    STARTED,
+    STORED,
+    TAKEOVER,
+    TARGET,
+    argument,
+    command,
+    one_of,
+)
 from trainer.config import ConfigError
 
 BIG, MIDDLE = "grpo-qwen2.5-vl-72b-mathv60k", "grpo-qwen2.5-vl-7b-mathv60k"
 """Recipes of the examples."""
-
-RECIPE = argument("recipe", help="its name, see `list`, or a file: FILE.yaml, FILE.py:FUNCTION")
-TARGET = argument("--target", help="where: see docs/targets.md; default: the cheapest that can")
-SET = argument(
-    "--set",
-    action="append",
-    default=[],
-    metavar="A.B=C",
-    help="override a field, or all of @FILE.yaml; an unknown one is refused (docs/options.md)",
-)
-RUN = argument("run", help="id of a run: see `status`, and `runs` for those in a bucket")
-STORED = argument("--bucket", help="of a run that was not launched from here")
-DRY_RUN = argument("--dry-run", action="store_true", help="show what would run, start nothing")
-TAKEOVER = argument(
-    "--takeover", action="store_true", help="end the run of this id that is alive, and replace it"
-)
-LAUNCH = (
-    argument("--run-id", default="", help="our own id, under which it saves and resumes; default: a new one"),
-    argument("--bucket", help="s3://, gs:// or r2:// URL that checkpoints are pushed to"),
-    argument("--reproducible", action="store_true", help="refuse a dirty git tree"),
-)
-REMOTE = (
-    argument("--hosts", default="", help="machines for the target ssh: [user@]address[:port],..."),
-    argument("--detach", action="store_true", help="do not follow the logs"),
-)
-STARTED = (TARGET, SET, *LAUNCH, TAKEOVER, *REMOTE, DRY_RUN)
-"""What every command that starts a recipe takes."""
 
 
 def call(args: argparse.Namespace) -> int:
@@ -72,13 +59,10 @@ def _(args: argparse.Namespace) -> int:
     RECIPE,
     TARGET,
     SET,
-    argument(
-        "--network-gbit", type=float, metavar="G", help="Gb/s between nodes, as stated or as preflight found"
-    ),
-    argument(
-        "--deadline", default="", metavar="24h", help="choose an offer that ends in time (90m, 24h, 3d)"
-    ),
+    argument("--network-gbit", type=float, metavar="G", help="Gb/s between nodes, as preflight found"),
+    argument("--deadline", default="", metavar="24h", help="choose what ends in time (90m, 24h, 3d)"),
     argument("--budget", type=float, metavar="USD", help="choose an offer that costs no more"),
+    argument("--fleet", action="store_true", help="compare it with fleets of rollout workers"),
     argument(
         "--calibrate",
         type=Path,
@@ -92,6 +76,8 @@ def _(args: argparse.Namespace) -> int:
 
     def planned() -> int:
         limits = args.deadline, args.budget
+        if args.fleet:
+            return planning.fleet(args.recipe, args.target, args.set, *limits)
         return planning.plan(args.recipe, args.target, args.set, *limits, args.network_gbit)
 
     return planning.with_measured(args.calibrate, planned) if args.calibrate else planned()
@@ -107,35 +93,9 @@ def _(args: argparse.Namespace) -> int:
     example=f"{MIDDLE} --target skypilot-runpod",
 )
 def _(args: argparse.Namespace) -> int:
-    return _render(args.recipe, args.target, args.set, args.out)
+    from recipes import rendering
 
-
-def _render(name: str, target: str | None, overrides: list[str], out: Path | None) -> int:
-    """Writes or prints the task files of a recipe."""
-    from recipes import uploads
-    from recipes.capabilities import targets_for
-    from recipes.presets import own_data
-    from recipes.targets.render import render as render_files
-
-    recipe = resolve(name, overrides)
-    if not target:
-        raise ConfigError(
-            f"name a target with --target: {recipe.name} runs on {', '.join(targets_for(recipe))}"
-        )
-    own_data.check_there(recipe)
-    recipe = uploads.planned(recipe, target, {})
-    files = render_files(recipe, target)
-    for line in uploads.lines(recipe):
-        print(f"`launch.py up` would upload {line}: do so before you launch this file", file=sys.stderr)
-    for file, text in files.items():
-        if out:
-            path = out / file
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text)
-            print(path)
-        else:
-            print(f"# --- {file}\n{text}" if len(files) > 1 else text, end="")
-    return 0
+    return rendering.write(args.recipe, args.target, args.set, args.out)
 
 
 @command(
@@ -175,9 +135,9 @@ def _(args: argparse.Namespace) -> int:
     argument(
         "--prompt",
         choices=("ours", "published"),
-        default="ours",
+        default="",
         help="of benchmarks: ours as the recipes train it, or each benchmark's own words with the answer "
-        "wherever it stands, which a model that nobody trained needs",
+        "wherever it stands (default: published for a model that is no run's and no recipe's)",
     ),
     argument(
         "--scoring",
@@ -200,7 +160,7 @@ def _(args: argparse.Namespace) -> int:
     request = requests.of(args, args.recipe, args.target)
     if not args.benchmarks:
         return requests.pass_rates(request, args.samples)
-    asked = requests.Asked(
+    asked = requests.BenchmarkRequest(
         args.benchmarks, args.samples, args.temperature, args.limit, args.prompt, args.scoring, args.map
     )
     return requests.score(request, asked)
@@ -459,6 +419,28 @@ def _(args: argparse.Namespace) -> int:
     if len(args.runs) != (1 if args.expected else 2):
         raise ConfigError("compare one run with --expected, or two runs")
     return sight.compare(args.runs, args.bucket, args.expected)
+
+
+@command(
+    "publish",
+    "a run's weights, model card, curves and record to the hub or a folder; --yes sends them",
+    STORED,
+    argument(
+        "--to", required=True, metavar="OWNER/NAME|FOLDER", help="repository of the hub, or a new folder"
+    ),
+    argument("--scores", default="", metavar="RUN", help="evaluation of it whose scores the card shows"),
+    argument("--with-diff", action="store_true", help="with the changes of the tree it was launched from"),
+    argument("--private", action="store_true", help="a new repository is private"),
+    argument("--yes", action="store_true", help="send it"),
+    argument("run", help="id of a run, or its folder"),
+    example="my-run --to me/my-model",
+)
+def _(args: argparse.Namespace) -> int:
+    from recipes.drivers import sight
+
+    wanted = {"--with-diff": args.with_diff, "--private": args.private, "--yes": args.yes}
+    flags = [flag for flag, given in wanted.items() if given]
+    return sight.publish(args.run, args.bucket, args.to, args.scores, flags)
 
 
 @command(

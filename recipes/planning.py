@@ -7,8 +7,8 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
-from recipes import capabilities, groups, shown, uploads
-from recipes.plan import calibration, choose, cost, hourly, memory, nearest, prices, zero_stages
+from recipes import capabilities, fleet_table, groups, shown, uploads
+from recipes.plan import calibration, choose, cost, fleet_cost, hourly, memory, nearest, prices, zero_stages
 from recipes.presets import resolve
 from recipes.spec import Recipe
 from trainer.config import ConfigError
@@ -29,19 +29,12 @@ def plan(
     """
     if network_gbit_s is not None and not network_gbit_s > 0:
         raise ConfigError(f"--network-gbit {network_gbit_s:g}: give Gb/s above 0")
-    if budget_usd is not None and not budget_usd > 0:
-        raise ConfigError(f"--budget {budget_usd:g}: give dollars above 0")
-    try:
-        hours = choose.hours_of(deadline) if deadline else math.inf
-    except (ValueError, KeyError) as error:
-        raise ConfigError(f"--deadline {deadline!r}: write it as 90m, 24h or 3d") from error
-    if not hours > 0:
-        raise ConfigError(f"--deadline {deadline!r}: give more than no time")
+    hours, usd = _limits(deadline, budget_usd)
     recipe = resolve(name, overrides)
     if recipe.sample and (deadline or budget_usd):
         raise ConfigError(
-            "--deadline and --budget choose by the time of a run without a second group: add --set "
-            "sample=null"
+            "--deadline and --budget choose by the time of a run without a second group: add --fleet, or "
+            "--set sample=null"
         )
     uploads.check_model_folder(recipe)
     if target:
@@ -52,7 +45,7 @@ def plan(
     shown.plan(recipe, offers, cost.short_of_ram(recipe, *where), shown.wide(), network)
     sampled = _second_group(recipe, offers, *where)
     if deadline or budget_usd:
-        limits = hours, budget_usd or math.inf
+        limits = hours, usd
         chosen, judged = choose.choose(_priced(offers), *limits)
         if chosen:
             return shown.choice(recipe, chosen, judged, shown.wide(), where[0])
@@ -70,6 +63,37 @@ def plan(
         return 2
     need = memory.plan(recipe)
     return 0 if sampled and (need is None or need.fits) else 2
+
+
+def fleet(
+    name: str, target: str | None, overrides: list[str], deadline: str = "", budget_usd: float | None = None
+) -> int:
+    """Seconds and dollars of a step with and without rollout workers. Exit code 2 where the machines of
+    `sample` are a loss, or nothing keeps the limits."""
+    limits = _limits(deadline, budget_usd)
+    recipe = resolve(name, overrides)
+    uploads.check_model_folder(recipe)
+    if target:
+        capabilities.check(recipe, target)
+    found = fleet_cost.compare(recipe, prices.sky_catalogs(), [target] if target else None)
+    console = shown.wide()
+    gain = fleet_table.show(recipe, found, console)
+    if deadline or budget_usd:
+        return 0 if fleet_table.choice(recipe, found, limits, console) else 2
+    return 0 if gain else 2
+
+
+def _limits(deadline: str, budget_usd: float | None) -> tuple[float, float]:
+    """Hours and dollars, infinite where none are given. Raises ConfigError."""
+    if budget_usd is not None and not budget_usd > 0:
+        raise ConfigError(f"--budget {budget_usd:g}: give dollars above 0")
+    try:
+        hours = choose.hours_of(deadline) if deadline else math.inf
+    except (ValueError, KeyError) as error:
+        raise ConfigError(f"--deadline {deadline!r}: write it as 90m, 24h or 3d") from error
+    if not hours > 0:
+        raise ConfigError(f"--deadline {deadline!r}: give more than no time")
+    return hours, budget_usd or math.inf
 
 
 def _second_group(

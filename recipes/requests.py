@@ -75,7 +75,7 @@ def pass_rates(request: LaunchRequest, samples: int | None) -> int:
 
 
 @dataclass(frozen=True)
-class Asked:
+class BenchmarkRequest:
     """What `evaluate --benchmarks` is asked for."""
 
     benchmarks: str
@@ -85,20 +85,25 @@ class Asked:
     limit: int
     """Rows of each; 0: all."""
     prompt: str
+    """Empty: `published` for a model that neither a run nor a recipe trains, else `ours`."""
     scoring: str
     mapping: str
     """Roles of a file's columns, as `data prepare --map` takes them."""
 
 
-def score(request: LaunchRequest, wanted: Asked) -> int:
+def score(request: LaunchRequest, wanted: BenchmarkRequest) -> int:
     """Scores a recipe, a model or a run on benchmarks. What the user sets wins."""
     recipe, own = trained.evaluated(request.recipe, request.bucket, request.target)
+    prompt = wanted.prompt
+    if not prompt:
+        prompt = "published" if trained.untrained(request.recipe, request.bucket, request.target) else "ours"
+        print(f"asks: --prompt {prompt} (docs/evaluation.md)")
     asked = benchmarks.settings(
         wanted.benchmarks,
         max(1, wanted.samples or 1),
         wanted.temperature,
         wanted.limit,
-        wanted.prompt,
+        prompt,
         wanted.scoring,
         wanted.mapping,
     )

@@ -11,7 +11,19 @@ from rich.table import Table
 
 from recipes import groups, image_record
 from recipes.capabilities import market, targets_for, variant
-from recipes.plan import balance, boot, choose, cost, hourly, memory, passes, prices, spread, zero_stages
+from recipes.plan import (
+    balance,
+    boot,
+    choose,
+    cost,
+    decode_slots,
+    hourly,
+    memory,
+    passes,
+    prices,
+    spread,
+    zero_stages,
+)
 from recipes.plan.memory import GIB, MemoryPlan
 from recipes.presets import RECIPES, get
 from recipes.spec import Cluster, Recipe
@@ -125,6 +137,7 @@ def plan(
         _memory(recipe, need, console)
         _passes(recipe, need, console)
         _balance(recipe, need, console)
+        _slots(recipe, need, network_gbit_s, console)
         if recipe.kind == "train":
             _stages(recipe, network_gbit_s, console)
     if offers:
@@ -241,8 +254,8 @@ def second_group(recipe: Recipe, found: list[hourly.Hourly], left_out: list[str]
         console.print()
         console.print(_rates(found))
         console.print(
-            "Hours and dollars of the run above are those of its own machines: what a second group saves "
-            "in time is not modeled."
+            "Hours and dollars of the run above are those of its own machines alone: `launch.py plan RECIPE"
+            " --fleet` has those of both."
         )
     for line in left_out:
         console.print(f"left out of the second group: {line}", highlight=False)
@@ -335,6 +348,25 @@ def _balance(recipe: Recipe, need: MemoryPlan, console: Console) -> None:
     for one in balance.proposals(recipe, need.shape):
         shares = f"{one.busy.typical:.0%} and {one.busy.heavy:.0%}"
         console.print(f"  --set {one.change}: {shares}; {one.effect}", highlight=False)
+    console.print()
+
+
+def _slots(recipe: Recipe, need: MemoryPlan, network_gbit_s: float, console: Console) -> None:
+    """How empty the engines' decode slots are, and what more prompts would bring."""
+    more = decode_slots.more_prompts(recipe, network_gbit_s)
+    if more is None:
+        return
+    console.print(
+        f"{1 - decode_slots.used(recipe, need):.0%} of the decode slots are empty while engines wait for the"
+        f" longest completion; with {decode_slots.TIMES} times the prompts a sample takes"
+        f" {1000 * more.sample_s:.0f} ms, not {1000 * more.before_s:.0f} ({need.gpu}):",
+        highlight=False,
+    )
+    console.print(
+        f"  {' '.join(f'--set {one}' for one in more.changes)}: the optimizer's batch stays, and a step makes"
+        f" {more.updates} updates, not {more.before}, the later ones on samples of older weights",
+        highlight=False,
+    )
     console.print()
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import email.utils
 import random
 import time
+import urllib.error
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -19,6 +21,9 @@ class Backoff:
     first_wait_s: float = 1.0
     """Wait after the first failure; it doubles with each."""
     max_wait_s: float = 60.0
+    patience_s: float = 0.0
+    """Time for which the call is made again when the server says when to return (`retry_after_s`); such
+    replies do not count as failures."""
 
     def wait_s(self, failures: int) -> float:
         """Seconds after so many failures, with jitter so that ranks do not return together."""
@@ -37,13 +42,32 @@ class Backoff:
         the error, the number of failures and the seconds, before every wait.
         """
         failures = 0
+        began = time.monotonic()
         while True:
             try:
                 return action()
             except Exception as error:
-                failures += 1
-                if failures >= self.attempts or not may_pass(error):
-                    raise
-                wait_s = self.wait_s(failures)
+                asked_s = retry_after_s(error)
+                if asked_s is not None and time.monotonic() - began + asked_s < self.patience_s:
+                    wait_s = asked_s * random.uniform(1.0, 1.5)
+                else:
+                    failures += 1
+                    if failures >= self.attempts or not may_pass(error):
+                        raise
+                    wait_s = max(self.wait_s(failures), min(asked_s or 0.0, self.max_wait_s))
                 told(error, failures, wait_s)
             time.sleep(wait_s)
+
+
+def retry_after_s(error: BaseException) -> float | None:
+    """The seconds after which a server that is busy (429, 503) wants to be asked again; None: it says
+    nothing."""
+    if not isinstance(error, urllib.error.HTTPError) or error.code not in (429, 503):
+        return None
+    value = error.headers.get("Retry-After", "").strip()
+    if value.isdigit():
+        return float(value)
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(value).timestamp() - time.time())
+    except ValueError:
+        return None

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Makes .venvs/NAME from the hashed requirements/NAME.txt: bash trainer/setup.sh cpu|gpu|rocm|test|launch|desk
-# desk: what talks to an object store and nothing else, in a second or two.
+# desk: what talks to an object store and to the hub and nothing else, in a few seconds.
 # Laptops and nodes run the same file. A second call with the same requirements returns at once.
 # SPOTRL_PYTHON=3.12 makes a new one with that Python; default 3.11.
 # An environment with a file `.pinned` in it is yours and is left as it is.
@@ -69,7 +69,10 @@ if [ "$name" = rocm ]; then
 else
     [ -x "$venv/bin/python" ] || uv venv --quiet --python "${SPOTRL_PYTHON:-3.11}" "$venv"
     if [ "$name" = desk ]; then
-        awk '/^[A-Za-z0-9]/ {keep = ($0 ~ /^(obstore|pyyaml|typing-extensions)==/)} keep' "$lock" >".venvs/.desk.txt"
+        # The stores, and the hub's client with what it needs.
+        hub='huggingface-hub|anyio|click|filelock|fsspec|h11|hf-xet|httpcore2|httpx2|idna|packaging|tqdm|truststore'
+        desk="^(obstore|pyyaml|typing-extensions|$hub)=="
+        awk -v desk="$desk" '/^[A-Za-z0-9]/ {keep = ($0 ~ desk)} keep' "$lock" >".venvs/.desk.txt"
         lock=".venvs/.desk.txt"
     fi
     uv pip sync --quiet --python "$venv/bin/python" --require-hashes "$lock"

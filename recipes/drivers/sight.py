@@ -18,7 +18,7 @@ from recipes.drivers import desk_python, launched, platform_state, tokens
 from recipes.run_record import PULLED, RunRecord
 from trainer.config import ConfigError
 from trainer.config.run_folder import CONFIG, METRICS, PROGRESS
-from trainer.config.run_store import RunStore
+from trainer.config.run_store import EXPORTED, RunStore
 from trainer.exit_codes import EXIT_CONFIG, EXIT_INTERRUPTED
 
 BUCKET = "bucket"
@@ -208,6 +208,21 @@ def compare(runs: list[str], bucket: str, expected: str) -> int:
             _note_costs(run, folder)
     command = [sys.executable, "-m", "trainer.observe.differences", *map(str, folders)]
     return subprocess.run(command + (["--expected", expected] if expected else [])).returncode
+
+
+def publish(run: str, bucket: str, to: str, scores: str, flags: list[str]) -> int:
+    """Publishes the weights of a run with its card; fetches them first where they are not here. scores: the
+    evaluation whose scores the card has."""
+    folder = files(run, bucket)
+    if not (folder / EXPORTED).exists() and url_of(run, bucket) and (code := pull(run, bucket, weights=True)):
+        return code
+    if run_record.known(run):
+        _note_costs(run, folder)
+    command = [desk_python.find(), "-m", "trainer.observe.publish", str(folder), "--to", to, *flags]
+    command += ["--weights", str(folder / EXPORTED)]
+    if scores:
+        command += ["--scores", str(files(scores) / "benchmarks.json")]
+    return subprocess.run(command, env=_env()).returncode
 
 
 def _note_costs(run: str, folder: Path) -> None:

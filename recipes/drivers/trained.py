@@ -24,6 +24,9 @@ KEPT = ("model", "rollout", "rewards", "placement", "cluster", "storage", "site"
 """Sections of a run's overrides that its evaluation keeps: its data, schedule and checkpoints are another
 thing."""
 
+ASKED = "asked.json"
+"""Lies beside weights that a run exported (trainer/data/asked.py)."""
+
 
 @dataclass(frozen=True)
 class Trained:
@@ -46,7 +49,14 @@ def evaluated(name: str, bucket: str, target: str | None) -> tuple[str, list[str
         own = [text for text in record.overrides if text.partition("=")[0].partition(".")[0].strip() in KEPT]
         return record.recipe, [*own, *_asked(run.config), *run.overrides, f"run.name={record.run_id}"]
     recipe, own = benchmarks.recipe_of(run.config.model.path)
-    return recipe, [*own, *_seen(run.config), *run.overrides, f"run.name={Path(name).name}"]
+    device, seen = _device(run.config), _seen(run.config)
+    return recipe, [*own, *device, *seen, *run.overrides, f"run.name={Path(name).name}"]
+
+
+def untrained(name: str, bucket: str, target: str | None) -> bool:
+    """Whether this is a model that neither a run nor a recipe of ours trains. Raises ConfigError."""
+    trained_here = name in RECIPES or is_python(name) or (Path(name) / ASKED).is_file()
+    return not trained_here and of_run(name, bucket, target) is None
 
 
 def served(name: str, bucket: str, target: str | None) -> list[str]:
@@ -54,15 +64,19 @@ def served(name: str, bucket: str, target: str | None) -> list[str]:
     run = of_run(name, bucket, target)
     if run is None:
         return [f"model.path={model(name)}", f"run.name={Path(name).name}"]
-    cpu = ["setup=cpu"] if run.config.placement.device == "cpu" else []
     return [
         f"model.path={run.config.model.path}",
         f"run.name={Path(name).name}",
-        *cpu,
+        *_device(run.config),
         *_seen(run.config),
         f"rollout.max_tokens={run.config.rollout.max_tokens}",
         *run.overrides,
     ]
+
+
+def _device(config: RunConfig) -> list[str]:
+    """The environment of a run without a GPU; the recipe's own for any other."""
+    return ["setup=cpu"] if config.placement.device == "cpu" else []
 
 
 def _seen(config: RunConfig) -> list[str]:

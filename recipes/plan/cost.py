@@ -25,8 +25,8 @@ from recipes.plan.memory import MemoryPlan, plan, with_resources
 from recipes.plan.passes import Passes
 from recipes.plan.prices import Price, price
 from recipes.spec import Recipe
-from trainer.config import ConfigError, checkpoint_suffices, nodes_share_weights
-from trainer.config.budget import policy_bytes, trained
+from trainer.config import ConfigError, RunConfig, checkpoint_suffices, nodes_share_weights
+from trainer.config.budget import linear_weights, policy_bytes, trained
 from trainer.hardware.gpus import Gpu, gpu_named
 from trainer.hardware.model_shapes import Shape
 from trainer.hardware.save_interval import save_interval_s
@@ -58,6 +58,10 @@ PHASE_S = 1.5
 emptied, the first kernels (assumption)."""
 ALL_REDUCE_S = 25e-6
 """Latency of one tensor-parallel all-reduce of a decode step; two per layer."""
+UNPACKED = 70.0
+"""Bytes of memory traffic that a 4-bit weight costs in a pass, unpacked forward, again and backward.
+
+So much longer than with LoRA take Qwen's published steps with Q-LoRA (7B, 14B: 71 and 74; GPTQ's kernels)."""
 MODULE_S = 60e-6
 """Python of a module call with ZeRO-3's hooks, in each direction (assumption)."""
 DOWNLOAD_BYTES_S = 500e6
@@ -153,7 +157,8 @@ def steps_of(recipe: Recipe) -> int:
     """Steps of the whole run. Raises ConfigError where the rows are too few for one."""
     config = recipe.config
     rows = min(config.data.max_samples or recipe.dataset.rows, recipe.dataset.rows or 1)
-    if recipe.kind == "train" and 0 < rows < config.rows_per_step:
+    asked_only = bool(config.evaluation.pass_rate_samples)
+    if recipe.kind == "train" and not asked_only and 0 < rows < config.rows_per_step:
         key = "sft.batch_size" if config.method == "sft" else "rollout.prompts_per_step"
         raise ConfigError(
             f"{recipe.dataset.name or config.data.path} has {rows} rows and a step takes "
@@ -173,7 +178,8 @@ def step_time(recipe: Recipe, gpu: str, network_gbit_s: float, need: MemoryPlan)
     step, world = passes.of_step(recipe, shape), config.placement.world_size
     gather, within = (gather_seconds(recipe, shape, card, network_gbit_s, hpz) for hpz in (False, True))
     token, calls = token_seconds(shape, card), pass_overhead(recipe, shape)
-    update = update_time(config, shape, step.updates, token, gather, within, calls).total
+    unpack = unpack_seconds(config, shape, card)
+    update = update_time(config, shape, step.updates, token, gather, within, calls, unpack).total
     every = config.checkpoint.every_steps or 1e9
     stall = stall_seconds(recipe, shape, card) / every
     if config.method == "sft":
@@ -183,7 +189,7 @@ def step_time(recipe: Recipe, gpu: str, network_gbit_s: float, need: MemoryPlan)
     states = (shape.parameters * 2 + trained(config, shape) * 14) / world
     move = 0.0 if config.optimizer.offload_optimizer else 2 * states / (card.pcie_gb_per_s * 1e9)
     sync = gather + shape.parameters * 2 / config.rollout.tensor_parallel / (card.hbm_gb_per_s * 1e9) + move
-    rollout, host = _rollout(recipe, shape, card, need, step), images.host_seconds(config, shape, step)
+    rollout, host = rollout_seconds(recipe, shape, card, need, step), images.host_seconds(config, shape, step)
     # rollout, scoring and dealing, update, sync
     begun = (4 + bool(step.models)) * PHASE_S
     return StepTime(rollout, logprobs, update, sync, stall, host, begun)
@@ -212,6 +218,13 @@ def token_seconds(shape: Shape, card: Gpu) -> float:
     peak_s = 2 * shape.matmul_parameters / (card.bf16_tflops * 1e12)
     traffic_s = MOVED * shape.layers * shape.intermediate / (card.hbm_gb_per_s * 1e9 * TRAFFIC)
     return max(peak_s / MATMUL, (peak_s / PRODUCTS + traffic_s) / REACHED)
+
+
+def unpack_seconds(config: RunConfig, shape: Shape, card: Gpu) -> float:
+    """Seconds of a pass in which 4-bit weights become 16-bit ones, on every rank; 0 without `lora.qlora`."""
+    if not config.lora.qlora:
+        return 0.0
+    return linear_weights(shape) * UNPACKED / (card.hbm_gb_per_s * 1e9)
 
 
 def pass_overhead(recipe: Recipe, shape: Shape) -> float:
@@ -244,7 +257,7 @@ def stall_seconds(recipe: Recipe, shape: Shape, card: Gpu) -> float:
     )
 
 
-def _rollout(recipe: Recipe, shape: Shape, card: Gpu, need: MemoryPlan, step: Passes) -> float:
+def rollout_seconds(recipe: Recipe, shape: Shape, card: Gpu, need: MemoryPlan, step: Passes) -> float:
     """An engine decodes until its longest completion is done, and reads all weights for every token of that
     one."""
     config = recipe.config

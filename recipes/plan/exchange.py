@@ -30,7 +30,7 @@ class UpdateTime:
     """Seconds of one optimizer step, and its terms."""
 
     compute: float
-    """Matrix products of all passes."""
+    """Matrix products of all passes, and unpacking of 4-bit weights."""
     wire: float
     """Collectives beside them: what is longer, this or `compute`, pass by pass, is waited for."""
     waited: float
@@ -53,15 +53,16 @@ def update_time(
     gather_s: float,
     within_s: float,
     overhead_s: float,
+    unpack_s: float = 0.0,
 ) -> UpdateTime:
     """costs: of each pass, in tokens' worth of matrix products. token_s: forward seconds of one. gather_s:
     until every rank has seen all weights; within_s: the same in the backward pass, which hpZ keeps inside the
-    node. overhead_s: Python of a pass under ZeRO-3.
+    node. overhead_s: Python of a pass under ZeRO-3. unpack_s: unpacking of 4-bit weights in a pass.
     """
     stage, reduced = config.optimizer.zero_stage, gather_s * trained(config, shape) / shape.parameters
     # Weights that are not trained need no gradients.
     flops = 3 + config.model.gradient_checkpointing - bool(config.lora.rank)
-    compute = [flops * cost * token_s for cost in costs]
+    compute = [flops * cost * token_s + unpack_s for cost in costs]
     match stage:
         case 3:
             wire = [gather_s + backward_gathers(config, shape) * within_s + reduced] * len(costs)

@@ -62,7 +62,8 @@ def compare(recipe: Recipe, network_gbit_s: float) -> list[Stage]:
             cost.gather_seconds(changed, need.shape, card, network_gbit_s, h) for h in (False, True)
         )
         token, calls = cost.token_seconds(need.shape, card), cost.pass_overhead(changed, need.shape)
-        time = update_time(changed.config, need.shape, step.updates, token, gather, within, calls)
+        unpack = cost.unpack_seconds(changed.config, need.shape, card)
+        time = update_time(changed.config, need.shape, step.updates, token, gather, within, calls, unpack)
         ours = (own.zero_stage, own.hpz_ranks) == (stage, ranks)
         found.append(Stage(name, changes, need.peak.total, need.fits, len(step.updates), time, ours))
     return found

@@ -99,14 +99,14 @@ def pretrained() -> Recipe:
     recipe = _without_promises()
     config = with_parts(
         recipe.config,
-        run={"name": "demo-pretrained", "max_steps": 16},
+        run={"name": "demo-pretrained", "max_steps": 24},
         model={"path": model},
         data={"path": data, "prompt_max_tokens": 128},
         rollout={"prompts_per_step": 12, "samples_per_prompt": 8, "max_tokens": 14, "temperature": 0.8},
         algorithm={"kl_coef": 0.0},
-        optimizer={"learning_rate": 5e-5, "warmup_steps": 2},
+        optimizer={"learning_rate": 3e-5, "warmup_steps": 2},
         rewards={"answer": "whole", "format_weight": 0.2},
-        evaluation={"every_steps": 4, "max_samples": 96, "temperature": 0.0, "samples_per_prompt": 1},
+        evaluation={"every_steps": 6, "max_samples": 96, "temperature": 0.0, "samples_per_prompt": 1},
         checkpoint={"every_steps": 8},
     )
     return replace(

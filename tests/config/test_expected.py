@@ -73,9 +73,14 @@ def test_a_band_with_one_edge():
     assert str(verdict).endswith("it is 150, expected at most 100")
 
 
-def test_a_watch_says_at_every_step_outside():
+def test_a_run_stays_outside_until_it_is_measured_inside():
     watch = ExpectationWatch(Expected(bands=(ACCURACY,)))
-    assert [bool(watch.look(step, {"eval/accuracy": 0.1})) for step in (10, 20, 70)] == [True, True, False]
+    measured = {10: 0.1, 11: None, 20: 0.75, 21: None, 30: 0.2}
+    outside = [
+        bool(watch.look(step, {} if value is None else {"eval/accuracy": value}))
+        for step, value in measured.items()
+    ]
+    assert outside == [True, True, False, False, True]
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,8 @@ CHAT = [
     {"role": "user", "content": "Sure?"},
     {"role": "assistant", "content": "No.", "loss": False},
 ]
+SYSTEM = {"smollm2": ("You are a helpful AI assistant named SmolLM, trained by Hugging Face",)}
+"""By family, where it is not Qwen2.5's."""
 
 
 def row(messages, solution, learned, images):
@@ -48,16 +50,13 @@ def test_turns_after_the_last_learned_one_go():
         parsed([turn | {"loss": False} for turn in CHAT])
 
 
-def segments(image_tokens):
-    """The conversation by hand: (text, whether it is learned)."""
+def segments(image_tokens, system="You are a helpful assistant."):
+    """The conversation by hand: (text, whether it is learned). system: what the template says for itself."""
     start, end = "<|im_start|>", "<|im_end|>"
     image = "<|vision_start|>" + "<|image_pad|>" * image_tokens + "<|vision_end|>" if image_tokens else ""
     return [
         (
-            (
-                f"{start}system\nYou are a helpful assistant.{end}\n{start}user\nSay"
-                f" hello.{end}\n{start}assistant\n"
-            ),
+            (f"{start}system\n{system}{end}\n{start}user\nSay hello.{end}\n{start}assistant\n"),
             False,
         ),
         (f"Hello, hello!{end}", True),
@@ -67,7 +66,7 @@ def segments(image_tokens):
     ]
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen2"])
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen2", "smollm2"])
 def test_the_mask_is_that_of_a_list_made_by_hand(family_model, family):
     vision = family.endswith("vl")
     side = 32 if family == "qwen3_vl" else 28
@@ -77,7 +76,7 @@ def test_the_mask_is_that_of_a_list_made_by_hand(family_model, family):
     one = row(chat[:5], "Three of them.", [1], images)
     want = [
         (token, learned)
-        for text, learned in segments(6 if vision else 0)
+        for text, learned in segments(6 if vision else 0, *SYSTEM.get(family, ()))
         for token in prompter.tokenizer(text, add_special_tokens=False)["input_ids"]
     ]
     ids, learned = prompter.token_ids(one), set(prompter.learned_positions(one))

@@ -2,7 +2,10 @@
 refused."""
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -12,6 +15,8 @@ from trainer import config as c
 from trainer.config import ConfigError
 from trainer.hardware import adapters
 from trainer.hardware.model_shapes import shape_of
+
+ROOT = Path(__file__).parents[2]
 
 
 def lora(config, world, method, **options):
@@ -83,6 +88,12 @@ def test_on_a_base_in_4_bits_that_is_evaluated_first(
         assert result["resumed"], "a resumed run must go on bit for bit"
         assert result["numbers"] == sum(a * b for a, b in adapters.linears(shape, False))
         assert result["bytes"] == result["numbers"] / 2 / (world if stage == 3 else 1)
+
+
+def test_bitsandbytes_says_nothing_at_a_start():
+    words = "from trainer.learning import lora; lora.quiet(); import bitsandbytes"
+    done = subprocess.run([sys.executable, "-c", words], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_an_adapter_of_4_bits_is_merged_into_what_they_stand_for(tiny_model, tmp_path):

@@ -163,3 +163,15 @@ def test_a_collapse_in_a_running_job_warns_at_its_first_step_and_ends_it_where_c
     ]
     last = [line for line in said if f"step 16: {collapse}" in line and "guards.end names this guard" in line]
     assert len(last) == 1 and not [line for line in said if line.startswith("step 17")]
+
+
+def test_a_run_outside_its_bands_trips_a_guard_that_may_end_it():
+    band = c.Band(metric="reward/mean", steps=(1, 50), low=(0.4, 0.9), source="three seeds")
+    slow = c.Band(metric="time/step_s", steps=(1, 50), high=(1.0, 1.0), source="a page")
+    limits = c.Guards(end="expected", patience=2)
+    watch = GuardWatch(limits, expected=c.Expected(bands=(slow, band)))
+    assert not watch.look(1, {"reward/mean": 0.5, "time/step_s": 9.0})
+    (first,) = watch.look(2, {"reward/mean": 0.1})
+    assert first.guard == "expected" and "reward/mean left its band" in first.text and not first.end
+    (second,) = watch.look(3, {"kl/mean": 0.0})
+    assert second.end

@@ -5,8 +5,9 @@ import json
 import pytest
 
 from recipes.drivers import trained
+from recipes.plan import cost
 from recipes.presets import RECIPES, benchmarks, resolve
-from trainer.config import ConfigError
+from trainer.config import ConfigError, Model, Placement, RunConfig, dump
 from trainer.data import prompts
 
 
@@ -56,6 +57,7 @@ def test_a_model_runs_on_the_machine_of_its_recipe(tmp_path, monkeypatch):
     hub = "Qwen/Qwen3-VL-32B-Instruct"
     assert trained.evaluated(hub, "", None) == ("grpo-qwen3-vl-32b-mathv60k", [f"model.path={hub}"])
     assert trained.evaluated("me/mine", "s3://results", None)[0] == benchmarks.FALLBACK
+    assert trained.untrained(hub, "", None) and not trained.untrained("demo", "", None)
     weights = tmp_path / "runs/mine/hf"
     weights.mkdir(parents=True)
     text = {"hidden_size": 3584, "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4,
@@ -65,5 +67,38 @@ def test_a_model_runs_on_the_machine_of_its_recipe(tmp_path, monkeypatch):
     for name in ("mine", "runs/mine", str(tmp_path / "runs/mine"), str(weights)):
         recipe, own = trained.evaluated(name, "", None)
         assert recipe == "grpo-qwen2.5-7b-gsm8k" and f"model.path={weights}" in own
+    saved = RunConfig(model=Model(path=str(weights)), placement=Placement(device="cpu"))
+    (tmp_path / "runs/mine/config.yaml").write_text(dump(saved))
+    recipe, own = trained.evaluated(str(tmp_path / "runs/mine"), "", "local")
+    assert "setup=cpu" in own and resolve(recipe, own).config.placement.device == "cpu"
     with pytest.raises(ConfigError, match="no recipe, run with weights"):
         trained.evaluated("nothing", "", None)
+
+
+def test_a_file_of_rows_is_a_benchmark_of_one_s_own(tmp_path):
+    mine = tmp_path / "own rows.jsonl"
+    mine.write_text('{"q": "1 + 1?", "gold": "2", "level": "easy"}\n')
+    mapping = "question=q,answer=gold,source=level"
+    asked = benchmarks.settings(f"{mine},gsm8k", 1, None, 0, mapping=mapping)
+    recipe = resolve("grpo-qwen2.5-7b-gsm8k", asked)
+    (step,) = (step for step in recipe.steps if step.module == "data_prep")
+    assert step.args[1:3] == (str(mine), "gsm8k-test")
+    assert step.args[3:8] == ("--evaluation", "--split", "test", "--map", mapping)
+    alone = resolve("grpo-qwen2.5-7b-gsm8k", benchmarks.settings(str(mine), 1, None, 0, mapping=mapping))
+    assert cost.steps_of(alone) >= 1, "one row is enough: nothing is trained"
+    with pytest.raises(ConfigError, match="--benchmarks names none"):
+        benchmarks.settings("gsm8k", 1, None, 0, mapping=mapping)
+
+
+def test_its_rows_are_kept_with_their_categories(tmp_path):
+    from data_prep import cli
+    from trainer.data.dataset import Dataset
+
+    mine = tmp_path / "own.jsonl"
+    mine.write_text(
+        '{"q": "1 + 1?", "gold": "2", "level": "easy"}\n{"q": "1 + 1?", "gold": "2", "level": "hard"}\n'
+    )
+    words = ["--evaluation", "--split", "test", "--map", "question=q,answer=gold,source=level"]
+    assert cli.main(["prepare", str(mine), *words, "--out", str(tmp_path / "out")]) == 0
+    rows = list(Dataset(tmp_path / "out", "test"))
+    assert [row.source for row in rows] == ["own/easy", "own/hard"]

@@ -81,6 +81,9 @@ def test_our_command_is_taken_and_its_dry_run_ends_well(page, words, refusal, mo
         return
     if "..." in arguments[-1]:  # hosts that the page leaves to the reader
         arguments[-1] = arguments[-1].replace("...", "root@203.0.113.9/10.65.0.4,root@203.0.113.10/10.65.0.5")
+    if "own.jsonl" in arguments:  # the reader's
+        (tmp_path / "own.jsonl").write_text('{"q": "1 + 1?", "gold": "2", "level": "easy"}\n')
+        arguments = [str(tmp_path / word) if word == "own.jsonl" else word for word in arguments]
     args = cli.parser().parse_args(arguments)
     if args.command not in ("list", "plan", "render", "scaling", *STARTS):
         return

@@ -141,10 +141,11 @@ def test_nothing_is_rented_for_weights_that_are_not_there(capsys, tmp_path, monk
 
 
 @pytest.mark.long
-def test_the_server_answers_who_has_the_key_and_ends_with_its_hours(tiny_model, tmp_path):
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "smollm2"])
+def test_the_server_answers_who_has_the_key_and_ends_with_its_hours(family_model, family, tmp_path):
     config = c.RunConfig(
         run=c.Run(name="mine", dir=str(tmp_path)),
-        model=c.Model(path=str(tiny_model), dtype="fp32", min_pixels=784),
+        model=c.Model(path=str(family_model(family)), dtype="fp32", min_pixels=784),
         data=c.Data(prompt_max_tokens=192),
         rollout=c.Rollout(max_tokens=64, kv_cache_gib=0.25),
         placement=c.Placement(device="cpu"),

@@ -9,7 +9,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -87,9 +87,9 @@ def url():
 
 
 @contextmanager
-def in_this_process(limits: ServerLimits):
+def in_this_process(limits: ServerLimits, deadline_s: float = 3.0):
     port = free_port()
-    app = create_app(config.Rewards(deadline_s=3.0, workers=1), limits)
+    app = create_app(config.Rewards(deadline_s=deadline_s, workers=1), limits)
     server = uvicorn.Server(
         uvicorn.Config(app, host="127.0.0.1", port=port, log_level="warning", http=GuardedProtocol, ws="none")
     )
@@ -196,26 +196,10 @@ def test_client_gives_up_on_a_server_that_stays_away(monkeypatch):
         scorer.score([wrap("1")], ["1"], ["number"])
 
 
-def test_too_large_a_body_is_413_and_load_is_shed_with_503():
-    hang = {"query": [wrap(HANG)] * 4, "labels": ["x"] * 4}
-    with in_this_process(ServerLimits(body_bytes=10_000, in_flight=4, batch=4)) as base:
+def test_too_large_a_body_is_413():
+    with in_this_process(ServerLimits(body_bytes=10_000)) as base:
         status, reply, _ = call(f"{base}/get_reward", {"query": ["a" * 20_000_000], "labels": ["1"]})
         assert status == 413 and "fewer completions" in reply["detail"]
-        statuses: list[int] = []
-        threads = [
-            threading.Thread(target=lambda: statuses.append(call(f"{base}/get_reward", hang)[0]))
-            for _ in range(6)
-        ]
-        for thread in threads:
-            thread.start()
-        time.sleep(1.0)
-        status, _, headers = call(f"{base}/get_reward", {"query": [wrap("1")], "labels": ["1"]})
-        assert status == 503 and headers["retry-after"] == "1"
-        assert call(f"{base}/health")[0] == 200
-        for thread in threads:
-            thread.join(timeout=60)
-        assert sorted(statuses) == [200] + [503] * 5
-        assert call(f"{base}/get_reward", {"query": [wrap("1")], "labels": ["1"]})[0] == 200
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "8.8.8.8", "localhost", ""])
@@ -373,21 +357,3 @@ def test_a_kept_connection_serves_many_requests(url):
         connection.request("POST", "/get_reward", body, {"Authorization": f"Bearer {TOKEN}"})
         assert json.load(connection.getresponse())["verdicts"] == ["correct"]
     connection.close()
-
-
-def test_bodies_being_read_are_capped_together():
-    with in_this_process(ServerLimits(body_bytes=1 << 20, bodies_bytes=3 << 19)) as base:
-        port = int(base.rpartition(":")[2])
-        part = b"POST /get_reward HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n" + b" " * 999_000
-        held = [socket.create_connection(("127.0.0.1", port)) for _ in range(4)]
-        for s in held:
-            s.sendall(part)
-            s.settimeout(2)
-        replies = []
-        for s in held:
-            with suppress(TimeoutError):
-                replies.append(s.recv(100))
-        assert replies and all(b" 503 " in reply for reply in replies)
-        assert call(f"{base}/health")[0] == 200
-        for s in held:
-            s.close()

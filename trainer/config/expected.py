@@ -112,43 +112,45 @@ class ExpectationWatch:
     def __init__(self, expected: Expected) -> None:
         self._bands = expected.bands
         self._recent: list[list[float]] = [[] for _ in self._bands]
-        self._left: dict[int, Departure] = {}
+        self._first: dict[int, Departure] = {}
+        self._outside: dict[int, Departure] = {}
         self._measured: dict[str, int] = {}
         self._last_step = -1
 
     def look(self, step: int, stats: Mapping[str, Any]) -> list[Departure]:
-        """The bands that are left at this step, whether or not they were left before."""
-        now = []
+        """The bands that the run is outside of after this step, by their newest comparison."""
         for number, band in enumerate(self._bands):
-            departure = self._compared(number, band, step, stats.get(band.metric))
-            if departure is not None:
-                self._left.setdefault(number, departure)
-                now.append(departure)
-        return now
+            edges = band.edges(step)
+            middle = self._middle(number, band, stats.get(band.metric)) if edges else None
+            if edges is None or middle is None:
+                continue
+            self._measured[band.metric] = self._measured.get(band.metric, 0) + 1
+            self._last_step = max(self._last_step, step)
+            low, high = edges
+            if low <= middle <= high:
+                self._outside.pop(number, None)
+                continue
+            departure = Departure(band, step, middle, low, high)
+            self._first.setdefault(number, departure)
+            self._outside[number] = departure
+        return list(self._outside.values())
 
     def verdict(self) -> Verdict:
         """What was seen so far."""
-        first = sorted(self._left.values(), key=lambda departure: departure.step)
+        first = sorted(self._first.values(), key=lambda departure: departure.step)
         return Verdict(tuple(first), dict(self._measured), self._last_step)
 
-    def _compared(self, number: int, band: Band, step: int, value: Any) -> Departure | None:
-        edges = band.edges(step)
-        if value is None or edges is None:
+    def _middle(self, number: int, band: Band, value: Any) -> float | None:
+        """The median that is compared, NaN if a value of the window is not finite; None while the window is
+        not full."""
+        if value is None:
             return None
         recent = self._recent[number]
         recent.append(float(value))
         del recent[: -band.window]
         if len(recent) < band.window:
             return None
-
-        self._measured[band.metric] = self._measured.get(band.metric, 0) + 1
-        self._last_step = max(self._last_step, step)
-        low, high = edges
-        finite = all(math.isfinite(number) for number in recent)
-        middle = statistics.median(recent) if finite else math.nan
-        if low <= middle <= high:
-            return None
-        return Departure(band, step, middle, low, high)
+        return statistics.median(recent) if all(map(math.isfinite, recent)) else math.nan
 
 
 def check_bands(expected: Expected) -> None:

@@ -253,6 +253,13 @@ def _refused_ahead(c: RunConfig) -> list[tuple[bool, str]]:
             ),
         ),
         (
+            ahead and c.data.curriculum > 0,
+            (
+                f"rollout.staleness is {c.rollout.staleness} with data.curriculum: the level of the next rows"
+                " would depend on rewards that are not known yet; set rollout.staleness to 0"
+            ),
+        ),
+        (
             ahead and c.evaluation.pass_rate_samples > 0,
             (
                 f"rollout.staleness is {c.rollout.staleness} with evaluation.pass_rate_samples"

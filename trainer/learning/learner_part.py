@@ -22,6 +22,7 @@ from trainer.checkpoint.reader import Found, ShardReader, fetch_rank
 from trainer.checkpoint.writer import RankStatus, ShardWriter
 from trainer.config import Split, budget, checkpoint_holds_policy
 from trainer.hardware import model_shapes
+from trainer.learning import lora
 from trainer.learning.learner import LearnerFacts
 from trainer.learning.prefetch import ahead
 from trainer.observe import beacon
@@ -58,6 +59,7 @@ class LearnerPart:
         rank, world_size = self.process.rank, self.process.world_size
         if found is not None:
             self._fetching = ThreadPoolExecutor(1, "checkpoint").submit(fetch_rank, found, rank, world_size)
+        lora.quiet()
         # Here, so that the driver, which only names this class, loads no DeepSpeed.
         from trainer.learning.policy import Policy, init_distributed, wait_less
 

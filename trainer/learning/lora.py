@@ -3,6 +3,7 @@ weights out."""
 
 from __future__ import annotations
 
+import logging
 import re
 from typing import Any
 
@@ -41,6 +42,11 @@ def inject(model: Any, lora: LoRA, seed: int) -> None:
         # on a 4-bit base peft makes adapters fp32; ZeRO needs one dtype
         for p in (p for p in model.parameters() if p.requires_grad):
             p.data = p.data.to(model.dtype)
+
+
+def quiet() -> None:
+    """Before bitsandbytes is imported: keeps its notice of kernels for inference out of every start's log."""
+    logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 
 def keep_backward(model: nn.Module) -> None:

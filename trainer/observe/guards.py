@@ -20,6 +20,7 @@ from types import MappingProxyType
 from typing import Any
 
 from trainer import config
+from trainer.config.expected import ExpectationWatch
 from trainer.config.run_folder import CONFIG, METRICS, read_lines
 
 WINDOW = 20
@@ -36,6 +37,7 @@ SHOWN = ("no_answer", "variance")
 """Guards whose alarm shows a completion."""
 OF_MACHINES = ("disk", "memory")
 """Guards whose alarm says nothing of the weights."""
+NOTHING_EXPECTED = config.Expected()
 QUIET = 10
 """Steps without a guard's alarm after which it no longer lasts."""
 SHOWN_CHARS = 200
@@ -56,10 +58,17 @@ class Alarm:
 class GuardWatch:
     """Compares each step with limits and with earlier steps."""
 
-    def __init__(self, limits: config.Guards, form: str = "", engine_tolerance: float = math.inf) -> None:
+    def __init__(
+        self,
+        limits: config.Guards,
+        form: str = "",
+        engine_tolerance: float = math.inf,
+        expected: config.Expected = NOTHING_EXPECTED,
+    ) -> None:
         """form: what an answer has to look like, for a person. engine_tolerance: largest mean difference of
-        engine and policy, nats per token."""
+        engine and policy, nats per token. expected: the bands of the run's recipe."""
         self.limits = limits
+        self._expected = ExpectationWatch(expected)
         self._form = form
         self._engine_tolerance = engine_tolerance
         self._ends = [name.strip() for name in limits.end.split(",")]
@@ -90,7 +99,7 @@ class GuardWatch:
         example: one of its completions. causes: guard -> what it would name, such as the row of a reward.
         """
         alarms = []
-        for guard, text in self._trips(stats).items():
+        for guard, text in self._trips(step, stats).items():
             if text and example and guard in SHOWN:
                 text += f". One of them: {shortened(example)!r}"
             if text and causes.get(guard):
@@ -116,7 +125,7 @@ class GuardWatch:
         starts = sorted(first for first, _ in self._alarms.values())
         return next((step for step in starts if step > REFERENCE), starts[0] if starts else 0)
 
-    def _trips(self, stats: Mapping[str, float]) -> dict[str, str]:
+    def _trips(self, step: int, stats: Mapping[str, float]) -> dict[str, str]:
         """Guard -> what is wrong; empty if nothing is."""
         limits = self.limits
         skipped = "updates were skipped, gradients not finite:"
@@ -147,7 +156,15 @@ class GuardWatch:
             "mismatch": self._grown(stats),
             "disk": self._below(stats, "perf/disk_free_gib", limits.disk_free_gib, disk),
             "memory": host_memory or self._leaking(stats),
+            "expected": self._unexpected(step, stats),
         }
+
+    def _unexpected(self, step: int, stats: Mapping[str, float]) -> str:
+        """The first band that the run is outside of. Seconds and memory are the machine's matter."""
+        for departure in self._expected.look(step, stats):
+            if not departure.band.metric.startswith(OWN_TO_PROCESS):
+                return f"not what the recipe expects: {departure}"
+        return ""
 
     def _why_flat(self, stats: Mapping[str, float]) -> str:
         """What most completions of equal rewards have in common."""
@@ -258,7 +275,9 @@ def shortened(text: str) -> str:
 def of_folder(folder: Path) -> list[Alarm]:
     """The alarms of a run's files, by the run's own limits."""
     settings = config.load(str(folder / CONFIG))
-    watch = GuardWatch(settings.guards, engine_tolerance=settings.engine_tolerance)
+    watch = GuardWatch(
+        settings.guards, engine_tolerance=settings.engine_tolerance, expected=settings.expected
+    )
     alarms = []
     for line in read_lines(folder / METRICS):
         if "step" in line:

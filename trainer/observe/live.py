@@ -56,6 +56,7 @@ ROWS = (
     ("groups all alike", "group/zero_std_fraction", "{:.1%}"),
     ("gradient norm", "grad/norm", "{:.3f}"),
     ("engine mismatch", "mismatch/logprob_abs_mean", "{:.1e}"),
+    ("older weights", "staleness/logprob_abs_mean", "{:.1e}"),
     ("rollout tokens/s", "perf/rollout_tokens_per_s", "{:,.0f}"),
     ("training tokens/s", "perf/train_tokens_per_s", "{:,.0f}"),
 )

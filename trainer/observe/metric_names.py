@@ -231,6 +231,7 @@ NAMES: dict[str, Name] = {
     "perf/fragments_gib_max": Name(
         "GiB", "Memory of the fullest GPU that lay free between tensors in learning, at most; GPUs only."
     ),
+    "perf/grader_busy": Name("count", "Requests that a reward server with a full queue sent back so far."),
     "perf/grader_restarts": Name("count", "Grader processes killed and replaced so far."),
     "perf/judge_requests": Name(
         "count", "Requests sent to the judge by the run, as far as its checkpoints know."

@@ -57,6 +57,12 @@ CHARTS = (
         log=True,
     ),
     Chart(
+        "Older weights against the policy",
+        (Line("staleness/logprob_abs_mean", "mean", 6), Line("staleness/logprob_abs_max", "max", 4)),
+        "The same where older weights sampled the step: what the rollout correction weighs.",
+        log=True,
+    ),
+    Chart(
         "Clipping",
         (Line("ratio/clip_fraction", "tokens clipped", 2),),
         "Share of tokens whose surrogate was clipped.",

@@ -16,18 +16,20 @@ import urllib.request
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 from trainer import config as configuration
 from trainer.algorithm.traces import Verdict
-from trainer.backoff import Backoff
+from trainer.backoff import Backoff, retry_after_s
 from trainer.config import ConfigError
 
 KEY_VARIABLE = "SPOTRL_JUDGE_KEY"
 """Environment variable with the endpoint's key, sent as a bearer token; unset: none is sent."""
 PARALLEL = 16
 """Requests that are in flight at once."""
-TRIES = Backoff(attempts=4)
-"""Tries of a request that is not answered in time, or with a 429 or a 5xx."""
+TRIES = Backoff(attempts=4, patience_s=300.0)
+"""Tries of a request that is not answered in time, or with a 429 or a 5xx. An endpoint that says when to
+return is waited for."""
 REPLY_BYTES = 1 << 20
 MAX_REMEMBERED = 100_000
 SYSTEM = (
@@ -118,12 +120,22 @@ class Judge:
         deadline = time.monotonic() + self.timeout_s
         reply = b""
         request = urllib.request.Request(self.url, data=body, headers=headers, method="POST")
-        with urllib.request.urlopen(request, timeout=self.timeout_s) as response:
+        with self._opened(request) as response:
             while piece := response.read1(1 << 16):
                 reply += piece
                 if time.monotonic() > deadline or len(reply) > REPLY_BYTES:
                     raise TimeoutError
         return reply
+
+    def _opened(self, request: urllib.request.Request) -> Any:
+        """The reply to a request. One that a busy endpoint sends back does not count against the budget."""
+        try:
+            return urllib.request.urlopen(request, timeout=self.timeout_s)
+        except urllib.error.HTTPError as error:
+            if retry_after_s(error) is not None:
+                with self._lock:
+                    self.requests -= 1
+            raise
 
 
 def _may_pass(error: Exception) -> bool:

@@ -88,6 +88,8 @@ class ProcessPool:
         worker: _GraderProcess | None = None
         while (item := self._tasks.get()) is not None:
             task, future = item
+            if not future.set_running_or_notify_cancel():  # nobody waits for it any more
+                continue
             try:
                 worker, result = self._grade(worker, task)
                 future.set_result(result)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
+import sys
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
@@ -13,7 +15,7 @@ from typing import Any, get_args
 
 from trainer import config as configuration
 from trainer.algorithm.traces import Verdict
-from trainer.backoff import Backoff
+from trainer.backoff import Backoff, retry_after_s
 
 TOKEN_VARIABLE = "SPOTRL_REWARD_TOKEN"
 """Environment variable with the bearer token, on both sides."""
@@ -21,8 +23,11 @@ BATCH = 256
 """Completions per request."""
 PARALLEL = 4
 """Requests that are in flight at once."""
-TRIES = Backoff(attempts=6)
-"""Tries of a request whose connection is refused or whose reply is a 5xx."""
+TRIES = Backoff(attempts=6, patience_s=1800.0)
+"""Tries of a request whose connection is refused or whose reply is a 5xx. A server whose queue is full says
+when to return, and is waited for."""
+TELL_S = 60.0
+"""Seconds between two lines about a server that is busy."""
 
 
 class BadReplyError(RuntimeError):
@@ -36,6 +41,9 @@ class Client:
         self.url = config.remote_url
         self.name = f"rewards.remote_url {self.url.partition('?')[0]}"
         """Name of the server in messages, without a token that the query may hold."""
+        self.busy = 0
+        """Requests that a full queue sent back, since the start."""
+        self._told = -math.inf
         self.timeout_s = 60.0 + BATCH * config.deadline_s / max(config.workers, 1)
 
     def grade(
@@ -67,13 +75,22 @@ class Client:
             return self._verdicts(reply, len(body["query"]))
 
         try:
-            return TRIES.call(send, _may_pass)
+            return TRIES.call(send, _may_pass, self._tell)
         except urllib.error.HTTPError as error:
             detail = error.read(500).decode(errors="replace")
             raise ConnectionError(f"{self.name} answers {error.code}: {detail}") from None
         except _BROKEN as error:
             reason = getattr(error, "reason", error)
             raise ConnectionError(f"{self.name} cannot be reached: {reason}") from None
+
+    def _tell(self, error: Exception, _: int, wait_s: float) -> None:
+        """Counts the replies of a full queue, and tells of them once in a while."""
+        if retry_after_s(error) is None:
+            return
+        self.busy += 1
+        if (now := time.monotonic()) - self._told > TELL_S:
+            self._told = now
+            print(f"{self.name} is busy: again in {wait_s:.0f} s ({self.busy} times so far)", file=sys.stderr)
 
     def _verdicts(self, reply: Any, expected: int) -> list[tuple[Verdict, float]]:
         """(verdict, accuracy) of each completion, from `server.py` or from a server in OpenRLHF's format.

@@ -233,6 +233,8 @@ class Scorer:
         requests."""
         restarts = self._pool.restarts + (self._families.restarts if self._families else 0)
         stats = {**self._last_shares, "perf/grader_restarts": float(restarts)}
+        if self._remote is not None:
+            stats["perf/grader_busy"] = float(self._remote.busy)
         if self._judge is not None:
             stats["perf/judge_requests"] = self._judge.requests
             stats["perf/judge_remembered"] = self._judge.remembered

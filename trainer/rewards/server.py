@@ -28,19 +28,23 @@ from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any, get_args
 
 import uvicorn
 from fastapi import FastAPI, HTTPException, Request, Response
+from fastapi.responses import JSONResponse
 from starlette.concurrency import run_in_threadpool
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trainer import config
+from trainer.algorithm.traces import Outcome
 from trainer.config import ConfigError
 from trainer.data.schema import AnswerType
 from trainer.rewards.grading import grader
 from trainer.rewards.grading.forms import FORMS
 from trainer.rewards.guard import GuardedProtocol
+from trainer.rewards.queue import Full, Queue
 from trainer.rewards.remote import TOKEN_VARIABLE
 from trainer.rewards.scorer import Scorer
 
@@ -54,15 +58,17 @@ class ServerLimits:
 
     body_bytes: int = 64 << 20
     """Largest request; a larger one gets a 413."""
-    bodies_bytes: int = 256 << 20
-    """Bytes of all requests that are being read; a request beyond gets a 503, to be sent again later."""
+    queue_bytes: int = 1 << 30
+    """Memory for all requests that are being read, wait or are being graded. A request beyond gets a 503 with
+    the seconds after which it may be sent again."""
     body_timeout_s: float = 60.0
     """Time for a body to arrive; a later one gets a 408."""
     batch: int = 4096
     """Most completions of a request; one with more gets a 422."""
-    in_flight: int = 16_384
-    """Most completions that are graded at once; a request beyond gets a 503, to be sent again later."""
 
+
+COMPLETION_BYTES = 3 << 10
+"""Memory of a completion that waits, besides its texts: its task, its place in the queue."""
 
 _ASSISTANT = re.compile(
     r"<\|im_start\|>assistant\n|<\|start_header_id\|>assistant<\|end_header_id\|>\s*"
@@ -113,6 +119,11 @@ class GradingRequest:
     references: list[str]
     answer_types: list[str]
     questions: list[str]
+
+    def size_bytes(self) -> int:
+        """Memory that it takes until it is graded."""
+        texts = chain(self.completions, self.references, self.questions)
+        return sum(map(sys.getsizeof, texts)) + COMPLETION_BYTES * len(self.completions)
 
 
 def parse(body: bytes, limit: int) -> GradingRequest:
@@ -165,32 +176,39 @@ def _text(value: Any) -> str:
     return str(value) if type(value) in (int, float) else ""
 
 
-async def body_of(request: Request, limits: ServerLimits, held: Counter[str]) -> bytes:
-    """The whole body of a request. `held["bytes"]` counts the bytes of all requests that are being read.
+async def body_of(request: Request, limits: ServerLimits, queue: Queue) -> bytes:
+    """The whole body of a request, for which the queue holds room that the caller gives back.
+
+    A body that is refused is read to its end and dropped, else the client would see a reset.
 
     Raises:
-        HTTPException: 413 after the body was read and dropped, else the client would see a reset; 408, 503.
+        HTTPException: 408, 413; Full.
     """
     body = bytearray()
     size = 0
+    full: Full | None = None
     try:
         async with asyncio.timeout(limits.body_timeout_s):
             async for piece in request.stream():
                 size += len(piece)
-                if size > limits.body_bytes:
-                    held["bytes"] -= len(body)
-                    body.clear()
-                    continue
-                body += piece
-                held["bytes"] += len(piece)
-                if held["bytes"] > limits.bodies_bytes:
-                    raise HTTPException(503, "busy: send this again", headers={"Retry-After": "1"})
-    except TimeoutError:
-        raise HTTPException(408, f"the body did not arrive within {limits.body_timeout_s:g} s") from None
-    finally:
-        held["bytes"] -= len(body)
+                if size <= limits.body_bytes and full is None:
+                    try:
+                        queue.take(len(piece))
+                        body += piece
+                        continue
+                    except Full as error:
+                        full = error
+                queue.give(len(body))
+                body.clear()
+    except BaseException as error:
+        queue.give(len(body))
+        if isinstance(error, TimeoutError):
+            raise HTTPException(408, f"the body did not arrive within {limits.body_timeout_s:g} s") from None
+        raise
     if size > limits.body_bytes:
         raise HTTPException(413, f"request above {limits.body_bytes} bytes: send fewer completions at a time")
+    if full is not None:
+        raise full
     return bytes(body)
 
 
@@ -222,7 +240,8 @@ def create_app(settings: config.Rewards, limits: ServerLimits | None = None, tok
     verdicts: Counter[str] = Counter()
     statuses: Counter[int] = Counter()
     held: Counter[str] = Counter()
-    """`bytes` that are being read, and `completions` that are being graded."""
+    """`completions` that wait or are being graded, and requests whose client has `left` since the start."""
+    queue = Queue(limits.queue_bytes)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
@@ -239,10 +258,26 @@ def create_app(settings: config.Rewards, limits: ServerLimits | None = None, tok
                 401, f"send the token of {TOKEN_VARIABLE} as Authorization: Bearer … or as ?token=…"
             )
 
-    def busy() -> HTTPException:
-        return HTTPException(503, "busy: send this again", headers={"Retry-After": "1"})
+    @app.exception_handler(Full)
+    async def busy(_: Request, full: Full) -> Response:
+        after = {"Retry-After": str(full.retry_after_s)}
+        return JSONResponse({"detail": "busy: send this again"}, status_code=503, headers=after)
 
     app.add_middleware(CountedReplies, statuses=statuses)
+
+    async def graded(request: Request, asked: GradingRequest) -> list[Outcome] | None:
+        """Outcomes of a request's completions; None, and what was not begun is dropped, if its client
+        leaves."""
+        columns = asked.completions, asked.references, asked.answer_types, asked.questions
+        batch = await run_in_threadpool(scorer.begin, *columns)
+        done = asyncio.gather(*map(asyncio.wrap_future, batch.futures.values()))
+        left = asyncio.ensure_future(_gone(request))
+        try:
+            await asyncio.wait({done, left}, return_when=asyncio.FIRST_COMPLETED)
+            return await run_in_threadpool(scorer.finish, batch) if done.done() else None
+        finally:
+            done.cancel()
+            left.cancel()
 
     @app.get("/health")
     async def health() -> dict[str, str]:
@@ -256,6 +291,9 @@ def create_app(settings: config.Rewards, limits: ServerLimits | None = None, tok
         lines += ["# TYPE reward_responses_total counter"]
         lines += [f'reward_responses_total{{status="{s}"}} {n}' for s, n in sorted(statuses.items())]
         lines += ["# TYPE reward_answers_in_flight gauge", f"reward_answers_in_flight {held['completions']}"]
+        lines += ["# TYPE reward_queue_bytes gauge", f"reward_queue_bytes {queue.held_bytes}"]
+        lines += ["# TYPE reward_queue_limit_bytes gauge", f"reward_queue_limit_bytes {queue.limit_bytes}"]
+        lines += ["# TYPE reward_clients_left_total counter", f"reward_clients_left_total {held['left']}"]
         restarts = int(scorer.stats()["perf/grader_restarts"])
         lines += ["# TYPE reward_grader_restarts_total counter", f"reward_grader_restarts_total {restarts}"]
         return Response("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")
@@ -263,20 +301,23 @@ def create_app(settings: config.Rewards, limits: ServerLimits | None = None, tok
     @app.post("/get_reward")
     async def get_reward(request: Request) -> Response:
         authorize(request)
-        if held["completions"] >= limits.in_flight:
-            raise busy()
-        body = await body_of(request, limits, held)
-        asked = await run_in_threadpool(parse, body, limits.batch)
-        if held["completions"] + len(asked.completions) > max(limits.in_flight, limits.batch):
-            raise busy()
+        body = await body_of(request, limits, queue)
+        try:
+            asked = await run_in_threadpool(parse, body, limits.batch)
+        finally:
+            queue.give(len(body))
+        del body
+        size = asked.size_bytes()
+        queue.take(size)
         held["completions"] += len(asked.completions)
         try:
-            columns = asked.completions, asked.references, asked.answer_types, asked.questions
-            batch = await run_in_threadpool(scorer.begin, *columns)
-            await asyncio.gather(*map(asyncio.wrap_future, batch.futures.values()))
-            outcomes = await run_in_threadpool(scorer.finish, batch)
+            outcomes = await graded(request, asked)
         finally:
             held["completions"] -= len(asked.completions)
+            queue.give(size, finished=True)
+        if outcomes is None:
+            held["left"] += 1
+            return Response(status_code=499)
         verdicts.update(o.verdict for o in outcomes)
         accuracies = [_finite(o.accuracy) for o in outcomes]
         formats = [o.format for o in outcomes]
@@ -292,6 +333,12 @@ def create_app(settings: config.Rewards, limits: ServerLimits | None = None, tok
         return Response(json.dumps(reply), media_type="application/json")
 
     return app
+
+
+async def _gone(request: Request) -> None:
+    """Ends when the client has closed the connection."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 def _finite(value: float) -> float | None:
@@ -326,6 +373,9 @@ def main() -> None:
     parser.add_argument("--answer", choices=FORMS, help="where completions state their answer")
     parser.add_argument("--workers", type=int, help="grader processes")
     parser.add_argument("--deadline-s", type=float, help="seconds per completion")
+    parser.add_argument(
+        "--queue-gib", type=float, default=1.0, help="memory for requests that wait or are being graded"
+    )
     options = parser.parse_args()
     settings = config.load(options.config).rewards if options.config else config.Rewards()
     given = {"answer": options.answer, "workers": options.workers, "deadline_s": options.deadline_s}
@@ -333,7 +383,12 @@ def main() -> None:
     token = os.environ.get(TOKEN_VARIABLE, "")
     try:
         check_host(options.host, token)
-        app = create_app(settings, token=token)
+        if options.queue_gib < 0.25:
+            raise ConfigError(
+                f"--queue-gib {options.queue_gib:g}: give 0.25 or more, for the largest requests"
+            )
+        limits = ServerLimits(queue_bytes=int(options.queue_gib * 2**30))
+        app = create_app(settings, limits, token)
     except ConfigError as error:
         sys.exit(f"error: {error}")
     uvicorn.run(

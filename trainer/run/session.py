@@ -25,7 +25,7 @@ from trainer.data.prompt_stream import PromptStream
 from trainer.data.reader import Datasets
 from trainer.data.schema import question
 from trainer.errors import StorageError
-from trainer.fleet.head import Fleet
+from trainer.fleet.head import FleetSampler
 from trainer.fleet.objects import secret
 from trainer.hardware.gpus import peak_flops
 from trainer.hardware.model_shapes import shape_of
@@ -75,7 +75,7 @@ class Session:
 
     learner: Learner
     sampler: Sampler
-    fleet: Fleet
+    fleet: FleetSampler
     """The sampler, where `fleet.workers` is not off."""
     metrics: Metrics
 
@@ -145,7 +145,10 @@ class Session:
                 "data.curriculum goes from level to level, and no row states its difficulty: prepare"
                 " `generated` or `reasoning-gym:FAMILY`, or set it to 0"
             )
-        self.stream = PromptStream(train_rows, config.rows_per_step, config.run.seed, levels)
+        size = config.rows_per_step
+        if config.evaluation.pass_rate_samples:  # no step is made of them
+            size = max(1, min(size, len(train_rows)))
+        self.stream = PromptStream(train_rows, size, config.run.seed, levels)
         self.clock.mark("place")
 
     def _load(self, stages: contextlib.ExitStack, total_updates: Callable[[RunConfig, int], int]) -> None:
@@ -166,7 +169,7 @@ class Session:
         self._peak_flops = peak_flops(facts.device_name)
         self._shape = shape_of(str(hub.folder(config))) if self._peak_flops else None
         form = FORMS[config.rewards.answer].expected
-        self.guards = GuardWatch(config.guards, form, config.engine_tolerance)
+        self.guards = GuardWatch(config.guards, form, config.engine_tolerance, config.expected)
         self._causes: dict[str, str] = {}
         self.nodes = NodeStats(config.run.dir)
         self.saving = Saving(config.run.dir, self.checkpoints, self.learner, self.notice)
@@ -180,7 +183,7 @@ class Session:
             colocated = Colocated(config, self.ranks)
             colocated.start()
             return colocated
-        fleet = Fleet(config, self.ranks, self.held, self.datasets, lambda: self.checkpoints.committed)
+        fleet = FleetSampler(config, self.ranks, self.held, self.datasets, lambda: self.checkpoints.committed)
         fleet.start()
         stages.callback(fleet.leave)
         self.fleet = fleet

@@ -33,7 +33,7 @@ def precheck(config: RunConfig) -> None:
             f"{config.data.path} was prepared with --sft and has no answers to grade against: set method to "
             "sft, or prepare it without"
         )
-    if len(train) < config.rows_per_step:
+    if len(train) < config.rows_per_step and not config.evaluation.pass_rate_samples:
         key = "sft.batch_size" if config.method == "sft" else "rollout.prompts_per_step"
         raise ConfigError(
             f"{config.data.path} has {len(train)} rows in split {config.data.split} and a step takes "

@@ -1,0 +1,179 @@
+"""Tables for the terminal: a run with rollout workers beside the same run without."""
+
+from __future__ import annotations
+
+import math
+
+from rich.console import Console
+from rich.table import Table
+
+from recipes.plan import fleet_cost
+from recipes.plan.fleet_cost import EGRESS_USD_PER_GB, MUCH_EGRESS, FleetRow, Fleets
+from recipes.spec import Recipe
+
+COLUMNS = ("trainer", "workers", "steps ahead", "enough", "prompts a unit", "s/step", "$/step",
+           "of it egress", "hours", "$ per run", "")  # fmt: skip
+SHOWN = 12
+"""Fleets in the table."""
+
+
+def show(recipe: Recipe, found: Fleets, console: Console) -> bool:
+    """The table, and what speaks against its rows. Returns whether the machines that the recipe names are a
+    gain; True where it names none."""
+    if not found.colocated:
+        console.print("no price is known of machines that this recipe fits")
+        return False
+    rows = found.cheapest(found.fleets)
+    table = Table(title=_title(recipe, found), box=None, title_justify="left")
+    for column in COLUMNS:
+        words = column in ("trainer", "workers", "")
+        table.add_column(column, justify="left" if words else "right", no_wrap=words)
+    for row in found.colocated:
+        table.add_row(*_cells(row), "this recipe" if row.gpus == _gpus(recipe) else "")
+    for row in rows[:SHOWN]:
+        table.add_row(*_cells(row), verdict(row, found))
+    console.print(table)
+    for line in (*_ahead(recipe, found, rows), *_egress(recipe, rows[:SHOWN])):
+        console.print(line, highlight=False)
+    if any(row.worker and row.worker.gpus > 1 for row in rows):
+        console.print("an engine of several GPUs on a worker (4xL40S) is planned here and not built yet")
+    console.print(
+        "A model (recipes/plan/fleet_cost.py states every assumption): no worker has run on a GPU. Preempted"
+        " workers are not in it.",
+        highlight=False,
+    )
+    if recipe.sample is None:
+        return True
+    if not rows:
+        console.print("[red]no fleet[/red]: the machines of `sample` do not hold the model, or have no price")
+        return False
+    asked = [row for row in rows if row.gpus == _gpus(recipe)]
+    return any(found.beaten_by(row) is None for row in asked)
+
+
+def _gpus(recipe: Recipe) -> int:
+    return recipe.config.placement.world_size
+
+
+def _title(recipe: Recipe, found: Fleets) -> str:
+    return (
+        f"{recipe.name}: {found.colocated[0].offer.steps} steps, with and without rollout workers, cheapest"
+        " step first"
+    )
+
+
+def _cells(row: FleetRow) -> list[str]:
+    market = "spot" if row.offer.spot else "on demand"
+    trainer = f"{row.trainer}, {row.offer.target}, {market}"
+    workers = "none"
+    enough = ""
+    unit = ""
+    if row.worker:
+        rented = f"{row.worker.target}, {'spot' if row.worker.spot else 'on demand'}"
+        workers = f"{row.count} x {row.worker.name}, {rented}"
+        enough, unit = str(row.enough), str(row.unit_prompts)
+    money = (f"{row.usd:.3f}", f"{row.egress_usd:.3f}" if row.worker else "")
+    whole = (f"{row.hours:.1f}", f"{row.run_usd:,.0f}")
+    return [trainer, workers, str(row.ahead), enough, unit, f"{row.step_s:.1f}", *money, *whole]
+
+
+def verdict(row: FleetRow, found: Fleets) -> str:
+    """Whether workers are a gain, beside the cheapest run without."""
+    if better := found.beaten_by(row):
+        return f"loss: {better.trainer} alone is better"
+    rival = found.colocated[0]
+    times = f"{rival.step_s / row.step_s:.2f}x speed, {row.usd / rival.usd:.2f}x dollars"
+    if row.usd < rival.usd:
+        return f"gain: {times}" if row.step_s < rival.step_s else f"cheaper, slower: {times}"
+    return f"faster, dearer: {times}" if row.step_s < rival.step_s else f"slower, dearer: {times}"
+
+
+def _ahead(recipe: Recipe, found: Fleets, rows: list[FleetRow]) -> list[str]:
+    """What sampling ahead brings without workers, and where it is not far enough with them."""
+    lines = []
+    if recipe.config.rollout.staleness or not rows:
+        lines.append(
+            "without workers rollout.staleness saves nothing: the same GPUs sample and learn in turns"
+        )
+    for row in rows if recipe.config.rollout.staleness else []:
+        if row.worker and row.ahead < row.enough:
+            enough = min(row.enough, fleet_cost.MOST_AHEAD)
+            lines.append(
+                f"{row.trainer} with {row.worker.name}: rollout.staleness={row.ahead} lets the trainer wait"
+                f" for the longest completion; --set rollout.staleness={enough} suffices"
+            )
+    prompts = recipe.config.rollout.prompts_per_step
+    if recipe.sample and recipe.config.fleet.unit_prompts < prompts:
+        lines.append(
+            f"units of {recipe.config.fleet.unit_prompts} prompts leave most decode slots of a worker empty:"
+            f" --set fleet.unit_prompts={prompts} has it sample a step at once"
+        )
+    losses: dict[str, list[str]] = {}
+    for row in found.cheapest([row for row in found.fleets if row.ahead == 1]):
+        if row.worker and row.enough > 1 and found.beaten_by(row):
+            losses.setdefault(row.trainer, []).append(row.worker.name)
+    if losses and not recipe.config.rollout.staleness:
+        named = "; ".join(f"{trainer} with {', '.join(names)}" for trainer, names in losses.items())
+        lines.append(f"one step ahead is not enough, and a loss: {named}")
+    return lines
+
+
+def _egress(recipe: Recipe, rows: list[FleetRow]) -> list[str]:
+    """What leaves the store in a step, at every store's price, and a warning where it is much."""
+    if not rows:
+        return []
+    row = max(rows, key=lambda row: row.count * row.patch_bytes)
+    told = []
+    for store, name in (("s3", "S3"), ("gs", "Cloud Storage"), ("r2", "R2")):
+        usd = row.count * row.patch_bytes / 1e9 * EGRESS_USD_PER_GB[store]
+        told.append(f"${usd:.3f} out of {name}")
+    counted = fleet_cost.store(recipe)
+    lines = [
+        f"egress of {row.count} workers that read {row.patch_bytes / 1e6:,.0f} MB a step: {', '.join(told)};"
+        f" nothing within the bucket's own region. Counted here: {counted}://"
+    ]
+    if any(row.egress_usd > MUCH_EGRESS * row.usd for row in rows):
+        most = max(row.egress_usd / row.usd for row in rows)
+        lines.append(
+            f"warning: egress is up to {most:.0%} of a step's dollars: keep the bucket on R2 (--bucket"
+            " r2://NAME), or rent the workers in its region"
+        )
+    return lines
+
+
+def choice(recipe: Recipe, found: Fleets, limits: tuple[float, float], console: Console) -> bool:
+    """The cheapest run that is expected to keep hours and dollars. Returns whether there is one."""
+    kept = found.within(*limits)
+    if not kept:
+        quickest = min((*found.colocated, *found.fleets), key=lambda row: row.hours)
+        cheapest = min((*found.colocated, *found.fleets), key=lambda row: row.run_usd)
+        console.print(
+            f"\nnothing is expected to keep the limits: the quickest takes {quickest.hours:.1f} h, the"
+            f" cheapest costs ${cheapest.run_usd:,.0f}",
+            highlight=False,
+        )
+        return False
+    row = fleet_cost.fewest_ahead(kept, lambda row: row.run_usd)
+    trainer, workers, *_ = _cells(row)
+    limit = f"within {limits[0]:g} h" if math.isfinite(limits[0]) else "of all"
+    console.print(
+        f"\n[bold]cheapest {limit}[/bold]: {trainer}; workers: {workers}; {row.hours:.1f} h and"
+        f" ${row.run_usd:,.0f} expected",
+        highlight=False,
+    )
+    console.print(f"  {options(recipe, row)}", highlight=False)
+    return True
+
+
+def options(recipe: Recipe, row: FleetRow) -> str:
+    """What sets a recipe so."""
+    sets = [f"cluster.gpu={row.offer.gpu}", "cluster.alternatives=[]"]
+    if row.gpus != _gpus(recipe):
+        nodes = recipe.cluster.nodes
+        part = "cluster.nodes" if nodes > 1 else "cluster.gpus_per_node"
+        sets.append(f"{part}={(nodes if nodes > 1 else recipe.cluster.gpus_per_node) // 2}")
+    if row.worker:
+        sets += [f"rollout.staleness={row.ahead}", f"fleet.unit_prompts={row.unit_prompts}"]
+        sets += [f"sample.gpu={row.worker.gpu}", f"sample.nodes={row.count}"]
+        sets += [f"sample.gpus_per_node={row.worker.gpus}"] if row.worker.gpus > 1 else []
+    return " ".join(f"--set {one}" for one in sets)

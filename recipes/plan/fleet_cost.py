@@ -1,0 +1,370 @@
+"""Seconds and dollars of a step where rollout workers sample it, beside those of a run that samples by
+itself.
+
+The trainer's updates and a worker's decoding take what the plan says they take (`cost.py`); here is only how
+they wait for each other. A model with stated assumptions, not a measurement: no worker has run on a GPU.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from recipes import groups
+from recipes.capabilities import CAPABILITIES, targets_for
+from recipes.plan import cost, hourly, images, memory, passes
+from recipes.plan.memory import MemoryPlan
+from recipes.plan.passes import Passes
+from recipes.spec import Recipe, SampleGroup, override, validate, without_rollouts
+from trainer.config import ConfigError, RunConfig
+from trainer.config.budget import trained
+from trainer.hardware.gpus import GPUS, gpu_named
+from trainer.hardware.model_shapes import Shape
+
+PATCHES = ((5e-7, 0.0068), (1e-6, 0.0117), (3e-6, 0.0301))
+"""Learning rate, and bytes of a step's patch for each parameter: the format of `trainer/fleet/patch.py` on
+32 million bf16 weights of spread 0.02 at Adam's eighth step on noise with a tenth of signal (measured). Real
+gradients may make up to 0.035 at 1e-6."""
+FP32_PATCH = 2.4
+"""The same of fp32 weights, which change in every element: 2.1 to 2.4 (measured on the demo)."""
+ENCODE_BYTES_S, APPLY_BYTES_S = 1.0e9, 4.0e9
+"""Weights that one core compares, and patches, in a second, at 1e-6 (measured)."""
+FETCH_BYTES_S = 125e6
+"""What a worker reads from the bucket in a second, 1 Gbit/s (assumption)."""
+POLL_S = 2.0
+"""A version is announced and a unit is mailed in objects that are each looked at once a second."""
+EGRESS_USD_PER_GB = {"s3": 0.09, "gs": 0.12, "r2": 0.0, "file": 0.0}
+"""List prices of what leaves a store for the internet, first tier, 2026."""
+STORE_CLOUD = {"s3": "aws", "gs": "gcp"}
+"""The cloud whose machines read a store for nothing, in the bucket's own region."""
+MUCH_EGRESS = 0.2
+"""Share of a step's dollars from which on egress is warned of."""
+MOST_AHEAD = 8
+COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+"""Workers that are tried."""
+UNITS = (8, 16, 32, 64, 128, 256)
+"""Prompts of a unit that are tried, beside the whole step."""
+LEAST_SEQUENCES = 8
+"""Longest sequences that a worker's KV cache must hold."""
+SLOW_HOP_S = 75e-6
+"""What an all-reduce of a decode step takes more between GPUs without NVLink (assumption)."""
+NVLINK_GB_PER_S = 100
+"""From here on GPUs are taken to have NVLink."""
+PLAYED = 48
+"""Steps that are played; the first third is warm-up."""
+
+
+@dataclass(frozen=True)
+class WorkerKind:
+    """One kind of rollout worker: an engine on a machine of its own."""
+
+    gpu: str
+    gpus: int
+    """GPUs of one engine."""
+    target: str
+    spot: bool
+    usd_per_hour: float
+    recipe: Recipe
+    """The view of the group, with one machine of one engine."""
+    need: MemoryPlan
+
+    @property
+    def name(self) -> str:
+        """Its GPUs in a word."""
+        return self.gpu if self.gpus == 1 else f"{self.gpus}x{self.gpu}"
+
+
+@dataclass(frozen=True)
+class FleetRow:
+    """One way to run a recipe: colocated without a worker, else with `count` of them."""
+
+    offer: cost.Offer
+    """The trainer's machines."""
+    gpus: int
+    """GPUs of the trainer, all nodes."""
+    step_s: float
+    worker: WorkerKind | None = None
+    count: int = 0
+    ahead: int = 0
+    """Steps that sampling is ahead of learning, `rollout.staleness`."""
+    enough: int = 0
+    """The fewest steps ahead at which the trainer need not wait for the longest completion."""
+    unit_prompts: int = 0
+    patch_bytes: float = 0.0
+    egress_per_gb: float = 0.0
+
+    @property
+    def trainer(self) -> str:
+        """The trainer's GPUs in a word."""
+        return f"{self.gpus} x {self.offer.gpu}"
+
+    @property
+    def usd_per_hour(self) -> float:
+        """All machines."""
+        workers = self.count * self.worker.usd_per_hour if self.worker else 0.0
+        return (self.offer.usd_per_hour or 0.0) + workers
+
+    @property
+    def egress_usd(self) -> float:
+        """Dollars of a step for the patches that workers read."""
+        return self.count * self.patch_bytes / 1e9 * self.egress_per_gb
+
+    @property
+    def usd(self) -> float:
+        """Dollars of a step, egress included."""
+        return self.usd_per_hour * self.step_s / 3600 + self.egress_usd
+
+    @property
+    def hours(self) -> float:
+        """Expected hours of the run, the trainer's preemptions included."""
+        if self.worker is None:
+            return self.offer.hours
+        o = self.offer
+        work = o.steps * (self.step_s - o.step.checkpoint)
+        work_s = cost.expected_seconds(work, o.interval_s, o.stall_s, o.restart_s, o.between_s)
+        return (o.start_s + work_s) / 3600
+
+    @property
+    def run_usd(self) -> float:
+        """Expected dollars of the run."""
+        return self.hours * self.usd_per_hour + self.offer.steps * self.egress_usd
+
+
+def patch_rate(config: RunConfig) -> float:
+    """Bytes of a step's patch for each trained parameter, between the measured rates on a straight line of
+    logarithms."""
+    if config.model.dtype != "bf16":
+        return FP32_PATCH
+    rate = max(config.optimizer.learning_rate, 1e-9)
+    pairs = list(zip(PATCHES, PATCHES[1:], strict=False))
+    (x0, y0), (x1, y1) = next((pair for pair in pairs if rate <= pair[1][0]), pairs[-1])
+    slope = math.log(y1 / y0) / math.log(x1 / x0)
+    return min(2.0, y0 * (rate / x0) ** slope)
+
+
+def steps_enough(latency_s: float, sync_s: float, update_s: float) -> int:
+    """The fewest steps ahead at which the longest completion is there when the trainer wants it."""
+    return math.ceil((latency_s + sync_s) / update_s)
+
+
+def played_step(units: Sequence[float], workers: int, ahead: int, update_s: float, switch_s: float) -> float:
+    """Mean seconds of a step, by its units' seconds, as the head gives them out: in order, each to the worker
+    that is free first.
+
+    A step is asked for when the weights that it is due with are published. A worker changes weights between
+    units, in `switch_s`, and an announcement takes POLL_S.
+    """
+    free = [(0.0, 0)] * workers  # when, and the version that the worker holds
+    published = [0.0]
+    ends = [0.0]
+    for step in range(1, PLAYED + 1):
+        version = max(0, step - 1 - ahead)
+        asked = published[version] + (POLL_S if version else 0.0)
+        sampled = asked
+        for seconds in units:
+            at, held = heapq.heappop(free)
+            end = max(at, asked) + (switch_s if held != version else 0.0) + seconds
+            heapq.heappush(free, (end, version))
+            sampled = max(sampled, end)
+        ends.append(max(ends[-1], sampled) + update_s)
+        published.append(ends[-1])
+    warm = PLAYED // 3
+    return (ends[-1] - ends[warm]) / (PLAYED - warm)
+
+
+def unit_seconds(worker: WorkerKind, shape: Shape, step: Passes, prompts: int) -> list[float]:
+    """Seconds that a worker samples each unit of a step of so many prompts, by the plan's own model of an
+    engine."""
+    card = gpu_named(worker.gpu)
+    far = worker.gpus > 1 and card.nvlink_gb_per_s < NVLINK_GB_PER_S
+    hop_s = 2 * shape.layers * SLOW_HOP_S if far else 0.0
+    found = []
+    size = prompts * worker.recipe.config.rollout.samples_per_prompt  # the lengths are in order of prompts
+    for start in range(0, len(step.lengths), size):
+        unit = Passes(step.lengths[start : start + size], (), (), 0)
+        decoding = cost.rollout_seconds(worker.recipe, shape, card, worker.need, unit) + unit.longest * hop_s
+        found.append(decoding + images.host_seconds(worker.recipe.config, shape, unit))
+    return found
+
+
+def update_seconds(recipe: Recipe, shape: Shape, step: cost.StepTime) -> float:
+    """Seconds of a step in which a trainer without engines learns and publishes."""
+    patch = patch_rate(recipe.config) * trained(recipe.config, shape)
+    compared = 2 * trained(recipe.config, shape) / recipe.config.placement.world_size / ENCODE_BYTES_S
+    publish = compared + patch / recipe.cluster.nodes / cost.UPLOAD_BYTES_S
+    learning = step.logprobs + step.update + step.checkpoint + step.images
+    return learning + step.phases - cost.PHASE_S + publish
+
+
+def switch_seconds(recipe: Recipe, shape: Shape, worker: WorkerKind) -> float:
+    """Seconds in which a worker reads a patch, applies it and loads the weights into its engine."""
+    patch = patch_rate(recipe.config) * trained(recipe.config, shape)
+    whole = 2.0 * shape.parameters
+    load = whole / worker.gpus / (gpu_named(worker.gpu).pcie_gb_per_s * 1e9)
+    return patch / FETCH_BYTES_S + whole / APPLY_BYTES_S + load
+
+
+def kinds(recipe: Recipe, catalogs: Path | None, targets: list[str] | None) -> list[WorkerKind]:
+    """A worker of every GPU that holds the model and has a known price, on the fewest GPUs that do; those of
+    the recipe's second group, where it names one."""
+    found = []
+    named = recipe.sample
+    sizes = (1, 2, 4, 8) if named is None else (named.engine_gpus(recipe.config.rollout.tensor_parallel),)
+    for gpu in (named.gpu, *named.alternatives) if named else GPUS:
+        for gpus in sizes:
+            group = replace(named or SampleGroup(), gpu=gpu, alternatives=(), nodes=1)
+            group = replace(group, gpus_per_node=gpus, tensor_parallel=gpus)
+            view = groups.sampling(replace(recipe, sample=group))
+            need = memory.plan(view) if view else None
+            if view is None or need is None or not _holds(view, need):
+                continue
+            if rented := _cheapest(view, catalogs, targets):
+                target, rate = rented
+                found.append(WorkerKind(gpu, gpus, target, rate.spot, rate.usd, view, need))
+            break
+    return found
+
+
+def _holds(view: Recipe, need: MemoryPlan) -> bool:
+    divides = need.shape.heads % view.config.rollout.tensor_parallel == 0
+    return need.fits and divides and need.kv_cache_tokens >= LEAST_SEQUENCES * view.config.longest_sequence
+
+
+def _cheapest(
+    view: Recipe, catalogs: Path | None, targets: list[str] | None
+) -> tuple[str, hourly.Rate] | None:
+    rates = []
+    for target in targets or targets_for(view):
+        rate = hourly.cheapest(view, target, catalogs) if target != "skypilot" else None
+        if rate:
+            rates.append((target, rate))
+    return min(rates, key=lambda one: one[1].usd, default=None)
+
+
+def refusal(recipe: Recipe) -> str:
+    """Why no worker could sample for a recipe; empty if they could."""
+    if why := without_rollouts(recipe):
+        return why
+    if not recipe.cluster.gpus_per_node:
+        return f"{recipe.name} runs on CPU workers"
+    if recipe.config.lora.rank:
+        return "rollout workers do not take adapters yet (lora.rank)"
+    return ""
+
+
+@dataclass(frozen=True)
+class Fleets:
+    """What was found."""
+
+    colocated: list[FleetRow]
+    """By GPU and number of GPUs."""
+    fleets: list[FleetRow]
+    """All that was tried."""
+
+    def cheapest(self, rows: Sequence[FleetRow]) -> list[FleetRow]:
+        """The cheapest of each trainer and kind of worker, cheapest first."""
+        by_pair: dict[tuple[str, str], list[FleetRow]] = {}
+        for row in rows:
+            if row.worker:
+                by_pair.setdefault((row.trainer, row.worker.name), []).append(row)
+        best = [fewest_ahead(rows, lambda row: row.usd) for rows in by_pair.values()]
+        return sorted(best, key=lambda row: row.usd)
+
+    def beaten_by(self, row: FleetRow) -> FleetRow | None:
+        """A run without workers that is as fast and costs as little; then the workers are a loss."""
+        better = [one for one in self.colocated if one.step_s <= row.step_s and one.usd <= row.usd]
+        return min(better, key=lambda one: one.usd, default=None)
+
+    def within(self, hours: float, usd: float) -> list[FleetRow]:
+        """Rows that are no loss and are expected to keep the limits, the cheapest run first."""
+        kept = [row for row in (*self.colocated, *self.fleets) if row.hours <= hours and row.run_usd <= usd]
+        sound = [row for row in kept if not row.worker or self.beaten_by(row) is None]
+        return sorted(sound, key=lambda row: row.run_usd)
+
+
+def fewest_ahead(rows: Sequence[FleetRow], dollars: Callable[[FleetRow], float]) -> FleetRow:
+    """The one with the fewest steps ahead among those that cost within a hundredth of the cheapest."""
+    most = 1.01 * min(map(dollars, rows))
+    return min((row for row in rows if dollars(row) <= most), key=lambda row: (row.ahead, dollars(row)))
+
+
+def compare(recipe: Recipe, catalogs: Path | None, targets: list[str] | None) -> Fleets:
+    """Every trainer with every kind of worker. Raises ConfigError where none can sample for the recipe."""
+    if why := refusal(recipe):
+        raise ConfigError(f"--fleet: {why}")
+    colocated, fleets = [], []
+    workers = kinds(recipe, catalogs, targets)
+    for trainer in _trainers(replace(recipe, sample=None)):
+        for offer in _offers(trainer, catalogs, targets):
+            gpus = trainer.config.placement.world_size
+            colocated.append(FleetRow(offer, gpus, offer.step.total, ahead=recipe.config.rollout.staleness))
+            for worker in workers:
+                fleets += fleets_of(recipe, trainer, offer, worker)
+    return Fleets(sorted(colocated, key=lambda row: row.usd), fleets)
+
+
+def _trainers(recipe: Recipe) -> list[Recipe]:
+    """The recipe, and the same on half of its GPUs where that fits with an engine beside: without one it
+    needs less."""
+    cluster = recipe.cluster
+    part = "nodes" if cluster.nodes > 1 else "gpus_per_node"
+    found = [recipe]
+    try:
+        half = override(recipe, [f"cluster.{part}={getattr(cluster, part) // 2}"])
+        validate(half)
+    except ConfigError:
+        return found
+    need = memory.plan(half)
+    return [*found, half] if need and need.fits else found
+
+
+def _offers(recipe: Recipe, catalogs: Path | None, targets: list[str] | None) -> list[cost.Offer]:
+    """The cheapest of each GPU."""
+    by_gpu: dict[str, cost.Offer] = {}
+    for offer in cost.offers(recipe, catalogs, targets):
+        if offer.usd is not None:
+            by_gpu.setdefault(offer.gpu, offer)
+    return list(by_gpu.values())
+
+
+def fleets_of(recipe: Recipe, trainer: Recipe, offer: cost.Offer, worker: WorkerKind) -> list[FleetRow]:
+    """One trainer with all numbers of one kind of worker, by units and steps ahead; as many and as far as the
+    recipe says, where it says it."""
+    shape, config = worker.need.shape, recipe.config
+    step = passes.of_step(trainer, shape)
+    update, switch = update_seconds(trainer, shape, offer.step), switch_seconds(recipe, shape, worker)
+    patch = patch_rate(config) * trained(config, shape)
+    per_gb = egress_per_gb(recipe, worker)
+    group = recipe.sample
+    counts = (group.nodes * group.gpus_per_node // worker.gpus,) if group else COUNTS
+    prompts = config.rollout.prompts_per_step
+    sizes = (config.fleet.unit_prompts,) if group else (*UNITS, prompts)
+    rows = []
+    for size in sorted({min(size, prompts) for size in sizes}):
+        units = unit_seconds(worker, shape, step, size)
+        enough = steps_enough(max(units), POLL_S + switch, update)
+        for ahead in [config.rollout.staleness] if config.rollout.staleness else range(MOST_AHEAD + 1):
+            for count in counts:
+                seconds = played_step(units, count, ahead, update, switch)
+                row = FleetRow(offer, trainer.config.placement.world_size, seconds, worker, count, ahead)
+                rows.append(
+                    replace(row, enough=enough, unit_prompts=size, patch_bytes=patch, egress_per_gb=per_gb)
+                )
+    return rows
+
+
+def egress_per_gb(recipe: Recipe, worker: WorkerKind) -> float:
+    """Dollars of a gigabyte from the recipe's store to a worker; from S3 where no bucket is named yet."""
+    scheme = store(recipe)
+    if STORE_CLOUD.get(scheme) == CAPABILITIES[worker.target].cloud:
+        return 0.0
+    return EGRESS_USD_PER_GB[scheme]
+
+
+def store(recipe: Recipe) -> str:
+    """The scheme of the recipe's bucket; s3 where none is named yet."""
+    scheme = (recipe.storage.bucket or recipe.config.checkpoint.remote).partition("://")[0]
+    return scheme if scheme in EGRESS_USD_PER_GB else "s3"

@@ -1,0 +1,183 @@
+"""What a run publishes: into a folder, and to a hub on loopback that keeps what it is sent."""
+
+import base64
+import json
+import threading
+import xml.etree.ElementTree as ET
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+import torch
+from huggingface_hub import ModelCard
+from safetensors.torch import save_file
+from written_run import write_run
+
+from trainer import config as c
+from trainer.config.run_folder import CONFIG
+from trainer.observe import publish
+
+SCORES = {
+    "benchmarks": {
+        "mathvista": {
+            "accuracy": 0.61,
+            "interval": [0.58, 0.64],
+            "problems": 1000,
+            "published": {"accuracy": 0.682, "model": "Qwen2.5-VL-7B"},
+        }
+    }
+}
+
+
+@pytest.fixture
+def run(tmp_path):
+    folder = tmp_path / "mine"
+    write_run(folder, 12)
+    config = c.load(folder / CONFIG)
+    config = replace(config, model=replace(config.model, path="Qwen/Qwen2.5-VL-3B-Instruct"))
+    config = replace(config, data=replace(config.data, path="/home/somebody/data/mathv60k"))
+    (folder / CONFIG).write_text(c.dump(config))
+    launch = {"recipe": "demo", "commit": "0123abc", "diff": "secret = 1", "locks": {"gpu.txt": "ff" * 32}}
+    data = {"name": "mathv60k", "fingerprint": "aa" * 32, "files": {"train.parquet": "bb" * 32}}
+    (folder / "manifest.json").write_text(json.dumps({"launch": launch, "run": {"data": data}}))
+    (folder / "cost.json").write_text(json.dumps({"usd": 12.5, "hours": 2.0, "planned_usd": 40.0}))
+    weights = folder / "hf"
+    weights.mkdir()
+    save_file({"weight": torch.ones(4)}, weights / "model.safetensors")
+    (weights / "config.json").write_text("{}")
+    return folder
+
+
+def published(run, to, *options):
+    return publish.main([str(run), "--weights", str(run / "hf"), "--to", str(to), *options])
+
+
+def test_nothing_is_sent_without_yes(run, tmp_path, capsys):
+    assert published(run, tmp_path / "out") == 0
+    out = capsys.readouterr().out
+    assert "nothing was sent" in out and "model.safetensors" in out and not (tmp_path / "out").exists()
+
+
+def test_a_folder_holds_weights_card_curves_and_record(run, tmp_path):
+    (tmp_path / "benchmarks.json").write_text(json.dumps(SCORES))
+    assert published(run, tmp_path / "out", "--yes", "--scores", str(tmp_path / "benchmarks.json")) == 0
+    out = tmp_path / "out"
+    names = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
+    assert names == {
+        *("README.md", "curves.svg", "config.json", "model.safetensors"),
+        *("run/config.yaml", "run/manifest.json", "run/metrics.jsonl"),
+    }
+    ET.fromstring((out / "curves.svg").read_text())
+    card = ModelCard.load(out / "README.md")
+    assert card.data.base_model == "Qwen/Qwen2.5-VL-3B-Instruct" and card.data.library_name == "transformers"
+    assert "| mathvista | 61.0% | 58.0% to 64.0% | 1,000 | 68.2% |" in card.text
+    assert (
+        "$12.50 of 40.00 planned" in card.text and "commit `0123abc` with changes that are not" in card.text
+    )
+    assert "mathv60k, fingerprint `aaaa" in card.text and "train.parquet" in card.text
+    assert "launch.py reproduce run/manifest.json" in card.text and "/home/somebody" not in card.text
+
+
+@pytest.mark.parametrize("with_diff", [False, True])
+def test_changes_of_the_tree_are_published_only_when_asked_for(run, tmp_path, with_diff):
+    assert published(run, tmp_path / "out", "--yes", *(["--with-diff"] if with_diff else [])) == 0
+    manifest = json.loads((tmp_path / "out/run/manifest.json").read_text())
+    assert manifest["launch"]["diff"] == ("secret = 1" if with_diff else None)
+
+
+def test_what_cannot_be_published_is_said(run, tmp_path, capsys):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/file").write_text("")
+    assert published(run, tmp_path / "full", "--yes") == 2
+    assert "is not empty" in capsys.readouterr().err
+    (run / "hf/model.safetensors").unlink()
+    assert published(run, tmp_path / "out", "--yes") == 2
+    assert "no weights in" in capsys.readouterr().err
+
+
+class Hub(ThreadingHTTPServer):
+    """The part of the hub that an upload speaks with."""
+
+    def __init__(self, refuse: bool) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.refuse = refuse
+        self.repos: list[dict] = []
+        self.files: dict[str, bytes] = {}
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Hub
+
+    def log_message(self, *_):
+        pass
+
+    def _answer(self, code: int, body: dict) -> None:
+        data = json.dumps(body).encode()
+        self.send_response(code)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def do_GET(self):
+        self._answer(200, {"id": "me/mine", "sha": "0" * 40, "siblings": []})
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        if self.server.refuse:
+            self._answer(403, {"error": "no right to write"})
+        elif self.path == "/api/repos/create":
+            self.server.repos.append(json.loads(body))
+            self._answer(
+                200, {"url": f"http://127.0.0.1:{self.server.server_port}/me/mine", "name": "me/mine"}
+            )
+        elif "/preupload/" in self.path:
+            files = [
+                {**file, "uploadMode": "regular", "shouldIgnore": False} for file in json.loads(body)["files"]
+            ]
+            self._answer(200, {"files": files})
+        elif "/commit/" in self.path:
+            for line in map(json.loads, body.splitlines()):
+                if line["key"] == "file":
+                    self.server.files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
+            address = f"http://127.0.0.1:{self.server.server_port}/me/mine/commit/{'1' * 40}"
+            self._answer(200, {"commitUrl": address, "commitOid": "1" * 40})
+        else:
+            self._answer(200, {})
+
+
+@pytest.fixture
+def hub(monkeypatch):
+    """Starts a hub; `huggingface_hub` speaks with it."""
+    started = []
+
+    def start(refuse=False):
+        server = Hub(refuse)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        started.append(server)
+        address = f"http://127.0.0.1:{server.server_port}"
+        api = publish.huggingface_hub.HfApi
+        monkeypatch.setattr(publish.huggingface_hub.constants, "ENDPOINT", address)
+        monkeypatch.setattr(publish.huggingface_hub, "HfApi", lambda: api(endpoint=address, token="hf_test"))
+        return server
+
+    yield start
+    for server in started:
+        server.shutdown()
+        server.server_close()
+
+
+def test_a_hub_gets_every_file_in_one_commit(run, hub, capsys):
+    server = hub()
+    assert published(run, "me/mine", "--yes", "--private") == 0
+    assert server.repos[0]["name"] == "mine" and "private" in server.repos[0].values()
+    assert server.files["model.safetensors"] == (run / "hf/model.safetensors").read_bytes()
+    assert {"README.md", "curves.svg", "run/manifest.json"} <= server.files.keys()
+    assert "published: " in capsys.readouterr().out
+
+
+def test_a_hub_that_refuses_is_one_line(run, hub, capsys):
+    hub(refuse=True)
+    assert published(run, "me/mine", "--yes") == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and "the hub refuses me/mine" in err and "HF_TOKEN" in err

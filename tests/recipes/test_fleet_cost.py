@@ -1,0 +1,255 @@
+"""Seconds and dollars of fleets of rollout workers: by hand, against the plan's own model, and as they are
+told."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from recipes import cli, fleet_table
+from recipes.plan import cost, decode_slots, fleet_cost, memory, passes
+from recipes.plan.fleet_cost import FleetRow, Fleets
+from recipes.presets import get, resolve
+from recipes.spec import SampleGroup, override
+from trainer.config.budget import trained
+
+ONE, BIG = "grpo-qwen2.5-vl-7b-mathv60k", "grpo-qwen2.5-vl-72b-mathv60k"
+
+
+@pytest.fixture(scope="module")
+def found():
+    return fleet_cost.compare(get(ONE), None, None)
+
+
+def kind(recipe, gpu, gpus=1):
+    """A worker of one GPU kind."""
+    named = replace(recipe, sample=SampleGroup(gpu=gpu, gpus_per_node=gpus, tensor_parallel=gpus))
+    return fleet_cost.kinds(named, None, None)[0]
+
+
+@pytest.mark.parametrize(
+    ("units", "workers", "ahead", "expected"),
+    [
+        ([10.0], 1, 0, 2 + 3 + 10 + 4),  # announced, loaded, sampled, learned: nothing at once
+        ([10.0, 10.0], 1, 0, 2 + 3 + 20 + 4),
+        ([10.0, 10.0], 2, 0, 2 + 3 + 10 + 4),
+        ([10.0], 1, 1, 3 + 10),  # the only worker is what is waited for
+        ([10.0], 2, 1, (2 + 3 + 10 + 4) / 2),  # two steps in each round
+        ([10.0], 4, 3, (2 + 3 + 10 + 4) / 4),
+        ([10.0], 5, 4, 4),  # the trainer waits for nothing
+        ([10.0], 8, 8, 4),
+    ],
+)
+def test_a_step_by_hand(units, workers, ahead, expected):
+    assert fleet_cost.played_step(units, workers, ahead, 4.0, 3.0) == pytest.approx(expected, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("latency", "sync", "update", "steps"), [(10, 5, 4, 4), (15, 5, 10, 2), (5, 1, 10, 1)]
+)
+def test_the_steps_ahead_that_suffice(latency, sync, update, steps):
+    assert fleet_cost.steps_enough(latency, sync, update) == steps
+
+
+@pytest.mark.parametrize(("latency", "update"), [(10.0, 4.0), (25.0, 4.0), (7.0, 9.0)])
+def test_with_enough_ahead_and_workers_the_trainer_never_waits_and_with_one_less_it_does(latency, update):
+    enough = fleet_cost.steps_enough(latency, fleet_cost.POLL_S + 3.0, update)
+    played = [fleet_cost.played_step([latency], 16, ahead, update, 3.0) for ahead in (enough, enough - 1)]
+    assert played[0] == pytest.approx(update) and played[1] > 1.01 * update
+
+
+def test_patches_have_the_measured_sizes():
+    recipe = get(ONE)
+    for rate, measured in fleet_cost.PATCHES:
+        at = override(recipe, [f"optimizer.learning_rate={rate}"])
+        assert fleet_cost.patch_rate(at.config) == pytest.approx(measured)
+    between = fleet_cost.patch_rate(override(recipe, ["optimizer.learning_rate=7e-7"]).config)
+    assert 0.0068 < between < 0.0117
+    assert fleet_cost.patch_rate(override(recipe, ["optimizer.learning_rate=1.0"]).config) == 2.0
+    assert fleet_cost.patch_rate(override(recipe, ["model.dtype=fp32"]).config) == 2.4
+    need = memory.plan(recipe)
+    assert fleet_cost.patch_rate(recipe.config) * trained(recipe.config, need.shape) == pytest.approx(
+        97e6, rel=0.01
+    )
+
+
+def test_egress_is_the_stores_price_and_nothing_in_its_own_cloud():
+    recipe = get(ONE)
+    far = kind(recipe, "L40S")
+    assert far.target == "skypilot-runpod"
+    row = FleetRow(cost.offers(recipe)[0], 8, 40.0, far, 4, 2, patch_bytes=97e6)
+    by_store = {}
+    for bucket in ("s3://mine", "gs://mine", "r2://mine", ""):
+        stored = override(recipe, [f"storage.bucket={bucket}"])
+        by_store[bucket] = replace(row, egress_per_gb=fleet_cost.egress_per_gb(stored, far)).egress_usd
+    expected = {"s3://mine": 0.0349, "gs://mine": 0.0466, "r2://mine": 0.0, "": 0.0349}
+    assert by_store == pytest.approx(expected, rel=0.01)
+    assert (
+        fleet_cost.egress_per_gb(
+            override(recipe, ["storage.bucket=s3://a"]), replace(far, target="skypilot-aws")
+        )
+        == 0
+    )
+    assert (
+        fleet_cost.egress_per_gb(
+            override(recipe, ["storage.bucket=s3://a"]), replace(far, target="skypilot-gcp")
+        )
+        > 0
+    )
+
+
+def test_dollars_of_a_step_by_hand():
+    recipe = get(ONE)
+    offer = replace(cost.offers(recipe)[0], usd_per_hour=10.0)
+    worker = replace(kind(recipe, "L40S"), usd_per_hour=1.0)
+    row = FleetRow(offer, 8, 30.0, worker, 2, 1, patch_bytes=1e8, egress_per_gb=0.09)
+    assert row.usd == pytest.approx(12 * 30 / 3600 + 2 * 0.1 * 0.09)
+    assert FleetRow(offer, 8, 30.0).usd == pytest.approx(10 * 30 / 3600)
+
+
+def test_a_worker_decodes_as_the_plan_says_of_an_engine():
+    """One GPU samples the step of a run on one GPU in the time that the plan has for its rollout."""
+    recipe = override(get("grpo-qwen2.5-vl-3b-mathv60k"), [])
+    need = memory.plan(recipe)
+    worker = kind(recipe, recipe.cluster.gpu)
+    step = passes.of_step(recipe, need.shape)
+    planned = cost.step_time(recipe, recipe.cluster.gpu, 100.0, need)
+    (whole,) = fleet_cost.unit_seconds(worker, need.shape, step, recipe.config.rollout.prompts_per_step)
+    assert whole == pytest.approx(planned.rollout + planned.images, rel=1e-6)
+    parts = fleet_cost.unit_seconds(worker, need.shape, step, 8)
+    assert len(parts) == recipe.config.rollout.prompts_per_step // 8
+    assert max(parts) < whole < sum(parts)
+
+
+def test_losses_are_told_from_gains(found):
+    offer = found.colocated[0].offer
+    alone = FleetRow(replace(offer, usd_per_hour=10.0), 8, 30.0)
+    some = Fleets([alone], [])
+    worker = replace(kind(get(ONE), "L40S"), usd_per_hour=1.0)
+
+    def fleet(step_s, usd_per_hour):
+        return FleetRow(replace(offer, usd_per_hour=usd_per_hour), 8, step_s, worker, 1)
+
+    said = {
+        fleet_table.verdict(fleet(*one), some).partition(":")[0]
+        for one in ((40.0, 10.0), (30.0, 10.0))  # slower; as fast and dearer
+    }
+    assert said == {"loss"}
+    assert fleet_table.verdict(fleet(20.0, 10.0), some) == "gain: 1.50x speed, 0.73x dollars"
+    assert fleet_table.verdict(fleet(29.0, 12.0), some).startswith("faster, dearer")
+    assert fleet_table.verdict(fleet(40.0, 5.0), some).startswith("cheaper, slower")
+    assert some.within(float("inf"), float("inf")) == [alone]
+
+
+def test_slow_cards_one_step_ahead_are_a_loss_and_enough_ahead_are_faster(found):
+    """7B: on an L40S the longest completion takes several updates."""
+    slow = [row for row in found.fleets if row.worker.name == "L40S" and row.gpus == 8]
+    late = [row for row in slow if row.ahead == 1]
+    assert late and all(row.enough > 1 and found.beaten_by(row) for row in late)
+    best = min((row for row in slow if row.ahead >= row.enough), key=lambda row: row.step_s)
+    assert best.step_s < 0.6 * min(row.step_s for row in found.colocated)
+
+
+def test_more_ahead_and_more_workers_are_never_slower(found):
+    by = {}
+    for row in found.fleets:
+        by[row.offer.gpu, row.gpus, row.worker.name, row.unit_prompts, row.ahead, row.count] = row.step_s
+    for (*rest, ahead, count), step_s in by.items():
+        assert by.get((*rest, ahead + 1, count), 0.0) <= step_s * 1.02
+        assert by.get((*rest, ahead, count + 1), 0.0) <= step_s * 1.02
+
+
+def test_an_engine_takes_the_fewest_gpus_that_hold_the_model():
+    workers = {worker.gpu: worker for worker in fleet_cost.kinds(get(BIG), None, None)}
+    assert workers["A100-80GB"].gpus == 4 and workers["L40S"].gpus == 8 and "L4" not in workers
+    assert {worker.gpus for worker in fleet_cost.kinds(get(ONE), None, None)} == {1}
+
+
+def run(capsys, *arguments):
+    code = cli.main(["plan", *arguments])
+    out = capsys.readouterr()
+    return code, " ".join((out.out + out.err).split())
+
+
+def test_the_table_names_the_steps_ahead_the_losses_and_the_egress(capsys):
+    code, said = run(capsys, ONE, "--fleet", "--deadline", "8h")
+    assert code == 0
+    assert "one step ahead is not enough, and a loss: 8 x A100-80GB with" in said
+    assert re.search(r"warning: egress is up to \d+% of a step's dollars: keep the bucket on R2", said)
+    assert re.search(
+        r"cheapest within 8 h: .*--set rollout.staleness=\d .*--set sample.gpu=\w+ --set sample.nodes=", said
+    )
+    changes = re.findall(r"--set (\S+)", said.rpartition("expected")[2])
+    chosen = fleet_cost.compare(resolve(ONE, changes), None, None)
+    assert any(row.hours <= 8 for row in chosen.fleets if row.gpus == 8)
+    assert "warning" not in run(capsys, ONE, "--fleet", "--set", "storage.bucket=r2://mine")[1]
+
+
+def test_machines_that_the_recipe_names_are_refused_as_a_loss(capsys):
+    group = ("--set", "sample.gpu=L40S", "--set", "sample.nodes=3")
+    code, said = run(capsys, ONE, "--fleet", *group, "--set", "rollout.staleness=1")
+    assert code == 2 and "loss: 8 x H100 alone is better" in said
+    assert "without workers rollout.staleness saves nothing" in said
+    assert "--set fleet.unit_prompts=64 has it sample a step at once" in said
+
+    group = (*group, "--set", "fleet.unit_prompts=64", "--set", "sample.nodes=6")
+    code, said = run(capsys, ONE, "--fleet", *group, "--set", "rollout.staleness=1")
+    assert code == 2 and "at once" not in said
+    enough = re.search(r"8 x H100 with L40S: [^;]*; --set rollout.staleness=(\d) suffices", said)[1]
+    code, said = run(capsys, ONE, "--fleet", *group, "--set", f"rollout.staleness={enough}")
+    assert code == 0 and "suffices" not in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["sft-qwen2.5-vl-7b-full"], "--fleet: method sft samples none"),
+        (["serve"], "--fleet: serve (serve) trains nothing"),
+        (["demo"], "--fleet: demo runs on CPU workers"),
+        ([ONE, "--set", "lora.rank=8"], "--fleet: rollout workers do not take adapters yet"),
+        ([ONE, "--deadline", "1h"], "nothing is expected to keep the limits: the quickest takes"),
+        ([ONE, "--deadline", "soon"], "write it as 90m, 24h or 3d"),
+    ],
+)
+def test_what_has_no_fleet_is_refused(arguments, said, capsys):
+    code, out = run(capsys, *arguments, "--fleet")
+    assert code == 2 and said in out
+
+
+def test_empty_decode_slots_are_the_share_that_the_longest_completion_leaves():
+    recipe = get(ONE)
+    need = memory.plan(recipe)
+    step = passes.of_step(recipe, need.shape)
+    assert decode_slots.used(recipe, need) == pytest.approx(step.mean / step.longest)
+    narrow = replace(need, kv_cache_tokens=int(step.tokens / 4 / 3))  # four engines, in three waves
+    expected = 3 * step.mean / (step.longest + 2 * step.mean)
+    assert decode_slots.used(recipe, narrow) == pytest.approx(expected, rel=0.01)
+
+
+@pytest.mark.parametrize(("name", "updates"), [(ONE, (4, 1)), (BIG, (4, 1)), (f"{BIG}-orig", (16, 4))])
+def test_four_times_the_prompts_keep_the_optimizers_batch(name, updates):
+    recipe = get(name)
+    more = decode_slots.more_prompts(recipe, 100.0)
+    assert (more.updates, more.before) == updates
+    changed = resolve(name, list(more.changes))
+    assert changed.config.samples_per_update == recipe.config.samples_per_update
+    step = cost.step_time(changed, recipe.cluster.gpu, 100.0, memory.plan(changed))
+    assert more.sample_s == pytest.approx(step.total / changed.config.samples_per_step)
+    assert more.sample_s < 0.9 * more.before_s
+
+
+def test_more_prompts_are_not_proposed_where_rows_are_too_few_or_nothing_samples():
+    assert decode_slots.more_prompts(get("sft-qwen2.5-vl-7b-full"), 100.0) is None
+    assert decode_slots.more_prompts(override(get(ONE), ["data.max_samples=128"]), 100.0) is None
+    short = override(get(ONE), ["rollout.max_tokens=401"])
+    assert decode_slots.used(short, memory.plan(short)) > decode_slots.FULL
+    assert decode_slots.more_prompts(short, 100.0) is None
+
+
+def test_the_plan_says_so(capsys):
+    code, said = run(capsys, ONE)
+    assert code == 0
+    assert re.search(
+        r"80% of the decode slots are empty .* with 4 times the prompts a sample takes \d+ ms", said
+    )
+    assert "--set rollout.prompts_per_step=256 --set algorithm.samples_per_update=512" in said

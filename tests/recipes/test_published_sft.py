@@ -1,0 +1,50 @@
+"""The plan of 4-bit fine-tuning beside what Qwen has published of its first models: one A100, batches of 8
+passes of one row (README of QwenLM/Qwen, Profiling of Memory and Speed)."""
+
+import pytest
+
+from recipes.plan import cost, exchange
+from recipes.plan.cost import token_seconds
+from trainer.config import LoRA, Model, Optimizer, RunConfig
+from trainer.hardware.gpus import gpu_named
+from trainer.hardware.model_shapes import Shape
+
+SHAPES = {
+    "7B": Shape(hidden=4096, layers=32, heads=32, kv_heads=32, intermediate=11008, vocabulary=151936),
+    "14B": Shape(hidden=5120, layers=40, heads=40, kv_heads=40, intermediate=13696, vocabulary=152064),
+    "72B": Shape(hidden=8192, layers=80, heads=64, kv_heads=64, intermediate=24576, vocabulary=152064),
+}
+LENGTHS = (256, 512, 1024, 2048, 4096, 8192)
+SECONDS = {
+    "7B": (3.0, 3.0, 3.5, 7.0, 11.6, 22.3),
+    "14B": (5.3, 6.3, 8.2, 11.8, 20.1, 38.3),
+    "72B": (27.4, 31.5, 41.4, 59.5, 97.7, 179.8),
+}
+"""Seconds of a step with Q-LoRA, by length."""
+CELLS = [(size, *cell) for size, row in SECONDS.items() for cell in zip(LENGTHS, row, strict=True)]
+
+
+def planned(size, length, qlora):
+    shape, card = SHAPES[size], gpu_named("A100-80GB")
+    config = RunConfig(
+        method="sft",
+        lora=LoRA(rank=64, qlora=qlora),
+        model=Model(gradient_checkpointing=True),
+        optimizer=Optimizer(zero_stage=2),
+    )
+    unpack = cost.unpack_seconds(config, shape, card)
+    calls = 3 * cost.passes.module_calls(shape) * cost.MODULE_S
+    time = exchange.update_time(
+        config, shape, [float(length)] * 8, token_seconds(shape, card), 0.0, 0.0, calls, unpack
+    )
+    return time.total
+
+
+@pytest.mark.parametrize(("size", "length", "seconds"), CELLS)
+def test_4_bit_steps_are_about_as_long_as_published(size, length, seconds):
+    assert 0.6 < planned(size, length, True) / seconds < 1.5
+
+
+def test_at_short_rows_unpacking_is_most_of_a_step():
+    assert planned("7B", 256, True) > 2 * planned("7B", 256, False)
+    assert planned("7B", 8192, True) < 1.2 * planned("7B", 8192, False)

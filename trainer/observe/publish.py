@@ -1,0 +1,161 @@
+"""Publishes what a run trained: weights or adapter, a model card, curves, and what it takes to run it again.
+
+    python -m trainer.observe.publish RUN_DIR --weights RUN_DIR/hf --to OWNER/NAME|FOLDER [--yes]
+
+To a repository of the Hugging Face hub (HF_ENDPOINT, HF_TOKEN) or into a folder. Without --yes the files and
+the card are shown and nothing is sent. The changes of the tree that a run was launched from may hold
+anything: they are left out of its manifest unless --with-diff says otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+from huggingface_hub.errors import HfHubHTTPError
+
+from trainer.config import ConfigError, load
+from trainer.config.run_folder import CONFIG, MANIFEST, METRICS
+from trainer.observe.history import read_history
+from trainer.observe.model_card import CURVES, card, curves
+from trainer.observe.report_page import run_name
+
+CARD = "README.md"
+HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
+
+
+def assemble(
+    run_dir: Path, weights: Path, out: Path, scores: Path | None = None, with_diff: bool = False
+) -> list[Path]:
+    """Fills the empty folder `out` with what is published; returns its files.
+
+    Weights are linked where the disk allows it. scores: benchmarks.json of an evaluation of this run.
+    with_diff: the manifest keeps the changes of the tree. Raises ConfigError where something is missing.
+    """
+    history = read_history(run_dir)
+    if not history:
+        raise ConfigError(f"no metrics in {run_dir}: give a run that has made at least one step")
+    if not any(weights.glob("*.safetensors")):
+        raise ConfigError(
+            f"no weights in {weights}: a run exports them at its end (checkpoint.export_hf), and `launch.py"
+            " pull RUN --weights` fetches them"
+        )
+    config = load(run_dir / CONFIG)
+    for path in sorted(weights.iterdir()):
+        if path.is_file():
+            _link(path, out / path.name)
+    manifest = _json(run_dir / MANIFEST)
+    if manifest.get("launch", {}).get("diff") and not with_diff:
+        manifest["launch"]["diff"] = None
+    found = _json(scores) if scores else {}
+    card(run_name(run_dir), config, history, manifest, found, run_dir).save(out / CARD)
+    (out / CURVES).write_text(curves(history, config))
+    (out / "run").mkdir()
+    for name in (CONFIG, METRICS):
+        shutil.copyfile(run_dir / name, out / "run" / name)
+    if manifest:
+        (out / "run" / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
+    return sorted(path for path in out.rglob("*") if path.is_file())
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def to_hub(folder: Path, name: str, private: bool) -> str:
+    """Uploads a folder as one commit of a model repository, which is made if it is not there; returns its
+    address. Raises ConfigError where the hub refuses."""
+    api = huggingface_hub.HfApi()
+    try:
+        url = api.create_repo(name, private=private, exist_ok=True)
+        api.upload_folder(
+            repo_id=name, folder_path=folder, commit_message="Weights, card and record of a run"
+        )
+    except HfHubHTTPError as error:
+        said = str(error).strip().splitlines()[-1]
+        raise ConfigError(
+            f"the hub refuses {name}: {said}; set HF_TOKEN to one that may write there"
+        ) from None
+    return str(url)
+
+
+@dataclass(frozen=True)
+class Publication:
+    """What is published, and where."""
+
+    run_dir: Path
+    weights: Path
+    to: str
+    """OWNER/NAME on the hub, or a folder that holds nothing."""
+    scores: Path | None = None
+    """benchmarks.json of an evaluation of this run."""
+    with_diff: bool = False
+    private: bool = False
+    """A new repository is private."""
+
+    @property
+    def is_hub(self) -> bool:
+        """Whether `to` is a repository. A folder of that name that exists is taken for the folder."""
+        return bool(HUB_NAME.fullmatch(self.to)) and not Path(self.to).exists()
+
+
+def publish(what: Publication, send: bool) -> None:
+    """Shows the files and the card, or sends them. Raises ConfigError."""
+    target = Path(what.to)
+    if not what.is_hub and target.exists() and any(target.iterdir()):
+        raise ConfigError(f"{what.to} is not empty: name a new folder, or OWNER/NAME on the hub")
+    # beside the weights, so that they can be linked
+    with tempfile.TemporaryDirectory(dir=what.weights.parent) as folder:
+        for path in assemble(what.run_dir, what.weights, Path(folder), what.scores, what.with_diff):
+            print(f"{path.relative_to(folder)!s:<40} {path.stat().st_size / 1e6:12.2f} MB")
+        if not send:
+            where = f"the hub as {what.to}" if what.is_hub else f"the folder {what.to}"
+            print(f"\n{(Path(folder) / CARD).read_text()}\nnothing was sent: --yes publishes it to {where}")
+        elif what.is_hub:
+            print(f"published: {to_hub(Path(folder), what.to, what.private)}")
+        else:
+            shutil.copytree(folder, target, dirs_exist_ok=True)
+            print(f"published: {target}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        prog="python -m trainer.observe.publish", description=__doc__, formatter_class=form
+    )
+    parser.add_argument("run", type=Path, help="folder with the run's metrics, configuration, manifest")
+    parser.add_argument("--weights", type=Path, required=True, help="folder that the run exported")
+    parser.add_argument("--to", required=True, metavar="OWNER/NAME|FOLDER")
+    parser.add_argument("--scores", type=Path, metavar="benchmarks.json", help="of an evaluation of this run")
+    parser.add_argument("--with-diff", action="store_true", help="keep the changes of the tree")
+    parser.add_argument("--private", action="store_true", help="a new repository is private")
+    parser.add_argument("--yes", action="store_true", help="send it")
+    args = parser.parse_args(argv)
+    what = Publication(args.run, args.weights, args.to, args.scores, args.with_diff, args.private)
+    try:
+        publish(what, args.yes)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
