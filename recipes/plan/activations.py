@@ -146,10 +146,12 @@ def forward(config: RunConfig, shape: Shape, tokens: int = 0) -> float:
     batch, v = micro_batch(config, shape, tokens), shape.vision
     text = batch.width * batch.tokens * (4 * shape.hidden + 3 * shape.intermediate)
     text += batch.tokens * beside(config, shape, batch.width)
-    if v and v.deepstack:
-        # The stream that features were added to, and all features, as they come and put together.
+    if v:
+        # All features of images, as they come and put together; with DeepStack also the stream that its
+        # features were added to.
         merged = batch.patches // v.merge**2
-        text += batch.width * shape.hidden * (batch.tokens + 2 * (1 + v.deepstack) * merged)
+        stream = batch.tokens if v.deepstack else 0
+        text += batch.width * shape.hidden * (stream + 2 * (1 + v.deepstack) * merged)
     # Attention, before the MLP: the layer's input, a norm's output; q rotated and in order, its output; k and
     # v.
     heads = (3 * shape.heads + 2 * shape.kv_heads) * shape.head_dim
