@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks import fleet_simulation, plan_tables
-from benchmarks.fleet_simulation import LivingWorker, Play, FleetWork
+from benchmarks.fleet_simulation import FleetWork, LivingWorker, Play
 from recipes.plan import fleet_cost
 
 WORK = FleetWork(
