@@ -27,7 +27,9 @@ from recipes.presets import get
 from recipes.spec import Recipe
 
 HERE = Path(__file__).parent
-RECIPE, GPU, WORKER, AHEAD = "grpo-qwen2.5-vl-7b-mathv60k", "A100-80GB", "A100-80GB", 3
+RECIPE = "grpo-qwen2.5-vl-7b-mathv60k"
+GPU, WORKER = "A100-80GB", "A100-80GB"
+AHEAD = 3
 COUNTS = (2, 3)
 LIVES_H = (math.inf, 24.0, 4.0, 1.0, 0.5)
 """Mean hours that a worker lives."""
@@ -76,7 +78,8 @@ class Play:
     """One run, step by step."""
 
     def __init__(self, work: FleetWork, life_s: float, trainer_life_s: float, rng: random.Random) -> None:
-        self.work, self.life_s, self.trainer_life_s, self.rng = work, life_s, trainer_life_s, rng
+        self.work, self.rng = work, rng
+        self.life_s, self.trainer_life_s = life_s, trainer_life_s
         self.machines = [LivingWorker(0.0, 0, self._life(life_s)) for _ in range(work.workers)]
         self.again = 0
         self.workers_lost = 0

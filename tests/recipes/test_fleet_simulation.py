@@ -13,9 +13,16 @@ from benchmarks.fleet_simulation import FleetWork, LivingWorker, Play
 from recipes.plan import fleet_cost
 
 WORK = FleetWork(
-    steps=200, units=(10.0, 12.0), ahead=2, update_s=4.0, switch_s=3.0, workers=2, save_steps=20,
-    worker_back_s=480.0, trainer_back_s=500.0,
-)  # fmt: skip
+    steps=200,
+    units=(10.0, 12.0),
+    ahead=2,
+    update_s=4.0,
+    switch_s=3.0,
+    workers=2,
+    save_steps=20,
+    worker_back_s=480.0,
+    trainer_back_s=500.0,
+)
 
 
 def played(work, life_s=math.inf, trainer_s=math.inf, seed=0):
