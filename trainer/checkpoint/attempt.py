@@ -18,6 +18,7 @@ from pathlib import Path
 from trainer.checkpoint.layout import newest_step, remote_url
 from trainer.config import RunConfig
 from trainer.config.run_store import RunStore
+from trainer.errors import StorageError
 from trainer.exit_codes import (
     EXIT_FENCED,
     EXIT_GAVE_UP,
@@ -47,6 +48,9 @@ FREE = (EXIT_OK, EXIT_INTERRUPTED, EXIT_FENCED, EXIT_GAVE_UP)
 SAME_MACHINE = 3
 """How often one machine may fail its checks in one launch. A platform that assigns it once more has no
 other."""
+
+MOST_NUMBERS = 1000
+"""Numbers that a start tries for its attempt: each may be taken, or be hidden by a listing that lags."""
 
 
 class Fenced(RuntimeError):
@@ -146,6 +150,7 @@ class Attempts(AttemptRecord):
         past = self.past()
         left = self._refuse_spent(past, launch, committed)
         epoch = past[-1].epoch + 1 if past else 1
+        tried = 0
         while True:
             name = f"{epoch}-{secrets.token_hex(3)}"
             mine = {
@@ -160,6 +165,12 @@ class Attempts(AttemptRecord):
             if self.create(epoch, mine):
                 return Attempt(self, name)
             epoch += 1
+            tried += 1
+            if tried == MOST_NUMBERS:
+                raise StorageError(
+                    f"{self.storage.url} keeps nothing of what it acknowledges: {tried} records of an attempt"
+                    " were written and could not be read"
+                )
 
     def count(
         self, committed: int, launch: str, code: int, why: str, machines: Collection[Machine] = ()

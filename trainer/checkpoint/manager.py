@@ -367,7 +367,13 @@ class Checkpoints:
         if self._logs and manifest.get("ahead"):
             self._logs.secure(manifest["ahead"])
         self._check()
-        self.storage.put_bytes(f"{inside}/manifest.json", pack(manifest))
+        packed = pack(manifest)
+        self.storage.put_bytes(f"{inside}/manifest.json", packed)
+        # older checkpoints go for this one
+        if self.storage.size(f"{inside}/manifest.json") != len(packed):
+            raise StorageError(
+                f"step {step} is committed locally only: the store does not have the manifest that it took"
+            )
         self.stored = max(self.stored, step)
         self._commits.append(step)
         self.failures_in_a_row = 0

@@ -128,7 +128,13 @@ def difference(config: RunConfig, recorded: dict[str, Any]) -> str:
             continue
         why = ""
         if key == "run.max_steps":
-            why = f" (optimizer.schedule {config.optimizer.schedule} decays over it)"
+            schedule = config.optimizer.schedule
+            constant = schedule == "constant"
+            why = (
+                " (optimizer.warmup_ratio is a share of it)"
+                if constant
+                else f" (optimizer.schedule {schedule} decays over it)"
+            )
         return (
             f"{key} is {now.get(key)!r}, the checkpoint has {before.get(key)!r}{why}: "
             "set it back, or choose another run.id"
@@ -156,7 +162,7 @@ def _compared(flat: dict[str, Any]) -> dict[str, Any]:
         if any(key == name or key.startswith(name + ".") for name in ignores):
             continue
         if key == "rewards.judge_url":
-            value = bool(value)
+            value = "set" if value else ""
         if key == "rewards.function":
             value = PurePath(str(value)).name
         out[key] = value

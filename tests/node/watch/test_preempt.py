@@ -111,6 +111,21 @@ def test_notice_through_the_flag_file_of_the_node(tmp_path):
     notice.close()
 
 
+def test_a_notice_is_seen_whatever_the_clock_says(tmp_path):
+    """The clock of the node was set back by an hour after the start: the file is older than the process."""
+    env = {preempt.FLAG_VARIABLE: str(tmp_path / "flag"), "SPOTRL_NOTICE_S": "5"}
+    preempt.announce("left over from an earlier run", tmp_path / "flag")
+    os.utime(tmp_path / "flag", (1, 1))
+    notice = Notice(signals=False, env=env)
+    assert notice.poll() is None
+    preempt.announce("SIGTERM on node 3", tmp_path / "flag")
+    back = time.time() - 3600
+    os.utime(tmp_path / "flag", (back, back))
+    assert notice.poll() == "SIGTERM on node 3"
+    assert 4 < notice.remaining_s() <= 5
+    notice.close()
+
+
 def test_any_notice_is_a_notice_for_all():
     assert preempt.agree([None, "SIGTERM", None]) == "SIGTERM"
     assert preempt.agree([None, None]) is None

@@ -146,6 +146,22 @@ def test_a_phase_that_lasts_is_told_once(tmp_path, monkeypatch):
     assert Watchdog(config(tmp_path, first_s=0.2, on_hang="off")).overdue() == ""
 
 
+@pytest.mark.parametrize("set_by_s", [3600.0, -3600.0, 86400.0 * 365])
+def test_a_clock_that_is_set_neither_makes_a_hang_nor_hides_one(tmp_path, monkeypatch, set_by_s):
+    """The phase began an hour ago by the clock of now, or will begin in an hour."""
+    monkeypatch.setattr(watchdog, "LOOK_S", 0.0)
+    dog = Watchdog(config(tmp_path, first_s=0.4))
+    phases = Phases(tmp_path)
+    phases.begin(3, 9)
+    with phases("update"), monkeypatch.context() as clock:
+        assert dog.overdue() == ""
+        real = time.time
+        clock.setattr(time, "time", lambda: real() + set_by_s)
+        assert dog.overdue() == "", "the phase is young"
+        time.sleep(0.5)
+        assert dog.overdue() == "no progress in phase update of step 3 for 1 s (limit 0)"
+
+
 RANK = """
 import os, sys, time
 import torch.distributed as dist

@@ -6,6 +6,7 @@ installed.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -178,6 +179,8 @@ class Notice:
         self._flag = flag_file(env)
         self._server = metadata_server(env)
         self._born = time.time()
+        self._before = self._flagged()
+        """The flag file that lay there already: of an earlier run, if it is old."""
         self._stop = threading.Event()
         self._seen = threading.Event()
         self._signals = None
@@ -196,12 +199,20 @@ class Notice:
     def poll(self) -> str | None:
         """The reason if this process should stop, else None. Costs one stat(); called between phases."""
         if self.reason is None:
-            try:
-                if self._flag.stat().st_mtime >= self._born - 1.0:
+            there = self._flagged()
+            # another file than before counts whatever its time is: clocks are set back, too
+            if there is not None and (there != self._before or there[1] >= self._born - 1.0):
+                with contextlib.suppress(OSError):
                     self._notice(self._flag.read_text() or "notice")
-            except OSError:
-                pass
         return self.reason
+
+    def _flagged(self) -> tuple[int, float] | None:
+        """The flag file's inode and the time of its last change; None without one."""
+        try:
+            status = self._flag.stat()
+        except OSError:
+            return None
+        return status.st_ino, status.st_mtime
 
     def remaining_s(self) -> float:
         """Seconds until the kill is expected; infinite without a notice."""

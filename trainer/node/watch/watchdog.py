@@ -28,6 +28,8 @@ from trainer.observe.history import SLOWED, read_history
 from trainer.observe.node_monitor import Stragglers
 
 LOOK_S = 1.0
+CLOCK_SET_S = 5.0
+"""A clock that moved further than this against the machine's uptime was set."""
 IDLE = "in main_loop"
 """Where a Ray actor is between two calls."""
 HOT = 6
@@ -92,6 +94,7 @@ class Watchdog:
         self.config, self.attach = config, attach
         self._looked = 0.0
         self._born = time.time()
+        self._offset = time.time() - time.monotonic()
         self._told = set[LaneProgress]()
         self._pieces = dict[int, int]()
         self._worked = 0.0
@@ -145,6 +148,7 @@ class Watchdog:
         if watch.on_hang == "off" or time.monotonic() - self._looked < LOOK_S:
             return ""
         self._looked = time.monotonic()
+        self._follow_the_clock()
         state = read_progress(self.config.run.dir)
         if state.get("status") != "running" or state["started_unix_s"] < self._born:
             return ""
@@ -156,10 +160,24 @@ class Watchdog:
                 return line
         return ""
 
+    def _follow_the_clock(self) -> None:
+        """Measures a phase under way anew where this machine's clock was set: by an hour forward it would
+        hang, by an hour back it could hang for an hour."""
+        offset = time.time() - time.monotonic()
+        moved_s = offset - self._offset
+        if abs(moved_s) < CLOCK_SET_S:
+            return
+        self._offset = offset
+        self._born += min(moved_s, 0.0)
+        self._moved = 0.0
+        self._worked = time.time()
+
     def _overdue(self, lane: LaneProgress) -> str:
         """What is to be said of a lane's phase, once; else ""."""
+        now = time.time()
         moved = self._moved if lane.phase in MOVING else 0.0
-        since = time.time() - max(lane.since_unix_s, self._worked, moved)
+        began = lane.since_unix_s if lane.since_unix_s < now + CLOCK_SET_S else 0.0
+        since = now - max(began, self._worked, moved)
         limit = self.limit_s(lane.phase)
         if since <= limit or lane in self._told:
             return ""
