@@ -15,7 +15,7 @@ from tests.fleet.test_verify import EXPECTED, UNIT, good
 from trainer.checkpoint.attempt import Attempts, Fenced
 from trainer.fleet import dispatch
 from trainer.fleet.beats import Beats
-from trainer.fleet.dispatch import Dispatcher, NoWorkers, Refused
+from trainer.fleet.dispatch import Dispatcher, NoWorkers, UnitRefused
 from trainer.fleet.following import Following, Seen
 from trainer.fleet.objects import Objects, mail_key, samples_key, worker_key
 from trainer.fleet.units import pack
@@ -139,7 +139,7 @@ def test_refused_twice_ends_the_run_with_the_reason(head, tmp_path):
     worker.send(good()[:-1])
     until(lambda: one.counts.refused == 1 and worker.mail().mail[0][1].turn == 2)
     worker.send(good()[:-1])
-    with pytest.raises(Refused, match="lacks a completion"):
+    with pytest.raises(UnitRefused, match="lacks a completion"):
         one.take(UNIT)
 
 

@@ -12,21 +12,21 @@ import numpy as np
 import pytest
 
 from trainer.algorithm.traces import ImageRef, Prompt, Trace, completed
-from trainer.fleet.units import UNREADABLE, Sampled, Unit, pack, unpack
-from trainer.fleet.verify import Expected, refusal
+from trainer.fleet.units import UNREADABLE, RolloutUnit, Sampled, pack, unpack
+from trainer.fleet.verify import AskedUnit, refusal
 
 PROMPTS = {3: [5, 6, 7], 8: [5, 9]}
 IMAGES = {3: 1, 8: 0}
 END, OTHER_END = 2, 1
 BANNED = 90
-EXPECTED = Expected(
+EXPECTED = AskedUnit(
     vocabulary=100,
     ends={END, OTHER_END},
     banned={BANNED, 91},
     prompt_ids=lambda split, row: PROMPTS[row],
     images=lambda split, row: IMAGES[row],
 )
-UNIT = Unit(
+UNIT = RolloutUnit(
     name="000004",
     step=7,
     version=6,
@@ -63,7 +63,7 @@ def good() -> list[Trace]:
     ]
 
 
-def why(traces: list[Trace], unit: Unit = UNIT, turn: int = 1, worker: str = "w0") -> str:
+def why(traces: list[Trace], unit: RolloutUnit = UNIT, turn: int = 1, worker: str = "w0") -> str:
     return refusal(UNIT, 1, "w0", unpack(pack(unit, turn, worker, traces)), EXPECTED)
 
 
@@ -100,7 +100,7 @@ def test_a_good_unit_is_taken_and_nothing_is_lost_on_its_way():
             assert np.array_equal(getattr(before, name), getattr(after, name))
         for name in ("group", "row", "index", "shared", "images", "versions", "end"):
             assert getattr(before, name) == getattr(after, name)
-    assert Unit.read(UNIT.to_json()) == UNIT
+    assert RolloutUnit.read(UNIT.to_json()) == UNIT
 
 
 MUTATIONS: dict[str, tuple[Callable[[], str], str]] = {

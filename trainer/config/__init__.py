@@ -23,7 +23,6 @@ from trainer.config.schema import SFT as SFT
 from trainer.config.schema import Checkpoint as Checkpoint
 from trainer.config.schema import Data as Data
 from trainer.config.schema import Evaluation as Evaluation
-from trainer.config.schema import Guards as Guards
 from trainer.config.schema import Logging as Logging
 from trainer.config.schema import Model as Model
 from trainer.config.schema import Optimizer as Optimizer
@@ -32,8 +31,9 @@ from trainer.config.schema import Rewards as Rewards
 from trainer.config.schema import Rollout as Rollout
 from trainer.config.schema import Run as Run
 from trainer.config.schema import RunConfig as RunConfig
-from trainer.config.schema import Watch as Watch
 from trainer.config.split import Split as Split
 from trainer.config.validation import validate as validate
 from trainer.config.validation import validate_saving as validate_saving
+from trainer.config.watching import Guards as Guards
+from trainer.config.watching import Watch as Watch
 from trainer.errors import ConfigError as ConfigError

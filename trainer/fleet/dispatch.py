@@ -20,8 +20,8 @@ from trainer.errors import StorageError
 from trainer.fleet import objects as keys
 from trainer.fleet.objects import Forged, Objects
 from trainer.fleet.scheduler import Given, Scheduler
-from trainer.fleet.units import UNREADABLE, Unit, unpack
-from trainer.fleet.verify import Expected, refusal
+from trainer.fleet.units import UNREADABLE, RolloutUnit, unpack
+from trainer.fleet.verify import AskedUnit, refusal
 
 BEAT_S = 5.0
 """Seconds between two marks of a head or a worker that has nothing new to say."""
@@ -38,7 +38,7 @@ class NoWorkers(ConnectionError):
     """There was no worker for `fleet.wait_s`: the trainer ends, and is started again later."""
 
 
-class Refused(RuntimeError):
+class UnitRefused(RuntimeError):
     """Two workers sent samples of one unit that cannot be trained on."""
 
 
@@ -61,7 +61,7 @@ class Dispatcher:
         self,
         objects: Objects,
         held: Attempt,
-        expected: Expected,
+        expected: AskedUnit,
         *,
         lost_s: float,
         wait_s: float,
@@ -78,7 +78,7 @@ class Dispatcher:
         """The newest beat of every worker that was seen."""
         self._head: dict[str, Any] = {"attempt": held.name, "state": "running", "why": ""}
         self._serial = 0
-        self._units: dict[str, Unit] = {}
+        self._units: dict[str, RolloutUnit] = {}
         self._traces: dict[str, list[Trace]] = {}
         self._taken: set[tuple[str, Given]] = set()
         """(worker, what it was given) whose samples were read."""
@@ -106,14 +106,14 @@ class Dispatcher:
             self._head = self._head | about
             self._write_head()
 
-    def offer(self, units: Sequence[Unit]) -> None:
+    def offer(self, units: Sequence[RolloutUnit]) -> None:
         """Units to be sampled; they begin at once."""
         with self._changed:
             self._units |= {unit.name: unit for unit in units}
             self.scheduler.offer({unit.name: unit.cost for unit in units})
 
-    def take(self, unit: Unit) -> list[Trace]:
-        """Waits for a unit's samples. Raises NoWorkers, Refused, Fenced, StorageError."""
+    def take(self, unit: RolloutUnit) -> list[Trace]:
+        """Waits for a unit's samples. Raises NoWorkers, UnitRefused, Fenced, StorageError."""
         waiting = time.monotonic()
         with self._changed:
             while unit.name not in self._traces:
@@ -129,7 +129,7 @@ class Dispatcher:
             self._units.pop(unit.name)
             return self._traces.pop(unit.name)
 
-    def has(self, units: Sequence[Unit]) -> bool:
+    def has(self, units: Sequence[RolloutUnit]) -> bool:
         """Whether the samples of all these units are there."""
         with self._changed:
             return all(unit.name in self._traces for unit in units)
@@ -267,7 +267,7 @@ class Dispatcher:
         with self._changed:
             times = self.scheduler.fail(given, worker)
         if times >= MOST_REFUSALS or (times and len(self.scheduler.workers) == 1 and given.turn > 1):
-            raise Refused(
+            raise UnitRefused(
                 f"unit {given.unit} was sampled {given.turn} times and refused, the last time because {why}:"
                 " its samples are a function of its seeds, so another worker would send the same"
             )

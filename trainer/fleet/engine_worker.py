@@ -16,7 +16,7 @@ from trainer.fleet.anchors import fill, pretrained
 from trainer.fleet.following import Seen
 from trainer.fleet.mirror import Layout, Mirror
 from trainer.fleet.objects import Anchor, Objects
-from trainer.fleet.units import Unit
+from trainer.fleet.units import RolloutUnit
 from trainer.ranks.process import RankProcess
 
 
@@ -65,7 +65,7 @@ class EngineWorker:
         """The GPU's name, or cpu."""
         return self.process.device_name or "cpu"
 
-    def sample(self, unit: Unit, seen: Seen) -> tuple[list[Trace], float]:
+    def sample(self, unit: RolloutUnit, seen: Seen) -> tuple[list[Trace], float]:
         """A unit's traces with the weights that it asks for, and the seconds that sampling took."""
         from trainer.weights import in_process
 

@@ -10,7 +10,7 @@ from typing import Any
 from trainer.fleet import objects as keys
 from trainer.fleet.objects import Anchor, Forged, Objects
 from trainer.fleet.scheduler import Given
-from trainer.fleet.units import Unit
+from trainer.fleet.units import RolloutUnit
 from trainer.storage.attempt_record import AttemptRecord
 
 NEWER_S = 15.0
@@ -22,7 +22,7 @@ class Seen:
     """What there is to do."""
 
     attempt: str
-    mail: tuple[tuple[Unit, Given], ...]
+    mail: tuple[tuple[RolloutUnit, Given], ...]
     """In order."""
     anchors: tuple[Anchor, ...]
 
@@ -94,7 +94,7 @@ class Following:
         mail = []
         for value in self._signed(keys.mail_key(attempt, self.worker)) or []:
             turn = value.pop("turn")
-            unit = Unit.read(value)
+            unit = RolloutUnit.read(value)
             mail.append((unit, Given(unit.name, turn)))
         anchors = tuple(Anchor(**anchor) for anchor in head["anchors"])
         return Seen(attempt, tuple(mail), anchors)

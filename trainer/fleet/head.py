@@ -26,8 +26,8 @@ from trainer.fleet.mirror import Layout, Version
 from trainer.fleet.objects import Anchor, Objects, first_lineage, next_lineage, secret
 from trainer.fleet.packages import packages
 from trainer.fleet.publish import PublisherPart
-from trainer.fleet.units import Unit
-from trainer.fleet.verify import Expected
+from trainer.fleet.units import RolloutUnit
+from trainer.fleet.verify import AskedUnit
 from trainer.learning.distributed import RankWeights
 from trainer.ranks.ranks import Ranks
 from trainer.sampling.sampler import Ask, SampledGroups
@@ -47,7 +47,7 @@ KEPT_ANCHORS = 2
 class FleetGroups(SampledGroups):
     """What becomes of an ask: its units, each of which a worker samples."""
 
-    def __init__(self, units: list[Unit], fleet: Fleet) -> None:
+    def __init__(self, units: list[RolloutUnit], fleet: FleetSampler) -> None:
         self._units, self._fleet = units, fleet
         self._traces: list[Trace] | None = None
 
@@ -61,7 +61,7 @@ class FleetGroups(SampledGroups):
         return self._traces
 
 
-class Fleet:
+class FleetSampler:
     """A `Sampler` whose engines are on machines of their own."""
 
     beside = True
@@ -107,7 +107,7 @@ class Fleet:
             poll_s=poll_s,
         )
 
-    def _expected(self) -> Expected:
+    def _expected(self) -> AskedUnit:
         """What samples must be like."""
         splits = {"train": self.config.train_split, "evaluation": self.config.evaluation_split}
 
@@ -117,7 +117,7 @@ class Fleet:
             return self.prompter.token_ids(found), len(found.images)
 
         text_config = self.prompter.hf_config.get_text_config()
-        return Expected(
+        return AskedUnit(
             vocabulary=text_config.vocab_size,
             ends=self.prompter.end_token_ids(),
             banned=self.prompter.banned_token_ids(),
@@ -224,7 +224,7 @@ class Fleet:
         units = []
         for start in range(0, len(ask.prompts), size):
             self._made += 1
-            unit = Unit(
+            unit = RolloutUnit(
                 name=f"{self._made:06d}",
                 step=ask.step,
                 version=ask.version,
@@ -239,7 +239,7 @@ class Fleet:
         self.dispatcher.offer(units)
         return FleetGroups(units, self)
 
-    def wait_for(self, units: list[Unit]) -> list[Trace]:
+    def wait_for(self, units: list[RolloutUnit]) -> list[Trace]:
         """The units' traces by group and index, with their text."""
         began = time.monotonic()
         traces = []

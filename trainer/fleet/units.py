@@ -19,7 +19,7 @@ UNREADABLE = (OSError, ValueError, LookupError, EOFError, TypeError, zipfile.Bad
 
 
 @dataclass(frozen=True)
-class Unit:
+class RolloutUnit:
     """Some groups of one step, and all that their samples depend on."""
 
     name: str
@@ -47,7 +47,7 @@ class Unit:
         return asdict(self) | {"prompts": prompts}
 
     @classmethod
-    def read(cls, value: dict[str, Any]) -> Unit:
+    def read(cls, value: dict[str, Any]) -> RolloutUnit:
         """The inverse of `to_json`. Raises TypeError for another record."""
         fields: dict[str, Any] = value | {"prompts": tuple(Prompt(*prompt) for prompt in value["prompts"])}
         return cls(**fields)
@@ -66,7 +66,7 @@ class Sampled:
     """Without their text, which the head decodes from the tokens."""
 
 
-def pack(unit: Unit, turn: int, worker: str, traces: Sequence[Trace]) -> bytes:
+def pack(unit: RolloutUnit, turn: int, worker: str, traces: Sequence[Trace]) -> bytes:
     """A unit's samples as one NumPy archive without pickles."""
     about = {"unit": unit.to_json(), "turn": turn, "worker": worker}
     out = io.BytesIO()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trainer.algorithm.traces import Trace
-from trainer.fleet.units import Sampled, Unit
+from trainer.fleet.units import RolloutUnit, Sampled
 
 ROUNDING = 1e-4
 """Nats above 0 that a log-probability may be by rounding."""
@@ -21,7 +21,7 @@ LEAST_LOGPROB = -1e4
 
 
 @dataclass(frozen=True)
-class Expected:
+class AskedUnit:
     """What the head knows of the model and of its rows."""
 
     vocabulary: int
@@ -35,7 +35,7 @@ class Expected:
     """(split, row) -> images of the row."""
 
 
-def refusal(unit: Unit, turn: int, worker: str, sampled: Sampled, expected: Expected) -> str:
+def refusal(unit: RolloutUnit, turn: int, worker: str, sampled: Sampled, expected: AskedUnit) -> str:
     """Why a unit's samples may not train, as a sentence; empty where they may."""
     asked = unit.to_json()
     for name, value in asked.items():
@@ -63,7 +63,7 @@ def refusal(unit: Unit, turn: int, worker: str, sampled: Sampled, expected: Expe
     return ""
 
 
-def _trace(unit: Unit, row: int, trace: Trace, expected: Expected) -> str:
+def _trace(unit: RolloutUnit, row: int, trace: Trace, expected: AskedUnit) -> str:
     """Why one completion may not train; empty where it may."""
     if trace.row != row:
         return f"it is of row {trace.row}, not of {row}"
@@ -80,7 +80,7 @@ def _trace(unit: Unit, row: int, trace: Trace, expected: Expected) -> str:
     return _completion(unit, trace, expected) or _logprobs(trace)
 
 
-def _completion(unit: Unit, trace: Trace, expected: Expected) -> str:
+def _completion(unit: RolloutUnit, trace: Trace, expected: AskedUnit) -> str:
     """What is wrong with the tokens and with their end."""
     tokens = trace.completion
     if not len(tokens):

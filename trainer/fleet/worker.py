@@ -32,7 +32,7 @@ from trainer.fleet.following import Following, Seen
 from trainer.fleet.objects import Objects, samples_key, secret
 from trainer.fleet.packages import differing, packages
 from trainer.fleet.scheduler import Given
-from trainer.fleet.units import Unit, pack
+from trainer.fleet.units import RolloutUnit, pack
 from trainer.node.watch.preemption import Notice
 from trainer.storage.attempt_record import AttemptRecord
 from trainer.storage.storage import Storage
@@ -186,7 +186,7 @@ class Worker:
                     raise
                 time.sleep(self.poll_s)
 
-    def _sample(self, engine: EngineWorker, seen: Seen, unit: Unit, given: Given) -> None:
+    def _sample(self, engine: EngineWorker, seen: Seen, unit: RolloutUnit, given: Given) -> None:
         assert self.beats is not None
         self.beats.say(state="sampling", unit=given.unit, version=unit.version)
         traces, seconds = engine.sample(unit, seen)

@@ -25,7 +25,7 @@ from trainer.data.prompt_stream import PromptStream
 from trainer.data.reader import Datasets
 from trainer.data.schema import question
 from trainer.errors import StorageError
-from trainer.fleet.head import Fleet
+from trainer.fleet.head import FleetSampler
 from trainer.fleet.objects import secret
 from trainer.hardware.gpus import peak_flops
 from trainer.hardware.model_shapes import shape_of
@@ -75,7 +75,7 @@ class Session:
 
     learner: Learner
     sampler: Sampler
-    fleet: Fleet
+    fleet: FleetSampler
     """The sampler, where `fleet.workers` is not off."""
     metrics: Metrics
 
@@ -183,7 +183,7 @@ class Session:
             colocated = Colocated(config, self.ranks)
             colocated.start()
             return colocated
-        fleet = Fleet(config, self.ranks, self.held, self.datasets, lambda: self.checkpoints.committed)
+        fleet = FleetSampler(config, self.ranks, self.held, self.datasets, lambda: self.checkpoints.committed)
         fleet.start()
         stages.callback(fleet.leave)
         self.fleet = fleet

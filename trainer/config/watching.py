@@ -1,0 +1,66 @@
+"""When a run counts as hung, and what else ends it or is warned of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from trainer.config.ranges import within
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watch:
+    """The launcher's watchdog: when a run without progress counts as hung."""
+
+    on_hang: Literal["end", "warn", "off"] = "end"
+    """end: writes all ranks' stacks, names the rank at fault, and ends the job with a code that restarts
+    it."""
+    factor: float = within(3.0, above=1)
+    """A phase hangs when it takes this many times its median over the last 20 steps, ..."""
+    floor_s: float = within(120.0, above=0)
+    """... and at least this long."""
+    first_s: float = within(900.0, above=0)
+    """Limit of a phase that has never ended before."""
+    start_s: float = within(900.0, above=0)
+    """Limit of the start. Reading and writing files stops this clock, as in the phases of checkpoints and
+    exports."""
+    post_mortem: bool = False
+    """A rank that raises waits for a debugger in place of ending the run (docs/debugging.md)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guards:
+    """Warnings about a run that continues and learns nothing, and which of them end it."""
+
+    end: str = "nonfinite,skipped,engine"
+    """Guards that end the run, separated by commas: nonfinite, reward, engine, spike, skipped, kl, truncated,
+    no_answer, variance, entropy, length, mismatch, disk, memory, expected."""
+    patience: int = within(3, least=1)
+    """Steps in a row before one of them does."""
+    spike_factor: float = within(10.0, above=1)
+    """Gradient norm, in multiples of its median."""
+    loss_factor: float = within(2.0, above=1)
+    """Cross-entropy of supervised fine-tuning, in multiples of its median."""
+    reward_max: float = within(1e6, above=0)
+    """Size of a reward. One beyond 1e30, or not finite, ends the run at once."""
+    kl_max: float = within(1.0, above=0)
+    """KL to the reference, nats per token."""
+    truncated_max: float = within(0.5, above=0)
+    """Share of responses cut at `rollout.max_tokens`."""
+    no_answer_max: float = within(0.9, above=0)
+    """Share of responses without an answer where `rewards.answer` expects it."""
+    zero_std_max: float = within(0.9, above=0)
+    """Share of groups whose responses all earned the same."""
+    entropy_min_share: float = within(0.1, least=0)
+    """Entropy as a share of what it was in the run's first ten steps."""
+    length_min_share: float = within(0.1, least=0)
+    """Mean length of completions as a share of what it was in the run's first ten steps."""
+    mismatch_factor: float = within(10.0, above=1)
+    """Mean log-prob difference of engine and policy, in multiples of what it was in the run's first ten
+    steps. `rollout.sync_tolerance` is its absolute limit (guard engine)."""
+    disk_free_gib: float = within(5.0, least=0)
+    """Free where the run is written, GiB."""
+    host_memory_max: float = within(0.95, above=0)
+    """Share of a host's memory in use."""
+    host_memory_growth: float = within(0.2, above=0)
+    """The same, above what it was in the first ten steps of this process."""
