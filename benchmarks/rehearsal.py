@@ -1,7 +1,7 @@
 """Passes of the recipes at their true shapes on tensors that hold nothing, against the plan: `python -m
-benchmarks.rehearsal`, or with the names of some recipes; with `tables` it only writes the documents' tables anew.
-Arithmetic of what torch would allocate
-(tests/rehearsal/fake_pass.py), so no processor matters to it."""
+benchmarks.rehearsal`, or with the names of some recipes; with `tables` it only writes the tables of the
+documents anew. Arithmetic of what torch would allocate (tests/rehearsal/fake_pass.py), so no processor
+matters to it."""
 
 from __future__ import annotations
 

@@ -4,9 +4,9 @@ grpo-qwen2.5-vl-7b-mathv60k update longest`.
 torch's FakeTensorMode plays what a pass allocates, on which device, and when it would wait for it. Forward
 passes, with gradients and without, and the loss run on fake CUDA tensors, where a tensor on the wrong device
 shows. autograd's engine would ask a driver for its context, so a backward pass runs on fake CPU tensors that
-take the branch for CUDA in attention all the same. Prints one object of JSON: the peak of activations in bytes,
-reads that would wait for the GPU, operations with tensors of two devices, and for a
-roofline the FLOPs of matrix products and the bytes that all other kernels read and write.
+take the branch for CUDA in attention all the same. Prints one object of JSON: the peak of activations in
+bytes, reads that would wait for the GPU, operations with tensors of two devices, and for a roofline the
+FLOPs of matrix products and the bytes that all other kernels read and write.
 """
 
 from __future__ import annotations
@@ -123,8 +123,8 @@ class Watch(TorchDispatchMode):
         return found
 
     def _work(self, func: Any, given: list, made: list, result: Any, args: Any, kwargs: Any) -> None:
-        """Adds what a kernel costs. torch counts attention's products as if every stretch were as long as the
-        longest, and none causal."""
+        """Adds what a kernel costs. torch counts attention's products as if every stretch were as long as
+        the longest, and none causal."""
         if counted := flop_registry.get(func._overloadpacket):
             self.flops += counted(*args, **kwargs, out_val=result)
             return
