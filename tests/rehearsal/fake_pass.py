@@ -147,7 +147,8 @@ def _caller() -> str:
 
 def play(recipe: Recipe, what: str, kind: str) -> dict[str, Any]:
     """One pass over a row. what: `logprobs`, without gradients; `loss`, with what a backward pass will need,
-    and the loss behind it; `update`, the same with the backward pass. kind of row: longest, shared or usual."""
+    and the loss behind it; `update`, the same with the backward pass. kind of row: longest, shared or
+    usual."""
     config = recipe.config
     shape = hub_config.shape(config.model)
     assert shape is not None
