@@ -30,8 +30,8 @@ SHOWN = tuple(f"grpo-qwen2.5-vl-{size}-mathv60k" for size in ("3b", "7b", "32b",
 """Recipes whose rooflines docs/memory.md shows."""
 EACH = (("logprobs", "longest"), ("update", "longest"))
 """(what, kind of row) of the passes that every recipe plays."""
-SHARING = ("grpo-qwen3-vl-2b-mathv60k",)
-"""The recipe that also plays rows whose completions share prompts: repeated keys weigh most in it."""
+SHARING = ("grpo-qwen3-vl-2b-mathv60k", "grpo-qwen2.5-vl-7b-mathv60k")
+"""Recipes that also play rows whose completions share prompts: repeated keys weigh most in the first."""
 LOSS = ("loss", "usual")
 """What the smallest recipe of each kind plays besides: no shape matters to devices and reads."""
 
