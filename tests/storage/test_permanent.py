@@ -15,7 +15,9 @@ import pytest
 from tests import servers
 from tests.storage.test_storage import MIB, blob
 from trainer.config import ConfigError
+from trainer.errors import StorageError
 from trainer.exit_codes import EXIT_CONFIG, EXIT_OK, EXIT_STORAGE
+from trainer.storage import storage
 from trainer.storage.__main__ import main
 from trainer.storage.probe import probe
 from trainer.storage.storage import Storage
@@ -200,6 +202,24 @@ def test_a_store_that_is_away_is_another_code(monkeypatch):
     for name, value in servers.s3_environment(servers.free_port()).items():
         monkeypatch.setenv(name, value)
     assert main(["probe", "s3://bucket/p"]) == EXIT_STORAGE
+
+
+def test_a_store_that_stands_still_is_told_of_soon(monkeypatch, capfd):
+    """It takes the connection and never answers: a listing and a look-up are told of in a minute, in place of
+    the ten that an upload may take."""
+    assert storage.SMALL_TIMEOUT_S == 60.0
+    monkeypatch.setattr(storage, "SMALL_TIMEOUT_S", 1.0)
+    twice = Retry(attempts=2, first_wait_s=0.1, max_wait_s=0.2, request_retries=0, request_retry_s=1.0)
+    with servers.moto() as server, servers.proxy(server.port) as relay:
+        store = Storage("s3://bucket/p", env=servers.s3_environment(relay.port), retry=twice)
+        store.put_bytes("k", b"x")
+        relay.stall()
+        for act in (store.list, lambda: store.size("k")):
+            began = time.monotonic()
+            with pytest.raises(StorageError, match="failed 2 times at s3://bucket/p"):
+                act()
+            assert time.monotonic() - began < 10
+    assert capfd.readouterr().err.count("again in") == 2
 
 
 # --- slow links ---------------------------------------------------------------------------------------------

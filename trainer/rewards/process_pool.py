@@ -25,6 +25,12 @@ MAX_STRETCH = 4.0
 MEMORY_BYTES = 4 << 30
 """Address space of all built-in graders together. A process needs 30 MiB to start."""
 
+OUTPUT_BYTES = 64 << 10
+"""What one process may print; the rest is dropped, else a function that prints fills the run's log and
+disk."""
+LEAK_BYTES = 1 << 30
+"""Memory that a process with a user's function may gain after its first result, before it is replaced."""
+
 
 class Closed(Exception):
     """The pool was closed while a task ran."""
@@ -110,7 +116,15 @@ class ProcessPool:
                 worker = None
             try:
                 worker = worker or self._start()
-                return worker, worker.ask(task, self.deadline_s)
+                result = worker.ask(task, self.deadline_s)
+                if worker.leaks():
+                    print(
+                        f"rewards: a grader's memory grew by {LEAK_BYTES >> 30} GiB: replaced",
+                        file=sys.stderr,
+                    )
+                    self._drop(worker)
+                    return None, result
+                return worker, result
             except Closed:
                 return None, ["error", 0.0]
             except TimeoutError:
@@ -181,8 +195,18 @@ class _GraderProcess:
                 pass_fds=[theirs.fileno()],
                 env=environment,
                 stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+        self._first_bytes = 0
+        threading.Thread(target=_forward, args=(self.process,), daemon=True, name="grader-output").start()
+
+    def leaks(self) -> bool:
+        """Whether it has gained more than LEAK_BYTES since its first result."""
+        held = _memory_bytes(self.process.pid)
+        self._first_bytes = self._first_bytes or held
+        return held - self._first_bytes > LEAK_BYTES
 
     def ask(self, task: list[str], deadline_s: float) -> Any:
         """Result of a task. Raises TimeoutError at the deadline, EOFError if the process is gone.
@@ -201,6 +225,28 @@ class _GraderProcess:
                 raise TimeoutError
             if self.connection.poll(max(left, 0.01)):
                 return json.loads(self.connection.recv_bytes())
+
+
+def _forward(process: subprocess.Popen[bytes]) -> None:
+    """Passes on the first OUTPUT_BYTES that a process prints, and reads the rest."""
+    left = OUTPUT_BYTES
+    assert process.stdout is not None
+    with process.stdout as output:
+        while piece := os.read(output.fileno(), 1 << 16):
+            if left > 0:
+                sys.stderr.write(piece[:left].decode(errors="replace"))
+                sys.stderr.flush()
+                left -= len(piece)
+                if left <= 0:
+                    print("\nrewards: a grader prints more; the rest is dropped", file=sys.stderr, flush=True)
+
+
+def _memory_bytes(pid: int) -> int:
+    """Resident memory of a process; 0 if it is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError, ValueError):
+        return 0
 
 
 def _waited_for_cpu_s(pid: int) -> float:

@@ -36,6 +36,8 @@ Progress = Callable[[int], None]
 """Called with the number of bytes just transferred."""
 TELL_S = 30.0
 """Seconds between progress lines of a long download."""
+SMALL_TIMEOUT_S = 60.0
+"""Deadline of a request that moves little: a listing's page, a look-up, a deletion, an attempt's record."""
 CHUNK_BYTES = 256 << 10
 """Smallest chunk of a download, bytes."""
 
@@ -57,6 +59,7 @@ class Storage:
         self._store, self.limits = open_store(self.url, env, self.retry)
         self.url = self.url.rstrip("/")
         self._slow_store, _ = open_store(self.url, env, self.retry, DOWNLOAD_TIMEOUT_S)
+        self._quick_store, _ = open_store(self.url, env, self.retry, SMALL_TIMEOUT_S)
         self._ranges = True
 
     def __repr__(self) -> str:
@@ -175,7 +178,9 @@ class Storage:
     def put_bytes(self, key: str, data: bytes) -> None:
         """Writes a small object in one request."""
         self._try(
-            f"upload of {key}", lambda: obstore.put(self._store, key, data, use_multipart=False), whole=True
+            f"upload of {key}",
+            lambda: obstore.put(self._store, key, data, use_multipart=False),
+            whole=True,
         )
 
     def create(self, key: str, data: bytes) -> bool:
@@ -189,14 +194,14 @@ class Storage:
 
         def put() -> None:
             try:
-                obstore.put(self._store, key, data, use_multipart=False, mode="create")
+                obstore.put(self._quick_store, key, data, use_multipart=False, mode="create")
             except (exceptions.AlreadyExistsError, exceptions.PreconditionError, FileExistsError):
                 pass
             except (exceptions.NotSupportedError, exceptions.GenericError) as error:
                 if isinstance(error, exceptions.GenericError) and status_of(error) not in (400, 409, 501):
                     raise
                 if not self.exists(key):
-                    obstore.put(self._store, key, data, use_multipart=False)
+                    obstore.put(self._quick_store, key, data, use_multipart=False)
 
         self._try(f"upload of {key}", put, whole=True)
         try:
@@ -219,7 +224,7 @@ class Storage:
         """(key, bytes) of every object below the folder `prefix`, sorted."""
 
         def fetch() -> Listing:
-            batches = obstore.list(self._store, prefix=prefix or None, chunk_size=1000)
+            batches = obstore.list(self._quick_store, prefix=prefix or None, chunk_size=1000)
             return sorted((meta["path"], meta["size"]) for batch in batches for meta in batch)
 
         return self._try(f"listing of {prefix or 'everything'}", fetch, whole=True)
@@ -228,7 +233,7 @@ class Storage:
         """Names of the folders right below this prefix, sorted; what lies in them is not listed."""
 
         def fetch() -> tuple[str, ...]:
-            found = obstore.list_with_delimiter(self._store)["common_prefixes"]
+            found = obstore.list_with_delimiter(self._quick_store)["common_prefixes"]
             return tuple(sorted(str(path).rpartition("/")[2] for path in found))
 
         return self._try("listing of folders", fetch, whole=True)
@@ -240,7 +245,7 @@ class Storage:
     def size(self, key: str) -> int | None:
         """Bytes of the object at `key`; None if there is none."""
         try:
-            return self._try(f"look-up of {key}", lambda: obstore.head(self._store, key)["size"])
+            return self._try(f"look-up of {key}", lambda: obstore.head(self._quick_store, key)["size"])
         except FileNotFoundError:
             return None
 
@@ -249,7 +254,7 @@ class Storage:
 
         def remove(key: str) -> None:
             with contextlib.suppress(FileNotFoundError):
-                obstore.delete(self._store, key)
+                obstore.delete(self._quick_store, key)
 
         for key in keys:
             self._try(f"deletion of {key}", lambda key=key: remove(key))

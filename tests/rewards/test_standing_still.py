@@ -1,0 +1,92 @@
+"""What a run sees of graders that stand still, and of a reward function that loops, prints or leaks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+
+import pytest
+
+from trainer import config
+from trainer.rewards import process_pool
+from trainer.rewards.scorer import Scorer, TimeoutRateError
+
+FUNCTION = """
+import time
+held = []
+def reward(text, reference, answer_type):
+    while text.startswith("loops"):
+        pass
+    while text == "prints":
+        print("x" * 1000)
+    if text == "leaks":
+        held.append(bytearray(b"1") * (48 << 20))
+    return 1.0
+"""
+
+
+@pytest.fixture
+def own(tmp_path):
+    """Settings of a reward function of one's own, with a deadline of a second."""
+    (tmp_path / "own.py").write_text(FUNCTION)
+    spec = f"{tmp_path}/own.py:reward"
+    return config.Rewards(function=spec, workers=1, deadline_s=1.0, max_timeout_rate=0.6)
+
+
+def timed(scorer: Scorer, *texts: str) -> tuple[list[str], float]:
+    began = time.monotonic()
+    outcomes = scorer.score(texts, ["1"] * len(texts), ["math"] * len(texts))
+    seconds = time.monotonic() - began
+    print(f"{texts[0]}: {seconds:.1f} s", file=sys.stderr)
+    return [outcome.verdict for outcome in outcomes], seconds
+
+
+def test_a_function_that_loops_costs_its_deadline_and_ends_the_run_by_name_where_it_is_the_rule(own):
+    with Scorer(own) as scorer:
+        verdicts, seconds = timed(scorer, "loops", "fine")
+        assert verdicts == ["timeout", "correct"] and seconds < 15
+        with pytest.raises(
+            TimeoutRateError, match=r"2 of 2 completions timed out in the grader, .*deadline_s"
+        ):
+            timed(scorer, "loops", "loops too")
+
+
+def test_a_function_that_prints_without_end_is_cut_off(own, capfd):
+    with Scorer(own) as scorer:
+        verdicts, seconds = timed(scorer, "prints", "fine")
+    assert verdicts == ["timeout", "correct"] and seconds < 15
+    said = capfd.readouterr().err
+    assert "a grader prints more; the rest is dropped" in said
+    assert len(said) < 2 * process_pool.OUTPUT_BYTES
+
+
+def test_a_function_that_leaks_is_started_again(own, capfd, monkeypatch):
+    monkeypatch.setattr(process_pool, "LEAK_BYTES", 128 << 20)
+    with Scorer(own) as scorer:
+        for _ in range(8):
+            assert timed(scorer, "leaks")[0] == ["correct"]
+        assert scorer.stats()["perf/grader_restarts"] == 2
+    assert "memory grew by" in capfd.readouterr().err
+
+
+def test_a_grader_that_is_stopped_is_replaced(own):
+    """SIGSTOP, as a debugger or a control group's freezer does it."""
+    with Scorer(own) as scorer:
+        assert timed(scorer, "fine")[0] == ["correct"]
+        (stopped,) = scorer._pool.pids()
+        os.kill(stopped, signal.SIGSTOP)
+        verdicts, seconds = timed(scorer, "stopped", "fine")
+        assert verdicts == ["timeout", "correct"] and seconds < 15
+        assert stopped not in scorer._pool.pids()
+
+
+def test_no_thread_is_left(own):
+    with Scorer(own) as scorer:
+        timed(scorer, "fine")
+    end = time.monotonic() + 10
+    while any(thread.name.startswith("grader") for thread in threading.enumerate()):
+        assert time.monotonic() < end
+        time.sleep(0.05)
