@@ -186,12 +186,9 @@ def logs(run: str, bucket: str, stored: bool) -> int:
 def report(runs: list[str], bucket: str) -> int:
     """One HTML file of a run, or of several over each other."""
     try:
-        folders = [files(run, bucket) for run in runs]
+        folders = _with_costs(runs, bucket)
     except SystemExit as refused:  # the mirror has said why
         return int(refused.code or 0)
-    for run, folder in zip(runs, folders, strict=True):
-        if run_record.known(run):
-            _note_costs(run, folder)
     out = run_record.RUNS / f"report-{'-'.join(Path(run).name for run in runs)[:100]}.html"
     command = [sys.executable, "-m", "trainer.observe.report", *map(str, folders), "--out", str(out)]
     return subprocess.run(command).returncode
@@ -200,12 +197,9 @@ def report(runs: list[str], bucket: str) -> int:
 def compare(runs: list[str], bucket: str, expected: str) -> int:
     """Where one run left what was expected of it, or where two part. Returns 1 where they do."""
     try:
-        folders = [files(run, bucket) for run in runs]
+        folders = _with_costs(runs, bucket)
     except SystemExit as refused:  # the mirror has said why
         return int(refused.code or 0)
-    for run, folder in zip(runs, folders, strict=True):
-        if run_record.known(run):
-            _note_costs(run, folder)
     command = [sys.executable, "-m", "trainer.observe.differences", *map(str, folders)]
     return subprocess.run(command + (["--expected", expected] if expected else [])).returncode
 
@@ -223,6 +217,15 @@ def publish(run: str, bucket: str, to: str, scores: str, flags: list[str]) -> in
     if scores:
         command += ["--scores", str(files(scores) / "benchmarks.json")]
     return subprocess.run(command, env=_env()).returncode
+
+
+def _with_costs(runs: list[str], bucket: str) -> list[Path]:
+    """The runs' folders, each with the dollars that this desk knows of. Raises as `files`."""
+    folders = [files(run, bucket) for run in runs]
+    for run, folder in zip(runs, folders, strict=True):
+        if run_record.known(run):
+            _note_costs(run, folder)
+    return folders
 
 
 def _note_costs(run: str, folder: Path) -> None:
