@@ -78,9 +78,8 @@ def test_a_run_fed_by_workers_is_the_colocated_run(run_config, tmp_path, dtype, 
     folder = tmp_path / "stored"
     with rclone(folder) if store == "s3" else contextlib.nullcontext() as server:
         bucket = "s3://bucket/runs" if server else str(folder / "bucket/runs")
-        job = FleetJob(
-            run_config("fleet", *options), tmp_path / "fleet", bucket, server.env if server else {}
-        )
+        env = server.env if server else {}
+        job = FleetJob(run_config("fleet", *options), tmp_path / "fleet", bucket, env)
         try:
             job.add_worker("w0")
             job.add_worker("w1")

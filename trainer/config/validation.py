@@ -115,7 +115,7 @@ def _refused_fleet(c: RunConfig) -> list[tuple[bool, str]]:
         (
             bool(c.rollout.staleness),
             (
-                f"fleet.workers with rollout.staleness {c.rollout.staleness} is not shown to equal the same run"
+                f"fleet.workers with rollout.staleness {c.rollout.staleness} is not shown to equal the run"
                 " without a fleet: set rollout.staleness to 0, or fleet.workers to off"
             ),
         ),
