@@ -171,14 +171,19 @@ def hosts() -> str:
     return "\n".join([head, "|---" * 6 + "|", *map(memory_row, trainings())])
 
 
-def main() -> None:
-    """Writes the tables between their marks."""
-    text = DOCS.read_text()
-    for name, table in (("times", times()), ("hosts", hosts())):
-        begin, end = f"<!-- {name}: python -m benchmarks.plan_tables -->\n", f"\n<!-- end of {name} -->"
+def write(page: Path, command: str, tables: dict[str, str]) -> None:
+    """Writes tables into a page, each between its marks; the first names the command."""
+    text = page.read_text()
+    for name, table in tables.items():
+        begin, end = f"<!-- {name}: {command} -->\n", f"\n<!-- end of {name} -->"
         before, rest = text.split(begin)
         text = before + begin + table + end + rest.split(end, 1)[1]
-    DOCS.write_text(text)
+    page.write_text(text)
+
+
+def main() -> None:
+    """Writes the tables between their marks."""
+    write(DOCS, "python -m benchmarks.plan_tables", {"times": times(), "hosts": hosts()})
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Passes of the recipes at their true shapes on tensors that hold nothing, against the plan: `python -m
-benchmarks.rehearsal`. Arithmetic of what torch would allocate (tests/rehearsal/fake_pass.py), so no processor
+benchmarks.rehearsal`, or with the names of some recipes; with `tables` it only writes the tables of the
+documents anew. Arithmetic of what torch would allocate (tests/rehearsal/fake_pass.py), so no processor
 matters to it."""
 
 from __future__ import annotations
@@ -13,20 +14,81 @@ from typing import Any
 import torch
 import transformers
 
-from recipes.plan import cost, hub_config
-from recipes.presets import get
+from benchmarks import plan_tables
+from recipes.plan import activations, cost, hub_config
+from recipes.presets import RECIPES, get
+from recipes.spec import Recipe
+from trainer.config import RunConfig
+from trainer.config.budget import logprob_tokens, longest_sample, micro_batch_tokens
+from trainer.config.run_folder import write_whole
 from trainer.hardware.gpus import gpu_named
+from trainer.hardware.model_shapes import Shape
 
 OUT = Path(__file__).with_suffix(".json")
-RECIPES = tuple(f"grpo-qwen2.5-vl-{size}-mathv60k" for size in ("3b", "7b", "32b", "72b"))
-WHATS = ("logprobs", "update")
-LONGEST, USUAL = KINDS = ("longest", "full")
+HOUR = Path(__file__).parents[1] / "docs/first-gpu-hour.md"
+SHOWN = tuple(f"grpo-qwen2.5-vl-{size}-mathv60k" for size in ("3b", "7b", "32b", "72b"))
+"""Recipes whose rooflines docs/memory.md shows."""
+EACH = (("logprobs", "longest"), ("update", "longest"))
+"""(what, kind of row) of the passes that every recipe plays."""
+SHARING = ("grpo-qwen3-vl-2b-mathv60k", "grpo-qwen2.5-vl-7b-mathv60k")
+"""Recipes that also play rows whose completions share prompts: repeated keys weigh most in the first."""
+LOSS = ("loss", "usual")
+"""What the smallest recipe of each kind plays besides: no shape matters to devices and reads."""
+
+
+def decides(recipe: Recipe) -> tuple[Any, ...]:
+    """All that a pass depends on: recipes with the same play the same passes."""
+    config = recipe.config
+    shape = hub_config.shape(config.model)
+    assert shape is not None
+    budget = micro_batch_tokens(config, shape), logprob_tokens(config, shape), longest_sample(config)
+    vision = config.model.max_pixels, config.tower_trained
+    grouped = config.data.prompt_max_tokens, config.rollout.samples_per_prompt
+    lengths = grouped if config.method == "grpo" else ()
+    kinds = config.method, config.model.dtype, config.model.gradient_checkpointing, config.lora
+    return shape, budget, vision if shape.vision else (), lengths, kinds
+
+
+def distinct() -> dict[str, list[str]]:
+    """One recipe for each set of passes that the recipes on GPUs make, and all recipes that make it. Weights
+    in 4 bits are not played: bitsandbytes' kernels are its own."""
+    found: dict[tuple[Any, ...], list[str]] = {}
+    for name in RECIPES:
+        recipe = get(name)
+        played_here = recipe.kind == "train" and not recipe.config.lora.qlora
+        if played_here and recipe.cluster.gpus_per_node:
+            found.setdefault(decides(recipe), []).append(name)
+    return {names[0]: names for names in found.values()}
+
+
+def planned_bytes(config: RunConfig, shape: Shape, learns: bool) -> float:
+    """What the plan has for the pass beside weights and states."""
+    if learns:
+        halves = activations.scored(config, shape), activations.backward(config, shape)
+        return max(sum(parts.values()) for parts in halves)
+    tokens = logprob_tokens(config, shape)
+    return max(activations.forward(config, shape, tokens), activations.logits(config, shape, tokens))
+
+
+def plays(recipe: str) -> tuple[tuple[str, str], ...]:
+    """The passes of a recipe."""
+    smallest: dict[tuple[Any, ...], tuple[int, str]] = {}
+    for name in distinct():
+        config = get(name).config
+        shape = hub_config.shape(config.model)
+        assert shape is not None
+        kind = shape.vision and shape.vision.kind, config.method, bool(config.lora.rank)
+        if kind not in smallest or shape.parameters < smallest[kind][0]:
+            smallest[kind] = shape.parameters, name
+    with_loss = recipe in [name for _, name in smallest.values()]
+    shared = tuple((what, "shared") for what, _ in EACH) if recipe in SHARING else ()
+    return (*EACH, *shared, LOSS) if with_loss else (*EACH, *shared)
 
 
 def played(recipe: str, what: str, kind: str) -> dict[str, Any]:
     """What one pass did, from a process of its own."""
     command = [sys.executable, "-m", "tests.rehearsal.fake_pass", recipe, what, kind]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -49,24 +111,69 @@ def roofline_row(recipe: str, what: str, one: dict[str, Any]) -> str:
     return f"| {size} {what} | {tokens} | {work} | {roof:.2f} | {planned:.2f} | {planned / roof:.2f} |"
 
 
-def main() -> None:
-    found: dict[str, Any] = {
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "passes": {},
-    }
-    for recipe in RECIPES:
-        for what in WHATS:
-            for kind in KINDS:
-                name = f"{recipe} {what} {kind}"
-                found["passes"][name] = one = played(recipe, what, kind)
-                peak, planned = one["peak_bytes"] / 2**30, one["planned_bytes"] / 2**30
-                print(f"{name:<52} {peak:6.2f} GiB, planned {planned:6.2f}: {peak / planned:.2f}", flush=True)
-    OUT.write_text(json.dumps(found, indent=1) + "\n")
-    for recipe in RECIPES:
-        for what in WHATS:
-            print(roofline_row(recipe, what, found["passes"][f"{recipe} {what} {USUAL}"]))
+def roofline() -> str:
+    """The table of docs/memory.md."""
+    passes = json.loads(OUT.read_text())["passes"]
+    head = (
+        "| pass | tokens | products, TFLOP | other kernels, GB | roofline s | plan s | plan / roofline |\n"
+        + "|---" * 7
+        + "|"
+    )
+    rows = []
+    for recipe in SHOWN:
+        for what, kind in EACH:
+            rows.append(roofline_row(recipe, what, passes[recipe][f"{what}, {kind}"]))
+    return "\n".join([head, *rows])
+
+
+def activation_row(recipe: str, passes: dict[str, Any]) -> str:
+    """The recipe in the table of docs/first-gpu-hour.md: the largest peaks beside the plan."""
+    config = get(recipe).config
+    shape = hub_config.shape(config.model)
+    assert shape is not None
+    cells = [recipe]
+    for what, _ in EACH:
+        peak = max(one["peak_bytes"] for name, one in passes.items() if name.startswith(what))
+        planned = planned_bytes(config, shape, what != "logprobs")
+        cells.append(f"{peak / 2**30:.2f} of {planned / 2**30:.2f} GiB")
+    return "| " + " | ".join(cells) + " |"
+
+
+def peaks() -> str:
+    """The table of docs/first-gpu-hour.md."""
+    passes = json.loads(OUT.read_text())["passes"]
+    rows = [activation_row(recipe, passes[recipe]) for recipe in distinct() if recipe in passes]
+    return "\n".join(["| recipe | log-probabilities | update |", "|---|---|---|", *rows])
+
+
+def write_tables() -> None:
+    """Writes the documents' tables between their marks."""
+    command = "python -m benchmarks.rehearsal tables"
+    plan_tables.write(plan_tables.DOCS, command, {"roofline": roofline()})
+    plan_tables.write(HOUR, command, {"peaks": peaks()})
+
+
+def main(recipes: list[str]) -> None:
+    """Plays the recipes' passes, and merges each into the file at once: several may run."""
+    if recipes == ["tables"]:
+        write_tables()
+        return
+    for recipe in recipes or distinct():
+        for what, kind in plays(recipe):
+            one = played(recipe, what, kind)
+            found = json.loads(OUT.read_text()) if OUT.exists() else {"passes": {}}
+            found |= {"torch": torch.__version__, "transformers": transformers.__version__}
+            found["passes"].setdefault(recipe, {})[f"{what}, {kind}"] = one
+            write_whole(OUT, (json.dumps(found, indent=1) + "\n").encode())
+            config = get(recipe).config
+            shape = hub_config.shape(config.model)
+            assert shape is not None
+            peak = one["peak_bytes"] / 2**30
+            planned = planned_bytes(config, shape, what != "logprobs") / 2**30
+            ratio = peak / planned
+            print(f"{recipe} {what}, {kind}: {peak:.2f} GiB of {planned:.2f}: {ratio:.2f}", flush=True)
+    write_tables()
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

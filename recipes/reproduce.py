@@ -119,7 +119,7 @@ def check_locks(launch: dict[str, Any], tree: Path) -> None:
 def check_config(launch: dict[str, Any], tree: Path) -> None:
     """Raises ConfigError naming the configuration keys that the recipe resolves to otherwise in that tree."""
     script = (
-        "import json, sys; from recipes.commands import resolve; from trainer.config import to_dict;"
+        "import json, sys; from recipes.presets import resolve; from trainer.config import to_dict;"
         "a = json.load(sys.stdin); print(json.dumps(to_dict(resolve(a[0], a[1]).config)))"
     )
     given = json.dumps([launch["recipe"], launch["overrides"]])

@@ -29,7 +29,8 @@ LOGITS_FORWARD = 16
 
 @dataclass(frozen=True, kw_only=True)
 class PassSize:
-    """One micro-batch at its worst: longest prompts with the largest images, longest completions."""
+    """One micro-batch at its worst: longest prompts with the largest images that they can hold, longest
+    completions."""
 
     sequences: int
     tokens: int
@@ -45,9 +46,16 @@ def micro_batch(config: RunConfig, shape: Shape, tokens: int = 0) -> PassSize:
     longest = longest_sample(config)  # which stands alone if it is over the budget
     tokens = max(tokens or micro_batch_tokens(config, shape), longest)
     sequences = tokens // longest
-    patches = config.model.max_pixels // shape.vision.patch**2 if shape.vision else 0
+    patches = largest_image(config, shape.vision) if shape.vision else 0
     width = 2 if config.model.dtype == "bf16" else 4
     return PassSize(sequences=sequences, tokens=tokens, patches=sequences * patches, width=width)
+
+
+def largest_image(config: RunConfig, vision: Vision) -> int:
+    """Patches of the largest image that a sample may have: of `max_pixels`, if the longest prompt holds its
+    tokens. Longer prompts are left out of the data."""
+    room = config.sft.max_tokens if config.method == "sft" else config.data.prompt_max_tokens
+    return min(config.model.max_pixels // vision.patch**2, room * vision.merge**2)
 
 
 def saved(config: RunConfig, shape: Shape) -> dict[str, float]:
@@ -73,8 +81,8 @@ def saved(config: RunConfig, shape: Shape) -> dict[str, float]:
 
 
 def backward(config: RunConfig, shape: Shape) -> dict[str, float]:
-    """The largest of the moments of a backward pass: at the logits, in the last decoder layer, in the
-    tower."""
+    """The largest of the moments of a backward pass: at the logits, in the last decoder layer's MLP and its
+    attention, in the tower."""
     batch, w = micro_batch(config, shape), 2 if config.model.dtype == "bf16" else 4
     keep = saved(config, shape)
     block = min(LOGITS, batch.tokens * shape.vocabulary)
@@ -88,12 +96,23 @@ def backward(config: RunConfig, shape: Shape) -> dict[str, float]:
     )
     # The gradient of a head that is the embedding too waits for the embedding's part, until the pass is over.
     waiting = float(gradient) if shape.tied else 0.0
+    # Prompts' keys are repeated for each completion, in each layer that is kept; their gradients, and one of
+    # these in fp32, come when the MLP's part is gone.
+    keys = repeated_keys(config, shape, batch.tokens)
+    layers = 1 if config.model.gradient_checkpointing else shape.layers
+    mlp = w * shape.intermediate * (2 + 4 * config.model.gradient_checkpointing)
     moments = [
         {"saved activations": sum(keep.values()), "logits": float(logits)},
         {
             "saved activations": keep["layers"] + keep["images"],
             "layer at work": float(batch.tokens * per_token),
-            "repeated keys": repeated_keys(config, shape, batch.tokens),
+            "repeated keys": keys * layers / (layers + 1),
+            "the tied head's gradient": waiting,
+        },
+        {
+            "saved activations": keep["layers"] + keep["images"],
+            "layer at work": float(batch.tokens * (per_token - mlp)),
+            "repeated keys": keys * (layers + 2) / (layers + 1),
             "the tied head's gradient": waiting,
         },
     ]
@@ -122,14 +141,24 @@ def scored(config: RunConfig, shape: Shape) -> dict[str, float]:
 
 def forward(config: RunConfig, shape: Shape, tokens: int = 0) -> float:
     """Bytes of a forward pass without gradients: the images, and of the layer at work the embeddings, the
-    layer's input, the residual stream, a norm's output and three of the MLP's tensors; in the tower also
-    cosines and sines in fp32."""
+    layer's input, the residual stream, a norm's output and three of the MLP's tensors, or what attention
+    takes; in the tower also cosines and sines in fp32."""
     batch, v = micro_batch(config, shape, tokens), shape.vision
     text = batch.width * batch.tokens * (4 * shape.hidden + 3 * shape.intermediate)
     text += batch.tokens * beside(config, shape, batch.width)
-    text += repeated_keys(config, shape, batch.tokens, gradients=False)
+    if v:
+        # All features of images, as they come and put together; with DeepStack also the stream that its
+        # features were added to.
+        merged = batch.patches // v.merge**2
+        stream = batch.tokens if v.deepstack else 0
+        text += batch.width * shape.hidden * (stream + 2 * (1 + v.deepstack) * merged)
+    # Attention, before the MLP: the layer's input, a norm's output; q rotated and in order, its output; k and
+    # v.
+    heads = (3 * shape.heads + 2 * shape.kv_heads) * shape.head_dim
+    attention = batch.width * batch.tokens * (2 * shape.hidden + heads)
+    attention += repeated_keys(config, shape, batch.tokens, gradients=False)
     per_patch = batch.width * (2 * v.hidden + (3 if v.gated else 2) * v.intermediate) + rotary(v) if v else 0
-    return images(config, shape, tokens) + max(text, batch.patches * per_patch)
+    return images(config, shape, tokens) + max(text, attention, batch.patches * per_patch)
 
 
 def adapted(config: RunConfig, shape: Shape, w: int) -> int:
@@ -139,8 +168,8 @@ def adapted(config: RunConfig, shape: Shape, w: int) -> int:
 
 
 def beside(config: RunConfig, shape: Shape, w: int) -> int:
-    """Bytes per token of what an adapter adds to its layer's output, before and after it is scaled."""
-    return w * 2 * shape.intermediate if config.lora.rank else 0
+    """Bytes per token of what an adapter adds to its layer's output."""
+    return w * shape.intermediate if config.lora.rank else 0
 
 
 def mergers(tower: Vision, w: int) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import hosts
 
-from recipes.commands import resolve
+from recipes.presets import resolve
 from recipes.spec import Recipe
 from recipes.targets.render import GENERATED, render
 

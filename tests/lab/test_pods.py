@@ -13,8 +13,8 @@ import hosts
 import pytest
 import yaml
 
-from recipes.commands import resolve
 from recipes.drivers import kubernetes_driver
+from recipes.presets import resolve
 from recipes.targets import kubernetes
 from recipes.targets.render import render
 

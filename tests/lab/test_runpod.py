@@ -12,7 +12,7 @@ import checkout
 import pytest
 import runpod_lab
 
-from recipes.commands import resolve
+from recipes.presets import resolve
 
 pytestmark = [
     pytest.mark.lab,

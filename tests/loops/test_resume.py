@@ -368,7 +368,7 @@ def test_sampled_ahead_on_nodes_that_are_lost_it_is_the_same_run(ahead, undistur
     """Every node is a fresh one: the store had the logs before it had the checkpoint."""
     job = Job(placed(ahead, tmp_path, remote=f"file://{tmp_path}/store", every_steps=2), tmp_path)
     store = tmp_path / "store/small"
-    for phase, step in (("update", 4), ("rollout", 7)):
+    for phase, step in (("update", 4), ("rollout", 5)):  # step 8 is sampled in step 6, the last
         kill_in(job, phase, step)
         newest = max((int(p.parents[1].name[5:]) for p in store.rglob("manifest.json")), default=0)
         logged = {int(p.parent.name[5:]) for p in store.glob("rollouts/step-*/*.npz")}

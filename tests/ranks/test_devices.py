@@ -61,3 +61,28 @@ def test_the_variables_are_those_that_ray_reads():
     assert nvidia_gpu.NOSET_CUDA_VISIBLE_DEVICES_ENV_VAR in SHOW_ALL
     names = {value for name, value in vars(amd_gpu).items() if name.startswith("NOSET_")}
     assert names and names <= set(SHOW_ALL)
+
+
+JOINS = """
+import os, sys
+import torch
+from trainer.config import Placement, RunConfig
+from trainer.ranks.process import RankProcess
+
+torch.cuda.set_device = lambda index: None  # there is none
+cores = int(sys.argv[1])
+os.sched_getaffinity = lambda pid: set(range(cores))
+torch.set_num_threads(1)  # as Ray leaves it
+rank = RankProcess(RunConfig(placement=Placement(device="cuda", workers_per_node=int(sys.argv[2]))))
+rank.meet(0, 0, "127.0.0.1", 1)
+print(torch.get_num_threads())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("cores", "ranks", "threads"), [(26, 1, 26), (208, 8, 26), (4, 8, 1)])
+def test_a_rank_on_a_gpu_computes_with_its_share_of_the_cores(cores, ranks, threads):
+    command = [sys.executable, "-c", JOINS, str(cores), str(ranks)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert int(done.stdout.splitlines()[-1]) == threads

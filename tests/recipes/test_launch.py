@@ -18,9 +18,9 @@ from desk import run, stand_in
 
 import launch
 from recipes import run_record
-from recipes.commands import resolve
 from recipes.drivers import launch_checks, platforms, tokens
 from recipes.plan import cost
+from recipes.presets import resolve
 from recipes.run_record import RunRecord
 from recipes.targets import ssh
 from tests import servers

@@ -22,7 +22,7 @@ from tests.rehearsal.engine_config import CARDS
 
 PYTHON = ROOT / ".venvs/gpu/bin/python"
 GOLDEN = Path(__file__).with_name("engine_config.json")
-RECIPES = tuple(f"grpo-qwen2.5-vl-{size}-mathv60k" for size in ("7b", "72b"))
+RECIPES = tuple(f"grpo-{model}-mathv60k" for model in ("qwen2.5-vl-7b", "qwen2.5-vl-72b", "qwen3-vl-8b"))
 
 
 def found(scratch: Path) -> dict[str, dict]:
@@ -30,20 +30,22 @@ def found(scratch: Path) -> dict[str, dict]:
     from transformers import AutoProcessor
 
     from examples.demo import tiny_model
-    from tests.rehearsal.fake_pass import model_config
+    from tests.rehearsal.models import model_class, model_config
 
     stub = Path(__file__).with_name("driver_stub.c")
     library = scratch / "libcuda.so.1"
     subprocess.run(["gcc", "-shared", "-fPIC", "-w", "-o", str(library), str(stub)], check=True)
-    tiny = tiny_model.build(scratch / "tiny", 0)
     out = {}
     for recipe in RECIPES:
         shape = hub_config.shape(get(recipe).config.model)
         assert shape is not None
         model = model_config(shape)
-        model.architectures = ["Qwen2_5_VLForConditionalGeneration"]
+        model.architectures = [model_class(shape).__name__]
         folder = scratch / recipe
         model.save_pretrained(folder)
+        tiny = scratch / model.model_type
+        if not tiny.exists():
+            tiny_model.build(tiny, 0, "tiny", model.model_type)
         AutoProcessor.from_pretrained(tiny).save_pretrained(folder)
         for card in CARDS:
             command = [str(PYTHON), "-m", "tests.rehearsal.engine_config", recipe, card, str(folder)]
@@ -65,6 +67,7 @@ def test_every_card_of_the_file_keeps_what_the_trainer_rests_on():
     for name, one in json.loads(GOLDEN.read_text()).items():
         assert one["model runner V2"] and one["sleep mode"] and one["prefix caching"], name
         assert one["asynchronous scheduling"] and "FULL" in one["CUDA graphs"], name
+        assert one["largest graph"] == one["sequences"], f"{name}: graphs by need"
         tuned = one["FlashInfer is tuned at the start"]
         assert not tuned or name.endswith("B200"), name
 

@@ -13,9 +13,9 @@ import pytest
 from tests.conftest import ROOT
 
 CASES = (
-    "test_packed_gradients_in_bf16[True]",
-    "test_parity_in_bf16[False]",
-    "test_rates_of_three_billion_parameters",
+    "test_gpu.py::test_packed_gradients_in_bf16[True]",
+    "test_gpu.py::test_parity_in_bf16[False]",
+    "test_gpu_plan.py::test_rates_of_three_billion_parameters",
 )
 
 
@@ -36,7 +36,7 @@ def rehearse(tmp_path, *options: str) -> dict:
 
 @pytest.mark.slow
 def test_the_first_checks_run(tmp_path):
-    figures = rehearse(tmp_path, *(f"tests/gpu/test_gpu.py::{case}" for case in CASES))
+    figures = rehearse(tmp_path, *(f"tests/gpu/{case}" for case in CASES))
     assert figures["packed gradients in bf16, recomputed True: relative error over all"]["value"] < 3e-2
     assert figures["parity, bf16, CUDA graphs: mean |log-prob difference|"]["value"] < 5e-2
     assert figures["3B shape: ours against bare vLLM (aim 0.97)"]["value"] > 0

@@ -26,6 +26,12 @@ from trainer.ranks.devices import position
 T = TypeVar("T")
 
 
+def threads_of_a_gpu(config: RunConfig) -> int:
+    """A rank's share of the cores that its node gives to this run. Ray would leave it one thread for images,
+    for copies to the host, and for Adam where that is on the host."""
+    return max(1, len(os.sched_getaffinity(0)) // config.placement.workers_per_node)
+
+
 class RankProcess:
     """What one rank holds. The driver reaches it through `Ranks`, which calls the methods of its parts.
 
@@ -98,9 +104,7 @@ class RankProcess:
         if self.device.type == "cuda":
             torch.cuda.set_device(local_rank)
             self.device = torch.device("cuda", local_rank)
-            # Ray would leave it one thread, for images, for copies to the host, and for Adam where that is
-            # there.
-            torch.set_num_threads(max(1, (os.cpu_count() or 1) // self.config.placement.workers_per_node))
+            torch.set_num_threads(threads_of_a_gpu(self.config))
             if self.config.run.deterministic == "cuda":
                 torch.use_deterministic_algorithms(True, warn_only=True)
         torch.manual_seed(self.config.run.seed)

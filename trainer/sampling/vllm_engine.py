@@ -144,9 +144,12 @@ def _of_gpu(config: RunConfig) -> dict[str, Any]:
     asked: dict[str, Any] = {
         "gpu_memory_utilization": config.rollout.gpu_memory_utilization,
         "enable_sleep_mode": config.rollout.sleep_level > 0,
-        # Tables and CUDA graphs are made for as many; vLLM's own number depends on the card.
+        # Tables and CUDA graphs are made for as many; vLLM's own number depends on the card, and it makes
+        # graphs of twice as many tokens.
         "max_num_seqs": config.engine_sequences,
     }
+    if not config.rollout.eager:
+        asked["max_cudagraph_capture_size"] = config.engine_sequences
     # Two profiling passes over the whole world, for kernels that these models use on no card but Blackwell.
     if torch.cuda.get_device_capability() < BLACKWELL:
         asked["kernel_config"] = {"enable_flashinfer_autotune": False}

@@ -1,0 +1,138 @@
+"""transformers' models at the recipes' true shapes, of tensors that hold nothing, as the trainer makes
+them."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import (
+    PreTrainedConfig,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
+)
+from transformers.initialization import no_init_weights
+
+from trainer.config import RunConfig
+from trainer.hardware.model_shapes import Shape, Vision
+from trainer.learning import logprobs, lora
+from trainer.learning.zero.setup import exact_frequencies
+
+IMAGE = 151655
+"""Image token of Qwen2.5-VL and Qwen3-VL."""
+VOCABULARY = 151665
+"""Token ids from here on are banned: they are no tokens."""
+
+
+def model_class(shape: Shape) -> Any:
+    """transformers' class for models of this kind."""
+    if shape.vision is None:
+        return Qwen2ForCausalLM
+    return Qwen2_5_VLForConditionalGeneration if shape.vision.gated else Qwen3VLForConditionalGeneration
+
+
+def model_config(shape: Shape) -> PreTrainedConfig:
+    """transformers' configuration of a Qwen2.5, Qwen2.5-VL or Qwen3-VL of this shape."""
+    if shape.vision is None:
+        config: PreTrainedConfig = Qwen2Config(**_text(shape), rope_parameters=_rope({}))
+    elif shape.vision.gated:
+        config = Qwen2_5_VLConfig(
+            text_config=_text(shape) | {"rope_parameters": _rope({"mrope_section": [16, 24, 24]})},
+            vision_config=_tower(shape, shape.vision),
+            tie_word_embeddings=shape.tied,
+            image_token_id=IMAGE,
+        )
+    else:
+        sections = {"mrope_section": [24, 20, 20], "mrope_interleaved": True}
+        text = _text(shape) | {"head_dim": shape.head_dim, "rope_parameters": _rope(sections)}
+        config = Qwen3VLConfig(
+            text_config=text,
+            vision_config=_tower(shape, shape.vision),
+            tie_word_embeddings=shape.tied,
+            image_token_id=IMAGE,
+        )
+    config._attn_implementation = "sdpa"
+    config.dtype = torch.bfloat16
+    return config
+
+
+def _text(shape: Shape) -> dict[str, Any]:
+    return {
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.intermediate,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "vocab_size": shape.vocabulary,
+        "tie_word_embeddings": shape.tied,
+        "layer_types": ["full_attention"] * shape.layers,
+    }
+
+
+def _rope(more: dict[str, Any]) -> dict[str, Any]:
+    return {"rope_type": "default", "rope_theta": 1e6} | more
+
+
+def _tower(shape: Shape, vision: Vision) -> dict[str, Any]:
+    tower: dict[str, Any] = {
+        "depth": vision.depth,
+        "hidden_size": vision.hidden,
+        "intermediate_size": vision.intermediate,
+        "num_heads": vision.heads,
+        "patch_size": vision.patch,
+        "out_hidden_size": shape.hidden,
+    }
+    if vision.gated:
+        return tower | {"fullatt_block_indexes": [7, 15, 23, 31]}
+    every = vision.depth // (vision.deepstack + 1)
+    merged = [every * (number + 1) - 1 for number in range(vision.deepstack)]
+    return tower | {"num_position_embeddings": vision.positions, "deepstack_visual_indexes": merged}
+
+
+@contextmanager
+def nothing_moves() -> Generator[None]:
+    """Modules stay where they were made: adapters are made where they belong, and fake tensors do not know
+    how a module moves."""
+    module: Any = nn.Module
+    to = module.to
+    module.to = lambda self, *_, **__: self
+    try:
+        yield
+    finally:
+        module.to = to
+
+
+def build(config: RunConfig, shape: Shape, fake: FakeTensorMode, device: str) -> tuple[Any, Any]:
+    """transformers' model and the trainer's around it, of fake tensors on `device`."""
+    torch.set_default_dtype(torch.bfloat16)
+    with fake, no_init_weights(), torch.device(device):
+        hf: Any = model_class(shape)(model_config(shape))
+    with fake, torch.device(device):
+        if config.lora.rank:
+            with nothing_moves():
+                lora.inject(hf, config.lora, 0)
+    torch.set_default_dtype(torch.float32)
+    with fake:
+        if shape.tied:
+            hf.tie_weights()
+        exact_frequencies(hf)
+        if config.model.gradient_checkpointing:
+            hf.gradient_checkpointing_enable({"use_reentrant": False})
+        banned = list(range(VOCABULARY, shape.vocabulary))
+        temperature = config.rollout.temperature if config.method == "grpo" else 1.0
+        model = logprobs.LogprobModel(hf, banned, temperature, not config.tower_trained).train()
+        if config.model.freeze_vision and model.has_vision:
+            hf.model.visual.requires_grad_(False)
+        for module in model.modules():  # as `.to(device)` does
+            for name, buffer in list(module._buffers.items()):
+                if buffer is not None:
+                    module._buffers[name] = buffer.to(device)
+    return hf, model
