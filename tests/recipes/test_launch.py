@@ -175,6 +175,7 @@ def test_resume_launches_the_same_run_again(capsys, monkeypatch, tmp_path):
 
 def test_resume_goes_back_to_before_a_step(capsys, monkeypatch, tmp_path):
     stand_in(tmp_path, monkeypatch, "sbatch", "echo 1")
+    stand_in(tmp_path, monkeypatch, "tail", ":")
     recipe = "grpo-qwen2.5-vl-7b-mathv60k"
     run(capsys, "up", recipe, "--target", "slurm", "--run-id", "mine", "--detach")
     code, out, err = run(capsys, "resume", "mine", "--before", "120")
