@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from pathlib import Path
 
 import pytest
 
@@ -14,6 +13,7 @@ from tests.loops.jobs import REWARD, Job
 from tests.servers import rclone
 from trainer.config import RunConfig, override
 from trainer.observe.history import read_history
+from trainer.storage.storage import Storage
 
 STEPS = 5
 
@@ -44,20 +44,17 @@ def run_config(small_config, tmp_path):
     return configured
 
 
-def attack(bucket: Path, job: FleetJob) -> None:
-    """Somebody with access to the bucket and without the key."""
-    fleet = bucket / job.config.run_id / "fleet"
-    (attempt,) = [path.stem for path in (fleet / "about").glob("*.json")]
-    beat = (fleet / "workers/w1.json").read_bytes()
-    (fleet / "workers/stranger.json").write_bytes(os.urandom(32) + b'{"worker": "stranger", "serial": 1}')
-    (fleet / "workers/copied.json").write_bytes(beat)
-    (fleet / f"mail/{attempt}/stranger.json").write_bytes(os.urandom(64))
-    (fleet / "head/99-ffffff.json").write_bytes((fleet / f"head/{attempt}.json").read_bytes())
-    (fleet / "about/99-ffffff.json").write_bytes((fleet / f"about/{attempt}.json").read_bytes())
-    samples = fleet / f"samples/{attempt}/step-00000003"
-    samples.mkdir(parents=True, exist_ok=True)
+def attack(storage: Storage) -> None:
+    """Somebody with access to the run's folder `fleet` and without the key."""
+    ((about, _),) = storage.list("about")
+    attempt = about.removeprefix("about/").removesuffix(".json")
+    storage.put_bytes("workers/stranger.json", os.urandom(32) + b'{"worker": "stranger", "serial": 1}')
+    storage.put_bytes("workers/copied.json", storage.get_bytes("workers/w1.json"))
+    storage.put_bytes(f"mail/{attempt}/stranger.json", os.urandom(64))
+    for folder in ("head", "about"):
+        storage.put_bytes(f"{folder}/99-ffffff.json", storage.get_bytes(f"{folder}/{attempt}.json"))
     for number in range(8, 20):
-        (samples / f"{number:06d}.1-w1.npz").write_bytes(os.urandom(2048))
+        storage.put_bytes(f"samples/{attempt}/step-00000003/{number:06d}.1-w1.npz", os.urandom(2048))
 
 
 @pytest.mark.slow
@@ -81,17 +78,17 @@ def test_a_run_fed_by_workers_is_the_colocated_run(run_config, tmp_path, dtype, 
     folder = tmp_path / "stored"
     with rclone(folder) if store == "s3" else contextlib.nullcontext() as server:
         bucket = "s3://bucket/runs" if server else str(folder / "bucket/runs")
-        job = FleetJob(
-            run_config("fleet", *options), tmp_path / "fleet", bucket, server.env if server else {}
-        )
+        env = server.env if server else {}
+        job = FleetJob(run_config("fleet", *options), tmp_path / "fleet", bucket, env)
         try:
             job.add_worker("w0")
             job.add_worker("w1")
             job.start()
             job.until(lambda: job.in_phase("wait", 2), 600)
             job.workers["w0"].signal(signal.SIGKILL)
-            wait_for(lambda: (folder / "bucket/runs/fleet/fleet/workers/w1.json").exists())
-            attack(folder / "bucket/runs", job)
+            storage = Storage(f"{bucket}/fleet/fleet", env=os.environ | env)
+            wait_for(lambda: storage.exists("workers/w1.json"))
+            attack(storage)
             job.finish()
         finally:
             job.kill()
