@@ -119,8 +119,8 @@ BAD = [
     ),
     (["resume", "nothing"], "no run nothing was launched from here"),
     (["report", "nothing"], "no run at nothing"),
-    (["reproduce", "nothing.json"], "no manifest at nothing.json"),
-    (["reproduce", "docs"], "no manifest at docs/manifest.json"),
+    (["reproduce", "nothing.json"], "/nothing.json"),
+    (["reproduce", "docs"], "/docs/manifest.json"),
 ]
 
 
