@@ -224,7 +224,7 @@ def _(args: argparse.Namespace) -> int:
     argument(
         "--pretrained",
         action="store_true",
-        help="a real model of 135 million parameters learns arithmetic (fetches 93 MB)",
+        help="a real model of 135 million parameters on arithmetic (fetches 93 MB; 10 GB of memory)",
     ),
     example="--set run.max_steps=20 --run-id short\n  python3 launch.py demo --pretrained",
 )

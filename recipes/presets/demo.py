@@ -94,7 +94,7 @@ def _without_promises() -> Recipe:
 
 
 def pretrained() -> Recipe:
-    """A real pretrained model, of 135 million parameters, learns arithmetic from rewards alone."""
+    """A real pretrained model, of 135 million parameters, on arithmetic; rewards alone."""
     data, model = f"${{DATA}}/arithmetic-{key(ARITHMETIC)}", f"${{MODELS}}/smollm2-{key(SMOLLM2)}"
     recipe = _without_promises()
     config = with_parts(
