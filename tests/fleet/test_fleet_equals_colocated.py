@@ -59,7 +59,12 @@ def attack(storage: Storage) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "dtype, world, store", [("fp32", 1, "folder"), ("bf16", 2, "folder"), ("bf16", 1, "s3")]
+    "dtype, world, store",
+    [
+        ("fp32", 1, "folder"),
+        pytest.param("bf16", 2, "folder", marks=pytest.mark.long),
+        pytest.param("bf16", 1, "s3", marks=pytest.mark.long),
+    ],
 )
 def test_a_run_fed_by_workers_is_the_colocated_run(run_config, tmp_path, dtype, world, store):
     """Two workers, of which one is killed in step 2, and forged objects in the bucket."""
