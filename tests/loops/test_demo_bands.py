@@ -31,7 +31,7 @@ def demo(request):
         shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_the_demo_is_within_its_bands(demo, capsys):
     folder = demo("optimizer.schedule=constant")
