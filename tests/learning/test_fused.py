@@ -20,17 +20,15 @@ from trainer.learning.logprobs import LogprobModel
 
 @pytest.fixture
 def plain_functions():
-    """Puts transformers' own rotary functions back afterwards."""
-    kept = [
-        (module, name, getattr(module, name))
-        for key, module in list(sys.modules.items())
-        if key.startswith("transformers.models.qwen")
-        for name in fused.ROTARY
-        if hasattr(module, name)
-    ]
+    """Puts transformers' own rotary functions back afterwards, also in modules that the test loads first."""
     yield
-    for module, name, function in kept:
-        setattr(module, name, function)
+    for key, module in list(sys.modules.items()):
+        if not key.startswith("transformers.models.qwen"):
+            continue
+        for name in fused.ROTARY:
+            function = getattr(module, name, None)
+            if hasattr(function, "_torchdynamo_orig_callable"):
+                setattr(module, name, function._torchdynamo_orig_callable)
 
 
 def loaded(folder, again: bool):
