@@ -23,7 +23,7 @@ import psutil
 from trainer.checkpoint.layout import held_bytes, local_dir
 from trainer.config import ConfigError, RunConfig
 from trainer.config.budget import CHECKPOINT_BYTES_PER_PARAMETER, checkpoints_bytes, downloaded, trained
-from trainer.hardware.host_memory import worker_bytes
+from trainer.hardware.host_memory import available_memory, worker_bytes
 from trainer.hardware.model_shapes import shape_of
 from trainer.node.preflight import compiler, targets
 from trainer.node.preflight.findings import Finding
@@ -90,17 +90,6 @@ def measure(config: RunConfig, env: Mapping[str, str] = os.environ, alone: bool 
         lacks=tuple(compiler.missing(env)) if config.placement.device == "cuda" else (),
         infiniband=Path("/sys/class/infiniband").is_dir() and any(Path("/sys/class/infiniband").iterdir()),
     )
-
-
-def available_memory(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes of memory that this process may still take: the machine's, or the container's if that is less."""
-    machine = psutil.virtual_memory().available
-    try:
-        limit = (cgroup / "memory.max").read_text().strip()
-        used = int((cgroup / "memory.current").read_text())
-    except (OSError, ValueError):
-        return machine
-    return machine if limit == "max" else min(machine, int(limit) - used)
 
 
 def count_gpus(env: Mapping[str, str] = os.environ) -> int | None:
