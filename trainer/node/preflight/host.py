@@ -51,6 +51,8 @@ class Disk:
     need_bytes: int
     write_bytes_per_s: float
     """0 where it was not measured."""
+    writable: bool = True
+    """Whether this process may write there; root may not either on a disk that is mounted read-only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,6 +165,7 @@ def measure_disks(needs: Iterable[tuple[str, Path, int]]) -> Iterator[Disk]:
             free_bytes=free,
             need_bytes=need_bytes,
             write_bytes_per_s=speeds[device],
+            writable=os.access(existing, os.W_OK),
         )
 
 
@@ -313,6 +316,14 @@ def _disks(config: RunConfig, node: NodeEnvironment, disks: tuple[Disk, ...], al
             Finding(check="disk space", nodes=rank, level="fail", figure=figure, remedy=remedy, machine=False)
         )
     for disk in disks:
+        if not disk.writable:
+            figure = f"{disk.path} cannot be written ({disk.purpose})"
+            remedy = "mount it writable, or set run.dir, HF_HOME or SPOTRL_TMP to another disk"
+            found.append(
+                Finding(
+                    check="disk space", nodes=rank, level="fail", figure=figure, remedy=remedy, machine=False
+                )
+            )
         if disk.purpose.startswith("Ray") and disk.filesystem.startswith(NETWORK_FILESYSTEMS):
             figure = f"{disk.purpose} {disk.path} is on {disk.filesystem}, over the network"
             remedy = "set SPOTRL_TMP to a local disk"
