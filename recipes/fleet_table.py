@@ -106,10 +106,10 @@ def _ahead(recipe: Recipe, found: Fleets, rows: list[FleetRow]) -> list[str]:
                 f" for the longest completion; --set rollout.staleness={enough} suffices"
             )
     prompts = recipe.config.rollout.prompts_per_step
-    if recipe.sample and recipe.config.fleet.unit_prompts < prompts:
+    if recipe.sample and 0 < recipe.config.fleet.unit_prompts < prompts:
         lines.append(
             f"units of {recipe.config.fleet.unit_prompts} prompts leave most decode slots of a worker empty:"
-            f" --set fleet.unit_prompts={prompts} has it sample a step at once"
+            " --set fleet.unit_prompts=0 has it sample a step at once"
         )
     losses: dict[str, list[str]] = {}
     for row in found.cheapest([row for row in found.fleets if row.ahead == 1]):
@@ -176,7 +176,9 @@ def options(recipe: Recipe, row: FleetRow) -> str:
         part = "cluster.nodes" if nodes > 1 else "cluster.gpus_per_node"
         sets.append(f"{part}={(nodes if nodes > 1 else recipe.cluster.gpus_per_node) // 2}")
     if row.worker:
-        sets += [f"rollout.staleness={row.ahead}", f"fleet.unit_prompts={row.unit_prompts}"]
+        sets.append(f"rollout.staleness={row.ahead}")
+        if row.unit_prompts < recipe.config.rollout.prompts_per_step:
+            sets.append(f"fleet.unit_prompts={row.unit_prompts}")
         sets += [f"sample.gpu={row.worker.gpu}", f"sample.nodes={row.count}"]
         sets += [f"sample.gpus_per_node={row.worker.gpus}"] if row.worker.gpus > 1 else []
     return " ".join(f"--set {one}" for one in sets)

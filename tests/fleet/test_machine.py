@@ -15,7 +15,7 @@ from trainer.config import Fleet, RunConfig, override
 from trainer.exit_codes import EXIT_PREEMPTED, EXIT_STORAGE
 from trainer.fleet import machine
 from trainer.fleet.following import Following
-from trainer.fleet.machine import Engine, RunOver, engines_of, serve
+from trainer.fleet.machine import RunOver, WorkerOnMachine, engines_of, serve
 from trainer.fleet.objects import KEY_VARIABLE, Objects, about_key, head_key
 from trainer.storage.storage import Storage
 
@@ -33,8 +33,8 @@ def quick(monkeypatch):
         signal.signal(number, handler)
 
 
-def engine(code: str, restarts: int = 2) -> Engine:
-    return Engine([sys.executable, "-c", code], {}, restarts)
+def engine(code: str, restarts: int = 2) -> WorkerOnMachine:
+    return WorkerOnMachine([sys.executable, "-c", code], {}, restarts)
 
 
 def counted(tmp_path, codes: list[int]) -> str:

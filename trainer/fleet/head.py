@@ -223,7 +223,7 @@ class FleetSampler:
         """`Sampler.sample`: returns at once. Raises ValueError for a version that was not published."""
         if ask.version not in self._lineages:
             raise ValueError(f"version {ask.version} of the weights was not published by this attempt")
-        size = self.config.fleet.unit_prompts
+        size = self.config.fleet.unit_prompts or self.config.rollout.prompts_per_step
         units = []
         for start in range(0, len(ask.prompts), size):
             self._made += 1

@@ -40,7 +40,7 @@ FINAL = (EXIT_OK, EXIT_CONFIG, EXIT_PREEMPTED)
 """Codes after which this machine starts no worker again."""
 
 
-class Engine:
+class WorkerOnMachine:
     """One worker's process, and how often it was started again."""
 
     def __init__(self, command: Sequence[str], env: dict[str, str], restarts: int) -> None:
@@ -94,7 +94,9 @@ class Engine:
             self.code = self.process.returncode
 
 
-def serve(engines: Sequence[Engine], over: Callable[[], str], most_s: float, look_s: float = LOOK_S) -> int:
+def serve(
+    engines: Sequence[WorkerOnMachine], over: Callable[[], str], most_s: float, look_s: float = LOOK_S
+) -> int:
     """Tends the workers until all have ended; returns the exit code: that of the first that failed, else 0.
 
     over: why the run needs no worker any more; empty while it does. most_s: after which the machine ends.
@@ -161,7 +163,7 @@ class RunOver:
         return ""
 
 
-def engines_of(config: RunConfig, command: Sequence[str]) -> list[Engine]:
+def engines_of(config: RunConfig, command: Sequence[str]) -> list[WorkerOnMachine]:
     """Starts the workers of `placement`, each with a GPU of its own where there are any."""
     count = config.placement.workers_per_node
     envs: list[dict[str, str]] = [{} for _ in range(count)]
@@ -169,7 +171,7 @@ def engines_of(config: RunConfig, command: Sequence[str]) -> list[Engine]:
         given = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         cards = given.split(",") if given else [str(i) for i in range(count)]
         envs = [{"CUDA_VISIBLE_DEVICES": card} for card in cards[:count]]
-    return [Engine(command, env, config.checkpoint.max_restarts) for env in envs]
+    return [WorkerOnMachine(command, env, config.checkpoint.max_restarts) for env in envs]
 
 
 def main() -> int:
