@@ -485,6 +485,10 @@ def _(args: argparse.Namespace) -> int:
     return delegate("test", args.arguments)
 
 
+WITHIN = "--within=20"
+"""Seconds that a test of the first half may take."""
+
+
 def delegate(what: str, arguments: list[str]) -> int:
     """Commands that need the training environment: data (but not its help), test."""
     if what == "data" and (not arguments or {"-h", "--help"} & set(arguments)):
@@ -494,6 +498,8 @@ def delegate(what: str, arguments: list[str]) -> int:
     if code:
         return code
     command = [f".venvs/{environment}/bin/python", "-m", "data_prep" if what == "data" else "pytest"]
-    # All tests: the quick ones on all cores, then those that bring processes of their own.
-    parts = [["--fast"], ["--rest"]] if what == "test" and not arguments else [arguments]
+    # All tests: those of one process on all cores, then those that bring ranks and servers of their own.
+    parts = [arguments]
+    if what == "test" and not arguments:
+        parts = [["--fast", WITHIN], ["--rest", WITHIN]]
     return max((subprocess.run([*command, *part]).returncode for part in parts), key=abs)
