@@ -10,7 +10,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from recipes import delegated, run_record
+from recipes import run_record
 from recipes.command_line import (
     COMMANDS,
     DRY_RUN,
@@ -27,6 +27,7 @@ from recipes.command_line import (
     command,
     one_of,
 )
+from recipes.delegated import delegate
 from trainer.config import ConfigError
 
 BIG, MIDDLE = "grpo-qwen2.5-vl-72b-mathv60k", "grpo-qwen2.5-vl-7b-mathv60k"
@@ -481,9 +482,9 @@ def _(args: argparse.Namespace) -> int:
 
 @command("data", "prepare, preview, verify and compare datasets", passes_on=True)
 def _(args: argparse.Namespace) -> int:
-    return delegated.delegate("data", args.arguments)
+    return delegate("data", args.arguments)
 
 
 @command("test", "run the tests; --fast: those without engine; all arguments go to pytest", passes_on=True)
 def _(args: argparse.Namespace) -> int:
-    return delegated.delegate("test", args.arguments)
+    return delegate("test", args.arguments)

@@ -29,6 +29,7 @@ from trainer.config import ConfigError
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [["list"], ["--help"]])
 def test_answers_within_a_second(command, tmp_path):
     """Processor time counts, the best of five; modules are compiled before, as they are on a desk."""
@@ -59,7 +60,7 @@ def test_light_commands_import_no_framework():
 def test_tests_and_data_get_their_arguments_whole(given, monkeypatch):
     passed = []
     monkeypatch.setattr(
-        "recipes.delegated.delegate", lambda what, arguments: passed.append((what, arguments)) or 0
+        "recipes.commands.delegate", lambda what, arguments: passed.append((what, arguments)) or 0
     )
     assert launch.main(given) == 0
     assert passed == [(given[0], given[1:])]
@@ -365,7 +366,7 @@ def test_a_demo_waits_for_the_processes_of_a_killed_one_and_leaves_a_running_one
 
 def test_data_reads_files_and_writes_folders_where_the_command_is_given(monkeypatch, tmp_path):
     passed = []
-    monkeypatch.setattr("recipes.delegated.delegate", lambda what, arguments: passed.append(arguments) or 0)
+    monkeypatch.setattr("recipes.commands.delegate", lambda what, arguments: passed.append(arguments) or 0)
     for name in ("mine.jsonl", "photos.zip", "a=b.csv"):
         (tmp_path / name).touch()
     monkeypatch.chdir(tmp_path)
