@@ -7,7 +7,6 @@ code.
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 from pathlib import Path
 
@@ -28,6 +27,7 @@ from recipes.command_line import (
     command,
     one_of,
 )
+from recipes.delegated import delegate
 from trainer.config import ConfigError
 
 BIG, MIDDLE = "grpo-qwen2.5-vl-72b-mathv60k", "grpo-qwen2.5-vl-7b-mathv60k"
@@ -483,17 +483,3 @@ def _(args: argparse.Namespace) -> int:
 @command("test", "run the tests; --fast: those without engine; all arguments go to pytest", passes_on=True)
 def _(args: argparse.Namespace) -> int:
     return delegate("test", args.arguments)
-
-
-def delegate(what: str, arguments: list[str]) -> int:
-    """Commands that need the training environment: data (but not its help), test."""
-    if what == "data" and (not arguments or {"-h", "--help"} & set(arguments)):
-        return subprocess.run([sys.executable, "-m", "data_prep", *(arguments or ["--help"])]).returncode
-    environment = "test" if what == "test" else "cpu"
-    code = subprocess.run(["bash", "trainer/setup.sh", environment]).returncode
-    if code:
-        return code
-    command = [f".venvs/{environment}/bin/python", "-m", "data_prep" if what == "data" else "pytest"]
-    # All tests: the quick ones on all cores, then those that bring processes of their own.
-    parts = [["--fast"], ["--rest"]] if what == "test" and not arguments else [arguments]
-    return max((subprocess.run([*command, *part]).returncode for part in parts), key=abs)
