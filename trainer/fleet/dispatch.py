@@ -81,7 +81,7 @@ class Dispatcher:
         self._serial = 0
         self._units: dict[str, RolloutUnit] = {}
         self._steps: dict[str, int] = {}
-        """Of every unit that was ever offered: samples may come when theirs is long done."""
+        """Step of every unit that was ever offered: samples may come when it is long done."""
         self._traces: dict[str, list[Trace]] = {}
         self._taken: set[tuple[str, Given]] = set()
         """(worker, what it was given) whose samples were read."""

@@ -34,7 +34,10 @@ KEY_VARIABLE = "SPOTRL_FLEET_KEY"
 LEAST_KEY = 16
 """Characters of the shortest secret."""
 SIGNATURE_BYTES = 32
-HEADS, WORKERS, WEIGHTS, SAMPLES, MAIL = "head", "workers", "weights", "samples", "mail"
+WORKERS = "workers"
+WEIGHTS = "weights"
+SAMPLES = "samples"
+MAIL = "mail"
 
 
 class Forged(ValueError):
@@ -111,7 +114,7 @@ def about_key(attempt: str) -> str:
 
 def head_key(attempt: str) -> str:
     """Where the head of an attempt says what there is."""
-    return f"{HEADS}/{attempt}.json"
+    return f"head/{attempt}.json"
 
 
 def version_key(version: int, lineage: str) -> str:
