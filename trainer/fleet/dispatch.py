@@ -6,7 +6,6 @@ trained, while units of later steps are sampled.
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -27,6 +26,8 @@ BEAT_S = 5.0
 """Seconds between two marks of a head or a worker that has nothing new to say."""
 LIST_S = 10.0
 """Seconds between two looks for workers that are new."""
+FORGET_S = 3600.0
+"""Silence after which a worker's mark and mail are deleted; until then they tell a person how it ended."""
 POLL_S = 1.0
 PARALLEL = 8
 """Objects that are read at a time."""
@@ -83,12 +84,16 @@ class Dispatcher:
         self._head: dict[str, Any] = {"attempt": held.name, "state": "running", "why": ""}
         self._serial = 0
         self._units: dict[str, RolloutUnit] = {}
+        self._steps: dict[str, int] = {}
+        """Step of every unit that was ever offered: samples may come when it is long done."""
         self._traces: dict[str, list[Trace]] = {}
         self._taken: set[tuple[str, Given]] = set()
         """(worker, what it was given) whose samples were read."""
         self._mailed: dict[str, list[Given]] = {}
         self._known: set[str] = set()
-        self._strangers: set[str] = set()
+        """Workers with a mark in the bucket."""
+        self._moved: dict[str, tuple[int, float]] = {}
+        """Serial number of each worker's newest mark, and when the head saw that first."""
         self._error: Exception | None = None
         self._changed = threading.Condition()
         self._stop = threading.Event()
@@ -115,6 +120,7 @@ class Dispatcher:
         """Units to be sampled; they begin at once."""
         with self._changed:
             self._units |= {unit.name: unit for unit in units}
+            self._steps |= {unit.name: unit.step for unit in units}
             self.scheduler.offer({unit.name: unit.cost for unit in units})
 
     def take(self, unit: RolloutUnit) -> list[Trace]:
@@ -138,11 +144,6 @@ class Dispatcher:
         """Whether the samples of all these units are there."""
         with self._changed:
             return all(unit.name in self._traces for unit in units)
-
-    def oldest_version(self) -> int:
-        """The oldest version that a unit without samples is to be sampled with."""
-        with self._changed:
-            return min((self._units[name].version for name in self.scheduler.cost), default=sys.maxsize)
 
     def close(self, state: str, why: str) -> None:
         """Ends the thread and says why this head is silent from now on."""
@@ -212,17 +213,30 @@ class Dispatcher:
         if now - self._written >= BEAT_S:
             with self._changed:
                 self._write_head()
-        if now - self._listed >= (LIST_S if self._known else self.poll_s):
-            names = [key for key, _ in self.objects.storage.list(keys.WORKERS)]
-            self._known |= {name.rpartition("/")[2].removesuffix(".json") for name in names}
-            self._listed = now
-            self._mailed.clear()  # mail that somebody has overwritten is written again
-        self._known -= self._strangers  # until the next listing
-        self._strangers.clear()
-        for name, beat in zip(self._known, self._pool.map(self._beat, list(self._known)), strict=True):
+        read = list(self.scheduler.workers)
+        if not read or now - self._listed >= LIST_S:
+            read = self._list_workers(now)
+        for name, beat in zip(read, self._pool.map(self._beat, read), strict=True):
             if beat is not None:
                 self._see(name, beat)
+        if time.monotonic() - now > BEAT_S:  # the store was slow, or away for a while: nobody could be seen
+            with self._changed:
+                self.scheduler.forgive(time.monotonic())
         self._mail()
+
+    def _list_workers(self, now: float) -> list[str]:
+        """Everyone with a mark. Deletes the marks and the mail of those that have been silent for long."""
+        if now - self._listed >= (LIST_S if self._known else self.poll_s):
+            names = [key for key, _ in self.objects.storage.list(keys.WORKERS)]
+            self._known = {name.rpartition("/")[2].removesuffix(".json") for name in names}
+            self._listed = now
+            self._mailed.clear()  # mail that somebody has overwritten is written again
+        for name in [name for name, (_, since) in self._moved.items() if now - since > FORGET_S]:
+            self.objects.storage.delete([keys.worker_key(name), keys.mail_key(self.held.name, name)])
+            self._known.discard(name)
+            self.beats.pop(name, None)
+            del self._moved[name]
+        return sorted(self._known)
 
     def _write_head(self) -> None:
         self._serial += 1
@@ -235,11 +249,11 @@ class Dispatcher:
             beat = self.objects.get_json(keys.worker_key(worker))
         except Forged:
             self.counts.forged += 1
-            self._strangers.add(worker)
+            self._known.discard(worker)  # until the next listing
             return None
-        before = self.beats.get(worker)
-        if beat is None or (before is not None and before["serial"] == beat["serial"]):
+        if beat is None or self._moved.get(worker, (-1, 0.0))[0] == beat["serial"]:
             return None
+        self._moved[worker] = (beat["serial"], time.monotonic())
         return beat if beat["attempt"] == self.held.name else None
 
     def _see(self, worker: str, beat: dict[str, Any]) -> None:
@@ -261,12 +275,17 @@ class Dispatcher:
                 self.scheduler.leave(worker)
 
     def _take_in(self, worker: str, given: Given) -> None:
-        """Reads, checks and keeps what a worker has sent."""
+        """Reads, checks and keeps what a worker has sent, and deletes it in the bucket."""
         unit = self._units.get(given.unit)
+        step = self._steps.get(given.unit, 0)
+        key = keys.samples_key(self.held.name, step, given.unit, given.turn, worker)
         if unit is None or given.unit not in self.scheduler.cost:
             self.counts.late += 1
-            return
-        key = keys.samples_key(self.held.name, unit.step, given.unit, given.turn, worker)
+        else:
+            self._read(worker, given, unit, key)
+        self._pool.submit(self.objects.storage.delete, [key])
+
+    def _read(self, worker: str, given: Given, unit: RolloutUnit, key: str) -> None:
         try:
             sampled = unpack(self.objects.get(key))
             why = refusal(unit, given.turn, worker, sampled, self.expected)
@@ -288,7 +307,6 @@ class Dispatcher:
             completions = self.counts.by_worker.get(worker, 0) + len(sampled.traces)
             self.counts.by_worker[worker] = completions
             self._changed.notify_all()
-        self._pool.submit(self.objects.storage.delete, [key])
 
     def _refuse(self, worker: str, given: Given, why: str) -> None:
         self.counts.refused += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable
@@ -50,7 +51,7 @@ class Following:
         """The launch of the run that this worker was started with, until that has begun; else empty. What an
         earlier launch came to says nothing of this one."""
         self._epoch = 0
-        self._looked = -NEWER_S
+        self._looked = -math.inf
         self._serial = -1
         self._heard = clock()
 
@@ -62,6 +63,10 @@ class Following:
     def silent_s(self) -> float:
         """Seconds for which no head has said anything new."""
         return self._clock() - self._heard
+
+    def doubt(self) -> None:
+        """Something that the head named is gone: the next look is for a newer attempt too."""
+        self._looked = -math.inf
 
     def newest(self) -> str:
         """The newest attempt that has a head; looks for one from time to time."""
@@ -80,6 +85,7 @@ class Following:
         if mine is None or self._awaited:
             return self.attempt
         final = self.record.content("final")
+        # `resume` opens a run that was over: its end was that of another launch
         if final is not None and final["launch"] == mine["launch"]:
             self.over = final["why"]
         if self._signed(keys.about_key(mine["name"])) is not None:

@@ -120,7 +120,7 @@ class Worker:
     def _wait_for_run(self) -> dict[str, Any] | None:
         told = False
         while True:
-            self.following.newest()
+            self.following.look()
             about = self.following.about()
             if self.following.over:
                 self.why = self.following.over
@@ -159,7 +159,7 @@ class Worker:
         done: set[Given] = set()
         attempt, failures = self.following.attempt, 0
         while True:
-            seen = self.following.look()
+            seen = self._look()
             if self.following.over:
                 return self._ended(self.following.over)
             if self.following.silent_s() > self.idle_s:
@@ -182,13 +182,24 @@ class Worker:
                 self._sample(engine, seen, *todo[0])
                 done.add(todo[0][1])
                 failures = 0
+            except StorageError as error:  # the same unit again, as long as the trainer asks for it
+                print(f"worker {self.name}: unit {todo[0][1].unit}: {error}", flush=True)
             except (ValueError, RuntimeError, FileNotFoundError) as error:
                 failures += 1
                 print(f"worker {self.name}: unit {todo[0][1].unit}: {error}", flush=True)
                 if failures == FAILURES:
                     self.beats.goodbye(str(error))
                     raise
+                self.following.doubt()
                 time.sleep(self.poll_s)
+
+    def _look(self) -> Seen | None:
+        """What there is to do; None also while the store is away, which counts as the trainer's silence."""
+        try:
+            return self.following.look()
+        except StorageError as error:
+            print(f"worker {self.name}: {error}", flush=True)
+            return None
 
     def _sample(self, engine: EngineWorker, seen: Seen, unit: RolloutUnit, given: Given) -> None:
         assert self.beats is not None
