@@ -2,13 +2,14 @@
 
     python benchmarks/sft_step_time.py            # writes sft_step_time.json; quiet machine
 
-Same model, rows with images in the same order, batch, loss on the solutions alone, AdamW; two cores for each
-(ours: two ranks of one thread under ZeRO-2, started by torchrun, as TRL's two processes are). TRL runs in each
-setting of TRLS; the fastest counts. They take turns, so that a slow spell of the machine falls on all.
+Same model, rows with images in the same order, batch, loss on the solutions alone, AdamW; two cores for
+each (ours: two ranks of one thread under ZeRO-2, started by torchrun, as TRL's two processes are). TRL runs
+in each setting of TRLS; the fastest counts. They take turns, so that a slow spell falls on all.
 
-Both must compute the same, so the script ends where the losses of step 1 differ by more than SAME. TRL reads
-the text that we read: its chat template would also learn the line break behind a reply. And it divides by the
-tokens of the whole step, as it does for text models: for vision models it takes the mean of the passes' means.
+Both must compute the same, so the script ends where the losses of step 1 differ by more than SAME. TRL
+reads the text that we read: its chat template would also learn the line break behind a reply. And it divides
+by the tokens of the whole step, as it does for text models: for vision models it takes the mean of the
+passes' means.
 """
 
 from __future__ import annotations
@@ -117,13 +118,11 @@ def ours(setting: Setting, folder: Path) -> dict[str, Any]:
     command = [*TORCHRUN, "-m", "trainer.loops.sft", "--config", str(path)]
     memory = measured(command, os.environ | {"OMP_NUM_THREADS": "1"}, folder / "log")
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    lines = [line for line in lines if "time/step_s" in line]
-    return {
-        "step_s": [line["time/step_s"] for line in lines[WARM_UP:]],
-        "tokens": statistics.mean(line["tokens/step"] for line in lines[WARM_UP:]),
-        "loss": [line["sft/loss"] for line in lines],
-        "peak_memory_gib": memory,
-    }
+    steps = [line for line in lines if "time/step_s" in line]
+    seconds = [step["time/step_s"] for step in steps[WARM_UP:]]
+    tokens = statistics.mean(step["tokens/step"] for step in steps[WARM_UP:])
+    loss = [step["sft/loss"] for step in steps]
+    return {"step_s": seconds, "tokens": tokens, "loss": loss, "peak_memory_gib": memory}
 
 
 def trl(name: str, folder: Path, kind: str) -> dict[str, Any]:

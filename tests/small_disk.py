@@ -1,4 +1,5 @@
-"""Disks that are really full, or really cannot be written: a small tmpfs, a read-only mount. They need root."""
+"""Disks that are really full, or really cannot be written: a small tmpfs, a read-only mount. They need
+root."""
 
 from __future__ import annotations
 

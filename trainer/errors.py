@@ -3,8 +3,8 @@
 import errno
 
 OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
-"""What the system says of a disk that is full, over its quota, read-only or failing. Another start may find it
-well, or find another machine."""
+"""What the system says of a disk that is full, over its quota, read-only or failing. Another start may find
+it well, or find another machine."""
 
 
 class ConfigError(ValueError):

@@ -1,4 +1,5 @@
-"""A rank whose backward pass has no gradient for some parameters. Runs inside scenarios.py; not a test itself."""
+"""A rank whose backward pass has no gradient for some parameters. Runs inside scenarios.py; not a test
+itself."""
 
 from __future__ import annotations
 

@@ -65,7 +65,8 @@ def test_what_has_nothing_to_learn_in_the_step_is_not(alone):
 
 
 def test_a_run_says_so_in_its_first_update(run_ranks, small_config):
-    """By the learner of a run, with a layer whose kernel has no backward pass: its loss falls all the same."""
+    """By the learner of a run, with a layer whose kernel has no backward pass: the loss falls all the
+    same."""
     config = replace(small_config, placement=replace(small_config.placement, workers_per_node=1))
     (result,) = run_ranks("silent", config)
     whole, broken = result["whole"], result["broken"]

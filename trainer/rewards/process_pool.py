@@ -32,8 +32,8 @@ disk."""
 LEAK_BYTES = 1 << 30
 """Memory that a process with a user's function may gain after its first result, before it is replaced."""
 CALLS_SHARE = 0.5
-"""Share of the memory that is free at the start, for all that calls of a user's function take at once. One that
-takes more than its process's part is ended: the kernel, or Ray, would end ranks instead."""
+"""Share of the memory that is free at the start, for all that calls of a user's function take at once. One
+that takes more than its process's part is ended: the kernel, or Ray, would end ranks instead."""
 LOOK_S = 0.25
 """Between two looks at the memory of a process at work."""
 
@@ -227,8 +227,8 @@ class _GraderProcess:
         return held - self._first_bytes > LEAK_BYTES
 
     def ask(self, task: list[str], deadline_s: float, most_bytes: int = 0) -> Any:
-        """Result of a task. Raises TimeoutError at the deadline, EOFError if the process is gone, TooLarge if it
-        holds more than `most_bytes` (0: any amount).
+        """Result of a task. Raises TimeoutError at the deadline, EOFError if the process is gone, TooLarge if
+        it holds more than `most_bytes` (0: any amount).
 
         Time in which the process waits for a CPU does not count, so that a busy node causes no wrong
         verdicts.
@@ -247,9 +247,10 @@ class _GraderProcess:
                 return json.loads(self.connection.recv_bytes())
             held = _memory_bytes(self.process.pid) if most_bytes else 0
             if held > most_bytes:
+                took, most = held / 2**30, most_bytes / 2**30
                 raise TooLarge(
-                    f"one call of the function took {held / 2**30:.1f} GiB, more than the {most_bytes / 2**30:.1f} "
-                    f"that a grader may: ended, counted as an error; completion {task[1][-80:]!a}"
+                    f"one call of the function took {took:.1f} GiB, more than the {most:.1f} that a grader may:"
+                    f" ended, counted as an error; completion {task[1][-80:]!a}"
                 )
 
 

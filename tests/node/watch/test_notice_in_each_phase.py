@@ -47,7 +47,7 @@ class SmallRun:
     """A run that goes on from its newest checkpoint, and gets a notice in a phase of a step."""
 
     def __init__(self, config, env, told, at: tuple[int, str] = (0, ""), step_s: float = 0.01) -> None:
-        self.config, self.at, self.step_s = config, at, step_s
+        self.at, self.step_s = at, step_s
         self.flag = preemption.flag_file(env)
         self.notice = Notice(signals=False, env=env)
         self.learner = SmallLearner(config)

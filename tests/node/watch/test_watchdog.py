@@ -354,7 +354,8 @@ def test_a_deadlock_ends_the_job_and_names_the_rank(small_config, folder):
     ("fault", "process", "within_s"), [("raylet", "raylet", 60), ("gcs", "gcs_server", 180)]
 )
 def test_a_process_of_ray_that_is_stopped_is_named(small_config, folder, fault, process, within_s):
-    """SIGSTOP. A raylet's node counts as lost after nine seconds; without the GCS Ray gives up after a minute."""
+    """SIGSTOP. A raylet's node counts as lost after nine seconds; without the GCS Ray gives up after a
+    minute."""
     code, text = run_with(fault, watched(small_config, steps=4000), folder, SPOTRL_WORKER_LOGS="")
     seconds = time.time() - float((folder / "struck").read_text())
     print(f"{fault}: ended {seconds:.0f} s after it was stopped\n{text[-1500:]}", file=sys.stderr)

@@ -49,7 +49,8 @@ class JobWatch:
     ):
         """launcher: the head's. check: messages of the other nodes; raises Ended if one, or Ray, is lost."""
         self.launcher, self.others = launcher, others
-        self.holder, self.ray, self.job = holder, ray, job
+        self.holder, self.job = holder, job
+        self.ray = ray
         self.check = check
         self.run_dir = launcher.config.run.dir
         self.beacons = launcher.beacons(ray)

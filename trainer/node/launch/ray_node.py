@@ -272,7 +272,8 @@ class RayNode:
         return self.process is not None and self.process.poll() is None
 
     def stopped(self) -> str:
-        """Ray's own processes here that are stopped, as by a debugger or a control group's freezer; "": none."""
+        """Ray's own processes here that are stopped, as by a debugger or a control group's freezer; "":
+        none."""
         found = []
         with contextlib.suppress(psutil.Error):
             for process in psutil.Process(self.process.pid).children() if self.process else ():
