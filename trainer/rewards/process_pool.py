@@ -249,8 +249,8 @@ class _GraderProcess:
             if held > most_bytes:
                 took, most = held / 2**30, most_bytes / 2**30
                 raise TooLarge(
-                    f"one call of the function took {took:.1f} GiB, more than the {most:.1f} that a grader may:"
-                    f" ended, counted as an error; completion {task[1][-80:]!a}"
+                    f"one call of the function took {took:.1f} GiB, more than the {most:.1f} that a grader"
+                    f" may: ended, counted as an error; completion {task[1][-80:]!a}"
                 )
 
 
