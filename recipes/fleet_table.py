@@ -131,8 +131,8 @@ def _prompts(recipe: Recipe) -> list[str]:
         return []
     sets = " ".join(f"--set {one}" for one in more.changes)
     return [
-        f"without workers {1 - decode_slots.used(recipe, need):.0%} of the decode slots are empty; {sets} takes"
-        f" {1000 * more.sample_s:.0f} ms a sample, not {1000 * more.before_s:.0f} ({need.gpu}), with the"
+        f"without workers {1 - decode_slots.used(recipe, need):.0%} of the decode slots are empty; {sets}"
+        f" takes {1000 * more.sample_s:.0f} ms a sample, not {1000 * more.before_s:.0f} ({need.gpu}), with the"
         " optimizer's batch unchanged"
     ]
 

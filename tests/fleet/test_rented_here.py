@@ -1,4 +1,4 @@
-"""A run and its rollout worker as a person starts them, on this machine: two commands, and a store between."""
+"""A run and its rollout worker as a person starts them, on this machine, with a store between them."""
 
 from __future__ import annotations
 
