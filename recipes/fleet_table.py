@@ -130,10 +130,11 @@ def _prompts(recipe: Recipe) -> list[str]:
     if need is None or more is None:
         return []
     sets = " ".join(f"--set {one}" for one in more.changes)
+    empty = 1 - decode_slots.used(recipe, need)
+    times = f"{1000 * more.sample_s:.0f} ms a sample, not {1000 * more.before_s:.0f} ({need.gpu})"
     return [
-        f"without workers {1 - decode_slots.used(recipe, need):.0%} of the decode slots are empty; {sets}"
-        f" takes {1000 * more.sample_s:.0f} ms a sample, not {1000 * more.before_s:.0f} ({need.gpu}), with the"
-        " optimizer's batch unchanged"
+        f"without workers {empty:.0%} of the decode slots are empty; {sets} takes {times}, with the optimizer's"
+        " batch unchanged"
     ]
 
 
