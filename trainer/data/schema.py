@@ -101,6 +101,11 @@ class Manifest:
     """sha256 over the files' hashes and the settings."""
     format: int = FORMAT
 
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all files."""
+        return sum(file["bytes"] for file in self.files)
+
 
 def row_id(source: str, messages: list[dict[str, Any]], images: list[bytes]) -> str:
     """Stable id of a row: 16 hex digits of the sha256 over source, messages and images, not the answer."""
