@@ -287,6 +287,25 @@ def papers(config, rank, port):
     return papers.against_papers(config, rank, port, config.run.name.split(), start)
 
 
+def distilled(config, rank, port):
+    """tests/learning/distilled.py."""
+    from tests.learning import distilled
+
+    return distilled.against_plain(config, rank, port)
+
+
+def undistilled(config, rank, port):
+    """How far the teacher is from the policy before the first update, on fixed completions."""
+    from trainer.algorithm.distillation import teaching
+
+    worker = OneRank(config)
+    worker.process.meet(rank, rank, "127.0.0.1", port)
+    worker.learner.start(10)
+    items = fixed_items(worker)
+    scored = worker.logprobs([items.traces], reference=True)
+    return {"tokens": items.tokens} | teaching(scored["reference"], scored["old"])
+
+
 def stages(config, rank, port):
     """tests/learning/staged.py."""
     from tests.learning import staged

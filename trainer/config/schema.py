@@ -440,7 +440,12 @@ class RunConfig:
     def old_logprobs(self) -> bool:
         """Whether the policy's own log-probabilities are computed before a step's first update."""
         several = self.algorithm.epochs > 1 or self.samples_per_update < self.samples_per_step
-        return several or self.kl_in_reward
+        return several or self.kl_in_reward or self.teaches
+
+    @property
+    def teaches(self) -> bool:
+        """Whether a teacher is asked for the log-probabilities of completions."""
+        return self.method == "grpo" and bool(self.algorithm.teacher)
 
     @property
     def kl_in_reward(self) -> bool:

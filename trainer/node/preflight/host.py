@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 
 from trainer.checkpoint.layout import held_bytes, local_dir
-from trainer.config import ConfigError, RunConfig
+from trainer.config import ConfigError, RunConfig, by_model
 from trainer.config.budget import CHECKPOINT_BYTES_PER_PARAMETER, checkpoints_bytes, downloaded, trained
 from trainer.hardware.host_memory import worker_bytes
 from trainer.hardware.model_shapes import shape_of
@@ -135,17 +135,17 @@ def parameters_of(config: RunConfig) -> tuple[int, int]:
 def disk_needs(config: RunConfig, env: Mapping[str, str], alone: bool) -> list[tuple[str, Path, int]]:
     """(purpose, folder, bytes) that the run will write on a node. What earlier attempts wrote counts as
     free."""
-    parameters, learning = (0, 0) if alone else parameters_of(config)
+    learning = 0 if alone else parameters_of(config)[1]
     checkpoints = checkpoints_bytes(config, learning) - held_bytes(local_dir(config))
     free_after = int(targets.FREE_DISK_GIB.value * GIB)
     needs = [("run", Path(config.run.dir).absolute(), free_after + max(0, checkpoints))]
-    if parameters and not Path(config.model.path).exists():
-        hub = Path(env.get("HF_HOME") or Path.home() / ".cache/huggingface").absolute()
-        cached = hub / "hub" / ("models--" + config.model.path.replace("/", "--")) / "snapshots"
-        size = (
-            0 if cached.is_dir() else int(downloaded(config, 2 * parameters, config.checkpoint.shared_files))
-        )
-        needs.append(("model cache", hub, size))
+    hub = Path(env.get("HF_HOME") or Path.home() / ".cache/huggingface").absolute()
+    for purpose, one in zip(("model cache", "teacher cache"), by_model(config), strict=False):
+        known = 0 if alone else parameters_of(one)[0]
+        if known and not Path(one.model.path).exists():
+            cached = hub / "hub" / ("models--" + one.model.path.replace("/", "--")) / "snapshots"
+            size = int(downloaded(one, 2 * known, config.checkpoint.shared_files))
+            needs.append((purpose, hub, 0 if cached.is_dir() else size))
     needs.append(("Ray's temporary folder", Path(env.get("SPOTRL_TMP") or env.get("TMPDIR") or "/tmp"), GIB))
     return needs
 
@@ -384,7 +384,9 @@ def memory_bytes(config: RunConfig) -> int:
 def _paths(config: RunConfig, node: NodeEnvironment) -> list[Finding]:
     """Local paths that every node reads. Hub ids and URLs are looked up where they are used."""
     found = []
-    for name, path in (("model.path", config.model.path), ("data.path", config.data.path)):
+    named = [("model.path", config.model.path), ("data.path", config.data.path)]
+    named += [("algorithm.teacher", config.algorithm.teacher)] if config.teaches else []
+    for name, path in named:
         if path.startswith(("/", "./", "../", "~")):
             here = Path(path).expanduser().exists()
             found.append(
