@@ -1,5 +1,5 @@
-"""A step towards a teacher: this trainer's ranks against plain transformers, one sample at a time. What a rank
-does; not a test itself."""
+"""A step towards a teacher: this trainer's ranks against plain transformers, one sample at a time. Not a test
+itself."""
 
 from __future__ import annotations
 

@@ -104,7 +104,8 @@ class Phases:
 class Run:
     """What the loop asks of a session."""
 
-    due, keep, ask_teacher = staticmethod(Session.due), Session.keep, Session.ask_teacher
+    due, keep = staticmethod(Session.due), Session.keep
+    ask_teacher = Session.ask_teacher
 
     def __init__(self, config, saved=(0, 0, None, ()), dies_in=0) -> None:
         self.config = config

@@ -1,4 +1,4 @@
-"""On-policy distillation: what a teacher's log-probabilities of a completion add to its tokens' advantages."""
+"""On-policy distillation: what a teacher's log-probabilities add to the advantages of tokens."""
 
 from __future__ import annotations
 

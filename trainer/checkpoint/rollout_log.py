@@ -58,8 +58,8 @@ class Graded:
     stats: dict[str, float]
     """The grader's metrics of the batch."""
     teacher: list[np.ndarray] | None = None
-    """Log-probabilities of the learned tokens under the teacher, [T] float32 per trace, [0] of traces that are
-    not trained on; None: not asked yet."""
+    """Log-probabilities of the learned tokens under the teacher, [T] float32 per trace, [0] of traces that
+    are not trained on; None: not asked yet."""
 
 
 @dataclass(frozen=True)

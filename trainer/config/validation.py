@@ -160,22 +160,22 @@ def _refused_teacher(c: RunConfig) -> list[tuple[bool, str]]:
         (
             c.teaches and bool(a.kl_coef),
             (
-                f"algorithm.teacher stands in the reference's place and algorithm.kl_coef is {a.kl_coef}, which"
-                " needs a reference of its own: set algorithm.kl_coef to 0"
+                "algorithm.teacher stands in the reference's place and algorithm.kl_coef is"
+                f" {a.kl_coef}, which needs a reference of its own: set algorithm.kl_coef to 0"
             ),
         ),
         (
             c.teaches and a.surrogate == "gmpo",
             (
-                "algorithm.surrogate gmpo has one advantage per sequence and algorithm.teacher gives each token"
-                " its own: use ppo, gspo or cispo"
+                "algorithm.surrogate gmpo has one advantage per sequence and algorithm.teacher gives each"
+                " token its own: use ppo, gspo or cispo"
             ),
         ),
         (
             c.teaches and a.refill_rounds > 0 and not graded,
             (
-                "algorithm.refill_rounds replaces groups of equal rewards, and with both weights of the grader at"
-                " 0 all are equal: set algorithm.refill_rounds to 0"
+                "algorithm.refill_rounds replaces groups of equal rewards, and with both weights of the"
+                " grader at 0 no reward teaches: set algorithm.refill_rounds to 0"
             ),
         ),
         (

@@ -87,7 +87,7 @@ class LearnerPart:
         )
 
     def _teacher(self) -> Frozen | None:
-        """The run's teacher, if it has one. Raises ConfigError where it reads other tokens than the policy."""
+        """The run's teacher, if it has one. Raises ConfigError if it reads other tokens than the policy."""
         if not self.config.teaches:
             return None
         pictures = self.reader.datasets[self.config.train_split].images_per_row > 0

@@ -25,8 +25,8 @@ class Frozen:
 def teacher_of(config: RunConfig, student: Prompter, pictures: bool) -> Frozen:
     """The teacher that a run names. student: what encodes the rows, which the teacher gets as they are.
 
-    pictures: whether rows have images. Raises ConfigError where the teacher would read something else than the
-    student does.
+    pictures: whether rows have images. Raises ConfigError where the teacher would read something else than
+    the student does.
     """
     alone = of_teacher(config)
     try:

@@ -316,8 +316,8 @@ class Session:
         return graded
 
     def ask_teacher(self, step: int, graded: Graded, members: Sequence[int]) -> Graded:
-        """Has the teacher judge the members of a step's completions, and logs what it says: a restart does not
-        ask again."""
+        """Has the teacher judge the members of a step's completions, and logs what it says: a restart does
+        not ask again."""
         traces = [graded.traces[i] for i in members]
         scored = self.learner.logprobs(traces, self.config.train_split, old=False, reference=True)
         assert scored.reference is not None
