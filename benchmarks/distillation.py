@@ -3,8 +3,8 @@
     python -m benchmarks.distillation --seeds 0,1,2 --out benchmarks/distillation.json
 
 The teacher is what a finished GRPO run of the demo exported, from a warm start of its own seed. For every
-other seed one warm start, and from it two runs of the demo's length one after the other: GRPO, and
-distillation without any reward. Held-out accuracy is the mean over four completions of every row at
+other seed one warm start, and from it two runs of the demo's length side by side: GRPO, and distillation
+without any reward. Held-out accuracy is the mean over four completions of every row at
 temperature 1; seconds are those of the steps, without evaluations. Runs that are in the output file already
 are not repeated.
 """
@@ -16,6 +16,7 @@ import json
 import os
 import statistics
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
@@ -64,32 +65,36 @@ def described(lines: list[dict]) -> dict:
     return out | ({"teacher_kl": gaps} if gaps else {})
 
 
+def finished(config: c.RunConfig, folder: Path, name: str) -> dict:
+    """How a run learned; it is made, or gone on with, where it is not finished."""
+    kept = folder / f"{name}.json"
+    if not kept.exists():
+        kept.write_text(json.dumps(described(train(config, folder, name)[1])))
+    return json.loads(kept.read_text())
+
+
 def teacher_of(data: Path, scratch: Path, steps: int) -> tuple[Path, dict]:
     """The export of a finished demo run, and how it learned."""
     folder = scratch / "teacher"
     folder.mkdir(parents=True, exist_ok=True)
-    kept = folder / "described.json"
-    if not kept.exists():
-        model = warm_start(TEACHER_SEED, data, folder)
-        lines = train(finer(demo_config(TEACHER_SEED, data, model), steps), folder, "grpo")[1]
-        kept.write_text(json.dumps(described(lines)))
-    return folder / "grpo" / "hf", json.loads(kept.read_text())
+    model = warm_start(TEACHER_SEED, data, folder)
+    learned = finished(finer(demo_config(TEACHER_SEED, data, model), steps), folder, "grpo")
+    return folder / "grpo" / "hf", learned
 
 
 def measure(seed: int, data: Path, scratch: Path, teacher: Path, steps: int) -> dict:
-    """Both runs of one student."""
+    """Both runs of one student, side by side, so that what else the machine does slows both."""
     folder = scratch / str(seed)
     folder.mkdir(parents=True, exist_ok=True)
     config = finer(demo_config(seed, data, warm_start(seed, data, folder)), steps)
     config = replace(config, checkpoint=replace(config.checkpoint, export_hf="never"))
     taught = c.override(config, [f"algorithm.teacher={teacher}", *DISTILLED])
     load = os.getloadavg()[0]
-    found = {"grpo": train(config, folder, "grpo")[1], "distilled": train(taught, folder, "distilled")[1]}
-    return {
-        "seed": seed,
-        **{name: described(lines) for name, lines in found.items()},
-        "load_average": [round(load, 1), round(os.getloadavg()[0], 1)],
-    }
+    with ThreadPoolExecutor(2) as pool:
+        runs = {"grpo": config, "distilled": taught}
+        both = {name: pool.submit(finished, one, folder, name) for name, one in runs.items()}
+        found = {name: run.result() for name, run in both.items()}
+    return {"seed": seed, **found, "load_average": [round(load, 1), round(os.getloadavg()[0], 1)]}
 
 
 def main() -> None:

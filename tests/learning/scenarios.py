@@ -441,7 +441,14 @@ def added_later(config, rank, port):
         worker.engine.reset_caches()
         traces = worker.sample(prompts, 3, 1.0)
         out.append([[t.completion.tolist(), t.logprobs.tolist()] for t in traces])
-    return {"together": out[0], "one by one": out[1]}
+    greedy = worker.sample(prompts, 1, 0.0)
+    narrow = worker.sample(prompts, 1, 1.0, top_p=1e-6)
+    return {
+        "together": out[0],
+        "one by one": out[1],
+        "greedy": [t.completion.tolist() for t in greedy],
+        "narrow": [t.completion.tolist() for t in narrow],
+    }
 
 
 def run(name: str, path: Path, rank: int, port: int, out: Path) -> NoReturn:

@@ -238,6 +238,8 @@ class Evaluation:
     """First this many rows; 0 means all."""
     temperature: float = within(0.0, least=0, most=2)
     """0 is greedy."""
+    top_p: float = within(1.0, above=0, most=1)
+    """Probability that is sampled from, the likeliest tokens first; 1: all of it."""
     samples_per_prompt: int = within(1, least=1)
     """Completions per prompt; accuracy is their mean."""
     pass_rate_samples: int = within(0, least=0)

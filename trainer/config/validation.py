@@ -70,6 +70,11 @@ def validate(config: RunConfig) -> None:
             f"evaluation.temperature is {c.evaluation.temperature}, and vLLM has none between 0 (greedy) and"
             " 0.01"
         )
+    if c.evaluation.temperature == 0 and c.evaluation.top_p < 1:
+        raise ConfigError(
+            f"evaluation.top_p is {c.evaluation.top_p} at evaluation.temperature 0, which takes the likeliest"
+            " token: set evaluation.top_p to 1, or a temperature above 0"
+        )
     if c.evaluation.temperature == 0 and c.evaluation.samples_per_prompt > 1:
         raise ConfigError(
             f"evaluation.samples_per_prompt is {c.evaluation.samples_per_prompt} at evaluation.temperature 0:"

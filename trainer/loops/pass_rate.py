@@ -70,6 +70,7 @@ def measure(config: RunConfig, run: Session) -> None:
             prompt_tokens=run.rows.prompt_tokens(config.train_split),
             samples_per_prompt=n,
             temperature=temperature,
+            top_p=evaluation.top_p if evaluation.benchmarks else 1.0,
             max_tokens=config.rollout.max_tokens,
         )
         with phases("rollout"):
@@ -113,6 +114,7 @@ def _score(config: RunConfig, run: Session, path: Path) -> None:
         "model": config.model.path,
         "samples": n,
         "temperature": config.evaluation.temperature,
+        "top_p": config.evaluation.top_p,
         "judge": judge,
         "system_prompt": config.data.system_prompt,
         "answer": config.rewards.answer,

@@ -26,7 +26,7 @@ TEACHER_BYTES = 8
 def precheck(config: RunConfig) -> None:
     """Raises ConfigError naming the change to make. Reads the disk, never a device or the network."""
     validate_saving(config)
-    parameters = _parameters(config, "model.path")
+    parameters = _parameters(config)
     teacher = _parameters(of_teacher(config), "algorithm.teacher") if config.teaches else 0
     train = Dataset(config.data.path, config.data.split)
     if not len(train):
@@ -51,7 +51,7 @@ def precheck(config: RunConfig) -> None:
         _memory(config, parameters, teacher)
 
 
-def _parameters(config: RunConfig, option: str) -> int:
+def _parameters(config: RunConfig, option: str = "model.path") -> int:
     """Number of the model's parameters, whatever their type in the files; 0 if they are not on this disk.
 
     option: what names the model.
