@@ -234,7 +234,9 @@ class RolloutLog:
         unless the run keeps all of it (`logging.keep_rollouts`).
         """
         floor = 0 if self._keeps else floor
-        epoch, attempt = self._sampled_by.pop(step, (self._epoch, self._attempt))
+        epoch, attempt = self._epoch, self._attempt
+        if graded.teacher is not None:
+            epoch, attempt = self._sampled_by.get(step, (epoch, attempt))
         about: dict[str, Any] = self._about | {"step": step, "stats": graded.stats}
         about |= {"epoch": epoch, "attempt": attempt}
         try:
