@@ -17,6 +17,7 @@ from tests.fleet.published import published  # noqa: F401
 from tests.learning.filled import filled  # noqa: F401
 from tests.learning.one_rank import OneRank, lessons, trace, with_logprobs
 from tests.learning.rates import bare, communicators, context, decoding, rates  # noqa: F401
+from tests.learning.silenced import silent  # noqa: F401
 from trainer import config as configuration
 from trainer.algorithm.batching import TrainBatch
 from trainer.algorithm.traces import Prompt, Trace

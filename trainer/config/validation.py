@@ -117,13 +117,6 @@ def _refused_fleet(c: RunConfig) -> list[tuple[bool, str]]:
             c.fleet.workers == "beside",
             "fleet.workers beside is not built: set it to only, or to off for engines in the trainer",
         ),
-        (
-            bool(c.rollout.staleness),
-            (
-                f"fleet.workers with rollout.staleness {c.rollout.staleness} is not shown to equal the run"
-                " without a fleet: set rollout.staleness to 0, or fleet.workers to off"
-            ),
-        ),
         (c.method != "grpo", "fleet.workers is for method grpo, which samples: set it to off"),
         (
             not c.checkpoint.remote,

@@ -47,8 +47,14 @@ class EngineWorker:
         from trainer.sampling.vllm_engine import Engine
 
         dist.init_process_group("nccl" if self.process.device.type == "cuda" else "gloo")
+        model = pretrained(config)
         self.mirror = Mirror(
-            objects, about["layout"], pretrained(config), self._fill, config.rollout.sync_bucket_bytes
+            objects,
+            about["layout"],
+            model.tensors,
+            self._fill,
+            config.rollout.sync_bucket_bytes,
+            weights=model.merged,
         )
         self.engine = Engine(config, self.reader.prompter, self.reader.images_per_prompt())
         self._pushed = ""

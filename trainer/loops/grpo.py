@@ -63,7 +63,8 @@ def train(config: RunConfig, run: Session) -> None:
                 sampler.load(learner.weights(step))
         if evaluates:
             with phases("eval"):
-                stats |= evaluate(config, run, step)
+                mismatch = ahead.probe(step)
+                stats |= evaluate(config, run, step) | mismatch()
         run.log(step, stats, batch.traces, sample_rows(config, run.train_set, step, batch))
         run.save(step, total, step * per_step, carried.state(), stats.get("eval/accuracy"))
     run.finish(step, step * per_step, carried.state())

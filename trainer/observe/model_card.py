@@ -19,7 +19,8 @@ from huggingface_hub import ModelCard, ModelCardData
 from trainer import config as configuration
 from trainer.config import RunConfig
 from trainer.config.model_name import is_hub_name, model_name
-from trainer.observe.charts import Chart, line_chart, series
+from trainer.observe.charts import Chart, line_chart
+from trainer.observe.history import column
 from trainer.observe.live import duration
 from trainer.observe.report_bands import banded, with_edges
 from trainer.observe.report_charts import CHARTS, HELD_OUT
@@ -56,8 +57,12 @@ def curves(history: Sequence[dict[str, Any]], config: RunConfig) -> str:
     """The curves of a run as one SVG picture, narrow ones two in a row; empty where none of its metrics is
     drawn."""
     drawn = with_edges(history, config.expected)
-    charts = [banded(chart, config.expected) for chart in (HELD_OUT, *CHARTS) if chart.title in SHOWN]
-    pictures = [picture for chart in charts if (picture := _picture(chart, drawn)) is not None]
+    pictures = []
+    for chart in (HELD_OUT, *CHARTS):
+        if chart.title in SHOWN:
+            picture = _picture(banded(chart, config.expected), drawn)
+            if picture is not None:
+                pictures.append(picture)
     if not pictures:
         return ""
     width = max(picture.width for picture in pictures)
@@ -119,7 +124,7 @@ def card(
         _options(config),
         _again(launch),
     ]
-    body = "\n\n".join(part for part in parts if part)
+    body = "\n\n".join(filter(None, parts))
     return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{body}\n")
 
 
@@ -142,10 +147,10 @@ def _figures(history: Sequence[dict[str, Any]], folder: Path) -> str:
         ("KL to the teacher", "teacher/kl"),
         ("loss", "sft/loss"),
     ):
-        values = [value for _, value in series(history, metric)]
+        values = column(history, metric)
         if values:
             rows.append(f"| {label} | {values[0]:.4g} | {values[-1]:.4g} |")
-    stamps = [value for _, value in series(history, "time/unix_s")]
+    stamps = column(history, "time/unix_s")
     took = duration(stamps[-1] - stamps[0]) if stamps else "not known"
     table = "\n".join(["| | first | last |", "|---|---|---|", *rows])
     return f"{table}\n\n{history[-1]['step']} steps in {took}; dollars: {money(folder)}."

@@ -186,7 +186,7 @@ class Session:
             colocated = Colocated(config, self.ranks)
             colocated.start()
             return colocated
-        fleet = FleetSampler(config, self.ranks, self.held, self.datasets, lambda: self.checkpoints.committed)
+        fleet = FleetSampler(config, self.ranks, self.held, self.datasets, self.checkpoints)
         fleet.start()
         stages.callback(fleet.leave)
         self.fleet = fleet

@@ -23,7 +23,7 @@ import psutil
 from trainer.checkpoint.layout import held_bytes, local_dir
 from trainer.config import ConfigError, RunConfig, by_model
 from trainer.config.budget import CHECKPOINT_BYTES_PER_PARAMETER, checkpoints_bytes, downloaded, trained
-from trainer.hardware.host_memory import worker_bytes
+from trainer.hardware.host_memory import available_memory, worker_bytes
 from trainer.hardware.model_shapes import shape_of
 from trainer.node.preflight import compiler, targets
 from trainer.node.preflight.findings import Finding
@@ -51,6 +51,8 @@ class Disk:
     need_bytes: int
     write_bytes_per_s: float
     """0 where it was not measured."""
+    writable: bool = True
+    """Whether this process may write there; root may not either on a disk that is mounted read-only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,17 +92,6 @@ def measure(config: RunConfig, env: Mapping[str, str] = os.environ, alone: bool 
         lacks=tuple(compiler.missing(env)) if config.placement.device == "cuda" else (),
         infiniband=Path("/sys/class/infiniband").is_dir() and any(Path("/sys/class/infiniband").iterdir()),
     )
-
-
-def available_memory(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes of memory that this process may still take: the machine's, or the container's if that is less."""
-    machine = psutil.virtual_memory().available
-    try:
-        limit = (cgroup / "memory.max").read_text().strip()
-        used = int((cgroup / "memory.current").read_text())
-    except (OSError, ValueError):
-        return machine
-    return machine if limit == "max" else min(machine, int(limit) - used)
 
 
 def count_gpus(env: Mapping[str, str] = os.environ) -> int | None:
@@ -174,6 +165,7 @@ def measure_disks(needs: Iterable[tuple[str, Path, int]]) -> Iterator[Disk]:
             free_bytes=free,
             need_bytes=need_bytes,
             write_bytes_per_s=speeds[device],
+            writable=os.access(existing, os.W_OK),
         )
 
 
@@ -324,6 +316,14 @@ def _disks(config: RunConfig, node: NodeEnvironment, disks: tuple[Disk, ...], al
             Finding(check="disk space", nodes=rank, level="fail", figure=figure, remedy=remedy, machine=False)
         )
     for disk in disks:
+        if not disk.writable:
+            figure = f"{disk.path} cannot be written ({disk.purpose})"
+            remedy = "mount it writable, or set run.dir, HF_HOME or SPOTRL_TMP to another disk"
+            found.append(
+                Finding(
+                    check="disk space", nodes=rank, level="fail", figure=figure, remedy=remedy, machine=False
+                )
+            )
         if disk.purpose.startswith("Ray") and disk.filesystem.startswith(NETWORK_FILESYSTEMS):
             figure = f"{disk.purpose} {disk.path} is on {disk.filesystem}, over the network"
             remedy = "set SPOTRL_TMP to a local disk"
