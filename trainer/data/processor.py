@@ -31,6 +31,8 @@ VISION_TOKENS = (
 )
 """Fields of a model's configuration that name a vision token."""
 VISION_PAD = "<|vision_pad|>"
+PATCHES = ("patch_size", "temporal_patch_size", "merge_size", "rescale_factor", "image_mean", "image_std")
+"""Settings of an image processor that two models must share to read the same pixel values."""
 LIST_BYTES_PER_TOKEN = 36
 THINK = "<think>"
 """Opens the reasoning; chat templates of models that always reason write it."""
@@ -163,6 +165,19 @@ class Prompter:
             version("transformers"),
         ]
         return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+
+    def vocabulary(self) -> str:
+        """sha256 over what token ids mean and how text becomes them: the tokenizer without templates and
+        padding."""
+        told = json.loads(self.tokenizer.backend_tokenizer.to_str())
+        added = [[token["id"], token["content"]] for token in told["added_tokens"]]
+        parts = [told["model"], added, told["normalizer"], told["pre_tokenizer"]]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+    def patches(self) -> dict[str, Any]:
+        """What decides how an image of a given size becomes pixel values and tokens."""
+        settings = self.processor.image_processor.to_dict() if self.has_vision else {}
+        return {"image_token": self.image_token_id} | {name: settings.get(name) for name in PATCHES}
 
     def check_longest(self, tokens: int) -> None:
         """Raises ConfigError if the model has fewer than `tokens` positions, as vLLM will."""

@@ -36,6 +36,7 @@ def evaluate(config: RunConfig, run: Session, step: int) -> dict[str, float]:
         prompt_tokens=lengths,
         samples_per_prompt=evaluation.samples_per_prompt,
         temperature=evaluation.temperature,
+        top_p=evaluation.top_p,
         max_tokens=config.rollout.max_tokens,
     )
     traces = run.sampler.sample(ask).all()

@@ -94,6 +94,7 @@ def _ask(config: RunConfig, run: Session, number: int, rows: Sequence[int]) -> A
         prompt_tokens=run.rows.prompt_tokens(config.train_split),
         samples_per_prompt=evaluation.pass_rate_samples,
         temperature=evaluation.temperature if evaluation.benchmarks else config.rollout.temperature,
+        top_p=evaluation.top_p if evaluation.benchmarks else 1.0,
         max_tokens=config.rollout.max_tokens,
     )
 
@@ -116,6 +117,7 @@ def _score(config: RunConfig, run: Session, path: Path) -> None:
         "model": config.model.path,
         "samples": n,
         "temperature": config.evaluation.temperature,
+        "top_p": config.evaluation.top_p,
         "judge": judge,
         "system_prompt": config.data.system_prompt,
         "answer": config.rewards.answer,

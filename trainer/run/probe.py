@@ -8,18 +8,14 @@ from trainer.algorithm.traces import Prompt
 from trainer.config import RunConfig
 from trainer.learning.learner import Learner
 from trainer.run.rows import Rows
-from trainer.sampling.sampler import Ask, Sampler
+from trainer.sampling.sampler import Ask, SampledGroups, Sampler
 
 PROBE_TOKENS = 16
 PROBE_SEED = 7
 
 
-def check_first_sync(config: RunConfig, sampler: Sampler, learner: Learner, rows: Rows, version: int) -> None:
-    """Compares the two on a few prompts, right after the first load, that of `version`. It works for any
-    sampler and any learner.
-
-    Raises RuntimeError if they are not the same model.
-    """
+def ask_probe(config: RunConfig, sampler: Sampler, rows: Rows, version: int) -> SampledGroups:
+    """Starts to sample short completions of a few prompts with the weights of `version`, just loaded."""
     engines = config.placement.world_size // config.rollout.tensor_parallel
     usable, split = rows.usable(config.train_split), config.train_split
     prompts = []
@@ -36,8 +32,17 @@ def check_first_sync(config: RunConfig, sampler: Sampler, learner: Learner, rows
         temperature=config.rollout.temperature,
         max_tokens=min(PROBE_TOKENS, config.rollout.max_tokens),
     )
-    traces = sampler.sample(ask).all()
-    scored = learner.logprobs(traces, split, old=True, reference=False).old
+    return sampler.sample(ask)
+
+
+def check_first_sync(config: RunConfig, sampler: Sampler, learner: Learner, rows: Rows, version: int) -> None:
+    """Compares the two on a few prompts, right after the first load, that of `version`. It works for any
+    sampler and any learner.
+
+    Raises RuntimeError if they are not the same model.
+    """
+    traces = ask_probe(config, sampler, rows, version).all()
+    scored = learner.logprobs(traces, config.train_split, old=True, reference=False).old
     assert scored is not None
     gaps: dict[int, list[np.ndarray]] = {}
     for trace, policy in zip(traces, scored, strict=True):
