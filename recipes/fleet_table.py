@@ -133,8 +133,8 @@ def _prompts(recipe: Recipe) -> list[str]:
     empty = 1 - decode_slots.used(recipe, need)
     times = f"{1000 * more.sample_s:.0f} ms a sample, not {1000 * more.before_s:.0f} ({need.gpu})"
     return [
-        f"without workers {empty:.0%} of the decode slots are empty; {sets} takes {times}, with the optimizer's"
-        " batch unchanged"
+        f"without workers {empty:.0%} of the decode slots are empty; {sets} takes {times}, with the"
+        " optimizer's batch unchanged"
     ]
 
 
