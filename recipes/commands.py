@@ -104,6 +104,10 @@ def _(args: argparse.Namespace) -> int:
     "kubectl, sbatch or qsub",
     RECIPE,
     *STARTED,
+    argument(
+        "--fleet", default="", metavar="4xL40S:spot", help="machines that sample for it (docs/fleet.md)"
+    ),
+    argument("--yes", action="store_true", help="start both groups of machines without asking"),
     example=f"{MIDDLE} --target skypilot-runpod --bucket s3://mine --set optimizer.learning_rate=1e-6\n"
     f"  python3 launch.py up {MIDDLE} --target slurm -- --exclude=gpu-7 --mail-type=END",
 )
@@ -319,11 +323,12 @@ def _(args: argparse.Namespace) -> int:
     RUN,
     STORED,
     argument("--stored", action="store_true", help="from its bucket: the machines are not asked"),
+    argument("--worker", type=int, default=0, metavar="N", help="of the Nth machine that samples for it"),
 )
 def _(args: argparse.Namespace) -> int:
     from recipes.drivers import sight
 
-    return sight.logs(args.run, args.bucket, args.stored)
+    return sight.logs(args.run, args.bucket, args.stored, args.worker)
 
 
 @command(
@@ -365,7 +370,7 @@ def _(args: argparse.Namespace) -> int:
     from recipes.drivers import launched, shared_record
 
     shared_record.known_or_adopted(args.run, args.bucket)
-    return launched.drive(args.run, "down", args.dry_run)
+    return launched.end(args.run, args.dry_run)
 
 
 @command(

@@ -7,9 +7,12 @@ import math
 from rich.console import Console
 from rich.table import Table
 
-from recipes.plan import fleet_cost
+from recipes.capabilities import capability
+from recipes.plan import fleet_cost, prices
 from recipes.plan.fleet_cost import EGRESS_USD_PER_GB, MUCH_EGRESS, FleetRow, Fleets
+from recipes.run_record import RunRecord
 from recipes.spec import Recipe
+from trainer.config import ConfigError
 
 COLUMNS = ("trainer", "workers", "steps ahead", "enough", "prompts a unit", "s/step", "$/step",
            "of it egress", "hours", "$ per run", "")  # fmt: skip
@@ -179,3 +182,48 @@ def options(recipe: Recipe, row: FleetRow) -> str:
         sets += [f"sample.gpu={row.worker.gpu}", f"sample.nodes={row.count}"]
         sets += [f"sample.gpus_per_node={row.worker.gpus}"] if row.worker.gpus > 1 else []
     return " ".join(f"--set {one}" for one in sets)
+
+
+def both(recipe: Recipe, run: RunRecord, workers: RunRecord) -> list[str]:
+    """What is about to be started: both groups of machines with their dollars, and whether they are a
+    gain."""
+    assert recipe.sample is not None
+    machines = f"{recipe.sample.nodes} x {recipe.sample.gpus_per_node} {recipe.sample.gpu}"
+    if not recipe.sample.gpus_per_node:
+        machines = f"{recipe.sample.nodes} without a GPU"
+    cluster = recipe.cluster
+    own = f"{cluster.nodes} x {cluster.gpus_per_node} {cluster.gpu}" if cluster.gpus_per_node else "CPU ranks"
+    lines = [
+        f"run      {run.run_id}: {own} on {run.target}, {_per_hour(run)}",
+        f"workers  {workers.run_id}: {machines} on {workers.target}, {_per_hour(workers)}",
+    ]
+    if not (run.usd_per_hour and workers.usd_per_hour):
+        return lines
+    lines.append(
+        f"both     ${run.usd_per_hour + workers.usd_per_hour:.2f} per hour, workers until the run ends"
+    )
+    targets = list(dict.fromkeys((run.target, workers.target)))
+    try:
+        found = fleet_cost.compare(recipe, prices.sky_catalogs(), targets)
+    except ConfigError as error:
+        return [*lines, f"no plan of both: {error}"]
+    ahead = recipe.config.rollout.staleness
+    mine = [row for row in found.fleets if row.gpus == _gpus(recipe) and row.ahead == ahead]
+    if not mine:
+        return [*lines, "no plan of both: no price is known of machines that this recipe fits"]
+    row = min(mine, key=lambda row: row.usd)
+    lines.append(
+        f"planned  {row.hours:.1f} h and ${row.run_usd:,.0f}, {row.step_s:.1f} s and ${row.usd:.3f} a step,"
+        f" with rollout.staleness={ahead}: {verdict(row, found)}"
+    )
+    if row.ahead < row.enough:
+        lines.append(
+            f"         the trainer waits for the longest completion: {row.enough} steps ahead would be enough"
+        )
+    return lines
+
+
+def _per_hour(record: RunRecord) -> str:
+    if not capability(record.target).cloud:
+        return "machines of your own"
+    return f"${record.usd_per_hour:.2f} per hour" if record.usd_per_hour else "no known price"

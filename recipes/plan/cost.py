@@ -326,7 +326,8 @@ def usd_per_hour(recipe: Recipe, target: str, catalogs: Path | None = None) -> f
     known."""
     if found := planned(recipe, target, catalogs):
         return found.usd_per_hour or 0.0
-    return next((usd * recipe.cluster.nodes for usd, _, _ in node_prices(recipe, target, catalogs)), 0.0)
+    nodes = recipe.cluster.nodes * recipe.jobs
+    return next((usd * nodes for usd, _, _ in node_prices(recipe, target, catalogs)), 0.0)
 
 
 def planned(recipe: Recipe, target: str, catalogs: Path | None = None) -> Offer | None:

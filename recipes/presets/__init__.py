@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable
 from dataclasses import replace
 
-from recipes import recipe_files
+from recipes import groups, recipe_files
 from recipes.presets import (
     demo,
     expectations,
@@ -82,7 +82,8 @@ def get(name: str) -> Recipe:
 
 
 def resolve(name: str, overrides: list[str]) -> Recipe:
-    """The recipe of that name with its overrides, validated."""
+    """The recipe of that name with its overrides, validated; with `fleet.run` one machine that samples for
+    that run."""
     base = get(name)
     recipe = own_data.prepared(override(base, overrides), overrides)
     if base.cluster.gpus_per_node and not recipe.cluster.gpus_per_node and not recipe.setup:
@@ -92,8 +93,8 @@ def resolve(name: str, overrides: list[str]) -> Recipe:
         )
     recipe = expectations.of_changed(headings.renamed(recipe, base), base)
     validate(recipe)
-    if not recipe.storage.bucket:
-        return recipe
-    # keys are joined to it with one slash
-    bucket = BucketAddress.parse(recipe.storage.bucket, "storage.bucket")
-    return replace(recipe, storage=replace(recipe.storage, bucket=bucket.url))
+    if recipe.storage.bucket:
+        # keys are joined to it with one slash
+        bucket = BucketAddress.parse(recipe.storage.bucket, "storage.bucket")
+        recipe = replace(recipe, storage=replace(recipe.storage, bucket=bucket.url))
+    return groups.worker(recipe) if recipe.config.fleet.run else recipe

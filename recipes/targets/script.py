@@ -22,7 +22,7 @@ from trainer.exit_codes import EXIT_CONFIG
 
 SECRETS = ("HF_TOKEN", "WANDB_API_KEY", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN",
            "R2_ACCESS_KEY_ID", "R2_SECRET_ACCESS_KEY", "GOOGLE_SERVICE_ACCOUNT_KEY", "SPOTRL_REWARD_TOKEN",
-           "SPOTRL_JUDGE_KEY")  # fmt: skip
+           "SPOTRL_JUDGE_KEY", "SPOTRL_FLEET_KEY")  # fmt: skip
 """Tokens that a run may need. They come from your environment or the platform's secret store, never from a
 file."""
 SETTINGS = ("AWS_ENDPOINT_URL", "AWS_REGION", "R2_ACCOUNT_ID")
@@ -33,9 +33,10 @@ API_KEY = "VLLM_API_KEY"
 """What a server asks its callers for."""
 TASK = "trainer/task.sh"
 """What the shell of every task calls."""
-SAMPLING_PROGRAM: str = ""
-"""Module that a sampling machine runs, as `python -m`. Empty: this version has none, so a recipe with a
-second group is planned and not rendered."""
+FLEET_KEY = "SPOTRL_FLEET_KEY"
+"""The secret of a run with rollout workers, which these share."""
+SAMPLING_PROGRAM = "trainer.fleet.machine"
+"""Module that a sampling machine runs, as `python -m`."""
 WEIGHTS = "${MODELS}/${RUN_ID}"
 """Where a node puts `storage.weights`: a launch's own, so that an older export is never taken for a newer
 one."""
@@ -103,8 +104,10 @@ def written_by(recipe: Recipe, target: str) -> str:
 def again(recipe: Recipe) -> str:
     """What RUN_ID means, for the head of a file."""
     if recipe.kind == "sample":
+        whose = "that of the run" if recipe.config.fleet.run == groups.OWN_RUN else "its own"
         return (
-            "RUN_ID is that of the run. A machine that is taken away is started again and holds up no other."
+            f"RUN_ID is {whose}. A machine that is taken away is started again and holds up no other; "
+            "all end with their run."
         )
     if recipe.kind == "serve":
         return f"Callers give the key of {API_KEY}. The server ends after {recipe.budget.max_hours:g} hours."
@@ -138,6 +141,8 @@ def secret_names(recipe: Recipe) -> tuple[str, ...]:
     if "AWS_ACCESS_KEY_ID" in used:
         used.add("AWS_SESSION_TOKEN")
     used.add("HF_TOKEN")  # a preflight tries it
+    if recipe.kind == "sample" or (recipe.kind == "train" and config.fleet.workers != "off"):
+        used.add(FLEET_KEY)
     if recipe.kind == "train":
         asked = {
             "WANDB_API_KEY": config.logging.wandb == "online",
@@ -341,7 +346,8 @@ def node_command(recipe: Recipe, host: str = "127.0.0.1") -> str:
     """What runs once on every node. host: address that a server listens on."""
     python = f".venvs/{recipe.environment}/bin/python"
     if recipe.kind == "sample":
-        return f'{python} -m {SAMPLING_PROGRAM} --config "{config_path(recipe)}"'
+        hours = f"--hours {recipe.budget.max_hours:g}"
+        return f'{python} -m {SAMPLING_PROGRAM} --config "{config_path(recipe)}" {hours}'
     if recipe.kind == "serve":
         where = f"--host {host} --port {PORT} --hours {recipe.budget.max_hours:g}"
         return f'{python} -m trainer.serve --config ".cache/$RUN_ID.yaml" {where}'

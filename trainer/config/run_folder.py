@@ -27,6 +27,8 @@ ATTEMPTS = "attempts.jsonl"
 """One line per start of the trainer."""
 PROGRESS = "progress.json"
 """The phase that runs right now."""
+ROSTER = "fleet.json"
+"""The rollout workers that were seen, and what became of each."""
 CONFIG = "config.yaml"
 """The resolved configuration."""
 LAUNCH_LOG = "launch.log"
@@ -58,6 +60,14 @@ def write_whole(path: Path, data: bytes) -> None:
     temporary = path.with_name(f".{path.name}.{writer}")
     temporary.write_bytes(data)
     os.replace(temporary, path)
+
+
+def read_roster(folder: Path) -> list[dict[str, Any]]:
+    """The rollout workers of a run; [] where it has none, or none was seen yet."""
+    try:
+        return json.loads((folder / ROSTER).read_text())["workers"]
+    except (OSError, ValueError, KeyError):
+        return []
 
 
 # --- lines that a kill may have torn ----------------------------------------------------------------------

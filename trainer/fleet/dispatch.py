@@ -53,6 +53,10 @@ class Counts:
     forged: int = 0
     by_worker: dict[str, int] = field(default_factory=dict)
     """Completions of every worker that were accepted."""
+    worker_s: float = 0.0
+    """Seconds that workers have lived, all added up."""
+    idle_s: float = 0.0
+    """Those of them in which a worker had no unit."""
 
 
 class Dispatcher:
@@ -94,6 +98,7 @@ class Dispatcher:
         self._changed = threading.Condition()
         self._stop = threading.Event()
         self._written = self._listed = self._checked = -LIST_S
+        self._counted = time.monotonic()
         self._alive_at = time.monotonic()
         self._pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix="fleet")
         self._thread = threading.Thread(target=self._run, name="fleet-head", daemon=True)
@@ -148,6 +153,32 @@ class Dispatcher:
         self._pool.shutdown()
         if self._error is None:
             self.announce(state=state, why=why)
+
+    def idle_share(self) -> float:
+        """Share of the workers' time since the last call in which they had no unit; 0 without workers."""
+        with self._changed:
+            share = self.counts.idle_s / self.counts.worker_s if self.counts.worker_s else 0.0
+            self.counts.worker_s = self.counts.idle_s = 0.0
+            return share
+
+    def roster(self) -> list[dict[str, Any]]:
+        """Every worker that was seen: what it is, what it did, and whether it lives or why it ended."""
+        with self._changed:
+            return [self._worker(name, beat) for name, beat in sorted(self.beats.items())]
+
+    def _worker(self, name: str, beat: dict[str, Any]) -> dict[str, Any]:
+        lives = name in self.scheduler.workers
+        why = "" if lives else beat["goodbye"] or f"silent for more than {self.scheduler.lost_s:.0f} s"
+        return {
+            "worker": name,
+            "host": beat["host"],
+            "device": beat["device"],
+            "lives": lives,
+            "why": why,
+            "state": beat.get("state", ""),
+            "completions": self.counts.by_worker.get(name, 0),
+            "completions_per_s": beat["rate"] if lives else 0.0,
+        }
 
     # --- the thread -----------------------------------------------------------------------------------------
 
@@ -290,9 +321,20 @@ class Dispatcher:
                 " its samples are a function of its seeds, so another worker would send the same"
             )
 
+    def _count_idle(self) -> None:
+        """Adds the time since the last round to what workers lived and idled, by what they had in it."""
+        now = time.monotonic()
+        passed_s = now - self._counted
+        self._counted = now
+        for seen in self.scheduler.workers.values():
+            self.counts.worker_s += passed_s
+            if not seen.queue:
+                self.counts.idle_s += passed_s
+
     def _mail(self) -> None:
         """Tells every worker whose units have changed what to sample."""
         with self._changed:
+            self._count_idle()
             queues = self.scheduler.tick(time.monotonic())
             fresh = {name: queue for name, queue in queues.items() if queue != self._mailed.get(name)}
             mail: dict[str, list[dict[str, Any]]] = {}

@@ -6,9 +6,11 @@ rollout log, so a new attempt needs nothing of this one but the weights.
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import asdict, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Literal
 
 from trainer.algorithm.traces import Trace
@@ -17,6 +19,7 @@ from trainer.checkpoint.layout import remote_url
 from trainer.checkpoint.manager import Checkpoints
 from trainer.checkpoint.manifest import code_fingerprint, manifests_there
 from trainer.config import ConfigError, RunConfig, to_dict
+from trainer.config.run_folder import ROSTER, write_whole
 from trainer.config.run_store import RunStore
 from trainer.data.processor import Prompter
 from trainer.data.reader import Datasets
@@ -265,6 +268,11 @@ class FleetSampler:
     def rest(self) -> None:
         """`Sampler.rest`: nothing is shared with the learner."""
 
+    def write_roster(self) -> None:
+        """Writes who samples into the run's folder, for the display and the desk."""
+        text = json.dumps({"unix_s": time.time(), "workers": self.dispatcher.roster()})
+        write_whole(Path(self.config.run.dir) / ROSTER, text.encode())
+
     def close(self) -> None:
         """`Sampler.close`: the run is over, and its workers end."""
         self._end("over", "the run has reached its last step")
@@ -285,6 +293,7 @@ class FleetSampler:
         found = {
             "fleet/workers": float(len(scheduler.workers)),
             "fleet/completions_per_s": sum(seen.rate for seen in scheduler.workers.values()),
+            "fleet/idle_share": dispatcher.idle_share(),
             "fleet/units": float(counts.units),
             "fleet/late": float(counts.late),
             "fleet/refused": float(counts.refused),
@@ -294,6 +303,7 @@ class FleetSampler:
             "fleet/again": float(scheduler.again),
             "fleet/patch_mib": self._patch_bytes / 2**20,
         }
+        self.write_roster()
         found |= self._times
         self._times = dict.fromkeys(self._times, 0.0)
         return found

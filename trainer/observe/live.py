@@ -27,7 +27,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trainer.config.growing_file import GrowingFile
-from trainer.config.run_folder import METRICS, lanes, read_progress
+from trainer.config.run_folder import METRICS, lanes, read_progress, read_roster
 from trainer.observe.history import column, merge_lines, newest_samples, read_history
 from trainer.observe.phases import mean_seconds
 from trainer.observe.report_page import run_name
@@ -35,6 +35,8 @@ from trainer.observe.report_page import run_name
 REFRESH_S = 1.0
 BLOCKS = "▁▂▃▄▅▆▇█"
 MAX_NODES = 16
+MAX_ENDED = 4
+"""Rollout workers whose end is told."""
 PHASE_COLORS = {
     "rollout": "dodger_blue2",
     "grade": "dark_orange",
@@ -59,6 +61,9 @@ ROWS = (
     ("gradient norm", "grad/norm", "{:.3f}"),
     ("engine mismatch", "mismatch/logprob_abs_mean", "{:.1e}"),
     ("older weights", "staleness/logprob_abs_mean", "{:.1e}"),
+    ("waited for samples", "fleet/wait_s", "{:.1f} s"),
+    ("workers", "fleet/workers", "{:.0f}"),
+    ("workers idle", "fleet/idle_share", "{:.0%}"),
     ("rollout tokens/s", "perf/rollout_tokens_per_s", "{:,.0f}"),
     ("training tokens/s", "perf/train_tokens_per_s", "{:,.0f}"),
 )
@@ -105,7 +110,8 @@ def follow(
     if console.is_terminal:
         with Live(console=console, auto_refresh=False, vertical_overflow="visible") as live:
             for progress, history, _ in _watch(run_dir, tail, began, stop, poll_s):
-                shown = render(run_name(run_dir), progress, history, console.width, last_samples(run_dir))
+                who = last_samples(run_dir), read_roster(run_dir)
+                shown = render(run_name(run_dir), progress, history, console.width, *who)
                 live.update(shown, refresh=True)
     else:
         shown = began
@@ -220,8 +226,10 @@ def render(
     history: Sequence[dict[str, Any]],
     width: int,
     nodes: Sequence[dict[str, Any]] = (),
+    workers: Sequence[dict[str, Any]] = (),
 ) -> RenderableType:
-    """The whole display. nodes: the newest sample of each (trainer/observe/node_monitor.py)."""
+    """The whole display. nodes: the newest sample of each (trainer/observe/node_monitor.py). workers: those
+    that sample, as the head of a fleet tells them."""
     inner = min(width, 110) - 6
     body: list[RenderableType] = [_headline(progress, history, inner)]
     if history:
@@ -231,6 +239,8 @@ def render(
             body += [Text(""), _phase_bar(lane, phases, inner)]
     if nodes:
         body += [Text(""), _nodes(nodes)]
+    if workers:
+        body += [Text(""), _workers(workers)]
     if restarts := progress.get("restarts"):
         body += [Text(""), Text(restarts, style="dim")]
     status = progress.get("status", "starting")
@@ -346,6 +356,26 @@ def _nodes(nodes: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
+def _workers(workers: Sequence[dict[str, Any]]) -> Table:
+    """A line for each kind of GPU, then why the workers that ended last did."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    for device in dict.fromkeys(worker["device"] for worker in workers):
+        mine = [worker for worker in workers if worker["device"] == device]
+        alive = [worker for worker in mine if worker["lives"]]
+        speed = sum(worker["completions_per_s"] for worker in alive)
+        sampled = sum(worker["completions"] for worker in mine)
+        table.add_row(
+            device,
+            f"{len(alive)} of {len(mine)} workers alive",
+            f"{speed:.1f} completions/s",
+            f"{sampled:,} taken",
+        )
+    for worker in [worker for worker in workers if not worker["lives"]][-MAX_ENDED:]:
+        table.add_row(worker["worker"], f"ended: {worker['why']}")
+    return table
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m trainer.observe.live", description=follow.__doc__)
     parser.add_argument("run_dir", type=Path)
@@ -359,9 +389,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         console = Console()
         progress = read_progress(run_dir)
         width = max(console.width, 80)
-        console.print(
-            render(run_name(run_dir), progress, read_history(run_dir), width, last_samples(run_dir))
-        )
+        who = last_samples(run_dir), read_roster(run_dir)
+        console.print(render(run_name(run_dir), progress, read_history(run_dir), width, *who))
         return 0
     try:
         follow(run_dir)

@@ -264,6 +264,7 @@ NAMES: dict[str, Name] = {
     "fleet/publish_s": Name("s", "Sending what changed of the weights, all ranks at once."),
     "fleet/patch_mib": Name("MiB", "The newest version's changes, all ranks."),
     "fleet/workers": Name("count", "Workers that live and follow this attempt."),
+    "fleet/idle_share": Name("fraction", "Share of the workers' time in this step without a unit to sample."),
     "fleet/completions_per_s": Name("1/s", "What these sample, by each one's last unit."),
     "fleet/units": Name("count", "Units whose samples were accepted."),
     "fleet/late": Name("count", "Units that a second worker sent after the first."),
