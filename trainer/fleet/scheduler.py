@@ -49,7 +49,7 @@ class Scheduler:
 
     def offer(self, units: Mapping[str, float], first: bool = False) -> None:
         """Further units, with their completions. first: before all that nobody has been given yet."""
-        self.cost = {**units, **self.cost} if first else self.cost | units
+        self.cost = {**units, **self.cost} if first else {**self.cost, **units}
         self._turns |= dict.fromkeys(units, 0)
 
     def beat(self, worker: str, now: float, rate: float) -> None:
