@@ -2,8 +2,8 @@
 
     python -m tests.fleet.drill [--seconds 240] [--steps 40] [--staleness 2] [--seed 0] [--json FILE]
 
-The trainer, two workers and an S3 server on loopback are real; the model is tiny. For `--seconds` one of these
-strikes every few seconds: SIGKILL of a worker or SIGTERM to it (another takes its place under a new name), a
+The trainer, two workers and an S3 server on loopback are real; the model is tiny. For `--seconds` one of
+these strikes every few seconds: SIGKILL of a worker or SIGTERM to it (another takes its place under a new name), a
 worker stopped for longer than `fleet.lost_s`, SIGKILL of the trainer (the platform starts it again), the
 store's network cut for some seconds, forged objects in the run's folder. Then the run comes to its end. Exits
 with 1 if completions, metrics or weights differ in a single bit from those of the colocated run, if a worker
@@ -79,7 +79,7 @@ class FleetDrill:
         self._refill()
         end = time.monotonic() + seconds
         while time.monotonic() < end and self.job.process and self.job.process.poll() is None:
-            self._live(self.rng.uniform(1.0, 6.0))
+            self._live(self.rng.uniform(2.0, 12.0))
             self._strike()
         self._refill()
         self._live(1.0, until_end=True)
@@ -199,23 +199,24 @@ def play(folder: Path, seconds: float, steps: int, staleness: int, seed: int) ->
     assert drill.objects["weights"] <= 2 * MOST_VERSIONS, drill.objects
     last = read_history(job.run_dir)[-1]
     lives = {name: values for name, values in drill.memory.items() if len(values) > 20}
+    faults = Counter(strike["fault"] for strike in drill.strikes)
+    memory = {name: _ends(values) for name, values in lives.items()}
+    files = {name: _ends(drill.files[name]) for name in lives}
+    counts = ("units", "late", "again", "lost", "doubled", "refused", "forged")
     return {
         "steps": steps,
         "staleness": staleness,
-        "faults": {name: sum(strike["fault"] == name for strike in drill.strikes) for name in FAULTS},
+        "faults": {name: faults[name] for name in FAULTS},
         "seconds": round(wall_s),
         "starts_of_the_trainer": drill.starts,
         "workers_started": drill.names,
-        "workers_ended_by_code": {str(code): count for code, count in sorted(codes.items())},
+        "workers_ended_by_code": dict(sorted(codes.items())),
         "equal_to_the_colocated_run": True,
         "objects_at_most": drill.objects,
         "objects_at_the_end": dict(left),
-        "counts_of_the_last_attempt": {
-            name: last[f"fleet/{name}"]
-            for name in ("units", "late", "again", "lost", "doubled", "refused", "forged")
-        },
-        "memory_mib_first_and_last_tenth": {name: _ends(values) for name, values in lives.items()},
-        "open_files_first_and_last_tenth": {name: _ends(drill.files[name]) for name in lives},
+        "counts_of_the_last_attempt": {name: last[f"fleet/{name}"] for name in counts},
+        "memory_mib_second_and_last_tenth": memory,
+        "open_files_second_and_last_tenth": files,
         "strikes": drill.strikes,
     }
 
