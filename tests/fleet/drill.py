@@ -3,10 +3,10 @@
     python -m tests.fleet.drill [--seconds 240] [--steps 40] [--staleness 2] [--seed 0] [--json FILE]
 
 The trainer, two workers and an S3 server on loopback are real; the model is tiny. For `--seconds` one of
-these strikes every few seconds: SIGKILL of a worker or SIGTERM to it (another takes its place under a new name), a
-worker stopped for longer than `fleet.lost_s`, SIGKILL of the trainer (the platform starts it again), the
-store's network cut for some seconds, forged objects in the run's folder. Then the run comes to its end. Exits
-with 1 if completions, metrics or weights differ in a single bit from those of the colocated run, if a worker
+these strikes every few seconds: SIGKILL of a worker or SIGTERM to it (another takes its place under a new
+name), a worker stopped for longer than `fleet.lost_s`, SIGKILL of the trainer (the platform starts it again),
+the store's network cut for some seconds, forged objects in the run's folder. Then the run comes to its end.
+Exits with 1 if completions, metrics or weights differ in a single bit from those of the colocated run, if a worker
 outlives the run, or if the bucket keeps more than the newest checkpoints need.
 """
 

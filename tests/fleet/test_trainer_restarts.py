@@ -108,4 +108,7 @@ def test_two_heads(run_config, tmp_path):
         new.kill()
         old.end_workers()
     assert "attempt 1-" in old.tail() and "has taken over" in old.tail()
-    assert_same_run(colocated(run_config("alone", 0), tmp_path / "alone"), new)
+    resumed = re.search(r"^resumed from step (\d)$", new.log.read_text(), re.MULTILINE)
+    assert resumed and int(resumed[1]) >= 2, "the second trainer began anew"
+    alone = colocated(run_config("alone", 0), tmp_path / "alone")
+    assert_same_run(alone, new, since=int(resumed[1]) + 1)
