@@ -2,12 +2,12 @@
 
     python -m tests.fleet.drill [--seconds 240] [--steps 40] [--staleness 2] [--seed 0] [--json FILE]
 
-The trainer, two workers and an S3 server on loopback are real; the model is tiny. For `--seconds` one of
-these strikes every few seconds: SIGKILL of a worker or SIGTERM to it (another takes its place under a new
-name), a worker stopped for longer than `fleet.lost_s`, SIGKILL of the trainer (the platform starts it again),
-the store's network cut for some seconds, forged objects in the run's folder. Then the run comes to its end.
-Exits with 1 if completions, metrics or weights differ in a single bit from those of the colocated run, if a worker
-outlives the run, or if the bucket keeps more than the newest checkpoints need.
+The trainer, two workers and an S3 server on loopback are real; the model is tiny. From the first step on one
+of these strikes every few seconds, for `--seconds`: SIGKILL of a worker or SIGTERM to it (another takes its
+place under a new name), a worker stopped for longer than `fleet.lost_s`, SIGKILL of the trainer (the platform
+starts it again), the store's network cut for some seconds, forged objects in the run's folder. Then the run
+comes to its end. Exits with 1 if completions, metrics or weights differ in a single bit from those of the
+colocated run, if a worker outlives the run, or if the bucket keeps more than the newest checkpoints need.
 """
 
 from __future__ import annotations
@@ -77,6 +77,8 @@ class FleetDrill:
         """Strikes for so long, then waits for the end of the run and of its workers."""
         self._trainer()
         self._refill()
+        while self.job.progress().get("step", 0) < 1:
+            self._live(1.0)
         end = time.monotonic() + seconds
         while time.monotonic() < end and self.job.process and self.job.process.poll() is None:
             self._live(self.rng.uniform(2.0, 12.0))
@@ -136,7 +138,9 @@ class FleetDrill:
         state = self.job.progress()
         self.strikes.append({"fault": fault, "step": state.get("step", 0), "phase": state.get("phase", "")})
         print(f"{len(self.strikes)}: {fault} in step {state.get('step', 0)}", flush=True)
-        worker = self.job.workers[self.rng.choice(sorted(self.job.workers))]
+        names = sorted(self.job.workers)
+        ready = [name for name in names if "ready after" in self.job.workers[name].said()]
+        worker = self.job.workers[self.rng.choice(ready or names)]  # those that load are worth little
         match fault:
             case "worker killed":
                 worker.signal(signal.SIGKILL)
