@@ -6,6 +6,7 @@ copy of it. Standard library only, so that a desk without the training stack can
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -58,8 +59,13 @@ def write_whole(path: Path, data: bytes) -> None:
     # Nodes may share the disk, and threads the process.
     writer = f"{socket.gethostname()}.{os.getpid()}.{threading.get_ident()}"
     temporary = path.with_name(f".{path.name}.{writer}")
-    temporary.write_bytes(data)
-    os.replace(temporary, path)
+    try:
+        temporary.write_bytes(data)
+        os.replace(temporary, path)
+    except OSError:  # a full disk, say
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
 
 
 def read_roster(folder: Path) -> list[dict[str, Any]]:

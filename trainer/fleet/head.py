@@ -249,6 +249,7 @@ class FleetSampler:
                 prompts=tuple(ask.prompts[start : start + size]),
                 samples_per_prompt=ask.samples_per_prompt,
                 temperature=ask.temperature,
+                top_p=ask.top_p,
                 max_tokens=ask.max_tokens,
             )
             units.append(unit)

@@ -151,7 +151,9 @@ class GuardWatch:
             "kl": self._above(stats, "kl/mean", limits.kl_max, left),
             "truncated": self._above(stats, "tokens/truncated_fraction", limits.truncated_max, cut),
             "no_answer": self._above(stats, NO_ANSWER, limits.no_answer_max, f"{formless}: share"),
-            "variance": self._above(
+            "variance": ""
+            if "teacher/kl" in stats  # groups of equal rewards learn from the teacher
+            else self._above(
                 stats, "group/zero_std_fraction", limits.zero_std_max, flat, self._why_flat(stats)
             ),
             "entropy": self._shrunk(stats, "entropy/mean", limits.entropy_min_share, *COLLAPSED),
