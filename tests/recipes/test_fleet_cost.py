@@ -208,7 +208,6 @@ def test_machines_that_the_recipe_names_are_refused_as_a_loss(capsys):
         (["sft-qwen2.5-vl-7b-full"], "--fleet: method sft samples none"),
         (["serve"], "--fleet: serve (serve) trains nothing"),
         (["demo"], "--fleet: demo runs on CPU workers"),
-        ([ONE, "--set", "lora.rank=8"], "--fleet: rollout workers do not take adapters yet"),
         ([ONE, "--deadline", "1h"], "nothing is expected to keep the limits: the quickest takes"),
         ([ONE, "--deadline", "soon"], "write it as 90m, 24h or 3d"),
     ],
