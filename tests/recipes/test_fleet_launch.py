@@ -69,6 +69,9 @@ def test_one_command_starts_the_run_and_then_a_job_for_each_machine(capsys, monk
     assert f"both     ${price:.2f} per hour, workers until the run ends" in out
     assert re.search(r"planned +[\d.]+ h and \$\d+, .* with rollout.staleness=0: loss", out)
     assert (mine.jobs, mine.samples_for, mine.bucket) == (4, "mine", "s3://mine")
+    hours = float(re.search(r"planned +([\d.]+) h", out)[1])
+    assert record.planned_hours == mine.planned_hours == pytest.approx(hours, abs=0.1)
+    assert mine.planned_usd == pytest.approx(mine.planned_hours * mine.usd_per_hour)
     launches = [call for call in called(tmp_path) if "jobs launch" in call]
     names = [re.search(r"-n (\S+)", call)[1] for call in launches]
     assert names == ["mine", *[f"{mine.run_id}-{i}" for i in range(1, 5)]], "the run's is first"
