@@ -105,7 +105,8 @@ def learn(
         order = list(range(len(batch)))
         random.Random(seed_of(config.run.seed, "minibatch", step, epoch)).shuffle(order)
         for start in range(0, len(order), config.samples_per_update):
-            update = batch.pick([i for i in order[start : start + config.samples_per_update] if i in kept])
+            drawn = order[start : start + config.samples_per_update]
+            update = batch.pick([i for i in drawn if i in kept])
             stats.append(run.learner.update(update, 0.0 if config.kl_in_reward else carried.kl_coef))
             tokens.append(update.tokens)
 

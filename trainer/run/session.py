@@ -25,7 +25,7 @@ from trainer.data.asked import LOOKED_AT, Asked
 from trainer.data.dataset import Dataset
 from trainer.data.prompt_stream import PromptStream
 from trainer.data.reader import Datasets
-from trainer.data.schema import question
+from trainer.data.schema import Row, question
 from trainer.errors import StorageError
 from trainer.fleet.head import FleetSampler
 from trainer.fleet.objects import secret
@@ -287,14 +287,20 @@ class Session:
         Raises ConfigError, naming it, for a reward that is not a finite number.
         """
         dataset = dataset or self.train_set
-        rows = {trace.row: dataset[trace.row] for trace in traces}
-        asked = {index: question(row.messages) for index, row in rows.items()}
-        outcomes = self.rewards.score(
-            [trace.text for trace in traces],
-            [rows[trace.row].reference for trace in traces],
-            [rows[trace.row].answer_type for trace in traces],
-            [asked[trace.row] for trace in traces],
-        )
+        rows: dict[int, Row] = {}
+        references = []
+        answer_types = []
+        questions = []
+        for trace in traces:
+            # A row's completions are many, and reading it reads its images.
+            if trace.row not in rows:
+                rows[trace.row] = dataset[trace.row]
+            row = rows[trace.row]
+            references.append(row.reference)
+            answer_types.append(row.answer_type)
+            questions.append(question(row.messages))
+        completions = [trace.text for trace in traces]
+        outcomes = self.rewards.score(completions, references, answer_types, questions)
         refuse_unusable(self.config.rewards, traces, outcomes)
         if dataset is self.train_set:
             self._causes = self._suspects(traces, outcomes)

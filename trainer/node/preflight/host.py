@@ -98,7 +98,8 @@ def count_gpus(env: Mapping[str, str] = os.environ) -> int | None:
     """GPUs that a process here sees; None if neither nvidia-smi nor rocm-smi is installed."""
     for variable in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
         if variable in env:
-            return len([d for d in env[variable].split(",") if d.strip() and d.strip() != "-1"])
+            devices = map(str.strip, env[variable].split(","))
+            return len([device for device in devices if device not in ("", "-1")])
     for command, mark in ((["nvidia-smi", "-L"], "GPU "), (["rocm-smi", "--showid"], "Device Name")):
         if shutil.which(command[0]):
             try:
@@ -146,7 +147,9 @@ def measure_disks(needs: Iterable[tuple[str, Path, int]]) -> Iterator[Disk]:
     once."""
     speeds: dict[int, float] = {}
     for purpose, path, need_bytes in needs:
-        existing = next(p for p in (path, *path.parents) if p.exists())
+        existing = path
+        while not existing.exists():
+            existing = existing.parent
         free = shutil.disk_usage(existing).free
         device = existing.stat().st_dev
         if device not in speeds:
@@ -295,11 +298,13 @@ def _gpu_count(config: RunConfig, node: NodeEnvironment, host: Host) -> list[Fin
 def _disks(config: RunConfig, node: NodeEnvironment, disks: tuple[Disk, ...], alone: bool) -> list[Finding]:
     found = []
     rank = (node.rank,)
-    for device in dict.fromkeys(d.device for d in disks):
-        shared = [d for d in disks if d.device == device]
-        need = sum(d.need_bytes for d in shared)
-        free = min(d.free_bytes for d in shared)
-        what = " and ".join(d.purpose for d in shared)
+    by_device: dict[int, list[Disk]] = {}
+    for disk in disks:
+        by_device.setdefault(disk.device, []).append(disk)
+    for shared in by_device.values():
+        need = sum(disk.need_bytes for disk in shared)
+        free = min(disk.free_bytes for disk in shared)
+        what = " and ".join(disk.purpose for disk in shared)
         if free >= need:
             figure = f"{free / GIB:.0f} GiB for {what}"
             found.append(
@@ -426,7 +431,7 @@ def data_fingerprint(path: str) -> str:
         return ""
     try:
         content = json.loads(manifest.read_text())
-        files = [manifest.parent / f["path"] for f in content["files"]]
+        files = [manifest.parent / file["path"] for file in content["files"]]
     except (ValueError, KeyError, TypeError):
         return "unreadable"
     sizes = []

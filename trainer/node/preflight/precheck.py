@@ -60,7 +60,7 @@ def _parameters(config: RunConfig, option: str = "model.path") -> int:
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise ConfigError(f"{option} {path} has no config.json: give a Hugging Face model folder")
-        count = sum(hub.parameters_in(file) for file in path.glob("*.safetensors"))
+        count = sum(map(hub.parameters_in, path.glob("*.safetensors")))
         if not count:
             raise ConfigError(f"{option} {path} has no *.safetensors weights: download them again")
         architectures.check_path(str(path))
