@@ -71,8 +71,8 @@ MMK12 = Expected(
 def of_changed(recipe: Recipe, base: Recipe) -> Recipe:
     """`recipe`, made from `base` by overrides, without the promises that no longer concern it.
 
-    Another model, another teacher or other data is another run. On other machines seconds and memory are others. Whatever else
-    is changed, a learning rate say, is what the bands are there to catch.
+    Another model, another teacher or other data is another run. On other machines seconds and memory are
+    others. Whatever else is changed, a learning rate say, is what the bands are there to catch.
     """
     config, before = recipe.config, base.config
     if config.expected != before.expected:
