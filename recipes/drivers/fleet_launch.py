@@ -61,7 +61,7 @@ def of_run(overrides: list[str], bucket: str, target: str | None) -> tuple[str, 
         raise ConfigError(
             "a rollout worker samples for a run: name it with --set fleet.run=RUN, see `status`"
         )
-    run_id = run_record.check_run_id(named[-1])
+    run_id = named[-1]
     shared_record.known_or_adopted(run_id, bucket)
     record = run_record.load(run_id)
     kept = []

@@ -150,6 +150,16 @@ def test_machines_of_another_target_than_the_runs(capsys, monkeypatch, tmp_path)
     assert (run_record.load("mine").target, workers().target) == ("slurm", "skypilot-runpod")
 
 
+def test_the_command_that_plan_names_starts_what_was_planned(capsys, tmp_path):
+    _, said, _ = run(capsys, "plan", SEVEN, "--fleet", "--deadline", "8h")
+    words = re.search(r"launch.py (up .*)", said)[1].split()
+    code, out, err = run(capsys, *words, "--bucket", "s3://mine", "--run-id", "mine", "--dry-run")
+    assert code == 0, err
+    fleet = re.search(r"--fleet (\d+)x([\w-]+):\S+@(\S+)", said)
+    assert re.search(rf"workers  mine-w\w+: {fleet[1]} x 1 {fleet[2]} on {fleet[3]}, \$", out)
+    assert re.search(r"planned  .* gain: ", out), "as the table said"
+
+
 # --- machines that are started for a run that is there --------------------------------------------
 
 

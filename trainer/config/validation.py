@@ -126,10 +126,6 @@ def _refused_fleet(c: RunConfig) -> list[tuple[bool, str]]:
             ),
         ),
         (
-            bool(c.lora.rank),
-            "fleet.workers with lora.rank is not built: train all weights, or set fleet.workers to off",
-        ),
-        (
             c.rollout.tensor_parallel > 1,
             (
                 "fleet.workers with rollout.tensor_parallel above 1 is not built: a worker is one GPU that"

@@ -164,7 +164,6 @@ class FleetSampler:
             "packages": packages(),
             "data": self._datasets[self.config.train_split].fingerprint,
             "layout": layout,
-            "digests": [one.digest for one in opened],
         }
         self.objects.put_json(keys.about_key(self.held.name), about)
         self._announce()
@@ -254,7 +253,7 @@ class FleetSampler:
                 max_tokens=ask.max_tokens,
             )
             units.append(unit)
-        self.dispatcher.offer(units)
+        self.dispatcher.offer(units, first=ask.kind != "train")  # for those the trainer waits
         return FleetGroups(units, self)
 
     def wait_for(self, units: list[RolloutUnit]) -> list[Trace]:
