@@ -132,6 +132,14 @@ def tiny_model(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def larger_model(tmp_path_factory) -> Path:
+    """A Qwen2.5-VL with the tiny one's tokenizer, and more of everything else."""
+    from examples.demo import tiny_model
+
+    return Path(tiny_model.build(tmp_path_factory.mktemp("models") / "larger", 1, "medium"))
+
+
+@pytest.fixture(scope="session")
 def family_model(tiny_model, tmp_path_factory) -> Callable[[str], Path]:
     """As small a model of any supported family, by `model_type`; the pretrained one as "smollm2"."""
     from examples.demo import tiny_model as builder

@@ -250,8 +250,6 @@ def refusal(recipe: Recipe) -> str:
         return why
     if not recipe.cluster.gpus_per_node:
         return f"{recipe.name} runs on CPU workers"
-    if recipe.config.lora.rank:
-        return "rollout workers do not take adapters yet (lora.rank)"
     return ""
 
 

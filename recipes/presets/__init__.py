@@ -9,6 +9,7 @@ from dataclasses import replace
 from recipes import groups, recipe_files
 from recipes.presets import (
     demo,
+    distillation,
     expectations,
     gpu_check,
     gsm8k,
@@ -49,6 +50,8 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "grpo-qwen3-vl-4b-mathv60k": vision.qwen3_vl_4b_mathv60k,
     "grpo-qwen3-vl-8b-mathv60k": vision.qwen3_vl_8b_mathv60k,
     "grpo-qwen3-vl-32b-mathv60k": vision.qwen3_vl_32b_mathv60k,
+    "opd-qwen3-vl-8b-from-32b-geometry3k": distillation.qwen3_vl_8b_from_32b_geometry3k,
+    "opd-qwen2.5-vl-7b-from-72b-mathv60k": distillation.qwen2_5_vl_7b_from_72b_mathv60k,
     "grpo-qwen2.5-0.5b-gsm8k": gsm8k.qwen2_5_0_5b_gsm8k,
     "grpo-qwen2.5-7b-gsm8k": gsm8k.qwen2_5_7b_gsm8k,
     "sft-qwen2.5-7b-lora": sft.qwen2_5_7b_lora,

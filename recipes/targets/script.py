@@ -16,7 +16,7 @@ import yaml
 
 from recipes import groups
 from recipes.spec import ASKED_BUCKET, MARKS, PLACEHOLDERS, Recipe, Step
-from trainer.config import RunConfig, override, to_dict
+from trainer.config import RunConfig, by_model, override, to_dict
 from trainer.config.bucket_address import BucketAddress
 from trainer.exit_codes import EXIT_CONFIG
 
@@ -84,7 +84,7 @@ def bucket_of(recipe: Recipe) -> str:
 def _needed(steps: Sequence[Step], config: RunConfig) -> list[Step]:
     """The steps whose result the run reads, and those that such a step reads: no tiny model beside one of
     your own."""
-    read = [config.model.path, config.data.path, config.evaluation_path]
+    read = [config.model.path, config.algorithm.teacher, config.data.path, config.evaluation_path]
     needed: list[Step] = []
     for step in reversed(steps):  # a step reads what an earlier one has made
         folder, _, mark = step.creates.rpartition("/")
@@ -301,15 +301,15 @@ def login_files(recipe: Recipe, runs: str) -> dict[str, str]:
     """
     if not recipe.site.offline or recipe.kind == "sample":  # the run's file prepares for both groups
         return {}
-    model = recipe.config.model
     usage = f"# Before the job, where there is internet: RUN_ID=my-run bash {recipe.name}.setup.sh"
     head = f"#!/usr/bin/env bash\n{usage}\n"
     text = head + preamble(recipe, recipe.site.shared_dir or "$PWD/.cache", runs=runs)
     text += "\n".join(recipe.site.prelude) + "\n" if recipe.site.prelude else ""
     text += setup_commands(recipe, check_driver=False)
-    if recipe.kind == "train" and re.fullmatch(r"[\w.-]+/[\w.-]+", model.path):
-        revision = f" --revision {shlex.quote(model.revision)}" if model.revision else ""
-        text += f".venvs/{recipe.environment}/bin/hf download {model.path}{revision}\n"
+    for model in [one.model for one in by_model(recipe.config)] if recipe.kind == "train" else []:
+        if re.fullmatch(r"[\w.-]+/[\w.-]+", model.path):
+            revision = f" --revision {shlex.quote(model.revision)}" if model.revision else ""
+            text += f".venvs/{recipe.environment}/bin/hf download {model.path}{revision}\n"
     return {f"{recipe.name}.setup.sh": text}
 
 

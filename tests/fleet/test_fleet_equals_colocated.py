@@ -66,6 +66,7 @@ def attack(storage: Storage) -> None:
         ("fp32", 1, "folder", 0),
         pytest.param("bf16", 2, "folder", 0, marks=pytest.mark.long),
         pytest.param("bf16", 1, "s3", 0, marks=pytest.mark.long),
+        pytest.param("bf16", 1, "folder", 4, marks=pytest.mark.long),
     ],
 )
 def test_a_run_fed_by_workers_is_the_colocated_run(run_config, tmp_path, dtype, world, store, lora):

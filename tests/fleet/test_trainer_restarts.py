@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+from dataclasses import replace
 
 import pytest
 
-from tests.fleet.jobs import FleetJob, assert_same_run
+from tests.fleet.jobs import FleetJob, assert_same_run, wait_for
 from tests.loops.jobs import REWARD, Job
 from trainer.config import RunConfig, override
+from trainer.exit_codes import EXIT_FENCED
 
 pytestmark = pytest.mark.slow
 STEPS = 6
@@ -76,3 +80,35 @@ def test_killed_and_started_again(run_config, tmp_path, ahead):
         assert "follows attempt 2-" in worker.said() and "has reached its last step" in worker.said()
     left = {path.parent.name for path in bucket.rglob("*.patch")}
     assert all(name.startswith("2-") for name in left), "patches of the attempt that was killed stay"
+
+
+@pytest.mark.long
+def test_two_heads(run_config, tmp_path):
+    """The first trainer's driver is stopped, as by a machine that hangs, and goes on beside the second."""
+    bucket = tmp_path / "stored"
+    config = run_config("fleet", 0)
+    old = FleetJob(config, tmp_path / "fleet", str(bucket))
+    elsewhere = replace(config, run=replace(config.run, dir=str(tmp_path / "elsewhere/run")))
+    new = FleetJob(elsewhere, tmp_path / "elsewhere", str(bucket))
+    try:
+        for name in ("w0", "w1"):
+            old.add_worker(name)
+        old.start()
+        old.until(lambda: far_enough(old, bucket) and old.in_phase("wait", 4), 600)
+        assert old.process
+        os.kill(old.process.pid, signal.SIGSTOP)
+        new.start()
+        new.until(lambda: new.in_phase("wait", 3), 600)
+        os.kill(old.process.pid, signal.SIGCONT)
+        assert old.wait(300) == EXIT_FENCED, old.tail()
+        assert new.wait(900) == 0, new.tail()
+        wait_for(lambda: all(worker.process.poll() == 0 for worker in old.workers.values()))
+    finally:
+        old.kill()
+        new.kill()
+        old.end_workers()
+    assert "attempt 1-" in old.tail() and "has taken over" in old.tail()
+    resumed = re.search(r"^resumed from step (\d)$", new.log.read_text(), re.MULTILINE)
+    assert resumed and int(resumed[1]) >= 2, "the second trainer began anew"
+    alone = colocated(run_config("alone", 0), tmp_path / "alone")
+    assert_same_run(alone, new, since=int(resumed[1]) + 1)

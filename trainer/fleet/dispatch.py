@@ -116,12 +116,12 @@ class Dispatcher:
             self._head = self._head | about
             self._write_head()
 
-    def offer(self, units: Sequence[RolloutUnit]) -> None:
-        """Units to be sampled; they begin at once."""
+    def offer(self, units: Sequence[RolloutUnit], first: bool = False) -> None:
+        """Units to be sampled; they begin at once. first: before those that wait already."""
         with self._changed:
             self._units |= {unit.name: unit for unit in units}
             self._steps |= {unit.name: unit.step for unit in units}
-            self.scheduler.offer({unit.name: unit.cost for unit in units})
+            self.scheduler.offer({unit.name: unit.cost for unit in units}, first)
 
     def take(self, unit: RolloutUnit) -> list[Trace]:
         """Waits for a unit's samples. Raises NoWorkers, UnitRefused, Fenced, StorageError."""

@@ -90,6 +90,7 @@ class EngineWorker:
             lambda prompt: self.reader.request(split, prompt.row),
             samples_per_prompt=unit.samples_per_prompt,
             temperature=unit.temperature,
+            top_p=unit.top_p,
             max_tokens=unit.max_tokens,
         )
         traces = [trace for group in groups for trace in group]

@@ -164,7 +164,6 @@ class FleetSampler:
             "packages": packages(),
             "data": self._datasets[self.config.train_split].fingerprint,
             "layout": layout,
-            "digests": [one.digest for one in opened],
         }
         self.objects.put_json(keys.about_key(self.held.name), about)
         self._announce()
@@ -250,10 +249,11 @@ class FleetSampler:
                 prompts=tuple(ask.prompts[start : start + size]),
                 samples_per_prompt=ask.samples_per_prompt,
                 temperature=ask.temperature,
+                top_p=ask.top_p,
                 max_tokens=ask.max_tokens,
             )
             units.append(unit)
-        self.dispatcher.offer(units)
+        self.dispatcher.offer(units, first=ask.kind != "train")  # for those the trainer waits
         return FleetGroups(units, self)
 
     def wait_for(self, units: list[RolloutUnit]) -> list[Trace]:

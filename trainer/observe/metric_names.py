@@ -76,6 +76,17 @@ NAMES: dict[str, Name] = {
     "kl/coef": Name(
         "", "`algorithm.kl_coef` as steered towards `algorithm.kl_target`; absent where it is fixed."
     ),
+    "teacher/kl": Name(
+        "nats/token",
+        "KL from policy to teacher, estimated on the policy's own completions: log p - log p_teacher.",
+    ),
+    "teacher/gap_max": Name(
+        "nats", "Largest difference of the two log-probabilities of a token, in either direction."
+    ),
+    "teacher/likelier_fraction": Name(
+        "fraction",
+        "Share of tokens that the teacher finds likelier than the policy did; the rest is pushed down.",
+    ),
     "entropy/mean": Name(
         "nats/token", "Entropy of the policy's next-token distribution; its collapse ends learning."
     ),

@@ -18,7 +18,7 @@ from huggingface_hub import ModelCard, ModelCardData
 
 from trainer import config as configuration
 from trainer.config import RunConfig
-from trainer.config.model_name import model_name
+from trainer.config.model_name import is_hub_name, model_name
 from trainer.observe.charts import Chart, line_chart
 from trainer.observe.history import column
 from trainer.observe.live import duration
@@ -104,11 +104,12 @@ def card(
     manifest: Mapping[str, Any],
     scores: Mapping[str, Any],
     folder: Path,
+    drawn: bool,
 ) -> ModelCard:
-    """The card of a run. scores: the content of its evaluation's benchmarks.json, or {}."""
-    on_hub = re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", config.model.path)
+    """The card of a run. scores: the content of its evaluation's benchmarks.json, or {}. drawn: whether the
+    curves stand beside it."""
     data = ModelCardData(
-        base_model=config.model.path if on_hub else None,
+        base_model=config.model.path if is_hub_name(config.model.path) else None,
         library_name="peft" if config.lora.rank else "transformers",
         tags=["spotrl", config.method],
     )
@@ -117,7 +118,7 @@ def card(
         f"# {name}",
         _opening(config, launch),
         _figures(history, folder),
-        f"![Curves of the run]({CURVES})" if curves(history, config) else "",
+        f"![Curves of the run]({CURVES})" if drawn else "",
         _benchmarks(scores),
         _origin(launch, manifest.get("run", {})),
         _options(config),
@@ -130,6 +131,8 @@ def card(
 def _opening(config: RunConfig, launch: Mapping[str, Any]) -> str:
     what = "An adapter for" if config.lora.rank else "Weights of"
     method = {"grpo": "GRPO", "sft": "supervised fine-tuning"}[config.method]
+    if config.teaches:
+        method = f"on-policy distillation from {model_name(config.algorithm.teacher)}"
     recipe = f" by the recipe `{launch['recipe']}`" if "recipe" in launch else ""
     return f"{what} {model_name(config.model.path)}, trained with {method}{recipe} of SpotRL."
 
@@ -141,6 +144,7 @@ def _figures(history: Sequence[dict[str, Any]], folder: Path) -> str:
         ("held-out accuracy", "eval/accuracy"),
         ("reward", "reward/mean"),
         ("KL to the reference", "kl/mean"),
+        ("KL to the teacher", "teacher/kl"),
         ("loss", "sft/loss"),
     ):
         values = column(history, metric)
@@ -207,8 +211,13 @@ def _options(config: RunConfig) -> str:
 
 
 def _again(launch: Mapping[str, Any]) -> str:
-    if not launch:
+    if not launch.get("commit"):
         return ""
+    if launch.get("diff") is None:
+        return (
+            "## The same run again\n\nThe code had changes that are not published: who launched the run can"
+            " repeat it exactly, and others can train with the options above."
+        )
     return (
         "## The same run again\n\n```bash\npython3 launch.py reproduce run/manifest.json\n```\n\n"
         "On CPUs of one kind the result is equal to the bit; on GPUs the prompts, seeds and order are."

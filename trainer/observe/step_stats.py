@@ -75,13 +75,16 @@ def throughput(stats: dict[str, float], times: dict[str, float], world_size: int
 
 def utilisation(
     config: RunConfig,
-    shape: Shape,
+    shapes: Sequence[Shape],
     peak: float,
     image_token_id: int,
     traces: Sequence[Trace],
     times: dict[str, float],
 ) -> dict[str, float]:
-    """Model and hardware FLOPs utilization per phase. `peak` is that of one GPU, in FLOP/s."""
+    """Model and hardware FLOPs utilization per phase. `peak` is that of one GPU, in FLOP/s.
+
+    shapes: the policy's, and the teacher's where there is one.
+    """
     sequences = []
     for trace in traces:
         grids = image_grids(trace.prompt.tolist(), image_token_id)
@@ -89,7 +92,7 @@ def utilisation(
     grpo = config.method == "grpo"
     algorithm = config.algorithm
     return step_metrics(
-        shape,
+        shapes[0],
         sequences,
         times,
         config.placement.world_size,
@@ -97,6 +100,7 @@ def utilisation(
         epochs=algorithm.epochs if grpo else 1,
         reference=grpo and bool(algorithm.kl_coef),
         old_logprobs=grpo and config.old_logprobs,
+        teacher=shapes[1] if len(shapes) > 1 else None,
         recompute=config.model.gradient_checkpointing,
         freeze_vision=not config.tower_trained,
         adapters=bool(config.lora.rank),

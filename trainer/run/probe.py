@@ -18,11 +18,14 @@ def ask_probe(config: RunConfig, sampler: Sampler, rows: Rows, version: int) -> 
     """Starts to sample short completions of a few prompts with the weights of `version`, just loaded."""
     engines = config.placement.world_size // config.rollout.tensor_parallel
     usable, split = rows.usable(config.train_split), config.train_split
+    prompts = []
+    for i in range(engines):
+        prompts.append(Prompt(group=i, row=usable[i % len(usable)], seed=PROBE_SEED))
     ask = Ask(
         kind="probe",
         step=version,
         version=version,
-        prompts=[Prompt(group=i, row=usable[i % len(usable)], seed=PROBE_SEED) for i in range(engines)],
+        prompts=prompts,
         split=split,
         prompt_tokens=rows.prompt_tokens(split),
         samples_per_prompt=2,
@@ -44,9 +47,13 @@ def check_first_sync(config: RunConfig, sampler: Sampler, learner: Learner, rows
     gaps: dict[int, list[np.ndarray]] = {}
     for trace, policy in zip(traces, scored, strict=True):
         gaps.setdefault(trace.group, []).append(np.abs(policy - trace.logprobs))
-    by_engine = [np.concatenate(parts) for parts in gaps.values()]
-    mean = float(np.max([gap.mean() for gap in by_engine]))
-    worst = float(np.max([gap.max() for gap in by_engine]))
+    means = []
+    largest = []
+    for parts in gaps.values():
+        of_engine = np.concatenate(parts)
+        means.append(of_engine.mean())
+        largest.append(of_engine.max())
+    mean, worst = float(np.max(means)), float(np.max(largest))
 
     limit = config.engine_tolerance
     print(f"weight sync: engine and policy differ by {mean:.1e} nats (mean), {worst:.1e} (max)", flush=True)

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from trainer.algorithm.traces import Outcome, Trace
 from trainer.checkpoint.attempt import of_this_job
@@ -16,14 +18,14 @@ from trainer.checkpoint.export import export_adapter, export_hf
 from trainer.checkpoint.manager import Checkpoints
 from trainer.checkpoint.reader import Found
 from trainer.checkpoint.rollout_log import Graded, RolloutLog
-from trainer.config import ConfigError, RunConfig
+from trainer.config import ConfigError, RunConfig, by_model
 from trainer.config.run_folder import METRICS, newest_lines
 from trainer.config.run_store import EXPORTED
 from trainer.data.asked import LOOKED_AT, Asked
 from trainer.data.dataset import Dataset
 from trainer.data.prompt_stream import PromptStream
 from trainer.data.reader import Datasets
-from trainer.data.schema import question
+from trainer.data.schema import Row, question
 from trainer.errors import StorageError
 from trainer.fleet.head import FleetSampler
 from trainer.fleet.objects import secret
@@ -109,12 +111,12 @@ class Session:
         stages.push(self._mark_failed_start)
 
     def _mark_failed_start(self, kind: type[BaseException] | None, *_: object) -> None:
-        """While the session is being made: a start that fails must not read as a run that goes on."""
+        """Marks the run as failed if the session cannot be made: its `progress.json` would say "running"."""
         if kind is not None and not hasattr(self, "_stages"):
             self.mark("interrupted" if issubclass(kind, KeyboardInterrupt) else "failed")
 
     def _open_stores(self, stages: contextlib.ExitStack) -> None:
-        """Opens what grades, what saves, and what logs rollouts."""
+        """Opens the grader, the rollout log and the checkpoints."""
         self.rewards = Scorer(self.config.rewards)
         stages.callback(self.rewards.close)
         if self.config.fleet.workers != "off":
@@ -146,7 +148,7 @@ class Session:
                 " `generated` or `reasoning-gym:FAMILY`, or set it to 0"
             )
         size = config.rows_per_step
-        if config.evaluation.pass_rate_samples:  # no step is made of them
+        if config.evaluation.pass_rate_samples:  # there are blocks of rows instead of steps
             size = max(1, min(size, len(train_rows)))
         self.stream = PromptStream(train_rows, size, config.run.seed, levels)
         self.clock.mark("place")
@@ -167,7 +169,8 @@ class Session:
         if config.method == "grpo":
             self._say_what_is_asked()
         self._peak_flops = peak_flops(facts.device_name)
-        self._shape = shape_of(str(hub.folder(config))) if self._peak_flops else None
+        measured = by_model(config) if self._peak_flops else []
+        self._shapes = [shape for one in measured if (shape := shape_of(str(hub.folder(one))))]
         form = FORMS[config.rewards.answer].expected
         self.guards = GuardWatch(config.guards, form, config.engine_tolerance, config.expected)
         self._causes: dict[str, str] = {}
@@ -198,14 +201,14 @@ class Session:
         self._stages.close()
 
     def _say_what_stands(self) -> None:
-        """Where guards had tripped before an error: which checkpoint is from before that."""
+        """Prints which checkpoint is older than the alarms that the guards had given before an error."""
         trouble = self.checkpoints.trouble
         if not trouble:
             return
         try:
             good = self.checkpoints.from_before_the_trouble()
         except StorageError:
-            return  # the error that ends the run is told
+            return  # the error that ends the run is printed anyway
         run = self.config.run_id
         if good:
             command = f"launch.py resume {run} --before {trouble}"
@@ -284,14 +287,20 @@ class Session:
         Raises ConfigError, naming it, for a reward that is not a finite number.
         """
         dataset = dataset or self.train_set
-        rows = {trace.row: dataset[trace.row] for trace in traces}
-        asked = {index: question(row.messages) for index, row in rows.items()}
-        outcomes = self.rewards.score(
-            [trace.text for trace in traces],
-            [rows[trace.row].reference for trace in traces],
-            [rows[trace.row].answer_type for trace in traces],
-            [asked[trace.row] for trace in traces],
-        )
+        rows: dict[int, Row] = {}
+        references = []
+        answer_types = []
+        questions = []
+        for trace in traces:
+            # A row's completions are many, and reading it reads its images.
+            if trace.row not in rows:
+                rows[trace.row] = dataset[trace.row]
+            row = rows[trace.row]
+            references.append(row.reference)
+            answer_types.append(row.answer_type)
+            questions.append(question(row.messages))
+        completions = [trace.text for trace in traces]
+        outcomes = self.rewards.score(completions, references, answer_types, questions)
         refuse_unusable(self.config.rewards, traces, outcomes)
         if dataset is self.train_set:
             self._causes = self._suspects(traces, outcomes)
@@ -311,6 +320,19 @@ class Session:
         graded = Graded(traces, outcomes, stats)
         self.rollouts.write(step, graded, self.checkpoints.floor)
         return graded
+
+    def ask_teacher(self, step: int, graded: Graded, members: Sequence[int]) -> Graded:
+        """Has the teacher judge the members of a step's completions, and logs what it says: a restart does
+        not ask again."""
+        traces = [graded.traces[i] for i in members]
+        scored = self.learner.logprobs(traces, self.config.train_split, old=False, reference=True)
+        assert scored.reference is not None
+        teacher = [np.zeros(0, np.float32)] * len(graded.traces)
+        for i, values in zip(members, scored.reference, strict=True):
+            teacher[i] = values
+        judged = replace(graded, teacher=teacher)
+        self.rollouts.write(step, judged, self.checkpoints.floor)
+        return judged
 
     @staticmethod
     def due(every: int, step: int, total: int) -> bool:
@@ -341,9 +363,9 @@ class Session:
         if not self.clock.told:
             print(self.clock.tell(), flush=True)
             stats |= self.clock.metrics()
-        if self._peak_flops and self._shape:
-            image_token_id = self.learner.facts.image_token_id
-            stats |= utilisation(self.config, self._shape, self._peak_flops, image_token_id, traces, times)
+        if self._peak_flops and len(self._shapes) == len(by_model(self.config)):
+            image = self.learner.facts.image_token_id
+            stats |= utilisation(self.config, self._shapes, self._peak_flops, image, traces, times)
         stats |= self.nodes.take()
         self.metrics.log(step, stats)
         alarms = self.guards.look(step, stats, traces[0].text if traces else "", self._causes)
