@@ -69,7 +69,8 @@ def recipes(console: Console, model: str = "") -> None:
     console.print(table)
     console.print(
         "\nrun: the cheapest offer of the price snapshot; `launch.py plan RECIPE` shows all, `up RECIPE`"
-        " starts one"
+        " starts one;\n`up rollout-worker --set fleet.run=RUN` adds a machine that samples for a run"
+        " (docs/fleet.md)"
     )
 
 

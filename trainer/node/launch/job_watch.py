@@ -30,7 +30,7 @@ from trainer.node.watch.attempt_holder import AttemptHolder
 from trainer.observe.node_monitor import NodeMonitor, append
 
 RAY_LOOK_S = 2.0
-"""Between two looks at Ray's own processes."""
+"""Seconds between two checks of Ray's own processes."""
 DISPLAY_END_S = 5.0
 """Longest wait for the live display to show the end."""
 
@@ -59,7 +59,7 @@ class JobWatch:
         self.monitor = NodeMonitor(0, self.run_dir, self.beacons)
         self.told_to_stop = False
         self.ray_stopped = ""
-        """What is to be said of Ray's own processes that were found stopped."""
+        """The text about Ray's own processes that were found stopped."""
         self._ray_looked = 0.0
 
     @property
@@ -97,7 +97,7 @@ class JobWatch:
     # --- what may happen --------------------------------------------------------------------------------
 
     def _look_at_ray(self) -> None:
-        """Says once which of Ray's own processes on this node is stopped: what needs it then stands still."""
+        """Prints once which of Ray's own processes on this node is stopped: what depends on it hangs."""
         if self.ray_stopped or time.monotonic() - self._ray_looked < RAY_LOOK_S:
             return
         self._ray_looked = time.monotonic()
