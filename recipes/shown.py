@@ -481,7 +481,7 @@ def _assumed(recipe: Recipe) -> str:
 
 def _ranges(offer: cost.Offer, recipe: Recipe) -> str:
     """What the ranges of hours and dollars are made of."""
-    low, high = spread.VISION_STEP if offer.vision else spread.STEP
+    low, high = offer.step_bounds
     told = [f"step time {low:.2f} to {high:.2f} times the plan's"]
     if offer.stretch:
         limit = recipe.config.rollout.max_tokens
