@@ -2,7 +2,7 @@
 
     python -m benchmarks.learning_pretrained --seeds 0,1,2 --folder KEPT
 
-For every seed the run of `launch.py demo --pretrained`: greedy accuracy on 96 held-out questions, by step.
+For every seed the run of `launch.py demo --pretrained`: accuracy on held-out questions, by step.
 Model, rows and runs stay in the folder, so that a call that is interrupted goes on where it was, and one with
 `--minutes` interrupts itself. Runs that the output file has are not repeated. Draws
 docs/learning_pretrained.svg from what is there.
@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.learning import ROOT, call
+from benchmarks.machine import processor
 from benchmarks.presets import HIGH, PAD, WIDE, panel
 from recipes.presets.demo import pretrained
 from trainer import config as c
@@ -77,8 +78,16 @@ def measured(seed: int, config: c.RunConfig) -> dict[str, Any]:
         "accuracy": curve,
         "gain_points": round(100 * (list(curve.values())[-1] - curve["0"]), 1),
         "by_kind": {k.rpartition("_")[2]: [round(lines[0][k], 3), round(lines[-1][k], 3)] for k in kinds},
+        "steps": lines[-1]["step"],
         "median_step_s": round(statistics.median(steps), 1),
+        "minutes": round(sum(steps) / 60, 1),
     }
+
+
+def asked(evaluation: c.Evaluation) -> str:
+    """What an accuracy is the mean of."""
+    times = f"{evaluation.samples_per_prompt} completions of each at temperature {evaluation.temperature:g}"
+    return f"accuracy on {evaluation.max_samples} held-out questions, {times}"
 
 
 def plot(runs: list[dict[str, Any]]) -> str:
@@ -119,8 +128,9 @@ def main() -> int:
         runs.append(measured(seed, config))
         print(json.dumps(runs[-1]), flush=True)
         result = {
-            "machine": f"{os.cpu_count()} CPU cores",
-            "metric": "greedy accuracy on 96 held-out questions",
+            "machine": f"{os.cpu_count()} cores, {processor()}",
+            "load_average": round(os.getloadavg()[2], 1),
+            "metric": asked(config.evaluation),
             "worst_gain_points": min(one["gain_points"] for one in runs),
             "runs": runs,
         }

@@ -2,16 +2,20 @@
 
     python benchmarks/sft_step_time.py            # writes sft_step_time.json; quiet machine
 
-Same model, rows with images, batch, loss on the solutions alone, AdamW; two cores for each (ours: two ranks
-of one thread under ZeRO-2, started by torchrun, as TRL's two processes are). TRL runs in each setting of
-TRLS; the fastest counts. They take turns, so that a slow spell of the machine falls on all.
+Same model, rows with images in the same order, batch, loss on the solutions alone, AdamW; two cores for
+each (ours: two ranks of one thread under ZeRO-2, started by torchrun, as TRL's two processes are). TRL runs
+in each setting of TRLS; the fastest counts. They take turns, so that a slow spell falls on all.
+
+Both must compute the same, so the script ends where the losses of step 1 differ by more than SAME. TRL
+reads the text that we read: its chat template would also learn the line break behind a reply. And it divides
+by the tokens of the whole step, as it does for text models: for vision models it takes the mean of the
+passes' means.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
-import io
 import json
 import math
 import os
@@ -29,8 +33,12 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.machine import processor  # noqa: E402
 from benchmarks.step_time import WARM_UP, build_pretrained, measured  # noqa: E402
+from trainer import config as c  # noqa: E402
+from trainer.config import RunConfig  # noqa: E402
 
 LEARNING_RATE, ROWS = 1e-5, 128
+SAME = 1e-5
+"""Largest relative difference of two losses at step 1."""
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
 
 
@@ -85,12 +93,9 @@ def build(setting: Setting, out: Path) -> None:
     write_dataset(out / "data", "bench", {"train": (solved() for _ in range(ROWS))}, {})
 
 
-def ours(setting: Setting, folder: Path) -> dict[str, Any]:
-    """Runs our trainer; returns its seconds per step."""
-    from trainer import config as c
-
-    run = folder / f"ours-{time.time_ns()}"
-    config = c.RunConfig(
+def configured(setting: Setting, folder: Path, run: Path) -> RunConfig:
+    """Our run of a setting, whose model and data are in `folder`."""
+    return c.RunConfig(
         method="sft",
         run=c.Run(name="bench", dir=str(run), max_steps=setting.steps + WARM_UP),
         model=c.Model(path=str(folder / "model"), dtype="fp32", gradient_checkpointing=False, min_pixels=784),
@@ -103,19 +108,21 @@ def ours(setting: Setting, folder: Path) -> dict[str, Any]:
         logging=c.Logging(tensorboard=False),
         rewards=c.Rewards(workers=1),
     )
+
+
+def ours(setting: Setting, folder: Path) -> dict[str, Any]:
+    """Runs our trainer; returns its seconds per step."""
+    run = folder / f"ours-{time.time_ns()}"
     path = folder / "ours.yaml"
-    path.write_text(c.dump(config))
+    path.write_text(c.dump(configured(setting, folder, run)))
     command = [*TORCHRUN, "-m", "trainer.loops.sft", "--config", str(path)]
     memory = measured(command, os.environ | {"OMP_NUM_THREADS": "1"}, folder / "log")
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()][WARM_UP:]
-    tokens = statistics.mean(line["tokens/step"] for line in lines)
-    loss = [line["sft/loss"] for line in lines]
-    return {
-        "step_s": [x["time/step_s"] for x in lines],
-        "tokens": tokens,
-        "loss": loss,
-        "peak_memory_gib": memory,
-    }
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if "time/step_s" in line]
+    seconds = [step["time/step_s"] for step in steps[WARM_UP:]]
+    tokens = statistics.mean(step["tokens/step"] for step in steps[WARM_UP:])
+    loss = [step["sft/loss"] for step in steps]
+    return {"step_s": seconds, "tokens": tokens, "loss": loss, "peak_memory_gib": memory}
 
 
 def trl(name: str, folder: Path, kind: str) -> dict[str, Any]:
@@ -132,12 +139,32 @@ def trl(name: str, folder: Path, kind: str) -> dict[str, Any]:
     return json.loads(out.read_text()) | {"peak_memory_gib": memory}
 
 
+def parts(setting: Setting, folder: Path) -> list[dict[str, Any]]:
+    """The rows of all steps in the order in which our run takes them, as TRL reads them: the text of our
+    prompts, the solutions with their end token, decoded images."""
+    from trainer.data.prompt_stream import PromptStream
+    from trainer.data.reader import RowReader
+
+    config = configured(setting, folder, folder / "none")
+    reader, split = RowReader(config), config.train_split
+    prompter, dataset = reader.prompter, reader.datasets[split]
+    stream = PromptStream(range(len(dataset)), setting.batch, config.run.seed)
+    out = []
+    for step in range(1, setting.steps + WARM_UP + 1):
+        for prompt in stream.batch(step):
+            row = dataset[prompt.row]
+            solution = row.solution + prompter.tokenizer.eos_token
+            part = {"prompt": prompter.texts([row.messages])[0], "completion": solution}
+            images = reader.decoded(split, prompt.row)
+            out.append(part | ({"images": images} if images else {}))
+    return out
+
+
 def trl_inside(setting: Setting, kind: str, folder: Path, out: Path) -> None:
     """The process that runs TRL."""
     import torch
     from datasets import Dataset as HFDataset
     from peft import LoraConfig
-    from PIL import Image
     from transformers import (
         AutoModelForCausalLM,
         AutoModelForImageTextToText,
@@ -146,30 +173,8 @@ def trl_inside(setting: Setting, kind: str, folder: Path, out: Path) -> None:
     )
     from trl import SFTConfig, SFTTrainer
 
-    from trainer.config import LoRA
-    from trainer.data.dataset import Dataset
-
     processes, whole = TRLS[kind]
     torch.set_num_threads(2 // processes)
-    parts = [
-        {
-            "prompt": row.messages,
-            "completion": [{"role": "assistant", "content": [{"type": "text", "text": row.solution}]}],
-            "images": [Image.open(io.BytesIO(image)).convert("RGB") for image in row.images],
-        }
-        for row in Dataset(folder / "data", "train")
-    ]
-    for part in parts:
-        if not part["images"]:
-            del part["images"]
-            part["completion"] = [
-                {"role": "assistant", "content": part["completion"][0]["content"][0]["text"]}
-            ]
-            continue
-        part["prompt"] = [
-            m if isinstance(m["content"], list) else m | {"content": [{"type": "text", "text": m["content"]}]}
-            for m in part["prompt"]
-        ]
 
     class Clock(TrainerCallback):
         seconds: list[float] = []
@@ -200,6 +205,7 @@ def trl_inside(setting: Setting, kind: str, folder: Path, out: Path) -> None:
         gradient_accumulation_steps=setting.batch // (per_pass * processes),
         learning_rate=LEARNING_RATE,
         lr_scheduler_type="constant",
+        train_sampling_strategy="sequential",
         max_steps=setting.steps + WARM_UP,
         gradient_checkpointing=False,
         save_strategy="no",
@@ -211,14 +217,23 @@ def trl_inside(setting: Setting, kind: str, folder: Path, out: Path) -> None:
     trainer = SFTTrainer(
         model=loader.from_pretrained(folder / "model", dtype=torch.float32),
         args=arguments,
-        train_dataset=HFDataset.from_list(parts),
+        train_dataset=HFDataset.from_list(parts(setting, folder)),
         processing_class=reader,
-        peft_config=LoraConfig(**LoRA(rank=setting.lora).peft()) if setting.lora else None,
+        peft_config=LoraConfig(**c.LoRA(rank=setting.lora).peft()) if setting.lora else None,
         callbacks=[Clock()],
     )
+    trainer.model_accepts_loss_kwargs = True  # divide by the tokens of the whole step
     trainer.train()
     if int(os.environ.get("RANK", "0")) == 0:
-        out.write_text(json.dumps({"step_s": Clock.seconds[WARM_UP:], "loss": Clock.losses[WARM_UP:]}))
+        out.write_text(json.dumps({"step_s": Clock.seconds[WARM_UP:], "loss": Clock.losses}))
+
+
+def check_losses(name: str, losses: dict[str, list[float]]) -> None:
+    """Ends the script where two did not compute the same at step 1."""
+    first = losses["ours"][0]
+    for contender, loss in losses.items():
+        if not math.isclose(first, loss[0], rel_tol=SAME):
+            raise SystemExit(f"{name}: the loss of step 1 is {first} of ours and {loss[0]} of {contender}")
 
 
 def compare(name: str, rounds: int) -> dict[str, Any]:
@@ -235,13 +250,20 @@ def compare(name: str, rounds: int) -> dict[str, Any]:
                 runs[contender].append(run())
                 took = statistics.median(runs[contender][-1]["step_s"])
                 print(f"{name} round {i + 1}: {contender}: {took:.2f} s", flush=True)
+            check_losses(name, {contender: done[-1]["loss"] for contender, done in runs.items()})
     medians = {k: statistics.median(s for r in v for s in r["step_s"]) for k, v in runs.items()}
     best = min((k for k in medians if k != "ours"), key=lambda k: medians[k])
     memory = {k: statistics.median(r["peak_memory_gib"] for r in v) for k, v in runs.items()}
+    differences = []
+    for kind in TRLS:
+        pairs = zip(runs["ours"][0]["loss"], runs[kind][0]["loss"], strict=True)
+        differences.append([abs(mine - theirs) / mine for mine, theirs in pairs])
     return {
         "setting": setting.__dict__,
         "median_step_s": medians,
         "fastest_trl": best,
+        "loss_difference_at_step_1": max(apart[0] for apart in differences),
+        "largest_loss_difference": max(max(apart) for apart in differences),
         "ratio_ours_to_trl": medians["ours"] / medians[best],
         "peak_memory_ours_to_trl": memory["ours"] / memory[best],
         "runs": runs,

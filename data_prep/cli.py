@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +49,7 @@ def _from_run(options: argparse.Namespace) -> int:
 
     out = options.out or f"data/{Path(options.run).name}.jsonl"
     counts = from_run.write(options.run, options.bucket, out, options.tokens)
-    print(f"{out}: {', '.join(f'{name}: {count:,}' for name, count in counts.items())}")
+    print(f"{out}: {_listed(counts)}")
     return 0
 
 
@@ -98,7 +98,7 @@ def _with_dataset(options: argparse.Namespace) -> int:
 
             rates = read_rates(options.rates) if options.rates else None
             manifest, counts = keep_by_rate(options.dataset, options.out, *_range(options.pass_rate), rates)
-            print(", ".join(f"{verdict}: {count:,}" for verdict, count in counts.items()))
+            print(_listed(counts))
             _summary(manifest, options.out)
         case "worked":
             from data_prep.write.derive import with_completions
@@ -110,8 +110,7 @@ def _with_dataset(options: argparse.Namespace) -> int:
             from data_prep.write.export import export
 
             rows = export(options.dataset, options.to, options.out)
-            written = ", ".join(f"{split}.parquet {count:,}" for split, count in rows.items())
-            print(f"{options.out}: {written} rows")
+            print(f"{options.out}: {_listed(rows, '{}.parquet {:,}')} rows")
     return 0
 
 
@@ -192,11 +191,15 @@ def _prepare_local(
     from data_prep.prepare import prepare as run
     from data_prep.sources.catalog import CATALOG
 
-    kinds = {CATALOG[source].evaluation if source in CATALOG else options.evaluation for source, _ in parts}
+    kinds = set()
+    learned = set()
+    for source, _ in parts:
+        entry = CATALOG.get(source)
+        kinds.add(entry.evaluation if entry else options.evaluation)
+        learned.add(entry.sft if entry else options.sft)
     if len(kinds) > 1:
         raise ConfigError("training and evaluation sets are prepared apart: two commands")
     evaluation = options.evaluation or kinds.pop()
-    learned = {CATALOG[source].sft if source in CATALOG else options.sft for source, _ in parts}
     if len(learned) > 1 or (learned == {True} and evaluation):
         raise ConfigError(
             "sets for supervised training alone (--sft) are prepared apart from the others: two commands"
@@ -275,7 +278,7 @@ def _drawn(source: str, options: argparse.Namespace, evaluation: bool) -> Any:
     """A source of drawn problems. Raises ConfigError if rows, difficulty or families are not known."""
     low, dots, high = options.difficulty.partition("..")
     ends = (low, high if dots else low)
-    if not all(end in ("1", "2", "3", "4", "5") for end in ends) or ends[0] > ends[1] or options.rows < 1:
+    if not set(ends) <= set("12345") or ends[0] > ends[1] or options.rows < 1:
         raise ConfigError(
             f"--rows {options.rows} --difficulty {options.difficulty}: give at least one row, and a "
             "difficulty or two ends, such as 3 or 1..5"
@@ -305,9 +308,13 @@ def _mapping(text: str) -> dict[str, str]:
     return mapping
 
 
+def _listed(counts: Mapping[str, int], form: str = "{}: {:,}") -> str:
+    return ", ".join(form.format(name, count) for name, count in counts.items())
+
+
 def _summary(manifest: Manifest, where: str) -> None:
-    rows = ", ".join(f"{split} {count:,}" for split, count in manifest.rows.items())
-    size = sum(file["bytes"] for file in manifest.files) / 2**20
+    rows = _listed(manifest.rows, "{} {:,}")
+    size = manifest.size_bytes / 2**20
     print(f"{manifest.name}: {rows} rows, {len(manifest.files)} shards, {size:,.1f} MiB in {where}")
     for reason, count in manifest.quarantined.items():
         print(f"  left out: {count:>7,}  {reason}")

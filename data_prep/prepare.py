@@ -14,7 +14,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -135,7 +135,7 @@ def prepare(
     try:
         row_count = sum(rows for rows, _ in totals)
         judged, problems = _judge_all(opened, settings, references, row_count, on_progress)
-        kept = [row for rows in judged for row in rows]
+        kept = list(chain.from_iterable(judged))
         mark_repeats(kept, references.same)
     finally:
         references.close()
@@ -163,10 +163,7 @@ def prepare(
     samples = Samples(rows)
     manifest = _write(opened, judged, problems, out, name, asked, rows, samples, on_progress)
     stats = statistics.collect(kept, facts, groups)
-    refused = [list(member) for one in opened for member in one.refused.members]
-    stats["images"]["unused"] = sum(one.unused for one in opened)
-    stats["images"]["refused"] = refused[:1000]
-    stats["images"]["resumed"] = sum(one.images.resumed for one in opened)
+    stats["images"] |= _of_unpacking(opened)
     stats["overlaps"] = overlaps
     manifest = dataclasses.replace(manifest, statistics=stats)
     write_preview(out, manifest, samples)
@@ -175,6 +172,19 @@ def prepare(
         one.images.close(remove=True)
     shutil.rmtree(work, ignore_errors=True)
     return manifest
+
+
+def _of_unpacking(opened: Sequence[_OpenSource]) -> dict[str, Any]:
+    """How many images no row names, the first members that were refused, and how many images an earlier
+    preparation had unpacked."""
+    unused = 0
+    resumed = 0
+    refused = []
+    for one in opened:
+        unused += one.unused
+        resumed += one.images.resumed
+        refused += map(list, one.refused.members)
+    return {"unused": unused, "refused": refused[:1000], "resumed": resumed}
 
 
 def _asked(sources: Sequence[Source], settings: Settings, exclude: Sequence[str]) -> dict[str, Any]:
@@ -264,8 +274,12 @@ def _judge_all(
         problems.append([])
         rows = one.rows()
         while batch := list(islice(rows, BATCH_ROWS)):
-            candidates = [complete(row, settings.sft) for row in batch if isinstance(row, Candidate)]
-            problems[-1] += [row for row in batch if isinstance(row, BadRow)]
+            candidates = []
+            for row in batch:
+                if isinstance(row, BadRow):
+                    problems[-1].append(row)
+                else:
+                    candidates.append(complete(row, settings.sft))
             counts = count_tokens([row.messages for row in candidates])
             answers = references.check(candidates)
             for row, reference, tokens in zip(candidates, answers, counts, strict=True):
@@ -288,25 +302,36 @@ def _assign_splits(
 ) -> dict[str, Any]:
     """Gives every kept row its split. Returns the statistics of the groups."""
     kept = [row for row in rows if not row.reason]
-    looks = {sha: facts[sha].look for row in kept for sha in row.images}
+    looks = {}
+    for row in kept:
+        for sha in row.images:
+            looks[sha] = facts[sha].look
     keys = groups_of([row.images for row in kept], [row.question for row in kept], looks)
+
     free = [key for row, key in zip(kept, keys, strict=True) if not row.split]
     chosen = validation_groups(free, settings.validation, settings.split_seed)
+    train = set()
     for row, key in zip(kept, keys, strict=True):
         row.split = row.split or ("validation" if key in chosen else "train")
-    train = {key for row, key in zip(kept, keys, strict=True) if row.split == "train"}
-    sizes = Counter(keys)
+        if row.split == "train":
+            train.add(key)
+
     near_train: Counter[str] = Counter()
     for row, key in zip(kept, keys, strict=True):
         if row.split != "train" and key in train:
             near_train[row.split] += 1
+    sizes = Counter(keys)
     return {"count": len(sizes), "largest": max(sizes.values()), "rows_near_train": dict(near_train)}
 
 
 def _keep_as_published(rows: list[CheckedRow], problems: list[list[BadRow]]) -> None:
     """Keeps all rows that can be asked, whatever the checks say. Raises ConfigError that names the others."""
-    lost = [f"row {one.index} ({one.reason})" for of in problems for one in of]
-    lost += [f"row {row.index} ({row.reason})" for row in rows if row.reason.partition(":")[0] in UNASKABLE]
+    lost = []
+    for one in chain.from_iterable(problems):
+        lost.append(f"row {one.index} ({one.reason})")
+    for row in rows:
+        if row.reason.partition(":")[0] in UNASKABLE:
+            lost.append(f"row {row.index} ({row.reason})")
     if lost:
         shown = lost[:3] + (["..."] if len(lost) > 3 else [])
         raise ConfigError(
@@ -323,11 +348,16 @@ def _nothing_left(
 ) -> NoReturn:
     """Writes the quarantine file and says why there is no dataset, with the first rows as they were read."""
     _write(opened, judged, problems, out, "", {}, {}, Samples({}), _quiet)
-    reasons = Counter(row.reason.partition(":")[0] for rows in judged for row in rows)
-    reasons += Counter(one.reason for of in problems for one in of)
+    reasons: Counter[str] = Counter()
+    for row in chain.from_iterable(judged):
+        reasons[row.reason.partition(":")[0]] += 1
+    for one in chain.from_iterable(problems):
+        reasons[one.reason] += 1
     counted = ", ".join(f"{n} {reason}" for reason, n in reasons.most_common(5)) or "there are no rows"
+    first = ""
     with open(out / "quarantine.jsonl", encoding="utf-8") as quarantine:
-        first = "".join(f"\n  {line.strip()[:500]}" for line in islice(quarantine, 3))
+        for line in islice(quarantine, 3):
+            first += f"\n  {line.strip()[:500]}"
     raise ConfigError(
         f"no row can be used: {counted}; all of them are in {out}/quarantine.jsonl, the first are{first}"
     )
@@ -424,13 +454,18 @@ def _write(
                     writers[result.split].add(written)
                     samples.offer(result.split, counts[result.split], written)
                     counts[result.split] += 1
-    files = [file for writer in writers.values() for file in writer.close()]
+    files = []
+    images_per_row = {}
+    for split, writer in writers.items():
+        files += writer.close()
+        images_per_row[split] = writer.images_per_row
+    revisions = {one.source.revision for one in opened}
     return Manifest(
         name=name,
-        revision=",".join(sorted({one.source.revision for one in opened if one.source.revision})),
+        revision=",".join(sorted(filter(None, revisions))),
         rows=counts,
         files=files,
-        images_per_row={split: writer.images_per_row for split, writer in writers.items()},
+        images_per_row=images_per_row,
         quarantined=dict(quarantined.most_common()),
         settings=asked,
         fingerprint=fingerprint(files, asked),

@@ -47,7 +47,7 @@ def detected(sources: Sequence[RecordSource]) -> str:
         for role, column, value in source.describe():
             arrow = "<-" if value else ":"
             lines.append(f"  {role:<9} {arrow} {column:<24} {value}".rstrip())
-        places = [str(root) for root in source.roots]
+        places = list(map(str, source.roots))
         if source.beside:
             places.append(f"paths from {source.beside}")
         if "images" in source.form.columns or "chat" in source.form.columns:
@@ -87,7 +87,8 @@ def mask(dataset: Dataset, index: int, model: str, min_pixels: int, max_pixels: 
     marked = []
     for position, token in enumerate(prompter.token_ids(one)):
         marked.append(("+" if position in earlier else " ", token))
-    marked += [("+", token) for token in solution]
+    for token in solution:
+        marked.append(("+", token))
     count = len(earlier) + len(solution)
     lines = [
         f"row {index} of {dataset.split}: {one.id}, {len(marked) - count} tokens of context, {count} learned"
@@ -106,8 +107,10 @@ def _image(data: bytes, min_pixels: int, max_pixels: int) -> str:
 
 
 def _tokens(one: Row, tokenizer: str, min_pixels: int, max_pixels: int) -> str:
-    sizes = [size_of(data, one.id) for data in one.images]
-    of_images = sum(image_tokens(width, height, min_pixels, max_pixels) for width, height in sizes)
+    of_images = 0
+    for data in one.images:
+        width, height = size_of(data, one.id)
+        of_images += image_tokens(width, height, min_pixels, max_pixels)
     if not tokenizer:
         return f"{of_images} of images (--tokenizer MODEL counts the text)"
     from data_prep.checks.tokens import text_token_counter
@@ -128,11 +131,13 @@ def answers(manifest: Manifest) -> str:
     if not stats:
         return ""
     rows = sum(stats["answer_types"].values())
-    lines = [f"  {kind:<8}{count:>8,}  {count / rows:6.1%}" for kind, count in stats["answer_types"].items()]
+    lines = ["reference answers by type:"]
+    for kind, count in stats["answer_types"].items():
+        lines.append(f"  {kind:<8}{count:>8,}  {count / rows:6.1%}")
     for kind, bad in stats["rejected_answers"].items():
         shown = ", ".join(repr(example[:40]) for example in bad["examples"])
         lines.append(f"  rejected as {kind}: {bad['rows']:,}, e.g. {shown}")
-    return "\n".join(["reference answers by type:", *lines])
+    return "\n".join(lines)
 
 
 def stats(path: str) -> str:

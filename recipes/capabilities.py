@@ -54,8 +54,6 @@ class Capability:
     """All nodes see one file system."""
     asks_bucket: bool = True
     """Nodes are thrown away, so checkpoints must go to a bucket."""
-    two_groups: bool = True
-    """Can run the machines of `sample` as jobs of their own beside the run's."""
     needs: str = ""
     """SkyPilot's part for the cloud where our launch environment lacks it: then no launch goes there unless
     the target is named or SkyPilot has fetched the cloud's catalog."""
@@ -71,7 +69,6 @@ CAPABILITIES: dict[str, Capability] = {
         network_gbit_s={"": 0},
         shared_files=True,
         asks_bucket=False,
-        two_groups=False,
         note="this machine, the same set-up and node launcher",
     ),
     "ssh": Capability(
@@ -81,7 +78,6 @@ CAPABILITIES: dict[str, Capability] = {
         gpus=ANY,
         network_gbit_s={"": 100},
         asks_bucket=False,
-        two_groups=False,
         note="bare machines by hand: --hosts a,b,c,d, head first",
     ),
     "slurm": Capability(
@@ -173,7 +169,6 @@ CAPABILITIES: dict[str, Capability] = {
         gpus=DSTACK,
         network_gbit_s={"": 100},
         asks_bucket=False,
-        two_groups=False,
         note="own machines as an SSH fleet: --hosts",
     ),
     "kubernetes": Capability(
@@ -301,11 +296,9 @@ def refusal(recipe: Recipe, target: str) -> str:
     if why := _refusal_of_group(recipe, target):
         return why
     sampling = groups.sampling(recipe) if recipe.kind != "sample" else None
-    if sampling is None:
+    if sampling is None or recipe.sample is None:
         return ""
-    if not capability(target).two_groups:
-        return f"{target} runs one group of machines, and {recipe.name} has a second one, `sample`"
-    return _refusal_of_group(sampling, target)
+    return _refusal_of_group(sampling, recipe.sample.target or target)
 
 
 def _refusal_of_group(recipe: Recipe, target: str) -> str:
@@ -313,6 +306,8 @@ def _refusal_of_group(recipe: Recipe, target: str) -> str:
     if cluster.nodes > can.max_nodes:
         most = "one node" if can.max_nodes == 1 else f"at most {can.max_nodes} nodes"
         return f"{target} runs {most}, and {recipe.name} wants {cluster.nodes}"
+    if not can.platform and recipe.jobs > 1 and cluster.gpus_per_node:
+        return f"{target} is one machine, and {recipe.name} wants {recipe.jobs}: set sample.gpus_per_node"
     if cluster.spot == "only" and not can.spot:
         return f"{target} has no spot nodes, and {groups.section(recipe)}.spot is 'only'"
     if not cluster.gpus_per_node:

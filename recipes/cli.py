@@ -20,6 +20,8 @@ python3 launch.py demo                                  the whole pipeline on th
 python3 launch.py plan grpo-qwen2.5-vl-72b-mathv60k     memory, disk, time and dollars, before you rent
 python3 launch.py up grpo-qwen2.5-vl-7b-mathv60k --target skypilot-runpod --bucket s3://mine
 """
+WORKER = "rollout-worker"
+"""What the command line calls one machine that samples for a run: a view of that run's recipe."""
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -32,6 +34,11 @@ def main(arguments: list[str]) -> int:
     try:
         args = parsed(arguments)
         os.chdir(ROOT)  # files of yours were named from where you stand
+        if getattr(args, "recipe", "") == WORKER and "set" in args:
+            from recipes.drivers import fleet_launch
+
+            given = args.set, getattr(args, "bucket", ""), getattr(args, "target", None)
+            args.recipe, args.set = fleet_launch.of_run(*given)
         return commands.call(args)
     except ConfigError as error:
         print(f"launch.py: {error}", file=sys.stderr)

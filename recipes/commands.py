@@ -7,7 +7,6 @@ code.
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 from pathlib import Path
 
@@ -28,6 +27,7 @@ from recipes.command_line import (
     command,
     one_of,
 )
+from recipes.delegated import delegate
 from trainer.config import ConfigError
 
 BIG, MIDDLE = "grpo-qwen2.5-vl-72b-mathv60k", "grpo-qwen2.5-vl-7b-mathv60k"
@@ -104,6 +104,10 @@ def _(args: argparse.Namespace) -> int:
     "kubectl, sbatch or qsub",
     RECIPE,
     *STARTED,
+    argument(
+        "--fleet", default="", metavar="4xL40S:spot", help="machines that sample for it (docs/fleet.md)"
+    ),
+    argument("--yes", action="store_true", help="start both groups of machines without asking"),
     example=f"{MIDDLE} --target skypilot-runpod --bucket s3://mine --set optimizer.learning_rate=1e-6\n"
     f"  python3 launch.py up {MIDDLE} --target slurm -- --exclude=gpu-7 --mail-type=END",
 )
@@ -319,11 +323,12 @@ def _(args: argparse.Namespace) -> int:
     RUN,
     STORED,
     argument("--stored", action="store_true", help="from its bucket: the machines are not asked"),
+    argument("--worker", type=int, default=0, metavar="N", help="of the Nth machine that samples for it"),
 )
 def _(args: argparse.Namespace) -> int:
     from recipes.drivers import sight
 
-    return sight.logs(args.run, args.bucket, args.stored)
+    return sight.logs(args.run, args.bucket, args.stored, args.worker)
 
 
 @command(
@@ -365,7 +370,7 @@ def _(args: argparse.Namespace) -> int:
     from recipes.drivers import launched, shared_record
 
     shared_record.known_or_adopted(args.run, args.bucket)
-    return launched.drive(args.run, "down", args.dry_run)
+    return launched.end(args.run, args.dry_run)
 
 
 @command(
@@ -483,17 +488,3 @@ def _(args: argparse.Namespace) -> int:
 @command("test", "run the tests; --fast: those without engine; all arguments go to pytest", passes_on=True)
 def _(args: argparse.Namespace) -> int:
     return delegate("test", args.arguments)
-
-
-def delegate(what: str, arguments: list[str]) -> int:
-    """Commands that need the training environment: data (but not its help), test."""
-    if what == "data" and (not arguments or {"-h", "--help"} & set(arguments)):
-        return subprocess.run([sys.executable, "-m", "data_prep", *(arguments or ["--help"])]).returncode
-    environment = "test" if what == "test" else "cpu"
-    code = subprocess.run(["bash", "trainer/setup.sh", environment]).returncode
-    if code:
-        return code
-    command = [f".venvs/{environment}/bin/python", "-m", "data_prep" if what == "data" else "pytest"]
-    # All tests: the quick ones on all cores, then those that bring processes of their own.
-    parts = [["--fast"], ["--rest"]] if what == "test" and not arguments else [arguments]
-    return max((subprocess.run([*command, *part]).returncode for part in parts), key=abs)

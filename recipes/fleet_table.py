@@ -7,12 +7,17 @@ import math
 from rich.console import Console
 from rich.table import Table
 
-from recipes.plan import fleet_cost
+from recipes.capabilities import capability
+from recipes.plan import decode_slots, fleet_cost, memory, prices
 from recipes.plan.fleet_cost import EGRESS_USD_PER_GB, MUCH_EGRESS, FleetRow, Fleets
+from recipes.run_record import RunRecord
 from recipes.spec import Recipe
+from trainer.config import ConfigError
 
 COLUMNS = ("trainer", "workers", "steps ahead", "enough", "prompts a unit", "s/step", "$/step",
            "of it egress", "hours", "$ per run", "")  # fmt: skip
+NETWORK_GBIT_S = 100.0
+"""Between nodes, for the remark on prompts."""
 SHOWN = 12
 """Fleets in the table."""
 
@@ -33,7 +38,7 @@ def show(recipe: Recipe, found: Fleets, console: Console) -> bool:
     for row in rows[:SHOWN]:
         table.add_row(*_cells(row), verdict(row, found))
     console.print(table)
-    for line in (*_ahead(recipe, found, rows), *_egress(recipe, rows[:SHOWN])):
+    for line in (*_ahead(recipe, found, rows), *_prompts(recipe), *_egress(recipe, rows[:SHOWN])):
         console.print(line, highlight=False)
     if any(row.worker and row.worker.gpus > 1 for row in rows):
         console.print("an engine of several GPUs on a worker (4xL40S) is planned here and not built yet")
@@ -103,10 +108,10 @@ def _ahead(recipe: Recipe, found: Fleets, rows: list[FleetRow]) -> list[str]:
                 f" for the longest completion; --set rollout.staleness={enough} suffices"
             )
     prompts = recipe.config.rollout.prompts_per_step
-    if recipe.sample and recipe.config.fleet.unit_prompts < prompts:
+    if recipe.sample and 0 < recipe.config.fleet.unit_prompts < prompts:
         lines.append(
             f"units of {recipe.config.fleet.unit_prompts} prompts leave most decode slots of a worker empty:"
-            f" --set fleet.unit_prompts={prompts} has it sample a step at once"
+            " --set fleet.unit_prompts=0 has it sample a step at once"
         )
     losses: dict[str, list[str]] = {}
     for row in found.cheapest([row for row in found.fleets if row.ahead == 1]):
@@ -116,6 +121,21 @@ def _ahead(recipe: Recipe, found: Fleets, rows: list[FleetRow]) -> list[str]:
         named = "; ".join(f"{trainer} with {', '.join(names)}" for trainer, names in losses.items())
         lines.append(f"one step ahead is not enough, and a loss: {named}")
     return lines
+
+
+def _prompts(recipe: Recipe) -> list[str]:
+    """What more prompts a step would bring without any worker, where decode slots are mostly empty."""
+    need = memory.plan(recipe)
+    more = decode_slots.more_prompts(recipe, NETWORK_GBIT_S) if need else None
+    if need is None or more is None:
+        return []
+    sets = " ".join(f"--set {one}" for one in more.changes)
+    empty = 1 - decode_slots.used(recipe, need)
+    times = f"{1000 * more.sample_s:.0f} ms a sample, not {1000 * more.before_s:.0f} ({need.gpu})"
+    return [
+        f"without workers {empty:.0%} of the decode slots are empty; {sets} takes {times}, with the"
+        " optimizer's batch unchanged"
+    ]
 
 
 def _egress(recipe: Recipe, rows: list[FleetRow]) -> list[str]:
@@ -161,7 +181,7 @@ def choice(recipe: Recipe, found: Fleets, limits: tuple[float, float], console: 
         f" ${row.run_usd:,.0f} expected",
         highlight=False,
     )
-    console.print(f"  {options(recipe, row)}", highlight=False)
+    console.print(f"  launch.py up {recipe.name} {options(recipe, row)}", highlight=False)
     return True
 
 
@@ -173,7 +193,56 @@ def options(recipe: Recipe, row: FleetRow) -> str:
         part = "cluster.nodes" if nodes > 1 else "cluster.gpus_per_node"
         sets.append(f"{part}={(nodes if nodes > 1 else recipe.cluster.gpus_per_node) // 2}")
     if row.worker:
-        sets += [f"rollout.staleness={row.ahead}", f"fleet.unit_prompts={row.unit_prompts}"]
-        sets += [f"sample.gpu={row.worker.gpu}", f"sample.nodes={row.count}"]
-        sets += [f"sample.gpus_per_node={row.worker.gpus}"] if row.worker.gpus > 1 else []
-    return " ".join(f"--set {one}" for one in sets)
+        sets.append(f"rollout.staleness={row.ahead}")
+        if row.unit_prompts < recipe.config.rollout.prompts_per_step:
+            sets.append(f"fleet.unit_prompts={row.unit_prompts}")
+    words = [f"--target {row.offer.target}", *(f"--set {one}" for one in sets)]
+    if row.worker:
+        market = "spot" if row.worker.spot else "on-demand"
+        words.append(f"--fleet {row.count}x{row.worker.name}:{market}@{row.worker.target}")
+    return " ".join(words)
+
+
+def both(recipe: Recipe, run: RunRecord, workers: RunRecord) -> list[str]:
+    """What is about to be started: both groups of machines with their dollars, and whether they are a
+    gain."""
+    assert recipe.sample is not None
+    machines = f"{recipe.sample.nodes} x {recipe.sample.gpus_per_node} {recipe.sample.gpu}"
+    if not recipe.sample.gpus_per_node:
+        machines = f"{recipe.sample.nodes} without a GPU"
+    cluster = recipe.cluster
+    own = f"{cluster.nodes} x {cluster.gpus_per_node} {cluster.gpu}" if cluster.gpus_per_node else "CPU ranks"
+    lines = [
+        f"run      {run.run_id}: {own} on {run.target}, {_per_hour(run)}",
+        f"workers  {workers.run_id}: {machines} on {workers.target}, {_per_hour(workers)}",
+    ]
+    if not (run.usd_per_hour and workers.usd_per_hour):
+        return lines
+    lines.append(
+        f"both     ${run.usd_per_hour + workers.usd_per_hour:.2f} per hour, workers until the run ends"
+    )
+    targets = list(dict.fromkeys((run.target, workers.target)))
+    try:
+        found = fleet_cost.compare(recipe, prices.sky_catalogs(), targets)
+    except ConfigError as error:
+        return [*lines, f"no plan of both: {error}"]
+    ahead = recipe.config.rollout.staleness
+    mine = [row for row in found.fleets if row.gpus == _gpus(recipe) and row.ahead == ahead]
+    if not mine:
+        return [*lines, "no plan of both: no price is known of machines that this recipe fits"]
+    row = min(mine, key=lambda row: row.usd)
+    lines.append(
+        f"planned  {row.hours:.1f} h and ${row.run_usd:,.0f}, {row.step_s:.1f} s and ${row.usd:.3f} a step,"
+        f" with rollout.staleness={ahead}: {verdict(row, found)}"
+    )
+    if row.ahead < row.enough:
+        lines.append(
+            f"         the trainer waits for the longest completion: {row.enough} steps ahead would be enough"
+        )
+    return lines
+
+
+def _per_hour(record: RunRecord) -> str:
+    if not capability(record.target).cloud:
+        return "machines of your own"
+    return f"${record.usd_per_hour:.2f} per hour" if record.usd_per_hour else "no known price"

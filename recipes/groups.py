@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from recipes.spec import Recipe, SampleGroup, Site, placed
+from recipes.spec import Recipe, SampleGroup, Site, placed, without_rollouts
+from trainer.config import ConfigError
 
+OWN_RUN = "${RUN_ID}"
+"""`fleet.run` of files that are rendered for both groups at once: the run has the id that they are given."""
 SUFFIX = ".sample"
 """What the name of a sampling group's view ends with: its files are NAME.sample.yaml beside NAME.yaml."""
 
 
 def sampling(recipe: Recipe) -> Recipe | None:
     """One machine of the recipe's second group, which is started `jobs` times; None without a second
-    group."""
+    group. It samples for the run `fleet.run`; where that is not named, for the recipe's own."""
     group = recipe.sample
     if group is None:
         return None
@@ -25,18 +28,47 @@ def sampling(recipe: Recipe) -> Recipe | None:
         tensor_parallel=group.engine_gpus(recipe.config.rollout.tensor_parallel),
         gpu_memory_utilization=group.gpu_memory_utilization,
     )
+    fleet = replace(recipe.config.fleet, run=recipe.config.fleet.run or OWN_RUN)
+    place = replace(recipe.config.placement, workers_per_node=1)  # of GPUs as many as there are
     view = replace(
         recipe,
         name=recipe.name + SUFFIX,
         description=f"A machine that samples for a run of {recipe.name}",
         kind="sample",
         cluster=replace(group, nodes=1, image=group.image or recipe.cluster.image),
-        config=replace(recipe.config, rollout=rollout),
+        config=replace(recipe.config, rollout=rollout, fleet=fleet, placement=place),
         site=_site(recipe.site, group),
         # A volume is the run's: machines that prepare data in it at once would disturb each other.
         storage=replace(recipe.storage, volume="", volume_gib=0, mount=""),
     )
     return placed(view)
+
+
+def worker(recipe: Recipe) -> Recipe:
+    """One machine that samples for the run `fleet.run`. Raises ConfigError where none can."""
+    if why := without_rollouts(recipe):
+        raise ConfigError(f"fleet.run names a run to sample for, and {why}")
+    group = recipe.sample or SampleGroup(gpus_per_node=min(1, recipe.cluster.gpus_per_node))
+    view = sampling(replace(recipe, sample=group))
+    assert view is not None
+    if why := not_built(recipe, view):
+        raise ConfigError(why)
+    return view
+
+
+def not_built(recipe: Recipe, view: Recipe) -> str:
+    """Why the machines of a view would sample nothing; empty if they can."""
+    if recipe.config.fleet.workers == "off":
+        return (
+            f"{recipe.name} samples on its own GPUs, and machines of `sample` would wait for nothing: --set "
+            "fleet.workers=only, or --set sample=null"
+        )
+    if view.config.rollout.tensor_parallel > 1:
+        return (
+            "an engine of several GPUs on a rollout worker is not built: --set sample.tensor_parallel=1 "
+            "rollout.tensor_parallel=1, with GPUs that hold the model"
+        )
+    return ""
 
 
 def _site(site: Site, group: SampleGroup) -> Site:
@@ -47,6 +79,7 @@ def _site(site: Site, group: SampleGroup) -> Site:
         constraint=group.constraint,
         gres=group.gres,
         node_pool=group.node_pool,
+        hosts=group.hosts,
         rdma="",
     )
 

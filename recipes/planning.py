@@ -101,7 +101,7 @@ def _second_group(
 ) -> bool:
     """Shows the machines of `sample`, where there are any. Returns whether the model fits them."""
     sampling = groups.sampling(recipe)
-    if sampling is None:
+    if sampling is None or recipe.kind == "sample":
         return True
     found = hourly.of_groups(recipe, offers, catalogs, targets)
     left_out = cost.short_of_ram(sampling, catalogs, targets)

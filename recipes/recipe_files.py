@@ -24,7 +24,7 @@ from trainer.config.plain_yaml import read_yaml
 YAML = (".yaml", ".yml")
 STORED_NOTE = "in-the-bucket"
 """File beside a config.json whose model lies in a bucket: the key that nodes fetch it from, or nothing."""
-FOLDERS = ("model.path", "data.path", "evaluation.path", "storage.weights")
+FOLDERS = ("model.path", "algorithm.teacher", "data.path", "evaluation.path", "storage.weights")
 """Fields that may name a folder from where the command is given."""
 
 

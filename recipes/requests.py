@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from recipes import run_record
-from recipes.drivers import launching, shared_record, trained
+from recipes.drivers import fleet_launch, launching, shared_record, trained
 from recipes.drivers.launching import Options
 from recipes.plan import sizing
 from recipes.presets import benchmarks, resolve
@@ -32,6 +32,10 @@ class LaunchRequest:
     """Machines for the target ssh, separated by commas."""
     options: Options
     """How it is launched."""
+    fleet: str = ""
+    """Machines that sample for it, as `--fleet` writes them."""
+    yes: bool = False
+    """Nothing is asked before two groups of machines are started."""
 
 
 def of(args: argparse.Namespace, recipe: str, target: str | None) -> LaunchRequest:
@@ -46,6 +50,8 @@ def of(args: argparse.Namespace, recipe: str, target: str | None) -> LaunchReque
         bucket=given.get("bucket", ""),
         hosts=given.get("hosts", ""),
         options=options,
+        fleet=given.get("fleet", ""),
+        yes=given.get("yes", False),
     )
 
 
@@ -54,18 +60,27 @@ def up(request: LaunchRequest) -> int:
     overrides = list(request.overrides)
     target, options = request.target, request.options
     if request.hosts:
-        overrides.append(f"site.hosts=[{request.hosts}]")
         target = target or "ssh"
+    name = request.recipe
+    samples = any(one.partition("=")[0].strip() == "fleet.run" for one in overrides)
+    if request.hosts and samples:
+        overrides += [f"sample.hosts=[{request.hosts}]", f"sample.nodes={request.hosts.count(',') + 1}"]
+    elif request.hosts:
+        overrides.append(f"site.hosts=[{request.hosts}]")
     if request.bucket:
         overrides.append(f"storage.bucket={request.bucket}")
-    recipe = resolve(request.recipe, overrides)
-    if request.recipe.startswith("demo") and not options.run_id:
+    if request.fleet:
+        overrides = fleet_launch.with_group(name, overrides, request.fleet)
+    recipe = resolve(name, overrides)
+    if recipe.sample and recipe.kind == "train":
+        return fleet_launch.up(name, recipe, target, overrides, options, request.yes)
+    if name.startswith("demo") and recipe.kind == "train" and not options.run_id:
         model = Path(recipe.config.model.path).name
-        run_id = run_record.interrupted(request.recipe, target or "local", overrides, model)
+        run_id = run_record.interrupted(name, target or "local", overrides, model)
         options = replace(options, run_id=run_id)
         if run_id:
             print(f"resuming {run_id}, which was interrupted (--run-id NEW starts from scratch)")
-    return launching.up(request.recipe, recipe, target, overrides, options)
+    return launching.up(name, recipe, target, overrides, options)
 
 
 def pass_rates(request: LaunchRequest, samples: int | None) -> int:
@@ -148,4 +163,6 @@ def resume(run: str, bucket: str, options: Options, before: int = 0) -> int:
         overrides = [one for one in overrides if not one.startswith(BEFORE)]
         overrides.append(f"{BEFORE}{before}")
     recipe = resolve(record.recipe, overrides)
+    if recipe.sample and recipe.kind == "train":
+        return fleet_launch.up(record.recipe, recipe, record.target, overrides, options, yes=True)
     return launching.up(record.recipe, recipe, record.target, overrides, options)

@@ -69,6 +69,10 @@ class RunRecord:
     prices."""
     planned_most_hours: float = 0.0
     """The same for hours; 0: no plan."""
+    samples_for: str = ""
+    """The run that these machines sample for; "": this is a run itself."""
+    jobs: int = 1
+    """Jobs that the machines were started as, each with a number behind the id where there are several."""
     counted_usd: float | None = None
     """What this one cost as its platform counted, where it counts and was asked."""
 
@@ -111,6 +115,10 @@ class RunRecord:
     def _until(self) -> float:
         return min(self.ended_s or time.time(), time.time())
 
+    def names(self) -> list[str]:
+        """The id of each job."""
+        return [self.run_id] if self.jobs == 1 else [f"{self.run_id}-{i}" for i in range(1, self.jobs + 1)]
+
     def task_files(self) -> list[Path]:
         """The rendered files of the launch, main one first."""
         files = sorted((RUNS / self.run_id / "task").glob("*"))
@@ -149,6 +157,12 @@ def setup_of(folder: Path) -> dict[str, float]:
 def names() -> list[str]:
     """Ids of all runs that were launched from here, sorted."""
     return sorted(path.parent.name for path in RUNS.glob(f"*/{LAUNCH}"))
+
+
+def workers_of(run_id: str) -> list[RunRecord]:
+    """The launches of machines that sample for a run, oldest first."""
+    found = [record for record in map(load, names()) if record.samples_for == run_id]
+    return sorted(found, key=lambda record: record.started_s)
 
 
 def newest_first() -> list[RunRecord]:
@@ -201,6 +215,11 @@ def new_run_id(recipe: str) -> str:
     name."""
     stamp = time.strftime("%m%d-%H%M", time.gmtime())
     return f"{as_run_id(recipe)}-{stamp}-{secrets.token_hex(2)}"
+
+
+def new_worker_id(run_id: str) -> str:
+    """A fresh id for machines that sample for a run: that of the run, cut, and four hex digits."""
+    return f"{run_id[:50].rstrip('-')}-w{secrets.token_hex(2)}"
 
 
 def as_run_id(recipe: str) -> str:

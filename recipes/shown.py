@@ -325,10 +325,12 @@ def _passes(recipe: Recipe, need: MemoryPlan, console: Console) -> None:
         return
     step = passes.of_step(recipe, need.shape)
     forward, updates = passes.gathered_bytes(recipe.config, need.shape, step)
+    judged = f" and {len(step.teacher)} of the teacher" if step.teacher else ""
     console.print(
         f"passes per step: {len(step.updates)} in updates, {len(step.logprobs) * step.models} for"
-        f" log-probabilities; overhead of an update's: {cost.pass_overhead(recipe, need.shape):.2f} s\na rank"
-        f" gathers {(forward + updates) / GIB:,.0f} GiB per step, {updates / GIB:,.0f} of them in updates"
+        f" log-probabilities{judged}; overhead of an update's:"
+        f" {cost.pass_overhead(recipe, need.shape):.2f} s\na rank gathers"
+        f" {(forward + updates) / GIB:,.0f} GiB per step, {updates / GIB:,.0f} of them in updates"
         " (perf/gathered_gib)",
         highlight=False,
     )

@@ -56,10 +56,14 @@ class SampleGroup(Cluster):
 
     nodes: int = within(1, least=1, most=64)
     """Machines, all alike."""
-    gpus_per_node: int = within(1, least=1, most=16)
-    """GPUs of each machine."""
+    gpus_per_node: int = within(1, least=0, most=16)
+    """GPUs of each machine, each with an engine; 0 where the run is on CPU ranks."""
     gpu: str = "L40S"
     """GPU that the group is made for: a name of trainer/hardware/gpus.py."""
+    target: str = ""
+    """Target of these machines; empty: the run's."""
+    hosts: tuple[str, ...] = ()
+    """Bare machines, as in site.hosts; those are the run's alone."""
     image: str = ""
     """Container image where the target runs containers; empty: cluster.image."""
     tensor_parallel: int = within(0, least=0, most=16)
@@ -79,7 +83,7 @@ class SampleGroup(Cluster):
 
     def engine_gpus(self, wanted: int) -> int:
         """GPUs of one engine, where an engine of the run has `wanted`."""
-        return self.tensor_parallel or min(wanted, self.gpus_per_node)
+        return self.tensor_parallel or max(1, min(wanted, self.gpus_per_node))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,7 +265,7 @@ class Recipe:
     kind: Literal["train", "preflight", "check", "serve", "sample"] = "train"
     """preflight runs the node launcher's checks and a collective between all nodes, and no model; check
     measures a card (recipes/gpu_check.py); serve runs vLLM's server on one node. sample is one machine of a
-    second group, as recipes/groups.py makes it from a recipe; no recipe is written so."""
+    second group, as recipes/groups.py makes it from a recipe with fleet.run; no recipe is written so."""
     config: RunConfig = field(default_factory=RunConfig)
     """What the trainer runs."""
     cluster: Cluster = field(default_factory=Cluster)
@@ -382,11 +386,11 @@ def validate(recipe: Recipe) -> None:
         BucketAddress.parse(weights, "storage.weights")
     if recipe.kind == "serve" and cluster.nodes > 1:
         raise ConfigError(f"cluster.nodes is {cluster.nodes}, and one server runs on one node: set it to 1")
+    if recipe.kind == "sample":  # the recipe that it is a view of has been checked
+        return
     if recipe.saves:
         run_config.validate(recipe.config)
         run_config.validate_saving(recipe.config)
-    if recipe.kind == "sample":
-        raise ConfigError("kind sample is not a recipe's own: name the second group in `sample`")
     if recipe.sample:
         _check_sample(recipe, recipe.sample)
 
@@ -395,17 +399,20 @@ def _check_sample(recipe: Recipe, sample: SampleGroup) -> None:
     """Checks the second group, where the recipe is valid without it. Raises ConfigError with the change."""
     if why := without_rollouts(recipe):
         raise ConfigError(f"sample names machines that sample completions, and {why}: --set sample=null")
-    if recipe.environment == "cpu":
+    if recipe.environment == "cpu" and sample.gpus_per_node:
         raise ConfigError(
-            f"sample names machines with GPUs, and {recipe.name} runs on CPU ranks: --set sample=null"
+            f"sample names machines with GPUs, and {recipe.name} runs on CPU ranks: --set "
+            "sample.gpus_per_node=0"
         )
+    if recipe.environment != "cpu" and not sample.gpus_per_node:
+        raise ConfigError(f"sample.gpus_per_node is 0, and {recipe.name} is made for GPUs: give 1 or more")
     if not recipe.config.checkpoint.remote:
         raise ConfigError(
             "machines of `sample` speak with the run through its bucket alone, and checkpoint.remote is "
             "empty: set it, or --set sample=null"
         )
     check_ranges(sample, "sample.")
-    for name in (sample.gpu, *sample.alternatives):
+    for name in (sample.gpu, *sample.alternatives) if sample.gpus_per_node else ():
         gpu_named(name)
     engine = sample.engine_gpus(recipe.config.rollout.tensor_parallel)
     if sample.gpus_per_node % engine:

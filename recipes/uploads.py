@@ -14,7 +14,12 @@ from recipes.recipe_files import STORED_NOTE
 from recipes.spec import MARKS, Recipe, Upload
 from trainer.config import ConfigError
 
-FIELDS = {"model.path": "models", "data.path": "data", "evaluation.path": "data"}
+FIELDS = {
+    "model.path": "models",
+    "algorithm.teacher": "models",
+    "data.path": "data",
+    "evaluation.path": "data",
+}
 """Fields that may name a folder, and where that goes below the bucket."""
 
 
@@ -61,10 +66,14 @@ def planned(recipe: Recipe, target: str, earlier: dict[str, str]) -> Recipe:
 
 
 def check_model_folder(recipe: Recipe) -> None:
-    """Raises ConfigError where model.path is to be a folder of this machine, and that holds no model."""
-    path = recipe.config.model.path
-    if path.startswith(("/", "~")) and not (Path(path).expanduser() / "config.json").is_file():
-        raise ConfigError(f"model.path {path} has no config.json on this machine: give the folder of a model")
+    """Raises ConfigError where model.path or algorithm.teacher is to be a folder of this machine, and that
+    holds no model."""
+    config = recipe.config
+    for field, path in (("model.path", config.model.path), ("algorithm.teacher", config.algorithm.teacher)):
+        if path.startswith(("/", "~")) and not (Path(path).expanduser() / "config.json").is_file():
+            raise ConfigError(
+                f"{field} {path} has no config.json on this machine: give the folder of a model"
+            )
 
 
 def content(folder: str) -> str:

@@ -20,8 +20,6 @@ ROOT = Path(__file__).parent.parent
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 DURATIONS = Path(__file__).with_name("durations.json")
-FAST_S = 1.0
-"""Tests that were recorded to take longer are not in the fast tier."""
 
 
 def pytest_addoption(parser):
@@ -29,6 +27,13 @@ def pytest_addoption(parser):
         "--fast", action="store_true", help="only tests without engine, Ray and ranks, of a few seconds"
     )
     parser.addoption("--rest", action="store_true", help="only what --fast leaves out")
+    parser.addoption(
+        "--within",
+        type=float,
+        default=1.0,
+        metavar="SECONDS",
+        help="tests that were recorded to take longer are left out of --fast (default: 1)",
+    )
     parser.addoption(
         "--record-durations", action="store_true", help=f"write tests over a second to {DURATIONS.name}"
     )
@@ -62,10 +67,11 @@ def pytest_collection_modifyitems(config, items):
         return
     recorded = json.loads(DURATIONS.read_text()) if DURATIONS.exists() else {}
     left_out = {"slow", "long", "lab", "gpu"}
+    within = config.getoption("--within")
 
     def fast(item) -> bool:
         marked = left_out & {mark.name for mark in item.iter_markers()}
-        return not marked and "run_ranks" not in item.fixturenames and recorded.get(item.nodeid, 0) <= FAST_S
+        return not marked and "run_ranks" not in item.fixturenames and recorded.get(item.nodeid, 0) <= within
 
     config.hook.pytest_deselected(items=[item for item in items if fast(item) != wanted])
     items[:] = [item for item in items if fast(item) == wanted]
@@ -123,6 +129,14 @@ def tiny_model(tmp_path_factory) -> Path:
     from examples.demo import tiny_model
 
     return Path(tiny_model.build(tmp_path_factory.mktemp("models") / "tiny", 0))
+
+
+@pytest.fixture(scope="session")
+def larger_model(tmp_path_factory) -> Path:
+    """A Qwen2.5-VL with the tiny one's tokenizer, and more of everything else."""
+    from examples.demo import tiny_model
+
+    return Path(tiny_model.build(tmp_path_factory.mktemp("models") / "larger", 1, "medium"))
 
 
 @pytest.fixture(scope="session")

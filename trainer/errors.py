@@ -1,5 +1,11 @@
 """Errors that more than one package raises or reads."""
 
+import errno
+
+OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
+"""What the system says of a disk that is full, over its quota, read-only or failing. Another start may find
+it well, or find another machine."""
+
 
 class ConfigError(ValueError):
     """A configuration, data set or machine that cannot run. The message is one line and says what to

@@ -26,7 +26,7 @@ begin() {
   export HF_HOME="${HF_HOME:-$WORK/huggingface}"
   for name in HF_TOKEN WANDB_API_KEY AWS_ACCESS_KEY_ID AWS_SECRET_ACCESS_KEY \
     AWS_SESSION_TOKEN R2_ACCESS_KEY_ID R2_SECRET_ACCESS_KEY GOOGLE_SERVICE_ACCOUNT_KEY \
-    SPOTRL_REWARD_TOKEN SPOTRL_JUDGE_KEY AWS_ENDPOINT_URL AWS_REGION R2_ACCOUNT_ID; do # a platform that was given none sets them empty, which a store's client takes for a key
+    SPOTRL_REWARD_TOKEN SPOTRL_JUDGE_KEY SPOTRL_FLEET_KEY AWS_ENDPOINT_URL AWS_REGION R2_ACCOUNT_ID; do # a platform that was given none sets them empty, which a store's client takes for a key
     [ -n "${!name:-}" ] || unset "$name"
   done
   mkdir -p "$WORK" .cache

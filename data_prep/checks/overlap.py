@@ -26,11 +26,13 @@ Below 160 pixels half size differs by up to 20, another number by less."""
 
 def same_image(first: bytes, second: bytes) -> bool:
     """Whether two images that look alike as thumbnails are the same one, scaled or re-encoded."""
-    images = [decode(data, "") for data in (first, second)]
-    short = min(min(image.size) for image in images)
-    _, side, within = next(detail for detail in DETAIL if short >= detail[0])
-    one, other = (levels(image, side) for image in images)
-    return bool(np.abs(one - other).max() <= within)
+    one, other = decode(first, ""), decode(second, "")
+    short = min(*one.size, *other.size)
+    for shortest, side, within in DETAIL:
+        if short >= shortest:
+            differences = np.abs(levels(one, side) - levels(other, side))
+            return bool(differences.max() <= within)
+    return False
 
 
 class EvaluationSet:
@@ -38,8 +40,9 @@ class EvaluationSet:
 
     def __init__(self, path: str) -> None:
         """Reads the images of all splits."""
-        self.name = read_manifest(path).name
-        self._splits = {split: Dataset(path, split) for split in read_manifest(path).rows}
+        manifest = read_manifest(path)
+        self.name = manifest.name
+        self._splits = {split: Dataset(path, split) for split in manifest.rows}
         self._places: list[tuple[str, int, int]] = []
         self.rows: list[tuple[str, str]] = []
         """(id, source) of each image's row."""
@@ -79,7 +82,10 @@ class EvaluationSet:
 
     def touched(self, found: dict[int, list[int]]) -> dict[str, int]:
         """Number of rows of this set, by source, that have an image of ours."""
-        rows = {self.rows[j] for hits in found.values() for j in hits}
+        rows = set()
+        for hits in found.values():
+            for hit in hits:
+                rows.add(self.rows[hit])
         return dict(Counter(source for _, source in rows).most_common())
 
 
@@ -99,16 +105,19 @@ def mark_overlaps(
         evaluation = EvaluationSet(path)
         ours = [sha for sha, image in facts.items() if image.look]
         found = evaluation.near([facts[sha].look for sha in ours], lambda i, ours=ours: read(ours[i]))
-        matches = {ours[i]: evaluation.rows[hits[0]] for i, hits in found.items()}
+        matches = {}
+        for i, hits in found.items():
+            matches[ours[i]] = evaluation.rows[hits[0]]
         marked = 0
         asked = set[tuple[str, str]]()
         for row in rows:
             if row.reason:
                 continue
-            hit = next((matches[sha] for sha in row.images if sha in matches), None)
+            known = [matches[sha] for sha in row.images if sha in matches]
             twin = None if row.images else evaluation.texts.get(row.question)
-            if hit:
-                row.reason = f"overlap: its image is that of {hit[1]} row {hit[0]}"
+            if known:
+                row_id, source = known[0]
+                row.reason = f"overlap: its image is that of {source} row {row_id}"
                 marked += 1
             elif twin:
                 row.reason = f"overlap: its question is that of {twin[1]} row {twin[0]}"
@@ -137,8 +146,10 @@ def overlap_report(path: str, evaluation: str) -> dict[str, Any]:
         batch: list[tuple[int, int, str]] = []  # (row, image, thumbnail)
         for number, row in enumerate(dataset):
             sources[row.source] += 1
-            looks = [inspect(image, ImageLimits()).look for image in row.images]
-            batch += [(number, k, look) for k, look in enumerate(looks) if look]
+            for k, image in enumerate(row.images):
+                look = inspect(image, ImageLimits()).look
+                if look:
+                    batch.append((number, k, look))
             if len(batch) >= 4096 or number == len(dataset) - 1:
 
                 def read(
@@ -148,7 +159,9 @@ def overlap_report(path: str, evaluation: str) -> dict[str, Any]:
                     return dataset[number].images[k]
 
                 found = theirs.near([look for *_, look in batch], read)
-                near.update(dataset[number].source for number in sorted({batch[i][0] for i in found}))
+                rows_near = {batch[i][0] for i in found}
+                for row_number in sorted(rows_near):
+                    near[dataset[row_number].source] += 1
                 for hits in found.values():
                     touched.setdefault(0, []).extend(hits)
                 batch = []
@@ -169,12 +182,18 @@ def _same_sources(ours: Counter[str], theirs: Counter[str]) -> dict[str, dict[st
     def key(source: str) -> str:
         return "".join(c for c in source.rpartition("/")[2].casefold() if c.isalnum())
 
-    named = {key(source): source.rpartition("/")[2] for source in theirs if "/" in source}
+    named = {}
     rows = Counter[str]()
     evaluation_rows = Counter[str]()
     for source, count in ours.items():
         rows[key(source)] += count
     for source, count in theirs.items():
         evaluation_rows[key(source)] += count
-    shared = [k for k in sorted(named) if rows[k]]
-    return {named[k]: {"rows": rows[k], "evaluation_rows": evaluation_rows[k]} for k in shared}
+        if "/" in source:
+            named[key(source)] = source.rpartition("/")[2]
+
+    shared = {}
+    for k in sorted(named):
+        if rows[k]:
+            shared[named[k]] = {"rows": rows[k], "evaluation_rows": evaluation_rows[k]}
+    return shared

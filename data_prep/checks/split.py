@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 import numpy as np
 
@@ -108,7 +109,7 @@ def groups_of(
         For each row the smallest content hash of its group, so that a group keeps its key while others come
         and go.
     """
-    images = sorted({sha for row in rows for sha in row})
+    images = sorted(set(chain.from_iterable(rows)))
     number = {sha: i for i, sha in enumerate(images)}
     # Images with equal thumbnails are joined first: there can be many, and they need not be compared.
     unique, kind = np.unique(stacked([look_of[sha] for sha in images]), axis=0, return_inverse=True)
@@ -120,7 +121,10 @@ def groups_of(
     leader = np.full(len(unique), len(images))
     np.minimum.at(leader, looks[kind], labels)
     join(labels, np.stack([leader[looks[kind]], labels], axis=1))
-    same_row = [(number[row[0]], number[sha]) for row in rows for sha in row[1:]]
+    same_row = []
+    for row in rows:
+        for sha in row[1:]:
+            same_row.append((number[row[0]], number[sha]))
     join(labels, np.array(same_row, dtype=np.int64).reshape(-1, 2))
     keys = []
     for row, asked in zip(rows, questions, strict=True):

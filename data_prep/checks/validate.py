@@ -106,7 +106,9 @@ class References:
         from trainer.rewards.grading import grader
 
         algebra: list[str] = []
-        for answer in dict.fromkeys(answer for answer in answers if answer not in self._known):
+        for answer in dict.fromkeys(answers):
+            if answer in self._known:
+                continue
             kind = grader.classify(answer)
             if kind == "math":
                 algebra.append(answer)
@@ -174,9 +176,8 @@ def judge(
     images = [p for p in facts if isinstance(p, ImageFacts)]
     tokens = text_tokens
     if not reason:
-        tokens += sum(
-            image_tokens(p.width, p.height, settings.min_pixels, settings.max_pixels) for p in images
-        )
+        for image in images:
+            tokens += image_tokens(image.width, image.height, settings.min_pixels, settings.max_pixels)
         tokens -= len(images) if text_tokens else 0
         if tokens > settings.max_tokens:
             reason = f"too_long: {tokens} tokens, more than {settings.max_tokens}"
@@ -198,7 +199,10 @@ def special_token(row: Candidate) -> str:
     texts = [row.solution]
     for message in row.messages:
         content = message["content"]
-        texts += [content] if isinstance(content, str) else [part.get("text", "") for part in content]
+        if isinstance(content, str):
+            texts.append(content)
+        else:
+            texts += [part.get("text", "") for part in content]
     for text in texts:
         if hit := _SPECIAL.search(text):
             return hit[0]

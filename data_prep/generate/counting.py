@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 
 from data_prep.generate.scene import COLORS, Problem, Scene
 
@@ -34,25 +35,28 @@ def _ask(
     rng: random.Random, difficulty: int, shapes: list[str], colors: list[str], things: list[tuple[str, str]]
 ) -> tuple[str, str, int]:
     shape, color = rng.choice(shapes), rng.choice(colors)
+    of_shape = Counter(shape for shape, _ in things)
+    of_color = Counter(color for _, color in things)
+    both = things.count((shape, color))
     kinds = ["shape", "color", "both", "either", "more"]
     kind = rng.choice(kinds[: 2 if difficulty == 1 else 3 if difficulty == 2 else 5])
     match kind:
         case "shape":
-            return kind, f"How many {shape}s are there?", sum(s == shape for s, _ in things)
+            return kind, f"How many {shape}s are there?", of_shape[shape]
         case "color":
-            return kind, f"How many {color} shapes are there?", sum(c == color for _, c in things)
+            return kind, f"How many {color} shapes are there?", of_color[color]
         case "both":
-            return kind, f"How many {color} {shape}s are there?", things.count((shape, color))
+            return kind, f"How many {color} {shape}s are there?", both
         case "either":
-            found = sum(s == shape or c == color for s, c in things)
+            found = of_shape[shape] + of_color[color] - both
             return kind, f"How many shapes are {color}, or {shape}s, or both?", found
     one, other = rng.sample(colors, 2)
-    counts = {c: sum(d == c for _, d in things) for c in (one, other)}
-    if counts[one] == counts[other]:
-        return "color", f"How many {one} shapes are there?", counts[one]
-    if counts[one] < counts[other]:
+    if of_color[one] == of_color[other]:
+        return "color", f"How many {one} shapes are there?", of_color[one]
+    if of_color[one] < of_color[other]:
         one, other = other, one
-    return kind, f"How many more {one} shapes than {other} shapes are there?", counts[one] - counts[other]
+    more = of_color[one] - of_color[other]
+    return kind, f"How many more {one} shapes than {other} shapes are there?", more
 
 
 def _draw(scene: Scene, shape: str, x: float, y: float, size: float, color: str) -> None:

@@ -18,6 +18,8 @@ KINDS = {
     4: ("slope", "vertex", "larger_zero"),
     5: ("crossing", "composed", "zero_sum"),
 }
+SLOPES = (Fraction(-2), Fraction(-1), Fraction(-1, 2), Fraction(1), Fraction(1, 2), Fraction(2))
+"""Slopes of the two lines that cross."""
 Function = Callable[[Fraction], Fraction]
 
 
@@ -81,8 +83,7 @@ def _parabola(rng: random.Random, scene: Scene, kind: str) -> Problem:
 
 
 def _two_lines(rng: random.Random, scene: Scene, kind: str) -> Problem:
-    slopes = [Fraction(n, d) for n in (-2, -1, 1, 2) for d in (1, 2) if (n, d) not in ((2, 2), (-2, 2))]
-    one, other = rng.sample(slopes, 2)
+    one, other = rng.sample(SLOPES, 2)
     x, y = rng.randint(-4, 4), rng.randint(-4, 4)
 
     def f(t: Fraction) -> Fraction:
@@ -102,7 +103,11 @@ def _two_lines(rng: random.Random, scene: Scene, kind: str) -> Problem:
     def shown(value: Fraction) -> bool:
         return value.denominator == 1 and abs(value) <= REACH
 
-    starts = [t for t in range(-REACH, REACH + 1) if shown(g(Fraction(t))) and shown(f(g(Fraction(t))))]
+    def can_be_read(start: int) -> bool:
+        middle = g(Fraction(start))
+        return shown(middle) and shown(f(middle))
+
+    starts = list(filter(can_be_read, range(-REACH, REACH + 1)))
     if not starts:  # the crossing itself always lies on the grid
         return Problem(scene, "crossing", f"{drawn} For which x is f(x) = g(x)?", str(x), facts)
     start = rng.choice(starts)
@@ -131,7 +136,10 @@ def _axes(scene: Scene) -> None:
 
 def _graph(scene: Scene, function: Function, color: str) -> None:
     """Draws what lies on the grid; a line's ends are where it leaves it."""
-    steps = [Fraction(i, 60) for i in range(-60 * REACH, 60 * REACH + 1)]
-    points = [(t, function(t)) for t in steps]
-    shown = [_at(scene, t, value) for t, value in points if abs(value) <= REACH]
+    shown = []
+    for step in range(-60 * REACH, 60 * REACH + 1):
+        t = Fraction(step, 60)
+        value = function(t)
+        if abs(value) <= REACH:
+            shown.append(_at(scene, t, value))
     scene.line(*shown, color=COLORS[color], width=max(2.0, scene.font / 8))

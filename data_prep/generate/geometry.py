@@ -57,7 +57,8 @@ def make(rng: random.Random, difficulty: int) -> Problem:
             answer = str(area // 2) if area % 2 == 0 else f"{area / 2:.1f}"
             return Problem(scene, kind, "What is the area of the trapezoid?", answer, [a, b, top])
     a, b = _lengths(rng, 8, largest)
-    c, d = (max(3, round(side * rng.uniform(0.35, 0.65))) for side in (a, b))
+    c = max(3, round(a * rng.uniform(0.35, 0.65)))
+    d = max(3, round(b * rng.uniform(0.35, 0.65)))
     corners = [(0, 0), (a, 0), (a, d), (c, d), (c, b), (0, b)]
     _figure(rng, scene, corners, {0: a, 1: d, 4: c, 5: b}, [0, 1, 2, 4, 5])
     if kind == "corner_area":
@@ -109,8 +110,9 @@ def _figure(
     `square` are the corners with a mark for a right angle. Returns the corners in pixels.
     """
     flip_x, flip_y = rng.random() < 0.5, rng.random() < 0.5
-    wide, high = max(x for x, _ in corners), max(y for _, y in corners)
-    low = min(x for x, _ in corners)
+    xs, ys = zip(*corners, strict=True)
+    wide, high = max(xs), max(ys)
+    low = min(xs)
     margin = 2.6 * scene.font
     scale = min((scene.width - 2 * margin) / (wide - low), (scene.height - 2 * margin) / high) * rng.uniform(
         0.85, 1
@@ -130,8 +132,10 @@ def _figure(
         scene.text((x0 + x1) / 2 - (y1 - y0) * away, (y0 + y1) / 2 + (x1 - x0) * away, text)
     for i in square:
         (x, y), arm = points[i], 0.6 * scene.font
-        ends = points[i - 1], points[(i + 1) % len(points)]
-        shares = [arm / math.dist((x, y), end) for end in ends]
-        (px, py), (qx, qy) = (((u - x) * k, (v - y) * k) for (u, v), k in zip(ends, shares, strict=True))
+        arms = []
+        for u, v in (points[i - 1], points[(i + 1) % len(points)]):
+            share = arm / math.dist((x, y), (u, v))
+            arms.append(((u - x) * share, (v - y) * share))
+        (px, py), (qx, qy) = arms
         scene.line((x + px, y + py), (x + px + qx, y + py + qy), (x + qx, y + qy))
     return points

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 from data_prep.generate.scene import BLACK, GRAY, PALE, Problem, Scene, lettered
 
@@ -17,7 +18,9 @@ def make(rng: random.Random, difficulty: int) -> Problem:
     """A table with names on the left and things above."""
     rows, columns = SIZE[difficulty]
     names, things = rng.sample(ROWS, rows), rng.sample(COLUMNS, columns)
-    values = [[rng.randint(0, HIGHEST[difficulty]) for _ in things] for _ in names]
+    values = []
+    for _ in names:
+        values.append([rng.randint(0, HIGHEST[difficulty]) for _ in things])
     scene = Scene.sized(rng, (62 * (columns + 1), 24 * (rows + 1)))
     _draw(scene, names, things, values)
     kinds = ("cell", "sum", "largest", "difference", "count", "total")
@@ -56,9 +59,10 @@ def _draw(scene: Scene, names: list[str], things: list[str], values: list[list[i
     wide, high = scene.width / (len(things) + 1), scene.height / (len(names) + 1)
     size = max(11.0, min(wide / 5.2, high / 2.2))
     scene.polygon((0, 0), (scene.width, 0), (scene.width, high), (0, high), color=PALE)
-    for i, row in enumerate(
-        [["", *things], *([name, *line] for name, line in zip(names, values, strict=True))]
-    ):
+    lines: list[list[Any]] = [["", *things]]
+    for name, line in zip(names, values, strict=True):
+        lines.append([name, *line])
+    for i, row in enumerate(lines):
         for j, text in enumerate(row):
             scene.text((j + 0.5) * wide, (i + 0.5) * high, text, size)
         scene.line((0, i * high), (scene.width, i * high), color=GRAY if i > 1 else BLACK)

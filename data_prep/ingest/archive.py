@@ -40,7 +40,10 @@ class Refused:
     def reason(self, path: str) -> str:
         """Why the file that a path names was not read; empty if it was not refused."""
         name = path.rpartition("/")[2]
-        return next((why for refused, why in self.members if refused.rpartition("/")[2] == name), "")
+        for refused, why in self.members:
+            if refused.rpartition("/")[2] == name:
+                return why
+        return ""
 
 
 def safe_name(name: str) -> str:

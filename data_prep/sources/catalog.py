@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -12,7 +12,7 @@ from data_prep.ingest.hub import Progress, Repository
 from data_prep.sources import mathv60k
 from data_prep.sources.forms import Form
 from data_prep.sources.own import RecordSource, by_form, no_subsource, split_of, subsource
-from data_prep.sources.records import ENDINGS, read
+from data_prep.sources.records import ENDINGS, first_object, read
 from trainer.config import ConfigError
 
 QA = {"question": "question", "answer": "answer"}
@@ -78,7 +78,11 @@ CATALOG = {
     "geometry3k": Entry(
         "hiyouga/geometry3k",
         "geometry with diagrams, free-form answers",
-        {split: [f"data/{split}-*.parquet"] for split in ("train", "validation", "test")},
+        {
+            "train": ["data/train-*.parquet"],
+            "validation": ["data/validation-*.parquet"],
+            "test": ["data/test-*.parquet"],
+        },
         {"question": "problem", "answer": "answer", "images": "images"},
         rows=3002,
         checked=LOOPBACK,
@@ -245,7 +249,9 @@ def sources(name: str, repository: Repository, on_progress: Progress) -> Sequenc
             for fetched in repository.fetch(repository.matching(pattern), on_progress):
                 tables.append((fetched.local, split))
                 records.append(fetched.record)
-    archive_paths = [path for pattern in entry.images for path in repository.matching(pattern)]
+    archive_paths = []
+    for pattern in entry.images:
+        archive_paths += repository.matching(pattern)
     archives = repository.fetch(archive_paths, on_progress)
     form = Form(
         name, entry.columns, keep=entry.evaluation, marked=entry.marked, sft=entry.sft, only=entry.only
@@ -266,7 +272,7 @@ def sources(name: str, repository: Repository, on_progress: Progress) -> Sequenc
 
 
 def _check_columns(name: str, path: Path, form: Form) -> None:
-    first = next((record for record in read(path) if isinstance(record, dict)), {})
+    first = first_object(read(path))
     wanted = set()
     for role, columns in form.columns.items():
         if role in ("question", "answer", "chat", "images"):
@@ -288,19 +294,23 @@ def any_repository(
     sft: bool = False,
 ) -> list[RecordSource]:
     """Any dataset repository: its Parquet files, or else its other data files, and its archives."""
-    data = [path for path in repository.files if path.endswith(".parquet")]
-    data = data or [path for path in repository.files if path.endswith(ENDINGS)]
+    data = _ending_in(repository.files, ".parquet") or _ending_in(repository.files, ENDINGS)
     if not data:
         raise ConfigError(f"{repository.repo} has no data file ({', '.join(ENDINGS)})")
-    archives = [path for path in repository.files if path.endswith((".zip", *TAR_ENDINGS))]
+    archives = _ending_in(repository.files, (".zip", *TAR_ENDINGS))
     fetched = repository.fetch([*data, *archives], on_progress)
     splits = [split or split_of(path) for path in data]
     if set(splits) == {"train"} and not split:
         splits = [""] * len(data)
-    tables = [(one.local, its_split) for one, its_split in zip(fetched, splits, strict=False)]
-    roots = [one.local for one in fetched[len(data) :]]
+    local = [one.local for one in fetched]
+    tables = list(zip(local, splits, strict=False))
+    roots = local[len(data) :]
     sources = by_form(tables, repository.repo.partition("/")[2].lower(), roots, None, mapping, keep, sft)
     for source in sources:
         source.revision = repository.revision
         source.record = lambda: [one.record for one in fetched]
     return sources
+
+
+def _ending_in(paths: Iterable[str], endings: str | tuple[str, ...]) -> list[str]:
+    return [path for path in paths if path.endswith(endings)]

@@ -6,9 +6,10 @@ import ast
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
-from data_prep.sources.records import parse_json
+from data_prep.sources.records import first_value, parse_json
 from data_prep.sources.source import SHORT, stated_answer, text_of, with_images, worked
 from trainer.data.schema import LEARNED
 
@@ -93,7 +94,9 @@ class Form:
                 "other_reward", f"{column} is {value!r}, and the grader knows {', '.join(accepted)}"
             )
         columns = self.columns.get("images", "").split(",")
-        images = [image for column in columns for image in listed(_inside(record, column))]
+        images = []
+        for column in columns:
+            images += listed(_inside(record, column))
         learned: list[int] = []
         if "chat" in self.columns:
             turns = self.value(record, "chat")
@@ -216,12 +219,12 @@ def detect(
 
     Raises ValueError saying what was looked for.
     """
-    names = list(dict.fromkeys(name for record in records for name in record))
+    names = list(dict.fromkeys(chain.from_iterable(records)))
     unknown = [c for c in mapping.values() if c.partition(".")[0] not in names]
     if unknown:
         raise ValueError(f"no column {', '.join(unknown)}: there are {', '.join(names)}")
     columns = dict(mapping)
-    chat = next((c for c in CHATS if c in names and "question" not in mapping and _is_chat(records, c)), "")
+    chat = "" if "question" in mapping else _chat_column(records, names)
     if chat:
         columns["chat"] = chat
     rewards = any(isinstance(record.get("reward_model"), dict) for record in records)
@@ -246,11 +249,23 @@ def detect(
     return Form(name, columns, keep, sft=sft)
 
 
+def _chat_column(records: Sequence[dict[str, Any]], names: list[str]) -> str:
+    """The first known column that holds conversations; empty if there is none."""
+    for column in CHATS:
+        if column in names and _is_chat(records, column):
+            return column
+    return ""
+
+
 def _is_chat(records: Sequence[dict[str, Any]], column: str) -> bool:
-    value = next((record[column] for record in records if record.get(column)), None)
-    return (isinstance(value, list) and isinstance(value[0], dict)) or (
-        isinstance(value, str) and value.lstrip().startswith("[{")
-    )
+    for record in records:
+        value = record.get(column)
+        if not value:
+            continue
+        if isinstance(value, str):
+            return value.lstrip().startswith("[{")
+        return isinstance(value, list) and isinstance(value[0], dict)
+    return False
 
 
 def listed(value: Any) -> list[Any]:
@@ -262,7 +277,9 @@ def listed(value: Any) -> list[Any]:
             return [value]
     if value is None or value == "":
         return []
-    return [one for one in value if one not in (None, "")] if isinstance(value, list) else [value]
+    if not isinstance(value, list):
+        return [value]
+    return [one for one in value if one not in (None, "")]
 
 
 def _tagged(text: str) -> tuple[str, list[str]]:
@@ -288,20 +305,24 @@ def _chat(turns: Any, given: list[Any]) -> tuple[list[dict[str, Any]], list[Any]
     if spoken[-1][0] == "assistant":
         last = spoken.pop()[1]
         reply = last if isinstance(last, str) else "\n".join(part.get("text") or "" for part in last)
-    marked = any("<image>" in text for _, content in spoken for text in _texts(content))
+    said = []
+    for _, content in spoken:
+        said += _texts(content)
+    marked = "<image>" in "\n".join(said)
     messages: list[dict[str, Any]] = []
     inside: list[Any] = []
+    roles = set()
     for role, content in spoken:
         if isinstance(content, str):
             content, tagged = _tagged(content)
             inside += tagged
-            asked = any(message["role"] == "user" for message in messages)
-            first = role == "user" and not asked and given and not marked and not tagged
+            first = role == "user" and "user" not in roles and given and not marked and not tagged
             if "<image>" in content and (given or tagged):
                 content = with_images(content, 0)
             elif first:
                 content = with_images(content, len(given))
             messages.append({"role": role, "content": content})
+            roles.add(role)
             continue
         parts: list[dict[str, str]] = []
         for part in content:
@@ -312,7 +333,8 @@ def _chat(turns: Any, given: list[Any]) -> tuple[list[dict[str, Any]], list[Any]
                 parts.append({"type": "image"})
                 inside += [value] if value is not None else []
         messages.append({"role": role, "content": parts})
-    if not any(message["role"] == "user" for message in messages):
+        roles.add(role)
+    if "user" not in roles:
         raise BadRecord("bad_message", "there is no user turn")
     return messages, inside, reply
 
@@ -332,11 +354,14 @@ def flagged(turns: Any) -> tuple[Any, list[int]]:
         turns = _read(turns)
     if not isinstance(turns, list):
         return turns, []
-    replies = [n for n, turn in enumerate(turns) if isinstance(turn, dict) and _turn(turn)[0] == "assistant"]
-    flags = {n: turns[n].get("loss", turns[n].get("weight")) for n in replies}
+    flags = {}
+    for n, turn in enumerate(turns):
+        if isinstance(turn, dict) and _turn(turn)[0] == "assistant":
+            flags[n] = turn.get("loss", turn.get("weight"))
     if all(flag is None for flag in flags.values()):
         return turns, []
-    learned = [n for n, flag in flags.items() if flag or (flag is None and n == replies[-1])]
+    last = max(flags)
+    learned = [n for n, flag in flags.items() if flag or (flag is None and n == last)]
     if not learned:
         raise BadRecord("no_reply", "every assistant turn says that it is not to be learned")
     return turns[: learned[-1] + 1], learned[:-1]
@@ -368,9 +393,7 @@ def _part(part: Any) -> tuple[str, Any]:
     if kind in ("text", "input_text") and isinstance(part.get("text"), str):
         return "text", part["text"]
     if kind in ("image", "image_url", "input_image"):
-        return "image", next(
-            (part[key] for key in ("image", "image_url", "url", "path") if part.get(key)), None
-        )
+        return "image", first_value(part, ("image", "image_url", "url", "path"))
     raise BadRecord("bad_message", f"content of an unknown kind {kind!r}")
 
 
@@ -392,5 +415,6 @@ def _with_choices(asked: str, choices: list[Any], answer: Any, keep: bool) -> tu
     else:
         raise BadRecord("bad_choices", f"answer {given!r} is not one of the choices {texts}")
     if not all(text in asked for text in texts):
-        asked += "\n\n" + "\n".join(f"{LETTERS[i]}. {text}" for i, text in enumerate(texts))
+        lines = [f"{LETTERS[i]}. {text}" for i, text in enumerate(texts)]
+        asked = "\n".join([f"{asked}\n", *lines])
     return asked, letter

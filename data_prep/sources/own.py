@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache, partial
 from itertools import islice
+from operator import itemgetter
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from data_prep.ingest.archive import TAR_ENDINGS, Member, Refused, files_under, members, unpacked_bytes
 from data_prep.ingest.wanted import Wanted
 from data_prep.sources.forms import BadRecord, Form, detect
-from data_prep.sources.records import ENDINGS, RAW_CHARS, UnreadableRecord, read
+from data_prep.sources.records import ENDINGS, RAW_CHARS, UnreadableRecord, first_object, first_value, read
 from data_prep.sources.source import BadRow, Candidate
 from trainer.config import ConfigError
 from trainer.data.dataset import sha256_of
@@ -131,16 +132,21 @@ class RecordSource:
     def _beside(self, path: str) -> Path | None:
         if self.beside is None or path.startswith("@"):
             return None
-        return next((file for file in (self.beside / path, Path("/") / path) if file.is_file()), None)
+        for folder in (self.beside, Path("/")):
+            if (folder / path).is_file():
+                return folder / path
+        return None
 
     def image_bytes(self) -> int:
         """About how many bytes all images have."""
-        inside = sum(path.stat().st_size for path, _ in self.tables) if "images" in self.form.columns else 0
-        return inside + sum(map(unpacked_bytes, self.roots))
+        size = sum(map(unpacked_bytes, self.roots))
+        if "images" in self.form.columns:
+            size += sum(path.stat().st_size for path, _ in self.tables)
+        return size
 
     def describe(self) -> list[tuple[str, str, str]]:
         """(role, column, value in the first record): what was found, for the user to look at."""
-        first = next((record for _, _, record in self._records() if isinstance(record, dict)), {})
+        first = first_object(map(itemgetter(2), self._records()))
         lines = []
         for role, column in self.form.columns.items():
             value = str(self.form.value(first, role)).replace("\n", " ")
@@ -157,8 +163,7 @@ def _path(value: Any) -> str:
     if isinstance(value, dict):
         if value.get("bytes") is not None:
             return ""
-        value = next((value[key] for key in ("path", "url", "image", "image_url") if value.get(key)), None)
-        return _path(value)
+        return _path(first_value(value, ("path", "url", "image", "image_url")))
     if not isinstance(value, str) or value.startswith(("data:", *_BASE64)) and len(value) > 64:
         return ""
     if re.match(r"https?://", value):
@@ -171,10 +176,7 @@ def _path(value: Any) -> str:
 def _content(value: Any) -> bytes:
     """Bytes of an image inside a record. Raises ValueError."""
     if isinstance(value, dict):
-        value = next(
-            (value[key] for key in ("bytes", "url", "image", "image_url", "path") if value.get(key)), b""
-        )
-        return _content(value)
+        return _content(first_value(value, ("bytes", "url", "image", "image_url", "path"), b""))
     if isinstance(value, bytes):
         return value
     if isinstance(value, str):
@@ -207,7 +209,10 @@ def subsource(images: Sequence[str]) -> str:
 def split_of(path: str) -> str:
     """The split that a file's name states, or empty."""
     words = re.split(r"[/_.\-]", path.lower())
-    return next((_SPLITS[word] for word in words if word in _SPLITS), "")
+    for word in words:
+        if word in _SPLITS:
+            return _SPLITS[word]
+    return ""
 
 
 def own(
@@ -233,17 +238,17 @@ def own(
     Raises ConfigError if there is no data file, or none in a known form.
     """
     path = Path(path)
+    roots = list(map(Path, images))
     if path.is_dir():
         found = list(files_under(path, Refused()))
         files = [file for file in found if file.suffix in ENDINGS and not file.name.startswith(".")]
         archives = [file for file in found if file.suffix == ".zip" or file.name.endswith(TAR_ENDINGS)]
         if not files:
             raise ConfigError(f"{path} has no data file: one of {', '.join(ENDINGS)} is looked for")
-        roots = [Path(one) for one in images] or [path, *archives]
+        roots = roots or [path, *archives]
         beside = path
     else:
         files = [path]
-        roots = [Path(one) for one in images]
         beside = path.parent
     for root in (*roots, *files):
         if not root.exists():
@@ -291,7 +296,9 @@ def form_of(path: Path, mapping: dict[str, str], keep: bool = False, sft: bool =
             raise ValueError("it has no record that can be read")
         return detect(good, mapping, keep, sft)
     except ValueError as error:
-        shown = "".join(f"\n  record {i}: {_short(record)}" for i, record in enumerate(sample[:3]))
+        shown = ""
+        for i, record in enumerate(sample[:3]):
+            shown += f"\n  record {i}: {_short(record)}"
         raise ConfigError(f"{path}: {error}{shown}") from None
 
 
@@ -304,17 +311,25 @@ def _short(record: dict[str, Any] | UnreadableRecord) -> str:
 def hashes(source: RecordSource) -> list[dict[str, Any]]:
     """Data files and archives by their content; a folder, or files beside, as one by all names and
     contents."""
-    files = [path for path, _ in source.tables] + [root for root in source.roots if root.is_file()]
-    entries = [
-        {"path": p.name, "bytes": p.stat().st_size, "sha256": sha256_of(p)} for p in dict.fromkeys(files)
-    ]
-    known = {path.resolve() for path in files}
-    for root in source.roots:
-        if root.is_dir():
-            inside = [p for p in files_under(root, Refused()) if p.resolve() not in known]
-            entries.append(_digest("images", [(p.relative_to(root).as_posix(), p) for p in inside]))
+    files = [path for path, _ in source.tables]
+    files += filter(Path.is_file, source.roots)
+    entries = []
+    for path in dict.fromkeys(files):
+        entries.append({"path": path.name, "bytes": path.stat().st_size, "sha256": sha256_of(path)})
+
+    known = set(map(Path.resolve, files))
+    for root in filter(Path.is_dir, source.roots):
+        inside = []
+        for path in files_under(root, Refused()):
+            if path.resolve() not in known:
+                inside.append((path.relative_to(root).as_posix(), path))
+        entries.append(_digest("images", inside))
+
     if source.beside is not None and not source.roots:
-        paths = {image for row in source.rows() if isinstance(row, Candidate) for image in row.images}
+        paths = set()
+        for row in source.rows():
+            if isinstance(row, Candidate):
+                paths.update(row.images)
         files_beside = []
         for image in sorted(paths):
             file = source._beside(image)
@@ -327,6 +342,8 @@ def hashes(source: RecordSource) -> list[dict[str, Any]]:
 
 def _digest(name: str, files: list[tuple[str, Path]]) -> dict[str, Any]:
     digest = hashlib.sha256()
+    size = 0
     for relative, path in files:
         digest.update(f"{relative}\0{sha256_of(path)}\n".encode())
-    return {"path": name, "bytes": sum(p.stat().st_size for _, p in files), "sha256": digest.hexdigest()}
+        size += path.stat().st_size
+    return {"path": name, "bytes": size, "sha256": digest.hexdigest()}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,10 +69,30 @@ def _lines(path: Path) -> Iterator[dict[str, Any] | UnreadableRecord]:
                 yield UnreadableRecord(str(error), line[:RAW_CHARS].decode("utf-8", "replace"))
 
 
+def first_object(records: Iterable[Any]) -> dict[str, Any]:
+    """The first record that could be read; empty if there is none."""
+    for record in records:
+        if isinstance(record, dict):
+            return record
+    return {}
+
+
+def first_value(values: dict[str, Any], names: Sequence[str], default: Any = None) -> Any:
+    """The first of the named values that is there and not empty."""
+    for name in names:
+        if values.get(name):
+            return values[name]
+    return default
+
+
 def _object(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"a {type(value).__name__} where an object should be")
     return value
+
+
+def _holds_objects(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and isinstance(value[0], dict)
 
 
 def _document(path: Path) -> Iterator[dict[str, Any] | UnreadableRecord]:
@@ -84,11 +104,7 @@ def _document(path: Path) -> Iterator[dict[str, Any] | UnreadableRecord]:
             f"{path} is not JSON ({error}): one object per line belongs into a .jsonl"
         ) from None
     if isinstance(whole, dict):
-        lists = [
-            value
-            for value in whole.values()
-            if isinstance(value, list) and value and isinstance(value[0], dict)
-        ]
+        lists = list(filter(_holds_objects, whole.values()))
         whole = lists[0] if len(lists) == 1 else list(whole.values())
     for value in whole if isinstance(whole, list) else [whole]:
         try:

@@ -26,36 +26,44 @@ def mix(parts: Sequence[tuple[str, float]], out: str | Path, name: str, seed: in
     A weight of 2.5 gives every row twice and half of them, drawn by `seed`, a third time. Other splits
     are joined as they are.
     """
-    manifests = [read_manifest(path) for path, _ in parts]
-    settings = {
-        "mixed": [[m.fingerprint, weight] for m, (_, weight) in zip(manifests, parts, strict=True)],
-        "seed": seed,
-    }
-    splits = dict.fromkeys(split for manifest in manifests for split in manifest.rows)
-    rows: dict[str, Iterable[Row]] = {split: _mixed(parts, split, seed) for split in splits}
+    mixed = []
+    rows: dict[str, Iterable[Row]] = {}
+    for path, weight in parts:
+        manifest = read_manifest(path)
+        mixed.append([manifest.fingerprint, weight])
+        for split in manifest.rows:
+            rows[split] = _mixed(parts, split, seed)
+    settings = {"mixed": mixed, "seed": seed}
     return write_dataset(out, name, rows, settings)
 
 
 def _mixed(parts: Sequence[tuple[str, float]], split: str, seed: int) -> Iterator[Row]:
-    order: list[tuple[int, int]] = []
-    datasets = [Dataset(path, split) if split in read_manifest(path).rows else None for path, _ in parts]
+    order: list[tuple[Dataset, int]] = []
     draw = random.Random(f"{seed}/{split}")
-    for number, (dataset, (_, weight)) in enumerate(zip(datasets, parts, strict=True)):
-        for row in range(len(dataset) if dataset else 0):
-            whole, part = divmod(weight, 1) if split == "train" else (1, 0)
-            order += [(number, row)] * (int(whole) + (draw.random() < part))
+    for path, weight in parts:
+        if split not in read_manifest(path).rows:
+            continue
+        dataset = Dataset(path, split)
+        whole, part = divmod(weight, 1) if split == "train" else (1, 0)
+        for row in range(len(dataset)):
+            times = int(whole) + (draw.random() < part)
+            order += [(dataset, row)] * times
     if split == "train":
         draw.shuffle(order)
-    for number, row in order:
-        dataset = datasets[number]
-        if dataset is not None:
-            yield dataset[row]
+    for dataset, row in order:
+        yield dataset[row]
 
 
 def pass_rate(row: Row) -> float | None:
     """A row's pass rate: the field of that name, or the first whose name says so; None where it has none."""
-    fields = ("pass_rate", *(name for name in row.extra if "pass" in name.lower() and "rate" in name.lower()))
-    return next((float(row.extra[name]) for name in fields if row.extra.get(name) is not None), None)
+    fields = ["pass_rate"]
+    for name in row.extra:
+        if "pass" in name.lower() and "rate" in name.lower():
+            fields.append(name)
+    for name in fields:
+        if row.extra.get(name) is not None:
+            return float(row.extra[name])
+    return None
 
 
 def read_rates(path: str | Path) -> dict[str, float]:
@@ -99,9 +107,9 @@ def keep_by_rate(
 
     settings: dict[str, Any] = {"filtered": manifest.fingerprint, "pass_rate": [low, high]}
     settings["rates"] = sorted(rates.items()) if rates is not None else "of the rows"
-    rows: dict[str, Iterable[Row]] = {
-        split: chosen(split) if split == "train" else Dataset(path, split) for split in manifest.rows
-    }
+    rows: dict[str, Iterable[Row]] = {}
+    for split in manifest.rows:
+        rows[split] = chosen(split) if split == "train" else Dataset(path, split)
     return write_dataset(out, manifest.name, rows, settings, manifest.revision), dict(counts)
 
 
@@ -141,12 +149,15 @@ def with_completions(path: str, out: str | Path, log: str | Path) -> tuple[Manif
     manifest = read_manifest(path)
     train = Dataset(path)
     completions = read_completions(log, train.column("id"))
-    solved = (
-        dataclasses.replace(row, solution=completions[row.id]) for row in train if row.id in completions
-    )
-    rows: dict[str, Iterable[Row]] = {
-        split: solved if split == "train" else Dataset(path, split) for split in manifest.rows
-    }
+
+    def solved() -> Iterator[Row]:
+        for row in train:
+            if row.id in completions:
+                yield dataclasses.replace(row, solution=completions[row.id])
+
+    rows: dict[str, Iterable[Row]] = {}
+    for split in manifest.rows:
+        rows[split] = solved() if split == "train" else Dataset(path, split)
     settings = {"worked": manifest.fingerprint, "completions": sorted(completions.items())}
     made = write_dataset(out, manifest.name, rows, settings, manifest.revision)
     return made, len(train) - made.rows["train"]

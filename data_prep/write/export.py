@@ -10,7 +10,7 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from data_prep.write.shards import GROUP_ROWS, SCHEMA
+from data_prep.write.shards import GROUP_ROWS, SCHEMA, image_records
 from trainer.data.dataset import Dataset, read_manifest
 from trainer.data.schema import Row
 
@@ -31,11 +31,10 @@ def _trl(row: Row, split: str, index: int) -> dict[str, Any]:
         parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
         prompt.append({"role": message["role"], "content": parts})
     completion = [{"role": "assistant", "content": [{"type": "text", "text": row.solution}]}]
-    images = [{"bytes": image, "path": None} for image in row.images]
     return {
         "prompt": prompt,
         "completion": completion,
-        "images": images,
+        "images": image_records(row),
         "solution": row.answer,
         "id": row.id,
     }
@@ -48,12 +47,15 @@ def _verl(row: Row, split: str, index: int) -> dict[str, Any]:
     for message in row.messages:
         content = message["content"]
         if not isinstance(content, str):
-            content = "".join("<image>" if part["type"] == "image" else part["text"] for part in content)
+            text = ""
+            for part in content:
+                text += "<image>" if part["type"] == "image" else part["text"]
+            content = text
         prompt.append({"role": message["role"], "content": content})
     return {
         "data_source": row.source,
         "prompt": prompt,
-        "images": [{"bytes": image, "path": None} for image in row.images],
+        "images": image_records(row),
         "ability": "math",
         "reward_model": {"style": "rule", "ground_truth": row.answer},
         "extra_info": {"split": split, "index": index, "id": row.id, "answer_type": row.answer_type},

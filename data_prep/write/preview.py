@@ -102,11 +102,10 @@ def _text(value: Any) -> str:
 
 
 def _facts(manifest: Manifest) -> str:
-    size = sum(file["bytes"] for file in manifest.files)
     splits = ", ".join(f"{split} {count:,}" for split, count in manifest.rows.items())
     lines = [
         f"Rows: {_text(splits)}. Left out: {sum(manifest.quarantined.values()):,} (in quarantine.jsonl).",
-        f"{len(manifest.files)} shards, {size / 2**20:,.1f} MiB. "
+        f"{len(manifest.files)} shards, {manifest.size_bytes / 2**20:,.1f} MiB. "
         f"Revision: {_text(manifest.revision or 'local')}.",
         f"Fingerprint: {_text(manifest.fingerprint)}",
     ]
@@ -118,6 +117,8 @@ def _tables(manifest: Manifest) -> str:
     tables = [("Left out, by reason", manifest.quarantined)]
     if stats:
         images, tokens = stats["images"], stats["tokens"]
+        image_counts = {name: count for name, count in images.items() if isinstance(count, int)}
+        image_counts["refused"] = len(images["refused"])
         tokens_of = "Tokens" if manifest.settings.get("tokenizer") else "Image tokens (no tokenizer given)"
         tables += [
             ("Sources", stats["sources"]),
@@ -126,34 +127,38 @@ def _tables(manifest: Manifest) -> str:
             (f"{tokens_of}, percentiles", tokens["percentiles"]),
             ("Longest side of the images, pixels", images["longest_side"]),
             ("Image formats", images["formats"]),
-            (
-                "Images",
-                {k: v for k, v in images.items() if isinstance(v, int)} | {"refused": len(images["refused"])},
-            ),
+            ("Images", image_counts),
             ("Rows whose image the training split nearly has", stats["groups"]["rows_near_train"]),
         ]
         for overlap in stats["overlaps"]:
             tables.append(
                 (f"Rows of {overlap['set']} with an image of ours", overlap["evaluation_rows_touched"])
             )
-    return f"<div class=tables>{''.join(_table(title, counts) for title, counts in tables if counts)}</div>"
+    shown = ""
+    for title, counts in tables:
+        if counts:
+            shown += _table(title, counts)
+    return f"<div class=tables>{shown}</div>"
 
 
 def _table(title: str, counts: dict[str, int]) -> str:
     largest = max([*counts.values(), 1])
-    rows = "".join(
-        f"<tr><td>{_text(key)}</td><td class=n>{value:,}</td>"
-        f"<td class=b><div style='width:{100 * value / largest:.0f}%'></div></td></tr>"
-        for key, value in counts.items()
-    )
+    rows = ""
+    for key, value in counts.items():
+        rows += (
+            f"<tr><td>{_text(key)}</td><td class=n>{value:,}</td>"
+            f"<td class=b><div style='width:{100 * value / largest:.0f}%'></div></td></tr>"
+        )
     return f"<table><caption>{_text(title)}</caption>{rows}</table>"
 
 
 def _row(row: Row) -> str:
-    images = "".join(f"<img src='{thumbnail(image)}' alt='image'>" for image in row.images)
-    solution = (
-        f"<details><summary>solution</summary><p>{_text(row.solution)}</p></details>" if row.solution else ""
-    )
+    images = ""
+    for image in row.images:
+        images += f"<img src='{thumbnail(image)}' alt='image'>"
+    solution = ""
+    if row.solution:
+        solution = f"<details><summary>solution</summary><p>{_text(row.solution)}</p></details>"
     system = next((m["content"] for m in row.messages if m["role"] == "system"), "")
     system = system if isinstance(system, str) else json.dumps(system)
     about = " · ".join(map(_text, (row.answer_type, row.source, row.id)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -22,10 +23,11 @@ def percentiles(values: Sequence[int]) -> dict[str, int]:
 
 def histogram(values: Sequence[int], edges: Sequence[int]) -> dict[str, int]:
     """Counts of values below each edge and from the last one on, keyed `<edge` and `>=edge`."""
-    counts = {f"<{edge}": 0 for edge in edges} | {f">={edges[-1]}": 0}
+    labels = [f"<{edge}" for edge in edges]
+    labels.append(f">={edges[-1]}")
+    counts = dict.fromkeys(labels, 0)
     for value in values:
-        label = next((f"<{edge}" for edge in edges if value < edge), f">={edges[-1]}")
-        counts[label] += 1
+        counts[labels[bisect_right(edges, value)]] += 1
     return counts
 
 
@@ -42,18 +44,31 @@ def collect(
     rows: Sequence[CheckedRow], facts: dict[str, ImageFacts], groups: dict[str, Any]
 ) -> dict[str, Any]:
     """Statistics of the kept rows and their images."""
-    kept = [row for row in rows if not row.reason]
-    used = {sha: facts[sha] for row in kept for sha in row.images}
+    sources: Counter[str] = Counter()
+    answer_types: Counter[str] = Counter()
+    findings: Counter[str] = Counter()
+    tokens = []
+    used = {}
+    references = 0
+    for row in rows:
+        if row.reason:
+            continue
+        sources[row.source] += 1
+        answer_types[row.answer_type] += 1
+        if row.found:
+            findings[row.found] += 1
+        tokens.append(row.tokens)
+        references += len(row.images)
+        for sha in row.images:
+            used[sha] = facts[sha]
+
     images = list(used.values())
-    tokens = [row.tokens for row in kept]
-    sources = Counter(row.source for row in kept)
-    answer_types = Counter(row.answer_type for row in kept)
-    findings = Counter(row.found for row in kept if row.found)
     formats = Counter(f"{p.format} {p.mode}" for p in images)
-    longest_sides = [max(p.width, p.height) for p in images]
-    references = sum(len(row.images) for row in kept)
+    widths = [p.width for p in images]
+    heights = [p.height for p in images]
+    longest_sides = list(map(max, widths, heights))
     return {
-        "rows": {"read": len(rows), "kept": len(kept)},
+        "rows": {"read": len(rows), "kept": len(tokens)},
         "sources": dict(sources.most_common()),
         "answer_types": dict(answer_types.most_common()),
         "rejected_answers": _rejected(rows),
@@ -66,8 +81,8 @@ def collect(
             "distinct": len(images),
             "references": references,
             "formats": dict(formats.most_common()),
-            "width": percentiles([p.width for p in images]),
-            "height": percentiles([p.height for p in images]),
+            "width": percentiles(widths),
+            "height": percentiles(heights),
             "longest_side": histogram(longest_sides, (56, 112, 224, 448, 896, 1792, 3584)),
         },
         "groups": groups,

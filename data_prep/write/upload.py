@@ -28,13 +28,15 @@ def upload(local: str | Path, url: str, on_progress: Progress) -> Manifest:
         return manifest
     if former:
         store.delete([MANIFEST])
-        store.delete([name for file in former.files for name in (file["path"], f"{file['path']}.sha256")])
-    total = sum(file["bytes"] for file in manifest.files)
+        outdated = []
+        for file in former.files:
+            outdated += [file["path"], f"{file['path']}.sha256"]
+        store.delete(outdated)
     done = 0
     for file in manifest.files:
         store.put(out / file["path"], file["path"], sha256=file["sha256"])
         done += file["bytes"]
-        on_progress("upload", done, total)
+        on_progress("upload", done, manifest.size_bytes)
     for name in EXTRAS:
         if (out / name).exists():
             store.put(out / name, name)

@@ -25,13 +25,17 @@ from trainer.config.run_store import RunStore
 def check(recipe: Recipe, target: str, reproducible: bool, secrets: Collection[str]) -> None:
     """Everything that can be known without asking anybody. Raises ConfigError with the change to make."""
     _check_data(recipe, target)
-    if recipe.cluster.gpus_per_node and recipe.kind == "train":
+    if recipe.cluster.gpus_per_node and recipe.kind in ("train", "sample"):
         _check_memory(recipe, target)
     _check_hourly(recipe, target)
     if target == "local":
         uploads.check_model_folder(recipe)
     if target == "ssh":
         ssh.hosts_of(recipe)
+    if recipe.kind == "sample" and not recipe.storage.bucket:
+        raise ConfigError(
+            "a rollout worker speaks with its run through the bucket alone: give --bucket of the run"
+        )
     if recipe.saves and not recipe.storage.bucket:
         _check_without_bucket(recipe, target)
     bucket_access.check_credentials(recipe, target, secrets)
@@ -53,7 +57,7 @@ def check_outside(recipe: Recipe, record: RunRecord, commands: Commands, env: di
         bucket_access.check_weights(recipe.storage.weights, env)
     if recipe.kind == "train" and is_address(recipe.config.data.path):
         _check_rows(recipe, env)
-    if recipe.storage.bucket and recipe.saves:
+    if recipe.storage.bucket and recipe.uses_bucket:
         bucket_access.probe(recipe.storage.bucket, env)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import socket
 import subprocess
@@ -16,8 +17,9 @@ from trainer.config import ConfigError
 from trainer.exit_codes import EXIT_INTERRUPTED
 
 
-def drive(run: str, what: str, dry_run: bool = False) -> int:
-    """`status`, `logs` or `down` of a run that was launched from here."""
+def drive(run: str, what: str, dry_run: bool = False, job: int = 0) -> int:
+    """`status`, `logs` or `down` of a run that was launched from here. job: the one of several whose log is
+    meant, from 0 on."""
     record = run_record.load(run)
     if record.target == "local" and record.desk not in ("", socket.gethostname()):
         raise ConfigError(f"{run} runs on {record.desk} itself: drive it there")
@@ -27,7 +29,8 @@ def drive(run: str, what: str, dry_run: bool = False) -> int:
     files = [str(path) for path in record.task_files()] or [""]
     commands = platforms.commands(record, files, {"RUN_ID": run}, [], False)
     code = 0
-    for command in getattr(commands, what):
+    wanted = getattr(commands, what)
+    for command in wanted[job : job + 1] if what == "logs" else wanted:
         if dry_run:
             print(shlex.join(command))
             continue
@@ -36,6 +39,27 @@ def drive(run: str, what: str, dry_run: bool = False) -> int:
     if what == "down" and not code and not dry_run:
         over(run)
     return code
+
+
+def end(run: str, dry_run: bool = False) -> int:
+    """`down` of a run and of all machines that sample for it, these first."""
+    code = 0
+    for record in run_record.workers_of(run):
+        if not record.ended_s:
+            code = drive(record.run_id, "down", dry_run) or code
+    return drive(run, "down", dry_run) or code
+
+
+def gone_here(record: RunRecord) -> bool:
+    """Whether a launch on this machine, which was left to itself, has no process any more."""
+    path = run_record.RUNS / record.run_id / "local.pgid"
+    if record.target != "local" or not path.is_file():
+        return False
+    try:
+        os.killpg(int(path.read_text()), 0)
+    except (ProcessLookupError, ValueError):
+        return True
+    return False
 
 
 def settle(run_id: str, code: int, detached: bool, cluster_minutes: float) -> None:

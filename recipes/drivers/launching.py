@@ -53,6 +53,8 @@ class Options:
     """Refuse a dirty git tree."""
     dry_run: bool = False
     """Show what would run, start nothing."""
+    launch: str = ""
+    """Value of SPOTRL_LAUNCH; "": a new one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,18 +88,26 @@ def up(name: str, recipe: Recipe, target: str | None, overrides: list[str], opti
     if options.dry_run:
         show(launch)
         return 0
+    check(launch)
+    replace_earlier(launch, options.takeover)
+    return start(launch, options.detach)
+
+
+def check(launch: Launch) -> None:
+    """Everything that only others can tell, before anything is rented. Raises ConfigError."""
     launch_checks.check_outside(launch.recipe, launch.record, launch.commands, launch.env | launch.secrets)
     if launch.record.target == "kubernetes":
         kubernetes_driver.check(launch.record, next(iter(launch.files.values())))
-    replace_earlier(launch, options.takeover)
-    return start(launch, options.detach)
 
 
 def prepared(name: str, recipe: Recipe, target: str | None, overrides: list[str], options: Options) -> Launch:
     """The launch of a recipe, checked as far as this machine alone can. Raises ConfigError."""
     target = target or cheapest_target(recipe)
-    run_id = run_record.check_run_id(options.run_id or run_record.new_run_id(recipe.name))
-    before = run_record.load(run_id) if run_record.known(run_id) else None
+    samples_for = recipe.config.fleet.run if recipe.kind == "sample" else ""
+    new_id = run_record.new_worker_id(samples_for) if samples_for else run_record.new_run_id(recipe.name)
+    run_id = run_record.check_run_id(options.run_id or new_id)
+    began = samples_for or run_id  # whose folders were uploaded first
+    before = run_record.load(began) if run_record.known(began) else None
     recipe = uploads.planned(recipe, target, before.uploads if before else {})
     files = {name: headed(text, recipe, target, run_id) for name, text in render(recipe, target).items()}
     if target == "kubernetes":
@@ -123,7 +133,9 @@ def prepared(name: str, recipe: Recipe, target: str | None, overrides: list[str]
         planned_hours=plan.hours if plan else 0.0,
         planned_most_usd=(judged.usd or 0.0) if judged else 0.0,
         planned_most_hours=judged.hours if judged else 0.0,
-        earlier_usd=before.usd() if before else 0.0,
+        earlier_usd=before.usd() if before and not samples_for else 0.0,
+        samples_for=samples_for,
+        jobs=recipe.jobs,
         confirmed=capabilities.capability(target).platform in ("", "ssh"),
     )
 
@@ -131,11 +143,14 @@ def prepared(name: str, recipe: Recipe, target: str | None, overrides: list[str]
     if recipe.storage.bucket:
         env["BUCKET"] = recipe.storage.bucket
     env |= tokens.settings()
+    env |= {"SPOTRL_SOURCE": manifest.source_id()}
     # The same through all restarts by the platform; a new one opens a run that had ended for good
-    # (trainer/checkpoint).
-    env |= {"SPOTRL_SOURCE": manifest.source_id(), "SPOTRL_LAUNCH": token_hex(4)}
+    # (trainer/checkpoint). Machines that sample have that of their run, where both are started at once.
+    if options.launch or not samples_for:
+        env |= {"SPOTRL_LAUNCH": options.launch or token_hex(4)}
     paths = [str(run_record.RUNS / run_id / "task" / file) for file in files]
-    names = [*secrets, *([script.API_KEY] if recipe.kind == "serve" else [])]
+    own = [name for name in (script.API_KEY, script.FLEET_KEY) if name in used]
+    names = list(dict.fromkeys([*secrets, *own]))
     commands = platforms.commands(record, paths, env, names, options.detach)
     return Launch(recipe=recipe, record=record, files=files, env=env, secrets=secrets, commands=commands)
 
@@ -148,7 +163,10 @@ def headed(text: str, recipe: Recipe, target: str, run_id: str) -> str:
             line = line.replace(f"recipes/generated/{target}/", f"runs/{run_id}/task/")
             line = line.replace("RUN_ID=my-run", f"RUN_ID={run_id}")
             if line.startswith("# Written by "):
-                line = f"# Written by `launch.py up {recipe.name} --target {target} --run-id {run_id}`.\n"
+                what = f"{recipe.name} --target {target} --run-id {run_id}"
+                if recipe.kind == "sample":
+                    what = f"rollout-worker --set fleet.run={recipe.config.fleet.run} --target {target}"
+                line = f"# Written by `launch.py up {what}`.\n"
         lines.append(line)
     return "".join(lines)
 
@@ -197,6 +215,9 @@ def start(launch: Launch, detach: bool) -> int:
     env = launch.env | launch.secrets
     if recipe.kind == "serve":
         env |= {script.API_KEY: tokens.api_key(record.run_id)}
+    if script.FLEET_KEY in script.secret_names(recipe):
+        key = tokens.fleet_key(record.samples_for or record.run_id, begins=not record.samples_for)
+        env |= {script.FLEET_KEY: key}
     if recipe.uploads:
         uploads.send(recipe, desk_python.find(), env)
     launch.folder.mkdir(parents=True, exist_ok=True)
@@ -226,6 +247,8 @@ def start(launch: Launch, detach: bool) -> int:
 
 def _summary(record: RunRecord) -> str:
     text = f"run {record.run_id} on {record.target}"
+    if record.samples_for:
+        text = f"{record.run_id}: {record.jobs} to sample for {record.samples_for}, on {record.target}"
     if record.usd_per_hour:
         text += f", ${record.usd_per_hour:.2f} per hour"
     if record.planned_usd:

@@ -77,11 +77,44 @@ def ask(record: RunRecord, answers: Answers | None = None) -> Said | None:
     """Asks SkyPilot, dstack or Kubernetes; None for other platforms, and where the platform does not
     answer."""
     answers = answers or Answers()
-    if record.target.startswith("skypilot"):
-        return _job(record, answers) if record.managed else _cluster(record, answers)
     if record.target == "kubernetes":
         return _job_set(record, answers)
-    return _dstack(record, answers) if record.target.startswith("dstack") else None
+    if record.target.startswith("skypilot"):
+        of_one = _job if record.managed else _cluster
+    elif record.target.startswith("dstack"):
+        of_one = _dstack
+    else:
+        return None
+    if record.jobs == 1:
+        return of_one(record, answers)
+    return _together([of_one(replace(record, run_id=name, jobs=1), answers) for name in record.names()])
+
+
+def _together(found: list[Said | None]) -> Said | None:
+    """What a platform says of several jobs; None where it does not answer for all of them."""
+    jobs = [said for said in found if said is not None]
+    if len(jobs) < len(found):
+        return None
+    states = [said.state for said in jobs if said.known] or [said.state for said in jobs]
+    counted = [said.usd for said in jobs if said.usd is not None]
+    going = [said for said in jobs if said.known and not said.ended_s]
+    counts = ", ".join(f"{states.count(one)} {one}" for one in dict.fromkeys(states) if one)
+    lines = [f"worker {number}: {said.text}" for number, said in enumerate(jobs, 1)]
+    reasons = [said.why for said in jobs if said.why]
+    ends = [said.ended_s for said in jobs]
+    rates = [said.usd_per_hour for said in jobs]
+    rented = [said.rented for said in jobs if said.rented]
+    return Said(
+        text="\n".join(lines),
+        state=counts if len(set(states)) > 1 else states[0],
+        why="; ".join(dict.fromkeys(reasons)),
+        ended_s=0.0 if going else max(ends),
+        usd=sum(counted) if counted else None,
+        usd_per_hour=sum(rates),
+        rented=", ".join(rented),
+        known=any(said.known for said in jobs),
+        whole=all(said.whole for said in jobs),
+    )
 
 
 def is_open(record: RunRecord) -> bool:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,15 +70,16 @@ def _sky(
     given += [part for name in secrets for part in ("--secret", name)]
     away = ["-d"] if detach else []
     volume = [["sky", "volumes", "apply", "-y", file] for file in files[1:] if file.endswith(".volume.yaml")]
+    names = record.names()
+    what = [*away, *record.flags, files[0], *given]
     if record.managed:
+        jobs = ["sky", "jobs"]
+        logs = _each([*jobs, "logs", "-n"], names)
         return Commands(
-            up=[
-                *volume,
-                ["sky", "jobs", "launch", "-y", "-n", record.run_id, *away, *record.flags, files[0], *given],
-            ],
-            status=[["sky", "jobs", "queue"]],
-            logs=[["sky", "jobs", "logs", *([record.cluster] if record.cluster else ["-n", record.run_id])]],
-            down=[["sky", "jobs", "cancel", "-y", "-n", record.run_id]],
+            up=[*volume, *_each([*jobs, "launch", "-y", "-n"], names, what)],
+            status=[[*jobs, "queue"]],
+            logs=[[*jobs, "logs", record.cluster]] if record.cluster else logs,
+            down=_each([*jobs, "cancel", "-y", "-n"], names),
             tool="sky",
             hint=LAUNCHERS,
         )
@@ -85,13 +87,18 @@ def _sky(
         [["sky", "status", "--endpoint", str(script.PORT), record.run_id]] if record.recipe == "serve" else []
     )
     return Commands(
-        up=[*volume, ["sky", "launch", "-y", "-c", record.run_id, *away, *record.flags, files[0], *given]],
-        status=[["sky", "queue", record.run_id], *endpoint],
-        logs=[["sky", "logs", record.run_id]],
-        down=[["sky", "down", "-y", record.run_id]],
+        up=[*volume, *_each(["sky", "launch", "-y", "-c"], names, what)],
+        status=[*_each(["sky", "queue"], names), *endpoint],
+        logs=_each(["sky", "logs"], names),
+        down=_each(["sky", "down", "-y"], names),
         tool="sky",
         hint=LAUNCHERS,
     )
+
+
+def _each(words: list[str], names: list[str], more: Sequence[str] = ()) -> list[list[str]]:
+    """One command for every name."""
+    return [[*words, name, *more] for name in names]
 
 
 def _dstack(
@@ -101,17 +108,17 @@ def _dstack(
     before += [f for f in files[1:] if f.endswith(".fleet.yaml")]
     given = [part for name, value in env.items() for part in ("-e", f"{name}={value}")]
     # Without a value dstack's client takes it from its own environment. The others are secrets of its server.
-    given += [part for name in ("HF_TOKEN", script.API_KEY) if name in secrets for part in ("-e", name)]
+    own = [name for name in ("HF_TOKEN", script.API_KEY, script.FLEET_KEY) if name in secrets]
+    given += [part for name in own for part in ("-e", name)]
     away = ["-d"] if detach else []
-    name = dstack_name(record.run_id)
+    names = [dstack_name(name) for name in record.names()]
+    apply = ["dstack", "apply", "-y", "-f"]
+    what = [*given, *away, *record.flags]
     return Commands(
-        up=[
-            *[["dstack", "apply", "-y", "-f", f] for f in before],
-            ["dstack", "apply", "-y", "-f", task, "-n", name, *given, *away, *record.flags],
-        ],
+        up=[*_each(apply, before), *_each([*apply, task, "-n"], names, what)],
         status=[["dstack", "ps", "-a"]],
-        logs=[["dstack", "logs", name]],
-        down=[["dstack", "stop", "-y", name]],
+        logs=_each(["dstack", "logs"], names),
+        down=_each(["dstack", "stop", "-y"], names),
         tool="dstack",
         hint=LAUNCHERS,
     )
@@ -169,11 +176,13 @@ def _kubernetes(record: RunRecord, detach: bool) -> Commands:
 
 def _slurm(record: RunRecord, files: list[str], detach: bool) -> Commands:
     job, log = record.cluster or "JOBID", _batch_log(record, "slurm")
-    submit = ["sbatch", "--parsable", f"--output={log}", *record.flags, files[0]]
+    logs = [["tail", "-n", "100", "-F", one] for one in _batch_logs(record, "slurm")]
+    output = _batch_log(record, "slurm", ".%a") if record.jobs > 1 else log
+    submit = ["sbatch", "--parsable", f"--output={output}", *record.flags, files[0]]
     return Commands(
         up=[*_prepare(files), submit] + ([] if detach else [["tail", "-n", "+1", "--retry", "-F", log]]),
         status=[["squeue", "-j", job]],
-        logs=[["tail", "-n", "100", "-F", log]],
+        logs=logs,
         down=[["scancel", job]],
         tool="sbatch",
         hint="submit from a login node of the cluster",
@@ -185,11 +194,13 @@ def _pbs(
 ) -> Commands:
     job, log = record.cluster or "JOBID", _batch_log(record, "pbs")
     names = ",".join([*env, *secrets])
+    logs = [["tail", "-n", "100", "-F", one] for one in _batch_logs(record, "pbs")]
+    output = _batch_log(record, "pbs", ".^array_index^") if record.jobs > 1 else log
     return Commands(
-        up=[*_prepare(files), ["qsub", "-v", names, "-o", log, *record.flags, files[0]]]
+        up=[*_prepare(files), ["qsub", "-v", names, "-o", output, *record.flags, files[0]]]
         + ([] if detach else [["tail", "--retry", "-n", "+1", "-F", log]]),
         status=[["qstat", job]],
-        logs=[["tail", "-n", "100", "-F", log]],
+        logs=logs,
         down=[["qdel", job]],
         tool="qsub",
         hint="submit from a login node of the cluster",
@@ -237,8 +248,15 @@ def _local(record: RunRecord, files: list[str], detach: bool) -> Commands:
     )
 
 
-def _batch_log(record: RunRecord, platform: str) -> str:
-    return f"runs/{record.run_id}/{platform}.log"
+def _batch_log(record: RunRecord, platform: str, part: str = "") -> str:
+    return f"runs/{record.run_id}/{platform}{part}.log"
+
+
+def _batch_logs(record: RunRecord, platform: str) -> list[str]:
+    """The log of each job; those of an array have its index in their names."""
+    if record.jobs == 1:
+        return [_batch_log(record, platform)]
+    return [_batch_log(record, platform, f".{i}") for i in range(record.jobs)]
 
 
 def find(program: str) -> str:

@@ -162,9 +162,15 @@ def newest() -> str:
     return records[0].run_id
 
 
-def logs(run: str, bucket: str, stored: bool) -> int:
+def logs(run: str, bucket: str, stored: bool, worker: int = 0) -> int:
     """Follows a run's log through its platform; from the bucket where that cannot, is over, or --stored asks
-    for it."""
+    for it. worker: that of a machine that samples for it, from 1 on. Raises ConfigError without one."""
+    if worker:
+        jobs = [(record, job) for record in run_record.workers_of(run) for job in range(record.jobs)]
+        if not 1 <= worker <= len(jobs):
+            raise ConfigError(f"--worker {worker}: {len(jobs)} machines were started from here for {run}")
+        record, job = jobs[worker - 1]
+        return launched.drive(record.run_id, "logs", job=job)
     url = url_of(run, bucket)
     if stored or bucket or not run_record.known(run):
         if not url:

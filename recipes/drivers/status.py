@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes import run_record
-from recipes.drivers import launched, platform_state, sight
+from recipes.drivers import launched, platform_state, sight, worker_sight
 from recipes.drivers.platform_state import LAUNCH_FAILED, Said
 from recipes.run_record import RUNS, RunRecord
 from trainer.config import ConfigError, load, run_folder
@@ -29,26 +29,38 @@ LOGS = (LAUNCH_LOG, f"{run_record.PULLED}/{LAUNCH_LOG}", "slurm.log", "pbs.log",
 
 def show(run: str | None) -> int:
     """A few lines per run, the newest last; of a single run also what its platform says."""
-    records = [run_record.load(run)] if run else run_record.newest_first()[::-1]
+    records = [run_record.load(run), *run_record.workers_of(run)] if run else run_record.newest_first()[::-1]
     answers = platform_state.Answers()
     said = None
     shown = []
     for record in records:
         if run or platform_state.is_open(record):
-            said = platform_state.ask(record, answers)
-            shown.append(_noted(record, said))
+            answer = platform_state.ask(record, answers)
+            shown.append(_noted(_gone(record), answer))
+            said = answer if record.run_id == run else said
         else:
-            shown.append(record)
+            shown.append(_gone(record))
     print("\n".join(table(shown, whole=bool(run))) if shown else "no run was launched from here")
     if not run:
         for name, bucket in sight.remembered().items():
             print(f"{name}: fetched from {bucket}, not launched from here")
         return 0
+    for line in worker_sight.lines(run):
+        print(line)
     if said:
         print(said.text)
     if said and said.usd_per_hour:
         print(f"rented: {said.rented}: ${said.usd_per_hour:.2f} per hour{_expected(shown[0])}")
     return 0 if said and said.whole else launched.drive(run, "status")
+
+
+def _gone(record: RunRecord) -> RunRecord:
+    """The record; of workers that were left to themselves on this machine and are gone, with their end."""
+    if not record.samples_for or record.ended_s or not launched.gone_here(record):
+        return record
+    ended = replace(record, ended_s=time.time(), state="ended", why=last_words(record))
+    ended.save()
+    return ended
 
 
 def _noted(record: RunRecord, said: Said | None) -> RunRecord:
@@ -84,6 +96,8 @@ def _lines(record: RunRecord, whole: bool) -> list[str]:
         f"{record.run_id:<66}{started}",
         f"  {record.target:<20}{state:<21}{hours:<15}{dollars}",
     ]
+    if record.samples_for:
+        lines.append(f"  {record.jobs} to sample for {record.samples_for}")
     if step := last_step(record):
         lines.append(f"  step {step}")
     if said := expectation(record):

@@ -16,7 +16,8 @@ import secrets
 from pathlib import Path
 
 from recipes import run_record
-from recipes.targets.script import API_KEY, SECRETS, SETTINGS
+from recipes.targets.script import API_KEY, FLEET_KEY, SECRETS, SETTINGS
+from trainer.config import ConfigError
 
 AWS_FIELDS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 R2_FIELDS = {"R2_ACCESS_KEY_ID": "aws_access_key_id", "R2_SECRET_ACCESS_KEY": "aws_secret_access_key"}
@@ -58,11 +59,28 @@ def settings() -> dict[str, str]:
 def api_key(run: str) -> str:
     """The key of a server: yours, the one that it began with, or a new one; kept in the run's record, for you
     alone."""
-    path = run_record.RUNS / run / "api.key"
+    return _kept(run_record.RUNS / run / "api.key", os.environ.get(API_KEY, ""))
+
+
+def fleet_key(run: str, begins: bool) -> str:
+    """The secret that a run shares with its rollout workers: the one that it began with, yours, or a new one;
+    kept in the run's record, for you alone. begins: it is the run that is launched, and may have a new one.
+    Raises ConfigError where a worker's run has none here."""
+    path = run_record.RUNS / run / "fleet.key"
+    if not (begins or path.exists() or os.environ.get(FLEET_KEY)):
+        raise ConfigError(
+            f"this machine has not the secret of {run}, by which it knows its workers: export {FLEET_KEY}, "
+            f"which is in runs/{run}/fleet.key where the run was launched"
+        )
+    return _kept(path, os.environ.get(FLEET_KEY, ""))
+
+
+def _kept(path: Path, given: str) -> str:
+    """A secret of a file; where there is none, the file is made of what is given, or of a new one."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
-            file.write(os.environ.get(API_KEY) or secrets.token_urlsafe(24))
+            file.write(given or secrets.token_urlsafe(24))
     return path.read_text()
 
 

@@ -19,7 +19,7 @@ from recipes.capabilities import (
     uses_spot,
     variant,
 )
-from recipes.plan import boot, images, passes, spread
+from recipes.plan import boot, hub_config, images, passes, spread
 from recipes.plan.exchange import update_time
 from recipes.plan.memory import MemoryPlan, plan, with_resources
 from recipes.plan.passes import Passes
@@ -186,6 +186,7 @@ def step_time(recipe: Recipe, gpu: str, network_gbit_s: float, need: MemoryPlan)
         return StepTime(0.0, 0.0, update, 0.0, stall)
     forward = calls / (2 + config.model.gradient_checkpointing)
     logprobs = step.models * sum(max(cost * token, gather) + forward for cost in step.logprobs)
+    logprobs += teacher_seconds(recipe, card, network_gbit_s, step)
     states = (shape.parameters * 2 + trained(config, shape) * 14) / world
     move = 0.0 if config.optimizer.offload_optimizer else 2 * states / (card.pcie_gb_per_s * 1e9)
     sync = gather + shape.parameters * 2 / config.rollout.tensor_parallel / (card.hbm_gb_per_s * 1e9) + move
@@ -225,6 +226,17 @@ def unpack_seconds(config: RunConfig, shape: Shape, card: Gpu) -> float:
     if not config.lora.qlora:
         return 0.0
     return linear_weights(shape) * UNPACKED / (card.hbm_gb_per_s * 1e9)
+
+
+def teacher_seconds(recipe: Recipe, card: Gpu, network_gbit_s: float, step: Passes) -> float:
+    """Seconds of the teacher's passes in a step, by its own shape: products, or gathering its shards."""
+    teacher = hub_config.teacher(recipe.config)
+    if teacher is None:
+        return 0.0
+    token = token_seconds(teacher, card)
+    gather = gather_seconds(recipe, teacher, card, network_gbit_s)
+    calls = passes.module_calls(teacher) * MODULE_S
+    return sum(max(cost * token, gather) + calls for cost in step.teacher)
 
 
 def pass_overhead(recipe: Recipe, shape: Shape) -> float:
@@ -326,7 +338,8 @@ def usd_per_hour(recipe: Recipe, target: str, catalogs: Path | None = None) -> f
     known."""
     if found := planned(recipe, target, catalogs):
         return found.usd_per_hour or 0.0
-    return next((usd * recipe.cluster.nodes for usd, _, _ in node_prices(recipe, target, catalogs)), 0.0)
+    nodes = recipe.cluster.nodes * recipe.jobs
+    return next((usd * nodes for usd, _, _ in node_prices(recipe, target, catalogs)), 0.0)
 
 
 def planned(recipe: Recipe, target: str, catalogs: Path | None = None) -> Offer | None:
@@ -435,11 +448,13 @@ def _offer(
         interval = max(step.total, best, upload)
     until_ready, runs = ready
     measured = until_ready if runs else 0.0  # a restart is then taken to last as long as those launches
-    base = (
-        need.shape.parameters * 2 / DOWNLOAD_BYTES_S / (cluster.nodes if nodes_share_weights(config) else 1)
-    )
-    start = boot.Restart(base, 0.0, measured, pull).total()
-    restart = boot.Restart(0.0 if checkpoint_suffices(config) else base, upload, measured, pull)
+    speed = DOWNLOAD_BYTES_S * (cluster.nodes if nodes_share_weights(config) else 1)
+    base = need.shape.parameters * 2 / speed
+    teacher = hub_config.teacher(config)
+    judge = teacher.parameters * 2 / speed if teacher else 0.0
+    start = boot.Restart(base + judge, 0.0, measured, pull).total()
+    again = judge if checkpoint_suffices(config) else base + judge
+    restart = boot.Restart(again, upload, measured, pull)
     lost = restart.total() + upload  # what was being uploaded is lost
     seconds = start + expected_seconds(work, interval, stall, lost, between)
     usd_per_hour = None if hourly is None else hourly * cluster.gpus_per_node * cluster.nodes

@@ -250,8 +250,6 @@ def refusal(recipe: Recipe) -> str:
         return why
     if not recipe.cluster.gpus_per_node:
         return f"{recipe.name} runs on CPU workers"
-    if recipe.config.lora.rank:
-        return "rollout workers do not take adapters yet (lora.rank)"
     return ""
 
 
@@ -341,7 +339,7 @@ def fleets_of(recipe: Recipe, trainer: Recipe, offer: cost.Offer, worker: Worker
     group = recipe.sample
     counts = (group.nodes * group.gpus_per_node // worker.gpus,) if group else COUNTS
     prompts = config.rollout.prompts_per_step
-    sizes = (config.fleet.unit_prompts,) if group else (*UNITS, prompts)
+    sizes = (config.fleet.unit_prompts or prompts,) if group else (*UNITS, prompts)
     rows = []
     for size in sorted({min(size, prompts) for size in sizes}):
         units = unit_seconds(worker, shape, step, size)

@@ -10,7 +10,7 @@ import urllib.parse
 import urllib.request
 from pathlib import Path
 
-from trainer.config import ConfigError, Model
+from trainer.config import ConfigError, Model, RunConfig, of_teacher
 from trainer.config.run_folder import write_whole
 from trainer.hardware import architectures, model_shapes
 from trainer.hardware.model_shapes import Shape
@@ -35,6 +35,11 @@ def shape(model: Model) -> Shape | None:
         kept.parent.mkdir(parents=True, exist_ok=True)
         write_whole(kept, text)
     return model_shapes.from_config_of(path, json.loads(kept.read_text()))
+
+
+def teacher(config: RunConfig) -> Shape | None:
+    """The shape of a run's teacher; None where it has none, or a folder that is not there yet."""
+    return shape(of_teacher(config).model) if config.teaches else None
 
 
 def fetch(path: str, revision: str, token: str) -> bytes:

@@ -124,7 +124,7 @@ def plan(recipe: Recipe, gpu: str = "") -> MemoryPlan | None:
     if recipe.kind in ("preflight", "check") or not recipe.cluster.gpus_per_node:
         return None
     shape = hub_config.shape(recipe.config.model)
-    if shape is None:
+    if shape is None or (recipe.config.teaches and hub_config.teacher(recipe.config) is None):
         return None
     config, gpus = recipe.config, recipe.cluster.gpus_per_node
     gpu_bytes = gpu_named(gpu).memory_gib * GIB
@@ -217,6 +217,9 @@ def phases(config: RunConfig, shape: Shape, engine_bytes: float) -> list[Phase]:
     persistent = sum(n for n in shape.sizes() + adapter if n < PERSISTENT) * width if stage == 3 else 0
     policy = "policy shard" if stage == 3 else "policy, whole"
     base = {"CUDA context": CONTEXT if on_gpu else 0.0, policy: shard, "reference shard": reference}
+    teacher = hub_config.teacher(config)
+    if teacher:
+        base |= _teacher_held(config, teacher)
     base |= {"NCCL's communicators": COMMUNICATORS if on_gpu and world > 1 else 0.0}
     base |= {"small parameters": float(persistent)}
     if lora.qlora:
@@ -258,6 +261,8 @@ def phases(config: RunConfig, shape: Shape, engine_bytes: float) -> list[Phase]:
         {"layer at work": activations.forward(config, shape, tokens)},
         {"logits": activations.logits(config, shape, tokens)},
     )
+    if teacher:
+        pass_ = _larger(pass_, _teacher_pass(config, teacher, tokens))
     out.append(Phase("logprobs", all_held | kept | pass_))
     backward = _backward(config, shape, bucket, flushed_midway=t > REDUCE_BUCKET)
     moments = [kept | backward, _scattered(config, bucket)]
@@ -272,6 +277,29 @@ def phases(config: RunConfig, shape: Shape, engine_bytes: float) -> list[Phase]:
         out.append(Phase("sync", base | parts))
     out.append(Phase("save", all_held))
     return [Phase(phase.name, {k: v for k, v in phase.parts.items() if v}) for phase in out]
+
+
+def _teacher_held(config: RunConfig, teacher: Shape) -> dict[str, float]:
+    """What a rank keeps of the teacher in every phase: its shard, and the parameters that are too small to be
+    cut."""
+    width = _width(config)
+    shard = teacher.parameters * width / config.placement.world_size
+    small = sum(n for n in teacher.sizes() if n < PERSISTENT) * width
+    offloaded = config.optimizer.offload_reference
+    return {"teacher shard": 0.0 if offloaded else shard, "teacher's small parameters": float(small)}
+
+
+def _teacher_pass(config: RunConfig, teacher: Shape, tokens: int) -> dict[str, float]:
+    """A pass of the teacher, with passes as large as the policy's; what it gathers is freed when it ends."""
+    work = _larger(
+        {"layer of the teacher at work": activations.forward(config, teacher, tokens)},
+        {"logits of the teacher": activations.logits(config, teacher, tokens)},
+    )
+    if config.placement.world_size == 1:
+        return work
+    small = int(_teacher_held(config, teacher)["teacher's small parameters"])
+    gathered = gathering(config, teacher, small)
+    return work | {f"{name} of the teacher": value for name, value in gathered.items()}
 
 
 def gathering(config: RunConfig, shape: Shape, persistent: int) -> dict[str, float]:
@@ -331,7 +359,8 @@ def _host(recipe: Recipe, shape: Shape) -> dict[str, float]:
     every = config.optimizer.zero_stage < 3 or config.lora.qlora
     whole = policy_bytes(config, shape) * gpus if every else 0.0
     staging = 12.0 * t / nodes if config.checkpoint.asynchronous else 12.0 * t / nodes / gpus
-    reference = shape.parameters * width / nodes if config.optimizer.offload_reference else 0.0
+    frozen = hub_config.teacher(config) or shape
+    reference = frozen.parameters * width / nodes if config.optimizer.offload_reference else 0.0
     level_1 = (
         shape.parameters * width * gpus / config.rollout.tensor_parallel
         if config.rollout.sleep_level == 1
@@ -355,9 +384,11 @@ def _disk(recipe: Recipe, shape: Shape) -> dict[str, float]:
     model = shape.parameters * 2.0
     exported = 2.0 * trained(config, shape) if config.lora.rank else model
     together = recipe.kind != "train" or bool(recipe.storage.volume) or config.checkpoint.shared_files
+    teacher = hub_config.teacher(config) if recipe.kind == "train" else None
     parts = {
         "environment": ENVIRONMENT_DISK,
         "model download": downloaded(config, model, together),
+        "teacher download": downloaded(config, teacher.parameters * 2.0, together) if teacher else 0.0,
         "weights of another run": model if recipe.storage.weights else 0.0,
         "data": recipe.dataset.disk_gib * GIB,
         "checkpoints": float(checkpoints),

@@ -8,6 +8,7 @@ import random
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
+from recipes.plan import hub_config
 from recipes.spec import DataFacts, Recipe
 from trainer.algorithm.scheduling import Cost, Length, Plan, pass_times, schedule
 from trainer.config import RunConfig
@@ -43,6 +44,8 @@ class Passes:
     models: int
     """Whose log-probabilities are computed before the updates: the policy's if it moves within the step, the
     reference's."""
+    teacher: tuple[float, ...] = ()
+    """Passes of the teacher over all samples, in tokens' worth of its own products; () without one."""
 
     @cached_property
     def longest(self) -> int:
@@ -74,11 +77,11 @@ class Passes:
 
 def of_step(recipe: Recipe, shape: Shape) -> Passes:
     """The passes of one step. Equal recipes give equal passes."""
-    return _of_step(recipe.config, recipe.dataset, shape)
+    return _of_step(recipe.config, recipe.dataset, shape, hub_config.teacher(recipe.config))
 
 
 @lru_cache(maxsize=32)
-def _of_step(config: RunConfig, dataset: DataFacts, shape: Shape) -> Passes:
+def _of_step(config: RunConfig, dataset: DataFacts, shape: Shape, teacher: Shape | None) -> Passes:
     rng = random.Random(0)
     lengths = typical(config, dataset, rng, vision=shape.vision is not None)
     updates = [max(ranks) for ranks in update_times(config, shape, lengths, rng)]
@@ -86,12 +89,15 @@ def _of_step(config: RunConfig, dataset: DataFacts, shape: Shape) -> Passes:
         return Passes(tuple(lengths), (), tuple(updates), 0)
     models = config.old_logprobs + bool(config.algorithm.kl_coef)
     logprobs: list[float] = []
+    judged: list[float] = []
     if models:
         budget = logprob_tokens(config, shape)
         keys = keys_per_token(config, shape, budget, gradients=False)
         plan = schedule(lengths, config.placement.world_size, budget, cost_of(shape), keys)
         logprobs = [max(ranks) for ranks in pass_times(plan, lengths, cost_of(shape))]
-    return Passes(tuple(lengths), tuple(logprobs), tuple(updates), models)
+        if teacher:  # its passes are dealt as the policy's are
+            judged = [max(ranks) for ranks in pass_times(plan, lengths, cost_of(teacher))]
+    return Passes(tuple(lengths), tuple(logprobs), tuple(updates), models, tuple(judged))
 
 
 def cost_of(shape: Shape) -> Cost:
@@ -166,8 +172,12 @@ def gathered_bytes(config: RunConfig, shape: Shape, passes: Passes) -> tuple[flo
     (`perf/gathered_gib`)."""
     if config.placement.world_size == 1:
         return 0.0, 0.0
-    whole = shape.parameters * (2.0 if config.model.dtype == "bf16" else 4.0)
+    width = 2.0 if config.model.dtype == "bf16" else 4.0
+    whole = shape.parameters * width
     forward = len(passes.logprobs) * passes.models * whole
+    teacher = hub_config.teacher(config)
+    if teacher:
+        forward += len(passes.teacher) * teacher.parameters * width
     return forward, len(passes.updates) * (1 + backward_gathers(config, shape)) * whole
 
 

@@ -6,9 +6,10 @@ import difflib
 from collections.abc import Callable
 from dataclasses import replace
 
-from recipes import recipe_files
+from recipes import groups, recipe_files
 from recipes.presets import (
     demo,
+    distillation,
     expectations,
     gpu_check,
     gsm8k,
@@ -53,6 +54,8 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "grpo-qwen3.5-4b-mathv60k": vision.qwen3_5_4b_mathv60k,
     "grpo-qwen3.5-9b-mathv60k": vision.qwen3_5_9b_mathv60k,
     "grpo-qwen3.5-27b-mathv60k": vision.qwen3_5_27b_mathv60k,
+    "opd-qwen3-vl-8b-from-32b-geometry3k": distillation.qwen3_vl_8b_from_32b_geometry3k,
+    "opd-qwen2.5-vl-7b-from-72b-mathv60k": distillation.qwen2_5_vl_7b_from_72b_mathv60k,
     "grpo-qwen2.5-0.5b-gsm8k": gsm8k.qwen2_5_0_5b_gsm8k,
     "grpo-qwen2.5-7b-gsm8k": gsm8k.qwen2_5_7b_gsm8k,
     "sft-qwen2.5-7b-lora": sft.qwen2_5_7b_lora,
@@ -86,7 +89,8 @@ def get(name: str) -> Recipe:
 
 
 def resolve(name: str, overrides: list[str]) -> Recipe:
-    """The recipe of that name with its overrides, validated."""
+    """The recipe of that name with its overrides, validated; with `fleet.run` one machine that samples for
+    that run."""
     base = get(name)
     recipe = own_data.prepared(override(base, overrides), overrides)
     if base.cluster.gpus_per_node and not recipe.cluster.gpus_per_node and not recipe.setup:
@@ -96,8 +100,8 @@ def resolve(name: str, overrides: list[str]) -> Recipe:
         )
     recipe = expectations.of_changed(headings.renamed(recipe, base), base)
     validate(recipe)
-    if not recipe.storage.bucket:
-        return recipe
-    # keys are joined to it with one slash
-    bucket = BucketAddress.parse(recipe.storage.bucket, "storage.bucket")
-    return replace(recipe, storage=replace(recipe.storage, bucket=bucket.url))
+    if recipe.storage.bucket:
+        # keys are joined to it with one slash
+        bucket = BucketAddress.parse(recipe.storage.bucket, "storage.bucket")
+        recipe = replace(recipe, storage=replace(recipe.storage, bucket=bucket.url))
+    return groups.worker(recipe) if recipe.config.fleet.run else recipe

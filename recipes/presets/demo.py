@@ -99,22 +99,23 @@ def pretrained() -> Recipe:
     recipe = _without_promises()
     config = with_parts(
         recipe.config,
-        run={"name": "demo-pretrained", "max_steps": 24},
+        run={"name": "demo-pretrained", "max_steps": 16},
         model={"path": model},
         data={"path": data, "prompt_max_tokens": 128},
-        rollout={"prompts_per_step": 12, "samples_per_prompt": 8, "max_tokens": 14, "temperature": 0.8},
+        rollout={"prompts_per_step": 8, "samples_per_prompt": 8, "max_tokens": 12},
         algorithm={"kl_coef": 0.0},
-        optimizer={"learning_rate": 3e-5, "warmup_steps": 2},
-        rewards={"answer": "whole", "format_weight": 0.2},
-        evaluation={"every_steps": 6, "max_samples": 96, "temperature": 0.0, "samples_per_prompt": 1},
+        optimizer={"learning_rate": 2e-5, "warmup_steps": 2},
+        rewards={"answer": "whole", "format_weight": 0.0},
+        evaluation={"every_steps": 4, "max_samples": 48, "samples_per_prompt": 2},
         checkpoint={"every_steps": 8},
+        placement={"workers_per_node": 1, "threads_per_worker": 2},
     )
     return replace(
         recipe,
         name="demo-pretrained",
-        description="GRPO of SmolLM2-135M-Instruct on arithmetic, on this machine without a GPU",
+        description="GRPO of SmolLM2-135M-Instruct on multiplication, on this machine without a GPU",
         config=config,
-        dataset=DataFacts(name="arithmetic", rows=2048, prompt_tokens=42, answer_tokens=13, disk_gib=0.1),
+        dataset=DataFacts(name="arithmetic", rows=94, prompt_tokens=53, answer_tokens=11, disk_gib=0.1),
         steps=(
             Step(
                 creates=f"{data}/manifest.json",
@@ -141,7 +142,8 @@ def sft_lora() -> Recipe:
 def pretrained_sft_lora() -> Recipe:
     """The pretrained model learns the equations themselves."""
     optimizer = {"learning_rate": 2e-3, "schedule": "cosine", "floor": 0.1, "zero_stage": 2}
-    return _by_adapter(pretrained(), "SmolLM2-135M-Instruct", optimizer, max_steps=30)
+    recipe = _by_adapter(pretrained(), "SmolLM2-135M-Instruct", optimizer, max_steps=20)
+    return replace(recipe, config=with_parts(recipe.config, sft={"batch_size": 16, "epochs": 4}))
 
 
 def _by_adapter(recipe: Recipe, what: str, optimizer: dict[str, Any], max_steps: int) -> Recipe:

@@ -71,15 +71,16 @@ MMK12 = Expected(
 def of_changed(recipe: Recipe, base: Recipe) -> Recipe:
     """`recipe`, made from `base` by overrides, without the promises that no longer concern it.
 
-    Another model or other data is another run. On other machines seconds and memory are others. Whatever else
-    is changed, a learning rate say, is what the bands are there to catch.
+    Another model, another teacher or other data is another run. On other machines seconds and memory are
+    others. Whatever else is changed, a learning rate say, is what the bands are there to catch.
     """
     config, before = recipe.config, base.config
     if config.expected != before.expected:
         return recipe
     same_model = config.model.path == before.model.path
+    same_teacher = config.algorithm.teacher == before.algorithm.teacher
     same_data = (config.data.path, config.data.source) == (before.data.path, before.data.source)
-    if not (same_model and same_data):
+    if not (same_model and same_teacher and same_data):
         return replace(recipe, config=replace(config, expected=Expected()))
     if recipe.cluster == base.cluster:
         return recipe

@@ -63,7 +63,7 @@ def _geometry3k(size: str, cluster: Cluster, tensor_parallel: int, expected: Exp
         },
         optimizer={"learning_rate": 1e-6, "betas": (0.9, 0.999), "weight_decay": 1e-2},
         rewards={"answer": "boxed", "accuracy_weight": 0.9, "format_weight": 0.1},
-        evaluation={"every_steps": 5, "split": "test", "temperature": 0.6},
+        evaluation={"every_steps": 5, "split": "test", "temperature": 0.6, "top_p": 0.95},
     )
     what = f"Qwen2.5-VL-{size.upper()} on geometry3k as EasyR1 published it"
     return _recipe(name, what, config, cluster, DATASETS["geometry3k"], prepare("geometry3k"), 24, expected)

@@ -32,14 +32,19 @@ SHAPES = {
 """Size: cluster, rollout, tensor-parallel ranks of an engine, learning rate, hours allowed."""
 
 
+def image_limits(family: str) -> dict[str, int]:
+    """Options that let an image have 4 to 1,280 tokens."""
+    token = IMAGE_TOKEN[family]
+    return {"min_pixels": 4 * token, "max_pixels": 1280 * token}
+
+
 def _grpo(size: str, dataset: str, family: str = "qwen2.5-vl") -> Recipe:
     cluster, rollout, tensor_parallel, rate, hours = SHAPES[size]
     name = f"grpo-{family}-{size}-{dataset}"
     model = VISION_MODELS[family][size]
-    token = IMAGE_TOKEN[family]
     config = with_parts(
         cloud_run(name, model, dataset),
-        model={"min_pixels": 4 * token, "max_pixels": 1280 * token},
+        model=image_limits(family),
         rollout=rollout | {"tensor_parallel": tensor_parallel},
         # What would plan more than 90% of a card otherwise: one GPU holds all optimizer states, a GPU of 72B
         # many weights; 3B on one GPU packs smaller rows besides, which changes no result.

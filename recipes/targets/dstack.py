@@ -89,7 +89,7 @@ def fleet_name(target: str, name: str) -> str:
 def _head(recipe: Recipe, target: str) -> str:
     folder = f"recipes/generated/{target}/{recipe.name}"
     env = "" if recipe.storage.bucket or not recipe.uses_bucket else " -e BUCKET=s3://..."
-    env += f" -e {script.API_KEY}" if recipe.kind == "serve" else ""
+    env += "".join(f" -e {name}" for name in given_secrets(recipe))
     known = secrets(recipe, target)
     apply = f"dstack apply -f {folder}.yaml -e RUN_ID=my-run{env}"
     if recipe.kind == "sample":
@@ -117,6 +117,12 @@ def secrets(recipe: Recipe, target: str) -> tuple[str, ...]:
     names = script.bucket_keys(recipe.storage.bucket or recipe.storage.weights or f"{default}://")
     online = recipe.config.logging.wandb == "online" and recipe.kind != "sample"
     return names + (("WANDB_API_KEY",) if online else ())
+
+
+def given_secrets(recipe: Recipe) -> tuple[str, ...]:
+    """Secrets of the launch itself, whose values dstack's client takes from its environment."""
+    used = script.secret_names(recipe)
+    return tuple(name for name in (script.API_KEY, script.FLEET_KEY) if name in used)
 
 
 def _task(recipe: Recipe, target: str, name: str) -> dict[str, Any]:
@@ -178,7 +184,7 @@ def _env(recipe: Recipe, target: str) -> list[str]:
     if recipe.uses_bucket:
         bucket.append(f"BUCKET={recipe.storage.bucket}" if recipe.storage.bucket else "BUCKET")
     tokens = [f"{key}=${{{{ secrets.{key.lower()} }}}}" for key in secrets(recipe, target)]
-    return ["RUN_ID", *bucket, *([script.API_KEY] if recipe.kind == "serve" else []), *tokens]
+    return ["RUN_ID", *bucket, *given_secrets(recipe), *tokens]
 
 
 def _resources(recipe: Recipe, target: str) -> dict[str, Any]:

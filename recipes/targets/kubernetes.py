@@ -114,9 +114,10 @@ def set_name(run_id: str) -> str:
 
 
 def of_run(text: str, run_id: str) -> str:
-    """A rendered file with the id of a run, and with its JobSet's name, which may be shorter."""
+    """A rendered file with the id of a launch, and with its JobSet's name, which may be shorter. Machines
+    that sample are launched under an id of their own, so their set needs no other name than that."""
     whole = text.replace(f"value: {NAME}\n", f"value: {run_id}\n")
-    return whole.replace(NAME, set_name(run_id))
+    return whole.replace(f"{NAME}-sample", NAME).replace(NAME, set_name(run_id))
 
 
 def kubectl(recipe: Recipe, flags: list[str]) -> list[str]:

@@ -11,7 +11,7 @@ from recipes import capabilities, groups
 from recipes.plan.memory import with_resources
 from recipes.presets import get
 from recipes.spec import Recipe, validate
-from recipes.targets import dstack, kubernetes, local, pbs, script, skypilot, slurm, ssh
+from recipes.targets import dstack, kubernetes, local, pbs, skypilot, slurm, ssh
 from trainer.config import ConfigError
 
 GENERATED = Path(__file__).parents[1] / "generated"
@@ -46,11 +46,11 @@ def render(recipe: Recipe, target: str) -> dict[str, str]:
     recipe."""
     validate(recipe)
     capabilities.check(recipe, target)
-    if recipe.sample and not script.SAMPLING_PROGRAM:
-        raise ConfigError(
-            f"{recipe.name} names machines that sample (`sample`), and the program that runs on them is not "
-            "in this version: --set sample=null; `plan` shows what they would cost"
-        )
+    if recipe.kind == "sample":
+        capabilities.check_bucket(recipe, target)
+        return _of_group(recipe, target)
+    if (sampling := groups.sampling(recipe)) and (why := groups.not_built(recipe, sampling)):
+        raise ConfigError(why)
     return of_groups(recipe, target)
 
 
@@ -62,9 +62,10 @@ def of_groups(recipe: Recipe, target: str) -> dict[str, str]:
         saving = replace(recipe.config.checkpoint, shared_files=True)  # so that the bucket may be left out
         recipe = replace(recipe, config=replace(recipe.config, checkpoint=saving))
     files = _of_group(recipe, target)
-    if sampling := groups.sampling(recipe):
-        capabilities.check_bucket(sampling, target)
-        files |= _of_group(sampling, target)
+    if (sampling := groups.sampling(recipe)) and recipe.sample:
+        there = recipe.sample.target or target
+        capabilities.check_bucket(sampling, there)
+        files |= _of_group(sampling, there)
     return files
 
 

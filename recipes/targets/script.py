@@ -16,13 +16,13 @@ import yaml
 
 from recipes import groups
 from recipes.spec import ASKED_BUCKET, MARKS, PLACEHOLDERS, Recipe, Step
-from trainer.config import RunConfig, override, to_dict
+from trainer.config import RunConfig, by_model, override, to_dict
 from trainer.config.bucket_address import BucketAddress
 from trainer.exit_codes import EXIT_CONFIG
 
 SECRETS = ("HF_TOKEN", "WANDB_API_KEY", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN",
            "R2_ACCESS_KEY_ID", "R2_SECRET_ACCESS_KEY", "GOOGLE_SERVICE_ACCOUNT_KEY", "SPOTRL_REWARD_TOKEN",
-           "SPOTRL_JUDGE_KEY")  # fmt: skip
+           "SPOTRL_JUDGE_KEY", "SPOTRL_FLEET_KEY")  # fmt: skip
 """Tokens that a run may need. They come from your environment or the platform's secret store, never from a
 file."""
 SETTINGS = ("AWS_ENDPOINT_URL", "AWS_REGION", "R2_ACCOUNT_ID")
@@ -33,9 +33,10 @@ API_KEY = "VLLM_API_KEY"
 """What a server asks its callers for."""
 TASK = "trainer/task.sh"
 """What the shell of every task calls."""
-SAMPLING_PROGRAM: str = ""
-"""Module that a sampling machine runs, as `python -m`. Empty: this version has none, so a recipe with a
-second group is planned and not rendered."""
+FLEET_KEY = "SPOTRL_FLEET_KEY"
+"""The secret of a run with rollout workers, which these share."""
+SAMPLING_PROGRAM = "trainer.fleet.machine"
+"""Module that a sampling machine runs, as `python -m`."""
 WEIGHTS = "${MODELS}/${RUN_ID}"
 """Where a node puts `storage.weights`: a launch's own, so that an older export is never taken for a newer
 one."""
@@ -83,7 +84,7 @@ def bucket_of(recipe: Recipe) -> str:
 def _needed(steps: Sequence[Step], config: RunConfig) -> list[Step]:
     """The steps whose result the run reads, and those that such a step reads: no tiny model beside one of
     your own."""
-    read = [config.model.path, config.data.path, config.evaluation_path]
+    read = [config.model.path, config.algorithm.teacher, config.data.path, config.evaluation_path]
     needed: list[Step] = []
     for step in reversed(steps):  # a step reads what an earlier one has made
         folder, _, mark = step.creates.rpartition("/")
@@ -103,8 +104,10 @@ def written_by(recipe: Recipe, target: str) -> str:
 def again(recipe: Recipe) -> str:
     """What RUN_ID means, for the head of a file."""
     if recipe.kind == "sample":
+        whose = "that of the run" if recipe.config.fleet.run == groups.OWN_RUN else "its own"
         return (
-            "RUN_ID is that of the run. A machine that is taken away is started again and holds up no other."
+            f"RUN_ID is {whose}. A machine that is taken away is started again and holds up no other; "
+            "all end with their run."
         )
     if recipe.kind == "serve":
         return f"Callers give the key of {API_KEY}. The server ends after {recipe.budget.max_hours:g} hours."
@@ -138,6 +141,8 @@ def secret_names(recipe: Recipe) -> tuple[str, ...]:
     if "AWS_ACCESS_KEY_ID" in used:
         used.add("AWS_SESSION_TOKEN")
     used.add("HF_TOKEN")  # a preflight tries it
+    if recipe.kind == "sample" or (recipe.kind == "train" and config.fleet.workers != "off"):
+        used.add(FLEET_KEY)
     if recipe.kind == "train":
         asked = {
             "WANDB_API_KEY": config.logging.wandb == "online",
@@ -296,15 +301,15 @@ def login_files(recipe: Recipe, runs: str) -> dict[str, str]:
     """
     if not recipe.site.offline or recipe.kind == "sample":  # the run's file prepares for both groups
         return {}
-    model = recipe.config.model
     usage = f"# Before the job, where there is internet: RUN_ID=my-run bash {recipe.name}.setup.sh"
     head = f"#!/usr/bin/env bash\n{usage}\n"
     text = head + preamble(recipe, recipe.site.shared_dir or "$PWD/.cache", runs=runs)
     text += "\n".join(recipe.site.prelude) + "\n" if recipe.site.prelude else ""
     text += setup_commands(recipe, check_driver=False)
-    if recipe.kind == "train" and re.fullmatch(r"[\w.-]+/[\w.-]+", model.path):
-        revision = f" --revision {shlex.quote(model.revision)}" if model.revision else ""
-        text += f".venvs/{recipe.environment}/bin/hf download {model.path}{revision}\n"
+    for model in [one.model for one in by_model(recipe.config)] if recipe.kind == "train" else []:
+        if re.fullmatch(r"[\w.-]+/[\w.-]+", model.path):
+            revision = f" --revision {shlex.quote(model.revision)}" if model.revision else ""
+            text += f".venvs/{recipe.environment}/bin/hf download {model.path}{revision}\n"
     return {f"{recipe.name}.setup.sh": text}
 
 
@@ -341,7 +346,8 @@ def node_command(recipe: Recipe, host: str = "127.0.0.1") -> str:
     """What runs once on every node. host: address that a server listens on."""
     python = f".venvs/{recipe.environment}/bin/python"
     if recipe.kind == "sample":
-        return f'{python} -m {SAMPLING_PROGRAM} --config "{config_path(recipe)}"'
+        hours = f"--hours {recipe.budget.max_hours:g}"
+        return f'{python} -m {SAMPLING_PROGRAM} --config "{config_path(recipe)}" {hours}'
     if recipe.kind == "serve":
         where = f"--host {host} --port {PORT} --hours {recipe.budget.max_hours:g}"
         return f'{python} -m trainer.serve --config ".cache/$RUN_ID.yaml" {where}'

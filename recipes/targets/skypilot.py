@@ -116,7 +116,7 @@ def _head(recipe: Recipe, target: str, path: str) -> str:
     needs = script.bucket_keys(url)
     if url.startswith("gs://") and capability(target).cloud == "gcp":
         needs = ()  # the machines' own account
-    needs += (script.API_KEY,) if recipe.kind == "serve" else ()
+    needs += tuple(name for name in (script.API_KEY, script.FLEET_KEY) if name in script.secret_names(recipe))
     secrets = "".join(f" --secret {name}" for name in needs)
     return (
         f"{script.written_by(recipe, target)}\n"

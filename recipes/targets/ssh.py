@@ -42,11 +42,11 @@ def address(host: str) -> tuple[str, str, int]:
 def hosts_of(recipe: Recipe) -> list[str]:
     """The recipe's machines, as many as it wants nodes. Raises ConfigError."""
     hosts = list(recipe.site.hosts)
-    if len(hosts) != recipe.cluster.nodes:
+    wanted = recipe.cluster.nodes * recipe.jobs
+    if len(hosts) != wanted:
         given = f"{len(hosts)} were given" if hosts else "none were given"
-        raise ConfigError(
-            f"{recipe.name} wants {recipe.cluster.nodes} machines and {given}: --hosts head,second,..."
-        )
+        option = "--set sample.hosts=[...]" if recipe.kind == "sample" else "--hosts head,second,..."
+        raise ConfigError(f"{recipe.name} wants {wanted} machines and {given}: {option}")
     if len(set(hosts)) != len(hosts):
         raise ConfigError("--hosts names a machine twice: each node must be a machine of its own")
     for host in hosts:

@@ -1,20 +1,34 @@
-"""A disk that is really full (a small tmpfs; needs root), in each phase that writes: the ranks' files, the
-commit, the download of a resume. What was committed stays, one line says it, the exit code is 35."""
+"""A disk that is really full or cannot be written (a small tmpfs; needs root), in each phase that writes: the
+ranks' files, the commit, the download of a resume, the rollout log, metrics and progress, the export, the
+model's download. What was committed stays, one line says it, the exit code is 35."""
 
 from __future__ import annotations
 
-import subprocess
 import time
-from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from tests.checkpoint.synthetic import again, attempt, configure, cut, finish, holds, save, whole, writers
+from tests.checkpoint.test_export import saved_model
+from tests.checkpoint.test_rollout_log import equal, graded
+from tests.data_prep import hub_server
+from tests.small_disk import fill, read_only, small_disk
 from trainer.checkpoint import writer as writing
 from trainer.checkpoint.errors import CheckpointError
+from trainer.checkpoint.export import export_hf
+from trainer.checkpoint.format import Shard
 from trainer.checkpoint.reader import fetch_all
+from trainer.checkpoint.rollout_log import RolloutLog
+from trainer.config import Model, RunConfig, override
 from trainer.exit_codes import EXIT_STORAGE
 from trainer.loops.process import explain
+from trainer.node.__main__ import explain as explain_launch
+from trainer.observe.history import read_history
+from trainer.observe.metrics import Metrics
+from trainer.observe.phases import Phases
+from trainer.storage import hub
 
 DISK_BYTES = 1 << 20
 
@@ -22,25 +36,18 @@ DISK_BYTES = 1 << 20
 @pytest.fixture
 def disk(tmp_path, monkeypatch):
     """The folder of a run on a disk of a MiB. That there is room is not looked up: it may go meanwhile."""
-    path = tmp_path / "run"
-    path.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(path)]
-    if subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("a small disk cannot be mounted here")
     monkeypatch.setattr(writing, "disk_room", lambda folder, limit: 1 << 40)
-    yield path
-    subprocess.run(["umount", "-l", str(path)], check=True)
+    with small_disk(tmp_path / "run", DISK_BYTES) as path:
+        yield path
 
 
-def fill(disk: Path) -> Path:
-    """Takes all that is free."""
-    filler = disk / "filler"
-    with open(filler, "wb", buffering=0) as file:
-        try:
-            while file.write(b"x" * 4096):
-                pass
-        except OSError:
-            return filler
+def told_in_a_line(error: Exception, why: str = "No space left on device") -> None:
+    """By the loop, and by the launcher, whose log is on the same disk."""
+    code, line = explain(error)
+    assert code == EXIT_STORAGE and why in line and "\n" not in line and line.startswith("error: "), line
+    if isinstance(error, OSError):
+        code, line = explain_launch(error, None)
+        assert code == EXIT_STORAGE and why in line and "\n" not in line, line
 
 
 def begin(checkpoints, ranks, step: int) -> None:
@@ -87,8 +94,118 @@ def test_while_a_resume_fetches(disk, tmp_path, told):
     filler = fill(disk)
     with pytest.raises(OSError) as error:
         fetch_all(found)
-    code, line = explain(error.value)
-    assert code == EXIT_STORAGE and "No space left on device" in line and "\n" not in line
+    told_in_a_line(error.value)
     filler.unlink()
     fetch_all(found)
     assert holds(again(config, told).find(), 2)
+
+
+def test_while_completions_are_logged(disk, tmp_path, told):
+    """The log saves work and guards none: the run goes on, and a restart samples the step again."""
+    config = configure(tmp_path)
+    log = RolloutLog(config, "data", say=told.append)
+    log.write(1, graded(1))
+    filler = fill(disk)
+    log.write(2, graded(2))
+    assert any("step 2 is not logged" in text and "No space left" in text for text in told)
+    assert log.metrics()["perf/rollout_log_failures"] == 1
+    assert sorted(path.name for path in log.folder.iterdir()) == ["step-00000001.npz"]
+    with pytest.raises(CheckpointError, match="the rollout log of step 2 is not there: .*No space left"):
+        log.durable([2])
+    filler.unlink()
+    log.write(3, graded(3))
+    log.close()
+    (disk.parent / "remote").rename(disk.parent / "away")
+    later = RolloutLog(config, "data", say=told.append)
+    assert later.open(0) == [1] and equal(later.read(1), graded(1))
+    later.close()
+
+
+def test_while_metrics_and_progress_are_written(disk, tmp_path):
+    """A torn line is dropped when the run goes on, and none of before is lost."""
+    config = override(configure(tmp_path), ["logging.tensorboard=false"])
+    phases = Phases(disk)
+    metrics = Metrics(disk, config)
+    metrics.log(1, {"loss/total": 0.5})
+    kept = (disk / "metrics.jsonl").stat().st_size
+    filler = fill(disk)
+    with pytest.raises(OSError) as error:
+        for step in range(2, 200):
+            metrics.log(step, {"loss/total": 0.5})
+    told_in_a_line(error.value)
+    with pytest.raises(OSError) as error, phases("update"):
+        pass
+    told_in_a_line(error.value)
+    assert not list(disk.glob(".progress*")), "nothing half-written is left"
+    with (disk / "metrics.jsonl").open("ab") as file:
+        filler.unlink()
+        file.write(b'{"loss/total": 0.5, "st')
+    whole_steps = [record["step"] for record in read_history(disk)]
+    assert whole_steps == list(range(1, len(whole_steps) + 1)) and kept
+    metrics = Metrics(disk, config, resume_step=1)
+    metrics.log(2, {"loss/total": 0.25})
+    assert [(r["step"], r["loss/total"]) for r in read_history(disk)] == [(1, 0.5), (2, 0.25)]
+
+
+def test_while_weights_are_exported(disk, tmp_path, told):
+    """The export of before stays, and what there is of the new one goes: it would keep the disk full."""
+    model = saved_model(tmp_path / "base")
+    (tmp_path / "base/notes.txt").write_text("x" * 300_000)
+    config = configure(tmp_path)
+    checkpoints, (writer,) = again(config, told), writers(config, 1)
+    checkpoints.begin(2, {})
+    shards = {
+        name: Shard(tuple(p.shape), 0, p.numel(), {"master": p.detach().reshape(-1).clone()})
+        for name, p in model.named_parameters()
+    }
+    writer.start(2, shards, {})
+    finish(checkpoints, [writer])
+    found = checkpoints.find()
+    export_hf(found, disk / "hf", tmp_path / "base")
+    before = {path.name: path.read_bytes() for path in (disk / "hf").iterdir()}
+
+    for left in (30_000, 310_000):  # full while the model's own files are copied, and at the weights
+        filler = fill(disk)
+        with filler.open("r+b") as file:
+            file.truncate(filler.stat().st_size - left)
+        with pytest.raises(OSError) as error:
+            export_hf(found, disk / "hf", tmp_path / "base", "fp32")
+        told_in_a_line(error.value)
+        assert {path.name: path.read_bytes() for path in (disk / "hf").iterdir()} == before
+        assert not list(disk.glob(".hf*")), left
+        filler.unlink()
+    out = export_hf(found, disk / "hf", tmp_path / "base", "fp32")
+    written = load_file(out / "model.safetensors")
+    assert torch.equal(written["model.norm.weight"], model.model.norm.weight)
+
+
+def test_while_the_model_is_downloaded(disk, monkeypatch):
+    config = RunConfig(model=Model(path="owner/model"))
+    with hub_server.serve() as served:
+        served.add("owner/model", {hub.WHOLE: b"w" * (2 * DISK_BYTES)})
+        monkeypatch.setenv("HF_ENDPOINT", served.url)
+        with pytest.raises(Exception) as error:
+            hub.fetch(config, [hub.WHOLE], disk)
+        told_in_a_line(error.value)
+        served.add("owner/model", {hub.WHOLE: b"w" * 2000})
+        for left in disk.rglob("*.incomplete"):
+            left.unlink()
+        assert hub.fetch(config, [hub.WHOLE], disk)[0].read_bytes() == b"w" * 2000
+
+
+def test_a_disk_that_turns_read_only(disk, tmp_path, told):
+    """As the kernel makes one that has failed: what was committed is read, and the same line and code."""
+    config = override(configure(tmp_path), ["logging.tensorboard=false"])
+    checkpoints, ranks = attempt(config, told), writers(config, 1)
+    save(checkpoints, ranks, 2)
+    metrics, phases = Metrics(disk, config), Phases(disk)
+    metrics.log(1, {"loss/total": 0.5})
+    read_only(disk)
+    for write in (lambda: metrics.log(2, {"loss/total": 0.5}), lambda: phases.begin(2)):
+        with pytest.raises(OSError) as error:
+            write()
+        told_in_a_line(error.value, "Read-only file system")
+    assert holds(again(config, told).find(), 2)
+    read_only(disk, False)
+    save(checkpoints, ranks, 4)
+    assert checkpoints.safe == 4

@@ -24,6 +24,14 @@ OWN_SYSTEM = (
 ASKED = "<|im_start|>system\n" + arithmetic.SYSTEM_PROMPT + "<|im_end|>\n"
 
 
+def turns(row):
+    """What a row's turns are in the model's template: an answered example, then the question."""
+    _, asked, answered, question = (message["content"] for message in row.messages)
+    texts = [("user", asked), ("assistant", answered), ("user", question)]
+    shown = "".join(f"<|im_start|>{role}\n{content}<|im_end|>\n" for role, content in texts)
+    return shown + "<|im_start|>assistant\n"
+
+
 @pytest.fixture(scope="module")
 def model(family_model):
     return family_model("smollm2")
@@ -39,15 +47,36 @@ def rows(tmp_path_factory):
 def test_rows_are_asked_by_the_model_s_own_template(model, rows):
     prompter = Prompter(Model(path=str(model)))
     row = Dataset(rows)[0]
-    question = f"<|im_start|>user\n{row.messages[-1]['content']}<|im_end|>\n<|im_start|>assistant\n"
-    assert prompter.texts([row.messages]) == [ASKED + question]
+    assert prompter.texts([row.messages]) == [ASKED + turns(row)]
     # the template speaks for itself where no system message is left
     bare = Dataset(rows, prompting=Prompting("none"))[0]
-    assert prompter.texts([bare.messages]) == [OWN_SYSTEM + question]
+    assert prompter.texts([bare.messages]) == [OWN_SYSTEM + turns(row)]
     assert prompter.opening == ""
     ids = prompter.token_ids(row)
-    assert prompter.tokenizer.decode(ids) == ASKED + question
+    assert prompter.tokenizer.decode(ids) == ASKED + turns(row)
     assert prompter.lengths([row.messages], [[]], [row.id]) == [len(ids)]
+
+
+def test_every_row_follows_an_answered_question_of_its_family(rows):
+    examples = {}
+    for split in ("train", "test"):
+        for row in Dataset(rows, split=split):
+            _, asked, answered, question = (message["content"] for message in row.messages)
+            assert answered.startswith(f"{asked} = ") and row.solution.startswith(f"{question} = ")
+            assert question.split()[1] == asked.split()[1]
+            examples.setdefault(row.source, set()).add(asked)
+    assert len(examples) == len(arithmetic.FAMILIES)
+    assert all(len(one) == 1 for one in examples.values())
+
+
+def test_no_test_question_is_trained_on_either_way_round(tmp_path):
+    arithmetic.prepare(tmp_path, 330, 96, list(arithmetic.FAMILIES), 0)
+    asked = {}
+    for split in ("train", "test"):
+        questions = [row.messages[-1]["content"] for row in Dataset(tmp_path, split=split)]
+        asked[split] = {tuple(sorted(question.split())) for question in questions}
+    assert len(asked["train"]) == 330 and len(asked["test"]) == 96
+    assert not asked["train"] & asked["test"]
 
 
 def test_special_tokens_are_single_and_none_is_banned(model):

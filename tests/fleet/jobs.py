@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,14 +59,18 @@ class FleetJob(Job):
     """A trainer with `fleet.workers=only`, and its workers."""
 
     def __init__(
-        self, config: RunConfig, folder: Path, bucket: str, env: Mapping[str, str] | None = None
+        self,
+        config: RunConfig,
+        folder: Path,
+        bucket: str,
+        env: Mapping[str, str] | None = None,
+        more: Sequence[str] = (),
     ) -> None:
+        """more: further options."""
         self.folder, self.bucket = folder, bucket
         self.store_env = dict(env or {})
-        config = override(
-            config,
-            ["fleet.workers=only", "fleet.unit_prompts=2", "fleet.lost_s=15", f"checkpoint.remote={bucket}"],
-        )
+        fleet = ["fleet.workers=only", "fleet.unit_prompts=2", "fleet.lost_s=15"]
+        config = override(config, [*fleet, f"checkpoint.remote={bucket}", *more])
         super().__init__(config, folder, self.store_env | {"SPOTRL_FLEET_KEY": KEY})
         self.workers: dict[str, WorkerProcess] = {}
 
@@ -115,9 +119,14 @@ def final_weights(job: Job) -> dict[str, Any]:
     return found
 
 
-def assert_same_run(one: Job, other: Job) -> None:
-    """The two runs sampled, graded and computed the same, bit for bit."""
+def assert_same_run(one: Job, other: Job, but: tuple[str, ...] = (), since: int = 1) -> None:
+    """The two runs sampled, graded and computed the same, bit for bit.
+
+    but: beginnings of the names of metrics that only one of them has. since: first step whose completions
+    the other one's disk holds.
+    """
     ours, theirs = rollouts(one), rollouts(other)
+    ours = {name: arrays for name, arrays in ours.items() if int(name[5:]) >= since}
     assert ours.keys() == theirs.keys() and ours
     for step, arrays in ours.items():
         assert arrays.keys() == theirs[step].keys()
@@ -128,7 +137,7 @@ def assert_same_run(one: Job, other: Job) -> None:
     for line, against in zip(metrics, others, strict=True):
         same = {name for name in line.keys() | against.keys() if line.get(name) == against.get(name)}
         apart = (line.keys() | against.keys()) - same
-        assert not {name for name in apart if not name.startswith("node/")}, (line["step"], apart)
+        assert not {name for name in apart if not name.startswith(("node/", *but))}, (line["step"], apart)
     weights, other_weights = final_weights(one), final_weights(other)
     assert weights.keys() == other_weights.keys() and weights
     for key, values in weights.items():

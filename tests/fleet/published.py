@@ -40,7 +40,7 @@ def published(config, rank, port):
     from tests.learning.scenarios import fixed_items, update
 
     # Before the policy: while that is there, transformers shards every model that it loads.
-    tensors = pretrained(config)
+    model = pretrained(config)
     worker = OneRank(config)
     worker.process.meet(rank, rank, "127.0.0.1", port)
     worker.learner.start(10)
@@ -56,7 +56,7 @@ def published(config, rank, port):
     mirror = None
     if rank == 0:
         layout = [one.layout for one in opened]
-        mirror = Mirror(objects, layout, tensors, lambda *_: None, 1 << 20)
+        mirror = Mirror(objects, layout, model.tensors, lambda *_: None, 1 << 20, model.merged)
         mirror.to(0, lineage, [anchor])
         out["same start"] = mirror.digests() == [one.digest for one in opened]
     for number in range(1, VERSIONS + 1):
@@ -70,8 +70,10 @@ def published(config, rank, port):
         version = Version(number, after, number - 1, lineage, tuple(entries), digests)
         objects.put_json(version_key(number, after), version.to_json())
         mirror.to(number, after, [anchor])
-        assert mirror.tensors.keys() == weights.keys()
-        out["equal"].append(all(torch.equal(mirror.tensors[name], weights[name]) for name in weights))
+        held = dict(tensor for group in mirror.groups() for tensor in group)
+        assert held.keys() == weights.keys()
+        out["whole"] = sum(tensor.nbytes for tensor in held.values())
+        out["equal"].append(all(torch.equal(held[name], weights[name]) for name in weights))
         out["bytes"].append(sum(entry["bytes"] for entry in entries))
         lineage = after
     dist.barrier()

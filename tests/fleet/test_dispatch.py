@@ -225,6 +225,50 @@ def test_late_samples_of_a_doubled_unit_change_nothing(head, tmp_path):
     fast.send()
     assert len(one.take(UNIT)) == 4 and one.scheduler.doubled == 1
     (given,) = [given for name, given in one._taken if name == "w1"]
+    slow.objects.put(samples_key(one.held.name, UNIT.step, given.unit, given.turn, "w0"), b"late")
     slow.beats.sent(given, 4, 1.0)
     until(lambda: one.counts.late == 1)
     assert one.counts.units == 1
+    until(lambda: not any(key.endswith(".npz") for key, _ in slow.objects.storage.list("samples")))
+
+
+def test_marks_and_mail_of_who_is_long_gone_are_deleted(head, tmp_path, monkeypatch):
+    one = head(lost_s=0.2)
+    gone, alive = PlayedWorker(tmp_path, "w0"), PlayedWorker(tmp_path, "w1")
+    gone.join(one.held.name)
+    one.offer([UNIT])
+    gone.send()
+    one.take(UNIT)
+    gone.beats.goodbye("the machine is taken away")
+    monkeypatch.setattr(dispatch, "FORGET_S", 0.5)
+
+    def forgotten() -> bool:
+        alive.join(one.held.name)
+        left = {key for folder in ("workers", "mail") for key, _ in alive.objects.storage.list(folder)}
+        return not any("w0" in key for key in left)
+
+    until(forgotten)
+    until(lambda: "w0" not in one.beats)
+    assert alive.objects.storage.exists(worker_key("w1"))
+
+
+def test_a_store_that_answers_late_makes_nobody_lost(head, tmp_path, monkeypatch):
+    monkeypatch.setattr(dispatch, "BEAT_S", 0.2)
+    one = head(lost_s=0.6)
+    worker = PlayedWorker(tmp_path, "w0")
+    worker.join(one.held.name)
+    until(lambda: one.scheduler.workers)
+    answer, asked = one.objects.get_json, []
+
+    def late(key: str) -> object:
+        found = answer(key)
+        if not asked:
+            asked.append(key)
+            time.sleep(1.0)
+            worker.join(one.held.name)
+        return found
+
+    monkeypatch.setattr(one.objects, "get_json", late)
+    serial = worker.beats._serial
+    until(lambda: one.beats["w0"]["serial"] > serial)
+    assert asked and one.scheduler.lost == 0

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
+import threading
 
 import pytest
 
@@ -59,20 +61,23 @@ def attack(storage: Storage) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "dtype, world, store",
+    "dtype, world, store, lora",
     [
-        ("fp32", 1, "folder"),
-        pytest.param("bf16", 2, "folder", marks=pytest.mark.long),
-        pytest.param("bf16", 1, "s3", marks=pytest.mark.long),
+        ("fp32", 1, "folder", 0),
+        pytest.param("bf16", 2, "folder", 0, marks=pytest.mark.long),
+        pytest.param("bf16", 1, "s3", 0, marks=pytest.mark.long),
+        pytest.param("bf16", 1, "folder", 4, marks=pytest.mark.long),
     ],
 )
-def test_a_run_fed_by_workers_is_the_colocated_run(run_config, tmp_path, dtype, world, store):
-    """Two workers, of which one is killed in step 2, and forged objects in the bucket."""
+def test_a_run_fed_by_workers_is_the_colocated_run(run_config, tmp_path, dtype, world, store, lora):
+    """Two workers, of which one is killed in step 2, and forged objects in the bucket. lora: rank of the
+    adapters, which are all that is sent."""
     rate = "1e-4" if dtype == "bf16" else "1e-3"
     options = [
         f"model.dtype={dtype}",
         f"placement.workers_per_node={world}",
         f"optimizer.learning_rate={rate}",
+        f"lora.rank={lora}",
     ]
     colocated = Job(run_config("colocated", *options), tmp_path / "colocated").start()
     try:
@@ -102,3 +107,60 @@ def test_a_run_fed_by_workers_is_the_colocated_run(run_config, tmp_path, dtype, 
         last = read_history(job.run_dir)[-1]
         assert last["fleet/units"] >= 2 * STEPS and last["fleet/forged"] > 0 and last["fleet/refused"] == 0
         assert "the run has reached its last step" in job.workers["w1"].said()
+
+
+@contextlib.contextmanager
+def stops_at_random(job: FleetJob, seed: int):
+    """Stops workers for up to two seconds, again and again, one at a time: who is first is left to chance."""
+    draw = random.Random(seed)
+    ended = threading.Event()
+
+    def disturb() -> None:
+        while not ended.wait(draw.uniform(0.2, 2.0)):
+            worker = draw.choice(list(job.workers.values()))
+            worker.signal(signal.SIGSTOP)
+            ended.wait(draw.uniform(0.2, 2.0))
+            worker.signal(signal.SIGCONT)
+
+    thread = threading.Thread(target=disturb)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "ahead, workers",
+    [
+        pytest.param(2, 2, marks=pytest.mark.long),
+        pytest.param(1, 1, marks=pytest.mark.long),
+        pytest.param(1, 2, marks=pytest.mark.long),
+        pytest.param(2, 1, marks=pytest.mark.long),
+    ],
+)
+def test_sampled_ahead_by_workers_it_is_the_colocated_run(run_config, tmp_path, ahead, workers):
+    """Workers that are stopped at random times: a function of the seed and the steps ahead, not of time."""
+    options = [f"rollout.staleness={ahead}"]
+    job = FleetJob(run_config("fleet", *options), tmp_path / "fleet", str(tmp_path / "stored"))
+    try:
+        for number in range(workers):
+            job.add_worker(f"w{number}")
+        job.start()
+        with stops_at_random(job, seed=ahead):
+            job.finish()
+    finally:
+        job.kill()
+        job.end_workers()
+    colocated = Job(run_config("colocated", *options), tmp_path / "colocated").start()
+    try:
+        assert colocated.wait(900) == 0, colocated.tail()
+    finally:
+        colocated.kill()
+    assert_same_run(colocated, job, but=("mismatch/",))
+    probed = {line["step"]: line["mismatch/kl"] for line in job.metrics() if "mismatch/kl" in line}
+    assert probed.keys() == {4, 5} and max(probed.values()) < 1e-6, "engine and policy at evaluations"
+    behind = [line.get("rollout/staleness_max") for line in job.metrics()[1:]]
+    assert behind == [min(step, ahead) for step in range(STEPS)]

@@ -94,6 +94,14 @@ def test_units_go_in_order_to_who_would_end_them_first():
     assert queues == {"fast": ["u0", "u1"], "slow": ["u2"]}
 
 
+def test_what_the_trainer_waits_for_goes_before_what_nobody_has_yet():
+    scheduler = filled({"a": 1.0}, 4)
+    scheduler.tick(0.0)
+    scheduler.offer({"evaluation": 1.0}, first=True)
+    scheduler.done("u0")
+    assert named(scheduler.tick(0.0)) == {"a": ["u1", "evaluation"]}
+
+
 def test_a_silent_workers_units_are_the_next_to_be_given_out():
     scheduler = filled({"a": 1.0, "b": 1.0}, 6)
     before = named(scheduler.tick(0.0))

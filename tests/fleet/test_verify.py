@@ -35,6 +35,7 @@ UNIT = RolloutUnit(
     prompts=(Prompt(0, 3, 111), Prompt(1, 8, 222)),
     samples_per_prompt=2,
     temperature=1.0,
+    top_p=1.0,
     max_tokens=6,
 )
 
@@ -162,7 +163,7 @@ def test_logprobs_that_are_not_finite_are_left_to_the_loop(value):
 
 def test_a_unit_with_a_field_that_this_code_does_not_know_is_refused():
     sampled = unpack(pack(UNIT, 1, "w0", good()))
-    other = Sampled(sampled.unit | {"top_p": 0.9}, 1, "w0", sampled.traces)
+    other = Sampled(sampled.unit | {"min_p": 0.9}, 1, "w0", sampled.traces)
     assert "other fields" in refusal(UNIT, 1, "w0", other, EXPECTED)
 
 

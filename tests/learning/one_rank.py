@@ -61,7 +61,12 @@ class OneRank:
         return self.reader.encoded(self.config.train_split, row).token_ids
 
     def sample(
-        self, prompts: list[Prompt], count: int, temperature: float, max_tokens: int = 0
+        self,
+        prompts: list[Prompt],
+        count: int,
+        temperature: float,
+        max_tokens: int = 0,
+        top_p: float = 1.0,
     ) -> list[Trace]:
         """Completions of these prompts by this rank's engine, on every rank of it, by group and index."""
         groups = self.engine.generate(
@@ -70,6 +75,7 @@ class OneRank:
             samples_per_prompt=count,
             temperature=temperature,
             max_tokens=max_tokens or self.config.rollout.max_tokens,
+            top_p=top_p,
         )
         return sorted((trace for group in groups for trace in group), key=lambda t: (t.group, t.index))
 

@@ -89,15 +89,19 @@ def loss(name: str, logp: Tensor, one: Sampled, samples: int, tokens: int) -> Te
 def logprobs(model: Any, trace: Trace, prompt: EncodedPrompt) -> Tensor:
     """Log-probabilities of a completion that stands alone, [T]."""
     ids = torch.from_numpy(trace.tokens).long()[None]
-    images: dict[str, Tensor] = {}
-    if prompt.grid_thw is not None and prompt.pixel_values is not None:
-        images = {
-            "pixel_values": prompt.pixel_values,
-            "image_grid_thw": prompt.grid_thw,
-            "mm_token_type_ids": (ids == model.config.image_token_id).int(),
-        }
-    logits = model(input_ids=ids, **images).logits[0, trace.shared - 1 : -1]
+    logits = model(input_ids=ids, **images_of(model, ids, prompt)).logits[0, trace.shared - 1 : -1]
     return logits.log_softmax(-1).gather(1, ids[0, trace.shared :, None])[:, 0]
+
+
+def images_of(model: Any, ids: Tensor, prompt: EncodedPrompt) -> dict[str, Tensor]:
+    """What the model's forward pass takes besides token ids, [1, L]."""
+    if prompt.grid_thw is None or prompt.pixel_values is None:
+        return {}
+    return {
+        "pixel_values": prompt.pixel_values,
+        "image_grid_thw": prompt.grid_thw,
+        "mm_token_type_ids": (ids == model.config.image_token_id).int(),
+    }
 
 
 def loaded(folder: str) -> Any:
@@ -121,17 +125,22 @@ def stepped(config: RunConfig, name: str, traces: list[Trace], drawn: list[Sampl
         part = loss(name, logprobs(model, trace, encoded[trace.row]), one, len(traces), tokens)
         part.backward()
         total += part.item()
+    norm = math.sqrt(sum(float(p.grad.double().square().sum()) for p in model.parameters()))
+    weights = adamw(config, model)
+    moved = plain.differences(weights, before)[0]
+    return {"loss": total, "norm": norm, "weights": weights, "moved": moved}
+
+
+def adamw(config: RunConfig, model: Any) -> dict[str, Tensor]:
+    """The weights after one step of torch's AdamW by the model's gradients."""
     parameters = dict(model.named_parameters())
-    norm = math.sqrt(sum(float(p.grad.double().square().sum()) for p in parameters.values()))
     o = config.optimizer
     groups = [
         {"params": [p for p in parameters.values() if p.dim() > 1], "weight_decay": o.weight_decay},
         {"params": [p for p in parameters.values() if p.dim() <= 1], "weight_decay": 0.0},
     ]
     torch.optim.AdamW(groups, lr=o.learning_rate, betas=o.betas, eps=o.eps).step()
-    weights = {n: p.detach() for n, p in parameters.items()}
-    moved = plain.differences(weights, before)[0]
-    return {"loss": total, "norm": norm, "weights": weights, "moved": moved}
+    return {n: p.detach() for n, p in parameters.items()}
 
 
 def drawn_for(name: str, items: TrainBatch, start: list[Tensor], rewards: list[float]) -> list[Sampled]:

@@ -17,6 +17,7 @@ from tests.fleet.published import published  # noqa: F401
 from tests.learning.filled import filled  # noqa: F401
 from tests.learning.one_rank import OneRank, lessons, trace, with_logprobs
 from tests.learning.rates import bare, communicators, context, decoding, rates  # noqa: F401
+from tests.learning.silenced import silent  # noqa: F401
 from trainer import config as configuration
 from trainer.algorithm.batching import TrainBatch
 from trainer.algorithm.traces import Prompt, Trace
@@ -287,6 +288,25 @@ def papers(config, rank, port):
     return papers.against_papers(config, rank, port, config.run.name.split(), start)
 
 
+def distilled(config, rank, port):
+    """tests/learning/distilled.py."""
+    from tests.learning import distilled
+
+    return distilled.against_plain(config, rank, port)
+
+
+def undistilled(config, rank, port):
+    """How far the teacher is from the policy before the first update, on fixed completions."""
+    from trainer.algorithm.distillation import teaching
+
+    worker = OneRank(config)
+    worker.process.meet(rank, rank, "127.0.0.1", port)
+    worker.learner.start(10)
+    items = fixed_items(worker)
+    scored = worker.logprobs([items.traces], reference=True)
+    return {"tokens": items.tokens} | teaching(scored["reference"], scored["old"])
+
+
 def stages(config, rank, port):
     """tests/learning/staged.py."""
     from tests.learning import staged
@@ -422,7 +442,14 @@ def added_later(config, rank, port):
         worker.engine.reset_caches()
         traces = worker.sample(prompts, 3, 1.0)
         out.append([[t.completion.tolist(), t.logprobs.tolist()] for t in traces])
-    return {"together": out[0], "one by one": out[1]}
+    greedy = worker.sample(prompts, 1, 0.0)
+    narrow = worker.sample(prompts, 1, 1.0, top_p=1e-6)
+    return {
+        "together": out[0],
+        "one by one": out[1],
+        "greedy": [t.completion.tolist() for t in greedy],
+        "narrow": [t.completion.tolist() for t in narrow],
+    }
 
 
 def run(name: str, path: Path, rank: int, port: int, out: Path) -> NoReturn:

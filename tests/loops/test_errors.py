@@ -69,6 +69,19 @@ def test_model_not_cached_while_offline(small_config, capsys, tmp_path, monkeypa
     assert "the hub is switched off" in refuse(config, capsys, tmp_path)
 
 
+def test_a_teacher_that_is_no_model(small_config, capsys, tmp_path, monkeypatch):
+    """It is looked for as the model is, before anything starts."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    for teacher, said in (
+        (tmp_path, "has no config.json"),
+        ("nobody/nothing", "the hub is switched off"),
+        ("/nowhere/at/all", "is neither a folder nor a hub id"),
+    ):
+        options = [f"algorithm.teacher={teacher}", "algorithm.kl_coef=0"]
+        message = refuse(small_config, capsys, tmp_path, options)
+        assert f"algorithm.teacher {teacher}" in message and said in message
+
+
 def test_missing_data(small_config, capsys, tmp_path):
     config = replace(small_config, data=replace(small_config.data, path=str(tmp_path / "no-data")))
     assert "no-data" in refuse(config, capsys, tmp_path)

@@ -75,7 +75,9 @@ class Model:
 
     def logprobs(self, traces, split, *, old, reference):
         values = [np.zeros(len(trace.learned), np.float32) for trace in traces]
-        return Logprobs(values if old else None, values if reference else None)
+        judged = [np.cos(trace.completion.astype(np.float32)) for trace in traces]
+        self.calls += [("judge", self.step)] * reference
+        return Logprobs(values if old else None, judged if reference else None)
 
     def update(self, batch, kl_coef):
         if self.step == self.dies_in:
@@ -103,6 +105,7 @@ class Run:
     """What the loop asks of a session."""
 
     due, keep = staticmethod(Session.due), Session.keep
+    ask_teacher = Session.ask_teacher
 
     def __init__(self, config, saved=(0, 0, None, ()), dies_in=0) -> None:
         self.config = config
@@ -187,6 +190,26 @@ def test_a_restart_repeats_updates_and_nothing_else(config, tmp_path, staleness)
     samples = [step for step in range(SAVED, STEPS) if logged < step + 1 + staleness <= STEPS]
     assert [step for name, step in calls if name == "sync"] == [0, *sorted({4, 8, *samples})]
     assert again.rollouts.replayed == (logged - SAVED) * config.samples_per_step
+
+
+@pytest.mark.parametrize("staleness", [0, 2])
+@pytest.mark.parametrize("options", [[], ["rewards.accuracy_weight=0", "rewards.format_weight=0"]])
+def test_a_restart_asks_the_teacher_nothing_twice(config, tmp_path, staleness, options):
+    """Dies in the update of step 6, whose completions the teacher has judged."""
+    options = [*options, "algorithm.teacher=some/teacher", f"rollout.staleness={staleness}"]
+    config = c.override(config, options)
+    c.validate(config)
+    calm = train(Run(c.override(config, [f"run.dir={tmp_path}/calm"])))
+    killed = Run(config, dies_in=KILLED)
+    with pytest.raises(Killed):
+        train(killed)
+    again = train(Run(config, killed.saves[SAVED]))
+    assert again.model.value == calm.model.value != 0
+    assert {**killed.lines, **again.lines} == calm.lines
+    assert all(0 < line["teacher/likelier_fraction"] < 1 for line in calm.lines.values())
+    for run, first in ((calm, 1), (again, KILLED + 1)):
+        judged = [step for name, step in run.model.calls if name == "judge"]
+        assert judged == list(range(first, STEPS + 1))
 
 
 def versions(config) -> dict[int, tuple[int, int]]:

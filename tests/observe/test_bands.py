@@ -5,6 +5,8 @@ import json
 import pytest
 import yaml
 
+from recipes.presets import get
+from tests.loops.jobs import ROOT
 from trainer.config import Expected, from_dict
 from trainer.config.expected import compare
 from trainer.observe import bands
@@ -50,3 +52,17 @@ def test_a_window_gives_the_band_of_its_median(runs, capsys):
 def test_what_no_run_has_is_refused(runs, capsys, option, message):
     code, told = made(runs, capsys, "--band", option)
     assert code == 2 and message in told.err
+
+
+def test_the_demo_is_within_its_bands_as_it_was_recorded():
+    """`tests/loops/test_demo_bits.py` holds the demo to this record, bit for bit; a run of that length that
+    learned nothing leaves the bands at the first evaluation after its start."""
+    expected = get("demo").config.expected
+    recorded = [json.loads(line) for line in (ROOT / "benchmarks/demo_bits.jsonl").read_text().splitlines()]
+    verdict = compare(expected, recorded)
+    assert str(verdict) == "within expectation up to step 60"
+
+    stuck = recorded[0]["eval/accuracy"]
+    flat = [line | ({"eval/accuracy": stuck} if "eval/accuracy" in line else {}) for line in recorded]
+    (left,) = compare(expected, flat).departures
+    assert (left.step, left.band.metric) == (10, "eval/accuracy")

@@ -75,7 +75,7 @@ def test_a_folder_holds_weights_card_curves_and_record(run, tmp_path):
         "$12.50 of 40.00 planned" in card.text and "commit `0123abc` with changes that are not" in card.text
     )
     assert "mathv60k, fingerprint `aaaa" in card.text and "train.parquet" in card.text
-    assert "launch.py reproduce run/manifest.json" in card.text and "/home/somebody" not in card.text
+    assert "/home/somebody" not in card.text
 
 
 @pytest.mark.parametrize("with_diff", [False, True])
@@ -83,6 +83,38 @@ def test_changes_of_the_tree_are_published_only_when_asked_for(run, tmp_path, wi
     assert published(run, tmp_path / "out", "--yes", *(["--with-diff"] if with_diff else [])) == 0
     manifest = json.loads((tmp_path / "out/run/manifest.json").read_text())
     assert manifest["launch"]["diff"] == ("secret = 1" if with_diff else None)
+    card = (tmp_path / "out/README.md").read_text()
+    assert ("launch.py reproduce run/manifest.json" in card) == with_diff
+    assert ("changes that are not published" in card) != with_diff
+
+
+def test_a_run_of_an_unchanged_tree_can_be_repeated_by_anybody(run, tmp_path):
+    manifest = json.loads((run / "manifest.json").read_text())
+    manifest["launch"]["diff"] = ""
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    assert published(run, tmp_path / "out", "--yes") == 0
+    card = (tmp_path / "out/README.md").read_text()
+    assert "launch.py reproduce run/manifest.json" in card and "not published" not in card
+
+
+def test_the_curves_are_drawn_once_and_named_where_they_are(run, tmp_path, monkeypatch):
+    drawn = []
+
+    def draw(history, config):
+        drawn.append(config)
+        return ""
+
+    monkeypatch.setattr(publish, "curves", draw)
+    assert published(run, tmp_path / "out", "--yes") == 0
+    assert len(drawn) == 1 and not (tmp_path / "out/curves.svg").exists()
+    assert "curves.svg" not in (tmp_path / "out/README.md").read_text()
+
+
+def test_a_distilled_model_names_its_teacher(run, tmp_path):
+    config = c.override(c.load(run / CONFIG), ["algorithm.teacher=me/large-teacher", "algorithm.kl_coef=0"])
+    (run / CONFIG).write_text(c.dump(config))
+    assert published(run, tmp_path / "out", "--yes") == 0
+    assert "on-policy distillation from large-teacher" in (tmp_path / "out/README.md").read_text()
 
 
 def test_what_cannot_be_published_is_said(run, tmp_path, capsys):

@@ -96,6 +96,7 @@ def test_pictures_are_inlined_up_to_the_budget_and_named_beyond_it_or_where_lost
     assert 1 <= page.count("data:image/png;base64,") <= 5 < page.count('class="absent"')
 
 
+@pytest.mark.slow
 def test_a_run_of_fifty_thousand_steps_gives_a_small_page_quickly(tmp_path):
     names = values(1, 2, __import__("random").Random(0))
     template = ", ".join(f'"{name}": %(v)r' for name in names)

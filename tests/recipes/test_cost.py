@@ -192,7 +192,7 @@ def test_typical_lengths_have_the_means_of_the_dataset_and_keep_the_limits():
         assert step.mean == pytest.approx(recipe.dataset.answer_tokens, rel=0.01)
         prompts = {x.prompt: x.prompt_tokens for x in step.lengths}
         assert sum(prompts.values()) / len(prompts) == pytest.approx(recipe.dataset.prompt_tokens, rel=0.15)
-        assert step == passes._of_step.__wrapped__(recipe.config, recipe.dataset, need.shape)
+        assert step == passes._of_step.__wrapped__(recipe.config, recipe.dataset, need.shape, None)
 
 
 def test_a_72b_step_makes_an_eighth_of_the_passes_of_one_sample_each():

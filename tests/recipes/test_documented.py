@@ -88,8 +88,12 @@ def test_our_command_is_taken_and_its_dry_run_ends_well(page, words, refusal, mo
     if args.command not in ("list", "plan", "render", "scaling", *STARTS):
         return
     seven = run_record.RunRecord(run_id="RUN", recipe="grpo-qwen2.5-vl-7b-mathv60k", target="skypilot-runpod")
-    replace(seven, bucket="s3://mine", overrides=["storage.bucket=s3://mine"]).save()  # what pages call yours
-    if args.command in ("serve", "evaluate"):
+    own = ["storage.bucket=s3://mine"]
+    if "rollout-worker" in arguments:
+        own += ["fleet.workers=only", "rollout.tensor_parallel=1"]
+        seven = replace(seven, run_id="my-run")
+    replace(seven, bucket="s3://mine", overrides=own).save()  # what pages call yours
+    if args.command in ("serve", "evaluate") or "rollout-worker" in arguments:
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "stand-in")
     bucket = getattr(args, "bucket", "") or ""
     if bucket.startswith("s3://"):
@@ -198,13 +202,16 @@ def test_platforms_take_every_command_of_docs_rendered_files_and_drivers():
                 run_id="r", recipe=name, target=target, managed=managed, flags=flags
             )
             files, env = ["t.yaml", "t.fleet.yaml", "t.volume.yaml"], {"RUN_ID": "r", "SPOTRL_LAUNCH": "x"}
-            driven = platforms.commands(record, files, env, ["HF_TOKEN", "VLLM_API_KEY"], True)
-            taken += [*driven.up, *driven.status, *driven.logs, *driven.down]
+            secrets = ["HF_TOKEN", "VLLM_API_KEY", "SPOTRL_FLEET_KEY"]
+            for one in (record, replace(record, jobs=3)):  # a run, machines that sample for one
+                driven = platforms.commands(one, files, env, secrets, True)
+                taken += [*driven.up, *driven.status, *driven.logs, *driven.down]
     assert len(taken) > 200
     env = os.environ | {
         "SKYPILOT_DISABLE_USAGE_COLLECTION": "1",
         "HF_TOKEN": "x",
         "VLLM_API_KEY": "x",
+        "SPOTRL_FLEET_KEY": "x",
         "AWS_ACCESS_KEY_ID": "x",
         "AWS_SECRET_ACCESS_KEY": "x",
     }

@@ -29,6 +29,7 @@ from trainer.config import ConfigError
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [["list"], ["--help"]])
 def test_answers_within_a_second(command, tmp_path):
     """Processor time counts, the best of five; modules are compiled before, as they are on a desk."""

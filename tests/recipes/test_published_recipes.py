@@ -78,4 +78,5 @@ def test_promises_go_with_what_was_changed():
     assert "time/step_s" in metrics("optimizer.learning_rate=1e-3")
     assert metrics("cluster.gpu=A100-80GB") == {"eval/accuracy"}
     assert metrics("model.path=Qwen/Qwen2.5-VL-3B-Instruct") == set()
+    assert metrics("algorithm.teacher=Qwen/Qwen2.5-VL-72B-Instruct", "algorithm.kl_coef=0") == set()
     assert metrics("data.source=mmk12") == set()

@@ -6,8 +6,7 @@ from recipes import capabilities, cli, groups, recipe_files
 from recipes.plan import cost, hourly, memory, prices
 from recipes.plan.memory import GIB
 from recipes.presets import RECIPES, get, resolve
-from recipes.spec import SampleGroup, override, validate
-from recipes.targets.render import render
+from recipes.spec import SampleGroup, validate
 from trainer.config import ConfigError
 
 ONE, BIG = "grpo-qwen2.5-vl-7b-mathv60k", "grpo-qwen2.5-vl-72b-mathv60k"
@@ -45,10 +44,11 @@ def test_a_group_is_set_in_a_recipe_file(tmp_path):
         (ONE, ["evaluation.pass_rate_samples=8"], "an evaluation trains nothing"),
         (ONE, ["evaluation.benchmarks=true"], "an evaluation trains nothing"),
         (ONE, ["checkpoint.remote="], "through its bucket alone, and checkpoint.remote is empty"),
-        ("demo", [], "demo runs on CPU ranks"),
+        ("demo", ["sample.gpus_per_node=1"], "demo runs on CPU ranks: --set sample.gpus_per_node=0"),
+        (ONE, ["sample.gpus_per_node=0"], "made for GPUs: give 1 or more"),
         (ONE, ["sample.gpus=2"], "did you mean sample.gpu"),
         (ONE, ["sample.gpu=L50S"], "L40S"),
-        (ONE, ["sample.gpus_per_node=0"], "sample.gpus_per_node"),
+        (ONE, ["sample.gpus_per_node=-1"], "sample.gpus_per_node"),
         (ONE, ["sample.nodes=0"], "sample.nodes"),
         (ONE, ["sample.spot=always"], "not one of prefer, only, never"),
         (ONE, ["sample.gpus_per_node=3"], "an engine of 2 GPUs does not divide the 3 GPUs"),
@@ -66,10 +66,40 @@ def test_a_group_that_makes_no_sense_is_refused_with_the_change(name, overrides,
     assert said in str(refused.value)
 
 
-def test_a_view_is_no_recipe_of_its_own():
-    view = groups.sampling(with_group(ONE))
-    with pytest.raises(ConfigError, match="name the second group in `sample`"):
-        validate(view)
+def test_a_recipe_with_a_run_to_sample_for_is_one_machine_of_its_second_group():
+    fleet = ("fleet.workers=only", "rollout.tensor_parallel=1")
+    view = resolve(ONE, ["fleet.run=mine", *fleet])
+    validate(view)
+    assert (view.kind, view.jobs, view.cluster.gpu) == ("sample", 1, "L40S")
+    assert view.config.fleet.run == "mine"
+    four = with_group(ONE, "sample.nodes=4", "fleet.run=mine", *fleet)
+    assert four.jobs == 4 and groups.sampling(with_group(ONE)).config.fleet.run == groups.OWN_RUN
+    on_cpu = resolve("demo", ["fleet.run=mine", "fleet.workers=only"])
+    assert (on_cpu.environment, on_cpu.config.placement.workers_per_node) == ("cpu", 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "said"),
+    [
+        (ONE, [], "--set fleet.workers=only, or --set sample=null"),
+        (ONE, ["fleet.workers=only"], "rollout.tensor_parallel above 1 is not built"),
+        (
+            ONE,
+            [
+                "fleet.workers=only",
+                "rollout.tensor_parallel=1",
+                "sample.gpus_per_node=2",
+                "sample.tensor_parallel=2",
+            ],
+            "an engine of several GPUs on a rollout worker is not built",
+        ),
+        ("sft-qwen2.5-72b-full", [], "fleet.run names a run to sample for, and method sft samples none"),
+    ],
+)
+def test_machines_that_would_sample_nothing_are_refused(name, overrides, said):
+    with pytest.raises(ConfigError) as refused:
+        resolve(name, ["fleet.run=mine", *overrides])
+    assert said in str(refused.value)
 
 
 def test_a_view_is_one_machine_with_engines_of_its_own():
@@ -185,9 +215,8 @@ def test_the_first_groups_offers_do_not_depend_on_the_second():
 @pytest.mark.parametrize(
     ("target", "overrides", "said"),
     [
-        ("local", [], "local runs one group of machines"),
-        ("ssh", [], "ssh runs one group of machines"),
-        ("dstack-ssh", [], "dstack-ssh runs one group of machines"),
+        ("local", ["sample.nodes=2"], "is one machine, and grpo-qwen2.5-vl-7b-mathv60k.sample wants 2"),
+        ("slurm", ["sample.target=skypilot-gcp"], "skypilot-gcp has no L40S with 1 per node"),
         ("skypilot-gcp", [], "skypilot-gcp has no L40S with 1 per node"),
         (
             "skypilot-lambda",
@@ -207,14 +236,12 @@ def test_a_target_that_can_run_both_groups_is_named():
         "20 jobs of one node"
     )
     with pytest.raises(ConfigError, match="use .*skypilot-runpod"):
-        capabilities.check(with_group(ONE), "local")
+        capabilities.check(with_group(ONE), "skypilot-gcp")
     with pytest.raises(ConfigError, match="or those of sample"):
         capabilities.check(with_group(ONE, "sample.gpu=L4", "sample.gpus_per_node=16"), "slurm")
 
 
-def test_a_recipe_with_a_group_is_not_launched_while_there_is_no_program(capsys):
-    for command in (["render", ONE], ["up", ONE, "--bucket", "s3://mine", "--dry-run"]):
+def test_a_recipe_whose_second_group_would_sample_nothing_is_not_launched(capsys):
+    for command in (["render", ONE], ["up", ONE, "--bucket", "file:///mine", "--dry-run"]):
         assert cli.main([*command, "--target", "slurm", "--set", "sample.nodes=2"]) == 2
-        said = capsys.readouterr().err
-        assert "the program that runs on them is not in this version: --set sample=null" in said
-    assert render(override(with_group(ONE), ["sample=null"]), "slurm") == render(get(ONE), "slurm")
+        assert "--set fleet.workers=only, or --set sample=null" in capsys.readouterr().err

@@ -27,7 +27,13 @@ from trainer.config import ConfigError, RunConfig, from_dict, validate
 ROOT = Path(__file__).parents[2]
 ONE, BIG = "grpo-qwen2.5-vl-7b-mathv60k", "grpo-qwen2.5-vl-72b-mathv60k"
 PROGRAM = "sampler_of_this_test"
-TARGETS = [name for name, can in capabilities.CAPABILITIES.items() if can.two_groups]
+TARGETS = [
+    name
+    for name, can in capabilities.CAPABILITIES.items()
+    if can.platform not in ("", "ssh") and "ssh" not in name
+]
+"""Those over ssh name machines, `local` is one machine."""
+FLEET = ("fleet.workers=only", "rollout.tensor_parallel=1")
 
 
 @pytest.fixture(autouse=True)
@@ -40,8 +46,8 @@ def both(name, target, *overrides):
     gpu = "L40S" if "L40S" in capabilities.capability(target).gpus else "A100-80GB"
     count = 8 if target in ("skypilot-aws", "skypilot-lambda") else 2
     group = [f"sample.gpu={gpu}", "sample.nodes=4", f"sample.gpus_per_node={count}"]
-    recipe = resolve(name, [*group, *overrides])
-    return resolve(name, ["sample=null", *overrides]), of_groups(recipe, target)
+    recipe = resolve(name, [*group, *FLEET, *overrides])
+    return resolve(name, ["sample=null", *FLEET, *overrides]), of_groups(recipe, target)
 
 
 def sampling_file(name, target, *overrides):
@@ -77,7 +83,7 @@ def test_shell_is_valid_and_touches_nothing_of_the_run(target):
     validate(config)
     machine = 8 if target in ("skypilot-aws", "skypilot-lambda") else 2
     assert (config.placement.nodes, config.placement.workers_per_node) == (1, machine)
-    assert (config.run_id, config.rollout.tensor_parallel) == ("r", 2)
+    assert (config.run_id, config.fleet.run, config.rollout.tensor_parallel) == ("r", "r", 1)
     assert config.rollout.gpu_memory_utilization == 0.9
 
 
@@ -85,10 +91,11 @@ def test_a_token_of_the_tracker_or_of_rewards_is_not_given_to_sampling_machines(
     asked = ("logging.wandb=online", "storage.bucket=s3://mine", "rewards.remote_url=http://x/y")
     task = yaml.safe_load(sampling_file(ONE, "skypilot-runpod", *asked))
     assert set(task["secrets"]) == {
-        "HF_TOKEN", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"
+        "HF_TOKEN", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "SPOTRL_FLEET_KEY"
     }  # fmt: skip
     task = yaml.safe_load(sampling_file(ONE, "dstack-runpod", *asked))
-    assert not any("WANDB" in entry or "SPOTRL" in entry for entry in task["env"])
+    assert not any("WANDB" in entry or "REWARD" in entry for entry in task["env"])
+    assert "SPOTRL_FLEET_KEY" in task["env"], "its value comes from the client"
 
 
 def test_a_volume_of_the_run_is_not_mounted_by_sampling_machines():

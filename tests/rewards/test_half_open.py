@@ -10,6 +10,7 @@ import time
 from contextlib import ExitStack, suppress
 
 import psutil
+import pytest
 
 from tests.rewards.test_server import ROOT, call, free_port, in_this_process, wait_for, wrap
 from trainer.rewards import guard
@@ -25,6 +26,7 @@ def open_halves(port: int, count: int) -> list[socket.socket]:
     return halves
 
 
+@pytest.mark.slow
 def test_three_thousand_half_open_requests_neither_stay_nor_block(monkeypatch):
     monkeypatch.setattr(guard, "HEAD_TIMEOUT_S", 4.0)
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

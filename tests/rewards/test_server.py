@@ -335,6 +335,7 @@ def test_client_understands_replies_in_openrlhf_s_shape(reply, accuracy):
     assert outcome.accuracy == accuracy and outcome.verdict == ("correct" if accuracy > 0 else "wrong")
 
 
+@pytest.mark.slow
 def test_simple_completions_do_not_wait_for_hanging_ones(url):
     hang = {"query": [wrap(HANG + f"+ {i}") for i in range(4)], "labels": ["x"] * 4}
     threads = [threading.Thread(target=call, args=(f"{url}/get_reward", hang, TOKEN)) for _ in range(3)]

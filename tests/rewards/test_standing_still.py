@@ -7,10 +7,12 @@ import signal
 import sys
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
 from trainer import config
+from trainer.hardware import host_memory
 from trainer.rewards import process_pool
 from trainer.rewards.scorer import Scorer, TimeoutRateError
 
@@ -22,6 +24,9 @@ def reward(text, reference, answer_type):
         pass
     while text == "prints":
         print("x" * 1000)
+    while text.startswith("swells"):
+        held.append(bytearray(b"1") * (16 << 20))
+        time.sleep(0.01)
     if text == "leaks":
         held.append(bytearray(b"1") * (48 << 20))
     return 1.0
@@ -70,6 +75,26 @@ def test_a_function_that_leaks_is_started_again(own, capfd, monkeypatch):
             assert timed(scorer, "leaks")[0] == ["correct"]
         assert scorer.stats()["perf/grader_restarts"] == 2
     assert "memory grew by" in capfd.readouterr().err
+
+
+def test_a_call_that_takes_all_memory_is_ended_and_named(own, capfd, monkeypatch):
+    """Before the kernel or Ray end a rank for it; its limit is a part of what was free at the start."""
+    monkeypatch.setattr(process_pool, "LEAK_BYTES", 256 << 20)
+    monkeypatch.setattr(process_pool, "CALLS_SHARE", 0.0)
+    with Scorer(replace(own, deadline_s=60.0)) as scorer:
+        verdicts, seconds = timed(scorer, "swells", "fine")
+        assert verdicts == ["error", "correct"] and seconds < 15
+        assert scorer.stats()["reward/error_rate"] == 0.5
+        assert scorer.stats()["perf/grader_restarts"] == 1
+    said = capfd.readouterr().err
+    assert "rewards: one call of the function took 0." in said and "completion 'swells'" in said
+
+
+def test_the_calls_of_all_graders_may_take_half_of_what_is_free(own):
+    free = host_memory.available_memory()
+    pool = process_pool.ProcessPool(4, 1.0, own.function)
+    assert pool._call_bytes == pytest.approx(free / 8, rel=0.1) or pool._call_bytes == process_pool.LEAK_BYTES
+    assert process_pool.ProcessPool(4, 1.0)._call_bytes == 0, "the built-in graders have a limit of their own"
 
 
 def test_a_grader_that_is_stopped_is_replaced(own):

@@ -192,6 +192,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024, flu
 """
 
 
+@pytest.mark.slow
 def test_memory_is_bounded(rclone, tmp_path):
     file = tmp_path / "a"
     with open(file, "wb") as out:

@@ -81,11 +81,13 @@ def credited(config: RunConfig, traces: Sequence[Trace], outcomes: Sequence[Outc
     """Rewards of a step's completions."""
     given = graded(outcomes, config)
     groups = torch.tensor([trace.group for trace in traces])
+    # Where the grader's rewards have no weight, its verdicts still tell which groups are of one kind.
+    compared = given.total if given.weights.any() else given.parts.sum(1)
     return Credit(
         rewards=shaped(given, traces, groups, config),
         groups=groups,
         lengths=torch.tensor([len(trace.learned) for trace in traces]),
-        flat=flat_groups(given.total, groups).tolist(),
+        flat=flat_groups(compared, groups).tolist(),
         finished=[trace.finished for trace in traces],
     )
 

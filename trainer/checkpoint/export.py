@@ -7,6 +7,7 @@ import contextlib
 import functools
 import json
 import math
+import os
 import re
 import shutil
 from collections.abc import Callable, Generator, Iterator
@@ -81,7 +82,7 @@ def export_hf(
         filled += size
         files[-1].append(name)
     with _whole(out) as scratch:
-        shutil.copytree(model, scratch, ignore=shutil.ignore_patterns(*WEIGHTS))
+        _copy_rest(model, scratch)
         weight_map = {}
         for number, names in enumerate(files, 1):
             file_name = (
@@ -135,9 +136,28 @@ def _whole(out: Path) -> Generator[Path]:
     was."""
     scratch = out.with_name(f".{out.name}.partial")
     shutil.rmtree(scratch, ignore_errors=True)
-    yield scratch
-    shutil.rmtree(out, ignore_errors=True)
-    scratch.replace(out)
+    try:
+        yield scratch
+        shutil.rmtree(out, ignore_errors=True)
+        scratch.replace(out)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)  # what is half written would keep a full disk full
+
+
+def _copy_rest(model: Path, out: Path) -> None:
+    """Copies everything but the weights of a model's folder. Raises the first OSError as it is, which
+    shutil.copytree does not."""
+    out.mkdir(parents=True)
+    ignored = shutil.ignore_patterns(*WEIGHTS)
+    for folder, folders, names in os.walk(model, followlinks=True):
+        left_out = ignored(folder, [*folders, *names])
+        folders[:] = [name for name in folders if name not in left_out]
+        there = out / Path(folder).relative_to(model)
+        for name in folders:
+            (there / name).mkdir()
+        for name in names:
+            if name not in left_out:
+                shutil.copy2(Path(folder) / name, there / name)
 
 
 def _frozen(model: Path, reader: ShardReader | Adapter) -> Sources:

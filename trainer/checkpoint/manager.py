@@ -41,7 +41,7 @@ from trainer.checkpoint.reader import CorruptCheckpoint, Found
 from trainer.checkpoint.retention import Keep, make_room, prune_local, prune_remote
 from trainer.checkpoint.rollout_log import RolloutLog
 from trainer.checkpoint.writer import RankStatus, disk_room, upload
-from trainer.config import RunConfig
+from trainer.config import RunConfig, of_teacher
 from trainer.errors import StorageError
 from trainer.hardware.save_interval import save_interval_s
 from trainer.storage import hub
@@ -111,7 +111,9 @@ class Checkpoints:
         self._pending: dict[str, Any] = {}
         self._remote: Future | None = None
         self._found: Found | None = None
-        self._model_fingerprint = hub.fingerprint(config)
+        self._fingerprints = {"model_fingerprint": hub.fingerprint(config)}
+        if config.teaches:
+            self._fingerprints["teacher_fingerprint"] = hub.fingerprint(of_teacher(config))
         kept = max(config.checkpoint.keep_last, config.checkpoint.keep_last_remote)
         self._commits: deque[int] = deque(maxlen=kept)
         self._stale: list[int] = []
@@ -238,7 +240,7 @@ class Checkpoints:
                     own.append(FileRecord(path.name, *write_file(folder / path.name, [file.read(size)])))
             about: dict[str, Any] = {"attempt": self.attempt, "data_fingerprint": self.data_fingerprint}
             about["before"] = self.config.checkpoint.before
-            about["model_fingerprint"] = self._model_fingerprint
+            about |= self._fingerprints
             if self._pending["ahead"]:
                 about["ahead"] = self._pending["ahead"]
             manifest = describe(self.config, step, [*records, *own], self._pending["score"], about)

@@ -9,7 +9,7 @@ from typing import Any
 
 from trainer.checkpoint.layout import local_dir, remote_url
 from trainer.checkpoint.manifest import code_fingerprint, manifests_here, manifests_there
-from trainer.config import ConfigError, RunConfig, difference
+from trainer.config import ConfigError, RunConfig, difference, of_teacher
 from trainer.storage import hub
 from trainer.storage.storage import Storage
 
@@ -53,7 +53,14 @@ def refuse_other(
 def _refuse_other_model(
     config: RunConfig, manifest: dict[str, Any], cannot: str, say: Callable[[str], None]
 ) -> None:
-    """Folders are compared by what they hold, models of a hub by their name."""
+    """Folders are compared by what they hold, models of a hub by their name. A teacher's folder is compared
+    wherever it lies: another run may have been exported into it since."""
+    theirs = manifest.get("teacher_fingerprint", "")
+    if config.teaches and theirs and hub.fingerprint(of_teacher(config)) != theirs:
+        raise ConfigError(
+            f"{cannot}: the teacher at {config.algorithm.teacher} is not the one that the checkpoint learned"
+            " from: set algorithm.teacher back, or choose another run.id"
+        )
     mine, recorded = config.model.path, manifest["config"].get("model.path", "")
     if mine == recorded:
         return

@@ -57,6 +57,9 @@ class Graded:
     outcomes: list[Outcome]
     stats: dict[str, float]
     """The grader's metrics of the batch."""
+    teacher: list[np.ndarray] | None = None
+    """Log-probabilities of the learned tokens under the teacher, [T] float32 per trace, [0] of traces that
+    are not trained on; None: not asked yet."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +109,8 @@ class RolloutLog:
         self._usable: dict[int, list[_Place]] = {}
         self._needed: Sequence[int] = ()
         self._ready: dict[int, Graded] = {}
+        self._sampled_by: dict[int, tuple[int, str]] = {}
+        """Epoch and attempt that sampled a step which this one replays."""
         self._durable: set[int] = set()
         """Steps whose log lies on this disk or in the store."""
         self._stored: set[int] = set()
@@ -195,11 +200,13 @@ class RolloutLog:
                     io.BytesIO(self.storage.get_bytes(place.key)) if place.key and self.storage else local
                 )
                 with np.load(source, allow_pickle=False) as archive:
-                    graded = _graded(self._header(archive, step), dict(archive))
+                    about = self._header(archive, step)
+                    graded = _graded(about, dict(archive))
             except (*DAMAGED, StorageError, ConfigError) as error:
                 wrong = error
                 continue
             self._durable.add(step)
+            self._sampled_by[step] = about["epoch"], about.get("attempt", self._attempt)
             if place.key:
                 self._stored.add(step)
             return graded
@@ -220,14 +227,18 @@ class RolloutLog:
     # --- writing --------------------------------------------------------------------------------------------
 
     def write(self, step: int, graded: Graded, floor: int = 0) -> None:
-        """Makes a step's completions durable here, and sends them to the store beside what follows.
+        """Makes a step's completions durable here, and sends them to the store beside what follows; once more
+        when a teacher has judged them. What an earlier attempt had sampled stays its own.
 
         floor: oldest step that a restart may go on from; what is logged up to it is dropped, here and there,
         unless the run keeps all of it (`logging.keep_rollouts`).
         """
         floor = 0 if self._keeps else floor
+        epoch, attempt = self._epoch, self._attempt
+        if graded.teacher is not None:
+            epoch, attempt = self._sampled_by.get(step, (epoch, attempt))
         about: dict[str, Any] = self._about | {"step": step, "stats": graded.stats}
-        about |= {"epoch": self._epoch, "attempt": self._attempt}
+        about |= {"epoch": epoch, "attempt": attempt}
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             write_file(self.folder / f"{step_name(step)}.npz", [_archive(about, graded)])
@@ -337,6 +348,9 @@ def _archive(about: dict[str, Any], graded: Graded) -> bytes:
     arrays = {"about": text_array(about)} | trace_columns(graded.traces)
     arrays["texts"] = text_array([trace.text for trace in graded.traces])
     arrays["outcomes"] = text_array([astuple(outcome) for outcome in graded.outcomes])
+    if graded.teacher is not None:
+        arrays["teacher"] = np.concatenate(graded.teacher)
+        arrays["teacher_tokens"] = np.array([len(values) for values in graded.teacher], np.int64)
     out = io.BytesIO()
     np.savez(out, **arrays)  # ty: ignore[invalid-argument-type]
     return out.getvalue()
@@ -350,7 +364,10 @@ def _graded(about: dict[str, Any], arrays: dict[str, np.ndarray]) -> Graded:
     outcomes = [Outcome(*outcome) for outcome in json.loads(arrays["outcomes"].tobytes())]
     if not traces or len(outcomes) != len(traces):
         raise ValueError(f"it has {len(traces)} completions and {len(outcomes)} outcomes")
-    return Graded(traces, outcomes, about["stats"])
+    teacher = cut(arrays["teacher"], arrays["teacher_tokens"]) if "teacher" in arrays else None
+    if teacher is not None and len(teacher) != len(traces):
+        raise ValueError(f"it has {len(traces)} completions, and a teacher's judgment of {len(teacher)}")
+    return Graded(traces, outcomes, about["stats"], teacher)
 
 
 def _first_format(arrays: dict[str, np.ndarray], texts: Sequence[str]) -> list[Trace]:

@@ -4,11 +4,13 @@ only."""
 from trainer.config.algorithm import Algorithm as Algorithm
 from trainer.config.expected import Band as Band
 from trainer.config.expected import Expected as Expected
+from trainer.config.files import by_model as by_model
 from trainer.config.files import checkpoint_holds_policy as checkpoint_holds_policy
 from trainer.config.files import checkpoint_suffices as checkpoint_suffices
 from trainer.config.files import dump as dump
 from trainer.config.files import load as load
 from trainer.config.files import nodes_share_weights as nodes_share_weights
+from trainer.config.files import of_teacher as of_teacher
 from trainer.config.fleet import Fleet as Fleet
 from trainer.config.lora import LoRA as LoRA
 from trainer.config.overrides import from_dict as from_dict

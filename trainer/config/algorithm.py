@@ -70,6 +70,14 @@ class Algorithm:
     refill_rounds: int = within(0, least=0)
     """Dynamic sampling: further rounds of a step in which groups of equal reward are replaced by new prompts;
     0: none. Those that are left after the last round are trained on as they are."""
+    teacher: str = ""
+    """Local directory or hub id of a model to distil from, on the policy's own completions: each token's
+    advantage gets teacher_coef times how much likelier the teacher finds it. It stands in the reference's
+    place, so kl_coef must be 0. Empty: none."""
+    teacher_revision: str = ""
+    """Pinned hub revision of the teacher; empty for a local directory."""
+    teacher_coef: float = within(1.0, above=0)
+    """Weight of log p_teacher - log p_policy in a token's advantage."""
     gamma: float = within(1.0, above=0, most=1)
     """Discount of the advantage towards earlier tokens: A_t = gamma^(T-1-t) A."""
     samples_per_update: int = within(0, least=0)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import yaml
 
+from trainer.config.lora import LoRA
 from trainer.config.overrides import from_dict, to_dict
 from trainer.config.plain_yaml import read_yaml
 from trainer.config.resume import of_today
@@ -43,6 +45,20 @@ def checkpoint_holds_policy(config: RunConfig) -> bool:
 def checkpoint_suffices(config: RunConfig) -> bool:
     """Whether a resume needs no base weights: no reference keeps them either."""
     return checkpoint_holds_policy(config) and not (config.method == "grpo" and config.algorithm.kl_coef)
+
+
+def of_teacher(config: RunConfig) -> RunConfig:
+    """The configuration with the teacher as its model, whole and frozen: what loads, downloads and measures a
+    run's model does so for its teacher."""
+    algorithm = config.algorithm
+    model = replace(config.model, path=algorithm.teacher, revision=algorithm.teacher_revision)
+    alone = replace(algorithm, teacher="", teacher_revision="")
+    return replace(config, model=model, lora=LoRA(), algorithm=alone)
+
+
+def by_model(config: RunConfig) -> list[RunConfig]:
+    """One configuration per pretrained model that the run reads: its own, and that of its teacher."""
+    return [config, of_teacher(config)] if config.teaches else [config]
 
 
 def nodes_share_weights(config: RunConfig) -> bool:

@@ -18,9 +18,9 @@ class Fleet:
     run: str = ""
     """Id of the run that a rollout worker samples for, in the bucket `checkpoint.remote`; for workers
     only."""
-    unit_prompts: int = within(8, least=1)
-    """Prompts that a worker is given at a time, with all their completions. On a GPU the engine's batch is a
-    part of what a sample depends on, so a run keeps this number."""
+    unit_prompts: int = within(0, least=0)
+    """Prompts that a worker is given at a time, with all their completions; 0: as many as a step has. On a
+    GPU the engine's batch is a part of what a sample depends on, so a run keeps this number."""
     lost_s: float = within(30.0, above=5)
     """A worker that was silent for this long is lost: others get what it had not sent."""
     wait_s: float = within(600.0, above=0)

@@ -110,7 +110,8 @@ def difference(config: RunConfig, recorded: dict[str, Any]) -> str:
     """Why a run of `config` cannot go on from a checkpoint with these options, as a sentence; empty if it
     can.
 
-    recorded: `resume_view` as the checkpoint's version of the code wrote it. `model.path` is not looked at.
+    recorded: `resume_view` as the checkpoint's version of the code wrote it. `model.path` is not looked at,
+    nor where `algorithm.teacher` lies if there was one.
     """
     recorded = {RENAMED.get(key, key): value for key, value in recorded.items()}
     today, defaults = _flat(config), _flat(RunConfig())
@@ -125,6 +126,8 @@ def difference(config: RunConfig, recorded: dict[str, Any]) -> str:
     now = _compared(today)
     for key in sorted(now.keys() | before.keys()):
         if key == "model.path" or now.get(key) == before.get(key):
+            continue
+        if key == "algorithm.teacher" and now.get(key) and before.get(key):
             continue
         why = ""
         if key == "run.max_steps":

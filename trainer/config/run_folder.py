@@ -6,6 +6,7 @@ copy of it. Standard library only, so that a desk without the training stack can
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -27,6 +28,8 @@ ATTEMPTS = "attempts.jsonl"
 """One line per start of the trainer."""
 PROGRESS = "progress.json"
 """The phase that runs right now."""
+ROSTER = "fleet.json"
+"""The rollout workers that were seen, and what became of each."""
 CONFIG = "config.yaml"
 """The resolved configuration."""
 LAUNCH_LOG = "launch.log"
@@ -56,8 +59,21 @@ def write_whole(path: Path, data: bytes) -> None:
     # Nodes may share the disk, and threads the process.
     writer = f"{socket.gethostname()}.{os.getpid()}.{threading.get_ident()}"
     temporary = path.with_name(f".{path.name}.{writer}")
-    temporary.write_bytes(data)
-    os.replace(temporary, path)
+    try:
+        temporary.write_bytes(data)
+        os.replace(temporary, path)
+    except OSError:  # a full disk, say
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def read_roster(folder: Path) -> list[dict[str, Any]]:
+    """The rollout workers of a run; [] where it has none, or none was seen yet."""
+    try:
+        return json.loads((folder / ROSTER).read_text())["workers"]
+    except (OSError, ValueError, KeyError):
+        return []
 
 
 # --- lines that a kill may have torn ----------------------------------------------------------------------

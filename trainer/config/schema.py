@@ -238,6 +238,8 @@ class Evaluation:
     """First this many rows; 0 means all."""
     temperature: float = within(0.0, least=0, most=2)
     """0 is greedy."""
+    top_p: float = within(1.0, above=0, most=1)
+    """Probability that is sampled from, the likeliest tokens first; 1: all of it."""
     samples_per_prompt: int = within(1, least=1)
     """Completions per prompt; accuracy is their mean."""
     pass_rate_samples: int = within(0, least=0)
@@ -440,7 +442,12 @@ class RunConfig:
     def old_logprobs(self) -> bool:
         """Whether the policy's own log-probabilities are computed before a step's first update."""
         several = self.algorithm.epochs > 1 or self.samples_per_update < self.samples_per_step
-        return several or self.kl_in_reward
+        return several or self.kl_in_reward or self.teaches
+
+    @property
+    def teaches(self) -> bool:
+        """Whether a teacher is asked for the log-probabilities of completions."""
+        return self.method == "grpo" and bool(self.algorithm.teacher)
 
     @property
     def kl_in_reward(self) -> bool:

@@ -45,7 +45,7 @@ def validate(config: RunConfig) -> None:
             f"optimizer.hpz_ranks is {c.optimizer.hpz_ranks} at optimizer.zero_stage"
             f" {c.optimizer.zero_stage}, where every GPU has all weights: set it to 1"
         )
-    for wrong, change in (*_refused_adapters(c), *_refused_fleet(c)):
+    for wrong, change in (*_refused_adapters(c), *_refused_fleet(c), *_refused_teacher(c)):
         if wrong:
             raise ConfigError(change)
     if c.optimizer.warmup_steps and c.optimizer.warmup_ratio:
@@ -70,6 +70,11 @@ def validate(config: RunConfig) -> None:
             f"evaluation.temperature is {c.evaluation.temperature}, and vLLM has none between 0 (greedy) and"
             " 0.01"
         )
+    if c.evaluation.temperature == 0 and c.evaluation.top_p < 1:
+        raise ConfigError(
+            f"evaluation.top_p is {c.evaluation.top_p} at evaluation.temperature 0, which takes the likeliest"
+            " token: set evaluation.top_p to 1, or a temperature above 0"
+        )
     if c.evaluation.temperature == 0 and c.evaluation.samples_per_prompt > 1:
         raise ConfigError(
             f"evaluation.samples_per_prompt is {c.evaluation.samples_per_prompt} at evaluation.temperature 0:"
@@ -79,7 +84,7 @@ def validate(config: RunConfig) -> None:
         raise ConfigError(
             "several greedy completions of a prompt are all the same: use one, or a temperature above 0"
         )
-    if c.rollout.samples_per_prompt < 2:
+    if c.rollout.samples_per_prompt < 2 and not c.teaches:
         raise ConfigError("rollout.samples_per_prompt is 1: a group of one has no advantage; use at least 2")
     if world % c.rollout.tensor_parallel:
         raise ConfigError(
@@ -112,13 +117,6 @@ def _refused_fleet(c: RunConfig) -> list[tuple[bool, str]]:
             c.fleet.workers == "beside",
             "fleet.workers beside is not built: set it to only, or to off for engines in the trainer",
         ),
-        (
-            bool(c.rollout.staleness),
-            (
-                f"fleet.workers with rollout.staleness {c.rollout.staleness} is not shown to equal the run"
-                " without a fleet: set rollout.staleness to 0, or fleet.workers to off"
-            ),
-        ),
         (c.method != "grpo", "fleet.workers is for method grpo, which samples: set it to off"),
         (
             not c.checkpoint.remote,
@@ -126,10 +124,6 @@ def _refused_fleet(c: RunConfig) -> list[tuple[bool, str]]:
                 "fleet.workers needs a bucket, through which trainer and workers speak: set checkpoint.remote"
                 " to one that both reach"
             ),
-        ),
-        (
-            bool(c.lora.rank),
-            "fleet.workers with lora.rank is not built: train all weights, or set fleet.workers to off",
         ),
         (
             c.rollout.tensor_parallel > 1,
@@ -141,6 +135,47 @@ def _refused_fleet(c: RunConfig) -> list[tuple[bool, str]]:
         (
             bool(c.evaluation.pass_rate_samples),
             "fleet.workers with evaluation.pass_rate_samples is not built: set fleet.workers to off",
+        ),
+    ]
+
+
+def _refused_teacher(c: RunConfig) -> list[tuple[bool, str]]:
+    """What a run with a teacher cannot do, and what to change."""
+    a, graded = c.algorithm, c.rewards.accuracy_weight or c.rewards.format_weight
+    return [
+        (
+            bool(a.teacher_revision) and not a.teacher,
+            "algorithm.teacher_revision is set and algorithm.teacher is empty: name the teacher too",
+        ),
+        (
+            bool(a.teacher) and c.method != "grpo",
+            "algorithm.teacher judges completions that are sampled: set method to grpo, or leave it empty",
+        ),
+        (
+            c.teaches and bool(a.kl_coef),
+            (
+                "algorithm.teacher stands in the reference's place and algorithm.kl_coef is"
+                f" {a.kl_coef}, which needs a reference of its own: set algorithm.kl_coef to 0"
+            ),
+        ),
+        (
+            c.teaches and a.surrogate == "gmpo",
+            (
+                "algorithm.surrogate gmpo has one advantage per sequence and algorithm.teacher gives each"
+                " token its own: use ppo, gspo or cispo"
+            ),
+        ),
+        (
+            c.teaches and a.refill_rounds > 0 and not graded,
+            (
+                "algorithm.refill_rounds replaces groups of equal rewards, and with both weights of the"
+                " grader at 0 no reward teaches: set algorithm.refill_rounds to 0"
+            ),
+        ),
+        (
+            c.teaches and bool(c.evaluation.pass_rate_samples),
+            "evaluation.pass_rate_samples learns from nothing, so it has no use for algorithm.teacher: leave"
+            " algorithm.teacher empty",
         ),
     ]
 

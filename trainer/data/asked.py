@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainer.data.schema import content_text
+
 Messages = list[dict[str, Any]]
 FILE = "asked.json"
 LOOKED_AT = 64
@@ -30,11 +32,14 @@ class Asked:
     @classmethod
     def of(cls, chats: Iterable[Messages]) -> Asked | None:
         """The record of a run's chats as the model read them; None where their system messages differ."""
-        systems, places = set(), set()
+        systems = set()
+        places = set()
         for messages in chats:
             first = messages[0]
-            systems.add(_text(first["content"]) if first["role"] == "system" else "")
-            places |= {place for message in messages if (place := _place(message["content"]))}
+            systems.add(content_text(first["content"]) if first["role"] == "system" else "")
+            for message in messages:
+                places.add(_place(message["content"]))
+        places.discard("")
         if len(systems) != 1:
             return None
         return cls(systems.pop(), places.pop() if len(places) == 1 else VARIES)
@@ -52,21 +57,23 @@ class Asked:
 
     def ask(self, messages: Messages) -> Messages:
         """Another row's chat in this form."""
-        turns = [message for message in messages if message["role"] != "system"]
-        if self.images != VARIES:
-            turns = [message | {"content": _placed(message["content"], self.images)} for message in turns]
-        return [{"role": "system", "content": self.system}, *turns] if self.system else turns
-
-
-def _text(content: Any) -> str:
-    if isinstance(content, str):
-        return content
-    return "".join(part.get("text", "") for part in content)
+        turns = []
+        if self.system:
+            turns.append({"role": "system", "content": self.system})
+        for message in messages:
+            if message["role"] == "system":
+                continue
+            if self.images != VARIES:
+                message = message | {"content": _placed(message["content"], self.images)}
+            turns.append(message)
+        return turns
 
 
 def _place(content: Any) -> str:
     """Where the images of a turn stand; empty for a turn without images or without text."""
-    kinds = [] if isinstance(content, str) else [part["type"] for part in content]
+    if isinstance(content, str):
+        return ""
+    kinds = [part["type"] for part in content]
     images = kinds.count("image")
     if images in (0, len(kinds)):
         return ""
@@ -79,6 +86,9 @@ def _placed(content: Any, images: str) -> Any:
     """A turn's content with its images first or last; as it is where they stand amid the text."""
     if _place(content) in ("", VARIES, images):
         return content
-    pictures = [part for part in content if part["type"] == "image"]
-    words = [part for part in content if part["type"] != "image"]
-    return [*pictures, *words] if images == "first" else [*words, *pictures]
+    # Sorting keeps the order of the images, and that of the texts.
+    return sorted(content, key=_is_image, reverse=images == "first")
+
+
+def _is_image(part: dict[str, Any]) -> bool:
+    return part["type"] == "image"

@@ -12,6 +12,7 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -56,8 +57,10 @@ def read_manifest(path: str | Path) -> Manifest:
             raise ConfigError(
                 f"{text} is of format {data['format']}, this version reads {FORMAT}: prepare it again"
             )
-        known = {f.name for f in dataclasses.fields(Manifest)}
-        return Manifest(**{key: value for key, value in data.items() if key in known})
+        known = {field.name for field in dataclasses.fields(Manifest)}
+        for key in data.keys() - known:
+            del data[key]
+        return Manifest(**data)
     except (ValueError, TypeError, AttributeError, KeyError) as error:
         raise ConfigError(f"{text}/{MANIFEST} is damaged ({error}): prepare the dataset again") from None
 
@@ -113,7 +116,10 @@ class Dataset:
 
     def __getstate__(self) -> dict[str, Any]:
         # A process that gets the dataset opens its own files.
-        return {k: v for k, v in self.__dict__.items() if k not in ("_lock", "_readers", "_cached")}
+        state = self.__dict__.copy()
+        for name in ("_lock", "_readers", "_cached"):
+            del state[name]
+        return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -149,7 +155,7 @@ class Dataset:
         values: dict[str, Any] = {name: table.column(name)[i].as_py() for name in COLUMNS}
         stored = chat(values["messages"])
         asked = values["messages"] = self.prompting.asked(stored, values["source"])
-        values["images"] = [image["bytes"] for image in values["images"]]
+        values["images"] = list(map(itemgetter("bytes"), values["images"]))
         extra = values["extra"] = json.loads(values["extra"] or "{}")
         if LEARNED in extra:  # they count messages
             extra[LEARNED] = [turn + len(asked) - len(stored) for turn in extra[LEARNED]]
@@ -166,9 +172,14 @@ class Dataset:
 
     def difficulties(self) -> dict[int, int]:
         """Level of every row that has one, by index."""
-        stored = enumerate(self.column("extra"))
-        extras = {index: json.loads(text) for index, text in stored if text and DIFFICULTY in text}
-        return {index: extra[DIFFICULTY] for index, extra in extras.items() if DIFFICULTY in extra}
+        levels = {}
+        for index, text in enumerate(self.column("extra")):
+            # Most rows have no level: only what may hold one is parsed.
+            if text and DIFFICULTY in text:
+                extra = json.loads(text)
+                if DIFFICULTY in extra:
+                    levels[index] = extra[DIFFICULTY]
+        return levels
 
     @property
     def images_per_row(self) -> int:
@@ -261,4 +272,8 @@ def chat(stored: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _content(parts: list[dict[str, Any]]) -> str | list[dict[str, Any]]:
     if len(parts) == 1 and parts[0]["type"] == "text":
         return parts[0]["text"]
-    return [part if part["type"] == "text" else {"type": part["type"]} for part in parts]
+    content = []
+    for part in parts:
+        # Parquet gives an image's part an empty `text`.
+        content.append(part if part["type"] == "text" else {"type": part["type"]})
+    return content

@@ -8,6 +8,8 @@ floating point black.
 from __future__ import annotations
 
 import io
+import re
+from bisect import bisect_left
 
 import numpy as np
 from PIL import ExifTags, Image, ImageOps
@@ -18,7 +20,7 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 """Formats that are opened. Some others that Pillow knows start programs (EPS: Ghostscript)."""
 MAX_PIXELS = 89_478_485
 """Largest area that is decoded. Beyond it Pillow, too, suspects a decompression bomb."""
-_EXIF_IN_PNG = (b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp")
+_EXIF_IN_PNG = re.compile(rb"eXIf|Raw profile type exif|XML:com\.adobe\.xmp")
 
 
 def open_image(data: bytes) -> Image.Image:
@@ -33,7 +35,7 @@ def upright_size(image: Image.Image, data: bytes) -> tuple[int, int]:
     """Width and height after the EXIF orientation is applied, for an image that was just opened."""
     if image.format == "TIFF":  # Pillow gives the size after it turned the image
         return image.size
-    if image.format == "PNG" and not any(mark in data for mark in _EXIF_IN_PNG):
+    if image.format == "PNG" and not _EXIF_IN_PNG.search(data):
         return image.size  # `getexif` of a PNG would decode it
     sideways = image.getexif().get(ExifTags.Base.Orientation, 1) in (5, 6, 7, 8)
     return (image.height, image.width) if sideways else image.size
@@ -97,6 +99,6 @@ def _eight_bits(image: Image.Image) -> Image.Image:
         low, high = 0.0, 65535.0
     elif low >= 0 and high <= 65535:
         tops = (1.0, 255.0, 65535.0) if image.mode == "F" else (255.0, 65535.0)
-        low, high = 0.0, next(top for top in tops if high <= top)
+        low, high = 0.0, tops[bisect_left(tops, high)]
     scaled = (levels - low) * (255.0 / max(high - low, 1e-30))
     return Image.fromarray(np.round(scaled).clip(0, 255).astype(np.uint8))

@@ -36,9 +36,13 @@ def measure(prompter: Prompter, dataset: Dataset, start: int, stop: int, solutio
         columns.append("solution")
     parts = []
     for table in dataset.tables(columns, start, stop):
-        stored = zip(table.column("messages").to_pylist(), table.column("source").to_pylist(), strict=True)
-        chats = [dataset.prompting.asked(chat(messages), source) for messages, source in stored]
-        images = [[image["bytes"].as_py() for image in row.values or ()] for row in table.column("images")]
+        chats = []
+        images = []
+        messages = table.column("messages").to_pylist()
+        sources = table.column("source").to_pylist()
+        for stored, source, row in zip(messages, sources, table.column("images"), strict=True):
+            chats.append(dataset.prompting.asked(chat(stored), source))
+            images.append([image["bytes"].as_py() for image in row.values or ()])
         part = np.zeros((table.num_rows, 2), np.int32)
         part[:, 0] = prompter.lengths(chats, images, table.column("id").to_pylist())
         if solutions:
@@ -92,8 +96,10 @@ def usable_rows(config: RunConfig, lengths: np.ndarray, split: Split) -> list[in
         reasons[f"over {config.sft.max_tokens} tokens with their solution"] = int((solved & ~whole).sum())
         fits = whole
     if not fits.all():
-        why = ", ".join(f"{count} {reason}" for reason, count in reasons.items() if count)
-        print(
-            f"data: {int((~fits).sum())} of {len(lengths)} rows of {split.name} left out: {why}", flush=True
-        )
+        why = []
+        for reason, count in reasons.items():
+            if count:
+                why.append(f"{count} {reason}")
+        left_out = f"{int((~fits).sum())} of {len(lengths)} rows of {split.name} left out"
+        print(f"data: {left_out}: {', '.join(why)}", flush=True)
     return np.flatnonzero(fits).tolist()

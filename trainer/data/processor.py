@@ -17,7 +17,7 @@ from torch import Tensor
 
 from trainer.config import ConfigError, Model, RunConfig
 from trainer.data.images import decode, size_of
-from trainer.data.schema import LEARNED, Row
+from trainer.data.schema import LEARNED, Row, content_text
 from trainer.errors import StorageError
 from trainer.hardware import architectures
 from trainer.storage import hub
@@ -31,6 +31,8 @@ VISION_TOKENS = (
 )
 """Fields of a model's configuration that name a vision token."""
 VISION_PAD = "<|vision_pad|>"
+PATCHES = ("patch_size", "temporal_patch_size", "merge_size", "rescale_factor", "image_mean", "image_std")
+"""Settings of an image processor that two models must share to read the same pixel values."""
 LIST_BYTES_PER_TOKEN = 36
 THINK = "<think>"
 """Opens the reasoning; chat templates of models that always reason write it."""
@@ -123,11 +125,14 @@ class Prompter:
         A sampled image token breaks training ("image features and image tokens do not match").
         """
         text_config = getattr(self.hf_config, "text_config", None) or self.hf_config
-        ids = {getattr(self.hf_config, name, None) for name in VISION_TOKENS}
+        ids = set(range(len(self.tokenizer), text_config.vocab_size))
+        for name in VISION_TOKENS:
+            number = getattr(self.hf_config, name, None)
+            if isinstance(number, int):
+                ids.add(number)
         if VISION_PAD in self.tokenizer.get_vocab():
             ids.add(self.tokenizer.convert_tokens_to_ids(VISION_PAD))
-        ids |= set(range(len(self.tokenizer), text_config.vocab_size))
-        return sorted(i for i in ids if isinstance(i, int))
+        return sorted(ids)
 
     def end_token_ids(self) -> set[int]:
         """Ids at which the engine stops: the tokenizer's end token, and those of the model's generation
@@ -139,8 +144,9 @@ class Prompter:
             listed = GenerationConfig.from_pretrained(self._model.path, **revision).eos_token_id
         except OSError:  # the model has none
             listed = None
-        ends = listed if isinstance(listed, list) else [listed]
-        return {self.eos_token_id, *(number for number in ends if number is not None)}
+        ends = set(listed) if isinstance(listed, list) else {listed}
+        ends.discard(None)
+        return ends | {self.eos_token_id}
 
     def reply_text(self, token_ids: list[int]) -> str:
         """What was sampled, as text without special tokens, with what the template had opened of it."""
@@ -160,6 +166,19 @@ class Prompter:
             version("transformers"),
         ]
         return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+
+    def vocabulary(self) -> str:
+        """sha256 over what token ids mean and how text becomes them: the tokenizer without templates and
+        padding."""
+        told = json.loads(self.tokenizer.backend_tokenizer.to_str())
+        added = [[token["id"], token["content"]] for token in told["added_tokens"]]
+        parts = [told["model"], added, told["normalizer"], told["pre_tokenizer"]]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+    def patches(self) -> dict[str, Any]:
+        """What decides how an image of a given size becomes pixel values and tokens."""
+        settings = self.processor.image_processor.to_dict() if self.has_vision else {}
+        return {"image_token": self.image_token_id} | {name: settings.get(name) for name in PATCHES}
 
     def check_longest(self, tokens: int) -> None:
         """Raises ConfigError if the model has fewer than `tokens` positions, as vLLM will."""
@@ -181,7 +200,7 @@ class Prompter:
             return self.processor.apply_chat_template(list(chats), tokenize=False, add_generation_prompt=True)
         plain = []
         for messages in chats:
-            plain.append([{**m, "content": _plain(m["content"])} for m in messages])
+            plain.append([{**m, "content": content_text(m["content"])} for m in messages])
 
         return self.tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
 
@@ -214,7 +233,7 @@ class Prompter:
             raise ConfigError(f"row {row.id} has images but the model reads text only: choose a VL model")
         (text,) = self.texts([row.messages])
         ids = []
-        counts = iter([self._image_tokens(data, row.id) for data in row.images])
+        counts = iter(self._tokens_of_images(row))
         for token in self.tokenizer(text, add_special_tokens=False)["input_ids"]:
             ids += [token] * (next(counts, 0) if token == self.image_token_id else 1)
         return ids
@@ -246,7 +265,7 @@ class Prompter:
             spans.append((len(before), end + len(self.tokenizer.eos_token)))
 
         tokens = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        image_tokens = iter([self._image_tokens(data, row.id) for data in row.images])
+        image_tokens = iter(self._tokens_of_images(row))
         positions = []
         position = 0
         for token, (start, end) in zip(tokens["input_ids"], tokens["offset_mapping"], strict=True):
@@ -254,6 +273,9 @@ class Prompter:
                 positions.append(position)
             position += next(image_tokens, 0) if token == self.image_token_id else 1
         return positions
+
+    def _tokens_of_images(self, row: Row) -> list[int]:
+        return [self._image_tokens(data, row.id) for data in row.images]
 
     def lengths(
         self, chats: Sequence[list[dict[str, Any]]], images: Sequence[Sequence[bytes]], row_ids: Sequence[str]
@@ -326,7 +348,7 @@ def mrope_positions(
         h, w = h // merge_size, w // merge_size
         axes = torch.meshgrid(torch.arange(t), torch.arange(h), torch.arange(w), indexing="ij")
         size = t * h * w
-        positions[:, start : start + size] = torch.stack([a.reshape(-1) for a in axes]) + cursor
+        positions[:, start : start + size] = torch.stack(axes).reshape(3, size) + cursor
         cursor += max(h, w)
         at = start + size
     positions[:, at:] = torch.arange(len(token_ids) - at) + cursor
@@ -350,12 +372,6 @@ def _grid(grid_thw: Tensor | None) -> tuple[tuple[int, int, int], ...]:
     if grid_thw is None:
         return ()
     return tuple((int(t), int(h), int(w)) for t, h, w in grid_thw.tolist())
-
-
-def _plain(content: Any) -> str:
-    if isinstance(content, str):
-        return content
-    return "".join(part["text"] for part in content if part["type"] == "text")
 
 
 @lru_cache(maxsize=8)

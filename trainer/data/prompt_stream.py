@@ -28,12 +28,16 @@ class PromptStream:
         self.seed = seed
         difficulty = difficulty or {}
         self.levels = sorted({difficulty[row] for row in rows if row in difficulty})
-        self._at = [
-            tuple(row for row in rows if difficulty.get(row, level) == level) for level in self.levels
-        ]
         self._check_enough(self.rows, "")
-        for level, drawn in zip(self.levels, self._at, strict=True):
+        self._at: list[tuple[int, ...]] = []
+        for level in self.levels:
+            drawn = []
+            for row in rows:
+                # A row without a level is drawn at every one.
+                if difficulty.get(row, level) == level:
+                    drawn.append(row)
             self._check_enough(drawn, f" of difficulty {level}")
+            self._at.append(tuple(drawn))
         self._order = lru_cache(maxsize=2)(self._shuffled)
 
     def _check_enough(self, rows: Sequence[int], which: str) -> None:

@@ -87,5 +87,9 @@ def _around(message: dict[str, Any], before: str, after: str) -> dict[str, Any]:
     content = message["content"]
     if isinstance(content, str):
         return message | {"content": before + content + after}
-    parts = [{"type": "text", "text": text} for text in (before, after)]
-    return message | {"content": [*parts[: bool(before)], *content, *parts[2 - bool(after) :]]}
+    parts = list(content)
+    if before:
+        parts.insert(0, {"type": "text", "text": before})
+    if after:
+        parts.append({"type": "text", "text": after})
+    return message | {"content": parts}

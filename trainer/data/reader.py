@@ -60,7 +60,10 @@ class RowReader:
         splits = [self.config.train_split]
         if self.config.evaluation.every_steps:
             splits.append(self.config.evaluation_split)
-        return max(1, *(self.datasets[split].images_per_row for split in splits))
+        most = 1
+        for split in splits:
+            most = max(most, self.datasets[split].images_per_row)
+        return most
 
     def lengths(self, split: Split, start: int, stop: int) -> np.ndarray:
         """Tokens of rows `start` to `stop`, [rows, 2]: prompt, and worked solution if solutions are trained

@@ -101,6 +101,11 @@ class Manifest:
     """sha256 over the files' hashes and the settings."""
     format: int = FORMAT
 
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all files."""
+        return sum(file["bytes"] for file in self.files)
+
 
 def row_id(source: str, messages: list[dict[str, Any]], images: list[bytes]) -> str:
     """Stable id of a row: 16 hex digits of the sha256 over source, messages and images, not the answer."""
@@ -117,8 +122,19 @@ def row_id_of(source: str, messages: list[dict[str, Any]], image_sha256: Sequenc
 
 def placeholders(messages: list[dict[str, Any]]) -> int:
     """Number of `{"type": "image"}` entries of a chat."""
-    contents = [m["content"] for m in messages if isinstance(m.get("content"), list)]
-    return sum(entry.get("type") == "image" for content in contents for entry in content)
+    count = 0
+    for message in messages:
+        content = message.get("content")
+        if isinstance(content, list):
+            count += sum(entry.get("type") == "image" for entry in content)
+    return count
+
+
+def content_text(content: str | list[dict[str, Any]]) -> str:
+    """The text of one message's content, images left out."""
+    if isinstance(content, str):
+        return content
+    return "".join(part.get("text", "") for part in content)
 
 
 def question(messages: list[dict[str, Any]]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,30 @@ from trainer.checkpoint.manifest import unpack
 from trainer.checkpoint.reader import Found, ShardReader
 from trainer.config import RunConfig
 from trainer.fleet.objects import Anchor
+from trainer.learning import lora
 from trainer.storage import hub
 from trainer.storage.storage import Storage
 
 
-def pretrained(config: RunConfig) -> dict[str, Tensor]:
-    """Every parameter of the pretrained model by the policy's names, on the host, in the run's type.
+class HostModel:
+    """Weights in host memory."""
+
+    def __init__(self, model: Any) -> None:
+        for parameter in model.parameters():
+            parameter.data = parameter.data.contiguous()
+        self.tensors: dict[str, Tensor] = {name: p.data for name, p in model.named_parameters()}
+        """Every parameter by the policy's names, adapters too."""
+        self._base, self._adapted = lora.adapters(self.tensors, model)
+
+    def merged(self) -> Iterator[tuple[str, Tensor]]:
+        """The model's own parameters by its own names, adapters merged in."""
+        for name, tensor in self._base:
+            yield name, lora.merged(tensor, self._adapted.get(name))
+
+
+@torch.no_grad()
+def pretrained(config: RunConfig) -> HostModel:
+    """The pretrained model in the run's type, with the run's adapters as they begin.
 
     Loaded by the classes that the policy is loaded by, so that names and values are the policy's own.
     """
@@ -34,7 +53,9 @@ def pretrained(config: RunConfig) -> dict[str, Tensor]:
         loaded = AutoModelForImageTextToText.from_pretrained(model.path, **arguments)
     except ValueError:  # not a vision-language architecture
         loaded = AutoModelForCausalLM.from_pretrained(model.path, **arguments)
-    return {name: parameter.detach().contiguous() for name, parameter in loaded.named_parameters()}
+    if config.lora.rank:
+        lora.inject(loaded, config.lora, config.run.seed)
+    return HostModel(loaded)
 
 
 @torch.no_grad()
@@ -45,7 +66,7 @@ def fill(tensors: dict[str, Tensor], config: RunConfig, anchor: Anchor) -> None:
     Raises CorruptCheckpoint, StorageError; FileNotFoundError where the checkpoint is gone.
     """
     if anchor.kind == "model":
-        for name, tensor in pretrained(config).items():
+        for name, tensor in pretrained(config).tensors.items():
             tensors[name].copy_(tensor)
         return
     folder = f"{remote_url(config)}/{remote_folder(anchor.version, anchor.attempt)}"

@@ -6,7 +6,6 @@ trained, while units of later steps are sampled.
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -27,6 +26,8 @@ BEAT_S = 5.0
 """Seconds between two marks of a head or a worker that has nothing new to say."""
 LIST_S = 10.0
 """Seconds between two looks for workers that are new."""
+FORGET_S = 3600.0
+"""Silence after which a worker's mark and mail are deleted; until then they tell a person how it ended."""
 POLL_S = 1.0
 PARALLEL = 8
 """Objects that are read at a time."""
@@ -52,6 +53,10 @@ class Counts:
     forged: int = 0
     by_worker: dict[str, int] = field(default_factory=dict)
     """Completions of every worker that were accepted."""
+    worker_s: float = 0.0
+    """Seconds that workers have lived, all added up."""
+    idle_s: float = 0.0
+    """Those of them in which a worker had no unit."""
 
 
 class Dispatcher:
@@ -79,16 +84,21 @@ class Dispatcher:
         self._head: dict[str, Any] = {"attempt": held.name, "state": "running", "why": ""}
         self._serial = 0
         self._units: dict[str, RolloutUnit] = {}
+        self._steps: dict[str, int] = {}
+        """Step of every unit that was ever offered: samples may come when it is long done."""
         self._traces: dict[str, list[Trace]] = {}
         self._taken: set[tuple[str, Given]] = set()
         """(worker, what it was given) whose samples were read."""
         self._mailed: dict[str, list[Given]] = {}
         self._known: set[str] = set()
-        self._strangers: set[str] = set()
+        """Workers with a mark in the bucket."""
+        self._moved: dict[str, tuple[int, float]] = {}
+        """Serial number of each worker's newest mark, and when the head saw that first."""
         self._error: Exception | None = None
         self._changed = threading.Condition()
         self._stop = threading.Event()
         self._written = self._listed = self._checked = -LIST_S
+        self._counted = time.monotonic()
         self._alive_at = time.monotonic()
         self._pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix="fleet")
         self._thread = threading.Thread(target=self._run, name="fleet-head", daemon=True)
@@ -106,11 +116,12 @@ class Dispatcher:
             self._head = self._head | about
             self._write_head()
 
-    def offer(self, units: Sequence[RolloutUnit]) -> None:
-        """Units to be sampled; they begin at once."""
+    def offer(self, units: Sequence[RolloutUnit], first: bool = False) -> None:
+        """Units to be sampled; they begin at once. first: before those that wait already."""
         with self._changed:
             self._units |= {unit.name: unit for unit in units}
-            self.scheduler.offer({unit.name: unit.cost for unit in units})
+            self._steps |= {unit.name: unit.step for unit in units}
+            self.scheduler.offer({unit.name: unit.cost for unit in units}, first)
 
     def take(self, unit: RolloutUnit) -> list[Trace]:
         """Waits for a unit's samples. Raises NoWorkers, UnitRefused, Fenced, StorageError."""
@@ -134,11 +145,6 @@ class Dispatcher:
         with self._changed:
             return all(unit.name in self._traces for unit in units)
 
-    def oldest_version(self) -> int:
-        """The oldest version that a unit without samples is to be sampled with."""
-        with self._changed:
-            return min((self._units[name].version for name in self.scheduler.cost), default=sys.maxsize)
-
     def close(self, state: str, why: str) -> None:
         """Ends the thread and says why this head is silent from now on."""
         self._stop.set()
@@ -147,6 +153,32 @@ class Dispatcher:
         self._pool.shutdown()
         if self._error is None:
             self.announce(state=state, why=why)
+
+    def idle_share(self) -> float:
+        """Share of the workers' time since the last call in which they had no unit; 0 without workers."""
+        with self._changed:
+            share = self.counts.idle_s / self.counts.worker_s if self.counts.worker_s else 0.0
+            self.counts.worker_s = self.counts.idle_s = 0.0
+            return share
+
+    def roster(self) -> list[dict[str, Any]]:
+        """Every worker that was seen: what it is, what it did, and whether it lives or why it ended."""
+        with self._changed:
+            return [self._worker(name, beat) for name, beat in sorted(self.beats.items())]
+
+    def _worker(self, name: str, beat: dict[str, Any]) -> dict[str, Any]:
+        lives = name in self.scheduler.workers
+        why = "" if lives else beat["goodbye"] or f"silent for more than {self.scheduler.lost_s:.0f} s"
+        return {
+            "worker": name,
+            "host": beat["host"],
+            "device": beat["device"],
+            "lives": lives,
+            "why": why,
+            "state": beat.get("state", ""),
+            "completions": self.counts.by_worker.get(name, 0),
+            "completions_per_s": beat["rate"] if lives else 0.0,
+        }
 
     # --- the thread -----------------------------------------------------------------------------------------
 
@@ -181,17 +213,30 @@ class Dispatcher:
         if now - self._written >= BEAT_S:
             with self._changed:
                 self._write_head()
-        if now - self._listed >= (LIST_S if self._known else self.poll_s):
-            names = [key for key, _ in self.objects.storage.list(keys.WORKERS)]
-            self._known |= {name.rpartition("/")[2].removesuffix(".json") for name in names}
-            self._listed = now
-            self._mailed.clear()  # mail that somebody has overwritten is written again
-        self._known -= self._strangers  # until the next listing
-        self._strangers.clear()
-        for name, beat in zip(self._known, self._pool.map(self._beat, list(self._known)), strict=True):
+        read = list(self.scheduler.workers)
+        if not read or now - self._listed >= LIST_S:
+            read = self._list_workers(now)
+        for name, beat in zip(read, self._pool.map(self._beat, read), strict=True):
             if beat is not None:
                 self._see(name, beat)
+        if time.monotonic() - now > BEAT_S:  # the store was slow, or away for a while: nobody could be seen
+            with self._changed:
+                self.scheduler.forgive(time.monotonic())
         self._mail()
+
+    def _list_workers(self, now: float) -> list[str]:
+        """Everyone with a mark. Deletes the marks and the mail of those that have been silent for long."""
+        if now - self._listed >= (LIST_S if self._known else self.poll_s):
+            names = [key for key, _ in self.objects.storage.list(keys.WORKERS)]
+            self._known = {name.rpartition("/")[2].removesuffix(".json") for name in names}
+            self._listed = now
+            self._mailed.clear()  # mail that somebody has overwritten is written again
+        for name in [name for name, (_, since) in self._moved.items() if now - since > FORGET_S]:
+            self.objects.storage.delete([keys.worker_key(name), keys.mail_key(self.held.name, name)])
+            self._known.discard(name)
+            self.beats.pop(name, None)
+            del self._moved[name]
+        return sorted(self._known)
 
     def _write_head(self) -> None:
         self._serial += 1
@@ -204,11 +249,11 @@ class Dispatcher:
             beat = self.objects.get_json(keys.worker_key(worker))
         except Forged:
             self.counts.forged += 1
-            self._strangers.add(worker)
+            self._known.discard(worker)  # until the next listing
             return None
-        before = self.beats.get(worker)
-        if beat is None or (before is not None and before["serial"] == beat["serial"]):
+        if beat is None or self._moved.get(worker, (-1, 0.0))[0] == beat["serial"]:
             return None
+        self._moved[worker] = (beat["serial"], time.monotonic())
         return beat if beat["attempt"] == self.held.name else None
 
     def _see(self, worker: str, beat: dict[str, Any]) -> None:
@@ -230,12 +275,17 @@ class Dispatcher:
                 self.scheduler.leave(worker)
 
     def _take_in(self, worker: str, given: Given) -> None:
-        """Reads, checks and keeps what a worker has sent."""
+        """Reads, checks and keeps what a worker has sent, and deletes it in the bucket."""
         unit = self._units.get(given.unit)
+        step = self._steps.get(given.unit, 0)
+        key = keys.samples_key(self.held.name, step, given.unit, given.turn, worker)
         if unit is None or given.unit not in self.scheduler.cost:
             self.counts.late += 1
-            return
-        key = keys.samples_key(self.held.name, unit.step, given.unit, given.turn, worker)
+        else:
+            self._read(worker, given, unit, key)
+        self._pool.submit(self.objects.storage.delete, [key])
+
+    def _read(self, worker: str, given: Given, unit: RolloutUnit, key: str) -> None:
         try:
             sampled = unpack(self.objects.get(key))
             why = refusal(unit, given.turn, worker, sampled, self.expected)
@@ -257,7 +307,6 @@ class Dispatcher:
             completions = self.counts.by_worker.get(worker, 0) + len(sampled.traces)
             self.counts.by_worker[worker] = completions
             self._changed.notify_all()
-        self._pool.submit(self.objects.storage.delete, [key])
 
     def _refuse(self, worker: str, given: Given, why: str) -> None:
         self.counts.refused += 1
@@ -272,9 +321,20 @@ class Dispatcher:
                 " its samples are a function of its seeds, so another worker would send the same"
             )
 
+    def _count_idle(self) -> None:
+        """Adds the time since the last round to what workers lived and idled, by what they had in it."""
+        now = time.monotonic()
+        passed_s = now - self._counted
+        self._counted = now
+        for seen in self.scheduler.workers.values():
+            self.counts.worker_s += passed_s
+            if not seen.queue:
+                self.counts.idle_s += passed_s
+
     def _mail(self) -> None:
         """Tells every worker whose units have changed what to sample."""
         with self._changed:
+            self._count_idle()
             queues = self.scheduler.tick(time.monotonic())
             fresh = {name: queue for name, queue in queues.items() if queue != self._mailed.get(name)}
             mail: dict[str, list[dict[str, Any]]] = {}

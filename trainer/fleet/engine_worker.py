@@ -47,8 +47,14 @@ class EngineWorker:
         from trainer.sampling.vllm_engine import Engine
 
         dist.init_process_group("nccl" if self.process.device.type == "cuda" else "gloo")
+        model = pretrained(config)
         self.mirror = Mirror(
-            objects, about["layout"], pretrained(config), self._fill, config.rollout.sync_bucket_bytes
+            objects,
+            about["layout"],
+            model.tensors,
+            self._fill,
+            config.rollout.sync_bucket_bytes,
+            weights=model.merged,
         )
         self.engine = Engine(config, self.reader.prompter, self.reader.images_per_prompt())
         self._pushed = ""
@@ -84,6 +90,7 @@ class EngineWorker:
             lambda prompt: self.reader.request(split, prompt.row),
             samples_per_prompt=unit.samples_per_prompt,
             temperature=unit.temperature,
+            top_p=unit.top_p,
             max_tokens=unit.max_tokens,
         )
         traces = [trace for group in groups for trace in group]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from trainer.checkpoint.attempt import LAUNCH_VARIABLE
 from trainer.fleet import objects as keys
 from trainer.fleet.objects import Anchor, Forged, Objects
 from trainer.fleet.scheduler import Given
@@ -44,8 +47,11 @@ class Following:
         """Newest attempt whose head has spoken; empty before the first."""
         self.over = ""
         """Why the run is over; empty while it is not."""
+        self._awaited = os.environ.get(LAUNCH_VARIABLE, "")
+        """The launch of the run that this worker was started with, until that has begun; else empty. What an
+        earlier launch came to says nothing of this one."""
         self._epoch = 0
-        self._looked = -NEWER_S
+        self._looked = -math.inf
         self._serial = -1
         self._heard = clock()
 
@@ -58,14 +64,15 @@ class Following:
         """Seconds for which no head has said anything new."""
         return self._clock() - self._heard
 
+    def doubt(self) -> None:
+        """Something that the head named is gone: the next look is for a newer attempt too."""
+        self._looked = -math.inf
+
     def newest(self) -> str:
         """The newest attempt that has a head; looks for one from time to time."""
         if self._clock() - self._looked < NEWER_S and self.attempt:
             return self.attempt
         self._looked = self._clock()
-        final = self.record.final()
-        if final is not None:
-            self.over = final[1]
         epoch = self._epoch
         if not epoch:
             newest = self.record.newest()
@@ -73,7 +80,15 @@ class Following:
         while epoch and self.record.read(epoch + 1) is not None:
             epoch += 1
         mine = self.record.read(epoch) if epoch else None
-        if mine is not None and self._signed(keys.about_key(mine["name"])) is not None:
+        if mine is not None and mine["launch"] == self._awaited:
+            self._awaited = ""
+        if mine is None or self._awaited:
+            return self.attempt
+        final = self.record.content("final")
+        # `resume` opens a run that was over: its end was that of another launch
+        if final is not None and final["launch"] == mine["launch"]:
+            self.over = final["why"]
+        if self._signed(keys.about_key(mine["name"])) is not None:
             self._epoch = epoch
             if self.attempt != mine["name"]:
                 self.attempt = mine["name"]

@@ -6,20 +6,24 @@ rollout log, so a new attempt needs nothing of this one but the weights.
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Literal
 
 from trainer.algorithm.traces import Trace
 from trainer.checkpoint.attempt import Attempt
 from trainer.checkpoint.layout import remote_url
+from trainer.checkpoint.manager import Checkpoints
 from trainer.checkpoint.manifest import code_fingerprint, manifests_there
 from trainer.config import ConfigError, RunConfig, to_dict
+from trainer.config.run_folder import ROSTER, write_whole
 from trainer.config.run_store import RunStore
 from trainer.data.processor import Prompter
 from trainer.data.reader import Datasets
+from trainer.errors import StorageError
 from trainer.fleet import objects as keys
 from trainer.fleet.dispatch import POLL_S, Dispatcher
 from trainer.fleet.mirror import Layout, Version
@@ -72,14 +76,14 @@ class FleetSampler:
         ranks: Ranks,
         held: Attempt,
         datasets: Datasets,
-        committed: Callable[[], int | None],
+        checkpoints: Checkpoints,
     ) -> None:
-        """committed: the newest step whose checkpoint is whole. Raises ConfigError without a key."""
+        """checkpoints: the run's, with which workers may begin. Raises ConfigError without a key."""
         store = RunStore.of(config)
         assert store is not None, "fleet.workers without checkpoint.remote is refused before"
         self.config, self.ranks = config, ranks
         self.held = held
-        self._datasets, self._committed = datasets, committed
+        self._datasets, self._checkpoints = datasets, checkpoints
         self.objects = Objects(Storage(store.fleet), config.run_id, secret())
         self.dispatcher: Dispatcher
         self.version: int | None = None
@@ -160,21 +164,33 @@ class FleetSampler:
             "packages": packages(),
             "data": self._datasets[self.config.train_split].fingerprint,
             "layout": layout,
-            "digests": [one.digest for one in opened],
         }
         self.objects.put_json(keys.about_key(self.held.name), about)
         self._announce()
+        self._drop_older_attempts()
         self.dispatcher.start()
 
     def _checkpoint_attempt(self, step: int) -> str:
-        """The attempt that wrote the checkpoint of a step. Raises ConfigError where the bucket has none."""
+        """The attempt that wrote the checkpoint of a step. Waits until the bucket has it. Raises StorageError
+        where it does not get there."""
+        while self._checkpoints.busy and self._checkpoints.stored < step:
+            time.sleep(0.1)
         manifests, _ = manifests_there(Storage(remote_url(self.config)))
         if step not in manifests:
-            raise ConfigError(
-                f"the run resumes from a checkpoint of step {step} that is on this machine only: rollout"
-                f" workers begin with the bucket's, so bring it to {remote_url(self.config)}"
+            raise StorageError(
+                f"the run resumes from a checkpoint of step {step} that is on this machine only, and it could"
+                f" not be sent to {remote_url(self.config)}, where rollout workers begin"
             )
         return manifests[step].get("attempt", "")
+
+    def _drop_older_attempts(self) -> None:
+        """Deletes versions, samples and mail of older attempts: this one begins with whole weights, and what
+        was sampled and is needed is in the rollout log."""
+        storage = self.objects.storage
+        folders = (keys.WEIGHTS, keys.SAMPLES, keys.MAIL)
+        gone = [key for folder in folders for key, _ in storage.list(folder)]
+        self.held.check()
+        storage.delete(gone)
 
     def _publish(self, number: int) -> None:
         assert self.version is not None
@@ -200,14 +216,14 @@ class FleetSampler:
 
     def _drop_old(self) -> None:
         """A new checkpoint is one more version to begin with; versions before the oldest are deleted."""
-        step = self._committed()
+        step = self._checkpoints.stored
         if step in self._lineages and step != self._anchors[-1].version:
-            assert step is not None
             self._anchors.append(Anchor("checkpoint", step, self._lineages[step], self.held.name))
         if len(self._anchors) <= KEPT_ANCHORS:
             return
+        # no unit needs an older one: a checkpoint is committed after all that older weights had sampled
         self._anchors = self._anchors[-KEPT_ANCHORS:]
-        oldest = min(self._anchors[0].version, self.dispatcher.oldest_version())
+        oldest = self._anchors[0].version
         gone = [made for made in self._versions if made.number <= oldest]
         self._versions = [made for made in self._versions if made.number > oldest]
         for made in gone:
@@ -220,7 +236,7 @@ class FleetSampler:
         """`Sampler.sample`: returns at once. Raises ValueError for a version that was not published."""
         if ask.version not in self._lineages:
             raise ValueError(f"version {ask.version} of the weights was not published by this attempt")
-        size = self.config.fleet.unit_prompts
+        size = self.config.fleet.unit_prompts or self.config.rollout.prompts_per_step
         units = []
         for start in range(0, len(ask.prompts), size):
             self._made += 1
@@ -233,10 +249,11 @@ class FleetSampler:
                 prompts=tuple(ask.prompts[start : start + size]),
                 samples_per_prompt=ask.samples_per_prompt,
                 temperature=ask.temperature,
+                top_p=ask.top_p,
                 max_tokens=ask.max_tokens,
             )
             units.append(unit)
-        self.dispatcher.offer(units)
+        self.dispatcher.offer(units, first=ask.kind != "train")  # for those the trainer waits
         return FleetGroups(units, self)
 
     def wait_for(self, units: list[RolloutUnit]) -> list[Trace]:
@@ -251,6 +268,11 @@ class FleetSampler:
 
     def rest(self) -> None:
         """`Sampler.rest`: nothing is shared with the learner."""
+
+    def write_roster(self) -> None:
+        """Writes who samples into the run's folder, for the display and the desk."""
+        text = json.dumps({"unix_s": time.time(), "workers": self.dispatcher.roster()})
+        write_whole(Path(self.config.run.dir) / ROSTER, text.encode())
 
     def close(self) -> None:
         """`Sampler.close`: the run is over, and its workers end."""
@@ -272,6 +294,7 @@ class FleetSampler:
         found = {
             "fleet/workers": float(len(scheduler.workers)),
             "fleet/completions_per_s": sum(seen.rate for seen in scheduler.workers.values()),
+            "fleet/idle_share": dispatcher.idle_share(),
             "fleet/units": float(counts.units),
             "fleet/late": float(counts.late),
             "fleet/refused": float(counts.refused),
@@ -281,6 +304,7 @@ class FleetSampler:
             "fleet/again": float(scheduler.again),
             "fleet/patch_mib": self._patch_bytes / 2**20,
         }
+        self.write_roster()
         found |= self._times
         self._times = dict.fromkeys(self._times, 0.0)
         return found

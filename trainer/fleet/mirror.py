@@ -7,7 +7,7 @@ Patches are applied here, never inside vLLM: the engine gets whole tensors by th
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from trainer.fleet import patch
-from trainer.fleet.objects import Anchor, Forged, Objects, next_lineage, version_key
+from trainer.fleet.objects import Anchor, Forged, Objects, first_lineage, next_lineage, version_key
 
 Layout = list[list[tuple[str, int, int]]]
 """By rank: which elements [start, stop) of which flat parameter it holds, in the order of its patches."""
@@ -86,10 +86,13 @@ class Mirror:
         tensors: dict[str, Tensor],
         fill: Callable[[dict[str, Tensor], Anchor], None],
         bucket_bytes: int,
+        weights: Callable[[], Iterable[tuple[str, Tensor]]] | None = None,
     ) -> None:
-        """fill: brings an anchor's weights into the tensors (trainer/fleet/anchors.py)."""
+        """fill: brings an anchor's weights into the tensors (trainer/fleet/anchors.py). weights: what an
+        engine takes of them, by its names; None: they are that themselves."""
         self.objects, self.layout = objects, layout
         self.tensors = tensors
+        self._weights = weights or tensors.items
         self._fill, self._bucket_bytes = fill, bucket_bytes
         self.version, self.lineage = -1, ""
         self.fetched_bytes = 0
@@ -104,7 +107,7 @@ class Mirror:
         """`WeightSource.groups`."""
         group: list[tuple[str, Tensor]] = []
         size = 0
-        for name, tensor in self.tensors.items():
+        for name, tensor in self._weights():
             if group and size + tensor.nbytes > self._bucket_bytes:
                 yield group
                 group, size = [], 0
@@ -180,6 +183,8 @@ class Mirror:
         self.dirty = True
         self._fill(self.tensors, anchor)
         self.anchors_read += 1
+        if anchor.kind == "model" and first_lineage("model", 0, self.digests()) != anchor.lineage:
+            raise Diverged("the trainer began with other weights: this machine's files of the model differ")
         self._behind.clear()
         self.version, self.lineage = anchor.version, anchor.lineage
         self.dirty = False

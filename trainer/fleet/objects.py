@@ -34,7 +34,10 @@ KEY_VARIABLE = "SPOTRL_FLEET_KEY"
 LEAST_KEY = 16
 """Characters of the shortest secret."""
 SIGNATURE_BYTES = 32
-HEADS, WORKERS = "head", "workers"
+WORKERS = "workers"
+WEIGHTS = "weights"
+SAMPLES = "samples"
+MAIL = "mail"
 
 
 class Forged(ValueError):
@@ -111,22 +114,22 @@ def about_key(attempt: str) -> str:
 
 def head_key(attempt: str) -> str:
     """Where the head of an attempt says what there is."""
-    return f"{HEADS}/{attempt}.json"
+    return f"head/{attempt}.json"
 
 
 def version_key(version: int, lineage: str) -> str:
     """Where a version's manifest lies: its name holds what it is made of."""
-    return f"weights/{version:08d}-{lineage[:16]}.json"
+    return f"{WEIGHTS}/{version:08d}-{lineage[:16]}.json"
 
 
 def patch_key(attempt: str, version: int, rank: int) -> str:
     """Where a rank's changes lie."""
-    return f"weights/{attempt}/{version:08d}-r{rank:05d}.patch"
+    return f"{WEIGHTS}/{attempt}/{version:08d}-r{rank:05d}.patch"
 
 
 def mail_key(attempt: str, worker: str) -> str:
     """Where a worker finds its units."""
-    return f"mail/{attempt}/{worker}.json"
+    return f"{MAIL}/{attempt}/{worker}.json"
 
 
 def worker_key(worker: str) -> str:
@@ -136,7 +139,7 @@ def worker_key(worker: str) -> str:
 
 def samples_folder(attempt: str) -> str:
     """Below which all samples of an attempt lie."""
-    return f"samples/{attempt}"
+    return f"{SAMPLES}/{attempt}"
 
 
 def samples_key(attempt: str, step: int, unit: str, turn: int, worker: str) -> str:

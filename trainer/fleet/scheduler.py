@@ -40,16 +40,16 @@ class Scheduler:
         self.lost_s, self.copies = lost_s, copies
         self.workers: dict[str, SeenWorker] = {}
         self.cost: dict[str, float] = {}
-        """Completions of the units without a result, in the order in which they were offered."""
+        """Completions of the units without a result, in the order in which they are given out."""
         self._turns: dict[str, int] = {}
         self._refused: dict[str, set[str]] = {}
         """Workers whose samples of a unit were refused."""
         self.lost = self.doubled = self.again = 0
         """Workers lost; units given to a second worker while a first one has them; units given out anew."""
 
-    def offer(self, units: Mapping[str, float]) -> None:
-        """Further units, with their completions."""
-        self.cost |= units
+    def offer(self, units: Mapping[str, float], first: bool = False) -> None:
+        """Further units, with their completions. first: before all that nobody has been given yet."""
+        self.cost = {**units, **self.cost} if first else {**self.cost, **units}
         self._turns |= dict.fromkeys(units, 0)
 
     def beat(self, worker: str, now: float, rate: float) -> None:

@@ -34,6 +34,7 @@ class RolloutUnit:
     prompts: tuple[Prompt, ...]
     samples_per_prompt: int
     temperature: float
+    top_p: float
     max_tokens: int
 
     @property

@@ -9,6 +9,7 @@ machine (33), and where model, data, code or packages are not the trainer's (2).
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import secrets
@@ -41,6 +42,9 @@ if TYPE_CHECKING:
     from trainer.fleet.engine_worker import EngineWorker
 
 POLL_S = 1.0
+MACHINE_OPTIONS = ("model.path", "data.path", "evaluation.path", "rollout.gpu_memory_utilization",
+                   "rollout.kv_cache_gib", "placement.device")  # fmt: skip
+"""Options that a worker takes from its own configuration and not from the run's."""
 GPU_SHARE = 0.9
 """Share of a GPU's memory for an engine that has the card to itself."""
 FAILURES = 3
@@ -116,7 +120,7 @@ class Worker:
     def _wait_for_run(self) -> dict[str, Any] | None:
         told = False
         while True:
-            self.following.newest()
+            self.following.look()
             about = self.following.about()
             if self.following.over:
                 self.why = self.following.over
@@ -155,7 +159,7 @@ class Worker:
         done: set[Given] = set()
         attempt, failures = self.following.attempt, 0
         while True:
-            seen = self.following.look()
+            seen = self._look()
             if self.following.over:
                 return self._ended(self.following.over)
             if self.following.silent_s() > self.idle_s:
@@ -178,13 +182,24 @@ class Worker:
                 self._sample(engine, seen, *todo[0])
                 done.add(todo[0][1])
                 failures = 0
+            except StorageError as error:  # the same unit again, as long as the trainer asks for it
+                print(f"worker {self.name}: unit {todo[0][1].unit}: {error}", flush=True)
             except (ValueError, RuntimeError, FileNotFoundError) as error:
                 failures += 1
                 print(f"worker {self.name}: unit {todo[0][1].unit}: {error}", flush=True)
                 if failures == FAILURES:
                     self.beats.goodbye(str(error))
                     raise
+                self.following.doubt()
                 time.sleep(self.poll_s)
+
+    def _look(self) -> Seen | None:
+        """What there is to do; None also while the store is away, which counts as the trainer's silence."""
+        try:
+            return self.following.look()
+        except StorageError as error:
+            print(f"worker {self.name}: {error}", flush=True)
+            return None
 
     def _sample(self, engine: EngineWorker, seen: Seen, unit: RolloutUnit, given: Given) -> None:
         assert self.beats is not None
@@ -214,12 +229,15 @@ def main() -> int:
     parser.add_argument("--config", help="YAML with fleet.run and checkpoint.remote, in place of --run")
     parser.add_argument("--set", action="append", default=[], metavar="a.b=c", help="what is this machine's")
     parser.add_argument("--name", default="", help="default: the host's name and some digits")
-    parser.add_argument("--idle", type=float, default=900.0, help="seconds to wait for a trainer")
+    parser.add_argument("--idle", type=float, help="seconds to wait for a trainer; default: fleet.idle_s")
     parser.add_argument("--poll", type=float, default=POLL_S, help="seconds between two looks at the bucket")
     options = parser.parse_args()
     try:
-        root = options.run or _root_of(Path(options.config or ""))
-        worker = Worker(root, options.name or own_name(), options.set, options.idle, options.poll)
+        here = RunConfig() if options.run else _machine_config(Path(options.config or ""))
+        own = [] if options.run else _machine_options(here)
+        root = options.run or RunStore.in_bucket(here.checkpoint.remote, here.fleet.run).root
+        idle_s = here.fleet.idle_s if options.idle is None else options.idle
+        worker = Worker(root, options.name or own_name(), [*own, *options.set], idle_s, options.poll)
         code = worker.run()
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
@@ -230,14 +248,24 @@ def main() -> int:
     return code
 
 
-def _root_of(path: Path) -> str:
-    """BUCKET/RUN of a worker's configuration. Raises ConfigError."""
+def _machine_config(path: Path) -> RunConfig:
+    """A worker's configuration. Raises ConfigError where it does not say which run to sample for."""
     if not path.is_file():
         raise ConfigError("which run? give --run BUCKET/RUN_ID, or --config with fleet.run")
     config = configuration.load(path)
     if not (config.fleet.run and config.checkpoint.remote):
         raise ConfigError(f"{path}: fleet.run and checkpoint.remote say which run to sample for: set both")
-    return RunStore.in_bucket(config.checkpoint.remote, config.fleet.run).root
+    return config
+
+
+def _machine_options(config: RunConfig) -> list[str]:
+    """What a machine's configuration says of the machine: where model and data lie, and how much of it an
+    engine takes."""
+    found = []
+    for name in MACHINE_OPTIONS:
+        section, _, key = name.partition(".")
+        found.append(f"{name}={json.dumps(getattr(getattr(config, section), key))}")
+    return found
 
 
 if __name__ == "__main__":

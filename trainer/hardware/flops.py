@@ -214,6 +214,7 @@ def step_metrics(
     epochs: int = 1,
     reference: bool = True,
     old_logprobs: bool = False,
+    teacher: Shape | None = None,
     recompute: bool = True,
     freeze_vision: bool = False,
     adapters: bool = False,
@@ -223,7 +224,8 @@ def step_metrics(
     known.
 
     The update holds, for each of `epochs`, training and the reference's log-probabilities, and once the
-    policy's own where `old_logprobs`. times: as `Phases.take` gives them.
+    policy's own where `old_logprobs`, and those of a `teacher` of this shape. times: as `Phases.take` gives
+    them.
     """
     rollout = rollout_flops(s, sequences, shared_prompts)
     train, forward = (
@@ -231,6 +233,8 @@ def step_metrics(
         logprob_flops(s, sequences),
     )
     passes = forward * (epochs * reference + old_logprobs)
+    if teacher:
+        passes += logprob_flops(teacher, sequences)
     found = {
         "perf/mfu_rollout": utilisation(rollout, times.get("time/rollout_s", 0.0), devices, peak),
         "perf/mfu_train": utilisation(

@@ -25,6 +25,7 @@ from trainer.hardware import model_shapes
 from trainer.learning import lora
 from trainer.learning.learner import LearnerFacts
 from trainer.learning.prefetch import ahead
+from trainer.learning.teacher import Frozen, teacher_of
 from trainer.observe import beacon
 from trainer.ranks import torchrun
 from trainer.ranks.heap import Heap
@@ -68,7 +69,8 @@ class LearnerPart:
         banned = prompter.banned_token_ids() if self.config.method == "grpo" else []
         shape = model_shapes.from_config(prompter.hf_config.to_dict())
         empty = found is not None and checkpoint_holds_policy(self.config)
-        self.policy = Policy(self.config, shape, banned, self.process.device, total_updates, empty)
+        teacher = self._teacher()
+        self.policy = Policy(self.config, shape, banned, self.process.device, total_updates, empty, teacher)
         if torchrun.here():  # under Ray a watchdog sees what stands still
             wait_less()
         self.writer = ShardWriter(self.config, rank, world_size)
@@ -83,6 +85,13 @@ class LearnerPart:
             update_keys=budget.keys_per_token(self.config, shape, training),
             logprob_keys=budget.keys_per_token(self.config, shape, scoring, gradients=False),
         )
+
+    def _teacher(self) -> Frozen | None:
+        """The run's teacher, if it has one. Raises ConfigError if it reads other tokens than the policy."""
+        if not self.config.teaches:
+            return None
+        pictures = self.reader.datasets[self.config.train_split].images_per_row > 0
+        return teacher_of(self.config, self.reader.prompter, pictures)
 
     # --- scoring and learning
 

@@ -1,5 +1,5 @@
 """The policy under DeepSpeed ZeRO, and its frozen reference: a second model, or the first without its
-adapters.
+adapters; in their place the teacher, where there is one.
 
 `Policy` shards the model inside a `LogprobModel`, updates it, yields full weights group by group, and
 offloads its shards to save.
@@ -29,6 +29,7 @@ from trainer.hardware.model_shapes import Shape
 from trainer.learning import fused, lora
 from trainer.learning.first_gradients import FirstGradients
 from trainer.learning.logprobs import LogprobModel
+from trainer.learning.teacher import Frozen
 from trainer.learning.zero import base_weights
 from trainer.learning.zero.offload import States
 from trainer.learning.zero.partition import Partition, buckets, whole_shape
@@ -97,9 +98,10 @@ class Policy:
         device: torch.device,
         total_updates: int,
         empty: bool = False,
+        teacher: Frozen | None = None,
     ) -> None:
         """empty: `load` will bring every weight of the policy, which reads no base weights; a reference
-        does."""
+        does. teacher: stands in the reference's place."""
         self.config = config
         self.device = device
         self.total_updates = total_updates
@@ -109,7 +111,7 @@ class Policy:
         self._moves = device.type == "cuda" and not config.optimizer.offload_optimizer
         ds_config = zero_config(config, shape)
         temperature = config.rollout.temperature if config.method == "grpo" else 1.0
-        scorer = self._scorer(ds_config, banned_token_ids, temperature, empty)
+        scorer = self._scorer(config, ds_config, banned_token_ids, temperature, empty)
         if config.model.gradient_checkpointing:
             scorer.model.gradient_checkpointing_enable({"use_reentrant": False})
         scorer.train()
@@ -130,14 +132,23 @@ class Policy:
         self.reference: Any = (
             lora.Base(self.trained, list(self._adapters.values())) if config.lora.rank else None
         )
+        frozen = teacher
         if config.method == "grpo" and config.algorithm.kl_coef and not config.lora.rank:
-            frozen = zero_config(config, shape, inference=True)
-            reference = self._scorer(frozen, banned_token_ids, temperature).requires_grad_(False).eval()
-            self.reference = quietly(deepspeed.initialize, model=reference, config=frozen)[0]
+            frozen = Frozen(config, shape, banned_token_ids)
+        if frozen:
+            settings = zero_config(frozen.config, frozen.shape, inference=True)
+            reference = self._scorer(frozen.config, settings, frozen.banned, temperature)
+            reference.requires_grad_(False).eval()
+            self.reference = quietly(deepspeed.initialize, model=reference, config=settings)[0]
         FUNCTIONAL.linear = LINEAR  # see `frugal`
 
     def _scorer(
-        self, ds_config: dict[str, Any], banned: list[int], temperature: float, empty: bool = False
+        self,
+        config: RunConfig,
+        ds_config: dict[str, Any],
+        banned: list[int],
+        temperature: float,
+        empty: bool = False,
     ) -> LogprobModel:
         from transformers import (
             AutoConfig,
@@ -146,20 +157,20 @@ class Policy:
             BitsAndBytesConfig,
         )
 
-        model = self.config.model
+        model = config.model
         self._hf_ds_config = HfDeepSpeedConfig(ds_config)  # while alive, from_pretrained shards as it loads
         dtype = torch.bfloat16 if model.dtype == "bf16" else torch.float32
         kwargs: dict[str, Any] = {"dtype": dtype, "attn_implementation": "sdpa"}
         revision = {"revision": model.revision} if model.revision else {}
-        if self.config.lora.qlora:  # then every rank reads the whole model; `initialize` shards it
-            kwargs["quantization_config"] = BitsAndBytesConfig(**self.config.lora.quantization(model.dtype))
+        if config.lora.qlora:  # then every rank reads the whole model; `initialize` shards it
+            kwargs["quantization_config"] = BitsAndBytesConfig(**config.lora.quantization(model.dtype))
 
-        shared = nodes_share_weights(self.config)
+        shared = nodes_share_weights(config)
 
         def build(kind: Any) -> Any:
             if not (shared or empty):
-                if hub.from_hub(self.config):  # transformers would turn an outage into an error of its own
-                    hub.fetch(self.config, hub.weight_files(self.config))
+                if hub.from_hub(config):  # transformers would turn an outage into an error of its own
+                    hub.fetch(config, hub.weight_files(config))
                 return kind.from_pretrained(model.path, **revision, **kwargs)
             hf_config = AutoConfig.from_pretrained(model.path, **revision)
             if shared:
@@ -171,13 +182,13 @@ class Policy:
         except ValueError:  # not a vision-language architecture
             hf = build(AutoModelForCausalLM)
         if shared and not empty:
-            base_weights.fill(hf, self.config)
+            base_weights.fill(hf, config)
         exact_frequencies(hf)
         if model.kernels == "compiled":
             fused.fuse(hf)
-        if self.config.lora.rank:
-            lora.inject(hf, self.config.lora, self.config.run.seed)
-        scorer = LogprobModel(hf, banned, temperature, not self.config.tower_trained)
+        if config.lora.rank:
+            lora.inject(hf, config.lora, config.run.seed)
+        scorer = LogprobModel(hf, banned, temperature, not config.tower_trained)
         if model.freeze_vision and scorer.has_vision:
             hf.model.visual.requires_grad_(False)
         return scorer.to(self.device)  # its buffers; DeepSpeed leaves a model that it sharded where it is

@@ -8,6 +8,7 @@ sampled is a function of the run's seed and k. With k = 0 every step is sampled 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from trainer.algorithm.credit import credited
@@ -17,6 +18,7 @@ from trainer.algorithm.staleness import kernel_mismatch
 from trainer.algorithm.traces import Outcome, Trace
 from trainer.checkpoint.rollout_log import Graded
 from trainer.config import RunConfig
+from trainer.run.probe import ask_probe
 from trainer.sampling.sampler import Ask, SampledGroups
 
 if TYPE_CHECKING:
@@ -61,8 +63,8 @@ class Ahead:
         """How far engine and policy are apart at the policy's own version, on a few groups of a later step,
         one per rank.
 
-        Empty where no later step was sampled with it, and for a sampler beside the learner: which of its
-        steps are whole is a matter of time.
+        Empty where no later step was sampled with it, and for a sampler beside the learner, whose later steps
+        are whole at a time that is left to chance: it is probed at evaluations (`probe`).
         """
         fresh = []
         for graded in self._graded.values():
@@ -71,6 +73,19 @@ class Ahead:
                     fresh.append(trace)
         if not fresh or self.run.sampler.beside:
             return {}
+        return self._mismatch(fresh)
+
+    def probe(self, version: int) -> Callable[[], dict[str, float]]:
+        """Where a sampler beside the learner samples ahead: asks for a few short completions of `version`,
+        which is both the policy's and the newest that was loaded. Returns what waits for them and compares
+        the two, as `kernel_mismatch` does."""
+        run = self.run
+        if not (run.sampler.beside and self.config.rollout.staleness):
+            return dict
+        asked = ask_probe(self.config, run.sampler, run.rows, version)
+        return lambda: self._mismatch(asked.all())
+
+    def _mismatch(self, fresh: list[Trace]) -> dict[str, float]:
         scored = self.run.learner.logprobs(fresh, self.config.train_split, old=True, reference=False)
         assert scored.old is not None
         return kernel_mismatch(fresh, scored.old)

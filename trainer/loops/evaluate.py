@@ -36,26 +36,31 @@ def evaluate(config: RunConfig, run: Session, step: int) -> dict[str, float]:
         prompt_tokens=lengths,
         samples_per_prompt=evaluation.samples_per_prompt,
         temperature=evaluation.temperature,
+        top_p=evaluation.top_p,
         max_tokens=config.rollout.max_tokens,
     )
     traces = run.sampler.sample(ask).all()
     outcomes = run.score(traces, dataset)
 
-    accuracy, well_formed = [0.0] * len(lengths), 0.0
+    accuracy = [0.0] * len(lengths)
+    well_formed = 0.0
+    tokens = 0
+    truncated = 0
     for trace, outcome in zip(traces, outcomes, strict=True):
         accuracy[trace.row] += outcome.accuracy
         well_formed += outcome.format
-    sources = [source.rpartition("/")[2] for source in dataset.column("source")[: len(lengths)]]
+        tokens += len(trace.completion)
+        truncated += not trace.finished
     by_source: dict[str, list[float]] = {}
-    for source, value in zip(sources, accuracy, strict=True):
-        by_source.setdefault(source, []).append(value)
+    for source, value in zip(dataset.column("source")[: len(lengths)], accuracy, strict=True):
+        by_source.setdefault(source.rpartition("/")[2], []).append(value)
     asked, generated = evaluation.samples_per_prompt * len(lengths), max(1, len(traces))
     metrics = {
         "eval/accuracy": sum(accuracy) / asked,
         "eval/format": well_formed / asked,
         "eval/too_long": float(len(lengths) - len(prompts)),
-        "eval/response_tokens_mean": sum(len(trace.completion) for trace in traces) / generated,
-        "eval/truncated_fraction": sum(not trace.finished for trace in traces) / generated,
+        "eval/response_tokens_mean": tokens / generated,
+        "eval/truncated_fraction": truncated / generated,
     }
     if len(by_source) > 1:
         for name, values in sorted(by_source.items()):

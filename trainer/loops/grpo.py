@@ -14,6 +14,7 @@ import random
 
 from trainer.algorithm.batching import TrainBatch
 from trainer.algorithm.credit import Credit, Credited, by_token, credited, learnable, token_kl
+from trainer.algorithm.distillation import taught, teaching
 from trainer.algorithm.seeding import seed_of
 from trainer.algorithm.shaping import Carried, next_kl_coef
 from trainer.algorithm.staleness import told_apart, versions_behind
@@ -62,7 +63,8 @@ def train(config: RunConfig, run: Session) -> None:
                 sampler.load(learner.weights(step))
         if evaluates:
             with phases("eval"):
-                stats |= evaluate(config, run, step)
+                mismatch = ahead.probe(step)
+                stats |= evaluate(config, run, step) | mismatch()
         run.log(step, stats, batch.traces, sample_rows(config, run.train_set, step, batch))
         run.save(step, total, step * per_step, carried.state(), stats.get("eval/accuracy"))
     run.finish(step, step * per_step, carried.state())
@@ -93,6 +95,8 @@ def learn(
     algorithm = config.algorithm
     credit = credited(config, graded.traces, graded.outcomes)
     members = credit.members(config.rollout.prompts_per_step)
+    if config.teaches and graded.teacher is None:
+        graded = run.ask_teacher(step, graded, members)
     batch, trained = prepare(config, run, graded, credit, members, carried)
 
     kept = set(learnable(batch.traces, algorithm.mask_truncated))
@@ -101,12 +105,16 @@ def learn(
         order = list(range(len(batch)))
         random.Random(seed_of(config.run.seed, "minibatch", step, epoch)).shuffle(order)
         for start in range(0, len(order), config.samples_per_update):
-            update = batch.pick([i for i in order[start : start + config.samples_per_update] if i in kept])
+            drawn = order[start : start + config.samples_per_update]
+            update = batch.pick([i for i in drawn if i in kept])
             stats.append(run.learner.update(update, 0.0 if config.kl_in_reward else carried.kl_coef))
             tokens.append(update.tokens)
 
     metrics = over_updates(stats, tokens) | graded.stats
     metrics |= describe(graded.traces, graded.outcomes) | credit.describe(config, members)
+    if graded.teacher is not None and batch.old is not None:
+        judged = [graded.teacher[members[i]] for i in sorted(kept)]
+        metrics |= teaching(judged, [batch.old[i] for i in sorted(kept)])
     carried.prompts += len(credit.flat)
     if config.data.curriculum:
         levels = run.stream.levels
@@ -137,6 +145,10 @@ def prepare(
         kl = carried.kl_coef * token_kl(config, scored.old, scored.reference)
     advantages = credit.advantages(config, total, members, kl)
     by_trace = by_token(advantages, credit.lengths[members], algorithm.gamma)
+    if graded.teacher is not None:
+        assert scored.old is not None
+        judged = [graded.teacher[i] for i in members]
+        by_trace = taught(by_trace, judged, scored.old, algorithm.teacher_coef)
     batch = TrainBatch(traces, by_trace, scored.old, scored.reference)
     return batch, Credited(traces, [graded.outcomes[i] for i in members], advantages)
 

@@ -49,7 +49,6 @@ def measure(config: RunConfig, run: Session) -> None:
         run.sampler.load(run.learner.weights(0))
         run.check_first_sync(0)
     size, evaluation = config.rows_per_step, config.evaluation
-    temperature = evaluation.temperature if evaluation.benchmarks else config.rollout.temperature
     all_rows = run.train_rows
     blocks = [all_rows[start : start + size] for start in range(0, len(all_rows), size)]
     written = _whole_lines(run, path)
@@ -58,20 +57,7 @@ def measure(config: RunConfig, run: Session) -> None:
         if number * size <= len(rates) or (number == len(blocks) and len(rates) == len(all_rows)):
             continue
         phases.begin(number, len(blocks))
-        prompts = [
-            Prompt(group=row, row=row, seed=seed_of(config.run.seed, "pass rate", row)) for row in rows
-        ]
-        ask = Ask(
-            kind="eval",
-            step=number,
-            version=0,
-            prompts=prompts,
-            split=config.train_split,
-            prompt_tokens=run.rows.prompt_tokens(config.train_split),
-            samples_per_prompt=n,
-            temperature=temperature,
-            max_tokens=config.rollout.max_tokens,
-        )
+        ask = _ask(config, run, number, rows)
         with phases("rollout"):
             traces = run.sampler.sample(ask).all()
         with phases("grade"):
@@ -81,10 +67,11 @@ def measure(config: RunConfig, run: Session) -> None:
         if evaluation.benchmarks:
             add_scores(config, run, rows, traces, records)
         with open(path, "a", encoding="utf-8") as file:
-            file.write("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records))
+            for record in records:
+                file.write(json.dumps(record, ensure_ascii=False) + "\n")
+                rates.append(record["pass_rate"])
         if run.checkpoints.storage:
             run.checkpoints.storage.put(path, FILE)
-        rates += [record["pass_rate"] for record in records]
         print(f"{len(rates)} of {len(all_rows)} rows: {_summary(rates)}", flush=True)
     if evaluation.benchmarks:
         _score(config, run, path)
@@ -92,16 +79,33 @@ def measure(config: RunConfig, run: Session) -> None:
     print(f"{path}: {len(rates)} rows, {run.left_out} left out; {_summary(rates)}", flush=True)
 
 
+def _ask(config: RunConfig, run: Session, number: int, rows: Sequence[int]) -> Ask:
+    """What the engines are asked for in block `number`."""
+    evaluation = config.evaluation
+    prompts = []
+    for row in rows:
+        prompts.append(Prompt(group=row, row=row, seed=seed_of(config.run.seed, "pass rate", row)))
+    return Ask(
+        kind="eval",
+        step=number,
+        version=0,
+        prompts=prompts,
+        split=config.train_split,
+        prompt_tokens=run.rows.prompt_tokens(config.train_split),
+        samples_per_prompt=evaluation.pass_rate_samples,
+        temperature=evaluation.temperature if evaluation.benchmarks else config.rollout.temperature,
+        top_p=evaluation.top_p if evaluation.benchmarks else 1.0,
+        max_tokens=config.rollout.max_tokens,
+    )
+
+
 def _score(config: RunConfig, run: Session, path: Path) -> None:
     """Writes the scores of all rows, those included that were too long to be asked."""
     n, sources = config.evaluation.pass_rate_samples, run.train_set.column("source")
-    rows = {
-        row: scores.ScoredProblem(sources[row], [(None, 0.0)] * n, asked=False)
-        for row in range(len(run.train_set))
-    }
+    problems = [scores.ScoredProblem(source, [(None, 0.0)] * n, asked=False) for source in sources]
     for row, line in zip(run.train_rows, path.read_text(encoding="utf-8").splitlines(), strict=True):
         found = json.loads(line)
-        rows[row] = scores.ScoredProblem(
+        problems[row] = scores.ScoredProblem(
             sources[row],
             found["answers"],
             found["tokens"],
@@ -113,12 +117,13 @@ def _score(config: RunConfig, run: Session, path: Path) -> None:
         "model": config.model.path,
         "samples": n,
         "temperature": config.evaluation.temperature,
+        "top_p": config.evaluation.top_p,
         "judge": judge,
         "system_prompt": config.data.system_prompt,
         "answer": config.rewards.answer,
         "scoring": config.evaluation.scoring,
     }
-    figures = scores.scores(list(rows.values()), model_shapes.known_as(config.model.path))
+    figures = scores.scores(problems, model_shapes.known_as(config.model.path))
     table, found = scores.table(figures, judge, config.data.system_prompt), asked | {"benchmarks": figures}
     for name, text in (
         ("benchmarks.json", json.dumps(found, indent=1)),
@@ -141,12 +146,18 @@ def records_of(
         graded[trace.row].append((trace, outcome))
     lines = []
     for row, pairs in graded.items():
-        right = [trace.text for trace, outcome in pairs if outcome.verdict == "correct" and trace.finished]
+        right = []
+        answers = []
+        tokens = 0
+        cut = 0
+        for trace, outcome in pairs:
+            answers.append((_voted(trace.text, form), outcome.accuracy))
+            tokens += len(trace.completion)
+            cut += not trace.finished
+            if outcome.verdict == "correct" and trace.finished:
+                right.append(trace.text)
         rate = sum(outcome.accuracy for _, outcome in pairs) / len(pairs)
         shortest = min(right, key=len, default="")
-        answers = [(_voted(trace.text, form), outcome.accuracy) for trace, outcome in pairs]
-        tokens = sum(len(trace.completion) for trace, _ in pairs)
-        cut = sum(not trace.finished for trace, _ in pairs)
         lines.append(
             {
                 "id": ids[row],
@@ -193,14 +204,13 @@ def _whole_lines(run: Session, path: Path) -> list[str]:
     if run.checkpoints.storage and not path.exists() and run.checkpoints.storage.exists(FILE):
         run.checkpoints.storage.get(FILE, path)
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    ids = [run.train_set[row].id for row in run.train_rows[: len(lines)]]
     whole: list[str] = []
-    for line, wanted in zip(lines, ids, strict=False):
+    for line, row in zip(lines, run.train_rows, strict=False):
         try:
-            row = json.loads(line)["id"]
+            measured = json.loads(line)["id"]
         except (ValueError, KeyError, TypeError):
             break  # torn by a kill
-        if row != wanted:
+        if measured != run.train_set[row].id:
             raise ConfigError(f"{path} was measured on other rows: remove it, or give the run another id")
         whole.append(line)
     if len(whole) < len(run.train_rows):
@@ -211,7 +221,7 @@ def _whole_lines(run: Session, path: Path) -> list[str]:
 
 
 def _summary(rates: Sequence[float]) -> str:
-    never, always = sum(rate == 0 for rate in rates), sum(rate == 1 for rate in rates)
+    never, always = rates.count(0), rates.count(1)
     mean = sum(rates) / max(1, len(rates))
     return (
         f"solved {mean:.1%} of the time, {never} never, {always} always, {len(rates) - never - always}"

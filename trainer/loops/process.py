@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import errno
 import os
 import sys
 import traceback
@@ -17,7 +16,7 @@ import ray.exceptions
 from trainer import config as configuration
 from trainer.checkpoint.attempt import Fenced, Final
 from trainer.config import ConfigError, RunConfig
-from trainer.errors import RayError, StorageError
+from trainer.errors import OF_THE_DISK, RayError, StorageError
 from trainer.exit_codes import (
     EXIT_CONFIG,
     EXIT_ERROR,
@@ -117,8 +116,8 @@ def explain(error: Exception, ranks: Ranks | None = None) -> tuple[int, str]:
         message = str(getattr(error, "cause", None) or error).strip()
         return EXIT_CONFIG, f"error: {message}"
     cause = getattr(error, "cause", None) or error  # what a rank raised
-    full = isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
-    if isinstance(error, StorageError) or full:
+    disk = isinstance(cause, OSError) and cause.errno in OF_THE_DISK
+    if isinstance(error, StorageError) or disk:
         return EXIT_STORAGE, f"error: {cause}"
     if isinstance(error, DEAD):
         said, who = str(error), ranks.named(str(error)) if ranks else ""

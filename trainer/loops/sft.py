@@ -33,10 +33,13 @@ def train(config: RunConfig, run: Session) -> None:
             run.metrics.log(0, held_out.loss())
 
     def read(step: int) -> TrainBatch:
-        traces = [
-            lesson(prompter, prompt.row, run.train_set[prompt.row]) for prompt in run.stream.batch(step)
-        ]
-        return TrainBatch(traces, [np.ones(len(trace.learned), np.float32) for trace in traces])
+        traces = []
+        weights = []
+        for prompt in run.stream.batch(step):
+            trace = lesson(prompter, prompt.row, run.train_set[prompt.row])
+            traces.append(trace)
+            weights.append(np.ones(len(trace.learned), np.float32))
+        return TrainBatch(traces, weights)
 
     reader = ThreadPoolExecutor(1, "rows")
     upcoming = reader.submit(read, step + 1)
@@ -76,10 +79,10 @@ class HeldOut:
 def describe_batch(config: RunConfig, total: int, tokens: int) -> str:
     """What one optimizer step is, in a line."""
     rows, place = config.sft.batch_size, config.placement
+    per_rank = f"{rows / place.world_size:g} per rank x {place.workers_per_node} x {place.nodes} nodes"
     return (
-        f"batch: {rows} rows per optimizer step = {rows / place.world_size:g} per rank x {place.workers_per_node} x "
-        f"{place.nodes} nodes, in passes of up to {tokens} tokens; {total} steps under "
-        f"ZeRO-{config.optimizer.zero_stage}"
+        f"batch: {rows} rows per optimizer step = {per_rank}, in passes of up to {tokens} tokens; "
+        f"{total} steps under ZeRO-{config.optimizer.zero_stage}"
     )
 
 
@@ -103,19 +106,25 @@ def lesson(prompter: Prompter, index: int, row: Row) -> Trace:
 
 def describe(traces: Sequence[Trace], stats: dict[str, float]) -> dict[str, float]:
     """The step's metrics. stats: those of its update."""
-    count = len(traces)
+    learned = 0
+    shared = 0
+    tokens = 0
+    for trace in traces:
+        learned += len(trace.learned)
+        shared += trace.shared
+        tokens += len(trace.tokens)
     metrics = {
         "sft/loss": stats["loss/nll"],
         "loss/token_accuracy": stats["loss/token_accuracy"],
         "entropy/mean": stats["entropy/mean"],
-        "tokens/response_mean": sum(len(trace.learned) for trace in traces) / count,
-        "tokens/prompt_mean": sum(trace.shared for trace in traces) / count,
-        "tokens/step": sum(len(trace.tokens) for trace in traces),
+        "tokens/response_mean": learned / len(traces),
+        "tokens/prompt_mean": shared / len(traces),
+        "tokens/step": tokens,
     }
-    kept = {
-        name: value for name, value in stats.items() if name.startswith(("grad/", "optim/", "perf/", "time/"))
-    }
-    return metrics | kept
+    for name, value in stats.items():
+        if name.startswith(("grad/", "optim/", "perf/", "time/")):
+            metrics[name] = value
+    return metrics
 
 
 if __name__ == "__main__":

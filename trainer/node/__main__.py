@@ -10,7 +10,6 @@ all others. No process is left running.
 from __future__ import annotations
 
 import argparse
-import errno
 import os
 import resource
 import sys
@@ -19,7 +18,7 @@ import traceback
 from trainer import config as configuration
 from trainer.checkpoint.attempt import Final
 from trainer.config import ConfigError, RunConfig
-from trainer.errors import StorageError
+from trainer.errors import OF_THE_DISK, StorageError
 from trainer.exit_codes import EXIT_CONFIG, EXIT_ERROR, EXIT_NODE_LOST, EXIT_RAY, EXIT_STORAGE
 from trainer.node import topology as environment
 from trainer.node.launch import rendezvous
@@ -94,8 +93,8 @@ def explain(error: OSError, launcher: Launcher) -> tuple[int, str]:
 
     A process that Ray's end took away shows as a broken connection, often before Ray itself has ended.
     """
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return EXIT_STORAGE, f"the disk is full: {error}"
+    if error.errno in OF_THE_DISK:
+        return EXIT_STORAGE, f"the disk is full or fails: {error}"
     ray = launcher.ray
     if ray is not None and ray.process is not None and not ray.alive():
         return EXIT_NODE_LOST, f"Ray ended on this node ({ray.complaint()}): {error}"

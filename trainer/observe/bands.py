@@ -55,12 +55,24 @@ def band(wanted: WantedBand, runs: Sequence[Sequence[Mapping[str, Any]]], every:
             del recent[: -wanted.window]
             if len(recent) == wanted.window and record["step"] % every == 0:
                 by_step.setdefault(record["step"], []).append(statistics.median(recent))
-    steps = tuple(step for step in sorted(by_step) if len(by_step[step]) == len(runs))
+    steps = []
+    low = []
+    high = []
+    for step, medians in sorted(by_step.items()):
+        if len(medians) == len(runs):
+            steps.append(step)
+            low.append(round(min(medians) - wanted.margin, 4))
+            high.append(round(max(medians) + wanted.margin, 4))
     if not steps:
         raise ConfigError(f"{wanted.metric}: no step that is a multiple of {every} has it in every run")
-    low = tuple(round(min(by_step[step]) - wanted.margin, 4) for step in steps)
-    high = tuple(round(max(by_step[step]) + wanted.margin, 4) for step in steps)
-    return Band(metric=wanted.metric, steps=steps, low=low, high=high, window=wanted.window, source=source)
+    return Band(
+        metric=wanted.metric,
+        steps=tuple(steps),
+        low=tuple(low),
+        high=tuple(high),
+        window=wanted.window,
+        source=source,
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:

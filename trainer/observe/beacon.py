@@ -69,8 +69,10 @@ def start(rank: int) -> None:
     import torch.distributed as dist
 
     state = [0, 0.0]
-    for name in (n for n in COLLECTIVES if hasattr(dist, n)):
-        setattr(dist, name, _recorded(getattr(dist, name), name.encode(), memory, state))
+    for name in COLLECTIVES:
+        # Not every version of torch has all of them.
+        if hasattr(dist, name):
+            setattr(dist, name, _recorded(getattr(dist, name), name.encode(), memory, state))
 
 
 def record(pieces: int) -> bytes:
@@ -140,7 +142,7 @@ def read(folder: Path) -> list[Beacon]:
             paths.append(p)
 
     for path in sorted(paths, key=lambda p: p.stat().st_ctime):
-        rank, pid = (int(part) for part in path.stem.split("-")[1:])
+        rank, pid = map(int, path.stem.split("-")[1:])
         data = path.read_bytes()
         calls, inside, changed_unix_s, waited_s, name = RECORD.unpack_from(data)
         (pieces,) = PIECES.unpack_from(data, RECORD.size)

@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from operator import itemgetter
 from typing import Any
 
 WIDTH, HEIGHT = 560, 230
@@ -122,7 +123,11 @@ def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
         high = low + (abs(low) * 0.1 or 1.0)
     raw = (high - low) / count
     power = 10 ** math.floor(math.log10(raw))
-    step = next(m * power for m in (1, 2, 2.5, 5, 10) if raw <= m * power * 1.0000001)
+    step = raw
+    for multiple in (1, 2, 2.5, 5, 10):
+        step = multiple * power
+        if raw <= step * 1.0000001:
+            break
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [i * step for i in range(first, last + 1)]
 
@@ -160,33 +165,36 @@ def label(value: float, percent: bool = False, digits: int = 3) -> str:
 def line_chart(chart: Chart, history: Sequence[dict[str, Any]], marks: Sequence[int] = ()) -> str:
     """A figure, or "" where no line of the chart has a value. marks: steps after which the run was
     resumed."""
-    found = [(line, series(history, line.name)) for line in chart.lines]
-    found = [(line, points) for line, points in found if points]
-    drawable = [(line, [p for p in points if _drawable(p[1], chart.log)]) for line, points in found]
-    edges = []
-    for n in chart.band or ():
-        edges.append([p for p in series(history, n) if _drawable(p[1], chart.log)])
+    curves: list[tuple[Line, list[Point]]] = []
+    measured: list[Point] = []
+    drawn: list[Point] = []
+    for line in chart.lines:
+        points = series(history, line.name)
+        if points:
+            curves.append((line, points))
+            measured += points
+            drawn += _drawable(points, chart.log)
+    edges = [_drawable(series(history, name), chart.log) for name in chart.band or ()]
+    for edge in edges:
+        drawn += edge
 
-    values = [v for _, points in drawable for _, v in points]
-    values += [v for points in edges for _, v in points]
+    values = [value for _, value in drawn]
     if not values or (chart.skip_flat and len(set(values)) == 1):
         return ""
-    steps = [p[0] for _, points in found for p in points]
+    steps = [step for step, _ in measured]
     frame = _frame(chart, values, min(steps), max(steps))
     shapes = [_axes(frame), _marks(frame, marks)]
     if len(edges) == 2 and all(edges):
         shapes.append(_band(frame, *edges))
-    for line, points in drawable:
-        shapes.append(_curve(frame, line, points))
-    bad = [p[0] for _, points in found for p in points if not math.isfinite(p[1])]
-    shapes += [
-        f'<path class="bad" d="M{frame.x(s):.1f} {HEIGHT - BOTTOM}v-9"/>' for s in sorted(set(bad))[:200]
-    ]
-    legend = "".join(
-        f'<span class="key s{line.color}"><i></i>{html.escape(line.label)} '
-        f"<b>{label(points[-1][1], chart.percent)}</b></span>"
-        for line, points in found
-    )
+    legend = ""
+    for line, points in curves:
+        shapes.append(_curve(frame, line, _drawable(points, chart.log)))
+        last = label(points[-1][1], chart.percent)
+        legend += f'<span class="key s{line.color}"><i></i>{html.escape(line.label)} <b>{last}</b></span>'
+
+    bad = [step for step, value in measured if not math.isfinite(value)]
+    for step in sorted(set(bad))[:200]:
+        shapes.append(f'<path class="bad" d="M{frame.x(step):.1f} {HEIGHT - BOTTOM}v-9"/>')
     if bad:
         legend += f'<span class="key alarm">{len(bad)} not finite</span>'
     return _figure(chart, frame, legend, "".join(shapes))
@@ -201,12 +209,11 @@ def stacked_bars(
         return ""
     count = min(len(rows), 100)
     buckets = []
-    for i in range(count):
-        buckets.append(rows[i * len(rows) // count : (i + 1) * len(rows) // count])
-
     stacks = []
-    for bucket in buckets:
-        stacks.append([sum(values[k] for _, values in bucket) / len(bucket) for k in range(len(keys))])
+    for i in range(count):
+        bucket = rows[i * len(rows) // count : (i + 1) * len(rows) // count]
+        buckets.append(bucket)
+        stacks.append(_mean_of_each_key(bucket))
     width = 2 * WIDTH + 20
     ticks = nice_ticks(0, max(map(sum, stacks)))
     frame = Frame(rows[0][0] - 0.5, rows[-1][0] + 0.5, 0, ticks[-1], y_ticks=ticks, width=width)
@@ -224,12 +231,21 @@ def stacked_bars(
                     f'width="{right - left - gap:.1f}" height="{bottom - top:.1f}"/>'
                 )
             base += value
-    legend = "".join(f'<span class="key s{c}"><i></i>{html.escape(name)}</span>' for name, c in keys)
+    legend = ""
+    for name, color in keys:
+        legend += f'<span class="key s{color}"><i></i>{html.escape(name)}</span>'
     return _figure(chart, frame, legend, "".join(shapes), hover=False)
 
 
-def _drawable(value: float, log: bool) -> bool:
-    return math.isfinite(value) and (not log or value > 0)
+def _mean_of_each_key(rows: Sequence[tuple[float, Sequence[float]]]) -> list[float]:
+    columns = zip(*map(itemgetter(1), rows), strict=True)
+    return [sum(column) / len(rows) for column in columns]
+
+
+def _drawable(points: Sequence[Point], log: bool) -> list[Point]:
+    """The points that have a place in the chart: not those that are not finite or, on a logarithmic axis, not
+    positive."""
+    return [p for p in points if math.isfinite(p[1]) and (not log or p[1] > 0)]
 
 
 def _frame(chart: Chart, values: Sequence[float], first: float, last: float) -> Frame:
@@ -266,11 +282,11 @@ def _axes(frame: Frame) -> str:
 
 
 def _marks(frame: Frame, marks: Sequence[int]) -> str:
-    inside = [m for m in marks if frame.x0 <= m <= frame.x1]
     paths = []
-    for mark in inside:
-        x = frame.x(mark + 0.5 if mark + 0.5 <= frame.x1 else mark)
-        paths.append(f'<path class="mark" d="M{x:.1f} {TOP}V{HEIGHT - BOTTOM}"/>')
+    for mark in marks:
+        if frame.x0 <= mark <= frame.x1:
+            x = frame.x(mark + 0.5 if mark + 0.5 <= frame.x1 else mark)
+            paths.append(f'<path class="mark" d="M{x:.1f} {TOP}V{HEIGHT - BOTTOM}"/>')
     return "".join(paths)
 
 
@@ -284,22 +300,31 @@ def _curve(frame: Frame, line: Line, points: Sequence[Point]) -> str:
     name = html.escape(line.label)
     kept = downsample(points)
     if line.dots or len(points) == 1:
-        dots = "".join(f'<circle cx="{frame.x(s):.1f}" cy="{frame.y(v):.1f}" r="3"/>' for s, v in kept)
+        dots = ""
+        for step, value in kept:
+            dots += f'<circle cx="{frame.x(step):.1f}" cy="{frame.y(value):.1f}" r="3"/>'
         path = f'<path class="main" d="{_path(frame, kept)}"/>'
         return f'<g class="s{line.color} dots" data-name="{name}">{path}{dots}</g>'
     if len(points) < SMOOTH_FROM:
         return (
             f'<g class="s{line.color}" data-name="{name}"><path class="main" d="{_path(frame, kept)}"/></g>'
         )
-    values = [(s, math.log10(v)) for s, v in points] if frame.log else list(points)
-    even = smooth(values, max(len(points) // 15, 5))
-    even = [(s, 10**v) for s, v in even] if frame.log else even
+    even = _smoothed(points, frame.log)
     stride = max(len(even) // MAX_POINTS, 1)
     even = even[:-1:stride] + even[-1:]
     return (
         f'<g class="s{line.color}" data-name="{name}"><path class="raw" d="{_path(frame, kept)}"/>'
         f'<path class="main" d="{_path(frame, even)}"/></g>'
     )
+
+
+def _smoothed(points: Sequence[Point], log: bool) -> list[Point]:
+    """The points smoothed over a fifteenth of the curve; for a logarithmic axis, their logarithms are."""
+    span = max(len(points) // 15, 5)
+    if not log:
+        return smooth(points, span)
+    logarithms = [(step, math.log10(value)) for step, value in points]
+    return [(step, 10**value) for step, value in smooth(logarithms, span)]
 
 
 def _band(frame: Frame, lower: Sequence[Point], upper: Sequence[Point]) -> str:

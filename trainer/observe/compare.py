@@ -15,10 +15,10 @@ import yaml
 from trainer.config import ConfigError
 from trainer.config.run_folder import CONFIG
 from trainer.observe.charts import Line, label, line_chart, series
-from trainer.observe.history import read_history
+from trainer.observe.history import column, read_history
 from trainer.observe.live import duration
 from trainer.observe.report_charts import CHARTS, HELD_OUT
-from trainer.observe.report_page import money, page, run_name
+from trainer.observe.report_page import money, page, run_name, table_cells
 
 MAX_RUNS = 8
 """Number of colors."""
@@ -51,15 +51,19 @@ def write_comparison(folders: Sequence[Path], out: Path) -> Path:
     if len(folders) > MAX_RUNS:
         raise ConfigError(f"{len(folders)} runs in one report: give at most {MAX_RUNS}")
     runs = [_read(folder) for folder in folders]
-    if len({run.name for run in runs}) < len(runs):
-        runs = [replace(run, name=f"{run.name} ({i})") for i, run in enumerate(runs, 1)]
-    charts = "".join(overlay(chart, runs) for chart in (HELD_OUT, *CHARTS))
+    names = [run.name for run in runs]
+    if len(set(names)) < len(names):
+        names = [f"{name} ({i})" for i, name in enumerate(names, 1)]
+        runs = [replace(run, name=name) for run, name in zip(runs, names, strict=True)]
+    charts = ""
+    for chart in (HELD_OUT, *CHARTS):
+        charts += overlay(chart, runs)
     now = html.escape(time.strftime("%-d %B %Y, %H:%M UTC", time.gmtime()))
     body = (
         f"<header><h1>{len(runs)} runs</h1><p>{now}</p>"
         f'</header>{_summary(runs)}<section class="charts">{charts}</section>{_differences(runs)}'
     )
-    out.write_text(page(" against ".join(run.name for run in runs), body), encoding="utf-8")
+    out.write_text(page(" against ".join(names), body), encoding="utf-8")
     return out
 
 
@@ -86,12 +90,13 @@ def overlay(chart: Any, runs: Sequence[ComparedRun]) -> str:
     drawn = []
     for line in chart.lines:
         merged: dict[int, dict[str, Any]] = {}
+        curves = []
         for i, run in enumerate(runs):
+            curves.append(Line(f"run {i}", run.name, i + 1, line.dots))
             for step, value in series(run.history, line.name):
                 merged.setdefault(int(step), {"step": int(step)})[f"run {i}"] = value
-        lines = tuple(Line(f"run {i}", run.name, i + 1, line.dots) for i, run in enumerate(runs))
         title = f"{chart.title}: {line.label}" if line.label and len(chart.lines) > 1 else chart.title
-        one = replace(chart, title=title, lines=lines, band=None, wide=False)
+        one = replace(chart, title=title, lines=tuple(curves), band=None, wide=False)
         drawn.append(line_chart(one, [merged[step] for step in sorted(merged)]))
     return "".join(drawn)
 
@@ -100,10 +105,10 @@ def _summary(runs: Sequence[ComparedRun]) -> str:
     titles = ["run", "steps", "time"]
     columns = []
     for title, name, percent in SUMMARY:
-        if any(series(run.history, name) for run in runs):
+        if any(column(run.history, name) for run in runs):
             titles.append(title)
             columns.append((name, percent))
-    head = "".join(f"<th>{html.escape(title)}</th>" for title in [*titles, "cost"])
+    head = table_cells([*titles, "cost"], "th")
 
     rows = ""
     for i, run in enumerate(runs, 1):
@@ -114,7 +119,7 @@ def _summary(runs: Sequence[ComparedRun]) -> str:
             cells.append(_reached(run, name, percent))
         cells.append(money(run.folder))
         named = f'<td><span class="key s{i}"><i></i>{html.escape(run.name)}</span></td>'
-        rows += f"<tr>{named}{''.join(f'<td>{html.escape(cell)}</td>' for cell in cells)}</tr>"
+        rows += f"<tr>{named}{table_cells(cells)}</tr>"
     return (
         f'<section class="phases"><table class=wide><thead><tr>{head}</tr></thead>'
         f"<tbody>{rows}</tbody></table></section>"
@@ -122,7 +127,7 @@ def _summary(runs: Sequence[ComparedRun]) -> str:
 
 
 def _reached(run: ComparedRun, name: str, percent: bool) -> str:
-    values = [v for _, v in series(run.history, name)]
+    values = column(run.history, name)
     if not values:
         return "–"
     if name.startswith(("time/", "perf/")):
@@ -131,7 +136,9 @@ def _reached(run: ComparedRun, name: str, percent: bool) -> str:
 
 
 def _differences(runs: Sequence[ComparedRun]) -> str:
-    keys = dict.fromkeys(key for run in runs for key in run.config)
+    keys: dict[str, Any] = {}
+    for run in runs:
+        keys |= run.config
     shown = []
     for key in keys:
         values = {repr(run.config.get(key, "–")) for run in runs}
@@ -139,11 +146,11 @@ def _differences(runs: Sequence[ComparedRun]) -> str:
             shown.append(key)
     if not shown:
         return "<h2>Configuration</h2><p>The configurations are the same.</p>"
-    head = "".join(f"<th>{html.escape(run.name)}</th>" for run in runs)
+    head = table_cells([run.name for run in runs], "th")
     rows = ""
     for key in shown:
-        cells = "".join(f"<td>{html.escape(str(run.config.get(key, '–')))}</td>" for run in runs)
-        rows += f"<tr><td>{html.escape(key)}</td>{cells}</tr>"
+        values = [str(run.config.get(key, "–")) for run in runs]
+        rows += f"<tr>{table_cells([key, *values])}</tr>"
     same = len(keys) - len(shown)
     return (
         f"<h2>Configuration <small>{len(shown)} fields differ, {same} are the same</small></h2>"

@@ -123,7 +123,10 @@ class GuardWatch:
         """Step of the first alarm that lasts; 0: there is none. One that has been there since the run's first
         steps (too many equal rewards, say) does not hide one that came later."""
         starts = sorted(first for first, _ in self._alarms.values())
-        return next((step for step in starts if step > REFERENCE), starts[0] if starts else 0)
+        for step in starts:
+            if step > REFERENCE:
+                return step
+        return starts[0] if starts else 0
 
     def _trips(self, step: int, stats: Mapping[str, float]) -> dict[str, str]:
         """Guard -> what is wrong; empty if nothing is."""
@@ -148,7 +151,9 @@ class GuardWatch:
             "kl": self._above(stats, "kl/mean", limits.kl_max, left),
             "truncated": self._above(stats, "tokens/truncated_fraction", limits.truncated_max, cut),
             "no_answer": self._above(stats, NO_ANSWER, limits.no_answer_max, f"{formless}: share"),
-            "variance": self._above(
+            "variance": ""
+            if "teacher/kl" in stats  # groups of equal rewards learn from the teacher
+            else self._above(
                 stats, "group/zero_std_fraction", limits.zero_std_max, flat, self._why_flat(stats)
             ),
             "entropy": self._shrunk(stats, "entropy/mean", limits.entropy_min_share, *COLLAPSED),
@@ -182,7 +187,7 @@ class GuardWatch:
     @staticmethod
     def _nonfinite(stats: Mapping[str, float]) -> str:
         names = ("loss/total", "sft/loss", "grad/norm", "kl/mean", "entropy/mean")
-        bad = [n for n in names if n in stats and not math.isfinite(stats[n])]
+        bad = [name for name in names if not math.isfinite(stats.get(name, 0.0))]
         text = "not finite: look at the data of this step, or start a new run with a lower learning rate"
         return f"{', '.join(bad)} {text}" if bad else ""
 
@@ -287,4 +292,5 @@ def of_folder(folder: Path) -> list[Alarm]:
 
 
 if __name__ == "__main__":
-    print(json.dumps([(alarm.guard, alarm.text) for alarm in of_folder(Path(sys.argv[1]))]))
+    alarms = of_folder(Path(sys.argv[1]))
+    print(json.dumps([(alarm.guard, alarm.text) for alarm in alarms]))

@@ -25,9 +25,13 @@ def merge_lines(steps: dict[int, dict[str, Any]], lines: Iterable[bytes]) -> lis
     """
     new = []
     for record in map(parse_line, lines):
-        if record is not None:
-            new.append({k: float(v) if isinstance(v, str) else v for k, v in record.items()})
-            steps.setdefault(record["step"], {}).update(new[-1])
+        if record is None:
+            continue
+        for name, value in record.items():
+            if isinstance(value, str):
+                record[name] = float(value)
+        new.append(record)
+        steps.setdefault(record["step"], {}).update(record)
     return new
 
 
@@ -69,4 +73,13 @@ def truncate(path: Path, step: int) -> int:
 
 def last_step(path: Path, limit: int) -> int:
     """The last step in a file that is at most `limit`; -1 where there is none."""
-    return max((r["step"] for r in read_lines(path) if r["step"] <= limit), default=-1)
+    last = -1
+    for record in read_lines(path):
+        if record["step"] <= limit:
+            last = max(last, record["step"])
+    return last
+
+
+def column(records: Iterable[Mapping[str, Any]], name: str) -> list[Any]:
+    """The values of one field, from the records that have it."""
+    return [record[name] for record in records if name in record]

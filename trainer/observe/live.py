@@ -13,6 +13,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,16 @@ from rich.table import Table
 from rich.text import Text
 
 from trainer.config.growing_file import GrowingFile
-from trainer.config.run_folder import METRICS, lanes, read_progress
-from trainer.observe.history import merge_lines, newest_samples, read_history
+from trainer.config.run_folder import METRICS, lanes, read_progress, read_roster
+from trainer.observe.history import column, merge_lines, newest_samples, read_history
 from trainer.observe.phases import mean_seconds
 from trainer.observe.report_page import run_name
 
 REFRESH_S = 1.0
+BLOCKS = "▁▂▃▄▅▆▇█"
 MAX_NODES = 16
+MAX_ENDED = 4
+"""Rollout workers whose end is told."""
 PHASE_COLORS = {
     "rollout": "dodger_blue2",
     "grade": "dark_orange",
@@ -57,6 +61,9 @@ ROWS = (
     ("gradient norm", "grad/norm", "{:.3f}"),
     ("engine mismatch", "mismatch/logprob_abs_mean", "{:.1e}"),
     ("older weights", "staleness/logprob_abs_mean", "{:.1e}"),
+    ("waited for samples", "fleet/wait_s", "{:.1f} s"),
+    ("workers", "fleet/workers", "{:.0f}"),
+    ("workers idle", "fleet/idle_share", "{:.0%}"),
     ("rollout tokens/s", "perf/rollout_tokens_per_s", "{:,.0f}"),
     ("training tokens/s", "perf/train_tokens_per_s", "{:,.0f}"),
 )
@@ -103,7 +110,8 @@ def follow(
     if console.is_terminal:
         with Live(console=console, auto_refresh=False, vertical_overflow="visible") as live:
             for progress, history, _ in _watch(run_dir, tail, began, stop, poll_s):
-                shown = render(run_name(run_dir), progress, history, console.width, last_samples(run_dir))
+                who = last_samples(run_dir), read_roster(run_dir)
+                shown = render(run_name(run_dir), progress, history, console.width, *who)
                 live.update(shown, refresh=True)
     else:
         shown = began
@@ -137,7 +145,7 @@ def _watch(run_dir: Path, tail: Tail, began: float, stop: Callable[[], bool] | N
 def plain_line(record: dict[str, Any], progress: dict[str, Any]) -> str:
     """One step as one line, for logs."""
     total = progress.get("total_steps") or 0
-    parts = [f"step {record['step']}" + (f"/{total}" if total else "")]
+    parts = [f"step {record['step']}/{total}" if total else f"step {record['step']}"]
     short = {
         "reward/mean": "reward",
         "reward/accuracy": "accuracy",
@@ -149,21 +157,19 @@ def plain_line(record: dict[str, Any], progress: dict[str, Any]) -> str:
         if name in short and name in record:
             parts.append(f"{short[name]} {form.format(record[name])}")
     if "time/step_s" in record:
-        lanes = mean_seconds([record]).values()
-        phases = []
-        for lane in lanes:
-            for phase in lane:
-                if phase[0] != "other":
-                    phases.append(phase)
-
-        detail = " ".join(f"{name} {seconds:.1f}" for name, seconds in phases)
-        parts.append(f"{record['time/step_s']:.1f} s" + (f" ({detail})" if detail else ""))
+        phases = ""
+        for lane in mean_seconds([record]).values():
+            for name, seconds in lane:
+                if name != "other":
+                    phases += f" {name} {seconds:.1f}"
+        took = f"{record['time/step_s']:.1f} s"
+        parts.append(f"{took} ({phases.lstrip()})" if phases else took)
     return " | ".join(parts)
 
 
 def eta_s(history: Sequence[dict[str, Any]], total_steps: int) -> float | None:
     """Seconds to the end, from the mean of the last 20 steps; None where it cannot be told."""
-    steps = [r["time/step_s"] for r in history[-20:] if "time/step_s" in r]
+    steps = column(history[-20:], "time/step_s")
     if not steps or not total_steps:
         return None
     return sum(steps) / len(steps) * max(total_steps - history[-1]["step"], 0)
@@ -181,24 +187,31 @@ def duration(seconds: float) -> str:
 def sparkline(values: Sequence[float], width: int) -> str:
     """The course of `values` in at most `width` block characters, each the mean of its share; gaps where not
     finite."""
-    if len(values) > width:
-        edges = [round(i * len(values) / width) for i in range(width + 1)]
-        parts = [values[a:b] for a, b in zip(edges, edges[1:], strict=False)]
-    else:
-        parts = [[v] for v in values]
-    finite = []
-    for part in parts:
-        finite.append([v for v in part if math.isfinite(v)])
-
+    known = []
     means = []
-    for part in finite:
-        means.append(sum(part) / len(part) if part else math.nan)
-
-    known = [m for m in means if math.isfinite(m)]
+    for part in _parts(values, width):
+        finite = list(filter(math.isfinite, part))
+        mean = sum(finite) / len(finite) if finite else math.nan
+        means.append(mean)
+        if math.isfinite(mean):
+            known.append(mean)
     if not known:
         return ""
+
     low, span = min(known), (max(known) - min(known)) or 1.0
-    return "".join(" " if math.isnan(m) else "▁▂▃▄▅▆▇█"[min(int((m - low) / span * 8), 7)] for m in means)
+    line = ""
+    for mean in means:
+        line += " " if math.isnan(mean) else BLOCKS[min(int((mean - low) / span * 8), 7)]
+    return line
+
+
+def _parts(values: Sequence[float], most: int) -> list[Sequence[float]]:
+    """`values` cut into at most `most` parts, as even as they can be."""
+    count = min(len(values), most)
+    if not count:
+        return []
+    edges = [round(i * len(values) / count) for i in range(count + 1)]
+    return [values[a:b] for a, b in pairwise(edges)]
 
 
 def last_samples(run_dir: Path) -> list[dict[str, Any]]:
@@ -213,17 +226,21 @@ def render(
     history: Sequence[dict[str, Any]],
     width: int,
     nodes: Sequence[dict[str, Any]] = (),
+    workers: Sequence[dict[str, Any]] = (),
 ) -> RenderableType:
-    """The whole display. nodes: the newest sample of each (trainer/observe/node_monitor.py)."""
+    """The whole display. nodes: the newest sample of each (trainer/observe/node_monitor.py). workers: those
+    that sample, as the head of a fleet tells them."""
     inner = min(width, 110) - 6
     body: list[RenderableType] = [_headline(progress, history, inner)]
     if history:
         body += [Text(""), _values(history, inner)]
-    if any("time/step_s" in r for r in history):
+    if column(history, "time/step_s"):
         for lane, phases in mean_seconds(history[-20:]).items():
             body += [Text(""), _phase_bar(lane, phases, inner)]
     if nodes:
         body += [Text(""), _nodes(nodes)]
+    if workers:
+        body += [Text(""), _workers(workers)]
     if restarts := progress.get("restarts"):
         body += [Text(""), Text(restarts, style="dim")]
     status = progress.get("status", "starting")
@@ -261,7 +278,7 @@ def _headline(progress: dict[str, Any], history: Sequence[dict[str, Any]], width
     done = history[-1]["step"] if history else 0
     left = eta_s(history, total)
     text = Text.assemble(("step ", "dim"), (f"{done}", "bold"), (f" of {total}" if total else "", "dim"))
-    recent = [r["time/step_s"] for r in history[-20:] if "time/step_s" in r]
+    recent = column(history[-20:], "time/step_s")
     if recent:
         text.append("   ").append(f"{sum(recent) / len(recent):.2f}", style="bold")
         text.append(" s/step", style="dim")
@@ -283,10 +300,9 @@ def _values(history: Sequence[dict[str, Any]], width: int) -> Table:
     table.add_column(justify="right", style="bold", no_wrap=True, min_width=9)
     table.add_column(no_wrap=True)
     for label, name, form in ROWS:
-        seen = [(r["step"], float(r[name])) for r in history if name in r]
-        if not seen:
+        values = column(history, name)
+        if not values:
             continue
-        values = [v for _, v in seen]
         style = "cyan"
         if name.startswith(("reward/", "eval/")):
             style = "green"
@@ -294,7 +310,8 @@ def _values(history: Sequence[dict[str, Any]], width: int) -> Table:
             style = "magenta"
         line = Text(sparkline(values, max(8, width - 34)), style=style)
         if name.startswith("eval/"):
-            line.append(f"  {form.format(values[0])} at step {seen[0][0]}", style="dim")
+            first = next(record["step"] for record in history if name in record)
+            line.append(f"  {form.format(values[0])} at step {first}", style="dim")
         table.add_row(label, form.format(values[-1]), line)
     return table
 
@@ -323,9 +340,9 @@ def _nodes(nodes: Sequence[dict[str, Any]]) -> Table:
         gpus = node.get("gpus", [])
         cells = []
         if gpus:
-            busy = [g["busy_fraction"] for g in gpus]
-            memory = max(g["memory_bytes"] for g in gpus) / 2**30
-            hot = max(g["temperature_c"] for g in gpus)
+            busy = column(gpus, "busy_fraction")
+            memory = max(column(gpus, "memory_bytes")) / 2**30
+            hot = max(column(gpus, "temperature_c"))
             cells = [
                 f"{len(gpus)} GPUs {sum(busy) / len(busy):.0%} busy",
                 f"{memory:.0f} GiB, {hot} °C at most",
@@ -336,6 +353,26 @@ def _nodes(nodes: Sequence[dict[str, Any]]) -> Table:
         table.add_row(f"node {node['node']}", *cells)
     if len(nodes) > MAX_NODES:
         table.add_row(f"and {len(nodes) - MAX_NODES} more")
+    return table
+
+
+def _workers(workers: Sequence[dict[str, Any]]) -> Table:
+    """A line for each kind of GPU, then why the workers that ended last did."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    for device in dict.fromkeys(worker["device"] for worker in workers):
+        mine = [worker for worker in workers if worker["device"] == device]
+        alive = [worker for worker in mine if worker["lives"]]
+        speed = sum(worker["completions_per_s"] for worker in alive)
+        sampled = sum(worker["completions"] for worker in mine)
+        table.add_row(
+            device,
+            f"{len(alive)} of {len(mine)} workers alive",
+            f"{speed:.1f} completions/s",
+            f"{sampled:,} taken",
+        )
+    for worker in [worker for worker in workers if not worker["lives"]][-MAX_ENDED:]:
+        table.add_row(worker["worker"], f"ended: {worker['why']}")
     return table
 
 
@@ -352,9 +389,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         console = Console()
         progress = read_progress(run_dir)
         width = max(console.width, 80)
-        console.print(
-            render(run_name(run_dir), progress, read_history(run_dir), width, last_samples(run_dir))
-        )
+        who = last_samples(run_dir), read_roster(run_dir)
+        console.print(render(run_name(run_dir), progress, read_history(run_dir), width, *who))
         return 0
     try:
         follow(run_dir)

@@ -76,6 +76,17 @@ NAMES: dict[str, Name] = {
     "kl/coef": Name(
         "", "`algorithm.kl_coef` as steered towards `algorithm.kl_target`; absent where it is fixed."
     ),
+    "teacher/kl": Name(
+        "nats/token",
+        "KL from policy to teacher, estimated on the policy's own completions: log p - log p_teacher.",
+    ),
+    "teacher/gap_max": Name(
+        "nats", "Largest difference of the two log-probabilities of a token, in either direction."
+    ),
+    "teacher/likelier_fraction": Name(
+        "fraction",
+        "Share of tokens that the teacher finds likelier than the policy did; the rest is pushed down.",
+    ),
     "entropy/mean": Name(
         "nats/token", "Entropy of the policy's next-token distribution; its collapse ends learning."
     ),
@@ -264,6 +275,7 @@ NAMES: dict[str, Name] = {
     "fleet/publish_s": Name("s", "Sending what changed of the weights, all ranks at once."),
     "fleet/patch_mib": Name("MiB", "The newest version's changes, all ranks."),
     "fleet/workers": Name("count", "Workers that live and follow this attempt."),
+    "fleet/idle_share": Name("fraction", "Share of the workers' time in this step without a unit to sample."),
     "fleet/completions_per_s": Name("1/s", "What these sample, by each one's last unit."),
     "fleet/units": Name("count", "Units whose samples were accepted."),
     "fleet/late": Name("count", "Units that a second worker sent after the first."),

@@ -101,14 +101,15 @@ class Metrics:
 
         Raises ValueError for a name that is not `section/name`, TypeError for a value that is not a number.
         """
-        for name in values:
+        numbers = {}
+        line: dict[str, Any] = {"step": int(step), "time/unix_s": time.time()}
+        for name, value in values.items():
             if not NAME.fullmatch(name):
                 raise ValueError(
                     f"metric name {name!r}: write it as section/name_unit, as in docs/metrics.md"
                 )
-        numbers = {name: _number(name, value) for name, value in values.items()}
-        line: dict[str, Any] = {"step": int(step), "time/unix_s": time.time()}
-        line |= {name: _json_number(value) for name, value in numbers.items()}
+            numbers[name] = _number(name, value)
+            line[name] = _json_number(numbers[name])
         _append(self.run_dir / METRICS, line)
         for tracker in self._trackers:
             tracker.log(step, numbers)
@@ -122,8 +123,9 @@ class Metrics:
         """
         written = []
         for row in rows:
-            record = {"step": int(step)} | {k: v for k, v in row.items() if k != "image_pngs"}
-            record["images"] = [self._keep_image(data) for data in row.get("image_pngs", [])]
+            record: dict[str, Any] = {"step": int(step)} | row
+            pictures = record.pop("image_pngs", [])
+            record["images"] = [self._keep_image(data) for data in pictures]
             for key in ("reward", "advantage"):
                 if key in record:
                     record[key] = _json_number(_number(key, record[key]))

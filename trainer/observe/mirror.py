@@ -71,19 +71,21 @@ class RunMirror:
                 "it begins once the launcher has started its attempt"
             )
         self._fetch(listed, f"{STREAM}/{attempts[-1]}/")
-        for name in (METRICS, SAMPLES):  # those of an attempt hold the earlier ones' steps
-            have = [a for a in attempts if (self.cache / a / METRICS).exists()]
+        # The files of an attempt hold the steps of the earlier ones too.
+        have = [attempt for attempt in attempts if (self.cache / attempt / METRICS).exists()]
+        for name in (METRICS, SAMPLES):
             self._write(name, self._joined(have[-1], name) if have else b"")
-        self._write(NODES, b"".join(self._joined(a, NODES) for a in attempts))
-        logs = [(a, self._joined(a, LAUNCH_LOG)) for a in attempts]
-        self._write(LAUNCH_LOG, b"".join(b"--- attempt %s\n%s" % (a.encode(), text) for a, text in logs))
+        nodes = b""
+        logs = b""
+        starts = {}
         for attempt in attempts:
+            nodes += self._joined(attempt, NODES)
+            logs += b"--- attempt %s\n%s" % (attempt.encode(), self._joined(attempt, LAUNCH_LOG))
             self._copy(attempt)
-        starts = []
-        for a in attempts:
-            starts += read_lines(self.cache / a / ATTEMPTS)
-
-        starts = {r["unix_s"]: r for r in starts}
+            for start in read_lines(self.cache / attempt / ATTEMPTS):
+                starts[start["unix_s"]] = start
+        self._write(NODES, nodes)
+        self._write(LAUNCH_LOG, logs)
         lines = [json.dumps(starts[at], sort_keys=True) + "\n" for at in sorted(starts)]
         self._write(ATTEMPTS, "".join(lines).encode())
         newest = self.newest()
@@ -114,7 +116,7 @@ class RunMirror:
     def _joined(self, attempt: str, name: str) -> bytes:
         """The pieces of a file."""
         pieces = sorted(p for p in (self.cache / attempt / name).glob("*") if p.name.isdigit())
-        return b"".join(p.read_bytes() for p in pieces)
+        return b"".join(map(Path.read_bytes, pieces))
 
     def _copy(self, attempt: str) -> None:
         """Whole files and images; a later attempt's replace an earlier one's."""
@@ -160,10 +162,10 @@ class RunMirror:
 
         Raises ConfigError without any.
         """
-        keys = [key for key, _ in self.storage.list(f"{CHECKPOINTS}/{EXPORTED}")]
-        if not keys:
+        weights = self.storage.list(f"{CHECKPOINTS}/{EXPORTED}")
+        if not weights:
             raise ConfigError("the run has exported no weights: it does so at its end (checkpoint.export_hf)")
-        for key in keys:
+        for key, _ in weights:
             self.storage.get(key, self.folder / key.removeprefix(f"{CHECKPOINTS}/"))
         return self.folder / EXPORTED
 
@@ -184,10 +186,10 @@ class RunMirror:
 
     def profiles(self) -> str:
         """Fetches every profile that there is; returns the folder. Raises ConfigError without any."""
-        keys = [key for key, _ in self.storage.list(PROFILES)]
-        if not keys:
+        files = self.storage.list(PROFILES)
+        if not files:
             raise ConfigError("the run has profiled no step yet: `launch.py profile RUN` asks it to")
-        for key in keys:
+        for key, _ in files:
             if not (self.folder / key).exists():
                 self.storage.get(key, self.folder / key)
         return str(self.folder / PROFILES)

@@ -18,8 +18,9 @@ from huggingface_hub import ModelCard, ModelCardData
 
 from trainer import config as configuration
 from trainer.config import RunConfig
-from trainer.config.model_name import model_name
-from trainer.observe.charts import Chart, line_chart, series
+from trainer.config.model_name import is_hub_name, model_name
+from trainer.observe.charts import Chart, line_chart
+from trainer.observe.history import column
 from trainer.observe.live import duration
 from trainer.observe.report_bands import banded, with_edges
 from trainer.observe.report_charts import CHARTS, HELD_OUT
@@ -56,8 +57,12 @@ def curves(history: Sequence[dict[str, Any]], config: RunConfig) -> str:
     """The curves of a run as one SVG picture, narrow ones two in a row; empty where none of its metrics is
     drawn."""
     drawn = with_edges(history, config.expected)
-    charts = [banded(chart, config.expected) for chart in (HELD_OUT, *CHARTS) if chart.title in SHOWN]
-    pictures = [picture for chart in charts if (picture := _picture(chart, drawn)) is not None]
+    pictures = []
+    for chart in (HELD_OUT, *CHARTS):
+        if chart.title in SHOWN:
+            picture = _picture(banded(chart, config.expected), drawn)
+            if picture is not None:
+                pictures.append(picture)
     if not pictures:
         return ""
     width = max(picture.width for picture in pictures)
@@ -99,11 +104,12 @@ def card(
     manifest: Mapping[str, Any],
     scores: Mapping[str, Any],
     folder: Path,
+    drawn: bool,
 ) -> ModelCard:
-    """The card of a run. scores: the content of its evaluation's benchmarks.json, or {}."""
-    on_hub = re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", config.model.path)
+    """The card of a run. scores: the content of its evaluation's benchmarks.json, or {}. drawn: whether the
+    curves stand beside it."""
     data = ModelCardData(
-        base_model=config.model.path if on_hub else None,
+        base_model=config.model.path if is_hub_name(config.model.path) else None,
         library_name="peft" if config.lora.rank else "transformers",
         tags=["spotrl", config.method],
     )
@@ -112,19 +118,21 @@ def card(
         f"# {name}",
         _opening(config, launch),
         _figures(history, folder),
-        f"![Curves of the run]({CURVES})" if curves(history, config) else "",
+        f"![Curves of the run]({CURVES})" if drawn else "",
         _benchmarks(scores),
         _origin(launch, manifest.get("run", {})),
         _options(config),
         _again(launch),
     ]
-    body = "\n\n".join(part for part in parts if part)
+    body = "\n\n".join(filter(None, parts))
     return ModelCard(f"---\n{data.to_yaml()}\n---\n\n{body}\n")
 
 
 def _opening(config: RunConfig, launch: Mapping[str, Any]) -> str:
     what = "An adapter for" if config.lora.rank else "Weights of"
     method = {"grpo": "GRPO", "sft": "supervised fine-tuning"}[config.method]
+    if config.teaches:
+        method = f"on-policy distillation from {model_name(config.algorithm.teacher)}"
     recipe = f" by the recipe `{launch['recipe']}`" if "recipe" in launch else ""
     return f"{what} {model_name(config.model.path)}, trained with {method}{recipe} of SpotRL."
 
@@ -136,12 +144,13 @@ def _figures(history: Sequence[dict[str, Any]], folder: Path) -> str:
         ("held-out accuracy", "eval/accuracy"),
         ("reward", "reward/mean"),
         ("KL to the reference", "kl/mean"),
+        ("KL to the teacher", "teacher/kl"),
         ("loss", "sft/loss"),
     ):
-        values = [value for _, value in series(history, metric)]
+        values = column(history, metric)
         if values:
             rows.append(f"| {label} | {values[0]:.4g} | {values[-1]:.4g} |")
-    stamps = [value for _, value in series(history, "time/unix_s")]
+    stamps = column(history, "time/unix_s")
     took = duration(stamps[-1] - stamps[0]) if stamps else "not known"
     table = "\n".join(["| | first | last |", "|---|---|---|", *rows])
     return f"{table}\n\n{history[-1]['step']} steps in {took}; dollars: {money(folder)}."
@@ -202,8 +211,13 @@ def _options(config: RunConfig) -> str:
 
 
 def _again(launch: Mapping[str, Any]) -> str:
-    if not launch:
+    if not launch.get("commit"):
         return ""
+    if launch.get("diff") is None:
+        return (
+            "## The same run again\n\nThe code had changes that are not published: who launched the run can"
+            " repeat it exactly, and others can train with the options above."
+        )
     return (
         "## The same run again\n\n```bash\npython3 launch.py reproduce run/manifest.json\n```\n\n"
         "On CPUs of one kind the result is equal to the bit; on GPUs the prompts, seeds and order are."

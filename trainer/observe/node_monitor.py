@@ -16,7 +16,7 @@ import psutil
 
 from trainer.config.run_folder import NODES, read_progress
 from trainer.observe import beacon
-from trainer.observe.history import SLOWED, STRAGGLES, newest_samples
+from trainer.observe.history import SLOWED, STRAGGLES, column, newest_samples
 
 EVERY_S = 10.0
 WINDOW_S = 30.0
@@ -45,30 +45,29 @@ class NodeStats:
 
         self._since = time.time()
         memory = psutil.virtual_memory()
-        free = [shutil.disk_usage(self.run_dir).free, *(s["disk_free_bytes"] for s in samples)]
-        used = [1 - memory.available / memory.total, *(s["memory_fraction"] for s in samples)]
+        free = [shutil.disk_usage(self.run_dir).free, *column(samples, "disk_free_bytes")]
+        used = [1 - memory.available / memory.total, *column(samples, "memory_fraction")]
         metrics = {"perf/disk_free_gib": min(free) / 2**30, "perf/host_memory_fraction": max(used)}
+        gpus = []
         if samples:
-            metrics["perf/shm_free_gib"] = min(s["shm_free_bytes"] for s in samples) / 2**30
+            metrics["perf/shm_free_gib"] = min(column(samples, "shm_free_bytes")) / 2**30
             sent = 0
             for sample in samples:
+                gpus += sample["gpus"]
                 rates = sample["bytes_per_s"]
                 sent += rates.get("network_out", 0) + rates.get("infiniband_out", 0)
             metrics["perf/network_gbit_per_s"] = sent / len(samples) * 8e-9
-        gpus = [gpu for sample in samples for gpu in sample["gpus"]]
         return metrics | (_gpu_metrics(gpus) if gpus else {})
 
 
 def _gpu_metrics(gpus: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Means and extremes of all GPUs' samples."""
-    busy = [gpu["busy_fraction"] for gpu in gpus]
-    power_w = [gpu["power_w"] for gpu in gpus]
     slowed = [bool(gpu["slowdown"] & SLOWED) for gpu in gpus]
     return {
-        "perf/gpu_busy_fraction": statistics.mean(busy),
-        "perf/gpu_memory_gib_max": max(gpu["memory_bytes"] for gpu in gpus) / 2**30,
-        "perf/gpu_power_w": statistics.mean(power_w),
-        "perf/gpu_temperature_c_max": max(gpu["temperature_c"] for gpu in gpus),
+        "perf/gpu_busy_fraction": statistics.mean(column(gpus, "busy_fraction")),
+        "perf/gpu_memory_gib_max": max(column(gpus, "memory_bytes")) / 2**30,
+        "perf/gpu_power_w": statistics.mean(column(gpus, "power_w")),
+        "perf/gpu_temperature_c_max": max(column(gpus, "temperature_c")),
         "perf/gpu_slowed_fraction": statistics.mean(slowed),
     }
 
@@ -108,18 +107,26 @@ class NodeMonitor:
             rates[name] = round((traffic[name] - self._bytes.get(name, 0)) / seconds)
 
         files = _file_bytes()
-        rates["files"] = round(sum(n - self._files.get(pid, 0) for pid, n in files.items()) / seconds)
+        written = 0
+        for pid, count in files.items():
+            written += count - self._files.get(pid, 0)
+        rates["files"] = round(written / seconds)
         self._at = now
         self._bytes = traffic
         self._files = files
-        ranks = beacon.read(self.beacons)
+        waits = {}
         paused = {}
-        for rank in ranks:
+        pieces = 0
+        for rank in beacon.read(self.beacons):
+            waits[str(rank.rank)] = [rank.calls, rank.waited_s]
+            pieces += rank.pieces
             why = beacon.paused(self.beacons, rank)
             if why:
                 paused[str(rank.rank)] = why
-        run_dir = self.run_dir.absolute()
-        existing = next(path for path in (run_dir, *run_dir.parents) if path.exists())
+        # The run's folder may not be there yet: its nearest parent is on the same disk.
+        existing = self.run_dir.absolute()
+        while not existing.exists():
+            existing = existing.parent
         memory = psutil.virtual_memory()
         shm = Path("/dev/shm")
         return {
@@ -131,8 +138,8 @@ class NodeMonitor:
             "disk_free_bytes": shutil.disk_usage(existing).free,
             "bytes_per_s": rates,
             "gpus": self._gpus(),
-            "ranks": {str(b.rank): [b.calls, b.waited_s] for b in ranks},
-            "pieces": sum(b.pieces for b in ranks),
+            "ranks": waits,
+            "pieces": pieces,
             "paused": paused,
         }
 
@@ -161,8 +168,11 @@ class NodeMonitor:
 
 def _traffic(infiniband: Path = Path("/sys/class/infiniband")) -> dict[str, int]:
     """Bytes in and out so far, of all interfaces but loopback together, and of InfiniBand."""
-    cards = [c for name, c in psutil.net_io_counters(pernic=True).items() if name != "lo"]
-    found = {"network_in": sum(c.bytes_recv for c in cards), "network_out": sum(c.bytes_sent for c in cards)}
+    found = {"network_in": 0, "network_out": 0}
+    for name, card in psutil.net_io_counters(pernic=True).items():
+        if name != "lo":
+            found["network_in"] += card.bytes_recv
+            found["network_out"] += card.bytes_sent
     for name, counter in (("infiniband_in", "port_rcv_data"), ("infiniband_out", "port_xmit_data")):
         words = 0
         for path in infiniband.glob(f"*/ports/*/counters/{counter}"):
@@ -224,10 +234,11 @@ class Stragglers:
         if len(spans) < 2 or min(spans) < WINDOW_S:
             return ""
         shares = {}
+        nodes = {}
         for rank, (began, waited_before, _) in self._first.items():
-            ended, waited, _ = self._last[rank]
+            ended, waited, node = self._last[rank]
+            nodes[rank] = node
             shares[rank] = (waited - waited_before) / (ended - began)
-        nodes = {r: self._last[r][2] for r in self._last}
         self._first = dict(self._last)
         return straggler(shares, nodes)
 
@@ -235,7 +246,8 @@ class Stragglers:
 def straggler(shares: Mapping[int, float], nodes: Mapping[int, int]) -> str:
     """One line if a rank waits in collectives for much less of the time than the others, else ""."""
     least = min(shares, key=lambda r: shares[r])
-    usual = statistics.median(shares[r] for r in shares if r != least)
+    others = [share for rank, share in shares.items() if rank != least]
+    usual = statistics.median(others)
     if usual - shares[least] < STRAGGLES:
         return ""
     return (

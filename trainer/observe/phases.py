@@ -17,6 +17,7 @@ from typing import Any
 
 from trainer import processes
 from trainer.config.run_folder import LEARNING, PROGRESS, SAMPLING, write_whole
+from trainer.observe.history import column
 
 PHASES = ("rollout", "grade", "wait", "update", "sync", "checkpoint", "eval")
 """Phases of a step, in the order in which a step runs them."""
@@ -204,10 +205,11 @@ def _means(
 ) -> list[tuple[str, float]]:
     means = []
     for phase in phases:
-        metric = f"time/{phase}_s"
-        if any(metric in record for record in records):
-            means.append((phase, sum(record.get(metric, 0.0) for record in records) / len(records)))
-    rest = sum(record[whole] for record in records) / len(records) - sum(seconds for _, seconds in means)
+        seconds = column(records, f"time/{phase}_s")
+        if seconds:
+            means.append((phase, sum(seconds) / len(records)))
+    known = sum(seconds for _, seconds in means)
+    rest = sum(column(records, whole)) / len(records) - known
     if rest > 0:
         means.append(("other", rest))
     return means

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import shutil
 import sys
 import tempfile
@@ -25,13 +24,13 @@ import huggingface_hub
 from huggingface_hub.errors import HfHubHTTPError
 
 from trainer.config import ConfigError, load
+from trainer.config.model_name import is_hub_name
 from trainer.config.run_folder import CONFIG, MANIFEST, METRICS
 from trainer.observe.history import read_history
 from trainer.observe.model_card import CURVES, card, curves
 from trainer.observe.report_page import run_name
 
 CARD = "README.md"
-HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 
 
 def assemble(
@@ -58,8 +57,10 @@ def assemble(
     if manifest.get("launch", {}).get("diff") and not with_diff:
         manifest["launch"]["diff"] = None
     found = _json(scores) if scores else {}
-    card(run_name(run_dir), config, history, manifest, found, run_dir).save(out / CARD)
-    (out / CURVES).write_text(curves(history, config))
+    picture = curves(history, config)
+    if picture:
+        (out / CURVES).write_text(picture)
+    card(run_name(run_dir), config, history, manifest, found, run_dir, bool(picture)).save(out / CARD)
     (out / "run").mkdir()
     for name in (CONFIG, METRICS):
         shutil.copyfile(run_dir / name, out / "run" / name)
@@ -113,7 +114,7 @@ class Publication:
     @property
     def is_hub(self) -> bool:
         """Whether `to` is a repository. A folder of that name that exists is taken for the folder."""
-        return bool(HUB_NAME.fullmatch(self.to)) and not Path(self.to).exists()
+        return is_hub_name(self.to) and not Path(self.to).exists()
 
 
 def publish(what: Publication, send: bool) -> None:

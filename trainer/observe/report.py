@@ -27,7 +27,7 @@ from trainer.config.model_name import model_name
 from trainer.config.run_folder import ATTEMPTS, CONFIG, NODES, REPORT, SAMPLES, read_lines, read_progress
 from trainer.observe import compare, report_nodes, report_page
 from trainer.observe.charts import Chart, Line, label, line_chart, series
-from trainer.observe.history import read_history
+from trainer.observe.history import column, read_history
 from trainer.observe.live import duration
 from trainer.observe.report_bands import banded, expectation_section, with_edges
 from trainer.observe.report_charts import CHARTS, HELD_OUT
@@ -63,15 +63,15 @@ def write_report(run_dir: str | Path) -> Path:
     name = config.run.name if config else report_page.run_name(run_dir)
     expected = config.expected if config else Expected()
     drawn = with_edges(history, expected)
+    charts = line_chart(banded(_hero(marks), expected), drawn, marks)
+    charts += line_chart(_by_source(history), history, marks)
+    for chart in CHARTS:
+        charts += line_chart(banded(chart, expected), drawn, marks)
     sections = [
         _header(name, config, progress, history, attempts),
         _tiles(history, progress, attempts, report_page.cost(run_dir)),
         expectation_section(expected, history),
-        '<section class="charts">',
-        line_chart(banded(_hero(marks), expected), drawn, marks),
-        line_chart(_by_source(history), history, marks),
-        *(line_chart(banded(chart, expected), drawn, marks) for chart in CHARTS),
-        "</section>",
+        f'<section class="charts">{charts}</section>',
         phases_section(history),
         report_nodes.section(read_lines(run_dir / NODES)),
         _samples(run_dir, read_lines(run_dir / SAMPLES)),
@@ -85,11 +85,17 @@ def write_report(run_dir: str | Path) -> Path:
 
 def _by_source(history: Sequence[dict[str, Any]]) -> Chart:
     """Held-out accuracy of every source, where the data has several; the first eight by name."""
-    names = sorted({name for record in history for name in record if name.startswith("eval/accuracy_")})
-    lines = tuple(Line(n, n.removeprefix("eval/accuracy_"), i, dots=True) for i, n in enumerate(names[:8], 1))
+    names = {name for record in history for name in record if name.startswith("eval/accuracy_")}
+    lines = []
+    for color, name in enumerate(sorted(names)[:8], 1):
+        lines.append(Line(name, name.removeprefix("eval/accuracy_"), color, dots=True))
     more = f" The first 8 of {len(names)}." if len(names) > 8 else ""
     return Chart(
-        "Held-out accuracy by source", lines, f"Sources of the held-out rows.{more}", percent=True, wide=True
+        title="Held-out accuracy by source",
+        lines=tuple(lines),
+        note=f"Sources of the held-out rows.{more}",
+        percent=True,
+        wide=True,
     )
 
 
@@ -139,15 +145,16 @@ def _tiles(
         ("loss", "sft/loss", "{:.4f}"),
         ("KL to the reference", "kl/mean", "{:.2g}"),
     ):
-        if points := series(history, name):
-            window = max(1, min(10, len(points) // 4))
-            early, late = (sum(v for _, v in part) / window for part in (points[:window], points[-window:]))
-            tiles.append((title, form.format(late), f"from {form.format(early)}" if len(points) > 1 else ""))
+        values = column(history, name)
+        if values:
+            window = max(1, min(10, len(values) // 4))
+            early, late = sum(values[:window]) / window, sum(values[-window:]) / window
+            tiles.append((title, form.format(late), f"from {form.format(early)}" if len(values) > 1 else ""))
     total = progress.get("total_steps") or 0
     last_step = history[-1]["step"]
     tiles.append(("steps", f"{last_step:,}", f"of {total:,}" if total and total != last_step else ""))
-    steps = [v for _, v in series(history, "time/step_s")]
-    stamps = [v for _, v in series(history, "time/unix_s")]
+    steps = column(history, "time/step_s")
+    stamps = column(history, "time/unix_s")
     if stamps:
         began = min(attempts[0]["unix_s"], stamps[0]) if attempts else stamps[0]
         note = f"{duration(sum(steps))} in steps" if steps else ""
@@ -155,7 +162,8 @@ def _tiles(
         tiles.append(("wall clock", duration(stamps[-1] - began), note))
     if steps:
         tiles.append(("seconds per step", f"{sorted(steps)[len(steps) // 2]:.2f}", "median"))
-    if speed := [v for _, v in series(history, "perf/rollout_tokens_per_s")]:
+    speed = column(history, "perf/rollout_tokens_per_s")
+    if speed:
         tiles.append(("rollout", f"{sorted(speed)[len(speed) // 2]:,.0f}", "tokens/s, median"))
     if cost.get("usd"):
         planned = f"${cost['planned_usd']:,.2f} planned" if cost.get("planned_usd") else "at most"
@@ -181,33 +189,37 @@ def choose(samples: Sequence[dict[str, Any]], limit: int = MAX_SAMPLES) -> list[
     for sample in samples:
         steps.setdefault(sample["step"], []).append(sample)
     order = sorted(steps)
-    while order and sum(min(len(steps[s]), limit) for s in order) > limit and len(order) > 1:
-        keep = max(len(order) * limit // sum(len(steps[s]) for s in order), 1)
-        keep = min(keep, len(order) - 1)
-        if keep > 1:
-            order = [order[round(i * (len(order) - 1) / (keep - 1))] for i in range(keep)]
-        else:
-            order = order[-1:]
-    return [sample for step in reversed(order) for sample in steps[step][:limit]]
+    while len(order) > 1:
+        counts = [len(steps[step]) for step in order]
+        if sum(min(count, limit) for count in counts) <= limit:
+            break
+        keep = max(len(order) * limit // sum(counts), 1)
+        order = _evenly(order, min(keep, len(order) - 1))
+
+    chosen = []
+    for step in reversed(order):
+        chosen += steps[step][:limit]
+    return chosen
+
+
+def _evenly(steps: list[int], count: int) -> list[int]:
+    """`count` of the steps, at even distances from the first to the last; the last if one is asked for."""
+    if count == 1:
+        return steps[-1:]
+    return [steps[round(i * (len(steps) - 1) / (count - 1))] for i in range(count)]
 
 
 def _samples(run_dir: Path, samples: Sequence[dict[str, Any]]) -> str:
     if not samples:
         return ""
     chosen = choose(samples)
-    left = (
-        f"{len(chosen)} of {len(samples):,} written"
-        if len(chosen) < len(samples)
-        else f"{len(chosen)} written"
-    )
     left = f"{len(chosen)} written"
     if len(chosen) < len(samples):
         left = f"{len(chosen)} of {len(samples):,} written"
-    verdicts = sorted({s.get("verdict", "") for s in chosen})
-    buttons = "".join(
-        f'<button data-verdict="{html.escape(v)}">{html.escape(v.replace("_", " "))}</button>'
-        for v in verdicts
-    )
+    buttons = ""
+    for verdict in sorted({sample.get("verdict", "") for sample in chosen}):
+        text = html.escape(verdict.replace("_", " "))
+        buttons += f'<button data-verdict="{html.escape(verdict)}">{text}</button>'
     budget = MAX_PICTURE_BYTES
     rows = []
     step = None
@@ -286,19 +298,23 @@ def _config(path: Path) -> tuple[RunConfig | None, str]:
         config = configuration.load(path)
     except ConfigError:  # written by another version: show it as it is
         return None, f'<h2>Configuration</h2><pre class="raw">{html.escape(path.read_text())}</pre>'
-    default, blocks = configuration.to_dict(RunConfig()), []
+    default = configuration.to_dict(RunConfig())
+    blocks = ""
     for section, values in configuration.to_dict(config).items():
-        values = values if isinstance(values, dict) else {section: values}
-        base = default[section] if isinstance(default[section], dict) else {section: default[section]}
-        rows = "".join(
-            f"<tr{'' if base.get(k) == v else ' class=set'}><td>{html.escape(k)}</td>"
-            f"<td>{html.escape(_value(v))}</td></tr>"
-            for k, v in values.items()
-        )
-        blocks.append(f"<table><caption>{html.escape(section)}</caption>{rows}</table>")
+        usual = default[section]
+        # A field that stands outside a section is shown as a section of its own.
+        if not isinstance(values, dict):
+            values = {section: values}
+        if not isinstance(usual, dict):
+            usual = {section: usual}
+        rows = ""
+        for key, value in values.items():
+            row_class = "" if usual.get(key) == value else " class=set"
+            rows += f"<tr{row_class}>{report_page.table_cells([key, _value(value)])}</tr>"
+        blocks += f"<table><caption>{html.escape(section)}</caption>{rows}</table>"
     return config, (
         "<h2>Configuration <small>bold: not the default</small></h2>"
-        f'<section class="config">{"".join(blocks)}</section>'
+        f'<section class="config">{blocks}</section>'
     )
 
 
@@ -313,11 +329,11 @@ def _value(value: Any) -> str:
 def _attempts(attempts: Sequence[dict[str, Any]]) -> str:
     if len(attempts) < 2:
         return ""
-    rows = "".join(
-        f"<tr><td>{i}</td><td>{time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime(a['unix_s']))}</td>"
-        f"<td>{html.escape(str(a.get('host', '')))}</td><td>{a['resume_step'] or 'the beginning'}</td></tr>"
-        for i, a in enumerate(attempts, 1)
-    )
+    rows = ""
+    for i, attempt in enumerate(attempts, 1):
+        began = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(attempt["unix_s"]))
+        after = str(attempt["resume_step"] or "the beginning")
+        rows += f"<tr>{report_page.table_cells([str(i), began, str(attempt.get('host', '')), after])}</tr>"
     return (
         '<h2>Attempts</h2><section class="phases"><table class="attempts"><thead><tr><th></th>'
         "<th>started (UTC)</th>"

@@ -12,6 +12,7 @@ from trainer.config import Expected
 from trainer.config.expected import compare
 from trainer.observe.charts import Chart
 from trainer.observe.differences import state_of
+from trainer.observe.report_page import table_cells
 
 
 def _edge(metric: str, side: str) -> str:
@@ -53,8 +54,8 @@ def expectation_section(expected: Expected, history: Sequence[dict[str, Any]]) -
     rows = ""
     for band in expected.bands:
         cells = (band.metric, str(band).removeprefix(band.metric), state_of(band, verdict), band.source)
-        rows += "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells) + "</tr>"
-    head = "".join(f"<th>{name}</th>" for name in ("metric", "expected", "this run", "source"))
+        rows += f"<tr>{table_cells(cells)}</tr>"
+    head = table_cells(("metric", "expected", "this run", "source"), "th")
     promise = f"<p>Not promised: {html.escape(expected.not_promised)}</p>" if expected.not_promised else ""
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
     title = f"<h2>Expected <small>{html.escape(str(verdict))}</small></h2>"

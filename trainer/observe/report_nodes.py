@@ -3,12 +3,12 @@ phase."""
 
 from __future__ import annotations
 
-import html
 import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from trainer.observe.history import SLOWED, STRAGGLES
+from trainer.observe.history import SLOWED, STRAGGLES, column
+from trainer.observe.report_page import table_cells
 
 GIB = 2**30
 MAX_RANKS = 64
@@ -21,12 +21,15 @@ def section(samples: Sequence[dict[str, Any]]) -> str:
     """Tables of nodes and of ranks; "" without samples."""
     if not samples:
         return ""
-    nodes = sorted({s["node"] for s in samples})
+    by_node: dict[int, list[dict[str, Any]]] = {}
+    for sample in samples:
+        by_node.setdefault(sample["node"], []).append(sample)
+
     columns = ["node", "GPUs busy", "GPU memory, peak", "hottest", "power", "slowed down", "CPU"]
     columns += ["memory, peak", "disk free, least", "network in", "out", "InfiniBand in", "out"]
     rows = []
-    for n in nodes:
-        rows.append([str(n), *_of_node([s for s in samples if s["node"] == n])])
+    for node in sorted(by_node):
+        rows.append([str(node), *_of_node(by_node[node])])
 
     shown = f'<h2>Machines</h2><section class="phases">{_table(columns, rows)}'
     return shown + _ranks(waits(samples)) + "</section>"
@@ -34,26 +37,20 @@ def section(samples: Sequence[dict[str, Any]]) -> str:
 
 def _of_node(samples: Sequence[dict[str, Any]]) -> list[str]:
     gpus = []
-    for s in samples:
-        gpus += s.get("gpus", [])
-
-    def rate(name: str) -> str:
-        values = []
-        for s in samples:
-            if name in s.get("bytes_per_s", {}):
-                values.append(s["bytes_per_s"][name])
-
-        return f"{statistics.mean(values) / 1e6:,.0f} MB/s" if values else "–"
+    for of_one_sample in column(samples, "gpus"):
+        gpus += of_one_sample
+    rates = column(samples, "bytes_per_s")
 
     of_gpus = ["–"] * 5
     if gpus:
         slowed = sum(bool(g.get("slowdown", 0) & SLOWED) for g in gpus)
-        busy = statistics.mean([g["busy_fraction"] for g in gpus])
-        power_w = statistics.mean([g["power_w"] for g in gpus])
+        busy = statistics.mean(column(gpus, "busy_fraction"))
+        memory_gib = max(column(gpus, "memory_bytes")) / GIB
+        power_w = statistics.mean(column(gpus, "power_w"))
         of_gpus = [
             f"{busy:.0%}",
-            f"{max(g['memory_bytes'] for g in gpus) / GIB:.1f} GiB",
-            f"{max(g['temperature_c'] for g in gpus)} °C",
+            f"{memory_gib:.1f} GiB",
+            f"{max(column(gpus, 'temperature_c'))} °C",
             f"{power_w:.0f} W",
             f"{slowed / len(gpus):.0%} of samples" if slowed else "never",
         ]
@@ -62,7 +59,10 @@ def _of_node(samples: Sequence[dict[str, Any]]) -> list[str]:
         _over(samples, "cpu_fraction", statistics.mean, "{:.0%}"),
         _over(samples, "memory_fraction", max, "{:.0%}"),
         _over(samples, "disk_free_bytes", min, "{:.0f} GiB", GIB),
-        *(rate(f"{fabric}_{way}") for fabric in ("network", "infiniband") for way in ("in", "out")),
+        _over(rates, "network_in", statistics.mean, "{:,.0f} MB/s", 1e6),
+        _over(rates, "network_out", statistics.mean, "{:,.0f} MB/s", 1e6),
+        _over(rates, "infiniband_in", statistics.mean, "{:,.0f} MB/s", 1e6),
+        _over(rates, "infiniband_out", statistics.mean, "{:,.0f} MB/s", 1e6),
     ]
 
 
@@ -73,8 +73,8 @@ def _over(
     form: str,
     unit: float = 1.0,
 ) -> str:
-    values = [s[name] / unit for s in samples if name in s]
-    return form.format(of(values)) if values else "–"
+    values = column(samples, name)
+    return form.format(of(values) / unit) if values else "–"
 
 
 def waits(samples: Sequence[dict[str, Any]]) -> Waits:
@@ -100,7 +100,10 @@ def waits(samples: Sequence[dict[str, Any]]) -> Waits:
                 table[phase][rank] += value
     shares: Waits = {}
     for phase, by_rank in sorted(seconds.items(), key=lambda p: -sum(p[1].values())):
-        shares[phase] = {rank: waited[phase][rank] / s for rank, s in sorted(by_rank.items()) if s > 0}
+        shares[phase] = {}
+        for rank, total in sorted(by_rank.items()):
+            if total > 0:
+                shares[phase][rank] = waited[phase][rank] / total
     return shares
 
 
@@ -117,7 +120,7 @@ def stragglers(shares: dict[int, float]) -> list[int]:
 
 
 def _ranks(shares: Waits) -> str:
-    ranks = sorted({rank for of in shares.values() for rank in of})
+    ranks = sorted(set().union(*shares.values()))
     if len(ranks) < 2:
         return ""
     rows = []
@@ -133,11 +136,13 @@ def _ranks(shares: Waits) -> str:
 
         rows.append([str(rank), *cells, f"keeps the others waiting: {', '.join(keeps)}" if keeps else ""])
     more = f"<p>{len(ranks) - MAX_RANKS} more ranks.</p>" if len(ranks) > MAX_RANKS else ""
-    head = ("rank", *(phase or "all" for phase in shares), "")
+    head = ("rank", *[phase or "all" for phase in shares], "")
     return f"<h3>Time waited in collectives, by phase and rank</h3>{_table(head, rows)}{more}"
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    head = "".join(f"<th>{html.escape(c)}</th>" for c in columns)
-    body = "".join("<tr>" + "".join(f"<td>{html.escape(c)}</td>" for c in row) + "</tr>" for row in rows)
+    body = ""
+    for row in rows:
+        body += f"<tr>{table_cells(row)}</tr>"
+    head = table_cells(columns, "th")
     return f"<table class=wide><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

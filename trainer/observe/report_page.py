@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,11 @@ def page(title: str, body: str) -> str:
         f"<title>{html.escape(title)}</title><style>{_asset('report.css')}</style></head><body><main>{body}</main>"
         f"<script>{_asset('report.js')}</script></body></html>\n"
     )
+
+
+def table_cells(texts: Iterable[str], tag: str = "td") -> str:
+    """The cells of a table's row."""
+    return "".join(f"<{tag}>{html.escape(text)}</{tag}>" for text in texts)
 
 
 def _asset(name: str) -> str:

@@ -31,12 +31,14 @@ def _lane(history: Sequence[Mapping[str, Any]], lane: str, means: Sequence[tuple
     whole = f"time/{SAMPLING}_s" if lane == SAMPLING else "time/step_s"
     timed = [record for record in history if whole in record]
     keys = [(name, PHASE_COLORS.get(name, OTHER)) for name, _ in means]
-    names = [name for name, _ in means if name != "other"]
     rows = []
     for record in timed:
-        values = [record.get(f"time/{name}_s", 0.0) for name in names]
-        if keys[-1][0] == "other":
-            values.append(max(record[whole] - sum(values), 0.0))
+        values: list[float] = []
+        for name, _ in means:
+            if name == "other":
+                values.append(max(record[whole] - sum(values), 0.0))
+            else:
+                values.append(record.get(f"time/{name}_s", 0.0))
         rows.append((record["step"], values))
 
     title = f"Seconds per step: {lane}" if lane else "Seconds per step"

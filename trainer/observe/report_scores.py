@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 from typing import Any
 
+from trainer.observe.history import column
 from trainer.observe.report_page import page
 from trainer.observe.scores import PUBLISHED_BY, said
 
@@ -31,22 +32,22 @@ def scores_page(name: str, found: dict[str, Any]) -> str:
         facts.append(f"judged by {found['judge']}")
     head = f"<header><h1>{html.escape(name)}</h1><p>{html.escape(' · '.join(facts))}</p></header>"
     note = "Accuracy; the line is its 95% interval over problems."
-    published = []
-    for one in found["benchmarks"].values():
-        if "published" in one:
-            published.append(one["published"])
-
+    published = column(found["benchmarks"].values(), "published")
     if published:
         model = published[0]["model"]
         note += f" Triangle: published for {model} ({PUBLISHED_BY}), with another prompt and scorer."
-    charts = "".join(_chart(benchmark, one) for benchmark, one in found["benchmarks"].items())
+    charts = ""
+    for benchmark, one in found["benchmarks"].items():
+        charts += _chart(benchmark, one)
     return page(name, f'{head}<p>{html.escape(note)}</p><section class="charts">{charts}</section>')
 
 
 def _chart(benchmark: str, one: dict[str, Any]) -> str:
     """One benchmark's bars: the whole, then its categories from the best to the worst."""
     parts = sorted(one.get("categories", {}).items(), key=lambda part: -part[1]["accuracy"])
-    rows = [("all", one), *((part or "(none)", figures) for part, figures in parts[:MOST_CATEGORIES])]
+    rows = [("all", one)]
+    for part, figures in parts[:MOST_CATEGORIES]:
+        rows.append((part or "(none)", figures))
     height = ROW * (len(rows) + 1)
 
     def x(share: float) -> float:
@@ -73,15 +74,14 @@ def _chart(benchmark: str, one: dict[str, Any]) -> str:
     if "published" in one:
         at = x(one["published"]["accuracy"])
         shapes.append(f'<path class="published" d="M{at:.1f} 6l-5 -6h10z"/>')
-    more = (
-        f" {len(parts) - MOST_CATEGORIES} more categories in benchmarks.md."
-        if len(parts) > MOST_CATEGORIES
-        else ""
-    )
+    more = ""
+    if len(parts) > MOST_CATEGORIES:
+        more = f" {len(parts) - MOST_CATEGORIES} more categories in benchmarks.md."
     extra = [f"{key} {one[key]:.1%}" for key in one if "@" in key]
     if "by_published_rules" in one:
         extra.append(f"by the authors' rules {one['by_published_rules']:.1%}")
-    extra += [f"published {one['published']['accuracy']:.1%}"] if "published" in one else []
+    if "published" in one:
+        extra.append(f"published {one['published']['accuracy']:.1%}")
     note = f"<p>{html.escape(', '.join(extra))}.{more}</p>" if extra or more else ""
     return (
         f'<figure class="chart wide"><figcaption><h3>{html.escape(benchmark)}</h3></figcaption>{note}'

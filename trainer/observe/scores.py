@@ -11,10 +11,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trainer.observe.history import column
+
 Z = 1.959964
 """Standard errors on each side of an interval of 95%."""
 ASKED_A_MODEL = ("mathvista", "mathverse")
 """Benchmarks whose published figures come from a judge model. Ours, by rules alone, are not comparable."""
+
+PASS_AT = (1, 2, 4, 8, 16, 32, 64, 128)
+"""The k of pass@k, as far as there are that many completions."""
 
 PUBLISHED = {
     "Qwen/Qwen2.5-VL-3B-Instruct": {"mathvista": 0.623, "mathvision": 0.212},
@@ -73,7 +78,7 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     """
     n = len(values)
     mean = sum(values) / n
-    if all(v in (0.0, 1.0) for v in values):
+    if set(values) <= {0.0, 1.0}:
         middle = mean + Z**2 / (2 * n)
         scale = 1 + Z**2 / n
         half = Z * math.sqrt(mean * (1 - mean) / n + Z**2 / (4 * n * n))
@@ -98,6 +103,7 @@ def score(rows: Sequence[ScoredProblem]) -> dict[str, Any]:
     tokens = 0
     correct = []
     accuracies = []
+    by_rules = []
     for row in rows:
         values = [accuracy for _, accuracy in row.answers]
         earned += sum(values)
@@ -105,9 +111,11 @@ def score(rows: Sequence[ScoredProblem]) -> dict[str, Any]:
         correct.append(sum(value > 0 for value in values))
         truncated += row.truncated
         tokens += row.tokens
+        by_rules.append(sum(row.published or [0.0]) / n)
         if row.asked:
             asked += 1
-            without_answer += sum(answer is None for answer, _ in row.answers)
+            answers = [answer for answer, _ in row.answers]
+            without_answer += answers.count(None)
 
     completions = max(1, n * asked)
     figures: dict[str, Any] = {
@@ -120,13 +128,12 @@ def score(rows: Sequence[ScoredProblem]) -> dict[str, Any]:
         "tokens": tokens / completions,
     }
     if any(row.published is not None for row in rows):
-        by_rules = [sum(row.published or [0.0]) / n for row in rows]
         figures["by_published_rules"] = sum(by_rules) / len(rows)
         figures["interval_by_published_rules"] = interval(by_rules)
     if n > 1:
-        powers = [k for k in (1, 2, 4, 8, 16, 32, 64, 128) if k < n]
-        for k in [*powers, n]:
-            figures[f"pass@{k}"] = sum(pass_at_k(n, c, k) for c in correct) / len(rows)
+        for k in (*PASS_AT, n):
+            if k <= n:
+                figures[f"pass@{k}"] = sum(pass_at_k(n, c, k) for c in correct) / len(rows)
         figures[f"maj@{n}"] = sum(majority(row.answers) for row in rows) / len(rows)
     return figures
 
@@ -137,15 +144,17 @@ def scores(rows: Sequence[ScoredProblem], base: str = "") -> dict[str, dict[str,
     `categories` holds the figures of its parts, if it has several. `published` holds what the authors
     of `base`, the hub id of the model that is evaluated or was trained, say.
     """
-    by_benchmark: dict[str, dict[str, list[ScoredProblem]]] = {}
+    by_benchmark: dict[str, list[ScoredProblem]] = {}
+    by_part: dict[str, dict[str, list[ScoredProblem]]] = {}
     for row in rows:
         name, _, part = row.source.partition("/")
-        by_benchmark.setdefault(name, {}).setdefault(part, []).append(row)
+        by_benchmark.setdefault(name, []).append(row)
+        by_part.setdefault(name, {}).setdefault(part, []).append(row)
 
     figures = {}
-    for name, parts in by_benchmark.items():
-        whole = [row for row in rows if row.source.partition("/")[0] == name]
-        figures[name] = score(whole)
+    for name, problems in by_benchmark.items():
+        figures[name] = score(problems)
+        parts = by_part[name]
         if len(parts) > 1:
             figures[name]["categories"] = {part: score(parts[part]) for part in sorted(parts)}
         if name in PUBLISHED.get(base, {}):
@@ -172,14 +181,15 @@ def table(by_benchmark: dict[str, dict[str, Any]], judge: str, system_prompt: st
 
     judge: the model that graded free text; empty: rules alone. system_prompt: what was asked with.
     """
-    columns = [key for key in next(iter(by_benchmark.values())) if "@" in key]
-    both = any("by_published_rules" in one for one in by_benchmark.values())
-    models = [one["published"]["model"] for one in by_benchmark.values() if "published" in one]
+    benchmarks = list(by_benchmark.values())
+    columns = [key for key in benchmarks[0] if "@" in key]
+    both = bool(column(benchmarks, "by_published_rules"))
+    published = column(benchmarks, "published")
     head = ["benchmark", "problems", "accuracy", "95%"]
     if both:
         head += ["by the authors' rules", "95%"]
-    if models:
-        head.append(f"published ({models[0]})")
+    if published:
+        head.append(f"published ({published[0]['model']})")
     head += [*columns, "no answer", "cut", "too long", "tokens", "by"]
 
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
@@ -190,15 +200,16 @@ def table(by_benchmark: dict[str, dict[str, Any]], judge: str, system_prompt: st
         if not judge and name in ASKED_A_MODEL:
             graded_by += " (published: a judge)"
         parts = [(name, figures, graded_by)]
-        parts += [(f"- {part or '(none)'}", one, "") for part, one in figures.get("categories", {}).items()]
+        for part, one in figures.get("categories", {}).items():
+            parts.append((f"- {part or '(none)'}", one, ""))
         for label, one, by in parts:
             low, high = one["interval"]
             cells = [label, one["problems"], f"{one['accuracy']:.1%}", f"{low:.1%} to {high:.1%}"]
             if both:
                 cells += _by_rules(one)
-            if models:
+            if published:
                 cells.append(f"{one['published']['accuracy']:.1%}" if "published" in one else "")
-            cells += [f"{one[column]:.1%}" for column in (*columns, "no_answer", "truncated")]
+            cells += [f"{one[figure]:.1%}" for figure in (*columns, "no_answer", "truncated")]
             cells += [one["too_long"], f"{one['tokens']:.0f}", by]
             lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)

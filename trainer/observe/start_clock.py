@@ -35,7 +35,10 @@ class StartClock:
 
     def metrics(self) -> dict[str, float]:
         """Seconds of the whole start and of every part."""
-        return {"perf/start_s": self._last - self._began} | {PARTS[part]: s for part, s in self.parts.items()}
+        seconds = {"perf/start_s": self._last - self._began}
+        for part, of_part in self.parts.items():
+            seconds[PARTS[part]] = of_part
+        return seconds
 
     def tell(self) -> str:
         """The seconds as a line for the log."""

@@ -82,6 +82,7 @@ class Recorder:
     def push(self) -> Taken:
         """Pushes what was recorded. A store that fails costs the copy, never the run."""
         files = sorted(self.folder.glob(f"rank-{self.rank}-*"))
+        size = sum(path.stat().st_size for path in files)
         failed = ""
         try:
             if self.url:
@@ -90,7 +91,7 @@ class Recorder:
                     storage.put(path, path.name)
         except (StorageError, ConfigError, OSError) as error:
             failed = str(error)
-        return Taken(len(files), sum(path.stat().st_size for path in files), failed)
+        return Taken(len(files), size, failed)
 
 
 @contextlib.contextmanager

@@ -18,23 +18,34 @@ from trainer.hardware.model_shapes import Shape
 def describe(traces: Sequence[Trace], outcomes: Sequence[Outcome]) -> dict[str, float]:
     """Rewards, verdicts and lengths of all completions of one step."""
     n = len(traces)
-    lengths = [len(trace.completion) for trace in traces]
-    prompts = [trace.shared for trace in traces]
-    rewards = [o.reward for o in outcomes]
+    lengths = []
+    prompts = []
+    cut = 0
+    unsound = 0
+    for trace in traces:
+        lengths.append(len(trace.completion))
+        prompts.append(trace.shared)
+        cut += not trace.finished
+        unsound += not trace.sound
+
+    rewards = []
+    accuracies = []
+    well_formed = []
+    verdicts: Counter[str] = Counter()
+    for outcome in outcomes:
+        rewards.append(outcome.reward)
+        accuracies.append(outcome.accuracy)
+        well_formed.append(outcome.format)
+        verdicts[outcome.verdict] += 1
     mean = sum(rewards) / n
-    squares = sum((r - mean) ** 2 for r in rewards)
-    verdicts = Counter(o.verdict for o in outcomes)
-    verdict_rates = {f"reward/{verdict}_rate": verdicts[verdict] / n for verdict in get_args(Verdict)}
-    accuracy = sum(o.accuracy for o in outcomes) / n
-    well_formed = sum(o.format for o in outcomes) / n
-    cut = sum(not trace.finished for trace in traces)
+    squares = sum((reward - mean) ** 2 for reward in rewards)
     return {
         "reward/mean": mean,
         "reward/std": (squares / max(n - 1, 1)) ** 0.5,
-        "reward/largest": max(abs(r) for r in rewards),
-        "reward/accuracy": accuracy,
-        "reward/format": well_formed,
-        **verdict_rates,
+        "reward/largest": max(map(abs, rewards)),
+        "reward/accuracy": sum(accuracies) / n,
+        "reward/format": sum(well_formed) / n,
+        **{f"reward/{verdict}_rate": verdicts[verdict] / n for verdict in get_args(Verdict)},
         "tokens/response_mean": sum(lengths) / n,
         "tokens/response_max": max(lengths),
         "tokens/response_min": min(lengths),
@@ -42,7 +53,7 @@ def describe(traces: Sequence[Trace], outcomes: Sequence[Outcome]) -> dict[str, 
         "tokens/prompt_max": max(prompts),
         "tokens/step": sum(lengths) + sum(prompts),
         "tokens/truncated_fraction": cut / n,
-        "rollout/not_finite": float(sum(not trace.sound for trace in traces)),
+        "rollout/not_finite": float(unsound),
     }
 
 
@@ -64,13 +75,16 @@ def throughput(stats: dict[str, float], times: dict[str, float], world_size: int
 
 def utilisation(
     config: RunConfig,
-    shape: Shape,
+    shapes: Sequence[Shape],
     peak: float,
     image_token_id: int,
     traces: Sequence[Trace],
     times: dict[str, float],
 ) -> dict[str, float]:
-    """Model and hardware FLOPs utilization per phase. `peak` is that of one GPU, in FLOP/s."""
+    """Model and hardware FLOPs utilization per phase. `peak` is that of one GPU, in FLOP/s.
+
+    shapes: the policy's, and the teacher's where there is one.
+    """
     sequences = []
     for trace in traces:
         grids = image_grids(trace.prompt.tolist(), image_token_id)
@@ -78,7 +92,7 @@ def utilisation(
     grpo = config.method == "grpo"
     algorithm = config.algorithm
     return step_metrics(
-        shape,
+        shapes[0],
         sequences,
         times,
         config.placement.world_size,
@@ -86,6 +100,7 @@ def utilisation(
         epochs=algorithm.epochs if grpo else 1,
         reference=grpo and bool(algorithm.kl_coef),
         old_logprobs=grpo and config.old_logprobs,
+        teacher=shapes[1] if len(shapes) > 1 else None,
         recompute=config.model.gradient_checkpointing,
         freeze_vision=not config.tower_trained,
         adapters=bool(config.lora.rank),

@@ -24,7 +24,7 @@ from typing import Any
 
 from trainer.config import ConfigError
 from trainer.config.growing_file import GrowingFile
-from trainer.config.run_folder import ATTEMPTS, CONFIG, LAUNCH_LOG, METRICS, NODES, PROGRESS, SAMPLES
+from trainer.config.run_folder import ATTEMPTS, CONFIG, LAUNCH_LOG, METRICS, NODES, PROGRESS, ROSTER, SAMPLES
 from trainer.config.run_store import STREAM
 from trainer.errors import StorageError
 from trainer.observe.step_profile import REQUEST
@@ -44,7 +44,7 @@ NODE_S = 60.0
 """Least time between two pushed samples of a node; nodes.jsonl on the machine has all of them."""
 CLOSE_S = 5.0
 """Time for the last push, as the machine may be about to end."""
-WHOLE = (CONFIG, PROGRESS, ATTEMPTS, "preflight.json", "manifest.json")
+WHOLE = (CONFIG, PROGRESS, ATTEMPTS, ROSTER, "preflight.json", "manifest.json")
 
 
 class Growing:

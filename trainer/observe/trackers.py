@@ -116,7 +116,7 @@ class WeightsAndBiases:
         """Logs the step's samples as a table, and their images with the verdict under each."""
         columns: list[str | int] = ["row", "question", "completion", "ground_truth", "verdict"]
         columns += ["reward", "advantage", "tokens"]
-        data: list[Any] = [[row.get(column) for column in columns] for row in rows]
+        data: list[Any] = [list(map(row.get, columns)) for row in rows]
         logged: dict[str, Any] = {"samples": self._wandb.Table(columns=columns, data=data)}
         images = []
         for row in rows:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config import ConfigError
+from trainer.hardware.host_memory import available_memory
 
 START_TIMEOUT_S = 120.0
 """Time for a process to import the grader or the user's file on a busy node."""
@@ -30,10 +31,19 @@ OUTPUT_BYTES = 64 << 10
 disk."""
 LEAK_BYTES = 1 << 30
 """Memory that a process with a user's function may gain after its first result, before it is replaced."""
+CALLS_SHARE = 0.5
+"""Share of the memory that is free at the start, for all that calls of a user's function take at once. One
+that takes more than its process's part is ended: the kernel, or Ray, would end ranks instead."""
+LOOK_S = 0.25
+"""Between two looks at the memory of a process at work."""
 
 
 class Closed(Exception):
     """The pool was closed while a task ran."""
+
+
+class TooLarge(Exception):
+    """A task took more memory than its process may."""
 
 
 class ProcessPool:
@@ -48,6 +58,10 @@ class ProcessPool:
         self.restarts = 0
         self._workers = workers
         self._loads = function, task_packages
+        self._call_bytes = 0
+        if function:
+            free = int(CALLS_SHARE * available_memory()) // workers
+            self._call_bytes = max(LEAK_BYTES, free)
         self._tasks: queue.SimpleQueue[tuple[list[str], Future[Any]] | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._processes: set[subprocess.Popen[bytes]] = set()
@@ -116,7 +130,7 @@ class ProcessPool:
                 worker = None
             try:
                 worker = worker or self._start()
-                result = worker.ask(task, self.deadline_s)
+                result = worker.ask(task, self.deadline_s, self._call_bytes)
                 if worker.leaks():
                     print(
                         f"rewards: a grader's memory grew by {LEAK_BYTES >> 30} GiB: replaced",
@@ -130,6 +144,10 @@ class ProcessPool:
             except TimeoutError:
                 self._drop(worker)
                 return None, ["timeout", 0.0]
+            except TooLarge as error:
+                print(f"rewards: {error}", file=sys.stderr, flush=True)
+                self._drop(worker)
+                return None, ["error", 0.0]
             except (OSError, EOFError):
                 self._drop(worker)
                 worker = None
@@ -208,8 +226,9 @@ class _GraderProcess:
         self._first_bytes = self._first_bytes or held
         return held - self._first_bytes > LEAK_BYTES
 
-    def ask(self, task: list[str], deadline_s: float) -> Any:
-        """Result of a task. Raises TimeoutError at the deadline, EOFError if the process is gone.
+    def ask(self, task: list[str], deadline_s: float, most_bytes: int = 0) -> Any:
+        """Result of a task. Raises TimeoutError at the deadline, EOFError if the process is gone, TooLarge if
+        it holds more than `most_bytes` (0: any amount).
 
         Time in which the process waits for a CPU does not count, so that a busy node causes no wrong
         verdicts.
@@ -223,8 +242,16 @@ class _GraderProcess:
             left = deadline_s - elapsed + waited_s
             if left <= 0 or elapsed > MAX_STRETCH * deadline_s:
                 raise TimeoutError
-            if self.connection.poll(max(left, 0.01)):
+            pause = min(left, LOOK_S) if most_bytes else left
+            if self.connection.poll(max(pause, 0.01)):
                 return json.loads(self.connection.recv_bytes())
+            held = _memory_bytes(self.process.pid) if most_bytes else 0
+            if held > most_bytes:
+                took, most = held / 2**30, most_bytes / 2**30
+                raise TooLarge(
+                    f"one call of the function took {took:.1f} GiB, more than the {most:.1f} that a grader"
+                    f" may: ended, counted as an error; completion {task[1][-80:]!a}"
+                )
 
 
 def _forward(process: subprocess.Popen[bytes]) -> None:

@@ -8,10 +8,31 @@ from trainer.algorithm.traces import Prompt
 from trainer.config import RunConfig
 from trainer.learning.learner import Learner
 from trainer.run.rows import Rows
-from trainer.sampling.sampler import Ask, Sampler
+from trainer.sampling.sampler import Ask, SampledGroups, Sampler
 
 PROBE_TOKENS = 16
 PROBE_SEED = 7
+
+
+def ask_probe(config: RunConfig, sampler: Sampler, rows: Rows, version: int) -> SampledGroups:
+    """Starts to sample short completions of a few prompts with the weights of `version`, just loaded."""
+    engines = config.placement.world_size // config.rollout.tensor_parallel
+    usable, split = rows.usable(config.train_split), config.train_split
+    prompts = []
+    for i in range(engines):
+        prompts.append(Prompt(group=i, row=usable[i % len(usable)], seed=PROBE_SEED))
+    ask = Ask(
+        kind="probe",
+        step=version,
+        version=version,
+        prompts=prompts,
+        split=split,
+        prompt_tokens=rows.prompt_tokens(split),
+        samples_per_prompt=2,
+        temperature=config.rollout.temperature,
+        max_tokens=min(PROBE_TOKENS, config.rollout.max_tokens),
+    )
+    return sampler.sample(ask)
 
 
 def check_first_sync(config: RunConfig, sampler: Sampler, learner: Learner, rows: Rows, version: int) -> None:
@@ -20,28 +41,19 @@ def check_first_sync(config: RunConfig, sampler: Sampler, learner: Learner, rows
 
     Raises RuntimeError if they are not the same model.
     """
-    engines = config.placement.world_size // config.rollout.tensor_parallel
-    usable, split = rows.usable(config.train_split), config.train_split
-    ask = Ask(
-        kind="probe",
-        step=version,
-        version=version,
-        prompts=[Prompt(group=i, row=usable[i % len(usable)], seed=PROBE_SEED) for i in range(engines)],
-        split=split,
-        prompt_tokens=rows.prompt_tokens(split),
-        samples_per_prompt=2,
-        temperature=config.rollout.temperature,
-        max_tokens=min(PROBE_TOKENS, config.rollout.max_tokens),
-    )
-    traces = sampler.sample(ask).all()
-    scored = learner.logprobs(traces, split, old=True, reference=False).old
+    traces = ask_probe(config, sampler, rows, version).all()
+    scored = learner.logprobs(traces, config.train_split, old=True, reference=False).old
     assert scored is not None
     gaps: dict[int, list[np.ndarray]] = {}
     for trace, policy in zip(traces, scored, strict=True):
         gaps.setdefault(trace.group, []).append(np.abs(policy - trace.logprobs))
-    by_engine = [np.concatenate(parts) for parts in gaps.values()]
-    mean = float(np.max([gap.mean() for gap in by_engine]))
-    worst = float(np.max([gap.max() for gap in by_engine]))
+    means = []
+    largest = []
+    for parts in gaps.values():
+        of_engine = np.concatenate(parts)
+        means.append(of_engine.mean())
+        largest.append(of_engine.max())
+    mean, worst = float(np.max(means)), float(np.max(largest))
 
     limit = config.engine_tolerance
     print(f"weight sync: engine and policy differ by {mean:.1e} nats (mean), {worst:.1e} (max)", flush=True)

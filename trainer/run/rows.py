@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import astuple
+from itertools import pairwise
 
 import numpy as np
 
@@ -63,17 +64,18 @@ class Rows:
         shows."""
         world_size = self.ranks.world_size
         cuts = [rows * rank // world_size for rank in range(world_size + 1)]
+        slices = list(pairwise(cuts))
         out, shown = np.zeros((rows, 2), np.int32), time.monotonic()
-        longest = max(stop - start for start, stop in zip(cuts, cuts[1:], strict=False))
-        for offset in range(0, longest, ROWS_PER_CALL):
+        done = 0
+        for offset in range(0, max(stop - start for start, stop in slices), ROWS_PER_CALL):
             pieces = []
-            for start, stop in zip(cuts, cuts[1:], strict=False):
-                pieces.append((min(start + offset, stop), min(start + offset + ROWS_PER_CALL, stop)))
-            measured = self.ranks.each(RankProcess.lengths, [(split, *piece) for piece in pieces])
-            for (start, stop), part in zip(pieces, measured, strict=True):
+            for start, stop in slices:
+                pieces.append((split, min(start + offset, stop), min(start + offset + ROWS_PER_CALL, stop)))
+            measured = self.ranks.each(RankProcess.lengths, pieces)
+            for (_, start, stop), part in zip(pieces, measured, strict=True):
                 out[start:stop] = part
+                done += stop - start
             if time.monotonic() - shown > PROGRESS_S:
                 shown = time.monotonic()
-                done = sum(stop - cut for (_, stop), cut in zip(pieces, cuts, strict=False))
                 print(f"data: {done} of {rows} rows of {split.name} measured", flush=True)
         return out

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from trainer.algorithm.traces import Outcome, Trace
 from trainer.checkpoint.attempt import of_this_job
@@ -16,14 +18,14 @@ from trainer.checkpoint.export import export_adapter, export_hf
 from trainer.checkpoint.manager import Checkpoints
 from trainer.checkpoint.reader import Found
 from trainer.checkpoint.rollout_log import Graded, RolloutLog
-from trainer.config import ConfigError, RunConfig
+from trainer.config import ConfigError, RunConfig, by_model
 from trainer.config.run_folder import METRICS, newest_lines
 from trainer.config.run_store import EXPORTED
 from trainer.data.asked import LOOKED_AT, Asked
 from trainer.data.dataset import Dataset
 from trainer.data.prompt_stream import PromptStream
 from trainer.data.reader import Datasets
-from trainer.data.schema import question
+from trainer.data.schema import Row, question
 from trainer.errors import StorageError
 from trainer.fleet.head import FleetSampler
 from trainer.fleet.objects import secret
@@ -167,7 +169,8 @@ class Session:
         if config.method == "grpo":
             self._say_what_is_asked()
         self._peak_flops = peak_flops(facts.device_name)
-        self._shape = shape_of(str(hub.folder(config))) if self._peak_flops else None
+        measured = by_model(config) if self._peak_flops else []
+        self._shapes = [shape for one in measured if (shape := shape_of(str(hub.folder(one))))]
         form = FORMS[config.rewards.answer].expected
         self.guards = GuardWatch(config.guards, form, config.engine_tolerance, config.expected)
         self._causes: dict[str, str] = {}
@@ -183,7 +186,7 @@ class Session:
             colocated = Colocated(config, self.ranks)
             colocated.start()
             return colocated
-        fleet = FleetSampler(config, self.ranks, self.held, self.datasets, lambda: self.checkpoints.committed)
+        fleet = FleetSampler(config, self.ranks, self.held, self.datasets, self.checkpoints)
         fleet.start()
         stages.callback(fleet.leave)
         self.fleet = fleet
@@ -284,14 +287,20 @@ class Session:
         Raises ConfigError, naming it, for a reward that is not a finite number.
         """
         dataset = dataset or self.train_set
-        rows = {trace.row: dataset[trace.row] for trace in traces}
-        asked = {index: question(row.messages) for index, row in rows.items()}
-        outcomes = self.rewards.score(
-            [trace.text for trace in traces],
-            [rows[trace.row].reference for trace in traces],
-            [rows[trace.row].answer_type for trace in traces],
-            [asked[trace.row] for trace in traces],
-        )
+        rows: dict[int, Row] = {}
+        references = []
+        answer_types = []
+        questions = []
+        for trace in traces:
+            # A row's completions are many, and reading it reads its images.
+            if trace.row not in rows:
+                rows[trace.row] = dataset[trace.row]
+            row = rows[trace.row]
+            references.append(row.reference)
+            answer_types.append(row.answer_type)
+            questions.append(question(row.messages))
+        completions = [trace.text for trace in traces]
+        outcomes = self.rewards.score(completions, references, answer_types, questions)
         refuse_unusable(self.config.rewards, traces, outcomes)
         if dataset is self.train_set:
             self._causes = self._suspects(traces, outcomes)
@@ -311,6 +320,19 @@ class Session:
         graded = Graded(traces, outcomes, stats)
         self.rollouts.write(step, graded, self.checkpoints.floor)
         return graded
+
+    def ask_teacher(self, step: int, graded: Graded, members: Sequence[int]) -> Graded:
+        """Has the teacher judge the members of a step's completions, and logs what it says: a restart does
+        not ask again."""
+        traces = [graded.traces[i] for i in members]
+        scored = self.learner.logprobs(traces, self.config.train_split, old=False, reference=True)
+        assert scored.reference is not None
+        teacher = [np.zeros(0, np.float32)] * len(graded.traces)
+        for i, values in zip(members, scored.reference, strict=True):
+            teacher[i] = values
+        judged = replace(graded, teacher=teacher)
+        self.rollouts.write(step, judged, self.checkpoints.floor)
+        return judged
 
     @staticmethod
     def due(every: int, step: int, total: int) -> bool:
@@ -341,9 +363,9 @@ class Session:
         if not self.clock.told:
             print(self.clock.tell(), flush=True)
             stats |= self.clock.metrics()
-        if self._peak_flops and self._shape:
-            image_token_id = self.learner.facts.image_token_id
-            stats |= utilisation(self.config, self._shape, self._peak_flops, image_token_id, traces, times)
+        if self._peak_flops and len(self._shapes) == len(by_model(self.config)):
+            image = self.learner.facts.image_token_id
+            stats |= utilisation(self.config, self._shapes, self._peak_flops, image, traces, times)
         stats |= self.nodes.take()
         self.metrics.log(step, stats)
         alarms = self.guards.look(step, stats, traces[0].text if traces else "", self._causes)

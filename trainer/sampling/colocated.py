@@ -53,9 +53,8 @@ class Colocated:
         for rank in range(self.ranks.world_size):
             engine = rank // self.config.rollout.tensor_parallel
             rows = [prompt.row for prompt in later[engine]]
-            calls.append(
-                (now[engine], ask.split, ask.samples_per_prompt, ask.temperature, ask.max_tokens, rows)
-            )
+            how = ask.samples_per_prompt, ask.temperature, ask.top_p, ask.max_tokens
+            calls.append((now[engine], ask.split, *how, rows))
         return SampledGroups(self.ranks.stream(SamplerPart.sample, calls))
 
     def _shares(self, ask: Ask, prompts: Sequence[Prompt]) -> list[list[Prompt]]:

@@ -35,6 +35,8 @@ class Ask:
     """Longest completion."""
     upcoming: Sequence[Prompt] = ()
     """Prompts of the training split that will be asked next: their images are decoded meanwhile."""
+    top_p: float = 1.0
+    """Below 1 in evaluations alone: engine and policy use one distribution."""
 
 
 class SampledGroups:

@@ -58,6 +58,7 @@ class SamplerPart:
         split: Split,
         samples_per_prompt: int,
         temperature: float,
+        top_p: float,
         max_tokens: int,
         upcoming: Sequence[int],
     ) -> Iterator[list[Trace]]:
@@ -74,6 +75,7 @@ class SamplerPart:
                 lambda prompt: self.reader.request(split, prompt.row),
                 samples_per_prompt=samples_per_prompt,
                 temperature=temperature,
+                top_p=top_p,
                 max_tokens=max_tokens,
             )
             for group in groups:

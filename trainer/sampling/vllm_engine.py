@@ -260,6 +260,7 @@ class Engine:
         samples_per_prompt: int,
         temperature: float,
         max_tokens: int,
+        top_p: float = 1.0,
     ) -> Iterator[list[Trace]]:
         """Samples completions; yields each prompt's group of traces when the last of them has ended.
 
@@ -284,7 +285,7 @@ class Engine:
                 open_groups[str(group.prompt.group)] = group
                 held_bytes += upcoming.pixel_bytes
                 pictures += bool(upcoming.images)
-                self._add(group, upcoming, temperature, max_tokens)
+                self._add(group, upcoming, temperature, max_tokens, top_p)
                 upcoming = None
 
             beacon.tick()
@@ -298,16 +299,21 @@ class Engine:
                     held_bytes -= open_groups.pop(name).pixel_bytes
                     yield [group.traces[i] for i in range(samples_per_prompt)]
 
-    def _add(self, group: _OpenGroup, request: EngineRequest, temperature: float, max_tokens: int) -> None:
+    def _add(
+        self, group: _OpenGroup, request: EngineRequest, temperature: float, max_tokens: int, top_p: float
+    ) -> None:
         """Opens the group's requests. Its images are processed once, for all of them."""
         (rendered,) = self.llm._preprocess_cmpl([request.inputs])  # ty: ignore[invalid-argument-type]
         for index in range(group.size):
-            params = self._params(group, index, temperature, max_tokens)
+            params = self._params(group, index, temperature, max_tokens, top_p)
             self.llm.llm_engine.add_request(f"{group.prompt.group}/{index}", rendered, params)
 
-    def _params(self, group: _OpenGroup, index: int, temperature: float, max_tokens: int) -> SamplingParams:
+    def _params(
+        self, group: _OpenGroup, index: int, temperature: float, max_tokens: int, top_p: float
+    ) -> SamplingParams:
         return SamplingParams(
             temperature=temperature,
+            top_p=top_p,
             max_tokens=max_tokens,
             seed=group.prompt.seed + index if temperature else None,
             logprobs=0,

@@ -264,6 +264,14 @@ def test_a_hub_model_is_planned_for_by_its_shape_and_a_preflight_plans_for_none(
     assert [need for _, _, need in preflight.disk_needs(config, {}, True)] == [2 * GIB, GIB]
 
 
+def test_a_teacher_is_downloaded_besides(tmp_path):
+    options = ["model.path=Qwen/Qwen2.5-VL-7B-Instruct", "algorithm.kl_coef=0"]
+    options.append("algorithm.teacher=Qwen/Qwen2.5-VL-72B-Instruct")
+    config = c.override(gpu_run(tmp_path), options)
+    needs = {name: need for name, _, need in preflight.disk_needs(config, {"HF_HOME": str(tmp_path)}, False)}
+    assert needs["model cache"] == 2 * 8_292_166_656 and needs["teacher cache"] == 2 * 73_410_777_344
+
+
 def test_nodes_that_share_a_download_need_disk_for_their_share(tmp_path):
     def cache(*changes: str) -> int:
         base = ["model.path=Qwen/Qwen2.5-VL-72B-Instruct", "placement.nodes=4", "checkpoint.export_hf=end"]

@@ -259,6 +259,7 @@ def test_losses_are_counted_by_direction(probers, monkeypatch):
     assert answer["loss_out"] == 0.0 and answer["loss_back"] == pytest.approx(0.02)
 
 
+@pytest.mark.slow
 def test_an_echo_that_stalls_is_late_and_loses_nothing(probers, monkeypatch):
     """Its process gets no processor, again and again for 0.2 s, then for longer than LATE_S."""
     monkeypatch.setattr(probe, "DATAGRAMS", 500)

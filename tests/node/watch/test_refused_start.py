@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from tests.checkpoint.synthetic import again, save, writers
+from tests.small_disk import read_only, small_disk
 from trainer import config as c
 from trainer.checkpoint.attempt import Attempts, Fenced
 from trainer.data.dataset import Dataset
+from trainer.exit_codes import EXIT_CONFIG
 from trainer.node.watch.attempt_holder import AttemptHolder
+from trainer.node.watch.run_lock import RunLock
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -54,3 +63,25 @@ def test_what_can_go_on_replaces_it(config, tmp_path):
         living.check()
     holder.close(0, "")
     holder.lock.close()
+
+
+def test_a_run_folder_that_cannot_be_written_is_refused_in_a_line(config, tmp_path):
+    """By the launcher, before Ray; by a loop that has none; a read-only mount, since root ignores modes."""
+    with small_disk(tmp_path / "disk", 32 << 30) as disk:
+        kept = disk / "old"
+        kept.mkdir()
+        read_only(disk)
+        here = c.override(config, [f"run.dir={kept}/run"])
+        (tmp_path / "run.yaml").write_text(c.dump(here))
+        command = [sys.executable, "-m", "trainer.node", "--config", str(tmp_path / "run.yaml")]
+        began = time.monotonic()
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+        assert done.returncode == EXIT_CONFIG, done.stderr
+        (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+        assert f"{kept}/run cannot be written (run): mount it writable, or set run.dir" in line
+        assert "Traceback" not in done.stderr and "starting Ray" not in done.stdout
+        print(f"refused after {time.monotonic() - began:.1f} s")
+        with pytest.raises(
+            c.ConfigError, match=r"cannot be written \(Read-only file system\): choose another"
+        ):
+            RunLock(here.run.dir, "driver").take()

@@ -3,6 +3,7 @@ code."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -106,8 +107,12 @@ class HeadLauncher(Launcher):
         for line in findings.lines(self.found[self.shown :], name_of):
             print(line, file=sys.stderr, flush=True)
         self.shown = len(self.found)
-        path = findings.write(self.found, self.measured, self.config.run.dir)
         code = findings.exit_code(self.found)
+        with contextlib.suppress(
+            *[OSError] if code else []
+        ):  # a disk that cannot be written may be the finding
+            findings.write(self.found, self.measured, self.config.run.dir)
+        path = Path(self.config.run.dir) / findings.FILE
         if self.arguments.preflight and (last or code):
             print(findings.table(self.found, name_of), flush=True)
             self.say(f"all findings: {path}")

@@ -16,6 +16,7 @@ from trainer.exit_codes import (
     EXIT_INTERRUPTED,
     EXIT_NODE_LOST,
     EXIT_OK,
+    EXIT_RAY,
     FINAL_EXIT_CODES,
     RECOVER_EXIT_CODES,
 )
@@ -28,6 +29,8 @@ from trainer.node.watch import watchdog
 from trainer.node.watch.attempt_holder import AttemptHolder
 from trainer.observe.node_monitor import NodeMonitor, append
 
+RAY_LOOK_S = 2.0
+"""Between two looks at Ray's own processes."""
 DISPLAY_END_S = 5.0
 """Longest wait for the live display to show the end."""
 
@@ -47,6 +50,7 @@ class JobWatch:
         """launcher: the head's. check: messages of the other nodes; raises Ended if one, or Ray, is lost."""
         self.launcher, self.others = launcher, others
         self.holder, self.job = holder, job
+        self.ray = ray
         self.check = check
         self.run_dir = launcher.config.run.dir
         self.beacons = launcher.beacons(ray)
@@ -54,6 +58,9 @@ class JobWatch:
         self.dog = watchdog.Watchdog(launcher.config, ray.debug_command())
         self.monitor = NodeMonitor(0, self.run_dir, self.beacons)
         self.told_to_stop = False
+        self.ray_stopped = ""
+        """What is to be said of Ray's own processes that were found stopped."""
+        self._ray_looked = 0.0
 
     @property
     def said(self) -> str:
@@ -62,9 +69,21 @@ class JobWatch:
 
     def run(self) -> int:
         """Watches the job until it ends, whatever ends it; returns the exit code. Raises Ended."""
+        try:
+            code = self._until_the_end()
+        except Ended as end:
+            if not self.ray_stopped:
+                raise
+            raise Ended(end.code, f"{self.ray_stopped}: {end}", end.died) from None
+        if self.ray_stopped and code in (EXIT_NODE_LOST, EXIT_RAY):  # no job can go on with this Ray
+            raise Ended(code, f"{self.ray_stopped}: {self.log.reason()}")
+        return code
+
+    def _until_the_end(self) -> int:
         with _live_display(self.run_dir, shown=not self.log.show):
             while True:
                 self.log.pump()
+                self._look_at_ray()
                 self._look_for_a_hang()
                 self._take_messages()
                 self._pass_on_own_signal()
@@ -76,6 +95,15 @@ class JobWatch:
                 time.sleep(POLL_S)
 
     # --- what may happen --------------------------------------------------------------------------------
+
+    def _look_at_ray(self) -> None:
+        """Says once which of Ray's own processes on this node is stopped: what needs it then stands still."""
+        if self.ray_stopped or time.monotonic() - self._ray_looked < RAY_LOOK_S:
+            return
+        self._ray_looked = time.monotonic()
+        if stopped := self.ray.stopped():
+            self.ray_stopped = f"Ray's {stopped} on node 0 is stopped"
+            self.launcher.say(f"warning: {self.ray_stopped} (state T): what needs it stands still")
 
     def _look_for_a_hang(self) -> None:
         why = self.dog.overdue()

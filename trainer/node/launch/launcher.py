@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from trainer.config import RunConfig
+from trainer.config import RunConfig, by_model
 from trainer.exit_codes import (
     EXIT_INTERRUPTED,
     EXIT_NODE_LOST,
@@ -127,7 +127,8 @@ class Launcher(ABC):
 
     def fetch_model(self) -> None:
         """Starts the download of a hub model's weights, once, beside what follows."""
-        if self.fetching is None and not self.arguments.command and hub.from_hub(self.config):
+        wanted = any(hub.from_hub(config) for config in by_model(self.config))
+        if self.fetching is None and not self.arguments.command and wanted:
             command = [sys.executable, "-m", "trainer.node.launch.model_fetch"]
             command += ["--config", self.arguments.config]
             command += ["--node", str(self.node.rank), "--nodes", str(self.node.nodes)]

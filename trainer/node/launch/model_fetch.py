@@ -3,7 +3,8 @@ run.yaml`, per node.
 
 The ranks find them in the hub's cache, or wait for the download under way. What fails here is told by the
 ranks, who ask for the same files. Under ZeRO-3 a node downloads its share of the files, which its ranks pass
-on to the others'. Nothing is downloaded for a resume whose checkpoint holds every weight.
+on to the others'. The policy's are not downloaded for a resume whose checkpoint holds every weight; a
+teacher's always are.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 
 from trainer import config as configuration
 from trainer.checkpoint.layout import newest_step, remote_url
-from trainer.config import ConfigError, RunConfig, checkpoint_suffices, nodes_share_weights
+from trainer.config import ConfigError, RunConfig, by_model, checkpoint_suffices, nodes_share_weights
 from trainer.errors import StorageError
 from trainer.storage import hub
 from trainer.storage.storage import Storage
@@ -49,21 +50,24 @@ def main() -> None:
     arguments = parser.parse_args()
     config = configuration.load(arguments.config)
     os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # before the library is imported
-    if not needed(config):
-        print("model: the checkpoint holds every weight; none is downloaded", flush=True)
-        return
-    began = time.monotonic()
-    try:
-        files = fetch(config, arguments.node, arguments.nodes)
-    except Exception as error:
-        print(f"model: not downloaded ahead ({str(error).splitlines()[0]})", flush=True)
-        return
-    size = sum(path.stat().st_size for path in files)
-    took = time.monotonic() - began
-    print(
-        f"model: {size / 2**30:.2f} GiB of weights (files: {len(files)}) are here after {took:.0f} s",
-        flush=True,
-    )
+    for role, one in zip(("model", "teacher"), by_model(config), strict=False):
+        if not hub.from_hub(one):
+            continue
+        if role == "model" and not needed(config):
+            print("model: the checkpoint holds every weight; none is downloaded", flush=True)
+            continue
+        began = time.monotonic()
+        try:
+            files = fetch(one, arguments.node, arguments.nodes)
+        except Exception as error:
+            print(f"{role}: not downloaded ahead ({str(error).splitlines()[0]})", flush=True)
+            continue
+        size = sum(path.stat().st_size for path in files)
+        took = time.monotonic() - began
+        print(
+            f"{role}: {size / 2**30:.2f} GiB of weights (files: {len(files)}) are here after {took:.0f} s",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

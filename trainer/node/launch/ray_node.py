@@ -271,6 +271,16 @@ class RayNode:
         """Whether Ray is running; it exits when one of its parts dies."""
         return self.process is not None and self.process.poll() is None
 
+    def stopped(self) -> str:
+        """Ray's own processes here that are stopped, as by a debugger or a control group's freezer; "":
+        none."""
+        found = []
+        with contextlib.suppress(psutil.Error):
+            for process in psutil.Process(self.process.pid).children() if self.process else ():
+                if process.status() == psutil.STATUS_STOPPED:
+                    found.append(f"{process.name()} (process {process.pid})")
+        return " and ".join(found)
+
     def complaint(self) -> str:
         """The last line of Ray's own log that is not empty."""
         lines = []

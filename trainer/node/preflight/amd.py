@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import importlib
 import os
-import re
 from collections.abc import Mapping
 from typing import Any
 
 from trainer.node.preflight.findings import Finding
-from trainer.node.preflight.gpus import MeasuredGpu, Reading, judge
+from trainer.node.preflight.gpus import MeasuredGpu, Reading, judge, visible_indices
 
 UNKNOWN = "N/A"
 """What the library answers where a GPU does not support a reading."""
@@ -35,14 +34,14 @@ def read(amdsmi: Any, env: Mapping[str, str] = os.environ) -> Reading:
     """Reads every visible GPU. amdsmi: the module. Raises its AmdSmiException if there is no driver."""
     amdsmi.amdsmi_init()
     try:
-        handles = list(enumerate(amdsmi.amdsmi_get_processor_handles()))
+        handles = amdsmi.amdsmi_get_processor_handles()
         visible = env.get("HIP_VISIBLE_DEVICES") or env.get("ROCR_VISIBLE_DEVICES") or ""
-        if re.fullmatch(r"\d+(,\d+)*", visible):
-            handles = [handles[int(i)] for i in visible.split(",") if int(i) < len(handles)]
-        version = ""
-        for _, handle in handles[:1]:
-            version = str(amdsmi.amdsmi_get_gpu_driver_info(handle)["driver_version"])
-        return Reading(driver=version, cuda=0, gpus=tuple(_read_one(amdsmi, i, h) for i, h in handles))
+        indices = visible_indices(visible, len(handles))
+        driver = ""
+        if indices:
+            driver = str(amdsmi.amdsmi_get_gpu_driver_info(handles[indices[0]])["driver_version"])
+        gpus = [_read_one(amdsmi, index, handles[index]) for index in indices]
+        return Reading(driver=driver, cuda=0, gpus=tuple(gpus))
     finally:
         amdsmi.amdsmi_shut_down()
 

@@ -44,10 +44,13 @@ class Finding:
 
 def exit_code(findings: Iterable[Finding]) -> int:
     """0 if nothing failed, 36 if another machine would fix any failure, 2 if only the user can."""
-    failed = [f for f in findings if f.level == "fail"]
-    if not failed:
-        return EXIT_OK
-    return EXIT_PREFLIGHT if any(f.machine for f in failed) else EXIT_CONFIG
+    code = EXIT_OK
+    for finding in findings:
+        if finding.level == "fail" and finding.machine:
+            return EXIT_PREFLIGHT
+        if finding.level == "fail":
+            code = EXIT_CONFIG
+    return code
 
 
 def lines(findings: Iterable[Finding], name_of: Callable[[int], str]) -> list[str]:
@@ -59,7 +62,11 @@ def lines(findings: Iterable[Finding], name_of: Callable[[int], str]) -> list[st
 def machines(findings: Iterable[Finding]) -> list[int]:
     """Ranks of the nodes whose machines failed a check by themselves; of a pair nobody knows which one it
     is."""
-    return sorted({f.nodes[0] for f in findings if f.level == "fail" and f.machine and len(f.nodes) == 1})
+    ranks = set()
+    for finding in findings:
+        if finding.level == "fail" and finding.machine and len(finding.nodes) == 1:
+            ranks.add(finding.nodes[0])
+    return sorted(ranks)
 
 
 def table(findings: Sequence[Finding], name_of: Callable[[int], str]) -> str:
@@ -75,19 +82,23 @@ def table(findings: Sequence[Finding], name_of: Callable[[int], str]) -> str:
         if finding.level == "pass":
             passed.setdefault(finding.check, []).append(finding)
     for check, group in passed.items():
-        figures = list(dict.fromkeys(f.figure for f in group))
+        figures: list[str] = []
+        nodes: set[int] = set()
+        for finding in group:
+            nodes.update(finding.nodes)
+            if finding.figure not in figures:
+                figures.append(finding.figure)
         figure = ", ".join(figures[:2]) + (f" and {len(figures) - 2} more" if len(figures) > 2 else "")
-        ranks = sorted({rank for f in group for rank in f.nodes})
+        ranks = sorted(nodes)
         where = f"nodes {_ranges(ranks)}" if len(ranks) > 1 else name_of(ranks[0]) if ranks else "all nodes"
         rows.append(("pass", check, where, figure, group[0].target))
     head = ("", "check", "where", "measured", "target")
-    widths = []
-    for i in range(4):
-        widths.append(max(len(row[i]) for row in [head, *rows]))
+    columns = list(zip(head, *rows, strict=True))
+    widths = [max(map(len, column)) for column in columns[:-1]]
 
     lines = []
     for row in [head, *rows]:
-        lines.append("  ".join(cell.ljust(w) for cell, w in zip(row, [*widths, 0], strict=True)).rstrip())
+        lines.append("  ".join(map(str.ljust, row, [*widths, 0])).rstrip())
 
     return "\n".join(lines)
 
@@ -96,7 +107,11 @@ def write(findings: Sequence[Finding], measured: dict[str, Any], run_dir: str | 
     """Writes everything that was found and measured to `preflight.json` of the run's folder."""
     folder = Path(run_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    content = {"unix_s": time.time(), "code": exit_code(findings), "findings": [asdict(f) for f in findings]}
+    content = {
+        "unix_s": time.time(),
+        "code": exit_code(findings),
+        "findings": list(map(asdict, findings)),
+    }
     path = folder / FILE
     write_whole(path, f"{json.dumps(content | measured, indent=1)}\n".encode())
     return path
@@ -109,10 +124,14 @@ def received(message: dict[str, Any]) -> Finding:
 
 def _ranges(ranks: Sequence[int]) -> str:
     """[0, 1, 2, 5] -> "0-2, 5"."""
-    parts: list[list[int]] = []
+    runs: list[list[int]] = []
     for rank in ranks:
-        if parts and parts[-1][-1] == rank - 1:
-            parts[-1].append(rank)
+        if runs and runs[-1][-1] == rank - 1:
+            runs[-1].append(rank)
         else:
-            parts.append([rank])
-    return ", ".join(str(p[0]) if len(p) == 1 else f"{p[0]}-{p[-1]}" for p in parts)
+            runs.append([rank])
+
+    parts = []
+    for run in runs:
+        parts.append(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}")
+    return ", ".join(parts)

@@ -77,14 +77,18 @@ class Reading:
     gpus: tuple[MeasuredGpu, ...]
 
 
+def visible_indices(wanted: str, count: int) -> list[int]:
+    """The GPUs that a variable such as CUDA_VISIBLE_DEVICES names by number; all `count` if it does not."""
+    if not re.fullmatch(r"\d+(,\d+)*", wanted):
+        return list(range(count))
+    return [index for index in map(int, wanted.split(",")) if index < count]
+
+
 def read(nvml: Any, env: Mapping[str, str] = os.environ) -> Reading:
     """Reads every visible GPU. nvml: the module pynvml. Raises its NVMLError if there is no driver."""
     nvml.nvmlInit()
     try:
-        indices = range(nvml.nvmlDeviceGetCount())
-        visible = env.get("CUDA_VISIBLE_DEVICES", "")
-        if re.fullmatch(r"\d+(,\d+)*", visible):
-            indices = [int(i) for i in visible.split(",") if int(i) < len(indices)]
+        indices = visible_indices(env.get("CUDA_VISIBLE_DEVICES", ""), nvml.nvmlDeviceGetCount())
         return Reading(
             driver=_text(nvml.nvmlSystemGetDriverVersion()),
             cuda=nvml.nvmlSystemGetCudaDriverVersion_v2() // 1000,
@@ -179,18 +183,23 @@ def judge(reading: Reading, rank: int, wanted: int, cuda: int, log: str) -> list
     wrong = drivers.problem(reading.driver, cuda)
     driver = f"driver {reading.driver}, CUDA {reading.cuda}"
     found = [_found("driver", rank, wrong, driver, f"CUDA {cuda}", "")] if cuda else []
-    names = sorted({f"{g.name} of {g.memory_bytes / 2**30:.0f} GiB" for g in used})
-    mixed = f"its GPUs are not alike: {', '.join(names)}" if len(names) > 1 else ""
-    models = f"{len(used)} x {', '.join(names)}"
-    fastest = max((g.pcie_generation or 0 for g in used), default=0)
+    kinds = set()
+    fastest = 0
+    for gpu in used:
+        kinds.add(f"{gpu.name} of {gpu.memory_bytes / 2**30:.0f} GiB")
+        fastest = max(fastest, gpu.pcie_generation or 0)
+    names = ", ".join(sorted(kinds))
+    mixed = f"its GPUs are not alike: {names}" if len(kinds) > 1 else ""
+    models = f"{len(used)} x {names}"
     found.append(_found("GPU model", rank, mixed, models, "all alike", "take a machine with one kind of GPU"))
     for gpu in used:
-        found += [
-            _found(check, rank, f"GPU {gpu.index} {text}" if text else "", figure, target, remedy, level)
-            for check, text, figure, target, remedy, level in _complaints(gpu, fastest)
-        ]
-    xids = sorted({int(n) for n in re.findall(r"NVRM: Xid \([^)]*\): (\d+)", log)} & XIDS.keys())
-    text = "the kernel log has " + ", ".join(f"Xid {n} ({XIDS[n]})" for n in xids) if xids else ""
+        for check, wrong, figure, target, remedy, level in _complaints(gpu, fastest):
+            text = f"GPU {gpu.index} {wrong}" if wrong else ""
+            found.append(_found(check, rank, text, figure, target, remedy, level))
+    xids = sorted(set(map(int, re.findall(r"NVRM: Xid \([^)]*\): (\d+)", log))) & XIDS.keys())
+    text = ""
+    if xids:
+        text = "the kernel log has " + ", ".join(f"Xid {number} ({XIDS[number]})" for number in xids)
     figure = "no Xid" if log else "the kernel log is not readable here"
     found.append(
         _found("kernel log", rank, text, figure, "", "a GPU of this machine is failing: take another")
@@ -202,7 +211,7 @@ def compare(found: Iterable[Finding]) -> list[Finding]:
     """Nodes whose findings tell of other GPUs, or another driver, than most nodes have; in a tie the head
     counts."""
     out = []
-    findings = [f for f in found if f.level == "pass"]
+    findings = list(found)
     for check, level, text, remedy in (
         (
             "GPU model",
@@ -212,8 +221,12 @@ def compare(found: Iterable[Finding]) -> list[Finding]:
         ),
         ("driver", "warn", "its driver is not the other nodes'", "take nodes of one image"),
     ):
-        figures = {f.nodes[0]: f.figure for f in findings if f.check == check}
-        usual = statistics.mode(figures[rank] for rank in sorted(figures)) if figures else ""
+        figures = {}
+        for finding in findings:
+            if finding.level == "pass" and finding.check == check:
+                figures[finding.nodes[0]] = finding.figure
+        in_order = [figures[rank] for rank in sorted(figures)]
+        usual = statistics.mode(in_order) if in_order else ""
         for rank, figure in figures.items():
             if figure != usual:
                 line = f"{text}: {figure}, theirs {usual}"

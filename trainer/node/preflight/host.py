@@ -21,9 +21,9 @@ from typing import Any
 import psutil
 
 from trainer.checkpoint.layout import held_bytes, local_dir
-from trainer.config import ConfigError, RunConfig
+from trainer.config import ConfigError, RunConfig, by_model
 from trainer.config.budget import CHECKPOINT_BYTES_PER_PARAMETER, checkpoints_bytes, downloaded, trained
-from trainer.hardware.host_memory import worker_bytes
+from trainer.hardware.host_memory import available_memory, worker_bytes
 from trainer.hardware.model_shapes import shape_of
 from trainer.node.preflight import compiler, targets
 from trainer.node.preflight.findings import Finding
@@ -51,6 +51,8 @@ class Disk:
     need_bytes: int
     write_bytes_per_s: float
     """0 where it was not measured."""
+    writable: bool = True
+    """Whether this process may write there; root may not either on a disk that is mounted read-only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,22 +94,12 @@ def measure(config: RunConfig, env: Mapping[str, str] = os.environ, alone: bool 
     )
 
 
-def available_memory(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes of memory that this process may still take: the machine's, or the container's if that is less."""
-    machine = psutil.virtual_memory().available
-    try:
-        limit = (cgroup / "memory.max").read_text().strip()
-        used = int((cgroup / "memory.current").read_text())
-    except (OSError, ValueError):
-        return machine
-    return machine if limit == "max" else min(machine, int(limit) - used)
-
-
 def count_gpus(env: Mapping[str, str] = os.environ) -> int | None:
     """GPUs that a process here sees; None if neither nvidia-smi nor rocm-smi is installed."""
     for variable in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
         if variable in env:
-            return len([d for d in env[variable].split(",") if d.strip() and d.strip() != "-1"])
+            devices = map(str.strip, env[variable].split(","))
+            return len([device for device in devices if device not in ("", "-1")])
     for command, mark in ((["nvidia-smi", "-L"], "GPU "), (["rocm-smi", "--showid"], "Device Name")):
         if shutil.which(command[0]):
             try:
@@ -135,17 +127,17 @@ def parameters_of(config: RunConfig) -> tuple[int, int]:
 def disk_needs(config: RunConfig, env: Mapping[str, str], alone: bool) -> list[tuple[str, Path, int]]:
     """(purpose, folder, bytes) that the run will write on a node. What earlier attempts wrote counts as
     free."""
-    parameters, learning = (0, 0) if alone else parameters_of(config)
+    learning = 0 if alone else parameters_of(config)[1]
     checkpoints = checkpoints_bytes(config, learning) - held_bytes(local_dir(config))
     free_after = int(targets.FREE_DISK_GIB.value * GIB)
     needs = [("run", Path(config.run.dir).absolute(), free_after + max(0, checkpoints))]
-    if parameters and not Path(config.model.path).exists():
-        hub = Path(env.get("HF_HOME") or Path.home() / ".cache/huggingface").absolute()
-        cached = hub / "hub" / ("models--" + config.model.path.replace("/", "--")) / "snapshots"
-        size = (
-            0 if cached.is_dir() else int(downloaded(config, 2 * parameters, config.checkpoint.shared_files))
-        )
-        needs.append(("model cache", hub, size))
+    hub = Path(env.get("HF_HOME") or Path.home() / ".cache/huggingface").absolute()
+    for purpose, one in zip(("model cache", "teacher cache"), by_model(config), strict=False):
+        known = 0 if alone else parameters_of(one)[0]
+        if known and not Path(one.model.path).exists():
+            cached = hub / "hub" / ("models--" + one.model.path.replace("/", "--")) / "snapshots"
+            size = int(downloaded(one, 2 * known, config.checkpoint.shared_files))
+            needs.append((purpose, hub, 0 if cached.is_dir() else size))
     needs.append(("Ray's temporary folder", Path(env.get("SPOTRL_TMP") or env.get("TMPDIR") or "/tmp"), GIB))
     return needs
 
@@ -155,7 +147,9 @@ def measure_disks(needs: Iterable[tuple[str, Path, int]]) -> Iterator[Disk]:
     once."""
     speeds: dict[int, float] = {}
     for purpose, path, need_bytes in needs:
-        existing = next(p for p in (path, *path.parents) if p.exists())
+        existing = path
+        while not existing.exists():
+            existing = existing.parent
         free = shutil.disk_usage(existing).free
         device = existing.stat().st_dev
         if device not in speeds:
@@ -174,6 +168,7 @@ def measure_disks(needs: Iterable[tuple[str, Path, int]]) -> Iterator[Disk]:
             free_bytes=free,
             need_bytes=need_bytes,
             write_bytes_per_s=speeds[device],
+            writable=os.access(existing, os.W_OK),
         )
 
 
@@ -303,11 +298,13 @@ def _gpu_count(config: RunConfig, node: NodeEnvironment, host: Host) -> list[Fin
 def _disks(config: RunConfig, node: NodeEnvironment, disks: tuple[Disk, ...], alone: bool) -> list[Finding]:
     found = []
     rank = (node.rank,)
-    for device in dict.fromkeys(d.device for d in disks):
-        shared = [d for d in disks if d.device == device]
-        need = sum(d.need_bytes for d in shared)
-        free = min(d.free_bytes for d in shared)
-        what = " and ".join(d.purpose for d in shared)
+    by_device: dict[int, list[Disk]] = {}
+    for disk in disks:
+        by_device.setdefault(disk.device, []).append(disk)
+    for shared in by_device.values():
+        need = sum(disk.need_bytes for disk in shared)
+        free = min(disk.free_bytes for disk in shared)
+        what = " and ".join(disk.purpose for disk in shared)
         if free >= need:
             figure = f"{free / GIB:.0f} GiB for {what}"
             found.append(
@@ -324,6 +321,14 @@ def _disks(config: RunConfig, node: NodeEnvironment, disks: tuple[Disk, ...], al
             Finding(check="disk space", nodes=rank, level="fail", figure=figure, remedy=remedy, machine=False)
         )
     for disk in disks:
+        if not disk.writable:
+            figure = f"{disk.path} cannot be written ({disk.purpose})"
+            remedy = "mount it writable, or set run.dir, HF_HOME or SPOTRL_TMP to another disk"
+            found.append(
+                Finding(
+                    check="disk space", nodes=rank, level="fail", figure=figure, remedy=remedy, machine=False
+                )
+            )
         if disk.purpose.startswith("Ray") and disk.filesystem.startswith(NETWORK_FILESYSTEMS):
             figure = f"{disk.purpose} {disk.path} is on {disk.filesystem}, over the network"
             remedy = "set SPOTRL_TMP to a local disk"
@@ -384,7 +389,9 @@ def memory_bytes(config: RunConfig) -> int:
 def _paths(config: RunConfig, node: NodeEnvironment) -> list[Finding]:
     """Local paths that every node reads. Hub ids and URLs are looked up where they are used."""
     found = []
-    for name, path in (("model.path", config.model.path), ("data.path", config.data.path)):
+    named = [("model.path", config.model.path), ("data.path", config.data.path)]
+    named += [("algorithm.teacher", config.algorithm.teacher)] if config.teaches else []
+    for name, path in named:
         if path.startswith(("/", "./", "../", "~")):
             here = Path(path).expanduser().exists()
             found.append(
@@ -424,7 +431,7 @@ def data_fingerprint(path: str) -> str:
         return ""
     try:
         content = json.loads(manifest.read_text())
-        files = [manifest.parent / f["path"] for f in content["files"]]
+        files = [manifest.parent / file["path"] for file in content["files"]]
     except (ValueError, KeyError, TypeError):
         return "unreadable"
     sizes = []

@@ -28,9 +28,11 @@ def ports(root: Path = SYSFS) -> list[Port]:
     """Every port, [] where there is no such device."""
     found = []
     for folder in sorted(root.glob("*/ports/*")):
-        state, rate, layer = (_text(folder / name) for name in ("state", "rate", "link_layer"))
+        state = _text(folder / "state")
+        rate = _text(folder / "rate")
+        ethernet = _text(folder / "link_layer") == "Ethernet"
         speed = float(rate.split()[0]) if rate else 0.0
-        found.append(Port(folder.parts[-3], int(folder.name), "ACTIVE" in state, speed, layer == "Ethernet"))
+        found.append(Port(folder.parts[-3], int(folder.name), "ACTIVE" in state, speed, ethernet))
     return found
 
 
@@ -53,11 +55,16 @@ def variables(found: list[Port], env: Mapping[str, str]) -> tuple[dict[str, str]
     used = fastest(found)
     if len(used) == len(found) or "NCCL_IB_HCA" in env or not used:
         return {}, ""
-    names = ",".join(f"{p.device}:{p.number}" for p in used)
-    left = ", ".join(p.device for p in found if p not in used)
-    return {
-        "NCCL_IB_HCA": f"={names}"
-    }, f"NCCL_IB_HCA=={names}: {left} is down or slower, and NCCL would use it, too"
+    names = []
+    left = []
+    for port in found:
+        if port in used:
+            names.append(f"{port.device}:{port.number}")
+        else:
+            left.append(port.device)
+    value = f"={','.join(names)}"
+    why = f"NCCL_IB_HCA={value}: {', '.join(left)} is down or slower, and NCCL would use it, too"
+    return {"NCCL_IB_HCA": value}, why
 
 
 def judge(nodes: Mapping[int, list[dict[str, Any]]]) -> list[Finding]:

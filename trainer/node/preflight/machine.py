@@ -21,9 +21,8 @@ def this(root: Path = Path("/")) -> Machine:
     for path in (root / "proc/driver/nvidia/gpus").glob("*/information"):
         if match := re.search(r"GPU UUID:\s*(GPU-[0-9a-f-]+)", _text(path)):
             found.append(match[1])
-    found += [
-        f"AMD-{_text(path).strip()}" for path in (root / "sys/class/drm").glob("card*/device/unique_id")
-    ]
+    for path in (root / "sys/class/drm").glob("card*/device/unique_id"):
+        found.append(f"AMD-{_text(path).strip()}")
     name = socket.gethostname()
     return Machine(name, tuple(sorted(found)) or (name,))
 

@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 from trainer.node.preflight import targets
@@ -54,12 +56,14 @@ class Survey:
 
     def cut(self) -> set[tuple[int, int]]:
         """Directions in which a node reaches no port of the other."""
-        ports = {rank: 1 + len(h["ports"]) for rank, h in self.hellos.items()}
         found = set()
         for source, wrong in self.reached.items():
-            for to in self.hellos:
-                lost = [w for w in wrong if w[0] == to and w[1] == self.addresses[to]]
-                if len(lost) >= ports[to]:
+            lost: Counter[int] = Counter()
+            for to, address, *_ in wrong:
+                lost[to] += address == self.addresses[to]
+            for to, hello in self.hellos.items():
+                # the port at which the other nodes find it, and the others
+                if lost[to] >= 1 + len(hello["ports"]):
                     found.add((source, to))
         return found
 
@@ -67,7 +71,7 @@ class Survey:
 def survey(hellos: dict[int, dict[str, Any]], addresses: dict[int, str], ask: Ask) -> Survey:
     """Measures everything: clocks, then ports from everyone to everyone, then every pair."""
     found = Survey(hellos, addresses)
-    clocks = ask({rank: {"stage": "clock"} for rank in hellos})
+    clocks = ask(dict.fromkeys(hellos, {"stage": "clock"}))
     for rank, clock in clocks.items():
         found.offsets_s[rank] = clock["offset_s"]
 
@@ -83,7 +87,8 @@ def survey(hellos: dict[int, dict[str, Any]], addresses: dict[int, str], ask: As
     # measured again, alone: noise is not a fault
     for pair in sorted(_doubtful(found.pairs), key=lambda p: (p.a, p.b)):
         again = measure_pairs([(pair.a, pair.b)], found, ask, seconds)
-        found.pairs = [better(p, again[0]) if again and p == pair else p for p in found.pairs]
+        if again:
+            found.pairs[found.pairs.index(pair)] = better(pair, again[0])
     return found
 
 
@@ -100,13 +105,17 @@ def measure_pairs(pairs: Iterable[tuple[int, int]], found: Survey, ask: Ask, sec
     """Measures pairs that share no node, all at once. Those of which one direction is cut are left out."""
     cut = found.cut()
     measured = []
-    pairs = [(a, b) for a, b in pairs if (a, b) not in cut and (b, a) not in cut]
+    reached = []
     datagrams = {}
     forth = {}
     back_again = {}
     for a, b in pairs:
-        mtus = [mtu for mtu in (_mtu(found, a, b), _mtu(found, b, a)) if mtu]
-        datagrams[a] = _order("datagrams", found, b, mtu=min([*mtus, 9000]) if mtus else 1500)
+        if (a, b) in cut or (b, a) in cut:
+            continue
+        reached.append((a, b))
+        mtus = sorted(filter(None, (_mtu(found, a, b), _mtu(found, b, a))))
+        largest = min(mtus[0], 9000) if mtus else 1500
+        datagrams[a] = _order("datagrams", found, b, mtu=largest)
         forth[a] = _order("stream", found, b, seconds=seconds)
         back_again[b] = _order("stream", found, a, seconds=seconds)
 
@@ -114,7 +123,7 @@ def measure_pairs(pairs: Iterable[tuple[int, int]], found: Survey, ask: Ask, sec
     flights = ask(datagrams)
     there = ask(forth)
     back = ask(back_again)
-    for a, b in pairs:
+    for a, b in reached:
         flight = flights[a]
         speeds = (there[a]["bytes_per_s"], back[b]["bytes_per_s"])
         if not flight["udp"]:
@@ -143,12 +152,15 @@ def _mtu(found: Survey, node: int, peer: int) -> int:
 
 
 def _interface(hello: dict[str, Any], address: str) -> str:
-    return next((name for name, a in hello["interfaces"].items() if a == address), "")
+    for name, own in hello["interfaces"].items():
+        if own == address:
+            return name
+    return ""
 
 
 def better(one: Pair, two: Pair) -> Pair:
     """The better of two measurements of a pair, figure by figure."""
-    trips = [t for t in (one.round_trip_ms, two.round_trip_ms) if t]
+    trips = filter(None, (one.round_trip_ms, two.round_trip_ms))
     best = (max(one.bytes_per_s[0], two.bytes_per_s[0]), max(one.bytes_per_s[1], two.bytes_per_s[1]))
     least = (min(one.loss[0], two.loss[0]), min(one.loss[1], two.loss[1]))
     return replace(
@@ -179,15 +191,26 @@ def judge(found: Survey, gpus: bool) -> list[Finding]:
 def blame(bad: Iterable[tuple[int, int]], nodes: int) -> tuple[list[int], list[tuple[int, int]]]:
     """Nodes all of whose pairs are bad while others are good, and the bad pairs that they do not explain."""
     bad = set(bad)
-    if nodes < 3 or len({frozenset(p) for p in bad}) == nodes * (nodes - 1) // 2:
+    touched = set(map(frozenset, bad))
+    if nodes < 3 or len(touched) == nodes * (nodes - 1) // 2:
         return [], sorted(bad)
-    touched = {frozenset(p) for p in bad}
+    bad_pairs = Counter(chain.from_iterable(touched))
     guilty = []
-    for n in range(nodes):
-        if sum(n in pair for pair in touched) == nodes - 1:
-            guilty.append(n)
+    for node in range(nodes):
+        if bad_pairs[node] == nodes - 1:
+            guilty.append(node)
 
-    return guilty, sorted(p for p in bad if not any(n in p for n in guilty))
+    rest = []
+    for pair in sorted(bad):
+        if not set(pair) & set(guilty):
+            rest.append(pair)
+    return guilty, rest
+
+
+def blamed(bad: Iterable[tuple[int, int]], nodes: int) -> list[tuple[int, ...]]:
+    """What `blame` finds in one list: (node,), then (node, node)."""
+    guilty, rest = blame(bad, nodes)
+    return [*[(node,) for node in guilty], *rest]
 
 
 def _doubtful(pairs: list[Pair]) -> list[Pair]:
@@ -216,37 +239,42 @@ def _interfaces(found: Survey) -> list[Finding]:
     for rank, hello in found.hellos.items():
         ours = sorted(set(found.routes[rank].values()))
         name = _interface(hello, ours[0]) if ours else ""
-        for variable, (chosen, address) in hello["chosen"].items():
-            same = []
-            for r, other in found.hellos.items():
-                if r != rank and address in other["interfaces"].values():
-                    same.append(r)
-
-            if chosen != name and (same or address.startswith("127.")):
-                where = f"{chosen} ({address}), " + (
-                    f"an address that node {same[0]} has, too" if same else "loopback"
-                )
-                figure = (
-                    f"{variable} names {where}: it leads nowhere, and the route to the other nodes is {name}"
-                )
-                out.append(
-                    _fail(
-                        "interface", (rank,), figure, f"unset {variable}, or set it to {name}", machine=False
-                    )
-                )
+        wrong = _misleading_variables(found, rank, name)
         if len(ours) > 1:
             figure = f"it reaches the other nodes over several of its addresses: {', '.join(ours)}"
-            out.append(
-                _warn("interface", (rank,), figure, "give all nodes addresses on one network in SPOTRL_PEERS")
-            )
+            remedy = "give all nodes addresses on one network in SPOTRL_PEERS"
+            wrong.append(_warn("interface", (rank,), figure, remedy))
         if not hello["resolves"]:
             figure = "its own host name does not resolve"
-            out.append(_warn("host name", (rank,), figure, "add it to /etc/hosts: Gloo and vLLM look it up"))
+            remedy = "add it to /etc/hosts: Gloo and vLLM look it up"
+            wrong.append(_warn("host name", (rank,), figure, remedy))
         if hello["taken"]:
             figure = f"ports {', '.join(map(str, hello['taken']))} are taken"
-            out.append(_fail("ports", (rank,), figure, "end what listens there", machine=False))
-        if not any(f.nodes == (rank,) for f in out):
-            out.append(Finding(check="interface", nodes=(rank,), figure=name or "unknown"))
+            wrong.append(_fail("ports", (rank,), figure, "end what listens there", machine=False))
+        out += wrong or [Finding(check="interface", nodes=(rank,), figure=name or "unknown")]
+    return out
+
+
+def _misleading_variables(found: Survey, rank: int, route: str) -> list[Finding]:
+    """The node's variables for NCCL and Gloo that name an interface over which no other node is reached.
+
+    route: the interface of the route to the other nodes.
+    """
+    out = []
+    for variable, (chosen, address) in found.hellos[rank]["chosen"].items():
+        same = []
+        for other, hello in found.hellos.items():
+            if other != rank and address in hello["interfaces"].values():
+                same.append(other)
+
+        if chosen != route and (same or address.startswith("127.")):
+            what = f"an address that node {same[0]} has, too" if same else "loopback"
+            figure = (
+                f"{variable} names {chosen} ({address}), {what}: it leads nowhere, and the route to "
+                f"the other nodes is {route}"
+            )
+            remedy = f"unset {variable}, or set it to {route}"
+            out.append(_fail("interface", (rank,), figure, remedy, machine=False))
     return out
 
 
@@ -274,11 +302,16 @@ def _ports(found: Survey) -> list[Finding]:
     out = []
     cut = found.cut()
     count = len(found.hellos)
-    guilty, rest = blame({p for p in cut if (p[1], p[0]) in cut}, count)
+    both_ways = {pair for pair in cut if pair[::-1] in cut}
+    guilty, rest = blame(both_ways, count)
     for node in guilty:
         figure = "it and the other nodes reach none of each other's ports"
         out.append(_fail("ports", (node,), figure, "open all TCP between the nodes, or take another machine"))
-    for a, b in sorted({(min(p), max(p)) for p in cut if not set(p) & set(guilty)}):
+    unexplained = set()
+    for pair in cut:
+        if not set(pair) & set(guilty):
+            unexplained.add((min(pair), max(pair)))
+    for a, b in sorted(unexplained):
         both = (a, b) in rest and (b, a) in rest
         source, to = (a, b) if (a, b) in cut else (b, a)
         figure = (
@@ -289,9 +322,14 @@ def _ports(found: Survey) -> list[Finding]:
         )
     for source, wrong in found.reached.items():
         for to in found.hellos:
-            ports = [w for w in wrong if w[0] == to]
+            ports = []
+            reasons = []
+            for node, _, port, reason in wrong:
+                if node == to:
+                    ports.append(str(port))
+                    reasons.append(reason)
             if ports and (source, to) not in cut:
-                figure = f"port {', '.join(str(w[2]) for w in ports)} of {found.addresses[to]}: {ports[0][3]}"
+                figure = f"port {', '.join(ports)} of {found.addresses[to]}: {reasons[0]}"
                 out.append(_fail("ports", (source, to), figure, "open all TCP between the nodes"))
     if not out:
         ports = sum(1 + len(h["ports"]) for h in found.hellos.values())
@@ -302,16 +340,19 @@ def _ports(found: Survey) -> list[Finding]:
 def _mtus(found: Survey) -> list[Finding]:
     out = []
     sizes = {}
-    for r in found.hellos:
-        sizes[r] = max((_mtu(found, r, p) for p in found.hellos if p != r), default=0)
+    for rank in found.hellos:
+        sizes[rank] = 0
+        for peer in found.hellos:
+            if peer != rank:
+                sizes[rank] = max(sizes[rank], _mtu(found, rank, peer))
 
     usual = statistics.mode(sizes.values())
     for rank, size in sizes.items():
         if size != usual:
             figure = f"its interface has MTU {size}, the others {usual}"
             out.append(_warn("MTU", (rank,), figure, "give all nodes' interfaces the same MTU"))
-    guilty, rest = blame([(p.a, p.b) for p in found.pairs if not p.carries], len(found.hellos))
-    for nodes in [*[(n,) for n in guilty], *rest]:
+    too_narrow = [(pair.a, pair.b) for pair in found.pairs if not pair.carries]
+    for nodes in blamed(too_narrow, len(found.hellos)):
         size = min(sizes[n] for n in nodes)
         figure = f"packets of {size} bytes do not arrive, small ones do"
         out.append(_fail("MTU", nodes, figure, "lower the interfaces' MTU to what the network carries"))
@@ -323,10 +364,10 @@ def _quality(found: Survey) -> list[Finding]:
     count = len(found.hellos)
     limit = targets.LOSS_WARN.value
     levels = {}
+    loss = {}
     for p in found.pairs:
+        loss[(p.a, p.b)] = p.loss
         levels[(p.a, p.b)] = _level(max(p.loss), limit, targets.LOSS_FAIL.value)
-
-    loss = {(p.a, p.b): p.loss for p in found.pairs}
     for level in ("fail", "warn"):
         guilty, rest = blame([p for p, at in levels.items() if at == level], count)
         for node in guilty:
@@ -340,8 +381,7 @@ def _quality(found: Survey) -> list[Finding]:
         if p.round_trip_ms > targets.ROUND_TRIP_WARN_MS.value:
             slow[(p.a, p.b)] = p
 
-    guilty, rest = blame(slow, count)
-    for nodes in [*[(n,) for n in guilty], *rest]:
+    for nodes in blamed(slow, count):
         best = max(p.round_trip_ms for p in slow.values() if set(nodes) <= {p.a, p.b})
         figure = f"a round trip takes {best:.1f} ms at best"
         out.append(_warn("round trip", nodes, figure, "are the nodes in one zone, and on one network?"))
@@ -351,7 +391,7 @@ def _quality(found: Survey) -> list[Finding]:
         figure = (
             f"{min(trips):.2f} to {max(trips):.2f} ms" if measured else "not measured: datagrams are blocked"
         )
-        worst = max(max(p.loss) for p in found.pairs)
+        worst = max(map(max, loss.values()))
         out += [Finding(check="round trip", figure=figure, target=f"{targets.ROUND_TRIP_WARN_MS.value} ms")]
         out += [Finding(check="loss", figure=f"{worst:.2%}" if measured else figure, target=f"< {limit:.1%}")]
     return out
@@ -377,11 +417,11 @@ def _bandwidth(found: Survey, gpus: bool) -> list[Finding]:
     ]
     named: set[tuple[int, int]] = set()
     for level, limit in limits:
-        guilty, rest = blame([p for p, s in speed.items() if s < limit and p not in named], count)
-        for nodes in [*[(n,) for n in guilty], *rest]:
-            inside = {p for p in speed if set(nodes) <= set(p)}
-            named |= inside
-            figure = f"{gbit(min(speed[p] for p in inside))}, the other pairs {gbit(usual)}"
+        below = [pair for pair, slowest in speed.items() if slowest < limit and pair not in named]
+        for nodes in blamed(below, count):
+            inside = {pair: slowest for pair, slowest in speed.items() if set(nodes) <= set(pair)}
+            named |= inside.keys()
+            figure = f"{gbit(min(inside.values()))}, the other pairs {gbit(usual)}"
             remedy = "take another machine, or look at its cable, switch port and virtual network card"
             out.append(
                 Finding(

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 from trainer.checkpoint.layout import held_bytes, local_dir
-from trainer.config import ConfigError, RunConfig, validate_saving
+from trainer.config import ConfigError, RunConfig, of_teacher, validate_saving
 from trainer.config.budget import checkpoints_bytes, kept_checkpoints, trained
 from trainer.data.dataset import Dataset
 from trainer.hardware import architectures
@@ -19,12 +19,15 @@ from trainer.storage import hub
 BYTES_PER_PARAMETER = 32
 """Bytes that one CPU rank takes in fp32: weights, master, two moments, gradient, reference, engine, gathered
 copy."""
+TEACHER_BYTES = 8
+"""The same of a teacher: its weights, and its gathered copy."""
 
 
 def precheck(config: RunConfig) -> None:
     """Raises ConfigError naming the change to make. Reads the disk, never a device or the network."""
     validate_saving(config)
     parameters = _parameters(config)
+    teacher = _parameters(of_teacher(config), "algorithm.teacher") if config.teaches else 0
     train = Dataset(config.data.path, config.data.split)
     if not len(train):
         raise ConfigError(f"{config.data.path} has no rows in split {config.data.split}: prepare it again")
@@ -45,33 +48,36 @@ def precheck(config: RunConfig) -> None:
         )
     _disk(config, parameters)
     if config.placement.device == "cpu":
-        _memory(config, parameters)
+        _memory(config, parameters, teacher)
 
 
-def _parameters(config: RunConfig) -> int:
-    """Number of the model's parameters, whatever their type in the files; 0 if they are not on this disk."""
+def _parameters(config: RunConfig, option: str = "model.path") -> int:
+    """Number of the model's parameters, whatever their type in the files; 0 if they are not on this disk.
+
+    option: what names the model.
+    """
     path = Path(config.model.path)
     if path.is_dir():
         if not (path / "config.json").is_file():
-            raise ConfigError(f"model.path {path} has no config.json: give a Hugging Face model folder")
-        count = sum(hub.parameters_in(file) for file in path.glob("*.safetensors"))
+            raise ConfigError(f"{option} {path} has no config.json: give a Hugging Face model folder")
+        count = sum(map(hub.parameters_in, path.glob("*.safetensors")))
         if not count:
-            raise ConfigError(f"model.path {path} has no *.safetensors weights: download them again")
+            raise ConfigError(f"{option} {path} has no *.safetensors weights: download them again")
         architectures.check_path(str(path))
         return count
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", config.model.path):
-        raise ConfigError(f"model.path {config.model.path} is neither a folder nor a hub id (owner/name)")
+        raise ConfigError(f"{option} {config.model.path} is neither a folder nor a hub id (owner/name)")
     architectures.check_path(config.model.path)
     if config.model.path.startswith(("./", "../")) or os.environ.get("HF_HUB_OFFLINE") == "1":
-        _cached(config)
+        _cached(config, option)
     return 0
 
 
-def _cached(config: RunConfig) -> None:
+def _cached(config: RunConfig, option: str) -> None:
     from huggingface_hub import try_to_load_from_cache
 
     if not isinstance(try_to_load_from_cache(config.model.path, "config.json"), str):
-        raise ConfigError(f"model.path {config.model.path} is not on this disk, and the hub is switched off")
+        raise ConfigError(f"{option} {config.model.path} is not on this disk, and the hub is switched off")
 
 
 def _disk(config: RunConfig, parameters: int) -> None:
@@ -92,10 +98,10 @@ def _disk(config: RunConfig, parameters: int) -> None:
         )
 
 
-def _memory(config: RunConfig, parameters: int) -> None:
+def _memory(config: RunConfig, parameters: int, teacher: int) -> None:
     ranks = config.placement.workers_per_node
     caches = ranks * config.rollout.kv_cache_gib * 2**30
-    need = host.memory_bytes(config) + caches + parameters * BYTES_PER_PARAMETER
+    need = host.memory_bytes(config) + caches + parameters * BYTES_PER_PARAMETER + teacher * TEACHER_BYTES
     free = host.available_memory()
     if need > free:
         raise ConfigError(

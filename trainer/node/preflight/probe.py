@@ -58,7 +58,10 @@ class Prober:
         self.taken: list[int] = []
         self._selector = selectors.DefaultSelector()
         self.port = self._listen(port) or self._listen(0)
-        self.ports = [p for p in dict.fromkeys(ports) if p != self.port and self._listen(p)]
+        self.ports: list[int] = []
+        for wanted in dict.fromkeys(ports):
+            if wanted != self.port and self._listen(wanted):
+                self.ports.append(wanted)
         self._udp = _datagram_socket()
         self._udp.settimeout(0.5)
         self.udp_port: int = self._udp.getsockname()[1]
@@ -83,7 +86,11 @@ class Prober:
 
     def hello(self, env: Mapping[str, str] = os.environ) -> dict[str, Any]:
         """Facts of this node's network for the head."""
-        known = {i.name: i.address for i in topology.interfaces()}
+        known = {}
+        mtus = {}
+        for interface in topology.interfaces():
+            known[interface.name] = interface.address
+            mtus[interface.name] = mtu(interface.name)
         chosen = {}
         for variable in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
             stem = env.get(variable, "").partition(",")[0].lstrip("=")
@@ -106,7 +113,7 @@ class Prober:
             "taken": self.taken,
             "chosen": chosen,
             "interfaces": known,
-            "mtu": {n: mtu(n) for n in known},
+            "mtu": mtus,
             "resolves": resolves,
         }
 
@@ -213,7 +220,12 @@ class Prober:
         """Round trip, loss each way, and whether packets of `largest` bytes pass."""
         with _datagram_socket() as mine:
             flight = _Flight(mine, (address, udp), self.mark)
-            trips = sorted(t for _ in range(PINGS) if (t := flight.ping(64)) is not None)
+            trips = []
+            for _ in range(PINGS):
+                trip = flight.ping(64)
+                if trip is not None:
+                    trips.append(trip)
+            trips.sort()
             if not trips:
                 return {"udp": False}
             flight.sent = flight.back = 0
@@ -343,9 +355,10 @@ def rounds(nodes: int) -> list[list[tuple[int, int]]]:
         half = len(ring) // 2
         pairs = []
         for a, b in zip(ring[:half], ring[: half - 1 : -1], strict=True):
-            pairs.append((min(a, b), max(a, b)))
+            if min(a, b) >= 0:  # -1 stands for a pause
+                pairs.append((min(a, b), max(a, b)))
 
-        found.append([pair for pair in pairs if pair[0] >= 0])
+        found.append(pairs)
         ring = [ring[0], ring[-1], *ring[1:-1]]
     return found
 

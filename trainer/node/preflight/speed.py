@@ -93,12 +93,13 @@ def main() -> int:
     dist.destroy_process_group()
     if rank == 0 and arguments.out:
         Path(arguments.out).write_text(json.dumps(everyone))
-    if any(r["wrong"] for r in everyone) and rank == 0:
+    wrong = any(measured["wrong"] for measured in everyone)
+    if wrong and rank == 0:
         print(
             "error: sums came back wrong: a GPU or a link corrupts data; do not train on these nodes",
             file=sys.stderr,
         )
-    return int(any(r["wrong"] for r in everyone))
+    return int(wrong)
 
 
 def _reduce(device: Any, group: Any, seconds: float, show: bool) -> tuple[float, bool]:
@@ -164,7 +165,8 @@ def _timed(work: Any, times: int) -> float:
 def _matmul_tflops(device: Any) -> float:
     import torch
 
-    a, b = (torch.randn(MATRIX, MATRIX, device=device, dtype=torch.bfloat16) for _ in range(2))
+    a = torch.randn(MATRIX, MATRIX, device=device, dtype=torch.bfloat16)
+    b = torch.randn(MATRIX, MATRIX, device=device, dtype=torch.bfloat16)
     return 2 * MATRIX**3 / _timed(lambda: torch.mm(a, b), 30) / 1e12
 
 
@@ -211,12 +213,14 @@ def judge(ranks: list[dict[str, Any]], fabric_gbit_per_s: float) -> list[Finding
             out.append(
                 Finding(check=check, figure=f"{min(values):.0f} to {max(values):.0f} {unit}", target=target)
             )
-    nodes = sorted({r["node"] for r in ranks})
-    for node in nodes:
-        here = [r for r in ranks if r["node"] == node]
-        out += _inside(node, here)
-    if len(nodes) > 1:
-        out.append(_between(min(r["between_gb_per_s"] for r in ranks), fabric_gbit_per_s))
+    by_node: dict[int, list[dict[str, Any]]] = {}
+    for rank in ranks:
+        by_node.setdefault(rank["node"], []).append(rank)
+    for node in sorted(by_node):
+        out += _inside(node, by_node[node])
+    if len(by_node) > 1:
+        slowest = min(rank["between_gb_per_s"] for rank in ranks)
+        out.append(_between(slowest, fabric_gbit_per_s))
     return out
 
 

@@ -12,7 +12,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping
 
-from trainer.config import RunConfig
+from trainer.config import RunConfig, by_model
 from trainer.node.preflight.findings import Finding
 
 TIMEOUT_S = 10.0
@@ -35,7 +35,7 @@ def check(config: RunConfig, rank: int, env: Mapping[str, str] = os.environ) -> 
 
 
 def _from_hub(config: RunConfig) -> bool:
-    return not os.path.exists(config.model.path)
+    return not all(os.path.exists(one.model.path) for one in by_model(config))
 
 
 def _refused(url: str, authorization: str, body: dict[str, str] | None = None) -> str | None:

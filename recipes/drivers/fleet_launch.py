@@ -1,0 +1,157 @@
+"""A run with a second group of machines, which sample for it: started together, and ended together.
+
+The machines that sample are a launch of their own, with its own record: `up rollout-worker` makes the same.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from contextlib import suppress
+from dataclasses import replace
+from secrets import token_hex
+
+from recipes import capabilities, fleet_table, run_record
+from recipes.drivers import launched, launching, platform_state, shared_record, tokens
+from recipes.drivers.launching import Launch, Options
+from recipes.presets import resolve
+from recipes.run_record import RunRecord
+from recipes.spec import Recipe
+from trainer.config import ConfigError
+from trainer.exit_codes import EXIT_INTERRUPTED
+
+FORM = re.compile(r"(\d+)(?:x(?:(\d+)x)?([A-Za-z][\w-]*))?(?::(spot|any|on-demand))?(?:@([\w-]+))?")
+SPOT = {"spot": "only", "any": "prefer", "on-demand": "never", None: "prefer"}
+END_S = 60.0
+"""Workers on this machine have this long to end by themselves when their run has ended."""
+
+
+def group(text: str) -> list[str]:
+    """Overrides of `--fleet 4xL40S:spot@skypilot-runpod`. Raises ConfigError."""
+    found = FORM.fullmatch(text)
+    if not found or text.startswith("0"):
+        raise ConfigError(
+            f"--fleet {text!r}: write it as 4xL40S (4 machines of one GPU), 2x8xL40S, 4xL40S:spot, "
+            "4xL40S:on-demand, 4xL40S@TARGET; a number alone for a run on CPU"
+        )
+    nodes, gpus, gpu, market, target = found.groups()
+    sets = [f"sample.nodes={nodes}", f"sample.gpus_per_node={gpus or 1 if gpu else 0}"]
+    sets += [f"sample.gpu={gpu}"] if gpu else []
+    sets += [f"sample.target={target}"] if target else []
+    return [*sets, f"sample.spot={SPOT[market]}", "fleet.workers=only"]
+
+
+def with_group(name: str, overrides: list[str], text: str) -> list[str]:
+    """The overrides of a recipe with the machines of `--fleet`. A worker is one GPU that holds the model."""
+    sets = [*group(text), *overrides]
+    given = {one.partition("=")[0].strip() for one in overrides}
+    if "rollout.tensor_parallel" not in given:
+        sets.insert(0, "rollout.tensor_parallel=1")
+    return sets
+
+
+def of_run(overrides: list[str], bucket: str, target: str | None) -> tuple[str, list[str]]:
+    """(recipe, overrides) of `rollout-worker`: those of the run that `fleet.run` names, then those that are
+    given. Raises ConfigError without one."""
+    named = [
+        one.partition("=")[2].strip() for one in overrides if one.partition("=")[0].strip() == "fleet.run"
+    ]
+    if not named:
+        raise ConfigError(
+            "a rollout worker samples for a run: name it with --set fleet.run=RUN, see `status`"
+        )
+    run_id = named[-1]
+    shared_record.known_or_adopted(run_id, bucket)
+    record = run_record.load(run_id)
+    kept = []
+    for one in record.overrides:
+        section = one.partition("=")[0].partition(".")[0].strip()
+        # The run's own regions, partitions and hosts are no others'; machines are named for each launch.
+        if section != "sample" and (section != "site" or target == record.target):
+            kept.append(one)
+    return record.recipe, [*kept, *overrides]
+
+
+def up(
+    name: str, recipe: Recipe, target: str | None, overrides: list[str], options: Options, yes: bool
+) -> int:
+    """Shows both groups with their dollars, asks, and starts them. Returns the exit code.
+
+    The run is started first, so that no machine waits for one that its platform refused; where it is followed
+    in the foreground, its workers are."""
+    assert recipe.sample is not None
+    target = target or launching.cheapest_target(recipe)
+    run_id = options.run_id or run_record.new_run_id(recipe.name)
+    options = replace(options, run_id=run_id, launch=token_hex(4))
+    foreground = capabilities.capability(target).platform in ("", "ssh") and not options.detach
+    alone = replace(recipe, sample=None)
+    run = launching.prepared(name, alone, target, overrides, replace(options, detach=not foreground))
+    workers = _workers(name, overrides, recipe.sample.target or target, options)
+    for line in fleet_table.both(recipe, run.record, workers.record):
+        print(line, flush=True)
+    if options.dry_run:
+        launching.show(run)
+        launching.show(workers)
+        return 0
+    for launch in (run, workers):
+        launching.check(launch)
+    if not yes and sys.stdin.isatty() and input("start both? [y/N] ").strip().lower() not in ("y", "yes"):
+        print("nothing was started")
+        return EXIT_INTERRUPTED
+    launching.replace_earlier(run, options.takeover)
+    alive = [record.run_id for record in _living(run_id)]
+    if alive:
+        print(f"{', '.join(alive)} sample for it already: no others are started", flush=True)
+    if foreground:
+        return _in_foreground(run, None if alive else workers)
+    code = launching.start(run, detach=True)
+    if not code and not alive:
+        code = launching.start(workers, detach=True)
+        if code:
+            print(f"no machine samples for {run_id}, so it is ended: it would wait for none", flush=True)
+            launched.drive(run_id, "down")
+    return code if code or options.detach else launched.drive(run_id, "logs")
+
+
+def _workers(name: str, overrides: list[str], target: str, options: Options) -> Launch:
+    """The launch of the second group of a run that has an id."""
+    sets = [*overrides, f"fleet.run={options.run_id}"]
+    own = replace(options, run_id="", flags=(), detach=True, takeover=False)
+    return launching.prepared(name, resolve(name, sets), target, sets, own)
+
+
+def _in_foreground(run: Launch, workers: Launch | None) -> int:
+    """Starts the workers, then follows the run to its end. They go with it."""
+    run_id = run.record.run_id
+    tokens.fleet_key(run_id, begins=True)
+    if workers and (code := launching.start(workers, detach=True)):
+        return code
+    try:
+        return launching.start(run, detach=False)
+    finally:
+        for record in _living(run_id):
+            _wait_for(record)
+            with suppress(ConfigError):
+                launched.drive(record.run_id, "down")
+
+
+def _wait_for(record: RunRecord) -> None:
+    """Waits until workers on this machine have ended by themselves."""
+    end = time.monotonic() + END_S
+    while record.target == "local" and not launched.gone_here(record) and time.monotonic() < end:
+        time.sleep(0.2)
+
+
+def _living(run_id: str) -> list[RunRecord]:
+    """The launches that still sample for a run, as far as their platforms tell."""
+    found = []
+    for record in run_record.workers_of(run_id):
+        if record.ended_s:
+            continue
+        noted = platform_state.noted(record, platform_state.ask(record))
+        if noted != record:
+            noted.save()
+        if not noted.ended_s and not launched.gone_here(noted):
+            found.append(noted)
+    return found

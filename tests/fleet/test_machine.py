@@ -1,0 +1,157 @@
+"""The workers of a rented machine: started again within a budget, and never there longer than their run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+
+import pytest
+
+from trainer.checkpoint.attempt import LAUNCH_VARIABLE, Attempts
+from trainer.config import Fleet, RunConfig, override
+from trainer.exit_codes import EXIT_PREEMPTED, EXIT_STORAGE
+from trainer.fleet import machine
+from trainer.fleet.following import Following
+from trainer.fleet.machine import RunOver, WorkerOnMachine, engines_of, serve
+from trainer.fleet.objects import KEY_VARIABLE, Objects, about_key, head_key
+from trainer.storage.storage import Storage
+
+HOURS = 3600.0
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Short pauses, and the process's own signal handlers afterwards."""
+    for name, seconds in (("PAUSE_S", 0.01), ("LATE_S", 0.3), ("KILL_S", 0.5)):
+        monkeypatch.setattr(machine, name, seconds)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def engine(code: str, restarts: int = 2) -> WorkerOnMachine:
+    return WorkerOnMachine([sys.executable, "-c", code], {}, restarts)
+
+
+def counted(tmp_path, codes: list[int]) -> str:
+    """A program that writes a line at each start, and leaves with the next of these codes."""
+    return (
+        f"import sys; path = {str(tmp_path / 'starts')!r}; open(path, 'a').write('x');"
+        f" sys.exit({codes!r}[len(open(path).read()) - 1])"
+    )
+
+
+@pytest.mark.parametrize(
+    ("codes", "starts", "left"),
+    [
+        ([0], 1, 0),
+        ([2], 1, 2),
+        ([33], 1, EXIT_PREEMPTED),
+        ([1, 35, 0], 3, 0),
+        ([35, 35, 35, 0], 3, EXIT_STORAGE),
+    ],
+)
+def test_a_worker_that_fails_is_started_again_within_the_budget(tmp_path, codes, starts, left):
+    assert serve([engine(counted(tmp_path, codes))], lambda: "", HOURS) == left
+    assert len((tmp_path / "starts").read_text()) == starts
+
+
+def test_a_worker_that_hangs_when_the_run_is_over_is_ended(tmp_path):
+    deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(300)"
+    engines = [engine(deaf), engine("import time; time.sleep(300)")]
+    assert serve(engines, lambda: "the run is over", HOURS, look_s=0.1) == 0
+    assert not any(one.running for one in engines)
+
+
+def test_a_machine_ends_when_its_hours_are_over():
+    hangs = engine("import time; time.sleep(300)")
+    began = time.monotonic()
+    assert serve([hangs], lambda: "", 0.2, look_s=0.1) == 0
+    assert time.monotonic() - began < 10 and not hangs.running
+
+
+def test_a_notice_reaches_every_worker_and_none_is_started_again():
+    tells = (
+        "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: sys.exit(33)); time.sleep(300)"
+    )
+    engines = [engine(tells), engine(tells)]
+    threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
+    assert serve(engines, lambda: "", HOURS) in (EXIT_PREEMPTED, 128 + signal.SIGTERM)
+    assert not any(one.running for one in engines)
+
+
+def test_each_gpu_has_a_worker_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    code = f"import os; open({str(tmp_path)!r} + '/' + os.environ.get('CUDA_VISIBLE_DEVICES', 'none'), 'w')"
+    config = override(RunConfig(), ["placement.workers_per_node=3", "placement.device=cuda"])
+    assert serve(engines_of(config, [sys.executable, "-c", code]), lambda: "", HOURS) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "2"]
+    on_cpu = override(config, ["placement.device=cpu", "placement.workers_per_node=1"])
+    assert serve(engines_of(on_cpu, [sys.executable, "-c", code]), lambda: "", HOURS) == 0
+    assert (tmp_path / "none").exists()
+
+
+# --- whether the run still needs workers ------------------------------------------------------------
+
+
+@pytest.fixture
+def asked(tmp_path, monkeypatch):
+    """(what a machine asks, objects that a head writes, the record of attempts)."""
+    key = "a secret that is long enough"
+    monkeypatch.setenv(KEY_VARIABLE, key)
+    monkeypatch.setattr("trainer.fleet.following.NEWER_S", 0.0)
+    config = override(RunConfig(fleet=Fleet(run="mine", idle_s=0.5)), [f"checkpoint.remote={tmp_path}"])
+    objects = Objects(Storage(tmp_path / "mine/fleet"), "mine", key.encode())
+    return RunOver(config), objects, Attempts(Storage(tmp_path / "mine/attempts"))
+
+
+def head(objects: Objects, attempt: str, serial: int, state: str = "running") -> None:
+    objects.put_json(about_key(attempt), {})
+    said = {"attempt": attempt, "serial": serial, "state": state, "why": "all is done", "anchors": []}
+    objects.put_json(head_key(attempt), said)
+
+
+def attempt(record: Attempts, epoch: int, launch: str) -> str:
+    name = f"{epoch}-{launch}"
+    started = {"epoch": epoch, "name": name, "launch": launch, "committed": 0, "host": "here"}
+    record.create(epoch, started | {"begun_unix_s": 0.0})
+    return name
+
+
+def test_a_run_that_is_silent_or_over_needs_none(asked):
+    over, objects, record = asked
+    name = attempt(record, 1, "a")
+    head(objects, name, 1)
+    assert over() == ""
+    time.sleep(0.6)
+    assert "silent for 0 s (fleet.idle_s)" in over()
+    head(objects, name, 2)
+    assert over() == ""
+    head(objects, name, 3, "over")
+    assert over() == "the run is over: all is done"
+
+
+def test_what_an_earlier_launch_came_to_is_not_this_one_s_end(asked, tmp_path, monkeypatch):
+    _, objects, record = asked
+    attempt(record, 1, "old")
+    record.write("final", {"code": 0, "why": "it had all its steps", "launch": "old", "unix_s": 0.0})
+
+    def following() -> Following:
+        return Following(objects, record, "w")
+
+    late = following()
+    late.newest()
+    assert late.over == "it had all its steps", "it was started for nothing"
+    monkeypatch.setenv(LAUNCH_VARIABLE, "new")
+    early = following()
+    early.newest()
+    assert early.over == "" and early.attempt == "", "its run has not begun"
+    head(objects, attempt(record, 2, "new"), 1)
+    assert early.newest() == "2-new" and early.over == ""
+    record.write("final", {"code": 2, "why": "no such option", "launch": "new", "unix_s": 0.0})
+    early.newest()
+    assert early.over == "no such option"

@@ -1,0 +1,114 @@
+"""The trainer goes and comes back while its workers stay: the run is the colocated one, bit for bit."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from dataclasses import replace
+
+import pytest
+
+from tests.fleet.jobs import FleetJob, assert_same_run, wait_for
+from tests.loops.jobs import REWARD, Job
+from trainer.config import RunConfig, override
+from trainer.exit_codes import EXIT_FENCED
+
+pytestmark = pytest.mark.slow
+STEPS = 6
+
+
+@pytest.fixture
+def run_config(small_config, tmp_path):
+    """A run that saves every second step."""
+    (tmp_path / "reward.py").write_text(REWARD)
+
+    def configured(folder: str, ahead: int) -> RunConfig:
+        return override(
+            small_config,
+            [
+                f"run.dir={tmp_path / folder / 'run'}",
+                f"run.max_steps={STEPS}",
+                f"rollout.staleness={ahead}",
+                f"rewards.function={tmp_path / 'reward.py'}:reward",
+                "rewards.workers=1",
+                "evaluation.every_steps=4",
+                "evaluation.max_samples=6",
+                "checkpoint.every_steps=2",
+                "logging.keep_rollouts=true",
+                "placement.workers_per_node=1",
+            ],
+        )
+
+    return configured
+
+
+def colocated(config: RunConfig, folder) -> Job:
+    job = Job(config, folder).start()
+    try:
+        assert job.wait(900) == 0, job.tail()
+    finally:
+        job.kill()
+    return job
+
+
+def far_enough(job: FleetJob, bucket) -> bool:
+    """In step 4 or later, with a checkpoint in the bucket."""
+    return job.progress().get("step", 0) >= 4 and any(bucket.rglob("manifest.json"))
+
+
+@pytest.mark.parametrize("ahead", [2, pytest.param(0, marks=pytest.mark.long)])
+def test_killed_and_started_again(run_config, tmp_path, ahead):
+    """What was sampled ahead with weights that are gone is replayed; workers follow the new attempt."""
+    bucket = tmp_path / "stored"
+    job = FleetJob(run_config("fleet", ahead), tmp_path / "fleet", str(bucket))
+    try:
+        for name in ("w0", "w1"):
+            job.add_worker(name)
+        job.start()
+        job.until(lambda: far_enough(job, bucket), 600)
+        job.kill()
+        job.start()
+        job.finish()
+    finally:
+        job.kill()
+        job.end_workers()
+    said = job.log.read_text()
+    assert re.search(r"^resumed from step [24]$", said, re.MULTILINE), said[-4000:]
+    assert_same_run(colocated(run_config("alone", ahead), tmp_path / "alone"), job, but=("mismatch/",))
+    for worker in job.workers.values():
+        assert "follows attempt 2-" in worker.said() and "has reached its last step" in worker.said()
+    left = {path.parent.name for path in bucket.rglob("*.patch")}
+    assert all(name.startswith("2-") for name in left), "patches of the attempt that was killed stay"
+
+
+@pytest.mark.long
+def test_two_heads(run_config, tmp_path):
+    """The first trainer's driver is stopped, as by a machine that hangs, and goes on beside the second."""
+    bucket = tmp_path / "stored"
+    config = run_config("fleet", 0)
+    old = FleetJob(config, tmp_path / "fleet", str(bucket))
+    elsewhere = replace(config, run=replace(config.run, dir=str(tmp_path / "elsewhere/run")))
+    new = FleetJob(elsewhere, tmp_path / "elsewhere", str(bucket))
+    try:
+        for name in ("w0", "w1"):
+            old.add_worker(name)
+        old.start()
+        old.until(lambda: far_enough(old, bucket) and old.in_phase("wait", 4), 600)
+        assert old.process
+        os.kill(old.process.pid, signal.SIGSTOP)
+        new.start()
+        new.until(lambda: new.in_phase("wait", 3), 600)
+        os.kill(old.process.pid, signal.SIGCONT)
+        assert old.wait(300) == EXIT_FENCED, old.tail()
+        assert new.wait(900) == 0, new.tail()
+        wait_for(lambda: all(worker.process.poll() == 0 for worker in old.workers.values()))
+    finally:
+        old.kill()
+        new.kill()
+        old.end_workers()
+    assert "attempt 1-" in old.tail() and "has taken over" in old.tail()
+    resumed = re.search(r"^resumed from step (\d)$", new.log.read_text(), re.MULTILINE)
+    assert resumed and int(resumed[1]) >= 2, "the second trainer began anew"
+    alone = colocated(run_config("alone", 0), tmp_path / "alone")
+    assert_same_run(alone, new, since=int(resumed[1]) + 1)

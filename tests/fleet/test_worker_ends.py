@@ -1,0 +1,147 @@
+"""When a worker ends, so that no machine outlives its run: the worker's own loop, with a function for an
+engine."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fleet.test_verify import EXPECTED, UNIT, good
+from trainer.checkpoint.attempt import Attempts
+from trainer.checkpoint.manifest import code_fingerprint
+from trainer.exit_codes import EXIT_OK
+from trainer.fleet import dispatch, following
+from trainer.fleet.beats import Beats
+from trainer.fleet.dispatch import Dispatcher
+from trainer.fleet.objects import Objects, about_key, worker_key
+from trainer.fleet.packages import packages
+from trainer.fleet.worker import Worker
+from trainer.storage.storage import Storage
+
+KEY = "0123456789abcdef"
+
+
+class PlayedEngine:
+    """Samples the unit of `test_verify`."""
+
+    followed = 0
+
+    def follow(self, objects: Objects, layout: Any) -> None:
+        self.followed += 1
+
+    def sample(self, unit: Any, seen: Any) -> tuple[list[Any], float]:
+        return good(), 0.1
+
+
+class Run:
+    """A run's folder in a bucket, its attempts, and a worker that serves it in a thread."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, name: str = "w0") -> None:
+        monkeypatch.setenv("SPOTRL_FLEET_KEY", KEY)
+        monkeypatch.setattr(dispatch, "LIST_S", 0.02)
+        monkeypatch.setattr(dispatch, "BEAT_S", 0.1)
+        monkeypatch.setattr(following, "NEWER_S", 0.05)
+        self.root = str(folder / "run")
+        self.attempts = Attempts(Storage(f"{self.root}/attempts"))
+        self.objects = Objects(Storage(f"{self.root}/fleet"), "run", KEY.encode())
+        self.engine = PlayedEngine()
+        self.worker = Worker(self.root, name, (), idle_s=1.0, poll_s=0.02)
+        self.code: int | None = None
+        self.thread = threading.Thread(target=self._serve, daemon=True)
+
+    def head(self, launch: str = "") -> Dispatcher:
+        """The head of a new attempt; its thread has begun."""
+        held = self.attempts.take(0, launch)
+        one = Dispatcher(self.objects, held, EXPECTED, lost_s=30.0, wait_s=30.0, poll_s=0.02)
+        about = {"layout": [], "code": code_fingerprint(), "packages": packages()}
+        self.objects.put_json(about_key(held.name), about)
+        one.announce(version=6, lineage=UNIT.lineage, anchors=[])
+        one.start()
+        return one
+
+    def serve(self) -> None:
+        """Starts the worker."""
+        self.thread.start()
+
+    def _serve(self) -> None:
+        about = self.worker._wait_for_run()
+        if about is None:
+            self.code = EXIT_OK
+            return
+        self.worker.beats = Beats(self.objects, self.worker.name, {"host": "here", "device": "cpu"})
+        self.worker.beats.say(attempt=self.worker.following.attempt)
+        self.code = self.worker._loop(self.engine)  # ty: ignore[invalid-argument-type]
+
+    def ended(self) -> str:
+        """Waits for the worker's end; what its last mark says of it."""
+        self.thread.join(10.0)
+        assert not self.thread.is_alive() and self.code == EXIT_OK
+        mark = self.objects.get_json(worker_key("w0"))
+        return mark["goodbye"] if mark else self.worker.why
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    return Run(tmp_path, monkeypatch)
+
+
+def sampled(head: Dispatcher) -> bool:
+    head.offer([UNIT])
+    return len(head.take(UNIT)) == 4
+
+
+def test_it_ends_when_its_run_is_over(run):
+    head = run.head()
+    run.serve()
+    assert sampled(head)
+    head.close("over", "the run has reached its last step")
+    assert run.ended() == "the run has reached its last step"
+
+
+def test_it_does_not_start_for_a_run_that_is_over(run):
+    run.head().close("over", "the run has reached its last step")
+    run.serve()
+    assert run.ended() == "the run has reached its last step"
+    assert run.objects.get_json(worker_key("w0")) is None, "it was about to load an engine"
+
+
+def test_it_waits_for_the_next_attempt_and_ends_when_none_comes(run):
+    first = run.head()
+    run.serve()
+    assert sampled(first)
+    first.close("away", "this attempt of the trainer has ended")
+    second = run.head()
+    assert sampled(second) and run.engine.followed == 1
+    second.close("away", "this attempt of the trainer has ended")
+    begun = time.monotonic()
+    assert run.ended() == "the trainer was silent for 1 s (fleet.idle_s)"
+    assert 0.8 < time.monotonic() - begun < 5
+
+
+def test_it_ends_when_no_trainer_comes(run):
+    run.serve()
+    assert run.ended() == f"no trainer of {run.root} within 1 s"
+
+
+def test_a_run_that_gave_up_has_no_workers_until_it_is_launched_again(run, tmp_path, monkeypatch):
+    """Nothing takes the mark of the end away, so it says whose end it is."""
+    head = run.head("monday")
+    run.serve()
+    assert sampled(head)
+    run.attempts.finish(41, "4 attempts failed with no new checkpoint", "monday")
+    assert run.ended() == "4 attempts failed with no new checkpoint"
+    head.close("away", "this attempt of the trainer has ended")
+
+    again = Run(tmp_path, monkeypatch, "w1")
+    head = again.head("tuesday")
+    again.serve()
+    assert json.loads(again.attempts.storage.get_bytes("final.json"))["launch"] == "monday"
+    assert sampled(head)
+    head.close("over", "the run has reached its last step")
+    again.thread.join(10.0)
+    assert again.code == EXIT_OK

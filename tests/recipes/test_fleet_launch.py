@@ -1,0 +1,268 @@
+"""A run with machines that sample for it: started by one command or one by one, seen, and ended together."""
+
+import json
+import re
+import time
+from dataclasses import replace
+
+import pytest
+from desk import elsewhere as elsewhere
+from desk import run, stand_in
+
+from recipes import run_record
+from recipes.drivers import bucket_access, fleet_launch, platform_state, shared_record, worker_sight
+from recipes.drivers.platforms import commands
+from recipes.presets import resolve
+from trainer.config import ConfigError
+
+SEVEN = "grpo-qwen2.5-vl-7b-mathv60k"
+UP = ["up", SEVEN, "--bucket", "s3://mine", "--run-id", "mine", "--detach"]
+KEY = "SPOTRL_FLEET_KEY"
+
+
+@pytest.fixture(autouse=True)
+def bucket(elsewhere, monkeypatch):
+    """Amazon's keys, and a bucket that nobody asks."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "stand-in")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "stand-in")
+    monkeypatch.setattr(bucket_access, "probe", lambda *a: None)
+    monkeypatch.setattr(shared_record, "publish", lambda *a: None)
+
+
+def called(tmp_path):
+    path = tmp_path / "calls"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def workers():
+    (record,) = run_record.workers_of("mine")
+    return record
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("4xL40S", ["sample.nodes=4", "sample.gpus_per_node=1", "sample.gpu=L40S", "sample.spot=prefer"]),
+        ("4xL40S:spot", ["sample.nodes=4", "sample.gpus_per_node=1", "sample.gpu=L40S", "sample.spot=only"]),
+        ("2x8xA100-80GB:on-demand", ["sample.gpus_per_node=8", "sample.gpu=A100-80GB", "sample.spot=never"]),
+        ("4xL40S:spot@skypilot-runpod", ["sample.target=skypilot-runpod", "sample.spot=only"]),
+        ("3", ["sample.nodes=3", "sample.gpus_per_node=0", "sample.spot=prefer"]),
+    ],
+)
+def test_a_fleet_is_written_in_a_word(text, said):
+    assert set(said) < set(fleet_launch.group(text)) and "fleet.workers=only" in fleet_launch.group(text)
+
+
+@pytest.mark.parametrize("text", ["", "0xL40S", "L40S", "4xL40S:cheap", "4x", "4xL40S@"])
+def test_a_word_that_names_no_fleet_is_refused(text):
+    with pytest.raises(ConfigError, match="write it as 4xL40S"):
+        fleet_launch.group(text)
+
+
+def test_one_command_starts_the_run_and_then_a_job_for_each_machine(capsys, monkeypatch, tmp_path):
+    stand_in(tmp_path, monkeypatch, "sky", f'test -n "${KEY}" && echo "key ${KEY}" >> {tmp_path}/keys')
+    code, out, err = run(capsys, *UP, "--target", "skypilot-runpod", "--fleet", "4xL40S:spot")
+    assert code == 0, err
+    record, mine = run_record.load("mine"), workers()
+    price = record.usd_per_hour + mine.usd_per_hour
+    assert f"both     ${price:.2f} per hour, workers until the run ends" in out
+    assert re.search(r"planned +[\d.]+ h and \$\d+, .* with rollout.staleness=0: loss", out)
+    assert (mine.jobs, mine.samples_for, mine.bucket) == (4, "mine", "s3://mine")
+    launches = [call for call in called(tmp_path) if "jobs launch" in call]
+    names = [re.search(r"-n (\S+)", call)[1] for call in launches]
+    assert names == ["mine", *[f"{mine.run_id}-{i}" for i in range(1, 5)]], "the run's is first"
+    assert all(" -d " in call and f"--secret {KEY}" in call for call in launches)
+    assert len(set((tmp_path / "keys").read_text().splitlines())) == 1, "one secret for all of them"
+    token = (run_record.RUNS / "mine/fleet.key").read_text()
+    assert len(token) >= 16 and not any(token in call for call in launches)
+    given = {re.search(r"SPOTRL_LAUNCH=(\w+)", call)[1] for call in launches}
+    assert len(given) == 1, "workers wait for this launch of the run, whatever became of earlier ones"
+    task = (run_record.RUNS / mine.run_id / "task" / f"{SEVEN}.sample.yaml").read_text()
+    assert "  run: mine\n" in task and "trainer.fleet.machine --config" in task
+    assert "launch.py up rollout-worker --set fleet.run=mine --target skypilot-runpod" in task
+
+
+def test_down_ends_both_the_workers_first(capsys, monkeypatch, tmp_path):
+    stand_in(tmp_path, monkeypatch, "sky", "exit 0")
+    run(capsys, *UP, "--target", "skypilot-runpod", "--fleet", "2xL40S:on-demand")
+    mine = workers()
+    (tmp_path / "calls").unlink()
+    assert run(capsys, "down", "mine")[0] == 0
+    ends = [call for call in called(tmp_path) if " down " in call or " cancel " in call]
+    assert ends == [
+        f"sky down -y {mine.run_id}-1",
+        f"sky down -y {mine.run_id}-2",
+        "sky jobs cancel -y -n mine",
+    ]
+    assert workers().ended_s and run_record.load("mine").ended_s
+    (tmp_path / "calls").unlink()
+    run(capsys, "down", "mine")
+    assert not [call for call in called(tmp_path) if mine.run_id in call], "they have been given back"
+
+
+def test_a_run_that_no_worker_could_be_started_for_is_ended(capsys, monkeypatch, tmp_path):
+    stand_in(tmp_path, monkeypatch, "sky", 'case "$*" in *"-n mine-w"*) exit 3 ;; esac')
+    code, out, _ = run(capsys, *UP, "--target", "skypilot-runpod", "--fleet", "2xL40S:spot")
+    assert code == 3 and "no machine samples for mine, so it is ended" in out
+    assert any(call.startswith("sky jobs cancel -y -n mine") for call in called(tmp_path))
+
+
+def test_no_worker_is_started_for_a_run_that_its_platform_refused(capsys, monkeypatch, tmp_path):
+    stand_in(tmp_path, monkeypatch, "sky", 'case "$*" in *launch*) exit 3 ;; esac')
+    assert run(capsys, *UP, "--target", "skypilot-runpod", "--fleet", "2xL40S:spot")[0] == 3
+    assert run_record.workers_of("mine") == []
+    assert len([call for call in called(tmp_path) if "launch" in call]) == 1
+
+
+def test_resume_starts_both_again_unless_the_workers_live(capsys, monkeypatch, tmp_path):
+    stand_in(tmp_path, monkeypatch, "sky", "exit 0")
+    run(capsys, *UP, "--target", "skypilot-runpod", "--fleet", "2xL40S:spot")
+    assert run(capsys, "resume", "mine")[0] == 0
+    assert len(run_record.workers_of("mine")) == 1, "as far as anybody knows they sample"
+    replace(workers(), ended_s=time.time()).save()
+    assert run(capsys, "resume", "mine")[0] == 0
+    assert len(run_record.workers_of("mine")) == 2
+
+
+def test_slurm_and_pbs_get_an_array_and_a_log_for_each_machine(capsys, monkeypatch, tmp_path):
+    stand_in(tmp_path, monkeypatch, "sbatch", "echo 77")
+    stand_in(tmp_path, monkeypatch, "scancel", "")
+    fleet = ["--fleet", "3xL40S"]
+    assert run(capsys, *UP, "--target", "slurm", *fleet)[0] == 0
+    mine = workers()
+    assert mine.cluster == "77"
+    first, second = [call for call in called(tmp_path) if call.startswith("sbatch")]
+    assert first.endswith(f"{SEVEN}.sbatch") and second.endswith(f"{SEVEN}.sample.sbatch")
+    assert f"--output=runs/{mine.run_id}/slurm.%a.log" in second
+    driven = commands(mine, [""], {}, [], False)
+    assert [words[-1] for words in driven.logs] == [f"runs/{mine.run_id}/slurm.{i}.log" for i in range(3)]
+    assert driven.down == [["scancel", "77"]], "the whole array"
+    pbs = commands(replace(mine, target="pbs"), ["a.pbs"], {}, [KEY], True)
+    assert f"runs/{mine.run_id}/pbs.^array_index^.log" in pbs.up[0] and KEY in pbs.up[0][2]
+
+
+def test_machines_of_another_target_than_the_runs(capsys, monkeypatch, tmp_path):
+    stand_in(tmp_path, monkeypatch, "sbatch", "echo 77")
+    stand_in(tmp_path, monkeypatch, "sky", "exit 0")
+    fleet = ["--fleet", "2xL40S:spot@skypilot-runpod"]
+    code, out, _ = run(capsys, *UP, "--target", "slurm", "--set", "site.partition=big", *fleet)
+    assert code == 0 and "machines of your own" in out
+    assert (run_record.load("mine").target, workers().target) == ("slurm", "skypilot-runpod")
+
+
+def test_the_command_that_plan_names_starts_what_was_planned(capsys, tmp_path):
+    _, said, _ = run(capsys, "plan", SEVEN, "--fleet", "--deadline", "8h")
+    words = re.search(r"launch.py (up .*)", said)[1].split()
+    code, out, err = run(capsys, *words, "--bucket", "s3://mine", "--run-id", "mine", "--dry-run")
+    assert code == 0, err
+    fleet = re.search(r"--fleet (\d+)x([\w-]+):\S+@(\S+)", said)
+    assert re.search(rf"workers  mine-w\w+: {fleet[1]} x 1 {fleet[2]} on {fleet[3]}, \$", out)
+    assert re.search(r"planned  .* gain: ", out), "as the table said"
+
+
+# --- machines that are started for a run that is there --------------------------------------------
+
+
+def started(capsys, monkeypatch, tmp_path, *more):
+    """A run with `fleet.workers=only` on Slurm, in a region and on spot machines of its own."""
+    stand_in(tmp_path, monkeypatch, "sbatch", "echo 77")
+    stand_in(tmp_path, monkeypatch, "sky", "exit 0")
+    fleet = ("--set", "fleet.workers=only", "--set", "rollout.tensor_parallel=1")
+    site = ("--set", "site.partition=big", "--set", "budget.max_restarts=7")
+    assert run(capsys, *UP, "--target", "slurm", *fleet, *site, *more)[0] == 0
+    (tmp_path / "calls").unlink()
+
+
+def test_a_worker_takes_the_recipe_of_its_run_and_machines_of_its_own(capsys, monkeypatch, tmp_path):
+    started(capsys, monkeypatch, tmp_path, "--set", "rollout.max_tokens=512")
+    more = ["--target", "skypilot-runpod", "--set", "sample.nodes=2", "--set", "sample.spot=only", "--detach"]
+    code, _, err = run(capsys, "up", "rollout-worker", "--set", "fleet.run=mine", *more)
+    assert code == 0, err
+    record = workers()
+    view = resolve(record.recipe, record.overrides)
+    assert (view.kind, view.jobs, view.cluster.gpu, view.cluster.spot) == ("sample", 2, "L40S", "only")
+    assert view.config.rollout.max_tokens == 512 and view.config.checkpoint.max_restarts == 7
+    assert view.site.partition == "", "the run's site is not that of another target"
+    assert len([call for call in called(tmp_path) if "jobs launch" in call]) == 2
+    assert "SPOTRL_LAUNCH" not in " ".join(called(tmp_path)), "the run's launch is not known here"
+    capsys.readouterr()
+    assert (
+        run(capsys, "plan", "rollout-worker", "--set", "fleet.run=mine", "--target", "skypilot-runpod")[0]
+        == 0
+    )
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ([], "name it with --set fleet.run=RUN"),
+        (["--set", "fleet.run=mine"], "no run mine was launched from here"),
+    ],
+)
+def test_a_worker_without_a_run_is_refused(more, said, capsys):
+    code, _, err = run(capsys, "up", "rollout-worker", "--target", "slurm", *more)
+    assert code == 2 and said in err
+
+
+def test_a_run_that_samples_by_itself_gets_no_workers(capsys, monkeypatch, tmp_path):
+    stand_in(tmp_path, monkeypatch, "sbatch", "echo 77")
+    run(capsys, *UP, "--target", "slurm")
+    code, _, err = run(capsys, "up", "rollout-worker", "--set", "fleet.run=mine", "--target", "slurm")
+    assert code == 2 and "fleet.workers=only" in err
+
+
+def test_a_worker_of_another_desk_needs_the_runs_secret(capsys, monkeypatch, tmp_path):
+    started(capsys, monkeypatch, tmp_path)
+    (run_record.RUNS / "mine/fleet.key").unlink()
+    asked = ["up", "rollout-worker", "--set", "fleet.run=mine", "--target", "slurm", "--detach"]
+    code, _, err = run(capsys, *asked)
+    assert code == 2 and f"export {KEY}" in err and called(tmp_path) == []
+    monkeypatch.setenv(KEY, "the secret of that run")
+    assert run(capsys, *asked)[0] == 0
+    assert (run_record.RUNS / "mine/fleet.key").read_text() == "the secret of that run"
+
+
+def test_logs_of_one_worker(capsys, monkeypatch, tmp_path):
+    stand_in(tmp_path, monkeypatch, "sky", "exit 0")
+    run(capsys, *UP, "--target", "skypilot-runpod", "--fleet", "3xL40S:spot")
+    mine = workers()
+    (tmp_path / "calls").unlink()
+    assert run(capsys, "logs", "mine", "--worker", "2")[0] == 0
+    assert f"sky jobs logs -n {mine.run_id}-2" in called(tmp_path)
+    code, _, err = run(capsys, "logs", "mine", "--worker", "4")
+    assert code == 2 and "3 machines were started from here for mine" in err
+
+
+# --- what is seen ---------------------------------------------------------------------------------
+
+
+def test_the_state_of_several_jobs_is_told_together(monkeypatch, tmp_path):
+    rows = []
+    for number, status in ((1, "RUNNING"), (2, "RUNNING"), (3, "FAILED")):
+        rows.append({"job_id": number, "job_name": f"w-{number}", "status": status, "recovery_count": 0})
+    stand_in(tmp_path, monkeypatch, "sky", f"echo '{json.dumps(rows)}'")
+    record = run_record.RunRecord(
+        run_id="w", recipe=SEVEN, target="skypilot-runpod", managed=True, jobs=3, samples_for="mine"
+    )
+    said = platform_state.ask(record)
+    assert said.state == "2 running, 1 failed" and not said.ended_s
+    assert said.text.count("worker ") == 3
+    for row in rows:
+        row["status"] = "SUCCEEDED"
+    stand_in(tmp_path, monkeypatch, "sky", f"echo '{json.dumps(rows)}'")
+    said = platform_state.ask(record)
+    assert said.state == "finished" and said.ended_s
+
+
+def test_dollars_of_a_thousand_samples_by_gpu():
+    roster = [
+        {"device": "NVIDIA L40S", "completions": 300},
+        {"device": "NVIDIA L40S", "completions": 300},
+        {"device": "NVIDIA A100-SXM4-80GB", "completions": 600},
+        {"device": "cpu", "completions": 0},
+    ]
+    rates = [("L40S", 3.6), ("A100-80GB", 7.2), ("", 0.0)]
+    # 100 s a step: $0.10 of L40S and $0.20 of A100 for 256 samples each
+    found = worker_sight.usd_per_1000(roster, rates, 512, 100.0)
+    assert found == {"L40S": pytest.approx(0.1 / 0.256), "A100-80GB": pytest.approx(0.2 / 0.256)}
+    assert worker_sight.usd_per_1000([], rates, 512, 100.0) == {}

@@ -1,0 +1,59 @@
+"""A model that is never trained beside the policy: the reference, or the teacher that the policy is distilled
+from, which may be of another size and family as long as it reads the same token ids."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trainer.config import ConfigError, RunConfig, of_teacher
+from trainer.data.processor import Prompter
+from trainer.hardware import model_shapes
+from trainer.hardware.model_shapes import Shape
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """What it takes to load one."""
+
+    config: RunConfig
+    """Its model is the frozen one."""
+    shape: Shape
+    banned: list[int]
+    """Token ids that get no probability: those that the policy's engine never samples."""
+
+
+def teacher_of(config: RunConfig, student: Prompter, pictures: bool) -> Frozen:
+    """The teacher that a run names. student: what encodes the rows, which the teacher gets as they are.
+
+    pictures: whether rows have images. Raises ConfigError where the teacher would read something else than
+    the student does.
+    """
+    alone = of_teacher(config)
+    try:
+        prompter = Prompter(alone.model)
+    except ConfigError as error:
+        raise ConfigError(str(error).replace("model.path", "algorithm.teacher")) from None
+    check_reads_alike(config, student, prompter, pictures)
+    text = prompter.hf_config.get_text_config()
+    known = len(student.tokenizer)
+    # Only the padding at the vocabulary's end differs between sizes of one family.
+    banned = [i for i in student.banned_token_ids() if i < known] + list(range(known, text.vocab_size))
+    return Frozen(alone, model_shapes.from_config(prompter.hf_config.to_dict()), banned)
+
+
+def check_reads_alike(config: RunConfig, student: Prompter, teacher: Prompter, pictures: bool) -> None:
+    """Raises ConfigError unless the teacher takes the student's token ids and pixels for what the student
+    does."""
+    both = f"algorithm.teacher {config.algorithm.teacher} and model.path {config.model.path}"
+    same_family = "take a teacher of the student's family, such as a larger Qwen2.5-VL for a Qwen2.5-VL"
+    if student.vocabulary() != teacher.vocabulary():
+        raise ConfigError(
+            f"{both} have different tokenizers ({teacher.vocabulary()[:8]}, {student.vocabulary()[:8]}), so"
+            f" token ids mean different things: {same_family}"
+        )
+    if not pictures:
+        return
+    if not teacher.has_vision:
+        raise ConfigError(f"{both}: rows have images and the teacher reads text only: {same_family}")
+    if student.patches() != teacher.patches():
+        raise ConfigError(f"{both} cut images into different patches: {same_family}")
