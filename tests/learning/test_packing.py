@@ -17,9 +17,7 @@ from trainer.data.processor import mrope_positions
 from trainer.learning import attention
 
 IMAGE = 9
-TOTAL = {"qwen3_5": 2e-6}
-"""Relative difference of all gradients through ZeRO-3; in one process it is 6e-7."""
-WORST = {"qwen3_5": 1e-5}
+WORST = {"qwen3_5": 2e-5}
 """Relative difference of the worst tensor's gradient. The decays' gradients nearly cancel: with plain
 transformers one sample at a time and one padded batch differ by 5e-6."""
 
@@ -180,10 +178,10 @@ def test_gradients_are_those_of_the_padded_computation(family_model, family, aga
     [
         (1, "qwen2_5_vl", False, 1),
         (2, "qwen3_vl", True, 1),
-        (2, "qwen3_5", False, 1),
+        (2, "qwen3", False, 1),
         *(
             pytest.param(2, family, True, hpz, marks=pytest.mark.long)
-            for family, hpz in (("qwen2_5_vl", 2), ("qwen2", 2), ("qwen3", 1), ("llama", 1))
+            for family, hpz in (("qwen2_5_vl", 2), ("qwen2", 2), ("llama", 1))
         ),
     ],
 )
@@ -201,5 +199,5 @@ def test_ranks_reproduce_the_padded_gradients(
     for result in run_ranks("gradients", config):
         for budget, (total, worst, passes) in result.items():
             print(world, family, budget, passes, f"{total:.1e} {worst:.1e}")
-            assert total < TOTAL.get(family, 1e-6) and worst < WORST.get(family, 2e-6), budget
+            assert total < 1e-6 and worst < WORST.get(family, 2e-6), budget
         assert result["1"][2] > result["100000"][2] == 1

@@ -28,7 +28,6 @@ def dtype(family):
         pytest.param("qwen2_5_vl", 1, 1, marks=LONG),
         pytest.param("qwen2_5_vl", 2, 1, marks=LONG),
         pytest.param("qwen3_vl", 2, 2, marks=LONG),
-        pytest.param("qwen3_5", 2, 2, marks=LONG),
         *(pytest.param(family, n, n, marks=LONG) for family in ("qwen2", "qwen3", "llama") for n in (1, 2)),
         pytest.param("smollm2", 2, 1, marks=LONG),
     ],
