@@ -166,7 +166,7 @@ def prepare(options: argparse.Namespace) -> int:
 
 
 def _name_of(source: str) -> str:
-    """What a dataset is called after a source."""
+    """The name of a dataset, by its source."""
     return TASK_FAMILIES[:-1] if source.startswith(TASK_FAMILIES) else Path(source).stem.lower()
 
 

@@ -203,33 +203,26 @@ def options(recipe: Recipe, row: FleetRow) -> str:
     return " ".join(words)
 
 
-def both(recipe: Recipe, run: RunRecord, workers: RunRecord) -> list[str]:
-    """What is about to be started: both groups of machines with their dollars, and whether they are a
-    gain."""
-    assert recipe.sample is not None
-    machines = f"{recipe.sample.nodes} x {recipe.sample.gpus_per_node} {recipe.sample.gpu}"
-    if not recipe.sample.gpus_per_node:
-        machines = f"{recipe.sample.nodes} without a GPU"
-    cluster = recipe.cluster
-    own = f"{cluster.nodes} x {cluster.gpus_per_node} {cluster.gpu}" if cluster.gpus_per_node else "CPU ranks"
+def both(recipe: Recipe, run: RunRecord, workers: RunRecord) -> tuple[list[str], FleetRow | None]:
+    """What is about to be started: both groups of machines with their dollars, and whether they are a gain;
+    and the plan of both, where prices are known."""
     lines = [
-        f"run      {run.run_id}: {own} on {run.target}, {_per_hour(run)}",
-        f"workers  {workers.run_id}: {machines} on {workers.target}, {_per_hour(workers)}",
+        f"run      {run.run_id}: {_own(recipe)} on {run.target}, {_per_hour(run)}",
+        f"workers  {workers.run_id}: {_sampling(recipe)} on {workers.target}, {_per_hour(workers)}",
     ]
     if not (run.usd_per_hour and workers.usd_per_hour):
-        return lines
-    lines.append(
-        f"both     ${run.usd_per_hour + workers.usd_per_hour:.2f} per hour, workers until the run ends"
-    )
+        return lines, None
+    hourly = run.usd_per_hour + workers.usd_per_hour
+    lines.append(f"both     ${hourly:.2f} per hour, workers until the run ends")
     targets = list(dict.fromkeys((run.target, workers.target)))
     try:
         found = fleet_cost.compare(recipe, prices.sky_catalogs(), targets)
     except ConfigError as error:
-        return [*lines, f"no plan of both: {error}"]
+        return [*lines, f"no plan of both: {error}"], None
     ahead = recipe.config.rollout.staleness
     mine = [row for row in found.fleets if row.gpus == _gpus(recipe) and row.ahead == ahead]
     if not mine:
-        return [*lines, "no plan of both: no price is known of machines that this recipe fits"]
+        return [*lines, "no plan of both: no price is known of machines that this recipe fits"], None
     row = min(mine, key=lambda row: row.usd)
     lines.append(
         f"planned  {row.hours:.1f} h and ${row.run_usd:,.0f}, {row.step_s:.1f} s and ${row.usd:.3f} a step,"
@@ -239,7 +232,21 @@ def both(recipe: Recipe, run: RunRecord, workers: RunRecord) -> list[str]:
         lines.append(
             f"         the trainer waits for the longest completion: {row.enough} steps ahead would be enough"
         )
-    return lines
+    return lines, row
+
+
+def _own(recipe: Recipe) -> str:
+    cluster = recipe.cluster
+    if not cluster.gpus_per_node:
+        return "CPU ranks"
+    return f"{cluster.nodes} x {cluster.gpus_per_node} {cluster.gpu}"
+
+
+def _sampling(recipe: Recipe) -> str:
+    assert recipe.sample is not None
+    if not recipe.sample.gpus_per_node:
+        return f"{recipe.sample.nodes} without a GPU"
+    return f"{recipe.sample.nodes} x {recipe.sample.gpus_per_node} {recipe.sample.gpu}"
 
 
 def _per_hour(record: RunRecord) -> str:

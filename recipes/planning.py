@@ -43,6 +43,11 @@ def plan(
     offers = cost.offers(recipe, *where, ranges=True)
     network = network_gbit_s or zero_stages.network_of(recipe, target)
     shown.plan(recipe, offers, cost.short_of_ram(recipe, *where), shown.wide(), network)
+    if recipe.config.fleet.workers == "only" and recipe.kind == "train":
+        print(
+            "rollout workers sample for this run: its hours and dollars above are those of engines on its own"
+            " GPUs; `launch.py plan RECIPE --fleet` has those with workers"
+        )
     sampled = _second_group(recipe, offers, *where)
     if deadline or budget_usd:
         limits = hours, usd

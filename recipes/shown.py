@@ -69,7 +69,8 @@ def recipes(console: Console, model: str = "") -> None:
     console.print(table)
     console.print(
         "\nrun: the cheapest offer of the price snapshot; `launch.py plan RECIPE` shows all, `up RECIPE`"
-        " starts one"
+        " starts one;\n`up rollout-worker --set fleet.run=RUN` adds a machine that samples for a run"
+        " (docs/fleet.md)"
     )
 
 
@@ -480,7 +481,7 @@ def _assumed(recipe: Recipe) -> str:
 
 def _ranges(offer: cost.Offer, recipe: Recipe) -> str:
     """What the ranges of hours and dollars are made of."""
-    low, high = spread.VISION_STEP if offer.vision else spread.STEP
+    low, high = offer.step_bounds
     told = [f"step time {low:.2f} to {high:.2f} times the plan's"]
     if offer.stretch:
         limit = recipe.config.rollout.max_tokens

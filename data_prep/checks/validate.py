@@ -210,7 +210,7 @@ def special_token(row: Candidate) -> str:
 
 
 def question_hash(text: str) -> bytes:
-    """16 bytes that are equal for questions that count as the same."""
+    """A hash of 16 bytes that is equal for questions that count as the same."""
     return hashlib.sha256(normal_question(text).encode()).digest()[:16]
 
 

@@ -9,7 +9,7 @@ from data_prep.generate.scene import COLORS, PALE, Problem, Scene, lettered
 NAMES = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 BARS = {1: 3, 2: 4, 3: 5, 4: 6, 5: 7}
 PARTS = {1: 1, 2: 1, 3: 2, 4: 2, 5: 4}
-"""Parts of the distance between two ticks on which values fall: whole, halves or quarters."""
+"""Into how many parts the distance between two ticks is divided; a value falls on a whole part."""
 
 
 def make(rng: random.Random, difficulty: int) -> Problem:

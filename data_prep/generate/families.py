@@ -27,7 +27,7 @@ PREFIX = f"{NAME}:"
 VERSION = 1
 """Version of how rows are drawn: rows of the same seed differ between versions."""
 BLOCK = 20_000
-"""Indices that share a seed of the families: one of them takes no more, and some make lists of so many."""
+"""Number of indices that share one seed of the families, some of which take none above this number."""
 MAX_REPEATS = 1_000
 """Repeated questions in a row after which there are no new ones."""
 

@@ -132,5 +132,5 @@ class Generated:
                 yield Member(name, PNG_BYTES, one.scene.png)
 
     def image_bytes(self) -> int:
-        """An estimate."""
+        """About how many bytes all images have."""
         return self.rows_wanted * PNG_BYTES

@@ -97,7 +97,7 @@ class Member:
 
     @classmethod
     def of(cls, name: str, data: bytes) -> Member:
-        """One whose content is at hand."""
+        """A member whose content is in memory."""
         return cls(name, len(data), lambda: data)
 
 
@@ -140,7 +140,7 @@ def _tar(path: Path, refused: Refused) -> Iterator[Member]:
         ):
             index: Any = tar
             for info in tar:
-                index.members = []  # a stream is never sought back: its list of members need not grow
+                index.members = []  # a stream is read once, so tarfile need not remember its members
                 if info.isdir():
                     continue
                 try:
@@ -234,7 +234,7 @@ def _safe_in_zip(info: zipfile.ZipInfo) -> str:
 
 
 def _folder(root: Path, refused: Refused) -> Iterator[Member]:
-    """Links are followed, wherever they lead: the hub's own cache is made of them."""
+    """Symbolic links are followed, also out of the folder: the hub's cache consists of such links."""
     for path in files_under(root, refused):
         size = path.stat().st_size
         relative = path.relative_to(root).as_posix()

@@ -132,7 +132,7 @@ def _end_with_the_caller() -> None:
 def warm_up() -> None:
     """Starts to load what the workers need, while the caller continues."""
     _context()
-    resource_tracker.ensure_running()  # unblocks what is blocked while it starts
+    resource_tracker.ensure_running()  # signals that are blocked while it starts are unblocked again
     # Ctrl-C is for the caller, who ends the others.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

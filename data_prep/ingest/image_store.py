@@ -22,7 +22,7 @@ from data_prep.ingest.images import ImageFacts, ImageLimits
 from data_prep.ingest.wanted import Wanted
 
 BATCH_BYTES = 4 << 20
-"""Size of a batch of images for a worker, about."""
+"""About how many bytes of images a worker gets at once."""
 BATCH_FILES = 256
 """Most files of the archive for a batch."""
 
@@ -138,7 +138,7 @@ class ImageStore:
         links: dict[str, str],
         on_progress: Callable[[int, int], None],
     ) -> int:
-        waiting: deque[_Batch] = deque()  # names, not images: unpacking may run ahead as far as it will
+        waiting: deque[_Batch] = deque()  # only names wait here, so unpacking may run far ahead
         unused = 0
 
         def settle_first() -> None:

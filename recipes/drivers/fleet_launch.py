@@ -15,6 +15,7 @@ from secrets import token_hex
 from recipes import capabilities, fleet_table, run_record
 from recipes.drivers import launched, launching, platform_state, shared_record, tokens
 from recipes.drivers.launching import Launch, Options
+from recipes.plan.fleet_cost import FleetRow
 from recipes.presets import resolve
 from recipes.run_record import RunRecord
 from recipes.spec import Recipe
@@ -88,8 +89,9 @@ def up(
     alone = replace(recipe, sample=None)
     run = launching.prepared(name, alone, target, overrides, replace(options, detach=not foreground))
     workers = _workers(name, overrides, recipe.sample.target or target, options)
-    for line in fleet_table.both(recipe, run.record, workers.record):
-        print(line, flush=True)
+    lines, plan = fleet_table.both(recipe, run.record, workers.record)
+    print(*lines, sep="\n", flush=True)
+    run, workers = _planned(run, plan), _planned(workers, plan)
     if options.dry_run:
         launching.show(run)
         launching.show(workers)
@@ -112,6 +114,20 @@ def up(
             print(f"no machine samples for {run_id}, so it is ended: it would wait for none", flush=True)
             launched.drive(run_id, "down")
     return code if code or options.detach else launched.drive(run_id, "logs")
+
+
+def _planned(launch: Launch, plan: FleetRow | None) -> Launch:
+    """The launch with the hours that both groups are planned for: those of the run without workers are not
+    its own."""
+    hours = plan.hours if plan else 0.0
+    record = replace(
+        launch.record,
+        planned_hours=hours,
+        planned_usd=hours * launch.record.usd_per_hour,
+        planned_most_hours=0.0,
+        planned_most_usd=0.0,
+    )
+    return replace(launch, record=record)
 
 
 def _workers(name: str, overrides: list[str], target: str, options: Options) -> Launch:

@@ -63,7 +63,7 @@ def judge(offer: Offer, deadline_h: float, budget_usd: float, seed: int = 0) -> 
     life = replace(offer, between_s=min(offer.between_s, spread.NODE_LIFE_S / offer.nodes))
     hours = []
     for _ in range(RUNS):
-        luck = spread.draw(offer.vision, offer.stretch, rng)
+        luck = spread.draw(offer.step_bounds, offer.stretch, rng)
         hours.append(simulate(life, rng, luck))
     hours.sort()
     least, most = hours[math.ceil((1 - SURE) * RUNS) - 1], hours[math.ceil(SURE * RUNS) - 1]

@@ -120,6 +120,8 @@ class Offer:
     nodes: int = 1
     vision: bool = False
     """Whether the model reads images: the spread of such steps is wider."""
+    several_nodes: bool = False
+    """Whether supervised training runs on several nodes, whose steps are spread as widely."""
     stretch: tuple[float, ...] = ()
     """A step's time at each of `spread.LENGTHS`, as a multiple; () where completions have the data's length,
     or nobody asked."""
@@ -128,6 +130,11 @@ class Offer:
     def work_s(self) -> float:
         """Seconds of all steps, without checkpoints."""
         return self.steps * (self.step.total - self.step.checkpoint)
+
+    @property
+    def step_bounds(self) -> tuple[float, float]:
+        """How far a step may lie from its plan, as multiples."""
+        return spread.step_bounds(self.vision, self.several_nodes)
 
     @property
     def usd(self) -> float | None:
@@ -476,5 +483,6 @@ def _offer(
         restart,
         cluster.nodes,
         need.shape.vision is not None,
+        recipe.config.method == "sft" and recipe.cluster.nodes > 1,
         stretch,
     )

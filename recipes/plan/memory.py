@@ -213,7 +213,7 @@ def phases(config: RunConfig, shape: Shape, engine_bytes: float) -> list[Phase]:
     if config.optimizer.offload_reference:
         reference = 0.0
     on_gpu = config.placement.device == "cuda"
-    grpo = config.method == "grpo"
+    samples = _samples(config)
     persistent = sum(n for n in shape.sizes() + adapter if n < PERSISTENT) * width if stage == 3 else 0
     policy = "policy shard" if stage == 3 else "policy, whole"
     base = {"CUDA context": CONTEXT if on_gpu else 0.0, policy: shard, "reference shard": reference}
@@ -228,7 +228,7 @@ def phases(config: RunConfig, shape: Shape, engine_bytes: float) -> list[Phase]:
     if config.optimizer.hpz_ranks > 1:
         base["second copy within the node"] = policy_bytes(config, shape) / config.optimizer.hpz_ranks
     states = {"fp32 master": master, "Adam moments": adam}
-    asleep = {"engine asleep": ENGINE_ASLEEP} if grpo and on_gpu else {}
+    asleep = {"engine asleep": ENGINE_ASLEEP} if samples and on_gpu else {}
     # DeepSpeed allocates gradients and the reduce bucket once and keeps them; `offload` moves them away too.
     # On CPU only the pages of the bucket that gradients have touched are resident.
     bucket = float((REDUCE_BUCKET if on_gpu else min(REDUCE_BUCKET, t)) * width)
@@ -249,7 +249,7 @@ def phases(config: RunConfig, shape: Shape, engine_bytes: float) -> list[Phase]:
     arriving = base | {policy: whole} if lora.qlora else base
     out = [Phase("load", arriving | {"fp32 master": master} | loaded | {"fp32 gradients": sub_group})]
     weights = p * width / config.rollout.tensor_parallel
-    if grpo:
+    if samples:
         cache = max(0.0, engine_bytes - weights)
         out.append(Phase("rollout", base | {"engine weights": weights, "engine KV cache": cache}))
     # An update keeps what its backward pass will want again, and so does the pass without gradients that
@@ -268,7 +268,7 @@ def phases(config: RunConfig, shape: Shape, engine_bytes: float) -> list[Phase]:
     moments = [kept | backward, _scattered(config, bucket)]
     out.append(Phase("update", all_held | max(moments, key=lambda parts: sum(parts.values()))))
     out.append(Phase("optimizer step", all_held | _step(config, t / world, group_size)))
-    if grpo:
+    if samples:
         group = float(max(config.rollout.sync_bucket_bytes, shape.embedding_parameters * width))
         merged = (
             (width + 8) * max(a * b for a, b in adapters.linears(shape, False)) + group if lora.rank else 0.0
@@ -277,6 +277,11 @@ def phases(config: RunConfig, shape: Shape, engine_bytes: float) -> list[Phase]:
         out.append(Phase("sync", base | parts))
     out.append(Phase("save", all_held))
     return [Phase(phase.name, {k: v for k, v in phase.parts.items() if v}) for phase in out]
+
+
+def _samples(config: RunConfig) -> bool:
+    """Whether the trainer's own GPUs have engines."""
+    return config.method == "grpo" and config.fleet.workers != "only"
 
 
 def _teacher_held(config: RunConfig, teacher: Shape) -> dict[str, float]:
@@ -350,11 +355,11 @@ def _host(recipe: Recipe, shape: Shape) -> dict[str, float]:
     nodes = recipe.cluster.nodes
     gpus = recipe.cluster.gpus_per_node
     width, t = _width(config), trained(config, shape)
-    grpo, offloaded = config.method == "grpo", config.optimizer.offload_optimizer
+    samples, offloaded = _samples(config), config.optimizer.offload_optimizer
     states = 0.0
     if offloaded:
         states = t * (12 + 4) / nodes  # DeepSpeed's CPU optimizer holds fp32 gradients beside the states
-    elif grpo:
+    elif samples:
         states = t * 12 / nodes  # gradients are freed, not moved (trainer/learning/zero/offload.py)
     every = config.optimizer.zero_stage < 3 or config.lora.qlora
     whole = policy_bytes(config, shape) * gpus if every else 0.0
@@ -363,17 +368,20 @@ def _host(recipe: Recipe, shape: Shape) -> dict[str, float]:
     reference = frozen.parameters * width / nodes if config.optimizer.offload_reference else 0.0
     level_1 = (
         shape.parameters * width * gpus / config.rollout.tensor_parallel
-        if config.rollout.sleep_level == 1
+        if config.rollout.sleep_level == 1 and samples
         else 0.0
     )
     parts = {
         "system, Ray, graders": HOST_SYSTEM + gpus * GIB,
         "worker processes": gpus * worker_bytes(config.placement.device, config.data.image_cache_gib),
-        "ZeRO-3 states while the engine is awake" if grpo and not offloaded else "optimizer states": states,
+        "ZeRO-3 states while the engine is awake"
+        if samples and not offloaded
+        else "optimizer states": states,
         "weights that every rank loads": whole,
         "checkpoint being written": staging,
         "reference shards": reference,
         "engine weights at sleep level 1": level_1,
+        "shards as rollout workers have them": 0.0 if config.fleet.workers == "off" else t * width / nodes,
     }
     return {name: value for name, value in parts.items() if value}
 

@@ -5,6 +5,7 @@ model's download. What was committed stays, one line says it, the exit code is 3
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,11 +15,14 @@ from tests.checkpoint.synthetic import again, attempt, configure, cut, finish, h
 from tests.checkpoint.test_export import saved_model
 from tests.checkpoint.test_rollout_log import equal, graded
 from tests.data_prep import hub_server
+from tests.loops import drill
+from tests.loops.jobs import Job
 from tests.small_disk import fill, read_only, small_disk
 from trainer.checkpoint import writer as writing
 from trainer.checkpoint.errors import CheckpointError
 from trainer.checkpoint.export import export_hf
 from trainer.checkpoint.format import Shard
+from trainer.checkpoint.layout import newest_step
 from trainer.checkpoint.reader import fetch_all
 from trainer.checkpoint.rollout_log import RolloutLog
 from trainer.config import Model, RunConfig, override
@@ -209,3 +213,30 @@ def test_a_disk_that_turns_read_only(disk, tmp_path, told):
     read_only(disk, False)
     save(checkpoints, ranks, 4)
     assert checkpoints.safe == 4
+
+
+@pytest.mark.long
+def test_a_run_on_a_full_disk_ends_by_one_line_and_goes_on_where_there_is_room(tmp_path):
+    """A whole job; its ranks pretend to train."""
+    with small_disk(tmp_path / "disk", 512 << 20) as disk:
+        config = drill.configure(tmp_path, 10**6, 2, standin=True)
+        checkpoint = replace(config.checkpoint, every_steps=2, remote="", export_hf="never")
+        config = replace(config, run=replace(config.run, dir=str(disk / "run")), checkpoint=checkpoint)
+        job = Job(config, tmp_path / "job", {"STANDIN_STEP_S": "0.4"}, "tests.loops.standin").start()
+        try:
+            job.until(lambda: job.in_phase("grade", 8), 200)
+            filler = fill(disk)
+            began = time.monotonic()
+            assert job.wait(100) == EXIT_STORAGE
+            print(f"full disk: the job ended after {time.monotonic() - began:.1f} s")
+            said = job.tail()
+            assert said.count("error: ") == 1 and "No space left on device" in said.splitlines()[-1], said
+            assert "Traceback" not in said
+            committed = newest_step(config, None)
+            filler.unlink()
+            job.start()
+            job.until(lambda: f"resumed from step {committed}" in job.tail(), 200)
+            job.until(lambda: newest_step(config, None) > committed, 200)
+        finally:
+            job.kill()
+    assert committed >= 4

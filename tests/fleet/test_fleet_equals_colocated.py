@@ -138,7 +138,6 @@ def stops_at_random(job: FleetJob, seed: int):
         pytest.param(2, 2, marks=pytest.mark.long),
         pytest.param(1, 1, marks=pytest.mark.long),
         pytest.param(1, 2, marks=pytest.mark.long),
-        pytest.param(2, 1, marks=pytest.mark.long),
     ],
 )
 def test_sampled_ahead_by_workers_it_is_the_colocated_run(run_config, tmp_path, ahead, workers):

@@ -5,8 +5,6 @@ deadlock   rank 1 skips the update of step 4 and sleeps, while the others wait f
 straggler  rank 1 takes its time in every update
 killed     rank 1 gets SIGKILL in the update of step 4
 nan        the loss of every update from step 4 on is not finite
-raylet     Ray's raylet is stopped (SIGSTOP) in the update of step 4
-gcs        Ray's GCS is stopped in the update of step 4
 """
 
 from __future__ import annotations
@@ -14,10 +12,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from pathlib import Path
 from typing import Any
-
-import psutil
 
 from trainer.learning.learner_part import LearnerPart
 from trainer.loops import grpo
@@ -35,16 +30,6 @@ def stuck() -> None:
         time.sleep(60)
 
 
-def stop_ray(name: str) -> None:
-    """Stops one of the processes that `ray start` keeps on this machine, and says when."""
-    raylet = next(parent for parent in psutil.Process().parents() if parent.name() == "raylet")
-    starter = raylet.parent()
-    assert starter is not None
-    (process,) = [child for child in starter.children() if child.name() == name]
-    (Path(os.environ["SPOTRL_TMP"]) / "struck").write_text(str(time.time()))
-    process.suspend()
-
-
 class FaultyLearner(LearnerPart):
     """One rank; the fault strikes rank 1, or all for `nan`."""
 
@@ -58,10 +43,6 @@ class FaultyLearner(LearnerPart):
                     stuck()
                 case "killed" if self.updates == AT:
                     os.kill(os.getpid(), signal.SIGKILL)
-                case "raylet" if self.updates == AT:
-                    stop_ray("raylet")
-                case "gcs" if self.updates == AT:
-                    stop_ray("gcs_server")
                 case "straggler":
                     time.sleep(4.0)
         stats = super().update(*arguments)

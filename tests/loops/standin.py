@@ -13,6 +13,7 @@ import time
 from typing import Any
 
 import numpy as np
+import ray
 import torch
 
 from tests.checkpoint.synthetic import KINDS, cut, whole
@@ -27,6 +28,8 @@ from trainer.run import session
 from trainer.run.session import Session
 
 SHAPES = {f"model.layers.{i}.weight": (512, 512) for i in range(8)} | {"model.norm.weight": (511,)}
+ACTORS = int(os.environ.get("STANDIN_ACTORS", "0"))
+"""Ray actors that every update calls; 0: Ray is not used."""
 STEP_S = float(os.environ.get("STANDIN_STEP_S", "0.15"))
 COLLAPSES = int(os.environ.get("STANDIN_COLLAPSES", "0"))
 """Step from which on the policy says one thing only; 0: never."""
@@ -103,8 +106,16 @@ class StandinSampler:
         pass
 
 
+class Idle:
+    """An actor that a rank's process stands for."""
+
+    def update(self, step: int) -> int:
+        return step
+
+
 def train(config: RunConfig, run: Session) -> None:
     """The shape of the real loop."""
+    actors = [ray.remote(num_cpus=1)(Idle).remote() for _ in range(ACTORS)]
     if os.environ.get("STANDIN_FAILS"):
         raise RuntimeError("injected failure")
     learner: Any = run.learner
@@ -118,6 +129,7 @@ def train(config: RunConfig, run: Session) -> None:
                 time.sleep(STEP_S / 4)
         with run.phases("update"):
             value = learner.train(step)
+            assert ray.get([actor.update.remote(step) for actor in actors]) == [step] * ACTORS
         carried["count"] += 1
         stats = {"loss/total": value, "reward/mean": carried["count"]}
         if COLLAPSES:
@@ -132,6 +144,6 @@ if __name__ == "__main__":
     session.RayRanks = StandinRanks
     session.DistributedLearner = StandinLearner
     session.Colocated = StandinSampler
-    for name in ("connect", "precheck", "check_device"):
+    for name in ("precheck", "check_device", *([] if ACTORS else ["connect"])):
         setattr(process, name, lambda config: None)
     main(train, lambda config, rows: config.run.max_steps)

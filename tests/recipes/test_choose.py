@@ -122,12 +122,18 @@ def test_spread_draws_lie_within_their_bounds_nine_times_in_ten():
     import random
 
     rng = random.Random(0)
-    for low, high in (spread.STEP, spread.VISION_STEP, spread.COMPLETIONS, spread.START):
+    for low, high in (
+        spread.STEP,
+        spread.VISION_STEP,
+        spread.SEVERAL_NODES_STEP,
+        spread.COMPLETIONS,
+        spread.START,
+    ):
         drawn = [spread.within((low, high), rng) for _ in range(4000)]
         assert sum(low <= x <= high for x in drawn) / len(drawn) == pytest.approx(0.9, abs=0.02)
     assert spread.interpolated((0.8, 1.0, 1.5, 3.0), 3.0) == pytest.approx(2.25)
     assert spread.interpolated((0.8, 1.0, 1.5, 3.0), 0.1) == 0.8
-    starts = [spread.draw(False, (), rng).failed_starts for _ in range(4000)]
+    starts = [spread.draw(spread.STEP, (), rng).failed_starts for _ in range(4000)]
     assert sum(starts) / len(starts) == pytest.approx(0.1 / 0.9, abs=0.03)
 
 

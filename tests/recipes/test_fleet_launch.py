@@ -10,6 +10,7 @@ from desk import elsewhere as elsewhere
 from desk import run, stand_in
 
 from recipes import run_record
+from recipes.capabilities import CAPABILITIES
 from recipes.drivers import bucket_access, fleet_launch, platform_state, shared_record, worker_sight
 from recipes.drivers.platforms import commands
 from recipes.presets import resolve
@@ -68,6 +69,9 @@ def test_one_command_starts_the_run_and_then_a_job_for_each_machine(capsys, monk
     assert f"both     ${price:.2f} per hour, workers until the run ends" in out
     assert re.search(r"planned +[\d.]+ h and \$\d+, .* with rollout.staleness=0: loss", out)
     assert (mine.jobs, mine.samples_for, mine.bucket) == (4, "mine", "s3://mine")
+    hours = float(re.search(r"planned +([\d.]+) h", out)[1])
+    assert record.planned_hours == mine.planned_hours == pytest.approx(hours, abs=0.1)
+    assert mine.planned_usd == pytest.approx(mine.planned_hours * mine.usd_per_hour)
     launches = [call for call in called(tmp_path) if "jobs launch" in call]
     names = [re.search(r"-n (\S+)", call)[1] for call in launches]
     assert names == ["mine", *[f"{mine.run_id}-{i}" for i in range(1, 5)]], "the run's is first"
@@ -80,6 +84,30 @@ def test_one_command_starts_the_run_and_then_a_job_for_each_machine(capsys, monk
     task = (run_record.RUNS / mine.run_id / "task" / f"{SEVEN}.sample.yaml").read_text()
     assert "  run: mine\n" in task and "trainer.fleet.machine --config" in task
     assert "launch.py up rollout-worker --set fleet.run=mine --target skypilot-runpod" in task
+
+
+@pytest.mark.parametrize("target", [name for name in CAPABILITIES if name != "local"])
+def test_every_target_has_files_and_commands_for_both_groups(target, capsys):
+    """On a dry run, which names what would be started."""
+    has = CAPABILITIES[target].gpus
+    gpu = "L40S" if "L40S" in has else "A100-80GB"
+    count = "8x" if target == "skypilot-lambda" else ""
+    hosts = ["--hosts", "a", "--set", "sample.hosts=[b,c]"] if target.endswith("ssh") else []
+    asked = [*UP, "--dry-run", "--target", target, "--fleet", f"2x{count}{gpu}", *hosts]
+    code, out, err = run(capsys, *asked)
+    assert code == 0, err
+    own, theirs = out.split("# --- would run")[1:]
+    assert "trainer.fleet.machine" not in out.split("# --- would run")[0]
+    assert "runs/mine-w" in own and "trainer.fleet.machine --config" in own, "files of the second group"
+    assert "RUN_ID=mine " in own and "RUN_ID=mine-w" in theirs
+
+
+def test_workers_of_a_run_on_this_machine_are_processes_of_one(capsys):
+    demo = ["up", "demo", "--bucket", "file:///bucket", "--run-id", "mine", "--target", "local", "--dry-run"]
+    code, out, err = run(capsys, *demo, "--fleet", "2")
+    assert code == 0, err
+    assert "2 without a GPU on local" in out and out.count("trainer.fleet.machine --config") == 1
+    assert "workers_per_node: 2" in out.rpartition("# --- would run")[0]
 
 
 def test_down_ends_both_the_workers_first(capsys, monkeypatch, tmp_path):

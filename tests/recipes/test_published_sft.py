@@ -3,8 +3,9 @@ passes of one row (README of QwenLM/Qwen, Profiling of Memory and Speed)."""
 
 import pytest
 
-from recipes.plan import cost, exchange
+from recipes.plan import cost, exchange, spread
 from recipes.plan.cost import token_seconds
+from recipes.presets import get
 from trainer.config import LoRA, Model, Optimizer, RunConfig
 from trainer.hardware.gpus import gpu_named
 from trainer.hardware.model_shapes import Shape
@@ -21,6 +22,10 @@ SECONDS = {
     "72B": (27.4, 31.5, 41.4, 59.5, 97.7, 179.8),
 }
 """Seconds of a step with Q-LoRA, by length."""
+ONE_CARD = (1.2, 1.5, 2.8, 5.2, 10.1, 21.3)
+"""Seconds of a step of 7B with LoRA, by length."""
+TWO_SERVERS = (2.09, 3.16, 5.17, 9.25, 18.1, 37.4)
+"""The same on two servers of two cards each, the same rows for each card."""
 CELLS = [(size, *cell) for size, row in SECONDS.items() for cell in zip(LENGTHS, row, strict=True)]
 
 
@@ -43,6 +48,27 @@ def planned(size, length, qlora):
 @pytest.mark.parametrize(("size", "length", "seconds"), CELLS)
 def test_4_bit_steps_are_about_as_long_as_published(size, length, seconds):
     assert 0.6 < planned(size, length, True) / seconds < 1.5
+
+
+def test_lora_steps_lie_within_the_range_that_a_plan_shows_on_two_servers_too():
+    """On two servers all lengths take as much longer, so it is not the adapter's gradients on their way: the
+    plan shows it in its range, not in its figure."""
+    for length, one, two in zip(LENGTHS, ONE_CARD, TWO_SERVERS, strict=True):
+        plan = planned("7B", length, False)
+        assert spread.STEP[0] < one / plan < 1.45
+        assert 1.5 < two / plan < spread.SEVERAL_NODES_STEP[1] * 1.02
+        assert 1.7 < two / one < 2.2
+
+
+def test_the_range_of_several_nodes_is_that_of_supervised_training():
+    wide = spread.step_bounds(vision=False, several_nodes=True)
+    assert wide == spread.step_bounds(vision=True, several_nodes=True) == spread.SEVERAL_NODES_STEP
+    assert spread.step_bounds(vision=True, several_nodes=False) == spread.VISION_STEP
+    for name, several in (("sft-qwen2.5-72b-full", True), ("sft-qwen2.5-14b-full", False)):
+        (offer, *_) = cost.offers(get(name))
+        assert offer.several_nodes == several
+    (offer, *_) = cost.offers(get("grpo-qwen2.5-vl-72b-mathv60k"))
+    assert offer.nodes > 1 and offer.step_bounds == spread.VISION_STEP
 
 
 def test_at_short_rows_unpacking_is_most_of_a_step():

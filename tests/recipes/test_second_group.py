@@ -132,6 +132,18 @@ def test_memory_of_a_sampling_machine_is_its_engine_alone():
     assert need.fits
 
 
+def test_a_trainer_whose_completions_workers_sample_has_no_engine():
+    fleet = ("fleet.workers=only", "rollout.tensor_parallel=1")
+    alone, need = memory.plan(get(ONE)), memory.plan(resolve(ONE, list(fleet)))
+    phases = {phase.name for phase in need.phases}
+    assert {phase.name for phase in alone.phases} - phases == {"rollout", "sync"}
+    assert not any("engine" in part for phase in need.phases for part in phase.parts)
+    assert need.host["shards as rollout workers have them"] == pytest.approx(
+        2.0 * need.shape.parameters, rel=0.1
+    )
+    assert "ZeRO-3 states while the engine is awake" not in need.host and need.host_bytes < alone.host_bytes
+
+
 def test_engines_of_several_gpus_share_weights_and_talk():
     need = memory.plan(groups.sampling(with_group(BIG, "sample.gpus_per_node=8")))
     parts = need.phases[0].parts

@@ -1,4 +1,4 @@
-"""How a model was asked while it was trained: its system message, and where images stand.
+"""The form of the prompts that a model was trained with: the system message, and where images stand.
 
 It is kept beside exported weights, so that an evaluation asks the same.
 """
@@ -56,7 +56,7 @@ class Asked:
         (folder / FILE).write_text(f"{text}\n", encoding="utf-8")
 
     def ask(self, messages: Messages) -> Messages:
-        """Another row's chat in this form."""
+        """Puts another row's chat into this form."""
         turns = []
         if self.system:
             turns.append({"role": "system", "content": self.system})

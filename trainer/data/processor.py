@@ -149,7 +149,7 @@ class Prompter:
         return ends | {self.eos_token_id}
 
     def reply_text(self, token_ids: list[int]) -> str:
-        """What was sampled, as text without special tokens, with what the template had opened of it."""
+        """The completion as text without special tokens, after what the chat template writes of it."""
         text = self.tokenizer.decode(token_ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return self.opening + text
 

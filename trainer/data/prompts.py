@@ -60,7 +60,7 @@ class Prompting:
 
     @classmethod
     def of(cls, config: RunConfig) -> Prompting:
-        """A run's."""
+        """The prompting of a run."""
         trained = Asked.read(config.model.path) if config.evaluation.benchmarks else None
         return cls(config.data.system_prompt, config.rewards.answer, trained)
 

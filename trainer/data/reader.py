@@ -19,7 +19,7 @@ from trainer.data.prompts import Prompting
 
 
 class Datasets:
-    """The datasets of a run, each opened once, and asked as the run says."""
+    """The datasets of a run, each opened once, with the run's system prompt."""
 
     def __init__(self, config: RunConfig) -> None:
         self._prompting = Prompting.of(config)

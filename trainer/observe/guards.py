@@ -28,15 +28,15 @@ WINDOW = 20
 REFERENCE = 10
 """Number of the run's first steps with which entropy, length and mismatch are compared."""
 FEWEST = 2
-"""From so many of them on, a step is compared; one that trips its guard does not count as usual."""
+"""Fewest of these steps with which a step is compared. A step that trips its guard is not one of them."""
 OWN_TO_PROCESS = ("perf/", "time/")
-"""Metrics of the machine: what an earlier process measured says nothing of this one."""
+"""Metrics of the machine. A resumed run may be on another one, so earlier values are not compared."""
 
 NO_ANSWER = "reward/no_answer_rate"
 SHOWN = ("no_answer", "variance")
 """Guards whose alarm shows a completion."""
 OF_MACHINES = ("disk", "memory")
-"""Guards whose alarm says nothing of the weights."""
+"""Guards whose alarm is about the machine, not about the weights."""
 NOTHING_EXPECTED = config.Expected()
 QUIET = 10
 """Steps without a guard's alarm after which it no longer lasts."""
@@ -44,7 +44,7 @@ SHOWN_CHARS = 200
 COLLAPSED = "entropy collapsed", "the policy says one thing only"
 SHORT = "completions shrank", "the policy hardly says anything"
 NEARLY_ALL = 0.9
-"""Share of completions that are right, or wrong, where no group teaches anything."""
+"""Share of right (or wrong) completions from which on hardly any group has unequal rewards."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,8 @@ class GuardWatch:
         }
 
     def _unexpected(self, step: int, stats: Mapping[str, float]) -> str:
-        """The first band that the run is outside of. Seconds and memory are the machine's matter."""
+        """The first band that the run is outside of. Bands of seconds and memory are left out: they depend on
+        the machine."""
         for departure in self._expected.look(step, stats):
             if not departure.band.metric.startswith(OWN_TO_PROCESS):
                 return f"not what the recipe expects: {departure}"
@@ -221,7 +222,7 @@ class GuardWatch:
         return f"{text} {stats[name]:.3g} (limit {limit:.3g})" if stats.get(name, math.inf) < limit else ""
 
     def _engine(self, stats: Mapping[str, float]) -> str:
-        """What is wrong with the engine's log-probabilities, whatever they were before."""
+        """What is wrong with the engine's log-probabilities, judged by this step alone."""
         count = stats.get("rollout/not_finite", 0.0)
         if count:
             return f"{count:.0f} completions have engine logprobs that are not finite and were left out"

@@ -36,7 +36,7 @@ REFRESH_S = 1.0
 BLOCKS = "▁▂▃▄▅▆▇█"
 MAX_NODES = 16
 MAX_ENDED = 4
-"""Rollout workers whose end is told."""
+"""Most ended rollout workers that are listed."""
 PHASE_COLORS = {
     "rollout": "dodger_blue2",
     "grade": "dark_orange",

@@ -159,7 +159,7 @@ class Metrics:
 def thumbnail(data: bytes, side: int) -> tuple[bytes, str]:
     """An image scaled down to at most `side` pixels, as the policy sees it, and its file suffix.
 
-    A small one stays as it is where a page shows it so.
+    A small image is kept as it is if a browser shows it the same way.
     """
     from trainer.data.images import open_image, to_rgb
 

@@ -114,12 +114,12 @@ class RunMirror:
             list(pool.map(fetch, wanted))
 
     def _joined(self, attempt: str, name: str) -> bytes:
-        """The pieces of a file."""
+        """The content of a growing file, joined from its pieces."""
         pieces = sorted(p for p in (self.cache / attempt / name).glob("*") if p.name.isdigit())
         return b"".join(map(Path.read_bytes, pieces))
 
     def _copy(self, attempt: str) -> None:
-        """Whole files and images; a later attempt's replace an earlier one's."""
+        """Copies whole files and images; those of a later attempt replace those of an earlier one."""
         for path in sorted((self.cache / attempt).rglob("*")):
             name = path.relative_to(self.cache / attempt)
             if path.is_file() and name.parts[0] not in (*GROWING, ATTEMPTS, PROGRESS):
@@ -170,7 +170,7 @@ class RunMirror:
         return self.folder / EXPORTED
 
     def gpu_check(self) -> None:
-        """Fetches what a check of a card found, where the run is one."""
+        """Fetches the findings of a GPU check, if the run is one."""
         for name in (GPU_CHECK, GPU_CHECK_PAGE):
             if self.storage.exists(name):
                 self.storage.get(name, self.folder / name)

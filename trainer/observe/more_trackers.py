@@ -34,7 +34,7 @@ def installed(module: str, option: str) -> ModuleType:
 
 
 class Forgiving:
-    """Calls a service, and after its first failure says so and calls it no more."""
+    """Calls a service. After the first failure it prints a warning and makes no further calls."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -79,7 +79,7 @@ class Trackio:
         """Samples are in samples.jsonl and the report."""
 
     def close(self) -> None:
-        """Ends the run once what it holds is written."""
+        """Ends the trackio run, after everything is written."""
         self._ask(lambda: self._run.finish())
 
 

@@ -22,7 +22,7 @@ from trainer.observe.history import column
 PHASES = ("rollout", "grade", "wait", "update", "sync", "checkpoint", "eval")
 """Phases of a step, in the order in which a step runs them."""
 OF_SAMPLING = ("rollout", "grade")
-"""Those of the sampling lane, where a run has one; the others are of the learning lane."""
+"""Phases of the sampling lane, if a run has one; the others belong to the learning lane."""
 
 
 class Lane:

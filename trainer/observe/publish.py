@@ -109,7 +109,7 @@ class Publication:
     """benchmarks.json of an evaluation of this run."""
     with_diff: bool = False
     private: bool = False
-    """A new repository is private."""
+    """Whether a new repository is made private."""
 
     @property
     def is_hub(self) -> bool:

@@ -13,7 +13,7 @@ from trainer.observe.phases import mean_seconds
 from trainer.observe.report_charts import PHASE_COLORS
 
 OTHER = 8
-"""Color of what no phase covers."""
+"""Color of the time that no phase covers."""
 
 
 def phases_section(history: Sequence[Mapping[str, Any]]) -> str:

@@ -163,7 +163,7 @@ def scores(rows: Sequence[ScoredProblem], base: str = "") -> dict[str, dict[str,
 
 
 def said(system_prompt: str) -> str:
-    """What was asked with, in a few words."""
+    """The system prompt in a few words."""
     words = {"rows": "our prompt", "published": "the benchmark's prompt", "none": "no system message"}
     return words.get(system_prompt, "a prompt of its own")
 

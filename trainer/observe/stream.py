@@ -183,7 +183,7 @@ class Stream:
             self._sent["left_out.json"] = left
 
     def requested(self) -> None:
-        """Passes on the request of a desk for a profile of the next step."""
+        """Passes on a request for a profile of the next step, left in the bucket by `launch.py profile`."""
         with contextlib.suppress(FileNotFoundError):
             self.storage.get_bytes(PROFILE_REQUEST)
             (self.run_dir / REQUEST).touch()

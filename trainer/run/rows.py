@@ -60,8 +60,10 @@ class Rows:
         return len(self.lengths(split)) - len(self.usable(split))
 
     def _measure(self, split: Split, rows: int) -> np.ndarray:
-        """Each rank takes a contiguous slice, so that it reads a row group once; in pieces, so that progress
-        shows."""
+        """Each rank measures one contiguous slice, so that it reads each row group once.
+
+        It does so in pieces, so that progress can be shown.
+        """
         world_size = self.ranks.world_size
         cuts = [rows * rank // world_size for rank in range(world_size + 1)]
         slices = list(pairwise(cuts))

@@ -38,9 +38,9 @@ class Position:
     skipped: int
     """Updates whose gradient was not finite."""
     score: float | None = None
-    """The step's evaluation, if it had one."""
+    """The step's score; None if it was not evaluated."""
     ahead: Sequence[int] = ()
-    """Steps after it that were asked for before its weights were there."""
+    """Later steps that are already sampled, or being sampled, with older weights."""
 
 
 class Preempted(Exception):
@@ -66,7 +66,10 @@ class Saving:
         self._stepped_at = time.monotonic()
 
     def maybe_save(self, position: Position, *, last: bool) -> None:
-        """Between two steps: advances the save under way, and starts one if it is due. last: of the run."""
+        """Called between two steps: advances the save under way, and starts one if it is due.
+
+        last: whether it was the last step of the run.
+        """
         self._position = replace(position, carried=dict(position.carried))
         self._advance()
         step_s = self._step_times[-1] if self._step_times else 0.0

@@ -111,12 +111,12 @@ class Session:
         stages.push(self._mark_failed_start)
 
     def _mark_failed_start(self, kind: type[BaseException] | None, *_: object) -> None:
-        """While the session is being made: a start that fails must not read as a run that goes on."""
+        """Marks the run as failed if the session cannot be made: its `progress.json` would say "running"."""
         if kind is not None and not hasattr(self, "_stages"):
             self.mark("interrupted" if issubclass(kind, KeyboardInterrupt) else "failed")
 
     def _open_stores(self, stages: contextlib.ExitStack) -> None:
-        """Opens what grades, what saves, and what logs rollouts."""
+        """Opens the grader, the rollout log and the checkpoints."""
         self.rewards = Scorer(self.config.rewards)
         stages.callback(self.rewards.close)
         if self.config.fleet.workers != "off":
@@ -148,7 +148,7 @@ class Session:
                 " `generated` or `reasoning-gym:FAMILY`, or set it to 0"
             )
         size = config.rows_per_step
-        if config.evaluation.pass_rate_samples:  # no step is made of them
+        if config.evaluation.pass_rate_samples:  # there are blocks of rows instead of steps
             size = max(1, min(size, len(train_rows)))
         self.stream = PromptStream(train_rows, size, config.run.seed, levels)
         self.clock.mark("place")
@@ -201,14 +201,14 @@ class Session:
         self._stages.close()
 
     def _say_what_stands(self) -> None:
-        """Where guards had tripped before an error: which checkpoint is from before that."""
+        """Prints which checkpoint is older than the alarms that the guards had given before an error."""
         trouble = self.checkpoints.trouble
         if not trouble:
             return
         try:
             good = self.checkpoints.from_before_the_trouble()
         except StorageError:
-            return  # the error that ends the run is told
+            return  # the error that ends the run is printed anyway
         run = self.config.run_id
         if good:
             command = f"launch.py resume {run} --before {trouble}"

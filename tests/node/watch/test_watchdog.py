@@ -20,7 +20,6 @@ import pytest
 
 from trainer import config as c
 from trainer.checkpoint.attempt import Attempts
-from trainer.exit_codes import EXIT_NODE_LOST
 from trainer.node.watch import watchdog
 from trainer.node.watch.watchdog import Rank, Watchdog, guilty
 from trainer.observe import beacon
@@ -347,24 +346,6 @@ def test_a_deadlock_ends_the_job_and_names_the_rank(small_config, folder):
     assert "faulty.py" in line and "in stuck" in line  # rank 0 is not inside: ZeRO-3 gathers asynchronously
     (stacks,) = (folder / "run").glob("hang-*/rank-0.txt")
     assert "deepspeed" in stacks.read_text() or "policy.py" in stacks.read_text()
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("fault", "process", "within_s"), [("raylet", "raylet", 60), ("gcs", "gcs_server", 180)]
-)
-def test_a_process_of_ray_that_is_stopped_is_named(small_config, folder, fault, process, within_s):
-    """SIGSTOP. A raylet's node counts as lost after nine seconds; without the GCS Ray gives up after a
-    minute."""
-    code, text = run_with(fault, watched(small_config, steps=4000), folder, SPOTRL_WORKER_LOGS="")
-    seconds = time.time() - float((folder / "struck").read_text())
-    print(f"{fault}: ended {seconds:.0f} s after it was stopped\n{text[-1500:]}", file=sys.stderr)
-    assert code == EXIT_NODE_LOST, text
-    assert re.search(rf"warning: Ray's {process} \(process \d+\) on node 0 is stopped \(state T\)", text), (
-        text
-    )
-    assert re.search(rf"^error: .*Ray's {process} \(process \d+\)", text, re.MULTILINE), text
-    assert seconds < within_s
 
 
 @pytest.mark.long

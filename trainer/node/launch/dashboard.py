@@ -29,7 +29,7 @@ def publish(run_id: str, url: str, token_path: str) -> str:
 
 
 def withdraw(run_id: str) -> None:
-    """Removes it: the cluster is gone."""
+    """Removes the file, once the cluster is gone."""
     with contextlib.suppress(OSError):
         _path(run_id).unlink(missing_ok=True)
 

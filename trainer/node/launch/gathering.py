@@ -61,7 +61,7 @@ class Gathering:
                 raise Ended(EXIT_NODE_LOST, why)
             if time.monotonic() - told > min(DIAGNOSE_S, launcher.wait_s / 3):
                 why = self._what_blocks(missing)
-                if why and why == blocked:  # the same twice: it is no node that is still starting
+                if why and why == blocked:  # twice the same: the node is not just starting
                     raise Ended(EXIT_PREFLIGHT, why)
                 blocked = why
                 launcher.say(why or f"still waiting for {names}")
@@ -74,7 +74,7 @@ class Gathering:
             raise Ended(EXIT_NODE_LOST, f"{self.node.name_of(rank)} {why}")
 
     def _what_blocks(self, missing: Iterable[int]) -> str:
-        """What blocks a missing node that is up: which nodes reach it. "" if none does."""
+        """Which connection to a missing node is blocked, in one line; "" if no node reaches it."""
         port = self.launcher.port
         peers = {rank: (self.node.peers[rank], [port]) for rank in missing if rank < len(self.node.peers)}
         if not peers:

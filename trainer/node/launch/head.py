@@ -263,5 +263,5 @@ class HeadLauncher(Launcher):
 
 
 def _no_name(rank: int) -> str:
-    """In a launch of one node nothing names it."""
+    """The name of the only node in messages: none is needed."""
     return ""

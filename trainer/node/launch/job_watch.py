@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Generator
 from pathlib import Path
 
+from trainer.config.run_folder import read_progress
 from trainer.exit_codes import (
     EXIT_ERROR,
     EXIT_FENCED,
@@ -30,7 +31,9 @@ from trainer.node.watch.attempt_holder import AttemptHolder
 from trainer.observe.node_monitor import NodeMonitor, append
 
 RAY_LOOK_S = 2.0
-"""Between two looks at Ray's own processes."""
+"""Seconds between two checks of Ray's own processes."""
+UNHEARD_S = 60.0
+"""Seconds from the end of a job until it counts as over although Ray does not answer."""
 DISPLAY_END_S = 5.0
 """Longest wait for the live display to show the end."""
 
@@ -59,8 +62,10 @@ class JobWatch:
         self.monitor = NodeMonitor(0, self.run_dir, self.beacons)
         self.told_to_stop = False
         self.ray_stopped = ""
-        """What is to be said of Ray's own processes that were found stopped."""
+        """The text about Ray's own processes that were found stopped."""
         self._ray_looked = 0.0
+        self._over_since = 0.0
+        """When the job was found to be over while Ray did not answer; 0: not yet."""
 
     @property
     def said(self) -> str:
@@ -74,7 +79,8 @@ class JobWatch:
         except Ended as end:
             if not self.ray_stopped:
                 raise
-            raise Ended(end.code, f"{self.ray_stopped}: {end}", end.died) from None
+            code = EXIT_NODE_LOST if end.code == EXIT_ERROR else end.code  # Ray has lost the job's own code
+            raise Ended(code, f"{self.ray_stopped}: {end}", end.died) from None
         if self.ray_stopped and code in (EXIT_NODE_LOST, EXIT_RAY):  # no job can go on with this Ray
             raise Ended(code, f"{self.ray_stopped}: {self.log.reason()}")
         return code
@@ -97,7 +103,7 @@ class JobWatch:
     # --- what may happen --------------------------------------------------------------------------------
 
     def _look_at_ray(self) -> None:
-        """Says once which of Ray's own processes on this node is stopped: what needs it then stands still."""
+        """Prints once which of Ray's own processes on this node is stopped: what depends on it hangs."""
         if self.ray_stopped or time.monotonic() - self._ray_looked < RAY_LOOK_S:
             return
         self._ray_looked = time.monotonic()
@@ -147,9 +153,26 @@ class JobWatch:
 
     def _ended(self) -> End | None:
         """How the job ended; None while it runs, and while Ray does not answer."""
-        with contextlib.suppress(OSError):
+        try:
             return self.job.ended()
-        return None
+        except OSError:
+            return self._ended_unheard()
+
+    def _ended_unheard(self) -> End | None:
+        """How a job ended that Ray does not tell of: with its GCS stopped, all else goes on to the end."""
+        state = read_progress(self.run_dir)
+        began = state.get("started_unix_s", 0.0) >= self.launcher.began_unix_s
+        status = state.get("status") if began else "running"
+        gone = self.job.pid() is not None and not self.job.signal(0)
+        if status == "running" and not gone:
+            self._over_since = 0.0
+            return None
+        self._over_since = self._over_since or time.monotonic()
+        if time.monotonic() - self._over_since < UNHEARD_S:
+            return None
+        if status == "finished":
+            return End("SUCCEEDED", 0, "")
+        return End("FAILED", EXIT_NODE_LOST, "Ray did not tell how the job ended")
 
     # --- what is done about it --------------------------------------------------------------------------
 

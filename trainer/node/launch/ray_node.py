@@ -301,8 +301,8 @@ class RayNode:
             shutil.rmtree(self.temp, ignore_errors=True)
 
     def debug_command(self) -> str:
-        """What attaches a debugger to a rank, on the rank's own node, where the token's folder has another
-        name."""
+        """The command that attaches a debugger to a rank. It runs on the rank's own node, where the folder of
+        the token has another name."""
         token = f"$(ls -t {self.temp.parent}/spotrl-*/token | head -1)"
         ray = Path(sys.executable).with_name("ray")
         address = f"{self.address}:{self.ports.gcs}"

@@ -26,12 +26,12 @@ SILENCE_S = 15.0
 """A node silent for this long is lost (a cut cable; a dead process closes the connection at once)."""
 
 HELLO_S = 5.0
-"""Who connects and has not said who it is for so long is no node."""
+"""A connection that has not said who it is within this time is closed."""
 POLL_S = 0.05
 LONGEST_LINE_BYTES = 8 << 20
-"""Longer lines are no messages of ours; what a node's checks found is some kilobytes."""
+"""Longest message. The longest of ours, the findings of a node, takes some kilobytes."""
 MOST_WAITING = 256
-"""Connections that may wait to be read; beyond it the oldest goes."""
+"""Most connections that may wait to be read; with more, the oldest is closed."""
 
 
 class RendezvousError(RuntimeError):
@@ -203,13 +203,13 @@ class Head:
         return rank
 
     def _stranger(self, hello: Message) -> str:
-        """What the node belongs to, where that is not this start of this run; else ""."""
+        """What the node belongs to, if it is another run or another start of this run; "" if it is ours."""
         if hello["run"] != self.run_id:
             return f"belongs to run {hello['run']!r}, this head to {self.run_id!r}"
         theirs = hello.get("start")
         if not isinstance(theirs, dict):
             return ""
-        # Only what both have tells: a platform may give a variable to the head alone.
+        # Only names that both sides know are compared: a platform may give a variable to the head alone.
         for name in self.start.keys() & theirs.keys():
             if theirs[name] != self.start[name]:
                 value = f"{theirs[name]!r}, not {self.start[name]!r}"

@@ -60,7 +60,7 @@ def lines(findings: Iterable[Finding], name_of: Callable[[int], str]) -> list[st
 
 
 def machines(findings: Iterable[Finding]) -> list[int]:
-    """Ranks of the nodes whose machines failed a check by themselves; of a pair nobody knows which one it
+    """Ranks of the nodes whose own machine failed a check. A failed pair does not say which of the two it
     is."""
     ranks = set()
     for finding in findings:

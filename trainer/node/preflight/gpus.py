@@ -38,7 +38,7 @@ XIDS = {
     119: "GSP timeout",
     120: "GSP error",
 }
-"""Those of the hardware. 13, 31, 43 and 45 are mostly a program's own fault."""
+"""Xid errors of the hardware. 13, 31, 43 and 45 are left out: programs cause most of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,8 +208,7 @@ def judge(reading: Reading, rank: int, wanted: int, cuda: int, log: str) -> list
 
 
 def compare(found: Iterable[Finding]) -> list[Finding]:
-    """Nodes whose findings tell of other GPUs, or another driver, than most nodes have; in a tie the head
-    counts."""
+    """Findings on nodes whose GPUs or driver are not those of most nodes; in a tie, not those of the head."""
     out = []
     findings = list(found)
     for check, level, text, remedy in (

@@ -208,7 +208,7 @@ def blame(bad: Iterable[tuple[int, int]], nodes: int) -> tuple[list[int], list[t
 
 
 def blamed(bad: Iterable[tuple[int, int]], nodes: int) -> list[tuple[int, ...]]:
-    """What `blame` finds in one list: (node,), then (node, node)."""
+    """The nodes and the pairs that `blame` gives, in one list: (node,), then (node, node)."""
     guilty, rest = blame(bad, nodes)
     return [*[(node,) for node in guilty], *rest]
 
@@ -464,7 +464,7 @@ WANTED = {
     "MTU": "alike on all nodes, and it carries",
     "round trip": f"{targets.ROUND_TRIP_WARN_MS.value} ms",
 }
-"""Targets that are no figure of their own."""
+"""Targets of checks that measure no number, and of failures of them."""
 
 
 def _warn(check: str, nodes: tuple[int, ...], figure: str, remedy: str) -> Finding:

@@ -39,7 +39,7 @@ def _from_hub(config: RunConfig) -> bool:
 
 
 def _refused(url: str, authorization: str, body: dict[str, str] | None = None) -> str | None:
-    """What the service has against it; "" for nothing; None where it does not answer."""
+    """Why the service refuses the token; "" if it accepts it, None if it does not answer."""
     data = json.dumps(body).encode() if body else None
     headers = {"Authorization": authorization, "Content-Type": "application/json"}
     try:
