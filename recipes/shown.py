@@ -28,7 +28,7 @@ from recipes.plan.memory import GIB, MemoryPlan
 from recipes.presets import RECIPES, get
 from recipes.spec import Cluster, Recipe
 from trainer.config import ConfigError
-from trainer.hardware.architectures import SUPPORTED
+from trainer.hardware import architectures
 
 REGIONS = 4
 """That are named, of all that the catalog lists."""
@@ -46,7 +46,7 @@ def recipes(console: Console, model: str = "") -> None:
     names = [name for name in RECIPES if model.lower() in RECIPES[name]().config.model.path.lower()]
     if not names:
         raise ConfigError(
-            f"no recipe trains a model called {model}: give one of {', '.join(SUPPORTED.values())} to any"
+            f"no recipe trains a model called {model}: give one of {architectures.titles()} to any"
             " recipe, as --set model.path=OWNER/NAME"
         )
     table = Table(box=None, pad_edge=False, header_style="bold")

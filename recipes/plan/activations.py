@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 from trainer.config import RunConfig
 from trainer.config.budget import (
-    decoder_layer,
+    CHUNK,
+    decoder_layers,
+    largest_layer,
     longest_sample,
     micro_batch_tokens,
     norm,
@@ -64,7 +66,9 @@ def saved(config: RunConfig, shape: Shape) -> dict[str, float]:
     positions."""
     batch, w = micro_batch(config, shape), 2 if config.model.dtype == "bf16" else 4
     whole = not config.model.gradient_checkpointing
-    per_token = decoder_layer(shape, w) + adapted(config, shape, w) if whole else w * shape.hidden
+    per_token = w * shape.hidden * shape.layers
+    if whole:
+        per_token = decoder_layers(shape, w) + shape.layers * adapted(config, shape, w)
     rows = 1 if config.lora.rank and whole else 2
     head = batch.tokens * shape.hidden * (4 + rows * w)  # last norm; rows of completions
     per_patch = 0.0
@@ -72,7 +76,7 @@ def saved(config: RunConfig, shape: Shape) -> dict[str, float]:
         block = tower(shape, w) if whole else w * v.hidden
         own_pixels = 0 if w == 4 else w * v.channels * v.temporal * v.patch**2
         per_patch = v.depth * block + mergers(v, w) + own_pixels + rotary(v)
-    layers = batch.tokens * (shape.layers * per_token + w * 2 * shape.head_dim)
+    layers = batch.tokens * (per_token + w * 2 * shape.head_dim)
     return {
         "layers": float(layers),
         "head": float(head),
@@ -90,7 +94,7 @@ def backward(config: RunConfig, shape: Shape) -> dict[str, float]:
     logits = block * (4 + w if w < 4 else 4) + batch.tokens * shape.hidden * (4 + w) + gradient
     # Gradients of gate and up; under checkpointing the layer's activations too, but for its input, which was
     # saved.
-    again = decoder_layer(shape, w) + adapted(config, shape, w) - w * shape.hidden
+    again = largest_layer(shape, w) + adapted(config, shape, w) - w * shape.hidden
     per_token = (
         w * 2 * shape.intermediate + config.model.gradient_checkpointing * again + beside(config, shape, w)
     )
@@ -99,7 +103,7 @@ def backward(config: RunConfig, shape: Shape) -> dict[str, float]:
     # Prompts' keys are repeated for each completion, in each layer that is kept; their gradients, and one of
     # these in fp32, come when the MLP's part is gone.
     keys = repeated_keys(config, shape, batch.tokens)
-    layers = 1 if config.model.gradient_checkpointing else shape.layers
+    layers = 1 if config.model.gradient_checkpointing else shape.attention_layers
     mlp = w * shape.intermediate * (2 + 4 * config.model.gradient_checkpointing)
     moments = [
         {"saved activations": sum(keep.values()), "logits": float(logits)},
@@ -157,8 +161,22 @@ def forward(config: RunConfig, shape: Shape, tokens: int = 0) -> float:
     heads = (3 * shape.heads + 2 * shape.kv_heads) * shape.head_dim
     attention = batch.width * batch.tokens * (2 * shape.hidden + heads)
     attention += repeated_keys(config, shape, batch.tokens, gradients=False)
+    attention = max(attention, delta_forward(config, shape, batch.tokens, batch.width))
     per_patch = batch.width * (2 * v.hidden + (3 if v.gated else 2) * v.intermediate) + rotary(v) if v else 0
     return images(config, shape, tokens) + max(text, attention, batch.patches * per_patch)
+
+
+def delta_forward(config: RunConfig, shape: Shape, tokens: int, w: int) -> float:
+    """Bytes of a gated delta-net layer in a pass without gradients, while its recurrence is computed: the
+    stream, what it is made of, queries, keys and values for each head and laid out, and in fp32 what the
+    recurrence keeps."""
+    if (d := shape.delta) is None:
+        return 0.0
+    keys = d.value_heads * d.key_dim
+    work = 4 * (8 * keys + 4 * d.values + 3 * d.value_heads * CHUNK)
+    row = w * (4 * shape.hidden + d.channels + d.values + 2 * (2 * keys + d.values))
+    repeated = repeated_keys(config, shape, tokens, gradients=False)
+    return tokens * (work + row) + repeated
 
 
 def adapted(config: RunConfig, shape: Shape, w: int) -> int:

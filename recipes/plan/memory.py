@@ -131,7 +131,7 @@ def plan(recipe: Recipe, gpu: str = "") -> MemoryPlan | None:
     engine_bytes = config.rollout.gpu_memory_utilization * gpu_bytes
     weights = shape.parameters * _width(config) / config.rollout.tensor_parallel
     kv_bytes = engine_bytes - weights - ENGINE_WORKSPACE
-    per_token = shape.kv_bytes_per_token(_width(config)) / min(config.rollout.tensor_parallel, shape.kv_heads)
+    per_token = _cached_bytes(config, shape)
     match recipe.kind:
         case "train":
             peaks, host = phases(config, shape, engine_bytes), _host(recipe, shape)
@@ -153,6 +153,13 @@ def plan(recipe: Recipe, gpu: str = "") -> MemoryPlan | None:
             float(CHECKPOINT_BYTES_PER_PARAMETER * trained(config, shape)) if recipe.kind == "train" else 0.0
         ),
     )
+
+
+def _cached_bytes(config: RunConfig, shape: Shape) -> float:
+    """What an engine's rank caches for a token, with the token's share of the longest sequence's states."""
+    ranks = config.rollout.tensor_parallel
+    keys = shape.kv_bytes_per_token(_width(config)) / min(ranks, shape.kv_heads)
+    return keys + shape.state_bytes(_width(config)) / ranks / config.longest_sequence
 
 
 def _serving(weights: float, engine_bytes: float) -> Phase:

@@ -9,9 +9,15 @@ from trainer.config import Checkpoint, Data, Logging, Model, Rewards, Run, RunCo
 
 VISION_MODELS = {
     "qwen2.5-vl": {size: f"Qwen/Qwen2.5-VL-{size.upper()}-Instruct" for size in ("3b", "7b", "32b", "72b")},
+    "qwen3.5": {
+        "0.8b": "Qwen/Qwen3.5-0.8B",
+        "4b": "Qwen/Qwen3.5-4B",
+        "9b": "Qwen/Qwen3.5-9B",
+        "27b": "Qwen/Qwen3.5-27B",
+    },
     "qwen3-vl": {size: f"Qwen/Qwen3-VL-{size.upper()}-Instruct" for size in ("2b", "4b", "8b", "32b")},
 }
-IMAGE_TOKEN = {"qwen2.5-vl": 28 * 28, "qwen3-vl": 32 * 32}
+IMAGE_TOKEN = {"qwen2.5-vl": 28 * 28, "qwen3-vl": 32 * 32, "qwen3.5": 32 * 32}
 """Pixels of one."""
 TEXT_MODELS = {size: f"Qwen/Qwen2.5-{size.upper()}-Instruct" for size in ("0.5b", "7b", "14b", "72b")}
 

@@ -1,4 +1,5 @@
-"""GRPO of Qwen2.5-VL and Qwen3-VL on MathV60K, Geometry3K and generated problems: one GPU to four nodes."""
+"""GRPO of Qwen2.5-VL, Qwen3-VL and Qwen3.5 on MathV60K, Geometry3K and generated problems, on one GPU to four
+nodes."""
 
 from __future__ import annotations
 
@@ -17,11 +18,14 @@ from recipes.presets.parts import (
 from recipes.spec import Budget, Recipe
 
 SHAPES = {
+    "0.8b": ("1x1", {"prompts_per_step": 32, "samples_per_prompt": 8, "max_tokens": 2048}, 1, 1e-6, 24),
     "2b": ("1x1", {"prompts_per_step": 32, "samples_per_prompt": 8, "max_tokens": 2048}, 1, 1e-6, 24),
     "3b": ("1x1", {"prompts_per_step": 32, "samples_per_prompt": 8, "max_tokens": 2048}, 1, 1e-6, 24),
     "4b": ("1x8", {"prompts_per_step": 64, "samples_per_prompt": 8, "max_tokens": 2048}, 1, 1e-6, 24),
     "7b": ("1x8", {"prompts_per_step": 64, "samples_per_prompt": 8, "max_tokens": 2048}, 2, 1e-6, 24),
     "8b": ("1x8", {"prompts_per_step": 64, "samples_per_prompt": 8, "max_tokens": 2048}, 2, 1e-6, 24),
+    "9b": ("1x8", {"prompts_per_step": 64, "samples_per_prompt": 8, "max_tokens": 2048}, 2, 1e-6, 24),
+    "27b": ("2x8", {"prompts_per_step": 64, "samples_per_prompt": 4, "max_tokens": 4096}, 4, 5e-7, 48),
     "32b": ("2x8", {"prompts_per_step": 64, "samples_per_prompt": 4, "max_tokens": 4096}, 4, 5e-7, 48),
     "72b": ("4x8", {"prompts_per_step": 64, "samples_per_prompt": 4, "max_tokens": 8000}, 8, 5e-7, 72),
 }
@@ -173,3 +177,23 @@ def qwen3_vl_8b_mathv60k() -> Recipe:
 def qwen3_vl_32b_mathv60k() -> Recipe:
     """Two nodes of 8."""
     return _grpo("32b", "mathv60k", "qwen3-vl")
+
+
+def qwen3_5_0_8b_mathv60k() -> Recipe:
+    """One 80 GB GPU."""
+    return _grpo("0.8b", "mathv60k", "qwen3.5")
+
+
+def qwen3_5_4b_mathv60k() -> Recipe:
+    """One node of 8."""
+    return _grpo("4b", "mathv60k", "qwen3.5")
+
+
+def qwen3_5_9b_mathv60k() -> Recipe:
+    """One node of 8."""
+    return _grpo("9b", "mathv60k", "qwen3.5")
+
+
+def qwen3_5_27b_mathv60k() -> Recipe:
+    """Two nodes of 8."""
+    return _grpo("27b", "mathv60k", "qwen3.5")

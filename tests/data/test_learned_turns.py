@@ -8,6 +8,7 @@ import torch
 
 from data_prep.sources.forms import BadRecord, Form, flagged
 from tests.data_prep import raw
+from tests.families import VISION
 from trainer.algorithm.batching import collate
 from trainer.config import ConfigError, Model
 from trainer.data.processor import Prompter
@@ -66,10 +67,10 @@ def segments(image_tokens, system="You are a helpful assistant."):
     ]
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen2", "smollm2"])
+@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen2", "smollm2"])
 def test_the_mask_is_that_of_a_list_made_by_hand(family_model, family):
-    vision = family.endswith("vl")
-    side = 32 if family == "qwen3_vl" else 28
+    vision = family in VISION
+    side = 28 if family == "qwen2_5_vl" else 32
     prompter = Prompter(Model(path=str(family_model(family)), min_pixels=side * side))
     images = [raw.encoded(raw.drawing(0, 2 * side, 3 * side))] if vision else []
     chat = CHAT if vision else [*CHAT[:2], CHAT[2] | {"content": "What is this?"}, *CHAT[3:]]

@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 
+from tests.families import VISION
 from trainer.data.processor import Prompter
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("family", VISION)
 @pytest.mark.parametrize("pixels", [(784, 1280 * 784), (4 * 784, 4 * 784), (64 * 784, 1280 * 784)])
 def test_ids_from_headers_are_the_processors(small_config, family_model, mixed_dataset, family, pixels):
     """With and without images, and with images that are resized down and up."""

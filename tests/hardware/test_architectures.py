@@ -31,3 +31,10 @@ def test_an_architecture_without_a_parity_test_is_refused(tmp_path):
     assert "its experts have no parity test" in refusal("Qwen/Qwen3-VL-MoE-30B")
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba"}))
     assert "mamba is not supported (it has no parity test)" in refusal(str(tmp_path))
+
+
+def test_a_mixture_of_experts_is_known_by_its_name():
+    for name in ("Qwen/Qwen3.5-35B-A3B", "Qwen/Qwen3-30B-A3B", "Qwen/Qwen3-VL-235B-A22B-Instruct"):
+        assert "its experts have no parity test" in refusal(name)
+    for name in ("Qwen/Qwen3.5-9B", "Qwen/Qwen3-8B", "Qwen/Qwen2.5-VL-3B-Instruct"):
+        architectures.check_path(name)

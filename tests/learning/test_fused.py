@@ -75,6 +75,20 @@ def test_a_row_is_what_it_was(family_model, family, again):
         assert float((gradient - want_gradients[name]).norm()) <= 1e-5 * scale + 1e-9, name
 
 
+def test_norms_of_qwen3_5_are_transformers():
+    """The functions as they are given to the compiler."""
+    from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5RMSNorm, Qwen3_5RMSNormGated
+
+    centered, gated = Qwen3_5RMSNorm(64).bfloat16(), Qwen3_5RMSNormGated(64).bfloat16()
+    rows, gate = torch.randn(2, 5, 64).bfloat16()
+    for module in (centered, gated):
+        module.weight.data.normal_(0.5, 0.2)
+        assert type(module).__name__ in fused.NORMS
+    assert torch.equal(fused.centered_norm(rows, centered.weight, centered.eps), centered(rows))
+    ours = fused.gated_norm(rows, gate, gated.weight, gated.variance_epsilon)
+    assert torch.equal(ours, gated(rows, gate))
+
+
 @pytest.mark.slow
 def test_other_lengths_compile_nothing_anew():
     gate = torch.randn(1, 7, 64, requires_grad=True)

@@ -34,11 +34,12 @@ def lora(config, world, method, **options):
 @pytest.mark.parametrize(
     ("family", "world", "method", "options"),
     [
-        ("qwen2_5_vl", 1, "sft", {"rank": 4, "alpha": 8}),
+        pytest.param("qwen2_5_vl", 1, "sft", {"rank": 4, "alpha": 8}, marks=pytest.mark.long),
         ("qwen2_5_vl", 2, "grpo", {"rank": 3, "alpha": 4, "vision": True, "rslora": True}),
         pytest.param("qwen2_5_vl", 2, "sft", {"rank": 8}, marks=pytest.mark.long),
         pytest.param("qwen2_5_vl", 1, "grpo", {"rank": 8}, marks=pytest.mark.long),
         pytest.param("qwen3_vl", 2, "grpo", {"rank": 4, "vision": True}, marks=pytest.mark.long),
+        ("qwen3_5", 1, "sft", {"rank": 4, "alpha": 8}),
     ],
 )
 def test_adapters_are_those_of_plain_peft(

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.families import FAMILIES, VISION, loader
 from tests.learning import plain
 from tests.learning.one_rank import trace
 from trainer.algorithm.batching import collate, layout
@@ -16,9 +17,9 @@ from trainer.data.processor import mrope_positions
 from trainer.learning import attention
 
 IMAGE = 9
-
-
-FAMILIES = ["qwen2_5_vl", "qwen3_vl", "qwen2", "qwen3", "llama"]
+WORST = {"qwen3_5": 2e-5}
+"""Relative difference of the worst tensor's gradient. The decays' gradients nearly cancel: with plain
+transformers one sample at a time and one padded batch differ by 5e-6."""
 
 
 def positions(ids, grid, image: int | None = IMAGE):
@@ -55,12 +56,10 @@ def test_collate_by_hand():
     assert empty.input_ids.shape == (1, 1) and len(empty.targets) == len(empty.logits_at) == 0
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize("family", VISION)
 def test_positions_are_transformers(family_model, family):
     """Positions of prompt and completions, with several images and none, against `get_rope_index`."""
-    from transformers import AutoModelForImageTextToText
-
-    model = AutoModelForImageTextToText.from_pretrained(family_model(family))
+    model = loader(family).from_pretrained(family_model(family))
     image = model.config.image_token_id
     encoded = plain.prompts(model.config)
     for item in plain.items(encoded).traces:
@@ -78,12 +77,9 @@ def test_positions_are_transformers(family_model, family):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_frequencies_that_were_rounded_are_exact_again(family_model, family):
     """Rotary frequencies of text and tower, scaled as Llama's or not, as `zero.Init` leaves them in bf16."""
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
-
     from trainer.learning.zero.setup import exact_frequencies
 
-    loader = AutoModelForImageTextToText if family.endswith("vl") else AutoModelForCausalLM
-    model = loader.from_pretrained(family_model(family))
+    model = loader(family).from_pretrained(family_model(family))
     want = {name: buffer.clone() for name, buffer in model.named_buffers() if "inv_freq" in name}
     for name in want:
         module, _, leaf = name.rpartition(".")
@@ -91,7 +87,7 @@ def test_frequencies_that_were_rounded_are_exact_again(family_model, family):
     exact_frequencies(model)
     found = dict(model.named_buffers())
     assert want and all(torch.equal(found[name], values) for name, values in want.items())
-    assert len(want) == (4 if family.endswith("vl") else 2)
+    assert len(want) == (4 if family in VISION else 2)
 
 
 def dense(q, k, v, rows, causal, scale):
@@ -142,13 +138,10 @@ def test_attention_by_shape_is_dense_attention(causal, shared):
 @pytest.mark.parametrize("family", [*FAMILIES, pytest.param("smollm2", marks=pytest.mark.long)])
 def test_gradients_are_those_of_the_padded_computation(family_model, family, again, together):
     """One process: all samples in one row, and cut so that groups are split between rows."""
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
-
     from trainer.learning.logprobs import LogprobModel
 
     folder = family_model(family)
-    loader = AutoModelForImageTextToText if family.endswith("vl") else AutoModelForCausalLM
-    hf = loader.from_pretrained(folder, dtype=torch.float32)
+    hf = loader(family).from_pretrained(folder, dtype=torch.float32)
     image = getattr(hf.config, "image_token_id", None)
     encoded = plain.prompts(hf.config)
     samples = plain.items(encoded)
@@ -176,7 +169,7 @@ def test_gradients_are_those_of_the_padded_computation(family_model, family, aga
         f"{family}, again {again}, rows of {together}: {total:.1e} over all gradients, {worst:.1e} for one"
         " tensor"
     )
-    assert total < 1e-6 and worst < 2e-6
+    assert total < 1e-6 and worst < WORST.get(family, 2e-6)
 
 
 @pytest.mark.slow
@@ -206,5 +199,5 @@ def test_ranks_reproduce_the_padded_gradients(
     for result in run_ranks("gradients", config):
         for budget, (total, worst, passes) in result.items():
             print(world, family, budget, passes, f"{total:.1e} {worst:.1e}")
-            assert total < 1e-6 and worst < 2e-6, budget
+            assert total < 1e-6 and worst < WORST.get(family, 2e-6), budget
         assert result["1"][2] > result["100000"][2] == 1

@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import AttentionInterface, AutoModelForImageTextToText
 
+from tests.families import VISION
 from trainer.learning import attention
 from trainer.learning.tower import places
 
@@ -13,7 +14,7 @@ GRIDS = [(1, 2, 2), (1, 86, 114), (1, 10, 14), (1, 44, 58), (1, 6, 6)]
 """Patches of images from 28 x 28 to 1,600 x 1,200 pixels."""
 
 
-@pytest.fixture(params=["qwen2_5_vl", "qwen3_vl"])
+@pytest.fixture(params=VISION)
 def model(family_model, request):
     return AutoModelForImageTextToText.from_pretrained(family_model(request.param)).eval()
 

@@ -6,9 +6,10 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers import AutoConfig
 
 from tests.data_prep import hub_server
+from tests.families import FAMILIES, loader
 from tests.loops.jobs import REWARD, Job
 from trainer import config as c
 
@@ -70,10 +71,9 @@ def test_a_resume_asks_the_hub_for_no_weights(tiny_model, mixed_dataset, tmp_pat
     assert ours.read_bytes() == theirs.read_bytes()
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen2", "qwen3", "llama"])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_a_model_holds_nothing_that_no_checkpoint_holds(family_model, family):
     """Neither does a checkpoint hold buffers, nor does a sync bring them."""
     folder = family_model(family)
-    kind = AutoModelForImageTextToText if family.endswith("_vl") else AutoModelForCausalLM
-    model = kind.from_config(AutoConfig.from_pretrained(folder))
+    model = loader(family).from_config(AutoConfig.from_pretrained(folder))
     assert model.state_dict().keys() == dict(model.named_parameters(remove_duplicate=False)).keys()

@@ -102,7 +102,9 @@ def measure(model_dir, data, dtype: Literal["bf16", "fp32"], again: bool, rank: 
 
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize(("family", "rank"), [("qwen2_5_vl", 0), ("qwen2_5_vl", 8), ("qwen3_vl", 0)])
+@pytest.mark.parametrize(
+    ("family", "rank"), [("qwen2_5_vl", 0), ("qwen2_5_vl", 8), ("qwen3_vl", 0), ("qwen3_5", 0)]
+)
 def test_activations_are_those_of_the_real_model(family_model, picture_dataset, family, dtype, again, rank):
     config, saved, forward, backward = measure(family_model(family), picture_dataset, dtype, again, rank)
     shape = shape_of(str(family_model(family)))

@@ -7,6 +7,7 @@ import pytest
 from recipes.plan import memory
 from recipes.presets import RECIPES, get
 from recipes.spec import override
+from tests.families import FAMILIES, VISION, loader
 from trainer.config import ConfigError, RunConfig
 from trainer.hardware.model_shapes import KNOWN, Shape, from_config, shape_of
 
@@ -22,6 +23,10 @@ GIB = 2**30
         ("Qwen/Qwen3-VL-2B-Instruct", 2_127_532_032),
         ("Qwen/Qwen3-VL-4B-Instruct", 4_437_815_808),
         ("Qwen/Qwen3-VL-8B-Instruct", 8_767_123_696),
+        ("Qwen/Qwen3.5-0.8B", 852_985_920),
+        ("Qwen/Qwen3.5-4B", 4_539_265_536),
+        ("Qwen/Qwen3.5-9B", 9_409_813_744),
+        ("Qwen/Qwen3.5-27B", 27_356_728_560),
         ("Qwen/Qwen2.5-0.5B-Instruct", 494_032_768),
         ("Qwen/Qwen2.5-7B-Instruct", 7_615_616_512),
     ],
@@ -30,15 +35,42 @@ def test_parameters_of_published_models(model, parameters):
     assert KNOWN[model].parameters == parameters
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen2", "qwen3", "llama"])
-def test_parameters_of_a_built_model(family_model, family):
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+@pytest.mark.parametrize("name", [name for name, shape in KNOWN.items() if shape.delta])
+def test_every_parameter_of_a_published_qwen3_5(name):
+    """Against transformers' model of the same sizes; it leaves the published draft layer (mtp) out."""
+    import torch
+    from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
 
-    loader = AutoModelForImageTextToText if family.endswith("vl") else AutoModelForCausalLM
-    built = loader.from_pretrained(family_model(family))
+    shape = KNOWN[name]
+    assert shape.delta and (v := shape.vision)
+    text = {
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.intermediate,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "linear_num_value_heads": shape.delta.value_heads,
+    }
+    vision = {
+        "hidden_size": v.hidden,
+        "intermediate_size": v.intermediate,
+        "depth": v.depth,
+        "num_heads": v.heads,
+        "out_hidden_size": shape.hidden,
+    }
+    config = Qwen3_5Config(text_config=text, vision_config=vision, tie_word_embeddings=shape.tied)
+    with torch.device("meta"):
+        built = Qwen3_5ForConditionalGeneration(config)
+    assert sorted(shape.sizes()) == sorted(p.numel() for p in built.parameters())
+    assert from_config(config.to_dict()) == shape
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_parameters_of_a_built_model(family_model, family):
+    built = loader(family).from_pretrained(family_model(family))
     shape = shape_of(str(family_model(family)))
     assert shape and sorted(shape.sizes()) == sorted(p.numel() for p in built.parameters())
-    if family.endswith("vl"):
+    if family in VISION:
         tower = sorted(p.numel() for p in built.model.visual.parameters())
         assert shape.vision and sorted(shape.vision.sizes(shape.hidden)) == tower
 
@@ -52,6 +84,20 @@ def test_shapes_that_are_not_known_are_refused():
     with pytest.raises(ConfigError, match="download it and set model.path"):
         shape_of("meta/llama")
     assert shape_of("${MODELS}/demo") is None
+
+
+def test_what_a_hybrid_model_caches_by_hand():
+    """Qwen3.5-9B: 8 layers with attention; 24 with a state of 32 heads, 128 x 128 each in fp32, and the last
+    three inputs of a convolution over 8,192 channels."""
+    shape = KNOWN["Qwen/Qwen3.5-9B"]
+    assert shape.kv_bytes_per_token() == 8 * 2 * 4 * 256 * 2
+    assert shape.state_bytes() == 24 * (32 * 128 * 128 * 4 + 3 * 8192 * 2)
+    recipe = get("grpo-qwen3.5-9b-mathv60k")
+    need, tp = memory.plan(recipe), recipe.config.rollout.tensor_parallel
+    assert need and (rollout := next(phase for phase in need.phases if phase.name == "rollout").parts)
+    cache = rollout["engine KV cache"] - 3 * GIB
+    token = shape.kv_bytes_per_token() / tp + shape.state_bytes() / tp / recipe.config.longest_sequence
+    assert need.kv_cache_tokens == pytest.approx(cache / token, rel=1e-6)
 
 
 def test_72b_on_32_gpus_by_hand():

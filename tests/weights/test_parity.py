@@ -4,7 +4,18 @@ from dataclasses import replace
 
 import pytest
 
+from tests.families import VISION
+
 LONG = pytest.mark.long
+
+
+BOUNDS = {"fp32": (1e-4, 1e-5), "bf16": (0.25, 0.02)}
+"""Largest and mean |log-prob difference| of engine and policy, by the type that both compute in."""
+
+
+def dtype(family):
+    """On CPUs vLLM computes gated delta-net layers in bf16 only."""
+    return "bf16" if family == "qwen3_5" else "fp32"
 
 
 @pytest.mark.slow
@@ -13,6 +24,7 @@ LONG = pytest.mark.long
     [
         ("qwen2_5_vl", 2, 2),
         ("qwen3_vl", 1, 1),
+        ("qwen3_5", 1, 1),
         pytest.param("qwen2_5_vl", 1, 1, marks=LONG),
         pytest.param("qwen2_5_vl", 2, 1, marks=LONG),
         pytest.param("qwen3_vl", 2, 2, marks=LONG),
@@ -21,24 +33,26 @@ LONG = pytest.mark.long
     ],
 )
 def test_engine_agrees_with_policy(run_ranks, small_config, family_model, text_dataset, family, world, tp):
-    data = small_config.data if family.endswith("vl") else replace(small_config.data, path=str(text_dataset))
+    data = small_config.data if family in VISION else replace(small_config.data, path=str(text_dataset))
     config = replace(
         small_config,
         data=data,
-        model=replace(small_config.model, path=str(family_model(family))),
+        model=replace(small_config.model, path=str(family_model(family)), dtype=dtype(family)),
         placement=replace(small_config.placement, workers_per_node=world),
         rollout=replace(small_config.rollout, tensor_parallel=tp, sync_bucket_bytes=1 << 18),
         optimizer=replace(small_config.optimizer, learning_rate=0.01),
     )
+    largest, average = BOUNDS[config.model.dtype]
     for result in run_ranks("parity", config):
-        print(family, world, tp, result["gaps"])
+        print(family, world, tp, result["gaps"], result["stale"])
         print(result["sync_bytes"], result["bucket_bytes"])
         assert len(result["sync_bytes"]) > 3
         held = max(result["sync_bytes"]) - 2 * result["bucket_bytes"]
         assert held < 1e-3 * result["bucket_bytes"], "more than a bucket and its copy"
         for worst, mean in result["gaps"]:
-            assert worst < 1e-4 and mean < 1e-5
-        assert result["stale"][1] > 1e-2, "the updates moved the policy, so an unsynced engine must differ"
+            assert worst < largest and mean < average
+        moved = max(1e-2, 3 * average)
+        assert result["stale"][1] > moved, "the updates moved the policy, so an unsynced engine must differ"
         assert result["repeat"], "equal seeds must give equal samples"
         if tp == 1 or result["sampled"]:
             assert result["reversed"], "a prompt's samples must not depend on its neighbours"

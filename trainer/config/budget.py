@@ -6,7 +6,7 @@ from __future__ import annotations
 from trainer.config.files import nodes_share_weights
 from trainer.config.schema import RunConfig
 from trainer.hardware import adapters
-from trainer.hardware.model_shapes import Shape
+from trainer.hardware.model_shapes import GatedDelta, Shape
 
 SAVED_BYTES, MOST_TOKENS = {"cuda": 8 << 30, "cpu": 1 << 30}, {"cuda": 16_384, "cpu": 4_096}
 """Two limits of a pass, by device: bytes that the backward pass needs of the layers, and tokens beyond which
@@ -28,6 +28,8 @@ WEIGHT_FILE = 5 << 30
 """Largest weight file of a hub model (planning figure): nodes that share a download share whole files."""
 CHECKPOINT_BYTES_PER_PARAMETER = 12
 """The fp32 master weight and two moments."""
+CHUNK = 64
+"""Tokens that a gated delta-net layer's recurrence computes at a time."""
 NF4_BYTES, NF4_SCALES = 0.5, 1 / 64 + 4 / (64 * 256)
 """Per weight in 4 bits: itself; a byte per block of 64 and four per 256 blocks, which ZeRO does not cut."""
 
@@ -81,10 +83,16 @@ def logprob_tokens(config: RunConfig, shape: Shape) -> int:
 
 def key_bytes(config: RunConfig, shape: Shape, gradients: bool) -> int:
     """Memory of one key and its value in a pass: in the layer at work, with their gradients in the backward
-    pass; in every layer where none is recomputed."""
+    pass; in every layer where none is recomputed. Of a gated delta-net layer what it makes of a token."""
     width = 2 if config.model.dtype == "bf16" else 4
-    layers = 1 if config.model.gradient_checkpointing or not gradients else shape.layers
-    return 2 * shape.kv_heads * shape.head_dim * width * (layers + gradients)
+    whole = gradients and not config.model.gradient_checkpointing
+    layers = shape.attention_layers if whole else 1
+    attended = 2 * shape.kv_heads * shape.head_dim * width * (layers + gradients)
+    if (d := shape.delta) is None:
+        return attended
+    # A gated delta-net layer lays out what its convolution and its recurrence read, for each completion anew.
+    laid_out = width * 2 * d.channels + recurrence(d, width)
+    return max(attended, laid_out * (d.layers if whole else 1))
 
 
 def keys_per_token(config: RunConfig, shape: Shape, tokens: int, gradients: bool = True) -> float:
@@ -110,7 +118,7 @@ def saved_per_token(config: RunConfig, shape: Shape) -> float:
     """Bytes that the backward pass needs of the layers for an image token; of a layer its input if it is
     recomputed."""
     w, again = 2 if config.model.dtype == "bf16" else 4, config.model.gradient_checkpointing
-    text = shape.layers * (w * shape.hidden if again else decoder_layer(shape, w))
+    text = shape.layers * w * shape.hidden if again else decoder_layers(shape, w)
     if not (v := shape.vision) or not config.tower_trained:
         return text
     return text + v.merge**2 * v.depth * (w * v.hidden if again else tower(shape, w))
@@ -128,9 +136,42 @@ def downloaded(config: RunConfig, model: float, together: bool) -> float:
     return min(model, model / config.placement.nodes + WEIGHT_FILE)
 
 
-def norm(hidden: int, w: int) -> int:
-    """An RMSNorm: its input in fp32, that normalized in the model's dtype, and its output."""
-    return hidden * (4 + 2 * w)
+def norm(hidden: int, w: int, centered: bool = False) -> int:
+    """An RMSNorm: its input in fp32, that normalized in the model's dtype, and its output. centered: as
+    Qwen3.5's, whose weights are counted from 1; it normalizes in fp32."""
+    return hidden * (4 + (4 if centered else w) + w)
+
+
+def decoder_layers(shape: Shape, w: int) -> int:
+    """Per token, all decoder layers."""
+    delta = shape.delta.layers * delta_layer(shape, w) if shape.delta else 0
+    return shape.attention_layers * decoder_layer(shape, w) + delta
+
+
+def largest_layer(shape: Shape, w: int) -> int:
+    """Per token, the decoder layer that keeps most."""
+    return max(decoder_layer(shape, w), delta_layer(shape, w))
+
+
+def delta_layer(shape: Shape, w: int) -> int:
+    """Per token, a gated delta-net layer as transformers computes it without flash-linear-attention, whose
+    kernels keep less: norms and MLP; the convolution's input and output; what the recurrence keeps; its
+    output normalized, the gate and their product."""
+    if (d := shape.delta) is None:
+        return 0
+    gated = d.values * (12 + 3 * w)
+    rest = 2 * norm(shape.hidden, w, True) + w * 4 * shape.intermediate
+    return rest + w * 2 * d.channels + recurrence(d, w) + gated
+
+
+def recurrence(d: GatedDelta, w: int) -> int:
+    """Per token, in fp32 and for all value heads: queries and keys as they come, scaled and decayed (eight in
+    all, and three more where none had to be copied from another type), three times the values, five rows of
+    products within a chunk, a chunk's share of its state."""
+    keys = d.value_heads * d.key_dim
+    return 4 * (
+        (8 if w < 4 else 11) * keys + 3 * d.values + 5 * d.value_heads * CHUNK + keys * d.value_dim // CHUNK
+    )
 
 
 def decoder_layer(shape: Shape, w: int) -> int:
@@ -138,7 +179,9 @@ def decoder_layer(shape: Shape, w: int) -> int:
     activation, up and their product. Of norms of q and k, whose output is not kept, the rest."""
     heads = (shape.heads + shape.kv_heads) * shape.head_dim
     attended = w * 2 * heads + 4 * shape.heads + shape.qk_norm * (4 + w) * heads
-    return 2 * norm(shape.hidden, w) + attended + w * 4 * shape.intermediate
+    if shape.delta:  # norms in fp32; the gate, and its product with attention's output
+        attended += (4 - w) * heads + w * 2 * shape.heads * shape.head_dim
+    return 2 * norm(shape.hidden, w, bool(shape.delta)) + attended + w * 4 * shape.intermediate
 
 
 def tower(shape: Shape, w: int) -> int:
@@ -159,7 +202,7 @@ def prefetch_parameters(config: RunConfig, shape: Shape) -> int:
 def attended_cost(shape: Shape) -> float:
     """Time of a token per token that it attends to, in its matrix products: by FLOPs, half a causal
     square."""
-    return shape.layers * shape.heads * shape.head_dim / shape.matmul_parameters
+    return shape.attention_layers * shape.heads * shape.head_dim / shape.matmul_parameters
 
 
 def image_token_cost(shape: Shape) -> float:

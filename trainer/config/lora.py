@@ -10,7 +10,10 @@ from trainer.config.ranges import within
 
 ADAPTER = "default"
 """peft's name for the only adapter, in the names of its parameters; adapter files leave it out."""
-TEXT = r"(?:.*\.)?layers\.\d+\.(?:self_attn|mlp)\.(?:q|k|v|o|gate|up|down)_proj"
+TEXT = (
+    r"(?:.*\.)?layers\.\d+\.(?:(?:self_attn|mlp)\.(?:q|k|v|o|gate|up|down)_proj"
+    r"|linear_attn\.(?:in_proj_(?:qkv|z|b|a)|out_proj))"
+)
 TOWER = (
     r"(?:.*\.)?visual\.blocks\.\d+\.(?:attn\.(?:qkv|proj)|mlp\.(?:gate_proj|up_proj|down_proj|linear_fc[12]))"
 )

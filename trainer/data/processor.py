@@ -99,6 +99,7 @@ class Prompter:
                 raise ConfigError(f"model.path {model.path}: {str(error).splitlines()[0]}") from None
             raise
         architectures.check(model.path, self.hf_config.to_dict())
+        self.architecture = architectures.FAMILIES[self.hf_config.model_type]
         self.tokenizer: Any = self.processor.tokenizer if self.has_vision else self.processor
         self.size = {"shortest_edge": model.min_pixels, "longest_edge": model.max_pixels}
         self.image_token_id = getattr(self.hf_config, "image_token_id", None)

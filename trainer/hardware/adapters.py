@@ -9,9 +9,10 @@ def linears(shape: Shape, vision: bool) -> list[tuple[int, int]]:
     """(inputs, outputs) of every linear layer that gets an adapter."""
     h = shape.hidden
     i = shape.intermediate
-    q = shape.heads * shape.head_dim
-    kv = shape.kv_heads * shape.head_dim
-    found = [(h, q), (h, kv), (h, kv), (q, h), (h, i), (h, i), (i, h)] * shape.layers
+    mlp = [(h, i), (h, i), (i, h)]
+    found = [*shape.attention_linears, *mlp] * shape.attention_layers
+    if shape.delta:
+        found += [*shape.delta.linears(h), *mlp] * shape.delta.layers
     if vision and (v := shape.vision):
         found += [(v.hidden, 3 * v.hidden), (v.hidden, v.hidden)] * v.depth
         found += [(v.hidden, v.intermediate)] * (1 + v.gated) * v.depth + [

@@ -1,35 +1,48 @@
-"""Which models are trained. Any other is refused by name: it may load and train and still be computed
-wrongly.
-
-A row of `SUPPORTED` takes a case in tests/weights/test_parity.py (policy and engine are the same model) and
-one in tests/learning/test_packing.py (packed gradients are those of the padded computation).
+"""Which families of models are trained, and what distinguishes them. Any other is refused by name: it may
+load and train and still be computed wrongly. docs/models.md says what a new row of `FAMILIES` takes.
 """
 
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from trainer.errors import ConfigError
 
-SUPPORTED = {
-    "qwen2_5_vl": "Qwen2.5-VL",
-    "qwen3_vl": "Qwen3-VL",
-    "qwen2": "Qwen2 and Qwen2.5 (text)",
-    "qwen3": "Qwen3 (text)",
-    "llama": "Llama (text)",
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """What distinguishes a family of models from the others; its sizes are in its config.json."""
+
+    title: str
+    tower: Literal["", "qwen2_5_vl", "qwen3_vl"] = ""
+    """Kind of its vision tower; "": it reads text only."""
+    qkv_bias: bool = False
+    """Whether queries, keys and values have biases, as Qwen2.5's; Llama's config.json says it."""
+    qk_norm: bool = False
+    """Whether each head's queries and keys are normalized, as Qwen3's."""
+    gated_delta: bool = False
+    """Whether most of its layers are gated delta-net layers and the others' outputs are gated, as
+    Qwen3.5's."""
+
+
+FAMILIES = {
+    "qwen2_5_vl": Architecture(title="Qwen2.5-VL", tower="qwen2_5_vl", qkv_bias=True),
+    "qwen3_vl": Architecture(title="Qwen3-VL", tower="qwen3_vl", qk_norm=True),
+    "qwen3_5": Architecture(title="Qwen3.5", tower="qwen3_vl", qk_norm=True, gated_delta=True),
+    "qwen2": Architecture(title="Qwen2 and Qwen2.5 (text)", qkv_bias=True),
+    "qwen3": Architecture(title="Qwen3 (text)", qk_norm=True),
+    "llama": Architecture(title="Llama (text)"),
 }
-"""By `model_type` of config.json."""
-_GATED_DELTA = (
-    "its gated delta-net layers carry their state from one packed sample into the next, and parity with the"
-    " engine is not shown"
-)
+"""What is trained, by `model_type` of config.json. The parity tests run on every family of this table
+(tests/families.py)."""
 MISSING = {
-    "qwen3_5": _GATED_DELTA,
-    "qwen3_5_text": _GATED_DELTA,
-    "qwen3_5_moe": f"{_GATED_DELTA}, and experts have no parity test",
-    "qwen3_next": f"{_GATED_DELTA}, and experts have no parity test",
+    "qwen3_5_text": "a Qwen3.5 without its vision tower has no parity test",
+    "qwen3_5_moe": "its experts have no parity test",
+    "qwen3_next": "its experts have no parity test",
     "qwen3_vl_moe": "its experts have no parity test",
     "qwen3_moe": "its experts have no parity test",
     "qwen2_vl": "its vision tower has no parity test",
@@ -44,14 +57,14 @@ CONVERT = (
 
 
 def check(path: str, config: dict[str, Any]) -> None:
-    """Raises ConfigError if the architecture in a Hugging Face config.json is not among `SUPPORTED`."""
+    """Raises ConfigError if the architecture in a Hugging Face config.json is not among `FAMILIES`."""
     kind = str(config.get("model_type", ""))
     if (config.get("quantization_config") or {}).get("quant_method") == "gguf":
         raise ConfigError(
             f"model.path {path}: config.json says GGUF, which is read and not trained: {CONVERT}; if the"
             " weights beside it are plain already, take quantization_config out of config.json"
         )
-    if kind and kind not in SUPPORTED:
+    if kind and kind not in FAMILIES:
         _refuse(path, kind)
     if (config.get("text_config") or config).get("use_sliding_window"):
         raise ConfigError(
@@ -71,10 +84,15 @@ def check_path(path: str) -> None:
     for kind in sorted(MISSING, key=len, reverse=True):
         if name.startswith(kind + "_"):
             _refuse(path, kind)
+    if name.startswith("qwen3") and re.search(r"_a\d+b(_|$)", name):  # 30B-A3B: 3 of 30 billion are active
+        _refuse(path, "qwen3_5_moe" if name.startswith("qwen3_5") else "qwen3_moe")
 
 
 def _refuse(path: str, kind: str) -> None:
     why = MISSING.get(kind, "it has no parity test")
-    raise ConfigError(
-        f"model.path {path}: {kind} is not supported ({why}); use one of {', '.join(SUPPORTED.values())}"
-    )
+    raise ConfigError(f"model.path {path}: {kind} is not supported ({why}); use one of {titles()}")
+
+
+def titles() -> str:
+    """All families that are trained, for a message."""
+    return ", ".join(family.title for family in FAMILIES.values())

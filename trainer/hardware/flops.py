@@ -37,9 +37,26 @@ class Completed:
 
 
 def layer_flops_per_token(s: Shape) -> int:
-    """Projections and MLP of one decoder layer: q, k, v, o and the three matrices of the gated MLP."""
-    attention = 2 * s.hidden * s.heads * s.head_dim + 2 * s.hidden * s.kv_heads * s.head_dim
-    return 2 * (attention + 3 * s.hidden * s.intermediate)
+    """Projections and MLP of one decoder layer with attention: q, k, v, o and the three matrices of the gated
+    MLP."""
+    return 2 * (sum(a * b for a, b in s.attention_linears) + 3 * s.hidden * s.intermediate)
+
+
+def delta_flops_per_token(s: Shape) -> int:
+    """A gated delta-net layer: its matrices and MLP, the convolution, and per head three products with the
+    state: what it holds of a key, what is put in its place, what the query reads. Kernels that compute a
+    chunk of tokens at a time do more."""
+    if s.delta is None:
+        return 0
+    d = s.delta
+    matrices = sum(a * b for a, b in d.linears(s.hidden)) + 3 * s.hidden * s.intermediate
+    return 2 * (matrices + d.channels * d.kernel + 3 * d.value_heads * d.key_dim * d.value_dim)
+
+
+def decoder_flops_per_token(s: Shape) -> int:
+    """All decoder layers, without attention's scores and weighted values."""
+    delta = s.delta.layers * delta_flops_per_token(s) if s.delta else 0
+    return s.attention_layers * layer_flops_per_token(s) + delta
 
 
 def attention_flops(s: Shape, first: int, last: int) -> int:
@@ -48,7 +65,7 @@ def attention_flops(s: Shape, first: int, last: int) -> int:
     The token at position t sees t keys: 2 products x 2 FLOPs x heads x head_dim x t.
     """
     keys = last * (last + 1) // 2 - first * (first - 1) // 2 if last >= first else 0
-    return 4 * s.layers * s.heads * s.head_dim * keys
+    return 4 * s.attention_layers * s.heads * s.head_dim * keys
 
 
 def head_flops(s: Shape, tokens: int) -> int:
@@ -57,7 +74,7 @@ def head_flops(s: Shape, tokens: int) -> int:
 
 def language_flops(s: Shape, tokens: int) -> int:
     """Forward pass of the decoder layers over one sequence, without logits."""
-    return tokens * s.layers * layer_flops_per_token(s) + attention_flops(s, 1, tokens)
+    return tokens * decoder_flops_per_token(s) + attention_flops(s, 1, tokens)
 
 
 def vision_flops(s: Shape, grids: Iterable[Grid]) -> int:
@@ -101,7 +118,7 @@ def prefill_flops(s: Shape, prompt: int, grids: Iterable[Grid] = ()) -> int:
 def decode_flops(s: Shape, prompt: int, completion: int) -> int:
     """Writes a completion, token by token: the first came with the prefill, the last is never read."""
     steps = max(completion - 1, 0)
-    linear = steps * s.layers * layer_flops_per_token(s)
+    linear = steps * decoder_flops_per_token(s)
     return linear + attention_flops(s, prompt + 1, prompt + steps) + head_flops(s, steps)
 
 

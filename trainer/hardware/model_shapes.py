@@ -61,8 +61,61 @@ class Vision:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GatedDelta:
+    """The gated delta-net layers of a model (arXiv 2412.06464). Each keeps a state of one size for a
+    sequence, where attention keeps keys and values of every token."""
+
+    layers: int
+    """How many of the model's layers they are."""
+    key_heads: int = 16
+    value_heads: int = 32
+    key_dim: int = 128
+    value_dim: int = 128
+    kernel: int = 4
+    """Tokens that the convolution over queries, keys and values sees."""
+
+    @property
+    def keys(self) -> int:
+        """Width of all heads' keys."""
+        return self.key_heads * self.key_dim
+
+    @property
+    def values(self) -> int:
+        """Width of all heads' values."""
+        return self.value_heads * self.value_dim
+
+    @property
+    def channels(self) -> int:
+        """Width of queries, keys and values together."""
+        return 2 * self.keys + self.values
+
+    def linears(self, hidden: int) -> list[tuple[int, int]]:
+        """(inputs, outputs) of a layer's matrices: queries, keys and values, the output's gate, the two gates
+        of the state, the output."""
+        heads = self.value_heads
+        return [
+            (hidden, self.channels),
+            (hidden, self.values),
+            (hidden, heads),
+            (hidden, heads),
+            (self.values, hidden),
+        ]
+
+    def sizes(self, hidden: int) -> list[int]:
+        """Elements of each parameter: matrices, convolution, two numbers per head, the output's norm."""
+        matrices = [a * b for a, b in self.linears(hidden)]
+        return [*matrices, self.channels * self.kernel, self.value_heads, self.value_heads, self.value_dim]
+
+    def state_bytes(self, bytes_per_value: int = 2) -> int:
+        """What the engine keeps of a sequence in one layer: the state in fp32, the convolution's inputs in
+        the model's type."""
+        state = self.value_heads * self.key_dim * self.value_dim
+        return 4 * state + bytes_per_value * self.channels * (self.kernel - 1)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Shape:
-    """A dense language model of Qwen2.5, Qwen3 or Llama, with or without a vision tower."""
+    """A dense language model of Qwen2.5, Qwen3, Qwen3.5 or Llama, with or without a vision tower."""
 
     hidden: int
     layers: int
@@ -77,30 +130,61 @@ class Shape:
     """As Qwen2.5 has."""
     qk_norm: bool = False
     """Norms of each head's queries and keys, as Qwen3 has."""
+    delta: GatedDelta | None = None
+    """Some of the layers; attention's output in the others has a gate, which q brings."""
     vision: Vision | None = None
 
     @property
-    def layer_sizes(self) -> list[int]:
-        """Elements of each parameter of a decoder layer: q, k, v, o, gated MLP, norms."""
+    def attention_layers(self) -> int:
+        """Layers with attention."""
+        return self.layers - (self.delta.layers if self.delta else 0)
+
+    @property
+    def attention_linears(self) -> list[tuple[int, int]]:
+        """(inputs, outputs) of the matrices of an attention: q, k, v and o."""
         h = self.hidden
         q = self.heads * self.head_dim
         kv = self.kv_heads * self.head_dim
-        sizes = [h * q, h * kv, h * kv, q * h, *[h * self.intermediate] * 3, h, h]
+        return [(h, q * (2 if self.delta else 1)), (h, kv), (h, kv), (q, h)]
+
+    @property
+    def rest_sizes(self) -> list[int]:
+        """Elements of each parameter of any decoder layer: gated MLP and norms."""
+        return [*[self.hidden * self.intermediate] * 3, self.hidden, self.hidden]
+
+    @property
+    def layer_sizes(self) -> list[int]:
+        """Elements of each parameter of a decoder layer with attention."""
+        q = self.heads * self.head_dim
+        kv = self.kv_heads * self.head_dim
+        sizes = [*(a * b for a, b in self.attention_linears), *self.rest_sizes]
         if self.qkv_bias:
             sizes += [q, kv, kv]
         if self.qk_norm:
             sizes += [self.head_dim] * 2
         return sizes
 
+    @property
+    def delta_sizes(self) -> list[int]:
+        """Elements of each parameter of a gated delta-net layer; none without such layers."""
+        return [*self.delta.sizes(self.hidden), *self.rest_sizes] if self.delta else []
+
     @cached_property
     def layer_parameters(self) -> int:
-        return sum(self.layer_sizes)
+        """Parameters of the largest decoder layer."""
+        return max(sum(self.layer_sizes), sum(self.delta_sizes))
+
+    @cached_property
+    def decoder_sizes(self) -> list[int]:
+        """Elements of each parameter of all decoder layers."""
+        delta = self.delta_sizes * self.delta.layers if self.delta else []
+        return [*self.layer_sizes * self.attention_layers, *delta]
 
     def sizes(self) -> list[int]:
         """Elements of every parameter of the model."""
         head = [] if self.tied else [self.embedding_parameters]
         vision = self.vision.sizes(self.hidden) if self.vision else []
-        return [self.embedding_parameters, *head, *self.layer_sizes * self.layers, self.hidden, *vision]
+        return [self.embedding_parameters, *head, *self.decoder_sizes, self.hidden, *vision]
 
     @property
     def embedding_parameters(self) -> int:
@@ -114,23 +198,29 @@ class Shape:
     @cached_property
     def matmul_parameters(self) -> int:
         """Parameters that every text token is multiplied with: no embedding look-up, no vision tower."""
-        return self.layers * self.layer_parameters + self.embedding_parameters
+        return sum(self.decoder_sizes) + self.embedding_parameters
 
     def kv_bytes_per_token(self, bytes_per_value: int = 2) -> int:
         """KV cache of one token over all layers and heads."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * bytes_per_value
+        return 2 * self.attention_layers * self.kv_heads * self.head_dim * bytes_per_value
+
+    def state_bytes(self, bytes_per_value: int = 2) -> int:
+        """What an engine keeps of a sequence in its gated delta-net layers, however long it is."""
+        return self.delta.layers * self.delta.state_bytes(bytes_per_value) if self.delta else 0
 
     def flops_per_token(self, context: float) -> float:
         """Forward FLOPs of one token: 2 per weight, and causal attention over an average of context / 2
         tokens."""
-        return 2 * self.matmul_parameters + 4 * self.layers * self.heads * self.head_dim * context / 2
+        attention = 4 * self.attention_layers * self.heads * self.head_dim * context / 2
+        return 2 * self.matmul_parameters + attention
 
 
 _TOWER, _LARGE_TOWER = Vision(), Vision(intermediate=3456)
 _QWEN3_VL = Vision(
-    kind="qwen3_vl", patch=16, hidden=1024, depth=24, intermediate=4096, positions=2304, deepstack=3
+    kind="qwen3_vl", patch=16, hidden=1024, depth=24, full=24, intermediate=4096, positions=2304, deepstack=3
 )
-_LARGE_QWEN3_VL = replace(_QWEN3_VL, hidden=1152, depth=27, intermediate=4304)
+_LARGE_QWEN3_VL = replace(_QWEN3_VL, hidden=1152, depth=27, full=27, intermediate=4304)
+_QWEN3_5 = replace(_LARGE_QWEN3_VL, deepstack=0)
 _QWEN3 = Shape(
     hidden=2048,
     layers=28,
@@ -152,6 +242,60 @@ KNOWN = {
     ),
     "Qwen/Qwen3-VL-32B-Instruct": replace(
         _QWEN3, hidden=5120, layers=64, heads=64, intermediate=25600, tied=False, vision=_LARGE_QWEN3_VL
+    ),
+    "Qwen/Qwen3.5-0.8B": Shape(
+        hidden=1024,
+        layers=24,
+        heads=8,
+        kv_heads=2,
+        head_dim=256,
+        intermediate=3584,
+        vocabulary=248320,
+        tied=True,
+        qkv_bias=False,
+        qk_norm=True,
+        delta=GatedDelta(layers=18, value_heads=16),
+        vision=replace(_QWEN3_5, hidden=768, depth=12, full=12, intermediate=3072, heads=12),
+    ),
+    "Qwen/Qwen3.5-4B": Shape(
+        hidden=2560,
+        layers=32,
+        heads=16,
+        kv_heads=4,
+        head_dim=256,
+        intermediate=9216,
+        vocabulary=248320,
+        tied=True,
+        qkv_bias=False,
+        qk_norm=True,
+        delta=GatedDelta(layers=24),
+        vision=replace(_QWEN3_VL, deepstack=0),
+    ),
+    "Qwen/Qwen3.5-9B": Shape(
+        hidden=4096,
+        layers=32,
+        heads=16,
+        kv_heads=4,
+        head_dim=256,
+        intermediate=12288,
+        vocabulary=248320,
+        qkv_bias=False,
+        qk_norm=True,
+        delta=GatedDelta(layers=24),
+        vision=_QWEN3_5,
+    ),
+    "Qwen/Qwen3.5-27B": Shape(
+        hidden=5120,
+        layers=64,
+        heads=24,
+        kv_heads=4,
+        head_dim=256,
+        intermediate=17408,
+        vocabulary=248320,
+        qkv_bias=False,
+        qk_norm=True,
+        delta=GatedDelta(layers=48, value_heads=48),
+        vision=_QWEN3_5,
     ),
     "Qwen/Qwen2.5-VL-3B-Instruct": Shape(
         hidden=2048,
@@ -271,7 +415,7 @@ def from_config(config: dict[str, Any]) -> Shape:
     text = config.get("text_config") or config
     vision = config.get("vision_config")
     kind = config.get("model_type", "")
-    qwen3 = kind.startswith("qwen3")
+    family = architectures.FAMILIES.get(kind) or architectures.FAMILIES["qwen2_5_vl"]
     return Shape(
         hidden=text["hidden_size"],
         layers=text["num_hidden_layers"],
@@ -281,22 +425,40 @@ def from_config(config: dict[str, Any]) -> Shape:
         vocabulary=text["vocab_size"],
         tied=config.get("tie_word_embeddings", text.get("tie_word_embeddings", False)),
         head_dim=text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"],
-        qkv_bias=not qwen3 and (kind != "llama" or bool(text.get("attention_bias"))),
-        qk_norm=qwen3,
-        vision=vision
-        and Vision(
-            kind="qwen3_vl" if qwen3 else "qwen2_5_vl",
-            hidden=vision["hidden_size"],
-            depth=vision["depth"],
-            intermediate=vision["intermediate_size"],
-            patch=vision.get("patch_size", 14),
-            merge=vision.get("spatial_merge_size", 2),
-            channels=vision.get("in_channels") or vision.get("in_chans") or 3,
-            temporal=vision.get("temporal_patch_size", 2),
-            heads=vision.get("num_heads", 16),
-            window=vision.get("window_size", 112),
-            full=vision["depth"] if qwen3 else len(vision.get("fullatt_block_indexes", (7, 15, 23, 31))),
-            positions=vision.get("num_position_embeddings", 0),
-            deepstack=len(vision.get("deepstack_visual_indexes", ())),
-        ),
+        qkv_bias=family.qkv_bias or (kind == "llama" and bool(text.get("attention_bias"))),
+        qk_norm=family.qk_norm,
+        delta=_gated_delta(text) if family.gated_delta else None,
+        vision=_vision(vision, family.tower == "qwen3_vl") if vision else None,
+    )
+
+
+def _gated_delta(text: dict[str, Any]) -> GatedDelta:
+    every = text.get("full_attention_interval", 4)
+    kinds = text.get("layer_types") or []
+    layers = text["num_hidden_layers"]
+    return GatedDelta(
+        layers=kinds.count("linear_attention") if kinds else layers - layers // every,
+        key_heads=text.get("linear_num_key_heads", 16),
+        value_heads=text.get("linear_num_value_heads", 32),
+        key_dim=text.get("linear_key_head_dim", 128),
+        value_dim=text.get("linear_value_head_dim", 128),
+        kernel=text.get("linear_conv_kernel_dim", 4),
+    )
+
+
+def _vision(vision: dict[str, Any], qwen3: bool) -> Vision:
+    return Vision(
+        kind="qwen3_vl" if qwen3 else "qwen2_5_vl",
+        hidden=vision["hidden_size"],
+        depth=vision["depth"],
+        intermediate=vision["intermediate_size"],
+        patch=vision.get("patch_size", 16 if qwen3 else 14),
+        merge=vision.get("spatial_merge_size", 2),
+        channels=vision.get("in_channels") or vision.get("in_chans") or 3,
+        temporal=vision.get("temporal_patch_size", 2),
+        heads=vision.get("num_heads", 16),
+        window=vision.get("window_size", 112),
+        full=vision["depth"] if qwen3 else len(vision.get("fullatt_block_indexes", (7, 15, 23, 31))),
+        positions=vision.get("num_position_embeddings", 2304 if qwen3 else 0),
+        deepstack=len(vision.get("deepstack_visual_indexes", ())),
     )

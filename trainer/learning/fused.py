@@ -26,6 +26,18 @@ def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return weight * wide.to(x.dtype)
 
 
+def centered_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """The same of Qwen3.5, whose weights are counted from 1."""
+    wide = x.float()
+    wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    return (wide * (1.0 + weight.float())).to(x.dtype)
+
+
+def gated_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """The norm of a gated delta-net layer's output, times silu(gate), both [..., width]."""
+    return (norm(x, weight, eps) * nn.functional.silu(gate.float())).to(x.dtype)
+
+
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """silu(gate) * up, both [..., width]."""
     return nn.functional.silu(gate) * up
@@ -41,8 +53,20 @@ def _norm(module: Any, x: Tensor) -> Tensor:
     return compiled(norm)(x, module.weight, module.variance_epsilon)
 
 
+def _centered_norm(module: Any, x: Tensor) -> Tensor:
+    return compiled(centered_norm)(x, module.weight, module.eps)
+
+
+def _gated_norm(module: Any, x: Tensor, gate: Tensor) -> Tensor:
+    return compiled(gated_norm)(x, gate, module.weight, module.variance_epsilon)
+
+
 def _mlp(module: Any, x: Tensor) -> Tensor:
     return module.down_proj(compiled(swiglu)(module.gate_proj(x), module.up_proj(x)))
+
+
+NORMS = {"Qwen3_5RMSNorm": _centered_norm, "Qwen3_5RMSNormGated": _gated_norm}
+"""Norms of other form, by the name of transformers' class."""
 
 
 def fuse(model: nn.Module) -> int:
@@ -51,7 +75,10 @@ def fuse(model: nn.Module) -> int:
     changed = 0
     sources = set()
     for module in model.modules():
-        if hasattr(module, "variance_epsilon"):
+        kind = type(module).__name__
+        if kind in NORMS:
+            module.forward = partial(NORMS[kind], module)
+        elif hasattr(module, "variance_epsilon"):
             module.forward = partial(_norm, module)
         elif all(hasattr(module, name) for name in ("gate_proj", "up_proj", "down_proj")):
             if not type(module.act_fn).__name__.startswith("SiLU"):  # torch's, or transformers' own class

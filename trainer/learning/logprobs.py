@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from trainer.algorithm.batching import MicroBatch, sent
 from trainer.data.processor import dummy_image
-from trainer.learning import attention
+from trainer.learning import attention, delta
 from trainer.learning.tower import places
 
 LOGITS = 1 << 27
@@ -127,6 +127,7 @@ class LogprobModel(nn.Module):
         self.freeze_vision = freeze_vision
         self.has_vision = hasattr(model.model, "visual")
         attention.use(model)
+        delta.use(model)
         model.lm_head = LogprobHead(model.lm_head, banned_token_ids, temperature)
 
     def forward(self, batch: MicroBatch) -> tuple[Tensor, Tensor, Tensor]:

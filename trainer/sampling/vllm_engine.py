@@ -128,6 +128,8 @@ def arguments(config: RunConfig, prompter: Prompter, images_per_prompt: int) -> 
         "disable_log_stats": True,
     }
     asked |= _of_gpu(config) if on_gpu else _of_cpu(config)
+    if prompter.architecture.gated_delta:
+        asked |= _of_gated_delta(config)
     if prompter.has_vision:
         asked["limit_mm_per_prompt"] = {"image": images_per_prompt, "video": 0}
         asked["mm_processor_kwargs"] = {"size": prompter.size}
@@ -166,6 +168,21 @@ def _of_cpu(config: RunConfig) -> dict[str, Any]:
         "enable_chunked_prefill": False,
         "max_num_batched_tokens": max(8192, config.longest_sequence),
     }
+
+
+def _of_gated_delta(config: RunConfig) -> dict[str, Any]:
+    """Further arguments for a model with gated delta-net layers: a state in fp32, as the policy computes it.
+    Raises ConfigError for what vLLM's kernels for CPUs do not compute."""
+    asked: dict[str, Any] = {"mamba_ssm_cache_dtype": "float32"}
+    if config.placement.device == "cuda":
+        return asked
+    if config.model.dtype != "bf16":
+        raise ConfigError(
+            f"model.dtype {config.model.dtype}: on a CPU vLLM computes gated delta-net layers in bf16 only:"
+            " set model.dtype to bf16"
+        )
+    # A cached prefix needs states at its blocks' ends, which only come with prompts cut into chunks.
+    return asked | {"enable_prefix_caching": False}
 
 
 class Engine:
