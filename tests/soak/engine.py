@@ -13,8 +13,9 @@ from trainer.sampling import vllm_engine
 class Engine(vllm_engine.Engine):
     """It samples the longest of a group for all of it, end tokens included, and cuts."""
 
-    def _params(self, group: Any, index: int, temperature: float, max_tokens: int) -> Any:
-        params = super()._params(group, index, temperature, max(lengths(group.prompt, group.size)))
+    def _params(self, group: Any, index: int, temperature: float, max_tokens: int, top_p: float) -> Any:
+        longest = max(lengths(group.prompt, group.size))
+        params = super()._params(group, index, temperature, longest, top_p)
         params.ignore_eos = True
         params.stop_token_ids = []
         return params

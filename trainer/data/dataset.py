@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import contextlib
-import dataclasses
 import fcntl
 import hashlib
 import json
@@ -57,8 +56,7 @@ def read_manifest(path: str | Path) -> Manifest:
             raise ConfigError(
                 f"{text} is of format {data['format']}, this version reads {FORMAT}: prepare it again"
             )
-        known = {field.name for field in dataclasses.fields(Manifest)}
-        for key in data.keys() - known:
+        for key in data.keys() - Manifest.__annotations__.keys():
             del data[key]
         return Manifest(**data)
     except (ValueError, TypeError, AttributeError, KeyError) as error:

@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--not-promised", default="", help="what the bands do not say")
     args = parser.parse_args(argv)
     try:
-        runs = [read_history(folder) for folder in args.runs]
+        runs = list(map(read_history, args.runs))
         bands = [band(WantedBand.parse(text), runs, args.every, args.source) for text in args.band]
         expected = Expected(bands=tuple(bands), not_promised=args.not_promised)
         check_bands(expected)

@@ -181,8 +181,7 @@ def line_chart(chart: Chart, history: Sequence[dict[str, Any]], marks: Sequence[
     values = [value for _, value in drawn]
     if not values or (chart.skip_flat and len(set(values)) == 1):
         return ""
-    steps = [step for step, _ in measured]
-    frame = _frame(chart, values, min(steps), max(steps))
+    frame = _frame(chart, values, min(measured)[0], max(measured)[0])
     shapes = [_axes(frame), _marks(frame, marks)]
     if len(edges) == 2 and all(edges):
         shapes.append(_band(frame, *edges))

@@ -92,8 +92,8 @@ def against_run(first: Path, second: Path) -> int:
 
     Times and speeds are left out: equal runs have different ones.
     """
-    ours = {record["step"]: record for record in metrics_of(first)}
-    theirs = {record["step"]: record for record in metrics_of(second)}
+    ours = _by_step(first)
+    theirs = _by_step(second)
     names = f"{run_name(first)} and {run_name(second)}"
     both = sorted(ours.keys() & theirs.keys())
     for step in both:
@@ -111,6 +111,10 @@ def against_run(first: Path, second: Path) -> int:
         return 1
     print(f"{names} are equal in all {len(both)} steps that both have metrics of, up to step {both[-1]}")
     return 0
+
+
+def _by_step(folder: Path) -> dict[int, dict[str, Any]]:
+    return {record["step"]: record for record in metrics_of(folder)}
 
 
 def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:

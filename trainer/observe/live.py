@@ -363,8 +363,8 @@ def _workers(workers: Sequence[dict[str, Any]]) -> Table:
     for device in dict.fromkeys(worker["device"] for worker in workers):
         mine = [worker for worker in workers if worker["device"] == device]
         alive = [worker for worker in mine if worker["lives"]]
-        speed = sum(worker["completions_per_s"] for worker in alive)
-        sampled = sum(worker["completions"] for worker in mine)
+        speed = sum(column(alive, "completions_per_s"))
+        sampled = sum(column(mine, "completions"))
         table.add_row(
             device,
             f"{len(alive)} of {len(mine)} workers alive",

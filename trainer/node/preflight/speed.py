@@ -196,8 +196,12 @@ def judge(ranks: list[dict[str, Any]], fabric_gbit_per_s: float) -> list[Finding
         median = statistics.median(values)
         spread = targets.GPU_SPREAD.value
         target = f"within {spread:.0%} of the job's median"
-        slow = [r for r in ranks if r[key] < (1 - spread) * median]
-        for r in slow:
+        slow = False
+        for r in ranks:
+            slow_gpu = r[key] < (1 - spread) * median
+            if not slow_gpu:
+                continue
+            slow = True
             figure = f"GPU of rank {r['rank']} reaches {r[key]:.0f} {unit}, the median is {median:.0f}"
             out.append(
                 Finding(
