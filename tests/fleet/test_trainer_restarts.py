@@ -57,9 +57,9 @@ def far_enough(job: FleetJob, bucket) -> bool:
     return job.progress().get("step", 0) >= 4 and any(bucket.rglob("manifest.json"))
 
 
-def test_killed_and_started_again(run_config, tmp_path):
+@pytest.mark.parametrize("ahead", [2, pytest.param(0, marks=pytest.mark.long)])
+def test_killed_and_started_again(run_config, tmp_path, ahead):
     """What was sampled ahead with weights that are gone is replayed; workers follow the new attempt."""
-    ahead = 2
     bucket = tmp_path / "stored"
     job = FleetJob(run_config("fleet", ahead), tmp_path / "fleet", str(bucket))
     try:
