@@ -101,6 +101,15 @@ def test_too_little_memory(small_config, capsys, tmp_path):
     assert "lower placement.workers_per_node, rollout.kv_cache_gib or" in refuse(config, capsys, tmp_path)
 
 
+def test_a_trainer_whose_completions_come_from_workers_needs_no_memory_for_an_engine(
+    small_config, capsys, tmp_path
+):
+    cache = ["rollout.kv_cache_gib=10000"]
+    assert "CPU ranks need" in refuse(small_config, capsys, tmp_path, cache)
+    config = c.override(small_config, [*cache, "fleet.workers=only", f"checkpoint.remote=file://{tmp_path}/b"])
+    precheck.precheck(config)
+
+
 def test_memory_is_what_the_container_may_take(small_config, capsys, tmp_path, monkeypatch):
     monkeypatch.setattr(host, "available_memory", lambda: 1 << 29)
     assert "and 0.5 are free" in refuse(small_config, capsys, tmp_path)
