@@ -51,11 +51,13 @@ def decides(recipe: Recipe) -> tuple[Any, ...]:
 
 def distinct() -> dict[str, list[str]]:
     """One recipe for each set of passes that the recipes on GPUs make, and all recipes that make it. Weights
-    in 4 bits are not played: bitsandbytes' kernels are its own."""
+    in 4 bits are not played: bitsandbytes' kernels are its own. Nor are gated delta-net layers, whose loop
+    over chunks fla's kernels replace."""
     found: dict[tuple[Any, ...], list[str]] = {}
     for name in RECIPES:
         recipe = get(name)
-        played_here = recipe.kind == "train" and not recipe.config.lora.qlora
+        shape = hub_config.shape(recipe.config.model)
+        played_here = recipe.kind == "train" and not recipe.config.lora.qlora and not (shape and shape.delta)
         if played_here and recipe.cluster.gpus_per_node:
             found.setdefault(decides(recipe), []).append(name)
     return {names[0]: names for names in found.values()}

@@ -52,13 +52,15 @@ def test_an_architecture_without_parity_tests(small_config, tiny_model, capsys, 
     other = tmp_path / "other"
     shutil.copytree(tiny_model, other)
     text = (
-        (other / "config.json").read_text().replace('"model_type": "qwen2_5_vl"', '"model_type": "qwen3_5"')
+        (other / "config.json")
+        .read_text()
+        .replace('"model_type": "qwen2_5_vl"', '"model_type": "qwen3_vl_moe"')
     )
     (other / "config.json").write_text(text)
     config = replace(small_config, model=replace(small_config.model, path=str(other)))
     message = refuse(config, capsys, tmp_path)
-    assert "qwen3_5 is not supported" in message and "gated delta-net" in message and "Qwen3-VL" in message
-    for path in (str(other), "Qwen/Qwen3.5-9B", "Qwen/Qwen2-VL-7B-Instruct"):
+    assert "qwen3_vl_moe is not supported" in message and "experts" in message and "Qwen3-VL" in message
+    for path in (str(other), "Qwen/Qwen3.5-35B-A3B", "Qwen/Qwen2-VL-7B-Instruct"):
         with pytest.raises(c.ConfigError, match="is not supported"):
             shape_of(path)
 
@@ -99,6 +101,17 @@ def test_batch_that_does_not_divide(small_config, capsys, tmp_path):
 def test_too_little_memory(small_config, capsys, tmp_path):
     config = replace(small_config, rollout=replace(small_config.rollout, kv_cache_gib=10_000.0))
     assert "lower placement.workers_per_node, rollout.kv_cache_gib or" in refuse(config, capsys, tmp_path)
+
+
+def test_a_trainer_whose_completions_come_from_workers_needs_no_memory_for_an_engine(
+    small_config, capsys, tmp_path
+):
+    cache = ["rollout.kv_cache_gib=10000"]
+    assert "CPU ranks need" in refuse(small_config, capsys, tmp_path, cache)
+    config = c.override(
+        small_config, [*cache, "fleet.workers=only", f"checkpoint.remote=file://{tmp_path}/b"]
+    )
+    precheck.precheck(config)
 
 
 def test_memory_is_what_the_container_may_take(small_config, capsys, tmp_path, monkeypatch):

@@ -19,6 +19,8 @@ from trainer.storage import hub
 BYTES_PER_PARAMETER = 32
 """Bytes that one CPU rank takes in fp32: weights, master, two moments, gradient, reference, engine, gathered
 copy."""
+ENGINE_BYTES = 4
+"""The engine's part of them. Where rollout workers sample, the trainer has none."""
 TEACHER_BYTES = 8
 """The same of a teacher: its weights, and its gathered copy."""
 
@@ -101,7 +103,11 @@ def _disk(config: RunConfig, parameters: int) -> None:
 def _memory(config: RunConfig, parameters: int, teacher: int) -> None:
     ranks = config.placement.workers_per_node
     caches = ranks * config.rollout.kv_cache_gib * 2**30
-    need = host.memory_bytes(config) + caches + parameters * BYTES_PER_PARAMETER + teacher * TEACHER_BYTES
+    bytes_each = BYTES_PER_PARAMETER
+    if config.fleet.workers != "off":
+        caches = 0
+        bytes_each -= ENGINE_BYTES
+    need = host.memory_bytes(config) + caches + parameters * bytes_each + teacher * TEACHER_BYTES
     free = host.available_memory()
     if need > free:
         raise ConfigError(
