@@ -33,6 +33,14 @@ def test_a_recipe_becomes_an_evaluation_of_its_model():
         resolve("grpo-qwen2.5-7b-gsm8k", benchmarks.settings("math-500", 2, 0.0, 0))
 
 
+def test_no_teacher_and_no_rollout_worker_is_asked_for():
+    asked = benchmarks.settings("math-500", 1, None, 0)
+    assert not resolve("opd-qwen3-vl-8b-from-32b-geometry3k", asked).config.teaches
+    workers = ["fleet.workers=only", "sample.gpu=L40S", "sample.nodes=2"]
+    recipe = resolve("grpo-qwen2.5-vl-7b-mathv60k", [*workers, *asked])
+    assert recipe.sample is None and recipe.config.fleet.workers == "off"
+
+
 def test_every_benchmark_is_a_set_of_the_catalog():
     from data_prep.sources.catalog import CATALOG
 

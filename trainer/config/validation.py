@@ -84,7 +84,7 @@ def validate(config: RunConfig) -> None:
         raise ConfigError(
             "several greedy completions of a prompt are all the same: use one, or a temperature above 0"
         )
-    if c.rollout.samples_per_prompt < 2 and not c.teaches:
+    if c.rollout.samples_per_prompt < 2 and not c.teaches and not c.evaluation.pass_rate_samples:
         raise ConfigError("rollout.samples_per_prompt is 1: a group of one has no advantage; use at least 2")
     if world % c.rollout.tensor_parallel:
         raise ConfigError(
