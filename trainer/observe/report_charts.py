@@ -21,7 +21,7 @@ CHARTS = (
     Chart(
         "Completion format",
         (Line("reward/format", "well-formed", 3), Line("reward/no_answer_rate", "no answer", 4)),
-        "One think block and one answer block; no final answer found.",
+        "Completions in the form that rewards.answer asks for; no final answer found.",
         percent=True,
     ),
     Chart(
