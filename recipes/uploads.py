@@ -32,6 +32,8 @@ def planned(recipe: Recipe, target: str, earlier: dict[str, str]) -> Recipe:
         return recipe
     found = []
     for field, kind in FIELDS.items():
+        if field == "algorithm.teacher" and recipe.kind == "sample":
+            continue  # the trainer alone asks it
         section, _, name = field.partition(".")
         path = getattr(getattr(recipe.config, section), name)
         if not path.startswith(("/", "~")):

@@ -24,6 +24,10 @@ from trainer.exit_codes import EXIT_INTERRUPTED
 
 FORM = re.compile(r"(\d+)(?:x(?:(\d+)x)?([A-Za-z][\w-]*))?(?::(spot|any|on-demand))?(?:@([\w-]+))?")
 SPOT = {"spot": "only", "any": "prefer", "on-demand": "never", None: "prefer"}
+LOOK_S = 15.0
+"""Seconds between two looks whether the run has its machines."""
+UNKNOWN_S = 600.0
+"""A run that its platform has taken and does not list this long after is not there."""
 END_S = 60.0
 """Workers on this machine have this long to end by themselves when their run has ended."""
 
@@ -79,8 +83,8 @@ def up(
 ) -> int:
     """Shows both groups with their dollars, asks, and starts them. Returns the exit code.
 
-    The run is started first, so that no machine waits for one that its platform refused; where it is followed
-    in the foreground, its workers are."""
+    The run is started first, and its workers when it has its machines, as far as its platform tells: no
+    machine waits for a run that waits itself. In the foreground on this machine its workers are first."""
     assert recipe.sample is not None
     target = target or launching.cheapest_target(recipe)
     run_id = options.run_id or run_record.new_run_id(recipe.name)
@@ -102,18 +106,47 @@ def up(
         print("nothing was started")
         return EXIT_INTERRUPTED
     launching.replace_earlier(run, options.takeover)
-    alive = [record.run_id for record in _living(run_id)]
+    alive = [record.run_id for record in _living(run_id) if not _replaced(record)]
     if alive:
         print(f"{', '.join(alive)} sample for it already: no others are started", flush=True)
     if foreground:
         return _in_foreground(run, None if alive else workers)
     code = launching.start(run, detach=True)
     if not code and not alive:
-        code = launching.start(workers, detach=True)
+        code = _start_workers(workers, run_id, waits=not options.detach)
+    return code if code or options.detach else launched.drive(run_id, "logs")
+
+
+def _start_workers(workers: Launch, run_id: str, waits: bool) -> int:
+    """Starts the workers of a run that was started; where not all of them can be, both are ended. waits: until
+    the run has its machines."""
+    code = EXIT_INTERRUPTED
+    try:
+        code = (waits and _without_machines(run_id)) or launching.start(workers, detach=True)
+    finally:
         if code:
             print(f"no machine samples for {run_id}, so it is ended: it would wait for none", flush=True)
-            launched.drive(run_id, "down")
-    return code if code or options.detach else launched.drive(run_id, "logs")
+            launched.give_up(workers.record.run_id, run_id)
+    return code
+
+
+def _without_machines(run_id: str) -> int:
+    """Waits until a run has its machines: 0, also where its platform does not tell; 1 if it ended before."""
+    record, began, told = run_record.load(run_id), time.monotonic(), False
+    while (said := platform_state.ask(record)) and said.state != "running":
+        missing = not said.known and time.monotonic() - began > UNKNOWN_S
+        if missing or (said.known and said.ended_s):
+            print(said.text, flush=True)
+            return 1
+        if not told:
+            print(
+                f"machines that sample are rented when {run_id} has its own ({said.text}); Ctrl-C ends it,"
+                " --detach does not wait",
+                flush=True,
+            )
+        told = True
+        time.sleep(LOOK_S)
+    return 0
 
 
 def _planned(launch: Launch, plan: FleetRow | None) -> Launch:
@@ -141,7 +174,13 @@ def _in_foreground(run: Launch, workers: Launch | None) -> int:
     """Starts the workers, then follows the run to its end. They go with it."""
     run_id = run.record.run_id
     tokens.fleet_key(run_id, begins=True)
-    if workers and (code := launching.start(workers, detach=True)):
+    code = EXIT_INTERRUPTED
+    try:
+        code = launching.start(workers, detach=True) if workers else 0
+    finally:
+        if code and workers:
+            launched.give_up(workers.record.run_id)
+    if code:
         return code
     try:
         return launching.start(run, detach=False)
@@ -157,6 +196,18 @@ def _wait_for(record: RunRecord) -> None:
     end = time.monotonic() + END_S
     while record.target == "local" and not launched.gone_here(record) and time.monotonic() < end:
         time.sleep(0.2)
+
+
+def _replaced(record: RunRecord) -> bool:
+    """Ends workers of which nobody tells whether they live, so that others are started: those on Slurm, PBS
+    and ssh. Returns whether it did."""
+    if capabilities.capability(record.target).platform not in ("sbatch", "qsub", "ssh"):
+        return False
+    with suppress(ConfigError):
+        print(f"ending what is left of {record.run_id}, which may sample for it still", flush=True)
+        launched.drive(record.run_id, "down")
+    launched.over(record.run_id)
+    return True
 
 
 def _living(run_id: str) -> list[RunRecord]:

@@ -6,6 +6,7 @@ import os
 import shlex
 import socket
 import subprocess
+import sys
 import time
 from dataclasses import replace
 
@@ -30,7 +31,9 @@ def drive(run: str, what: str, dry_run: bool = False, job: int = 0) -> int:
     commands = platforms.commands(record, files, {"RUN_ID": run}, [], False)
     code = 0
     wanted = getattr(commands, what)
-    for command in wanted[job : job + 1] if what == "logs" else wanted:
+    if what == "logs":  # on Kubernetes and ssh one command follows the log of all jobs
+        wanted = wanted[job : job + 1] or wanted[-1:]
+    for command in wanted:
         if dry_run:
             print(shlex.join(command))
             continue
@@ -45,9 +48,33 @@ def end(run: str, dry_run: bool = False) -> int:
     """`down` of a run and of all machines that sample for it, these first."""
     code = 0
     for record in run_record.workers_of(run):
-        if not record.ended_s:
-            code = drive(record.run_id, "down", dry_run) or code
+        if not record.ended_s and not gone_here(record):
+            code = _told_down(record.run_id, dry_run) or code
     return drive(run, "down", dry_run) or code
+
+
+def give_up(*runs: str) -> None:
+    """`down` of launches that failed, or failed in part, whatever their records say: a launch of several jobs
+    that ended with an error may have begun some of them."""
+    for run in runs:
+        if run_record.known(run) and _may_have_begun(run_record.load(run)):
+            _told_down(run)
+
+
+def _may_have_begun(record: RunRecord) -> bool:
+    """Whether any job of a launch may run. Slurm and PBS take all of an array or none."""
+    batch = capabilities.capability(record.target).platform in ("sbatch", "qsub")
+    return bool(record.cluster) if batch else not gone_here(record)
+
+
+def _told_down(run: str, dry_run: bool = False) -> int:
+    """`down` of one launch. What keeps it from being ended is printed, so that others are ended all the
+    same."""
+    try:
+        return drive(run, "down", dry_run)
+    except ConfigError as error:
+        print(f"error: {run} was not ended: {error}", file=sys.stderr, flush=True)
+        return 1
 
 
 def gone_here(record: RunRecord) -> bool:

@@ -37,6 +37,10 @@ from trainer.config import ConfigError
 from trainer.exit_codes import EXIT_CONFIG, EXIT_INTERRUPTED
 
 
+ONE_BY_ONE = ("sky", "dstack", "sbatch", "qsub")
+"""Platforms that follow the log of one job, and until it ends would start no other."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """How a recipe is launched, whatever the recipe."""
@@ -82,7 +86,10 @@ def up(name: str, recipe: Recipe, target: str | None, overrides: list[str], opti
 
     `name` and `overrides` are what `recipe` was resolved from: the record keeps them for `resume`.
     """
-    launch = prepared(name, recipe, target, overrides, options)
+    target = target or cheapest_target(recipe)
+    several = recipe.jobs > 1 and capabilities.capability(target).platform in ONE_BY_ONE
+    follow = not (options.detach or several)
+    launch = prepared(name, recipe, target, overrides, replace(options, detach=not follow))
     for line in bucket_access.unverified(launch.recipe, launch.secrets):
         print(f"# --- {line}" if options.dry_run else line, flush=True)
     if options.dry_run:
@@ -90,7 +97,26 @@ def up(name: str, recipe: Recipe, target: str | None, overrides: list[str], opti
         return 0
     check(launch)
     replace_earlier(launch, options.takeover)
-    return start(launch, options.detach)
+    code = start(launch, detach=not follow)
+    if recipe.jobs > 1 and not follow:
+        _say_how_several_go_on(launch.record, code, options.detach)
+    return code
+
+
+def _say_how_several_go_on(record: RunRecord, code: int, detach: bool) -> None:
+    """How to follow one of several jobs, which no command follows all at once; where not all of them could be
+    started, those that were are ended."""
+    if code:
+        print(f"not all of {record.run_id} could be started, so those that were are ended", flush=True)
+        launched.give_up(record.run_id)
+    elif not detach:
+        before = run_record.workers_of(record.samples_for)
+        first = 1 + sum(one.jobs for one in before if one.run_id != record.run_id)
+        print(
+            f"they are on their way: `launch.py logs {record.samples_for} --worker {first}` follows the first,"
+            f" {first + record.jobs - 1} is the last",
+            flush=True,
+        )
 
 
 def check(launch: Launch) -> None:
@@ -114,6 +140,7 @@ def prepared(name: str, recipe: Recipe, target: str | None, overrides: list[str]
         files = {name: kubernetes.of_run(text, run_id) for name, text in files.items()}
     used = script.secret_names(recipe)
     secrets = {name: value for name, value in tokens.found().items() if name in used}
+    tokens.check_fleet_key(secrets)
     launch_checks.check(recipe, target, options.reproducible, secrets)
 
     plan = cost.planned(recipe, target, prices.sky_catalogs())

@@ -13,6 +13,7 @@ import json
 import netrc
 import os
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
 
 from recipes import run_record
@@ -20,6 +21,8 @@ from recipes.targets.script import API_KEY, FLEET_KEY, SECRETS, SETTINGS
 from trainer.config import ConfigError
 
 AWS_FIELDS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+LEAST_KEY = 16
+"""Characters that trainer and workers ask of their secret (trainer/fleet/objects.py)."""
 R2_FIELDS = {"R2_ACCESS_KEY_ID": "aws_access_key_id", "R2_SECRET_ACCESS_KEY": "aws_secret_access_key"}
 
 
@@ -65,14 +68,28 @@ def api_key(run: str) -> str:
 def fleet_key(run: str, begins: bool) -> str:
     """The secret that a run shares with its rollout workers: the one that it began with, yours, or a new one;
     kept in the run's record, for you alone. begins: it is the run that is launched, and may have a new one.
-    Raises ConfigError where a worker's run has none here."""
+    Else yours is taken for this launch alone: it may be that of another run. Raises ConfigError where a
+    worker's run has none here."""
     path = run_record.RUNS / run / "fleet.key"
-    if not (begins or path.exists() or os.environ.get(FLEET_KEY)):
+    given = os.environ.get(FLEET_KEY, "")
+    if begins:
+        return _kept(path, given)
+    if not (path.exists() or given):
         raise ConfigError(
             f"this machine has not the secret of {run}, by which it knows its workers: export {FLEET_KEY}, "
             f"which is in runs/{run}/fleet.key where the run was launched"
         )
-    return _kept(path, os.environ.get(FLEET_KEY, ""))
+    return path.read_text() if path.exists() else given
+
+
+def check_fleet_key(found: Mapping[str, str]) -> None:
+    """Raises ConfigError where the secret of the environment is one that trainer and workers would refuse."""
+    key = found.get(FLEET_KEY, "")
+    if key and len(key) < LEAST_KEY:
+        raise ConfigError(
+            f"{FLEET_KEY} has {len(key)} characters, which could be guessed: export {FLEET_KEY}=$(openssl rand"
+            f" -hex 32), or unset it"
+        )
 
 
 def _kept(path: Path, given: str) -> str:

@@ -61,7 +61,7 @@ def on_node(recipe: Recipe) -> Recipe:
         config = override(config, [f"checkpoint.remote={bucket}"])
     for upload in recipe.uploads:
         config = override(config, [f"{upload.field}={upload.there}"])
-    steps = _needed(recipe.steps, config)
+    steps = _needed(recipe.steps, config, teaches=recipe.kind != "sample")
     if weights := recipe.storage.weights:
         made = (
             weights,
@@ -81,10 +81,11 @@ def bucket_of(recipe: Recipe) -> str:
     return BucketAddress.parse(given, "storage.bucket").url if given else ""
 
 
-def _needed(steps: Sequence[Step], config: RunConfig) -> list[Step]:
+def _needed(steps: Sequence[Step], config: RunConfig, teaches: bool) -> list[Step]:
     """The steps whose result the run reads, and those that such a step reads: no tiny model beside one of
-    your own."""
-    read = [config.model.path, config.algorithm.teacher, config.data.path, config.evaluation_path]
+    your own. teaches: a machine that samples asks no teacher."""
+    read = [config.model.path, config.data.path, config.evaluation_path]
+    read += [config.algorithm.teacher] if teaches else []
     needed: list[Step] = []
     for step in reversed(steps):  # a step reads what an earlier one has made
         folder, _, mark = step.creates.rpartition("/")

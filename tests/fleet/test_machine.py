@@ -135,6 +135,24 @@ def test_a_run_that_is_silent_or_over_needs_none(asked):
     assert over() == "the run is over: all is done"
 
 
+def test_the_launch_that_a_machine_was_started_with_may_be_in_a_queue_for_longer(
+    asked, monkeypatch, tmp_path
+):
+    _, objects, record = asked
+    monkeypatch.setenv(LAUNCH_VARIABLE, "new")
+    monkeypatch.setattr("trainer.fleet.following.AWAITED_S", 2.0)
+    config = override(RunConfig(fleet=Fleet(run="mine", idle_s=0.5)), [f"checkpoint.remote={tmp_path}"])
+    over = RunOver(config)
+    time.sleep(0.7)
+    assert over() == "", "it has not begun"
+    name = attempt(record, 1, "new")
+    assert over() == "", "from here on its silence counts"
+    time.sleep(0.7)
+    assert "silent for 0 s" in over()
+    head(objects, name, 1)
+    assert over() == ""
+
+
 def test_what_an_earlier_launch_came_to_is_not_this_one_s_end(asked, tmp_path, monkeypatch):
     _, objects, record = asked
     attempt(record, 1, "old")

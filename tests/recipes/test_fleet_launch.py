@@ -2,7 +2,9 @@
 
 import json
 import re
+import subprocess
 import time
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -11,7 +13,15 @@ from desk import run, stand_in
 
 from recipes import run_record
 from recipes.capabilities import CAPABILITIES
-from recipes.drivers import bucket_access, fleet_launch, platform_state, shared_record, worker_sight
+from recipes.drivers import (
+    bucket_access,
+    fleet_launch,
+    launched,
+    launching,
+    platform_state,
+    shared_record,
+    worker_sight,
+)
 from recipes.drivers.platforms import commands
 from recipes.presets import resolve
 from trainer.config import ConfigError
@@ -135,6 +145,76 @@ def test_a_run_that_no_worker_could_be_started_for_is_ended(capsys, monkeypatch,
     assert any(call.startswith("sky jobs cancel -y -n mine") for call in called(tmp_path))
 
 
+@pytest.mark.parametrize("market", ["spot", "on-demand"])
+def test_workers_that_could_be_started_in_part_are_ended_with_their_run(
+    market, capsys, monkeypatch, tmp_path
+):
+    stand_in(tmp_path, monkeypatch, "sky", 'case "$*" in *launch*-w????-2*) exit 3 ;; esac')
+    assert run(capsys, *UP, "--target", "skypilot-runpod", "--fleet", f"3xL40S:{market}")[0] == 3
+    mine, ends = workers().run_id, "sky jobs cancel -y -n" if market == "spot" else "sky down -y"
+    assert {f"{ends} {mine}-1", "sky jobs cancel -y -n mine"} < set(called(tmp_path))
+
+
+def test_ctrl_c_amid_a_launch_of_workers_ends_both(capsys, monkeypatch, tmp_path):
+    stand_in(tmp_path, monkeypatch, "sky", "exit 0")
+    start = launching.start
+
+    def interrupted(launch, detach):
+        if start(launch, detach) or launch.record.samples_for:
+            raise KeyboardInterrupt
+        return 0
+
+    monkeypatch.setattr(launching, "start", interrupted)
+    with suppress(KeyboardInterrupt):
+        run(capsys, *UP, "--target", "skypilot-runpod", "--fleet", "2xL40S:spot")
+    ends = [call.split()[-1] for call in called(tmp_path) if "cancel" in call]
+    assert ends == [f"{workers().run_id}-1", f"{workers().run_id}-2", "mine"]
+
+
+def test_on_this_machine_workers_that_were_started_end_with_the_launch_that_failed(monkeypatch, capsys):
+    """The run itself was never begun."""
+    ended = []
+
+    def fails(launch, detach):
+        launch.record.save()
+        raise ConfigError("no")
+
+    monkeypatch.setattr(launching, "start", fails)
+    monkeypatch.setattr(launched, "drive", lambda run, what, dry_run=False: ended.append((run, what)) or 0)
+    monkeypatch.setattr(launching, "check", lambda launch: None)
+    demo = ["up", "demo", "--bucket", "file:///bucket", "--run-id", "mine", "--target", "local"]
+    assert run(capsys, *demo, "--fleet", "2")[0] == 2
+    assert ended == [(workers().run_id, "down")]
+
+
+def queue_of(*states):
+    """The body of a `sky` whose queue has the run in the next of these states at each look."""
+    rows = [json.dumps([{"job_id": 1, "job_name": "mine", "status": one}]) for one in states]
+    looks = " ".join(f"'{row}'" for row in rows)
+    return f"""case "$*" in *queue*) n=$(grep -c queue "${{0%/*}}/../calls"); a=({looks})
+      i=$((n > {len(rows)} ? {len(rows)} : n)); echo "${{a[$((i - 1))]}}" ;; esac"""
+
+
+def test_workers_are_rented_when_the_run_has_its_machines(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(fleet_launch, "LOOK_S", 0.01)
+    stand_in(tmp_path, monkeypatch, "sky", queue_of("PENDING", "STARTING", "RUNNING"))
+    follows = [word for word in UP if word != "--detach"]
+    code, out, err = run(capsys, *follows, "--target", "skypilot-runpod", "--fleet", "1xL40S:spot")
+    assert code == 0, err
+    assert out.count("machines that sample are rented when mine has its own") == 1
+    mine, calls = workers().run_id, called(tmp_path)
+    first = next(number for number, call in enumerate(calls) if f"launch -y -n {mine}" in call)
+    assert len([call for call in calls[:first] if "queue" in call]) == 3
+
+
+def test_no_worker_is_rented_for_a_run_that_ended_in_its_queue(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(fleet_launch, "LOOK_S", 0.01)
+    stand_in(tmp_path, monkeypatch, "sky", queue_of("PENDING", "FAILED_NO_RESOURCE"))
+    follows = [word for word in UP if word != "--detach"]
+    code, out, _ = run(capsys, *follows, "--target", "skypilot-runpod", "--fleet", "1xL40S:spot")
+    assert code == 1 and "FAILED_NO_RESOURCE" in out and run_record.workers_of("mine") == []
+
+
 def test_no_worker_is_started_for_a_run_that_its_platform_refused(capsys, monkeypatch, tmp_path):
     stand_in(tmp_path, monkeypatch, "sky", 'case "$*" in *launch*) exit 3 ;; esac')
     assert run(capsys, *UP, "--target", "skypilot-runpod", "--fleet", "2xL40S:spot")[0] == 3
@@ -150,6 +230,20 @@ def test_resume_starts_both_again_unless_the_workers_live(capsys, monkeypatch, t
     replace(workers(), ended_s=time.time()).save()
     assert run(capsys, "resume", "mine")[0] == 0
     assert len(run_record.workers_of("mine")) == 2
+
+
+def test_resume_replaces_workers_of_which_nobody_tells_whether_they_live(capsys, monkeypatch, tmp_path):
+    stand_in(tmp_path, monkeypatch, "sbatch", "echo 77")
+    stand_in(tmp_path, monkeypatch, "scancel", "exit 1")
+    stand_in(tmp_path, monkeypatch, "tail", "")
+    run(capsys, *UP, "--target", "slurm", "--fleet", "2xL40S")
+    before = workers()
+    assert run(capsys, "resume", "mine")[0] == 0
+    old, new = run_record.workers_of("mine")
+    assert old.run_id == before.run_id and old.ended_s and not new.ended_s
+    calls = called(tmp_path)
+    assert len([call for call in calls if call.startswith("sbatch")]) == 4
+    assert "scancel 77" in calls, "also where Slurm has it no more"
 
 
 def test_slurm_and_pbs_get_an_array_and_a_log_for_each_machine(capsys, monkeypatch, tmp_path):
@@ -247,7 +341,64 @@ def test_a_worker_of_another_desk_needs_the_runs_secret(capsys, monkeypatch, tmp
     assert code == 2 and f"export {KEY}" in err and called(tmp_path) == []
     monkeypatch.setenv(KEY, "the secret of that run")
     assert run(capsys, *asked)[0] == 0
-    assert (run_record.RUNS / "mine/fleet.key").read_text() == "the secret of that run"
+    assert not (run_record.RUNS / "mine/fleet.key").exists(), "the next one may be the right one"
+    monkeypatch.setenv(KEY, "short")
+    code, _, err = run(capsys, *asked)
+    assert code == 2 and "has 5 characters" in err and "openssl rand -hex 32" in err
+
+
+@pytest.mark.parametrize(("target", "program"), [("skypilot-runpod", "sky"), ("slurm", "sbatch")])
+def test_several_workers_are_all_started_without_following_the_first(
+    target, program, capsys, monkeypatch, tmp_path
+):
+    started(capsys, monkeypatch, tmp_path)
+    asked = ["up", "rollout-worker", "--set", "fleet.run=mine", "--target", target]
+    code, out, err = run(capsys, *asked, "--set", "sample.gpu=L40S", "--set", "sample.nodes=2")
+    assert code == 0, err
+    launches = [call for call in called(tmp_path) if call.startswith(program) and "queue" not in call]
+    assert len(launches) == (2 if program == "sky" else 1)
+    assert program != "sky" or all(" -d " in call for call in launches)
+    assert "`launch.py logs mine --worker 1` follows the first, 2 is the last" in out
+
+
+def test_several_workers_of_which_one_was_refused_are_ended(capsys, monkeypatch, tmp_path):
+    started(capsys, monkeypatch, tmp_path)
+    stand_in(tmp_path, monkeypatch, "sky", 'case "$*" in *launch*-w????-2*) exit 3 ;; esac')
+    asked = ["up", "rollout-worker", "--set", "fleet.run=mine", "--target", "skypilot-runpod"]
+    code, out, _ = run(capsys, *asked, "--set", "sample.gpu=L40S", "--set", "sample.nodes=3")
+    assert code == 3 and "could be started, so those that were are ended" in out
+    assert [call for call in called(tmp_path) if re.search(r"(down|cancel) -y.*-w\w{4}-1$", call)]
+
+
+def test_a_run_is_ended_though_its_workers_cannot_be(capsys, monkeypatch, tmp_path):
+    stand_in(tmp_path, monkeypatch, "sbatch", "echo 77")
+    stand_in(tmp_path, monkeypatch, "scancel", "")
+    run(capsys, *UP, "--target", "slurm", "--fleet", "2xL40S")
+    replace(workers(), target="local", desk="elsewhere").save()
+    code, _, err = run(capsys, "down", "mine")
+    assert code == 1 and "drive it there" in err
+    assert run_record.load("mine").ended_s and "scancel 77" in called(tmp_path)
+
+
+def test_down_leaves_workers_of_this_machine_that_ended_by_themselves(capsys, monkeypatch, tmp_path):
+    stand_in(tmp_path, monkeypatch, "sbatch", "echo 77")
+    stand_in(tmp_path, monkeypatch, "scancel", "")
+    run(capsys, *UP, "--target", "slurm", "--fleet", "2xL40S")
+    replace(workers(), target="local").save()
+    ended = subprocess.Popen(["true"], start_new_session=True)
+    ended.wait()
+    (run_record.RUNS / workers().run_id / "local.pgid").write_text(str(ended.pid))
+    assert run(capsys, "down", "mine")[0] == 0
+    assert not workers().ended_s, "nothing was asked of it"
+
+
+def test_logs_of_a_worker_where_one_command_follows_all(capsys, monkeypatch, tmp_path):
+    stand_in(tmp_path, monkeypatch, "sky", "exit 0")
+    run(capsys, *UP, "--target", "skypilot-runpod", "--fleet", "3xL40S:spot")
+    replace(workers(), managed=True, cluster="5").save()
+    (tmp_path / "calls").unlink()
+    assert run(capsys, "logs", "mine", "--worker", "2")[0] == 0
+    assert "sky jobs logs 5" in called(tmp_path)
 
 
 def test_logs_of_one_worker(capsys, monkeypatch, tmp_path):

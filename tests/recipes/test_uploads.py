@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,11 @@ from desk import run, stand_in
 
 from recipes import run_record, uploads
 from recipes.presets import resolve
+from recipes.spec import Step
+from recipes.targets import script
 from recipes.targets.render import render
 from tests import servers
-from trainer.config import ConfigError
+from trainer.config import ConfigError, override
 
 ROOT = Path(__file__).parents[2]
 SEVEN = "grpo-qwen2.5-vl-7b-mathv60k"
@@ -67,6 +70,20 @@ def test_nodes_fetch_what_the_desk_uploads(mine, target):
     assert {u.field: u.key for u in uploads.planned(recipe, target, keys).uploads} == keys, (
         "a run keeps its own"
     )
+
+
+def test_a_machine_that_samples_fetches_no_teacher(mine):
+    teacher = ["algorithm.kl_coef=0", f"algorithm.teacher={mine}/Mine"]
+    fleet = ["fleet.workers=only", "rollout.tensor_parallel=1", "storage.bucket=s3://mine"]
+    recipe = resolve(SEVEN, [*teacher, *fleet])
+    sampler = resolve(SEVEN, [*teacher, *fleet, "fleet.run=mine"])
+    assert [one.field for one in uploads.planned(recipe, "skypilot", {}).uploads] == ["algorithm.teacher"]
+    assert uploads.planned(sampler, "skypilot", {}).uploads == ()
+    made = Step(creates="${MODELS}/big/config.json", module="made.teacher")
+    config = override(recipe.config, ["algorithm.teacher=${MODELS}/big"])
+    steps = [one.module for one in script.on_node(replace(recipe, config=config, steps=[made])).steps]
+    others = script.on_node(replace(sampler, config=config, steps=[made])).steps
+    assert steps == ["made.teacher"] and not others
 
 
 def test_targets_that_see_the_folder_are_left_alone(mine):

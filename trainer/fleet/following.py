@@ -18,6 +18,9 @@ from trainer.storage.attempt_record import AttemptRecord
 
 NEWER_S = 15.0
 """Seconds between two looks for a newer attempt."""
+AWAITED_S = 3600.0
+"""Seconds that a worker waits at least for the launch of the run that it was started with: that may still be
+in its platform's queue."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,10 @@ class Following:
         """Seconds for which no head has said anything new."""
         return self._clock() - self._heard
 
+    def patience_s(self, idle_s: float) -> float:
+        """Seconds of silence after which a worker ends: fleet.idle_s, and more until its launch has begun."""
+        return max(idle_s, AWAITED_S) if self._awaited else idle_s
+
     def doubt(self) -> None:
         """Something that the head named is gone: the next look is for a newer attempt too."""
         self._looked = -math.inf
@@ -80,8 +87,9 @@ class Following:
         while epoch and self.record.read(epoch + 1) is not None:
             epoch += 1
         mine = self.record.read(epoch) if epoch else None
-        if mine is not None and mine["launch"] == self._awaited:
+        if mine is not None and self._awaited and mine["launch"] == self._awaited:
             self._awaited = ""
+            self._heard = self._clock()
         if mine is None or self._awaited:
             return self.attempt
         final = self.record.content("final")

@@ -158,8 +158,9 @@ class RunOver:
             print(f"machine: {error}", flush=True)
         if self._following.over:
             return f"the run is over: {self._following.over}"
-        if self._following.silent_s() > self._idle_s:
-            return f"the trainer was silent for {self._idle_s:.0f} s (fleet.idle_s)"
+        most_s = self._following.patience_s(self._idle_s)
+        if self._following.silent_s() > most_s:
+            return f"the trainer was silent for {most_s:.0f} s (fleet.idle_s)"
         return ""
 
 

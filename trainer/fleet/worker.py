@@ -130,8 +130,9 @@ class Worker:
             if not told:
                 print(f"worker {self.name}: waits for the trainer of {self.root}", flush=True)
                 told = True
-            if self.following.silent_s() > self.idle_s:
-                self.why = f"no trainer of {self.root} within {self.idle_s:.0f} s"
+            most_s = self.following.patience_s(self.idle_s)
+            if self.following.silent_s() > most_s:
+                self.why = f"no trainer of {self.root} within {most_s:.0f} s"
                 return None
             time.sleep(self.poll_s)
 
