@@ -11,7 +11,7 @@ there by functions of this file, which call the originals.
 
 from __future__ import annotations
 
-import importlib.util
+import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -97,8 +97,13 @@ def recurrence(plain: Callable[..., Any], variable: bool | None = None) -> Calla
 
 @cache
 def _kernels() -> bool:
-    """Whether flash-linear-attention is installed, which transformers prefers to its own loop."""
-    return importlib.util.find_spec("fla") is not None
+    """Whether transformers takes flash-linear-attention's kernel, which knows boundaries, for its own loop: it
+    does where that can be imported."""
+    try:
+        from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+    except Exception:  # a Triton that does not fit raises many things, and transformers takes its loop then
+        return False
+    return "cu_seqlens" in inspect.signature(chunk_gated_delta_rule).parameters
 
 
 @dataclass(frozen=True)
