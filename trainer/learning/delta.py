@@ -11,6 +11,7 @@ there by functions of this file, which call the originals.
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import sys
 from collections.abc import Callable
@@ -97,13 +98,13 @@ def recurrence(plain: Callable[..., Any], variable: bool | None = None) -> Calla
 
 @cache
 def _kernels() -> bool:
-    """Whether transformers takes flash-linear-attention's kernel, which knows boundaries, for its own loop: it
-    does where that can be imported."""
+    """Whether flash-linear-attention's kernel runs, which knows boundaries. transformers takes it instead of
+    its own loop where it can be imported."""
     try:
-        from fla.ops.gated_delta_rule import chunk_gated_delta_rule
+        kernel = importlib.import_module("fla.ops.gated_delta_rule").chunk_gated_delta_rule
     except Exception:  # a Triton that does not fit raises many things, and transformers takes its loop then
         return False
-    return "cu_seqlens" in inspect.signature(chunk_gated_delta_rule).parameters
+    return "cu_seqlens" in inspect.signature(kernel).parameters
 
 
 @dataclass(frozen=True)
