@@ -36,7 +36,6 @@ from recipes.targets.render import render
 from trainer.config import ConfigError
 from trainer.exit_codes import EXIT_CONFIG, EXIT_INTERRUPTED
 
-
 ONE_BY_ONE = ("sky", "dstack", "sbatch", "qsub")
 """Platforms that follow the log of one job, and until it ends would start no other."""
 

@@ -13,6 +13,7 @@ import pytest
 
 from tests.fleet.test_verify import EXPECTED, UNIT, good
 from trainer.checkpoint.attempt import Attempts, Fenced
+from trainer.errors import StorageError
 from trainer.fleet import dispatch
 from trainer.fleet.beats import Beats
 from trainer.fleet.dispatch import Dispatcher, NoWorkers, UnitRefused
@@ -250,6 +251,26 @@ def test_marks_and_mail_of_who_is_long_gone_are_deleted(head, tmp_path, monkeypa
     until(forgotten)
     until(lambda: "w0" not in one.beats)
     assert alive.objects.storage.exists(worker_key("w1"))
+
+
+def test_samples_that_the_store_did_not_give_are_read_with_the_next_beat(head, tmp_path, monkeypatch):
+    one = head()
+    worker = PlayedWorker(tmp_path, "w0")
+    worker.join(one.held.name)
+    one.offer([UNIT])
+    get, failed = one.objects.get, []
+
+    def away(key: str) -> bytes:
+        if key.startswith("samples/") and not failed:
+            failed.append(key)
+            raise StorageError("the store is away")
+        return get(key)
+
+    monkeypatch.setattr(one.objects, "get", away)
+    worker.send()
+    until(lambda: failed)
+    worker.join(one.held.name)
+    assert len(one.take(UNIT)) == 4 and one.counts.units == 1
 
 
 def test_a_store_that_answers_late_makes_nobody_lost(head, tmp_path, monkeypatch):

@@ -173,3 +173,17 @@ def test_what_an_earlier_launch_came_to_is_not_this_one_s_end(asked, tmp_path, m
     record.write("final", {"code": 2, "why": "no such option", "launch": "new", "unix_s": 0.0})
     early.newest()
     assert early.over == "no such option"
+
+    # `resume` keeps living workers; one that is started again still names the launch before it
+    monkeypatch.setenv(LAUNCH_VARIABLE, "new")
+    head(objects, attempt(record, 3, "resumed"), 1)
+    again = following()
+    assert again.newest() == "3-resumed" and again.over == ""
+
+
+def test_a_worker_that_a_signal_ends_is_not_started_again():
+    one = WorkerOnMachine([sys.executable, "-c", "import time; time.sleep(60)"], {}, 3)
+    one.stop(signal.SIGTERM)
+    one.process.wait(10)
+    one.tend()
+    assert one.code == -signal.SIGTERM

@@ -129,8 +129,6 @@ def test_bad_input_is_one_line_and_starts_nothing(arguments, message, capsys, mo
     started = []
     monkeypatch.setattr(launching, "_run", lambda *a: started.append(a))
     if arguments[0] == "report":
-        from recipes import commands
-
         monkeypatch.setattr(subprocess, "run", lambda *a, **k: subprocess.CompletedProcess(a, 0))
     code, out, err = run(capsys, *arguments)
     assert code == 2 and err.startswith("launch.py: ") and err.count("\n") == 1 and message in err

@@ -267,8 +267,9 @@ class Dispatcher:
         for unit, turn in beat["sent"]:
             given = Given(unit, turn)
             if (worker, given) not in self._taken:
-                self._taken.add((worker, given))
                 self._take_in(worker, given)
+                # Only now: what the store did not let it read is read with the worker's next beat.
+                self._taken.add((worker, given))
         if beat["goodbye"] and worker in self.scheduler.workers:
             self._say(f"worker {worker} leaves: {beat['goodbye']}")
             with self._changed:

@@ -87,7 +87,7 @@ class Following:
         while epoch and self.record.read(epoch + 1) is not None:
             epoch += 1
         mine = self.record.read(epoch) if epoch else None
-        if mine is not None and self._awaited and mine["launch"] == self._awaited:
+        if self._awaited and self._has_begun(epoch):
             self._awaited = ""
             self._heard = self._clock()
         if mine is None or self._awaited:
@@ -102,6 +102,14 @@ class Following:
                 self.attempt = mine["name"]
                 self._serial = -1
         return self.attempt
+
+    def _has_begun(self, epoch: int) -> bool:
+        """Whether the awaited launch has begun, be it before a later one that went on from it."""
+        for number in range(epoch, 0, -1):
+            attempt = self.record.read(number)
+            if attempt is not None and attempt["launch"] == self._awaited:
+                return True
+        return False
 
     def look(self) -> Seen | None:
         """The head and this worker's mail; None where there is no head yet."""

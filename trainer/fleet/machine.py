@@ -35,7 +35,7 @@ KILL_S = 30.0
 PAUSE_S = 10.0
 """Seconds until a worker that failed is started again; twice as many after each further time in a row."""
 HEALTHY_S = 1800.0
-"""A worker that lived for this long begins a new row."""
+"""After a worker has lived for this many seconds, its earlier failures no longer count."""
 FINAL = (EXIT_OK, EXIT_CONFIG, EXIT_PREEMPTED)
 """Codes after which this machine starts no worker again."""
 
@@ -88,6 +88,7 @@ class WorkerOnMachine:
 
     def stop(self, number: int) -> None:
         """Sends a signal to its process, and starts it no more."""
+        self._restarts = 0
         if self.running:
             self.process.send_signal(number)
         elif self.code is None:

@@ -27,4 +27,13 @@ def available_memory(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
         used = int((cgroup / "memory.current").read_text())
     except (OSError, ValueError):
         return machine
-    return machine if limit == "max" else min(machine, int(limit) - used)
+    return machine if limit == "max" else min(machine, int(limit) - used + _droppable(cgroup))
+
+
+def _droppable(cgroup: Path) -> int:
+    """Bytes of file pages that count as used and that the kernel drops when memory is asked for."""
+    try:
+        lines = (cgroup / "memory.stat").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))

@@ -11,7 +11,8 @@ there by functions of this file, which call the originals.
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
+import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -97,8 +98,13 @@ def recurrence(plain: Callable[..., Any], variable: bool | None = None) -> Calla
 
 @cache
 def _kernels() -> bool:
-    """Whether flash-linear-attention is installed, which transformers prefers to its own loop."""
-    return importlib.util.find_spec("fla") is not None
+    """Whether flash-linear-attention's kernel runs, which knows boundaries. transformers takes it instead of
+    its own loop where it can be imported."""
+    try:
+        kernel = importlib.import_module("fla.ops.gated_delta_rule").chunk_gated_delta_rule
+    except Exception:  # a Triton that does not fit raises many things, and transformers takes its loop then
+        return False
+    return "cu_seqlens" in inspect.signature(kernel).parameters
 
 
 @dataclass(frozen=True)

@@ -228,13 +228,14 @@ class _GraderProcess:
 
     def ask(self, task: list[str], deadline_s: float, most_bytes: int = 0) -> Any:
         """Result of a task. Raises TimeoutError at the deadline, EOFError if the process is gone, TooLarge if
-        it holds more than `most_bytes` (0: any amount).
+        it takes more than `most_bytes` for it (0: any amount).
 
         Time in which the process waits for a CPU does not count, so that a busy node causes no wrong
         verdicts.
         """
         started = time.monotonic()
         waited_before_s = _waited_for_cpu_s(self.process.pid)
+        held_before = _memory_bytes(self.process.pid) if most_bytes else 0
         self.connection.send_bytes(json.dumps(task).encode())
         while True:
             elapsed = time.monotonic() - started
@@ -245,12 +246,12 @@ class _GraderProcess:
             pause = min(left, LOOK_S) if most_bytes else left
             if self.connection.poll(max(pause, 0.01)):
                 return json.loads(self.connection.recv_bytes())
-            held = _memory_bytes(self.process.pid) if most_bytes else 0
-            if held > most_bytes:
-                took, most = held / 2**30, most_bytes / 2**30
+            taken = _memory_bytes(self.process.pid) - held_before if most_bytes else 0
+            if taken > most_bytes:
                 raise TooLarge(
-                    f"one call of the function took {took:.1f} GiB, more than the {most:.1f} that a grader"
-                    f" may: ended, counted as an error; completion {task[1][-80:]!a}"
+                    f"one call of the function took {taken / 2**30:.1f} GiB, more than the"
+                    f" {most_bytes / 2**30:.1f} that a grader may: ended, counted as an error; lower"
+                    f" rewards.workers, or what the function takes; completion {task[1][-80:]!a}"
                 )
 
 

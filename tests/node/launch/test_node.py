@@ -340,6 +340,8 @@ def test_gpus_are_counted_from_the_visible_devices_and_container_memory_from_its
     (tmp_path / "memory.max").write_text(f"{3 << 20}\n")
     (tmp_path / "memory.current").write_text(f"{1 << 20}\n")
     assert preflight.available_memory(tmp_path) == 2 << 20
+    (tmp_path / "memory.stat").write_text(f"anon 5\nfile 7\ninactive_file {1 << 19}\n")
+    assert preflight.available_memory(tmp_path) == 5 << 19, "the kernel drops pages of files"
     (tmp_path / "memory.max").write_text("max\n")
     assert preflight.available_memory(tmp_path) > 100 << 20
 

@@ -321,7 +321,7 @@ def _disks(config: RunConfig, node: NodeEnvironment, disks: tuple[Disk, ...], al
             Finding(check="disk space", nodes=rank, level="fail", figure=figure, remedy=remedy, machine=False)
         )
     for disk in disks:
-        if not disk.writable:
+        if disk.need_bytes and not disk.writable:  # a model that is there may be on a disk to read from
             figure = f"{disk.path} cannot be written ({disk.purpose})"
             remedy = "mount it writable, or set run.dir, HF_HOME or SPOTRL_TMP to another disk"
             found.append(
