@@ -118,8 +118,8 @@ def up(
 
 
 def _start_workers(workers: Launch, run_id: str, waits: bool) -> int:
-    """Starts the workers of a run that was started; where not all of them can be, both are ended. waits: until
-    the run has its machines."""
+    """Starts the workers of a run that was started; where not all of them can be, both are ended. waits:
+    until the run has its machines."""
     code = EXIT_INTERRUPTED
     try:
         code = (waits and _without_machines(run_id)) or launching.start(workers, detach=True)
@@ -132,7 +132,9 @@ def _start_workers(workers: Launch, run_id: str, waits: bool) -> int:
 
 def _without_machines(run_id: str) -> int:
     """Waits until a run has its machines: 0, also where its platform does not tell; 1 if it ended before."""
-    record, began, told = run_record.load(run_id), time.monotonic(), False
+    record = run_record.load(run_id)
+    began = time.monotonic()
+    told = False
     while (said := platform_state.ask(record)) and said.state != "running":
         missing = not said.known and time.monotonic() - began > UNKNOWN_S
         if missing or (said.known and said.ended_s):

@@ -103,8 +103,8 @@ def up(name: str, recipe: Recipe, target: str | None, overrides: list[str], opti
 
 
 def _say_how_several_go_on(record: RunRecord, code: int, detach: bool) -> None:
-    """How to follow one of several jobs, which no command follows all at once; where not all of them could be
-    started, those that were are ended."""
+    """How to follow one of several jobs, which no command follows all at once; where not all of them could
+    be started, those that were are ended."""
     if code:
         print(f"not all of {record.run_id} could be started, so those that were are ended", flush=True)
         launched.give_up(record.run_id)
@@ -112,8 +112,8 @@ def _say_how_several_go_on(record: RunRecord, code: int, detach: bool) -> None:
         before = run_record.workers_of(record.samples_for)
         first = 1 + sum(one.jobs for one in before if one.run_id != record.run_id)
         print(
-            f"they are on their way: `launch.py logs {record.samples_for} --worker {first}` follows the first,"
-            f" {first + record.jobs - 1} is the last",
+            f"they are on their way: `launch.py logs {record.samples_for} --worker {first}` follows the"
+            f" first, {first + record.jobs - 1} is the last",
             flush=True,
         )
 

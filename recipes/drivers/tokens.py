@@ -87,8 +87,8 @@ def check_fleet_key(found: Mapping[str, str]) -> None:
     key = found.get(FLEET_KEY, "")
     if key and len(key) < LEAST_KEY:
         raise ConfigError(
-            f"{FLEET_KEY} has {len(key)} characters, which could be guessed: export {FLEET_KEY}=$(openssl rand"
-            f" -hex 32), or unset it"
+            f"{FLEET_KEY} has {len(key)} characters, which could be guessed: unset it, or export"
+            f" {FLEET_KEY}=$(openssl rand -hex 32)"
         )
 
 
