@@ -123,8 +123,8 @@ class Watch(TorchDispatchMode):
         return found
 
     def _work(self, func: Any, given: list, made: list, result: Any, args: Any, kwargs: Any) -> None:
-        """Adds what a kernel costs. Products of the attention over packed rows are not among them: torch has no
-        count for that kernel, and the plan's seconds of a token leave it out too."""
+        """Adds what a kernel costs, but for the attention over packed rows: torch has no count for its
+        products, and the plan's seconds of a token leave them out too."""
         if counted := flop_registry.get(func._overloadpacket):
             self.flops += counted(*args, **kwargs, out_val=result)
             return
