@@ -37,6 +37,19 @@ def saved_model(folder):
     return model
 
 
+def checkpointed(model, config, told):
+    """Checkpoints of a run, the one of step 2 with the weights of a model."""
+    checkpoints, (writer,) = again(config, told), writers(config, 1)
+    checkpoints.begin(2, {})
+    shards = {
+        name: Shard(tuple(p.shape), 0, p.numel(), {"master": p.detach().reshape(-1).clone()})
+        for name, p in model.named_parameters()
+    }
+    writer.start(2, shards, {})
+    finish(checkpoints, [writer])
+    return checkpoints
+
+
 def test_export_writes_what_from_pretrained_reads(tmp_path, told):
     from transformers import AutoModelForCausalLM
 
@@ -46,14 +59,7 @@ def test_export_writes_what_from_pretrained_reads(tmp_path, told):
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter))
     config = configure(tmp_path)
-    checkpoints, (writer,) = again(config, told), writers(config, 1)
-    checkpoints.begin(2, {})
-    shards = {
-        name: Shard(tuple(p.shape), 0, p.numel(), {"master": p.detach().reshape(-1).clone()})
-        for name, p in model.named_parameters()
-    }
-    writer.start(2, shards, {})
-    finish(checkpoints, [writer])
+    checkpoints = checkpointed(model, config, told)
     out = export_hf(checkpoints.find(), tmp_path / "hf", tmp_path / "base", "fp32", file_bytes=20_000)
     assert len(list(out.glob("model-*.safetensors"))) > 1
     assert (out / "tokenizer_note.txt").exists()

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.checkpoint.synthetic import again, attempt, configure, cut, finish, holds, save, whole, writers
-from tests.checkpoint.test_export import saved_model
+from tests.checkpoint.test_export import checkpointed, saved_model
 from tests.checkpoint.test_rollout_log import equal, graded
 from tests.data_prep import hub_server
 from tests.loops import drill
@@ -21,7 +21,6 @@ from tests.small_disk import fill, read_only, small_disk
 from trainer.checkpoint import writer as writing
 from trainer.checkpoint.errors import CheckpointError
 from trainer.checkpoint.export import export_hf
-from trainer.checkpoint.format import Shard
 from trainer.checkpoint.layout import newest_step
 from trainer.checkpoint.reader import fetch_all
 from trainer.checkpoint.rollout_log import RolloutLog
@@ -156,15 +155,7 @@ def test_while_weights_are_exported(disk, tmp_path, told):
     model = saved_model(tmp_path / "base")
     (tmp_path / "base/notes.txt").write_text("x" * 300_000)
     config = configure(tmp_path)
-    checkpoints, (writer,) = again(config, told), writers(config, 1)
-    checkpoints.begin(2, {})
-    shards = {
-        name: Shard(tuple(p.shape), 0, p.numel(), {"master": p.detach().reshape(-1).clone()})
-        for name, p in model.named_parameters()
-    }
-    writer.start(2, shards, {})
-    finish(checkpoints, [writer])
-    found = checkpoints.find()
+    found = checkpointed(model, config, told).find()
     export_hf(found, disk / "hf", tmp_path / "base")
     before = {path.name: path.read_bytes() for path in (disk / "hf").iterdir()}
 

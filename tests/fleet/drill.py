@@ -14,12 +14,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import random
-import re
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -28,10 +25,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import processor
 from tests import servers
 from tests.fleet.jobs import FleetJob, WorkerProcess, assert_same_run
-from tests.loops.drill import configure
+from tests.loops.drill import configure, show
 from tests.loops.jobs import Job
 from trainer import config as c
 from trainer.exit_codes import EXIT_PREEMPTED, RECOVER_EXIT_CODES
@@ -251,14 +247,7 @@ def main() -> int:
         except AssertionError as error:
             print(f"the drill failed: {error}", file=sys.stderr)
             return 1
-    git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
-    figures |= {"revision": git.stdout.strip(), "processor": processor()}
-    text = re.sub(
-        r"[\[{]\s+([^\[\]{}]+?)\s+[\]}]", lambda m: " ".join(m[0].split()), json.dumps(figures, indent=1)
-    )
-    print(text)
-    if a.json:
-        a.json.write_text(text + "\n")
+    show(figures, a.json)
     return 0
 
 

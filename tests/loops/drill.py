@@ -32,6 +32,7 @@ import time
 from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from benchmarks.machine import processor
 from tests import servers
@@ -358,6 +359,18 @@ def play(
     }
 
 
+def show(figures: dict[str, Any], out: Path | None) -> None:
+    """Prints what a drill found, with revision and processor, and writes it to a file if there is one."""
+    git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+    figures |= {"revision": git.stdout.strip(), "processor": processor()}
+    text = re.sub(
+        r"[\[{]\s+([^\[\]{}]+?)\s+[\]}]", lambda m: " ".join(m[0].split()), json.dumps(figures, indent=1)
+    )
+    print(text)
+    if out:
+        out.write_text(text + "\n")
+
+
 def main() -> int:
     """The command line. Returns the exit code."""
     parser = argparse.ArgumentParser(
@@ -387,15 +400,7 @@ def main() -> int:
         except AssertionError as error:
             print(f"the drill failed: {error}", file=sys.stderr)
             return 1
-    git = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
-    figures["revision"] = git.stdout.strip()
-    figures["processor"] = processor()
-    text = re.sub(
-        r"[\[{]\s+([^\[\]{}]+?)\s+[\]}]", lambda m: " ".join(m[0].split()), json.dumps(figures, indent=1)
-    )
-    print(text)
-    if a.json:
-        a.json.write_text(text + "\n")
+    show(figures, a.json)
     return 0
 
 
