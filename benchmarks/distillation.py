@@ -3,7 +3,8 @@
     python -m benchmarks.distillation --seeds 1,2,3 --out benchmarks/distillation.json
 
 The teacher is what a finished GRPO run of the demo exported, from the warm start of seed 0. For every other
-seed one warm start, and from it two runs of the demo's length: GRPO, and distillation without any reward.
+seed one warm start, and from it two runs: GRPO, and distillation without any reward. Both sample a few
+completions per prompt, which a teacher judges token by token and rewards can only compare with each other.
 Held-out accuracy is the mean over four completions of every row at temperature 1. What a step takes is
 measured in a few steps of both, side by side, so that whatever else the machine does slows both alike. Runs
 that are in the output file already are not repeated.
@@ -26,12 +27,15 @@ from benchmarks.machine import processor
 from trainer import config as c
 
 TEACHER_SEED = 0
-LEVELS = (0.6, 0.7, 0.8, 0.9)
+LEVELS = (0.6, 0.65, 0.7, 0.75, 0.8)
 """Accuracies whose first step is told."""
 TIMED = 12
 """Steps in which both runs are timed side by side."""
 WARM_UP = 2
 """First steps that no figure of seconds is taken from."""
+SAMPLES = 2
+"""Completions per prompt of both runs; the demo has 8."""
+STEPS = 40
 DISTILLED = ("algorithm.kl_coef=0", "rewards.accuracy_weight=0", "rewards.format_weight=0")
 """What the demo changes besides naming its teacher."""
 
@@ -70,21 +74,22 @@ def finished(config: c.RunConfig, folder: Path, name: str) -> dict:
     return json.loads(kept.read_text())
 
 
-def teacher_of(data: Path, scratch: Path, steps: int) -> tuple[Path, dict]:
+def teacher_of(data: Path, scratch: Path) -> tuple[Path, dict]:
     """The export of a finished demo run, and how it learned."""
     folder = scratch / "teacher"
     folder.mkdir(parents=True, exist_ok=True)
     model = warm_start(TEACHER_SEED, data, folder)
-    learned = finished(finer(demo_config(TEACHER_SEED, data, model), steps), folder, "grpo")
+    learned = finished(finer(demo_config(TEACHER_SEED, data, model), 0), folder, "grpo")
     return folder / "grpo" / "hf", learned
 
 
-def measure(seed: int, data: Path, scratch: Path, teacher: Path, steps: int) -> dict:
+def measure(seed: int, data: Path, scratch: Path, teacher: Path, steps: int, samples: int) -> dict:
     """Both runs of one student, and how long their steps take beside each other."""
     folder = scratch / str(seed)
     folder.mkdir(parents=True, exist_ok=True)
     config = finer(demo_config(seed, data, warm_start(seed, data, folder)), steps)
     config = replace(config, checkpoint=replace(config.checkpoint, export_hf="never"))
+    config = c.override(config, [f"rollout.samples_per_prompt={samples}"])
     runs = {
         "grpo": config,
         "distilled": c.override(config, [f"algorithm.teacher={teacher}", *DISTILLED]),
@@ -105,26 +110,31 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", default="1,2,3")
-    parser.add_argument("--steps", type=int, default=0, help="of every run; 0: the demo's")
+    parser.add_argument("--steps", type=int, default=STEPS, help=f"of every student's run (default: {STEPS})")
+    parser.add_argument(
+        "--samples", type=int, default=SAMPLES, help=f"completions per prompt (default: {SAMPLES})"
+    )
     parser.add_argument("--scratch", help="keeps data, warm starts and runs here, for the next call")
     parser.add_argument("--out", default=str(ROOT / "benchmarks" / "distillation.json"))
     options = parser.parse_args()
     out = Path(options.out)
-    runs: list[dict] = json.loads(out.read_text())["runs"] if out.exists() else []
+    result: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {"runs": []}
+    runs: list[dict] = result["runs"]
     with tempfile.TemporaryDirectory() as temporary:
         scratch = Path(options.scratch or temporary)
         data = scratch / "shapes"
         if not data.exists():
             call("examples.demo.shapes", "--out", str(data))
-        teacher, learned = teacher_of(data, scratch, options.steps)
+        teacher, learned = teacher_of(data, scratch)
         for seed in map(int, options.seeds.split(",")):
             if any(run["seed"] == seed for run in runs):
                 continue
-            runs.append(measure(seed, data, scratch, teacher, options.steps))
+            runs.append(measure(seed, data, scratch, teacher, options.steps, options.samples))
             print(json.dumps(runs[-1]), flush=True)
-            result = {
+            result |= {
                 "machine": f"{os.cpu_count()} CPU cores, {processor()}",
                 "metric": "held-out accuracy, 128 rows x 4 completions at temperature 1",
+                "completions_per_prompt": options.samples,
                 "teacher": {"seed": TEACHER_SEED, **learned},
                 "runs": sorted(runs, key=lambda run: run["seed"]),
             }

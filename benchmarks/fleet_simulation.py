@@ -2,10 +2,11 @@
 the share of units that were sampled again.
 
 It plays the schedule of `recipes/plan/fleet_cost.py` and adds machines that are taken away after a random
-time (Poisson, not a public trace). A worker that goes takes its unit with it; the unit is free again after
-`fleet.lost_s`. A trainer that goes resumes from its last checkpoint: steps whose samples were whole are in
-the rollout log and are only learned again, the units of other steps are sampled again. All machines are paid
-for to the end, also while they are away. Times and prices are the plan's: a model, not a measurement.
+time (Poisson; `trace_simulation.py` has a public trace). A worker that goes takes its unit with it; the
+unit is free again after `fleet.lost_s`. A trainer that goes resumes from its last checkpoint: steps whose
+samples were whole are in the rollout log and are only learned again, the units of other steps are sampled
+again. All machines are paid for to the end, also while they are away. Times and prices are the plan's: a
+model, not a measurement.
 
     python -m benchmarks.fleet_simulation
 """
@@ -17,7 +18,7 @@ import json
 import math
 import random
 import statistics
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,7 @@ class LivingWorker:
     free: float
     version: int = field(compare=False)
     dies: float = field(compare=False)
+    number: int = field(compare=False, default=0)
 
 
 @dataclass(frozen=True)
@@ -144,7 +146,7 @@ class Play:
             switch = self.work.switch_s if machine.version != version else 0.0
             end = start + switch + seconds
             if machine.dies >= end:
-                heapq.heappush(self.machines, LivingWorker(end, version, machine.dies))
+                heapq.heappush(self.machines, replace(machine, free=end, version=version))
                 return end
             self.again += 1
             ready = max(ready, machine.dies + self.work.lost_s)

@@ -2,7 +2,8 @@
 
     python -m benchmarks.learning_pretrained --seeds 0,1,2 --folder KEPT
 
-For every seed the run of `launch.py demo --pretrained`: accuracy on held-out questions, by step.
+For every seed the run of `launch.py demo --pretrained`: accuracy on held-out questions, by step. With
+`--control` the first seed runs once more, shorter, at learning rate 0.
 Model, rows and runs stay in the folder, so that a call that is interrupted goes on where it was, and one with
 `--minutes` interrupts itself. Runs that the output file has are not repeated. Draws
 docs/learning_pretrained.svg from what is there.
@@ -30,19 +31,21 @@ from trainer import config as c
 from trainer.observe.history import read_history
 
 PLOT = ROOT / "docs" / "learning_pretrained.svg"
+CONTROL_STEPS = 8
+"""Steps of the run with learning rate 0."""
 UNFINISHED = 3
 """Exit code when the minutes are over before the runs are."""
 
 
-def settings(seed: int, folder: Path, assignments: list[str]) -> c.RunConfig:
-    """The demo's run of one seed, without a store."""
+def settings(seed: int, kept: Path, folder: Path, assignments: list[str]) -> c.RunConfig:
+    """The demo's run of one seed, without a store. kept: where model and rows are; folder: where it runs."""
     base = pretrained().config
     name = f"seed-{seed}"
     config = replace(
         base,
         run=replace(base.run, seed=seed, name=name, id=name, dir=str(folder / name)),
-        model=replace(base.model, path=str(folder / "model")),
-        data=replace(base.data, path=str(folder / "arithmetic")),
+        model=replace(base.model, path=str(kept / "model")),
+        data=replace(base.data, path=str(kept / "arithmetic")),
         checkpoint=replace(base.checkpoint, remote="", keep_last=1, export_hf="never"),
     )
     return c.override(config, assignments)
@@ -108,6 +111,7 @@ def main() -> int:
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--folder", type=Path, required=True, help="where model, rows and runs are kept")
     parser.add_argument("--minutes", type=float, default=24 * 60, help="of this call (default: a day)")
+    parser.add_argument("--control", action="store_true", help="also a run at learning rate 0")
     parser.add_argument("--set", action="append", default=[], metavar="A.B=C", help="other settings")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(".json"))
     options = parser.parse_args()
@@ -118,24 +122,35 @@ def main() -> int:
     if not (folder / "arithmetic" / "manifest.json").exists():
         call("examples.pretrained.arithmetic", "--out", str(folder / "arithmetic"))
 
-    runs = json.loads(options.out.read_text())["runs"] if options.out.exists() else []
-    for seed in map(int, options.seeds.split(",")):
+    result: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {"runs": []}
+    runs = result["runs"]
+    seeds = [int(seed) for seed in options.seeds.split(",")]
+    for seed in seeds:
         if any(one["seed"] == seed for one in runs):
             continue
-        config = settings(seed, folder, options.set)
+        config = settings(seed, folder, folder, options.set)
         if not run(config, end - time.monotonic()):
             return UNFINISHED
         runs.append(measured(seed, config))
         print(json.dumps(runs[-1]), flush=True)
-        result = {
+        result |= {
             "machine": f"{os.cpu_count()} cores, {processor()}",
             "load_average": round(os.getloadavg()[2], 1),
             "metric": asked(config.evaluation),
             "worst_gain_points": min(one["gain_points"] for one in runs),
-            "runs": runs,
         }
         options.out.write_text(json.dumps(result, indent=2) + "\n")
         PLOT.write_text(plot(runs))
+
+    if options.control and "learning_rate_0" not in result:
+        still = ["optimizer.learning_rate=0", f"run.max_steps={CONTROL_STEPS}"]
+        config = settings(seeds[0], folder, folder / "control", [*options.set, *still])
+        Path(config.run.dir).parent.mkdir(exist_ok=True)
+        if not run(config, end - time.monotonic()):
+            return UNFINISHED
+        result["learning_rate_0"] = measured(seeds[0], config)
+        print(json.dumps(result["learning_rate_0"]), flush=True)
+        options.out.write_text(json.dumps(result, indent=2) + "\n")
     return 0
 
 

@@ -57,7 +57,8 @@ def distinct() -> dict[str, list[str]]:
     for name in RECIPES:
         recipe = get(name)
         shape = hub_config.shape(recipe.config.model)
-        played_here = recipe.kind == "train" and not recipe.config.lora.qlora and not (shape and shape.delta)
+        other = recipe.config.lora.qlora or (shape and shape.delta)
+        played_here = recipe.kind == "train" and not other
         if played_here and recipe.cluster.gpus_per_node:
             found.setdefault(decides(recipe), []).append(name)
     return {names[0]: names for names in found.values()}
@@ -79,7 +80,13 @@ def plays(recipe: str) -> tuple[tuple[str, str], ...]:
         config = get(name).config
         shape = hub_config.shape(config.model)
         assert shape is not None
-        kind = shape.vision and shape.vision.kind, config.method, bool(config.lora.rank)
+        kind = (
+            shape.vision and shape.vision.kind,
+            bool(shape.delta),
+            bool(shape.experts),
+            config.method,
+            bool(config.lora.rank),
+        )
         if kind not in smallest or shape.parameters < smallest[kind][0]:
             smallest[kind] = shape.parameters, name
     with_loss = recipe in [name for _, name in smallest.values()]
@@ -155,25 +162,29 @@ def write_tables() -> None:
     plan_tables.write(HOUR, command, {"peaks": peaks()})
 
 
+def record(recipe: str, what: str, kind: str) -> None:
+    """Plays a pass and merges it into the file at once: several may run."""
+    one = played(recipe, what, kind)
+    found = json.loads(OUT.read_text()) if OUT.exists() else {"passes": {}}
+    found |= {"torch": torch.__version__, "transformers": transformers.__version__}
+    found["passes"].setdefault(recipe, {})[f"{what}, {kind}"] = one
+    write_whole(OUT, (json.dumps(found, indent=1) + "\n").encode())
+    config = get(recipe).config
+    shape = hub_config.shape(config.model)
+    assert shape is not None
+    peak = one["peak_bytes"] / 2**30
+    planned = planned_bytes(config, shape, what != "logprobs") / 2**30
+    print(f"{recipe} {what}, {kind}: {peak:.2f} GiB of {planned:.2f}: {peak / planned:.2f}", flush=True)
+
+
 def main(recipes: list[str]) -> None:
-    """Plays the recipes' passes, and merges each into the file at once: several may run."""
+    """Plays the recipes' passes."""
     if recipes == ["tables"]:
         write_tables()
         return
     for recipe in recipes or distinct():
         for what, kind in plays(recipe):
-            one = played(recipe, what, kind)
-            found = json.loads(OUT.read_text()) if OUT.exists() else {"passes": {}}
-            found |= {"torch": torch.__version__, "transformers": transformers.__version__}
-            found["passes"].setdefault(recipe, {})[f"{what}, {kind}"] = one
-            write_whole(OUT, (json.dumps(found, indent=1) + "\n").encode())
-            config = get(recipe).config
-            shape = hub_config.shape(config.model)
-            assert shape is not None
-            peak = one["peak_bytes"] / 2**30
-            planned = planned_bytes(config, shape, what != "logprobs") / 2**30
-            ratio = peak / planned
-            print(f"{recipe} {what}, {kind}: {peak:.2f} GiB of {planned:.2f}: {ratio:.2f}", flush=True)
+            record(recipe, what, kind)
     write_tables()
 
 

@@ -287,8 +287,8 @@ def main() -> None:
         result[name] = compare(name, arguments.rounds)
         ratio, memory = result[name]["ratio_ours_to_trl"], result[name]["peak_memory_ours_to_trl"]
         print(f"{name}: ours / TRL = {ratio:.2f} of the time, {memory:.2f} of the memory", flush=True)
-    result["machine"] = {"cpus": os.cpu_count(), "processor": processor()}
-    arguments.out.write_text(json.dumps(result, indent=1))
+        result["machine"] = {"cpus": os.cpu_count(), "processor": processor()}
+        arguments.out.write_text(json.dumps(result, indent=1))
 
 
 if __name__ == "__main__":

@@ -142,7 +142,7 @@ def ours(setting: Setting, folder: Path, steps: int) -> dict[str, Any]:
 
     run = folder / f"ours-{time.time_ns()}"
     config = c.RunConfig(
-        run=c.Run(name="bench", dir=str(run), max_steps=steps),
+        run=c.Run(name="bench", dir=str(run), max_steps=steps + 1),  # the last one does not sync
         model=c.Model(path=str(folder / "model"), dtype="fp32", gradient_checkpointing=False, min_pixels=784),
         data=c.Data(path=str(folder / "data"), prompt_max_tokens=1000, episodes=100),
         rollout=c.Rollout(
@@ -163,7 +163,7 @@ def ours(setting: Setting, folder: Path, steps: int) -> dict[str, Any]:
     path.write_text(c.dump(config))
     command = [sys.executable, "-m", "trainer.loops.grpo", "--config", str(path)]
     memory = measured(command, dict(os.environ), folder / "ours.log")
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()][WARM_UP:]
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()][WARM_UP:-1]
 
     def series(name: str) -> list[float]:
         return [line[name] for line in lines]

@@ -30,10 +30,11 @@ from data_prep.ingest.wanted import Wanted
 from data_prep.sources.source import BadRow, Candidate, Source
 from data_prep.write import statistics
 from data_prep.write.preview import Samples, write_preview
+from data_prep.write.quarantine import Quarantine
 from data_prep.write.shards import SplitWriter, clear, fingerprint, write_manifest
 from trainer.config import ConfigError
 from trainer.data.dataset import MANIFEST, read_manifest
-from trainer.data.schema import SYSTEM_PROMPT, TEXT_SYSTEM_PROMPT, Manifest, Row, question, row_id_of
+from trainer.data.schema import SYSTEM_PROMPT, TEXT_SYSTEM_PROMPT, Manifest, Row, row_id_of
 
 Progress = Callable[[str, int, int], None]
 """(stage, done, total): called often; total 0 where it is not known."""
@@ -114,7 +115,8 @@ def prepare(
     workers = workers or len(os.sched_getaffinity(0))
     if (out / MANIFEST).exists():
         former = read_manifest(out)
-        if former.settings == _asked(sources, settings, exclude) and former.name == name:
+        is_this = former.settings == _asked(sources, settings, exclude) and former.name == name
+        if is_this:
             return former
         if not overwrite:
             raise ConfigError(
@@ -126,8 +128,8 @@ def prepare(
     warm_up()
     totals = [_find_wanted(one) for one in opened]
     asked = _asked(sources, settings, exclude)
-    for i, one in enumerate(opened):
-        one.open_images(work / str(i))
+    for number, one in enumerate(opened):
+        one.open_images(work / str(number))
     check_disk(opened, totals, out, work)
     for one in opened:
         _unpack(one, workers, on_progress)
@@ -140,29 +142,19 @@ def prepare(
     finally:
         references.close()
 
-    facts: dict[str, ImageFacts] = {}
-    places: dict[str, tuple[ImageStore, str]] = {}
-    for one in opened:
-        for member, image in one.images.stored.items():
-            facts[image.facts.sha256] = image.facts
-            places[image.facts.sha256] = one.images, member
-
-    def image_bytes(sha256: str) -> bytes:
-        store, member = places[sha256]
-        return store.read(member)
-
-    overlaps = mark_overlaps(kept, facts, exclude, image_bytes)
+    images = _UnpackedImages(opened)
+    overlaps = mark_overlaps(kept, images.facts, exclude, images.read)
     clear(out)
     if settings.evaluation:
         _keep_as_published(kept, problems)
     if all(row.reason for row in kept):
         _nothing_left(opened, judged, problems, out)
-    groups = _assign_splits(kept, facts, settings)
+    groups = _assign_splits(kept, images.facts, settings)
     _weigh(opened, judged)
     rows = _rows_of_splits(kept)
     samples = Samples(rows)
     manifest = _write(opened, judged, problems, out, name, asked, rows, samples, on_progress)
-    stats = statistics.collect(kept, facts, groups)
+    stats = statistics.collect(kept, images.facts, groups)
     stats["images"] |= _of_unpacking(opened)
     stats["overlaps"] = overlaps
     manifest = dataclasses.replace(manifest, statistics=stats)
@@ -172,6 +164,22 @@ def prepare(
         one.images.close(remove=True)
     shutil.rmtree(work, ignore_errors=True)
     return manifest
+
+
+class _UnpackedImages:
+    """The images of all sources, by their sha256."""
+
+    def __init__(self, opened: Sequence[_OpenSource]) -> None:
+        self.facts: dict[str, ImageFacts] = {}
+        self._places: dict[str, tuple[ImageStore, str]] = {}
+        for one in opened:
+            for member, image in one.images.stored.items():
+                self.facts[image.facts.sha256] = image.facts
+                self._places[image.facts.sha256] = one.images, member
+
+    def read(self, sha256: str) -> bytes:
+        store, member = self._places[sha256]
+        return store.read(member)
 
 
 def _of_unpacking(opened: Sequence[_OpenSource]) -> dict[str, Any]:
@@ -193,9 +201,8 @@ def _asked(sources: Sequence[Source], settings: Settings, exclude: Sequence[str]
     asked = json.loads(json.dumps(dataclasses.asdict(settings)))
     if not settings.sft:
         del asked["sft"]  # the same data keeps the fingerprint that it had before this option
-    asked["tokenizer"] = (
-        Path(settings.tokenizer).name if os.path.isdir(settings.tokenizer) else settings.tokenizer
-    )
+    if os.path.isdir(settings.tokenizer):
+        asked["tokenizer"] = Path(settings.tokenizer).name
     asked["sources"] = [
         {"name": s.name, "revision": s.revision, "files": s.files, "weight": s.weight} for s in sources
     ]
@@ -205,7 +212,8 @@ def _asked(sources: Sequence[Source], settings: Settings, exclude: Sequence[str]
 
 def _find_wanted(one: _OpenSource) -> tuple[int, int]:
     """First reading. Returns the number of rows and of references to images."""
-    rows = references = 0
+    rows = 0
+    references = 0
     paths: set[str] = set()
     for row in one.rows():
         rows += 1
@@ -220,15 +228,17 @@ def check_disk(
     opened: Sequence[_OpenSource], totals: Sequence[tuple[int, int]], out: Path, work: Path
 ) -> None:
     """Raises ConfigError if the unpacked images and the shards, where rows share images, cannot fit."""
-    unpack = shards = 0
+    unpack = 0
+    shards = 0
     for one, (rows, references) in zip(opened, totals, strict=True):
         size = one.image_bytes
-        there = sum(p.size for p in one.images.stored.values())
-        unpack += max(0, size - there)
-        shards += int(size * max(1.0, references / max(1, len(one.wanted)))) + 4096 * rows
+        already_unpacked = sum(image.size for image in one.images.stored.values())
+        unpack += max(0, size - already_unpacked)
+        rows_per_image = max(1.0, references / max(1, len(one.wanted)))
+        shards += int(size * rows_per_image) + 4096 * rows
     work.mkdir(parents=True, exist_ok=True)
-    same = os.stat(out).st_dev == os.stat(work).st_dev
-    needs = {out: shards + unpack} if same else {out: shards, work: unpack}
+    same_disk = os.stat(out).st_dev == os.stat(work).st_dev
+    needs = {out: shards + unpack} if same_disk else {out: shards, work: unpack}
     for place, need in needs.items():
         free = shutil.disk_usage(place).free
         if need > free:
@@ -389,6 +399,20 @@ def _rows_of_splits(judged: list[CheckedRow]) -> dict[str, int]:
     return {split: counts[split] for split in in_order}
 
 
+def _written(row: Candidate, result: CheckedRow, origin: _OpenSource) -> Row:
+    """A kept row as its shard holds it."""
+    return Row(
+        id=row_id_of(row.source, row.messages, result.images),
+        source=row.source,
+        messages=row.messages,
+        images=origin.read(row),
+        answer=row.answer,
+        answer_type=result.answer_type,
+        solution=row.solution,
+        extra=row.extra,
+    )
+
+
 def _write(
     opened: Sequence[_OpenSource],
     judged: list[list[CheckedRow]],
@@ -403,16 +427,10 @@ def _write(
     """Third reading: writes kept rows to shards, the others to the quarantine file."""
     writers = {split: SplitWriter(out, split) for split in rows}
     counts = dict.fromkeys(rows, 0)
-    quarantined: Counter[str] = Counter()
     total = sum(map(len, judged)) + sum(map(len, problems))
     done = 0
-    with open(out / "quarantine.jsonl", "w", encoding="utf-8") as quarantine:
-
-        def leave_out(reason: str, **row: Any) -> None:
-            kind, _, detail = reason.partition(": ")
-            quarantined[kind] += 1
-            quarantine.write(json.dumps({"reason": kind, "detail": detail, **row}, ensure_ascii=False) + "\n")
-
+    with open(out / "quarantine.jsonl", "w", encoding="utf-8") as file:
+        quarantine = Quarantine(file)
         for one, verdicts in zip(opened, judged, strict=True):
             verdict = iter(verdicts)
             for item in one.rows():
@@ -420,36 +438,14 @@ def _write(
                 if done % BATCH_ROWS == 0 or done == total:
                     on_progress("rows written", done, total)
                 if isinstance(item, BadRow):
-                    leave_out(
-                        f"{item.reason}: {item.detail}",
-                        source=one.source.name,
-                        index=item.index,
-                        raw=item.raw,
-                    )
+                    quarantine.add_unreadable(item, one.source.name)
                     continue
                 row = complete(item, one.settings.sft)
                 result = next(verdict)
                 if result.reason:
-                    asked_text = question(row.messages)[:2000]
-                    leave_out(
-                        result.reason,
-                        source=row.source,
-                        index=row.index,
-                        question=asked_text,
-                        answer=row.answer,
-                        images=row.images,
-                    )
+                    quarantine.add_rejected(row, result.reason)
                     continue
-                written = Row(
-                    id=row_id_of(row.source, row.messages, result.images),
-                    source=row.source,
-                    messages=row.messages,
-                    images=one.read(row),
-                    answer=row.answer,
-                    answer_type=result.answer_type,
-                    solution=row.solution,
-                    extra=row.extra,
-                )
+                written = _written(row, result, one)
                 for _ in range(result.copies):
                     writers[result.split].add(written)
                     samples.offer(result.split, counts[result.split], written)
@@ -466,7 +462,7 @@ def _write(
         rows=counts,
         files=files,
         images_per_row=images_per_row,
-        quarantined=dict(quarantined.most_common()),
+        quarantined=dict(quarantine.counts.most_common()),
         settings=asked,
         fingerprint=fingerprint(files, asked),
     )

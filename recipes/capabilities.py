@@ -274,10 +274,13 @@ def variant(recipe: Recipe, target: str, gpu: str) -> str:
 
 def sky_targets(recipe: Recipe) -> list[str]:
     """The targets that `skypilot` chooses among. Raises ConfigError on a cloud that is none of them."""
-    known = {can.cloud: name for name, can in CAPABILITIES.items() if can.platform == "sky" and can.cloud}
-    del known["kubernetes"]
+    known = {}
+    for name, can in CAPABILITIES.items():
+        if can.platform == "sky" and can.cloud not in ("", "kubernetes"):
+            known[can.cloud] = name
     clouds = recipe.site.clouds or ("runpod", "gcp")
-    if unknown := [cloud for cloud in clouds if cloud not in known]:
+    unknown = [cloud for cloud in clouds if cloud not in known]
+    if unknown:
         raise ConfigError(f"site.clouds has {', '.join(unknown)}: give some of {', '.join(sorted(known))}")
     return [known[cloud] for cloud in clouds]
 
@@ -293,7 +296,8 @@ def capability(target: str) -> Capability:
 
 def refusal(recipe: Recipe, target: str) -> str:
     """Why the target cannot run the recipe with all its groups of machines; empty if it can."""
-    if why := _refusal_of_group(recipe, target):
+    why = _refusal_of_group(recipe, target)
+    if why:
         return why
     sampling = groups.sampling(recipe) if recipe.kind != "sample" else None
     if sampling is None or recipe.sample is None:
@@ -320,13 +324,14 @@ def _refusal_of_group(recipe: Recipe, target: str) -> str:
 
 def gpus_for(recipe: Recipe, target: str) -> list[str]:
     """Our names of the GPUs that the recipe takes and the target has, the recipe's first choice first."""
-    can, cluster = capability(target), recipe.cluster
-    wanted = (cluster.gpu, *cluster.alternatives)
-    return [
-        g
-        for g in wanted
-        if g in can.gpus and cluster.gpus_per_node in COUNTS.get((can.cloud, g), range(1, 9))
-    ]
+    can = capability(target)
+    cluster = recipe.cluster
+    found = []
+    for gpu in (cluster.gpu, *cluster.alternatives):
+        counts = COUNTS.get((can.cloud, gpu), range(1, 9))
+        if gpu in can.gpus and cluster.gpus_per_node in counts:
+            found.append(gpu)
+    return found
 
 
 def targets_for(recipe: Recipe) -> list[str]:

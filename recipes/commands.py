@@ -155,6 +155,10 @@ def _(args: argparse.Namespace) -> int:
         metavar="ROLE=COLUMN,...",
         help="of a file of your own: question=..., answer=..., images=..., choices=..., source=CATEGORY",
     ),
+    argument(
+        "--fleet", default="", metavar="4xL40S:spot", help="machines that sample for it (docs/evaluation.md)"
+    ),
+    argument("--yes", action="store_true", help="start both groups of machines without asking"),
     example=f"Qwen/Qwen3-VL-8B-Instruct --benchmarks mathvista,math-500 --samples 8\n"
     f"  python3 launch.py evaluate {MIDDLE} --pass-rate --set model.path=runs/mine/hf",
 )

@@ -18,7 +18,7 @@ def delegate(what: str, arguments: list[str]) -> int:
     if code:
         return code
     command = [f".venvs/{environment}/bin/python", "-m", "data_prep" if what == "data" else "pytest"]
-    # All tests: those of one process on all cores, then those that bring ranks and servers of their own.
+    # All tests: first those of one process, then those that bring ranks and servers of their own.
     parts = [arguments]
     if what == "test" and not arguments:
         parts = [["--fast", WITHIN], ["--rest", WITHIN]]

@@ -249,20 +249,20 @@ def end_with_children(process: subprocess.Popen) -> None:
 def chosen(names: str, config: RunConfig) -> list[Check]:
     """The checks to run: those named, or all that these machines allow. Several nodes share the demo alone:
     the others are of one node."""
-    asked = names.split(",") if names else []
-    unknown = [name for name in asked if name not in [check.name for check in CHECKS]]
-    if unknown:
-        known = ", ".join(check.name for check in CHECKS)
-        raise configuration.ConfigError(f"no check is called {unknown[0]}: choose among {known}")
+    known = [check.name for check in CHECKS]
+    asked = names.split(",") if names else known
+    for name in asked:
+        if name not in known:
+            raise configuration.ConfigError(f"no check is called {name}: choose among {', '.join(known)}")
+
     place = config.placement
-    on_cpu = place.device == "cpu"
-    return [
-        check
-        for check in CHECKS
-        if check.name in (asked or [check.name])
-        and (place.nodes == 1 or check.name == DEMO)
-        and (on_cpu or check.gpus <= place.workers_per_node)
-    ]
+    found = []
+    for check in CHECKS:
+        enough_gpus = place.device == "cpu" or check.gpus <= place.workers_per_node
+        of_several_nodes = place.nodes == 1 or check.name == DEMO
+        if check.name in asked and of_several_nodes and enough_gpus:
+            found.append(check)
+    return found
 
 
 def main(argv: list[str] | None = None) -> int:

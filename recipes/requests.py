@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from recipes import run_record
-from recipes.drivers import fleet_launch, launching, shared_record, trained
+from recipes.drivers import fleet_launch, launching, shared_record, tokens, trained
 from recipes.drivers.launching import Options
 from recipes.plan import sizing
 from recipes.presets import benchmarks, resolve
@@ -86,7 +86,10 @@ def up(request: LaunchRequest) -> int:
 def pass_rates(request: LaunchRequest, samples: int | None) -> int:
     """Measures the pass rate of each of a recipe's training rows."""
     asked = (f"evaluation.pass_rate_samples={max(1, samples or 8)}", "rollout.staleness=0")
-    return up(replace(request, overrides=(*request.overrides, *asked)))
+    overrides = (*request.overrides, *asked)
+    if request.fleet:
+        overrides = _without_model(request.recipe, asked, request.overrides)
+    return up(replace(request, overrides=overrides))
 
 
 @dataclass(frozen=True)
@@ -121,8 +124,10 @@ def score(request: LaunchRequest, wanted: BenchmarkRequest) -> int:
         prompt,
         wanted.scoring,
         wanted.mapping,
+        bool(request.fleet),
     )
-    overrides = _sized(recipe, (*own, *asked, *NO_TRAINING), request.overrides)
+    sized = _without_model if request.fleet else _sized
+    overrides = sized(recipe, (*own, *asked, *NO_TRAINING), request.overrides)
     return up(replace(request, recipe=recipe, overrides=overrides))
 
 
@@ -139,6 +144,14 @@ def _sized(name: str, own: tuple[str, ...], given: tuple[str, ...]) -> tuple[str
     if keys & {"cluster.nodes", "cluster.gpus_per_node"}:
         return (*own, *given)
     return (*own, *sizing.fewest_gpus(resolve(name, [*own, *given])), *given)
+
+
+def _without_model(name: str, own: tuple[str, ...], given: tuple[str, ...]) -> tuple[str, ...]:
+    """All overrides of an evaluation that rollout workers sample: what hands rows out and grades them loads
+    no model, so that one GPU is more than it needs."""
+    workers = ("fleet.workers=only", "rollout.tensor_parallel=1")
+    gpus = resolve(name, [*own, *workers, *given]).cluster.gpus_per_node
+    return (*own, *workers, "cluster.nodes=1", f"cluster.gpus_per_node={min(1, gpus)}", *given)
 
 
 BEFORE = "checkpoint.before="
@@ -163,6 +176,8 @@ def resume(run: str, bucket: str, options: Options, before: int = 0) -> int:
         overrides = [one for one in overrides if not one.startswith(BEFORE)]
         overrides.append(f"{BEFORE}{before}")
     recipe = resolve(record.recipe, overrides)
+    if recipe.kind == "train" and recipe.config.fleet.workers != "off":
+        tokens.check_resumed(run)
     if recipe.sample and recipe.kind == "train":
         return fleet_launch.up(record.recipe, recipe, record.target, overrides, options, yes=True)
     return launching.up(record.recipe, recipe, record.target, overrides, options)

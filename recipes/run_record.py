@@ -94,10 +94,18 @@ class RunRecord:
         if self.counted_usd is not None:
             return self.earlier_usd + self.counted_usd
         until = self._until()
-        rates = [usd for _, usd, _ in self.rented] or [self.usd_per_hour]
-        begins = [self.started_s, *(seen for seen, _, _ in self.rented[1:]), until]
-        spans = (max(0.0, min(end, until) - begin) for begin, end in pairwise(begins))
-        return self.earlier_usd + sum(rate * span / 3600 for rate, span in zip(rates, spans, strict=True))
+        rates = []
+        begins = []
+        for seen, usd, _ in self.rented or [(self.started_s, self.usd_per_hour, "")]:
+            begins.append(seen)
+            rates.append(usd)
+        begins[0] = self.started_s  # what was seen first had been rented since the launch
+
+        parts = []
+        for rate, (begin, end) in zip(rates, pairwise([*begins, until]), strict=True):
+            seconds = max(0.0, min(end, until) - begin)
+            parts.append(rate * seconds / 3600)
+        return self.earlier_usd + sum(parts)
 
     def usd_per_hour_now(self) -> float:
         """Dollars per hour that are billed now, as far as is known; 0 once it has ended or was never
@@ -139,7 +147,10 @@ def known(run_id: str) -> bool:
 
 def metrics_of(folder: Path) -> Path | None:
     """The metrics of the run whose record is in `folder`, where they are here or were fetched."""
-    return next((f / METRICS for f in (folder, folder / PULLED) if (f / METRICS).is_file()), None)
+    for path in (folder / METRICS, folder / PULLED / METRICS):
+        if path.is_file():
+            return path
+    return None
 
 
 def setup_of(folder: Path) -> dict[str, float]:
@@ -147,7 +158,8 @@ def setup_of(folder: Path) -> dict[str, float]:
     here."""
     for path in (folder / PULLED / "manifest.json", folder / "manifest.json"):
         try:
-            if told := json.loads(path.read_text())["run"]["setup"]:
+            told = json.loads(path.read_text())["run"]["setup"]
+            if told:
                 return told
         except (OSError, ValueError, KeyError):
             continue

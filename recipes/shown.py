@@ -22,6 +22,7 @@ from recipes.plan import (
     passes,
     prices,
     spread,
+    utilization,
     zero_stages,
 )
 from recipes.plan.memory import GIB, MemoryPlan
@@ -106,11 +107,10 @@ def _peak(need: MemoryPlan | None) -> str:
 
 
 def _cheapest(offers: list[cost.Offer]) -> str:
-    priced = [offer for offer in offers if offer.usd is not None]
-    if not priced:
-        return "-"
-    best = priced[0]
-    return f"${best.usd:,.0f}, {best.hours:.1f} h"
+    for offer in offers:
+        if offer.usd is not None:
+            return f"${offer.usd:,.0f}, {offer.hours:.1f} h"
+    return "-"
 
 
 def _families(targets: Iterable[str]) -> str:
@@ -138,6 +138,7 @@ def plan(
         _memory(recipe, need, console)
         _passes(recipe, need, console)
         _balance(recipe, need, console)
+        console.print(utilization.remark(recipe, need, network_gbit_s), highlight=False, end="")
         _slots(recipe, need, network_gbit_s, console)
         if recipe.kind == "train":
             _stages(recipe, network_gbit_s, console)
@@ -159,12 +160,11 @@ def plan(
 def _per_hour(recipe: Recipe, console: Console) -> None:
     """What a recipe that trains nothing costs, wherever its price is known."""
     catalogs = prices.sky_catalogs()
-    found = [
-        (usd * recipe.cluster.nodes, target, gpu, spot)
-        for target in targets_for(recipe)
-        if target != "skypilot"
-        for usd, gpu, spot in cost.node_prices(recipe, target, catalogs)
-    ]
+    found = []
+    for target in targets_for(recipe):
+        if target != "skypilot":  # it chooses among the other targets
+            for usd, gpu, spot in cost.node_prices(recipe, target, catalogs):
+                found.append((usd * recipe.cluster.nodes, target, gpu, spot))
     for usd, target, gpu, spot in sorted(found):
         what = f"${usd:.2f} per hour"
         if recipe.kind == "check":
@@ -207,7 +207,8 @@ def _regions(recipe: Recipe, offer: cost.Offer, catalogs: Path) -> str:
     """The regions that the platform tries, cheapest first, and how to keep to one."""
     if recipe.site.region:
         return f"in {recipe.site.region} alone (site.region)"
-    cloud, form = market(recipe, offer.target), variant(recipe, offer.target, offer.gpu)
+    cloud = market(recipe, offer.target)
+    form = variant(recipe, offer.target, offer.gpu)
     count = recipe.cluster.gpus_per_node
     found = prices.regions(cloud, offer.gpu, offer.spot, catalogs, form, count)
     if not found:
@@ -296,14 +297,18 @@ def _memory(recipe: Recipe, need: MemoryPlan, console: Console) -> None:
         box=None,
         title_justify="left",
     )
-    parts = list(dict.fromkeys(part for phase in need.phases for part in phase.parts))
     table.add_column("")
-    for phase in need.phases:
+    rows: dict[str, list[str]] = {}
+    sums = []
+    for i, phase in enumerate(need.phases):
         table.add_column(phase.name, justify="right")
-    for part in parts:
-        cells = [f"{phase.parts[part] / GIB:.1f}" if part in phase.parts else "" for phase in need.phases]
+        sums.append(f"[bold]{phase.total / GIB:.1f}[/bold]")
+        for part, size in phase.parts.items():
+            row = rows.setdefault(part, [""] * len(need.phases))
+            row[i] = f"{size / GIB:.1f}"
+    for part, cells in rows.items():
         table.add_row(part, *cells)
-    table.add_row("[bold]sum[/bold]", *[f"[bold]{phase.total / GIB:.1f}[/bold]" for phase in need.phases])
+    table.add_row("[bold]sum[/bold]", *sums)
     console.print(table)
     if any(phase.name == "rollout" for phase in need.phases):
         console.print(f"\nKV cache: {need.kv_cache_tokens:,} tokens per engine")

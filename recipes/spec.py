@@ -429,6 +429,6 @@ def without_rollouts(recipe: Recipe) -> str:
         return f"{recipe.name} ({recipe.kind}) trains nothing"
     if config.method != "grpo":
         return f"method {config.method} samples none"
-    if config.evaluation.pass_rate_samples or config.evaluation.benchmarks:
-        return "an evaluation trains nothing"
+    if (config.evaluation.pass_rate_samples or config.evaluation.benchmarks) and config.loads_policy:
+        return "an evaluation trains nothing (evaluate --fleet has workers sample it)"
     return ""

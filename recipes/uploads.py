@@ -80,9 +80,15 @@ def check_model_folder(recipe: Recipe) -> None:
 
 def content(folder: str) -> str:
     """Eight hex digits of a folder's names, sizes and times: two states of one folder never share a key."""
-    parts = sorted((str(p.relative_to(folder)), p.stat()) for p in Path(folder).rglob("*") if p.is_file())
-    text = "\n".join(f"{name} {stat.st_size} {stat.st_mtime_ns}" for name, stat in parts)
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
+    parts = []
+    for path in Path(folder).rglob("*"):
+        if path.is_file():
+            parts.append((str(path.relative_to(folder)), path.stat()))
+
+    lines = []
+    for name, status in sorted(parts):
+        lines.append(f"{name} {status.st_size} {status.st_mtime_ns}")
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:8]
 
 
 def lines(recipe: Recipe) -> list[str]:

@@ -8,12 +8,13 @@ import io
 import json
 import os
 import signal
-import socket
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 import pytest
+
+from tests import servers
 
 ROOT = Path(__file__).parent.parent
 # Shells start jobs in the background with SIGINT ignored, and whatever a test interrupts would inherit that.
@@ -39,12 +40,28 @@ def pytest_addoption(parser):
     )
 
 
+GIB_A_TEST = 9
+"""Memory that a test with ranks and an engine may take."""
+
+
+def at_once(fast: bool) -> int:
+    """How many tests run at once: one per core; with ranks and engines no more than the memory holds, and
+    two at most, since many of them watch the clock."""
+    cores = len(os.sched_getaffinity(0))
+    if fast:
+        return cores
+    gib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    return max(1, min(2, cores, int(gib / GIB_A_TEST)))
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config):
-    """The fast tier runs on all cores; the others bring ranks and servers of their own."""
+    """Both halves run several tests at once, those of a file one after the other."""
     worker = hasattr(config, "workerinput")  # one that started workers of its own would never end
-    if config.getoption("--fast") and config.option.numprocesses is None and not worker:
-        config.option.numprocesses, config.option.dist = len(os.sched_getaffinity(0)), "loadfile"
+    fast = config.getoption("--fast")
+    half = fast or config.getoption("--rest")
+    if half and config.option.numprocesses is None and not worker:
+        config.option.numprocesses, config.option.dist = at_once(fast), "loadfile"
 
 
 ENVIRONMENT = dict(os.environ)
@@ -199,9 +216,7 @@ def picture_dataset(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+    return servers.free_port()
 
 
 @pytest.fixture

@@ -1,14 +1,30 @@
-"""The families that parity tests run on: all that are trained. Each row of the trainer's `FAMILIES` is a case
-of them."""
+"""The matrix of parity tests: all families that are trained, in all their layouts. A new row of the trainer's
+`FAMILIES` is a case of each of them without a further line."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from typing import Any
+
+import pytest
 
 from trainer.hardware import architectures
 
 FAMILIES = tuple(architectures.FAMILIES)
 VISION = tuple(name for name in FAMILIES if architectures.FAMILIES[name].tower)
+
+BOUNDS = {"fp32": (1e-4, 1e-5), "bf16": (0.25, 0.02)}
+"""Largest and mean |log-prob difference| of engine and policy, by the type that both compute in."""
+
+
+def dtype(family: str) -> str:
+    """The type in which vLLM computes a family on CPUs: gated delta-net layers in bf16 only."""
+    return "bf16" if family == "qwen3_5" else "fp32"
+
+
+def matrix(cases: Iterable[tuple[Any, ...]], quick: Collection[tuple[Any, ...]]) -> list[Any]:
+    """Parameters of a test: those in `quick` as they are, all others marked long."""
+    return [case if case in quick else pytest.param(*case, marks=pytest.mark.long) for case in cases]
 
 
 def loader(family: str) -> Any:

@@ -17,11 +17,11 @@ import sys
 import time
 import urllib.request
 from functools import partial
-from pathlib import Path
 
 from trainer import config as configuration
 from trainer.config import ConfigError, RunConfig
 from trainer.exit_codes import EXIT_CONFIG, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK
+from trainer.hardware.model_shapes import KNOWN, config_file
 
 READY_S = 3600.0
 """Until the server must answer: weights, graphs."""
@@ -70,8 +70,10 @@ def command(config: RunConfig, host: str, port: int) -> list[str]:
 
 def has_vision(path: str) -> bool:
     """Whether a model's folder, or its name on the hub, is that of a vision-language model."""
-    file = Path(path) / "config.json"
-    return "vision_config" in json.loads(file.read_text()) if file.is_file() else "-VL-" in path
+    if file := config_file(path):
+        return "vision_config" in json.loads(file.read_text())
+    shape = KNOWN.get(path)
+    return shape.vision is not None if shape else "-VL-" in path
 
 
 def serve(config: RunConfig, host: str, port: int, hours: float) -> int:

@@ -4,7 +4,8 @@ count, too."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from trainer.data.dataset import Dataset, read_manifest
 from trainer.data.images import decode
 from trainer.data.schema import question
 
+BATCH_IMAGES = 4096
+"""Images that two datasets are compared by at a time."""
 DETAIL = ((160, 64, 42), (0, 24, 22))
 """(shortest side in pixels, cells a side, levels): how a near pair is compared again.
 
@@ -80,12 +83,11 @@ class EvaluationSet:
                     found.setdefault(i, []).append(j)
         return found
 
-    def touched(self, found: dict[int, list[int]]) -> dict[str, int]:
-        """Number of rows of this set, by source, that have an image of ours."""
+    def touched(self, hits: Iterable[int]) -> dict[str, int]:
+        """Number of rows of this set, by source, that have one of the images `hits` of this set."""
         rows = set()
-        for hits in found.values():
-            for hit in hits:
-                rows.add(self.rows[hit])
+        for hit in hits:
+            rows.add(self.rows[hit])
         return dict(Counter(source for _, source in rows).most_common())
 
 
@@ -100,34 +102,47 @@ def mark_overlaps(
 
     `read` gives an image's content by its sha256.
     """
-    report = []
-    for path in exclude:
-        evaluation = EvaluationSet(path)
-        ours = [sha for sha, image in facts.items() if image.look]
-        found = evaluation.near([facts[sha].look for sha in ours], lambda i, ours=ours: read(ours[i]))
-        matches = {}
-        for i, hits in found.items():
-            matches[ours[i]] = evaluation.rows[hits[0]]
-        marked = 0
-        asked = set[tuple[str, str]]()
-        for row in rows:
-            if row.reason:
-                continue
-            known = [matches[sha] for sha in row.images if sha in matches]
-            twin = None if row.images else evaluation.texts.get(row.question)
-            if known:
-                row_id, source = known[0]
-                row.reason = f"overlap: its image is that of {source} row {row_id}"
-                marked += 1
-            elif twin:
-                row.reason = f"overlap: its question is that of {twin[1]} row {twin[0]}"
-                marked += 1
-                asked.add(twin)
-        touched = Counter(evaluation.touched(found)) + Counter(source for _, source in asked)
-        report.append(
-            {"set": evaluation.name, "rows_excluded": marked, "evaluation_rows_touched": dict(touched)}
-        )
-    return report
+    return [_mark(rows, facts, EvaluationSet(path), read) for path in exclude]
+
+
+def _mark(
+    rows: Sequence[CheckedRow],
+    facts: dict[str, ImageFacts],
+    evaluation: EvaluationSet,
+    read: Callable[[str], bytes],
+) -> dict[str, Any]:
+    """Marks the rows that overlap with one evaluation set; reports on them."""
+    ours = [sha for sha, image in facts.items() if image.look]
+
+    def content(number: int) -> bytes:
+        return read(ours[number])
+
+    found = evaluation.near([facts[sha].look for sha in ours], content)
+    matches = {}  # sha256 of our image -> (id, source) of the first row that has it
+    for number, hits in found.items():
+        matches[ours[number]] = evaluation.rows[hits[0]]
+
+    marked = 0
+    same_questions = set[tuple[str, str]]()
+    for row in rows:
+        if row.reason:
+            continue
+        same_images = [matches[sha] for sha in row.images if sha in matches]
+        same_question = None if row.images else evaluation.texts.get(row.question)
+        if same_images:
+            row_id, source = same_images[0]
+            row.reason = f"overlap: its image is that of {source} row {row_id}"
+            marked += 1
+        elif same_question:
+            row_id, source = same_question
+            row.reason = f"overlap: its question is that of {source} row {row_id}"
+            marked += 1
+            same_questions.add(same_question)
+
+    touched = Counter(evaluation.touched(chain.from_iterable(found.values())))
+    for _, source in same_questions:
+        touched[source] += 1
+    return {"set": evaluation.name, "rows_excluded": marked, "evaluation_rows_touched": dict(touched)}
 
 
 def overlap_report(path: str, evaluation: str) -> dict[str, Any]:
@@ -140,7 +155,7 @@ def overlap_report(path: str, evaluation: str) -> dict[str, Any]:
     theirs = EvaluationSet(evaluation)
     near: Counter[str] = Counter()
     sources: Counter[str] = Counter()
-    touched: dict[int, list[int]] = {}
+    touched: list[int] = []  # images of the evaluation set
     for split in read_manifest(path).rows:
         dataset = Dataset(path, split)
         batch: list[tuple[int, int, str]] = []  # (row, image, thumbnail)
@@ -150,20 +165,13 @@ def overlap_report(path: str, evaluation: str) -> dict[str, Any]:
                 look = inspect(image, ImageLimits()).look
                 if look:
                     batch.append((number, k, look))
-            if len(batch) >= 4096 or number == len(dataset) - 1:
-
-                def read(
-                    i: int, dataset: Dataset = dataset, batch: list[tuple[int, int, str]] = batch
-                ) -> bytes:
-                    number, k, _ = batch[i]
-                    return dataset[number].images[k]
-
-                found = theirs.near([look for *_, look in batch], read)
+            last = number == len(dataset) - 1
+            if last or len(batch) >= BATCH_IMAGES:
+                found = _near(theirs, dataset, batch)
                 rows_near = {batch[i][0] for i in found}
                 for row_number in sorted(rows_near):
                     near[dataset[row_number].source] += 1
-                for hits in found.values():
-                    touched.setdefault(0, []).extend(hits)
+                touched += chain.from_iterable(found.values())
                 batch = []
     return {
         "rows": sum(sources.values()),
@@ -175,12 +183,24 @@ def overlap_report(path: str, evaluation: str) -> dict[str, Any]:
     }
 
 
+def _near(theirs: EvaluationSet, dataset: Dataset, batch: list[tuple[int, int, str]]) -> dict[int, list[int]]:
+    """Number in `batch` -> the images of `theirs` that are the same. batch: (row, image, thumbnail) of images
+    of `dataset`."""
+
+    def read(i: int) -> bytes:
+        row, image, _ = batch[i]
+        return dataset[row].images[image]
+
+    return theirs.near([look for _, _, look in batch], read)
+
+
 def _same_sources(ours: Counter[str], theirs: Counter[str]) -> dict[str, dict[str, int]]:
     """Sub-sources by their name without case and punctuation: {name: {"rows": ours, "evaluation_rows":
     theirs}}."""
 
     def key(source: str) -> str:
-        return "".join(c for c in source.rpartition("/")[2].casefold() if c.isalnum())
+        name = source.rpartition("/")[2].casefold()
+        return "".join(filter(str.isalnum, name))
 
     named = {}
     rows = Counter[str]()

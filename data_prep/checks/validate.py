@@ -173,12 +173,13 @@ def judge(
     elif token := special_token(row):
         reason = f"special_token: {token} in the text would be read as one of the model's own"
     reason = image_error(row.images, facts) or reason
-    images = [p for p in facts if isinstance(p, ImageFacts)]
+    images = [image for image in facts if isinstance(image, ImageFacts)]
     tokens = text_tokens
     if not reason:
         for image in images:
             tokens += image_tokens(image.width, image.height, settings.min_pixels, settings.max_pixels)
-        tokens -= len(images) if text_tokens else 0
+        if text_tokens:  # these count one token for each image
+            tokens -= len(images)
         if tokens > settings.max_tokens:
             reason = f"too_long: {tokens} tokens, more than {settings.max_tokens}"
     return CheckedRow(
@@ -186,7 +187,7 @@ def judge(
         source=row.source,
         split=row.split,
         answer_type=kind,
-        images=tuple(p.sha256 for p in images),
+        images=tuple(image.sha256 for image in images),
         question=question_hash(question(row.messages)),
         answer=row.answer,
         tokens=tokens,
@@ -204,8 +205,9 @@ def special_token(row: Candidate) -> str:
         else:
             texts += [part.get("text", "") for part in content]
     for text in texts:
-        if hit := _SPECIAL.search(text):
-            return hit[0]
+        found = _SPECIAL.search(text)
+        if found:
+            return found[0]
     return ""
 
 
@@ -231,7 +233,8 @@ def mark_repeats(rows: Iterable[CheckedRow], equal: Callable[[CheckedRow, Checke
             groups[row.split, row.question, row.images].append(row)
     for same in groups.values():
         first = same[0]
-        if any(not equal(first, other) for other in same[1:]):
+        all_agree = all(equal(first, other) for other in same[1:])
+        if not all_agree:
             answers = ", ".join(sorted({row.answer for row in same})[:5])
             numbers = ", ".join(str(row.index) for row in same[:5])
             for row in same:

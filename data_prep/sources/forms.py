@@ -236,7 +236,9 @@ def detect(
         free = [c for c in known if c in names and c not in columns.values()]
         if free:
             columns[role] = free[0]
-    if not chat and ("question" not in columns or not {"answer", "solution"} & columns.keys()):
+    has_question = "question" in columns
+    has_answer = "answer" in columns or "solution" in columns
+    if not chat and not (has_question and has_answer):
         raise ValueError(
             f"columns {', '.join(names)}; looked for a question ({', '.join(ROLES['question'])}) "
             f"with an answer ({', '.join(ROLES['answer'])}) or a solution, "
@@ -316,27 +318,36 @@ def _chat(turns: Any, given: list[Any]) -> tuple[list[dict[str, Any]], list[Any]
         if isinstance(content, str):
             content, tagged = _tagged(content)
             inside += tagged
-            first = role == "user" and "user" not in roles and given and not marked and not tagged
+            first_question = role == "user" and "user" not in roles
+            nowhere_marked = not marked and not tagged
             if "<image>" in content and (given or tagged):
                 content = with_images(content, 0)
-            elif first:
+            elif first_question and nowhere_marked and given:
                 content = with_images(content, len(given))
             messages.append({"role": role, "content": content})
-            roles.add(role)
-            continue
-        parts: list[dict[str, str]] = []
-        for part in content:
-            kind, value = _part(part)
-            if kind == "text":
-                parts.append({"type": "text", "text": value})
-            else:
-                parts.append({"type": "image"})
-                inside += [value] if value is not None else []
-        messages.append({"role": role, "content": parts})
+        else:
+            parts, images = _parts(content)
+            inside += images
+            messages.append({"role": role, "content": parts})
         roles.add(role)
     if "user" not in roles:
         raise BadRecord("bad_message", "there is no user turn")
     return messages, inside, reply
+
+
+def _parts(content: list[Any]) -> tuple[list[dict[str, str]], list[Any]]:
+    """The parts of a turn, each a text or an image's place, and the images that stand in them."""
+    parts: list[dict[str, str]] = []
+    images: list[Any] = []
+    for part in content:
+        kind, value = _part(part)
+        if kind == "text":
+            parts.append({"type": "text", "text": value})
+        else:
+            parts.append({"type": "image"})
+            if value is not None:
+                images.append(value)
+    return parts, images
 
 
 def _texts(content: Any) -> list[str]:
@@ -361,7 +372,11 @@ def flagged(turns: Any) -> tuple[Any, list[int]]:
     if all(flag is None for flag in flags.values()):
         return turns, []
     last = max(flags)
-    learned = [n for n, flag in flags.items() if flag or (flag is None and n == last)]
+    learned = []
+    for n, flag in flags.items():
+        last_without_flag = flag is None and n == last
+        if flag or last_without_flag:
+            learned.append(n)
     if not learned:
         raise BadRecord("no_reply", "every assistant turn says that it is not to be learned")
     return turns[: learned[-1] + 1], learned[:-1]

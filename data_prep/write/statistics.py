@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
@@ -18,7 +19,11 @@ def percentiles(values: Sequence[int]) -> dict[str, int]:
     ordered = sorted(values)
     if not ordered:
         return {}
-    return {str(p): ordered[max(0, -(-p * len(ordered) // 100) - 1)] for p in PERCENTILES}
+    values_at = {}
+    for percent in PERCENTILES:
+        rank = math.ceil(percent * len(ordered) / 100)
+        values_at[str(percent)] = ordered[max(0, rank - 1)]
+    return values_at
 
 
 def histogram(values: Sequence[int], edges: Sequence[int]) -> dict[str, int]:

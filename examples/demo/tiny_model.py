@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 from transformers import (
     AutoModelForCausalLM,
@@ -26,11 +27,15 @@ from transformers import (
     Qwen2_5_VLProcessor,
     Qwen2Config,
     Qwen2Tokenizer,
+    Qwen2VLConfig,
     Qwen2VLImageProcessor,
+    Qwen2VLProcessor,
     Qwen2VLVideoProcessor,
     Qwen3_5Config,
     Qwen3Config,
+    Qwen3MoeConfig,
     Qwen3VLConfig,
+    Qwen3VLMoeConfig,
     Qwen3VLProcessor,
     Qwen3VLVideoProcessor,
 )
@@ -38,9 +43,13 @@ from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 
 from examples.demo.shapes import corpus
 from trainer.data.schema import SYSTEM_PROMPT
+from trainer.hardware.architectures import FAMILIES
+from trainer.storage.expert_files import place
 
 Size = Literal["tiny", "medium"]
-Family = Literal["qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen2", "qwen3", "llama"]
+Family = Literal[
+    "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_5", "qwen3_vl_moe", "qwen2", "qwen3", "qwen3_moe", "llama"
+]
 """`model_type` of config.json."""
 
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>",
@@ -100,6 +109,8 @@ SHAPES: dict[str, TinyShape] = {
 MERGES = 512
 """Byte pairs that the tokenizer may learn, at most."""
 HEAD = 32
+EXPERTS, ACTIVE = 8, 2
+"""Experts of a layer, in families that have them, each as wide as an MLP; those that compute a token."""
 
 
 def build_tokenizer() -> Qwen2Tokenizer:
@@ -185,16 +196,31 @@ def build_config(
         "text_config": text,
         "vision_config": vision,
     }
+    experts = {
+        "num_experts": EXPERTS,
+        "num_experts_per_tok": ACTIVE,
+        "moe_intermediate_size": shape.intermediate,
+        "norm_topk_prob": True,
+    }
     match family:
         case "qwen2_5_vl":
             rope["mrope_section"] = [4, 6, 6]
             vision["fullatt_block_indexes"] = [shape.vision_depth - 1]
             return Qwen2_5_VLConfig(architectures=["Qwen2_5_VLForConditionalGeneration"], **both)
-        case "qwen3_vl":
+        case "qwen2_vl":
+            rope["mrope_section"] = [4, 6, 6]
+            width = vision.pop("hidden_size")
+            del vision["out_hidden_size"], vision["intermediate_size"]
+            vision |= {"embed_dim": width, "mlp_ratio": 2, "hidden_size": shape.hidden}
+            return Qwen2VLConfig(architectures=["Qwen2VLForConditionalGeneration"], **both)
+        case "qwen3_vl" | "qwen3_vl_moe":
             rope |= {"mrope_section": [6, 5, 5], "mrope_interleaved": True}
             text["head_dim"] = HEAD
             vision |= {"patch_size": 16, "num_position_embeddings": 64, "deepstack_visual_indexes": [0, 1]}
-            return Qwen3VLConfig(architectures=["Qwen3VLForConditionalGeneration"], **both)
+            if family == "qwen3_vl":
+                return Qwen3VLConfig(architectures=["Qwen3VLForConditionalGeneration"], **both)
+            text |= experts
+            return Qwen3VLMoeConfig(architectures=["Qwen3VLMoeForConditionalGeneration"], **both)
         case "qwen3_5":
             # The last layer of each four has attention, of two the second. Heads of the others are 128 wide,
             # as published: vLLM's kernels for CPUs take no other.
@@ -214,6 +240,8 @@ def build_config(
             return Qwen2Config(architectures=["Qwen2ForCausalLM"], **text)
         case "qwen3":
             return Qwen3Config(architectures=["Qwen3ForCausalLM"], head_dim=HEAD, **text)
+        case "qwen3_moe":
+            return Qwen3MoeConfig(architectures=["Qwen3MoeForCausalLM"], head_dim=HEAD, **text, **experts)
         case "llama":  # frequencies as in Llama 3.1
             rope |= {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                      "original_max_position_embeddings": 512}  # fmt: skip
@@ -230,7 +258,14 @@ def build_processor(tokenizer: Qwen2Tokenizer, family: Family) -> Any:
                 video_processor=Qwen2VLVideoProcessor(),
                 chat_template=CHAT_TEMPLATE,
             )
-        case "qwen3_vl" | "qwen3_5":
+        case "qwen2_vl":
+            return Qwen2VLProcessor(
+                image_processor=Qwen2VLImageProcessor(),
+                tokenizer=tokenizer,
+                video_processor=Qwen2VLVideoProcessor(),
+                chat_template=CHAT_TEMPLATE,
+            )
+        case "qwen3_vl" | "qwen3_vl_moe" | "qwen3_5":
             half = [0.5, 0.5, 0.5]
             return Qwen3VLProcessor(
                 image_processor=Qwen2VLImageProcessor(patch_size=16, image_mean=half, image_std=half),
@@ -240,6 +275,17 @@ def build_processor(tokenizer: Qwen2Tokenizer, family: Family) -> Any:
             )
     tokenizer.chat_template = CHAT_TEMPLATE
     return tokenizer
+
+
+def publish(file: Path, family: Family) -> None:
+    """Lays experts out as published files do, where transformers does not."""
+    layout = FAMILIES[family].experts
+    if layout != "transposed":
+        return
+    tensors = load_file(file)
+    for key, tensor in tensors.items():
+        tensors[key] = place(key, layout).inside(tensor).contiguous()
+    save_file(tensors, file, {"format": "pt"})
 
 
 def build(out_dir: str | Path, seed: int = 0, size: Size = "tiny", family: Family = "qwen2_5_vl") -> Path:
@@ -268,6 +314,7 @@ def build(out_dir: str | Path, seed: int = 0, size: Size = "tiny", family: Famil
         do_sample=True,
     )
     model.save_pretrained(staging)
+    publish(staging / "model.safetensors", family)
     build_processor(tokenizer, family).save_pretrained(staging)
     shutil.rmtree(out, ignore_errors=True)
     os.replace(staging, out)

@@ -59,14 +59,15 @@ def with_group(name: str, overrides: list[str], text: str) -> list[str]:
 def of_run(overrides: list[str], bucket: str, target: str | None) -> tuple[str, list[str]]:
     """(recipe, overrides) of `rollout-worker`: those of the run that `fleet.run` names, then those that are
     given. Raises ConfigError without one."""
-    named = [
-        one.partition("=")[2].strip() for one in overrides if one.partition("=")[0].strip() == "fleet.run"
-    ]
-    if not named:
+    run_id = ""
+    for one in overrides:
+        option, _, value = one.partition("=")
+        if option.strip() == "fleet.run":
+            run_id = value.strip()
+    if not run_id:
         raise ConfigError(
             "a rollout worker samples for a run: name it with --set fleet.run=RUN, see `status`"
         )
-    run_id = named[-1]
     shared_record.known_or_adopted(run_id, bucket)
     record = run_record.load(run_id)
     kept = []

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tarfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def up(record: RunRecord) -> int:
 
 def logs(record: RunRecord) -> int:
     """Follows the newest pod of the head from its last lines on, and those that come after it."""
-    begun = [name for name, begun, _ in _head_pods(record) if begun]
+    begun = [pod.name for pod in _head_pods(record) if pod.begun]
     return follow(record, set(begun[:-1]), tail=100)
 
 
@@ -68,7 +69,7 @@ def start(record: RunRecord) -> int:
     said = platform_state.ask(record)
     if said and said.known and not said.ended_s:
         raise ConfigError(f"{said.text}: `launch.py down {record.run_id}` ends it")
-    task, *claims = [str(path) for path in record.task_files()]
+    task, *claims = map(str, record.task_files())
     remove = [program[0], *platforms.remove_job_set(record)[1:]]
     if said and said.known:
         _run(remove)
@@ -89,17 +90,20 @@ def shown(record: RunRecord, files: list[Path]) -> list[str]:
     """The commands of `start`, for a dry run."""
     program = platforms.kubectl(record)
     task, *claims = map(str, files)
-    lines = [[*program, "apply", "-f", claim] for claim in claims]
-    lines += [[*program, "create", "-f", task], [*program, *APPLY]]
-    return [shlex.join(line) for line in lines]
+    commands = [[*program, "apply", "-f", claim] for claim in claims]
+    commands.append([*program, "create", "-f", task])
+    commands.append([*program, *APPLY])
+    return list(map(shlex.join, commands))
 
 
 def given_objects(record: RunRecord, name: str, owner: str) -> list[dict[str, Any]]:
     """The Secret with the tokens that the run uses, and the ConfigMap with the code, both owned by the JobSet
     `name` whose uid is `owner`."""
     recipe = resolve(record.recipe, record.overrides)
-    names = (*script.secret_names(recipe), *GIVEN)
-    values = {key: os.environ[key] for key in names if os.environ.get(key)}
+    values = {}
+    for key in (*script.secret_names(recipe), *GIVEN):
+        if os.environ.get(key):
+            values[key] = os.environ[key]
     reference = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "name": name, "uid": owner}
     metadata: dict[str, Any] = {"name": name, "ownerReferences": [reference]}
     if recipe.site.namespace:
@@ -119,17 +123,23 @@ def packed(root: Path, recipe: Recipe) -> bytes:
         name = Path(entry.name).name
         if name.startswith(".") or name in kubernetes.LEFT_OUT:
             return None
-        entry.mtime = entry.uid = entry.gid = 0
-        entry.uname = entry.gname = ""
+        # Whose files they are, and since when, is left out: equal files make equal archives.
+        entry.mtime = 0
+        entry.uid = 0
+        entry.gid = 0
+        entry.uname = ""
+        entry.gname = ""
         return entry
 
-    also = kubernetes.CHECKS if recipe.kind == "check" else ()
+    names = sorted(path.name for path in root.iterdir())
+    if recipe.kind == "check":
+        names += kubernetes.CHECKS
     buffer = io.BytesIO()
     with (
         gzip.GzipFile(fileobj=buffer, mode="wb", mtime=0) as compressed,
         tarfile.open(fileobj=compressed, mode="w") as archive,
     ):
-        for name in (*sorted(path.name for path in root.iterdir()), *also):
+        for name in names:
             archive.add(root / name, name, filter=as_packed)
     if buffer.tell() > MOST_BYTES:
         raise ConfigError(
@@ -145,7 +155,7 @@ def follow(record: RunRecord, seen: set[str], tail: int = -1) -> int:
     last = ""
     while True:
         said = platform_state.ask(record)
-        new = [name for name, begun, _ in _head_pods(record) if begun and name not in seen]
+        new = [pod.name for pod in _head_pods(record) if pod.begun and pod.name not in seen]
         if new:
             seen.add(new[0])
             _show_log(record, new[0], tail)
@@ -170,24 +180,41 @@ def _show_log(record: RunRecord, pod: str, tail: int) -> None:
 
 def head(record: RunRecord) -> str:
     """The head's pod that is running now, as kubectl takes it. Raises ConfigError without one."""
-    pods = [f"pod/{name}" for name, begun, over in _head_pods(record) if begun and not over]
-    if not pods:
+    running = [pod.name for pod in _head_pods(record) if pod.begun and not pod.over]
+    if not running:
         raise ConfigError(f"no pod of {record.run_id} is running: `launch.py status {record.run_id}`")
-    return pods[-1]
+    return f"pod/{running[-1]}"
 
 
-def _head_pods(record: RunRecord) -> list[tuple[str, bool, bool]]:
-    """(name, whether its container has begun, whether it has ended) of the head's pods, oldest first."""
+@dataclass
+class HeadPod:
+    """A pod of the head. Each try of a run has one of its own."""
+
+    name: str
+    begun: bool = False
+    """Whether its container runs, or has run."""
+    over: bool = False
+    """Whether its container has ended."""
+
+
+def _head_pods(record: RunRecord) -> list[HeadPod]:
+    """The head's pods, oldest first; none where the cluster does not answer."""
     name = kubernetes.set_name(record.run_id)
     labels = f"{kubernetes.SET_LABEL}={name},{kubernetes.RANK_LABEL}=0"
     done = _said([*_program(record), "get", "pods", "-l", labels, "-o", "json"])
+    if done.returncode:
+        return []
     found = []
-    pods = json.loads(done.stdout)["items"] if done.returncode == 0 else []
-    for pod in sorted(pods, key=lambda pod: pod["metadata"]["creationTimestamp"]):
-        states = [one["state"] for one in pod.get("status", {}).get("containerStatuses", [])]
-        over = any("terminated" in state for state in states)
-        begun = over or any("running" in state for state in states)
-        found.append((pod["metadata"]["name"], begun, over))
+    pods = json.loads(done.stdout)["items"]
+    for described in sorted(pods, key=lambda pod: pod["metadata"]["creationTimestamp"]):
+        pod = HeadPod(described["metadata"]["name"])
+        for container in described.get("status", {}).get("containerStatuses", []):
+            if "terminated" in container["state"]:
+                pod.begun = True
+                pod.over = True
+            if "running" in container["state"]:
+                pod.begun = True
+        found.append(pod)
     return found
 
 
@@ -210,8 +237,10 @@ def _run(command: list[str], given: str | None = None) -> str:
 
 def _refusal(complaint: str) -> str:
     """What kubectl complained about, and the change to make where that is known."""
-    lines = [line for line in complaint.strip().splitlines() if not line.startswith("ensure CRDs")]
-    said = lines[-1] if lines else "nothing"
+    said = "nothing"
+    for line in complaint.strip().splitlines():
+        if not line.startswith("ensure CRDs"):
+            said = line
     if "no matches for kind" in said:
         return "the cluster has no JobSet controller: have JobSet installed there"
     if "(Forbidden)" in said:

@@ -114,8 +114,11 @@ def _check_hourly(recipe: Recipe, target: str) -> None:
 
 def _check_memory(recipe: Recipe, target: str) -> None:
     mine = capabilities.gpus_for(recipe, target)
-    plans = {gpu: memory.plan(recipe, gpu) for gpu in mine}
-    bad = {gpu: need for gpu, need in plans.items() if need and not need.fits}
+    bad = {}
+    for gpu in mine:
+        need = memory.plan(recipe, gpu)
+        if need and not need.fits:
+            bad[gpu] = need
     if not bad:
         return
     gpu, need = next(iter(bad.items()))

@@ -134,11 +134,16 @@ def prepared(name: str, recipe: Recipe, target: str | None, overrides: list[str]
     began = samples_for or run_id  # whose folders were uploaded first
     before = run_record.load(began) if run_record.known(began) else None
     recipe = uploads.planned(recipe, target, before.uploads if before else {})
-    files = {name: headed(text, recipe, target, run_id) for name, text in render(recipe, target).items()}
-    if target == "kubernetes":
-        files = {name: kubernetes.of_run(text, run_id) for name, text in files.items()}
+    files = {}
+    for file, text in render(recipe, target).items():
+        files[file] = headed(text, recipe, target, run_id)
+        if target == "kubernetes":
+            files[file] = kubernetes.of_run(files[file], run_id)
     used = script.secret_names(recipe)
-    secrets = {name: value for name, value in tokens.found().items() if name in used}
+    secrets = {}
+    for token, value in tokens.found().items():
+        if token in used:
+            secrets[token] = value
     tokens.check_fleet_key(secrets)
     launch_checks.check(recipe, target, options.reproducible, secrets)
 
@@ -287,17 +292,17 @@ def cheapest_target(recipe: Recipe) -> str:
     be driven from here."""
     if not recipe.cluster.gpus_per_node:
         return "local"
-    driven = [name for name in capabilities.targets_for(recipe) if _driven(name)]
-    offers = cost.offers(recipe, prices.sky_catalogs(), driven) if driven else []
-    found = [offer for offer in offers if offer.usd is not None]
-    if found:
-        return found[0].target
-    rented = [
-        (prices_of[0][0], name)
-        for name in driven
-        if name != "skypilot"
-        if (prices_of := cost.node_prices(recipe, name, prices.sky_catalogs()))
-    ]
+    driven = list(filter(_driven, capabilities.targets_for(recipe)))
+    for offer in cost.offers(recipe, prices.sky_catalogs(), driven) if driven else ():
+        if offer.usd is not None:
+            return offer.target
+
+    rented = []
+    for name in driven:
+        if name != "skypilot":
+            known = cost.node_prices(recipe, name, prices.sky_catalogs())
+            if known:
+                rented.append((known[0][0], name))
     if recipe.kind != "train" and rented:
         return min(rented)[1]
     raise ConfigError(

@@ -7,8 +7,10 @@ import json
 import re
 import subprocess
 import time
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from operator import itemgetter
 from typing import Any
 
 from recipes.drivers import platforms
@@ -87,32 +89,46 @@ def ask(record: RunRecord, answers: Answers | None = None) -> Said | None:
         return None
     if record.jobs == 1:
         return of_one(record, answers)
-    return _together([of_one(replace(record, run_id=name, jobs=1), answers) for name in record.names()])
+    jobs = []
+    for name in record.names():
+        said = of_one(replace(record, run_id=name, jobs=1), answers)
+        if said is None:
+            return None
+        jobs.append(said)
+    return _together(jobs)
 
 
-def _together(found: list[Said | None]) -> Said | None:
-    """What a platform says of several jobs; None where it does not answer for all of them."""
-    jobs = [said for said in found if said is not None]
-    if len(jobs) < len(found):
-        return None
-    states = [said.state for said in jobs if said.known] or [said.state for said in jobs]
-    counted = [said.usd for said in jobs if said.usd is not None]
-    going = [said for said in jobs if said.known and not said.ended_s]
-    counts = ", ".join(f"{states.count(one)} {one}" for one in dict.fromkeys(states) if one)
-    lines = [f"worker {number}: {said.text}" for number, said in enumerate(jobs, 1)]
-    reasons = [said.why for said in jobs if said.why]
-    ends = [said.ended_s for said in jobs]
-    rates = [said.usd_per_hour for said in jobs]
-    rented = [said.rented for said in jobs if said.rented]
+def _together(jobs: list[Said]) -> Said:
+    """What a platform says of several jobs, as of one."""
+    lines = []
+    counted = []
+    rates = []
+    reasons: dict[str, None] = {}
+    rented = []
+    for number, said in enumerate(jobs, 1):
+        lines.append(f"worker {number}: {said.text}")
+        rates.append(said.usd_per_hour)
+        if said.usd is not None:
+            counted.append(said.usd)
+        if said.why:
+            reasons[said.why] = None
+        if said.rented:
+            rented.append(said.rented)
+
+    # A job that the platform has forgotten does not count beside those that it knows.
+    known = [said for said in jobs if said.known]
+    costing = any(not said.ended_s for said in known)
+    states = Counter(said.state for said in known or jobs)
+    counts = ", ".join(f"{count} {state}" for state, count in states.items() if state)
     return Said(
         text="\n".join(lines),
-        state=counts if len(set(states)) > 1 else states[0],
-        why="; ".join(dict.fromkeys(reasons)),
-        ended_s=0.0 if going else max(ends),
+        state=counts if len(states) > 1 else next(iter(states)),
+        why="; ".join(reasons),
+        ended_s=0.0 if costing else max(said.ended_s for said in jobs),
         usd=sum(counted) if counted else None,
         usd_per_hour=sum(rates),
         rented=", ".join(rented),
-        known=any(said.known for said in jobs),
+        known=bool(known),
         whole=all(said.whole for said in jobs),
     )
 
@@ -186,22 +202,28 @@ def _job(record: RunRecord, answers: Answers) -> Said | None:
     mine = [row for row in rows if row["job_name"] == record.run_id]
     if not mine:
         return Said(text=f"managed job {record.run_id}: not known to SkyPilot", known=False)
-    job = max(mine, key=lambda row: row["job_id"])
-    place = ", ".join(
-        job[key] for key in ("infra", "cluster_resources") if job.get(key) not in (None, "", "-")
-    )
+    job = max(mine, key=itemgetter("job_id"))
+    places = []
+    for key in ("infra", "cluster_resources"):
+        if job.get(key) not in (None, "", "-"):
+            places.append(job[key])
+    place = ", ".join(places) or "no machine yet"
     reason = job.get("failure_reason") or ""
     why = f" ({reason})" if reason else ""
     moved = f"recovered {job.get('recovery_count') or 0} times"
-    text = f"managed job {job['job_id']}: {job['status']}{why}, {place or 'no machine yet'}, {moved}"
-    state = _state(job["status"])
-    end = (job.get("end_at") or time.time()) if _over(job["status"]) else 0.0
-    usd, what = (0.0, "") if end else _rented(record, job)
+
+    ended_s = 0.0
+    usd = 0.0
+    what = ""
+    if _over(job["status"]):
+        ended_s = job.get("end_at") or time.time()
+    else:
+        usd, what = _rented(record, job)
     return Said(
-        text=text,
-        state=state,
+        text=f"managed job {job['job_id']}: {job['status']}{why}, {place}, {moved}",
+        state=_state(job["status"]),
         why=reason,
-        ended_s=end,
+        ended_s=ended_s,
         name=str(job["job_id"]),
         usd_per_hour=usd,
         rented=what,
@@ -212,12 +234,15 @@ def _rented(record: RunRecord, job: dict[str, Any]) -> tuple[float, str]:
     """(dollars per hour, what) of a managed job's machines, from SkyPilot's description and our price
     list."""
     gpu = next(iter(job.get("accelerators") or {}), "")
-    spot, cloud = "[spot]" in (job.get("cluster_resources") or ""), (job.get("cloud") or "").lower()
+    spot = "[spot]" in (job.get("cluster_resources") or "")
+    cloud = (job.get("cloud") or "").lower()
     try:
         recipe = resolve(record.recipe, record.overrides)
     except ConfigError:  # a recipe file that is gone
         return 0.0, ""
-    usd = cost.rented_usd(recipe, record.target, cloud, gpu, spot, prices.sky_catalogs()) if gpu else 0.0
+    if not gpu:
+        return 0.0, ""
+    usd = cost.rented_usd(recipe, record.target, cloud, gpu, spot, prices.sky_catalogs())
     return usd, f"{job.get('infra') or cloud}, {job['cluster_resources']}" if usd else ""
 
 
@@ -231,37 +256,46 @@ def _cluster(record: RunRecord, answers: Answers) -> Said | None:
         return Said(text=f"cluster {record.run_id}: gone", state="gone", ended_s=time.time(), known=False)
     status = mine[0]["status"]
     text = f"cluster {record.run_id}: {status}, {mine[0].get('resources_str') or ''}"
-    return Said(
-        text=text, state={"INIT": "starting", "UP": "running"}.get(status, status.lower()), whole=False
-    )
+    state = {"INIT": "starting", "UP": "running"}.get(status, status.lower())
+    return Said(text=text, state=state, whole=False)
 
 
 def _dstack(record: RunRecord, answers: Answers) -> Said | None:
-    listed, name = answers.rows("dstack", "ps", "-a", "--json"), platforms.dstack_name(record.run_id)
+    name = platforms.dstack_name(record.run_id)
+    listed = answers.rows("dstack", "ps", "-a", "--json")
     if listed is None:
         return None
     mine = [row for row in listed.get("runs", []) if row["run_spec"]["run_name"] == name]
     if not mine:
         return Said(text=f"dstack run {name}: not known to dstack", known=False)
-    run = max(mine, key=lambda row: row["submitted_at"])
+    run = max(mine, key=itemgetter("submitted_at"))
     why = run.get("error") or run.get("termination_reason") or ""
-    if run["status"] == "done" and (line := _final_line(name)):
-        # dstack gets 0 so that it does not start the run again: its own status does not show success.
+
+    # dstack gets 0 so that it does not start the run again: its own status does not show success.
+    line = _final_line(name) if run["status"] == "done" else ""
+    if line:
         text = f"dstack run {name}: FAILED: {line}"
         return Said(text=text, state="failed", why=line, ended_s=_ended(run), usd=run.get("cost"))
     text = f"dstack run {name}: {run['status']}" + (f" ({why})" if why else "")
     state = _state(run["status"])
     if _over(run["status"]):
         return Said(text=text, state=state, why=why, ended_s=_ended(run), usd=run.get("cost"))
-    nodes = [job["job_submissions"][-1].get("job_provisioning_data") for job in run.get("jobs", [])]
-    found = [node for node in nodes if node]
-    what = f"{len(found)} x {found[0]['instance_type']['name']} in {found[0]['region']}" if found else ""
-    per_hour = sum(node["price"] for node in found)
+
+    nodes = []
+    for job in run.get("jobs", []):
+        node = job["job_submissions"][-1].get("job_provisioning_data")
+        if node:
+            nodes.append(node)
+    what = ""
+    if nodes:
+        what = f"{len(nodes)} x {nodes[0]['instance_type']['name']} in {nodes[0]['region']}"
+    per_hour = sum(node["price"] for node in nodes)
     return Said(text=text, state=state, usd=run.get("cost"), usd_per_hour=per_hour, rented=what)
 
 
 def _job_set(record: RunRecord, answers: Answers) -> Said | None:
-    name, program = kubernetes.set_name(record.run_id), platforms.kubectl(record)
+    name = kubernetes.set_name(record.run_id)
+    program = platforms.kubectl(record)
     listed = answers.rows(*program, "get", kubernetes.KIND, "-o", "json")
     if listed is None:
         return None
@@ -269,37 +303,51 @@ def _job_set(record: RunRecord, answers: Answers) -> Said | None:
     if not mine:
         text = f"JobSet {name}: not in the cluster"
         return Said(text=text, state="gone", ended_s=time.time(), known=False)
+
     of_set = ("-l", f"{kubernetes.SET_LABEL}={name}", "-o", "json")
     jobs = (answers.rows(*program, "get", "jobs", *of_set) or {"items": []})["items"]
     status = mine[0].get("status", {})
-    again = status.get("restarts", 0) + sum(job.get("status", {}).get("failed", 0) for job in jobs)
-    if ended := _condition(status, "Completed", "Failed"):
+    restarted = status.get("restarts", 0)
+    ready = 0
+    failures = []
+    for job in jobs:
+        of_job = job.get("status", {})
+        restarted += of_job.get("failed", 0)
+        ready += of_job.get("ready", 0)
+        failure = _condition(of_job, "Failed")
+        if failure:
+            failures.append(failure)
+
+    ended = _condition(status, "Completed", "Failed")
+    if ended:
         failed = ended["type"] == "Failed"
-        last = next((found for job in jobs if (found := _condition(job.get("status", {}), "Failed"))), ended)
-        why = last["message"] if failed else ""
+        # A job says more of its failure than the set that it ended.
+        why = [*failures, ended][0]["message"] if failed else ""
         return Said(
             text=f"JobSet {name}: {ended['type']}" + (f" ({why})" if why else ""),
             state="failed" if failed else "finished",
             why=why,
             ended_s=datetime.fromisoformat(ended["lastTransitionTime"]).timestamp(),
         )
-
-    pods = mine[0]["spec"]["replicatedJobs"][0]["template"]["spec"]["parallelism"]
-    ready = sum(job.get("status", {}).get("ready", 0) for job in jobs)
-    state = "running" if ready == pods else "starting"
-    text = f"JobSet {name}: {state}, {ready} of {pods} pods run, restarted {again} times"
     if mine[0]["spec"].get("suspend"):
         return Said(text=f"JobSet {name}: waits for its queue", state="queued")
+
+    pods = mine[0]["spec"]["replicatedJobs"][0]["template"]["spec"]["parallelism"]
+    state = "running" if ready == pods else "starting"
+    text = f"JobSet {name}: {state}, {ready} of {pods} pods run, restarted {restarted} times"
     if state == "starting":
         found = answers.rows(*program, "get", "pods", *of_set) or {"items": []}
-        text += "".join(f"; {why}" for why in {_waits_for(pod): None for pod in found["items"]} if why)
+        for why in filter(None, dict.fromkeys(map(_waits_for, found["items"]))):
+            text += f"; {why}"
     return Said(text=text, state=state)
 
 
 def _condition(status: dict[str, Any], *types: str) -> dict[str, Any] | None:
     """The condition of one of these types that holds; None without one."""
-    conditions = status.get("conditions", [])
-    return next((one for one in conditions if one["type"] in types and one["status"] == "True"), None)
+    for condition in status.get("conditions", []):
+        if condition["type"] in types and condition["status"] == "True":
+            return condition
+    return None
 
 
 def _waits_for(pod: dict[str, Any]) -> str:
@@ -322,18 +370,21 @@ def _ended(run: dict[str, Any]) -> float:
 def _final_line(name: str) -> str:
     """The line with which a run on dstack says that it ended for good, if its log has one."""
     program = platforms.find("dstack")
-    done = (
-        subprocess.run([program, "logs", name], capture_output=True, text=True, errors="replace")
-        if program
-        else None
-    )
-    lines = done.stdout.splitlines() if done else []
-    return next((line.strip() for line in reversed(lines) if restarts.FINAL in line), "")
+    if not program:
+        return ""
+    done = subprocess.run([program, "logs", name], capture_output=True, text=True, errors="replace")
+    for line in reversed(done.stdout.splitlines()):
+        if restarts.FINAL in line:
+            return line.strip()
+    return ""
 
 
 def _state(word: str) -> str:
     """Our word for a state that is an end; the platform's own for any other."""
-    return next((ours for theirs, ours in STATES.items() if word.upper().startswith(theirs)), word.lower())
+    for theirs, ours in STATES.items():
+        if word.upper().startswith(theirs):
+            return ours
+    return word.lower()
 
 
 def _over(state: str) -> bool:

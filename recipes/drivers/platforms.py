@@ -66,10 +66,13 @@ def commands(
 def _sky(
     record: RunRecord, files: list[str], env: dict[str, str], secrets: list[str], detach: bool
 ) -> Commands:
-    given = [part for name, value in env.items() for part in ("--env", f"{name}={value}")]
-    given += [part for name in secrets for part in ("--secret", name)]
+    given = []
+    for name, value in env.items():
+        given += ["--env", f"{name}={value}"]
+    for name in secrets:
+        given += ["--secret", name]
     away = ["-d"] if detach else []
-    volume = [["sky", "volumes", "apply", "-y", file] for file in files[1:] if file.endswith(".volume.yaml")]
+    volume = _each(["sky", "volumes", "apply", "-y"], _ending(files[1:], ".volume.yaml"))
     names = record.names()
     what = [*away, *record.flags, files[0], *given]
     if record.managed:
@@ -83,9 +86,9 @@ def _sky(
             tool="sky",
             hint=LAUNCHERS,
         )
-    endpoint = (
-        [["sky", "status", "--endpoint", str(script.PORT), record.run_id]] if record.recipe == "serve" else []
-    )
+    endpoint = []
+    if record.recipe == "serve":
+        endpoint = [["sky", "status", "--endpoint", str(script.PORT), record.run_id]]
     return Commands(
         up=[*volume, *_each(["sky", "launch", "-y", "-c"], names, what)],
         status=[*_each(["sky", "queue"], names), *endpoint],
@@ -101,17 +104,25 @@ def _each(words: list[str], names: list[str], more: Sequence[str] = ()) -> list[
     return [[*words, name, *more] for name in names]
 
 
+def _ending(files: list[str], ending: str) -> list[str]:
+    """The files whose names end so."""
+    return [file for file in files if file.endswith(ending)]
+
+
 def _dstack(
     record: RunRecord, files: list[str], env: dict[str, str], secrets: list[str], detach: bool
 ) -> Commands:
-    task, before = files[0], [f for f in files[1:] if f.endswith(".volume.yaml")]
-    before += [f for f in files[1:] if f.endswith(".fleet.yaml")]
-    given = [part for name, value in env.items() for part in ("-e", f"{name}={value}")]
-    # Without a value dstack's client takes it from its own environment. The others are secrets of its server.
-    own = [name for name in ("HF_TOKEN", script.API_KEY, script.FLEET_KEY) if name in secrets]
-    given += [part for name in own for part in ("-e", name)]
+    task, *others = files
+    before = _ending(others, ".volume.yaml") + _ending(others, ".fleet.yaml")
+    given = []
+    for name, value in env.items():
+        given += ["-e", f"{name}={value}"]
+    for name in ("HF_TOKEN", script.API_KEY, script.FLEET_KEY):
+        if name in secrets:
+            # Without a value dstack's client takes its own environment's. Other secrets are its server's.
+            given += ["-e", name]
     away = ["-d"] if detach else []
-    names = [dstack_name(name) for name in record.names()]
+    names = list(map(dstack_name, record.names()))
     apply = ["dstack", "apply", "-y", "-f"]
     what = [*given, *away, *record.flags]
     return Commands(
@@ -147,7 +158,10 @@ def how_to_call(record: RunRecord, model: str) -> str:
 
 def dstack_name(run_id: str) -> str:
     """The run id as dstack takes it: at most 40 characters, still one of a kind."""
-    return run_id if len(run_id) <= 40 else f"{run_id[:31]}-{hashlib.sha256(run_id.encode()).hexdigest()[:8]}"
+    if len(run_id) <= 40:
+        return run_id
+    digest = hashlib.sha256(run_id.encode()).hexdigest()
+    return f"{run_id[:31]}-{digest[:8]}"
 
 
 def kubectl(record: RunRecord) -> list[str]:
@@ -175,14 +189,16 @@ def _kubernetes(record: RunRecord, detach: bool) -> Commands:
 
 
 def _slurm(record: RunRecord, files: list[str], detach: bool) -> Commands:
-    job, log = record.cluster or "JOBID", _batch_log(record, "slurm")
-    logs = [["tail", "-n", "100", "-F", one] for one in _batch_logs(record, "slurm")]
+    job = record.cluster or "JOBID"
+    log = _batch_log(record, "slurm")
     output = _batch_log(record, "slurm", ".%a") if record.jobs > 1 else log
-    submit = ["sbatch", "--parsable", f"--output={output}", *record.flags, files[0]]
+    up = [*_prepare(files), ["sbatch", "--parsable", f"--output={output}", *record.flags, files[0]]]
+    if not detach:
+        up.append(["tail", "-n", "+1", "--retry", "-F", log])
     return Commands(
-        up=[*_prepare(files), submit] + ([] if detach else [["tail", "-n", "+1", "--retry", "-F", log]]),
+        up=up,
         status=[["squeue", "-j", job]],
-        logs=logs,
+        logs=_each(["tail", "-n", "100", "-F"], _batch_logs(record, "slurm")),
         down=[["scancel", job]],
         tool="sbatch",
         hint="submit from a login node of the cluster",
@@ -192,15 +208,17 @@ def _slurm(record: RunRecord, files: list[str], detach: bool) -> Commands:
 def _pbs(
     record: RunRecord, files: list[str], env: dict[str, str], secrets: list[str], detach: bool
 ) -> Commands:
-    job, log = record.cluster or "JOBID", _batch_log(record, "pbs")
+    job = record.cluster or "JOBID"
+    log = _batch_log(record, "pbs")
     names = ",".join([*env, *secrets])
-    logs = [["tail", "-n", "100", "-F", one] for one in _batch_logs(record, "pbs")]
     output = _batch_log(record, "pbs", ".^array_index^") if record.jobs > 1 else log
+    up = [*_prepare(files), ["qsub", "-v", names, "-o", output, *record.flags, files[0]]]
+    if not detach:
+        up.append(["tail", "--retry", "-n", "+1", "-F", log])
     return Commands(
-        up=[*_prepare(files), ["qsub", "-v", names, "-o", output, *record.flags, files[0]]]
-        + ([] if detach else [["tail", "--retry", "-n", "+1", "-F", log]]),
+        up=up,
         status=[["qstat", job]],
-        logs=logs,
+        logs=_each(["tail", "-n", "100", "-F"], _batch_logs(record, "pbs")),
         down=[["qdel", job]],
         tool="qsub",
         hint="submit from a login node of the cluster",
@@ -209,7 +227,7 @@ def _pbs(
 
 def _prepare(files: list[str]) -> list[list[str]]:
     """Set-up on this node, where the compute nodes have no internet."""
-    return [["bash", file] for file in files[1:]]
+    return _each(["bash"], files[1:])
 
 
 def _ssh(record: RunRecord, detach: bool) -> Commands:
@@ -227,7 +245,9 @@ def _ssh(record: RunRecord, detach: bool) -> Commands:
 def _local(record: RunRecord, files: list[str], detach: bool) -> Commands:
     # Not the job's own launch.log: what the launcher prints of that would stand in it twice.
     folder = f"runs/{record.run_id}"
-    log, group, process = (f"{folder}/local.{ending}" for ending in ("log", "pgid", "pid"))
+    log = f"{folder}/local.log"
+    group = f"{folder}/local.pgid"
+    process = f"{folder}/local.pid"
     newest = f"$(ls {log} {folder}/launch.log 2>/dev/null | tail -n 1)"
     up = ["bash", "-c", f"rm -f {group}; echo $$ >{process}; exec bash {files[0]}"]
     if detach:
@@ -261,5 +281,8 @@ def _batch_logs(record: RunRecord, platform: str) -> list[str]:
 
 def find(program: str) -> str:
     """Path of a program: on the PATH, or in the launch environment; empty if neither has it."""
+    on_path = shutil.which(program)
+    if on_path:
+        return on_path
     own = Path(".venvs/launch/bin") / program
-    return shutil.which(program) or (str(own.absolute()) if own.is_file() else "")
+    return str(own.absolute()) if own.is_file() else ""

@@ -12,9 +12,10 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from recipes import run_record
-from recipes.drivers import desk_python, launched, platform_state, tokens
+from recipes.drivers import desk_python, launched, platform_state, tokens, worker_sight
 from recipes.run_record import PULLED, RunRecord
 from trainer.config import ConfigError
 from trainer.config.run_folder import CONFIG, METRICS, PROGRESS
@@ -235,7 +236,10 @@ def _with_costs(runs: list[str], bucket: str) -> list[Path]:
 
 
 def _note_costs(run: str, folder: Path) -> None:
-    (folder / "cost.json").write_text(json.dumps(costs(run_record.load(run))))
+    found: dict[str, Any] = dict(costs(run_record.load(run)))
+    if by_gpu := worker_sight.usd_per_1000_of(run, folder):
+        found["usd_per_1000"] = by_gpu
+    (folder / "cost.json").write_text(json.dumps(found))
 
 
 def costs(record: RunRecord) -> dict[str, float]:

@@ -32,7 +32,8 @@ class Node:
     """One machine's ssh process and the thread that prints its output, and keeps it in `log`."""
 
     def __init__(self, rank: int, host: str, command: list[str], stdin: str, log: Path) -> None:
-        self.rank, self.host = rank, host
+        self.rank = rank
+        self.host = host
         # In a session of its own: Ctrl-C is for this driver, and the log is shown until the node has ended.
         self.process = subprocess.Popen(
             command,
@@ -68,21 +69,27 @@ def up(record: RunRecord, follow: bool = True) -> int:
     """Copies to all machines, then runs all nodes; returns the first non-zero exit code, else 0."""
     recipe = resolve(record.recipe, record.overrides)
     hosts = ssh.hosts_of(recipe)
-    task, log = record.task_files()[0], RUNS / record.run_id / "launch.log"
-    code = _everywhere("copy", [ssh.copy_command(recipe, host) for host in hosts], hosts)
-    code = code or _everywhere(
-        "task", [_task_command(recipe, host, task, record.run_id) for host in hosts], hosts
-    )
+    task = record.task_files()[0]
+    log = RUNS / record.run_id / "launch.log"
+    copies = {}
+    tasks = {}
+    for host in hosts:
+        copies[host] = ssh.copy_command(recipe, host)
+        tasks[host] = _task_command(recipe, host, task, record.run_id)
+    code = _everywhere("copy", copies) or _everywhere("task", tasks)
     if code:
         return code
-    env, nodes = _environment(record), list[Node]()
-    used = [name for name in secret_names(recipe) if os.environ.get(name)]
-    tokens = "".join(f"{name}={os.environ[name]}\n" for name in used)
+
+    env = _environment(record)
+    tokens = ""
+    for name in secret_names(recipe):
+        if os.environ.get(name):
+            tokens += f"{name}={os.environ[name]}\n"
+    nodes: list[Node] = []
     try:
         for rank, host in enumerate(hosts):
-            nodes.append(
-                Node(rank, host, ssh.run_command(recipe, rank, env, record.run_id, follow), tokens, log)
-            )
+            command = ssh.run_command(recipe, rank, env, record.run_id, follow)
+            nodes.append(Node(rank, host, command, tokens, log))
         return _wait(nodes, recipe, record) if follow else max(node.process.wait() for node in nodes)
     except KeyboardInterrupt:
         print("stopping all nodes, which save first; Ctrl-C again ends them at once", flush=True)
@@ -94,11 +101,13 @@ def up(record: RunRecord, follow: bool = True) -> int:
 
 def shown(recipe: Recipe, record: RunRecord, task: Path) -> list[str]:
     """The commands of `up`, for a dry run: copy, task and start of every machine."""
-    env, lines = _environment(record), []
+    env = _environment(record)
+    lines = []
     for rank, host in enumerate(ssh.hosts_of(recipe)):
-        run = ssh.run_command(recipe, rank, env, record.run_id)
-        lines += [ssh.copy_command(recipe, host), _task_command(recipe, host, task, record.run_id), run]
-    return [shlex.join(line) for line in lines]
+        lines.append(shlex.join(ssh.copy_command(recipe, host)))
+        lines.append(shlex.join(_task_command(recipe, host, task, record.run_id)))
+        lines.append(shlex.join(ssh.run_command(recipe, rank, env, record.run_id)))
+    return lines
 
 
 def _environment(record: RunRecord) -> dict[str, str]:
@@ -107,9 +116,13 @@ def _environment(record: RunRecord) -> dict[str, str]:
         "BUCKET": record.bucket,
         "SPOTRL_SOURCE": os.environ.get("SPOTRL_SOURCE", ""),
     }
-    env |= {name: os.environ[name] for name in ("SPOTRL_LAUNCH",) if name in os.environ}
-    env |= {"SPOTRL_NOTICE_S": os.environ.get("SPOTRL_NOTICE_S", str(ssh.NOTICE_S))}
-    return env | {name: os.environ[name] for name in SETTINGS if os.environ.get(name)}
+    if "SPOTRL_LAUNCH" in os.environ:
+        env["SPOTRL_LAUNCH"] = os.environ["SPOTRL_LAUNCH"]
+    env["SPOTRL_NOTICE_S"] = os.environ.get("SPOTRL_NOTICE_S", str(ssh.NOTICE_S))
+    for name in SETTINGS:
+        if os.environ.get(name):
+            env[name] = os.environ[name]
+    return env
 
 
 def start(record: RunRecord) -> int:
@@ -129,25 +142,27 @@ def _stop(record: RunRecord) -> None:
 
 def _task_command(recipe: Recipe, host: str, task: Path, run_id: str) -> list[str]:
     login, _, port = ssh.address(host)
-    quiet = [option if option != "-p" else "-P" for option in ssh.options(recipe, port)]
-    return ["scp", "-q", *quiet, str(task), f"{login}:{ssh.DIRECTORY}/.cache/{run_id}.sh"]
+    options = []
+    for option in ssh.options(recipe, port):
+        options.append("-P" if option == "-p" else option)  # scp's letter for the port
+    return ["scp", "-q", *options, str(task), f"{login}:{ssh.DIRECTORY}/.cache/{run_id}.sh"]
 
 
-def _everywhere(what: str, commands: list[list[str]], hosts: list[str]) -> int:
-    """Runs one command per machine, all at once; says which machine failed."""
+def _everywhere(what: str, commands: dict[str, list[str]]) -> int:
+    """Runs one command per machine, all at once; says which machine failed. commands: by host."""
     started = time.monotonic()
-    running = [
-        subprocess.Popen(c, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for c in commands
-    ]
+    running = {}
+    for host, command in commands.items():
+        running[host] = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     worst = 0
-    for host, process in zip(hosts, running, strict=True):
+    for host, process in running.items():
         output = process.communicate()[0]
         if process.returncode:
             last = (output.strip().splitlines() or ["no output"])[-1]
             print(f"launch.py: {what} to {host} failed ({process.returncode}): {last}", file=sys.stderr)
             worst = 2
     if not worst:
-        print(f"{what}: {len(hosts)} machines in {time.monotonic() - started:.1f} s", flush=True)
+        print(f"{what}: {len(commands)} machines in {time.monotonic() - started:.1f} s", flush=True)
     return worst
 
 
@@ -163,22 +178,20 @@ def _wait(nodes: list[Node], recipe: Recipe, record: RunRecord) -> int:
                 first_end = first_end or time.monotonic()
                 print(f"node {node.rank} ({node.host}) ended with {code}", flush=True)
         alone = recipe.kind == "sample"  # each machine ends by itself
-        if first_end and time.monotonic() - first_end > GRACE_S and len(codes) < len(nodes) and not alone:
-            late = [node for node in nodes if node.rank not in codes]
-            print(
-                f"ending {', '.join(node.host for node in late)}: still running {GRACE_S:.0f} s later",
-                flush=True,
-            )
-            _everywhere(
-                "stop",
-                [ssh.stop_command(recipe, n.host, record.run_id) for n in late],
-                [n.host for n in late],
-            )
+        grace_is_over = first_end and time.monotonic() - first_end > GRACE_S
+        if grace_is_over and len(codes) < len(nodes) and not alone:
+            stops = {}
+            for node in nodes:
+                if node.rank not in codes:
+                    stops[node.host] = ssh.stop_command(recipe, node.host, record.run_id)
+            print(f"ending {', '.join(stops)}: still running {GRACE_S:.0f} s later", flush=True)
+            _everywhere("stop", stops)
             first_end = time.monotonic()
         time.sleep(0.2)
     for node in nodes:
         node.thread.join(5)
-    return next((code for _, code in sorted(codes.items()) if code), 0)
+    in_order = [codes[rank] for rank in sorted(codes)]
+    return next(filter(None, in_order), 0)
 
 
 def status(record: RunRecord) -> int:
@@ -198,11 +211,10 @@ def status(record: RunRecord) -> int:
 def logs(record: RunRecord) -> int:
     """Follows the logs of all machines until Ctrl-C; the run continues."""
     recipe = resolve(record.recipe, record.overrides)
-    hosts = ssh.hosts_of(recipe)
-    nodes = [
-        Node(i, h, ssh.log_command(recipe, h, record.run_id), "", Path(os.devnull))
-        for i, h in enumerate(hosts)
-    ]
+    nodes = []
+    for rank, host in enumerate(ssh.hosts_of(recipe)):
+        command = ssh.log_command(recipe, host, record.run_id)
+        nodes.append(Node(rank, host, command, "", Path(os.devnull)))
     try:
         return max(node.process.wait() for node in nodes)
     except KeyboardInterrupt:
@@ -214,10 +226,10 @@ def logs(record: RunRecord) -> int:
 def down(record: RunRecord, patience_s: int = ssh.STOP_S) -> int:
     """Ends the run on all machines; what is still there after `patience_s` is killed."""
     recipe = resolve(record.recipe, record.overrides)
-    hosts = ssh.hosts_of(recipe)
-    return _everywhere(
-        "stop", [ssh.stop_command(recipe, host, record.run_id, patience_s) for host in hosts], hosts
-    )
+    stops = {}
+    for host in ssh.hosts_of(recipe):
+        stops[host] = ssh.stop_command(recipe, host, record.run_id, patience_s)
+    return _everywhere("stop", stops)
 
 
 COMMANDS = {"up": up, "start": start, "status": status, "logs": logs, "down": down}

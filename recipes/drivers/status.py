@@ -9,6 +9,7 @@ from __future__ import annotations
 import textwrap
 import time
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -98,9 +99,11 @@ def _lines(record: RunRecord, whole: bool) -> list[str]:
     ]
     if record.samples_for:
         lines.append(f"  {record.jobs} to sample for {record.samples_for}")
-    if step := last_step(record):
+    step = last_step(record)
+    if step:
         lines.append(f"  step {step}")
-    if said := expectation(record):
+    said = expectation(record)
+    if said:
         lines.append(f"  {said if whole else textwrap.shorten(said, WIDTH - 2, placeholder=' ...')}")
     reason = record.why or (last_words(record) if state in BAD_ENDS else "")
     if reason:
@@ -162,8 +165,12 @@ def _steps(path: Path) -> list[dict[str, Any]]:
 
 def last_words(record: RunRecord) -> str:
     """The last line of the newest log that is here; "" without one."""
-    found = [path for name in LOGS if (path := RUNS / record.run_id / name).is_file()]
-    for path in sorted(found, key=lambda path: path.stat().st_mtime, reverse=True):
+    found = []
+    for name in LOGS:
+        path = RUNS / record.run_id / name
+        if path.is_file():
+            found.append((path.stat().st_mtime, path))
+    for _, path in sorted(found, key=itemgetter(0), reverse=True):
         text = run_folder.tail(path).decode(errors="replace").strip()
         if text:
             return text.splitlines()[-1].strip()
@@ -172,7 +179,11 @@ def last_words(record: RunRecord) -> str:
 
 def costing(records: list[RunRecord]) -> list[str]:
     """What is billed now, per hour, and how to end it; [] where nothing is."""
-    rates = {record.run_id: rate for record in records if (rate := record.usd_per_hour_now())}
+    rates = {}
+    for record in records:
+        rate = record.usd_per_hour_now()
+        if rate:
+            rates[record.run_id] = rate
     if not rates:
         return []
     told = ", ".join(f"{run} ${rate:.2f}" for run, rate in rates.items())

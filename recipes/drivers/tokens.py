@@ -34,12 +34,18 @@ def found() -> dict[str, str]:
     if "AWS_ACCESS_KEY_ID" not in given:
         file = Path(os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or home / ".aws/credentials").expanduser()
         section = _section(file, os.environ.get("AWS_PROFILE") or "default")
-        kept |= {name: section[name.lower()] for name in AWS_FIELDS if section.get(name.lower())}
+        for name in AWS_FIELDS:
+            if section.get(name.lower()):
+                kept[name] = section[name.lower()]
     if "R2_ACCESS_KEY_ID" not in given:
         section = _section(home / ".cloudflare/r2.credentials", "r2")
-        kept |= {name: section[key] for name, key in R2_FIELDS.items() if section.get(key)}
-    if "WANDB_API_KEY" not in given and (login := _login(home / ".netrc", "api.wandb.ai")):
-        kept["WANDB_API_KEY"] = login
+        for name, key in R2_FIELDS.items():
+            if section.get(key):
+                kept[name] = section[key]
+    if "WANDB_API_KEY" not in given:
+        login = _login(home / ".netrc", "api.wandb.ai")
+        if login:
+            kept["WANDB_API_KEY"] = login
     token = Path(os.environ.get("HF_HOME") or home / ".cache/huggingface") / "token"
     if "HF_TOKEN" not in given and token.is_file():
         kept["HF_TOKEN"] = token.read_text().strip()
@@ -80,6 +86,19 @@ def fleet_key(run: str, begins: bool) -> str:
             f"which is in runs/{run}/fleet.key where the run was launched"
         )
     return path.read_text() if path.exists() else given
+
+
+def check_resumed(run: str) -> None:
+    """Raises ConfigError where this machine has not the secret of a run that is to go on: workers that live
+    know it by that one."""
+    if (run_record.RUNS / run / "fleet.key").exists() or os.environ.get(FLEET_KEY):
+        return
+    raise ConfigError(
+        f"this machine has not the secret of {run}, by which it and its workers know each other: copy"
+        f" runs/{run}/fleet.key from where the run was launched, or export {FLEET_KEY} with what that holds."
+        f" Where it is lost, `launch.py down {run}` ends what lives, and export {FLEET_KEY}=$(openssl rand"
+        " -hex 32) gives the run a new one"
+    )
 
 
 def check_fleet_key(found: Mapping[str, str]) -> None:

@@ -46,11 +46,18 @@ def evaluated(name: str, bucket: str, target: str | None) -> tuple[str, list[str
         return benchmarks.recipe_of(model(name))
     if run_record.known(name) and run.config.method == "grpo":
         record = run_record.load(name)
-        own = [text for text in record.overrides if text.partition("=")[0].partition(".")[0].strip() in KEPT]
+        own = list(filter(_is_kept, record.overrides))
         return record.recipe, [*own, *_asked(run.config), *run.overrides, f"run.name={record.run_id}"]
     recipe, own = benchmarks.recipe_of(run.config.model.path)
-    device, seen = _device(run.config), _seen(run.config)
-    return recipe, [*own, *device, *seen, *run.overrides, f"run.name={Path(name).name}"]
+    trained_with = [*_device(run.config), *_seen(run.config)]
+    return recipe, [*own, *trained_with, *run.overrides, f"run.name={Path(name).name}"]
+
+
+def _is_kept(override: str) -> bool:
+    """Whether an evaluation of a run takes over this override of it."""
+    option = override.partition("=")[0]
+    section = option.partition(".")[0].strip()
+    return section in KEPT
 
 
 def untrained(name: str, bucket: str, target: str | None) -> bool:
@@ -81,11 +88,15 @@ def _device(config: RunConfig) -> list[str]:
 
 def _seen(config: RunConfig) -> list[str]:
     """What the model was trained to see, so that it sees the same."""
-    model, longest = config.model, config.data.prompt_max_tokens
-    fields = [
-        f"model.{name}={getattr(model, name)}" for name in ("revision", "dtype", "min_pixels", "max_pixels")
+    model = config.model
+    return [
+        f"model.revision={model.revision}",
+        f"model.dtype={model.dtype}",
+        f"model.min_pixels={model.min_pixels}",
+        f"model.max_pixels={model.max_pixels}",
+        f"data.prompt_max_tokens={config.data.prompt_max_tokens}",
+        *_asked(config),
     ]
-    return [*fields, f"data.prompt_max_tokens={longest}", *_asked(config)]
 
 
 def _asked(config: RunConfig) -> list[str]:
@@ -105,25 +116,24 @@ def of_run(name: str, bucket: str, target: str | None) -> Trained | None:
     known = run_record.known(name)
     name = run_record.load(name).run_id if known else name  # of its folder, too
     folders = [Path(name), run_record.RUNS / name, run_record.RUNS / name / run_record.PULLED]
-    exported = [folder / EXPORTED for folder in folders]
-    whole = next((path.absolute() for path in exported if (path / "config.json").is_file()), None)
-    adapter = next((path.absolute() for path in exported if (path / "adapter_config.json").is_file()), None)
+    whole = _exported_with("config.json", folders)
+    adapter = _exported_with("adapter_config.json", folders)
     url = sight.url_of(name, bucket) if known or "/" not in name else ""
     if not (whole or adapter or url or known):
         return None
     config = _config(name, bucket, folders)
-    here = (
-        [f"model.path={whole}", "model.revision="]
-        if whole
-        else [f"storage.weights={adapter}"]
-        if adapter
-        else []
-    )
+
+    here = []
+    if whole:
+        here = [f"model.path={whole}", "model.revision="]
+    elif adapter:
+        here = [f"storage.weights={adapter}"]
     stored = []
     if url:
         store = RunStore(url)
         stored = [f"storage.weights={store.exported}", f"storage.bucket={store.bucket}"]
-    if not (found := here if target in SHARED and here else stored or here):
+    found = here if here and target in SHARED else stored or here
+    if not found:
         raise ConfigError(
             f"run {name} has no bucket and no {run_record.RUNS / name / EXPORTED}: "
             "a run exports them at its end"
@@ -132,6 +142,14 @@ def of_run(name: str, bucket: str, target: str | None) -> Trained | None:
         config = _shaped(name, url, config)
         found = [*found, f"model.path={config.model.path}", "model.revision="]
     return Trained(config, found)
+
+
+def _exported_with(file: str, folders: list[Path]) -> Path | None:
+    """The first folder of exported weights that holds this file, below one of `folders`."""
+    for folder in folders:
+        if (folder / EXPORTED / file).is_file():
+            return (folder / EXPORTED).absolute()
+    return None
 
 
 def _is_folder_of_a_desk(path: str) -> bool:
@@ -164,12 +182,14 @@ def _config(name: str, bucket: str, folders: list[Path]) -> RunConfig:
     if run_record.known(name):
         record = run_record.load(name)
         return resolve(record.recipe, record.overrides).config
-    saved = next((folder for folder in folders if (folder / CONFIG).is_file()), None)
-    if saved is None and not bucket:  # a folder of a run with nothing but its weights
-        exported = [folder / EXPORTED for folder in folders]
-        whole = next((path.absolute() for path in exported if (path / "config.json").is_file()), "")
-        return run_config.override(RunConfig(), [f"model.path={whole}"])
-    return run_config.load(str((saved or sight.files(name, bucket)) / CONFIG))
+    for folder in folders:
+        if (folder / CONFIG).is_file():
+            return run_config.load(str(folder / CONFIG))
+    if bucket:
+        return run_config.load(str(sight.files(name, bucket) / CONFIG))
+    # A folder that holds nothing but a run's weights.
+    whole = _exported_with("config.json", folders) or ""
+    return run_config.override(RunConfig(), [f"model.path={whole}"])
 
 
 def model(name: str) -> str:

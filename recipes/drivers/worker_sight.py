@@ -11,10 +11,12 @@ from recipes import run_record
 from recipes.presets import resolve
 from recipes.run_record import RunRecord
 from trainer.config import ConfigError, load, run_folder
-from trainer.config.run_folder import CONFIG
+from trainer.config.run_folder import CONFIG, METRICS
 
 STEPS = 20
-"""Newest steps whose seconds are taken."""
+"""Newest steps whose seconds and samples are taken."""
+SAMPLED = "fleet/sampled_"
+"""Start of the metrics that count completions by what sampled them."""
 
 
 def gpu_of(record: RunRecord) -> str:
@@ -27,20 +29,53 @@ def gpu_of(record: RunRecord) -> str:
 
 
 def usd_per_1000(
-    workers: Sequence[dict[str, Any]], rates: Sequence[tuple[str, float]], samples: int, step_s: float
+    rows: Sequence[dict[str, Any]], rates: Sequence[tuple[str, float]], samples: int, step_s: float
 ) -> dict[str, float]:
     """Dollars of 1,000 samples that were trained on, by GPU: what its machines cost in a step, idle time
     included, by its share of the step's samples.
 
-    workers: the run's roster. rates: (GPU, dollars per hour) of every launch that lives.
+    rows: lines of the run's metrics. rates: (GPU, dollars per hour) of every launch that lives.
     """
-    total = sum(worker["completions"] for worker in workers)
+    usd: dict[str, float] = {}
+    for gpu, rate in rates:
+        if gpu:
+            usd[gpu] = usd.get(gpu, 0.0) + rate * step_s / 3600
+    return _of_samples(rows, usd, samples)
+
+
+def usd_per_1000_of(run: str, folder: Path) -> dict[str, float]:
+    """Dollars of 1,000 samples of a whole run, by GPU: all that its launches of workers have cost, by their
+    GPU's share of what was trained on, over all attempts. {} where that is not known. folder: the run's
+    files."""
+    usd: dict[str, float] = {}
+    for record in run_record.workers_of(run):
+        gpu = gpu_of(record)
+        if gpu:
+            usd[gpu] = usd.get(gpu, 0.0) + record.usd()
+    rows = run_folder.read_lines(folder / METRICS)
+    steps = [row["step"] for row in rows]
+    try:
+        samples = load(folder / CONFIG).samples_per_step * max(steps, default=0)
+    except ConfigError:  # another version's
+        return {}
+    return _of_samples(rows, usd, samples)
+
+
+def _of_samples(rows: Sequence[dict[str, Any]], usd: dict[str, float], samples: int) -> dict[str, float]:
+    """Dollars of 1,000 samples. usd: dollars of all samples, by GPU. samples: of the workers, and of the
+    trainer's own engines."""
+    sampled: dict[str, float] = {}
+    for row in rows:
+        for name, number in row.items():
+            if name.startswith(SAMPLED):
+                device = name.removeprefix(SAMPLED)
+                sampled[device] = sampled.get(device, 0.0) + number
+    total = sum(sampled.values())
     found = {}
-    for gpu in dict.fromkeys(gpu for gpu, _ in rates if gpu):
-        mine = [worker["completions"] for worker in workers if _is(gpu, worker["device"])]
-        usd = sum(rate for one, rate in rates if one == gpu) * step_s / 3600
-        if sum(mine) and usd:
-            found[gpu] = 1000 * usd / (samples * sum(mine) / total)
+    for gpu, spent in usd.items():
+        mine = sum(number for device, number in sampled.items() if _is(gpu, device))
+        if mine and spent and samples:
+            found[gpu] = 1000 * spent / (samples * mine / total)
     return found
 
 
@@ -54,7 +89,8 @@ def lines(run: str) -> list[str]:
     path = run_record.metrics_of(run_record.RUNS / run)
     rates = []
     for record in run_record.workers_of(run):
-        if rate := record.usd_per_hour_now():
+        rate = record.usd_per_hour_now()
+        if rate:
             rates.append((gpu_of(record), rate))
     if path is None or not rates:
         return []
@@ -66,9 +102,9 @@ def _costs(folder: Path, rates: list[tuple[str, float]], metrics: Path) -> list[
         samples = load(folder / CONFIG).samples_per_step
     except ConfigError:  # another version's
         return []
-    seconds = [row["time/step_s"] for row in run_folder.newest_lines(metrics) if "time/step_s" in row]
+    rows = run_folder.newest_lines(metrics)[-STEPS:]
+    seconds = [row["time/step_s"] for row in rows if "time/step_s" in row]
     if not seconds:
         return []
-    step_s = statistics.fmean(seconds[-STEPS:])
-    costs = usd_per_1000(run_folder.read_roster(folder), rates, samples, step_s)
+    costs = usd_per_1000(rows, rates, samples, statistics.fmean(seconds))
     return [f"1,000 samples from {gpu}: ${usd:.3f}, idle time included" for gpu, usd in costs.items()]

@@ -42,6 +42,11 @@ class PassSize:
     width: int
 
 
+def dtype_bytes(config: RunConfig) -> int:
+    """Bytes of a number in the model's own type."""
+    return 2 if config.model.dtype == "bf16" else 4
+
+
 def micro_batch(config: RunConfig, shape: Shape, tokens: int = 0) -> PassSize:
     """The largest pass of so many tokens (default: the update's): as many of the longest samples as it takes,
     each with the largest image; for the head, every token as if it were a completion's."""
@@ -49,7 +54,7 @@ def micro_batch(config: RunConfig, shape: Shape, tokens: int = 0) -> PassSize:
     tokens = max(tokens or micro_batch_tokens(config, shape), longest)
     sequences = tokens // longest
     patches = largest_image(config, shape.vision) if shape.vision else 0
-    width = 2 if config.model.dtype == "bf16" else 4
+    width = dtype_bytes(config)
     return PassSize(sequences=sequences, tokens=tokens, patches=sequences * patches, width=width)
 
 
@@ -64,7 +69,8 @@ def saved(config: RunConfig, shape: Shape) -> dict[str, float]:
     """Bytes that the backward pass needs of the decoder's layers, of its head and of the images; under
     gradient checkpointing only each layer's input. All layers share the cosines and sines of the
     positions."""
-    batch, w = micro_batch(config, shape), 2 if config.model.dtype == "bf16" else 4
+    batch = micro_batch(config, shape)
+    w = dtype_bytes(config)
     whole = not config.model.gradient_checkpointing
     per_token = w * shape.hidden * shape.layers
     if whole:
@@ -87,7 +93,8 @@ def saved(config: RunConfig, shape: Shape) -> dict[str, float]:
 def backward(config: RunConfig, shape: Shape) -> dict[str, float]:
     """The largest of the moments of a backward pass: at the logits, in the last decoder layer's MLP and its
     attention, in the tower."""
-    batch, w = micro_batch(config, shape), 2 if config.model.dtype == "bf16" else 4
+    batch = micro_batch(config, shape)
+    w = dtype_bytes(config)
     keep = saved(config, shape)
     block = min(LOGITS, batch.tokens * shape.vocabulary)
     gradient = 0 if config.lora.rank else shape.embedding_parameters * w
@@ -100,6 +107,8 @@ def backward(config: RunConfig, shape: Shape) -> dict[str, float]:
     )
     # The gradient of a head that is the embedding too waits for the embedding's part, until the pass is over.
     waiting = float(gradient) if shape.tied else 0.0
+    # ZeRO-3 reduces them when the layer's backward pass has ended: all of them are whole until then.
+    gradients_of_experts = float(w * sum(shape.rest_sizes[:3])) if shape.experts else 0.0
     # Prompts' keys are repeated for each completion, in each layer that is kept; their gradients, and one of
     # these in fp32, come when the MLP's part is gone.
     keys = repeated_keys(config, shape, batch.tokens)
@@ -110,6 +119,7 @@ def backward(config: RunConfig, shape: Shape) -> dict[str, float]:
         {
             "saved activations": keep["layers"] + keep["images"],
             "layer at work": float(batch.tokens * per_token),
+            "gradients of experts": gradients_of_experts,
             "repeated keys": keys * layers / (layers + 1),
             "the tied head's gradient": waiting,
         },
@@ -148,7 +158,11 @@ def forward(config: RunConfig, shape: Shape, tokens: int = 0) -> float:
     layer's input, the residual stream, a norm's output and three of the MLP's tensors, or what attention
     takes; in the tower also cosines and sines in fp32."""
     batch, v = micro_batch(config, shape, tokens), shape.vision
-    text = batch.width * batch.tokens * (4 * shape.hidden + 3 * shape.intermediate)
+    mlp = 3 * shape.intermediate
+    if shape.experts:
+        # The product of gate and up; or the input of the last product, and what comes out twice.
+        mlp = max(4 * shape.intermediate, shape.intermediate + 2 * shape.experts.active * shape.hidden)
+    text = batch.width * batch.tokens * (4 * shape.hidden + mlp)
     text += batch.tokens * beside(config, shape, batch.width)
     if v:
         # All features of images, as they come and put together; with DeepStack also the stream that its

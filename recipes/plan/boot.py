@@ -78,16 +78,27 @@ def pull_seconds(reference: str) -> float | None:
 def seconds(target: str, in_image: bool = False) -> tuple[float, int]:
     """(seconds, runs that measured them): their median; the model's download is part of it. (BOOT_S, 0)
     without any. in_image: of runs whose image held the environment, else of all others."""
-    found = [took for name in run_record.names() if (took := _of(name, target, in_image)) is not None]
+    found = []
+    for name in run_record.names():
+        took = _of(name, target, in_image)
+        if took is not None:
+            found.append(took)
     return (statistics.median(found), len(found)) if found else (BOOT_S, 0)
 
 
 def setup() -> tuple[float, float, int]:
     """(seconds, bytes, runs) of the environment's set-up on nodes of runs launched here: medians, 0 without
     any."""
-    told = [told for name in run_record.names() if (told := run_record.setup_of(run_record.RUNS / name))]
-    seconds, received = ([t[key] for t in told] or [0.0] for key in ("seconds", "bytes"))
-    return statistics.median(seconds), statistics.median(received), len(told)
+    seconds = []
+    received = []
+    for name in run_record.names():
+        told = run_record.setup_of(run_record.RUNS / name)
+        if told:
+            seconds.append(told["seconds"])
+            received.append(told["bytes"])
+    if not seconds:
+        return 0.0, 0.0, 0
+    return statistics.median(seconds), statistics.median(received), len(seconds)
 
 
 def _of(name: str, target: str, in_image: bool) -> float | None:
@@ -99,10 +110,13 @@ def _of(name: str, target: str, in_image: bool) -> float | None:
         lines = run_folder.read_lines(path) if path else []
         first = next(line for line in lines if line.get("step") == 1)
         took = first["time/unix_s"] - first["time/step_s"] - record.started_s
-    # another format, or nothing to measure yet
     except (OSError, ValueError, KeyError, TypeError, StopIteration):
+        # The files are of another format, or there is nothing to measure yet.
         return None
-    images = [given for given in record.overrides if given.startswith("cluster.image=")]
-    held = bool(images) and image_record.find(images[-1].partition("=")[2]) is not None
+    image = ""
+    for given in record.overrides:
+        if given.startswith("cluster.image="):
+            image = given.partition("=")[2]
+    held = bool(image) and image_record.find(image) is not None
     alike = (record.target, held) == (target, in_image)
     return took if alike and 0 < took < LONGEST_S else None

@@ -28,18 +28,19 @@ class Judged:
 
     offer: Offer
     least: float
-    """Hours that the quickest tenth of the runs end within."""
+    """Hours within which the quickest tenth of the runs end."""
     hours: float
-    """That SURE of the runs end within."""
+    """Hours within which SURE of the runs end."""
     usd: float | None
-    """That SURE of the runs cost at most."""
+    """Dollars that SURE of the runs cost at most."""
     kept: float
     """Share of the runs that keep both limits."""
 
 
 def simulate(offer: Offer, rng: random.Random, luck: Luck = AS_PLANNED) -> float:
     """Hours of one run. luck: by default all goes as planned, but for preemptions."""
-    work, start = offer.work_s * luck.step, offer.start_s * luck.start
+    work = offer.work_s * luck.step
+    start = offer.start_s * luck.start
     restart = offer.restart_s * luck.start
     clock = start * (1 + luck.failed_starts)
     done = 0.0
@@ -53,30 +54,39 @@ def simulate(offer: Offer, rng: random.Random, luck: Luck = AS_PLANNED) -> float
             done = done + interval
             down = 0.0
         else:
-            clock, down = clock + life, restart
+            clock = clock + life
+            down = restart
     return clock / 3600
 
 
 def judge(offer: Offer, deadline_h: float, budget_usd: float, seed: int = 0) -> Judged:
     """The offer against limits; either may be infinite. Machines of your own cost nothing."""
     rng = random.Random(seed)
-    life = replace(offer, between_s=min(offer.between_s, spread.NODE_LIFE_S / offer.nodes))
+    mortal = replace(offer, between_s=min(offer.between_s, spread.NODE_LIFE_S / offer.nodes))
     hours = []
     for _ in range(RUNS):
         luck = spread.draw(offer.step_bounds, offer.stretch, rng)
-        hours.append(simulate(life, rng, luck))
+        hours.append(simulate(mortal, rng, luck))
     hours.sort()
-    least, most = hours[math.ceil((1 - SURE) * RUNS) - 1], hours[math.ceil(SURE * RUNS) - 1]
+    least = hours[math.ceil((1 - SURE) * RUNS) - 1]
+    most = hours[math.ceil(SURE * RUNS) - 1]
     rate = offer.usd_per_hour or 0.0
-    kept = sum(h <= deadline_h and h * rate <= budget_usd for h in hours) / len(hours)
-    return Judged(offer, least, most, None if offer.usd_per_hour is None else most * rate, kept)
+    kept = 0
+    for run_h in hours:
+        if run_h <= deadline_h and run_h * rate <= budget_usd:
+            kept += 1
+    usd = None if offer.usd_per_hour is None else most * rate
+    return Judged(offer, least, most, usd, kept / len(hours))
 
 
 def choose(offers: list[Offer], deadline_h: float, budget_usd: float) -> tuple[Judged | None, list[Judged]]:
     """The cheapest offer (by expected dollars) that keeps both limits in SURE of its runs, and all as
     judged."""
     judged = [judge(offer, deadline_h, budget_usd) for offer in offers]
-    return next((j for j in judged if j.kept >= SURE), None), judged
+    for one in judged:
+        if one.kept >= SURE:
+            return one, judged
+    return None, judged
 
 
 def given_up(chosen: Judged, judged: list[Judged]) -> list[str]:

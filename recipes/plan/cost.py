@@ -121,7 +121,7 @@ class Offer:
     vision: bool = False
     """Whether the model reads images: the spread of such steps is wider."""
     several_nodes: bool = False
-    """Whether supervised training runs on several nodes, whose steps are spread as widely."""
+    """Whether supervised training runs on several nodes, whose steps have a range of their own."""
     stretch: tuple[float, ...] = ()
     """A step's time at each of `spread.LENGTHS`, as a multiple; () where completions have the data's length,
     or nobody asked."""
@@ -182,24 +182,27 @@ def step_time(recipe: Recipe, gpu: str, network_gbit_s: float, need: MemoryPlan)
     config = recipe.config
     shape = need.shape
     card = gpu_named(gpu)
-    step, world = passes.of_step(recipe, shape), config.placement.world_size
-    gather, within = (gather_seconds(recipe, shape, card, network_gbit_s, hpz) for hpz in (False, True))
-    token, calls = token_seconds(shape, card), pass_overhead(recipe, shape)
+    step = passes.of_step(recipe, shape)
+    gather = gather_seconds(recipe, shape, card, network_gbit_s)
+    within = gather_seconds(recipe, shape, card, network_gbit_s, hpz=True)
+    token = token_seconds(shape, card)
+    calls = pass_overhead(recipe, shape)
     unpack = unpack_seconds(config, shape, card)
     update = update_time(config, shape, step.updates, token, gather, within, calls, unpack).total
     every = config.checkpoint.every_steps or 1e9
     stall = stall_seconds(recipe, shape, card) / every
     if config.method == "sft":
-        return StepTime(0.0, 0.0, update, 0.0, stall)
+        lost = spread.SEVERAL_NODES if recipe.cluster.nodes > 1 else 1.0
+        return StepTime(0.0, 0.0, update * lost, 0.0, stall)
     forward = calls / (2 + config.model.gradient_checkpointing)
     logprobs = step.models * sum(max(cost * token, gather) + forward for cost in step.logprobs)
     logprobs += teacher_seconds(recipe, card, network_gbit_s, step)
-    states = (shape.parameters * 2 + trained(config, shape) * 14) / world
+    states = (shape.parameters * 2 + trained(config, shape) * 14) / config.placement.world_size
     move = 0.0 if config.optimizer.offload_optimizer else 2 * states / (card.pcie_gb_per_s * 1e9)
     sync = gather + shape.parameters * 2 / config.rollout.tensor_parallel / (card.hbm_gb_per_s * 1e9) + move
-    rollout, host = rollout_seconds(recipe, shape, card, need, step), images.host_seconds(config, shape, step)
-    # rollout, scoring and dealing, update, sync
-    begun = (4 + bool(step.models)) * PHASE_S
+    rollout = rollout_seconds(recipe, shape, card, need, step)
+    host = images.host_seconds(config, shape, step)
+    begun = (5 if step.models else 4) * PHASE_S  # rollout, logprobs, scoring and dealing, update, sync
     return StepTime(rollout, logprobs, update, sync, stall, host, begun)
 
 
@@ -285,8 +288,9 @@ def rollout_seconds(recipe: Recipe, shape: Shape, card: Gpu, need: MemoryPlan, s
     flops, bandwidth = tp * card.bf16_tflops * 1e12 * PREFILL, tp * card.hbm_gb_per_s * 1e9 * DECODE
     waves = max(1.0, step.tokens / engines / max(need.kv_cache_tokens, 1))
     steps = step.longest + (waves - 1) * step.mean
+    at_once = step.mean * len(step.lengths) / engines / steps
     read = (
-        steps * shape.matmul_parameters * 2.0 + step.context / engines * shape.kv_bytes_per_token()
+        steps * shape.read_parameters(at_once) * 2.0 + step.context / engines * shape.kv_bytes_per_token()
     ) / bandwidth
     compute = step.mean * len(step.lengths) / engines * 2 * shape.matmul_parameters / flops
     latency = ENGINE_STEP_S + (2 * shape.layers * ALL_REDUCE_S if tp > 1 else 0.0)
@@ -334,8 +338,11 @@ def node_prices(recipe: Recipe, target: str, catalogs: Path | None = None) -> li
     for name in members(recipe, target):
         for gpu in gpus_for(recipe, name) if recipe.cluster.gpus_per_node else []:
             row = _price(recipe, name, gpu, catalogs)
-            for spot in markets(recipe, name) if row else []:
-                if row and (usd := row.spot if spot else row.on_demand) is not None:
+            if row is None:
+                continue
+            for spot in markets(recipe, name):
+                usd = row.spot if spot else row.on_demand
+                if usd is not None:
                     found.append((usd * recipe.cluster.gpus_per_node, gpu, spot))
     return sorted(found)
 
@@ -343,18 +350,20 @@ def node_prices(recipe: Recipe, target: str, catalogs: Path | None = None) -> li
 def usd_per_hour(recipe: Recipe, target: str, catalogs: Path | None = None) -> float:
     """What all nodes cost per hour at the cheapest known price, of one whose RAM is enough first. 0: not
     known."""
-    if found := planned(recipe, target, catalogs):
+    found = planned(recipe, target, catalogs)
+    if found:
         return found.usd_per_hour or 0.0
-    nodes = recipe.cluster.nodes * recipe.jobs
-    return next((usd * nodes for usd, _, _ in node_prices(recipe, target, catalogs)), 0.0)
+    prices = node_prices(recipe, target, catalogs)
+    cheapest = prices[0][0] if prices else 0.0
+    return cheapest * (recipe.cluster.nodes * recipe.jobs)
 
 
 def planned(recipe: Recipe, target: str, catalogs: Path | None = None) -> Offer | None:
     """The offer that a launch is expected to get: the cheapest with a known price; None without any."""
-    return next(
-        (one for one in offers(recipe, catalogs, members(recipe, target), ranges=True) if one.usd_per_hour),
-        None,
-    )
+    for offer in offers(recipe, catalogs, members(recipe, target), ranges=True):
+        if offer.usd_per_hour:
+            return offer
+    return None
 
 
 def rented_usd(
@@ -388,11 +397,14 @@ def short_of_ram(recipe: Recipe, catalogs: Path | None = None, targets: list[str
     """A line for every machine that has the GPUs but not the RAM that the recipe asks for."""
     recipe = with_resources(recipe)
     asked = recipe.cluster.memory_gib
-    return [
-        f"{target}, {gpu}: {row.host_gib:g} GiB of RAM come with a GPU, {asked} GiB are asked for per node"
-        for target, gpu, _, row in places(recipe, catalogs, targets)
-        if row and lacks_ram(recipe, row)
-    ]
+    lines = []
+    for target, gpu, _, row in places(recipe, catalogs, targets):
+        if row and lacks_ram(recipe, row):
+            lines.append(
+                f"{target}, {gpu}: {row.host_gib:g} GiB of RAM come with a GPU,"
+                f" {asked} GiB are asked for per node"
+            )
+    return lines
 
 
 def places(
@@ -408,12 +420,7 @@ def places(
                 plans[gpu] = plan(recipe, gpu)
             need = plans[gpu]
             if need is not None and need.fits:
-                yield (
-                    target,
-                    gpu,
-                    need,
-                    _price(recipe, target, gpu, catalogs),
-                )
+                yield target, gpu, need, _price(recipe, target, gpu, catalogs)
 
 
 def _price(recipe: Recipe, target: str, gpu: str, catalogs: Path | None) -> Price | None:

@@ -11,6 +11,7 @@ import heapq
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 from recipes import groups
@@ -139,10 +140,11 @@ def patch_rate(config: RunConfig) -> float:
     if config.model.dtype != "bf16":
         return FP32_PATCH
     rate = max(config.optimizer.learning_rate, 1e-9)
-    pairs = list(zip(PATCHES, PATCHES[1:], strict=False))
-    (x0, y0), (x1, y1) = next((pair for pair in pairs if rate <= pair[1][0]), pairs[-1])
-    slope = math.log(y1 / y0) / math.log(x1 / x0)
-    return min(2.0, y0 * (rate / x0) ** slope)
+    pairs = list(pairwise(PATCHES))
+    reaching = [pair for pair in pairs if rate <= pair[1][0]]
+    (rate_0, patch_0), (rate_1, patch_1) = reaching[0] if reaching else pairs[-1]
+    slope = math.log(patch_1 / patch_0) / math.log(rate_1 / rate_0)
+    return min(2.0, patch_0 * (rate / rate_0) ** slope)
 
 
 def steps_enough(latency_s: float, sync_s: float, update_s: float) -> int:
@@ -250,6 +252,12 @@ def refusal(recipe: Recipe) -> str:
         return why
     if not recipe.cluster.gpus_per_node:
         return f"{recipe.name} runs on CPU workers"
+    if not recipe.config.loads_policy:
+        return "an evaluation has no steps whose seconds could be planned"
+    if recipe.config.fleet.workers == "beside":
+        return (
+            "a trainer that samples too is not planned: set fleet.workers to only to see what workers bring"
+        )
     return ""
 
 
@@ -258,9 +266,9 @@ class Fleets:
     """What was found."""
 
     colocated: list[FleetRow]
-    """By GPU and number of GPUs."""
+    """Runs without workers, by GPU and number of GPUs."""
     fleets: list[FleetRow]
-    """All that was tried."""
+    """Runs with workers, all that were tried."""
 
     def cheapest(self, rows: Sequence[FleetRow]) -> list[FleetRow]:
         """The cheapest of each trainer and kind of worker, cheapest first."""
@@ -268,7 +276,7 @@ class Fleets:
         for row in rows:
             if row.worker:
                 by_pair.setdefault((row.trainer, row.worker.name), []).append(row)
-        best = [fewest_ahead(rows, lambda row: row.usd) for rows in by_pair.values()]
+        best = [fewest_ahead(of_pair, lambda row: row.usd) for of_pair in by_pair.values()]
         return sorted(best, key=lambda row: row.usd)
 
     def beaten_by(self, row: FleetRow) -> FleetRow | None:
@@ -278,15 +286,21 @@ class Fleets:
 
     def within(self, hours: float, usd: float) -> list[FleetRow]:
         """Rows that are no loss and are expected to keep the limits, the cheapest run first."""
-        kept = [row for row in (*self.colocated, *self.fleets) if row.hours <= hours and row.run_usd <= usd]
-        sound = [row for row in kept if not row.worker or self.beaten_by(row) is None]
-        return sorted(sound, key=lambda row: row.run_usd)
+        kept = []
+        for row in (*self.colocated, *self.fleets):
+            if row.hours > hours or row.run_usd > usd:
+                continue
+            if row.worker and self.beaten_by(row):
+                continue
+            kept.append(row)
+        return sorted(kept, key=lambda row: row.run_usd)
 
 
 def fewest_ahead(rows: Sequence[FleetRow], dollars: Callable[[FleetRow], float]) -> FleetRow:
     """The one with the fewest steps ahead among those that cost within a hundredth of the cheapest."""
     most = 1.01 * min(map(dollars, rows))
-    return min((row for row in rows if dollars(row) <= most), key=lambda row: (row.ahead, dollars(row)))
+    cheap = [row for row in rows if dollars(row) <= most]
+    return min(cheap, key=lambda row: (row.ahead, dollars(row)))
 
 
 def compare(recipe: Recipe, catalogs: Path | None, targets: list[str] | None) -> Fleets:

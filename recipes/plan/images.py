@@ -24,14 +24,20 @@ def host_seconds(config: RunConfig, shape: Shape, step: Passes) -> float:
     if not shape.vision:
         return 0.0
     token_pixels = (shape.vision.patch * shape.vision.merge) ** 2
-    images = {x.prompt: x.image_tokens for x in step.lengths}
-    of_all = sum(tokens * token_pixels * PIXEL_S + IMAGE_S for tokens in images.values())
+    all_images_s = 0.0
+    for tokens in _image_tokens(step):
+        all_images_s += tokens * token_pixels * PIXEL_S + IMAGE_S
     world = config.placement.world_size
     engines = world / config.rollout.tensor_parallel
-    return of_all / engines + of_all / world
+    return all_images_s / engines + all_images_s / world
 
 
 def tower_flops(shape: Shape, step: Passes) -> float:
     """Operations of the vision tower in the engines' prefill, once for each image: completions share it."""
-    images = {x.prompt: x.image_tokens for x in step.lengths}
-    return sum(images.values()) * image_token_cost(shape) * 2 * shape.matmul_parameters
+    return sum(_image_tokens(step)) * image_token_cost(shape) * 2 * shape.matmul_parameters
+
+
+def _image_tokens(step: Passes) -> list[int]:
+    """Tokens of each prompt's image; a prompt's samples share it."""
+    by_prompt = {length.prompt: length.image_tokens for length in step.lengths}
+    return list(by_prompt.values())

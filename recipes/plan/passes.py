@@ -84,7 +84,7 @@ def of_step(recipe: Recipe, shape: Shape) -> Passes:
 def _of_step(config: RunConfig, dataset: DataFacts, shape: Shape, teacher: Shape | None) -> Passes:
     rng = random.Random(0)
     lengths = typical(config, dataset, rng, vision=shape.vision is not None)
-    updates = [max(ranks) for ranks in update_times(config, shape, lengths, rng)]
+    updates = list(map(max, update_times(config, shape, lengths, rng)))
     if config.method == "sft":
         return Passes(tuple(lengths), (), tuple(updates), 0)
     models = config.old_logprobs + bool(config.algorithm.kl_coef)
@@ -94,9 +94,9 @@ def _of_step(config: RunConfig, dataset: DataFacts, shape: Shape, teacher: Shape
         budget = logprob_tokens(config, shape)
         keys = keys_per_token(config, shape, budget, gradients=False)
         plan = schedule(lengths, config.placement.world_size, budget, cost_of(shape), keys)
-        logprobs = [max(ranks) for ranks in pass_times(plan, lengths, cost_of(shape))]
+        logprobs = list(map(max, pass_times(plan, lengths, cost_of(shape))))
         if teacher:  # its passes are dealt as the policy's are
-            judged = [max(ranks) for ranks in pass_times(plan, lengths, cost_of(teacher))]
+            judged = list(map(max, pass_times(plan, lengths, cost_of(teacher))))
     return Passes(tuple(lengths), tuple(logprobs), tuple(updates), models, tuple(judged))
 
 
@@ -134,18 +134,22 @@ def typical(
 ) -> list[Length]:
     """Lengths of one step's samples: lognormal about the dataset's means, which the limits leave as they
     are. spread: standard deviation of the logarithm of a completion's length."""
-    n, longest = config.rollout.samples_per_prompt, config.rollout.max_tokens
+    n = config.rollout.samples_per_prompt
+    longest = config.rollout.max_tokens
     if config.method == "sft":
-        n, longest = 1, max(1, config.sft.max_tokens - dataset.prompt_tokens)
-    prompts, logs = [], []
+        n = 1
+        longest = max(1, config.sft.max_tokens - dataset.prompt_tokens)
+    prompts = []
+    drawn = []
     for _ in range(config.rows_per_step):
         tokens = dataset.prompt_tokens * math.exp(rng.gauss(-(PROMPTS**2) / 2, PROMPTS))
         prompts.append(max(1, min(round(tokens), config.data.prompt_max_tokens)))
         group = rng.gauss()
-        logs += [spread * math.sqrt(0.5) * (group + rng.gauss()) for _ in range(n)]
+        for _ in range(n):
+            # Half of the variance is the group's, half is the completion's own.
+            drawn.append(math.exp(spread * math.sqrt(0.5) * (group + rng.gauss())))
     mean = min(dataset.answer_tokens, 0.98 * longest)
     scale = mean
-    drawn = [math.exp(x) for x in logs]
     for _ in range(12):  # what the limit cuts off is made up for by all
         scale *= mean / (sum(min(scale * x, longest) for x in drawn) / len(drawn))
     share = IMAGE_SHARE if vision else 0.0

@@ -39,7 +39,11 @@ class Price:
 def snapshot() -> tuple[Price, ...]:
     """The prices in this repository."""
     rows = json.loads(SNAPSHOT.read_text())["rows"]
-    return tuple(Price(**row | {"sizes": tuple(row.get("sizes", ()))}) for row in rows)
+    found = []
+    for row in rows:
+        sizes = tuple(row.pop("sizes", ()))
+        found.append(Price(**row, sizes=sizes))
+    return tuple(found)
 
 
 def price(
@@ -51,9 +55,12 @@ def price(
     `variant`: the platform's name of what is rented, where a cloud sells the GPU in two forms (PCIe, SXM) at
     two prices. `count`: GPUs of the machine, where machines differ in price per GPU; 0: any.
     """
-    rows = (row for row in snapshot() if (row.cloud, row.gpu) == (cloud, gpu))
-    fitting = (row for row in rows if not count or not row.sizes or count in row.sizes)
-    known = next((row for row in fitting if variant in ("", row.engine_gpu)), None)
+    known = None
+    for row in snapshot():
+        right_size = not count or not row.sizes or count in row.sizes
+        if (row.cloud, row.gpu) == (cloud, gpu) and right_size and variant in ("", row.engine_gpu):
+            known = row
+            break
     if catalogs is None:
         return known
     asked = known or Price(cloud, gpu, variant or gpu, 0.0, None, "", "")
@@ -88,19 +95,23 @@ def listed(cloud: str, gpu: str, engine_gpu: str, catalogs: Path, count: int = 0
     path = catalogs / cloud / "vms.csv"
     if not path.is_file():
         return None
-    rows = _rows(path, cloud, engine_gpu)
-    gpus = [row for row in rows if row["AcceleratorName"] == engine_gpu and _number(row, "AcceleratorCount")]
-    # Some clouds (AWS) sell eight at a time only: then their eighth. On others (Lambda) an eighth of a large
-    # machine costs something else than the smallest.
-    sold = {_number(row, "AcceleratorCount") for row in gpus if _number(row, "Price")}
-    if not sold:
-        return None
-    size = float(count) if count in sold and cloud != "gcp" else min(sold)
-    gpus = [row for row in gpus if _number(row, "AcceleratorCount") == size]
+    sold = set()
+    by_size: dict[float, list[defaultdict[str, str]]] = {}
     hosts = {}
-    for row in rows:
+    for row in _rows(path, cloud, engine_gpu):
+        size = _number(row, "AcceleratorCount")
+        if row["AcceleratorName"] == engine_gpu and size:
+            by_size.setdefault(size, []).append(row)
+            if _number(row, "Price"):
+                sold.add(size)
         if not row["AcceleratorName"] and row["InstanceType"] == HOSTS.get(gpu):
             hosts[row["AvailabilityZone"]] = row
+    if not sold:
+        return None
+    # Some clouds (AWS) sell eight at a time only: then their eighth. On others (Lambda) an eighth of a large
+    # machine costs something else than the smallest.
+    size = float(count) if count in sold and cloud != "gcp" else min(sold)
+    gpus = by_size[size]
 
     regions: dict[str, dict[str, float]] = {}
     for column in ("Price", "SpotPrice"):
@@ -113,8 +124,8 @@ def listed(cloud: str, gpu: str, engine_gpu: str, catalogs: Path, count: int = 0
             usd = price_usd / size + (_number(host, column) if host else 0.0)
             found[row["Region"]] = min(usd, found.get(row["Region"], usd))
         regions[column] = dict(sorted(found.items(), key=lambda item: item[1]))
-    sizes = [_number(row, "MemoryGiB") / size for row in [*gpus, *hosts.values()]]
-    ram = max((size for size in sizes if size), default=None)
+    most = max(_number(row, "MemoryGiB") for row in [*gpus, *hosts.values()])
+    ram = most / size if most else None
     date = time.strftime("%Y-%m-%d", time.gmtime(path.stat().st_mtime))
     return Listed(regions, ram, date, path) if regions["Price"] else None
 
@@ -146,8 +157,8 @@ def from_catalog(known: Price, catalogs: Path, count: int = 0) -> Price | None:
     found = listed(known.cloud, known.gpu, known.engine_gpu, catalogs, count)
     if found is None:
         return None
-    on_demand, spot = (next(iter(found.regions[column].values()), None) for column in ("Price", "SpotPrice"))
-    assert on_demand is not None
+    on_demand = next(iter(found.regions["Price"].values()))
+    spot = next(iter(found.regions["SpotPrice"].values()), None)
     source = f"SkyPilot catalog {found.path}"
     return Price(known.cloud, known.gpu, known.engine_gpu, on_demand, spot, found.date, source, found.ram)
 

@@ -11,6 +11,7 @@ from recipes.plan.exchange import UpdateTime, update_time
 from recipes.spec import Recipe, override, validate
 from trainer.config import ConfigError
 from trainer.hardware.gpus import gpu_named
+from trainer.hardware.model_shapes import Shape
 
 SLOW_GBIT_S = 100.0
 """Between nodes: below this ZeRO-3, which sends the weights in every pass, is warned about."""
@@ -35,7 +36,9 @@ class Stage:
 def network_of(recipe: Recipe, target: str | None) -> float:
     """Gbit/s between nodes that the target is taken to have; 100 where that is not said."""
     can = CAPABILITIES.get(target or "")
-    return (can.network_gbit_s.get(recipe.cluster.gpu, can.network_gbit_s[""]) if can else 0.0) or 100.0
+    if not can:
+        return 100.0
+    return can.network_gbit_s.get(recipe.cluster.gpu, can.network_gbit_s[""]) or 100.0
 
 
 def compare(recipe: Recipe, network_gbit_s: float) -> list[Stage]:
@@ -57,16 +60,22 @@ def compare(recipe: Recipe, network_gbit_s: float) -> list[Stage]:
         need = memory.plan(changed)
         if need is None:
             return []
-        step, card = passes.of_step(changed, need.shape), gpu_named(cluster.gpu)
-        gather, within = (
-            cost.gather_seconds(changed, need.shape, card, network_gbit_s, h) for h in (False, True)
-        )
-        token, calls = cost.token_seconds(need.shape, card), cost.pass_overhead(changed, need.shape)
-        unpack = cost.unpack_seconds(changed.config, need.shape, card)
-        time = update_time(changed.config, need.shape, step.updates, token, gather, within, calls, unpack)
+        step = passes.of_step(changed, need.shape)
+        time = _updates(changed, need.shape, step, network_gbit_s)
         ours = (own.zero_stage, own.hpz_ranks) == (stage, ranks)
         found.append(Stage(name, changes, need.peak.total, need.fits, len(step.updates), time, ours))
     return found
+
+
+def _updates(recipe: Recipe, shape: Shape, step: passes.Passes, network_gbit_s: float) -> UpdateTime:
+    """Seconds of a step's updates on the recipe's GPU."""
+    card = gpu_named(recipe.cluster.gpu)
+    gather = cost.gather_seconds(recipe, shape, card, network_gbit_s)
+    within = cost.gather_seconds(recipe, shape, card, network_gbit_s, hpz=True)
+    token = cost.token_seconds(shape, card)
+    calls = cost.pass_overhead(recipe, shape)
+    unpack = cost.unpack_seconds(recipe.config, shape, card)
+    return update_time(recipe.config, shape, step.updates, token, gather, within, calls, unpack)
 
 
 def advice(recipe: Recipe, stages: list[Stage], network_gbit_s: float) -> str:
@@ -84,6 +93,5 @@ def advice(recipe: Recipe, stages: list[Stage], network_gbit_s: float) -> str:
             f"warning: ZeRO-3 gathers the weights in each of {own.passes} passes over {network_gbit_s:g} Gb/s"
             f" between nodes, under {SLOW_GBIT_S:g}{change or '; no other stage fits'}"
         )
-    return (
-        f"ZeRO-{best.name} is faster by this model{change}" if best.time.total < 0.9 * own.time.total else ""
-    )
+    much_faster = best.time.total < 0.9 * own.time.total
+    return f"ZeRO-{best.name} is faster by this model{change}" if much_faster else ""

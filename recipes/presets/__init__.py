@@ -49,6 +49,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "grpo-qwen3-vl-2b-mathv60k": vision.qwen3_vl_2b_mathv60k,
     "grpo-qwen3-vl-4b-mathv60k": vision.qwen3_vl_4b_mathv60k,
     "grpo-qwen3-vl-8b-mathv60k": vision.qwen3_vl_8b_mathv60k,
+    "grpo-qwen3-vl-30b-a3b-mathv60k": vision.qwen3_vl_30b_a3b_mathv60k,
     "grpo-qwen3-vl-32b-mathv60k": vision.qwen3_vl_32b_mathv60k,
     "grpo-qwen3.5-0.8b-mathv60k": vision.qwen3_5_0_8b_mathv60k,
     "grpo-qwen3.5-4b-mathv60k": vision.qwen3_5_4b_mathv60k,

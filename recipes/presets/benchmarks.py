@@ -42,10 +42,12 @@ def settings(
     prompt: str = "ours",
     scoring: str = "ours",
     mapping: str = "",
+    fleet: bool = False,
 ) -> list[str]:
     """The overrides that turn any recipe into an evaluation. Raises ConfigError for an unknown benchmark.
 
-    names: of `BENCHMARKS`, or files of rows. mapping: role=column of the files' columns.
+    names: of `BENCHMARKS`, or files of rows. mapping: role=column of the files' columns. fleet: rollout
+    workers sample.
     """
     chosen = [name.strip() for name in names.split(",") if name.strip()]
     own = [name for name in chosen if name not in BENCHMARKS and is_own(name)]
@@ -76,8 +78,7 @@ def settings(
         "evaluation.every_steps=0",
         "algorithm.kl_coef=0",
         "algorithm.teacher=",
-        "fleet.workers=off",
-        "sample=null",
+        *([] if fleet else ["fleet.workers=off", "sample=null"]),
         "method=grpo",
         "lora.qlora=false",
         "optimizer.zero_stage=3",

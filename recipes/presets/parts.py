@@ -15,7 +15,9 @@ VISION_MODELS = {
         "9b": "Qwen/Qwen3.5-9B",
         "27b": "Qwen/Qwen3.5-27B",
     },
-    "qwen3-vl": {size: f"Qwen/Qwen3-VL-{size.upper()}-Instruct" for size in ("2b", "4b", "8b", "32b")},
+    "qwen3-vl": {
+        size: f"Qwen/Qwen3-VL-{size.upper()}-Instruct" for size in ("2b", "4b", "8b", "30b-a3b", "32b")
+    },
 }
 IMAGE_TOKEN = {"qwen2.5-vl": 28 * 28, "qwen3-vl": 32 * 32, "qwen3.5": 32 * 32}
 """Pixels of one."""

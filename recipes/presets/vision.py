@@ -26,6 +26,7 @@ SHAPES = {
     "8b": ("1x8", {"prompts_per_step": 64, "samples_per_prompt": 8, "max_tokens": 2048}, 2, 1e-6, 24),
     "9b": ("1x8", {"prompts_per_step": 64, "samples_per_prompt": 8, "max_tokens": 2048}, 2, 1e-6, 24),
     "27b": ("2x8", {"prompts_per_step": 64, "samples_per_prompt": 4, "max_tokens": 4096}, 4, 5e-7, 48),
+    "30b-a3b": ("2x8", {"prompts_per_step": 64, "samples_per_prompt": 4, "max_tokens": 4096}, 4, 5e-7, 48),
     "32b": ("2x8", {"prompts_per_step": 64, "samples_per_prompt": 4, "max_tokens": 4096}, 4, 5e-7, 48),
     "72b": ("4x8", {"prompts_per_step": 64, "samples_per_prompt": 4, "max_tokens": 8000}, 8, 5e-7, 72),
 }
@@ -177,6 +178,11 @@ def qwen3_vl_8b_mathv60k() -> Recipe:
 def qwen3_vl_32b_mathv60k() -> Recipe:
     """Two nodes of 8."""
     return _grpo("32b", "mathv60k", "qwen3-vl")
+
+
+def qwen3_vl_30b_a3b_mathv60k() -> Recipe:
+    """Two nodes of 8."""
+    return _grpo("30b-a3b", "mathv60k", "qwen3-vl")
 
 
 def qwen3_5_0_8b_mathv60k() -> Recipe:

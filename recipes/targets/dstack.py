@@ -44,6 +44,7 @@ CHECKS = (
     "recipes/plan",
     "recipes/presets",
     "tests/conftest.py",
+    "tests/servers.py",
     "tests/gpu",
     "tests/learning",
 )
@@ -88,20 +89,21 @@ def fleet_name(target: str, name: str) -> str:
 
 def _head(recipe: Recipe, target: str) -> str:
     folder = f"recipes/generated/{target}/{recipe.name}"
-    env = "" if recipe.storage.bucket or not recipe.uses_bucket else " -e BUCKET=s3://..."
-    env += "".join(f" -e {name}" for name in given_secrets(recipe))
-    known = secrets(recipe, target)
-    apply = f"dstack apply -f {folder}.yaml -e RUN_ID=my-run{env}"
+    apply = f"dstack apply -f {folder}.yaml -e RUN_ID=my-run"
+    if recipe.uses_bucket and not recipe.storage.bucket:
+        apply += " -e BUCKET=s3://..."
+    for name in given_secrets(recipe):
+        apply += f" -e {name}"
     if recipe.kind == "sample":
         each = apply.replace("apply", f"apply -y -d -n {_task_name(recipe)}-$i")
         apply = f"for i in $(seq {recipe.jobs}); do {each}; done"
-    lines = [
-        script.written_by(recipe, target),
-        *(f"  dstack secret set {name.lower()} ..." for name in known),
-        f"  dstack apply -f {folder}.fleet.yaml",
-        f"  {apply}",
-        script.again(recipe),
-    ]
+
+    lines = [script.written_by(recipe, target)]
+    for name in secrets(recipe, target):
+        lines.append(f"  dstack secret set {name.lower()} ...")
+    lines.append(f"  dstack apply -f {folder}.fleet.yaml")
+    lines.append(f"  {apply}")
+    lines.append(script.again(recipe))
     return "\n".join(lines)
 
 
@@ -180,11 +182,14 @@ def _file(path: str) -> dict[str, str]:
 
 
 def _env(recipe: Recipe, target: str) -> list[str]:
-    bucket = []
+    env = ["RUN_ID"]
     if recipe.uses_bucket:
-        bucket.append(f"BUCKET={recipe.storage.bucket}" if recipe.storage.bucket else "BUCKET")
-    tokens = [f"{key}=${{{{ secrets.{key.lower()} }}}}" for key in secrets(recipe, target)]
-    return ["RUN_ID", *bucket, *given_secrets(recipe), *tokens]
+        # A name without a value is asked for at the launch.
+        env.append(f"BUCKET={recipe.storage.bucket}" if recipe.storage.bucket else "BUCKET")
+    env += given_secrets(recipe)
+    for key in secrets(recipe, target):
+        env.append(f"{key}=${{{{ secrets.{key.lower()} }}}}")
+    return env
 
 
 def _resources(recipe: Recipe, target: str) -> dict[str, Any]:
@@ -227,23 +232,24 @@ def _market(recipe: Recipe, target: str) -> dict[str, Any]:
 
 def _forms(recipe: Recipe, target: str) -> list[str]:
     """RunPod's names of the cards that were planned: `gpu: name` alone takes PCIe cards too."""
-    if capability(target).cloud != "runpod-cluster" or not recipe.cluster.gpus_per_node:
+    count = recipe.cluster.gpus_per_node
+    if capability(target).cloud != "runpod-cluster" or not count:
         return []
-    return [
-        RUNPOD_CARDS[engine_gpu("skypilot-runpod", gpu, recipe.cluster.gpus_per_node)]
-        for gpu in gpus_for(recipe, target)
-    ]
+    cards = []
+    for gpu in gpus_for(recipe, target):
+        cards.append(RUNPOD_CARDS[engine_gpu("skypilot-runpod", gpu, count)])
+    return cards
 
 
 def _max_price(recipe: Recipe, target: str) -> float:
     """Dollars per node and hour: the recipe's, else one and a half times the dearest known price."""
     if recipe.budget.max_hourly_usd:
         return recipe.budget.max_hourly_usd
-    known = [
-        price(market(recipe, target), gpu, variant=variant(recipe, target, gpu))
-        for gpu in gpus_for(recipe, target)
-    ]
-    dearest = max((row.on_demand for row in known if row), default=0.0)
+    dearest = 0.0
+    for gpu in gpus_for(recipe, target):
+        known = price(market(recipe, target), gpu, variant=variant(recipe, target, gpu))
+        if known is not None:
+            dearest = max(dearest, known.on_demand)
     return round(1.5 * dearest * recipe.cluster.gpus_per_node, 2)
 
 
@@ -255,9 +261,14 @@ def _fleet(recipe: Recipe, target: str, name: str) -> dict[str, Any]:
     if cluster.nodes > 1:
         fleet["placement"] = "cluster"
     if not can.cloud:
-        logins = [address(host)[0] for host in hosts_of(recipe)]
-        user = next((login.partition("@")[0] for login in logins if "@" in login), "ubuntu")
-        hosts = [login.rpartition("@")[2] for login in logins]
+        user = ""
+        hosts = []
+        for host in hosts_of(recipe):
+            login, at, machine = address(host)[0].rpartition("@")
+            if at and not user:
+                user = login
+            hosts.append(machine)
+        user = user or "ubuntu"
         return fleet | {
             "ssh_config": {"user": user, "identity_file": site.ssh_key or "~/.ssh/id_ed25519", "hosts": hosts}
         }

@@ -42,7 +42,7 @@ LEFT_OUT = (
     TOKENS,
 )
 """Files and folders that no node needs or that none may see, besides hidden ones."""
-CHECKS = ("tests/conftest.py", "tests/gpu", "tests/learning")
+CHECKS = ("tests/conftest.py", "tests/servers.py", "tests/gpu", "tests/learning")
 """What a check of a card needs of it all the same."""
 CONTAINER, NODE = "spotrl", "node"
 """Name of the container, and of the JobSet's one Job."""
@@ -291,29 +291,41 @@ def _placement(recipe: Recipe, target: str) -> dict[str, Any]:
     selector = {"kubernetes.io/arch": "amd64"}  # the locked environments are for it
     if recipe.site.node_pool:
         selector["cloud.google.com/gke-nodepool"] = recipe.site.node_pool
-    spot = [{"key": key, "operator": "In", "values": [value]} for key, value in SPOT_LABELS.items()]
-    cards = [[card] for card in _cards(recipe, target)] or [[]]
-    affinity: dict[str, Any] = {}
     tolerations = []
     if recipe.cluster.gpus_per_node:
         tolerations.append({"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"})
 
-    if uses_spot(recipe, target):
-        tolerations += [
-            {"key": key, "operator": "Equal", "value": value, "effect": "NoSchedule"}
-            for key, value in SPOT_LABELS.items()
-        ]
-        if recipe.cluster.spot == "only":
-            cards = [[*card, label] for card in cards for label in spot]
-        else:
-            preferred = [{"weight": 100, "preference": {"matchExpressions": [label]}} for label in spot]
-            affinity["preferredDuringSchedulingIgnoredDuringExecution"] = preferred
-    else:  # met by nodes without the label, too
-        never = [label | {"operator": "NotIn"} for label in spot]
-        cards = [[*card, *never] for card in cards]
+    # Of `on_spot` a preemptible node meets one. All other nodes meet all of `never_spot`: those without the
+    # label do.
+    preferred = []
+    on_spot = []
+    never_spot = []
+    for key, value in SPOT_LABELS.items():
+        label: dict[str, Any] = {"key": key, "operator": "In", "values": [value]}
+        preferred.append({"weight": 100, "preference": {"matchExpressions": [label]}})
+        on_spot.append([label])
+        never_spot.append(label | {"operator": "NotIn"})
 
-    if cards != [[]]:
-        terms = [{"matchExpressions": expressions} for expressions in cards]
+    affinity: dict[str, Any] = {}
+    spot: list[list[dict[str, Any]]] = [[]]
+    if not uses_spot(recipe, target):
+        spot = [never_spot]
+    else:
+        for key, value in SPOT_LABELS.items():
+            tolerations.append({"key": key, "operator": "Equal", "value": value, "effect": "NoSchedule"})
+        if recipe.cluster.spot == "only":
+            spot = on_spot
+        else:
+            affinity["preferredDuringSchedulingIgnoredDuringExecution"] = preferred
+
+    # A node must meet all conditions of one term: those of a card, and those of a market.
+    terms = []
+    cards = [[card] for card in _cards(recipe, target)]
+    for card in cards or [[]]:
+        for market in spot:
+            if card or market:
+                terms.append({"matchExpressions": [*card, *market]})
+    if terms:
         affinity["requiredDuringSchedulingIgnoredDuringExecution"] = {"nodeSelectorTerms": terms}
     placement: dict[str, Any] = {"nodeSelector": selector, "affinity": {"nodeAffinity": affinity}}
     return placement | ({"tolerations": tolerations} if tolerations else {})
@@ -332,9 +344,12 @@ def _cards(recipe: Recipe, target: str) -> list[dict[str, Any]]:
         names = names[:1]
     found = []
     for label, cards in ((NVIDIA_LABEL, NVIDIA_CARDS), (GKE_LABEL, GKE_CARDS)):
-        values = [value for name in names for value in cards.get(name, ())]
+        values: list[str] = []
+        for name in names:
+            values += cards.get(name, ())
         if label == NVIDIA_LABEL and recipe.cluster.gpus_per_node == 1:
-            values += [value for name in names for value in SINGLE_CARDS.get(name, ())]
+            for name in names:
+                values += SINGLE_CARDS.get(name, ())
         if values:
             found.append({"key": label, "operator": "In", "values": values})
     return found

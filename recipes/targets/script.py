@@ -18,6 +18,7 @@ from recipes import groups
 from recipes.spec import ASKED_BUCKET, MARKS, PLACEHOLDERS, Recipe, Step
 from trainer.config import RunConfig, by_model, override, to_dict
 from trainer.config.bucket_address import BucketAddress
+from trainer.config.model_name import is_hub_name
 from trainer.exit_codes import EXIT_CONFIG
 
 SECRETS = ("HF_TOKEN", "WANDB_API_KEY", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN",
@@ -62,14 +63,12 @@ def on_node(recipe: Recipe) -> Recipe:
     for upload in recipe.uploads:
         config = override(config, [f"{upload.field}={upload.there}"])
     steps = _needed(recipe.steps, config, teaches=recipe.kind != "sample")
-    if weights := recipe.storage.weights:
-        made = (
-            weights,
-            WEIGHTS,
-            config.model.path,
-            *([config.model.revision] if config.model.revision else []),
-        )
-        steps.append(Step(creates=f"{WEIGHTS}/config.json", module="trainer.checkpoint.weights", args=made))
+    if recipe.storage.weights:
+        made = [recipe.storage.weights, WEIGHTS, config.model.path]
+        if config.model.revision:
+            made.append(config.model.revision)
+        module = "trainer.checkpoint.weights"
+        steps.append(Step(creates=f"{WEIGHTS}/config.json", module=module, args=tuple(made)))
         config = override(config, [f"model.path={WEIGHTS}", "model.revision="])
     uploads = [upload.step(bucket or ASKED_BUCKET) for upload in recipe.uploads]
     return replace(recipe, config=config, steps=(*uploads, *steps))
@@ -136,28 +135,31 @@ def secret_names(recipe: Recipe) -> tuple[str, ...]:
     """Tokens that a recipe's task uses, and no others: a platform keeps what it is given."""
     config = recipe.config
     urls = [bucket_of(recipe), recipe.storage.weights, config.data.path, config.evaluation.path]
-    used = {name for url in urls for name in bucket_keys(url)}
     if recipe.uses_bucket and not urls[0]:  # asked for at launch: it may be any
-        used |= {name for scheme in ("s3", "r2", "gs") for name in bucket_keys(f"{scheme}://")}
+        urls += ["s3://", "r2://", "gs://"]
+    used: set[str] = set()
+    for url in urls:
+        used.update(bucket_keys(url))
     if "AWS_ACCESS_KEY_ID" in used:
         used.add("AWS_SESSION_TOKEN")
     used.add("HF_TOKEN")  # a preflight tries it
     if recipe.kind == "sample" or (recipe.kind == "train" and config.fleet.workers != "off"):
         used.add(FLEET_KEY)
     if recipe.kind == "train":
-        asked = {
-            "WANDB_API_KEY": config.logging.wandb == "online",
-            "SPOTRL_REWARD_TOKEN": config.rewards.remote_url,
-            "SPOTRL_JUDGE_KEY": config.rewards.judge_url,
-        }
-        used |= {name for name, wanted in asked.items() if wanted}
+        if config.logging.wandb == "online":
+            used.add("WANDB_API_KEY")
+        if config.rewards.remote_url:
+            used.add("SPOTRL_REWARD_TOKEN")
+        if config.rewards.judge_url:
+            used.add("SPOTRL_JUDGE_KEY")
     own = (API_KEY,) if recipe.kind == "serve" else ()
     return (*(name for name in SECRETS if name in used), *own)
 
 
 def sparse_config(config: RunConfig) -> dict:
     """The configuration without the fields that have their default value."""
-    default, values = to_dict(RunConfig()), to_dict(config)
+    default = to_dict(RunConfig())
+    values = to_dict(config)
     sparse: dict = {"method": values["method"]}
     for section, fields in values.items():
         if isinstance(fields, dict):
@@ -271,9 +273,9 @@ def setup_commands(
 
 def _data_name(step: Step) -> str:
     """What a prepared dataset is called below $DATA and in the bucket; "" for another step."""
-    return (
-        step.creates.removeprefix("${DATA}/").partition("/")[0] if step.creates.startswith("${DATA}/") else ""
-    )
+    if not step.creates.startswith("${DATA}/"):
+        return ""
+    return step.creates.removeprefix("${DATA}/").partition("/")[0]
 
 
 def keep_commands(recipe: Recipe) -> str:
@@ -281,7 +283,7 @@ def keep_commands(recipe: Recipe) -> str:
     begins."""
     if recipe.kind == "sample":
         return ""  # one writer: the run's head
-    names = [name for step in on_node(recipe).steps if (name := _data_name(step))]
+    names = list(filter(None, map(_data_name, on_node(recipe).steps)))
     python = f".venvs/{recipe.environment}/bin/python"
     return f"keep {python} {' '.join(names)}\n" if names else ""
 
@@ -307,8 +309,9 @@ def login_files(recipe: Recipe, runs: str) -> dict[str, str]:
     text = head + preamble(recipe, recipe.site.shared_dir or "$PWD/.cache", runs=runs)
     text += "\n".join(recipe.site.prelude) + "\n" if recipe.site.prelude else ""
     text += setup_commands(recipe, check_driver=False)
-    for model in [one.model for one in by_model(recipe.config)] if recipe.kind == "train" else []:
-        if re.fullmatch(r"[\w.-]+/[\w.-]+", model.path):
+    for config in by_model(recipe.config) if recipe.kind == "train" else ():
+        model = config.model
+        if is_hub_name(model.path):
             revision = f" --revision {shlex.quote(model.revision)}" if model.revision else ""
             text += f".venvs/{recipe.environment}/bin/hf download {model.path}{revision}\n"
     return {f"{recipe.name}.setup.sh": text}

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.checkpoint.synthetic import again, configure, finish, save, spoil, writers
+from tests.families import FAMILIES, loader
 from trainer.checkpoint import weights
 from trainer.checkpoint.export import export_adapter, export_hf
 from trainer.checkpoint.format import Shard
@@ -71,6 +72,21 @@ def test_export_writes_what_from_pretrained_reads(tmp_path, told):
     assert not list(half.glob("model-*")), "the former export is gone"
     with pytest.raises(ConfigError, match=r"config\.json"):
         export_hf(checkpoints.find(), tmp_path / "hf2", tmp_path)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_transformers_reads_back_every_family(family_model, family, tmp_path, told):
+    """All weights, a tower's too, under the names that `from_pretrained` knows."""
+    model = loader(family).from_pretrained(family_model(family))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter))
+    found = checkpointed(model, configure(tmp_path), told).find()
+    out = export_hf(found, tmp_path / "hf", family_model(family), "fp32")
+    back, loaded = loader(family).from_pretrained(out, output_loading_info=True)
+    assert not any(loaded.values()), loaded
+    for (name, mine), (_, theirs) in zip(model.named_parameters(), back.named_parameters(), strict=True):
+        assert torch.equal(mine, theirs), name
 
 
 def test_export_takes_frozen_weights_from_the_base_model(tmp_path, told):

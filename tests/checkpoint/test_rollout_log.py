@@ -3,7 +3,9 @@ ever."""
 
 import math
 import struct
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from tests.checkpoint.synthetic import configure, spoil_file
@@ -91,6 +93,26 @@ def test_what_was_sampled_comes_back_to_the_bit(start, disk):
     assert math.copysign(1, graded(1).outcomes[1].format) == -1.0
     assert log.metrics() == {"perf/replayed_completions": 18.0, "perf/rollout_log_failures": 0.0}
     assert log.read(4) is None and log.open(2) == [3] and log.open(3) == []
+
+
+@pytest.mark.parametrize("experts", [np.uint8, np.uint16])
+def test_the_experts_of_tokens_come_back_too(start, experts):
+    """Those of a prompt are logged once for its group; one group has none."""
+    rng = np.random.default_rng(0)
+    step = graded(1)
+    traces = []
+    prompts: dict[int, np.ndarray] = {}
+    for trace in step.traces:
+        routes = rng.integers(0, 200, (max(0, len(trace.tokens) - 1), 3, 2)).astype(experts)
+        if trace.group != 1 and len(trace.completion):
+            prompt = prompts.setdefault(trace.group, routes[: trace.shared])
+            trace = replace(trace, routes=np.concatenate([prompt, routes[trace.shared :]]))
+        traces.append(trace)
+    step = replace(step, traces=traces)
+    log = start()
+    log.write(1, step)
+    assert sum(trace.routes is not None for trace in traces) == 2
+    assert equal(replayed(start("run"), 0)[1], step)
 
 
 def test_another_run_configuration_dataset_or_code_is_not_replayed(start, config, told, monkeypatch):

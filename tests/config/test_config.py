@@ -119,6 +119,29 @@ def test_an_unknown_key_in_a_file_names_the_nearest(tmp_path):
         (["rollout.staleness=2", "algorithm.refill_rounds=3"], "rewards that are not known yet"),
         (["rollout.staleness=2", "data.curriculum=0.7"], "the level of the next rows"),
         (["rollout.staleness=2", "evaluation.pass_rate_samples=8"], "set rollout.staleness to 0"),
+        (["fleet.workers=beside", "fleet.unit_prompts=2", "rollout.staleness=1"], "hold the newest weights"),
+        (["fleet.workers=beside"], "nothing to share: set it to a fraction"),
+        (["algorithm.routing_replay=true", "method=sft"], "replays what an engine chose"),
+        (["algorithm.routing_replay=true", "rollout.staleness=1"], "those of older weights"),
+        (
+            ["algorithm.routing_replay=true", "fleet.workers=only", "checkpoint.remote=s3://b/p"],
+            "rollout workers have not been run with experts",
+        ),
+        (
+            ["algorithm.routing_replay=true", "placement.device=cuda", "rollout.prefix_caching=false"],
+            "needs rollout.prefix_caching",
+        ),
+        (
+            ["algorithm.routing_replay=true", "placement.device=cuda", "rollout.tensor_parallel=2"],
+            "keeps the choices on the first alone",
+        ),
+        (
+            [
+                *("fleet.workers=beside", "fleet.unit_prompts=4", "checkpoint.remote=s3://b"),
+                *("rollout.prompts_per_step=8", "placement.workers_per_node=8"),
+            ],
+            "leaves the trainer's 8 engines less than a prompt each; set it to less",
+        ),
         (["algorithm.kl_estimator=k1"], "use k2 or k3, or set algorithm.kl_in to reward"),
         (["algorithm.kl_coef=0", "algorithm.kl_target=0.1"], "there is no reference"),
         (["algorithm.surrogate=cispo", "algorithm.dual_clip=3"], "does nothing to algorithm.surrogate cispo"),

@@ -11,13 +11,14 @@ from data_prep.write.shards import write_dataset
 from recipes import recipe_files
 from recipes.presets import resolve
 from tests.conftest import make_rows
-from trainer.config import ConfigError
+from trainer.config import ConfigError, Rewards
 from trainer.data import lengths, prompts
 from trainer.data.dataset import Dataset
 from trainer.data.processor import Prompter
 from trainer.data.prompts import Prompting
 from trainer.data.schema import LEARNED, SYSTEM_PROMPT, TEXT_SYSTEM_PROMPT
 from trainer.rewards.grading.forms import FORMS
+from trainer.rewards.scorer import Scorer
 
 PICTURE = [
     {"role": "system", "content": "theirs"},
@@ -78,13 +79,40 @@ def test_rows_and_their_lengths_are_those_that_are_asked(small_config, tmp_path)
     assert len(set(seen.values())) == 3
 
 
-def test_the_template_that_opens_the_reasoning_is_known(small_config):
+def test_what_the_template_opens_is_part_of_what_is_graded(small_config):
     prompter = Prompter(small_config.model)
     assert prompter.opening == ""
     thinking = Prompter(small_config.model)
     template = thinking.processor.chat_template
     thinking.processor.chat_template = template + "{% if add_generation_prompt %}<think>\n{% endif %}"
     assert thinking.opening == "<think>"
+    reply = "It is not $\\boxed{3}$.</think><answer>$\\boxed{2}$</answer>"
+    text = thinking.reply_text(thinking.tokenizer(reply)["input_ids"])
+    assert text == f"<think>{reply}"
+    (graded,) = Scorer(Rewards(workers=1)).score([text], ["2"], ["number"])
+    assert graded.verdict == "correct" and graded.format == 1.0
+
+
+@pytest.mark.parametrize("solution", ["<think>\n1+1=2</think><answer>2</answer>", "2", ""])
+def test_a_solution_does_not_open_the_reasoning_again(small_config, tmp_path, solution):
+    (row,) = make_rows("train", 1)
+    row = dataclasses.replace(row, solution=solution)
+    write_dataset(tmp_path / "d", "d", {"train": [row]}, {})
+    prompter = Prompter(small_config.model)
+    for opens in (False, True):
+        if opens:
+            prompter = Prompter(small_config.model)
+            prompter.processor.chat_template += "{% if add_generation_prompt %}<think>\n{% endif %}"
+        learned = prompter.solution_ids(row)
+        whole = prompter.tokenizer.decode(prompter.token_ids(row) + learned)
+        assert whole.count("<think>") == max(int(opens), solution.count("<think>"))
+        assert whole.endswith(solution.removeprefix("<think>\n") + prompter.tokenizer.eos_token)
+        closed = solution and (opens or "<think>" in solution)
+        assert whole.count("</think>") == int(bool(closed)), "what is opened is closed once"
+        if opens and solution == "2":
+            assert whole.endswith("<think>\n\n</think>\n\n2" + prompter.tokenizer.eos_token)
+        counted = lengths.measure(prompter, Dataset(tmp_path / "d"), 0, 1, True)[0, 1]
+        assert counted == (len(learned) if solution else 0)
 
 
 def test_a_file_of_a_system_message_is_read_at_the_desk(tmp_path):

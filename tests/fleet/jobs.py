@@ -25,11 +25,17 @@ class WorkerProcess:
     """One `python -m trainer.fleet.worker`."""
 
     def __init__(
-        self, root: str, folder: Path, name: str, env: Mapping[str, str], more: tuple[str, ...] = ()
+        self,
+        root: str,
+        folder: Path,
+        name: str,
+        env: Mapping[str, str],
+        more: tuple[str, ...] = (),
+        module: str = "trainer.fleet.worker",
     ) -> None:
         self.name = name
         self.log = folder / f"{name}.log"
-        command = [sys.executable, "-m", "trainer.fleet.worker", "--run", root, "--name", name]
+        command = [sys.executable, "-m", module, "--run", root, "--name", name]
         command += ["--poll", "0.1", *more]
         own = {"PYTHONPATH": str(ROOT), "SPOTRL_METADATA": "off", "SPOTRL_FLEET_KEY": KEY}
         own["SPOTRL_NOTICE_FILE"] = str(folder / f"{name}.notice")
@@ -65,18 +71,21 @@ class FleetJob(Job):
         bucket: str,
         env: Mapping[str, str] | None = None,
         more: Sequence[str] = (),
+        module: str = "trainer.loops.grpo",
     ) -> None:
-        """more: further options."""
+        """more: further options. module: the loop."""
         self.folder, self.bucket = folder, bucket
         self.store_env = dict(env or {})
         fleet = ["fleet.workers=only", "fleet.unit_prompts=2", "fleet.lost_s=15"]
         config = override(config, [*fleet, f"checkpoint.remote={bucket}", *more])
-        super().__init__(config, folder, self.store_env | {"SPOTRL_FLEET_KEY": KEY})
+        super().__init__(config, folder, self.store_env | {"SPOTRL_FLEET_KEY": KEY}, module)
         self.workers: dict[str, WorkerProcess] = {}
 
-    def add_worker(self, name: str, more: tuple[str, ...] = (), **env: str) -> WorkerProcess:
+    def add_worker(
+        self, name: str, more: tuple[str, ...] = (), module: str = "trainer.fleet.worker", **env: str
+    ) -> WorkerProcess:
         root = f"{self.bucket}/{self.config.run_id}"
-        worker = WorkerProcess(root, self.folder / "workers", name, self.store_env | env, more)
+        worker = WorkerProcess(root, self.folder / "workers", name, self.store_env | env, more, module)
         self.workers[name] = worker
         return worker
 
@@ -119,8 +128,8 @@ def final_weights(job: Job) -> dict[str, Any]:
     return found
 
 
-def assert_same_run(one: Job, other: Job, but: tuple[str, ...] = (), since: int = 1) -> None:
-    """The two runs sampled, graded and computed the same, bit for bit.
+def assert_same_run(one: Job, other: Job, but: tuple[str, ...] = (), since: int = 1) -> dict[str, int]:
+    """The two runs sampled, graded and computed the same, bit for bit. Returns how much was compared.
 
     but: beginnings of the names of metrics that only one of them has. since: first step whose completions
     the other one's disk holds.
@@ -142,6 +151,12 @@ def assert_same_run(one: Job, other: Job, but: tuple[str, ...] = (), since: int 
     assert weights.keys() == other_weights.keys() and weights
     for key, values in weights.items():
         assert bool((values == other_weights[key]).all()), key
+    return {
+        "steps_of_completions": len(ours),
+        "arrays_of_completions": sum(map(len, ours.values())),
+        "metrics": sum(map(len, metrics)),
+        "tensors_of_the_last_checkpoint": len(weights),
+    }
 
 
 def wait_for(condition, timeout_s: float = 300.0) -> None:

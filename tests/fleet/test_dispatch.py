@@ -19,7 +19,9 @@ from trainer.fleet.beats import Beats
 from trainer.fleet.dispatch import Dispatcher, NoWorkers, UnitRefused
 from trainer.fleet.following import Following, Seen
 from trainer.fleet.objects import Objects, mail_key, samples_key, worker_key
+from trainer.fleet.scheduler import Given
 from trainer.fleet.units import pack
+from trainer.observe import beacon
 from trainer.storage.storage import Storage
 
 KEY = b"0123456789abcdef"
@@ -67,11 +69,26 @@ def head(tmp_path, monkeypatch):
     attempts = Attempts(Storage(tmp_path / "run/attempts"))
     made = []
 
-    def started(lost_s: float = 30.0, wait_s: float = 30.0) -> Dispatcher:
+    def started(
+        lost_s: float = 30.0,
+        wait_s: float = 30.0,
+        own: bool = False,
+        moved: Callable[[], None] = lambda: None,
+    ) -> Dispatcher:
         held = attempts.take(0)
         objects = Objects(Storage(tmp_path / "run/fleet"), "run", KEY)
         said: list[str] = []
-        one = Dispatcher(objects, held, EXPECTED, lost_s=lost_s, wait_s=wait_s, say=said.append, poll_s=0.02)
+        one = Dispatcher(
+            objects,
+            held,
+            EXPECTED,
+            lost_s=lost_s,
+            wait_s=wait_s,
+            own_engines=own,
+            say=said.append,
+            moved=moved,
+            poll_s=0.02,
+        )
         one.said = said  # ty: ignore[unresolved-attribute]
         objects.put_json(f"about/{held.name}.json", {"layout": []})
         one.announce(version=6, lineage=UNIT.lineage, anchors=[])
@@ -102,6 +119,19 @@ def test_a_unit_goes_out_and_its_samples_come_back(head, tmp_path):
     until(lambda: not any(names for _, _, names in os.walk(tmp_path / "run/fleet/samples")))
     seen = worker.following.look()
     assert seen is not None and not seen.mail
+
+
+def test_every_mark_of_an_engine_that_goes_on_is_progress(head, tmp_path):
+    moved: list[float] = []
+    one = head(moved=lambda: moved.append(time.monotonic()))
+    worker = PlayedWorker(tmp_path, "w0")
+    for number in range(1, 4):
+        worker.join(one.held.name)
+        until(lambda: "w0" in one.beats and one.beats["w0"]["serial"] == worker.beats._serial)
+        assert len(moved) == number - 1, "nothing was sampled since"
+        beacon.tick()
+        worker.join(one.held.name)
+        until(lambda number=number: len(moved) == number)
 
 
 def test_what_a_stranger_wrote_is_asked_for_again(head, tmp_path):
@@ -141,6 +171,39 @@ def test_refused_twice_ends_the_run_with_the_reason(head, tmp_path):
     worker.send(good()[:-1])
     with pytest.raises(UnitRefused, match="lacks a completion"):
         one.take(UNIT)
+
+
+def test_a_refusal_after_a_loss_is_the_first(head, tmp_path):
+    """The unit's second turn, by the only worker that is left."""
+    one = head()
+    gone, worker = PlayedWorker(tmp_path, "w0"), PlayedWorker(tmp_path, "w1")
+    gone.join(one.held.name)
+    one.offer([UNIT])
+    gone.mail()
+    gone.beats.goodbye("the machine is taken away")
+    worker.join(one.held.name)
+    worker.send(good()[:-1])
+    until(lambda: one.counts.refused == 1 and worker.mail().mail[0][1].turn == 3)
+    worker.send()
+    assert len(one.take(UNIT)) == 4
+
+
+def test_a_bad_worker_beside_the_trainers_engines_ends_nothing(head, tmp_path):
+    one = head(own=True)
+    worker = PlayedWorker(tmp_path, "w0")
+    worker.join(one.held.name)
+    units = [replace(UNIT, name=f"00000{number}") for number in range(3)]
+    one.offer(units)
+    for count, unit in enumerate(units, 1):
+        until(lambda unit=unit: worker.mail().mail[0][0] == unit)
+        worker.send(good()[:-1])
+        until(lambda count=count: one.counts.refused == count)
+    until(lambda: not worker.following.look().mail)
+    mine = one.claim("share")
+    assert mine == [Given(unit.name, 2) for unit in units]
+    one.give(dict.fromkeys(mine, good()), 3.0)
+    assert one.scheduler.own_rate == 4.0
+    assert one.has(units) and one.counts.own == 3
 
 
 def test_a_silent_workers_unit_goes_to_the_next_that_comes(head, tmp_path):
@@ -211,6 +274,7 @@ def test_an_attempt_that_was_replaced_is_left_by_its_workers_and_ends(head, tmp_
     with pytest.raises(Fenced):
         old.announce(version=7)
     worker.beats.follow(new.held.name)
+    worker.beats.say(state="idle")
     new.offer([UNIT])
     worker.send()
     assert len(new.take(UNIT)) == 4
@@ -225,6 +289,7 @@ def test_late_samples_of_a_doubled_unit_change_nothing(head, tmp_path):
     fast.join(one.held.name)
     fast.send()
     assert len(one.take(UNIT)) == 4 and one.scheduler.doubled == 1
+    until(lambda: any(name == "w1" for name, _ in one._taken))
     (given,) = [given for name, given in one._taken if name == "w1"]
     slow.objects.put(samples_key(one.held.name, UNIT.step, given.unit, given.turn, "w0"), b"late")
     slow.beats.sent(given, 4, 1.0)
@@ -293,3 +358,41 @@ def test_a_store_that_answers_late_makes_nobody_lost(head, tmp_path, monkeypatch
     serial = worker.beats._serial
     until(lambda: one.beats["w0"]["serial"] > serial)
     assert asked and one.scheduler.lost == 0
+
+
+def test_the_trainers_own_engines_take_units_beside_the_workers(head, tmp_path):
+    one = head()
+    two = replace(UNIT, name="000005")
+    one.offer([UNIT, two])
+    worker = PlayedWorker(tmp_path, "w0")
+    worker.join(one.held.name)
+    assert worker.mail().mail[0][0] == UNIT
+    mine = one.claim("share")
+    assert mine == [Given(two.name, 2)], "taken back: the worker has not begun it"
+    until(lambda: len(worker.mail().mail) == 1)
+    one.give({mine[0]: good()}, 1.0)
+    assert len(one.take(two)) == 4 and (one.counts.own, one.counts.units) == (1, 0)
+    assert one.claim("rest") == []
+    doubled = one.claim("late")
+    assert doubled == [Given(UNIT.name, 2)]
+    worker.send()
+    until(lambda: one.has([UNIT]))
+    one.give({doubled[0]: good()})
+    assert one.counts.late == 1 and one.counts.units == 1
+    assert one.scheduler.own_rate == 4.0, "what was late says nothing of the engines' speed"
+    assert one.take_by_device() == {"fleet/sampled_own": 4.0, "fleet/sampled_cpu": 4.0}
+    assert one.take_by_device() == {}
+
+
+def test_samples_that_were_read_while_others_were_taken_are_late(head, tmp_path):
+    one = head(own=True)
+    one.offer([UNIT])
+    worker = PlayedWorker(tmp_path, "w0")
+    mine = one.claim("share")
+    one.give({mine[0]: good()}, 1.0)
+    assert len(one.take(UNIT)) == 4
+    key = samples_key(one.held.name, UNIT.step, UNIT.name, 1, "w0")
+    worker.objects.put(key, pack(UNIT, 1, "w0", good()))
+    one._read("w0", Given(UNIT.name, 1), UNIT, key)
+    assert (one.counts.late, one.counts.units) == (1, 0)
+    assert not one._traces, "nobody would ever take it"

@@ -14,6 +14,8 @@ from tests.fleet.jobs import FleetJob, assert_same_run, wait_for
 from tests.loops.jobs import REWARD, Job
 from tests.servers import rclone
 from trainer.config import RunConfig, override
+from trainer.config.run_folder import read_roster
+from trainer.exit_codes import EXIT_CONFIG
 from trainer.observe.history import read_history
 from trainer.storage.storage import Storage
 
@@ -109,6 +111,50 @@ def test_a_run_fed_by_workers_is_the_colocated_run(run_config, tmp_path, dtype, 
         assert "the run has reached its last step" in job.workers["w1"].said()
 
 
+@pytest.mark.slow
+@pytest.mark.long
+def test_a_trainer_that_samples_beside_its_workers_is_the_colocated_run(run_config, tmp_path):
+    """Two workers, whose engines are there when the trainer begins. One holds other weights than it says, and
+    is turned away; the other is killed once it has sampled: from then on the trainer samples alone."""
+    more = ["fleet.workers=beside"]
+    options = ["rollout.prompts_per_step=8"]
+    job = FleetJob(run_config("fleet", *options), tmp_path / "fleet", str(tmp_path / "stored"), more=more)
+
+    def units() -> float:
+        history = read_history(job.run_dir)
+        return history[-1].get("fleet/units", 0) if history else 0
+
+    try:
+        liar = job.add_worker("liar", module="tests.fleet.lying_worker")
+        honest = job.add_worker("honest")
+        job.start()
+        job.until(lambda: job.in_phase("rollout", 1), 400)
+        job.signal(signal.SIGSTOP)  # it would not wait for a worker
+        wait_for(lambda: all("ready after" in worker.said() for worker in (liar, honest)))
+        job.signal(signal.SIGCONT)
+        job.until(units, 400, poll_s=0.1)
+        honest.signal(signal.SIGKILL)
+        honest.process.wait()
+        assert job.wait(400) == 0, job.told()
+        assert liar.wait() == EXIT_CONFIG, liar.said()
+    finally:
+        job.kill()
+        job.end_workers()
+    assert "and the policy differ by" in liar.said() and "rollout.sync_tolerance" in liar.said()
+    last = read_history(job.run_dir)[-1]
+    assert last["fleet/turned_away"] == 1 and last["fleet/refused"] == 0
+    assert last["fleet/units"] > 0 and last["fleet/own_units"] + last["fleet/units"] == 4 * STEPS + 3 * 3
+    sampled = {row["worker"]: row["completions"] for row in read_roster(job.run_dir)}
+    assert sampled["liar"] == 0 < sampled["honest"]
+
+    colocated = Job(run_config("colocated", *options), tmp_path / "colocated").start()
+    try:
+        assert colocated.wait(400) == 0, colocated.tail()
+    finally:
+        colocated.kill()
+    assert_same_run(colocated, job)
+
+
 @contextlib.contextmanager
 def stops_at_random(job: FleetJob, seed: int):
     """Stops workers for up to two seconds, again and again, one at a time: who is first is left to chance."""
@@ -133,16 +179,22 @@ def stops_at_random(job: FleetJob, seed: int):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "ahead, workers",
+    "ahead, workers, taught",
     [
-        pytest.param(2, 2, marks=pytest.mark.long),
-        pytest.param(1, 1, marks=pytest.mark.long),
-        pytest.param(1, 2, marks=pytest.mark.long),
+        pytest.param(2, 2, False, marks=pytest.mark.long),
+        pytest.param(1, 1, True, marks=pytest.mark.long),
+        pytest.param(1, 2, False, marks=pytest.mark.long),
     ],
 )
-def test_sampled_ahead_by_workers_it_is_the_colocated_run(run_config, tmp_path, ahead, workers):
-    """Workers that are stopped at random times: a function of the seed and the steps ahead, not of time."""
+def test_sampled_ahead_by_workers_it_is_the_colocated_run(
+    run_config, tmp_path, larger_model, ahead, workers, taught
+):
+    """Workers that are stopped at random times: a function of the seed and the steps ahead, not of time.
+
+    taught: whether a teacher judges what they sample; the trainer's ranks hold it, and no worker."""
     options = [f"rollout.staleness={ahead}"]
+    if taught:
+        options += [f"algorithm.teacher={larger_model}", "algorithm.kl_coef=0", "algorithm.kl_target=0"]
     job = FleetJob(run_config("fleet", *options), tmp_path / "fleet", str(tmp_path / "stored"))
     try:
         for number in range(workers):
@@ -161,5 +213,6 @@ def test_sampled_ahead_by_workers_it_is_the_colocated_run(run_config, tmp_path, 
     assert_same_run(colocated, job, but=("mismatch/",))
     probed = {line["step"]: line["mismatch/kl"] for line in job.metrics() if "mismatch/kl" in line}
     assert probed.keys() == {4, 5} and max(probed.values()) < 1e-6, "engine and policy at evaluations"
+    assert all(("teacher/kl" in line) == taught for line in job.metrics()[1:])
     behind = [line.get("rollout/staleness_max") for line in job.metrics()[1:]]
     assert behind == [min(step, ahead) for step in range(STEPS)]

@@ -112,6 +112,7 @@ def asked(tmp_path, monkeypatch):
 def head(objects: Objects, attempt: str, serial: int, state: str = "running") -> None:
     objects.put_json(about_key(attempt), {})
     said = {"attempt": attempt, "serial": serial, "state": state, "why": "all is done", "anchors": []}
+    said |= {"version": 0, "lineage": ""}
     objects.put_json(head_key(attempt), said)
 
 

@@ -15,8 +15,7 @@ from tests.fleet.test_verify import EXPECTED, UNIT, good
 from trainer.checkpoint.attempt import Attempts
 from trainer.checkpoint.manifest import code_fingerprint
 from trainer.exit_codes import EXIT_OK
-from trainer.fleet import dispatch, following
-from trainer.fleet.beats import Beats
+from trainer.fleet import beats, dispatch, following
 from trainer.fleet.dispatch import Dispatcher
 from trainer.fleet.objects import Objects, about_key, worker_key
 from trainer.fleet.packages import packages
@@ -30,6 +29,16 @@ class PlayedEngine:
     """Samples the unit of `test_verify`."""
 
     followed = 0
+
+    def __init__(self) -> None:
+        self.there = threading.Event()
+        """Unset while the weights are on their way."""
+        self.there.set()
+        self.took: list[tuple[int, str]] = []
+
+    def take_weights(self, seen: Any) -> None:
+        self.took.append((seen.version, seen.lineage))
+        self.there.wait(10.0)
 
     def follow(self, objects: Objects, layout: Any) -> None:
         self.followed += 1
@@ -73,9 +82,8 @@ class Run:
         if about is None:
             self.code = EXIT_OK
             return
-        self.worker.beats = Beats(self.objects, self.worker.name, {"host": "here", "device": "cpu"})
-        self.worker.beats.say(attempt=self.worker.following.attempt)
-        self.code = self.worker._loop(self.engine)  # ty: ignore[invalid-argument-type]
+        facts = {"host": "here", "device": "cpu"}
+        self.code = self.worker._begin(self.engine, facts, 0.0)  # ty: ignore[invalid-argument-type]
 
     def ended(self) -> str:
         """Waits for the worker's end; what its last mark says of it."""
@@ -126,6 +134,76 @@ def test_it_waits_for_the_next_attempt_and_ends_when_none_comes(run):
 def test_it_ends_when_no_trainer_comes(run):
     run.serve()
     assert run.ended() == f"no trainer of {run.root} within 1 s"
+
+
+def test_no_trainer_waits_for_a_worker_whose_weights_are_on_their_way(run):
+    """Neither the first nor the next: it is seen to be on its way, and gets nothing before it has them."""
+    first = run.head()
+    run.engine.there.clear()
+    run.serve()
+    first.offer([UNIT])
+    while not run.engine.took:
+        time.sleep(0.01)
+    time.sleep(0.3)
+    assert run.engine.took == [(6, UNIT.lineage)] and not first.probing()
+    assert [(row["state"], row["lives"]) for row in first.roster()] == [("fetching", True)]
+    run.engine.there.set()
+    assert len(first.take(UNIT)) == 4
+    first.close("away", "this attempt of the trainer has ended")
+    run.engine.there.clear()
+    second = run.head()
+    second.offer([UNIT])
+    while len(run.engine.took) == 1:
+        time.sleep(0.01)
+    time.sleep(0.3)
+    assert [row["state"] for row in second.roster()] == ["fetching"]
+    run.engine.there.set()
+    assert len(second.take(UNIT)) == 4
+    second.close("over", "the run has reached its last step")
+    run.ended()
+
+
+def test_a_trainer_waits_for_a_worker_that_fetches_for_longer_than_its_patience(run, monkeypatch):
+    """And the worker does not take what it did not hear meanwhile for the trainer's silence."""
+    monkeypatch.setattr(beats, "BEAT_S", 0.1)
+    head = run.head()
+    head.wait_s = 0.5
+    run.worker.idle_s = 0.5
+    run.engine.there.clear()
+    run.serve()
+    while not run.engine.took:
+        time.sleep(0.01)
+    threading.Timer(1.5, run.engine.there.set).start()
+    assert sampled(head)
+    head.close("over", "the run has reached its last step")
+    assert run.ended() == "the run has reached its last step"
+
+
+def test_a_worker_whose_trainer_began_anew_meanwhile_takes_the_new_layout(run):
+    first = run.head()
+    run.engine.there.clear()
+    run.serve()
+    while not run.engine.took:
+        time.sleep(0.01)
+    first.close("away", "this attempt of the trainer has ended")
+    second = run.head()
+    run.engine.there.set()
+    assert sampled(second) and run.engine.followed == 1
+    second.close("over", "the run has reached its last step")
+    run.ended()
+
+
+def test_a_worker_whose_weights_do_not_come_asks_again_with_its_first_unit(run, capsys):
+    def missing(seen: Any) -> None:
+        raise FileNotFoundError("weights/00000006.json: not in the bucket")
+
+    run.engine.take_weights = missing
+    head = run.head()
+    run.serve()
+    assert sampled(head)
+    assert "weights/00000006.json: not in the bucket" in capsys.readouterr().out
+    head.close("over", "the run has reached its last step")
+    run.ended()
 
 
 def test_a_run_that_gave_up_has_no_workers_until_it_is_launched_again(run, tmp_path, monkeypatch):

@@ -1,10 +1,12 @@
 import json
+from dataclasses import replace
 
 import pytest
 
 from tests.families import VISION
 from trainer.hardware import flops, gpus
 from trainer.hardware.flops import Completed
+from trainer.hardware.layer_sizes import Experts
 from trainer.hardware.model_shapes import Shape, Vision, from_config, shape_of
 
 TINY = Shape(layers=2, hidden=8, intermediate=16, heads=2, kv_heads=1, head_dim=4, vocabulary=32)
@@ -61,6 +63,20 @@ def test_a_tiny_vision_tower_by_hand():
     assert flops.vision_flops(SEEING, [(1, 10, 4)]) == embed + blocks + full + windows + merger
     assert flops.vision_flops(SEEING, [(2, 10, 4)]) == 2 * flops.vision_flops(SEEING, [(1, 10, 4)])
     assert flops.vision_flops(TINY, [(1, 10, 4)]) == 0 and flops.vision_flops(SEEING, []) == 0
+
+
+def test_a_token_meets_the_experts_that_are_chosen_for_it():
+    # q, k, v and o as above: 192; a router to 4 experts, of which 2 are 8 wide each: 3 x 8 x 16
+    shape = replace(TINY, experts=Experts(count=4, active=2))
+    assert flops.layer_flops_per_token(shape) == 2 * (192 + 8 * 4 + 3 * 8 * 16)
+    assert shape.rest_sizes == [8 * 4, 4 * 2 * 8 * 8, 4 * 8 * 8, 8, 8]
+    active = shape.matmul_parameters - TINY.matmul_parameters
+    assert active == shape.layers * 8 * 4, "the router, and as many weights as a plain MLP of that width"
+    assert shape.parameters - TINY.parameters == shape.layers * (8 * 4 + 3 * 8 * 8 * (4 - 2))
+    # a second token chooses each of the 2 idle experts with probability one half
+    assert shape.read_parameters(1) == shape.matmul_parameters
+    assert shape.read_parameters(2) == shape.matmul_parameters + shape.layers * 3 * 8 * 8 * 2 * 0.5
+    assert TINY.read_parameters(7) == TINY.matmul_parameters
 
 
 def test_prefill_and_decode_together_are_one_forward_pass_less_the_logits_that_nobody_reads():
@@ -133,13 +149,14 @@ def test_the_counts_are_those_of_the_real_model(family, grid):
 
     sizes = tiny_model.TinyShape(128, 96, 3, 4, 2, 32, 48, 4, False)
     config = tiny_model.build_config(sizes, tiny_model.build_tokenizer(), family)
-    config._attn_implementation = "eager"
+    config._attn_implementation = config._experts_implementation = "eager"
     model = AutoModelForImageTextToText.from_config(config)
     shape = from_config(config.to_dict())
     patches = grid[0] * grid[1] * grid[2]
     tokens = 11
     v = shape.vision
-    assert v and v.full == (1 if family == "qwen2_5_vl" else 4) and v.deepstack == 2 * (family == "qwen3_vl")
+    assert v and v.full == (1 if family == "qwen2_5_vl" else 4)
+    assert v.deepstack == (2 if family.startswith("qwen3_vl") else 0)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model.model.visual(torch.zeros(patches, 3 * 2 * v.patch**2), grid_thw=torch.tensor([grid]))
     assert counter.get_total_flops() == pytest.approx(flops.vision_flops(shape, [grid]), rel=1e-3)

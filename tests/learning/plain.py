@@ -66,12 +66,15 @@ def padded_gradients(
     model first."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
+    plainly: Any = {
+        "dtype": torch.float32,
+        "attn_implementation": "sdpa",
+        "experts_implementation": "eager",  # a loop over experts
+    }
     try:
-        model = AutoModelForImageTextToText.from_pretrained(
-            folder, dtype=torch.float32, attn_implementation="sdpa"
-        )
+        model = AutoModelForImageTextToText.from_pretrained(folder, **plainly)
     except ValueError:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
+        model = AutoModelForCausalLM.from_pretrained(folder, **plainly)
     model = adapt(model)
     traces = samples.traces
     rows = [torch.from_numpy(t.tokens).long() for t in traces]

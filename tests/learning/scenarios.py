@@ -17,6 +17,7 @@ from tests.fleet.published import published  # noqa: F401
 from tests.learning.filled import filled  # noqa: F401
 from tests.learning.one_rank import OneRank, lessons, trace, with_logprobs
 from tests.learning.rates import bare, communicators, context, decoding, rates  # noqa: F401
+from tests.learning.replayed import replayed  # noqa: F401
 from tests.learning.silenced import silent  # noqa: F401
 from trainer import config as configuration
 from trainer.algorithm.batching import TrainBatch
@@ -114,6 +115,9 @@ def parity(config, rank, port):
         worker.sampler.load(version)
         samples = worker.sample(prompts_for(worker, rows), 4, config.rollout.temperature, 16)
         out["gaps"].append(gaps(worker, samples))
+        if version == 0:  # the policy has not moved from its reference
+            scored = worker.logprobs([samples], reference=True)
+            out["reference"] = all(map(np.array_equal, scored["old"], scored["reference"]))
         worker.sampler.rest()
         update(worker, fixed_items(worker), config.algorithm.micro_batch_tokens)
     out["stale"] = gaps(worker, samples)
@@ -327,7 +331,7 @@ def exported(config, rank, port):
     in_process.NoWeights = FromFiles
     worker = start(config, rank, port)
     samples = worker.sample([Prompt(group=0, row=0, seed=7)], 2, config.rollout.temperature, 16)
-    return {"gap": gaps(worker, samples)[0], "weights": weights(worker)}
+    return {"gap": gaps(worker, samples), "weights": weights(worker)}
 
 
 def moving(config, rank, port):

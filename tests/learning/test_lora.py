@@ -6,14 +6,15 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
 
 import pytest
 
 from examples.demo import tiny_model as tiny_model_module
+from tests.families import BOUNDS, dtype, matrix
 from trainer import config as c
 from trainer.config import ConfigError
 from trainer.hardware import adapters
+from trainer.hardware.architectures import FAMILIES
 from trainer.hardware.model_shapes import shape_of
 
 ROOT = Path(__file__).parents[2]
@@ -30,36 +31,53 @@ def lora(config, world, method, **options):
     )
 
 
+QUICK = [
+    ("qwen2_5_vl", 2, "grpo", {"rank": 3, "alpha": 4, "vision": True, "rslora": True}),
+    ("qwen3_5", 1, "sft", {"rank": 4, "alpha": 8}),
+]
+OTHERS = [
+    ("qwen2_5_vl", 1, "sft", {"rank": 4, "alpha": 8}),
+    ("qwen2_5_vl", 2, "sft", {"rank": 8}),
+    ("qwen2_5_vl", 1, "grpo", {"rank": 8}),
+]
+
+SEEING = ["qwen3_vl", "qwen3_5"]
+AGAINST_FP32 = {"fp32": (1e-5, 1e-4, 1e-6), "bf16": (0.2, 0.35, 0.02)}
+"""Relative difference of all gradients and of the worst tensor's, and the largest of merged weights, to peft
+in fp32, by the type that the policy computes in. Plain peft in bf16 differs by 0.13 and 0.25 (Qwen3.5)."""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "world", "method", "options"),
-    [
-        pytest.param("qwen2_5_vl", 1, "sft", {"rank": 4, "alpha": 8}, marks=pytest.mark.long),
-        ("qwen2_5_vl", 2, "grpo", {"rank": 3, "alpha": 4, "vision": True, "rslora": True}),
-        pytest.param("qwen2_5_vl", 2, "sft", {"rank": 8}, marks=pytest.mark.long),
-        pytest.param("qwen2_5_vl", 1, "grpo", {"rank": 8}, marks=pytest.mark.long),
-        pytest.param("qwen3_vl", 2, "grpo", {"rank": 4, "vision": True}, marks=pytest.mark.long),
-        ("qwen3_5", 1, "sft", {"rank": 4, "alpha": 8}),
-    ],
+    matrix(
+        [*QUICK, *OTHERS, *((name, 2, "grpo", {"rank": 4, "vision": True}) for name in SEEING)],
+        QUICK,
+    ),
 )
 def test_adapters_are_those_of_plain_peft(
     run_ranks, small_config, family_model, family, world, method, options
 ):
     config = lora(small_config, world, method, **options)
-    config = replace(config, model=replace(config.model, path=str(family_model(family))))
-    config = replace(config, model=replace(config.model, gradient_checkpointing=world == 1))
+    computed = dtype(family) if method == "grpo" else "fp32"
+    model = replace(config.model, path=str(family_model(family)), dtype=computed)
+    config = replace(config, model=replace(model, gradient_checkpointing=world == 1))
     shape = shape_of(config.model.path)
+    largest, average = BOUNDS[computed]
+    of_all, of_one, of_merged = AGAINST_FP32[computed]
     for result in run_ranks("adapters", config):
+        print(family, world, {name: found for name, found in result.items() if name != "reference"})
         assert result["trained"] == sum(adapters.sizes(shape, config.lora.rank, config.lora.vision))
         together, worst = result["gradients"]
-        assert together < 1e-5 and worst < 1e-4
-        assert result["names"] in ([], ["lm_head.weight"]) and result["merged"] < 1e-6
+        assert together < of_all and worst < of_one
+        assert result["names"] in ([], ["lm_head.weight"]) and result["merged"] < of_merged
         assert result["resumed"], "a resumed run must go on bit for bit"
         if method == "grpo":
             (before, *first), (_, *second) = result["reference"]
-            assert before < 1e-4, "the reference is the model without adapters"
+            assert before < largest, "the reference is the model without adapters"
             assert first == second, "bit for bit, whatever the adapters are"
-            assert result["engine"][0] < 1e-4 and result["stale"][1] > 1e-2
+            assert result["engine"][0] < largest and result["engine"][1] < 2 * average
+            assert result["stale"][1] > max(1e-2, 3 * average)
 
 
 @pytest.mark.slow
@@ -68,8 +86,8 @@ def test_adapters_are_those_of_plain_peft(
     [
         ("qwen2_5_vl", 2, 3),
         ("qwen3_vl", 1, 3),
-        pytest.param("qwen2_5_vl", 2, 2, marks=pytest.mark.long),
-        pytest.param("qwen2_5_vl", 1, 2, marks=pytest.mark.long),
+        *(pytest.param(name, 1, 3, marks=pytest.mark.long) for name in ("qwen3_5",)),
+        *(pytest.param("qwen2_5_vl", world, 2, marks=pytest.mark.long) for world in (1, 2)),
     ],
 )
 def test_on_a_base_in_4_bits_that_is_evaluated_first(
@@ -165,7 +183,22 @@ def test_a_layer_without_an_adapter_is_refused(tiny_model):
         lora.inject(model, c.LoRA(rank=2), 0)
 
 
-@pytest.mark.parametrize("family", get_args(tiny_model_module.Family))
+@pytest.mark.parametrize("family", [name for name, row in FAMILIES.items() if row.experts])
+def test_adapters_of_experts_are_refused(family, family_model):
+    from tests.families import loader
+    from trainer.config import budget
+    from trainer.learning import lora
+
+    folder = family_model(family)
+    shape = shape_of(str(folder))
+    with pytest.raises(ConfigError, match="no adapter for experts"):
+        lora.inject(loader(family).from_pretrained(folder), c.LoRA(rank=2), 0)
+    with pytest.raises(ConfigError, match="adapters of a mixture of experts"):
+        budget.trained(c.RunConfig(lora=c.LoRA(rank=2)), shape)
+    assert budget.trained(c.RunConfig(), shape) == shape.parameters
+
+
+@pytest.mark.parametrize("family", [name for name, row in FAMILIES.items() if not row.experts])
 def test_every_linear_layer_of_every_family_gets_an_adapter(family, tmp_path):
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.families import FAMILIES, VISION, loader
+from tests.families import FAMILIES, VISION, loader, matrix
 from tests.learning import plain
 from tests.learning.one_rank import trace
 from trainer.algorithm.batching import collate, layout
@@ -20,6 +20,8 @@ IMAGE = 9
 WORST = {"qwen3_5": 2e-5}
 """Relative difference of the worst tensor's gradient. The decays' gradients nearly cancel: with plain
 transformers one sample at a time and one padded batch differ by 5e-6."""
+TOTAL = {"qwen3_5": 2e-6}
+"""Relative difference of all gradients together, through ZeRO-3 with a sample in each pass."""
 
 
 def positions(ids, grid, image: int | None = IMAGE):
@@ -172,16 +174,18 @@ def test_gradients_are_those_of_the_padded_computation(family_model, family, aga
     assert total < 1e-6 and worst < WORST.get(family, 2e-6)
 
 
+HPZ = ("qwen2_5_vl", "qwen2")
+"""Families that two ranks train with weights kept for the backward pass."""
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("world", "family", "again", "hpz"),
     [
         (1, "qwen2_5_vl", False, 1),
-        (2, "qwen3_vl", True, 1),
-        (2, "qwen3", False, 1),
-        *(
-            pytest.param(2, family, True, hpz, marks=pytest.mark.long)
-            for family, hpz in (("qwen2_5_vl", 2), ("qwen2", 2), ("llama", 1))
+        *matrix(
+            [(2, name, name not in ("qwen3", "qwen3_5"), 2 if name in HPZ else 1) for name in FAMILIES],
+            {(2, "qwen3_vl", True, 1), (2, "qwen3_5", False, 1)},
         ),
     ],
 )
@@ -199,5 +203,5 @@ def test_ranks_reproduce_the_padded_gradients(
     for result in run_ranks("gradients", config):
         for budget, (total, worst, passes) in result.items():
             print(world, family, budget, passes, f"{total:.1e} {worst:.1e}")
-            assert total < 1e-6 and worst < WORST.get(family, 2e-6), budget
+            assert total < TOTAL.get(family, 1e-6) and worst < WORST.get(family, 2e-6), budget
         assert result["1"][2] > result["100000"][2] == 1

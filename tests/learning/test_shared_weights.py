@@ -28,6 +28,8 @@ def old_names(key: str) -> str:
         ("qwen2_5_vl", "bf16", old_names),
         ("qwen3_vl", "fp32", str),
         ("qwen3", "fp32", str),
+        ("qwen3_vl_moe", "fp32", str),
+        ("qwen3_moe", "bf16", str),
         pytest.param("qwen2", "bf16", str, marks=pytest.mark.long),
         pytest.param("llama", "fp32", str, marks=pytest.mark.long),
     ],

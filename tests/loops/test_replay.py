@@ -248,3 +248,21 @@ def test_a_checkpoint_without_the_logs_that_it_needs_is_not_resumed_from(config)
     again = train(Run(config, killed.saves[3]))  # its own version samples step 6
     assert again.model.value == calm.model.value
     assert [step for name, step in again.model.calls if name == "generate"] == [6, 7, 8]
+
+
+def test_a_restart_after_the_last_step_samples_nothing(config):
+    done = train(Run(config))
+    again = train(Run(config, done.saves[STEPS]))
+    assert again.model.value == done.model.value and again.model.calls == []
+
+
+def test_while_workers_sample_what_was_asked_they_can_be_probed_with_the_learners_weights(
+    config, monkeypatch
+):
+    """Two steps ahead no step of the 8 is sampled with versions 6 and 7, and they are loaded nevertheless."""
+    monkeypatch.setattr(Model, "beside", True)
+    config = c.override(config, ["rollout.staleness=2", "evaluation.every_steps=0"])
+    monkeypatch.setattr(SampledGroups, "whole", False)
+    monkeypatch.setattr(Run, "save", lambda *_: None)  # waits for the logs of what was asked
+    run = train(Run(config))
+    assert [step for name, step in run.model.calls if name == "sync"] == list(range(STEPS))

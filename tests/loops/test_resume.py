@@ -10,12 +10,15 @@ import re
 import shutil
 import signal
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from tests import servers
 from tests.checkpoint.synthetic import spoil
+from tests.families import dtype
 from tests.loops.jobs import REWARD, Job
 from trainer import config as c
 from trainer.checkpoint.reader import ShardReader
@@ -294,20 +297,77 @@ def test_elastic(base, undisturbed, tmp_path):
             assert line[key] == pytest.approx(other[key], rel=1e-3, abs=1e-6), (ranks, key)
 
 
-@pytest.mark.long
-def test_a_killed_run_with_adapters_resumes_bit_for_bit(base, tmp_path):
-    """Killed while it learns, it comes from its committed adapters to the metrics and the adapter of a whole
-    run."""
-    config = replace(base, lora=c.LoRA(rank=4), run=replace(base.run, max_steps=4))
-    whole, cut = (Job(placed(config, tmp_path / name), tmp_path / name) for name in ("whole", "cut"))
+def whole_and_killed(config: c.RunConfig, folder: Path) -> tuple[Job, Job]:
+    """A run, and the same one killed in the update of step 3 and started again: their metrics are equal."""
+    whole, cut = (Job(placed(config, folder / name), folder / name) for name in ("whole", "cut"))
     assert whole.start().wait(900) == 0, whole.tail()
     cut.start().until(lambda: cut.in_phase("update", 3))
     cut.kill()
     assert cut.start().wait(900) == 0, cut.tail()
     assert "resumed from step" in cut.log.read_text()
     assert cut.metrics() == whole.metrics()
+    return whole, cut
+
+
+@pytest.mark.long
+def test_a_killed_run_with_adapters_resumes_bit_for_bit(base, tmp_path):
+    """Killed while it learns, it comes from its committed adapters to the metrics and the adapter of a whole
+    run."""
+    config = replace(base, lora=c.LoRA(rank=4), run=replace(base.run, max_steps=4))
+    whole, cut = whole_and_killed(config, tmp_path)
     adapters = [(job.run_dir / "hf/adapter_model.safetensors").read_bytes() for job in (whole, cut)]
     assert adapters[0] == adapters[1]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("family", "replays"), [("qwen3_vl_moe", False), ("qwen3_vl_moe", True), ("qwen3_5", False)]
+)
+def test_a_killed_run_of_another_family_resumes_bit_for_bit(base, family_model, tmp_path, family, replays):
+    """Also where the update goes through the experts that the engine chose: the step that is logged and
+    killed goes through the same again."""
+    options = [f"model.path={family_model(family)}", f"algorithm.routing_replay={replays}"]
+    config = c.override(base, [*options, f"model.dtype={dtype(family)}", "run.max_steps=4"])
+    whole, cut = whole_and_killed(config, tmp_path)
+    assert weights_of(cut) == weights_of(whole)
+    assert [replays] * 4 == ["mismatch/rerouted_fraction" in line for line in whole.metrics()[1:]]
+
+
+@pytest.mark.long
+def test_a_killed_distilled_run_asks_its_teacher_nothing_twice(base, larger_model, tmp_path):
+    """Steps that the teacher judged before the kill keep its judgment: their files are not written again, and
+    the run ends as one that nobody killed. Another teacher is refused."""
+    teacher = tmp_path / "teacher"
+    shutil.copytree(larger_model, teacher)
+    options = [f"algorithm.teacher={teacher}", "algorithm.kl_coef=0", "algorithm.kl_target=0"]
+    config = c.override(base, [*options, "run.max_steps=4"])
+    config = replace(config, checkpoint=replace(config.checkpoint, every_steps=4))
+    whole, cut = (Job(placed(config, tmp_path / name), tmp_path / name) for name in ("whole", "cut"))
+    assert whole.start().wait(900) == 0, whole.tail()
+    assert all(line["teacher/kl"] > 0 for line in whole.metrics()[1:])
+
+    def judged() -> dict[str, int]:
+        """When each step's judgment was written, by file."""
+        files = cut.run_dir.glob("rollouts/step-*.npz")
+        return {file.name: file.stat().st_mtime_ns for file in files if "teacher" in np.load(file).files}
+
+    cut.start().until(lambda: cut.in_phase("update", 2) and len(judged()) == 2)
+    before = judged()
+    cut.kill()
+    cut.start().until(lambda: cut.in_phase("update", 3) and len(judged()) == 3)
+    after = judged()
+    cut.kill()
+    assert before.items() <= after.items()
+    assert cut.start().wait(900) == 0, cut.tail()
+    assert "rollout log: steps 1 to 3 are replayed" in cut.log.read_text()
+    assert cut.metrics() == whole.metrics()
+    assert weights_of(cut) == weights_of(whole)
+
+    with (teacher / "model.safetensors").open("r+b") as weights:
+        weights.seek(-4, os.SEEK_END)
+        weights.write(b"\0\0\0\1")
+    assert cut.start().wait(900) != 0
+    assert "is not the one that the checkpoint learned from" in cut.log.read_text()
 
 
 AHEAD = 8

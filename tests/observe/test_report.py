@@ -46,6 +46,32 @@ def test_the_report_holds_curves_samples_phases_and_configuration_and_asks_nothi
     assert "default-src 'none'" in page
 
 
+def test_a_run_with_rollout_workers_shows_them_their_dollars_and_why_they_ended(tmp_path):
+    write_run(tmp_path, 40)
+    page = report.write_report(tmp_path).read_text()
+    assert "Rollout workers" not in page and "Steps that samples are behind" not in page
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        step = line["step"]
+        line |= {"fleet/wait_s": 3.0 / (step + 1), "fleet/workers": 2 + step % 2, "fleet/idle_share": 0.1}
+        line |= {"rollout/staleness_mean": min(step, 2), "rollout/staleness_max": min(step, 2)}
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    ended = {"lives": False, "why": "aws: <spot> notice", "completions": 300}
+    workers = [
+        {"worker": "w0", "device": "NVIDIA L40S", "lives": True, "why": "", "completions": 700},
+        {"worker": "w1", "device": "NVIDIA L40S"} | ended,
+    ]
+    (tmp_path / "fleet.json").write_text(json.dumps({"unix_s": 0.0, "workers": workers}))
+    (tmp_path / "cost.json").write_text(json.dumps({"usd": 9.5, "usd_per_1000": {"L40S": 0.0421}}))
+    page = report.write_report(tmp_path).read_text()
+    for title in ("Waiting for rollout workers", "Rollout workers without a unit", "Rollout workers alive"):
+        assert f"<h3>{title}</h3>" in page
+    assert "<h3>Steps that samples are behind</h3>" in page and "<h2>Rollout workers</h2>" in page
+    assert "<td>NVIDIA L40S</td><td>1 of 2</td><td>1,000</td><td>100%</td>" in page
+    assert "<td>L40S</td><td>$0.042</td>" in page
+    assert "<td>w1</td><td>aws: &lt;spot&gt; notice</td>" in page
+
+
 def test_every_drawing_is_well_formed_and_stays_within_its_frame(tmp_path):
     write_run(tmp_path, 130)
     drawings = svgs(report.write_report(tmp_path).read_text())

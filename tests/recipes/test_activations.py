@@ -103,14 +103,24 @@ def measure(model_dir, data, dtype: Literal["bf16", "fp32"], again: bool, rank: 
 @pytest.mark.parametrize("again", [False, True])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize(
-    ("family", "rank"), [("qwen2_5_vl", 0), ("qwen2_5_vl", 8), ("qwen3_vl", 0), ("qwen3_5", 0)]
+    ("family", "rank"),
+    [
+        ("qwen2_5_vl", 0),
+        ("qwen2_5_vl", 8),
+        ("qwen2_vl", 0),
+        ("qwen3_vl", 0),
+        ("qwen3_5", 0),
+        ("qwen3_vl_moe", 0),
+    ],
 )
 def test_activations_are_those_of_the_real_model(family_model, picture_dataset, family, dtype, again, rank):
     config, saved, forward, backward = measure(family_model(family), picture_dataset, dtype, again, rank)
     shape = shape_of(str(family_model(family)))
     assert shape
     assert saved == pytest.approx(sum(activations.saved(config, shape).values()), rel=0.06)
-    assert backward == pytest.approx(sum(activations.backward(config, shape).values()), rel=0.12)
+    planned = activations.backward(config, shape)
+    planned.pop("gradients of experts", 0.0)  # here each goes as it comes; ZeRO-3 keeps a layer's
+    assert backward == pytest.approx(sum(planned.values()), rel=0.12)
     assert forward == pytest.approx(
         max(activations.forward(config, shape), activations.logits(config, shape)), rel=0.10
     )

@@ -8,36 +8,27 @@ from contextlib import suppress
 from dataclasses import replace
 
 import pytest
+from desk import bucket as bucket
 from desk import elsewhere as elsewhere
 from desk import run, stand_in
 
 from recipes import run_record
 from recipes.capabilities import CAPABILITIES
 from recipes.drivers import (
-    bucket_access,
     fleet_launch,
     launched,
     launching,
     platform_state,
-    shared_record,
     worker_sight,
 )
 from recipes.drivers.platforms import commands
 from recipes.presets import resolve
-from trainer.config import ConfigError
+from trainer import config as configuration
+from trainer.config import ConfigError, RunConfig
 
 SEVEN = "grpo-qwen2.5-vl-7b-mathv60k"
 UP = ["up", SEVEN, "--bucket", "s3://mine", "--run-id", "mine", "--detach"]
 KEY = "SPOTRL_FLEET_KEY"
-
-
-@pytest.fixture(autouse=True)
-def bucket(elsewhere, monkeypatch):
-    """Amazon's keys, and a bucket that nobody asks."""
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "stand-in")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "stand-in")
-    monkeypatch.setattr(bucket_access, "probe", lambda *a: None)
-    monkeypatch.setattr(shared_record, "publish", lambda *a: None)
 
 
 def called(tmp_path):
@@ -230,6 +221,21 @@ def test_resume_starts_both_again_unless_the_workers_live(capsys, monkeypatch, t
     replace(workers(), ended_s=time.time()).save()
     assert run(capsys, "resume", "mine")[0] == 0
     assert len(run_record.workers_of("mine")) == 2
+
+
+def test_resume_on_a_desk_without_the_runs_secret_says_what_to_do(capsys, monkeypatch, tmp_path):
+    stand_in(tmp_path, monkeypatch, "sky", "exit 0")
+    run(capsys, *UP, "--target", "skypilot-runpod", "--fleet", "2xL40S:spot")
+    key = run_record.RUNS / "mine/fleet.key"
+    secret = key.read_text()
+    key.unlink()
+    before = called(tmp_path)
+    code, _, err = run(capsys, "resume", "mine")
+    assert code == 2 and "copy runs/mine/fleet.key" in err and f"export {KEY}" in err
+    assert called(tmp_path) == before and not key.exists(), "no new one, and nothing is started"
+    monkeypatch.setenv(KEY, secret)
+    assert run(capsys, "resume", "mine")[0] == 0
+    assert key.read_text() == secret
 
 
 def test_resume_replaces_workers_of_which_nobody_tells_whether_they_live(capsys, monkeypatch, tmp_path):
@@ -434,14 +440,36 @@ def test_the_state_of_several_jobs_is_told_together(monkeypatch, tmp_path):
 
 
 def test_dollars_of_a_thousand_samples_by_gpu():
-    roster = [
-        {"device": "NVIDIA L40S", "completions": 300},
-        {"device": "NVIDIA L40S", "completions": 300},
-        {"device": "NVIDIA A100-SXM4-80GB", "completions": 600},
-        {"device": "cpu", "completions": 0},
+    rows = [
+        {"fleet/sampled_NVIDIA-L40S": 300.0},
+        {"fleet/sampled_NVIDIA-L40S": 300.0, "fleet/sampled_NVIDIA-A100-SXM4-80GB": 600.0},
+        {"reward/mean": 0.5},  # replayed from the log
     ]
     rates = [("L40S", 3.6), ("A100-80GB", 7.2), ("", 0.0)]
     # 100 s a step: $0.10 of L40S and $0.20 of A100 for 256 samples each
-    found = worker_sight.usd_per_1000(roster, rates, 512, 100.0)
+    found = worker_sight.usd_per_1000(rows, rates, 512, 100.0)
     assert found == {"L40S": pytest.approx(0.1 / 0.256), "A100-80GB": pytest.approx(0.2 / 0.256)}
     assert worker_sight.usd_per_1000([], rates, 512, 100.0) == {}
+
+
+def test_what_the_trainers_own_engines_sampled_is_not_the_workers():
+    rows = [{"fleet/sampled_own": 384.0, "fleet/sampled_NVIDIA-L40S": 128.0}]
+    assert worker_sight.usd_per_1000(rows, [("L40S", 3.6)], 512, 100.0) == {
+        "L40S": pytest.approx(0.1 / 0.128)
+    }
+
+
+def test_dollars_of_a_thousand_samples_of_a_whole_run_are_in_its_report(capsys, monkeypatch, tmp_path):
+    stand_in(tmp_path, monkeypatch, "sky", "exit 0")
+    run(capsys, *UP, "--target", "skypilot-runpod", "--fleet", "2xL40S:spot")
+    replace(workers(), confirmed=True, counted_usd=2.0, ended_s=time.time()).save()
+    folder = run_record.RUNS / "mine"
+    (folder / "config.yaml").write_text(configuration.dump(RunConfig()))
+    metrics = '{"step": 1, "fleet/sampled_NVIDIA-L40S": 900}\n{"step": 40, "fleet/sampled_own": 300}\n'
+    (folder / "metrics.jsonl").write_text(metrics)  # of two attempts, the second without a worker
+    roster = [{"worker": "w0", "device": "NVIDIA L40S", "lives": False, "why": "over", "completions": 0}]
+    (folder / "fleet.json").write_text(json.dumps({"workers": roster}))
+    assert run(capsys, "report", "mine")[0] == 0
+    samples = 40 * RunConfig().samples_per_step
+    page = (folder / "report.html").read_text()
+    assert f"<td>L40S</td><td>${2000 / (samples * 0.75):,.3f}</td>" in page

@@ -1,6 +1,7 @@
 """Bytes and parameters by hand, and the parameter count against real models."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,9 @@ GIB = 2**30
 @pytest.mark.parametrize(
     ("model", "parameters"),
     [
+        ("Qwen/Qwen2-VL-2B-Instruct", 2_208_985_600),
+        ("Qwen/Qwen2-VL-7B-Instruct", 8_291_375_616),
+        ("Qwen/Qwen2-VL-72B-Instruct", 73_405_560_320),
         ("Qwen/Qwen2.5-VL-3B-Instruct", 3_754_622_976),
         ("Qwen/Qwen2.5-VL-7B-Instruct", 8_292_166_656),
         ("Qwen/Qwen2.5-VL-72B-Instruct", 73_410_777_344),
@@ -27,6 +31,9 @@ GIB = 2**30
         ("Qwen/Qwen3.5-4B", 4_539_265_536),
         ("Qwen/Qwen3.5-9B", 9_409_813_744),
         ("Qwen/Qwen3.5-27B", 27_356_728_560),
+        ("Qwen/Qwen3-VL-30B-A3B-Instruct", 31_070_754_032),
+        ("Qwen/Qwen3-30B-A3B", 30_532_122_624),
+        ("Qwen/Qwen3-235B-A22B", 235_093_634_560),
         ("Qwen/Qwen2.5-0.5B-Instruct", 494_032_768),
         ("Qwen/Qwen2.5-7B-Instruct", 7_615_616_512),
     ],
@@ -61,6 +68,38 @@ def test_every_parameter_of_a_published_qwen3_5(name):
     config = Qwen3_5Config(text_config=text, vision_config=vision, tie_word_embeddings=shape.tied)
     with torch.device("meta"):
         built = Qwen3_5ForConditionalGeneration(config)
+    assert sorted(shape.sizes()) == sorted(p.numel() for p in built.parameters())
+    assert from_config(config.to_dict()) == shape
+
+
+@pytest.mark.parametrize("name", [name for name, shape in KNOWN.items() if shape.experts])
+def test_every_parameter_of_a_published_mixture_of_experts(name):
+    """Against transformers' model of the same sizes."""
+    import torch
+    import transformers
+
+    shape = KNOWN[name]
+    assert shape.experts
+    text = {
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.intermediate,
+        "moe_intermediate_size": shape.intermediate // shape.experts.active,
+        "num_experts": shape.experts.count,
+        "num_experts_per_tok": shape.experts.active,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+    }
+    if v := shape.vision:
+        vision = {"out_hidden_size": shape.hidden}
+        config: Any = transformers.Qwen3VLMoeConfig(text_config=text, vision_config=vision)
+        kind: Any = transformers.Qwen3VLMoeForConditionalGeneration
+        assert config.vision_config.depth == v.depth
+    else:
+        config, kind = transformers.Qwen3MoeConfig(**text), transformers.Qwen3MoeForCausalLM
+    with torch.device("meta"):
+        built = kind(config)
     assert sorted(shape.sizes()) == sorted(p.numel() for p in built.parameters())
     assert from_config(config.to_dict()) == shape
 

@@ -1,9 +1,11 @@
 """The plan of 4-bit fine-tuning beside what Qwen has published of its first models: one A100, batches of 8
 passes of one row (README of QwenLM/Qwen, Profiling of Memory and Speed)."""
 
+from dataclasses import replace
+
 import pytest
 
-from recipes.plan import cost, exchange, spread
+from recipes.plan import cost, exchange, memory, spread
 from recipes.plan.cost import token_seconds
 from recipes.presets import get
 from trainer.config import LoRA, Model, Optimizer, RunConfig
@@ -52,12 +54,20 @@ def test_4_bit_steps_are_about_as_long_as_published(size, length, seconds):
 
 def test_lora_steps_lie_within_the_range_that_a_plan_shows_on_two_servers_too():
     """On two servers all lengths take as much longer, so it is not the adapter's gradients on their way: the
-    plan shows it in its range, not in its figure."""
+    plan has one factor for it."""
     for length, one, two in zip(LENGTHS, ONE_CARD, TWO_SERVERS, strict=True):
         plan = planned("7B", length, False)
         assert spread.STEP[0] < one / plan < 1.45
-        assert 1.5 < two / plan < spread.SEVERAL_NODES_STEP[1] * 1.02
+        assert spread.STEP[0] < two / (plan * spread.SEVERAL_NODES) < spread.SEVERAL_NODES_STEP[1]
         assert 1.7 < two / one < 2.2
+
+
+def test_a_second_node_costs_supervised_training_that_factor_and_rl_nothing():
+    two = get("sft-qwen2.5-72b-full")
+    one = replace(two, cluster=replace(two.cluster, nodes=1))
+    need = memory.plan(two, "H100")
+    steps = [cost.step_time(recipe, "H100", 1e9, need).update for recipe in (one, two)]
+    assert steps[1] == pytest.approx(spread.SEVERAL_NODES * steps[0], rel=1e-3)
 
 
 def test_the_range_of_several_nodes_is_that_of_supervised_training():

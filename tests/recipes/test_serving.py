@@ -109,6 +109,12 @@ def test_an_adapter_is_merged_on_the_node_or_here():
     assert "storage.weights=gs://mine/mine/checkpoints/hf" in trained.served("mine", "", None)
 
 
+def test_a_model_on_the_hub_that_reads_images_is_known_by_its_shape(tiny_model):
+    for name in ("Qwen/Qwen3.5-9B", "Qwen/Qwen2.5-VL-7B-Instruct", "someone/Other-VL-7B", str(tiny_model)):
+        assert serve.has_vision(name)
+    assert not serve.has_vision("Qwen/Qwen2.5-7B-Instruct")
+
+
 def test_what_cannot_be_served_is_refused_in_a_line(capsys):
     record(recipe=LORA)
     with pytest.raises(ConfigError, match="a run exports them at its end"):

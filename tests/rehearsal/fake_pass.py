@@ -12,6 +12,7 @@ FLOPs of matrix products and the bytes that all other kernels read and write.
 from __future__ import annotations
 
 import json
+import math
 import sys
 import traceback
 import weakref
@@ -44,6 +45,9 @@ LOGSUMEXP = "aten.logsumexp.default"
 tests/recipes/test_activations.py)."""
 MASKED = ("aten.index.Tensor", "aten.index_put_.default", "aten.index_put.default")
 """What they do with a mask waits for the number of its true values."""
+GROUPED = "aten._grouped_mm"
+"""One product of all experts, which torch's registry of FLOPs lacks: each row meets one expert's matrix, and
+of a gradient each row counts for one."""
 WAITS = ("aten._local_scalar_dense.default", "aten.nonzero.default", "aten.is_nonzero.default")
 
 
@@ -127,6 +131,9 @@ class Watch(TorchDispatchMode):
         products, and the plan's seconds of a token leave them out too."""
         if counted := flop_registry.get(func._overloadpacket):
             self.flops += counted(*args, **kwargs, out_val=result)
+            return
+        if str(func._overloadpacket) == GROUPED:
+            self.flops += 2 * args[0].shape[-1] * math.prod(result.shape[-2:])
             return
         storages = {tensor.untyped_storage()._cdata for tensor in given}
         views = made and all(tensor.untyped_storage()._cdata in storages for tensor in made)

@@ -16,18 +16,22 @@ from transformers import (
     Qwen2_5_VLForConditionalGeneration,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3_5Config,
+    Qwen3_5ForConditionalGeneration,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
+    Qwen3VLMoeConfig,
+    Qwen3VLMoeForConditionalGeneration,
 )
 from transformers.initialization import no_init_weights
 
 from trainer.config import RunConfig
-from trainer.hardware.model_shapes import Shape, Vision
+from trainer.hardware.model_shapes import GatedDelta, Shape, Vision
 from trainer.learning import logprobs, lora
 from trainer.learning.zero.setup import exact_frequencies
 
 IMAGE = 151655
-"""Image token of Qwen2.5-VL and Qwen3-VL."""
+"""Image token of Qwen2.5-VL and Qwen3-VL; a Qwen3.5 here takes the same."""
 VOCABULARY = 151665
 """Token ids from here on are banned: they are no tokens."""
 
@@ -36,11 +40,16 @@ def model_class(shape: Shape) -> Any:
     """transformers' class for models of this kind."""
     if shape.vision is None:
         return Qwen2ForCausalLM
+    if shape.delta:
+        return Qwen3_5ForConditionalGeneration
+    if shape.experts:
+        return Qwen3VLMoeForConditionalGeneration
     return Qwen2_5_VLForConditionalGeneration if shape.vision.gated else Qwen3VLForConditionalGeneration
 
 
 def model_config(shape: Shape) -> PreTrainedConfig:
-    """transformers' configuration of a Qwen2.5, Qwen2.5-VL or Qwen3-VL of this shape."""
+    """transformers' configuration of a Qwen2.5, Qwen2.5-VL, Qwen3-VL, Qwen3-VL-MoE or Qwen3.5 of this
+    shape."""
     if shape.vision is None:
         config: PreTrainedConfig = Qwen2Config(**_text(shape), rope_parameters=_rope({}))
     elif shape.vision.gated:
@@ -50,10 +59,22 @@ def model_config(shape: Shape) -> PreTrainedConfig:
             tie_word_embeddings=shape.tied,
             image_token_id=IMAGE,
         )
+    elif shape.delta:
+        config = Qwen3_5Config(
+            text_config=_text(shape) | _gated_delta(shape, shape.delta),
+            vision_config=_tower(shape, shape.vision),
+            tie_word_embeddings=shape.tied,
+            image_token_id=IMAGE,
+        )
     else:
         sections = {"mrope_section": [24, 20, 20], "mrope_interleaved": True}
         text = _text(shape) | {"head_dim": shape.head_dim, "rope_parameters": _rope(sections)}
-        config = Qwen3VLConfig(
+        kind = Qwen3VLConfig
+        if (experts := shape.experts) is not None:
+            kind = Qwen3VLMoeConfig
+            text |= {"num_experts": experts.count, "num_experts_per_tok": experts.active}
+            text["moe_intermediate_size"] = shape.intermediate // experts.active
+        config = kind(
             text_config=text,
             vision_config=_tower(shape, shape.vision),
             tie_word_embeddings=shape.tied,
@@ -77,6 +98,23 @@ def _text(shape: Shape) -> dict[str, Any]:
     }
 
 
+def _gated_delta(shape: Shape, delta: GatedDelta) -> dict[str, Any]:
+    """Every fourth layer has attention; a quarter of its heads' width is rotated."""
+    turned = {"mrope_section": [11, 11, 10], "mrope_interleaved": True, "partial_rotary_factor": 0.25}
+    kinds = ["full_attention" if number % 4 == 3 else "linear_attention" for number in range(shape.layers)]
+    assert kinds.count("linear_attention") == delta.layers
+    return {
+        "head_dim": shape.head_dim,
+        "rope_parameters": _rope(turned),
+        "layer_types": kinds,
+        "linear_num_key_heads": delta.key_heads,
+        "linear_num_value_heads": delta.value_heads,
+        "linear_key_head_dim": delta.key_dim,
+        "linear_value_head_dim": delta.value_dim,
+        "linear_conv_kernel_dim": delta.kernel,
+    }
+
+
 def _rope(more: dict[str, Any]) -> dict[str, Any]:
     return {"rope_type": "default", "rope_theta": 1e6} | more
 
@@ -92,9 +130,13 @@ def _tower(shape: Shape, vision: Vision) -> dict[str, Any]:
     }
     if vision.gated:
         return tower | {"fullatt_block_indexes": [7, 15, 23, 31]}
+    tower |= {"num_position_embeddings": vision.positions}
+    if not vision.deepstack:
+        return tower
     every = vision.depth // (vision.deepstack + 1)
-    merged = [every * (number + 1) - 1 for number in range(vision.deepstack)]
-    return tower | {"num_position_embeddings": vision.positions, "deepstack_visual_indexes": merged}
+    return tower | {
+        "deepstack_visual_indexes": [every * (number + 1) - 1 for number in range(vision.deepstack)]
+    }
 
 
 @contextmanager

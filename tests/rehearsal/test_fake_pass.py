@@ -31,9 +31,9 @@ from trainer.hardware import adapters
 
 AGREE = "import_utils.py"
 """transformers' check that image tokens and features agree: it reads a count."""
-DEEPSTACK = "modeling_qwen3_vl.py"
+DEEPSTACK = {False: "modeling_qwen3_vl.py", True: "modeling_qwen3_vl_moe.py"}
 """Features of three blocks of Qwen3-VL's tower are added by a mask, which is read for getting and for
-putting."""
+putting; with experts or without."""
 WITHIN = (0.9, 1.1)
 """Peak over plan."""
 PLAYED = sorted(distinct())
@@ -55,7 +55,9 @@ def reads(recipe: str) -> dict[str, int]:
     assert shape is not None
     if shape.vision is None:
         return {}
-    return {AGREE: 1} | ({DEEPSTACK: 2 * shape.vision.deepstack} if shape.vision.deepstack else {})
+    return {AGREE: 1} | (
+        {DEEPSTACK[bool(shape.experts)]: 2 * shape.vision.deepstack} if shape.vision.deepstack else {}
+    )
 
 
 def check(recipe: str, what: str, one: dict[str, Any]) -> None:
@@ -156,13 +158,23 @@ def lose(algorithm: Algorithm) -> tuple[Any, Any]:
     from tests.rehearsal.fake_pass import Watch, loss_of
     from trainer.config import RunConfig
     from trainer.learning.policy import TrainMicroBatch
+    from trainer.learning.routing import Replay
 
     watch, batch = Watch("cuda", 0), SimpleNamespace()
     with FakeTensorMode(), watch:
         parts = {name: torch.zeros(30, device="cuda") for name in PARTS}
         logp, entropy = torch.zeros(30, device="cuda", requires_grad=True), torch.zeros(30, device="cuda")
         item = TrainMicroBatch(batch=batch, lengths=torch.tensor([10, 12, 8], device="cuda"), **parts)
-        return loss_of(RunConfig(algorithm=algorithm), lambda _: (logp, entropy, entropy), item), watch
+
+        class GivenLogprobs:
+            """What the loss asks of a model."""
+
+            replay = Replay(torch.nn.Module())
+
+            def __call__(self, batch: Any) -> tuple[Any, Any, Any]:
+                return logp, entropy, entropy
+
+        return loss_of(RunConfig(algorithm=algorithm), GivenLogprobs(), item), watch
 
 
 @pytest.mark.slow

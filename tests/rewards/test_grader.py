@@ -217,8 +217,15 @@ def test_a_name_before_one_sign_does_not_count_against_a_number(answer):
         ("2 > x \\ge -1", "[-1, 2)", 1),
         ("(3, \\infty)", "3 < x < 4", 0),
         ("-\\infty < x < 3", "x<3", 1),
+        ("1 < x < 2", "x \\in (1, 2)", 1),
     ],
 )
 def test_inequalities_and_intervals(reference, answer, equal):
     assert grader.decide(answer, reference, "math") == ("correct" if equal else "wrong")
     assert grader.decide(reference, answer, "math") == ("correct" if equal else "wrong")
+
+
+def test_a_matrix_is_no_interval():
+    matrix = "x \\in \\begin{pmatrix} 1 & 2 \\end{pmatrix}"
+    assert grader.decide(matrix, "1 < x < 2", "math") == "wrong"
+    assert grader.decide("1 < x < 2", matrix, "math") == "error", "what the row asks for cannot be read"

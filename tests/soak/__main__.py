@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import processor
+from tests.families import VISION, dtype
 from tests.loops.jobs import REWARD, ROOT, Job
 from tests.soak import model, rows
 from tests.soak.lengths import environment
@@ -45,11 +46,14 @@ SHARES = {"long": 0.7, "tensor_parallel": 0.1, "vocabulary": 0.1, "sft": 0.1}
 class Soak:
     """The phases, each in a folder of its own under `folder`."""
 
-    def __init__(self, folder: Path, minutes: float, layers: int) -> None:
+    def __init__(self, folder: Path, minutes: float, layers: int, family: Any) -> None:
+        self.family = family
         self.folder, self.seconds = folder, {name: 60 * minutes * share for name, share in SHARES.items()}
         self.ray = Path(tempfile.mkdtemp(prefix="soak"))  # its sockets' names must be short
         (folder / "reward.py").write_text(REWARD)
-        self.path = {n: model.build(folder / f"model-{n}", layers, n) for n in (VOCABULARY, QWEN)}
+        self.path = {
+            n: model.build(folder / f"model-{n}", layers, n, family=family) for n in (VOCABULARY, QWEN)
+        }
         count = EPOCH_STEPS * PROMPTS
         self.data = rows.write(folder / "data", count, PROMPTS, SEED)
         long_rows = [rows.first(step, count, PROMPTS, SEED) for step in LONG_STEPS]
@@ -57,7 +61,7 @@ class Soak:
         self.failed: list[str] = []
 
     def job(self, name: str, vocabulary: int = VOCABULARY, method: str = "grpo", **rollout: int) -> Job:
-        config = settings(self.folder, self.path[vocabulary], self.data, name)
+        config = settings(self.folder, self.path[vocabulary], self.data, name, self.family)
         config = replace(
             config,
             method=method,
@@ -158,6 +162,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--layers", type=int, default=36, help="of 3B: 36; of 7B: 28")
+    families = [family for family in VISION if dtype(family) == "fp32"]
+    parser.add_argument("--family", choices=families, default="qwen2_5_vl", help="of the model")
     parser.add_argument(
         "--phases", nargs="+", choices=SHARES, default=list(SHARES), help="others in the file stay"
     )
@@ -168,11 +174,12 @@ def main() -> int:
         "revision": subprocess.run(git, capture_output=True, text=True).stdout.strip(),
         "machine": {"cpus": os.cpu_count(), "processor": processor()},
         "minutes": options.minutes,
+        "family": options.family,
         "layers": options.layers,
     }
     found = json.loads(options.json.read_text()) if options.json.exists() else {}
     with tempfile.TemporaryDirectory() as folder:
-        soak = Soak(Path(folder), options.minutes, options.layers)
+        soak = Soak(Path(folder), options.minutes, options.layers, options.family)
         for phase in options.phases:
             found[phase] = about | soak.run(phase)
             options.json.write_text(json.dumps(found, indent=1) + "\n")

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from examples.demo.tiny_model import Family
 from trainer import config as c
+from trainer.hardware.architectures import FAMILIES
 
 LONGEST, PROMPT_TOKENS = 3_000, 3_500
 PROMPTS, GROUP = 4, 4
 
 
-def settings(folder: Path, model: Path, data: Path, name: str) -> c.RunConfig:
-    """Two CPU ranks, an engine each; `folder` holds reward.py."""
+def settings(folder: Path, model: Path, data: Path, name: str, family: Family = "qwen2_5_vl") -> c.RunConfig:
+    """Two CPU ranks, an engine each; `folder` holds reward.py. Where there are experts, the engine's choices
+    are replayed."""
+    side = 28 if family == "qwen2_5_vl" else 32
     return c.RunConfig(
         run=c.Run(name=name, dir=str(folder / name / "run")),
-        model=c.Model(path=str(model), dtype="fp32", gradient_checkpointing=True),
+        model=c.Model(
+            path=str(model),
+            dtype="fp32",
+            gradient_checkpointing=True,
+            min_pixels=4 * side**2,
+            max_pixels=1280 * side**2,
+        ),
         # Images are kept up to the limit: one that the first steps reach, or a cache that fills would look
         # like a leak.
         data=c.Data(path=str(data), prompt_max_tokens=PROMPT_TOKENS, episodes=10**6, image_cache_gib=0.125),
@@ -25,7 +35,11 @@ def settings(folder: Path, model: Path, data: Path, name: str) -> c.RunConfig:
             kv_cache_gib=0.5,
             sleep_level=0,
         ),
-        algorithm=c.Algorithm(samples_per_update=PROMPTS * GROUP // 2, kl_coef=0.01),
+        algorithm=c.Algorithm(
+            samples_per_update=PROMPTS * GROUP // 2,
+            kl_coef=0.01,
+            routing_replay=bool(FAMILIES[family].experts),
+        ),
         # No weight stays gathered between two uses, as none of a model above DeepSpeed's limits does.
         optimizer=c.Optimizer(learning_rate=1e-6, live_parameters=0),
         rewards=c.Rewards(function=f"{folder / 'reward.py'}:reward", workers=1),

@@ -1,4 +1,4 @@
-"""The short soak: a deep model on rows of real shapes, a completion of 3,000 tokens beside short ones, killed
+"""The short soak: deep models on rows of real shapes, a completion of 3,000 tokens beside short ones, killed
 once.
 
 The long form adds tensor parallelism, a vocabulary of 152k, two epochs, fine-tuning and flat resources:
@@ -19,26 +19,28 @@ from tests.soak.settings import GROUP, LONGEST, PROMPTS, settings
 from trainer.config.run_folder import read_lines
 from trainer.observe.history import read_history
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
 
-LAYERS, VOCABULARY = 28, 49_152
-"""The depth of 7B. 2,730 tokens make a chunk of logits: a rank with the long completion has one chunk
-more."""
+LAYERS = {"qwen2_5_vl": 28, "qwen3_vl_moe": 24}
+"""The depth of 7B, and half of that of 30B-A3B."""
+VOCABULARY = 49_152
+"""2,730 tokens make a chunk of logits: a rank with the long completion has one chunk more."""
 STEPS = 6
 LONG_STEP = 2
 KILLED_IN = 4
 SEED = 3
 MEAN_TOKENS = 25
-DEADLINE_S = 900
+DEADLINE_S = 1800
 
 
-@pytest.fixture(scope="module")
-def base(tmp_path_factory):
+@pytest.fixture(scope="module", params=LAYERS)
+def base(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("soak")
     (folder / "reward.py").write_text(REWARD)
-    built = model.build(folder / "model", LAYERS, VOCABULARY)
+    family = request.param
+    built = model.build(folder / "model", LAYERS[family], VOCABULARY, family=family)
     data = rows.write(folder / "data", STEPS * PROMPTS, PROMPTS, SEED)
-    config = settings(folder, built, data, "whole")
+    config = settings(folder, built, data, "whole", family)
     return replace(
         config,
         run=replace(config.run, max_steps=STEPS, seed=SEED),
@@ -66,9 +68,12 @@ def whole(base, tmp_path_factory):
 def test_real_lengths_on_a_deep_model(whole):
     lines = whole.metrics()
     assert [line["step"] for line in lines] == list(range(STEPS + 1))
-    assert max(line["tokens/prompt_max"] for line in lines[1:]) > 2_800
+    # A patch of Qwen3-VL is larger, so that images of a size have fewer tokens.
+    least = 2_400 if whole.config.model.max_pixels > 1280 * 28**2 else 2_800
+    assert max(line["tokens/prompt_max"] for line in lines[1:]) > least
     for line in lines[1:]:
         assert line["grad/norm"] > 0 and line["optim/skipped_updates"] == 0 and line["data/left_out"] == 0
+        print(line["step"], line["mismatch/logprob_abs_mean"], line["mismatch/logprob_abs_max"])
         assert line["mismatch/logprob_abs_mean"] < 5e-6 and line["mismatch/logprob_abs_max"] < 1e-4
     # With none of the others above 200, whichever rank does not have the longest one is done at once.
     lengths = sorted(

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -298,3 +299,18 @@ def test_command_line_copies_folders_and_files_both_ways(rclone, tmp_path, monke
     assert (tmp_path / "one/b").read_text() == "22"
     assert main(["cp", str(tmp_path / "nothing"), "s3://bucket/cli"]) == 2
     assert main(["cp", "a", "b"]) == 2
+
+
+def test_a_process_that_ends_right_after_a_download_ends_well(rclone, tmp_path):
+    # obstore's asynchronous calls aborted one process in forty here.
+    put = Storage("s3://bucket/short", env=rclone.env)
+    put.put_bytes("one", b"1")
+    ended = []
+
+    def fetch(i: int) -> None:
+        command = [sys.executable, "-m", "trainer.storage", "cp", "s3://bucket/short", f"{tmp_path}/{i}"]
+        ended.append(subprocess.run(command, env=os.environ | rclone.env, capture_output=True).returncode)
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(fetch, range(40)))
+    assert ended == [0] * 40

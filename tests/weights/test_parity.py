@@ -4,33 +4,17 @@ from dataclasses import replace
 
 import pytest
 
-from tests.families import VISION
+from tests.families import BOUNDS, FAMILIES, VISION, dtype, matrix
 
-LONG = pytest.mark.long
-
-
-BOUNDS = {"fp32": (1e-4, 1e-5), "bf16": (0.25, 0.02)}
-"""Largest and mean |log-prob difference| of engine and policy, by the type that both compute in."""
-
-
-def dtype(family):
-    """On CPUs vLLM computes gated delta-net layers in bf16 only."""
-    return "bf16" if family == "qwen3_5" else "fp32"
+QUICK = {("qwen2_5_vl", 2, 2), ("qwen3_vl", 1, 1), ("qwen3_5", 1, 1)}
+EVERY = [(family, n, n) for family in FAMILIES for n in (1, 2)]
+OTHERS = [("qwen2_5_vl", 2, 1), ("smollm2", 2, 1)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "world", "tp"),
-    [
-        ("qwen2_5_vl", 2, 2),
-        ("qwen3_vl", 1, 1),
-        ("qwen3_5", 1, 1),
-        pytest.param("qwen2_5_vl", 1, 1, marks=LONG),
-        pytest.param("qwen2_5_vl", 2, 1, marks=LONG),
-        pytest.param("qwen3_vl", 2, 2, marks=LONG),
-        *(pytest.param(family, n, n, marks=LONG) for family in ("qwen2", "qwen3", "llama") for n in (1, 2)),
-        pytest.param("smollm2", 2, 1, marks=LONG),
-    ],
+    matrix(EVERY + OTHERS, QUICK),
 )
 def test_engine_agrees_with_policy(run_ranks, small_config, family_model, text_dataset, family, world, tp):
     data = small_config.data if family in VISION else replace(small_config.data, path=str(text_dataset))
@@ -53,6 +37,7 @@ def test_engine_agrees_with_policy(run_ranks, small_config, family_model, text_d
             assert worst < largest and mean < average
         moved = max(1e-2, 3 * average)
         assert result["stale"][1] > moved, "the updates moved the policy, so an unsynced engine must differ"
+        assert result["reference"], "the reference is the policy before its first update"
         assert result["repeat"], "equal seeds must give equal samples"
         if tp == 1 or result["sampled"]:
             assert result["reversed"], "a prompt's samples must not depend on its neighbours"

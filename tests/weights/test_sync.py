@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.families import BOUNDS, VISION, dtype
 from tests.loops.jobs import REWARD, Job
 from trainer.exit_codes import EXIT_ERROR
 
@@ -23,20 +24,25 @@ def test_a_broken_sync_stops_the_run(small_config, tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("family", ["qwen3_vl", "qwen2_5_vl"])
-def test_export_loads_everywhere(small_config, run_ranks, family_model, family, tmp_path):
+@pytest.mark.parametrize(
+    "family", ["qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_5", "qwen3_vl_moe", "qwen3_moe"]
+)
+def test_export_loads_everywhere(small_config, run_ranks, family_model, text_dataset, family, tmp_path):
     """Gradient checkpointing on; the vision tower frozen, so that the export must take it from the
     original."""
     (tmp_path / "reward.py").write_text(REWARD)
+    data = small_config.data if family in VISION else replace(small_config.data, path=str(text_dataset))
     config = replace(
         small_config,
+        data=data,
         run=replace(small_config.run, max_steps=2),
         rewards=replace(small_config.rewards, function=f"{tmp_path / 'reward.py'}:reward"),
         model=replace(
             small_config.model,
             path=str(family_model(family)),
+            dtype=dtype(family),
             gradient_checkpointing=True,
-            freeze_vision=True,
+            freeze_vision=family in VISION,
         ),
         optimizer=replace(small_config.optimizer, learning_rate=0.01),
         checkpoint=replace(small_config.checkpoint, every_steps=2, export_hf="end"),
@@ -53,7 +59,9 @@ def test_export_loads_everywhere(small_config, run_ranks, family_model, family, 
         placement=replace(config.placement, workers_per_node=1),
     )
     result = run_ranks("exported", loaded)[0]
-    assert result["gap"] < 1e-4, "vLLM read other weights from the export than transformers"
+    (worst, mean), (largest, average) = result["gap"], BOUNDS[config.model.dtype]
+    print(family, worst, mean)
+    assert worst < largest and mean < average, "vLLM read other weights than transformers"
     original = run_ranks("exported", replace(loaded, model=config.model))[0]
     for name, values in result["weights"].items():
         assert (values == original["weights"][name]) == name.startswith("model.visual"), name

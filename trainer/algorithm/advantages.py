@@ -46,9 +46,10 @@ class RewardParts:
     def total(self) -> Tensor:
         """Weighted sums, [N]."""
         # Added one by one: a matrix product may give rows of equal parts sums that differ in the last bit.
-        return sum(
-            (w * self.parts[:, k] for k, w in enumerate(self.weights)), self.parts.new_zeros(len(self.parts))
-        )
+        total = self.parts.new_zeros(len(self.parts))
+        for k, weight in enumerate(self.weights):
+            total = total + weight * self.parts[:, k]
+        return total
 
 
 def estimate(
@@ -66,7 +67,9 @@ def estimate(
     """
     eps = algorithm.advantage_eps
     tokens = None
-    earned = total.double() if kl is None else total.double() - _sums(kl, lengths)
+    earned = total.double()
+    if kl is not None:
+        earned = earned - _sums(kl, lengths)
     match algorithm.advantage:
         case "group_norm":
             values = group_norm(earned, groups, eps)
@@ -140,8 +143,9 @@ def gdpo(parts: Tensor, weights: Tensor, groups: Tensor, eps: float = 1e-6) -> T
     normalized over the batch (TRL's normalize_then_sum). So a reward of small spread is not drowned by
     one of large spread.
     """
-    summed = sum(w * group_norm(parts[:, k], groups, eps) for k, w in enumerate(weights.tolist()))
-    assert isinstance(summed, Tensor)
+    summed = parts.new_zeros(len(parts), dtype=torch.float64)
+    for k, weight in enumerate(weights.tolist()):
+        summed = summed + weight * group_norm(parts[:, k], groups, eps)
     if len(summed) < 2 or not summed.any():
         return torch.zeros_like(summed)
     return (summed - summed.mean()) / (summed.std() + eps)
@@ -159,10 +163,11 @@ def returns(rewards: Tensor, lengths: Tensor, gamma: float = 1.0, kl: Tensor | N
 
     out: list[float] = []
     for reward, cost in zip(rewards.tolist(), costs, strict=True):
-        steps = [-x for x in cost.tolist()]
-        if steps:
-            steps[-1] += reward
-        to_go = list(accumulate(reversed(steps), lambda later, now: now + gamma * later))
+        earned = (-cost).tolist()
+        if earned:
+            earned[-1] += reward
+        # From the last token to the first, each adds what comes after it.
+        to_go = list(accumulate(reversed(earned), lambda later, now: now + gamma * later))
         out += reversed(to_go)
     return torch.tensor(out, dtype=torch.float64)
 

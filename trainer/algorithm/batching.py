@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -14,6 +14,8 @@ from torch import Tensor
 
 from trainer.algorithm.scheduling import Length
 from trainer.algorithm.traces import Trace
+
+T = TypeVar("T")
 
 
 class Encoded(Protocol):
@@ -51,12 +53,16 @@ class TrainBatch:
 
     def pick(self, indices: Sequence[int]) -> TrainBatch:
         """The batch of these traces, in this order."""
-        picked = TrainBatch([self.traces[i] for i in indices], [self.advantages[i] for i in indices])
-        if self.old is not None:
-            picked = replace(picked, old=[self.old[i] for i in indices])
-        if self.reference is not None:
-            picked = replace(picked, reference=[self.reference[i] for i in indices])
-        return picked
+
+        def taken(column: list[T]) -> list[T]:
+            return [column[i] for i in indices]
+
+        return TrainBatch(
+            traces=taken(self.traces),
+            advantages=taken(self.advantages),
+            old=None if self.old is None else taken(self.old),
+            reference=None if self.reference is None else taken(self.reference),
+        )
 
 
 def scheduled(trace: Trace, image_token_id: int) -> Length:
@@ -101,6 +107,9 @@ class MicroBatch:
     grids: tuple[tuple[int, int, int], ...] = ()
     """Frames, rows and columns of patches of each image, in the order of the row, whose image tokens are
     theirs. Numbers: of a tensor on a GPU each reading would wait for all that is queued there."""
+    routes: Tensor | None = None
+    """int16 [layers, T, experts of a token]: experts that compute each token, -1 where the router chooses;
+    None: it chooses for all."""
 
 
 def moved(record: Any, device: torch.device) -> Any:
@@ -166,6 +175,7 @@ class _PackedRow:
         self.keys: list[Tensor] = []
         self.pixels: list[Tensor] = []
         self.grids: list[tuple[int, int, int]] = []
+        self.routes: list[tuple[np.ndarray | None, int]] = []
 
     def add_prompt(self, trace: Trace, encoded: Encoded, positions: Callable[..., Tensor]) -> None:
         """Adds a prompt that the row does not have yet, and the trace's completion right behind it."""
@@ -174,9 +184,11 @@ class _PackedRow:
         self.prompts[trace.context] = prompt
         if encoded.pixel_values is not None and encoded.grid_thw is not None:
             self.pixels.append(encoded.pixel_values)
-            self.grids += [(t, h, w) for t, h, w in encoded.grid_thw.tolist()]
+            for frames, rows, columns in encoded.grid_thw.tolist():
+                self.grids.append((frames, rows, columns))
 
         self.ids.append(trace.prompt)
+        self.routes.append((None if trace.routes is None else trace.routes[: trace.shared], trace.shared))
         self.places.append(place)
         self.q.append(len(trace.tokens))
         self.k.append(len(trace.tokens))
@@ -186,7 +198,8 @@ class _PackedRow:
 
     def add_continuation(self, trace: Trace) -> None:
         """Adds a completion of a prompt that the row has; its queries see that prompt and itself."""
-        prompt, count = self.prompts[trace.context], len(trace.completion)
+        prompt = self.prompts[trace.context]
+        count = len(trace.completion)
         if count:
             self.q.append(count)
             self.k.append(prompt.size + count)
@@ -204,20 +217,39 @@ class _PackedRow:
 
         count = len(trace.completion)
         self.ids.append(trace.completion)
+        self.routes.append((None if trace.routes is None else trace.routes[trace.shared :], count))
         self.places.append((torch.arange(count) + prompt.next_position).expand(3, count))
         self.length += count
 
     def micro_batch(self) -> MicroBatch:
         """The row as tensors."""
+        # Stretches that see no more than themselves need no index of keys.
+        apart = self.q == self.k
         return MicroBatch(
             input_ids=_int64(self.ids)[None],
             position_ids=torch.cat(self.places, 1)[:, None],
             logits_at=_int64(self.predictors),
             targets=_int64(self.targets),
-            layout=layout(self.q, self.k, torch.cat(self.keys) if self.q != self.k else None),
+            layout=layout(self.q, self.k, None if apart else torch.cat(self.keys)),
             pixel_values=torch.cat(self.pixels) if self.pixels else None,
             grids=tuple(self.grids),
+            routes=_routes(self.routes),
         )
+
+
+def _routes(parts: Sequence[tuple[np.ndarray | None, int]]) -> Tensor | None:
+    """`MicroBatch.routes` of consecutive parts of a row: what is known of each, and its tokens. What is
+    known may end before the part, as nobody has chosen for the last token of a completion."""
+    known = [routes for routes, _ in parts if routes is not None]
+    if not known:
+        return None
+    rows = []
+    for routes, count in parts:
+        filled = np.full((count, *known[0].shape[1:]), -1, np.int16)
+        if routes is not None:
+            filled[: len(routes)] = routes
+        rows.append(filled)
+    return torch.from_numpy(np.concatenate(rows).transpose(1, 0, 2).copy())
 
 
 def _int64(parts: Sequence[np.ndarray]) -> Tensor:
@@ -226,8 +258,12 @@ def _int64(parts: Sequence[np.ndarray]) -> Tensor:
 
 def layout(q: Sequence[int], k: Sequence[int], kv_index: Tensor | None = None) -> Layout:
     """Stretches of `q` queries with `k` keys each."""
-    cu_q, cu_k = (torch.tensor([0, *accumulate(n)], dtype=torch.int32) for n in (q, k))
-    return Layout(tuple(q), tuple(k), cu_q, cu_k, kv_index)
+    return Layout(tuple(q), tuple(k), _running_sums(q), _running_sums(k), kv_index)
+
+
+def _running_sums(counts: Sequence[int]) -> Tensor:
+    """0, followed by the sum of the counts up to each, int32 [counts + 1]."""
+    return torch.tensor([0, *accumulate(counts)], dtype=torch.int32)
 
 
 _EMPTY = MicroBatch(

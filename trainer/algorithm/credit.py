@@ -43,7 +43,11 @@ class Credit:
     def members(self, size: int) -> list[int]:
         """Indices of the completions that are trained on, which are those of `size` groups."""
         kept = set(chosen(self.flat, size))
-        return [i for i, group in enumerate(self.groups.tolist()) if group in kept]
+        members = []
+        for i, group in enumerate(self.groups.tolist()):
+            if group in kept:
+                members.append(i)
+        return members
 
     def advantages(
         self, config: RunConfig, total: Tensor, members: list[int], kl: Tensor | None
@@ -60,42 +64,58 @@ class Credit:
     def describe(self, config: RunConfig, members: list[int]) -> dict[str, float]:
         """Metrics of the groups, of the rewards of the form, and of what the update left out."""
         groups = len(self.flat)
-        out = {"group/zero_std_fraction": sum(self.flat) / groups}
-        by_name = zip(self.rewards.names, self.rewards.parts.T, strict=True)
-        for name, values in list(by_name)[len(GRADED) :]:
-            out[name] = float(values.mean())
+        flat_groups = sum(self.flat)
+        out = {"group/zero_std_fraction": flat_groups / groups}
+        columns = self.rewards.parts.T
+        for name, values in zip(self.rewards.names, columns, strict=True):
+            if name not in GRADED:
+                out[name] = float(values.mean())
 
         if config.algorithm.refill_rounds:
             kept = chosen(self.flat, config.rollout.prompts_per_step)
             trained_flat = sum(self.flat[group] for group in kept)
-            useful = groups - sum(self.flat)
+            trained_useful = len(kept) - trained_flat
             out["group/sampled"] = groups
             out["group/trained_zero_std"] = trained_flat
-            out["group/surplus"] = useful - (len(kept) - trained_flat)
+            out["group/surplus"] = groups - flat_groups - trained_useful
         if config.algorithm.mask_truncated:
-            out["tokens/masked_fraction"] = sum(not self.finished[i] for i in members) / len(members)
+            truncated = sum(not self.finished[i] for i in members)
+            out["tokens/masked_fraction"] = truncated / len(members)
         return out
 
 
 def credited(config: RunConfig, traces: Sequence[Trace], outcomes: Sequence[Outcome]) -> Credit:
     """Rewards of a step's completions."""
+    numbers = []
+    lengths = []
+    finished = []
+    for trace in traces:
+        numbers.append(trace.group)
+        lengths.append(len(trace.learned))
+        finished.append(trace.finished)
+    groups = torch.tensor(numbers)
+
     given = graded(outcomes, config)
-    groups = torch.tensor([trace.group for trace in traces])
     # Where the grader's rewards have no weight, its verdicts still tell which groups are of one kind.
     compared = given.total if given.weights.any() else given.parts.sum(1)
     return Credit(
         rewards=shaped(given, traces, groups, config),
         groups=groups,
-        lengths=torch.tensor([len(trace.learned) for trace in traces]),
+        lengths=torch.tensor(lengths),
         flat=flat_groups(compared, groups).tolist(),
-        finished=[trace.finished for trace in traces],
+        finished=finished,
     )
 
 
 def learnable(traces: Sequence[Trace], mask_truncated: bool) -> list[int]:
     """Indices of the traces that the loss takes: the engine's log-probabilities of a trace must be finite,
     and with `mask_truncated` the model must have ended it by itself."""
-    return [i for i, x in enumerate(traces) if x.sound and (x.finished or not mask_truncated)]
+    indices = []
+    for i, trace in enumerate(traces):
+        masked = mask_truncated and not trace.finished
+        if trace.sound and not masked:
+            indices.append(i)
+    return indices
 
 
 def token_kl(config: RunConfig, old: Sequence[np.ndarray], reference: Sequence[np.ndarray]) -> Tensor:

@@ -85,46 +85,78 @@ def schedule(
     The largest passes come first, so that a lack of memory shows at once. A sample longer than the
     budget stands alone. Equal input gives equal plans: ties are decided by index.
     """
-    groups: dict[Hashable, list[int]] = {}
+    by_prompt: dict[Hashable, list[int]] = {}
     for i, x in enumerate(lengths):
-        groups.setdefault(x.prompt, []).append(i)
+        by_prompt.setdefault(x.prompt, []).append(i)
+    groups = list(by_prompt.values())
 
-    best: tuple[float, list[list[list[PromptPiece]]]] | None = None
-    for limit in _piece_limits(list(groups.values()), lengths, world_size, budget, keys_per_token):
+    best_time = math.inf
+    best_passes: list[list[list[PromptPiece]]] | None = None
+    for limit in _piece_limits(groups, lengths, world_size, budget, keys_per_token):
         pieces = []
-        for members in groups.values():
+        for members in groups:
             pieces += _pieces(members, lengths, limit, cost, keys_per_token)
         passes = _passes(pieces, world_size, budget)
-        time = sum(cost.per_pass + _slowest(ranks) for ranks in passes)
-        if best is None or time < best[0]:
-            best = time, passes
-    assert best is not None
-
-    group_start = {i: members[0] for members in groups.values() for i in members}
-    plan: Plan = [[] for _ in range(world_size)]
-    for ranks in best[1]:
-        for rank, pieces in enumerate(ranks):
-            indices = [i for piece in pieces for i in piece.members]
-            plan[rank].append(sorted(indices, key=lambda i: (group_start[i], i)))
-    return plan
+        times = []
+        for ranks in passes:
+            # A pass takes as long as its slowest rank.
+            times.append(cost.per_pass + max(map(_cost, ranks)))
+        time = sum(times)
+        if best_passes is None or time < best_time:
+            best_time = time
+            best_passes = passes
+    assert best_passes is not None
+    return _as_plan(best_passes, groups, world_size)
 
 
 def pass_times(plan: Plan, lengths: Sequence[Length], cost: Cost) -> list[list[float]]:
     """Time of every rank in every pass, [pass][rank], gathers left out."""
-    return [[_time(rank[p], lengths, cost) for rank in plan] for p in range(len(plan[0]))]
+    times = []
+    for members_by_rank in zip(*plan, strict=True):
+        times.append([_time(members, lengths, cost) for members in members_by_rank])
+    return times
 
 
 def busy_fraction(plan: Plan, lengths: Sequence[Length], cost: Cost) -> float:
     """Share of the passes in which ranks compute; the rest of the time they wait for the slowest rank."""
     times = pass_times(plan, lengths, cost)
-    longest = sum(max(ranks) for ranks in times)
-    return sum(map(sum, times)) / (longest * len(plan)) if longest else 1.0
+    longest = sum(map(max, times))
+    if not longest:
+        return 1.0
+    return sum(map(sum, times)) / (longest * len(plan))
 
 
 def _time(members: Sequence[int], lengths: Sequence[Length], cost: Cost) -> float:
     """Time of one rank's pass over these samples."""
-    prompts = {lengths[i].prompt: lengths[i] for i in members}
-    return sum(map(cost.prompt, prompts.values())) + sum(cost.completion(lengths[i]) for i in members)
+    prompts = {}
+    completion_times = []
+    for i in members:
+        prompts[lengths[i].prompt] = lengths[i]
+        completion_times.append(cost.completion(lengths[i]))
+    return sum(map(cost.prompt, prompts.values())) + sum(completion_times)
+
+
+def _as_plan(passes: list[list[list[PromptPiece]]], groups: list[list[int]], world_size: int) -> Plan:
+    """The plan of passes that are given as [pass][rank] -> pieces."""
+    group_start = {}
+    for members in groups:
+        for i in members:
+            group_start[i] = members[0]
+
+    plan: Plan = [[] for _ in range(world_size)]
+    for ranks in passes:
+        for rank, pieces in enumerate(ranks):
+            indices = []
+            for piece in pieces:
+                indices += piece.members
+            # Groups in the order of their first samples, and samples in order within a group.
+            plan[rank].append(sorted(indices, key=lambda i: (group_start[i], i)))
+    return plan
+
+
+def _completions(members: Sequence[int], lengths: Sequence[Length]) -> list[int]:
+    """Completion tokens of each of these samples."""
+    return [lengths[i].completion_tokens for i in members]
 
 
 def _piece_limits(
@@ -135,14 +167,15 @@ def _piece_limits(
     keys_per_token: float,
 ) -> list[int]:
     """The limits of a piece's tokens that are worth a try, each once."""
-    prompts = sum(lengths[members[0]].prompt_tokens for members in groups)
-    total = prompts + sum(x.completion_tokens for x in lengths)
-    longest_prompt = max((x.prompt_tokens for x in lengths), default=0)
+    total = 0
+    longest_prompt = 0
     largest_group = 0
     for members in groups:
-        completions = [lengths[i].completion_tokens for i in members]
-        room = _room(lengths[members[0]].prompt_tokens, completions, keys_per_token)
-        largest_group = max(largest_group, room)
+        prompt_tokens = lengths[members[0]].prompt_tokens
+        completions = _completions(members, lengths)
+        total += prompt_tokens + sum(completions)
+        longest_prompt = max(longest_prompt, prompt_tokens)
+        largest_group = max(largest_group, _room(prompt_tokens, completions, keys_per_token))
 
     limits = []
     for slack in SLACKS:
@@ -152,9 +185,9 @@ def _piece_limits(
     return list(dict.fromkeys(limits))
 
 
-def _slowest(ranks: list[list[PromptPiece]]) -> float:
-    """Time of a pass, which is that of its slowest rank."""
-    return max(sum(piece.cost for piece in pieces) for pieces in ranks)
+def _cost(pieces: list[PromptPiece]) -> float:
+    """Time of one rank's pass over these pieces."""
+    return sum(piece.cost for piece in pieces)
 
 
 def _pieces(
@@ -163,16 +196,29 @@ def _pieces(
     """A whole group, or as few pieces of up to `limit` tokens as possible, each with the prompt."""
     prompt = lengths[members[0]]
     room = limit - prompt.prompt_tokens
-    sizes = [lengths[i].completion_tokens for i in members]
-    count = min(max(-(-sum(sizes) // max(room, 1)), 1), len(members))
+    sizes = _completions(members, lengths)
+    fewest = _ceil_div(sum(sizes), max(room, 1))
+    count = min(max(fewest, 1), len(members))
     while True:
         parts = _parts(sizes, count, room)
         if parts is not None:
-            held = [[members[k] for k in part] for part in parts if part]
-            pieces = [_piece(part, lengths, cost, keys_per_token) for part in held]
-            if count >= len(members) or all(p.tokens <= limit or len(p.members) == 1 for p in pieces):
+            pieces = []
+            for part in filter(None, parts):
+                held = [members[k] for k in part]
+                pieces.append(_piece(held, lengths, cost, keys_per_token))
+            if count >= len(members) or all(_fits(piece, limit) for piece in pieces):
                 return pieces
         count += 1
+
+
+def _ceil_div(a: int, b: int) -> int:
+    """a / b, rounded up."""
+    return -(-a // b)
+
+
+def _fits(piece: PromptPiece, limit: int) -> bool:
+    """Whether a piece keeps to the limit of tokens. One sample cannot be cut, so it always does."""
+    return piece.tokens <= limit or len(piece.members) == 1
 
 
 def _parts(sizes: list[int], count: int, room: int) -> list[list[int]] | None:
@@ -180,49 +226,67 @@ def _parts(sizes: list[int], count: int, room: int) -> list[list[int]] | None:
     do not fit."""
     if count == 1:  # most groups; `_fill` would give the same
         return [sorted(range(len(sizes)), key=lambda k: -sizes[k])]
-    return _fill([float(n) for n in sizes], sizes, count, room)
+    return _fill(sizes, sizes, count, room)
 
 
 def _piece(members: list[int], lengths: Sequence[Length], cost: Cost, keys_per_token: float) -> PromptPiece:
     """The piece of these samples of one prompt."""
     prompt = lengths[members[0]]
-    completions = [lengths[i].completion_tokens for i in members]
+    completions = _completions(members, lengths)
     tokens = _room(prompt.prompt_tokens, completions, keys_per_token)
-    return PromptPiece(
-        members, tokens, cost.prompt(prompt) + sum(cost.completion(lengths[i]) for i in members)
-    )
+    time = cost.prompt(prompt) + sum(cost.completion(lengths[i]) for i in members)
+    return PromptPiece(members, tokens, time)
 
 
 def _room(prompt: int, completions: list[int], keys_per_token: float) -> int:
     """`PromptPiece.tokens` of a prompt and its completions."""
     tokens = prompt + sum(completions)
-    keys = tokens if len(completions) == 1 else len(completions) * prompt + tokens
+    keys = tokens
+    if len(completions) > 1:
+        # The prompt's keys stand in the row once more for each completion.
+        keys += len(completions) * prompt
     return max(tokens, math.ceil(keys / keys_per_token))
 
 
 def _passes(pieces: list[PromptPiece], world_size: int, budget: int) -> list[list[list[PromptPiece]]]:
     """[pass][rank] -> pieces: as few passes as the budget allows, with bins of similar cost in one pass."""
-    costs = [piece.cost for piece in pieces]
-    tokens = [piece.tokens for piece in pieces]
-    count = max(-(-_bins_needed(tokens, budget) // world_size), 1)
-    while (bins := _fill(costs, tokens, world_size * count, budget)) is None:
+    costs = []
+    tokens = []
+    for piece in pieces:
+        costs.append(piece.cost)
+        tokens.append(piece.tokens)
+    count = max(_ceil_div(_bins_needed(tokens, budget), world_size), 1)
+    bins = _fill(costs, tokens, world_size * count, budget)
+    while bins is None:
         count += 1
-    bins.sort(key=lambda b: -sum(costs[i] for i in b))
-    filled = [[pieces[i] for i in b] for b in bins]
-    return [filled[p * world_size : (p + 1) * world_size] for p in range(count)]
+        bins = _fill(costs, tokens, world_size * count, budget)
+
+    filled = []
+    for bin_ in bins:
+        filled.append([pieces[i] for i in bin_])
+    filled.sort(key=_cost, reverse=True)
+    passes = []
+    for first in range(0, len(filled), world_size):
+        passes.append(filled[first : first + world_size])
+    return passes
 
 
-def _fill(costs: list[float], tokens: list[int], bins: int, budget: int) -> list[list[int]] | None:
+def _fill(costs: Sequence[float], tokens: list[int], bins: int, budget: int) -> list[list[int]] | None:
     """Indices in each bin, by "longest processing time first": the costliest goes to the cheapest bin
     with room for it.
 
     An empty bin takes anything. None if something fits nowhere.
     """
-    heap = [(0.0, b, 0) for b in range(bins)]  # (cost, bin, tokens); equal costs are a heap already
-    out: list[list[int]] = [[] for _ in range(bins)]
-    for i in sorted(range(len(costs)), key=lambda i: (-costs[i], i)):
+    out: list[list[int]] = []
+    heap = []  # (cost, bin, tokens), the cheapest bin first; equal costs are a heap already
+    for b in range(bins):
+        out.append([])
+        heap.append((0.0, b, 0))
+
+    costliest_first = sorted(range(len(costs)), key=lambda i: (-costs[i], i))
+    for i in costliest_first:
         full = []
-        while heap and heap[0][2] and heap[0][2] + tokens[i] > budget:
+        while heap and not _has_room(heap[0][2], tokens[i], budget):
             full.append(heapq.heappop(heap))
         if not heap:
             return None
@@ -232,6 +296,11 @@ def _fill(costs: list[float], tokens: list[int], bins: int, budget: int) -> list
         for entry in full:
             heapq.heappush(heap, entry)
     return out
+
+
+def _has_room(held: int, tokens: int, budget: int) -> bool:
+    """Whether a bin that holds `held` tokens takes more."""
+    return not held or held + tokens <= budget
 
 
 def _bins_needed(tokens: list[int], budget: int) -> int:

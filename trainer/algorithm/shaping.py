@@ -40,8 +40,11 @@ class Carried(RunningNorm, Standing):
         carried = cls()
         for field in fields(cls):
             setattr(carried, field.name, saved.get(field.name, field.default))
-        if not all(math.isfinite(x) for x in (carried.count, carried.mean, carried.m2)):
-            carried.count = carried.mean = carried.m2 = 0.0  # of a version that let such rewards in
+        if not all(map(math.isfinite, (carried.count, carried.mean, carried.m2))):
+            # The checkpoint is of a version that let rewards in that are not finite.
+            carried.count = 0.0
+            carried.mean = 0.0
+            carried.m2 = 0.0
         carried.kl_coef = carried.kl_coef or config.algorithm.kl_coef
         carried.prompts = carried.prompts or step * config.rollout.prompts_per_step
         return carried
@@ -90,13 +93,16 @@ def repetition(token_ids: Sequence[int], n: int) -> float:
     total = len(token_ids) - n + 1
     if total < 1:
         return 0.0
-    different = {tuple(token_ids[i : i + n]) for i in range(total)}
+    different = set()
+    for start in range(total):
+        different.add(tuple(token_ids[start : start + n]))
     return len(different) / total - 1
 
 
 def tags(text: str) -> float:
     """Share of the four tags that occur exactly once in `text`."""
-    return sum(text.count(tag) == 1 for tag in TAGS) / len(TAGS)
+    once = sum(text.count(tag) == 1 for tag in TAGS)
+    return once / len(TAGS)
 
 
 def shaped(by_grader: RewardParts, traces: Sequence[Trace], groups: Tensor, config: RunConfig) -> RewardParts:
@@ -105,26 +111,33 @@ def shaped(by_grader: RewardParts, traces: Sequence[Trace], groups: Tensor, conf
     algorithm = config.algorithm
     lengths = torch.tensor([len(trace.completion) for trace in traces])
 
-    parts: dict[str, tuple[float, Tensor]] = {}
+    names: list[str] = []
+    further: list[float] = []
+    columns: list[Tensor] = []
+
+    def add(name: str, weight: float, values: Tensor) -> None:
+        names.append(name)
+        further.append(weight)
+        columns.append(values[:, None])
+
     if weights.tags_weight:
         values = torch.tensor([tags(trace.text) for trace in traces], dtype=torch.float64)
-        parts["reward/tags"] = weights.tags_weight, values
+        add("reward/tags", weights.tags_weight, values)
     if weights.length_weight:
         correct = by_grader.parts[:, 0] > 0
-        parts["reward/length"] = weights.length_weight, brevity(lengths, groups, correct)
+        add("reward/length", weights.length_weight, brevity(lengths, groups, correct))
     if weights.repetition_weight:
-        repeated = [repetition(trace.completion.tolist(), weights.repetition_ngram) for trace in traces]
-        parts["reward/repetition"] = weights.repetition_weight, torch.tensor(repeated, dtype=torch.float64)
+        ngram = weights.repetition_ngram
+        repeated = [repetition(trace.completion.tolist(), ngram) for trace in traces]
+        add("reward/repetition", weights.repetition_weight, torch.tensor(repeated, dtype=torch.float64))
     if algorithm.overlong_buffer and algorithm.overlong_penalty:
         values = overlong(lengths, config.rollout.max_tokens, algorithm.overlong_buffer)
-        parts["reward/overlong"] = algorithm.overlong_penalty, values
+        add("reward/overlong", algorithm.overlong_penalty, values)
 
-    columns = [values[:, None] for _, values in parts.values()]
-    further_weights = by_grader.weights.new_tensor([weight for weight, _ in parts.values()])
     return RewardParts(
-        (*by_grader.names, *parts),
+        (*by_grader.names, *names),
         torch.cat([by_grader.parts, *columns], 1),
-        torch.cat([by_grader.weights, further_weights]),
+        torch.cat([by_grader.weights, by_grader.weights.new_tensor(further)]),
     )
 
 

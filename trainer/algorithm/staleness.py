@@ -31,19 +31,29 @@ RATIOS = {
 def versions_behind(traces: Sequence[Trace], step: int) -> dict[str, float]:
     """By how many versions the weights that sampled the traces of `step` are older than those before its
     update."""
-    behind = [step - 1 - trace.versions[0] for trace in traces]
-    return {"rollout/staleness_mean": sum(behind) / len(behind), "rollout/staleness_max": float(max(behind))}
+    newest = step - 1
+    behind = [newest - trace.versions[0] for trace in traces]
+    return {
+        "rollout/staleness_mean": sum(behind) / len(behind),
+        "rollout/staleness_max": float(max(behind)),
+    }
 
 
 def kernel_mismatch(traces: Sequence[Trace], policy: Sequence[np.ndarray]) -> dict[str, float]:
     """`mismatch/*` of traces that the policy's own weights sampled. policy: its log-probabilities."""
-    engine = np.concatenate([trace.logprobs for trace in traces if trace.logprobs is not None])
+    by_engine = []
+    for trace in traces:
+        if trace.logprobs is not None:
+            by_engine.append(trace.logprobs)
+    engine = np.concatenate(by_engine)
     difference = np.concatenate(policy) - engine
     gap = torch.from_numpy(difference[np.isfinite(engine)]).double()
     if not len(gap):
         return {}
-    sums = mismatch(gap, torch.full_like(gap, 1 / len(gap)))
-    out = {name: float(value) for name, value in sums.items()}
+
+    out = {}
+    for name, value in mismatch(gap, torch.full_like(gap, 1 / len(gap))).items():
+        out[name] = float(value)
     square = out.pop("ratio_square")
     out["mismatch/logprob_abs_max"] = float(gap.abs().max())
     out["mismatch/ratio_max"] = float(gap.clamp(-LOG_RATIO, LOG_RATIO).exp().max())
@@ -54,4 +64,7 @@ def kernel_mismatch(traces: Sequence[Trace], policy: Sequence[np.ndarray]) -> di
 def told_apart(stats: Mapping[str, float], kernels: Mapping[str, float]) -> dict[str, float]:
     """A step's metrics where older weights sampled it: what the update measured is `staleness/*`, and
     `mismatch/*` is what kernels alone do. kernels: `kernel_mismatch`, or empty where it was not measured."""
-    return {RATIOS.get(name, name): value for name, value in stats.items()} | dict(kernels)
+    out = {}
+    for name, value in stats.items():
+        out[RATIOS.get(name, name)] = value
+    return out | dict(kernels)

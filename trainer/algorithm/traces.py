@@ -64,6 +64,9 @@ class Trace:
     """Why it ended: the model's end token, the token limit, the limit of turns, or an error."""
     text: str = ""
     """What was sampled, as text without special tokens."""
+    routes: np.ndarray | None = None
+    """Experts that the engine chose for every token but the last, [L - 1, layers, experts of a token], uint8
+    or uint16; None unless the policy shall choose the same (`algorithm.routing_replay`)."""
 
     @property
     def prompt(self) -> np.ndarray:
@@ -105,6 +108,7 @@ def completed(
     versions: tuple[int, int] = (-1, -1),
     end: End = "stop",
     text: str = "",
+    routes: np.ndarray | None = None,
 ) -> Trace:
     """A trace of one prompt, [P], and one completion, [T], all of whose tokens are learned.
 
@@ -126,6 +130,7 @@ def completed(
         versions=versions,
         end=end,
         text=text,
+        routes=routes,
     )
 
 

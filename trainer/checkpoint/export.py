@@ -22,7 +22,8 @@ from trainer.checkpoint.format import raw_bytes, safetensors_header, write_file
 from trainer.checkpoint.reader import Found, ShardReader
 from trainer.config import ConfigError, LoRA, RunConfig
 from trainer.config.lora import ADAPTER, TEXT
-from trainer.storage import hub
+from trainer.hardware import architectures
+from trainer.storage import expert_files, hub
 
 READ_ELEMENTS = 16 << 20
 """Elements of a parameter that an export holds at a time: 64 MiB of fp32."""
@@ -65,37 +66,46 @@ def export_hf(
     ConfigError if model_dir is no model's folder, CorruptCheckpoint for a damaged checkpoint.
     """
     reader: Any = ShardReader(source) if isinstance(source, Found | str | Path) else source
-    out, model = Path(out_dir), Path(model_dir)
+    out = Path(out_dir)
+    model = Path(model_dir)
     if not (model / "config.json").is_file():
         raise ConfigError(f"{model} has no config.json: give the folder of the model that was trained")
     kind = EXPORT_DTYPES[dtype]
-    own = [name for name in reader.names() if ".lora_" not in name]
-    sources: Sources = {name: (reader.shape(name), partial(reader.read, "master", name)) for name in own}
-    sources |= _frozen(model, reader)
-    files: list[list[str]] = [[]]
+    layout = _experts(model)
+
+    sources: Sources = {}
+    for name in reader.names():
+        if ".lora_" not in name:
+            read = partial(reader.read, "master", name)
+            for key, shape, part in expert_files.written(name, reader.shape(name), read, layout):
+                sources[key] = (shape, part)
+    sources |= _frozen(model, reader, layout)
+
+    files: list[Sources] = [{}]
     filled = 0
-    for name, (shape, _) in sources.items():
+    total = 0
+    for name, (shape, read) in sources.items():
         size = torch.Size(shape).numel() * kind.itemsize
         if filled and filled + size > file_bytes:
-            files.append([])
+            files.append({})
             filled = 0
         filled += size
-        files[-1].append(name)
+        total += size
+        files[-1][name] = (shape, read)
+
     with _whole(out) as scratch:
         _copy_rest(model, scratch)
+        if len(files) == 1:
+            write_file(scratch / "model.safetensors", _weights(files[0], kind))
+            return out
+
         weight_map = {}
-        for number, names in enumerate(files, 1):
-            file_name = (
-                f"model-{number:05d}-of-{len(files):05d}.safetensors"
-                if len(files) > 1
-                else "model.safetensors"
-            )
-            write_file(scratch / file_name, _weights({name: sources[name] for name in names}, kind))
-            weight_map |= dict.fromkeys(names, file_name)
-        if len(files) > 1:
-            total = sum(torch.Size(shape).numel() * kind.itemsize for shape, _ in sources.values())
-            index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-            (scratch / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
+        for number, tensors in enumerate(files, 1):
+            file_name = f"model-{number:05d}-of-{len(files):05d}.safetensors"
+            write_file(scratch / file_name, _weights(tensors, kind))
+            weight_map |= dict.fromkeys(tensors, file_name)
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        (scratch / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
     return out
 
 
@@ -105,28 +115,33 @@ def export_adapter(source: Found | str | Path, out_dir: str | Path, config: RunC
 
     The folder appears whole or not at all. Raises ConfigError if the checkpoint has no adapter.
     """
-    reader, out = ShardReader(source), Path(out_dir)
-    names = [name for name in reader.names() if ".lora_" in name]
-    if not names:
+    reader = ShardReader(source)
+    out = Path(out_dir)
+    sources: Sources = {}
+    for name in reader.names():
+        if ".lora_" in name:
+            key = f"base_model.model.{name.replace(f'.{ADAPTER}.', '.')}"
+            sources[key] = (reader.shape(name), partial(reader.read, "master", name))
+    if not sources:
         raise ConfigError(
             f"the checkpoint of step {reader.found.step} has no adapter: all weights were trained"
         )
-    sources: Sources = {}
-    for name in names:
-        key = f"base_model.model.{name.replace(f'.{ADAPTER}.', '.')}"
-        sources[key] = (reader.shape(name), partial(reader.read, "master", name))
-    base = {"base_model_name_or_path": config.model.path, "revision": config.model.revision or None}
-    about = {"peft_type": "LORA", "inference_mode": True} | base | config.lora.peft()
+
+    about = {
+        "peft_type": "LORA",
+        "inference_mode": True,
+        "base_model_name_or_path": config.model.path,
+        "revision": config.model.revision or None,
+    }
+    about |= config.lora.peft()
+    dtype = config.model.dtype
     with _whole(out) as scratch:
         scratch.mkdir(parents=True)
-        write_file(
-            scratch / "adapter_model.safetensors", _weights(sources, EXPORT_DTYPES[config.model.dtype])
-        )
+        write_file(scratch / "adapter_model.safetensors", _weights(sources, EXPORT_DTYPES[dtype]))
         (scratch / "adapter_config.json").write_text(json.dumps(about, indent=2))
         if config.lora.qlora:
-            (scratch / QUANTIZATION).write_text(
-                json.dumps(config.lora.quantization(config.model.dtype), indent=2)
-            )
+            quantization = json.dumps(config.lora.quantization(dtype), indent=2)
+            (scratch / QUANTIZATION).write_text(quantization)
     return out
 
 
@@ -160,18 +175,30 @@ def _copy_rest(model: Path, out: Path) -> None:
                 shutil.copy2(Path(folder) / name, there / name)
 
 
-def _frozen(model: Path, reader: ShardReader | Adapter) -> Sources:
+def _experts(model: Path) -> expert_files.Layout:
+    """How the files of a model hold its experts."""
+    kind = json.loads((model / "config.json").read_text()).get("model_type")
+    family = architectures.FAMILIES.get(kind)
+    return family.experts if family else ""
+
+
+def _frozen(model: Path, reader: ShardReader | Adapter, layout: expert_files.Layout) -> Sources:
     """The base model's tensors that were not trained, with their adapters. Older files name a parameter
     otherwise than the module does."""
     sources: Sources = {}
     trained = set(reader.names())
-    stems = [name.partition("lora_A.")[0] for name in trained if ".lora_A." in name]
-    adapted = {f"{stem}weight": stem for stem in stems}
+    adapted = {}
+    """Name of a weight that has an adapter -> what the names of its factors begin with."""
+    for name in trained:
+        if ".lora_A." in name:
+            stem = name.partition("lora_A.")[0]
+            adapted[f"{stem}weight"] = stem
     lora = _lora(reader)
     tied = json.loads((model / "config.json").read_text()).get("tie_word_embeddings", False)
 
     def known(name: str) -> bool:
-        return bool(hub.aliases(name) & trained) or (tied and name == "lm_head.weight")
+        parameter = expert_files.place(name, layout).name
+        return bool(hub.aliases(parameter) & trained) or (tied and name == "lm_head.weight")
 
     # Where every weight was trained, a name that is not known belongs to no module.
     if lora.rank or _settings(reader).get("model.freeze_vision"):
@@ -185,15 +212,17 @@ def _frozen(model: Path, reader: ShardReader | Adapter) -> Sources:
         for name in file.keys():  # noqa: SIM118
             if known(name):
                 continue
-            shape, read = tuple(file.get_slice(name).get_shape()), partial(_read_tensor, file, name)
-            stem = next((adapted[n] for n in hub.aliases(name) if n in adapted), "")
+            shape = tuple(file.get_slice(name).get_shape())
+            read = partial(_read_tensor, file, name)
+            aliases = hub.aliases(name) & adapted.keys()
+            if not aliases:
+                sources[name] = (shape, read)
+                continue
+
+            stem = adapted.pop(aliases.pop())
             if lora.qlora and re.fullmatch(TEXT, stem.removesuffix(".")):
                 read = partial(_read_nf4, read, shape, EXPORT_DTYPES[_dtype(reader)])
-            sources[name] = (
-                shape,
-                partial(_read_merged, read, reader, lora, stem, shape[-1]) if stem else read,
-            )
-            adapted = {n: s for n, s in adapted.items() if s != stem}
+            sources[name] = (shape, partial(_read_merged, read, reader, lora, stem, shape[-1]))
     if adapted:
         raise ConfigError(
             f"{model} has no {min(adapted)}, which the adapter changes: give the model it was trained on"
@@ -209,8 +238,12 @@ def _settings(reader: ShardReader | Adapter) -> dict[str, Any]:
 def _lora(reader: ShardReader | Adapter) -> LoRA:
     if not isinstance(reader, ShardReader):
         return reader.lora
-    settings = _settings(reader).items()
-    return LoRA(**{key.removeprefix("lora."): value for key, value in settings if key.startswith("lora.")})
+    options = {}
+    for key, value in _settings(reader).items():
+        section, _, option = key.partition(".")
+        if section == "lora":
+            options[option] = value
+    return LoRA(**options)
 
 
 def _dtype(reader: ShardReader | Adapter) -> str:
@@ -228,11 +261,11 @@ def _read_merged(
     stop: int,
 ) -> torch.Tensor:
     """Elements [start, stop) of W + scale B A, flattened; of B only the rows that they lie in."""
-    first, last = start // inputs, -(-stop // inputs)
+    first = start // inputs
+    last = -(-stop // inputs)
     a = reader.read("master", f"{stem}lora_A.{ADAPTER}.weight").view(lora.rank, inputs)
-    b = reader.read("master", f"{stem}lora_B.{ADAPTER}.weight", first * lora.rank, last * lora.rank).view(
-        -1, lora.rank
-    )
+    rows = reader.read("master", f"{stem}lora_B.{ADAPTER}.weight", first * lora.rank, last * lora.rank)
+    b = rows.view(-1, lora.rank)
     delta = (b @ a).reshape(-1)[start - first * inputs : stop - first * inputs]
     return read(start, stop).float().add(delta, alpha=lora.scale)
 
@@ -258,7 +291,8 @@ def _nf4(
 def _read_tensor(file: Any, name: str, start: int, stop: int) -> torch.Tensor:
     """Elements [start, stop) of a tensor, flattened; only the rows that they lie in are read."""
     rows = file.get_slice(name)
-    if not (shape := rows.get_shape()):
+    shape = rows.get_shape()
+    if not shape:  # a single number
         return file.get_tensor(name).reshape(1)[start:stop]
     row = math.prod(shape[1:])
     first = start // row
@@ -266,7 +300,10 @@ def _read_tensor(file: Any, name: str, start: int, stop: int) -> torch.Tensor:
 
 
 def _weights(sources: Sources, dtype: torch.dtype) -> Iterator[Any]:
-    yield safetensors_header({name: (dtype, shape) for name, (shape, _) in sources.items()}, {"format": "pt"})
+    entries = {}
+    for name, (shape, _) in sources.items():
+        entries[name] = (dtype, shape)
+    yield safetensors_header(entries, {"format": "pt"})
     for shape, read in sources.values():
         total = torch.Size(shape).numel()
         for start in range(0, total, READ_ELEMENTS):

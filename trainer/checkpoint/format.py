@@ -111,7 +111,8 @@ def write_file(path: Path, parts: Iterable[Any], sums: BlockSums | None = None) 
     """Writes buffers to `path` through a temporary file, durably; `sums` gets them too. Returns (bytes,
     sha256)."""
     scratch = path.with_name(f".{path.name}.partial")
-    digest, count = hashlib.sha256(), 0
+    digest = hashlib.sha256()
+    count = 0
     try:
         with open(scratch, "wb") as file:
             for part in parts:
@@ -160,12 +161,59 @@ def write_shards(
     weights.
     """
     stem = rank_stem(rank, world_size)
-    index = {}
+    files, index = _in_files(shards)
     records = []
     blocks = {}
+    for number, tensors in enumerate(files):
+        pieces = {}
+        entries: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
+        for key, tensor in tensors.items():
+            name = key.partition("/")[2]
+            pieces[name] = index[name][:3]
+            entries[key] = (tensor.dtype, (tensor.numel(),))
+        about = {
+            "format": "spotrl-shard-1",
+            "step": str(step),
+            "rank": str(rank),
+            "world_size": str(world_size),
+            "index": json.dumps(pieces, separators=(",", ":")),
+        }
+        header = safetensors_header(entries, about)
+        file_name = f"{stem}.{number}.safetensors" if number else f"{stem}.safetensors"
+        sums = BlockSums()
+        count, sha256 = write_file(folder / file_name, [header, *map(raw_bytes, tensors.values())], sums)
+        records.append(FileRecord(file_name, count, sha256))
+        blocks[file_name] = sums.packed()
+
+    sidecar = {
+        "step": step,
+        "rank": rank,
+        "world_size": world_size,
+        "files": list(blocks),
+        "index": index,
+        "block_bytes": BLOCK_BYTES,
+        "crc32": blocks,
+        "extra": encode(extra),
+    }
+    text = json.dumps(sidecar, separators=(",", ":"))
+    count, sha256 = write_file(folder / f"{stem}.json", [text.encode()])
+    return [FileRecord(f"{stem}.json", count, sha256), *records]
+
+
+def _in_files(shards: dict[str, Shard]) -> tuple[list[dict[str, torch.Tensor]], dict[str, list[Any]]]:
+    """The tensors of each file by their keys in it, and the index of all files.
+
+    The index has of each parameter its shape, the start and stop of the piece, and {kind: number of the
+    file}. Raises CheckpointError for a tensor that is not on the CPU, or not as long as its piece.
+    """
+    kinds: set[str] = set()
+    for shard in shards.values():
+        kinds.update(shard.tensors)
+
+    index: dict[str, list[Any]] = {}
     files: list[dict[str, torch.Tensor]] = [{}]
     filled = 0
-    for kind in sorted({kind for shard in shards.values() for kind in shard.tensors}):
+    for kind in sorted(kinds):
         for name, shard in shards.items():
             tensor = shard.tensors[kind]
             length = shard.stop - shard.start
@@ -178,29 +226,6 @@ def write_shards(
                 filled = 0
             filled += size
             files[-1][f"{kind}/{name}"] = tensor
-            index.setdefault(name, [list(shard.shape), shard.start, shard.stop, {}])[3][kind] = len(files) - 1
-    for number, tensors in enumerate(files):
-        about = {
-            "format": "spotrl-shard-1",
-            "step": str(step),
-            "rank": str(rank),
-            "world_size": str(world_size),
-        }
-        names = dict.fromkeys(key.partition("/")[2] for key in tensors)
-        about["index"] = json.dumps({name: index[name][:3] for name in names}, separators=(",", ":"))
-        header = safetensors_header({key: (t.dtype, (t.numel(),)) for key, t in tensors.items()}, about)
-        file_name = f"{stem}{f'.{number}' if number else ''}.safetensors"
-        sums = BlockSums()
-        count, sha256 = write_file(folder / file_name, [header, *map(raw_bytes, tensors.values())], sums)
-        records.append(FileRecord(file_name, count, sha256))
-        blocks[file_name] = sums.packed()
-    sidecar = {
-        "step": step,
-        "rank": rank,
-        "world_size": world_size,
-        "files": [r.name for r in records],
-        "index": index,
-    }
-    sidecar |= {"block_bytes": BLOCK_BYTES, "crc32": blocks, "extra": encode(extra)}
-    count, sha256 = write_file(folder / f"{stem}.json", [json.dumps(sidecar, separators=(",", ":")).encode()])
-    return [FileRecord(f"{stem}.json", count, sha256), *records]
+            entry = index.setdefault(name, [list(shard.shape), shard.start, shard.stop, {}])
+            entry[3][kind] = len(files) - 1
+    return files, index

@@ -43,9 +43,14 @@ def remote_url(config: RunConfig) -> str:
 
 def newest_step(config: RunConfig, storage: Storage | None) -> int:
     """Newest step that has a manifest, here or in the store; 0 for none. Reads no file."""
-    keys = [key for key, _ in storage.list()] if storage else []
-    keys += [f"{path.parent.name}/{path.name}" for path in local_dir(config).glob("step-*/manifest.json")]
-    return max((step_of(match[1]) or 0 for key in keys if (match := MANIFEST.fullmatch(key))), default=0)
+    keys = list(dict(storage.list())) if storage else []
+    for path in local_dir(config).glob("step-*/manifest.json"):
+        keys.append(f"{path.parent.name}/{path.name}")
+
+    newest = 0
+    for match in filter(None, map(MANIFEST.fullmatch, keys)):
+        newest = max(newest, step_of(match[1]) or 0)
+    return newest
 
 
 def held_bytes(folder: Path) -> int:
@@ -53,5 +58,6 @@ def held_bytes(folder: Path) -> int:
     held = 0
     for path in folder.rglob("*"):
         with contextlib.suppress(FileNotFoundError):
-            held += path.stat().st_size if path.is_file() else 0
+            if path.is_file():
+                held += path.stat().st_size
     return held

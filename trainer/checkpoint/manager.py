@@ -84,7 +84,8 @@ class Checkpoints:
         self.attempt = held.name if held else ""
         """Folder of this attempt within every step's in the store."""
         self._check: Callable[[], None] = held.check if held else lambda: None
-        self.folder, self.url = local_dir(config), remote_url(config)
+        self.folder = local_dir(config)
+        self.url = remote_url(config)
         self.storage = storage or (Storage(self.url) if self.url else None)
         self.in_flight: int | None = None
         """Step that the ranks are writing."""
@@ -102,7 +103,8 @@ class Checkpoints:
         """Seconds that training stood still for the last checkpoint. The caller sets it after the ranks
         have copied."""
         self.interval_steps = max(1, config.checkpoint.every_steps)
-        self.failures = self.failures_in_a_row = 0
+        self.failures = 0
+        self.failures_in_a_row = 0
         self.last_begun = 0
         self.trouble = 0
         """Step of the first alarm of a guard that lasts; 0: none. The loop sets it."""
@@ -149,17 +151,18 @@ class Checkpoints:
                     f" {mtbf_s:.0f} s"
                 )
                 self.interval_steps = steps
-        return (
-            step - self.last_begun >= self.interval_steps
-            or step % self.interval_steps == 0 != self.last_begun - step
-        )
+        if step - self.last_begun >= self.interval_steps:
+            return True
+        return step % self.interval_steps == 0 and step != self.last_begun
 
     def fits(self, remaining_s: float) -> bool:
         """Whether a checkpoint begun now would be written in time; what is left then goes to the store.
 
         What has not been measured is tried: nothing is lost by a save that the kill cuts off.
         """
-        return (2 if self.in_flight is not None else 1) * 1.3 * self.write_s + 0.5 < remaining_s
+        # The one that is being written comes first.
+        writes = 2 if self.in_flight is not None else 1
+        return writes * 1.3 * self.write_s + 0.5 < remaining_s
 
     # --- writing --------------------------------------------------------------------------------------------
 
@@ -184,19 +187,22 @@ class Checkpoints:
             (self.folder / step_name(stale) / "manifest.json").unlink(missing_ok=True)
         if self.storage and self._stale:  # passed over on resume: what follows replaces them
             self._submit(self._withdraw, self.storage, set(self._stale))
-        # of an attempt that was cut off, of other ranks
+        # What an attempt left that was cut off may be of other ranks.
         for path in (self.folder / step_name(step)).glob("rank-*"):
             path.unlink(missing_ok=True)
         self._stale = []
         self._make_room()
-        self.in_flight = self.last_begun = step
+        self.in_flight = step
+        self.last_begun = step
         if self.storage and self.uploading is None:
             self.uploading = step
+        # Attached files may grow: what they hold now is saved.
+        attached = [(path, path.stat().st_size) for path in map(Path, attach) if path.is_file()]
         self._pending = {
             "state": json.dumps(encode(state), sort_keys=True).encode(),
             "score": score,
             "ahead": list(ahead),
-            "attach": [(Path(path), Path(path).stat().st_size) for path in attach if Path(path).is_file()],
+            "attach": attached,
         }
 
     @property
@@ -211,17 +217,29 @@ class Checkpoints:
         The store's commit is made in a thread; `poll` takes in how it ended.
         """
         self.poll()
-        step, wrote = self.in_flight, False
+        committed = False
+        step = self.in_flight
         if step is not None and self._logged() and all(step in rank.written for rank in ranks):
             self.write_s = max(rank.seconds["write"] for rank in ranks)
-            wrote = self._commit(step, [record for rank in ranks for record in rank.written[step]])
-        step = self.uploading if self.uploading != self.in_flight and self._remote is None else None
-        if step is not None and all(step in rank.sent for rank in ranks):
-            records = [record for rank in ranks for record in rank.sent[step]]
-            if all(record.uploaded for record in records):
-                self.save_s = self.write_s + max(rank.seconds["upload"] for rank in ranks)
-            self._remote = self._submit(self._store, step, records)
-        return wrote
+            records: list[FileRecord] = []
+            for rank in ranks:
+                records += rank.written[step]
+            committed = self._commit(step, records)
+        # The upload of a step is committed after its local commit, and one at a time.
+        step = self.uploading
+        waits = step == self.in_flight or self._remote is not None
+        if step is not None and not waits and all(step in rank.sent for rank in ranks):
+            self._commit_upload(step, ranks)
+        return committed
+
+    def _commit_upload(self, step: int, ranks: Sequence[RankStatus]) -> None:
+        """Starts the store's commit of a step that every rank has sent."""
+        records: list[FileRecord] = []
+        for rank in ranks:
+            records += rank.sent[step]
+        if all(record.uploaded for record in records):
+            self.save_s = self.write_s + max(rank.seconds["upload"] for rank in ranks)
+        self._remote = self._submit(self._store, step, records)
 
     def _logged(self) -> bool:
         """Whether the rollout logs that the checkpoint in flight needs are there."""
@@ -249,9 +267,11 @@ class Checkpoints:
             self.failed(f"the commit of step {step} failed: {error}")
             return False
         self._bytes = manifest["bytes"]
-        self.in_flight, self.committed = None, step
+        self.in_flight = None
+        self.committed = step
         if not self.storage:
-            self.save_s, self.failures_in_a_row = self.write_s, 0
+            self.save_s = self.write_s
+            self.failures_in_a_row = 0
             self._commits.append(step)
         self._prune_local()
         return True
@@ -263,7 +283,8 @@ class Checkpoints:
         """
         if self.uploading == self.in_flight:
             self.uploading = None
-        self.in_flight, self._retry = None, True
+        self.in_flight = None
+        self._retry = True
         self._count_failure(error)
 
     def _count_failure(self, error: object) -> None:
@@ -297,7 +318,7 @@ class Checkpoints:
         if self.storage is None or self.uploading is not None or (self.committed or 0) <= self.stored:
             return None
         self.uploading = self.committed
-        # written by the process before this one
+        # The process before this one wrote it, so its ranks cannot send it.
         if self._found is not None and self._found.step == self.committed:
             self._remote = self._submit(self._push, self._found)
             return None
@@ -343,11 +364,11 @@ class Checkpoints:
     def _store(self, step: int, records: list[FileRecord]) -> None:
         """Commits a step whose rank files are in the store."""
         assert self.storage is not None
-        lost = [r for r in records if not r.uploaded]
+        lost = [record for record in records if not record.uploaded]
         if lost:
             raise StorageError(f"step {step} is committed locally only: {lost[0].name}: {lost[0].error}")
         manifest = manifests_here(self.folder)[step]
-        self._send(step, self.folder / step_name(step), manifest, {r.name for r in records})
+        self._send(step, self.folder / step_name(step), manifest, {record.name for record in records})
 
     def _send(self, step: int, folder: Path, manifest: dict[str, Any], sent: set[str]) -> None:
         """Uploads the files of a checkpoint but those in `sent`, and last its manifest; then retention."""
@@ -355,13 +376,15 @@ class Checkpoints:
         self._check()
         inside = remote_folder(step, manifest.get("attempt", ""))
         for entry in manifest["files"]:
-            record = FileRecord(**entry) if entry["name"] not in sent else None
-            if record and not (record := upload(self.storage, folder, inside, record)).uploaded:
+            if entry["name"] in sent:
+                continue
+            record = upload(self.storage, folder, inside, FileRecord(**entry))
+            if not record.uploaded:
                 raise StorageError(f"step {step} is committed locally only: {record.name}: {record.error}")
         there = dict(self.storage.list(inside))
         for entry in manifest["files"]:
             key = f"{inside}/{entry['name']}"
-            # a listing may lag
+            # A listing may lag behind the store, so a file that it lacks is asked for by itself.
             if there.get(key) != entry["bytes"] and self.storage.size(key) != entry["bytes"]:
                 raise StorageError(
                     f"step {step} is committed locally only: {entry['name']} is not whole in the store"
@@ -371,7 +394,7 @@ class Checkpoints:
         self._check()
         packed = pack(manifest)
         self.storage.put_bytes(f"{inside}/manifest.json", packed)
-        # older checkpoints go for this one
+        # Older checkpoints are dropped for this one, so it is looked at once more.
         if self.storage.size(f"{inside}/manifest.json") != len(packed):
             raise StorageError(
                 f"step {step} is committed locally only: the store does not have the manifest that it took"
@@ -386,9 +409,13 @@ class Checkpoints:
 
     def _withdraw(self, storage: Storage, steps: set[int]) -> None:
         """Takes back the manifests of checkpoints in the store that cannot be used."""
-        found = [match for key, _ in storage.list() if (match := MANIFEST.fullmatch(key))]
+        unusable = []
+        for key, _ in storage.list():
+            match = MANIFEST.fullmatch(key)
+            if match is not None and step_of(match[1]) in steps:
+                unusable.append(key)
         self._check()
-        storage.delete([match[0] for match in found if step_of(match[1]) in steps])
+        storage.delete(unusable)
 
     # --- retention ------------------------------------------------------------------------------------------
 
@@ -440,16 +467,19 @@ class Checkpoints:
         naming the difference.
         """
         config = self.config
-        # the checkpoints are this run's own
+        # `never` is for a start; what this run has committed since is its own.
         if self.committed is not None and config.checkpoint.resume == "never":
             config = replace(config, checkpoint=replace(config.checkpoint, resume="auto"))
         found, self._stale = find(config, self.data_fingerprint, self.storage, before, self._say)
         if found is not None:
-            self.last_begun = self.committed = found.step
-            self._found, self._bytes = found, found.manifest["bytes"]
+            self.last_begun = found.step
+            self.committed = found.step
+            self._found = found
+            self._bytes = found.manifest["bytes"]
             self.stored = found.step if found.url else 0
             self._commits.clear()
-            self._commits.extend([found.step] if found.url or not self.storage else [])
+            if found.url or not self.storage:
+                self._commits.append(found.step)
             self.to_send()
         return found
 

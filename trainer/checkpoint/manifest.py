@@ -45,9 +45,11 @@ def rank_stem(rank: int, world_size: int) -> str:
 
 def code_fingerprint() -> str:
     """sha256 of the trainer's own sources. A difference is told on resume, never refused."""
-    digest, root = hashlib.sha256(), Path(__file__).parents[1]
+    digest = hashlib.sha256()
+    root = Path(__file__).parents[1]
     for path in sorted(root.rglob("*.py")):
-        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
+        name = path.relative_to(root).as_posix()
+        digest.update(name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
 
 
@@ -58,16 +60,18 @@ def describe(
     was taken back to (`before`), and in `ahead` the steps after it that were sampled before it, if any."""
     worlds: set[str] = set()
     files = []
+    size = 0
     for record in records:
         if record.name.startswith("rank-"):
             worlds.add(record.name.partition("-of-")[2][:5])
         files.append({"name": record.name, "bytes": record.bytes, "sha256": record.sha256})
+        size += record.bytes
     return about | {
         "format": "spotrl-checkpoint-1",
         "run_id": config.run_id,
         "step": step,
         "world_size": int(worlds.pop()) if len(worlds) == 1 else config.placement.world_size,
-        "bytes": sum(record.bytes for record in records),
+        "bytes": size,
         "score": score,
         "fingerprint": fingerprint(config),
         "config": resume_view(config),
@@ -78,7 +82,8 @@ def describe(
 
 def pack(manifest: dict[str, Any]) -> bytes:
     """The bytes of `manifest.json`: the manifest and its own sha256."""
-    return json.dumps({"manifest": manifest, "sha256": _digest(manifest)}, indent=1, sort_keys=True).encode()
+    outer = {"manifest": manifest, "sha256": _digest(manifest)}
+    return json.dumps(outer, indent=1, sort_keys=True).encode()
 
 
 def unpack(data: bytes) -> dict[str, Any] | None:
@@ -87,7 +92,8 @@ def unpack(data: bytes) -> dict[str, Any] | None:
     try:
         outer = json.loads(data)
         manifest = outer["manifest"]
-        return manifest if _digest(manifest) == outer["sha256"] and _well_formed(manifest) else None
+        whole = _digest(manifest) == outer["sha256"]
+        return manifest if whole and _well_formed(manifest) else None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
@@ -95,32 +101,40 @@ def unpack(data: bytes) -> dict[str, Any] | None:
 def _well_formed(manifest: dict[str, Any]) -> bool:
     """Whether every value that a reader relies on is of its kind, and no file name leads out of its
     folder."""
-    files, score = manifest["files"], manifest["score"]
-    counts = [manifest["step"], manifest["world_size"], manifest["bytes"]]
-    counts += [entry["bytes"] for entry in files]
-    counts += manifest.get("ahead", [])
-    if not all(type(count) is int and count >= 0 for count in counts):
+    counts = [manifest["step"], manifest["world_size"], manifest["bytes"], *manifest.get("ahead", [])]
+    if not all(map(_is_count, counts)):
         return False
+
+    names = set()
+    for entry in manifest["files"]:
+        names.add(entry["name"])
+        named = FILE_NAME.fullmatch(entry["name"])
+        if not (named and SHA256.fullmatch(entry["sha256"]) and _is_count(entry["bytes"])):
+            return False
 
     ranks = manifest["world_size"]
-    names = {entry["name"] for entry in files}
-    if not 0 < ranks <= len(files) == len(names):  # before anything is made of so many ranks
+    # The number of ranks is compared with the files first: it may be too large to make a name for each.
+    if not 0 < ranks <= len(manifest["files"]) == len(names):
         return False
-    needed = {f"{rank_stem(rank, ranks)}.json" for rank in range(ranks)} | {"state.json"}
-    if not needed <= names:
+    if "state.json" not in names:
         return False
-    if not all(FILE_NAME.fullmatch(name) for name in names):
-        return False
-    if not all(SHA256.fullmatch(entry["sha256"]) for entry in files):
+    if any(f"{rank_stem(rank, ranks)}.json" not in names for rank in range(ranks)):
         return False
 
-    texts = [manifest[key] for key in ("run_id", "data_fingerprint", "code_fingerprint")]
+    for key in ("run_id", "data_fingerprint", "code_fingerprint"):
+        if not isinstance(manifest[key], str):
+            return False
+    score = manifest["score"]
     return (
         (score is None or isinstance(score, int | float))
         and ATTEMPT.fullmatch(manifest.get("attempt", "")) is not None
-        and all(isinstance(text, str) for text in texts)
         and isinstance(manifest["config"], dict)
     )
+
+
+def _is_count(value: Any) -> bool:
+    """Whether this is a whole number that may count something. `type`, as True and False are `int` too."""
+    return type(value) is int and value >= 0
 
 
 def _digest(manifest: dict[str, Any]) -> str:
@@ -142,9 +156,9 @@ def manifests_there(storage: Storage) -> tuple[Manifests, dict[str, int]]:
     """The committed checkpoints of a store, of each step the newest attempt's; and {key: bytes} of everything
     there."""
     sizes = dict(storage.list())
-    found = [match for key in sizes if (match := MANIFEST.fullmatch(key))]
     manifests: Manifests = {}
-    for match in sorted(found, key=lambda match: int((match[2] or "0").partition("-")[0])):
+    oldest_attempt_first = sorted(filter(None, map(MANIFEST.fullmatch, sizes)), key=_attempt_number)
+    for match in oldest_attempt_first:
         with contextlib.suppress(FileNotFoundError):  # one that is being dropped
             manifest = unpack(storage.get_bytes(match[0]))
             if manifest is None:
@@ -152,3 +166,8 @@ def manifests_there(storage: Storage) -> tuple[Manifests, dict[str, int]]:
             if (manifest["step"], manifest.get("attempt", "")) == (step_of(match[1]), match[2] or ""):
                 manifests[manifest["step"]] = manifest
     return manifests, sizes
+
+
+def _attempt_number(match: re.Match[str]) -> int:
+    """Number of the attempt whose manifest MANIFEST matched; 0 in the layout before attempts had folders."""
+    return int((match[2] or "0").partition("-")[0])

@@ -32,7 +32,8 @@ class BlockSums:
     """CRC-32 of every block of a file that is being written."""
 
     def __init__(self) -> None:
-        self._sums, self._at = array("I"), 0
+        self._sums = array("I")
+        self._at = 0
 
     def add(self, data: memoryview) -> None:
         """The file's next bytes."""
@@ -77,8 +78,10 @@ class RangedShard:
     def read(self, key: str, start: int, stop: int) -> torch.Tensor:
         """Elements [start, stop) of a flat tensor. Raises KeyError for an unknown one."""
         entry = self._header[key]
-        dtype, (low, high) = _OF_NAME[entry["dtype"]], entry["data_offsets"]
-        first, last = (self._data + low + at * dtype.itemsize for at in (start, stop))
+        dtype = _OF_NAME[entry["dtype"]]
+        low, high = entry["data_offsets"]
+        first = self._data + low + start * dtype.itemsize
+        last = self._data + low + stop * dtype.itemsize
         if last > self._data + high:
             raise CorruptCheckpoint(f"{self.name}: {key} ends before element {stop}")
         return torch.frombuffer(bytearray(self.span(first, last)), dtype=dtype)
@@ -89,17 +92,23 @@ class RangedShard:
         if not 0 <= start < stop <= self.size:
             raise CorruptCheckpoint(f"{self.name} has {self.size} bytes, and [{start}, {stop}) is asked for")
         wanted = range(start // BLOCK_BYTES, -(-stop // BLOCK_BYTES))
+        mine: dict[int, Future[bytes]] = {}
+        blocks = []
         with self._lock:
-            mine = {number: Future() for number in wanted if number not in self._blocks}
-            self._blocks |= mine
-            blocks = [self._blocks[number] for number in wanted]
+            for number in wanted:
+                if number not in self._blocks:
+                    mine[number] = Future()
+                    self._blocks[number] = mine[number]
+                blocks.append(self._blocks[number])
         if mine:
             self._fetch(mine)
         whole = b"".join(block.result() for block in blocks)
+
         with self._lock:
             for number in wanted[1:-1]:
                 self._blocks.pop(number, None)
-            for number in [number for number, block in self._blocks.items() if block.done()][:-KEPT_BLOCKS]:
+            done = [number for number, block in self._blocks.items() if block.done()]
+            for number in done[:-KEPT_BLOCKS]:
                 del self._blocks[number]
         return whole[start - wanted[0] * BLOCK_BYTES : stop - wanted[0] * BLOCK_BYTES]
 
@@ -107,21 +116,25 @@ class RangedShard:
         """Fills in blocks, compared with their checksums; asked for once more if one differs."""
         first = min(wanted)
         last = max(wanted) + 1
+        start = first * BLOCK_BYTES
+        stop = min(last * BLOCK_BYTES, self.size)
         bad = 0
         try:
             for _ in range(2):
-                data = self.storage.get_range(
-                    self.name, first * BLOCK_BYTES, min(last * BLOCK_BYTES, self.size)
-                )
+                data = self.storage.get_range(self.name, start, stop)
                 blocks = {}
+                damaged = []
                 for n in wanted:
-                    blocks[n] = data[(n - first) * BLOCK_BYTES : (n - first + 1) * BLOCK_BYTES]
+                    at = (n - first) * BLOCK_BYTES
+                    blocks[n] = data[at : at + BLOCK_BYTES]
+                    if zlib.crc32(blocks[n]) != self._sums[n]:
+                        damaged.append(n)
 
-                bad = next((n for n, block in blocks.items() if zlib.crc32(block) != self._sums[n]), None)
-                if bad is None:
+                if not damaged:
                     for number, block in blocks.items():
                         wanted[number].set_result(block)
                     return
+                bad = damaged[0]
             raise CorruptCheckpoint(
                 f"{self.name} in {self.storage.url} is damaged from byte {bad * BLOCK_BYTES} on"
             )

@@ -65,14 +65,15 @@ class Found:
 
     def file(self, name: str) -> dict[str, Any]:
         """The manifest's entry: name, bytes, sha256. Raises CorruptCheckpoint if there is none."""
-        entry = next((entry for entry in self.manifest["files"] if entry["name"] == name), None)
-        if entry is None:
-            raise CorruptCheckpoint(f"checkpoint of step {self.step}: {name} is not in its manifest")
-        return entry
+        for entry in self.manifest["files"]:
+            if entry["name"] == name:
+                return entry
+        raise CorruptCheckpoint(f"checkpoint of step {self.step}: {name} is not in its manifest")
 
     def local(self, name: str) -> Path:
         """Path of a verified local copy, fetched if need be. Raises CorruptCheckpoint."""
-        entry, path = self.file(name), Path(self.directory) / name
+        entry = self.file(name)
+        path = Path(self.directory) / name
         if matches(path, entry, self.verified):
             return path
         if not self.url:
@@ -104,21 +105,31 @@ def matches(path: Path, entry: dict[str, Any], verified: Mapping[Identity, str] 
     known = verified.get(identity) or _verified.get(identity)
     if known is None:
         with open(path, "rb") as file:
-            known = _verified[identity] = hashlib.file_digest(file, "sha256").hexdigest()
+            known = hashlib.file_digest(file, "sha256").hexdigest()
+        _verified[identity] = known
     return known == entry["sha256"]
 
 
 def damaged(found: Found) -> list[dict[str, Any]]:
     """Manifest entries of the files that are not whole in the local folder; they are hashed side by side."""
-    entries, folder = found.manifest["files"], Path(found.directory)
+    entries = found.manifest["files"]
+    folder = Path(found.directory)
+    broken = []
     with ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="hash") as pool:
         whole = pool.map(lambda entry: matches(folder / entry["name"], entry), entries)
-        return [entry for entry, good in zip(entries, whole, strict=True) if not good]
+        for entry, good in zip(entries, whole, strict=True):
+            if not good:
+                broken.append(entry)
+    return broken
 
 
 def verified_in(directory: str) -> dict[Identity, str]:
     """What this process has hashed in a folder."""
-    return {key: sha256 for key, sha256 in _verified.items() if Path(key[0]).parent == Path(directory)}
+    hashed = {}
+    for identity, sha256 in _verified.items():
+        if Path(identity[0]).parent == Path(directory):
+            hashed[identity] = sha256
+    return hashed
 
 
 def _identity(path: Path) -> Identity:
@@ -168,13 +179,16 @@ class ShardReader:
         for name, (shape, start, stop, numbers) in sidecar["index"].items():
             if not 0 <= start <= stop <= torch.Size(shape).numel():
                 raise ValueError(f"{name} [{start}, {stop}) of {shape}")
-            files = {kind: sidecar["files"][number] for kind, number in numbers.items()}
+            files = {}
+            for kind, number in numbers.items():
+                file = sidecar["files"][number]
+                files[kind] = file
+                self._siblings.setdefault((rank, kind), set()).add(file)
             self._shapes[name] = tuple(shape)
             self._pieces.setdefault(name, []).append(_Piece(rank, start, stop, files))
-            for kind, file in files.items():
-                self._siblings.setdefault((rank, kind), set()).add(file)
         if sidecar.get("block_bytes") == BLOCK_BYTES:
-            self._sums |= {file: unpacked(sums) for file, sums in sidecar["crc32"].items()}
+            for file, sums in sidecar["crc32"].items():
+                self._sums[file] = unpacked(sums)
 
     def names(self) -> list[str]:
         """Names of the parameters, in the order in which they were written."""
@@ -194,32 +208,43 @@ class ShardReader:
         return sorted(self._pieces[name][0].files)
 
     def read(self, kind: str, name: str, start: int = 0, stop: int | None = None) -> torch.Tensor:
-        """Elements [start, stop) of a flattened parameter; `stop` past its end is cut there.  # [stop -
-        start]"""
+        """Elements [start, stop) of a flattened parameter, [stop - start].
+
+        A `stop` past its end is cut there.
+        """
         total = torch.Size(self.shape(name)).numel()
         stop = total if stop is None else min(stop, total)
         start = min(start, stop)
-        parts, at = [], start
+        parts: list[torch.Tensor] = []
+        at = start
         for piece in self._pieces[name]:
-            low, high = max(piece.start, at), min(piece.stop, stop)
+            low = max(piece.start, at)
+            high = min(piece.stop, stop)
             if low >= high:
                 continue
             if low != at:
                 break
-            try:
-                file, (first, last) = self._file(piece, kind), (low - piece.start, high - piece.start)
-                key, ranged = f"{kind}/{name}", isinstance(file, RangedShard)
-                parts.append(file.read(key, first, last) if ranged else file.get_slice(key)[first:last])
-            except (SafetensorError, KeyError, IndexError) as error:
-                raise CorruptCheckpoint(
-                    f"checkpoint of step {self.found.step}: {kind}/{name}: {error}"
-                ) from error
+            parts.append(self._read_piece(piece, kind, name, low - piece.start, high - piece.start))
             at = high
         if at != stop:
             raise CorruptCheckpoint(
                 f"checkpoint of step {self.found.step}: no shard holds {kind}/{name} from {at} on"
             )
-        return parts[0] if len(parts) == 1 else torch.cat(parts) if parts else torch.empty(0)
+        if not parts:
+            return torch.empty(0)
+        # A single part is given as it is: `cat` would copy it.
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _read_piece(self, piece: _Piece, kind: str, name: str, start: int, stop: int) -> torch.Tensor:
+        """Elements [start, stop) of a rank's piece of a parameter."""
+        key = f"{kind}/{name}"
+        try:
+            file = self._file(piece, kind)
+            if isinstance(file, RangedShard):
+                return file.read(key, start, stop)
+            return file.get_slice(key)[start:stop]
+        except (SafetensorError, KeyError, IndexError) as error:
+            raise CorruptCheckpoint(f"checkpoint of step {self.found.step}: {key}: {error}") from error
 
     def stream(self, wanted: Iterable[tuple[str, str, int, int]]) -> Iterator[torch.Tensor]:
         """`read` of every (kind, name, start, stop), in order; the next ones are under way meanwhile."""
@@ -246,7 +271,7 @@ class ShardReader:
 
     def _file(self, piece: _Piece, kind: str) -> Any:
         with self._lock:
-            # who reads one of a rank's files reads them all
+            # Who reads one of a rank's files reads them all.
             for sibling in sorted(self._siblings[piece.rank, kind]):
                 if sibling not in self._open:
                     self._open[sibling] = self._pool.submit(self._opened, sibling)
@@ -290,14 +315,20 @@ def fetch_rank(found: Found, rank: int, world_size: int) -> None:
 
     Of a checkpoint by another number of ranks the indexes: only the policy knows which slices it needs.
     """
-    own, index = rank_stem(rank, world_size), f"-of-{found.world_size:05d}.json"
-    names = [entry["name"] for entry in found.manifest["files"]]
+    own = rank_stem(rank, world_size)
+    index = f"-of-{found.world_size:05d}.json"
+    names = []
+    for entry in found.manifest["files"]:
+        name = entry["name"]
+        if name.startswith(own) or name.endswith(index):
+            names.append(name)
     with ThreadPoolExecutor(PARALLEL_FILES, thread_name_prefix="fetch") as pool:
-        list(pool.map(found.local, [name for name in names if name.startswith(own) or name.endswith(index)]))
+        list(pool.map(found.local, names))
 
 
 def fetch_all(found: Found) -> Path:
     """Brings every file of a checkpoint to its local folder, verified. Raises CorruptCheckpoint."""
+    names = [entry["name"] for entry in found.manifest["files"]]
     with ThreadPoolExecutor(PARALLEL_FILES) as pool:
-        list(pool.map(found.local, [entry["name"] for entry in found.manifest["files"]]))
+        list(pool.map(found.local, names))
     return Path(found.directory)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,8 +34,10 @@ class Keep:
 
     def sound(self, steps: Iterable[int]) -> set[int]:
         """The steps from before the trouble that stay; none while there is no trouble."""
+        if not self.good:
+            return set()
         before = sorted(step for step in steps if step < self.trouble)
-        return set(before[-self.good :]) if self.good else set()
+        return set(before[-self.good :])
 
 
 def kept(manifests: Manifests, keep: Keep, safe: int) -> set[int]:
@@ -44,12 +47,16 @@ def kept(manifests: Manifests, keep: Keep, safe: int) -> set[int]:
     safe: newest step that the store has. What came after it does not count against what came before, so that
     an old checkpoint goes only after the new one is committed in the store, however long that is away.
     """
-    last, best = keep.last, keep.best
-    scored = [m for m in manifests.values() if m["score"] is not None]
-    finest = sorted(scored, key=lambda m: (m["score"], m["step"]), reverse=True)[:best]
-    settled = sorted(step for step in manifests if step <= safe)
-    newest = set(settled[-last:]) | set(sorted(manifests)[-last:])
-    return newest | {m["step"] for m in finest} | keep.sound(manifests)
+    steps = sorted(manifests)
+    settled = steps[: bisect_right(steps, safe)]
+    newest = set(steps[-keep.last :]) | set(settled[-keep.last :])
+
+    scored = []
+    for manifest in manifests.values():
+        if manifest["score"] is not None:
+            scored.append((manifest["score"], manifest["step"]))
+    best = sorted(scored, reverse=True)[: keep.best]
+    return newest | {step for _, step in best} | keep.sound(steps)
 
 
 OBJECT = re.compile(r"(step-\d{8})/(?:(\d+-[0-9a-f]{6})/)?[A-Za-z0-9_.-]+")
@@ -60,12 +67,19 @@ def prune_local(run_id: str, folder: Path, wanted: Keep, safe: int, busy: Collec
     """Drops local checkpoints that need not stay, and what no manifest ever followed. busy: steps being
     worked on."""
     manifests = manifests_here(folder)
-    mine = {step: m for step, m in manifests.items() if m["run_id"] == run_id}
-    keep, newest = kept(mine, wanted, safe) | (manifests.keys() - mine.keys()), max(mine, default=0)
+    mine = _of_run(run_id, manifests)
+    theirs = manifests.keys() - mine.keys()
+    keep = kept(mine, wanted, safe) | theirs
+    newest = max(mine, default=0)
     for path in folder.glob("step-*"):
         step = step_of(path.name)
         if step is not None and step not in keep and step <= newest and step not in busy:
             drop(path)
+
+
+def _of_run(run_id: str, manifests: Manifests) -> Manifests:
+    """The checkpoints of one run."""
+    return {step: manifest for step, manifest in manifests.items() if manifest["run_id"] == run_id}
 
 
 def prune_remote(
@@ -80,18 +94,20 @@ def prune_remote(
     check: raises if this attempt may no longer delete; called before every step's deletion.
     """
     manifests, sizes = manifests_there(storage)
-    mine = {step: m for step, m in manifests.items() if m["run_id"] == run_id}
-    keep, newest = kept(mine, wanted, max(mine, default=0)), max(mine, default=0)
+    mine = _of_run(run_id, manifests)
+    newest = max(mine, default=0)
+    keep = kept(mine, wanted, newest)
+
     folders: dict[tuple[int, str], list[str]] = {}
-    for key in sizes:
-        if match := OBJECT.fullmatch(key):
-            folders.setdefault((step_of(match[1]) or 0, match[2] or ""), []).append(key)
+    for match in filter(None, map(OBJECT.fullmatch, sizes)):
+        folder = (step_of(match[1]) or 0, match[2] or "")
+        folders.setdefault(folder, []).append(match[0])
     for (step, attempt), keys in folders.items():
         theirs = step in manifests and step not in mine
         stays = step in keep and attempt == mine[step].get("attempt", "")
         if not stays and not theirs and step <= newest and step not in busy:
             check()
-            # from here on it is no checkpoint
+            # The manifest goes first: from then on it is no checkpoint.
             storage.delete([key for key in keys if key.endswith("/manifest.json")])
             storage.delete(keys)
 
@@ -109,13 +125,16 @@ def make_room(
 
     Where that is not enough the writers refuse, with the figures.
     """
-    while (free := room()) < wanted:
+    free = room()
+    while free < wanted:
         older = sorted(manifests_here(folder))[:-1]
-        steps = sorted((step for step in older if step not in busy), key=lambda step: (step in spared, step))
-        if not steps:
+        idle = [step for step in older if step not in busy]
+        if not idle:
             break
-        say(f"dropping the local checkpoint of step {steps[0]} early: the disk budget needs its room")
-        drop(folder / step_name(steps[0]))
+        oldest = min(idle, key=lambda step: (step in spared, step))
+        say(f"dropping the local checkpoint of step {oldest} early: the disk budget needs its room")
+        drop(folder / step_name(oldest))
+        free = room()
     return free
 
 

@@ -2,7 +2,7 @@
 again.
 
     <run.dir>/rollouts/step-00000021.npz                      written before the update of step 21
-    <remote>/<run id>/rollouts/step-00000021/7-3f2c1a.npz     sent beside it, under the attempt that sampled it
+    <remote>/<run id>/rollouts/step-00000021/7-3f2c1a.npz     sent beside it, under its attempt's name
 
 A restart from step 20 replays what is logged of 21, 22, ...: same token ids, log-probabilities and outcomes,
 so same updates, bit for bit. With `rollout.staleness` k the steps 21 to 20 + k were sampled by weights that
@@ -21,6 +21,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,8 @@ class RolloutLog:
         say: Callable[[str], None] = _say,
     ):
         """held: the right to write for this run, as in `Checkpoints`."""
-        self._say, self._held = say, held
+        self._say = say
+        self._held = held
         self._resumes = config.checkpoint.resume != "never"
         # A run that goes back samples again: what it goes back behind may be what the engine sampled.
         self._replays = not config.checkpoint.before
@@ -105,7 +107,8 @@ class RolloutLog:
             "data_fingerprint": data_fingerprint,
             "code_fingerprint": code_fingerprint(),
         }
-        self.replayed = self.failures = 0
+        self.replayed = 0
+        self.failures = 0
         self._usable: dict[int, list[_Place]] = {}
         self._needed: Sequence[int] = ()
         self._ready: dict[int, Graded] = {}
@@ -140,7 +143,8 @@ class RolloutLog:
         those that an older version of the code wrote. Raises CorruptCheckpoint where one cannot be read.
         """
         self._needed = needed
-        self._usable, self._ready = {}, {}
+        self._usable = {}
+        self._ready = {}
         found = self._places(step) if self._resumes else {}
         epoch = 0
         at = step + 1
@@ -149,7 +153,8 @@ class RolloutLog:
             if newest < epoch and at not in needed:
                 break
             self._usable[at] = [place for place in found[at] if place.epoch == newest]
-            epoch, at = max(epoch, newest), at + 1
+            epoch = max(epoch, newest)
+            at += 1
         for ahead in needed:
             try:
                 self._ready[ahead] = self._load(ahead)
@@ -165,15 +170,15 @@ class RolloutLog:
     def _places(self, after: int) -> dict[int, list[_Place]]:
         """Where the logs of the steps after `after` lie: this disk's first."""
         found: dict[int, list[_Place]] = {}
-        for path in self.folder.glob("step-*.npz"):
-            if (match := LOCAL.fullmatch(path.name)) and int(match[1]) > after:
+        for step, path in _files(self.folder):
+            if step > after:
                 with contextlib.suppress(*DAMAGED), np.load(path, allow_pickle=False) as archive:
-                    epoch = self._header(archive, int(match[1]))["epoch"]
-                    found.setdefault(int(match[1]), []).append(_Place(epoch))
+                    epoch = self._header(archive, step)["epoch"]
+                    found.setdefault(step, []).append(_Place(epoch))
         try:
-            for key, _ in self.storage.list() if self.storage else ():
-                if (match := OBJECT.fullmatch(key)) and int(match[1]) > after:
-                    found.setdefault(int(match[1]), []).append(_Place(int(match[3]), key))
+            for step, attempt, key in _objects(self.storage):
+                if step > after:
+                    found.setdefault(step, []).append(_Place(attempt, key))
         except (StorageError, ConfigError) as error:
             self._failed(error)
         return found
@@ -195,10 +200,9 @@ class RolloutLog:
         wrong: Exception = ValueError("there is none")
         for place in self._usable.pop(step, ()):
             try:
-                local = self.folder / f"{step_name(step)}.npz"
-                source = (
-                    io.BytesIO(self.storage.get_bytes(place.key)) if place.key and self.storage else local
-                )
+                source: Any = self.folder / f"{step_name(step)}.npz"
+                if place.key and self.storage:
+                    source = io.BytesIO(self.storage.get_bytes(place.key))
                 with np.load(source, allow_pickle=False) as archive:
                     about = self._header(archive, step)
                     graded = _graded(about, dict(archive))
@@ -247,13 +251,14 @@ class RolloutLog:
             self._failed(f"step {step} is not logged: {error}")
             return
         self._durable.add(step)
-        if floor > self._floor:
-            for path in self.folder.glob("step-*.npz"):
-                if (match := LOCAL.fullmatch(path.name)) and int(match[1]) <= floor:
+        rises = floor > self._floor
+        if rises:
+            for logged, path in _files(self.folder):
+                if logged <= floor:
                     path.unlink(missing_ok=True)
         self._stored.discard(step)
         if self.storage:
-            self._pool.submit(self._send, self.storage, step, floor if floor > self._floor else 0)
+            self._pool.submit(self._send, self.storage, step, floor if rises else 0)
         self._floor = max(self._floor, floor)
 
     def _send(self, storage: Storage, step: int, floor: int = 0) -> None:
@@ -267,10 +272,9 @@ class RolloutLog:
                 storage.put_bytes(f"{step_name(step)}/{attempt}.npz", data)
                 self._stored.add(step)
             if floor:
-                keys = [(key, OBJECT.fullmatch(key)) for key, _ in storage.list()]
-                storage.delete([key for key, match in keys if match and int(match[1]) <= floor])
-        # dropped meanwhile; and the next commit says that the attempt is over
+                storage.delete([key for logged, _, key in _objects(storage) if logged <= floor])
         except (FileNotFoundError, Fenced):
+            # The file was dropped meanwhile, or the attempt is over, which the next commit says.
             return
         except (StorageError, ConfigError, OSError) as error:
             self._failed(f"step {step} is logged on this disk only: {error}")
@@ -319,23 +323,24 @@ def history(folder: Path, storage: Storage | None) -> Iterator[tuple[int, Graded
     What cannot be read is left out, with a line that says so.
     """
     found: dict[int, list[tuple[int, Path | str]]] = {}
-    for path in folder.glob("step-*.npz"):
-        if match := LOCAL.fullmatch(path.name):
-            with contextlib.suppress(*DAMAGED), np.load(path, allow_pickle=False) as archive:
-                epoch = json.loads(archive["about"].tobytes())["epoch"]
-                found.setdefault(int(match[1]), []).append((epoch, path))
-    for key, _ in storage.list() if storage else ():
-        if match := OBJECT.fullmatch(key):
-            found.setdefault(int(match[1]), []).append((int(match[3]), key))
+    for step, path in _files(folder):
+        with contextlib.suppress(*DAMAGED), np.load(path, allow_pickle=False) as archive:
+            epoch = json.loads(archive["about"].tobytes())["epoch"]
+            found.setdefault(step, []).append((epoch, path))
+    for step, attempt, key in _objects(storage):
+        found.setdefault(step, []).append((attempt, key))
+
     newest = 0
     for step, places in sorted(found.items()):
-        epoch = max(epoch for epoch, _ in places)
+        # The first place of the newest attempt: this disk's comes before the store's.
+        epoch, place = max(places, key=itemgetter(0))
         if epoch < newest:
             continue  # sampled by an attempt beside the one that had replaced it, or before it went back
         newest = epoch
-        place = next(place for at, place in places if at == epoch)
         try:
-            source = io.BytesIO(storage.get_bytes(place)) if isinstance(place, str) and storage else place
+            source: Any = place
+            if isinstance(place, str) and storage:
+                source = io.BytesIO(storage.get_bytes(place))
             with np.load(source, allow_pickle=False) as archive:
                 arrays = dict(archive)
             yield step, _graded(json.loads(arrays["about"].tobytes()), arrays)
@@ -343,14 +348,32 @@ def history(folder: Path, storage: Storage | None) -> Iterator[tuple[int, Graded
             _say(f"step {step} is left out: {error}")
 
 
+def _files(folder: Path) -> Iterator[tuple[int, Path]]:
+    """The logs on this disk: (step, file)."""
+    for path in folder.glob("step-*.npz"):
+        match = LOCAL.fullmatch(path.name)
+        if match is not None:
+            yield int(match[1]), path
+
+
+def _objects(storage: Storage | None) -> Iterator[tuple[int, int, str]]:
+    """The logs in the store: (step, number of the attempt that sampled it, key)."""
+    if storage is None:
+        return
+    for key, _ in storage.list():
+        match = OBJECT.fullmatch(key)
+        if match is not None:
+            yield int(match[1]), int(match[3]), key
+
+
 def _archive(about: dict[str, Any], graded: Graded) -> bytes:
     """A step's traces and outcomes as one NumPy archive; `_graded` reads it back without loss."""
     arrays = {"about": text_array(about)} | trace_columns(graded.traces)
     arrays["texts"] = text_array([trace.text for trace in graded.traces])
-    arrays["outcomes"] = text_array([astuple(outcome) for outcome in graded.outcomes])
+    arrays["outcomes"] = text_array(list(map(astuple, graded.outcomes)))
     if graded.teacher is not None:
         arrays["teacher"] = np.concatenate(graded.teacher)
-        arrays["teacher_tokens"] = np.array([len(values) for values in graded.teacher], np.int64)
+        arrays["teacher_tokens"] = np.array(list(map(len, graded.teacher)), np.int64)
     out = io.BytesIO()
     np.savez(out, **arrays)  # ty: ignore[invalid-argument-type]
     return out.getvalue()

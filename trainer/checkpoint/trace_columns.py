@@ -12,36 +12,79 @@ from trainer.algorithm.traces import End, ImageRef, Trace
 
 ENDS: tuple[End, ...] = ("stop", "length", "turns", "error")
 """Values of `Trace.end` by their number in a column; new ones are added at the end."""
+_NOTHING = np.zeros(0, np.float32)
 
 
 def trace_columns(traces: Sequence[Trace]) -> dict[str, np.ndarray]:
     """All of the traces but their text; `traces_of` reads them back without loss."""
-    prompts = {trace.group: trace.prompt for trace in traces}
-    completions = [trace.completion for trace in traces]
-    images = [(ref.row, ref.number) for trace in traces for ref in trace.images]
+    prompts: dict[int, np.ndarray] = {}
+    completions = []
+    masks = []
+    logprobs = []
+    images = []
+    for trace in traces:
+        prompts[trace.group] = trace.prompt
+        completions.append(trace.completion)
+        masks.append(_mask(trace))
+        if trace.logprobs is not None:
+            logprobs.append(trace.logprobs)
+        for image in trace.images:
+            images.append((image.row, image.number))
+    prompt_ids = list(prompts.values())
 
     columns = _numbers(traces)
     columns["token_ids"] = np.concatenate(completions)
-    columns["learned"] = np.packbits(np.concatenate([_mask(trace) for trace in traces]))
-    columns["logprobs"] = np.concatenate([_known(trace.logprobs) for trace in traces])
+    columns["learned"] = np.packbits(np.concatenate(masks))
+    columns["logprobs"] = np.concatenate([_NOTHING, *logprobs])
     columns["image_refs"] = np.array(images, np.int64).reshape(-1, 2)
     columns["prompt_group"] = np.array(list(prompts), np.int64)
-    columns["prompt_tokens"] = np.array([len(ids) for ids in prompts.values()], np.int64)
-    columns["prompt_token_ids"] = np.concatenate(list(prompts.values()))
-    return columns
+    columns["prompt_tokens"] = _lengths(prompt_ids)
+    columns["prompt_token_ids"] = np.concatenate(prompt_ids)
+    return columns | _route_columns(traces)
+
+
+def _route_columns(traces: Sequence[Trace]) -> dict[str, np.ndarray]:
+    """Experts of the completions' tokens, and once for a group those of its prompt's; nothing where no trace
+    has any."""
+    prompts: dict[int, np.ndarray] = {}
+    completions = []
+    routed = []
+    for trace in traces:
+        routed.append(trace.routes is not None)
+        if trace.routes is not None:
+            prompts.setdefault(trace.group, trace.routes[: trace.shared])
+            completions.append(trace.routes[trace.shared :])
+    if not completions:
+        return {}
+    return {
+        "routed": np.array(routed, bool),
+        "routes": np.concatenate(completions),
+        "prompt_routes_group": np.array(list(prompts), np.int64),
+        "prompt_routes": np.concatenate(list(prompts.values())),
+    }
 
 
 def _numbers(traces: Sequence[Trace]) -> dict[str, np.ndarray]:
     """What each trace has one of."""
-    rows = []
+    numbers = []
+    ends = []
+    versions = []
+    sampled = []
     for trace in traces:
-        rows.append((trace.group, trace.row, trace.index, len(trace.completion), len(trace.images)))
-    table = np.array(rows, np.int64).reshape(-1, 5)
+        numbers.append((trace.group, trace.row, trace.index, len(trace.completion), len(trace.images)))
+        ends.append(ENDS.index(trace.end))
+        versions.append(trace.versions)
+        sampled.append(trace.logprobs is not None)
+    table = np.array(numbers, np.int64).reshape(-1, 5)
     columns = dict(zip(("group", "row", "index", "tokens", "images"), table.T.copy(), strict=True))
-    columns["end"] = np.array([ENDS.index(trace.end) for trace in traces], np.int8)
-    columns["versions"] = np.array([trace.versions for trace in traces], np.int64)
-    columns["sampled"] = np.array([trace.logprobs is not None for trace in traces], bool)
+    columns["end"] = np.array(ends, np.int8)
+    columns["versions"] = np.array(versions, np.int64)
+    columns["sampled"] = np.array(sampled, bool)
     return columns
+
+
+def _lengths(pieces: Sequence[np.ndarray]) -> np.ndarray:
+    return np.array(list(map(len, pieces)), np.int64)
 
 
 def traces_of(arrays: dict[str, np.ndarray], texts: Sequence[str]) -> list[Trace]:
@@ -49,13 +92,16 @@ def traces_of(arrays: dict[str, np.ndarray], texts: Sequence[str]) -> list[Trace
     prompts = prompts_of(arrays)
     completions = cut(arrays["token_ids"], arrays["tokens"])
     groups = arrays["group"].tolist()
-    lengths = arrays["tokens"] + np.array([len(prompts[group]) for group in groups], np.int64)
+    lengths = arrays["tokens"] + _lengths([prompts[group] for group in groups])
     flat_mask = np.unpackbits(arrays["learned"], count=int(lengths.sum())).astype(bool)
-    learned = [np.flatnonzero(mask).astype(np.int32) for mask in cut(flat_mask, lengths)]
+    learned = []
+    for mask in cut(flat_mask, lengths):
+        learned.append(np.flatnonzero(mask).astype(np.int32))
     sampled = arrays["sampled"]
-    counts = np.array([len(positions) for positions in learned], np.int64) * sampled
-    logprobs = cut(arrays["logprobs"], counts)
+    # A trace that no engine sampled has no log-probabilities in the column.
+    logprobs = cut(arrays["logprobs"], np.where(sampled, _lengths(learned), 0))
     images = cut(arrays["image_refs"], arrays["images"])
+    routes = _routes_of(arrays, prompts)
 
     traces = []
     for i, group in enumerate(groups):
@@ -73,9 +119,26 @@ def traces_of(arrays: dict[str, np.ndarray], texts: Sequence[str]) -> list[Trace
                 versions=(oldest, newest),
                 end=ENDS[arrays["end"][i]],
                 text=texts[i],
+                routes=routes[i],
             )
         )
     return traces
+
+
+def _routes_of(arrays: dict[str, np.ndarray], prompts: dict[int, np.ndarray]) -> list[np.ndarray | None]:
+    """`Trace.routes` of each trace."""
+    found: list[np.ndarray | None] = [None] * len(arrays["group"])
+    if "routes" not in arrays:
+        return found
+    groups = arrays["prompt_routes_group"].tolist()
+    of_prompts = cut(arrays["prompt_routes"], _lengths([prompts[group] for group in groups]))
+    by_group = dict(zip(groups, of_prompts, strict=True))
+    # The last token of a completion has none.
+    counts = np.where(arrays["routed"], arrays["tokens"] - 1, 0)
+    for i, routes in enumerate(cut(arrays["routes"], counts)):
+        if arrays["routed"][i]:
+            found[i] = np.concatenate([by_group[int(arrays["group"][i])], routes])
+    return found
 
 
 def prompts_of(arrays: dict[str, np.ndarray]) -> dict[int, np.ndarray]:
@@ -101,7 +164,3 @@ def _mask(trace: Trace) -> np.ndarray:
     mask = np.zeros(len(trace.tokens), bool)
     mask[trace.learned] = True
     return mask
-
-
-def _known(logprobs: np.ndarray | None) -> np.ndarray:
-    return np.zeros(0, np.float32) if logprobs is None else logprobs

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from trainer.config.files import nodes_share_weights
 from trainer.config.schema import RunConfig
+from trainer.errors import ConfigError
 from trainer.hardware import adapters
-from trainer.hardware.model_shapes import GatedDelta, Shape
+from trainer.hardware.layer_sizes import GatedDelta
+from trainer.hardware.model_shapes import Shape
 
 SAVED_BYTES, MOST_TOKENS = {"cuda": 8 << 30, "cpu": 1 << 30}, {"cuda": 16_384, "cpu": 4_096}
 """Two limits of a pass, by device: bytes that the backward pass needs of the layers, and tokens beyond which
@@ -53,6 +55,15 @@ def trained(config: RunConfig, shape: Shape) -> int:
         return sum(adapters.sizes(shape, config.lora.rank, config.lora.vision))
     frozen = shape.vision.parameters(shape.hidden) if config.model.freeze_vision and shape.vision else 0
     return shape.parameters - frozen
+
+
+def check_replay(config: RunConfig, shape: Shape) -> None:
+    """Raises ConfigError where `algorithm.routing_replay` is set and the model has no experts."""
+    if config.algorithm.routing_replay and not shape.experts:
+        raise ConfigError(
+            f"algorithm.routing_replay: {config.model.path} has no experts; set algorithm.routing_replay to"
+            " false"
+        )
 
 
 def kept_checkpoints(config: RunConfig) -> int:
@@ -181,15 +192,23 @@ def decoder_layer(shape: Shape, w: int) -> int:
     attended = w * 2 * heads + 4 * shape.heads + shape.qk_norm * (4 + w) * heads
     if shape.delta:  # norms in fp32; the gate, and its product with attention's output
         attended += (4 - w) * heads + w * 2 * shape.heads * shape.head_dim
-    return 2 * norm(shape.hidden, w, bool(shape.delta)) + attended + w * 4 * shape.intermediate
+    return (
+        2 * norm(shape.hidden, w, bool(shape.delta)) + attended + w * 4 * shape.intermediate + dealt(shape, w)
+    )
+
+
+def dealt(shape: Shape, w: int) -> int:
+    """Per token, what experts keep besides their products' inputs: a row for each that computes the token,
+    going in and coming out, and the router's probabilities in fp32."""
+    return w * 2 * shape.experts.active * shape.hidden + 4 * shape.experts.count if shape.experts else 0
 
 
 def tower(shape: Shape, w: int) -> int:
     """Per patch, a block of the vision tower: two norms; q, k and v as attention takes them, its output as it
-    comes and in order; gate, its activation, up and their product. Of a Qwen3-VL: LayerNorms' inputs and
-    outputs; the first matrix's output and its activation."""
+    comes and in order; gate, its activation, up and their product. Without gates: LayerNorms' inputs and
+    outputs; the first matrix's output and its activation, and of a Qwen2-VL's the sigmoid."""
     assert (v := shape.vision)
-    norms, mlp = (norm(v.hidden, w), 4) if v.gated else (w * 2 * v.hidden, 2)
+    norms, mlp = (norm(v.hidden, w), 4) if v.gated else (w * 2 * v.hidden, 3 if v.sigmoid else 2)
     return 2 * norms + w * (5 * v.hidden + mlp * v.intermediate) + 4 * v.heads
 
 

@@ -14,7 +14,7 @@ class Fleet:
 
     workers: Literal["off", "only", "beside"] = "off"
     """off: the trainer's GPUs sample. only: workers sample everything, and the trainer builds no engine.
-    beside: both; it is not built yet."""
+    beside: both, each step in units of `fleet.unit_prompts`."""
     run: str = ""
     """Id of the run that a rollout worker samples for, in the bucket `checkpoint.remote`; for workers
     only."""

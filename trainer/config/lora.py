@@ -15,7 +15,8 @@ TEXT = (
     r"|linear_attn\.(?:in_proj_(?:qkv|z|b|a)|out_proj))"
 )
 TOWER = (
-    r"(?:.*\.)?visual\.blocks\.\d+\.(?:attn\.(?:qkv|proj)|mlp\.(?:gate_proj|up_proj|down_proj|linear_fc[12]))"
+    r"(?:.*\.)?visual\.blocks\.\d+\."
+    r"(?:attn\.(?:qkv|proj)|mlp\.(?:gate_proj|up_proj|down_proj|(?:linear_)?fc[12]))"
 )
 """Names of the linear layers of Qwen's decoder layers, and of its vision tower's blocks; peft matches them
 whole."""

@@ -407,6 +407,11 @@ class RunConfig:
         return self.rollout.sync_tolerance or SYNC_TOLERANCE[self.model.dtype]
 
     @property
+    def loads_policy(self) -> bool:
+        """Whether the ranks load a policy. Pass rates that rollout workers sample need none."""
+        return not (self.evaluation.pass_rate_samples and self.fleet.workers == "only")
+
+    @property
     def train_split(self) -> Split:
         """The rows that are trained on."""
         return Split(self.data.path, self.data.split, self.data.max_samples)

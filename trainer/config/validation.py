@@ -45,7 +45,8 @@ def validate(config: RunConfig) -> None:
             f"optimizer.hpz_ranks is {c.optimizer.hpz_ranks} at optimizer.zero_stage"
             f" {c.optimizer.zero_stage}, where every GPU has all weights: set it to 1"
         )
-    for wrong, change in (*_refused_adapters(c), *_refused_fleet(c), *_refused_teacher(c)):
+    refused = *_refused_adapters(c), *_refused_fleet(c), *_refused_teacher(c), *_refused_replay(c)
+    for wrong, change in refused:
         if wrong:
             raise ConfigError(change)
     if c.optimizer.warmup_steps and c.optimizer.warmup_ratio:
@@ -114,8 +115,29 @@ def _refused_fleet(c: RunConfig) -> list[tuple[bool, str]]:
         return []
     return [
         (
-            c.fleet.workers == "beside",
-            "fleet.workers beside is not built: set it to only, or to off for engines in the trainer",
+            c.fleet.workers == "beside" and c.rollout.staleness > 0,
+            (
+                f"rollout.staleness is {c.rollout.staleness} with fleet.workers beside: the trainer's own"
+                " engines hold the newest weights only; set rollout.staleness to 0, or fleet.workers to only"
+            ),
+        ),
+        (
+            c.fleet.workers == "beside" and not 0 < c.fleet.unit_prompts < c.rollout.prompts_per_step,
+            (
+                f"fleet.unit_prompts is {c.fleet.unit_prompts} with fleet.workers beside, so a step of"
+                f" {c.rollout.prompts_per_step} prompts is one unit, and nothing to share: set it to a"
+                " fraction of that"
+            ),
+        ),
+        (
+            c.fleet.workers == "beside"
+            and c.rollout.prompts_per_step - c.fleet.unit_prompts < c.placement.world_size,
+            (
+                f"fleet.unit_prompts is {c.fleet.unit_prompts} with fleet.workers beside: without one unit of"
+                f" a worker, a step of {c.rollout.prompts_per_step} prompts leaves the trainer's"
+                f" {c.placement.world_size} engines less than a prompt each; set it to less, or fleet.workers"
+                " to off"
+            ),
         ),
         (c.method != "grpo", "fleet.workers is for method grpo, which samples: set it to off"),
         (
@@ -133,8 +155,9 @@ def _refused_fleet(c: RunConfig) -> list[tuple[bool, str]]:
             ),
         ),
         (
-            bool(c.evaluation.pass_rate_samples),
-            "fleet.workers with evaluation.pass_rate_samples is not built: set fleet.workers to off",
+            bool(c.evaluation.pass_rate_samples) and c.fleet.workers == "beside",
+            "fleet.workers beside shares the steps of a training run, and evaluation.pass_rate_samples trains"
+            " nothing: set fleet.workers to only or off",
         ),
     ]
 
@@ -176,6 +199,43 @@ def _refused_teacher(c: RunConfig) -> list[tuple[bool, str]]:
             c.teaches and bool(c.evaluation.pass_rate_samples),
             "evaluation.pass_rate_samples learns from nothing, so it has no use for algorithm.teacher: leave"
             " algorithm.teacher empty",
+        ),
+    ]
+
+
+def _refused_replay(c: RunConfig) -> list[tuple[bool, str]]:
+    """Runs in which the engine's choices of experts cannot be replayed, and what to change."""
+    replays, key = c.algorithm.routing_replay, "algorithm.routing_replay"
+    return [
+        (
+            replays and c.method != "grpo",
+            f"{key} replays what an engine chose, and method {c.method} has none: set {key} to false",
+        ),
+        (
+            replays and c.fleet.workers != "off",
+            (
+                f"{key} with fleet.workers {c.fleet.workers}: rollout workers have not been run with experts;"
+                f" set fleet.workers to off, or {key} to false"
+            ),
+        ),
+        (
+            replays and c.rollout.staleness > 0,
+            (
+                f"{key} with rollout.staleness {c.rollout.staleness}: the choices would be those of older"
+                f" weights, which has not been run; set rollout.staleness to 0, or {key} to false"
+            ),
+        ),
+        (
+            replays and c.placement.device == "cuda" and not c.rollout.prefix_caching,
+            f"{key} needs rollout.prefix_caching, with which vLLM keeps its choices: set it to true",
+        ),
+        (
+            replays and c.placement.device == "cuda" and c.rollout.tensor_parallel > 1,
+            (
+                f"{key} with rollout.tensor_parallel {c.rollout.tensor_parallel}: of an engine's GPUs vLLM"
+                " keeps the choices on the first alone, and the others would end; set"
+                f" rollout.tensor_parallel to 1, or {key} to false"
+            ),
         ),
     ]
 

@@ -20,7 +20,7 @@ from trainer.config.run_folder import write_whole
 from trainer.data.dataset import Dataset, cache_folder, chat
 from trainer.data.processor import Prompter
 
-VERSION = 1
+VERSION = 2
 """Version of the way in which `measure` counts; a part of the cache's key."""
 
 
@@ -46,7 +46,7 @@ def measure(prompter: Prompter, dataset: Dataset, start: int, stop: int, solutio
         part = np.zeros((table.num_rows, 2), np.int32)
         part[:, 0] = prompter.lengths(chats, images, table.column("id").to_pylist())
         if solutions:
-            texts = table.column("solution").to_pylist()
+            texts = [prompter.solution_text(text) for text in table.column("solution").to_pylist()]
             token_ids = prompter.tokenizer(texts, add_special_tokens=False)["input_ids"]
             for row, (ids, text) in enumerate(zip(token_ids, texts, strict=True)):
                 part[row, 1] = len(ids) + 1 if text else 0  # with the end token

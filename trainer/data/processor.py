@@ -36,6 +36,9 @@ PATCHES = ("patch_size", "temporal_patch_size", "merge_size", "rescale_factor", 
 LIST_BYTES_PER_TOKEN = 36
 THINK = "<think>"
 """Opens the reasoning; chat templates of models that always reason write it."""
+THINK_END = "</think>"
+EMPTY_THINK = f"\n{THINK_END}\n\n"
+"""Ends a reasoning that has just been opened, as templates of the Qwen3 family write it."""
 
 
 @dataclass(frozen=True)
@@ -238,9 +241,19 @@ class Prompter:
             ids += [token] * (next(counts, 0) if token == self.image_token_id else 1)
         return ids
 
+    def solution_text(self, solution: str) -> str:
+        """What a reply has of a solution. Where the chat template opens the reasoning, the tag does not come
+        twice, and a solution that never closes it stands behind an empty reasoning."""
+        if not self.opening or not solution:
+            return solution
+        if THINK_END not in solution:
+            return EMPTY_THINK + solution.removeprefix(self.opening).lstrip()
+        return solution.removeprefix(self.opening).lstrip() if solution.startswith(THINK) else solution
+
     def solution_ids(self, row: Row) -> list[int]:
         """Token ids of a row's solution, with the end token, which supervised training learns."""
-        return self.tokenizer(row.solution, add_special_tokens=False)["input_ids"] + [self.eos_token_id]
+        text = self.solution_text(row.solution)
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"] + [self.eos_token_id]
 
     def learned_positions(self, row: Row) -> list[int]:
         """Positions in `token_ids(row)` that supervised training learns besides the solution.

@@ -8,7 +8,8 @@ from typing import Any
 from trainer.errors import StorageError
 from trainer.fleet.dispatch import BEAT_S
 from trainer.fleet.objects import Objects, worker_key
-from trainer.fleet.scheduler import Given
+from trainer.fleet.scheduler import FETCHING, Given
+from trainer.observe import beacon
 
 KEPT_SENT = 256
 """Newest units that a mark names as sent."""
@@ -47,8 +48,9 @@ class Beats:
             self._write()
 
     def follow(self, attempt: str) -> None:
-        """Goes on with another attempt, which knows nothing of what was sent to the one before."""
-        self.say(attempt=attempt, sent=[])
+        """Goes on with an attempt, which knows nothing of what was sent to the one before. The weights are
+        fetched first."""
+        self.say(attempt=attempt, sent=[], state=FETCHING)
 
     def sent(self, given: Given, completions: int, rate: float) -> None:
         """A unit's samples are in the bucket."""
@@ -68,6 +70,8 @@ class Beats:
     def _write(self) -> None:
         self._serial += 1
         try:
-            self.objects.put_json(worker_key(self.worker), self._state | {"serial": self._serial})
+            self.objects.put_json(
+                worker_key(self.worker), self._state | {"serial": self._serial, "pieces": beacon.pieces()}
+            )
         except StorageError as error:
             print(f"worker: {error}", flush=True)

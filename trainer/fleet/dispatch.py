@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Any
 
 from trainer.algorithm.traces import Trace
 from trainer.checkpoint.attempt import Attempt
 from trainer.errors import StorageError
 from trainer.fleet import objects as keys
+from trainer.fleet.counts import OWN, Counts
 from trainer.fleet.objects import Forged, Objects
-from trainer.fleet.scheduler import Given, Scheduler
+from trainer.fleet.scheduler import FETCHING, Claim, Given, Scheduler
 from trainer.fleet.units import UNREADABLE, RolloutUnit, unpack
 from trainer.fleet.verify import AskedUnit, refusal
 
@@ -43,22 +44,6 @@ class UnitRefused(RuntimeError):
     """Two workers sent samples of one unit that cannot be trained on."""
 
 
-@dataclass
-class Counts:
-    """Since the start of this process."""
-
-    units: int = 0
-    late: int = 0
-    refused: int = 0
-    forged: int = 0
-    by_worker: dict[str, int] = field(default_factory=dict)
-    """Completions of every worker that were accepted."""
-    worker_s: float = 0.0
-    """Seconds that workers have lived, all added up."""
-    idle_s: float = 0.0
-    """Those of them in which a worker had no unit."""
-
-
 class Dispatcher:
     """One attempt's. May be used by the trainer's thread at any time."""
 
@@ -70,14 +55,18 @@ class Dispatcher:
         *,
         lost_s: float,
         wait_s: float,
+        own_engines: bool = False,
         say: Callable[[str], None] = print,
+        moved: Callable[[], None] = lambda: None,
         poll_s: float = POLL_S,
     ) -> None:
+        """own_engines: whether the trainer's own engines sample what nobody else can. moved: called, from the
+        head's thread, when a worker's engine has made progress."""
         self.objects, self.held = objects, held
         self.expected = expected
         self.wait_s, self.poll_s = wait_s, poll_s
-        self._say = say
-        self.scheduler = Scheduler(lost_s)
+        self._say, self._moved_on = say, moved
+        self.scheduler = Scheduler(lost_s, own_engines=own_engines)
         self.counts = Counts()
         self.beats: dict[str, dict[str, Any]] = {}
         """The newest beat of every worker that was seen."""
@@ -94,11 +83,23 @@ class Dispatcher:
         """Workers with a mark in the bucket."""
         self._moved: dict[str, tuple[int, float]] = {}
         """Serial number of each worker's newest mark, and when the head saw that first."""
+        self._probe: RolloutUnit | None = None
+        """What a worker samples before it is admitted; None: all are admitted."""
+        self._probes: dict[str, RolloutUnit] = {}
+        """The probe that each worker has been given, which is not admitted yet."""
+        self._probed: dict[str, list[Trace]] = {}
+        """What they sampled of it."""
+        self._refused: dict[str, list[str]] = {}
+        """Workers whose samples of a unit were refused, one for each time."""
+        self._probe_number = 0
+        self._admitted: set[str] = set()
+        self._turned_away: dict[str, str] = {}
         self._error: Exception | None = None
         self._changed = threading.Condition()
         self._stop = threading.Event()
+        self._wake = threading.Event()
+        """Set where the thread need not wait until its next look."""
         self._written = self._listed = self._checked = -LIST_S
-        self._counted = time.monotonic()
         self._alive_at = time.monotonic()
         self._pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix="fleet")
         self._thread = threading.Thread(target=self._run, name="fleet-head", daemon=True)
@@ -122,12 +123,14 @@ class Dispatcher:
             self._units |= {unit.name: unit for unit in units}
             self._steps |= {unit.name: unit.step for unit in units}
             self.scheduler.offer({unit.name: unit.cost for unit in units}, first)
+        self._wake.set()
 
-    def take(self, unit: RolloutUnit) -> list[Trace]:
-        """Waits for a unit's samples. Raises NoWorkers, UnitRefused, Fenced, StorageError."""
+    def take(self, unit: RolloutUnit, meanwhile: Callable[[], None] = lambda: None) -> list[Trace]:
+        """Waits for a unit's samples. meanwhile: called while it waits, at every news. Raises NoWorkers,
+        UnitRefused, Fenced, StorageError."""
         waiting = time.monotonic()
-        with self._changed:
-            while unit.name not in self._traces:
+        while not self.has([unit]):
+            with self._changed:
                 if self._error is not None:
                     raise self._error
                 silent = time.monotonic() - max(waiting, self._alive_at)
@@ -136,7 +139,10 @@ class Dispatcher:
                         f"no rollout worker for {silent:.0f} s (fleet.wait_s): start some with fleet.run="
                         f"{self.objects.run_id}; the run goes on from its checkpoint when it is started again"
                     )
-                self._changed.wait(1.0)
+                if unit.name not in self._traces:
+                    self._changed.wait(1.0)
+            meanwhile()
+        with self._changed:
             self._units.pop(unit.name)
             return self._traces.pop(unit.name)
 
@@ -145,9 +151,81 @@ class Dispatcher:
         with self._changed:
             return all(unit.name in self._traces for unit in units)
 
+    def probe_with(self, unit: RolloutUnit) -> None:
+        """From now on a worker that joins samples this unit, under a name of its own, and nothing else until
+        it is admitted. The learner holds the weights of its version."""
+        with self._changed:
+            self._probe = unit
+            self._probed.clear()
+
+    def probing(self) -> set[str]:
+        """Workers that have a probe, or are about to get one."""
+        with self._changed:
+            return {name for name, seen in self.scheduler.workers.items() if not seen.admitted}
+
+    def probed(self) -> list[tuple[str, str, list[Trace]]]:
+        """(worker, its device, what it sampled) of the probes that have come in."""
+        with self._changed:
+            found = [(name, self.beats[name]["device"], traces) for name, traces in self._probed.items()]
+            self._probed.clear()
+            return found
+
+    def admit(self, worker: str) -> None:
+        """The worker may have units."""
+        self._say(f"worker {worker} is admitted")
+        with self._changed:
+            self._admitted.add(worker)
+            self._forget_probe(worker)
+            if seen := self.scheduler.workers.get(worker):
+                seen.admitted = True
+                seen.queue = []  # it may have been lost meanwhile, and have a second probe
+
+    def turn_away(self, worker: str, why: str) -> None:
+        """The worker is told to end, and why; it gets no units. Raises Fenced, StorageError."""
+        self._say(f"worker {worker} is turned away: {why}")
+        with self._changed:
+            self.counts.turned_away += 1
+            self._turned_away[worker] = why
+            self._head = self._head | {"turned_away": dict(self._turned_away)}
+            self._forget_probe(worker)
+            self.scheduler.leave(worker)
+        self.announce()  # or else the next mark says it
+
+    def _forget_probe(self, worker: str) -> None:
+        if unit := self._probes.pop(worker, None):
+            self._units.pop(unit.name)
+
+    def claim(self, what: Claim) -> list[Given]:
+        """Units for the trainer's own engines; none where nothing of that kind is left. Raises what ended the
+        thread."""
+        with self._changed:
+            if self._error is not None:
+                raise self._error
+            return self.scheduler.claim(what)
+
+    def give(self, sampled: Mapping[Given, list[Trace]], share_s: float | None = None) -> None:
+        """What the trainer's own engines sampled in one go. share_s: how long that took where it was their
+        share of a step. A few units take as long as many, so others do not tell their speed."""
+        with self._changed:
+            if share_s is not None:
+                self.scheduler.own_rate = sum(map(len, sampled.values())) / max(share_s, 1e-3)
+            for given, traces in sampled.items():
+                if given.unit not in self.scheduler.cost:
+                    self.counts.late += 1
+                    continue
+                self.counts.own += 1
+                self.counts.sampled_on(OWN, len(traces))
+                self._accept(given.unit, traces)
+
+    def pause(self) -> None:
+        """Waits for something new, a second at most."""
+        with self._changed:
+            self._changed.wait(1.0)
+
     def close(self, state: str, why: str) -> None:
         """Ends the thread and says why this head is silent from now on."""
         self._stop.set()
+        self._wake.set()
         if self._thread.is_alive():
             self._thread.join()
         self._pool.shutdown()
@@ -157,9 +235,12 @@ class Dispatcher:
     def idle_share(self) -> float:
         """Share of the workers' time since the last call in which they had no unit; 0 without workers."""
         with self._changed:
-            share = self.counts.idle_s / self.counts.worker_s if self.counts.worker_s else 0.0
-            self.counts.worker_s = self.counts.idle_s = 0.0
-            return share
+            return self.counts.take_idle_share()
+
+    def take_by_device(self) -> dict[str, float]:
+        """Completions by what sampled them, since the last call, as metrics."""
+        with self._changed:
+            return self.counts.take_by_device()
 
     def roster(self) -> list[dict[str, Any]]:
         """Every worker that was seen: what it is, what it did, and whether it lives or why it ended."""
@@ -167,8 +248,13 @@ class Dispatcher:
             return [self._worker(name, beat) for name, beat in sorted(self.beats.items())]
 
     def _worker(self, name: str, beat: dict[str, Any]) -> dict[str, Any]:
-        lives = name in self.scheduler.workers
-        why = "" if lives else beat["goodbye"] or f"silent for more than {self.scheduler.lost_s:.0f} s"
+        seen_at = self._moved.get(name, (0, 0.0))[1]
+        fetches = beat["state"] == FETCHING and time.monotonic() - seen_at < self.scheduler.lost_s
+        lives = name in self.scheduler.workers or (fetches and not beat["goodbye"])
+        why = ""
+        if not lives:
+            silent = f"silent for more than {self.scheduler.lost_s:.0f} s"
+            why = self._turned_away.get(name) or beat["goodbye"] or silent
         return {
             "worker": name,
             "host": beat["host"],
@@ -184,7 +270,11 @@ class Dispatcher:
 
     def _run(self) -> None:
         away_since: float | None = None
-        while not self._stop.wait(self.poll_s):
+        while True:
+            self._wake.wait(self.poll_s)
+            self._wake.clear()
+            if self._stop.is_set():
+                return None
             try:
                 self._round()
                 if away_since is not None:
@@ -235,6 +325,7 @@ class Dispatcher:
             self.objects.storage.delete([keys.worker_key(name), keys.mail_key(self.held.name, name)])
             self._known.discard(name)
             self.beats.pop(name, None)
+            self._admitted.discard(name)
             del self._moved[name]
         return sorted(self._known)
 
@@ -257,13 +348,23 @@ class Dispatcher:
         return beat if beat["attempt"] == self.held.name else None
 
     def _see(self, worker: str, beat: dict[str, Any]) -> None:
-        if worker not in self.beats:
+        before = self.beats.get(worker)
+        if before is None:
             self._say(f"worker {worker} joins ({beat['device']} on {beat['host']})")
+        elif any(before.get(fact) != beat.get(fact) for fact in ("host", "process", "device")):
+            self._say(f"worker {worker} begins anew ({beat['device']} on {beat['host']})")
+            self._forget(worker)
+        elif beat["pieces"] != before["pieces"]:
+            self._moved_on()
         self.beats[worker] = beat
+        if worker in self._turned_away:
+            return
         with self._changed:
             self._alive_at = time.monotonic()
-            if not beat["goodbye"]:
-                self.scheduler.beat(worker, time.monotonic(), beat["rate"])
+            if not beat["goodbye"] and beat["state"] != FETCHING:
+                # the short completions of a probe say nothing of its speed
+                rate = beat["rate"] if worker in self.counts.by_worker else 0.0
+                self.scheduler.beat(worker, time.monotonic(), rate, self._may_sample(worker))
         for unit, turn in beat["sent"]:
             given = Given(unit, turn)
             if (worker, given) not in self._taken:
@@ -275,18 +376,32 @@ class Dispatcher:
             with self._changed:
                 self.scheduler.leave(worker)
 
+    def _forget(self, worker: str) -> None:
+        """The name is another process's from now on, which is not admitted."""
+        with self._changed:
+            self._admitted.discard(worker)
+            self._probed.pop(worker, None)
+            self._forget_probe(worker)
+            self.scheduler.leave(worker)
+
+    def _may_sample(self, worker: str) -> bool:
+        return self._probe is None or worker in self._admitted
+
     def _take_in(self, worker: str, given: Given) -> None:
         """Reads, checks and keeps what a worker has sent, and deletes it in the bucket."""
         unit = self._units.get(given.unit)
         step = self._steps.get(given.unit, 0)
         key = keys.samples_key(self.held.name, step, given.unit, given.turn, worker)
-        if unit is None or given.unit not in self.scheduler.cost:
+        if unit is not None and unit == self._probes.get(worker):
+            self._read_probe(worker, given, unit, key)
+        elif unit is None or given.unit not in self.scheduler.cost or not self._may_sample(worker):
             self.counts.late += 1
         else:
             self._read(worker, given, unit, key)
         self._pool.submit(self.objects.storage.delete, [key])
 
-    def _read(self, worker: str, given: Given, unit: RolloutUnit, key: str) -> None:
+    def _received(self, worker: str, given: Given, unit: RolloutUnit, key: str) -> list[Trace] | str | None:
+        """What a worker sent of a unit, or why it is refused; None where a stranger has written it."""
         try:
             sampled = unpack(self.objects.get(key))
             why = refusal(unit, given.turn, worker, sampled, self.expected)
@@ -295,19 +410,44 @@ class Dispatcher:
             with self._changed:
                 self.scheduler.fail(given, worker)
             self._say(f"{error}: it is sampled again")
-            return
+            return None
         except UNREADABLE as error:
-            why = f"it cannot be read: {error}"
-        if why:
-            self._refuse(worker, given, why)
+            return f"it cannot be read: {error}"
+        return why or sampled.traces
+
+    def _read_probe(self, worker: str, given: Given, unit: RolloutUnit, key: str) -> None:
+        found = self._received(worker, given, unit, key)
+        if isinstance(found, str):
+            self.turn_away(worker, f"its probe is refused: {found}")
             return
         with self._changed:
-            self.scheduler.done(given.unit)
-            self._traces[given.unit] = sampled.traces
-            self.counts.units += 1
-            completions = self.counts.by_worker.get(worker, 0) + len(sampled.traces)
-            self.counts.by_worker[worker] = completions
-            self._changed.notify_all()
+            self.scheduler.fail(given, worker)  # it has done it
+            newest = self._probe is not None and unit.version == self._probe.version
+            if found is not None and newest:
+                self._probed[worker] = found
+                self._changed.notify_all()
+            else:
+                self._forget_probe(worker)  # the learner has other weights by now: once more
+
+    def _read(self, worker: str, given: Given, unit: RolloutUnit, key: str) -> None:
+        found = self._received(worker, given, unit, key)
+        if found is None:
+            return
+        if isinstance(found, str):
+            self._refuse(worker, given, found)
+            return
+        with self._changed:
+            if given.unit not in self.scheduler.cost:  # somebody else's came while this was read
+                self.counts.late += 1
+                return
+            self.counts.accepted(worker, self.beats[worker]["device"], len(found))
+            self._accept(given.unit, found)
+
+    def _accept(self, unit: str, traces: list[Trace]) -> None:
+        self.scheduler.done(unit)
+        self._refused.pop(unit, None)
+        self._traces[unit] = traces
+        self._changed.notify_all()
 
     def _refuse(self, worker: str, given: Given, why: str) -> None:
         self.counts.refused += 1
@@ -315,27 +455,39 @@ class Dispatcher:
         self.objects.put_json(key, {"unit": given.unit, "worker": worker, "why": why})
         self._say(f"unit {given.unit} of worker {worker} is refused: {why}")
         with self._changed:
-            times = self.scheduler.fail(given, worker)
-        if times >= MOST_REFUSALS or (times and len(self.scheduler.workers) == 1 and given.turn > 1):
+            if not self.scheduler.fail(given, worker) or self.scheduler.own_engines:
+                return
+            refused = self._refused.setdefault(given.unit, [])
+            refused.append(worker)
+            others = len(self.scheduler.workers) > 1
+        if len(set(refused) if others else refused) >= MOST_REFUSALS:
             raise UnitRefused(
-                f"unit {given.unit} was sampled {given.turn} times and refused, the last time because {why}:"
-                " its samples are a function of its seeds, so another worker would send the same"
+                f"unit {given.unit} was sampled and refused {len(refused)} times, the last time because"
+                f" {why}: its samples are a function of its seeds, so another worker would send the same"
             )
 
-    def _count_idle(self) -> None:
-        """Adds the time since the last round to what workers lived and idled, by what they had in it."""
-        now = time.monotonic()
-        passed_s = now - self._counted
-        self._counted = now
-        for seen in self.scheduler.workers.values():
-            self.counts.worker_s += passed_s
-            if not seen.queue:
-                self.counts.idle_s += passed_s
+    def _give_probes(self) -> None:
+        """Gives a probe to every worker that has none of the newest version and is not admitted."""
+        for name in self._probes.keys() - self.scheduler.workers.keys():
+            self._forget_probe(name)  # it is lost; where it comes back, it has nothing to do
+        for name, seen in self.scheduler.workers.items():
+            held = self._probes.get(name)
+            if seen.admitted or self._probe is None or (held and held.version == self._probe.version):
+                continue
+            if held:
+                self._units.pop(held.name)
+            self._probe_number += 1
+            unit = replace(self._probe, name=f"probe-{self._probe_number:06d}")
+            self._probes[name] = unit
+            self._units[unit.name] = unit
+            self._steps[unit.name] = unit.step
+            self.scheduler.probe(name, unit.name)
 
     def _mail(self) -> None:
         """Tells every worker whose units have changed what to sample."""
         with self._changed:
-            self._count_idle()
+            self.counts.lived([bool(seen.queue) for seen in self.scheduler.workers.values()])
+            self._give_probes()
             queues = self.scheduler.tick(time.monotonic())
             fresh = {name: queue for name, queue in queues.items() if queue != self._mailed.get(name)}
             mail: dict[str, list[dict[str, Any]]] = {}

@@ -66,6 +66,10 @@ class EngineWorker:
         """Goes on with a new attempt."""
         self.mirror.follow(objects, layout)
 
+    def take_weights(self, seen: Seen) -> None:
+        """Fetches the newest weights into the mirror. Raises as `Mirror.to`."""
+        self.mirror.to(seen.version, seen.lineage, seen.anchors)
+
     @property
     def device(self) -> str:
         """The GPU's name, or cpu."""

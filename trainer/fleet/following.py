@@ -28,6 +28,9 @@ class Seen:
     """What there is to do."""
 
     attempt: str
+    version: int
+    """The newest version of the weights."""
+    lineage: str
     mail: tuple[tuple[RolloutUnit, Given], ...]
     """In order."""
     anchors: tuple[Anchor, ...]
@@ -50,6 +53,8 @@ class Following:
         """Newest attempt whose head has spoken; empty before the first."""
         self.over = ""
         """Why the run is over; empty while it is not."""
+        self.turned_away = ""
+        """Why the head wants no samples of this worker; empty while it does."""
         self._awaited = os.environ.get(LAUNCH_VARIABLE, "")
         """The launch of the run that this worker was started with, until that has begun; else empty. What an
         earlier launch came to says nothing of this one."""
@@ -66,6 +71,10 @@ class Following:
     def silent_s(self) -> float:
         """Seconds for which no head has said anything new."""
         return self._clock() - self._heard
+
+    def listen(self) -> None:
+        """What was not heard while the weights were fetched does not count as silence."""
+        self._heard = self._clock()
 
     def patience_s(self, idle_s: float) -> float:
         """Seconds of silence after which a worker ends: fleet.idle_s, and more until its launch has begun."""
@@ -122,13 +131,14 @@ class Following:
             self._heard = self._clock()
         if head["state"] == "over":
             self.over = head["why"]
+        self.turned_away = head.get("turned_away", {}).get(self.worker, "")
         mail = []
         for value in self._signed(keys.mail_key(attempt, self.worker)) or []:
             turn = value.pop("turn")
             unit = RolloutUnit.read(value)
             mail.append((unit, Given(unit.name, turn)))
         anchors = tuple(Anchor(**anchor) for anchor in head["anchors"])
-        return Seen(attempt, tuple(mail), anchors)
+        return Seen(attempt, head["version"], head["lineage"], tuple(mail), anchors)
 
     def _signed(self, key: str) -> Any:
         """Signed JSON data; None where there is none, or where a stranger wrote it."""

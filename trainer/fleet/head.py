@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
-from trainer.algorithm.traces import Trace
+from trainer.algorithm.traces import Prompt, Trace
 from trainer.checkpoint.attempt import Attempt
 from trainer.checkpoint.layout import remote_url
 from trainer.checkpoint.manager import Checkpoints
@@ -25,6 +26,7 @@ from trainer.data.processor import Prompter
 from trainer.data.reader import Datasets
 from trainer.errors import StorageError
 from trainer.fleet import objects as keys
+from trainer.fleet.admission import Admission
 from trainer.fleet.dispatch import POLL_S, Dispatcher
 from trainer.fleet.mirror import Layout, Version
 from trainer.fleet.objects import Anchor, Objects, first_lineage, next_lineage, secret
@@ -44,6 +46,8 @@ SMALL_BYTES = 256 << 20
 """Shards up to this size are hashed at every version."""
 MOST_FP32_BYTES = 1 << 30
 """Largest shard of fp32 weights: their patches are as large as they are."""
+PROBE_S = 60.0
+"""Longest time that the trainer waits for a worker's probe where it has no other reason to wait."""
 KEPT_ANCHORS = 2
 """Newest checkpoints that a worker may begin with; older versions are deleted."""
 
@@ -52,16 +56,16 @@ class FleetGroups(SampledGroups):
     """What becomes of an ask: its units, each of which a worker samples."""
 
     def __init__(self, units: list[RolloutUnit], fleet: FleetSampler) -> None:
-        self._units, self._fleet = units, fleet
+        self.units, self._fleet = units, fleet
         self._traces: list[Trace] | None = None
 
     @property
     def whole(self) -> bool:
-        return self._traces is not None or self._fleet.dispatcher.has(self._units)
+        return self._traces is not None or self._fleet.dispatcher.has(self.units)
 
     def all(self) -> list[Trace]:
         if self._traces is None:
-            self._traces = self._fleet.wait_for(self._units)
+            self._traces = self._fleet.wait_for(self.units)
         return self._traces
 
 
@@ -77,13 +81,21 @@ class FleetSampler:
         held: Attempt,
         datasets: Datasets,
         checkpoints: Checkpoints,
+        admission: Admission | None = None,
+        moved: Callable[[], None] = lambda: None,
     ) -> None:
-        """checkpoints: the run's, with which workers may begin. Raises ConfigError without a key."""
+        """checkpoints: the run's, with which workers may begin. admission: how workers are probed; None: all
+        of them may sample. moved: see `Dispatcher`. Raises ConfigError without a key."""
         store = RunStore.of(config)
         assert store is not None, "fleet.workers without checkpoint.remote is refused before"
         self.config, self.ranks = config, ranks
         self.held = held
         self._datasets, self._checkpoints = datasets, checkpoints
+        self._admission, self._moved = admission, moved
+        self._current = False
+        """Whether the learner holds the newest version that was published, of which the probes are."""
+        self._waited: dict[str, float] = {}
+        """Seconds that the trainer has waited for each worker's probe."""
         self.objects = Objects(Storage(store.fleet), config.run_id, secret())
         self.dispatcher: Dispatcher
         self.version: int | None = None
@@ -107,7 +119,9 @@ class FleetSampler:
             self._expected(),
             lost_s=fleet.lost_s,
             wait_s=fleet.wait_s,
+            own_engines=fleet.workers == "beside",
             say=lambda text: print(f"fleet: {text}", flush=True),
+            moved=self._moved,
             poll_s=poll_s,
         )
 
@@ -140,7 +154,14 @@ class FleetSampler:
             self._open(weights.version)
         elif weights.version != self.version:
             self._publish(weights.version)
+        self._current = True
         self._times["fleet/publish_s"] += time.monotonic() - began
+
+    def _probe_with(self, number: int) -> None:
+        """From now on workers that join sample a probe of a version, which the learner holds."""
+        if self._admission:
+            asked = self._admission.ask(number)
+            self.dispatcher.probe_with(self._unit("probe", asked, asked.prompts))
 
     def _open(self, number: int) -> None:
         """The attempt begins: with the pretrained model, or with the checkpoint that it resumed from."""
@@ -151,12 +172,21 @@ class FleetSampler:
                 "fleet.workers: fp32 weights change in every element, so a version would be as large as the"
                 " model: set model.dtype to bf16"
             )
+        self._begin(number, [one.layout for one in opened], [one.digest for one in opened])
+
+    def open_pretrained(self) -> None:
+        """The attempt begins with the pretrained model, and has no rank that holds any of it: workers have
+        the model's files themselves."""
+        if self.version is None:
+            self._begin(0, [], [])
+
+    def _begin(self, number: int, layout: Layout, digests: list[str]) -> None:
+        """Tells workers what they begin with. layout, digests: of each rank's shard."""
         kind: Literal["model", "checkpoint"] = "checkpoint" if number else "model"
-        self.version, self.lineage = number, first_lineage(kind, number, [one.digest for one in opened])
+        self.version, self.lineage = number, first_lineage(kind, number, digests)
         self._lineages[number] = self.lineage
         wrote = self._checkpoint_attempt(number) if number else ""
         self._anchors = [Anchor(kind, number, self.lineage, wrote)]
-        layout: Layout = [one.layout for one in opened]
         about = {
             "attempt": self.held.name,
             "config": to_dict(self.config),
@@ -168,6 +198,7 @@ class FleetSampler:
         self.objects.put_json(keys.about_key(self.held.name), about)
         self._announce()
         self._drop_older_attempts()
+        self._probe_with(number)  # before the thread sees its first worker
         self.dispatcher.start()
 
     def _checkpoint_attempt(self, step: int) -> str:
@@ -209,6 +240,7 @@ class FleetSampler:
         self._patch_bytes = sum(entry["bytes"] for entry in entries)
         self._drop_old()
         self._announce()
+        self._probe_with(number)
 
     def _announce(self) -> None:
         anchors = [asdict(anchor) for anchor in self._anchors]
@@ -232,7 +264,7 @@ class FleetSampler:
 
     # --- samples in -----------------------------------------------------------------------------------------
 
-    def sample(self, ask: Ask) -> SampledGroups:
+    def sample(self, ask: Ask) -> FleetGroups:
         """`Sampler.sample`: returns at once. Raises ValueError for a version that was not published."""
         if ask.version not in self._lineages:
             raise ValueError(f"version {ask.version} of the weights was not published by this attempt")
@@ -240,34 +272,73 @@ class FleetSampler:
         units = []
         for start in range(0, len(ask.prompts), size):
             self._made += 1
-            unit = RolloutUnit(
-                name=f"{self._made:06d}",
-                step=ask.step,
-                version=ask.version,
-                lineage=self._lineages[ask.version],
-                split="evaluation" if ask.kind == "eval" else "train",
-                prompts=tuple(ask.prompts[start : start + size]),
-                samples_per_prompt=ask.samples_per_prompt,
-                temperature=ask.temperature,
-                top_p=ask.top_p,
-                max_tokens=ask.max_tokens,
-            )
-            units.append(unit)
-        self.dispatcher.offer(units, first=ask.kind != "train")  # for those the trainer waits
+            units.append(self._unit(f"{self._made:06d}", ask, ask.prompts[start : start + size]))
+        # a training run waits for its evaluations; of pass rates the blocks go in order
+        self.dispatcher.offer(units, first=ask.kind != "train" and self.config.loads_policy)
         return FleetGroups(units, self)
+
+    def _unit(self, name: str, ask: Ask, prompts: Sequence[Prompt]) -> RolloutUnit:
+        return RolloutUnit(
+            name=name,
+            step=ask.step,
+            version=ask.version,
+            lineage=self._lineages[ask.version],
+            split="train" if ask.split == self.config.train_split else "evaluation",
+            prompts=tuple(prompts),
+            samples_per_prompt=ask.samples_per_prompt,
+            temperature=ask.temperature,
+            top_p=ask.top_p,
+            max_tokens=ask.max_tokens,
+        )
+
+    def _await_probes(self) -> None:
+        """Waits a while for workers that are being probed: their probes are of the weights that the learner
+        holds now, and a trainer that never waits would admit nobody."""
+        self.admit()
+        if not self._current:
+            return
+        while probing := {
+            name for name in self.dispatcher.probing() if self._waited.get(name, 0.0) < PROBE_S
+        }:
+            began = time.monotonic()
+            self.dispatcher.pause()
+            self.admit()
+            for name in probing:
+                self._waited[name] = self._waited.get(name, 0.0) + time.monotonic() - began
+
+    def admit(self) -> None:
+        """Admits workers whose probe is the policy's, and turns the others away."""
+        if self._admission is None or not self._current:
+            return
+        for worker, device, traces in self.dispatcher.probed():
+            if why := self._admission.refusal(traces, device):
+                self.dispatcher.turn_away(worker, why)
+            else:
+                self.dispatcher.admit(worker)
 
     def wait_for(self, units: list[RolloutUnit]) -> list[Trace]:
         """The units' traces by group and index, with their text."""
         began = time.monotonic()
+        self._await_probes()
         traces = []
         for unit in units:
-            for trace in self.dispatcher.take(unit):
+            for trace in self.dispatcher.take(unit, self.admit):
                 traces.append(replace(trace, text=self.prompter.reply_text(trace.completion.tolist())))
         self._times["fleet/wait_s"] += time.monotonic() - began
+        self.write_roster()
         return sorted(traces, key=lambda trace: (trace.group, trace.index))
 
+    def pause(self) -> None:
+        """Waits a moment for something new."""
+        began = time.monotonic()
+        self.dispatcher.pause()
+        self.admit()
+        self._times["fleet/wait_s"] += time.monotonic() - began
+
     def rest(self) -> None:
-        """`Sampler.rest`: nothing is shared with the learner."""
+        """`Sampler.rest`: nothing is shared with the learner, whose weights change from now on: until the
+        next `load` no probe can be scored."""
+        self._current = False
 
     def write_roster(self) -> None:
         """Writes who samples into the run's folder, for the display and the desk."""
@@ -296,15 +367,16 @@ class FleetSampler:
             "fleet/completions_per_s": sum(seen.rate for seen in scheduler.workers.values()),
             "fleet/idle_share": dispatcher.idle_share(),
             "fleet/units": float(counts.units),
+            "fleet/own_units": float(counts.own),
             "fleet/late": float(counts.late),
             "fleet/refused": float(counts.refused),
+            "fleet/turned_away": float(counts.turned_away),
             "fleet/forged": float(counts.forged),
             "fleet/lost": float(scheduler.lost),
             "fleet/doubled": float(scheduler.doubled),
             "fleet/again": float(scheduler.again),
             "fleet/patch_mib": self._patch_bytes / 2**20,
         }
-        self.write_roster()
-        found |= self._times
+        found |= self._times | dispatcher.take_by_device()
         self._times = dict.fromkeys(self._times, 0.0)
         return found

@@ -6,11 +6,17 @@ two to a worker: the one that it samples, and the next.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
+from typing import Literal
 
+FETCHING = "fetching"
+"""State of a worker that has an engine and does not have the weights yet: it can sample nothing."""
 DEPTH = 2
 """Units that a worker has been given at a time."""
+Claim = Literal["share", "rest", "late"]
+"""What the trainer's own engines take: their share of what no worker samples yet, by speed; all of that; or
+all without a result, whoever samples it."""
 
 
 @dataclass(frozen=True)
@@ -30,20 +36,28 @@ class SeenWorker:
     """When the head saw its newest beat, by the head's clock."""
     rate: float = 0.0
     """Completions per second; 0 while that is unknown."""
+    admitted: bool = True
+    """Whether it may have units; else it has a probe, or nothing."""
     queue: list[Given] = field(default_factory=list)
 
 
 class Scheduler:
-    """lost_s: seconds without a beat after which a worker is lost. copies: workers that may have one unit."""
+    """lost_s: seconds without a beat after which a worker is lost. copies: workers that may have one unit.
+    own_engines: whether the trainer's own engines take the units of which workers' samples were refused."""
 
-    def __init__(self, lost_s: float, copies: int = 2) -> None:
+    def __init__(self, lost_s: float, copies: int = 2, own_engines: bool = False) -> None:
         self.lost_s, self.copies = lost_s, copies
+        self.own_engines = own_engines
         self.workers: dict[str, SeenWorker] = {}
         self.cost: dict[str, float] = {}
         """Completions of the units without a result, in the order in which they are given out."""
         self._turns: dict[str, int] = {}
         self._refused: dict[str, set[str]] = {}
         """Workers whose samples of a unit were refused."""
+        self._claimed: set[str] = set()
+        """Units that the trainer's own engines are sampling."""
+        self.own_rate = 0.0
+        """Completions per second of these engines; 0 while that is unknown."""
         self.lost = self.doubled = self.again = 0
         """Workers lost; units given to a second worker while a first one has them; units given out anew."""
 
@@ -52,9 +66,10 @@ class Scheduler:
         self.cost = {**units, **self.cost} if first else {**self.cost, **units}
         self._turns |= dict.fromkeys(units, 0)
 
-    def beat(self, worker: str, now: float, rate: float) -> None:
-        """A new beat of a worker, which may be its first."""
-        seen = self.workers.setdefault(worker, SeenWorker(now))
+    def beat(self, worker: str, now: float, rate: float, admitted: bool = True) -> None:
+        """A new beat of a worker, which may be its first. admitted: whether it may have units from then
+        on."""
+        seen = self.workers.setdefault(worker, SeenWorker(now, admitted=admitted))
         seen.at = now
         seen.rate = rate
 
@@ -63,17 +78,22 @@ class Scheduler:
         for seen in self.workers.values():
             seen.at = now
 
+    def probe(self, worker: str, unit: str) -> None:
+        """Gives a unit that is for this worker alone, which has no other."""
+        self.workers[worker].queue = [Given(unit, 1)]
+
     def leave(self, worker: str) -> None:
         """A worker is gone; its units are free again."""
         seen = self.workers.pop(worker, None)
         if seen is not None:
-            self.again += len(seen.queue)
+            self.again += sum(given.unit in self.cost for given in seen.queue)
 
     def done(self, unit: str) -> None:
         """A unit has its result. A second result changes nothing."""
         self.cost.pop(unit, None)
         self._turns.pop(unit, None)
         self._refused.pop(unit, None)
+        self._claimed.discard(unit)
         for seen in self.workers.values():
             seen.queue = [given for given in seen.queue if given.unit != unit]
 
@@ -93,23 +113,73 @@ class Scheduler:
         for name in [name for name, seen in self.workers.items() if now - seen.at > self.lost_s]:
             self.leave(name)
             self.lost += 1
-        owned: dict[str, int] = {}
-        for seen in self.workers.values():
-            for given in seen.queue:
-                owned[given.unit] = owned.get(given.unit, 0) + 1
-
+        owned = self._owned()
         for unit in [unit for unit in self.cost if unit not in owned]:
+            if self.own_engines and unit in self._refused:
+                continue
             name = self._next_free(unit)
             if name is None:
                 break
             self._give(unit, name)
             owned[unit] = 1
         for name, seen in sorted(self.workers.items()):
-            if not seen.queue and (unit := self._latest(name, owned)):
+            if seen.admitted and not seen.queue and (unit := self._latest(name, owned)):
                 self._give(unit, name)
                 owned[unit] += 1
                 self.doubled += 1
         return {name: list(seen.queue) for name, seen in self.workers.items()}
+
+    def claim(self, what: Claim) -> list[Given]:
+        """Units for the trainer's own engines, to be sampled in one go. A unit that a worker has been given
+        and has not begun is taken back from it."""
+        begun = {seen.queue[0].unit for seen in self.workers.values() if seen.queue}
+        left = [unit for unit in self.cost if unit not in self._claimed]
+        if what == "late":
+            self.doubled += sum(unit in begun for unit in left)
+            return self._claim(left)
+        waiting = [unit for unit in left if unit not in begun]
+        return self._claim(self._share(waiting, begun) if what == "share" else waiting)
+
+    def _claim(self, units: list[str]) -> list[Given]:
+        for seen in self.workers.values():
+            seen.queue = [given for i, given in enumerate(seen.queue) if not i or given.unit not in units]
+        self._claimed.update(units)
+        claimed = []
+        for unit in units:
+            self._turns[unit] += 1
+            claimed.append(Given(unit, self._turns[unit]))
+        return claimed
+
+    def _share(self, waiting: list[str], begun: Set[str]) -> list[str]:
+        """The last of the units that nobody has begun, so many that workers and the trainer's engines should
+        end together; at least one. Those that workers may not sample are among them."""
+        left = self._of_workers() - sum(self.cost.get(unit, 0.0) for unit in begun)
+        kept: list[str] = []
+        for unit in waiting[: len(waiting) - 1]:
+            if unit in self._refused or left < self.cost[unit] / 2:
+                continue
+            kept.append(unit)
+            left -= self.cost[unit]
+        return [unit for unit in waiting if unit not in kept]
+
+    def _of_workers(self) -> float:
+        """Completions of those without a result that should be the workers': by speed, or one unit for each
+        worker while a speed is unknown."""
+        total = sum(self.cost.values())
+        admitted = [name for name, seen in self.workers.items() if seen.admitted]
+        if not self.own_rate or not any(self.workers[name].rate for name in admitted):
+            return len(admitted) * max(self.cost.values(), default=0.0)
+        rates = self._rates()
+        theirs = sum(rates[name] for name in admitted)
+        return total * theirs / (theirs + self.own_rate)
+
+    def _owned(self) -> dict[str, int]:
+        """By how many each unit is being sampled, of those that are by any."""
+        owned = dict.fromkeys(self._claimed, 1)
+        for seen in self.workers.values():
+            for given in seen.queue:
+                owned[given.unit] = owned.get(given.unit, 0) + 1
+        return owned
 
     def _give(self, unit: str, worker: str) -> None:
         self._turns[unit] += 1
@@ -118,10 +188,11 @@ class Scheduler:
     def _next_free(self, unit: str) -> str | None:
         """The worker that would end this unit first, among those that take one more; None if all are full."""
         refused = self._refused.get(unit, set())
-        free = [name for name, seen in self.workers.items() if len(seen.queue) < DEPTH]
+        admitted = {name: seen for name, seen in self.workers.items() if seen.admitted}
+        free = [name for name, seen in admitted.items() if len(seen.queue) < DEPTH]
         others = [name for name in free if name not in refused]
         # a worker whose samples of this unit were refused gets it again only where there is no other
-        if not others and any(name not in refused for name in self.workers):
+        if not others and any(name not in refused for name in admitted):
             return None
         candidates = others or free
         if not candidates:
@@ -129,7 +200,7 @@ class Scheduler:
         rates = self._rates()
 
         def end_s(name: str) -> float:
-            queued = sum(self.cost[given.unit] for given in self.workers[name].queue)
+            queued = sum(self.cost[given.unit] for given in admitted[name].queue)
             return (queued + self.cost[unit]) / rates[name]
 
         return min(candidates, key=lambda name: (end_s(name), name))
@@ -140,7 +211,7 @@ class Scheduler:
         latest: tuple[float, str] | None = None
         for name, seen in self.workers.items():
             queued = 0.0
-            for given in seen.queue:
+            for given in seen.queue if seen.admitted else ():
                 queued += self.cost[given.unit]
                 refused = worker in self._refused.get(given.unit, set())
                 if name == worker or refused or owned[given.unit] >= self.copies:

@@ -3,7 +3,7 @@
 One process with one engine, outside the trainer's cluster. It reads weights and units from the bucket and
 writes samples there; it opens no port, and nobody connects to it. It follows the newest attempt of the run,
 and ends when the run is over (0), when the trainer was silent for `fleet.idle_s` (0), at a notice of the
-machine (33), and where model, data, code or packages are not the trainer's (2).
+machine (33), and where model, data, code or packages are not the trainer's, or its probe is not (2).
 """
 
 from __future__ import annotations
@@ -94,6 +94,8 @@ class Worker:
         self.following = Following(self.objects, AttemptRecord(Storage(store.attempts)), name)
         self.beats: Beats | None = None
         self.why = ""
+        self.attempt = ""
+        """The attempt of the trainer that it samples for."""
         self._notice: Notice | None = None
 
     def run(self) -> int:
@@ -126,6 +128,7 @@ class Worker:
                 self.why = self.following.over
                 return None
             if about is not None:
+                self.attempt = self.following.attempt
                 return about
             if not told:
                 print(f"worker {self.name}: waits for the trainer of {self.root}", flush=True)
@@ -149,31 +152,53 @@ class Worker:
 
             started = time.monotonic()
             engine = EngineWorker(config, self.objects, about)
-            self.beats = Beats(self.objects, self.name, facts(engine.device))
-            self.beats.say(attempt=self.following.attempt, state="idle")
-            self.beats.start()
-            print(f"worker {self.name}: ready after {time.monotonic() - started:.0f} s", flush=True)
-            return self._loop(engine)
+            return self._begin(engine, facts(engine.device), started)
+
+    def _begin(self, engine: EngineWorker, facts: dict[str, Any], started: float) -> int:
+        """started: when the engine began to load."""
+        self.beats = Beats(self.objects, self.name, facts)
+        self.beats.start()
+        self._follow(engine, self.attempt)
+        print(f"worker {self.name}: ready after {time.monotonic() - started:.0f} s", flush=True)
+        return self._loop(engine)
+
+    def _follow(self, engine: EngineWorker, attempt: str) -> None:
+        """Joins an attempt. Its trainer sees at once that somebody comes, and waits for the probe from when
+        the weights are here. A failure to fetch them is tried again with the first unit."""
+        assert self.beats is not None
+        self.attempt = attempt
+        self.beats.follow(attempt)
+        try:
+            seen = self.following.look()
+            wanted = not (self.following.over or self.following.turned_away)
+            if seen is not None and seen.attempt == attempt and wanted:
+                engine.take_weights(seen)
+                self.following.listen()
+        except (StorageError, ValueError, RuntimeError, FileNotFoundError) as error:
+            print(f"worker {self.name}: {error}", flush=True)
+        self.beats.say(state="idle")
 
     def _loop(self, engine: EngineWorker) -> int:
         assert self.beats is not None
         done: set[Given] = set()
-        attempt, failures = self.following.attempt, 0
+        failures = 0
         while True:
             seen = self._look()
             if self.following.over:
                 return self._ended(self.following.over)
+            if self.following.turned_away:
+                self._ended(self.following.turned_away)
+                return EXIT_CONFIG
             if self.following.silent_s() > self.idle_s:
                 return self._ended(f"the trainer was silent for {self.idle_s:.0f} s (fleet.idle_s)")
-            if self.following.attempt != attempt:
+            if self.following.attempt != self.attempt:
                 about = self.following.about()
                 assert about is not None
                 check_same(about)
-                attempt = self.following.attempt
                 done.clear()
                 engine.follow(self.objects, about["layout"])
-                self.beats.follow(attempt)
-                print(f"worker {self.name}: follows attempt {attempt}", flush=True)
+                self._follow(engine, self.following.attempt)
+                print(f"worker {self.name}: follows attempt {self.attempt}", flush=True)
                 continue
             todo = [(unit, given) for unit, given in seen.mail if given not in done] if seen else []
             if not todo or seen is None:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from trainer.errors import ConfigError
 from trainer.hardware.model_shapes import Shape
 
 
 def linears(shape: Shape, vision: bool) -> list[tuple[int, int]]:
-    """(inputs, outputs) of every linear layer that gets an adapter."""
+    """(inputs, outputs) of every linear layer that gets an adapter. Raises ConfigError for a mixture of
+    experts."""
+    if shape.experts:
+        raise ConfigError(
+            "lora.rank: adapters of a mixture of experts have no parity test: set lora.rank to 0, which"
+            " trains all weights"
+        )
     h = shape.hidden
     i = shape.intermediate
     mlp = [(h, i), (h, i), (i, h)]
@@ -24,7 +31,7 @@ def linears(shape: Shape, vision: bool) -> list[tuple[int, int]]:
 def sizes(shape: Shape, rank: int, vision: bool) -> list[int]:
     """Elements of every A [rank, inputs] and B [outputs, rank]."""
     found: list[int] = []
-    for pair in linears(shape, vision):
+    for pair in linears(shape, vision) if rank else ():
         for n in pair:
             found.append(rank * n)
     return found

@@ -1,5 +1,6 @@
 """Which families of models are trained, and what distinguishes them. Any other is refused by name: it may
-load and train and still be computed wrongly. docs/models.md says what a new row of `FAMILIES` takes.
+load and train and still be computed wrongly. docs/adding-an-architecture.md says what a new row of `FAMILIES`
+takes.
 """
 
 from __future__ import annotations
@@ -12,14 +13,17 @@ from typing import Any, Literal
 
 from trainer.errors import ConfigError
 
+Tower = Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
+"""Kind of a vision tower."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
     """What distinguishes a family of models from the others; its sizes are in its config.json."""
 
     title: str
-    tower: Literal["", "qwen2_5_vl", "qwen3_vl"] = ""
-    """Kind of its vision tower; "": it reads text only."""
+    tower: Tower | Literal[""] = ""
+    """Its vision tower's; "": it reads text only."""
     qkv_bias: bool = False
     """Whether queries, keys and values have biases, as Qwen2.5's; Llama's config.json says it."""
     qk_norm: bool = False
@@ -27,14 +31,21 @@ class Architecture:
     gated_delta: bool = False
     """Whether most of its layers are gated delta-net layers and the others' outputs are gated, as
     Qwen3.5's."""
+    experts: Literal["", "apart", "transposed"] = ""
+    """How published files hold the weights of experts: each matrix of each expert apart, or those of a layer
+    together with inputs before outputs; "": its layers have an MLP and no experts. transformers holds a
+    layer's experts together, with outputs before inputs."""
 
 
 FAMILIES = {
     "qwen2_5_vl": Architecture(title="Qwen2.5-VL", tower="qwen2_5_vl", qkv_bias=True),
+    "qwen2_vl": Architecture(title="Qwen2-VL", tower="qwen2_vl", qkv_bias=True),
     "qwen3_vl": Architecture(title="Qwen3-VL", tower="qwen3_vl", qk_norm=True),
     "qwen3_5": Architecture(title="Qwen3.5", tower="qwen3_vl", qk_norm=True, gated_delta=True),
+    "qwen3_vl_moe": Architecture(title="Qwen3-VL-MoE", tower="qwen3_vl", qk_norm=True, experts="transposed"),
     "qwen2": Architecture(title="Qwen2 and Qwen2.5 (text)", qkv_bias=True),
     "qwen3": Architecture(title="Qwen3 (text)", qk_norm=True),
+    "qwen3_moe": Architecture(title="Qwen3-MoE (text)", qk_norm=True, experts="apart"),
     "llama": Architecture(title="Llama (text)"),
 }
 """What is trained, by `model_type` of config.json. The parity tests run on every family of this table
@@ -43,10 +54,9 @@ MISSING = {
     "qwen3_5_text": "a Qwen3.5 without its vision tower has no parity test",
     "qwen3_5_moe": "its experts have no parity test",
     "qwen3_next": "its experts have no parity test",
-    "qwen3_vl_moe": "its experts have no parity test",
-    "qwen3_moe": "its experts have no parity test",
-    "qwen2_vl": "its vision tower has no parity test",
     "qwen2_5_omni": "its audio tower is not fed, and there is no parity test",
+    "internvl": "its images are tiles without positions of rows and columns, and there is no parity test",
+    "gemma3": "packed rows have neither its sliding windows nor image tokens that see each other",
 }
 """What is known to be lacking; any other architecture has just not been tested."""
 CONVERT = (
@@ -66,7 +76,10 @@ def check(path: str, config: dict[str, Any]) -> None:
         )
     if kind and kind not in FAMILIES:
         _refuse(path, kind)
-    if (config.get("text_config") or config).get("use_sliding_window"):
+    text = config.get("text_config") or config
+    if kind in FAMILIES and FAMILIES[kind].experts:
+        _check_experts(path, text)
+    if text.get("use_sliding_window"):
         raise ConfigError(
             f"model.path {path}: layers with sliding windows are not supported; use a model without"
         )
@@ -82,10 +95,29 @@ def check_path(path: str) -> None:
         return check(path, json.loads(file.read_text()))
     name = path.rpartition("/")[2].lower().replace("-", "_").replace(".", "_")
     for kind in sorted(MISSING, key=len, reverse=True):
-        if name.startswith(kind + "_"):
+        if name.replace("_", "").startswith(kind.replace("_", "")):
             _refuse(path, kind)
-    if name.startswith("qwen3") and re.search(r"_a\d+b(_|$)", name):  # 30B-A3B: 3 of 30 billion are active
-        _refuse(path, "qwen3_5_moe" if name.startswith("qwen3_5") else "qwen3_moe")
+    if name.startswith("qwen3_5") and re.search(r"_a\d+b(_|$)", name):  # 35B-A3B: 3 of 35 billion are active
+        _refuse(path, "qwen3_5_moe")
+
+
+def _check_experts(path: str, text: dict[str, Any]) -> None:
+    """Raises ConfigError for a mixture of experts that the tests do not cover."""
+    if text.get("mlp_only_layers") or text.get("decoder_sparse_step", 1) != 1:
+        raise ConfigError(
+            f"model.path {path}: layers without experts among layers with them have no parity test; use a"
+            " model whose layers all have experts"
+        )
+    if not text.get("norm_topk_prob", False):
+        raise ConfigError(
+            f"model.path {path}: shares of experts that do not sum to 1 (norm_topk_prob false) have no parity"
+            " test; use a model with norm_topk_prob true"
+        )
+    if text["hidden_size"] in (text["moe_intermediate_size"], 2 * text["moe_intermediate_size"]):
+        raise ConfigError(
+            f"model.path {path}: matrices of experts are square (hidden_size, moe_intermediate_size), so that"
+            " transformers cannot tell which way they lie in a file; use other widths"
+        )
 
 
 def _refuse(path: str, kind: str) -> None:

@@ -38,8 +38,9 @@ class Completed:
 
 def layer_flops_per_token(s: Shape) -> int:
     """Projections and MLP of one decoder layer with attention: q, k, v, o and the three matrices of the gated
-    MLP."""
-    return 2 * (sum(a * b for a, b in s.attention_linears) + 3 * s.hidden * s.intermediate)
+    MLP, or the router and those of the experts that compute the token."""
+    router = s.hidden * s.experts.count if s.experts else 0
+    return 2 * (sum(a * b for a, b in s.attention_linears) + router + 3 * s.hidden * s.intermediate)
 
 
 def delta_flops_per_token(s: Shape) -> int:

@@ -8,18 +8,19 @@ import os
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from trainer.errors import ConfigError
 from trainer.hardware import architectures
+from trainer.hardware.layer_sizes import Experts, GatedDelta
 
 
 @dataclass(frozen=True, kw_only=True)
 class Vision:
-    """A vision tower of Qwen2.5-VL: windows, gated MLPs, RMSNorms; or of Qwen3-VL: learned positions, MLPs of
-    two matrices, LayerNorms, DeepStack."""
+    """A vision tower of Qwen2.5-VL: windows, gated MLPs, RMSNorms; of Qwen2-VL: MLPs of two matrices,
+    LayerNorms; or of Qwen3-VL: these, learned positions, a bias of the patch embedding, DeepStack."""
 
-    kind: Literal["qwen2_5_vl", "qwen3_vl"] = "qwen2_5_vl"
+    kind: architectures.Tower = "qwen2_5_vl"
     hidden: int = 1280
     depth: int = 32
     intermediate: int = 3420
@@ -31,7 +32,7 @@ class Vision:
     window: int = 112
     """Side of the squares within which most blocks attend, pixels."""
     full: int = 4
-    """Blocks that attend to the whole image; of a Qwen3-VL all do."""
+    """Blocks that attend to the whole image: all of them but a Qwen2.5-VL's."""
     positions: int = 0
     """Learned ones."""
     deepstack: int = 0
@@ -40,6 +41,11 @@ class Vision:
     @property
     def gated(self) -> bool:
         return self.kind == "qwen2_5_vl"
+
+    @property
+    def sigmoid(self) -> bool:
+        """Whether its activation is x * sigmoid(1.702 x), whose gradient needs the sigmoid besides."""
+        return self.kind == "qwen2_vl"
 
     def sizes(self, out: int) -> list[int]:
         """Elements of each parameter: patch embedding, positions, blocks (norms, qkv, attention's output and
@@ -54,74 +60,23 @@ class Vision:
             return [patches, *block * self.depth, h, *merger]
         block = [h, h, h, h, *attention, h * i, i, i * h, h]
         deepstack = [merged, merged, *merger] * self.deepstack
-        return [patches, h, self.positions * h, *block * self.depth, h, h, *merger, *deepstack]
+        learned = [h, self.positions * h] if self.kind == "qwen3_vl" else []
+        return [patches, *learned, *block * self.depth, h, h, *merger, *deepstack]
 
     def parameters(self, out: int) -> int:
         return sum(self.sizes(out))
 
 
 @dataclass(frozen=True, kw_only=True)
-class GatedDelta:
-    """The gated delta-net layers of a model (arXiv 2412.06464). Each keeps a state of one size for a
-    sequence, where attention keeps keys and values of every token."""
-
-    layers: int
-    """How many of the model's layers they are."""
-    key_heads: int = 16
-    value_heads: int = 32
-    key_dim: int = 128
-    value_dim: int = 128
-    kernel: int = 4
-    """Tokens that the convolution over queries, keys and values sees."""
-
-    @property
-    def keys(self) -> int:
-        """Width of all heads' keys."""
-        return self.key_heads * self.key_dim
-
-    @property
-    def values(self) -> int:
-        """Width of all heads' values."""
-        return self.value_heads * self.value_dim
-
-    @property
-    def channels(self) -> int:
-        """Width of queries, keys and values together."""
-        return 2 * self.keys + self.values
-
-    def linears(self, hidden: int) -> list[tuple[int, int]]:
-        """(inputs, outputs) of a layer's matrices: queries, keys and values, the output's gate, the two gates
-        of the state, the output."""
-        heads = self.value_heads
-        return [
-            (hidden, self.channels),
-            (hidden, self.values),
-            (hidden, heads),
-            (hidden, heads),
-            (self.values, hidden),
-        ]
-
-    def sizes(self, hidden: int) -> list[int]:
-        """Elements of each parameter: matrices, convolution, two numbers per head, the output's norm."""
-        matrices = [a * b for a, b in self.linears(hidden)]
-        return [*matrices, self.channels * self.kernel, self.value_heads, self.value_heads, self.value_dim]
-
-    def state_bytes(self, bytes_per_value: int = 2) -> int:
-        """What the engine keeps of a sequence in one layer: the state in fp32, the convolution's inputs in
-        the model's type."""
-        state = self.value_heads * self.key_dim * self.value_dim
-        return 4 * state + bytes_per_value * self.channels * (self.kernel - 1)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Shape:
-    """A dense language model of Qwen2.5, Qwen3, Qwen3.5 or Llama, with or without a vision tower."""
+    """A language model of Qwen2.5, Qwen3, Qwen3.5 or Llama, with or without a vision tower."""
 
     hidden: int
     layers: int
     heads: int
     kv_heads: int
     intermediate: int
+    """Width of a token's MLP; with experts, of those together that compute the token."""
     vocabulary: int
     tied: bool = False
     """Output layer shares the embedding's weights."""
@@ -132,6 +87,8 @@ class Shape:
     """Norms of each head's queries and keys, as Qwen3 has."""
     delta: GatedDelta | None = None
     """Some of the layers; attention's output in the others has a gate, which q brings."""
+    experts: Experts | None = None
+    """In the place of every layer's MLP."""
     vision: Vision | None = None
 
     @property
@@ -149,8 +106,11 @@ class Shape:
 
     @property
     def rest_sizes(self) -> list[int]:
-        """Elements of each parameter of any decoder layer: gated MLP and norms."""
-        return [*[self.hidden * self.intermediate] * 3, self.hidden, self.hidden]
+        """Elements of each parameter of any decoder layer: gated MLP or experts, and norms."""
+        mlp = [self.hidden * self.intermediate] * 3
+        if self.experts:
+            mlp = self.experts.sizes(self.hidden, self.intermediate)
+        return [*mlp, self.hidden, self.hidden]
 
     @property
     def layer_sizes(self) -> list[int]:
@@ -188,8 +148,14 @@ class Shape:
 
     @property
     def embedding_parameters(self) -> int:
-        """The token embedding; the largest single parameter."""
+        """The token embedding."""
         return self.vocabulary * self.hidden
+
+    @property
+    def largest_parameter(self) -> int:
+        """Elements of the largest single parameter: the embedding, or one that holds matrices of all experts
+        of a layer."""
+        return max(self.embedding_parameters, *self.rest_sizes)
 
     @cached_property
     def parameters(self) -> int:
@@ -197,8 +163,17 @@ class Shape:
 
     @cached_property
     def matmul_parameters(self) -> int:
-        """Parameters that every text token is multiplied with: no embedding look-up, no vision tower."""
-        return sum(self.decoder_sizes) + self.embedding_parameters
+        """Parameters that a text token is multiplied with: no embedding look-up, no vision tower, and of
+        experts those that are chosen for it."""
+        idle = self.layers * self.experts.idle(self.hidden, self.intermediate) if self.experts else 0
+        return sum(self.decoder_sizes) - idle + self.embedding_parameters
+
+    def read_parameters(self, sequences: float) -> float:
+        """Parameters that a decode step of so many sequences reads, if experts are chosen evenly."""
+        if self.experts is None:
+            return self.matmul_parameters
+        more = self.experts.idle(self.hidden, self.intermediate) * self.experts.met_by_others(sequences)
+        return self.matmul_parameters + self.layers * more
 
     def kv_bytes_per_token(self, bytes_per_value: int = 2) -> int:
         """KV cache of one token over all layers and heads."""
@@ -216,6 +191,7 @@ class Shape:
 
 
 _TOWER, _LARGE_TOWER = Vision(), Vision(intermediate=3456)
+_QWEN2_VL = Vision(kind="qwen2_vl", intermediate=5120, full=32)
 _QWEN3_VL = Vision(
     kind="qwen3_vl", patch=16, hidden=1024, depth=24, full=24, intermediate=4096, positions=2304, deepstack=3
 )
@@ -232,6 +208,10 @@ _QWEN3 = Shape(
     qkv_bias=False,
     qk_norm=True,
 )
+_QWEN3_30B_A3B = replace(
+    _QWEN3, layers=48, heads=32, kv_heads=4, tied=False, experts=Experts(count=128, active=8)
+)
+_QWEN3_235B_A22B = replace(_QWEN3_30B_A3B, hidden=4096, layers=94, heads=64, intermediate=12288)
 KNOWN = {
     "Qwen/Qwen3-VL-2B-Instruct": replace(_QWEN3, vision=_QWEN3_VL),
     "Qwen/Qwen3-VL-4B-Instruct": replace(
@@ -243,6 +223,10 @@ KNOWN = {
     "Qwen/Qwen3-VL-32B-Instruct": replace(
         _QWEN3, hidden=5120, layers=64, heads=64, intermediate=25600, tied=False, vision=_LARGE_QWEN3_VL
     ),
+    "Qwen/Qwen3-VL-30B-A3B-Instruct": replace(_QWEN3_30B_A3B, vision=_LARGE_QWEN3_VL),
+    "Qwen/Qwen3-VL-235B-A22B-Instruct": replace(_QWEN3_235B_A22B, vision=_LARGE_QWEN3_VL),
+    "Qwen/Qwen3-30B-A3B": _QWEN3_30B_A3B,
+    "Qwen/Qwen3-235B-A22B": _QWEN3_235B_A22B,
     "Qwen/Qwen3.5-0.8B": Shape(
         hidden=1024,
         layers=24,
@@ -296,6 +280,22 @@ KNOWN = {
         qk_norm=True,
         delta=GatedDelta(layers=48, value_heads=48),
         vision=_QWEN3_5,
+    ),
+    "Qwen/Qwen2-VL-2B-Instruct": Shape(
+        hidden=1536,
+        layers=28,
+        heads=12,
+        kv_heads=2,
+        intermediate=8960,
+        vocabulary=151936,
+        tied=True,
+        vision=_QWEN2_VL,
+    ),
+    "Qwen/Qwen2-VL-7B-Instruct": Shape(
+        hidden=3584, layers=28, heads=28, kv_heads=4, intermediate=18944, vocabulary=152064, vision=_QWEN2_VL
+    ),
+    "Qwen/Qwen2-VL-72B-Instruct": Shape(
+        hidden=8192, layers=80, heads=64, kv_heads=8, intermediate=29568, vocabulary=152064, vision=_QWEN2_VL
     ),
     "Qwen/Qwen2.5-VL-3B-Instruct": Shape(
         hidden=2048,
@@ -416,49 +416,43 @@ def from_config(config: dict[str, Any]) -> Shape:
     vision = config.get("vision_config")
     kind = config.get("model_type", "")
     family = architectures.FAMILIES.get(kind) or architectures.FAMILIES["qwen2_5_vl"]
+    experts = Experts.of(text) if family.experts else None
+    width = experts.active * text["moe_intermediate_size"] if experts else text["intermediate_size"]
     return Shape(
         hidden=text["hidden_size"],
         layers=text["num_hidden_layers"],
         heads=text["num_attention_heads"],
         kv_heads=text.get("num_key_value_heads") or text["num_attention_heads"],
-        intermediate=text["intermediate_size"],
+        intermediate=width,
         vocabulary=text["vocab_size"],
         tied=config.get("tie_word_embeddings", text.get("tie_word_embeddings", False)),
         head_dim=text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"],
         qkv_bias=family.qkv_bias or (kind == "llama" and bool(text.get("attention_bias"))),
         qk_norm=family.qk_norm,
-        delta=_gated_delta(text) if family.gated_delta else None,
-        vision=_vision(vision, family.tower == "qwen3_vl") if vision else None,
+        delta=GatedDelta.of(text) if family.gated_delta else None,
+        experts=experts,
+        vision=_vision(vision, family.tower or "qwen2_5_vl") if vision else None,
     )
 
 
-def _gated_delta(text: dict[str, Any]) -> GatedDelta:
-    every = text.get("full_attention_interval", 4)
-    kinds = text.get("layer_types") or []
-    layers = text["num_hidden_layers"]
-    return GatedDelta(
-        layers=kinds.count("linear_attention") if kinds else layers - layers // every,
-        key_heads=text.get("linear_num_key_heads", 16),
-        value_heads=text.get("linear_num_value_heads", 32),
-        key_dim=text.get("linear_key_head_dim", 128),
-        value_dim=text.get("linear_value_head_dim", 128),
-        kernel=text.get("linear_conv_kernel_dim", 4),
-    )
-
-
-def _vision(vision: dict[str, Any], qwen3: bool) -> Vision:
+def _vision(vision: dict[str, Any], kind: architectures.Tower) -> Vision:
+    """A Qwen2-VL's `hidden_size` is the language model's; its MLPs are `mlp_ratio` times its own width."""
+    qwen3 = kind == "qwen3_vl"
+    depth = vision["depth"]
+    hidden = vision["embed_dim" if kind == "qwen2_vl" else "hidden_size"]
+    windowed = len(vision.get("fullatt_block_indexes", (7, 15, 23, 31)))
     return Vision(
-        kind="qwen3_vl" if qwen3 else "qwen2_5_vl",
-        hidden=vision["hidden_size"],
-        depth=vision["depth"],
-        intermediate=vision["intermediate_size"],
+        kind=kind,
+        hidden=hidden,
+        depth=depth,
+        intermediate=hidden * vision["mlp_ratio"] if kind == "qwen2_vl" else vision["intermediate_size"],
         patch=vision.get("patch_size", 16 if qwen3 else 14),
         merge=vision.get("spatial_merge_size", 2),
         channels=vision.get("in_channels") or vision.get("in_chans") or 3,
         temporal=vision.get("temporal_patch_size", 2),
         heads=vision.get("num_heads", 16),
         window=vision.get("window_size", 112),
-        full=vision["depth"] if qwen3 else len(vision.get("fullatt_block_indexes", (7, 15, 23, 31))),
+        full=windowed if kind == "qwen2_5_vl" else depth,
         positions=vision.get("num_position_embeddings", 2304 if qwen3 else 0),
         deepstack=len(vision.get("deepstack_visual_indexes", ())),
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -58,21 +59,31 @@ def attention(
         raise NotImplementedError(
             "packed rows have no masks, sliding windows or dropout: this model cannot be trained"
         )
-    causal = getattr(module, "is_causal", True) if kwargs.get("is_causal") is None else kwargs["is_causal"]
-    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [T, H, D]
-    scale, rows = kwargs.get("scaling"), kwargs.get("layout")
-    if q.is_cuda and q.dtype in (torch.bfloat16, torch.float16):
+    causal = kwargs.get("is_causal")
+    if causal is None:
+        causal = getattr(module, "is_causal", True)
+    q = query[0].transpose(0, 1)  # [T, H, D]
+    k = key[0].transpose(0, 1)
+    v = value[0].transpose(0, 1)
+    scale = kwargs.get("scaling")
+    rows = kwargs.get("layout")
+
+    kernel_runs = q.is_cuda and q.dtype in (torch.bfloat16, torch.float16)
+    if not kernel_runs:
         if rows is None:
-            cu, longest = kwargs["cu_seq_lens_q"].int(), int(kwargs["max_length_q"])
-            return varlen(q, k, v, cu, cu, longest, longest, causal, scale)[None], None
-        if rows.kv_index is not None:
-            k, v = Spread.apply(k, rows.kv_index), Spread.apply(v, rows.kv_index)
-        return varlen(q, k, v, rows.cu_q, rows.cu_k, max(rows.q), max(rows.k), causal, scale)[None], None
+            bounds = kwargs["cu_seq_lens_q"].tolist()
+            lengths = [stop - start for start, stop in pairwise(bounds)]
+            rows = layout(lengths, lengths)
+        return by_shape(q, k, v, rows, causal, scale)[None], None
+
     if rows is None:
-        bounds = kwargs["cu_seq_lens_q"].tolist()
-        lengths = [b - a for a, b in zip(bounds, bounds[1:], strict=False)]
-        rows = layout(lengths, lengths)
-    return by_shape(q, k, v, rows, causal, scale)[None], None
+        cu = kwargs["cu_seq_lens_q"].int()
+        longest = int(kwargs["max_length_q"])
+        return varlen(q, k, v, cu, cu, longest, longest, causal, scale)[None], None
+    if rows.kv_index is not None:
+        k = Spread.apply(k, rows.kv_index)
+        v = Spread.apply(v, rows.kv_index)
+    return varlen(q, k, v, rows.cu_q, rows.cu_k, max(rows.q), max(rows.k), causal, scale)[None], None
 
 
 AttentionInterface.register(NAME, attention)
@@ -115,7 +126,9 @@ def varlen(
     if "enable_gqa" in known:
         options["enable_gqa"] = q.shape[1] != k.shape[1]
     else:
-        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+        repeats = q.shape[1] // k.shape[1]
+        k = k.repeat_interleave(repeats, 1)
+        v = v.repeat_interleave(repeats, 1)
     out: Any = varlen_attn(
         q.contiguous(), k.contiguous(), v.contiguous(), cu_q, cu_k, max_q, max_k, **options
     )
@@ -142,32 +155,45 @@ class _Bucket:
 def _buckets(
     q: tuple[int, ...], k: tuple[int, ...], causal: bool, device: torch.device
 ) -> tuple[list[_Bucket], Tensor | None]:
-    """The stretches by shape, and where each query of the row stands in the buckets' joined outputs; None:
-    all are of one shape and lie as they are."""
-    same: dict[tuple[int, int, bool], list[int]] = {}
-    for i, (a, b) in enumerate(zip(q, k, strict=True)):
-        own = a == b
-        shape = (_rounded(a), _rounded(b)) if causal else (a, b)
-        same.setdefault((*shape, own), []).append(i)
-    cu_q, cu_k = (torch.tensor([0, *n]).cumsum(0) for n in (q, k))
-    lengths_q, lengths_k = torch.tensor(q), torch.tensor(k)
+    """The stretches by shape, and where each query of the row stands in the buckets' joined outputs, [T];
+    None if all are of one shape and lie as they are.
+
+    q, k: the queries and keys of each stretch.
+    """
+    same_shape: dict[tuple[int, int, bool], list[int]] = {}
+    for stretch, (queries, keys) in enumerate(zip(q, k, strict=True)):
+        shape = (_rounded(queries), _rounded(keys)) if causal else (queries, keys)
+        square = queries == keys  # then causality alone hides the padding
+        same_shape.setdefault((*shape, square), []).append(stretch)
+
+    lengths_q = torch.tensor(q)
+    lengths_k = torch.tensor(k)
+    starts_q = torch.tensor([0, *q]).cumsum(0)
+    starts_k = torch.tensor([0, *k]).cumsum(0)
     buckets = []
     place = torch.empty(sum(q), dtype=torch.long)
-    at = 0
-    for (width, depth, own), which in same.items():
-        members = torch.tensor(which)
-        nq, nk = lengths_q[members, None], lengths_k[members, None]
-        i, j = torch.arange(width), torch.arange(depth)
-        real = i < nq
-        rows = (cu_q[members, None] + i).where(real, 0)
-        place[rows[real]] = (at + torch.arange(len(which) * width).view(-1, width))[real]
-        at += len(which) * width
+    outputs = 0
+    for (width, depth, square), stretches in same_shape.items():
+        members = torch.tensor(stretches)
+        n_q = lengths_q[members, None]  # [B, 1]
+        n_k = lengths_k[members, None]
+        i = torch.arange(width)
+        j = torch.arange(depth)
+        real_q = i < n_q  # [B, Q]
+        real_k = j < n_k  # [B, K]
+        q_rows = (starts_q[members, None] + i).where(real_q, 0)
+        k_rows = (starts_k[members, None] + j).where(real_k, 0)
+
+        size = len(stretches) * width
+        place[q_rows[real_q]] = (outputs + torch.arange(size).view(-1, width))[real_q]
+        outputs += size
         mask = None
-        if causal and not own:
-            mask = ((j < nk)[:, None] & (j <= (i[:, None] + (nk - nq)[:, :, None])))[:, None].to(device)
-        keys = (cu_k[members, None] + j).where(j < nk, 0)
-        buckets.append(_Bucket(rows.view(-1).to(device), keys.view(-1).to(device), len(which), mask))
-    if len(buckets) == 1 and at == len(place):
+        if causal and not square:
+            # The queries are the last ones of a stretch: query i may see keys up to i + n_k - n_q.
+            seen = j <= i[:, None] + (n_k - n_q)[:, :, None]  # [B, Q, K]
+            mask = (real_k[:, None] & seen)[:, None].to(device)
+        buckets.append(_Bucket(q_rows.view(-1).to(device), k_rows.view(-1).to(device), len(stretches), mask))
+    if len(buckets) == 1 and outputs == len(place):
         return buckets, None
     return buckets, place.to(device)
 
@@ -183,12 +209,11 @@ def by_shape(q: Tensor, k: Tensor, v: Tensor, rows: Layout, causal: bool, scale:
     buckets, place = _buckets(rows.q, rows.k, causal, q.device)
     outs = []
     for b in buckets:
-        keys = b.k_rows if rows.kv_index is None else rows.kv_index[b.k_rows]
+        k_rows = b.k_rows if rows.kv_index is None else rows.kv_index[b.k_rows]
         batched = []
-        for x, at in ((q, b.q_rows), (k, keys), (v, keys)):
-            batched.append(
-                (x if place is None else x.index_select(0, at)).unflatten(0, (b.count, -1)).transpose(1, 2)
-            )
+        for x, x_rows in ((q, b.q_rows), (k, k_rows), (v, k_rows)):
+            picked = x if place is None else x.index_select(0, x_rows)
+            batched.append(picked.unflatten(0, (b.count, -1)).transpose(1, 2))
 
         out = F.scaled_dot_product_attention(
             *batched,

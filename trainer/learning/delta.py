@@ -5,8 +5,8 @@ run over the packed row. For the convolution and the recurrence alone every samp
 prompt's first token on, and of the results only those of the row's own tokens are taken back; a shared
 prompt's gradients from all of its completions add up.
 
-The layers hand `layout` on to the two functions of transformers' module that mix tokens. These are replaced
-there by functions of this file, which call the originals.
+The layers pass `layout` on to two functions of transformers' module, the ones that mix tokens. `use` puts
+functions of this file in their place, which call the originals.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from trainer.config.budget import CHUNK
 from trainer.learning.attention import Spread
 
 OURS = "spotrl_packed"
-"""Attribute of the functions that stand in the place of transformers'."""
+"""Attribute that marks the functions of this file that `use` has put in place of transformers'."""
 
 
 def use(model: nn.Module) -> None:
@@ -46,13 +46,14 @@ def use(model: nn.Module) -> None:
 
 
 def convolution(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The causal convolution, of each sample by itself where there is a `layout`. The row is [1, C, T]."""
+    """Wraps the causal convolution: given a `layout`, it convolves each sample by itself. The row is
+    [1, C, T]."""
 
     @wraps(plain)
     def packed(row: Tensor, *args: Any, layout: Layout | None = None, **kwargs: Any) -> Tensor:
         if layout is None:
             return plain(row, *args, **kwargs)
-        parts, place = _samples(layout.q, layout.k, row.device, False)
+        parts, place = _samples(layout.q, layout.k, row.device, as_one=False)
         outs = []
         for part in parts:
             samples = part.laid_out(row[0].t(), layout).transpose(1, 2)
@@ -64,10 +65,11 @@ def convolution(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def recurrence(plain: Callable[..., Any], variable: bool | None = None) -> Callable[..., Any]:
-    """The gated delta rule, of each sample by itself where there is a `layout`. Rows are [1, T, heads, ...].
+    """Wraps the gated delta rule: given a `layout`, each sample has a state of its own. Rows are
+    [1, T, heads, ...].
 
-    variable: whether `plain` takes the boundaries of samples as `cu_seqlens`; None: where fla's kernels do,
-    on a GPU.
+    variable: whether `plain` takes the boundaries of samples as `cu_seqlens`. None: it does on a GPU, if
+    flash-linear-attention's kernel does.
     """
 
     @wraps(plain)
@@ -82,10 +84,12 @@ def recurrence(plain: Callable[..., Any], variable: bool | None = None) -> Calla
     ) -> Any:
         if layout is None:
             return plain(query, key, value, g=g, beta=beta, **kwargs)
-        whole = query.is_cuda and _kernels() if variable is None else variable
-        if whole:
+        takes_boundaries = variable
+        if takes_boundaries is None:
+            takes_boundaries = query.is_cuda and _kernel_takes_boundaries()
+        if takes_boundaries:
             kwargs["cu_seqlens"] = layout.cu_k.long()
-        parts, place = _samples(layout.q, layout.k, query.device, whole)
+        parts, place = _samples(layout.q, layout.k, query.device, as_one=takes_boundaries)
         outs = []
         for part in parts:
             q, k, v, decay, rate = (part.laid_out(row[0], layout) for row in (query, key, value, g, beta))
@@ -97,9 +101,9 @@ def recurrence(plain: Callable[..., Any], variable: bool | None = None) -> Calla
 
 
 @cache
-def _kernels() -> bool:
-    """Whether flash-linear-attention's kernel runs, which knows boundaries. transformers takes it instead of
-    its own loop where it can be imported."""
+def _kernel_takes_boundaries() -> bool:
+    """Whether transformers runs flash-linear-attention's kernel, and it takes the boundaries of samples.
+    transformers runs it instead of its own loop where it can be imported."""
     try:
         kernel = importlib.import_module("fla.ops.gated_delta_rule").chunk_gated_delta_rule
     except Exception:  # a Triton that does not fit raises many things, and transformers takes its loop then
@@ -109,7 +113,8 @@ def _kernels() -> bool:
 
 @dataclass(frozen=True)
 class _Samples:
-    """Samples of about one length, padded at their ends, which no earlier token sees."""
+    """Samples of about one length, padded to that length at their ends. Padding comes last, so no real token
+    sees it."""
 
     keys: Tensor
     """[count * length] into the layout's list of keys; padding points anywhere."""
@@ -123,28 +128,36 @@ class _Samples:
 
 @lru_cache(maxsize=6)
 def _samples(
-    q: tuple[int, ...], k: tuple[int, ...], device: torch.device, whole: bool
+    q: tuple[int, ...], k: tuple[int, ...], device: torch.device, as_one: bool
 ) -> tuple[list[_Samples], Tensor]:
-    """The samples of a layout by length, and where each token of the row stands in their joined outputs.
-    whole: all of them one behind the other, as one."""
-    starts = [0, *accumulate(k)]
-    if whole:
-        own = [torch.arange(starts[i + 1] - n, starts[i + 1]) for i, n in enumerate(q)]
-        return [_Samples(torch.arange(starts[-1]).to(device), 1)], torch.cat(own).to(device)
-    together: dict[int, list[int]] = {}
-    for i, n in enumerate(k):
-        together.setdefault(_rounded(n), []).append(i)
+    """The samples of a layout by length, and where each token of the row stands in their joined outputs, [T].
+
+    q: each sample's tokens in the row. k: each sample's tokens with those of its prompt; the row's own are
+    the last. as_one: lays all samples end to end, without padding, as if they were one sample.
+    """
+    ends = list(accumulate(k))
+    if as_one:
+        places = [torch.arange(end - count, end) for end, count in zip(ends, q, strict=True)]
+        return [_Samples(torch.arange(sum(k)).to(device), 1)], torch.cat(places).to(device)
+
+    by_length: dict[int, list[int]] = {}
+    for sample, tokens in enumerate(k):
+        by_length.setdefault(_rounded(tokens), []).append(sample)
+
+    lengths = torch.tensor(k)
+    starts = torch.tensor(ends) - lengths
     parts = []
     places = [torch.empty(0, dtype=torch.long)] * len(q)
-    at = 0
-    for length, members in together.items():
-        first = torch.tensor([[starts[i]] for i in members])
-        tokens = torch.arange(length)
-        real = tokens < torch.tensor([[k[i]] for i in members])
-        parts.append(_Samples((first + tokens).where(real, 0).flatten().to(device), len(members)))
-        for i in members:
-            places[i] = torch.arange(at + k[i] - q[i], at + k[i])
-            at += length
+    output_start = 0
+    for padded, members in by_length.items():
+        position = torch.arange(padded)
+        real = position < lengths[members, None]
+        keys = (starts[members, None] + position).where(real, 0)
+        parts.append(_Samples(keys.flatten().to(device), len(members)))
+        for sample in members:
+            output_end = output_start + k[sample]
+            places[sample] = torch.arange(output_end - q[sample], output_end)
+            output_start += padded
     return parts, torch.cat(places).to(device)
 
 

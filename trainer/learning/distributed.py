@@ -46,7 +46,8 @@ class DistributedLearner:
     facts: LearnerFacts
 
     def __init__(self, config: RunConfig, ranks: Ranks) -> None:
-        self.config, self.ranks = config, ranks
+        self.config = config
+        self.ranks = ranks
         self.skipped = 0
         self._skipped_in_a_row = 0
 
@@ -63,15 +64,15 @@ class DistributedLearner:
         plan = self._schedule(traces, self.facts.logprob_tokens, self.facts.logprob_keys)[0]
         calls = []
         for passes in plan:
-            calls.append(([[traces[i] for i in members] for members in passes], split, old, reference))
+            calls.append((_picked(traces, passes), split, old, reference))
         results = self.ranks.each(LearnerPart.logprobs, calls)
 
         scored: dict[str, list[np.ndarray]] = {}
         for passes, result in zip(plan, results, strict=True):
             for name, flat_passes in result.items():
-                values = scored.setdefault(name, [np.zeros(0, np.float32)] * len(traces))
+                by_trace = scored.setdefault(name, [np.zeros(0, np.float32)] * len(traces))
                 for members, flat in zip(passes, flat_passes, strict=True):
-                    _spread(values, traces, members, flat)
+                    _spread(by_trace, traces, members, flat)
         return Logprobs(scored.get("old"), scored.get("reference"))
 
     def update(self, batch: TrainBatch, kl_coef: float = 0.0) -> dict[str, float]:
@@ -83,7 +84,8 @@ class DistributedLearner:
         plan, busy = self._schedule(batch.traces, self.facts.micro_batch_tokens, self.facts.update_keys)
         calls = []
         for passes in plan:
-            calls.append(([batch.pick(members) for members in passes], batch.tokens, len(batch), kl_coef))
+            batches = [batch.pick(members) for members in passes]
+            calls.append((batches, batch.tokens, len(batch), kl_coef))
         stats = over_ranks(self.ranks.each(LearnerPart.update, calls))
         stats["perf/ranks_busy_fraction"] = busy
 
@@ -103,6 +105,7 @@ class DistributedLearner:
         return stats
 
     def _name_without_gradient(self) -> None:
+        """Warns of the parameters that got no gradient in the first update."""
         names = self.ranks.first(LearnerPart.without_gradient)
         more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
         print(
@@ -137,32 +140,41 @@ class DistributedLearner:
 
     def load(self, found: Found) -> None:
         """`Learner.load`."""
-        # on all of them before any resumes: one may find its files damaged
+        # All ranks load before any resumes: one may find its files damaged.
         self.ranks.all(LearnerPart.load, found)
         self.skipped = found.state.get("skipped", 0)
         self.ranks.all(LearnerPart.resume, found.state["updates"], self.skipped)
 
 
+def _picked(traces: Sequence[Trace], passes: Sequence[Sequence[int]]) -> list[list[Trace]]:
+    """The traces of each pass. passes: indices into `traces`."""
+    picked = []
+    for members in passes:
+        picked.append([traces[index] for index in members])
+    return picked
+
+
 def _spread(
-    values: list[np.ndarray], traces: Sequence[Trace], members: Sequence[int], flat: np.ndarray
+    by_trace: list[np.ndarray], traces: Sequence[Trace], members: Sequence[int], flat: np.ndarray
 ) -> None:
-    """Puts a pass's flat values, [N], into `values` of its traces."""
+    """Cuts a pass's values, flat [N] over the learned tokens of its traces, into `by_trace`. members: indices
+    of the pass's traces."""
     start = 0
-    for i in members:
-        stop = start + len(traces[i].learned)
-        values[i] = flat[start:stop]
+    for index in members:
+        stop = start + len(traces[index].learned)
+        by_trace[index] = flat[start:stop]
         start = stop
 
 
 def over_ranks(stats: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Joins the ranks' statistics of one update: largest by max, what all agree on from the first, the rest
-    adds up.
+    """Joins the ranks' metrics of one update. Maxima stay maxima; what all ranks agree on is taken from the
+    first rank; all other metrics add up.
 
-    The two moments of the engine's ratios become their effective sample size.
+    With the mean of the ratios between policy and engine, their mean square becomes an effective sample size.
     """
     out = {}
     for name in stats[0]:
-        values = [rank[name] for rank in stats]
+        values = [of_rank[name] for of_rank in stats]
         if _is_largest(name):
             out[name] = max(values)
         elif name in AGREED:
@@ -176,11 +188,11 @@ def over_ranks(stats: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def over_updates(stats: Sequence[dict[str, float]], tokens: Sequence[int]) -> dict[str, float]:
-    """Joins the statistics of a step's updates: largest by max, counts add up, the rest are means over their
-    tokens.
+    """Joins the metrics of a step's updates. Maxima stay maxima and counts add up; all other metrics become
+    means, weighted by each update's tokens.
 
-    A skipped update has no gradient norm and may have values that are not finite: their mean is that of the
-    others.
+    A skipped update has no gradient norm and may have values that are not finite. Such values are left out of
+    the means.
     """
     values: dict[str, list[float]] = {}
     weights: dict[str, list[int]] = {}
@@ -198,9 +210,14 @@ def over_updates(stats: Sequence[dict[str, float]], tokens: Sequence[int]) -> di
         elif name in COUNTS:
             out[name] = sum(column)
         else:
-            weighted = sum(value * weight for value, weight in zip(column, weights[name], strict=True))
-            out[name] = weighted / (sum(weights[name]) or 1)
+            out[name] = _weighted_mean(column, weights[name])
     return out
+
+
+def _weighted_mean(values: Sequence[float], weights: Sequence[int]) -> float:
+    """0 if all weights are 0."""
+    total = sum(value * weight for value, weight in zip(values, weights, strict=True))
+    return total / (sum(weights) or 1)
 
 
 def _is_largest(name: str) -> bool:

@@ -30,11 +30,11 @@ class FirstGradients:
         self._counts[number] += gradient.count_nonzero()
 
     def missing(self) -> list[str]:
-        """The parameters whose gradient was exactly 0 in all passes of all ranks, and ends the watch.
-        Collective.
+        """Ends the watch; returns the names of the parameters whose gradient was exactly 0 in all passes of
+        all ranks. Collective.
 
-        A of an adapter is left out, because B is 0 at the start. Where nothing has a gradient the step had
-        nothing to teach (every advantage was 0), and none is named.
+        An adapter's factor A is left out, because B is 0 at the start and A gets no gradient then. If no
+        parameter has a gradient, the step had nothing to teach (every advantage was 0), and none is named.
         """
         for hook in self._hooks:
             hook.remove()
@@ -42,6 +42,10 @@ class FirstGradients:
         *counts, pictures = self._counts.tolist()
         if not any(counts):
             return []
-        silent = [name for name, count in zip(self._names, counts, strict=True) if not count]
-        silent = [name for name in silent if ".lora_A." not in name]
-        return [name for name in silent if pictures or "visual." not in name]
+        missing = []
+        for name, count in zip(self._names, counts, strict=True):
+            factor_a = ".lora_A." in name
+            tower_without_image = "visual." in name and not pictures
+            if count == 0 and not factor_a and not tower_without_image:
+                missing.append(name)
+        return missing

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 ROTARY = ("apply_rotary_pos_emb", "apply_rotary_pos_emb_vision")
-"""What transformers' modules call it."""
+"""Names of transformers' functions that apply rotary positions."""
 
 
 def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -27,7 +27,7 @@ def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def centered_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """The same of Qwen3.5, whose weights are counted from 1."""
+    """The same as Qwen3.5 computes it: its weights are differences from 1."""
     wide = x.float()
     wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
     return (wide * (1.0 + weight.float())).to(x.dtype)
@@ -65,36 +65,50 @@ def _mlp(module: Any, x: Tensor) -> Tensor:
     return module.down_proj(compiled(swiglu)(module.gate_proj(x), module.up_proj(x)))
 
 
-NORMS = {"Qwen3_5RMSNorm": _centered_norm, "Qwen3_5RMSNormGated": _gated_norm}
+NORMS: dict[str, Callable[..., Tensor]] = {
+    "Qwen3_5RMSNorm": _centered_norm,
+    "Qwen3_5RMSNormGated": _gated_norm,
+}
 """Norms of other form, by the name of transformers' class."""
 
 
 def fuse(model: nn.Module) -> int:
     """Puts compiled functions into a model's norms, SwiGLU layers and rotary positions; returns how many
-    modules it changed. Raises NotImplementedError where it knows none of the model's."""
+    modules it changed. Raises NotImplementedError if it knows no module of the model, or if an MLP is no
+    SwiGLU."""
     changed = 0
     sources = set()
     for module in model.modules():
-        kind = type(module).__name__
-        if kind in NORMS:
-            module.forward = partial(NORMS[kind], module)
-        elif hasattr(module, "variance_epsilon"):
-            module.forward = partial(_norm, module)
-        elif all(hasattr(module, name) for name in ("gate_proj", "up_proj", "down_proj")):
-            if not type(module.act_fn).__name__.startswith("SiLU"):  # torch's, or transformers' own class
-                raise NotImplementedError(f"{type(module).__name__} is no SwiGLU: set model.kernels=plain")
-            module.forward = partial(_mlp, module)
-        else:
+        forward = _compiled_forward(module)
+        if forward is None:
             continue
+        module.forward = partial(forward, module)
         changed += 1
         sources.add(type(module).__module__)
     if not changed:
         raise NotImplementedError(
             f"{type(model).__name__} has no layer that is known here: set model.kernels=plain"
         )
+
     for source in sources:
+        modeling = sys.modules[source]
         for name in ROTARY:
-            plain = getattr(sys.modules[source], name, None)
-            if plain is not None and not hasattr(plain, "_torchdynamo_orig_callable"):
-                setattr(sys.modules[source], name, compiled(plain))
+            plain = getattr(modeling, name, None)
+            already_compiled = hasattr(plain, "_torchdynamo_orig_callable")
+            if plain is not None and not already_compiled:
+                setattr(modeling, name, compiled(plain))
     return changed
+
+
+def _compiled_forward(module: Any) -> Callable[..., Tensor] | None:
+    """The compiled forward pass of a norm or an MLP, which takes the module first; None for other modules."""
+    kind = type(module).__name__
+    if kind in NORMS:
+        return NORMS[kind]
+    if hasattr(module, "variance_epsilon"):
+        return _norm
+    if all(hasattr(module, name) for name in ("gate_proj", "up_proj", "down_proj")):
+        if not type(module.act_fn).__name__.startswith("SiLU"):  # torch's, or transformers' own class
+            raise NotImplementedError(f"{kind} is no SwiGLU: set model.kernels=plain")
+        return _mlp
+    return None

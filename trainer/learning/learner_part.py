@@ -54,10 +54,11 @@ class LearnerPart:
         """Meets the other ranks and loads policy and reference.
 
         total_updates: optimizer steps of the whole run, for the learning-rate schedule. found: the checkpoint
-        that is going to replace the weights; its files are fetched meanwhile, and what fails there `load`
-        tells.
+        that `load` is going to read; a thread fetches its files meanwhile. What the thread cannot fetch,
+        `load` fetches or reports.
         """
-        rank, world_size = self.process.rank, self.process.world_size
+        rank = self.process.rank
+        world_size = self.process.world_size
         if found is not None:
             self._fetching = ThreadPoolExecutor(1, "checkpoint").submit(fetch_rank, found, rank, world_size)
         lora.quiet()
@@ -68,6 +69,7 @@ class LearnerPart:
         prompter = self.reader.prompter
         banned = prompter.banned_token_ids() if self.config.method == "grpo" else []
         shape = model_shapes.from_config(prompter.hf_config.to_dict())
+        budget.check_replay(self.config, shape)
         empty = found is not None and checkpoint_holds_policy(self.config)
         teacher = self._teacher()
         self.policy = Policy(self.config, shape, banned, self.process.device, total_updates, empty, teacher)
@@ -103,7 +105,10 @@ class LearnerPart:
         with self.process.recording("logprobs"):
             batches = ahead(lambda traces: self.collate(traces, split), passes)
             scored = self.policy.logprobs(batches, old, reference)
-        return {name: [values.numpy() for values in parts] for name, parts in scored.items()}
+        arrays = {}
+        for name, tensors in scored.items():
+            arrays[name] = [tensor.numpy() for tensor in tensors]
+        return arrays
 
     def update(
         self, passes: list[TrainBatch], tokens: int, sequences: int, kl_coef: float
@@ -114,7 +119,7 @@ class LearnerPart:
         loss.
         """
         with self.process.recording("update"):
-            # no engine sleeps and wakes, so nothing else starts the peak anew
+            # SFT has no engine, whose sleep would start the measurement of the peak anew.
             if self.config.method == "sft":
                 self.forget_peak()
             batches = ahead(lambda batch: self.micro_batch(batch, tokens, sequences), passes)
@@ -135,17 +140,19 @@ class LearnerPart:
         """A pass with what the loss needs. tokens, sequences: as in `update`."""
         from trainer.learning.policy import TrainMicroBatch
 
-        traces, denominator = batch.traces, self.config.algorithm.loss_denominator
+        traces = batch.traces
+        denominator = self.config.algorithm.loss_denominator
         lengths = torch.tensor([len(trace.learned) for trace in traces], dtype=torch.long)
-        mean = "sequences" if denominator == "sequences" else "tokens"
-        sampled = [trace.logprobs for trace in traces if trace.logprobs is not None]
+        metrics_denominator = "sequences" if denominator == "sequences" else "tokens"
+        rollout = [trace.logprobs for trace in traces if trace.logprobs is not None]
+        all_sampled = len(rollout) == len(traces)
         return TrainMicroBatch(
             batch=self.collate(traces, self.config.train_split),
             advantages=_flat(batch.advantages),
             weights=token_weights(lengths, denominator, tokens, sequences, self.config.rollout.max_tokens),
-            shares=token_weights(lengths, mean, tokens, sequences),
+            shares=token_weights(lengths, metrics_denominator, tokens, sequences),
             lengths=lengths,
-            rollout_logprobs=_flat(sampled) if len(sampled) == len(traces) else None,
+            rollout_logprobs=_flat(rollout) if all_sampled else None,
             old_logprobs=None if batch.old is None else _flat(batch.old),
             ref_logprobs=None if batch.reference is None else _flat(batch.reference),
         )
@@ -163,11 +170,11 @@ class LearnerPart:
             torch.cuda.reset_peak_memory_stats()
 
     def _fragments(self) -> dict[str, float]:
-        """GiB of a GPU's memory that lay between tensors, at most; nothing on a CPU."""
+        """The metric of the most GiB of GPU memory that lay unused between tensors; no metric on a CPU."""
         if self.process.device.type != "cuda":
             return {}
-        most = torch.cuda.memory_stats()["inactive_split_bytes.all.peak"]
-        return {"perf/fragments_gib_max": most / 2**30}
+        peak_bytes = torch.cuda.memory_stats()["inactive_split_bytes.all.peak"]
+        return {"perf/fragments_gib_max": peak_bytes / 2**30}
 
     def _peak_memory_gib(self) -> float:
         if self.process.device.type == "cuda":
@@ -209,8 +216,9 @@ class LearnerPart:
 
         It waits for no other rank: one whose files are damaged must not leave the others in a collective.
         """
-        # what was fetched lies on the disk; ranges bring the rest
-        wait([self._fetching] if self._fetching else [])
+        # What the thread has fetched lies on the disk; the reader fetches the rest by ranges.
+        if self._fetching:
+            wait([self._fetching])
         self.policy.load(ShardReader(found, ranged=True).stream)
 
     def resume(self, updates: int, skipped: int) -> None:

@@ -1,5 +1,5 @@
-"""The model as the loss wants it: one forward pass of a micro-batch gives its completion tokens'
-log-probabilities."""
+"""The model as the loss needs it: one forward pass over a micro-batch returns the log-probabilities of its
+completion tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from trainer.algorithm.batching import MicroBatch, sent
 from trainer.data.processor import dummy_image
-from trainer.learning import attention, delta
+from trainer.learning import attention, delta, experts, routing
 from trainer.learning.tower import places
 
 LOGITS = 1 << 27
@@ -89,11 +89,12 @@ def _logits(hidden: Tensor, weight: Tensor, banned: Tensor, temperature: float) 
 
 
 class LogprobHead(nn.Module):
-    """Stands in `lm_head`'s place, under its parameter's name, shared with the embedding or not.
+    """Replaces a model's `lm_head`. The parameter keeps its name, and stays shared with the embedding if it
+    was.
 
-    One module call whatever the number of tokens: ZeRO-3 gathers the weight once per forward and once per
-    backward pass. A call per chunk would gather as often as a rank has chunks, and ranks with unequal numbers
-    would hang.
+    A pass calls this module once, whatever the number of tokens: ZeRO-3 gathers the weight once per forward
+    and once per backward pass. With a call per chunk, a rank would gather as often as it has chunks, and
+    ranks with unequal numbers of chunks would hang.
     """
 
     def __init__(self, linear: nn.Linear, banned_token_ids: list[int], temperature: float) -> None:
@@ -128,47 +129,65 @@ class LogprobModel(nn.Module):
         self.has_vision = hasattr(model.model, "visual")
         attention.use(model)
         delta.use(model)
+        experts.use(model)
+        self.replay = routing.Replay(model)
         model.lm_head = LogprobHead(model.lm_head, banned_token_ids, temperature)
 
     def forward(self, batch: MicroBatch) -> tuple[Tensor, Tensor, Tensor]:
-        """[N], [N], [N]."""
+        """Log-probabilities, entropies and greedy hits of the micro-batch's completion tokens, [N] each."""
+        self.replay.use(batch.routes)
         hidden = self._hidden(batch)
         return self.model.lm_head(hidden[0].index_select(0, batch.logits_at), batch.targets)
 
     def _hidden(self, batch: MicroBatch) -> Tensor:
-        """Last hidden states [1, T, H]. Modules are called in one order on every rank, with an image or
+        """Last hidden states [1, T, H]. All ranks call the modules in the same order, with an image or
         without: ZeRO-3 gathers by that order.
 
-        The library's forward pass puts the features where the architecture wants them: into the embeddings,
-        and with DeepStack into the first layers too.
+        transformers' forward pass puts the image features where the architecture wants them: into the
+        embeddings, and with DeepStack into the first layers too.
         """
         inner = self.model.model
         packed: Any = {"attention_mask": None, "use_cache": False, "layout": batch.layout}
         if not self.has_vision:
             return inner(batch.input_ids, position_ids=batch.position_ids[0], **packed)[0]
         packed["position_ids"] = batch.position_ids
+        features = self._features(batch)
+        if batch.pixel_values is not None:
+            return inner(batch.input_ids, mm_encoder_outputs={"image": features}, **packed)[0]
+
+        # The dummy image's features are added as a zero, so that every parameter of the tower gets a gradient
+        # (of zeros) by the path that an image's gradient takes. With adapters on frozen weights, only modules
+        # on that path have a backward pass.
+        zero = 0.0 * _total(features)
+        hook = inner.get_input_embeddings().register_forward_hook(
+            lambda _module, _inputs, embeds: embeds + zero
+        )
+        try:
+            return inner(batch.input_ids, **packed)[0]
+        finally:
+            hook.remove()
+
+    def _features(self, batch: MicroBatch) -> Any:
+        """The vision tower's output for the images of a micro-batch, or for a dummy image if it has none."""
+        inner = self.model.model
+        device = batch.input_ids.device
         pixels = batch.pixel_values
         grid = torch.tensor(batch.grids)
-        device = batch.input_ids.device
         if pixels is None:
             tower = self.model.config.vision_config
             dim = tower.in_channels * tower.temporal_patch_size * tower.patch_size**2
             pixels, grid = dummy_image(dim, tower.spatial_merge_size)
             pixels = sent(pixels, device)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.freeze_vision):
-            features = inner.get_image_features(
+            return inner.get_image_features(
                 pixels, grid, return_dict=True, **places(inner.visual, grid, device)
             )
-        if batch.pixel_values is not None:
-            return inner(batch.input_ids, mm_encoder_outputs={"image": features}, **packed)[0]
-        # Every parameter of the tower gets a gradient, if a zero one, and by the way that an image's would
-        # take: with adapters on frozen weights, only what it passes through has a backward pass.
-        outputs = (features.pooler_output, *getattr(features, "deepstack_features", ()))
-        nothing = 0.0 * sum(part.sum() for output in outputs for part in output)
-        adding = inner.get_input_embeddings().register_forward_hook(
-            lambda _module, _inputs, embeds: embeds + nothing
-        )
-        try:
-            return inner(batch.input_ids, **packed)[0]
-        finally:
-            adding.remove()
+
+
+def _total(features: Any) -> Any:
+    """The sum of all of a vision tower's features, DeepStack's too."""
+    total = 0
+    for output in (features.pooler_output, *getattr(features, "deepstack_features", ())):
+        for part in output:
+            total = total + part.sum()
+    return total

@@ -1,5 +1,5 @@
-"""LoRA in the policy: peft's layers in the model's own places, the base model as the reference, merged
-weights out."""
+"""LoRA in the policy: peft's layers stand where the model's own stood, the base model is the reference, and
+what the engine gets are merged weights."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from torch import Tensor, nn
 from trainer.config import ConfigError, LoRA
 from trainer.config.lora import ADAPTER
 
+WITHOUT_ADAPTER = re.compile(r"(?:.*\.)?layers\.\d+\.(?!.*(?:lora_|base_layer)).*")
+"""Paths of modules in decoder layers, but for those that peft makes of an adapted layer."""
+
 
 def inject(model: Any, lora: LoRA, seed: int) -> None:
     """Puts adapters around the target layers and freezes all other parameters.
@@ -22,30 +25,37 @@ def inject(model: Any, lora: LoRA, seed: int) -> None:
     """
     from peft import LoraConfig, inject_adapter_in_model
 
-    torch.manual_seed(seed)  # A is drawn here, whatever loading the model has drawn before
+    if any(hasattr(module, "experts") for module in model.modules()):
+        raise ConfigError(f"lora.rank {lora.rank}: no adapter for experts; set it to 0")
+    torch.manual_seed(seed)  # the factors A are drawn here, whatever was drawn while the model was loaded
     try:
         inject_adapter_in_model(LoraConfig(**lora.peft()), model)
     except ValueError as error:  # no layer of that name
         raise ConfigError(f"lora.rank {lora.rank}: {error}; set lora.rank to 0") from None
-    decoder = re.compile(r"(?:.*\.)?layers\.\d+\.(?!.*(?:lora_|base_layer)).*")
-    left = [
-        name
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and decoder.match(name)
-    ]
-    if left:
+    without_adapter = _linear_without_adapter(model)
+    if without_adapter is not None:
         raise ConfigError(
-            f"lora.rank {lora.rank}: no adapter for {left[0]} of {type(model).__name__}; set it to 0"
+            f"lora.rank {lora.rank}: no adapter for {without_adapter} of {type(model).__name__}; set it to 0"
         )
     if lora.qlora:
         keep_backward(model)
-        # on a 4-bit base peft makes adapters fp32; ZeRO needs one dtype
-        for p in (p for p in model.parameters() if p.requires_grad):
-            p.data = p.data.to(model.dtype)
+        # On a 4-bit base model peft makes adapters in fp32; ZeRO needs one dtype.
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.data = parameter.data.to(model.dtype)
+
+
+def _linear_without_adapter(model: nn.Module) -> str | None:
+    """Name of the first linear layer of a decoder layer that has no adapter, or None."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) and WITHOUT_ADAPTER.match(name):
+            return name
+    return None
 
 
 def quiet() -> None:
-    """Before bitsandbytes is imported: keeps its notice of kernels for inference out of every start's log."""
+    """Keeps bitsandbytes' notice of kernels for inference out of every start's log. Call it before
+    bitsandbytes is imported."""
     logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 
@@ -63,14 +73,23 @@ def adapters(names: dict[str, Any], model: nn.Module) -> tuple[list[tuple[str, A
 
     names: every parameter of `model`, by name.
     """
-    layers = {f"{name}.weight": module for name, module in model.named_modules() if hasattr(module, "lora_A")}
-    base = [(name.replace(".base_layer.", "."), p) for name, p in names.items() if ".lora_" not in name]
+    base = []
+    for name, parameter in names.items():
+        if ".lora_" not in name:
+            base.append((name.replace(".base_layer.", "."), parameter))
+
+    layers = {}
+    for path, module in model.named_modules():
+        if hasattr(module, "lora_A"):
+            layers[f"{path}.weight"] = module
     return base, layers
 
 
 def factors(layer: Any) -> list[Any]:
-    """[A [r, inputs], B [outputs, r]] of an adapted layer; none of another (None)."""
-    return [] if layer is None else [layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight]
+    """The factors A [r, inputs] and B [outputs, r] of an adapted layer; empty if `layer` is None."""
+    if layer is None:
+        return []
+    return [layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight]
 
 
 def merged(weight: Tensor, layer: Any) -> Tensor:

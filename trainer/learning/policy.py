@@ -1,5 +1,5 @@
-"""The policy under DeepSpeed ZeRO, and its frozen reference: a second model, or the first without its
-adapters; in their place the teacher, where there is one.
+"""The policy under DeepSpeed ZeRO, and its frozen reference: a second model, or the policy without its
+adapters. Where a run has a teacher, the teacher takes the reference's place.
 
 `Policy` shards the model inside a `LogprobModel`, updates it, yields full weights group by group, and
 offloads its shards to save.
@@ -8,7 +8,7 @@ offloads its shards to save.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -40,6 +40,7 @@ from trainer.learning.zero.setup import (
     exact_frequencies,
     frugal,
     quietly,
+    whole_experts,
     zero_config,
 )
 from trainer.ranks import torchrun
@@ -100,12 +101,13 @@ class Policy:
         empty: bool = False,
         teacher: Frozen | None = None,
     ) -> None:
-        """empty: `load` will bring every weight of the policy, which reads no base weights; a reference
-        does. teacher: stands in the reference's place."""
+        """empty: whether `load` will bring every weight of the policy, so that the policy reads no base
+        weights; a reference reads them still. teacher: scores in place of the reference."""
         self.config = config
         self.device = device
         self.total_updates = total_updates
-        self.world_size, self.rank = dist.get_world_size(), dist.get_rank()
+        self.world_size = dist.get_world_size()
+        self.rank = dist.get_rank()
         self.updates = 0
         self.without_gradient: list[str] = []
         self._moves = device.type == "cuda" and not config.optimizer.offload_optimizer
@@ -126,21 +128,28 @@ class Policy:
             deepspeed.initialize, model=scorer, optimizer=optimizer, config=ds_config
         )[:2]
         self._states = States(self.zero, device)
-        self.names: dict[str, Any] = {n.removeprefix("model."): p for n, p in scorer.named_parameters()}
+        self.names: dict[str, Any] = {
+            name.removeprefix("model."): parameter for name, parameter in scorer.named_parameters()
+        }
         self.partition = Partition(self.zero, self.names, config.optimizer.zero_stage, device)
         self._base, self._adapters = lora.adapters(self.names, scorer.model)
-        self.reference: Any = (
-            lora.Base(self.trained, list(self._adapters.values())) if config.lora.rank else None
-        )
+        adapted = config.lora.rank > 0
         frozen = teacher
-        if config.method == "grpo" and config.algorithm.kl_coef and not config.lora.rank:
+        if config.method == "grpo" and config.algorithm.kl_coef and not adapted:
             frozen = Frozen(config, shape, banned_token_ids)
+        self.reference: Any = None
         if frozen:
-            settings = zero_config(frozen.config, frozen.shape, inference=True)
-            reference = self._scorer(frozen.config, settings, frozen.banned, temperature)
-            reference.requires_grad_(False).eval()
-            self.reference = quietly(deepspeed.initialize, model=reference, config=settings)[0]
+            self.reference = self._frozen(frozen, temperature)
+        elif adapted:
+            self.reference = lora.Base(self.trained, list(self._adapters.values()))
         FUNCTIONAL.linear = LINEAR  # see `frugal`
+
+    def _frozen(self, frozen: Frozen, temperature: float) -> Any:
+        """Loads a model that is never trained; returns DeepSpeed's engine around it."""
+        ds_config = zero_config(frozen.config, frozen.shape, inference=True)
+        scorer = self._scorer(frozen.config, ds_config, frozen.banned, temperature)
+        scorer.requires_grad_(False).eval()
+        return quietly(deepspeed.initialize, model=scorer, config=ds_config)[0]
 
     def _scorer(
         self,
@@ -150,46 +159,18 @@ class Policy:
         temperature: float,
         empty: bool = False,
     ) -> LogprobModel:
-        from transformers import (
-            AutoConfig,
-            AutoModelForCausalLM,
-            AutoModelForImageTextToText,
-            BitsAndBytesConfig,
-        )
-
-        model = config.model
+        """Loads the model that `config` names and puts it into a `LogprobModel`. empty: leaves out the base
+        weights."""
         self._hf_ds_config = HfDeepSpeedConfig(ds_config)  # while alive, from_pretrained shards as it loads
-        dtype = torch.bfloat16 if model.dtype == "bf16" else torch.float32
-        kwargs: dict[str, Any] = {"dtype": dtype, "attn_implementation": "sdpa"}
-        revision = {"revision": model.revision} if model.revision else {}
-        if config.lora.qlora:  # then every rank reads the whole model; `initialize` shards it
-            kwargs["quantization_config"] = BitsAndBytesConfig(**config.lora.quantization(model.dtype))
-
-        shared = nodes_share_weights(config)
-
-        def build(kind: Any) -> Any:
-            if not (shared or empty):
-                if hub.from_hub(config):  # transformers would turn an outage into an error of its own
-                    hub.fetch(config, hub.weight_files(config))
-                return kind.from_pretrained(model.path, **revision, **kwargs)
-            hf_config = AutoConfig.from_pretrained(model.path, **revision)
-            if shared:
-                return base_weights.unfilled(kind, hf_config, ds_config, **kwargs)
-            return kind.from_config(hf_config, **kwargs)
-
-        try:
-            hf = build(AutoModelForImageTextToText)
-        except ValueError:  # not a vision-language architecture
-            hf = build(AutoModelForCausalLM)
-        if shared and not empty:
-            base_weights.fill(hf, config)
+        hf = _load_model(config, ds_config, empty)
         exact_frequencies(hf)
-        if model.kernels == "compiled":
+        whole_experts(hf)
+        if config.model.kernels == "compiled":
             fused.fuse(hf)
         if config.lora.rank:
             lora.inject(hf, config.lora, config.run.seed)
         scorer = LogprobModel(hf, banned, temperature, not config.tower_trained)
-        if model.freeze_vision and scorer.has_vision:
+        if config.model.freeze_vision and scorer.has_vision:
             hf.model.visual.requires_grad_(False)
         return scorer.to(self.device)  # its buffers; DeepSpeed leaves a model that it sharded where it is
 
@@ -202,17 +183,26 @@ class Policy:
     ) -> dict[str, list[Tensor]]:
         """Log-probabilities [N] of each micro-batch's completion tokens under policy and reference, on the
         host."""
-        asked = [("old", self.trained)] if old else []
+        models = {}
+        if old:
+            models["old"] = self.trained
         if reference:
-            asked.append(("reference", self.reference))
-        found: dict[str, list[Tensor]] = {name: [] for name, _ in asked}
+            models["reference"] = self.reference
+
+        on_device: dict[str, list[Tensor]] = {name: [] for name in models}
         self.trained.eval()
         for batch in batches:
             batch = moved(batch, self.device)
-            for name, model in asked:
-                found[name].append(model(batch)[0])
+            for name, model in models.items():
+                # The engine chose experts for the policy; a reference chooses for itself.
+                own = batch if name == "old" else replace(batch, routes=None)
+                on_device[name].append(model(own)[0])
         self.trained.train()
-        return {name: [x.cpu() for x in parts] for name, parts in found.items()}
+
+        on_host = {}
+        for name, parts in on_device.items():
+            on_host[name] = [logprobs.cpu() for logprobs in parts]
+        return on_host
 
     @frugal
     def update(self, batches: Iterable[TrainMicroBatch], count: int, kl_coef: float) -> dict[str, float]:
@@ -226,11 +216,10 @@ class Policy:
             group["lr"] = rate
         if self.config.lora.dropout:  # a resumed run drops the same
             torch.manual_seed(seed_of(self.config.run.seed, "dropout", self.updates, self.rank))
-        first = None
-        if self.updates == 0:
-            learned = {name: p for name, p in self.names.items() if p.requires_grad}
-            first = FirstGradients(learned, self.device)
-        gathered, sums = GATHERS.bytes, torch.zeros(len(SUMS), device=self.device, dtype=torch.float64)
+        first = FirstGradients(self.partition.trained, self.device) if self.updates == 0 else None
+        gathered_before = GATHERS.bytes
+
+        sums = torch.zeros(len(SUMS), device=self.device, dtype=torch.float64)
         largest = torch.zeros(len(LARGEST), device=self.device)
         for i, item in enumerate(batches):
             self.trained.set_gradient_accumulation_boundary(i == count - 1)
@@ -242,27 +231,37 @@ class Policy:
             self.trained.step()
             sums += stats
             largest = torch.maximum(largest, most)
+
         self.updates += 1
         self.without_gradient = first.missing() if first else []
         values = torch.cat([sums, largest.double()]).tolist()
-        out = dict(zip((*SUMS, *LARGEST), values, strict=True))
-        out |= {"optim/lr": rate, "optim/skipped_updates": float(self.zero.overflow)}
+        metrics = dict(zip((*SUMS, *LARGEST), values, strict=True))
+        if not self.config.algorithm.routing_replay:
+            del metrics["mismatch/rerouted_fraction"]
+        metrics["optim/lr"] = rate
+        metrics["optim/skipped_updates"] = float(self.zero.overflow)
         if self.without_gradient:
-            out["grad/zero_parameters"] = float(len(self.without_gradient))
-        out |= {"perf/gathered_gib": (GATHERS.bytes - gathered) / 2**30, "perf/passes": float(count)}
-        if self.zero.overflow:  # not finite: DeepSpeed has left weights and moments as they were
-            return out
-        return out | {"grad/norm": float(self.trained.get_global_grad_norm() or 0.0)}
+            metrics["grad/zero_parameters"] = float(len(self.without_gradient))
+        metrics["perf/gathered_gib"] = (GATHERS.bytes - gathered_before) / 2**30
+        metrics["perf/passes"] = float(count)
+        # After a gradient that is not finite, DeepSpeed has left weights and moments as they were.
+        if not self.zero.overflow:
+            metrics["grad/norm"] = float(self.trained.get_global_grad_norm() or 0.0)
+        return metrics
 
     def _loss(self, item: TrainMicroBatch, kl_coef: float) -> tuple[Tensor, Tensor, Tensor]:
         """The loss, the values of `SUMS`, and those of `LARGEST`; all on the device."""
-        a, shares = self.config.algorithm, item.shares
+        a = self.config.algorithm
+        shares = item.shares
         logprobs, entropy, greedy = self.trained(item.batch)
         old = logprobs.detach() if item.old_logprobs is None else item.old_logprobs
+
+        # How far the policy's log-probabilities are from those of the engine that sampled, [N].
         gap = torch.zeros_like(old) if item.rollout_logprobs is None else old - item.rollout_logprobs
-        correction, beyond = None, torch.zeros_like(gap)
-        if a.rollout_correction != "off" and item.rollout_logprobs is not None:
-            correction, beyond = rollout_weights(
+        correction = None
+        corrected = torch.zeros_like(gap)
+        if item.rollout_logprobs is not None and a.rollout_correction != "off":
+            correction, corrected = rollout_weights(
                 gap,
                 item.lengths,
                 a.rollout_correction,
@@ -296,11 +295,14 @@ class Policy:
             "ratio/mean": loss.ratio,
             "entropy/mean": (shares * entropy).sum(),
             "loss/token_accuracy": (shares * greedy).sum(),
-            "mismatch/corrected_fraction": (shares * beyond).sum(),
+            "mismatch/corrected_fraction": (shares * corrected).sum(),
+            "mismatch/rerouted_fraction": shares.sum() * self.trained.replay.differing(),
             **mismatch(gap, shares),
         }
-        most = [x.amax() if len(x) else x.sum() for x in (gap.abs(), gap.clamp(-LOG_RATIO, LOG_RATIO).exp())]
-        return loss.total, torch.stack([values[name] for name in SUMS]).double(), torch.stack(most)
+        sums = torch.stack([values[name] for name in SUMS]).double()
+        ratios = gap.clamp(-LOG_RATIO, LOG_RATIO).exp()
+        largest = torch.stack([_largest(gap.abs()), _largest(ratios)])
+        return loss.total, sums, largest
 
     # --- weights out, states away
 
@@ -312,10 +314,11 @@ class Policy:
         parameter.
         """
         for bucket in buckets(self._base, bucket_bytes):
-            layers = [(name, p, self._adapters.get(name)) for name, p in bucket]
-            parts = [part for _, p, layer in layers for part in (p, *lora.factors(layer))]
-            with deepspeed.zero.GatheredParameters(parts, modifier_rank=None):
-                yield [(name, lora.merged(p.data, layer)) for name, p, layer in layers]
+            sharded = []
+            for name, parameter in bucket:
+                sharded += [parameter, *lora.factors(self._adapters.get(name))]
+            with deepspeed.zero.GatheredParameters(sharded, modifier_rank=None):
+                yield [(name, lora.merged(p.data, self._adapters.get(name))) for name, p in bucket]
 
     def offload(self) -> None:
         """Moves fp32 weights and Adam's moments to host memory to free GPU memory for the engine (CUDA
@@ -370,10 +373,53 @@ SUMS = (
     "mismatch/ratio_mean",
     "ratio_square",
     "mismatch/corrected_fraction",
+    "mismatch/rerouted_fraction",
 )
 """Metrics whose per-rank values add up to the global mean."""
 LARGEST = ("mismatch/logprob_abs_max", "mismatch/ratio_max")
 """Metrics whose per-rank values give the global one as their largest."""
+
+
+def _load_model(config: RunConfig, ds_config: dict[str, Any], empty: bool) -> Any:
+    """Loads the model that `config` names, vision-language or text only, with its pretrained weights unless
+    `empty`. Collective."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    try:
+        model = _build_model(AutoModelForImageTextToText, config, ds_config, empty)
+    except ValueError:  # not a vision-language architecture
+        model = _build_model(AutoModelForCausalLM, config, ds_config, empty)
+    if nodes_share_weights(config) and not empty:
+        base_weights.fill(model, config)
+    return model
+
+
+def _build_model(kind: Any, config: RunConfig, ds_config: dict[str, Any], empty: bool) -> Any:
+    """Builds a model by one of transformers' auto classes. Its weights are not set yet if `empty`, or if
+    nodes share the download: then `base_weights.fill` sets them."""
+    from transformers import AutoConfig, BitsAndBytesConfig
+
+    model = config.model
+    revision = {"revision": model.revision} if model.revision else {}
+    dtype = torch.bfloat16 if model.dtype == "bf16" else torch.float32
+    kwargs: dict[str, Any] = {"dtype": dtype, "attn_implementation": "sdpa"}
+    if config.lora.qlora:  # then every rank reads the whole model; `initialize` shards it
+        kwargs["quantization_config"] = BitsAndBytesConfig(**config.lora.quantization(model.dtype))
+
+    if nodes_share_weights(config):
+        hf_config = AutoConfig.from_pretrained(model.path, **revision)
+        return base_weights.unfilled(kind, hf_config, ds_config, **kwargs)
+    if empty:
+        hf_config = AutoConfig.from_pretrained(model.path, **revision)
+        return kind.from_config(hf_config, **kwargs)
+    if hub.from_hub(config):  # transformers would turn an outage into an error of its own
+        hub.fetch(config, hub.weight_files(config))
+    return kind.from_pretrained(model.path, **revision, **kwargs)
+
+
+def _largest(values: Tensor) -> Tensor:
+    """The largest of `values` [N], as a scalar on the device; 0 if there are none."""
+    return values.amax() if len(values) else values.sum()
 
 
 def _decay_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
@@ -382,8 +428,10 @@ def _decay_groups(module: nn.Module, weight_decay: float) -> list[dict[str, Any]
     for parameter in module.parameters():
         if not parameter.requires_grad:
             continue
-        several = len(whole_shape(parameter)) > 1
-        (matrices if several else vectors).append(parameter)
+        if len(whole_shape(parameter)) > 1:
+            matrices.append(parameter)
+        else:
+            vectors.append(parameter)
 
     groups = []
     if matrices:

@@ -34,10 +34,10 @@ def teacher_of(config: RunConfig, student: Prompter, pictures: bool) -> Frozen:
     except ConfigError as error:
         raise ConfigError(str(error).replace("model.path", "algorithm.teacher")) from None
     check_reads_alike(config, student, prompter, pictures)
-    text = prompter.hf_config.get_text_config()
     known = len(student.tokenizer)
-    # Only the padding at the vocabulary's end differs between sizes of one family.
-    banned = [i for i in student.banned_token_ids() if i < known] + list(range(known, text.vocab_size))
+    banned = [token_id for token_id in student.banned_token_ids() if token_id < known]
+    # Ids from `known` on are padding of the vocabulary, whose length differs between sizes of one family.
+    banned += range(known, prompter.hf_config.get_text_config().vocab_size)
     return Frozen(alone, model_shapes.from_config(prompter.hf_config.to_dict()), banned)
 
 

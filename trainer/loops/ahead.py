@@ -45,6 +45,12 @@ class Ahead:
         self._graded[step] = logged
         return False
 
+    @property
+    def awaited(self) -> bool:
+        """Whether workers sample a step that was asked for. One that joins then is probed with the learner's
+        own weights, so these are published, also where no further step is sampled with them."""
+        return self.run.sampler.beside and bool(self._asked)
+
     def ask(self, step: int) -> None:
         """Before step `step`: starts to sample what is due with the weights of the step before it."""
         for due in range(step, step + self.config.rollout.staleness + 1):

@@ -36,10 +36,11 @@ def train(config: RunConfig, run: Session) -> None:
     total, per_step = total_steps(config, len(run.train_rows)), updates_per_step(config)
     resumed = run.resume()
     step, carried = resumed.step, Carried.resume(resumed.carried, config, resumed.step)
-    with phases("sync"):
-        sampler.rest()
-        sampler.load(learner.weights(step))
-        run.check_first_sync(step)
+    if step < total:  # else nothing is sampled, and no worker is needed
+        with phases("sync"):
+            sampler.rest()
+            sampler.load(learner.weights(step))
+            run.check_first_sync(step)
     if step == 0 and config.evaluation.every_steps:
         with phases("eval"):
             run.metrics.log(0, evaluate(config, run, step))
@@ -58,7 +59,8 @@ def train(config: RunConfig, run: Session) -> None:
             stats = told_apart(stats, kernels) | versions_behind(graded.traces, step)
 
         evaluates = run.due(config.evaluation.every_steps, step, total)
-        if evaluates or ahead.lacks(step + 1 + config.rollout.staleness):  # else nothing is sampled
+        # else nothing is sampled, and no worker that joins must be probed
+        if evaluates or ahead.lacks(step + 1 + config.rollout.staleness) or ahead.awaited:
             with phases("sync"):
                 sampler.load(learner.weights(step))
         if evaluates:
@@ -111,6 +113,8 @@ def learn(
             tokens.append(update.tokens)
 
     metrics = over_updates(stats, tokens) | graded.stats
+    if not algorithm.kl_coef:
+        metrics.pop("kl/mean", None)  # there is no reference
     metrics |= describe(graded.traces, graded.outcomes) | credit.describe(config, members)
     if graded.teacher is not None and batch.old is not None:
         judged = [graded.teacher[members[i]] for i in sorted(kept)]

@@ -13,7 +13,8 @@ worked` learns from its completions. A run that was stopped goes on behind the l
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,11 @@ from trainer.observe.report_scores import scores_page
 from trainer.rewards.grading.forms import FORMS
 from trainer.rewards.grading.published import SCORERS
 from trainer.run.session import Session
-from trainer.sampling.sampler import Ask
+from trainer.sampling.sampler import Ask, SampledGroups
 
 FILE = "pass_rates.jsonl"
+AHEAD = 32
+"""Blocks that rollout workers are asked for before the first of them is graded."""
 
 
 def measure(config: RunConfig, run: Session) -> None:
@@ -44,22 +47,18 @@ def measure(config: RunConfig, run: Session) -> None:
         )
     phases, path = run.phases, Path(config.run.dir) / FILE
     run.resume()
-    with phases("sync"):
-        run.sampler.rest()
-        run.sampler.load(run.learner.weights(0))
-        run.check_first_sync(0)
+    run.load_model()
     size, evaluation = config.rows_per_step, config.evaluation
     all_rows = run.train_rows
     blocks = [all_rows[start : start + size] for start in range(0, len(all_rows), size)]
     written = _whole_lines(run, path)
     rates = [json.loads(line)["pass_rate"] for line in written]
+    todo = []
     for number, rows in enumerate(blocks, 1):
-        if number * size <= len(rates) or (number == len(blocks) and len(rates) == len(all_rows)):
-            continue
-        phases.begin(number, len(blocks))
-        ask = _ask(config, run, number, rows)
-        with phases("rollout"):
-            traces = run.sampler.sample(ask).all()
+        done = number * size <= len(rates) or (number == len(blocks) and len(rates) == len(all_rows))
+        if not done:
+            todo.append((number, rows))
+    for rows, traces in _sampled(config, run, todo, len(blocks)):
         with phases("grade"):
             outcomes = run.score(traces)
         ids = {row: run.train_set[row].id for row in rows}
@@ -75,8 +74,27 @@ def measure(config: RunConfig, run: Session) -> None:
         print(f"{len(rates)} of {len(all_rows)} rows: {_summary(rates)}", flush=True)
     if evaluation.benchmarks:
         _score(config, run, path)
+    run.sampler.close()
     phases.finish()
     print(f"{path}: {len(rates)} rows, {run.left_out} left out; {_summary(rates)}", flush=True)
+
+
+def _sampled(
+    config: RunConfig, run: Session, todo: Sequence[tuple[int, Sequence[int]]], total: int
+) -> Iterator[tuple[Sequence[int], list[Trace]]]:
+    """Every block with its traces, in order. Rollout workers have further blocks to go on with meanwhile."""
+    ahead = AHEAD if run.sampler.beside else 0
+    asked: deque[tuple[int, Sequence[int], SampledGroups]] = deque()
+    left = deque(todo)
+    while left or asked:
+        run.phases.begin(asked[0][0] if asked else left[0][0], total)
+        with run.phases("rollout"):
+            while left and len(asked) <= ahead:
+                number, rows = left.popleft()
+                asked.append((number, rows, run.sampler.sample(_ask(config, run, number, rows))))
+            _, rows, groups = asked.popleft()
+            traces = groups.all()
+        yield rows, traces
 
 
 def _ask(config: RunConfig, run: Session, number: int, rows: Sequence[int]) -> Ask:

@@ -164,20 +164,26 @@ def _pbs(env: Mapping[str, str], hostname: str, read_text: Callable[[str], str])
         ) from None
     if not hosts:
         raise ConfigError(f"PBS_NODEFILE {env['PBS_NODEFILE']} is empty: set SPOTRL_PEERS")
-    short = [h.partition(".")[0] for h in hosts]
-    if hostname.partition(".")[0] in short:
-        rank = short.index(hostname.partition(".")[0])
+    short = list(map(_first_label, hosts))
+    if _first_label(hostname) in short:
+        rank = short.index(_first_label(hostname))
     elif len(hosts) == 1:
         rank = 0
     else:
         rank = _int(env, "PBS_NODENUM", "PBS_VNODENUM")
-    gpus = None
+
+    mine = 0
     if "PBS_GPUFILE" in env:  # Torque: one line per GPU, "host-gpuN"
-        lines = read_text(env["PBS_GPUFILE"]).split()
-        gpus = sum(re.sub(r"-gpu\d+$", "", line).partition(".")[0] == short[rank] for line in lines) or None
-    return _node(
-        "pbs", rank, len(hosts), hosts, _gpus(env.get("SPOTRL_GPUS_PER_NODE")) if gpus is None else gpus
-    )
+        for line in read_text(env["PBS_GPUFILE"]).split():
+            host = re.sub(r"-gpu\d+$", "", line)
+            mine += _first_label(host) == short[rank]
+    gpus = mine or _gpus(env.get("SPOTRL_GPUS_PER_NODE"))
+    return _node("pbs", rank, len(hosts), hosts, gpus)
+
+
+def _first_label(host: str) -> str:
+    """The name of a machine without its domain."""
+    return host.partition(".")[0]
 
 
 def _runpod(env: Mapping[str, str]) -> NodeEnvironment:
@@ -196,7 +202,7 @@ def _torchrun(env: Mapping[str, str]) -> NodeEnvironment:
 
 def _int(env: Mapping[str, str], *names: str, default: int | None = None) -> int:
     """The first of the variables that is set; without a default one of them must be."""
-    name = next((n for n in names if env.get(n)), names[0])
+    name = next(filter(env.get, names), names[0])
     text = env.get(name, "")
     if not text and default is not None:
         return default
@@ -211,15 +217,18 @@ def _gpus(text: str | None) -> int | None:
     """GPUs from "8", "a100:8" or "a100:4,h100:4"; None if empty."""
     if not text:
         return None
-    counts = [part.rpartition(":")[2].partition("(")[0] for part in text.split(",")]
-    if not all(c.isdigit() for c in counts):
-        raise ConfigError(f"GPUs per node {text!r}: expected a number; set SPOTRL_GPUS_PER_NODE")
-    return sum(int(c) for c in counts)
+    gpus = 0
+    for part in text.split(","):
+        count = part.rpartition(":")[2].partition("(")[0]
+        if not count.isdigit():
+            raise ConfigError(f"GPUs per node {text!r}: expected a number; set SPOTRL_GPUS_PER_NODE")
+        gpus += int(count)
+    return gpus
 
 
 def split_list(text: str) -> tuple[str, ...]:
     """Items separated by commas, blanks or newlines."""
-    return tuple(item for item in re.split(r"[\s,]+", text) if item)
+    return tuple(filter(None, re.split(r"[\s,]+", text)))
 
 
 def expand_hostlist(text: str) -> tuple[str, ...]:
@@ -237,7 +246,10 @@ def expand_hostlist(text: str) -> tuple[str, ...]:
         elif char == "]":
             depth -= 1
         item += char
-    return tuple(name for item in items if item for name in _expand(item))
+    names = []
+    for item in filter(None, items):
+        names += _expand(item)
+    return tuple(names)
 
 
 def _expand(item: str) -> list[str]:
@@ -269,7 +281,9 @@ def interfaces() -> list[Interface]:
 
     found = []
     for name, addresses in psutil.net_if_addrs().items():
-        found += [Interface(name, a.address) for a in addresses if a.family == socket.AF_INET]
+        for one in addresses:
+            if one.family == socket.AF_INET:
+                found.append(Interface(name, one.address))
     return found
 
 
@@ -306,14 +320,21 @@ def network_variables(
         wanted |= {"NCCL_SOCKET_IFNAME": f"={interface.name}"}
     for name in list(wanted):
         given = env.get(name, "")
-        if given and not given.startswith("^"):
-            stems = [g.lstrip("=") for g in split_list(given)]
-            if not any(
-                n == s or (name == "NCCL_SOCKET_IFNAME" and n.startswith(s)) for n in names for s in stems
-            ):
-                raise ConfigError(
-                    f"{name} is {given}, and this node has {', '.join(sorted(names))}: unset it"
-                )
+        excludes = given.startswith("^")
+        prefixes = name == "NCCL_SOCKET_IFNAME"
+        if given and not excludes and not _has_one_of(names, given, prefixes):
+            raise ConfigError(f"{name} is {given}, and this node has {', '.join(sorted(names))}: unset it")
         if given:
             wanted[name] = given
     return wanted | {"VLLM_HOST_IP": interface.address}
+
+
+def _has_one_of(names: Iterable[str], given: str, prefixes: bool) -> bool:
+    """Whether one of this node's interfaces is in a list as NCCL and Gloo take it. prefixes: the beginning of
+    a name is enough."""
+    for item in split_list(given):
+        wanted = item.lstrip("=")
+        for name in names:
+            if name == wanted or (prefixes and name.startswith(wanted)):
+                return True
+    return False

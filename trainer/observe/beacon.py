@@ -80,15 +80,20 @@ def record(pieces: int) -> bytes:
     return RECORD.pack(0, False, time.time(), 0.0, b"") + PIECES.pack(pieces)
 
 
-_done: list[Any] = []
-"""This process's memory and count of pieces, once `start` was called."""
+_done: list[Any] = [None, 0]
+"""This process's memory, once `start` was called, and count of pieces."""
 
 
 def tick() -> None:
     """Counts a piece of work, so that the watchdog does not take a long phase for a hang."""
-    if _done:
-        _done[1] += 1
+    _done[1] += 1
+    if _done[0] is not None:
         PIECES.pack_into(_done[0], RECORD.size, _done[1])
+
+
+def pieces() -> int:
+    """Pieces of work that this process has done."""
+    return _done[1]
 
 
 def start_driver() -> None:

@@ -91,7 +91,11 @@ class Frame:
 
 def series(history: Sequence[dict[str, Any]], name: str) -> list[Point]:
     """(step, value) wherever the metric was written."""
-    return [(r["step"], float(r[name])) for r in history if name in r]
+    points = []
+    for record in history:
+        if name in record:
+            points.append((record["step"], float(record[name])))
+    return points
 
 
 def downsample(points: Sequence[Point], limit: int = MAX_POINTS) -> list[Point]:
@@ -244,7 +248,11 @@ def _mean_of_each_key(rows: Sequence[tuple[float, Sequence[float]]]) -> list[flo
 def _drawable(points: Sequence[Point], log: bool) -> list[Point]:
     """The points that have a place in the chart: not those that are not finite or, on a logarithmic axis, not
     positive."""
-    return [p for p in points if math.isfinite(p[1]) and (not log or p[1] > 0)]
+    drawn = []
+    for step, value in points:
+        if math.isfinite(value) and (value > 0 or not log):
+            drawn.append((step, value))
+    return drawn
 
 
 def _frame(chart: Chart, values: Sequence[float], first: float, last: float) -> Frame:

@@ -50,11 +50,10 @@ def write_comparison(folders: Sequence[Path], out: Path) -> Path:
     """Writes the page to `out`. Raises ConfigError for too many runs, or one without a step."""
     if len(folders) > MAX_RUNS:
         raise ConfigError(f"{len(folders)} runs in one report: give at most {MAX_RUNS}")
-    runs = [_read(folder) for folder in folders]
-    names = [run.name for run in runs]
-    if len(set(names)) < len(names):
-        names = [f"{name} ({i})" for i, name in enumerate(names, 1)]
-        runs = [replace(run, name=name) for run, name in zip(runs, names, strict=True)]
+    runs = list(map(_read, folders))
+    if len({run.name for run in runs}) < len(runs):
+        for i, run in enumerate(runs):
+            runs[i] = replace(run, name=f"{run.name} ({i + 1})")
     charts = ""
     for chart in (HELD_OUT, *CHARTS):
         charts += overlay(chart, runs)
@@ -63,7 +62,7 @@ def write_comparison(folders: Sequence[Path], out: Path) -> Path:
         f"<header><h1>{len(runs)} runs</h1><p>{now}</p>"
         f'</header>{_summary(runs)}<section class="charts">{charts}</section>{_differences(runs)}'
     )
-    out.write_text(page(" against ".join(names), body), encoding="utf-8")
+    out.write_text(page(" against ".join(run.name for run in runs), body), encoding="utf-8")
     return out
 
 

@@ -72,7 +72,10 @@ NAMES: dict[str, Name] = {
     "loss/policy": Name(
         "loss", "The surrogate. With PPO's, near 0 by construction where each step is one update."
     ),
-    "kl/mean": Name("nats/token", "The estimate of the KL from policy to reference, before kl_coef."),
+    "kl/mean": Name(
+        "nats/token",
+        "The estimate of the KL from policy to reference, before kl_coef; absent without a reference.",
+    ),
     "kl/coef": Name(
         "", "`algorithm.kl_coef` as steered towards `algorithm.kl_target`; absent where it is fixed."
     ),
@@ -126,6 +129,11 @@ NAMES: dict[str, Name] = {
     ),
     "mismatch/corrected_fraction": Name(
         "fraction", "Share of tokens whose correction was truncated or masked."
+    ),
+    "mismatch/rerouted_fraction": Name(
+        "fraction",
+        "Share of tokens, over all layers, for which the policy would have chosen other experts than the"
+        " engine; with `algorithm.routing_replay`.",
     ),
     "rollout/not_finite": Name(
         "completions", "Completions with engine logprobs that are not finite; the loss leaves them out."
@@ -278,18 +286,28 @@ NAMES: dict[str, Name] = {
     "fleet/idle_share": Name("fraction", "Share of the workers' time in this step without a unit to sample."),
     "fleet/completions_per_s": Name("1/s", "What these sample, by each one's last unit."),
     "fleet/units": Name("count", "Units whose samples were accepted."),
+    "fleet/own_units": Name(
+        "count", "Units that the trainer's own engines sampled (`fleet.workers=beside`)."
+    ),
     "fleet/late": Name("count", "Units that a second worker sent after the first."),
     "fleet/doubled": Name("count", "Units that an idle worker was given too."),
     "fleet/again": Name("count", "Units given out anew after a loss, a refusal or a damaged object."),
     "fleet/lost": Name("count", "Workers that fell silent for `fleet.lost_s`."),
     "fleet/refused": Name("count", "Units whose samples could not be trained on; why is in the bucket."),
+    "fleet/turned_away": Name("count", "Workers whose probe was not the policy's."),
     "fleet/forged": Name(
         "count", "Objects that were not written with the run's key, or not for their place."
     ),
 }
 
-PREFIXES = {"eval/accuracy_": "Held-out accuracy on one source of a data set that has several."}
-"""Names that end in what the data calls them."""
+PREFIXES = {
+    "eval/accuracy_": "Held-out accuracy on one source of a data set that has several.",
+    "fleet/sampled_": (
+        "Completions since the last line that workers on one kind of GPU sampled, or (`own`) the trainer's"
+        " engines."
+    ),
+}
+"""Names that end in what the data, or a driver, calls them."""
 
 
 def unknown(names: set[str] | list[str]) -> list[str]:

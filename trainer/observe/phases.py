@@ -161,6 +161,11 @@ class Phases:
         self._state |= fields
         self._write()
 
+    def sampled(self) -> None:
+        """Says that engines on other machines have sampled something: a phase that waits for them makes
+        progress."""
+        self.note(sampled_unix_s=time.time())
+
     def finish(self, status: str = "finished") -> None:
         """Says how the run ended: finished, preempted, interrupted or failed."""
         self._others = {}

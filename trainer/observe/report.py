@@ -24,8 +24,17 @@ from typing import Any
 from trainer import config as configuration
 from trainer.config import ConfigError, Expected, RunConfig
 from trainer.config.model_name import model_name
-from trainer.config.run_folder import ATTEMPTS, CONFIG, NODES, REPORT, SAMPLES, read_lines, read_progress
-from trainer.observe import compare, report_nodes, report_page
+from trainer.config.run_folder import (
+    ATTEMPTS,
+    CONFIG,
+    NODES,
+    REPORT,
+    SAMPLES,
+    read_lines,
+    read_progress,
+    read_roster,
+)
+from trainer.observe import compare, report_nodes, report_page, report_workers
 from trainer.observe.charts import Chart, Line, label, line_chart, series
 from trainer.observe.history import column, read_history
 from trainer.observe.live import duration
@@ -74,6 +83,7 @@ def write_report(run_dir: str | Path) -> Path:
         f'<section class="charts">{charts}</section>',
         phases_section(history),
         report_nodes.section(read_lines(run_dir / NODES)),
+        report_workers.section(read_roster(run_dir), report_page.cost(run_dir).get("usd_per_1000", {})),
         _samples(run_dir, read_lines(run_dir / SAMPLES)),
         config_html,
         _attempts(attempts),

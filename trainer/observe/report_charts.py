@@ -63,6 +63,25 @@ CHARTS = (
         log=True,
     ),
     Chart(
+        "Steps that samples are behind",
+        (Line("rollout/staleness_mean", "mean", 6), Line("rollout/staleness_max", "most", 4)),
+        "Updates since the weights that sampled the step.",
+        zero=True,
+    ),
+    Chart(
+        "Waiting for rollout workers",
+        (Line("fleet/wait_s", "s", 8),),
+        "Seconds of each step in which the trainer had nothing to learn from.",
+        zero=True,
+    ),
+    Chart(
+        "Rollout workers without a unit",
+        (Line("fleet/idle_share", "share of their time", 2),),
+        "What is paid for and not used: near 0 where the trainer waits, larger where there are too many.",
+        percent=True,
+    ),
+    Chart("Rollout workers alive", (Line("fleet/workers", "workers", 1),), zero=True),
+    Chart(
         "Clipping",
         (Line("ratio/clip_fraction", "tokens clipped", 2),),
         "Share of tokens whose surrogate was clipped.",

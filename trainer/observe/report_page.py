@@ -40,8 +40,8 @@ def run_name(folder: Path) -> str:
 
 
 def cost(folder: Path) -> dict[str, Any]:
-    """`cost.json`, which the desk writes: usd, hours, and planned_usd, planned_hours where there is a
-    plan."""
+    """`cost.json`, which the desk writes: usd, hours; planned_usd and planned_hours where there is a plan;
+    usd_per_1000, dollars of 1,000 samples by GPU, where rollout workers sample."""
     path = folder / "cost.json"
     return json.loads(path.read_text()) if path.exists() else {}
 

@@ -105,17 +105,22 @@ def score(rows: Sequence[ScoredProblem]) -> dict[str, Any]:
     accuracies = []
     by_rules = []
     for row in rows:
-        values = [accuracy for _, accuracy in row.answers]
+        values = []
+        right = 0
+        unanswered = 0
+        for answer, accuracy in row.answers:
+            values.append(accuracy)
+            right += accuracy > 0
+            unanswered += answer is None
         earned += sum(values)
         accuracies.append(sum(values) / n)
-        correct.append(sum(value > 0 for value in values))
+        correct.append(right)
         truncated += row.truncated
         tokens += row.tokens
         by_rules.append(sum(row.published or [0.0]) / n)
         if row.asked:
             asked += 1
-            answers = [answer for answer, _ in row.answers]
-            without_answer += answers.count(None)
+            without_answer += unanswered
 
     completions = max(1, n * asked)
     figures: dict[str, Any] = {

@@ -68,7 +68,7 @@ class Growing:
         pushed."""
         self._take(burst, choose)
         if self._outdated:
-            self.storage.delete(key for key, _ in self.storage.list(self.prefix))
+            self.storage.delete(dict(self.storage.list(self.prefix)))
             self._outdated = False
         while self._unsent and len(self._piece) > PIECE_BYTES:
             cut = self._piece.rfind(b"\n", 0, PIECE_BYTES) + 1 or self._piece.find(b"\n") + 1
@@ -107,8 +107,9 @@ class Growing:
             return
         keys = self.storage.list(self.prefix)
         gone = keys[head : len(keys) - (keep - head)]
-        self.storage.delete(key for key, _ in gone)
-        self.left_out += sum(size for _, size in gone)
+        deleted = dict(gone)
+        self.storage.delete(deleted)
+        self.left_out += sum(deleted.values())
         self._looked = self._number
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -51,19 +52,23 @@ class RayRanks(Ranks):
 
         # PACK does not order bundles: an engine's tensor-parallel ranks must be neighbors on one node.
         places = ray.get([actor.where.remote() for actor in actors])
-        ranked = sorted(zip(places, actors, strict=True), key=lambda pair: pair[0][:2])
-        self._places: list[tuple[Any, ...]] = [place for place, _ in ranked]
-        self.actors: list[Any] = [actor for _, actor in ranked]
-        self.pids = [place[3] for place in self._places]
+        self._places: list[tuple[Any, ...]] = []
+        self.actors: list[Any] = []
+        self.pids: list[int] = []
+        for place, actor in sorted(zip(places, actors, strict=True), key=lambda pair: pair[0][:2]):
+            self._places.append(place)
+            self.actors.append(actor)
+            self.pids.append(place[3])
 
     def start(self) -> None:
-        hosts = [place[0] for place in self._places]
-        master, port = hosts[0], self._places[0][2]
-        if self.config.placement.device == "cuda":
-            local_ranks = [place[1] for place in self._places]
-        else:
-            local_ranks = [hosts[:rank].count(host) for rank, host in enumerate(hosts)]
-        self.each(RankProcess.meet, [(rank, local, master, port) for rank, local in enumerate(local_ranks)])
+        master, _, port, _ = self._places[0]
+        on_host: Counter[str] = Counter()
+        meetings = []
+        for rank, (host, gpu, _, _) in enumerate(self._places):
+            local = gpu if self.config.placement.device == "cuda" else on_host[host]
+            on_host[host] += 1
+            meetings.append((rank, local, master, port))
+        self.each(RankProcess.meet, meetings)
 
     def each(self, method: Callable[..., R], arguments: Sequence[tuple[Any, ...]]) -> list[R]:
         calls = zip(self.actors, arguments, strict=True)

@@ -182,7 +182,8 @@ def facts(config: RunConfig) -> dict[str, Any]:
 
 def verdict(store: Store, kind: str, wait_s: float) -> str:
     """What is wrong, in one line; empty: nothing. On rank or node 0."""
-    end, come = time.monotonic() + wait_s, dict[int, dict[str, Any]]()
+    end = time.monotonic() + wait_s
+    come: dict[int, dict[str, Any]] = {}
     while len(come) < store.world and time.monotonic() < end:
         for rank in range(store.world):
             if rank not in come and store.inner.check([f"facts/{rank}/1"]):
@@ -191,10 +192,10 @@ def verdict(store: Store, kind: str, wait_s: float) -> str:
                 hosts = f"on {come[rank]['host']} and on {store.look(f'facts/{rank}/2')['host']}"
                 return f"{kind} {rank} was started twice, {hosts}: give every node a NODE_RANK of its own"
         time.sleep(0.05)
-    if absent := [str(rank) for rank in range(store.world) if rank not in come]:
-        return (
-            f"no word from {kind} {', '.join(absent)} within {wait_s:.0f} s: start it, or look at its output"
-        )
+    absent = sorted(set(range(store.world)) - come.keys())
+    if absent:
+        which = ", ".join(map(str, absent))
+        return f"no word from {kind} {which} within {wait_s:.0f} s: start it, or look at its output"
     for rank, found in come.items():
         for what in ("data", "packages", "configuration", "GPU"):
             if found[what] != come[0][what]:
@@ -209,13 +210,17 @@ def verdict(store: Store, kind: str, wait_s: float) -> str:
 
 def _other_options(who: str, found: dict[str, Any], kind: str, first: dict[str, Any]) -> str:
     """The options that differ from those of rank or node 0, with both values."""
-    theirs, ours = found["options"], first["options"]
-    keys = [key for key in sorted(theirs.keys() | ours.keys()) if theirs.get(key) != ours.get(key)]
-    shown = [f"{key} is {theirs.get(key)!r} there and {ours.get(key)!r} here" for key in keys[:NAMED]]
-    more = f" and {len(keys) - NAMED} more" if len(keys) > NAMED else ""
+    theirs = found["options"]
+    ours = first["options"]
+    different = []
+    for key in sorted(theirs.keys() | ours.keys()):
+        if theirs.get(key) != ours.get(key):
+            different.append(f"{key} is {theirs.get(key)!r} there and {ours.get(key)!r} here")
+    shown = "; ".join(different[:NAMED])
+    more = f" and {len(different) - NAMED} more" if len(different) > NAMED else ""
     return (
         f"configuration differs: {who} has other options than {kind} 0 on {first['host']}: "
-        f"{'; '.join(shown)}{more}: give all nodes the same file"
+        f"{shown}{more}: give all nodes the same file"
     )
 
 
@@ -229,11 +234,13 @@ class TorchrunRanks(Ranks):
         self.calls = 0
 
     def start(self) -> None:
-        master, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        master = os.environ["MASTER_ADDR"]
+        port = int(os.environ["MASTER_PORT"])
         per_node = self.config.placement.workers_per_node
-        self.each(
-            RankProcess.meet, [(rank, rank % per_node, master, port) for rank in range(self.world_size)]
-        )
+        meetings = []
+        for rank in range(self.world_size):
+            meetings.append((rank, rank % per_node, master, port))
+        self.each(RankProcess.meet, meetings)
 
     def each(self, method: Callable[..., R], arguments: Sequence[tuple[Any, ...]]) -> list[R]:
         self.calls += 1
@@ -314,11 +321,13 @@ def main() -> int:
     )
     options = parser.parse_args()
     try:
-        if missing := [
-            name for name in ("NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ
-        ]:
+        needed = ("NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
+        missing = [name for name in needed if name not in os.environ]
+        if missing:
             raise ConfigError(f"{', '.join(missing)} not set: give every node the same, but for NODE_RANK")
-        node, nodes, port = (int(os.environ[name]) for name in ("NODE_RANK", "NNODES", "MASTER_PORT"))
+        node = int(os.environ["NODE_RANK"])
+        nodes = int(os.environ["NNODES"])
+        port = int(os.environ["MASTER_PORT"])
         config = configuration.load(options.config)
         if not 0 <= node < nodes or nodes != config.placement.nodes:
             raise ConfigError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import resource
 import time
+from operator import itemgetter
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -38,9 +39,12 @@ class GuardedProtocol(H11Protocol):
         super().connection_made(transport)
         self._await_head()
         if len(self.connections) > max_connections():
-            guarded = [c for c in self.connections if isinstance(c, GuardedProtocol)]
-            waiting = [c for c in guarded if c.waiting_since is not None]
-            min(waiting, key=lambda c: c.waiting_since or 0.0).transport.abort()
+            waiting = []
+            for connection in self.connections:
+                if isinstance(connection, GuardedProtocol) and connection.waiting_since is not None:
+                    waiting.append((connection.waiting_since, connection))
+            _, longest = min(waiting, key=itemgetter(0))
+            longest.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Stops the head's timer once the head is there, and the wait once the body is there."""

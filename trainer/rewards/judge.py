@@ -73,16 +73,27 @@ class Judge:
             ConfigError: the endpoint refuses the request, or the budget is spent. To end a run is better than
                 to change what its rewards mean in the middle.
         """
+        verdicts: dict[Case, Verdict] = {}
+        new: list[Case] = []
         with self._lock:
-            verdicts = {case: self._known[case] for case in cases if case in self._known}
-        new = [case for case in dict.fromkeys(cases) if case not in verdicts]
+            for case in dict.fromkeys(cases):
+                if case in self._known:
+                    verdicts[case] = self._known[case]
+                else:
+                    new.append(case)
+
         with ThreadPoolExecutor(PARALLEL, "judge") as threads:
-            verdicts |= dict(zip(new, threads.map(self._ask, new), strict=True))
+            asked = dict(zip(new, threads.map(self._ask, new), strict=True))
+        verdicts |= asked
+
         with self._lock:
             self.remembered += len(cases) - len(new)
             if len(self._known) + len(new) > MAX_REMEMBERED:
                 self._known.clear()
-            self._known |= {case: verdicts[case] for case in new if verdicts[case] in ("correct", "wrong")}
+            for case, verdict in asked.items():
+                # A case that the judge did not decide is asked again the next time.
+                if verdict in ("correct", "wrong"):
+                    self._known[case] = verdict
         return [verdicts[case] for case in cases]
 
     def _ask(self, case: Case) -> Verdict:
@@ -114,7 +125,8 @@ class Judge:
                 )
             self.requests += 1
         headers = {"Content-Type": "application/json"}
-        if key := os.environ.get(KEY_VARIABLE):
+        key = os.environ.get(KEY_VARIABLE)
+        if key:
             headers["Authorization"] = f"Bearer {key}"
 
         deadline = time.monotonic() + self.timeout_s
@@ -139,6 +151,7 @@ class Judge:
 
 
 def _may_pass(error: Exception) -> bool:
+    """Whether another try may succeed."""
     if isinstance(error, urllib.error.HTTPError):
         return error.code >= 500 or error.code in (408, 429)
     return isinstance(error, OSError)  # URLError, a broken connection and a timeout are such

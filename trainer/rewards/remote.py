@@ -58,13 +58,17 @@ class Client:
         bodies = []
         for i in range(0, len(texts), BATCH):
             bodies.append({name: list(values[i : i + BATCH]) for name, values in columns.items()})
+
+        graded: list[tuple[Verdict, float]] = []
         with ThreadPoolExecutor(PARALLEL) as threads:
-            replies = list(threads.map(self._post, bodies))
-        return [pair for reply in replies for pair in reply]
+            for reply in threads.map(self._post, bodies):
+                graded += reply
+        return graded
 
     def _post(self, body: dict[str, Any]) -> list[tuple[Verdict, float]]:
         headers = {"Content-Type": "application/json"}
-        if token := os.environ.get(TOKEN_VARIABLE):
+        token = os.environ.get(TOKEN_VARIABLE)
+        if token:
             headers["Authorization"] = f"Bearer {token}"
         data = json.dumps(body).encode()
 
@@ -88,7 +92,8 @@ class Client:
         if retry_after_s(error) is None:
             return
         self.busy += 1
-        if (now := time.monotonic()) - self._told > TELL_S:
+        now = time.monotonic()
+        if now - self._told > TELL_S:
             self._told = now
             print(f"{self.name} is busy: again in {wait_s:.0f} s ({self.busy} times so far)", file=sys.stderr)
 
@@ -99,7 +104,11 @@ class Client:
         """
         if not isinstance(reply, dict):
             raise BadReplyError(f"{self.name} sent {type(reply).__name__} instead of an object")
-        name = next((n for n in ("acc_rewards", "scores", "rewards") if reply.get(n) is not None), "rewards")
+        name = "rewards"
+        for candidate in ("acc_rewards", "scores", "rewards"):
+            if reply.get(candidate) is not None:
+                name = candidate
+                break
         accuracies = reply.get(name)
         verdicts: list[Verdict] | None = reply.get("verdicts")
         for values in (accuracies, verdicts):
@@ -108,22 +117,27 @@ class Client:
         if accuracies is None:
             raise BadReplyError(f"{self.name} sent neither acc_rewards, scores nor rewards")
 
-        if verdicts:  # our server sends null for an accuracy that is not finite, which JSON does not have
-            gone = [a is None and verdict == "error" for a, verdict in zip(accuracies, verdicts, strict=True)]
-            accuracies = [math.nan if null else a for a, null in zip(accuracies, gone, strict=True)]
-        for accuracy in accuracies:
+        graded: list[tuple[Verdict, float]] = []
+        for i, sent in enumerate(accuracies):
+            verdict = verdicts[i] if verdicts else None
+            accuracy = sent
+            if accuracy is None and verdict == "error":
+                # Our server sends null for an accuracy that is not finite, which JSON does not have.
+                accuracy = math.nan
             if not isinstance(accuracy, int | float):
                 raise BadReplyError(
                     f"{self.name} sent {accuracy!r} among its {name}: every one must be a number"
                 )
+            if verdict is None:
+                verdict = "correct" if accuracy > 0 else "wrong"
+            graded.append((verdict, float(accuracy)))
+
         unknown = set(map(str, verdicts or ())) - set(get_args(Verdict))
         if unknown:
             raise BadReplyError(
                 f"{self.name} sent the unknown verdict {min(unknown)!r}: use {get_args(Verdict)}"
             )
-        if not verdicts:
-            verdicts = ["correct" if accuracy > 0 else "wrong" for accuracy in accuracies]
-        return [(verdict, float(a)) for verdict, a in zip(verdicts, accuracies, strict=True)]
+        return graded
 
 
 _BROKEN = (urllib.error.URLError, TimeoutError, ConnectionError, json.JSONDecodeError)

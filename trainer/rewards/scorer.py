@@ -160,30 +160,43 @@ class Scorer:
         """
         for task, members in batch.members.items():
             verdict, accuracy = batch.futures[task].result()
-            if task[0] == "grade" and task[3] != "task" and verdict in ("correct", "wrong"):
+            kept = task[0] == "grade" and task[3] != "task"
+            if kept and verdict in ("correct", "wrong"):
                 if len(self._known) >= MAX_REMEMBERED:
                     self._known.clear()
                 self._known[task[1:]] = verdict
             for i in members:
                 batch.graded[i] = (verdict, accuracy)
-        graded = [grade for grade in batch.graded if grade is not None]
+        graded = list(filter(None, batch.graded))
 
-        judged: list[int] = []
+        judged = 0
         if self._judge is not None:
-            judged = [i for i in batch.cases if graded[i][0] == "wrong"]
-            verdicts = self._judge.verdicts([batch.cases[i] for i in judged])
-            for i, verdict in zip(judged, verdicts, strict=True):
-                graded[i] = (verdict, float(verdict == "correct"))
+            judged = self._ask_judge(self._judge, batch.cases, graded)
+        evaluated = sum(map(len, batch.members.values()))
+        return self._outcomes(batch.texts, graded, evaluated, judged)
 
-        evaluated = sum(len(members) for members in batch.members.values())
-        return self._outcomes(batch.texts, graded, evaluated, len(judged))
+    def _ask_judge(self, judge: Judge, cases: Mapping[int, Case], graded: list[Graded]) -> int:
+        """Replaces the grades of the completions that the rules find wrong by the judge's. Returns their
+        number."""
+        wrong: dict[int, Case] = {}
+        for i, case in cases.items():
+            if graded[i][0] == "wrong":
+                wrong[i] = case
+        verdicts = judge.verdicts(list(wrong.values()))
+        for i, verdict in zip(wrong, verdicts, strict=True):
+            graded[i] = (verdict, float(verdict == "correct"))
+        return len(wrong)
 
     def reference_errors(
         self, references: Sequence[str], answer_types: Sequence[str], questions: Sequence[str] | None = None
     ) -> list[str | None]:
         """`grader.reference_error` for each reference answer, under the deadline."""
-        rows = zip(references, answer_types, questions or [""] * len(references), strict=True)
-        futures = [self._pool_for(row[1]).submit(["reference", *row]) for row in rows]
+        questions = questions or [""] * len(references)
+        futures = []
+        for reference, answer_type, question in zip(references, answer_types, questions, strict=True):
+            pool = self._pool_for(answer_type)
+            futures.append(pool.submit(["reference", reference, answer_type, question]))
+
         errors: list[str | None] = []
         for reference, future in zip(references, futures, strict=True):
             message, _ = future.result()
@@ -210,28 +223,34 @@ class Scorer:
         """
         if self.config.function:
             return list(answers)
-        spelled: dict[str, str] = {}
+        spelled: dict[str | None, str | None] = {None: None}
         firsts: list[tuple[str, float]] = []
         for answer, accuracy in answers:
             if answer is None or answer in spelled:
                 continue
-            same = (first for first, earned in firsts if earned == accuracy)
             right = accuracy == 1.0
-            found = next((one for one in same if right or self._same(one, answer, answer_type, question)), "")
-            if not found:
+            for first, earned in firsts:
+                if earned == accuracy and (right or self._same(first, answer, answer_type, question)):
+                    spelled[answer] = first
+                    break
+            else:
                 firsts.append((answer, accuracy))
-            spelled[answer] = found or answer
-        return [(None if answer is None else spelled[answer], accuracy) for answer, accuracy in answers]
+                spelled[answer] = answer
+        return [(spelled[answer], accuracy) for answer, accuracy in answers]
 
     def _same(self, first: str, second: str, answer_type: str, question: str) -> bool:
         task = (second, first, answer_type, question)
         verdict = grader.decide_fast(*task) or self._known.get(task)  # ty: ignore[invalid-argument-type]
-        return (verdict or self._pool.submit(["grade", *task]).result()[0]) == "correct"
+        if verdict is None:
+            verdict, _ = self._pool.submit(["grade", *task]).result()
+        return verdict == "correct"
 
     def stats(self) -> dict[str, float]:
         """Shares of the last batch by verdict, and counts since the start of restarts and the judge's
         requests."""
-        restarts = self._pool.restarts + (self._families.restarts if self._families else 0)
+        restarts = self._pool.restarts
+        if self._families is not None:
+            restarts += self._families.restarts
         stats = {**self._last_shares, "perf/grader_restarts": float(restarts)}
         if self._remote is not None:
             stats["perf/grader_busy"] = float(self._remote.busy)

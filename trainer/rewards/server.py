@@ -25,7 +25,7 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -85,8 +85,10 @@ def response_of(query: str) -> str:
 
     It is what follows the start of the last assistant turn of a chat, or all of `query`.
     """
-    turns = [match.end() for match in _ASSISTANT.finditer(query)]
-    completion = query[turns[-1] :] if turns else query
+    start = 0
+    for turn in _ASSISTANT.finditer(query):
+        start = turn.end()
+    completion = query[start:]
     return _LEADING.sub("", completion[: _content_end(completion)], count=1)
 
 
@@ -98,7 +100,8 @@ def _content_end(completion: str) -> int:
     content = len(completion)
     end = _spaces_begin(completion, content)
     while end:
-        first = max(completion.rfind(mark, max(0, end - _TOKEN_LENGTH), end) for mark in "<[")
+        earliest = max(0, end - _TOKEN_LENGTH)
+        first = max(completion.rfind("<", earliest, end), completion.rfind("[", earliest, end))
         if first < 0 or not _TOKEN.fullmatch(completion, first, end):
             break
         end = content = _spaces_begin(completion, first)
@@ -155,17 +158,21 @@ def parse(body: bytes, limit: int) -> GradingRequest:
     if len(columns["query"]) > limit:
         raise HTTPException(422, f"{len(columns['query'])} completions in one request: send at most {limit}")
     known = get_args(AnswerType)
-    unknown = {str(t) for t in columns.get("answer_types", ()) if t not in known}
+    unknown = set()
+    for answer_type in columns.get("answer_types", ()):
+        if answer_type not in known:
+            unknown.add(str(answer_type))
     if unknown:
         raise HTTPException(422, f"unknown answer_types {sorted(unknown)[:5]}: use {', '.join(known)}")
 
-    references = [_text(label) for label in columns["labels"]]
-    answer_types: list[str] = columns.get("answer_types") or [*map(grader.classify, references)]
+    queries = map(_text, columns["query"])
+    references = list(map(_text, columns["labels"]))
+    questions = columns.get("prompts") or [""] * len(references)
     return GradingRequest(
-        completions=[response_of(_text(query)) for query in columns["query"]],
+        completions=list(map(response_of, queries)),
         references=references,
-        answer_types=answer_types,
-        questions=[_text(prompt) for prompt in columns.get("prompts") or [""] * len(references)],
+        answer_types=columns.get("answer_types") or list(map(grader.classify, references)),
+        questions=list(map(_text, questions)),
     )
 
 
@@ -287,15 +294,22 @@ def create_app(settings: config.Rewards, limits: ServerLimits | None = None, tok
     async def metrics(request: Request) -> Response:
         authorize(request)
         lines = ["# TYPE reward_answers_total counter"]
-        lines += [f'reward_answers_total{{verdict="{v}"}} {n}' for v, n in sorted(verdicts.items())]
-        lines += ["# TYPE reward_responses_total counter"]
-        lines += [f'reward_responses_total{{status="{s}"}} {n}' for s, n in sorted(statuses.items())]
-        lines += ["# TYPE reward_answers_in_flight gauge", f"reward_answers_in_flight {held['completions']}"]
-        lines += ["# TYPE reward_queue_bytes gauge", f"reward_queue_bytes {queue.held_bytes}"]
-        lines += ["# TYPE reward_queue_limit_bytes gauge", f"reward_queue_limit_bytes {queue.limit_bytes}"]
-        lines += ["# TYPE reward_clients_left_total counter", f"reward_clients_left_total {held['left']}"]
-        restarts = int(scorer.stats()["perf/grader_restarts"])
-        lines += ["# TYPE reward_grader_restarts_total counter", f"reward_grader_restarts_total {restarts}"]
+        for verdict, count in sorted(verdicts.items()):
+            lines.append(f'reward_answers_total{{verdict="{verdict}"}} {count}')
+        lines.append("# TYPE reward_responses_total counter")
+        for status, count in sorted(statuses.items()):
+            lines.append(f'reward_responses_total{{status="{status}"}} {count}')
+
+        single = (
+            ("reward_answers_in_flight", "gauge", held["completions"]),
+            ("reward_queue_bytes", "gauge", queue.held_bytes),
+            ("reward_queue_limit_bytes", "gauge", queue.limit_bytes),
+            ("reward_clients_left_total", "counter", held["left"]),
+            ("reward_grader_restarts_total", "counter", int(scorer.stats()["perf/grader_restarts"])),
+        )
+        for name, kind, value in single:
+            lines.append(f"# TYPE {name} {kind}")
+            lines.append(f"{name} {value}")
         return Response("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")
 
     @app.post("/get_reward")
@@ -318,21 +332,33 @@ def create_app(settings: config.Rewards, limits: ServerLimits | None = None, tok
         if outcomes is None:
             held["left"] += 1
             return Response(status_code=499)
-        verdicts.update(o.verdict for o in outcomes)
-        accuracies = [_finite(o.accuracy) for o in outcomes]
-        formats = [o.format for o in outcomes]
-        reply = {
-            "rewards": [_finite(o.reward) for o in outcomes],
-            "scores": accuracies,
-            "format_rewards": formats,
-            "acc_rewards": accuracies,
-            "verdicts": [o.verdict for o in outcomes],
-            "extra_logs": {"accuracy": accuracies, "format": formats},
-        }
+        reply = _reply(outcomes)
+        verdicts.update(reply["verdicts"])
         # FastAPI would validate a dictionary value by value.
         return Response(json.dumps(reply), media_type="application/json")
 
     return app
+
+
+def _reply(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """What a client gets: OpenRLHF's keys, and our verdicts."""
+    rewards = []
+    accuracies = []
+    formats = []
+    verdicts = []
+    for outcome in outcomes:
+        rewards.append(_finite(outcome.reward))
+        accuracies.append(_finite(outcome.accuracy))
+        formats.append(outcome.format)
+        verdicts.append(outcome.verdict)
+    return {
+        "rewards": rewards,
+        "scores": accuracies,
+        "format_rewards": formats,
+        "acc_rewards": accuracies,
+        "verdicts": verdicts,
+        "extra_logs": {"accuracy": accuracies, "format": formats},
+    }
 
 
 async def _gone(request: Request) -> None:
@@ -379,7 +405,9 @@ def main() -> None:
     options = parser.parse_args()
     settings = config.load(options.config).rewards if options.config else config.Rewards()
     given = {"answer": options.answer, "workers": options.workers, "deadline_s": options.deadline_s}
-    settings = replace(settings, **{k: v for k, v in given.items() if v is not None})
+    for name, value in given.items():
+        if value is not None:
+            settings = replace(settings, **{name: value})
     token = os.environ.get(TOKEN_VARIABLE, "")
     try:
         check_host(options.host, token)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+
 import numpy as np
 
-from trainer.algorithm.traces import Prompt
+from trainer.algorithm.traces import Prompt, Trace
 from trainer.config import RunConfig
+from trainer.fleet.admission import Admission
 from trainer.learning.learner import Learner
 from trainer.run.rows import Rows
 from trainer.sampling.sampler import Ask, SampledGroups, Sampler
@@ -14,14 +18,15 @@ PROBE_TOKENS = 16
 PROBE_SEED = 7
 
 
-def ask_probe(config: RunConfig, sampler: Sampler, rows: Rows, version: int) -> SampledGroups:
-    """Starts to sample short completions of a few prompts with the weights of `version`, just loaded."""
+def probe_ask(config: RunConfig, rows: Rows, version: int) -> Ask:
+    """What a probe asks: short completions of a few prompts, one for each engine that the ranks would
+    have."""
     engines = config.placement.world_size // config.rollout.tensor_parallel
     usable, split = rows.usable(config.train_split), config.train_split
     prompts = []
     for i in range(engines):
         prompts.append(Prompt(group=i, row=usable[i % len(usable)], seed=PROBE_SEED))
-    ask = Ask(
+    return Ask(
         kind="probe",
         step=version,
         version=version,
@@ -32,7 +37,22 @@ def ask_probe(config: RunConfig, sampler: Sampler, rows: Rows, version: int) -> 
         temperature=config.rollout.temperature,
         max_tokens=min(PROBE_TOKENS, config.rollout.max_tokens),
     )
-    return sampler.sample(ask)
+
+
+def ask_probe(config: RunConfig, sampler: Sampler, rows: Rows, version: int) -> SampledGroups:
+    """Starts to sample a probe with the weights of `version`, just loaded."""
+    return sampler.sample(probe_ask(config, rows, version))
+
+
+def admission(config: RunConfig, learner: Learner, rows: Rows) -> Admission:
+    """How rollout workers are probed, each one before its samples train."""
+
+    def score(traces: Sequence[Trace]) -> Sequence[np.ndarray]:
+        scored = learner.logprobs(traces, config.train_split, old=True, reference=False).old
+        assert scored is not None
+        return scored
+
+    return Admission(partial(probe_ask, config, rows), score, config.engine_tolerance)
 
 
 def check_first_sync(config: RunConfig, sampler: Sampler, learner: Learner, rows: Rows, version: int) -> None:

@@ -50,15 +50,24 @@ class Preempted(Exception):
 class Saving:
     """Drives the checkpoints of one run from the boundaries between its phases and steps."""
 
-    def __init__(self, run_dir: str, checkpoints: Checkpoints, learner: Learner, notice: Notice) -> None:
+    def __init__(
+        self, run_dir: str, checkpoints: Checkpoints, learner: Learner | None, notice: Notice
+    ) -> None:
+        """learner: None where nothing is trained, so that nothing is saved."""
         self.run_dir = Path(run_dir)
         self.checkpoints = checkpoints
-        self.learner = learner
+        self._learner = learner
         self.notice = notice
         self._step_times: deque[float] = deque(maxlen=STEP_MEMORY)
         self._stepped_at = time.monotonic()
         self._position: Position | None = None
         self._announced = False
+
+    @property
+    def learner(self) -> Learner:
+        """Whose state is saved."""
+        assert self._learner is not None, "nothing is saved of a run that trains nothing"
+        return self._learner
 
     def stepped(self, step_s: float) -> None:
         """Records the duration of a finished step."""

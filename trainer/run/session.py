@@ -27,6 +27,7 @@ from trainer.data.prompt_stream import PromptStream
 from trainer.data.reader import Datasets
 from trainer.data.schema import Row, question
 from trainer.errors import StorageError
+from trainer.fleet.beside import BesideSampler
 from trainer.fleet.head import FleetSampler
 from trainer.fleet.objects import secret
 from trainer.hardware.gpus import peak_flops
@@ -50,7 +51,7 @@ from trainer.ranks.ray_ranks import RayRanks
 from trainer.rewards.grading.forms import FORMS
 from trainer.rewards.scorer import Scorer
 from trainer.rewards.unusable import largest, refuse_unusable
-from trainer.run.probe import check_first_sync
+from trainer.run.probe import admission, check_first_sync
 from trainer.run.rows import Rows
 from trainer.run.saving import ATTACHED, Position, Saving
 from trainer.sampling.colocated import Colocated
@@ -76,6 +77,7 @@ class Session:
     """
 
     learner: Learner
+    """The policy's, where one is loaded."""
     sampler: Sampler
     fleet: FleetSampler
     """The sampler, where `fleet.workers` is not off."""
@@ -157,40 +159,47 @@ class Session:
         """Loads policy, reference and engine on every rank."""
         config = self.config
         self._newest = self.checkpoints.find()  # before the model: every rank fetches its files beside that
-        self.ranks.start()
-        learner = DistributedLearner(config, self.ranks)
-        learner.start(total_updates(config, len(self.stream.rows)), self._newest)
-        self.learner = learner
+        device_name = ""
+        learner = None
+        if config.loads_policy:
+            self.ranks.start()
+            learner = DistributedLearner(config, self.ranks)
+            learner.start(total_updates(config, len(self.stream.rows)), self._newest)
+            self.learner = learner
+            device_name = learner.facts.device_name
         if config.method == "grpo":
             self.sampler = self._make_sampler(stages)
         self.clock.mark("load")
 
-        facts = self.learner.facts
         if config.method == "grpo":
             self._say_what_is_asked()
-        self._peak_flops = peak_flops(facts.device_name)
+        self._peak_flops = peak_flops(device_name)
         measured = by_model(config) if self._peak_flops else []
         self._shapes = [shape for one in measured if (shape := shape_of(str(hub.folder(one))))]
         form = FORMS[config.rewards.answer].expected
         self.guards = GuardWatch(config.guards, form, config.engine_tolerance, config.expected)
         self._causes: dict[str, str] = {}
         self.nodes = NodeStats(config.run.dir)
-        self.saving = Saving(config.run.dir, self.checkpoints, self.learner, self.notice)
+        self.saving = Saving(config.run.dir, self.checkpoints, learner, self.notice)
         record = partial(self.ranks.all, RankProcess.record)
         self.profiles = StepProfiles(config, record, partial(self.ranks.all, RankProcess.recorded))
 
     def _make_sampler(self, stages: contextlib.ExitStack) -> Sampler:
-        """Engines in the learner's ranks, or a fleet of workers."""
+        """Engines in the learner's ranks, a fleet of workers, or both."""
         config = self.config
-        if config.fleet.workers == "off":
-            colocated = Colocated(config, self.ranks)
+        colocated = Colocated(config, self.ranks)
+        if config.fleet.workers != "only":
             colocated.start()
+        if config.fleet.workers == "off":
             return colocated
-        fleet = FleetSampler(config, self.ranks, self.held, self.datasets, self.checkpoints)
+        probes = admission(config, self.learner, self.rows) if config.loads_policy else None
+        fleet = FleetSampler(
+            config, self.ranks, self.held, self.datasets, self.checkpoints, probes, self.phases.sampled
+        )
         fleet.start()
         stages.callback(fleet.leave)
         self.fleet = fleet
-        return fleet
+        return fleet if config.fleet.workers == "only" else BesideSampler(colocated, fleet)
 
     def __enter__(self) -> Session:
         return self
@@ -248,6 +257,17 @@ class Session:
         """Loads a checkpoint, and the logs of what was sampled ahead of it. Raises CorruptCheckpoint."""
         self.rollouts.open(found.step, found.ahead)
         self.learner.load(found)
+
+    def load_model(self) -> None:
+        """For a loop that trains nothing: the model as it is goes into the engines. Raises as
+        `check_first_sync`."""
+        with self.phases("sync"):
+            if not self.config.loads_policy:
+                self.fleet.open_pretrained()
+                return
+            self.sampler.rest()
+            self.sampler.load(self.learner.weights(0))
+            self.check_first_sync(0)
 
     def check_first_sync(self, version: int) -> None:
         """Compares engine and policy after the first load, that of `version`. Raises RuntimeError if they are

@@ -1,5 +1,5 @@
-"""The rollout engine: vLLM in the rank's own process. With trainer/weights, the only file that imports
-vLLM."""
+"""The rollout engine: vLLM in the rank's own process. With `routes` and trainer/weights, the only file that
+imports vLLM."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from trainer.algorithm.traces import End, ImageRef, Prompt, Trace, completed
 from trainer.config import ConfigError, RunConfig
 from trainer.data.processor import EngineRequest, Prompter
 from trainer.observe import beacon
+from trainer.sampling.routes import Routes, one_prompt
 from trainer.weights import in_process
 
 if TYPE_CHECKING:
@@ -136,6 +137,11 @@ def arguments(config: RunConfig, prompter: Prompter, images_per_prompt: int) -> 
         # By default vLLM keeps 4 GiB of processed images; a prompt comes once per step, and a sync
         # forgets them.
         asked["mm_processor_cache_gb"] = 0
+    if config.algorithm.routing_replay and on_gpu:
+        asked["enable_return_routed_experts"] = True
+        # A step that was scheduled ahead stays in flight when the last completion ends, and vLLM's recorder
+        # refuses that the prefix cache is forgotten meanwhile.
+        asked["async_scheduling"] = False
     if config.model.revision:
         asked["revision"] = config.model.revision
     return asked
@@ -211,6 +217,9 @@ class Engine:
             raise ConfigError(f"vLLM's memory, rollout.{key}: {str(error).splitlines()[0]}") from error
         self.version = -1
         self._awake = True
+        self._routes = None
+        if config.algorithm.routing_replay:
+            self._routes = Routes(self.llm)
 
     def call(self, method: str, *args: Any) -> Any:
         """Calls a method of vLLM's worker in this process."""
@@ -297,7 +306,7 @@ class Engine:
                 group.traces[int(index)] = self._trace(group, int(index), output)
                 if len(group.traces) == samples_per_prompt:
                     held_bytes -= open_groups.pop(name).pixel_bytes
-                    yield [group.traces[i] for i in range(samples_per_prompt)]
+                    yield one_prompt([group.traces[i] for i in range(samples_per_prompt)])
 
     def _add(
         self, group: _OpenGroup, request: EngineRequest, temperature: float, max_tokens: int, top_p: float
@@ -347,6 +356,7 @@ class Engine:
             end=ENDS.get(completion.finish_reason, "error"),
             text=self._opening
             + self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False),
+            routes=self._routes.of(output, len(engine_ids) + len(ids) - 1) if self._routes else None,
         )
 
 

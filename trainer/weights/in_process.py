@@ -66,14 +66,26 @@ class InProcessEngine(WeightTransferEngine[NoInit, Weights]):
         """Makes the model's layers ready to take checkpoint-format weights again."""
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
-        self._head_came = False
+        self._head_received = False
         initialize_layerwise_reload(self.model)
 
     def receive_weights(self, update_info: Weights) -> None:
         """Loads one group; each layer is re-packed as soon as it is whole."""
+        weights = []
+        for name, tensor in update_info.weights:
+            if name.endswith("lm_head.weight"):
+                self._head_received = True
+            if ".mlp.experts." in name and self._expects_transposed_experts():
+                weights.append((name, tensor.transpose(1, 2)))
+            else:
+                weights.append((name, tensor))
         model: Any = self.model
-        self._head_came |= any(name.endswith("lm_head.weight") for name, _ in update_info.weights)
-        model.load_weights(update_info.weights)
+        model.load_weights(weights)
+
+    def _expects_transposed_experts(self) -> bool:
+        """Whether vLLM expects experts' weights as [experts, inputs, outputs], as the files of some models
+        have them. They arrive as [experts, outputs, inputs]."""
+        return any(getattr(layer, "is_fused_checkpoint_transposed", False) for layer in self.model.modules())
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """Loads one group. On a GPU it waits until the copy is done, because the caller frees the tensors
@@ -87,23 +99,39 @@ class InProcessEngine(WeightTransferEngine[NoInit, Weights]):
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
         finalize_layerwise_reload(self.model, self.model_config)
-        # Qwen3-VL adds these to tokens without an image too. They are no buffers: sleep level 2 loses their
-        # zeros.
+        self._pack_experts()
+        # Qwen3-VL adds these inputs to tokens without an image too, so they must be zero. They are not
+        # registered as buffers, and sleep level 2 does not keep their content.
         for scratch in getattr(self.model, "deepstack_input_embeds", None) or ():
             scratch.zero_()
-        if not self._head_came:
+        if not self._head_received:
             self._retie()
+
+    def _pack_experts(self) -> None:
+        """Packs experts for vLLM's CPU kernels again. A reload packs every other kind of layer, but vLLM
+        packs experts only when it makes their kernel."""
+        if self.device.type != "cpu":
+            return
+        for layer in self.model.modules():
+            kernel = getattr(getattr(layer, "quant_method", None), "moe_kernel", None)
+            if kernel is not None:
+                kernel.fused_experts.process_weights_after_loading(layer)
 
     def _retie(self) -> None:
         """Ties the head to the embedding again. A tied head gets no weights of its own, so that after a
         reload it would keep the old ones (on CPU it is a packed copy)."""
-        modules: dict[str, Any] = dict(self.model.named_modules())
-        head = next((m for name, m in modules.items() if name.endswith("lm_head")), None)
+        head = self._module("lm_head")
         if head is None:  # vLLM 0.26: the head is the embedding itself
             return
-        embedding = next(m for name, m in modules.items() if name.endswith("embed_tokens"))
-        head.tie_weights(embedding)
+        head.tie_weights(self._module("embed_tokens"))
         head.quant_method.process_weights_after_loading(head)
+
+    def _module(self, ending: str) -> Any:
+        """The model's first module whose name ends with `ending`, or None."""
+        for name, module in self.model.named_modules():
+            if name.endswith(ending):
+                return module
+        return None
 
     def shutdown(self) -> None:
         """Nothing is held."""
@@ -141,11 +169,14 @@ def push(weights: WeightSource, engine: Receiver) -> None:
     """
     engine.call("start_weight_update")
     for group in weights.groups():
-        # Loaders may keep references until a layer is whole, and the gathered buffers are freed after each
-        # group.
-        engine.call(
-            "update_weights", {"weights": [(name, tensor.detach().clone()) for name, tensor in group]}
-        )
+        # The copies are not named here: a name would keep them alive while the next group is gathered.
+        engine.call("update_weights", {"weights": _copied(group)})
     engine.call("finish_weight_update")
     engine.reset_caches()
     engine.version = weights.version
+
+
+def _copied(group: list[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
+    """Copies of a group's tensors. vLLM's loaders may keep references until a layer is complete, but the
+    gathered tensors are freed after each group."""
+    return [(name, tensor.detach().clone()) for name, tensor in group]

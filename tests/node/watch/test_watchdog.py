@@ -249,6 +249,24 @@ def test_reading_and_writing_files_is_progress_where_that_is_the_work(tmp_path, 
         assert dog.overdue().startswith("no progress in phase update")
 
 
+def test_what_rollout_workers_sample_is_progress_of_a_phase_that_waits_for_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(watchdog, "LOOK_S", 0.0)
+    dog = Watchdog(config(tmp_path, first_s=0.4))
+    phases = Phases(tmp_path)
+    phases.begin(1, 9)
+    with phases("rollout"):
+        for _ in range(3):
+            time.sleep(0.25)
+            phases.sampled()
+            assert dog.overdue() == ""
+        time.sleep(0.5)
+        assert dog.overdue().startswith("no progress in phase rollout")
+    with phases("update"):
+        time.sleep(0.5)
+        phases.sampled()
+        assert dog.overdue().startswith("no progress in phase update")
+
+
 def test_nccl_s_flight_recorder_is_asked_for_and_lies_beside_the_stacks(tmp_path):
     """The two ends of torch's pipe: what ProcessGroupNCCL does on its own thread, a thread of ours does
     here."""

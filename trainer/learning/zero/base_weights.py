@@ -1,14 +1,16 @@
-"""Pretrained weights for a model that ZeRO-3 shards: every file is read by one rank, on whose node alone it
-must be.
+"""Pretrained weights for a model that ZeRO-3 shards. One rank reads each file, and only that rank's node
+needs to have it.
 
-transformers has rank 0 read all of them, but has every rank open them: every node would download the whole
-model.
+transformers has rank 0 read all files but has every rank open them, so that every node would download the
+whole model.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import deepspeed
@@ -22,8 +24,9 @@ from transformers.modeling_utils import set_zero3_state
 
 from trainer.config import ConfigError, RunConfig
 from trainer.errors import StorageError
+from trainer.hardware import architectures
 from trainer.learning.zero.partition import buckets, whole_shape
-from trainer.storage import hub
+from trainer.storage import expert_files, hub
 
 T = TypeVar("T")
 BUCKET_BYTES = 512 << 20
@@ -36,13 +39,16 @@ PERMANENT = (ConfigError, FileNotFoundError, PermissionError, SafetensorError)
 def unfilled(kind: Any, hf_config: Any, ds_config: dict[str, Any], **kwargs: Any) -> Any:
     """Builds a model of one of transformers' auto classes, sharded as it is built. Its weights are not set
     yet."""
-    split = ds_config["zero_optimization"].get("zero_hpz_partition_size", 1) > 1
-    # of an earlier call; no second is made
-    node = groups._get_zero_param_intra_parallel_group() if split else None
-    sharded = deepspeed.zero.Init(config_dict_or_path=ds_config, zero_param_parallel_group=node)
+    copies_within_node = ds_config["zero_optimization"].get("zero_hpz_partition_size", 1) > 1
+    # Where an earlier call has made this group, DeepSpeed must be given it: it refuses to make a second one.
+    node_group = groups._get_zero_param_intra_parallel_group() if copies_within_node else None
+    # Imports the model's class before `Init` begins. `Init` restores every class that is defined within it,
+    # and takes away the `__init__` that a decorator gave to the class: the next model would be built wrongly.
+    kind._model_mapping.get(type(hf_config), None)
+    sharded = deepspeed.zero.Init(config_dict_or_path=ds_config, zero_param_parallel_group=node_group)
     with no_init_weights(), sharded, set_zero3_state():
         model = kind.from_config(hf_config, **kwargs)
-    model.tie_weights()  # left out with the initialization
+    model.tie_weights()  # `no_init_weights` leaves this out
     return model
 
 
@@ -54,44 +60,79 @@ def fill(model: nn.Module, config: RunConfig) -> None:
     and for tensors that the files lack; StorageError for a hub or disk that failed, which another start may
     find well.
     """
-    files = _told(config, lambda: hub.weight_files(config) if dist.get_rank() == 0 else [])[0]
-    owners = dict(zip(files, _readers(len(files), config.placement.workers_per_node), strict=True))
-    opened: dict[str, Any] = {}
-
-    def read() -> dict[str, dict[str, tuple[int, ...]]]:
-        for name, owner in owners.items():
-            if owner == dist.get_rank():
-                opened[name] = safe_open(hub.file(config, name), framework="pt")
-        return {name: _shapes(file) for name, file in opened.items()}
-
-    by_file: dict[str, dict[str, tuple[int, ...]]] = {}
-    for part in _told(config, read):
-        by_file |= part
+    names = _told(config, lambda: hub.weight_files(config) if dist.get_rank() == 0 else [])[0]
+    files = _opened(names, config)
     shapes: dict[str, tuple[int, ...]] = {}
-    for name in files:
-        shapes |= by_file[name]
+    for file in files:
+        shapes |= file.shapes
 
     parameters = dict(model.named_parameters())
-    keys = _matched(parameters, shapes, config)
-    for name, owner in owners.items():
-        wanted = [(key, parameters[keys[key]]) for key in by_file[name] if key in keys]
-        for bucket in buckets(wanted, BUCKET_BYTES):
-            gathered = [parameter for _, parameter in bucket]
-            # The owner changes the whole parameters; leaving the block scatters its values to all ranks.
-            with deepspeed.zero.GatheredParameters(gathered, modifier_rank=owner):
-                if name in opened:
-                    for key, parameter in bucket:
-                        parameter.data.copy_(opened[name].get_tensor(key))
+    about: Any = model.config
+    layout = architectures.FAMILIES[about.model_type].experts
+    places = _matched(parameters, shapes, layout, config)
+    for file in files:
+        _fill_from(file, parameters, places)
+
+
+@dataclass(frozen=True)
+class _File:
+    """A file of weights, as a rank knows it."""
+
+    reader: int
+    """The rank that reads it."""
+    shapes: dict[str, tuple[int, ...]]
+    """Shape of each tensor in it."""
+    opened: Any
+    """safetensors' handle on the rank that reads it, else None."""
+
+
+def _opened(names: list[str], config: RunConfig) -> list[_File]:
+    """Opens this rank's share of the files. Every rank gets all files with their shapes, in the order of
+    `names`. Collective."""
+    readers = _readers(len(names), config.placement.workers_per_node)
+    opened: dict[str, Any] = {}
+
+    def open_own() -> dict[str, dict[str, tuple[int, ...]]]:
+        for name, reader in zip(names, readers, strict=True):
+            if reader == dist.get_rank():
+                opened[name] = safe_open(hub.file(config, name), framework="pt")
+        return {name: _shapes(handle) for name, handle in opened.items()}
+
+    shapes: dict[str, dict[str, tuple[int, ...]]] = {}
+    for of_rank in _told(config, open_own):
+        shapes |= of_rank
+    files = []
+    for name, reader in zip(names, readers, strict=True):
+        files.append(_File(reader, shapes[name], opened.get(name)))
+    return files
+
+
+def _fill_from(file: _File, parameters: dict[str, Any], places: dict[str, expert_files.Place]) -> None:
+    """Brings a file's tensors into the sharded parameters, a bucket of them at a time. Collective."""
+    keys: dict[str, list[str]] = {}
+    for key in file.shapes:
+        if key in places:
+            keys.setdefault(places[key].name, []).append(key)
+
+    wanted = [(name, parameters[name]) for name in keys]
+    for bucket in buckets(wanted, BUCKET_BYTES):
+        gathered = [parameter for _, parameter in bucket]
+        # The reader changes the whole parameters; leaving the block scatters its values to all ranks.
+        with deepspeed.zero.GatheredParameters(gathered, modifier_rank=file.reader):
+            if file.opened is not None:
+                for name, parameter in bucket:
+                    for key in keys[name]:
+                        places[key].inside(parameter.data).copy_(file.opened.get_tensor(key))
 
 
 def _readers(count: int, per_node: int) -> list[int]:
-    """The rank that reads each of `count` files: of the node to which `model_fetch` deals it, the ranks in
-    turn."""
+    """The rank that reads each of `count` files. `model_fetch` deals the files to the nodes; a node's ranks
+    read its files in turn. Collective."""
     node = int(os.environ.get(hub.NODE_VARIABLE, dist.get_rank() // per_node))
     ranks: dict[int, list[int]] = {}
-    for rank, place in enumerate(_everyone(node)):
-        ranks.setdefault(place, []).append(rank)
-    nodes = [ranks[place] for place in sorted(ranks)]
+    for rank, rank_node in enumerate(_everyone(node)):
+        ranks.setdefault(rank_node, []).append(rank)
+    nodes = [on_node for _, on_node in sorted(ranks.items())]
     readers = []
     for file in range(count):
         on_node = nodes[file % len(nodes)]
@@ -100,45 +141,69 @@ def _readers(count: int, per_node: int) -> list[int]:
     return readers
 
 
-def _shapes(file: Any) -> dict[str, tuple[int, ...]]:
-    return {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118
+def _shapes(handle: Any) -> dict[str, tuple[int, ...]]:
+    """Shape of each tensor in an opened file; reads no tensor."""
+    return {key: tuple(handle.get_slice(key).get_shape()) for key in handle.keys()}  # noqa: SIM118
 
 
 def _matched(
-    parameters: dict[str, Any], shapes: dict[str, tuple[int, ...]], config: RunConfig
-) -> dict[str, str]:
-    """Maps tensors of the files to parameters, for every parameter. Other tensors of the files are
-    ignored, as transformers does."""
-    keys = {}
-    for key in shapes:
-        own = sorted(hub.aliases(key) & parameters.keys())
-        if own:
-            keys[key] = own[0]
-    if missing := sorted(parameters.keys() - set(keys.values())):
+    parameters: dict[str, Any],
+    shapes: dict[str, tuple[int, ...]],
+    layout: expert_files.Layout,
+    config: RunConfig,
+) -> dict[str, expert_files.Place]:
+    """Where each tensor of the files lies in the parameters; they fill every parameter. Other tensors of the
+    files are ignored, as transformers does."""
+    places = {}
+    filled = dict.fromkeys(parameters, 0)  # number of elements, by parameter
+    for key, shape in shapes.items():
+        place = expert_files.place(key, layout)
+        own = sorted(hub.aliases(place.name) & parameters.keys())
+        if not own:
+            continue
+        whole = whole_shape(parameters[own[0]])
+        # Files may have experts either way: transformers reads both, and writes what its modules have.
+        place = replace(place, name=own[0], transposed=place.transposed and shape != whole)
+        places[key] = place
+        expected = tuple(place.inside(torch.empty(whole, device="meta")).shape)
+        if shape != expected:
+            raise ConfigError(f"{config.model.path}: {key} is {shape}, not {expected}")
+        filled[own[0]] += math.prod(shape)
+
+    missing = []
+    for name, parameter in parameters.items():
+        if filled[name] < math.prod(whole_shape(parameter)):
+            missing.append(name)
+    if missing:
         raise ConfigError(
-            f"{config.model.path} has no {missing[0]} ({len(missing)} are missing): is it this model?"
+            f"{config.model.path} has no {min(missing)} ({len(missing)} are missing): is it this model?"
         )
-    for key, name in keys.items():
-        expected = whole_shape(parameters[name])
-        if shapes[key] != expected:
-            raise ConfigError(f"{config.model.path}: {key} is {shapes[key]}, not {expected}")
-    return keys
+    return places
 
 
 def _told(config: RunConfig, read: Callable[[], T]) -> list[T]:
-    """What every rank has read, by rank. Raises on every rank what one raises: PERMANENT as ConfigError, else
-    StorageError."""
-    own: tuple[Any, Any] = None, None
+    """What `read` returns on every rank, by rank. Collective.
+
+    If `read` fails on any rank, every rank raises that error: as ConfigError if it is PERMANENT, else as
+    StorageError. ConfigErrors go first.
+    """
+    found: T | None = None
+    failure: ConfigError | StorageError | None = None
     try:
-        own = read(), None
+        found = read()
     except Exception as error:  # of any kind: the other ranks wait to be told
         kind = ConfigError if isinstance(error, PERMANENT) else StorageError
         said = str(error) if isinstance(error, (*PERMANENT, StorageError)) else repr(error)
-        own = None, kind(f"rank {dist.get_rank()} cannot read the weights of {config.model.path}: {said}")
-    told = _everyone(own)
-    if failures := [failure for _, failure in told if failure]:
-        raise next((one for one in failures if isinstance(one, ConfigError)), failures[0])
-    return [found for found, _ in told]
+        failure = kind(f"rank {dist.get_rank()} cannot read the weights of {config.model.path}: {said}")
+
+    outcomes = _everyone((found, failure))
+    failures = [of_rank for _, of_rank in outcomes if of_rank is not None]
+    for of_rank in failures:
+        if isinstance(of_rank, ConfigError):
+            raise of_rank
+    if failures:
+        raise failures[0]
+    return [of_rank for of_rank, _ in outcomes]
 
 
 def _everyone(own: Any) -> list[Any]:

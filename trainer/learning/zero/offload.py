@@ -24,7 +24,8 @@ class States:
     def __init__(self, zero: Any, device: torch.device) -> None:
         """zero: DeepSpeed's ZeRO-3 optimizer, which keeps the same tensors for life; only their storage
         moves."""
-        self.zero, self.device = zero, device
+        self.zero = zero
+        self.device = device
         self.away = False
         self._host: list[Tensor] = []
         self._unlocked: list[Tensor] = []
@@ -45,12 +46,14 @@ class States:
             storage = tensor.untyped_storage()
             self._scratch_bytes.append(storage.nbytes())
             storage.resize_(0)
-        for i, tensor in enumerate(self._states()):
-            if i == len(self._host):
-                self._host.append(host_buffer(tensor))
-                self._unlocked.append(self._host[i])
-            self._host[i].copy_(tensor, non_blocking=True)
-            tensor.data = self._host[i]
+        for number, tensor in enumerate(self._states()):
+            if number == len(self._host):
+                buffer = host_buffer(tensor)
+                self._host.append(buffer)
+                self._unlocked.append(buffer)
+            host = self._host[number]
+            host.copy_(tensor, non_blocking=True)
+            tensor.data = host
         self._wait()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -83,13 +86,18 @@ class States:
         self.away = False
 
     def _states(self) -> Iterator[Tensor]:
+        """Flat fp32 weights and Adam's moments."""
         yield from self.zero.fp32_partitioned_groups_flat
         for state in self.zero.optimizer.state.values():
-            yield from (state[key] for key in ("exp_avg", "exp_avg_sq"))
+            yield state["exp_avg"]
+            yield state["exp_avg_sq"]
 
     def _scratch(self) -> Iterator[Tensor]:
+        """Gradient memory, whose content means nothing between two steps."""
         yield self.zero.grad_partitions_flat_buffer
-        yield from (bucket.buffer for bucket in self.zero.ipg_buckets.values() if bucket.buffer is not None)
+        for bucket in self.zero.ipg_buckets.values():
+            if bucket.buffer is not None:
+                yield bucket.buffer
 
     def _wait(self) -> None:
         if self.device.type == "cuda":

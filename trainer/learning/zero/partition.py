@@ -33,7 +33,7 @@ class Piece:
     stop: int
     at: int
     flat: Any
-    """fp32 weights of a parameter group on this rank; None of a parameter that this rank has nothing of."""
+    """fp32 weights of a parameter group on this rank; None where this rank has no part of the parameter."""
 
 
 @dataclass(frozen=True)
@@ -59,28 +59,36 @@ class Partition:
 
     def shards(self, host: Callable[[str, Tensor], Tensor]) -> dict[str, Shard]:
         """This rank's part of every trained parameter; `host(key, tensor)` copies it off the device."""
-        return {name: self._shard(name, p, host) for name, p in self.trained.items()}
-
-    def _shard(self, name: str, p: Any, host: Callable[[str, Tensor], Tensor]) -> Shard:
-        piece = self._piece(p)
-        tensors = {kind: host(f"{kind}/{name}", view) for kind, view in self._views(piece).items()}
-        return Shard(shape=whole_shape(p), start=piece.start, stop=piece.stop, tensors=tensors)
+        shards = {}
+        for name, p in self.trained.items():
+            piece = self._piece(p)
+            tensors = {kind: host(f"{kind}/{name}", view) for kind, view in self._views(piece).items()}
+            shards[name] = Shard(shape=whole_shape(p), start=piece.start, stop=piece.stop, tensors=tensors)
+        return shards
 
     @torch.no_grad()
     def load(self, stream: Callable[[Iterable[tuple[str, str, int, int]]], Iterable[Tensor]]) -> None:
         """Takes over weights and moments: `stream` gives [stop - start] of every (kind, name, start, stop) of
         a flat parameter.
         """
-        pieces = {name: self._piece(p) for name, p in self.trained.items()}
-        pieces = {name: piece for name, piece in pieces.items() if piece.start < piece.stop}
-        views = {name: self._views(piece) for name, piece in pieces.items()}
-        wanted = [(kind, name) for kind in sorted(KINDS) for name in pieces]  # as they lie in the files
-        values = stream((kind, name, pieces[name].start, pieces[name].stop) for kind, name in wanted)
-        for (kind, name), value in zip(wanted, values, strict=True):
+        pieces = {}
+        views = {}
+        for name, p in self.trained.items():
+            piece = self._piece(p)
+            if piece.start < piece.stop:
+                pieces[name] = piece
+                views[name] = self._views(piece)
+
+        wanted = []
+        for kind in sorted(KINDS):  # the files have one kind after the other
+            wanted += [(kind, name, piece.start, piece.stop) for name, piece in pieces.items()]
+        for (kind, name, _, _), value in zip(wanted, stream(wanted), strict=True):
             views[name][kind].copy_(value)
-        for name, view in views.items() if self.stage == 3 else ():
-            master = view["master"]
-            self.trained[name].ds_tensor.data.view(-1)[: len(master)].copy_(master)
+
+        if self.stage == 3:
+            for name, view in views.items():
+                master = view["master"]
+                self.trained[name].ds_tensor.data.view(-1)[: len(master)].copy_(master)
 
     @torch.no_grad()
     def publish(self, steps: int) -> None:
@@ -92,7 +100,8 @@ class Partition:
             self.zero.update_lp_params()
             return
         self.zero.invalidate_secondary_tensor()  # hpZ's copy within the node is of the weights before
-        if persistent := self.zero.persistent_parameters:
+        persistent = self.zero.persistent_parameters
+        if persistent:
             persistent[0].partition(persistent)
             persistent[0].all_gather(persistent)
 
@@ -108,18 +117,27 @@ class Partition:
         return found
 
     def _piece(self, p: Any) -> Piece:
-        if self.stage == 3:
-            size, rank = p.ds_tensor.numel(), dist.get_rank()
-            start = min(rank * size, p.ds_numel)
-            group, at, _ = self.zero.grad_position[self.zero.get_param_id(p)]
-            return Piece(
-                start, min(start + size, p.ds_numel), at, self.zero.fp32_partitioned_groups_flat[group]
-            )
-        if (mapping := p._hp_mapping) is None:
+        """This rank's part of a trained parameter."""
+        return self._equal_piece(p) if self.stage == 3 else self._mapped_piece(p)
+
+    def _equal_piece(self, p: Any) -> Piece:
+        """The piece at stage 3, where all ranks hold equally many elements, and those past the parameter's
+        end are padding."""
+        size = p.ds_tensor.numel()
+        start = min(dist.get_rank() * size, p.ds_numel)
+        stop = min(start + size, p.ds_numel)
+        group, at, _ = self.zero.grad_position[self.zero.get_param_id(p)]
+        return Piece(start, stop, at, self.zero.fp32_partitioned_groups_flat[group])
+
+    def _mapped_piece(self, p: Any) -> Piece:
+        """The piece at stages 1 and 2: DeepSpeed keeps where it lies at the parameter (lp) and in the flat
+        buffer (hp)."""
+        mapping = p._hp_mapping
+        if mapping is None:
             return Piece(0, 0, 0, None)
-        own, at = mapping.lp_fragment_address, mapping.hp_fragment_address.start
+        own = mapping.lp_fragment_address
         flat = self.zero.single_partition_of_fp32_groups[mapping.param_group_index]
-        return Piece(own.start, own.start + own.numel, at, flat)
+        return Piece(own.start, own.start + own.numel, mapping.hp_fragment_address.start, flat)
 
     def _views(self, piece: Piece) -> dict[str, Tensor]:
         """Views [stop - start] of the flat buffers that hold a piece; Adam's are made here before the first
@@ -129,11 +147,18 @@ class Partition:
         optimizer = self.zero.optimizer
         state = optimizer.state[piece.flat]
         if not state:
-            on = self.device if optimizer.defaults.get("fused") else "cpu"
-            state["step"] = torch.zeros((), dtype=torch.float32, device=on)
-            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(piece.flat), torch.zeros_like(piece.flat)
-        held = (piece.flat.detach(), state["exp_avg"], state["exp_avg_sq"])
-        return {k: t.narrow(0, piece.at, piece.stop - piece.start) for k, t in zip(KINDS, held, strict=True)}
+            # Adam's fused kernel wants the number of steps on its device.
+            step_device = self.device if optimizer.defaults.get("fused") else "cpu"
+            state["step"] = torch.zeros((), dtype=torch.float32, device=step_device)
+            state["exp_avg"] = torch.zeros_like(piece.flat)
+            state["exp_avg_sq"] = torch.zeros_like(piece.flat)
+        buffers = {
+            "master": piece.flat.detach(),
+            "exp_avg": state["exp_avg"],
+            "exp_avg_sq": state["exp_avg_sq"],
+        }
+        length = piece.stop - piece.start
+        return {kind: buffer.narrow(0, piece.at, length) for kind, buffer in buffers.items()}
 
 
 def whole_shape(p: Any) -> tuple[int, ...]:
@@ -144,13 +169,14 @@ def whole_shape(p: Any) -> tuple[int, ...]:
 def buckets(named: list[tuple[str, Any]], limit: int) -> Iterator[list[tuple[str, Any]]]:
     """Consecutive parameters of up to `limit` bytes together; a larger one alone."""
     bucket: list[tuple[str, Any]] = []
-    size = 0
+    bucket_bytes = 0
     for name, p in named:
-        n = math.prod(whole_shape(p)) * p.element_size()
-        if bucket and size + n > limit:
+        parameter_bytes = math.prod(whole_shape(p)) * p.element_size()
+        if bucket and bucket_bytes + parameter_bytes > limit:
             yield bucket
-            bucket, size = [], 0
+            bucket = []
+            bucket_bytes = 0
         bucket.append((name, p))
-        size += n
+        bucket_bytes += parameter_bytes
     if bucket:
         yield bucket

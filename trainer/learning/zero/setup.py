@@ -1,5 +1,5 @@
-"""DeepSpeed's ZeRO as this trainer sets it up: configuration, a count of gathers, its logging and patches
-tamed."""
+"""DeepSpeed's ZeRO as this trainer sets it up: its configuration, a count of gathers, and limits to its
+logging and to what it patches in torch."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.zero import partition_parameters
 from deepspeed.runtime.zero.config import ZERO_OPTIMIZATION
 from deepspeed.runtime.zero.linear import zero3_linear_wrap
+from deepspeed.utils import set_z3_leaf_modules
 from torch import Tensor, nn
 
 from trainer.config import ConfigError, RunConfig
@@ -24,11 +25,11 @@ LINEAR = FUNCTIONAL.linear
 
 
 def frugal(method: Any) -> Any:
-    """Lets a policy's method run on DeepSpeed's `linear` at stage 3: it keeps no gathered weight for the
+    """Lets a policy's method run with DeepSpeed's `linear` at stage 3, which keeps no gathered weight for the
     backward pass.
 
-    `zero.Init` puts it in the place of torch's for good, and vLLM compiles its own calls of `linear` in this
-    process.
+    `zero.Init` replaces torch's `linear` for good. The policy puts torch's own back for the rest of the
+    process, because vLLM calls it too, and compiles these calls.
     """
 
     @wraps(method)
@@ -51,17 +52,27 @@ def exact_frequencies(model: Any) -> None:
     In bf16 that is a radian off at position 1,000 (github.com/deepspeedai/DeepSpeed/issues/4932).
     """
     for module in model.modules():
-        if isinstance(getattr(module, "inv_freq", None), Tensor):
+        has_frequencies = isinstance(getattr(module, "inv_freq", None), Tensor)
+        if has_frequencies:
             for name, buffer in list(module.named_buffers(recurse=False)):
                 setattr(module, name, buffer.float())
             model._init_weights(module)
+
+
+def whole_experts(model: torch.nn.Module) -> None:
+    """Lets ZeRO-3 gather a layer's router and experts at once and reduce their gradients together, on every
+    rank alike whatever the router chooses."""
+    blocks = {type(module) for module in model.modules() if hasattr(module, "experts")}
+    if blocks:
+        set_z3_leaf_modules(model, list(blocks))
 
 
 class Gathers:
     """Counts how often the passes of this process gather weights, and how many bytes."""
 
     def __init__(self) -> None:
-        self.calls = self.bytes = 0
+        self.calls = 0
+        self.bytes = 0
         inner = partition_parameters._dist_allgather_fn
 
         def counted(input_tensor: Tensor, output_tensor: Tensor, group: Any = None) -> Any:
@@ -77,8 +88,9 @@ GATHERS = Gathers()
 
 
 def _one_optimizer(engine: Any, optimizer: Any) -> str:
-    """For bf16 at stage 1 DeepSpeed has another optimizer, with other buffers, which also steps on a gradient
-    that is not finite."""
+    """The kind of optimizer that DeepSpeed wraps around ours: ZeRO's at every stage. For bf16 at stage 1
+    DeepSpeed would choose another one, with other buffers, which also steps on a gradient that is not
+    finite."""
     return ZERO_OPTIMIZATION if engine.zero_optimization() else CHECK(engine, optimizer)
 
 
@@ -90,7 +102,9 @@ ENGINE._do_optimizer_sanity_check = _one_optimizer
 def zero_config(config: RunConfig, shape: Shape, inference: bool = False) -> dict[str, Any]:
     """DeepSpeed's configuration: the ZeRO stage, our gradient accumulation, our optimizer."""
     o = config.optimizer
-    zero: dict[str, Any] = {"stage": o.zero_stage, "overlap_comm": config.placement.device == "cuda"}
+    on_gpu = config.placement.device == "cuda"
+    offload = {"device": "cpu", "pin_memory": on_gpu}
+    zero: dict[str, Any] = {"stage": o.zero_stage, "overlap_comm": on_gpu}
     if o.zero_stage == 3:
         zero |= {
             "sub_group_size": SUB_GROUP,
@@ -99,9 +113,9 @@ def zero_config(config: RunConfig, shape: Shape, inference: bool = False) -> dic
             "stage3_prefetch_bucket_size": prefetch_parameters(config, shape),
         }
     if inference and o.offload_reference:
-        zero["offload_param"] = {"device": "cpu", "pin_memory": config.placement.device == "cuda"}
+        zero["offload_param"] = offload
     if not inference and o.offload_optimizer:
-        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": config.placement.device == "cuda"}
+        zero["offload_optimizer"] = offload
     if not inference and o.hpz_ranks > 1:
         zero["zero_hpz_partition_size"] = o.hpz_ranks
     out: dict[str, Any] = {

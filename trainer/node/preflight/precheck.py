@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from pathlib import Path
 
 from trainer.checkpoint.layout import held_bytes, local_dir
 from trainer.config import ConfigError, RunConfig, of_teacher, validate_saving
 from trainer.config.budget import checkpoints_bytes, kept_checkpoints, trained
+from trainer.config.model_name import is_hub_name
 from trainer.data.dataset import Dataset
 from trainer.hardware import architectures
 from trainer.hardware.model_shapes import shape_of
@@ -50,7 +50,7 @@ def precheck(config: RunConfig) -> None:
         )
     _disk(config, parameters)
     if config.placement.device == "cpu":
-        _memory(config, parameters, teacher)
+        _memory(config, parameters if config.loads_policy else 0, teacher)
 
 
 def _parameters(config: RunConfig, option: str = "model.path") -> int:
@@ -67,10 +67,10 @@ def _parameters(config: RunConfig, option: str = "model.path") -> int:
             raise ConfigError(f"{option} {path} has no *.safetensors weights: download them again")
         architectures.check_path(str(path))
         return count
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", config.model.path):
+    if not is_hub_name(config.model.path):
         raise ConfigError(f"{option} {config.model.path} is neither a folder nor a hub id (owner/name)")
     architectures.check_path(config.model.path)
-    if config.model.path.startswith(("./", "../")) or os.environ.get("HF_HUB_OFFLINE") == "1":
+    if os.environ.get("HF_HUB_OFFLINE") == "1":
         _cached(config, option)
     return 0
 
@@ -104,7 +104,7 @@ def _memory(config: RunConfig, parameters: int, teacher: int) -> None:
     ranks = config.placement.workers_per_node
     caches = ranks * config.rollout.kv_cache_gib * 2**30
     bytes_each = BYTES_PER_PARAMETER
-    if config.fleet.workers != "off":
+    if config.fleet.workers == "only":
         caches = 0
         bytes_each -= ENGINE_BYTES
     need = host.memory_bytes(config) + caches + parameters * bytes_each + teacher * TEACHER_BYTES

@@ -49,6 +49,8 @@ MOVING = ("start", "resume", "checkpoint", "export")
 takes."""
 ASKS_ENGINES = ("rollout", "wait", "sync", "eval")
 """Phases in which completions are waited for."""
+SAMPLES = ("rollout", "wait", "eval")
+"""Those in which nothing else is done: where engines on other machines sample, there is progress."""
 WAIT = "wait"
 """The phase of a lane that waits for the other one."""
 MOVES = 1e6
@@ -156,7 +158,7 @@ class Watchdog:
         at_work = [lane for lane in running if lane.phase != WAIT]
         # While one lane is at work, the other one may wait for it; two that wait for each other hang.
         for lane in at_work or running:
-            if line := self._overdue(lane):
+            if line := self._overdue(lane, state.get("sampled_unix_s", 0.0)):
                 return line
         return ""
 
@@ -172,12 +174,14 @@ class Watchdog:
         self._moved = 0.0
         self._worked = time.time()
 
-    def _overdue(self, lane: LaneProgress) -> str:
-        """What is to be said of a lane's phase, once; else ""."""
+    def _overdue(self, lane: LaneProgress, sampled_unix_s: float) -> str:
+        """What is to be said of a lane's phase, once; else "". sampled_unix_s: when rollout workers made
+        progress."""
         now = time.time()
+        sampled = sampled_unix_s if lane.phase in SAMPLES and sampled_unix_s < now + CLOCK_SET_S else 0.0
         moved = self._moved if lane.phase in MOVING else 0.0
         began = lane.since_unix_s if lane.since_unix_s < now + CLOCK_SET_S else 0.0
-        since = now - max(began, self._worked, moved)
+        since = now - max(began, self._worked, moved, sampled)
         limit = self.limit_s(lane.phase)
         if since <= limit or lane in self._told:
             return ""
@@ -224,12 +228,14 @@ def dump(folder: Path, node: int) -> list[dict[str, Any]]:
     """Makes this node's ranks write their stacks (and NCCL its flight recorder); returns where each rank
     is."""
     found = beacon.read(folder)
-    for pid in (*(one.pid for one in found), *_drivers(folder)):
+    stacks = {}
+    for b in found:
+        stacks[b.rank] = folder / f"rank-{b.rank}-{b.pid}.stacks"
+    for pid in (*(b.pid for b in found), *_drivers(folder)):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, beacon.SIGNAL)
     traces = _traces(folder)
     deadline = time.monotonic() + STACKS_S
-    stacks = {b.rank: folder / f"rank-{b.rank}-{b.pid}.stacks" for b in found}
     while time.monotonic() < deadline and not all(p.stat().st_size for p in stacks.values()):
         time.sleep(0.05)
     time.sleep(0.1)
@@ -329,35 +335,41 @@ def guilty(ranks: Sequence[Rank], driver: str = "") -> str:
     for r in ranks:
         if r.state in ("", "Z", "T", "t"):
             what = "is stopped (state T)" if r.state in ("T", "t") else "is gone"
-            return f"rank {r.rank} on node {r.node} {what}" + _waiting([o for o in ranks if o is not r])
+            return f"rank {r.rank} on node {r.node} {what}" + _waiting(ranks, [r])
+
     most = max(r.calls for r in ranks)
-    ahead = [r for r in ranks if r.calls == most]
-    behind = [r for r in ranks if r.calls < most] or [r for r in ranks if not r.inside]
+    ahead = []
+    late = []
+    outside = []
+    for r in ranks:
+        (ahead if r.calls == most else late).append(r)
+        if not r.inside:
+            outside.append(r)
+    # Where all have called as often, those that have not entered the last one are behind.
+    behind = late or outside
     if behind and len(behind) < len(ranks):
         worst = min(behind, key=lambda r: r.calls)
         place = f"; it is at {worst.place}" if worst.place else ""
         called = next((r.name for r in ahead if r is not worst), "")
         return (
             f"rank {worst.rank} on node {worst.node} has not entered {called} (collective {most}){place}"
-            + _waiting([r for r in ranks if r not in behind])
+            + _waiting(ranks, behind)
         )
-    names = {r.name for r in ahead}
-    if len(names) > 1:
+
+    if len({r.name for r in ahead}) > 1:
         which = ", ".join(f"rank {r.rank} {r.name}" for r in ahead)
         return f"the ranks are in different collectives ({which}): they do not run the same program"
-    if all(r.inside for r in ranks):
+    if not outside:
         return (
             f"all ranks are in {ahead[0].name} (collective {most}): the network between them, or a GPU, hangs"
         )
-    return "all ranks are outside of collectives: " + "; ".join(
-        f"rank {r.rank} at {r.place or '?'}" for r in ranks[:8]
-    )
+    places = "; ".join(f"rank {r.rank} at {r.place or '?'}" for r in ranks[:8])
+    return f"all ranks are outside of collectives: {places}"
 
 
-def _waiting(others: Sequence[Rank]) -> str:
-    inside = [r for r in others if r.inside]
-    return (
-        f"; rank {inside[0].rank} waits for it in {inside[0].name} since {inside[0].since_s:.0f} s"
-        if inside
-        else ""
-    )
+def _waiting(ranks: Sequence[Rank], at_fault: Sequence[Rank]) -> str:
+    """The first rank that waits for those at fault, and where; empty without one."""
+    for r in ranks:
+        if r.inside and r not in at_fault:
+            return f"; rank {r.rank} waits for it in {r.name} since {r.since_s:.0f} s"
+    return ""

@@ -62,8 +62,11 @@ def letter(content: str) -> str | None:
         return None
     named = (marked["a"] or marked["b"] or marked["c"]).upper()
     rest = marked["rest"].strip()
+    names_another = _letters(_MARK, rest) - {named}
+    if names_another:
+        return None
     taken_back = _TAKEN_BACK.fullmatch(rest)
-    if _letters(_MARK, rest) - {named} or (taken_back and (taken_back[1] or "").upper() != named):
+    if taken_back is not None and (taken_back[1] or "").upper() != named:
         return None
     return named
 
@@ -72,7 +75,8 @@ def _letters(pattern: re.Pattern[str], text: str) -> set[str]:
     """The letters that a pattern of several groups finds, upper case."""
     found: set[str] = set()
     for groups in pattern.findall(text):
-        found.add(next(group for group in groups if group).upper())
+        letter = next(filter(None, groups))
+        found.add(letter.upper())
     return found
 
 
@@ -100,8 +104,10 @@ def same_words(reference: str, answer: str) -> bool:
     a = clean(answer).strip(_EDGES)
     if _CASE_MATTERS.fullmatch(r) and r not in _ANSWERS:
         return r == a
+    if words(reference) == words(answer):
+        return True
     labels = _labels(r)
-    return words(reference) == words(answer) or (labels is not None and labels == _labels(a))
+    return labels is not None and labels == _labels(a)
 
 
 def _labels(text: str) -> frozenset[str] | None:
@@ -111,9 +117,10 @@ def _labels(text: str) -> frozenset[str] | None:
     members = [m.strip("()") for m in members if m]
     if len(set(members)) < len(members):
         return None
-    if all(_LABEL.fullmatch(m) for m in members):
+    if all(map(_LABEL.fullmatch, members)):
         return frozenset(members)
-    return frozenset(map(words, members)) if len(members) == 2 and " and " in text else None
+    pair = len(members) == 2 and " and " in text
+    return frozenset(map(words, members)) if pair else None
 
 
 @lru_cache(maxsize=8192)
@@ -139,7 +146,10 @@ IN_WORDS = {
 def in_symbols(content: str) -> str:
     """`all real numbers` and `no solution` as sets; anything else stays the same."""
     words = clean(content)
-    return next((symbol for symbol, pattern in IN_WORDS.items() if pattern.fullmatch(words)), content)
+    for symbol, pattern in IN_WORDS.items():
+        if pattern.fullmatch(words):
+            return symbol
+    return content
 
 
 _MATHS_TEXT = (
@@ -163,10 +173,14 @@ def is_text(content: str) -> bool:
     tokens = re.findall(r"[^\W\d_]+", s)
     if not tokens or re.search(r"[\\^=<>{}$|+*/;√π×≤≥]", s):
         return False
-    if any(t.casefold() in _MATHS for t in tokens):
+    if not _MATHS.isdisjoint(map(str.casefold, tokens)):
         return False
     if len(tokens) == 1:
         (token,) = tokens
         alone = token == s.strip("\"'")
-        return (len(token) >= 2 and (alone or len(token) >= 4)) or s in _TRANSLATED
-    return any(len(t) >= 3 for t in tokens) and ("," not in s or _labels(s) is not None)
+        shortest = 2 if alone else 4
+        return len(token) >= shortest or s in _TRANSLATED
+
+    longest = max(map(len, tokens))
+    one_list = "," not in s or _labels(s) is not None
+    return longest >= 3 and one_list

@@ -6,6 +6,7 @@ Both take linear time on any text.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 MAX_TEXT_CHARS = 4_000_000
 """A longer completion counts as one without an answer: no engine writes it, and scanning takes time."""
@@ -13,7 +14,11 @@ MAX_TEXT_CHARS = 4_000_000
 MAX_BOX_CHARS = 2_000
 """A longer box is wrong: no reference answer is nearly as long, and the limit bounds every later step."""
 
+Found = tuple[str | None, bool]
+"""The answer that counts, None without one, and whether it is a hedge."""
+
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
+_TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 
 
 def answer_block(text: str) -> str | None:
@@ -36,13 +41,13 @@ def answer_block(text: str) -> str | None:
 def boxes(text: str) -> list[str]:
     r"""Contents of all complete outermost `\boxed{…}` and `\fbox{…}` in order (`unbox` opens nested ones)."""
     contents = []
-    start = 0
-    while (match := _BOX.search(text, start)) is not None:
-        end = closing_brace(text, match.end() - 1)
+    box = _BOX.search(text)
+    while box is not None:
+        end = closing_brace(text, box.end() - 1)
         if end is None:
             break
-        contents.append(text[match.end() : end])
-        start = end + 1
+        contents.append(text[box.end() : end])
+        box = _BOX.search(text, end + 1)
     return contents
 
 
@@ -80,7 +85,7 @@ def unbox(content: str) -> str:
     return content
 
 
-def final_answer(text: str) -> tuple[str | None, bool]:
+def final_answer(text: str) -> Found:
     """The answer that counts, and whether it is a hedge: several different boxes in the answer block.
 
     Returns (None, False) if there is no answer block or no complete box in it.
@@ -88,10 +93,15 @@ def final_answer(text: str) -> tuple[str | None, bool]:
     block = answer_block(text)
     if block is None:
         return None, False
-    answers = [unbox(box) for box in boxes(block)]
-    if not answers:
+    return last_one(map(unbox, boxes(block)))
+
+
+def last_one(answers: Iterable[str]) -> Found:
+    """The last of the answers that a text states. Where they differ, it is a hedge."""
+    stated = list(answers)
+    if not stated:
         return None, False
-    return answers[-1], any(answer != answers[-1] for answer in answers)
+    return stated[-1], len(set(stated)) > 1
 
 
 def format_reward(text: str) -> float:
@@ -102,7 +112,7 @@ def format_reward(text: str) -> float:
     text = text.strip() if len(text) <= MAX_TEXT_CHARS else ""
     if not (text.startswith("<think>") and text.endswith("</answer>")):
         return 0.0
-    if any(text.count(tag) != 1 for tag in ("<think>", "</think>", "<answer>", "</answer>")):
+    if any(text.count(tag) != 1 for tag in _TAGS):
         return 0.0
     between = text[text.index("</think>") + len("</think>") :]
     return float(between.lstrip().startswith("<answer>"))

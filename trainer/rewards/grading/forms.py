@@ -17,10 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from trainer.rewards.grading import extraction
-from trainer.rewards.grading.extraction import MAX_TEXT_CHARS, boxes, unbox
-
-Found = tuple[str | None, bool]
-"""The answer that counts, None without one, and whether it is a hedge."""
+from trainer.rewards.grading.extraction import MAX_TEXT_CHARS, Found, boxes, last_one, unbox
 
 OPEN, CLOSE = "<think>", "</think>"
 _MARKS = (
@@ -61,14 +58,8 @@ def reasons_well(text: str) -> bool:
     return marks == (0, 0) or (marks == (1, 1) and text.startswith(OPEN))
 
 
-def _one_of(answers: list[str]) -> Found:
-    if not answers:
-        return None, False
-    return answers[-1], any(answer != answers[-1] for answer in answers)
-
-
 def _boxed(text: str) -> Found:
-    return _one_of([unbox(box) for box in boxes(behind_reasoning(text))])
+    return last_one(map(unbox, boxes(behind_reasoning(text))))
 
 
 def _boxed_credit(text: str) -> float:
@@ -78,26 +69,36 @@ def _boxed_credit(text: str) -> float:
 def _marked(text: str) -> list[str]:
     """What the first kind of mark that a text has is followed by, in order."""
     for mark in _MARKS:
-        spans = [match.span() for match in mark.finditer(text)]
-        if spans:
-            stops = [start for start, _ in spans[1:]] + [len(text)]
-            pairs = zip(spans, stops, strict=True)
-            return [_trimmed(text[start:stop].partition("\n")[0]) for (_, start), stop in pairs]
+        starts = []
+        stops = []
+        for match in mark.finditer(text):
+            stops.append(match.start())
+            starts.append(match.end())
+        if not starts:
+            continue
+
+        # What follows a mark ends with its line, or where the next mark begins.
+        answers = []
+        for start, stop in zip(starts, [*stops[1:], len(text)], strict=True):
+            line = text[start:stop].partition("\n")[0]
+            answers.append(_trimmed(line))
+        return answers
     return []
 
 
 def _trimmed(answer: str) -> str:
     """An answer without emphasis, box, dollar signs and the end of its sentence."""
     answer = answer.strip(_EMPHASIS)
-    # a decimal point is followed by a digit
-    if (end := _SENTENCE_END.search(answer)) is not None:
+    # A decimal point is followed by a digit, the end of a sentence is not.
+    end = _SENTENCE_END.search(answer)
+    if end is not None:
         answer = answer[: end.start()]
     inside = boxes(answer)
     return unbox(inside[-1]) if inside else unbox(answer.strip(_EMPHASIS))
 
 
 def _final(text: str) -> Found:
-    return _one_of(_marked(behind_reasoning(text)))
+    return last_one(_marked(behind_reasoning(text)))
 
 
 def _final_credit(text: str) -> float:

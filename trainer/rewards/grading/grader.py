@@ -189,7 +189,6 @@ _FUNCTION = re.compile(r"(y|[a-zA-Z]\s*\(\s*[a-xz]\s*\))\s*=\s*([^=]+)", re.ASCI
 _EQUALS = re.compile(r"\s*(?:=|\\approx(?![a-zA-Z]))\s*")
 _APPROXIMATELY = re.compile(r"\s*\\approx(?![a-zA-Z])\s*")
 _EMPTY_SET = re.compile(r"\\\{\s*\\\}|\\emptyset(?![a-zA-Z])")
-_INTERVALS = frozenset(("()", "[]", "(]", "[)"))
 
 
 def _is_one(structure: structures.Structure) -> bool:
@@ -237,7 +236,7 @@ class _Comparison:
             if _APPROXIMATELY.search(answer):
                 return not inner and self.approximation(reference, answer)
         if about or relations.is_relation(answer):
-            interval = wanted is not None and wanted.kind in _INTERVALS and len(wanted.parts) == 2
+            interval = wanted is not None and wanted.kind in structures.INTERVALS and len(wanted.parts) == 2
             comparable = relations.is_relation(answer) or given is not None
             return (about or interval) and self.relations(reference, answer, comparable)
 
@@ -257,14 +256,17 @@ class _Comparison:
 
         If it has one, `(x, y) = (1, 2)` becomes `x = 1, y = 2`.
         """
-        if "=" in other and (pair := _TUPLES.fullmatch(s)) is not None:
+        pair = _TUPLES.fullmatch(s) if "=" in other else None
+        if pair is not None:
             names = split_top(pair[1])
             values = split_top(pair[2])
             if len(names) != len(values):
                 return s
             return ", ".join(f"{n} = {v}" for n, v in zip(names, values, strict=True))
+
         s = _LEAD.sub("", s)
-        if other.startswith("(") and (point := _POINT.fullmatch(s)) is not None:
+        point = _POINT.fullmatch(s) if other.startswith("(") else None
+        if point is not None:
             return point[1]
         sides = _EQUALS.split(s)
         if len(sides) != 2 or not sides[1] or "=" in other or "\\approx" in other:
@@ -275,8 +277,9 @@ class _Comparison:
         """Whether this is a name of a value: never a denial, and a tuple only in the order of the
         alphabet."""
         if _TUPLE_OF_NAMES.fullmatch(s):
-            parts = [p.strip() for p in s[1:-1].split(",")]
-            return parts == sorted(parts) or s.replace(" ", "") in self.context.replace(" ", "")
+            parts = list(map(str.strip, s[1:-1].split(",")))
+            asked_so = s.replace(" ", "") in self.context.replace(" ", "")
+            return asked_so or parts == sorted(parts)
         if _WORDS.fullmatch(s) and not _NAME.fullmatch(s):
             asked = nouns(self.context) | _QUANTITIES
             return asked.issuperset(s.lower().split())
@@ -311,8 +314,10 @@ class _Comparison:
         """Whether all terms have the same quotient by the first one: `a:b` and `2a:2b`."""
         if len(reference) != len(answer):
             return False
-        pairs = zip(reference[1:], answer[1:], strict=True)
-        return all(self.expressions(f"({r})/({reference[0]})", f"({a})/({answer[0]})") for r, a in pairs)
+        for r, a in zip(reference[1:], answer[1:], strict=True):
+            if not self.expressions(f"({r})/({reference[0]})", f"({a})/({answer[0]})"):
+                return False
+        return True
 
     def chain(self, reference: str, answer: str) -> bool:
         """Whether all sides of a chain are the reference: `x = \\frac12 = 0.5`, but not `61 = 60` or `A
@@ -396,9 +401,10 @@ class _Comparison:
 
     def expression_of_number(self, r: quantity.Quantity, reference: str, answer: str, raw: str) -> bool:
         """Whether an answer that is not simplified equals a number: `\\sqrt{16}`, `2^3`; 3:4 for 3/4."""
-        if (ratio := structures.ratio(answer)) is not None:
-            exact = r.decimals < 0 and structures.clock(answer) is None and len(ratio) == 2 and ratio[1] != 0
-            return exact and r.value == ratio[0] / ratio[1]
+        ratio = structures.ratio(answer)
+        if ratio is not None:
+            of_two = structures.clock(answer) is None and len(ratio) == 2 and ratio[1] != 0
+            return of_two and r.decimals < 0 and r.value == ratio[0] / ratio[1]
         answer, unit = split_unit(raw, self.context)
         answer = self.unnamed(answer, reference)
         if "," in answer or ":" in answer or (unit and r.unit and unit != r.unit):

@@ -29,15 +29,19 @@ _CHARACTERS = {
     "⅝": " \\frac{5}{8}", "⅞": " \\frac{7}{8}",
     "“": '"', "”": '"', "‘": "'", "’": "'", "\u00a0": " ", "\u2009": " ", "\u202f": " ", "\u200b": "",
 }  # fmt: skip
-_CHARACTERS |= {digit: f"_{{{n}}}" for n, digit in enumerate("₀₁₂₃₄₅₆₇₈₉")}
-_CHARACTERS |= {chr(c): chr(c - 0xFEE0) for c in range(0xFF01, 0xFF5F) if chr(c) != DOLLAR}  # full width
+for _number, _subscript in enumerate("₀₁₂₃₄₅₆₇₈₉"):
+    _CHARACTERS[_subscript] = f"_{{{_number}}}"
+for _full_width in range(0xFF01, 0xFF5F):
+    if chr(_full_width) != DOLLAR:
+        _CHARACTERS[chr(_full_width)] = chr(_full_width - 0xFEE0)
 _GREEK_TEXT = (
     "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi pi rho sigma tau upsilon "
     "phi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega"
 )
 GREEK = tuple(_GREEK_TEXT.split())
 _LETTERS = "αβγδεζηθικλμνξπρστυφχψωΓΔΘΛΞΠΣΦΨΩ"
-_CHARACTERS |= {letter: f"\\{name} " for letter, name in zip(_LETTERS, GREEK, strict=True)}
+for _letter, _name in zip(_LETTERS, GREEK, strict=True):
+    _CHARACTERS[_letter] = f"\\{_name} "
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻ⁿ", "0123456789-n")
 
 _RULES = [

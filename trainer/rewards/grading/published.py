@@ -56,14 +56,15 @@ def listed(found: Any) -> list[str]:
             found = ast.literal_eval(found) if found.startswith("[") else json.loads(found)
         except (ValueError, SyntaxError):
             return []
-    return [str(one) for one in found] if isinstance(found, list) else []
+    return list(map(str, found)) if isinstance(found, list) else []
 
 
 # --- MathVista
 
 
 def _mathvista(text: str, reference: str, fields: Mapping[str, Any], form: str) -> bool:
-    choices, kind = listed(fields.get("choices")), fields.get("answer_type")
+    choices = listed(fields.get("choices"))
+    kind = fields.get("answer_type")
     found = _extracted(text, choices, form)
     if fields.get("question_type") == "multi_choice" and choices:
         return _choice(found, choices) == _gold(reference, choices)
@@ -82,9 +83,12 @@ def _extracted(text: str, choices: Sequence[str], form: str) -> str:
     answer wherever it stands."""
     if text.strip() in choices:
         return text.strip()
-    if said := re.search(r'The answer is "(.*)"\.', text):
+    said = re.search(r'The answer is "(.*)"\.', text)
+    if said is not None:
         return said[1].strip()
-    return (FORMS[form].answer(text)[0] or FORMS["any"].answer(text)[0] or "").strip()
+    in_form, _ = FORMS[form].answer(text)
+    anywhere, _ = FORMS["any"].answer(text)
+    return (in_form or anywhere or "").strip()
 
 
 def _digits(found: str) -> str:
@@ -181,7 +185,8 @@ def _same_value(reference: str, found: str) -> bool:
         return False
     if reference == found:
         return True
-    first, second = _parts(reference), _parts(found)
+    first = _parts(reference)
+    second = _parts(found)
     return bool(first) and first == second
 
 
@@ -190,10 +195,13 @@ def _parts(text: str) -> tuple[Any, ...]:
     else."""
     inside = text[1:-1].split(",")
     bracketed = len(inside) > 1 and text[0] + text[-1] in ("()", "[]")
-    numbers = [_number(part) for part in inside] if bracketed else [_number(text)]
-    if any(number is None for number in numbers):
-        return ()
-    return (text[0] if bracketed else "", *(round(number, 2) for number in numbers if number is not None))
+    rounded = []
+    for part in inside if bracketed else [text]:
+        number = _number(part)
+        if number is None:
+            return ()
+        rounded.append(round(number, 2))
+    return (text[0] if bracketed else "", *rounded)
 
 
 def _number(text: str) -> float | None:
@@ -219,9 +227,9 @@ def _mmmu_pro(text: str, reference: str, fields: Mapping[str, Any], form: str) -
     choices = listed(fields.get("options") or fields.get("choices"))
     letters = LETTERS[: len(choices)]
     _, marked, rest = text.rpartition("Answer:")
-    after = [letter for letter in letters if letter in rest] if marked else []
-    if len(after) == 1:
-        return after[0] == reference
+    named = [letter for letter in letters if letter in rest]
+    if marked and len(named) == 1:
+        return named[0] == reference
     for end in _ENDS:
         text = text.strip(end)
     text = f" {text} "
@@ -235,14 +243,21 @@ def _places(text: str, choices: Sequence[str]) -> dict[str, int]:
     """Letters that the text names, by the first way of naming that occurs, and where each stands last; the
     first of those that share a place wins."""
     letters = LETTERS[: len(choices)]
+    places = {}
     for named, sought in (("({})", "({})"), ("{} ", " {} "), ("{}.", " {} ")):
-        if found := [letter for letter in letters if named.format(letter) in text]:
-            return {letter: text.rfind(sought.format(letter)) for letter in found}
+        for letter in letters:
+            if named.format(letter) in text:
+                places[letter] = text.rfind(sought.format(letter))
+        if places:
+            return places
+
     if len(text.split()) <= 5:
         return {}
     small = text.lower()
-    pairs = zip(letters, choices, strict=True)
-    return {letter: small.rfind(choice.lower()) for letter, choice in pairs if choice.lower() in small}
+    for letter, choice in zip(letters, choices, strict=True):
+        if choice.lower() in small:
+            places[letter] = small.rfind(choice.lower())
+    return places
 
 
 Scored = Callable[[str, str, Mapping[str, Any], str], float]

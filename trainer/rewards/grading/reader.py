@@ -128,8 +128,12 @@ class _Reader:
 
     def vectors(self, start: int, end: int) -> bool:
         """Whether these tokens are a vector: `2\\vec{a}`, not its length."""
-        tokens = [t for _, t in self.tokens[start:end]]
-        return "|" not in tokens and any(t in _VECTORS for t in tokens)
+        tokens = self.texts(start, end)
+        return "|" not in tokens and any(token in _VECTORS for token in tokens)
+
+    def texts(self, start: int, end: int) -> list[str]:
+        """These tokens without their kinds."""
+        return [text for _, text in self.tokens[start:end]]
 
     def signed(self) -> Node:
         if self.next in ("+", "-"):
@@ -159,7 +163,7 @@ class _Reader:
 
     def mixed(self, start: int, node: Node) -> Node:
         r"""`3\frac{1}{2}` is a mixed number, `2\frac{\pi}{3}` and `2\frac{5}{3}` are products."""
-        tokens = [t for _, t in self.tokens[start : start + 8]]
+        tokens = self.texts(start, start + 8)
         if self.at != start + 1 or len(tokens) < 8:
             return node
         whole = tokens[0]
@@ -357,7 +361,7 @@ class _Reader:
         return node if exponent is None else values.power(node, exponent)
 
     def next_is(self, *tokens: str) -> bool:
-        return [t for _, t in self.tokens[self.at : self.at + len(tokens)]] == list(tokens)
+        return self.texts(self.at, self.at + len(tokens)) == list(tokens)
 
     def argument(self) -> Node:
         if self.next in ("(", "[", "{"):

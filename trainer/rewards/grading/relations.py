@@ -71,13 +71,12 @@ def is_relation(s: str) -> bool:
 
 def equal(reference: str, answer: str) -> bool:
     """Whether two cleaned relations or sets say the same. Raises Unreadable for either."""
-    names = [_variable(s) for s in (reference, answer)]
-    if "" in names:  # a bare set takes its variable from the other side
-        name = next((n for n in names if n), _ANY)
-        names = [name, name]
-    wanted = branches(reference, names[0])
-    given = branches(answer, names[1])
-    return _pair(wanted, given, lambda w, g: _pair(w, g, _same_relation))
+    wanted_variable = _variable(reference)
+    given_variable = _variable(answer)
+    # A bare set takes its variable from the other side.
+    wanted = branches(reference, wanted_variable or given_variable or _ANY)
+    given = branches(answer, given_variable or wanted_variable or _ANY)
+    return _pair(wanted, given, _same_branch)
 
 
 def check(reference: str) -> None:
@@ -92,16 +91,21 @@ def _variable(s: str) -> str:
     s = _builder(s)
     if not SIGN.search(s) and not _MEMBER.search(s):
         return ""
-    chains = []
+    middle = []
+    every_side = []
     for piece in _AND.split(_OR.sub(",", s)):
-        chains.append(SIGN.split(_MEMBER.split(piece)[0])[::2])
+        sides = SIGN.split(_MEMBER.split(piece)[0])[::2]
+        if len(sides) == 3:  # the x of 1 < x < 2
+            middle.append(sides[1])
+        every_side += sides
 
-    middle = [sides[1] for sides in chains if len(sides) == 3]
-    every_side = [side for sides in chains for side in sides]
-    for side in [*middle, *every_side]:
+    for side in middle + every_side:
         if _VARIABLE.fullmatch(side) and side not in _CONSTANTS:
             return side
-    return next((v for v in _VARIABLE.findall(s) if v not in _CONSTANTS), "")
+    for name in _VARIABLE.findall(s):
+        if name not in _CONSTANTS:
+            return name
+    return ""
 
 
 def _builder(s: str) -> str:
@@ -133,17 +137,20 @@ def branches(s: str, variable: str) -> Branches:
             found += _set(part.strip(), variable)
         else:
             raise Unreadable("a membership")
-    if len(found) > MAX_PARTS or any(len(b) > MAX_PARTS for b in found):
+    longest = max(map(len, found), default=0)
+    if len(found) > MAX_PARTS or longest > MAX_PARTS:
         raise Unreadable("too many parts")
     return _without_holes(tuple(found))
 
 
 def _without_holes(found: Branches) -> Branches:
     """`x < 3 or x > 3` is `x \\ne 3`."""
-    if len(found) == 2 and all(len(b) == 1 and b[0].sign == ">" for b in found):
-        ((first,), (second,)) = found
-        if (first.left, first.right) == (second.right, second.left):
-            return ((Relation("\\ne", first.left, first.right),),)
+    if list(map(len, found)) != [1, 1]:
+        return found
+    ((first,), (second,)) = found
+    mirrored = (first.left, first.right) == (second.right, second.left)
+    if mirrored and first.sign == ">" and second.sign == ">":
+        return ((Relation("\\ne", first.left, first.right),),)
     return found
 
 
@@ -162,7 +169,7 @@ def _chains(part: str) -> list[tuple[Relation, ...]]:
             continue
         for left, sign, right in zip(pieces[:-2:2], pieces[1::2], pieces[2::2], strict=True):
             alternatives = _combined(alternatives, _absolute(left, sign, right))
-    return [tuple(a) for a in alternatives]
+    return list(map(tuple, alternatives))
 
 
 def _combined(
@@ -172,8 +179,12 @@ def _combined(
     combined = []
     for alternative in alternatives:
         for option in options:
-            relations = [_oriented(left, sign, right) for left, sign, right in option]
-            combined.append(alternative + [r for r in relations if r])
+            relations = list(alternative)
+            for left, sign, right in option:
+                relation = _oriented(left, sign, right)
+                if relation is not None:
+                    relations.append(relation)
+            combined.append(relations)
     return combined
 
 
@@ -225,15 +236,16 @@ def _set(s: str, variable: str) -> list[tuple[Relation, ...]]:
             found.append(())
             continue
         interval = structures.parse(part)
-        if interval is None or len(interval.parts) != 2 or interval.kind in ("set", "list", "matrix"):
+        if interval is None or interval.kind not in structures.INTERVALS or len(interval.parts) != 2:
             raise Unreadable(f"the set {part!r}")
         signs = []
         for bracket in interval.kind:
             signs.append("\\le" if bracket in "[]" else "<")
 
         low, high = interval.parts
-        ends = [_oriented(low, signs[0], variable), _oriented(variable, signs[1], high)]
-        found.append(tuple(e for e in ends if e is not None))
+        from_low = _oriented(low, signs[0], variable)
+        to_high = _oriented(variable, signs[1], high)
+        found.append(tuple(filter(None, (from_low, to_high))))
     return found
 
 
@@ -241,10 +253,12 @@ def _pair(these: Sequence, those: Sequence, same: Callable) -> bool:
     """Whether the elements of both pair up, one to one, so that the two of a pair are the same."""
     left = list(those)
     for this in these:
-        match = next((i for i, that in enumerate(left) if same(this, that)), None)
-        if match is None:
+        for i, that in enumerate(left):
+            if same(this, that):
+                del left[i]
+                break
+        else:
             return False
-        del left[match]
     return not left
 
 
@@ -253,12 +267,18 @@ def _difference(relation: Relation) -> Expression:
     return expression.read(f"({relation.left}) - ({relation.right})")
 
 
+def _same_branch(first: tuple[Relation, ...], second: tuple[Relation, ...]) -> bool:
+    """Whether the relations of two branches pair up."""
+    return _pair(first, second, _same_relation)
+
+
 def _same_relation(first: Relation, second: Relation) -> bool:
+    """Whether two relations have one sign, and functions whose quotient is a number."""
     if first.sign != second.sign:
         return False
     f = _difference(first)
     g = _difference(second)
     if not g.symbols <= f.symbols:
         return False
-    bases = expression.readings(f, g)
-    return any(expression.proportional(f, g, base, positive=first.sign in (">", "\\ge")) for base in bases)
+    positive = first.sign in (">", "\\ge")
+    return any(expression.proportional(f, g, base, positive) for base in expression.readings(f, g))

@@ -7,6 +7,7 @@ point is no set, a closed interval no open one, and one number never equals a li
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -18,6 +19,9 @@ MAX_CHARS = 500
 
 Kind = str
 """`()`, `[]`, `(]`, `[)`, `set`, `list`, or `2x3 matrix`, `2x2 determinant`."""
+
+INTERVALS = frozenset(("()", "[]", "(]", "[)"))
+"""Kinds that are intervals where they have two parts."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,9 @@ _MEMBER = re.compile(r"^[A-Za-z]\s*\\in\s*(?=[(\[\\])", re.ASCII)
 _AND = re.compile(r"(?:,\s*)?(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])", re.ASCII)
 _OR = re.compile(r"(?<![A-Za-z\\])or(?![A-Za-z])", re.ASCII)
 _NAMED = re.compile(r"([A-Za-z](?:_\{?\w{1,3}\}?)?)\s*=\s*([^=<>]+)", re.ASCII)
+_NEEDS_ALGEBRA = re.compile(
+    r"\\(?:cup|cap|begin|mp|setminus|mid)(?![a-zA-Z])|[<>|]|\\[lgn]e(?![a-zA-Z])",
+)
 
 
 @lru_cache(maxsize=8192)
@@ -41,29 +48,50 @@ def parse(content: str) -> Structure | None:
     if len(content) > MAX_CHARS:
         return None
     s = _MEMBER.sub("", clean(content))
-    if (matrix := _MATRIX.fullmatch(s)) is not None:
+    matrix = _MATRIX.fullmatch(s)
+    if matrix is not None:
         return _matrix(matrix)
-    if not s or re.search(r"\\(?:cup|cap|begin|mp|setminus|mid)(?![a-zA-Z])|[<>|]|\\[lgn]e(?![a-zA-Z])", s):
+    if not s or _NEEDS_ALGEBRA.search(s):
         return None
+
     s = s.replace("\\langle", "(").replace("\\rangle", ")")
-    braces = s.startswith("\\{") and s.endswith("\\}")
-    plain = s[0] == "{" and s[-1] == "}"
-    if braces or plain:
-        inside = s[2:-2] if braces else s[1:-1]
-        parts = _parts(inside)
-        return Structure("set", parts) if parts and (braces or len(parts) > 1) else None
+    if s.startswith("\\{") and s.endswith("\\}"):
+        parts = _parts(s[2:-2])
+        return Structure("set", parts) if parts else None
+    if s[0] == "{" and s[-1] == "}":
+        parts = _parts(s[1:-1])
+        # LaTeX groups by plain braces, so a single part in them is no set.
+        return Structure("set", parts) if len(parts) > 1 else None
     if s[0] in "([" and s[-1] in ")]" and is_one_group(s):
-        parts = tuple(split_top(s[1:-1]))
-        bracketed_number = s[0] == "[" and quantity.parse(s[1:-1])
-        if len(parts) < 2 or not all(parts) or "\\pm" in s or bracketed_number:
-            return None
-        return Structure(s[0] + s[-1], parts)
-    parts = _parts(s)
-    names = {m[1] for m in map(_NAMED.fullmatch, parts) if m}
-    if len(parts) < 2 or (len(names) > 1 and _OR.search(s)):  # x = 1 or y = 2 has no two values
+        return _bracketed(s)
+    return _listed(s)
+
+
+def _bracketed(s: str) -> Structure | None:
+    """A tuple, point or interval."""
+    inside = s[1:-1]
+    parts = tuple(split_top(inside))
+    if len(parts) < 2 or not all(parts) or "\\pm" in s:
         return None
-    unnamed = "=" in s and not any("=" in part for part in parts)
-    unordered = unnamed or (_AND.search(s) and "=" not in s) or "\\pm" in s
+    if s[0] == "[" and quantity.parse(inside):  # the comma of [1,234]
+        return None
+    return Structure(s[0] + s[-1], parts)
+
+
+def _listed(s: str) -> Structure | None:
+    """A list without brackets. It has no order if its parts are values of one name, or joined by "and"."""
+    parts = _parts(s)
+    if len(parts) < 2:
+        return None
+    named = _names_and_values(parts)
+    names = {name for name, _ in named if name}
+    if len(names) > 1 and _OR.search(s):  # x = 1 or y = 2 has no two values
+        return None
+
+    has_equals = "=" in s
+    values_of_one_name = has_equals and not any("=" in part for part in parts)
+    joined = not has_equals and _AND.search(s)
+    unordered = values_of_one_name or joined or "\\pm" in s
     return Structure("set" if unordered else "list", parts)
 
 
@@ -74,20 +102,28 @@ _MATRIX = re.compile(
 
 
 def _matrix(match: re.Match[str]) -> Structure | None:
+    """A matrix or determinant, row by row. None unless all rows are equally long and no entry is empty."""
     rows = []
     for row in re.split(r"\\\\|\\cr(?![a-zA-Z])", match[2].strip()):
         rows.append([cell.strip() for cell in row.split("&")])
     if rows[-1] == [""]:
         rows.pop()
-    widths = {len(row) for row in rows}
-    if "\\begin" in match[2] or len(widths) != 1 or not all(all(row) for row in rows):
+    holds_another = "\\begin" in match[2]
+    widths = set(map(len, rows))
+    if holds_another or len(widths) != 1 or not all(map(all, rows)):
         return None
+
     bars = match[1] == "vmatrix" or match[0].startswith("|")
-    kind = f"{len(rows)}x{len(rows[0])} {'determinant' if bars else 'matrix'}"
-    return Structure(kind, tuple(cell for row in rows for cell in row))
+    name = "determinant" if bars else "matrix"
+    cells: list[str] = []
+    for row in rows:
+        cells += row
+    return Structure(f"{len(rows)}x{len(rows[0])} {name}", tuple(cells))
 
 
 def _parts(s: str) -> tuple[str, ...]:
+    r"""The parts of a list, without a name that all of them share: `x = 1, 2` -> 1 and 2. A part with one
+    `\pm` is two. No parts if one is empty or has several such signs."""
     if quantity.parse(s):  # the comma of 1,234
         return (s.strip(),)
     s = _AND.sub(lambda m: "," if _depth(s[: m.start()]) == 0 else m[0], s)
@@ -95,17 +131,36 @@ def _parts(s: str) -> tuple[str, ...]:
     for part in split_top(s):
         parts += _signs(part)
 
-    if not all(parts) or any(p.count("\\pm") for p in parts):
+    if not all(parts) or any("\\pm" in part for part in parts):
         return ()
-    named = [_NAMED.fullmatch(p) for p in parts]
-    names = {m[1] for m in named if m}
-    if len(names) == 1 and (all(named) or named[0] and not any(named[1:])):  # x = 1, x = 2 or x = 1, 2
-        return tuple(m[2].strip() if m else p for m, p in zip(named, parts, strict=True))
+
+    pairs = _names_and_values(parts)
+    names = [name for name, _ in pairs]
+    one_name = len(set(filter(None, names))) == 1
+    only_first = not any(names[1:])
+    if one_name and (all(names) or only_first):  # x = 1, x = 2 or x = 1, 2
+        return tuple(value for _, value in pairs)
     return tuple(parts)
 
 
+def _names_and_values(parts: Iterable[str]) -> list[tuple[str, str]]:
+    """(name, value) of each part, such as `x = 1`. The name is empty where a part has none."""
+    pairs = []
+    for part in parts:
+        match = _NAMED.fullmatch(part)
+        pairs.append((match[1], match[2].strip()) if match else ("", part))
+    return pairs
+
+
 def _depth(s: str) -> int:
-    return sum(c in "([{" for c in s) - sum(c in ")]}" for c in s)
+    """Number of brackets of any kind that `s` leaves open."""
+    depth = 0
+    for character in s:
+        if character in "([{":
+            depth += 1
+        elif character in ")]}":
+            depth -= 1
+    return depth
 
 
 def _signs(part: str) -> list[str]:
@@ -118,10 +173,11 @@ def _signs(part: str) -> list[str]:
 def values(structure: Structure, by_name: bool = False) -> Structure:
     """The parts without their names, if every part has one: `q = 2, p = 5` -> the tuple 2, 5; `by_name`
     5, 2."""
-    named = [_NAMED.fullmatch(p) for p in structure.parts]
-    if not all(named) or structure.kind not in ("list", "set"):
+    if structure.kind not in ("list", "set"):
         return structure
-    pairs = [(m[1], m[2].strip()) for m in named if m]
+    pairs = _names_and_values(structure.parts)
+    if not all(name for name, _ in pairs):
+        return structure
     if by_name:
         pairs.sort()
     return Structure("()", tuple(value for _, value in pairs))
@@ -133,15 +189,21 @@ def compatible(reference: Structure, answer: Structure) -> Literal["ordered", "u
     A bare list is taken for what the reference is; tuples and intervals are ordered, sets and bare
     lists are not. A column is the tuple of its entries.
     """
+    kinds = {reference.kind, answer.kind}
     same_length = len(reference.parts) == len(answer.parts)
-    if {reference.kind, answer.kind} <= {"set", "list"}:
-        different = len({part.replace(" ", "") for part in reference.parts})
-        answered = len({part.replace(" ", "") for part in answer.parts})
-        once = different == answered and (same_length or different == len(reference.parts))
-        return "unordered" if once or "set" in (reference.kind, answer.kind) else "no"
-    comparable = ({"()", "list"}, {"()", f"{len(reference.parts)}x1 matrix"})
-    same_kind = reference.kind == answer.kind or {reference.kind, answer.kind} in comparable
+    if kinds <= {"set", "list"}:
+        different = _different_parts(reference)
+        each_once = different == len(reference.parts)
+        as_many = different == _different_parts(answer) and (same_length or each_once)
+        return "unordered" if as_many or "set" in kinds else "no"
+    column = f"{len(reference.parts)}x1 matrix"
+    same_kind = len(kinds) == 1 or kinds in ({"()", "list"}, {"()", column})
     return "ordered" if same_kind and same_length else "no"
+
+
+def _different_parts(structure: Structure) -> int:
+    """Number of parts whose spelling differs by more than spaces."""
+    return len({part.replace(" ", "") for part in structure.parts})
 
 
 def infinite(end: str) -> str:
@@ -225,6 +287,9 @@ def ratio(content: str) -> tuple[quantity.Fraction, ...] | None:
     match = _RATIO.fullmatch(clean(content))
     if match is None:
         return None
-    parts = [quantity.Fraction(p) for p in re.split(r"\s*(?::|to)\s*", match[1] + match[2])]
-    unit = next((p for p in parts if p), None)
-    return tuple(p / unit for p in parts) if unit else None
+    numbers = re.split(r"\s*(?::|to)\s*", match[1] + match[2])
+    parts = list(map(quantity.Fraction, numbers))
+    unit = next(filter(None, parts), None)
+    if unit is None:
+        return None
+    return tuple(part / unit for part in parts)

@@ -140,12 +140,20 @@ for _symbol, _long, _size, _dimensions, _chosen in (
 ):
     for _prefix, _exponent in _PREFIXES.items():
         _short, _, _word = _prefix.rpartition(" ")
+        _letters = _short.split()
+        if _prefix and set(_letters).isdisjoint(_chosen):
+            continue
         _scaled = Fraction(_size) * Fraction(10) ** _exponent
-        if not _prefix or any(letter in _chosen for letter in _short.split()):
-            _names = [letter + _symbol for letter in _short.split() or [""]]
-            _define(_scaled, _dimensions, " ".join(name for name in _names if name not in _KNOWN))
-            _CASED.update(name.lower() for name in _names if _short and _short[0] in "pnuµm")
-            _define(_scaled, _dimensions, " ".join(_word + name for name in _long.split()))
+        _new = []
+        for _letter in _letters or [""]:
+            _name = _letter + _symbol
+            if _name not in _KNOWN:
+                _new.append(_name)
+            if _short and _short[0] in "pnuµm":
+                _CASED.add(_name.lower())
+        _define(_scaled, _dimensions, " ".join(_new))
+        for _name in _long.split():
+            _define(_scaled, _dimensions, _word + _name)
 for _name, _unit in (
     ("厘米", "cm"),
     ("米", "m"),
@@ -186,9 +194,11 @@ _NEVER_TEXT = (
     "gamma theta phi repeating recurring impossible undefined unknown cannot can can't don't doesn't "
     "does did do has have had will would could should may might must"
 )
-_CARDINAL_FORMS = [cardinal + ending for cardinal in _CARDINALS for ending in ("", "th", "fold")]
-_TENTHS = [cardinal.removesuffix("y") + "ieth" for cardinal in _CARDINALS]
-_NEVER = frozenset([*_NEVER_TEXT.split(), *_CARDINAL_FORMS, *_TENTHS])
+_CARDINAL_FORMS = []
+for _cardinal in _CARDINALS:
+    _tenth = _cardinal.removesuffix("y") + "ieth"
+    _CARDINAL_FORMS += [_cardinal, _cardinal + "th", _cardinal + "fold", _tenth]
+_NEVER = frozenset(_NEVER_TEXT.split() + _CARDINAL_FORMS)
 """Words that change a number, deny it or hedge; they are units in no question. They are compared in the
 singular."""
 _COUNTED = frozenset(
@@ -206,9 +216,12 @@ def singular(word: str) -> str:
 @lru_cache(maxsize=4096)
 def nouns(text: str) -> frozenset[str]:
     """The words of a question or reference answer that may stand behind a number, lower case and singular."""
-    words = frozenset(re.findall(r"[a-z]{2,20}", text[:20_000].lower()))
-    singulars = map(singular, words)
-    return frozenset(w for w in singulars if w not in _NEVER and len(w) > 2) | (words & _COUNTED)
+    words = set(re.findall(r"[a-z]{2,20}", text[:20_000].lower()))
+    found = words & _COUNTED
+    for word in map(singular, words):
+        if word not in _NEVER and len(word) > 2:
+            found.add(word)
+    return frozenset(found)
 
 
 _PIECE = re.compile(
@@ -288,7 +301,11 @@ class _UnitReader:
 
     def unit(self) -> Unit:
         """The product of all pieces."""
-        return Unit(self.size, tuple(sorted((name, power) for name, power in self.powers.items() if power)))
+        powers = []
+        for name, power in sorted(self.powers.items()):
+            if power:
+                powers.append((name, power))
+        return Unit(self.size, tuple(powers))
 
     def take(self, piece: re.Match[str]) -> bool:
         """Adds the next piece. False if it cannot stand here."""
