@@ -28,7 +28,8 @@ def sampling(recipe: Recipe) -> Recipe | None:
         tensor_parallel=group.engine_gpus(recipe.config.rollout.tensor_parallel),
         gpu_memory_utilization=group.gpu_memory_utilization,
     )
-    fleet = replace(recipe.config.fleet, run=recipe.config.fleet.run or OWN_RUN)
+    # The run's own nodes have GPUs that sample besides; a machine of this group does nothing else.
+    fleet = replace(recipe.config.fleet, run=recipe.config.fleet.run or OWN_RUN, gpus_per_node=0)
     place = replace(recipe.config.placement, workers_per_node=1)  # of GPUs as many as there are
     view = replace(
         recipe,

@@ -14,6 +14,7 @@ from typing import Literal
 from trainer import config as run_config
 from trainer.config import ConfigError, RunConfig, unknown_key
 from trainer.config.bucket_address import FORMS, BucketAddress, is_address
+from trainer.config.fleet import WORKER_GPU_SHARE
 from trainer.config.ranges import check_ranges, within
 from trainer.hardware.gpus import gpu_named
 
@@ -68,7 +69,7 @@ class SampleGroup(Cluster):
     """Container image where the target runs containers; empty: cluster.image."""
     tensor_parallel: int = within(0, least=0, most=16)
     """GPUs of one engine; 0: rollout.tensor_parallel, or all GPUs of a machine that has fewer."""
-    gpu_memory_utilization: float = within(0.9, above=0, below=1)
+    gpu_memory_utilization: float = within(WORKER_GPU_SHARE, above=0, below=1)
     """Share of a GPU's memory that an engine takes. Nothing is trained beside it, so it is more than
     rollout.gpu_memory_utilization."""
     partition: str = ""
@@ -361,8 +362,15 @@ def placed(recipe: Recipe) -> Recipe:
     disagree."""
     cluster, place = recipe.cluster, recipe.config.placement
     device = "cpu" if recipe.environment == "cpu" else "cuda"
-    workers = cluster.gpus_per_node if device == "cuda" else place.workers_per_node
-    place = replace(place, nodes=cluster.nodes, workers_per_node=workers, device=device)
+    ranks = place.workers_per_node
+    if device == "cuda":
+        ranks = cluster.gpus_per_node - recipe.config.fleet.gpus_per_node
+        if recipe.config.fleet.gpus_per_node and ranks < 1:
+            raise ConfigError(
+                f"fleet.gpus_per_node is {recipe.config.fleet.gpus_per_node}, and a node has"
+                f" {cluster.gpus_per_node} GPUs: leave one at least that learns"
+            )
+    place = replace(place, nodes=cluster.nodes, workers_per_node=ranks, device=device)
     budget = recipe.budget
     save = replace(recipe.config.checkpoint, max_restarts=budget.max_restarts, max_losses=budget.max_losses)
     return replace(recipe, config=replace(recipe.config, placement=place, checkpoint=save))

@@ -7,6 +7,9 @@ from typing import Literal
 
 from trainer.config.ranges import within
 
+WORKER_GPU_SHARE = 0.9
+"""Share of a GPU's memory for an engine that has the card to itself."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Fleet:
@@ -15,6 +18,9 @@ class Fleet:
     workers: Literal["off", "only", "beside"] = "off"
     """off: the trainer's GPUs sample. only: workers sample everything, and the trainer builds no engine.
     beside: both, each step in units of `fleet.unit_prompts`."""
+    gpus_per_node: int = within(0, least=0)
+    """GPUs of each of the run's own nodes that sample for it while the others learn (processes, on CPU). 0:
+    none; workers are on other machines alone."""
     run: str = ""
     """Id of the run that a rollout worker samples for, in the bucket `checkpoint.remote`; for workers
     only."""

@@ -422,6 +422,11 @@ class RunConfig:
         return Split(self.evaluation_path, self.evaluation.split, self.evaluation.max_samples)
 
     @property
+    def processes_per_node(self) -> int:
+        """GPUs of a node that the run uses, or CPU processes: its ranks, and the rollout workers beside them."""
+        return self.placement.workers_per_node + self.fleet.gpus_per_node
+
+    @property
     def longest_sequence(self) -> int:
         """Tokens of the longest prompt and completion together that the rollout engine takes."""
         return self.data.prompt_max_tokens + self.rollout.max_tokens

@@ -111,9 +111,19 @@ def validate(config: RunConfig) -> None:
 
 def _refused_fleet(c: RunConfig) -> list[tuple[bool, str]]:
     """What rollout workers cannot do, and what to change."""
+    own = c.fleet.gpus_per_node
     if c.fleet.workers == "off":
-        return []
+        change = f"fleet.gpus_per_node is {own} and fleet.workers off, so they would wait for nothing"
+        return [(own > 0, f"{change}: set fleet.workers to only, or fleet.gpus_per_node to 0")]
     return [
+        (
+            own % c.rollout.tensor_parallel > 0,
+            (
+                f"an engine of rollout.tensor_parallel {c.rollout.tensor_parallel} does not divide the {own}"
+                f" GPUs of a node that sample: set fleet.gpus_per_node to a multiple of"
+                f" {c.rollout.tensor_parallel}"
+            ),
+        ),
         (
             c.fleet.workers == "beside" and c.rollout.staleness > 0,
             (

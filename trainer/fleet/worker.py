@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from trainer import config as configuration
 from trainer.checkpoint.manifest import code_fingerprint
 from trainer.config import ConfigError, RunConfig, from_dict, override
+from trainer.config.fleet import WORKER_GPU_SHARE
 from trainer.config.run_store import RunStore
 from trainer.errors import StorageError
 from trainer.exit_codes import EXIT_CONFIG, EXIT_OK, EXIT_STORAGE
@@ -45,8 +46,6 @@ POLL_S = 1.0
 MACHINE_OPTIONS = ("model.path", "data.path", "evaluation.path", "rollout.gpu_memory_utilization",
                    "rollout.kv_cache_gib", "placement.device")  # fmt: skip
 """Options that a worker takes from its own configuration and not from the run's."""
-GPU_SHARE = 0.9
-"""Share of a GPU's memory for an engine that has the card to itself."""
 FAILURES = 3
 """Times in a row that a unit may fail for its weights before the worker ends."""
 
@@ -60,7 +59,7 @@ def worker_config(about: dict[str, Any], root: str, folder: str, overrides: Sequ
         run=replace(run.run, dir=folder),
         checkpoint=replace(run.checkpoint, remote=RunStore(root).bucket),
         placement=replace(run.placement, nodes=1, workers_per_node=1),
-        rollout=replace(run.rollout, sleep_level=0, gpu_memory_utilization=GPU_SHARE),
+        rollout=replace(run.rollout, sleep_level=0, gpu_memory_utilization=WORKER_GPU_SHARE),
         optimizer=replace(run.optimizer, hpz_ranks=1),
     )
     changed = override(here, list(overrides))

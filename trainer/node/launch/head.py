@@ -214,6 +214,7 @@ class HeadLauncher(Launcher):
     def check_others(self) -> list[tuple[int, rendezvous.Message]]:
         """Messages of the other nodes. Raises Ended if one is lost or has failed, or Ray has died here."""
         messages = self.others.messages()
+        self.check_own_workers()
         if self.ray is not None and not self.ray.alive():
             raise Ended(EXIT_NODE_LOST, f"Ray ended on the head: {self.ray.complaint()}", died=True)
         return messages

@@ -27,7 +27,7 @@ from trainer.exit_codes import (
     FINAL_EXIT_CODES,
 )
 from trainer.node import topology as environment
-from trainer.node.launch import rendezvous
+from trainer.node.launch import own_workers, rendezvous
 from trainer.node.launch.ray_node import ROOT, Job, Ports, RayNode, end_descendants, session_of_its_own
 from trainer.node.preflight import amd, gpus, host, infiniband, machine, speed, tokens
 from trainer.node.preflight.probe import Prober
@@ -82,6 +82,8 @@ class Launcher(ABC):
         self.prober: Prober | None = None
         self.children = contextlib.ExitStack()
         self.fetching: subprocess.Popen[str] | None = None
+        self.sampling: subprocess.Popen[str] | None = None
+        """The rollout workers of this node, where the run has some on its own nodes."""
         self.why = ""
         self.died = False
         """Whether a process of the run died or hung, while its machine answered."""
@@ -123,6 +125,7 @@ class Launcher(ABC):
         ray.env[hub.NODE_VARIABLE] = str(self.node.rank)  # the ranks read what is downloaded here
         self.ray = ray
         self.fetch_model()
+        self.start_own_workers(ray)
         return ray
 
     def fetch_model(self) -> None:
@@ -133,6 +136,20 @@ class Launcher(ABC):
             command += ["--config", self.arguments.config]
             command += ["--node", str(self.node.rank), "--nodes", str(self.node.nodes)]
             self.fetching = self.children.enter_context(self.child(command, self.env))
+
+    def start_own_workers(self, ray: RayNode) -> None:
+        """Starts the rollout workers of this node, once: the run's attempt is known by now, and they follow
+        it."""
+        if self.sampling is None and not self.arguments.command and self.config.fleet.gpus_per_node:
+            command = own_workers.command(self.config, self.node)
+            env = ray.env | own_workers.gpus(self.config, self.env)
+            self.sampling = self.children.enter_context(self.child(command, env))
+
+    def check_own_workers(self) -> None:
+        """Raises Ended where the rollout workers of this node have failed for good."""
+        code, why = own_workers.failure(self.sampling)
+        if code:
+            raise Ended(code, why, died=True)
 
     def submit(self, env: dict[str, str]) -> Job:
         """Starts the job: the loop of the run's method, unless the command line names another command.
@@ -164,7 +181,7 @@ class Launcher(ABC):
         config = self.config
         found = host.check(config, self.node, alone=alone) + tokens.check(config, self.node.rank)
         if config.placement.device == "cuda":
-            mine = self.node.rank, config.placement.workers_per_node
+            mine = self.node.rank, config.processes_per_node
             found += gpus.check(*mine) or amd.check(*mine)
         ports = infiniband.ports()
         variables, reason = infiniband.variables(ports, os.environ)

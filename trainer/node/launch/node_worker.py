@@ -101,6 +101,7 @@ class NodeWorkerLauncher(Launcher):
             sample = monitor.due()
             if sample:
                 self.link.send({"kind": "sample", "sample": sample})
+            self.check_own_workers()
             if not ray.alive():
                 why = f"Ray ended on this node: {ray.complaint()}"
                 raise Ended(EXIT_NODE_LOST, why, died=not noticed)

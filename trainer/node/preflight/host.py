@@ -225,7 +225,7 @@ def check(
             f"raise the hard limit to {files} (ulimit -Hn; docker: --ulimit nofile)",
         )
     )
-    threads = 1024 * config.placement.workers_per_node
+    threads = 1024 * config.processes_per_node
     found.append(
         _limit(
             "processes",
@@ -274,7 +274,7 @@ def _limit(check: str, have: int, need: int, rank: int, text: str, remedy: str) 
 def _gpu_count(config: RunConfig, node: NodeEnvironment, host: Host) -> list[Finding]:
     if config.placement.device == "cpu":
         return []
-    wanted = config.placement.workers_per_node
+    wanted = config.processes_per_node
     rank = (node.rank,)
     if host.gpus is None:
         remedy = "install the GPU driver, or use a GPU image"
@@ -290,7 +290,10 @@ def _gpu_count(config: RunConfig, node: NodeEnvironment, host: Host) -> list[Fin
             if whole
             else "ask the platform for more, or lower it"
         )
-        what = f"{host.gpus} GPUs are visible and placement.workers_per_node is {wanted}"
+        asked = "placement.workers_per_node is"
+        if config.fleet.gpus_per_node:
+            asked = "placement.workers_per_node and fleet.gpus_per_node are together"
+        what = f"{host.gpus} GPUs are visible and {asked} {wanted}"
         return [Finding(check="GPUs", nodes=rank, level="fail", figure=what, remedy=remedy, machine=whole)]
     return [Finding(check="GPUs", nodes=rank, figure=str(host.gpus), target=str(wanted))]
 
@@ -376,14 +379,13 @@ def _disk_speed(config: RunConfig, disk: Disk, rank: tuple[int, ...], alone: boo
 
 def shm_bytes(config: RunConfig) -> int:
     """Bytes of shared memory: NCCL's buffers per rank pair on GPUs; Ray's object store takes what is left."""
-    return (GIB // 4) * config.placement.workers_per_node if config.placement.device == "cuda" else GIB // 16
+    return (GIB // 4) * config.processes_per_node if config.placement.device == "cuda" else GIB // 16
 
 
 def memory_bytes(config: RunConfig) -> int:
-    """Bytes of host memory that the ranks' processes take before any model."""
-    return (
-        worker_bytes(config.placement.device, config.data.image_cache_gib) * config.placement.workers_per_node
-    )
+    """Bytes of host memory that the processes of a node take before any model."""
+    each = worker_bytes(config.placement.device, config.data.image_cache_gib)
+    return each * config.processes_per_node
 
 
 def _paths(config: RunConfig, node: NodeEnvironment) -> list[Finding]:

@@ -21,6 +21,8 @@ BYTES_PER_PARAMETER = 32
 copy."""
 ENGINE_BYTES = 4
 """The engine's part of them. Where rollout workers sample, the trainer has none."""
+WORKER_BYTES = 8
+"""What a rollout worker beside the ranks takes: its copy of the weights, and its engine's."""
 TEACHER_BYTES = 8
 """The same of a teacher: its weights, and its gathered copy."""
 
@@ -107,6 +109,8 @@ def _memory(config: RunConfig, parameters: int, teacher: int) -> None:
     if config.fleet.workers == "only":
         caches = 0
         bytes_each -= ENGINE_BYTES
+    own = config.fleet.gpus_per_node
+    caches += own * (config.rollout.kv_cache_gib * 2**30 + parameters * WORKER_BYTES)
     need = host.memory_bytes(config) + caches + parameters * bytes_each + teacher * TEACHER_BYTES
     free = host.available_memory()
     if need > free:
