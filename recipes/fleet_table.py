@@ -57,7 +57,7 @@ def show(recipe: Recipe, found: Fleets, console: Console) -> bool:
 
 
 def _gpus(recipe: Recipe) -> int:
-    return recipe.config.placement.world_size
+    return recipe.cluster.nodes * recipe.cluster.gpus_per_node
 
 
 def _title(recipe: Recipe, found: Fleets) -> str:
@@ -75,7 +75,8 @@ def _cells(row: FleetRow) -> list[str]:
     unit = ""
     if row.worker:
         rented = f"{row.worker.target}, {'spot' if row.worker.spot else 'on demand'}"
-        workers = f"{row.count} x {row.worker.name}, {rented}"
+        place = "on the same nodes" if row.worker.own else rented
+        workers = f"{row.count} x {row.worker.name}, {place}"
         enough, unit = str(row.enough), str(row.unit_prompts)
     money = (f"{row.usd:.3f}", f"{row.egress_usd:.3f}" if row.worker else "")
     whole = (f"{row.hours:.1f}", f"{row.run_usd:,.0f}")
@@ -181,14 +182,18 @@ def choice(recipe: Recipe, found: Fleets, limits: tuple[float, float], console: 
         f" ${row.run_usd:,.0f} expected",
         highlight=False,
     )
-    console.print(f"  launch.py up {recipe.name} {options(recipe, row)}", highlight=False)
+    # One line however narrow the terminal is: it is there to be copied.
+    console.print(f"  launch.py up {recipe.name} {options(recipe, row)}", highlight=False, soft_wrap=True)
     return True
 
 
 def options(recipe: Recipe, row: FleetRow) -> str:
     """What sets a recipe so."""
     sets = [f"cluster.gpu={row.offer.gpu}", "cluster.alternatives=[]"]
-    if row.gpus != _gpus(recipe):
+    if row.worker and row.worker.own:
+        sets += ["fleet.workers=only", f"fleet.gpus_per_node={row.worker.own}"]
+        sets.append(f"rollout.tensor_parallel={row.worker.gpus}")
+    elif row.gpus != _gpus(recipe):
         nodes = recipe.cluster.nodes
         part = "cluster.nodes" if nodes > 1 else "cluster.gpus_per_node"
         sets.append(f"{part}={(nodes if nodes > 1 else recipe.cluster.gpus_per_node) // 2}")
@@ -197,10 +202,29 @@ def options(recipe: Recipe, row: FleetRow) -> str:
         if row.unit_prompts < recipe.config.rollout.prompts_per_step:
             sets.append(f"fleet.unit_prompts={row.unit_prompts}")
     words = [f"--target {row.offer.target}", *(f"--set {one}" for one in sets)]
-    if row.worker:
+    if row.worker and not row.worker.own:
         market = "spot" if row.worker.spot else "on-demand"
         words.append(f"--fleet {row.count}x{row.worker.name}:{market}@{row.worker.target}")
     return " ".join(words)
+
+
+def own_nodes(recipe: Recipe, row: FleetRow | None) -> str:
+    """What a run is expected to take whose own nodes sample on some of their GPUs."""
+    own = recipe.config.fleet.gpus_per_node
+    text = (
+        f"{own} of each node's {recipe.cluster.gpus_per_node} GPUs sample while the others learn; hours and"
+        " dollars above are those of engines on the others."
+    )
+    if row is None:
+        return f"{text} No time of both is planned: no price is known, or no engine fits {own} GPUs"
+    market = "spot" if row.offer.spot else "on demand"
+    text += (
+        f" Planned on {row.offer.target}, {row.offer.gpu}, {market}: {row.step_s:.1f} s and ${row.usd:.3f} a"
+        f" step, {row.hours:.1f} h and ${row.run_usd:,.0f}"
+    )
+    if row.ahead < row.enough:
+        text += f". --set rollout.staleness={row.enough} would let no completion be waited for"
+    return text
 
 
 def both(recipe: Recipe, run: RunRecord, workers: RunRecord) -> tuple[list[str], FleetRow | None]:

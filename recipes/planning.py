@@ -43,7 +43,9 @@ def plan(
     offers = cost.offers(recipe, *where, ranges=True)
     network = network_gbit_s or zero_stages.network_of(recipe, target)
     shown.plan(recipe, offers, cost.short_of_ram(recipe, *where), shown.wide(), network)
-    if recipe.config.fleet.workers == "only" and recipe.kind == "train":
+    if recipe.config.fleet.gpus_per_node and recipe.kind == "train":
+        print(fleet_table.own_nodes(recipe, fleet_cost.own_plan(recipe, *where)))
+    elif recipe.config.fleet.workers == "only" and recipe.kind == "train":
         print(
             "rollout workers sample for this run: its hours and dollars above are those of engines on its own"
             " GPUs; `launch.py plan RECIPE --fleet` has those with workers"

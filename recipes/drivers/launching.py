@@ -28,7 +28,7 @@ from recipes.drivers import (
     tokens,
 )
 from recipes.drivers.platforms import Commands
-from recipes.plan import choose, cost, prices
+from recipes.plan import choose, cost, fleet_cost, prices
 from recipes.run_record import RunRecord
 from recipes.spec import Recipe
 from recipes.targets import kubernetes, script
@@ -147,8 +147,6 @@ def prepared(name: str, recipe: Recipe, target: str | None, overrides: list[str]
     tokens.check_fleet_key(secrets)
     launch_checks.check(recipe, target, options.reproducible, secrets)
 
-    plan = cost.planned(recipe, target, prices.sky_catalogs())
-    judged = choose.judge(plan, math.inf, math.inf) if plan else None
     record = RunRecord(
         run_id=run_id,
         recipe=name,
@@ -160,10 +158,7 @@ def prepared(name: str, recipe: Recipe, target: str | None, overrides: list[str]
         managed=capabilities.managed(recipe, target),
         started_s=time.time(),
         usd_per_hour=cost.usd_per_hour(recipe, target, prices.sky_catalogs()),
-        planned_usd=(plan.usd or 0.0) if plan else 0.0,
-        planned_hours=plan.hours if plan else 0.0,
-        planned_most_usd=(judged.usd or 0.0) if judged else 0.0,
-        planned_most_hours=judged.hours if judged else 0.0,
+        **planned(recipe, target),
         earlier_usd=before.usd() if before and not samples_for else 0.0,
         samples_for=samples_for,
         jobs=recipe.jobs,
@@ -184,6 +179,25 @@ def prepared(name: str, recipe: Recipe, target: str | None, overrides: list[str]
     names = list(dict.fromkeys([*secrets, *own]))
     commands = platforms.commands(record, paths, env, names, options.detach)
     return Launch(recipe=recipe, record=record, files=files, env=env, secrets=secrets, commands=commands)
+
+
+def planned(recipe: Recipe, target: str) -> dict[str, float]:
+    """Hours and dollars that a run is expected to take, and those that nine in ten such runs stay below, as
+    fields of its record; 0 where no price is known."""
+    catalogs = prices.sky_catalogs()
+    if recipe.kind == "train" and recipe.config.fleet.gpus_per_node:
+        row = fleet_cost.own_plan(recipe, catalogs, cost.members(recipe, target))
+        return {"planned_usd": row.run_usd, "planned_hours": row.hours} if row else {}
+    plan = cost.planned(recipe, target, catalogs)
+    if plan is None:
+        return {}
+    judged = choose.judge(plan, math.inf, math.inf)
+    return {
+        "planned_usd": plan.usd or 0.0,
+        "planned_hours": plan.hours,
+        "planned_most_usd": judged.usd or 0.0,
+        "planned_most_hours": judged.hours,
+    }
 
 
 def headed(text: str, recipe: Recipe, target: str, run_id: str) -> str:

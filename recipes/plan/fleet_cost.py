@@ -71,6 +71,8 @@ class WorkerKind:
     recipe: Recipe
     """The view of the group, with one machine of one engine."""
     need: MemoryPlan
+    own: int = 0
+    """GPUs of each of the trainer's own nodes that sample, `fleet.gpus_per_node`; 0: other machines do."""
 
     @property
     def name(self) -> str:
@@ -100,6 +102,8 @@ class FleetRow:
     @property
     def trainer(self) -> str:
         """The trainer's GPUs in a word."""
+        if self.worker and self.worker.own:
+            return f"{self.gpus} of {self.gpus + self.count * self.worker.gpus} x {self.offer.gpu}"
         return f"{self.gpus} x {self.offer.gpu}"
 
     @property
@@ -272,10 +276,10 @@ class Fleets:
 
     def cheapest(self, rows: Sequence[FleetRow]) -> list[FleetRow]:
         """The cheapest of each trainer and kind of worker, cheapest first."""
-        by_pair: dict[tuple[str, str], list[FleetRow]] = {}
+        by_pair: dict[tuple[str, str, int], list[FleetRow]] = {}
         for row in rows:
             if row.worker:
-                by_pair.setdefault((row.trainer, row.worker.name), []).append(row)
+                by_pair.setdefault((row.trainer, row.worker.name, row.worker.own), []).append(row)
         best = [fewest_ahead(of_pair, lambda row: row.usd) for of_pair in by_pair.values()]
         return sorted(best, key=lambda row: row.usd)
 
@@ -307,15 +311,69 @@ def compare(recipe: Recipe, catalogs: Path | None, targets: list[str] | None) ->
     """Every trainer with every kind of worker. Raises ConfigError where none can sample for the recipe."""
     if why := refusal(recipe):
         raise ConfigError(f"--fleet: {why}")
-    colocated, fleets = [], []
+    colocated = []
+    fleets = own_rows(recipe, catalogs, targets)
+    recipe = override(recipe, ["fleet.gpus_per_node=0"])
     workers = kinds(recipe, catalogs, targets)
     for trainer in _trainers(replace(recipe, sample=None)):
         for offer in _offers(trainer, catalogs, targets):
             gpus = trainer.config.placement.world_size
             colocated.append(FleetRow(offer, gpus, offer.step.total, ahead=recipe.config.rollout.staleness))
             for worker in workers:
-                fleets += fleets_of(recipe, trainer, offer, worker)
+                fleets += fleets_of(recipe, trainer, offer, worker, _counts(recipe, worker))
     return Fleets(sorted(colocated, key=lambda row: row.usd), fleets)
+
+
+def own_rows(recipe: Recipe, catalogs: Path | None, targets: list[str] | None) -> list[FleetRow]:
+    """The recipe's own nodes, with some of their GPUs sampling while the others learn: as many as the recipe
+    says, else a quarter, half and three quarters of them. None where the recipe names other machines."""
+    if recipe.sample is not None:
+        return []
+    total = recipe.cluster.gpus_per_node
+    given = recipe.config.fleet.gpus_per_node
+    rows = []
+    for own in [given] if given else sorted({total // 4, total // 2, total - total // 4} - {0, total}):
+        try:
+            trainer = override(
+                recipe, ["fleet.workers=only", f"fleet.gpus_per_node={own}", "rollout.tensor_parallel=1"]
+            )
+            validate(trainer)
+        except ConfigError:
+            continue
+        for offer in _offers(trainer, catalogs, targets):
+            if worker := _own_worker(recipe, offer, own):
+                count = recipe.cluster.nodes * own // worker.gpus
+                rows += fleets_of(recipe, trainer, offer, worker, (count,))
+    return rows
+
+
+def own_plan(recipe: Recipe, catalogs: Path | None, targets: list[str] | None) -> FleetRow | None:
+    """What a recipe whose own nodes sample is expected to take, on its cheapest machines, with the units and
+    steps ahead that it says; None without a known price, and where no engine fits its GPUs."""
+    ahead, unit = recipe.config.rollout.staleness, recipe.config.fleet.unit_prompts
+    unit = unit or recipe.config.rollout.prompts_per_step
+    rows = own_rows(recipe, catalogs, targets)
+    mine = [row for row in rows if row.ahead == ahead and row.unit_prompts == unit]
+    return min(mine, key=lambda row: row.usd, default=None)
+
+
+def _own_worker(recipe: Recipe, offer: cost.Offer, own: int) -> WorkerKind | None:
+    """The worker on the fewest of the `own` GPUs of a node that hold the model; it costs nothing besides."""
+    for gpus in (1, 2, 4, 8):
+        if own % gpus:
+            return None
+        group = SampleGroup(gpu=offer.gpu, nodes=1, gpus_per_node=gpus, tensor_parallel=gpus)
+        view = groups.sampling(replace(recipe, sample=group))
+        need = memory.plan(view) if view else None
+        if view and need and _holds(view, need):
+            return WorkerKind(offer.gpu, gpus, offer.target, offer.spot, 0.0, view, need, own)
+    return None
+
+
+def _counts(recipe: Recipe, worker: WorkerKind) -> tuple[int, ...]:
+    """How many workers of a kind are tried: as many as the recipe names, where it does."""
+    group = recipe.sample
+    return (group.nodes * group.gpus_per_node // worker.gpus,) if group else COUNTS
 
 
 def _trainers(recipe: Recipe) -> list[Recipe]:
@@ -342,18 +400,22 @@ def _offers(recipe: Recipe, catalogs: Path | None, targets: list[str] | None) ->
     return list(by_gpu.values())
 
 
-def fleets_of(recipe: Recipe, trainer: Recipe, offer: cost.Offer, worker: WorkerKind) -> list[FleetRow]:
-    """One trainer with all numbers of one kind of worker, by units and steps ahead; as many and as far as the
-    recipe says, where it says it."""
+def fleets_of(
+    recipe: Recipe,
+    trainer: Recipe,
+    offer: cost.Offer,
+    worker: WorkerKind,
+    counts: Sequence[int] = COUNTS,
+) -> list[FleetRow]:
+    """One trainer with so many of one kind of worker, by units and steps ahead; as the recipe says, where it
+    says it."""
     shape, config = worker.need.shape, recipe.config
     step = passes.of_step(trainer, shape)
     update, switch = update_seconds(trainer, shape, offer.step), switch_seconds(recipe, shape, worker)
     patch = patch_rate(config) * trained(config, shape)
     per_gb = egress_per_gb(recipe, worker)
-    group = recipe.sample
-    counts = (group.nodes * group.gpus_per_node // worker.gpus,) if group else COUNTS
     prompts = config.rollout.prompts_per_step
-    sizes = (config.fleet.unit_prompts or prompts,) if group else (*UNITS, prompts)
+    sizes = (config.fleet.unit_prompts or prompts,) if recipe.sample else (*UNITS, prompts)
     rows = []
     for size in sorted({min(size, prompts) for size in sizes}):
         units = unit_seconds(worker, shape, step, size)

@@ -32,13 +32,14 @@ def without_zeros(parts: dict[str, float]) -> dict[str, float]:
 
 
 def sampling_host(recipe: Recipe, shape: Shape) -> dict[str, float]:
-    """Host memory of a machine that only samples; new weights arrive in a copy that all its engines read."""
+    """Host memory of a machine that only samples."""
     config = recipe.config
     gpus = recipe.cluster.gpus_per_node
+    workers = gpus // config.rollout.tensor_parallel
     return {
         "system": HOST_SYSTEM + gpus * GIB,
         "worker processes": float(gpus * worker_bytes("cuda", config.data.image_cache_gib)),
-        "copy of the weights": float(shape.parameters * dtype_bytes(config)),
+        "each worker's copy of the weights": float(workers * shape.parameters * dtype_bytes(config)),
     }
 
 
@@ -70,6 +71,9 @@ def training_host(recipe: Recipe, shape: Shape) -> dict[str, float]:
     if config.rollout.sleep_level == 1 and samples:
         engine = shape.parameters * width * gpus / config.rollout.tensor_parallel
         parts["engine weights at sleep level 1"] = engine
+    if own := config.fleet.gpus_per_node:
+        copies = own // config.rollout.tensor_parallel * shape.parameters * width
+        parts["each worker's copy of the weights"] = copies
     if config.fleet.workers != "off":
         parts["shards as rollout workers have them"] = t * width / nodes
     return without_zeros(parts)

@@ -279,13 +279,26 @@ def test_machines_of_another_target_than_the_runs(capsys, monkeypatch, tmp_path)
 
 
 def test_the_command_that_plan_names_starts_what_was_planned(capsys, tmp_path):
-    _, said, _ = run(capsys, "plan", SEVEN, "--fleet", "--deadline", "8h")
+    _, said, _ = run(capsys, "plan", SEVEN, "--fleet", "--deadline", "5h")
     words = re.search(r"launch.py (up .*)", said)[1].split()
     code, out, err = run(capsys, *words, "--bucket", "s3://mine", "--run-id", "mine", "--dry-run")
     assert code == 0, err
     fleet = re.search(r"--fleet (\d+)x([\w-]+):\S+@(\S+)", said)
     assert re.search(rf"workers  mine-w\w+: {fleet[1]} x 1 {fleet[2]} on {fleet[3]}, \$", out)
     assert re.search(r"planned  .* gain: ", out), "as the table said"
+
+
+def test_the_command_of_a_run_whose_own_nodes_sample_records_what_was_planned(capsys, tmp_path):
+    _, said, _ = run(capsys, "plan", SEVEN, "--fleet", "--deadline", "8h")
+    words = re.search(r"launch.py (up .*)", said)[1].split()
+    assert "fleet.gpus_per_node=4" in words and "--fleet" not in words
+    code, out, err = run(capsys, *words, "--bucket", "s3://mine", "--run-id", "mine", "--dry-run")
+    assert code == 0, err
+    assert "gpus_per_node: 4" in out and KEY in out
+    hours, dollars = re.search(r"on the same nodes; ([\d.]+) h and \$(\d+) expected", said).groups()
+    changes = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
+    plan = launching.planned(resolve(SEVEN, changes), words[words.index("--target") + 1])
+    assert (f"{plan['planned_hours']:.1f}", f"{plan['planned_usd']:.0f}") == (hours, dollars)
 
 
 # --- machines that are started for a run that is there --------------------------------------------

@@ -127,7 +127,7 @@ def test_memory_of_a_sampling_machine_is_its_engine_alone():
     assert phase.parts["engine weights"] == weights and phase.parts["engine workspace"] == 3 * GIB
     assert phase.total == pytest.approx(share + memory.CONTEXT)
     assert need.kv_cache_tokens == int((share - weights - 3 * GIB) / need.shape.kv_bytes_per_token(2))
-    assert need.host["copy of the weights"] == weights and need.checkpoint_bytes == 0
+    assert need.host["each worker's copy of the weights"] == weights and need.checkpoint_bytes == 0
     assert need.disk.keys() == {"environment", "model download", "data"}
     assert need.fits
 
@@ -149,7 +149,9 @@ def test_engines_of_several_gpus_share_weights_and_talk():
     parts = need.phases[0].parts
     assert parts["engine weights"] == pytest.approx(2.0 * need.shape.parameters / 8)
     assert parts["NCCL's communicators"] == memory.COMMUNICATORS
-    assert need.host["copy of the weights"] == 2.0 * need.shape.parameters, "one, which all ranks read"
+    assert need.host["each worker's copy of the weights"] == 2.0 * need.shape.parameters, (
+        "one, which all ranks read"
+    )
 
 
 def test_plan_shows_the_group_and_ends_with_2_where_it_does_not_fit(capsys):
