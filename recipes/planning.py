@@ -42,7 +42,7 @@ def plan(
     where = prices.sky_catalogs(), [target] if target else None
     offers = cost.offers(recipe, *where, ranges=True)
     network = network_gbit_s or zero_stages.network_of(recipe, target)
-    shown.plan(recipe, offers, cost.short_of_ram(recipe, *where), shown.wide(), network)
+    shown.plan(recipe, offers, cost.short_of_ram(recipe, *where), shown.wide(), network, target)
     if recipe.config.fleet.gpus_per_node and recipe.kind == "train":
         print(fleet_table.own_nodes(recipe, fleet_cost.own_plan(recipe, *where)))
     elif recipe.config.fleet.workers == "only" and recipe.kind == "train":

@@ -126,10 +126,15 @@ def _families(targets: Iterable[str]) -> str:
 
 
 def plan(
-    recipe: Recipe, offers: list[cost.Offer], left_out: list[str], console: Console, network_gbit_s: float
+    recipe: Recipe,
+    offers: list[cost.Offer],
+    left_out: list[str],
+    console: Console,
+    network_gbit_s: float,
+    target: str | None = None,
 ) -> None:
     """Memory per phase, host and disk, then every way to run it, and what was left out. network_gbit_s:
-    between nodes, for the comparison of ZeRO stages."""
+    between nodes, for the comparison of ZeRO stages. target: the one that was asked for; None: any."""
     console.print(f"[bold]{recipe.name}[/bold]: {recipe.description}; {shape(recipe)}\n")
     need = memory.plan(recipe)
     if need is None:
@@ -147,7 +152,7 @@ def plan(
     if recipe.dataset.guess and not recipe.config.run.max_steps:
         console.print(f"warning: {recipe.dataset.guess}", highlight=False)
     if recipe.kind != "train":
-        _per_hour(recipe, console)
+        _per_hour(recipe, target, console)
     for line in left_out:
         console.print(f"left out: {line}", highlight=False)
     expected = recipe.config.expected
@@ -157,19 +162,22 @@ def plan(
         console.print(f"not promised: {expected.not_promised}", highlight=False)
 
 
-def _per_hour(recipe: Recipe, console: Console) -> None:
-    """What a recipe that trains nothing costs, wherever its price is known."""
+def _per_hour(recipe: Recipe, target: str | None, console: Console) -> None:
+    """What a recipe that trains nothing costs on a target; on every one whose price is known where none is
+    named."""
     catalogs = prices.sky_catalogs()
     found = []
-    for target in targets_for(recipe):
-        if target != "skypilot":  # it chooses among the other targets
-            for usd, gpu, spot in cost.node_prices(recipe, target, catalogs):
-                found.append((usd * recipe.cluster.nodes, target, gpu, spot))
-    for usd, target, gpu, spot in sorted(found):
+    for name in cost.members(recipe, target) if target else targets_for(recipe):
+        if name != "skypilot":  # it chooses among the other targets
+            for usd, gpu, spot in cost.node_prices(recipe, name, catalogs):
+                found.append((usd * recipe.cluster.nodes, name, gpu, spot))
+    if target and not found:
+        console.print(f"{target}: machines of your own, or no price is known of them", highlight=False)
+    for usd, name, gpu, spot in sorted(found):
         what = f"${usd:.2f} per hour"
         if recipe.kind == "check":
             what = f"${usd * recipe.budget.max_hours:.2f} at most, {what}"
-        console.print(f"{what}: {target}, {gpu}, {'spot' if spot else 'on demand'}", highlight=False)
+        console.print(f"{what}: {name}, {gpu}, {'spot' if spot else 'on demand'}", highlight=False)
 
 
 def choice(

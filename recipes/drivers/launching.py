@@ -217,13 +217,13 @@ def headed(text: str, recipe: Recipe, target: str, run_id: str) -> str:
 
 
 def show(launch: Launch) -> None:
-    """Prints the task files and the commands that would run."""
+    """Prints the task files, the commands that would run, and what that would cost."""
     for name, text in launch.files.items():
         print(f"# --- {launch.folder / name}\n{text}")
     exports = " ".join(f"{name}={shlex.quote(value)}" for name, value in launch.env.items())
     for line in uploads.lines(launch.recipe):
         print(f"# --- would upload {line}")
-    print("# --- would run")
+    print(f"# --- would run: {_summary(launch.recipe, launch.record)}")
     for command in launch.commands.up:
         print(f"{exports} {shlex.join(command)}")
     if launch.record.target == "ssh":
@@ -272,7 +272,7 @@ def start(launch: Launch, detach: bool) -> int:
     record.save()
     if recipe.kind == "train":
         shared_record.publish(record, env)
-    print(_summary(record), flush=True)
+    print(_summary(recipe, record), flush=True)
     if recipe.kind == "serve":
         print(platforms.how_to_call(record, recipe.config.run.name), flush=True)
     try:
@@ -290,12 +290,18 @@ def start(launch: Launch, detach: bool) -> int:
     return code
 
 
-def _summary(record: RunRecord) -> str:
+def _summary(recipe: Recipe, record: RunRecord) -> str:
+    """Where it runs, and what it costs as far as prices are known."""
     text = f"run {record.run_id} on {record.target}"
     if record.samples_for:
         text = f"{record.run_id}: {record.jobs} to sample for {record.samples_for}, on {record.target}"
     if record.usd_per_hour:
         text += f", ${record.usd_per_hour:.2f} per hour"
+    if record.usd_per_hour and recipe.kind == "check":
+        most = record.usd_per_hour * recipe.budget.max_hours
+        text += (
+            f", ${most:.2f} at most: it ends after {recipe.budget.max_hours:g} h whatever is left to check"
+        )
     if record.planned_usd:
         text += f", planned: {record.planned_hours:.1f} h and ${record.planned_usd:,.0f}"
     return text

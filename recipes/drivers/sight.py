@@ -18,7 +18,7 @@ from recipes import run_record
 from recipes.drivers import desk_python, launched, platform_state, tokens, worker_sight
 from recipes.run_record import PULLED, RunRecord
 from trainer.config import ConfigError
-from trainer.config.run_folder import CONFIG, METRICS, PROGRESS
+from trainer.config.run_folder import CONFIG, METRICS, PROGRESS, RUNNING, read_progress
 from trainer.config.run_store import EXPORTED, RunStore
 from trainer.exit_codes import EXIT_CONFIG, EXIT_INTERRUPTED
 
@@ -116,7 +116,7 @@ def profile(run: str, bucket: str, fetch: bool) -> int:
     """Asks a running run for a profile of its next step, or fetches those that it has taken."""
     here = run_record.RUNS / run
     if not bucket and (here / PROGRESS).exists():
-        if not fetch and json.loads((here / PROGRESS).read_text())["status"] != "running":
+        if not fetch and read_progress(here).get("status") != RUNNING:
             raise ConfigError(f"{run} is over: set logging.profile_step and start it again")
         if not fetch:
             (here / "profile.request").touch()

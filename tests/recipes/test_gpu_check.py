@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 from _pytest.mark.expression import Expression
 
-from recipes import gpu_check, planning
+from recipes import cli, gpu_check, planning
 from recipes.gpu_check import CHECKS, DEMO, Check, Runner, chosen, outcome_of
 from recipes.plan import calibration, cost, memory
 from recipes.presets import get, resolve
@@ -82,6 +82,23 @@ def test_it_costs_less_than_five_dollars_on_an_h100():
     usd, gpu, spot = max(found)
     assert gpu == "H100" and not spot
     assert usd * recipe.budget.max_hours < 5
+
+
+def test_the_most_that_it_costs_is_said_before_anything_is_rented(capsys, monkeypatch):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "x")
+    cli.main(["up", "gpu-check", "--target", "skypilot-runpod", "--bucket", "s3://mine/runs", "--dry-run"])
+    said = capsys.readouterr().out
+    rate, most = re.search(r"\$([\d.]+) per hour, \$([\d.]+) at most", said).groups()
+    assert float(most) == pytest.approx(1.25 * float(rate), abs=0.01)
+
+
+@pytest.mark.parametrize("target, others", [("slurm", "skypilot"), ("skypilot-gcp", "azure")])
+def test_plan_tells_the_costs_of_the_target_that_is_asked_for(capsys, target, others):
+    cli.main(["plan", "gpu-check", "--target", target])
+    said = capsys.readouterr().out
+    assert target in said and others not in said
+    assert "expected" not in said, "the demo's bands are of fp32 on CPUs"
 
 
 def test_its_machine_runs_the_checks_through_the_launcher_and_goes_down():

@@ -19,6 +19,7 @@ from recipes.drivers import dashboard, desk_python, trained
 from recipes.run_record import RunRecord
 from tests.observe.written_run import write_run
 from trainer import config as c
+from trainer import processes
 from trainer.checkpoint.attempt import Attempts
 from trainer.node.launch import dashboard as published
 from trainer.observe.node_monitor import append
@@ -102,8 +103,9 @@ def test_a_profile_is_asked_for_on_this_machine_or_through_the_bucket(bucket, ca
     assert code == 2 and "has profiled no step yet" in err
     folder = run_record.RUNS / "near"
     folder.mkdir(parents=True)
-    for status, left in (("running", 0), ("finished", 2)):
-        (folder / "progress.json").write_text(json.dumps({"status": status}))
+    gone = {"status": "running", **processes.stamp(), "pid_started": -1}
+    for progress, left in (({"status": "running"}, 0), ({"status": "finished"}, 2), (gone, 2), ({}, 2)):
+        (folder / "progress.json").write_text(json.dumps(progress))
         code, out, err = run(capfd, "profile", "near")
         assert code == left and (folder / "profile.request").exists() is (not left), err
         (folder / "profile.request").unlink(missing_ok=True)

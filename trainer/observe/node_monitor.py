@@ -207,12 +207,15 @@ def _file_bytes() -> dict[int, int]:
 
 
 def append(run_dir: str | Path, sample: Mapping[str, Any]) -> None:
-    """Adds a sample, with the phase that runs now, to the run's `nodes.jsonl` in one write."""
+    """Adds a sample, with the phase that runs now, to the run's `nodes.jsonl` in one write. A line that a full
+    disk cut short is taken back, so that the next one does not begin in its middle."""
     phase = read_progress(run_dir).get("phase", "")
     line = json.dumps({**sample, "phase": phase}, sort_keys=True).encode() + b"\n"
     descriptor = os.open(Path(run_dir) / NODES, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:
-        os.write(descriptor, line)
+        written = os.write(descriptor, line)
+        if written < len(line):
+            os.ftruncate(descriptor, os.fstat(descriptor).st_size - written)
     finally:
         os.close(descriptor)
 

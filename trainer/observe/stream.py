@@ -24,7 +24,17 @@ from typing import Any
 
 from trainer.config import ConfigError
 from trainer.config.growing_file import GrowingFile
-from trainer.config.run_folder import ATTEMPTS, CONFIG, LAUNCH_LOG, METRICS, NODES, PROGRESS, ROSTER, SAMPLES
+from trainer.config.run_folder import (
+    ATTEMPTS,
+    CONFIG,
+    LAUNCH_LOG,
+    METRICS,
+    NODES,
+    PROGRESS,
+    ROSTER,
+    SAMPLES,
+    parse_line,
+)
 from trainer.config.run_store import STREAM
 from trainer.errors import StorageError
 from trainer.observe.step_profile import REQUEST
@@ -213,7 +223,9 @@ class Stream:
         """At most one sample per NODE_S of every node."""
         kept = []
         for line in new.splitlines(keepends=True):
-            sample = json.loads(line)
+            sample = parse_line(line)
+            if sample is None:  # a full disk or a kill has torn it
+                continue
             if sample["unix_s"] - self._node_times.get(sample["node"], 0.0) >= NODE_S:
                 self._node_times[sample["node"]] = sample["unix_s"]
                 kept.append(line)
@@ -221,8 +233,8 @@ class Stream:
 
     def _with_images(self, new: bytes) -> bytes:
         """Pushes the images of samples first, so that whoever reads a sample finds them."""
-        for line in new.splitlines():
-            for name in json.loads(line).get("images", []):
+        for line in new.splitlines(keepends=True):
+            for name in (parse_line(line) or {}).get("images", []):
                 path = self.run_dir / name
                 if name in self._sent or not path.is_file():
                     continue
