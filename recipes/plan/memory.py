@@ -141,7 +141,7 @@ def plan(recipe: Recipe, gpu: str = "") -> MemoryPlan | None:
             peaks = phases(config, shape, engine_bytes)
             host = training_host(recipe, shape)
         case "sample":
-            peaks = [_sampling(config, weights, engine_bytes)]
+            peaks = [_sampling(config, shape, weights, engine_bytes)]
             host = sampling_host(recipe, shape)
         case _:
             peaks = [_serving(weights, engine_bytes)]
@@ -173,12 +173,14 @@ def _serving(weights: float, engine_bytes: float) -> Phase:
     return Phase("serve", {"CUDA context": CONTEXT, "engine weights": weights, "engine KV cache": cache})
 
 
-def _sampling(config: RunConfig, weights: float, engine_bytes: float) -> Phase:
+def _sampling(config: RunConfig, shape: Shape, weights: float, engine_bytes: float) -> Phase:
     """The one phase of a machine that only samples: its engine never sleeps, and no state of training is
     there."""
     parts = {"CUDA context": CONTEXT, "engine weights": weights, "engine workspace": ENGINE_WORKSPACE}
     if config.rollout.tensor_parallel > 1:
         parts["NCCL's communicators"] = COMMUNICATORS
+        group = max(config.rollout.sync_bucket_bytes, shape.largest_parameter * dtype_bytes(config))
+        parts["bucket and its copy"] = 2.0 * group
     cache = max(0.0, engine_bytes - weights - ENGINE_WORKSPACE)
     return Phase("rollout", parts | {"engine KV cache": cache})
 
