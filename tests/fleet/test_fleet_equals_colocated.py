@@ -115,7 +115,7 @@ def test_a_run_fed_by_workers_is_the_colocated_run(run_config, tmp_path, dtype, 
 @pytest.mark.long
 def test_a_worker_with_an_engine_of_two_ranks_is_the_engine_of_two_of_the_trainer_s(run_config, tmp_path):
     """The worker loses its second rank in step 2, and another one samples the rest."""
-    options = ["placement.workers_per_node=2", "rollout.tensor_parallel=2"]
+    options = ["placement.workers_per_node=2", "rollout.tensor_parallel=2", "data.image_cache_gib=0.05"]
     colocated = Job(run_config("colocated", *options), tmp_path / "colocated").start()
     try:
         assert colocated.wait(900) == 0, colocated.tail()
