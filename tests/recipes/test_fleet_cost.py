@@ -177,7 +177,8 @@ def test_weights_reach_the_first_gpu_of_an_engine_and_from_there_the_others():
 @pytest.mark.parametrize(("ranks", "said"), [(8, ""), (2, " --set sample.tensor_parallel=4")])
 def test_the_named_command_has_engines_of_as_many_gpus_as_were_planned(ranks, said):
     recipe = override(get(BIG), [f"rollout.tensor_parallel={ranks}"])
-    row = FleetRow(cost.offers(recipe)[0], 32, 40.0, kind(recipe, "A100-80GB", 4), 2, 3, unit_prompts=64)
+    offer = cost.offers(get(BIG))[0]
+    row = FleetRow(offer, 32, 40.0, kind(recipe, "A100-80GB", 4), 2, 3, unit_prompts=64)
     assert f"--set rollout.staleness=3{said} --fleet 2x4xA100-80GB:" in fleet_table.options(recipe, row)
 
 
