@@ -11,7 +11,7 @@ from recipes.capabilities import capability
 from recipes.plan import decode_slots, fleet_cost, memory, prices
 from recipes.plan.fleet_cost import EGRESS_USD_PER_GB, MUCH_EGRESS, FleetRow, Fleets
 from recipes.run_record import RunRecord
-from recipes.spec import Recipe
+from recipes.spec import Recipe, SampleGroup
 from trainer.config import ConfigError
 
 COLUMNS = ("trainer", "workers", "steps ahead", "enough", "prompts a unit", "s/step", "$/step",
@@ -198,9 +198,12 @@ def options(recipe: Recipe, row: FleetRow) -> str:
         part = "cluster.nodes" if nodes > 1 else "cluster.gpus_per_node"
         sets.append(f"{part}={(nodes if nodes > 1 else recipe.cluster.gpus_per_node) // 2}")
     if row.worker:
+        engine = recipe.config.rollout.tensor_parallel
         sets.append(f"rollout.staleness={row.ahead}")
         if row.unit_prompts < recipe.config.rollout.prompts_per_step:
             sets.append(f"fleet.unit_prompts={row.unit_prompts}")
+        if SampleGroup(gpus_per_node=row.worker.gpus).engine_gpus(engine) != row.worker.gpus:
+            sets.append(f"sample.tensor_parallel={row.worker.gpus}")
     words = [f"--target {row.offer.target}", *(f"--set {one}" for one in sets)]
     if row.worker and not row.worker.own:
         market = "spot" if row.worker.spot else "on-demand"

@@ -23,14 +23,15 @@ def sampling(recipe: Recipe) -> Recipe | None:
     group = recipe.sample
     if group is None:
         return None
+    engine = group.engine_gpus(recipe.config.rollout.tensor_parallel)
     rollout = replace(
         recipe.config.rollout,
-        tensor_parallel=group.engine_gpus(recipe.config.rollout.tensor_parallel),
+        tensor_parallel=engine,
         gpu_memory_utilization=group.gpu_memory_utilization,
     )
     # The run's own nodes have GPUs that sample besides; a machine of this group does nothing else.
     fleet = replace(recipe.config.fleet, run=recipe.config.fleet.run or OWN_RUN, gpus_per_node=0)
-    place = replace(recipe.config.placement, workers_per_node=1)  # of GPUs as many as there are
+    place = replace(recipe.config.placement, workers_per_node=engine)  # of GPUs as many as there are
     view = replace(
         recipe,
         name=recipe.name + SUFFIX,
@@ -52,22 +53,17 @@ def worker(recipe: Recipe) -> Recipe:
     group = recipe.sample or SampleGroup(gpus_per_node=min(1, recipe.cluster.gpus_per_node))
     view = sampling(replace(recipe, sample=group))
     assert view is not None
-    if why := not_built(recipe, view):
+    if why := nothing_to_sample(recipe):
         raise ConfigError(why)
     return view
 
 
-def not_built(recipe: Recipe, view: Recipe) -> str:
-    """Why the machines of a view would sample nothing; empty if they can."""
+def nothing_to_sample(recipe: Recipe) -> str:
+    """Why machines of a second group would sample nothing; empty if they do."""
     if recipe.config.fleet.workers == "off":
         return (
             f"{recipe.name} samples on its own GPUs, and machines of `sample` would wait for nothing: --set "
             "fleet.workers=only, or --set sample=null"
-        )
-    if view.config.rollout.tensor_parallel > 1:
-        return (
-            "an engine of several GPUs on a rollout worker is not built: --set sample.tensor_parallel=1 "
-            "rollout.tensor_parallel=1, with GPUs that hold the model"
         )
     return ""
 

@@ -149,9 +149,9 @@ def _sized(name: str, own: tuple[str, ...], given: tuple[str, ...]) -> tuple[str
 def _without_model(name: str, own: tuple[str, ...], given: tuple[str, ...]) -> tuple[str, ...]:
     """All overrides of an evaluation that rollout workers sample: what hands rows out and grades them loads
     no model, so that one GPU is more than it needs."""
-    workers = ("fleet.workers=only", "rollout.tensor_parallel=1")
-    gpus = resolve(name, [*own, *workers, *given]).cluster.gpus_per_node
-    return (*own, *workers, "cluster.nodes=1", f"cluster.gpus_per_node={min(1, gpus)}", *given)
+    workers = "fleet.workers=only"
+    gpus = resolve(name, [*own, workers, *given]).cluster.gpus_per_node
+    return (*own, workers, "cluster.nodes=1", f"cluster.gpus_per_node={min(1, gpus)}", *given)
 
 
 BEFORE = "checkpoint.before="

@@ -58,7 +58,7 @@ class SampleGroup(Cluster):
     nodes: int = within(1, least=1, most=64)
     """Machines, all alike."""
     gpus_per_node: int = within(1, least=0, most=16)
-    """GPUs of each machine, each with an engine; 0 where the run is on CPU ranks."""
+    """GPUs of each machine; 0 where the run is on CPU ranks."""
     gpu: str = "L40S"
     """GPU that the group is made for: a name of trainer/hardware/gpus.py."""
     target: str = ""
@@ -68,7 +68,8 @@ class SampleGroup(Cluster):
     image: str = ""
     """Container image where the target runs containers; empty: cluster.image."""
     tensor_parallel: int = within(0, least=0, most=16)
-    """GPUs of one engine; 0: rollout.tensor_parallel, or all GPUs of a machine that has fewer."""
+    """GPUs of one engine, of which a machine has as many as its GPUs allow; 0: rollout.tensor_parallel, or
+    all GPUs of a machine that has fewer. On CPU: ranks of one engine."""
     gpu_memory_utilization: float = within(WORKER_GPU_SHARE, above=0, below=1)
     """Share of a GPU's memory that an engine takes. Nothing is trained beside it, so it is more than
     rollout.gpu_memory_utilization."""
@@ -83,8 +84,9 @@ class SampleGroup(Cluster):
     """Node pool label; empty: any node with these GPUs. site.node_pool is for the run's machines alone."""
 
     def engine_gpus(self, wanted: int) -> int:
-        """GPUs of one engine, where an engine of the run has `wanted`."""
-        return self.tensor_parallel or max(1, min(wanted, self.gpus_per_node))
+        """GPUs of one engine, where an engine of the run has `wanted`; ranks of one on CPU."""
+        there = min(wanted, self.gpus_per_node) if self.gpus_per_node else wanted
+        return self.tensor_parallel or there
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -423,7 +425,7 @@ def _check_sample(recipe: Recipe, sample: SampleGroup) -> None:
     for name in (sample.gpu, *sample.alternatives) if sample.gpus_per_node else ():
         gpu_named(name)
     engine = sample.engine_gpus(recipe.config.rollout.tensor_parallel)
-    if sample.gpus_per_node % engine:
+    if sample.gpus_per_node and sample.gpus_per_node % engine:
         raise ConfigError(
             f"an engine of {engine} GPUs does not divide the {sample.gpus_per_node} GPUs of a machine of "
             f"`sample`: set sample.tensor_parallel to a divisor of {sample.gpus_per_node}"

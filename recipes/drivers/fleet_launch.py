@@ -48,12 +48,8 @@ def group(text: str) -> list[str]:
 
 
 def with_group(name: str, overrides: list[str], text: str) -> list[str]:
-    """The overrides of a recipe with the machines of `--fleet`. A worker is one GPU that holds the model."""
-    sets = [*group(text), *overrides]
-    given = {one.partition("=")[0].strip() for one in overrides}
-    if "rollout.tensor_parallel" not in given:
-        sets.insert(0, "rollout.tensor_parallel=1")
-    return sets
+    """The overrides of a recipe with the machines of `--fleet`."""
+    return [*group(text), *overrides]
 
 
 def of_run(overrides: list[str], bucket: str, target: str | None) -> tuple[str, list[str]]:

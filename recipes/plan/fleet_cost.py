@@ -206,10 +206,14 @@ def update_seconds(recipe: Recipe, shape: Shape, step: cost.StepTime) -> float:
 
 
 def switch_seconds(recipe: Recipe, shape: Shape, worker: WorkerKind) -> float:
-    """Seconds in which a worker reads a patch, applies it and loads the weights into its engine."""
+    """Seconds in which a worker reads a patch, applies it and loads the weights into its engine. They reach
+    the first GPU of an engine from the host, and the others from there."""
     patch = patch_rate(recipe.config) * trained(recipe.config, shape)
     whole = 2.0 * shape.parameters
-    load = whole / worker.gpus / (gpu_named(worker.gpu).pcie_gb_per_s * 1e9)
+    card = gpu_named(worker.gpu)
+    load = whole / (card.pcie_gb_per_s * 1e9)
+    if worker.gpus > 1:
+        load += whole / (card.nvlink_gb_per_s * 1e9)
     return patch / FETCH_BYTES_S + whole / APPLY_BYTES_S + load
 
 

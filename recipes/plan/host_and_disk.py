@@ -32,14 +32,15 @@ def without_zeros(parts: dict[str, float]) -> dict[str, float]:
 
 
 def sampling_host(recipe: Recipe, shape: Shape) -> dict[str, float]:
-    """Host memory of a machine that only samples."""
+    """Host memory of a machine that only samples: each of its engines has a copy of the weights there, into
+    which new ones arrive."""
     config = recipe.config
     gpus = recipe.cluster.gpus_per_node
-    workers = gpus // config.rollout.tensor_parallel
+    engines = max(1, gpus // config.rollout.tensor_parallel)
     return {
         "system": HOST_SYSTEM + gpus * GIB,
         "worker processes": float(gpus * worker_bytes("cuda", config.data.image_cache_gib)),
-        "each worker's copy of the weights": float(workers * shape.parameters * dtype_bytes(config)),
+        "each worker's copy of the weights": float(engines * shape.parameters * dtype_bytes(config)),
     }
 
 

@@ -141,7 +141,7 @@ def plan(recipe: Recipe, gpu: str = "") -> MemoryPlan | None:
             peaks = phases(config, shape, engine_bytes)
             host = training_host(recipe, shape)
         case "sample":
-            peaks = [_sampling(config, weights, engine_bytes)]
+            peaks = _sampling(config, shape, weights, engine_bytes)
             host = sampling_host(recipe, shape)
         case _:
             peaks = [_serving(weights, engine_bytes)]
@@ -173,14 +173,19 @@ def _serving(weights: float, engine_bytes: float) -> Phase:
     return Phase("serve", {"CUDA context": CONTEXT, "engine weights": weights, "engine KV cache": cache})
 
 
-def _sampling(config: RunConfig, weights: float, engine_bytes: float) -> Phase:
-    """The one phase of a machine that only samples: its engine never sleeps, and no state of training is
-    there."""
+def _sampling(config: RunConfig, shape: Shape, weights: float, engine_bytes: float) -> list[Phase]:
+    """Phases of a machine that only samples: its engine never sleeps, and no state of training is there.
+    Weights reach the GPUs of an engine of several whole, a group at a time; those of one from the host."""
     parts = {"CUDA context": CONTEXT, "engine weights": weights, "engine workspace": ENGINE_WORKSPACE}
     if config.rollout.tensor_parallel > 1:
         parts["NCCL's communicators"] = COMMUNICATORS
-    cache = max(0.0, engine_bytes - weights - ENGINE_WORKSPACE)
-    return Phase("rollout", parts | {"engine KV cache": cache})
+    cache = {"engine KV cache": max(0.0, engine_bytes - weights - ENGINE_WORKSPACE)}
+    found = [Phase("rollout", parts | cache)]
+    if config.rollout.tensor_parallel > 1:
+        del parts["engine workspace"]  # free, since nothing is decoded meanwhile
+        group = max(config.rollout.sync_bucket_bytes, shape.largest_parameter * dtype_bytes(config))
+        found.append(Phase("sync", parts | cache | {"bucket and its copy": 2.0 * group}))
+    return found
 
 
 def phases(config: RunConfig, shape: Shape, engine_bytes: float) -> list[Phase]:

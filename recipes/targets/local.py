@@ -11,7 +11,8 @@ from recipes.targets import script
 def render(recipe: Recipe) -> dict[str, str]:
     """One shell script, run in the repository. Here the machines of a second group are processes of one."""
     if recipe.jobs > 1:
-        place = replace(recipe.config.placement, workers_per_node=recipe.jobs)
+        place = recipe.config.placement
+        place = replace(place, workers_per_node=recipe.jobs * place.workers_per_node)
         recipe = replace(recipe, config=replace(recipe.config, placement=place))
     text = (
         f"#!/usr/bin/env bash\n# {recipe.name} on this machine: RUN_ID=... bash FILE, or `launch.py up"

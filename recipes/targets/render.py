@@ -49,7 +49,7 @@ def render(recipe: Recipe, target: str) -> dict[str, str]:
     if recipe.kind == "sample":
         capabilities.check_bucket(recipe, target)
         return _of_group(recipe, target)
-    if (sampling := groups.sampling(recipe)) and (why := groups.not_built(recipe, sampling)):
+    if recipe.sample and (why := groups.nothing_to_sample(recipe)):
         raise ConfigError(why)
     return of_groups(recipe, target)
 

@@ -142,6 +142,13 @@ def test_an_unknown_key_in_a_file_names_the_nearest(tmp_path):
             ],
             "leaves the trainer's 8 engines less than a prompt each; set it to less",
         ),
+        (
+            [
+                *("fleet.workers=beside", "fleet.unit_prompts=7", "checkpoint.remote=s3://b"),
+                *("rollout.prompts_per_step=8", "placement.workers_per_node=8", "rollout.tensor_parallel=4"),
+            ],
+            "leaves the trainer's 2 engines less than a prompt each",
+        ),
         (["algorithm.kl_estimator=k1"], "use k2 or k3, or set algorithm.kl_in to reward"),
         (["algorithm.kl_coef=0", "algorithm.kl_target=0.1"], "there is no reference"),
         (["algorithm.surrogate=cispo", "algorithm.dual_clip=3"], "does nothing to algorithm.surrogate cispo"),
@@ -186,6 +193,16 @@ def test_every_number_has_a_range():
 
 def test_defaults_are_valid():
     c.validate(c.RunConfig())
+
+
+def test_workers_may_have_larger_engines_than_the_trainer_has_ranks():
+    ranks = ["placement.workers_per_node=2", "rollout.tensor_parallel=8"]
+    fleet = ["fleet.workers=only", "checkpoint.remote=s3://b/p"]
+    c.validate(c.override(c.RunConfig(), [*ranks, *fleet]))
+    with pytest.raises(c.ConfigError, match="use a divisor of 2"):
+        c.validate(c.override(c.RunConfig(), ranks))
+    beside = [*fleet, "placement.workers_per_node=4", "rollout.tensor_parallel=2", "fleet.workers=beside"]
+    c.validate(c.override(c.RunConfig(), [*beside, "fleet.unit_prompts=8"]))
 
 
 def test_resume_compares_what_is_computed_and_nothing_else():

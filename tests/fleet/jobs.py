@@ -61,6 +61,15 @@ class WorkerProcess:
         return self.log.read_text(errors="replace")
 
 
+def other_ranks(pid: int) -> list[int]:
+    """The ranks that a worker's process has started, in order."""
+    found = []
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        if b"trainer.fleet.engine_rank" in Path(f"/proc/{child}/cmdline").read_bytes():
+            found.append(int(child))
+    return sorted(found)
+
+
 class FleetJob(Job):
     """A trainer with `fleet.workers=only`, and its workers."""
 

@@ -10,12 +10,12 @@ import threading
 
 import pytest
 
-from tests.fleet.jobs import FleetJob, assert_same_run, wait_for
+from tests.fleet.jobs import FleetJob, assert_same_run, other_ranks, wait_for
 from tests.loops.jobs import REWARD, Job
 from tests.servers import rclone
 from trainer.config import RunConfig, override
 from trainer.config.run_folder import read_roster
-from trainer.exit_codes import EXIT_CONFIG
+from trainer.exit_codes import EXIT_CONFIG, EXIT_NODE_LOST
 from trainer.observe.history import read_history
 from trainer.storage.storage import Storage
 
@@ -109,6 +109,36 @@ def test_a_run_fed_by_workers_is_the_colocated_run(run_config, tmp_path, dtype, 
         last = read_history(job.run_dir)[-1]
         assert last["fleet/units"] >= 2 * STEPS and last["fleet/forged"] > 0 and last["fleet/refused"] == 0
         assert "the run has reached its last step" in job.workers["w1"].said()
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_a_worker_with_an_engine_of_two_ranks_is_the_engine_of_two_of_the_trainer_s(run_config, tmp_path):
+    """The worker loses its second rank in step 2, and another one samples the rest."""
+    options = ["placement.workers_per_node=2", "rollout.tensor_parallel=2", "data.image_cache_gib=0.05"]
+    colocated = Job(run_config("colocated", *options), tmp_path / "colocated").start()
+    try:
+        assert colocated.wait(900) == 0, colocated.tail()
+    finally:
+        colocated.kill()
+    job = FleetJob(run_config("fleet", *options), tmp_path / "fleet", str(tmp_path / "stored"))
+    try:
+        first = job.add_worker("first")
+        job.start()
+        job.until(lambda: job.in_phase("wait", 2), 600)
+        (rank_1,) = other_ranks(first.process.pid)
+        os.kill(rank_1, signal.SIGKILL)
+        assert first.wait() == EXIT_NODE_LOST, job.told()
+        second = job.add_worker("second")
+        job.finish()
+    finally:
+        job.kill()
+        job.end_workers()
+    assert_same_run(colocated, job)
+    sampled = {row["worker"]: row for row in read_roster(job.run_dir)}
+    assert min(row["completions"] for row in sampled.values()) > 0 and second.process.returncode == 0
+    assert sampled["first"]["why"] == "rank 1 of its engine has ended by signal 9"
+    assert "fleet/sampled_2x-cpu" in read_history(job.run_dir)[-1]
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from trainer.checkpoint.attempt import LAUNCH_VARIABLE, Attempts
-from trainer.config import Fleet, RunConfig, override
+from trainer.config import ConfigError, Fleet, RunConfig, override
 from trainer.exit_codes import EXIT_PREEMPTED, EXIT_STORAGE
 from trainer.fleet import machine
 from trainer.fleet.following import Following
@@ -93,6 +93,36 @@ def test_each_gpu_has_a_worker_of_its_own(tmp_path, monkeypatch):
     on_cpu = override(config, ["placement.device=cpu", "placement.workers_per_node=1"])
     assert serve(engines_of(on_cpu, [sys.executable, "-c", code]), lambda: "", HOURS) == 0
     assert (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(
+    ("visible", "ranks", "size", "workers"),
+    [
+        ("", 8, 4, ["0,1,2,3", "4,5,6,7"]),
+        ("", 4, 2, ["0,1", "2,3"]),
+        ("5,2,GPU-c,7", 4, 2, ["5,2", "GPU-c,7"]),
+        ("", 4, 4, ["none"]),  # an engine of all of them
+    ],
+)
+def test_an_engine_of_several_gpus_has_as_many_of_its_own(
+    tmp_path, monkeypatch, visible, ranks, size, workers
+):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    code = f"import os; open({str(tmp_path)!r} + '/' + (os.environ['CUDA_VISIBLE_DEVICES'] or 'none'), 'w')"
+    sets = [f"placement.workers_per_node={ranks}", f"rollout.tensor_parallel={size}"]
+    config = override(RunConfig(), [*sets, "placement.device=cuda"])
+    assert serve(engines_of(config, [sys.executable, "-c", code]), lambda: "", HOURS) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == workers
+
+
+def test_gpus_that_are_left_over_are_refused(monkeypatch):
+    config = override(RunConfig(), ["placement.workers_per_node=6", "rollout.tensor_parallel=4"])
+    with pytest.raises(ConfigError, match="tensor_parallel 4 does not divide the 6 GPUs .* a divisor of 6"):
+        engines_of(config, ["false"])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
+    config = override(config, ["placement.workers_per_node=4", "rollout.tensor_parallel=2"])
+    with pytest.raises(ConfigError, match="CUDA_VISIBLE_DEVICES names 3 GPUs"):
+        engines_of(config, ["false"])
 
 
 # --- whether the run still needs workers ------------------------------------------------------------

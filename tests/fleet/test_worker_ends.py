@@ -29,6 +29,7 @@ class PlayedEngine:
     """Samples the unit of `test_verify`."""
 
     followed = 0
+    out_of_step = False
 
     def __init__(self) -> None:
         self.there = threading.Event()

@@ -165,6 +165,23 @@ def test_an_engine_takes_the_fewest_gpus_that_hold_the_model():
     assert {worker.gpus for worker in fleet_cost.kinds(get(ONE), None, None)} == {1}
 
 
+def test_weights_reach_the_first_gpu_of_an_engine_and_from_there_the_others():
+    recipe = get(BIG)
+    worker = kind(recipe, "A100-80GB", 4)
+    patch = fleet_cost.patch_rate(recipe.config) * trained(recipe.config, worker.need.shape)
+    whole = 2.0 * worker.need.shape.parameters
+    by_hand = patch / 125e6 + whole / 4e9 + whole / 25e9 + whole / 300e9
+    assert fleet_cost.switch_seconds(recipe, worker.need.shape, worker) == pytest.approx(by_hand)
+
+
+@pytest.mark.parametrize(("ranks", "said"), [(8, ""), (2, " --set sample.tensor_parallel=4")])
+def test_the_named_command_has_engines_of_as_many_gpus_as_were_planned(ranks, said):
+    recipe = override(get(BIG), [f"rollout.tensor_parallel={ranks}"])
+    offer = cost.offers(get(BIG))[0]
+    row = FleetRow(offer, 32, 40.0, kind(recipe, "A100-80GB", 4), 2, 3, unit_prompts=64)
+    assert f"--set rollout.staleness=3{said} --fleet 2x4xA100-80GB:" in fleet_table.options(recipe, row)
+
+
 def run(capsys, *arguments):
     code = cli.main(["plan", *arguments])
     out = capsys.readouterr()

@@ -31,6 +31,15 @@ def test_workers_that_do_not_hold_the_model_are_refused(capsys):
     assert code == 2 and "L40S" in err
 
 
+def test_workers_whose_gpus_hold_it_together_sample_for_one_that_has_fewer(capsys):
+    big = ["evaluate", "grpo-qwen2.5-vl-72b-mathv60k", "--benchmarks", "mathvista"]
+    code, out, err = run(capsys, *big, "--fleet", "2x4xA100-80GB", *MORE)
+    assert code == 0, err
+    head, _, sampling = out.partition("# A machine that samples for a run")
+    assert "accelerators: A100-80GB:1" in head
+    assert "tensor_parallel: 4" in sampling and "accelerators: A100-80GB-SXM:4" in sampling
+
+
 def test_on_this_machine_it_is_a_number(capsys):
     local = ["--target", "local", "--bucket", "s3://mine/runs", "--run-id", "mine", "--dry-run"]
     code, out, err = run(capsys, "evaluate", "demo", "--pass-rate", "--fleet", "2", *local)

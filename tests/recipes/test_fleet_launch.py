@@ -26,7 +26,7 @@ from recipes.presets import resolve
 from trainer import config as configuration
 from trainer.config import ConfigError, RunConfig
 
-SEVEN = "grpo-qwen2.5-vl-7b-mathv60k"
+SEVEN, BIG = "grpo-qwen2.5-vl-7b-mathv60k", "grpo-qwen2.5-vl-72b-mathv60k"
 UP = ["up", SEVEN, "--bucket", "s3://mine", "--run-id", "mine", "--detach"]
 KEY = "SPOTRL_FLEET_KEY"
 
@@ -101,6 +101,21 @@ def test_every_target_has_files_and_commands_for_both_groups(target, capsys):
     assert "trainer.fleet.machine" not in out.split("# --- would run")[0]
     assert "runs/mine-w" in own and "trainer.fleet.machine --config" in own, "files of the second group"
     assert "RUN_ID=mine " in own and "RUN_ID=mine-w" in theirs
+
+
+def test_engines_of_the_72b_recipe_are_all_gpus_of_a_smaller_machine(capsys):
+    """Those of the recipe's own GPUs are eight, and one GPU does not hold the model."""
+    asked = ["up", BIG, "--bucket", "s3://mine", "--run-id", "mine", "--target", "dstack-runpod", "--dry-run"]
+    code, out, err = run(
+        capsys, *asked, "--set", "rollout.staleness=2", "--fleet", "2x4xA100-80GB@skypilot-runpod"
+    )
+    assert code == 0, err
+    assert re.search(r"workers  mine-w\w+: 2 x 4 A100-80GB on skypilot-runpod, \$", out)
+    assert re.search(r"planned +[\d.]+ h", out)
+    own, theirs = out.split("# --- would run")[:2]
+    assert "    tensor_parallel: 8\n" in own and "    workers_per_node: 8\n" in own
+    assert "    tensor_parallel: 4\n" in theirs and "    workers_per_node: 4\n" in theirs
+    assert "accelerators: A100-80GB-SXM:4" in theirs and "trainer.fleet.machine --config" in theirs
 
 
 def test_workers_of_a_run_on_this_machine_are_processes_of_one(capsys):

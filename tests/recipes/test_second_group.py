@@ -7,6 +7,7 @@ from recipes.plan import cost, hourly, memory, prices
 from recipes.plan.memory import GIB
 from recipes.presets import RECIPES, get, resolve
 from recipes.spec import SampleGroup, validate
+from recipes.targets import local
 from trainer.config import ConfigError
 
 ONE, BIG = "grpo-qwen2.5-vl-7b-mathv60k", "grpo-qwen2.5-vl-72b-mathv60k"
@@ -82,17 +83,6 @@ def test_a_recipe_with_a_run_to_sample_for_is_one_machine_of_its_second_group():
     ("name", "overrides", "said"),
     [
         (ONE, [], "--set fleet.workers=only, or --set sample=null"),
-        (ONE, ["fleet.workers=only"], "rollout.tensor_parallel above 1 is not built"),
-        (
-            ONE,
-            [
-                "fleet.workers=only",
-                "rollout.tensor_parallel=1",
-                "sample.gpus_per_node=2",
-                "sample.tensor_parallel=2",
-            ],
-            "an engine of several GPUs on a rollout worker is not built",
-        ),
         ("sft-qwen2.5-72b-full", [], "fleet.run names a run to sample for, and method sft samples none"),
     ],
 )
@@ -115,6 +105,11 @@ def test_a_view_is_one_machine_with_engines_of_its_own():
     assert engine == 4, "all GPUs of a machine that has fewer than an engine of the run"
     eight = groups.sampling(with_group(ONE, "sample.gpus_per_node=8"))
     assert eight.config.rollout.tensor_parallel == 2, "else the run's"
+    on_cpu = ["sample.gpus_per_node=0", "sample.nodes=3", "storage.bucket=file:///b"]
+    pairs = groups.sampling(resolve("demo", [*on_cpu, "rollout.tensor_parallel=2", "fleet.workers=only"]))
+    assert pairs.config.placement.workers_per_node == pairs.config.rollout.tensor_parallel == 2
+    (text,) = local.render(pairs).values()
+    assert "workers_per_node: 6\n" in text, "ranks of three engines"
 
 
 # --- What it needs --------------------------------------------------------------------------------
@@ -146,12 +141,18 @@ def test_a_trainer_whose_completions_workers_sample_has_no_engine():
 
 def test_engines_of_several_gpus_share_weights_and_talk():
     need = memory.plan(groups.sampling(with_group(BIG, "sample.gpus_per_node=8")))
-    parts = need.phases[0].parts
+    rollout, sync = need.phases
+    parts = rollout.parts
+    embedding = 2.0 * 152064 * 8192
+    assert sync.parts["bucket and its copy"] == 2 * embedding, "larger than rollout.sync_bucket_bytes"
+    assert "engine workspace" not in sync.parts and sync.parts["engine KV cache"] == parts["engine KV cache"]
     assert parts["engine weights"] == pytest.approx(2.0 * need.shape.parameters / 8)
     assert parts["NCCL's communicators"] == memory.COMMUNICATORS
     assert need.host["each worker's copy of the weights"] == 2.0 * need.shape.parameters, (
         "one, which all ranks read"
     )
+    two = memory.plan(groups.sampling(with_group(ONE, "sample.gpus_per_node=4")))
+    assert two.host["each worker's copy of the weights"] == 4.0 * two.shape.parameters, "one for each engine"
 
 
 def test_plan_shows_the_group_and_ends_with_2_where_it_does_not_fit(capsys):

@@ -87,17 +87,8 @@ def validate(config: RunConfig) -> None:
         )
     if c.rollout.samples_per_prompt < 2 and not c.teaches and not c.evaluation.pass_rate_samples:
         raise ConfigError("rollout.samples_per_prompt is 1: a group of one has no advantage; use at least 2")
-    if world % c.rollout.tensor_parallel:
-        raise ConfigError(
-            f"rollout.tensor_parallel {c.rollout.tensor_parallel} does not divide the {world} ranks: "
-            f"use a divisor of {world}"
-        )
-    engines = world // c.rollout.tensor_parallel
-    if c.rollout.prompts_per_step % engines:
-        raise ConfigError(
-            f"rollout.prompts_per_step {c.rollout.prompts_per_step} does not divide by the {engines} engines:"
-            f" use a multiple of {engines}"
-        )
+    if c.fleet.workers != "only":
+        _check_engines(c)
     if c.samples_per_step % c.samples_per_update:
         raise ConfigError(
             f"algorithm.samples_per_update {c.samples_per_update} does not divide the {c.samples_per_step}"
@@ -109,12 +100,30 @@ def validate(config: RunConfig) -> None:
             raise ConfigError(change)
 
 
+def _check_engines(c: RunConfig) -> None:
+    """Refuses engines that leave ranks or prompts over. With `fleet.workers=only` the ranks have none, and a
+    worker's engine has the ranks that it needs."""
+    world = c.placement.world_size
+    if world % c.rollout.tensor_parallel:
+        raise ConfigError(
+            f"rollout.tensor_parallel {c.rollout.tensor_parallel} does not divide the {world} ranks: "
+            f"use a divisor of {world}"
+        )
+    engines = world // c.rollout.tensor_parallel
+    if c.rollout.prompts_per_step % engines:
+        raise ConfigError(
+            f"rollout.prompts_per_step {c.rollout.prompts_per_step} does not divide by the {engines} engines:"
+            f" use a multiple of {engines}"
+        )
+
+
 def _refused_fleet(c: RunConfig) -> list[tuple[bool, str]]:
     """What rollout workers cannot do, and what to change."""
     own = c.fleet.gpus_per_node
     if c.fleet.workers == "off":
         change = f"fleet.gpus_per_node is {own} and fleet.workers off, so they would wait for nothing"
         return [(own > 0, f"{change}: set fleet.workers to only, or fleet.gpus_per_node to 0")]
+    engines = c.placement.world_size // c.rollout.tensor_parallel
     return [
         (
             own % c.rollout.tensor_parallel > 0,
@@ -140,13 +149,11 @@ def _refused_fleet(c: RunConfig) -> list[tuple[bool, str]]:
             ),
         ),
         (
-            c.fleet.workers == "beside"
-            and c.rollout.prompts_per_step - c.fleet.unit_prompts < c.placement.world_size,
+            c.fleet.workers == "beside" and c.rollout.prompts_per_step - c.fleet.unit_prompts < engines,
             (
                 f"fleet.unit_prompts is {c.fleet.unit_prompts} with fleet.workers beside: without one unit of"
                 f" a worker, a step of {c.rollout.prompts_per_step} prompts leaves the trainer's"
-                f" {c.placement.world_size} engines less than a prompt each; set it to less, or fleet.workers"
-                " to off"
+                f" {engines} engines less than a prompt each; set it to less, or fleet.workers to off"
             ),
         ),
         (c.method != "grpo", "fleet.workers is for method grpo, which samples: set it to off"),
@@ -155,13 +162,6 @@ def _refused_fleet(c: RunConfig) -> list[tuple[bool, str]]:
             (
                 "fleet.workers needs a bucket, through which trainer and workers speak: set checkpoint.remote"
                 " to one that both reach"
-            ),
-        ),
-        (
-            c.rollout.tensor_parallel > 1,
-            (
-                "fleet.workers with rollout.tensor_parallel above 1 is not built: a worker is one GPU that"
-                " holds the model; set it to 1, or fleet.workers to off"
             ),
         ),
         (

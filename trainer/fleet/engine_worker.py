@@ -5,48 +5,47 @@ from __future__ import annotations
 import os
 import socket
 import time
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from trainer.algorithm.traces import Trace
-from trainer.config import ConfigError, RunConfig, Split
+from trainer.config import ConfigError, RunConfig
 from trainer.fleet.anchors import fill, pretrained
+from trainer.fleet.engine_part import EnginePart
 from trainer.fleet.following import Seen
 from trainer.fleet.mirror import Layout, Mirror
 from trainer.fleet.objects import Anchor, Objects
+from trainer.fleet.other_ranks import OtherRanks
 from trainer.fleet.units import RolloutUnit
-from trainer.ranks.process import RankProcess
 
 
 class EngineWorker:
-    """One process with one engine. Its process is made as a rank's is, so that both compute the same."""
+    """Rank 0 of the engine, which has the only copy of the weights on the host, and the other ranks.
 
-    def __init__(self, config: RunConfig, objects: Objects, about: dict[str, Any]) -> None:
-        """about: what the head says of the run. Raises ConfigError where data or model are others."""
+    Whatever may fail, rank 0 does first and alone: the others only ever take part in what no store and no
+    bucket can hold up.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        objects: Objects,
+        about: dict[str, Any],
+        lost: Callable[[str, int], None],
+    ) -> None:
+        """about: what the head says of the run. lost: see `OtherRanks`. Raises ConfigError where data or
+        model are others."""
         self.config = config
-        self.process = RankProcess(config)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        self.process.meet(0, 0, "127.0.0.1", port)
-        self.reader = self.process.reader
-        self._splits: dict[Literal["train", "evaluation"], Split] = {
-            "train": config.train_split,
-            "evaluation": config.evaluation_split,
-        }
-        fingerprint = self.reader.datasets[config.train_split].fingerprint
+        self.part = EnginePart(config, 0)
+        fingerprint = self.part.reader.datasets[config.train_split].fingerprint
         if fingerprint != about["data"]:
             raise ConfigError(
                 f"data.path {config.data.path} holds other rows than the trainer's ({fingerprint[:12]}, not"
                 f" {about['data'][:12]}): give this worker the dataset that the run trains on"
             )
-
-        # Here, so that the environment is set before anything of vLLM is loaded.
-        from trainer.sampling.vllm_engine import Engine
-
-        dist.init_process_group("nccl" if self.process.device.type == "cuda" else "gloo")
+        self.others = OtherRanks(config, lost)
         model = pretrained(config)
         self.mirror = Mirror(
             objects,
@@ -56,8 +55,11 @@ class EngineWorker:
             config.rollout.sync_bucket_bytes,
             weights=model.merged,
         )
-        self.engine = Engine(config, self.reader.prompter, self.reader.images_per_prompt())
+        self.others.tell(do="build")
+        self.part.build()
         self._pushed = ""
+        self.out_of_step = False
+        """Whether the ranks may be at different calls, as after an error within one: then none can go on."""
 
     def _fill(self, tensors: dict[str, torch.Tensor], anchor: Anchor) -> None:
         fill(tensors, self.config, anchor)
@@ -72,32 +74,26 @@ class EngineWorker:
 
     @property
     def device(self) -> str:
-        """The GPU's name, or cpu."""
-        return self.process.device_name or "cpu"
+        """The GPU's name, with their number where the engine has several; or cpu."""
+        name = self.part.process.device_name or "cpu"
+        return name if self.part.ranks == 1 else f"{self.part.ranks}x {name}"
 
     def sample(self, unit: RolloutUnit, seen: Seen) -> tuple[list[Trace], float]:
         """A unit's traces with the weights that it asks for, and the seconds that sampling took."""
-        from trainer.weights import in_process
-
         self.mirror.to(unit.version, unit.lineage, seen.anchors)
+        self.out_of_step = self.part.ranks > 1
         if self._pushed != unit.lineage:
             self._pushed = ""
-            in_process.push(self.mirror, self.engine)
+            self.others.tell(do="load", version=self.mirror.version)
+            self.part.load(self.mirror.version, self.mirror)
             self._pushed = unit.lineage
         else:
-            # Other units' prefixes were computed in other batches: a unit is a function of itself alone.
-            self.engine.reset_caches()
+            self.others.tell(do="forget")
+            self.part.forget_prefixes()
         began = time.monotonic()
-        split = self._splits[unit.split]
-        groups = self.engine.generate(
-            unit.prompts,
-            lambda prompt: self.reader.request(split, prompt.row),
-            samples_per_prompt=unit.samples_per_prompt,
-            temperature=unit.temperature,
-            top_p=unit.top_p,
-            max_tokens=unit.max_tokens,
-        )
-        traces = [trace for group in groups for trace in group]
+        self.others.tell(do="sample", unit=unit.to_json())
+        traces = self.part.sample(unit)
+        self.out_of_step = False
         traces.sort(key=lambda trace: (trace.group, trace.index))
         return traces, time.monotonic() - began
 

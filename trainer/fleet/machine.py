@@ -1,8 +1,9 @@
 """The rollout workers of one machine: `python -m trainer.fleet.machine --config FILE`.
 
-One process for each engine, as `worker.py` has it. A process that fails is started again within the run's
-budget (`checkpoint.max_restarts`). The machine is rented for the run alone, so this process also looks by
-itself whether the run is over or silent: a worker that hangs by then is ended, and nothing stays.
+One worker for each engine, which is `rollout.tensor_parallel` of the machine's GPUs. A worker that fails is
+started again within the run's budget (`checkpoint.max_restarts`). The machine is rented for the run alone, so
+this process also looks by itself whether the run is over or silent: a worker that hangs by then is ended, and
+nothing stays.
 """
 
 from __future__ import annotations
@@ -166,13 +167,25 @@ class RunOver:
 
 
 def engines_of(config: RunConfig, command: Sequence[str]) -> list[WorkerOnMachine]:
-    """Starts the workers of `placement`, each with a GPU of its own where there are any."""
-    count = config.placement.workers_per_node
-    envs: list[dict[str, str]] = [{} for _ in range(count)]
-    if config.placement.device == "cuda" and count > 1:
+    """Starts the workers of `placement`: one for every `rollout.tensor_parallel` of its ranks, each with as
+    many GPUs of its own where there are any. Raises ConfigError where ranks are left over."""
+    ranks, size = config.placement.workers_per_node, config.rollout.tensor_parallel
+    if ranks % size:
+        raise ConfigError(
+            f"rollout.tensor_parallel {size} does not divide the {ranks} GPUs of this machine"
+            f" (placement.workers_per_node): use a divisor of {ranks}, or machines of {size} GPUs"
+        )
+    envs: list[dict[str, str]] = [{} for _ in range(ranks // size)]
+    if config.placement.device == "cuda" and len(envs) > 1:
         given = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-        cards = given.split(",") if given else [str(i) for i in range(count)]
-        envs = [{"CUDA_VISIBLE_DEVICES": card} for card in cards[:count]]
+        cards = given.split(",") if given else [str(i) for i in range(ranks)]
+        if len(cards) < ranks:
+            raise ConfigError(
+                f"CUDA_VISIBLE_DEVICES names {len(cards)} GPUs, and placement.workers_per_node is {ranks}:"
+                " name as many"
+            )
+        for number, env in enumerate(envs):
+            env["CUDA_VISIBLE_DEVICES"] = ",".join(cards[number * size : (number + 1) * size])
     return [WorkerOnMachine(command, env, config.checkpoint.max_restarts) for env in envs]
 
 
@@ -185,11 +198,12 @@ def main() -> int:
     try:
         config = configuration.load(Path(options.config))
         over = RunOver(config)
+        command = [sys.executable, "-m", "trainer.fleet.worker", "--config", options.config]
+        engines = engines_of(config, command)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return EXIT_CONFIG
-    command = [sys.executable, "-m", "trainer.fleet.worker", "--config", options.config]
-    return serve(engines_of(config, command), over, 3600 * options.hours)
+    return serve(engines, over, 3600 * options.hours)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,12 @@
 """A rollout worker: `python -m trainer.fleet.worker --run s3://bucket/RUN`, with SPOTRL_FLEET_KEY set.
 
-One process with one engine, outside the trainer's cluster. It reads weights and units from the bucket and
-writes samples there; it opens no port, and nobody connects to it. It follows the newest attempt of the run,
-and ends when the run is over (0), when the trainer was silent for `fleet.idle_s` (0), at a notice of the
-machine (33), and where model, data, code or packages are not the trainer's, or its probe is not (2).
+One engine, outside the trainer's cluster. It reads weights and units from the bucket and writes samples
+there; nobody connects to it. It follows the newest attempt of the run, and ends when the run is over (0),
+when the trainer was silent for `fleet.idle_s` (0), at a notice of the machine (33), and where model, data,
+code or packages are not the trainer's, or its probe is not (2).
+
+It is one process for each GPU of the engine (`rollout.tensor_parallel`). This one is rank 0: it alone speaks
+with the bucket, starts the others, and ends when one of them does (34 where that was killed).
 """
 
 from __future__ import annotations
@@ -16,7 +19,9 @@ import secrets
 import socket
 import sys
 import tempfile
+import threading
 import time
+import traceback
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +33,7 @@ from trainer.config import ConfigError, RunConfig, from_dict, override
 from trainer.config.fleet import WORKER_GPU_SHARE
 from trainer.config.run_store import RunStore
 from trainer.errors import StorageError
-from trainer.exit_codes import EXIT_CONFIG, EXIT_OK, EXIT_STORAGE
+from trainer.exit_codes import EXIT_CONFIG, EXIT_ERROR, EXIT_OK, EXIT_STORAGE
 from trainer.fleet.beats import Beats
 from trainer.fleet.following import Following, Seen
 from trainer.fleet.objects import Objects, samples_key, secret
@@ -44,10 +49,14 @@ if TYPE_CHECKING:
 
 POLL_S = 1.0
 MACHINE_OPTIONS = ("model.path", "data.path", "evaluation.path", "rollout.gpu_memory_utilization",
-                   "rollout.kv_cache_gib", "placement.device")  # fmt: skip
+                   "rollout.kv_cache_gib", "rollout.tensor_parallel", "placement.device")  # fmt: skip
 """Options that a worker takes from its own configuration and not from the run's."""
 FAILURES = 3
 """Times in a row that a unit may fail for its weights before the worker ends."""
+GOODBYE_S = 5.0
+"""Longest time that the last mark may take when a rank has ended: the others compute nothing any more."""
+RANK_SAYS_S = 1.0
+"""An error in a call of all ranks is most often that one of them has ended, which its watcher soon says."""
 
 
 def worker_config(about: dict[str, Any], root: str, folder: str, overrides: Sequence[str]) -> RunConfig:
@@ -58,14 +67,14 @@ def worker_config(about: dict[str, Any], root: str, folder: str, overrides: Sequ
         run,
         run=replace(run.run, dir=folder),
         checkpoint=replace(run.checkpoint, remote=RunStore(root).bucket),
-        placement=replace(run.placement, nodes=1, workers_per_node=1),
         rollout=replace(run.rollout, sleep_level=0, gpu_memory_utilization=WORKER_GPU_SHARE),
         optimizer=replace(run.optimizer, hpz_ranks=1),
     )
     changed = override(here, list(overrides))
     if why := configuration.difference(changed, configuration.resume_view(run)):
         raise ConfigError(f"a worker samples as its run does: {why}")
-    return changed
+    ranks = changed.rollout.tensor_parallel
+    return replace(changed, placement=replace(changed.placement, nodes=1, workers_per_node=ranks))
 
 
 def check_same(about: dict[str, Any]) -> None:
@@ -79,8 +88,12 @@ def check_same(about: dict[str, Any]) -> None:
         raise ConfigError(f"{different}: install the locked requirements, or take the run's image")
 
 
+class OutOfStep(Exception):
+    """An error within a call of all ranks of an engine, after which none of them can go on."""
+
+
 class Worker:
-    """One worker process, from its start to its end."""
+    """Rank 0 of a worker, from its start to its end."""
 
     def __init__(self, root: str, name: str, overrides: Sequence[str], idle_s: float, poll_s: float) -> None:
         """root: BUCKET/RUN. idle_s: longest wait for the first head; then the run's own option counts."""
@@ -118,6 +131,15 @@ class Worker:
         assert self._notice is not None
         os._exit(self._notice.exit_code)
 
+    def _rank_lost(self, why: str, code: int) -> None:
+        """When another rank has ended, from a thread of its own: the engine is no more."""
+        print(f"worker {self.name}: ends: {why}", flush=True)
+        timer = threading.Timer(GOODBYE_S, os._exit, (code or EXIT_ERROR,))
+        timer.start()
+        if self.beats is not None:
+            self.beats.goodbye(why)
+        os._exit(code or EXIT_ERROR)
+
     def _wait_for_run(self) -> dict[str, Any] | None:
         told = False
         while True:
@@ -150,7 +172,7 @@ class Worker:
             from trainer.fleet.engine_worker import EngineWorker, facts
 
             started = time.monotonic()
-            engine = EngineWorker(config, self.objects, about)
+            engine = EngineWorker(config, self.objects, about, self._rank_lost)
             return self._begin(engine, facts(engine.device), started)
 
     def _begin(self, engine: EngineWorker, facts: dict[str, Any], started: float) -> int:
@@ -229,7 +251,14 @@ class Worker:
     def _sample(self, engine: EngineWorker, seen: Seen, unit: RolloutUnit, given: Given) -> None:
         assert self.beats is not None
         self.beats.say(state="sampling", unit=given.unit, version=unit.version)
-        traces, seconds = engine.sample(unit, seen)
+        try:
+            traces, seconds = engine.sample(unit, seen)
+        except Exception as error:
+            if not engine.out_of_step:
+                raise
+            time.sleep(RANK_SAYS_S)
+            self.beats.goodbye(f"the ranks of its engine are out of step: {error}")
+            raise OutOfStep from error
         key = samples_key(seen.attempt, unit.step, given.unit, given.turn, self.name)
         self.objects.put(key, pack(unit, given.turn, self.name, traces))
         self.beats.sent(given, len(traces), len(traces) / max(seconds, 1e-3))
@@ -270,6 +299,10 @@ def main() -> int:
     except StorageError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         code = EXIT_STORAGE
+    except Exception:
+        # Not Python's own end, which would wait for what the other ranks never finish.
+        traceback.print_exc()
+        code = EXIT_ERROR
     return code
 
 
