@@ -1,4 +1,4 @@
-"""Tables for the terminal: a run with rollout workers beside the same run without."""
+"""Tables for the terminal: the machines that sample, and a run with them beside the same run without."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import math
 from rich.console import Console
 from rich.table import Table
 
+from recipes import groups
 from recipes.capabilities import capability
-from recipes.plan import decode_slots, fleet_cost, memory, prices
+from recipes.plan import decode_slots, fleet_cost, hourly, memory, prices
 from recipes.plan.fleet_cost import EGRESS_USD_PER_GB, MUCH_EGRESS, FleetRow, Fleets
+from recipes.plan.memory import GIB
 from recipes.run_record import RunRecord
 from recipes.spec import Recipe, SampleGroup
 from trainer.config import ConfigError
@@ -40,8 +42,6 @@ def show(recipe: Recipe, found: Fleets, console: Console) -> bool:
     console.print(table)
     for line in (*_ahead(recipe, found, rows), *_prompts(recipe), *_egress(recipe, rows[:SHOWN])):
         console.print(line, highlight=False)
-    if any(row.worker and row.worker.gpus > 1 for row in rows):
-        console.print("an engine of several GPUs on a worker (4xL40S) is planned here and not built yet")
     console.print(
         "A model (recipes/plan/fleet_cost.py states every assumption): no worker has run on a GPU. Preempted"
         " workers are not in it.",
@@ -202,13 +202,84 @@ def options(recipe: Recipe, row: FleetRow) -> str:
         sets.append(f"rollout.staleness={row.ahead}")
         if row.unit_prompts < recipe.config.rollout.prompts_per_step:
             sets.append(f"fleet.unit_prompts={row.unit_prompts}")
-        if SampleGroup(gpus_per_node=row.worker.gpus).engine_gpus(engine) != row.worker.gpus:
+        same = SampleGroup(gpus_per_node=row.worker.gpus).engine_gpus(engine) == row.worker.gpus
+        if not (row.worker.own or same):
             sets.append(f"sample.tensor_parallel={row.worker.gpus}")
     words = [f"--target {row.offer.target}", *(f"--set {one}" for one in sets)]
     if row.worker and not row.worker.own:
         market = "spot" if row.worker.spot else "on-demand"
         words.append(f"--fleet {row.count}x{row.worker.name}:{market}@{row.worker.target}")
     return " ".join(words)
+
+
+def second_group(recipe: Recipe, found: list[hourly.Hourly], left_out: list[str], console: Console) -> bool:
+    """What a sampling machine needs, and dollars per hour by group. Returns whether its model fits it."""
+    sampling = groups.sampling(recipe)
+    need = memory.plan(sampling) if sampling else None
+    if recipe.sample is None or sampling is None or need is None:
+        return True
+    engine = sampling.config.rollout.tensor_parallel
+    console.print(
+        f"\n[bold]second group[/bold]: {groups.machines(recipe.sample)}, each a job that samples, "
+        f"an engine on {engine} of its GPUs",
+        highlight=False,
+    )
+    longest = recipe.config.longest_sequence
+    on_gpu = need.peak.parts | {"sum": need.peak.total}
+    told = (
+        (f"GPU memory, GiB of {need.gpu_bytes / GIB:.1f} ({need.gpu})", _gib(on_gpu, 1)),
+        (
+            "KV cache",
+            (
+                f"{need.kv_cache_tokens:,} tokens per engine, {need.kv_cache_tokens // longest:,} of the"
+                f" longest sequences ({longest:,})"
+            ),
+        ),
+        ("host RAM per machine", _gib(need.host | {"sum": need.host_bytes}, 0)),
+        ("disk per machine", _gib(need.disk | {"sum": need.disk_bytes}, 0)),
+    )
+    for name, value in told:
+        console.print(f"{name}: {value}", highlight=False)
+    if not need.fits:
+        advice = "GPUs with more memory, or more of them in an engine (sample.tensor_parallel)"
+        console.print(f"[red]does not fit[/red]: {need.problem}. Take {advice}")
+    elif found:
+        console.print()
+        console.print(_rates(found))
+        console.print(
+            "Hours and dollars of the run above are those of its own machines alone: `launch.py plan RECIPE"
+            " --fleet` has those of both."
+        )
+    for line in left_out:
+        console.print(f"left out of the second group: {line}", highlight=False)
+    return need.fits
+
+
+def _gib(parts: dict[str, float], digits: int) -> str:
+    return ", ".join(f"{part} {value / GIB:.{digits}f}" for part, value in parts.items())
+
+
+def _rates(found: list[hourly.Hourly]) -> Table:
+    table = Table(title="Dollars per hour by group, cheapest first", box=None, title_justify="left")
+    for column in (
+        "target",
+        "the run's machines",
+        "$/hour",
+        "machines that sample",
+        "$/hour",
+        "both, $/hour",
+    ):
+        table.add_column(column, justify="right" if "$" in column else "left")
+    for one in found:
+        both = f"{one.usd:.2f}" if one.usd is not None else "-"
+        table.add_row(one.target, *_rate(one.run), *_rate(one.sample), both)
+    return table
+
+
+def _rate(rate: hourly.Rate | None) -> tuple[str, str]:
+    if rate is None:
+        return "no known price", "-"
+    return f"{rate.gpu}, {'spot' if rate.spot else 'on demand'}", f"{rate.usd:.2f}"
 
 
 def own_nodes(recipe: Recipe, row: FleetRow | None) -> str:

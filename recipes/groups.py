@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from recipes.spec import Recipe, SampleGroup, Site, placed, without_rollouts
+from recipes.spec import Cluster, Recipe, SampleGroup, Site, placed, without_rollouts
 from trainer.config import ConfigError
 
 OWN_RUN = "${RUN_ID}"
@@ -89,3 +89,9 @@ def run_name(recipe: Recipe) -> str:
 def section(recipe: Recipe) -> str:
     """The section of the recipe that names a view's machines, for messages."""
     return "sample" if recipe.kind == "sample" else "cluster"
+
+
+def machines(cluster: Cluster) -> str:
+    """Nodes and GPUs of one group of machines."""
+    kinds = "/".join((cluster.gpu, *cluster.alternatives))
+    return f"{cluster.nodes} x {cluster.gpus_per_node} {kinds}"

@@ -112,7 +112,7 @@ def _second_group(
         return True
     found = hourly.of_groups(recipe, offers, catalogs, targets)
     left_out = cost.short_of_ram(sampling, catalogs, targets)
-    return shown.second_group(recipe, found, left_out, shown.wide())
+    return fleet_table.second_group(recipe, found, left_out, shown.wide())
 
 
 def _priced(offers: list[cost.Offer]) -> list[cost.Offer]:

@@ -17,7 +17,6 @@ from recipes.plan import (
     choose,
     cost,
     decode_slots,
-    hourly,
     memory,
     passes,
     prices,
@@ -27,7 +26,7 @@ from recipes.plan import (
 )
 from recipes.plan.memory import GIB, MemoryPlan
 from recipes.presets import RECIPES, get
-from recipes.spec import Cluster, Recipe
+from recipes.spec import Recipe
 from trainer.config import ConfigError
 from trainer.hardware import architectures
 
@@ -93,13 +92,8 @@ def shape(recipe: Recipe) -> str:
     cluster = recipe.cluster
     if not cluster.gpus_per_node:
         return f"{recipe.config.placement.world_size} CPU ranks"
-    more = f" + {_machines(recipe.sample)} to sample" if recipe.sample else ""
-    return _machines(cluster) + more
-
-
-def _machines(cluster: Cluster) -> str:
-    kinds = "/".join((cluster.gpu, *cluster.alternatives))
-    return f"{cluster.nodes} x {cluster.gpus_per_node} {kinds}"
+    more = f" + {groups.machines(recipe.sample)} to sample" if recipe.sample else ""
+    return groups.machines(cluster) + more
 
 
 def _peak(need: MemoryPlan | None) -> str:
@@ -229,76 +223,6 @@ def _regions(recipe: Recipe, offer: cost.Offer, catalogs: Path) -> str:
     )
 
 
-def second_group(recipe: Recipe, found: list[hourly.Hourly], left_out: list[str], console: Console) -> bool:
-    """What a sampling machine needs, and dollars per hour by group. Returns whether its model fits it."""
-    sampling = groups.sampling(recipe)
-    need = memory.plan(sampling) if sampling else None
-    if recipe.sample is None or sampling is None or need is None:
-        return True
-    engine = sampling.config.rollout.tensor_parallel
-    console.print(
-        f"\n[bold]second group[/bold]: {_machines(recipe.sample)}, each a job that samples, "
-        f"an engine on {engine} of its GPUs",
-        highlight=False,
-    )
-    longest = recipe.config.longest_sequence
-    on_gpu = need.peak.parts | {"sum": need.peak.total}
-    told = (
-        (f"GPU memory, GiB of {need.gpu_bytes / GIB:.1f} ({need.gpu})", _gib(on_gpu, 1)),
-        (
-            "KV cache",
-            (
-                f"{need.kv_cache_tokens:,} tokens per engine, {need.kv_cache_tokens // longest:,} of the"
-                f" longest sequences ({longest:,})"
-            ),
-        ),
-        ("host RAM per machine", _gib(need.host | {"sum": need.host_bytes}, 0)),
-        ("disk per machine", _gib(need.disk | {"sum": need.disk_bytes}, 0)),
-    )
-    for name, value in told:
-        console.print(f"{name}: {value}", highlight=False)
-    if not need.fits:
-        advice = "GPUs with more memory, or more of them in an engine (sample.tensor_parallel)"
-        console.print(f"[red]does not fit[/red]: {need.problem}. Take {advice}")
-    elif found:
-        console.print()
-        console.print(_rates(found))
-        console.print(
-            "Hours and dollars of the run above are those of its own machines alone: `launch.py plan RECIPE"
-            " --fleet` has those of both."
-        )
-    for line in left_out:
-        console.print(f"left out of the second group: {line}", highlight=False)
-    return need.fits
-
-
-def _gib(parts: dict[str, float], digits: int) -> str:
-    return ", ".join(f"{part} {value / GIB:.{digits}f}" for part, value in parts.items())
-
-
-def _rates(found: list[hourly.Hourly]) -> Table:
-    table = Table(title="Dollars per hour by group, cheapest first", box=None, title_justify="left")
-    for column in (
-        "target",
-        "the run's machines",
-        "$/hour",
-        "machines that sample",
-        "$/hour",
-        "both, $/hour",
-    ):
-        table.add_column(column, justify="right" if "$" in column else "left")
-    for one in found:
-        both = f"{one.usd:.2f}" if one.usd is not None else "-"
-        table.add_row(one.target, *_rate(one.run), *_rate(one.sample), both)
-    return table
-
-
-def _rate(rate: hourly.Rate | None) -> tuple[str, str]:
-    if rate is None:
-        return "no known price", "-"
-    return f"{rate.gpu}, {'spot' if rate.spot else 'on demand'}", f"{rate.usd:.2f}"
-
-
 def _memory(recipe: Recipe, need: MemoryPlan, console: Console) -> None:
     table = Table(
         title=f"GPU memory by phase, GiB of {need.gpu_bytes / GIB:.1f} ({need.gpu})",
@@ -392,7 +316,7 @@ def _stages(recipe: Recipe, network_gbit_s: float, console: Console) -> None:
         return
     where = f", {network_gbit_s:g} Gb/s between nodes" if recipe.cluster.nodes > 1 else ""
     table = Table(
-        title=f"ZeRO stages on {_machines(recipe.cluster)}, updates of a step in seconds{where}",
+        title=f"ZeRO stages on {groups.machines(recipe.cluster)}, updates of a step in seconds{where}",
         box=None,
         title_justify="left",
     )

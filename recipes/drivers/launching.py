@@ -13,6 +13,7 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from secrets import token_hex
+from typing import TypedDict
 
 from recipes import capabilities, manifest, run_record, uploads
 from recipes.drivers import (
@@ -181,7 +182,16 @@ def prepared(name: str, recipe: Recipe, target: str | None, overrides: list[str]
     return Launch(recipe=recipe, record=record, files=files, env=env, secrets=secrets, commands=commands)
 
 
-def planned(recipe: Recipe, target: str) -> dict[str, float]:
+class PlannedFields(TypedDict, total=False):
+    """What a run is expected to take, and what nine in ten such runs stay below; fields of `RunRecord`."""
+
+    planned_usd: float
+    planned_hours: float
+    planned_most_usd: float
+    planned_most_hours: float
+
+
+def planned(recipe: Recipe, target: str) -> PlannedFields:
     """Hours and dollars that a run is expected to take, and those that nine in ten such runs stay below, as
     fields of its record; 0 where no price is known."""
     catalogs = prices.sky_catalogs()

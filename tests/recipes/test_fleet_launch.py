@@ -14,13 +14,7 @@ from desk import run, stand_in
 
 from recipes import run_record
 from recipes.capabilities import CAPABILITIES
-from recipes.drivers import (
-    fleet_launch,
-    launched,
-    launching,
-    platform_state,
-    worker_sight,
-)
+from recipes.drivers import fleet_launch, launched, launching, platform_state, worker_sight
 from recipes.drivers.platforms import commands
 from recipes.presets import resolve
 from trainer import config as configuration
@@ -306,10 +300,11 @@ def test_the_command_that_plan_names_starts_what_was_planned(capsys, tmp_path):
 def test_the_command_of_a_run_whose_own_nodes_sample_records_what_was_planned(capsys, tmp_path):
     _, said, _ = run(capsys, "plan", SEVEN, "--fleet", "--deadline", "8h")
     words = re.search(r"launch.py (up .*)", said)[1].split()
-    assert "fleet.gpus_per_node=4" in words and "--fleet" not in words
+    own = re.search(r"fleet.gpus_per_node=(\d)", said)[1]
+    assert "--fleet" not in words and "sample.tensor_parallel" not in said
     code, out, err = run(capsys, *words, "--bucket", "s3://mine", "--run-id", "mine", "--dry-run")
     assert code == 0, err
-    assert "gpus_per_node: 4" in out and KEY in out
+    assert f"gpus_per_node: {own}" in out and KEY in out
     hours, dollars = re.search(r"on the same nodes; ([\d.]+) h and \$(\d+) expected", said).groups()
     changes = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
     plan = launching.planned(resolve(SEVEN, changes), words[words.index("--target") + 1])

@@ -423,7 +423,7 @@ class RunConfig:
 
     @property
     def processes_per_node(self) -> int:
-        """GPUs of a node that the run uses, or CPU processes: its ranks, and the rollout workers beside them."""
+        """GPUs of a node that the run uses, or CPU processes: its ranks, and the workers beside them."""
         return self.placement.workers_per_node + self.fleet.gpus_per_node
 
     @property

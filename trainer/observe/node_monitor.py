@@ -207,8 +207,8 @@ def _file_bytes() -> dict[int, int]:
 
 
 def append(run_dir: str | Path, sample: Mapping[str, Any]) -> None:
-    """Adds a sample, with the phase that runs now, to the run's `nodes.jsonl` in one write. A line that a full
-    disk cut short is taken back, so that the next one does not begin in its middle."""
+    """Adds a sample, with the phase that runs now, to the run's `nodes.jsonl` in one write. A line that a
+    full disk cut short is taken back, so that the next one does not begin in its middle."""
     phase = read_progress(run_dir).get("phase", "")
     line = json.dumps({**sample, "phase": phase}, sort_keys=True).encode() + b"\n"
     descriptor = os.open(Path(run_dir) / NODES, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
