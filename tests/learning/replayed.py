@@ -26,6 +26,8 @@ def replayed(config, rank, port):
     out["free"] = distances(worker, free)
     out["shapes"] = sorted({trace.routes.shape[1:] for trace in traces})
     out["whole"] = all(len(trace.routes) == len(trace.tokens) - 1 for trace in traces)
+    without = worker.sample(prompts, 1, 0.0, with_routes=False)
+    out["evaluated"] = all(trace.routes is None for trace in without)
     out["largest"] = max(int(trace.routes.max()) for trace in traces)
     of_prompts = {}
     out["one_prompt"] = True

@@ -1,5 +1,6 @@
 """What colocated engines are asked, and with which weights; the ranks only note what they are called with."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ class NotedRanks(Ranks):
 
     def __init__(self):
         self.calls = []
+        self.with_routes = []
 
     def start(self):
         pass
@@ -34,6 +36,7 @@ class NotedRanks(Ranks):
     def stream(self, method, arguments):
         for rank in reversed(range(self.world_size)):
             self.calls.append((method.__name__, rank))
+            self.with_routes.append(arguments[rank][6])
             for prompt in arguments[rank][0]:
                 yield [completed([1], [prompt.row], group=prompt.group, row=prompt.row)]
 
@@ -69,6 +72,14 @@ def test_what_it_returns_is_whole_and_in_the_order_of_the_step(colocated):
     assert sampled.whole and not sampler.beside
     assert [trace.group for trace in sampled.all()] == [0, 1, 2, 3]
     assert [trace.row for trace in sampled.all()] == [10, 11, 12, 13], "and may be asked for again"
+
+
+@pytest.mark.parametrize("kind", ["train", "probe", "eval"])
+def test_only_what_the_policy_computes_again_has_its_experts(colocated, kind):
+    sampler, ranks = colocated
+    sampler.load(RankWeights(4, ranks))
+    sampler.sample(replace(ask(sampler.config, 4), kind=kind)).all()
+    assert ranks.with_routes == [kind != "eval"] * 2
 
 
 def test_weights_that_are_not_loaded_sample_nothing(colocated):

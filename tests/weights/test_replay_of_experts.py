@@ -30,6 +30,7 @@ def test_the_policy_goes_through_the_engines_experts(
     result = run_ranks("replayed", config)[0]
     print(family, dtype, tp, result)
     assert result["shapes"] == [[2, 2]] and result["whole"] and result["one_prompt"]
+    assert result["evaluated"], "completions that nobody learns from have none"
     assert result["largest"] == 7, "every expert of eight is chosen for some token"
     largest, average = BOUNDS[dtype]
     assert result["replayed"]["largest"] < largest and result["replayed"]["mean"] < average

@@ -54,7 +54,9 @@ class Colocated:
             engine = rank // self.config.rollout.tensor_parallel
             rows = [prompt.row for prompt in later[engine]]
             how = ask.samples_per_prompt, ask.temperature, ask.top_p, ask.max_tokens
-            calls.append((now[engine], ask.split, *how, rows))
+            # The policy computes no pass over an evaluation, so nobody would read them.
+            with_routes = ask.kind != "eval"
+            calls.append((now[engine], ask.split, *how, with_routes, rows))
         return SampledGroups(self.ranks.stream(SamplerPart.sample, calls))
 
     def _shares(self, ask: Ask, prompts: Sequence[Prompt]) -> list[list[Prompt]]:

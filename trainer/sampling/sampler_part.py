@@ -60,12 +60,15 @@ class SamplerPart:
         temperature: float,
         top_p: float,
         max_tokens: int,
+        with_routes: bool,
         upcoming: Sequence[int],
     ) -> Iterator[list[Trace]]:
         """Completes this engine's prompts. All its ranks compute; only the first yields the groups, as they
         finish.
 
-        upcoming: training rows that are asked next; their images are decoded while the engine samples.
+        with_routes: whether the traces have the engine's choices of experts, under
+        `algorithm.routing_replay`. upcoming: training rows that are asked next; their images are decoded
+        while the engine samples.
         """
         self.reader.look_ahead(self.config.train_split, upcoming)
         first_of_engine = self.process.rank % self.config.rollout.tensor_parallel == 0
@@ -77,6 +80,7 @@ class SamplerPart:
                 temperature=temperature,
                 top_p=top_p,
                 max_tokens=max_tokens,
+                with_routes=with_routes,
             )
             for group in groups:
                 if first_of_engine:

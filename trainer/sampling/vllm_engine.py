@@ -270,14 +270,16 @@ class Engine:
         temperature: float,
         max_tokens: int,
         top_p: float = 1.0,
+        with_routes: bool = True,
     ) -> Iterator[list[Trace]]:
         """Samples completions; yields each prompt's group of traces when the last of them has ended.
 
         Every completion is a request of its own with a seed of its own: neither order nor batch matters to
         it, and it can be ended or continued by itself. read: the prompt for the engine; it is called as late
         as the memory of `data.image_cache_gib` for patches of open prompts demands, so that a large
-        evaluation does not hold all its images at once. Raises RuntimeError where engine and policy disagree
-        on a prompt's tokens.
+        evaluation does not hold all its images at once. with_routes: whether the traces have the engine's
+        choices of experts, under `algorithm.routing_replay`. Raises RuntimeError where engine and policy
+        disagree on a prompt's tokens.
         """
         limit_bytes = int(self.config.data.image_cache_gib * 2**30)
         waiting = deque(prompts)
@@ -291,6 +293,7 @@ class Engine:
                 if open_groups and held_bytes + upcoming.pixel_bytes > limit_bytes:
                     break
                 group = _OpenGroup(waiting.popleft(), upcoming, samples_per_prompt)
+                group.with_routes = with_routes
                 open_groups[str(group.prompt.group)] = group
                 held_bytes += upcoming.pixel_bytes
                 pictures += bool(upcoming.images)
@@ -344,6 +347,9 @@ class Engine:
         (completion,) = output.outputs
         ids, logprobs = list(completion.token_ids), list(completion.logprobs.logprobs)
         assert len(ids) == len(logprobs), "vLLM gave other logprobs than those of the sampled tokens"
+        routes = None
+        if self._routes and group.with_routes:
+            routes = self._routes.of(output, len(engine_ids) + len(ids) - 1)
         return completed(
             group.prompt_ids,
             ids,
@@ -356,7 +362,7 @@ class Engine:
             end=ENDS.get(completion.finish_reason, "error"),
             text=self._opening
             + self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False),
-            routes=self._routes.of(output, len(engine_ids) + len(ids) - 1) if self._routes else None,
+            routes=routes,
         )
 
 
@@ -368,4 +374,5 @@ class _OpenGroup:
         self.prompt_ids = request.token_ids
         self.pixel_bytes = request.pixel_bytes
         self.images = request.images
+        self.with_routes = True
         self.traces: dict[int, Trace] = {}
