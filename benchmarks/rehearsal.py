@@ -29,9 +29,13 @@ HOUR = Path(__file__).parents[1] / "docs/first-gpu-hour.md"
 SHOWN = tuple(f"grpo-qwen2.5-vl-{size}-mathv60k" for size in ("3b", "7b", "32b", "72b"))
 """Recipes whose rooflines docs/memory.md shows."""
 EACH = (("logprobs", "longest"), ("update", "longest"))
-"""(what, kind of row) of the passes that every recipe plays."""
-SHARING = ("grpo-qwen3-vl-2b-mathv60k", "grpo-qwen2.5-vl-7b-mathv60k")
-"""Recipes that also play rows whose completions share prompts: repeated keys weigh most in the first."""
+"""(what, kind of row) of the passes that nearly every recipe plays: longest samples."""
+SHARED = (("logprobs", "shared"), ("update", "shared"))
+"""Passes whose completions share prompts."""
+SHARING = ("grpo-qwen3-vl-2b-mathv60k", "grpo-qwen2.5-vl-7b-mathv60k", "grpo-qwen3.5-0.8b-mathv60k")
+"""Recipes that play both kinds of rows: repeated keys weigh most in the first. With gated delta-net layers
+shared rows take more than any other, and only they are played: each chunk of a row is some operations, and
+there are many."""
 LOSS = ("loss", "usual")
 """What the smallest recipe of each kind plays besides: no shape matters to devices and reads."""
 
@@ -50,16 +54,11 @@ def decides(recipe: Recipe) -> tuple[Any, ...]:
 
 
 def distinct() -> dict[str, list[str]]:
-    """One recipe for each set of passes that the recipes on GPUs make, and all recipes that make it. Weights
-    in 4 bits are not played: bitsandbytes' kernels are its own. Nor are gated delta-net layers, whose loop
-    over chunks fla's kernels replace."""
+    """One recipe for each set of passes that the recipes on GPUs make, and all recipes that make it."""
     found: dict[tuple[Any, ...], list[str]] = {}
     for name in RECIPES:
         recipe = get(name)
-        shape = hub_config.shape(recipe.config.model)
-        other = recipe.config.lora.qlora or (shape and shape.delta)
-        played_here = recipe.kind == "train" and not other
-        if played_here and recipe.cluster.gpus_per_node:
+        if recipe.kind == "train" and recipe.cluster.gpus_per_node:
             found.setdefault(decides(recipe), []).append(name)
     return {names[0]: names for names in found.values()}
 
@@ -90,8 +89,12 @@ def plays(recipe: str) -> tuple[tuple[str, str], ...]:
         if kind not in smallest or shape.parameters < smallest[kind][0]:
             smallest[kind] = shape.parameters, name
     with_loss = recipe in [name for _, name in smallest.values()]
-    shared = tuple((what, "shared") for what, _ in EACH) if recipe in SHARING else ()
-    return (*EACH, *shared, LOSS) if with_loss else (*EACH, *shared)
+    shape = hub_config.shape(get(recipe).config.model)
+    assert shape is not None
+    found = SHARED if shape.delta else EACH
+    if recipe in SHARING:
+        found = (*EACH, *SHARED)
+    return (*found, LOSS) if with_loss else found
 
 
 def played(recipe: str, what: str, kind: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from recipes.plan import (
     choose,
     cost,
     decode_slots,
+    host_and_disk,
     memory,
     passes,
     prices,
@@ -247,6 +248,12 @@ def _memory(recipe: Recipe, need: MemoryPlan, console: Console) -> None:
     for name, values in (("host RAM per node", need.host), ("disk per node", need.disk)):
         inside = ", ".join(f"{part} {value / GIB:.0f}" for part, value in values.items())
         console.print(f"{name}: {sum(values.values()) / GIB:.0f} GiB ({inside})", highlight=False)
+    if replayed := host_and_disk.replayed(recipe, need.shape):
+        console.print(
+            f"routing replay: {host_and_disk.experts_of_token(need.shape)} bytes of chosen experts for each"
+            f" token, {replayed / GIB:.2f} GiB of the first node's RAM in a step",
+            highlight=False,
+        )
     saved = f"; one checkpoint: {need.checkpoint_bytes / GIB:.0f} GiB" if need.checkpoint_bytes else ""
     console.print(f"/dev/shm per node: {need.shm_bytes / GIB:.0f} GiB{saved}")
     if not need.fits:

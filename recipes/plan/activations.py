@@ -14,6 +14,8 @@ from trainer.config import RunConfig
 from trainer.config.budget import (
     CHUNK,
     decoder_layers,
+    laid_out,
+    laid_out_tokens,
     largest_layer,
     longest_sample,
     micro_batch_tokens,
@@ -108,11 +110,13 @@ def backward(config: RunConfig, shape: Shape) -> dict[str, float]:
     # The gradient of a head that is the embedding too waits for the embedding's part, until the pass is over.
     waiting = float(gradient) if shape.tied else 0.0
     # ZeRO-3 reduces them when the layer's backward pass has ended: all of them are whole until then.
-    gradients_of_experts = float(w * sum(shape.rest_sizes[:3])) if shape.experts else 0.0
+    trains_experts = shape.experts and not config.lora.rank
+    gradients_of_experts = float(w * sum(shape.rest_sizes[:3])) if trains_experts else 0.0
     # Prompts' keys are repeated for each completion, in each layer that is kept; their gradients, and one of
     # these in fp32, come when the MLP's part is gone.
     keys = repeated_keys(config, shape, batch.tokens)
     layers = 1 if config.model.gradient_checkpointing else shape.attention_layers
+    kept = kept_keys(config, shape, batch.tokens)
     mlp = w * shape.intermediate * (2 + 4 * config.model.gradient_checkpointing)
     moments = [
         {"saved activations": sum(keep.values()), "logits": float(logits)},
@@ -120,7 +124,7 @@ def backward(config: RunConfig, shape: Shape) -> dict[str, float]:
             "saved activations": keep["layers"] + keep["images"],
             "layer at work": float(batch.tokens * per_token),
             "gradients of experts": gradients_of_experts,
-            "repeated keys": keys * layers / (layers + 1),
+            "repeated keys": kept,
             "the tied head's gradient": waiting,
         },
         {
@@ -130,6 +134,16 @@ def backward(config: RunConfig, shape: Shape) -> dict[str, float]:
             "the tied head's gradient": waiting,
         },
     ]
+    if (d := shape.delta) is not None:
+        # The recurrence's backward pass: what its output was normalized with is gone like the MLP's part.
+        moments.append(
+            {
+                "saved activations": keep["layers"] + keep["images"],
+                "layer at work": float(batch.tokens * (per_token - mlp - 12 * d.values)),
+                "repeated keys": kept + laid_out_gradients(config, shape, batch.tokens),
+                "the tied head's gradient": waiting,
+            }
+        )
     if (v := shape.vision) and config.tower_trained:
         again = tower(shape, w) - w * v.hidden
         per_patch = w * 2 * v.intermediate + config.model.gradient_checkpointing * again
@@ -148,7 +162,7 @@ def scored(config: RunConfig, shape: Shape) -> dict[str, float]:
     it."""
     batch = micro_batch(config, shape)
     logits = min(LOGITS, batch.tokens * shape.vocabulary) * LOGITS_FORWARD
-    kept = 0.0 if config.model.gradient_checkpointing else repeated_keys(config, shape, batch.tokens)
+    kept = 0.0 if config.model.gradient_checkpointing else kept_keys(config, shape, batch.tokens)
     parts = {"saved activations": sum(saved(config, shape).values()), "logits": float(logits)}
     return parts | ({"repeated keys": kept} if kept else {})
 
@@ -182,26 +196,54 @@ def forward(config: RunConfig, shape: Shape, tokens: int = 0) -> float:
 
 def delta_forward(config: RunConfig, shape: Shape, tokens: int, w: int) -> float:
     """Bytes of a gated delta-net layer in a pass without gradients, while its recurrence is computed: the
-    stream, what it is made of, queries, keys and values for each head and laid out, and in fp32 what the
-    recurrence keeps."""
+    stream, and what queries, keys and values are made of, for each token of the row; queries, keys and values
+    as they are laid out, and in fp32 what the recurrence makes of them, for each token that is laid out."""
     if (d := shape.delta) is None:
         return 0.0
     keys = d.value_heads * d.key_dim
-    work = 4 * (8 * keys + 4 * d.values + 3 * d.value_heads * CHUNK)
-    row = w * (4 * shape.hidden + d.channels + d.values + 2 * (2 * keys + d.values))
-    repeated = repeated_keys(config, shape, tokens, gradients=False)
-    return tokens * (work + row) + repeated
+    copied = 2 * keys if d.value_heads > d.key_heads else 0
+    row = w * (4 * shape.hidden + d.channels + d.values + copied)
+    work = 4 * (6 * keys + 4 * d.values + 3 * d.value_heads * CHUNK)
+    laid = laid_out_tokens(config, shape, tokens, gradients=False)
+    return tokens * row + laid * (w * (2 * keys + d.values) + work)
+
+
+def kept_keys(config: RunConfig, shape: Shape, tokens: int) -> float:
+    """Bytes that the layers keep because completions share prompts: attention's repeated keys, and the tokens
+    that gated delta-net layers lay out more than the row has."""
+    again = config.model.gradient_checkpointing
+    layers = 1 if again else shape.attention_layers
+    attended = repeated_keys(config, shape, tokens) * layers / (layers + 1)
+    if (d := shape.delta) is None:
+        return attended
+    more = laid_out_tokens(config, shape, tokens) - tokens
+    delta = more * laid_out(d, dtype_bytes(config))
+    return max(attended, delta) if again else attended + d.layers * delta
+
+
+def laid_out_gradients(config: RunConfig, shape: Shape, tokens: int) -> float:
+    """Bytes of the gradients of a recurrence, in fp32: of queries, keys and both kinds of values over all
+    chunks, the chunk's at work and their sum."""
+    assert (d := shape.delta)
+    keys = d.value_heads * d.key_dim
+    return laid_out_tokens(config, shape, tokens) * 4 * (5 * keys + 2 * d.values + d.value_heads * CHUNK)
 
 
 def adapted(config: RunConfig, shape: Shape, w: int) -> int:
-    """Bytes per token that a decoder layer with adapters saves more: the seven outputs of A, less what the
-    gradients of two norms' weights would need."""
-    return w * (7 * config.lora.rank - 2 * shape.hidden) if config.lora.rank else 0
+    """Bytes per token that a decoder layer with adapters saves more: the outputs of A, seven or with experts
+    attention's four, less what the gradients of the norms' weights would need."""
+    if not config.lora.rank:
+        return 0
+    factors = 4 if shape.experts else 7
+    normed = 2 * shape.hidden
+    if shape.qk_norm:
+        normed += (shape.heads + shape.kv_heads) * shape.head_dim
+    return w * factors * config.lora.rank - (4 if shape.delta else w) * normed
 
 
 def beside(config: RunConfig, shape: Shape, w: int) -> int:
-    """Bytes per token of what an adapter adds to its layer's output."""
-    return w * shape.intermediate if config.lora.rank else 0
+    """Bytes per token of what an adapter adds to the output of its layer in the MLP; experts have none."""
+    return w * shape.intermediate if config.lora.rank and not shape.experts else 0
 
 
 def mergers(tower: Vision, w: int) -> int:

@@ -72,12 +72,33 @@ def training_host(recipe: Recipe, shape: Shape) -> dict[str, float]:
     if config.rollout.sleep_level == 1 and samples:
         engine = shape.parameters * width * gpus / config.rollout.tensor_parallel
         parts["engine weights at sleep level 1"] = engine
+    parts["experts to replay"] = replayed(recipe, shape)
     if own := config.fleet.gpus_per_node:
         copies = own // config.rollout.tensor_parallel * shape.parameters * width
         parts["each worker's copy of the weights"] = copies
     if config.fleet.workers != "off":
         parts["shards as rollout workers have them"] = t * width / nodes
     return without_zeros(parts)
+
+
+def experts_of_token(shape: Shape) -> int:
+    """Bytes of the experts that compute a token: one for each and layer, two where a layer has more than
+    256."""
+    assert shape.experts
+    width = 1 if shape.experts.count <= 256 else 2
+    return shape.layers * shape.experts.active * width
+
+
+def replayed(recipe: Recipe, shape: Shape) -> float:
+    """Bytes of the experts that the engine chose for a step's tokens, on the first node: as they come, and
+    once more as they go into the rollout log and to the ranks. Each completion has those of its prompt too.
+    0 without `algorithm.routing_replay`."""
+    config, facts = recipe.config, recipe.dataset
+    if not config.algorithm.routing_replay:
+        return 0.0
+    completions = config.rows_per_step * config.rollout.samples_per_prompt
+    tokens = completions * (facts.prompt_tokens + min(facts.answer_tokens, config.rollout.max_tokens))
+    return 2.0 * tokens * experts_of_token(shape)
 
 
 def disk(recipe: Recipe, shape: Shape) -> dict[str, float]:

@@ -35,7 +35,7 @@ from trainer.config.budget import (
     CHECKPOINT_BYTES_PER_PARAMETER,
     NF4_SCALES,
     SUB_GROUP,
-    check_replay,
+    check_experts,
     linear_weights,
     logprob_tokens,
     policy_bytes,
@@ -125,7 +125,7 @@ def plan(recipe: Recipe, gpu: str = "") -> MemoryPlan | None:
     shape = hub_config.shape(recipe.config.model)
     if shape is None or (recipe.config.teaches and hub_config.teacher(recipe.config) is None):
         return None
-    check_replay(recipe.config, shape)
+    check_experts(recipe.config, shape)
     config = recipe.config
     gpus = recipe.cluster.gpus_per_node
     gpu_bytes = gpu_named(gpu).memory_gib * GIB

@@ -8,8 +8,9 @@ from dataclasses import replace
 import peft
 import torch
 from deepspeed.utils import safe_get_full_grad
-from transformers import AutoConfig, AutoModelForImageTextToText, BitsAndBytesConfig
+from transformers import AutoConfig, BitsAndBytesConfig
 
+from tests.families import loader
 from tests.learning import plain
 from tests.learning.one_rank import OneRank
 from tests.learning.scenarios import gaps, prompts_for, shard_sums, start, update
@@ -34,16 +35,18 @@ def against_peft(config, rank, port):
                     p.copy_(value(name.removeprefix("base_model.model."), p.shape))
         return out
 
+    configuration = AutoConfig.from_pretrained(config.model.path)
+
     def load():
-        options = {"dtype": torch.float32, "attn_implementation": "sdpa"}
+        options = {"dtype": torch.float32, "attn_implementation": "sdpa", "experts_implementation": "eager"}
         if config.lora.qlora:
             options["quantization_config"] = BitsAndBytesConfig(
                 **config.lora.quantization(config.model.dtype)
             )
         # bitsandbytes' kernel for inference on CPU is another than that for training.
-        return AutoModelForImageTextToText.from_pretrained(config.model.path, **options).train()
+        return loader(configuration.model_type).from_pretrained(config.model.path, **options).train()
 
-    encoded = plain.prompts(AutoConfig.from_pretrained(config.model.path))
+    encoded = plain.prompts(configuration)
     items = plain.items(encoded)
     theirs = plain.padded_gradients(config.model.path, encoded, items, adapt=lambda _: adapted(load()))[1]
     # before models come sharded

@@ -12,7 +12,7 @@ import pytest
 from examples.demo import tiny_model as tiny_model_module
 from tests.families import BOUNDS, dtype, matrix
 from trainer import config as c
-from trainer.config import ConfigError
+from trainer.config import ConfigError, budget
 from trainer.hardware import adapters
 from trainer.hardware.architectures import FAMILIES
 from trainer.hardware.model_shapes import shape_of
@@ -41,7 +41,17 @@ OTHERS = [
     ("qwen2_5_vl", 1, "grpo", {"rank": 8}),
 ]
 
-SEEING = ["qwen3_vl", "qwen3_5"]
+OTHER_FAMILIES = [
+    (name, 2, "grpo", {"rank": 4, "vision": bool(row.tower)})
+    for name, row in FAMILIES.items()
+    if name != "qwen2_5_vl"
+]
+IN_4_BITS = [("qwen2_5_vl", 2, 3), ("qwen3_vl", 1, 3)]
+OTHERS_IN_4_BITS = [
+    (name, 1, 3)
+    for name, row in FAMILIES.items()
+    if not row.experts and name not in ("qwen2_5_vl", "qwen3_vl")
+]
 AGAINST_FP32 = {"fp32": (1e-5, 1e-4, 1e-6), "bf16": (0.2, 0.35, 0.02)}
 """Relative difference of all gradients and of the worst tensor's, and the largest of merged weights, to peft
 in fp32, by the type that the policy computes in. Plain peft in bf16 differs by 0.13 and 0.25 (Qwen3.5)."""
@@ -51,13 +61,15 @@ in fp32, by the type that the policy computes in. Plain peft in bf16 differs by 
 @pytest.mark.parametrize(
     ("family", "world", "method", "options"),
     matrix(
-        [*QUICK, *OTHERS, *((name, 2, "grpo", {"rank": 4, "vision": True}) for name in SEEING)],
+        [*QUICK, *OTHERS, *OTHER_FAMILIES],
         QUICK,
     ),
 )
 def test_adapters_are_those_of_plain_peft(
-    run_ranks, small_config, family_model, family, world, method, options
+    run_ranks, small_config, family_model, text_dataset, family, world, method, options
 ):
+    if not FAMILIES[family].tower:
+        small_config = replace(small_config, data=replace(small_config.data, path=str(text_dataset)))
     config = lora(small_config, world, method, **options)
     computed = dtype(family) if method == "grpo" else "fp32"
     model = replace(config.model, path=str(family_model(family)), dtype=computed)
@@ -83,16 +95,13 @@ def test_adapters_are_those_of_plain_peft(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "world", "stage"),
-    [
-        ("qwen2_5_vl", 2, 3),
-        ("qwen3_vl", 1, 3),
-        *(pytest.param(name, 1, 3, marks=pytest.mark.long) for name in ("qwen3_5",)),
-        *(pytest.param("qwen2_5_vl", world, 2, marks=pytest.mark.long) for world in (1, 2)),
-    ],
+    matrix([*IN_4_BITS, *OTHERS_IN_4_BITS, ("qwen2_5_vl", 1, 2), ("qwen2_5_vl", 2, 2)], IN_4_BITS),
 )
 def test_on_a_base_in_4_bits_that_is_evaluated_first(
-    run_ranks, small_config, family_model, family, world, stage
+    run_ranks, small_config, family_model, text_dataset, family, world, stage
 ):
+    if not FAMILIES[family].tower:
+        small_config = replace(small_config, data=replace(small_config.data, path=str(text_dataset)))
     config = lora(small_config, world, "sft", rank=4, alpha=8, qlora=True)
     config = replace(
         config,
@@ -184,21 +193,14 @@ def test_a_layer_without_an_adapter_is_refused(tiny_model):
 
 
 @pytest.mark.parametrize("family", [name for name, row in FAMILIES.items() if row.experts])
-def test_adapters_of_experts_are_refused(family, family_model):
-    from tests.families import loader
-    from trainer.config import budget
-    from trainer.learning import lora
-
-    folder = family_model(family)
-    shape = shape_of(str(folder))
-    with pytest.raises(ConfigError, match="no adapter for experts"):
-        lora.inject(loader(family).from_pretrained(folder), c.LoRA(rank=2), 0)
-    with pytest.raises(ConfigError, match="adapters of a mixture of experts"):
-        budget.trained(c.RunConfig(lora=c.LoRA(rank=2)), shape)
-    assert budget.trained(c.RunConfig(), shape) == shape.parameters
+def test_experts_in_4_bits_are_refused(family, family_model):
+    shape = shape_of(str(family_model(family)))
+    with pytest.raises(ConfigError, match="in 4 bits have no parity test"):
+        budget.check_experts(c.RunConfig(lora=c.LoRA(rank=2, qlora=True)), shape)
+    budget.check_experts(c.RunConfig(lora=c.LoRA(rank=2)), shape)
 
 
-@pytest.mark.parametrize("family", [name for name, row in FAMILIES.items() if not row.experts])
+@pytest.mark.parametrize("family", FAMILIES)
 def test_every_linear_layer_of_every_family_gets_an_adapter(family, tmp_path):
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 

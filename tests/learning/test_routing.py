@@ -163,6 +163,6 @@ def test_gradients_are_those_of_the_dense_formula():
 
 def test_a_model_without_experts_has_nothing_to_replay(tiny_model, family_model):
     config = c.override(c.RunConfig(), ["algorithm.routing_replay=true"])
-    budget.check_replay(config, shape_of(str(family_model("qwen3_moe"))))
+    budget.check_experts(config, shape_of(str(family_model("qwen3_moe"))))
     with pytest.raises(c.ConfigError, match="has no experts; set algorithm.routing_replay to false"):
-        budget.check_replay(config, shape_of(str(tiny_model)))
+        budget.check_experts(config, shape_of(str(tiny_model)))

@@ -109,8 +109,11 @@ def measure(model_dir, data, dtype: Literal["bf16", "fp32"], again: bool, rank: 
         ("qwen2_5_vl", 8),
         ("qwen2_vl", 0),
         ("qwen3_vl", 0),
+        ("qwen3_vl", 8),
         ("qwen3_5", 0),
+        ("qwen3_5", 8),
         ("qwen3_vl_moe", 0),
+        ("qwen3_vl_moe", 8),
     ],
 )
 def test_activations_are_those_of_the_real_model(family_model, picture_dataset, family, dtype, again, rank):

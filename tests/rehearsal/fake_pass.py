@@ -48,6 +48,8 @@ MASKED = ("aten.index.Tensor", "aten.index_put_.default", "aten.index_put.defaul
 GROUPED = "aten._grouped_mm"
 """One product of all experts, which torch's registry of FLOPs lacks: each row meets one expert's matrix, and
 of a gradient each row counts for one."""
+OUT_OF_4_BITS = "bitsandbytes.gemm_4bit"
+"""A product with a matrix in 4 bits, [outputs, inputs], which the registry lacks too."""
 WAITS = ("aten._local_scalar_dense.default", "aten.nonzero.default", "aten.is_nonzero.default")
 
 
@@ -135,6 +137,9 @@ class Watch(TorchDispatchMode):
         if str(func._overloadpacket) == GROUPED:
             self.flops += 2 * args[0].shape[-1] * math.prod(result.shape[-2:])
             return
+        if str(func._overloadpacket) == OUT_OF_4_BITS:
+            self.flops += 2 * args[0].numel() * args[2][0]
+            return
         storages = {tensor.untyped_storage()._cdata for tensor in given}
         views = made and all(tensor.untyped_storage()._cdata in storages for tensor in made)
         if views and not func._schema.is_mutable:
@@ -204,7 +209,7 @@ def play(recipe: Recipe, what: str, kind: str) -> dict[str, Any]:
     del logp, loss
     return {
         "tokens": real.input_ids.numel(),
-        "parameters": sum(p.numel() for name, p in model.named_parameters() if ".lora_" not in name),
+        "parameters": sum(_numbers(p) for name, p in model.named_parameters() if ".lora_" not in name),
         "adapters": sum(p.numel() for name, p in model.named_parameters() if ".lora_" in name),
         "peak_bytes": watch.peak,
         "operations": watch.operations,
@@ -272,6 +277,12 @@ def take_the_branch_for_cuda() -> None:
     names = dict(vars(attention))
     exec(source.replace(branch, ""), names)
     AttentionInterface.register(attention.NAME, names["attention"])
+
+
+def _numbers(parameter: Any) -> int:
+    """Elements of a parameter; of weights in 4 bits, which lie two in a byte, as many as they stand for."""
+    packed = getattr(parameter, "quant_state", None)
+    return packed.shape.numel() if packed else parameter.numel()
 
 
 def _drop(parameter: Tensor) -> None:

@@ -111,18 +111,21 @@ def longest(recipe: Recipe, shape: Shape, tokens: int) -> Row:
 
 
 def shared(recipe: Recipe, shape: Shape, tokens: int, learns: bool) -> Row:
-    """As many longest prompts and images, each with several completions in the place of a longest one: so
-    many that the prompts' keys, repeated for each, are as many as the pass may hold."""
+    """As many prompts and images as longest samples fit, each with several completions in the place of one:
+    so many, and the prompts as long, that the prompts' keys, repeated for each, are as many as the pass may
+    hold."""
     config, vision = recipe.config, shape.vision
     made = Row(vision)
     prompts = max(1, tokens // longest_sample(config))
-    prompt = config.data.prompt_max_tokens
-    left = tokens // prompts - prompt
-    keys = keys_per_token(config, shape, tokens, learns) * tokens / prompts - left
-    count = min(config.rollout.samples_per_prompt, max(1, int(keys // prompt)))
+    room = tokens // prompts
+    longest_prompt = config.data.prompt_max_tokens
+    repeated = int((keys_per_token(config, shape, tokens, learns) - 1) * room)
+    count = min(config.rollout.samples_per_prompt, 1 + math.ceil(repeated / longest_prompt))
+    prompt = min(longest_prompt, repeated // (count - 1))
+    completion = min((room - prompt) // count, config.rollout.max_tokens)
     for _ in range(prompts):
         image = largest(recipe, vision) if vision else None
-        made.add(prompt, image, [min(left // count, config.rollout.max_tokens)] * count)
+        made.add(prompt, image, [completion] * count)
     made.fill(tokens)
     return made
 

@@ -88,8 +88,9 @@ def test_a_pass_takes_what_is_planned_on_one_device_with_few_reads(recipe):
     assert shape is not None
     for what in ("logprobs", "update"):
         tokens = (micro_batch_tokens if what == "update" else logprob_tokens)(config, shape)
-        assert 0.99 * tokens < passes[f"{what}, longest"]["tokens"] <= tokens, again(recipe)
-        peak = max(one["peak_bytes"] for name, one in passes.items() if name.startswith(what))
+        of_kind = [one for name, one in passes.items() if name.startswith(what)]
+        assert 0.99 * tokens < max(one["tokens"] for one in of_kind) <= tokens, again(recipe)
+        peak = max(one["peak_bytes"] for one in of_kind)
         ratio = peak / planned_bytes(config, shape, learns=what == "update")
         assert WITHIN[0] <= ratio <= WITHIN[1], f"{recipe} {what}: {ratio:.3f} of the plan; {again(recipe)}"
     for name, one in passes.items():
@@ -115,7 +116,7 @@ def test_a_pass_of_three_billion_is_what_the_file_says(what, kind):
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("recipe", PLAYED)
 def test_every_pass_is_what_the_file_says(recipe):
     for what, kind in plays(recipe):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.families import BOUNDS, VISION, dtype
+from tests.families import BOUNDS, FAMILIES, VISION, dtype
 from tests.loops.jobs import REWARD, Job
 from trainer.exit_codes import EXIT_ERROR
 
@@ -24,9 +24,7 @@ def test_a_broken_sync_stops_the_run(small_config, tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "family", ["qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_5", "qwen3_vl_moe", "qwen3_moe"]
-)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_export_loads_everywhere(small_config, run_ranks, family_model, text_dataset, family, tmp_path):
     """Gradient checkpointing on; the vision tower frozen, so that the export must take it from the
     original."""

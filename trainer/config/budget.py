@@ -32,6 +32,9 @@ CHECKPOINT_BYTES_PER_PARAMETER = 12
 """The fp32 master weight and two moments."""
 CHUNK = 64
 """Tokens that a gated delta-net layer's recurrence computes at a time."""
+PADDING = 17 / 16
+"""What rounding adds to the lengths of samples that such a layer lays out: an eighth at most, so half of
+that."""
 NF4_BYTES, NF4_SCALES = 0.5, 1 / 64 + 4 / (64 * 256)
 """Per weight in 4 bits: itself; a byte per block of 64 and four per 256 blocks, which ZeRO does not cut."""
 
@@ -57,8 +60,14 @@ def trained(config: RunConfig, shape: Shape) -> int:
     return shape.parameters - frozen
 
 
-def check_replay(config: RunConfig, shape: Shape) -> None:
-    """Raises ConfigError where `algorithm.routing_replay` is set and the model has no experts."""
+def check_experts(config: RunConfig, shape: Shape) -> None:
+    """Raises ConfigError where `algorithm.routing_replay` is set and the model has no experts, and where
+    `lora.qlora` is and it has some."""
+    if config.lora.qlora and shape.experts:
+        raise ConfigError(
+            f"lora.qlora: experts of {config.model.path} in 4 bits have no parity test; set lora.qlora to"
+            " false"
+        )
     if config.algorithm.routing_replay and not shape.experts:
         raise ConfigError(
             f"algorithm.routing_replay: {config.model.path} has no experts; set algorithm.routing_replay to"
@@ -93,31 +102,43 @@ def logprob_tokens(config: RunConfig, shape: Shape) -> int:
 
 
 def key_bytes(config: RunConfig, shape: Shape, gradients: bool) -> int:
-    """Memory of one key and its value in a pass: in the layer at work, with their gradients in the backward
-    pass; in every layer where none is recomputed. Of a gated delta-net layer what it makes of a token."""
+    """Memory of one key and its value that attention reads in a pass: in the layer at work, with their
+    gradients in the backward pass; in every layer where none is recomputed."""
     width = 2 if config.model.dtype == "bf16" else 4
     whole = gradients and not config.model.gradient_checkpointing
     layers = shape.attention_layers if whole else 1
-    attended = 2 * shape.kv_heads * shape.head_dim * width * (layers + gradients)
-    if (d := shape.delta) is None:
-        return attended
-    # A gated delta-net layer lays out what its convolution and its recurrence read, for each completion anew.
-    laid_out = width * 2 * d.channels + recurrence(d, width)
-    return max(attended, laid_out * (d.layers if whole else 1))
+    return 2 * shape.kv_heads * shape.head_dim * width * (layers + gradients)
 
 
 def keys_per_token(config: RunConfig, shape: Shape, tokens: int, gradients: bool = True) -> float:
-    """Keys that a pass of `tokens` may hold for each of its tokens, so that they take `KEY_BYTES` at most."""
-    return max(LEAST_KEYS, KEY_BYTES / key_bytes(config, shape, gradients) / tokens)
+    """Keys that a pass of `tokens` may hold for each of its tokens, so that they take `KEY_BYTES` at most.
+    A gated delta-net layer lays as many tokens out."""
+    largest = key_bytes(config, shape, gradients)
+    if (d := shape.delta) is not None:
+        width = 2 if config.model.dtype == "bf16" else 4
+        kept = d.layers if gradients and not config.model.gradient_checkpointing else 1
+        largest = max(largest, laid_out(d, width) * kept)
+    return max(LEAST_KEYS, KEY_BYTES / largest / tokens)
+
+
+def keys(config: RunConfig, shape: Shape, tokens: int, gradients: bool = True) -> float:
+    """Keys of a pass of `tokens` at most: nearly one prompt more for each completion of its groups; 0 where
+    no prompt is shared."""
+    if config.method == "sft":
+        return 0.0
+    most = keys_per_token(config, shape, tokens, gradients)
+    return tokens * min(most, 1.0 + config.rollout.samples_per_prompt)
 
 
 def repeated_keys(config: RunConfig, shape: Shape, tokens: int, gradients: bool = True) -> float:
-    """Bytes of the keys and values that a pass of `tokens` repeats at most, with their gradients: nearly one
-    prompt for each completion of its groups."""
-    if config.method == "sft":
-        return 0.0
-    keys = min(keys_per_token(config, shape, tokens, gradients), 1.0 + config.rollout.samples_per_prompt)
-    return keys * tokens * key_bytes(config, shape, gradients)
+    """Bytes of the keys and values that attention reads in a pass of `tokens` at most, with their
+    gradients."""
+    return keys(config, shape, tokens, gradients) * key_bytes(config, shape, gradients)
+
+
+def laid_out_tokens(config: RunConfig, shape: Shape, tokens: int, gradients: bool = True) -> float:
+    """Tokens that a gated delta-net layer lays out in a pass of `tokens` at most, padding included."""
+    return PADDING * max(tokens, keys(config, shape, tokens, gradients))
 
 
 def longest_sample(config: RunConfig) -> int:
@@ -166,23 +187,22 @@ def largest_layer(shape: Shape, w: int) -> int:
 
 def delta_layer(shape: Shape, w: int) -> int:
     """Per token, a gated delta-net layer as transformers computes it without flash-linear-attention, whose
-    kernels keep less: norms and MLP; the convolution's input and output; what the recurrence keeps; its
-    output normalized, the gate and their product."""
+    kernels keep less: norms and MLP; what is laid out; its output normalized, the gate and their product."""
     if (d := shape.delta) is None:
         return 0
     gated = d.values * (12 + 3 * w)
-    rest = 2 * norm(shape.hidden, w, True) + w * 4 * shape.intermediate
-    return rest + w * 2 * d.channels + recurrence(d, w) + gated
+    return 2 * norm(shape.hidden, w, True) + w * 4 * shape.intermediate + laid_out(d, w) + gated
 
 
-def recurrence(d: GatedDelta, w: int) -> int:
-    """Per token, in fp32 and for all value heads: queries and keys as they come, scaled and decayed (eight in
-    all, and three more where none had to be copied from another type), three times the values, five rows of
-    products within a chunk, a chunk's share of its state."""
+def laid_out(d: GatedDelta, w: int) -> int:
+    """What a gated delta-net layer keeps of a token that it lays out: the convolution's input and output;
+    what the recurrence keeps in fp32, for all value heads. That is queries and keys as they come, scaled and
+    decayed (eight in all, and three more where none had to be copied from another type), three times the
+    values, five rows of products within a chunk, a chunk's share of its state."""
     keys = d.value_heads * d.key_dim
-    return 4 * (
-        (8 if w < 4 else 11) * keys + 3 * d.values + 5 * d.value_heads * CHUNK + keys * d.value_dim // CHUNK
-    )
+    state = keys * d.value_dim // CHUNK
+    recurrence = (8 if w < 4 else 11) * keys + 3 * d.values + 5 * d.value_heads * CHUNK + state
+    return w * 2 * d.channels + 4 * recurrence
 
 
 def decoder_layer(shape: Shape, w: int) -> int:

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-from trainer.errors import ConfigError
 from trainer.hardware.model_shapes import Shape
 
 
 def linears(shape: Shape, vision: bool) -> list[tuple[int, int]]:
-    """(inputs, outputs) of every linear layer that gets an adapter. Raises ConfigError for a mixture of
-    experts."""
-    if shape.experts:
-        raise ConfigError(
-            "lora.rank: adapters of a mixture of experts have no parity test: set lora.rank to 0, which"
-            " trains all weights"
-        )
+    """(inputs, outputs) of every linear layer that gets an adapter. In a mixture of experts those are
+    attention's: experts and routers stay as they are."""
     h = shape.hidden
     i = shape.intermediate
-    mlp = [(h, i), (h, i), (i, h)]
+    mlp = [] if shape.experts else [(h, i), (h, i), (i, h)]
     found = [*shape.attention_linears, *mlp] * shape.attention_layers
     if shape.delta:
         found += [*shape.delta.linears(h), *mlp] * shape.delta.layers

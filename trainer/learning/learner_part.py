@@ -69,7 +69,7 @@ class LearnerPart:
         prompter = self.reader.prompter
         banned = prompter.banned_token_ids() if self.config.method == "grpo" else []
         shape = model_shapes.from_config(prompter.hf_config.to_dict())
-        budget.check_replay(self.config, shape)
+        budget.check_experts(self.config, shape)
         empty = found is not None and checkpoint_holds_policy(self.config)
         teacher = self._teacher()
         self.policy = Policy(self.config, shape, banned, self.process.device, total_updates, empty, teacher)

@@ -21,12 +21,11 @@ def inject(model: Any, lora: LoRA, seed: int) -> None:
     """Puts adapters around the target layers and freezes all other parameters.
 
     inject_adapter_in_model, not PeftModel: the modules keep their paths, which the policy goes by. Raises
-    ConfigError where a decoder layer has linear layers that `LoRA` does not know.
+    ConfigError where a decoder layer has linear layers that `LoRA` does not know. Experts and their routers
+    are no linear layers and get none.
     """
     from peft import LoraConfig, inject_adapter_in_model
 
-    if any(hasattr(module, "experts") for module in model.modules()):
-        raise ConfigError(f"lora.rank {lora.rank}: no adapter for experts; set it to 0")
     torch.manual_seed(seed)  # the factors A are drawn here, whatever was drawn while the model was loaded
     try:
         inject_adapter_in_model(LoraConfig(**lora.peft()), model)
