@@ -77,6 +77,7 @@ class Dispatcher:
         self.beats: dict[str, dict[str, Any]] = {}
         """The newest beat of every worker that was seen."""
         self._head: dict[str, Any] = {"attempt": held.name, "state": "running", "why": ""}
+        self._head |= {"version": 0, "lineage": "", "anchors": []}
         self._serial = 0
         self._units: dict[str, RolloutUnit] = {}
         self._steps: dict[str, int] = {}
