@@ -89,6 +89,39 @@ def test_transformers_reads_back_every_family(family_model, family, tmp_path, to
         assert torch.equal(mine, theirs), name
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_adapters_of_every_family_are_merged(family_model, family, tmp_path, told):
+    """Into the linear layers that have one; all else is the base model's, experts too."""
+    from trainer.config import LoRA
+    from trainer.learning import lora
+
+    base = family_model(family)
+    config = replace(configure(tmp_path), lora=LoRA(rank=3, alpha=5))
+    config = replace(config, model=replace(config.model, path=str(base), dtype="fp32"))
+    model = loader(family).from_pretrained(base)
+    lora.inject(model, config.lora, 0)
+    factors = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    with torch.no_grad():
+        for factor in factors.values():
+            factor.copy_(torch.randn_like(factor))
+    checkpoints, (writer,) = again(config, told), writers(config, 1)
+    checkpoints.begin(2, {})
+    shards = {
+        name: Shard(tuple(p.shape), 0, p.numel(), {"master": p.detach().flatten().clone()})
+        for name, p in factors.items()
+    }
+    writer.start(2, shards, {})
+    finish(checkpoints, [writer])
+    out = export_hf(checkpoints.find(), tmp_path / "hf", base, "fp32")
+    back, loaded = loader(family).from_pretrained(out, output_loading_info=True)
+    assert not any(loaded.values()), loaded
+    rest, adapted = lora.adapters(dict(model.named_parameters()), model)
+    assert adapted
+    for name, weight in rest:
+        merged = lora.merged(weight, adapted.get(name))
+        assert torch.allclose(back.get_parameter(name), merged, atol=1e-5), name
+
+
 def test_export_takes_frozen_weights_from_the_base_model(tmp_path, told):
     from safetensors.torch import save_file
 
