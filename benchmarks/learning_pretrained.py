@@ -5,7 +5,7 @@
 For every seed the run of `launch.py demo --pretrained`: accuracy on held-out questions, by step. With
 `--control` the first seed runs once more, shorter, at learning rate 0.
 Model, rows and runs stay in the folder, so that a call that is interrupted goes on where it was, and one with
-`--minutes` interrupts itself. Runs that the output file has are not repeated. Draws
+`--minutes` interrupts itself. Runs that the output file has are not repeated. Without `--set` it draws
 docs/learning_pretrained.svg from what is there.
 """
 
@@ -140,7 +140,8 @@ def main() -> int:
             "worst_gain_points": min(one["gain_points"] for one in runs),
         }
         options.out.write_text(json.dumps(result, indent=2) + "\n")
-        PLOT.write_text(plot(runs))
+        if not options.set:
+            PLOT.write_text(plot(runs))
 
     if options.control and "learning_rate_0" not in result:
         still = ["optimizer.learning_rate=0", f"run.max_steps={CONTROL_STEPS}"]

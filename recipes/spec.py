@@ -291,7 +291,7 @@ class Recipe:
     """Targets that it is meant for; empty: every target that can run its shape."""
     setup: Literal["", "cpu", "gpu", "rocm"] = ""
     """Environment; default: gpu, or cpu where the cluster has no GPUs. cpu leaves rented GPUs alone, for a
-    try-out."""
+    try-out: those of both groups."""
 
     @property
     def saves(self) -> bool:
@@ -409,7 +409,7 @@ def _check_sample(recipe: Recipe, sample: SampleGroup) -> None:
     """Checks the second group, where the recipe is valid without it. Raises ConfigError with the change."""
     if why := without_rollouts(recipe):
         raise ConfigError(f"sample names machines that sample completions, and {why}: --set sample=null")
-    if recipe.environment == "cpu" and sample.gpus_per_node:
+    if recipe.environment == "cpu" and sample.gpus_per_node and not recipe.cluster.gpus_per_node:
         raise ConfigError(
             f"sample names machines with GPUs, and {recipe.name} runs on CPU ranks: --set "
             "sample.gpus_per_node=0"

@@ -24,8 +24,10 @@ def drive(run: str, what: str, dry_run: bool = False, job: int = 0) -> int:
     record = run_record.load(run)
     if record.target == "local" and record.desk not in ("", socket.gethostname()):
         raise ConfigError(f"{run} runs on {record.desk} itself: drive it there")
-    if record.managed and what == "logs" and not dry_run and (said := platform_state.ask(record)):
-        record = replace(record, cluster=said.name)  # by its name SkyPilot finds only a job that is running
+    if record.managed and what == "logs":
+        record = replace(record, run_id=record.names()[job], jobs=1)
+        if not dry_run and (said := platform_state.ask(record)):
+            record = replace(record, cluster=said.name)  # by its name SkyPilot finds only one that is running
     # Of an adopted run there are no task files here, and nothing but `up` needs them.
     files = [str(path) for path in record.task_files()] or [""]
     commands = platforms.commands(record, files, {"RUN_ID": run}, [], False)

@@ -34,11 +34,14 @@ def show(run: str | None) -> int:
     answers = platform_state.Answers()
     said = None
     shown = []
+    of_workers = []
     for record in records:
         if run or platform_state.is_open(record):
             answer = platform_state.ask(record, answers)
             shown.append(_noted(_gone(record), answer))
             said = answer if record.run_id == run else said
+            if answer and record.samples_for == run:
+                of_workers += [f"{record.run_id}: {line}" for line in answer.text.splitlines()]
         else:
             shown.append(_gone(record))
     print("\n".join(table(shown, whole=bool(run))) if shown else "no run was launched from here")
@@ -46,7 +49,7 @@ def show(run: str | None) -> int:
         for name, bucket in sight.remembered().items():
             print(f"{name}: fetched from {bucket}, not launched from here")
         return 0
-    for line in worker_sight.lines(run):
+    for line in worker_sight.lines(run) + of_workers:
         print(line)
     if said:
         print(said.text)

@@ -103,8 +103,8 @@ def test_a_worker_that_was_lost_before_it_was_admitted_gets_a_probe_when_it_retu
     worker.join(one.held.name)
     one.offer([UNIT])
     worker.send()
-    until(lambda: one.probing() == {"w0"} and one._probed)
-    until(lambda: one.scheduler.lost == 1 and not one._probes)
+    until(lambda: one.probing() == {"w0"} and one._probes._sampled)
+    until(lambda: one.scheduler.lost == 1 and not one._probes._given)
     worker.join(one.held.name)
     until(lambda: [given.unit for _, given in worker.mail().mail] == ["probe-000002"])
     assert [name for name, _, _ in one.probed()] == ["w0"]

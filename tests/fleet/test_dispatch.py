@@ -198,12 +198,48 @@ def test_a_bad_worker_beside_the_trainers_engines_ends_nothing(head, tmp_path):
         until(lambda unit=unit: worker.mail().mail[0][0] == unit)
         worker.send(good()[:-1])
         until(lambda count=count: one.counts.refused == count)
-    until(lambda: not worker.following.look().mail)
+    until(lambda: worker.following.look() and worker.following.turned_away)
+    assert "3 units of it in a row were refused, the last because it lacks a completion" in str(one.said[-1])
+    assert one.counts.turned_away == 1 and not one.scheduler.workers
     mine = one.claim("share")
     assert mine == [Given(unit.name, 2) for unit in units]
     one.give(dict.fromkeys(mine, good()), 3.0)
     assert one.scheduler.own_rate == 4.0
     assert one.has(units) and one.counts.own == 3
+
+
+def test_refusals_with_accepted_units_between_them_turn_nobody_away(head, tmp_path):
+    one = head(own=True)
+    worker = PlayedWorker(tmp_path, "w0")
+    worker.join(one.held.name)
+    units = [replace(UNIT, name=f"00000{number}") for number in range(6)]
+    one.offer(units)
+    for number, unit in enumerate(units, 1):
+        until(lambda unit=unit: worker.mail().mail[0][0] == unit)
+        worker.send(good() if number % 3 == 0 else good()[:-1])
+        until(lambda number=number: one.counts.refused + one.counts.units == number)
+    assert one.counts.refused == 4 and one.counts.turned_away == 0
+
+
+def test_a_worker_that_is_of_no_use_for_long_is_told_to_end(head, tmp_path, monkeypatch):
+    monkeypatch.setattr(dispatch, "MOST_IN_VAIN", 3)
+    one = head(own=True)
+    useful, slow = PlayedWorker(tmp_path, "w0"), PlayedWorker(tmp_path, "w1")
+    for worker in (useful, slow):
+        worker.join(one.held.name)
+    until(lambda: len(one.scheduler.workers) == 2)
+    for number in range(4):
+        assert one.counts.turned_away == 0, number
+        units = [replace(UNIT, name=f"{number}{i:05d}") for i in range(2)]
+        one.offer(units)
+        until(lambda units=units: useful.mail().mail[0][0] in units)
+        useful.send()
+        until(lambda number=number: one.counts.units == number + 1)
+        mine = [*one.claim("share"), *one.claim("late")]
+        one.give(dict.fromkeys(mine, good()))
+    until(lambda: slow.following.look() and slow.following.turned_away)
+    assert "nothing that it samples was used for 3 steps" in slow.following.turned_away
+    assert "smaller units" in slow.following.turned_away.lower() and set(one.scheduler.workers) == {"w0"}
 
 
 def test_a_silent_workers_unit_goes_to_the_next_that_comes(head, tmp_path):

@@ -246,3 +246,31 @@ def test_sampled_ahead_by_workers_it_is_the_colocated_run(
     assert all(("teacher/kl" in line) == taught for line in job.metrics()[1:])
     behind = [line.get("rollout/staleness_max") for line in job.metrics()[1:]]
     assert behind == [min(step, ahead) for step in range(STEPS)]
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_ranks_without_engines_need_not_divide_the_prompts(run_config, tmp_path):
+    """Three ranks learn from four prompts a step, which a worker samples: the run of one rank, up to
+    rounding."""
+    job = FleetJob(
+        run_config("fleet", "placement.workers_per_node=3"), tmp_path / "fleet", str(tmp_path / "stored")
+    )
+    try:
+        job.add_worker("w0")
+        job.start()
+        job.finish()
+    finally:
+        job.kill()
+        job.end_workers()
+    colocated = Job(run_config("colocated"), tmp_path / "colocated").start()
+    try:
+        assert colocated.wait(900) == 0, colocated.tail()
+    finally:
+        colocated.kill()
+    ours, theirs = job.metrics(), colocated.metrics()
+    assert [line["step"] for line in ours] == [line["step"] for line in theirs]
+    for line, against in zip(ours[1:], theirs[1:], strict=True):
+        assert line["reward/mean"] == against["reward/mean"]
+        for name in ("loss/total", "grad/norm", "kl/mean"):
+            assert line[name] == pytest.approx(against[name], rel=1e-4, abs=1e-6), (line["step"], name)

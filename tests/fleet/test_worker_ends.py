@@ -119,6 +119,23 @@ def test_it_does_not_start_for_a_run_that_is_over(run):
     assert run.objects.get_json(worker_key("w0")) is None, "it was about to load an engine"
 
 
+@pytest.mark.parametrize("served", [True, False], ids=["it sampled", "it came later"])
+def test_it_ends_when_an_attempt_finds_no_step_left(run, served):
+    """The attempt before was killed after its last commit, and before it could say that the run is over."""
+    first = run.head()
+    if served:
+        run.serve()
+        assert sampled(first)
+    first._stop.set()
+    first._wake.set()
+    first._thread.join()
+    held = run.attempts.take(9, "")
+    Dispatcher(run.objects, held, EXPECTED, lost_s=30.0, wait_s=30.0).close("over", "no step is left")
+    if not served:
+        run.serve()
+    assert run.ended() == "no step is left"
+
+
 def test_it_waits_for_the_next_attempt_and_ends_when_none_comes(run):
     first = run.head()
     run.serve()

@@ -5,12 +5,15 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+import runpod_lab
 
 from benchmarks.machine import processor
+from recipes.presets import resolve
 
 
 def note(section: str, name: str, seconds: float) -> None:
@@ -30,6 +33,17 @@ def note(section: str, name: str, seconds: float) -> None:
 def figure():
     """figure(name, seconds): something that a lab has measured."""
     return lambda name, seconds: note("measured_s", name, seconds)
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory, tiny_model, mixed_dataset):
+    """SkyPilot's API server, the stand-in and the store; the data is in the bucket, the model in the
+    image."""
+    with runpod_lab.Desk(tmp_path_factory.mktemp("runpod")) as made:
+        data, model = (step.creates.split("/")[1] for step in resolve("demo", []).steps)
+        shutil.copytree(mixed_dataset, made.buckets / "bucket/runs/data" / data)
+        shutil.copytree(tiny_model, made.image / "workspace/models" / model)
+        yield made
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -44,6 +44,30 @@ jobs:
 RUNTIME = ("setuptools<70", "click<8.3.0", "ray[default]==2.9.3", "pydantic-core==2.41.1", "uv")
 """What SkyPilot puts on every machine besides itself (sky/skylet/constants.py)."""
 
+SMALL = [
+    "rollout.prompts_per_step=4",
+    "rollout.samples_per_prompt=4",
+    "rollout.max_tokens=16",
+    "evaluation.every_steps=0",
+    "checkpoint.every_steps=1",
+    "checkpoint.export_hf=never",
+    "rewards.workers=1",
+]
+SPOT = [
+    "setup=cpu",
+    "cluster.gpus_per_node=1",
+    "cluster.gpu=A100-80GB",
+    "cluster.spot=prefer",
+    "cluster.memory_gib=16",
+]
+"""RunPod's spot market has GPUs only, and this machine has none: the recipe rents one and leaves it alone."""
+BUCKET = "s3://bucket/runs"
+
+
+def options(*assignments: str) -> list[str]:
+    """Words of the command line that set these options."""
+    return [part for assignment in assignments for part in ("--set", assignment)]
+
 
 def missing() -> str:
     """Why there can be no such lab here; empty if there can."""

@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import time
 
 import checkout
 import pytest
 import runpod_lab
-
-from recipes.presets import resolve
+from runpod_lab import BUCKET, SMALL, SPOT, options
 
 pytestmark = [
     pytest.mark.lab,
@@ -20,39 +18,6 @@ pytestmark = [
     pytest.mark.timeout(1700),
     pytest.mark.skipif(bool(runpod_lab.missing()), reason=runpod_lab.missing()),
 ]
-SMALL = [
-    "rollout.prompts_per_step=4",
-    "rollout.samples_per_prompt=4",
-    "rollout.max_tokens=16",
-    "evaluation.every_steps=0",
-    "checkpoint.every_steps=1",
-    "checkpoint.export_hf=never",
-    "rewards.workers=1",
-]
-SPOT = [
-    "setup=cpu",
-    "cluster.gpus_per_node=1",
-    "cluster.gpu=A100-80GB",
-    "cluster.spot=prefer",
-    "cluster.memory_gib=16",
-]
-"""RunPod's spot market has GPUs only, and this machine has none: the recipe rents one and leaves it alone."""
-BUCKET = "s3://bucket/runs"
-
-
-@pytest.fixture(scope="module")
-def desk(tmp_path_factory, tiny_model, mixed_dataset):
-    """SkyPilot's API server, the stand-in and the store; the data is in the bucket, the model in the
-    image."""
-    with runpod_lab.Desk(tmp_path_factory.mktemp("runpod")) as made:
-        data, model = (step.creates.split("/")[1] for step in resolve("demo", []).steps)
-        shutil.copytree(mixed_dataset, made.buckets / "bucket/runs/data" / data)
-        shutil.copytree(tiny_model, made.image / "workspace/models" / model)
-        yield made
-
-
-def options(*assignments):
-    return [part for assignment in assignments for part in ("--set", assignment)]
 
 
 def test_sky_launch_of_a_committed_file_runs_to_the_end_and_gives_the_machine_back(desk):

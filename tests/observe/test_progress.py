@@ -155,3 +155,14 @@ def test_eta_and_phases_are_means_of_the_last_steps():
 def test_a_missing_directory_is_one_line(tmp_path, capsys):
     assert progress.main([str(tmp_path / "none")]) == 2
     assert "no run at" in capsys.readouterr().err
+
+
+def test_a_folder_that_takes_no_file_is_met_by_phases_and_not_by_who_hears_of_samples(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    phases = Phases(folder)
+    (folder / "progress.json").unlink()
+    folder.rmdir()
+    phases.sampled()
+    with pytest.raises(OSError):
+        phases.note(message="loading the model")

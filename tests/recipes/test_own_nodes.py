@@ -25,7 +25,7 @@ def own_rows(recipe: Recipe) -> list[fleet_cost.FleetRow]:
 def test_a_part_of_the_same_machines_samples_and_they_cost_what_they_cost():
     recipe = resolve(NAME, [])
     rows = own_rows(recipe)
-    assert {row.worker.own for row in rows if row.worker} == {2, 4}, "two ranks lack room"
+    assert {row.worker.own for row in rows if row.worker} == {2, 4}, "where 6 sample, 2 lack room to learn"
     for row in rows:
         assert row.worker and row.worker.usd_per_hour == 0 and row.gpus + row.worker.own == 8
         assert row.usd_per_hour == row.offer.usd_per_hour and row.count == row.worker.own

@@ -67,6 +67,14 @@ def test_a_group_that_makes_no_sense_is_refused_with_the_change(name, overrides,
     assert said in str(refused.value)
 
 
+def test_a_try_out_that_leaves_its_gpus_alone_may_have_machines_that_do_too():
+    sets = ["setup=cpu", "cluster.gpus_per_node=1", "cluster.gpu=A100-80GB", "sample.gpu=A100-80GB"]
+    recipe = with_group("demo", *sets)
+    view = groups.sampling(recipe)
+    assert view is not None and (view.cluster.gpus_per_node, view.environment) == (1, "cpu")
+    assert (view.config.placement.device, view.config.placement.workers_per_node) == ("cpu", 1)
+
+
 def test_a_recipe_with_a_run_to_sample_for_is_one_machine_of_its_second_group():
     fleet = ("fleet.workers=only", "rollout.tensor_parallel=1")
     view = resolve(ONE, ["fleet.run=mine", *fleet])

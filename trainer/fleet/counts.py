@@ -21,7 +21,7 @@ class Counts:
     refused: int = 0
     forged: int = 0
     turned_away: int = 0
-    """Workers whose probe was not the policy's."""
+    """Workers that were told to end: for their probe, or since their samples were refused or of no use."""
     by_worker: dict[str, int] = field(default_factory=dict)
     """Completions of every worker that were accepted."""
     by_device: dict[str, int] = field(default_factory=dict)

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any
 
 from trainer.algorithm.traces import Trace
@@ -19,6 +18,7 @@ from trainer.errors import StorageError
 from trainer.fleet import objects as keys
 from trainer.fleet.counts import OWN, Counts
 from trainer.fleet.objects import Forged, Objects
+from trainer.fleet.probes import Probes
 from trainer.fleet.scheduler import FETCHING, Claim, Given, Scheduler
 from trainer.fleet.units import UNREADABLE, RolloutUnit, unpack
 from trainer.fleet.verify import AskedUnit, refusal
@@ -34,6 +34,12 @@ PARALLEL = 8
 """Objects that are read at a time."""
 MOST_REFUSALS = 2
 """Workers that may send samples of one unit that are refused; then the run ends."""
+MOST_IN_A_ROW = 3
+"""Units of one worker that may be refused in a row; then it is told to end."""
+
+MOST_IN_VAIN = 20
+"""Steps and evaluations in a row for which a worker beside the trainer's own engines may sample nothing that
+is used; then it is told to end."""
 
 
 class NoWorkers(ConnectionError):
@@ -71,6 +77,7 @@ class Dispatcher:
         self.beats: dict[str, dict[str, Any]] = {}
         """The newest beat of every worker that was seen."""
         self._head: dict[str, Any] = {"attempt": held.name, "state": "running", "why": ""}
+        self._head |= {"version": 0, "lineage": "", "anchors": []}
         self._serial = 0
         self._units: dict[str, RolloutUnit] = {}
         self._steps: dict[str, int] = {}
@@ -83,16 +90,11 @@ class Dispatcher:
         """Workers with a mark in the bucket."""
         self._moved: dict[str, tuple[int, float]] = {}
         """Serial number of each worker's newest mark, and when the head saw that first."""
-        self._probe: RolloutUnit | None = None
-        """What a worker samples before it is admitted; None: all are admitted."""
-        self._probes: dict[str, RolloutUnit] = {}
-        """The probe that each worker has been given, which is not admitted yet."""
-        self._probed: dict[str, list[Trace]] = {}
-        """What they sampled of it."""
+        self._probes = Probes(self.scheduler)
         self._refused: dict[str, list[str]] = {}
         """Workers whose samples of a unit were refused, one for each time."""
-        self._probe_number = 0
-        self._admitted: set[str] = set()
+        self._in_a_row: dict[str, int] = {}
+        """Units of a worker that were refused since one was accepted."""
         self._turned_away: dict[str, str] = {}
         self._error: Exception | None = None
         self._changed = threading.Condition()
@@ -155,30 +157,23 @@ class Dispatcher:
         """From now on a worker that joins samples this unit, under a name of its own, and nothing else until
         it is admitted. The learner holds the weights of its version."""
         with self._changed:
-            self._probe = unit
-            self._probed.clear()
+            self._probes.renew(unit)
 
     def probing(self) -> set[str]:
         """Workers that have a probe, or are about to get one."""
         with self._changed:
-            return {name for name, seen in self.scheduler.workers.items() if not seen.admitted}
+            return self._probes.pending()
 
     def probed(self) -> list[tuple[str, str, list[Trace]]]:
         """(worker, its device, what it sampled) of the probes that have come in."""
         with self._changed:
-            found = [(name, self.beats[name]["device"], traces) for name, traces in self._probed.items()]
-            self._probed.clear()
-            return found
+            return [(name, self.beats[name]["device"], traces) for name, traces in self._probes.take()]
 
     def admit(self, worker: str) -> None:
         """The worker may have units."""
         self._say(f"worker {worker} is admitted")
         with self._changed:
-            self._admitted.add(worker)
-            self._forget_probe(worker)
-            if seen := self.scheduler.workers.get(worker):
-                seen.admitted = True
-                seen.queue = []  # it may have been lost meanwhile, and have a second probe
+            self._probes.admit(worker)
 
     def turn_away(self, worker: str, why: str) -> None:
         """The worker is told to end, and why; it gets no units. Raises Fenced, StorageError."""
@@ -187,21 +182,26 @@ class Dispatcher:
             self.counts.turned_away += 1
             self._turned_away[worker] = why
             self._head = self._head | {"turned_away": dict(self._turned_away)}
-            self._forget_probe(worker)
+            self._probes.drop(worker)
             self.scheduler.leave(worker)
         self.announce()  # or else the next mark says it
 
-    def _forget_probe(self, worker: str) -> None:
-        if unit := self._probes.pop(worker, None):
-            self._units.pop(unit.name)
-
     def claim(self, what: Claim) -> list[Given]:
-        """Units for the trainer's own engines; none where nothing of that kind is left. Raises what ended the
-        thread."""
+        """Units for the trainer's own engines; none where nothing of that kind is left. A worker that was of
+        no use for long is told to end. Raises what ended the thread."""
         with self._changed:
             if self._error is not None:
                 raise self._error
-            return self.scheduler.claim(what)
+            claimed = self.scheduler.claim(what)
+            workers = self.scheduler.workers.items()
+            useless = [name for name, seen in workers if seen.admitted and seen.in_vain > MOST_IN_VAIN]
+        for name in useless:
+            self.turn_away(
+                name,
+                f"nothing that it samples was used for {MOST_IN_VAIN} steps and evaluations in a row: others"
+                " end each unit sooner. Smaller units (fleet.unit_prompts) leave a slow machine a share",
+            )
+        return claimed
 
     def give(self, sampled: Mapping[Given, list[Trace]], share_s: float | None = None) -> None:
         """What the trainer's own engines sampled in one go. share_s: how long that took where it was their
@@ -325,7 +325,7 @@ class Dispatcher:
             self.objects.storage.delete([keys.worker_key(name), keys.mail_key(self.held.name, name)])
             self._known.discard(name)
             self.beats.pop(name, None)
-            self._admitted.discard(name)
+            self._forget(name)
             del self._moved[name]
         return sorted(self._known)
 
@@ -364,7 +364,7 @@ class Dispatcher:
             if not beat["goodbye"] and beat["state"] != FETCHING:
                 # the short completions of a probe say nothing of its speed
                 rate = beat["rate"] if worker in self.counts.by_worker else 0.0
-                self.scheduler.beat(worker, time.monotonic(), rate, self._may_sample(worker))
+                self.scheduler.beat(worker, time.monotonic(), rate, self._probes.may_sample(worker))
         for unit, turn in beat["sent"]:
             given = Given(unit, turn)
             if (worker, given) not in self._taken:
@@ -379,22 +379,19 @@ class Dispatcher:
     def _forget(self, worker: str) -> None:
         """The name is another process's from now on, which is not admitted."""
         with self._changed:
-            self._admitted.discard(worker)
-            self._probed.pop(worker, None)
-            self._forget_probe(worker)
+            self._probes.forget(worker)
+            self._in_a_row.pop(worker, None)
             self.scheduler.leave(worker)
-
-    def _may_sample(self, worker: str) -> bool:
-        return self._probe is None or worker in self._admitted
 
     def _take_in(self, worker: str, given: Given) -> None:
         """Reads, checks and keeps what a worker has sent, and deletes it in the bucket."""
         unit = self._units.get(given.unit)
         step = self._steps.get(given.unit, 0)
         key = keys.samples_key(self.held.name, step, given.unit, given.turn, worker)
-        if unit is not None and unit == self._probes.get(worker):
-            self._read_probe(worker, given, unit, key)
-        elif unit is None or given.unit not in self.scheduler.cost or not self._may_sample(worker):
+        probe = self._probes.of(worker, given.unit)
+        if probe is not None:
+            self._read_probe(worker, given, probe, key)
+        elif unit is None or given.unit not in self.scheduler.cost or not self._probes.may_sample(worker):
             self.counts.late += 1
         else:
             self._read(worker, given, unit, key)
@@ -422,12 +419,8 @@ class Dispatcher:
             return
         with self._changed:
             self.scheduler.fail(given, worker)  # it has done it
-            newest = self._probe is not None and unit.version == self._probe.version
-            if found is not None and newest:
-                self._probed[worker] = found
+            if self._probes.came_in(worker, unit, found):
                 self._changed.notify_all()
-            else:
-                self._forget_probe(worker)  # the learner has other weights by now: once more
 
     def _read(self, worker: str, given: Given, unit: RolloutUnit, key: str) -> None:
         found = self._received(worker, given, unit, key)
@@ -440,6 +433,9 @@ class Dispatcher:
             if given.unit not in self.scheduler.cost:  # somebody else's came while this was read
                 self.counts.late += 1
                 return
+            self._in_a_row.pop(worker, None)
+            if seen := self.scheduler.workers.get(worker):
+                seen.in_vain = 0
             self.counts.accepted(worker, self.beats[worker]["device"], len(found))
             self._accept(given.unit, found)
 
@@ -455,46 +451,32 @@ class Dispatcher:
         self.objects.put_json(key, {"unit": given.unit, "worker": worker, "why": why})
         self._say(f"unit {given.unit} of worker {worker} is refused: {why}")
         with self._changed:
-            if not self.scheduler.fail(given, worker) or self.scheduler.own_engines:
-                return
-            refused = self._refused.setdefault(given.unit, [])
-            refused.append(worker)
+            in_a_row = self._in_a_row[worker] = self._in_a_row.get(worker, 0) + 1
+            if self.scheduler.fail(given, worker) and not self.scheduler.own_engines:
+                self._refused.setdefault(given.unit, []).append(worker)
+            refused = self._refused.get(given.unit, [])
             others = len(self.scheduler.workers) > 1
+        if in_a_row == MOST_IN_A_ROW:
+            self.turn_away(worker, f"{in_a_row} units of it in a row were refused, the last because {why}")
         if len(set(refused) if others else refused) >= MOST_REFUSALS:
             raise UnitRefused(
                 f"unit {given.unit} was sampled and refused {len(refused)} times, the last time because"
                 f" {why}: its samples are a function of its seeds, so another worker would send the same"
             )
 
-    def _give_probes(self) -> None:
-        """Gives a probe to every worker that has none of the newest version and is not admitted."""
-        for name in self._probes.keys() - self.scheduler.workers.keys():
-            self._forget_probe(name)  # it is lost; where it comes back, it has nothing to do
-        for name, seen in self.scheduler.workers.items():
-            held = self._probes.get(name)
-            if seen.admitted or self._probe is None or (held and held.version == self._probe.version):
-                continue
-            if held:
-                self._units.pop(held.name)
-            self._probe_number += 1
-            unit = replace(self._probe, name=f"probe-{self._probe_number:06d}")
-            self._probes[name] = unit
-            self._units[unit.name] = unit
-            self._steps[unit.name] = unit.step
-            self.scheduler.probe(name, unit.name)
-
     def _mail(self) -> None:
         """Tells every worker whose units have changed what to sample."""
         with self._changed:
             self.counts.lived([bool(seen.queue) for seen in self.scheduler.workers.values()])
-            self._give_probes()
+            self._steps |= {probe.name: probe.step for probe in self._probes.give()}
             queues = self.scheduler.tick(time.monotonic())
             fresh = {name: queue for name, queue in queues.items() if queue != self._mailed.get(name)}
             mail: dict[str, list[dict[str, Any]]] = {}
             for name, queue in fresh.items():
-                mail[name] = [self._units[one.unit].to_json() | {"turn": one.turn} for one in queue]
+                units = [(self._probes.of(name, one.unit) or self._units[one.unit], one) for one in queue]
+                mail[name] = [unit.to_json() | {"turn": one.turn} for unit, one in units]
             self._mailed = queues
         if any(mail.values()):
             self.held.check()
-        for name, units in mail.items():
-            self.objects.put_json(keys.mail_key(self.held.name, name), units)
+        for name, asked in mail.items():
+            self.objects.put_json(keys.mail_key(self.held.name, name), asked)

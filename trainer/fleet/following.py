@@ -105,7 +105,8 @@ class Following:
         # `resume` opens a run that was over: its end was that of another launch
         if final is not None and final["launch"] == mine["launch"]:
             self.over = final["why"]
-        if self._signed(keys.about_key(mine["name"])) is not None:
+        # an attempt that found no step left to train has a head, which says so, and no more
+        if self._signed(keys.about_key(mine["name"])) or self._signed(keys.head_key(mine["name"])):
             self._epoch = epoch
             if self.attempt != mine["name"]:
                 self.attempt = mine["name"]

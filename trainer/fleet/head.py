@@ -346,15 +346,17 @@ class FleetSampler:
         write_whole(Path(self.config.run.dir) / ROSTER, text.encode())
 
     def close(self) -> None:
-        """`Sampler.close`: the run is over, and its workers end."""
+        """`Sampler.close`: the run is over, and its workers end. So says an attempt, too, that found no step
+        left to train: the one before it may have been killed before it could."""
         self._end("over", "the run has reached its last step")
 
     def leave(self) -> None:
         """This attempt ends before the run: workers wait for the next one."""
-        self._end("away", "this attempt of the trainer has ended")
+        if self.version is not None:
+            self._end("away", "this attempt of the trainer has ended")
 
     def _end(self, state: str, why: str) -> None:
-        if not self._over and self.version is not None:
+        if not self._over:
             self._over = True
             self.dispatcher.close(state, why)
 

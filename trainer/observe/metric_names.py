@@ -294,7 +294,10 @@ NAMES: dict[str, Name] = {
     "fleet/again": Name("count", "Units given out anew after a loss, a refusal or a damaged object."),
     "fleet/lost": Name("count", "Workers that fell silent for `fleet.lost_s`."),
     "fleet/refused": Name("count", "Units whose samples could not be trained on; why is in the bucket."),
-    "fleet/turned_away": Name("count", "Workers whose probe was not the policy's."),
+    "fleet/turned_away": Name(
+        "count",
+        "Workers told to end: for a probe that is not the policy's, or for samples refused or of no use.",
+    ),
     "fleet/forged": Name(
         "count", "Objects that were not written with the run's key, or not for their place."
     ),

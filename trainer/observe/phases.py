@@ -163,8 +163,9 @@ class Phases:
 
     def sampled(self) -> None:
         """Says that engines on other machines have sampled something: a phase that waits for them makes
-        progress."""
-        self.note(sampled_unix_s=time.time())
+        progress. A full disk is met by the run's own phases, and not by the thread that hears of samples."""
+        with contextlib.suppress(OSError):
+            self.note(sampled_unix_s=time.time())
 
     def finish(self, status: str = "finished") -> None:
         """Says how the run ended: finished, preempted, interrupted or failed."""

@@ -415,11 +415,11 @@ class Session:
         """Waits until the last checkpoint is committed, exports the weights, writes the report."""
         with self.phases("checkpoint"):
             self.saving.finish(Position(step, carried, updates, self.learner.skipped))
+        if self.config.fleet.workers != "off":
+            self.fleet.close()  # before the export, which workers need not wait for
         if self.config.checkpoint.export_hf != "never":
             with self.phases("export"):
                 self.export()
-        if self.config.fleet.workers != "off":
-            self.fleet.close()
         self.phases.finish()
         self.metrics.close()
         print(f"report: {write_report(self.config.run.dir)}", flush=True)

@@ -8,6 +8,7 @@ would not.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -26,6 +27,9 @@ from trainer.weights.source import WeightSource
 
 BACKEND = "in_process"
 """Name of the weight transfer, and of the model loader that loads no weights itself."""
+CHATTY = ("vllm.model_executor.model_loader.reload.layerwise", "vllm.v1.worker.cpu_worker")
+"""Loggers of vLLM that say at every new version that layers without weights of their own, such as a tied
+head, failed to load some. A layer that lacks its weights is found by the check of the first sync."""
 
 
 class Receiver(Protocol):
@@ -66,6 +70,8 @@ class InProcessEngine(WeightTransferEngine[NoInit, Weights]):
         """Makes the model's layers ready to take checkpoint-format weights again."""
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
+        for name in CHATTY:
+            logging.getLogger(name).setLevel(logging.ERROR)
         self._head_received = False
         initialize_layerwise_reload(self.model)
 
