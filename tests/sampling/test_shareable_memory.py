@@ -1,4 +1,4 @@
-"""GPU memory while an engine of several GPUs is built: vLLM's all-reduce shares some of it between processes."""
+"""GPU memory while an engine of several GPUs is built: vLLM's all-reduce shares it between processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ write: Any = torch._C._accelerator_setAllocatorSettings
 
 @pytest.fixture
 def of_a_rank(monkeypatch):
-    """The allocator's settings of a rank on a GPU, as torch takes them, and an engine that only notes them."""
+    """The allocator's settings of a rank on a GPU, as torch takes them, and an engine that notes them."""
     before = read()
     write(environment.allocator())
     built: list[str] = []

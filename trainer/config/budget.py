@@ -137,8 +137,9 @@ def saved_per_token(config: RunConfig, shape: Shape) -> float:
 
 def downloaded(config: RunConfig, model: float, together: bool) -> float:
     """Bytes of the base weights, `model` in all, that one node's disk holds: its share where nodes share the
-    download, which may be a file more than another's. All of them where the nodes' files lie `together`, where
-    the exporting node copies the frozen vision tower from them, and where rollout workers begin with them."""
+    download, which may be a file more than another's. All of them where the nodes' files lie `together`,
+    where the exporting node copies the frozen vision tower from them, and where rollout workers begin with
+    them."""
     exports_base = (
         config.model.freeze_vision and not config.lora.rank and config.checkpoint.export_hf != "never"
     )

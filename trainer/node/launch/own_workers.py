@@ -22,8 +22,8 @@ PROGRAM = "trainer.fleet.machine"
 FILE = "own-workers-{rank}.yaml"
 """Their configuration, in the run's folder."""
 UNTIL_THE_LAUNCH_ENDS_S = 365 * 86_400
-"""Their `fleet.idle_s`: the launch ends them, and no other machine takes their place where a trainer takes long
-to start."""
+"""Their `fleet.idle_s`: the launch ends them, and no other machine takes their place where a trainer takes
+long to start."""
 
 
 def configured(config: RunConfig) -> RunConfig:
