@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 
 from rich.console import Console
 from rich.table import Table
@@ -162,8 +163,13 @@ def _egress(recipe: Recipe, rows: list[FleetRow]) -> list[str]:
     return lines
 
 
-def choice(recipe: Recipe, found: Fleets, limits: tuple[float, float], console: Console) -> bool:
-    """The cheapest run that is expected to keep hours and dollars. Returns whether there is one."""
+def choice(
+    recipe: Recipe, found: Fleets, limits: tuple[float, float], console: Console, name: str, asked: list[str]
+) -> bool:
+    """The cheapest run that is expected to keep hours and dollars. Returns whether there is one.
+
+    name: the recipe's, or its file. asked: overrides that it was planned with.
+    """
     kept = found.within(*limits)
     if not kept:
         quickest = min((*found.colocated, *found.fleets), key=lambda row: row.hours)
@@ -183,7 +189,8 @@ def choice(recipe: Recipe, found: Fleets, limits: tuple[float, float], console: 
         highlight=False,
     )
     # One line however narrow the terminal is: it is there to be copied.
-    console.print(f"  launch.py up {recipe.name} {options(recipe, row)}", highlight=False, soft_wrap=True)
+    sets = "".join(f"--set {shlex.quote(one)} " for one in asked)
+    console.print(f"  launch.py up {name} {sets}{options(recipe, row)}", highlight=False, soft_wrap=True)
     return True
 
 
@@ -205,7 +212,7 @@ def options(recipe: Recipe, row: FleetRow) -> str:
         same = SampleGroup(gpus_per_node=row.worker.gpus).engine_gpus(engine) == row.worker.gpus
         if not (row.worker.own or same):
             sets.append(f"sample.tensor_parallel={row.worker.gpus}")
-    words = [f"--target {row.offer.target}", *(f"--set {one}" for one in sets)]
+    words = [f"--target {row.offer.target}", *(f"--set {shlex.quote(one)}" for one in sets)]
     if row.worker and not row.worker.own:
         market = "spot" if row.worker.spot else "on-demand"
         words.append(f"--fleet {row.count}x{row.worker.name}:{market}@{row.worker.target}")
@@ -290,7 +297,7 @@ def own_nodes(recipe: Recipe, row: FleetRow | None) -> str:
         " dollars above are those of engines on the others."
     )
     if row is None:
-        return f"{text} No time of both is planned: no price is known, or no engine fits {own} GPUs"
+        return f"{text} No time of both is planned: no price is known of machines that hold both"
     market = "spot" if row.offer.spot else "on demand"
     text += (
         f" Planned on {row.offer.target}, {row.offer.gpu}, {market}: {row.step_s:.1f} s and ${row.usd:.3f} a"
@@ -312,6 +319,8 @@ def both(recipe: Recipe, run: RunRecord, workers: RunRecord) -> tuple[list[str],
         return lines, None
     hourly = run.usd_per_hour + workers.usd_per_hour
     lines.append(f"both     ${hourly:.2f} per hour, workers until the run ends")
+    if recipe.config.fleet.gpus_per_node:
+        return [*lines, "no plan of both: the run's own nodes sample too (fleet.gpus_per_node)"], None
     targets = list(dict.fromkeys((run.target, workers.target)))
     try:
         found = fleet_cost.compare(recipe, prices.sky_catalogs(), targets)

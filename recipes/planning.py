@@ -86,7 +86,7 @@ def fleet(
     console = shown.wide()
     gain = fleet_table.show(recipe, found, console)
     if deadline or budget_usd:
-        return 0 if fleet_table.choice(recipe, found, limits, console) else 2
+        return 0 if fleet_table.choice(recipe, found, limits, console, name, overrides) else 2
     return 0 if gain else 2
 
 

@@ -171,7 +171,9 @@ def _per_hour(recipe: Recipe, target: str | None, console: Console) -> None:
     for usd, name, gpu, spot in sorted(found):
         what = f"${usd:.2f} per hour"
         if recipe.kind == "check":
-            what = f"${usd * recipe.budget.max_hours:.2f} at most, {what}"
+            what = (
+                f"${usd * recipe.budget.max_hours:.2f} at most for its checks, {what} with start and set-up"
+            )
         console.print(f"{what}: {name}, {gpu}, {'spot' if spot else 'on demand'}", highlight=False)
 
 
@@ -243,7 +245,7 @@ def _memory(recipe: Recipe, need: MemoryPlan, console: Console) -> None:
         table.add_row(part, *cells)
     table.add_row("[bold]sum[/bold]", *sums)
     console.print(table)
-    if any(phase.name == "rollout" for phase in need.phases):
+    if any(phase.name.endswith("rollout") for phase in need.phases):
         console.print(f"\nKV cache: {need.kv_cache_tokens:,} tokens per engine")
     for name, values in (("host RAM per node", need.host), ("disk per node", need.disk)):
         inside = ", ".join(f"{part} {value / GIB:.0f}" for part, value in values.items())

@@ -310,7 +310,8 @@ def _summary(recipe: Recipe, record: RunRecord) -> str:
     if record.usd_per_hour and recipe.kind == "check":
         most = record.usd_per_hour * recipe.budget.max_hours
         text += (
-            f", ${most:.2f} at most: it ends after {recipe.budget.max_hours:g} h whatever is left to check"
+            f", ${most:.2f} at most for its checks, which end after {recipe.budget.max_hours:g} h whatever is"
+            " left; starting the machines and setting them up come on top"
         )
     if record.planned_usd:
         text += f", planned: {record.planned_hours:.1f} h and ${record.planned_usd:,.0f}"

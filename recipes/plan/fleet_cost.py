@@ -333,22 +333,33 @@ def own_rows(recipe: Recipe, catalogs: Path | None, targets: list[str] | None) -
     says, else a quarter, half and three quarters of them. None where the recipe names other machines."""
     if recipe.sample is not None:
         return []
-    total = recipe.cluster.gpus_per_node
-    given = recipe.config.fleet.gpus_per_node
     rows = []
-    for own in [given] if given else sorted({total // 4, total // 2, total - total // 4} - {0, total}):
+    planned: set[tuple[int, str]] = set()
+    for own, gpus in _splits(recipe):
+        sets = ["fleet.workers=only", f"fleet.gpus_per_node={own}", f"rollout.tensor_parallel={gpus}"]
         try:
-            trainer = override(
-                recipe, ["fleet.workers=only", f"fleet.gpus_per_node={own}", "rollout.tensor_parallel=1"]
-            )
+            trainer = override(recipe, sets)
             validate(trainer)
         except ConfigError:
             continue
         for offer in _offers(trainer, catalogs, targets):
-            if worker := _own_worker(recipe, offer, own):
-                count = recipe.cluster.nodes * own // worker.gpus
-                rows += fleets_of(recipe, trainer, offer, worker, (count,))
+            worker = _own_worker(recipe, offer, own, gpus)
+            if worker is None or (own, offer.gpu) in planned:
+                continue
+            planned.add((own, offer.gpu))
+            count = recipe.cluster.nodes * own // gpus
+            rows += fleets_of(recipe, trainer, offer, worker, (count,))
     return rows
+
+
+def _splits(recipe: Recipe) -> list[tuple[int, int]]:
+    """(GPUs of a node that sample, GPUs of an engine) that are tried, the smallest engines first: what the
+    recipe says, where it says it."""
+    total, given = recipe.cluster.gpus_per_node, recipe.config.fleet.gpus_per_node
+    if given:
+        return [(given, recipe.config.rollout.tensor_parallel)]
+    shares = sorted({total // 4, total // 2, total - total // 4} - {0, total})
+    return [(own, gpus) for gpus in (1, 2, 4, 8) for own in shares if own % gpus == 0]
 
 
 def own_plan(recipe: Recipe, catalogs: Path | None, targets: list[str] | None) -> FleetRow | None:
@@ -361,16 +372,13 @@ def own_plan(recipe: Recipe, catalogs: Path | None, targets: list[str] | None) -
     return min(mine, key=lambda row: row.usd, default=None)
 
 
-def _own_worker(recipe: Recipe, offer: cost.Offer, own: int) -> WorkerKind | None:
-    """The worker on the fewest of the `own` GPUs of a node that hold the model; it costs nothing besides."""
-    for gpus in (1, 2, 4, 8):
-        if own % gpus:
-            return None
-        group = SampleGroup(gpu=offer.gpu, nodes=1, gpus_per_node=gpus, tensor_parallel=gpus)
-        view = groups.sampling(replace(recipe, sample=group))
-        need = memory.plan(view) if view else None
-        if view and need and _holds(view, need):
-            return WorkerKind(offer.gpu, gpus, offer.target, offer.spot, 0.0, view, need, own)
+def _own_worker(recipe: Recipe, offer: cost.Offer, own: int, gpus: int) -> WorkerKind | None:
+    """A worker on some of the `own` GPUs of a node, if they hold the model; it costs nothing besides."""
+    group = SampleGroup(gpu=offer.gpu, nodes=1, gpus_per_node=gpus, tensor_parallel=gpus)
+    view = groups.sampling(replace(recipe, sample=group))
+    need = memory.plan(view) if view else None
+    if view and need and _holds(view, need):
+        return WorkerKind(offer.gpu, gpus, offer.target, offer.spot, 0.0, view, need, own)
     return None
 
 
@@ -419,7 +427,8 @@ def fleets_of(
     patch = patch_rate(config) * trained(config, shape)
     per_gb = egress_per_gb(recipe, worker)
     prompts = config.rollout.prompts_per_step
-    sizes = (config.fleet.unit_prompts or prompts,) if recipe.sample else (*UNITS, prompts)
+    named = recipe.sample or config.fleet.gpus_per_node
+    sizes = (config.fleet.unit_prompts or prompts,) if named else (*UNITS, prompts)
     rows = []
     for size in sorted({min(size, prompts) for size in sizes}):
         units = unit_seconds(worker, shape, step, size)

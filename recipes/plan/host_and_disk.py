@@ -49,6 +49,7 @@ def training_host(recipe: Recipe, shape: Shape) -> dict[str, float]:
     config = recipe.config
     nodes = recipe.cluster.nodes
     gpus = recipe.cluster.gpus_per_node
+    ranks = config.placement.workers_per_node
     width = dtype_bytes(config)
     t = trained(config, shape)
     samples = has_engines(config)
@@ -63,14 +64,14 @@ def training_host(recipe: Recipe, shape: Shape) -> dict[str, float]:
     elif samples:
         parts["ZeRO-3 states while the engine is awake"] = t * 12 / nodes
     if config.optimizer.zero_stage < 3 or config.lora.qlora:
-        parts["weights that every rank loads"] = policy_bytes(config, shape) * gpus
+        parts["weights that every rank loads"] = policy_bytes(config, shape) * ranks
     staged = 12.0 * t / nodes
-    parts["checkpoint being written"] = staged if config.checkpoint.asynchronous else staged / gpus
+    parts["checkpoint being written"] = staged if config.checkpoint.asynchronous else staged / ranks
     if config.optimizer.offload_reference:
         frozen = hub_config.teacher(config) or shape
         parts["reference shards"] = frozen.parameters * width / nodes
     if config.rollout.sleep_level == 1 and samples:
-        engine = shape.parameters * width * gpus / config.rollout.tensor_parallel
+        engine = shape.parameters * width * ranks / config.rollout.tensor_parallel
         parts["engine weights at sleep level 1"] = engine
     parts["experts to replay"] = replayed(recipe, shape)
     if own := config.fleet.gpus_per_node:

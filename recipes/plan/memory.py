@@ -42,6 +42,7 @@ from trainer.config.budget import (
     prefetch_parameters,
     trained,
 )
+from trainer.config.fleet import WORKER_GPU_SHARE
 from trainer.hardware import adapters
 from trainer.hardware.gpus import gpu_named
 from trainer.hardware.model_shapes import Shape
@@ -59,6 +60,8 @@ ENGINE_ASLEEP = 1.5 * GIB
 measured)."""
 MOST_OF_A_CARD = 0.9
 """Share of a GPU that a recipe of ours may plan: the rest is for what fragments (a choice, not measured)."""
+OWN_WORKERS = "own workers"
+"""Whose phases are those of `fleet.gpus_per_node`."""
 PERSISTENT = 100_000
 """DeepSpeed's stage3_param_persistence_threshold: parameters of fewer elements stay whole on every rank."""
 
@@ -82,7 +85,7 @@ class MemoryPlan:
     gpu_bytes: float
     phases: list[Phase]
     kv_cache_tokens: int
-    """Tokens that one engine's KV cache holds."""
+    """Tokens that one engine's KV cache holds: a rank's engine, else one of the run's own workers."""
     host: dict[str, float]
     shm_bytes: float
     disk: dict[str, float]
@@ -102,7 +105,7 @@ class MemoryPlan:
     @property
     def problem(self) -> str:
         """Why it does not fit; empty if it does."""
-        if any(phase.name == "rollout" for phase in self.phases) and self.kv_cache_tokens <= 0:
+        if any(phase.name.endswith("rollout") for phase in self.phases) and self.kv_cache_tokens <= 0:
             return "the engine's share of memory leaves nothing for the KV cache"
         if self.peak.total > self.gpu_bytes:
             return f"{self.peak.name} needs {self.peak.total / GIB:.1f} GiB of {self.gpu_bytes / GIB:.1f} GiB"
@@ -139,6 +142,11 @@ def plan(recipe: Recipe, gpu: str = "") -> MemoryPlan | None:
             host: dict[str, float] = {"system": HOST_SYSTEM + gpus * GIB}
         case "train":
             peaks = phases(config, shape, engine_bytes)
+            if config.fleet.gpus_per_node:
+                share = WORKER_GPU_SHARE * gpu_bytes
+                if not has_engines(config):
+                    kv_bytes = share - weights - ENGINE_WORKSPACE
+                peaks += _of_own_workers(config, shape, weights, share)
             host = training_host(recipe, shape)
         case "sample":
             peaks = _sampling(config, shape, weights, engine_bytes)
@@ -186,6 +194,12 @@ def _sampling(config: RunConfig, shape: Shape, weights: float, engine_bytes: flo
         group = max(config.rollout.sync_bucket_bytes, shape.largest_parameter * dtype_bytes(config))
         found.append(Phase("sync", parts | cache | {"bucket and its copy": 2.0 * group}))
     return found
+
+
+def _of_own_workers(config: RunConfig, shape: Shape, weights: float, engine_bytes: float) -> list[Phase]:
+    """Phases of those GPUs of the run's own nodes that sample while the others learn."""
+    found = _sampling(config, shape, weights, engine_bytes)
+    return [Phase(f"{OWN_WORKERS}' {phase.name}", phase.parts) for phase in found]
 
 
 def phases(config: RunConfig, shape: Shape, engine_bytes: float) -> list[Phase]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
 
 import pytest
 
+from tests.fleet.jobs import wait_for
+from tests.loops.jobs import ROOT
 from trainer.checkpoint.attempt import LAUNCH_VARIABLE, Attempts
 from trainer.config import ConfigError, Fleet, RunConfig, override
 from trainer.exit_codes import EXIT_PREEMPTED, EXIT_STORAGE
@@ -17,6 +20,7 @@ from trainer.fleet import machine
 from trainer.fleet.following import Following
 from trainer.fleet.machine import RunOver, WorkerOnMachine, engines_of, serve
 from trainer.fleet.objects import KEY_VARIABLE, Objects, about_key, head_key
+from trainer.processes import state
 from trainer.storage.storage import Storage
 
 HOURS = 3600.0
@@ -82,6 +86,25 @@ def test_a_notice_reaches_every_worker_and_none_is_started_again():
     threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
     assert serve(engines, lambda: "", HOURS) in (EXIT_PREEMPTED, 128 + signal.SIGTERM)
     assert not any(one.running for one in engines)
+
+
+MACHINE = """
+import sys
+from trainer.fleet.machine import WorkerOnMachine, serve
+worker = WorkerOnMachine([sys.executable, "-c", "import time; time.sleep(300)"], {}, 0)
+print(worker.process.pid, flush=True)
+serve([worker], lambda: "", 3600.0)
+"""
+
+
+def test_no_worker_outlives_a_machine_s_process_that_is_killed():
+    """A platform that starts it again would have two engines on one GPU."""
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen([sys.executable, "-c", MACHINE], env=env, stdout=subprocess.PIPE, text=True) as one:
+        assert one.stdout is not None
+        worker = int(one.stdout.readline())
+        one.kill()
+    wait_for(lambda: state(worker) in ("", "Z"), 10)
 
 
 def test_each_gpu_has_a_worker_of_its_own(tmp_path, monkeypatch):

@@ -106,6 +106,24 @@ def test_forward_back_and_late(trainer):
     assert sum(len(group) for group in late.groups()) == len(SHAPES)
 
 
+def test_a_model_that_was_just_loaded_is_not_read_again(trainer):
+    """It would be on the host twice: 294 GB for 72B."""
+    filled = []
+
+    def fill(tensors: Weights, anchor: Anchor) -> None:
+        filled.append(anchor.kind)
+        for name, tensor in base().items():
+            tensors[name].copy_(tensor)
+
+    mirror = Mirror(trainer.objects, LAYOUT, base(), fill, 1 << 20, as_loaded=True)
+    trainer.bring(mirror, 1)
+    assert trainer.holds(mirror, 1) and filled == []
+    mirror.dirty = True
+    trainer.bring(mirror, 1)
+    assert trainer.holds(mirror, 1)
+    assert filled == ["model"], "its tensors are no longer as they were loaded"
+
+
 def test_versions_may_leave_numbers_out(trainer):
     trainer.publish(9, by=3)  # steps that were replayed from the log were not published
     mirror = trainer.mirror()

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
@@ -14,12 +18,18 @@ import pytest
 from recipes.presets import resolve
 from tests.fleet.jobs import KEY, assert_same_run
 from tests.fleet.test_fleet_equals_colocated import run_config  # noqa: F401
-from tests.loops.jobs import Job
+from tests.loops.jobs import ROOT, Job
 from trainer import config as c
-from trainer.config import ConfigError
+from trainer.config import ConfigError, to_dict
+from trainer.config.fleet import SHARED_BY
 from trainer.exit_codes import EXIT_CONFIG, EXIT_NODE_LOST, EXIT_OK
+from trainer.fleet.worker import machine_options, worker_config
+from trainer.node import topology
 from trainer.node.launch import own_workers
+from trainer.node.launch.head import HeadLauncher
+from trainer.node.launch.launcher import Ended
 from trainer.observe.history import read_history
+from trainer.ranks.process import threads_of_a_gpu
 
 SPLIT = ["fleet.workers=only", "fleet.gpus_per_node=2", "rollout.staleness=1", "rollout.tensor_parallel=1"]
 
@@ -32,10 +42,38 @@ def split(*more: str) -> c.RunConfig:
 
 def test_workers_have_the_gpus_behind_those_of_the_ranks():
     config = split()
-    assert own_workers.gpus(config, {}) == {"CUDA_VISIBLE_DEVICES": "6,7"}
+    assert own_workers.variables(config, {})["CUDA_VISIBLE_DEVICES"] == "6,7"
     given = {"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b,GPU-c,GPU-d,GPU-e,GPU-f,GPU-g,GPU-h"}
-    assert own_workers.gpus(config, given) == {"CUDA_VISIBLE_DEVICES": "GPU-g,GPU-h"}
-    assert own_workers.gpus(split("placement.device=cpu"), {}) == {}
+    assert own_workers.variables(config, given)["CUDA_VISIBLE_DEVICES"] == "GPU-g,GPU-h"
+    assert own_workers.variables(split("placement.device=cpu"), {}) == {}
+
+
+def test_ranks_and_workers_share_the_cores_of_their_node(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
+    config = split()
+    assert threads_of_a_gpu(config) == 8, "six ranks and two workers"
+    of_worker = c.override(config, ["placement.workers_per_node=1", "fleet.gpus_per_node=0"])
+    assert threads_of_a_gpu(of_worker) == 64, "by hand it does not know of others"
+    monkeypatch.setenv(SHARED_BY, own_workers.variables(config, {})[SHARED_BY])
+    assert threads_of_a_gpu(of_worker) == 8
+
+
+def test_workers_with_other_engines_on_other_machines_may_sample_too():
+    """The run's own split is nothing to them: here one GPU of each of its nodes samples."""
+    run = split("fleet.gpus_per_node=1", "placement.workers_per_node=7")
+    there = worker_config(
+        {"config": to_dict(run)}, "s3://bucket/runs/mine", "here", ["rollout.tensor_parallel=2"]
+    )
+    c.validate(there)
+    assert there.placement.workers_per_node == 2 and there.processes_per_node == 2
+
+
+def test_workers_outlast_any_silence_of_a_trainer_that_starts():
+    """A trainer that loads for longer than fleet.idle_s would come to no worker, again and again."""
+    run = split("fleet.idle_s=900")
+    own = machine_options(own_workers.configured(run))
+    mine = worker_config({"config": to_dict(run)}, "s3://bucket/runs/mine", "here", own)
+    assert mine.fleet.idle_s == own_workers.UNTIL_THE_LAUNCH_ENDS_S > 30 * 86_400
 
 
 def test_workers_are_told_which_run_they_sample_for():
@@ -51,6 +89,58 @@ def test_a_launch_ends_with_workers_that_failed_for_good(code, ends):
     found, why = own_workers.failure(process)
     assert found == ends and (f"ended with {code}" in why) == bool(ends)
     assert own_workers.failure(None) == (EXIT_OK, "")
+
+
+def test_workers_that_a_signal_ended_too_do_not_keep_the_trainer_from_saving(tmp_path):
+    """Slurm sends its notice to every process of a job: a rank of an engine that still starts dies of it."""
+    node = topology.read({"SPOTRL_NODES": "1"})
+    signals: Any = SimpleNamespace(number=None)
+    head = HeadLauncher(split(f"run.dir={tmp_path}"), node, argparse.Namespace(), signals)
+    head.sampling = subprocess.Popen([sys.executable, "-c", "raise SystemExit(34)"], text=True)
+    head.sampling.wait()
+    with pytest.raises(Ended, match="ended with 34"):
+        head.check_own_workers()
+    signals.number = signal.SIGTERM
+    head.check_own_workers()
+
+
+LAUNCH = """
+import argparse, json, os, subprocess, sys, time
+from types import SimpleNamespace
+from trainer import config as c
+from trainer.node import topology
+from trainer.node.launch import own_workers
+from trainer.node.launch.head import HeadLauncher
+from trainer.node.launch.ray_node import Ports
+
+says = "import json, os, time; print(json.dumps(dict(os.environ)), flush=True); time.sleep(60)"
+own_workers.command = lambda config, node: [sys.executable, "-c", says]
+node = topology.read({"SPOTRL_NODES": "1"})
+signals = SimpleNamespace(number=None)
+arguments = argparse.Namespace(command=[], config=sys.argv[1])
+head = HeadLauncher(c.load(sys.argv[1]), node, arguments, signals)
+port_taken = head.make_ray("127.0.0.1", Ports())
+port_taken.close(keep_logs=False)
+head.make_ray("127.0.0.1", Ports())
+head.start_own_workers()
+time.sleep(1)
+head.check_own_workers()
+head.close(0)
+"""
+
+
+def test_workers_start_with_ray_and_are_none_of_the_watchdogs_ranks(tmp_path):
+    """Ray that does not start ends every process that its launcher has started, so workers come after it.
+    They have ranks 0 and up too: with the ranks' beacons the watchdog would take one for the other."""
+    path = tmp_path / "run.yaml"
+    path.write_text(c.dump(split(f"run.dir={tmp_path}", f"model.path={tmp_path}")))
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", LAUNCH, str(path)], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (said,) = done.stdout.splitlines()
+    seen = json.loads(said)
+    assert seen["CUDA_VISIBLE_DEVICES"] == "6,7"
+    assert not [name for name in seen if name in ("SPOTRL_BEACONS", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE")]
 
 
 def test_a_recipe_has_ranks_on_the_other_gpus():

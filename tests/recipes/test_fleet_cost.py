@@ -2,6 +2,7 @@
 told."""
 
 import re
+import shlex
 from dataclasses import replace
 
 import pytest
@@ -197,10 +198,21 @@ def test_the_table_names_the_steps_ahead_the_losses_and_the_egress(capsys):
     assert re.search(
         r"cheapest within 5 h: .*--set rollout.staleness=\d .*--fleet \d+x[\w-]+:(spot|on-demand)@\w+", said
     )
-    changes = re.findall(r"--set (\S+)", said.rpartition("expected")[2])
+    changes = re.findall(r"--set '?([^\s']+)", said.rpartition("expected")[2])
     chosen = fleet_cost.compare(resolve(ONE, changes), None, None)
     assert any(row.hours <= 5 for row in chosen.fleets if row.gpus == 8)
     assert "warning" not in run(capsys, ONE, "--fleet", "--set", "storage.bucket=r2://mine")[1]
+
+
+def test_the_named_command_starts_what_was_planned(capsys):
+    """With every option of the plan, as a shell takes it."""
+    asked = ["rollout.max_tokens=1024", 'data.system_prompt="Think first."']
+    sets = [word for one in asked for word in ("--set", one)]
+    code, said = run(capsys, ONE, "--fleet", "--deadline", "9h", *sets)
+    assert code == 0
+    words = shlex.split(said[said.index("launch.py up") :])
+    given = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
+    assert given[:2] == asked and "cluster.alternatives=[]" in given
 
 
 def test_machines_that_the_recipe_names_are_refused_as_a_loss(capsys):

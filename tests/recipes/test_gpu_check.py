@@ -91,6 +91,7 @@ def test_the_most_that_it_costs_is_said_before_anything_is_rented(capsys, monkey
     said = capsys.readouterr().out
     rate, most = re.search(r"\$([\d.]+) per hour, \$([\d.]+) at most", said).groups()
     assert float(most) == pytest.approx(1.25 * float(rate), abs=0.01)
+    assert "setting them up come on top" in said, "its hours are counted from the first check on"
 
 
 @pytest.mark.parametrize("target, others", [("slurm", "skypilot"), ("skypilot-gcp", "azure")])

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Encoded(Protocol):
-    """What the policy needs of an encoded prompt besides its token ids."""
+    """An encoded prompt without its token ids: what the policy reads of its images."""
 
     @property
     def pixel_values(self) -> Tensor | None:
@@ -32,16 +32,16 @@ class Encoded(Protocol):
 
 @dataclass(frozen=True)
 class TrainBatch:
-    """Traces to learn from, with what the loss needs of each. Every list is as long as `traces`."""
+    """Traces to learn from, and the inputs of the loss for each. Every list is as long as `traces`."""
 
     traces: list[Trace]
     advantages: list[np.ndarray]
     """Advantage of every learned token, [T] float32 per trace."""
     old: list[np.ndarray] | None = None
-    """Log-probabilities under the policy before the step's first update, [T] float32 per trace. None where
-    the policy has not moved since the rollout: those of the forward pass itself are the old ones then."""
+    """Log-probabilities under the policy before the step's first update, [T] float32 per trace. None if the
+    policy has not moved since the rollout: the forward pass itself then gives the old log-probabilities."""
     reference: list[np.ndarray] | None = None
-    """Log-probabilities under the reference, [T] float32 per trace; None where the loss has no KL term."""
+    """Log-probabilities under the reference, [T] float32 per trace; None if the loss has no KL term."""
 
     def __len__(self) -> int:
         return len(self.traces)
@@ -73,18 +73,18 @@ def scheduled(trace: Trace, image_token_id: int) -> Length:
 
 @dataclass(frozen=True)
 class Layout:
-    """Which keys each stretch of queries sees: its own list of them, causal from the right end (as flash-attn
-    2.1+)."""
+    """The keys that each stretch of queries attends to. A stretch has its own list of keys, and its causal
+    mask is aligned to the right end of both, as in flash-attn 2.1 and newer."""
 
     q: tuple[int, ...]
-    """Queries of each stretch; the row is cut into them."""
+    """Number of queries of each stretch; the stretches together are the row."""
     k: tuple[int, ...]
-    """Keys of each."""
+    """Number of keys of each stretch."""
     cu_q: Tensor
     """int32 [stretches + 1]: running sums of `q`."""
     cu_k: Tensor
     kv_index: Tensor | None
-    """[sum of k]: where in the row each key stands; None: keys lie like queries."""
+    """[sum of k]: position of each key in the row; None: keys have the positions of the queries."""
 
 
 @dataclass(frozen=True)
@@ -95,21 +95,21 @@ class MicroBatch:
     input_ids: Tensor
     """[1, T]"""
     position_ids: Tensor
-    """[3, 1, T]: of each sample as if it stood alone"""
+    """[3, 1, T]: positions that each sample would have if it were alone in the row"""
     logits_at: Tensor
-    """[N]: the position that predicts each completion token; a prompt's last one does so for all its
-    completions"""
+    """[N]: the position that predicts each completion token; the last position of a prompt predicts the first
+    token of all its completions"""
     targets: Tensor
     """[N]: the completion tokens, sample after sample"""
     layout: Layout
     pixel_values: Tensor | None = None
     """[patches, dim] of the distinct prompts; None: no image"""
     grids: tuple[tuple[int, int, int], ...] = ()
-    """Frames, rows and columns of patches of each image, in the order of the row, whose image tokens are
-    theirs. Numbers: of a tensor on a GPU each reading would wait for all that is queued there."""
+    """Frames, rows and columns of patches of each image, in the order of the images' tokens in the row. They
+    are Python numbers, because reading a tensor on a GPU would wait for everything that is queued there."""
     routes: Tensor | None = None
-    """int16 [layers, T, experts of a token]: experts that compute each token, -1 where the router chooses;
-    None: it chooses for all."""
+    """int16 [layers, T, experts of a token]: experts that compute each token, -1 where the router chooses.
+    None: the router chooses for all tokens."""
 
 
 def moved(record: Any, device: torch.device) -> Any:
@@ -135,11 +135,11 @@ def collate(
     encoded: Callable[[Trace], Encoded],
     positions: Callable[[list[int], Tensor | None], Tensor],
 ) -> MicroBatch:
-    """Packs traces into one row; a prompt that several of them share stands in it once, with the first of
-    them.
+    """Packs traces into one row. A prompt that several traces share is in the row once, before the first of
+    their completions.
 
-    encoded: pixels of a trace's prompt. positions: (prompt ids, grid) -> rotary positions [3, P]. No traces:
-    a row of one token without targets, for a rank that must make the pass with the others.
+    encoded: pixels of a trace's prompt. positions: (prompt ids, grid) -> rotary positions [3, P]. Without
+    traces the row has one token and no targets, for a rank that must make the pass with the others.
     """
     row = _PackedRow()
     for trace in traces:
@@ -157,7 +157,7 @@ class _Placed:
     start: int
     size: int
     next_position: int
-    """Rotary position of the first token behind it."""
+    """Rotary position of the first token behind the prompt."""
 
 
 class _PackedRow:
@@ -238,8 +238,8 @@ class _PackedRow:
 
 
 def _routes(parts: Sequence[tuple[np.ndarray | None, int]]) -> Tensor | None:
-    """`MicroBatch.routes` of consecutive parts of a row: what is known of each, and its tokens. What is
-    known may end before the part, as nobody has chosen for the last token of a completion."""
+    """`MicroBatch.routes` of a row. Its consecutive parts are given by their known experts and their number
+    of tokens. The known experts may be fewer than the tokens: a completion's last token has none."""
     known = [routes for routes, _ in parts if routes is not None]
     if not known:
         return None

@@ -1,4 +1,4 @@
-"""Weights that correct for what engine and policy disagree on, and measures of how far they are apart.
+"""Weights that correct the loss where engine and policy disagree, and measures of the disagreement.
 
 The engine samples with its own kernels and precision, so its probabilities are not quite those of the
 policy. All inputs are flat [N] over completion tokens; sequences lie one after another, with `lengths`
@@ -24,7 +24,7 @@ MOST = 10.0
 def rollout_weights(
     log_ratio: Tensor, lengths: Tensor, kind: Kind, level: Level, low: float, high: float
 ) -> tuple[Tensor, Tensor]:
-    """Weights of the tokens' losses, and which of them were cut or masked; both [N], without gradient.
+    """Weight of each token's loss, and whether it was cut or masked; both [N], without gradient.
 
     `log_ratio` is log policy - log engine of each token. With `level` "sequence" it is the sequence's
     sum (unbiased, but further from 0 the longer the sequence is), with "geometric" the sequence's mean.
@@ -43,7 +43,7 @@ def rollout_weights(
 
 
 def mismatch(log_ratio: Tensor, weights: Tensor) -> dict[str, Tensor]:
-    """Weighted sums that say how far engine and policy are apart on the tokens that the engine sampled.
+    """Weighted sums that measure how far engine and policy are apart on the tokens that the engine sampled.
 
     With x = log policy - log engine: KL(engine || policy) = E[e^x - 1 - x] and KL(policy || engine) =
     E[x e^x - e^x + 1]. Neither is ever negative at a token, and each is cut to 10. The effective sample

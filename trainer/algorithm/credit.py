@@ -1,4 +1,4 @@
-"""From a step's graded completions to those that are trained on and their advantages."""
+"""Selects the completions of a step that are trained on, and computes their advantages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from trainer.config import RunConfig
 
 @dataclass(frozen=True)
 class Credited:
-    """The traces that a step trains on, with what the grader and the estimator say of each."""
+    """The traces that a step trains on, with the grader's outcome and the advantages of each."""
 
     traces: list[Trace]
     outcomes: list[Outcome]
@@ -41,7 +41,7 @@ class Credit:
     """Whether each completion ended by itself, [N]."""
 
     def members(self, size: int) -> list[int]:
-        """Indices of the completions that are trained on, which are those of `size` groups."""
+        """Indices of the completions that are trained on: those of the `size` chosen groups."""
         kept = set(chosen(self.flat, size))
         members = []
         for i, group in enumerate(self.groups.tolist()):
@@ -54,15 +54,15 @@ class Credit:
     ) -> Advantages:
         """Advantages of `members`, in their order.
 
-        total: rewards of all completions, [N], normalized if so configured. kl: what each learned token of
-        the members costs, [sum of lengths]; None where the rewards hold no KL.
+        total: rewards of all completions, [N], normalized if so configured. kl: KL cost of each learned token
+        of the members, [sum of lengths]; None if the rewards contain no KL.
         """
         at = torch.tensor(members)
         rewards = replace(self.rewards, parts=self.rewards.parts[at])
         return estimate(config.algorithm, rewards, total[at], self.groups[at], self.lengths[at], kl)
 
     def describe(self, config: RunConfig, members: list[int]) -> dict[str, float]:
-        """Metrics of the groups, of the rewards of the form, and of what the update left out."""
+        """Metrics of the groups, of the rewards for form, and of the completions that the update left out."""
         groups = len(self.flat)
         flat_groups = sum(self.flat)
         out = {"group/zero_std_fraction": flat_groups / groups}
@@ -96,7 +96,7 @@ def credited(config: RunConfig, traces: Sequence[Trace], outcomes: Sequence[Outc
     groups = torch.tensor(numbers)
 
     given = graded(outcomes, config)
-    # Where the grader's rewards have no weight, its verdicts still tell which groups are of one kind.
+    # If the grader's rewards have no weight, its verdicts still tell which groups are flat.
     compared = given.total if given.weights.any() else given.parts.sum(1)
     return Credit(
         rewards=shaped(given, traces, groups, config),
@@ -108,8 +108,8 @@ def credited(config: RunConfig, traces: Sequence[Trace], outcomes: Sequence[Outc
 
 
 def learnable(traces: Sequence[Trace], mask_truncated: bool) -> list[int]:
-    """Indices of the traces that the loss takes: the engine's log-probabilities of a trace must be finite,
-    and with `mask_truncated` the model must have ended it by itself."""
+    """Indices of the traces that count in the loss. The engine's log-probabilities of a trace must be finite,
+    and with `mask_truncated` the model must have ended the trace by itself."""
     indices = []
     for i, trace in enumerate(traces):
         masked = mask_truncated and not trace.finished

@@ -1,4 +1,7 @@
-"""When a run goes on to harder rows: by the pass rate of its last steps, so by logged rewards alone."""
+"""Decides when a run goes on to harder rows: by the pass rate of its last steps.
+
+The pass rate comes from logged rewards alone, so a resumed run decides the same.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +12,19 @@ from trainer.config import Data
 
 @dataclass
 class Standing:
-    """Where a run stands among the levels of its rows."""
+    """The level of rows that a run has reached, and its pass rate there."""
 
     level: int = 0
-    """Number of the level that is drawn from, from 0."""
+    """Level that rows are drawn from, counted from 0."""
     level_steps: int = 0
-    """Steps at this level that are counted."""
+    """Number of steps counted at this level."""
     level_passed: float = 0.0
-    """Sum of their pass rates."""
+    """Sum of the pass rates of these steps."""
 
     def passed(self, rate: float, config: Data, levels: int) -> None:
-        """Counts a step's pass rate; after `curriculum_steps` of them goes one level up, or counts anew.
+        """Counts a step's pass rate. After `curriculum_steps` steps it goes one level up, or counts anew.
 
-        levels: how many there are; the last is kept.
+        levels: number of levels; the run stays at the last one.
         """
         self.level_steps += 1
         self.level_passed += rate

@@ -1,4 +1,4 @@
-"""On-policy distillation: what a teacher's log-probabilities add to the advantages of tokens."""
+"""On-policy distillation: the term that a teacher's log-probabilities add to the advantages of tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def taught(
     """Advantage of every token with coef * (log p_teacher - log p_old) added, [T] float32 per trace.
 
     teacher, old: log-probabilities under teacher and policy, [T] per trace. The term is minus a one-sample
-    estimate of the reverse KL at that token. Later tokens do not count for it: no returns are summed up.
+    estimate of the reverse KL at that token. Later tokens do not count toward it: no returns are summed up.
     """
     out = []
     for own, theirs, before in zip(advantages, teacher, old, strict=True):

@@ -167,8 +167,8 @@ def grpo_loss(
     """A surrogate loss, PPO's by default, with GRPO's KL term: sum_t w_t (c_t L_t + kl_coef KL_t).
 
     All inputs are [N] float32, but for `lengths` [B], which gspo and gmpo need. `old_logprobs` are
-    those of the policy that the update started from. `correction` weights what engine and policy
-    disagree on; None: 1. `shares` are the weights of the means in the metrics, which sum to 1 over the
+    those of the policy that the update started from. `correction` holds the rollout correction's weight of
+    each token; None: 1. `shares` are the weights of the means in the metrics, which sum to 1 over the
     step; None: `weights`.
     """
     if shares is None:

@@ -37,7 +37,7 @@ class Length:
 
 @dataclass(frozen=True)
 class Cost:
-    """Times, in units of the time that the layers' matrix products take for one token."""
+    """Times of the parts of a pass, in units of the time of one token in the layers' matrix products."""
 
     attended: float = 1e-5
     """Time of a token for each token that it attends to: 0.9e-5 for 72B, 1.3e-5 for 7B, by FLOPs."""
@@ -68,8 +68,8 @@ class PromptPiece:
 
     members: list[int]
     tokens: int
-    """Tokens of the budget that the piece takes: those of the prompt and the completions, or those that its
-    keys stand for if that is more."""
+    """Tokens of the budget that the piece takes: the tokens of prompt and completions, or the number that the
+    memory of its keys corresponds to, if that is larger."""
     cost: float
 
 
@@ -80,7 +80,7 @@ def schedule(
     cost: Cost = Cost(),
     keys_per_token: float = KEYS,
 ) -> Plan:
-    """The plan that ends first among a few that cut groups into pieces of different sizes.
+    """Makes a few plans that cut groups into pieces of different sizes, and returns the one that ends first.
 
     The largest passes come first, so that a lack of memory shows at once. A sample longer than the
     budget stands alone. Equal input gives equal plans: ties are decided by index.
@@ -110,7 +110,7 @@ def schedule(
 
 
 def pass_times(plan: Plan, lengths: Sequence[Length], cost: Cost) -> list[list[float]]:
-    """Time of every rank in every pass, [pass][rank], gathers left out."""
+    """Time of every rank in every pass, [pass][rank], without gathers."""
     times = []
     for members_by_rank in zip(*plan, strict=True):
         times.append([_time(members, lengths, cost) for members in members_by_rank])

@@ -1,5 +1,4 @@
-"""Rewards that follow from a completion's form alone, and the state of rewards that a run carries from
-step to step."""
+"""Rewards that depend on a completion's form alone, and the state that rewards carry from step to step."""
 
 from __future__ import annotations
 
@@ -16,13 +15,13 @@ from trainer.algorithm.traces import Outcome, Trace
 from trainer.config import RunConfig
 
 GRADED = ("reward/accuracy", "reward/format")
-"""Names of the rewards that the grader gives; those that follow from the form come after them."""
+"""Names of the rewards that the grader gives; the rewards for form come after them."""
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 
 
 @dataclass
 class Carried(RunningNorm, Standing):
-    """State besides the weights that a step hands to the next one, with the running statistics of the
+    """State besides the weights that a step passes on to the next one, with the running statistics of the
     rewards and the level of the rows."""
 
     kl_coef: float = 0.0
@@ -34,8 +33,8 @@ class Carried(RunningNorm, Standing):
     def resume(cls, saved: Mapping[str, float], config: RunConfig, step: int) -> Carried:
         """The state after `step`.
 
-        saved: `state` of its checkpoint. That of an older version may lack fields, a fresh run has none of
-        them.
+        saved: `state` of the step's checkpoint. A checkpoint of an older version may lack fields; a fresh run
+        has none.
         """
         carried = cls()
         for field in fields(cls):
@@ -50,7 +49,7 @@ class Carried(RunningNorm, Standing):
         return carried
 
     def state(self) -> dict[str, float]:
-        """What a checkpoint keeps of it."""
+        """The part of it that a checkpoint keeps."""
         return asdict(self)
 
 
@@ -106,7 +105,7 @@ def tags(text: str) -> float:
 
 
 def shaped(by_grader: RewardParts, traces: Sequence[Trace], groups: Tensor, config: RunConfig) -> RewardParts:
-    """The grader's rewards followed by the rewards of the form that have a weight."""
+    """The grader's rewards, followed by the rewards for form that have a weight."""
     weights = config.rewards
     algorithm = config.algorithm
     lengths = torch.tensor([len(trace.completion) for trace in traces])
@@ -145,7 +144,7 @@ def next_kl_coef(coef: float, kl: float, target: float, horizon: int, samples: i
     """The coefficient after a step of `samples` completions whose KL was `kl` (Ziegler et al., arXiv
     1909.08593).
 
-    A KL that is not finite, of updates that were skipped, leaves it as it is.
+    A KL that is not finite, because updates were skipped, leaves the coefficient as it is.
     """
     if not math.isfinite(kl):
         return coef

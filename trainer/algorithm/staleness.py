@@ -1,7 +1,8 @@
-"""How far the weights that sampled a step are behind those that learn from it, and what that alone does.
+"""Measures how old the weights are that sampled a step, and how much their age alone changes probabilities.
 
-Where they are behind, the ratio of policy to engine has two causes: other kernels, and older weights. The
-first is measured on completions that the weights of the update have sampled; the second is what is left.
+If older weights sampled a step, the ratio of policy to engine differs from 1 for two reasons: other kernels,
+and older weights. The first is measured on completions that the weights of the update have sampled. The rest
+is due to the second.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ RATIOS = {
     "mismatch/ess": "staleness/ess",
     "mismatch/corrected_fraction": "staleness/corrected_fraction",
 }
-"""Metrics of an update's ratios, and their names where older weights sampled."""
+"""Metrics of an update's ratios, and their names if older weights sampled the step."""
 
 
 def versions_behind(traces: Sequence[Trace], step: int) -> dict[str, float]:
-    """By how many versions the weights that sampled the traces of `step` are older than those before its
-    update."""
+    """Number of versions by which the weights that sampled the traces of `step` are older than the weights
+    before its update."""
     newest = step - 1
     behind = [newest - trace.versions[0] for trace in traces]
     return {
@@ -40,7 +41,10 @@ def versions_behind(traces: Sequence[Trace], step: int) -> dict[str, float]:
 
 
 def kernel_mismatch(traces: Sequence[Trace], policy: Sequence[np.ndarray]) -> dict[str, float]:
-    """`mismatch/*` of traces that the policy's own weights sampled. policy: its log-probabilities."""
+    """`mismatch/*` of traces that the policy's current weights sampled.
+
+    policy: the policy's log-probabilities of the learned tokens, [T] per trace.
+    """
     by_engine = []
     for trace in traces:
         if trace.logprobs is not None:
@@ -62,8 +66,11 @@ def kernel_mismatch(traces: Sequence[Trace], policy: Sequence[np.ndarray]) -> di
 
 
 def told_apart(stats: Mapping[str, float], kernels: Mapping[str, float]) -> dict[str, float]:
-    """A step's metrics where older weights sampled it: what the update measured is `staleness/*`, and
-    `mismatch/*` is what kernels alone do. kernels: `kernel_mismatch`, or empty where it was not measured."""
+    """Metrics of a step that older weights sampled. The ratios that the update measured are renamed to
+    `staleness/*`; `mismatch/*` is the part that kernels alone cause.
+
+    kernels: result of `kernel_mismatch`; empty if it was not measured.
+    """
     out = {}
     for name, value in stats.items():
         out[RATIOS.get(name, name)] = value

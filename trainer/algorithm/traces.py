@@ -45,12 +45,12 @@ class Trace:
     row: int
     """Index of the prompt's row in its split."""
     index: int
-    """Which of the group's traces this is, from 0."""
+    """Index of this trace in its group, from 0."""
     tokens: np.ndarray
     """Token ids of the whole context, [L] int32. Image placeholders are expanded to one id per merged
     patch."""
     shared: int
-    """How many first tokens all traces of the group have in common. They are packed once per pass."""
+    """Number of first tokens that all traces of the group have in common. They are packed once per pass."""
     learned: np.ndarray
     """Positions of the tokens that are trained, [T] int32, ascending, never 0."""
     logprobs: np.ndarray | None = None
@@ -59,14 +59,14 @@ class Trace:
     images: tuple[ImageRef, ...] = ()
     """Images in the order of their placeholders."""
     versions: tuple[int, int] = (-1, -1)
-    """Oldest and newest version of the weights that sampled it; -1 if no engine did."""
+    """Oldest and newest version of the weights that sampled the trace; -1 if no engine did."""
     end: End = "stop"
-    """Why it ended: the model's end token, the token limit, the limit of turns, or an error."""
+    """Why the trace ended: the model's end token, the token limit, the limit of turns, or an error."""
     text: str = ""
     """What was sampled, as text without special tokens."""
     routes: np.ndarray | None = None
     """Experts that the engine chose for every token but the last, [L - 1, layers, experts of a token], uint8
-    or uint16; None unless the policy shall choose the same (`algorithm.routing_replay`)."""
+    or uint16; None unless the policy must use the same experts (`algorithm.routing_replay`)."""
 
     @property
     def prompt(self) -> np.ndarray:
@@ -80,7 +80,7 @@ class Trace:
 
     @property
     def finished(self) -> bool:
-        """Whether the model ended it by itself."""
+        """Whether the model ended the trace by itself."""
         return self.end == "stop"
 
     @property
@@ -90,8 +90,8 @@ class Trace:
 
     @property
     def context(self) -> Hashable:
-        """A key that is equal exactly for traces that share a prompt: same row, same images, same first
-        tokens."""
+        """A key that two traces have in common if and only if they share a prompt: same row, same images,
+        same first tokens."""
         return self.row, self.images, self.prompt.tobytes()
 
 
@@ -136,7 +136,7 @@ def completed(
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the grader says of one trace."""
+    """The grader's result for one trace."""
 
     verdict: Verdict
     accuracy: float

@@ -158,12 +158,13 @@ def saved_per_token(config: RunConfig, shape: Shape) -> float:
 
 def downloaded(config: RunConfig, model: float, together: bool) -> float:
     """Bytes of the base weights, `model` in all, that one node's disk holds: its share where nodes share the
-    download, which may be a file more than another's. All of them where the nodes' files lie `together`, and
-    where the exporting node copies the frozen vision tower from them."""
+    download, which may be a file more than another's. All of them where the nodes' files lie `together`,
+    where the exporting node copies the frozen vision tower from them, and where rollout workers begin with
+    them."""
     exports_base = (
         config.model.freeze_vision and not config.lora.rank and config.checkpoint.export_hf != "never"
     )
-    if together or exports_base or not nodes_share_weights(config):
+    if together or exports_base or config.fleet.gpus_per_node or not nodes_share_weights(config):
         return model
     return min(model, model / config.placement.nodes + WEIGHT_FILE)
 

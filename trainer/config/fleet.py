@@ -9,6 +9,8 @@ from trainer.config.ranges import within
 
 WORKER_GPU_SHARE = 0.9
 """Share of a GPU's memory for an engine that has the card to itself."""
+SHARED_BY = "SPOTRL_PROCESSES_ON_NODE"
+"""Variable for a rollout worker: the processes with a GPU that share its node's cores, its own among them."""
 
 
 @dataclass(frozen=True, kw_only=True)

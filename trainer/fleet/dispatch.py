@@ -194,7 +194,7 @@ class Dispatcher:
                 raise self._error
             claimed = self.scheduler.claim(what)
             workers = self.scheduler.workers.items()
-            useless = [name for name, seen in workers if seen.admitted and seen.in_vain > MOST_IN_VAIN]
+            useless = [name for name, seen in workers if seen.in_vain > MOST_IN_VAIN]
         for name in useless:
             self.turn_away(
                 name,

@@ -54,6 +54,7 @@ class EngineWorker:
             self._fill,
             config.rollout.sync_bucket_bytes,
             weights=model.merged,
+            as_loaded=True,
         )
         self.others.tell(do="build")
         self.part.build()

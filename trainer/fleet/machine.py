@@ -15,15 +15,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from trainer import config as configuration
 from trainer.config import ConfigError, RunConfig
+from trainer.config.fleet import SHARED_BY
 from trainer.config.run_store import RunStore
 from trainer.errors import StorageError
 from trainer.exit_codes import EXIT_CONFIG, EXIT_OK, EXIT_PREEMPTED
 from trainer.fleet.following import Following
 from trainer.fleet.objects import Objects, secret
+from trainer.fleet.other_ranks import end_with
 from trainer.storage.attempt_record import AttemptRecord
 from trainer.storage.storage import Storage
 
@@ -56,7 +59,11 @@ class WorkerOnMachine:
     def start(self) -> None:
         """Starts the process."""
         self._began = time.monotonic()
-        self.process = subprocess.Popen(self._command, env=os.environ | self._env)
+        self.process = subprocess.Popen(
+            self._command,
+            env=os.environ | self._env,
+            preexec_fn=partial(end_with, os.getpid()),  # a machine's next start would find its GPUs taken
+        )
 
     @property
     def running(self) -> bool:
@@ -176,6 +183,9 @@ def engines_of(config: RunConfig, command: Sequence[str]) -> list[WorkerOnMachin
             f" (placement.workers_per_node): use a divisor of {ranks}, or machines of {size} GPUs"
         )
     envs: list[dict[str, str]] = [{} for _ in range(ranks // size)]
+    if config.placement.device == "cuda":
+        for env in envs:
+            env[SHARED_BY] = os.environ.get(SHARED_BY, str(ranks))
     if config.placement.device == "cuda" and len(envs) > 1:
         given = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         cards = given.split(",") if given else [str(i) for i in range(ranks)]

@@ -87,13 +87,16 @@ class Mirror:
         fill: Callable[[dict[str, Tensor], Anchor], None],
         bucket_bytes: int,
         weights: Callable[[], Iterable[tuple[str, Tensor]]] | None = None,
+        as_loaded: bool = False,
     ) -> None:
         """fill: brings an anchor's weights into the tensors (trainer/fleet/anchors.py). weights: what an
-        engine takes of them, by its names; None: they are that themselves."""
+        engine takes of them, by its names; None: they are that themselves. as_loaded: whether the tensors
+        hold the pretrained model's values, which then need not be read again."""
         self.objects, self.layout = objects, layout
         self.tensors = tensors
         self._weights = weights or tensors.items
         self._fill, self._bucket_bytes = fill, bucket_bytes
+        self._as_loaded = as_loaded
         self.version, self.lineage = -1, ""
         self.fetched_bytes = 0
         """Patches read so far."""
@@ -181,7 +184,9 @@ class Mirror:
 
     def _begin(self, anchor: Anchor) -> None:
         self.dirty = True
-        self._fill(self.tensors, anchor)
+        if not (self._as_loaded and anchor.kind == "model"):
+            self._fill(self.tensors, anchor)
+        self._as_loaded = False
         self.anchors_read += 1
         if anchor.kind == "model" and first_lineage("model", 0, self.digests()) != anchor.lineage:
             raise Diverged("the trainer began with other weights: this machine's files of the model differ")

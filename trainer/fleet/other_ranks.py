@@ -71,7 +71,7 @@ class OtherRanks:
 
 
 def end_with(parent: int) -> None:
-    """In a rank's process: the kernel kills it when rank 0 is gone, however that ended."""
+    """In a new process: the kernel kills it when the parent is gone, however that ended."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(EXIT_ERROR)

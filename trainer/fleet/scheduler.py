@@ -40,7 +40,8 @@ class SeenWorker:
     """Whether it may have units; else it has a probe, or nothing."""
     queue: list[Given] = field(default_factory=list)
     in_vain: int = 0
-    """Times that the trainer's own engines have taken their share since it sampled a unit that was used."""
+    """Times that the trainer's own engines have taken their share since it was admitted, or sampled a unit
+    that was used."""
 
 
 class Scheduler:
@@ -141,7 +142,8 @@ class Scheduler:
             return self._claim(left)
         if what == "share":
             for seen in self.workers.values():
-                seen.in_vain += 1
+                if seen.admitted:
+                    seen.in_vain += 1
         waiting = [unit for unit in left if unit not in begun]
         return self._claim(self._share(waiting, begun) if what == "share" else waiting)
 

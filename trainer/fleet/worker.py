@@ -49,7 +49,8 @@ if TYPE_CHECKING:
 
 POLL_S = 1.0
 MACHINE_OPTIONS = ("model.path", "data.path", "evaluation.path", "rollout.gpu_memory_utilization",
-                   "rollout.kv_cache_gib", "rollout.tensor_parallel", "placement.device")  # fmt: skip
+                   "rollout.kv_cache_gib", "rollout.tensor_parallel", "placement.device",
+                   "fleet.idle_s")  # fmt: skip
 """Options that a worker takes from its own configuration and not from the run's."""
 FAILURES = 3
 """Times in a row that a unit may fail for its weights before the worker ends."""
@@ -69,6 +70,7 @@ def worker_config(about: dict[str, Any], root: str, folder: str, overrides: Sequ
         checkpoint=replace(run.checkpoint, remote=RunStore(root).bucket),
         rollout=replace(run.rollout, sleep_level=0, gpu_memory_utilization=WORKER_GPU_SHARE),
         optimizer=replace(run.optimizer, hpz_ranks=1),
+        fleet=replace(run.fleet, gpus_per_node=0),  # those of the run's own nodes
     )
     changed = override(here, list(overrides))
     if why := configuration.difference(changed, configuration.resume_view(run)):
@@ -96,7 +98,7 @@ class Worker:
     """Rank 0 of a worker, from its start to its end."""
 
     def __init__(self, root: str, name: str, overrides: Sequence[str], idle_s: float, poll_s: float) -> None:
-        """root: BUCKET/RUN. idle_s: longest wait for the first head; then the run's own option counts."""
+        """root: BUCKET/RUN. idle_s: longest wait for the first head; then `fleet.idle_s` counts."""
         self.root, self.name = root, name
         self.overrides = overrides
         self.idle_s, self.poll_s = idle_s, poll_s
@@ -288,7 +290,7 @@ def main() -> int:
     options = parser.parse_args()
     try:
         here = RunConfig() if options.run else _machine_config(Path(options.config or ""))
-        own = [] if options.run else _machine_options(here)
+        own = [] if options.run else machine_options(here)
         root = options.run or RunStore.in_bucket(here.checkpoint.remote, here.fleet.run).root
         idle_s = here.fleet.idle_s if options.idle is None else options.idle
         worker = Worker(root, options.name or own_name(), [*own, *options.set], idle_s, options.poll)
@@ -316,7 +318,7 @@ def _machine_config(path: Path) -> RunConfig:
     return config
 
 
-def _machine_options(config: RunConfig) -> list[str]:
+def machine_options(config: RunConfig) -> list[str]:
     """What a machine's configuration says of the machine: where model and data lie, and how much of it an
     engine takes."""
     found = []

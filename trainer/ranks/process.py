@@ -17,6 +17,7 @@ import torch
 
 from trainer.checkpoint.errors import CheckpointError
 from trainer.config import RunConfig, Split
+from trainer.config.fleet import SHARED_BY
 from trainer.data.reader import RowReader
 from trainer.observe import beacon, post_mortem
 from trainer.observe.step_profile import Recorder, Taken
@@ -29,7 +30,8 @@ T = TypeVar("T")
 def threads_of_a_gpu(config: RunConfig) -> int:
     """A rank's share of the cores that its node gives to this run. Ray would leave it one thread for images,
     for copies to the host, and for Adam where that is on the host."""
-    return max(1, len(os.sched_getaffinity(0)) // config.placement.workers_per_node)
+    sharing = max(config.processes_per_node, int(os.environ.get(SHARED_BY, "0")))
+    return max(1, len(os.sched_getaffinity(0)) // sharing)
 
 
 class RankProcess:

@@ -6,11 +6,12 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm import LLM, SamplingParams
+from vllm.device_allocator import alloc_conf
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.sample.logits_processor import LogitsProcessor
 
@@ -45,6 +46,24 @@ def _reduce_over_gloo() -> None:
     segments.make_group_name = staticmethod(
         lambda communicator: f"{communicator.unique_name}-{communicator.rank}"
     )
+
+
+@contextlib.contextmanager
+def shareable_memory() -> Generator[None]:
+    """Has torch take GPU memory that another process can map, without expandable segments.
+
+    vLLM's all-reduce shares the buffers of its CUDA graphs through cudaIpcGetMemHandle, which refuses such
+    segments, and then it ends the process (vLLM's issue 42609).
+    """
+    before = alloc_conf.current_alloc_conf()
+    if not alloc_conf.conf_flag_enabled(before, alloc_conf.EXPANDABLE_SEGMENTS):
+        yield
+        return
+    alloc_conf.set_alloc_conf(alloc_conf.with_conf_flag(before, alloc_conf.EXPANDABLE_SEGMENTS, False))
+    try:
+        yield
+    finally:
+        alloc_conf.set_alloc_conf(before)
 
 
 ENDS: dict[str | None, End] = {"stop": "stop", "length": "length"}
@@ -203,8 +222,10 @@ class Engine:
         self.pictures_at_once = PICTURES_AT_ONCE if on_gpu else sys.maxsize
         if not on_gpu and config.rollout.tensor_parallel > 1:
             _reduce_over_gloo()
+        several = on_gpu and config.rollout.tensor_parallel > 1
         try:
-            self.llm = LLM(**arguments(config, prompter, images_per_prompt))
+            with shareable_memory() if several else contextlib.nullcontext():
+                self.llm = LLM(**arguments(config, prompter, images_per_prompt))
         except torch.OutOfMemoryError as error:
             raise ConfigError(
                 "vLLM does not fit this GPU: lower rollout.gpu_memory_utilization, or raise"

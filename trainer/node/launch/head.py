@@ -150,6 +150,7 @@ class HeadLauncher(Launcher):
             ray.start_head(os.environ.get("SPOTRL_DASHBOARD_HOST", address))
             if self.head_is_up(ray, again=self.alone and start < RAY_STARTS):
                 break
+        self.start_own_workers()
         self.say(dashboard.publish(self.config.run_id, ray.dashboard, ray.env["RAY_AUTH_TOKEN_PATH"]))
 
         self.others.tell({"kind": "start", "ray": f"{address}:{ports.gcs}", "token": ray.token})

@@ -125,7 +125,6 @@ class Launcher(ABC):
         ray.env[hub.NODE_VARIABLE] = str(self.node.rank)  # the ranks read what is downloaded here
         self.ray = ray
         self.fetch_model()
-        self.start_own_workers(ray)
         return ray
 
     def fetch_model(self) -> None:
@@ -137,16 +136,22 @@ class Launcher(ABC):
             command += ["--node", str(self.node.rank), "--nodes", str(self.node.nodes)]
             self.fetching = self.children.enter_context(self.child(command, self.env))
 
-    def start_own_workers(self, ray: RayNode) -> None:
-        """Starts the rollout workers of this node, once: the run's attempt is known by now, and they follow
-        it."""
-        if self.sampling is None and not self.arguments.command and self.config.fleet.gpus_per_node:
+    def start_own_workers(self) -> None:
+        """Starts the rollout workers of this node. Call it once Ray is up: a start of Ray that failed ends
+        every process here.
+
+        What this node's ranks get through Ray's environment is theirs alone. Workers have ranks 0 and up,
+        too, and in the ranks' beacons the watchdog would take them for those of the run."""
+        if not self.arguments.command and self.config.fleet.gpus_per_node:
             command = own_workers.command(self.config, self.node)
-            env = ray.env | own_workers.gpus(self.config, self.env)
+            env = self.env | own_workers.variables(self.config, self.env)
             self.sampling = self.children.enter_context(self.child(command, env))
 
     def check_own_workers(self) -> None:
-        """Raises Ended where the rollout workers of this node have failed for good."""
+        """Raises Ended where the rollout workers of this node have failed for good. Not after a signal, which
+        may have ended them too: the trainer has time to save."""
+        if self.signals.number is not None:
+            return
         code, why = own_workers.failure(self.sampling)
         if code:
             raise Ended(code, why, died=True)

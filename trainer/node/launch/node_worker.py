@@ -86,6 +86,7 @@ class NodeWorkerLauncher(Launcher):
             self.hear(0)
             if ray.ready():
                 break
+        self.start_own_workers()
         self.link.send({"kind": "ready"})
         return ray
 

@@ -14,13 +14,16 @@ from pathlib import Path
 
 from trainer import config as configuration
 from trainer.config import RunConfig, override
-from trainer.config.fleet import WORKER_GPU_SHARE
+from trainer.config.fleet import SHARED_BY, WORKER_GPU_SHARE
 from trainer.exit_codes import EXIT_CONFIG, EXIT_NODE_LOST, EXIT_OK, EXIT_PREEMPTED
 from trainer.node.topology import NodeEnvironment
 
 PROGRAM = "trainer.fleet.machine"
 FILE = "own-workers-{rank}.yaml"
 """Their configuration, in the run's folder."""
+UNTIL_THE_LAUNCH_ENDS_S = 365 * 86_400
+"""Their `fleet.idle_s`: the launch ends them, and no other machine takes their place where a trainer takes
+long to start."""
 
 
 def configured(config: RunConfig) -> RunConfig:
@@ -31,18 +34,20 @@ def configured(config: RunConfig) -> RunConfig:
         "placement.nodes=1",
         f"placement.workers_per_node={config.fleet.gpus_per_node}",
         f"rollout.gpu_memory_utilization={WORKER_GPU_SHARE}",
+        f"fleet.idle_s={UNTIL_THE_LAUNCH_ENDS_S}",
     ]
     return override(config, own)
 
 
-def gpus(config: RunConfig, env: Mapping[str, str]) -> dict[str, str]:
-    """The variable that shows the workers the GPUs behind those of the ranks; empty on CPU."""
+def variables(config: RunConfig, env: Mapping[str, str]) -> dict[str, str]:
+    """Variables that show the workers the GPUs behind those of the ranks, and how many processes share the
+    node's cores; none on CPU."""
     if config.placement.device == "cpu":
         return {}
     given = env.get("CUDA_VISIBLE_DEVICES", "")
     cards = given.split(",") if given else [str(i) for i in range(config.processes_per_node)]
     mine = cards[config.placement.workers_per_node : config.processes_per_node]
-    return {"CUDA_VISIBLE_DEVICES": ",".join(mine)}
+    return {"CUDA_VISIBLE_DEVICES": ",".join(mine), SHARED_BY: str(config.processes_per_node)}
 
 
 def command(config: RunConfig, node: NodeEnvironment) -> list[str]:
