@@ -136,7 +136,8 @@ def test_a_stopped_child_of_ray_is_said_once(watch, monkeypatch):
     monkeypatch.setattr(job_watch, "RAY_LOOK_S", 0.0)
     watch.ray.process = subprocess.Popen(["bash", "-c", "sleep 60 & wait"], start_new_session=True)
     try:
-        while not (children := psutil.Process(watch.ray.process.pid).children()):
+        bash = psutil.Process(watch.ray.process.pid)
+        while not (children := bash.children()) or children[0].name() != "sleep":  # forked, not yet itself
             time.sleep(0.02)
         watch._look_at_ray()
         assert watch.launcher.said == []
