@@ -19,7 +19,7 @@ BOUNDS = {"fp32": (1e-4, 1e-5), "bf16": (0.25, 0.02)}
 
 def dtype(family: str) -> str:
     """The type in which vLLM computes a family on CPUs: gated delta-net layers in bf16 only."""
-    return "bf16" if family == "qwen3_5" else "fp32"
+    return "bf16" if family in FAMILIES and architectures.FAMILIES[family].gated_delta else "fp32"
 
 
 def matrix(cases: Iterable[tuple[Any, ...]], quick: Collection[tuple[Any, ...]]) -> list[Any]:

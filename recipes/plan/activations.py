@@ -111,7 +111,7 @@ def backward(config: RunConfig, shape: Shape) -> dict[str, float]:
     waiting = float(gradient) if shape.tied else 0.0
     # ZeRO-3 reduces them when the layer's backward pass has ended: all of them are whole until then.
     trains_experts = shape.experts and not config.lora.rank
-    gradients_of_experts = float(w * sum(shape.rest_sizes[:3])) if trains_experts else 0.0
+    gradients_of_experts = float(w * sum(shape.rest_sizes[:-2])) if trains_experts else 0.0
     # Prompts' keys are repeated for each completion, in each layer that is kept; their gradients, and one of
     # these in fp32, come when the MLP's part is gone.
     keys = repeated_keys(config, shape, batch.tokens)

@@ -46,7 +46,7 @@ def test_a_row_has_the_experts_of_its_tokens():
     assert collate(traces[2:], lambda t: encoded, positions).routes is None
 
 
-@pytest.fixture(scope="module", params=["qwen3_moe", "qwen3_vl_moe"])
+@pytest.fixture(scope="module", params=["qwen3_moe", "qwen3_vl_moe", "qwen3_5_moe"])
 def case(request, family_model):
     """(model, samples, what a pass gives); traces have the choices of the model's own routers."""
     hf = loader(request.param).from_pretrained(family_model(request.param), dtype=torch.float32)
