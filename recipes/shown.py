@@ -250,10 +250,10 @@ def _memory(recipe: Recipe, need: MemoryPlan, console: Console) -> None:
     for name, values in (("host RAM per node", need.host), ("disk per node", need.disk)):
         inside = ", ".join(f"{part} {value / GIB:.0f}" for part, value in values.items())
         console.print(f"{name}: {sum(values.values()) / GIB:.0f} GiB ({inside})", highlight=False)
-    if replayed := host_and_disk.replayed(recipe, need.shape):
+    if replayed := need.host.get("experts to replay"):
         console.print(
             f"routing replay: {host_and_disk.experts_of_token(need.shape)} bytes of chosen experts for each"
-            f" token, {replayed / GIB:.2f} GiB of the first node's RAM in a step",
+            f" token, {replayed / GIB:.2f} GiB of a node's RAM in a step",
             highlight=False,
         )
     saved = f"; one checkpoint: {need.checkpoint_bytes / GIB:.0f} GiB" if need.checkpoint_bytes else ""
