@@ -21,6 +21,7 @@ from recipes.plan import (
     memory,
     passes,
     prices,
+    sizing,
     spread,
     utilization,
     zero_stages,
@@ -259,11 +260,10 @@ def _memory(recipe: Recipe, need: MemoryPlan, console: Console) -> None:
     saved = f"; one checkpoint: {need.checkpoint_bytes / GIB:.0f} GiB" if need.checkpoint_bytes else ""
     console.print(f"/dev/shm per node: {need.shm_bytes / GIB:.0f} GiB{saved}")
     if not need.fits:
-        fix = memory.cheapest_fix(recipe)
-        advice = (
-            " ".join(f"--set {change}" for change in fix) if fix else "more nodes, or GPUs with more memory"
+        console.print(
+            f"[red]does not fit[/red]: {need.problem}. Cheapest change that makes it fit:"
+            f" {sizing.advice(recipe)}"
         )
-        console.print(f"[red]does not fit[/red]: {need.problem}. Cheapest change that makes it fit: {advice}")
     console.print()
 
 
