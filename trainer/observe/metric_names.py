@@ -164,6 +164,10 @@ NAMES: dict[str, Name] = {
     "staleness/corrected_fraction": Name(
         "fraction", "Share of tokens whose correction was truncated or masked."
     ),
+    "staleness/rerouted_fraction": Name(
+        "fraction",
+        "With `rollout.staleness`: as `mismatch/rerouted_fraction`, with older weights in the engine.",
+    ),
     # --- the completions
     "tokens/prompt_mean": Name("tokens", "Mean prompt length, image tokens included."),
     "tokens/prompt_max": Name("tokens", "Longest prompt."),
