@@ -32,7 +32,7 @@ def test_a_gguf_file_says_how_it_becomes_a_model(tmp_path):
 
 
 def test_an_architecture_without_a_parity_test_is_refused(tmp_path):
-    assert "its experts have no parity test" in refusal("Qwen/Qwen3-Next-80B-A3B-Instruct")
+    assert "its gated delta-net layers have no parity test" in refusal("Qwen/Qwen3-Next-80B-A3B-Instruct")
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba"}))
     assert "mamba is not supported (it has no parity test)" in refusal(str(tmp_path))
 
