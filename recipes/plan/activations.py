@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from trainer.config import RunConfig
 from trainer.config.budget import (
     CHUNK,
+    dealt,
     decoder_layers,
     laid_out,
     laid_out_tokens,
@@ -118,6 +119,8 @@ def backward(config: RunConfig, shape: Shape) -> dict[str, float]:
     layers = 1 if config.model.gradient_checkpointing else shape.attention_layers
     kept = kept_keys(config, shape, batch.tokens)
     mlp = w * shape.intermediate * (2 + 4 * config.model.gradient_checkpointing)
+    if config.model.gradient_checkpointing:
+        mlp += dealt(shape, w)
     moments = [
         {"saved activations": sum(keep.values()), "logits": float(logits)},
         {

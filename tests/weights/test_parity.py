@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.families import BOUNDS, FAMILIES, VISION, dtype, matrix
-from trainer.hardware.architectures import FAMILIES as ARCHITECTURES
+from tests.families import BOUNDS, FAMILIES, VISION, dtype, matrix, replays
 
 QUICK = {("qwen2_5_vl", 2, 2), ("qwen3_vl", 1, 1), ("qwen3_5", 1, 1)}
 EVERY = [(family, n, n) for family in FAMILIES for n in (1, 2)]
@@ -19,13 +18,11 @@ OTHERS = [("qwen2_5_vl", 2, 1), ("smollm2", 2, 1)]
 )
 def test_engine_agrees_with_policy(run_ranks, small_config, family_model, text_dataset, family, world, tp):
     data = small_config.data if family in VISION else replace(small_config.data, path=str(text_dataset))
-    # In bf16 the two choose other experts for a few tokens: they are compared through the engine's.
-    replays = family in FAMILIES and bool(ARCHITECTURES[family].experts) and dtype(family) == "bf16"
     config = replace(
         small_config,
         data=data,
         model=replace(small_config.model, path=str(family_model(family)), dtype=dtype(family)),
-        algorithm=replace(small_config.algorithm, routing_replay=replays),
+        algorithm=replace(small_config.algorithm, routing_replay=replays(family)),
         placement=replace(small_config.placement, workers_per_node=world),
         rollout=replace(small_config.rollout, tensor_parallel=tp, sync_bucket_bytes=1 << 18),
         optimizer=replace(small_config.optimizer, learning_rate=0.01),
