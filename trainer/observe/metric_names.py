@@ -218,7 +218,9 @@ NAMES: dict[str, Name] = {
         "tokens/s", "Completion tokens per second of `time/rollout_s`, all engines."
     ),
     "perf/train_tokens_per_s": Name("tokens/s", "All tokens per second of `time/update_s`, all ranks."),
-    "perf/tokens_per_s_per_gpu": Name("tokens/s", "All tokens per second of the whole step, per rank."),
+    "perf/tokens_per_s_per_gpu": Name(
+        "tokens/s", "All tokens per second of the whole step, per GPU of the run's own nodes."
+    ),
     "perf/mfu_train": Name(
         "fraction", "FLOPs of the update / peak of the GPUs (trainer/hardware/flops.py); absent if unknown."
     ),
