@@ -31,6 +31,9 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str]) -> int:
     """Runs one command and returns the exit code. Configuration errors are one line and exit 2."""
+    if not arguments:
+        parser().print_help(sys.stderr)
+        return EXIT_CONFIG
     try:
         args = parsed(arguments)
         os.chdir(ROOT)  # files of yours were named from where you stand

@@ -28,7 +28,7 @@ SHOWN = 12
 def show(recipe: Recipe, found: Fleets, console: Console) -> bool:
     """The table, and what speaks against its rows. Returns whether the machines that the recipe names are a
     gain; True where it names none."""
-    if not found.colocated:
+    if not (found.colocated or found.fleets):
         console.print("no price is known of machines that this recipe fits")
         return False
     rows = found.cheapest(found.fleets)
@@ -62,10 +62,8 @@ def _gpus(recipe: Recipe) -> int:
 
 
 def _title(recipe: Recipe, found: Fleets) -> str:
-    return (
-        f"{recipe.name}: {found.colocated[0].offer.steps} steps, with and without rollout workers, cheapest"
-        " step first"
-    )
+    steps = (found.colocated or found.fleets)[0].offer.steps
+    return f"{recipe.name}: {steps} steps, with and without rollout workers, cheapest step first"
 
 
 def _cells(row: FleetRow) -> list[str]:
@@ -88,6 +86,8 @@ def verdict(row: FleetRow, found: Fleets) -> str:
     """Whether workers are a gain, beside the cheapest run without."""
     if better := found.beaten_by(row):
         return f"loss: {better.trainer} alone is better"
+    if not found.colocated:
+        return "gain: without workers no engine fits"
     rival = found.colocated[0]
     times = f"{rival.step_s / row.step_s:.2f}x speed, {row.usd / rival.usd:.2f}x dollars"
     if row.usd < rival.usd:
@@ -154,6 +154,11 @@ def _egress(recipe: Recipe, rows: list[FleetRow]) -> list[str]:
         f"egress of {row.count} workers that read {row.patch_bytes / 1e6:,.0f} MB a step: {', '.join(told)};"
         f" nothing within the bucket's own region. Counted here: {counted}://"
     ]
+    if row.experts_bytes:
+        lines.append(
+            f"routing replay: the trainer reads {row.experts_bytes / 1e6:,.0f} MB of chosen experts a step"
+            " beside the samples, and their egress and seconds are counted"
+        )
     if any(row.egress_usd > MUCH_EGRESS * row.usd for row in rows):
         most = max(row.egress_usd / row.usd for row in rows)
         lines.append(

@@ -32,7 +32,7 @@ class Measured:
     step_s: float
     """Median."""
     tokens_per_s: float
-    """All ranks, median."""
+    """All GPUs, median."""
     planned_s: float
     """Seconds per step by the plan; 0: none."""
 
@@ -109,13 +109,14 @@ def steps_of(run_id: str) -> list[dict[str, float]]:
 
 def measured(recipe: Recipe, target: str | None, lines: Sequence[dict[str, float]]) -> Measured:
     """A run's medians, beside its plan."""
-    ranks, need = recipe.config.placement.world_size, memory.plan(recipe)
+    placement, need = recipe.config.placement, memory.plan(recipe)
+    gpus = placement.nodes * recipe.config.processes_per_node
     network, planned = zero_stages.network_of(recipe, target), 0.0
     if need is not None:
         planned = cost.step_time(recipe, recipe.cluster.gpu, network, need).total
-    tokens = statistics.median(line["perf/tokens_per_s_per_gpu"] for line in lines) * ranks
+    tokens = statistics.median(line["perf/tokens_per_s_per_gpu"] for line in lines) * gpus
     step_s = statistics.median(line["time/step_s"] for line in lines)
-    return Measured(recipe.cluster.nodes, ranks, step_s, tokens, planned)
+    return Measured(recipe.cluster.nodes, placement.world_size, step_s, tokens, planned)
 
 
 def table(runs: Sequence[Measured]) -> str:

@@ -21,6 +21,7 @@ from recipes.plan import (
     memory,
     passes,
     prices,
+    sizing,
     spread,
     utilization,
     zero_stages,
@@ -250,20 +251,19 @@ def _memory(recipe: Recipe, need: MemoryPlan, console: Console) -> None:
     for name, values in (("host RAM per node", need.host), ("disk per node", need.disk)):
         inside = ", ".join(f"{part} {value / GIB:.0f}" for part, value in values.items())
         console.print(f"{name}: {sum(values.values()) / GIB:.0f} GiB ({inside})", highlight=False)
-    if replayed := host_and_disk.replayed(recipe, need.shape):
+    if replayed := need.host.get("experts to replay"):
         console.print(
             f"routing replay: {host_and_disk.experts_of_token(need.shape)} bytes of chosen experts for each"
-            f" token, {replayed / GIB:.2f} GiB of the first node's RAM in a step",
+            f" token, {replayed / GIB:.2f} GiB of a node's RAM in a step",
             highlight=False,
         )
     saved = f"; one checkpoint: {need.checkpoint_bytes / GIB:.0f} GiB" if need.checkpoint_bytes else ""
     console.print(f"/dev/shm per node: {need.shm_bytes / GIB:.0f} GiB{saved}")
     if not need.fits:
-        fix = memory.cheapest_fix(recipe)
-        advice = (
-            " ".join(f"--set {change}" for change in fix) if fix else "more nodes, or GPUs with more memory"
+        console.print(
+            f"[red]does not fit[/red]: {need.problem}. Cheapest change that makes it fit:"
+            f" {sizing.advice(recipe)}"
         )
-        console.print(f"[red]does not fit[/red]: {need.problem}. Cheapest change that makes it fit: {advice}")
     console.print()
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 from trainer import processes
+from trainer.exit_codes import EXIT_ERROR
 
 
 def sleeper() -> subprocess.Popen:
@@ -35,3 +36,9 @@ def test_another_process_of_the_same_id_is_another():
 
 def test_nothing_is_known_of_another_machine():
     assert not processes.is_gone(stamp_of(2**30) | {"pid_space": "elsewhere pid:[1]"})
+
+
+def test_a_child_whose_parent_is_gone_already_ends_at_once():
+    code = "import os; from trainer.processes import end_with_parent; end_with_parent(os.getppid() + {})"
+    for other, ended in ((0, 0), (1, EXIT_ERROR)):
+        assert subprocess.run([sys.executable, "-c", code.format(other)]).returncode == ended

@@ -1,11 +1,19 @@
-"""Whether a process of this machine is still there: an id alone may be another process by now."""
+"""Whether a process of this machine is still there (an id alone may be another process by now), and a child
+that ends with its parent."""
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import socket
+import sys
 from pathlib import Path
 from typing import Any
+
+from trainer.exit_codes import EXIT_ERROR
+
+PR_SET_PDEATHSIG = 1
 
 
 def state(pid: int) -> str:
@@ -47,3 +55,17 @@ def _space() -> str:
         return f"{socket.gethostname()} {os.readlink('/proc/self/ns/pid')}"
     except OSError:
         return socket.gethostname()
+
+
+def end_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
+    """In a new process, also before it becomes its program: has Linux send it this signal when the parent is
+    gone, however that ended. Elsewhere than on Linux nothing does.
+
+    A parent that was gone before ends this process at once: no handler runs here, which before the program
+    would be the parent's.
+    """
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
+    if os.getppid() != parent:
+        os._exit(EXIT_ERROR)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import json
 import os
 import signal
@@ -22,10 +21,10 @@ from trainer import config as configuration
 from trainer.config import ConfigError, RunConfig
 from trainer.exit_codes import EXIT_CONFIG, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK
 from trainer.hardware.model_shapes import KNOWN, config_file
+from trainer.processes import end_with_parent
 
 READY_S = 3600.0
 """Until the server must answer: weights, graphs."""
-PR_SET_PDEATHSIG = 1
 END_S = 30.0
 """Until a server that was told to end is killed."""
 
@@ -82,7 +81,10 @@ def serve(config: RunConfig, host: str, port: int, hours: float) -> int:
         raise ConfigError("VLLM_API_KEY is not set: whoever finds the port could use the machine")
     began = time.monotonic()
     server = subprocess.Popen(
-        command(config, host, port), start_new_session=True, preexec_fn=partial(end_with, os.getpid())
+        command(config, host, port),
+        start_new_session=True,
+        # Without us, even after SIGKILL, vLLM would answer, and cost, without an end.
+        preexec_fn=partial(end_with_parent, os.getpid(), signal.SIGTERM),
     )
     told: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -110,14 +112,6 @@ def serve(config: RunConfig, host: str, port: int, hours: float) -> int:
         return EXIT_INTERRUPTED if signal.SIGINT in told else EXIT_OK
     print(f"error: vLLM ended with {server.returncode}: the lines above say why", file=sys.stderr, flush=True)
     return EXIT_ERROR
-
-
-def end_with(parent: int) -> None:
-    """In the server's process: it is told to end when this one is gone, even by SIGKILL, which nobody can act
-    on. Else vLLM would answer, and cost, without an end."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:
-        os._exit(EXIT_ERROR)
 
 
 def answers(port: int) -> bool:

@@ -3,6 +3,7 @@
 #   . trainer/task.sh begin BUCKET KEPT   checks and folders; BUCKET: the file's own, "asked": given at launch, "": none
 #   step RESULT PYTHON ...                runs a command unless RESULT is there; prepared data come from the bucket
 #   await RESULT                          waits for what another job prepares
+#   needed ENVIRONMENT RUN                a machine that samples leaves with 0 where its run is over
 #   keep PYTHON NAME...                   data that were prepared here go into the bucket, beside the run
 set -euo pipefail
 
@@ -30,6 +31,17 @@ begin() {
     [ -n "${!name:-}" ] || unset "$name"
   done
   mkdir -p "$WORK" .cache
+}
+
+needed() { # before anything large is there; where the store does not tell, the machine goes on
+  local python over=""
+  [ -n "$BUCKET" ] || return 0
+  for python in ".venvs/$1" "${SPOTRL_IMAGE_DIR:-/opt/spotrl}/.venvs/$1" .venvs/desk; do
+    if [ -x "$python/bin/python" ]; then break; fi
+  done
+  [ -x "$python/bin/python" ] || bash trainer/setup.sh desk || return 0
+  over="$("$python/bin/python" -m trainer.fleet.over "$BUCKET" "$2")" || return 0
+  [ -z "$over" ] || { echo "nothing to sample for $2: $over"; exit 0; }
 }
 
 missing() { # whether a step's result is not there; data at a URL is read where it is

@@ -12,7 +12,7 @@ from dataclasses import replace
 from recipes import capabilities, manifest, run_record, uploads
 from recipes.drivers import bucket_access, desk_python, platform_state, platforms
 from recipes.drivers.platforms import Commands
-from recipes.plan import cost, memory, prices
+from recipes.plan import cost, memory, prices, sizing
 from recipes.presets import own_data
 from recipes.run_record import RunRecord
 from recipes.spec import Recipe
@@ -122,11 +122,9 @@ def _check_memory(recipe: Recipe, target: str) -> None:
     if not bad:
         return
     gpu, need = next(iter(bad.items()))
-    fix = memory.cheapest_fix(recipe, gpu)
-    advice = (
-        " ".join(f"--set {change}" for change in fix) if fix else "use more nodes, or GPUs with more memory"
+    raise ConfigError(
+        f"{recipe.name} does not fit {gpu}: {need.problem}; cheapest change: {sizing.advice(recipe, gpu)}"
     )
-    raise ConfigError(f"{recipe.name} does not fit {gpu}: {need.problem}; cheapest change: {advice}")
 
 
 def _check_secrets(recipe: Recipe, target: str) -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import os
 import shlex
 import signal
 import subprocess
-import sys
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from secrets import token_hex
 from typing import TypedDict
@@ -36,6 +35,7 @@ from recipes.targets import kubernetes, script
 from recipes.targets.render import render
 from trainer.config import ConfigError
 from trainer.exit_codes import EXIT_CONFIG, EXIT_INTERRUPTED
+from trainer.processes import end_with_parent
 
 ONE_BY_ONE = ("sky", "dstack", "sbatch", "qsub")
 """Platforms that follow the log of one job, and until it ends would start no other."""
@@ -375,15 +375,11 @@ def _foreground(argv: list[str], env: dict[str, str]) -> tuple[int, bool]:
     The terminal sends it to the whole process group. `subprocess.run` would kill the command a quarter of a
     second later: amid a checkpoint, or before the machines were told to stop.
     """
-    process, interrupted = subprocess.Popen(argv, env=env, preexec_fn=_end_with_us), False
+    # It is told to save and end when this process is gone, even by SIGKILL.
+    ends_with_us = partial(end_with_parent, os.getpid(), signal.SIGTERM)
+    process, interrupted = subprocess.Popen(argv, env=env, preexec_fn=ends_with_us), False
     while True:
         try:
             return process.wait(), interrupted
         except KeyboardInterrupt:
             interrupted = True
-
-
-def _end_with_us() -> None:
-    """In the child: it is told to save and end when this process is gone, even by SIGKILL."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG

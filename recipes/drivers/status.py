@@ -49,13 +49,26 @@ def show(run: str | None) -> int:
         for name, bucket in sight.remembered().items():
             print(f"{name}: fetched from {bucket}, not launched from here")
         return 0
-    for line in worker_sight.lines(run) + of_workers:
+    for line in worker_sight.lines(run) + of_workers + _left_over(shown):
         print(line)
     if said:
         print(said.text)
     if said and said.usd_per_hour:
         print(f"rented: {said.rented}: ${said.usd_per_hour:.2f} per hour{_expected(shown[0])}")
     return 0 if said and said.whole else launched.drive(run, "status")
+
+
+def _left_over(shown: list[RunRecord]) -> list[str]:
+    """Workers of a run that has ended which their platforms still have, or look for machines for; [] without
+    any. The first record is the run's."""
+    run, *workers = shown
+    left = [one.run_id for one in workers if not one.ended_s]
+    if not left or not run.ended_s or run.ended_s > time.time():
+        return []
+    return [
+        f"{run.run_id} has ended, and {', '.join(left)} may still rent machines, which end by themselves:"
+        f" `launch.py down {run.run_id}` ends them now"
+    ]
 
 
 def _gone(record: RunRecord) -> RunRecord:

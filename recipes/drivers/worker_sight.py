@@ -28,13 +28,25 @@ def gpu_of(record: RunRecord) -> str:
     return recipe.cluster.gpu if recipe.cluster.gpus_per_node else ""
 
 
+def own_share(record: RunRecord) -> tuple[str, float]:
+    """The GPU of a run's own nodes, and which share of them samples (`fleet.gpus_per_node`); ("", 0) where
+    none does."""
+    try:
+        recipe = resolve(record.recipe, record.overrides)
+    except ConfigError:  # the recipe is gone
+        return "", 0.0
+    gpus, own = recipe.cluster.gpus_per_node, recipe.config.fleet.gpus_per_node
+    return (recipe.cluster.gpu, own / gpus) if own and gpus else ("", 0.0)
+
+
 def usd_per_1000(
     rows: Sequence[dict[str, Any]], rates: Sequence[tuple[str, float]], samples: int, step_s: float
 ) -> dict[str, float]:
     """Dollars of 1,000 samples that were trained on, by GPU: what its machines cost in a step, idle time
     included, by its share of the step's samples.
 
-    rows: lines of the run's metrics. rates: (GPU, dollars per hour) of every launch that lives.
+    rows: lines of the run's metrics. rates: (GPU, dollars per hour) of every launch that lives, and of the
+    run's own GPUs that sample.
     """
     usd: dict[str, float] = {}
     for gpu, rate in rates:
@@ -44,10 +56,15 @@ def usd_per_1000(
 
 
 def usd_per_1000_of(run: str, folder: Path) -> dict[str, float]:
-    """Dollars of 1,000 samples of a whole run, by GPU: all that its launches of workers have cost, by their
-    GPU's share of what was trained on, over all attempts. {} where that is not known. folder: the run's
-    files."""
+    """Dollars of 1,000 samples of a whole run, by GPU: all that its launches of workers have cost, and its
+    own GPUs that sample, by their GPU's share of what was trained on, over all attempts. {} where that is
+    not known. folder: the run's files."""
     usd: dict[str, float] = {}
+    if run_record.known(run):
+        record = run_record.load(run)
+        gpu, share = own_share(record)
+        if gpu:
+            usd[gpu] = share * record.usd()
     for record in run_record.workers_of(run):
         gpu = gpu_of(record)
         if gpu:
@@ -88,6 +105,10 @@ def lines(run: str) -> list[str]:
     """What the workers' samples cost, for `status`; [] where that is not known."""
     path = run_record.metrics_of(run_record.RUNS / run)
     rates = []
+    record = run_record.load(run)
+    gpu, share = own_share(record)
+    if share and record.usd_per_hour_now():
+        rates.append((gpu, share * record.usd_per_hour_now()))
     for record in run_record.workers_of(run):
         rate = record.usd_per_hour_now()
         if rate:

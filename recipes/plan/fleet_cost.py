@@ -34,7 +34,7 @@ FP32_PATCH = 2.4
 ENCODE_BYTES_S, APPLY_BYTES_S = 1.0e9, 4.0e9
 """Weights that one core compares, and patches, in a second, at 1e-6 (measured)."""
 FETCH_BYTES_S = 125e6
-"""What a worker reads from the bucket in a second, 1 Gbit/s (assumption)."""
+"""What a worker reads from the bucket, or writes there, in a second, 1 Gbit/s (assumption)."""
 POLL_S = 2.0
 """A version is announced and a unit is mailed in objects that are each looked at once a second."""
 EGRESS_USD_PER_GB = {"s3": 0.09, "gs": 0.12, "r2": 0.0, "file": 0.0}
@@ -98,6 +98,11 @@ class FleetRow:
     unit_prompts: int = 0
     patch_bytes: float = 0.0
     egress_per_gb: float = 0.0
+    """Dollars of what a worker reads from the bucket."""
+    experts_bytes: float = 0.0
+    """Those of a step's samples that say which experts computed their tokens (`algorithm.routing_replay`)."""
+    experts_per_gb: float = 0.0
+    """Dollars of what the trainer reads from the bucket."""
 
     @property
     def trainer(self) -> str:
@@ -114,8 +119,9 @@ class FleetRow:
 
     @property
     def egress_usd(self) -> float:
-        """Dollars of a step for the patches that workers read."""
-        return self.count * self.patch_bytes / 1e9 * self.egress_per_gb
+        """Dollars of a step for the patches that workers read, and for the experts of its samples."""
+        patches = self.count * self.patch_bytes / 1e9 * self.egress_per_gb
+        return patches + self.experts_bytes / 1e9 * self.experts_per_gb
 
     @property
     def usd(self) -> float:
@@ -182,8 +188,8 @@ def played_step(units: Sequence[float], workers: int, ahead: int, update_s: floa
 
 
 def unit_seconds(worker: WorkerKind, shape: Shape, step: Passes, prompts: int) -> list[float]:
-    """Seconds that a worker samples each unit of a step of so many prompts, by the plan's own model of an
-    engine."""
+    """Seconds until the trainer has each unit of a step, of so many prompts: a worker samples it, by the
+    plan's own model of an engine, and the experts of its tokens pass through the bucket."""
     card = gpu_named(worker.gpu)
     far = worker.gpus > 1 and card.nvlink_gb_per_s < NVLINK_GB_PER_S
     hop_s = 2 * shape.layers * SLOW_HOP_S if far else 0.0
@@ -192,7 +198,8 @@ def unit_seconds(worker: WorkerKind, shape: Shape, step: Passes, prompts: int) -
     for start in range(0, len(step.lengths), size):
         unit = Passes(step.lengths[start : start + size], (), (), 0)
         decoding = cost.rollout_seconds(worker.recipe, shape, card, worker.need, unit) + unit.longest * hop_s
-        found.append(decoding + images.host_seconds(worker.recipe.config, shape, unit))
+        sent = 2 * passes.experts_bytes(worker.recipe.config, shape, unit.lengths) / FETCH_BYTES_S
+        found.append(decoding + images.host_seconds(worker.recipe.config, shape, unit) + sent)
     return found
 
 
@@ -222,7 +229,9 @@ def kinds(recipe: Recipe, catalogs: Path | None, targets: list[str] | None) -> l
     the recipe's second group, where it names one."""
     found = []
     named = recipe.sample
-    sizes = (1, 2, 4, 8) if named is None else (named.engine_gpus(recipe.config.rollout.tensor_parallel),)
+    # an engine of several GPUs cannot say which experts it chose
+    several = (1,) if recipe.config.algorithm.routing_replay else (1, 2, 4, 8)
+    sizes = several if named is None else (named.engine_gpus(recipe.config.rollout.tensor_parallel),)
     for gpu in (named.gpu, *named.alternatives) if named else GPUS:
         for gpus in sizes:
             group = replace(named or SampleGroup(), gpu=gpu, alternatives=(), nodes=1)
@@ -274,7 +283,7 @@ class Fleets:
     """What was found."""
 
     colocated: list[FleetRow]
-    """Runs without workers, by GPU and number of GPUs."""
+    """Runs without workers, by GPU and number of GPUs; none where no machine holds engines too."""
     fleets: list[FleetRow]
     """Runs with workers, all that were tried."""
 
@@ -320,9 +329,13 @@ def compare(recipe: Recipe, catalogs: Path | None, targets: list[str] | None) ->
     recipe = override(recipe, ["fleet.gpus_per_node=0"])
     workers = kinds(recipe, catalogs, targets)
     for trainer in _trainers(replace(recipe, sample=None)):
-        for offer in _offers(trainer, catalogs, targets):
+        alone = _offers(override(trainer, ["fleet.workers=off"]), catalogs, targets)
+        for offer in alone:
             gpus = trainer.config.placement.world_size
             colocated.append(FleetRow(offer, gpus, offer.step.total, ahead=recipe.config.rollout.staleness))
+        # GPUs that hold no engine beside the learner may still learn from what workers sample.
+        learners = alone or _offers(override(trainer, ["fleet.workers=only"]), catalogs, targets)
+        for offer in learners:
             for worker in workers:
                 fleets += fleets_of(recipe, trainer, offer, worker, _counts(recipe, worker))
     return Fleets(sorted(colocated, key=lambda row: row.usd), fleets)
@@ -425,7 +438,11 @@ def fleets_of(
     step = passes.of_step(trainer, shape)
     update, switch = update_seconds(trainer, shape, offer.step), switch_seconds(recipe, shape, worker)
     patch = patch_rate(config) * trained(config, shape)
-    per_gb = egress_per_gb(recipe, worker)
+    per_gb = egress_per_gb(recipe, worker.target)
+    experts, experts_per_gb = (
+        passes.experts_bytes(config, shape, step.lengths),
+        egress_per_gb(recipe, offer.target),
+    )
     prompts = config.rollout.prompts_per_step
     named = recipe.sample or config.fleet.gpus_per_node
     sizes = (config.fleet.unit_prompts or prompts,) if named else (*UNITS, prompts)
@@ -437,16 +454,16 @@ def fleets_of(
             for count in counts:
                 seconds = played_step(units, count, ahead, update, switch)
                 row = FleetRow(offer, trainer.config.placement.world_size, seconds, worker, count, ahead)
-                rows.append(
-                    replace(row, enough=enough, unit_prompts=size, patch_bytes=patch, egress_per_gb=per_gb)
-                )
+                row = replace(row, enough=enough, unit_prompts=size, patch_bytes=patch, egress_per_gb=per_gb)
+                rows.append(replace(row, experts_bytes=experts, experts_per_gb=experts_per_gb))
     return rows
 
 
-def egress_per_gb(recipe: Recipe, worker: WorkerKind) -> float:
-    """Dollars of a gigabyte from the recipe's store to a worker; from S3 where no bucket is named yet."""
+def egress_per_gb(recipe: Recipe, target: str) -> float:
+    """Dollars of a gigabyte from the recipe's store to a target's machines; from S3 where no bucket is named
+    yet."""
     scheme = store(recipe)
-    if STORE_CLOUD.get(scheme) == CAPABILITIES[worker.target].cloud:
+    if STORE_CLOUD.get(scheme) == CAPABILITIES[target].cloud:
         return 0.0
     return EGRESS_USD_PER_GB[scheme]
 

@@ -37,11 +37,14 @@ def sampling_host(recipe: Recipe, shape: Shape) -> dict[str, float]:
     config = recipe.config
     gpus = recipe.cluster.gpus_per_node
     engines = max(1, gpus // config.rollout.tensor_parallel)
-    return {
+    unit = config.fleet.unit_prompts or config.rows_per_step
+    parts = {
         "system": HOST_SYSTEM + gpus * GIB,
         "worker processes": float(gpus * worker_bytes("cuda", config.data.image_cache_gib)),
         "each worker's copy of the weights": float(engines * shape.parameters * dtype_bytes(config)),
+        "experts to replay": engines * replayed(recipe, shape, unit),
     }
+    return without_zeros(parts)
 
 
 def training_host(recipe: Recipe, shape: Shape) -> dict[str, float]:
@@ -73,10 +76,12 @@ def training_host(recipe: Recipe, shape: Shape) -> dict[str, float]:
     if config.rollout.sleep_level == 1 and samples:
         engine = shape.parameters * width * ranks / config.rollout.tensor_parallel
         parts["engine weights at sleep level 1"] = engine
-    parts["experts to replay"] = replayed(recipe, shape)
+    parts["experts to replay"] = replayed(recipe, shape, config.rows_per_step)
     if own := config.fleet.gpus_per_node:
-        copies = own // config.rollout.tensor_parallel * shape.parameters * width
-        parts["each worker's copy of the weights"] = copies
+        engines = own // config.rollout.tensor_parallel
+        parts["each worker's copy of the weights"] = engines * shape.parameters * width
+        unit = config.fleet.unit_prompts or config.rows_per_step
+        parts["experts to replay"] += engines * replayed(recipe, shape, unit)
     if config.fleet.workers != "off":
         parts["shards as rollout workers have them"] = t * width / nodes
     return without_zeros(parts)
@@ -90,14 +95,15 @@ def experts_of_token(shape: Shape) -> int:
     return shape.layers * shape.experts.active * width
 
 
-def replayed(recipe: Recipe, shape: Shape) -> float:
-    """Bytes of the experts that the engine chose for a step's tokens, on the first node: as they come, and
-    once more as they go into the rollout log and to the ranks. Each completion has those of its prompt too.
-    0 without `algorithm.routing_replay`."""
+def replayed(recipe: Recipe, shape: Shape, prompts: int) -> float:
+    """Bytes of the experts that engines chose for the tokens of so many prompts and their completions, on the
+    first node or on a rollout worker's: as they come, and once more as they go into the rollout log and to
+    the ranks, or into a unit. Each completion has those of its prompt too. 0 without
+    `algorithm.routing_replay`."""
     config, facts = recipe.config, recipe.dataset
     if not config.algorithm.routing_replay:
         return 0.0
-    completions = config.rows_per_step * config.rollout.samples_per_prompt
+    completions = prompts * config.rollout.samples_per_prompt
     tokens = completions * (facts.prompt_tokens + min(facts.answer_tokens, config.rollout.max_tokens))
     return 2.0 * tokens * experts_of_token(shape)
 

@@ -1,6 +1,8 @@
-"""The fewest GPUs that score or serve a model."""
+"""What fits: the fewest GPUs that score or serve a model, and what makes a recipe fit that does not."""
 
 from __future__ import annotations
+
+import math
 
 from recipes.plan import memory
 from recipes.spec import Recipe, override
@@ -9,6 +11,8 @@ from trainer.config import ConfigError
 COUNTS = (1, 2, 4, 8)
 SEQUENCES = 16
 """Longest sequences that an engine's KV cache must hold at once."""
+STEP_TOKENS = 1024
+"""Lengths of completions that are tried are multiples of it."""
 
 
 def fewest_gpus(recipe: Recipe) -> list[str]:
@@ -34,3 +38,29 @@ def fewest_gpus(recipe: Recipe) -> list[str]:
         f"{recipe.config.model.path} does not fit 8 x {recipe.cluster.gpu} with {SEQUENCES} sequences of"
         f" {longest} tokens: lower rollout.max_tokens, or take GPUs with more memory (--set cluster.gpu=H200)"
     )
+
+
+def advice(recipe: Recipe, gpu: str = "") -> str:
+    """What to change in a recipe that does not fit, for a message: the cheapest options; else the longest
+    completions that fit; else more or larger machines."""
+    if fix := memory.cheapest_fix(recipe, gpu):
+        return " ".join(f"--set {change}" for change in fix)
+    machines = "more nodes, or GPUs with more memory"
+    if longest := longest_completions(recipe, gpu):
+        return f"{machines}, or --set rollout.max_tokens={longest}, the longest completions that fit"
+    return machines
+
+
+def longest_completions(recipe: Recipe, gpu: str = "") -> int:
+    """The largest `rollout.max_tokens` below the recipe's that fits, in steps of `STEP_TOKENS`; 0 if none
+    does."""
+    fits, too_long = 0, math.ceil(recipe.config.rollout.max_tokens / STEP_TOKENS)
+    while too_long - fits > 1:
+        middle = (fits + too_long) // 2
+        shorter = override(recipe, [f"rollout.max_tokens={middle * STEP_TOKENS}"])
+        need = memory.plan(shorter, gpu)
+        if need is not None and need.fits:
+            fits = middle
+        else:
+            too_long = middle
+    return fits * STEP_TOKENS

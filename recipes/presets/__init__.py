@@ -78,10 +78,12 @@ def get(name: str) -> Recipe:
         validate(recipe)
         return recipe
     if name not in RECIPES:
-        near = difflib.get_close_matches(name, RECIPES, n=1, cutoff=0.4)
-        raise ConfigError(
-            f"unknown recipe {name}: " + (f"did you mean {near[0]}?" if near else "see `launch.py list`")
-        )
+        near = [one for one in RECIPES if name and one.startswith(name)]
+        near = near or difflib.get_close_matches(name, RECIPES, n=1, cutoff=0.4)
+        hint = f"did you mean {near[0]}?" if near else "see `launch.py list`"
+        if len(near) > 1:
+            hint = f"it is the beginning of {', '.join(near)}"
+        raise ConfigError(f"unknown recipe {name}: {hint}")
     recipe = placed(RECIPES[name]())
     if recipe.name != name:
         raise ConfigError(f"recipe {name} calls itself {recipe.name}: make the two agree in recipes/presets")

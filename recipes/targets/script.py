@@ -241,6 +241,12 @@ def driver_check(recipe: Recipe, code: int = EXIT_CONFIG) -> str:
     return f". trainer/driver.sh {code} {recipe.budget.max_losses}\n" if recipe.environment == "gpu" else ""
 
 
+def needed(recipe: Recipe) -> str:
+    """Leaves a machine that samples where its run is over, in seconds; for every shell of its task."""
+    run = recipe.config.fleet.run
+    return f"needed {recipe.environment} {word(run)}\n" if recipe.kind == "sample" else ""
+
+
 def setup_commands(
     recipe: Recipe,
     bad_driver: int = EXIT_CONFIG,
@@ -266,7 +272,9 @@ def setup_commands(
         command = " ".join([python, "-m", step.module, *map(word, step.args)])
         done = word(step.creates)
         lines.append(f"step {done} {command}" if prepare else f"await {done}")
-    if recipe.steps and not begun:
+    if recipe.kind == "sample":
+        lines.insert(0, needed(recipe).rstrip("\n"))
+    if (recipe.steps or recipe.kind == "sample") and not begun:
         lines.insert(0, f". {TASK}")
     return "\n".join(lines) + "\n"
 

@@ -95,7 +95,7 @@ def render(recipe: Recipe, target: str) -> dict[str, str]:
     )
     task["setup"] = begin + script.setup_commands(recipe, EXIT_PREFLIGHT)
     check = script.driver_check(recipe, EXIT_PREFLIGHT)
-    ready = check + script.write_config(recipe) + script.keep_commands(recipe)
+    ready = script.needed(recipe) + check + script.write_config(recipe) + script.keep_commands(recipe)
     task["run"] = begin + ready + f"exec {script.node_command(recipe, '0.0.0.0')}\n"
     name = f"{recipe.name}.yaml"
     files = {name: to_yaml(task, _head(recipe, target, f"recipes/generated/{target}/{name}"))}

@@ -3,6 +3,8 @@ budget."""
 
 import hashlib
 import json
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +23,7 @@ from trainer.exit_codes import (
     EXIT_FENCED,
     EXIT_GAVE_UP,
     EXIT_NODE_LOST,
+    EXIT_OK,
     EXIT_PREEMPTED,
     EXIT_PREFLIGHT,
     EXIT_RAY,
@@ -302,6 +305,29 @@ def test_whether_a_run_is_alive(record, monkeypatch):
         assert record.alive() is None, "silent for too long"
     record.close(taken, EXIT_PREEMPTED, "", 0)
     assert record.alive() is None
+
+
+def test_whether_a_run_is_over(record):
+    """As a machine asks that may come late to it, before it installs anything."""
+    assert record.over() == "" == record.over("monday")
+    first = record.take(0, "monday")
+    assert record.over("monday") == ""
+    record.close(first, EXIT_PREEMPTED, "", 0)
+    assert record.over("monday") == "", "its platform starts it again"
+    record.close(record.take(3, "monday"), EXIT_OK, "", 6)
+    assert record.over("monday") == record.over() == "the run has reached its last step"
+    assert record.over("tuesday") == "", "it is to sample for a launch that has not begun"
+    again = record.take(6, "tuesday")
+    assert record.over("tuesday") == record.over("monday") == ""
+    record.close(again, EXIT_CONFIG, "no such option", 6)
+    assert record.over("tuesday") == record.over() == "no such option"
+
+
+def test_asking_whether_a_run_is_over_takes_no_training_stack():
+    heavy = "{'numpy', 'torch', 'ray', 'transformers', 'vllm'}"
+    asks = f"import sys, trainer.fleet.over; print({heavy} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", asks], capture_output=True, text=True)
+    assert done.stdout == "set()\n", done.stdout + done.stderr
 
 
 def test_the_desk_asks_the_record(tmp_path, capsys):

@@ -10,7 +10,8 @@ import threading
 
 import pytest
 
-from tests.fleet.jobs import FleetJob, assert_same_run, other_ranks, wait_for
+from tests.families import VISION
+from tests.fleet.jobs import FleetJob, assert_same_run, other_ranks, rollouts, wait_for
 from tests.loops.jobs import REWARD, Job
 from tests.servers import rclone
 from trainer.config import RunConfig, override
@@ -109,6 +110,53 @@ def test_a_run_fed_by_workers_is_the_colocated_run(run_config, tmp_path, dtype, 
         last = read_history(job.run_dir)[-1]
         assert last["fleet/units"] >= 2 * STEPS and last["fleet/forged"] > 0 and last["fleet/refused"] == 0
         assert "the run has reached its last step" in job.workers["w1"].said()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "family, dtype, replays, ahead",
+    [
+        ("qwen3_moe", "fp32", True, 0),
+        pytest.param("qwen3_moe", "fp32", False, 0, marks=pytest.mark.long),
+        pytest.param("qwen3_moe", "bf16", True, 0, marks=pytest.mark.long),
+        pytest.param("qwen3_vl_moe", "fp32", True, 1, marks=pytest.mark.long),
+    ],
+)
+def test_a_mixture_of_experts_fed_by_workers_is_the_colocated_run(
+    run_config, tmp_path, family_model, text_dataset, family, dtype, replays, ahead
+):
+    """Two workers, of which one is killed in step 2. replays: whether the update goes through the experts
+    that the workers' engines chose; with steps ahead these are the choices of older weights."""
+    options = [
+        f"model.path={family_model(family)}",
+        f"model.dtype={dtype}",
+        f"algorithm.routing_replay={replays}",
+        f"rollout.staleness={ahead}",
+        f"optimizer.learning_rate={'1e-4' if dtype == 'bf16' else '1e-3'}",
+    ]
+    if family not in VISION:
+        options += [f"data.path={text_dataset}", "evaluation.every_steps=0"]
+    job = FleetJob(run_config("fleet", *options), tmp_path / "fleet", str(tmp_path / "stored"))
+    try:
+        first, _ = job.add_worker("w0"), job.add_worker("w1")
+        job.start()
+        job.until(lambda: job.in_phase("wait", 2), 600)
+        first.signal(signal.SIGKILL)
+        job.finish()
+    finally:
+        job.kill()
+        job.end_workers()
+    colocated = Job(run_config("colocated", *options), tmp_path / "colocated").start()
+    try:
+        assert colocated.wait(900) == 0, colocated.tail()
+    finally:
+        colocated.kill()
+    assert_same_run(colocated, job, but=("mismatch/",) if ahead else ())
+    assert read_history(job.run_dir)[-1]["fleet/refused"] == 0
+    logged = rollouts(job).values()
+    assert [replays] * STEPS == ["routes" in arrays for arrays in logged]
+    rerouted = "staleness/rerouted_fraction" if ahead else "mismatch/rerouted_fraction"
+    assert [replays] * STEPS == [rerouted in line for line in job.metrics() if line["step"]]
 
 
 @pytest.mark.slow

@@ -207,6 +207,34 @@ def test_the_launch_that_a_machine_was_started_with_may_be_in_a_queue_for_longer
     assert over() == ""
 
 
+def test_a_launcher_speaks_for_a_trainer_that_starts_for_a_stated_time(asked):
+    """An hour of its marks counts; then `fleet.idle_s` ends the wait. A new attempt begins anew."""
+    _, objects, record = asked
+    now = 0.0
+    following = Following(objects, record, "w", lambda: now)
+
+    def silent_s(at: float, marked: int | None = None, epoch: int = 1) -> float:
+        nonlocal now
+        now = at
+        if marked is not None:
+            record.write(f"{epoch:08d}.beat", {"name": "", "unix_s": marked})
+        following.newest()
+        return following.silent_s()
+
+    assert silent_s(600) == 600, "no attempt yet"
+    attempt(record, 1, "a")
+    assert silent_s(700) == 0 and silent_s(900) == 200, "started by hand it has no launcher"
+    assert silent_s(1000, 1) == 0 and silent_s(1100) == 100, "the mark of before says nothing new"
+    assert silent_s(1200, 2) == 0 and silent_s(700 + 3590, 3) == 0
+    assert silent_s(700 + 3610, 4) == 20 and silent_s(700 + 4500, 5) == 910
+    second = attempt(record, 2, "a")
+    assert silent_s(5300) == 0 and silent_s(5400, 1, epoch=2) == 0
+    head(objects, second, 1)
+    assert silent_s(5500, 2, epoch=2) == 100, "from here on its head speaks for itself"
+    following.look()
+    assert silent_s(5500) == 0
+
+
 def test_what_an_earlier_launch_came_to_is_not_this_one_s_end(asked, tmp_path, monkeypatch):
     _, objects, record = asked
     attempt(record, 1, "old")

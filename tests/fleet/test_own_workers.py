@@ -162,6 +162,14 @@ def test_what_cannot_be_split_is_refused(options, sentence):
         resolve("grpo-qwen2.5-vl-7b-mathv60k", [*SPLIT, *options])
 
 
+def test_a_loop_without_a_launcher_refuses_workers_that_nobody_starts(run_config, tmp_path):  # noqa: F811
+    """It would wait for them for `fleet.wait_s`, and be started again by nobody."""
+    fleet = ["fleet.workers=only", "fleet.gpus_per_node=1", f"checkpoint.remote={tmp_path / 'stored'}"]
+    job = Job(run_config("split", *fleet), tmp_path / "split", {"SPOTRL_FLEET_KEY": KEY}).start()
+    assert job.wait(120) == EXIT_CONFIG
+    assert "`python -m trainer.node --config FILE`, or set fleet.gpus_per_node to 0" in job.tail()
+
+
 def worker_of(job: Job) -> psutil.Process:
     """The worker's process, which its machine has started."""
     (found,) = [

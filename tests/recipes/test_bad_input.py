@@ -10,6 +10,7 @@ from recipes.drivers import launching
 
 BAD = [
     (["up", "grpo-qwen2.5-vl-7b-mathv60"], "did you mean grpo-qwen2.5-vl-7b-mathv60k?"),
+    (["up", "grpo-qwen2.5-vl-7b"], "it is the beginning of grpo-qwen2.5-vl-7b-mathv60k, grpo-"),
     (["up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "skypilot-oci"], "unknown target skypilot-oci"),
     (
         ["up", "grpo-qwen2.5-vl-7b-mathv60k", "--set", "cluster.gpu=H1000"],

@@ -11,7 +11,8 @@ from recipes import cli, fleet_table
 from recipes.plan import cost, decode_slots, fleet_cost, memory, passes
 from recipes.plan.fleet_cost import FleetRow, Fleets
 from recipes.presets import get, resolve
-from recipes.spec import SampleGroup, override
+from recipes.spec import SampleGroup, override, validate
+from trainer.config import ConfigError
 from trainer.config.budget import trained
 
 ONE, BIG = "grpo-qwen2.5-vl-7b-mathv60k", "grpo-qwen2.5-vl-72b-mathv60k"
@@ -82,21 +83,50 @@ def test_egress_is_the_stores_price_and_nothing_in_its_own_cloud():
     by_store = {}
     for bucket in ("s3://mine", "gs://mine", "r2://mine", ""):
         stored = override(recipe, [f"storage.bucket={bucket}"])
-        by_store[bucket] = replace(row, egress_per_gb=fleet_cost.egress_per_gb(stored, far)).egress_usd
+        by_store[bucket] = replace(row, egress_per_gb=fleet_cost.egress_per_gb(stored, far.target)).egress_usd
     expected = {"s3://mine": 0.0349, "gs://mine": 0.0466, "r2://mine": 0.0, "": 0.0349}
     assert by_store == pytest.approx(expected, rel=0.01)
-    assert (
-        fleet_cost.egress_per_gb(
-            override(recipe, ["storage.bucket=s3://a"]), replace(far, target="skypilot-aws")
-        )
-        == 0
-    )
-    assert (
-        fleet_cost.egress_per_gb(
-            override(recipe, ["storage.bucket=s3://a"]), replace(far, target="skypilot-gcp")
-        )
-        > 0
-    )
+    on_s3 = override(recipe, ["storage.bucket=s3://a"])
+    assert fleet_cost.egress_per_gb(on_s3, "skypilot-aws") == 0
+    assert fleet_cost.egress_per_gb(on_s3, "skypilot-gcp") > 0
+
+
+REPLAY = ["algorithm.routing_replay=true", "rollout.tensor_parallel=1"]
+"""An engine of one GPU leaves no room for a learner of 30B-A3B beside it."""
+
+
+def test_chosen_experts_of_a_step_are_counted_once_for_a_prompt():
+    recipe = override(get("grpo-qwen3-vl-30b-a3b-mathv60k"), ["fleet.workers=only", *REPLAY])
+    need = memory.plan(recipe)
+    step = passes.of_step(recipe, need.shape)
+    prompts = {length.prompt: length.prompt_tokens for length in step.lengths}
+    tokens = sum(prompts.values()) + sum(length.completion_tokens for length in step.lengths)
+    assert len(prompts) == recipe.config.rollout.prompts_per_step
+    assert passes.experts_bytes(recipe.config, need.shape, step.lengths) == tokens * 48 * 8
+    without = override(recipe, ["algorithm.routing_replay=false"])
+    assert passes.experts_bytes(without.config, need.shape, step.lengths) == 0
+    worker = kind(recipe, "H200")
+    slower = fleet_cost.unit_seconds(worker, need.shape, step, 64)
+    plain = replace(worker, recipe=override(worker.recipe, ["algorithm.routing_replay=false"]))
+    faster = fleet_cost.unit_seconds(plain, need.shape, step, 64)
+    assert sum(slower) - sum(faster) == pytest.approx(2 * tokens * 384 / 125e6)
+
+
+def test_a_recipe_whose_machines_hold_no_engine_is_planned_with_workers_alone(capsys):
+    name = "grpo-qwen3-vl-30b-a3b-mathv60k"
+    options = [word for one in REPLAY for word in ("--set", one)]
+    for workers in ("off", "only"):
+        cli.main(["plan", name, "--fleet", *options, "--set", f"fleet.workers={workers}"])
+        said = " ".join(capsys.readouterr().out.split())
+        assert "gain: without workers no engine fits" in said and " none " not in said
+        assert "beside the samples, and their egress and seconds are counted" in said
+        assert "2xL40S" not in said, "an engine of two GPUs cannot say which experts it chose"
+
+
+def test_a_second_group_whose_engines_cannot_say_what_they_chose_is_refused():
+    changes = ["fleet.workers=only", *REPLAY, "sample.gpus_per_node=2", "sample.tensor_parallel=2"]
+    with pytest.raises(ConfigError, match="set sample.tensor_parallel to 1"):
+        validate(override(get("grpo-qwen3-vl-30b-a3b-mathv60k"), changes))
 
 
 def test_dollars_of_a_step_by_hand():
@@ -105,6 +135,8 @@ def test_dollars_of_a_step_by_hand():
     worker = replace(kind(recipe, "L40S"), usd_per_hour=1.0)
     row = FleetRow(offer, 8, 30.0, worker, 2, 1, patch_bytes=1e8, egress_per_gb=0.09)
     assert row.usd == pytest.approx(12 * 30 / 3600 + 2 * 0.1 * 0.09)
+    routed = replace(row, experts_bytes=2e9, experts_per_gb=0.05)
+    assert routed.usd == pytest.approx(row.usd + 2 * 0.05)
     assert FleetRow(offer, 8, 30.0).usd == pytest.approx(10 * 30 / 3600)
 
 

@@ -12,6 +12,7 @@ from test_fleet_launch import SEVEN, UP, called, workers
 
 from recipes import run_record
 from recipes.drivers import platform_state, worker_sight
+from recipes.run_record import RunRecord
 from trainer import config as configuration
 from trainer.config import RunConfig
 
@@ -88,6 +89,39 @@ def test_what_the_trainers_own_engines_sampled_is_not_the_workers():
     assert worker_sight.usd_per_1000(rows, [("L40S", 3.6)], 512, 100.0) == {
         "L40S": pytest.approx(0.1 / 0.128)
     }
+
+
+def test_dollars_of_a_thousand_samples_of_the_run_s_own_gpus(elsewhere):
+    """Two of eight GPUs of each node sample: a quarter of what the run costs. In `status` while it runs, in
+    the report afterwards."""
+    split = ["fleet.workers=only", "fleet.gpus_per_node=2", "rollout.tensor_parallel=1", "cluster.gpu=H100"]
+    own = RunRecord(run_id="mine", recipe=SEVEN, target="skypilot-runpod", confirmed=True, overrides=split)
+    replace(own, usd_per_hour=16.0, started_s=time.time() - 1800).save()
+    folder = run_record.RUNS / "mine"
+    (folder / "config.yaml").write_text(configuration.dump(RunConfig()))
+    sampled = '"fleet/sampled_NVIDIA-H100-80GB-HBM3": 512, "time/step_s": 90.0'
+    (folder / "metrics.jsonl").write_text(f'{{"step": 1, {sampled}}}\n{{"step": 2, {sampled}}}\n')
+    samples = RunConfig().samples_per_step
+    a_step = 16 / 4 * 90 / 3600
+    assert worker_sight.lines("mine") == [
+        f"1,000 samples from H100: ${1000 * a_step / samples:.3f}, idle time included"
+    ]
+    whole = worker_sight.usd_per_1000_of("mine", folder)
+    assert whole == {"H100": pytest.approx(1000 * 16 / 4 / 2 / (2 * samples), rel=0.01)}
+
+
+def test_status_names_the_workers_that_outlive_their_run(capsys, monkeypatch, tmp_path):
+    """Their job may still look for a machine."""
+    stand_in(tmp_path, monkeypatch, "sky", "exit 0")
+    run(capsys, *UP, "--target", "skypilot-runpod", "--fleet", "1xL40S:spot")
+    name = workers().run_id
+    mine = {"job_id": 1, "job_name": "mine", "status": "SUCCEEDED", "recovery_count": 0}
+    for status, left in (("STARTING", True), ("SUCCEEDED", False)):
+        theirs = mine | {"job_id": 2, "job_name": f"{name}", "status": status}
+        stand_in(tmp_path, monkeypatch, "sky", f"echo '{json.dumps([mine, theirs])}'")
+        said = run(capsys, "status", "mine")[1]
+        assert (f"mine has ended, and {name} may still rent machines" in said) == left, said
+        assert ("`launch.py down mine` ends them now" in said) == left
 
 
 def test_dollars_of_a_thousand_samples_of_a_whole_run_are_in_its_report(capsys, monkeypatch, tmp_path):

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from recipes.plan import memory
+from recipes.plan import memory, sizing
 from recipes.presets import RECIPES, get
 from recipes.spec import override
 from tests.families import FAMILIES, VISION, loader
@@ -257,6 +257,15 @@ def test_cheapest_fix_is_the_cheapest_and_it_fixes(name, overrides, fix):
     assert memory.cheapest_fix(recipe) == fix
     after = memory.plan(override(recipe, fix))
     assert after and after.fits
+
+
+def test_the_longest_completions_that_fit_are_named_where_no_option_helps():
+    recipe = override(get("grpo-qwen2.5-vl-7b-mathv60k"), ["rollout.max_tokens=200000"])
+    longest = sizing.longest_completions(recipe)
+    assert f"--set rollout.max_tokens={longest}, the longest completions that fit" in sizing.advice(recipe)
+    for tokens, fits in ((longest, True), (longest + sizing.STEP_TOKENS, False)):
+        need = memory.plan(override(recipe, [f"rollout.max_tokens={tokens}"]))
+        assert need and need.fits == fits
 
 
 def test_offloading_moves_bytes_from_the_gpu_to_the_host():

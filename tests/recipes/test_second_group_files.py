@@ -22,7 +22,11 @@ from recipes.targets import restarts, script
 from recipes.targets.render import of_groups, render
 from tests.recipes.test_restarts import CODES, decisions
 from tests.recipes.test_targets import CHECK_DSTACK, CHECK_SKY, LAUNCH, needs_launch, shell_of
+from tests.servers import rclone
+from trainer.checkpoint.attempt import Attempts
 from trainer.config import ConfigError, RunConfig, from_dict, validate
+from trainer.exit_codes import EXIT_OK
+from trainer.storage.storage import Storage
 
 ROOT = Path(__file__).parents[2]
 ONE, BIG = "grpo-qwen2.5-vl-7b-mathv60k", "grpo-qwen2.5-vl-72b-mathv60k"
@@ -270,6 +274,34 @@ def test_a_machine_runs_the_program_on_a_configuration_of_its_own(checkout, targ
     assert "the id of the run is missing" in said
     code, said = ran(checkout, sampling_file(ONE, target), BUCKET="")
     assert "the bucket that checkpoints are pushed to is missing" in said
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """An S3 server, and the variables that open its bucket `bucket`."""
+    with rclone(tmp_path_factory.mktemp("store")) as server:
+        yield server.env | {"PYTHONPATH": str(ROOT), "BUCKET": "s3://bucket"}
+
+
+@pytest.mark.parametrize("target", ["skypilot-runpod", "dstack-runpod", "slurm", "pbs"])
+def test_a_machine_that_comes_when_its_run_is_over_installs_nothing(checkout, store, target):
+    """It ends with 0, which no platform starts again after. A run that may go on is sampled for."""
+    text = sampling_file(ONE, target, "storage.bucket=s3://bucket")
+    run = f"r-{target}"
+    record = Attempts(Storage(f"s3://bucket/{run}/attempts", env=os.environ | store))
+
+    def said() -> str:
+        code, out = ran(checkout, text, **store | {"RUN_ID": run, "SPOTRL_LAUNCH": "monday"})
+        assert code == 0, out
+        return out
+
+    assert "driver 2" in said(), "its trainer has not begun"
+    held = record.take(0, "monday")
+    assert "driver 2" in said()
+    record.close(held, EXIT_OK, "", 5)
+    over = said()
+    assert f"nothing to sample for {run}: the run has reached its last step" in over
+    assert "driver 2" not in over or target == "slurm", "Slurm's node looks too, in a shell of its own"
 
 
 @pytest.mark.parametrize("target", ["slurm", "pbs"])

@@ -207,10 +207,11 @@ def test_the_server_answers_who_has_the_key_and_ends_with_its_hours(family_model
 
 
 STARTS = """
-import os, subprocess, sys, time
+import os, signal, subprocess, sys, time
 from functools import partial
-from trainer.serve import end_with
-server = subprocess.Popen(["sleep", "300"], start_new_session=True, preexec_fn=partial(end_with, os.getpid()))
+from trainer.processes import end_with_parent
+ending = partial(end_with_parent, os.getpid(), signal.SIGTERM)
+server = subprocess.Popen(["sleep", "300"], start_new_session=True, preexec_fn=ending)
 print(server.pid, flush=True)
 time.sleep(300)
 """

@@ -34,4 +34,5 @@ class Fleet:
     wait_s: float = within(600.0, above=0)
     """The trainer ends, to be started again, when it has waited this long without any worker."""
     idle_s: float = within(900.0, above=0)
-    """A worker ends itself when the trainer was silent for this long, so that no machine outlives its run."""
+    """A worker ends itself when the trainer, or its launcher while it starts, was silent for this long, so
+    that no machine outlives its run."""

@@ -227,20 +227,6 @@ def _refused_replay(c: RunConfig) -> list[tuple[bool, str]]:
             f"{key} replays what an engine chose, and method {c.method} has none: set {key} to false",
         ),
         (
-            replays and c.fleet.workers != "off",
-            (
-                f"{key} with fleet.workers {c.fleet.workers}: rollout workers have not been run with experts;"
-                f" set fleet.workers to off, or {key} to false"
-            ),
-        ),
-        (
-            replays and c.rollout.staleness > 0,
-            (
-                f"{key} with rollout.staleness {c.rollout.staleness}: the choices would be those of older"
-                f" weights, which has not been run; set rollout.staleness to 0, or {key} to false"
-            ),
-        ),
-        (
             replays and c.placement.device == "cuda" and not c.rollout.prefix_caching,
             f"{key} needs rollout.prefix_caching, with which vLLM keeps its choices: set it to true",
         ),

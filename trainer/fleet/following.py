@@ -21,6 +21,9 @@ NEWER_S = 15.0
 AWAITED_S = 3600.0
 """Seconds that a worker waits at least for the launch of the run that it was started with: that may still be
 in its platform's queue."""
+START_S = 3600.0
+"""Seconds for which the marks of an attempt's launcher count as word of its trainer, before the head of that
+speaks: a large model takes long to fetch and to load."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,10 @@ class Following:
         self._looked = -math.inf
         self._serial = -1
         self._heard = clock()
+        self._starting: tuple[str, float] = ("", 0.0)
+        """The newest attempt where its head has not spoken, and when this worker saw it first."""
+        self._mark: dict[str, Any] | None = None
+        """The newest mark of its launcher."""
 
     def about(self) -> dict[str, Any] | None:
         """What the head of the newest attempt said of the run; None before it has. Call it after
@@ -69,7 +76,7 @@ class Following:
         return self._signed(keys.about_key(self.attempt)) if self.attempt else None
 
     def silent_s(self) -> float:
-        """Seconds for which no head has said anything new."""
+        """Seconds for which no head has said anything new, nor the launcher of one that starts."""
         return self._clock() - self._heard
 
     def listen(self) -> None:
@@ -96,7 +103,7 @@ class Following:
         while epoch and self.record.read(epoch + 1) is not None:
             epoch += 1
         mine = self.record.read(epoch) if epoch else None
-        if self._awaited and self._has_begun(epoch):
+        if self._awaited and self.record.has_begun(self._awaited, epoch):
             self._awaited = ""
             self._heard = self._clock()
         if mine is None or self._awaited:
@@ -108,18 +115,24 @@ class Following:
         # an attempt that found no step left to train has a head, which says so, and no more
         if self._signed(keys.about_key(mine["name"])) or self._signed(keys.head_key(mine["name"])):
             self._epoch = epoch
+            self._starting = ("", 0.0)
             if self.attempt != mine["name"]:
                 self.attempt = mine["name"]
                 self._serial = -1
+        else:
+            self._hear_launcher(epoch, mine["name"])
         return self.attempt
 
-    def _has_begun(self, epoch: int) -> bool:
-        """Whether the awaited launch has begun, be it before a later one that went on from it."""
-        for number in range(epoch, 0, -1):
-            attempt = self.record.read(number)
-            if attempt is not None and attempt["launch"] == self._awaited:
-                return True
-        return False
+    def _hear_launcher(self, epoch: int, name: str) -> None:
+        """Hears the launcher of an attempt whose head has not spoken. A trainer that was started by hand has
+        none."""
+        if self._starting[0] != name:
+            self._starting, self._mark = (name, self._clock()), None
+            self._heard = self._clock()
+        mark = self.record.mark(epoch)
+        if mark != self._mark and self._clock() - self._starting[1] < START_S:
+            self._heard = self._clock()
+        self._mark = mark
 
     def look(self) -> Seen | None:
         """The head and this worker's mail; None where there is no head yet."""

@@ -33,7 +33,8 @@ from trainer.fleet.objects import Anchor, Objects, first_lineage, next_lineage, 
 from trainer.fleet.packages import packages
 from trainer.fleet.publish import PublisherPart
 from trainer.fleet.units import RolloutUnit
-from trainer.fleet.verify import AskedUnit
+from trainer.fleet.verify import AskedUnit, Routers
+from trainer.hardware import model_shapes
 from trainer.learning.distributed import RankWeights
 from trainer.ranks.ranks import Ranks
 from trainer.sampling.sampler import Ask, SampledGroups
@@ -134,13 +135,17 @@ class FleetSampler:
             found = self._datasets[splits[split]][row]
             return self.prompter.token_ids(found), len(found.images)
 
-        text_config = self.prompter.hf_config.get_text_config()
+        shape = model_shapes.from_config(self.prompter.hf_config.to_dict())
+        routers = None
+        if shape.experts:
+            routers = Routers(shape.layers, shape.experts.count, shape.experts.active)
         return AskedUnit(
-            vocabulary=text_config.vocab_size,
+            vocabulary=shape.vocabulary,
             ends=self.prompter.end_token_ids(),
             banned=self.prompter.banned_token_ids(),
             prompt_ids=lambda split, row: row_facts(split, row)[0],
             images=lambda split, row: row_facts(split, row)[1],
+            routers=routers,
         )
 
     # --- weights out ----------------------------------------------------------------------------------------
@@ -289,6 +294,7 @@ class FleetSampler:
             temperature=ask.temperature,
             top_p=ask.top_p,
             max_tokens=ask.max_tokens,
+            with_routes=self.config.algorithm.routing_replay and ask.kind != "eval",
         )
 
     def _await_probes(self) -> None:

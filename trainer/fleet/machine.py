@@ -26,7 +26,7 @@ from trainer.errors import StorageError
 from trainer.exit_codes import EXIT_CONFIG, EXIT_OK, EXIT_PREEMPTED
 from trainer.fleet.following import Following
 from trainer.fleet.objects import Objects, secret
-from trainer.fleet.other_ranks import end_with
+from trainer.processes import end_with_parent
 from trainer.storage.attempt_record import AttemptRecord
 from trainer.storage.storage import Storage
 
@@ -62,7 +62,9 @@ class WorkerOnMachine:
         self.process = subprocess.Popen(
             self._command,
             env=os.environ | self._env,
-            preexec_fn=partial(end_with, os.getpid()),  # a machine's next start would find its GPUs taken
+            preexec_fn=partial(
+                end_with_parent, os.getpid()
+            ),  # a machine's next start would find its GPUs taken
         )
 
     @property

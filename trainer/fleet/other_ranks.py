@@ -8,10 +8,8 @@ go on ends, and then the worker does.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -22,9 +20,9 @@ from typing import Any
 
 from trainer import config as configuration
 from trainer.config import RunConfig
-from trainer.exit_codes import EXIT_ERROR, EXIT_NODE_LOST
+from trainer.exit_codes import EXIT_NODE_LOST
+from trainer.processes import end_with_parent
 
-PR_SET_PDEATHSIG = 1
 ON_ONE_MACHINE = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 """Ranks of an engine are on one machine, whose network has no need to reach them."""
 
@@ -50,7 +48,7 @@ class OtherRanks:
         process = subprocess.Popen(
             [*command, "--rank", str(rank)],
             stdin=subprocess.PIPE,
-            preexec_fn=partial(end_with, os.getpid()),
+            preexec_fn=partial(end_with_parent, os.getpid()),
         )
         self._processes.append(process)
         threading.Thread(target=self._watch, args=(rank, process), name=f"rank {rank}", daemon=True).start()
@@ -68,10 +66,3 @@ class OtherRanks:
             with contextlib.suppress(BrokenPipeError):  # it has ended, and its watcher says so
                 process.stdin.write(line)
                 process.stdin.flush()
-
-
-def end_with(parent: int) -> None:
-    """In a new process: the kernel kills it when the parent is gone, however that ended."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(EXIT_ERROR)

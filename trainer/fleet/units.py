@@ -36,6 +36,8 @@ class RolloutUnit:
     temperature: float
     top_p: float
     max_tokens: int
+    with_routes: bool = False
+    """Whether its samples have the experts that the engine chose, which the policy is to use."""
 
     @property
     def cost(self) -> float:

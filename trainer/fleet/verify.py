@@ -21,6 +21,17 @@ LEAST_LOGPROB = -1e4
 
 
 @dataclass(frozen=True)
+class Routers:
+    """What a model's routers choose for a token."""
+
+    layers: int
+    experts: int
+    """Experts of a layer."""
+    active: int
+    """Those of them that compute a token."""
+
+
+@dataclass(frozen=True)
 class AskedUnit:
     """What the head knows of the model and of its rows."""
 
@@ -33,6 +44,8 @@ class AskedUnit:
     """(split, row) -> token ids of the row's prompt."""
     images: Callable[[str, int], int]
     """(split, row) -> images of the row."""
+    routers: Routers | None = None
+    """None: the model has no experts."""
 
 
 def refusal(unit: RolloutUnit, turn: int, worker: str, sampled: Sampled, expected: AskedUnit) -> str:
@@ -77,7 +90,7 @@ def _trace(unit: RolloutUnit, row: int, trace: Trace, expected: AskedUnit) -> st
         return "its images are not those of the row"
     if not np.array_equal(trace.learned, np.arange(trace.shared, len(trace.tokens))):
         return "what is learned is not the whole completion"
-    return _completion(unit, trace, expected) or _logprobs(trace)
+    return _completion(unit, trace, expected) or _logprobs(trace) or _routes(unit, trace, expected.routers)
 
 
 def _completion(unit: RolloutUnit, trace: Trace, expected: AskedUnit) -> str:
@@ -123,4 +136,25 @@ def _logprobs(trace: Trace) -> str:
         return f"a log-probability is {highest:.3g}, above 0"
     if lowest < LEAST_LOGPROB:
         return f"a log-probability is {lowest:.3g}, which no sampled token has"
+    return ""
+
+
+def _routes(unit: RolloutUnit, trace: Trace, routers: Routers | None) -> str:
+    """What is wrong with the experts that the engine chose, [tokens - 1, layers, experts of a token]."""
+    routes = trace.routes
+    if not unit.with_routes:
+        return "" if routes is None else "it says which experts computed its tokens, which was not asked"
+    if routes is None or routers is None:
+        return "it does not say which experts computed its tokens (algorithm.routing_replay)"
+    shape = len(trace.tokens) - 1, routers.layers, routers.active
+    if routes.shape != shape:
+        return f"its experts have the shape {routes.shape}, not {shape}: tokens, layers, experts of a token"
+    dtype = "uint8" if routers.experts <= 256 else "uint16"
+    if routes.dtype != dtype:
+        return f"its experts are numbers of type {routes.dtype}, not {dtype}"
+    if routes.size and routes.max() >= routers.experts:
+        return f"it went through expert {routes.max()} of a layer, which has {routers.experts}"
+    ordered = np.sort(routes, axis=-1)
+    if (ordered[..., 1:] == ordered[..., :-1]).any():
+        return "a token of it went through one expert twice"
     return ""

@@ -28,7 +28,7 @@ from trainer.exit_codes import (
 )
 from trainer.node.launch import ray_client
 from trainer.node.preflight.precheck import precheck
-from trainer.node.watch.run_lock import die_with_launcher
+from trainer.node.watch.run_lock import LAUNCHER_VARIABLE, die_with_launcher
 from trainer.observe import beacon
 from trainer.ranks import torchrun
 from trainer.ranks.ranks import Ranks
@@ -73,6 +73,7 @@ def _run(train: Any, total_updates: Any, path: str, overrides: list[str]) -> int
         beacon.start_driver()
         precheck(config)
         check_device(config)
+        check_launcher(config)
         die_with_launcher()
         if ranks is None:
             connect(config)
@@ -148,6 +149,18 @@ def check_device(config: RunConfig) -> None:
         raise ConfigError(
             f"placement.device is cuda and torch sees no GPU: install a driver for CUDA {torch.version.cuda}"
             " or newer (nvidia-smi shows which the one here is for), or set placement.device=cpu"
+        )
+
+
+def check_launcher(config: RunConfig) -> None:
+    """Raises ConfigError where nothing has started the workers of `fleet.gpus_per_node`, for which the run
+    would wait."""
+    own = config.fleet.gpus_per_node
+    if own and LAUNCHER_VARIABLE not in os.environ:
+        raise ConfigError(
+            f"fleet.gpus_per_node is {own}, and a node's launcher alone starts these workers: start the run"
+            " with `python -m trainer.node --config FILE`, or set fleet.gpus_per_node to 0 and start"
+            " `python -m trainer.fleet.worker` yourself"
         )
 
 

@@ -164,6 +164,10 @@ NAMES: dict[str, Name] = {
     "staleness/corrected_fraction": Name(
         "fraction", "Share of tokens whose correction was truncated or masked."
     ),
+    "staleness/rerouted_fraction": Name(
+        "fraction",
+        "With `rollout.staleness`: as `mismatch/rerouted_fraction`, with older weights in the engine.",
+    ),
     # --- the completions
     "tokens/prompt_mean": Name("tokens", "Mean prompt length, image tokens included."),
     "tokens/prompt_max": Name("tokens", "Longest prompt."),
@@ -214,7 +218,9 @@ NAMES: dict[str, Name] = {
         "tokens/s", "Completion tokens per second of `time/rollout_s`, all engines."
     ),
     "perf/train_tokens_per_s": Name("tokens/s", "All tokens per second of `time/update_s`, all ranks."),
-    "perf/tokens_per_s_per_gpu": Name("tokens/s", "All tokens per second of the whole step, per rank."),
+    "perf/tokens_per_s_per_gpu": Name(
+        "tokens/s", "All tokens per second of the whole step, per GPU of the run's own nodes."
+    ),
     "perf/mfu_train": Name(
         "fraction", "FLOPs of the update / peak of the GPUs (trainer/hardware/flops.py); absent if unknown."
     ),

@@ -57,13 +57,15 @@ def describe(traces: Sequence[Trace], outcomes: Sequence[Outcome]) -> dict[str, 
     }
 
 
-def throughput(stats: dict[str, float], times: dict[str, float], world_size: int) -> dict[str, float]:
-    """Tokens per second: completions in the rollout, all tokens in the update and in the whole step per
-    rank."""
+def throughput(stats: dict[str, float], times: dict[str, float], gpus: int) -> dict[str, float]:
+    """Tokens per second: completions in the rollout, all tokens in the update and in the whole step per GPU.
+
+    gpus: of the run's own nodes, those that only sample among them; processes, on CPU.
+    """
     total = stats.get("tokens/step", 0.0)
     prompt = stats.get("tokens/prompt_mean", 0.0)
     completion = stats.get("tokens/response_mean", 0.0)
-    out = {"perf/tokens_per_s_per_gpu": total / times["time/step_s"] / world_size}
+    out = {"perf/tokens_per_s_per_gpu": total / times["time/step_s"] / gpus}
     if times.get("time/rollout_s") and prompt + completion:
         out["perf/rollout_tokens_per_s"] = (
             total * completion / (prompt + completion) / times["time/rollout_s"]

@@ -5,17 +5,15 @@
 The last two are empty or say what the process loads before its first task.
 
 Tasks and results are JSON messages over the connection FD. When the trainer dies, even by SIGKILL in
-the middle of a task, the kernel kills this process (PR_SET_PDEATHSIG).
+the middle of a task, the kernel kills this process.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib.util
 import json
 import math
-import os
 import resource
 import signal
 import sys
@@ -24,7 +22,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-_PR_SET_PDEATHSIG = 1
+from trainer.processes import end_with_parent
 
 UserFunction = Callable[[str, str, str], Any]
 
@@ -113,10 +111,9 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     descriptor, parent, memory_bytes, user_function, task_packages = sys.argv[1:]
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() == int(parent):
-        with contextlib.suppress(EOFError, OSError):
-            work(Connection(int(descriptor)), int(memory_bytes), user_function, task_packages)
+    end_with_parent(int(parent))
+    with contextlib.suppress(EOFError, OSError):
+        work(Connection(int(descriptor)), int(memory_bytes), user_function, task_packages)
 
 
 if __name__ == "__main__":

@@ -376,7 +376,8 @@ class Session:
         self.saving.stepped(times["time/step_s"])
         # the loop's own before an evaluation's
         stats = self.rewards.stats() | stats | {"data/left_out": self.left_out}
-        stats |= throughput(stats, times, self.config.placement.world_size) | times
+        gpus = self.config.placement.nodes * self.config.processes_per_node
+        stats |= throughput(stats, times, gpus) | times
         stats |= self.checkpoints.metrics() | self.rollouts.metrics()
         if self.config.fleet.workers != "off":
             stats |= self.fleet.metrics()

@@ -19,6 +19,7 @@ from collections.abc import Collection
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
+from trainer.exit_codes import EXIT_OK
 from trainer.storage.storage import Storage
 
 BEAT_S = 60.0
@@ -93,7 +94,7 @@ class AttemptRecord:
                 break
         else:
             return None
-        beat = self.content(f"{epoch:08d}.beat") if f"{epoch:08d}.beat.json" in names else None
+        beat = self.mark(epoch) if f"{epoch:08d}.beat.json" in names else None
         final = self.content("final") if "final.json" in names else None
         over = final is not None and final["launch"] == attempt.launch
         return Newest(
@@ -111,6 +112,25 @@ class AttemptRecord:
         """The newest attempt if it is alive: ask before a second launch."""
         newest = self.newest()
         return newest.attempt if newest and newest.alive else None
+
+    def has_begun(self, launch: str, newest: int) -> bool:
+        """Whether an attempt of a launch has begun, be it before a later launch that went on from it. newest:
+        epoch of the newest attempt, 0 before the first."""
+        for epoch in range(newest, 0, -1):
+            attempt = self.read(epoch)
+            if attempt is not None and attempt["launch"] == launch:
+                return True
+        return False
+
+    def over(self, awaited: str = "") -> str:
+        """Why the run needs no machine any more; empty while it may. awaited: a launch that may still be in a
+        queue: what an earlier one came to says nothing of it."""
+        newest = self.newest()
+        if newest is None or (awaited and not self.has_begun(awaited, newest.attempt.epoch)):
+            return ""
+        if newest.attempt.code == EXIT_OK:
+            return "the run has reached its last step"
+        return newest.final or ""
 
     def past(self) -> list[Past]:
         """The attempts since the last that got further than the one before it, oldest first; the newest at
@@ -146,6 +166,10 @@ class AttemptRecord:
     def read(self, epoch: int) -> dict[str, Any] | None:
         """The record of an epoch, or None."""
         return self.content(f"{epoch:08d}")
+
+    def mark(self, epoch: int) -> dict[str, Any] | None:
+        """What the launcher of an epoch's attempt wrote last to say that it lives, or None."""
+        return self.content(f"{epoch:08d}.beat")
 
     def write(self, name: str, value: dict[str, Any]) -> None:
         """Writes one small object of the record."""

@@ -14,6 +14,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from trainer.config import RunConfig, by_model
@@ -275,7 +276,12 @@ class Launcher(ABC):
     ) -> Generator[subprocess.Popen[str]]:
         """A helper process in a session of its own, ended with the block or with this process."""
         process = subprocess.Popen(
-            command, env=env, cwd=ROOT, text=True, stdin=subprocess.DEVNULL, preexec_fn=session_of_its_own
+            command,
+            env=env,
+            cwd=ROOT,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            preexec_fn=partial(session_of_its_own, os.getpid()),
         )
         try:
             yield process

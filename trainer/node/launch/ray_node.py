@@ -23,12 +23,14 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import psutil
 
 from trainer.config import ConfigError
+from trainer.processes import end_with_parent
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -120,11 +122,11 @@ def _free_port() -> int:
         return s.getsockname()[1]
 
 
-def session_of_its_own() -> None:
-    """For a new child process: no signal of our terminal reaches it, and the kernel ends it if we are
-    killed."""
+def session_of_its_own(parent: int) -> None:
+    """For a new child process: no signal of our terminal reaches it, and the kernel ends it if we, its
+    parent, are killed."""
     os.setsid()
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+    end_with_parent(parent, signal.SIGTERM)
 
 
 def adopt_orphans() -> None:
@@ -245,7 +247,7 @@ class RayNode:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                preexec_fn=session_of_its_own,
+                preexec_fn=partial(session_of_its_own, os.getpid()),
             )
 
     def ready(self) -> bool:

@@ -1,0 +1,29 @@
+"""Whether a run is over: `python -m trainer.fleet.over BUCKET RUN`, which prints why, or nothing.
+
+A machine that is to sample for the run asks before anything large is installed or fetched: its job may have
+been looking for a machine until after the run's end. Needs an object-store client, and no key of the run.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from trainer.checkpoint.attempt import LAUNCH_VARIABLE
+from trainer.config.run_store import RunStore
+from trainer.storage.attempt_record import AttemptRecord
+from trainer.storage.command import exit_code
+from trainer.storage.probe import QUICK
+from trainer.storage.storage import Storage
+
+
+def ask(bucket: str, run_id: str) -> None:
+    """Prints why the run is over, if it is. Raises ConfigError, StorageError."""
+    store = RunStore.in_bucket(bucket, run_id)
+    why = AttemptRecord(Storage(store.attempts, retry=QUICK)).over(os.environ.get(LAUNCH_VARIABLE, ""))
+    if why:
+        print(why)
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(lambda: ask(sys.argv[1], sys.argv[2])))
