@@ -11,6 +11,7 @@ are sampled: what a fault looks like beside rounding.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import tempfile
@@ -27,11 +28,8 @@ from trainer.ranks.environment import environment
 
 OUT = Path(__file__).with_suffix(".json")
 DEPTHS = (2, 4, 8, 16, 24)
-CASES = [
-    *(("qwen3_5", layers, 64) for layers in DEPTHS),
-    *(("qwen3_5", 24, width) for width in (128, 256)),
-    *(("qwen3_vl", layers, 64) for layers in DEPTHS),
-]
+WIDE = (("qwen3_5", 24, 128), ("qwen3_5", 24, 256))
+CASES = [*itertools.product(("qwen3_5", "qwen3_vl"), DEPTHS, (64,)), *WIDE]
 """Family, layers and width."""
 SMOLLM2 = "smollm2-135m-instruct"
 
@@ -71,7 +69,9 @@ def main() -> None:
     result: dict[str, Any] = {"machine": f"{os.cpu_count()} CPU cores, {processor()}", "cases": []}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        shapes, arithmetic, trained = folder / "shapes", folder / "arithmetic", folder / SMOLLM2
+        shapes = folder / "shapes"
+        arithmetic = folder / "arithmetic"
+        trained = folder / SMOLLM2
         call("examples.demo.shapes", "--out", str(shapes))
         call("examples.pretrained.arithmetic", "--out", str(arithmetic))
         call("examples.pretrained.smollm2", "--out", str(trained))
