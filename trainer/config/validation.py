@@ -111,8 +111,9 @@ def _check_engines(c: RunConfig) -> None:
         )
     if c.rollout.expert_parallel and c.rollout.tensor_parallel == 1:
         raise ConfigError(
-            "rollout.expert_parallel deals experts to the GPUs of an engine, and rollout.tensor_parallel is 1:"
-            " set it to the GPUs of an engine, or rollout.expert_parallel to false"
+            "rollout.expert_parallel deals experts to the GPUs of an engine, and"
+            " rollout.tensor_parallel is 1: set it to the GPUs of an engine, or"
+            " rollout.expert_parallel to false"
         )
     engines = world // c.rollout.tensor_parallel
     if c.rollout.prompts_per_step % engines:
