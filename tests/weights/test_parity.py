@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from examples.demo.tiny_model import EXPERTS
-from tests.families import BOUNDS, FAMILIES, VISION, dtype, matrix
+from tests.families import BOUNDS, FAMILIES, VISION, dtype, matrix, replays
 from trainer.hardware import architectures
 
 QUICK = {("qwen2_5_vl", 2, 2, ""), ("qwen3_vl", 1, 1, ""), ("qwen3_5", 1, 1, "")}
@@ -29,6 +29,7 @@ def test_engine_agrees_with_policy(
         small_config,
         data=data,
         model=replace(small_config.model, path=str(family_model(family)), dtype=dtype(family)),
+        algorithm=replace(small_config.algorithm, routing_replay=replays(family)),
         placement=replace(small_config.placement, workers_per_node=world),
         rollout=replace(
             small_config.rollout,
