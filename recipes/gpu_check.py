@@ -54,9 +54,10 @@ class Check:
 
 BLOCKING = {"CUDA_LAUNCH_BLOCKING": "1"}
 """A wrong address then shows at the kernel that used it, not at the next read."""
-OTHER_MODES = "qwen3_vl or other_sleep or host_memory or moving"
+OTHER_MODES = "qwen3_vl or qwen3_5 or other_sleep or host_memory or moving"
 CHECKS = (
     Check("attention", "the packed kernel against plain attention, with gradients", "variable_length"),
+    Check("recurrence", "Qwen3.5's kernel against PyTorch, with gradients", "gated_delta"),
     Check("parity", "engine and policy agree in bf16, eager", "test_parity_in_bf16 and True"),
     Check("gradients", "packed gradients against padded ones", "packed_gradients"),
     Check("sleep", "memory given back, and no garbage behind it", "sleep_gives", BLOCKING),
@@ -66,7 +67,7 @@ CHECKS = (
     Check("rates", "3B: share of the peak, generating against bare vLLM, sync", "test_rates_of"),
     Check("decode", "seconds of a decode step, and the engine's workspace", "decode_step"),
     Check("process", "memory before the model, and of NCCL", "process_before or communicators"),
-    Check("modes", "Qwen3-VL, other sleep levels, states in host memory", OTHER_MODES),
+    Check("modes", "Qwen3-VL, Qwen3.5, other sleep levels, states in host memory", OTHER_MODES),
     Check("several", "tensor parallel, two engines", "tensor_parallel or two_engines", gpus=2),
 )  # fmt: skip
 

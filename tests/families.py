@@ -19,7 +19,13 @@ BOUNDS = {"fp32": (1e-4, 1e-5), "bf16": (0.25, 0.02)}
 
 def dtype(family: str) -> str:
     """The type in which vLLM computes a family on CPUs: gated delta-net layers in bf16 only."""
-    return "bf16" if family == "qwen3_5" else "fp32"
+    return "bf16" if family in FAMILIES and architectures.FAMILIES[family].gated_delta else "fp32"
+
+
+def replays(family: str) -> bool:
+    """Whether engine and policy are compared through the engine's experts: in bf16 the two choose others for
+    a few tokens, and of a small model these are far apart."""
+    return family in FAMILIES and bool(architectures.FAMILIES[family].experts) and dtype(family) == "bf16"
 
 
 def matrix(cases: Iterable[tuple[Any, ...]], quick: Collection[tuple[Any, ...]]) -> list[Any]:

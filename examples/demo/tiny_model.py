@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 from transformers import (
     AutoModelForCausalLM,
@@ -32,6 +32,7 @@ from transformers import (
     Qwen2VLProcessor,
     Qwen2VLVideoProcessor,
     Qwen3_5Config,
+    Qwen3_5MoeConfig,
     Qwen3Config,
     Qwen3MoeConfig,
     Qwen3VLConfig,
@@ -44,11 +45,20 @@ from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 from examples.demo.shapes import corpus
 from trainer.data.schema import SYSTEM_PROMPT
 from trainer.hardware.architectures import FAMILIES
-from trainer.storage.expert_files import place
+from trainer.storage.expert_files import written
 
 Size = Literal["tiny", "medium"]
 Family = Literal[
-    "qwen2_5_vl", "qwen2_vl", "qwen3_vl", "qwen3_5", "qwen3_vl_moe", "qwen2", "qwen3", "qwen3_moe", "llama"
+    "qwen2_5_vl",
+    "qwen2_vl",
+    "qwen3_vl",
+    "qwen3_5",
+    "qwen3_5_moe",
+    "qwen3_vl_moe",
+    "qwen2",
+    "qwen3",
+    "qwen3_moe",
+    "llama",
 ]
 """`model_type` of config.json."""
 
@@ -221,7 +231,7 @@ def build_config(
                 return Qwen3VLConfig(architectures=["Qwen3VLForConditionalGeneration"], **both)
             text |= experts
             return Qwen3VLMoeConfig(architectures=["Qwen3VLMoeForConditionalGeneration"], **both)
-        case "qwen3_5":
+        case "qwen3_5" | "qwen3_5_moe":
             # The last layer of each four has attention, of two the second. Heads of the others are 128 wide,
             # as published: vLLM's kernels for CPUs take no other.
             rope |= {"mrope_section": [2, 1, 1], "mrope_interleaved": True, "partial_rotary_factor": 0.25}
@@ -235,7 +245,12 @@ def build_config(
                 "linear_num_value_heads": shape.heads,
             }
             vision |= {"patch_size": 16, "num_position_embeddings": 64}
-            return Qwen3_5Config(architectures=["Qwen3_5ForConditionalGeneration"], **both)
+            if family == "qwen3_5":
+                return Qwen3_5Config(architectures=["Qwen3_5ForConditionalGeneration"], **both)
+            # These have no width of an MLP, and their experts' shares always sum to 1.
+            del text["intermediate_size"], experts["norm_topk_prob"]
+            text |= experts | {"shared_expert_intermediate_size": shape.intermediate // 2}
+            return Qwen3_5MoeConfig(architectures=["Qwen3_5MoeForConditionalGeneration"], **both)
         case "qwen2":
             return Qwen2Config(architectures=["Qwen2ForCausalLM"], **text)
         case "qwen3":
@@ -265,7 +280,7 @@ def build_processor(tokenizer: Qwen2Tokenizer, family: Family) -> Any:
                 video_processor=Qwen2VLVideoProcessor(),
                 chat_template=CHAT_TEMPLATE,
             )
-        case "qwen3_vl" | "qwen3_vl_moe" | "qwen3_5":
+        case "qwen3_vl" | "qwen3_vl_moe" | "qwen3_5" | "qwen3_5_moe":
             half = [0.5, 0.5, 0.5]
             return Qwen3VLProcessor(
                 image_processor=Qwen2VLImageProcessor(patch_size=16, image_mean=half, image_std=half),
@@ -277,14 +292,16 @@ def build_processor(tokenizer: Qwen2Tokenizer, family: Family) -> Any:
     return tokenizer
 
 
-def publish(file: Path, family: Family) -> None:
-    """Lays experts out as published files do, where transformers does not."""
+def publish(model: Any, file: Path, family: Family) -> None:
+    """Lays experts out as published files do, which transformers does not."""
     layout = FAMILIES[family].experts
-    if layout != "transposed":
+    if not layout:
         return
-    tensors = load_file(file)
-    for key, tensor in tensors.items():
-        tensors[key] = place(key, layout).inside(tensor).contiguous()
+    tensors = {}
+    for name, parameter in model.named_parameters():
+        values = parameter.detach().flatten()
+        for key, size, read in written(name, tuple(parameter.shape), lambda a, b, of=values: of[a:b], layout):
+            tensors[key] = read(0, torch.Size(size).numel()).view(size).clone()
     save_file(tensors, file, {"format": "pt"})
 
 
@@ -314,7 +331,7 @@ def build(out_dir: str | Path, seed: int = 0, size: Size = "tiny", family: Famil
         do_sample=True,
     )
     model.save_pretrained(staging)
-    publish(staging / "model.safetensors", family)
+    publish(model, staging / "model.safetensors", family)
     build_processor(tokenizer, family).save_pretrained(staging)
     shutil.rmtree(out, ignore_errors=True)
     os.replace(staging, out)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from trainer.config import RunConfig
 from trainer.config.budget import (
     CHUNK,
+    dealt,
     decoder_layers,
     laid_out,
     laid_out_tokens,
@@ -111,13 +112,15 @@ def backward(config: RunConfig, shape: Shape) -> dict[str, float]:
     waiting = float(gradient) if shape.tied else 0.0
     # ZeRO-3 reduces them when the layer's backward pass has ended: all of them are whole until then.
     trains_experts = shape.experts and not config.lora.rank
-    gradients_of_experts = float(w * sum(shape.rest_sizes[:3])) if trains_experts else 0.0
+    gradients_of_experts = float(w * sum(shape.rest_sizes[:-2])) if trains_experts else 0.0
     # Prompts' keys are repeated for each completion, in each layer that is kept; their gradients, and one of
     # these in fp32, come when the MLP's part is gone.
     keys = repeated_keys(config, shape, batch.tokens)
     layers = 1 if config.model.gradient_checkpointing else shape.attention_layers
     kept = kept_keys(config, shape, batch.tokens)
     mlp = w * shape.intermediate * (2 + 4 * config.model.gradient_checkpointing)
+    if config.model.gradient_checkpointing:
+        mlp += dealt(shape, w)
     moments = [
         {"saved activations": sum(keep.values()), "logits": float(logits)},
         {

@@ -55,6 +55,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "grpo-qwen3.5-4b-mathv60k": vision.qwen3_5_4b_mathv60k,
     "grpo-qwen3.5-9b-mathv60k": vision.qwen3_5_9b_mathv60k,
     "grpo-qwen3.5-27b-mathv60k": vision.qwen3_5_27b_mathv60k,
+    "grpo-qwen3.5-35b-a3b-mathv60k": vision.qwen3_5_35b_a3b_mathv60k,
     "opd-qwen3-vl-8b-from-32b-geometry3k": distillation.qwen3_vl_8b_from_32b_geometry3k,
     "opd-qwen2.5-vl-7b-from-72b-mathv60k": distillation.qwen2_5_vl_7b_from_72b_mathv60k,
     "grpo-qwen2.5-0.5b-gsm8k": gsm8k.qwen2_5_0_5b_gsm8k,

@@ -14,6 +14,7 @@ VISION_MODELS = {
         "4b": "Qwen/Qwen3.5-4B",
         "9b": "Qwen/Qwen3.5-9B",
         "27b": "Qwen/Qwen3.5-27B",
+        "35b-a3b": "Qwen/Qwen3.5-35B-A3B",
     },
     "qwen3-vl": {
         size: f"Qwen/Qwen3-VL-{size.upper()}-Instruct" for size in ("2b", "4b", "8b", "30b-a3b", "32b")

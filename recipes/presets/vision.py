@@ -28,6 +28,7 @@ SHAPES = {
     "27b": ("2x8", {"prompts_per_step": 64, "samples_per_prompt": 4, "max_tokens": 4096}, 4, 5e-7, 48),
     "30b-a3b": ("2x8", {"prompts_per_step": 64, "samples_per_prompt": 4, "max_tokens": 4096}, 4, 5e-7, 48),
     "32b": ("2x8", {"prompts_per_step": 64, "samples_per_prompt": 4, "max_tokens": 4096}, 4, 5e-7, 48),
+    "35b-a3b": ("2x8", {"prompts_per_step": 64, "samples_per_prompt": 4, "max_tokens": 4096}, 4, 5e-7, 48),
     "72b": ("4x8", {"prompts_per_step": 64, "samples_per_prompt": 4, "max_tokens": 8000}, 8, 5e-7, 72),
 }
 """Size: cluster, rollout, tensor-parallel ranks of an engine, learning rate, hours allowed."""
@@ -203,3 +204,8 @@ def qwen3_5_9b_mathv60k() -> Recipe:
 def qwen3_5_27b_mathv60k() -> Recipe:
     """Two nodes of 8."""
     return _grpo("27b", "mathv60k", "qwen3.5")
+
+
+def qwen3_5_35b_a3b_mathv60k() -> Recipe:
+    """Two nodes of 8."""
+    return _grpo("35b-a3b", "mathv60k", "qwen3.5")

@@ -1,9 +1,11 @@
 """The same code on CUDA: NCCL, bf16, sleep levels 1 and 2, CUDA graphs. Also meant for torch 2.11 with vLLM
 0.26."""
 
+import inspect
 import json
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -35,6 +37,13 @@ def test_parity_of_qwen3_vl(run_ranks, family_model, gpu_config, figure):
     """Its deepstack inputs and positions live beside the weights in vLLM's runner for GPUs."""
     config = changed(gpu_config, model={"path": str(family_model("qwen3_vl"))})
     check_parity(run_ranks("parity", config, timeout_s=600)[0], figure, "Qwen3-VL, CUDA graphs")
+
+
+@pytest.mark.card
+def test_parity_of_qwen3_5(run_ranks, family_model, gpu_config, figure):
+    """The policy by flash-linear-attention's kernel, the engine by vLLM's."""
+    config = changed(gpu_config, model={"path": str(family_model("qwen3_5"))})
+    check_parity(run_ranks("parity", config, timeout_s=600)[0], figure, "Qwen3.5, CUDA graphs")
 
 
 def test_parity_of_two_engines(run_ranks, gpu_config, figure):
@@ -120,6 +129,45 @@ def test_variable_length_attention(figure, heads, kv_heads, width, causal, share
         "",
     )
     assert worst < 1e-2
+
+
+@pytest.mark.card
+@pytest.mark.parametrize("heads", [16, 32, 48])
+def test_the_kernel_of_gated_delta_layers(figure, heads):
+    """At the sizes of Qwen3.5 0.8B, 9B and 27B: right on this card, and how much faster than PyTorch."""
+    from transformers.models.qwen3_5 import modeling_qwen3_5
+
+    from trainer.learning import delta, delta_kernel
+
+    device = torch.device("cuda")
+    kernel = delta_kernel.load()
+    off = delta_kernel.differences(kernel, heads, 128, 128, device)
+    figure(f"gated delta rule, {heads} heads: worst relative error", max(off.values()), "")
+
+    tokens = 8192
+    rows = [torch.randn(1, tokens, heads, 128, device=device).bfloat16().requires_grad_() for _ in range(3)]
+    decays = -torch.rand(1, tokens, heads, device=device)
+    rates = torch.rand(1, tokens, heads, device=device).bfloat16()
+
+    def by_kernel():
+        return delta.end_to_end(kernel, [*rows, decays, rates], (tokens,), (tokens,), None)
+
+    def by_torch():
+        plain = inspect.unwrap(modeling_qwen3_5.torch_chunk_gated_delta_rule)
+        return plain(*rows, g=decays, beta=rates, use_qk_l2norm_in_kernel=True)[0]
+
+    seconds = []
+    for compute in (by_kernel, by_torch):
+        for _ in range(2):  # the first one compiles
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            compute().sum().backward()
+            torch.cuda.synchronize()
+            took = time.perf_counter() - start
+        seconds.append(took)
+    figure(f"gated delta rule, {heads} heads, {tokens} tokens: forward and backward", 1000 * seconds[0], "ms")
+    figure(f"gated delta rule, {heads} heads: kernel's time of PyTorch's", seconds[0] / seconds[1], "")
+    assert delta_kernel.beyond(off) == ""
 
 
 @pytest.mark.parametrize("again", [True, False])

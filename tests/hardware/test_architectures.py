@@ -32,7 +32,7 @@ def test_a_gguf_file_says_how_it_becomes_a_model(tmp_path):
 
 
 def test_an_architecture_without_a_parity_test_is_refused(tmp_path):
-    assert "its experts have no parity test" in refusal("Qwen/Qwen3-Next-80B-A3B-Instruct")
+    assert "its gated delta-net layers have no parity test" in refusal("Qwen/Qwen3-Next-80B-A3B-Instruct")
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba"}))
     assert "mamba is not supported (it has no parity test)" in refusal(str(tmp_path))
 
@@ -62,15 +62,18 @@ def test_no_other_file_of_the_trainer_names_a_family():
     assert found == {"trainer/hardware/architectures.py", "trainer/hardware/model_shapes.py"}
 
 
-def test_a_mixture_of_experts_that_is_not_trained_is_known_by_its_name():
-    assert "its experts have no parity test" in refusal("Qwen/Qwen3.5-35B-A3B")
-    for name in (
+@pytest.mark.parametrize(
+    "name",
+    [
         "Qwen/Qwen3.5-9B",
+        "Qwen/Qwen3.5-35B-A3B",
         "Qwen/Qwen3-8B",
         "Qwen/Qwen3-30B-A3B",
         "Qwen/Qwen3-VL-235B-A22B-Instruct",
-    ):
-        architectures.check_path(name)
+    ],
+)
+def test_a_name_of_a_family_that_is_trained_is_not_refused(name):
+    architectures.check_path(name)
 
 
 def test_experts_that_no_test_covers_are_refused(tmp_path):
@@ -86,3 +89,12 @@ def test_experts_that_no_test_covers_are_refused(tmp_path):
     ):
         with pytest.raises(ConfigError, match=message):
             architectures.check("here", covered | changed)
+
+
+def test_a_model_with_a_shared_expert_need_not_say_that_shares_sum_to_1():
+    text = {"hidden_size": 64, "moe_intermediate_size": 96, "shared_expert_intermediate_size": 16}
+    architectures.check("here", {"model_type": "qwen3_5_moe", "text_config": text})
+    with pytest.raises(ConfigError, match="norm_topk_prob"):
+        architectures.check(
+            "here", {"model_type": "qwen3_5_moe", "text_config": text | {"norm_topk_prob": False}}
+        )

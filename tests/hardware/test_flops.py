@@ -73,6 +73,11 @@ def test_a_token_meets_the_experts_that_are_chosen_for_it():
     active = shape.matmul_parameters - TINY.matmul_parameters
     assert active == shape.layers * 8 * 4, "the router, and as many weights as a plain MLP of that width"
     assert shape.parameters - TINY.parameters == shape.layers * (8 * 4 + 3 * 8 * 8 * (4 - 2))
+    # one more that computes every token, 4 wide: 3 x 4 x 8, and its gate
+    shared = replace(shape, intermediate=shape.intermediate + 4, experts=Experts(count=4, active=2, shared=4))
+    more = flops.layer_flops_per_token(shared) - flops.layer_flops_per_token(shape)
+    assert more == 2 * (3 * 4 * shape.hidden + shape.hidden)
+    assert shared.matmul_parameters - shape.matmul_parameters == shape.layers * more // 2
     # a second token chooses each of the 2 idle experts with probability one half
     assert shape.read_parameters(1) == shape.matmul_parameters
     assert shape.read_parameters(2) == shape.matmul_parameters + shape.layers * 3 * 8 * 8 * 2 * 0.5

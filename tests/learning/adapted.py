@@ -123,6 +123,8 @@ def against_peft(config, rank, port):
 
 
 def reference(worker: OneRank, items: TrainBatch, base: torch.Tensor) -> list[float]:
-    """The reference's log-probabilities of all items, one pass; and their largest distance to `base`."""
+    """Largest and mean distance of the reference's log-probabilities to `base`; and those of all items, one
+    pass."""
     found = torch.from_numpy(worker.logprobs([items.traces], old=False, reference=True)["reference"][0])
-    return [float((found - base).abs().max()), *found.tolist()]
+    gap = (found - base).abs()
+    return [float(gap.max()), float(gap.mean()), *found.tolist()]

@@ -116,7 +116,8 @@ def parity(config, rank, port):
         samples = worker.sample(prompts_for(worker, rows), 4, config.rollout.temperature, 16)
         out["gaps"].append(gaps(worker, samples))
         if version == 0:  # the policy has not moved from its reference
-            scored = worker.logprobs([samples], reference=True)
+            chosen_alike = [replace(one, routes=None) for one in samples]
+            scored = worker.logprobs([chosen_alike], reference=True)
             out["reference"] = all(map(np.array_equal, scored["old"], scored["reference"]))
         worker.sampler.rest()
         update(worker, fixed_items(worker), config.algorithm.micro_batch_tokens)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from transformers.models.qwen3_5 import modeling_qwen3_5 as modeling
@@ -27,11 +29,12 @@ def alone():
     return list(zip(ROW.kv_index.split(ROW.k), ROW.q, strict=True))
 
 
-def with_boundaries(*rows, cu_seqlens, **options):
-    """The library's recurrence as its kernels for GPUs take it: all samples in one row, bounds in a list."""
+def with_boundaries(*rows, cu_seqlens, chunk_indices, **options):
+    """transformers' recurrence as a kernel for GPUs takes it: all samples in one row, bounds in a list."""
     bounds = cu_seqlens.tolist()
+    assert len(chunk_indices) == sum(-(-(stop - start) // 64) for start, stop in pairwise(bounds))
     outs = []
-    for start, stop in zip(bounds, bounds[1:], strict=False):
+    for start, stop in pairwise(bounds):
         parts = {name: options[name][:, start:stop] for name in ("g", "beta")}
         found = modeling.torch_chunk_gated_delta_rule(
             *(row[:, start:stop] for row in rows), **parts, use_qk_l2norm_in_kernel=True
@@ -40,16 +43,15 @@ def with_boundaries(*rows, cu_seqlens, **options):
     return torch.cat(outs, 1), None
 
 
-@pytest.mark.parametrize("variable", [False, True])
-def test_the_recurrence_is_that_of_each_sample(variable):
+@pytest.mark.parametrize("kernel", [None, with_boundaries])
+def test_the_recurrence_is_that_of_each_sample(kernel):
     g = torch.Generator().manual_seed(0)
     rows = [torch.randn(1, TOKENS, HEADS, WIDTH, generator=g, requires_grad=True) for _ in range(3)]
     decay = (-0.1 * torch.rand(1, TOKENS, HEADS, generator=g)).requires_grad_()
     rate = torch.rand(1, TOKENS, HEADS, generator=g).requires_grad_()
     learned = [*rows, decay, rate]
     weights = torch.randn(1, TOKENS, HEADS, WIDTH, generator=g)
-    plain = with_boundaries if variable else modeling.torch_chunk_gated_delta_rule
-    packed = recurrence(plain, variable)
+    packed = recurrence(modeling.torch_chunk_gated_delta_rule, kernel)
     options = {"use_qk_l2norm_in_kernel": True, "use_cache": False}
     ours = packed(*rows, g=decay, beta=rate, layout=ROW, **options)[0]
     outs = []

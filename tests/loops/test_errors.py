@@ -51,16 +51,12 @@ def test_an_architecture_without_parity_tests(small_config, tiny_model, capsys, 
     """It might load and train. Refused from its config.json, or by its name where that is enough."""
     other = tmp_path / "other"
     shutil.copytree(tiny_model, other)
-    text = (
-        (other / "config.json")
-        .read_text()
-        .replace('"model_type": "qwen2_5_vl"', '"model_type": "qwen3_5_moe"')
-    )
+    text = (other / "config.json").read_text().replace('"model_type": "qwen2_5_vl"', '"model_type": "gemma3"')
     (other / "config.json").write_text(text)
     config = replace(small_config, model=replace(small_config.model, path=str(other)))
     message = refuse(config, capsys, tmp_path)
-    assert "qwen3_5_moe is not supported" in message and "experts" in message and "Qwen3-VL" in message
-    for path in (str(other), "Qwen/Qwen3.5-35B-A3B", "google/gemma-3-4b-it"):
+    assert "gemma3 is not supported" in message and "sliding windows" in message and "Qwen3-VL" in message
+    for path in (str(other), "OpenGVLab/InternVL3_5-8B", "google/gemma-3-4b-it"):
         with pytest.raises(c.ConfigError, match="is not supported"):
             shape_of(path)
 

@@ -321,7 +321,8 @@ def test_a_killed_run_with_adapters_resumes_bit_for_bit(base, tmp_path):
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("family", "replays"), [("qwen3_vl_moe", False), ("qwen3_vl_moe", True), ("qwen3_5", False)]
+    ("family", "replays"),
+    [("qwen3_vl_moe", False), ("qwen3_vl_moe", True), ("qwen3_5", False), ("qwen3_5_moe", True)],
 )
 def test_a_killed_run_of_another_family_resumes_bit_for_bit(base, family_model, tmp_path, family, replays):
     """Also where the update goes through the experts that the engine chose: the step that is logged and

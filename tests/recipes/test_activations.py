@@ -112,6 +112,8 @@ def measure(model_dir, data, dtype: Literal["bf16", "fp32"], again: bool, rank: 
         ("qwen3_vl", 8),
         ("qwen3_5", 0),
         ("qwen3_5", 8),
+        ("qwen3_5_moe", 0),
+        ("qwen3_5_moe", 8),
         ("qwen3_vl_moe", 0),
         ("qwen3_vl_moe", 8),
     ],

@@ -72,7 +72,9 @@ def test_several_nodes_share_the_demo_and_one_card_has_no_peers(tmp_path):
     nodes = configuration.override(eight, ["placement.nodes=2"])
     assert [check.name for check in chosen("", nodes)] == [DEMO]
     assert [check.name for check in chosen("decode,parity", config)] == ["parity", "decode"]
-    with pytest.raises(ConfigError, match="no check is called nap: choose among attention, parity"):
+    with pytest.raises(
+        ConfigError, match="no check is called nap: choose among attention, recurrence, parity"
+    ):
         chosen("nap", config)
 
 
@@ -138,7 +140,7 @@ def test_hours_that_are_over_end_it(tmp_path, capsys):
     assert runner.run(CHECKS[:2]) == 1
     said = json.loads((tmp_path / "run" / GPU_CHECK).read_text())
     assert {check["outcome"] for check in said["checks"]} == {"not begun: the hours are over"}
-    assert "[2/2] parity: not begun" in capsys.readouterr().out
+    assert "[2/2] recurrence: not begun" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -32,6 +32,7 @@ GIB = 2**30
         ("Qwen/Qwen3.5-4B", 4_539_265_536),
         ("Qwen/Qwen3.5-9B", 9_409_813_744),
         ("Qwen/Qwen3.5-27B", 27_356_728_560),
+        ("Qwen/Qwen3.5-35B-A3B", 35_107_181_936),
         ("Qwen/Qwen3-VL-30B-A3B-Instruct", 31_070_754_032),
         ("Qwen/Qwen3-30B-A3B", 30_532_122_624),
         ("Qwen/Qwen3-235B-A22B", 235_093_634_560),
@@ -47,13 +48,13 @@ def test_parameters_of_published_models(model, parameters):
 def test_every_parameter_of_a_published_qwen3_5(name):
     """Against transformers' model of the same sizes; it leaves the published draft layer (mtp) out."""
     import torch
-    from transformers import Qwen3_5Config, Qwen3_5ForConditionalGeneration
+    import transformers
 
     shape = KNOWN[name]
     assert shape.delta and (v := shape.vision)
-    text = {
+    kind = "Moe" if shape.experts else ""
+    text = mlp(shape) | {
         "hidden_size": shape.hidden,
-        "intermediate_size": shape.intermediate,
         "num_hidden_layers": shape.layers,
         "num_attention_heads": shape.heads,
         "num_key_value_heads": shape.kv_heads,
@@ -66,27 +67,37 @@ def test_every_parameter_of_a_published_qwen3_5(name):
         "num_heads": v.heads,
         "out_hidden_size": shape.hidden,
     }
-    config = Qwen3_5Config(text_config=text, vision_config=vision, tie_word_embeddings=shape.tied)
+    config: Any = getattr(transformers, f"Qwen3_5{kind}Config")(
+        text_config=text, vision_config=vision, tie_word_embeddings=shape.tied
+    )
     with torch.device("meta"):
-        built = Qwen3_5ForConditionalGeneration(config)
+        built = getattr(transformers, f"Qwen3_5{kind}ForConditionalGeneration")(config)
     assert sorted(shape.sizes()) == sorted(p.numel() for p in built.parameters())
     assert from_config(config.to_dict()) == shape
 
 
-@pytest.mark.parametrize("name", [name for name, shape in KNOWN.items() if shape.experts])
+def mlp(shape: Shape) -> dict[str, int]:
+    """Sizes of a layer's MLP or experts, as config.json has them."""
+    if (experts := shape.experts) is None:
+        return {"intermediate_size": shape.intermediate}
+    sizes = {
+        "moe_intermediate_size": experts.width(shape.intermediate),
+        "num_experts": experts.count,
+        "num_experts_per_tok": experts.active,
+    }
+    return sizes | ({"shared_expert_intermediate_size": experts.shared} if experts.shared else {})
+
+
+@pytest.mark.parametrize("name", [name for name, shape in KNOWN.items() if shape.experts and not shape.delta])
 def test_every_parameter_of_a_published_mixture_of_experts(name):
     """Against transformers' model of the same sizes."""
     import torch
     import transformers
 
     shape = KNOWN[name]
-    assert shape.experts
-    text = {
+    text = mlp(shape) | {
         "hidden_size": shape.hidden,
         "intermediate_size": shape.intermediate,
-        "moe_intermediate_size": shape.intermediate // shape.experts.active,
-        "num_experts": shape.experts.count,
-        "num_experts_per_tok": shape.experts.active,
         "num_hidden_layers": shape.layers,
         "num_attention_heads": shape.heads,
         "num_key_value_heads": shape.kv_heads,

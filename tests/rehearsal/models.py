@@ -19,6 +19,8 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen3_5Config,
     Qwen3_5ForConditionalGeneration,
+    Qwen3_5MoeConfig,
+    Qwen3_5MoeForConditionalGeneration,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
     Qwen3VLMoeConfig,
@@ -44,15 +46,15 @@ def model_class(shape: Shape) -> Any:
     if shape.vision is None:
         return Qwen2ForCausalLM
     if shape.delta:
-        return Qwen3_5ForConditionalGeneration
+        return Qwen3_5MoeForConditionalGeneration if shape.experts else Qwen3_5ForConditionalGeneration
     if shape.experts:
         return Qwen3VLMoeForConditionalGeneration
     return Qwen2_5_VLForConditionalGeneration if shape.vision.gated else Qwen3VLForConditionalGeneration
 
 
 def model_config(shape: Shape) -> PreTrainedConfig:
-    """transformers' configuration of a Qwen2.5, Qwen2.5-VL, Qwen3-VL, Qwen3-VL-MoE or Qwen3.5 of this
-    shape."""
+    """transformers' configuration of a Qwen2.5, Qwen2.5-VL, Qwen3-VL or Qwen3.5 of this shape, the latter two
+    with experts or without."""
     if shape.vision is None:
         config: PreTrainedConfig = Qwen2Config(**_text(shape), rope_parameters=_rope({}))
     elif shape.vision.gated:
@@ -63,7 +65,8 @@ def model_config(shape: Shape) -> PreTrainedConfig:
             image_token_id=IMAGE,
         )
     elif shape.delta:
-        config = Qwen3_5Config(
+        kind: Any = Qwen3_5MoeConfig if shape.experts else Qwen3_5Config
+        config = kind(
             text_config=_text(shape) | _gated_delta(shape, shape.delta),
             vision_config=_tower(shape, shape.vision),
             tie_word_embeddings=shape.tied,
@@ -72,11 +75,7 @@ def model_config(shape: Shape) -> PreTrainedConfig:
     else:
         sections = {"mrope_section": [24, 20, 20], "mrope_interleaved": True}
         text = _text(shape) | {"head_dim": shape.head_dim, "rope_parameters": _rope(sections)}
-        kind = Qwen3VLConfig
-        if (experts := shape.experts) is not None:
-            kind = Qwen3VLMoeConfig
-            text |= {"num_experts": experts.count, "num_experts_per_tok": experts.active}
-            text["moe_intermediate_size"] = shape.intermediate // experts.active
+        kind = Qwen3VLMoeConfig if shape.experts else Qwen3VLConfig
         config = kind(
             text_config=text,
             vision_config=_tower(shape, shape.vision),
@@ -89,9 +88,8 @@ def model_config(shape: Shape) -> PreTrainedConfig:
 
 
 def _text(shape: Shape) -> dict[str, Any]:
-    return {
+    return _mlp(shape) | {
         "hidden_size": shape.hidden,
-        "intermediate_size": shape.intermediate,
         "num_hidden_layers": shape.layers,
         "num_attention_heads": shape.heads,
         "num_key_value_heads": shape.kv_heads,
@@ -99,6 +97,17 @@ def _text(shape: Shape) -> dict[str, Any]:
         "tie_word_embeddings": shape.tied,
         "layer_types": ["full_attention"] * shape.layers,
     }
+
+
+def _mlp(shape: Shape) -> dict[str, int]:
+    if (experts := shape.experts) is None:
+        return {"intermediate_size": shape.intermediate}
+    sizes = {
+        "moe_intermediate_size": experts.width(shape.intermediate),
+        "num_experts": experts.count,
+        "num_experts_per_tok": experts.active,
+    }
+    return sizes | ({"shared_expert_intermediate_size": experts.shared} if experts.shared else {})
 
 
 def _gated_delta(shape: Shape, delta: GatedDelta) -> dict[str, Any]:

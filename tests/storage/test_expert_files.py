@@ -22,7 +22,7 @@ def parameters():
     }
 
 
-@pytest.mark.parametrize("layout", ["", "apart", "transposed"])
+@pytest.mark.parametrize("layout", ["", "apart", "together", "transposed"])
 @pytest.mark.parametrize("piece", [7, 1000])
 def test_what_is_written_is_read_back(layout, piece):
     files = {}

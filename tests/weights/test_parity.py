@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.families import BOUNDS, FAMILIES, VISION, dtype, matrix
+from tests.families import BOUNDS, FAMILIES, VISION, dtype, matrix, replays
 
 QUICK = {("qwen2_5_vl", 2, 2), ("qwen3_vl", 1, 1), ("qwen3_5", 1, 1)}
 EVERY = [(family, n, n) for family in FAMILIES for n in (1, 2)]
@@ -22,6 +22,7 @@ def test_engine_agrees_with_policy(run_ranks, small_config, family_model, text_d
         small_config,
         data=data,
         model=replace(small_config.model, path=str(family_model(family)), dtype=dtype(family)),
+        algorithm=replace(small_config.algorithm, routing_replay=replays(family)),
         placement=replace(small_config.placement, workers_per_node=world),
         rollout=replace(small_config.rollout, tensor_parallel=tp, sync_bucket_bytes=1 << 18),
         optimizer=replace(small_config.optimizer, learning_rate=0.01),

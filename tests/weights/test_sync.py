@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.families import BOUNDS, FAMILIES, VISION, dtype
+from tests.families import BOUNDS, FAMILIES, VISION, dtype, replays
 from tests.loops.jobs import REWARD, Job
 from trainer.exit_codes import EXIT_ERROR
 
@@ -42,6 +42,7 @@ def test_export_loads_everywhere(small_config, run_ranks, family_model, text_dat
             gradient_checkpointing=True,
             freeze_vision=family in VISION,
         ),
+        algorithm=replace(small_config.algorithm, routing_replay=replays(family)),
         optimizer=replace(small_config.optimizer, learning_rate=0.01),
         checkpoint=replace(small_config.checkpoint, every_steps=2, export_hf="end"),
     )

@@ -192,7 +192,8 @@ def delta_layer(shape: Shape, w: int) -> int:
     if (d := shape.delta) is None:
         return 0
     gated = d.values * (12 + 3 * w)
-    return 2 * norm(shape.hidden, w, True) + w * 4 * shape.intermediate + laid_out(d, w) + gated
+    mlp = w * 4 * shape.intermediate + dealt(shape, w)
+    return 2 * norm(shape.hidden, w, True) + mlp + laid_out(d, w) + gated
 
 
 def laid_out(d: GatedDelta, w: int) -> int:
@@ -220,8 +221,12 @@ def decoder_layer(shape: Shape, w: int) -> int:
 
 def dealt(shape: Shape, w: int) -> int:
     """Per token, what experts keep besides their products' inputs: a row for each that computes the token,
-    going in and coming out, and the router's probabilities in fp32."""
-    return w * 2 * shape.experts.active * shape.hidden + 4 * shape.experts.count if shape.experts else 0
+    going in and coming out, and the router's probabilities in fp32. Of a shared expert, whose input all have,
+    what comes out, which its gate multiplies."""
+    if (experts := shape.experts) is None:
+        return 0
+    rows = 2 * experts.active + bool(experts.shared)
+    return w * rows * shape.hidden + 4 * experts.count
 
 
 def tower(shape: Shape, w: int) -> int:

@@ -58,6 +58,10 @@ class Model:
     kernels: Literal["plain", "compiled"] = "plain"
     """compiled: norms, rotary positions and SwiGLU become one kernel each (torch.compile), which saves memory
     traffic; the first pass compiles for some seconds. Its gain on a GPU is not measured yet."""
+    recurrence: Literal["kernel", "torch"] = "kernel"
+    """What computes the recurrence of Qwen3.5's gated delta-net layers on a GPU: flash-linear-attention's
+    kernel, compared with PyTorch before the run trains, or PyTorch, more than ten times slower. On a CPU it
+    is PyTorch."""
     freeze_vision: bool = False
     """Train the language model only."""
     min_pixels: int = within(4 * 28 * 28, least=1)

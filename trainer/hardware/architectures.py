@@ -6,7 +6,6 @@ takes.
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -31,10 +30,13 @@ class Architecture:
     gated_delta: bool = False
     """Whether most of its layers are gated delta-net layers and the others' outputs are gated, as
     Qwen3.5's."""
-    experts: Literal["", "apart", "transposed"] = ""
-    """How published files hold the weights of experts: each matrix of each expert apart, or those of a layer
-    together with inputs before outputs; "": its layers have an MLP and no experts. transformers holds a
-    layer's experts together, with outputs before inputs."""
+    experts: Literal["", "apart", "together", "transposed"] = ""
+    """How published files hold the weights of experts: each matrix of each expert apart; those of a layer
+    together, as transformers has them, outputs before inputs; or together with inputs before outputs. "": its
+    layers have an MLP and no experts."""
+    shared_expert: bool = False
+    """Whether one expert more, with a gate of its own, computes every token, as Qwen3.5's. Its config.json
+    has no `norm_topk_prob`: the chosen experts' shares always sum to 1."""
 
 
 FAMILIES = {
@@ -42,6 +44,14 @@ FAMILIES = {
     "qwen2_vl": Architecture(title="Qwen2-VL", tower="qwen2_vl", qkv_bias=True),
     "qwen3_vl": Architecture(title="Qwen3-VL", tower="qwen3_vl", qk_norm=True),
     "qwen3_5": Architecture(title="Qwen3.5", tower="qwen3_vl", qk_norm=True, gated_delta=True),
+    "qwen3_5_moe": Architecture(
+        title="Qwen3.5-MoE",
+        tower="qwen3_vl",
+        qk_norm=True,
+        gated_delta=True,
+        experts="together",
+        shared_expert=True,
+    ),
     "qwen3_vl_moe": Architecture(title="Qwen3-VL-MoE", tower="qwen3_vl", qk_norm=True, experts="transposed"),
     "qwen2": Architecture(title="Qwen2 and Qwen2.5 (text)", qkv_bias=True),
     "qwen3": Architecture(title="Qwen3 (text)", qk_norm=True),
@@ -52,8 +62,7 @@ FAMILIES = {
 (tests/families.py)."""
 MISSING = {
     "qwen3_5_text": "a Qwen3.5 without its vision tower has no parity test",
-    "qwen3_5_moe": "its experts have no parity test",
-    "qwen3_next": "its experts have no parity test",
+    "qwen3_next": "its gated delta-net layers have no parity test",
     "qwen2_5_omni": "its audio tower is not fed, and there is no parity test",
     "internvl": "its images are tiles without positions of rows and columns, and there is no parity test",
     "gemma3": "packed rows have neither its sliding windows nor image tokens that see each other",
@@ -78,7 +87,7 @@ def check(path: str, config: dict[str, Any]) -> None:
         _refuse(path, kind)
     text = config.get("text_config") or config
     if kind in FAMILIES and FAMILIES[kind].experts:
-        _check_experts(path, text)
+        _check_experts(path, FAMILIES[kind], text)
     if text.get("use_sliding_window"):
         raise ConfigError(
             f"model.path {path}: layers with sliding windows are not supported; use a model without"
@@ -97,18 +106,16 @@ def check_path(path: str) -> None:
     for kind in sorted(MISSING, key=len, reverse=True):
         if name.replace("_", "").startswith(kind.replace("_", "")):
             _refuse(path, kind)
-    if name.startswith("qwen3_5") and re.search(r"_a\d+b(_|$)", name):  # 35B-A3B: 3 of 35 billion are active
-        _refuse(path, "qwen3_5_moe")
 
 
-def _check_experts(path: str, text: dict[str, Any]) -> None:
+def _check_experts(path: str, family: Architecture, text: dict[str, Any]) -> None:
     """Raises ConfigError for a mixture of experts that the tests do not cover."""
     if text.get("mlp_only_layers") or text.get("decoder_sparse_step", 1) != 1:
         raise ConfigError(
             f"model.path {path}: layers without experts among layers with them have no parity test; use a"
             " model whose layers all have experts"
         )
-    if not text.get("norm_topk_prob", False):
+    if not text.get("norm_topk_prob", family.shared_expert):
         raise ConfigError(
             f"model.path {path}: shares of experts that do not sum to 1 (norm_topk_prob false) have no parity"
             " test; use a model with norm_topk_prob true"

@@ -37,10 +37,15 @@ class Completed:
 
 
 def layer_flops_per_token(s: Shape) -> int:
-    """Projections and MLP of one decoder layer with attention: q, k, v, o and the three matrices of the gated
-    MLP, or the router and those of the experts that compute the token."""
-    router = s.hidden * s.experts.count if s.experts else 0
-    return 2 * (sum(a * b for a, b in s.attention_linears) + router + 3 * s.hidden * s.intermediate)
+    """Projections and MLP of one decoder layer with attention: q, k, v, o and `mlp_weights`."""
+    return 2 * (sum(a * b for a, b in s.attention_linears) + mlp_weights(s))
+
+
+def mlp_weights(s: Shape) -> int:
+    """Weights of any decoder layer that a token is multiplied with besides: the three matrices of the gated
+    MLP, or those of the experts that compute the token and what chooses them."""
+    routers = s.experts.routers(s.hidden) if s.experts else 0
+    return routers + 3 * s.hidden * s.intermediate
 
 
 def delta_flops_per_token(s: Shape) -> int:
@@ -50,7 +55,7 @@ def delta_flops_per_token(s: Shape) -> int:
     if s.delta is None:
         return 0
     d = s.delta
-    matrices = sum(a * b for a, b in d.linears(s.hidden)) + 3 * s.hidden * s.intermediate
+    matrices = sum(a * b for a, b in d.linears(s.hidden)) + mlp_weights(s)
     return 2 * (matrices + d.channels * d.kernel + 3 * d.value_heads * d.key_dim * d.value_dim)
 
 

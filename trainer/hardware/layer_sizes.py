@@ -10,29 +10,43 @@ from typing import Any
 class Experts:
     """The experts in the place of every decoder layer's MLP. A router chooses some of them for each token.
 
-    In all methods `together` is the width of those that compute a token.
+    In all methods `together` is the width of those that compute a token, with the shared one.
     """
 
     count: int
-    """Experts of a layer."""
+    """Experts of a layer that the router chooses from."""
     active: int
-    """Those that compute a token."""
+    """Those of them that compute a token."""
+    shared: int = 0
+    """Width of one expert more that computes every token, with a gate of its own; 0: there is none."""
 
     @classmethod
     def of(cls, text: dict[str, Any]) -> Experts:
         """Those of a text model's config.json, which names their number in two ways."""
         return cls(
-            count=text.get("num_experts") or text["num_local_experts"], active=text["num_experts_per_tok"]
+            count=text.get("num_experts") or text["num_local_experts"],
+            active=text["num_experts_per_tok"],
+            shared=text.get("shared_expert_intermediate_size") or 0,
         )
 
+    def width(self, together: int) -> int:
+        """Width of an expert that the router chooses."""
+        return (together - self.shared) // self.active
+
+    def routers(self, hidden: int) -> int:
+        """Weights that decide: the router's, and those of the shared expert's gate."""
+        return hidden * (self.count + bool(self.shared))
+
     def sizes(self, hidden: int, together: int) -> list[int]:
-        """Elements of each parameter: the router, gate and up of all experts, down of all experts."""
-        matrix = self.count * hidden * together // self.active
-        return [self.count * hidden, 2 * matrix, matrix]
+        """Elements of each parameter: the router, gate and up of all experts, down of all experts; matrices
+        and gate of the shared expert."""
+        matrix = self.count * hidden * self.width(together)
+        shared = [hidden * self.shared] * 3 + [hidden] if self.shared else []
+        return [self.count * hidden, 2 * matrix, matrix, *shared]
 
     def idle(self, hidden: int, together: int) -> int:
         """Weights of a layer that a token is not multiplied with."""
-        return 3 * hidden * together // self.active * (self.count - self.active)
+        return 3 * hidden * self.width(together) * (self.count - self.active)
 
     def met_by_others(self, tokens: float) -> float:
         """Share of the experts that are idle for one of so many tokens and are chosen for another of them, if

@@ -281,6 +281,20 @@ KNOWN = {
         delta=GatedDelta(layers=48, value_heads=48),
         vision=_QWEN3_5,
     ),
+    "Qwen/Qwen3.5-35B-A3B": Shape(
+        hidden=2048,
+        layers=40,
+        heads=16,
+        kv_heads=2,
+        head_dim=256,
+        intermediate=9 * 512,
+        vocabulary=248320,
+        qkv_bias=False,
+        qk_norm=True,
+        delta=GatedDelta(layers=30),
+        experts=Experts(count=256, active=8, shared=512),
+        vision=_QWEN3_5,
+    ),
     "Qwen/Qwen2-VL-2B-Instruct": Shape(
         hidden=1536,
         layers=28,
@@ -417,7 +431,10 @@ def from_config(config: dict[str, Any]) -> Shape:
     kind = config.get("model_type", "")
     family = architectures.FAMILIES.get(kind) or architectures.FAMILIES["qwen2_5_vl"]
     experts = Experts.of(text) if family.experts else None
-    width = experts.active * text["moe_intermediate_size"] if experts else text["intermediate_size"]
+    if experts:
+        width = experts.active * text["moe_intermediate_size"] + experts.shared
+    else:
+        width = text["intermediate_size"]
     return Shape(
         hidden=text["hidden_size"],
         layers=text["num_hidden_layers"],

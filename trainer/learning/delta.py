@@ -6,43 +6,47 @@ prompt's first token on, and of the results only those of the row's own tokens a
 prompt's gradients from all of its completions add up.
 
 The layers pass `layout` on to two functions of transformers' module, the ones that mix tokens. `use` puts
-functions of this file in their place, which call the originals.
+functions of this file in their place. They call the originals, or on a GPU flash-linear-attention's kernel
+(delta_kernel.py).
 """
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache, wraps
+from functools import lru_cache, wraps
 from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from trainer.algorithm.batching import Layout
+from trainer.algorithm.batching import Layout, sent
 from trainer.config.budget import CHUNK
 from trainer.learning.attention import Spread
 
-OURS = "spotrl_packed"
-"""Attribute that marks the functions of this file that `use` has put in place of transformers'."""
+Recurrence = Callable[..., Any]
+"""Computes the gated delta rule, as transformers' `torch_chunk_gated_delta_rule` does."""
 
 
-def use(model: nn.Module) -> None:
-    """Makes the gated delta-net layers of a model, if it has any, heed the boundaries of packed rows."""
-    sources = {type(module).__module__ for module in model.modules() if hasattr(module, "A_log")}
-    for source in sources:
+def layers(model: nn.Module) -> list[Any]:
+    """A model's gated delta-net layers."""
+    return [module for module in model.modules() if hasattr(module, "A_log")]
+
+
+def use(model: nn.Module, kernel: Recurrence | None = None) -> None:
+    """Makes the gated delta-net layers of a model, if it has any, heed the boundaries of packed rows.
+
+    kernel: computes the recurrence; None: PyTorch does, as transformers has it.
+    """
+    for source in {type(module).__module__ for module in layers(model)}:
         modeling: Any = sys.modules[source]
-        for name, packed in (
-            ("causal_conv1d_fn", convolution),
-            ("torch_chunk_gated_delta_rule", recurrence),
-        ):
-            plain = getattr(modeling, name)
-            if not hasattr(plain, OURS):
-                setattr(modeling, name, packed(plain))
+        convolves = inspect.unwrap(modeling.causal_conv1d_fn)
+        plain = inspect.unwrap(modeling.torch_chunk_gated_delta_rule)
+        modeling.causal_conv1d_fn = convolution(convolves)
+        modeling.torch_chunk_gated_delta_rule = recurrence(plain, kernel)
 
 
 def convolution(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -53,23 +57,21 @@ def convolution(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def packed(row: Tensor, *args: Any, layout: Layout | None = None, **kwargs: Any) -> Tensor:
         if layout is None:
             return plain(row, *args, **kwargs)
-        parts, place = _samples(layout.q, layout.k, row.device, as_one=False)
+        parts, place = _samples(layout.q, layout.k, row.device)
         outs = []
         for part in parts:
             samples = part.laid_out(row[0].t(), layout).transpose(1, 2)
             outs.append(plain(samples, *args, **kwargs).transpose(1, 2).flatten(0, 1))
         return torch.cat(outs).index_select(0, place).t()[None]
 
-    setattr(packed, OURS, True)
     return packed
 
 
-def recurrence(plain: Callable[..., Any], variable: bool | None = None) -> Callable[..., Any]:
+def recurrence(plain: Recurrence, kernel: Recurrence | None = None) -> Recurrence:
     """Wraps the gated delta rule: given a `layout`, each sample has a state of its own. Rows are
     [1, T, heads, ...].
 
-    variable: whether `plain` takes the boundaries of samples as `cu_seqlens`. None: it does on a GPU, if
-    flash-linear-attention's kernel does.
+    kernel: computes a packed row in the place of `plain`; it takes the boundaries of samples.
     """
 
     @wraps(plain)
@@ -84,31 +86,62 @@ def recurrence(plain: Callable[..., Any], variable: bool | None = None) -> Calla
     ) -> Any:
         if layout is None:
             return plain(query, key, value, g=g, beta=beta, **kwargs)
-        takes_boundaries = variable
-        if takes_boundaries is None:
-            takes_boundaries = query.is_cuda and _kernel_takes_boundaries()
-        if takes_boundaries:
-            kwargs["cu_seqlens"] = layout.cu_k.long()
-        parts, place = _samples(layout.q, layout.k, query.device, as_one=takes_boundaries)
+        rows = query, key, value, g, beta
+        if kernel is not None:
+            return end_to_end(kernel, rows, layout.q, layout.k, layout.kv_index), None
+        parts, place = _samples(layout.q, layout.k, query.device)
         outs = []
         for part in parts:
-            q, k, v, decay, rate = (part.laid_out(row[0], layout) for row in (query, key, value, g, beta))
+            q, k, v, decay, rate = (part.laid_out(row[0], layout) for row in rows)
             outs.append(plain(q, k, v, g=decay, beta=rate, **kwargs)[0].flatten(0, 1))
         return torch.cat(outs).index_select(0, place)[None], None
 
-    setattr(packed, OURS, True)
     return packed
 
 
-@cache
-def _kernel_takes_boundaries() -> bool:
-    """Whether transformers runs flash-linear-attention's kernel, and it takes the boundaries of samples.
-    transformers runs it instead of its own loop where it can be imported."""
-    try:
-        kernel = importlib.import_module("fla.ops.gated_delta_rule").chunk_gated_delta_rule
-    except Exception:  # a Triton that does not fit raises many things, and transformers takes its loop then
-        return False
-    return "cu_seqlens" in inspect.signature(kernel).parameters
+def end_to_end(
+    kernel: Recurrence,
+    rows: Sequence[Tensor],
+    own: tuple[int, ...],
+    whole: tuple[int, ...],
+    places: Tensor | None,
+) -> Tensor:
+    """The kernel's output for a packed row, [1, T, ...]: samples are laid out end to end, without padding.
+
+    rows: queries, keys, values, decays and rates, [1, T, heads, ...]. own, whole: each sample's tokens in the
+    row, and those with its prompt's. places: of all these tokens in the row; None: the row is the samples end
+    to end.
+    """
+    bounds, chunks, kept = _bounds(own, whole, rows[0].device)
+    if places is not None:
+        rows = [Spread.apply(row[0], places)[None] for row in rows]
+    q, k, v, decay, rate = rows
+    out = kernel(
+        q,
+        k,
+        v,
+        g=decay,
+        beta=rate,
+        use_qk_l2norm_in_kernel=True,
+        cu_seqlens=bounds,
+        chunk_indices=chunks,
+    )[0]
+    return out[0].index_select(0, kept)[None]
+
+
+@lru_cache(maxsize=6)
+def _bounds(q: tuple[int, ...], k: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Where samples that lie end to end begin, int64 [samples + 1]; the sample and the place in it of each
+    chunk, [chunks, 2]; and where each token of the row stands among them, [T].
+
+    The kernel would read the bounds back from the GPU to make the chunks. All layers get the same tensors.
+    """
+    ends = list(accumulate(k))
+    places = [torch.arange(end - count, end) for end, count in zip(ends, q, strict=True)]
+    chunks = [[sample, chunk] for sample, tokens in enumerate(k) for chunk in range(-(-tokens // CHUNK))]
+    made = torch.tensor([0, *ends]), torch.tensor(chunks), torch.cat(places)
+    bounds, chunk_indices, place = (sent(tensor, device) for tensor in made)
+    return bounds, chunk_indices, place
 
 
 @dataclass(frozen=True)
@@ -127,25 +160,18 @@ class _Samples:
 
 
 @lru_cache(maxsize=6)
-def _samples(
-    q: tuple[int, ...], k: tuple[int, ...], device: torch.device, as_one: bool
-) -> tuple[list[_Samples], Tensor]:
+def _samples(q: tuple[int, ...], k: tuple[int, ...], device: torch.device) -> tuple[list[_Samples], Tensor]:
     """The samples of a layout by length, and where each token of the row stands in their joined outputs, [T].
 
     q: each sample's tokens in the row. k: each sample's tokens with those of its prompt; the row's own are
-    the last. as_one: lays all samples end to end, without padding, as if they were one sample.
+    the last.
     """
-    ends = list(accumulate(k))
-    if as_one:
-        places = [torch.arange(end - count, end) for end, count in zip(ends, q, strict=True)]
-        return [_Samples(torch.arange(sum(k)).to(device), 1)], torch.cat(places).to(device)
-
     by_length: dict[int, list[int]] = {}
     for sample, tokens in enumerate(k):
         by_length.setdefault(_rounded(tokens), []).append(sample)
 
     lengths = torch.tensor(k)
-    starts = torch.tensor(ends) - lengths
+    starts = lengths.cumsum(0) - lengths
     parts = []
     places = [torch.empty(0, dtype=torch.long)] * len(q)
     output_start = 0

@@ -68,6 +68,8 @@ def _mlp(module: Any, x: Tensor) -> Tensor:
 NORMS: dict[str, Callable[..., Tensor]] = {
     "Qwen3_5RMSNorm": _centered_norm,
     "Qwen3_5RMSNormGated": _gated_norm,
+    "Qwen3_5MoeRMSNorm": _centered_norm,
+    "Qwen3_5MoeRMSNormGated": _gated_norm,
 }
 """Norms of other form, by the name of transformers' class."""
 

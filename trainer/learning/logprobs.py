@@ -118,17 +118,23 @@ class LogprobModel(nn.Module):
     float32.
 
     The distribution is the one that the engine samples from: temperature applied, banned ids left out.
+    recurrence: what computes the recurrence of gated delta-net layers; None: PyTorch.
     """
 
     def __init__(
-        self, model: Any, banned_token_ids: list[int], temperature: float, freeze_vision: bool
+        self,
+        model: Any,
+        banned_token_ids: list[int],
+        temperature: float,
+        freeze_vision: bool,
+        recurrence: delta.Recurrence | None = None,
     ) -> None:
         super().__init__()
         self.model = model
         self.freeze_vision = freeze_vision
         self.has_vision = hasattr(model.model, "visual")
         attention.use(model)
-        delta.use(model)
+        delta.use(model, recurrence)
         experts.use(model)
         self.replay = routing.Replay(model)
         model.lm_head = LogprobHead(model.lm_head, banned_token_ids, temperature)

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from trainer.config import ConfigError, LoRA
 from trainer.config.lora import ADAPTER
 
-WITHOUT_ADAPTER = re.compile(r"(?:.*\.)?layers\.\d+\.(?!.*(?:lora_|base_layer)).*")
-"""Paths of modules in decoder layers, but for those that peft makes of an adapted layer."""
+WITHOUT_ADAPTER = re.compile(r"(?:.*\.)?layers\.\d+\.(?!.*(?:lora_|base_layer)|mlp\.shared_expert).*")
+"""Paths of modules in decoder layers, but for those that peft makes of an adapted layer, and for a shared
+expert and its gate."""
 
 
 def inject(model: Any, lora: LoRA, seed: int) -> None:
@@ -22,7 +23,7 @@ def inject(model: Any, lora: LoRA, seed: int) -> None:
 
     inject_adapter_in_model, not PeftModel: the modules keep their paths, which the policy goes by. Raises
     ConfigError where a decoder layer has linear layers that `LoRA` does not know. Experts and their routers
-    are no linear layers and get none.
+    get none, nor does a shared expert.
     """
     from peft import LoraConfig, inject_adapter_in_model
 

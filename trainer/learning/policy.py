@@ -26,7 +26,7 @@ from trainer.algorithm.seeding import seed_of
 from trainer.checkpoint.format import Shard
 from trainer.config import RunConfig, nodes_share_weights
 from trainer.hardware.model_shapes import Shape
-from trainer.learning import fused, lora
+from trainer.learning import delta_kernel, fused, lora
 from trainer.learning.first_gradients import FirstGradients
 from trainer.learning.logprobs import LogprobModel
 from trainer.learning.teacher import Frozen
@@ -169,7 +169,10 @@ class Policy:
             fused.fuse(hf)
         if config.lora.rank:
             lora.inject(hf, config.lora, config.run.seed)
-        scorer = LogprobModel(hf, banned, temperature, not config.tower_trained)
+        recurrence = None
+        if self.device.type == "cuda" and config.model.recurrence == "kernel":
+            recurrence = delta_kernel.checked(hf, self.device)
+        scorer = LogprobModel(hf, banned, temperature, not config.tower_trained, recurrence)
         if config.model.freeze_vision and scorer.has_vision:
             hf.model.visual.requires_grad_(False)
         return scorer.to(self.device)  # its buffers; DeepSpeed leaves a model that it sharded where it is

@@ -18,6 +18,7 @@ from vllm.model_executor.layers.fused_moe.routed_experts_capturer import (
     RoutedExpertsCapturer,
     bind_routed_experts_capturer,
 )
+from vllm.v1.kv_cache_interface import AttentionSpec
 
 from trainer.algorithm.traces import Trace
 
@@ -44,13 +45,21 @@ class Routes:
 
 
 class BesideKeys:
-    """The experts of every token whose keys the engine holds, [slots of the KV cache, layers, k]."""
+    """The experts of every token whose keys the engine holds, [slots of the KV cache, layers, k].
+
+    Layers share slots in groups. A token has one in each group of layers with attention; gated delta-net
+    layers have slots for states.
+    """
 
     def __init__(self, runner: Any) -> None:
         """runner: vLLM's model runner V1."""
         cache = runner.kv_cache_config
         self.runner = runner
-        self.block = cache.kv_cache_groups[0].kv_cache_spec.block_size
+        groups = cache.kv_cache_groups
+        attends = [isinstance(group.kv_cache_spec, AttentionSpec) for group in groups]
+        self.group = attends.index(True)
+        self.layer = groups[self.group].layer_names[0]
+        self.block = groups[self.group].kv_cache_spec.block_size
         most = runner.vllm_config.scheduler_config.max_num_batched_tokens
         self.recorder = RoutedExpertsCapturer(most, runner.vllm_config)
         shape = cache.num_blocks * self.block, *self.recorder.shape_per_token
@@ -63,7 +72,8 @@ class BesideKeys:
         """vLLM's forward pass, whose choices are then moved to where its keys lie."""
         out = self._forward(*args, **kwargs)
         mappings: Any = get_forward_context().slot_mapping
-        for slots in list(mappings.values())[:1]:  # all layers have the same; a pass to warm up has none
+        slots = mappings.get(self.layer)
+        if slots is not None:  # a pass to warm up has none
             real = slots >= 0  # the rest pads
             self.held[slots[real]] = self.recorder.device_buffer[: len(slots)][real].short()
         return out
@@ -73,7 +83,7 @@ class BesideKeys:
         # vLLM adds a suffix to a request's name.
         states = self.runner.requests.items()
         state = next(state for name, state in states if name.rpartition("-")[0] == request_id)
-        blocks = torch.tensor(state.block_ids[0])
+        blocks = torch.tensor(state.block_ids[self.group])
         slots = (blocks[:, None] * self.block + torch.arange(self.block)).flatten()
         found = self.held[slots[:tokens]].numpy()
         return found if (found < 0).any() else found.astype(self.recorder.output_dtype_name)

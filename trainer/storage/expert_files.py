@@ -16,7 +16,7 @@ from torch import Tensor
 
 Read = Callable[[int, int], Tensor]
 """read(start, stop): elements [start, stop) of a flattened tensor."""
-Layout = Literal["", "apart", "transposed"]
+Layout = Literal["", "apart", "together", "transposed"]
 APART = re.compile(r"(.*\.mlp\.experts)\.(\d+)\.(gate|up|down)_proj\.weight")
 TOGETHER = re.compile(r"(.*\.mlp\.experts)\.(gate_up|down)_proj")
 
@@ -44,12 +44,11 @@ class Place:
 
 
 def place(key: str, layout: Layout) -> Place:
-    """Where the tensor `key` of a file lies."""
-    if layout == "transposed":
-        return Place(key, transposed=bool(TOGETHER.fullmatch(key)))
-    found = APART.fullmatch(key) if layout == "apart" else None
+    """Where the tensor `key` of a file lies. Experts that are apart are known by their names, whatever the
+    layout says: transformers saves a Qwen3.5-MoE's so."""
+    found = APART.fullmatch(key) if layout else None
     if not found:
-        return Place(key)
+        return Place(key, transposed=layout == "transposed" and bool(TOGETHER.fullmatch(key)))
     prefix, expert, matrix = found.groups()
     if matrix == "down":
         return Place(f"{prefix}.down_proj", int(expert))
@@ -60,8 +59,8 @@ def written(
     name: str, shape: tuple[int, ...], read: Read, layout: Layout
 ) -> Iterator[tuple[str, tuple[int, ...], Read]]:
     """(key, shape, read) of the tensors as which files hold a parameter; read: that of the parameter."""
-    found = TOGETHER.fullmatch(name) if layout else None
-    if not found:
+    found = TOGETHER.fullmatch(name)
+    if not found or layout in ("", "together"):
         yield name, shape, read
         return
     count, outputs, inputs = shape

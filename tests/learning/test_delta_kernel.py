@@ -1,0 +1,79 @@
+"""The kernel of gated delta-net layers: its source, run by Triton's interpreter, is PyTorch's recurrence over
+packed rows and through a whole model; and a run refuses one that is missing or wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from tests.conftest import ROOT
+from tests.learning.test_delta import with_boundaries
+from trainer import packages
+from trainer.config import ConfigError
+from trainer.config.budget import CHUNK
+from trainer.learning import delta_kernel
+
+HEADS, WIDTH = 2, 32
+
+
+@pytest.fixture(scope="module")
+def kernels(tmp_path_factory):
+    """A folder with the package that the lock for GPUs pins. Where it could be imported, transformers would
+    take its kernels on a CPU too, so no environment for CPUs has it."""
+    entries = re.split(r"(?m)^(?=\S)", (ROOT / "requirements/gpu.txt").read_text())
+    pinned = [entry for entry in entries if entry.startswith("fla-core==")]
+    requirements = tmp_path_factory.mktemp("kernels") / "kernels.txt"
+    requirements.write_text("".join(pinned))
+    return packages.folder_of(requirements, "flash-linear-attention's kernels")
+
+
+@pytest.mark.slow
+def test_the_kernel_in_tritons_interpreter(kernels, family_model, tmp_path):
+    env = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": f"{ROOT}:{kernels}"}
+    out = tmp_path / "found.json"
+    model = str(family_model("qwen3_5"))
+    command = [sys.executable, "-m", "tests.learning.interpreted", model, str(out)]
+    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(out.read_text())
+    print(found)
+    assert found["row"] < 3e-6 and found["model"] < 1e-5
+    assert max(found["sound"].values()) < 3e-6
+    wrong = delta_kernel.beyond(found["miscompiled"])
+    assert wrong == "the gradient of keys wrongly (off by 0.5 of it)"
+
+    # The plan counts what PyTorch's recurrence keeps, which is more.
+    kept, peak = found["kept"]
+    counted = 4 * HEADS * (11 * WIDTH + 3 * WIDTH + 5 * CHUNK + WIDTH * WIDTH // CHUNK)
+    gradients = 4 * HEADS * (5 * WIDTH + 2 * WIDTH + CHUNK)
+    assert kept < found["tokens"] * counted / 4 and peak < found["tokens"] * (counted + gradients) / 3
+
+
+def test_a_missing_kernel_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "fla.ops.gated_delta_rule", None)
+    with pytest.raises(
+        ConfigError, match="requirements/gpu.txt pins as fla-core, or set model.recurrence=torch"
+    ):
+        delta_kernel.load()
+
+
+def test_a_kernel_is_compared_at_its_output_and_each_gradient():
+    def compared(kernel):
+        off = delta_kernel.differences(kernel, HEADS, WIDTH, WIDTH, torch.device("cpu"))
+        return delta_kernel.beyond(off)
+
+    def not_a_number(*rows, **options):
+        return with_boundaries(*rows, **options)[0] * float("nan"), None
+
+    def without_decays(*rows, g, **options):
+        return with_boundaries(*rows, g=g.detach() + 0.0 * g, **options)
+
+    assert compared(with_boundaries) == ""
+    assert compared(not_a_number) == "the output wrongly (off by nan of it)"
+    assert compared(without_decays) == "the gradient of decays wrongly (off by 1 of it)"

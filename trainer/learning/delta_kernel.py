@@ -1,0 +1,119 @@
+"""flash-linear-attention's kernel for the recurrence of gated delta-net layers, and a check of it on a GPU.
+
+transformers' own recurrence, in PyTorch, is right everywhere and more than ten times slower on an H100 (its
+own warning says so). Triton has miscompiled the kernel's backward pass for some cards, without an error
+(flash-linear-attention's issues 640, 607 and 913: gradients of keys and decays wrong by a half, or NaN). So
+before a run trains, each rank compares the kernel with PyTorch on its own GPU.
+"""
+
+from __future__ import annotations
+
+import inspect
+from importlib import import_module
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from trainer.errors import ConfigError
+from trainer.learning import delta
+
+WITHOUT = "or set model.recurrence=torch, which is right and more than ten times slower"
+LENGTHS = 70, 193, 1
+"""Tokens of the samples that are compared: in one, two and four chunks of 64, none of them whole."""
+BOUND = 0.05
+"""Largest difference of the kernel's output or gradients, as a share of PyTorch's in fp32. bf16 rounds a
+number by 0.004; miscompiled kernels were off by 0.5."""
+NAMES = "output", *(f"gradient of {row}" for row in ("queries", "keys", "values", "decays", "rates"))
+
+
+def checked(model: nn.Module, device: torch.device) -> delta.Recurrence | None:
+    """The kernel for a model with gated delta-net layers, compared with PyTorch at the sizes of the first of
+    them; None for a model without. Raises ConfigError as `load` does, and where the kernel is wrong here."""
+    found = delta.layers(model)
+    if not found:
+        return None
+    layer = found[0]
+    kernel = load()
+    off = differences(kernel, layer.num_v_heads, layer.head_k_dim, layer.head_v_dim, device)
+    if wrong := beyond(off):
+        raise ConfigError(
+            f"on this GPU ({torch.cuda.get_device_name(device)}, Triton {version('triton')})"
+            f" flash-linear-attention's kernel computes {wrong}: take another kind of GPU, {WITHOUT}"
+        )
+    return kernel
+
+
+def load() -> delta.Recurrence:
+    """The kernel. Raises ConfigError where it cannot be imported, or takes other arguments."""
+    try:
+        kernel = import_module("fla.ops.gated_delta_rule").chunk_gated_delta_rule
+    except Exception as error:  # a Triton that does not fit raises many things
+        raise ConfigError(
+            "gated delta-net layers need flash-linear-attention's kernel on a GPU, and it cannot be imported"
+            f" ({type(error).__name__}: {error}): install what requirements/gpu.txt pins as fla-core,"
+            f" {WITHOUT}"
+        ) from error
+    missing = {"cu_seqlens", "chunk_indices"} - set(inspect.signature(kernel).parameters)
+    if missing:
+        raise ConfigError(
+            f"fla-core {version('fla-core')} takes no {' and no '.join(sorted(missing))}: install what"
+            f" requirements/gpu.txt pins, {WITHOUT}"
+        )
+    return kernel
+
+
+def beyond(off: dict[str, float]) -> str:
+    """The first of `differences` that is no rounding, in words; "" if there is none."""
+    for name, share in off.items():
+        if not share < BOUND:  # NaN too
+            return f"the {name} wrongly (off by {share:.2g} of it)"
+    return ""
+
+
+def differences(
+    kernel: delta.Recurrence,
+    heads: int,
+    key_dim: int,
+    value_dim: int,
+    device: torch.device,
+    dtype: torch.dtype = torch.bfloat16,
+) -> dict[str, float]:
+    """How far the kernel's output and gradients are from transformers' recurrence in fp32, by their names,
+    each as a share of the latter's norm. heads: of values. The samples, of `LENGTHS`, are drawn."""
+    generator = torch.Generator().manual_seed(0)
+    tokens = sum(LENGTHS)
+
+    def drawn(*size: int) -> Tensor:
+        return torch.randn(1, tokens, heads, *size, generator=generator).to(device)
+
+    low = [drawn(size).to(dtype).requires_grad_() for size in (key_dim, key_dim, value_dim)]
+    low.append((-0.2 * drawn().abs()).requires_grad_())  # decays come in fp32
+    low.append(drawn().sigmoid().to(dtype).requires_grad_())
+    full = [tensor.detach().float().requires_grad_() for tensor in low]
+    weights = drawn(value_dim)
+
+    packed = delta.end_to_end(kernel, low, LENGTHS, LENGTHS, None)
+    ours = _with_gradients(packed, low, weights)
+    theirs = _with_gradients(_alone(full), full, weights)
+    off = {}
+    for name, mine, right in zip(NAMES, ours, theirs, strict=True):
+        off[name] = float((mine.float() - right).norm() / right.norm())
+    return off
+
+
+def _alone(rows: list[Tensor]) -> Tensor:
+    """Each sample by itself, by transformers' recurrence in PyTorch."""
+    from transformers.models.qwen3_5 import modeling_qwen3_5
+
+    plain = inspect.unwrap(modeling_qwen3_5.torch_chunk_gated_delta_rule)
+    outs = []
+    for sample in zip(*(row.split(LENGTHS, 1) for row in rows), strict=True):
+        q, k, v, decay, rate = sample
+        outs.append(plain(q, k, v, g=decay, beta=rate, use_qk_l2norm_in_kernel=True)[0])
+    return torch.cat(outs, 1)
+
+
+def _with_gradients(out: Tensor, rows: list[Tensor], weights: Tensor) -> list[Any]:
+    return [out.detach(), *torch.autograd.grad((out.float() * weights).sum(), rows)]
