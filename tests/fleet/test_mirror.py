@@ -71,11 +71,13 @@ class Trainer:
         self.layout = layout
 
     def mirror(self) -> Mirror:
-        def fill(tensors: Weights, anchor: Anchor) -> None:
+        tensors = base()
+
+        def fill(anchor: Anchor) -> None:
             for name, tensor in self.past[anchor.version][0].items():
                 tensors[name].copy_(tensor)
 
-        return Mirror(self.objects, self.layout, base(), fill, 1 << 20)
+        return Mirror(self.objects, self.layout, tensors, fill, 1 << 20)
 
     def holds(self, mirror: Mirror, version: int) -> bool:
         weights, lineage = self.past[version]
@@ -107,15 +109,15 @@ def test_forward_back_and_late(trainer):
 
 
 def test_a_model_that_was_just_loaded_is_not_read_again(trainer):
-    """It would be on the host twice: 294 GB for 72B."""
     filled = []
+    tensors = base()
 
-    def fill(tensors: Weights, anchor: Anchor) -> None:
+    def fill(anchor: Anchor) -> None:
         filled.append(anchor.kind)
         for name, tensor in base().items():
             tensors[name].copy_(tensor)
 
-    mirror = Mirror(trainer.objects, LAYOUT, base(), fill, 1 << 20, as_loaded=True)
+    mirror = Mirror(trainer.objects, LAYOUT, tensors, fill, 1 << 20, as_loaded=True)
     trainer.bring(mirror, 1)
     assert trainer.holds(mirror, 1) and filled == []
     mirror.dirty = True

@@ -29,6 +29,25 @@ class HostModel:
         self.tensors: dict[str, Tensor] = {name: p.data for name, p in model.named_parameters()}
         """Every parameter by the policy's names, adapters too."""
         self._base, self._adapted = lora.adapters(self.tensors, model)
+        self._adapters = {name: tensor.clone() for name, tensor in self.tensors.items() if ".lora_" in name}
+        """The adapters as they begin."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether it has weights; not after `begin_anew` has failed."""
+        return all(tensor.numel() for tensor in self.tensors.values())
+
+    def begin_anew(self, config: RunConfig) -> None:
+        """Brings the values of `pretrained` back. With adapters only these have changed; else the model is
+        read again, in the place of what is here: two copies of it may not fit the host."""
+        if self._adapters:
+            for name, tensor in self._adapters.items():
+                self.tensors[name].copy_(tensor)
+            return
+        for tensor in self.tensors.values():
+            tensor.data = tensor.new_empty(0)
+        for name, tensor in pretrained(config).tensors.items():
+            self.tensors[name].data = tensor
 
     def merged(self) -> Iterator[tuple[str, Tensor]]:
         """The model's own parameters by its own names, adapters merged in."""
@@ -59,15 +78,15 @@ def pretrained(config: RunConfig) -> HostModel:
 
 
 @torch.no_grad()
-def fill(tensors: dict[str, Tensor], config: RunConfig, anchor: Anchor) -> None:
-    """Brings an anchor's weights into `tensors`, which hold the pretrained model or a later version of it.
+def fill(model: HostModel, config: RunConfig, anchor: Anchor) -> None:
+    """Brings an anchor's weights into `model`, which holds the pretrained model or a later version of it.
 
     A checkpoint holds the trained parameters in fp32: rounded they are the weights that were published.
     Raises CorruptCheckpoint, StorageError; FileNotFoundError where the checkpoint is gone.
     """
+    if anchor.kind == "model" or not model.whole:
+        model.begin_anew(config)
     if anchor.kind == "model":
-        for name, tensor in pretrained(config).tensors.items():
-            tensors[name].copy_(tensor)
         return
     folder = f"{remote_url(config)}/{remote_folder(anchor.version, anchor.attempt)}"
     manifest = unpack(Storage(folder).get_bytes("manifest.json"))
@@ -76,4 +95,4 @@ def fill(tensors: dict[str, Tensor], config: RunConfig, anchor: Anchor) -> None:
     here = Path(local_dir(config)) / f"{step_name(anchor.version)}-{anchor.attempt}"
     reader = ShardReader(Found(anchor.version, str(here), folder, manifest), ranged=True)
     for name in reader.names():
-        tensors[name].view(-1).copy_(reader.read("master", name))
+        model.tensors[name].view(-1).copy_(reader.read("master", name))

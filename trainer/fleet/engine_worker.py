@@ -8,8 +8,6 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from trainer.algorithm.traces import Trace
 from trainer.config import ConfigError, RunConfig
 from trainer.fleet.anchors import fill, pretrained
@@ -46,14 +44,14 @@ class EngineWorker:
                 f" {about['data'][:12]}): give this worker the dataset that the run trains on"
             )
         self.others = OtherRanks(config, lost)
-        model = pretrained(config)
+        self.model = pretrained(config)
         self.mirror = Mirror(
             objects,
             about["layout"],
-            model.tensors,
+            self.model.tensors,
             self._fill,
             config.rollout.sync_bucket_bytes,
-            weights=model.merged,
+            weights=self.model.merged,
             as_loaded=True,
         )
         self.others.tell(do="build")
@@ -62,8 +60,8 @@ class EngineWorker:
         self.out_of_step = False
         """Whether the ranks may be at different calls, as after an error within one: then none can go on."""
 
-    def _fill(self, tensors: dict[str, torch.Tensor], anchor: Anchor) -> None:
-        fill(tensors, self.config, anchor)
+    def _fill(self, anchor: Anchor) -> None:
+        fill(self.model, self.config, anchor)
 
     def follow(self, objects: Objects, layout: Layout) -> None:
         """Goes on with a new attempt."""

@@ -84,7 +84,7 @@ class Mirror:
         objects: Objects,
         layout: Layout,
         tensors: dict[str, Tensor],
-        fill: Callable[[dict[str, Tensor], Anchor], None],
+        fill: Callable[[Anchor], None],
         bucket_bytes: int,
         weights: Callable[[], Iterable[tuple[str, Tensor]]] | None = None,
         as_loaded: bool = False,
@@ -185,7 +185,7 @@ class Mirror:
     def _begin(self, anchor: Anchor) -> None:
         self.dirty = True
         if not (self._as_loaded and anchor.kind == "model"):
-            self._fill(self.tensors, anchor)
+            self._fill(anchor)
         self._as_loaded = False
         self.anchors_read += 1
         if anchor.kind == "model" and first_lineage("model", 0, self.digests()) != anchor.lineage:
