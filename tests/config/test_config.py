@@ -122,6 +122,7 @@ def test_an_unknown_key_in_a_file_names_the_nearest(tmp_path):
         (["fleet.workers=beside", "fleet.unit_prompts=2", "rollout.staleness=1"], "hold the newest weights"),
         (["fleet.workers=beside"], "nothing to share: set it to a fraction"),
         (["algorithm.routing_replay=true", "method=sft"], "replays what an engine chose"),
+        (["rollout.expert_parallel=true"], "tensor_parallel is 1: set it to the GPUs of an engine"),
         (
             ["algorithm.routing_replay=true", "placement.device=cuda", "rollout.prefix_caching=false"],
             "needs rollout.prefix_caching",

@@ -21,6 +21,7 @@ ALLOWED = {
     "data": {"path", "image_cache_gib"},  # the dataset's fingerprint is compared
     "rollout": {
         "tensor_parallel",
+        "expert_parallel",
         "gpu_memory_utilization",
         "kv_cache_gib",
         "sleep_level",

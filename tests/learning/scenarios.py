@@ -18,6 +18,7 @@ from tests.learning.filled import filled  # noqa: F401
 from tests.learning.one_rank import OneRank, lessons, trace, with_logprobs
 from tests.learning.rates import bare, communicators, context, decoding, rates  # noqa: F401
 from tests.learning.replayed import replayed  # noqa: F401
+from tests.learning.rounded import rounded  # noqa: F401
 from tests.learning.silenced import silent  # noqa: F401
 from trainer import config as configuration
 from trainer.algorithm.batching import TrainBatch
@@ -137,7 +138,18 @@ def parity(config, rank, port):
     banned = set(worker.prompter.banned_token_ids())
     out |= {"sampled": len(tokens), "banned": sum(t in banned for t in tokens), "distinct": len(set(tokens))}
     out["vocabulary"] = len(worker.prompter.tokenizer)
+    out["experts"] = experts_held(worker)
     return out
+
+
+def experts_held(worker: OneRank) -> list[int]:
+    """Numbers of experts that this rank's part of the engine holds in its layers."""
+
+    def count(model) -> list[int]:
+        layers = [layer for layer in model.modules() if hasattr(layer, "w13_weight")]
+        return sorted({len(layer.w13_weight) for layer in layers})
+
+    return worker.engine.llm.apply_model(count)[0]
 
 
 def invariance(config, rank, port):

@@ -162,8 +162,9 @@ def test_gradients_are_those_of_the_dense_formula():
         assert float((ours - theirs).norm()) < 2e-6 * float(theirs.norm())
 
 
-def test_a_model_without_experts_has_nothing_to_replay(tiny_model, family_model):
-    config = c.override(c.RunConfig(), ["algorithm.routing_replay=true"])
+@pytest.mark.parametrize("key", ["algorithm.routing_replay", "rollout.expert_parallel"])
+def test_a_model_without_experts_has_nothing_to_replay_or_to_deal(tiny_model, family_model, key):
+    config = c.override(c.RunConfig(), [f"{key}=true"])
     budget.check_experts(config, shape_of(str(family_model("qwen3_moe"))))
-    with pytest.raises(c.ConfigError, match="has no experts; set algorithm.routing_replay to false"):
+    with pytest.raises(c.ConfigError, match=f"has no experts; set {key} to false"):
         budget.check_experts(config, shape_of(str(tiny_model)))

@@ -7,29 +7,36 @@ import pytest
 
 from trainer import config as c
 from trainer.config import ConfigError
+from trainer.hardware.architectures import FAMILIES
 
 LONG = pytest.mark.long
+OTHERS = [name for name, row in FAMILIES.items() if row.experts or row.gated_delta]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("world", "lora", "offload", "dtype"),
+    ("world", "lora", "offload", "dtype", "family"),
     [
-        (2, 0, False, "fp32"),
-        pytest.param(1, 0, False, "fp32", marks=LONG),
-        pytest.param(1, 4, False, "fp32", marks=LONG),
-        pytest.param(2, 4, False, "fp32", marks=LONG),
-        pytest.param(2, 0, True, "fp32", marks=LONG),
-        pytest.param(2, 0, False, "bf16", marks=LONG),
-        (2, 4, False, "bf16"),
+        (2, 0, False, "fp32", "qwen2_5_vl"),
+        pytest.param(1, 0, False, "fp32", "qwen2_5_vl", marks=LONG),
+        pytest.param(1, 4, False, "fp32", "qwen2_5_vl", marks=LONG),
+        pytest.param(2, 4, False, "fp32", "qwen2_5_vl", marks=LONG),
+        pytest.param(2, 0, True, "fp32", "qwen2_5_vl", marks=LONG),
+        pytest.param(2, 0, False, "bf16", "qwen2_5_vl", marks=LONG),
+        (2, 4, False, "bf16", "qwen2_5_vl"),
+        *(pytest.param(2, 0, False, "fp32", name, marks=LONG) for name in OTHERS),
     ],
 )
-def test_every_stage_learns_what_plain_torch_learns(run_ranks, small_config, world, lora, offload, dtype):
+def test_every_stage_learns_what_plain_torch_learns(
+    run_ranks, small_config, family_model, world, lora, offload, dtype, family
+):
     """Loss and gradients of a step, packed and in several passes; a resume, bit for bit; checkpoints of all
     stages."""
     config = replace(
         small_config,
-        model=replace(small_config.model, gradient_checkpointing=True, dtype=dtype),
+        model=replace(
+            small_config.model, path=str(family_model(family)), gradient_checkpointing=True, dtype=dtype
+        ),
         lora=c.LoRA(rank=lora, alpha=8),
         optimizer=replace(small_config.optimizer, learning_rate=1e-2, offload_optimizer=offload),
         placement=replace(small_config.placement, workers_per_node=world),

@@ -4,19 +4,26 @@ from dataclasses import replace
 
 import pytest
 
+from examples.demo.tiny_model import EXPERTS
 from tests.families import BOUNDS, FAMILIES, VISION, dtype, matrix, replays
+from trainer.hardware import architectures
 
-QUICK = {("qwen2_5_vl", 2, 2), ("qwen3_vl", 1, 1), ("qwen3_5", 1, 1)}
-EVERY = [(family, n, n) for family in FAMILIES for n in (1, 2)]
-OTHERS = [("qwen2_5_vl", 2, 1), ("smollm2", 2, 1)]
+QUICK = {("qwen2_5_vl", 2, 2, ""), ("qwen3_vl", 1, 1, ""), ("qwen3_5", 1, 1, "")}
+EVERY = [(family, n, n, "") for family in FAMILIES for n in (1, 2)]
+OTHERS = [("qwen2_5_vl", 2, 1, ""), ("smollm2", 2, 1, "")]
+MIXTURES = [name for name, row in architectures.FAMILIES.items() if row.experts]
+WHOLE_EXPERTS = [(name, 2, 2, "experts") for name in MIXTURES]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("family", "world", "tp"),
-    matrix(EVERY + OTHERS, QUICK),
+    ("family", "world", "tp", "parallel"),
+    matrix(EVERY + OTHERS + WHOLE_EXPERTS, QUICK),
 )
-def test_engine_agrees_with_policy(run_ranks, small_config, family_model, text_dataset, family, world, tp):
+def test_engine_agrees_with_policy(
+    run_ranks, small_config, family_model, text_dataset, family, world, tp, parallel
+):
+    """parallel: what an engine deals to its ranks instead of parts of every matrix."""
     data = small_config.data if family in VISION else replace(small_config.data, path=str(text_dataset))
     config = replace(
         small_config,
@@ -24,7 +31,12 @@ def test_engine_agrees_with_policy(run_ranks, small_config, family_model, text_d
         model=replace(small_config.model, path=str(family_model(family)), dtype=dtype(family)),
         algorithm=replace(small_config.algorithm, routing_replay=replays(family)),
         placement=replace(small_config.placement, workers_per_node=world),
-        rollout=replace(small_config.rollout, tensor_parallel=tp, sync_bucket_bytes=1 << 18),
+        rollout=replace(
+            small_config.rollout,
+            tensor_parallel=tp,
+            expert_parallel=parallel == "experts",
+            sync_bucket_bytes=1 << 18,
+        ),
         optimizer=replace(small_config.optimizer, learning_rate=0.01),
     )
     largest, average = BOUNDS[config.model.dtype]
@@ -34,6 +46,8 @@ def test_engine_agrees_with_policy(run_ranks, small_config, family_model, text_d
         assert len(result["sync_bytes"]) > 3
         held = max(result["sync_bytes"]) - 2 * result["bucket_bytes"]
         assert held < 1e-3 * result["bucket_bytes"], "more than a bucket and its copy"
+        if family in MIXTURES:
+            assert result["experts"] == [EXPERTS // tp if parallel else EXPERTS]
         for worst, mean in result["gaps"]:
             assert worst < largest and mean < average
         moved = max(1e-2, 3 * average)

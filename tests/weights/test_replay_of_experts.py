@@ -9,18 +9,22 @@ from trainer.hardware.architectures import FAMILIES
 
 MIXTURES = [name for name, row in FAMILIES.items() if row.experts]
 CASES = [
-    (family, kind, tp)
+    (family, kind, tp, False)
     for family in MIXTURES
     for kind in BOUNDS
     for tp in (1, 2)
     if kind in ("bf16", dtype(family))
 ]
+WHOLE_EXPERTS = [(family, dtype(family), 2, True) for family in MIXTURES]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("family", "kind", "tp"), matrix(CASES, {("qwen3_vl_moe", "bf16", 1)}))
+@pytest.mark.parametrize(
+    ("family", "kind", "tp", "expert_parallel"),
+    matrix(CASES + WHOLE_EXPERTS, {("qwen3_vl_moe", "bf16", 1, False)}),
+)
 def test_the_policy_goes_through_the_engines_experts(
-    run_ranks, small_config, family_model, text_dataset, family, kind, tp
+    run_ranks, small_config, family_model, text_dataset, family, kind, tp, expert_parallel
 ):
     data = small_config.data
     if not FAMILIES[family].tower:
@@ -31,10 +35,10 @@ def test_the_policy_goes_through_the_engines_experts(
         model=replace(small_config.model, path=str(family_model(family)), dtype=kind),
         algorithm=replace(small_config.algorithm, routing_replay=True),
         placement=replace(small_config.placement, workers_per_node=tp),
-        rollout=replace(small_config.rollout, tensor_parallel=tp),
+        rollout=replace(small_config.rollout, tensor_parallel=tp, expert_parallel=expert_parallel),
     )
     result = run_ranks("replayed", config)[0]
-    print(family, kind, tp, result)
+    print(family, kind, tp, expert_parallel, result)
     assert result["shapes"] == [[2, 2]] and result["whole"] and result["one_prompt"]
     assert result["evaluated"], "completions that nobody learns from have none"
     assert result["largest"] == 7, "every expert of eight is chosen for some token"

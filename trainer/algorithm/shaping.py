@@ -48,6 +48,31 @@ class Carried(RunningNorm, Standing):
         carried.prompts = carried.prompts or step * config.rollout.prompts_per_step
         return carried
 
+    def stepped(
+        self,
+        config: RunConfig,
+        metrics: Mapping[str, float],
+        levels: Sequence[float],
+        prompts: int,
+        completions: int,
+    ) -> dict[str, float]:
+        """Moves on after a step with these metrics; returns what the step itself had, as metrics.
+
+        levels: difficulties of the rows, the easiest first. prompts: number that was sampled. completions:
+        number that was trained on.
+        """
+        had = {}
+        self.prompts += prompts
+        if config.data.curriculum:
+            had["data/level"] = levels[self.level]
+            self.passed(metrics["reward/correct_rate"], config.data, len(levels))
+        target = config.algorithm.kl_target
+        if target:
+            had["kl/coef"] = self.kl_coef
+            kl = metrics.get("kl/mean", math.nan)
+            self.kl_coef = next_kl_coef(self.kl_coef, kl, target, config.algorithm.kl_horizon, completions)
+        return had
+
     def state(self) -> dict[str, float]:
         """The part of it that a checkpoint keeps."""
         return asdict(self)

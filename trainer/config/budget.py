@@ -61,18 +61,20 @@ def trained(config: RunConfig, shape: Shape) -> int:
 
 
 def check_experts(config: RunConfig, shape: Shape) -> None:
-    """Raises ConfigError where `algorithm.routing_replay` is set and the model has no experts, and where
-    `lora.qlora` is and it has some."""
+    """Raises ConfigError where `algorithm.routing_replay` or `rollout.expert_parallel` is set and the model
+    has no experts, and where `lora.qlora` is and it has some."""
     if config.lora.qlora and shape.experts:
         raise ConfigError(
             f"lora.qlora: experts of {config.model.path} in 4 bits have no parity test; set lora.qlora to"
             " false"
         )
-    if config.algorithm.routing_replay and not shape.experts:
-        raise ConfigError(
-            f"algorithm.routing_replay: {config.model.path} has no experts; set algorithm.routing_replay to"
-            " false"
-        )
+    for_experts = {
+        "algorithm.routing_replay": config.algorithm.routing_replay,
+        "rollout.expert_parallel": config.rollout.expert_parallel,
+    }
+    for key, asked in for_experts.items():
+        if asked and not shape.experts:
+            raise ConfigError(f"{key}: {config.model.path} has no experts; set {key} to false")
 
 
 def kept_checkpoints(config: RunConfig) -> int:

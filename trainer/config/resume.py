@@ -40,6 +40,7 @@ RESUME_IGNORES = (
     "rollout.sync_bucket_bytes",
     "rollout.sync_tolerance",
     "rollout.tensor_parallel",
+    "rollout.expert_parallel",
     "rollout.sleep_level",
     "rollout.eager",
     "rollout.prefix_caching",

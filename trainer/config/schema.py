@@ -120,6 +120,9 @@ class Rollout:
     tensor_parallel: int = within(1, least=1)
     """GPUs per engine; the number of engines is world size / this (the original's --vllm_num_engines
     follows)."""
+    expert_parallel: bool = False
+    """Each GPU of an engine holds some of a layer's experts whole instead of a part of every expert; for
+    mixtures of experts, with tensor_parallel above 1."""
     gpu_memory_utilization: float = within(0.4, above=0, below=1)
     """Share of GPU memory that the engine may take while awake."""
     kv_cache_gib: float = within(1.0, above=0)

@@ -109,6 +109,12 @@ def _check_engines(c: RunConfig) -> None:
             f"rollout.tensor_parallel {c.rollout.tensor_parallel} does not divide the {world} ranks: "
             f"use a divisor of {world}"
         )
+    if c.rollout.expert_parallel and c.rollout.tensor_parallel == 1:
+        raise ConfigError(
+            "rollout.expert_parallel deals experts to the GPUs of an engine, and"
+            " rollout.tensor_parallel is 1: set it to the GPUs of an engine, or"
+            " rollout.expert_parallel to false"
+        )
     engines = world // c.rollout.tensor_parallel
     if c.rollout.prompts_per_step % engines:
         raise ConfigError(

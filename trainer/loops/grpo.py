@@ -9,14 +9,13 @@ same values. What is graded is logged, so that a restart repeats updates and sam
 
 from __future__ import annotations
 
-import math
 import random
 
 from trainer.algorithm.batching import TrainBatch
 from trainer.algorithm.credit import Credit, Credited, by_token, credited, learnable, token_kl
 from trainer.algorithm.distillation import taught, teaching
 from trainer.algorithm.seeding import seed_of
-from trainer.algorithm.shaping import Carried, next_kl_coef
+from trainer.algorithm.shaping import Carried
 from trainer.algorithm.staleness import told_apart, versions_behind
 from trainer.checkpoint.rollout_log import Graded
 from trainer.config import RunConfig
@@ -119,17 +118,7 @@ def learn(
     if graded.teacher is not None and batch.old is not None:
         judged = [graded.teacher[members[i]] for i in sorted(kept)]
         metrics |= teaching(judged, [batch.old[i] for i in sorted(kept)])
-    carried.prompts += len(credit.flat)
-    if config.data.curriculum:
-        levels = run.stream.levels
-        metrics["data/level"] = levels[carried.level]
-        carried.passed(metrics["reward/correct_rate"], config.data, len(levels))
-    if algorithm.kl_target:
-        metrics["kl/coef"] = carried.kl_coef
-        kl = metrics.get("kl/mean", math.nan)
-        carried.kl_coef = next_kl_coef(
-            carried.kl_coef, kl, algorithm.kl_target, algorithm.kl_horizon, len(batch)
-        )
+    metrics |= carried.stepped(config, metrics, run.stream.levels, len(credit.flat), len(batch))
     return metrics, trained
 
 

@@ -7,6 +7,7 @@ import contextlib
 import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -46,6 +47,29 @@ def _reduce_over_gloo() -> None:
     segments.make_group_name = staticmethod(
         lambda communicator: f"{communicator.unique_name}-{communicator.rank}"
     )
+
+
+def _heed_experts_of_this_rank() -> None:
+    """Has vLLM's experts on a CPU compute those that their rank holds. Its kernel takes every chosen expert
+    for one of them; here another rank's experts get a share of 0, and the ranks' outputs add up."""
+    from vllm.model_executor.layers.fused_moe.experts import cpu_moe
+
+    kernel: Any = cpu_moe.CPUUnquantizedExperts
+    compute = kernel.apply
+    if hasattr(compute, "__wrapped__"):
+        return
+
+    @wraps(compute)
+    def of_this_rank(*args: Any, topk_ids: Any, topk_weights: Any, expert_map: Any, **others: Any) -> None:
+        """topk_ids, topk_weights: chosen experts and their shares, [T, k]. expert_map [experts]: an expert's
+        number on this rank, -1 if another rank holds it."""
+        if expert_map is not None:
+            held = expert_map[topk_ids.long()]
+            topk_ids = held.clamp(min=0).to(topk_ids.dtype)
+            topk_weights = topk_weights.where(held >= 0, 0.0)
+        compute(*args, topk_ids=topk_ids, topk_weights=topk_weights, expert_map=expert_map, **others)
+
+    kernel.apply = of_this_rank
 
 
 @contextlib.contextmanager
@@ -156,6 +180,8 @@ def arguments(config: RunConfig, prompter: Prompter, images_per_prompt: int) -> 
         # By default vLLM keeps 4 GiB of processed images; a prompt comes once per step, and a sync
         # forgets them.
         asked["mm_processor_cache_gb"] = 0
+    if rollout.expert_parallel:
+        asked["enable_expert_parallel"] = True
     if config.algorithm.routing_replay and on_gpu:
         asked["enable_return_routed_experts"] = True
         # A step that was scheduled ahead stays in flight when the last completion ends, and vLLM's recorder
@@ -222,6 +248,8 @@ class Engine:
         self.pictures_at_once = PICTURES_AT_ONCE if on_gpu else sys.maxsize
         if not on_gpu and config.rollout.tensor_parallel > 1:
             _reduce_over_gloo()
+        if not on_gpu and config.rollout.expert_parallel:
+            _heed_experts_of_this_rank()
         several = on_gpu and config.rollout.tensor_parallel > 1
         try:
             with shareable_memory() if several else contextlib.nullcontext():
