@@ -37,6 +37,7 @@ from transformers import (
     Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    Qwen3NextConfig,
     Qwen3VLConfig,
     Qwen3VLMoeConfig,
     Qwen3VLProcessor,
@@ -58,6 +59,7 @@ Family = Literal[
     "qwen3_5_moe",
     "qwen3_5_text",
     "qwen3_5_moe_text",
+    "qwen3_next",
     "qwen3_vl_moe",
     "qwen2",
     "qwen3",
@@ -235,10 +237,12 @@ def build_config(
                 return Qwen3VLConfig(architectures=["Qwen3VLForConditionalGeneration"], **both)
             text |= experts
             return Qwen3VLMoeConfig(architectures=["Qwen3VLMoeForConditionalGeneration"], **both)
-        case "qwen3_5" | "qwen3_5_text" | "qwen3_5_moe" | "qwen3_5_moe_text":
+        case "qwen3_5" | "qwen3_5_text" | "qwen3_5_moe" | "qwen3_5_moe_text" | "qwen3_next":
             # The last layer of each four has attention, of two the second. Heads of the others are 128 wide,
             # as published: vLLM's kernels for CPUs take no other.
-            rope |= {"mrope_section": [2, 1, 1], "mrope_interleaved": True, "partial_rotary_factor": 0.25}
+            rope["partial_rotary_factor"] = 0.25
+            if family != "qwen3_next":
+                rope |= {"mrope_section": [2, 1, 1], "mrope_interleaved": True}
             every = min(4, shape.layers)
             text |= {
                 "head_dim": HEAD,
@@ -253,9 +257,12 @@ def build_config(
                 return Qwen3_5Config(architectures=["Qwen3_5ForConditionalGeneration"], **both)
             if family == "qwen3_5_text":
                 return Qwen3_5TextConfig(architectures=["Qwen3_5ForCausalLM"], **text)
-            # These have no width of an MLP, and their experts' shares always sum to 1.
-            del text["intermediate_size"], experts["norm_topk_prob"]
             text |= experts | {"shared_expert_intermediate_size": shape.intermediate // 2}
+            if family == "qwen3_next":
+                text["tie_word_embeddings"] = False  # vLLM's has a head of its own, as published
+                return Qwen3NextConfig(architectures=["Qwen3NextForCausalLM"], **text)
+            # These have no width of an MLP, and their experts' shares always sum to 1.
+            del text["intermediate_size"], text["norm_topk_prob"]
             if family == "qwen3_5_moe_text":
                 return Qwen3_5MoeTextConfig(architectures=["Qwen3_5MoeForCausalLM"], **text)
             return Qwen3_5MoeConfig(architectures=["Qwen3_5MoeForConditionalGeneration"], **both)

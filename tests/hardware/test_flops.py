@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.families import VISION
+from tests.families import FAMILIES, VISION, loader
 from trainer.hardware import flops, gpus
 from trainer.hardware.flops import Completed
 from trainer.hardware.layer_sizes import Experts
@@ -142,29 +142,41 @@ def test_shapes_are_read_from_both_layouts_of_the_configuration(tmp_path):
     assert from_config(nested["text_config"]).vision is None and from_config(QWEN_72B).head_dim == 128
 
 
-@pytest.mark.parametrize("grid", [(1, 8, 8), (1, 12, 20), (2, 10, 6)])
-@pytest.mark.parametrize("family", VISION)
-def test_the_counts_are_those_of_the_real_model(family, grid):
-    """PyTorch's own counter over a forward pass of transformers' model."""
-    import torch
-    from torch.utils.flop_counter import FlopCounterMode
-    from transformers import AutoModelForImageTextToText
-
+def built(family):
+    """(transformers' model of a few layers, its shape)."""
     from examples.demo import tiny_model
 
     sizes = tiny_model.TinyShape(128, 96, 3, 4, 2, 32, 48, 4, False)
     config = tiny_model.build_config(sizes, tiny_model.build_tokenizer(), family)
     config._attn_implementation = config._experts_implementation = "eager"
-    model = AutoModelForImageTextToText.from_config(config)
-    shape = from_config(config.to_dict())
+    return loader(family).from_config(config), from_config(config.to_dict())
+
+
+@pytest.mark.parametrize("grid", [(1, 8, 8), (1, 12, 20), (2, 10, 6)])
+@pytest.mark.parametrize("family", VISION)
+def test_the_counts_of_a_tower_are_those_of_the_real_one(family, grid):
+    """PyTorch's own counter over a forward pass of transformers' model."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    model, shape = built(family)
     patches = grid[0] * grid[1] * grid[2]
-    tokens = 11
     v = shape.vision
     assert v and v.full == (1 if family == "qwen2_5_vl" else 4)
     assert v.deepstack == (2 if family.startswith("qwen3_vl") else 0)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model.model.visual(torch.zeros(patches, 3 * 2 * v.patch**2), grid_thw=torch.tensor([grid]))
     assert counter.get_total_flops() == pytest.approx(flops.vision_flops(shape, [grid]), rel=1e-3)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_counts_of_a_text_are_those_of_the_real_model(family):
+    """The same without an image."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    model, shape = built(family)
+    tokens = 11
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(input_ids=torch.ones(1, tokens, dtype=torch.long))
     # eager attention computes the masked half too

@@ -12,7 +12,7 @@ ADAPTER = "default"
 """peft's name for the only adapter, in the names of its parameters; adapter files leave it out."""
 TEXT = (
     r"(?:.*\.)?layers\.\d+\.(?:(?:self_attn|mlp)\.(?:q|k|v|o|gate|up|down)_proj"
-    r"|linear_attn\.(?:in_proj_(?:qkv|z|b|a)|out_proj))"
+    r"|linear_attn\.(?:in_proj_(?:qkvz?|z|ba?|a)|out_proj))"
 )
 TOWER = (
     r"(?:.*\.)?visual\.blocks\.\d+\."

@@ -30,13 +30,15 @@ class Architecture:
     gated_delta: bool = False
     """Whether most of its layers are gated delta-net layers and the others' outputs are gated, as
     Qwen3.5's."""
+    fused_delta: bool = False
+    """Whether these layers have two matrices for their inputs and gates instead of four, as Qwen3-Next's."""
     experts: Literal["", "apart", "together", "transposed"] = ""
     """How published files hold the weights of experts: each matrix of each expert apart; those of a layer
     together, as transformers has them, outputs before inputs; or together with inputs before outputs. "": its
     layers have an MLP and no experts."""
     shared_expert: bool = False
-    """Whether one expert more, with a gate of its own, computes every token, as Qwen3.5's. Its config.json
-    has no `norm_topk_prob`: the chosen experts' shares always sum to 1."""
+    """Whether one expert more, with a gate of its own, computes every token, as Qwen3.5's. Where config.json
+    has no `norm_topk_prob`, the chosen experts' shares sum to 1."""
 
 
 FAMILIES = {
@@ -57,6 +59,14 @@ FAMILIES = {
     "qwen3_5_moe_text": Architecture(
         title="Qwen3.5-MoE (text)", qk_norm=True, gated_delta=True, experts="together", shared_expert=True
     ),
+    "qwen3_next": Architecture(
+        title="Qwen3-Next (text)",
+        qk_norm=True,
+        gated_delta=True,
+        fused_delta=True,
+        experts="apart",
+        shared_expert=True,
+    ),
     "qwen2": Architecture(title="Qwen2 and Qwen2.5 (text)", qkv_bias=True),
     "qwen3": Architecture(title="Qwen3 (text)", qk_norm=True),
     "qwen3_moe": Architecture(title="Qwen3-MoE (text)", qk_norm=True, experts="apart"),
@@ -65,7 +75,6 @@ FAMILIES = {
 """What is trained, by `model_type` of config.json. The parity tests run on every family of this table
 (tests/families.py)."""
 MISSING = {
-    "qwen3_next": "its gated delta-net layers have no parity test",
     "qwen2_5_omni": "its audio tower is not fed, and there is no parity test",
     "internvl": "its images are tiles without positions of rows and columns, and there is no parity test",
     "gemma3": "packed rows have neither its sliding windows nor image tokens that see each other",

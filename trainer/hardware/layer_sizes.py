@@ -67,9 +67,11 @@ class GatedDelta:
     value_dim: int = 128
     kernel: int = 4
     """Tokens that the convolution over queries, keys and values sees."""
+    fused: bool = False
+    """One matrix for queries, keys, values and the output's gate, and one for the state's two gates."""
 
     @classmethod
-    def of(cls, text: dict[str, Any]) -> GatedDelta:
+    def of(cls, text: dict[str, Any], fused: bool) -> GatedDelta:
         """Those of a text model's config.json."""
         every = text.get("full_attention_interval", 4)
         kinds = text.get("layer_types") or []
@@ -81,6 +83,7 @@ class GatedDelta:
             key_dim=text.get("linear_key_head_dim", 128),
             value_dim=text.get("linear_value_head_dim", 128),
             kernel=text.get("linear_conv_kernel_dim", 4),
+            fused=fused,
         )
 
     @property
@@ -102,6 +105,8 @@ class GatedDelta:
         """(inputs, outputs) of a layer's matrices: queries, keys and values, the output's gate, the two gates
         of the state, the output."""
         heads = self.value_heads
+        if self.fused:
+            return [(hidden, self.channels + self.values), (hidden, 2 * heads), (self.values, hidden)]
         return [
             (hidden, self.channels),
             (hidden, self.values),

@@ -446,7 +446,7 @@ def from_config(config: dict[str, Any]) -> Shape:
         head_dim=text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"],
         qkv_bias=family.qkv_bias or (kind == "llama" and bool(text.get("attention_bias"))),
         qk_norm=family.qk_norm,
-        delta=GatedDelta.of(text) if family.gated_delta else None,
+        delta=GatedDelta.of(text, family.fused_delta) if family.gated_delta else None,
         experts=experts,
         vision=_vision(vision, family.tower or "qwen2_5_vl") if vision else None,
     )

@@ -70,6 +70,8 @@ NORMS: dict[str, Callable[..., Tensor]] = {
     "Qwen3_5RMSNormGated": _gated_norm,
     "Qwen3_5MoeRMSNorm": _centered_norm,
     "Qwen3_5MoeRMSNormGated": _gated_norm,
+    "Qwen3NextRMSNorm": _centered_norm,
+    "Qwen3NextRMSNormGated": _gated_norm,
 }
 """Norms of other form, by the name of transformers' class."""
 
