@@ -59,6 +59,8 @@ def command(config: RunConfig, host: str, port: int) -> list[str]:
         words.append("--enforce-eager")
     if config.placement.device == "cuda":
         words += ["--gpu-memory-utilization", str(rollout.gpu_memory_utilization)]
+        # vLLM's own kernel for CPUs computes this wrongly.
+        words += ["--enable-expert-parallel"] if rollout.expert_parallel else []
     else:
         words += ["--kv-cache-memory-bytes", str(int(rollout.kv_cache_gib * 2**30))]
     if has_vision(model.path):
@@ -72,7 +74,7 @@ def has_vision(path: str) -> bool:
     if file := config_file(path):
         return "vision_config" in json.loads(file.read_text())
     shape = KNOWN.get(path)
-    return shape.vision is not None if shape else "-VL-" in path
+    return shape.vision is not None if shape else "-VL-" in path or "Qwen3.5-" in path
 
 
 def serve(config: RunConfig, host: str, port: int, hours: float) -> int:

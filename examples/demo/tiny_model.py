@@ -33,6 +33,8 @@ from transformers import (
     Qwen2VLVideoProcessor,
     Qwen3_5Config,
     Qwen3_5MoeConfig,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
     Qwen3VLConfig,
@@ -54,6 +56,8 @@ Family = Literal[
     "qwen3_vl",
     "qwen3_5",
     "qwen3_5_moe",
+    "qwen3_5_text",
+    "qwen3_5_moe_text",
     "qwen3_vl_moe",
     "qwen2",
     "qwen3",
@@ -231,7 +235,7 @@ def build_config(
                 return Qwen3VLConfig(architectures=["Qwen3VLForConditionalGeneration"], **both)
             text |= experts
             return Qwen3VLMoeConfig(architectures=["Qwen3VLMoeForConditionalGeneration"], **both)
-        case "qwen3_5" | "qwen3_5_moe":
+        case "qwen3_5" | "qwen3_5_text" | "qwen3_5_moe" | "qwen3_5_moe_text":
             # The last layer of each four has attention, of two the second. Heads of the others are 128 wide,
             # as published: vLLM's kernels for CPUs take no other.
             rope |= {"mrope_section": [2, 1, 1], "mrope_interleaved": True, "partial_rotary_factor": 0.25}
@@ -247,9 +251,13 @@ def build_config(
             vision |= {"patch_size": 16, "num_position_embeddings": 64}
             if family == "qwen3_5":
                 return Qwen3_5Config(architectures=["Qwen3_5ForConditionalGeneration"], **both)
+            if family == "qwen3_5_text":
+                return Qwen3_5TextConfig(architectures=["Qwen3_5ForCausalLM"], **text)
             # These have no width of an MLP, and their experts' shares always sum to 1.
             del text["intermediate_size"], experts["norm_topk_prob"]
             text |= experts | {"shared_expert_intermediate_size": shape.intermediate // 2}
+            if family == "qwen3_5_moe_text":
+                return Qwen3_5MoeTextConfig(architectures=["Qwen3_5MoeForCausalLM"], **text)
             return Qwen3_5MoeConfig(architectures=["Qwen3_5MoeForConditionalGeneration"], **both)
         case "qwen2":
             return Qwen2Config(architectures=["Qwen2ForCausalLM"], **text)

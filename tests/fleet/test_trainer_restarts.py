@@ -85,6 +85,29 @@ def test_killed_and_started_again(run_config, tmp_path, ahead):
 
 
 @pytest.mark.long
+def test_killed_before_the_first_checkpoint(run_config, tmp_path):
+    """The new attempt begins with the pretrained model, which the workers have left behind by then."""
+    bucket = tmp_path / "stored"
+    job = FleetJob(run_config("fleet", 0), tmp_path / "fleet", str(bucket))
+    try:
+        for name in ("w0", "w1"):
+            job.add_worker(name)
+        job.start()
+        job.until(lambda: job.in_phase("wait", 2) and list(bucket.rglob("*.patch")), 600)
+        job.kill()
+        assert not list(bucket.rglob("manifest.json"))
+        job.start()
+        job.finish()
+    finally:
+        job.kill()
+        job.end_workers()
+    assert job.log.read_text().count("starting from scratch") == 2
+    assert_same_run(colocated(run_config("alone", 0), tmp_path / "alone"), job)
+    for worker in job.workers.values():
+        assert "follows attempt 2-" in worker.said() and "has reached its last step" in worker.said()
+
+
+@pytest.mark.long
 def test_two_heads(run_config, tmp_path):
     """The first trainer's driver is stopped, as by a machine that hangs, and goes on beside the second."""
     bucket = tmp_path / "stored"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from examples.demo import tiny_model as tiny_model_module
-from tests.families import BOUNDS, dtype, matrix
+from tests.families import BOUNDS, dtype, matrix, replays
 from trainer import config as c
 from trainer.config import ConfigError, budget
 from trainer.hardware import adapters
@@ -74,7 +74,8 @@ def test_adapters_are_those_of_plain_peft(
     config = lora(small_config, world, method, **options)
     computed = dtype(family) if method == "grpo" else "fp32"
     model = replace(config.model, path=str(family_model(family)), dtype=computed)
-    config = replace(config, model=replace(model, gradient_checkpointing=world == 1))
+    algorithm = replace(config.algorithm, routing_replay=method == "grpo" and replays(family))
+    config = replace(config, model=replace(model, gradient_checkpointing=world == 1), algorithm=algorithm)
     shape = shape_of(config.model.path)
     largest, average = BOUNDS[computed]
     of_all, of_one, of_merged = AGAINST_FP32[computed]

@@ -110,9 +110,17 @@ def test_an_adapter_is_merged_on_the_node_or_here():
 
 
 def test_a_model_on_the_hub_that_reads_images_is_known_by_its_shape(tiny_model):
-    for name in ("Qwen/Qwen3.5-9B", "Qwen/Qwen2.5-VL-7B-Instruct", "someone/Other-VL-7B", str(tiny_model)):
+    known = "Qwen/Qwen3.5-9B", "Qwen/Qwen2.5-VL-7B-Instruct", str(tiny_model)
+    for name in (*known, "someone/Other-VL-7B", "Qwen/Qwen3.5-122B-A10B"):
         assert serve.has_vision(name)
     assert not serve.has_vision("Qwen/Qwen2.5-7B-Instruct")
+
+
+def test_experts_are_dealt_as_in_training_where_vllm_heeds_it():
+    config = c.override(c.RunConfig(), ["rollout.expert_parallel=true", "rollout.tensor_parallel=2"])
+    for device, dealt in (("cuda", True), ("cpu", False)):
+        words = serve.command(c.override(config, [f"placement.device={device}"]), "127.0.0.1", 8000)
+        assert ("--enable-expert-parallel" in words) == dealt
 
 
 def test_what_cannot_be_served_is_refused_in_a_line(capsys):

@@ -53,6 +53,10 @@ FAMILIES = {
         shared_expert=True,
     ),
     "qwen3_vl_moe": Architecture(title="Qwen3-VL-MoE", tower="qwen3_vl", qk_norm=True, experts="transposed"),
+    "qwen3_5_text": Architecture(title="Qwen3.5 (text)", qk_norm=True, gated_delta=True),
+    "qwen3_5_moe_text": Architecture(
+        title="Qwen3.5-MoE (text)", qk_norm=True, gated_delta=True, experts="together", shared_expert=True
+    ),
     "qwen2": Architecture(title="Qwen2 and Qwen2.5 (text)", qkv_bias=True),
     "qwen3": Architecture(title="Qwen3 (text)", qk_norm=True),
     "qwen3_moe": Architecture(title="Qwen3-MoE (text)", qk_norm=True, experts="apart"),
@@ -61,7 +65,6 @@ FAMILIES = {
 """What is trained, by `model_type` of config.json. The parity tests run on every family of this table
 (tests/families.py)."""
 MISSING = {
-    "qwen3_5_text": "a Qwen3.5 without its vision tower has no parity test",
     "qwen3_next": "its gated delta-net layers have no parity test",
     "qwen2_5_omni": "its audio tower is not fed, and there is no parity test",
     "internvl": "its images are tiles without positions of rows and columns, and there is no parity test",

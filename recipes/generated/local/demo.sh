@@ -6,7 +6,7 @@ export RUNS="${RUNS:-$PWD/runs}"
 . trainer/task.sh begin '' "/"
 bash trainer/setup.sh cpu
 step "${DATA}/shapes-74709ef5/manifest.json" .venvs/cpu/bin/python -m examples.demo.shapes --out "${DATA}/shapes-74709ef5"
-step "${MODELS}/demo-da7006ec/config.json" .venvs/cpu/bin/python -m examples.demo.warm_start --data "${DATA}/shapes-74709ef5" --out "${MODELS}/demo-da7006ec"
+step "${MODELS}/demo-9a723bdc/config.json" .venvs/cpu/bin/python -m examples.demo.warm_start --data "${DATA}/shapes-74709ef5" --out "${MODELS}/demo-9a723bdc"
 cat > ".cache/$RUN_ID.yaml" <<YAML
 method: grpo
 run:
@@ -15,7 +15,7 @@ run:
   dir: "${RUNS}/${RUN_ID}"
   max_steps: 60
 model:
-  path: "${MODELS}/demo-da7006ec"
+  path: "${MODELS}/demo-9a723bdc"
   dtype: fp32
   gradient_checkpointing: false
   min_pixels: 784
