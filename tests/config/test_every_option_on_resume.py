@@ -17,7 +17,7 @@ SECTIONS = {"checkpoint", "placement", "logging", "watch", "guards", "expected",
 """Sections that say where a run computes, what is kept and what is told."""
 ALLOWED = {
     "run": {"dir", "deterministic", "max_steps"},  # max_steps: under a constant learning rate
-    "model": {"gradient_checkpointing"},
+    "model": {"gradient_checkpointing", "recurrence"},
     "data": {"path", "image_cache_gib"},  # the dataset's fingerprint is compared
     "rollout": {
         "tensor_parallel",

@@ -63,6 +63,33 @@ def test_a_missing_kernel_is_named(monkeypatch):
         delta_kernel.load()
 
 
+class Layer(torch.nn.Module):
+    """What is asked of a gated delta-net layer."""
+
+    A_log = 0.0
+    num_v_heads = HEADS
+    head_k_dim = WIDTH
+    head_v_dim = WIDTH
+
+
+def test_a_kernel_that_does_not_run_here_is_named(monkeypatch):
+    """The package itself raises on a GPU for which its Triton is too old."""
+
+    def raises(error):
+        def kernel(*rows, **options):
+            raise error
+
+        monkeypatch.setattr(delta_kernel, "load", lambda: kernel)
+        return delta_kernel.checked(torch.nn.Sequential(Layer()), torch.device("cpu"))
+
+    with pytest.raises(
+        ConfigError, match=r"does not run \(RuntimeError: Triton is old\).*set model.recurrence=torch"
+    ):
+        raises(RuntimeError("Triton is old"))
+    with pytest.raises(torch.OutOfMemoryError):  # no word on the configuration: a restart may have the memory
+        raises(torch.OutOfMemoryError("full"))
+
+
 def test_a_kernel_is_compared_at_its_output_and_each_gradient():
     def compared(kernel):
         off = delta_kernel.differences(kernel, HEADS, WIDTH, WIDTH, torch.device("cpu"))

@@ -12,7 +12,8 @@ QUICK = {("qwen2_5_vl", 2, 2, ""), ("qwen3_vl", 1, 1, ""), ("qwen3_5", 1, 1, "")
 EVERY = [(family, n, n, "") for family in FAMILIES for n in (1, 2)]
 OTHERS = [("qwen2_5_vl", 2, 1, ""), ("smollm2", 2, 1, "")]
 MIXTURES = [name for name, row in architectures.FAMILIES.items() if row.experts]
-WHOLE_EXPERTS = [(name, 2, 2, "experts") for name in MIXTURES]
+WHOLE_EXPERTS = [*((name, 2, 2, "experts") for name in MIXTURES), ("qwen3_moe", 4, 2, "experts")]
+"""The last one has two engines beside each other."""
 
 
 @pytest.mark.slow

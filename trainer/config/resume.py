@@ -49,6 +49,7 @@ RESUME_IGNORES = (
     "optimizer.offload_reference",
     "optimizer.live_parameters",
     "model.gradient_checkpointing",
+    "model.recurrence",
     "optimizer.hpz_ranks",
     "optimizer.max_skipped_updates",
     "algorithm.micro_batch_tokens",

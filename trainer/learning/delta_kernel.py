@@ -30,19 +30,32 @@ NAMES = "output", *(f"gradient of {row}" for row in ("queries", "keys", "values"
 
 def checked(model: nn.Module, device: torch.device) -> delta.Recurrence | None:
     """The kernel for a model with gated delta-net layers, compared with PyTorch at the sizes of the first of
-    them; None for a model without. Raises ConfigError as `load` does, and where the kernel is wrong here."""
+    them; None for a model without. Raises ConfigError as `load` does, and where the kernel is wrong here or
+    does not run."""
     found = delta.layers(model)
     if not found:
         return None
     layer = found[0]
     kernel = load()
-    off = differences(kernel, layer.num_v_heads, layer.head_k_dim, layer.head_v_dim, device)
-    if wrong := beyond(off):
+    here = f"on this GPU ({device_name(device)}, Triton {version('triton')}) flash-linear-attention's kernel"
+    try:
+        off = differences(kernel, layer.num_v_heads, layer.head_k_dim, layer.head_v_dim, device)
+    except (torch.OutOfMemoryError, torch.AcceleratorError):  # of this one machine: another try may pass
+        raise
+    except (
+        Exception
+    ) as error:  # of Triton, of TileLang, of a compiler that is not there, of the package itself
         raise ConfigError(
-            f"on this GPU ({torch.cuda.get_device_name(device)}, Triton {version('triton')})"
-            f" flash-linear-attention's kernel computes {wrong}: take another kind of GPU, {WITHOUT}"
-        )
+            f"{here} does not run ({type(error).__name__}: {error}): take another kind of GPU, {WITHOUT}"
+        ) from error
+    if wrong := beyond(off):
+        raise ConfigError(f"{here} computes {wrong}: take another kind of GPU, {WITHOUT}")
     return kernel
+
+
+def device_name(device: torch.device) -> str:
+    """The GPU's name, or `cpu`."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def load() -> delta.Recurrence:
