@@ -141,7 +141,7 @@ def test_the_kernel_of_gated_delta_layers(figure, heads):
 
     device = torch.device("cuda")
     kernel = delta_kernel.load()
-    off = delta_kernel.differences(kernel, heads, 128, 128, device)
+    off = delta_kernel.differences(kernel, heads, 128, 128, device, lengths=delta_kernel.ON_A_GPU)
     figure(f"gated delta rule, {heads} heads: worst relative error", max(off.values()), "")
 
     tokens = 8192

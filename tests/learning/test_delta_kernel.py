@@ -80,7 +80,7 @@ def test_a_kernel_that_does_not_run_here_is_named(monkeypatch):
             raise error
 
         monkeypatch.setattr(delta_kernel, "load", lambda: kernel)
-        return delta_kernel.checked(torch.nn.Sequential(Layer()), torch.device("cpu"))
+        return delta_kernel.checked(torch.nn.Sequential(Layer()), torch.device("cpu"), torch.bfloat16)
 
     with pytest.raises(
         ConfigError, match=r"does not run \(RuntimeError: Triton is old\).*set model.recurrence=torch"
@@ -88,6 +88,21 @@ def test_a_kernel_that_does_not_run_here_is_named(monkeypatch):
         raises(RuntimeError("Triton is old"))
     with pytest.raises(torch.OutOfMemoryError):  # no word on the configuration: a restart may have the memory
         raises(torch.OutOfMemoryError("full"))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_run_compares_in_its_own_type_and_at_the_length_of_its_rows(monkeypatch, dtype):
+    seen = []
+
+    def kernel(query, *rows, **options):
+        seen.append((query.dtype, query.shape[1]))
+        raise RuntimeError("seen")
+
+    monkeypatch.setattr(delta_kernel, "load", lambda: kernel)
+    with pytest.raises(ConfigError, match="seen"):
+        delta_kernel.checked(torch.nn.Sequential(Layer()), torch.device("cpu"), dtype)
+    [(used, tokens)] = seen
+    assert used == dtype and tokens > 4000
 
 
 def test_a_kernel_is_compared_at_its_output_and_each_gradient():

@@ -22,16 +22,19 @@ from trainer.learning import delta
 WITHOUT = "or set model.recurrence=torch, which is right and more than ten times slower"
 LENGTHS = 70, 193, 1
 """Tokens of the samples that are compared: in one, two and four chunks of 64, none of them whole."""
+ON_A_GPU = 4096, *LENGTHS
+"""The same before a run trains. Triton measures at the first call which form of a kernel is fastest, and
+keeps it for rows of every length: one of few tokens would tell nothing of those of a run."""
 BOUND = 0.05
 """Largest difference of the kernel's output or gradients, as a share of PyTorch's in fp32. bf16 rounds a
 number by 0.004; miscompiled kernels were off by 0.5."""
 NAMES = "output", *(f"gradient of {row}" for row in ("queries", "keys", "values", "decays", "rates"))
 
 
-def checked(model: nn.Module, device: torch.device) -> delta.Recurrence | None:
+def checked(model: nn.Module, device: torch.device, dtype: torch.dtype) -> delta.Recurrence | None:
     """The kernel for a model with gated delta-net layers, compared with PyTorch at the sizes of the first of
-    them; None for a model without. Raises ConfigError as `load` does, and where the kernel is wrong here or
-    does not run."""
+    them and in the model's type; None for a model without. Raises ConfigError as `load` does, and where the
+    kernel is wrong here or does not run."""
     found = delta.layers(model)
     if not found:
         return None
@@ -39,7 +42,8 @@ def checked(model: nn.Module, device: torch.device) -> delta.Recurrence | None:
     kernel = load()
     here = f"on this GPU ({device_name(device)}, Triton {version('triton')}) flash-linear-attention's kernel"
     try:
-        off = differences(kernel, layer.num_v_heads, layer.head_k_dim, layer.head_v_dim, device)
+        sizes = layer.num_v_heads, layer.head_k_dim, layer.head_v_dim
+        off = differences(kernel, *sizes, device, dtype, ON_A_GPU)
     except (torch.OutOfMemoryError, torch.AcceleratorError):  # of this one machine: another try may pass
         raise
     except (
@@ -48,6 +52,7 @@ def checked(model: nn.Module, device: torch.device) -> delta.Recurrence | None:
         raise ConfigError(
             f"{here} does not run ({type(error).__name__}: {error}): take another kind of GPU, {WITHOUT}"
         ) from error
+    torch.cuda.empty_cache()  # for the engine, which measures what is free
     if wrong := beyond(off):
         raise ConfigError(f"{here} computes {wrong}: take another kind of GPU, {WITHOUT}")
     return kernel
@@ -92,11 +97,13 @@ def differences(
     value_dim: int,
     device: torch.device,
     dtype: torch.dtype = torch.bfloat16,
+    lengths: tuple[int, ...] = LENGTHS,
 ) -> dict[str, float]:
     """How far the kernel's output and gradients are from transformers' recurrence in fp32, by their names,
-    each as a share of the latter's norm. heads: of values. The samples, of `LENGTHS`, are drawn."""
+    each as a share of the latter's norm. heads: of values. lengths: tokens of the samples, which are
+    drawn."""
     generator = torch.Generator().manual_seed(0)
-    tokens = sum(LENGTHS)
+    tokens = sum(lengths)
 
     def drawn(*size: int) -> Tensor:
         return torch.randn(1, tokens, heads, *size, generator=generator).to(device)
@@ -107,22 +114,22 @@ def differences(
     full = [tensor.detach().float().requires_grad_() for tensor in low]
     weights = drawn(value_dim)
 
-    packed = delta.end_to_end(kernel, low, LENGTHS, LENGTHS, None)
+    packed = delta.end_to_end(kernel, low, lengths, lengths, None)
     ours = _with_gradients(packed, low, weights)
-    theirs = _with_gradients(_alone(full), full, weights)
+    theirs = _with_gradients(_alone(full, lengths), full, weights)
     off = {}
     for name, mine, right in zip(NAMES, ours, theirs, strict=True):
         off[name] = float((mine.float() - right).norm() / right.norm())
     return off
 
 
-def _alone(rows: list[Tensor]) -> Tensor:
+def _alone(rows: list[Tensor], lengths: tuple[int, ...]) -> Tensor:
     """Each sample by itself, by transformers' recurrence in PyTorch."""
     from transformers.models.qwen3_5 import modeling_qwen3_5
 
     plain = inspect.unwrap(modeling_qwen3_5.torch_chunk_gated_delta_rule)
     outs = []
-    for sample in zip(*(row.split(LENGTHS, 1) for row in rows), strict=True):
+    for sample in zip(*(row.split(lengths, 1) for row in rows), strict=True):
         q, k, v, decay, rate = sample
         outs.append(plain(q, k, v, g=decay, beta=rate, use_qk_l2norm_in_kernel=True)[0])
     return torch.cat(outs, 1)

@@ -171,7 +171,7 @@ class Policy:
             lora.inject(hf, config.lora, config.run.seed)
         recurrence = None
         if self.device.type == "cuda" and config.model.recurrence == "kernel":
-            recurrence = delta_kernel.checked(hf, self.device)
+            recurrence = delta_kernel.checked(hf, self.device, _dtype(config))
         scorer = LogprobModel(hf, banned, temperature, not config.tower_trained, recurrence)
         if config.model.freeze_vision and scorer.has_vision:
             hf.model.visual.requires_grad_(False)
@@ -404,8 +404,7 @@ def _build_model(kind: Any, config: RunConfig, ds_config: dict[str, Any], empty:
 
     model = config.model
     revision = {"revision": model.revision} if model.revision else {}
-    dtype = torch.bfloat16 if model.dtype == "bf16" else torch.float32
-    kwargs: dict[str, Any] = {"dtype": dtype, "attn_implementation": "sdpa"}
+    kwargs: dict[str, Any] = {"dtype": _dtype(config), "attn_implementation": "sdpa"}
     if config.lora.qlora:  # then every rank reads the whole model; `initialize` shards it
         kwargs["quantization_config"] = BitsAndBytesConfig(**config.lora.quantization(model.dtype))
 
@@ -418,6 +417,11 @@ def _build_model(kind: Any, config: RunConfig, ds_config: dict[str, Any], empty:
     if hub.from_hub(config):  # transformers would turn an outage into an error of its own
         hub.fetch(config, hub.weight_files(config))
     return kind.from_pretrained(model.path, **revision, **kwargs)
+
+
+def _dtype(config: RunConfig) -> torch.dtype:
+    """The type of a model's weights and activations."""
+    return torch.bfloat16 if config.model.dtype == "bf16" else torch.float32
 
 
 def _largest(values: Tensor) -> Tensor:
