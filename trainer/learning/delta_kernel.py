@@ -21,7 +21,7 @@ from trainer.learning import delta
 
 WITHOUT = "or set model.recurrence=torch, which is right and more than ten times slower"
 LENGTHS = 70, 193, 1
-"""Tokens of the samples that are compared: in one, two and four chunks of 64, none of them whole."""
+"""Tokens of the samples that are compared: of two, four and one chunk of 64, and none ends with a chunk."""
 ON_A_GPU = 4096, *LENGTHS
 """The same before a run trains. Triton measures at the first call which form of a kernel is fastest, and
 keeps it for rows of every length: one of few tokens would tell nothing of those of a run."""
@@ -44,11 +44,10 @@ def checked(model: nn.Module, device: torch.device, dtype: torch.dtype) -> delta
     try:
         sizes = layer.num_v_heads, layer.head_k_dim, layer.head_v_dim
         off = differences(kernel, *sizes, device, dtype, ON_A_GPU)
-    except (torch.OutOfMemoryError, torch.AcceleratorError):  # of this one machine: another try may pass
-        raise
-    except (
-        Exception
-    ) as error:  # of Triton, of TileLang, of a compiler that is not there, of the package itself
+    except (torch.OutOfMemoryError, torch.AcceleratorError):
+        raise  # of this one machine: another try may pass
+    except Exception as error:
+        # Of Triton, of TileLang, of a compiler that is not there, of the package itself.
         raise ConfigError(
             f"{here} does not run ({type(error).__name__}: {error}): take another kind of GPU, {WITHOUT}"
         ) from error
