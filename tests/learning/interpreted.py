@@ -1,10 +1,10 @@
 """flash-linear-attention's kernel in Triton's interpreter, on a CPU:
 
-    TRITON_INTERPRET=1 python -m tests.learning.interpreted MODEL OUT.json
+    TRITON_INTERPRET=1 python -m tests.learning.interpreted OUT.json [MODEL]
 
 with the package on the path. The interpreter runs the source of the real kernels on numpy arrays; what a
 compiler makes of it on a card it cannot show. Writes how far the kernel is from PyTorch, on a packed row with
-shared prompts and in the gradients of a whole model.
+shared prompts and, if one is given, in the gradients of a whole model.
 """
 
 from __future__ import annotations
@@ -112,8 +112,10 @@ def main() -> None:
         "kept": kept(kernel, 32, 32, 2),
         "tokens": TOKENS,
     }
-    found["model"] = of_a_model(kernel, Path(sys.argv[1]))
-    Path(sys.argv[2]).write_text(json.dumps(found))
+    out, *models = map(Path, sys.argv[1:])
+    for model in models:
+        found["model"] = of_a_model(kernel, model)
+    out.write_text(json.dumps(found))
 
 
 if __name__ == "__main__":
