@@ -11,7 +11,7 @@ from trainer.observe.history import read_history
 from trainer.storage.attempt_record import AttemptRecord
 from trainer.storage.storage import Storage
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 IDLE = ("--idle", "3")
 
 
