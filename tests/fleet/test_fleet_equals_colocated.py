@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -49,6 +50,16 @@ def run_config(small_config, tmp_path):
     return configured
 
 
+def without_workers(config: RunConfig, folder: Path, deadline_s: int = 900) -> Job:
+    """The run whose own engines sample, from its start to its end."""
+    job = Job(config, folder).start()
+    try:
+        assert job.wait(deadline_s) == 0, job.tail()
+    finally:
+        job.kill()
+    return job
+
+
 def attack(storage: Storage) -> None:
     """Somebody with access to the run's folder `fleet` and without the key."""
     ((about, _),) = storage.list("about")
@@ -82,11 +93,7 @@ def test_a_run_fed_by_workers_is_the_colocated_run(run_config, tmp_path, dtype, 
         f"optimizer.learning_rate={rate}",
         f"lora.rank={lora}",
     ]
-    colocated = Job(run_config("colocated", *options), tmp_path / "colocated").start()
-    try:
-        assert colocated.wait(900) == 0, colocated.tail()
-    finally:
-        colocated.kill()
+    colocated = without_workers(run_config("colocated", *options), tmp_path / "colocated")
 
     folder = tmp_path / "stored"
     with rclone(folder) if store == "s3" else contextlib.nullcontext() as server:
@@ -146,11 +153,7 @@ def test_a_mixture_of_experts_fed_by_workers_is_the_colocated_run(
     finally:
         job.kill()
         job.end_workers()
-    colocated = Job(run_config("colocated", *options), tmp_path / "colocated").start()
-    try:
-        assert colocated.wait(900) == 0, colocated.tail()
-    finally:
-        colocated.kill()
+    colocated = without_workers(run_config("colocated", *options), tmp_path / "colocated")
     assert_same_run(colocated, job, but=("mismatch/",) if ahead else ())
     assert read_history(job.run_dir)[-1]["fleet/refused"] == 0
     logged = rollouts(job).values()
@@ -164,11 +167,7 @@ def test_a_mixture_of_experts_fed_by_workers_is_the_colocated_run(
 def test_a_worker_with_an_engine_of_two_ranks_is_the_engine_of_two_of_the_trainer_s(run_config, tmp_path):
     """The worker loses its second rank in step 2, and another one samples the rest."""
     options = ["placement.workers_per_node=2", "rollout.tensor_parallel=2", "data.image_cache_gib=0.05"]
-    colocated = Job(run_config("colocated", *options), tmp_path / "colocated").start()
-    try:
-        assert colocated.wait(900) == 0, colocated.tail()
-    finally:
-        colocated.kill()
+    colocated = without_workers(run_config("colocated", *options), tmp_path / "colocated")
     job = FleetJob(run_config("fleet", *options), tmp_path / "fleet", str(tmp_path / "stored"))
     try:
         first = job.add_worker("first")
@@ -225,11 +224,7 @@ def test_a_trainer_that_samples_beside_its_workers_is_the_colocated_run(run_conf
     sampled = {row["worker"]: row["completions"] for row in read_roster(job.run_dir)}
     assert sampled["liar"] == 0 < sampled["honest"]
 
-    colocated = Job(run_config("colocated", *options), tmp_path / "colocated").start()
-    try:
-        assert colocated.wait(400) == 0, colocated.tail()
-    finally:
-        colocated.kill()
+    colocated = without_workers(run_config("colocated", *options), tmp_path / "colocated", 400)
     assert_same_run(colocated, job)
 
 
@@ -283,11 +278,7 @@ def test_sampled_ahead_by_workers_it_is_the_colocated_run(
     finally:
         job.kill()
         job.end_workers()
-    colocated = Job(run_config("colocated", *options), tmp_path / "colocated").start()
-    try:
-        assert colocated.wait(900) == 0, colocated.tail()
-    finally:
-        colocated.kill()
+    colocated = without_workers(run_config("colocated", *options), tmp_path / "colocated")
     assert_same_run(colocated, job, but=("mismatch/",))
     probed = {line["step"]: line["mismatch/kl"] for line in job.metrics() if "mismatch/kl" in line}
     assert probed.keys() == {4, 5} and max(probed.values()) < 1e-6, "engine and policy at evaluations"
@@ -311,11 +302,7 @@ def test_ranks_without_engines_need_not_divide_the_prompts(run_config, tmp_path)
     finally:
         job.kill()
         job.end_workers()
-    colocated = Job(run_config("colocated"), tmp_path / "colocated").start()
-    try:
-        assert colocated.wait(900) == 0, colocated.tail()
-    finally:
-        colocated.kill()
+    colocated = without_workers(run_config("colocated"), tmp_path / "colocated")
     ours, theirs = job.metrics(), colocated.metrics()
     assert [line["step"] for line in ours] == [line["step"] for line in theirs]
     for line, against in zip(ours[1:], theirs[1:], strict=True):

@@ -10,6 +10,7 @@ from recipes.presets import RECIPES, get
 from recipes.spec import override
 from tests.families import FAMILIES, VISION, loader
 from tests.recipes.desk import run
+from tests.rehearsal.models import mlp
 from trainer.config import ConfigError, RunConfig
 from trainer.hardware.model_shapes import KNOWN, Shape, from_config, shape_of
 
@@ -74,18 +75,6 @@ def test_every_parameter_of_a_published_qwen3_5(name):
         built = getattr(transformers, f"Qwen3_5{kind}ForConditionalGeneration")(config)
     assert sorted(shape.sizes()) == sorted(p.numel() for p in built.parameters())
     assert from_config(config.to_dict()) == shape
-
-
-def mlp(shape: Shape) -> dict[str, int]:
-    """Sizes of a layer's MLP or experts, as config.json has them."""
-    if (experts := shape.experts) is None:
-        return {"intermediate_size": shape.intermediate}
-    sizes = {
-        "moe_intermediate_size": experts.width(shape.intermediate),
-        "num_experts": experts.count,
-        "num_experts_per_tok": experts.active,
-    }
-    return sizes | ({"shared_expert_intermediate_size": experts.shared} if experts.shared else {})
 
 
 @pytest.mark.parametrize("name", [name for name, shape in KNOWN.items() if shape.experts and not shape.delta])

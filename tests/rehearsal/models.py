@@ -88,7 +88,7 @@ def model_config(shape: Shape) -> PreTrainedConfig:
 
 
 def _text(shape: Shape) -> dict[str, Any]:
-    return _mlp(shape) | {
+    return mlp(shape) | {
         "hidden_size": shape.hidden,
         "num_hidden_layers": shape.layers,
         "num_attention_heads": shape.heads,
@@ -99,7 +99,8 @@ def _text(shape: Shape) -> dict[str, Any]:
     }
 
 
-def _mlp(shape: Shape) -> dict[str, int]:
+def mlp(shape: Shape) -> dict[str, int]:
+    """Sizes of a layer's MLP or experts, as config.json has them."""
     if (experts := shape.experts) is None:
         return {"intermediate_size": shape.intermediate}
     sizes = {

@@ -341,8 +341,7 @@ class Engine:
                 upcoming = upcoming or read(waiting[0])
                 if open_groups and held_bytes + upcoming.pixel_bytes > limit_bytes:
                     break
-                group = _OpenGroup(waiting.popleft(), upcoming, samples_per_prompt)
-                group.with_routes = with_routes
+                group = _OpenGroup(waiting.popleft(), upcoming, samples_per_prompt, with_routes)
                 open_groups[str(group.prompt.group)] = group
                 held_bytes += upcoming.pixel_bytes
                 pictures += bool(upcoming.images)
@@ -418,10 +417,10 @@ class Engine:
 class _OpenGroup:
     """A prompt whose completions are being sampled."""
 
-    def __init__(self, prompt: Prompt, request: EngineRequest, size: int) -> None:
+    def __init__(self, prompt: Prompt, request: EngineRequest, size: int, with_routes: bool) -> None:
         self.prompt, self.size = prompt, size
+        self.with_routes = with_routes
         self.prompt_ids = request.token_ids
         self.pixel_bytes = request.pixel_bytes
         self.images = request.images
-        self.with_routes = True
         self.traces: dict[int, Trace] = {}
