@@ -41,7 +41,7 @@ class LaunchRequest:
 def of(args: argparse.Namespace, recipe: str, target: str | None) -> LaunchRequest:
     """The request of a command's arguments; an argument that the command has not stays at its default."""
     given = vars(args)
-    names = ("run_id", "detach", "takeover", "reproducible", "dry_run")
+    names = ("run_id", "detach", "takeover", "reproducible", "keep_untracked", "dry_run")
     options = Options(flags=tuple(args.flags), **{name: given[name] for name in names if name in given})
     return LaunchRequest(
         recipe=recipe,

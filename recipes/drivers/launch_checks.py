@@ -6,11 +6,11 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Collection
+from collections.abc import Mapping
 from dataclasses import replace
 
 from recipes import capabilities, manifest, run_record, uploads
-from recipes.drivers import bucket_access, desk_python, platform_state, platforms
+from recipes.drivers import bucket_access, desk_python, platform_state, platforms, sent_tree
 from recipes.drivers.platforms import Commands
 from recipes.plan import cost, memory, prices, sizing
 from recipes.presets import own_data
@@ -22,7 +22,7 @@ from trainer.config.bucket_address import is_address
 from trainer.config.run_store import RunStore
 
 
-def check(recipe: Recipe, target: str, reproducible: bool, secrets: Collection[str]) -> None:
+def check(recipe: Recipe, target: str, reproducible: bool, secrets: Mapping[str, str]) -> None:
     """Everything that can be known without asking anybody. Raises ConfigError with the change to make."""
     _check_data(recipe, target)
     if recipe.cluster.gpus_per_node and recipe.kind in ("train", "sample"):
@@ -43,6 +43,7 @@ def check(recipe: Recipe, target: str, reproducible: bool, secrets: Collection[s
         raise ConfigError(
             "logging.wandb is online and there is no token: export WANDB_API_KEY, or set it to offline"
         )
+    sent_tree.check(target, secrets)
     if reproducible and (dirty := manifest.dirty_files()):
         raise ConfigError(f"--reproducible wants a clean git tree: commit or drop {', '.join(dirty[:4])}")
 

@@ -55,6 +55,8 @@ class Options:
     """End the run of this id that is alive, and replace it."""
     reproducible: bool = False
     """Refuse a dirty git tree."""
+    keep_untracked: bool = False
+    """Keep the contents of untracked files in the run's manifest."""
     dry_run: bool = False
     """Show what would run, start nothing."""
     launch: str = ""
@@ -74,6 +76,8 @@ class Launch:
     secrets: dict[str, str]
     """Tokens, which stand in no command line and no file."""
     commands: Commands
+    keep_untracked: bool
+    """The manifest keeps the contents of untracked files."""
 
     @property
     def folder(self) -> Path:
@@ -179,7 +183,15 @@ def prepared(name: str, recipe: Recipe, target: str | None, overrides: list[str]
     own = [name for name in (script.API_KEY, script.FLEET_KEY) if name in used]
     names = list(dict.fromkeys([*secrets, *own]))
     commands = platforms.commands(record, paths, env, names, options.detach)
-    return Launch(recipe=recipe, record=record, files=files, env=env, secrets=secrets, commands=commands)
+    return Launch(
+        recipe=recipe,
+        record=record,
+        files=files,
+        env=env,
+        secrets=secrets,
+        commands=commands,
+        keep_untracked=options.keep_untracked,
+    )
 
 
 class PlannedFields(TypedDict, total=False):
@@ -278,7 +290,7 @@ def start(launch: Launch, detach: bool) -> int:
     launch.folder.mkdir(parents=True, exist_ok=True)
     for name, text in launch.files.items():
         (launch.folder / name).write_text(text)
-    manifest.write_launch(recipe, record)
+    manifest.write_launch(recipe, record, launch.keep_untracked)
     record.save()
     if recipe.kind == "train":
         shared_record.publish(record, env)
