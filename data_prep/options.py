@@ -37,18 +37,18 @@ your own data: a file or a folder (JSONL, JSON, CSV, TSV, Parquet; images beside
   python3 launch.py data prepare mine.jsonl --map answer=gold      #    name a column that was not recognized
   python3 launch.py data prepare mine.jsonl                        # 2. check, split, convert: into data/mine
   python3 launch.py data show data/mine                            # 3. look at rows; preview.html has images
-  less data/mine/quarantine.jsonl                                 #    and at what was left out, and why
+  less data/mine/quarantine.jsonl                                  #    and at what was left out, and why
   python3 launch.py up RECIPE --set data.path=data/mine            # 4. train on it
 
 a published set:
   python3 launch.py data prepare --list                            # names, licenses, what was checked
   python3 launch.py data prepare mathv60k                          # or any repository: OWNER/NAME
   python3 launch.py data prepare mathvista                         # what you will evaluate on, all rows kept
-  python3 launch.py data prepare generated --rows 20000 --difficulty 1..5 --seed 0   # drawn, not downloaded
+  python3 launch.py data prepare generated --rows 20000 --difficulty 1..5 --seed 0 # drawn, not downloaded
   python3 launch.py data overlap data/geometry3k data/mathvista    # does the training set know it?
   python3 launch.py data mix data/mine=2 data/geometry3k=0.5 --out data/both
   python3 launch.py data filter data/virl39k --pass-rate 0.1..0.9 --out data/useful
-  python3 launch.py evaluate RECIPE --pass-rate --set data.path=data/mine    # measures rates: pass_rates.jsonl
+  python3 launch.py evaluate RECIPE --pass-rate --set data.path=data/mine # measures rates: pass_rates.jsonl
   python3 launch.py data worked data/mine --log runs/ID/pass_rates.jsonl --out data/mine-sft
   python3 launch.py data from-run RUN --out data/run.jsonl         # what a run sampled, with rewards
   python3 launch.py data export data/mine --to trl --out data/mine-trl

@@ -32,11 +32,6 @@ from trainer.config import ConfigError
 
 BIG, MIDDLE = "grpo-qwen2.5-vl-72b-mathv60k", "grpo-qwen2.5-vl-7b-mathv60k"
 """Recipes of the examples."""
-DEMO_STAGES = """\
-The demo has three stages. On two quiet cores all of them take about 5 minutes:
-  1. environment: once, 4 GB to download, 7 GB of disk; 1 to 5 minutes, seconds the next time
-  2. warm-up: a tiny model learns the form of answers; once, 1 to 2 minutes
-  3. GRPO: 60 steps, about 2 minutes; the live display begins here"""
 
 
 def call(args: argparse.Namespace) -> int:
@@ -247,9 +242,7 @@ def _(args: argparse.Namespace) -> int:
     name = "demo-pretrained" if args.pretrained else "demo"
     if args.method != "grpo":
         name += f"-{args.method}"
-    if name == "demo" and not args.dry_run:
-        print(DEMO_STAGES, flush=True)
-    return requests.up(requests.of(args, name, "local"))
+    return requests.demo(requests.of(args, name, "local"))
 
 
 @command(

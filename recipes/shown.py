@@ -183,10 +183,8 @@ def verdict(recipe: Recipe, need: MemoryPlan | None, offers: list[cost.Offer]) -
     if offer is None:
         return f"{said}; no price is known"
     market = "spot" if offer.spot else "on demand"
-    return (
-        f"{said}; cheapest: {offer.target}, {offer.gpu} {market}, {offer.hours:.1f} h and ${offer.usd:,.0f} as"
-        " planned"
-    )
+    planned = f"{offer.hours:.1f} h and ${offer.usd:,.0f} as planned"
+    return f"{said}; cheapest: {offer.target}, {offer.gpu} {market}, {planned}"
 
 
 def _per_hour(recipe: Recipe, target: str | None, console: Console) -> None:

@@ -93,8 +93,9 @@ def held_out_split(manifest: str, wanted: str, trained: str) -> str:
         if name != trained and (name in splits or not splits):
             return name
     raise ConfigError(
-        f"data.path has no rows that are held out (it has {', '.join(splits)}), and the run evaluates: prepare it"
-        " again with `--validation 0.02`, name another set by evaluation.path, or set evaluation.every_steps=0"
+        f"data.path has no rows that are held out (it has {', '.join(splits)}), and the run evaluates:"
+        " prepare it again with `--validation 0.02`, name another set by evaluation.path, or set"
+        " evaluation.every_steps=0"
     )
 
 
