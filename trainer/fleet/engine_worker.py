@@ -32,9 +32,10 @@ class EngineWorker:
         objects: Objects,
         about: dict[str, Any],
         lost: Callable[[str, int], None],
+        known: Callable[[str], None] = lambda device: None,
     ) -> None:
-        """about: what the head says of the run. lost: see `OtherRanks`. Raises ConfigError where data or
-        model are others."""
+        """about: what the head says of the run. lost: see `OtherRanks`. known: called with the device before
+        the model is read. Raises ConfigError where data or model are others."""
         self.config = config
         self.part = EnginePart(config, 0)
         fingerprint = self.part.reader.datasets[config.train_split].fingerprint
@@ -43,6 +44,7 @@ class EngineWorker:
                 f"data.path {config.data.path} holds other rows than the trainer's ({fingerprint[:12]}, not"
                 f" {about['data'][:12]}): give this worker the dataset that the run trains on"
             )
+        known(self.device)
         self.others = OtherRanks(config, lost)
         self.model = pretrained(config)
         self.mirror = Mirror(

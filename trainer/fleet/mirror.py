@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainer.errors import TooLarge
 from trainer.fleet import patch
 from trainer.fleet.objects import Anchor, Forged, Objects, first_lineage, next_lineage, version_key
 
@@ -215,7 +216,10 @@ class Mirror:
         self.dirty = False
 
     def _fetch(self, entry: dict[str, Any]) -> bytes:
-        data = self.objects.storage.get_bytes(entry["key"])
+        try:
+            data = self.objects.storage.get_bytes(entry["key"], entry["bytes"])
+        except TooLarge as error:
+            raise Forged(f"{error}: it is not the patch that was published") from error
         self.fetched_bytes += len(data)
         if hashlib.sha256(data).hexdigest() != entry["sha256"]:
             raise Forged(f"{entry['key']} is not the patch that was published")

@@ -32,7 +32,7 @@ from trainer.checkpoint.manifest import code_fingerprint
 from trainer.config import ConfigError, RunConfig, from_dict, override
 from trainer.config.fleet import WORKER_GPU_SHARE
 from trainer.config.run_store import RunStore
-from trainer.errors import StorageError
+from trainer.errors import StorageError, StoreRefused
 from trainer.exit_codes import EXIT_CONFIG, EXIT_ERROR, EXIT_OK, EXIT_STORAGE
 from trainer.fleet.beats import Beats
 from trainer.fleet.following import Following, Seen
@@ -174,13 +174,17 @@ class Worker:
             from trainer.fleet.engine_worker import EngineWorker, facts
 
             started = time.monotonic()
-            engine = EngineWorker(config, self.objects, about, self._rank_lost)
-            return self._begin(engine, facts(engine.device), started)
 
-    def _begin(self, engine: EngineWorker, facts: dict[str, Any], started: float) -> int:
+            def known(device: str) -> None:
+                """The trainer sees that somebody comes before the engine is there: 72B loads for minutes."""
+                self.beats = Beats(self.objects, self.name, facts(device))
+                self.beats.begin(self.attempt)
+
+            engine = EngineWorker(config, self.objects, about, self._rank_lost, known)
+            return self._begin(engine, started)
+
+    def _begin(self, engine: EngineWorker, started: float) -> int:
         """started: when the engine began to load."""
-        self.beats = Beats(self.objects, self.name, facts)
-        self.beats.start()
         self._follow(engine, self.attempt)
         print(f"worker {self.name}: ready after {time.monotonic() - started:.0f} s", flush=True)
         return self._loop(engine)
@@ -231,7 +235,10 @@ class Worker:
                 self._sample(engine, seen, *todo[0])
                 done.add(todo[0][1])
                 failures = 0
-            except StorageError as error:  # the same unit again, as long as the trainer asks for it
+            except (
+                StorageError,
+                StoreRefused,
+            ) as error:  # the same unit again, as long as the trainer asks for it
                 print(f"worker {self.name}: unit {todo[0][1].unit}: {error}", flush=True)
             except (ValueError, RuntimeError, FileNotFoundError) as error:
                 failures += 1
@@ -246,7 +253,7 @@ class Worker:
         """What there is to do; None also while the store is away, which counts as the trainer's silence."""
         try:
             return self.following.look()
-        except StorageError as error:
+        except (StorageError, StoreRefused) as error:
             print(f"worker {self.name}: {error}", flush=True)
             return None
 
