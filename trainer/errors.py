@@ -17,7 +17,7 @@ class StoreRefused(ConfigError):
     rights are changed and clouds err."""
 
 
-class TooLarge(ValueError):
+class ObjectTooLarge(ValueError):
     """An object that is larger than anything of its kind may be; nothing of it was read."""
 
 

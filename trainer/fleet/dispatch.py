@@ -469,7 +469,7 @@ class Dispatcher:
         with self._changed:
             in_a_row = self._in_a_row[worker] = self._in_a_row.get(worker, 0) + 1
             again = self.scheduler.fail(given, worker)
-            # What is broken on one machine says nothing of the unit: that is a function of its seeds elsewhere.
+            # A broken card says nothing of the unit: elsewhere that is a function of its seeds.
             if again and not self.scheduler.own_engines and NOT_FINITE not in why:
                 self._refused.setdefault(given.unit, []).append(worker)
             refused = self._refused.get(given.unit, [])

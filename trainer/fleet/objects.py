@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from trainer.config import ConfigError
-from trainer.errors import TooLarge
+from trainer.errors import ObjectTooLarge
 from trainer.storage.storage import Storage
 
 KEY_VARIABLE = "SPOTRL_FLEET_KEY"
@@ -82,7 +82,7 @@ class Objects:
         most_bytes = most_bytes or MOST_BYTES.get(name.partition("/")[0], MOST_OTHER_BYTES)
         try:
             data = self.storage.get_bytes(name, SIGNATURE_BYTES + most_bytes)
-        except TooLarge as error:
+        except ObjectTooLarge as error:
             raise Forged(str(error)) from error
         signature, body = data[:SIGNATURE_BYTES], data[SIGNATURE_BYTES:]
         if not hmac.compare_digest(signature, self._signature(name, body)):

@@ -35,11 +35,13 @@ from trainer.config.run_store import RunStore
 from trainer.errors import StorageError, StoreRefused
 from trainer.exit_codes import EXIT_CONFIG, EXIT_ERROR, EXIT_OK, EXIT_STORAGE
 from trainer.fleet.beats import Beats
+from trainer.fleet.dispatch import BEAT_S
 from trainer.fleet.following import Following, Seen
-from trainer.fleet.objects import Objects, samples_key, secret
+from trainer.fleet.objects import Forged, Objects, samples_key, secret, worker_key
 from trainer.fleet.packages import differing, packages
 from trainer.fleet.scheduler import Given
 from trainer.fleet.units import RolloutUnit, pack
+from trainer.fleet.verify import mark_refusal
 from trainer.node.watch.preemption import Notice
 from trainer.storage.attempt_record import AttemptRecord
 from trainer.storage.storage import Storage
@@ -54,6 +56,8 @@ MACHINE_OPTIONS = ("model.path", "data.path", "evaluation.path", "rollout.gpu_me
 """Options that a worker takes from its own configuration and not from the run's."""
 FAILURES = 3
 """Times in a row that a unit may fail for its weights before the worker ends."""
+SAME_NAME_S = 2.5 * BEAT_S
+"""Seconds in which a worker of the same name that lives would mark."""
 GOODBYE_S = 5.0
 """Longest time that the last mark may take when a rank has ended: the others compute nothing any more."""
 RANK_SAYS_S = 1.0
@@ -162,8 +166,32 @@ class Worker:
                 return None
             time.sleep(self.poll_s)
 
+    def _check_name(self) -> None:
+        """Raises ConfigError where another process marks under this worker's name: the two would take each
+        other's mail. A mark that stands still is that of one that has ended."""
+        mark = self._own_mark()
+        if mark is None or mark["goodbye"]:
+            return
+        deadline = time.monotonic() + SAME_NAME_S
+        while time.monotonic() < deadline:
+            time.sleep(self.poll_s)
+            now = self._own_mark()
+            if now and now["serial"] != mark["serial"]:
+                raise ConfigError(
+                    f"a worker called {self.name} is alive on {now['host']}: give this one another --name"
+                )
+
+    def _own_mark(self) -> dict[str, Any] | None:
+        """The mark under this worker's name; None where there is none that can be read."""
+        try:
+            mark = self.objects.get_json(worker_key(self.name))
+        except Forged:
+            return None
+        return None if mark is None or mark_refusal(mark, self.name) else mark
+
     def _serve(self, about: dict[str, Any]) -> int:
         check_same(about)
+        self._check_name()
         with tempfile.TemporaryDirectory(prefix="spotrl-worker-") as folder:
             config = worker_config(about, self.root, folder, self.overrides)
             configuration.validate(config)

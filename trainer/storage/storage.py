@@ -25,7 +25,7 @@ import obstore
 from obstore import exceptions
 
 from trainer.config import ConfigError
-from trainer.errors import StorageError, StoreRefused, TooLarge
+from trainer.errors import ObjectTooLarge, StorageError, StoreRefused
 from trainer.storage.errors import code_of, permanent, status_of
 from trainer.storage.stores import DOWNLOAD_TIMEOUT_S, Retry, open_store
 
@@ -228,13 +228,13 @@ class Storage:
 
     def get_bytes(self, key: str, most_bytes: int = 0) -> bytes:
         """An object in memory. most_bytes: the largest that is read; 0: any. Raises FileNotFoundError,
-        TooLarge."""
+        ObjectTooLarge."""
 
         def fetch() -> bytes:
             found = obstore.get(self._store, key)
             size = found.meta["size"]
             if most_bytes and size > most_bytes:
-                raise TooLarge(f"{key} has {size:,} bytes, and at most {most_bytes:,} are read")
+                raise ObjectTooLarge(f"{key} has {size:,} bytes, and at most {most_bytes:,} are read")
             return bytes(found.bytes())
 
         return self._try(f"download of {key}", fetch)
