@@ -25,7 +25,7 @@ import obstore
 from obstore import exceptions
 
 from trainer.config import ConfigError
-from trainer.errors import StorageError
+from trainer.errors import ObjectTooLarge, StorageError, StoreRefused
 from trainer.storage.errors import code_of, permanent, status_of
 from trainer.storage.stores import DOWNLOAD_TIMEOUT_S, Retry, open_store
 
@@ -226,8 +226,18 @@ class Storage:
         except FileNotFoundError:
             return False
 
-    def get_bytes(self, key: str) -> bytes:
-        return self._try(f"download of {key}", lambda: bytes(obstore.get(self._store, key).bytes()))
+    def get_bytes(self, key: str, most_bytes: int = 0) -> bytes:
+        """An object in memory. most_bytes: the largest that is read; 0: any. Raises FileNotFoundError,
+        ObjectTooLarge."""
+
+        def fetch() -> bytes:
+            found = obstore.get(self._store, key)
+            size = found.meta["size"]
+            if most_bytes and size > most_bytes:
+                raise ObjectTooLarge(f"{key} has {size:,} bytes, and at most {most_bytes:,} are read")
+            return bytes(found.bytes())
+
+        return self._try(f"download of {key}", fetch)
 
     def get_range(self, key: str, start: int, stop: int) -> bytes:
         """Bytes [start, stop) of an object, as `get` fetches; from a store without ranges all before them is
@@ -298,7 +308,8 @@ class Storage:
         """Raises a permanent error, or the last attempt's; else prints the error and waits."""
         if cure := permanent(error, bucket_missing_is_404=whole):
             reply = f"{status_of(error) or ''} {code_of(error)}".strip() or _first(error)
-            raise ConfigError(f"{what} at {self.url}: {cure} ({reply})") from error
+            kind = StoreRefused if status_of(error) in (401, 403) else ConfigError
+            raise kind(f"{what} at {self.url}: {cure} ({reply})") from error
         if isinstance(error, FileNotFoundError):
             raise FileNotFoundError(f"{what}: not in {self.url}") from error
         told = _first(error) or f"no byte for {self.retry.stall_s:.0f} s"
