@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import secrets
 import sys
 import threading
 import time
@@ -38,6 +39,8 @@ TELL_S = 30.0
 """Seconds between progress lines of a long download."""
 SMALL_TIMEOUT_S = 60.0
 """Deadline of a request that moves little: a listing's page, a look-up, a deletion, an attempt's record."""
+SMALL_BYTES = 64 << 10
+"""Largest object that is written under that deadline."""
 CHUNK_BYTES = 256 << 10
 """Smallest chunk of a download, bytes."""
 
@@ -56,10 +59,11 @@ class Storage:
         self.retry = retry or Retry()
         self.retries = 0
         self._lock = threading.Lock()
-        self._store, self.limits = open_store(self.url, env, self.retry)
+        patience_s = self.retry.request_timeout_s
+        self._store, self.limits = open_store(self.url, env, self.retry, patience_s)
         self.url = self.url.rstrip("/")
         self._slow_store, _ = open_store(self.url, env, self.retry, DOWNLOAD_TIMEOUT_S)
-        self._quick_store, _ = open_store(self.url, env, self.retry, SMALL_TIMEOUT_S)
+        self._quick_store, _ = open_store(self.url, env, self.retry, patience_s or SMALL_TIMEOUT_S)
         self._ranges = True
 
     def __repr__(self) -> str:
@@ -193,9 +197,10 @@ class Storage:
 
     def put_bytes(self, key: str, data: bytes) -> None:
         """Writes a small object in one request."""
+        store = self._quick_store if len(data) <= SMALL_BYTES else self._store
         self._try(
             f"upload of {key}",
-            lambda: obstore.put(self._store, key, data, use_multipart=False),
+            lambda: obstore.put(store, key, data, use_multipart=False),
             whole=True,
         )
 
@@ -274,6 +279,27 @@ class Storage:
             return self._try(f"look-up of {key}", lambda: obstore.head(self._quick_store, key)["size"])
         except FileNotFoundError:
             return None
+
+    def written_s(self, key: str) -> float | None:
+        """Unix time at which the object at `key` was written, by the store's clock; None if there is none."""
+        try:
+            found = self._try(f"look-up of {key}", lambda: obstore.head(self._quick_store, key))
+        except FileNotFoundError:
+            return None
+        return found["last_modified"].timestamp()
+
+    def clock_s(self) -> float:
+        """Unix time by the store's clock, as it stamps a small object, which is removed again. Raises
+        StorageError where the store keeps none."""
+        key = f"clock-{secrets.token_hex(6)}"
+        self.put_bytes(key, b"What time is it?")
+        try:
+            written_s = self.written_s(key)
+        finally:
+            self.delete([key])
+        if written_s is None:
+            raise StorageError(f"{self.url} keeps nothing of what it acknowledges")
+        return written_s
 
     def delete(self, keys: Iterable[str]) -> None:
         """Deletes objects; those that are not there are no error."""
