@@ -75,7 +75,7 @@ NEEDS_DRIVER = (
 
 
 def incomplete(site_packages: Path) -> list[str]:
-    """Names of the packages of which a file is missing. Some wheels' RECORDs have wrong sizes.
+    """Names of the packages of which a file is missing. Some wheels' RECORDs have wrong sizes."""
     names = set()
     for record in site_packages.glob("*.dist-info/RECORD"):
         with record.open(newline="") as lines:
