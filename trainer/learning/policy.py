@@ -26,7 +26,7 @@ from trainer.algorithm.seeding import seed_of
 from trainer.checkpoint.format import Shard
 from trainer.config import RunConfig, nodes_share_weights
 from trainer.hardware.model_shapes import Shape
-from trainer.learning import delta_kernel, fused, lora
+from trainer.learning import delta_kernel, experts_check, fused, lora
 from trainer.learning.first_gradients import FirstGradients
 from trainer.learning.logprobs import LogprobModel
 from trainer.learning.teacher import Frozen
@@ -169,6 +169,8 @@ class Policy:
             fused.fuse(hf)
         if config.lora.rank:
             lora.inject(hf, config.lora, config.run.seed)
+        if self.device.type == "cuda":
+            experts_check.check(hf, self.device, _dtype(config))
         recurrence = None
         if self.device.type == "cuda" and config.model.recurrence == "kernel":
             recurrence = delta_kernel.checked(hf, self.device, _dtype(config))
