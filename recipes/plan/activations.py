@@ -110,9 +110,10 @@ def backward(config: RunConfig, shape: Shape) -> dict[str, float]:
     )
     # The gradient of a head that is the embedding too waits for the embedding's part, until the pass is over.
     waiting = float(gradient) if shape.tied else 0.0
-    # ZeRO-3 reduces them when the layer's backward pass has ended: all of them are whole until then.
-    trains_experts = shape.experts and not config.lora.rank
-    gradients_of_experts = float(w * sum(shape.rest_sizes[:-2])) if trains_experts else 0.0
+    # ZeRO-3 reduces them when the block's backward pass has ended: all of them are whole until then.
+    whole = w if config.optimizer.zero_stage == 3 and not config.lora.rank else 0
+    of_mlp = float(whole * sum(shape.rest_sizes))
+    of_layer = float(whole * shape.layer_parameters)
     # Prompts' keys are repeated for each completion, in each layer that is kept; their gradients, and one of
     # these in fp32, come when the MLP's part is gone.
     keys = repeated_keys(config, shape, batch.tokens)
@@ -126,13 +127,14 @@ def backward(config: RunConfig, shape: Shape) -> dict[str, float]:
         {
             "saved activations": keep["layers"] + keep["images"],
             "layer at work": float(batch.tokens * per_token),
-            "gradients of experts": gradients_of_experts,
+            "gradients of the block": of_mlp,
             "repeated keys": kept,
             "the tied head's gradient": waiting,
         },
         {
             "saved activations": keep["layers"] + keep["images"],
             "layer at work": float(batch.tokens * (per_token - mlp)),
+            "gradients of the block": of_layer,
             "repeated keys": keys * (layers + 2) / (layers + 1),
             "the tied head's gradient": waiting,
         },
@@ -143,6 +145,7 @@ def backward(config: RunConfig, shape: Shape) -> dict[str, float]:
             {
                 "saved activations": keep["layers"] + keep["images"],
                 "layer at work": float(batch.tokens * (per_token - mlp - 12 * d.values)),
+                "gradients of the block": of_mlp,
                 "repeated keys": kept + laid_out_gradients(config, shape, batch.tokens),
                 "the tied head's gradient": waiting,
             }
@@ -154,6 +157,7 @@ def backward(config: RunConfig, shape: Shape) -> dict[str, float]:
             {
                 "saved activations": keep["images"],
                 "layer at work": float(batch.patches * per_patch),
+                "gradients of the block": float(whole * sum(v.block_sizes)),
                 "the tied head's gradient": waiting,
             }
         )

@@ -348,14 +348,14 @@ def _teacher_pass(config: RunConfig, teacher: Shape, tokens: int) -> dict[str, f
 
 def gathering(config: RunConfig, shape: Shape, persistent: int) -> dict[str, float]:
     """Full weights in a pass, but for the `persistent` bytes of the small ones, which are always there: the
-    elements that may live and perhaps the largest parameter on top. The buffer that they are gathered into
-    lives as long as any of them. An element of weights in 4 bits is a byte that holds two."""
+    elements that may live and perhaps the largest block or parameter on top. The buffer that they are
+    gathered into lives as long as any of them. An element of weights in 4 bits is a byte that holds two."""
     most = policy_bytes(config, shape)
     width = dtype_bytes(config)
     element = 1 if config.lora.qlora else width
-    largest = shape.largest_parameter * width
+    largest = max(shape.largest_parameter * width, shape.layer_parameters * element)
     whole = min(most, config.optimizer.live_parameters * element + largest)
-    buffer = min(most, prefetch_parameters(config, shape) * element)
+    buffer = min(most, max(prefetch_parameters(config, shape), shape.layer_parameters) * element)
     return {"gathered layers": float(max(0, whole - persistent)), "gather buffer": float(buffer)}
 
 
