@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
 ROUNDS = 3
 
@@ -102,6 +103,7 @@ def plain(shape: Any, batches: dict[str, Any], device: Any) -> dict[str, Any]:
     from trainer.algorithm.batching import moved
     from trainer.learning.logprobs import LogprobModel
 
+    unset_hf_deepspeed_config()  # else the model would be built in shards
     torch.set_default_dtype(torch.bfloat16)
     with torch.device("cuda"):
         hf = model_class(shape)(model_config(shape))

@@ -50,6 +50,11 @@ def dtype_bytes(config: RunConfig) -> int:
     return 2 if config.model.dtype == "bf16" else 4
 
 
+def is_whole(config: RunConfig) -> bool:
+    """Whether a rank's shards at stage 3 are the whole weights."""
+    return config.optimizer.zero_stage == 3 and config.placement.world_size == 1
+
+
 def micro_batch(config: RunConfig, shape: Shape, tokens: int = 0) -> PassSize:
     """The largest pass of so many tokens (default: the update's): as many of the longest samples as it takes,
     each with the largest image; for the head, every token as if it were a completion's."""
@@ -111,7 +116,8 @@ def backward(config: RunConfig, shape: Shape) -> dict[str, float]:
     # The gradient of a head that is the embedding too waits for the embedding's part, until the pass is over.
     waiting = float(gradient) if shape.tied else 0.0
     # ZeRO-3 reduces them when the block's backward pass has ended: all of them are whole until then.
-    whole = w if config.optimizer.zero_stage == 3 and not config.lora.rank else 0
+    reduced = config.optimizer.zero_stage == 3 and not is_whole(config)
+    whole = w if reduced and not config.lora.rank else 0
     of_mlp = float(whole * sum(shape.rest_sizes))
     of_layer = float(whole * shape.layer_parameters)
     # Prompts' keys are repeated for each completion, in each layer that is kept; their gradients, and one of
@@ -123,7 +129,7 @@ def backward(config: RunConfig, shape: Shape) -> dict[str, float]:
     if config.model.gradient_checkpointing:
         mlp += dealt(shape, w)
     moments = [
-        {"saved activations": sum(keep.values()), "logits": float(logits)},
+        {"saved activations": sum(keep.values()), "logits": float(logits), "head": head(config, shape)},
         {
             "saved activations": keep["layers"] + keep["images"],
             "layer at work": float(batch.tokens * per_token),
@@ -171,7 +177,15 @@ def scored(config: RunConfig, shape: Shape) -> dict[str, float]:
     logits = min(LOGITS, batch.tokens * shape.vocabulary) * LOGITS_FORWARD
     kept = 0.0 if config.model.gradient_checkpointing else kept_keys(config, shape, batch.tokens)
     parts = {"saved activations": sum(saved(config, shape).values()), "logits": float(logits)}
+    parts["head"] = head(config, shape)
     return parts | ({"repeated keys": kept} if kept else {})
+
+
+def head(config: RunConfig, shape: Shape) -> float:
+    """Bytes by which a gathered head, or embedding, is larger than a gathered block; 0 where all is whole."""
+    if config.optimizer.zero_stage < 3 or is_whole(config):
+        return 0.0
+    return float(dtype_bytes(config) * max(0, shape.embedding_parameters - shape.layer_parameters))
 
 
 def forward(config: RunConfig, shape: Shape, tokens: int = 0) -> float:

@@ -35,4 +35,5 @@ def hooked(config, rank, port):
     coordinator.fetch_sub_module = counted
     stats = worker.step(items, config.algorithm.micro_batch_tokens)
     counts = {kind: fetched[kind] for kind in ("of_blocks", "within", "others")}
-    return counts | {"blocks": len(found), "passes": stats["perf/passes"]}
+    outside = len(list(worker.policy.trained.module.modules())) - len(own) - len(within)
+    return counts | {"blocks": len(found), "outside": outside, "passes": stats["perf/passes"]}
