@@ -285,7 +285,7 @@ def test_staging_takes_the_bytes_that_it_holds(run, monkeypatch):
 
 
 class Driver:
-    """CUDA's, as far as pages are locked: says what is done to which memory, and whether it is still there."""
+    """CUDA's, as far as pages are locked: says what is done to which memory, which must still be there."""
 
     def __init__(self, monkeypatch):
         self.said, self._gpu = [], []
