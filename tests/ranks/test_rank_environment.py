@@ -40,3 +40,4 @@ def test_what_a_gpu_rank_gets_and_a_cpu_rank_does_not():
     assert exact["VLLM_BATCH_INVARIANT"] == "1" and exact["CUBLAS_WORKSPACE_CONFIG"]
     cpu = environment.environment(c.RunConfig(placement=c.Placement(device="cpu")))
     assert "PYTORCH_ALLOC_CONF" not in cpu
+    assert cpu["RAY_ROTATION_MAX_BYTES"] == "0", "what a rank writes when it dies must reach a file"

@@ -38,6 +38,8 @@ def environment(config: RunConfig) -> dict[str, str]:
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         "PYTHONWARNINGS": "ignore::FutureWarning",
         "MALLOC_ARENA_MAX": str(ARENAS),
+        # Ray rotates a process's log by a pipe and a thread of that process: its last words would be lost.
+        "RAY_ROTATION_MAX_BYTES": "0",
     }
     if config.placement.device == "cpu":
         threads = str(config.placement.threads_per_worker)
