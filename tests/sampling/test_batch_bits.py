@@ -1,5 +1,5 @@
-"""Whether a completion's bits depend on who shares its batch: pairs of batches through the matrix product that
-vLLM has for CPUs."""
+"""Whether a completion's bits depend on who shares its batch: pairs of batches through vLLM's matrix
+product for CPUs."""
 
 from __future__ import annotations
 

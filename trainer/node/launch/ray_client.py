@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -32,7 +33,7 @@ def connect(**options: Any) -> None:
         STARTS.call(start, lambda error: True, told)
     except Exception as error:
         raise RayError(f"Ray did not start in {STARTS.attempts} attempts ({_first(error)})") from None
-    if ray._private.worker._global_node is not None:
+    if not os.environ.get("RAY_ADDRESS"):
         ray_leftovers.end_with_this_process()
 
 
