@@ -44,8 +44,9 @@ class Algorithm:
     kl_in: Literal["loss", "reward"] = "loss"
     """loss: a term per token beside the surrogate. reward: subtracted from the rewards before the
     advantages."""
-    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
-    """Estimator of the KL, per token. In the loss k2 or k3: k1's gradient has mean zero."""
+    kl_estimator: Literal["", "k1", "k2", "k3"] = ""
+    """Estimator of the KL, per token; empty: k3 in the loss, k1 in the reward. In the loss k2 or k3: k1's
+    gradient has mean zero. In the reward k1: the gradient of the others' is not the KL's."""
     kl_target: float = within(0.0, least=0)
     """KL in nats per token that kl_coef is steered towards, step by step; 0: kl_coef stays as it is."""
     kl_horizon: int = within(10_000, least=1)
@@ -95,6 +96,11 @@ class Algorithm:
     logprob_tokens: int = within(0, least=0)
     """The same for passes without gradients (old and reference log-probabilities); 0: twice
     micro_batch_tokens."""
+
+    @property
+    def kl_estimated_by(self) -> Literal["k1", "k2", "k3"]:
+        """The estimator of the KL, the default filled in."""
+        return self.kl_estimator or ("k1" if self.kl_in == "reward" else "k3")
 
     PRESETS: ClassVar[dict[str, dict[str, Any]]]
     """Published sets of options by name: `--set algorithm=dapo`."""

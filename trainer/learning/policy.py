@@ -281,7 +281,7 @@ class Policy:
             clip_high=a.clip_high,
             ref_logprobs=item.ref_logprobs,
             kl_coef=kl_coef,
-            kl_estimator=a.kl_estimator,
+            kl_estimator=a.kl_estimated_by,
             kind=a.surrogate,
             dual_clip=a.dual_clip,
             lengths=item.lengths,
