@@ -298,7 +298,7 @@ def server_that_says(reply: bytes):
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
-            yield f"http://127.0.0.1:{server.server_port}/get_reward?token=secret"
+            yield f"http://127.0.0.1:{server.server_port}/get_reward?model=secret"
         finally:
             server.shutdown()
             thread.join()

@@ -173,11 +173,14 @@ def _compared(flat: dict[str, Any]) -> dict[str, Any]:
             value = PurePath(str(value)).name
         if key == "rewards.functions":
             value = list(map(_without_folder, flat[key]))
-        # k2 and k3 in the reward had a gradient that is not the KL's: such a run goes on with k1.
+        # Older code allowed what has a wrong gradient: k2 and k3 in the reward, a correction per token of an
+        # objective of sequences. Such a run goes on with what is right.
         if key == "algorithm.kl_estimator" and flat["algorithm.kl_in"] == "reward":
             value = "k1"
         elif key == "algorithm.kl_estimator":
             value = value or "k3"
+        if key == "algorithm.correction_level" and value in ("", "token"):
+            value = "geometric" if flat["algorithm.surrogate"] in ("gspo", "gmpo") else "token"
         out[key] = value
     return out
 

@@ -268,7 +268,7 @@ class Policy:
                 gap,
                 item.lengths,
                 a.rollout_correction,
-                a.correction_level,
+                a.corrected_at,
                 a.correction_low,
                 a.correction_high,
             )

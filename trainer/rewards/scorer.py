@@ -16,7 +16,7 @@ from typing import Any
 
 from trainer import config as configuration
 from trainer.algorithm.traces import Outcome, Verdict
-from trainer.config import ConfigError
+from trainer.config.reward_checks import check_rewards
 from trainer.rewards import families, remote
 from trainer.rewards.facts import facts_of, sample_of, specs_of, try_functions
 from trainer.rewards.graded import ErrorRateError, Grade, TimeoutRateError, grade_of
@@ -59,7 +59,7 @@ class Scorer:
     """
 
     def __init__(self, config: configuration.Rewards):
-        check_graders(config)
+        check_rewards(config)
         self.config = config
         self._form = FORMS[config.answer]
         self._judge = Judge(config) if config.judge_url else None
@@ -353,21 +353,6 @@ def _too_many(verdict: str, failed: Sequence[str], completions: int, limit: floa
         f"{len(failed)} of {completions} completions {what}, more than rewards.max_{verdict}_rate {limit:g}:"
         f" {often}{more}; {cure}. Nothing was learned from this step"
     )
-
-
-def check_graders(config: configuration.Rewards) -> None:
-    """Raises ConfigError for options that exclude each other."""
-    given = {
-        "function": bool(config.function),
-        "functions": bool(config.functions),
-        "remote_url": bool(config.remote_url),
-        "judge_url": bool(config.judge_url),
-    }
-    both = [name for name, is_set in given.items() if is_set]
-    if len(both) > 1:
-        raise ConfigError(
-            f"rewards.{both[0]} and rewards.{both[1]} are both set: unset one (a server has its own judge)"
-        )
 
 
 def _decided(answer: str, reference: str, answer_type: str, question: str) -> Verdict | None:

@@ -125,7 +125,7 @@ class Watchdog:
         for one in sample["paused"].items():
             if one not in self._paused:
                 new.append(one)
-        for wait in sample["waits"]:
+        for wait in sample.get("waits", ()):
             self._waited[wait["kind"]] = time.time()
 
         self._paused.update(new)
@@ -144,7 +144,7 @@ class Watchdog:
         """Which servers a node waits for, once in a while, and which have answered since."""
         node = sample["node"]
         now = time.monotonic()
-        waits = {wait["what"]: wait["tell"] for wait in sample["waits"]}
+        waits = {wait["what"]: wait["tell"] for wait in sample.get("waits", ())}
         for what, line in waits.items():
             told = self._servers.setdefault((node, what), 0.0)
             if line and (not told or now - told > AGAIN_S):
