@@ -85,7 +85,7 @@ class References:
         from trainer.config import Rewards as Config
         from trainer.rewards.scorer import Scorer
 
-        self._scorer = Scorer(Config(workers=workers, deadline_s=deadline_s))
+        self._scorer = Scorer(Config(workers=workers, deadline_s=deadline_s, max_error_rate=1.0))
         self._known: dict[str, tuple[AnswerType, str]] = {}
 
     def check(self, rows: list[Candidate]) -> list[tuple[AnswerType, str]]:

@@ -69,7 +69,9 @@ def wrap(content: str) -> str:
 
 @pytest.fixture(scope="module")
 def scorer():
-    with Scorer(config.Rewards(workers=2, deadline_s=1.0, max_timeout_rate=1.0)) as scorer:
+    with Scorer(
+        config.Rewards(workers=2, deadline_s=1.0, max_timeout_rate=1.0, max_error_rate=1.0)
+    ) as scorer:
         scorer.score([wrap("\\sin x+1")], ["1+\\sin x"], ["math"])  # started and warm
         yield scorer
 

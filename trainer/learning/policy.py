@@ -268,7 +268,7 @@ class Policy:
                 gap,
                 item.lengths,
                 a.rollout_correction,
-                a.correction_level,
+                a.corrected_at,
                 a.correction_low,
                 a.correction_high,
             )
@@ -281,7 +281,7 @@ class Policy:
             clip_high=a.clip_high,
             ref_logprobs=item.ref_logprobs,
             kl_coef=kl_coef,
-            kl_estimator=a.kl_estimator,
+            kl_estimator=a.kl_estimated_by,
             kind=a.surrogate,
             dual_clip=a.dual_clip,
             lengths=item.lengths,

@@ -28,6 +28,7 @@ from trainer.config import ConfigError
 from trainer.errors import StorageError
 from trainer.storage.errors import code_of, permanent, status_of
 from trainer.storage.stores import DOWNLOAD_TIMEOUT_S, Retry, open_store
+from trainer.waiting import waiting_for
 
 T = TypeVar("T")
 Listing = list[tuple[str, int]]
@@ -38,6 +39,8 @@ TELL_S = 30.0
 """Seconds between progress lines of a long download."""
 SMALL_TIMEOUT_S = 60.0
 """Deadline of a request that moves little: a listing's page, a look-up, a deletion, an attempt's record."""
+WAIT_S = 1200.0
+"""Time after a first failure for which the run's watchdog takes further tries for progress."""
 CHUNK_BYTES = 256 << 10
 """Smallest chunk of a download, bytes."""
 
@@ -287,12 +290,18 @@ class Storage:
         """The action's result, tried again after errors that may pass. whole: a 404 can only mean the
         bucket."""
         attempt = 0
-        while True:
-            try:
-                return action()
-            except _FAILURES as error:
-                attempt += 1
-                self._failed(what, error, attempt, whole)
+        with contextlib.ExitStack() as waits:
+            while True:
+                try:
+                    return action()
+                except _FAILURES as error:
+                    attempt += 1
+                    if attempt == 1 and not isinstance(error, FileNotFoundError):
+                        waiter = waits.enter_context(
+                            waiting_for("storing", f"the store at {self.url}", WAIT_S)
+                        )
+                        waiter.failed(_first(error))
+                    self._failed(what, error, attempt, whole)
 
     def _failed(self, what: str, error: BaseException, attempt: int, whole: bool = False) -> None:
         """Raises a permanent error, or the last attempt's; else prints the error and waits."""
