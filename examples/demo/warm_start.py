@@ -72,6 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=STEPS, help="optimizer steps; 0: random weights")
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args(arguments)
+    os.environ.update(QUIET)
     out = Path(options.out)
     if "warm" not in read_manifest(options.data).rows:
         raise c.ConfigError(
@@ -102,7 +103,7 @@ def main(arguments: list[str] | None = None) -> int:
 def supervised(scratch: Path, steps: int) -> int:
     """The supervised run of `scratch/run.yaml`, shown as one line of progress; its log stays in
     `scratch/log.txt`, and the end of it is shown where the run fails. Returns its exit code."""
-    environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"} | QUIET
+    environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
     command = [sys.executable, "-m", "trainer.loops.sft", "--config", str(scratch / "run.yaml")]
     log, metrics = scratch / "log.txt", scratch / "run" / METRICS
     with log.open("w") as written, Progress(steps) as progress:
