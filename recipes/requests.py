@@ -11,6 +11,7 @@ from recipes.drivers import fleet_launch, launching, shared_record, tokens, trai
 from recipes.drivers.launching import Options
 from recipes.plan import sizing
 from recipes.presets import benchmarks, resolve
+from recipes.presets import demo as demo_recipe
 from trainer.config import ConfigError
 
 NO_TRAINING = ("lora.rank=1", "lora.vision=false", "lora.dropout=0", "rollout.staleness=0")
@@ -53,6 +54,13 @@ def of(args: argparse.Namespace, recipe: str, target: str | None) -> LaunchReque
         fleet=given.get("fleet", ""),
         yes=given.get("yes", False),
     )
+
+
+def demo(request: LaunchRequest) -> int:
+    """Says what a person will wait for, then starts the demo."""
+    if request.recipe == "demo" and not request.options.dry_run:
+        print(demo_recipe.STAGES, flush=True)
+    return up(request)
 
 
 def up(request: LaunchRequest) -> int:

@@ -22,8 +22,9 @@ from trainer.config.bucket_address import is_address
 from trainer.config.run_store import RunStore
 
 
-def check(recipe: Recipe, target: str, reproducible: bool, secrets: Mapping[str, str]) -> None:
-    """Everything that can be known without asking anybody. Raises ConfigError with the change to make."""
+def check(recipe: Recipe, target: str, reproducible: bool) -> None:
+    """Everything that can be known without asking anybody, keys aside. Raises ConfigError with the change to
+    make."""
     _check_data(recipe, target)
     if recipe.cluster.gpus_per_node and recipe.kind in ("train", "sample"):
         _check_memory(recipe, target)
@@ -38,20 +39,27 @@ def check(recipe: Recipe, target: str, reproducible: bool, secrets: Mapping[str,
         )
     if recipe.saves and not recipe.storage.bucket:
         _check_without_bucket(recipe, target)
+    if reproducible and (dirty := manifest.dirty_files()):
+        raise ConfigError(f"--reproducible wants a clean git tree: commit or drop {', '.join(dirty[:4])}")
+
+
+def check_keys(recipe: Recipe, target: str, secrets: Mapping[str, str]) -> None:
+    """Raises ConfigError where the run would lack a key of its bucket or of a tracker, or would send one to
+    its machines in a file. secrets: those that were found, by name."""
     bucket_access.check_credentials(recipe, target, secrets)
     if recipe.config.logging.wandb == "online" and "WANDB_API_KEY" not in secrets:
         raise ConfigError(
             "logging.wandb is online and there is no token: export WANDB_API_KEY, or set it to offline"
         )
     sent_tree.check(target, secrets)
-    if reproducible and (dirty := manifest.dirty_files()):
-        raise ConfigError(f"--reproducible wants a clean git tree: commit or drop {', '.join(dirty[:4])}")
 
 
 def check_outside(recipe: Recipe, record: RunRecord, commands: Commands, env: dict[str, str]) -> None:
     """What only others can tell: programs, dstack's secrets, buckets. Raises ConfigError with the change to
     make."""
     tool(commands)
+    if record.target == "ssh" and not platforms.find("rsync"):
+        raise ConfigError("rsync is not installed: it copies the repository to the machines, so install it")
     if capabilities.capability(record.target).platform == "dstack":
         _check_secrets(recipe, record.target)
     if recipe.storage.weights:

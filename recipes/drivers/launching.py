@@ -150,7 +150,13 @@ def prepared(name: str, recipe: Recipe, target: str | None, overrides: list[str]
         if token in used:
             secrets[token] = value
     tokens.check_fleet_key(secrets)
-    launch_checks.check(recipe, target, options.reproducible, secrets)
+    launch_checks.check(recipe, target, options.reproducible)
+    try:
+        launch_checks.check_keys(recipe, target, secrets)
+    except ConfigError as error:
+        if not options.dry_run:
+            raise
+        print(f"# --- `up` itself would stop: {error}", flush=True)
 
     record = RunRecord(
         run_id=run_id,
@@ -312,6 +318,10 @@ def start(launch: Launch, detach: bool) -> int:
         code = EXIT_INTERRUPTED if isinstance(error, KeyboardInterrupt) else EXIT_CONFIG
         launched.settle(record.run_id, code, detach, 0)
         raise
+    if code == EXIT_INTERRUPTED and record.target == "local" and not run_record.began(record.run_id):
+        print("stopped before the run began: the same command goes on where the preparation was", flush=True)
+        run_record.forget(record.run_id)
+        return code
     launched.settle(record.run_id, code, detach, 1 + recipe.budget.keep_minutes)
     now = run_record.load(record.run_id)
     # the platform's name for it, which `down` needs

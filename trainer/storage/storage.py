@@ -26,9 +26,10 @@ import obstore
 from obstore import exceptions
 
 from trainer.config import ConfigError
-from trainer.errors import StorageError
+from trainer.errors import ObjectTooLarge, StorageError, StoreRefused
 from trainer.storage.errors import code_of, permanent, status_of
 from trainer.storage.stores import DOWNLOAD_TIMEOUT_S, Retry, open_store
+from trainer.waiting import waiting_for
 
 T = TypeVar("T")
 Listing = list[tuple[str, int]]
@@ -39,6 +40,8 @@ TELL_S = 30.0
 """Seconds between progress lines of a long download."""
 SMALL_TIMEOUT_S = 60.0
 """Deadline of a request that moves little: a listing's page, a look-up, a deletion, an attempt's record."""
+WAIT_S = 1200.0
+"""Time after a first failure for which the run's watchdog takes further tries for progress."""
 CHUNK_BYTES = 256 << 10
 """Smallest chunk of a download, bytes."""
 
@@ -228,8 +231,18 @@ class Storage:
         except FileNotFoundError:
             return False
 
-    def get_bytes(self, key: str) -> bytes:
-        return self._try(f"download of {key}", lambda: bytes(obstore.get(self._store, key).bytes()))
+    def get_bytes(self, key: str, most_bytes: int = 0) -> bytes:
+        """An object in memory. most_bytes: the largest that is read; 0: any. Raises FileNotFoundError,
+        ObjectTooLarge."""
+
+        def fetch() -> bytes:
+            found = obstore.get(self._store, key)
+            size = found.meta["size"]
+            if most_bytes and size > most_bytes:
+                raise ObjectTooLarge(f"{key} has {size:,} bytes, and at most {most_bytes:,} are read")
+            return bytes(found.bytes())
+
+        return self._try(f"download of {key}", fetch)
 
     def get_range(self, key: str, start: int, stop: int) -> bytes:
         """Bytes [start, stop) of an object, as `get` fetches; from a store without ranges all before them is
@@ -310,18 +323,25 @@ class Storage:
         """The action's result, tried again after errors that may pass. whole: a 404 can only mean the
         bucket."""
         attempt = 0
-        while True:
-            try:
-                return action()
-            except _FAILURES as error:
-                attempt += 1
-                self._failed(what, error, attempt, whole)
+        with contextlib.ExitStack() as waits:
+            while True:
+                try:
+                    return action()
+                except _FAILURES as error:
+                    attempt += 1
+                    if attempt == 1 and not isinstance(error, FileNotFoundError):
+                        waiter = waits.enter_context(
+                            waiting_for("storing", f"the store at {self.url}", WAIT_S)
+                        )
+                        waiter.failed(_first(error))
+                    self._failed(what, error, attempt, whole)
 
     def _failed(self, what: str, error: BaseException, attempt: int, whole: bool = False) -> None:
         """Raises a permanent error, or the last attempt's; else prints the error and waits."""
         if cure := permanent(error, bucket_missing_is_404=whole):
             reply = f"{status_of(error) or ''} {code_of(error)}".strip() or _first(error)
-            raise ConfigError(f"{what} at {self.url}: {cure} ({reply})") from error
+            kind = StoreRefused if status_of(error) in (401, 403) else ConfigError
+            raise kind(f"{what} at {self.url}: {cure} ({reply})") from error
         if isinstance(error, FileNotFoundError):
             raise FileNotFoundError(f"{what}: not in {self.url}") from error
         told = _first(error) or f"no byte for {self.retry.stall_s:.0f} s"
