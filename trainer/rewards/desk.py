@@ -34,10 +34,7 @@ def look(rewards: Rewards, data: str, split: str) -> dict[str, Any]:
         names = " + ".join(function.path for function in rewards.own)
         result = pool.submit(["user", sample_of(about[0]), facts]).result()
     except LacksModule as error:
-        return {
-            "refused": "",
-            "notes": [f"{error}: not on this machine, so the node is the first to call it"],
-        }
+        return {"refused": "", "notes": [f"{error}: not on this machine, so the node is the first to call it"]}
     except ConfigError as error:
         return {"refused": str(error), "notes": []}
     finally:
