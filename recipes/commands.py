@@ -337,8 +337,8 @@ def _(args: argparse.Namespace) -> int:
 
 @command(
     "bundle",
-    "put what a maintainer needs after a failure into one file, without secrets: configuration, ends of all logs, "
-    "post-mortem, preflight, versions, last metrics",
+    "put what a maintainer needs after a failure into one file, without secrets: configuration, ends of all "
+    "logs, post-mortem, preflight, versions, last metrics",
     argument("run", help="id of a run, or its folder"),
     STORED,
     argument("--out", default="", help="file to write; default: runs/RUN/RUN-bundle.tar.gz"),

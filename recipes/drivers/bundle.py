@@ -1,7 +1,7 @@
 """`bundle RUN`: what a maintainer needs after a failure, without secrets, as one file.
 
-Only files of the list below are taken, and none that holds rows or completions. Each is read as text, and what is or
-looks like a secret is replaced; a text that still holds one afterwards ends the command.
+Only files of the list below are taken, and none that holds rows or completions. Each is read as text, and
+what is or looks like a secret is replaced; a text that still holds one afterwards ends the command.
 """
 
 from __future__ import annotations
@@ -45,12 +45,15 @@ SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL")
 LEAST_SECRET = 6
 """Characters from which on the value of such a variable is looked for."""
 ASSIGNED = (
-    r"\b(?P<name>[A-Z0-9_]*(?:TOKEN|SECRET|PASSWORD|API_KEY|ACCESS_KEY|PRIVATE_KEY|CREDENTIALS)[A-Z0-9_]*[\"']?\s*[=:]\s*)"
+    r"\b(?P<name>[A-Z0-9_]*(?:TOKEN|SECRET|PASSWORD|API_KEY|ACCESS_KEY|PRIVATE_KEY|CREDENTIALS)[A-Z0-9_]*"
+    r"[\"']?\s*[=:]\s*)"
     r"(?P<value>\"[^\"\n]+\"|'[^'\n]+'|[^\s\"',}]+)",
-    r"(?P<name>(?i:\b(?:api_?key|access_?key|secret_?key|private_?key|password|passwd|auth_?token|access_?token)\b[\"']?\s*[=:]\s*))"
+    r"(?P<name>(?i:\b(?:api_?key|access_?key|secret_?key|private_?key|password|passwd|auth_?token|access_?token)"
+    r"\b[\"']?\s*[=:]\s*))"
     r"(?P<value>\"[^\"\n]+\"|'[^'\n]+'|[^\s\"',}]+)",
     r"(?P<name>(?i:\b(?:bearer|basic)\s+))(?P<value>[A-Za-z0-9._~+/=-]{8,})",
-    r"(?P<name>[?&](?i:[a-z0-9_-]*(?:token|key|secret|sig|signature|credential|password))=)(?P<value>[^&\s\"']+)",
+    r"(?P<name>[?&](?i:[a-z0-9_-]*(?:token|key|secret|sig|signature|credential|password))=)"
+    r"(?P<value>[^&\s\"']+)",
     r"(?P<name>\b[a-z][a-z0-9+.-]*://)(?P<value>[^\s/@\"']+)(?=@)",
 )
 """A secret after the name that it is given to."""

@@ -1,8 +1,8 @@
 """What of the repository would go up to the machines of a launch and must not.
 
-Names of secrets are left out by every platform (`trainer/config/never_sent.txt`). This looks at what could slip
-through: a listed file that SkyPilot would send because git tracks it or because the folder is no git repository, and a
-secret in a file of another name.
+Names of secrets are left out by every platform (`trainer/config/never_sent.txt`). This looks at what could
+slip through: a listed file that SkyPilot would send because git tracks it or because the folder is no git
+repository, and a secret in a file of another name.
 """
 
 from __future__ import annotations
@@ -54,22 +54,22 @@ def check(target: str, secrets: Mapping[str, str]) -> None:
         what = "" if made_up or is_secret(name) else secret_in(Path(name), secrets)
         if what:
             raise ConfigError(
-                f"{name} holds {what}, and the repository is copied to the machines of {target}: move it out of"
-                f" {Path.cwd()}"
+                f"{name} holds {what}, and the repository is copied to the machines of {target}: move it out"
+                f" of {Path.cwd()}"
             )
 
 
 def _check_names() -> None:
-    """Raises ConfigError where SkyPilot, which leaves out what git ignores and nothing else, would send a file
-    of the list."""
+    """Raises ConfigError where SkyPilot, which leaves out what git ignores and nothing else, would send a
+    file of the list."""
     repository = bool(manifest.git("rev-parse", "--git-dir"))
     listed = manifest.kept_files() if repository else _all_files()
     sent = [name for name in listed if is_secret(name)]
     if sent:
         why = "git knows it" if repository else "this folder is no git repository, so .gitignore says nothing"
         raise ConfigError(
-            f"SkyPilot would copy {sent[0]} to the machines ({why}), and its name is that of a secret: move it"
-            f" out of {Path.cwd()}"
+            f"SkyPilot would copy {sent[0]} to the machines ({why}), and its name is that of a secret: move"
+            f" it out of {Path.cwd()}"
         )
 
 

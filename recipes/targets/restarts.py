@@ -11,9 +11,9 @@ here makes every platform obey that code, and bounds what happens before the run
     Slurm     restarts when asked (`scontrol requeue`), when it preempts and when a node fails; it counts, in
               SLURM_RESTART_COUNT, and limits nothing.
     PBS       restarts when it preempts and when a node fails; the job cannot see it.
-    Kubernetes  restarts after every code but those of a list. A Job and a JobSet count restarts over the whole
-              run, however much was committed between: their limits are out of the way, as on SkyPilot, and the
-              run's own count, which begins anew with each checkpoint, ends it with a final code.
+    Kubernetes  restarts after every code but those of a list. A Job and a JobSet count restarts over the
+              whole run, however much was committed between. So their limits are out of the way, as on
+              SkyPilot, and the run's own count, which begins anew with each checkpoint, ends it.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What runs before the node's own code: it is patient with a network that is away, and leaves with the project's
-codes. The real scripts, with stand-ins for uv and for what they call."""
+"""What runs before the node's own code: it is patient with a network that is away, and leaves with the
+project's codes. The real scripts, with stand-ins for uv and for what they call."""
 
 import os
 import shutil
@@ -42,7 +42,8 @@ def checkout(tmp_path):
     (bin / "uv").write_text(
         '#!/bin/bash\necho "$*" >> calls\n'
         'if [ -s fails ]; then sed -i 1d fails; cat said >&2; exit "$(cat code 2>/dev/null || echo 2)"; fi\n'
-        'case "$1" in venv) p="${@: -1}"; mkdir -p "$p/bin"; touch "$p/bin/python"; chmod +x "$p/bin/python" ;; esac\n'
+        'case "$1" in venv) p="${@: -1}"; mkdir -p "$p/bin"; touch "$p/bin/python"\n'
+        '  chmod +x "$p/bin/python" ;; esac\n'
     )
     (bin / "uv").chmod(0o755)
     (bin / "sleep").write_text("#!/bin/bash\n")

@@ -82,8 +82,8 @@ def test_it_holds_what_a_maintainer_needs_and_no_secret(failed, capsys):
         held = {entry.name.partition("/")[2]: archive.extractfile(entry).read().decode() for entry in archive}
     assert all(f" {name}" in out for name in held), "its contents are listed"
     assert set(held) == {
-        "versions.json", "config.yaml", "launch.json", "manifest.json", "metrics.jsonl", "launch.log", "node-1.log",
-        "hang-3/rank-3.txt", "preflight.json", "task/demo.yaml",
+        "versions.json", "config.yaml", "launch.json", "manifest.json", "metrics.jsonl", "launch.log",
+        "node-1.log", "hang-3/rank-3.txt", "preflight.json", "task/demo.yaml",
     }  # fmt: skip
     whole = "".join(held.values())
     for what, secret in SECRETS.items():

@@ -1,9 +1,10 @@
 """Which checkpoints count: the one definition that finder, retention, budget and every reader share.
 
-It stands in the record of attempts. When an attempt starts, its record names the checkpoints that are there and
-count; before its first own one it notes the step that it goes on from. From then on count: its own, and of the named
-those up to that step. So what a run was taken back from, what was passed over as damaged, and what an older attempt
-commits after it was replaced counts no more, whether or not it could be deleted. Needs no training stack.
+It stands in the record of attempts. When an attempt starts, its record names the checkpoints that are there
+and count; before its first own one it notes the step that it goes on from. From then on count: its own, and
+of the named those up to that step. So what a run was taken back from, what was passed over as damaged, and
+what an older attempt commits after it was replaced counts no more, whether or not it could be deleted. Needs
+no training stack.
 """
 
 from __future__ import annotations
@@ -104,8 +105,8 @@ class Held(Protocol):
 class Course:
     """Which checkpoints count for one attempt while it makes its own.
 
-    held: its right to write; None: a reader's, who sees what the newest attempt of `config` sees. config: None
-    where no record is known, and every checkpoint counts.
+    held: its right to write; None: a reader's, who sees what the newest attempt of `config` sees. config:
+    None where no record is known, and every checkpoint counts.
     """
 
     def __init__(self, config: RunConfig | None, held: Held | None) -> None:

@@ -140,7 +140,7 @@ def open_store(
             return GCSStore(bucket, **keys, **options), limits
         except BaseError:  # which may show the key
             raise ConfigError(
-                f"{url}: the Google key cannot be read: GOOGLE_SERVICE_ACCOUNT_KEY takes the key's JSON itself,"
+                f"{url}: the Google key cannot be read: GOOGLE_SERVICE_ACCOUNT_KEY takes the key's JSON,"
                 " GOOGLE_APPLICATION_CREDENTIALS the path of its file"
             ) from None
     if endpoint:
