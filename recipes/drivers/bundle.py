@@ -89,7 +89,8 @@ def bundle(run: str, bucket: str, out: str, dry_run: bool) -> int:
         return 0
     write(path, parts)
     print(
-        f"{path} has these {len(parts)} files. Rows and completions are not among them; log lines may quote some:"
+        f"{path} has these {len(parts)} files. Rows and completions are not among them, but logs may quote"
+        " some:"
     )
     print(f"  tar -xzOf {path} | less    shows all of it")
     return 0
