@@ -183,7 +183,8 @@ class Budget:
     max_losses: int = within(10, least=0)
     """The same for attempts whose machines were taken away or lost; it begins again with every checkpoint."""
     max_requeues: int = within(20, least=0)
-    """Restarts of one job (Slurm, PBS, Kubernetes), whatever the reason; `resume` submits a new one."""
+    """Restarts of one job of Slurm or PBS, or of a sampling pod of Kubernetes, whatever the reason; `resume`
+    submits a new one."""
     idle_minutes: int = within(3, least=0)
     """Machines of managed jobs and of dstack wait this long for the next attempt of a run, then they go
     down."""

@@ -302,6 +302,9 @@ def start(launch: Launch, detach: bool) -> int:
     for name, text in launch.files.items():
         (launch.folder / name).write_text(text)
     manifest.write_launch(recipe, record, launch.keep_untracked)
+    if capabilities.capability(record.target).platform == "qsub":
+        used = (*launch.secrets, script.API_KEY, script.FLEET_KEY)
+        platforms.write_tokens(record.run_id, {name: env[name] for name in used if name in env})
     record.save()
     if recipe.kind == "train":
         shared_record.publish(record, env)
