@@ -5,8 +5,9 @@ an environment that has both,
 
 Both get the same random weights at the true shape of Qwen2.5-VL-3B, rows of one picture, 32 prompts of 8
 completions of about 400 tokens and at most 2,048, reward by a hash, and KL; both have vLLM in the process,
-which sleeps during the update. TRL runs with each of `--sizes` sequences per pass, and its fastest counts. The
-first step is left out on both sides. Writes what it measured to `--out`. No figure of it is published yet.
+which sleeps during the update. TRL runs with each of `--sizes` sequences per pass, and its fastest counts.
+The first step is left out on both sides. Writes what it measured to `--out`. No figure of it is published
+yet.
 
 `--tiny` tries all of it on a CPU, with two narrow layers and TRL's own generation: its seconds mean nothing.
 """

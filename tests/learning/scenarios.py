@@ -100,7 +100,7 @@ def sync_memory(worker: OneRank) -> list[int]:
 
 
 def built_empty() -> list[bool]:
-    """Of each model that is built from now on, whether its weights are read from no file."""
+    """Whether each model that is built from now on is built without reading weights from files."""
     from trainer.learning import policy
 
     found, build = [], policy._build_model
