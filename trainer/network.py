@@ -87,8 +87,8 @@ def _has_one_of(names: Iterable[str], given: str, prefixes: bool) -> bool:
 def shared_variables(
     own: str, host: str, places: Sequence[tuple[str, str]], env: Mapping[str, str]
 ) -> dict[str, str]:
-    """`network_variables` of one of a run's hosts; none where there is one host. Gloo would take the address of
-    the host's own name, which on Debian is 127.0.1.1: no other host reaches that.
+    """`network_variables` of one of a run's hosts; none where there is one host. Gloo would take the address
+    of the host's own name, which on Debian is 127.0.1.1: no other host reaches that.
 
     own: this host's address on its route to the master. On the master that may be a loopback one: then the
     route to another host counts. host: its name. places: name and address of every host. Raises ConfigError
@@ -101,8 +101,8 @@ def shared_variables(
         reached = [one for one in others if not ipaddress.ip_address(one).is_loopback]
         if not reached:
             raise ConfigError(
-                f"{host} and the other hosts know the master as a loopback address: give all of them its address"
-                " in MASTER_ADDR"
+                f"{host} and the other hosts know the master as a loopback address: give all of them its"
+                " address in MASTER_ADDR"
             )
         own = route_address(reached[0])
     known = interfaces()

@@ -99,10 +99,26 @@ def sync_memory(worker: OneRank) -> list[int]:
     return [now - before for now in held]
 
 
+def built_empty() -> list[bool]:
+    """Whether each model that is built from now on is built without reading weights from files."""
+    from trainer.learning import policy
+
+    found, build = [], policy._build_model
+
+    def noted(kind, config, ds_config, empty):
+        model = build(kind, config, ds_config, empty)
+        found.append(empty)
+        return model
+
+    policy._build_model = noted
+    return found
+
+
 def parity(config, rank, port):
     """Engine against policy before and after updates; bans; determinism; memory of a sync."""
+    read = built_empty()
     worker = start(config, rank, port)
-    out: dict = {"gaps": [], "sync_bytes": sync_memory(worker)}
+    out: dict = {"gaps": [], "sync_bytes": sync_memory(worker), "read": read}
     largest = max(getattr(p, "ds_numel", 0) * p.element_size() for p in worker.policy.names.values())
     out["bucket_bytes"] = max(config.rollout.sync_bucket_bytes, largest)
     rows = [0, 1, 2, 3]
