@@ -336,26 +336,22 @@ def override(recipe: Recipe, assignments: list[str]) -> Recipe:
         if f.name in ("cluster", "sample", "dataset", "storage", "budget", "site", "setup")
     ]
     for assignment in assignments:
-        head = assignment.partition("=")[0].partition(".")[0].strip()
+        key = assignment.partition("=")[0].strip()
+        head = key.partition(".")[0].strip()
         if head == "sample" and recipe.sample is None:
             recipe = replace(recipe, sample=SampleGroup())
         if head in parts:
             recipe = run_config.override(recipe, [assignment])
-        elif head == "placement" and any(
-            k in assignment.partition("=")[0] for k in (".nodes", ".workers_per_node")
-        ):
+        elif key in ("placement.nodes", "placement.workers_per_node"):
             raise ConfigError("placement follows the cluster: set cluster.nodes and cluster.gpus_per_node")
-        elif assignment.partition("=")[0].strip() == "run.id":
+        elif key == "run.id":
             raise ConfigError("run.id is the launch's own: give it as --run-id")
-        elif (key := assignment.partition("=")[0].strip()) in (
-            "checkpoint.max_restarts",
-            "checkpoint.max_losses",
-        ):
+        elif key in ("checkpoint.max_restarts", "checkpoint.max_losses"):
             raise ConfigError(f"{key} follows the budget: set {key.replace('checkpoint', 'budget')}")
         elif head in sections:
             recipe = replace(recipe, config=run_config.override(recipe.config, [assignment]))
         else:
-            raise ConfigError(unknown_key(head, head, parts + sections))
+            raise ConfigError(unknown_key(key, head, parts + sections))
     return placed(recipe)
 
 

@@ -6,11 +6,11 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Collection
+from collections.abc import Mapping
 from dataclasses import replace
 
 from recipes import capabilities, manifest, run_record, uploads
-from recipes.drivers import bucket_access, desk_python, platform_state, platforms
+from recipes.drivers import bucket_access, desk_python, platform_state, platforms, sent_tree
 from recipes.drivers.platforms import Commands
 from recipes.plan import cost, memory, prices, sizing
 from recipes.presets import own_data
@@ -22,8 +22,9 @@ from trainer.config.bucket_address import is_address
 from trainer.config.run_store import RunStore
 
 
-def check(recipe: Recipe, target: str, reproducible: bool, secrets: Collection[str]) -> None:
-    """Everything that can be known without asking anybody. Raises ConfigError with the change to make."""
+def check(recipe: Recipe, target: str, reproducible: bool) -> None:
+    """Everything that can be known without asking anybody, keys aside. Raises ConfigError with the change to
+    make."""
     _check_data(recipe, target)
     if recipe.cluster.gpus_per_node and recipe.kind in ("train", "sample"):
         _check_memory(recipe, target)
@@ -38,19 +39,27 @@ def check(recipe: Recipe, target: str, reproducible: bool, secrets: Collection[s
         )
     if recipe.saves and not recipe.storage.bucket:
         _check_without_bucket(recipe, target)
+    if reproducible and (dirty := manifest.dirty_files()):
+        raise ConfigError(f"--reproducible wants a clean git tree: commit or drop {', '.join(dirty[:4])}")
+
+
+def check_keys(recipe: Recipe, target: str, secrets: Mapping[str, str]) -> None:
+    """Raises ConfigError where the run would lack a key of its bucket or of a tracker, or would send one to
+    its machines in a file. secrets: those that were found, by name."""
     bucket_access.check_credentials(recipe, target, secrets)
     if recipe.config.logging.wandb == "online" and "WANDB_API_KEY" not in secrets:
         raise ConfigError(
             "logging.wandb is online and there is no token: export WANDB_API_KEY, or set it to offline"
         )
-    if reproducible and (dirty := manifest.dirty_files()):
-        raise ConfigError(f"--reproducible wants a clean git tree: commit or drop {', '.join(dirty[:4])}")
+    sent_tree.check(target, secrets)
 
 
 def check_outside(recipe: Recipe, record: RunRecord, commands: Commands, env: dict[str, str]) -> None:
     """What only others can tell: programs, dstack's secrets, buckets. Raises ConfigError with the change to
     make."""
     tool(commands)
+    if record.target == "ssh" and not platforms.find("rsync"):
+        raise ConfigError("rsync is not installed: it copies the repository to the machines, so install it")
     if capabilities.capability(record.target).platform == "dstack":
         _check_secrets(recipe, record.target)
     if recipe.storage.weights:

@@ -135,7 +135,7 @@ def test_own_rows_take_the_place_of_the_dataset(tmp_path, monkeypatch):
     with pytest.raises(
         ConfigError, match="nodes of skypilot-runpod do not have it: put the rows into a bucket"
     ):
-        launch_checks.check(recipe, "skypilot-runpod", False, [])
+        launch_checks.check(recipe, "skypilot-runpod", False)
     with pytest.raises(ConfigError, match="there is no file other.jsonl where you are"):
         resolve(name, ["data.source=other.jsonl"])
     with pytest.raises(ConfigError, match="the run itself says where its rows go"):

@@ -34,6 +34,8 @@ RAY_LOOK_S = 2.0
 """Seconds between two checks of Ray's own processes."""
 UNHEARD_S = 60.0
 """Seconds from the end of a job until it counts as over although Ray does not answer."""
+SHOWN_OUTCOMES = 12
+"""Most lines of the job that are printed below the live display at its end."""
 DISPLAY_END_S = 5.0
 """Longest wait for the live display to show the end."""
 
@@ -97,8 +99,11 @@ class JobWatch:
                 end = self._ended()
                 if end is not None:
                     self.log.close()
-                    return self._exit_code(end)
+                    break
                 time.sleep(POLL_S)
+        for line in self.log.outcomes[-SHOWN_OUTCOMES:]:
+            print(line, flush=True)
+        return self._exit_code(end)
 
     # --- what may happen --------------------------------------------------------------------------------
 
