@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from trainer.algorithm.traces import Verdict
-from trainer.config import ConfigError
-from trainer.errors import StorageError
+from trainer.errors import ConfigError, StorageError
+
+if TYPE_CHECKING:  # NumPy comes with it, which a desk may lack
+    from trainer.algorithm.traces import Verdict
 
 
 @dataclass(frozen=True)
