@@ -41,7 +41,7 @@ def grade_of(result: list, blamed: str) -> Grade:
     verdict, accuracy, *rest = result
     why, parts = rest or ("", {})
     if verdict == "error" and not why:
-        why = "the reference answer cannot be read"
+        why = "the reference answer cannot be read, or no arithmetic tells the answer from it"
     if why and not why.startswith(("rewards.", blamed)):
         why = f"{blamed}: {why}"
     return Grade(verdict, accuracy, why, parts)
