@@ -17,6 +17,7 @@ from typing import TypedDict
 from recipes import capabilities, manifest, run_record, uploads
 from recipes.drivers import (
     bucket_access,
+    desk_checks,
     desk_python,
     kubernetes_driver,
     launch_checks,
@@ -96,6 +97,11 @@ def up(name: str, recipe: Recipe, target: str | None, overrides: list[str], opti
     launch = prepared(name, recipe, target, overrides, replace(options, detach=not follow))
     for line in bucket_access.unverified(launch.recipe, launch.secrets):
         print(f"# --- {line}" if options.dry_run else line, flush=True)
+    notes = desk_checks.look_here(launch.recipe)
+    if not options.dry_run:
+        notes += desk_checks.ask_servers(launch.recipe.config, os.environ | launch.secrets)
+    for line in notes:
+        print(f"# --- {line}" if options.dry_run else f"note: {line}", flush=True)
     if options.dry_run:
         show(launch)
         return 0

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from trainer.algorithm.traces import Verdict
-from trainer.config import ConfigError
-from trainer.errors import StorageError
+from trainer.errors import ConfigError, StorageError
+
+if TYPE_CHECKING:  # NumPy comes with it, which a desk may lack
+    from trainer.algorithm.traces import Verdict
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ def grade_of(result: list, blamed: str) -> Grade:
     verdict, accuracy, *rest = result
     why, parts = rest or ("", {})
     if verdict == "error" and not why:
-        why = "the reference answer cannot be read"
+        why = "the reference answer cannot be read, or no arithmetic tells the answer from it"
     if why and not why.startswith(("rewards.", blamed)):
         why = f"{blamed}: {why}"
     return Grade(verdict, accuracy, why, parts)

@@ -63,7 +63,7 @@ class Scorer:
         self.config = config
         self._form = FORMS[config.answer]
         self._judge = Judge(config) if config.judge_url else None
-        self._judged_types = config.judge_types.split(",")
+        self._judged_types = [name.strip() for name in config.judge_types.split(",")]
         self._remote = remote.Client(config) if config.remote_url else None
         self._pool = ProcessPool(config.workers, config.deadline_s, specs_of(config.own))
         self._families: ProcessPool | None = None
@@ -139,8 +139,7 @@ class Scorer:
                 fast = "" if hedged else content
                 verdict = _decided(fast, reference, answer_type, question) or self._known.get(task)
             if verdict is not None:
-                why = f"{GRADER} cannot read the reference answer {reference[:80]!r}" * (verdict == "error")
-                batch.graded[i] = Grade(verdict, float(verdict == "correct"), why)
+                batch.graded[i] = grade_of([verdict, float(verdict == "correct")], GRADER)
             else:
                 batch.members.setdefault(("grade", *task), []).append(i)
         for task in batch.members:
@@ -349,6 +348,8 @@ def _too_many(verdict: str, failed: Sequence[str], completions: int, limit: floa
         cure = "look at the samples, and raise rewards.deadline_s if the node is overloaded"
     elif verdict == "timeout":
         cure = "raise rewards.judge_timeout_s, or give the judge more machines"
+    if verdict == "timeout" and often.startswith("rewards.remote_url"):
+        cure = "look at the samples, and raise --deadline-s or --workers of the server"
     return (
         f"{len(failed)} of {completions} completions {what}, more than rewards.max_{verdict}_rate {limit:g}:"
         f" {often}{more}; {cure}. Nothing was learned from this step"
