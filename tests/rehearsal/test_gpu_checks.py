@@ -9,8 +9,10 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from tests.conftest import ROOT
+from tests.learning.held import held_bytes
 
 CASES = (
     "test_gpu.py::test_packed_gradients_in_bf16[True]",
@@ -32,6 +34,23 @@ def rehearse(tmp_path, *options: str) -> dict:
     )
     assert done.returncode == 0, done.stdout[-4000:]
     return json.loads(out.read_text())["figures"]
+
+
+class Fake(torch.Tensor):
+    """A tensor without a storage of its own."""
+
+    @classmethod
+    def __torch_dispatch__(cls, *_):
+        raise NotImplementedError
+
+
+def test_tensors_that_torch_compile_leaves_hold_nothing():
+    left = torch.Tensor._make_wrapper_subclass(Fake, (1 << 30,))
+    with pytest.raises(RuntimeError):
+        left.untyped_storage().data_ptr()
+    before = held_bytes()
+    real = torch.empty(1 << 20)
+    assert held_bytes() - before == real.nbytes and left.numel() == 1 << 30
 
 
 @pytest.mark.slow
