@@ -29,9 +29,8 @@ def make(tiny: Path, out: Path, device: str) -> None:
     shape.text_config.layer_types = ["full_attention"] * shape.text_config.num_hidden_layers
     shape.vision_config.out_hidden_size = shape.text_config.hidden_size
     shape.dtype = "bfloat16"
-    torch.set_default_dtype(torch.bfloat16)
     with torch.device(device):
-        model = Qwen2_5_VLForConditionalGeneration(shape)
+        model = Qwen2_5_VLForConditionalGeneration(shape).to(torch.bfloat16)
     partial = out.with_name(f".{out.name}.partial")
     partial.parent.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(partial)
