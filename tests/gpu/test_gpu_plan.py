@@ -24,7 +24,7 @@ from recipes.plan import cost, memory
 from recipes.presets import get
 from tests.conftest import ROOT
 from tests.gpu.conftest import DEVICE, changed
-from tests.learning.rates import FEW, MANY
+from tests.learning.loads import FEW, MANY
 from trainer import config as c
 from trainer.config.run_folder import read_progress
 from trainer.hardware.gpus import GPUS, peak_flops

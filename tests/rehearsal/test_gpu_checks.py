@@ -36,6 +36,15 @@ def rehearse(tmp_path, *options: str) -> dict:
     return json.loads(out.read_text())["figures"]
 
 
+def test_the_checks_are_collected_without_vllm():
+    """A card that is lent bare has PyTorch; what needs no engine runs there."""
+    collect = "import sys, pytest; sys.modules['vllm'] = None; sys.exit(pytest.main(sys.argv[1:]))"
+    options = ["--collect-only", "-q", "-p", "no:cacheprovider", "tests/gpu"]
+    command = [sys.executable, "-c", collect, *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:]
+
+
 class Fake(torch.Tensor):
     """A tensor without a storage of its own."""
 
