@@ -70,6 +70,6 @@ def waiting(recipe: Recipe, need: MemoryPlan, network_gbit_s: float) -> str:
     if here < 2 * alone:
         return ""
     return (
-        f"an update takes {here:.0f} s at {network_gbit_s:g} Gb/s between nodes, and {alone:.0f} s if nothing waits"
-        " for the network: take machines with GPUDirect (RDMA, EFA, TCPX) between them, or fewer nodes\n\n"
+        f"an update takes {here:.0f} s at {network_gbit_s:g} Gb/s between nodes, and {alone:.0f} s if nothing"
+        " waits for the network: take machines with GPUDirect (RDMA, EFA, TCPX) between them\n\n"
     )

@@ -112,8 +112,8 @@ def changed(config, **sections):
 
 @pytest.fixture(scope="session")
 def three_billion(tiny_model, tmp_path_factory) -> Path:
-    """A model of 3B's shape on random weights, with the tiny model's tokenizer and tower. It is made once for all
-    checks of a card, by a process of its own: what this one held of the card would be measured."""
+    """A model of 3B's shape on random weights, with the tiny model's tokenizer and tower. It is made once for
+    all checks of a card, by a process of its own: what this one held of the card would be measured."""
     if DEVICE == "cpu":
         return tiny_model
     shared = os.environ.get("SPOTRL_GPU_MODELS")

@@ -22,7 +22,7 @@ LIMIT_S = 220
 @pytest.mark.card
 @pytest.mark.parametrize(("inputs", "outputs"), [(2048, 1536), (768, 2048)])
 def test_grouped_products_of_experts(figure, inputs, outputs):
-    """At the sizes of 30B-A3B: 128 experts of which most have no row, one has all, or there is no row at all."""
+    """At the sizes of 30B-A3B: 128 experts of which most have no row, one has all, or none has any."""
     from trainer.learning import experts_check
 
     device = torch.device("cuda")

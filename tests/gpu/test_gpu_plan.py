@@ -149,8 +149,8 @@ def test_rates_of_three_billion_parameters(run_ranks, three_billion, gpu_config,
 
 @pytest.mark.timeout(2000)
 def test_three_billion_parameters(tmp_path, run_ranks, three_billion, gpu_config, figure):
-    """Three steps of the trainer: memory of host and card, and seconds, beside the plan. A disk with room for two
-    checkpoints sees a save beside the next step."""
+    """Three steps of the trainer: memory of host and card, and seconds, beside the plan. A disk with room for
+    two checkpoints sees a save beside the next step."""
     longest = 512 if DEVICE == "cuda" else 16
     saves = DEVICE == "cpu" or shutil.disk_usage(tmp_path).free > ROOM_OF_TWO_SAVES
     config = c.override(

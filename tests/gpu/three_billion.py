@@ -1,5 +1,5 @@
-"""Makes a model of 3B's shape on the GPU, where random weights take a second: `python -m tests.gpu.three_billion
-TINY OUT`."""
+"""Makes a model of 3B's shape on the GPU, where random weights take a second: `python -m
+tests.gpu.three_billion TINY OUT`."""
 
 from __future__ import annotations
 

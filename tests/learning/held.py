@@ -8,8 +8,8 @@ import torch
 
 
 def held_bytes() -> int:
-    """Bytes of all CPU tensors that Python knows; each storage once. Tensors without a storage of their own, such
-    as the FakeTensors that torch.compile leaves, hold nothing and refuse to name one."""
+    """Bytes of all CPU tensors that Python knows; each storage once. Tensors without a storage of their own,
+    such as the FakeTensors that torch.compile leaves, hold nothing and refuse to name one."""
     gc.collect()
     storages = {}
     for found in gc.get_objects():

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from importlib import import_module
 from importlib.metadata import version
@@ -67,8 +67,8 @@ def checked(model: nn.Module, device: torch.device, dtype: torch.dtype) -> delta
 
 
 @contextmanager
-def parts_of_other_kernels() -> Iterator[set[str]]:
-    """What flash-linear-attention computes by something else than its Triton kernels, as it says in its log, such as
+def parts_of_other_kernels() -> Generator[set[str]]:
+    """What flash-linear-attention computes by other kernels than its Triton ones, as its log says, such as
     `common.chunk_bwd_dqkwg -> tilelang`. It takes TileLang on Hopper where it finds nvcc, and goes without
     a word to Triton where not. It says each choice once in a process."""
     found = set[str]()

@@ -342,11 +342,14 @@ class Engine:
     ) -> Iterator[list[Trace]]:
         """Samples completions; yields each prompt's group of traces when the last of them has ended.
 
-        Every completion is a request of its own with a seed of its own: neither order nor batch matters to
-        it, and it can be ended or continued by itself. read: the prompt for the engine; it is called as late
-        as the memory of `data.image_cache_gib` for patches of open prompts demands, so that a large
-        evaluation does not hold all its images at once. with_routes: whether the traces have the engine's
-        choices of experts, under `algorithm.routing_replay`. Raises RuntimeError where engine and policy
+        Every completion is a request of its own with a seed of its own: order does not matter to it, and it
+        can be ended or continued by itself. The batch matters where the sums of kernels depend on the number
+        of rows: on a CPU in bf16, and in fp32 at large widths (docs/fleet.md, "Bits on CPUs").
+
+        read: the prompt for the engine; it is called as late as the memory of `data.image_cache_gib` for
+        patches of open prompts demands, so that a large evaluation does not hold all its images at once.
+        with_routes: whether the traces have the engine's choices of experts, under
+        `algorithm.routing_replay`. Raises RuntimeError where engine and policy
         disagree on a prompt's tokens.
         """
         limit_bytes = int(self.config.data.image_cache_gib * 2**30)
