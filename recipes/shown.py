@@ -142,6 +142,7 @@ def plan(
         _memory(recipe, need, console)
         _passes(recipe, need, console)
         _balance(recipe, need, console)
+        console.print(utilization.waiting(recipe, need, network_gbit_s), highlight=False, end="")
         console.print(utilization.remark(recipe, need, network_gbit_s), highlight=False, end="")
         _slots(recipe, need, network_gbit_s, console)
         if recipe.kind == "train":

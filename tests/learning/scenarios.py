@@ -15,6 +15,7 @@ import torch
 
 from tests.fleet.published import published  # noqa: F401
 from tests.learning.filled import filled  # noqa: F401
+from tests.learning.held import held_bytes
 from tests.learning.hooked import hooked  # noqa: F401
 from tests.learning.one_rank import OneRank, lessons, trace, with_logprobs
 from tests.learning.rates import bare, communicators, context, decoding, rates  # noqa: F401
@@ -66,18 +67,6 @@ def weights(worker: OneRank) -> dict[str, list[float]]:
             flat = tensor.double().flatten()
             out[name] = [float(flat.sum()), float(flat.square().sum()), *map(float, flat[:3])]
     return out
-
-
-def held_bytes() -> int:
-    """Bytes of all CPU tensors that Python knows; each storage once."""
-    gc.collect()
-    tensors = (o for o in gc.get_objects() if issubclass(type(o), torch.Tensor))
-    storages = {
-        t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
-        for t in tensors
-        if t.device.type == "cpu"
-    }
-    return sum(storages.values())
 
 
 def sync_memory(worker: OneRank) -> list[int]:

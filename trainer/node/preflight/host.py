@@ -128,7 +128,8 @@ def disk_needs(config: RunConfig, env: Mapping[str, str], alone: bool) -> list[t
     """(purpose, folder, bytes) that the run will write on a node. What earlier attempts wrote counts as
     free."""
     learning = 0 if alone else parameters_of(config)[1]
-    checkpoints = checkpoints_bytes(config, learning) - held_bytes(local_dir(config))
+    held = held_bytes(local_dir(config))
+    checkpoints = checkpoints_bytes(config, learning, held) - held
     free_after = int(targets.FREE_DISK_GIB.value * GIB)
     needs = [("run", Path(config.run.dir).absolute(), free_after + max(0, checkpoints))]
     hub = Path(env.get("HF_HOME") or Path.home() / ".cache/huggingface").absolute()
