@@ -194,8 +194,9 @@ def _env(recipe: Recipe, target: str) -> list[str]:
 
 def _resources(recipe: Recipe, target: str) -> dict[str, Any]:
     cluster, can = recipe.cluster, capability(target)
+    cpus = recipe.cpus if cluster.cpus or not cluster.gpus_per_node else 8 * cluster.gpus_per_node
     resources: dict[str, Any] = {
-        "cpu": f"x86:{recipe.cpus if not cluster.gpus_per_node else 8 * cluster.gpus_per_node}..",
+        "cpu": f"x86:{cpus}..",
         "memory": f"{cluster.memory_gib}GB..",
         "shm_size": f"{cluster.shm_gib}GB",
         "disk": f"{cluster.disk_gib}GB..",

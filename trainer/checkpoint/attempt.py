@@ -7,6 +7,7 @@ look-up of one key, which every store answers truly, and no listing, which may l
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import socket
@@ -30,6 +31,7 @@ from trainer.exit_codes import (
     EXIT_RAY,
     FINAL_EXIT_CODES,
 )
+from trainer.storage import attempt_hours
 from trainer.storage.attempt_record import AttemptRecord, Past
 from trainer.storage.storage import Storage
 from trainer.storage.stores import Retry
@@ -127,16 +129,20 @@ def start(config: RunConfig, launch: str) -> Attempt:
 class Attempts(AttemptRecord):
     """The attempts of one run, for those who may take one. storage: the folder that they lie in."""
 
-    def __init__(self, storage: Storage, max_restarts: int = 3, max_losses: int = 10):
+    def __init__(
+        self, storage: Storage, max_restarts: int = 3, max_losses: int = 10, max_hours: float = math.inf
+    ):
         super().__init__(storage)
         self.max_restarts = max_restarts
         self.max_losses = max_losses
+        self.max_hours = max_hours
 
     @classmethod
     def of(cls, config: RunConfig, retry: Retry | None = None) -> Attempts:
         """The record of a run. Raises ConfigError for a store that cannot work."""
+        limits = config.checkpoint
         return cls(
-            Storage(url_of(config), retry=retry), config.checkpoint.max_restarts, config.checkpoint.max_losses
+            Storage(url_of(config), retry=retry), limits.max_restarts, limits.max_losses, limits.max_hours
         )
 
     def take(self, committed: int, launch: str = "") -> Attempt:
@@ -149,6 +155,7 @@ class Attempts(AttemptRecord):
             raise Final(final["code"], final["why"])
         past = self.past()
         left = self._refuse_spent(past, launch, committed)
+        self._refuse_late(launch, committed)
         epoch = past[-1].epoch + 1 if past else 1
         tried = 0
         while True:
@@ -219,6 +226,7 @@ class Attempts(AttemptRecord):
             try:
                 self._remember(machines, why, launch)
                 left = self._refuse_spent(past, launch, committed)
+                self._refuse_late(launch, committed)
                 self.write(f"{attempt.epoch:08d}.end", end | {"left": left})
             except Final as final:
                 print(f"error: {final}", flush=True)
@@ -250,6 +258,16 @@ class Attempts(AttemptRecord):
     def finish(self, code: int, why: str, launch: str) -> None:
         """Ends the run for good."""
         self.write("final", {"code": code, "why": why, "launch": launch, "unix_s": time.time()})
+
+    def _refuse_late(self, launch: str, committed: int) -> None:
+        """Raises Final, and ends the run, if the attempts of the launch have used up the hours of the run."""
+        if math.isinf(self.max_hours):
+            return
+        why = attempt_hours.refusal(attempt_hours.spent_s(self, launch), self.max_hours)
+        if why:
+            why = f"the run ends at step {committed}: {why}"
+            self.finish(EXIT_GAVE_UP, why, launch)
+            raise Final(EXIT_GAVE_UP, why)
 
     def _refuse_spent(self, past: list[Past], launch: str, committed: int) -> str:
         """How many of which failures are left, for `status`; "" while nothing has failed.
