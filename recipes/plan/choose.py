@@ -77,7 +77,8 @@ def judge(
 ) -> Judged:
     """The offer against limits; either may be infinite. Machines of your own cost nothing. published: every
     step takes as long as the slowest that others have published, instead of a draw from the plan's range."""
-    bounds = (offer.published_end,) * 2 if published else offer.step_bounds
+    end = offer.published_end
+    bounds = (end, end) if published else offer.step_bounds
     rng = random.Random(seed)
     mortal = replace(offer, between_s=min(offer.between_s, spread.NODE_LIFE_S / offer.nodes))
     hours = []

@@ -6,17 +6,15 @@ import re
 import pytest
 
 from trainer.config import ConfigError
-from trainer.node.topology import (
+from trainer.network import (
     Interface,
     chosen_interfaces,
-    expand_hostlist,
     interface_of,
     interfaces,
-    misplaced,
     network_variables,
-    read,
     route_address,
 )
+from trainer.node.topology import expand_hostlist, misplaced, read
 
 CARDS = [Interface("lo", "127.0.0.1"), Interface("eth0", "172.17.0.2"), Interface("eth1", "10.50.0.12")]
 

@@ -6,8 +6,8 @@ import signal
 import time
 from typing import NoReturn
 
+from trainer import network
 from trainer.exit_codes import EXIT_CONFIG, EXIT_NODE_LOST, EXIT_RAY
-from trainer.node import topology
 from trainer.node.launch import rendezvous
 from trainer.node.launch.launcher import POLL_S, STOPPED, Ended, Launcher
 from trainer.node.launch.ray_node import Ports, RayNode
@@ -40,7 +40,7 @@ class NodeWorkerLauncher(Launcher):
         """Joins the head. looked: what was found of this machine."""
         assert self.prober is not None
         if self.prober.is_me(self.node.head, self.port):
-            here = ", ".join(f"{i.name} {i.address}" for i in topology.interfaces())
+            here = ", ".join(f"{i.name} {i.address}" for i in network.interfaces())
             self.stay(
                 EXIT_CONFIG,
                 f"the head's address {self.node.head} is this node's own: it is not on the network that the "

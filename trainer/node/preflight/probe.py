@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.node import topology
+from trainer import network
 
 CONNECT_S = 3.0
 """Longest wait for a connection between two nodes of one network."""
@@ -98,7 +98,7 @@ class Prober:
 
     def hello(self, env: Mapping[str, str] = os.environ) -> dict[str, Any]:
         """Facts of this node's network for the head."""
-        interfaces = topology.interfaces()
+        interfaces = network.interfaces()
         known: dict[str, str] = {}
         mtus = {}
         for interface in interfaces:
@@ -106,11 +106,11 @@ class Prober:
             mtus[interface.name] = mtu(interface.name)
         chosen = {}
         wrong = []
-        for variable in topology.INTERFACE_VARIABLES:
-            names = topology.chosen_interfaces(variable, env.get(variable, ""), known)
+        for variable in network.INTERFACE_VARIABLES:
+            names = network.chosen_interfaces(variable, env.get(variable, ""), known)
             if names:
                 chosen[variable] = [names[0], known[names[0]]]
-            elif why := topology.unusable(variable, env.get(variable, ""), known):
+            elif why := network.unusable(variable, env.get(variable, ""), known):
                 wrong.append(why)
         return {
             "port": self.port,
@@ -434,7 +434,7 @@ def _routes(peers: list[tuple[int, str, list[int]]]) -> dict[int, str]:
     found = {}
     for rank, address, _ in peers:
         with contextlib.suppress(OSError):
-            found[rank] = topology.route_address(address)
+            found[rank] = network.route_address(address)
     return found
 
 
