@@ -460,4 +460,9 @@ def _ranges(offer: cost.Offer, recipe: Recipe) -> str:
         told.append(f"completions of {tokens[0]:,} to {tokens[1]:,} tokens")
     told.append(f"starts {spread.START[0]:g} to {spread.START[1]:g} times as long")
     told.append(f"{spread.FAILED_START:.0%} of them made again, and lost machines")
-    return f"10 to 90%: between the tenths of {choose.RUNS} simulated runs, with {', '.join(told)}."
+    line = f"10 to 90%: the plan's own range, between the tenths of {choose.RUNS} simulated runs, with"
+    line = (
+        f"{line} {', '.join(told)}. No run on a GPU stands behind it: --deadline and --budget take steps of"
+    )
+    line = f"{line} {offer.published_end:g} times the plan, the slowest that others have published."
+    return f"{line} {spread.VISION_REASONS}" if offer.vision else line

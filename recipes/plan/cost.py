@@ -137,6 +137,11 @@ class Offer:
         return spread.step_bounds(self.vision, self.several_nodes)
 
     @property
+    def published_end(self) -> float:
+        """The slowest published step, as a multiple of its plan."""
+        return spread.published_end(self.vision)
+
+    @property
     def usd(self) -> float | None:
         """Expected dollars of the run."""
         return None if self.usd_per_hour is None else self.usd_per_hour * self.hours

@@ -36,7 +36,7 @@ class Stage:
 def network_of(recipe: Recipe, target: str | None) -> float:
     """Gbit/s between nodes that the target is taken to have; 100 where that is not said."""
     can = CAPABILITIES.get(target or "")
-    if not can:
+    if not can or recipe.cluster.nodes == 1:  # one pod has no network to others
         return 100.0
     return can.network_gbit_s.get(recipe.cluster.gpu, can.network_gbit_s[""]) or 100.0
 

@@ -123,7 +123,7 @@ def directives(recipe: Recipe) -> list[str]:
     """The #PBS lines of the site's dialect."""
     cluster = recipe.cluster
     site = recipe.site
-    hours = recipe.budget.max_hours
+    hours = recipe.job_hours
     walltime = f"{int(hours)}:{int(hours * 60 % 60):02d}:00"
     gpus = cluster.gpus_per_node
     if site.pbs == "torque":
