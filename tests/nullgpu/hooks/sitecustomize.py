@@ -3,7 +3,6 @@ computed values, who looks for libcudart gets the device, and ranks name their p
 
 from __future__ import annotations
 
-import ctypes
 import importlib.abc
 import importlib.util
 import os
@@ -28,11 +27,12 @@ def with_this_runtime(module) -> None:
 
 def with_phases(module) -> None:
     """What a rank is called for is the phase of what it does on the device."""
-    device = ctypes.CDLL(os.environ["NULLGPU"])
     call = module.RankProcess.call
 
     def in_phase(self, method, *arguments):
-        device.nullgpu_phase(method.__qualname__.encode())
+        import ctypes  # Ray pickles this class by value, and ctypes' types cannot be pickled
+
+        ctypes.CDLL(os.environ["NULLGPU"]).nullgpu_phase(method.__qualname__.encode())
         return call(self, method, *arguments)
 
     module.RankProcess.call = in_phase
