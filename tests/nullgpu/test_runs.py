@@ -1,4 +1,4 @@
-"""Whole runs of a tiny model on the device, as a node starts them. Values have no meaning: what is asserted is
+"""Whole runs of a tiny model on the device, as a node starts them. Values have no meaning: a test asserts
 that a run ends and resumes, and that its ranks agree."""
 
 from __future__ import annotations

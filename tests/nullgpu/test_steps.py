@@ -1,4 +1,4 @@
-"""Two steps of the ranks of each kind of recipe, on the device. Values have no meaning: what is asserted is that
+"""Two steps of the ranks of each kind of recipe, on the device. Values have no meaning: a test asserts that
 every phase ends, what the ranks call, and that memory comes and goes with the phases."""
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def test_two_steps(family_model, mixed_dataset, tmp_path, free_port, name):
         assert rank["sleeps"]
         assert memory["sync 0"] > 2 * memory["build engine"]  # the engine is awake, with its cache
         assert memory["rest 0"] < memory["sample 0"] / 2
-        assert memory["update 1"] < 1.1 * memory["update 0"]
+        assert memory["update 1"] < 1.2 * memory["update 0"]
     for rank in recorded:
         assert rank.total("launch", "update") > 100
         assert rank.total("launch", "sample") > 10
