@@ -33,25 +33,25 @@ TASK_FAMILIES = "reasoning-gym:"
 """Start of a source that is drawn by the families of the package reasoning-gym."""
 EPILOG = """
 your own data: a file or a folder (JSONL, JSON, CSV, TSV, Parquet; images beside, inside or in archives):
-  uv run launch.py data prepare mine.jsonl --dry-run              # 1. how will it be read? nothing is written
-  uv run launch.py data prepare mine.jsonl --map answer=gold      #    name a column that was not recognized
-  uv run launch.py data prepare mine.jsonl                        # 2. check, split, convert: into data/mine
-  uv run launch.py data show data/mine                            # 3. look at rows; preview.html has images
-  less data/mine/quarantine.jsonl                                 #    and at what was left out, and why
-  uv run launch.py up RECIPE --set data.path=data/mine            # 4. train on it
+  python3 launch.py data prepare mine.jsonl --dry-run              # 1. how is it read? nothing is written
+  python3 launch.py data prepare mine.jsonl --map answer=gold      #    name a column that was not recognized
+  python3 launch.py data prepare mine.jsonl                        # 2. check, split, convert: into data/mine
+  python3 launch.py data show data/mine                            # 3. look at rows; preview.html has images
+  less data/mine/quarantine.jsonl                                  #    and at what was left out, and why
+  python3 launch.py up RECIPE --set data.path=data/mine            # 4. train on it
 
 a published set:
-  uv run launch.py data prepare --list                            # names, licenses, what was checked
-  uv run launch.py data prepare mathv60k                          # or any repository: OWNER/NAME
-  uv run launch.py data prepare mathvista                         # what you will evaluate on, all rows kept
-  uv run launch.py data prepare generated --rows 20000 --difficulty 1..5 --seed 0   # drawn, not downloaded
-  uv run launch.py data overlap data/geometry3k data/mathvista    # does the training set know it?
-  uv run launch.py data mix data/mine=2 data/geometry3k=0.5 --out data/both
-  uv run launch.py data filter data/virl39k --pass-rate 0.1..0.9 --out data/useful
-  uv run launch.py evaluate RECIPE --pass-rate --set data.path=data/mine    # measures rates: pass_rates.jsonl
-  uv run launch.py data worked data/mine --log runs/ID/pass_rates.jsonl --out data/mine-sft
-  uv run launch.py data from-run RUN --out data/run.jsonl         # what a run sampled, with rewards
-  uv run launch.py data export data/mine --to trl --out data/mine-trl
+  python3 launch.py data prepare --list                            # names, licenses, what was checked
+  python3 launch.py data prepare mathv60k                          # or any repository: OWNER/NAME
+  python3 launch.py data prepare mathvista                         # what you will evaluate on, all rows kept
+  python3 launch.py data prepare generated --rows 20000 --difficulty 1..5 --seed 0 # drawn, not downloaded
+  python3 launch.py data overlap data/geometry3k data/mathvista    # does the training set know it?
+  python3 launch.py data mix data/mine=2 data/geometry3k=0.5 --out data/both
+  python3 launch.py data filter data/virl39k --pass-rate 0.1..0.9 --out data/useful
+  python3 launch.py evaluate RECIPE --pass-rate --set data.path=data/mine # measures rates: pass_rates.jsonl
+  python3 launch.py data worked data/mine --log runs/ID/pass_rates.jsonl --out data/mine-sft
+  python3 launch.py data from-run RUN --out data/run.jsonl         # what a run sampled, with rewards
+  python3 launch.py data export data/mine --to trl --out data/mine-trl
 
 Every command explains itself: `data prepare --help`. Inside an environment, `python -m data_prep` is the
 same. The format, the checks and the reasons in quarantine.jsonl are in docs/data.md.
@@ -72,14 +72,14 @@ named sets: {", ".join(NAMES)}, {GENERATED}
 task families with verifiers: {TASK_FAMILIES}FAMILY[=WEIGHT],... (105 of them, text only)
 
 examples:
-  uv run launch.py data prepare mine.csv --map question=text,answer=solution.value,images=photo \\
+  python3 launch.py data prepare mine.csv --map question=text,answer=solution.value,images=photo \\
       --images photos.zip
-  uv run launch.py data prepare mine.jsonl=2 geometry3k=0.5 --name both  # training rows twice; half of them
-  uv run launch.py data prepare test.jsonl --evaluation --split test     # keep every row as it is
-  uv run launch.py data prepare mathv60k --out s3://bucket/mathv60k --tokenizer Qwen/Qwen2.5-VL-7B-Instruct
-  uv run launch.py data prepare mathv60k --exclude data/mathvista        # not on what is evaluated
-  uv run launch.py data prepare reasoning-gym:chain_sum=2,countdown --rows 5000 --difficulty 1..3
-  uv run launch.py data prepare gsm8k --revision COMMIT                  # the same again, months later
+  python3 launch.py data prepare mine.jsonl=2 geometry3k=0.5 --name both  # training rows twice; half of them
+  python3 launch.py data prepare test.jsonl --evaluation --split test     # keep every row as it is
+  python3 launch.py data prepare mathv60k --out s3://bucket/mathv60k --tokenizer Qwen/Qwen2.5-VL-7B-Instruct
+  python3 launch.py data prepare mathv60k --exclude data/mathvista        # not on what is evaluated
+  python3 launch.py data prepare reasoning-gym:chain_sum=2,countdown --rows 5000 --difficulty 1..3
+  python3 launch.py data prepare gsm8k --revision COMMIT                  # the same again, months later
 
 An interrupted preparation is repeated with the same command: downloads resume where they stopped, images that
 were unpacked and checked are not touched again. Rows that fail a check are in OUT/quarantine.jsonl, each with

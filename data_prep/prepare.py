@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 from data_prep.checks.overlap import mark_overlaps
 from data_prep.checks.split import groups_of, validation_groups
-from data_prep.checks.tokens import text_token_counter
+from data_prep.checks.tokens import image_token_side, text_token_counter
 from data_prep.checks.validate import UNASKABLE, CheckedRow, References, Settings, judge, mark_repeats
 from data_prep.ingest.archive import Refused
 from data_prep.ingest.checking import warm_up
@@ -31,7 +31,7 @@ from data_prep.sources.source import BadRow, Candidate, Source
 from data_prep.write import statistics
 from data_prep.write.preview import Samples, write_preview
 from data_prep.write.quarantine import Quarantine
-from data_prep.write.shards import SplitWriter, clear, fingerprint, write_manifest
+from data_prep.write.shards import SplitWriter, clear, fingerprint, others_in, write_manifest
 from trainer.config import ConfigError
 from trainer.data.dataset import MANIFEST, read_manifest
 from trainer.data.schema import SYSTEM_PROMPT, TEXT_SYSTEM_PROMPT, Manifest, Row, row_id_of
@@ -122,6 +122,10 @@ def prepare(
             raise ConfigError(
                 f"{out} holds a dataset made otherwise: choose another --out, or pass --overwrite"
             )
+    elif others := others_in(out):
+        raise ConfigError(
+            f"{out} holds {others[0]} and is no dataset's folder: give --out a new or an empty folder"
+        )
     out.mkdir(parents=True, exist_ok=True)
     work = Path(work_dir) if work_dir else out / ".work"
     opened = [_OpenSource(source, settings) for source in sources]
@@ -252,13 +256,13 @@ def check_disk(
 def _unpack(one: _OpenSource, workers: int, on_progress: Progress) -> None:
     if not len(one.wanted):
         return
-    total = one.image_bytes
+    total = len(one.wanted)
     stage = f"images of {one.source.name}"
     seen = 0
 
-    def follow(_: int, size: int) -> None:
+    def follow(images: int, _: int) -> None:
         nonlocal seen
-        seen += size
+        seen += images
         on_progress(stage, min(seen, total), total)
 
     one.unused = one.images.fill(
@@ -276,6 +280,8 @@ def _judge_all(
 ) -> tuple[list[list[CheckedRow]], list[list[BadRow]]]:
     """Second reading: every row's checks, in batches for the tokenizer."""
     count_tokens = text_token_counter(settings.tokenizer)
+    has_images = any(len(one.wanted) for one in opened)
+    image_side = image_token_side(settings.tokenizer if has_images else "")
     judged: list[list[CheckedRow]] = []
     problems: list[list[BadRow]] = []
     done = 0
@@ -293,7 +299,7 @@ def _judge_all(
             counts = count_tokens([row.messages for row in candidates])
             answers = references.check(candidates)
             for row, reference, tokens in zip(candidates, answers, counts, strict=True):
-                judged[-1].append(judge(row, reference, one.facts(row), tokens, settings))
+                judged[-1].append(judge(row, reference, one.facts(row), tokens, settings, image_side))
             done += len(batch)
             on_progress("rows checked", done, total)
     return judged, problems

@@ -288,8 +288,9 @@ def sky_targets(recipe: Recipe) -> list[str]:
 def capability(target: str) -> Capability:
     """The target of that name. Raises ConfigError naming the nearest one."""
     if target not in CAPABILITIES:
-        near = difflib.get_close_matches(target, CAPABILITIES, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(CAPABILITIES)}"
+        near = [one for one in CAPABILITIES if target in one.split("-")]  # a cloud, which several reach
+        near = near or difflib.get_close_matches(target, CAPABILITIES, n=1, cutoff=0.5)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(CAPABILITIES)}"
         raise ConfigError(f"unknown target {target}: {hint}")
     return CAPABILITIES[target]
 

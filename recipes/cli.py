@@ -11,7 +11,8 @@ from pathlib import Path
 from recipes import command_line, commands, recipe_files
 from trainer.config import ConfigError
 from trainer.config.bucket_address import BucketAddress
-from trainer.exit_codes import EXIT_CONFIG, EXIT_INTERRUPTED
+from trainer.errors import OF_THE_DISK
+from trainer.exit_codes import EXIT_CONFIG, EXIT_INTERRUPTED, EXIT_STORAGE
 
 DESCRIPTION = """SpotRL: recipes for post-training vision-language models, and where to run them.
 
@@ -46,6 +47,11 @@ def main(arguments: list[str]) -> int:
     except ConfigError as error:
         print(f"launch.py: {error}", file=sys.stderr)
         return EXIT_CONFIG
+    except OSError as error:
+        if error.errno not in OF_THE_DISK:
+            raise
+        print(f"launch.py: the disk is full or fails: {error}", file=sys.stderr)
+        return EXIT_STORAGE
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
 

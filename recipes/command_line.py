@@ -72,6 +72,11 @@ LAUNCH = (
     argument("--run-id", default="", help="our own id, under which it saves and resumes; default: a new one"),
     argument("--bucket", help="s3://, gs:// or r2:// URL that checkpoints are pushed to"),
     argument("--reproducible", action="store_true", help="refuse a dirty git tree"),
+    argument(
+        "--keep-untracked",
+        action="store_true",
+        help="keep the contents of untracked files in runs/RUN/manifest.json, not just names and hashes",
+    ),
 )
 REMOTE = (
     argument("--hosts", default="", help="machines for the target ssh: [user@]address[:port],..."),

@@ -242,7 +242,7 @@ def _(args: argparse.Namespace) -> int:
     name = "demo-pretrained" if args.pretrained else "demo"
     if args.method != "grpo":
         name += f"-{args.method}"
-    return requests.up(requests.of(args, name, "local"))
+    return requests.demo(requests.of(args, name, "local"))
 
 
 @command(

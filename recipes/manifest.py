@@ -15,12 +15,15 @@ import platform
 import subprocess
 import sys
 import time
+from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from recipes.run_record import RUNS, RunRecord
 from recipes.spec import Recipe
 from trainer import config as run_config
+from trainer.config.never_sent import is_secret
 from trainer.config.run_folder import write_whole
 
 FORMAT = 1
@@ -37,28 +40,78 @@ def git(*arguments: str, cwd: Path | None = None) -> str:
 
 def dirty_files() -> list[str]:
     """Files that differ from the commit, untracked ones included."""
-    return [line[3:] for line in git("status", "--porcelain").splitlines()]
+    return changed_files() + untracked_files()
 
 
 def diff() -> str:
-    """The tree's difference from its commit as a patch, untracked files included."""
-    tracked = git("diff", "HEAD", "--binary")
-    untracked = git("ls-files", "--others", "--exclude-standard").splitlines()
-    return tracked + "".join(_new_file(name) for name in untracked)
+    """The difference of the tracked files from their commit as a patch, without those that may hold a
+    secret."""
+    names = [name for name in changed_files() if not is_secret(name)]
+    return git("diff", "HEAD", "--binary", "--no-renames", "--", *names) if names else ""
 
 
-def _new_file(name: str) -> str:
-    done = subprocess.run(
-        ["git", "diff", "--binary", "--no-index", "/dev/null", name], capture_output=True, text=True
-    )
-    return done.stdout
+def changed_files() -> list[str]:
+    """Tracked files that differ from the commit."""
+    return _listed("diff", "HEAD", "--name-only", "--no-renames", "--relative")
+
+
+def untracked_files() -> list[str]:
+    """Files that git neither knows nor ignores; a name that ends with a slash is a repository of its own."""
+    return _listed("ls-files", "--others", "--exclude-standard")
+
+
+def kept_files() -> list[str]:
+    """All files that git does not ignore."""
+    return _listed("ls-files", "--cached", "--others", "--exclude-standard")
+
+
+def untracked() -> dict[str, str]:
+    """sha256 of every file that git neither knows nor ignores, without those that may hold a secret; "" for
+    what is no file."""
+    return {name: _digest(Path(name)) for name in untracked_files() if not is_secret(name)}
+
+
+def _listed(*arguments: str) -> list[str]:
+    return [name for name in git(*arguments, "-z").split("\0") if name]
+
+
+def _digest(path: Path) -> str:
+    if path.is_symlink():
+        return hashlib.sha256(os.readlink(path).encode()).hexdigest()
+    if not path.is_file():
+        return ""
+    state = path.stat()
+    return _file_digest(path.absolute(), state.st_size, state.st_mtime_ns)
+
+
+@cache
+def _file_digest(path: Path, size: int, changed_ns: int) -> str:
+    """sha256 of a file of this size and time: a launch asks twice."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def new_files(names: Iterable[str]) -> str:
+    """Untracked files as a patch that makes them."""
+    patches = []
+    for name in names:
+        command = ["git", "diff", "--binary", "--no-index", "/dev/null", name]
+        patches.append(subprocess.run(command, capture_output=True, text=True).stdout)
+    return "".join(patches)
 
 
 def source_id() -> str:
-    """Commit, and a hash of the diff where the tree is dirty; empty without git."""
+    """Commit, and a hash of what differs from it where the tree is dirty; empty without git."""
     commit = git("rev-parse", "HEAD").strip()
-    patch = diff() if commit else ""
-    return f"{commit}+{hashlib.sha256(patch.encode()).hexdigest()[:12]}" if patch else commit
+    return source_of(commit, diff(), untracked()) if commit else ""
+
+
+def source_of(commit: str, patch: str, others: Mapping[str, str]) -> str:
+    """The id of a source: its commit, and a hash of its patch and of its untracked files where there are
+    some. others: sha256 of each untracked file."""
+    lines = [f"{digest} {name}\n" for name, digest in sorted(others.items())]
+    changes = patch + "".join(lines)
+    return f"{commit}+{hashlib.sha256(changes.encode()).hexdigest()[:12]}" if changes else commit
 
 
 def lock_hashes(root: Path = Path(".")) -> dict[str, str]:
@@ -67,14 +120,20 @@ def lock_hashes(root: Path = Path(".")) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def write_launch(recipe: Recipe, record: RunRecord) -> Path:
-    """Writes the first half to runs/RUN_ID/manifest.json and returns its path."""
+def write_launch(recipe: Recipe, record: RunRecord, keep_untracked: bool = False) -> Path:
+    """Writes the first half to runs/RUN_ID/manifest.json, for you alone, and returns its path.
+
+    keep_untracked: the contents of untracked files too, which else stand there by name and hash.
+    """
+    others = untracked()
     data = {
         "format": FORMAT,
         "run_id": record.run_id,
         "launch": {
             "commit": git("rev-parse", "HEAD").strip(),
             "diff": diff(),
+            "untracked": others,
+            "untracked_diff": new_files(others) if keep_untracked else "",
             "locks": lock_hashes(),
             "recipe": record.recipe,
             "overrides": record.overrides,
@@ -87,7 +146,7 @@ def write_launch(recipe: Recipe, record: RunRecord) -> Path:
     }
     path = RUNS / record.run_id / "manifest.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, f"{json.dumps(data, indent=1)}\n".encode())
+    write_whole(path, f"{json.dumps(data, indent=1)}\n".encode(), private=True)
     return path
 
 
@@ -147,7 +206,8 @@ def main(path: str) -> int:
     if out.exists():
         known |= json.loads(out.read_text())
     known["run"] = known.get("run") or run_half(config)
-    write_whole(out, f"{json.dumps(known, indent=1)}\n".encode())  # nodes may share the directory
+    # Nodes may share the directory. The first half may hold what only its owner should read.
+    write_whole(out, f"{json.dumps(known, indent=1)}\n".encode(), private=True)
     return 0
 
 

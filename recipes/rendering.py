@@ -7,18 +7,17 @@ from pathlib import Path
 
 from recipes import uploads
 from recipes.capabilities import targets_for
+from recipes.drivers import launching
 from recipes.presets import own_data, resolve
 from recipes.targets.render import render
-from trainer.config import ConfigError
 
 
 def write(name: str, target: str | None, overrides: list[str], out: Path | None) -> int:
     """Writes or prints the files. Returns the exit code."""
     recipe = resolve(name, overrides)
     if not target:
-        raise ConfigError(
-            f"name a target with --target: {recipe.name} runs on {', '.join(targets_for(recipe))}"
-        )
+        target = launching.cheapest_target(recipe)
+        print(f"for {target}, the cheapest of {', '.join(targets_for(recipe))}", file=sys.stderr)
     own_data.check_there(recipe)
     recipe = uploads.planned(recipe, target, {})
     files = render(recipe, target)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 import subprocess
@@ -66,8 +65,7 @@ def check_run_half(launch: dict[str, Any], run: dict[str, Any] | None) -> None:
     """Raises ConfigError where the node ran something else than was launched."""
     if not run or not run.get("source"):
         return
-    patch = launch["diff"]
-    expected = launch["commit"] + (f"+{hashlib.sha256(patch.encode()).hexdigest()[:12]}" if patch else "")
+    expected = manifest.source_of(launch["commit"], launch["diff"], launch.get("untracked", {}))
     if run["source"] != expected:
         raise ConfigError(
             f"the node ran {run['source']}, and {expected} was launched: the two halves are of different runs"
@@ -91,19 +89,37 @@ def worktree(launch: dict[str, Any]) -> Path:
     tree.parent.mkdir(parents=True, exist_ok=True)
     subprocess.run(["git", "worktree", "prune"], check=True)
     subprocess.run(["git", "worktree", "add", "--detach", "--quiet", str(tree), commit], check=True)
-    if launch["diff"]:
-        done = subprocess.run(
-            ["git", "apply", "-"], input=launch["diff"], text=True, cwd=tree, capture_output=True
-        )
+    if patch := launch["diff"] + launch.get("untracked_diff", ""):
+        done = subprocess.run(["git", "apply", "-"], input=patch, text=True, cwd=tree, capture_output=True)
         if done.returncode:
             raise ConfigError(
                 f"the manifest's diff does not apply to {commit[:12]}: {done.stderr.strip().splitlines()[0]}"
             )
+    put_untracked(launch, tree)
     for name in (".venvs", ".cache"):  # environments are keyed by their lock: sharing them is safe
         here = Path(name).absolute()
         if here.exists() and not (tree / name).exists():
             (tree / name).symlink_to(here)
     return tree
+
+
+def put_untracked(launch: dict[str, Any], tree: Path) -> None:
+    """Copies the run's untracked files from here, where they are what they were. Raises ConfigError naming
+    those that are not."""
+    if launch.get("untracked_diff"):
+        return
+    here = manifest.untracked()
+    kept = launch.get("untracked", {})
+    missing = [name for name, digest in kept.items() if not digest or here.get(name) != digest]
+    if missing:
+        raise ConfigError(
+            f"the run was launched with files that git did not know, and {', '.join(missing[:4])} of them are"
+            " not here as they were: put them back (the manifest has their sha256); `up --keep-untracked`"
+            " keeps their contents"
+        )
+    for name in kept:
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(name, tree / name, follow_symlinks=False)
 
 
 def check_locks(launch: dict[str, Any], tree: Path) -> None:

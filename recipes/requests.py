@@ -11,6 +11,7 @@ from recipes.drivers import fleet_launch, launching, shared_record, tokens, trai
 from recipes.drivers.launching import Options
 from recipes.plan import sizing
 from recipes.presets import benchmarks, resolve
+from recipes.presets import demo as demo_recipe
 from trainer.config import ConfigError
 
 NO_TRAINING = ("lora.rank=1", "lora.vision=false", "lora.dropout=0", "rollout.staleness=0")
@@ -41,7 +42,7 @@ class LaunchRequest:
 def of(args: argparse.Namespace, recipe: str, target: str | None) -> LaunchRequest:
     """The request of a command's arguments; an argument that the command has not stays at its default."""
     given = vars(args)
-    names = ("run_id", "detach", "takeover", "reproducible", "dry_run")
+    names = ("run_id", "detach", "takeover", "reproducible", "keep_untracked", "dry_run")
     options = Options(flags=tuple(args.flags), **{name: given[name] for name in names if name in given})
     return LaunchRequest(
         recipe=recipe,
@@ -53,6 +54,13 @@ def of(args: argparse.Namespace, recipe: str, target: str | None) -> LaunchReque
         fleet=given.get("fleet", ""),
         yes=given.get("yes", False),
     )
+
+
+def demo(request: LaunchRequest) -> int:
+    """Says what a person will wait for, then starts the demo."""
+    if request.recipe == "demo" and not request.options.dry_run:
+        print(demo_recipe.STAGES, flush=True)
+    return up(request)
 
 
 def up(request: LaunchRequest) -> int:

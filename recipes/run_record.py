@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 import secrets
+import shutil
 import time
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -143,6 +144,16 @@ class RunRecord:
 def known(run_id: str) -> bool:
     """Whether a run of that id was launched from here."""
     return (RUNS / run_id / LAUNCH).exists()
+
+
+def began(run_id: str) -> bool:
+    """Whether a run on this machine has got to its own process, which writes its progress first."""
+    return (RUNS / run_id / PROGRESS).exists()
+
+
+def forget(run_id: str) -> None:
+    """Removes the folder of a launch on this machine that never became a run."""
+    shutil.rmtree(RUNS / run_id, ignore_errors=True)
 
 
 def metrics_of(folder: Path) -> Path | None:

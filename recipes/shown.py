@@ -105,7 +105,7 @@ def _peak(need: MemoryPlan | None) -> str:
 def _cheapest(offers: list[cost.Offer]) -> str:
     for offer in offers:
         if offer.usd is not None:
-            return f"${offer.usd:,.0f}, {offer.hours:.1f} h"
+            return f"${offer.usd:,.0f}, {offer.hours:.1f} h, {offer.steps:,} steps"
     return "-"
 
 
@@ -131,8 +131,11 @@ def plan(
 ) -> None:
     """Memory per phase, host and disk, then every way to run it, and what was left out. network_gbit_s:
     between nodes, for the comparison of ZeRO stages. target: the one that was asked for; None: any."""
-    console.print(f"[bold]{recipe.name}[/bold]: {recipe.description}; {shape(recipe)}\n")
     need = memory.plan(recipe)
+    said = verdict(recipe, need, offers)
+    if said:
+        console.print(said, highlight=False, soft_wrap=True)
+    console.print(f"[bold]{recipe.name}[/bold]: {recipe.description}; {shape(recipe)}\n")
     if need is None:
         console.print("no GPU memory plan: the recipe runs on CPU, or trains no model")
     else:
@@ -156,6 +159,32 @@ def plan(
         console.print(f"expected: {band} ({band.source})", highlight=False)
     if expected.not_promised:
         console.print(f"not promised: {expected.not_promised}", highlight=False)
+    if said:
+        console.print(f"\n{said}", highlight=False, soft_wrap=True)
+
+
+def verdict(recipe: Recipe, need: MemoryPlan | None, offers: list[cost.Offer]) -> str:
+    """Whether it fits, the tightest phase, and the cheapest way to run it, in one line; "" for what needs no
+    GPU."""
+    if need is None:
+        return ""
+    if not need.fits:
+        return (
+            f"[red]does not fit[/red]: {need.problem}. Cheapest change that makes it fit:"
+            f" {sizing.advice(recipe)}"
+        )
+    peak = need.peak
+    share = peak.total / need.gpu_bytes
+    said = (
+        f"[green]fits[/green]: at most {peak.total / GIB:.1f} of {need.gpu_bytes / GIB:.1f} GiB a GPU"
+        f" ({share:.0%}), in {peak.name}"
+    )
+    offer = next((one for one in offers if one.usd is not None), None)
+    if offer is None:
+        return f"{said}; no price is known"
+    market = "spot" if offer.spot else "on demand"
+    planned = f"{offer.hours:.1f} h and ${offer.usd:,.0f} as planned"
+    return f"{said}; cheapest: {offer.target}, {offer.gpu} {market}, {planned}"
 
 
 def _per_hour(recipe: Recipe, target: str | None, console: Console) -> None:
@@ -259,11 +288,6 @@ def _memory(recipe: Recipe, need: MemoryPlan, console: Console) -> None:
         )
     saved = f"; one checkpoint: {need.checkpoint_bytes / GIB:.0f} GiB" if need.checkpoint_bytes else ""
     console.print(f"/dev/shm per node: {need.shm_bytes / GIB:.0f} GiB{saved}")
-    if not need.fits:
-        console.print(
-            f"[red]does not fit[/red]: {need.problem}. Cheapest change that makes it fit:"
-            f" {sizing.advice(recipe)}"
-        )
     console.print()
 
 
@@ -352,7 +376,7 @@ def _stages(recipe: Recipe, network_gbit_s: float, console: Console) -> None:
         )
     console.print(table)
     if said := zero_stages.advice(recipe, stages, network_gbit_s):
-        console.print(said, highlight=False)
+        console.print(said, highlight=False, soft_wrap=True)
     console.print()
 
 

@@ -16,7 +16,8 @@ from trainer.config import ConfigError, RunConfig, unknown_key
 from trainer.config.bucket_address import FORMS, BucketAddress, is_address
 from trainer.config.fleet import WORKER_GPU_SHARE
 from trainer.config.ranges import check_ranges, within
-from trainer.hardware.gpus import gpu_named
+from trainer.hardware.gpus import BATCH_INVARIANT, gpu_named
+from trainer.hardware.model_shapes import known, shape_of
 
 PLACEHOLDERS = ("RUN_ID", "RUNS", "DATA", "MODELS", "BUCKET")
 """Names that a recipe's configuration may hold as ${NAME}: known only where it runs, filled in by the task's
@@ -336,26 +337,22 @@ def override(recipe: Recipe, assignments: list[str]) -> Recipe:
         if f.name in ("cluster", "sample", "dataset", "storage", "budget", "site", "setup")
     ]
     for assignment in assignments:
-        head = assignment.partition("=")[0].partition(".")[0].strip()
+        key = assignment.partition("=")[0].strip()
+        head = key.partition(".")[0].strip()
         if head == "sample" and recipe.sample is None:
             recipe = replace(recipe, sample=SampleGroup())
         if head in parts:
             recipe = run_config.override(recipe, [assignment])
-        elif head == "placement" and any(
-            k in assignment.partition("=")[0] for k in (".nodes", ".workers_per_node")
-        ):
+        elif key in ("placement.nodes", "placement.workers_per_node"):
             raise ConfigError("placement follows the cluster: set cluster.nodes and cluster.gpus_per_node")
-        elif assignment.partition("=")[0].strip() == "run.id":
+        elif key == "run.id":
             raise ConfigError("run.id is the launch's own: give it as --run-id")
-        elif (key := assignment.partition("=")[0].strip()) in (
-            "checkpoint.max_restarts",
-            "checkpoint.max_losses",
-        ):
+        elif key in ("checkpoint.max_restarts", "checkpoint.max_losses"):
             raise ConfigError(f"{key} follows the budget: set {key.replace('checkpoint', 'budget')}")
         elif head in sections:
             recipe = replace(recipe, config=run_config.override(recipe.config, [assignment]))
         else:
-            raise ConfigError(unknown_key(head, head, parts + sections))
+            raise ConfigError(unknown_key(key, head, parts + sections))
     return placed(recipe)
 
 
@@ -401,8 +398,28 @@ def validate(recipe: Recipe) -> None:
     if recipe.saves:
         run_config.validate(recipe.config)
         run_config.validate_saving(recipe.config)
+    if recipe.config.run.deterministic == "cuda":
+        _check_deterministic(recipe)
     if recipe.sample:
         _check_sample(recipe, recipe.sample)
+
+
+def _check_deterministic(recipe: Recipe) -> None:
+    """Checks that vLLM has repeatable kernels for the model and the GPUs. Raises ConfigError."""
+    cluster, model = recipe.cluster, recipe.config.model
+    named = (cluster.gpu, *cluster.alternatives) if cluster.gpus_per_node else ()
+    older = [name for name in named if name not in BATCH_INVARIANT]
+    if older:
+        raise ConfigError(
+            f"run.deterministic=cuda needs a GPU among {', '.join(BATCH_INVARIANT)}, and the recipe takes"
+            f" {', '.join(older)}: set cluster.gpu and cluster.alternatives, or leave run.deterministic empty"
+        )
+    shape = shape_of(model.path, model.revision) if known(model.path, model.revision) else None
+    if shape and shape.delta:
+        raise ConfigError(
+            f"run.deterministic=cuda: vLLM has no repeatable kernels for the gated delta-net layers of {model.path}:"
+            " leave run.deterministic empty"
+        )
 
 
 def _check_sample(recipe: Recipe, sample: SampleGroup) -> None:

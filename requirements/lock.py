@@ -2,7 +2,7 @@
 
 Of each package the hashes of those files alone are kept that a node can take (Linux on x86-64, Python 3.11
 and 3.12): a tenth of all. dstack uploads a repository of 2 MB at most. `tasks` is what its packages need
-besides an environment that trains.
+besides an environment that trains. requirements/owners.json follows the locks (requirements/owners.py).
 """
 
 import re
@@ -10,6 +10,8 @@ import subprocess
 import tempfile
 import tomllib
 from pathlib import Path
+
+import owners
 
 HERE = Path(__file__).parent
 LOCKS = {
@@ -79,3 +81,4 @@ def only(entry: str, wanted: set[str]) -> str:
 if __name__ == "__main__":
     for name, extras in LOCKS.items():
         lock(name, extras)
+    owners.write()

@@ -167,17 +167,26 @@ def write_manifest(out_dir: Path, manifest: Manifest) -> None:
     part.replace(out_dir / MANIFEST)
 
 
+OWN_FILES = ("*-[0-9][0-9][0-9][0-9][0-9]-of-*.parquet", ".*.part", "quarantine.jsonl", "preview.html")
+"""Files of a dataset besides its manifest."""
+
+
 def clear(out_dir: Path) -> None:
     """Removes a former dataset from `out_dir`, the manifest first."""
     (out_dir / MANIFEST).unlink(missing_ok=True)
-    for pattern in (
-        "*-[0-9][0-9][0-9][0-9][0-9]-of-*.parquet",
-        ".*.part",
-        "quarantine.jsonl",
-        "preview.html",
-    ):
+    for pattern in OWN_FILES:
         for path in out_dir.glob(pattern):
             path.unlink()
+
+
+def others_in(out_dir: Path) -> list[str]:
+    """Names of what lies in `out_dir` and was not left by a preparation, hidden files aside."""
+    found = []
+    for path in sorted(out_dir.iterdir()) if out_dir.is_dir() else ():
+        own = path.name.startswith(".") or any(path.match(pattern) for pattern in OWN_FILES)
+        if not own:
+            found.append(path.name)
+    return found
 
 
 def write_dataset(

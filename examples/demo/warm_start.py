@@ -15,18 +15,30 @@ import os
 import shutil
 import subprocess
 import sys
+import time
+from functools import partial
 from pathlib import Path
+
+import rich.progress
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
 from examples.demo import tiny_model
 from trainer import config as c
+from trainer.config.run_folder import METRICS
 from trainer.data.dataset import read_manifest
-from trainer.exit_codes import EXIT_CONFIG
+from trainer.exit_codes import EXIT_CONFIG, EXIT_INTERRUPTED
+from trainer.observe.history import last_step
+from trainer.processes import end_with_parent
 
 BATCH = 64
 STEPS = 200
 LEARNING_RATE = 2e-3
 QUIET = {"DS_ACCELERATOR": "cpu", "RAY_AUTH_MODE": "token"}
 """What DeepSpeed and Ray would choose by themselves, after a warning each."""
+STAGE = "2. warm-up"
+POLL_S = 0.5
+LOG_LINES = 20
+"""Last lines of the log that are shown where the warm-up fails."""
 
 
 def configuration(model: Path, data: str, run_dir: Path, seed: int, steps: int, workers: int) -> c.RunConfig:
@@ -78,15 +90,83 @@ def main(arguments: list[str] | None = None) -> int:
                 model, options.data, scratch / "run", options.seed, options.steps, options.workers
             )
             (scratch / "run.yaml").write_text(c.dump(config))
-            environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"} | QUIET
-            command = [sys.executable, "-m", "trainer.loops.sft", "--config", str(scratch / "run.yaml")]
-            code = subprocess.run(command, env=environment).returncode
+            code = supervised(scratch, options.steps)
             if code:
                 return code
             model = scratch / "run" / "hf"
         os.replace(model, out)
         shutil.rmtree(scratch)
     return 0
+
+
+def supervised(scratch: Path, steps: int) -> int:
+    """The supervised run of `scratch/run.yaml`, shown as one line of progress; its log stays in
+    `scratch/log.txt`, and the end of it is shown where the run fails. Returns its exit code."""
+    environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"} | QUIET
+    command = [sys.executable, "-m", "trainer.loops.sft", "--config", str(scratch / "run.yaml")]
+    log, metrics = scratch / "log.txt", scratch / "run" / METRICS
+    with log.open("w") as written, Progress(steps) as progress:
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            stdout=written,
+            stderr=subprocess.STDOUT,
+            preexec_fn=partial(end_with_parent, os.getpid()),
+        )
+        interrupted = False
+        while process.poll() is None:
+            try:
+                progress.show(max(0, last_step(metrics, steps)))
+                time.sleep(POLL_S)
+            except KeyboardInterrupt:  # it got the same Ctrl-C, and saves where it stands
+                if interrupted:
+                    process.kill()
+                interrupted = True
+        progress.show(max(0, last_step(metrics, steps)))
+    if interrupted:
+        print("stopped in the warm-up: the same command goes on from its last checkpoint", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    if process.returncode:
+        print("\n".join(log.read_text(errors="replace").splitlines()[-LOG_LINES:]), file=sys.stderr)
+    return process.returncode
+
+
+class Progress:
+    """How far the warm-up is: a bar on a terminal, elsewhere a line at every quarter."""
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+        self.told = 0
+        self.bar = None
+        if sys.stdout.isatty():
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(),
+            )
+            self.bar = rich.progress.Progress(*columns)
+            self.task = self.bar.add_task(STAGE, total=steps)
+
+    def __enter__(self) -> Progress:
+        if self.bar:
+            self.bar.start()
+        else:
+            print(f"{STAGE}: {self.steps} supervised steps", flush=True)
+        return self
+
+    def show(self, step: int) -> None:
+        if self.bar:
+            self.bar.update(self.task, completed=step)
+            return
+        quarter = 4 * step // self.steps
+        if quarter > self.told:
+            self.told = quarter
+            print(f"{STAGE}: step {step} of {self.steps}", flush=True)
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar:
+            self.bar.stop()
 
 
 if __name__ == "__main__":

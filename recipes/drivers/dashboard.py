@@ -39,6 +39,8 @@ def open_tunnel(run: str, dry_run: bool = False) -> int:
     done = subprocess.run(ask, capture_output=True, text=True)
     if done.returncode:
         said = (done.stderr.strip() or "no answer").splitlines()[-1]
+        if "No such file" in said:
+            said = "it has not begun, or has ended"
         raise ConfigError(f"no dashboard of {run} ({said}): {_cure(record)}")
     told = json.loads(done.stdout)
     there = urllib.parse.urlsplit(told["url"])

@@ -28,6 +28,7 @@ from recipes.run_record import RunRecord
 from recipes.spec import Recipe
 from recipes.targets import kubernetes, script
 from trainer.config import ConfigError
+from trainer.config.never_sent import is_secret
 from trainer.exit_codes import EXIT_CONFIG, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -121,7 +122,7 @@ def packed(root: Path, recipe: Recipe) -> bytes:
 
     def as_packed(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
         name = Path(entry.name).name
-        if name.startswith(".") or name in kubernetes.LEFT_OUT:
+        if name.startswith(".") or name in kubernetes.LEFT_OUT or is_secret(name):
             return None
         # Whose files they are, and since when, is left out: equal files make equal archives.
         entry.mtime = 0

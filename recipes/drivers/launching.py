@@ -55,6 +55,8 @@ class Options:
     """End the run of this id that is alive, and replace it."""
     reproducible: bool = False
     """Refuse a dirty git tree."""
+    keep_untracked: bool = False
+    """Keep the contents of untracked files in the run's manifest."""
     dry_run: bool = False
     """Show what would run, start nothing."""
     launch: str = ""
@@ -74,6 +76,8 @@ class Launch:
     secrets: dict[str, str]
     """Tokens, which stand in no command line and no file."""
     commands: Commands
+    keep_untracked: bool
+    """The manifest keeps the contents of untracked files."""
 
     @property
     def folder(self) -> Path:
@@ -146,7 +150,13 @@ def prepared(name: str, recipe: Recipe, target: str | None, overrides: list[str]
         if token in used:
             secrets[token] = value
     tokens.check_fleet_key(secrets)
-    launch_checks.check(recipe, target, options.reproducible, secrets)
+    launch_checks.check(recipe, target, options.reproducible)
+    try:
+        launch_checks.check_keys(recipe, target, secrets)
+    except ConfigError as error:
+        if not options.dry_run:
+            raise
+        print(f"# --- `up` itself would stop: {error}", flush=True)
 
     record = RunRecord(
         run_id=run_id,
@@ -179,7 +189,15 @@ def prepared(name: str, recipe: Recipe, target: str | None, overrides: list[str]
     own = [name for name in (script.API_KEY, script.FLEET_KEY) if name in used]
     names = list(dict.fromkeys([*secrets, *own]))
     commands = platforms.commands(record, paths, env, names, options.detach)
-    return Launch(recipe=recipe, record=record, files=files, env=env, secrets=secrets, commands=commands)
+    return Launch(
+        recipe=recipe,
+        record=record,
+        files=files,
+        env=env,
+        secrets=secrets,
+        commands=commands,
+        keep_untracked=options.keep_untracked,
+    )
 
 
 class PlannedFields(TypedDict, total=False):
@@ -250,16 +268,21 @@ def replace_earlier(launch: Launch, takeover: bool) -> None:
     lives = (
         launch_checks.alive(launch.record, launch.env | launch.secrets)
         if launch.recipe.kind == "train"
-        else ""
+        else None
     )
     if not lives:
         return
+    if not takeover and not lives.sure:
+        raise ConfigError(
+            f"whether run {run_id} is alive cannot be told ({lives.what}): mend that, or --takeover replaces"
+            " it, which loses what it has done since its last committed checkpoint if it lives"
+        )
     if not takeover:
         raise ConfigError(
-            f"run {run_id} is alive ({lives}): `launch.py logs {run_id}` follows it, `down` ends it;"
+            f"run {run_id} is alive ({lives.what}): `launch.py logs {run_id}` follows it, `down` ends it;"
             " --takeover replaces it, which loses what it has done since its last committed checkpoint"
         )
-    print(f"replacing run {run_id} ({lives}), which stops within a minute", flush=True)
+    print(f"replacing run {run_id} ({lives.what}), which stops within a minute", flush=True)
     if run_record.known(run_id):
         launched.drive(run_id, "down")
 
@@ -278,7 +301,7 @@ def start(launch: Launch, detach: bool) -> int:
     launch.folder.mkdir(parents=True, exist_ok=True)
     for name, text in launch.files.items():
         (launch.folder / name).write_text(text)
-    manifest.write_launch(recipe, record)
+    manifest.write_launch(recipe, record, launch.keep_untracked)
     record.save()
     if recipe.kind == "train":
         shared_record.publish(record, env)
@@ -292,6 +315,10 @@ def start(launch: Launch, detach: bool) -> int:
         code = EXIT_INTERRUPTED if isinstance(error, KeyboardInterrupt) else EXIT_CONFIG
         launched.settle(record.run_id, code, detach, 0)
         raise
+    if code == EXIT_INTERRUPTED and record.target == "local" and not run_record.began(record.run_id):
+        print("stopped before the run began: the same command goes on where the preparation was", flush=True)
+        run_record.forget(record.run_id)
+        return code
     launched.settle(record.run_id, code, detach, 1 + recipe.budget.keep_minutes)
     now = run_record.load(record.run_id)
     # the platform's name for it, which `down` needs

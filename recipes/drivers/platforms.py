@@ -254,10 +254,11 @@ def _local(record: RunRecord, files: list[str], detach: bool) -> Commands:
         detached = f"setsid bash {files[0]} >{log} 2>&1 </dev/null & echo $! >{group}"
         up = ["bash", "-c", f"rm -f {process}; {detached}"]
     # The process id alone may be another process by now.
-    ours = f'tr "\\0" "\\n" </proc/$pid/environ 2>/dev/null | grep -qx "RUN_ID={record.run_id}"'
+    ours = f'{{ tr "\\0" "\\n" </proc/$pid/environ; }} 2>/dev/null | grep -qx "RUN_ID={record.run_id}"'
     alone = f"pid=$(cat {process} 2>/dev/null) && {ours} && exec kill -TERM $pid"
     gone = f"echo 'no process of {record.run_id} is left' >&2"
-    down = f"if test -f {group}; then exec kill -TERM -- -$(cat {group}); fi; {alone}; {gone}"
+    together = f"test -f {group} && kill -TERM -- -$(cat {group}) 2>/dev/null && exit"
+    down = f"{together}; {alone}; {gone}"
     return Commands(
         up=[up],
         status=[],

@@ -38,7 +38,8 @@ def publish(record: RunRecord, env: dict[str, str]) -> None:
         return
     data = json.loads((run_record.RUNS / record.run_id / MANIFEST).read_text())
     # Files that git does not know may hold anything: they stay on this machine.
-    data["launch"]["diff"] = None if data["launch"]["diff"] else ""
+    changed = data["launch"]["diff"] or data["launch"]["untracked"]
+    data["launch"] |= {"diff": None if changed else "", "untracked": {}, "untracked_diff": ""}
     data["launch"]["record"] = asdict(replace(record, desk=record.desk or socket.gethostname()))
     if is_python(record.recipe):
         data["launch"]["recipe_file"] = Path(record.recipe.rpartition(":")[0]).read_text()

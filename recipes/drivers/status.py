@@ -72,10 +72,12 @@ def _left_over(shown: list[RunRecord]) -> list[str]:
 
 
 def _gone(record: RunRecord) -> RunRecord:
-    """The record; of workers that were left to themselves on this machine and are gone, with their end."""
-    if not record.samples_for or record.ended_s or not launched.gone_here(record):
+    """The record; of what was left to itself on this machine and is gone, with its end."""
+    if record.ended_s or not launched.gone_here(record):
         return record
-    ended = replace(record, ended_s=time.time(), state="ended", why=last_words(record))
+    told = _of_progress(record)
+    state = "ended" if told in ("", "running") else told
+    ended = replace(record, ended_s=time.time(), state=state, why=last_words(record))
     ended.save()
     return ended
 
@@ -121,7 +123,10 @@ def _lines(record: RunRecord, whole: bool) -> list[str]:
     said = expectation(record)
     if said:
         lines.append(f"  {said if whole else textwrap.shorten(said, WIDTH - 2, placeholder=' ...')}")
-    reason = record.why or (last_words(record) if state in BAD_ENDS else "")
+    words = last_words(record) if state in BAD_ENDS else ""
+    # `exit code 34` alone says little; the run's own line says why.
+    bare = record.why.startswith("exit code") and words
+    reason = f"{record.why}: {words}" if bare else record.why or words
     if reason:
         lines.append(f"  {reason if whole else textwrap.shorten(reason, WIDTH - 2, placeholder=' ...')}")
     return lines
@@ -180,7 +185,8 @@ def _steps(path: Path) -> list[dict[str, Any]]:
 
 
 def last_words(record: RunRecord) -> str:
-    """The last line of the newest log that is here; "" without one."""
+    """The line in which the newest log that is here says why it ended, else its last line; "" without
+    one."""
     found = []
     for name in LOGS:
         path = RUNS / record.run_id / name
@@ -189,7 +195,9 @@ def last_words(record: RunRecord) -> str:
     for _, path in sorted(found, key=itemgetter(0), reverse=True):
         text = run_folder.tail(path).decode(errors="replace").strip()
         if text:
-            return text.splitlines()[-1].strip()
+            lines = text.splitlines()
+            reasons = [line for line in lines if line.lstrip().startswith(("error: ", "launch.py: "))]
+            return (reasons or lines)[-1].strip()
     return ""
 
 

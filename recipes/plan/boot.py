@@ -88,12 +88,12 @@ def seconds(target: str, in_image: bool = False) -> tuple[float, int]:
 
 def setup() -> tuple[float, float, int]:
     """(seconds, bytes, runs) of the environment's set-up on nodes of runs launched here: medians, 0 without
-    any."""
+    any. This machine's own is another environment."""
     seconds = []
     received = []
     for name in run_record.names():
         told = run_record.setup_of(run_record.RUNS / name)
-        if told:
+        if told and run_record.load(name).target != "local":
             seconds.append(told["seconds"])
             received.append(told["bytes"])
     if not seconds:

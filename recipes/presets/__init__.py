@@ -80,6 +80,11 @@ def get(name: str) -> Recipe:
         return recipe
     if name not in RECIPES:
         near = [one for one in RECIPES if name and one.startswith(name)]
+        # A model's name is in several: GRPO is what this project is for, and it comes first.
+        held = [one for one in RECIPES if len(name) > 3 and name.lower() in one]
+        if held and not near:
+            held.sort(key=lambda one: not one.startswith("grpo"))
+            raise ConfigError(f"unknown recipe {name}: it is part of {', '.join(held[:6])}")
         near = near or difflib.get_close_matches(name, RECIPES, n=1, cutoff=0.4)
         hint = f"did you mean {near[0]}?" if near else "see `launch.py list`"
         if len(near) > 1:

@@ -33,6 +33,12 @@ from trainer.config import (
 ROOT = Path(__file__).parent.parent.parent
 BANDS = Path(__file__).with_name("demo_bands.yaml")
 """Written by trainer/observe/bands.py."""
+STAGES = """\
+The demo has three stages. On two quiet cores all of them take about 5 minutes:
+  1. environment: once, 4 GB to download, 7 GB of disk; 1 to 5 minutes, seconds the next time
+  2. warm-up: a tiny model learns the form of answers; once, 1 to 2 minutes
+  3. GRPO: 60 steps, about 2 minutes; the live display begins here"""
+"""What a person waits for, said before it begins."""
 SHAPES = ("examples/demo/shapes.py",)
 WARM_START = (*SHAPES, "examples/demo/tiny_model.py", "trainer/loops/sft.py", "examples/demo/warm_start.py")
 

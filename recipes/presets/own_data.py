@@ -18,6 +18,8 @@ from trainer.config import ConfigError
 
 DATA_FILES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
 """Endings that a name on the hub does not have."""
+HELD_OUT = ("validation", "test", "val", "dev", "testmini")
+"""What splits that are held out are called, the likelier first."""
 
 
 def prepared(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
@@ -30,7 +32,7 @@ def prepared(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
     """
     data, given = recipe.config.data, {text.partition("=")[0].strip() for text in overrides}
     if not data.source:
-        return _of_a_prepared_folder(recipe) if "data.path" in given else recipe
+        return _of_a_prepared_folder(recipe, given) if "data.path" in given else recipe
     words = words_of(data.source)
     kept = hashlib.sha256(data.source.encode()).hexdigest()[:8]
     path = (
@@ -55,9 +57,9 @@ def prepared(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
     )
 
 
-def _of_a_prepared_folder(recipe: Recipe) -> Recipe:
-    """The recipe with a dataset that is there: no step prepares another one, and its manifest has the
-    rows."""
+def _of_a_prepared_folder(recipe: Recipe, given: set[str]) -> Recipe:
+    """The recipe with a dataset that is there: no step prepares another one, and its manifest has the rows
+    and the held-out split. given: keys that the user set. Raises ConfigError where nothing is held out."""
     data, used = recipe.config.data, {recipe.config.data.path, recipe.config.evaluation_path}
     steps = []
     for step in recipe.steps:
@@ -65,10 +67,36 @@ def _of_a_prepared_folder(recipe: Recipe) -> Recipe:
             steps.append(step)
     if f"{data.path}/manifest.json" in {step.creates for step in steps}:
         return replace(recipe, steps=tuple(steps))
-    rows = None
-    with contextlib.suppress(OSError, ValueError):  # a bucket, or another machine's folder
-        rows = rows_of_manifest((Path(data.path) / "manifest.json").read_text(), data.split)
-    return replace(recipe, steps=tuple(steps), dataset=_with_rows(recipe.dataset, data.path, rows))
+    try:
+        manifest = (Path(data.path) / "manifest.json").read_text()
+    except (OSError, ValueError):  # a bucket, or another machine's folder
+        return replace(recipe, steps=tuple(steps), dataset=_with_rows(recipe.dataset, data.path, None))
+    facts = _with_rows(recipe.dataset, data.path, rows_of_manifest(manifest, data.split))
+    recipe = replace(recipe, steps=tuple(steps), dataset=facts)
+    evaluation = recipe.config.evaluation
+    chosen = {"evaluation.split", "evaluation.path", "evaluation.every_steps"} & given
+    if chosen or evaluation.path or not evaluation.every_steps:
+        return recipe
+    split = held_out_split(manifest, evaluation.split, data.split)
+    config = with_parts(recipe.config, evaluation={"split": split})
+    return replace(recipe, config=config, dataset=replace(facts, held_out=split))
+
+
+def held_out_split(manifest: str, wanted: str, trained: str) -> str:
+    """The split of a prepared dataset to evaluate on: the wanted one where it is there, else what is held out
+    by its usual names; `wanted` where the manifest has no splits. Raises ConfigError where all rows are
+    trained on."""
+    splits = []
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        splits = list(json.loads(manifest)["rows"])
+    for name in (wanted, *HELD_OUT) if splits else (wanted,):
+        if name != trained and (name in splits or not splits):
+            return name
+    raise ConfigError(
+        f"data.path has no rows that are held out (it has {', '.join(splits)}), and the run evaluates:"
+        " prepare it again with `--validation 0.02`, name another set by evaluation.path, or set"
+        " evaluation.every_steps=0"
+    )
 
 
 def check_there(recipe: Recipe) -> None:

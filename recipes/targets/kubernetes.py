@@ -17,7 +17,7 @@ from recipes.capabilities import gpus_for, kept_folder, uses_spot
 from recipes.spec import Recipe
 from recipes.targets import restarts, script
 from recipes.targets.skypilot import ENVIRONMENT_GIB, to_yaml
-from trainer.config import ConfigError
+from trainer.config import ConfigError, never_sent
 from trainer.exit_codes import EXIT_CONFIG, EXIT_PREFLIGHT
 
 NAME = "spotrl-run-id"
@@ -28,8 +28,8 @@ CODE = "/spotrl"
 """Where the repository stands in the container."""
 ARCHIVE, ARCHIVE_FOLDER = "code.tar.gz", "/etc/spotrl"
 """Key of the ConfigMap that holds the code, and where that is mounted."""
-TOKENS = "tokens.env"
-"""File with tokens that the head of a rendered file names."""
+TOKENS = "$HOME/.spotrl/tokens.env"
+"""File with tokens that the head of a rendered file names: no place of the repository, which is sent."""
 LEFT_OUT = (
     "tests",
     "docs",
@@ -39,9 +39,8 @@ LEFT_OUT = (
     "__pycache__",
     "code.tar",
     ARCHIVE,
-    TOKENS,
 )
-"""Files and folders that no node needs or that none may see, besides hidden ones."""
+"""Files and folders that no node needs, besides hidden ones and those of `never_sent`."""
 CHECKS = ("tests/conftest.py", "tests/servers.py", "tests/gpu", "tests/learning")
 """What a check of a card needs of it all the same."""
 CONTAINER, NODE = "spotrl", "node"
@@ -135,8 +134,9 @@ def _head(recipe: Recipe, target: str) -> str:
     tokens = script.API_KEY if recipe.kind == "serve" else "HF_TOKEN, AWS_ACCESS_KEY_ID"
     if recipe.uses_bucket and not recipe.storage.bucket:
         tokens += ", BUCKET"
-    tar = f"tar -cf code.tar {' '.join(f'--exclude={name}' for name in LEFT_OUT)} *"
-    tar += f" && tar -rf code.tar {' '.join(CHECKS)}" if recipe.kind == "check" else ""
+    secrets = f"--exclude-from={never_sent.IN_TREE}"
+    tar = f"tar -cf code.tar {secrets} {' '.join(f'--exclude={name}' for name in LEFT_OUT)} *"
+    tar += f" && tar -rf code.tar {secrets} {' '.join(CHECKS)}" if recipe.kind == "check" else ""
     lines = [
         script.written_by(recipe, target),
         f"  {tar} && gzip -f code.tar",

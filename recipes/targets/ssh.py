@@ -7,7 +7,7 @@ import shlex
 
 from recipes.spec import Recipe
 from recipes.targets import script
-from trainer.config import ConfigError
+from trainer.config import ConfigError, never_sent
 
 DIRECTORY = "spotrl"
 """Where the repository stands on the machines, under the home directory."""
@@ -78,6 +78,7 @@ def copy_command(recipe: Recipe, host: str) -> list[str]:
         f"--exclude={name}"
         for name in (".git", ".venvs", ".venv", "runs", ".cache", "__pycache__", ".*_cache")
     ]
+    keep_out.append(f"--exclude-from={never_sent.IN_TREE}")
     there = f"mkdir -p {DIRECTORY}/.cache && rsync"
     return [
         "rsync",

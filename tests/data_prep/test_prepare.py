@@ -189,6 +189,24 @@ def test_the_same_command_again_does_nothing_and_another_one_refuses(tmp_path):
     assert small.rows == {"train": 5}
 
 
+def test_a_folder_that_holds_other_files_is_refused_and_left_as_it_is(tmp_path):
+    source = mathv60k.local(*raw.mathv60k(tmp_path / "raw"))
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "notes.txt").write_text("kept")
+    with pytest.raises(ConfigError, match="holds notes.txt and is no dataset's folder"):
+        prepare([source], mine, "mathv60k", WHOLE)
+    assert [path.name for path in mine.iterdir()] == ["notes.txt"]
+
+
+def test_progress_counts_images(tmp_path):
+    told = []
+    source = mathv60k.local(*raw.mathv60k(tmp_path / "raw"))
+    manifest = prepare([source], tmp_path / "out", "x", WHOLE, on_progress=lambda *stage: told.append(stage))
+    last = [total for stage, done, total in told if stage.startswith("images of") and done == total]
+    assert last and last[-1] == manifest.statistics["images"]["distinct"]
+
+
 def test_a_folder_and_an_archive_give_the_same_rows(tmp_path):
     jsonl, archive = raw.mathv60k(tmp_path / "raw")
     shutil.unpack_archive(archive, tmp_path / "folder", filter="data")

@@ -93,7 +93,6 @@ BAD = [
     (["up", "demo", "--set", "run.id=x"], "give it as --run-id"),
     (["up", "demo", "--set", "rollout"], "write it as section.key=value"),
     (["up", "demo", "--run-id", "Bad/Id"], "lower-case letters"),
-    (["render", "demo"], "name a target with --target"),
     (
         ["render", "sft-qwen2.5-vl-7b-full", "--target", "skypilot-runpod"],
         "trains on rows that nobody publishes",

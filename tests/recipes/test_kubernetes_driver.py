@@ -23,7 +23,7 @@ from recipes.targets.render import GENERATED
 from tests.recipes.desk import elsewhere, run, stand_in  # noqa: F401
 from tests.recipes.kubernetes_api import Api
 from tests.recipes.test_kubernetes import check_schema, container_of, env_of
-from trainer.config import ConfigError
+from trainer.config import ConfigError, never_sent
 
 pytestmark = pytest.mark.skipif(
     not shutil.which("kubectl"), reason="no kubectl: install your cluster's client"
@@ -178,7 +178,7 @@ def test_a_second_launch_of_a_set_that_lives_is_refused_and_an_ended_one_is_repl
 
 
 @pytest.mark.parametrize("name", ["preflight", "gpu-check"])
-def test_the_head_of_a_committed_file_is_commands_that_start_it(api, tmp_path, name):
+def test_the_head_of_a_committed_file_is_commands_that_start_it(api, tmp_path, monkeypatch, name):
     folder = tmp_path / "repository"
     place = folder / "recipes/generated/kubernetes"
     place.mkdir(parents=True)
@@ -187,7 +187,14 @@ def test_the_head_of_a_committed_file_is_commands_that_start_it(api, tmp_path, n
     for part in ("trainer/task.sh", "docs/page.md", *(f"{check}/part" for check in kubernetes.CHECKS)):
         (folder / part).parent.mkdir(parents=True, exist_ok=True)
         (folder / part).write_text("part\n")
-    (folder / "tokens.env").write_text(f"HF_TOKEN={TOKEN}\n")
+    (folder / "recipes/tokens.env").write_text("HF_TOKEN=left-behind\n")
+    listed = folder / never_sent.IN_TREE
+    listed.parent.mkdir()
+    listed.write_text(never_sent.FILE.read_text())
+    kept = folder / ".spotrl/tokens.env"
+    kept.parent.mkdir()
+    kept.write_text(f"HF_TOKEN={TOKEN}\n")
+    monkeypatch.setenv("HOME", str(folder))
     commands = [line.removeprefix("#   ") for line in text.splitlines() if line.startswith("#   ")]
     assert len(commands) == 4
     done = subprocess.run(["bash", "-euc", "\n".join(commands)], cwd=folder, capture_output=True, text=True)
@@ -197,7 +204,7 @@ def test_the_head_of_a_committed_file_is_commands_that_start_it(api, tmp_path, n
     data = base64.b64decode(api.named("configmaps")[0]["binaryData"][kubernetes.ARCHIVE])
     with tarfile.open(fileobj=io.BytesIO(data)) as archive:
         names = archive.getnames()
-    assert kubernetes.TOKENS not in names
+    assert not any(one.endswith("tokens.env") for one in names)
     assert "trainer/task.sh" in names and not any("docs" in one or "generated" in one for one in names)
     assert any(one.startswith("tests/gpu") for one in names) == (name == "gpu-check")
 

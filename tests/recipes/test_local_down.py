@@ -65,3 +65,12 @@ def test_a_process_that_has_its_number_by_now_is_left_alone(start, tmp_path):
     finally:
         other.kill()
         other.wait()
+
+
+@pytest.mark.parametrize("file", ["local.pid", "local.pgid"])
+def test_of_a_run_that_has_ended_it_says_that_and_nothing_else(tmp_path, file):
+    (tmp_path / "runs/mine").mkdir(parents=True)
+    (tmp_path / "runs/mine" / file).write_text("4194303")  # no such process
+    record = run_record.RunRecord(run_id="mine", recipe="demo", target="local")
+    done = down(platforms.commands(record, ["demo.sh"], {"RUN_ID": "mine"}, [], False), tmp_path)
+    assert done.stderr == "no process of mine is left\n" and not done.stdout and done.returncode == 0

@@ -104,3 +104,25 @@ def test_too_few_are_refused_at_the_desk(rows, capsys):
         steps_of(resolve(NAME, [source]))
     assert main(["plan", NAME, "--set", source]) == 2
     assert "mine has 30 rows" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("splits", "given", "expected"),
+    [
+        ({"train": 9, "validation": 2}, [], "validation"),
+        ({"train": 9, "validation": 2, "test": 1}, [], "test"),
+        ({"train": 9, "testmini": 2}, [], "testmini"),
+        ({"train": 9, "mine": 2}, ["evaluation.split=mine"], "mine"),
+        ({"train": 9}, ["evaluation.every_steps=0"], "test"),
+    ],
+)
+def test_a_prepared_folder_is_evaluated_on_the_split_that_it_holds_out(tmp_path, splits, given, expected):
+    (tmp_path / "manifest.json").write_text(json.dumps({"rows": splits}))
+    recipe = resolve("demo", [f"data.path={tmp_path}", *given])
+    assert recipe.config.evaluation.split == expected
+
+
+def test_a_prepared_folder_without_held_out_rows_says_how_to_make_some(tmp_path):
+    (tmp_path / "manifest.json").write_text(json.dumps({"rows": {"train": 9}}))
+    with pytest.raises(ConfigError, match="no rows that are held out.*--validation 0.02"):
+        resolve("demo", [f"data.path={tmp_path}"])

@@ -71,7 +71,8 @@ def test_manifest_holds_what_the_run_was_made_from(written):
     half = written["launch"]
     assert half["recipe"] == RECIPE and half["overrides"] == ["run.seed=7"] and half["target"] == "slurm"
     assert half["config"]["data"]["episodes"] == 3 and half["config"]["run"]["seed"] == 7
-    assert "note.txt" in half["diff"] and "gpu.txt" in half["locks"] and len(half["commit"]) == 40
+    assert set(half["untracked"]) == {"note.txt"} and "note" not in half["diff"]
+    assert "gpu.txt" in half["locks"] and len(half["commit"]) == 40
     assert half["fingerprint"] == run_config.fingerprint(
         run_config.from_dict(run_config.RunConfig, half["config"])
     )

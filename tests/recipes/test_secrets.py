@@ -53,3 +53,17 @@ def test_up_hands_over_no_token_that_the_run_does_not_use(capsys, monkeypatch):
     command = out.splitlines()[-1]
     assert all(f"--secret {name}" in command for name in AWS)
     assert not any(name in command for name in ("GOOGLE", "WANDB", "JUDGE"))
+
+
+def test_a_dry_run_needs_no_key_and_says_where_up_would_stop(capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in AWS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    given = ["up", SEVEN, "--target", "skypilot-runpod", "--bucket", "s3://mine"]
+    code, out, err = run(capsys, *given, "--dry-run")
+    assert code == 0, err
+    assert "# --- `up` itself would stop: no credentials for s3://mine" in out and "resources:" in out
+    assert run(capsys, *given)[0] == 2
+    online = [*given, "--set", "logging.wandb=online", "--set", "checkpoint.every_steps=9", "--dry-run"]
+    assert run(capsys, *online)[0] == 0

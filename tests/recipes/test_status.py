@@ -202,3 +202,35 @@ def test_a_run_that_dstack_calls_done_and_that_ended_for_good_is_shown_as_failed
             f"case $1 in ps) echo '{listed}' ;; logs) printf '{log}\\n' ;; esac",
         )
         assert shown in " ".join(run(capsys, "status", "mine")[1].split())
+
+
+def test_a_failed_run_is_shown_with_the_line_that_says_why(capsys, tmp_path):
+    RunRecord(
+        run_id="mine",
+        recipe="demo",
+        target="local",
+        started_s=time.time() - 60,
+        ended_s=time.time(),
+        state="failed",
+        why="exit code 2",
+    ).save()
+    (tmp_path / "runs/mine/launch.log").write_text("error: data.path has no split test\nstopping\n")
+    assert "exit code 2: error: data.path has no split test" in run(capsys, "status")[1]
+
+
+def test_a_server_that_was_left_to_itself_and_ended_is_not_launched(capsys, tmp_path):
+    RunRecord(
+        run_id="mine", recipe="serve", target="local", started_s=time.time() - 60, confirmed=True
+    ).save()
+    (tmp_path / "runs/mine/local.pgid").write_text("4194303")  # no such process
+    (tmp_path / "runs/mine/local.log").write_text("listening\nerror: the model is gone\n")
+    out = run(capsys, "status")[1]
+    assert "launched" not in out.split("mine")[1] and "ended" in out and "the model is gone" in out
+
+
+def test_a_launch_that_was_stopped_before_it_began_leaves_no_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    RunRecord(run_id="mine", recipe="demo", target="local").save()
+    assert not run_record.began("mine")
+    run_record.forget("mine")
+    assert run_record.names() == []

@@ -12,6 +12,7 @@ import typing
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, Literal, Union
 
+from trainer.config.other_names import ours, said
 from trainer.config.plain_yaml import WORDS, read_yaml
 from trainer.errors import ConfigError
 
@@ -32,14 +33,16 @@ def from_dict(cls: Any, data: Any, where: str = "") -> Any:
 
 
 def unknown_key(path: str, key: str, known: list[str]) -> str:
-    """The message for an unknown key: names the nearest known one."""
-    near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.5)
-    hint = (
-        f"did you mean {path[: len(path) - len(str(key))]}{near[0]}?"
-        if near
-        else f"known: {', '.join(known)}"
-    )
-    return f"unknown key {path}: {hint}"
+    """The message for an unknown key: names the known one that it is spelled like, or ours for what another
+    trainer calls so. path: all that was given; key: its part that is unknown, the first or the last."""
+    path, key = str(path), str(key)
+    before = path.removesuffix(key) if path.endswith(key) else ""
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    typo = difflib.get_close_matches(key, known, n=1, cutoff=0.85)
+    if ours(path) and not typo:
+        return f"unknown key {path}: it is {said(path)} here"
+    hint = f"did you mean {before}{near[0]}?" if near else f"known: {', '.join(known)}"
+    return f"unknown key {before}{key}: {hint}"
 
 
 def _coerce(hint: Any, value: Any, where: str) -> Any:
@@ -104,9 +107,7 @@ def override(config: Any, assignments: list[str]) -> Any:
 def _set(config: Any, keys: list[str], text: str, path: str) -> Any:
     known = [f.name for f in fields(config)]
     if keys[0] not in known:
-        raise ConfigError(
-            unknown_key(path, keys[0], known) if len(keys) == 1 else unknown_key(keys[0], keys[0], known)
-        )
+        raise ConfigError(unknown_key(path, keys[0], known))
     child = getattr(config, keys[0])
     value = read_yaml(text) if text else ""
     if len(keys) == 1 and isinstance(value, str) and is_dataclass(child):

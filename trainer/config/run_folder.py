@@ -54,13 +54,16 @@ TAIL_BYTES = 256 << 10
 # --- writing ----------------------------------------------------------------------------------------------
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Writes a file so that a reader sees the old content or the new, never a part."""
+def write_whole(path: Path, data: bytes, private: bool = False) -> None:
+    """Writes a file so that a reader sees the old content or the new, never a part. private: nobody but its
+    owner may read it."""
     # Nodes may share the disk, and threads the process.
     writer = f"{socket.gethostname()}.{os.getpid()}.{threading.get_ident()}"
     temporary = path.with_name(f".{path.name}.{writer}")
     try:
-        temporary.write_bytes(data)
+        mode = 0o600 if private else 0o666
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
+            file.write(data)
         os.replace(temporary, path)
     except OSError:  # a full disk, say
         with contextlib.suppress(OSError):

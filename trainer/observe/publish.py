@@ -54,8 +54,9 @@ def assemble(
         if path.is_file():
             _link(path, out / path.name)
     manifest = _json(run_dir / MANIFEST)
-    if manifest.get("launch", {}).get("diff") and not with_diff:
-        manifest["launch"]["diff"] = None
+    launch = manifest.get("launch", {})
+    if not with_diff and (launch.get("diff") or launch.get("untracked")):
+        launch |= {"diff": None, "untracked": {}, "untracked_diff": ""}
     found = _json(scores) if scores else {}
     picture = curves(history, config)
     if picture:

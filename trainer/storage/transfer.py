@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 from trainer.config import ConfigError
+from trainer.config.never_sent import is_secret
 from trainer.storage.storage import Storage
 
 TELL_S = 10.0
@@ -73,7 +74,12 @@ def upload(source: Path, url: str, resume: bool = False) -> tuple[int, int]:
         raise ConfigError(f"nothing at {source}")
     store, root = Storage(url), source.parent if source.is_file() else source
     there = dict(store.list()) if resume else {}
-    wanted = [(key, count) for key, count in files_of(source) if there.get(key) != count]
+    wanted = []
+    for key, count in files_of(source):
+        if source.is_dir() and is_secret(key):
+            print(f"{key} is not sent: its name is that of a secret", file=sys.stderr, flush=True)
+        elif there.get(key) != count:
+            wanted.append((key, count))
     told = Told(f"upload to {url}", sum(count for _, count in wanted))
     for key, _ in sorted(wanted, key=lambda file: file[0] in LAST):
         store.put(root / key, key, told)

@@ -15,6 +15,8 @@ ERROR = "error: "
 """Begins the line in which a loop says why it ended (trainer/loops/process.py)."""
 RAYS_OWN = re.compile(r"^(Running entrypoint for job |.*job_manager\.py:\d+ -- Runtime env is setting up)")
 """Lines that Ray's job agent adds before the job's own."""
+OUTCOMES = ("resumed from step ", "warning: ", "guards: ", "weights: ", "report: ")
+"""Beginnings of the job's lines that a person needs after a live display, which shows none."""
 
 
 class JobLog:
@@ -27,6 +29,8 @@ class JobLog:
         self.show = show
         self._copy = (run_dir / LAUNCH_LOG).open("a", encoding="utf-8")
         self._last: deque[str] = deque(maxlen=20)
+        self.outcomes: list[str] = []
+        """Lines for a person at the end, where `show` is off; each once."""
 
     def pump(self, last: bool = False) -> None:
         """Takes what is new; `last` also the line that is not finished."""
@@ -44,6 +48,8 @@ class JobLog:
             self._copy.write(line + "\n")
             if self.show:
                 print(line, flush=True)
+            elif line.startswith(OUTCOMES) and line not in self.outcomes:
+                self.outcomes.append(line)
         self._copy.flush()
 
     def tail(self) -> str:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Generator
 from pathlib import Path
 
+from trainer import last_words
 from trainer.config.run_folder import read_progress
 from trainer.exit_codes import (
     EXIT_ERROR,
@@ -34,6 +35,8 @@ RAY_LOOK_S = 2.0
 """Seconds between two checks of Ray's own processes."""
 UNHEARD_S = 60.0
 """Seconds from the end of a job until it counts as over although Ray does not answer."""
+SHOWN_OUTCOMES = 12
+"""Most lines of the job that are printed below the live display at its end."""
 DISPLAY_END_S = 5.0
 """Longest wait for the live display to show the end."""
 
@@ -60,6 +63,7 @@ class JobWatch:
         self.log = JobLog(job.log, Path(self.run_dir), show=not sys.stdout.isatty())
         self.dog = watchdog.Watchdog(launcher.config, ray.debug_command())
         self.monitor = NodeMonitor(0, self.run_dir, self.beacons)
+        self.memory_kills = last_words.memory_kills()
         self.told_to_stop = False
         self.ray_stopped = ""
         """The text about Ray's own processes that were found stopped."""
@@ -97,8 +101,11 @@ class JobWatch:
                 end = self._ended()
                 if end is not None:
                     self.log.close()
-                    return self._exit_code(end)
+                    break
                 time.sleep(POLL_S)
+        for line in self.log.outcomes[-SHOWN_OUTCOMES:]:
+            print(line, flush=True)
+        return self._exit_code(end)
 
     # --- what may happen --------------------------------------------------------------------------------
 
@@ -222,8 +229,9 @@ class JobWatch:
         if end.code < 0:
             why = f"the job was killed by signal {-end.code}"
             if -end.code in (signal.SIGKILL, signal.SIGTERM):
-                raise Ended(EXIT_NODE_LOST, f"{why}: out of memory? See docs/failures.md", died=True)
-            raise Ended(EXIT_ERROR, why)  # it crashed: a defect
+                raise Ended(EXIT_NODE_LOST, f"{why}: {last_words.unsaid(self.memory_kills)}", died=True)
+            said = last_words.said(self.log.tail())
+            raise Ended(EXIT_ERROR, f"{why}: {said}" if said else why)  # it crashed: a defect
         return end.code if end.code < 126 else EXIT_ERROR
 
     def _wait_for_late_heartbeats(self) -> None:
