@@ -38,7 +38,8 @@ class Feature:
 
 
 RECIPE = "grpo-qwen2.5-vl-3b-mathv60k"
-RUNS = "test_runs.py::test_a_run_goes_to_its_end_and_resumes"
+STEPS = "test_steps.py::test_two_steps"
+UNDER_RAY = "test_runs.py::test_a_run_under_ray_ends_and_resumes"
 
 FEATURES = (
     Feature(
@@ -62,53 +63,53 @@ FEATURES = (
         rehearsed=("learning/test_packing.py",),
     ),
     Feature(
-        name="Ray's placement, load, rollout, scoring, update, sync on one card",
+        name="load, rollout, scoring, update, sync on one card",
         run=(f"{RECIPE}, random weights, step 2: whole step",),
-        executed=(f"{RUNS}[one card]",),
+        executed=(f"{STEPS}[one card]",),
         rehearsed=("loops/test_resume.py",),
     ),
     Feature(
-        name="CUDA graphs", run=(f"{RECIPE}, random weights, step 2: mean",), executed=(f"{RUNS}[one card]",)
+        name="CUDA graphs", run=(f"{RECIPE}, random weights, step 2: mean",), executed=(f"{STEPS}[one card]",)
     ),
     Feature(
         name="sleep level 1",
         run=("GPU memory used, sleep level 1, asleep",),
-        executed=(f"{RUNS}[sleep level 1]",),
+        executed=(f"{STEPS}[eager, sleep level 1]",),
     ),
     Feature(
         name="sleep level 2",
         run=(f"{RECIPE}, random weights, step 2: weight sync",),
-        executed=(f"{RUNS}[one card]",),
+        executed=(f"{STEPS}[one card]",),
         rehearsed=("sampling/test_scratch.py",),
     ),
     Feature(
         name="two ranks, ZeRO-3 over NCCL",
-        executed=(f"{RUNS}[two ranks]",),
+        executed=(f"{STEPS}[tensor parallel]",),
         rehearsed=("learning/test_stages.py",),
     ),
     Feature(
         name="an engine of two GPUs (tensor parallel)",
-        executed=(f"{RUNS}[tensor parallel]",),
+        executed=(f"{STEPS}[tensor parallel]",),
         rehearsed=("rehearsal/test_split_order.py",),
     ),
     Feature(name="several nodes", rehearsed=("lab/test_nodes.py",)),
-    Feature(
-        name="checkpoint and resume", executed=(f"{RUNS}[one card]",), rehearsed=("loops/test_resume.py",)
-    ),
-    Feature(name="LoRA", executed=(f"{RUNS}[lora]",), rehearsed=("learning/test_lora.py",)),
-    Feature(name="weights in 4 bits", executed=(f"{RUNS}[qlora]",), rehearsed=("learning/test_lora.py",)),
-    Feature(name="Qwen3-VL", executed=(f"{RUNS}[qwen3-vl]",), rehearsed=("rehearsal/test_fake_pass.py",)),
+    Feature(name="Ray's placement of GPUs", run=(RECIPE,), executed=(UNDER_RAY,)),
+    Feature(name="checkpoint and resume", executed=(UNDER_RAY,), rehearsed=("loops/test_resume.py",)),
+    Feature(name="optimizer and reference in host memory", executed=(f"{STEPS}[states in host memory]",)),
+    Feature(name="LoRA", executed=(f"{STEPS}[lora]",), rehearsed=("learning/test_lora.py",)),
+    Feature(name="weights in 4 bits", executed=(f"{STEPS}[qlora]",), rehearsed=("learning/test_lora.py",)),
+    Feature(name="Qwen3-VL", executed=(f"{STEPS}[qwen3-vl]",), rehearsed=("rehearsal/test_fake_pass.py",)),
     Feature(
         name="Qwen3.5 and the kernel of its recurrence",
-        executed=(f"{RUNS}[qwen3.5]",),
+        executed=(f"{STEPS}[qwen3.5]",),
         rehearsed=("learning/test_delta_kernel.py",),
     ),
     Feature(
         name="mixture of experts, routing replay",
-        executed=(f"{RUNS}[experts]",),
+        executed=(f"{STEPS}[experts]",),
         rehearsed=("learning/test_experts.py", "learning/test_routing.py"),
     ),
-    Feature(name="staleness", executed=(f"{RUNS}[staleness]",), rehearsed=("loops/test_replay_ahead.py",)),
+    Feature(name="staleness", rehearsed=("loops/test_replay_ahead.py",)),
     Feature(
         name="SFT by torchrun",
         executed=("test_runs.py::test_sft_by_torchrun",),

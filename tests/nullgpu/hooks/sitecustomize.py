@@ -3,7 +3,6 @@ computed values, who looks for libcudart gets the device, and ranks name their p
 
 from __future__ import annotations
 
-import ctypes
 import importlib.abc
 import importlib.util
 import os
@@ -26,13 +25,28 @@ def with_this_runtime(module) -> None:
     module.find_loaded_library = lambda name: os.environ["NULLGPU"]
 
 
+def with_tokens(module) -> None:
+    """What the sampler writes is not a token: each becomes one that the vocabulary has."""
+    trace = module.Engine._trace
+
+    def of_tokens(self, group, index, output):
+        (completion,) = output.outputs
+        number = len(completion.token_ids)
+        completion.token_ids = [50] * number
+        completion.logprobs.logprobs[:] = [-1.0] * number
+        return trace(self, group, index, output)
+
+    module.Engine._trace = of_tokens
+
+
 def with_phases(module) -> None:
     """What a rank is called for is the phase of what it does on the device."""
-    device = ctypes.CDLL(os.environ["NULLGPU"])
     call = module.RankProcess.call
 
     def in_phase(self, method, *arguments):
-        device.nullgpu_phase(method.__qualname__.encode())
+        import ctypes  # Ray pickles this class by value, and ctypes' types cannot be pickled
+
+        ctypes.CDLL(os.environ["NULLGPU"]).nullgpu_phase(method.__qualname__.encode())
         return call(self, method, *arguments)
 
     module.RankProcess.call = in_phase
@@ -41,6 +55,7 @@ def with_phases(module) -> None:
 AFTER_IMPORT: dict[str, Callable] = {
     "torch": without_cudnn,
     "trainer.ranks.process": with_phases,
+    "trainer.sampling.vllm_engine": with_tokens,
     "vllm.distributed.device_communicators.cuda_wrapper": with_this_runtime,
     "transformers.models.qwen2_5_vl.modeling_qwen2_5_vl": without_token_check,
     "transformers.models.qwen3_vl.modeling_qwen3_vl": without_token_check,

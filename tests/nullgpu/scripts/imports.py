@@ -10,7 +10,8 @@ import trainer
 
 BESIDE = (
     "vllm",
-    "vllm._C",
+    "vllm._C_stable_libtorch",
+    "vllm._moe_C_stable_libtorch",
     "vllm.device_allocator.cumem",
     "vllm.distributed.weight_transfer",
     "vllm.v1.worker.gpu_worker",
