@@ -51,7 +51,7 @@ def completions(folder: Path, chats: list[list[dict]], tokens: int, batch: int) 
 
 def graded(texts: list[str], references: list[str], form: str) -> dict[str, int]:
     """Verdicts of completions in one form, counted."""
-    with Scorer(Rewards(answer=form, workers=1, max_timeout_rate=1.0)) as scorer:
+    with Scorer(Rewards(answer=form, workers=1, max_timeout_rate=1.0, max_error_rate=1.0)) as scorer:
         outcomes = scorer.score(texts, references, ["task"] * len(texts))
     return dict(Counter(outcome.verdict for outcome in outcomes))
 

@@ -299,7 +299,7 @@ def in_process(rounds: int, count: int, make: Callable, ours_count: int) -> dict
         for text, reference in answers:
             verify(parse(f"${reference}$"), parse(text))
 
-    with Scorer(config.Rewards(workers=1, max_timeout_rate=1.0)) as scorer:
+    with Scorer(config.Rewards(workers=1, max_timeout_rate=1.0, max_error_rate=1.0)) as scorer:
 
         def ours(answers: Answers) -> None:
             references = [g for _, g in answers]

@@ -82,7 +82,7 @@ def main() -> None:
         for _, _, p, _ in graded
     ]
     references = [" , ".join(boxes(g)) if "\\boxed{" in g else g for _, g, _, _ in graded]
-    with Scorer(config.Rewards(max_timeout_rate=1.0)) as scorer:
+    with Scorer(config.Rewards(max_timeout_rate=1.0, max_error_rate=1.0)) as scorer:
         outcomes = scorer.score(texts, references, [grader.classify(r) for r in references])
     result: dict[str, Any] = {"pairs": len(rows), "running_text_without_a_box": len(rows) - len(graded)}
     disagreements = []

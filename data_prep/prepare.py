@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 from data_prep.checks.overlap import mark_overlaps
 from data_prep.checks.split import groups_of, validation_groups
-from data_prep.checks.tokens import text_token_counter
+from data_prep.checks.tokens import image_token_side, text_token_counter
 from data_prep.checks.validate import UNASKABLE, CheckedRow, References, Settings, judge, mark_repeats
 from data_prep.ingest.archive import Refused
 from data_prep.ingest.checking import warm_up
@@ -280,6 +280,8 @@ def _judge_all(
 ) -> tuple[list[list[CheckedRow]], list[list[BadRow]]]:
     """Second reading: every row's checks, in batches for the tokenizer."""
     count_tokens = text_token_counter(settings.tokenizer)
+    has_images = any(len(one.wanted) for one in opened)
+    image_side = image_token_side(settings.tokenizer if has_images else "")
     judged: list[list[CheckedRow]] = []
     problems: list[list[BadRow]] = []
     done = 0
@@ -297,7 +299,7 @@ def _judge_all(
             counts = count_tokens([row.messages for row in candidates])
             answers = references.check(candidates)
             for row, reference, tokens in zip(candidates, answers, counts, strict=True):
-                judged[-1].append(judge(row, reference, one.facts(row), tokens, settings))
+                judged[-1].append(judge(row, reference, one.facts(row), tokens, settings, image_side))
             done += len(batch)
             on_progress("rows checked", done, total)
     return judged, problems

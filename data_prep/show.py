@@ -7,6 +7,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from data_prep.checks.tokens import image_token_side, text_token_counter
 from data_prep.ingest.images import image_tokens
 from data_prep.options import TASK_FAMILIES
 from data_prep.sources.catalog import CATALOG
@@ -60,18 +61,21 @@ def row(dataset: Dataset, index: int, tokenizer: str, min_pixels: int, max_pixel
     one = dataset[index]
     lines = [f"row {index} of {dataset.split}: {one.id}, {one.source}"]
     images = iter(one.images)
+    side = image_token_side(tokenizer)
     for message in one.messages:
         content = message["content"]
         parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
         for part in parts:
-            text = part["text"] if part["type"] == "text" else _image(next(images), min_pixels, max_pixels)
+            text = part.get("text", "")
+            if part["type"] == "image":
+                text = _image(next(images), min_pixels, max_pixels, side)
             lines.append(f"  {message['role']:<10}{text}")
     lines.append(f"  reference answer: {one.answer} ({one.answer_type})")
     if one.solution:
         lines.append(f"  solution: {one.solution}")
     if one.extra:
         lines.append(f"  extra: {one.extra}")
-    lines.append(f"  tokens: {_tokens(one, tokenizer, min_pixels, max_pixels)}")
+    lines.append(f"  tokens: {_tokens(one, tokenizer, min_pixels, max_pixels, side)}")
     return "\n".join(lines)
 
 
@@ -100,21 +104,19 @@ def mask(dataset: Dataset, index: int, model: str, min_pixels: int, max_pixels: 
     return "\n".join(lines)
 
 
-def _image(data: bytes, min_pixels: int, max_pixels: int) -> str:
+def _image(data: bytes, min_pixels: int, max_pixels: int, side: int) -> str:
     width, height = size_of(data, "")
-    tokens = image_tokens(width, height, min_pixels, max_pixels)
+    tokens = image_tokens(width, height, min_pixels, max_pixels, side)
     return f"[image {width}x{height}, {len(data):,} bytes, {tokens} tokens]"
 
 
-def _tokens(one: Row, tokenizer: str, min_pixels: int, max_pixels: int) -> str:
+def _tokens(one: Row, tokenizer: str, min_pixels: int, max_pixels: int, side: int) -> str:
     of_images = 0
     for data in one.images:
         width, height = size_of(data, one.id)
-        of_images += image_tokens(width, height, min_pixels, max_pixels)
+        of_images += image_tokens(width, height, min_pixels, max_pixels, side)
     if not tokenizer:
         return f"{of_images} of images (--tokenizer MODEL counts the text)"
-    from data_prep.checks.tokens import text_token_counter
-
     count = text_token_counter(tokenizer)
     prompt = count([one.messages])[0] + of_images - len(one.images)
     shown = f"prompt {prompt} ({of_images} of images)"

@@ -58,12 +58,13 @@ def planned(recipe: Recipe, target: str, earlier: dict[str, str]) -> Recipe:
             f"the nodes of {target} have no {recipe.storage.weights}: give the run's bucket, or --target"
             " local"
         )
-    function = recipe.config.rewards.function.partition(":")[0]
-    if function.startswith(("/", "~")):
-        raise ConfigError(
-            f"rewards.function {function} is not on the nodes of {target}: put it into the repository, which"
-            " is copied there, and name it from its root"
-        )
+    for function in recipe.config.rewards.own:
+        file = function.path.rpartition(":")[0]
+        if file.startswith(("/", "~")):
+            raise ConfigError(
+                f"rewards.function {file} is not on the nodes of {target}: put it into the repository, which"
+                " is copied there, and name it from its root"
+            )
     return replace(recipe, uploads=tuple(found))
 
 

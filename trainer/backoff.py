@@ -22,8 +22,8 @@ class Backoff:
     """Wait after the first failure; it doubles with each."""
     max_wait_s: float = 60.0
     patience_s: float = 0.0
-    """Time for which the call is made again when the server says when to return (`retry_after_s`); such
-    replies do not count as failures."""
+    """Time for which the call is made again however often it failed, so that a server may be away for that
+    long."""
 
     def wait_s(self, failures: int) -> float:
         """Seconds after so many failures, with jitter so that ranks do not return together."""
@@ -39,7 +39,8 @@ class Backoff:
         """The action's result.
 
         Raises what the action raised last, or first where `may_pass` of that is false. told: called with
-        the error, the number of failures and the seconds, before every wait.
+        the error, the number of failures and the seconds, before every wait. A server that says when to
+        return (`retry_after_s`) is asked then; such replies do not count as failures while patience lasts.
         """
         failures = 0
         began = time.monotonic()
@@ -48,13 +49,16 @@ class Backoff:
                 return action()
             except Exception as error:
                 asked_s = retry_after_s(error)
-                if asked_s is not None and time.monotonic() - began + asked_s < self.patience_s:
+                left_s = self.patience_s - (time.monotonic() - began)
+                if asked_s is not None and asked_s < left_s:
                     wait_s = asked_s * random.uniform(1.0, 1.5)
                 else:
                     failures += 1
-                    if failures >= self.attempts or not may_pass(error):
+                    if not may_pass(error) or (failures >= self.attempts and left_s <= 0):
                         raise
                     wait_s = max(self.wait_s(failures), min(asked_s or 0.0, self.max_wait_s))
+                    if failures >= self.attempts:
+                        wait_s = min(wait_s, left_s)
                 told(error, failures, wait_s)
             time.sleep(wait_s)
 

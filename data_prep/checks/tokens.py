@@ -1,7 +1,7 @@
 """Counts the tokens of prompts as the processor does, without images, torch or the processor.
 
 The model's tokenizer and chat template count the text, the resize formula counts images
-(`images.image_tokens`).
+(`images.image_tokens`), in squares of the side that the model's configuration says.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from data_prep.ingest.images import FACTOR
 from trainer.config import ConfigError
 
 Counter = Callable[[list[list[dict[str, Any]]]], list[int]]
@@ -46,6 +47,31 @@ def text_token_counter(model: str) -> Counter:
         return [len(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
 
     return count
+
+
+def image_token_side(model: str) -> int:
+    """Side in pixels of an image token of a model: its patches, merged. 28, Qwen2.5-VL's, without a model or for
+    one that reads text only.
+
+    Raises ConfigError if the model's configuration cannot be loaded.
+    """
+    if not model:
+        return FACTOR
+    from transformers import AutoConfig
+
+    path, _, revision = model.partition("@")
+    try:
+        options = {"revision": revision} if revision else {}
+        config = AutoConfig.from_pretrained(path, **options).to_dict()
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--tokenizer {model}: {str(error).splitlines()[0]}") from None
+    vision = config.get("vision_config")
+    if not vision:
+        return FACTOR
+    try:
+        return vision["patch_size"] * vision["spatial_merge_size"]
+    except KeyError as error:
+        raise ConfigError(f"--tokenizer {model}: its config.json has no {error.args[0]} of images") from None
 
 
 def _takes_parts(tokenizer: Any) -> bool:

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from data_prep.ingest.images import ImageFacts, ImageLimits, image_tokens
+from data_prep.ingest.images import FACTOR, ImageFacts, ImageLimits, image_tokens
 from data_prep.sources.source import Candidate
 from trainer.data.schema import TASK, AnswerType, placeholders, question, reference_of
 
@@ -85,7 +85,7 @@ class References:
         from trainer.config import Rewards as Config
         from trainer.rewards.scorer import Scorer
 
-        self._scorer = Scorer(Config(workers=workers, deadline_s=deadline_s))
+        self._scorer = Scorer(Config(workers=workers, deadline_s=deadline_s, max_error_rate=1.0))
         self._known: dict[str, tuple[AnswerType, str]] = {}
 
     def check(self, rows: list[Candidate]) -> list[tuple[AnswerType, str]]:
@@ -154,6 +154,7 @@ def judge(
     facts: list[ImageFacts | None | str],
     text_tokens: int,
     settings: Settings,
+    image_side: int = FACTOR,
 ) -> CheckedRow:
     """Makes all checks that need only this row.
 
@@ -163,6 +164,7 @@ def judge(
         facts: facts of its images; None for a missing image, a reason for one that cannot be read.
         text_tokens: tokens of the rendered prompt, with one for each image; 0 without a tokenizer.
         settings: the limits.
+        image_side: side in pixels of an image token (`tokens.image_token_side`).
     """
     kind, reason = ("text", "") if settings.sft else reference
     asked = placeholders(row.messages)
@@ -177,7 +179,8 @@ def judge(
     tokens = text_tokens
     if not reason:
         for image in images:
-            tokens += image_tokens(image.width, image.height, settings.min_pixels, settings.max_pixels)
+            limits = settings.min_pixels, settings.max_pixels
+            tokens += image_tokens(image.width, image.height, *limits, image_side)
         if text_tokens:  # these count one token for each image
             tokens -= len(images)
         if tokens > settings.max_tokens:

@@ -17,7 +17,7 @@ from data_prep.generate import charts, clocks, counting, functions, geometry, ta
 from data_prep.generate.scene import Problem
 from data_prep.ingest.archive import Member, Refused
 from data_prep.ingest.wanted import Wanted
-from data_prep.sources.source import BadRow, Candidate, with_images
+from data_prep.sources.source import BadRow, Candidate
 from trainer.config import ConfigError
 from trainer.data.schema import DIFFICULTY
 
@@ -113,7 +113,7 @@ class Generated:
             yield Candidate(
                 index=index,
                 source=f"{self.name}/{family}",
-                messages=[{"role": "user", "content": with_images(one.question, 1)}],
+                messages=[{"role": "user", "content": [{"type": "image"}, _text(one.question)]}],
                 images=[f"{index}.png"],
                 answer=one.answer,
                 split=split,
@@ -134,3 +134,7 @@ class Generated:
     def image_bytes(self) -> int:
         """About how many bytes all images have."""
         return self.rows_wanted * PNG_BYTES
+
+
+def _text(question: str) -> dict[str, str]:
+    return {"type": "text", "text": question.strip()}

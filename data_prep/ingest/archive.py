@@ -35,7 +35,8 @@ class Refused:
     """(name, reason)."""
 
     def add(self, name: str, reason: str) -> None:
-        self.members.append((name[:300], reason))
+        printable = name[:300].encode("utf-8", "backslashreplace").decode()
+        self.members.append((printable, reason))
 
     def reason(self, path: str) -> str:
         """Why the file that a path names was not read; empty if it was not refused."""
@@ -54,6 +55,8 @@ def safe_name(name: str) -> str:
     """
     if "\0" in name:
         raise ValueError("name contains a NUL byte")
+    if not _is_utf8(name):
+        raise ValueError("name is not UTF-8")
     if "\\" in name:
         raise ValueError("name contains a backslash")
     if name.startswith("/") or (len(name) > 1 and name[1] == ":"):
@@ -68,9 +71,14 @@ def safe_name(name: str) -> str:
     return "/".join(parts)
 
 
+def _is_utf8(name: str) -> bool:
+    """Whether a name has none of the surrogates that stand for bytes which are no UTF-8."""
+    return not any("\ud800" <= character <= "\udfff" for character in name)
+
+
 def link_target(member: str, target: str, hard: bool) -> str:
     """Path that a link points to, relative to the archive's root. Raises ValueError if it is outside."""
-    if target.startswith("/") or "\\" in target or "\0" in target:
+    if target.startswith("/") or "\\" in target or "\0" in target or not _is_utf8(target):
         raise ValueError(f"link to {target!r} leaves the archive")
     base = [] if hard else member.split("/")[:-1]
     for part in PurePosixPath(target).parts:
@@ -240,6 +248,8 @@ def _folder(root: Path, refused: Refused) -> Iterator[Member]:
         relative = path.relative_to(root).as_posix()
         if size > MAX_MEMBER_BYTES:
             refused.add(relative, f"{size} bytes, more than {MAX_MEMBER_BYTES}")
+        elif not _is_utf8(relative):
+            refused.add(relative, "name is not UTF-8")
         else:
             yield Member(relative, size, path.read_bytes)
 

@@ -65,10 +65,10 @@ def smart_resize(
     return new_height, new_width
 
 
-def image_tokens(width: int, height: int, min_pixels: int, max_pixels: int) -> int:
-    """Number of `<|image_pad|>` tokens of one image."""
-    new_height, new_width = smart_resize(height, width, min_pixels, max_pixels)
-    return (new_height // FACTOR) * (new_width // FACTOR)
+def image_tokens(width: int, height: int, min_pixels: int, max_pixels: int, factor: int = FACTOR) -> int:
+    """Number of `<|image_pad|>` tokens of one image. factor: side in pixels of an image token."""
+    new_height, new_width = smart_resize(height, width, min_pixels, max_pixels, factor)
+    return (new_height // factor) * (new_width // factor)
 
 
 @dataclass(frozen=True)

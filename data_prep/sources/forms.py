@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
+from data_prep.sources.choices import with_choices
+from data_prep.sources.placeholders import ImagePlaces, is_marked
 from data_prep.sources.records import first_value, parse_json
-from data_prep.sources.source import SHORT, stated_answer, text_of, with_images, worked
+from data_prep.sources.source import SHORT, BadRecord, stated_answer, text_of, worked
 from trainer.data.schema import LEARNED
 
 ROLES = {
@@ -46,15 +48,11 @@ CHATS = {
 SPEAKERS = {"human": "user", "gpt": "assistant", "model": "assistant", "chatgpt": "assistant"}
 PASS_RATE = re.compile(r"pass_?rate", re.IGNORECASE)
 _MARK = re.compile(r"####|\\(?:boxed|fbox)")
-_IMG = re.compile(r"(?:Picture \d+:\s*)?<img>(.*?)</img>\n?")
-_NUMBERED = re.compile(r"<image[ _]?\d+>")
+_IMAGE_COLUMN = re.compile(r"(?:image|img|picture)[ _]?(\d{1,3})", re.IGNORECASE)
 TERSE = 20
 """Characters by which a worked solution is longer than its answer, at least."""
-LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-
-
-class BadRecord(Exception):
-    """A record that does not hold what it should: (reason, detail)."""
+_NOT_FINITE = frozenset(("nan", "NaN", "inf", "-inf"))
+"""A float that is no number, as text."""
 
 
 @dataclass
@@ -93,21 +91,18 @@ class Form:
             raise BadRecord(
                 "other_reward", f"{column} is {value!r}, and the grader knows {', '.join(accepted)}"
             )
-        columns = self.columns.get("images", "").split(",")
-        images = []
-        for column in columns:
-            images += listed(_inside(record, column))
+        places = self._places(record)
         learned: list[int] = []
         if "chat" in self.columns:
             turns = self.value(record, "chat")
             if self.sft:
                 turns, learned = flagged(turns)
-            messages, inside, reply = _chat(turns, images)
-            images = [*inside, *images]
+            messages, reply = _chat(turns, places)
             answer = self._answer(record)
         else:
-            messages, images, answer = self._question(record, images)
+            messages, answer = self._question(record, places)
             reply = ""
+        images = places.finish()
         if self.sft:
             answer, solution = self._learned(record, answer, reply)
         else:
@@ -122,28 +117,38 @@ class Form:
             extra=self._extra(record) | ({LEARNED: learned} if learned else {}),
         )
 
-    def _question(
-        self, record: dict[str, Any], images: list[Any]
-    ) -> tuple[list[dict[str, Any]], list[Any], str]:
-        """Messages, images and answer of a record that has a question."""
+    def _places(self, record: dict[str, Any]) -> ImagePlaces:
+        """The images beside the record's texts; those of columns `image_1`, `image_2`... by their numbers."""
+        images: list[Any] = []
+        numbered: dict[int, Any] = {}
+        for column in self.columns.get("images", "").split(","):
+            number = _IMAGE_COLUMN.fullmatch(column)
+            for image in flattened(_inside(record, column)):
+                images.append(image)
+                numbered[int(number[1]) if number else len(images)] = image
+        return ImagePlaces(images, numbered)
+
+    def _question(self, record: dict[str, Any], places: ImagePlaces) -> tuple[list[dict[str, Any]], str]:
+        """Messages and answer of a record that has a question."""
         asked = text_of(self.value(record, "question"))
         if self.columns.get("question") == "instruction":
             more = text_of(record.get("input"))
             asked = f"{asked}\n\n{more}" if more else asked
-        asked, inside = _tagged(asked)
-        images = [*inside, *images]
         answer = self._answer(record)
         choices = listed(self.value(record, "choices"))
         if choices:
-            asked, answer = _with_choices(asked, choices, self.value(record, "answer"), self.keep)
+            asked, answer = with_choices(asked, choices, self.value(record, "answer"), self.keep)
 
         messages: list[dict[str, Any]] = []
         system = text_of(self.value(record, "system"))
         if system:
             messages.append({"role": "system", "content": system})
-        content = with_images(asked, len(images)) if images else asked.strip()
+        if places.beside and not is_marked(asked):
+            content: str | list[dict[str, str]] = places.first(asked)
+        else:
+            content = places.content(asked.strip())
         messages.append({"role": "user", "content": content})
-        return messages, images, answer
+        return messages, answer
 
     def _graded(self, record: dict[str, Any], answer: str, reply: str) -> tuple[str, str]:
         """Reference answer, and worked answer (empty if there is none). Raises BadRecord."""
@@ -182,7 +187,10 @@ class Form:
             value = value[0]
         if isinstance(value, (list, dict)):
             raise BadRecord("no_answer_field", f"the answer is a {type(value).__name__}, not one value")
-        return text_of(value)
+        answer = text_of(value)
+        if answer in _NOT_FINITE:
+            raise BadRecord("bad_answer", f"the answer is {answer}, no number")
+        return answer
 
     def value(self, record: dict[str, Any], role: str) -> Any:
         """The value of a role; None where it has no column or the record lacks it."""
@@ -200,11 +208,23 @@ class Form:
 
 
 def _inside(record: dict[str, Any], column: str) -> Any:
-    """The value of a column, or of a field inside one (`metadata.source`)."""
+    """The value of a column, or of a field inside one (`metadata.source`), which may be JSON text."""
     found: Any = record
     for name in column.split("."):
+        if isinstance(found, str) and found.lstrip().startswith("{"):
+            found = _structure(found)
         found = found.get(name) if isinstance(found, dict) else None
     return found
+
+
+def _structure(text: str) -> Any:
+    """A structure that is written as JSON, or as Python writes it; None for another text."""
+    for read in (parse_json, ast.literal_eval):
+        try:
+            return read(text)
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            continue
+    return None
 
 
 def _plain(value: Any) -> bool:
@@ -227,7 +247,7 @@ def detect(
     chat = "" if "question" in mapping else _chat_column(records, names)
     if chat:
         columns["chat"] = chat
-    rewards = any(isinstance(record.get("reward_model"), dict) for record in records)
+    rewards = any(_inside(record, "reward_model.ground_truth") is not None for record in records)
     if chat and rewards and "answer" not in columns:
         columns["answer"] = "reward_model.ground_truth"
     for role, known in ROLES.items():
@@ -236,6 +256,10 @@ def detect(
         free = [c for c in known if c in names and c not in columns.values()]
         if free:
             columns[role] = free[0]
+        elif role == "images":
+            numbered = sorted(filter(_IMAGE_COLUMN.fullmatch, names), key=_column_number)
+            if numbered:
+                columns[role] = ",".join(numbered)
     has_question = "question" in columns
     has_answer = "answer" in columns or "solution" in columns
     if not chat and not (has_question and has_answer):
@@ -249,6 +273,11 @@ def detect(
     if chat and rewards:
         name = "verl"
     return Form(name, columns, keep, sft=sft)
+
+
+def _column_number(name: str) -> int:
+    match = _IMAGE_COLUMN.fullmatch(name)
+    return int(match[1]) if match else 0
 
 
 def _chat_column(records: Sequence[dict[str, Any]], names: list[str]) -> str:
@@ -275,7 +304,7 @@ def listed(value: Any) -> list[Any]:
     if isinstance(value, str) and value.startswith("[") and value.endswith("]"):
         try:
             value = parse_json(value) if '"' in value or "'" not in value else ast.literal_eval(value)
-        except (ValueError, SyntaxError):
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
             return [value]
     if value is None or value == "":
         return []
@@ -284,17 +313,18 @@ def listed(value: Any) -> list[Any]:
     return [one for one in value if one not in (None, "")]
 
 
-def _tagged(text: str) -> tuple[str, list[str]]:
-    """`<img>PATH</img>` as `<image>`, and the paths; `<image1>` as `<image>`."""
-    return _NUMBERED.sub("<image>", _IMG.sub("<image>", text)), _IMG.findall(text)
+def flattened(value: Any) -> list[Any]:
+    """Images of a column, in lists of any depth."""
+    found = []
+    for one in listed(value):
+        found += flattened(one) if isinstance(one, list) else [one]
+    return found
 
 
-def _chat(turns: Any, given: list[Any]) -> tuple[list[dict[str, Any]], list[Any], str]:
-    """Messages with image placeholders, the images inside the turns, and the last reply (which is not
-    in the messages).
+def _chat(turns: Any, places: ImagePlaces) -> tuple[list[dict[str, Any]], str]:
+    """Messages with image placeholders, and the last reply (which is not in the messages).
 
-    Images `given` beside the conversation go where it says `<image>`, or before the first question if
-    it nowhere does.
+    Images beside the conversation go where it names them, or before the first question if it nowhere does.
     """
     if isinstance(turns, str):
         turns = _read(turns)
@@ -307,51 +337,46 @@ def _chat(turns: Any, given: list[Any]) -> tuple[list[dict[str, Any]], list[Any]
     if spoken[-1][0] == "assistant":
         last = spoken.pop()[1]
         reply = last if isinstance(last, str) else "\n".join(part.get("text") or "" for part in last)
-    said = []
-    for _, content in spoken:
-        said += _texts(content)
-    marked = "<image>" in "\n".join(said)
+    marked = any(_names_images(content) for _, content in spoken)
     messages: list[dict[str, Any]] = []
-    inside: list[Any] = []
     roles = set()
     for role, content in spoken:
-        if isinstance(content, str):
-            content, tagged = _tagged(content)
-            inside += tagged
-            first_question = role == "user" and "user" not in roles
-            nowhere_marked = not marked and not tagged
-            if "<image>" in content and (given or tagged):
-                content = with_images(content, 0)
-            elif first_question and nowhere_marked and given:
-                content = with_images(content, len(given))
-            messages.append({"role": role, "content": content})
-        else:
-            parts, images = _parts(content)
-            inside += images
-            messages.append({"role": role, "content": parts})
+        first_question = role == "user" and "user" not in roles
         roles.add(role)
+        if not isinstance(content, str):
+            content = _parts(content, places)
+        elif first_question and places.beside and not marked:
+            content = places.first(content)
+        else:
+            content = places.content(content)
+        messages.append({"role": role, "content": content})
     if "user" not in roles:
         raise BadRecord("bad_message", "there is no user turn")
-    return messages, inside, reply
+    return messages, reply
 
 
-def _parts(content: list[Any]) -> tuple[list[dict[str, str]], list[Any]]:
-    """The parts of a turn, each a text or an image's place, and the images that stand in them."""
+def _parts(content: list[Any], places: ImagePlaces) -> list[dict[str, str]]:
+    """The parts of a turn, each a text or an image's place. An image's part names it, or the next one beside
+    the conversation."""
     parts: list[dict[str, str]] = []
-    images: list[Any] = []
-    for part in content:
-        kind, value = _part(part)
-        if kind == "text":
-            parts.append({"type": "text", "text": value})
+    read = [_part(part) for part in content]
+    places_itself = any(kind == "image" for kind, _ in read)
+    for kind, value in read:
+        if kind == "image":
+            parts += places.part(value)
+        elif places_itself and is_marked(value):
+            raise BadRecord("image_count", "a turn has parts that are images, and a text that names others")
         else:
-            parts.append({"type": "image"})
-            if value is not None:
-                images.append(value)
-    return parts, images
+            placed = places.content(value)
+            parts += [{"type": "text", "text": placed}] if isinstance(placed, str) else placed
+    return parts
 
 
-def _texts(content: Any) -> list[str]:
-    return [content] if isinstance(content, str) else []
+def _names_images(content: Any) -> bool:
+    """Whether a turn's text or parts say where an image stands."""
+    if isinstance(content, str):
+        return is_marked(content)
+    return any(kind == "image" or is_marked(value) for kind, value in map(_part, content))
 
 
 def flagged(turns: Any) -> tuple[Any, list[int]]:
@@ -410,26 +435,3 @@ def _part(part: Any) -> tuple[str, Any]:
     if kind in ("image", "image_url", "input_image"):
         return "image", first_value(part, ("image", "image_url", "url", "path"))
     raise BadRecord("bad_message", f"content of an unknown kind {kind!r}")
-
-
-def _with_choices(asked: str, choices: list[Any], answer: Any, keep: bool) -> tuple[str, str]:
-    """The question, with its choices if it does not show them, and the letter of the right one.
-
-    Raises BadRecord.
-    """
-    texts = [text_of(choice).strip() for choice in choices]
-    given = text_of(answer).strip()
-    if texts.count(given) == 1:
-        letter = LETTERS[texts.index(given)]
-    elif len(given) == 1 and given.upper() in LETTERS[: len(texts)]:
-        letter = given.upper()
-    elif isinstance(answer, int) and 0 <= answer < len(texts):
-        letter = LETTERS[answer]
-    elif keep:
-        letter = given  # as published
-    else:
-        raise BadRecord("bad_choices", f"answer {given!r} is not one of the choices {texts}")
-    if not all(text in asked for text in texts):
-        lines = [f"{LETTERS[i]}. {text}" for i, text in enumerate(texts)]
-        asked = "\n".join([f"{asked}\n", *lines])
-    return asked, letter

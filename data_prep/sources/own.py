@@ -17,9 +17,9 @@ from typing import Any
 
 from data_prep.ingest.archive import TAR_ENDINGS, Member, Refused, files_under, members, unpacked_bytes
 from data_prep.ingest.wanted import Wanted
-from data_prep.sources.forms import BadRecord, Form, detect
+from data_prep.sources.forms import Form, detect
 from data_prep.sources.records import ENDINGS, RAW_CHARS, UnreadableRecord, first_object, first_value, read
-from data_prep.sources.source import BadRow, Candidate
+from data_prep.sources.source import BadRecord, BadRow, Candidate
 from trainer.config import ConfigError
 from trainer.data.dataset import sha256_of
 
@@ -34,6 +34,8 @@ _SPLITS = {
     "test": "test",
     "testmini": "test",
 }
+BROKEN = (KeyError, TypeError, ValueError, AttributeError, RecursionError)
+"""What reading a record of an unexpected shape may raise."""
 _BASE64 = ("iVBOR", "/9j/", "R0lGOD", "UklGR", "SUkq", "TU0AK", "Qk0")
 """First characters of PNG, JPEG, GIF, WebP, TIFF and BMP in base64."""
 
@@ -77,7 +79,7 @@ class RecordSource:
                 yield self._candidate(index, split, record)
             except BadRecord as error:
                 yield BadRow(index, *error.args, str(record)[:RAW_CHARS])
-            except (KeyError, TypeError, ValueError, AttributeError) as error:
+            except BROKEN as error:
                 yield BadRow(index, "bad_record", f"{type(error).__name__}: {error}", str(record)[:RAW_CHARS])
 
     def _records(self) -> Iterator[tuple[int, str, dict[str, Any] | UnreadableRecord]]:
@@ -120,7 +122,7 @@ class RecordSource:
                 continue
             try:
                 values = self.form.parse(record).images
-            except (BadRecord, KeyError, TypeError, ValueError, AttributeError):
+            except (BadRecord, *BROKEN):
                 continue  # `rows` reports it
             for k, value in enumerate(values):
                 if not _path(value):
@@ -151,7 +153,9 @@ class RecordSource:
         for role, column in self.form.columns.items():
             value = str(self.form.value(first, role)).replace("\n", " ")
             lines.append((role, column, value[:70]))
-        used = {column.partition(".")[0] for column in self.form.columns.values()}
+        used = set()
+        for columns in self.form.columns.values():
+            used |= {column.partition(".")[0] for column in columns.split(",")}
         unused = [name for name in first if name not in used]
         if unused:
             lines.append(("(unused)", ", ".join(unused)[:100], ""))
@@ -181,7 +185,8 @@ def _content(value: Any) -> bytes:
         return value
     if isinstance(value, str):
         head, comma, body = value.partition(",")
-        return base64.b64decode(body if comma and head.startswith("data:") else value, validate=True)
+        encoded = body if comma and head.startswith("data:") else value
+        return base64.b64decode("".join(encoded.split()), validate=True)  # lines of 76 characters
     raise ValueError(f"a {type(value).__name__} where an image should be")
 
 

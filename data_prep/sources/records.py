@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -44,7 +45,7 @@ def read(path: Path) -> Iterator[dict[str, Any] | UnreadableRecord]:
                 yield from _separated(path, "\t" if path.suffix == ".tsv" else ",")
             case ".parquet":
                 for batch in pq.ParquetFile(path).iter_batches(BATCH_ROWS):
-                    yield from batch.to_pylist()
+                    yield from _shortest_decimals(batch).to_pylist()
             case _:
                 raise ConfigError(f"{path}: not a data file that can be read; use {', '.join(ENDINGS)}")
     except (pa.ArrowException, UnicodeDecodeError, csv.Error) as error:
@@ -55,7 +56,34 @@ def read(path: Path) -> Iterator[dict[str, Any] | UnreadableRecord]:
 
 def parse_json(text: str | bytes) -> Any:
     """JSON with decimals kept as text. Raises ValueError."""
-    return json.loads(text, parse_float=str)
+    try:
+        return json.loads(text, parse_float=str)
+    except RecursionError:
+        raise ValueError("JSON that is nested too deeply") from None
+
+
+def _shortest_decimals(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """A batch whose floats of 32 and 16 bits are text: 0.1 as a double is 0.10000000149011612."""
+    columns = []
+    for column in batch.columns:
+        if pa.types.is_float16(column.type):  # its cast to text writes the digits of a double
+            column = pa.array([None if v is None else str(np.float16(v)) for v in column.to_pylist()])
+        wanted = _as_text(column.type)
+        columns.append(column if wanted == column.type else column.cast(wanted))
+    return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
+
+
+def _as_text(kind: pa.DataType) -> pa.DataType:
+    """A type with text where it has floats of 32 bits."""
+    if pa.types.is_float32(kind):
+        return pa.string()
+    if pa.types.is_list(kind):
+        return pa.list_(_as_text(kind.value_type))
+    if pa.types.is_large_list(kind):
+        return pa.large_list(_as_text(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_as_text(field.type)) for field in kind])
+    return kind
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any] | UnreadableRecord]:

@@ -10,9 +10,15 @@ from typing import Any, Protocol
 
 from data_prep.ingest.archive import Member, Refused
 from data_prep.ingest.wanted import Wanted
+from trainer.rewards.grading import grader
+from trainer.rewards.grading.extraction import boxes, unbox
 
 SHORT = 200
 """Up to this many characters a text without a marked answer is the answer."""
+
+
+class BadRecord(Exception):
+    """A record that does not hold what it should: (reason, detail)."""
 
 
 @dataclass(frozen=True)
@@ -93,19 +99,25 @@ def text_of(value: Any) -> str:
     """A scalar as it was written: `true` and not `True`; empty for none."""
     if value is None:
         return ""
+    if isinstance(value, str):
+        return value
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def stated_answer(text: str) -> str:
-    """The answer that a text states: its last box, what follows `####` or `answer is`, or all of a
-    short text."""
+    """The answer that a text states: its box, what follows `####` or `answer is`, or all of a short text.
+
+    Raises BadRecord if it has several boxes that differ: none of them is known to be the answer.
+    """
     text = text.replace("\\fbox{", "\\boxed{")
     if "\\boxed{" in text:
+        _refuse_different(boxes(text))
         return unboxed(text)
     if bare := re.findall(r"\\boxed\s+([^\s$.,]+)", text):
         return bare[-1]
     if "####" in text:
-        return text.rpartition("####")[2].strip().replace(",", "")
+        stated = text.rpartition("####")[2].strip()
+        return stated.replace(",", "") if _GROUPED.fullmatch(stated) else stated
     if tagged := re.findall(r"<answer>(.*?)</answer>", text, re.DOTALL):
         return unboxed(tagged[-1])
     if said := re.findall(r"answer(?: is)?\s*[:=]?\s*\$?([^\n]{1,80}?)\$?\.?\s*$", text, re.IGNORECASE):
@@ -113,19 +125,20 @@ def stated_answer(text: str) -> str:
     return unboxed(text) if len(text) <= SHORT else ""
 
 
+_GROUPED = re.compile(r"[-+]?\$?[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?")
+"""A number with separators of thousands."""
+
+
+def _refuse_different(stated: list[str]) -> None:
+    """Raises BadRecord unless all boxes of a text hold one value."""
+    first, *others = dict.fromkeys(map(unbox, stated)) or [""]
+    for other in others:
+        if grader.decide_fast(other, first, grader.classify(first)) != "correct":
+            raise BadRecord(
+                "conflicting_answers", f"boxes of {first[:60]!r} and {other[:60]!r} in one solution"
+            )
+
+
 def worked(reasoning: str, answer: str) -> str:
     """A worked answer in the format that the model is asked for."""
     return f"<think> {reasoning} </think><answer> $\\boxed{{{answer}}}$ </answer>"
-
-
-def with_images(text: str, count: int) -> list[dict[str, str]]:
-    """Content of a user turn: placeholders where the text says `<image>`, or all of them first if it
-    does not."""
-    content: list[dict[str, str]] = []
-    parts = text.split("<image>")
-    if len(parts) == 1:
-        content += [{"type": "image"}] * count
-    for i, part in enumerate(parts):
-        content += [{"type": "image"}] if i else []
-        content += [{"type": "text", "text": part.strip()}] if part.strip() else []
-    return content

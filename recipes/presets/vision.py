@@ -98,7 +98,7 @@ def qwen2_5_vl_72b_mathv60k() -> Recipe:
     config = with_parts(
         recipe.config,
         data={"max_samples": 1000, "episodes": 2, "prompt_max_tokens": 4096},
-        algorithm={"normalize_reward": True, "kl_coef": 1e-3, "kl_estimator": "k3"},
+        algorithm={"normalize_reward": True, "kl_coef": 1e-3},
     )
     return replace(recipe, config=config)
 

@@ -146,6 +146,31 @@ def test_an_unknown_key_in_a_file_names_the_nearest(tmp_path):
             "leaves the trainer's 2 engines less than a prompt each",
         ),
         (["algorithm.kl_estimator=k1"], "use k2 or k3, or set algorithm.kl_in to reward"),
+        (["algorithm.kl_in=reward", "algorithm.kl_estimator=k3"], "not the KL's .*: use k1, or leave it"),
+        (["algorithm.kl_in=reward", "algorithm.kl_estimator=k2"], "not the KL's .*: use k1, or leave it"),
+        (["algorithm=rloo", "algorithm.kl_estimator=k3"], "use k1, or leave it empty"),
+        (["algorithm=gspo", "algorithm.correction_level=token"], "geometric or sequence"),
+        (["algorithm=gmpo", "algorithm.correction_level=token"], "geometric or sequence"),
+        (["algorithm.rollout_correction=off", "algorithm.correction_level=token"], "do nothing"),
+        (["algorithm.rollout_correction=off", "algorithm.correction_high=3"], "do nothing"),
+        (["algorithm=dapo", "algorithm.overlong_penalty=0"], "nothing is lost"),
+        (["algorithm.overlong_penalty=0.5"], "nothing is too long"),
+        (["algorithm.teacher_coef=0.5"], "name the teacher"),
+        (["rewards.accuracy_weight=0", "rewards.format_weight=0"], "all completions earn the same"),
+        (["evaluation.scoring=published"], "only benchmarks have published rules"),
+        (["evaluation.benchmarks=true"], "set evaluation.pass_rate_samples to 1 or more"),
+        (["rewards.remote_url=http://h:1/get_reward?token=t0ps3cret"], "parameter 'token', .*REWARD_TOKEN"),
+        (["rewards.remote_url=http://u:t0ps3cret@h:1/get_reward"], "a password, .*SPOTRL_REWARD_TOKEN"),
+        (["rewards.remote_url=h:5000"], "write http://HOST:PORT"),
+        (["rewards.judge_url=https://h/v1?key=t0ps3cret", "rewards.judge_model=m"], "SPOTRL_JUDGE_KEY"),
+        (["rewards.judge_url=https://h/v1"], "name the model it serves"),
+        (["rewards.judge_model=m"], "no judge is asked"),
+        (["rewards.judge_types=text,letters"], "'letters' is none of"),
+        (["rewards.function=a.py:f", "rewards.functions=[{path: b.py:g}]"], "are both set: unset one"),
+        (["rewards.remote_url=http://h/r", "rewards.functions=[{path: b.py:g}]"], "are both set: unset one"),
+        (["rewards.functions=[{path: b.py:g}, {path: a.py:g}]"], "two of rewards.functions .* give one a name"),
+        (["rewards.functions=[{path: b.py}]"], "write path/to/file.py:function"),
+        (["rewards.functions=[{path: 'b.py:g', weight: .inf}]"], "use a finite number"),
         (["algorithm.kl_coef=0", "algorithm.kl_target=0.1"], "there is no reference"),
         (["algorithm.surrogate=cispo", "algorithm.dual_clip=3"], "does nothing to algorithm.surrogate cispo"),
         (["algorithm.dual_clip=0.5"], "above 1"),
@@ -157,7 +182,37 @@ def test_an_unknown_key_in_a_file_names_the_nearest(tmp_path):
 def test_validation_says_what_to_change(changes, message):
     with pytest.raises(c.ConfigError, match=message) as error:
         c.validate(c.override(c.RunConfig(), changes))
-    assert "\n" not in str(error.value)
+    assert "\n" not in str(error.value) and "t0ps3cret" not in str(error.value)
+
+
+def test_the_default_of_an_option_follows_the_one_that_decides_it():
+    for changes, estimator, level in (
+        ([], "k3", "token"),
+        (["algorithm.kl_in=reward"], "k1", "token"),
+        (["algorithm=rloo"], "k1", "token"),
+        (["algorithm=gspo"], "k3", "geometric"),
+        (["algorithm=gspo", "algorithm.correction_level=sequence"], "k3", "sequence"),
+        (["rewards.judge_url=https://h/v1?api-version=2024-10-21", "rewards.judge_model=m"], "k3", "token"),
+    ):
+        config = c.override(c.RunConfig(), changes)
+        c.validate(config)
+        assert (config.algorithm.kl_estimated_by, config.algorithm.corrected_at) == (estimator, level)
+
+
+def test_a_checkpoint_from_before_these_defaults_is_resumed():
+    """Older code wrote the options out, and allowed k3 in the reward and a token's correction in gspo."""
+    for now, recorded in (
+        ([], {"algorithm.kl_estimator": "k3", "algorithm.correction_level": "token"}),
+        (["algorithm=rloo"], {"algorithm.kl_estimator": "k1"}),
+        (["algorithm.kl_in=reward"], {"algorithm.kl_in": "reward", "algorithm.kl_estimator": "k3"}),
+        (["algorithm=gspo"], {"algorithm.surrogate": "gspo", "algorithm.correction_level": "token"}),
+    ):
+        config = c.override(c.RunConfig(), now)
+        view = c.resume_view(config) | recorded
+        del view["rewards.functions"], view["rewards.answer"]
+        assert c.difference(config, view) == "", now
+    config = c.override(c.RunConfig(), ["algorithm.kl_estimator=k2"])
+    assert "algorithm.kl_estimator is 'k2'" in c.difference(config, {"algorithm.kl_estimator": "k3"})
 
 
 @pytest.mark.parametrize("name", c.Algorithm.PRESETS)
@@ -183,7 +238,7 @@ def test_every_number_has_a_range():
         for f in dataclasses.fields(part):
             value = getattr(part, f.name)
             number = isinstance(value, (int, float, tuple)) and not isinstance(value, bool)
-            if number and not any(kind in str(f.type) for kind in ("Literal", "Band")):
+            if number and not any(kind in str(f.type) for kind in ("Literal", "Band", "RewardF")):
                 assert "range" in f.metadata, f"{section}.{f.name}"
 
 

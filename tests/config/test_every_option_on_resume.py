@@ -43,6 +43,7 @@ ALLOWED = {
         "workers",
         "deadline_s",
         "max_timeout_rate",
+        "max_error_rate",
         "remote_url",
         "judge_timeout_s",
         "judge_requests",

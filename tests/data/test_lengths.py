@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from trainer.config import ConfigError, Model, Split, override
@@ -54,6 +55,23 @@ def test_sequences_that_the_model_cannot_read_are_refused(tiny_model):
     prompter.check_longest(4096)
     with pytest.raises(ConfigError, match="are 4097 together, and the model reads 4096: lower"):
         prompter.check_longest(4097)
+
+
+@pytest.mark.parametrize("token", ["<|image_pad|>", "<|video_pad|>"])
+@pytest.mark.parametrize("column", ["messages", "solution"])
+def test_a_row_whose_text_names_a_vision_token_is_named_before_anything_is_loaded(
+    small_config, mixed_dataset, monkeypatch, token, column
+):
+    prompter, dataset = Prompter(small_config.model), Dataset(mixed_dataset, "train")
+    (table,) = dataset.tables(["id", "source", "messages", "images", "solution"], 3, 4)
+    row = table.to_pylist()[0]
+    if column == "solution":
+        row["solution"] = f"It says {token}."
+    else:
+        row["messages"][-1]["content"].append({"type": "text", "text": f"What is {token}?"})
+    monkeypatch.setattr(dataset, "tables", lambda *_: [pa.Table.from_pylist([row], schema=table.schema)])
+    with pytest.raises(ConfigError, match=f"row {row['id']}: .* in its text"):
+        measure(prompter, dataset, 3, 4, solutions=True)
 
 
 def test_rows_are_chosen_by_their_lengths(small_config, capsys):

@@ -15,9 +15,11 @@ import pytest
 from tests.loops.drill import configure
 from trainer import config as c
 from trainer.config import Guards as Limits
+from trainer.config.watching import GUARDS
 from trainer.exit_codes import EXIT_CONFIG
 from trainer.observe.guards import GuardWatch
 
+ROOT = Path(__file__).parents[2]
 GOOD = {
     "loss/total": 0.01,
     "grad/norm": 0.5,
@@ -57,6 +59,9 @@ def run(*steps: dict[str, float], **limits):
         ({"perf/host_memory_fraction": 0.65}, "memory", "host memory grows: 65% in use, 40% at the start"),
         ({"sft/loss": 1.7}, "spike", "loss 1.7, usually 0.8"),
         ({"tokens/response_mean": 20.0}, "length", "completions shrank to 20 from 300 at the start"),
+        ({"tokens/response_mean": 6000.0}, "length", "completions grew to 6e+03 from 300 at the start"),
+        ({"entropy/mean": 10.8}, "entropy", "entropy grew to 10.8 from 1.2 at the start: the policy speaks"),
+        ({"grad/norm": 0.0}, "gradient", "exactly 0 although rewards differ"),
     ],
 )
 def test_each_sign_trips_its_guard_only(stats, guard, text):
@@ -64,6 +69,38 @@ def test_each_sign_trips_its_guard_only(stats, guard, text):
     assert (
         alarm.guard == guard and text in alarm.text and alarm.text.startswith("step 12: ") and not alarm.end
     )
+
+
+def test_a_gradient_that_is_large_from_the_first_step_is_seen():
+    guards = GuardWatch(Limits())
+    found = [guards.look(step, GOOD | {"grad/norm": 1e6}) for step in range(1, 13)]
+    assert {alarm.guard for alarms in found for alarm in alarms} == {"gradient"}
+    assert "the gradient norm is 1e+06 (limit 1e+03)" in found[0][0].text
+
+
+def test_a_step_in_which_all_rewards_are_equal_has_no_gradient():
+    ((alarm,),) = run({"grad/norm": 0.0, "group/zero_std_fraction": 1.0})
+    assert alarm.guard == "variance"
+
+
+def test_equal_rewards_of_graders_that_fail_are_not_blamed_on_the_rows():
+    for failed in ("reward/error_rate", "reward/timeout_rate"):
+        ((alarm,),) = run({"group/zero_std_fraction": 0.95, failed: 0.9, "reward/accuracy": 0.0})
+        assert "90% of completions could not be graded: look at the grader" in alarm.text
+        assert "easier rows" not in alarm.text
+
+
+def test_every_guard_has_a_name_that_guards_end_may_use():
+    assert tuple(GuardWatch(Limits())._trips(1, GOOD)) == GUARDS
+    documented = c.Guards.__doc__, (ROOT / "trainer/config/watching.py").read_text()
+    assert all(f"{name}" in documented[1] for name in GUARDS)
+
+
+@pytest.mark.parametrize("end", ["nonfinte", "nonfinite,skiped", "nonfinite skipped", "KL", "all"])
+def test_a_name_in_guards_end_that_no_guard_has_is_refused(end):
+    with pytest.raises(c.ConfigError, match=r"guards.end: '.*' is no guard"):
+        c.validate(c.RunConfig(guards=Limits(end=end)))
+    c.validate(c.RunConfig(guards=Limits(end="")))
 
 
 def test_a_guard_warns_first_and_ends_after_its_patience():

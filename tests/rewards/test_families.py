@@ -32,7 +32,7 @@ def graded(scorer: Scorer, cases: list[tuple[str, dict]]) -> list[tuple[str, flo
 @pytest.fixture(scope="module")
 def scorer():
     needed()
-    with Scorer(c.Rewards(workers=1, deadline_s=5.0, max_timeout_rate=1.0)) as scorer:
+    with Scorer(c.Rewards(workers=1, deadline_s=5.0, max_timeout_rate=1.0, max_error_rate=1.0)) as scorer:
         yield scorer
 
 

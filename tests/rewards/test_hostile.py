@@ -46,7 +46,7 @@ HOSTILE = {
     "lone surrogate": "6\ud8000",
     "emoji": "😀" * 300,
     "right to left": "\u202e06",
-    "Arabic digits": "٦٠",
+    "Arabic digits": "٦٠" * 900,
     "superscripts": "6" + "⁰" * 500,
     "unknown commands": "\\foo{\\bar{\\baz}}" * 30,
     "python": "__import__('os').system('true')",
@@ -69,7 +69,9 @@ def wrap(content: str) -> str:
 
 @pytest.fixture(scope="module")
 def scorer():
-    with Scorer(config.Rewards(workers=2, deadline_s=1.0, max_timeout_rate=1.0)) as scorer:
+    with Scorer(
+        config.Rewards(workers=2, deadline_s=1.0, max_timeout_rate=1.0, max_error_rate=1.0)
+    ) as scorer:
         scorer.score([wrap("\\sin x+1")], ["1+\\sin x"], ["math"])  # started and warm
         yield scorer
 
@@ -139,9 +141,10 @@ def test_megabytes_of_text_are_read_in_linear_time(scorer, text):
 
 
 def test_hostile_reference_answers_are_reported_at_preparation(scorer):
-    references = ["9^{9^{9^{9}}}", "x^2", "\\frac{", "(10^9)!"]
-    errors = scorer.reference_errors(references, ["math"] * 4)
-    assert errors[1] is None and errors[0] and errors[2]
+    references = ["\\sqrt{9^{9^{9^{9}}}}", "x^2", "\\frac{", "(10^9)!", "9^{9^{9^{9}}}"]
+    errors = scorer.reference_errors(references, ["math"] * 5)
+    assert errors[0] and errors[2] and errors[3]
+    assert errors[1] is None and errors[4] is None, "a tower of whole numbers is compared modulo primes"
 
 
 def test_worker_memory_is_limited(scorer):

@@ -12,7 +12,9 @@ import pytest
 
 from trainer.config import ConfigError, Rewards
 from trainer.rewards import judge
-from trainer.rewards.scorer import Scorer, TimeoutRateError
+from trainer.rewards.graded import ErrorRateError, ServerAway, TimeoutRateError
+from trainer.rewards.judge import STRUCTURED, read_verdict
+from trainer.rewards.scorer import Scorer
 
 
 @dataclass
@@ -40,16 +42,21 @@ def endpoint():
             state.keys.add(self.headers.get("Authorization", ""))
             case = json.loads(body["messages"][1]["content"])
             said = "CORRECT" if state.same.get(case["answer"]) == case["reference"] else "INCORRECT"
-            text = {"well": said, "thinks": f"<think>CORRECT or INCORRECT?</think>{said}.", "mute": "hm"}.get(
-                state.mode, said
-            )
+            thinks = f"<think>CORRECT or INCORRECT?</think>{said}"
+            text = {"thinks": thinks, "mute": "hm"}.get(state.mode, said)
+            if "response_format" in body and state.mode == "well":
+                text = json.dumps({"verdict": said})
             reply = json.dumps({"choices": [{"message": {"content": text}}]}).encode()
             if state.mode == "busy once" and len(state.seen) == 1:
                 self.send_error(503)
             elif state.mode == "no key":
                 self.send_error(401, "no key")
-            elif state.mode == "hangs":
-                time.sleep(1)
+            elif state.mode == "plain" and "response_format" in body:
+                self.send_error(400, "response_format is not supported")
+            elif state.mode == "away" or (state.mode == "hangs on kitty" and case["answer"] == "kitty"):
+                time.sleep(0.6)
+            elif state.mode == "away twice" and len(state.seen) < 3:
+                self.send_error(502)
             else:
                 self.send_response(200)
                 self.send_header("Content-Length", str(len(reply)))
@@ -61,7 +68,7 @@ def endpoint():
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
     state.url = f"http://127.0.0.1:{server.server_port}/v1"
     yield state
     server.shutdown()
@@ -70,7 +77,7 @@ def endpoint():
 
 @pytest.fixture
 def settings(endpoint, monkeypatch):
-    monkeypatch.setattr(judge, "TRIES", replace(judge.TRIES, first_wait_s=0.01))
+    monkeypatch.setattr(judge, "TRIES", replace(judge.TRIES, first_wait_s=0.01, patience_s=1.5))
     monkeypatch.setenv(judge.KEY_VARIABLE, "secret")
     return Rewards(judge_url=endpoint.url, judge_model="m", judge_timeout_s=0.3)
 
@@ -118,21 +125,180 @@ def test_an_answer_cannot_speak_to_the_judge(endpoint, settings):
     ("mode", "verdict", "requests"),
     [
         ("thinks", "correct", 1),
-        ("busy once", "correct", 2),
+        ("plain", "correct", 1),
+        ("busy once", "correct", 1),
+        ("away twice", "correct", 1),
         ("mute", "error", 1),
-        ("hangs", "timeout", 4),
         ("drips", "timeout", 4),
     ],
 )
 def test_replies_that_are_late_or_none(endpoint, settings, mode, verdict, requests):
+    """A request that the endpoint refuses or never gets does not count against the budget."""
     endpoint.mode = mode
-    verdicts, stats = score(replace(settings, max_timeout_rate=1.0), ["kitty"], ["cat"], ["text"])
+    patient = replace(settings, max_timeout_rate=1.0, max_error_rate=1.0)
+    verdicts, stats = score(patient, ["kitty"], ["cat"], ["text"])
     assert verdicts == [verdict] and stats["perf/judge_requests"] == requests
 
 
-def test_a_judge_that_is_away_ends_the_run_by_the_rate_of_timeouts(endpoint, settings):
-    with pytest.raises(TimeoutRateError):
-        score(replace(settings, judge_url="http://127.0.0.1:9/v1"), ["kitty"], ["cat"], ["text"])
+def test_a_case_without_reply_while_others_have_one_is_the_judge_s_timeout(endpoint, settings):
+    endpoint.mode = "hangs on kitty"
+    cases = ["kitty"], ["cat"], ["text"]
+    with Scorer(settings) as scorer:
+        judge_of = scorer._judge
+        assert judge_of is not None
+        with pytest.raises(TimeoutRateError) as ended:
+            stop = threading.Event()
+            others = threading.Thread(target=_ask_others, args=(judge_of, stop))
+            others.start()
+            try:
+                scorer.score([completion(a) for a in cases[0]], *cases[1:])
+            finally:
+                stop.set()
+                others.join()
+    said = str(ended.value)
+    assert f"rewards.judge_url {endpoint.url}/chat/completions gave no reply within" in said
+    assert "rewards.judge_timeout_s 0.3 s" in said and "deadline_s" not in said and "overloaded" not in said
+
+
+def _ask_others(asked: judge.Judge, stop: threading.Event) -> None:
+    number = 0
+    while not stop.is_set():
+        number += 1
+        asked.grades([(f"dog {number}", "cat", "")])
+
+
+@pytest.mark.parametrize("mode", ["away", "no server"])
+def test_a_judge_that_answers_nothing_is_waited_for_and_then_named(endpoint, settings, mode, capsys):
+    endpoint.mode = mode
+    if mode == "no server":
+        settings = replace(settings, judge_url="http://127.0.0.1:9/v1?api-version=3")
+    began = time.monotonic()
+    with pytest.raises(
+        ServerAway, match=r"rewards.judge_url http://127.0.0.1:\d+/v1/chat/completions has answer"
+    ):
+        score(settings, ["kitty"], ["cat"], ["text"])
+    assert time.monotonic() - began > 1.4
+    assert "waiting for the judge at http://127.0.0.1:" in capsys.readouterr().err
+
+
+def test_a_judge_without_verdicts_ends_the_run_by_name(endpoint, settings):
+    endpoint.mode = "mute"
+    with pytest.raises(ErrorRateError, match=r"rewards.judge_url http.* gave no verdict: 'hm'"):
+        score(settings, ["kitty"], ["cat"], ["text"])
+
+
+def reply(text, **choice):
+    message = {"role": "assistant", "content": text} | choice.pop("message", {})
+    return json.dumps({"choices": [{"message": message, "finish_reason": "stop"} | choice]}).encode()
+
+
+@pytest.mark.parametrize(
+    ("text", "verdict"),
+    [
+        ("CORRECT", "correct"),
+        ("INCORRECT", "wrong"),
+        (" \nCORRECT\n", "correct"),
+        ('{"verdict": "CORRECT"}', "correct"),
+        ('{ "verdict" :\n"INCORRECT" }', "wrong"),
+        ("<think>not CORRECT, INCORRECT?</think>\n\nCORRECT", "correct"),
+        ("perhaps INCORRECT</think>CORRECT", "correct"),
+    ],
+)
+def test_a_verdict_is_read_from_the_closed_form(text, verdict):
+    assert read_verdict(reply(text))[0] == verdict
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        # negative
+        "The answer is not correct.",
+        "NOT CORRECT",
+        "INCORRECT (the correct answer: a cat)",
+        "IN-CORRECT",
+        "IN CORRECT",
+        "In\nCORRECT",
+        "This is not CORRECT",
+        "Incorrect. The correct answer is CORRECT",
+        "It would be wrong to say CORRECT",
+        "UNCORRECT",
+        "FALSE",
+        # undecided
+        "CORRECT or INCORRECT",
+        "CORRECT INCORRECT",
+        "CORRECT\nINCORRECT",
+        "CORRECT\n\nWait, no.",
+        "CORRECT?",
+        "PARTIALLY CORRECT",
+        "<think>CORRECT",
+        "<think>hm</think>",
+        "<think>a</think><think>CORRECT",
+        "<think>a</think>INCORRECT<think></think>CORRECT",
+        "<THINK>INCORRECT</THINK>CORRECT",
+        "",
+        " ",
+        "hm",
+        # other forms and languages
+        "correct",
+        "Correct",
+        "CORRECT.",
+        "**CORRECT**",
+        "`CORRECT`",
+        "- CORRECT",
+        '"CORRECT"',
+        "```\nCORRECT\n```",
+        "Verdict: CORRECT",
+        "KORREKT",
+        "NO CORRECTO",
+        "PAS CORRECT",
+        "\u0421ORRECT",
+        "CORRECT\u200b",
+        '{"verdict": "CORRECT", "verdict": "INCORRECT"}',
+        '{"verdict": "CORRECT", "sure": false}',
+        '{"verdict": "correct"}',
+        '{"verdict": true}',
+        '{"correct": "CORRECT"}',
+        '[{"verdict": "CORRECT"}]',
+        '{"verdict": "CORRECT"} {"verdict": "INCORRECT"}',
+    ],
+)
+def test_everything_else_is_an_error(text):
+    assert read_verdict(reply(text))[0] == "error"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        reply("CORRECT", finish_reason="length"),
+        reply("CORRECT", finish_reason="content_filter"),
+        reply("CORRECT", message={"tool_calls": [{"function": {"name": "f"}}]}),
+        reply("CORRECT", message={"refusal": "I cannot"}),
+        reply(None),
+        reply([{"type": "text", "text": "CORRECT"}]),
+        reply(True),
+        b'{"choices": []}',
+        b'{"choices": [{"message": {"content": "CORRECT"}}, {"message": {"content": "INCORRECT"}}]}',
+        b'{"choices": [{"message": "CORRECT"}]}',
+        b'{"choices": [["CORRECT"]]}',
+        b'{"choices": {"message": {"content": "CORRECT"}}}',
+        b'{"error": "CORRECT"}',
+        b'"CORRECT"',
+        b"CORRECT",
+        b"[" * 100_000,
+        b"",
+    ],
+)
+def test_a_reply_that_is_cut_or_no_message_is_an_error(body):
+    assert read_verdict(body)[0] == "error"
+
+
+def test_structured_output_is_asked_for_until_it_is_refused(endpoint, settings):
+    endpoint.mode = "plain"
+    with Scorer(settings) as scorer:
+        for answer in ("kitty", "a feline"):
+            (outcome,) = scorer.score([completion(answer)], ["cat"], ["text"])
+            assert outcome.verdict == "correct"
+    assert [body.get("response_format") for body in endpoint.seen] == [STRUCTURED, None, None]
 
 
 def test_refusals_and_a_spent_budget_end_the_run_in_one_line(endpoint, settings):

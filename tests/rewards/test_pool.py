@@ -34,7 +34,11 @@ def wrap(content: str) -> str:
 
 def settings(workers=2, deadline_s=20.0, max_timeout_rate=1.0, function="") -> config.Rewards:
     return config.Rewards(
-        workers=workers, deadline_s=deadline_s, max_timeout_rate=max_timeout_rate, function=function
+        workers=workers,
+        deadline_s=deadline_s,
+        max_timeout_rate=max_timeout_rate,
+        max_error_rate=1.0,
+        function=function,
     )
 
 

@@ -28,6 +28,6 @@ def test_recorded_disagreements_are_those_of_this_grader():
         for d in rows
     ]
     references = [d["reference"] for d in rows]
-    with Scorer(config.Rewards(max_timeout_rate=1.0)) as scorer:
+    with Scorer(config.Rewards(max_timeout_rate=1.0, max_error_rate=1.0)) as scorer:
         outcomes = scorer.score(texts, references, [grader.classify(r) for r in references])
     assert [o.verdict for o in outcomes] == [d["we_say"] for d in rows]

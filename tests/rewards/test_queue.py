@@ -18,6 +18,7 @@ import pytest
 from tests.rewards.test_server import HANG, TOKEN, call, in_this_process, url, wrap  # noqa: F401
 from trainer import config
 from trainer.backoff import Backoff, retry_after_s
+from trainer.rewards.graded import Grade
 from trainer.rewards.judge import Judge
 from trainer.rewards.queue import Full, Queue
 from trainer.rewards.remote import Client
@@ -66,7 +67,7 @@ def test_a_full_queue_says_when_to_return_and_every_client_does():
 
         with ThreadPoolExecutor(24) as threads:
             graded = list(threads.map(grade, clients))
-        assert graded == [[("correct", 1.0), ("wrong", 0.0)] * 32] * 24
+        assert graded == [[Grade("correct", 1.0), Grade("wrong", 0.0)] * 32] * 24
         assert sum(client.busy for client in clients) > 0
         metrics = call(f"{base}/metrics")[1]
         assert 'reward_responses_total{status="503"}' in metrics and "reward_queue_bytes 0\n" in metrics
@@ -169,8 +170,8 @@ def test_a_date_is_understood():
     assert 25 < (retry_after_s(http_error(503, at)) or 0) < 31
 
 
-def test_a_server_that_says_when_is_asked_more_often_than_one_that_does_not():
-    def count(after: str | None) -> int:
+def test_a_server_that_says_when_is_asked_then():
+    def count(after: str) -> int:
         calls = []
 
         def busy() -> None:
@@ -181,9 +182,21 @@ def test_a_server_that_says_when_is_asked_more_often_than_one_that_does_not():
             Backoff(attempts=2, first_wait_s=0.001, patience_s=0.3).call(busy, lambda _: True)
         return len(calls)
 
-    assert count(None) == 2
     assert count("1") == 2  # longer than its patience
     assert count("0") > 2
+
+
+def test_a_server_that_is_away_is_asked_for_as_long_as_the_patience_lasts():
+    began = time.monotonic()
+    calls = []
+
+    def away() -> None:
+        calls.append(1)
+        raise ConnectionRefusedError
+
+    with pytest.raises(ConnectionRefusedError):
+        Backoff(attempts=2, first_wait_s=0.02, max_wait_s=0.1, patience_s=0.4).call(away, lambda _: True)
+    assert len(calls) > 3 and 0.4 <= time.monotonic() - began < 2
 
 
 def test_a_judge_that_is_busy_is_waited_for_and_costs_no_request():
@@ -210,7 +223,7 @@ def test_a_judge_that_is_busy_is_waited_for_and_costs_no_request():
         address = f"http://127.0.0.1:{server.server_port}/v1"
         judge = Judge(config.Rewards(judge_url=address, judge_model="m", judge_requests=1))
         try:
-            assert judge.verdicts([("a", "b", "c")]) == ["correct"]
+            assert judge.grades([("a", "b", "c")])[0].verdict == "correct"
             assert judge.requests == 1
         finally:
             server.shutdown()

@@ -21,6 +21,7 @@ from trainer import config
 from trainer.backoff import Backoff
 from trainer.config import ConfigError
 from trainer.rewards import remote
+from trainer.rewards.graded import ServerAway
 from trainer.rewards.guard import GuardedProtocol
 from trainer.rewards.remote import BadReplyError
 from trainer.rewards.scorer import Scorer
@@ -117,6 +118,7 @@ def test_original_request_with_labels(url):
         "format_rewards": [1.0, 1.0, 0.0],
         "acc_rewards": [1.0, 1.0, 0.0],
         "verdicts": ["correct", "correct", "no_answer"],
+        "whys": ["", "", ""],
         "extra_logs": {"accuracy": [1.0, 1.0, 0.0], "format": [1.0, 1.0, 0.0]},
     }
 
@@ -184,15 +186,15 @@ def test_client_without_token_says_so(url, monkeypatch):
     monkeypatch.delenv(remote.TOKEN_VARIABLE, raising=False)
     with (
         Scorer(config.Rewards(remote_url=f"{url}/get_reward")) as scorer,
-        pytest.raises(ConnectionError, match="401"),
+        pytest.raises(ConfigError, match=r"remote_url http.*/get_reward answers 401: .*SPOTRL_REWARD_TOKEN"),
     ):
         scorer.score([wrap("1")], ["1"], ["number"])
 
 
 def test_client_gives_up_on_a_server_that_stays_away(monkeypatch):
-    monkeypatch.setattr(remote, "TRIES", Backoff(attempts=2))
+    monkeypatch.setattr(remote, "TRIES", Backoff(attempts=2, first_wait_s=0.01))
     scorer = Scorer(config.Rewards(remote_url=f"http://127.0.0.1:{free_port()}/get_reward"))
-    with scorer, pytest.raises(ConnectionError, match="cannot be reached"):
+    with scorer, pytest.raises(ServerAway, match=r"rewards.remote_url http.* has answered nothing for 0 s"):
         scorer.score([wrap("1")], ["1"], ["number"])
 
 
@@ -296,7 +298,7 @@ def server_that_says(reply: bytes):
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
-            yield f"http://127.0.0.1:{server.server_port}/get_reward?token=secret"
+            yield f"http://127.0.0.1:{server.server_port}/get_reward?model=secret"
         finally:
             server.shutdown()
             thread.join()

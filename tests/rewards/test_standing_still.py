@@ -38,7 +38,7 @@ def own(tmp_path):
     """Settings of a reward function of one's own, with a deadline of a second."""
     (tmp_path / "own.py").write_text(FUNCTION)
     spec = f"{tmp_path}/own.py:reward"
-    return config.Rewards(function=spec, workers=1, deadline_s=1.0, max_timeout_rate=0.6)
+    return config.Rewards(function=spec, workers=1, deadline_s=1.0, max_timeout_rate=0.6, max_error_rate=0.6)
 
 
 def timed(scorer: Scorer, *texts: str) -> tuple[list[str], float]:
@@ -54,7 +54,8 @@ def test_a_function_that_loops_costs_its_deadline_and_ends_the_run_by_name_where
         verdicts, seconds = timed(scorer, "loops", "fine")
         assert verdicts == ["timeout", "correct"] and seconds < 15
         with pytest.raises(
-            TimeoutRateError, match=r"2 of 2 completions timed out in the grader, .*deadline_s"
+            TimeoutRateError,
+            match=r"2 of 2 completions timed out in grading, .*within rewards.deadline_s 1 s",
         ):
             timed(scorer, "loops", "loops too")
 

@@ -125,7 +125,7 @@ def token_kl(config: RunConfig, old: Sequence[np.ndarray], reference: Sequence[n
     """
     policy_flat = torch.from_numpy(np.concatenate(old)).double()
     reference_flat = torch.from_numpy(np.concatenate(reference)).double()
-    return kl_divergence(policy_flat, reference_flat, config.algorithm.kl_estimator)
+    return kl_divergence(policy_flat, reference_flat, config.algorithm.kl_estimated_by)
 
 
 def by_token(advantages: Advantages, lengths: Tensor, gamma: float) -> list[np.ndarray]:

@@ -21,6 +21,8 @@ from trainer.config.resume import RESUME_IGNORES as RESUME_IGNORES
 from trainer.config.resume import difference as difference
 from trainer.config.resume import fingerprint as fingerprint
 from trainer.config.resume import resume_view as resume_view
+from trainer.config.rewards import RewardFunction as RewardFunction
+from trainer.config.rewards import Rewards as Rewards
 from trainer.config.schema import SFT as SFT
 from trainer.config.schema import Checkpoint as Checkpoint
 from trainer.config.schema import Data as Data
@@ -29,7 +31,6 @@ from trainer.config.schema import Logging as Logging
 from trainer.config.schema import Model as Model
 from trainer.config.schema import Optimizer as Optimizer
 from trainer.config.schema import Placement as Placement
-from trainer.config.schema import Rewards as Rewards
 from trainer.config.schema import Rollout as Rollout
 from trainer.config.schema import Run as Run
 from trainer.config.schema import RunConfig as RunConfig

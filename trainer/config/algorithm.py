@@ -44,8 +44,9 @@ class Algorithm:
     kl_in: Literal["loss", "reward"] = "loss"
     """loss: a term per token beside the surrogate. reward: subtracted from the rewards before the
     advantages."""
-    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
-    """Estimator of the KL, per token. In the loss k2 or k3: k1's gradient has mean zero."""
+    kl_estimator: Literal["", "k1", "k2", "k3"] = ""
+    """Estimator of the KL, per token; empty: k3 in the loss, k1 in the reward. In the loss k2 or k3: k1's
+    gradient has mean zero. In the reward k1: the gradient of the others' is not the KL's."""
     kl_target: float = within(0.0, least=0)
     """KL in nats per token that kl_coef is steered towards, step by step; 0: kl_coef stays as it is."""
     kl_horizon: int = within(10_000, least=1)
@@ -53,8 +54,9 @@ class Algorithm:
     rollout_correction: Literal["off", "truncate", "mask"] = "truncate"
     """Weight of a token's loss for what engine and policy disagree on: policy / engine probability, cut at
     its bounds (truncate), or 0 beyond them (mask)."""
-    correction_level: Literal["token", "sequence", "geometric"] = "token"
-    """Ratio of each token, of the sequence (product), or the geometric mean of its tokens' ratios."""
+    correction_level: Literal["", "token", "sequence", "geometric"] = ""
+    """Ratio of each token, of the sequence (product), or the geometric mean of its tokens' ratios; empty:
+    token, and geometric for the objectives of sequences, gspo and gmpo, which have one ratio a sequence."""
     correction_low: float = within(0.0, least=0, most=1)
     """Lower bound of the ratio."""
     correction_high: float = within(2.0, least=1)
@@ -95,6 +97,21 @@ class Algorithm:
     logprob_tokens: int = within(0, least=0)
     """The same for passes without gradients (old and reference log-probabilities); 0: twice
     micro_batch_tokens."""
+
+    @property
+    def kl_estimated_by(self) -> Literal["k1", "k2", "k3"]:
+        """The estimator of the KL, the default filled in."""
+        return self.kl_estimator or ("k1" if self.kl_in == "reward" else "k3")
+
+    @property
+    def of_sequences(self) -> bool:
+        """Whether the surrogate has one ratio per sequence."""
+        return self.surrogate in ("gspo", "gmpo")
+
+    @property
+    def corrected_at(self) -> Literal["token", "sequence", "geometric"]:
+        """The level of the rollout correction, the default filled in."""
+        return self.correction_level or ("geometric" if self.of_sequences else "token")
 
     PRESETS: ClassVar[dict[str, dict[str, Any]]]
     """Published sets of options by name: `--set algorithm=dapo`."""

@@ -31,6 +31,7 @@ RESUME_IGNORES = (
     "rewards.workers",
     "rewards.deadline_s",
     "rewards.max_timeout_rate",
+    "rewards.max_error_rate",
     "rewards.remote_url",
     "rewards.judge_requests",
     "rewards.judge_timeout_s",
@@ -162,7 +163,7 @@ def _compared(flat: dict[str, Any]) -> dict[str, Any]:
     ignores = RESUME_IGNORES
     if flat["optimizer.schedule"] == "constant" and not flat["optimizer.warmup_ratio"]:
         ignores += ("run.max_steps",)
-    out = {}
+    out: dict[str, Any] = {}
     for key, value in flat.items():
         if any(key == name or key.startswith(name + ".") for name in ignores):
             continue
@@ -170,5 +171,20 @@ def _compared(flat: dict[str, Any]) -> dict[str, Any]:
             value = "set" if value else ""
         if key == "rewards.function":
             value = PurePath(str(value)).name
+        if key == "rewards.functions":
+            value = list(map(_without_folder, flat[key]))
+        # Older code allowed what has a wrong gradient: k2 and k3 in the reward, a correction per token of an
+        # objective of sequences. Such a run goes on with what is right.
+        if key == "algorithm.kl_estimator" and flat["algorithm.kl_in"] == "reward":
+            value = "k1"
+        elif key == "algorithm.kl_estimator":
+            value = value or "k3"
+        if key == "algorithm.correction_level" and value in ("", "token"):
+            value = "geometric" if flat["algorithm.surrogate"] in ("gspo", "gmpo") else "token"
         out[key] = value
     return out
+
+
+def _without_folder(function: dict[str, Any]) -> dict[str, Any]:
+    """One of several reward functions, wherever its file lies."""
+    return function | {"path": PurePath(function["path"]).name}

@@ -7,7 +7,9 @@ from trainer.config.bucket_address import BucketAddress, is_address
 from trainer.config.expected import check_bands
 from trainer.config.overrides import ConfigError
 from trainer.config.ranges import check_ranges
+from trainer.config.reward_checks import check_rewards, near
 from trainer.config.schema import RunConfig
+from trainer.config.watching import GUARDS
 
 
 def validate(config: RunConfig) -> None:
@@ -51,8 +53,10 @@ def validate(config: RunConfig) -> None:
             raise ConfigError(change)
     if c.optimizer.warmup_steps and c.optimizer.warmup_ratio:
         raise ConfigError("optimizer.warmup_steps and optimizer.warmup_ratio are both set: set one to 0")
-    if unknown := set(c.rewards.judge_types.split(",")) - {"text", "math", "number", "letter"}:
-        raise ConfigError(f"rewards.judge_types: {min(unknown)!r} is none of text, math, number, letter")
+    check_rewards(c.rewards)
+    for name in c.guards.ending:
+        if name not in GUARDS:
+            raise ConfigError(f"guards.end: {name!r} is no guard; {near(name, GUARDS)}")
     if c.method == "sft":
         if c.data.curriculum:
             raise ConfigError(
@@ -80,6 +84,16 @@ def validate(config: RunConfig) -> None:
         raise ConfigError(
             f"evaluation.samples_per_prompt is {c.evaluation.samples_per_prompt} at evaluation.temperature 0:"
             " greedy completions of a prompt are all the same; use 1, or a temperature above 0"
+        )
+    if c.evaluation.scoring == "published" and not c.evaluation.benchmarks:
+        raise ConfigError(
+            "evaluation.scoring is published and evaluation.benchmarks false: only benchmarks have published"
+            " rules; set evaluation.benchmarks to true, or evaluation.scoring to ours"
+        )
+    if c.evaluation.benchmarks and not c.evaluation.pass_rate_samples:
+        raise ConfigError(
+            "evaluation.benchmarks is set and evaluation.pass_rate_samples 0: benchmarks are asked by a run"
+            " that trains nothing; set evaluation.pass_rate_samples to 1 or more"
         )
     if c.evaluation.benchmarks and c.evaluation.temperature == 0 and c.evaluation.pass_rate_samples > 1:
         raise ConfigError(
@@ -181,7 +195,21 @@ def _refused_fleet(c: RunConfig) -> list[tuple[bool, str]]:
 def _refused_teacher(c: RunConfig) -> list[tuple[bool, str]]:
     """What a run with a teacher cannot do, and what to change."""
     a, graded = c.algorithm, c.rewards.accuracy_weight or c.rewards.format_weight
+    r = c.rewards
+    shaped = r.tags_weight or r.length_weight or r.repetition_weight or a.overlong_buffer
+    learns = c.method == "grpo" and not c.evaluation.pass_rate_samples
     return [
+        (
+            learns and not (graded or shaped or c.teaches),
+            (
+                "every weight of the rewards is 0 and there is no algorithm.teacher, so all completions earn"
+                " the same: set rewards.accuracy_weight or another weight"
+            ),
+        ),
+        (
+            not a.teacher and a.teacher_coef != 1,
+            f"algorithm.teacher_coef is {a.teacher_coef:g} and algorithm.teacher is empty: name the teacher",
+        ),
         (
             bool(a.teacher_revision) and not a.teacher,
             "algorithm.teacher_revision is set and algorithm.teacher is empty: name the teacher too",
@@ -285,8 +313,42 @@ def _refused_adapters(c: RunConfig) -> list[tuple[bool, str]]:
 
 def _refused(a: Algorithm) -> list[tuple[bool, str]]:
     """Combinations of the objective's options that mean nothing, and what to change."""
-    of_sequences, reward_kl = a.surrogate in ("gspo", "gmpo"), bool(a.kl_coef) and a.kl_in == "reward"
+    of_sequences, reward_kl = a.of_sequences, bool(a.kl_coef) and a.kl_in == "reward"
+    corrects = a.rollout_correction != "off"
     return [
+        (
+            of_sequences and corrects and a.corrected_at == "token",
+            (
+                f"algorithm.surrogate {a.surrogate} has one ratio per sequence and"
+                " algorithm.correction_level is token, which weighs its tokens unequally: use geometric or"
+                " sequence, or leave it empty"
+            ),
+        ),
+        (
+            not corrects and (bool(a.correction_level) or a.correction_low > 0 or a.correction_high != 2.0),
+            (
+                "algorithm.rollout_correction is off, so algorithm.correction_level, correction_low and"
+                " correction_high do nothing: leave them out, or set it to truncate or mask"
+            ),
+        ),
+        (
+            reward_kl and a.kl_estimated_by != "k1",
+            (
+                f"algorithm.kl_estimator {a.kl_estimator} in the reward has a gradient that is not the KL's"
+                " (its score function weighs k2 and k3 themselves): use k1, or leave it empty, or set"
+                " algorithm.kl_in to loss"
+            ),
+        ),
+        (
+            a.overlong_buffer > 0 and a.overlong_penalty == 0,
+            "algorithm.overlong_buffer is set and algorithm.overlong_penalty is 0, so nothing is lost: set"
+            " the buffer to 0, or the penalty above 0",
+        ),
+        (
+            a.overlong_buffer == 0 and a.overlong_penalty != 1,
+            f"algorithm.overlong_penalty is {a.overlong_penalty:g} and algorithm.overlong_buffer 0, where"
+            " nothing is too long: set the buffer (0.2 in DAPO), or leave the penalty out",
+        ),
         (
             of_sequences and a.loss_denominator != "sequences",
             (
@@ -295,7 +357,7 @@ def _refused(a: Algorithm) -> list[tuple[bool, str]]:
             ),
         ),
         (
-            bool(a.kl_coef) and a.kl_in == "loss" and a.kl_estimator == "k1",
+            bool(a.kl_coef) and a.kl_in == "loss" and a.kl_estimated_by == "k1",
             (
                 "algorithm.kl_estimator k1 in the loss has a gradient of mean zero: use k2 or k3, or set "
                 "algorithm.kl_in to reward"

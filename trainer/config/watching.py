@@ -28,17 +28,27 @@ class Watch:
     """A rank that raises waits for a debugger in place of ending the run (docs/debugging.md)."""
 
 
+GUARDS = (
+    *("nonfinite", "reward", "engine", "spike", "gradient", "skipped", "kl", "truncated", "no_answer"),
+    *("variance", "entropy", "length", "mismatch", "disk", "memory", "expected"),
+)
+"""Names of the guards (trainer/observe/guards.py)."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Guards:
     """Warnings about a run that continues and learns nothing, and which of them end it."""
 
     end: str = "nonfinite,skipped,engine"
-    """Guards that end the run, separated by commas: nonfinite, reward, engine, spike, skipped, kl, truncated,
-    no_answer, variance, entropy, length, mismatch, disk, memory, expected."""
+    """Guards that end the run, separated by commas: nonfinite, reward, engine, spike, gradient, skipped, kl,
+    truncated, no_answer, variance, entropy, length, mismatch, disk, memory, expected. Empty: none does."""
     patience: int = within(3, least=1)
     """Steps in a row before one of them does."""
     spike_factor: float = within(10.0, above=1)
     """Gradient norm, in multiples of its median."""
+    grad_norm_max: float = within(1e3, above=0)
+    """Gradient norm before clipping, whatever it was before. A norm of exactly 0 trips the same guard
+    (gradient) where rewards differ within groups."""
     loss_factor: float = within(2.0, above=1)
     """Cross-entropy of supervised fine-tuning, in multiples of its median."""
     reward_max: float = within(1e6, above=0)
@@ -53,8 +63,12 @@ class Guards:
     """Share of groups whose responses all earned the same."""
     entropy_min_share: float = within(0.1, least=0)
     """Entropy as a share of what it was in the run's first ten steps."""
+    entropy_max_factor: float = within(5.0, above=1)
+    """Entropy in multiples of the same."""
     length_min_share: float = within(0.1, least=0)
     """Mean length of completions as a share of what it was in the run's first ten steps."""
+    length_max_factor: float = within(10.0, above=1)
+    """Mean length in multiples of the same."""
     mismatch_factor: float = within(10.0, above=1)
     """Mean log-prob difference of engine and policy, in multiples of what it was in the run's first ten
     steps. `rollout.sync_tolerance` is its absolute limit (guard engine)."""
@@ -64,3 +78,8 @@ class Guards:
     """Share of a host's memory in use."""
     host_memory_growth: float = within(0.2, above=0)
     """The same, above what it was in the first ten steps of this process."""
+
+    @property
+    def ending(self) -> list[str]:
+        """The names in `end`."""
+        return [name.strip() for name in self.end.split(",") if name.strip()]

@@ -20,7 +20,7 @@ from trainer.config.run_folder import write_whole
 from trainer.data.dataset import Dataset, cache_folder, chat
 from trainer.data.processor import Prompter
 
-VERSION = 2
+VERSION = 3
 """Version of the way in which `measure` counts; a part of the cache's key."""
 
 
@@ -48,6 +48,9 @@ def measure(prompter: Prompter, dataset: Dataset, start: int, stop: int, solutio
         if solutions:
             texts = [prompter.solution_text(text) for text in table.column("solution").to_pylist()]
             token_ids = prompter.tokenizer(texts, add_special_tokens=False)["input_ids"]
+            row_ids = table.column("id").to_pylist()
+            for ids, row_id in zip(token_ids, row_ids, strict=True):
+                prompter.check_vision_tokens(ids, 0, row_id)
             for row, (ids, text) in enumerate(zip(token_ids, texts, strict=True)):
                 part[row, 1] = len(ids) + 1 if text else 0  # with the end token
         parts.append(part)

@@ -304,10 +304,24 @@ class Prompter:
         texts = self.tokenizer(self.texts(chats), add_special_tokens=False)["input_ids"]
         counts = []
         for ids, row_images, row_id in zip(texts, images, row_ids, strict=True):
+            self.check_vision_tokens(ids, len(row_images), row_id)
             # A placeholder is one token of the text, and stands for all of the image's tokens.
             expanded = sum(self._image_tokens(data, row_id) - 1 for data in row_images)
             counts.append(len(ids) + expanded)
         return counts
+
+    def check_vision_tokens(self, ids: Sequence[int], images: int, row_id: str) -> None:
+        """Raises ConfigError that names a row whose text would be read as more images, or videos, than it
+        has."""
+        if not self.has_vision:
+            return
+        placeholders = ids.count(self.image_token_id)
+        videos = ids.count(getattr(self.hf_config, "video_token_id", None))
+        if placeholders != images or videos:
+            raise ConfigError(
+                f"row {row_id}: {placeholders} image tokens and {videos} video tokens in its text for {images} "
+                "images: a text that names such a token is read as one; prepare the data again, or leave it out"
+            )
 
     def _image_tokens(self, data: bytes, row_id: str) -> int:
         from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize

@@ -27,7 +27,7 @@ from trainer.algorithm.seeding import seed_of
 from trainer.checkpoint.format import Shard
 from trainer.config import RunConfig, nodes_share_weights
 from trainer.hardware.model_shapes import Shape
-from trainer.learning import blocks, delta_kernel, fused, lora
+from trainer.learning import blocks, delta_kernel, experts_check, fused, lora
 from trainer.learning.first_gradients import FirstGradients
 from trainer.learning.logprobs import LogprobModel
 from trainer.learning.teacher import Frozen
@@ -188,6 +188,8 @@ class Policy:
             fused.fuse(hf)
         if config.lora.rank:
             lora.inject(hf, config.lora, config.run.seed)
+        if self.device.type == "cuda":
+            experts_check.check(hf, self.device, _dtype(config))
         recurrence = None
         if self.device.type == "cuda" and config.model.recurrence == "kernel":
             recurrence = delta_kernel.checked(hf, self.device, _dtype(config))
@@ -289,7 +291,7 @@ class Policy:
                 gap,
                 item.lengths,
                 a.rollout_correction,
-                a.correction_level,
+                a.corrected_at,
                 a.correction_low,
                 a.correction_high,
             )
@@ -302,7 +304,7 @@ class Policy:
             clip_high=a.clip_high,
             ref_logprobs=item.ref_logprobs,
             kl_coef=kl_coef,
-            kl_estimator=a.kl_estimator,
+            kl_estimator=a.kl_estimated_by,
             kind=a.surrogate,
             dual_clip=a.dual_clip,
             lengths=item.lengths,

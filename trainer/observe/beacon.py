@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-FOLDER_VARIABLE = "SPOTRL_BEACONS"
-"""Names the node-local folder; without it nothing is recorded."""
+from trainer.waiting import FOLDER_VARIABLE
+
 SIGNAL = signal.SIGUSR2
 RECORD = struct.Struct("!Q?dd48s")
 PIECES = struct.Struct("!Q")

@@ -41,8 +41,19 @@ NOTHING_EXPECTED = config.Expected()
 QUIET = 10
 """Steps without a guard's alarm after which it no longer lasts."""
 SHOWN_CHARS = 200
-COLLAPSED = "entropy collapsed", "the policy says one thing only"
-SHORT = "completions shrank", "the policy hardly says anything"
+ENTROPY = (
+    "entropy/mean",
+    "entropy collapsed to {}: the policy says one thing only",
+    "entropy grew to {}: the policy speaks at random",
+)
+LENGTH = (
+    "tokens/response_mean",
+    "completions shrank to {}: the policy hardly says anything",
+    "completions grew to {}: the policy does not come to an end",
+)
+"""A metric with a usual range, and what is said below and above it."""
+FAILED_GRADES = 0.05
+"""Share of completions that graders failed on from which equal rewards are blamed on the graders."""
 NEARLY_ALL = 0.9
 """Share of right (or wrong) completions from which on hardly any group has unequal rewards."""
 
@@ -71,7 +82,7 @@ class GuardWatch:
         self._expected = ExpectationWatch(expected)
         self._form = form
         self._engine_tolerance = engine_tolerance
-        self._ends = [name.strip() for name in limits.end.split(",")]
+        self._ends = limits.ending
         self._usual: dict[str, deque[float]] = {}
         self._first: dict[str, list[float]] = {}
         self._streak: dict[str, int] = {}
@@ -147,6 +158,7 @@ class GuardWatch:
             "reward": self._above(stats, "reward/largest", limits.reward_max, large),
             "engine": self._engine(stats),
             "spike": self._spike(stats),
+            "gradient": self._gradient(stats),
             "skipped": self._above(stats, "optim/skipped_updates", 0.0, skipped),
             "kl": self._above(stats, "kl/mean", limits.kl_max, left),
             "truncated": self._above(stats, "tokens/truncated_fraction", limits.truncated_max, cut),
@@ -156,8 +168,8 @@ class GuardWatch:
             else self._above(
                 stats, "group/zero_std_fraction", limits.zero_std_max, flat, self._why_flat(stats)
             ),
-            "entropy": self._shrunk(stats, "entropy/mean", limits.entropy_min_share, *COLLAPSED),
-            "length": self._shrunk(stats, "tokens/response_mean", limits.length_min_share, *SHORT),
+            "entropy": self._ranged(stats, limits.entropy_min_share, limits.entropy_max_factor, *ENTROPY),
+            "length": self._ranged(stats, limits.length_min_share, limits.length_max_factor, *LENGTH),
             "mismatch": self._grown(stats),
             "disk": self._below(stats, "perf/disk_free_gib", limits.disk_free_gib, disk),
             "memory": host_memory or self._leaking(stats),
@@ -174,6 +186,9 @@ class GuardWatch:
 
     def _why_flat(self, stats: Mapping[str, float]) -> str:
         """What most completions of equal rewards have in common."""
+        failed = stats.get("reward/error_rate", 0.0) + stats.get("reward/timeout_rate", 0.0)
+        if failed > FAILED_GRADES:
+            return f"{failed:.0%} of completions could not be graded: look at the grader, not at the rows"
         if stats.get(NO_ANSWER, 0.0) > self.limits.no_answer_max:
             return "no answer was found in them"
         if stats.get("tokens/truncated_fraction", 0.0) > self.limits.truncated_max:
@@ -211,6 +226,15 @@ class GuardWatch:
             if now > factor * usual:
                 spikes.append(f"{what} {now:.3g}, usually {usual:.3g}")
         return "; ".join(spikes)
+
+    def _gradient(self, stats: Mapping[str, float]) -> str:
+        """What is wrong with the gradient's norm as it is, whatever it was before."""
+        norm = stats.get("grad/norm", math.nan)
+        if norm == 0.0 and stats.get("group/zero_std_fraction", 0.0) < 1.0:
+            return "the gradient is exactly 0 although rewards differ: nothing is learned"
+        if math.isfinite(norm) and norm > self.limits.grad_norm_max:
+            return f"the gradient norm is {norm:.3g} (limit {self.limits.grad_norm_max:.3g})"
+        return ""
 
     @staticmethod
     def _above(stats: Mapping[str, float], name: str, limit: float, text: str, why: str = "") -> str:
@@ -258,9 +282,16 @@ class GuardWatch:
         found = self._beyond(stats, "perf/host_memory_fraction", lambda now, usual: now - usual > growth)
         return f"host memory grows: {found[0]:.0%} in use, {found[1]:.0%} at the start" if found else ""
 
-    def _shrunk(self, stats: Mapping[str, float], name: str, share: float, what: str, why: str) -> str:
-        found = self._beyond(stats, name, lambda now, usual: now < share * usual)
-        return f"{what} to {found[0]:.3g} from {found[1]:.3g} at the start: {why}" if found else ""
+    def _ranged(
+        self, stats: Mapping[str, float], least: float, most: float, name: str, below: str, above: str
+    ) -> str:
+        """What is wrong with a metric that left its usual range: shares of its first steps' median."""
+        found = self._beyond(stats, name, lambda now, usual: not least * usual <= now <= most * usual)
+        if not found:
+            return ""
+        now, usual = found
+        text = below if now < usual else above
+        return text.format(f"{now:.3g} from {usual:.3g} at the start")
 
     def _grown(self, stats: Mapping[str, float]) -> str:
         factor = self.limits.mismatch_factor

@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 
+from trainer import waiting
 from trainer.config.run_folder import NODES, read_progress
 from trainer.observe import beacon
 from trainer.observe.history import SLOWED, STRAGGLES, column, newest_samples
@@ -123,6 +124,9 @@ class NodeMonitor:
             why = beacon.paused(self.beacons, rank)
             if why:
                 paused[str(rank.rank)] = why
+        servers = []
+        for wait in waiting.read(self.beacons):
+            servers.append({"kind": wait.kind, "what": wait.what, "tell": str(wait) if wait.notable else ""})
         # The run's folder may not be there yet: its nearest parent is on the same disk.
         existing = self.run_dir.absolute()
         while not existing.exists():
@@ -141,6 +145,7 @@ class NodeMonitor:
             "ranks": waits,
             "pieces": pieces,
             "paused": paused,
+            "waits": servers,
         }
 
     def _gpus(self) -> list[dict[str, Any]]:

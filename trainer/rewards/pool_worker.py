@@ -1,56 +1,40 @@
 """A process that grades, one task at a time.
 
-    python -m trainer.rewards.pool_worker FD PARENT MEMORY USER_FUNCTION TASK_PACKAGES
+    python -m trainer.rewards.pool_worker FD PARENT MEMORY FUNCTIONS TASK_PACKAGES
 
 The last two are empty or say what the process loads before its first task.
 
 Tasks and results are JSON messages over the connection FD. When the trainer dies, even by SIGKILL in
-the middle of a task, the kernel kills this process.
+the middle of a task, the kernel kills this process, and a keeper what a user's function started.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
-import math
+import os
 import resource
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from trainer.processes import end_with_parent
+from trainer.rewards.functions import Function, FunctionError, load_all, rewards_of
+from trainer.rewards.keeper import keep
 
-UserFunction = Callable[[str, str, str], Any]
-
-
-def load_function(spec: str) -> UserFunction:
-    """The function of `path/to/file.py:function`. Raises ValueError that says what is wrong with it."""
-    path, _, name = spec.rpartition(":")
-    if not path or not Path(path).is_file():
-        raise ValueError(
-            f"rewards.function {spec!r}: write path/to/file.py:function, with a file that exists"
-        )
-    module_spec = importlib.util.spec_from_file_location("user_reward", path)
-    if module_spec is None or module_spec.loader is None:
-        raise ValueError(f"rewards.function: {path} is not a Python file")
-    module = importlib.util.module_from_spec(module_spec)
-    module_spec.loader.exec_module(module)
-    function = getattr(module, name, None)
-    if not callable(function):
-        raise ValueError(f"rewards.function: {path} has no function {name!r}")
-    return function
+MOST_TOLD = 5
+"""Different failures that a process prints; the metrics count all of them."""
 
 
-def grade_task(task: list[str], function: UserFunction | None) -> list[Any]:
-    """Runs one task and returns [verdict or message, number].
+def grade_task(task: list[str], functions: Sequence[Function]) -> list[Any]:
+    """Runs one task and returns [verdict or message, number], and for "user" also [why, parts].
 
     The tasks are ["grade", box, reference, answer type, question], ["reference", reference, answer
     type, question], ["published", benchmark, text, reference, fields as JSON, form] and ["user", text,
-    reference, answer type]. Those of the type `task` are their family's.
+    facts as JSON]. Those of the type `task` are their family's.
     """
     from trainer.rewards import families
     from trainer.rewards.grading import grader, published
@@ -68,52 +52,64 @@ def grade_task(task: list[str], function: UserFunction | None) -> list[Any]:
             return [grader.reference_error(*arguments), 0.0]  # ty: ignore[invalid-argument-type]
         case ["published", benchmark, text, reference, fields, form]:
             return ["", published.score(benchmark, text, reference, json.loads(fields), form)]
-        case ["user", *arguments] if function is not None:
-            value = float(function(*arguments))
-            if not math.isfinite(value):
-                return ["error", value]
-            return ["correct" if value > 0 else "wrong", value]
+        case ["user", text, facts]:
+            return rewards_of(functions, json.loads(facts) | {"text": text})
     raise ValueError(f"unknown task {task[0]!r}")
 
 
-def work(connection: Connection, memory_bytes: int, user_function: str, task_packages: str) -> None:
+def work(connection: Connection, memory_bytes: int, specs: str, task_packages: str) -> None:
     """Sends `ready`, then a result for each task, until the other side closes the connection."""
-    function = None
+    functions: list[Function] = []
     try:
-        function = load_function(user_function) if user_function else None
+        functions = load_all(specs) if specs else []
         if task_packages:
             from trainer.rewards import families
 
             families.load(Path(task_packages))
     except BaseException as error:
-        connection.send_bytes(json.dumps(["failed", f"{type(error).__name__}: {error}"]).encode())
+        named = "" if isinstance(error, FunctionError) else f"{type(error).__name__}: "
+        missing = isinstance(error.__cause__, ModuleNotFoundError)
+        state = "lacks" if missing else "failed"
+        connection.send_bytes(json.dumps([state, f"{named}{error}"]).encode())
         return
     # A user's file may need any amount of memory.
-    if function is None:
+    if not functions:
         from trainer.rewards.grading import grader
 
         grader.decide("x + 1", "1 + x", "math")  # loads what the first task would wait for
         resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
-    connection.send_bytes(json.dumps(["ready", ""]).encode())
+    wants_ids = any(function.asking.wants_ids for function in functions)
+    connection.send_bytes(json.dumps(["ready", {"pid": os.getpid(), "wants_ids": wants_ids}]).encode())
+    told = set[str]()
     while True:
         task = json.loads(connection.recv_bytes())
         try:
-            result = grade_task(task, function)
+            result = grade_task(task, functions)
         except RecursionError:
             result = ["wrong", 0.0] if task[0] == "grade" else ["error", 0.0]
         except Exception as error:
-            print(f"grading {task[1][:200]!a} failed: {type(error).__name__}: {error}", file=sys.stderr)
-            result = ["error", 0.0]
+            said = " ".join(str(error).split())[:300]
+            result = ["error", 0.0, f"{type(error).__name__}: {said}", {}]
+        why = str(result[2]) if len(result) > 2 else ""
+        if why and why not in told and len(told) < MOST_TOLD:
+            told.add(why)
+            print(f"grading {task[1][:200]!a} failed: {why}", file=sys.stderr)
         connection.send_bytes(json.dumps(result).encode())
 
 
 def main() -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    descriptor, parent, memory_bytes, user_function, task_packages = sys.argv[1:]
+    descriptor, parent, memory_bytes, specs, task_packages = sys.argv[1:]
+
+    def body() -> None:
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        with contextlib.suppress(EOFError, OSError):
+            work(Connection(int(descriptor)), int(memory_bytes), specs, task_packages)
+
+    if specs:
+        keep(int(parent), int(descriptor), body)
     end_with_parent(int(parent))
-    with contextlib.suppress(EOFError, OSError):
-        work(Connection(int(descriptor)), int(memory_bytes), user_function, task_packages)
+    body()
 
 
 if __name__ == "__main__":

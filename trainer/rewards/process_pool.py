@@ -34,6 +34,8 @@ LEAK_BYTES = 1 << 30
 CALLS_SHARE = 0.5
 """Share of the memory that is free at the start, for all that calls of a user's function take at once. One
 that takes more than its process's part is ended: the kernel, or Ray, would end ranks instead."""
+END_S = 5.0
+"""Longest wait for a keeper to end what its grader started."""
 LOOK_S = 0.25
 """Between two looks at the memory of a process at work."""
 
@@ -46,31 +48,36 @@ class TooLarge(Exception):
     """A task took more memory than its process may."""
 
 
+class LacksModule(ConfigError):
+    """A user's file imports a package that this machine does not have."""
+
+
 class ProcessPool:
     """Grader processes, each with a thread that gives it one task at a time and kills it at the deadline."""
 
-    def __init__(self, workers: int, deadline_s: float, function: str = "", task_packages: str = ""):
-        """function: a user's, as `rewards.function` names it. task_packages: folder of the task families.
+    def __init__(self, workers: int, deadline_s: float, functions: str = "", task_packages: str = ""):
+        """functions: a user's, as `functions.load_all` reads them. task_packages: folder of the task
+        families.
 
         Each process loads what is given before its first task.
         """
         self.deadline_s = deadline_s
         self.restarts = 0
         self._workers = workers
-        self._loads = function, task_packages
+        self._loads = functions, task_packages
         self._call_bytes = 0
-        if function:
+        if functions:
             free = int(CALLS_SHARE * available_memory()) // workers
             self._call_bytes = max(LEAK_BYTES, free)
         self._tasks: queue.SimpleQueue[tuple[list[str], Future[Any]] | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._processes: set[subprocess.Popen[bytes]] = set()
+        self._processes: set[_GraderProcess] = set()
         self._lock = threading.Lock()
         self._closed = False
 
     def submit(self, task: list[str]) -> Future[Any]:
-        """Queues a task of `pool_worker.grade_task`. It results in ["timeout", 0.0] or ["error", 0.0]
-        if it fails."""
+        """Queues a task of `pool_worker.grade_task`. It results in ["timeout", 0.0, why, {}] or ["error",
+        0.0, why, {}] if it fails."""
         with self._lock:
             if self._closed:
                 raise RuntimeError("the grader is closed")
@@ -84,21 +91,27 @@ class ProcessPool:
         self._tasks.put((task, future))
         return future
 
-    def check(self) -> None:
-        """Starts one process and ends it. Raises ConfigError if the user function cannot be loaded."""
-        self._end(self._start())
+    def check(self) -> bool:
+        """Starts one process and ends it. Returns whether a user's function wants token ids.
+
+        Raises ConfigError if the function cannot be loaded, LacksModule if its file wants a package that is
+        not here.
+        """
+        worker = self._start()
+        self._end(worker)
+        return worker.wants_ids
 
     def pids(self) -> list[int]:
         """Ids of the processes that run now."""
         with self._lock:
-            return [process.pid for process in self._processes]
+            return [worker.pid for worker in self._processes]
 
     def close(self) -> None:
         """Ends threads and processes; tasks that run end as errors."""
         with self._lock:
             self._closed = True
-            for process in self._processes:
-                process.kill()
+            for worker in self._processes:
+                worker.kill()
         for _ in self._threads:
             self._tasks.put(None)
         for thread in self._threads:
@@ -140,18 +153,23 @@ class ProcessPool:
                     return None, result
                 return worker, result
             except Closed:
-                return None, ["error", 0.0]
+                return None, ["error", 0.0, "the run ended", {}]
             except TimeoutError:
                 self._drop(worker)
-                return None, ["timeout", 0.0]
+                return None, [
+                    "timeout",
+                    0.0,
+                    f"no result within rewards.deadline_s {self.deadline_s:g} s",
+                    {},
+                ]
             except TooLarge as error:
                 print(f"rewards: {error}", file=sys.stderr, flush=True)
                 self._drop(worker)
-                return None, ["error", 0.0]
+                return None, ["error", 0.0, str(error), {}]
             except (OSError, EOFError):
                 self._drop(worker)
                 worker = None
-        return None, ["error", 0.0]
+        return None, ["error", 0.0, "the grader's process ended twice on it: memory, or a crash", {}]
 
     def _drop(self, worker: _GraderProcess | None) -> None:
         if worker is not None:
@@ -160,11 +178,10 @@ class ProcessPool:
             self._end(worker)
 
     def _end(self, worker: _GraderProcess) -> None:
-        worker.process.kill()
-        worker.process.wait()
-        worker.connection.close()
+        worker.kill()
+        worker.end()
         with self._lock:
-            self._processes.discard(worker.process)
+            self._processes.discard(worker)
 
     def _start(self) -> _GraderProcess:
         """A new process that is ready for tasks. Raises Closed, or ConfigError if none can be started."""
@@ -173,7 +190,7 @@ class ProcessPool:
                 if self._closed:
                     raise Closed
                 worker = _GraderProcess(self._loads, MEMORY_BYTES // self._workers)
-                self._processes.add(worker.process)
+                self._processes.add(worker)
             try:
                 if not worker.connection.poll(START_TIMEOUT_S):
                     raise EOFError
@@ -183,7 +200,10 @@ class ProcessPool:
                 continue
             if state != "ready":
                 self._end(worker)
-                raise ConfigError(message.replace("\n", " "))
+                kind = LacksModule if state == "lacks" else ConfigError
+                raise kind(" ".join(message.split()))
+            worker.pid = message["pid"]
+            worker.wants_ids = message["wants_ids"]
             return worker
         if self._closed:
             raise Closed
@@ -217,12 +237,33 @@ class _GraderProcess:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+        self.pid = self.process.pid
+        """Id of the process that grades; until it is ready, of the one that was started."""
+        self.wants_ids = False
+        self._kept = bool(loads[0])
+        """Whether what was started is the grader's keeper, which ends all that the grader started."""
         self._first_bytes = 0
         threading.Thread(target=_forward, args=(self.process,), daemon=True, name="grader-output").start()
 
+    def kill(self) -> None:
+        """Ends it, and what it started, without waiting."""
+        if self._kept:
+            self.process.terminate()
+        else:
+            self.process.kill()
+
+    def end(self) -> None:
+        """Waits until a process that was killed is gone."""
+        try:
+            self.process.wait(END_S)
+        except subprocess.TimeoutExpired:  # its keeper stands still
+            self.process.kill()
+            self.process.wait()
+        self.connection.close()
+
     def leaks(self) -> bool:
         """Whether it has gained more than LEAK_BYTES since its first result."""
-        held = _memory_bytes(self.process.pid)
+        held = _memory_bytes(self.pid)
         self._first_bytes = self._first_bytes or held
         return held - self._first_bytes > LEAK_BYTES
 
@@ -234,19 +275,19 @@ class _GraderProcess:
         verdicts.
         """
         started = time.monotonic()
-        waited_before_s = _waited_for_cpu_s(self.process.pid)
-        held_before = _memory_bytes(self.process.pid) if most_bytes else 0
+        waited_before_s = _waited_for_cpu_s(self.pid)
+        held_before = _memory_bytes(self.pid) if most_bytes else 0
         self.connection.send_bytes(json.dumps(task).encode())
         while True:
             elapsed = time.monotonic() - started
-            waited_s = _waited_for_cpu_s(self.process.pid) - waited_before_s
+            waited_s = _waited_for_cpu_s(self.pid) - waited_before_s
             left = deadline_s - elapsed + waited_s
             if left <= 0 or elapsed > MAX_STRETCH * deadline_s:
                 raise TimeoutError
             pause = min(left, LOOK_S) if most_bytes else left
             if self.connection.poll(max(pause, 0.01)):
                 return json.loads(self.connection.recv_bytes())
-            taken = _memory_bytes(self.process.pid) - held_before if most_bytes else 0
+            taken = _memory_bytes(self.pid) - held_before if most_bytes else 0
             if taken > most_bytes:
                 raise TooLarge(
                     f"one call of the function took {taken / 2**30:.1f} GiB, more than the"

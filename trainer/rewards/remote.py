@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import math
 import os
-import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, get_args
 
 from trainer import config as configuration
 from trainer.algorithm.traces import Verdict
 from trainer.backoff import Backoff, retry_after_s
+from trainer.config import ConfigError
+from trainer.rewards.graded import Grade, ServerAway, one_line
+from trainer.rewards.servers import FAILURES, away, reason, shown_address
+from trainer.waiting import Waiter, waiting_for
 
 TOKEN_VARIABLE = "SPOTRL_REWARD_TOKEN"
 """Environment variable with the bearer token, on both sides."""
@@ -24,13 +27,11 @@ BATCH = 256
 PARALLEL = 4
 """Requests that are in flight at once."""
 TRIES = Backoff(attempts=6, patience_s=1800.0)
-"""Tries of a request whose connection is refused or whose reply is a 5xx. A server whose queue is full says
-when to return, and is waited for."""
-TELL_S = 60.0
-"""Seconds between two lines about a server that is busy."""
+"""Tries of a request whose connection is refused, that gets no reply or a 5xx: a server may be away for half
+an hour. One whose queue is full says when to return."""
 
 
-class BadReplyError(RuntimeError):
+class BadReplyError(ConfigError):
     """The reward server's reply cannot be used."""
 
 
@@ -39,11 +40,10 @@ class Client:
 
     def __init__(self, config: configuration.Rewards):
         self.url = config.remote_url
-        self.name = f"rewards.remote_url {self.url.partition('?')[0]}"
+        self.name = f"rewards.remote_url {shown_address(self.url)}"
         """Name of the server in messages, without a token that the query may hold."""
         self.busy = 0
         """Requests that a full queue sent back, since the start."""
-        self._told = -math.inf
         self.timeout_s = 60.0 + BATCH * config.deadline_s / max(config.workers, 1)
 
     def grade(
@@ -52,56 +52,65 @@ class Client:
         references: Sequence[str],
         answer_types: Sequence[str],
         questions: Sequence[str],
-    ) -> list[tuple[Verdict, float]]:
-        """(verdict, accuracy) of each completion. Raises ConnectionError, BadReplyError."""
+    ) -> list[Grade]:
+        """The grade of each completion.
+
+        Raises:
+            ConfigError: it refuses the request, or its reply cannot be used.
+            ServerAway: it has not answered for as long as TRIES waits.
+        """
         columns = {"query": texts, "prompts": questions, "labels": references, "answer_types": answer_types}
         bodies = []
         for i in range(0, len(texts), BATCH):
             bodies.append({name: list(values[i : i + BATCH]) for name, values in columns.items()})
 
-        graded: list[tuple[Verdict, float]] = []
-        with ThreadPoolExecutor(PARALLEL) as threads:
-            for reply in threads.map(self._post, bodies):
+        longest_s = len(bodies) * (TRIES.patience_s + TRIES.attempts * self.timeout_s)
+        graded: list[Grade] = []
+        with (
+            waiting_for("grading", f"the reward server at {shown_address(self.url)}", longest_s) as waiter,
+            ThreadPoolExecutor(PARALLEL) as threads,
+        ):
+            for reply in threads.map(partial(self._post, waiter), bodies):
                 graded += reply
         return graded
 
-    def _post(self, body: dict[str, Any]) -> list[tuple[Verdict, float]]:
+    def _post(self, waiter: Waiter, body: dict[str, Any]) -> list[Grade]:
         headers = {"Content-Type": "application/json"}
         token = os.environ.get(TOKEN_VARIABLE)
         if token:
             headers["Authorization"] = f"Bearer {token}"
         data = json.dumps(body).encode()
 
-        def send() -> list[tuple[Verdict, float]]:
+        def send() -> bytes:
             request = urllib.request.Request(self.url, data=data, headers=headers, method="POST")
             with urllib.request.urlopen(request, timeout=self.timeout_s) as response:
-                reply = json.load(response)
-            return self._verdicts(reply, len(body["query"]))
+                return response.read()
 
+        def tell(error: Exception, _: int, __: float) -> None:
+            self.busy += retry_after_s(error) is not None
+            waiter.failed(reason(error))
+
+        began = time.monotonic()
         try:
-            return TRIES.call(send, _may_pass, self._tell)
-        except urllib.error.HTTPError as error:
-            detail = error.read(500).decode(errors="replace")
-            raise ConnectionError(f"{self.name} answers {error.code}: {detail}") from None
-        except _BROKEN as error:
-            reason = getattr(error, "reason", error)
-            raise ConnectionError(f"{self.name} cannot be reached: {reason}") from None
+            reply = TRIES.call(send, away, tell)
+        except FAILURES as error:
+            if not away(error):
+                raise ConfigError(f"{self.name} {reason(error)}") from None
+            waited_s = time.monotonic() - began
+            raise ServerAway(
+                f"{self.name} has answered nothing for {waited_s:.0f} s: {reason(error)}"
+            ) from None
+        return self._grades(reply, len(body["query"]))
 
-    def _tell(self, error: Exception, _: int, wait_s: float) -> None:
-        """Counts the replies of a full queue, and tells of them once in a while."""
-        if retry_after_s(error) is None:
-            return
-        self.busy += 1
-        now = time.monotonic()
-        if now - self._told > TELL_S:
-            self._told = now
-            print(f"{self.name} is busy: again in {wait_s:.0f} s ({self.busy} times so far)", file=sys.stderr)
-
-    def _verdicts(self, reply: Any, expected: int) -> list[tuple[Verdict, float]]:
-        """(verdict, accuracy) of each completion, from `server.py` or from a server in OpenRLHF's format.
+    def _grades(self, body: bytes, expected: int) -> list[Grade]:
+        """The grade of each completion, from `server.py` or from a server in OpenRLHF's format.
 
         The latter sends no verdicts; its `scores`, or else its `rewards`, are the accuracies.
         """
+        try:
+            reply = json.loads(body)
+        except (ValueError, RecursionError):
+            raise BadReplyError(f"{self.name} sent no JSON, but {body[:80]!r}") from None
         if not isinstance(reply, dict):
             raise BadReplyError(f"{self.name} sent {type(reply).__name__} instead of an object")
         name = "rewards"
@@ -111,13 +120,19 @@ class Client:
                 break
         accuracies = reply.get(name)
         verdicts: list[Verdict] | None = reply.get("verdicts")
-        for values in (accuracies, verdicts):
+        whys: list[str] | None = reply.get("whys")
+        for key, values in ((name, accuracies), ("verdicts", verdicts), ("whys", whys)):
             if values is not None and (not isinstance(values, list) or len(values) != expected):
-                raise BadReplyError(f"{self.name} sent no list of {expected} {name}, one for each completion")
+                raise BadReplyError(f"{self.name} sent no list of {expected} {key}, one for each completion")
         if accuracies is None:
             raise BadReplyError(f"{self.name} sent neither acc_rewards, scores nor rewards")
+        unknown = set(map(str, verdicts or ())) - set(get_args(Verdict))
+        if unknown:
+            raise BadReplyError(
+                f"{self.name} sent the unknown verdict {min(unknown)!r}: use {get_args(Verdict)}"
+            )
 
-        graded: list[tuple[Verdict, float]] = []
+        graded: list[Grade] = []
         for i, sent in enumerate(accuracies):
             verdict = verdicts[i] if verdicts else None
             accuracy = sent
@@ -130,20 +145,10 @@ class Client:
                 )
             if verdict is None:
                 verdict = "correct" if accuracy > 0 else "wrong"
-            graded.append((verdict, float(accuracy)))
-
-        unknown = set(map(str, verdicts or ())) - set(get_args(Verdict))
-        if unknown:
-            raise BadReplyError(
-                f"{self.name} sent the unknown verdict {min(unknown)!r}: use {get_args(Verdict)}"
-            )
+            why = ""
+            if verdict in ("timeout", "error"):
+                why = f"{self.name} sent the verdict {verdict}"
+                if whys and whys[i]:
+                    why = f"{self.name}: {one_line(str(whys[i]))}"
+            graded.append(Grade(verdict, float(accuracy), why))
         return graded
-
-
-_BROKEN = (urllib.error.URLError, TimeoutError, ConnectionError, json.JSONDecodeError)
-
-
-def _may_pass(error: Exception) -> bool:
-    if isinstance(error, urllib.error.HTTPError):
-        return error.code >= 500
-    return isinstance(error, _BROKEN)

@@ -7,6 +7,7 @@ must be evaluated, and every user function, runs in processes that can be killed
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -15,8 +16,10 @@ from typing import Any
 
 from trainer import config as configuration
 from trainer.algorithm.traces import Outcome, Verdict
-from trainer.config import ConfigError
+from trainer.config.reward_checks import check_rewards
 from trainer.rewards import families, remote
+from trainer.rewards.facts import facts_of, sample_of, specs_of, try_functions
+from trainer.rewards.graded import ErrorRateError, Grade, TimeoutRateError, grade_of
 from trainer.rewards.grading import grader
 from trainer.rewards.grading.extraction import MAX_BOX_CHARS
 from trainer.rewards.grading.forms import FORMS
@@ -26,11 +29,9 @@ from trainer.rewards.process_pool import ProcessPool
 MAX_REMEMBERED = 100_000
 """Verdicts of evaluated expressions that are kept, so that equal answers of a group are evaluated once."""
 
-Graded = tuple[Verdict, float]
-
-
-class TimeoutRateError(RuntimeError):
-    """More completions of one batch timed out than `rewards.max_timeout_rate` allows."""
+MOST_TOLD = 5
+"""Different failures of graders that are printed; the metrics count all of them."""
+GRADER = "the built-in grader"
 
 
 @dataclass
@@ -38,7 +39,7 @@ class PendingBatch:
     """Completions that are being graded."""
 
     texts: Sequence[str]
-    graded: list[Graded | None]
+    graded: list[Grade | None]
     """Grade of each completion; None until its task is done."""
     futures: dict[tuple[str, ...], Future[Any]] = field(default_factory=dict)
     members: dict[tuple[str, ...], list[int]] = field(default_factory=dict)
@@ -54,28 +55,23 @@ class Scorer:
     user function must be checked.
 
     Raises:
-        ConfigError: the user function cannot be loaded, or options are set that exclude each other.
+        ConfigError: a user function cannot be loaded, or options are set that exclude each other.
     """
 
     def __init__(self, config: configuration.Rewards):
-        if config.function and config.remote_url:
-            raise ConfigError("rewards.function and rewards.remote_url are both set: unset one")
-        if config.judge_url and (config.function or config.remote_url):
-            other = "function" if config.function else "remote_url"
-            raise ConfigError(
-                f"rewards.judge_url and rewards.{other} are both set: unset one (a server has its own)"
-            )
+        check_rewards(config)
         self.config = config
         self._form = FORMS[config.answer]
         self._judge = Judge(config) if config.judge_url else None
         self._judged_types = config.judge_types.split(",")
         self._remote = remote.Client(config) if config.remote_url else None
-        self._pool = ProcessPool(config.workers, config.deadline_s, config.function)
+        self._pool = ProcessPool(config.workers, config.deadline_s, specs_of(config.own))
         self._families: ProcessPool | None = None
         self._known: dict[tuple[str, ...], Verdict] = {}
         self._last_shares: dict[str, float] = {}
-        if config.function:
-            self._pool.check()
+        self._told: set[str] = set()
+        self.wants_ids = bool(config.own) and self._pool.check()
+        """Whether a user's function wants the token ids of completions."""
 
     def score(
         self,
@@ -83,6 +79,7 @@ class Scorer:
         references: Sequence[str],
         answer_types: Sequence[str],
         questions: Sequence[str] | None = None,
+        rows: Sequence[Mapping[str, Any]] | None = None,
     ) -> list[Outcome]:
         """Grades a batch: `texts[i]` against `references[i]` as `answer_types[i]`. The order is kept.
 
@@ -91,11 +88,12 @@ class Scorer:
             references: contents of the boxes of the reference answers.
             answer_types: `grader.classify` of the reference answers.
             questions: their nouns count as units; without them only the units of the list do.
+            rows: what a user's function may ask for besides (`trainer/rewards/facts.py`).
 
         Raises:
             ValueError: the lists differ in length.
-            TimeoutRateError: too many of these completions timed out.
-            ConnectionError: a remote grader cannot be reached.
+            TimeoutRateError, ErrorRateError: too many of these completions timed out, or ended in errors.
+            ServerAway: a server that grades is away for longer than its client waits.
         """
         questions = questions or [""] * len(texts)
         if not len(texts) == len(references) == len(answer_types) == len(questions):
@@ -106,7 +104,14 @@ class Scorer:
         if self._remote is not None:
             graded = self._remote.grade(texts, references, answer_types, questions)
             return self._outcomes(texts, graded, 0, 0)
-        return self.finish(self.begin(texts, references, answer_types, questions))
+        return self.finish(self.begin(texts, references, answer_types, questions, rows))
+
+    def try_functions(self, reference: str, answer_type: str, question: str, row: Mapping[str, Any]) -> None:
+        """Calls the user's functions for one row, before anything depends on them. Raises ConfigError."""
+        if self.config.own:
+            text = sample_of(reference)
+            sample = dict(row) | ({"completion_ids": list(range(8))} if self.wants_ids else {})
+            try_functions(self._pool, text, facts_of(reference, answer_type, question, sample), self._named)
 
     def begin(
         self,
@@ -114,13 +119,15 @@ class Scorer:
         references: Sequence[str],
         answer_types: Sequence[str],
         questions: Sequence[str],
+        rows: Sequence[Mapping[str, Any]] | None = None,
     ) -> PendingBatch:
         """Grades at once what needs no evaluation, and gives the rest to the processes."""
         batch = PendingBatch(texts, [None] * len(texts))
-        rows = zip(texts, references, answer_types, questions, strict=True)
-        for i, (text, reference, answer_type, question) in enumerate(rows):
-            if self.config.function:
-                batch.members.setdefault(("user", text, reference, answer_type), []).append(i)
+        columns = zip(texts, references, answer_types, questions, strict=True)
+        for i, (text, reference, answer_type, question) in enumerate(columns):
+            if self.config.own:
+                about = facts_of(reference, answer_type, question, rows[i] if rows else {})
+                batch.members.setdefault(("user", text, about), []).append(i)
                 continue
 
             content, hedged = self._form.answer(text)
@@ -132,11 +139,12 @@ class Scorer:
                 fast = "" if hedged else content
                 verdict = _decided(fast, reference, answer_type, question) or self._known.get(task)
             if verdict is not None:
-                batch.graded[i] = (verdict, float(verdict == "correct"))
+                why = f"{GRADER} cannot read the reference answer {reference[:80]!r}" * (verdict == "error")
+                batch.graded[i] = Grade(verdict, float(verdict == "correct"), why)
             else:
                 batch.members.setdefault(("grade", *task), []).append(i)
         for task in batch.members:
-            batch.futures[task] = self._pool_for(task[3]).submit(list(task))
+            batch.futures[task] = self._pool_for("" if task[0] == "user" else task[3]).submit(list(task))
         return batch
 
     def open_families(self) -> ProcessPool:
@@ -150,7 +158,7 @@ class Scorer:
         return self._families
 
     def _pool_for(self, answer_type: str) -> ProcessPool:
-        by_family = answer_type == "task" and not self.config.function
+        by_family = answer_type == "task" and not self.config.own
         return self.open_families() if by_family else self._pool
 
     def finish(self, batch: PendingBatch) -> list[Outcome]:
@@ -159,32 +167,38 @@ class Scorer:
         Raises TimeoutRateError, and ConfigError as the judge does.
         """
         for task, members in batch.members.items():
-            verdict, accuracy = batch.futures[task].result()
+            grade = grade_of(batch.futures[task].result(), self._named)
             kept = task[0] == "grade" and task[3] != "task"
-            if kept and verdict in ("correct", "wrong"):
+            if kept and grade.verdict in ("correct", "wrong"):
                 if len(self._known) >= MAX_REMEMBERED:
                     self._known.clear()
-                self._known[task[1:]] = verdict
+                self._known[task[1:]] = grade.verdict
             for i in members:
-                batch.graded[i] = (verdict, accuracy)
+                batch.graded[i] = grade
         graded = list(filter(None, batch.graded))
 
         judged = 0
         if self._judge is not None:
             judged = self._ask_judge(self._judge, batch.cases, graded)
+        batch.graded[:] = graded
         evaluated = sum(map(len, batch.members.values()))
         return self._outcomes(batch.texts, graded, evaluated, judged)
 
-    def _ask_judge(self, judge: Judge, cases: Mapping[int, Case], graded: list[Graded]) -> int:
+    @property
+    def _named(self) -> str:
+        """Who grades in the processes, for messages."""
+        paths = " + ".join(function.path for function in self.config.own)
+        return f"rewards.function {paths}" if paths else GRADER
+
+    def _ask_judge(self, judge: Judge, cases: Mapping[int, Case], graded: list[Grade]) -> int:
         """Replaces the grades of the completions that the rules find wrong by the judge's. Returns their
         number."""
         wrong: dict[int, Case] = {}
         for i, case in cases.items():
-            if graded[i][0] == "wrong":
+            if graded[i].verdict == "wrong":
                 wrong[i] = case
-        verdicts = judge.verdicts(list(wrong.values()))
-        for i, verdict in zip(wrong, verdicts, strict=True):
-            graded[i] = (verdict, float(verdict == "correct"))
+        for i, grade in zip(wrong, judge.grades(list(wrong.values())), strict=True):
+            graded[i] = grade
         return len(wrong)
 
     def reference_errors(
@@ -199,7 +213,7 @@ class Scorer:
 
         errors: list[str | None] = []
         for reference, future in zip(references, futures, strict=True):
-            message, _ = future.result()
+            message = future.result()[0]
             if message in ("timeout", "error"):
                 message = f"reference answer {reference[:80]!r}: reading it ended in {message}"
             errors.append(message)
@@ -221,7 +235,7 @@ class Scorer:
 
         Right answers are equal. Where a user function grades, each spelling is an answer of its own.
         """
-        if self.config.function:
+        if self.config.own:
             return list(answers)
         spelled: dict[str | None, str | None] = {None: None}
         firsts: list[tuple[str, float]] = []
@@ -242,7 +256,7 @@ class Scorer:
         task = (second, first, answer_type, question)
         verdict = grader.decide_fast(*task) or self._known.get(task)  # ty: ignore[invalid-argument-type]
         if verdict is None:
-            verdict, _ = self._pool.submit(["grade", *task]).result()
+            verdict = self._pool.submit(["grade", *task]).result()[0]
         return verdict == "correct"
 
     def stats(self) -> dict[str, float]:
@@ -277,34 +291,68 @@ class Scorer:
         self.close()
 
     def _outcomes(
-        self, texts: Sequence[str], graded: Sequence[Graded], evaluated: int, judged: int
+        self, texts: Sequence[str], graded: Sequence[Grade], evaluated: int, judged: int
     ) -> list[Outcome]:
         outcomes = []
-        for text, (verdict, accuracy) in zip(texts, graded, strict=True):
+        for text, grade in zip(texts, graded, strict=True):
             form = self._form.credit(text)
-            reward = self.config.accuracy_weight * accuracy + self.config.format_weight * form
-            outcomes.append(Outcome(verdict, accuracy, form, reward))
-        self._count(outcomes, evaluated, judged)
+            reward = self.config.accuracy_weight * grade.accuracy + self.config.format_weight * form
+            outcomes.append(Outcome(grade.verdict, grade.accuracy, form, reward))
+        if outcomes:
+            self._count(graded, evaluated, judged)
         return outcomes
 
-    def _count(self, outcomes: list[Outcome], evaluated: int, judged: int) -> None:
-        if not outcomes:
-            return
-        counts = Counter(outcome.verdict for outcome in outcomes)
+    def _count(self, graded: Sequence[Grade], evaluated: int, judged: int) -> None:
+        """Keeps the batch's shares. Raises where the graders themselves fail too often."""
+        counts = Counter(grade.verdict for grade in graded)
         shares = {}
         for verdict in ("timeout", "error", "no_answer"):
-            shares[f"reward/{verdict}_rate"] = counts[verdict] / len(outcomes)
-        shares["reward/algebra_fraction"] = evaluated / len(outcomes)
+            shares[f"reward/{verdict}_rate"] = counts[verdict] / len(graded)
+        shares["reward/algebra_fraction"] = evaluated / len(graded)
         if self._judge is not None:
-            shares["reward/judged_fraction"] = judged / len(outcomes)
+            shares["reward/judged_fraction"] = judged / len(graded)
+        if self.config.functions:
+            for function in self.config.functions:
+                gave = [grade.parts[function.metric] for grade in graded if function.metric in grade.parts]
+                if gave:
+                    shares[f"reward/function_{function.metric}"] = sum(gave) / len(gave)
         self._last_shares = shares
 
-        if shares["reward/timeout_rate"] > self.config.max_timeout_rate:
-            raise TimeoutRateError(
-                f"{counts['timeout']} of {len(outcomes)} completions timed out in the grader, "
-                f"more than rewards.max_timeout_rate {self.config.max_timeout_rate}: look at the samples, "
-                f"and raise it, or rewards.deadline_s ({self.config.deadline_s} s) if the node is overloaded"
-            )
+        limits = self.config
+        for verdict, limit, kind in (
+            ("timeout", limits.max_timeout_rate, TimeoutRateError),
+            ("error", limits.max_error_rate, ErrorRateError),
+        ):
+            # A number that is not finite ends the run elsewhere, with its row (unusable.py).
+            failed = [
+                grade.why for grade in graded if grade.verdict == verdict and math.isfinite(grade.accuracy)
+            ]
+            if len(failed) > limit * len(graded):
+                raise kind(_too_many(verdict, failed, len(graded), limit))
+            self._tell(failed)
+
+    def _tell(self, failed: Sequence[str]) -> None:
+        """Prints each kind of failure once."""
+        for why in failed:
+            if why not in self._told and len(self._told) < MOST_TOLD:
+                self._told.add(why)
+                print(f"warning: a completion was not graded, and earns nothing: {why}", flush=True)
+
+
+def _too_many(verdict: str, failed: Sequence[str], completions: int, limit: float) -> str:
+    """Why a run ends whose graders fail: how often, which one and how, and what to do."""
+    (often, times), *others = Counter(failed).most_common()
+    what = "timed out in grading" if verdict == "timeout" else "could not be graded"
+    more = f" ({times} times; {len(others)} other failures)" if others else ""
+    cure = "correct what fails"
+    if verdict == "timeout" and not often.startswith("rewards.judge"):
+        cure = "look at the samples, and raise rewards.deadline_s if the node is overloaded"
+    elif verdict == "timeout":
+        cure = "raise rewards.judge_timeout_s, or give the judge more machines"
+    return (
+        f"{len(failed)} of {completions} completions {what}, more than rewards.max_{verdict}_rate {limit:g}:"
+        f" {often}{more}; {cure}. Nothing was learned from this step"
+    )
 
 
 def _decided(answer: str, reference: str, answer_type: str, question: str) -> Verdict | None:

@@ -7,7 +7,7 @@ as labels:
 
     {"query": [...], "prompts": [...], "labels": [...], "answer_types": [...]}
     -> {"rewards": [...], "scores": [...], "format_rewards": [...], "acc_rewards": [...],
-        "verdicts": [...], "extra_logs": {"accuracy": [...], "format": [...]}}
+        "verdicts": [...], "whys": [...], "extra_logs": {"accuracy": [...], "format": [...]}}
 
 `prompts` and `answer_types` may be left out. A label is never looked up by the text of a prompt. The
 server also answers `GET /health` and `GET /metrics` (Prometheus text).
@@ -243,7 +243,7 @@ class CountedReplies:
 def create_app(settings: config.Rewards, limits: ServerLimits | None = None, token: str = "") -> FastAPI:
     """The application, which has one scorer from start to shutdown."""
     limits = limits or ServerLimits()
-    scorer = Scorer(replace(settings, remote_url="", max_timeout_rate=1.0))
+    scorer = Scorer(replace(settings, remote_url="", max_timeout_rate=1.0, max_error_rate=1.0))
     verdicts: Counter[str] = Counter()
     statuses: Counter[int] = Counter()
     held: Counter[str] = Counter()
@@ -272,16 +272,18 @@ def create_app(settings: config.Rewards, limits: ServerLimits | None = None, tok
 
     app.add_middleware(CountedReplies, statuses=statuses)
 
-    async def graded(request: Request, asked: GradingRequest) -> list[Outcome] | None:
-        """Outcomes of a request's completions; None, and what was not begun is dropped, if its client
-        leaves."""
+    async def graded(request: Request, asked: GradingRequest) -> dict[str, Any] | None:
+        """The reply to a request; None, and what was not begun is dropped, if its client leaves."""
         columns = asked.completions, asked.references, asked.answer_types, asked.questions
         batch = await run_in_threadpool(scorer.begin, *columns)
         done = asyncio.gather(*map(asyncio.wrap_future, batch.futures.values()))
         left = asyncio.ensure_future(_gone(request))
         try:
             await asyncio.wait({done, left}, return_when=asyncio.FIRST_COMPLETED)
-            return await run_in_threadpool(scorer.finish, batch) if done.done() else None
+            if not done.done():
+                return None
+            outcomes = await run_in_threadpool(scorer.finish, batch)
+            return _reply(outcomes, [grade.why if grade else "" for grade in batch.graded])
         finally:
             done.cancel()
             left.cancel()
@@ -325,14 +327,13 @@ def create_app(settings: config.Rewards, limits: ServerLimits | None = None, tok
         queue.take(size)
         held["completions"] += len(asked.completions)
         try:
-            outcomes = await graded(request, asked)
+            reply = await graded(request, asked)
         finally:
             held["completions"] -= len(asked.completions)
             queue.give(size, finished=True)
-        if outcomes is None:
+        if reply is None:
             held["left"] += 1
             return Response(status_code=499)
-        reply = _reply(outcomes)
         verdicts.update(reply["verdicts"])
         # FastAPI would validate a dictionary value by value.
         return Response(json.dumps(reply), media_type="application/json")
@@ -340,8 +341,8 @@ def create_app(settings: config.Rewards, limits: ServerLimits | None = None, tok
     return app
 
 
-def _reply(outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """What a client gets: OpenRLHF's keys, and our verdicts."""
+def _reply(outcomes: Sequence[Outcome], whys: Sequence[str]) -> dict[str, Any]:
+    """What a client gets: OpenRLHF's keys, our verdicts, and why a completion was not graded."""
     rewards = []
     accuracies = []
     formats = []
@@ -357,6 +358,7 @@ def _reply(outcomes: Sequence[Outcome]) -> dict[str, Any]:
         "format_rewards": formats,
         "acc_rewards": accuracies,
         "verdicts": verdicts,
+        "whys": whys,
         "extra_logs": {"accuracy": accuracies, "format": formats},
     }
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from trainer.algorithm.traces import Outcome, Trace
 from trainer.config import ConfigError, Rewards
+from trainer.rewards.servers import shown_address
 
 LARGEST = 1e30
 """Largest size of a reward. Sums of squares of larger ones may leave the range of the numbers."""
@@ -15,10 +16,10 @@ SHOWN_CHARS = 200
 
 def origin(rewards: Rewards) -> str:
     """What gave the rewards, in the words of the configuration."""
-    if rewards.function:
-        return f"rewards.function {rewards.function}"
+    if rewards.own:
+        return f"rewards.function {' + '.join(function.path for function in rewards.own)}"
     if rewards.remote_url:
-        return f"rewards.remote_url {rewards.remote_url.partition('?')[0]}"
+        return f"rewards.remote_url {shown_address(rewards.remote_url)}"
     return "the built-in grader"
 
 

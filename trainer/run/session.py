@@ -25,7 +25,7 @@ from trainer.data.asked import LOOKED_AT, Asked
 from trainer.data.dataset import Dataset
 from trainer.data.prompt_stream import PromptStream
 from trainer.data.reader import Datasets
-from trainer.data.schema import Row, question
+from trainer.data.schema import TASK, Row, question
 from trainer.errors import StorageError
 from trainer.fleet.beside import BesideSampler
 from trainer.fleet.head import FleetSampler
@@ -121,6 +121,10 @@ class Session:
         """Opens the grader, the rollout log and the checkpoints."""
         self.rewards = Scorer(self.config.rewards)
         stages.callback(self.rewards.close)
+        if self.config.rewards.own:
+            row = self.train_set[0]
+            about = row.reference, row.answer_type, question(row.messages)
+            self.rewards.try_functions(*about, _facts(row))
         if self.config.fleet.workers != "off":
             secret()  # raises ConfigError before models load
         self.held = of_this_job(self.config)
@@ -311,6 +315,7 @@ class Session:
         references = []
         answer_types = []
         questions = []
+        facts: list[dict[str, Any]] = []
         for trace in traces:
             # A row's completions are many, and reading it reads its images.
             if trace.row not in rows:
@@ -319,8 +324,11 @@ class Session:
             references.append(row.reference)
             answer_types.append(row.answer_type)
             questions.append(question(row.messages))
+            if self.config.rewards.own:
+                ids = {"completion_ids": trace.completion.tolist()} if self.rewards.wants_ids else {}
+                facts.append(_facts(row) | ids)
         completions = [trace.text for trace in traces]
-        outcomes = self.rewards.score(completions, references, answer_types, questions)
+        outcomes = self.rewards.score(completions, references, answer_types, questions, facts)
         refuse_unusable(self.config.rewards, traces, outcomes)
         if dataset is self.train_set:
             self._causes = self._suspects(traces, outcomes)
@@ -452,6 +460,17 @@ class Session:
         """Writes for other processes how the run ended, if the disk allows it."""
         with contextlib.suppress(OSError):
             self.phases.finish(status)
+
+
+def _facts(row: Row) -> dict[str, Any]:
+    """What a reward function may ask for of a row."""
+    return {
+        "id": row.id,
+        "source": row.source,
+        "solution": row.solution,
+        "image_count": len(row.images),
+        "extra": {name: value for name, value in row.extra.items() if name != TASK},
+    }
 
 
 def _attached(found: Found, name: str) -> bytes:

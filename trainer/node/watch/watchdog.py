@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import os
-import re
 import statistics
 import time
 import zlib
@@ -22,10 +21,12 @@ from typing import Any
 from trainer import processes
 from trainer.config import RunConfig
 from trainer.config.run_folder import LaneProgress, lanes, read_progress
+from trainer.last_words import innermost
 from trainer.observe import beacon
 from trainer.observe import post_mortem as debugger
 from trainer.observe.history import SLOWED, read_history
 from trainer.observe.node_monitor import Stragglers
+from trainer.waiting import AGAIN_S, FOLDER_VARIABLE
 
 LOOK_S = 1.0
 CLOCK_SET_S = 5.0
@@ -51,6 +52,8 @@ ASKS_ENGINES = ("rollout", "wait", "sync", "eval")
 """Phases in which completions are waited for."""
 SAMPLES = ("rollout", "wait", "eval")
 """Those in which nothing else is done: where engines on other machines sample, there is progress."""
+GRADES = ("grade", "eval")
+"""Phases in which a reward server or a judge is waited for. Their clients end the run by themselves."""
 WAIT = "wait"
 """The phase of a lane that waits for the other one."""
 MOVES = 1e6
@@ -81,13 +84,6 @@ class Rank:
         return innermost(self.stacks)
 
 
-def innermost(stacks: str) -> str:
-    """The innermost Python frame of the main thread, which faulthandler writes last."""
-    threads = re.split(r"\n\n|\n(?=Thread |Current thread )", stacks.strip())
-    frame = re.search(r'File "([^"]+)", line (\d+) in (\S+)', threads[-1])
-    return f"{Path(frame[1]).name}:{frame[2]} in {frame[3]}" if frame else ""
-
-
 class Watchdog:
     """Reads the run's progress file and the nodes' samples; part of the head's launcher."""
 
@@ -105,6 +101,10 @@ class Watchdog:
         self._paused: set[tuple[str, str]] = set()
         self._gpus = dict[int, int]()
         self._hot = dict[tuple[int, int], int]()
+        self._waited = dict[str, float]()
+        """When a node last said that it waits for a server, by what the server does."""
+        self._servers = dict[tuple[int, str], float]()
+        """When a person was last told of a node's wait for a server; 0: not yet."""
 
     def look(self, sample: Mapping[str, Any]) -> list[str]:
         """Takes in a node's sample; returns what is new in it, as lines: ranks that straggle or wait for a
@@ -118,6 +118,8 @@ class Watchdog:
         for one in sample["paused"].items():
             if one not in self._paused:
                 new.append(one)
+        for wait in sample.get("waits", ()):
+            self._waited[wait["kind"]] = time.time()
 
         self._paused.update(new)
         where = f"on node {sample['node']}"
@@ -128,7 +130,22 @@ class Watchdog:
                 f"rank {r} {where} has raised {why} and waits for a debugger; {where}: {self.attach}"
             )
 
+        lines += self._of_servers(sample)
         return lines + [f"warning: {text}" for text in (warning, *self._of_gpus(sample)) if text]
+
+    def _of_servers(self, sample: Mapping[str, Any]) -> Iterator[str]:
+        """Which servers a node waits for, once in a while, and which have answered since."""
+        node = sample["node"]
+        now = time.monotonic()
+        waits = {wait["what"]: wait["tell"] for wait in sample.get("waits", ())}
+        for what, line in waits.items():
+            told = self._servers.setdefault((node, what), 0.0)
+            if line and (not told or now - told > AGAIN_S):
+                self._servers[node, what] = now
+                yield line
+        for key in [key for key in self._servers if key[0] == node and key[1] not in waits]:
+            if self._servers.pop(key):
+                yield f"the wait for {key[1]} is over"
 
     def _of_gpus(self, sample: Mapping[str, Any]) -> Iterator[str]:
         node = sample["node"]
@@ -172,6 +189,7 @@ class Watchdog:
         self._offset = offset
         self._born += min(moved_s, 0.0)
         self._moved = 0.0
+        self._waited.clear()
         self._worked = time.time()
 
     def _overdue(self, lane: LaneProgress, sampled_unix_s: float) -> str:
@@ -181,7 +199,12 @@ class Watchdog:
         sampled = sampled_unix_s if lane.phase in SAMPLES and sampled_unix_s < now + CLOCK_SET_S else 0.0
         moved = self._moved if lane.phase in MOVING else 0.0
         began = lane.since_unix_s if lane.since_unix_s < now + CLOCK_SET_S else 0.0
-        since = now - max(began, self._worked, moved, sampled)
+        served = 0.0
+        if lane.phase in GRADES:
+            served = self._waited.get("grading", 0.0)
+        if lane.phase in MOVING or (self.config.fleet.workers != "off" and lane.phase in ASKS_ENGINES):
+            served = max(served, self._waited.get("storing", 0.0))
+        since = now - max(began, self._worked, moved, sampled, served)
         limit = self.limit_s(lane.phase)
         if since <= limit or lane in self._told:
             return ""
@@ -217,7 +240,7 @@ def variables(folder: Path, post_mortem: bool = False) -> dict[str, str]:
     to."""
     folder.mkdir(exist_ok=True)
     return (debugger.variables() if post_mortem else {}) | {
-        beacon.FOLDER_VARIABLE: str(folder),
+        FOLDER_VARIABLE: str(folder),
         "TORCH_FR_BUFFER_SIZE": "2000",
         "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": str(folder / "nccl_pipe_"),
         "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": str(folder / "nccl_trace_"),

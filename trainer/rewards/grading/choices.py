@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+from trainer.rewards.grading.dates import date
 from trainer.rewards.grading.notation import clean
 
 MAX_CHARS = 400
@@ -98,8 +99,11 @@ _ANSWERS = frozenset(("YES", "NO", "TRUE", "FALSE"))
 _LABEL = re.compile(r"[A-Za-z]|[IVX]{1,5}|[ivx]{1,5}|[0-9]{1,2}", re.ASCII)
 
 
-def same_words(reference: str, answer: str) -> bool:
-    """Whether two plain texts say the same: `yes.` and `Yes`, `I and II` and `II, I`; not `CO` and `Co`."""
+def same_words(reference: str, answer: str, question: str = "") -> bool:
+    """Whether two plain texts say the same: `yes.` and `Yes`, `I and II` and `II, I`; not `CO` and `Co`.
+
+    Either may repeat what the question asks for: `isosceles triangle` for `isosceles`.
+    """
     r = clean(reference).strip(_EDGES)
     a = clean(answer).strip(_EDGES)
     if _CASE_MATTERS.fullmatch(r) and r not in _ANSWERS:
@@ -107,7 +111,35 @@ def same_words(reference: str, answer: str) -> bool:
     if words(reference) == words(answer):
         return True
     labels = _labels(r)
-    return labels is not None and labels == _labels(a)
+    if labels is not None and labels == _labels(a):
+        return True
+    longer, shorter = sorted((r, a), key=len, reverse=True)
+    head = longer.lower().rpartition(" ")
+    return words(head[0]) == words(shorter) and head[2] in _asked_for(question)
+
+
+_HEAD = re.compile(
+    r"\b(?:what|which|classify|name|identify|describe)"
+    r"(?:'s| is| are| the| this| these| an?| kind| type| sort| name| of)* ([a-z]{3,20})\b",
+)
+_DENIALS_TEXT = "not wrong incorrect false true yes no none both all any only correct right"
+_DENIALS = frozenset(_DENIALS_TEXT.split())
+_NOUNS = "triangle quadrilateral polygon angle line function graph chart shape figure number equation solid"
+_ALTERNATIVE = re.compile(r"(?:\bor|\band|,)\s+(?:an? |the )?([a-z]+)|\b([a-z]+)\s*(?:,|\bor\b|\band\b)")
+
+
+@lru_cache(maxsize=4096)
+def _asked_for(question: str) -> frozenset[str]:
+    """The nouns that a question asks about: `triangle` of "what kind of triangle is it?". None of its
+    alternatives ("a triangle or a square?")."""
+    text = question[:20_000].lower()
+    found = set(_HEAD.findall(text))
+    for noun in _NOUNS.split():
+        if re.search(rf"\b{noun}s?\b", text):
+            found.add(noun)
+    for alternatives in _ALTERNATIVE.findall(text):
+        found.difference_update(alternatives)
+    return frozenset(found - _DENIALS)
 
 
 def _labels(text: str) -> frozenset[str] | None:
@@ -168,7 +200,7 @@ def is_text(content: str) -> bool:
     if not content.isascii() or ("\\text" in content and not joined):
         content = clean(content)
     s = content.strip().rstrip(".!?")
-    if _DATE.fullmatch(s):
+    if _DATE.fullmatch(s) or date(content) is not None:
         return True
     tokens = re.findall(r"[^\W\d_]+", s)
     if not tokens or re.search(r"[\\^=<>{}$|+*/;√π×≤≥]", s):

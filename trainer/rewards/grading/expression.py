@@ -1,24 +1,49 @@
-r"""Compares expressions by value, in 150 digits at points that a seed decides.
+r"""Compares expressions by value: by exact arithmetic where it can tell, else at points that a seed decides.
+
+Whole powers, quotients and factorials of numbers and symbols are compared modulo large primes
+(`exact.py`). Roots, sines and the like are evaluated in 150 digits, and in as many more as the sizes of
+what was met ask for (`Point.reach`), so that `2^{1000} + \sqrt{2}` is not `2^{1000} - 1 + \sqrt{2}`.
 
 Complex points near the positive axis decide identities (`\sqrt{xy}` is `\sqrt{x}\sqrt{y}`). Real points
-of both signs decide the rest (`\sqrt{x^2}` is not `x`); what is not real counts as undefined there. Two
-analytic functions that agree at a point that nobody chose agree everywhere. A relative tolerance of 90
-digits distinguishes 10^{-20} from 10^{-21}.
+of both signs, above 1 and below, decide the rest (`\sqrt{x^2}` is not `x`); what is not real counts as
+undefined there. Two analytic functions that agree at a point that nobody chose agree everywhere.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
-from typing import Any
+from typing import Any, Literal
 
+from trainer.rewards.grading.exact import PRIMES
 from trainer.rewards.grading.reader import Expression, read
-from trainer.rewards.grading.values import CONTEXT, FINE, Node, Point, Undefined, Unreadable, value
+from trainer.rewards.grading.values import (
+    CONTEXT,
+    DIGITS,
+    Node,
+    Point,
+    Undefined,
+    Unreadable,
+    context_of,
+    value,
+)
 
 __all__ = ["Expression", "Unreadable", "equal", "points", "proportional", "read", "readings", "rounds_to"]
 
+Rule = Literal["exact", "points", "text"]
+"""What decided: exact arithmetic, values at points, or the form of the texts."""
+
+MODERATE = 60
+"""Reach (`Point.reach`) of two expressions up to which 150 digits show every difference."""
+MAX_DIGITS = 20_000
+"""Most digits in which values are compared."""
+_FAR = CONTEXT.mpf(10) ** -20
 _EQUAL = CONTEXT.mpf(10) ** -90
-_ZERO = CONTEXT.mpf(10) ** -100
+_SMALL = CONTEXT.mpf(10) ** -50
+
+
+class Undecided(ArithmeticError):
+    """Two values agree in 150 digits, and more cannot be computed: one may be the other plus a trifle."""
 
 
 def points(*expressions: Expression) -> list[Point]:
@@ -36,18 +61,30 @@ def readings(*expressions: Expression) -> tuple[int, ...]:
 
 
 def equal(reference: Expression, answer: Expression) -> bool:
-    """Whether two expressions have the same value everywhere. The answer may have no symbol of its own."""
+    """Whether two expressions have the same value everywhere. The answer may have no symbol of its own.
+
+    Raises Undecided.
+    """
     if not answer.symbols <= reference.symbols:
         return False
+    if rule(reference, answer) == "exact":
+        return _agree_exactly(reference.value, answer.value)
     compared_at = points(reference, answer)
     return any(_agree(reference, answer, compared_at, base) for base in readings(reference, answer))
 
 
-def _agree(first: Expression, second: Expression, where: list[Point], base: int) -> bool:
+def rule(*expressions: Expression) -> Rule:
+    """What decides about these expressions."""
+    return "exact" if all(e.exact for e in expressions) else "points"
+
+
+def _agree_exactly(f: Node, g: Node) -> bool:
+    """Whether two nodes are the same number modulo every prime."""
     seen = False
-    for point in where:
+    for ring in PRIMES:
+        point = Point(1, "residue", ring)
         try:
-            if not _close(first.value, second.value, point, base):
+            if value(f, point).number != value(g, point).number:
                 return False
             seen = True
         except Undefined:
@@ -55,47 +92,101 @@ def _agree(first: Expression, second: Expression, where: list[Point], base: int)
     return seen
 
 
-def _close(f: Node, g: Node, point: Point, base: int) -> bool:
-    gap, size = _gap(f, g, Point(point.seed, point.kind, CONTEXT, base))
-    if gap <= _EQUAL * size:
+def _agree(first: Expression, second: Expression, where: list[Point], base: int) -> bool:
+    seen = False
+    for point in where:
+        try:
+            if not _close(first.value, second.value, replace(point, log_base=base)):
+                return False
+            seen = True
+        except Undefined:
+            continue
+    return seen
+
+
+def _close(f: Node, g: Node, point: Point) -> bool:
+    """Whether two nodes have the same value at a point, in as many digits as their sizes ask for."""
+    gap, size, reach = _gap(f, g, point, DIGITS)
+    far = gap > _FAR * size and gap > _SMALL
+    if far and reach < DIGITS / 4:
+        return False
+
+    digits = DIGITS
+    if reach > MODERATE:
+        # 2^{1000} and 2^{1000} - 1 differ after 301 digits.
+        digits += int(2 * reach)
+        if digits > MAX_DIGITS and not far:
+            raise Undecided
+        if digits > MAX_DIGITS:
+            return False
+        gap, size, _ = _gap(f, g, point, digits)
+    tolerance = CONTEXT.mpf(10) ** (60 - digits + int(reach))
+    if gap <= tolerance * size:
         return True
-    if gap > CONTEXT.mpf(10) ** -50:
+    if gap > _SMALL:
         return False
     # With more digits a zero shrinks, 10^-99 does not.
-    finer, size = _gap(f, g, Point(point.seed, point.kind, FINE, base))
-    return bool(finer <= _EQUAL * size or finer <= _EQUAL * gap)
+    finer, size, _ = _gap(f, g, point, 2 * digits)
+    return bool(finer <= tolerance * size or finer <= tolerance * gap)
 
 
-def _gap(f: Node, g: Node, point: Point) -> tuple[Any, Any]:
+def _gap(f: Node, g: Node, point: Point, digits: int) -> tuple[Any, Any, float]:
+    """Difference and size of two values in this many digits, and the reach of both."""
+    rounded_up = DIGITS * -(-digits // DIGITS)
+    point = replace(point, context=context_of(rounded_up), reach=[0.0])
     a = value(f, point)
     b = value(g, point)
-    return abs(a - b), max(abs(a), abs(b))
+    return abs(a - b), max(abs(a), abs(b)), point.reach[0]
 
 
 def proportional(first: Expression, second: Expression, base: int, positive: bool) -> bool:
-    """Whether `first` is the same number (a positive one if `positive`) times `second` at every point."""
-    factor = None
-    seen = 0
+    """Whether `first` is the same number (a positive one if `positive`) times `second` at every point.
+
+    Raises Undecided.
+    """
+    f = first.value
+    g = second.value
+    exactly = rule(first, second) == "exact"
+    if exactly:
+        at = Point(2, "residue")
+        if not _agree_exactly(_times_at(f, g, at), _times_at(g, f, at)):
+            return False
+
     compared_at = points(first, second)
     # Any two are proportional at a single point.
     compared_at.append(replace(compared_at[0], seed=len(compared_at)))
+    start = None
     for compared in compared_at:
         point = replace(compared, log_base=base)
         try:
-            f = value(first.value, point)
-            g = value(second.value, point)
+            if _is_zero(f, point) or _is_zero(g, point):  # an identity states nothing
+                return False
+            if start is None:
+                start = point
+                factor = value(f, point) / value(g, point)
+                if positive and not (factor.real > 0 and abs(factor.imag) <= _EQUAL * abs(factor)):
+                    return False
+            elif not exactly and not _close(_times_at(f, g, start), _times_at(g, f, start), point):
+                return False
         except Undefined:
             continue
-        if abs(f) < _ZERO or abs(g) < _ZERO:  # an identity states nothing
-            return False
-        if factor is None:
-            factor = f / g
-        seen += 1
-        if abs(f / g - factor) > _EQUAL * abs(factor):
-            return False
-        if positive and not (factor.real > 0 and abs(factor.imag) <= _EQUAL * abs(factor)):
-            return False
-    return seen > 1 or (seen == 1 and not first.symbols)
+        seen_twice = start is not point
+        if seen_twice and exactly:
+            return True
+    return start is not None
+
+
+def _times_at(f: Node, g: Node, elsewhere: Point) -> Node:
+    """The product of `f` and of what `g` is at another point."""
+    return lambda p: f(p) * g(replace(elsewhere, context=p.context, reach=p.reach))
+
+
+def _is_zero(f: Node, point: Point) -> bool:
+    """Whether a value is zero, and not just small."""
+    v = abs(value(f, point))
+    if v > _SMALL:
+        return False
+    return bool(abs(value(f, replace(point, context=context_of(2 * DIGITS)))) <= _EQUAL * v)
 
 
 def rounds_to(expression: Expression, decimal: Fraction, decimals: int) -> bool:

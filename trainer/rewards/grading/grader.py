@@ -16,12 +16,14 @@ from decimal import Decimal
 
 from trainer.algorithm.traces import Verdict
 from trainer.data.schema import AnswerType
-from trainer.rewards.grading import choices, expression, quantity, relations, structures
-from trainer.rewards.grading.expression import Unreadable
+from trainer.rewards.grading import choices, expression, naming, quantity, relations, structures
+from trainer.rewards.grading.angles import in_radians
+from trainer.rewards.grading.dates import date
+from trainer.rewards.grading.expression import Rule, Undecided, Unreadable
 from trainer.rewards.grading.extraction import MAX_BOX_CHARS, format_reward, unbox
 from trainer.rewards.grading.forms import FORMS
-from trainer.rewards.grading.notation import clean, split_top
-from trainer.rewards.grading.units import nouns, split_unit
+from trainer.rewards.grading.notation import clean
+from trainer.rewards.grading.units import split_unit
 
 __all__ = [
     "BadReferenceError",
@@ -30,6 +32,8 @@ __all__ = [
     "decide_fast",
     "format_reward",
     "grade",
+    "judge",
+    "judge_fast",
     "reference_error",
 ]
 
@@ -69,26 +73,52 @@ def grade(
 
 
 def decide(content: str, reference: str, answer_type: AnswerType, question: str = "") -> Verdict:
-    """Grades the content of a box. "error" if the reference answer cannot be read."""
+    """Grades the content of a box.
+
+    "error" if the reference answer cannot be read, or cannot be told from the answer (`Undecided`).
+    """
+    return judge(content, reference, answer_type, question)[0]
+
+
+def judge(
+    content: str, reference: str, answer_type: AnswerType, question: str = ""
+) -> tuple[Verdict, Rule | None]:
+    """`decide`, and the rule that decided; None for an error."""
+    rules: set[Rule] = set()
     try:
-        same = _equal(unbox(reference), unbox(content), answer_type, question, evaluate=True)
+        same = _equal(unbox(reference), unbox(content), answer_type, question, True, rules)
+    except (BadReferenceError, Undecided):
+        return "error", None
+    return "correct" if same else "wrong", weakest(rules)
+
+
+def judge_fast(
+    content: str, reference: str, answer_type: AnswerType, question: str = ""
+) -> tuple[Verdict | None, Rule | None]:
+    """Like `judge`, by the form of the strings alone: microseconds.
+
+    No verdict where something must be evaluated.
+    """
+    rules: set[Rule] = set()
+    try:
+        same = _equal(unbox(reference), unbox(content), answer_type, question, False, rules)
     except BadReferenceError:
-        return "error"
-    return "correct" if same else "wrong"
+        return "error", None
+    except (_NeedsEvaluation, RecursionError):
+        return None, None
+    return "correct" if same else "wrong", weakest(rules)
 
 
 def decide_fast(content: str, reference: str, answer_type: AnswerType, question: str = "") -> Verdict | None:
-    """Like `decide`, by the form of the strings alone: microseconds.
+    """The verdict of `judge_fast`."""
+    return judge_fast(content, reference, answer_type, question)[0]
 
-    None where something must be evaluated.
-    """
-    try:
-        same = _equal(unbox(reference), unbox(content), answer_type, question, evaluate=False)
-    except BadReferenceError:
-        return "error"
-    except (_NeedsEvaluation, RecursionError):
-        return None
-    return "correct" if same else "wrong"
+
+def weakest(rules: set[Rule]) -> Rule:
+    """The rule that an answer of several parts rests on: points, then exact values, then texts."""
+    if "points" in rules:
+        return "points"
+    return "exact" if "exact" in rules else "text"
 
 
 def classify(reference: str) -> AnswerType:
@@ -98,6 +128,8 @@ def classify(reference: str) -> AnswerType:
         return "number"
     if choices.letter(reference) and not reference.strip().islower():
         return "letter"
+    if date(reference) is not None:
+        return "text"
     if quantity.parse(reference, reference) is not None:
         return "number"
     return "text" if choices.is_text(reference) else "math"
@@ -114,8 +146,10 @@ def reference_error(reference: str, answer_type: AnswerType, question: str = "")
     if len(content) > MAX_BOX_CHARS:
         return f"reference answer longer than {MAX_BOX_CHARS} characters"
     try:
-        if not _equal(content, content, answer_type, question, evaluate=True, by_spelling=False):
+        if not _equal(content, content, answer_type, question, True, set(), by_spelling=False):
             return f"reference answer {content[:80]!r} does not equal itself as {answer_type}"
+    except Undecided:
+        return f"reference answer {content[:80]!r} is too large to be told from its neighbors"
     except BadReferenceError:
         return f"unreadable reference answer {content[:80]!r} ({answer_type})"
     except RecursionError:
@@ -129,64 +163,57 @@ def _equal(
     answer_type: AnswerType,
     question: str,
     evaluate: bool,
+    rules: set[Rule],
     by_spelling: bool = True,
 ) -> bool:
+    """Whether two contents are one answer. Adds what decided to `rules`."""
     if not reference:
         raise BadReferenceError("empty reference answer")
     if not answer or len(answer) > MAX_BOX_CHARS:
         return False
-    match answer_type:
-        case "letter":
-            wanted = choices.letter(reference)
-            if wanted is None:
-                raise BadReferenceError(f"the reference answer {reference[:80]!r} is no option letter")
-            return choices.letter(answer) == wanted
-        case "text":
-            if not choices.words(reference):
-                raise BadReferenceError(f"the reference answer {reference[:80]!r} has no words")
-            if choices.same_words(reference, answer):
-                return True
-            reference = choices.in_symbols(reference)
-            if reference not in choices.IN_WORDS:
-                return False
+    if answer_type == "letter":
+        wanted = choices.letter(reference)
+        if wanted is None:
+            raise BadReferenceError(f"the reference answer {reference[:80]!r} is no option letter")
+        return choices.letter(answer) == wanted
     if answer_type == "number" and PLAIN.fullmatch(reference) and PLAIN.fullmatch(answer):
+        rules.add("exact")
         return Decimal(reference) == Decimal(answer)
-    comparison = _Comparison(f"{question} {reference}", evaluate, by_spelling)
+    day = date(reference)
+    if day is not None and date(answer) is not None:
+        return date(answer) == day
+    parts = structures.lettered(reference) if answer_type != "number" else None
+    if parts is not None:
+        given = structures.lettered(answer) or _bare_list(answer)
+        if len(parts) != len(given):
+            return False
+        pairs = list(zip(parts, given, strict=True))
+        return all(_equal(r, a, classify(r), question, evaluate, rules, by_spelling) for r, a in pairs)
+
+    if answer_type == "text":
+        if not choices.words(reference):
+            raise BadReferenceError(f"the reference answer {reference[:80]!r} has no words")
+        if choices.same_words(reference, answer, question):
+            return True
+        reference = choices.in_symbols(reference)
+        if reference not in choices.IN_WORDS and quantity.parse(reference) is None:
+            return False
+    comparison = _Comparison(f"{question} {reference}", evaluate, by_spelling, rules)
     answer = choices.in_symbols(answer)
     if quantity.parse(reference, reference) is None:
         if answer_type == "number":
             raise BadReferenceError(f"the reference answer {reference[:80]!r} is no number")
         if choices.is_text(reference):
-            return choices.same_words(reference, answer)
+            return choices.same_words(reference, answer, question)
     return comparison.values(reference, answer)
 
 
-_SYMBOL = r"(?:\\?[a-zA-Z]+|\\(?:vec|bar|hat|overline)\s*\{[a-zA-Z]{1,3}\})(?:_(?:\w|\{\w{1,6}\}))?'*"
-_NAME = re.compile(
-    rf"(?:m\s*)?\(?\\(?:angle|triangle)\s*[A-Za-z0-9]{{1,4}}\)?|[A-Z]{{1,4}}|\|[A-Za-z]{{1,2}}\||{_SYMBOL}"
-    rf"|{_SYMBOL}\s*\([^()=]{{1,24}}\)|\\(?:sin|cos|tan)\s*\(?(?:\\angle\s*)?(?:[A-Za-z]|\\[a-z]+)\)?"
-    rf"|\\frac\s*\{{\s*d\s*[a-z]\s*\}}\s*\{{\s*d\s*[a-z]\s*\}}|\\frac\s*\{{[A-Z]{{1,3}}\}}\s*\{{[A-Z]{{1,3}}\}}"
-    rf"|{_SYMBOL}\s*:\s*{_SYMBOL}",
-    re.ASCII,
-)
-r"""A name of a value, left of an equals sign: `x_1`, `f(2)`, `m\angle ABC`, `AB`, `\sin A`."""
-_TUPLE_OF_NAMES = re.compile(rf"\(\s*{_SYMBOL}(?:\s*,\s*{_SYMBOL}){{1,3}}\s*\)", re.ASCII)
-_TUPLES = re.compile(r"\(([^()=]*,[^()=]*)\)\s*=\s*\((.*,.*)\)")
-_WORDS = re.compile(r"[A-Za-z]{2,20}(?:\s+[A-Za-z]{2,20}){0,5}", re.ASCII)
-_QUANTITIES_TEXT = (
-    "area perimeter volume length width height radius diameter circumference probability answer result "
-    "total value distance speed velocity time cost price number mean median mode average range slope ratio "
-    "ans the of "
-)
-_QUANTITIES = frozenset(_QUANTITIES_TEXT.split())
-_LEAD = re.compile(
-    r"\A(?:(?:so|thus|hence|therefore),? )?(?:the )?(?:final |correct )?(?:answer|result|value) "
-    r"(?:is|equals)(?: equal to)?:? ",
-    re.ASCII | re.IGNORECASE,
-)
-_POINT = re.compile(r"[A-Z]\s*(\([^()]*,.*\))", re.ASCII)
-_FUNCTION = re.compile(r"(y|[a-zA-Z]\s*\(\s*[a-xz]\s*\))\s*=\s*([^=]+)", re.ASCII)
-_EQUALS = re.compile(r"\s*(?:=|\\approx(?![a-zA-Z]))\s*")
+def _bare_list(answer: str) -> tuple[str, ...]:
+    """The parts of a list or tuple; none for anything else."""
+    structure = structures.parse(answer)
+    return structure.parts if structure is not None and structure.kind in ("list", "()") else ()
+
+
 _APPROXIMATELY = re.compile(r"\s*\\approx(?![a-zA-Z])\s*")
 _EMPTY_SET = re.compile(r"\\\{\s*\\\}|\\emptyset(?![a-zA-Z])")
 
@@ -204,6 +231,8 @@ class _Comparison:
     evaluate: bool
     by_spelling: bool
     """Whether equal texts count as equal values without evaluation."""
+    rules: set[Rule]
+    """What decided so far."""
 
     def values(self, reference: str, answer: str, inner: bool = False) -> bool:
         """Compares numbers, then structures and relations, then expressions.
@@ -215,12 +244,16 @@ class _Comparison:
         if not reference:
             raise BadReferenceError("empty reference answer")
         reference, answer = self.unnamed(reference, answer), self.unnamed(answer, reference)
-        reference, answer = _function_bodies(reference, answer)
+        reference, answer = naming.function_bodies(reference, answer)
 
         number = quantity.parse(reference, self.context)
         answered_number = quantity.parse(answer, self.context)
         if number is not None and answered_number is not None:
+            self.rules.add("exact")
             return quantity.equal(number, answered_number)
+        angles = in_radians(reference, answer)
+        if angles is not None:
+            return self.expressions(*angles)
         same_form = self.by_form(reference, answer)
         if same_form is not None:
             return same_form
@@ -252,41 +285,7 @@ class _Comparison:
         return self.expressions(*self.without_units(raw, (reference, answer)))
 
     def unnamed(self, s: str, other: str) -> str:
-        """`s` without a name in front (`x =`), if `other` has no equals sign.
-
-        If it has one, `(x, y) = (1, 2)` becomes `x = 1, y = 2`.
-        """
-        pair = _TUPLES.fullmatch(s) if "=" in other else None
-        if pair is not None:
-            names = split_top(pair[1])
-            values = split_top(pair[2])
-            if len(names) != len(values):
-                return s
-            return ", ".join(f"{n} = {v}" for n, v in zip(names, values, strict=True))
-
-        s = _LEAD.sub("", s)
-        point = _POINT.fullmatch(s) if other.startswith("(") else None
-        if point is not None:
-            return point[1]
-        sides = _EQUALS.split(s)
-        if len(sides) != 2 or not sides[1] or "=" in other or "\\approx" in other:
-            return s
-        return sides[1] if self.names(sides[0]) else s
-
-    def names(self, s: str) -> bool:
-        """Whether this is a name of a value: never a denial, and a tuple only in the order of the
-        alphabet."""
-        if _TUPLE_OF_NAMES.fullmatch(s):
-            parts = list(map(str.strip, s[1:-1].split(",")))
-            asked_so = s.replace(" ", "") in self.context.replace(" ", "")
-            return asked_so or parts == sorted(parts)
-        if _WORDS.fullmatch(s) and not _NAME.fullmatch(s):
-            asked = nouns(self.context) | _QUANTITIES
-            return asked.issuperset(s.lower().split())
-        match = _NAME.fullmatch(s)
-        if match is None or not re.fullmatch(r"[A-Za-z]{2,}", s):
-            return match is not None
-        return (s.isupper() and len(s) <= 4) or s.lower() in nouns(self.context) | _QUANTITIES
+        return naming.unnamed(s, other, self.context)
 
     def by_form(self, reference: str, answer: str) -> bool | None:
         """Compares times of day, ratios, numbers of other bases, and the empty set.
@@ -323,7 +322,7 @@ class _Comparison:
         """Whether all sides of a chain are the reference: `x = \\frac12 = 0.5`, but not `61 = 60` or `A
         = B`."""
         sides = re.split(r"\s*=\s*", answer)
-        if self.names(sides[0]):
+        if naming.is_name(sides[0], self.context):
             sides = sides[1:]
         if not all(sides) or len(sides) > 4:
             return False
@@ -353,6 +352,7 @@ class _Comparison:
         exact = f"{number.value.numerator}/{number.value.denominator}" if number else value
 
         def rounded() -> bool:
+            self.rules.add("points")
             return expression.rounds_to(expression.read(exact), decimal.value, decimal.decimals)
 
         return self.evaluated(rounded)
@@ -367,7 +367,7 @@ class _Comparison:
             reference = structures.values(reference)
         elif not any("=" in part for part in reference.parts):
             answer = structures.values(answer, by_name=True)
-        match structures.compatible(reference, answer):
+        match structures.compatible(reference, answer, self.context):
             case "ordered":
                 parts = zip(reference.parts, answer.parts, strict=True)
                 return all(self.values(r, a, inner=True) for r, a in parts)
@@ -395,7 +395,10 @@ class _Comparison:
                 relations.check(reference)
             except Unreadable:
                 raise BadReferenceError(reference) from None
-            return comparable and relations.equal(reference, answer)
+            if not comparable:
+                return False
+            self.rules.add(relations.rule(reference, answer))
+            return relations.equal(reference, answer)
 
         return self.spelled_alike(reference, answer) or self.evaluated(same)
 
@@ -447,6 +450,7 @@ class _Comparison:
 
         def same() -> bool:
             try:
+                self.rules.add(expression.rule(wanted, given))
                 return expression.equal(wanted, given)
             except Unreadable:
                 # If the reference does not even equal itself, the row is wrong.
@@ -475,17 +479,6 @@ def _read(reference: str) -> expression.Expression:
         return expression.read(reference)
     except Unreadable as error:
         raise BadReferenceError(f"{reference[:80]!r}: {error}") from None
-
-
-def _function_bodies(reference: str, answer: str) -> tuple[str, str]:
-    """The right sides of `y = …` and `f(x) = …`, if one side has each form; else both as they are."""
-    left = _FUNCTION.fullmatch(reference)
-    right = _FUNCTION.fullmatch(answer)
-    if left is None or right is None:
-        return reference, answer
-    if (left[1] == "y") == (right[1] == "y") or "y" in left[2]:
-        return reference, answer
-    return left[2], right[2]
 
 
 def _ratio_equal(reference: tuple[quantity.Fraction, ...], answer: str) -> bool:

@@ -1,7 +1,7 @@
 r"""Gives each notation one spelling: LaTeX, Unicode and plain text become a small common subset before
 they are compared.
 
-`60^{\circ}`, `60\degree` and `60°` all become `60°`; `\dfrac12` becomes `\frac{1}{2}`; `\text{ cm}`
+`60^{\circ}`, `60\degree`, `٦٠°` and `60°` all become `60°`; `\dfrac12` becomes `\frac{1}{2}`; `\text{ cm}`
 becomes ` cm`. Every pattern takes linear time on the short strings that it gets
 (`extraction.MAX_BOX_CHARS`).
 """
@@ -9,6 +9,7 @@ becomes ` cm`. Every pattern takes linear time on the short strings that it gets
 from __future__ import annotations
 
 import re
+import unicodedata
 from functools import lru_cache
 from typing import Any
 
@@ -27,6 +28,7 @@ _CHARACTERS = {
     "½": " \\frac{1}{2}", "⅓": " \\frac{1}{3}", "⅔": " \\frac{2}{3}", "¼": " \\frac{1}{4}",
     "¾": " \\frac{3}{4}", "⅕": " \\frac{1}{5}", "⅛": " \\frac{1}{8}", "⅜": " \\frac{3}{8}",
     "⅝": " \\frac{5}{8}", "⅞": " \\frac{7}{8}",
+    "٫": ".", "٬": ",", "،": ",", "٪": "%",
     "“": '"', "”": '"', "‘": "'", "’": "'", "\u00a0": " ", "\u2009": " ", "\u202f": " ", "\u200b": "",
 }  # fmt: skip
 for _number, _subscript in enumerate("₀₁₂₃₄₅₆₇₈₉"):
@@ -115,7 +117,7 @@ def clean(content: str) -> str:
     if _PLAIN_NUMBER.fullmatch(s):
         return s
     if not s.isascii():
-        s = "".join(_CHARACTERS.get(c, c) for c in s)
+        s = "".join(_CHARACTERS.get(c) or _digit(c) for c in s)
     while len(s) > 4 and s.startswith("**") and s.endswith("**"):
         s = s[2:-2].strip()
     s = _LONE_DOLLAR.sub(DOLLAR, s.replace("\\$", DOLLAR))
@@ -137,6 +139,11 @@ def clean(content: str) -> str:
     if s.endswith((".", ",", ";")) and not s.endswith("..."):
         s = s[:-1].rstrip()
     return s
+
+
+def _digit(character: str) -> str:
+    """A digit of any script (Arabic, Devanagari) as one of ours; any other character as it is."""
+    return str(unicodedata.decimal(character, character))
 
 
 _BRACKETS = {"(": ")", "[": "]", "{": "}"}

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
+from trainer.rewards.grading import numerals
 from trainer.rewards.grading.notation import clean, strip_outer
 from trainer.rewards.grading.units import Unit, unit
 
@@ -70,7 +71,7 @@ def parse(content: str, context: str = "") -> Quantity | None:
     if len(content) > MAX_CHARS:
         return None
     s = strip_outer(_APPROXIMATELY.sub("", strip_outer(clean(content)), count=1))
-    return _single(s, context) or _compound(s, context)
+    return _single(s, context) or _compound(s, context) or _in_words(s, context)
 
 
 def _single(s: str, context: str) -> Quantity | None:
@@ -102,6 +103,15 @@ def _single(s: str, context: str) -> Quantity | None:
         measured_in = None
     glued = len(match["rest"]) == 1 and rest.isascii() and rest.isalpha()
     return Quantity(value, decimals, unit=measured_in, glued=glued)
+
+
+def _in_words(s: str, context: str) -> Quantity | None:
+    """`two thirds`, `seven apples`: a number in words, and perhaps its unit."""
+    found = numerals.spelled(s)
+    if found is None:
+        return None
+    number, rest = found
+    return _single(number + rest, context)
 
 
 _COMPOUND = re.compile(r"([0-9]+)\s*([A-Za-z°'\"㐀-鿿]+\.?)[\s,]*(?:and\s+)?(?=[0-9]|$)", re.ASCII)

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 from trainer.rewards.grading import values
+from trainer.rewards.grading.exact import PRIMES, Inexact
 from trainer.rewards.grading.notation import GREEK
 from trainer.rewards.grading.tokens import FUNCTIONS, tokens
-from trainer.rewards.grading.values import Node, Point, Unreadable
+from trainer.rewards.grading.values import Node, Point, Undefined, Unreadable
 
 MAX_CHARS = 600
 MAX_DEPTH = 40
@@ -28,6 +29,17 @@ class Expression:
     analytic: bool
     """Whether it has no |x| and the like, so that its values at complex points have a meaning."""
     bare_log: bool
+
+    @cached_property
+    def exact(self) -> bool:
+        """Whether exact arithmetic has a value for it. Raises Unreadable for what is too large."""
+        try:
+            values.value(self.value, Point(1, "residue", PRIMES[0]))
+        except Inexact:
+            return False
+        except Undefined:
+            return True
+        return True
 
 
 _SYMBOLS = {name: name for name in (*GREEK, "Upsilon", "hbar", "infty") if name != "pi"} | {
@@ -156,7 +168,12 @@ class _Reader:
         if self.next != "^":
             return self.mixed(start, node)
         self.take()
+        exponent_at = self.at
         node = values.power(node, self.exponent())
+        letters = [text for kind, text in self.tokens[exponent_at : self.at] if kind == "letter"]
+        if not {"e", "i"}.issuperset(letters):
+            # A power with a letter in its exponent has a value for positive bases.
+            self.analytic = False
         if self.next == "^":
             raise Unreadable("a tower without braces")
         return self.postfix(node)
@@ -299,7 +316,7 @@ class _Reader:
         node = self.deeper(self.sum)
         self.take("|")
         self.bars = False
-        return lambda p: abs(node(p))
+        return values.absolute(node)
 
     def command(self, name: str) -> Node:
         if name in FUNCTIONS:
@@ -328,9 +345,7 @@ class _Reader:
                 self.at -= 1
                 self.analytic = False
                 inside = self.group()
-                if name == "lfloor":
-                    return lambda p: p.context.floor(inside(p))
-                return lambda p: p.context.ceil(inside(p))
+                return values.rounded(inside, down=name == "lfloor")
         raise Unreadable(f"\\{name} is not known")
 
     def function(self, name: str) -> Node:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from trainer.rewards.grading import expression, structures
-from trainer.rewards.grading.expression import Expression, Unreadable
+from trainer.rewards.grading.expression import Expression, Rule, Unreadable
 from trainer.rewards.grading.notation import GREEK, is_one_group, split_top
 
 MAX_PARTS = 8
@@ -70,13 +70,26 @@ def is_relation(s: str) -> bool:
 
 
 def equal(reference: str, answer: str) -> bool:
-    """Whether two cleaned relations or sets say the same. Raises Unreadable for either."""
+    """Whether two cleaned relations or sets say the same. Raises Unreadable for either, and Undecided."""
+    return _pair(*_both(reference, answer), _same_branch)
+
+
+def rule(reference: str, answer: str) -> Rule:
+    """What decides whether they do. Raises Unreadable for either."""
+    differences = []
+    wanted, given = _both(reference, answer)
+    for branch in wanted + given:
+        differences += map(_difference, branch)
+    return expression.rule(*differences)
+
+
+def _both(reference: str, answer: str) -> tuple[Branches, Branches]:
     wanted_variable = _variable(reference)
     given_variable = _variable(answer)
     # A bare set takes its variable from the other side.
     wanted = branches(reference, wanted_variable or given_variable or _ANY)
     given = branches(answer, given_variable or wanted_variable or _ANY)
-    return _pair(wanted, given, _same_branch)
+    return wanted, given
 
 
 def check(reference: str) -> None:

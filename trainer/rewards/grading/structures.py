@@ -183,11 +183,21 @@ def values(structure: Structure, by_name: bool = False) -> Structure:
     return Structure("()", tuple(value for _, value in pairs))
 
 
-def compatible(reference: Structure, answer: Structure) -> Literal["ordered", "unordered", "no"]:
+_ASKS_FOR_INTERVAL = re.compile(
+    r"interval|domain|range|inequalit|solution set|values? (?:of|for)|for (?:which|what)"
+    r"|[<>≤≥]|\\[lg]eq?(?![a-z])",
+    re.IGNORECASE,
+)
+
+
+def compatible(
+    reference: Structure, answer: Structure, context: str = ""
+) -> Literal["ordered", "unordered", "no"]:
     """The way in which the parts of two structures must be compared.
 
     A bare list is taken for what the reference is; tuples and intervals are ordered, sets and bare
-    lists are not. A column is the tuple of its entries.
+    lists are not. A column is the tuple of its entries. `[11, 13]` is a list, as MathVista writes it, if
+    its parts are numbers and the question (in `context`) does not ask for an interval.
     """
     kinds = {reference.kind, answer.kind}
     same_length = len(reference.parts) == len(answer.parts)
@@ -198,12 +208,36 @@ def compatible(reference: Structure, answer: Structure) -> Literal["ordered", "u
         return "unordered" if as_many or "set" in kinds else "no"
     column = f"{len(reference.parts)}x1 matrix"
     same_kind = len(kinds) == 1 or kinds in ({"()", "list"}, {"()", column})
+    if reference.kind == "[]" and answer.kind == "list" and not _ASKS_FOR_INTERVAL.search(context):
+        same_kind = all(map(quantity.parse, reference.parts))
     return "ordered" if same_kind and same_length else "no"
 
 
 def _different_parts(structure: Structure) -> int:
     """Number of parts whose spelling differs by more than spaces."""
     return len({part.replace(" ", "") for part in structure.parts})
+
+
+_LABEL = re.compile(
+    r"(?:^|(?<=[ ,;.}]))(?:and )?\(? ?([a-h]|i{1,3}|iv|v|[1-6])\) ?[:=]?", re.ASCII | re.IGNORECASE
+)
+_LABELS = ("abcdefgh", ("i", "ii", "iii", "iv", "v"), "123456")
+
+
+def lettered(content: str) -> tuple[str, ...] | None:
+    """The values of `(a) 3, (b) 4`, in the order of their labels; None for anything but two or more parts."""
+    s = clean(content)
+    marks = list(_LABEL.finditer(s)) if len(s) <= MAX_CHARS else []
+    if len(marks) < 2 or marks[0].start() > 0:
+        return None
+    parts = {}
+    for mark, end in zip(marks, [*(m.start() for m in marks[1:]), len(s)], strict=True):
+        parts[mark[1].lower()] = s[mark.end() : end].strip(" ,;")
+    for labels in _LABELS:
+        in_order = tuple(parts.get(label, "") for label in labels[: len(marks)])
+        if len(parts) == len(marks) and all(in_order):
+            return in_order
+    return None
 
 
 def infinite(end: str) -> str:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 from mpmath.ctx_mp import MPContext
+
+from trainer.rewards.grading import exact
+from trainer.rewards.grading.exact import EXACT, FRACTIONS, Inexact
 
 MAX_POWER_BITS = 1 << 22
 """Bits of a power or exponential: 2^4194304. What is beyond is a tower of powers."""
 MAX_FACTORIAL = 100_000
 MAX_ARGUMENT = 10**15
 """Largest argument of a sine: the larger it is, the more digits its reduction takes."""
-MAX_TERMS = 1_000
+MAX_TERMS = 5_000
 """Most terms of a sum or product sign."""
 
 
@@ -26,16 +32,16 @@ class Undefined(ArithmeticError):
     """The value is not real at a real point."""
 
 
-def _context(digits: int) -> Any:
+@lru_cache(maxsize=64)
+def context_of(digits: int) -> Any:
+    """mpmath's arithmetic of so many digits."""
     context = MPContext()
     context.dps = digits
     return context
 
 
 DIGITS = 150
-CONTEXT = _context(DIGITS)
-FINE = _context(2 * DIGITS)
-"""A context of twice as many digits, which shows whether a tiny number is zero."""
+CONTEXT = context_of(DIGITS)
 
 
 @dataclass(frozen=True)
@@ -44,26 +50,43 @@ class Point:
 
     seed: int
     kind: str
-    """complex (right half plane), or real: positive, signs (drawn at random), opposite signs."""
+    """complex (right half plane), or real: positive, signs (drawn at random), opposite signs. With opposite
+    signs symbols are below 1, with the first signs above 1."""
     context: Any = CONTEXT
+    """mpmath's arithmetic, or one of `exact.EXACT`."""
     log_base: int = 0
     r"""Base of a bare `\log`: 0 means natural, else 10. Both conventions are in use."""
-    bound: dict[str, Any] = field(default_factory=dict)
+    bound: dict[str, int] = field(default_factory=dict)
     """Values of the indices of sums."""
     component: int = 0
     """Component of vectors; the two factors of a cross product are in different ones."""
+    reach: list[float] = field(default_factory=lambda: [0.0], compare=False)
+    """One number: the decimal digits of all that was met at this point, the exponents of powers included.
+    No difference of two of its values is smaller by more digits, unless by chance."""
 
     def symbol(self, name: str) -> Any:
         """Value of a symbol, which is a function of its name and the seed."""
         if name in self.bound:
-            return self.bound[name]
+            return self.context.mpf(self.bound[name])
         component = f"{self.component} " if self.component and name.startswith(("vec ", "hat ")) else ""
+        if isinstance(self.context, EXACT):
+            return self.context.symbol(component + name, self.seed)
         draw = random.Random(f"{self.seed} {component}{name}")
-        size = self.context.mpf(draw.randint(10**17, 4 * 10**17)) / 2**57
+        self.reach[0] += 0.5
+        drawn = self.context.mpf(draw.randint(10**17, 4 * 10**17))
         if self.kind == "complex":
+            size = drawn / 2**57  # 0.7 to 2.8
             return size * self.context.expjpi(self.context.mpf(draw.randint(-(10**17), 10**17)) / 10**18)
+        size = drawn / (2**59 if self.kind == "opposite signs" else 2**56)
         negative_kind = "signs" if draw.random() < 0.5 else "opposite signs"
         return -size if self.kind == negative_kind else size
+
+    def met(self, value: Any, digits: float = 0.0) -> Any:
+        """The value itself, whose size is noted."""
+        if value:
+            digits = max(digits, 0.302 * abs(self.context.mag(value)))
+        self.reach[0] += digits
+        return value
 
 
 Node = Callable[[Point], Any]
@@ -81,13 +104,22 @@ def value(node: Node, point: Point) -> Any:
         if isinstance(error, Unreadable):
             raise
         raise Undefined from None
-    if not point.context.isfinite(number):
+    if not isinstance(point.context, EXACT) and not point.context.isfinite(number):
         raise Undefined
     return number
 
 
 def constant(digits: str) -> Node:
-    return lambda p: p.context.mpf(digits)
+    def constant(p: Point) -> Any:
+        p.reach[0] += len(digits)
+        return p.context.mpf(digits)
+
+    return constant
+
+
+def fraction(node: Node, p: Point) -> Fraction:
+    """The exact value of a node that is a fraction at every point. Raises Inexact for another."""
+    return node(replace(p, context=FRACTIONS))
 
 
 def plus(a: Node, b: Node) -> Node:
@@ -138,17 +170,39 @@ def power(base: Node, exponent: Node) -> Node:
     """`base^exponent`; undefined for a negative base and a broken exponent at a real point."""
 
     def power(p: Point) -> Any:
+        if isinstance(p.context, EXACT):
+            return _exact_power(base, exponent, p)
         b = base(p)
         e = small(exponent(p), p)
         if b == 0:
             return b**e if e.imag == 0 and e.real > 0 else _undefined()
-        if abs(e) * (abs(p.context.ln(b)) + 1) > MAX_POWER_BITS:
+        # A logarithm takes longer than the power, so it is taken where the size may be too large.
+        may_be_large = abs(e) * (abs(p.context.mag(b)) + 1) > MAX_POWER_BITS
+        if may_be_large and abs(e) * (abs(CONTEXT.ln(b)) + 1) > MAX_POWER_BITS:
             raise Unreadable("a tower of powers")
         if _negative(b, p) and (e.imag != 0 or e.real != p.context.floor(e.real)):
             raise Undefined
-        return b**e
+        return p.met(b**e)
 
     return power
+
+
+def _exact_power(base: Node, exponent: Node, p: Point) -> Any:
+    """A power in exact arithmetic, where the exponent is a whole number."""
+    try:
+        e = fraction(exponent, p)
+    except exact.TooManyBits:
+        # A tower: its exponent is known by what exponents count by.
+        ring = p.context.exponents()
+        return p.context.tower(base(p), exponent(replace(p, context=ring)))
+    if e.denominator != 1:
+        degree = e.denominator
+        return p.context.power(p.context.mpf(exact.root(fraction(base, p), degree)), e.numerator)
+    b = base(p)
+    zero = b == 0 if isinstance(b, Fraction) else b.number == 0
+    if zero and e <= 0:
+        raise Undefined
+    return p.context.power(b, e.numerator)
 
 
 def _undefined() -> Any:
@@ -159,6 +213,8 @@ def root(radicand: Node, degree: Node) -> Node:
     """The real root of odd degree, else the principal one."""
 
     def root(p: Point) -> Any:
+        if isinstance(p.context, EXACT):
+            return p.context.mpf(exact.root(fraction(radicand, p), exact.whole(fraction(degree, p))))
         v = radicand(p)
         n = small(degree(p), p)
         if v.imag == 0 and v.real < 0 and n.imag == 0 and n.real % 2 == 1:  # the real root, as on paper
@@ -174,6 +230,7 @@ def log(argument: Node, base: Node | None) -> Node:
     r"""Logarithm to a base, or as the point reads a bare `\\log`."""
 
     def log(p: Point) -> Any:
+        _refuse_exact(p)
         v = argument(p)
         if _negative(v, p):
             raise Undefined
@@ -190,37 +247,105 @@ def function(name: str, argument: Node) -> Node:
         return log(argument, constant("10") if name == "lg" else lambda p: +p.context.e)
 
     def function(p: Point) -> Any:
+        _refuse_exact(p)
         limit = MAX_POWER_BITS if name.endswith(("exp", "h")) else MAX_ARGUMENT
         result = getattr(p.context, name)(small(argument(p), p, limit))
         partly_real = name in ("asin", "acos", "acosh", "atanh", "asec", "acsc")
         if p.kind != "complex" and partly_real and result.imag != 0:
             raise Undefined
-        return result
+        return p.met(result) if limit == MAX_POWER_BITS else result
 
     return function
+
+
+def _refuse_exact(p: Point) -> None:
+    if isinstance(p.context, EXACT):
+        raise Inexact
+
+
+def absolute(argument: Node) -> Node:
+    """`|x|`; in exact arithmetic of fractions only."""
+
+    def absolute(p: Point) -> Any:
+        if isinstance(p.context, EXACT):
+            return p.context.mpf(abs(fraction(argument, p)))
+        return abs(argument(p))
+
+    return absolute
+
+
+def rounded(argument: Node, down: bool) -> Node:
+    """The whole number below or above; in exact arithmetic of fractions only."""
+
+    def rounded(p: Point) -> Any:
+        if isinstance(p.context, EXACT):
+            v = fraction(argument, p)
+            return p.context.mpf(math.floor(v) if down else math.ceil(v))
+        return p.context.floor(argument(p)) if down else p.context.ceil(argument(p))
+
+    return rounded
 
 
 def series(name: str, index: str, first: Node, last: Node, term: Node) -> Node:
     """A sum or product over whole numbers."""
 
     def series(p: Point) -> Any:
-        start = int(small(first(p), p).real)
-        end = int(small(last(p), p).real)
-        if end - start >= MAX_TERMS or (first(p), last(p)) != (start, end):
-            raise Unreadable("too many terms, or no number of them")
-        total = p.context.mpf(name == "prod")
+        try:
+            start = exact.whole(fraction(first, p))
+            end = exact.whole(fraction(last, p))
+        except Inexact:
+            raise Unreadable("no number of terms") from None
+        if end - start >= MAX_TERMS:
+            raise Unreadable("too many terms")
+        total = p.context.mpf(int(name == "prod"))
+        before = most = p.reach[0]
         for k in range(start, end + 1):
-            v = term(replace(p, bound={**p.bound, index: p.context.mpf(k)}))
+            v = term(replace(p, bound={**p.bound, index: k}))
             total = total * v if name == "prod" else total + v
+            if isinstance(total, Fraction):
+                exact.bounded(total)
+            if name == "sum":  # its size is that of its largest term
+                most = max(most, p.reach[0])
+                p.reach[0] = before
+        p.reach[0] = max(most, p.reach[0])
         return total
 
     return series
 
 
 def factorial(argument: Node) -> Node:
-    return lambda p: p.context.factorial(small(argument(p), p, MAX_FACTORIAL))
+    def factorial(p: Point) -> Any:
+        if isinstance(p.context, EXACT):
+            return p.context.factorial(_counted(argument, p))
+        return p.met(p.context.factorial(_countable(argument, p)))
+
+    return factorial
 
 
 def binomial(over: Node, under: Node) -> Node:
     """`n` over `k`."""
-    return lambda p: p.context.binomial(small(over(p), p, MAX_FACTORIAL), small(under(p), p, MAX_FACTORIAL))
+
+    def binomial(p: Point) -> Any:
+        if isinstance(p.context, EXACT):
+            return p.context.mpf(math.comb(_counted(over, p), _counted(under, p)))
+        return p.met(p.context.binomial(_countable(over, p), _countable(under, p)))
+
+    return binomial
+
+
+def _counted(node: Node, p: Point) -> int:
+    """A number of things. Raises Inexact for what is none, Unreadable for one that is too large."""
+    n = exact.whole(fraction(node, p))
+    if n > MAX_FACTORIAL:
+        raise Unreadable("too large a number")
+    if n < 0:
+        raise Inexact
+    return n
+
+
+def _countable(node: Node, p: Point) -> Any:
+    """What a factorial is taken of. Between whole numbers it is the gamma function, slow in many digits."""
+    n = small(node(p), p, MAX_FACTORIAL)
+    if p.context.dps > 2 * DIGITS and not p.context.isint(n):
+        raise Unreadable("a factorial in many digits")
+    return n

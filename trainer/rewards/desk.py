@@ -1,0 +1,81 @@
+"""Calls a run's reward functions on one row at the desk, before anything is rented.
+
+    python -m trainer.rewards.desk < run.json        -> {"refused": "...", "notes": ["...", ...]}
+
+run.json: {"rewards": the section, "data": folder of the prepared rows or "", "split": its split}. The row is
+the first of the dataset where that is on this machine, else a made-up one, of which a function may ask for
+columns that nobody here knows.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from trainer.config import Rewards, from_dict
+from trainer.errors import ConfigError
+from trainer.rewards.facts import facts_of, sample_of, specs_of
+from trainer.rewards.graded import grade_of
+from trainer.rewards.process_pool import LacksModule, ProcessPool
+
+MADE_UP = "4", "number", "How many sides has a square?"
+"""Reference answer, its type and question of a row that is nobody's."""
+
+
+def look(rewards: Rewards, data: str, split: str) -> dict[str, Any]:
+    """What is wrong with the functions, and what could not be told here."""
+    about, row, whose = _first_row(data, split)
+    pool = ProcessPool(1, rewards.deadline_s, specs_of(rewards.own))
+    try:
+        wants_ids = pool.check()
+        facts = facts_of(*about, row | ({"completion_ids": list(range(8))} if wants_ids else {}))
+        names = " + ".join(function.path for function in rewards.own)
+        result = pool.submit(["user", sample_of(about[0]), facts]).result()
+    except LacksModule as error:
+        return {"refused": "", "notes": [f"{error}: not on this machine, so the node is the first to call it"]}
+    except ConfigError as error:
+        return {"refused": str(error), "notes": []}
+    finally:
+        pool.close()
+    grade = grade_of(result, f"rewards.function {names}")
+    if grade.verdict in ("timeout", "error") or grade.accuracy != grade.accuracy:
+        said = grade.why or f"rewards.function {names}: it returned {grade.accuracy}"
+        if whose:
+            return {"refused": f"{said}, called for {whose}", "notes": []}
+        return {"refused": "", "notes": [f"{said}, called for a made-up row: the run's rows are not here"]}
+    return {"refused": "", "notes": []}
+
+
+def _first_row(data: str, split: str) -> tuple[tuple[str, str, str], dict[str, Any], str]:
+    """(reference, type, question), the row's other facts, and which row it is; "" for a made-up one."""
+    if not data or not (Path(data).expanduser() / "manifest.json").is_file():
+        return MADE_UP, {}, ""
+    try:
+        from trainer.data.dataset import Dataset
+        from trainer.data.schema import TASK, question
+    except ImportError:  # a desk without pyarrow
+        return MADE_UP, {}, ""
+    row = Dataset(Path(data).expanduser(), split)[0]
+    facts = {
+        "id": row.id,
+        "source": row.source,
+        "solution": row.solution,
+        "image_count": len(row.images),
+        "extra": {name: value for name, value in row.extra.items() if name != TASK},
+    }
+    return (row.reference, row.answer_type, question(row.messages)), facts, f"row {row.id} of {data}"
+
+
+def main() -> None:
+    asked = json.load(sys.stdin)
+    try:
+        told = look(from_dict(Rewards, asked["rewards"]), asked["data"], asked["split"])
+    except ConfigError as error:
+        told = {"refused": str(error), "notes": []}
+    print(json.dumps(told))
+
+
+if __name__ == "__main__":
+    main()
