@@ -295,13 +295,14 @@ def _memory(recipe: Recipe, need: MemoryPlan, console: Console) -> None:
 def _passes(recipe: Recipe, need: MemoryPlan, console: Console) -> None:
     if recipe.config.method != "grpo" or recipe.kind != "train":
         return
+    recipe = memory.with_rows(recipe)
     step = passes.of_step(recipe, need.shape)
     forward, updates = passes.gathered_bytes(recipe.config, need.shape, step)
     judged = f" and {len(step.teacher)} of the teacher" if step.teacher else ""
     console.print(
         f"passes per step: {len(step.updates)} in updates, {len(step.logprobs) * step.models} for"
-        f" log-probabilities{judged}; overhead of an update's:"
-        f" {cost.pass_overhead(recipe, need.shape):.2f} s\na rank gathers"
+        f" log-probabilities{judged}; one of an update keeps the host busy for"
+        f" {cost.host_seconds(recipe.config, need.shape):.2f} s\na rank gathers"
         f" {(forward + updates) / GIB:,.0f} GiB per step, {updates / GIB:,.0f} of them in updates"
         " (perf/gathered_gib)",
         highlight=False,
@@ -360,9 +361,9 @@ def _stages(recipe: Recipe, network_gbit_s: float, console: Console) -> None:
         "fits",
         "compute",
         "collectives",
+        "host",
         "waited for",
         "gather after",
-        "Python",
         "sum",
     ):
         table.add_column(column, justify="left" if column == "ZeRO" else "right")
@@ -373,7 +374,7 @@ def _stages(recipe: Recipe, network_gbit_s: float, console: Console) -> None:
             name,
             f"{stage.peak_bytes / GIB:.1f}",
             fits,
-            *[f"{value:.2f}" for value in (t.compute, t.wire, t.waited, t.after, t.overhead, t.total)],
+            *[f"{value:.2f}" for value in (t.compute, t.wire, t.host, t.waited, t.after, t.total)],
         )
     console.print(table)
     if said := zero_stages.advice(recipe, stages, network_gbit_s):

@@ -4,7 +4,7 @@ weighs against computing few of them."""
 from __future__ import annotations
 
 from recipes.plan import cost, passes
-from recipes.plan.memory import MemoryPlan
+from recipes.plan.memory import MemoryPlan, with_rows
 from recipes.spec import Recipe
 from trainer.hardware.flops import Completed, image_grids, logprob_flops, train_flops, utilisation
 from trainer.hardware.gpus import gpu_named
@@ -24,6 +24,7 @@ UNLIMITED_GBIT_S = 1e6
 def of_update(recipe: Recipe, need: MemoryPlan, network_gbit_s: float) -> tuple[float, float]:
     """MFU of a step's updates with the log-probabilities before them, as `perf/mfu_train` counts it, and the
     same FLOPs over the whole step."""
+    recipe = with_rows(recipe)
     config, shape = recipe.config, need.shape
     step = passes.of_step(recipe, shape)
     time = cost.step_time(recipe, need.gpu, network_gbit_s, need)

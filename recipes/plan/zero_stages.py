@@ -57,6 +57,7 @@ def compare(recipe: Recipe, network_gbit_s: float) -> list[Stage]:
             validate(changed)
         except ConfigError:  # grpo needs stage 3
             continue
+        changed = memory.with_rows(changed)
         need = memory.plan(changed)
         if need is None:
             return []
@@ -73,9 +74,9 @@ def _updates(recipe: Recipe, shape: Shape, step: passes.Passes, network_gbit_s: 
     gather = cost.gather_seconds(recipe, shape, card, network_gbit_s)
     within = cost.gather_seconds(recipe, shape, card, network_gbit_s, hpz=True)
     token = cost.token_seconds(shape, card)
-    calls = cost.pass_overhead(recipe, shape)
+    host = cost.host_seconds(recipe.config, shape)
     unpack = cost.unpack_seconds(recipe.config, shape, card)
-    return update_time(recipe.config, shape, step.updates, token, gather, within, calls, unpack)
+    return update_time(recipe.config, shape, step.updates, token, gather, within, host, unpack)
 
 
 def advice(recipe: Recipe, stages: list[Stage], network_gbit_s: float) -> str:

@@ -157,7 +157,7 @@ class Policy:
         recomputes = self.config.model.gradient_checkpointing
         if recomputes:
             blocks.recompute(found, random=self.config.lora.dropout > 0)
-        if self.config.optimizer.zero_stage == 3:
+        if self.config.optimizer.zero_stage == 3 and self.world_size > 1:
             blocks.keep_no_gathered_weights(model, found if recomputes else [])
         if self.config.lora.rank:
             blocks.begin_gradients(found)
