@@ -11,6 +11,7 @@ ENV UV_PYTHON_INSTALL_DIR=/opt/spotrl/python
 WORKDIR /opt/spotrl
 COPY requirements/gpu.txt requirements/gpu.txt
 COPY trainer/setup.sh trainer/setup.sh
+COPY trainer/installed.py trainer/installed.py
 # The set-up's seconds are this build's, and no run's.
 RUN UV_NO_CACHE=1 SPOTRL_IMAGE_DIR=/nowhere bash trainer/setup.sh gpu && rm .venvs/gpu/.setup.json
 WORKDIR /root

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,8 @@ def distinct() -> dict[str, list[str]]:
 
 def planned_bytes(config: RunConfig, shape: Shape, learns: bool) -> float:
     """What the plan has for the pass beside weights and states."""
+    # A pass of one rank: nothing is gathered, and each gradient goes as it comes.
+    config = replace(config, placement=replace(config.placement, nodes=1, workers_per_node=1))
     if learns:
         halves = activations.scored(config, shape), activations.backward(config, shape)
         return max(sum(parts.values()) for parts in halves)

@@ -42,6 +42,7 @@ def measure(kind: str, size: int) -> dict[str, float]:
     from trainer.algorithm.batching import collate
     from trainer.algorithm.traces import completed
     from trainer.data.processor import EncodedPrompt, mrope_positions
+    from trainer.learning import blocks
     from trainer.learning.logprobs import LogprobModel
     from trainer.ranks import cpu_matmul
 
@@ -51,7 +52,7 @@ def measure(kind: str, size: int) -> dict[str, float]:
     config = tiny_model.build_config(tiny_model.TinyShape(384, 1024, 8, 12, 4, 256, 768, 6, False), tokenizer)
     torch.manual_seed(0)
     model = Qwen2_5_VLForConditionalGeneration._from_config(config, attn_implementation="sdpa").train()
-    model.gradient_checkpointing_enable({"use_reentrant": False})
+    blocks.recompute(blocks.blocks_of(model), random=False)
     rng, image = random.Random(0), config.image_token_id
 
     def text(n: int) -> list[int]:

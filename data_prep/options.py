@@ -33,7 +33,7 @@ TASK_FAMILIES = "reasoning-gym:"
 """Start of a source that is drawn by the families of the package reasoning-gym."""
 EPILOG = """
 your own data: a file or a folder (JSONL, JSON, CSV, TSV, Parquet; images beside, inside or in archives):
-  python3 launch.py data prepare mine.jsonl --dry-run              # 1. how will it be read? nothing is written
+  python3 launch.py data prepare mine.jsonl --dry-run              # 1. how is it read? nothing is written
   python3 launch.py data prepare mine.jsonl --map answer=gold      #    name a column that was not recognized
   python3 launch.py data prepare mine.jsonl                        # 2. check, split, convert: into data/mine
   python3 launch.py data show data/mine                            # 3. look at rows; preview.html has images

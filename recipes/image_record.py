@@ -10,7 +10,7 @@ from pathlib import Path
 
 from trainer.config.run_folder import write_whole
 
-FILES = ("Dockerfile", ".dockerignore", "requirements/gpu.txt", "trainer/setup.sh")
+FILES = ("Dockerfile", ".dockerignore", "requirements/gpu.txt", "trainer/setup.sh", "trainer/installed.py")
 """All that an image is built from."""
 RECORD = Path(".cache/images.json")
 """The images that `launch.py image` has pushed, or found in a registry."""

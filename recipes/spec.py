@@ -16,7 +16,8 @@ from trainer.config import ConfigError, RunConfig, unknown_key
 from trainer.config.bucket_address import FORMS, BucketAddress, is_address
 from trainer.config.fleet import WORKER_GPU_SHARE
 from trainer.config.ranges import check_ranges, within
-from trainer.hardware.gpus import gpu_named
+from trainer.hardware.gpus import BATCH_INVARIANT, gpu_named
+from trainer.hardware.model_shapes import known, shape_of
 
 PLACEHOLDERS = ("RUN_ID", "RUNS", "DATA", "MODELS", "BUCKET")
 """Names that a recipe's configuration may hold as ${NAME}: known only where it runs, filled in by the task's
@@ -397,8 +398,28 @@ def validate(recipe: Recipe) -> None:
     if recipe.saves:
         run_config.validate(recipe.config)
         run_config.validate_saving(recipe.config)
+    if recipe.config.run.deterministic == "cuda":
+        _check_deterministic(recipe)
     if recipe.sample:
         _check_sample(recipe, recipe.sample)
+
+
+def _check_deterministic(recipe: Recipe) -> None:
+    """Checks that vLLM has repeatable kernels for the model and the GPUs. Raises ConfigError."""
+    cluster, model = recipe.cluster, recipe.config.model
+    named = (cluster.gpu, *cluster.alternatives) if cluster.gpus_per_node else ()
+    older = [name for name in named if name not in BATCH_INVARIANT]
+    if older:
+        raise ConfigError(
+            f"run.deterministic=cuda needs a GPU among {', '.join(BATCH_INVARIANT)}, and the recipe takes"
+            f" {', '.join(older)}: set cluster.gpu and cluster.alternatives, or leave run.deterministic empty"
+        )
+    shape = shape_of(model.path, model.revision) if known(model.path, model.revision) else None
+    if shape and shape.delta:
+        raise ConfigError(
+            f"run.deterministic=cuda: vLLM has no repeatable kernels for the gated delta-net layers of {model.path}:"
+            " leave run.deterministic empty"
+        )
 
 
 def _check_sample(recipe: Recipe, sample: SampleGroup) -> None:

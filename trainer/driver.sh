@@ -5,17 +5,7 @@
 # platform that keeps getting such machines would continue for ever.
 
 cuda_of_driver() { # the driver's CUDA version as 1000 * major + 10 * minor, or what is wrong with it
-  timeout 120 python3 - <<'PYTHON' || echo "the driver does not answer"
-import ctypes
-try:
-    cuda = ctypes.CDLL("libcuda.so.1")
-except OSError as error:
-    print(f"no GPU driver ({error})")
-else:
-    version, code = ctypes.c_int(), cuda.cuInit(0)
-    code = code or cuda.cuDriverGetVersion(ctypes.byref(version))
-    print(f"cuInit says error {code}" if code else version.value)
-PYTHON
+  timeout 120 python3 trainer/hardware/driver.py --version || echo "the driver does not answer"
 }
 
 use_driver() { # $1: the oldest CUDA version that will do

@@ -12,6 +12,15 @@ class ConfigError(ValueError):
     change."""
 
 
+class StoreRefused(ConfigError):
+    """A store says that the credentials or their rights do not do. After it has served them, that may pass:
+    rights are changed and clouds err."""
+
+
+class ObjectTooLarge(ValueError):
+    """An object that is larger than anything of its kind may be; nothing of it was read."""
+
+
 class RayError(RuntimeError):
     """Ray did not start, or placed nothing on a cluster that is large enough: worth another start."""
 

@@ -76,6 +76,13 @@ else
         lock=".venvs/.desk.txt"
     fi
     uv pip sync --quiet --python "$venv/bin/python" --require-hashes "$lock"
+    # A package that left the lock takes files with it that another one shares.
+    again="$("$venv/bin/python" trainer/installed.py files | sed 's/^/--reinstall-package /')"
+    # shellcheck disable=SC2086
+    [ -z "$again" ] || uv pip sync --quiet --python "$venv/bin/python" --require-hashes $again "$lock"
+fi
+if [ "$name" = gpu ]; then # before models and data are downloaded
+    "$venv/bin/python" trainer/installed.py imports
 fi
 took="$((SECONDS - started))" bytes="$(($(received) - before))"
 echo "{\"seconds\": $took, \"bytes\": $bytes}" >"$venv/.setup.json" # recipes/manifest.py takes it to the plan

@@ -7,7 +7,7 @@ import os
 import subprocess
 import time
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from recipes import capabilities, manifest, run_record, uploads
 from recipes.drivers import bucket_access, desk_python, platform_state, platforms, sent_tree
@@ -161,17 +161,27 @@ def tool(commands: Commands) -> None:
         raise ConfigError(f"{commands.tool} is not installed: {commands.hint}")
 
 
-def alive(record: RunRecord, env: dict[str, str]) -> str:
-    """What is known of an earlier launch of this run that has not ended; "" if there is none.
+@dataclass(frozen=True)
+class Earlier:
+    """What is known of an earlier launch of a run that may not have ended."""
+
+    what: str
+    """It in words, or why it cannot be told whether it lives."""
+    sure: bool
+    """Whether it is known to be alive."""
+
+
+def alive(record: RunRecord, env: dict[str, str]) -> Earlier | None:
+    """An earlier launch of this run that has not ended, or of which that cannot be told; None: there is none.
 
     Two attempts at once never write to one checkpoint (trainer/checkpoint/attempt.py); but both cost.
     """
     before = run_record.load(record.run_id) if run_record.known(record.run_id) else None
     said = platform_state.ask(before) if before and not before.ended_s else None
     if said and said.known and said.whole and not said.ended_s:
-        return said.text
+        return Earlier(said.text, sure=True)
     if not record.bucket or not bucket_access.can_open(record.bucket, env):
-        return ""
+        return None  # `bucket_access.unverified` says so
     command = [
         desk_python.find(),
         "-m",
@@ -179,8 +189,15 @@ def alive(record: RunRecord, env: dict[str, str]) -> str:
         RunStore.in_bucket(record.bucket, record.run_id).root,
     ]
     done = subprocess.run(command, env=os.environ | env, capture_output=True, text=True)
-    told = json.loads(done.stdout) if done.returncode == 0 else {}
+    if done.returncode:
+        last = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
+        return Earlier(last.removeprefix("error: "), sure=False)
+    told = json.loads(done.stdout)
     # our own `down` has ended it
-    if not told.get("alive") or (before and before.ended_s > told["seen_unix_s"]):
-        return ""
-    return f"attempt {told['attempt']} on {told['host']}, seen {time.time() - told['seen_unix_s']:.0f} s ago"
+    if told["alive"] is False or (before and before.ended_s > told["seen_unix_s"]):
+        return None
+    seen_s = time.time() - told["seen_unix_s"]
+    attempt = f"attempt {told['attempt']} on {told['host']}"
+    if told["alive"] is None:
+        return Earlier(f"{attempt} has not ended, and the store does not tell when it was seen", sure=False)
+    return Earlier(f"{attempt}, seen {seen_s:.0f} s ago", sure=True)

@@ -268,16 +268,21 @@ def replace_earlier(launch: Launch, takeover: bool) -> None:
     lives = (
         launch_checks.alive(launch.record, launch.env | launch.secrets)
         if launch.recipe.kind == "train"
-        else ""
+        else None
     )
     if not lives:
         return
+    if not takeover and not lives.sure:
+        raise ConfigError(
+            f"whether run {run_id} is alive cannot be told ({lives.what}): mend that, or --takeover replaces"
+            " it, which loses what it has done since its last committed checkpoint if it lives"
+        )
     if not takeover:
         raise ConfigError(
-            f"run {run_id} is alive ({lives}): `launch.py logs {run_id}` follows it, `down` ends it;"
+            f"run {run_id} is alive ({lives.what}): `launch.py logs {run_id}` follows it, `down` ends it;"
             " --takeover replaces it, which loses what it has done since its last committed checkpoint"
         )
-    print(f"replacing run {run_id} ({lives}), which stops within a minute", flush=True)
+    print(f"replacing run {run_id} ({lives.what}), which stops within a minute", flush=True)
     if run_record.known(run_id):
         launched.drive(run_id, "down")
 

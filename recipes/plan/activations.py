@@ -50,6 +50,11 @@ def dtype_bytes(config: RunConfig) -> int:
     return 2 if config.model.dtype == "bf16" else 4
 
 
+def is_whole(config: RunConfig) -> bool:
+    """Whether a rank's shards at stage 3 are the whole weights."""
+    return config.optimizer.zero_stage == 3 and config.placement.world_size == 1
+
+
 def micro_batch(config: RunConfig, shape: Shape, tokens: int = 0) -> PassSize:
     """The largest pass of so many tokens (default: the update's): as many of the longest samples as it takes,
     each with the largest image; for the head, every token as if it were a completion's."""
@@ -110,9 +115,11 @@ def backward(config: RunConfig, shape: Shape) -> dict[str, float]:
     )
     # The gradient of a head that is the embedding too waits for the embedding's part, until the pass is over.
     waiting = float(gradient) if shape.tied else 0.0
-    # ZeRO-3 reduces them when the layer's backward pass has ended: all of them are whole until then.
-    trains_experts = shape.experts and not config.lora.rank
-    gradients_of_experts = float(w * sum(shape.rest_sizes[:-2])) if trains_experts else 0.0
+    # ZeRO-3 reduces them when the block's backward pass has ended: all of them are whole until then.
+    reduced = config.optimizer.zero_stage == 3 and not is_whole(config)
+    whole = w if reduced and not config.lora.rank else 0
+    of_mlp = float(whole * sum(shape.rest_sizes))
+    of_layer = float(whole * shape.layer_parameters)
     # Prompts' keys are repeated for each completion, in each layer that is kept; their gradients, and one of
     # these in fp32, come when the MLP's part is gone.
     keys = repeated_keys(config, shape, batch.tokens)
@@ -122,17 +129,18 @@ def backward(config: RunConfig, shape: Shape) -> dict[str, float]:
     if config.model.gradient_checkpointing:
         mlp += dealt(shape, w)
     moments = [
-        {"saved activations": sum(keep.values()), "logits": float(logits)},
+        {"saved activations": sum(keep.values()), "logits": float(logits), "head": head(config, shape)},
         {
             "saved activations": keep["layers"] + keep["images"],
             "layer at work": float(batch.tokens * per_token),
-            "gradients of experts": gradients_of_experts,
+            "gradients of the block": of_mlp,
             "repeated keys": kept,
             "the tied head's gradient": waiting,
         },
         {
             "saved activations": keep["layers"] + keep["images"],
             "layer at work": float(batch.tokens * (per_token - mlp)),
+            "gradients of the block": of_layer,
             "repeated keys": keys * (layers + 2) / (layers + 1),
             "the tied head's gradient": waiting,
         },
@@ -143,6 +151,7 @@ def backward(config: RunConfig, shape: Shape) -> dict[str, float]:
             {
                 "saved activations": keep["layers"] + keep["images"],
                 "layer at work": float(batch.tokens * (per_token - mlp - 12 * d.values)),
+                "gradients of the block": of_mlp,
                 "repeated keys": kept + laid_out_gradients(config, shape, batch.tokens),
                 "the tied head's gradient": waiting,
             }
@@ -154,6 +163,7 @@ def backward(config: RunConfig, shape: Shape) -> dict[str, float]:
             {
                 "saved activations": keep["images"],
                 "layer at work": float(batch.patches * per_patch),
+                "gradients of the block": float(whole * sum(v.block_sizes)),
                 "the tied head's gradient": waiting,
             }
         )
@@ -167,7 +177,15 @@ def scored(config: RunConfig, shape: Shape) -> dict[str, float]:
     logits = min(LOGITS, batch.tokens * shape.vocabulary) * LOGITS_FORWARD
     kept = 0.0 if config.model.gradient_checkpointing else kept_keys(config, shape, batch.tokens)
     parts = {"saved activations": sum(saved(config, shape).values()), "logits": float(logits)}
+    parts["head"] = head(config, shape)
     return parts | ({"repeated keys": kept} if kept else {})
+
+
+def head(config: RunConfig, shape: Shape) -> float:
+    """Bytes by which a gathered head, or embedding, is larger than a gathered block; 0 where all is whole."""
+    if config.optimizer.zero_stage < 3 or is_whole(config):
+        return 0.0
+    return float(dtype_bytes(config) * max(0, shape.embedding_parameters - shape.layer_parameters))
 
 
 def forward(config: RunConfig, shape: Shape, tokens: int = 0) -> float:

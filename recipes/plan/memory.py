@@ -15,6 +15,7 @@ describes):
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 
 from recipes.plan import activations, hub_config, update_memory
 from recipes.plan.activations import dtype_bytes
@@ -33,11 +34,13 @@ from recipes.spec import Recipe, override, placed, validate
 from trainer.config import ConfigError, RunConfig
 from trainer.config.budget import (
     CHECKPOINT_BYTES_PER_PARAMETER,
+    MOST_TOKENS,
     NF4_SCALES,
     SUB_GROUP,
     check_experts,
     linear_weights,
     logprob_tokens,
+    longest_sample,
     policy_bytes,
     prefetch_parameters,
     trained,
@@ -62,6 +65,8 @@ MOST_OF_A_CARD = 0.9
 """Share of a GPU that a recipe of ours may plan: the rest is for what fragments (a choice, not measured)."""
 OWN_WORKERS = "own workers"
 """Whose phases are those of `fleet.gpus_per_node`."""
+ROW_STEP = 1024
+"""Tokens by which rows are shortened until they fit."""
 PERSISTENT = 100_000
 """DeepSpeed's stage3_param_persistence_threshold: parameters of fewer elements stay whole on every rank."""
 
@@ -122,7 +127,35 @@ class MemoryPlan:
 
 def plan(recipe: Recipe, gpu: str = "") -> MemoryPlan | None:
     """The memory of a recipe on its GPU (or another); None where there is no GPU or no model to speak of."""
-    gpu = gpu or recipe.cluster.gpu
+    return _plan(with_rows(recipe), gpu or recipe.cluster.gpu)
+
+
+@lru_cache(maxsize=128)
+def with_rows(recipe: Recipe) -> Recipe:
+    """The recipe with `algorithm.micro_batch_tokens` written out where it leaves it open: rows as long as
+    every GPU that it names has memory for, up to the length from which products get no faster.
+
+    Long rows are few passes, and a pass costs the host and the network the same whatever its length.
+    """
+    config = recipe.config
+    if recipe.kind != "train" or config.algorithm.micro_batch_tokens or not recipe.cluster.gpus_per_node:
+        return recipe
+    least = longest_sample(config)
+    most = max(least, MOST_TOKENS["cuda"])
+    for tokens in (*range(most, least, -ROW_STEP), least):
+        algorithm = replace(config.algorithm, micro_batch_tokens=tokens)
+        longer = replace(recipe, config=replace(config, algorithm=algorithm))
+        if all(map(partial(_has_room, longer), (recipe.cluster.gpu, *recipe.cluster.alternatives))):
+            break
+    return longer
+
+
+def _has_room(recipe: Recipe, gpu: str) -> bool:
+    need = _plan(recipe, gpu)
+    return need is None or need.peak.total <= MOST_OF_A_CARD * need.gpu_bytes
+
+
+def _plan(recipe: Recipe, gpu: str) -> MemoryPlan | None:
     if recipe.kind in ("preflight", "check") or not recipe.cluster.gpus_per_node:
         return None
     shape = hub_config.shape(recipe.config.model)
@@ -317,7 +350,7 @@ def _scoring_pass(config: RunConfig, shape: Shape) -> dict[str, float]:
     tokens = logprob_tokens(config, shape)
     work = larger(
         {"layer at work": activations.forward(config, shape, tokens)},
-        {"logits": activations.logits(config, shape, tokens)},
+        {"logits": activations.logits(config, shape, tokens) + activations.head(config, shape)},
     )
     teacher = hub_config.teacher(config)
     return larger(work, _teacher_pass(config, teacher, tokens)) if teacher else work
@@ -337,7 +370,10 @@ def _teacher_pass(config: RunConfig, teacher: Shape, tokens: int) -> dict[str, f
     """A pass of the teacher, with passes as large as the policy's; what it gathers is freed when it ends."""
     work = larger(
         {"layer of the teacher at work": activations.forward(config, teacher, tokens)},
-        {"logits of the teacher": activations.logits(config, teacher, tokens)},
+        {
+            "logits of the teacher": activations.logits(config, teacher, tokens)
+            + activations.head(config, teacher)
+        },
     )
     if config.placement.world_size == 1:
         return work
@@ -348,13 +384,13 @@ def _teacher_pass(config: RunConfig, teacher: Shape, tokens: int) -> dict[str, f
 
 def gathering(config: RunConfig, shape: Shape, persistent: int) -> dict[str, float]:
     """Full weights in a pass, but for the `persistent` bytes of the small ones, which are always there: the
-    elements that may live and perhaps the largest parameter on top. The buffer that they are gathered into
-    lives as long as any of them. An element of weights in 4 bits is a byte that holds two."""
+    elements that may live and perhaps a block on top (`activations.head` has what the head takes more). The
+    buffer that they are gathered into lives as long as any of them. An element of weights in 4 bits is a byte that holds two."""
     most = policy_bytes(config, shape)
     width = dtype_bytes(config)
     element = 1 if config.lora.qlora else width
-    largest = shape.largest_parameter * width
-    whole = min(most, config.optimizer.live_parameters * element + largest)
+    block = shape.layer_parameters * element
+    whole = min(most, config.optimizer.live_parameters * element + block)
     buffer = min(most, prefetch_parameters(config, shape) * element)
     return {"gathered layers": float(max(0, whole - persistent)), "gather buffer": float(buffer)}
 
@@ -432,6 +468,7 @@ def _tried(recipe: Recipe, changes: list[tuple[str, str]]) -> Recipe | None:
 def with_resources(recipe: Recipe) -> Recipe:
     """The recipe with host RAM, disk and shared memory written out, from the plan where it leaves them
     open."""
+    recipe = with_rows(recipe)
     cluster = recipe.cluster
     if cluster.memory_gib and cluster.disk_gib and cluster.shm_gib:
         return placed(recipe)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from recipes.plan import activations
-from recipes.plan.activations import dtype_bytes
+from recipes.plan.activations import dtype_bytes, is_whole
 from trainer.config import RunConfig
 from trainer.hardware.model_shapes import Shape
 
@@ -25,6 +25,8 @@ def gradients(config: RunConfig, t: int) -> dict[str, float]:
         shares += 1
 
     bucket = float((REDUCE_BUCKET if on_gpu else min(REDUCE_BUCKET, t)) * width)
+    if adds_up_whole(config):
+        bucket = 0.0
     # Stages 1 and 2 fill one bucket while the other is reduced; at stage 1 in the type that gradients add up
     # in.
     if on_gpu and stage == 2:
@@ -32,6 +34,12 @@ def gradients(config: RunConfig, t: int) -> dict[str, float]:
     elif on_gpu and stage == 1:
         bucket *= 2 * _gradient_width(config) // width
     return {"gradients": t * _gradient_width(config) * shares, "reduce bucket": bucket}
+
+
+def adds_up_whole(config: RunConfig) -> bool:
+    """Whether autograd adds gradients up where the optimizer's step reads them, as one rank does: nothing is
+    reduced."""
+    return is_whole(config) and not config.optimizer.offload_optimizer
 
 
 def backward(config: RunConfig, shape: Shape, bucket: float, flushed_midway: bool) -> dict[str, float]:

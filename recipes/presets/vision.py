@@ -49,12 +49,12 @@ def _grpo(size: str, dataset: str, family: str = "qwen2.5-vl") -> Recipe:
         model=image_limits(family),
         rollout=rollout | {"tensor_parallel": tensor_parallel},
         # What would plan more than 90% of a card otherwise: one GPU holds all optimizer states, a GPU of 72B
-        # many weights; 3B on one GPU packs smaller rows besides, which changes no result.
+        # many weights, of which no more may wait than a block and a little of the next.
         optimizer={
             "learning_rate": rate,
             "grad_accum_dtype": "bf16" if cluster == "1x1" or size == "72b" else "fp32",
-        },
-        algorithm={"micro_batch_tokens": 6144} if size == "3b" else {},
+        }
+        | ({"live_parameters": 900_000_000} if size == "72b" else {}),
         evaluation={"every_steps": 50, "max_samples": 256, "split": DATASETS[dataset].held_out},
     )
     if dataset == "mathv60k":

@@ -2,6 +2,8 @@
 SIGKILL."""
 
 import contextlib
+import ctypes
+import gc
 import os
 import random
 import shutil
@@ -10,7 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -32,7 +33,6 @@ from tests.checkpoint.synthetic import (
     writers,
 )
 from trainer.checkpoint import staging
-from trainer.checkpoint import writer as writing
 from trainer.checkpoint.format import CheckpointError, Shard
 from trainer.checkpoint.layout import step_name
 from trainer.checkpoint.manager import Checkpoints
@@ -284,46 +284,83 @@ def test_staging_takes_the_bytes_that_it_holds(run, monkeypatch):
     assert writer.staged_bytes() == 2 * 4 * sum(sizes) and not pinned
 
 
-def test_pages_are_locked_behind_the_first_save_and_once(run, monkeypatch):
-    """Locking takes longer than the copy: training does not wait for it."""
-    locked = []
+class Driver:
+    """CUDA's, as far as pages are locked: says what is done to which memory, which must still be there."""
 
-    def lock(buffer, device):
-        locked.append((buffer.data_ptr(), device.type, threading.current_thread().name))
-
-    monkeypatch.setattr(writing, "lock_pages", lock)
-    ranks = ShardWriter(run[0], 0, 1)
-    for step in (2, 4):
-        copy = ranks.host("master/a", torch.full((4,), float(step)))
-        assert len(locked) == (1 if step > 2 else 0), "no page is locked while training waits for its copy"
-        ranks.start(step, {"a": Shard((4,), 0, 4, {"master": copy})}, {})
-        ranks.wait()
-    assert locked == [(copy.data_ptr(), "cpu", "pages")]
-
-
-def test_pages_are_locked_for_the_ranks_own_gpu_and_large_ones_only(monkeypatch):
-    """A thread without it would make a context on the machine's first GPU."""
-    current, locked = [], []
+    def __init__(self, monkeypatch):
+        self.said, self._gpu = [], []
+        self.answer = 0
+        monkeypatch.setattr(torch.cuda, "device", self._device)
+        monkeypatch.setattr(torch.cuda, "cudart", lambda: self)
 
     @contextlib.contextmanager
-    def device(chosen):
-        current.append(chosen)
+    def _device(self, chosen):
+        self._gpu.append(chosen)
         yield
-        current.pop()
+        self._gpu.pop()
 
-    def register(pointer, size, flags):
-        locked.append((current[-1], size))
+    def cudaHostRegister(self, address, size, flags):
+        self.said.append(("locked", address, size, self._gpu[-1], threading.current_thread().name[:5]))
+        return self.answer
+
+    def cudaHostUnregister(self, address):
+        ctypes.string_at(address, 1)  # ends the process where the memory is gone
+        self.said.append(("unlocked", address))
         return 0
 
-    monkeypatch.setattr(torch.cuda, "device", device)
-    monkeypatch.setattr(torch.cuda, "cudart", lambda: SimpleNamespace(cudaHostRegister=register))
-    monkeypatch.setattr(torch.cuda, "check_error", lambda code: None)
-    mine = torch.device("cuda", 5)
-    large = torch.empty(staging.OWN_PAGES + 4, dtype=torch.uint8)
-    staging.lock_pages(large, mine)
-    staging.lock_pages(large, torch.device("cpu"))
-    staging.lock_pages(torch.empty(100), mine)
-    assert locked == [(mine, large.nbytes)]
+
+def test_pages_are_locked_behind_the_first_save_and_once(run, monkeypatch):
+    """Locking takes longer than the copy: training does not wait for it. Each rank's own GPU does it: a
+    thread without it would make a context on the machine's first one."""
+    driver, mine = Driver(monkeypatch), torch.device("cuda", 5)
+    writer = ShardWriter(run[0], 0, 1)
+    large = torch.zeros(staging.LARGE // 4)
+    for step in (2, 4):
+        writer._memory.like("master/a", large, mine)  # as if it lay on the GPU
+        copy = writer.host("master/a", large.fill_(step))
+        assert len(driver.said) == (1 if step > 2 else 0), (
+            "no page is locked while training waits for its copy"
+        )
+        small = writer.host("master/b", torch.full((4,), float(step)))
+        shards = {
+            "a": Shard(large.shape, 0, len(large), {"master": copy}),
+            "b": Shard((4,), 0, 4, {"master": small}),
+        }
+        writer.start(step, shards, {})
+        writer.wait()
+    assert driver.said == [("locked", copy.data_ptr(), copy.nbytes, mine, "pages")]
+
+
+def test_locked_memory_is_unlocked_before_it_is_given_back_and_not_while_it_is_used(monkeypatch):
+    driver = Driver(monkeypatch)
+    memory = staging.HostMemory()
+    held = memory.like("a", torch.zeros(staging.LARGE // 4), torch.device("cuda", 0))
+    memory.lock_behind()
+    other = memory.like("a", torch.zeros(staging.LARGE // 2), torch.device("cuda", 0))  # another shape
+    view, address = held[7:9], held.data_ptr()
+    assert other.data_ptr() != address
+    del held
+    assert [what for what, *_ in driver.said] == ["locked"] and view.sum() == 0
+    del view
+    assert driver.said[1:] == [("unlocked", address)]
+    memory.lock_behind()
+    del other, memory
+    gc.collect()
+    assert [what for what, *_ in driver.said] == ["locked", "unlocked"] * 2
+
+
+def test_memory_that_the_driver_does_not_lock_is_used_as_it_is(monkeypatch, capsys):
+    driver = Driver(monkeypatch)
+    driver.answer = 2  # out of memory
+    memory = staging.HostMemory()
+    for key in "ab":
+        memory.like(key, torch.zeros(staging.LARGE // 4), torch.device("cuda", 0))
+    memory.lock_behind()
+    assert memory.like("b", torch.zeros(staging.LARGE // 4)).sum() == 0
+    del memory
+    gc.collect()
+    assert len(driver.said) == 2, "nothing is unlocked that was not locked"
+    assert capsys.readouterr().out.count("warning: the driver does not lock host memory") == 1
 
 
 def test_the_writer_keeps_its_host_buffers(run):

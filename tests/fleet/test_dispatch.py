@@ -35,10 +35,10 @@ class PlayedWorker:
         self.objects = Objects(Storage(folder / "run/fleet"), "run", KEY)
         record = Attempts(Storage(folder / "run/attempts"))
         self.following = Following(self.objects, record, name)
-        self.beats = Beats(self.objects, name, {"host": "here", "device": "cpu"})
+        self.beats = Beats(self.objects, name, {"host": "here", "process": 1, "device": "cpu"})
 
     def join(self, attempt: str) -> None:
-        self.beats.say(attempt=attempt)
+        self.beats.say(attempt=attempt, state="idle")
 
     def mail(self) -> Seen:
         """Waits for a unit."""
@@ -361,11 +361,11 @@ def test_samples_that_the_store_did_not_give_are_read_with_the_next_beat(head, t
     one.offer([UNIT])
     get, failed = one.objects.get, []
 
-    def away(key: str) -> bytes:
+    def away(key: str, *limit: int) -> bytes:
         if key.startswith("samples/") and not failed:
             failed.append(key)
             raise StorageError("the store is away")
-        return get(key)
+        return get(key, *limit)
 
     monkeypatch.setattr(one.objects, "get", away)
     worker.send()

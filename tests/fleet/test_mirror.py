@@ -64,11 +64,20 @@ class Trainer:
         self.version += by
         self.past[self.version] = (new, after)
 
-    def go_back(self, version: int, attempt: str, layout: Layout = LAYOUT) -> None:
-        """A new attempt, from a checkpoint of this version."""
+    def go_back(self, version: int, attempt: str) -> None:
+        """Goes on from this version under its name."""
         self.weights, self.lineage = self.past[version]
         self.version, self.attempt = version, attempt
+
+    def restart(self, version: int, attempt: str, layout: Layout = LAYOUT) -> None:
+        """A new attempt, from a checkpoint of this version, which it calls by the content of its shards."""
+        self.weights, _ = self.past[version]
+        self.version, self.attempt = version, attempt
         self.layout = layout
+        held = Mirror(self.objects, layout, self.weights, lambda anchor: None, 1 << 20)
+        self.lineage = first_lineage("checkpoint", version, held.digests())
+        self.past = {version: (self.weights, self.lineage)}
+        self.anchors = [Anchor("checkpoint", version, self.lineage, attempt)]
 
     def mirror(self) -> Mirror:
         tensors = base()
@@ -169,11 +178,34 @@ def test_where_older_patches_are_gone_the_checkpoint_leads_on(trainer):
 def test_a_new_attempt_may_share_the_weights_out_differently(trainer):
     mirror = trainer.mirror()
     trainer.bring(mirror, 3)
-    trainer.go_back(3, "2-bbbbbb", OTHER_LAYOUT)
+    trainer.restart(3, "2-bbbbbb", OTHER_LAYOUT)
     trainer.publish(7)
     mirror.follow(trainer.objects, OTHER_LAYOUT)
     trainer.bring(mirror, 4)
     assert trainer.holds(mirror, 4) and mirror.anchors_read == 1
+
+
+@pytest.mark.parametrize("at", [3, 5])
+def test_after_a_restart_of_the_trainer_a_worker_reads_nothing_that_it_holds(trainer, at):
+    mirror = trainer.mirror()
+    trainer.bring(mirror, at)
+    trainer.restart(3, "2-bbbbbb")
+    trainer.publish(7)
+    mirror.follow(trainer.objects, LAYOUT)
+    read = mirror.anchors_read
+    trainer.bring(mirror, 4)
+    assert trainer.holds(mirror, 4) and mirror.anchors_read == read
+
+
+def test_what_another_run_s_worker_holds_is_read_anew(trainer):
+    mirror = trainer.mirror()
+    trainer.bring(mirror, 3)
+    with torch.no_grad():
+        next(iter(mirror.tensors.values())).view(-1)[0] += 1
+    trainer.restart(3, "2-bbbbbb")
+    mirror.follow(trainer.objects, LAYOUT)
+    trainer.bring(mirror, 3)
+    assert trainer.holds(mirror, 3) and mirror.anchors_read == 2
 
 
 def test_damaged_and_foreign_objects_change_nothing(trainer):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import re
+import tracemalloc
+import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -13,7 +15,7 @@ import pytest
 
 from trainer.algorithm.traces import ImageRef, Prompt, Trace, completed
 from trainer.fleet.units import UNREADABLE, RolloutUnit, Sampled, pack, unpack
-from trainer.fleet.verify import AskedUnit, Routers, refusal
+from trainer.fleet.verify import AskedUnit, Routers, mark_refusal, refusal
 
 PROMPTS = {3: [5, 6, 7], 8: [5, 9]}
 IMAGES = {3: 1, 8: 0}
@@ -145,6 +147,14 @@ MUTATIONS: dict[str, tuple[Callable[[], str], str]] = {
     "no logprobs": (lambda: why(logprobs(None)), "no log-probabilities"),
     "a probability above 1": (lambda: why(logprobs([-1, 0.1, -1])), "is 0.1, above 0"),
     "an impossible logprob": (lambda: why(logprobs([-1, -1e5, -1])), "no sampled token has"),
+    "half tokens": (
+        lambda: why(first(tokens=np.array([5, 6, 7, 10.5, 11, END]))),
+        "its tokens are float64 in 1 dimensions",
+    ),
+    "complex logprobs": (lambda: why(first(logprobs=np.full(3, -1 + 1j, np.complex64))), "complex64"),
+    "NaN everywhere": (lambda: why(logprobs([float("nan")] * 3)), "not finite"),
+    "NaN once": (lambda: why(logprobs([-1, float("nan"), -1])), "not finite"),
+    "minus infinity": (lambda: why(logprobs([-1, float("-inf"), -1])), "not finite"),
 }
 
 
@@ -233,12 +243,6 @@ def test_what_sampling_cannot_give_is_refused(name):
     assert re.search(sentence, said), said
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
-def test_logprobs_that_are_not_finite_are_left_to_the_loop(value):
-    """It leaves such completions out and counts them, whoever sampled them."""
-    assert why(logprobs([-1, value, -1])) == "" and why(logprobs([value] * 3)) == ""
-
-
 def test_a_unit_with_a_field_that_this_code_does_not_know_is_refused():
     sampled = unpack(pack(UNIT, 1, "w0", good()))
     other = Sampled(sampled.unit | {"min_p": 0.9}, 1, "w0", sampled.traces)
@@ -254,3 +258,99 @@ def test_columns_that_do_not_fit_together_are_no_unit(column):
     np.savez(out, **arrays)
     with pytest.raises(UNREADABLE):
         unpack(out.getvalue())
+
+
+def test_a_unit_whose_tokens_were_all_certain_was_not_sampled():
+    long = replace(UNIT, max_tokens=40)
+    surely = [
+        replace(one, tokens=np.append(one.prompt, np.full(40, 10)).astype(np.int32), end="length")
+        for one in good()
+    ]
+    surely = [
+        replace(
+            one,
+            learned=np.arange(one.shared, len(one.tokens), dtype=np.int32),
+            logprobs=np.zeros(40, np.float32),
+        )
+        for one in surely
+    ]
+    sampled = unpack(pack(long, 1, "w0", surely))
+    assert "as if nothing had been sampled" in refusal(long, 1, "w0", sampled, EXPECTED)
+    greedy = replace(long, split="evaluation", temperature=0.0)
+    assert refusal(greedy, 1, "w0", unpack(pack(greedy, 1, "w0", surely)), EXPECTED) == ""
+
+
+def bomb(**changes: Any) -> bytes:
+    """The good unit's archive with some of its arrays replaced, packed as zip allows."""
+    out = io.BytesIO()
+    with np.load(io.BytesIO(pack(UNIT, 1, "w0", good()))) as archive:
+        np.savez_compressed(out, **(dict(archive) | changes))
+    return out.getvalue()
+
+
+def lying_header() -> bytes:
+    """An archive whose first array says that it has a trillion numbers."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive, archive.open("about.npy", "w") as member:
+        np.lib.format.write_array_header_1_0(
+            member, {"descr": "<f8", "fortran_order": False, "shape": (10**12,)}
+        )
+    return out.getvalue()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [lambda: bomb(token_ids=np.zeros(1 << 24, np.int32)), lying_header, lambda: b"PK\x05\x06" + bytes(18)],
+)
+def test_an_archive_that_would_take_more_memory_than_it_has_bytes_is_unreadable(body):
+    tracemalloc.start()
+    with pytest.raises(UNREADABLE):
+        unpack(body())
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 200 << 20
+
+
+def test_the_largest_archive_that_a_unit_may_be_holds_the_unit():
+    assert len(pack(UNIT, 1, "w0", good())) < EXPECTED.most_bytes(UNIT) < 8 << 20
+
+
+MARK = {
+    "worker": "w0",
+    "attempt": "1-a",
+    "state": "idle",
+    "host": "here",
+    "device": "cpu",
+    "goodbye": "",
+    "process": 1,
+    "serial": 2,
+    "pieces": 3,
+    "rate": 4.0,
+    "sent": [["000001", 1]],
+}
+
+
+def test_a_mark_that_the_head_can_read_is_read():
+    assert mark_refusal(MARK, "w0") == ""
+    for name in MARK:
+        assert mark_refusal({key: value for key, value in MARK.items() if key != name}, "w0"), name
+
+
+@pytest.mark.parametrize(
+    "mark",
+    [
+        [],
+        None,
+        MARK | {"worker": "w1"},
+        MARK | {"serial": "2"},
+        MARK | {"serial": True},
+        MARK | {"rate": float("nan")},
+        MARK | {"rate": -1.0},
+        MARK | {"sent": [["000001"]]},
+        MARK | {"sent": [[1, 1]]},
+        MARK | {"sent": "000001"},
+        MARK | {"goodbye": None},
+    ],
+)
+def test_a_mark_that_the_head_cannot_read_is_refused(mark):
+    assert mark_refusal(mark, "w0")

@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.fleet.test_verify import EXPECTED, UNIT, good
 from trainer.checkpoint.attempt import Attempts
 from trainer.checkpoint.manifest import code_fingerprint
+from trainer.config import ConfigError
 from trainer.exit_codes import EXIT_OK
-from trainer.fleet import beats, dispatch, following
+from trainer.fleet import beats, dispatch, following, worker
 from trainer.fleet.dispatch import Dispatcher
+from trainer.fleet.engine_worker import check_layout
 from trainer.fleet.objects import Objects, about_key, worker_key
 from trainer.fleet.packages import packages
 from trainer.fleet.worker import Worker
@@ -83,8 +86,10 @@ class Run:
         if about is None:
             self.code = EXIT_OK
             return
-        facts = {"host": "here", "device": "cpu"}
-        self.code = self.worker._begin(self.engine, facts, 0.0)  # ty: ignore[invalid-argument-type]
+        facts = {"host": "here", "process": 1, "device": "cpu"}
+        self.worker.beats = beats.Beats(self.objects, self.worker.name, facts)
+        self.worker.beats.begin(self.worker.attempt)
+        self.code = self.worker._begin(self.engine, 0.0)  # ty: ignore[invalid-argument-type]
 
     def ended(self) -> str:
         """Waits for the worker's end; what its last mark says of it."""
@@ -241,3 +246,40 @@ def test_a_run_that_gave_up_has_no_workers_until_it_is_launched_again(run, tmp_p
     head.close("over", "the run has reached its last step")
     again.thread.join(10.0)
     assert again.code == EXIT_OK
+
+
+def test_a_worker_with_another_run_s_key_says_so_at_once_and_for_good(run, monkeypatch):
+    run.head()
+    monkeypatch.setenv("SPOTRL_FLEET_KEY", "f" * 32)
+    stranger = Worker(run.root, "w9", (), idle_s=900.0, poll_s=0.02)
+    with pytest.raises(ConfigError, match="SPOTRL_FLEET_KEY is that of another run"):
+        stranger._wait_for_run()
+
+
+def test_a_second_worker_of_a_name_ends_while_the_first_lives(run, monkeypatch):
+    monkeypatch.setattr(beats, "BEAT_S", 0.05)
+    monkeypatch.setattr(worker, "SAME_NAME_S", 0.5)
+    head = run.head()
+    run.serve()
+    assert sampled(head)
+    second = Worker(run.root, "w0", (), idle_s=1.0, poll_s=0.02)
+    with pytest.raises(ConfigError, match="a worker called w0 is alive on here"):
+        second._check_name()
+    head.close("over", "the run has reached its last step")
+    run.ended()
+    second._check_name()  # it has said goodbye
+
+
+def test_the_mark_of_a_worker_that_was_killed_holds_nobody_up(run, monkeypatch):
+    monkeypatch.setattr(worker, "SAME_NAME_S", 0.2)
+    killed = beats.Beats(run.objects, "w0", {"host": "here", "process": 1, "device": "cpu"})
+    killed.say(state="sampling")
+    run.worker._check_name()
+
+
+def test_another_model_than_the_trainer_s_is_refused_by_name():
+    layout = [[("embed", 0, 8)], [("embed", 8, 16)]]
+    check_layout(layout, {"embed": torch.zeros(4, 4)}, "mine")
+    for tensors in ({"embed": torch.zeros(3, 4)}, {"other": torch.zeros(4, 4)}):
+        with pytest.raises(ConfigError, match="model.path mine is another model"):
+            check_layout(layout, tensors, "mine")

@@ -178,6 +178,7 @@ def test_packed_gradients_in_bf16(tiny_model, figure, again):
     from tests.learning import plain
     from trainer.algorithm.batching import collate, moved
     from trainer.data.processor import mrope_positions
+    from trainer.learning import blocks
     from trainer.learning.logprobs import LogprobModel
 
     hf = AutoModelForImageTextToText.from_pretrained(tiny_model, dtype=torch.bfloat16).to(DEVICE)
@@ -185,7 +186,7 @@ def test_packed_gradients_in_bf16(tiny_model, figure, again):
     encoded = plain.prompts(hf.config)
     samples = plain.items(encoded)
     if again:
-        hf.gradient_checkpointing_enable({"use_reentrant": False})
+        blocks.recompute(blocks.blocks_of(hf), random=False)
     model = LogprobModel(hf, [], 1.0, False).train().to(DEVICE)
 
     def positions(ids, grid):

@@ -64,6 +64,7 @@ def desk(tmp_path, monkeypatch):
     (folder / ".dockerignore").write_text("*\n!requirements/gpu.txt\n!trainer/setup.sh\n")
     (folder / "requirements/gpu.txt").write_text("# nothing\n")
     (folder / "trainer/setup.sh").write_text("exit 0\n")
+    (folder / "trainer/installed.py").write_text("")
     store = tmp_path / "storage.conf"
     store.write_text(
         f'[storage]\ndriver = "vfs"\ngraphroot = "{tmp_path}/store"\nrunroot = "{tmp_path}/run"\n'

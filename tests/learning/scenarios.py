@@ -15,6 +15,7 @@ import torch
 
 from tests.fleet.published import published  # noqa: F401
 from tests.learning.filled import filled  # noqa: F401
+from tests.learning.hooked import hooked  # noqa: F401
 from tests.learning.one_rank import OneRank, lessons, trace, with_logprobs
 from tests.learning.rates import bare, communicators, context, decoding, rates  # noqa: F401
 from tests.learning.replayed import replayed  # noqa: F401

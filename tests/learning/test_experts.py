@@ -8,7 +8,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from transformers.models.qwen3_moe.configuration_qwen3_moe import Qwen3MoeConfig
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
-from trainer.learning import experts
+from trainer.errors import ConfigError
+from trainer.learning import experts, experts_check
 
 
 def block(implementation: str) -> Qwen3MoeSparseMoeBlock:
@@ -49,3 +50,45 @@ def test_what_autograd_keeps_of_the_weights_are_the_parameters_themselves():
         own = parameter.untyped_storage().data_ptr()
         views = [tensor for tensor in kept if tensor.untyped_storage().data_ptr() == own]
         assert len(views) == 1 and views[0] is parameter
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_grouped_products_are_compared_with_a_loop_before_a_run(dtype):
+    experts_check.check(block(experts.NAME), torch.device("cpu"), dtype)
+    experts_check.check(torch.nn.Linear(2, 2), torch.device("cpu"), dtype)  # no experts, nothing to compare
+
+
+@pytest.mark.parametrize("wrong", ["garbage", "NaN", "a group's rows too early"])
+def test_wrong_grouped_products_end_a_run(monkeypatch, wrong):
+    right = experts.grouped_mm
+
+    def product(rows, matrices, offs):
+        if wrong == "a group's rows too early":
+            return right(rows, matrices, offs=(offs - 1).clamp(min=0)).nan_to_num(0)
+        out = right(rows, matrices, offs=offs)
+        if out.ndim == 2 and len(out):
+            out[0] = 7.0 if wrong == "garbage" else float("nan")
+        return out
+
+    monkeypatch.setattr(experts, "grouped_mm", product)
+    with pytest.raises(
+        ConfigError, match="torch's grouped products are wrong on this GPU .*take another kind"
+    ):
+        experts_check.check(block(experts.NAME), torch.device("cpu"), torch.float32)
+
+
+def test_an_expert_without_rows_gets_zeros_whatever_torch_leaves_there(monkeypatch):
+    right = experts.grouped_mm
+
+    def leaves_garbage(rows, matrices, offs):
+        out = right(rows, matrices, offs=offs)
+        if out.ndim == 3:
+            out[[0, 2]] = float("nan")
+        return out
+
+    monkeypatch.setattr(experts, "grouped_mm", leaves_garbage)
+    rows, weight = torch.randn(5, 16), torch.randn(4, 8, 16, requires_grad=True)
+    ends = torch.tensor([0, 3, 3, 5], dtype=torch.int32)
+    experts.Grouped.apply(rows, weight, ends).sum().backward()
+    assert weight.grad is not None and float(weight.grad[[0, 2]].abs().max()) == 0
+    assert bool(weight.grad[[1, 3]].isfinite().all())

@@ -14,7 +14,7 @@ from tests.learning import plain
 from trainer.algorithm.batching import collate
 from trainer.config import override
 from trainer.data.processor import mrope_positions
-from trainer.learning import fused
+from trainer.learning import blocks, fused
 from trainer.learning.logprobs import LogprobModel
 
 
@@ -36,7 +36,7 @@ def loaded(folder, again: bool):
 
     hf = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
     if again:
-        hf.gradient_checkpointing_enable({"use_reentrant": False})
+        blocks.recompute(blocks.blocks_of(hf), random=False)
     return hf
 
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import torch
 
+from trainer.checkpoint import staging
 from trainer.learning.zero import offload
 
 
@@ -27,33 +28,44 @@ def test_moving_states_away_and_back_changes_nothing(run_ranks, small_config):
 
 
 def test_pages_are_locked_while_the_engine_samples(monkeypatch):
-    """The first move needs none; the move back waits until all are."""
-    states = offload.States(SimpleNamespace(ipg_buckets={}), torch.device("cpu"))
-    state = torch.arange(4.0)
+    """The weights', and those of the moments that the first update will make. The first move needs none; the
+    move back waits for what it moves."""
+    card = torch.device("cuda", 0)
+    weights = torch.arange(4.0)
+    optimizer = SimpleNamespace(state={})
+    states = offload.States(SimpleNamespace(), torch.device("cpu"))
     states.zero = SimpleNamespace(
         empty_partition_cache=lambda: None,
         grad_partitions_flat_buffer=torch.zeros(2),
         ipg_buckets={},
-        fp32_partitioned_groups_flat=[state],
-        optimizer=SimpleNamespace(state={}),
+        fp32_partitioned_groups_flat=[weights],
+        optimizer=optimizer,
     )
     locked, may_end = [], threading.Event()
 
-    def lock(buffer, device):
-        assert device.type == "cuda"
+    def lock(pages, tensor, device):
+        assert device is card
         may_end.wait(10)
-        locked.append(buffer)
+        locked.append(tensor.data_ptr())
 
-    monkeypatch.setattr(offload, "lock_pages", lock)
+    monkeypatch.setattr(staging, "LARGE", 1)
+    monkeypatch.setattr(staging.Pages, "lock", lock)
+    states._memory.like(("master", 0), weights, card)  # as if the weights lay on a card
     states.offload()
-    states.device = torch.device("cuda")  # the memory of the test's "card" is the host's
+    host = weights.data_ptr()
+    states.device = card
     states.lock_behind()
     assert not locked
     threading.Timer(0.3, may_end.set).start()
     began = time.monotonic()
     states.device = torch.device("cpu")
     states.reload()
-    assert time.monotonic() - began > 0.2 and len(locked) == 1
-    assert torch.equal(state, torch.arange(4.0))
-    states.lock_behind()  # nothing new
-    assert states._locking is None
+    assert time.monotonic() - began > 0.2 and locked[0] == host
+    assert torch.equal(weights, torch.arange(4.0))
+
+    optimizer.state[weights] = {"step": 1, "exp_avg": weights + 10, "exp_avg_sq": weights + 20}
+    states.offload()
+    moments = [optimizer.state[weights][name].data_ptr() for name in offload.MOMENTS]
+    assert locked == [host, *moments], "the first move of the moments finds memory that is touched and locked"
+    states.reload()
+    assert torch.equal(optimizer.state[weights]["exp_avg_sq"], torch.arange(4.0) + 20)

@@ -15,7 +15,7 @@ from tests.learning.one_rank import trace
 from trainer.algorithm.batching import collate, layout
 from trainer.data.processor import mrope_positions
 from trainer.hardware import architectures
-from trainer.learning import attention
+from trainer.learning import attention, blocks
 
 IMAGE = 9
 HYBRID = tuple(name for name in FAMILIES if architectures.FAMILIES[name].gated_delta)
@@ -151,7 +151,7 @@ def test_gradients_are_those_of_the_padded_computation(family_model, family, aga
     encoded = plain.prompts(hf.config)
     samples = plain.items(encoded)
     if again:
-        hf.gradient_checkpointing_enable({"use_reentrant": False})
+        blocks.recompute(blocks.blocks_of(hf), random=False)
     model = LogprobModel(hf, [], 0.8, False).train()
     model.model.lm_head.limit = 20_000
     found = []

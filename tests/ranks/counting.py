@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+
+import torch
 
 from trainer.ranks.process import RankProcess
 
@@ -32,3 +38,23 @@ class Counting:
     def breaks(self) -> Iterator[int]:
         yield 1
         raise ValueError("broken in the middle")
+
+
+class Dying:
+    """A part whose methods end the process."""
+
+    def __init__(self, process):
+        pass
+
+    def by_memory_that_is_gone(self):
+        """A tensor's operation, in several threads, on memory whose second half has gone back."""
+        libc = ctypes.CDLL(None)
+        libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+        memory = mmap.mmap(-1, 8 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        tensor = torch.frombuffer(memory, dtype=torch.float32)
+        torch.set_num_threads(4)
+        libc.munmap(tensor.data_ptr() + (4 << 20), 4 << 20)
+        tensor.add_(1.0)
+
+    def by_a_kill(self):
+        os.kill(os.getpid(), signal.SIGKILL)

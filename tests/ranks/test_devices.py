@@ -40,7 +40,7 @@ ray.init(num_cpus=2, num_gpus=2, include_dashboard=False, log_to_driver=False)
 options = dict(num_gpus=1, num_cpus=1, runtime_env={"env_vars": environment(config)})
 actors = [ray.remote(Named).options(**options).remote() for _ in range(2)]
 places = ray.get([actor.where.remote() for actor in actors])
-print(json.dumps([sorted(place[1] for place in places), ray.get([a.seen.remote() for a in actors])]))
+print(json.dumps([sorted(place.position for place in places), ray.get([a.seen.remote() for a in actors])]))
 """
 
 

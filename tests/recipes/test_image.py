@@ -90,7 +90,7 @@ def test_the_tag_follows_all_that_goes_into_the_image(checkout):
     for name in image_record.FILES:
         (checkout / name).write_text((checkout / name).read_text() + "# changed\n")
         tags.add(image.named(NAME))
-    assert len(tags) == 5
+    assert len(tags) == 6
 
 
 @pytest.mark.parametrize(

@@ -156,7 +156,10 @@ def test_72b_on_32_gpus_by_hand():
     attention = 2 * 2 * (64 + 8) * 128 + 4 * 64
     mlp = 2 * 4 * 29568
     assert update["layer at work"] == 12_096 * (norms + attention + mlp - 2 * 8192 + 2 * 2 * 29568)
-    assert update["gathered layers"] == pytest.approx((1e9 + 152_064 * 8192) * 2, rel=5e-3)
+    # a block, and what may wait beside it
+    block = 3 * 8192 * 29568 + 2 * 8192 * (8192 + 1024) + 8192 + 2 * 1024 + 2 * 8192
+    assert update["gathered layers"] == pytest.approx((9e8 + block) * 2, rel=5e-3)
+    assert update["gradients of the block"] == 2 * (3 * 8192 * 29568 + 2 * 8192), "those of its MLP"
     assert update["bucket being scattered"] == update["reduce bucket"] == 5e8 * 2
     rollout = next(phase for phase in need.phases if phase.name == "rollout").parts
     assert rollout["engine weights"] == p * 2 / 8  # 18.4 GB
@@ -185,7 +188,7 @@ def test_72b_with_adapters_on_one_node_by_hand():
     assert sync["merging adapters"] == h * i * (4 + 4 + 2) + group, (
         "fp32 of one layer twice, and the merged bucket"
     )
-    assert need.fits and max(phase.total for phase in need.phases) < 55 * GIB
+    assert need.fits and max(phase.total for phase in need.phases) < 56 * GIB
     full = memory.plan(override(recipe, ["lora.rank=0"]))
     assert full and not full.fits
 

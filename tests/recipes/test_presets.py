@@ -87,11 +87,21 @@ def test_override_refuses(assignment, message):
         ("site.grace_s=-1", "site.grace_s is -1"),
         ("storage.bucket=ftp://x", "write it as s3://"),
         ("rollout.tensor_parallel=3", "does not divide"),
+        ("run.deterministic=cuda", "needs a GPU among H100, H200, B200, and the recipe takes A100-80GB"),
     ],
 )
 def test_validation_refuses(assignment, message):
     with pytest.raises(ConfigError, match=message):
         validate(override(get("grpo-qwen2.5-vl-7b-mathv60k"), [assignment]))
+
+
+def test_repeatable_kernels_are_refused_for_models_that_have_none():
+    newer = ["run.deterministic=cuda", "cluster.gpu=H100", "cluster.alternatives=[H200]"]
+    validate(override(get("grpo-qwen2.5-vl-7b-mathv60k"), newer))
+    with pytest.raises(
+        ConfigError, match="no repeatable kernels for the gated delta-net layers of Qwen/Qwen3.5-9B"
+    ):
+        validate(override(get("grpo-qwen3.5-9b-mathv60k"), newer))
 
 
 def test_unknown_recipe_names_the_nearest():

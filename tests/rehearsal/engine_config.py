@@ -1,9 +1,9 @@
-"""What vLLM makes of a recipe's engine on a card, without one: `.venvs/gpu/bin/python -m
-tests.rehearsal.engine_config RECIPE CARD MODEL_FOLDER`.
+"""What vLLM makes of recipes' engines on a card, without one: `.venvs/gpu/bin/python -m
+tests.rehearsal.engine_config CARD FOLDER RECIPE...`.
 
 vLLM's CUDA platform is given a card's answers: capability, memory, processors. Its configuration then
-resolves as it would there. Prints what decides the GPU path as one object of JSON. The folder holds a
-configuration and a tokenizer; no weights are read.
+resolves as it would there. Prints what decides the GPU path as one object of JSON by recipe. FOLDER/RECIPE
+holds the model's configuration and a tokenizer; no weights are read.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import os
 import sys
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -82,16 +83,21 @@ def resolved(recipe: str, folder: str) -> dict[str, Any]:
     from vllm.usage.usage_lib import UsageContext
 
     from recipes.presets import get
+    from trainer.hardware.architectures import FAMILIES
     from trainer.sampling.vllm_engine import arguments
     from trainer.weights import in_process
 
     in_process.register()
+    kind = json.loads((Path(folder) / "config.json").read_text())["model_type"]
     config = get(recipe).config
     config = replace(config, model=replace(config.model, path=folder, revision=""))
     os.environ["WORLD_SIZE"] = str(config.placement.world_size)
     size = {"shortest_edge": config.model.min_pixels, "longest_edge": config.model.max_pixels}
-    prompter: Any = SimpleNamespace(has_vision=True, size=size, banned_token_ids=lambda: [7])
-    made = EngineArgs(**arguments(config, prompter, 1)).create_engine_config(UsageContext.LLM_CLASS)
+    prompter: Any = SimpleNamespace(
+        has_vision=True, size=size, banned_token_ids=lambda: [7], architecture=FAMILIES[kind]
+    )
+    parameters = arguments(config, prompter, 1)
+    made = EngineArgs(**parameters).create_engine_config(UsageContext.LLM_CLASS)
     scheduler, compilation = made.scheduler_config, made.compilation_config
     sizes = compilation.cudagraph_capture_sizes or []
     return {
@@ -110,14 +116,17 @@ def resolved(recipe: str, folder: str) -> dict[str, Any]:
         "sleep mode": made.model_config.enable_sleep_mode,
         "prefix caching": made.cache_config.enable_prefix_caching,
         "block size": made.cache_config.block_size,
+        "prompts' recurrence": made.additional_config.get("gdn_prefill_backend", ""),
+        "recurrent state": str(made.cache_config.mamba_ssm_cache_dtype),
+        "expert parallel": made.parallel_config.enable_expert_parallel,
         "tower's attention": str(current_platform.get_vit_attn_backend(80, torch.bfloat16)),
     }
 
 
-def main(recipe: str, card: str, folder: str) -> None:
+def main(card: str, folder: str, *recipes: str) -> None:
     os.environ |= ENVIRONMENT
     answer_as(CARDS[card])
-    print(json.dumps(resolved(recipe, folder)))
+    print(json.dumps({recipe: resolved(recipe, f"{folder}/{recipe}") for recipe in recipes}))
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from transformers.initialization import no_init_weights
 
 from trainer.config import RunConfig
 from trainer.hardware.model_shapes import GatedDelta, Shape, Vision
-from trainer.learning import logprobs, lora
+from trainer.learning import blocks, logprobs, lora
 from trainer.learning.zero.setup import exact_frequencies
 
 IMAGE = 151655
@@ -221,7 +221,7 @@ def build(config: RunConfig, shape: Shape, fake: FakeTensorMode, device: str) ->
             hf.tie_weights()
         exact_frequencies(hf)
         if config.model.gradient_checkpointing:
-            hf.gradient_checkpointing_enable({"use_reentrant": False})
+            blocks.recompute(blocks.blocks_of(hf), random=False)
         banned = list(range(VOCABULARY, shape.vocabulary))
         temperature = config.rollout.temperature if config.method == "grpo" else 1.0
         model = logprobs.LogprobModel(hf, banned, temperature, not config.tower_trained).train()

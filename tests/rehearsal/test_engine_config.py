@@ -22,7 +22,8 @@ from tests.rehearsal.engine_config import CARDS
 
 PYTHON = ROOT / ".venvs/gpu/bin/python"
 GOLDEN = Path(__file__).with_name("engine_config.json")
-RECIPES = tuple(f"grpo-{model}-mathv60k" for model in ("qwen2.5-vl-7b", "qwen2.5-vl-72b", "qwen3-vl-8b"))
+MODELS = "qwen2.5-vl-7b", "qwen2.5-vl-72b", "qwen3-vl-8b", "qwen3-vl-30b-a3b", "qwen3.5-9b", "qwen3.5-35b-a3b"
+RECIPES = tuple(f"grpo-{model}-mathv60k" for model in MODELS)
 
 
 def found(scratch: Path) -> dict[str, dict]:
@@ -35,7 +36,6 @@ def found(scratch: Path) -> dict[str, dict]:
     stub = Path(__file__).with_name("driver_stub.c")
     library = scratch / "libcuda.so.1"
     subprocess.run(["gcc", "-shared", "-fPIC", "-w", "-o", str(library), str(stub)], check=True)
-    out = {}
     for recipe in RECIPES:
         shape = hub_config.shape(get(recipe).config.model)
         assert shape is not None
@@ -47,13 +47,16 @@ def found(scratch: Path) -> dict[str, dict]:
         if not tiny.exists():
             tiny_model.build(tiny, 0, "tiny", model.model_type)
         AutoProcessor.from_pretrained(tiny).save_pretrained(folder)
-        for card in CARDS:
-            command = [str(PYTHON), "-m", "tests.rehearsal.engine_config", recipe, card, str(folder)]
-            env = os.environ | {"LD_LIBRARY_PATH": str(scratch)}
-            done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
-            assert done.returncode == 0, done.stderr[-3000:]
-            out[f"{recipe} on {card}"] = json.loads(done.stdout.splitlines()[-1])
-    return out
+
+    out = {}
+    for card in CARDS:
+        command = [str(PYTHON), "-m", "tests.rehearsal.engine_config", card, str(scratch), *RECIPES]
+        env = os.environ | {"LD_LIBRARY_PATH": str(scratch)}
+        done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-3000:]
+        for recipe, resolved in json.loads(done.stdout.splitlines()[-1]).items():
+            out[f"{recipe} on {card}"] = resolved
+    return dict(sorted(out.items()))
 
 
 @pytest.mark.long
@@ -64,12 +67,15 @@ def test_engines_resolve_as_they_did(tmp_path):
 
 
 def test_every_card_of_the_file_keeps_what_the_trainer_rests_on():
-    for name, one in json.loads(GOLDEN.read_text()).items():
+    golden = json.loads(GOLDEN.read_text())
+    assert set(golden) == {f"{recipe} on {card}" for recipe in RECIPES for card in CARDS}
+    for name, one in golden.items():
         assert one["model runner V2"] and one["sleep mode"] and one["prefix caching"], name
         assert one["asynchronous scheduling"] and "FULL" in one["CUDA graphs"], name
         assert one["largest graph"] == one["sequences"], f"{name}: graphs by need"
         tuned = one["FlashInfer is tuned at the start"]
         assert not tuned or name.endswith("B200"), name
+        assert one["prompts' recurrence"] == ("triton" if "qwen3.5" in name else ""), name
 
 
 if __name__ == "__main__":

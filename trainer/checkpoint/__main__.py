@@ -3,7 +3,8 @@ s3://bucket/prefix/RUN_ID`.
 
 {"attempt": "7-3f2c1a", "host": ..., "seen_unix_s": ..., "alive": true, "code": null, "left": "...",
 "final": null}; "left" says how many restarts are left, "final" is [exit code, why] of a run that is over for
-good. "attempt" is null before the first. For the desk, before a second launch.
+good. "attempt" is null before the first. "seen_unix_s" is by the clock of this machine; "alive" is
+null where nobody can tell. For the desk, before a second launch.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ def run(arguments: list[str]) -> None:
     if len(arguments) != 1:
         raise ConfigError("usage: python -m trainer.checkpoint URL")
     record = AttemptRecord(Storage(RunStore(arguments[0].rstrip("/")).attempts, retry=QUICK))
-    newest = record.newest()
+    newest = record.newest(by_store=True)
     shown = {name: newest and getattr(newest.attempt, key) for name, key in SHOWN.items()}
     shown["seen_unix_s"] = newest and newest.seen_unix_s
-    shown["alive"] = newest is not None and newest.alive
+    shown["alive"] = newest.alive if newest else False
     print(json.dumps(shown | {"final": record.final()}))
 
 

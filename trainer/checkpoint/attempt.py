@@ -13,11 +13,11 @@ import socket
 import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
-from trainer.checkpoint.layout import newest_step, remote_url
+from trainer.checkpoint import history
+from trainer.checkpoint.layout import attempts_url, newest_step, remote_url
 from trainer.config import RunConfig
-from trainer.config.run_store import RunStore
 from trainer.errors import StorageError
 from trainer.exit_codes import (
     EXIT_FENCED,
@@ -87,9 +87,15 @@ class Attempt:
         """Its number."""
         return int(self.name.partition("-")[0])
 
+    def goes_on_from(self, step: int) -> None:
+        """Notes the step that its own checkpoints go on from: what older attempts have after it counts no
+        more. Comes before the first of them. Raises Fenced."""
+        self.check()
+        self.record.write(f"{self.epoch:08d}.from", {"name": self.name, "step": step})
+
     def check(self) -> None:
         """Raises Fenced if a newer attempt has started. Call it before every commit and every deletion."""
-        newer = self.record.read(self.epoch + 1)
+        newer = self.record.next_after(self.epoch)
         own = self.record.read(self.epoch)
         if newer is None and own is not None and own["name"] != self.name:
             newer = own
@@ -105,12 +111,6 @@ class Attempt:
         self.record.write(f"{self.epoch:08d}.beat", {"name": self.name, "unix_s": time.time()})
 
 
-def url_of(config: RunConfig) -> str:
-    """URL of a run's record of attempts."""
-    store = RunStore.of(config)
-    return store.attempts if store else str(Path(RunStore.here(config).attempts).absolute())
-
-
 def of_this_job(config: RunConfig, env: Mapping[str, str] = os.environ) -> Attempt:
     """The attempt that the launcher of this job has taken; without a launcher a new one. Raises Final."""
     if name := env.get(ATTEMPT_VARIABLE):
@@ -120,24 +120,42 @@ def of_this_job(config: RunConfig, env: Mapping[str, str] = os.environ) -> Attem
 
 def start(config: RunConfig, launch: str) -> Attempt:
     """A new attempt, which replaces every earlier one. Raises Final, and what `Storage` does."""
+    return Attempts.of(config).take(committed_step(config), launch)
+
+
+def committed_step(config: RunConfig, retry: Retry | None = None) -> int:
+    """Newest step of a run with a checkpoint that counts, here or in the store; 0 for none."""
     remote = remote_url(config)
-    return Attempts.of(config).take(newest_step(config, Storage(remote) if remote else None), launch)
+    past = history.of(config, retry)
+    storage = Storage(remote, retry=retry) if remote else None
+    return newest_step(config, storage, history.rewound(config, past))
 
 
 class Attempts(AttemptRecord):
-    """The attempts of one run, for those who may take one. storage: the folder that they lie in."""
+    """The attempts of one run, for those who may take one.
 
-    def __init__(self, storage: Storage, max_restarts: int = 3, max_losses: int = 10):
+    storage: the folder that they lie in. config: of the run; without it an attempt does not note which
+    checkpoints count, and its history is that of the one before.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        max_restarts: int = 3,
+        max_losses: int = 10,
+        config: RunConfig | None = None,
+    ):
         super().__init__(storage)
+        self.config = config
         self.max_restarts = max_restarts
         self.max_losses = max_losses
 
     @classmethod
     def of(cls, config: RunConfig, retry: Retry | None = None) -> Attempts:
         """The record of a run. Raises ConfigError for a store that cannot work."""
-        return cls(
-            Storage(url_of(config), retry=retry), config.checkpoint.max_restarts, config.checkpoint.max_losses
-        )
+        limits = config.checkpoint
+        storage = Storage(attempts_url(config), retry=retry)
+        return cls(storage, limits.max_restarts, limits.max_losses, config)
 
     def take(self, committed: int, launch: str = "") -> Attempt:
         """Starts an attempt, which replaces every earlier one. committed: newest committed step of the run.
@@ -150,6 +168,7 @@ class Attempts(AttemptRecord):
         past = self.past()
         left = self._refuse_spent(past, launch, committed)
         epoch = past[-1].epoch + 1 if past else 1
+        counted = self._counted(epoch - 1)
         tried = 0
         while True:
             name = f"{epoch}-{secrets.token_hex(3)}"
@@ -161,7 +180,7 @@ class Attempts(AttemptRecord):
                 "host": socket.gethostname(),
                 "begun_unix_s": time.time(),
                 "left": left,
-            }
+            } | counted
             if self.create(epoch, mine):
                 return Attempt(self, name)
             epoch += 1
@@ -171,6 +190,15 @@ class Attempts(AttemptRecord):
                     f"{self.storage.url} keeps nothing of what it acknowledges: {tried} records of an attempt"
                     " were written and could not be read"
                 )
+
+    def _counted(self, newest: int) -> dict[str, Any]:
+        """Fields of a new record: the checkpoints that count. newest: number of the newest attempt."""
+        if self.config is None:
+            return {}
+        remote = remote_url(self.config)
+        storage = Storage(remote, retry=self.storage.retry) if remote else None
+        keys = history.at_start(self.config, history.read(self, newest), storage)
+        return {"counted": [list(key) for key in keys], "before": self.config.checkpoint.before}
 
     def count(
         self, committed: int, launch: str, code: int, why: str, machines: Collection[Machine] = ()

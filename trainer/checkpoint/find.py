@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint.layout import local_dir, remote_folder, remote_url, step_name
-from trainer.checkpoint.manifest import Manifests, manifests_here, manifests_there
+from trainer.checkpoint.history import History, rewound
+from trainer.checkpoint.layout import CheckpointKey, local_dir, remote_folder, remote_url, step_name
+from trainer.checkpoint.manifest import every_manifest, manifests_here, newest_of_each
 from trainer.checkpoint.reader import CorruptCheckpoint, Found, damaged, read_state, verified_in
 from trainer.checkpoint.resumable import refuse_other
 from trainer.config import ConfigError, RunConfig
@@ -23,9 +24,10 @@ def find(
     storage: Storage | None,
     before: int | None,
     say: Callable[[str], None],
+    past: History,
 ) -> tuple[Found | None, list[int]]:
     """The newest usable checkpoint below step `before` (None: of all), and the newer ones that are passed
-    over.
+    over. past: the run's history, as the attempt that asks sees it.
 
     Raises ConfigError for a checkpoint of another configuration or dataset, where there are checkpoints and
     none is whole, for `resume: must` without one and `resume: never` with one; StorageError if the store is
@@ -33,9 +35,13 @@ def find(
     """
     folder, url = local_dir(config), remote_url(config)
     here = manifests_here(folder)
-    there, sizes = _there(storage, bool(here), say)
-    newest_first = sorted(here.keys() | there.keys(), reverse=True)
-    rewound = config.checkpoint.before
+    stored, sizes = _there(storage, bool(here), say)
+    counts = rewound(config, past)
+    every_step = here.keys() | {step for step, _ in stored}
+    here = {step: one for step, one in here.items() if counts(step, one.get("attempt", ""))}
+    there = newest_of_each({key: one for key, one in stored.items() if counts(*key)})
+    newest_first = sorted(every_step, reverse=True)
+    before_step = config.checkpoint.before
     mode = config.checkpoint.resume
     if mode == "never" and newest_first:
         raise ConfigError(
@@ -46,9 +52,12 @@ def find(
     for step in newest_first[len(passed) :]:
         # A checkpoint may lie here, there, or both; the two may differ after a fall-back, so each is tried by
         # itself.
-        options = [m for m in (here.get(step), there.get(step)) if m is not None and _counts(m, rewound)]
+        options = [manifest for manifest in (here.get(step), there.get(step)) if manifest is not None]
         if not options:
-            say(f"step {step} is left out: the run goes back to before step {rewound} (checkpoint.before)")
+            why = "the run went on without it, as the record of its attempts says"
+            if before_step and step >= before_step:
+                why = f"the run goes back to before step {before_step} (checkpoint.before)"
+            say(f"step {step} is left out: {why}")
             passed.append(step)
             continue
         reason = ""
@@ -66,9 +75,9 @@ def find(
                 reason = str(error)
         say(f"step {step} cannot be used ({reason}); falling back to the one before")
         passed.append(step)
-    if rewound and newest_first and newest_first[-1] >= rewound:
+    if before_step and newest_first and newest_first[-1] >= before_step:
         raise ConfigError(
-            f"run {config.run_id} has no checkpoint from before step {rewound}: the oldest is of step"
+            f"run {config.run_id} has no checkpoint from before step {before_step}: the oldest is of step"
             f" {newest_first[-1]}; raise checkpoint.before, or set it to 0"
         )
     if newest_first:  # starting from scratch over them would throw the run away
@@ -82,19 +91,13 @@ def find(
     return None, passed
 
 
-def _counts(manifest: dict[str, Any], rewound: int) -> bool:
-    """Whether a checkpoint is of the history that the run goes on with: from before the step that the run
-    was taken back to, or written since then."""
-    return not rewound or manifest["step"] < rewound or manifest.get("before", 0) == rewound
-
-
 def _there(
     storage: Storage | None, have_local: bool, say: Callable[[str], None]
-) -> tuple[Manifests, dict[str, int]]:
+) -> tuple[dict[CheckpointKey, dict[str, Any]], dict[str, int]]:
     if storage is None:
         return {}, {}
     try:
-        return manifests_there(storage)
+        return every_manifest(storage)
     except StorageError as error:
         if not have_local:
             raise  # starting from scratch because the store is away would throw the run away

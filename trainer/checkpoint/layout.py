@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from trainer.config import RunConfig
@@ -12,6 +14,12 @@ from trainer.storage.storage import Storage
 
 MANIFEST = re.compile(r"(step-\d{8})/(?:(\d+-[0-9a-f]{6})/)?manifest\.json")
 """Key of a manifest below the run's checkpoints: (the step's folder, the attempt's or nothing)."""
+
+
+CheckpointKey = tuple[int, str]
+"""Step and attempt of a checkpoint; attempt "": the layout before attempts had folders."""
+Counts = Callable[[int, str], bool]
+"""(step, attempt) of a checkpoint -> whether it counts (trainer/checkpoint/history.py)."""
 
 
 def step_name(step: int) -> str:
@@ -41,16 +49,34 @@ def remote_url(config: RunConfig) -> str:
     return store.checkpoints if store else ""
 
 
-def newest_step(config: RunConfig, storage: Storage | None) -> int:
-    """Newest step that has a manifest, here or in the store; 0 for none. Reads no file."""
-    keys = list(dict(storage.list())) if storage else []
-    for path in local_dir(config).glob("step-*/manifest.json"):
-        keys.append(f"{path.parent.name}/{path.name}")
+def attempts_url(config: RunConfig) -> str:
+    """URL of a run's record of attempts."""
+    store = RunStore.of(config)
+    return store.attempts if store else str(Path(RunStore.here(config).attempts).absolute())
 
-    newest = 0
-    for match in filter(None, map(MANIFEST.fullmatch, keys)):
-        newest = max(newest, step_of(match[1]) or 0)
-    return newest
+
+def everything(step: int, attempt: str) -> bool:
+    """Every checkpoint counts."""
+    return True
+
+
+def keys_of(config: RunConfig, storage: Storage | None) -> set[CheckpointKey]:
+    """The checkpoints that have a manifest, here or in the store, whole or not."""
+    found = set()
+    for match in filter(None, map(MANIFEST.fullmatch, dict(storage.list()) if storage else ())):
+        found.add((step_of(match[1]) or 0, match[2] or ""))
+    for path in local_dir(config).glob("step-*/manifest.json"):
+        # one that is being dropped, or is damaged
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+            attempt = json.loads(path.read_bytes())["manifest"].get("attempt", "")
+            if re.fullmatch(r"(\d+-[0-9a-f]{6})?", attempt):
+                found.add((step_of(path.parent.name) or 0, attempt))
+    return found
+
+
+def newest_step(config: RunConfig, storage: Storage | None, counts: Counts = everything) -> int:
+    """Newest step with a checkpoint that counts, here or in the store; 0 for none."""
+    return max((step for step, attempt in keys_of(config, storage) if counts(step, attempt)), default=0)
 
 
 def held_bytes(folder: Path) -> int:

@@ -35,10 +35,11 @@ from typing import Any, TypeVar
 from trainer.checkpoint.attempt import Attempt
 from trainer.checkpoint.find import find
 from trainer.checkpoint.format import encode, write_file
-from trainer.checkpoint.layout import MANIFEST, local_dir, remote_folder, remote_url, step_name, step_of
+from trainer.checkpoint.history import Course
+from trainer.checkpoint.layout import local_dir, remote_folder, remote_url, step_name
 from trainer.checkpoint.manifest import FileRecord, describe, manifests_here, manifests_there, pack
 from trainer.checkpoint.reader import CorruptCheckpoint, Found
-from trainer.checkpoint.retention import Keep, make_room, prune_local, prune_remote
+from trainer.checkpoint.retention import Keep, drop, make_room, prune_local, prune_remote, tidying, withdraw
 from trainer.checkpoint.rollout_log import RolloutLog
 from trainer.checkpoint.writer import RankStatus, disk_room, upload
 from trainer.config import RunConfig, of_teacher
@@ -84,6 +85,7 @@ class Checkpoints:
         self.attempt = held.name if held else ""
         """Folder of this attempt within every step's in the store."""
         self._check: Callable[[], None] = held.check if held else lambda: None
+        self._course = Course(config if held or storage is None else None, held)
         self.folder = local_dir(config)
         self.url = remote_url(config)
         self.storage = storage or (Storage(self.url) if self.url else None)
@@ -183,10 +185,11 @@ class Checkpoints:
         """
         assert self.in_flight is None, "one checkpoint at a time"
         self._retry = False
-        for stale in {*self._stale, step}:
-            (self.folder / step_name(stale) / "manifest.json").unlink(missing_ok=True)
+        for stale in self._stale:
+            drop(self.folder / step_name(stale))
+        (self.folder / step_name(step) / "manifest.json").unlink(missing_ok=True)
         if self.storage and self._stale:  # passed over on resume: what follows replaces them
-            self._submit(self._withdraw, self.storage, set(self._stale))
+            self._submit(withdraw, self.storage, set(self._stale), self._check, self._say)
         # What an attempt left that was cut off may be of other ranks.
         for path in (self.folder / step_name(step)).glob("rank-*"):
             path.unlink(missing_ok=True)
@@ -251,6 +254,7 @@ class Checkpoints:
         folder.mkdir(parents=True, exist_ok=True)
         if not self.storage:
             self._check()
+            self._course.go_on_from(self._found.step if self._found else 0)
         try:
             own = [FileRecord("state.json", *write_file(folder / "state.json", [self._pending["state"]]))]
             for path, size in self._pending["attach"]:
@@ -391,6 +395,7 @@ class Checkpoints:
                 )
         if self._logs and manifest.get("ahead"):
             self._logs.secure(manifest["ahead"])
+        self._course.go_on_from(self._found.step if self._found else 0)
         self._check()
         packed = pack(manifest)
         self.storage.put_bytes(f"{inside}/manifest.json", packed)
@@ -405,29 +410,21 @@ class Checkpoints:
         self._prune_local()
         busy = {self.in_flight, self.uploading}
         keep = self._keep(self.config.checkpoint.keep_last_remote)
-        prune_remote(self.config.run_id, self.storage, keep, busy, self._check)
-
-    def _withdraw(self, storage: Storage, steps: set[int]) -> None:
-        """Takes back the manifests of checkpoints in the store that cannot be used."""
-        unusable = []
-        for key, _ in storage.list():
-            match = MANIFEST.fullmatch(key)
-            if match is not None and step_of(match[1]) in steps:
-                unusable.append(key)
-        self._check()
-        storage.delete(unusable)
+        with tidying("older checkpoints", self._say):
+            prune_remote(self.config.run_id, self.storage, keep, busy, self._check, self._course.counts)
 
     # --- retention ------------------------------------------------------------------------------------------
 
     def local_steps(self) -> list[int]:
         """Steps of the committed local checkpoints: what the writers of the ranks must keep."""
-        return sorted(manifests_here(self.folder))
+        return sorted(manifests_here(self.folder, self._course.counts))
 
     def _prune_local(self) -> None:
         safe = max(self.safe, self._found.step if self._found else 0)
         settings = self.config.checkpoint
         busy = {self.in_flight, self.uploading}
-        prune_local(self.config.run_id, self.folder, self._keep(settings.keep_last), safe, busy)
+        keep = self._keep(settings.keep_last)
+        prune_local(self.config.run_id, self.folder, keep, safe, busy, self._course.counts)
 
     @property
     def _share(self) -> int:
@@ -449,9 +446,10 @@ class Checkpoints:
     def from_before_the_trouble(self) -> int:
         """Newest checkpoint of this run from before the first alarm, here or in the store; 0: there is none,
         or no trouble."""
-        steps = set(manifests_here(self.folder))
+        counts = self._course.counts
+        steps = set(manifests_here(self.folder, counts))
         if self.storage:
-            steps |= manifests_there(self.storage)[0].keys()
+            steps |= manifests_there(self.storage, counts)[0].keys()
         return max((step for step in steps if step < self.trouble), default=0)
 
     # --- resume ---------------------------------------------------------------------------------------------
@@ -470,7 +468,9 @@ class Checkpoints:
         # `never` is for a start; what this run has committed since is its own.
         if self.committed is not None and config.checkpoint.resume == "never":
             config = replace(config, checkpoint=replace(config.checkpoint, resume="auto"))
-        found, self._stale = find(config, self.data_fingerprint, self.storage, before, self._say)
+        found, self._stale = find(
+            config, self.data_fingerprint, self.storage, before, self._say, self._course.past
+        )
         if found is not None:
             self.last_begun = found.step
             self.committed = found.step

@@ -6,12 +6,12 @@ import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint.layout import MANIFEST, step_of
+from trainer.checkpoint.layout import MANIFEST, CheckpointKey, Counts, everything, step_of
 from trainer.config import RunConfig, fingerprint, resume_view
 from trainer.storage.storage import Storage
 
@@ -141,31 +141,44 @@ def _digest(manifest: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
-def manifests_here(folder: Path) -> Manifests:
-    """The committed checkpoints of a local folder."""
+def manifests_here(folder: Path, counts: Counts = everything) -> Manifests:
+    """The committed checkpoints of a local folder, of those that count."""
     manifests = {}
     for path in folder.glob("step-*/manifest.json"):
         with contextlib.suppress(FileNotFoundError):  # one that is being dropped
             manifest = unpack(path.read_bytes())
-            if manifest is not None and manifest["step"] == step_of(path.parent.name):
+            if manifest is None or manifest["step"] != step_of(path.parent.name):
+                continue
+            if counts(manifest["step"], manifest.get("attempt", "")):
                 manifests[manifest["step"]] = manifest
     return manifests
 
 
-def manifests_there(storage: Storage) -> tuple[Manifests, dict[str, int]]:
-    """The committed checkpoints of a store, of each step the newest attempt's; and {key: bytes} of everything
+def manifests_there(storage: Storage, counts: Counts = everything) -> tuple[Manifests, dict[str, int]]:
+    """The committed checkpoints of a store that count, of each step the newest attempt's; and {key: bytes} of
+    everything there."""
+    found, sizes = every_manifest(storage)
+    return newest_of_each({key: manifest for key, manifest in found.items() if counts(*key)}), sizes
+
+
+def every_manifest(storage: Storage) -> tuple[dict[CheckpointKey, dict[str, Any]], dict[str, int]]:
+    """The committed checkpoints of a store, those of older attempts first; and {key: bytes} of everything
     there."""
     sizes = dict(storage.list())
-    manifests: Manifests = {}
+    found = {}
     oldest_attempt_first = sorted(filter(None, map(MANIFEST.fullmatch, sizes)), key=_attempt_number)
     for match in oldest_attempt_first:
         with contextlib.suppress(FileNotFoundError):  # one that is being dropped
             manifest = unpack(storage.get_bytes(match[0]))
-            if manifest is None:
-                continue
-            if (manifest["step"], manifest.get("attempt", "")) == (step_of(match[1]), match[2] or ""):
-                manifests[manifest["step"]] = manifest
-    return manifests, sizes
+            key = (step_of(match[1]) or 0, match[2] or "")
+            if manifest is not None and (manifest["step"], manifest.get("attempt", "")) == key:
+                found[key] = manifest
+    return found, sizes
+
+
+def newest_of_each(found: Mapping[CheckpointKey, dict[str, Any]]) -> Manifests:
+    """Of each step the checkpoint of the newest attempt. found: those of older attempts first."""
+    return {step: manifest for (step, _), manifest in found.items()}
 
 
 def _attempt_number(match: re.Match[str]) -> int:

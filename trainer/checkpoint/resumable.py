@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path, PurePath
 from typing import Any
 
+from trainer.checkpoint import history
 from trainer.checkpoint.layout import local_dir, remote_url
 from trainer.checkpoint.manifest import code_fingerprint, manifests_here, manifests_there
 from trainer.config import ConfigError, RunConfig, difference, of_teacher
@@ -21,10 +22,11 @@ def check_resumable(config: RunConfig, data_fingerprint: str) -> None:
     A start asks this before it replaces an attempt that may be alive: what is refused later would have ended
     that one for nothing. Raises StorageError where the store does not answer.
     """
-    manifests = manifests_here(local_dir(config))
+    counts = history.rewound(config, history.of(config))
+    manifests = manifests_here(local_dir(config), counts)
     remote = remote_url(config)
     if remote:
-        manifests |= manifests_there(Storage(remote))[0]
+        manifests |= manifests_there(Storage(remote), counts)[0]
     if manifests and config.checkpoint.resume != "never":
         refuse_other(config, data_fingerprint, manifests[max(manifests)], lambda text: None)
 

@@ -6,16 +6,19 @@ manifest, and in the store the objects of a checkpoint there. Whatever else lies
 
 from __future__ import annotations
 
+import contextlib
 import re
-import shutil
 from bisect import bisect_right
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Generator, Iterable
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint.layout import step_name, step_of
-from trainer.checkpoint.manifest import Manifests, manifests_here, manifests_there
+from trainer.checkpoint.layout import MANIFEST, CheckpointKey, Counts, everything, step_name, step_of
+from trainer.checkpoint.manifest import Manifests, every_manifest, manifests_here, newest_of_each, unpack
+from trainer.config import ConfigError
+from trainer.errors import StorageError
 from trainer.storage.storage import Storage
 
 
@@ -59,27 +62,42 @@ def kept(manifests: Manifests, keep: Keep, safe: int) -> set[int]:
     return newest | {step for _, step in best} | keep.sound(steps)
 
 
-OBJECT = re.compile(r"(step-\d{8})/(?:(\d+-[0-9a-f]{6})/)?[A-Za-z0-9_.-]+")
-"""Key of an object of a checkpoint."""
+OBJECT = re.compile(r"(step-\d{8})/(?:(\d+-[0-9a-f]{6})/)?([A-Za-z0-9_.-]+)")
+"""Key of an object of a checkpoint: step, attempt, file."""
+OWN_FILE = re.compile(r"manifest\.json|state\.json|metrics\.jsonl|\.?rank-\d{5}-of-\d{5}\..*")
+"""Files that the trainer writes into a checkpoint, besides those that its manifest lists."""
 
 
-def prune_local(run_id: str, folder: Path, wanted: Keep, safe: int, busy: Collection[int | None]) -> None:
-    """Drops local checkpoints that need not stay, and what no manifest ever followed. busy: steps being
-    worked on."""
-    manifests = manifests_here(folder)
-    mine = _of_run(run_id, manifests)
-    theirs = manifests.keys() - mine.keys()
+def prune_local(
+    run_id: str,
+    folder: Path,
+    wanted: Keep,
+    safe: int,
+    busy: Collection[int | None],
+    counts: Counts = everything,
+) -> None:
+    """Drops local checkpoints that need not stay, that do not count, and what no manifest ever followed.
+    busy: steps being worked on."""
+    there = manifests_here(folder)
+    mine = {}
+    left_behind = set()
+    theirs = set()
+    for step, manifest in there.items():
+        if manifest["run_id"] != run_id:
+            theirs.add(step)
+        elif counts(step, manifest.get("attempt", "")):
+            mine[step] = manifest
+        else:
+            left_behind.add(step)
+
     keep = kept(mine, wanted, safe) | theirs
     newest = max(mine, default=0)
     for path in folder.glob("step-*"):
         step = step_of(path.name)
-        if step is not None and step not in keep and step <= newest and step not in busy:
+        if step is None or step in keep or step in busy:
+            continue
+        if step <= newest or step in left_behind:
             drop(path)
-
-
-def _of_run(run_id: str, manifests: Manifests) -> Manifests:
-    """The checkpoints of one run."""
-    return {step: manifest for step, manifest in manifests.items() if manifest["run_id"] == run_id}
 
 
 def prune_remote(
@@ -88,28 +106,71 @@ def prune_remote(
     wanted: Keep,
     busy: Collection[int | None],
     check: Callable[[], None],
+    counts: Counts = everything,
 ) -> None:
     """The same in the store: of a step that stays, what other attempts left of it goes too.
 
     check: raises if this attempt may no longer delete; called before every step's deletion.
     """
-    manifests, sizes = manifests_there(storage)
-    mine = _of_run(run_id, manifests)
-    newest = max(mine, default=0)
-    keep = kept(mine, wanted, newest)
+    found, sizes = every_manifest(storage)
+    mine = {}
+    theirs = set()
+    for key, manifest in found.items():
+        if manifest["run_id"] != run_id:
+            theirs.add(key)
+        elif counts(*key):
+            mine[key] = manifest
+    newest_of_step = newest_of_each(mine)
+    foreign_steps = {step for step, _ in theirs} - newest_of_step.keys()
+    newest = max(newest_of_step, default=0)
+    keep = kept(newest_of_step, wanted, newest)
 
-    folders: dict[tuple[int, str], list[str]] = {}
+    folders: dict[CheckpointKey, list[str]] = {}
     for match in filter(None, map(OBJECT.fullmatch, sizes)):
         folder = (step_of(match[1]) or 0, match[2] or "")
-        folders.setdefault(folder, []).append(match[0])
+        if _is_own(match[3], found.get(folder)):
+            folders.setdefault(folder, []).append(match[0])
     for (step, attempt), keys in folders.items():
-        theirs = step in manifests and step not in mine
-        stays = step in keep and attempt == mine[step].get("attempt", "")
-        if not stays and not theirs and step <= newest and step not in busy:
+        stays = step in keep and attempt == newest_of_step[step].get("attempt", "")
+        if stays or step in foreign_steps or (step, attempt) in theirs or step in busy:
+            continue
+        if step <= newest or not counts(step, attempt):
             check()
             # The manifest goes first: from then on it is no checkpoint.
             storage.delete([key for key in keys if key.endswith("/manifest.json")])
             storage.delete(keys)
+
+
+@contextmanager
+def tidying(what: str, say: Callable[[str], Any]) -> Generator[None]:
+    """Tells, and no more, where a store refuses a deletion: what counts is not decided by what is gone."""
+    try:
+        yield
+    except (ConfigError, StorageError) as error:
+        say(f"{what} stay in the store, which they fill: {error}")
+
+
+def withdraw(
+    storage: Storage, steps: Collection[int], check: Callable[[], None], say: Callable[[str], Any]
+) -> None:
+    """Takes back the manifests of checkpoints in the store that were passed over."""
+    with tidying(f"the checkpoints of steps {sorted(steps)}, which were passed over,", say):
+        unusable = []
+        for key, _ in storage.list():
+            match = MANIFEST.fullmatch(key)
+            if match is not None and step_of(match[1]) in steps:
+                unusable.append(key)
+        check()
+        storage.delete(unusable)
+
+
+def _is_own(name: str, manifest: dict[str, Any] | None) -> bool:
+    """Whether a file in a checkpoint's folder is the trainer's; all others are a person's. manifest: the
+    folder's, if it has one."""
+    name = name.removesuffix(".sha256")
+    return OWN_FILE.fullmatch(name) is not None or any(
+        entry["name"] == name for entry in (manifest or {}).get("files", ())
+    )
 
 
 def make_room(
@@ -139,6 +200,14 @@ def make_room(
 
 
 def drop(folder: Path) -> None:
-    """Removes one checkpoint, its manifest first."""
+    """Removes one checkpoint, its manifest first. What a person put into its folder stays there."""
+    manifest = None
+    with contextlib.suppress(OSError):
+        manifest = unpack((folder / "manifest.json").read_bytes())
     (folder / "manifest.json").unlink(missing_ok=True)
-    shutil.rmtree(folder, ignore_errors=True)
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if _is_own(path.name, manifest) or path.name.startswith("."):  # a file that a kill left half written
+            with contextlib.suppress(OSError):
+                path.unlink()
+    with contextlib.suppress(OSError):
+        folder.rmdir()

@@ -23,7 +23,7 @@ from trainer.checkpoint.errors import CheckpointError
 from trainer.checkpoint.format import Shard, write_shards
 from trainer.checkpoint.layout import held_bytes, local_dir, remote_folder, remote_url, step_name, step_of
 from trainer.checkpoint.manifest import FileRecord, rank_stem
-from trainer.checkpoint.staging import host_buffer, lock_pages
+from trainer.checkpoint.staging import HostMemory
 from trainer.config import RunConfig
 from trainer.storage.storage import Storage
 
@@ -53,17 +53,15 @@ class ShardWriter:
         self.seconds: dict[str, float] = {}
         self._writing: threading.Thread | None = None
         self._sending: threading.Thread | None = None
-        self._locking: threading.Thread | None = None
         self._written: dict[int, list[FileRecord]] = {}
         self._sent: dict[int, list[FileRecord]] = {}
         self._error: BaseException | None = None
-        self._buffers: dict[str, torch.Tensor] = {}
-        self._unlocked: list[tuple[torch.Tensor, torch.device]] = []
+        self._memory = HostMemory()
         self._attempt = ""
 
     def staged_bytes(self) -> int:
         """Host memory that the copies of the last checkpoint take."""
-        return sum(buffer.untyped_storage().nbytes() for buffer in self._buffers.values())
+        return self._memory.nbytes
 
     def host(self, key: str, tensor: torch.Tensor) -> torch.Tensor:
         """A flat host copy of `tensor` in a buffer that is kept for the next checkpoint. The buffer's pages
@@ -72,16 +70,8 @@ class ShardWriter:
         Waits for the checkpoint that is being written, since that reads the same buffers.
         """
         self._join()
-        if self._locking is not None:
-            self._locking.join()
-            self._locking = None
         flat = tensor.detach().reshape(-1)
-        buffer = self._buffers.get(key)
-        if buffer is None or buffer.shape != flat.shape or buffer.dtype != flat.dtype:
-            buffer = host_buffer(flat)
-            self._buffers[key] = buffer
-            self._unlocked.append((buffer, tensor.device))
-        return buffer.copy_(flat)
+        return self._memory.like(key, flat).copy_(flat)
 
     def start(
         self,
@@ -166,9 +156,7 @@ class ShardWriter:
             self._written.pop(old)
         if send and self.storage:
             self.send(step)
-        if self._unlocked:
-            new, self._unlocked = self._unlocked, []
-            self._locking = _thread("pages", _lock, new)
+        self._memory.lock_behind()
 
     def _upload(self, step: int, before: threading.Thread | None) -> None:
         if before is not None:
@@ -193,12 +181,6 @@ class ShardWriter:
                     path.unlink(missing_ok=True)
                 with contextlib.suppress(OSError):
                     folder.rmdir()
-
-
-def _lock(buffers: list[tuple[torch.Tensor, torch.device]]) -> None:
-    """Locks the pages of new buffers for the next checkpoint's copies, while nobody waits."""
-    for buffer, device in buffers:
-        lock_pages(buffer, device)
 
 
 def _thread(name: str, action: Any, *arguments: Any) -> threading.Thread:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from trainer.errors import StorageError
+from trainer.errors import StorageError, StoreRefused
 from trainer.fleet.dispatch import BEAT_S
 from trainer.fleet.objects import Objects, worker_key
-from trainer.fleet.scheduler import FETCHING, Given
+from trainer.fleet.scheduler import FETCHING, LOADING, Given
 from trainer.observe import beacon
 
 KEPT_SENT = 256
@@ -24,7 +24,7 @@ class Beats:
         self._state: dict[str, Any] = {
             "worker": worker,
             "attempt": "",
-            "state": "loading",
+            "state": LOADING,
             "version": -1,
             "unit": "",
             "rate": 0.0,
@@ -46,6 +46,12 @@ class Beats:
         with self._lock:
             self._state |= state
             self._write()
+
+    def begin(self, attempt: str) -> None:
+        """The first mark, before the engine is there: its trainer sees that somebody comes."""
+        self._state["attempt"] = attempt
+        self.say()
+        self.start()
 
     def follow(self, attempt: str) -> None:
         """Goes on with an attempt, which knows nothing of what was sent to the one before. The weights are
@@ -73,5 +79,5 @@ class Beats:
             self.objects.put_json(
                 worker_key(self.worker), self._state | {"serial": self._serial, "pieces": beacon.pieces()}
             )
-        except StorageError as error:
+        except (StorageError, StoreRefused) as error:
             print(f"worker: {error}", flush=True)

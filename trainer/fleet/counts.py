@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 OWN = "own"
 """The trainer's own engines, among the devices that sample."""
@@ -63,3 +64,17 @@ class Counts:
         share = self.idle_s / self.worker_s if self.worker_s else 0.0
         self.worker_s = self.idle_s = 0.0
         return share
+
+
+def roster_entry(mark: dict[str, Any], lives: bool, why: str, completions: int) -> dict[str, Any]:
+    """A worker as display and report tell it. why: it does not live. completions: its accepted ones."""
+    return {
+        "worker": mark["worker"],
+        "host": mark["host"],
+        "device": mark["device"],
+        "lives": lives,
+        "why": why,
+        "state": mark["state"],
+        "completions": completions,
+        "completions_per_s": mark["rate"] if lives else 0.0,
+    }

@@ -14,14 +14,14 @@ from typing import Any
 
 from trainer.algorithm.traces import Trace
 from trainer.checkpoint.attempt import Attempt
-from trainer.errors import StorageError
+from trainer.errors import StorageError, StoreRefused
 from trainer.fleet import objects as keys
-from trainer.fleet.counts import OWN, Counts
+from trainer.fleet.counts import OWN, Counts, roster_entry
 from trainer.fleet.objects import Forged, Objects
 from trainer.fleet.probes import Probes
-from trainer.fleet.scheduler import FETCHING, Claim, Given, Scheduler
+from trainer.fleet.scheduler import LOADING, NOT_READY, Claim, Given, Scheduler
 from trainer.fleet.units import UNREADABLE, RolloutUnit, unpack
-from trainer.fleet.verify import AskedUnit, refusal
+from trainer.fleet.verify import NOT_FINITE, AskedUnit, mark_refusal, refusal
 
 BEAT_S = 5.0
 """Seconds between two marks of a head or a worker that has nothing new to say."""
@@ -32,6 +32,8 @@ FORGET_S = 3600.0
 POLL_S = 1.0
 PARALLEL = 8
 """Objects that are read at a time."""
+LOADING_S = 3600.0
+"""Longest time for which a worker that builds its engine counts as one that will come."""
 MOST_REFUSALS = 2
 """Workers that may send samples of one unit that are refused; then the run ends."""
 MOST_IN_A_ROW = 3
@@ -90,6 +92,8 @@ class Dispatcher:
         """Workers with a mark in the bucket."""
         self._moved: dict[str, tuple[int, float]] = {}
         """Serial number of each worker's newest mark, and when the head saw that first."""
+        self._loading_since: dict[str, float] = {}
+        """When the head saw a worker first that builds its engine."""
         self._probes = Probes(self.scheduler)
         self._refused: dict[str, list[str]] = {}
         """Workers whose samples of a unit were refused, one for each time."""
@@ -249,27 +253,19 @@ class Dispatcher:
 
     def _worker(self, name: str, beat: dict[str, Any]) -> dict[str, Any]:
         seen_at = self._moved.get(name, (0, 0.0))[1]
-        fetches = beat["state"] == FETCHING and time.monotonic() - seen_at < self.scheduler.lost_s
+        fetches = beat["state"] in NOT_READY and time.monotonic() - seen_at < self.scheduler.lost_s
         lives = name in self.scheduler.workers or (fetches and not beat["goodbye"])
         why = ""
         if not lives:
             silent = f"silent for more than {self.scheduler.lost_s:.0f} s"
             why = self._turned_away.get(name) or beat["goodbye"] or silent
-        return {
-            "worker": name,
-            "host": beat["host"],
-            "device": beat["device"],
-            "lives": lives,
-            "why": why,
-            "state": beat.get("state", ""),
-            "completions": self.counts.by_worker.get(name, 0),
-            "completions_per_s": beat["rate"] if lives else 0.0,
-        }
+        return roster_entry(beat, lives, why, self.counts.by_worker.get(name, 0))
 
     # --- the thread -----------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         away_since: float | None = None
+        served = False
         while True:
             self._wake.wait(self.poll_s)
             self._wake.clear()
@@ -277,12 +273,15 @@ class Dispatcher:
                 return None
             try:
                 self._round()
+                served = True
                 if away_since is not None:
                     with self._changed:
                         self.scheduler.forgive(time.monotonic())
                     self._say(f"the store is back after {time.monotonic() - away_since:.0f} s")
                     away_since = None
-            except StorageError as error:  # Storage has tried it for minutes
+            except (StorageError, StoreRefused) as error:  # Storage has tried it for minutes
+                if isinstance(error, StoreRefused) and not served:
+                    return self._end(error)
                 away_since = away_since or time.monotonic()
                 if time.monotonic() - away_since > self.wait_s:
                     return self._end(error)
@@ -342,10 +341,22 @@ class Dispatcher:
             self.counts.forged += 1
             self._known.discard(worker)  # until the next listing
             return None
-        if beat is None or self._moved.get(worker, (-1, 0.0))[0] == beat["serial"]:
+        if beat is None:
+            return None
+        if why := mark_refusal(beat, worker):
+            self._malformed(worker, why)
+            return None
+        if self._moved.get(worker, (-1, 0.0))[0] == beat["serial"]:
             return None
         self._moved[worker] = (beat["serial"], time.monotonic())
         return beat if beat["attempt"] == self.held.name else None
+
+    def _malformed(self, worker: str, why: str) -> None:
+        """A mark that this code did not write: its worker is told once, and not looked at again before the
+        next listing."""
+        self._known.discard(worker)
+        if worker not in self._turned_away:
+            self.turn_away(worker, f"its mark {why}: its code is another")
 
     def _see(self, worker: str, beat: dict[str, Any]) -> None:
         before = self.beats.get(worker)
@@ -360,8 +371,13 @@ class Dispatcher:
         if worker in self._turned_away:
             return
         with self._changed:
-            self._alive_at = time.monotonic()
-            if not beat["goodbye"] and beat["state"] != FETCHING:
+            now = time.monotonic()
+            if beat["state"] != LOADING:
+                self._loading_since.pop(worker, None)
+                self._alive_at = now
+            elif now - self._loading_since.setdefault(worker, now) < LOADING_S:
+                self._alive_at = now
+            if not beat["goodbye"] and beat["state"] not in NOT_READY:
                 # the short completions of a probe say nothing of its speed
                 rate = beat["rate"] if worker in self.counts.by_worker else 0.0
                 self.scheduler.beat(worker, time.monotonic(), rate, self._probes.may_sample(worker))
@@ -400,7 +416,7 @@ class Dispatcher:
     def _received(self, worker: str, given: Given, unit: RolloutUnit, key: str) -> list[Trace] | str | None:
         """What a worker sent of a unit, or why it is refused; None where a stranger has written it."""
         try:
-            sampled = unpack(self.objects.get(key))
+            sampled = unpack(self.objects.get(key, self.expected.most_bytes(unit)))
             why = refusal(unit, given.turn, worker, sampled, self.expected)
         except (Forged, FileNotFoundError) as error:
             self.counts.forged += 1
@@ -452,7 +468,9 @@ class Dispatcher:
         self._say(f"unit {given.unit} of worker {worker} is refused: {why}")
         with self._changed:
             in_a_row = self._in_a_row[worker] = self._in_a_row.get(worker, 0) + 1
-            if self.scheduler.fail(given, worker) and not self.scheduler.own_engines:
+            again = self.scheduler.fail(given, worker)
+            # A broken card says nothing of the unit: elsewhere that is a function of its seeds.
+            if again and not self.scheduler.own_engines and NOT_FINITE not in why:
                 self._refused.setdefault(given.unit, []).append(worker)
             refused = self._refused.get(given.unit, [])
             others = len(self.scheduler.workers) > 1

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
+
+from torch import Tensor
 
 from trainer.algorithm.traces import Trace
 from trainer.config import ConfigError, RunConfig
@@ -32,9 +34,10 @@ class EngineWorker:
         objects: Objects,
         about: dict[str, Any],
         lost: Callable[[str, int], None],
+        known: Callable[[str], None] = lambda device: None,
     ) -> None:
-        """about: what the head says of the run. lost: see `OtherRanks`. Raises ConfigError where data or
-        model are others."""
+        """about: what the head says of the run. lost: see `OtherRanks`. known: called with the device before
+        the model is read. Raises ConfigError where data or model are others."""
         self.config = config
         self.part = EnginePart(config, 0)
         fingerprint = self.part.reader.datasets[config.train_split].fingerprint
@@ -43,8 +46,10 @@ class EngineWorker:
                 f"data.path {config.data.path} holds other rows than the trainer's ({fingerprint[:12]}, not"
                 f" {about['data'][:12]}): give this worker the dataset that the run trains on"
             )
+        known(self.device)
         self.others = OtherRanks(config, lost)
         self.model = pretrained(config)
+        check_layout(about["layout"], self.model.tensors, config.model.path)
         self.mirror = Mirror(
             objects,
             about["layout"],
@@ -95,6 +100,16 @@ class EngineWorker:
         self.out_of_step = False
         traces.sort(key=lambda trace: (trace.group, trace.index))
         return traces, time.monotonic() - began
+
+
+def check_layout(layout: Layout, tensors: Mapping[str, Tensor], path: str) -> None:
+    """Raises ConfigError where the tensors are not those that the trainer's ranks hold."""
+    for shard in layout:
+        for name, _, stop in shard:
+            if name not in tensors or stop > tensors[name].numel():
+                raise ConfigError(
+                    f"model.path {path} is another model than the trainer's: it has no {name} of that size"
+                )
 
 
 def facts(device: str) -> dict[str, Any]:

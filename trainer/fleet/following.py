@@ -10,12 +10,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.checkpoint.attempt import LAUNCH_VARIABLE
+from trainer.config import ConfigError
 from trainer.fleet import objects as keys
-from trainer.fleet.objects import Anchor, Forged, Objects
+from trainer.fleet.objects import KEY_VARIABLE, Anchor, Forged, Objects
 from trainer.fleet.scheduler import Given
 from trainer.fleet.units import RolloutUnit
 from trainer.storage.attempt_record import AttemptRecord
 
+MOST_FORGED = 3
+"""Objects of other keys that are looked at before the first of this worker's own."""
 NEWER_S = 15.0
 """Seconds between two looks for a newer attempt."""
 AWAITED_S = 3600.0
@@ -52,6 +55,9 @@ class Following:
         self.objects, self.record = objects, record
         self.worker = worker
         self._clock = clock
+        self._known = False
+        """Whether anything was written with this worker's key."""
+        self._forged = 0
         self.attempt = ""
         """Newest attempt whose head has spoken; empty before the first."""
         self.over = ""
@@ -155,9 +161,18 @@ class Following:
         return Seen(attempt, head["version"], head["lineage"], tuple(mail), anchors)
 
     def _signed(self, key: str) -> Any:
-        """Signed JSON data; None where there is none, or where a stranger wrote it."""
+        """Signed JSON data; None where there is none, or where a stranger wrote it. Raises ConfigError where
+        all that the run has ever said is signed with another key."""
         try:
-            return self.objects.get_json(key)
+            found = self.objects.get_json(key)
         except Forged as error:
+            self._forged += 1
+            if not self._known and self._forged >= MOST_FORGED:
+                raise ConfigError(
+                    f"nothing of this run was written with this key: {KEY_VARIABLE} is that of another run"
+                    f" ({error})"
+                ) from error
             print(f"worker: {error}: it is not looked at", flush=True)
             return None
+        self._known = self._known or found is not None
+        return found

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from trainer.algorithm.traces import Prompt, Trace
+from trainer.checkpoint import history
 from trainer.checkpoint.attempt import Attempt
 from trainer.checkpoint.layout import remote_url
 from trainer.checkpoint.manager import Checkpoints
@@ -211,7 +212,9 @@ class FleetSampler:
         where it does not get there."""
         while self._checkpoints.busy and self._checkpoints.stored < step:
             time.sleep(0.1)
-        manifests, _ = manifests_there(Storage(remote_url(self.config)))
+        manifests, _ = manifests_there(
+            Storage(remote_url(self.config)), history.read(self.held.record, self.held.epoch).counts
+        )
         if step not in manifests:
             raise StorageError(
                 f"the run resumes from a checkpoint of step {step} that is on this machine only, and it could"

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trainer.errors import ObjectTooLarge
 from trainer.fleet import patch
 from trainer.fleet.objects import Anchor, Forged, Objects, first_lineage, next_lineage, version_key
 
@@ -130,11 +131,11 @@ class Mirror:
     def follow(self, objects: Objects, layout: Layout) -> None:
         """Goes on with a new attempt, whose ranks may share the weights out differently.
 
-        Older versions keep their names where the attempt goes on from one of them, but their patches are for
-        the older layout: the way back ends here.
+        Where they do, patches of older versions are for the older layout, and the way back ends here.
         """
+        if layout != self.layout:
+            self._behind.clear()
         self.objects, self.layout = objects, layout
-        self._behind.clear()
 
     def to(self, number: int, lineage: str, anchors: Sequence[Anchor]) -> None:
         """Brings the tensors to a version: forward by its patches, or back by undoing them; from an anchor
@@ -182,7 +183,23 @@ class Mirror:
             number, lineage = version.parent, version.parent_lineage
         return way if lineage in held or to_anchor is None else to_anchor
 
+    def _is_here(self, anchor: Anchor) -> bool:
+        """Whether the tensors hold a checkpoint's weights, perhaps after newer versions were undone: a new
+        attempt calls by another name what this mirror has held for long."""
+        try:
+            while not self.dirty and self._behind and self.version > anchor.version:
+                self._undo()
+        except (FileNotFoundError, ValueError):  # its patches are gone, or not what was published
+            return False
+        if self.dirty or self.version != anchor.version:
+            return False
+        return first_lineage(anchor.kind, anchor.version, self.digests()) == anchor.lineage
+
     def _begin(self, anchor: Anchor) -> None:
+        if anchor.kind == "checkpoint" and self._is_here(anchor):
+            self._behind.clear()
+            self.lineage = anchor.lineage
+            return
         self.dirty = True
         if not (self._as_loaded and anchor.kind == "model"):
             self._fill(anchor)
@@ -215,7 +232,10 @@ class Mirror:
         self.dirty = False
 
     def _fetch(self, entry: dict[str, Any]) -> bytes:
-        data = self.objects.storage.get_bytes(entry["key"])
+        try:
+            data = self.objects.storage.get_bytes(entry["key"], entry["bytes"])
+        except ObjectTooLarge as error:
+            raise Forged(f"{error}: it is not the patch that was published") from error
         self.fetched_bytes += len(data)
         if hashlib.sha256(data).hexdigest() != entry["sha256"]:
             raise Forged(f"{entry['key']} is not the patch that was published")

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from trainer.config import ConfigError
+from trainer.errors import ObjectTooLarge
 from trainer.storage.storage import Storage
 
 KEY_VARIABLE = "SPOTRL_FLEET_KEY"
@@ -34,6 +35,10 @@ KEY_VARIABLE = "SPOTRL_FLEET_KEY"
 LEAST_KEY = 16
 """Characters of the shortest secret."""
 SIGNATURE_BYTES = 32
+MOST_BYTES = {"workers": 1 << 20, "head": 4 << 20, "refused": 1 << 20}
+"""Largest object of a kind, which is its folder."""
+MOST_OTHER_BYTES = 64 << 20
+"""Largest object of every other kind, but for patches and samples, whose readers know their sizes."""
 WORKERS = "workers"
 WEIGHTS = "weights"
 SAMPLES = "samples"
@@ -71,9 +76,14 @@ class Objects:
         """Writes an object with its signature."""
         self.storage.put_bytes(name, self._signature(name, body) + body)
 
-    def get(self, name: str) -> bytes:
-        """An object's body. Raises FileNotFoundError, Forged."""
-        data = self.storage.get_bytes(name)
+    def get(self, name: str, most_bytes: int = 0) -> bytes:
+        """An object's body. most_bytes: the largest that is read; 0: what its kind may have. Raises
+        FileNotFoundError, Forged."""
+        most_bytes = most_bytes or MOST_BYTES.get(name.partition("/")[0], MOST_OTHER_BYTES)
+        try:
+            data = self.storage.get_bytes(name, SIGNATURE_BYTES + most_bytes)
+        except ObjectTooLarge as error:
+            raise Forged(str(error)) from error
         signature, body = data[:SIGNATURE_BYTES], data[SIGNATURE_BYTES:]
         if not hmac.compare_digest(signature, self._signature(name, body)):
             raise Forged(f"{name} was not written with this run's key, or for another place")
@@ -86,10 +96,12 @@ class Objects:
     def get_json(self, name: str) -> Any:
         """JSON data; None where there is no such object. Raises Forged."""
         try:
-            return json.loads(self.get(name))
+            body = self.get(name)
         except FileNotFoundError:
             return None
-        except json.JSONDecodeError as error:
+        try:
+            return json.loads(body)
+        except (ValueError, RecursionError) as error:
             raise Forged(f"{name} holds no JSON: {error}") from error
 
 

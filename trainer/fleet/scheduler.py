@@ -12,6 +12,9 @@ from typing import Literal
 
 FETCHING = "fetching"
 """State of a worker that has an engine and does not have the weights yet: it can sample nothing."""
+LOADING = "loading"
+"""State of a worker that builds its engine."""
+NOT_READY = (LOADING, FETCHING)
 DEPTH = 2
 """Units that a worker has been given at a time."""
 Claim = Literal["share", "rest", "late"]

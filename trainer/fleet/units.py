@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import zipfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -14,8 +15,23 @@ import numpy as np
 from trainer.algorithm.traces import Prompt, Trace
 from trainer.checkpoint.trace_columns import text_array, trace_columns, traces_of
 
-UNREADABLE = (OSError, ValueError, LookupError, EOFError, TypeError, zipfile.BadZipFile)
-"""What reading an archive raises that is not whole, or is none."""
+UNREADABLE = (
+    AttributeError,
+    EOFError,
+    LookupError,
+    MemoryError,
+    NotImplementedError,
+    OSError,
+    RecursionError,
+    TypeError,
+    ValueError,
+    zipfile.BadZipFile,
+)
+"""What reading an archive raises that is not whole, is none, or holds something else than samples."""
+ABOUT_BYTES = 4 << 20
+"""Largest part of a unit's samples that is not in its tokens."""
+TOKEN_BYTES = 32
+"""Most bytes that a token takes in a unit's samples, its experts aside."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +94,34 @@ def pack(unit: RolloutUnit, turn: int, worker: str, traces: Sequence[Trace]) -> 
     return out.getvalue()
 
 
+def most_bytes(unit: RolloutUnit, longest_prompt: int, route_bytes: int = 0) -> int:
+    """The largest archive that a unit's samples may be. longest_prompt: tokens. route_bytes: of the experts
+    of one token."""
+    completions = len(unit.prompts) * unit.samples_per_prompt
+    tokens = completions * (unit.max_tokens + longest_prompt)
+    return ABOUT_BYTES + tokens * (TOKEN_BYTES + route_bytes)
+
+
+def check_archive(body: bytes) -> None:
+    """Raises ValueError for an archive whose arrays would take more memory than it has bytes: `pack` packs
+    nothing, so an array is as large as what it is read from."""
+    total = 0
+    with zipfile.ZipFile(io.BytesIO(body)) as archive:
+        for info in archive.infolist():
+            total += info.file_size
+            if info.compress_type != zipfile.ZIP_STORED or total > len(body):
+                raise ValueError(f"{info.filename} takes more memory than the archive has bytes")
+            with archive.open(info) as member:
+                if np.lib.format.read_magic(member) != (1, 0):
+                    raise ValueError(f"{info.filename} is of another format")
+                shape, _, dtype = np.lib.format.read_array_header_1_0(member)
+            if dtype.hasobject or math.prod(shape) * dtype.itemsize > info.file_size:
+                raise ValueError(f"{info.filename} says that it holds {shape} of {dtype}, which it does not")
+
+
 def unpack(body: bytes) -> Sampled:
     """The inverse of `pack`. Raises one of UNREADABLE."""
+    check_archive(body)
     with np.load(io.BytesIO(body), allow_pickle=False) as archive:
         arrays = dict(archive)
     about = json.loads(arrays["about"].tobytes())

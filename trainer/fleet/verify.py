@@ -6,18 +6,60 @@ if there is one; refused again it ends the run.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from trainer.algorithm.traces import Trace
-from trainer.fleet.units import RolloutUnit, Sampled
+from trainer.fleet.units import RolloutUnit, Sampled, most_bytes
 
 ROUNDING = 1e-4
 """Nats above 0 that a log-probability may be by rounding."""
 LEAST_LOGPROB = -1e4
 """Nats below which no sampled token is."""
+NOT_FINITE = "a log-probability is not finite: its GPU or its weights are broken"
+"""Ends a refusal that is its worker's alone: another worker would send something else."""
+CERTAIN_TOKENS = 64
+"""Sampled tokens of a unit that cannot all have been certain."""
+
+
+MARK = {
+    "worker": str,
+    "attempt": str,
+    "state": str,
+    "host": str,
+    "device": str,
+    "goodbye": str,
+    "process": int,
+    "serial": int,
+    "pieces": int,
+    "rate": float,
+    "sent": list,
+}
+"""Fields of a worker's mark that the head reads, and their types."""
+
+
+def mark_refusal(mark: Any, worker: str) -> str:
+    """What is wrong with a worker's mark, as the end of a sentence; empty where the head can read it."""
+    if not isinstance(mark, dict):
+        return f"is a {type(mark).__name__}"
+    for name, kind in MARK.items():
+        value = mark.get(name)
+        kinds = (int, float) if kind is float else kind
+        if not isinstance(value, kinds) or isinstance(value, bool):
+            return f"has no {name} of type {kind.__name__}"
+    if mark["worker"] != worker:
+        return f"is that of {mark['worker']}"
+    if not (math.isfinite(mark["rate"]) and mark["rate"] >= 0):
+        return f"has a rate of {mark['rate']}"
+    for sent in mark["sent"]:
+        pair = isinstance(sent, list) and len(sent) == 2
+        if not (pair and isinstance(sent[0], str) and isinstance(sent[1], int)):
+            return f"names {sent!r} as a unit that was sent"
+    return ""
 
 
 @dataclass(frozen=True)
@@ -47,6 +89,12 @@ class AskedUnit:
     routers: Routers | None = None
     """None: the model has no experts."""
 
+    def most_bytes(self, unit: RolloutUnit) -> int:
+        """The largest object that holds a unit's samples."""
+        prompts = [len(self.prompt_ids(unit.split, prompt.row)) for prompt in unit.prompts]
+        routes = 2 * self.routers.layers * self.routers.active if self.routers else 0
+        return most_bytes(unit, max(prompts, default=0), routes)
+
 
 def refusal(unit: RolloutUnit, turn: int, worker: str, sampled: Sampled, expected: AskedUnit) -> str:
     """Why a unit's samples may not train, as a sentence; empty where they may."""
@@ -73,11 +121,34 @@ def refusal(unit: RolloutUnit, turn: int, worker: str, sampled: Sampled, expecte
         why = _trace(unit, rows[trace.group], trace, expected)
         if why:
             return f"group {trace.group}, completion {trace.index}: {why}"
+    if unit.split == "train" and unit.temperature >= 1 and _all_certain(sampled.traces):
+        return "every log-probability is 0, as if nothing had been sampled"
+    return ""
+
+
+def _all_certain(traces: Sequence[Trace]) -> bool:
+    """Whether every token of a unit is said to have been certain."""
+    found = [trace.logprobs for trace in traces if trace.logprobs is not None]
+    flat = np.concatenate(found) if found else np.zeros(0, np.float32)
+    return len(flat) >= CERTAIN_TOKENS and not flat.any()
+
+
+def _types(trace: Trace) -> str:
+    """What is wrong with the types of a completion's arrays: a value of another type may pass for one."""
+    if trace.tokens.ndim != 1 or trace.tokens.dtype.kind not in "iu":
+        return f"its tokens are {trace.tokens.dtype} in {trace.tokens.ndim} dimensions, not a row of integers"
+    logprobs = trace.logprobs
+    if logprobs is not None and (logprobs.ndim != 1 or logprobs.dtype != np.float32):
+        return (
+            f"its log-probabilities are {logprobs.dtype} in {logprobs.ndim} dimensions, not a row of float32"
+        )
     return ""
 
 
 def _trace(unit: RolloutUnit, row: int, trace: Trace, expected: AskedUnit) -> str:
     """Why one completion may not train; empty where it may."""
+    if why := _types(trace):
+        return why
     if trace.row != row:
         return f"it is of row {trace.row}, not of {row}"
     if trace.versions != (unit.version, unit.version):
@@ -127,11 +198,9 @@ def _logprobs(trace: Trace) -> str:
         return "it has no log-probabilities"
     if len(logprobs) != len(trace.completion):
         return f"it has {len(logprobs)} log-probabilities for {len(trace.completion)} tokens"
-    # Values that are not finite are the loop's: it leaves such completions out, and counts them.
-    known = logprobs[np.isfinite(logprobs)]
-    if not len(known):
-        return ""
-    highest, lowest = float(known.max()), float(known.min())
+    if not np.isfinite(logprobs).all():
+        return NOT_FINITE
+    highest, lowest = float(logprobs.max()), float(logprobs.min())
     if highest > ROUNDING:
         return f"a log-probability is {highest:.3g}, above 0"
     if lowest < LEAST_LOGPROB:

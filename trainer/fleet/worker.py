@@ -32,14 +32,16 @@ from trainer.checkpoint.manifest import code_fingerprint
 from trainer.config import ConfigError, RunConfig, from_dict, override
 from trainer.config.fleet import WORKER_GPU_SHARE
 from trainer.config.run_store import RunStore
-from trainer.errors import StorageError
+from trainer.errors import StorageError, StoreRefused
 from trainer.exit_codes import EXIT_CONFIG, EXIT_ERROR, EXIT_OK, EXIT_STORAGE
 from trainer.fleet.beats import Beats
+from trainer.fleet.dispatch import BEAT_S
 from trainer.fleet.following import Following, Seen
-from trainer.fleet.objects import Objects, samples_key, secret
+from trainer.fleet.objects import Forged, Objects, samples_key, secret, worker_key
 from trainer.fleet.packages import differing, packages
 from trainer.fleet.scheduler import Given
 from trainer.fleet.units import RolloutUnit, pack
+from trainer.fleet.verify import mark_refusal
 from trainer.node.watch.preemption import Notice
 from trainer.storage.attempt_record import AttemptRecord
 from trainer.storage.storage import Storage
@@ -54,6 +56,8 @@ MACHINE_OPTIONS = ("model.path", "data.path", "evaluation.path", "rollout.gpu_me
 """Options that a worker takes from its own configuration and not from the run's."""
 FAILURES = 3
 """Times in a row that a unit may fail for its weights before the worker ends."""
+SAME_NAME_S = 2.5 * BEAT_S
+"""Seconds in which a worker of the same name that lives would mark."""
 GOODBYE_S = 5.0
 """Longest time that the last mark may take when a rank has ended: the others compute nothing any more."""
 RANK_SAYS_S = 1.0
@@ -162,8 +166,32 @@ class Worker:
                 return None
             time.sleep(self.poll_s)
 
+    def _check_name(self) -> None:
+        """Raises ConfigError where another process marks under this worker's name: the two would take each
+        other's mail. A mark that stands still is that of one that has ended."""
+        mark = self._own_mark()
+        if mark is None or mark["goodbye"]:
+            return
+        deadline = time.monotonic() + SAME_NAME_S
+        while time.monotonic() < deadline:
+            time.sleep(self.poll_s)
+            now = self._own_mark()
+            if now and now["serial"] != mark["serial"]:
+                raise ConfigError(
+                    f"a worker called {self.name} is alive on {now['host']}: give this one another --name"
+                )
+
+    def _own_mark(self) -> dict[str, Any] | None:
+        """The mark under this worker's name; None where there is none that can be read."""
+        try:
+            mark = self.objects.get_json(worker_key(self.name))
+        except Forged:
+            return None
+        return None if mark is None or mark_refusal(mark, self.name) else mark
+
     def _serve(self, about: dict[str, Any]) -> int:
         check_same(about)
+        self._check_name()
         with tempfile.TemporaryDirectory(prefix="spotrl-worker-") as folder:
             config = worker_config(about, self.root, folder, self.overrides)
             configuration.validate(config)
@@ -174,13 +202,17 @@ class Worker:
             from trainer.fleet.engine_worker import EngineWorker, facts
 
             started = time.monotonic()
-            engine = EngineWorker(config, self.objects, about, self._rank_lost)
-            return self._begin(engine, facts(engine.device), started)
 
-    def _begin(self, engine: EngineWorker, facts: dict[str, Any], started: float) -> int:
+            def known(device: str) -> None:
+                """The trainer sees that somebody comes before the engine is there: 72B loads for minutes."""
+                self.beats = Beats(self.objects, self.name, facts(device))
+                self.beats.begin(self.attempt)
+
+            engine = EngineWorker(config, self.objects, about, self._rank_lost, known)
+            return self._begin(engine, started)
+
+    def _begin(self, engine: EngineWorker, started: float) -> int:
         """started: when the engine began to load."""
-        self.beats = Beats(self.objects, self.name, facts)
-        self.beats.start()
         self._follow(engine, self.attempt)
         print(f"worker {self.name}: ready after {time.monotonic() - started:.0f} s", flush=True)
         return self._loop(engine)
@@ -231,7 +263,10 @@ class Worker:
                 self._sample(engine, seen, *todo[0])
                 done.add(todo[0][1])
                 failures = 0
-            except StorageError as error:  # the same unit again, as long as the trainer asks for it
+            except (
+                StorageError,
+                StoreRefused,
+            ) as error:  # the same unit again, as long as the trainer asks for it
                 print(f"worker {self.name}: unit {todo[0][1].unit}: {error}", flush=True)
             except (ValueError, RuntimeError, FileNotFoundError) as error:
                 failures += 1
@@ -246,7 +281,7 @@ class Worker:
         """What there is to do; None also while the store is away, which counts as the trainer's silence."""
         try:
             return self.following.look()
-        except StorageError as error:
+        except (StorageError, StoreRefused) as error:
             print(f"worker {self.name}: {error}", flush=True)
             return None
 

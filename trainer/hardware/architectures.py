@@ -21,6 +21,9 @@ class Architecture:
     """What distinguishes a family of models from the others; its sizes are in its config.json."""
 
     title: str
+    blocks: tuple[str, ...]
+    """transformers' classes of its decoder's layers and of its tower's blocks: ZeRO-3 gathers each whole, and
+    the backward pass recomputes each whole."""
     tower: Tower | Literal[""] = ""
     """Its vision tower's; "": it reads text only."""
     qkv_bias: bool = False
@@ -42,35 +45,73 @@ class Architecture:
 
 
 FAMILIES = {
-    "qwen2_5_vl": Architecture(title="Qwen2.5-VL", tower="qwen2_5_vl", qkv_bias=True),
-    "qwen2_vl": Architecture(title="Qwen2-VL", tower="qwen2_vl", qkv_bias=True),
-    "qwen3_vl": Architecture(title="Qwen3-VL", tower="qwen3_vl", qk_norm=True),
-    "qwen3_5": Architecture(title="Qwen3.5", tower="qwen3_vl", qk_norm=True, gated_delta=True),
+    "qwen2_5_vl": Architecture(
+        title="Qwen2.5-VL",
+        blocks=("Qwen2_5_VLDecoderLayer", "Qwen2_5_VLVisionBlock"),
+        tower="qwen2_5_vl",
+        qkv_bias=True,
+    ),
+    "qwen2_vl": Architecture(
+        title="Qwen2-VL",
+        blocks=("Qwen2VLDecoderLayer", "Qwen2VLVisionBlock"),
+        tower="qwen2_vl",
+        qkv_bias=True,
+    ),
+    "qwen3_vl": Architecture(
+        title="Qwen3-VL",
+        blocks=("Qwen3VLTextDecoderLayer", "Qwen3VLVisionBlock"),
+        tower="qwen3_vl",
+        qk_norm=True,
+    ),
+    "qwen3_5": Architecture(
+        title="Qwen3.5",
+        blocks=("Qwen3_5DecoderLayer", "Qwen3_5VisionBlock"),
+        tower="qwen3_vl",
+        qk_norm=True,
+        gated_delta=True,
+    ),
     "qwen3_5_moe": Architecture(
         title="Qwen3.5-MoE",
+        blocks=("Qwen3_5MoeDecoderLayer", "Qwen3_5MoeVisionBlock"),
         tower="qwen3_vl",
         qk_norm=True,
         gated_delta=True,
         experts="together",
         shared_expert=True,
     ),
-    "qwen3_vl_moe": Architecture(title="Qwen3-VL-MoE", tower="qwen3_vl", qk_norm=True, experts="transposed"),
-    "qwen3_5_text": Architecture(title="Qwen3.5 (text)", qk_norm=True, gated_delta=True),
+    "qwen3_vl_moe": Architecture(
+        title="Qwen3-VL-MoE",
+        blocks=("Qwen3VLMoeTextDecoderLayer", "Qwen3VLMoeVisionBlock"),
+        tower="qwen3_vl",
+        qk_norm=True,
+        experts="transposed",
+    ),
+    "qwen3_5_text": Architecture(
+        title="Qwen3.5 (text)", blocks=("Qwen3_5DecoderLayer",), qk_norm=True, gated_delta=True
+    ),
     "qwen3_5_moe_text": Architecture(
-        title="Qwen3.5-MoE (text)", qk_norm=True, gated_delta=True, experts="together", shared_expert=True
+        title="Qwen3.5-MoE (text)",
+        blocks=("Qwen3_5MoeDecoderLayer",),
+        qk_norm=True,
+        gated_delta=True,
+        experts="together",
+        shared_expert=True,
     ),
     "qwen3_next": Architecture(
         title="Qwen3-Next (text)",
+        blocks=("Qwen3NextDecoderLayer",),
         qk_norm=True,
         gated_delta=True,
         fused_delta=True,
         experts="apart",
         shared_expert=True,
     ),
-    "qwen2": Architecture(title="Qwen2 and Qwen2.5 (text)", qkv_bias=True),
-    "qwen3": Architecture(title="Qwen3 (text)", qk_norm=True),
-    "qwen3_moe": Architecture(title="Qwen3-MoE (text)", qk_norm=True, experts="apart"),
-    "llama": Architecture(title="Llama (text)"),
+    "qwen2": Architecture(title="Qwen2 and Qwen2.5 (text)", blocks=("Qwen2DecoderLayer",), qkv_bias=True),
+    "qwen3": Architecture(title="Qwen3 (text)", blocks=("Qwen3DecoderLayer",), qk_norm=True),
+    "qwen3_moe": Architecture(
+        title="Qwen3-MoE (text)", blocks=("Qwen3MoeDecoderLayer",), qk_norm=True, experts="apart"
+    ),
+    "llama": Architecture(title="Llama (text)", blocks=("LlamaDecoderLayer",)),
 }
 """What is trained, by `model_type` of config.json. The parity tests run on every family of this table
 (tests/families.py)."""

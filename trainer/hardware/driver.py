@@ -1,41 +1,36 @@
 """Whether this machine's NVIDIA driver can run the CUDA that is to be installed: `python3
 trainer/hardware/driver.py`.
 
-Answers in milliseconds, before 20 GB are downloaded. Standard library only, run as a file, Python 3.8 or
-newer. Exit code 36 (another machine may do) with one line, else 0. Read from the kernel module, then from
-nvidia-smi.
+One rule for the set-up, for this command and for the preflight: what the libcuda that a program loads here
+answers. A kernel module of an older release may run it through NVIDIA's forward-compatibility libraries.
+Answers in a second, before 20 GB are downloaded. Standard library only, run as a file, Python 3.8 or newer.
+Exit code 36 (another machine may do) with one line, else 0. `--version` prints the answer alone.
 """
 
 from __future__ import annotations
 
+import ctypes
 import re
-import subprocess
 import sys
 from pathlib import Path
 
-NEEDED = {11: (450, 80), 12: (525, 60), 13: (580, 65)}
-"""Oldest driver per major version of CUDA: NVIDIA, CUDA Toolkit release notes, minor-version
+NEEDED = {11: "450.80", 12: "525.60", 13: "580.65"}
+"""Oldest driver that brings a major version of CUDA: NVIDIA, CUDA Toolkit release notes, minor-version
 compatibility."""
 REQUIREMENTS = Path(__file__).resolve().parents[2] / "requirements" / "gpu.txt"
-MODULE = Path("/proc/driver/nvidia/version")
 EXIT_MACHINE = 36
 
 
-def installed(module: Path = MODULE) -> str:
-    """Version of the driver, such as "570.124.06"; "" where there is none."""
+def loaded() -> int | str:
+    """CUDA version of the libcuda that is loaded here, 1000 * major + 10 * minor; what is wrong, if anything."""
     try:
-        found = re.search(r"Kernel Module[^\n]*?\s(\d+\.\d+(?:\.\d+)?)\s", module.read_text())
-    except OSError:
-        found = None
-    if found:
-        return found.group(1)
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    lines = done.stdout.split()
-    return lines[0] if done.returncode == 0 and lines and re.match(r"\d+\.\d+", lines[0]) else ""
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        return f"no GPU driver ({error})"
+    code = cuda.cuInit(0)
+    version = ctypes.c_int()
+    code = code or cuda.cuDriverGetVersion(ctypes.byref(version))
+    return f"cuInit says error {code}" if code else version.value
 
 
 def cuda_of(requirements: Path = REQUIREMENTS) -> int:
@@ -45,27 +40,30 @@ def cuda_of(requirements: Path = REQUIREMENTS) -> int:
     return int(found.group(1)) if found else 0
 
 
-def problem(driver: str, cuda: int) -> str:
-    """What is wrong in one line, or ""."""
-    oldest = NEEDED.get(cuda)
-    if not driver:
-        return "no NVIDIA driver answers here: take a GPU machine, or start the container with its GPUs"
-    if oldest and tuple(map(int, driver.split(".")[:2])) < oldest:
-        needs = ".".join(map(str, oldest))
+def problem(answer: int | str, cuda: int) -> str:
+    """What is wrong in one line, or "". answer: as `loaded` gives it. cuda: the major version that is wanted."""
+    if isinstance(answer, str):
+        return f"{answer}: take a GPU machine, or start the container with its GPUs"
+    if answer // 1000 < cuda:
+        found = f"{answer // 1000}.{answer % 1000 // 10}"
         return (
-            f"driver {driver} is too old for CUDA {cuda}, which needs {needs} or newer: take another machine"
+            f"the loaded driver library runs CUDA {found}, and CUDA {cuda} needs driver {NEEDED.get(cuda, '')}"
+            " or newer, or NVIDIA's forward-compatibility libraries: take another machine"
         )
     return ""
 
 
 def main() -> int:
-    """Prints the driver, or what is wrong."""
-    driver, cuda = installed(), cuda_of()
-    wrong = problem(driver, cuda)
+    """Prints what the driver answers, or what is wrong."""
+    answer = loaded()
+    if sys.argv[1:] == ["--version"]:
+        print(answer)
+        return 0
+    wrong = problem(answer, cuda_of())
     if wrong:
         print(f"error: {wrong}", file=sys.stderr)
         return EXIT_MACHINE
-    print(f"driver {driver} runs CUDA {cuda}")
+    print(f"the loaded driver library runs CUDA {int(answer) // 1000}")
     return 0
 
 

@@ -47,21 +47,28 @@ class Vision:
         """Whether its activation is x * sigmoid(1.702 x), whose gradient needs the sigmoid besides."""
         return self.kind == "qwen2_vl"
 
-    def sizes(self, out: int) -> list[int]:
-        """Elements of each parameter: patch embedding, positions, blocks (norms, qkv, attention's output and
-        MLP, with biases), mergers to width `out`."""
+    @property
+    def block_sizes(self) -> list[int]:
+        """Elements of each parameter of a block: norms, qkv, attention's output and MLP, with biases."""
         h = self.hidden
         i = self.intermediate
-        merged = self.hidden * self.merge**2
-        patches, attention = self.channels * self.temporal * self.patch**2 * h, [3 * h * h, 3 * h, h * h, h]
-        merger = [merged * merged, merged, merged * out, out]
+        attention = [3 * h * h, 3 * h, h * h, h]
         if self.gated:
-            block = [h, h, *attention, h * i, i, h * i, i, h * i, h]
-            return [patches, *block * self.depth, h, *merger]
-        block = [h, h, h, h, *attention, h * i, i, i * h, h]
+            return [h, h, *attention, h * i, i, h * i, i, h * i, h]
+        return [h, h, h, h, *attention, h * i, i, i * h, h]
+
+    def sizes(self, out: int) -> list[int]:
+        """Elements of each parameter: patch embedding, positions, blocks, mergers to width `out`."""
+        h = self.hidden
+        merged = self.hidden * self.merge**2
+        patches = self.channels * self.temporal * self.patch**2 * h
+        merger = [merged * merged, merged, merged * out, out]
+        blocks = self.block_sizes * self.depth
+        if self.gated:
+            return [patches, *blocks, h, *merger]
         deepstack = [merged, merged, *merger] * self.deepstack
         learned = [h, self.positions * h] if self.kind == "qwen3_vl" else []
-        return [patches, *learned, *block * self.depth, h, h, *merger, *deepstack]
+        return [patches, *learned, *blocks, h, h, *merger, *deepstack]
 
     def parameters(self, out: int) -> int:
         return sum(self.sizes(out))

@@ -65,6 +65,8 @@ class Grouped(torch.autograd.Function):
         grad = grad.contiguous()
         grad_rows = grouped_mm(grad, weight, offs=ends) if needs_rows else None
         grad_weight = grouped_mm(grad.t(), rows, offs=ends) if needs_weight else None
+        if grad_weight is not None:  # torch leaves what it finds there on some GPUs (pytorch 172439)
+            grad_weight.masked_fill_((ends.diff(prepend=ends.new_zeros(1)) == 0)[:, None, None], 0)
         return grad_rows, grad_weight, None
 
 

@@ -8,6 +8,7 @@ offloads its shards to save.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
@@ -26,11 +27,11 @@ from trainer.algorithm.seeding import seed_of
 from trainer.checkpoint.format import Shard
 from trainer.config import RunConfig, nodes_share_weights
 from trainer.hardware.model_shapes import Shape
-from trainer.learning import delta_kernel, fused, lora
+from trainer.learning import blocks, delta_kernel, experts_check, fused, lora
 from trainer.learning.first_gradients import FirstGradients
 from trainer.learning.logprobs import LogprobModel
 from trainer.learning.teacher import Frozen
-from trainer.learning.zero import base_weights
+from trainer.learning.zero import base_weights, whole
 from trainer.learning.zero.offload import States
 from trainer.learning.zero.partition import Partition, buckets, whole_shape
 from trainer.learning.zero.setup import (
@@ -38,9 +39,8 @@ from trainer.learning.zero.setup import (
     GATHERS,
     LINEAR,
     exact_frequencies,
-    frugal,
+    gather_whole,
     quietly,
-    whole_experts,
     zero_config,
 )
 from trainer.ranks import torchrun
@@ -114,8 +114,7 @@ class Policy:
         ds_config = zero_config(config, shape)
         temperature = config.rollout.temperature if config.method == "grpo" else 1.0
         scorer = self._scorer(config, ds_config, banned_token_ids, temperature, empty)
-        if config.model.gradient_checkpointing:
-            scorer.model.gradient_checkpointing_enable({"use_reentrant": False})
+        self._prepare_backward(scorer.model)
         scorer.train()
         optimizer = torch.optim.AdamW(
             _decay_groups(scorer, config.optimizer.weight_decay),
@@ -127,6 +126,12 @@ class Policy:
         self.trained, self.zero = quietly(
             deepspeed.initialize, model=scorer, optimizer=optimizer, config=ds_config
         )[:2]
+        self._whole = config.optimizer.zero_stage == 3 and whole.is_whole(scorer, device)
+        self._gradients: whole.Gradients | None = None
+        if self._whole:
+            whole.keep_weights(scorer, self.zero.parameter_offload)
+            if not config.optimizer.offload_optimizer:
+                self._gradients = whole.Gradients(self.zero)
         self._states = States(self.zero, device)
         self.names: dict[str, Any] = {
             name.removeprefix("model."): parameter for name, parameter in scorer.named_parameters()
@@ -142,14 +147,28 @@ class Policy:
             self.reference = self._frozen(frozen, temperature)
         elif adapted:
             self.reference = lora.Base(self.trained, list(self._adapters.values()))
-        FUNCTIONAL.linear = LINEAR  # see `frugal`
+        FUNCTIONAL.linear = LINEAR
+
+    def _prepare_backward(self, model: Any) -> None:
+        """Says what the passes with gradients keep of a model, before DeepSpeed puts its hooks on it."""
+        found = blocks.blocks_of(model)
+        recomputes = self.config.model.gradient_checkpointing
+        if recomputes:
+            blocks.recompute(found, random=self.config.lora.dropout > 0)
+        if self.config.optimizer.zero_stage == 3:
+            blocks.keep_no_gathered_weights(model, found if recomputes else [])
+        if self.config.lora.rank:
+            blocks.begin_gradients(found)
 
     def _frozen(self, frozen: Frozen, temperature: float) -> Any:
         """Loads a model that is never trained; returns DeepSpeed's engine around it."""
         ds_config = zero_config(frozen.config, frozen.shape, inference=True)
         scorer = self._scorer(frozen.config, ds_config, frozen.banned, temperature)
         scorer.requires_grad_(False).eval()
-        return quietly(deepspeed.initialize, model=scorer, config=ds_config)[0]
+        engine = quietly(deepspeed.initialize, model=scorer, config=ds_config)[0]
+        if whole.is_whole(scorer, self.device):
+            whole.keep_weights(scorer, engine.optimizer)
+        return engine
 
     def _scorer(
         self,
@@ -164,11 +183,13 @@ class Policy:
         self._hf_ds_config = HfDeepSpeedConfig(ds_config)  # while alive, from_pretrained shards as it loads
         hf = _load_model(config, ds_config, empty)
         exact_frequencies(hf)
-        whole_experts(hf)
+        gather_whole(blocks.blocks_of(hf))
         if config.model.kernels == "compiled":
             fused.fuse(hf)
         if config.lora.rank:
             lora.inject(hf, config.lora, config.run.seed)
+        if self.device.type == "cuda":
+            experts_check.check(hf, self.device, _dtype(config))
         recurrence = None
         if self.device.type == "cuda" and config.model.recurrence == "kernel":
             recurrence = delta_kernel.checked(hf, self.device, _dtype(config))
@@ -179,7 +200,6 @@ class Policy:
 
     # --- learning
 
-    @frugal
     @torch.no_grad()
     def logprobs(
         self, batches: Iterable[MicroBatch], old: bool = True, reference: bool = False
@@ -207,7 +227,6 @@ class Policy:
             on_host[name] = [logprobs.cpu() for logprobs in parts]
         return on_host
 
-    @frugal
     def update(self, batches: Iterable[TrainMicroBatch], count: int, kl_coef: float) -> dict[str, float]:
         """One optimizer step over this rank's `count` micro-batches. Returns sums that add up over ranks to
         global means, largest values, and facts of the step; they are read from the device once.
@@ -221,6 +240,8 @@ class Policy:
             torch.manual_seed(seed_of(self.config.run.seed, "dropout", self.updates, self.rank))
         first = FirstGradients(self.partition.trained, self.device) if self.updates == 0 else None
         gathered_before = GATHERS.bytes
+        if self._gradients is not None:
+            self._gradients.begin()
 
         sums = torch.zeros(len(SUMS), device=self.device, dtype=torch.float64)
         largest = torch.zeros(len(LARGEST), device=self.device)
@@ -231,6 +252,8 @@ class Policy:
                 first.pictured()
             loss, stats, most = self._loss(item, kl_coef)
             self.trained.backward(loss * self.world_size)  # DeepSpeed averages over ranks; our loss is a sum
+            if self._gradients is not None and i == count - 1:
+                self._gradients.end()
             self.trained.step()
             sums += stats
             largest = torch.maximum(largest, most)
@@ -316,11 +339,12 @@ class Policy:
         A group's tensors are only valid until the next one is asked for. Peak: a bucket, or the largest
         parameter.
         """
+        gathers = nullcontext() if self._whole else None
         for bucket in buckets(self._base, bucket_bytes):
             sharded = []
             for name, parameter in bucket:
                 sharded += [parameter, *lora.factors(self._adapters.get(name))]
-            with deepspeed.zero.GatheredParameters(sharded, modifier_rank=None):
+            with gathers or deepspeed.zero.GatheredParameters(sharded, modifier_rank=None):
                 yield [(name, lora.merged(p.data, self._adapters.get(name))) for name, p in bucket]
 
     def offload(self) -> None:

@@ -14,6 +14,7 @@ import ray
 import ray.exceptions
 
 from trainer import config as configuration
+from trainer import last_words
 from trainer.checkpoint.attempt import Fenced, Final
 from trainer.config import ConfigError, RunConfig
 from trainer.errors import OF_THE_DISK, RayError, StorageError
@@ -42,6 +43,9 @@ DEAD = (
     ray.exceptions.OutOfMemoryError,
     ConnectionError,
 )
+
+LOW_ON_MEMORY = "running low on memory"
+"""What Ray says where it has ended a process itself because its machine's memory was nearly full."""
 
 
 def main(train: Callable[[RunConfig, Session], None], total_updates: Callable[[RunConfig, int], int]) -> None:
@@ -121,13 +125,13 @@ def explain(error: Exception, ranks: Ranks | None = None) -> tuple[int, str]:
     if isinstance(error, StorageError) or disk:
         return EXIT_STORAGE, f"error: {cause}"
     if isinstance(error, DEAD):
-        said, who = str(error), ranks.named(str(error)) if ranks else ""
-        memory = "low on memory" in said or "OOM" in said
-        why = (
-            "out of memory? See docs/failures.md"
-            if who and memory
-            else (said.splitlines() or ["no reason given"])[0]
-        )
+        said = str(error)
+        who = ranks.named(said) if ranks else ""
+        why = (said.splitlines() or ["no reason given"])[0]
+        if who and LOW_ON_MEMORY in said:
+            why = f"out of memory: Ray ended it. {last_words.SEE}"
+        elif who and ranks:
+            why = ranks.cause(said)
         return EXIT_NODE_LOST, f"error: a rank or node was lost: {f'{who}: ' if who else ''}{why}"
     infrastructure = RayError | ray.exceptions.LocalRayletDiedError | ray.exceptions.RuntimeEnvSetupError
     if isinstance(error, infrastructure):

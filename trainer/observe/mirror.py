@@ -233,7 +233,11 @@ def runs(bucket: str) -> list[str]:
     storage = Storage(bucket, retry=QUICK)
 
     def look(run: str) -> tuple[str, Newest | None]:
-        return run, RunMirror(RunStore.in_bucket(storage.url, run).root, "").newest()
+        try:
+            return run, RunMirror(RunStore.in_bucket(storage.url, run).root, "").newest()
+        except ConfigError as error:  # a record that is not whole must not hide the other runs
+            print(f"{run}: {error}", file=sys.stderr, flush=True)
+            return run, None
 
     with ThreadPoolExecutor(FETCHES) as pool:
         found = [(run, newest) for run, newest in pool.map(look, storage.folders()) if newest]

@@ -11,9 +11,11 @@ from trainer.ranks.heap import ARENAS
 ALLOCATOR = "expandable_segments:True"
 """The setting of torch's GPU allocator that leaves no holes when the lengths of rows vary. vLLM switches
 it off around the memory pool of its sleep mode (device_allocator/cumem.py)."""
-PINNED = "pinned_max_round_threshold_mb:1"
-"""The setting that keeps torch from rounding page-locked memory up to a power of two. A torch that does
-not know an option ends the process."""
+PINNED = "pinned_max_cached_size_mb:64"
+"""The setting that keeps torch from rounding large page-locked memory up to a power of two: what is larger is
+neither rounded nor kept when it is freed. `pinned_max_round_threshold_mb` alone would leave it unrounded and
+keep it, and torch 2.13 then gives a kept block to any tensor up to the next power of two: copies run over its
+end (pytorch#192722). A torch that does not know an option ends the process."""
 KNOWS_PINNED = (2, 13)
 """Oldest torch in which that option was seen."""
 
@@ -36,6 +38,8 @@ def environment(config: RunConfig) -> dict[str, str]:
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         "PYTHONWARNINGS": "ignore::FutureWarning",
         "MALLOC_ARENA_MAX": str(ARENAS),
+        # Ray rotates a process's log by a pipe and a thread of that process: its last words would be lost.
+        "RAY_ROTATION_MAX_BYTES": "0",
     }
     if config.placement.device == "cpu":
         threads = str(config.placement.threads_per_worker)

@@ -4,10 +4,12 @@ it."""
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import os
 import socket
 import sys
 from collections.abc import Generator, Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from types import FunctionType
 from typing import Any, TypeVar
@@ -15,6 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from trainer import last_words
 from trainer.checkpoint.errors import CheckpointError
 from trainer.config import RunConfig, Split
 from trainer.config.fleet import SHARED_BY
@@ -32,6 +35,25 @@ def threads_of_a_gpu(config: RunConfig) -> int:
     for copies to the host, and for Adam where that is on the host."""
     sharing = max(config.processes_per_node, int(os.environ.get(SHARED_BY, "0")))
     return max(1, len(os.sched_getaffinity(0)) // sharing)
+
+
+@dataclass(frozen=True, order=True)
+class Place:
+    """Where a rank runs. The driver sorts ranks by it."""
+
+    address: str
+    """The node's."""
+    position: int
+    """Of its GPU, as torch counts; on a CPU the process id."""
+    port: int
+    """A free one."""
+    pid: int
+    node: str
+    """Ray's id of the node."""
+    log: str
+    """Path of what the process prints; "" where that is no file."""
+    memory_kills: int | None
+    """`last_words.memory_kills` when it started."""
 
 
 class RankProcess:
@@ -76,23 +98,29 @@ class RankProcess:
 
     # --- meeting the other ranks
 
-    def where(self) -> tuple[str, int, int, int]:
-        """Returns (node address, position of the GPU or process id, a free port, process id). The driver
-        sorts ranks by it."""
+    def where(self) -> Place:
+        """Where this rank runs."""
         import ray
 
         address = ray.util.get_node_ip_address()
         with socket.socket() as s:
             s.bind((address, 0))
             port = s.getsockname()[1]
-        gpus = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
-        return address, position(gpus[0], os.environ) if gpus else os.getpid(), port, os.getpid()
+        here = ray.get_runtime_context()
+        gpus = here.get_accelerator_ids().get("GPU", [])
+        at = position(gpus[0], os.environ) if gpus else os.getpid()
+        log = os.readlink("/proc/self/fd/2")
+        log = log if os.path.isfile(log) else ""
+        return Place(address, at, port, os.getpid(), here.get_node_id(), log, last_words.memory_kills())
 
     def meet(self, rank: int, local_rank: int, master: str, port: int) -> None:
         """Gives this process its rank, before DeepSpeed or vLLM is loaded.
 
         local_rank: position of the rank's GPU among those that this process sees.
         """
+        # A signal that ends this process leaves the C++ and the Python stacks of all threads in its log.
+        faulthandler.enable(all_threads=True)
+        torch._C._set_print_stack_traces_on_fatal_signal(True)
         beacon.start(rank)  # before DeepSpeed and vLLM bind torch.distributed's functions
         post_mortem.install(handled=(CheckpointError,))
         self.rank = rank

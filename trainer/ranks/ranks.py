@@ -50,3 +50,7 @@ class Ranks(ABC):
     def named(self, message: str) -> str:
         """The rank that an error message about a dead process refers to; empty if it refers to none."""
         return ""
+
+    def cause(self, message: str) -> str:
+        """Why that process died, in one line; empty if the message refers to no rank."""
+        return ""

@@ -6,20 +6,26 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import ray
+import ray.exceptions
 from ray.util.placement_group import placement_group, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
+from trainer import last_words
 from trainer.config import ConfigError, RunConfig
 from trainer.errors import RayError
 from trainer.ranks.environment import environment
-from trainer.ranks.process import RankProcess
+from trainer.ranks.process import Place, RankProcess
 from trainer.ranks.ranks import Ranks
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+READ_S = 30.0
+"""Longest wait for the log of a rank that died: Ray starts a process on its node."""
 
 
 class RayRanks(Ranks):
@@ -30,6 +36,7 @@ class RayRanks(Ranks):
         CPUs."""
         self.config = config
         self.world_size = config.placement.world_size
+        self._asked = ""
         if config.placement.device == "cuda":
             bundle = {"CPU": 1.0, "GPU": 1.0}
         else:
@@ -51,33 +58,37 @@ class RayRanks(Ranks):
             actors.append(options.remote(config))
 
         # PACK does not order bundles: an engine's tensor-parallel ranks must be neighbors on one node.
-        places = ray.get([actor.where.remote() for actor in actors])
-        self._places: list[tuple[Any, ...]] = []
+        places: list[Place] = ray.get([actor.where.remote() for actor in actors])
+        self._places: list[Place] = []
         self.actors: list[Any] = []
         self.pids: list[int] = []
-        for place, actor in sorted(zip(places, actors, strict=True), key=lambda pair: pair[0][:2]):
+        for place, actor in sorted(zip(places, actors, strict=True), key=lambda pair: pair[0]):
             self._places.append(place)
             self.actors.append(actor)
-            self.pids.append(place[3])
+            self.pids.append(place.pid)
 
     def start(self) -> None:
-        master, _, port, _ = self._places[0]
+        first = self._places[0]
         on_host: Counter[str] = Counter()
         meetings = []
-        for rank, (host, gpu, _, _) in enumerate(self._places):
-            local = gpu if self.config.placement.device == "cuda" else on_host[host]
-            on_host[host] += 1
-            meetings.append((rank, local, master, port))
+        for rank, place in enumerate(self._places):
+            on_gpu = self.config.placement.device == "cuda"
+            local = place.position if on_gpu else on_host[place.address]
+            on_host[place.address] += 1
+            meetings.append((rank, local, first.address, first.port))
         self.each(RankProcess.meet, meetings)
 
     def each(self, method: Callable[..., R], arguments: Sequence[tuple[Any, ...]]) -> list[R]:
+        self._asked = getattr(method, "__qualname__", repr(method))
         calls = zip(self.actors, arguments, strict=True)
         return ray.get([actor.call.remote(method, *args) for actor, args in calls])
 
     def first(self, method: Callable[Concatenate[Any, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
+        self._asked = getattr(method, "__qualname__", repr(method))
         return ray.get(self.actors[0].call.remote(method, *args))
 
     def stream(self, method: Callable[..., Iterator[R]], arguments: Sequence[tuple[Any, ...]]) -> Iterator[R]:
+        self._asked = getattr(method, "__qualname__", repr(method))
         waiting: list[Any] = []
         for actor, args in zip(self.actors, arguments, strict=True):
             waiting.append(actor.stream.options(num_returns="streaming").remote(method, *args))
@@ -102,11 +113,38 @@ class RayRanks(Ranks):
 
     def named(self, message: str) -> str:
         """The rank that Ray's message about a dead actor refers to, found by process id and address."""
+        rank = self._meant(message)
+        if rank is None:
+            return ""
+        place = self._places[rank]
+        return f"rank {rank} (process {place.pid} on {place.address})"
+
+    def _meant(self, message: str) -> int | None:
         pid = re.search(r"\bpid[:=]\s*(\d+)", message)
-        for rank, (address, _, _, mine) in enumerate(self._places):
-            if pid and mine == int(pid[1]) and address in message:
-                return f"rank {rank} (process {mine} on {address})"
-        return ""
+        for rank, place in enumerate(self._places):
+            if pid and place.pid == int(pid[1]) and place.address in message:
+                return rank
+        return None
+
+    def cause(self, message: str) -> str:
+        """Why the rank died that Ray's message refers to, from its log, which the run's folder then has. Ray
+        itself names every cause that there may be."""
+        rank = self._meant(message)
+        if rank is None:
+            return ""
+        place = self._places[rank]
+        there = NodeAffinitySchedulingStrategy(place.node, soft=False)
+        read: Any = ray.remote(last_words.left).options(num_cpus=0, scheduling_strategy=there)
+        try:
+            why, log = ray.get(read.remote(place.log, place.memory_kills), timeout=READ_S)
+        except (ray.exceptions.RayError, TimeoutError):
+            return f"its machine does not answer; it was asked for {self._asked}"
+        out = (
+            Path(self.config.run.dir)
+            / f"death-rank-{rank}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}.txt"
+        )
+        out.write_text(log)
+        return f"{why}; it was asked for {self._asked} (its log: {out})"
 
 
 def _await_placement(group: Any, bundle: dict[str, float], count: int, timeout_s: float) -> None:

@@ -25,6 +25,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import torch.distributed as dist
 
 from trainer import config as configuration
+from trainer import last_words, network
 from trainer.checkpoint.errors import CheckpointError
 from trainer.config import ConfigError, RunConfig, fingerprint
 from trainer.config.resume import resume_view
@@ -116,7 +117,13 @@ def join(config: RunConfig) -> Store:
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store = Store(dist.PrefixStore(f"spotrl/{restart}", inner), rank, world)
     meet(store, config, "rank")
-    hosts = [store.look(f"facts/{other}/1")["host"] for other in range(world)]
+    places = []
+    for other in range(world):
+        told = store.look(f"facts/{other}/1")
+        places.append((told["host"], told["address"]))
+    host, address = places[rank]
+    os.environ |= network.shared_variables(address, host, places, os.environ)
+    hosts = [name for name, _ in places]
     store.heartbeat = Heartbeat(store.inner, rank, hosts).start()
     return store
 
@@ -177,6 +184,10 @@ def facts(config: RunConfig) -> dict[str, Any]:
         gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     packages = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
     found = {"host": socket.gethostname(), "data": data, "packages": packages, "GPU": gpu}
+    try:
+        found["address"] = network.route_address(os.environ["MASTER_ADDR"])
+    except (KeyError, OSError):  # nobody else needs it where all are on this host
+        found["address"] = "127.0.0.1"
     return found | {"configuration": fingerprint(config)[:12], "options": resume_view(config)}
 
 
@@ -366,6 +377,7 @@ def start(config: str, ranks: int) -> int:
     from torch.distributed.elastic.multiprocessing import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+    memory_kills = last_words.memory_kills()
     logging.disable(logging.CRITICAL)  # the agent's own; the ranks are processes of their own
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     given = {
@@ -382,6 +394,8 @@ def start(config: str, ranks: int) -> int:
         rank, failure = error.get_first_failure()
         code = failure.exitcode
         how = f"with code {code}" if code > 0 else f"by signal {-code}"
+        if -code == signal.SIGKILL:
+            how += f" ({last_words.unsaid(memory_kills)})"
         print(
             f"error: rank {rank} on {socket.gethostname()} ended {how}: the lines above say why, if any do",
             file=sys.stderr,

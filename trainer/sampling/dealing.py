@@ -1,5 +1,8 @@
-"""Which engine samples which prompt, so that all engines finish at about the same time. Seeds belong to
-prompts, so the samples do not depend on it."""
+"""Which engine samples which prompt, so that all engines finish at about the same time.
+
+Seeds belong to prompts, so what a completion draws does not depend on the dealing. Its last bits do where a
+matrix product depends on its number of rows (docs/fleet.md, "Bits on CPUs"): in bf16, then, its tokens may.
+"""
 
 from __future__ import annotations
 

@@ -133,6 +133,9 @@ PICTURES_AT_ONCE = 4
 """Number of prompts with images that are added between two steps of an engine on a GPU, so that the host
 prepares the next ones while the GPU computes. It is a number and not a time, because the ranks of an
 engine must make the same calls."""
+HOPPER = (9, 0)
+"""Compute capability below which vLLM's batch-invariant mode replaces torch's products by kernels without
+gradients, in the whole process and so under the policy."""
 BLACKWELL = (10, 0)
 """Compute capability from which vLLM uses FlashInfer's attention."""
 
@@ -171,6 +174,8 @@ def arguments(config: RunConfig, prompter: Prompter, images_per_prompt: int) -> 
         "seed": 0,
         "disable_log_stats": True,
     }
+    if on_gpu and config.run.deterministic == "cuda":
+        _check_deterministic(prompter)
     asked |= _of_gpu(config) if on_gpu else _of_cpu(config)
     if prompter.architecture.gated_delta:
         asked |= _of_gated_delta(config)
@@ -209,6 +214,19 @@ def _of_gpu(config: RunConfig) -> dict[str, Any]:
     return asked
 
 
+def _check_deterministic(prompter: Prompter) -> None:
+    """Raises ConfigError where vLLM has no batch-invariant kernels, or none beside a policy that trains."""
+    if prompter.architecture.gated_delta:
+        raise ConfigError(
+            "run.deterministic=cuda: vLLM has no repeatable kernels for gated delta-net layers: leave it empty"
+        )
+    if torch.version.hip or torch.cuda.get_device_capability() < HOPPER:
+        raise ConfigError(
+            f"run.deterministic=cuda needs Hopper or newer, and this is {torch.cuda.get_device_name()}: take"
+            " another GPU, or leave it empty"
+        )
+
+
 def _of_cpu(config: RunConfig) -> dict[str, Any]:
     """Further arguments of an engine on a CPU."""
     return {
@@ -226,7 +244,8 @@ def _of_gated_delta(config: RunConfig) -> dict[str, Any]:
     Raises ConfigError for what vLLM's kernels for CPUs do not compute."""
     asked: dict[str, Any] = {"mamba_ssm_cache_dtype": "float32"}
     if config.placement.device == "cuda":
-        return asked
+        # vLLM's own choice on Hopper and newer is a kernel of FlashInfer that was not compared with the policy's.
+        return asked | {"gdn_prefill_backend": "triton"}
     if config.model.dtype != "bf16":
         raise ConfigError(
             f"model.dtype {config.model.dtype}: on a CPU vLLM computes gated delta-net layers in bf16 only:"
@@ -323,11 +342,14 @@ class Engine:
     ) -> Iterator[list[Trace]]:
         """Samples completions; yields each prompt's group of traces when the last of them has ended.
 
-        Every completion is a request of its own with a seed of its own: neither order nor batch matters to
-        it, and it can be ended or continued by itself. read: the prompt for the engine; it is called as late
-        as the memory of `data.image_cache_gib` for patches of open prompts demands, so that a large
-        evaluation does not hold all its images at once. with_routes: whether the traces have the engine's
-        choices of experts, under `algorithm.routing_replay`. Raises RuntimeError where engine and policy
+        Every completion is a request of its own with a seed of its own: order does not matter to it, and it
+        can be ended or continued by itself. The batch matters where the sums of kernels depend on the number
+        of rows: on a CPU in bf16, and in fp32 at large widths (docs/fleet.md, "Bits on CPUs").
+
+        read: the prompt for the engine; it is called as late as the memory of `data.image_cache_gib` for
+        patches of open prompts demands, so that a large evaluation does not hold all its images at once.
+        with_routes: whether the traces have the engine's choices of experts, under
+        `algorithm.routing_replay`. Raises RuntimeError where engine and policy
         disagree on a prompt's tokens.
         """
         limit_bytes = int(self.config.data.image_cache_gib * 2**30)

@@ -40,6 +40,9 @@ STATUS = {
 }
 """The same for replies without a body (HEAD) or with an unknown code."""
 
+PASSING = ("rateLimitExceeded", "userRateLimitExceeded", "quotaExceeded", "SlowDown", "RequestLimitExceeded")
+"""Codes that some stores send with 403, and that are over after a while."""
+
 TEXTS = {
     "169.254.169.254": "there are no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
     "metadata.google.internal": "there are no credentials: set GOOGLE_APPLICATION_CREDENTIALS",
@@ -76,6 +79,8 @@ def permanent(error: BaseException, *, bucket_missing_is_404: bool) -> str:
     status = status_of(error)
     code = code_of(error)
     text = str(error)
+    if code in PASSING:
+        return ""
     if code in CURES:
         region = re.search(r"<Region>([^<]+)</Region>", text) or re.search(r"expecting '([a-z0-9-]+)'", text)
         return CURES[code].format(region=f"={region[1]}" if region else "")

@@ -11,12 +11,15 @@ import secrets
 from collections.abc import Mapping
 
 from trainer.config import ConfigError
+from trainer.errors import StorageError
 from trainer.storage.storage import Storage
 from trainer.storage.stores import Retry
 
 PATIENT = Retry()
 """On a node: waits through a passing outage."""
-QUICK = Retry(attempts=2, first_wait_s=0.5, request_retries=1, request_retry_s=5.0, stall_s=8.0)
+QUICK = Retry(
+    attempts=2, first_wait_s=0.5, request_retries=1, request_retry_s=5.0, stall_s=8.0, request_timeout_s=15.0
+)
 """On a user's machine: gives up early."""
 
 
@@ -40,7 +43,11 @@ def probe(
     storage.put_bytes(key, data)
     try:
         storage.list()
-        if storage.get_range(key, 8, 16) != data[8:16]:
+        try:
+            found = storage.get_range(key, 8, 16)
+        except FileNotFoundError as error:
+            raise StorageError(f"{url} keeps nothing of what it acknowledges: {error}") from None
+        if found != data[8:16]:
             raise ConfigError(f"{url}: the store gives back other bytes than it was given: use another one")
     finally:
         storage.delete([key])

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import secrets
 import sys
 import threading
 import time
@@ -25,7 +26,7 @@ import obstore
 from obstore import exceptions
 
 from trainer.config import ConfigError
-from trainer.errors import StorageError
+from trainer.errors import ObjectTooLarge, StorageError, StoreRefused
 from trainer.storage.errors import code_of, permanent, status_of
 from trainer.storage.stores import DOWNLOAD_TIMEOUT_S, Retry, open_store
 from trainer.waiting import waiting_for
@@ -39,6 +40,8 @@ TELL_S = 30.0
 """Seconds between progress lines of a long download."""
 SMALL_TIMEOUT_S = 60.0
 """Deadline of a request that moves little: a listing's page, a look-up, a deletion, an attempt's record."""
+SMALL_BYTES = 64 << 10
+"""Largest object that is written under that deadline."""
 WAIT_S = 1200.0
 """Time after a first failure for which the run's watchdog takes further tries for progress."""
 CHUNK_BYTES = 256 << 10
@@ -59,10 +62,11 @@ class Storage:
         self.retry = retry or Retry()
         self.retries = 0
         self._lock = threading.Lock()
-        self._store, self.limits = open_store(self.url, env, self.retry)
+        patience_s = self.retry.request_timeout_s
+        self._store, self.limits = open_store(self.url, env, self.retry, patience_s)
         self.url = self.url.rstrip("/")
         self._slow_store, _ = open_store(self.url, env, self.retry, DOWNLOAD_TIMEOUT_S)
-        self._quick_store, _ = open_store(self.url, env, self.retry, SMALL_TIMEOUT_S)
+        self._quick_store, _ = open_store(self.url, env, self.retry, patience_s or SMALL_TIMEOUT_S)
         self._ranges = True
 
     def __repr__(self) -> str:
@@ -196,9 +200,10 @@ class Storage:
 
     def put_bytes(self, key: str, data: bytes) -> None:
         """Writes a small object in one request."""
+        store = self._quick_store if len(data) <= SMALL_BYTES else self._store
         self._try(
             f"upload of {key}",
-            lambda: obstore.put(self._store, key, data, use_multipart=False),
+            lambda: obstore.put(store, key, data, use_multipart=False),
             whole=True,
         )
 
@@ -229,8 +234,18 @@ class Storage:
         except FileNotFoundError:
             return False
 
-    def get_bytes(self, key: str) -> bytes:
-        return self._try(f"download of {key}", lambda: bytes(obstore.get(self._store, key).bytes()))
+    def get_bytes(self, key: str, most_bytes: int = 0) -> bytes:
+        """An object in memory. most_bytes: the largest that is read; 0: any. Raises FileNotFoundError,
+        ObjectTooLarge."""
+
+        def fetch() -> bytes:
+            found = obstore.get(self._store, key)
+            size = found.meta["size"]
+            if most_bytes and size > most_bytes:
+                raise ObjectTooLarge(f"{key} has {size:,} bytes, and at most {most_bytes:,} are read")
+            return bytes(found.bytes())
+
+        return self._try(f"download of {key}", fetch)
 
     def get_range(self, key: str, start: int, stop: int) -> bytes:
         """Bytes [start, stop) of an object, as `get` fetches; from a store without ranges all before them is
@@ -267,6 +282,27 @@ class Storage:
             return self._try(f"look-up of {key}", lambda: obstore.head(self._quick_store, key)["size"])
         except FileNotFoundError:
             return None
+
+    def written_s(self, key: str) -> float | None:
+        """Unix time at which the object at `key` was written, by the store's clock; None if there is none."""
+        try:
+            found = self._try(f"look-up of {key}", lambda: obstore.head(self._quick_store, key))
+        except FileNotFoundError:
+            return None
+        return found["last_modified"].timestamp()
+
+    def clock_s(self) -> float:
+        """Unix time by the store's clock, as it stamps a small object, which is removed again. Raises
+        StorageError where the store keeps none."""
+        key = f"clock-{secrets.token_hex(6)}"
+        self.put_bytes(key, b"What time is it?")
+        try:
+            written_s = self.written_s(key)
+        finally:
+            self.delete([key])
+        if written_s is None:
+            raise StorageError(f"{self.url} keeps nothing of what it acknowledges")
+        return written_s
 
     def delete(self, keys: Iterable[str]) -> None:
         """Deletes objects; those that are not there are no error."""
@@ -307,7 +343,8 @@ class Storage:
         """Raises a permanent error, or the last attempt's; else prints the error and waits."""
         if cure := permanent(error, bucket_missing_is_404=whole):
             reply = f"{status_of(error) or ''} {code_of(error)}".strip() or _first(error)
-            raise ConfigError(f"{what} at {self.url}: {cure} ({reply})") from error
+            kind = StoreRefused if status_of(error) in (401, 403) else ConfigError
+            raise kind(f"{what} at {self.url}: {cure} ({reply})") from error
         if isinstance(error, FileNotFoundError):
             raise FileNotFoundError(f"{what}: not in {self.url}") from error
         told = _first(error) or f"no byte for {self.retry.stall_s:.0f} s"

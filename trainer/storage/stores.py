@@ -69,6 +69,8 @@ class Retry(Backoff):
     request_retry_s: float = 60.0
     stall_s: float = 45.0
     """A download that gets no byte for this long is asked for again from where it stands."""
+    request_timeout_s: float = 0.0
+    """Deadline of one request; 0: the store's own."""
 
 
 DOWNLOAD_TIMEOUT_S = 24 * 3600.0

@@ -4,15 +4,8 @@ network."""
 import pytest
 
 from trainer.config import ConfigError
-from trainer.node.topology import (
-    Interface,
-    expand_hostlist,
-    interface_of,
-    interfaces,
-    network_variables,
-    read,
-    route_address,
-)
+from trainer.network import Interface, interface_of, interfaces, network_variables, route_address
+from trainer.node.topology import expand_hostlist, read
 
 CARDS = [Interface("lo", "127.0.0.1"), Interface("eth0", "172.17.0.2"), Interface("eth1", "10.50.0.12")]
 

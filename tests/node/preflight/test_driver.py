@@ -37,6 +37,14 @@ def check(libraries="", compat="/nowhere"):
     return done.returncode, done.stdout + done.stderr
 
 
+def asked(libraries):
+    """(exit code, what it says) of the command that asks the driver, with these libraries."""
+    env = {"PATH": os.environ["PATH"], "LD_LIBRARY_PATH": str(libraries)}
+    command = [sys.executable, "-I", "trainer/hardware/driver.py"]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=120)
+    return done.returncode, done.stdout + done.stderr
+
+
 def test_a_new_driver_is_used_as_it_is(tmp_path):
     new = driver(tmp_path / "new", 13000)
     assert check(new) == (0, f"path={new}\n")
@@ -53,6 +61,8 @@ def test_compatibility_libraries_are_used_where_they_work_and_only_there(tmp_pat
     old, compat = driver(tmp_path / "old", 12080), driver(tmp_path / "compat", 13000)
     code, said = check(old, compat)
     assert code == 0 and f"path={compat}:{old}\n" in said and "CUDA 12080" not in said
+    assert asked(f"{compat}:{old}") == (0, "the loaded driver library runs CUDA 13\n")
+    assert asked(old)[0] == 36
     code, said = check(old, driver(tmp_path / "consumer", 13000, code=804))  # as on a GeForce
     assert code == 36 and "CUDA 12.8" in said
 

@@ -186,7 +186,7 @@ def test_a_node_with_other_gpus_or_another_driver_than_the_rest_is_named():
 
 def test_only_visible_gpus_are_read():
     reading = gpus.read(Recorded(), {"CUDA_VISIBLE_DEVICES": "1,6"})
-    assert [g.index for g in reading.gpus] == [1, 6] and reading.cuda == 13
+    assert [g.index for g in reading.gpus] == [1, 6] and reading.cuda == 13000
 
 
 def test_xids_of_the_hardware_are_found_in_the_kernel_log():
@@ -198,22 +198,15 @@ def test_xids_of_the_hardware_are_found_in_the_kernel_log():
     assert wrong(Recorded(), "") == []
 
 
-def test_an_old_driver_is_named_before_anything_is_installed(tmp_path):
-    text = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.124.06  Wed Feb 26 01:56:06 UTC 2025\n"
-    (tmp_path / "version").write_text(text)
-    assert driver.installed(tmp_path / "version") == "570.124.06"
-    (tmp_path / "version").write_text(
-        text.replace("Kernel Module  570", "Open Kernel Module for x86_64  580")
-    )
-    assert driver.installed(tmp_path / "version") == "580.124.06"
-    assert driver.cuda_of() == 13
-    assert driver.problem("570.124.06", 13).startswith(
-        "driver 570.124.06 is too old for CUDA 13, which needs 580.65"
-    )
-    assert driver.problem("580.95.05", 13) == "" == driver.problem("535.86.10", 12)
-    assert driver.problem("", 13).startswith("no NVIDIA driver answers here")
+def test_what_the_loaded_library_answers_decides():
+    """Driver 570 with the image's forward-compatibility libraries runs CUDA 13; its kernel module is as old."""
+    assert wrong(Recorded(driver="570.124.06", cuda=13000)) == []
     (finding,) = wrong(Recorded(driver="570.124.06", cuda=12080))
     assert finding[:2] == ("fail", "driver")
+    assert "runs CUDA 12.8, and CUDA 13 needs driver 580.65 or newer" in finding[2]
+    assert driver.cuda_of() == 13
+    assert driver.problem(13010, 13) == driver.problem(13000, 12) == ""
+    assert driver.problem("no GPU driver (none)", 13).startswith("no GPU driver (none): take a GPU machine")
 
 
 def test_the_driver_check_runs_without_any_package():

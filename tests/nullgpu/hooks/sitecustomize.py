@@ -1,8 +1,9 @@
 """What Python does differently on the device, in every process that starts there: checks are off that need
-computed values, and who looks for libcudart gets the device. All of it is in this list."""
+computed values, who looks for libcudart gets the device, and ranks name their phases. All of it is below."""
 
 from __future__ import annotations
 
+import ctypes
 import importlib.abc
 import importlib.util
 import os
@@ -25,8 +26,21 @@ def with_this_runtime(module) -> None:
     module.find_loaded_library = lambda name: os.environ["NULLGPU"]
 
 
+def with_phases(module) -> None:
+    """What a rank is called for is the phase of what it does on the device."""
+    device = ctypes.CDLL(os.environ["NULLGPU"])
+    call = module.RankProcess.call
+
+    def in_phase(self, method, *arguments):
+        device.nullgpu_phase(method.__qualname__.encode())
+        return call(self, method, *arguments)
+
+    module.RankProcess.call = in_phase
+
+
 AFTER_IMPORT: dict[str, Callable] = {
     "torch": without_cudnn,
+    "trainer.ranks.process": with_phases,
     "vllm.distributed.device_communicators.cuda_wrapper": with_this_runtime,
     "transformers.models.qwen2_5_vl.modeling_qwen2_5_vl": without_token_check,
     "transformers.models.qwen3_vl.modeling_qwen3_vl": without_token_check,

@@ -5,15 +5,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from functools import wraps
 from typing import Any
 
 import torch
 from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.zero import partition_parameters
 from deepspeed.runtime.zero.config import ZERO_OPTIMIZATION
-from deepspeed.runtime.zero.linear import zero3_linear_wrap
-from deepspeed.utils import set_z3_leaf_modules
+from deepspeed.utils import set_z3_leaf_module
 from torch import Tensor, nn
 
 from trainer.config import ConfigError, RunConfig
@@ -22,27 +20,7 @@ from trainer.hardware.model_shapes import Shape
 
 FUNCTIONAL: Any = nn.functional
 LINEAR = FUNCTIONAL.linear
-
-
-def frugal(method: Any) -> Any:
-    """Lets a policy's method run with DeepSpeed's `linear` at stage 3, which keeps no gathered weight for the
-    backward pass.
-
-    `zero.Init` replaces torch's `linear` for good. The policy puts torch's own back for the rest of the
-    process, because vLLM calls it too, and compiles these calls.
-    """
-
-    @wraps(method)
-    def wrapped(policy: Any, *args: Any) -> Any:
-        if policy.config.optimizer.zero_stage < 3:
-            return method(policy, *args)
-        FUNCTIONAL.linear = zero3_linear_wrap
-        try:
-            return method(policy, *args)
-        finally:
-            FUNCTIONAL.linear = LINEAR
-
-    return wrapped
+"""torch's own. `zero.Init` puts another in its place for good, and vLLM would call that too."""
 
 
 def exact_frequencies(model: Any) -> None:
@@ -59,12 +37,12 @@ def exact_frequencies(model: Any) -> None:
             model._init_weights(module)
 
 
-def whole_experts(model: torch.nn.Module) -> None:
-    """Lets ZeRO-3 gather a layer's router and experts at once and reduce their gradients together, on every
-    rank alike whatever the router chooses."""
-    blocks = {type(module) for module in model.modules() if hasattr(module, "experts")}
-    if blocks:
-        set_z3_leaf_modules(model, list(blocks))
+def gather_whole(blocks: list[torch.nn.Module]) -> None:
+    """Lets ZeRO-3 gather a block's weights at once and reduce their gradients together: one pair of hooks for
+    a block, not for each of its modules; experts among them on every rank alike, whatever a router
+    chooses."""
+    for block in blocks:
+        set_z3_leaf_module(block, True)
 
 
 class Gathers:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Generator
 from pathlib import Path
 
+from trainer import last_words
 from trainer.config.run_folder import read_progress
 from trainer.exit_codes import (
     EXIT_ERROR,
@@ -62,6 +63,7 @@ class JobWatch:
         self.log = JobLog(job.log, Path(self.run_dir), show=not sys.stdout.isatty())
         self.dog = watchdog.Watchdog(launcher.config, ray.debug_command())
         self.monitor = NodeMonitor(0, self.run_dir, self.beacons)
+        self.memory_kills = last_words.memory_kills()
         self.told_to_stop = False
         self.ray_stopped = ""
         """The text about Ray's own processes that were found stopped."""
@@ -227,8 +229,9 @@ class JobWatch:
         if end.code < 0:
             why = f"the job was killed by signal {-end.code}"
             if -end.code in (signal.SIGKILL, signal.SIGTERM):
-                raise Ended(EXIT_NODE_LOST, f"{why}: out of memory? See docs/failures.md", died=True)
-            raise Ended(EXIT_ERROR, why)  # it crashed: a defect
+                raise Ended(EXIT_NODE_LOST, f"{why}: {last_words.unsaid(self.memory_kills)}", died=True)
+            said = last_words.said(self.log.tail())
+            raise Ended(EXIT_ERROR, f"{why}: {said}" if said else why)  # it crashed: a defect
         return end.code if end.code < 126 else EXIT_ERROR
 
     def _wait_for_late_heartbeats(self) -> None:

@@ -17,6 +17,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
+from trainer import network
 from trainer.config import RunConfig, by_model
 from trainer.exit_codes import (
     EXIT_INTERRUPTED,
@@ -27,7 +28,6 @@ from trainer.exit_codes import (
     EXIT_RAY,
     FINAL_EXIT_CODES,
 )
-from trainer.node import topology as environment
 from trainer.node.launch import own_workers, rendezvous
 from trainer.node.launch.ray_node import ROOT, Job, Ports, RayNode, end_descendants, session_of_its_own
 from trainer.node.preflight import amd, gpus, host, infiniband, machine, speed, tokens
@@ -110,9 +110,9 @@ class Launcher(ABC):
 
     def make_ray(self, address: str, ports: Ports, token: str = "") -> RayNode:
         """Ray for this node, with the network that `address` is on."""
-        known = environment.interfaces()
-        interface = environment.interface_of(address, known)
-        self.env |= environment.network_variables(interface, os.environ, known)
+        known = network.interfaces()
+        interface = network.interface_of(address, known)
+        self.env |= network.network_variables(interface, os.environ, known)
         placement = self.config.placement
         # Exactly the ranks' CPUs: with more, Ray would pack the ranks of two nodes onto one.
         gpus = 0 if placement.device == "cpu" else placement.workers_per_node
@@ -208,9 +208,9 @@ class Launcher(ABC):
 
     def measure_speed(self, head: str, port: int, check: Callable[[], object]) -> int:
         """This node's ranks of the preflight's collectives; returns an exit code."""
-        known = environment.interfaces()
-        address = head if self.node.is_head else environment.route_address(head)
-        self.env |= environment.network_variables(environment.interface_of(address, known), os.environ, known)
+        known = network.interfaces()
+        address = head if self.node.is_head else network.route_address(head)
+        self.env |= network.network_variables(network.interface_of(address, known), os.environ, known)
         self.env |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TORCH_CPP_LOG_LEVEL": "ERROR"}
         placement = self.config.placement
         seconds = self.arguments.seconds

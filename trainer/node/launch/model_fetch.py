@@ -15,11 +15,10 @@ import time
 from pathlib import Path
 
 from trainer import config as configuration
-from trainer.checkpoint.layout import newest_step, remote_url
+from trainer.checkpoint.attempt import committed_step
 from trainer.config import ConfigError, RunConfig, by_model, checkpoint_suffices, nodes_share_weights
 from trainer.errors import StorageError
 from trainer.storage import hub
-from trainer.storage.storage import Storage
 
 
 def needed(config: RunConfig) -> bool:
@@ -27,8 +26,7 @@ def needed(config: RunConfig) -> bool:
     if not checkpoint_suffices(config) or config.checkpoint.resume == "never":
         return True
     try:
-        remote = remote_url(config)
-        return not newest_step(config, Storage(remote) if remote else None)
+        return not committed_step(config)
     except (ConfigError, StorageError):
         return True
 

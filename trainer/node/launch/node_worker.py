@@ -6,6 +6,7 @@ import os
 import signal
 import time
 
+from trainer import network
 from trainer.exit_codes import EXIT_CONFIG, EXIT_NODE_LOST, EXIT_RAY
 from trainer.node import topology
 from trainer.node.launch import rendezvous
@@ -36,7 +37,7 @@ class NodeWorkerLauncher(Launcher):
         """Joins the head. looked: what was found of this machine."""
         assert self.prober is not None
         if self.prober.is_me(self.node.head, self.port):
-            here = ", ".join(f"{i.name} {i.address}" for i in topology.interfaces())
+            here = ", ".join(f"{i.name} {i.address}" for i in network.interfaces())
             raise Ended(
                 EXIT_CONFIG,
                 f"the head's address {self.node.head} is this node's own: it is not on the network that the "

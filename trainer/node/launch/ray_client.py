@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
 from trainer.backoff import Backoff
 from trainer.errors import RayError
+from trainer.node.launch import ray_leftovers
 
 STARTS = Backoff(attempts=3, first_wait_s=5.0)
 
 
 def connect(**options: Any) -> None:
-    """`ray.init(**options)`. Raises RayError."""
+    """`ray.init(**options)`. A Ray that this starts ends with this process, however that ends. Raises
+    RayError."""
     import ray
 
     def start() -> None:
@@ -30,6 +33,8 @@ def connect(**options: Any) -> None:
         STARTS.call(start, lambda error: True, told)
     except Exception as error:
         raise RayError(f"Ray did not start in {STARTS.attempts} attempts ({_first(error)})") from None
+    if not os.environ.get("RAY_ADDRESS"):
+        ray_leftovers.end_with_this_process()
 
 
 def _first(error: Exception) -> str:

@@ -43,6 +43,10 @@ TUNING = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # `ray job stop` waits as long as a checkpoint may need.
     "RAY_JOB_STOP_WAIT_TIME_S": "60",
+    # Ray's own logs grow by counts of events that nobody reads, and a file of them is kept up to 3 GB.
+    "RAY_event_stats_print_interval_ms": "0",
+    "RAY_ROTATION_MAX_BYTES": str(8 << 20),
+    "RAY_ROTATION_BACKUP_COUNT": "1",
     # Ray would run the ranks at niceness 15.
     "RAY_worker_niceness": "0",
     "RAY_AUTH_MODE": "token",

@@ -73,7 +73,7 @@ class Reading:
 
     driver: str
     cuda: int
-    """Major version that the driver can run."""
+    """What the loaded libcuda runs, 1000 * major + 10 * minor; the kernel module's own may be older."""
     gpus: tuple[MeasuredGpu, ...]
 
 
@@ -91,7 +91,7 @@ def read(nvml: Any, env: Mapping[str, str] = os.environ) -> Reading:
         indices = visible_indices(env.get("CUDA_VISIBLE_DEVICES", ""), nvml.nvmlDeviceGetCount())
         return Reading(
             driver=_text(nvml.nvmlSystemGetDriverVersion()),
-            cuda=nvml.nvmlSystemGetCudaDriverVersion_v2() // 1000,
+            cuda=nvml.nvmlSystemGetCudaDriverVersion_v2(),
             gpus=tuple(_read_one(nvml, i) for i in indices),
         )
     finally:
@@ -180,8 +180,8 @@ def judge(reading: Reading, rank: int, wanted: int, cuda: int, log: str) -> list
     """All findings on a node's GPUs. cuda: major version of the torch that is installed. log: the
     kernel's."""
     used = reading.gpus[:wanted]
-    wrong = drivers.problem(reading.driver, cuda)
-    driver = f"driver {reading.driver}, CUDA {reading.cuda}"
+    wrong = drivers.problem(reading.cuda, cuda)
+    driver = f"driver {reading.driver}, CUDA {reading.cuda // 1000}"
     found = [_found("driver", rank, wrong, driver, f"CUDA {cuda}", "")] if cuda else []
     kinds = set()
     fastest = 0

@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from trainer.node import topology
+from trainer import network
 
 CONNECT_S = 3.0
 """Longest wait for a connection between two nodes of one network."""
@@ -88,7 +88,7 @@ class Prober:
         """Facts of this node's network for the head."""
         known = {}
         mtus = {}
-        for interface in topology.interfaces():
+        for interface in network.interfaces():
             known[interface.name] = interface.address
             mtus[interface.name] = mtu(interface.name)
         chosen = {}
@@ -376,7 +376,7 @@ def _routes(peers: list[tuple[int, str, list[int]]]) -> dict[int, str]:
     found = {}
     for rank, address, _ in peers:
         with contextlib.suppress(OSError):
-            found[rank] = topology.route_address(address)
+            found[rank] = network.route_address(address)
     return found
 
 

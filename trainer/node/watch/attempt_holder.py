@@ -22,10 +22,10 @@ from trainer.checkpoint.attempt import (
     Fenced,
     Final,
     Machine,
+    committed_step,
     start,
-    url_of,
 )
-from trainer.checkpoint.layout import newest_step, remote_url
+from trainer.checkpoint.layout import attempts_url
 from trainer.checkpoint.resumable import check_resumable
 from trainer.config import ConfigError, RunConfig
 from trainer.config.run_folder import PROGRESS, read_progress, write_whole
@@ -81,8 +81,7 @@ def count(
         if bad:
             with (Path(config.run.dir) / REFUSED).open("a") as file:
                 file.writelines(f"{machine.name}\n" for machine in bad)
-        remote = remote_url(config)
-        committed = newest_step(config, Storage(remote, retry=BRIEF) if remote else None)
+        committed = committed_step(config, BRIEF)
         launch = os.environ.get(LAUNCH_VARIABLE, "")
         return Attempts.of(config, BRIEF).count(committed, launch, code, why, bad)
     except Final as final:
@@ -118,7 +117,7 @@ class AttemptHolder:
         """
         self.lock.take()
         if self.config.checkpoint.remote:
-            probe(url_of(self.config))
+            probe(attempts_url(self.config))
         if self.trains:
             # All that can refuse this start comes before it replaces an attempt that may be alive.
             precheck(self.config)
@@ -139,7 +138,7 @@ class AttemptHolder:
         try:
             self.attempt.check()
             begun = self.attempt.record.read(self.attempt.epoch)
-            committed = self._committed()
+            committed = committed_step(self.config)
             if begun is None or committed <= begun["committed"]:
                 return {}
             why = why or "a rank's process died"
@@ -172,10 +171,6 @@ class AttemptHolder:
     def is_fenced(self) -> bool:
         """Whether a newer attempt has replaced this one."""
         return bool(self.fenced)
-
-    def _committed(self, retry: Retry | None = None) -> int:
-        remote = remote_url(self.config)
-        return newest_step(self.config, Storage(remote, retry=retry) if remote else None)
 
     def _watch(self, attempt: Attempt, over: threading.Event) -> None:
         beaten = 0.0
@@ -211,7 +206,9 @@ class AttemptHolder:
             return code
         try:
             record = Attempts.of(self.config, BRIEF)
-            return record.close(self.attempt, code, why, self._committed(BRIEF), died_at_step=died_at_step)
+            return record.close(
+                self.attempt, code, why, committed_step(self.config, BRIEF), died_at_step=died_at_step
+            )
         except (ConfigError, StorageError, OSError) as error:
             print(f"attempt: its end is not recorded: {error}", file=sys.stderr, flush=True)
             return code

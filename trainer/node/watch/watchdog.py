@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import os
-import re
 import statistics
 import time
 import zlib
@@ -22,6 +21,7 @@ from typing import Any
 from trainer import processes
 from trainer.config import RunConfig
 from trainer.config.run_folder import LaneProgress, lanes, read_progress
+from trainer.last_words import innermost
 from trainer.observe import beacon
 from trainer.observe import post_mortem as debugger
 from trainer.observe.history import SLOWED, read_history
@@ -82,13 +82,6 @@ class Rank:
     def place(self) -> str:
         """Where its main thread is."""
         return innermost(self.stacks)
-
-
-def innermost(stacks: str) -> str:
-    """The innermost Python frame of the main thread, which faulthandler writes last."""
-    threads = re.split(r"\n\n|\n(?=Thread |Current thread )", stacks.strip())
-    frame = re.search(r'File "([^"]+)", line (\d+) in (\S+)', threads[-1])
-    return f"{Path(frame[1]).name}:{frame[2]} in {frame[3]}" if frame else ""
 
 
 class Watchdog:

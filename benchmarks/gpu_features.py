@@ -1,0 +1,196 @@
+"""What is known of each feature of the GPU path, and by what: the table of docs/first-gpu-hour.md.
+
+    python -m benchmarks.gpu_features           # writes the table anew
+    python -m benchmarks.gpu_features --check   # says what is wrong, and changes nothing
+
+*Run* means on the card of gpu.json, and names figures of it. *Executed* means on a CUDA device that is not
+there (tests/nullgpu), and names tests whose last result nullgpu.json has (`SPOTRL_RECORD=1 pytest -m
+nullgpu`). *Rehearsed* means on a CPU, or on tensors that hold nothing. What none of them shows was only read.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+CARD = Path(__file__).with_name("gpu.json")
+EXECUTED = Path(__file__).with_name("nullgpu.json")
+PAGE = ROOT / "docs/first-gpu-hour.md"
+BEGIN = "<!-- features: python -m benchmarks.gpu_features -->"
+END = "<!-- end of features -->"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Feature:
+    """One row of the table."""
+
+    name: str
+    run: tuple[str, ...] = ()
+    """Beginnings of the names of figures in gpu.json."""
+    executed: tuple[str, ...] = ()
+    """Tests under tests/nullgpu, as FILE::TEST or FILE::TEST[CASE]."""
+    rehearsed: tuple[str, ...] = ()
+    """Tests elsewhere, as FILE under tests/, or FILE::TEST."""
+
+
+RECIPE = "grpo-qwen2.5-vl-3b-mathv60k"
+RUNS = "test_runs.py::test_a_run_goes_to_its_end_and_resumes"
+
+FEATURES = (
+    Feature(
+        name="every import of the GPU environment",
+        run=(RECIPE,),
+        executed=("test_start.py::test_every_module_of_a_gpu_run_imports",),
+    ),
+    Feature(
+        name="preflight's readings of NVML, with faults",
+        executed=("test_preflight.py::test_a_fault_is_named",),
+        rehearsed=("node/preflight/test_gpus.py",),
+    ),
+    Feature(
+        name="attention, forward and backward",
+        run=("varlen attention",),
+        rehearsed=("learning/test_packing.py",),
+    ),
+    Feature(
+        name="gradients of packed rows",
+        run=("packed gradients",),
+        rehearsed=("learning/test_packing.py",),
+    ),
+    Feature(
+        name="Ray's placement, load, rollout, scoring, update, sync on one card",
+        run=(f"{RECIPE}, random weights, step 2: whole step",),
+        executed=(f"{RUNS}[one card]",),
+        rehearsed=("loops/test_resume.py",),
+    ),
+    Feature(
+        name="CUDA graphs", run=(f"{RECIPE}, random weights, step 2: mean",), executed=(f"{RUNS}[one card]",)
+    ),
+    Feature(
+        name="sleep level 1",
+        run=("GPU memory used, sleep level 1, asleep",),
+        executed=(f"{RUNS}[sleep level 1]",),
+    ),
+    Feature(
+        name="sleep level 2",
+        run=(f"{RECIPE}, random weights, step 2: weight sync",),
+        executed=(f"{RUNS}[one card]",),
+        rehearsed=("sampling/test_scratch.py",),
+    ),
+    Feature(
+        name="two ranks, ZeRO-3 over NCCL",
+        executed=(f"{RUNS}[two ranks]",),
+        rehearsed=("learning/test_stages.py",),
+    ),
+    Feature(
+        name="an engine of two GPUs (tensor parallel)",
+        executed=(f"{RUNS}[tensor parallel]",),
+        rehearsed=("rehearsal/test_split_order.py",),
+    ),
+    Feature(name="several nodes", rehearsed=("lab/test_nodes.py",)),
+    Feature(
+        name="checkpoint and resume", executed=(f"{RUNS}[one card]",), rehearsed=("loops/test_resume.py",)
+    ),
+    Feature(name="LoRA", executed=(f"{RUNS}[lora]",), rehearsed=("learning/test_lora.py",)),
+    Feature(name="weights in 4 bits", executed=(f"{RUNS}[qlora]",), rehearsed=("learning/test_lora.py",)),
+    Feature(name="Qwen3-VL", executed=(f"{RUNS}[qwen3-vl]",), rehearsed=("rehearsal/test_fake_pass.py",)),
+    Feature(
+        name="Qwen3.5 and the kernel of its recurrence",
+        executed=(f"{RUNS}[qwen3.5]",),
+        rehearsed=("learning/test_delta_kernel.py",),
+    ),
+    Feature(
+        name="mixture of experts, routing replay",
+        executed=(f"{RUNS}[experts]",),
+        rehearsed=("learning/test_experts.py", "learning/test_routing.py"),
+    ),
+    Feature(name="staleness", executed=(f"{RUNS}[staleness]",), rehearsed=("loops/test_replay_ahead.py",)),
+    Feature(
+        name="SFT by torchrun",
+        executed=("test_runs.py::test_sft_by_torchrun",),
+        rehearsed=("loops/test_sft.py",),
+    ),
+    Feature(name="rollout workers", rehearsed=("fleet/test_fleet_equals_colocated.py",)),
+    Feature(name="`run.deterministic=cuda`"),
+    Feature(name="72B on 32 GPUs", rehearsed=("rehearsal/test_fake_pass.py",)),
+)
+
+
+def shown(feature: Feature, card: dict, results: dict) -> tuple[list[str], list[str], list[str]]:
+    """(figures, tests that executed it and passed, tests that rehearse it)."""
+    figures = []
+    for beginning in feature.run:
+        figures += [name for name in card["figures"] if name.startswith(beginning)]
+    passed = []
+    for test in feature.executed:
+        found = [
+            result for name, result in results["tests"].items() if name.split("[")[0] == test or name == test
+        ]
+        if found and all(result["passed"] for result in found):
+            passed.append(test)
+    return figures, passed, list(feature.rehearsed)
+
+
+def functions(path: Path) -> set[str]:
+    """Names of a file's functions."""
+    return {node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)}
+
+
+def problems() -> list[str]:
+    """Names that mean nothing: tests and figures that are not there."""
+    card = json.loads(CARD.read_text())
+    wrong = []
+    for feature in FEATURES:
+        for beginning in feature.run:
+            if not any(name.startswith(beginning) for name in card["figures"]):
+                wrong.append(f"{feature.name}: gpu.json has no figure {beginning!r}")
+        places = [f"nullgpu/{test}" for test in feature.executed] + list(feature.rehearsed)
+        for place in places:
+            file, _, test = place.partition("::")
+            path = ROOT / "tests" / file
+            if not path.exists() or (test and test.split("[")[0] not in functions(path)):
+                wrong.append(f"{feature.name}: there is no test {place}")
+    return wrong
+
+
+def table() -> str:
+    """The table in Markdown."""
+    card = json.loads(CARD.read_text())
+    results = json.loads(EXECUTED.read_text())
+    lines = [f"| feature | run on one {card['device']} | executed | rehearsed |", "|---|---|---|---|"]
+    for feature in FEATURES:
+        figures, passed, rehearsed = shown(feature, card, results)
+        cells = ["yes" if figures else "", "yes" if passed else ""]
+        cells.append(", ".join(f"`{test}`" for test in rehearsed))
+        if not any(cells):
+            cells = ["", "", "only read"]
+        lines.append(f"| {feature.name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def page() -> str:
+    """The page with the table as it is now."""
+    text = PAGE.read_text()
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{table()}\n{END}{after}"
+
+
+def main(arguments: list[str]) -> int:
+    wrong = problems()
+    if "--check" in arguments and page() != PAGE.read_text():
+        wrong.append(f"{PAGE.name}: its table of features is old: python -m benchmarks.gpu_features")
+    if wrong:
+        print("\n".join(wrong))
+        return 1
+    if "--check" not in arguments:
+        PAGE.write_text(page())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,120 @@
+"""The head's thread against workers that are broken, odd or slow to come, and a store that refuses."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from tests.fleet.test_dispatch import PlayedWorker, until
+from tests.fleet.test_dispatch import head as head
+from tests.fleet.test_verify import UNIT, good
+from trainer.errors import StoreRefused
+from trainer.fleet.objects import samples_key, worker_key
+from trainer.fleet.scheduler import Given
+from trainer.fleet.units import pack
+
+
+def broken() -> list:
+    """The good unit as a card that computes nothing but NaN sends it."""
+    return [replace(one, logprobs=np.full(len(one.completion), np.nan, np.float32)) for one in good()]
+
+
+def test_a_worker_that_turned_to_nan_is_sent_away_and_the_run_goes_on(head, tmp_path):
+    one = head()
+    bad, well = PlayedWorker(tmp_path, "bad"), PlayedWorker(tmp_path, "well")
+    units = [replace(UNIT, name=f"{number:06d}") for number in range(4)]
+
+    def send_all_until(worker: PlayedWorker, traces: list, over: Callable[[], object]) -> None:
+        sent: set[Given] = set()
+        while not over():
+            seen = worker.following.look()
+            for unit, given in seen.mail if seen else ():
+                if given not in sent:
+                    sent.add(given)
+                    key = samples_key(seen.attempt, unit.step, given.unit, given.turn, worker.name)
+                    worker.objects.put(key, pack(unit, given.turn, worker.name, traces))
+                    worker.beats.sent(given, 4, 4.0)
+            time.sleep(0.01)
+
+    bad.join(one.held.name)
+    one.offer(units)
+    send_all_until(bad, broken(), lambda: "bad" in one._turned_away)
+    assert "not finite" in one._turned_away["bad"]
+    well.join(one.held.name)
+    send_all_until(well, good(), lambda: one.has(units))
+    assert one._error is None and one.counts.units == 4
+
+
+def test_a_mark_without_a_field_is_told_to_its_worker_and_ends_nothing(head, tmp_path):
+    one = head()
+    worker = PlayedWorker(tmp_path, "w0")
+    worker.objects.put_json(worker_key("odd"), {"attempt": one.held.name, "serial": 1})
+    until(lambda: "odd" in one._turned_away)
+    assert "its mark has no worker" in one._turned_away["odd"]
+    worker.join(one.held.name)
+    one.offer([UNIT])
+    worker.send()
+    assert len(one.take(UNIT)) == 4
+
+
+def test_a_large_object_of_a_stranger_is_not_read(head, tmp_path):
+    one = head()
+    path = tmp_path / "run/fleet" / worker_key("big")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        file.truncate(1 << 30)
+    until(lambda: one.counts.forged)
+    for number in range(200):
+        (path.parent / f"foreign-{number}.json").write_bytes(os.urandom(64))
+    worker = PlayedWorker(tmp_path, "w0")
+    worker.join(one.held.name)
+    one.offer([UNIT])
+    worker.send()
+    assert len(one.take(UNIT)) == 4
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+    assert peak < 2 << 30
+
+
+def test_a_worker_that_loads_is_waited_for(head, tmp_path, monkeypatch):
+    monkeypatch.setattr("trainer.fleet.beats.BEAT_S", 0.1)
+    one = head(wait_s=1.2)
+    worker = PlayedWorker(tmp_path, "w0")
+    worker.beats.begin(one.held.name)
+    one.offer([UNIT])
+    began = time.monotonic()
+
+    def samples_at_last() -> None:
+        if time.monotonic() - began > 2.5 and worker.beats._state["state"] == "loading":
+            worker.join(one.held.name)
+            worker.send()
+
+    assert len(one.take(UNIT, samples_at_last)) == 4, "twice fleet.wait_s have passed meanwhile"
+    worker.beats.goodbye("done")
+
+
+def test_a_store_that_refuses_once_it_has_served_is_silence(head, tmp_path, monkeypatch):
+    one = head()
+    worker = PlayedWorker(tmp_path, "w0")
+    worker.join(one.held.name)
+    until(lambda: "w0" in one.beats)
+    real = one.objects.storage.get_bytes
+    refused: list[str] = []
+
+    def refusing(*arguments, **options):
+        if len(refused) < 3:
+            refused.append("")
+            raise StoreRefused("download of x: the key has no right to do this (403 AccessDenied)")
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(one.objects.storage, "get_bytes", refusing)
+    one.offer([UNIT])
+    until(lambda: len(refused) == 3)
+    worker.send()
+    assert len(one.take(UNIT)) == 4
+    until(lambda: any("store is back" in line for line in one.said))
+    assert any("403" in line for line in one.said)

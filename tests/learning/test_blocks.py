@@ -1,0 +1,127 @@
+"""Blocks are what is gathered, recomputed and reduced: a pass runs a block's hooks once forward and once
+backward."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoConfig
+
+from tests.families import FAMILIES, loader
+from trainer.learning import blocks
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_layer_of_every_family_is_a_block(family, family_model):
+    config = AutoConfig.from_pretrained(family_model(family))
+    with torch.device("meta"):
+        model = loader(family).from_config(config)
+    text = getattr(config, "text_config", config)
+    tower = config.vision_config.depth if hasattr(config, "vision_config") else 0
+    assert len(blocks.blocks_of(model)) == text.num_hidden_layers + tower
+
+
+def test_a_model_without_the_blocks_of_its_family_is_refused(family_model):
+    config = AutoConfig.from_pretrained(family_model("qwen2"))
+    with torch.device("meta"):
+        model = loader("qwen2").from_config(config)
+    model.config.model_type = "qwen3"
+    with pytest.raises(LookupError, match="has no Qwen3DecoderLayer"):
+        blocks.blocks_of(model)
+
+
+class Block(nn.Module):
+    """A linear layer, whose dropout draws random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+        self.dropout = nn.Dropout(0.5)
+        self.events: list[str] = []
+        self.register_forward_pre_hook(lambda *_: self.events.append("forward"))
+        self.register_full_backward_hook(self._after)
+
+    def _after(self, *_) -> None:
+        ready = all(p.grad is not None for p in self.parameters())
+        self.events.append("gradients are there" if ready else "too early")
+
+    def forward(self, hidden: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        return hidden + scale * self.dropout(self.linear(hidden)).relu()
+
+
+def row() -> torch.Tensor:
+    return torch.randn(1, 9, 6, generator=torch.Generator().manual_seed(1))
+
+
+def passed(block: Block, hidden: torch.Tensor) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    out = block(hidden, scale=2.0)
+    (out * row()).sum().backward()
+    return [out.detach(), *(p.grad.clone() for p in block.parameters() if p.grad is not None)]
+
+
+def test_a_recomputed_block_runs_its_hooks_once_and_draws_the_same_numbers():
+    block = Block()
+    want = passed(block, row().requires_grad_())
+    block.zero_grad()
+    blocks.recompute([block], random=True)
+    block.events.clear()
+    kept: list[torch.Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        found = passed(block, row().requires_grad_())
+    assert block.events == ["forward", "gradients are there"]
+    assert all(map(torch.equal, found, want))
+    with torch.no_grad():
+        assert torch.equal(block.eval()(row()), block.eval()(row()))
+
+
+def test_behind_a_frozen_layer_a_block_is_reduced_when_its_gradients_are_there():
+    """With adapters the embedding is frozen, and the first block's input has no gradient."""
+    block = Block()
+    passed(block, row())
+    assert block.events == ["forward", "too early"]
+    block.zero_grad()
+    block.events.clear()
+    blocks.begin_gradients([block])
+    blocks.recompute([block], random=True)
+    passed(block, row())
+    assert block.events == ["forward", "gradients are there"]
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_linear_layer_that_keeps_its_parameter_has_torchs_outputs_and_gradients(bias):
+    plain = nn.Linear(6, 4, bias=bias)
+    ours = nn.Linear(6, 4, bias=bias)
+    ours.load_state_dict(plain.state_dict())
+    blocks.keep_no_gathered_weights(ours, [])
+    found = []
+    kept: list[torch.Tensor] = []
+    for layer in (plain, ours):
+        hidden = row().requires_grad_()
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+            out = layer(hidden)
+        out.square().sum().backward()
+        found.append([out, hidden.grad, *(p.grad for p in layer.parameters())])
+    for a, b in zip(*found, strict=True):
+        assert torch.allclose(a, b, rtol=1e-5, atol=1e-6)
+    assert any(tensor is ours.weight for tensor in kept)
+
+
+def test_linear_layers_of_recomputed_blocks_are_torchs_own():
+    model = nn.Sequential(Block(), nn.Linear(6, 6))
+    blocks.keep_no_gathered_weights(model, [model[0]])
+    assert "forward" not in vars(model[0].linear) and "forward" in vars(model[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("again", [True, False])
+def test_a_pass_of_a_rank_fetches_a_block_once_forward_and_once_backward(run_ranks, small_config, again):
+    """Counts of hooks do not depend on the machine: Python runs twice a block, never at a module within."""
+    config = replace(small_config, model=replace(small_config.model, gradient_checkpointing=again))
+    for result in run_ranks("hooked", config):
+        assert result["blocks"] > 0 and result["within"] == 0
+        assert result["of_blocks"] == 2 * result["blocks"] * result["passes"]
+        assert result["others"] <= 2 * result["outside"] * result["passes"]

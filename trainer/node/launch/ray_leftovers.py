@@ -1,0 +1,51 @@
+"""Ends what a killed driver leaves of the Ray that it has started for itself: Ray's agents see only after
+minutes, or never, that their node is gone. A process of its own, which watches the driver.
+
+The agents change their names and command lines, so that nothing but their descent tells whose they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+
+from trainer.processes import started_ticks
+
+LOOK_S = 2.0
+GRACE_S = 3.0
+"""What Ray's processes have to end by themselves."""
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def end_with_this_process() -> None:
+    """Starts to watch this process."""
+    pid = os.getpid()
+    command = [sys.executable, "-m", __name__, str(pid), str(started_ticks(pid))]
+    null = subprocess.DEVNULL
+    subprocess.Popen(command, cwd=ROOT, start_new_session=True, stdin=null, stdout=null, stderr=null)
+
+
+def watch(pid: int, started: int, look_s: float = LOOK_S, grace_s: float = GRACE_S) -> None:
+    """Until the process `pid`, which started at `started` ticks, is gone; then ends its descendants."""
+    descendants: dict[int, int] = {}
+    while started_ticks(pid) == started:
+        with contextlib.suppress(psutil.Error):
+            for child in psutil.Process(pid).children(recursive=True):
+                descendants.setdefault(child.pid, started_ticks(child.pid))
+        time.sleep(look_s)
+    time.sleep(grace_s)
+    for child, its_start in descendants.items():
+        if child != os.getpid() and its_start and started_ticks(child) == its_start:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    watch(int(sys.argv[1]), int(sys.argv[2]))
