@@ -219,7 +219,9 @@ def _different_parts(structure: Structure) -> int:
 
 
 _LABEL = re.compile(
-    r"(?:^|(?<=[ ,;.}])|(?<=[0-9])(?=\())(?:and )?\(? ?([a-h]|i{1,3}|iv|v|[1-6])\) ?[:=]?", re.ASCII | re.IGNORECASE
+    r"(?:^|(?<=[ ,;.}])|(?<=[0-9])(?=\())(?:and )?"
+    r"\(? ?([a-h]|i{1,3}|iv|v|[1-6])\) ?[:=]?",
+    re.ASCII | re.IGNORECASE,
 )
 _LABELS = ("abcdefgh", ("i", "ii", "iii", "iv", "v"), "123456")
 
