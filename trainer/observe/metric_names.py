@@ -37,6 +37,13 @@ NAMES: dict[str, Name] = {
     "reward/algebra_fraction": Name(
         "fraction", "Share of completions whose expressions had to be evaluated, the slow path."
     ),
+    "reward/decided_exact": Name(
+        "fraction", "Share of completions that exact arithmetic decided (docs/rewards.md)."
+    ),
+    "reward/decided_points": Name("fraction", "Share of completions that values at points decided."),
+    "reward/decided_text": Name(
+        "fraction", "Share of completions that the form of the texts decided: letters, words, dates."
+    ),
     "group/zero_std_fraction": Name(
         "fraction", "Share of prompts whose completions all earned the same: they teach nothing."
     ),

@@ -22,6 +22,8 @@ class Grade:
     """For `timeout` and `error`: which grader failed, and how, on one line."""
     parts: Mapping[str, float] = field(default_factory=dict)
     """What each of several reward functions gave, by name, before its weight."""
+    rule: str = ""
+    """What decided, where the built-in grader did: exact, points or text (`grading.expression.Rule`)."""
 
 
 class ErrorRateError(ConfigError):
@@ -39,12 +41,12 @@ class ServerAway(StorageError):
 def grade_of(result: list, blamed: str) -> Grade:
     """The grade in a result of a grader process. blamed: whom to name where the result does not."""
     verdict, accuracy, *rest = result
-    why, parts = rest or ("", {})
+    why, parts, *rules = rest or ("", {})
     if verdict == "error" and not why:
         why = "the reference answer cannot be read, or no arithmetic tells the answer from it"
     if why and not why.startswith(("rewards.", blamed)):
         why = f"{blamed}: {why}"
-    return Grade(verdict, accuracy, why, parts)
+    return Grade(verdict, accuracy, why, parts, *rules)
 
 
 def one_line(text: str, chars: int = 300) -> str:
