@@ -180,7 +180,7 @@ def gpu_seconds(recipe: Recipe, kind: str, tokens: int) -> float:
 def table() -> list[str]:
     """The table of docs/performance.md, a line each."""
     lines = [
-        "| recipe | ranks | pass | tokens | host / transformers alone | launches | waits | GPU s by the plan |",
+        "| recipe | ranks | pass | tokens | host / transformers alone | launches | waits | GPU s, planned |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for key, found in json.loads(OUT.read_text())["passes"].items():

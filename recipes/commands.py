@@ -7,10 +7,8 @@ code.
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
-from recipes import run_record
 from recipes.command_line import (
     COMMANDS,
     DRY_RUN,
@@ -287,27 +285,9 @@ def _(args: argparse.Namespace) -> int:
     argument("--watch", action="store_true", help="live, until it ends: step, phase, reward, speed, nodes"),
 )
 def _(args: argparse.Namespace) -> int:
-    return _status(args.run, args.bucket, args.watch)
+    from recipes.drivers import status
 
-
-def _status(run: str | None, bucket: str, watch: bool) -> int:
-    """The runs launched from here, or one with what its platform and its files say; live with `watch`."""
-    from recipes.drivers import sight
-    from recipes.drivers import status as status_table
-
-    if watch:
-        return sight.watch(run or sight.newest(), bucket)
-    if run and not run_record.known(run) and sight.url_of(run, bucket):
-        return sight.now(run, bucket)
-    try:
-        code = status_table.show(run)
-    # the platform's program is not installed here: the bucket is asked all the same
-    except ConfigError as error:
-        if not (run and sight.url_of(run, bucket)):
-            raise
-        print(f"warning: {error}", file=sys.stderr, flush=True)
-        code = 0
-    return (sight.now(run, bucket) or code) if run else code
+    return status.of(args.run, args.bucket, args.watch)
 
 
 @command(

@@ -431,7 +431,8 @@ def _check_deterministic(recipe: Recipe) -> None:
     shape = shape_of(model.path, model.revision) if known(model.path, model.revision) else None
     if shape and shape.delta:
         raise ConfigError(
-            f"run.deterministic=cuda: vLLM has no repeatable kernels for the gated delta-net layers of {model.path}:"
+            "run.deterministic=cuda: vLLM has no repeatable kernels for the gated delta-net layers of"
+            f" {model.path}:"
             " leave run.deterministic empty"
         )
 

@@ -6,6 +6,7 @@ says.
 
 from __future__ import annotations
 
+import sys
 import textwrap
 import time
 from dataclasses import replace
@@ -26,6 +27,24 @@ WIDTH = 80
 NOT_CONFIRMED = "launch not confirmed"
 BAD_ENDS = ("failed", "died", LAUNCH_FAILED)
 LOGS = (LAUNCH_LOG, f"{run_record.PULLED}/{LAUNCH_LOG}", "slurm.log", "pbs.log", "local.log")
+
+
+def of(run: str | None, bucket: str, watch: bool) -> int:
+    """The runs launched from here, or one with what its platform and its files say; live with `watch`.
+    Returns the exit code."""
+    if watch:
+        return sight.watch(run or sight.newest(), bucket)
+    if run and not run_record.known(run) and sight.url_of(run, bucket):
+        return sight.now(run, bucket)
+    try:
+        code = show(run)
+    # the platform's program is not installed here: the bucket is asked all the same
+    except ConfigError as error:
+        if not (run and sight.url_of(run, bucket)):
+            raise
+        print(f"warning: {error}", file=sys.stderr, flush=True)
+        code = 0
+    return (sight.now(run, bucket) or code) if run else code
 
 
 def show(run: str | None) -> int:

@@ -63,8 +63,8 @@ UNPACKED = 70.0
 
 So much longer than with LoRA take Qwen's published steps with Q-LoRA (7B, 14B: 71 and 74; GPTQ's kernels)."""
 BLOCK_S = 1.5e-3
-"""Host seconds of a block in each direction of a pass, kernels launched one by one: benchmarks/host_time.json,
-put on an H100's host by an update that both have run."""
+"""Host seconds of a block in each direction of a pass, kernels launched one by one: by
+benchmarks/host_time.json, put on an H100's host by an update that both have run."""
 SHARDED = 2.0
 """How many times longer the host takes for a block whose weights ZeRO-3 gathers and whose gradients it
 reduces (benchmarks/host_time.json)."""

@@ -20,8 +20,8 @@ PUBLISHED_VISION_END = 6.0
 host was the limit."""
 VISION_REASONS = (
     "Why others are slower, where it is known: update, each completion computes its prompt and image anew (a"
-    " third of the gap); rollout, `generate` of transformers without an engine; host, one run whose processors"
-    " were the limit; the rest is not explained (docs/memory.md)."
+    " third of the gap); rollout, `generate` of transformers without an engine; host, one run whose"
+    " processors were the limit; the rest is not explained (docs/memory.md)."
 )
 """What is known of the gap, per phase; the plan prints it."""
 SEVERAL_NODES = 1.9

@@ -22,7 +22,8 @@ EXIT_MACHINE = 36
 
 
 def loaded() -> int | str:
-    """CUDA version of the libcuda that is loaded here, 1000 * major + 10 * minor; what is wrong, if anything."""
+    """CUDA version of the libcuda that is loaded here, 1000 * major + 10 * minor; what is wrong, if
+    anything."""
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
@@ -41,13 +42,15 @@ def cuda_of(requirements: Path = REQUIREMENTS) -> int:
 
 
 def problem(answer: int | str, cuda: int) -> str:
-    """What is wrong in one line, or "". answer: as `loaded` gives it. cuda: the major version that is wanted."""
+    """What is wrong in one line, or "". answer: as `loaded` gives it. cuda: the major version that is
+    wanted."""
     if isinstance(answer, str):
         return f"{answer}: take a GPU machine, or start the container with its GPUs"
     if answer // 1000 < cuda:
         found = f"{answer // 1000}.{answer % 1000 // 10}"
         return (
-            f"the loaded driver library runs CUDA {found}, and CUDA {cuda} needs driver {NEEDED.get(cuda, '')}"
+            f"the loaded driver library runs CUDA {found}, and CUDA {cuda} needs driver"
+            f" {NEEDED.get(cuda, '')}"
             " or newer, or NVIDIA's forward-compatibility libraries: take another machine"
         )
     return ""

@@ -218,7 +218,8 @@ def _check_deterministic(prompter: Prompter) -> None:
     """Raises ConfigError where vLLM has no batch-invariant kernels, or none beside a policy that trains."""
     if prompter.architecture.gated_delta:
         raise ConfigError(
-            "run.deterministic=cuda: vLLM has no repeatable kernels for gated delta-net layers: leave it empty"
+            "run.deterministic=cuda: vLLM has no repeatable kernels for gated delta-net layers: leave it"
+            " empty"
         )
     if torch.version.hip or torch.cuda.get_device_capability() < HOPPER:
         raise ConfigError(
@@ -244,7 +245,8 @@ def _of_gated_delta(config: RunConfig) -> dict[str, Any]:
     Raises ConfigError for what vLLM's kernels for CPUs do not compute."""
     asked: dict[str, Any] = {"mamba_ssm_cache_dtype": "float32"}
     if config.placement.device == "cuda":
-        # vLLM's own choice on Hopper and newer is a kernel of FlashInfer that was not compared with the policy's.
+        # vLLM's own choice on Hopper and newer is a kernel of FlashInfer that was not compared with the
+        # policy's.
         return asked | {"gdn_prefill_backend": "triton"}
     if config.model.dtype != "bf16":
         raise ConfigError(

@@ -1,5 +1,5 @@
-"""One verdict of the head for all nodes: what it makes of first messages, and how a node that cannot join hears
-it. Whole faults on four hosts: tests/lab/test_preflight.py."""
+"""One verdict of the head for all nodes: what it makes of first messages, and how a node that cannot join
+hears it. Whole faults on four hosts: tests/lab/test_preflight.py."""
 
 from __future__ import annotations
 

@@ -199,7 +199,8 @@ def test_xids_of_the_hardware_are_found_in_the_kernel_log():
 
 
 def test_what_the_loaded_library_answers_decides():
-    """Driver 570 with the image's forward-compatibility libraries runs CUDA 13; its kernel module is as old."""
+    """Driver 570 with the image's forward-compatibility libraries runs CUDA 13; its kernel module is as
+    old."""
     assert wrong(Recorded(driver="570.124.06", cuda=13000)) == []
     (finding,) = wrong(Recorded(driver="570.124.06", cuda=12080))
     assert finding[:2] == ("fail", "driver")
