@@ -1,12 +1,13 @@
-"""Seconds per GRPO step of a 3B model on one GPU, ours and TRL's `GRPOTrainer`: on a machine with a card and an
-environment that has both,
+"""Seconds per GRPO step of a 3B model on one GPU, ours and TRL's `GRPOTrainer`: on a machine with a card and
+an environment that has both,
 
     python benchmarks/card_step_time.py --folder /dev/shm/bench --steps 4
 
 Both get the same random weights at the true shape of Qwen2.5-VL-3B, rows of one picture, 32 prompts of 8
-completions of about 400 tokens and at most 2,048, reward by a hash, and KL; both have vLLM in the process, which
-sleeps during the update. TRL runs with each of `--sizes` sequences per pass, and its fastest counts. The first step
-is left out on both sides. Writes what it measured to `--out`. No figure of it is published yet.
+completions of about 400 tokens and at most 2,048, reward by a hash, and KL; both have vLLM in the process,
+which sleeps during the update. TRL runs with each of `--sizes` sequences per pass, and its fastest counts.
+The first step is left out on both sides. Writes what it measured to `--out`. No figure of it is published
+yet.
 
 `--tiny` tries all of it on a CPU, with two narrow layers and TRL's own generation: its seconds mean nothing.
 """
@@ -147,7 +148,8 @@ def make_run(folder: Path, tiny: bool, steps: int) -> None:
     }
     if tiny:
         changes |= {"placement.device": "cpu", "rollout.sleep_level": 0, "rollout.max_tokens": 64}
-        changes |= {"rollout.prompts_per_step": 4, "rollout.samples_per_prompt": 4, "model.kernels": "plain"}
+        changes |= {"rollout.prompts_per_step": 4, "rollout.samples_per_prompt": 4}
+        changes |= {"data.prompt_max_tokens": 1024}
     sets = [f"{name}={value}" for name, value in changes.items()]
     (folder / "run.yaml").write_text(config.dump(config.override(get(RECIPE).config, sets)))
 

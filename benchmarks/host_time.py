@@ -1,132 +1,215 @@
-"""Host seconds and kernel launches of a recipe's passes on a device that computes nothing:
-`python -m benchmarks.host_time RECIPE...`."""
+"""Host seconds, kernel launches and host waits of a recipe's passes, on a device that computes nothing:
+`python -m benchmarks.host_time RECIPE...`, or without a name those of `SHOWN`.
+
+Needs the GPU environment and no GPU (tests/nullgpu). One rank of the recipe's number runs; the others are
+only believed in. Seconds are CPU time of the whole process, and are put beside those of the same rows through
+transformers' model alone in the same process: the ratio is what a machine tells of another.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-import torch
-import torch.distributed as dist
-from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+from benchmarks.machine import processor
+from recipes.plan import cost, hub_config, memory
+from recipes.presets import get
+from recipes.spec import Recipe
+from trainer.config import RunConfig
+from trainer.config.budget import logprob_tokens
+from trainer.config.run_folder import write_whole
+from trainer.hardware.gpus import gpu_named
 
-ROUNDS = 3
+ROOT = Path(__file__).parents[1]
+OUT = Path(__file__).with_suffix(".json")
+PYTHON = ROOT / ".venvs/gpu/bin/python"
+SHOWN = (
+    ("grpo-qwen2.5-vl-3b-mathv60k", 1),
+    ("grpo-qwen2.5-vl-3b-mathv60k", 2),
+    ("grpo-qwen2.5-vl-7b-mathv60k", 8),
+    ("grpo-qwen2.5-vl-72b-mathv60k", 32),
+)
+"""Recipes, and numbers of ranks."""
+WAITS = 8
+"""Host waits of a pass at most: none for each block."""
+ROUNDS = 2
+DEVICE = {"NULLGPU_COPY": "65536", "NULLGPU_NCCL": "alone", "OMP_NUM_THREADS": "1"}
+"""Large copies would take the host's time, which on a card they do not."""
 
 
-def play(recipe_name: str, ranks: int, sets: list[str]) -> dict[str, Any]:
-    from recipes.plan import hub_config
-    from recipes.presets import get
-    from recipes.spec import override
+def played(recipe: str, ranks: int) -> dict[str, Any]:
+    """What the passes of one rank take, from a process of its own."""
+    command = [
+        sys.executable,
+        "-m",
+        "tests.nullgpu",
+        str(PYTHON),
+        "-W",
+        "ignore",
+        "-m",
+        "benchmarks.host_time",
+    ]
+    env = os.environ | DEVICE
+    done = subprocess.run(
+        [*command, "--rank", recipe, str(ranks)],
+        cwd=ROOT,
+        env=env,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def play(name: str, ranks: int) -> dict[str, Any]:
+    """Runs in the process on the device: a pass that scores, one that learns, and transformers' own."""
+    import torch
+    import torch.distributed as dist
+    from transformers.integrations.deepspeed import unset_hf_deepspeed_config
+
     from tests.rehearsal.fake_pass import to_learn
     from tests.rehearsal.models import VOCABULARY, model_config
     from tests.rehearsal.rows import usual
-    from trainer.config.budget import logprob_tokens, micro_batch_tokens
-
-    recipe = override(get(recipe_name), sets)
-    shape = hub_config.shape(recipe.config.model)
-    torch.backends.cudnn.enabled = False
-    device = torch.device("cuda", 0)
-    without_checks(shape)
-    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(ranks)}
-    store = dist.HashStore()
-    dist.init_process_group("nccl", store=store, rank=0, world_size=ranks)
-    folder = tempfile.mkdtemp()
-    model_config(shape).save_pretrained(folder)
     from trainer.learning.policy import Policy, init_distributed
 
+    recipe = memory.with_rows(get(name))
+    shape = hub_config.shape(recipe.config.model)
+    assert shape is not None
+    folder = tempfile.mkdtemp()
+    model_config(shape).save_pretrained(folder)
+    config = _of_ranks(recipe.config, folder, ranks)
+    rows = {
+        "score": usual(recipe, shape, logprob_tokens(config, shape)),
+        "learn": usual(recipe, shape, config.algorithm.micro_batch_tokens),
+    }
+    batches = {kind: row.micro_batch() for kind, row in rows.items()}
+
+    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(ranks)}
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=ranks)
     init_distributed("cuda")
-    config = recipe.config
-    config = replace(
+    device = torch.device("cuda", 0)
+    banned = list(range(VOCABULARY, shape.vocabulary))
+    policy = Policy(config, shape, banned, device, 100, empty=True)
+    item = to_learn(config, batches["learn"], rows["learn"].completions)
+    one_pass = policy.update
+
+    found: dict[str, Any] = {
+        "blocks": shape.layers + (shape.vision.depth if shape.vision else 0),
+        "tokens": {kind: batch.input_ids.numel() for kind, batch in batches.items()},
+    }
+    for _ in range(2):  # DeepSpeed learns the order of modules
+        one_pass([item], 1, 0.0)
+    found["score"] = _measured(lambda: policy.logprobs([batches["score"]]))
+    once = _measured(lambda: one_pass([item], 1, 0.0))
+    thrice = _measured(lambda: one_pass([item] * 3, 3, 0.0))
+    found["learn"] = {key: (thrice[key] - once[key]) / 2 for key in once}
+    unset_hf_deepspeed_config()  # else transformers' model would be built in shards
+    found |= _plain(shape, batches, device)
+    return found
+
+
+def _of_ranks(config: RunConfig, folder: str, ranks: int) -> RunConfig:
+    return replace(
         config,
         model=replace(config.model, path=folder),
         algorithm=replace(config.algorithm, kl_coef=0.0),
         placement=replace(config.placement, nodes=1, workers_per_node=ranks),
     )
-    train = micro_batch_tokens(config, shape)
-    score = logprob_tokens(config, shape)
-    began = time.time()
-    policy = Policy(config, shape, list(range(VOCABULARY, shape.vocabulary)), device, 100, empty=True)
-    print("policy", round(time.time() - began, 1), file=sys.stderr)
-    rows = {kind: usual(recipe, shape, tokens) for kind, tokens in (("score", score), ("learn", train))}
-    batches = {kind: row.micro_batch() for kind, row in rows.items()}
-    item = to_learn(config, batches["learn"], rows["learn"].completions)
-    out: dict[str, Any] = {"tokens": {k: b.input_ids.numel() for k, b in batches.items()}}
-
-    def learn(count: int) -> None:
-        policy.update([item] * count, count, 0.0)
-
-    policy.update([item], 1, 0.0)
-    policy.update([item], 1, 0.0)
-    out["score"] = least(lambda: policy.logprobs([batches["score"]]))
-    one, three = least(lambda: learn(1)), least(lambda: learn(3))
-    out["learn"] = (three - one) / 2
-    out["step"] = one - out["learn"]
-    if os.environ.get("PROFILE"):
-        import cProfile
-        import pstats
-
-        profile = cProfile.Profile()
-        profile.runcall(learn, 3)
-        pstats.Stats(profile).sort_stats("tottime").print_stats(45)
-    out |= plain(shape, batches, device)
-    return out
 
 
-def without_checks(shape: Any) -> None:
-    """Takes out transformers' comparison of image tokens with features: this device's values mean nothing."""
-    from tests.rehearsal.models import model_class
+def _plain(shape: Any, batches: dict[str, Any], device: Any) -> dict[str, Any]:
+    """The same rows through transformers' model with its own checkpoints: no ZeRO, no head, no loss."""
+    import torch
 
-    modeling: Any = sys.modules[model_class(shape).__module__]
-    if hasattr(modeling, "torch_compilable_check"):
-        modeling.torch_compilable_check = lambda *_, **__: None
-
-
-def least(work: Callable[[], Any]) -> float:
-    """The least CPU seconds of a few runs."""
-    found = []
-    for _ in range(ROUNDS):
-        began = time.process_time()
-        work()
-        found.append(time.process_time() - began)
-    return min(found)
-
-
-def plain(shape: Any, batches: dict[str, Any], device: Any) -> dict[str, Any]:
-    """The same rows through transformers' model alone, with its own checkpoints: no ZeRO, no loss."""
     from tests.rehearsal.models import model_class, model_config
     from trainer.algorithm.batching import moved
     from trainer.learning.logprobs import LogprobModel
 
-    unset_hf_deepspeed_config()  # else the model would be built in shards
     torch.set_default_dtype(torch.bfloat16)
-    with torch.device("cuda"):
+    with device:
         hf = model_class(shape)(model_config(shape))
     torch.set_default_dtype(torch.float32)
     hf.gradient_checkpointing_enable({"use_reentrant": False})
     model = LogprobModel(hf, [], 1.0, False).to(device).train()
-    out = {}
-    learn = moved(batches["learn"], device)
-    score = moved(batches["score"], device)
+    on_device = {kind: moved(batch, device) for kind, batch in batches.items()}
 
-    def learned() -> None:
-        model._hidden(learn).sum().backward()
+    def learn() -> None:
+        model._hidden(on_device["learn"]).sum().backward()
         model.zero_grad()
 
-    def scored() -> None:
+    def score() -> None:
         with torch.no_grad():
-            model._hidden(score)
+            model._hidden(on_device["score"])
 
-    for name, work in (("plain_learn", learned), ("plain_score", scored)):
+    learn()
+    return {"plain_score": _measured(score), "plain_learn": _measured(learn)}
+
+
+def _measured(work: Callable[[], Any]) -> dict[str, float]:
+    """The least CPU seconds of a few runs, and the launches and host waits of one."""
+    from tests.nullgpu import counts
+
+    seconds = []
+    for _ in range(ROUNDS):
+        before = {kind: counts.count(kind) for kind in ("launch", "wait")}
+        began = time.process_time()
         work()
-        out[name] = least(work)
-    return out
+        seconds.append(time.process_time() - began)
+    events = {kind: float(counts.count(kind) - before[kind]) for kind in before}
+    return {"seconds": min(seconds), "launches": events["launch"], "waits": events["wait"]}
+
+
+def gpu_seconds(recipe: Recipe, kind: str, tokens: int) -> float:
+    """The plan's seconds of a pass on the recipe's GPU."""
+    shape = hub_config.shape(recipe.config.model)
+    assert shape is not None
+    forwards = 1
+    if kind == "learn":
+        forwards = 3 + recipe.config.model.gradient_checkpointing
+    return forwards * tokens * cost.token_seconds(shape, gpu_named(recipe.cluster.gpu))
+
+
+def table() -> list[str]:
+    """The table of docs/performance.md, a line each."""
+    lines = [
+        "| recipe | ranks | pass | tokens | host / transformers alone | launches | waits | GPU s by the plan |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for key, found in json.loads(OUT.read_text())["passes"].items():
+        name, ranks = key.split(", ")
+        for kind in ("score", "learn"):
+            one = found[kind]
+            tokens = found["tokens"][kind]
+            ratio = one["seconds"] / found[f"plain_{kind}"]["seconds"]
+            gpu_s = gpu_seconds(get(name), kind, tokens)
+            counts = f"{one['launches']:,.0f} | {one['waits']:.0f}"
+            lines.append(
+                f"| `{name}` | {ranks} | {kind} | {tokens:,} | {ratio:.2f} | {counts} | {gpu_s:.2f} |"
+            )
+    return lines
+
+
+def main(names: list[str]) -> None:
+    """Plays the recipes and writes each result at once."""
+    chosen = [one for one in SHOWN if not names or one[0] in names]
+    found = json.loads(OUT.read_text()) if OUT.exists() else {"passes": {}}
+    for name, ranks in chosen:
+        found["machine"] = processor()
+        found["passes"][f"{name}, {ranks}"] = played(name, ranks)
+        write_whole(OUT, (json.dumps(found, indent=1) + "\n").encode())
+        print(name, ranks, json.dumps(found["passes"][f"{name}, {ranks}"]), flush=True)
 
 
 if __name__ == "__main__":
-    print(json.dumps(play(sys.argv[1], int(sys.argv[2]), sys.argv[3:])))
+    if sys.argv[1:2] == ["--rank"]:
+        print(json.dumps(play(sys.argv[2], int(sys.argv[3]))))
+    else:
+        main(sys.argv[1:])

@@ -48,7 +48,7 @@ IDEALS = (
     Ideal("MATMUL", 1.0, "peak that training reaches"),
     Ideal("REACHED", 1.0, "peak that training reaches"),
     Ideal("NETWORK", 1.0, "share of the links that collectives reach"),
-    Ideal("MODULE_S", 0.0, "Python of modules"),
+    Ideal("BLOCK_S", 0.0, "host work of passes"),
     Ideal("PHASE_S", 0.0, "start of phases"),
     Ideal("PIXEL_S", 0.0, "images on the host", images),
     Ideal("IMAGE_S", 0.0, "images on the host", images),

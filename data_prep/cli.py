@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from data_prep.options import GENERATED, NAMES, TASK_FAMILIES, parser
 from trainer.config import ConfigError
 from trainer.errors import StorageError
+from trainer.exit_codes import EXIT_CONFIG, EXIT_INTERRUPTED, EXIT_STORAGE
 
 if TYPE_CHECKING:
     from data_prep.prepare import Progress
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 def main(arguments: Sequence[str]) -> int:
     """Runs one command.
 
-    Exit code 0, 2 for what cannot work, or a hub that is away (a line on stderr), 130: Ctrl-C.
+    Exit code 0, 2 for what cannot work, 35 for a hub or store that stays away (a line on stderr), 130:
+    Ctrl-C.
     """
     options = parser().parse_args(arguments)
     try:
@@ -35,12 +37,15 @@ def main(arguments: Sequence[str]) -> int:
             case "from-run":
                 return _from_run(options)
         return _with_dataset(options)
-    except (ConfigError, StorageError) as error:
+    except ConfigError as error:
         print(f"data_prep: {error}", file=sys.stderr)
-        return 2
+        return EXIT_CONFIG
+    except StorageError as error:
+        print(f"data_prep: {error}", file=sys.stderr)
+        return EXIT_STORAGE
     except KeyboardInterrupt:
         print("data_prep: interrupted; the same command resumes from here", file=sys.stderr)
-        return 130
+        return EXIT_INTERRUPTED
 
 
 def _from_run(options: argparse.Namespace) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from recipes import groups
@@ -347,8 +348,7 @@ def check(recipe: Recipe, target: str) -> None:
     if not why and recipe.targets and target not in recipe.targets:
         why = f"{recipe.name} is not made for {target}"
     if why:
-        others = sorted(targets_for(recipe), key=lambda name: _nearness(target, name))
-        others = [name for name in others if name not in ("local", "skypilot")]
+        others = alternatives(target, targets_for(recipe))
         if others:
             hint = f"use {' or '.join(others[:4])}"
         elif recipe.targets == ("local",):
@@ -357,6 +357,12 @@ def check(recipe: Recipe, target: str) -> None:
             hint = "no target can: change cluster.nodes, cluster.gpu or cluster.spot"
             hint += ", or those of sample" if recipe.sample else ""
         raise ConfigError(f"{why}: {hint}")
+
+
+def alternatives(target: str, names: Iterable[str]) -> list[str]:
+    """Targets to name in the place of one, the nearest first."""
+    others = [name for name in names if name not in ("local", "skypilot", target)]
+    return sorted(others, key=lambda name: _nearness(target, name))
 
 
 def kept_folder(recipe: Recipe, target: str) -> str:

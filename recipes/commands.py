@@ -336,6 +336,22 @@ def _(args: argparse.Namespace) -> int:
 
 
 @command(
+    "bundle",
+    "put what a maintainer needs after a failure into one file, without secrets: configuration, ends of all "
+    "logs, post-mortem, preflight, versions, last metrics",
+    argument("run", help="id of a run, or its folder"),
+    STORED,
+    argument("--out", default="", help="file to write; default: runs/RUN/RUN-bundle.tar.gz"),
+    argument("--dry-run", action="store_true", help="list its contents, write nothing"),
+    example="RUN",
+)
+def _(args: argparse.Namespace) -> int:
+    from recipes.drivers import bundle
+
+    return bundle.bundle(args.run, args.bucket or "", args.out, args.dry_run)
+
+
+@command(
     "pull",
     "fetch metrics, samples, log and configuration of a run from its bucket",
     RUN,

@@ -142,6 +142,7 @@ def plan(
         _memory(recipe, need, console)
         _passes(recipe, need, console)
         _balance(recipe, need, console)
+        console.print(utilization.waiting(recipe, need, network_gbit_s), highlight=False, end="")
         console.print(utilization.remark(recipe, need, network_gbit_s), highlight=False, end="")
         _slots(recipe, need, network_gbit_s, console)
         if recipe.kind == "train":
@@ -294,13 +295,14 @@ def _memory(recipe: Recipe, need: MemoryPlan, console: Console) -> None:
 def _passes(recipe: Recipe, need: MemoryPlan, console: Console) -> None:
     if recipe.config.method != "grpo" or recipe.kind != "train":
         return
+    recipe = memory.with_rows(recipe)
     step = passes.of_step(recipe, need.shape)
     forward, updates = passes.gathered_bytes(recipe.config, need.shape, step)
     judged = f" and {len(step.teacher)} of the teacher" if step.teacher else ""
     console.print(
         f"passes per step: {len(step.updates)} in updates, {len(step.logprobs) * step.models} for"
-        f" log-probabilities{judged}; overhead of an update's:"
-        f" {cost.pass_overhead(recipe, need.shape):.2f} s\na rank gathers"
+        f" log-probabilities{judged}; one of an update keeps the host busy for"
+        f" {cost.host_seconds(recipe.config, need.shape):.2f} s\na rank gathers"
         f" {(forward + updates) / GIB:,.0f} GiB per step, {updates / GIB:,.0f} of them in updates"
         " (perf/gathered_gib)",
         highlight=False,
@@ -359,9 +361,9 @@ def _stages(recipe: Recipe, network_gbit_s: float, console: Console) -> None:
         "fits",
         "compute",
         "collectives",
+        "host",
         "waited for",
         "gather after",
-        "Python",
         "sum",
     ):
         table.add_column(column, justify="left" if column == "ZeRO" else "right")
@@ -372,7 +374,7 @@ def _stages(recipe: Recipe, network_gbit_s: float, console: Console) -> None:
             name,
             f"{stage.peak_bytes / GIB:.1f}",
             fits,
-            *[f"{value:.2f}" for value in (t.compute, t.wire, t.waited, t.after, t.overhead, t.total)],
+            *[f"{value:.2f}" for value in (t.compute, t.wire, t.host, t.waited, t.after, t.total)],
         )
     console.print(table)
     if said := zero_stages.advice(recipe, stages, network_gbit_s):
@@ -459,4 +461,9 @@ def _ranges(offer: cost.Offer, recipe: Recipe) -> str:
         told.append(f"completions of {tokens[0]:,} to {tokens[1]:,} tokens")
     told.append(f"starts {spread.START[0]:g} to {spread.START[1]:g} times as long")
     told.append(f"{spread.FAILED_START:.0%} of them made again, and lost machines")
-    return f"10 to 90%: between the tenths of {choose.RUNS} simulated runs, with {', '.join(told)}."
+    line = f"10 to 90%: the plan's own range, between the tenths of {choose.RUNS} simulated runs, with"
+    line = (
+        f"{line} {', '.join(told)}. No run on a GPU stands behind it: --deadline and --budget take steps of"
+    )
+    line = f"{line} {offer.published_end:g} times the plan, the slowest that others have published."
+    return f"{line} {spread.VISION_REASONS}" if offer.vision else line

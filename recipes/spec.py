@@ -177,13 +177,15 @@ class Budget:
     max_hourly_usd: float = within(0.0, least=0)
     """Dearest node that may be rented, dollars per hour; 0: no limit."""
     max_hours: float = within(24.0, above=0)
-    """Longest run; Slurm's --time, dstack's max_duration."""
+    """Longest run, over all attempts of a launch: the head then has it save, and ends it for good. Of one job
+    it is Slurm's --time, PBS's walltime, dstack's max_duration and Kubernetes' deadline."""
     max_restarts: int = within(3, least=0)
     """Attempts in a row that may fail without a new checkpoint before the run ends for good."""
     max_losses: int = within(10, least=0)
     """The same for attempts whose machines were taken away or lost; it begins again with every checkpoint."""
     max_requeues: int = within(20, least=0)
-    """Restarts of one job (Slurm, PBS, Kubernetes), whatever the reason; `resume` submits a new one."""
+    """Restarts of one job of Slurm or PBS, or of a sampling pod of Kubernetes, whatever the reason; `resume`
+    submits a new one."""
     idle_minutes: int = within(3, least=0)
     """Machines of managed jobs and of dstack wait this long for the next attempt of a run, then they go
     down."""
@@ -229,6 +231,8 @@ class Site:
     """Slurm partition or PBS queue."""
     account: str = ""
     """Slurm or PBS account."""
+    walltime_hours: float = within(0.0, least=0)
+    """Longest job that the site allows, hours (Slurm, PBS), where budget.max_hours is more; 0: no limit."""
     qos: str = ""
     """Slurm quality of service."""
     constraint: str = ""
@@ -239,7 +243,7 @@ class Site:
     """Slurm's generic resource per node, where the site wants it in the place of --gpus-per-node:
     `gpu:h100:8`."""
     prelude: tuple[str, ...] = ()
-    """Lines of shell that the batch script begins with on every node: `module load cuda/13`."""
+    """Lines of shell that every node begins with: `module load cuda/13`."""
     offline: bool = False
     """Compute nodes have no internet (Slurm, PBS): `up` prepares environment, data and model where it is
     called."""
@@ -317,6 +321,11 @@ class Recipe:
         return self.sample.nodes if self.sample and self.kind == "sample" else 1
 
     @property
+    def job_hours(self) -> float:
+        """Longest batch job."""
+        return min(self.budget.max_hours, self.site.walltime_hours or self.budget.max_hours)
+
+    @property
     def cpus(self) -> int:
         """vCPUs per node."""
         return self.cluster.cpus or max(
@@ -347,7 +356,7 @@ def override(recipe: Recipe, assignments: list[str]) -> Recipe:
             raise ConfigError("placement follows the cluster: set cluster.nodes and cluster.gpus_per_node")
         elif key == "run.id":
             raise ConfigError("run.id is the launch's own: give it as --run-id")
-        elif key in ("checkpoint.max_restarts", "checkpoint.max_losses"):
+        elif key in ("checkpoint.max_restarts", "checkpoint.max_losses", "checkpoint.max_hours"):
             raise ConfigError(f"{key} follows the budget: set {key.replace('checkpoint', 'budget')}")
         elif head in sections:
             recipe = replace(recipe, config=run_config.override(recipe.config, [assignment]))
@@ -371,7 +380,12 @@ def placed(recipe: Recipe) -> Recipe:
             )
     place = replace(place, nodes=cluster.nodes, workers_per_node=ranks, device=device)
     budget = recipe.budget
-    save = replace(recipe.config.checkpoint, max_restarts=budget.max_restarts, max_losses=budget.max_losses)
+    save = replace(
+        recipe.config.checkpoint,
+        max_restarts=budget.max_restarts,
+        max_losses=budget.max_losses,
+        max_hours=budget.max_hours,
+    )
     return replace(recipe, config=replace(recipe.config, placement=place, checkpoint=save))
 
 

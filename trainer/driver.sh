@@ -30,7 +30,7 @@ use_driver() { # $1: the oldest CUDA version that will do
 use_driver "$(sed -n 's/^nvidia-cuda-runtime==\([0-9]*\)\..*/\1000/p' requirements/gpu.txt)" || {
   driver_exit="$1"
   if [ "$driver_exit" -eq 36 ] && [ -n "${BUCKET:-}" ] && bash trainer/setup.sh desk; then
-    .venvs/desk/bin/python -m trainer.node.preflight.refused "${2:-10}" || driver_exit="$?"
+    .venvs/desk/bin/python -m trainer.node.preflight.refused "${2:-10}" || case "$?" in 2) driver_exit=2 ;; 38) driver_exit=38 ;; esac
   fi
   exit "$driver_exit"
 }

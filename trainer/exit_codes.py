@@ -24,8 +24,8 @@ EXIT_PREFLIGHT = 36
 EXIT_FENCED = 37
 """A newer attempt of the same run replaced this one, which must not be started again."""
 EXIT_GAVE_UP = 38
-"""The restart budget is used up without a new checkpoint, or a process has died twice at one step; only
-`resume` starts the run again."""
+"""The restart budget is used up without a new checkpoint, the run's hours are over, or a process has died
+twice at one step; only `resume` starts the run again."""
 EXIT_RAY = 39
 """Ray did not start on this machine, or failed, several times in a row; the machine is too busy or broken."""
 EXIT_INTERRUPTED = 130

@@ -1,4 +1,5 @@
-"""What a process that died has left behind: signal and stacks in its log, or a count in its machine's kernel."""
+"""What a process that died has left behind: signal and stacks in its log, or a count in its machine's
+kernel."""
 
 from __future__ import annotations
 

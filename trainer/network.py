@@ -8,7 +8,7 @@ import socket
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from trainer.config import ConfigError
+from trainer.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -48,14 +48,18 @@ def interface_of(address: str, known: Iterable[Interface]) -> Interface:
     raise ConfigError(f"no network interface here has the address {address} (there are: {have})")
 
 
+INTERFACE_VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+"""Variables by which NCCL, Gloo and TensorPipe are told their network interface."""
+
+
 def network_variables(
     interface: Interface, env: Mapping[str, str], known: Iterable[Interface]
 ) -> dict[str, str]:
     """Every variable that must agree with the interface on which the nodes reach each other.
 
     A variable that is set stays if that interface exists (a faster fabric may have its own name), else
-    ConfigError. NCCL matches prefixes unless the name begins with "="; Gloo and TensorPipe take exact names
-    only.
+    ConfigError. NCCL matches prefixes unless the name begins with "=", and takes a list of what to leave out
+    after "^"; Gloo takes exact names, TensorPipe one.
     """
     names = {i.name for i in known}
     loopback = interface.address.startswith("127.")
@@ -64,31 +68,47 @@ def network_variables(
         wanted |= {"NCCL_SOCKET_IFNAME": f"={interface.name}"}
     for name in list(wanted):
         given = env.get(name, "")
-        excludes = given.startswith("^")
-        prefixes = name == "NCCL_SOCKET_IFNAME"
-        if given and not excludes and not _has_one_of(names, given, prefixes):
-            raise ConfigError(f"{name} is {given}, and this node has {', '.join(sorted(names))}: unset it")
+        if why := unusable(name, given, names):
+            raise ConfigError(why)
         if given:
             wanted[name] = given
     return wanted | {"VLLM_HOST_IP": interface.address}
 
 
-def _has_one_of(names: Iterable[str], given: str, prefixes: bool) -> bool:
-    """Whether one of this node's interfaces is in a list as NCCL and Gloo take it. prefixes: the beginning of
-    a name is enough."""
-    for item in filter(None, re.split(r"[\s,]+", given)):
-        wanted = item.lstrip("=")
-        for name in names:
-            if name == wanted or (prefixes and name.startswith(wanted)):
-                return True
-    return False
+def unusable(variable: str, given: str, names: Iterable[str]) -> str:
+    """Why the value of a variable names no interface of `names` as its library reads it; "" if it does, or is
+    not set."""
+    if not given or chosen_interfaces(variable, given, names):
+        return ""
+    have = ", ".join(sorted(names))
+    if given.startswith("^") and variable != "NCCL_SOCKET_IFNAME":
+        return f"{variable} is {given}: only NCCL leaves out what follows ^; unset it, or name one of {have}"
+    return f"{variable} is {given}, and this node has {have}: unset it"
+
+
+def chosen_interfaces(variable: str, given: str, names: Iterable[str]) -> list[str]:
+    """Interfaces of `names` that a library takes by its variable, in the order of its list."""
+    if variable != "NCCL_SOCKET_IFNAME":
+        items = [item for item in re.split(r"[\s,]+", given) if item]
+        single = variable == "TP_SOCKET_IFNAME" and len(items) > 1
+        return [] if single or not set(items) <= set(names) else list(items)
+    if given.startswith("^"):
+        left_out = [item.lstrip("=") for item in re.split(r"[\s,]+", given[1:])]
+        exact = given.startswith("^=")
+        return [name for name in names if name != "lo" and not _is_one_of(name, left_out, exact)]
+    wanted = re.split(r"[\s,]+", given.removeprefix("="))
+    return [name for name in names if _is_one_of(name, wanted, given.startswith("="))]
+
+
+def _is_one_of(name: str, wanted: Iterable[str], exact: bool) -> bool:
+    return any(name == one or (not exact and name.startswith(one)) for one in wanted)
 
 
 def shared_variables(
     own: str, host: str, places: Sequence[tuple[str, str]], env: Mapping[str, str]
 ) -> dict[str, str]:
-    """`network_variables` of one of a run's hosts; none where there is one host. Gloo would take the address of
-    the host's own name, which on Debian is 127.0.1.1: no other host reaches that.
+    """`network_variables` of one of a run's hosts; none where there is one host. Gloo would take the address
+    of the host's own name, which on Debian is 127.0.1.1: no other host reaches that.
 
     own: this host's address on its route to the master. On the master that may be a loopback one: then the
     route to another host counts. host: its name. places: name and address of every host. Raises ConfigError
@@ -101,8 +121,8 @@ def shared_variables(
         reached = [one for one in others if not ipaddress.ip_address(one).is_loopback]
         if not reached:
             raise ConfigError(
-                f"{host} and the other hosts know the master as a loopback address: give all of them its address"
-                " in MASTER_ADDR"
+                f"{host} and the other hosts know the master as a loopback address: give all of them its"
+                " address in MASTER_ADDR"
             )
         own = route_address(reached[0])
     known = interfaces()

@@ -6,7 +6,33 @@
 # An environment with a file `.pinned` in it is yours and is left as it is.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-name="${1:?which environment? bash trainer/setup.sh cpu|gpu|rocm|test|launch|desk}"
+[ "$#" -gt 0 ] || { echo "which environment? bash trainer/setup.sh cpu|gpu|rocm|test|launch|desk" >&2; exit 2; }
+name="$1"
+
+# Leaves with one of the project's codes (trainer/exit_codes.py), whatever ended it.
+trap 'code=$?; case "$code" in 143) exit 33 ;; 0 | 1 | 2 | 3[3-9] | 130) exit "$code" ;; *) exit 1 ;; esac' EXIT
+trap 'exit 143' TERM
+
+passing='error sending request|timed? ?out|connection|network|dns|resolve host|name resolution|temporar|unreachable|broken pipe'
+passing="$passing|reset by peer|incomplete|unexpected eof|end of file|tls|handshake|too many requests|(status|error|code)[: (]*(408|429|5[0-9][0-9])"
+patiently() { # runs what downloads again for minutes while the network or the package index is away; then 35
+    local said=".venvs/.$name.said" wait_s=4 until="$((SECONDS + ${SPOTRL_SETUP_PATIENCE_S:-600}))"
+    until "$@" 2>"$said"; do
+        cat "$said" >&2
+        if ! grep -qiE "$passing" "$said" || grep -qi 'hash mismatch' "$said"; then
+            echo "error: environment $name cannot be made: see the line above" >&2
+            exit 2
+        fi
+        if [ "$((SECONDS + wait_s))" -gt "$until" ]; then
+            echo "error: the network or the package index stays away: environment $name could not be downloaded" >&2
+            exit 35
+        fi
+        echo "the network or the package index is away: again in $wait_s s" >&2
+        sleep "$wait_s"
+        wait_s="$((wait_s < 60 ? 2 * wait_s : 60))"
+    done
+    cat "$said" >&2
+}
 
 case "$name" in
     cpu | gpu | test | launch) lock="requirements/$name.txt" ;;
@@ -33,8 +59,9 @@ done_already && exit 0
 
 export PATH="$HOME/.local/bin:$PWD/.cache/uv/bin:$PATH"
 if ! command -v uv >/dev/null; then
-    python3 -m pip install --quiet --target "$PWD/.cache/uv" uv ||
-        { echo "uv is missing and pip could not fetch it: install uv and call this again" >&2; exit 2; }
+    python3 -m pip --version >/dev/null 2>&1 ||
+        { echo "uv is missing and there is no pip to fetch it: install uv and call this again" >&2; exit 2; }
+    patiently python3 -m pip install --quiet --target "$PWD/.cache/uv" uv
 fi
 
 # Large wheels on slow links.
@@ -65,9 +92,9 @@ if [ "$name" = rocm ]; then
     [ -x "$venv/bin/python" ] || uv venv --quiet --python "$(command -v python3)" --system-site-packages "$venv"
     image='^(torch|torchvision|torchaudio|triton|vllm|xformers|flashinfer[a-z-]*|nvidia-[a-z0-9-]+|cuda-[a-z0-9-]+)=='
     awk -v image="$image" '/^[A-Za-z0-9]/ {skip = ($0 ~ image)} !skip' "$lock" >".venvs/.rocm.txt"
-    uv pip install --quiet --python "$venv/bin/python" --no-deps --require-hashes -r .venvs/.rocm.txt
+    patiently uv pip install --quiet --python "$venv/bin/python" --no-deps --require-hashes -r .venvs/.rocm.txt
 else
-    [ -x "$venv/bin/python" ] || uv venv --quiet --python "${SPOTRL_PYTHON:-3.11}" "$venv"
+    [ -x "$venv/bin/python" ] || patiently uv venv --quiet --python "${SPOTRL_PYTHON:-3.11}" "$venv"
     if [ "$name" = desk ]; then
         # The stores, and the hub's client with what it needs.
         hub='huggingface-hub|anyio|click|filelock|fsspec|h11|hf-xet|httpcore2|httpx2|idna|packaging|tqdm|truststore'
@@ -75,11 +102,11 @@ else
         awk -v desk="$desk" '/^[A-Za-z0-9]/ {keep = ($0 ~ desk)} keep' "$lock" >".venvs/.desk.txt"
         lock=".venvs/.desk.txt"
     fi
-    uv pip sync --quiet --python "$venv/bin/python" --require-hashes "$lock"
+    patiently uv pip sync --quiet --python "$venv/bin/python" --require-hashes "$lock"
     # A package that left the lock takes files with it that another one shares.
     again="$("$venv/bin/python" trainer/installed.py files | sed 's/^/--reinstall-package /')"
     # shellcheck disable=SC2086
-    [ -z "$again" ] || uv pip sync --quiet --python "$venv/bin/python" --require-hashes $again "$lock"
+    [ -z "$again" ] || patiently uv pip sync --quiet --python "$venv/bin/python" --require-hashes $again "$lock"
 fi
 if [ "$name" = gpu ]; then # before models and data are downloaded
     "$venv/bin/python" trainer/installed.py imports

@@ -12,6 +12,15 @@ end() { # one line, and the code that no platform starts a run again after
   exit 2
 }
 
+leave() { # with the code of what has failed, as one of the project's codes (trainer/exit_codes.py)
+  case "$1" in
+    143) exit 33 ;;
+    1 | 2 | 3[3-9] | 130) exit "$1" ;;
+  esac
+  echo "error: $2 ended with $1" >&2
+  exit 1
+}
+
 begin() {
   local own="$1" kept="$2" name
   [ -n "${RUN_ID:-}" ] || end "the id of the run is missing: give RUN_ID"
@@ -21,7 +30,7 @@ begin() {
     : "${BUCKET:=$own}"
     [ -z "$own" ] || [ "${BUCKET%/}" = "$own" ] || end "this file was written for the bucket $own: write one for $BUCKET"
   fi
-  [ -z "$BUCKET" ] || bash trainer/bucket.sh "$BUCKET" "$kept"
+  [ -z "$BUCKET" ] || bash trainer/bucket.sh "$BUCKET" "$kept" || leave "$?" "the check of BUCKET"
   BUCKET="${BUCKET%/}"
   export RUN_ID BUCKET WORK DATA="${DATA:-$WORK/data}" MODELS="${MODELS:-$WORK/models}" RUNS="${RUNS:-$WORK/runs}"
   export HF_HOME="${HF_HOME:-$WORK/huggingface}"
@@ -30,7 +39,7 @@ begin() {
     SPOTRL_REWARD_TOKEN SPOTRL_JUDGE_KEY SPOTRL_FLEET_KEY AWS_ENDPOINT_URL AWS_REGION R2_ACCOUNT_ID; do # a platform that was given none sets them empty, which a store's client takes for a key
     [ -n "${!name:-}" ] || unset "$name"
   done
-  mkdir -p "$WORK" .cache
+  mkdir -p "$WORK" .cache || end "the folders $WORK and $PWD/.cache cannot be made"
 }
 
 needed() { # before anything large is there; where the store does not tell, the machine goes on
@@ -64,9 +73,9 @@ step() {
     "$DATA"/*) name="${result#"$DATA"/}" name="${name%%/*}" ;;
   esac
   if [ -z "$name" ]; then
-    "$@"
+    "$@" || leave "$?" "$1 ${3:-}"
   elif ! fetch "$1" "$name"; then
-    "$@"
+    "$@" || leave "$?" "$1 ${3:-}"
     touch ".cache/made-$name"
   fi
 }

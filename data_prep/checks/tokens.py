@@ -50,8 +50,8 @@ def text_token_counter(model: str) -> Counter:
 
 
 def image_token_side(model: str) -> int:
-    """Side in pixels of an image token of a model: its patches, merged. 28, Qwen2.5-VL's, without a model or for
-    one that reads text only.
+    """Side in pixels of an image token of a model: its patches, merged. Without a model, or for one that
+    reads text only, it is Qwen2.5-VL's.
 
     Raises ConfigError if the model's configuration cannot be loaded.
     """

@@ -12,15 +12,21 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 import os
+import sys
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from trainer.backoff import Backoff
 from trainer.config import ConfigError
 from trainer.data.dataset import sha256_of
+from trainer.errors import StorageError
 
+T = TypeVar("T")
 Progress = Callable[[str, int, int], None]
+PATIENT = Backoff(attempts=8, first_wait_s=2.0)
+"""How a hub that is away is asked again: for two to four minutes."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +41,8 @@ class Fetched:
 class Repository:
     """One dataset repository at one commit.
 
-    ConfigError where it, the revision or the mirror cannot be reached.
+    ConfigError where there is no such repository, revision or mirror, StorageError where the hub is away for
+    minutes.
     """
 
     def __init__(
@@ -67,8 +74,11 @@ class Repository:
     def _ask_hub(self, revision: str) -> None:
         from huggingface_hub import HfApi
 
-        with _one_line(f"{self.repo} at {revision}"):
-            info = HfApi(endpoint=_endpoint()).dataset_info(self.repo, revision=revision, files_metadata=True)
+        def ask() -> Any:
+            api = HfApi(endpoint=_endpoint())
+            return api.dataset_info(self.repo, revision=revision, files_metadata=True)
+
+        info = _patiently(f"{self.repo} at {revision}", ask)
         if not info.sha or (_is_commit(revision) and info.sha != revision):
             raise ConfigError(
                 f"{self.repo} at {revision}: {_endpoint() or 'the hub'} gives commit {info.sha} instead"
@@ -114,19 +124,20 @@ class Repository:
     def _download(self, path: str, size: int, on_progress: Progress, force: bool) -> Path:
         from huggingface_hub import hf_hub_download
 
-        with _one_line(f"{self.repo} at {self.revision}"):
-            return Path(
-                hf_hub_download(
-                    self.repo,
-                    path,
-                    repo_type="dataset",
-                    revision=self.revision,
-                    endpoint=_endpoint(),
-                    cache_dir=self._cache,
-                    force_download=force,
-                    tqdm_class=_bar(f"download {path}", size, on_progress),
-                )
+        def download() -> Path:
+            local = hf_hub_download(
+                self.repo,
+                path,
+                repo_type="dataset",
+                revision=self.revision,
+                endpoint=_endpoint(),
+                cache_dir=self._cache,
+                force_download=force,
+                tqdm_class=_bar(f"download {path}", size, on_progress),
             )
+            return Path(local)
+
+        return _patiently(f"{self.repo} at {self.revision}", download)
 
 
 def _endpoint() -> str | None:
@@ -138,9 +149,24 @@ def _is_commit(revision: str) -> bool:
     return len(revision) == 40 and set(revision) <= set("0123456789abcdef")
 
 
+def _patiently(where: str, action: Callable[[], T]) -> T:
+    """The action's result, asked for again for minutes while the hub is away. Raises ConfigError for what it
+    refuses, StorageError where it stays away."""
+
+    def once() -> T:
+        with _one_line(where):
+            return action()
+
+    def told(error: Exception, failures: int, wait_s: float) -> None:
+        print(f"data_prep: {error}; again in {wait_s:.0f} s", file=sys.stderr, flush=True)
+
+    return PATIENT.call(once, lambda error: isinstance(error, StorageError), told)
+
+
 @contextlib.contextmanager
 def _one_line(where: str) -> Generator[None]:
-    """Turns the hub's errors into one line that says what to change."""
+    """Turns the hub's errors into one line that says what to change: StorageError where it does not answer,
+    ConfigError where it refuses."""
     from huggingface_hub import errors
 
     try:
@@ -154,11 +180,15 @@ def _one_line(where: str) -> Generator[None]:
     except Exception as error:  # httpx's own errors have no base class that huggingface_hub names
         if not isinstance(error, (errors.HfHubHTTPError, OSError)) and "http" not in type(error).__module__:
             raise
+        status = getattr(getattr(error, "response", None), "status_code", 0)
+        refused = 400 <= status < 500 and status not in (408, 429)
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         message = (
             f"{_endpoint() or 'the hub'} cannot be reached ({first}): "
             "check the network, set HF_ENDPOINT, or use --mirror DIR"
         )
+        if not refused:
+            raise StorageError(f"{where}: {message}") from None
     else:
         return
     raise ConfigError(f"{where}: {message}") from None

@@ -1,4 +1,4 @@
-"""Multiple choice: the choices of a record, whether its question shows them, and the letter of the right one."""
+"""Multiple choice: a record's choices, whether its question shows them, and the letter of the right one."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def _letter(texts: list[str], labels: list[str], answer: Any) -> str:
     if by_text >= 0 and 0 <= position < len(texts) and position != by_text:
         raise BadRecord(
             "bad_choices",
-            f"answer {given} is the text of choice {LETTERS[by_text]} and the position of {LETTERS[position]}: "
-            "write the letter",
+            f"answer {given} is the text of choice {LETTERS[by_text]} and the position of "
+            f"{LETTERS[position]}: write the letter",
         )
     if by_text >= 0:
         return LETTERS[by_text]

@@ -21,12 +21,13 @@ def is_marked(text: str) -> bool:
 class ImagePlaces:
     """Puts a record's images where its texts name them, in the order of the texts.
 
-    `<image>` is the next of the images beside the texts, `<image 2>` the one of that number, `<img>PATH</img>`
-    the one at the path. Whether placeholders and images are equally many is judged later, like every row.
+    `<image>` is the next of the images beside the texts, `<image 2>` the one of that number,
+    `<img>PATH</img>` the one at the path. Whether placeholders and images are equally many
+    is judged later, like everything about a row.
     """
 
     def __init__(self, beside: Sequence[Any], numbered: Mapping[int, Any] | None = None) -> None:
-        """beside: images beside the texts. numbered: those by the number of their column, else by position."""
+        """beside: images beside the texts. numbered: the same by their columns' numbers, else by position."""
         self.beside = beside
         self.numbered = numbered or dict(enumerate(beside, 1))
         self.images: list[Any] = []

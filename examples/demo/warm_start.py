@@ -18,8 +18,10 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import rich.progress
+import torch
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
 from examples.demo import tiny_model
@@ -33,15 +35,17 @@ from trainer.processes import end_with_parent
 BATCH = 64
 STEPS = 200
 LEARNING_RATE = 2e-3
-QUIET = {"DS_ACCELERATOR": "cpu", "RAY_AUTH_MODE": "token"}
-"""What DeepSpeed and Ray would choose by themselves, after a warning each."""
+QUIET = {"RAY_AUTH_MODE": "token"}
+"""What Ray would choose by itself, after a warning."""
 STAGE = "2. warm-up"
 POLL_S = 0.5
 LOG_LINES = 20
 """Last lines of the log that are shown where the warm-up fails."""
 
 
-def configuration(model: Path, data: str, run_dir: Path, seed: int, steps: int, workers: int) -> c.RunConfig:
+def configuration(
+    model: Path, data: str, run_dir: Path, seed: int, steps: int, workers: int, device: Literal["cpu", "cuda"]
+) -> c.RunConfig:
     return c.RunConfig(
         method="sft",
         run=c.Run(name="warm-start", dir=str(run_dir), seed=seed, max_steps=steps),
@@ -50,7 +54,7 @@ def configuration(model: Path, data: str, run_dir: Path, seed: int, steps: int, 
         optimizer=c.Optimizer(learning_rate=LEARNING_RATE, warmup_steps=20, schedule="linear"),
         sft=c.SFT(batch_size=BATCH, max_tokens=512, epochs=100),
         checkpoint=c.Checkpoint(every_steps=50, keep_last=1, export_hf="end", asynchronous=False),
-        placement=c.Placement(workers_per_node=workers, device="cpu"),
+        placement=c.Placement(workers_per_node=workers, device=device),
         logging=c.Logging(tensorboard=False),
         guards=c.Guards(entropy_min_share=0.0),  # entropy falls from that of random weights
         rewards=c.Rewards(workers=1),
@@ -71,7 +75,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=STEPS, help="optimizer steps; 0: random weights")
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument(
+        "--device", choices=("cpu", "best"), default="cpu", help="best: a GPU if there is one"
+    )
     options = parser.parse_args(arguments)
+    device = "cuda" if options.device == "best" and torch.cuda.is_available() else "cpu"
+    os.environ.update(QUIET)
+    if device == "cpu":
+        os.environ["DS_ACCELERATOR"] = "cpu"  # DeepSpeed's own choice, after a warning
     out = Path(options.out)
     if "warm" not in read_manifest(options.data).rows:
         raise c.ConfigError(
@@ -87,7 +98,13 @@ def main(arguments: list[str] | None = None) -> int:
         model = tiny_model.build(scratch / "base", options.seed)
         if options.steps:
             config = configuration(
-                model, options.data, scratch / "run", options.seed, options.steps, options.workers
+                model,
+                options.data,
+                scratch / "run",
+                options.seed,
+                options.steps,
+                1 if device == "cuda" else options.workers,
+                device,
             )
             (scratch / "run.yaml").write_text(c.dump(config))
             code = supervised(scratch, options.steps)
@@ -102,7 +119,7 @@ def main(arguments: list[str] | None = None) -> int:
 def supervised(scratch: Path, steps: int) -> int:
     """The supervised run of `scratch/run.yaml`, shown as one line of progress; its log stays in
     `scratch/log.txt`, and the end of it is shown where the run fails. Returns its exit code."""
-    environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"} | QUIET
+    environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
     command = [sys.executable, "-m", "trainer.loops.sft", "--config", str(scratch / "run.yaml")]
     log, metrics = scratch / "log.txt", scratch / "run" / METRICS
     with log.open("w") as written, Progress(steps) as progress:

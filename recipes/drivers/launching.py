@@ -17,6 +17,7 @@ from typing import TypedDict
 from recipes import capabilities, manifest, run_record, uploads
 from recipes.drivers import (
     bucket_access,
+    desk_checks,
     desk_python,
     kubernetes_driver,
     launch_checks,
@@ -96,6 +97,11 @@ def up(name: str, recipe: Recipe, target: str | None, overrides: list[str], opti
     launch = prepared(name, recipe, target, overrides, replace(options, detach=not follow))
     for line in bucket_access.unverified(launch.recipe, launch.secrets):
         print(f"# --- {line}" if options.dry_run else line, flush=True)
+    notes = desk_checks.look_here(launch.recipe)
+    if not options.dry_run:
+        notes += desk_checks.ask_servers(launch.recipe.config, os.environ | launch.secrets)
+    for line in notes:
+        print(f"# --- {line}" if options.dry_run else f"note: {line}", flush=True)
     if options.dry_run:
         show(launch)
         return 0
@@ -302,6 +308,9 @@ def start(launch: Launch, detach: bool) -> int:
     for name, text in launch.files.items():
         (launch.folder / name).write_text(text)
     manifest.write_launch(recipe, record, launch.keep_untracked)
+    if capabilities.capability(record.target).platform == "qsub":
+        used = (*launch.secrets, script.API_KEY, script.FLEET_KEY)
+        platforms.write_tokens(record.run_id, {name: env[name] for name in used if name in env})
     record.save()
     if recipe.kind == "train":
         shared_record.publish(record, env)

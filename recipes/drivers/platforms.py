@@ -4,9 +4,10 @@ nothing runs."""
 from __future__ import annotations
 
 import hashlib
+import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,9 @@ from recipes import run_record
 from recipes.presets import resolve
 from recipes.run_record import RunRecord
 from recipes.targets import kubernetes, script
+from recipes.targets.pbs import TOKENS_FILE
 from trainer.config import ConfigError
+from trainer.config.run_folder import write_whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,12 +208,27 @@ def _slurm(record: RunRecord, files: list[str], detach: bool) -> Commands:
     )
 
 
+def tokens_file(run_id: str) -> Path:
+    """Where a PBS job's tokens wait for it: on the file system that its nodes share, for you alone."""
+    return run_record.RUNS / run_id / "tokens"
+
+
+def write_tokens(run_id: str, values: Mapping[str, str]) -> None:
+    """Writes a PBS job's tokens as a shell takes them."""
+    lines = [f"{name}={shlex.quote(value)}\n" for name, value in values.items()]
+    path = tokens_file(run_id)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, "".join(lines).encode(), private=True)
+
+
 def _pbs(
     record: RunRecord, files: list[str], env: dict[str, str], secrets: list[str], detach: bool
 ) -> Commands:
     job = record.cluster or "JOBID"
     log = _batch_log(record, "pbs")
-    names = ",".join([*env, *secrets])
+    # What `-v` names stands in `qstat -f`, and is cut at commas: secrets go by a file (`tokens_file`).
+    given = [*env, f"{TOKENS_FILE}={tokens_file(record.run_id)}"] if secrets else list(env)
+    names = ",".join(given)
     output = _batch_log(record, "pbs", ".^array_index^") if record.jobs > 1 else log
     up = [*_prepare(files), ["qsub", "-v", names, "-o", output, *record.flags, files[0]]]
     if not detach:

@@ -15,6 +15,7 @@ import os
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from recipes import run_record
 from recipes.targets.script import API_KEY, FLEET_KEY, SECRETS, SETTINGS
@@ -27,7 +28,8 @@ R2_FIELDS = {"R2_ACCESS_KEY_ID": "aws_access_key_id", "R2_SECRET_ACCESS_KEY": "a
 
 
 def found() -> dict[str, str]:
-    """The values of those of `script.SECRETS` that can be found."""
+    """The values of those of `script.SECRETS` that can be found. Raises ConfigError for a Google key that is
+    none."""
     home = Path.home()
     given = {name: os.environ[name] for name in SECRETS if os.environ.get(name)}
     kept: dict[str, str] = {}
@@ -52,9 +54,32 @@ def found() -> dict[str, str]:
     key = Path(os.environ.get("GOOGLE_APPLICATION_CREDENTIALS") or home / ".none")
     if "GOOGLE_SERVICE_ACCOUNT_KEY" not in given and key.is_file():
         text = key.read_text()
-        if json.loads(text).get("type") == "service_account":
+        if _google_key(text, f"GOOGLE_APPLICATION_CREDENTIALS names {key}").get("type") == "service_account":
             kept["GOOGLE_SERVICE_ACCOUNT_KEY"] = text
+    elif "GOOGLE_SERVICE_ACCOUNT_KEY" in given:
+        _google_key(given["GOOGLE_SERVICE_ACCOUNT_KEY"], "GOOGLE_SERVICE_ACCOUNT_KEY is set")
     return {name: (given | kept)[name] for name in SECRETS if name in given or name in kept}
+
+
+def _google_key(text: str, where: str) -> dict[str, Any]:
+    """The JSON of a Google key. Raises ConfigError, which does not show it."""
+    path = text.strip()
+    if path.startswith(("/", "~", "./")) or (path.endswith(".json") and "{" not in path):
+        raise ConfigError(
+            f"{where} to the path {path}, and takes the key itself: export"
+            f' GOOGLE_SERVICE_ACCOUNT_KEY="$(cat {path})", or unset it and export'
+            f" GOOGLE_APPLICATION_CREDENTIALS={path}"
+        )
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ConfigError(
+            f"{where}, and that is not the JSON of a key: export"
+            ' GOOGLE_SERVICE_ACCOUNT_KEY="$(cat KEY.json)" with the file that Google gave you, or unset it'
+        )
+    return found
 
 
 def settings() -> dict[str, str]:

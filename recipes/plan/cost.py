@@ -21,7 +21,7 @@ from recipes.capabilities import (
 )
 from recipes.plan import boot, hub_config, images, passes, spread
 from recipes.plan.exchange import update_time
-from recipes.plan.memory import MemoryPlan, plan, with_resources
+from recipes.plan.memory import MemoryPlan, plan, with_resources, with_rows
 from recipes.plan.passes import Passes
 from recipes.plan.prices import Price, price
 from recipes.spec import Recipe
@@ -53,17 +53,21 @@ NETWORK = 0.7
 SEQUENCE_S = 20e-6
 """The same for every sequence of a decode step: its seeded draw, its log-probability and its output on the
 host (assumption)."""
-PHASE_S = 1.5
-"""What each phase of a step begins with: engines that wake or sleep, samples that are dealt, caches that are
-emptied, the first kernels (assumption)."""
+PHASE_S = 0.03
+"""What each phase of a step begins with: samples that are dealt, calls of the ranks. On an H100 a step of 3B
+spent 0.15 s outside of its phases (measured)."""
 ALL_REDUCE_S = 25e-6
 """Latency of one tensor-parallel all-reduce of a decode step; two per layer."""
 UNPACKED = 70.0
 """Bytes of memory traffic that a 4-bit weight costs in a pass, unpacked forward, again and backward.
 
 So much longer than with LoRA take Qwen's published steps with Q-LoRA (7B, 14B: 71 and 74; GPTQ's kernels)."""
-MODULE_S = 60e-6
-"""Python of a module call with ZeRO-3's hooks, in each direction (assumption)."""
+BLOCK_S = 1.5e-3
+"""Host seconds of a block in each direction of a pass, kernels launched one by one: benchmarks/host_time.json,
+put on an H100's host by an update that both have run."""
+SHARDED = 2.0
+"""How many times longer the host takes for a block whose weights ZeRO-3 gathers and whose gradients it
+reduces (benchmarks/host_time.json)."""
 DOWNLOAD_BYTES_S = 500e6
 """Model download."""
 UPLOAD_BYTES_S = 1e9
@@ -137,6 +141,11 @@ class Offer:
         return spread.step_bounds(self.vision, self.several_nodes)
 
     @property
+    def published_end(self) -> float:
+        """The slowest published step, as a multiple of its plan."""
+        return spread.published_end(self.vision)
+
+    @property
     def usd(self) -> float | None:
         """Expected dollars of the run."""
         return None if self.usd_per_hour is None else self.usd_per_hour * self.hours
@@ -179,6 +188,7 @@ def steps_of(recipe: Recipe) -> int:
 
 def step_time(recipe: Recipe, gpu: str, network_gbit_s: float, need: MemoryPlan) -> StepTime:
     """Seconds of one step on a GPU with so much network per node."""
+    recipe = with_rows(recipe)
     config = recipe.config
     shape = need.shape
     card = gpu_named(gpu)
@@ -186,24 +196,24 @@ def step_time(recipe: Recipe, gpu: str, network_gbit_s: float, need: MemoryPlan)
     gather = gather_seconds(recipe, shape, card, network_gbit_s)
     within = gather_seconds(recipe, shape, card, network_gbit_s, hpz=True)
     token = token_seconds(shape, card)
-    calls = pass_overhead(recipe, shape)
+    host = host_seconds(config, shape)
     unpack = unpack_seconds(config, shape, card)
-    update = update_time(config, shape, step.updates, token, gather, within, calls, unpack).total
+    update = update_time(config, shape, step.updates, token, gather, within, host, unpack).total
     every = config.checkpoint.every_steps or 1e9
     stall = stall_seconds(recipe, shape, card) / every
     if config.method == "sft":
         lost = spread.SEVERAL_NODES if recipe.cluster.nodes > 1 else 1.0
         return StepTime(0.0, 0.0, update * lost, 0.0, stall)
-    forward = calls / (2 + config.model.gradient_checkpointing)
-    logprobs = step.models * sum(max(cost * token, gather) + forward for cost in step.logprobs)
+    forward = host / (2 + config.model.gradient_checkpointing)
+    logprobs = step.models * sum(max(cost * token, gather, forward) for cost in step.logprobs)
     logprobs += teacher_seconds(recipe, card, network_gbit_s, step)
     states = (shape.parameters * 2 + trained(config, shape) * 14) / config.placement.world_size
     move = 0.0 if config.optimizer.offload_optimizer else 2 * states / (card.pcie_gb_per_s * 1e9)
     sync = gather + shape.parameters * 2 / config.rollout.tensor_parallel / (card.hbm_gb_per_s * 1e9) + move
     rollout = rollout_seconds(recipe, shape, card, need, step)
-    host = images.host_seconds(config, shape, step)
+    pictures = images.host_seconds(config, shape, step)
     begun = (5 if step.models else 4) * PHASE_S  # rollout, logprobs, scoring and dealing, update, sync
-    return StepTime(rollout, logprobs, update, sync, stall, host, begun)
+    return StepTime(rollout, logprobs, update, sync, stall, pictures, begun)
 
 
 def stretched(
@@ -239,19 +249,27 @@ def unpack_seconds(config: RunConfig, shape: Shape, card: Gpu) -> float:
 
 
 def teacher_seconds(recipe: Recipe, card: Gpu, network_gbit_s: float, step: Passes) -> float:
-    """Seconds of the teacher's passes in a step, by its own shape: products, or gathering its shards."""
+    """Seconds of the teacher's passes in a step, by its own shape: products, gathering its shards, or the
+    host."""
     teacher = hub_config.teacher(recipe.config)
     if teacher is None:
         return 0.0
     token = token_seconds(teacher, card)
     gather = gather_seconds(recipe, teacher, card, network_gbit_s)
-    calls = passes.module_calls(teacher) * MODULE_S
-    return sum(max(cost * token, gather) + calls for cost in step.teacher)
+    host = passes.blocks(teacher) * BLOCK_S * _sharded(recipe.config)
+    return sum(max(cost * token, gather, host) for cost in step.teacher)
 
 
-def pass_overhead(recipe: Recipe, shape: Shape) -> float:
-    """Seconds of Python of a pass of the update: forward, again if layers are recomputed, backward."""
-    return (2 + recipe.config.model.gradient_checkpointing) * passes.module_calls(shape) * MODULE_S
+def host_seconds(config: RunConfig, shape: Shape) -> float:
+    """Seconds for which a pass of the update keeps the host busy: forward, again if layers are recomputed,
+    backward. The GPU computes meanwhile, and waits where it is done earlier."""
+    directions = 2 + config.model.gradient_checkpointing
+    return directions * passes.blocks(shape) * BLOCK_S * _sharded(config)
+
+
+def _sharded(config: RunConfig) -> float:
+    """`SHARDED` where the weights are; one rank has them whole, and so have the other stages."""
+    return SHARDED if config.optimizer.zero_stage == 3 and config.placement.world_size > 1 else 1.0
 
 
 def gather_seconds(

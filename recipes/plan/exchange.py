@@ -21,9 +21,6 @@ from trainer.config import RunConfig
 from trainer.config.budget import trained
 from trainer.hardware.model_shapes import Shape
 
-HOOKS = 0.75
-"""Share of a module call's Python that is ZeRO-3's hooks, which the other stages do without (assumption)."""
-
 
 @dataclass(frozen=True)
 class UpdateTime:
@@ -32,17 +29,17 @@ class UpdateTime:
     compute: float
     """Matrix products of all passes, and unpacking of 4-bit weights."""
     wire: float
-    """Collectives beside them: what is longer, this or `compute`, pass by pass, is waited for."""
+    """Collectives beside them."""
+    host: float
+    """The host's work beside both."""
     waited: float
-    """Seconds of all passes, each as long as the longer of the two."""
+    """Seconds of all passes, each as long as the longest of the three."""
     after: float
     """Gather of the updated weights."""
-    overhead: float
-    """Python of the modules."""
 
     @property
     def total(self) -> float:
-        return self.waited + self.after + self.overhead
+        return self.waited + self.after
 
 
 def update_time(
@@ -52,12 +49,12 @@ def update_time(
     token_s: float,
     gather_s: float,
     within_s: float,
-    overhead_s: float,
+    host_s: float,
     unpack_s: float = 0.0,
 ) -> UpdateTime:
     """costs: of each pass, in tokens' worth of matrix products. token_s: forward seconds of one. gather_s:
     until every rank has seen all weights; within_s: the same in the backward pass, which hpZ keeps inside the
-    node. overhead_s: Python of a pass under ZeRO-3. unpack_s: unpacking of 4-bit weights in a pass.
+    node. host_s: for which a pass keeps the host busy. unpack_s: unpacking of 4-bit weights in a pass.
     """
     stage, reduced = config.optimizer.zero_stage, gather_s * trained(config, shape) / shape.parameters
     # Weights that are not trained need no gradients.
@@ -70,6 +67,6 @@ def update_time(
             wire = [2 * reduced] * len(costs)
         case _:
             wire = [0.0] * (len(costs) - 1) + [2 * reduced]
-    waited = sum(map(max, compute, wire))
-    python = len(costs) * overhead_s * (1.0 if stage == 3 else 1 - HOOKS)
-    return UpdateTime(sum(compute), sum(wire), waited, reduced if stage < 3 else 0.0, python)
+    host = [host_s] * len(costs)
+    waited = sum(map(max, compute, wire, host))
+    return UpdateTime(sum(compute), sum(wire), sum(host), waited, reduced if stage < 3 else 0.0)

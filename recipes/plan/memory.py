@@ -385,7 +385,8 @@ def _teacher_pass(config: RunConfig, teacher: Shape, tokens: int) -> dict[str, f
 def gathering(config: RunConfig, shape: Shape, persistent: int) -> dict[str, float]:
     """Full weights in a pass, but for the `persistent` bytes of the small ones, which are always there: the
     elements that may live and perhaps a block on top (`activations.head` has what the head takes more). The
-    buffer that they are gathered into lives as long as any of them. An element of weights in 4 bits is a byte that holds two."""
+    buffer that they are gathered into lives as long as any of them. An element of weights in 4 bits is a
+    byte that holds two."""
     most = policy_bytes(config, shape)
     width = dtype_bytes(config)
     element = 1 if config.lora.qlora else width

@@ -28,8 +28,6 @@ COMPLETIONS, PROMPTS = 0.6, 0.4
 group's."""
 IMAGE_SHARE = 0.7
 """Share of a vision prompt's tokens that are its image's: 289 of MathV60K's 420 (planning figure)."""
-MODULES_PER_LAYER = 14
-"""Module calls of a decoder layer or a block of the tower, containers and activations among them."""
 
 
 @dataclass(frozen=True)
@@ -164,13 +162,10 @@ def typical(
 
 
 def backward_gathers(config: RunConfig, shape: Shape) -> float:
-    """How often the backward pass gathers the weights. DeepSpeed keeps those that are used again before
-    `live_parameters` others were: of the model, the last of the forward pass; of a layer that is computed
-    again, its last, or all."""
-    live = config.optimizer.live_parameters
-    turned = max(0.0, 1 - live / (2 * shape.parameters))
-    again = max(0.0, 1 - live / (2 * shape.layer_parameters)) if config.model.gradient_checkpointing else 0.0
-    return turned + min(again, turned)
+    """How often the backward pass gathers the weights: once, since a block is computed again while it is
+    whole, but for the last of the forward pass, which DeepSpeed keeps: those that are used again before
+    `live_parameters` others were."""
+    return max(0.0, 1 - config.optimizer.live_parameters / (2 * shape.parameters))
 
 
 def gathered_bytes(config: RunConfig, shape: Shape, passes: Passes) -> tuple[float, float]:
@@ -197,6 +192,6 @@ def experts_bytes(config: RunConfig, shape: Shape, lengths: Sequence[Length]) ->
     return float(tokens * experts_of_token(shape))
 
 
-def module_calls(shape: Shape) -> int:
-    """Calls of modules in one pass through the model."""
-    return MODULES_PER_LAYER * (shape.layers + (shape.vision.depth if shape.vision else 0))
+def blocks(shape: Shape) -> int:
+    """Blocks of the model: its decoder's layers and its tower's."""
+    return shape.layers + (shape.vision.depth if shape.vision else 0)

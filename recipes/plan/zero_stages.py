@@ -36,7 +36,7 @@ class Stage:
 def network_of(recipe: Recipe, target: str | None) -> float:
     """Gbit/s between nodes that the target is taken to have; 100 where that is not said."""
     can = CAPABILITIES.get(target or "")
-    if not can:
+    if not can or recipe.cluster.nodes == 1:  # one pod has no network to others
         return 100.0
     return can.network_gbit_s.get(recipe.cluster.gpu, can.network_gbit_s[""]) or 100.0
 
@@ -57,6 +57,7 @@ def compare(recipe: Recipe, network_gbit_s: float) -> list[Stage]:
             validate(changed)
         except ConfigError:  # grpo needs stage 3
             continue
+        changed = memory.with_rows(changed)
         need = memory.plan(changed)
         if need is None:
             return []
@@ -73,9 +74,9 @@ def _updates(recipe: Recipe, shape: Shape, step: passes.Passes, network_gbit_s: 
     gather = cost.gather_seconds(recipe, shape, card, network_gbit_s)
     within = cost.gather_seconds(recipe, shape, card, network_gbit_s, hpz=True)
     token = cost.token_seconds(shape, card)
-    calls = cost.pass_overhead(recipe, shape)
+    host = cost.host_seconds(recipe.config, shape)
     unpack = cost.unpack_seconds(recipe.config, shape, card)
-    return update_time(recipe.config, shape, step.updates, token, gather, within, calls, unpack)
+    return update_time(recipe.config, shape, step.updates, token, gather, within, host, unpack)
 
 
 def advice(recipe: Recipe, stages: list[Stage], network_gbit_s: float) -> str:

@@ -194,14 +194,15 @@ def _env(recipe: Recipe, target: str) -> list[str]:
 
 def _resources(recipe: Recipe, target: str) -> dict[str, Any]:
     cluster, can = recipe.cluster, capability(target)
+    cpus = recipe.cpus if cluster.cpus or not cluster.gpus_per_node else 8 * cluster.gpus_per_node
     resources: dict[str, Any] = {
-        "cpu": f"x86:{recipe.cpus if not cluster.gpus_per_node else 8 * cluster.gpus_per_node}..",
+        "cpu": f"x86:{cpus}..",
         "memory": f"{cluster.memory_gib}GB..",
         "shm_size": f"{cluster.shm_gib}GB",
         "disk": f"{cluster.disk_gib}GB..",
     }
     if cluster.gpus_per_node:
-        mine = gpus_for(recipe, target)
+        mine = _cards(recipe, target)
         least = min(gpu_named(gpu).memory_gib for gpu in mine)
         resources["gpu"] = {
             "vendor": "amd" if cluster.gpu.startswith("MI") else "nvidia",
@@ -210,6 +211,13 @@ def _resources(recipe: Recipe, target: str) -> dict[str, Any]:
             "count": cluster.gpus_per_node,
         }
     return resources
+
+
+def _cards(recipe: Recipe, target: str) -> list[str]:
+    """GPUs that the file asks for. Several nodes take the first choice alone, since each could get another
+    card."""
+    found = gpus_for(recipe, target)
+    return found[:1] if recipe.cluster.nodes > 1 else found
 
 
 def _market(recipe: Recipe, target: str) -> dict[str, Any]:
@@ -236,7 +244,7 @@ def _forms(recipe: Recipe, target: str) -> list[str]:
     if capability(target).cloud != "runpod-cluster" or not count:
         return []
     cards = []
-    for gpu in gpus_for(recipe, target):
+    for gpu in _cards(recipe, target):
         cards.append(RUNPOD_CARDS[engine_gpu("skypilot-runpod", gpu, count)])
     return cards
 
@@ -246,7 +254,7 @@ def _max_price(recipe: Recipe, target: str) -> float:
     if recipe.budget.max_hourly_usd:
         return recipe.budget.max_hourly_usd
     dearest = 0.0
-    for gpu in gpus_for(recipe, target):
+    for gpu in _cards(recipe, target):
         known = price(market(recipe, target), gpu, variant=variant(recipe, target, gpu))
         if known is not None:
             dearest = max(dearest, known.on_demand)

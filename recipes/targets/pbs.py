@@ -11,6 +11,9 @@ from recipes.targets import restarts, script
 from recipes.targets.skypilot import job_name
 from recipes.targets.slurm import runs
 
+TOKENS_FILE = "SPOTRL_TOKENS_FILE"
+"""Names the file with a job's tokens, NAME=value a line as a shell takes them."""
+
 NODE = """\
 # pbsdsh and ssh carry no environment along: the node's script holds what it needs.
 mapfile -t hosts < <(awk '!seen[$0]++' "${PBS_NODEFILE:?}")
@@ -32,6 +35,16 @@ DRIVERexec COMMAND
 BODY
 } > "$script"
 trap 'rm -f "$script"' EXIT
+"""
+
+TAKE_TOKENS = f"""\
+# `qstat -f` shows what `qsub -v` gave a job: tokens come in a file that you alone may read.
+if [ -n "${{{TOKENS_FILE}:-}}" ]; then
+  [ -r "${TOKENS_FILE}" ] || {{ echo "error: ${TOKENS_FILE} is not readable here" >&2; exit 2; }}
+  set -a
+  . "${TOKENS_FILE}"
+  set +a
+fi
 """
 
 LAUNCH = """\
@@ -92,6 +105,7 @@ def render(recipe: Recipe) -> dict[str, str]:
             f"# system that all nodes see; {again})",
             'cd "${PBS_O_WORKDIR:?}"',
             named,
+            TAKE_TOKENS.rstrip("\n"),
             begin.rstrip("\n"),
             restarts.pbs_begin(recipe).rstrip("\n"),
             *script.site_lines(recipe),
@@ -109,7 +123,7 @@ def directives(recipe: Recipe) -> list[str]:
     """The #PBS lines of the site's dialect."""
     cluster = recipe.cluster
     site = recipe.site
-    hours = recipe.budget.max_hours
+    hours = recipe.job_hours
     walltime = f"{int(hours)}:{int(hours * 60 % 60):02d}:00"
     gpus = cluster.gpus_per_node
     if site.pbs == "torque":

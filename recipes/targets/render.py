@@ -11,7 +11,7 @@ from recipes import capabilities, groups
 from recipes.plan.memory import with_resources
 from recipes.presets import get
 from recipes.spec import Recipe, validate
-from recipes.targets import dstack, kubernetes, local, pbs, skypilot, slurm, ssh
+from recipes.targets import dstack, kubernetes, local, options, pbs, skypilot, slurm, ssh
 from trainer.config import ConfigError
 
 GENERATED = Path(__file__).parents[1] / "generated"
@@ -46,6 +46,7 @@ def render(recipe: Recipe, target: str) -> dict[str, str]:
     recipe."""
     validate(recipe)
     capabilities.check(recipe, target)
+    options.check(recipe, target)
     if recipe.kind == "sample":
         capabilities.check_bucket(recipe, target)
         return _of_group(recipe, target)

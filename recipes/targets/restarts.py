@@ -11,7 +11,9 @@ here makes every platform obey that code, and bounds what happens before the run
     Slurm     restarts when asked (`scontrol requeue`), when it preempts and when a node fails; it counts, in
               SLURM_RESTART_COUNT, and limits nothing.
     PBS       restarts when it preempts and when a node fails; the job cannot see it.
-    Kubernetes  restarts after every code but those of a list; a Job limits its pods, a JobSet its starts.
+    Kubernetes  restarts after every code but those of a list. A Job and a JobSet count restarts over the
+              whole run, however much was committed between. So their limits are out of the way, as on
+              SkyPilot, and the run's own count, which begins anew with each checkpoint, ends it.
 """
 
 from __future__ import annotations
@@ -90,6 +92,9 @@ outlast "$node"
     return f'exec bash -c "$(cat <<"TASK"\n{task}TASK\n)"\n'
 
 
+UNLIMITED = 2**31 - 1
+"""Pods that a Job may replace: the run counts."""
+
 EXCLUDE = f"""\
     # possible only once the job is pending again
     if [ "$code" -eq {EXIT_PREFLIGHT} ] && [ -s "$RUNS/$RUN_ID/refused" ]; then
@@ -153,10 +158,9 @@ fi
 def kubernetes_job(recipe: Recipe, container: str) -> dict[str, Any]:
     """Fields of the Job: after which codes its pods are started again, and how often.
 
-    One pod is replaced by its Job, whose deadline then holds for all attempts together; a disruption
-    (eviction, preemption, a drained node) is not counted there. Several pods start and end together: the
-    first that ends fails their Job, and the JobSet starts all of them again. Pods that sample are restarted
-    each for itself.
+    One pod is replaced by its Job, whose deadline then holds for all attempts together. Several pods start
+    and end together: the first that ends fails their Job, and the JobSet starts all of them again. Pods that
+    sample are restarted each for itself.
     """
     again = codes(recipe)
     if not again:
@@ -173,16 +177,23 @@ def kubernetes_job(recipe: Recipe, container: str) -> dict[str, Any]:
     policy = {"podFailurePolicy": {"rules": [disrupted, ended]}}
     if recipe.kind == "sample":
         return {"backoffLimitPerIndex": recipe.budget.max_requeues} | policy
-    return {"backoffLimit": recipe.budget.max_requeues if alone else 0} | policy
+    return {"backoffLimit": UNLIMITED if alone else 0} | policy
 
 
 def kubernetes_set(recipe: Recipe) -> dict[str, Any]:
     """The JobSet's `failurePolicy`: several nodes are started again together, unless a code or the deadline
-    was final."""
+    was final. What is no end of a pod counts against `budget.max_requeues`."""
     together = recipe.cluster.nodes > 1 and codes(recipe)
-    rule = {
+    final = {
         "name": "endedForGood",
         "action": "FailJobSet",
         "onJobFailureReasons": ["PodFailurePolicy", "DeadlineExceeded"],
     }
-    return {"maxRestarts": recipe.budget.max_requeues if together else 0, "rules": [rule]}
+    if not together:
+        return {"maxRestarts": 0, "rules": [final]}
+    again = {
+        "name": "countedByTheRun",
+        "action": "RestartJobSetAndIgnoreMaxRestarts",
+        "onJobFailureReasons": ["BackoffLimitExceeded"],
+    }
+    return {"maxRestarts": recipe.budget.max_requeues, "rules": [final, again]}

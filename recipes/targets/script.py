@@ -212,8 +212,8 @@ def preamble(
     data: str = "$WORK/data",
     kept_folder: str = "/",
 ) -> str:
-    """Strict mode and the directories: `work`, `runs` and `data` are shell expressions; `asks_bucket`: where
-    the recipe names no bucket, BUCKET must.
+    """Strict mode, the directories and the site's own lines. `work`, `runs` and `data` are shell expressions;
+    `asks_bucket`: where the recipe names no bucket, BUCKET must.
 
     `data` goes elsewhere where `work` is a volume that all nodes see: each prepares its own copy there.
     kept_folder: what outlives the machine, so that BUCKET may be a file:// address below it
@@ -225,7 +225,8 @@ def preamble(
         folders.append(f'export DATA="${{DATA:-{data}}}"')
     if runs != "$WORK/runs":
         folders.append(f'export RUNS="${{RUNS:-{runs}}}"')
-    return "\n".join(["set -euo pipefail", *folders, f'. {TASK} begin {own} "{kept_folder}"']) + "\n"
+    begin = f'. {TASK} begin {own} "{kept_folder}"'
+    return "\n".join(["set -euo pipefail", *folders, begin, *recipe.site.prelude]) + "\n"
 
 
 def data_directory(recipe: Recipe) -> str:
@@ -297,10 +298,9 @@ def keep_commands(recipe: Recipe) -> str:
 
 
 def site_lines(recipe: Recipe) -> list[str]:
-    """What the batch scripts of a site begin with: its own lines, and no way to the hub where there is
-    none."""
+    """What batch scripts begin with: no way to the hub where there is none."""
     offline = ["export HF_HUB_OFFLINE=1 UV_OFFLINE=1 # prepared where the job was submitted"]
-    return [*recipe.site.prelude, *(offline if recipe.site.offline else [])]
+    return offline if recipe.site.offline else []
 
 
 def login_files(recipe: Recipe, runs: str) -> dict[str, str]:
@@ -315,7 +315,6 @@ def login_files(recipe: Recipe, runs: str) -> dict[str, str]:
     usage = f"# Before the job, where there is internet: RUN_ID=my-run bash {recipe.name}.setup.sh"
     head = f"#!/usr/bin/env bash\n{usage}\n"
     text = head + preamble(recipe, recipe.site.shared_dir or "$PWD/.cache", runs=runs)
-    text += "\n".join(recipe.site.prelude) + "\n" if recipe.site.prelude else ""
     text += setup_commands(recipe, check_driver=False)
     for config in by_model(recipe.config) if recipe.kind == "train" else ():
         model = config.model

@@ -62,10 +62,6 @@ def job_name(recipe: Recipe) -> str:
 def render(recipe: Recipe, target: str) -> dict[str, str]:
     """Task file, and the volume's where the recipe names one."""
     can = capability(target)
-    if recipe.storage.mount and not can.bucket_mount:
-        raise ConfigError(
-            f"{target} cannot mount buckets (no FUSE): leave storage.mount empty, or use skypilot-gcp"
-        )
     task: dict[str, Any] = {
         "name": job_name(recipe),
         "workdir": ".",
@@ -146,7 +142,7 @@ def _resources(recipe: Recipe, target: str) -> dict[str, Any]:
     }
     if recipe.kind == "serve":  # Ray's dashboard goes through ssh: a port here is open to the internet
         common["ports"] = [script.PORT]
-    if not cluster.gpus_per_node or can.cloud == "kubernetes":
+    if cluster.cpus or not cluster.gpus_per_node or can.cloud == "kubernetes":
         common = {"cpus": f"{recipe.cpus}+"} | common
     if budget.max_hourly_usd:
         common["max_hourly_cost"] = budget.max_hourly_usd

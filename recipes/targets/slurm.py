@@ -74,7 +74,7 @@ def runs(recipe: Recipe) -> str:
 
 def directives(recipe: Recipe) -> list[str]:
     cluster, site = recipe.cluster, recipe.site
-    hours = recipe.budget.max_hours
+    hours = recipe.job_hours
     options = [
         f"--job-name={job_name(recipe)}",
         f"--nodes={cluster.nodes}",

@@ -27,7 +27,7 @@ from trainer.exit_codes import (
     EXIT_PREFLIGHT,
     EXIT_RAY,
 )
-from trainer.storage import attempt_record
+from trainer.storage import attempt_hours, attempt_record
 from trainer.storage.storage import Storage
 
 
@@ -388,3 +388,38 @@ def test_a_start_that_fails_early_replaces_only_what_its_engine_has_ended(record
     assert record.count(0, "first", EXIT_PREFLIGHT, "") == EXIT_PREFLIGHT
     with pytest.raises(Fenced):
         held.check()
+
+
+def test_the_hours_of_a_launch_are_counted_over_its_attempts(record, monkeypatch):
+    """Attempts that ended count, and one that was killed; another launch begins anew."""
+    record.max_hours = 10
+    clock = [1_000_000.0]
+    monkeypatch.setattr("time.time", lambda: clock[0])
+
+    def attempt_of(hours: float, code: int | None) -> int | None:
+        taken = record.take(int(clock[0]), "launch")
+        clock[0] += 3600 * hours
+        if code is None:
+            taken.beat()
+            return None
+        return record.close(taken, code, "why", int(clock[0]))
+
+    assert attempt_of(4, EXIT_PREEMPTED) == EXIT_PREEMPTED
+    assert attempt_of(3, None) is None
+    clock[0] += 3600 * 50  # nothing was rented
+    assert attempt_of(2, EXIT_NODE_LOST) == EXIT_NODE_LOST
+    assert attempt_of(0.8, EXIT_PREEMPTED) == EXIT_GAVE_UP, "10 minutes are left: a start would take them"
+    with pytest.raises(Final, match=r"have taken 9.8 h, and budget.max_hours is 10") as final:
+        record.take(99, "launch")
+    assert final.value.code == EXIT_GAVE_UP
+    record.take(99, "resumed from the desk").check()
+    assert attempt_hours.spent_s(record, "launch") == 0
+
+
+@pytest.mark.parametrize("damage", [b"{", b"[]", b'{"begun_unix_s": "x"}', b'{"begun_unix_s": NaN}'])
+def test_hours_are_counted_past_a_damaged_record(tmp_path, damage):
+    record = Attempts(Storage(tmp_path / "attempts"), max_hours=10)
+    for _ in range(3):
+        record.close(record.take(0, "launch"), EXIT_PREEMPTED, "", 0)
+    (tmp_path / "attempts" / "00000002.json").write_bytes(damage)
+    assert attempt_hours.spent_s(record, "launch") < 1

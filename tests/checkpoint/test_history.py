@@ -1,4 +1,4 @@
-"""Which checkpoints count: the same for finder, retention, budget and a later start, whatever could be deleted."""
+"""Which checkpoints count: the same for finder, retention, budget and a later start, whatever was deleted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the record of attempts holds is checked before it is used, and liveness is judged by the store's clock."""
+"""What the record of attempts holds is checked before use, and liveness is judged by the store's clock."""
 
 from __future__ import annotations
 

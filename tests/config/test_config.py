@@ -168,7 +168,10 @@ def test_an_unknown_key_in_a_file_names_the_nearest(tmp_path):
         (["rewards.judge_types=text,letters"], "'letters' is none of"),
         (["rewards.function=a.py:f", "rewards.functions=[{path: b.py:g}]"], "are both set: unset one"),
         (["rewards.remote_url=http://h/r", "rewards.functions=[{path: b.py:g}]"], "are both set: unset one"),
-        (["rewards.functions=[{path: b.py:g}, {path: a.py:g}]"], "two of rewards.functions .* give one a name"),
+        (
+            ["rewards.functions=[{path: b.py:g}, {path: a.py:g}]"],
+            "two of rewards.functions .* give one a name",
+        ),
         (["rewards.functions=[{path: b.py}]"], "write path/to/file.py:function"),
         (["rewards.functions=[{path: 'b.py:g', weight: .inf}]"], "use a finite number"),
         (["algorithm.kl_coef=0", "algorithm.kl_target=0.1"], "there is no reference"),

@@ -33,7 +33,7 @@ def test_rewards_and_groups_are_not_needed():
     c.validate(config)
     assert config.teaches and config.old_logprobs
     with pytest.raises(c.ConfigError, match="use at least 2"):
-        c.validate(c.override(config, ["algorithm.teacher="]))
+        c.validate(c.override(config, ["algorithm.teacher=", "rewards.accuracy_weight=1"]))
 
 
 def test_the_teacher_is_the_model_of_its_own_configuration():

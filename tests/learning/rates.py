@@ -6,6 +6,7 @@ import time
 
 import torch
 
+from tests.learning.loads import FEW, MANY
 from tests.learning.one_rank import OneRank, lessons, trace
 from trainer.algorithm.traces import Prompt, Trace
 from trainer.hardware import flops, model_shapes
@@ -85,10 +86,6 @@ def bare(config, rank, port):
         outputs = llm.generate(inputs, params, use_tqdm=False)
         seconds = time.perf_counter() - started
     return {"seconds": seconds, "tokens": sum(len(c.token_ids) for o in outputs for c in o.outputs)}
-
-
-FEW, MANY = 8, 128
-"""Sequences that are decoded together, in `decoding`."""
 
 
 def decoding(config, rank, port):

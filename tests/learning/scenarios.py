@@ -15,6 +15,7 @@ import torch
 
 from tests.fleet.published import published  # noqa: F401
 from tests.learning.filled import filled  # noqa: F401
+from tests.learning.held import held_bytes
 from tests.learning.hooked import hooked  # noqa: F401
 from tests.learning.one_rank import OneRank, lessons, trace, with_logprobs
 from tests.learning.rates import bare, communicators, context, decoding, rates  # noqa: F401
@@ -68,18 +69,6 @@ def weights(worker: OneRank) -> dict[str, list[float]]:
     return out
 
 
-def held_bytes() -> int:
-    """Bytes of all CPU tensors that Python knows; each storage once."""
-    gc.collect()
-    tensors = (o for o in gc.get_objects() if issubclass(type(o), torch.Tensor))
-    storages = {
-        t.untyped_storage().data_ptr(): t.untyped_storage().nbytes()
-        for t in tensors
-        if t.device.type == "cpu"
-    }
-    return sum(storages.values())
-
-
 def sync_memory(worker: OneRank) -> list[int]:
     """Extra bytes held while each bucket of a sync is loaded: the engine's own weights and the policy's not
     counted."""
@@ -99,10 +88,26 @@ def sync_memory(worker: OneRank) -> list[int]:
     return [now - before for now in held]
 
 
+def built_empty() -> list[bool]:
+    """Whether each model that is built from now on is built without reading weights from files."""
+    from trainer.learning import policy
+
+    found, build = [], policy._build_model
+
+    def noted(kind, config, ds_config, empty):
+        model = build(kind, config, ds_config, empty)
+        found.append(empty)
+        return model
+
+    policy._build_model = noted
+    return found
+
+
 def parity(config, rank, port):
     """Engine against policy before and after updates; bans; determinism; memory of a sync."""
+    read = built_empty()
     worker = start(config, rank, port)
-    out: dict = {"gaps": [], "sync_bytes": sync_memory(worker)}
+    out: dict = {"gaps": [], "sync_bytes": sync_memory(worker), "read": read}
     largest = max(getattr(p, "ds_numel", 0) * p.element_size() for p in worker.policy.names.values())
     out["bucket_bytes"] = max(config.rollout.sync_bucket_bytes, largest)
     rows = [0, 1, 2, 3]

@@ -4,6 +4,7 @@ packed rows and through a whole model; and a run refuses one that is missing or 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import subprocess
@@ -115,6 +116,20 @@ def test_a_run_compares_in_its_own_type_and_at_the_length_of_its_rows(monkeypatc
         delta_kernel.checked(torch.nn.Sequential(Layer()), torch.device("cpu"), dtype)
     [(used, tokens)] = seen
     assert used == dtype and tokens > 4000
+
+
+def test_the_kernel_that_was_compared_is_named(monkeypatch, capsys):
+    """flash-linear-attention chooses by what it finds on the machine, and says so at most in its log."""
+
+    def kernel(*rows, **options):
+        logging.getLogger("fla.backends").info("[FLA Backend] common.chunk_bwd_dqkwg -> tilelang")
+        return with_boundaries(*rows, **options)
+
+    monkeypatch.setattr(delta_kernel, "load", lambda: kernel)
+    monkeypatch.setattr(delta_kernel, "ON_A_GPU", delta_kernel.LENGTHS)
+    model = torch.nn.Sequential(Layer())
+    assert delta_kernel.checked(model, torch.device("cpu"), torch.bfloat16) is kernel
+    assert "by Triton, common.chunk_bwd_dqkwg -> tilelang" in capsys.readouterr().out
 
 
 def test_a_kernel_is_compared_at_its_output_and_each_gradient():

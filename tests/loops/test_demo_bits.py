@@ -3,6 +3,11 @@
 `benchmarks/demo_bits.jsonl` was written on an AMD EPYC with AVX-512. Other processors multiply in another
 order: there the test compares the first steps to the rounding of fp32. The record was renewed once, when the
 estimate of the KL became exact far from the reference; its steps before the sixth stayed as they were.
+
+Linear layers have since been torch's own, which add their bias within the product where DeepSpeed's added it
+to the rounded product, and a block's gradients are reduced together. That moves last bits and no value:
+gradients are those of plain torch (tests/learning/test_stages.py, test_packing.py). Until the record is
+renewed on its processor, its first steps are compared to the rounding of fp32 there too.
 """
 
 from __future__ import annotations
@@ -22,6 +27,8 @@ RECORDED = ROOT / "benchmarks/demo_bits.jsonl"
 SAME_PROCESSOR = ("AuthenticAMD", "avx512f", "avx512_bf16")
 NOT_COMPUTED = ("time/", "perf/", "node/")
 FIRST_STEPS = 3
+RENEWED = False
+"""Whether the record is of today's order of additions."""
 
 
 @pytest.mark.long
@@ -31,7 +38,7 @@ def test_the_demo_is_the_same_run():
     subprocess.run([sys.executable, "launch.py", "demo", "--run-id", run_id], cwd=ROOT, check=True)
     now = {line["step"]: line for line in read_history(ROOT / "runs" / run_id)}
     cpu = Path("/proc/cpuinfo").read_text()
-    exact = all(word in cpu for word in SAME_PROCESSOR)
+    exact = RENEWED and all(word in cpu for word in SAME_PROCESSOR)
     for text in RECORDED.read_text().splitlines():
         then = json.loads(text)
         line = now[then["step"]]

@@ -5,13 +5,13 @@ from __future__ import annotations
 import ray.exceptions
 
 from trainer.loops.process import explain
-from trainer.ranks.process import Place
+from trainer.ranks.process import RankPlace
 from trainer.ranks.ray_ranks import RayRanks
 
 PLACES = [
-    Place("10.0.0.1", 0, 30001, 700, "a", "", 0),
-    Place("10.0.0.2", 0, 30001, 700, "b", "", 0),
-    Place("10.0.0.2", 1, 30002, 701, "b", "", 0),
+    RankPlace("10.0.0.1", 0, 30001, 700, "a", "", 0),
+    RankPlace("10.0.0.2", 0, 30001, 700, "b", "", 0),
+    RankPlace("10.0.0.2", 1, 30002, 701, "b", "", 0),
 ]
 KILLED = """The actor died unexpectedly before finishing this task.
 \tclass_name: Worker

@@ -51,7 +51,7 @@ def test_the_plan_says_the_share_and_the_change(capsys):
     [(RECIPE, 10.0), ("grpo-qwen2.5-vl-7b-mathv60k", 16.0)],
 )
 def test_keys_take_what_their_limit_says_and_the_plan_counts_them(name, least):
-    recipe = get(name)
+    recipe = memory.with_rows(get(name))
     config, shape = recipe.config, hub_config.shape(recipe.config.model)
     assert shape is not None
     tokens = budget.micro_batch_tokens(config, shape)

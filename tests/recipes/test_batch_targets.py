@@ -87,10 +87,11 @@ def test_slurm_body_sets_up_before_it_runs(tmp_path):
 
 
 def test_what_a_site_asks_for_besides():
-    site = ["site.gres=gpu:h100:8", "site.prelude=[module purge, module load cuda/13.0]"]
+    site = ["site.prelude=[module purge, module load cuda/13.0]"]
     for target in ("slurm", "pbs"):
         text = next(iter(render(override(get("grpo-qwen2.5-vl-72b-mathv60k"), site), target).values()))
         assert text.index("module purge\nmodule load cuda/13.0\n") < text.index("trainer/setup.sh")
+    site.append("site.gres=gpu:h100:8")
     text = next(iter(render(override(get("grpo-qwen2.5-vl-72b-mathv60k"), site), "slurm").values()))
     assert "#SBATCH --gres=gpu:h100:8\n" in text and "--gpus-per-node" not in text
     assert 'SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"' in text

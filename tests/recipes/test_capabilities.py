@@ -44,7 +44,7 @@ from trainer.config import ConfigError
         ),
         ("demo", "dstack-runpod", [], "rents machines with GPUs"),
         ("demo", "skypilot-azur", [], "unknown target skypilot-azur: did you mean skypilot-azure"),
-        ("grpo-qwen2.5-vl-7b-mathv60k", "skypilot-runpod", ["storage.mount=/bucket"], "cannot mount buckets"),
+        ("grpo-qwen2.5-vl-7b-mathv60k", "skypilot-runpod", ["storage.mount=/bucket"], "does nothing with it"),
         ("grpo-qwen2.5-vl-7b-mathv60k", "skypilot-runpod", ["storage.volume=v"], "set site.region"),
     ],
 )

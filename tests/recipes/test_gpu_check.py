@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from _pytest.mark.expression import Expression
@@ -73,7 +74,7 @@ def test_several_nodes_share_the_demo_and_one_card_has_no_peers(tmp_path):
     assert [check.name for check in chosen("", nodes)] == [DEMO]
     assert [check.name for check in chosen("decode,parity", config)] == ["parity", "decode"]
     with pytest.raises(
-        ConfigError, match="no check is called nap: choose among attention, recurrence, parity"
+        ConfigError, match="no check is called nap: choose among graphs, three-billion, sleep"
     ):
         chosen("nap", config)
 
@@ -135,12 +136,42 @@ def test_a_check_that_hangs_ends_with_all_that_it_started(tmp_path):
     assert not state.strip() or state.startswith("Z")
 
 
+def test_a_late_check_leaves_its_output_and_no_files(tmp_path, capsys, monkeypatch):
+    runner = Runner(check_config(tmp_path), tmp_path / "run.yaml", 1.0)
+    asked = []
+
+    def late(check, command, env, seconds):
+        scratch = Path(next(part for part in command if part.startswith("--basetemp=")).partition("=")[2])
+        (scratch / "test_one").mkdir(parents=True)
+        (scratch / "test_one/parity-1-0.log").write_text("Capturing CUDA graphs: 7 of 11\n")
+        asked.append((command, env, scratch))
+
+    monkeypatch.setattr(runner, "process", lambda *given: late(*given) or (None, ""))
+    assert runner.cases(CHECKS[0], 100.0) == "too slow"
+    ((command, env, scratch),) = asked
+    assert "Capturing CUDA graphs: 7 of 11" in capsys.readouterr().out and not scratch.exists()
+    assert "-s" in command and "faulthandler_timeout=85" in command and env["PYTHONUNBUFFERED"] == "1"
+    assert env["SPOTRL_GPU_MODELS"].startswith(str(tmp_path)), "weights that checks share"
+
+
+def test_the_first_checks_fit_a_card_of_half_an_hour():
+    """By their limits alone."""
+    first = [check.name for check in CHECKS[:6]]
+    assert first == ["graphs", "three-billion", "sleep", "gradients", "recurrence", DEMO]
+    assert sum(check.limit_s for check in CHECKS[:6]) <= 1800
+
+
+def test_the_warm_up_runs_on_the_card_where_there_is_one():
+    data, warm_up = get("gpu-check").steps
+    assert warm_up.args[-2:] == ("--device", "best") and "--device" not in data.args
+
+
 def test_hours_that_are_over_end_it(tmp_path, capsys):
     runner = Runner(check_config(tmp_path), tmp_path / "run.yaml", 0.0)
     assert runner.run(CHECKS[:2]) == 1
     said = json.loads((tmp_path / "run" / GPU_CHECK).read_text())
     assert {check["outcome"] for check in said["checks"]} == {"not begun: the hours are over"}
-    assert "[2/2] recurrence: not begun" in capsys.readouterr().out
+    assert "[2/2] three-billion: not begun" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -238,11 +238,18 @@ def test_pods_are_started_again_after_our_codes_alone(name):
     assert {"PodFailurePolicy", "DeadlineExceeded"} == set(rule["onJobFailureReasons"])
 
 
-def test_restarts_are_counted_once_by_the_job_of_one_pod_or_by_the_set_of_several():
+def test_restarts_are_counted_by_the_run_alone():
+    """Its count begins anew with each checkpoint; that of a Job or a set never does."""
     most = "budget.max_requeues=7"
     one, big = job_set(ONE, most), job_set(BIG, most)
-    assert (job_of(one)["backoffLimit"], one["spec"]["failurePolicy"]["maxRestarts"]) == (7, 0)
+    assert (job_of(one)["backoffLimit"], one["spec"]["failurePolicy"]["maxRestarts"]) == (2**31 - 1, 0)
     assert (job_of(big)["backoffLimit"], big["spec"]["failurePolicy"]["maxRestarts"]) == (0, 7)
+    final, again = big["spec"]["failurePolicy"]["rules"]
+    assert again["action"] == "RestartJobSetAndIgnoreMaxRestarts"
+    assert again["onJobFailureReasons"] == ["BackoffLimitExceeded"], (
+        "what a pod's end is, of a Job that has no spare"
+    )
+    assert not set(again["onJobFailureReasons"]) & set(final["onJobFailureReasons"])
     # 137 is what the container of an evicted pod may leave with.
     assert outcome(one, 137, disrupted=True) == "Ignore", "the run counts its own losses"
     assert outcome(big, 137, disrupted=True) == "Count", "a pod that came back alone would find no head"

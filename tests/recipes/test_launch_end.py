@@ -15,7 +15,7 @@ from desk import elsewhere as elsewhere
 from desk import run, stand_in
 
 from recipes import run_record
-from recipes.drivers import bucket_access, shared_record, status
+from recipes.drivers import bucket_access, launch_checks, shared_record, status
 from recipes.presets import get, resolve
 from recipes.run_record import RunRecord
 from recipes.spec import override
@@ -36,6 +36,7 @@ def bucket(elsewhere, monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "stand-in")
     monkeypatch.setattr(bucket_access, "probe", lambda *a: None)
     monkeypatch.setattr(shared_record, "publish", lambda *a: None)  # its bucket is nobody's
+    monkeypatch.setattr(launch_checks, "alive", lambda *a: None)
 
 
 def sky(tmp_path, monkeypatch, launch="exit 0", jobs="", clusters="", name="sky"):
@@ -126,8 +127,8 @@ def desk(tmp_path, *arguments):
     code = (
         "import signal, sys; from pathlib import Path; import launch\n"
         "from recipes import manifest, run_record\n"
-        "from recipes.drivers import bucket_access, shared_record\n"
-        "bucket_access.probe = shared_record.publish = lambda *a: None\n"
+        "from recipes.drivers import bucket_access, launch_checks, shared_record\n"
+        "bucket_access.probe = shared_record.publish = launch_checks.alive = lambda *a: None\n"
         f"manifest.RUNS = run_record.RUNS = Path({str(run_record.RUNS)!r})\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler); sys.exit(launch.main(sys.argv[1:]))"
     )

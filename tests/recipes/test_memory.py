@@ -12,6 +12,7 @@ from tests.families import FAMILIES, VISION, loader
 from tests.recipes.desk import run
 from tests.rehearsal.models import mlp
 from trainer.config import ConfigError, RunConfig
+from trainer.config.budget import MOST_TOKENS, longest_sample
 from trainer.hardware.model_shapes import KNOWN, Shape, from_config, shape_of
 
 GIB = 2**30
@@ -374,3 +375,45 @@ def test_checkpoint_staging_takes_what_is_planned():
         staged = sum(3 * 4 * -(-elements // world) * gpus for elements in trained)
         planned = need.host["checkpoint being written"]
         assert planned == pytest.approx(staged, rel=0.001), name
+
+
+def test_rows_are_as_long_as_every_card_has_memory_for():
+    for name in RECIPES:
+        recipe = get(name)
+        rows = memory.with_rows(recipe).config.algorithm.micro_batch_tokens
+        if recipe.kind != "train" or not recipe.cluster.gpus_per_node or memory.plan(recipe) is None:
+            continue
+        assert recipe.config.algorithm.micro_batch_tokens == 0, f"{name}: leave the choice to the plan"
+        assert longest_sample(recipe.config) <= rows <= max(MOST_TOKENS["cuda"], rows)
+        if rows < MOST_TOKENS["cuda"]:
+            longer = override(recipe, [f"algorithm.micro_batch_tokens={rows + memory.ROW_STEP}"])
+            cards = (recipe.cluster.gpu, *recipe.cluster.alternatives)
+            shares = [
+                need.peak.total / need.gpu_bytes for card in cards if (need := memory.plan(longer, card))
+            ]
+            assert max(shares) > memory.MOST_OF_A_CARD, name
+
+
+def test_rows_that_were_asked_for_stay():
+    asked = override(get("grpo-qwen2.5-vl-3b-mathv60k"), ["algorithm.micro_batch_tokens=5000"])
+    assert memory.with_rows(asked) is asked
+    assert memory.with_resources(get(asked.name)).config.algorithm.micro_batch_tokens >= 12_288
+
+
+def test_nothing_is_computed_twice_where_the_longest_rows_fit_without():
+    for name in RECIPES:
+        recipe = get(name)
+        if recipe.kind != "train" or not recipe.cluster.gpus_per_node or recipe.config.lora.qlora:
+            continue
+        once = override(recipe, ["model.gradient_checkpointing=false"])
+        rows = memory.with_rows(once).config.algorithm.micro_batch_tokens
+        need = memory.plan(once)
+        if need and rows >= MOST_TOKENS["cuda"] and need.peak.total <= memory.MOST_OF_A_CARD * need.gpu_bytes:
+            assert not recipe.config.model.gradient_checkpointing, name
+
+
+def test_one_rank_gathers_and_reduces_nothing():
+    need = memory.plan(get("grpo-qwen2.5-vl-3b-mathv60k"))
+    assert need is not None
+    for phase in need.phases:
+        assert not {"gathered layers", "gather buffer", "reduce bucket", "head"} & phase.parts.keys(), phase

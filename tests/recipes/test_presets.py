@@ -39,7 +39,7 @@ def test_the_72b_recipe_has_the_original_options():
         8000,
     )
     assert (config.data.max_samples, config.data.episodes, config.data.prompt_max_tokens) == (1000, 2, 4096)
-    assert (config.algorithm.kl_coef, config.algorithm.kl_estimator, config.algorithm.gamma) == (
+    assert (config.algorithm.kl_coef, config.algorithm.kl_estimated_by, config.algorithm.gamma) == (
         1e-3,
         "k3",
         1.0,

@@ -40,9 +40,9 @@ def planned(size, length, qlora):
         optimizer=Optimizer(zero_stage=2),
     )
     unpack = cost.unpack_seconds(config, shape, card)
-    calls = 3 * cost.passes.module_calls(shape) * cost.MODULE_S
+    host = cost.host_seconds(config, shape)
     time = exchange.update_time(
-        config, shape, [float(length)] * 8, token_seconds(shape, card), 0.0, 0.0, calls, unpack
+        config, shape, [float(length)] * 8, token_seconds(shape, card), 0.0, 0.0, host, unpack
     )
     return time.total
 

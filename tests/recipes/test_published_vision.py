@@ -22,12 +22,12 @@ def planned(run: VisionRun, alone: bool) -> cost.StepTime:
 
 @pytest.mark.parametrize("run", VISION_RUNS[:3], ids=lambda run: run.name)
 def test_steps_of_one_engine_and_trainer_lie_within_the_range_that_a_plan_shows(run):
-    """Each is slower than our plan, which computes a prompt once for its group; without that it is 1.0 to
-    1.4."""
+    """Each is slower than our plan, which computes a prompt once for its group, and whose host was measured
+    with this trainer; without shared prompts it is 1.1 to 1.5."""
     ours, theirs = planned(run, False).total, planned(run, True).total
     low, high = (seconds / ours for seconds in run.seconds)
     assert 1.2 < low <= high < spread.VISION_STEP[1] * 1.01
-    assert run.seconds[0] / theirs > 0.95 and run.seconds[1] / theirs < 1.45
+    assert run.seconds[0] / theirs > 0.95 and run.seconds[1] / theirs < 1.55
 
 
 @pytest.mark.parametrize("run", VISION_RUNS, ids=lambda run: run.name)

@@ -1,13 +1,15 @@
 """A second launch of a run that is alive, and flags that are passed on to the engine."""
 
+import subprocess
 from dataclasses import replace
 
 from desk import elsewhere as elsewhere
 from desk import run, stand_in
 
 from recipes import run_record
-from recipes.drivers import platform_state
+from recipes.drivers import launch_checks, platform_state
 from recipes.run_record import RunRecord
+from tests import servers
 from trainer.checkpoint.attempt import Attempts
 from trainer.storage.storage import Storage
 
@@ -60,13 +62,13 @@ def test_a_job_that_waits_for_its_machines_is_alive(capsys, monkeypatch, tmp_pat
 
 def test_a_launch_that_the_platform_never_took_can_be_started_again(capsys, monkeypatch, tmp_path):
     stand_in(tmp_path, monkeypatch, "sky", 'case "$*" in *" queue "*) echo "[]" ;; esac')
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
-    monkeypatch.setattr("recipes.drivers.bucket_access.probe", lambda *a: None)
-    monkeypatch.setattr("recipes.drivers.shared_record.publish", lambda *a: None)
-    bucket = ["storage.bucket=s3://mine"]
+    bucket = ["storage.bucket=s3://bucket"]
     record = RunRecord(run_id="mine", recipe=SEVEN, target="skypilot-runpod", managed=True, overrides=bucket)
     replace(record, confirmed=False).save()
-    code, out, err = run(capsys, "resume", "mine")
+    with servers.rclone(tmp_path / "disk") as server:
+        for name, value in server.env.items():
+            monkeypatch.setenv(name, value)
+        code, out, err = run(capsys, "resume", "mine")
     assert code == 0 and "run mine on skypilot-runpod" in out, err
 
 
@@ -81,3 +83,28 @@ def test_flags_after_two_dashes_go_to_the_platform_and_are_kept_for_resume(capsy
     assert code == 2 and "`status` starts no platform" in err
     code, _, err = run(capsys, "demo", "--dry-run", "--", "--fast")
     assert code == 2 and "local has no platform" in err
+
+
+def test_where_it_cannot_be_told_whether_a_run_is_alive_a_takeover_is_asked_for(
+    capsys, monkeypatch, tmp_path
+):
+    """A store that answers 503, a record that is not whole, a platform that has forgotten the run."""
+    stand_in(tmp_path, monkeypatch, "sbatch", 'echo "77"')
+    stand_in(tmp_path, monkeypatch, "scancel", "")
+    bucket = f"file://{tmp_path}/bucket"
+    up = ["up", SEVEN, "--target", "slurm", "--detach", "--run-id", "mine", "--bucket", bucket]
+    Attempts(Storage(f"{bucket}/mine/attempts")).take(0, "first")
+    (tmp_path / "bucket/mine/attempts/final.json").write_text('{"code": 38}')
+    code, _, err = run(capsys, *up)
+    assert code == 2 and err.count("\n") == 1
+    assert "whether run mine is alive cannot be told" in err and "final.json" in err and "--takeover" in err
+    assert not (tmp_path / "calls").exists()
+    assert run(capsys, *up, "--takeover")[0] == 0
+
+    def away(argv, **_):
+        return subprocess.CompletedProcess(argv, 35, "", "error: listing failed 2 times: 503 Slow Down\n")
+
+    monkeypatch.setattr(launch_checks.subprocess, "run", away)
+    record = replace(run_record.load("mine"), run_id="other")
+    told = launch_checks.alive(record, {})
+    assert told is not None and not told.sure and told.what == "listing failed 2 times: 503 Slow Down"

@@ -1,13 +1,22 @@
 """A task is given the tokens that it uses."""
 
+import json
+import os
+import subprocess
+
 import pytest
 import yaml
 from desk import elsewhere as elsewhere
-from desk import run
+from desk import run, stand_in
 
+from recipes.drivers import platforms
 from recipes.presets import resolve
 from recipes.targets import script
+from recipes.targets.pbs import TAKE_TOKENS
 from recipes.targets.render import render
+from trainer.config import ConfigError
+from trainer.config.run_store import RunStore
+from trainer.storage.storage import Storage
 
 SEVEN = "grpo-qwen2.5-vl-7b-mathv60k"
 AWS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
@@ -53,6 +62,60 @@ def test_up_hands_over_no_token_that_the_run_does_not_use(capsys, monkeypatch):
     command = out.splitlines()[-1]
     assert all(f"--secret {name}" in command for name in AWS)
     assert not any(name in command for name in ("GOOGLE", "WANDB", "JUDGE"))
+
+
+def test_a_job_of_pbs_gets_its_tokens_from_a_file_and_whole(capsys, monkeypatch, tmp_path):
+    """`qstat -f` shows what `-v` names, cut at its commas."""
+    key = json.dumps({"type": "service_account", "private_key": '-----BEGIN it\'s $HOME, "x"\n', "a": [1, 2]})
+    monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", key)
+    monkeypatch.setattr("recipes.drivers.bucket_access.probe", lambda *a: None)
+    monkeypatch.setattr("recipes.drivers.shared_record.publish", lambda *a: None)
+    monkeypatch.setattr("recipes.drivers.launch_checks.alive", lambda *a: None)
+    stand_in(tmp_path, monkeypatch, "qsub", "echo 7.server")
+    given = ("up", SEVEN, "--target", "pbs", "--bucket", "gs://mine", "--run-id", "mine", "--detach")
+    code, out, err = run(capsys, *given)
+    assert code == 0, err
+    call = (tmp_path / "calls").read_text()
+    assert "GOOGLE" not in call and "service_account" not in call and "SPOTRL_TOKENS_FILE=" in call
+    path = platforms.tokens_file("mine")
+    assert path.stat().st_mode & 0o777 == 0o600
+    take = f'{TAKE_TOKENS}python3 -c \'import os; print(os.environ["GOOGLE_SERVICE_ACCOUNT_KEY"], end="")\''
+    env = {"PATH": os.environ["PATH"], "SPOTRL_TOKENS_FILE": str(path)}
+    done = subprocess.run(["bash", "-euo", "pipefail", "-c", take], env=env, capture_output=True, text=True)
+    assert done.stdout == key, done.stderr
+    gone = env | {"SPOTRL_TOKENS_FILE": str(tmp_path / "gone")}
+    done = subprocess.run(["bash", "-euo", "pipefail", "-c", take], env=gone, capture_output=True, text=True)
+    assert done.returncode == 2 and "is not readable here" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ("/home/me/key.json", 'export GOOGLE_SERVICE_ACCOUNT_KEY="$(cat /home/me/key.json)"'),
+        ("~/key.json", "GOOGLE_APPLICATION_CREDENTIALS=~/key.json"),
+        ("key.json", "to the path key.json"),
+        ('{"type": "service_acc', "is not the JSON of a key"),
+        ("s3cret-not-to-show", "is not the JSON of a key"),
+        ('["a"]', "is not the JSON of a key"),
+    ],
+)
+def test_a_google_key_that_is_none_says_what_to_do(capsys, monkeypatch, value, says):
+    monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", value)
+    up = ("up", SEVEN, "--target", "skypilot-gcp", "--bucket", "gs://mine", "--run-id", "mine", "--dry-run")
+    code, _, err = run(capsys, *up)
+    assert code == 2 and err.count("\n") == 1 and says in err and "s3cret" not in err
+    with pytest.raises(ConfigError, match="the Google key cannot be read"):
+        Storage("gs://mine/x", env={"GOOGLE_SERVICE_ACCOUNT_KEY": value})
+
+
+@pytest.mark.parametrize("run_id", ["..", ".", "a/b", "../other", "", "/", ".hidden", "a\nb", "a b"])
+def test_a_run_id_that_leads_elsewhere_is_refused(capsys, run_id):
+    with pytest.raises(ConfigError, match="names no folder of a bucket"):
+        RunStore.in_bucket("s3://mine/runs", run_id)
+    for command in (("status", run_id), ("down", run_id), ("resume", run_id), ("pull", run_id)):
+        if run_id:
+            code, out, err = run(capsys, *command, "--bucket", "s3://mine/runs")
+            assert code == 2 and err.count("\n") >= 1 and "Traceback" not in err
 
 
 def test_a_dry_run_needs_no_key_and_says_where_up_would_stop(capsys, monkeypatch, tmp_path):

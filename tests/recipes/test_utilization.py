@@ -1,5 +1,7 @@
 """What the plan says of a mixture of experts' utilization of the GPUs."""
 
+import re
+
 import pytest
 
 from recipes.plan import cost, memory, passes, utilization
@@ -37,3 +39,21 @@ def test_a_dense_model_has_no_such_line():
     recipe = get("grpo-qwen2.5-vl-7b-mathv60k")
     need = memory.plan(recipe)
     assert need is not None and utilization.remark(recipe, need, 100) == ""
+
+
+def test_the_plan_says_what_a_slow_network_costs_and_where_experts_are_a_loop():
+    recipe = get("grpo-qwen2.5-vl-72b-mathv60k")
+    need = memory.plan(recipe, "H100")
+    assert need is not None
+    said = utilization.waiting(recipe, need, 100)
+    here, alone = map(int, re.findall(r"(\d+) s", said))
+    assert here > 2 * alone and "GPUDirect" in said
+    assert utilization.waiting(recipe, need, 3200) == ""
+
+    mixture = get("grpo-qwen3-vl-30b-a3b-mathv60k")
+    for gpu, loops in (("A100-80GB", True), ("H100", False)):
+        need = memory.plan(mixture, gpu)
+        assert (
+            need is not None
+            and ("one expert after another" in utilization.remark(mixture, need, 100)) == loops
+        )

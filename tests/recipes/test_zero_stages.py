@@ -5,7 +5,7 @@ import pytest
 
 from recipes import planning
 from recipes.plan import cost, memory, zero_stages
-from recipes.plan.exchange import HOOKS, update_time
+from recipes.plan.exchange import update_time
 from recipes.presets import RECIPES, get
 from recipes.spec import override
 from trainer.config import LoRA, Optimizer, RunConfig
@@ -16,9 +16,9 @@ SHAPE = KNOWN["Qwen/Qwen2.5-14B-Instruct"]
 FULL = "sft-qwen2.5-14b-full"
 
 
-def at(stage, costs=(1000.0, 1000.0), gather=2.0, lora=0):
+def at(stage, costs=(1000.0, 1000.0), gather=2.0, lora=0, host=0.4):
     config = RunConfig(method="sft", optimizer=Optimizer(zero_stage=stage), lora=LoRA(rank=lora))
-    return update_time(config, SHAPE, costs, 1e-3, gather, gather, 0.4)
+    return update_time(config, SHAPE, costs, 1e-3, gather, gather, host)
 
 
 def test_terms_by_hand():
@@ -28,10 +28,10 @@ def test_terms_by_hand():
     assert (one.wire, two.wire) == (4.0, 8.0), "all-reduced, twice a gather: in the last pass, in both"
     assert (one.after, two.after, three.after) == (2.0, 2.0, 0.0)
     assert three.wire > 2 * (2.0 + 2.0), "forward, most of backward, and gradients"
-    assert three.overhead == pytest.approx(0.8) and one.overhead == pytest.approx(0.8 * (1 - HOOKS))
-    assert one.total == pytest.approx(8 + 2 + one.overhead)
+    assert one.host == pytest.approx(0.8) and one.total == pytest.approx(8 + 2), "beside the products"
+    assert at(1, host=5.0).total == pytest.approx(10 + 2), "a pass takes the longest of the three"
     slow = at(2, gather=10.0)
-    assert slow.waited == slow.wire == 40.0 and slow.total == pytest.approx(40 + 10 + slow.overhead)
+    assert slow.waited == slow.wire == 40.0 and slow.total == pytest.approx(40 + 10)
 
 
 def test_adapters_send_next_to_nothing_below_stage_3():

@@ -9,8 +9,10 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from tests.conftest import ROOT
+from tests.learning.held import held_bytes
 
 CASES = (
     "test_gpu.py::test_packed_gradients_in_bf16[True]",
@@ -32,6 +34,32 @@ def rehearse(tmp_path, *options: str) -> dict:
     )
     assert done.returncode == 0, done.stdout[-4000:]
     return json.loads(out.read_text())["figures"]
+
+
+def test_the_checks_are_collected_without_vllm():
+    """A card that is lent bare has PyTorch; what needs no engine runs there."""
+    collect = "import sys, pytest; sys.modules['vllm'] = None; sys.exit(pytest.main(sys.argv[1:]))"
+    options = ["--collect-only", "-q", "-p", "no:cacheprovider", "tests/gpu"]
+    command = [sys.executable, "-c", collect, *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:]
+
+
+class Fake(torch.Tensor):
+    """A tensor without a storage of its own."""
+
+    @classmethod
+    def __torch_dispatch__(cls, *_):
+        raise NotImplementedError
+
+
+def test_tensors_that_torch_compile_leaves_hold_nothing():
+    left = torch.Tensor._make_wrapper_subclass(Fake, (1 << 30,))
+    with pytest.raises(RuntimeError):
+        left.untyped_storage().data_ptr()
+    before = held_bytes()
+    real = torch.empty(1 << 20)
+    assert held_bytes() - before == real.nbytes and left.numel() == 1 << 30
 
 
 @pytest.mark.slow

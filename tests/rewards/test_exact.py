@@ -1,12 +1,16 @@
 """Exact objects are compared exactly, however large, small or alike they are."""
 
+import json
 import time
 from itertools import permutations
 from pathlib import Path
 
 import pytest
 
+from trainer.config import Rewards
+from trainer.observe import report
 from trainer.rewards.grading import exact, expression, grader
+from trainer.rewards.scorer import Scorer
 
 LINES = (Path(__file__).parent / "exact.tsv").read_text().splitlines()[1:]
 PAIRS = [line.split("\t") for line in LINES]
@@ -83,6 +87,36 @@ def test_what_decided_is_told():
     for (reference, answer, kind), rule in said.items():
         assert grader.judge(answer, reference, kind) == ("correct", rule)
     assert grader.judge("(10^9)!+1", "(10^9)!", "math") == ("error", None)
+
+
+def test_a_batch_says_how_many_were_decided_by_which_rule(tmp_path):
+    answers = [
+        ("60", "60"),
+        ("B", "(B)"),
+        ("x+1", "1+x"),
+        ("\\sqrt{8}", "2\\sqrt{2}"),
+        ("\\sqrt{8}", "3"),
+        ("5", None),
+    ]
+    texts = [f"\\boxed{{{answer}}}" if answer else "?" for _, answer in answers]
+    references = [reference for reference, _ in answers]
+    with Scorer(Rewards(answer="boxed", workers=1)) as scorer:
+        for _ in range(2):  # the second time from memory
+            outcomes = scorer.score(texts, references, [grader.classify(r) for r in references])
+            assert [outcome.rule for outcome in outcomes] == [
+                "exact",
+                "text",
+                "exact",
+                "points",
+                "points",
+                "",
+            ]
+            shares = {name: round(6 * share) for name, share in scorer.stats().items() if "decided" in name}
+            assert shares == {"reward/decided_exact": 2, "reward/decided_points": 2, "reward/decided_text": 1}
+    sample = {"step": 1, "verdict": "wrong", "rule": outcomes[4].rule, "completion": texts[4]}
+    (tmp_path / "samples.jsonl").write_text(json.dumps(sample) + "\n")
+    assert "decided by values at points" in report._samples(tmp_path, [sample])
+    assert "<b>" not in report._samples(tmp_path, [sample | {"rule": "<b>"}]).replace("truth <b>", "")
 
 
 def test_exact_arithmetic_of_what_a_box_can_hold_is_quick():

@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 import re
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -88,6 +90,13 @@ def math_reward_func(prompts, completions, task, **kwargs):
     return rewards
 
 
+def of_chats(prompts, completions, **kwargs):
+    """Both are lists of messages in TRL, too."""
+    pairs = zip(prompts, completions, strict=True)
+    said = [(p[-1]["role"], p[-1]["content"], c[0]["role"], c[0].get("content")) for p, c in pairs]
+    return [float(one == ("user", "What is it?", "assistant", TEXT)) for one in said]
+
+
 def coding_reward_func(prompts, completions, task, **kwargs):
     return [1.0 if t == "coding" else None for t in task]
 
@@ -131,6 +140,7 @@ def in_batches(data_sources, solution_strs, ground_truths, extra_infos, **kwargs
         (format_reward_func, 1.0),
         (of_plain_completions, 0.0),
         (math_reward_func, len(TEXT) / 2),
+        (of_chats, 1.0),
         (coding_reward_func, None),
         (asynchronous, 0.25),
         (compute_score, 0.5),
@@ -272,6 +282,28 @@ def reward(text, reference):
         time.sleep(0.1)
     return 1.0
 """
+
+
+TRAINER = """
+import sys
+from trainer import config
+from trainer.rewards.scorer import Scorer
+scorer = Scorer(config.Rewards(function=sys.argv[1], workers=1, deadline_s=60.0))
+scorer.score(["hangs"], [sys.argv[2]], ["text"])
+"""
+
+
+def test_what_a_function_started_ends_with_a_trainer_that_is_killed(tmp_path):
+    (tmp_path / "forks.py").write_text(FORKS)
+    note = tmp_path / "pids"
+    command = [sys.executable, "-c", TRAINER, f"{tmp_path}/forks.py:reward", str(note)]
+    with subprocess.Popen(command, cwd=Path(__file__).parents[2]) as trainer:
+        deadline = time.monotonic() + 60
+        while not note.exists() or not note.read_text():
+            assert time.monotonic() < deadline and trainer.poll() is None
+            time.sleep(0.05)
+        trainer.kill()
+    _gone([*map(int, note.read_text().split()), int(Path(f"{note}.orphan").read_text())])
 
 
 @pytest.mark.parametrize("end", ["closed", "deadline", "killed"])

@@ -54,6 +54,7 @@ def test_engine_agrees_with_policy(
         moved = max(1e-2, 3 * average)
         assert result["stale"][1] > moved, "the updates moved the policy, so an unsynced engine must differ"
         assert result["reference"], "the reference is the policy before its first update"
+        assert result["read"] == [False, True], "the reference has read no file: its weights are the policy's"
         assert result["repeat"], "equal seeds must give equal samples"
         if tp == 1 or result["sampled"]:
             assert result["reversed"], "a prompt's samples must not depend on its neighbours"

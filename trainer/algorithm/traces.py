@@ -145,3 +145,5 @@ class Outcome:
     """1.0 for exactly one think and one answer block, else 0.0."""
     reward: float
     """accuracy_weight * accuracy + format_weight * format."""
+    rule: str = ""
+    """What decided (`grading.expression.Rule`): exact, points or text; "" where our grader did not."""

@@ -7,6 +7,7 @@ look-up of one key, which every store answers truly, and no listing, which may l
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import socket
@@ -30,6 +31,7 @@ from trainer.exit_codes import (
     EXIT_RAY,
     FINAL_EXIT_CODES,
 )
+from trainer.storage import attempt_hours
 from trainer.storage.attempt_record import AttemptRecord, Past
 from trainer.storage.storage import Storage
 from trainer.storage.stores import Retry
@@ -144,18 +146,20 @@ class Attempts(AttemptRecord):
         max_restarts: int = 3,
         max_losses: int = 10,
         config: RunConfig | None = None,
+        max_hours: float = math.inf,
     ):
         super().__init__(storage)
         self.config = config
         self.max_restarts = max_restarts
         self.max_losses = max_losses
+        self.max_hours = max_hours
 
     @classmethod
     def of(cls, config: RunConfig, retry: Retry | None = None) -> Attempts:
         """The record of a run. Raises ConfigError for a store that cannot work."""
         limits = config.checkpoint
         storage = Storage(attempts_url(config), retry=retry)
-        return cls(storage, limits.max_restarts, limits.max_losses, config)
+        return cls(storage, limits.max_restarts, limits.max_losses, config, limits.max_hours)
 
     def take(self, committed: int, launch: str = "") -> Attempt:
         """Starts an attempt, which replaces every earlier one. committed: newest committed step of the run.
@@ -167,6 +171,7 @@ class Attempts(AttemptRecord):
             raise Final(final["code"], final["why"])
         past = self.past()
         left = self._refuse_spent(past, launch, committed)
+        self._refuse_late(launch, committed)
         epoch = past[-1].epoch + 1 if past else 1
         counted = self._counted(epoch - 1)
         tried = 0
@@ -247,6 +252,7 @@ class Attempts(AttemptRecord):
             try:
                 self._remember(machines, why, launch)
                 left = self._refuse_spent(past, launch, committed)
+                self._refuse_late(launch, committed)
                 self.write(f"{attempt.epoch:08d}.end", end | {"left": left})
             except Final as final:
                 print(f"error: {final}", flush=True)
@@ -278,6 +284,16 @@ class Attempts(AttemptRecord):
     def finish(self, code: int, why: str, launch: str) -> None:
         """Ends the run for good."""
         self.write("final", {"code": code, "why": why, "launch": launch, "unix_s": time.time()})
+
+    def _refuse_late(self, launch: str, committed: int) -> None:
+        """Raises Final, and ends the run, if the attempts of the launch have used up the hours of the run."""
+        if math.isinf(self.max_hours):
+            return
+        why = attempt_hours.refusal(attempt_hours.spent_s(self, launch), self.max_hours)
+        if why:
+            why = f"the run ends at step {committed}: {why}"
+            self.finish(EXIT_GAVE_UP, why, launch)
+            raise Final(EXIT_GAVE_UP, why)
 
     def _refuse_spent(self, past: list[Past], launch: str, committed: int) -> str:
         """How many of which failures are left, for `status`; "" while nothing has failed.

@@ -1,15 +1,16 @@
 """Which checkpoints count: the one definition that finder, retention, budget and every reader share.
 
-It stands in the record of attempts. When an attempt starts, its record names the checkpoints that are there and
-count; before its first own one it notes the step that it goes on from. From then on count: its own, and of the named
-those up to that step. So what a run was taken back from, what was passed over as damaged, and what an older attempt
-commits after it was replaced counts no more, whether or not it could be deleted. Needs no training stack.
+It stands in the record of attempts. When an attempt starts, its record names the checkpoints that are there
+and count; before its first own one it notes the step that it goes on from. From then on count: its own, and
+of the named those up to that step. So what a run was taken back from, what was passed over as damaged, and
+what an older attempt commits after it was replaced counts no more, whether or not it could be deleted. Needs
+no training stack.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from trainer.checkpoint.layout import CheckpointKey, Counts, attempts_url, keys_of, local_dir
 from trainer.checkpoint.manifest import every_manifest, manifests_here
@@ -17,9 +18,6 @@ from trainer.config import RunConfig
 from trainer.storage.attempt_record import AttemptRecord
 from trainer.storage.storage import Storage
 from trainer.storage.stores import Retry
-
-if TYPE_CHECKING:
-    from trainer.checkpoint.attempt import Attempt
 
 
 @dataclass(frozen=True)
@@ -89,14 +87,29 @@ def rewound(config: RunConfig, past: History) -> Counts:
     return lambda step, attempt: step < before and past.counts(step, attempt)
 
 
+class Held(Protocol):
+    """The right to write for a run (trainer/checkpoint/attempt.py)."""
+
+    @property
+    def record(self) -> AttemptRecord: ...
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def epoch(self) -> int: ...
+
+    def goes_on_from(self, step: int) -> None: ...
+
+
 class Course:
     """Which checkpoints count for one attempt while it makes its own.
 
-    held: its right to write; None: a reader's, who sees what the newest attempt of `config` sees. config: None
-    where no record is known, and every checkpoint counts.
+    held: its right to write; None: a reader's, who sees what the newest attempt of `config` sees. config:
+    None where no record is known, and every checkpoint counts.
     """
 
-    def __init__(self, config: RunConfig | None, held: Attempt | None) -> None:
+    def __init__(self, config: RunConfig | None, held: Held | None) -> None:
         self.config = config
         self.held = held
         self._past: History | None = None

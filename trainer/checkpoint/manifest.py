@@ -177,7 +177,7 @@ def every_manifest(storage: Storage) -> tuple[dict[CheckpointKey, dict[str, Any]
 
 
 def newest_of_each(found: Mapping[CheckpointKey, dict[str, Any]]) -> Manifests:
-    """Of each step the checkpoint of the newest attempt. found: those of older attempts first."""
+    """The newest attempt's checkpoint of each step. found: those of older attempts first."""
     return {step: manifest for (step, _), manifest in found.items()}
 
 

@@ -64,7 +64,7 @@ def kept(manifests: Manifests, keep: Keep, safe: int) -> set[int]:
 
 OBJECT = re.compile(r"(step-\d{8})/(?:(\d+-[0-9a-f]{6})/)?([A-Za-z0-9_.-]+)")
 """Key of an object of a checkpoint: step, attempt, file."""
-OWN_FILE = re.compile(r"manifest\.json|state\.json|metrics\.jsonl|\.?rank-\d{5}-of-\d{5}\..*")
+OWN_FILE = re.compile(r"(manifest|state)\.json|(metrics|samples)\.jsonl|\.?rank-\d{5}-of-\d{5}\..*")
 """Files that the trainer writes into a checkpoint, besides those that its manifest lists."""
 
 

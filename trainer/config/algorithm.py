@@ -92,8 +92,8 @@ class Algorithm:
     """Passes over each step's samples (the original's --max_epochs)."""
     micro_batch_tokens: int = within(0, least=0)
     """Tokens per forward and backward pass on one rank, a prompt counted once for its completions in the
-    pass; changes neither loss nor gradient. 0: as many as 8 GiB of saved activations allow, at most 16,384,
-    at least the longest sample (trainer/config/budget.py)."""
+    pass; changes neither loss nor gradient. 0: in a recipe, as many as its GPUs have memory for by the plan;
+    else as many as 8 GiB of saved activations allow. At most 16,384, at least the longest sample."""
     logprob_tokens: int = within(0, least=0)
     """The same for passes without gradients (old and reference log-probabilities); 0: twice
     micro_batch_tokens."""

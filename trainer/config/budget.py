@@ -3,6 +3,8 @@ plan."""
 
 from __future__ import annotations
 
+import math
+
 from trainer.config.files import nodes_share_weights
 from trainer.config.schema import RunConfig
 from trainer.errors import ConfigError
@@ -82,9 +84,20 @@ def kept_checkpoints(config: RunConfig) -> int:
     return config.checkpoint.keep_last + config.checkpoint.keep_best + 1
 
 
-def checkpoints_bytes(config: RunConfig, learning: int) -> int:
-    """Bytes of the checkpoints on one node's disk. learning: number of parameters that are trained."""
-    return learning * CHECKPOINT_BYTES_PER_PARAMETER * kept_checkpoints(config) // config.placement.nodes
+def written_checkpoints(config: RunConfig) -> int:
+    """Checkpoints that lie on a node's disk at once, of those that the run itself will write: a run of few
+    steps writes fewer than it may keep. The last step is always saved."""
+    every = config.checkpoint.every_steps or 1
+    kept = kept_checkpoints(config)
+    return min(kept, math.ceil(config.run.max_steps / every)) if config.run.max_steps else kept
+
+
+def checkpoints_bytes(config: RunConfig, learning: int, held: int = 0) -> int:
+    """Bytes of the checkpoints on one node's disk. learning: number of parameters that are trained. held:
+    bytes of those that earlier attempts left there."""
+    each = learning * CHECKPOINT_BYTES_PER_PARAMETER
+    most = each * kept_checkpoints(config) // config.placement.nodes
+    return min(most, each * written_checkpoints(config) // config.placement.nodes + held)
 
 
 def micro_batch_tokens(config: RunConfig, shape: Shape) -> int:

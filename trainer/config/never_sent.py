@@ -1,8 +1,8 @@
 """The one list of files that never leave the desk: names under which people and tools keep secrets.
 
 `never_sent.txt` has a pattern a line, in the form that git, dstack, rsync, tar and `fnmatch` read alike: a
-name anywhere in the tree, with its folder's content. rsync and tar read that file; `.gitignore` (git, SkyPilot)
-and `.dstackignore` repeat it, which a test holds.
+name anywhere in the tree, with its folder's content. rsync and tar read that file; `.gitignore` (git,
+SkyPilot) and `.dstackignore` repeat it, which a test holds.
 """
 
 from __future__ import annotations

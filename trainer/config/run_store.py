@@ -5,9 +5,11 @@ Standard library only, so that a desk without the training stack knows where to 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from trainer.config.schema import RunConfig
+from trainer.errors import ConfigError
 
 CHECKPOINTS = "checkpoints"
 """Folders of steps, written by the ranks."""
@@ -25,6 +27,10 @@ EXPORTED = "hf"
 """The weights as a Hugging Face model folder; in the bucket below the checkpoints."""
 
 
+RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+"""An id of a run as a folder of a bucket, of any version."""
+
+
 @dataclass(frozen=True)
 class RunStore:
     """One run's place. `root` is BUCKET/RUN, or the run's folder on a disk."""
@@ -33,7 +39,12 @@ class RunStore:
 
     @classmethod
     def in_bucket(cls, bucket: str, run_id: str) -> RunStore:
-        """The place of a run in a bucket."""
+        """The place of a run in a bucket. Raises ConfigError for an id that leads elsewhere."""
+        if not RUN_ID.fullmatch(run_id):
+            raise ConfigError(
+                f"run id {run_id!r} names no folder of a bucket: use letters, digits, dots, dashes and"
+                " underscores, a letter or digit first"
+            )
         return cls(f"{bucket.rstrip('/')}/{run_id}")
 
     @classmethod

@@ -251,6 +251,8 @@ class Checkpoint:
     """Restarts after failures of the job itself that bring no new checkpoint; then the run ends for good."""
     max_losses: int = within(10, least=0)
     """The same for attempts that lost their machines (preempted, a node gone) before a new checkpoint."""
+    max_hours: float = within(24.0, above=0)
+    """Hours of all attempts of a launch together: then the run saves and ends for good."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -319,8 +319,9 @@ class Prompter:
         videos = ids.count(getattr(self.hf_config, "video_token_id", None))
         if placeholders != images or videos:
             raise ConfigError(
-                f"row {row_id}: {placeholders} image tokens and {videos} video tokens in its text for {images} "
-                "images: a text that names such a token is read as one; prepare the data again, or leave it out"
+                f"row {row_id}: {placeholders} image tokens and {videos} video tokens in its text for "
+                f"{images} images: a text that names such a token is read as one; prepare the data again, or "
+                "leave it out"
             )
 
     def _image_tokens(self, data: bytes, row_id: str) -> int:

@@ -9,6 +9,9 @@ before a run trains, each rank compares the kernel with PyTorch on its own GPU.
 from __future__ import annotations
 
 import inspect
+import logging
+from collections.abc import Generator
+from contextlib import contextmanager
 from importlib import import_module
 from importlib.metadata import version
 from typing import Any
@@ -43,7 +46,8 @@ def checked(model: nn.Module, device: torch.device, dtype: torch.dtype) -> delta
     here = f"on this GPU ({device_name(device)}, Triton {version('triton')}) flash-linear-attention's kernel"
     try:
         sizes = layer.num_v_heads, layer.head_k_dim, layer.head_v_dim
-        off = differences(kernel, *sizes, device, dtype, ON_A_GPU)
+        with parts_of_other_kernels() as parts:
+            off = differences(kernel, *sizes, device, dtype, ON_A_GPU)
     except (torch.OutOfMemoryError, torch.AcceleratorError):
         raise  # of this one machine: another try may pass
     except Exception as error:
@@ -52,9 +56,36 @@ def checked(model: nn.Module, device: torch.device, dtype: torch.dtype) -> delta
             f"{here} does not run ({type(error).__name__}: {error}): take another kind of GPU, {WITHOUT}"
         ) from error
     torch.cuda.empty_cache()  # for the engine, which measures what is free
+    by = "Triton" + "".join(f", {part}" for part in sorted(parts))
     if wrong := beyond(off):
-        raise ConfigError(f"{here} computes {wrong}: take another kind of GPU, {WITHOUT}")
+        raise ConfigError(f"{here} ({by}) computes {wrong}: take another kind of GPU, {WITHOUT}")
+    print(
+        f"gated delta-net layers: {here} agrees with PyTorch within {max(off.values()):.2g}; by {by}",
+        flush=True,
+    )
     return kernel
+
+
+@contextmanager
+def parts_of_other_kernels() -> Generator[set[str]]:
+    """What flash-linear-attention computes by other kernels than its Triton ones, as its log says, such as
+    `common.chunk_bwd_dqkwg -> tilelang`. It takes TileLang on Hopper where it finds nvcc, and goes without
+    a word to Triton where not. It says each choice once in a process."""
+    found = set[str]()
+
+    class Hears(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            found.add(record.getMessage().removeprefix("[FLA Backend] "))
+
+    logger = logging.getLogger("fla.backends")
+    level, heard = logger.level, Hears()
+    logger.addHandler(heard)
+    logger.setLevel(logging.INFO)
+    try:
+        yield found
+    finally:
+        logger.removeHandler(heard)
+        logger.setLevel(level)
 
 
 def device_name(device: torch.device) -> str:

@@ -102,7 +102,7 @@ class Policy:
         teacher: Frozen | None = None,
     ) -> None:
         """empty: whether `load` will bring every weight of the policy, so that the policy reads no base
-        weights; a reference reads them still. teacher: scores in place of the reference."""
+        weights; a reference reads them then. teacher: scores in place of the reference."""
         self.config = config
         self.device = device
         self.total_updates = total_updates
@@ -144,7 +144,9 @@ class Policy:
             frozen = Frozen(config, shape, banned_token_ids)
         self.reference: Any = None
         if frozen:
-            self.reference = self._frozen(frozen, temperature)
+            # A reference is the policy as it was read: from the files it would take as long again.
+            read = None if teacher or empty else scorer
+            self.reference = self._frozen(frozen, temperature, read)
         elif adapted:
             self.reference = lora.Base(self.trained, list(self._adapters.values()))
         FUNCTIONAL.linear = LINEAR
@@ -155,15 +157,18 @@ class Policy:
         recomputes = self.config.model.gradient_checkpointing
         if recomputes:
             blocks.recompute(found, random=self.config.lora.dropout > 0)
-        if self.config.optimizer.zero_stage == 3:
+        if self.config.optimizer.zero_stage == 3 and self.world_size > 1:
             blocks.keep_no_gathered_weights(model, found if recomputes else [])
         if self.config.lora.rank:
             blocks.begin_gradients(found)
 
-    def _frozen(self, frozen: Frozen, temperature: float) -> Any:
-        """Loads a model that is never trained; returns DeepSpeed's engine around it."""
+    def _frozen(self, frozen: Frozen, temperature: float, read: LogprobModel | None) -> Any:
+        """Loads a model that is never trained; returns DeepSpeed's engine around it. read: the same model,
+        whose weights it takes; None: it reads its own."""
         ds_config = zero_config(frozen.config, frozen.shape, inference=True)
-        scorer = self._scorer(frozen.config, ds_config, frozen.banned, temperature)
+        scorer = self._scorer(frozen.config, ds_config, frozen.banned, temperature, empty=read is not None)
+        if read is not None:
+            base_weights.copy(read, scorer)
         scorer.requires_grad_(False).eval()
         engine = quietly(deepspeed.initialize, model=scorer, config=ds_config)[0]
         if whole.is_whole(scorer, self.device):

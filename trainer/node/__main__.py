@@ -15,18 +15,23 @@ import resource
 import sys
 import traceback
 
-from trainer import config as configuration
-from trainer.checkpoint.attempt import Final
-from trainer.config import ConfigError, RunConfig
-from trainer.errors import OF_THE_DISK, StorageError
-from trainer.exit_codes import EXIT_CONFIG, EXIT_ERROR, EXIT_NODE_LOST, EXIT_RAY, EXIT_STORAGE
-from trainer.node import topology as environment
-from trainer.node.launch import rendezvous
-from trainer.node.launch.head import HeadLauncher
-from trainer.node.launch.launcher import Ended, Launcher, signals_of_a_launch
-from trainer.node.launch.node_worker import NodeWorkerLauncher
-from trainer.node.launch.ray_node import RayEnded, adopt_orphans
-from trainer.node.topology import NodeEnvironment
+try:
+    from trainer import config as configuration
+    from trainer.checkpoint.attempt import Final
+    from trainer.config import ConfigError, RunConfig
+    from trainer.errors import OF_THE_DISK, StorageError
+    from trainer.exit_codes import EXIT_CONFIG, EXIT_ERROR, EXIT_NODE_LOST, EXIT_RAY, EXIT_STORAGE
+    from trainer.node import topology as environment
+    from trainer.node.launch import rendezvous
+    from trainer.node.launch.head import HeadLauncher
+    from trainer.node.launch.launcher import Ended, Launcher, signals_of_a_launch
+    from trainer.node.launch.node_worker import NodeWorkerLauncher
+    from trainer.node.launch.ray_node import RayEnded, adopt_orphans
+    from trainer.node.topology import NodeEnvironment
+except ImportError as missing:  # the other nodes must hear of it
+    from trainer.node.launch.absent import leave
+
+    leave(missing, sys.argv[1:])
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -65,7 +70,7 @@ def main(argv: list[str] | None = None) -> int:
         code = EXIT_CONFIG
         launcher.why = str(error)
     except rendezvous.RendezvousError as error:
-        code = EXIT_NODE_LOST
+        code = error.code
         launcher.why = str(error)
     except Final as final:
         code = final.code

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from trainer.config import ConfigError
+from trainer.errors import ConfigError
 
 START_VARIABLES = (
     "SPOTRL_LAUNCH",
@@ -58,6 +58,20 @@ class NodeEnvironment:
     def name_of(self, rank: int) -> str:
         """A node's name in a message."""
         return f"node {rank} ({self.peers[rank]})" if rank < len(self.peers) else f"node {rank}"
+
+
+def misplaced(node: NodeEnvironment, own: Iterable[str], resolve: Callable[[str], list[str]]) -> int | None:
+    """The rank whose address this node has, where that is not its own rank; None where nothing contradicts
+    its rank. own: this machine's addresses. resolve: addresses of a host name."""
+    own = set(own)
+    holds = []
+    for rank, peer in enumerate(node.peers):
+        addresses = [one for one in resolve(peer) if not one.startswith("127.")]
+        if own & set(addresses):
+            holds.append(rank)
+    if not holds or node.rank in holds:
+        return None
+    return holds[0]
 
 
 def read(

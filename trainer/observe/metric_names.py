@@ -27,10 +27,22 @@ NAMES: dict[str, Name] = {
     "reward/correct_rate": Name("fraction", "Share of completions that the grader found correct."),
     "reward/wrong_rate": Name("fraction", "Share of completions that it found wrong."),
     "reward/no_answer_rate": Name("fraction", "Share of completions in which it found no final answer."),
-    "reward/timeout_rate": Name("fraction", "Share of completions whose grader was killed at its deadline."),
-    "reward/error_rate": Name("fraction", "Share of completions on which the grader raised an error."),
+    "reward/timeout_rate": Name(
+        "fraction",
+        "Share of completions that were not graded in time, by the grader's deadline or the judge's.",
+    ),
+    "reward/error_rate": Name(
+        "fraction", "Share of completions that could not be graded: an error of what grades them."
+    ),
     "reward/algebra_fraction": Name(
         "fraction", "Share of completions whose expressions had to be evaluated, the slow path."
+    ),
+    "reward/decided_exact": Name(
+        "fraction", "Share of completions that exact arithmetic decided (docs/rewards.md)."
+    ),
+    "reward/decided_points": Name("fraction", "Share of completions that values at points decided."),
+    "reward/decided_text": Name(
+        "fraction", "Share of completions that the form of the texts decided: letters, words, dates."
     ),
     "group/zero_std_fraction": Name(
         "fraction", "Share of prompts whose completions all earned the same: they teach nothing."
@@ -310,6 +322,9 @@ NAMES: dict[str, Name] = {
 }
 
 PREFIXES = {
+    "reward/function_": (
+        "Mean of what one of `rewards.functions` gave the completions that it applies to, before its weight."
+    ),
     "eval/accuracy_": "Held-out accuracy on one source of a data set that has several.",
     "fleet/sampled_": (
         "Completions since the last line that workers on one kind of GPU sampled, or (`own`) the trainer's"

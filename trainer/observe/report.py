@@ -246,6 +246,10 @@ def _samples(run_dir: Path, samples: Sequence[dict[str, Any]]) -> str:
     )
 
 
+DECIDED_BY = {"exact": "exact arithmetic", "points": "values at points", "text": "its text"}
+"""How a card says what decided (docs/rewards.md)."""
+
+
 def _card(sample: dict[str, Any], pictures: str) -> str:
     verdict = str(sample.get("verdict", ""))
     numbers = [f"reward {label(float(sample['reward']))}"] if "reward" in sample else []
@@ -253,6 +257,9 @@ def _card(sample: dict[str, Any], pictures: str) -> str:
         numbers.append(f"advantage {float(sample['advantage']):+.2f}")
     if "tokens" in sample:
         numbers.append(f"{sample['tokens']} tokens")
+    rule = DECIDED_BY.get(str(sample.get("rule", "")))
+    if rule:
+        numbers.append(f"decided by {rule}")
     numbers.append(f"row {sample.get('row', '?')}")
     return (
         f'<article data-verdict="{html.escape(verdict)}"><div class="pictures">{pictures}</div>'

@@ -129,6 +129,7 @@ def sample_rows(config: RunConfig, dataset: Dataset, step: int, batch: Credited)
                 "completion": trace.text,
                 "ground_truth": row.answer,
                 "verdict": outcome.verdict,
+                "rule": outcome.rule,
                 "reward": outcome.reward,
                 "advantage": float(batch.advantages.values[i]),
                 "tokens": len(trace.completion),

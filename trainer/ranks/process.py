@@ -38,13 +38,13 @@ def threads_of_a_gpu(config: RunConfig) -> int:
 
 
 @dataclass(frozen=True, order=True)
-class Place:
+class RankPlace:
     """Where a rank runs. The driver sorts ranks by it."""
 
     address: str
     """The node's."""
     position: int
-    """Of its GPU, as torch counts; on a CPU the process id."""
+    """torch's index of the rank's GPU; on a CPU the process id."""
     port: int
     """A free one."""
     pid: int
@@ -98,7 +98,7 @@ class RankProcess:
 
     # --- meeting the other ranks
 
-    def where(self) -> Place:
+    def where(self) -> RankPlace:
         """Where this rank runs."""
         import ray
 
@@ -111,7 +111,7 @@ class RankProcess:
         at = position(gpus[0], os.environ) if gpus else os.getpid()
         log = os.readlink("/proc/self/fd/2")
         log = log if os.path.isfile(log) else ""
-        return Place(address, at, port, os.getpid(), here.get_node_id(), log, last_words.memory_kills())
+        return RankPlace(address, at, port, os.getpid(), here.get_node_id(), log, last_words.memory_kills())
 
     def meet(self, rank: int, local_rank: int, master: str, port: int) -> None:
         """Gives this process its rank, before DeepSpeed or vLLM is loaded.

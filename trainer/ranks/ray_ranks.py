@@ -18,7 +18,7 @@ from trainer import last_words
 from trainer.config import ConfigError, RunConfig
 from trainer.errors import RayError
 from trainer.ranks.environment import environment
-from trainer.ranks.process import Place, RankProcess
+from trainer.ranks.process import RankPlace, RankProcess
 from trainer.ranks.ranks import Ranks
 
 P = ParamSpec("P")
@@ -58,8 +58,8 @@ class RayRanks(Ranks):
             actors.append(options.remote(config))
 
         # PACK does not order bundles: an engine's tensor-parallel ranks must be neighbors on one node.
-        places: list[Place] = ray.get([actor.where.remote() for actor in actors])
-        self._places: list[Place] = []
+        places: list[RankPlace] = ray.get([actor.where.remote() for actor in actors])
+        self._places: list[RankPlace] = []
         self.actors: list[Any] = []
         self.pids: list[int] = []
         for place, actor in sorted(zip(places, actors, strict=True), key=lambda pair: pair[0]):

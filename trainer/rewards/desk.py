@@ -22,6 +22,10 @@ from trainer.rewards.process_pool import LacksModule, ProcessPool
 
 MADE_UP = "4", "number", "How many sides has a square?"
 """Reference answer, its type and question of a row that is nobody's."""
+OF_THE_ROW = (
+    *("ValueError", "JSONDecodeError", "KeyError", "IndexError", "ZeroDivisionError", "AssertionError"),
+)
+"""What a sound function may raise on a row that is none of the run's."""
 
 
 def look(rewards: Rewards, data: str, split: str) -> dict[str, Any]:
@@ -34,7 +38,10 @@ def look(rewards: Rewards, data: str, split: str) -> dict[str, Any]:
         names = " + ".join(function.path for function in rewards.own)
         result = pool.submit(["user", sample_of(about[0]), facts]).result()
     except LacksModule as error:
-        return {"refused": "", "notes": [f"{error}: not on this machine, so the node is the first to call it"]}
+        return {
+            "refused": "",
+            "notes": [f"{error}: not on this machine, so the node is the first to call it"],
+        }
     except ConfigError as error:
         return {"refused": str(error), "notes": []}
     finally:
@@ -44,7 +51,10 @@ def look(rewards: Rewards, data: str, split: str) -> dict[str, Any]:
         said = grade.why or f"rewards.function {names}: it returned {grade.accuracy}"
         if whose:
             return {"refused": f"{said}, called for {whose}", "notes": []}
-        return {"refused": "", "notes": [f"{said}, called for a made-up row: the run's rows are not here"]}
+        made_up = f"{said}, called for a made-up row: the run's rows are not on this machine"
+        if any(f": {kind}: " in said for kind in OF_THE_ROW):
+            return {"refused": "", "notes": [made_up]}
+        return {"refused": f"{made_up}; a column of theirs needs a default", "notes": []}
     return {"refused": "", "notes": []}
 
 

@@ -24,7 +24,9 @@ class Function:
 
     def __init__(self, path: str, weight: float, name: str) -> None:
         """path: `path/to/file.py:function`. Raises FunctionError."""
-        self.name, self.weight, self.path = name, weight, path
+        self.path = path
+        self.weight = weight
+        self.name = name
         try:
             self.asking = Asking(load_function(path))
         except TypeError as error:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from trainer.algorithm.traces import Verdict
-from trainer.config import ConfigError
-from trainer.errors import StorageError
+from trainer.errors import ConfigError, StorageError
+
+if TYPE_CHECKING:  # NumPy comes with it, which a desk may lack
+    from trainer.algorithm.traces import Verdict
 
 
 @dataclass(frozen=True)
@@ -20,6 +22,8 @@ class Grade:
     """For `timeout` and `error`: which grader failed, and how, on one line."""
     parts: Mapping[str, float] = field(default_factory=dict)
     """What each of several reward functions gave, by name, before its weight."""
+    rule: str = ""
+    """What decided, where the built-in grader did: exact, points or text (`grading.expression.Rule`)."""
 
 
 class ErrorRateError(ConfigError):
@@ -37,12 +41,12 @@ class ServerAway(StorageError):
 def grade_of(result: list, blamed: str) -> Grade:
     """The grade in a result of a grader process. blamed: whom to name where the result does not."""
     verdict, accuracy, *rest = result
-    why, parts = rest or ("", {})
+    why, parts, *rules = rest or ("", {})
     if verdict == "error" and not why:
-        why = "the reference answer cannot be read"
+        why = "the reference answer cannot be read, or no arithmetic tells the answer from it"
     if why and not why.startswith(("rewards.", blamed)):
         why = f"{blamed}: {why}"
-    return Grade(verdict, accuracy, why, parts)
+    return Grade(verdict, accuracy, why, parts, *rules)
 
 
 def one_line(text: str, chars: int = 300) -> str:

@@ -30,7 +30,8 @@ MOST_TOLD = 5
 
 
 def grade_task(task: list[str], functions: Sequence[Function]) -> list[Any]:
-    """Runs one task and returns [verdict or message, number], and for "user" also [why, parts].
+    """Runs one task and returns [verdict or message, number], and for "user" also [why, parts],
+    for "grade" [why, parts, rule].
 
     The tasks are ["grade", box, reference, answer type, question], ["reference", reference, answer
     type, question], ["published", benchmark, text, reference, fields as JSON, form] and ["user", text,
@@ -46,8 +47,8 @@ def grade_task(task: list[str], functions: Sequence[Function]) -> list[Any]:
         case ["reference", reference, "task", _]:
             return [families.fault(reference), 0.0]
         case ["grade", *arguments]:
-            verdict = grader.decide(*arguments)  # ty: ignore[invalid-argument-type]
-            return [verdict, float(verdict == "correct")]
+            verdict, rule = grader.judge(*arguments)  # ty: ignore[invalid-argument-type]
+            return [verdict, float(verdict == "correct"), "", {}, rule or ""]
         case ["reference", *arguments]:
             return [grader.reference_error(*arguments), 0.0]  # ty: ignore[invalid-argument-type]
         case ["published", benchmark, text, reference, fields, form]:

@@ -12,15 +12,16 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 from trainer import config as configuration
-from trainer.algorithm.traces import Outcome, Verdict
+from trainer.algorithm.traces import Outcome
 from trainer.config.reward_checks import check_rewards
 from trainer.rewards import families, remote
 from trainer.rewards.facts import facts_of, sample_of, specs_of, try_functions
 from trainer.rewards.graded import ErrorRateError, Grade, TimeoutRateError, grade_of
 from trainer.rewards.grading import grader
+from trainer.rewards.grading.expression import Rule
 from trainer.rewards.grading.extraction import MAX_BOX_CHARS
 from trainer.rewards.grading.forms import FORMS
 from trainer.rewards.judge import Case, Judge
@@ -63,11 +64,11 @@ class Scorer:
         self.config = config
         self._form = FORMS[config.answer]
         self._judge = Judge(config) if config.judge_url else None
-        self._judged_types = config.judge_types.split(",")
+        self._judged_types = [name.strip() for name in config.judge_types.split(",")]
         self._remote = remote.Client(config) if config.remote_url else None
         self._pool = ProcessPool(config.workers, config.deadline_s, specs_of(config.own))
         self._families: ProcessPool | None = None
-        self._known: dict[tuple[str, ...], Verdict] = {}
+        self._known: dict[tuple[str, ...], Grade] = {}
         self._last_shares: dict[str, float] = {}
         self._told: set[str] = set()
         self.wants_ids = bool(config.own) and self._pool.check()
@@ -134,13 +135,12 @@ class Scorer:
             if self._judge and content and not hedged and answer_type in self._judged_types:
                 batch.cases[i] = (content[:MAX_BOX_CHARS], reference, question)
             task = (content or "", reference, answer_type, question)
-            verdict: Verdict | None = "no_answer"
+            grade: Grade | None = Grade("no_answer", 0.0)
             if content is not None:
                 fast = "" if hedged else content
-                verdict = _decided(fast, reference, answer_type, question) or self._known.get(task)
-            if verdict is not None:
-                why = f"{GRADER} cannot read the reference answer {reference[:80]!r}" * (verdict == "error")
-                batch.graded[i] = Grade(verdict, float(verdict == "correct"), why)
+                grade = _decided(fast, reference, answer_type, question) or self._known.get(task)
+            if grade is not None:
+                batch.graded[i] = grade
             else:
                 batch.members.setdefault(("grade", *task), []).append(i)
         for task in batch.members:
@@ -172,7 +172,7 @@ class Scorer:
             if kept and grade.verdict in ("correct", "wrong"):
                 if len(self._known) >= MAX_REMEMBERED:
                     self._known.clear()
-                self._known[task[1:]] = grade.verdict
+                self._known[task[1:]] = grade
             for i in members:
                 batch.graded[i] = grade
         graded = list(filter(None, batch.graded))
@@ -254,7 +254,9 @@ class Scorer:
 
     def _same(self, first: str, second: str, answer_type: str, question: str) -> bool:
         task = (second, first, answer_type, question)
-        verdict = grader.decide_fast(*task) or self._known.get(task)  # ty: ignore[invalid-argument-type]
+        verdict: str | None = grader.decide_fast(*task)  # ty: ignore[invalid-argument-type]
+        if verdict is None and task in self._known:
+            verdict = self._known[task].verdict
         if verdict is None:
             verdict = self._pool.submit(["grade", *task]).result()[0]
         return verdict == "correct"
@@ -297,7 +299,7 @@ class Scorer:
         for text, grade in zip(texts, graded, strict=True):
             form = self._form.credit(text)
             reward = self.config.accuracy_weight * grade.accuracy + self.config.format_weight * form
-            outcomes.append(Outcome(grade.verdict, grade.accuracy, form, reward))
+            outcomes.append(Outcome(grade.verdict, grade.accuracy, form, reward, grade.rule))
         if outcomes:
             self._count(graded, evaluated, judged)
         return outcomes
@@ -309,6 +311,9 @@ class Scorer:
         for verdict in ("timeout", "error", "no_answer"):
             shares[f"reward/{verdict}_rate"] = counts[verdict] / len(graded)
         shares["reward/algebra_fraction"] = evaluated / len(graded)
+        rules = Counter(grade.rule for grade in graded)
+        for rule in get_args(Rule):
+            shares[f"reward/decided_{rule}"] = rules[rule] / len(graded)
         if self._judge is not None:
             shares["reward/judged_fraction"] = judged / len(graded)
         if self.config.functions:
@@ -349,14 +354,21 @@ def _too_many(verdict: str, failed: Sequence[str], completions: int, limit: floa
         cure = "look at the samples, and raise rewards.deadline_s if the node is overloaded"
     elif verdict == "timeout":
         cure = "raise rewards.judge_timeout_s, or give the judge more machines"
+    if verdict == "timeout" and often.startswith("rewards.remote_url"):
+        cure = "look at the samples, and raise --deadline-s or --workers of the server"
     return (
         f"{len(failed)} of {completions} completions {what}, more than rewards.max_{verdict}_rate {limit:g}:"
         f" {often}{more}; {cure}. Nothing was learned from this step"
     )
 
 
-def _decided(answer: str, reference: str, answer_type: str, question: str) -> Verdict | None:
-    """The verdict where no process is needed, else None."""
+def _decided(answer: str, reference: str, answer_type: str, question: str) -> Grade | None:
+    """The grade where no process is needed, else None."""
     if answer_type == "task":
-        return None if 0 < len(answer) <= MAX_BOX_CHARS else "wrong"
-    return grader.decide_fast(answer, reference, answer_type, question)  # ty: ignore[invalid-argument-type]
+        return None if 0 < len(answer) <= MAX_BOX_CHARS else Grade("wrong", 0.0)
+    task = answer, reference, answer_type, question
+    verdict, rule = grader.judge_fast(*task)  # ty: ignore[invalid-argument-type]
+    if verdict is None:
+        return None
+    why = f"{GRADER} cannot read the reference answer {reference[:80]!r}" if verdict == "error" else ""
+    return Grade(verdict, float(verdict == "correct"), why, rule=rule or "")

@@ -49,11 +49,13 @@ class Turn(str):
     """A text that is a chat of one turn, too: `turn[0]["content"]` is all of it. TRL's examples read
     completions as either."""
 
+    role = "assistant"
+
     def __getitem__(self, key: Any) -> Any:
         if key == "content":
             return str(self)
         if key == "role":
-            return "assistant"
+            return self.role
         if isinstance(key, int):
             if not -max(len(self), 1) <= key < max(len(self), 1):
                 raise IndexError("string index out of range")
@@ -150,14 +152,18 @@ class Asking:
         for name, fact in OF_LISTS.items():
             if fact in facts:
                 value = facts[fact]
-                lists[name] = [Turn(value) if fact in ("text", "question") else value]
+                if fact in ("text", "question"):
+                    value = Turn(value)
+                    value.role = "user" if fact == "question" else "assistant"
+                lists[name] = [value]
         return lists
 
 
 def available(facts: Mapping[str, Any]) -> str:
     """What a function may ask for, for a message."""
     columns = ", ".join(facts["extra"]) or "none"
-    return f"there is text, reference, answer_type, question, image_count, source, id; the row's columns: {columns}"
+    ours = "text, reference, answer_type, question, image_count, source, id, solution, extra"
+    return f"there is {ours}; the row's columns: {columns}"
 
 
 def number_of(returned: Any, of_lists: bool) -> float | None:

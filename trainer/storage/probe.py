@@ -15,7 +15,7 @@ from trainer.errors import StorageError
 from trainer.storage.storage import Storage
 from trainer.storage.stores import Retry
 
-PATIENT = Retry()
+PATIENT = Retry(request_timeout_s=60.0)
 """On a node: waits through a passing outage."""
 QUICK = Retry(
     attempts=2, first_wait_s=0.5, request_retries=1, request_retry_s=5.0, stall_s=8.0, request_timeout_s=15.0

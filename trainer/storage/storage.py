@@ -40,8 +40,6 @@ TELL_S = 30.0
 """Seconds between progress lines of a long download."""
 SMALL_TIMEOUT_S = 60.0
 """Deadline of a request that moves little: a listing's page, a look-up, a deletion, an attempt's record."""
-SMALL_BYTES = 64 << 10
-"""Largest object that is written under that deadline."""
 WAIT_S = 1200.0
 """Time after a first failure for which the run's watchdog takes further tries for progress."""
 CHUNK_BYTES = 256 << 10
@@ -200,10 +198,9 @@ class Storage:
 
     def put_bytes(self, key: str, data: bytes) -> None:
         """Writes a small object in one request."""
-        store = self._quick_store if len(data) <= SMALL_BYTES else self._store
         self._try(
             f"upload of {key}",
-            lambda: obstore.put(store, key, data, use_multipart=False),
+            lambda: obstore.put(self._store, key, data, use_multipart=False),
             whole=True,
         )
 

@@ -12,6 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from obstore.exceptions import BaseError
 from obstore.store import GCSStore, LocalStore, S3Store
 
 from trainer.backoff import Backoff
@@ -135,7 +136,13 @@ def open_store(
 
         if endpoint:
             keys |= {"base_url": endpoint, "bearer_token": "emulator"}
-        return GCSStore(bucket, **keys, **options), limits
+        try:
+            return GCSStore(bucket, **keys, **options), limits
+        except BaseError:  # which may show the key
+            raise ConfigError(
+                f"{url}: the Google key cannot be read: GOOGLE_SERVICE_ACCOUNT_KEY takes the key's JSON,"
+                " GOOGLE_APPLICATION_CREDENTIALS the path of its file"
+            ) from None
     if endpoint:
         keys["endpoint"] = endpoint
     checksum = env.get(

@@ -6,7 +6,7 @@ export RUNS="${RUNS:-$PWD/runs}"
 . trainer/task.sh begin '' "/"
 bash trainer/setup.sh cpu
 step "${DATA}/shapes-74709ef5/manifest.json" .venvs/cpu/bin/python -m examples.demo.shapes --out "${DATA}/shapes-74709ef5"
-step "${MODELS}/demo-d9f05b5e/config.json" .venvs/cpu/bin/python -m examples.demo.warm_start --data "${DATA}/shapes-74709ef5" --out "${MODELS}/demo-d9f05b5e"
+step "${MODELS}/demo-f2bc5997/config.json" .venvs/cpu/bin/python -m examples.demo.warm_start --data "${DATA}/shapes-74709ef5" --out "${MODELS}/demo-f2bc5997"
 cat > ".cache/$RUN_ID.yaml" <<YAML
 method: grpo
 run:
@@ -15,7 +15,7 @@ run:
   dir: "${RUNS}/${RUN_ID}"
   max_steps: 60
 model:
-  path: "${MODELS}/demo-d9f05b5e"
+  path: "${MODELS}/demo-f2bc5997"
   dtype: fp32
   gradient_checkpointing: false
   min_pixels: 784

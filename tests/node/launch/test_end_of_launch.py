@@ -12,9 +12,13 @@ import pytest
 
 from trainer.checkpoint.attempt import Attempts
 from trainer.config import RunConfig
-from trainer.exit_codes import EXIT_NODE_LOST, EXIT_RAY
+from trainer.exit_codes import EXIT_GAVE_UP, EXIT_NODE_LOST, EXIT_PREEMPTED, EXIT_RAY
 from trainer.node import topology
 from trainer.node.launch.head import HeadLauncher
+from trainer.node.launch.job_watch import JobWatch
+from trainer.node.launch.launcher import Ended
+from trainer.node.launch.ray_node import End
+from trainer.node.watch import preemption
 from trainer.node.watch.attempt_holder import AttemptHolder
 
 
@@ -22,6 +26,7 @@ class NoSignals:
     """No signal has come."""
 
     number = None
+    expired = False
 
 
 @pytest.fixture
@@ -73,3 +78,48 @@ def test_the_step_of_an_earlier_attempt_is_not_this_ones(head):
     head.died = True
     head.settle(EXIT_NODE_LOST)
     assert Attempts.of(head.config).past()[-1].died_at_step == 0
+
+
+class Asleep:
+    """A job that goes on until it is told to stop, and then leaves as a preempted one."""
+
+    log = Path("none")
+
+    def __init__(self, flag: Path):
+        self.flag = flag
+
+    def ended(self) -> End | None:
+        return End("FAILED", EXIT_PREEMPTED, "") if self.flag.exists() else None
+
+
+def watch_of(head: HeadLauncher, folder: Path) -> JobWatch:
+    """The watch over a job, beside a Ray that stands still."""
+    ray = argparse.Namespace(temp=folder, env={preemption.FLAG_VARIABLE: str(folder / "notice")})
+    ray.debug_command, ray.stopped = lambda: [], lambda: ""
+    head.ray = ray
+    return JobWatch(head, head.others, head.holder, ray, Asleep(folder / "notice"), lambda: [])
+
+
+def test_a_run_whose_hours_are_over_saves_and_ends_for_good(head, tmp_path, monkeypatch):
+    watch = watch_of(head, tmp_path)
+    head.holder.until = time.monotonic() + 250.0
+    with pytest.raises(Ended, match=r"have taken the 24 hours of budget.max_hours") as end:
+        watch.run()
+    assert end.value.code == EXIT_GAVE_UP
+    monkeypatch.setenv(preemption.FLAG_VARIABLE, str(tmp_path / "notice"))
+    notice = preemption.Notice(signals=False)
+    assert "budget.max_hours" in notice.poll()
+    assert 240 < notice.remaining_s() <= 250, "the run's own limit: no provider's notice shortens it"
+    notice.close()
+    head.ray = None
+    assert head.settle(end.value.code) == EXIT_GAVE_UP
+    assert head.holder.attempt.record.final()[0] == EXIT_GAVE_UP
+
+
+def test_a_job_that_outlasts_the_runs_hours_is_ended(head, tmp_path):
+    watch = watch_of(head, tmp_path)
+    head.holder.until = time.monotonic() - 1.0
+    with pytest.raises(Ended) as end:
+        watch.run()
+    assert end.value.code == EXIT_GAVE_UP
+    head.ray = None

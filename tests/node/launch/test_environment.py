@@ -1,11 +1,20 @@
 """A node's place on every platform, as the platforms set their variables, and the variables of the
 network."""
 
+import re
+
 import pytest
 
 from trainer.config import ConfigError
-from trainer.network import Interface, interface_of, interfaces, network_variables, route_address
-from trainer.node.topology import expand_hostlist, read
+from trainer.network import (
+    Interface,
+    chosen_interfaces,
+    interface_of,
+    interfaces,
+    network_variables,
+    route_address,
+)
+from trainer.node.topology import expand_hostlist, misplaced, read
 
 CARDS = [Interface("lo", "127.0.0.1"), Interface("eth0", "172.17.0.2"), Interface("eth1", "10.50.0.12")]
 
@@ -174,6 +183,39 @@ def test_a_card_that_the_user_named_stays_if_it_is_here():
     )
     with pytest.raises(ConfigError, match="NCCL_SOCKET_IFNAME is ens1, and this node has eth0, eth1, lo"):
         network_variables(card, {"NCCL_SOCKET_IFNAME": "ens1"}, CARDS)
+
+
+@pytest.mark.parametrize(
+    ("variable", "given", "taken"),
+    [
+        ("GLOO_SOCKET_IFNAME", "^lo,docker", None),
+        ("GLOO_SOCKET_IFNAME", "eth", None),
+        ("GLOO_SOCKET_IFNAME", "eth1,ens9", None),
+        ("GLOO_SOCKET_IFNAME", "eth1,eth0", ["eth1", "eth0"]),
+        ("TP_SOCKET_IFNAME", "eth1,eth0", None),
+        ("NCCL_SOCKET_IFNAME", "=eth", None),
+        ("NCCL_SOCKET_IFNAME", "^lo,docker", ["eth0", "eth1"]),
+        ("NCCL_SOCKET_IFNAME", "^eth", None),
+    ],
+)
+def test_an_interface_is_read_as_its_library_reads_it(variable, given, taken):
+    names = [card.name for card in CARDS]
+    assert sorted(chosen_interfaces(variable, given, names)) == sorted(taken or [])
+    if taken is None:
+        with pytest.raises(ConfigError, match=re.escape(f"{variable} is {given}")):
+            network_variables(CARDS[2], {variable: given}, CARDS)
+
+
+def test_a_node_with_the_address_of_another_rank_is_misplaced():
+    here = read({"SPOTRL_PEERS": "10.0.0.1 10.0.0.2 10.0.0.3", "SPOTRL_NODE_RANK": "1"})
+
+    def resolve(name: str) -> list[str]:
+        return [name]
+
+    assert misplaced(here, ["127.0.0.1", "10.0.0.2"], resolve) is None
+    assert misplaced(here, ["192.168.0.2"], resolve) is None, "addresses behind a translation say nothing"
+    assert misplaced(here, ["10.0.0.3"], resolve) == 2
+    assert misplaced(here, ["10.0.0.2", "10.0.0.3"], resolve) is None, "named by the check of duplicates"
 
 
 def test_an_address_that_no_card_holds():

@@ -25,6 +25,7 @@ from trainer.node.launch import rendezvous
 from trainer.node.launch.job_log import JobLog
 from trainer.node.launch.launcher import MASTER_PORT
 from trainer.node.launch.ray_node import Ports, temporary
+from trainer.node.preflight import alike
 from trainer.node.preflight import host as preflight
 from trainer.node.preflight.findings import Finding, exit_code, received, table, write
 from trainer.node.preflight.host import GIB, Disk, Host
@@ -225,6 +226,9 @@ def disks(**change) -> dict:
             "is on nfs4, over the network",
             False,
         ),
+        (disks(free_files=5), "/runs has room for 5 more files", False),
+        ({"cpus": 0.1}, "its 8 ranks may use 0.1 processors", True),
+        ({"loopback": False}, "127.0.0.1 does not answer", True),
         ({"files": 1024}, "only 1024 files may be open", True),
         ({"processes": 100}, "only 100 processes may be started", True),
         ({"locked_bytes": 65536, "infiniband": True}, "only 65536 bytes may be pinned", True),
@@ -297,24 +301,53 @@ def test_a_disk_is_measured_where_it_will_be(tmp_path):
     assert len({d.write_bytes_per_s for d in disks}) == 1  # of one file system once
 
 
-def test_versions_and_data_are_compared(tmp_path, mixed_dataset):
-    ours = preflight.facts(dataclasses.replace(gpu_run(tmp_path), data=c.Data(path=str(mixed_dataset))))
-    assert ours["data"] and {f.level for f in preflight.compare(ours, ours, 1)} == {"pass"}
-    other = {"versions": ours["versions"] | {"ray": "2.0"}, "data": "0" * 16}
-    versions, data = preflight.compare(ours, other, 1)
+def test_code_configuration_versions_and_data_are_compared(tmp_path, mixed_dataset):
+    config = dataclasses.replace(gpu_run(tmp_path), data=c.Data(path=str(mixed_dataset)))
+    ours = alike.facts(config)
+    assert ours["data"] and alike.check(ours, 0) == []
+    assert {f.level for f in alike.compare(ours, ours, 1)} == {"pass"}
+    other = ours | {"versions": ours["versions"] | {"ray": "2.0"}, "data": "0" * 16, "code": "1" * 16}
+    other["config"] = alike.config_fingerprints(c.override(config, ["optimizer.learning_rate=1"]))
+    versions, code, configuration, data = alike.compare(ours, other, 1)
     assert versions.figure == f"ray 2.0 (head: {ours['versions']['ray']})" and versions.nodes == (1,)
+    assert (code.level, code.machine) == ("fail", False)
+    assert configuration.figure == "its configuration is not the head's: optimizer.learning_rate"
     assert (
         data.figure == f"its data is not the head's ({'0' * 16}, head: {ours['data']})" and not data.machine
     )
 
 
-def test_a_shard_that_was_cut_short_changes_the_fingerprint(tmp_path, mixed_dataset):
+def test_a_configuration_says_nothing_of_its_tokens_and_of_each_nodes_own_home(tmp_path):
+    config = gpu_run(tmp_path)
+    here = c.override(config, ["rewards.remote_url=https://me:SECRET@host/r", "run.dir=/home/a/runs/x"])
+    there = c.override(here, ["run.dir=/home/b/runs/x"])
+    assert alike.config_fingerprints(here) == alike.config_fingerprints(there)
+    assert "SECRET" not in json.dumps(alike.config_fingerprints(here))
+
+
+def test_one_byte_of_a_source_file_changes_the_code(tmp_path):
+    (tmp_path / "trainer").mkdir()
+    file = tmp_path / "trainer" / "a.py"
+    file.write_text("a = 1")
+    before = alike.code_fingerprint(tmp_path)
+    file.write_text("a = 2")
+    assert alike.code_fingerprint(tmp_path) != before
+
+
+def test_a_shard_that_is_not_what_its_manifest_says_is_named(tmp_path, mixed_dataset):
     copy = shutil.copytree(mixed_dataset, tmp_path / "copy")
-    assert preflight.data_fingerprint(str(copy)) == preflight.data_fingerprint(str(mixed_dataset))
+    assert alike.data_fingerprint(str(copy)) == alike.data_fingerprint(str(mixed_dataset))
     shard = next(copy.rglob("*.parquet"))
-    shard.write_bytes(shard.read_bytes()[:-1])
-    assert preflight.data_fingerprint(str(copy)) != preflight.data_fingerprint(str(mixed_dataset))
-    assert preflight.data_fingerprint("s3://bucket/data") == ""
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:])  # of equal size
+    name = shard.relative_to(copy).as_posix()
+    assert alike.data_fingerprint(str(copy))[1] == [name]
+    facts = alike.facts(dataclasses.replace(gpu_run(tmp_path), data=c.Data(path=str(copy))))
+    (finding,) = alike.check(facts, 3)
+    assert name in finding.figure and finding.nodes == (3,) and not finding.machine
+    shard.write_bytes(whole[:-1])
+    assert alike.data_fingerprint(str(copy))[1] == [name]
+    assert alike.data_fingerprint("s3://bucket/data") == ("", [])
 
 
 def test_findings_make_one_table_one_file_and_one_code(tmp_path):
@@ -333,17 +366,10 @@ def test_findings_make_one_table_one_file_and_one_code(tmp_path):
     assert content["code"] == 36 and [received(f) for f in content["findings"]] == [slow]
 
 
-def test_gpus_are_counted_from_the_visible_devices_and_container_memory_from_its_limit(tmp_path):
+def test_gpus_are_counted_from_the_visible_devices():
     assert preflight.count_gpus({"CUDA_VISIBLE_DEVICES": "0,3"}) == 2
     assert preflight.count_gpus({"CUDA_VISIBLE_DEVICES": ""}) == 0
     assert preflight.count_gpus({"ROCR_VISIBLE_DEVICES": "1"}) == 1
-    (tmp_path / "memory.max").write_text(f"{3 << 20}\n")
-    (tmp_path / "memory.current").write_text(f"{1 << 20}\n")
-    assert preflight.available_memory(tmp_path) == 2 << 20
-    (tmp_path / "memory.stat").write_text(f"anon 5\nfile 7\ninactive_file {1 << 19}\n")
-    assert preflight.available_memory(tmp_path) == 5 << 19, "the kernel drops pages of files"
-    (tmp_path / "memory.max").write_text("max\n")
-    assert preflight.available_memory(tmp_path) > 100 << 20
 
 
 def test_a_taken_port_is_avoided_alone_and_named_among_nodes():

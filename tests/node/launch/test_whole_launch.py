@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import signal
 import subprocess
@@ -30,12 +31,13 @@ def tmp_path():
 
 
 def launch(
-    tmp_path: Path, *command: str, run=("-m", "trainer.node"), device="cpu", **env: str
+    tmp_path: Path, *command: str, run=("-m", "trainer.node"), device="cpu", hours=24.0, **env: str
 ) -> subprocess.Popen[str]:
     config = c.RunConfig(
         run=c.Run(name="one", dir=str(tmp_path / "run")),
         model=c.Model(path=str(tmp_path)),
         data=c.Data(path=str(tmp_path)),
+        checkpoint=c.Checkpoint(max_hours=hours),
         placement=c.Placement(device=device, workers_per_node=2),
     )
     (tmp_path / "run.yaml").write_text(c.dump(config))
@@ -241,3 +243,19 @@ def test_only_the_store_is_away_with_35(tmp_path, monkeypatch, error, code, said
     monkeypatch.setattr(launcher, "end_descendants", lambda: None)
     assert node_command.main(["--config", str(tmp_path / "run.yaml"), "--preflight"]) == code
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_the_head_ends_a_run_whose_hours_are_over_for_good(tmp_path):
+    """It has the job save first: the notice reaches it with the seconds that are left."""
+    told = "from trainer.node.watch.preemption import Notice; import sys, time\nnotice = Notice()\n"
+    told += "while not notice.poll(): time.sleep(0.1)\n"
+    told += "print('left', round(notice.remaining_s()), flush=True); sys.exit(33)"
+    process = launch(tmp_path, sys.executable, "-c", told, hours=1 / 40, SPOTRL_NODES="1")
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 38, output
+    assert "all attempts together have taken the 0.025 hours of budget.max_hours" in output
+    assert "left 9" in output or "left 8" in output
+    final = json.loads((tmp_path / "run" / "attempts" / "final.json").read_text())
+    assert (final["code"], "budget.max_hours" in final["why"]) == (38, True)
+    assert leftovers(tmp_path) == []

@@ -8,8 +8,10 @@ import time
 
 import pytest
 
+from trainer.node.launch import rendezvous
 from trainer.node.preflight import network, probe
-from trainer.node.preflight.network import Pair, Survey, better, blame, judge
+from trainer.node.preflight.network import Pair, Survey, better
+from trainer.node.preflight.network_checks import blame, duplicates, judge
 from trainer.node.preflight.probe import Prober, rounds
 
 GBIT = 1e9 / 8
@@ -48,8 +50,12 @@ def measured(nodes: int = 4, **changes) -> Survey:
             "udp": 9,
             "taken": [],
             "chosen": {},
-            "resolves": True,
+            "wrong": [],
+            "free": [40001, 50001],
+            "name": f"gpu{rank}",
+            "resolves": [f"10.0.0.{rank}"],
             "interfaces": {"eth0": "172.17.0.2", "eth1": f"10.0.0.{rank}"},
+            "addresses": ["172.17.0.2", f"10.0.0.{rank}"],
             "mtu": {"eth0": 1500, "eth1": 1500},
         }
         for rank in range(nodes)
@@ -121,7 +127,7 @@ def test_a_link_of_ten_gigabits_passes_with_what_tcp_leaves_of_it():
 def test_every_finding_that_is_no_pass_has_a_target_and_a_remedy():
     found = measured(p02=Pair(0, 2, 30.0, (0.01, 0.0), carries=False, bytes_per_s=(GBIT, GBIT)))
     found.hellos[1]["chosen"] = {"NCCL_SOCKET_IFNAME": ["eth0", "172.17.0.2"]}
-    found.hellos[2] |= {"taken": [6383], "resolves": False, "mtu": {"eth1": 1200}}
+    found.hellos[2] |= {"taken": [6383], "resolves": [], "mtu": {"eth1": 1200}}
     found.reached[3] = [(1, "10.0.0.1", 6384, "connection refused")]
     found.offsets_s[2] = 90.0
     bad = [f for f in judge(found, True) if f.level != "pass"]
@@ -147,7 +153,7 @@ def test_interfaces_clocks_mtu_and_names_are_judged_per_node():
     found = measured()
     found.hellos[1]["chosen"] = {"NCCL_SOCKET_IFNAME": ["eth0", "172.17.0.2"]}
     found.hellos[2]["mtu"]["eth1"] = 1200
-    found.hellos[3]["resolves"] = False
+    found.hellos[3]["resolves"] = []
     found.offsets_s[2], found.offsets_s[3] = 90.0, -10.0
     assert sorted(wrong(found)) == [
         ("fail", "clock", (2,)),
@@ -158,6 +164,57 @@ def test_interfaces_clocks_mtu_and_names_are_judged_per_node():
     ]
     (figure,) = [f.figure for f in judge(found, True) if f.check == "interface" and f.level == "fail"]
     assert figure.startswith("NCCL_SOCKET_IFNAME names eth0 (172.17.0.2), an address that node 0 has, too")
+
+
+def test_ports_of_the_systems_own_range_are_named_apart():
+    """A firewall that opens the job's own ports alone: Gloo and NCCL get theirs from the range."""
+    found = measured()
+    for source in (0, 2, 3):
+        found.reached[source] = [(1, "10.0.0.1", port, "connection refused") for port in (40001, 50001)]
+    (finding,) = [f for f in judge(found, True) if f.level == "fail"]
+    assert (finding.check, finding.nodes) == ("ports", (1,))
+    assert "ports 40001, 50001 of 10.0.0.1, such as Gloo and NCCL get" in finding.figure
+    found.reached[2] = found.reached[3] = []
+    assert wrong(found) == [("fail", "ports", (0, 1))]
+
+
+def test_host_names_lead_to_their_nodes():
+    found = measured()
+    found.hellos[1]["resolves"] = ["127.0.1.1"]
+    assert wrong(found) == []
+    found.hellos[1]["resolves"] = ["10.0.0.9"]
+    found.names = {2: {3: ["10.0.0.0"]}, 3: {2: ["192.168.0.2"], 1: []}}  # the last: another network's names
+    assert wrong(found) == [("fail", "host name", (1,)), ("fail", "host name", (2,))]
+
+
+def test_an_address_that_two_nodes_have_is_named():
+    hellos = measured().hellos
+    addresses = {rank: f"10.0.0.{rank}" for rank in hellos}
+    assert duplicates(hellos, addresses) == []
+    hellos[3]["addresses"].append("10.0.0.1")
+    (finding,) = duplicates(hellos, addresses)
+    assert (finding.nodes, finding.machine) == ((1, 3), False)
+
+
+def test_a_variable_that_names_no_interface_fails(probers):
+    given = {"NCCL_SOCKET_IFNAME": "ens9", "GLOO_SOCKET_IFNAME": "^lo,docker"}
+    hello = probers[0].hello(given)
+    assert len(hello["wrong"]) == 2 and "only NCCL leaves out what follows ^" in hello["wrong"][1]
+    found = measured()
+    found.hellos[2]["wrong"] = hello["wrong"]
+    assert wrong(found) == [("fail", "interface", (2,))] * 2
+
+
+def test_a_node_says_where_it_looks_for_the_head_and_takes_its_verdict(probers):
+    a, b = probers
+    b.head = "10.9.9.9"
+    assert a.who("127.0.0.1", b.port) == (b.rank, "10.9.9.9")
+    assert a.tell("127.0.0.1", b.port, 2, "two heads")
+    assert b.verdict == {"code": 2, "why": "two heads"}
+    astray = rendezvous.join("127.0.0.1", {"run": a.run_id, "rank": 7, "nodes": 9}, 5.0, b.port)
+    said = astray.receive(5.0)
+    assert said["kind"] == "astray" and "it is not the head" in said["why"]
+    assert b.misled == {7: "127.0.0.1"}
 
 
 def test_the_better_of_two_measurements_counts():

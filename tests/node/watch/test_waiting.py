@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from contextlib import contextmanager
@@ -14,10 +16,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.loops.jobs import Job
+from tests.node.watch.test_watchdog import run_with
+from tests.node.watch.test_watchdog import watched as watched_run
 from trainer import config as c
 from trainer import waiting
 from trainer.backoff import Backoff
-from trainer.exit_codes import EXIT_STORAGE
+from trainer.config.run_folder import read_lines
+from trainer.exit_codes import EXIT_CONFIG, EXIT_STORAGE
 from trainer.loops.process import explain
 from trainer.node.watch import watchdog
 from trainer.node.watch.watchdog import Watchdog
@@ -78,7 +84,9 @@ def watched(tmp_path, monkeypatch):
         remote, "TRIES", Backoff(attempts=2, first_wait_s=0.05, max_wait_s=0.1, patience_s=20)
     )
     run = c.RunConfig(run=c.Run(dir=str(tmp_path)), watch=c.Watch(first_s=0.3, floor_s=0.3))
-    dog, monitor, phases = Watchdog(run), NodeMonitor(0, tmp_path, tmp_path), Phases(tmp_path)
+    dog = Watchdog(run)
+    monitor = NodeMonitor(0, tmp_path, tmp_path)
+    phases = Phases(tmp_path)
     phases.begin(1, 9)
 
     def watch(client: Client, meanwhile) -> tuple[list, list[str]]:
@@ -198,3 +206,48 @@ def test_a_wait_is_progress_of_the_phases_that_wait_for_it_alone(
         time.sleep(0.15)
         dog.look(sample | {"bytes_per_s": {}, "waits": [{"kind": kind, "what": "it", "tell": ""}]})
         assert bool(dog.overdue()) == hangs
+
+
+@pytest.mark.long
+def test_a_run_outlasts_a_reward_server_that_stands_still_for_three_of_its_limits(small_config, port):
+    """The launcher, real ranks and a real server, which is stopped while the run is at step 3 or later."""
+    with tempfile.TemporaryDirectory(prefix="wait-", dir="/tmp") as made, server(port) as process:
+        folder = Path(made)
+        config = dataclasses.replace(
+            watched_run(small_config, steps=8),
+            rewards=c.Rewards(remote_url=f"http://127.0.0.1:{port}/get_reward"),
+        )
+        stopped = threading.Thread(target=_stop_for, args=(process.pid, folder / "run", 45.0), daemon=True)
+        stopped.start()
+        code, text = run_with("none", config, folder, 580.0)
+    assert code == 0, text
+    where = f"the reward server at http://127.0.0.1:{port}/get_reward"
+    assert f"waiting for {where} since " in text and f"the wait for {where} is over" in text
+    assert "no progress" not in text and not stopped.is_alive()
+
+
+@pytest.mark.long
+def test_a_run_whose_graders_fail_ends_in_its_first_step_by_name(small_config, tmp_path):
+    """The function passes the call on the first row, and raises on what the model samples."""
+    (tmp_path / "mine.py").write_text(
+        "def reward(text, reference):\n    return 1.0 if 'A thought' in text else text.no_such()\n"
+    )
+    path = f"{tmp_path}/mine.py:reward"
+    config = dataclasses.replace(small_config, rewards=c.Rewards(function=path, workers=1))
+    job = Job(config, tmp_path / "job").start()
+    try:
+        assert job.wait() == EXIT_CONFIG, job.tail()
+        (line,) = [line for line in job.tail().splitlines() if line.startswith("error: ")]
+    finally:
+        job.kill()
+    assert "could not be graded, more than rewards.max_error_rate 0.2: rewards.function" in line
+    assert f"{path}: AttributeError: 'str' object has no attribute 'no_such' (mine.py:2)" in line
+
+
+def _stop_for(pid: int, run_dir: Path, seconds: float) -> None:
+    deadline = time.monotonic() + 400
+    while len(read_lines(run_dir / "metrics.jsonl")) < 3 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    os.kill(pid, signal.SIGSTOP)
+    time.sleep(seconds)
+    os.kill(pid, signal.SIGCONT)

@@ -53,6 +53,17 @@ def unfilled(kind: Any, hf_config: Any, ds_config: dict[str, Any], **kwargs: Any
 
 
 @torch.no_grad()
+def copy(read: nn.Module, unread: nn.Module) -> None:
+    """Gives a model the weights of another one of the same class, shard by shard: nothing is gathered."""
+    weights: dict[str, Any] = dict(read.named_parameters())
+    unread_weights: dict[str, Any] = dict(unread.named_parameters())
+    assert weights.keys() == unread_weights.keys(), "two models of one configuration differ in their weights"
+    for name, parameter in unread_weights.items():
+        own = getattr(parameter, "ds_tensor", parameter)
+        own.data.copy_(getattr(weights[name], "ds_tensor", weights[name]).data)
+
+
+@torch.no_grad()
 def fill(model: nn.Module, config: RunConfig) -> None:
     """Brings the pretrained weights into a sharded model. Collective.
 

@@ -11,7 +11,7 @@ import torch
 from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.zero import partition_parameters
 from deepspeed.runtime.zero.config import ZERO_OPTIMIZATION
-from deepspeed.utils import set_z3_leaf_module
+from deepspeed.utils import nvtx, set_z3_leaf_module
 from torch import Tensor, nn
 
 from trainer.config import ConfigError, RunConfig
@@ -63,6 +63,8 @@ class Gathers:
 
 
 GATHERS = Gathers()
+RANGES: Any = nvtx
+RANGES.enable_nvtx = False  # around each of DeepSpeed's functions, for NVIDIA's profiler alone
 
 
 def _one_optimizer(engine: Any, optimizer: Any) -> str:

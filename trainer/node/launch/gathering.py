@@ -8,18 +8,21 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
-from trainer.exit_codes import EXIT_NODE_LOST, EXIT_PREFLIGHT
+from trainer.exit_codes import EXIT_CONFIG, EXIT_NODE_LOST, EXIT_PREFLIGHT
 from trainer.node.launch import rendezvous
 from trainer.node.launch.launcher import STOPPED, Ended, Launcher
 from trainer.node.launch.others import Others
-from trainer.node.preflight import findings, gpus, host, infiniband, machine, network
+from trainer.node.preflight import alike, findings, gpus, infiniband, machine, network, network_checks
 from trainer.node.preflight.findings import Finding
-from trainer.node.preflight.probe import Prober
+from trainer.node.preflight.probe import Prober, addresses_of
 
 PROBE_S = 60.0
 """Longest wait for one probe of a pair."""
 ACCEPT_S = 0.5
 """Longest wait for a node to connect, between two looks at signals and deadlines."""
+MOST_ASKED = 8
+"""Missing nodes that one diagnosis asks who they are."""
+ALIKE = "give all nodes the same SPOTRL_HEAD and SPOTRL_PEERS"
 DIAGNOSE_S = 15.0
 """Seconds between two diagnoses of missing nodes."""
 
@@ -51,7 +54,7 @@ class Gathering:
         launcher.say(f"waiting for {others} more nodes ({self.node.platform}) on port {launcher.port}")
         deadline = time.monotonic() + launcher.wait_s
         told = time.monotonic()
-        blocked = ""
+        blocked = 0, ""
         while missing := self.links.missing():
             names = self.others.names(missing)
             if launcher.signals.number is not None:
@@ -60,10 +63,10 @@ class Gathering:
                 why = f"{names} did not connect within {launcher.wait_s:.0f} s: is it up?"
                 raise Ended(EXIT_NODE_LOST, why)
             if time.monotonic() - told > min(DIAGNOSE_S, launcher.wait_s / 3):
-                why = self._what_blocks(missing)
-                if why and why == blocked:  # twice the same: the node is not just starting
-                    raise Ended(EXIT_PREFLIGHT, why)
-                blocked = why
+                code, why = self._what_blocks(missing)
+                if why and (code, why) == blocked:  # twice the same: the node is not just starting
+                    raise Ended(code, why)
+                blocked = code, why
                 launcher.say(why or f"still waiting for {names}")
                 told = time.monotonic()
             rank = self.links.accept(ACCEPT_S)
@@ -73,14 +76,19 @@ class Gathering:
         for rank, why in self.links.lost().items():
             raise Ended(EXIT_NODE_LOST, f"{self.node.name_of(rank)} {why}")
 
-    def _what_blocks(self, missing: Iterable[int]) -> str:
-        """Which connection to a missing node is blocked, in one line; "" if no node reaches it."""
+    def _what_blocks(self, missing: Iterable[int]) -> tuple[int, str]:
+        """(exit code, what keeps a missing node from the head, in a line); (0, "") where nothing is known."""
         port = self.launcher.port
         peers = {rank: (self.node.peers[rank], [port]) for rank in missing if rank < len(self.node.peers)}
-        if not peers:
-            return ""
         here = [0, *self.links.links]
         answers = self.ask({rank: {"stage": "ports", "peers": peers} for rank in here})
+        for rank, answer in answers.items():
+            for lost, address in answer["misled"].items():
+                why = f"{self.others.names([int(lost)])} takes {address}, which is node {rank}, for the head"
+                return EXIT_CONFIG, f"{why}: {ALIKE}"
+        for lost, (address, _) in list(peers.items())[:MOST_ASKED]:
+            if why := self._who_is_there(lost, address):
+                return EXIT_CONFIG, why
         for lost in peers:
             reach = []
             for rank in here:
@@ -88,10 +96,28 @@ class Gathering:
                     reach.append(rank)
             name = self.others.names([lost])
             if 0 in reach:
-                return f"{name} -> node 0: it is up and cannot connect to the head's port {port}"
+                why = f"{name} -> node 0: it is up and cannot connect to the head's port {port}"
+                return EXIT_PREFLIGHT, why
             if reach:
                 by = self.others.names(reach)
-                return f"node 0 -> {name}: it answers {by}, but not the head: blocked"
+                return EXIT_PREFLIGHT, f"node 0 -> {name}: it answers {by}, but not the head: blocked"
+        return 0, ""
+
+    def _who_is_there(self, rank: int, address: str) -> str:
+        """What is wrong with the node at a missing node's address, or with where it looks for the head."""
+        try:
+            there, sought = self.prober.who(address, self.launcher.port)
+        except (OSError, ValueError):
+            return ""
+        name = self.others.names([rank])
+        if there == 0:
+            return f"{name} takes itself for the head: two nodes have SPOTRL_NODE_RANK 0"
+        if there != rank:
+            return f"node {there} answers at the address of {name}: two nodes have one address, or one rank"
+        found = {link.local_address for link in self.links.links.values()}
+        ours = {self.node.head, *addresses_of(self.node.head), *found}
+        if sought and sought not in ours and not ours & set(addresses_of(sought)):
+            return f"{name} looks for the head at {sought}, and it is at {self.node.head}: {ALIKE}"
         return ""
 
     def compare(self, own: rendezvous.Message) -> None:
@@ -103,7 +129,7 @@ class Gathering:
         for rank, hello in hellos.items():
             self.found += map(findings.received, hello["findings"])
             self.machines[rank] = machine.received(hello["machine"])
-            self.found += host.compare(own["facts"], hello["facts"], rank)
+            self.found += alike.compare(own["facts"], hello["facts"], rank)
         own_findings = [findings.received(finding) for finding in own["findings"]]
         self.found += gpus.compare(own_findings + self.found)
         fabrics = {0: own["infiniband"]}
@@ -113,12 +139,16 @@ class Gathering:
             networks[rank] = hello["network"]
         self.found += infiniband.judge(fabrics)
 
+        same = network_checks.duplicates(networks, self.others.addresses)
+        if same:  # nothing that is measured would be true
+            self.found += same
+            return
         self.launcher.say("measuring the network between all nodes")
         survey = network.survey(networks, self.others.addresses, self.ask)
         self.fabric_gbit_per_s = sum(p.gbit_per_s for p in infiniband.fastest(infiniband.ports()))
         # With InfiniBand or RoCE, NCCL leaves TCP to the rendezvous.
         by_tcp = self.launcher.config.placement.device == "cuda" and not self.fabric_gbit_per_s
-        self.found += network.judge(survey, gpus=by_tcp)
+        self.found += network_checks.judge(survey, gpus=by_tcp)
         self.measured = {
             "pairs": [asdict(pair) for pair in survey.pairs],
             "nodes": networks,

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from trainer.node.launch.others import Others
 from trainer.node.launch.ray_node import Job, Ports, RayEnded, RayNode
 from trainer.node.preflight import findings, machine, speed
 from trainer.node.preflight.findings import Finding
+from trainer.node.preflight.probe import Prober
 from trainer.node.watch import attempt_holder
 from trainer.node.watch.attempt_holder import AttemptHolder
 
@@ -56,6 +58,7 @@ class HeadLauncher(Launcher):
 
     def run(self) -> int:
         """The whole launch. Raises Ended."""
+        self.check_place()
         if self.node.nodes > 1:
             start = topology.start_names(os.environ)
             links = rendezvous.Head(self.node.nodes, self.config.run_id, self.port, start=start)
@@ -256,12 +259,20 @@ class HeadLauncher(Launcher):
     def finish(self, code: int) -> None:
         """Sends every node the exit code, then cleans up."""
         self.others.tell({"kind": "end", "code": code})
+        if code and self.others.links is not None and self.prober is not None:
+            self.tell_missing(self.prober, self.others.links.missing(), code)
         self.close(code)
         if self.ray is not None:
             dashboard.withdraw(self.config.run_id)
         if self.holder:
             self.holder.lock.close()
         self.others.close()
+
+    def tell_missing(self, prober: Prober, missing: list[int], code: int) -> None:
+        """Gives the verdict to nodes that are up and could not join."""
+        known = [self.node.peers[rank] for rank in missing if rank < len(self.node.peers)]
+        with ThreadPoolExecutor(max(1, len(known))) as pool:
+            list(pool.map(lambda address: prober.tell(address, self.port, code, self.why), known))
 
 
 def _no_name(rank: int) -> str:

@@ -15,6 +15,7 @@ from trainer.config.run_folder import read_progress
 from trainer.exit_codes import (
     EXIT_ERROR,
     EXIT_FENCED,
+    EXIT_GAVE_UP,
     EXIT_INTERRUPTED,
     EXIT_NODE_LOST,
     EXIT_OK,
@@ -27,9 +28,10 @@ from trainer.node.launch.job_log import JobLog
 from trainer.node.launch.launcher import POLL_S, STOPPED, Ended, Launcher
 from trainer.node.launch.others import Others
 from trainer.node.launch.ray_node import End, Job, RayNode
-from trainer.node.watch import watchdog
+from trainer.node.watch import preemption, watchdog
 from trainer.node.watch.attempt_holder import AttemptHolder
 from trainer.observe.node_monitor import NodeMonitor, append
+from trainer.storage import attempt_hours
 
 RAY_LOOK_S = 2.0
 """Seconds between two checks of Ray's own processes."""
@@ -65,6 +67,8 @@ class JobWatch:
         self.monitor = NodeMonitor(0, self.run_dir, self.beacons)
         self.memory_kills = last_words.memory_kills()
         self.told_to_stop = False
+        self.out_of_hours = False
+        """Whether the run's hours are over."""
         self.ray_stopped = ""
         """The text about Ray's own processes that were found stopped."""
         self._ray_looked = 0.0
@@ -80,7 +84,11 @@ class JobWatch:
         """Watches the job until it ends, whatever ends it; returns the exit code. Raises Ended."""
         try:
             code = self._until_the_end()
+            if self.out_of_hours and code != EXIT_OK:
+                raise Ended(EXIT_GAVE_UP, self._hours)
         except Ended as end:
+            if self.out_of_hours and end.code not in (EXIT_FENCED, EXIT_GAVE_UP):
+                raise Ended(EXIT_GAVE_UP, f"{self._hours}; {end}") from None
             if not self.ray_stopped:
                 raise
             code = EXIT_NODE_LOST if end.code == EXIT_ERROR else end.code  # Ray has lost the job's own code
@@ -98,6 +106,7 @@ class JobWatch:
                 self._take_messages()
                 self._pass_on_own_signal()
                 self._stop_if_replaced()
+                self._stop_if_out_of_hours()
                 end = self._ended()
                 if end is not None:
                     self.log.close()
@@ -157,6 +166,25 @@ class JobWatch:
         if self.holder.fenced:
             self.job.signal(signal.SIGKILL)
             raise Ended(EXIT_FENCED, self.holder.fenced)
+
+    @property
+    def _hours(self) -> str:
+        limit = self.launcher.config.checkpoint.max_hours
+        return f"all attempts together have taken the {limit:g} hours of budget.max_hours"
+
+    def _stop_if_out_of_hours(self) -> None:
+        """Has the run save and stop shortly before its hours are over. Raises Ended once they are."""
+        left_s = self.holder.until - time.monotonic()
+        if left_s <= 0:
+            raise Ended(EXIT_GAVE_UP, self._hours)
+        if self.out_of_hours or left_s > attempt_hours.save_s(self.launcher.config.checkpoint.max_hours):
+            return
+        self.out_of_hours = True
+        self.holder.lock.ending()
+        self.launcher.say(f"{self._hours}: saving what can be saved")
+        reason = f"{preemption.OUT_OF_HOURS} {left_s:.0f}"
+        self.launcher.announce(reason)
+        self.others.tell({"kind": "notice", "reason": reason})
 
     def _ended(self) -> End | None:
         """How the job ended; None while it runs, and while Ray does not answer."""

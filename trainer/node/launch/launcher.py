@@ -20,6 +20,7 @@ from pathlib import Path
 from trainer import network
 from trainer.config import RunConfig, by_model
 from trainer.exit_codes import (
+    EXIT_CONFIG,
     EXIT_INTERRUPTED,
     EXIT_NODE_LOST,
     EXIT_OK,
@@ -28,10 +29,11 @@ from trainer.exit_codes import (
     EXIT_RAY,
     FINAL_EXIT_CODES,
 )
+from trainer.node import topology
 from trainer.node.launch import own_workers, rendezvous
 from trainer.node.launch.ray_node import ROOT, Job, Ports, RayNode, end_descendants, session_of_its_own
-from trainer.node.preflight import amd, gpus, host, infiniband, machine, speed, tokens
-from trainer.node.preflight.probe import Prober
+from trainer.node.preflight import alike, amd, gpus, host, infiniband, machine, speed, tokens
+from trainer.node.preflight.probe import Prober, addresses_of
 from trainer.node.topology import NodeEnvironment
 from trainer.node.watch import preemption as preempt
 from trainer.node.watch import watchdog
@@ -128,6 +130,31 @@ class Launcher(ABC):
         self.fetch_model()
         return ray
 
+    def check_place(self) -> None:
+        """Raises Ended where this node's addresses are those of another rank: two nodes have one rank, or one
+        address. The head hears of it first."""
+        node = self.node
+        own = [one.address for one in network.interfaces()]
+        holds = topology.misplaced(node, own, addresses_of) if node.nodes > 1 else None
+        if holds is None:
+            return
+        why = (
+            f"it has the address of node {holds} ({node.peers[holds]}) and takes itself for node {node.rank}:"
+            " give each node its own SPOTRL_NODE_RANK and its own address"
+        )
+        hello = self.identity() | {"rank": holds if node.is_head else node.rank}
+        raise Ended(*rendezvous.report(node.peers[0], hello, EXIT_CONFIG, why, self.port))
+
+    def identity(self) -> rendezvous.Message:
+        """What every first message of this node says."""
+        return {
+            "rank": self.node.rank,
+            "nodes": self.node.nodes,
+            "run": self.config.run_id,
+            "start": topology.start_names(os.environ),
+            "host": os.uname().nodename,
+        }
+
     def fetch_model(self) -> None:
         """Starts the download of a hub model's weights, once, beside what follows."""
         wanted = any(hub.from_hub(config) for config in by_model(self.config))
@@ -186,6 +213,8 @@ class Launcher(ABC):
         alone = self.arguments.preflight
         config = self.config
         found = host.check(config, self.node, alone=alone) + tokens.check(config, self.node.rank)
+        facts = alike.facts(config)
+        found += alike.check(facts, self.node.rank)
         if config.placement.device == "cuda":
             mine = self.node.rank, config.processes_per_node
             found += gpus.check(*mine) or amd.check(*mine)
@@ -196,7 +225,7 @@ class Launcher(ABC):
             self.env |= variables
         return {
             "findings": [asdict(f) for f in found],
-            "facts": host.facts(config),
+            "facts": facts,
             "machine": asdict(machine.this()),
             "infiniband": [asdict(p) for p in ports],
         }
@@ -204,7 +233,7 @@ class Launcher(ABC):
     def make_prober(self, port: int) -> Prober:
         """Listens for the other nodes' probes, on every port that the job will need."""
         wanted = [*asdict(Ports()).values(), MASTER_PORT]
-        return Prober(self.node.rank, self.config.run_id, port, wanted)
+        return Prober(self.node.rank, self.config.run_id, port, wanted, self.node.head)
 
     def measure_speed(self, head: str, port: int, check: Callable[[], object]) -> int:
         """This node's ranks of the preflight's collectives; returns an exit code."""

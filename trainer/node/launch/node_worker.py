@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
+from typing import NoReturn
 
 from trainer import network
 from trainer.exit_codes import EXIT_CONFIG, EXIT_NODE_LOST, EXIT_RAY
-from trainer.node import topology
 from trainer.node.launch import rendezvous
 from trainer.node.launch.launcher import POLL_S, STOPPED, Ended, Launcher
 from trainer.node.launch.ray_node import Ports, RayNode
 from trainer.node.watch import preemption as preempt
 from trainer.node.watch import watchdog
 from trainer.observe.node_monitor import NodeMonitor
+
+VERDICT_S = 15.0
+"""Seconds after its own deadline that a node waits for the head's verdict, which comes at the head's."""
 
 
 class NodeWorkerLauncher(Launcher):
@@ -25,6 +27,7 @@ class NodeWorkerLauncher(Launcher):
 
     def run(self) -> int:
         """The whole launch. Raises Ended."""
+        self.check_place()
         looked = self.look_at_host()  # first: a node that listens and does not join counts as blocked
         self.prober = self.make_prober(self.port)
         self.join(looked)
@@ -38,27 +41,38 @@ class NodeWorkerLauncher(Launcher):
         assert self.prober is not None
         if self.prober.is_me(self.node.head, self.port):
             here = ", ".join(f"{i.name} {i.address}" for i in network.interfaces())
-            raise Ended(
+            self.stay(
                 EXIT_CONFIG,
                 f"the head's address {self.node.head} is this node's own: it is not on the network that the "
                 f"nodes share; give another in SPOTRL_HEAD or SPOTRL_PEERS (this node has {here})",
             )
-        hello: rendezvous.Message = {
-            "rank": self.node.rank,
-            "nodes": self.node.nodes,
-            "run": self.config.run_id,
-            "start": topology.start_names(os.environ),
-            "host": os.uname().nodename,
-            "network": self.prober.hello(),
-        }
-        self.link = rendezvous.join(
-            self.node.head,
-            hello | looked,
-            self.wait_s,
-            self.port,
-            stop=lambda: self.signals.number is not None,
-        )
+        hello = self.identity() | {"network": self.prober.hello()}
+        try:
+            self.link = rendezvous.join(
+                self.node.head, hello | looked, self.wait_s + VERDICT_S, self.port, stop=self.over
+            )
+        except rendezvous.RendezvousError as error:
+            self.stay(error.code, str(error), 0.0)
         self.say(f"joined the head {self.node.head} ({self.link.peer_address})")
+
+    def over(self) -> bool:
+        """Whether there is no more head to join: a signal, or the head's verdict."""
+        assert self.prober is not None
+        return self.signals.number is not None or self.prober.verdict is not None
+
+    def stay(self, code: int, why: str, wait_s: float | None = None) -> NoReturn:
+        """Waits for the verdict of a head that this node cannot join, so that all nodes leave alike. Raises
+        Ended with it, else with `code`."""
+        assert self.prober is not None
+        deadline = time.monotonic() + (self.wait_s + VERDICT_S if wait_s is None else wait_s)
+        while not self.over() and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+        if self.signals.number is not None:
+            raise Ended(self.signals.code, STOPPED)
+        if (verdict := self.prober.verdict) is not None:
+            code = verdict["code"]
+            why = f"{why}; the head: {verdict['why']}"
+        raise Ended(code, why)
 
     def answer_probes(self) -> rendezvous.Message:
         """Takes part in the head's measurements until it orders something else; returns that order."""
@@ -128,6 +142,10 @@ class NodeWorkerLauncher(Launcher):
                     raise Ended(message["code"], "")
                 case "refused":
                     raise Ended(message["code"], message["why"])
+                case "astray":
+                    self.link.close()
+                    self.link = None
+                    self.stay(EXIT_CONFIG, f"SPOTRL_HEAD or SPOTRL_PEERS: {message['why']}")
                 case "notice":
                     self.announce(message["reason"])
                 case "dump" if self.ray is not None:
@@ -135,6 +153,8 @@ class NodeWorkerLauncher(Launcher):
                     self.link.send({"kind": "dumped", "ranks": ranks})
                 case kind if kind in wanted:
                     return message
+            if not message and self.prober is not None and (verdict := self.prober.verdict) is not None:
+                raise Ended(verdict["code"], verdict["why"])
             if not message and (why := self.link.lost()):
                 raise Ended(EXIT_NODE_LOST, f"the head {self.node.head} is lost: it {why}")
             if wanted and self.signals.number is not None:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from trainer.exit_codes import EXIT_CONFIG, EXIT_NODE_LOST
+from trainer.exit_codes import EXIT_CONFIG, EXIT_NODE_LOST, EXIT_PREFLIGHT, RECOVER_EXIT_CODES
 
 Message = dict[str, Any]
 
@@ -27,6 +27,12 @@ SILENCE_S = 15.0
 
 HELLO_S = 5.0
 """A connection that has not said who it is within this time is closed."""
+WHOLE_S = 12.0
+"""A node whose short message has arrived has this long for the long one: TCP has sent that five times."""
+REPORT_S = 30.0
+"""Longest that a node that cannot take part tries to tell the head, and then waits for its verdict."""
+CODES = (EXIT_CONFIG, *RECOVER_EXIT_CODES)
+"""Codes with which nodes that have not begun may leave."""
 POLL_S = 0.05
 LONGEST_LINE_BYTES = 8 << 20
 """Longest message. The longest of ours, the findings of a node, takes some kilobytes."""
@@ -35,7 +41,12 @@ MOST_WAITING = 256
 
 
 class RendezvousError(RuntimeError):
-    """A node did not connect, or two of this run claim one place. The message names it."""
+    """A node did not connect, or two of this run claim one place. The message names it; `code` is the exit
+    code of all nodes."""
+
+    def __init__(self, why: str, code: int = EXIT_NODE_LOST):
+        super().__init__(why)
+        self.code = code
 
 
 class Link:
@@ -128,6 +139,8 @@ class Head:
         self.hellos: dict[int, Message] = {}
         self._waiting: dict[Link, float] = {}
         """Connections that have not said yet who they are, and since when."""
+        self._here: dict[Link, tuple[int, float]] = {}
+        """Those of nodes of this run whose first, short message has arrived, and since when."""
         self._server = socket.socket()
         self._server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -154,16 +167,51 @@ class Head:
             self._connect(min(POLL_S, max(0.0, deadline - time.monotonic())))
             for link, since in list(self._waiting.items()):
                 hello = link.receive(0)
-                if hello is not None:
+                if hello is not None and hello.get("kind") in ("here", "who", "verdict"):
+                    self._introduced(link, hello)
+                elif hello is not None:
                     del self._waiting[link]
+                    self._here.pop(link, None)
                     rank = self._admit(link, hello)
                     if rank is not None:
                         return rank
+                elif link in self._here:
+                    self._refuse_silent(link)
                 elif link.lost() or time.monotonic() - since > HELLO_S:
                     del self._waiting[link]
                     link.close()
             if time.monotonic() >= deadline:
                 return None
+
+    def _introduced(self, link: Link, message: Message) -> None:
+        """Takes a first message that is short enough for every path. Raises RendezvousError for the verdict
+        of another head, which has found that two nodes take themselves for it."""
+        if message.get("run") != self.run_id:
+            return
+        match message["kind"]:
+            case "here" if type(message.get("rank")) is int:
+                self._here[link] = message["rank"], time.monotonic()
+            case "who":
+                link.send({"rank": 0, "head": ""})
+            case "verdict" if type(message.get("code")) is int:
+                link.send({"rank": 0, "head": ""})
+                raise RendezvousError(str(message.get("why")), message["code"])
+
+    def _refuse_silent(self, link: Link) -> None:
+        """Raises RendezvousError where a node's short message came and its long one does not."""
+        rank, since = self._here[link]
+        lost = link.lost()
+        if lost is None and time.monotonic() - since < WHOLE_S:
+            return
+        del self._waiting[link], self._here[link]
+        if lost is None:
+            why = (
+                f"node {rank} ({link.peer_address}) -> node 0: short packets arrive and long ones do not:"
+                " lower the interfaces' MTU to what the network carries"
+            )
+            self.links[rank] = link  # so that it hears the verdict
+            raise RendezvousError(why, EXIT_PREFLIGHT)
+        link.close()
 
     def _connect(self, timeout_s: float) -> None:
         """Takes one connection, if there is one. What it says is read beside those of others."""
@@ -198,7 +246,11 @@ class Head:
             problem = f"{who} and {self.hellos[rank].get('host')} both claim to be node {rank}"
         if problem:
             link.send({"kind": "refused", "code": EXIT_CONFIG, "why": problem})
-            raise RendezvousError(problem)
+            raise RendezvousError(problem, EXIT_CONFIG)
+        if why := hello.get("broken"):
+            self.links[rank] = link  # so that it hears the verdict
+            code = hello.get("code")
+            raise RendezvousError(f"node {rank} ({who}): {why}", code if code in CODES else EXIT_CONFIG)
         self.links[rank], self.hellos[rank] = link, hello
         return rank
 
@@ -247,6 +299,24 @@ class Head:
         self._server.close()
 
 
+def report(head: str, hello: Message, code: int, why: str, port: int = PORT) -> tuple[int, str]:
+    """Tells the head why this node cannot take part, and waits for its verdict: (code, why) to leave with."""
+    link = None
+    try:
+        link = join(head, hello | {"broken": why, "code": code}, REPORT_S, port)
+        deadline = time.monotonic() + REPORT_S
+        while time.monotonic() < deadline and not link.lost():
+            message = link.receive(POLL_S) or {}
+            if message.get("kind") in ("end", "refused") and message.get("code") in CODES:
+                return message["code"], why
+    except RendezvousError:
+        pass  # the head is not there either, and will say what it misses
+    finally:
+        if link is not None:
+            link.close()
+    return code, why
+
+
 def join(
     head: str,
     hello: Message,
@@ -266,6 +336,7 @@ def join(
             why = str(error)
             time.sleep(0.5)
             continue
+        link.send({"kind": "here", "run": hello["run"], "rank": hello["rank"]})
         link.send({"kind": "hello", **hello})
         return link
     raise RendezvousError(f"no answer from the head at {head}:{port} within {deadline_s:.0f} s ({why})")

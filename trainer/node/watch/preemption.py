@@ -42,6 +42,10 @@ FLAG_VARIABLE = "SPOTRL_NOTICE_FILE"
 """Names the node-local file through which the node's first process passes a notice to its ranks."""
 
 
+OUT_OF_HOURS = "budget.max_hours is over, seconds to save:"
+"""How a notice begins that the run gives to itself; the seconds that it has follow."""
+
+
 def provider(env: Mapping[str, str] = os.environ, dmi: Path = Path("/sys/class/dmi/id")) -> Provider:
     """Where this process runs, without a packet on the network: from the environment and the machine's DMI
     strings."""
@@ -151,6 +155,13 @@ def agree(reasons: Iterable[str | None]) -> str | None:
     return next((reason for reason in reasons if reason), None)
 
 
+def _own_time(reason: str) -> float | None:
+    """Seconds that a notice gives by itself; None where the provider's count."""
+    if not reason.startswith(OUT_OF_HOURS):
+        return None
+    return float(reason.removeprefix(OUT_OF_HOURS))
+
+
 class Notice:
     """Watches for preemption: SIGTERM, SIGINT, the node's flag file and the cloud's metadata server.
 
@@ -203,7 +214,8 @@ class Notice:
             # another file than before counts whatever its time is: clocks are set back, too
             if there is not None and (there != self._before or there[1] >= self._born - 1.0):
                 with contextlib.suppress(OSError):
-                    self._notice(self._flag.read_text() or "notice")
+                    reason = self._flag.read_text() or "notice"
+                    self._notice(reason, _own_time(reason))
         return self.reason
 
     def _flagged(self) -> tuple[int, float] | None:

@@ -184,7 +184,7 @@ def values(structure: Structure, by_name: bool = False) -> Structure:
 
 
 _ASKS_FOR_INTERVAL = re.compile(
-    r"interval|domain|range|inequalit|solution set|values? (?:of|for)|for (?:which|what)"
+    r"\b(?:intervals?|domain|range|inequalit|solution set|values? (?:of|for)|for (?:which|what))"
     r"|[<>≤≥]|\\[lg]eq?(?![a-z])",
     re.IGNORECASE,
 )
@@ -219,7 +219,9 @@ def _different_parts(structure: Structure) -> int:
 
 
 _LABEL = re.compile(
-    r"(?:^|(?<=[ ,;.}]))(?:and )?\(? ?([a-h]|i{1,3}|iv|v|[1-6])\) ?[:=]?", re.ASCII | re.IGNORECASE
+    r"(?:^|(?<=[ ,;.}])|(?<=[0-9])(?=\())(?:and )?"
+    r"\(? ?([a-h]|i{1,3}|iv|v|[1-6])\) ?[:=]?",
+    re.ASCII | re.IGNORECASE,
 )
 _LABELS = ("abcdefgh", ("i", "ii", "iii", "iv", "v"), "123456")
 

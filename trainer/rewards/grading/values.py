@@ -249,11 +249,14 @@ def function(name: str, argument: Node) -> Node:
     def function(p: Point) -> Any:
         _refuse_exact(p)
         limit = MAX_POWER_BITS if name.endswith(("exp", "h")) else MAX_ARGUMENT
-        result = getattr(p.context, name)(small(argument(p), p, limit))
+        x = small(argument(p), p, limit)
+        result = getattr(p.context, name)(x)
         partly_real = name in ("asin", "acos", "acosh", "atanh", "asec", "acsc")
         if p.kind != "complex" and partly_real and result.imag != 0:
             raise Undefined
-        return p.met(result) if limit == MAX_POWER_BITS else result
+        if limit == MAX_POWER_BITS:  # \tanh 1000 is 1 less 10^-868
+            p.reach[0] += 0.87 * float(abs(x))
+        return result
 
     return function
 

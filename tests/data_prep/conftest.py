@@ -1,0 +1,12 @@
+"""What all tests of data preparation share."""
+
+import pytest
+
+from data_prep.ingest import hub
+from trainer.backoff import Backoff
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    """A hub that is away is asked twice at once, not for minutes."""
+    monkeypatch.setattr(hub, "PATIENT", Backoff(attempts=2, first_wait_s=0.01))

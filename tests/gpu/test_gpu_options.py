@@ -1,0 +1,108 @@
+"""Options of a run on CUDA: mixtures of experts, adapters, weights in 4 bits, compiled kernels, a resume."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.conftest import ROOT
+from tests.gpu.conftest import DEVICE, changed
+from tests.gpu.test_gpu import check_parity
+from trainer import config as c
+
+LIMIT_S = 220
+"""A check of recipes/gpu_check.py is ended a little later."""
+
+
+@pytest.mark.card
+@pytest.mark.parametrize(("inputs", "outputs"), [(2048, 1536), (768, 2048)])
+def test_grouped_products_of_experts(figure, inputs, outputs):
+    """At the sizes of 30B-A3B: 128 experts of which most have no row, one has all, or none has any."""
+    from trainer.learning import experts_check
+
+    device = torch.device("cuda")
+    few = tuple(int(number % 3 == 0) for number in range(128))
+    for counts in (few, (4096, *(0,) * 127), (0,) * 128):
+        wrong = experts_check.fault(inputs, outputs, counts, device, torch.bfloat16)
+        empty = counts.count(0)
+        figure(f"grouped products {inputs} x {outputs}, {empty} of 128 empty: right", float(not wrong), "")
+        assert wrong == ""
+
+
+@pytest.mark.card
+def test_parity_of_experts(run_ranks, family_model, gpu_config, figure):
+    config = changed(gpu_config, model={"path": str(family_model("qwen3_vl_moe"))})
+    check_parity(
+        run_ranks("parity", config, timeout_s=LIMIT_S)[0], figure, "Qwen3-VL with experts, CUDA graphs"
+    )
+
+
+@pytest.mark.card
+def test_experts_of_the_engine_are_replayed(run_ranks, family_model, gpu_config, figure):
+    config = changed(
+        gpu_config,
+        model={"path": str(family_model("qwen3_vl_moe"))},
+        algorithm={"routing_replay": True},
+    )
+    result = run_ranks("replayed", config, timeout_s=LIMIT_S)[0]
+    figure("experts replayed: share of choices that differ from the policy's", result["rerouted"], "")
+    assert result["whole"] and result["one_prompt"] and result["evaluated"]
+
+
+@pytest.mark.card
+@pytest.mark.parametrize("four_bits", [False, True], ids=["adapters", "four_bits"])
+def test_parity_of_adapters(run_ranks, gpu_config, figure, four_bits):
+    config = changed(gpu_config, lora={"rank": 8, "alpha": 16, "qlora": four_bits})
+    what = "adapters on 4 bits" if four_bits else "adapters"
+    result = run_ranks("parity", config, timeout_s=LIMIT_S)[0]
+    mean = max(m for _, m in result["gaps"])
+    figure(f"parity, {what}: mean |log-prob difference|", mean, "nats")
+    assert mean < 5e-2 and result["banned"] == 0
+
+
+@pytest.mark.card
+def test_parity_with_compiled_kernels(run_ranks, gpu_config, figure):
+    config = changed(gpu_config, model={"kernels": "compiled"})
+    check_parity(run_ranks("parity", config, timeout_s=LIMIT_S)[0], figure, "compiled kernels")
+
+
+@pytest.mark.card
+def test_sleep_gives_memory_back_with_qwen3_5(run_ranks, family_model, gpu_config, figure):
+    """A state beside the cache: it must not grow from cycle to cycle."""
+    config = changed(gpu_config, model={"path": str(family_model("qwen3_5"))}, rollout={"sleep_level": 2})
+    result = run_ranks("sleeping", config, timeout_s=LIMIT_S)[0]
+    asleep, awake = result["asleep_gib"], result["awake_gib"]
+    figure("GPU memory used, Qwen3.5 asleep after the last cycle", asleep[-1], "GiB")
+    assert asleep[-1] < asleep[0] + 0.5 and awake[-1] < awake[0] + 0.5
+
+
+@pytest.mark.card
+def test_a_sleeping_engine_in_tensor_parallel(run_ranks, gpu_config, figure):
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    config = changed(
+        gpu_config, rollout={"tensor_parallel": 2, "sleep_level": 2}, placement={"workers_per_node": 2}
+    )
+    for rank, result in enumerate(run_ranks("sleeping", config, timeout_s=LIMIT_S)):
+        asleep = result["asleep_gib"]
+        figure(f"GPU memory used, tensor parallel 2, rank {rank} asleep", asleep[-1], "GiB")
+        assert asleep[-1] < asleep[0] + 0.5, "NeMo-RL 2619 met a sleeping engine that grows"
+
+
+def test_a_resume_goes_on(tmp_path, gpu_config, figure):
+    """Two steps, then a third one in a process that reads the checkpoint of the second."""
+    config = changed(gpu_config, run={"dir": str(tmp_path / "run"), "max_steps": 2})
+    path = tmp_path / "run.yaml"
+    path.write_text(c.dump(config))
+    command = [sys.executable, "-m", "trainer.loops.grpo", "--config", str(path)]
+    for steps in (2, 3):
+        print(f"a run of {steps} steps", flush=True)
+        subprocess.run([*command, "--set", f"run.max_steps={steps}"], cwd=ROOT, check=True)
+    lines = [json.loads(line) for line in Path(config.run.dir, "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "time/step_s" in line] == [1, 2, 3]
+    figure(f"a step after a resume on {DEVICE}", lines[-1]["time/step_s"], "s")

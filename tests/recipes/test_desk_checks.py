@@ -1,0 +1,146 @@
+"""What `up` and `up --dry-run` look at on the desk: reward functions, rows, teacher, judge, reward server."""
+
+from __future__ import annotations
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from recipes.cli import main
+from recipes.drivers import desk_checks
+from trainer import config as c
+from trainer.config import ConfigError, RunConfig
+
+RAISES = "def reward(text, reference):\n    return text.no_such()\n"
+WRONG_NUMBER = "def reward(text, reference, kind, more):\n    return 1.0\n"
+
+
+def dry_run(capsys, *words: str) -> tuple[int, str]:
+    code = main(["up", "demo", "--target", "local", "--dry-run", *words])
+    said = capsys.readouterr()
+    return code, said.out + said.err
+
+
+@pytest.mark.parametrize(
+    ("program", "said"),
+    [
+        (WRONG_NUMBER, "it asks for more, and there is text"),
+        (RAISES, "'str' object has no attribute 'no_such' (mine.py:2)"),
+        ("x = (\n", "SyntaxError"),
+        ("def other(text):\n    return 1.0\n", "has no function 'reward'"),
+    ],
+)
+def test_a_dry_run_refuses_a_function_that_cannot_be_called(tmp_path, capsys, program, said):
+    (tmp_path / "mine.py").write_text(program)
+    code, text = dry_run(capsys, "--set", f"rewards.function={tmp_path}/mine.py:reward")
+    assert code == 2 and said in text and "would run" not in text
+
+
+def test_what_fails_on_a_made_up_row_is_said_and_refuses_nothing(tmp_path):
+    (tmp_path / "mine.py").write_text("def reward(text, reference):\n    return {}[reference]\n")
+    config = c.override(RunConfig(), [f"rewards.function={tmp_path}/mine.py:reward"])
+    (note,) = desk_checks._call_functions(config)
+    assert "KeyError: '4' (mine.py:2)" in note and "made-up row" in note
+    (tmp_path / "mine.py").write_text("import no_such_module\n")
+    (note,) = desk_checks._call_functions(config)
+    assert "no_such_module" in note and "not on this machine" in note
+
+
+def prepared(folder, **changes):
+    folder.mkdir()
+    manifest = {"rows": {"train": 64, "test": 8}, "statistics": {}} | changes
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("manifest", "changes", "said"),
+    [
+        ({}, ["data.split=trian"], "no rows in data.split 'trian': it has train, test"),
+        ({}, ["evaluation.every_steps=5", "evaluation.split=validation"], "evaluation.split 'validation'"),
+        ({}, ["rollout.prompts_per_step=128"], "has 64 rows to train on, less than the 128"),
+        ({"rows": {"train": 0}}, [], "no rows in data.split 'train'"),
+        ({"rows": 3}, [], "is damaged"),
+        (
+            {"statistics": {"tokens": {"percentiles": {"1": 5000, "50": 6000}}}},
+            [],
+            "have 5000 tokens and more, and data.prompt_max_tokens is 4096",
+        ),
+        (
+            {"statistics": {"answer_types": {"number": 64}}},
+            ["rewards.judge_url=http://h/v1", "rewards.judge_model=m"],
+            "the judge would never be asked",
+        ),
+    ],
+)
+def test_rows_that_a_run_cannot_use_are_refused(tmp_path, manifest, changes, said):
+    path = prepared(tmp_path / "rows", **manifest)
+    config = c.override(RunConfig(), [f"data.path={path}", "rollout.prompts_per_step=16", *changes])
+    with pytest.raises(ConfigError, match=said):
+        desk_checks._look_at_rows(config)
+
+
+def test_rows_that_it_can_use_pass_and_large_images_are_said(tmp_path):
+    sizes = {"width": {"50": 4000}, "height": {"50": 3000}}
+    path = prepared(tmp_path / "rows", statistics={"images": sizes})
+    config = c.override(RunConfig(), [f"data.path={path}", "rollout.prompts_per_step=16"])
+    (note,) = desk_checks._look_at_rows(config)
+    assert "4000 x 3000 pixels or more" in note
+    assert desk_checks._look_at_rows(c.override(config, ["data.path=s3://b/rows"])) == []
+
+
+def test_a_teacher_of_another_vocabulary_is_refused(tmp_path):
+    for name, size in (("teacher", 9), ("student", 7)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps({"text_config": {"vocab_size": size}}))
+    names = [f"algorithm.teacher={tmp_path}/teacher", f"model.path={tmp_path}/student"]
+    with pytest.raises(ConfigError, match="vocabulary of 9 tokens and model.path one of 7"):
+        desk_checks._look_at_teacher(c.override(RunConfig(), names))
+
+
+@pytest.fixture
+def served():
+    """A judge that serves one model to those with the key, and a reward server's /health."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            key = self.headers.get("Authorization")
+            refused = self.path.startswith("/v1/models") and key != "Bearer right"
+            body = json.dumps({"data": [{"id": "m"}]}).encode()
+            self.send_response(401 if refused else 200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format, *args):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_the_judge_is_asked_for_its_model_and_the_key_is_tried(served):
+    def ask(model: str, key: str, url: str = "") -> list[str]:
+        changes = [f"rewards.judge_url={url or served}/v1", f"rewards.judge_model={model}"]
+        return desk_checks.ask_servers(c.override(RunConfig(), changes), {"SPOTRL_JUDGE_KEY": key})
+
+    assert ask("m", "right") == []
+    with pytest.raises(ConfigError, match="none of those that rewards.judge_url serves: m"):
+        ask("n", "right")
+    with pytest.raises(ConfigError, match="answers 401: export the endpoint's key as SPOTRL_JUDGE_KEY"):
+        ask("m", "wrong")
+    (note,) = ask("m", "right", "http://127.0.0.1:9")
+    assert "Connection refused" in note, "a judge that only the machines reach ends nothing"
+
+
+def test_a_reward_server_that_is_not_reached_from_here_is_said(served):
+    def ask(url: str) -> list[str]:
+        return desk_checks.ask_servers(c.override(RunConfig(), [f"rewards.remote_url={url}/get_reward"]), {})
+
+    assert ask(served) == [] and "the run waits for it" in ask("http://127.0.0.1:9")[0]

@@ -1,0 +1,57 @@
+"""The host's part of a pass: what was measured, and what the plan makes of it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import host_time
+from recipes.plan import calibration, cost, memory, passes
+from recipes.plan.calibration import MeasuredFigure
+from recipes.presets import get
+from recipes.spec import override
+
+DOCS = Path(__file__).parents[2] / "docs/performance.md"
+RECIPE = "grpo-qwen2.5-vl-3b-mathv60k"
+OLD_ROW_S = 1.82
+"""Host seconds of a row of 3B with hooks at every module, on the device that computes nothing."""
+H100_STEP_S, H100_LEARNING_S = 67.8, 51.9
+
+
+def test_calibrated_with_the_code_that_ran_the_plan_is_what_an_h100_took():
+    recipe = override(get(RECIPE), ["algorithm.micro_batch_tokens=6144"])
+    need = memory.plan(recipe, "H100")
+    assert need is not None
+    block = OLD_ROW_S / 3 / passes.blocks(need.shape)
+    with calibration.calibrated([MeasuredFigure("BLOCK_S", cost.BLOCK_S, block, "s")]):
+        step = cost.step_time(recipe, "H100", 100.0, need)
+    assert step.total == pytest.approx(H100_STEP_S, rel=0.15)
+    assert step.update + step.logprobs == pytest.approx(H100_LEARNING_S, rel=0.15)
+    quicker = cost.step_time(recipe, "H100", 100.0, need)
+    assert quicker.total < 0.6 * H100_STEP_S
+
+
+def test_a_pass_takes_the_longest_of_gpu_and_host(monkeypatch):
+    recipe = get(RECIPE)
+    need = memory.plan(recipe)
+    assert need is not None
+    idle = cost.step_time(recipe, "H100", 100.0, need)
+    monkeypatch.setattr(cost, "BLOCK_S", 0.0)
+    assert cost.step_time(recipe, "H100", 100.0, need).update == idle.update, "hidden behind the products"
+    monkeypatch.setattr(cost, "BLOCK_S", 1.0)
+    rows = len(passes.of_step(memory.with_rows(recipe), need.shape).updates)
+    busy = cost.step_time(recipe, "H100", 100.0, need)
+    assert busy.update == pytest.approx(rows * 3 * passes.blocks(need.shape))
+
+
+def test_the_host_keeps_up_by_what_was_measured():
+    """Against transformers' own passes, and half of the GPU's time by the plan."""
+    found = json.loads(host_time.OUT.read_text())["passes"]
+    one = found[f"{RECIPE}, 1"]
+    for kind in ("score", "learn"):
+        assert one[kind]["seconds"] < 1.5 * one[f"plain_{kind}"]["seconds"], kind
+    assert one["learn"]["waits"] <= host_time.WAITS
+
+
+def test_the_page_shows_what_was_measured():
+    assert all(row in DOCS.read_text() for row in host_time.table())
