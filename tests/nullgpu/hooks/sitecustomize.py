@@ -39,6 +39,18 @@ def with_tokens(module) -> None:
     module.Engine._trace = of_tokens
 
 
+def with_numbers(module) -> None:
+    """vLLM's runner counts on the device how many tokens a request got: one, where nothing is computed."""
+    output = module.AsyncOutput.get_output
+
+    def of_one_each(self):
+        self.num_sampled_tokens_np[:] = 1
+        self.sampled_token_ids[:] = 50
+        return output(self)
+
+    module.AsyncOutput.get_output = of_one_each
+
+
 def with_phases(module) -> None:
     """What a rank is called for is the phase of what it does on the device."""
     call = module.RankProcess.call
@@ -56,6 +68,7 @@ AFTER_IMPORT: dict[str, Callable] = {
     "torch": without_cudnn,
     "trainer.ranks.process": with_phases,
     "trainer.sampling.vllm_engine": with_tokens,
+    "vllm.v1.worker.gpu.async_utils": with_numbers,
     "vllm.distributed.device_communicators.cuda_wrapper": with_this_runtime,
     "transformers.models.qwen2_5_vl.modeling_qwen2_5_vl": without_token_check,
     "transformers.models.qwen3_vl.modeling_qwen3_vl": without_token_check,
