@@ -12,7 +12,7 @@ import pynvml
 import pytest
 
 from trainer.hardware import driver
-from trainer.node.preflight import gpus, infiniband, speed
+from trainer.node.preflight import gpus, host, infiniband, speed
 
 ROOT = Path(__file__).parents[3]
 GIB = 1 << 30
@@ -293,3 +293,24 @@ def test_the_cuda_of_torch_is_read_without_importing_it():
     import torch
 
     assert gpus.cuda_of_torch() == int((torch.version.cuda or "0").partition(".")[0])
+
+
+def test_a_gpu_that_is_lost_is_named_and_not_passed_over(monkeypatch):
+    def lost(nvml):
+        raise pynvml.NVMLError_GpuIsLost
+
+    monkeypatch.setattr(gpus, "read", lost)
+    (finding,) = gpus.check(0, 8)
+    assert finding.level == "fail" and "does not answer" in finding.figure
+    monkeypatch.setattr(gpus, "read", lambda nvml: (_ for _ in ()).throw(pynvml.NVMLError_LibraryNotFound))
+    assert gpus.check(0, 8) == []
+
+
+def test_a_line_about_a_lost_gpu_counts_none(tmp_path, monkeypatch):
+    said = (
+        "GPU 0: NVIDIA H100 (UUID: GPU-1)\\nUnable to determine the device handle for GPU 1: GPU is lost\\n"
+    )
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\nprintf '{said}'\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert host.count_gpus({}) == 1

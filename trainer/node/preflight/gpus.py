@@ -159,8 +159,13 @@ def check(rank: int, wanted: int) -> list[Finding]:
 
     try:
         reading = read(pynvml)
-    except pynvml.NVMLError:
+    except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
         return []
+    except pynvml.NVMLError as error:
+        remedy = (
+            "give the machine back: a GPU has fallen off its bus (Xid 79 in dmesg), or the driver is broken"
+        )
+        return [_found("GPUs", rank, f"the driver does not answer: {error}", "", "every GPU answers", remedy)]
     return judge(reading, rank, wanted, cuda_of_torch(), kernel_log())
 
 

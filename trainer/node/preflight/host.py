@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import resource
 import shutil
 import socket
@@ -122,13 +123,13 @@ def count_gpus(env: Mapping[str, str] = os.environ) -> int | None:
         if variable in env:
             devices = map(str.strip, env[variable].split(","))
             return len([device for device in devices if device not in ("", "-1")])
-    for command, mark in ((["nvidia-smi", "-L"], "GPU "), (["rocm-smi", "--showid"], "Device Name")):
+    for command, mark in ((["nvidia-smi", "-L"], r"GPU \d"), (["rocm-smi", "--showid"], ".*Device Name")):
         if shutil.which(command[0]):
             try:
                 done = subprocess.run(command, capture_output=True, text=True, timeout=60)
             except subprocess.TimeoutExpired:
                 return 0  # a hung driver: no GPU of this node can be used
-            lines = [line for line in done.stdout.splitlines() if mark in line]
+            lines = [line for line in done.stdout.splitlines() if re.match(mark, line)]
             return len(lines) if done.returncode == 0 else 0
     return None
 
