@@ -24,6 +24,7 @@ from recipes.plan.exchange import update_time
 from recipes.plan.memory import MemoryPlan, plan, with_resources, with_rows
 from recipes.plan.passes import Passes
 from recipes.plan.prices import Price, price
+from recipes.plan.step_time import StepTime
 from recipes.spec import Recipe
 from trainer.config import ConfigError, RunConfig, checkpoint_suffices, nodes_share_weights
 from trainer.config.budget import linear_weights, policy_bytes, trained
@@ -63,35 +64,16 @@ UNPACKED = 70.0
 
 So much longer than with LoRA take Qwen's published steps with Q-LoRA (7B, 14B: 71 and 74; GPTQ's kernels)."""
 BLOCK_S = 1.5e-3
-"""Host seconds of a block in each direction of a pass, kernels launched one by one: by
-benchmarks/host_time.json, put on an H100's host by an update that both have run."""
+"""Host seconds of a block in each direction of a pass, kernels launched one by one (assumption): what
+transformers' layers took on a device that computes nothing, put on an H100's host by the update of 3B that
+both have run."""
 SHARDED = 2.0
 """How many times longer the host takes for a block whose weights ZeRO-3 gathers and whose gradients it
-reduces (benchmarks/host_time.json)."""
+reduces (assumption): benchmarks/host_time.json has 1.4 to 2.5 times."""
 DOWNLOAD_BYTES_S = 500e6
 """Model download."""
 UPLOAD_BYTES_S = 1e9
 """Checkpoint upload per node."""
-
-
-@dataclass(frozen=True)
-class StepTime:
-    """Seconds of one step by phase."""
-
-    rollout: float
-    logprobs: float
-    update: float
-    sync: float
-    checkpoint: float
-    images: float = 0.0
-    """Host's work on images that the GPUs wait for."""
-    phases: float = 0.0
-    """Start-up of the phases."""
-
-    @property
-    def total(self) -> float:
-        phases = self.rollout + self.logprobs + self.update + self.sync + self.checkpoint
-        return phases + self.images + self.phases
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,8 @@ GPUS = {
 
 BATCH_INVARIANT = ("H100", "H200", "B200")
 """GPUs on which vLLM's batch-invariant mode leaves torch's own products in place. On older ones it puts
-kernels without gradients under every product of the process, the policy's too (vllm/model_executor/determinism)."""
+kernels without gradients under every product of the process, the policy's too
+(vllm/model_executor/determinism)."""
 
 OTHERS = {
     r"GB[23]00": 2500,
