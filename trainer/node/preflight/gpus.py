@@ -160,7 +160,10 @@ def check(rank: int, wanted: int) -> list[Finding]:
     try:
         reading = read(pynvml)
     except pynvml.NVMLError as error:
-        if error.value in (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED):
+        if getattr(error, "value", 0) in (
+            pynvml.NVML_ERROR_LIBRARY_NOT_FOUND,
+            pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
+        ):
             return []
         remedy = (
             "give the machine back: a GPU has fallen off its bus (Xid 79 in dmesg), or the driver is broken"
