@@ -195,7 +195,9 @@ def choice(
     )
     # One line however narrow the terminal is: it is there to be copied.
     sets = "".join(f"--set {shlex.quote(one)} " for one in asked)
-    console.print(f"  launch.py up {name} {sets}{options(recipe, row)}", highlight=False, soft_wrap=True)
+    console.print(
+        f"  python3 launch.py up {name} {sets}{options(recipe, row)}", highlight=False, soft_wrap=True
+    )
     return True
 
 
@@ -259,8 +261,8 @@ def second_group(recipe: Recipe, found: list[hourly.Hourly], left_out: list[str]
         console.print()
         console.print(_rates(found))
         console.print(
-            "Hours and dollars of the run above are those of its own machines alone: `launch.py plan RECIPE"
-            " --fleet` has those of both."
+            "Hours and dollars of the run above are those of its own machines alone: `python3 launch.py plan"
+            " RECIPE --fleet` has those of both."
         )
     for line in left_out:
         console.print(f"left out of the second group: {line}", highlight=False)

@@ -149,7 +149,11 @@ def page(said: dict[str, Any]) -> str:
     if wrong:
         text += ["## Constants of the plan that are off", ""]
         text += [f"- {one}" for one in wrong]
-        text += ["", f"`launch.py plan RECIPE --calibrate {GPU_CHECK}` plans with what was measured.", ""]
+        text += [
+            "",
+            f"`python3 launch.py plan RECIPE --calibrate {GPU_CHECK}` plans with what was measured.",
+            "",
+        ]
     text += ["## Figures", "", "| what | measured | planned |", "|---|---|---|"]
     for name, figure in said["figures"].items():
         planned = f"{figure['planned']:g}" if "planned" in figure else ""

@@ -48,7 +48,7 @@ def plan(
     elif recipe.config.fleet.workers == "only" and recipe.kind == "train":
         print(
             "rollout workers sample for this run: its hours and dollars above are those of engines on its own"
-            " GPUs; `launch.py plan RECIPE --fleet` has those with workers"
+            " GPUs; `python3 launch.py plan RECIPE --fleet` has those with workers"
         )
     sampled = _second_group(recipe, offers, *where)
     if deadline or budget_usd:

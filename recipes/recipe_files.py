@@ -101,7 +101,9 @@ def _based(recipe: str, given: list[str], above: tuple[Path, ...]) -> tuple[str,
     values = read(path)
     base = values.pop("base", None)
     if not isinstance(base, str):
-        raise ConfigError(f"{path}: base is missing: name the recipe that it changes, see `launch.py list`")
+        raise ConfigError(
+            f"{path}: base is missing: name the recipe that it changes, see `python3 launch.py list`"
+        )
     return _based(base, flatten(values) + given, (*above, path))
 
 

@@ -22,7 +22,9 @@ def write(name: str, target: str | None, overrides: list[str], out: Path | None)
     recipe = uploads.planned(recipe, target, {})
     files = render(recipe, target)
     for line in uploads.lines(recipe):
-        print(f"`launch.py up` would upload {line}: do so before you launch this file", file=sys.stderr)
+        print(
+            f"`python3 launch.py up` would upload {line}: do so before you launch this file", file=sys.stderr
+        )
     for file, text in files.items():
         if out:
             path = out / file

@@ -91,7 +91,8 @@ def scaling(request: LaunchRequest, nodes_text: str, steps: int) -> int:
     print(table(found))
     for run_id in missing if not options.dry_run else []:
         print(
-            f"{run_id} has no steps here yet: wait for it, or `launch.py pull {run_id}`, then run this again"
+            f"{run_id} has no steps here yet: wait for it, or `python3 launch.py pull {run_id}`, then run"
+            " this again"
         )
     return 2 if missing and not options.dry_run else 0
 

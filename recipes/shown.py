@@ -70,8 +70,8 @@ def recipes(console: Console, model: str = "") -> None:
         )
     console.print(table)
     console.print(
-        "\nrun: the cheapest offer of the price snapshot; `launch.py plan RECIPE` shows all, `up RECIPE`"
-        " starts one;\n`up rollout-worker --set fleet.run=RUN` adds a machine that samples for a run"
+        "\nrun: the cheapest offer of the price snapshot; `python3 launch.py plan RECIPE` shows all, `up"
+        " RECIPE` starts one;\n`up rollout-worker --set fleet.run=RUN` adds a machine that samples for a run"
         " (docs/fleet.md)"
     )
 
@@ -434,7 +434,7 @@ def _offers(recipe: Recipe, offers: list[cost.Offer], console: Console) -> None:
     if image and not image.current:
         console.print(
             "cluster.image holds another environment than this checkout's, so each machine makes its own: "
-            "`launch.py image --push` builds the one of this checkout",
+            "`python3 launch.py image --push` builds the one of this checkout",
             highlight=False,
         )
     console.print(

@@ -83,7 +83,7 @@ def check_weights(url: str, env: dict[str, str]) -> None:
     if not {line.split()[-1] for line in listed.splitlines()} & {"config.json", "adapter_config.json"}:
         raise ConfigError(
             f"no exported weights at {url}: a run writes them at its end (checkpoint.export_hf), "
-            "see `launch.py status`"
+            "see `python3 launch.py status`"
         )
 
 

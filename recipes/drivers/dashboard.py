@@ -94,7 +94,7 @@ def _cure(record: RunRecord) -> str:
     if record.target.startswith("dstack"):
         attach = f"dstack attach {platforms.dstack_name(record.run_id)}"
         return f"is it running? `{attach}` in another terminal opens its ssh"
-    return f"is it running? `launch.py status {record.run_id}` says"
+    return f"is it running? `python3 launch.py status {record.run_id}` says"
 
 
 def _keep(run: str, token: str) -> Path:

@@ -69,7 +69,7 @@ def start(record: RunRecord) -> int:
     name = kubernetes.set_name(record.run_id)
     said = platform_state.ask(record)
     if said and said.known and not said.ended_s:
-        raise ConfigError(f"{said.text}: `launch.py down {record.run_id}` ends it")
+        raise ConfigError(f"{said.text}: `python3 launch.py down {record.run_id}` ends it")
     task, *claims = map(str, record.task_files())
     remove = [program[0], *platforms.remove_job_set(record)[1:]]
     if said and said.known:
@@ -183,7 +183,7 @@ def head(record: RunRecord) -> str:
     """The head's pod that is running now, as kubectl takes it. Raises ConfigError without one."""
     running = [pod.name for pod in _head_pods(record) if pod.begun and not pod.over]
     if not running:
-        raise ConfigError(f"no pod of {record.run_id} is running: `launch.py status {record.run_id}`")
+        raise ConfigError(f"no pod of {record.run_id} is running: `python3 launch.py status {record.run_id}`")
     return f"pod/{running[-1]}"
 
 
@@ -268,7 +268,7 @@ def main(what: str, run_id: str) -> int:
         print(f"launch.py: {error}", file=sys.stderr)
         return EXIT_CONFIG
     except KeyboardInterrupt:
-        print(f"\nthe run continues: `launch.py logs {run_id}` follows it, `down` ends it")
+        print(f"\nthe run continues: `python3 launch.py logs {run_id}` follows it, `down` ends it")
         return EXIT_INTERRUPTED
     raise AssertionError(what)
 

@@ -76,7 +76,7 @@ def _check_data(recipe: Recipe, target: str) -> None:
         raise ConfigError(
             f"data.source names {files[0]}, and the nodes of {target} do not have it: put the rows into a "
             "bucket, "
-            f"`launch.py data prepare {files[0]} --out s3://...`, and set data.path to that"
+            f"`python3 launch.py data prepare {files[0]} --out s3://...`, and set data.path to that"
         )
     own_data.check_there(recipe)
     if recipe.uploads and not recipe.storage.bucket:

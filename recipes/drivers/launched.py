@@ -129,7 +129,8 @@ def _asked(record: RunRecord, code: int, down_s: float) -> RunRecord:
     # After Ctrl-C SkyPilot's server works on what it was asked for, and may have it a minute later.
     run_id = record.run_id
     print(
-        f"the launch of {run_id} is not confirmed: `launch.py status {run_id}` asks the platform", flush=True
+        f"the launch of {run_id} is not confirmed: `python3 launch.py status {run_id}` asks the platform",
+        flush=True,
     )
     return record
 

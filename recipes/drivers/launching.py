@@ -123,8 +123,8 @@ def _say_how_several_go_on(record: RunRecord, code: int, detach: bool) -> None:
         before = run_record.workers_of(record.samples_for)
         first = 1 + sum(one.jobs for one in before if one.run_id != record.run_id)
         print(
-            f"they are on their way: `launch.py logs {record.samples_for} --worker {first}` follows the"
-            f" first, {first + record.jobs - 1} is the last",
+            f"they are on their way: `python3 launch.py logs {record.samples_for} --worker {first}` follows"
+            f" the first, {first + record.jobs - 1} is the last",
             flush=True,
         )
 
@@ -245,7 +245,7 @@ def headed(text: str, recipe: Recipe, target: str, run_id: str) -> str:
                 what = f"{recipe.name} --target {target} --run-id {run_id}"
                 if recipe.kind == "sample":
                     what = f"rollout-worker --set fleet.run={recipe.config.fleet.run} --target {target}"
-                line = f"# Written by `launch.py up {what}`.\n"
+                line = f"# Written by `python3 launch.py up {what}`.\n"
         lines.append(line)
     return "".join(lines)
 
@@ -285,8 +285,8 @@ def replace_earlier(launch: Launch, takeover: bool) -> None:
         )
     if not takeover:
         raise ConfigError(
-            f"run {run_id} is alive ({lives.what}): `launch.py logs {run_id}` follows it, `down` ends it;"
-            " --takeover replaces it, which loses what it has done since its last committed checkpoint"
+            f"run {run_id} is alive ({lives.what}): `python3 launch.py logs {run_id}` follows it, `down` ends"
+            " it; --takeover replaces it, which loses what it has done since its last committed checkpoint"
         )
     print(f"replacing run {run_id} ({lives.what}), which stops within a minute", flush=True)
     if run_record.known(run_id):
@@ -398,7 +398,7 @@ def _run(commands: Commands, record: RunRecord, env: dict[str, str]) -> int:
             continue
         code, interrupted = _foreground(argv, os.environ | env)
         if interrupted and command[0] in ("tail", "sky"):
-            print(f"\nthe run continues: `launch.py logs {record.run_id}` follows it, `down` ends it")
+            print(f"\nthe run continues: `python3 launch.py logs {record.run_id}` follows it, `down` ends it")
         if code or interrupted:
             return EXIT_INTERRUPTED if interrupted else code
     return 0

@@ -129,7 +129,7 @@ def start(record: RunRecord) -> int:
     """Starts all nodes and leaves them to themselves."""
     code = up(record, follow=False)
     if not code:
-        print(f"the run continues: `launch.py logs {record.run_id}` follows it, `down` ends it")
+        print(f"the run continues: `python3 launch.py logs {record.run_id}` follows it, `down` ends it")
     return code
 
 

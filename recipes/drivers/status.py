@@ -86,7 +86,7 @@ def _left_over(shown: list[RunRecord]) -> list[str]:
         return []
     return [
         f"{run.run_id} has ended, and {', '.join(left)} may still rent machines, which end by themselves:"
-        f" `launch.py down {run.run_id}` ends them now"
+        f" `python3 launch.py down {run.run_id}` ends them now"
     ]
 
 
@@ -230,7 +230,9 @@ def costing(records: list[RunRecord]) -> list[str]:
     if not rates:
         return []
     told = ", ".join(f"{run} ${rate:.2f}" for run, rate in rates.items())
-    text = f"still costing ${sum(rates.values()):.2f} per hour ({told}): `launch.py down RUN` ends one"
+    text = (
+        f"still costing ${sum(rates.values()):.2f} per hour ({told}): `python3 launch.py down RUN` ends one"
+    )
     return ["", *textwrap.wrap(text, WIDTH, break_long_words=False, break_on_hyphens=False)]
 
 

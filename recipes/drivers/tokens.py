@@ -121,8 +121,8 @@ def check_resumed(run: str) -> None:
     raise ConfigError(
         f"this machine has not the secret of {run}, by which it and its workers know each other: copy"
         f" runs/{run}/fleet.key from where the run was launched, or export {FLEET_KEY} with what that holds."
-        f" Where it is lost, `launch.py down {run}` ends what lives, and export {FLEET_KEY}=$(openssl rand"
-        " -hex 32) gives the run a new one"
+        f" Where it is lost, `python3 launch.py down {run}` ends what lives, and export"
+        f" {FLEET_KEY}=$(openssl rand -hex 32) gives the run a new one"
     )
 
 

@@ -204,5 +204,5 @@ def model(name: str) -> str:
         return name
     raise ConfigError(
         f"{name} is no recipe, run with weights, folder of a model or OWNER/NAME of the hub: see `launch.py"
-        " list`, `launch.py status`"
+        " list`, `python3 launch.py status`"
     )

@@ -102,13 +102,15 @@ def read(path: Path) -> dict[str, Any]:
         figures = said["figures"]
         good = all(isinstance(figure["value"], int | float) for figure in figures.values())
     except OSError as error:
-        raise ConfigError(f"{file}: {error.strerror}; `launch.py up gpu-check` writes one") from error
+        raise ConfigError(f"{file}: {error.strerror}; `python3 launch.py up gpu-check` writes one") from error
     except (ValueError, TypeError, KeyError, AttributeError):
         good = False
     if good and rehearsed(said):
         raise ConfigError(f"{file} was rehearsed on a CPU, which tells nothing of a card")
     if not good:
-        raise ConfigError(f"{file} is no {GPU_CHECK}: give the file that `launch.py up gpu-check` wrote")
+        raise ConfigError(
+            f"{file} is no {GPU_CHECK}: give the file that `python3 launch.py up gpu-check` wrote"
+        )
     return said
 
 

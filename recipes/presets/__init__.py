@@ -86,7 +86,7 @@ def get(name: str) -> Recipe:
             held.sort(key=lambda one: not one.startswith("grpo"))
             raise ConfigError(f"unknown recipe {name}: it is part of {', '.join(held[:6])}")
         near = near or difflib.get_close_matches(name, RECIPES, n=1, cutoff=0.4)
-        hint = f"did you mean {near[0]}?" if near else "see `launch.py list`"
+        hint = f"did you mean {near[0]}?" if near else "see `python3 launch.py list`"
         if len(near) > 1:
             hint = f"it is the beginning of {', '.join(near)}"
         raise ConfigError(f"unknown recipe {name}: {hint}")

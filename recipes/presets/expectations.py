@@ -63,7 +63,8 @@ MATHV60K = Expected(
 MMK12 = Expected(
     not_promised=(
         "a curve on its own rows. Published by MM-Eureka for this setting, by its own scorer: MathVista 68.2"
-        " to 73.0, MathVerse 47.9 to 50.3, MathVision 25.4 to 26.9 (`launch.py evaluate RUN --benchmarks`)"
+        " to 73.0, MathVerse 47.9 to 50.3, MathVision 25.4 to 26.9"
+        " (`python3 launch.py evaluate RUN --benchmarks`)"
     )
 )
 

@@ -15,8 +15,8 @@ def render(recipe: Recipe) -> dict[str, str]:
         place = replace(place, workers_per_node=recipe.jobs * place.workers_per_node)
         recipe = replace(recipe, config=replace(recipe.config, placement=place))
     text = (
-        f"#!/usr/bin/env bash\n# {recipe.name} on this machine: RUN_ID=... bash FILE, or `launch.py up"
-        f" {recipe.name} --target local`.\n"
+        f"#!/usr/bin/env bash\n# {recipe.name} on this machine: RUN_ID=... bash FILE, or `python3 launch.py"
+        f" up {recipe.name} --target local`.\n"
         + script.preamble(recipe, "$PWD/.cache", runs="$PWD/runs")
         + script.setup_commands(recipe)
         + script.write_config(recipe)

@@ -70,7 +70,11 @@ def dstack_command(recipe: Recipe, body: str) -> str:
     if not codes(recipe):
         return f"{body}exec {node}\n"
     keep = "|".join(map(str, (0, *codes(recipe))))
-    then = "start this machine again" if recipe.kind == "sample" else "\\`launch.py resume ${RUN_ID:-}\\`"
+    then = (
+        "start this machine again"
+        if recipe.kind == "sample"
+        else "\\`python3 launch.py resume ${RUN_ID:-}\\`"
+    )
     task = f"""\
 final() {{
   code=$?

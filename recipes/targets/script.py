@@ -113,7 +113,7 @@ def again(recipe: Recipe) -> str:
         return f"Callers give the key of {API_KEY}. The server ends after {recipe.budget.max_hours:g} hours."
     if recipe.kind == "check":
         hours = recipe.budget.max_hours
-        return f"It ends within {hours:g} hours; `launch.py pull RUN_ID` fetches what it found."
+        return f"It ends within {hours:g} hours; `python3 launch.py pull RUN_ID` fetches what it found."
     if recipe.config.evaluation.pass_rate_samples:
         return "The same RUN_ID goes on behind the rows that are scored; a new one starts from scratch."
     return "The same RUN_ID resumes from its last committed checkpoint; a new one starts from scratch."

@@ -22,7 +22,7 @@ def render(recipe: Recipe) -> dict[str, str]:
     """Set-up and run script of every node. SPOTRL_NODE_RANK, SPOTRL_NODES and SPOTRL_PEERS come from the
     driver."""
     begin = script.preamble(recipe, recipe.site.shared_dir or "$HOME/spotrl-work")
-    usage = f"# {recipe.description}: one node. Driven by `launch.py up {recipe.name} --target ssh`."
+    usage = f"# {recipe.description}: one node. Driven by `python3 launch.py up {recipe.name} --target ssh`."
     head = f"#!/usr/bin/env bash\n{usage}\n"
     body = begin + script.setup_commands(recipe) + script.write_config(recipe)
     return {f"{recipe.name}.sh": head + body + f"exec {script.node_command(recipe)}\n"}
@@ -117,8 +117,8 @@ def run_command(
     lines = [
         f"cd {DIRECTORY} || exit 2",
         (
-            f"if {running(group)}; then echo 'error: {run_id} is still running here: `launch.py down` ends"
-            " it'; exit 2; fi"
+            f"if {running(group)}; then echo 'error: {run_id} is still running here: `python3 launch.py down`"
+            " ends it'; exit 2; fi"
         ),
         # Tokens arrive on standard input as NAME=value lines, so that no process list shows them.
         'while IFS= read -r line; do export "$line"; done',

@@ -118,7 +118,7 @@ def test_a_run_that_guards_end_names_the_checkpoint_to_go_back_to(tmp_path):
     code, said = launch(config, STANDIN_COLLAPSES="14")
     assert code == EXIT_CONFIG, said
     stands = "guards: trouble since step 14; the checkpoint of step 13 is from before it: "
-    assert stands + "`launch.py resume drill --before 14`" in said, said
+    assert stands + "`python3 launch.py resume drill --before 14`" in said, said
     assert "the last checkpoint stands" not in said
     here = manifests_here(Path(config.run.dir) / "checkpoints")
     assert 13 in here and max(here) > 13, "keep_last alone would have dropped it"

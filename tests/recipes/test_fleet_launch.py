@@ -387,7 +387,7 @@ def test_several_workers_are_all_started_without_following_the_first(
     launches = [call for call in called(tmp_path) if call.startswith(program) and "queue" not in call]
     assert len(launches) == (2 if program == "sky" else 1)
     assert program != "sky" or all(" -d " in call for call in launches)
-    assert "`launch.py logs mine --worker 1` follows the first, 2 is the last" in out
+    assert "`python3 launch.py logs mine --worker 1` follows the first, 2 is the last" in out
 
 
 def test_several_workers_of_which_one_was_refused_are_ended(capsys, monkeypatch, tmp_path):

@@ -121,7 +121,7 @@ def test_status_names_the_workers_that_outlive_their_run(capsys, monkeypatch, tm
         stand_in(tmp_path, monkeypatch, "sky", f"echo '{json.dumps([mine, theirs])}'")
         said = run(capsys, "status", "mine")[1]
         assert (f"mine has ended, and {name} may still rent machines" in said) == left, said
-        assert ("`launch.py down mine` ends them now" in said) == left
+        assert ("`python3 launch.py down mine` ends them now" in said) == left
 
 
 def test_dollars_of_a_thousand_samples_of_a_whole_run_are_in_its_report(capsys, monkeypatch, tmp_path):

@@ -170,7 +170,7 @@ def test_a_second_launch_of_a_set_that_lives_is_refused_and_an_ended_one_is_repl
     started(capsys)
     first = the_set(api)["metadata"]["uid"]
     record = run_record.load("try")
-    with pytest.raises(ConfigError, match="`launch.py down try` ends it"):
+    with pytest.raises(ConfigError, match="`python3 launch.py down try` ends it"):
         kubernetes_driver.start(record)
     play(api, conditions=[ended("Failed", "x")])
     started(capsys)

@@ -73,7 +73,7 @@ def test_a_launch_that_nobody_can_tell_about_costs_nothing_until_the_platform_ha
 ):
     sky(tmp_path, monkeypatch, launch="exit 3")
     _, out, _ = run(capsys, *SPOT)
-    assert "the launch of mine is not confirmed: `launch.py status mine` asks the platform" in out
+    assert "the launch of mine is not confirmed: `python3 launch.py status mine` asks the platform" in out
     out, usd = listed(capsys)
     assert "launch not confirmed" in out and usd == 0 and "still costing" not in out
     sky(tmp_path, monkeypatch, jobs=json.dumps([JOB]))

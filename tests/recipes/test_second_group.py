@@ -170,7 +170,7 @@ def test_plan_shows_the_group_and_ends_with_2_where_it_does_not_fit(capsys):
     assert "second group: 4 x 1 L40S, each a job that samples, an engine on 1 of its GPUs" in said
     assert "GPU memory, GiB of 44.4 (L40S): CUDA context 1.5, engine weights 15.4" in said
     assert "1 x 8 A100-80GB/H100 + 4 x 1 L40S to sample" in said
-    assert "both, $/hour" in said and "`launch.py plan RECIPE --fleet` has" in " ".join(said.split())
+    assert "both, $/hour" in said and "`python3 launch.py plan RECIPE --fleet` has" in " ".join(said.split())
     assert cli.main(["plan", BIG, "--target", "dstack-runpod", "--set", "sample.gpu=L40S"]) == 2
     said = " ".join(capsys.readouterr().out.split())
     assert "does not fit: the engine's share of memory leaves nothing for the KV cache" in said

@@ -149,7 +149,7 @@ def test_down_ends_exactly_this_run(machines, capsys, tmp_path):
 def test_a_detached_run_goes_on_alone_and_is_not_started_twice(machines, capsys, tmp_path):
     record = machines(head="sleep 300", worker="sleep 300")
     assert ssh_driver.start(record) == 0
-    assert "`launch.py logs mine` follows it" in capsys.readouterr().out
+    assert "`python3 launch.py logs mine` follows it" in capsys.readouterr().out
     assert ssh_driver.up(record) == 2
     assert "[0] error: mine is still running here" in capsys.readouterr().out
     ssh_driver.status(record)

@@ -63,7 +63,7 @@ class Final(RuntimeError):
     """The run is over for good. `code` is the exit code to leave with."""
 
     def __init__(self, code: int, why: str):
-        super().__init__(f"{why}; `launch.py resume` starts the run again")
+        super().__init__(f"{why}; `python3 launch.py resume` starts the run again")
         self.code = code
 
 

@@ -48,7 +48,7 @@ def read_manifest(path: str | Path) -> Manifest:
     except (FileNotFoundError, NotADirectoryError):
         raise ConfigError(
             f"no prepared dataset at {text} (no {MANIFEST}): "
-            f"run `python launch.py data prepare NAME --out {text}`"
+            f"run `python3 launch.py data prepare NAME --out {text}`"
         ) from None
     try:
         data = json.loads(raw)

@@ -188,7 +188,7 @@ class RunMirror:
         """Fetches every profile that there is; returns the folder. Raises ConfigError without any."""
         files = self.storage.list(PROFILES)
         if not files:
-            raise ConfigError("the run has profiled no step yet: `launch.py profile RUN` asks it to")
+            raise ConfigError("the run has profiled no step yet: `python3 launch.py profile RUN` asks it to")
         for key, _ in files:
             if not (self.folder / key).exists():
                 self.storage.get(key, self.folder / key)

@@ -104,7 +104,7 @@ def join(config: RunConfig) -> Store:
     world = int(os.environ["WORLD_SIZE"])
     if config.method != "sft":
         raise ConfigError(
-            "torchrun starts method sft only: GRPO's engines are placed by Ray, use `launch.py up`"
+            "torchrun starts method sft only: GRPO's engines are placed by Ray, use `python3 launch.py up`"
         )
     if (world, local) != (place.world_size, place.workers_per_node):
         raise ConfigError(
@@ -270,7 +270,8 @@ class TorchrunRanks(Ranks):
 
     def stream(self, method: Callable[..., Iterator[R]], arguments: Sequence[tuple[Any, ...]]) -> Iterator[R]:
         raise ConfigError(
-            "torchrun's ranks return whole results only: rollouts are started by Ray, use `launch.py up`"
+            "torchrun's ranks return whole results only: rollouts are started by Ray, use"
+            " `python3 launch.py up`"
         )
 
     def stop(self) -> None:

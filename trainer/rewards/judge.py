@@ -187,7 +187,7 @@ class Judge:
             if self.budget and self.requests >= self.budget:
                 raise ConfigError(
                     f"rewards.judge_requests: the {self.budget} requests of this run are spent; raise it: "
-                    "`launch.py up` with the run's recipe, options and --run-id, "
+                    "`python3 launch.py up` with the run's recipe, options and --run-id, "
                     "and --set rewards.judge_requests=N, continues it"
                 )
             self.requests += 1

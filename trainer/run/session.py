@@ -224,7 +224,7 @@ class Session:
             return  # the error that ends the run is printed anyway
         run = self.config.run_id
         if good:
-            command = f"launch.py resume {run} --before {trouble}"
+            command = f"python3 launch.py resume {run} --before {trouble}"
             said = f"the checkpoint of step {good} is from before it: `{command}`"
         else:
             said = "no checkpoint is from before it: start a new run"

@@ -103,7 +103,7 @@ def download(url: str, target: Path) -> tuple[int, int]:
 def fetch(url: str, target: Path) -> tuple[int, int]:
     """Downloads a folder, whole or not at all. Raises ConfigError where the store has none."""
     if not Storage(url).list():
-        raise ConfigError(f"nothing at {url}: `launch.py up` uploads it before anything is rented")
+        raise ConfigError(f"nothing at {url}: `python3 launch.py up` uploads it before anything is rented")
     part = target.with_name(f".{target.name}.{socket.gethostname()}.{os.getpid()}")
     try:
         moved = download(url, part)

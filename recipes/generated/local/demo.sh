@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# demo on this machine: RUN_ID=... bash FILE, or `launch.py up demo --target local`.
+# demo on this machine: RUN_ID=... bash FILE, or `python3 launch.py up demo --target local`.
 set -euo pipefail
 export WORK="${WORK:-$PWD/.cache}"
 export RUNS="${RUNS:-$PWD/runs}"
