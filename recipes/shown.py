@@ -394,6 +394,8 @@ def _offers(recipe: Recipe, offers: list[cost.Offer], console: Console) -> None:
         step = offer.step
         judged = choose.judge(offer, math.inf, math.inf)
         phases = (step.images, step.rollout, step.logprobs, step.update, step.sync, step.phases, step.total)
+        # Draws are skewed: the plan's own figure may lie below their tenth.
+        least, most = min(judged.least, offer.hours), max(judged.hours, offer.hours)
         rate = offer.usd_per_hour or 0.0
         priced = offer.usd is not None
         table.add_row(
@@ -403,11 +405,11 @@ def _offers(recipe: Recipe, offers: list[cost.Offer], console: Console) -> None:
             f"{rate:.2f}" if rate else "yours",
             *[f"{value:.1f}" for value in phases],
             f"{offer.hours:.1f}",
-            f"{judged.least:.1f} to {judged.hours:.1f}",
+            f"{least:.1f} to {most:.1f}",
             f"{offer.preemptions:.1f}",
             f"{offer.interval_s / 60:.0f} min",
             f"{offer.usd:,.0f}" if priced else "-",
-            f"{judged.least * rate:,.0f} to {judged.hours * rate:,.0f}" if priced else "-",
+            f"{least * rate:,.0f} to {most * rate:,.0f}" if priced else "-",
         )
     console.print(table)
     console.print(_ranges(first, recipe), highlight=False)

@@ -186,3 +186,11 @@ def test_thousands_of_segments_take_a_run_no_time():
     assert statistics.fmean(drawn) == pytest.approx(statistics.fmean(looped), rel=0.004)
     often = replace(offer, between_s=60.0, interval_s=600.0)  # every segment is cut off again and again
     assert math.isfinite(choose.simulate(often, rng))
+
+
+def test_the_plan_s_own_figure_lies_in_the_range_beside_it(capsys):
+    from recipes import planning
+
+    planning.plan("grpo-qwen2.5-vl-7b-mathv60k", "slurm", [])
+    rows = re.findall(r"(\d+\.\d)\s+(\d+\.\d) to (\d+\.\d)", capsys.readouterr().out)
+    assert rows and all(float(low) <= float(point) <= float(high) for point, low, high in rows)
