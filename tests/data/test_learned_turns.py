@@ -67,7 +67,10 @@ def segments(image_tokens, system="You are a helpful assistant."):
     ]
 
 
-@pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen2", "smollm2"])
+@pytest.mark.parametrize(
+    "family",
+    ["qwen2_5_vl", "qwen3_vl", "qwen3_5", "qwen2", pytest.param("smollm2", marks=pytest.mark.long)],
+)
 def test_the_mask_is_that_of_a_list_made_by_hand(family_model, family):
     vision = family in VISION
     side = 28 if family == "qwen2_5_vl" else 32

@@ -22,6 +22,7 @@ def package():
     return needed()
 
 
+@pytest.mark.long
 def test_one_command_prepares_a_mixture(tmp_path):
     command = [
         "prepare",

@@ -217,7 +217,7 @@ def test_a_launcher_speaks_for_a_trainer_that_starts_for_a_stated_time(asked):
         nonlocal now
         now = at
         if marked is not None:
-            record.write(f"{epoch:08d}.beat", {"name": "", "unix_s": marked})
+            record.write(f"{epoch:08d}.beat", {"name": f"{epoch}-a", "unix_s": float(marked)})
         following.newest()
         return following.silent_s()
 

@@ -124,6 +124,7 @@ def test_on_a_base_in_4_bits_that_is_evaluated_first(
         assert result["bytes"] == result["numbers"] / 2 / (world if stage == 3 else 1)
 
 
+@pytest.mark.long
 def test_bitsandbytes_says_nothing_at_a_start():
     words = "from trainer.learning import lora; lora.quiet(); import bitsandbytes"
     done = subprocess.run([sys.executable, "-c", words], cwd=ROOT, capture_output=True, text=True)

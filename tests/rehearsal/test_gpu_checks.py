@@ -36,6 +36,7 @@ def rehearse(tmp_path, *options: str) -> dict:
     return json.loads(out.read_text())["figures"]
 
 
+@pytest.mark.long
 def test_the_checks_are_collected_without_vllm():
     """A card that is lent bare has PyTorch; what needs no engine runs there."""
     collect = "import sys, pytest; sys.modules['vllm'] = None; sys.exit(pytest.main(sys.argv[1:]))"

@@ -122,7 +122,8 @@ runpy.run_module("trainer.node", run_name="__main__", alter_sys=True)
 """
 
 
-@pytest.mark.parametrize("port", [pytest.param("gcs", marks=pytest.mark.long), "dashboard"])
+@pytest.mark.long
+@pytest.mark.parametrize("port", ["gcs", "dashboard"])
 def test_a_port_that_is_taken_after_it_was_chosen_costs_one_more_start(tmp_path, port):
     process = launch(
         tmp_path, sys.executable, "-c", RESOURCES, run=("-c", TAKEN_MEANWHILE.replace("TAKEN", port))
