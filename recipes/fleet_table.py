@@ -104,10 +104,13 @@ def _ahead(recipe: Recipe, found: Fleets, rows: list[FleetRow]) -> list[str]:
         )
     for row in rows if recipe.config.rollout.staleness else []:
         if row.worker and row.ahead < row.enough:
-            enough = min(row.enough, fleet_cost.MOST_AHEAD)
+            most = fleet_cost.MOST_AHEAD
+            remedy = f"--set rollout.staleness={row.enough} suffices"
+            if row.enough > most:
+                remedy = f"{row.enough} would, more than the {most} that are planned: take faster workers"
             lines.append(
                 f"{row.trainer} with {row.worker.name}: rollout.staleness={row.ahead} lets the trainer wait"
-                f" for the longest completion; --set rollout.staleness={enough} suffices"
+                f" for the longest completion; {remedy}"
             )
     prompts = recipe.config.rollout.prompts_per_step
     if recipe.sample and 0 < recipe.config.fleet.unit_prompts < prompts:

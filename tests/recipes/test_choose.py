@@ -94,13 +94,13 @@ def test_the_regions_are_named_by_price(tmp_path, monkeypatch, capsys):
 
 
 def test_no_offer_in_time_says_how_far_off_the_nearest_is_and_how_many_nodes_would_do(capsys):
-    code, out, _ = run(capsys, "plan", "grpo-qwen2.5-vl-7b-mathv60k", "--deadline", "60h")
+    code, out, _ = run(capsys, "plan", "grpo-qwen2.5-vl-7b-mathv60k", "--deadline", "50h")
     assert code == 2 and re.search(
-        r"the nearest is .*: 90% of its runs take up to [\d.]+ hours where 60 were given", out
+        r"the nearest is .*: 90% of its runs take up to [\d.]+ hours where 50 were given", out
     )
     nodes = re.search(r"--set cluster.nodes=(\d) keeps them: .*, ([\d.]+) h and \$", out)
-    assert int(nodes[1]) > 1 and float(nodes[2]) <= 60
-    given = ["--deadline", "60h", "--set", f"cluster.nodes={nodes[1]}"]
+    assert int(nodes[1]) > 1 and float(nodes[2]) <= 50
+    given = ["--deadline", "50h", "--set", f"cluster.nodes={nodes[1]}"]
     assert run(capsys, "plan", "grpo-qwen2.5-vl-7b-mathv60k", *given)[0] == 0
     code, out, _ = run(capsys, "plan", "grpo-qwen2.5-vl-7b-mathv60k", "--budget", "10")
     assert code == 2 and re.search(r"take up to \$\d+ where \$10 were given", out) and "keeps them" not in out
@@ -167,7 +167,8 @@ def test_thousands_of_segments_take_a_run_no_time():
     the draws."""
     import random
 
-    offer = replace(offers()[0], work_s=3e6, interval_s=30.0, stall_s=2.0, start_s=0.0, restart_s=400.0)
+    offer = replace(offers()[0], interval_s=30.0, stall_s=2.0, start_s=0.0, restart_s=400.0)
+    offer = replace(offer, steps=round(3e6 / (offer.step.total - offer.step.checkpoint)))
     offer = replace(offer, between_s=30_000.0)
 
     def by_segment(rng: random.Random) -> float:

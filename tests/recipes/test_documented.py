@@ -121,10 +121,11 @@ def test_preflight_of_every_target_needs_neither_bucket_nor_keys(monkeypatch, tm
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     for target in CAPABILITIES:
-        given = ["preflight", "--target", target, "--dry-run", "--hosts", "a,b"]
-        given += (
-            ["--set", "cluster.nodes=1", "--hosts", "a"] if target in ("local", "skypilot-runpod") else []
-        )
+        given = ["preflight", "--target", target, "--dry-run"]
+        if target in ("ssh", "dstack-ssh"):
+            given += ["--hosts", "a,b"]
+        elif target in ("local", "skypilot-runpod"):
+            given += ["--set", "cluster.nodes=1"]
         assert cli.main(given) == 0, (target, capsys.readouterr().err)
         shown = capsys.readouterr().out
         assert "BUCKET:?" not in shown and "secrets." not in shown and "\n- BUCKET" not in shown, target

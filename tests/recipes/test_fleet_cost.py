@@ -175,12 +175,14 @@ def test_losses_are_told_from_gains(found):
 
 
 def test_slow_cards_one_step_ahead_are_a_loss_and_enough_ahead_are_faster(found):
-    """7B: on an L40S the longest completion takes several updates."""
+    """7B: on an L40S the longest completion takes several updates, of an H100 more than are planned."""
     slow = [row for row in found.fleets if row.worker.name == "L40S" and row.gpus == 8]
     late = [row for row in slow if row.ahead == 1]
     assert late and all(row.enough > 1 and found.beaten_by(row) for row in late)
     best = min((row for row in slow if row.ahead >= row.enough), key=lambda row: row.step_s)
-    assert best.step_s < 0.6 * min(row.step_s for row in found.colocated)
+    assert best.offer.gpu == "A100-80GB"
+    alone = [row for row in found.colocated if row.offer.gpu == best.offer.gpu]
+    assert best.step_s < 0.6 * min(row.step_s for row in alone)
 
 
 def test_more_ahead_and_more_workers_are_never_slower(found):
@@ -222,17 +224,17 @@ def run(capsys, *arguments):
 
 
 def test_the_table_names_the_steps_ahead_the_losses_and_the_egress(capsys):
-    code, said = run(capsys, ONE, "--fleet", "--deadline", "5h")
+    code, said = run(capsys, ONE, "--fleet", "--deadline", "4h")
     assert code == 0
-    assert "one step ahead is not enough, and a loss: 8 x A100-80GB with" in said
+    assert re.search(r"one step ahead is not enough, and a loss: .*; 8 x A100-80GB with [^;]*L40S", said)
     assert "without workers 80% of the decode slots are empty; --set rollout.prompts_per_step=256" in said
     assert re.search(r"warning: egress is up to \d+% of a step's dollars: keep the bucket on R2", said)
     assert re.search(
-        r"cheapest within 5 h: .*--set rollout.staleness=\d .*--fleet \d+x[\w-]+:(spot|on-demand)@\w+", said
+        r"cheapest within 4 h: .*--set rollout.staleness=\d .*--fleet \d+x[\w-]+:(spot|on-demand)@\w+", said
     )
     changes = re.findall(r"--set '?([^\s']+)", said.rpartition("expected")[2])
     chosen = fleet_cost.compare(resolve(ONE, changes), None, None)
-    assert any(row.hours <= 5 for row in chosen.fleets if row.gpus == 8)
+    assert any(row.hours <= 4 for row in chosen.fleets if row.gpus == 8)
     assert "warning" not in run(capsys, ONE, "--fleet", "--set", "storage.bucket=r2://mine")[1]
 
 
@@ -258,7 +260,9 @@ def test_machines_that_the_recipe_names_are_refused_as_a_loss(capsys):
     group = (*group, "--set", "sample.nodes=6")
     code, said = run(capsys, ONE, "--fleet", *group, "--set", "rollout.staleness=1")
     assert code == 2 and "at once" not in said
-    enough = re.search(r"8 x H100 with L40S: [^;]*; --set rollout.staleness=(\d) suffices", said)[1]
+    assert re.search(r"8 x H100 with L40S: [^;]*; 1\d would, more than the 8 that are planned", said)
+    assert re.search(r"8 x A100-80GB with L40S: [^;]*; --set rollout.staleness=\d suffices", said)
+    enough = max(re.findall(r"--set rollout.staleness=(\d) suffices", said))
     code, said = run(capsys, ONE, "--fleet", *group, "--set", f"rollout.staleness={enough}")
     assert code == 0 and "suffices" not in said
 
