@@ -19,6 +19,7 @@ from recipes.plan.fleet_cost import FleetRow
 from recipes.presets import resolve
 from recipes.run_record import RunRecord
 from recipes.spec import Recipe
+from recipes.targets.options import obeyed
 from trainer.config import ConfigError
 from trainer.exit_codes import EXIT_INTERRUPTED
 
@@ -89,7 +90,9 @@ def up(
     foreground = capabilities.capability(target).platform in ("", "ssh") and not options.detach
     alone = replace(recipe, sample=None)
     run = launching.prepared(name, alone, target, overrides, replace(options, detach=not foreground))
-    workers = _workers(name, overrides, recipe.sample.target or target, options)
+    theirs = recipe.sample.target or target
+    kept = [one for one in overrides if theirs == target or _means(recipe, theirs, one)]
+    workers = _workers(name, kept, theirs, options)
     lines, plan = fleet_table.both(recipe, run.record, workers.record)
     print(*lines, sep="\n", flush=True)
     run, workers = _planned(run, plan), _planned(workers, plan)
@@ -160,6 +163,13 @@ def _planned(launch: Launch, plan: FleetRow | None) -> Launch:
         planned_most_usd=0.0,
     )
     return replace(launch, record=record)
+
+
+def _means(recipe: Recipe, target: str, override: str) -> bool:
+    """Whether an override says something to machines of that target: those of a run's own platform, such as
+    a partition, are no others'."""
+    option = override.partition("=")[0].strip()
+    return option.startswith("cluster.") or obeyed(recipe, target, option)
 
 
 def _workers(name: str, overrides: list[str], target: str, options: Options) -> Launch:

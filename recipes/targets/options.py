@@ -103,12 +103,13 @@ def check(recipe: Recipe, target: str) -> None:
     for option, value in _asked(recipe, SECTIONS):
         of_both = sample is not None and not option.startswith("cluster.")
         if not obeyed(recipe, target, option) and not (of_both and obeyed(recipe, there, option)):
-            raise ConfigError(_refused(recipe, target, option, option, value))
+            shown = option.replace("cluster.", f"{groups.section(recipe)}.")
+            raise ConfigError(_refused(recipe, target, option, shown, value))
     view = groups.sampling(recipe) if sample else None
     if sample is None or view is None:
         return
     for option, value in _asked(view, ("cluster",)):
-        if option != "cluster.image" and not obeyed(view, there, option):
+        if not obeyed(view, there, option):
             raise ConfigError(_refused(view, there, option, option.replace("cluster", "sample"), value))
     for name in OF_GROUP:
         if getattr(sample, name) and not obeyed(view, there, f"site.{name}"):
@@ -117,13 +118,19 @@ def check(recipe: Recipe, target: str) -> None:
 
 
 def _asked(recipe: Recipe, sections: tuple[str, ...]) -> Iterator[tuple[str, object]]:
-    """Options that have another value than their default, and than the recipe's preset gives them."""
-    preset = RECIPES[recipe.name]() if recipe.name in RECIPES else None
+    """Options that have another value than their default, and than the recipe's preset gives them. A second
+    group has the image of the run's own machines where it names none."""
+    name = groups.run_name(recipe)
+    preset = RECIPES[name]() if name in RECIPES else None
+    inherits = recipe.kind == "sample" and not (recipe.sample and recipe.sample.image)
     for section in sections:
         mine = getattr(recipe, section)
+        of_preset = groups.section(recipe) if section == "cluster" else section
+        given = getattr(preset, of_preset) if preset else None
         for field in fields(mine):
             value = getattr(mine, field.name)
-            given = getattr(preset, section) if preset else None
+            if section == "cluster" and field.name == "image" and inherits:
+                continue
             if value != field.default and value != getattr(given, field.name, field.default):
                 yield f"{section}.{field.name}", value
 

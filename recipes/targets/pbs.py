@@ -42,6 +42,7 @@ TAKE_TOKENS = f"""\
 if [ -n "${{{TOKENS_FILE}:-}}" ]; then
   [ -r "${TOKENS_FILE}" ] || {{ echo "error: ${TOKENS_FILE} is not readable here" >&2; exit 2; }}
   set -a
+  # shellcheck source=/dev/null
   . "${TOKENS_FILE}"
   set +a
 fi

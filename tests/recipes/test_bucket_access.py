@@ -23,10 +23,13 @@ def amazons_keys(elsewhere, monkeypatch):
 )
 @pytest.mark.parametrize("given", [("--bucket", "gs://mine"), ROWS])
 def test_google_storage_without_a_key_is_refused_where_machines_have_no_account(target, given, capsys):
-    code, out, err = run(capsys, "up", SEVEN, "--target", target, "--dry-run", *given)
+    up = ["up", SEVEN, "--target", target, *given]
+    code, out, err = run(capsys, *up)
     assert code == 2 and out == "" and err.count("\n") == 1
     assert "no credentials for gs://mine" in err and "export GOOGLE_SERVICE_ACCOUNT_KEY" in err
     assert f"machines of {target} have no Google account" in err
+    code, out, _ = run(capsys, *up, "--dry-run")
+    assert code == 0 and f"# --- `up` itself would stop: {err.removeprefix('launch.py: ')}" in out
 
 
 @pytest.mark.parametrize("given", [("--bucket", "gs://mine/runs"), ROWS])
@@ -50,17 +53,13 @@ def test_google_storage_without_a_key_is_said_to_be_unverified_on_google_cloud(
 
 def test_a_bucket_that_only_the_weights_or_rows_are_in_needs_its_key_too(capsys, monkeypatch):
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-    code, _, err = run(
-        capsys,
-        "serve",
-        "Qwen/Qwen2.5-VL-7B-Instruct",
-        "--target",
-        "skypilot-runpod",
-        "--dry-run",
-        "--set",
-        "storage.weights=s3://mine/hf",
-    )
-    assert code == 2 and "no credentials for s3://mine/hf: export AWS_ACCESS_KEY_ID" in err
+    serve = ["serve", "Qwen/Qwen2.5-VL-7B-Instruct", "--target", "skypilot-runpod"]
+    serve += ["--set", "storage.weights=s3://mine/hf"]
+    said = "no credentials for s3://mine/hf: export AWS_ACCESS_KEY_ID"
+    code, out, err = run(capsys, *serve)
+    assert code == 2 and out == "" and said in err
+    code, out, _ = run(capsys, *serve, "--dry-run")
+    assert code == 0 and f"# --- `up` itself would stop: {said}" in out
 
 
 def test_rows_in_a_bucket_are_counted_before_anything_is_rented(capsys, monkeypatch, tmp_path):

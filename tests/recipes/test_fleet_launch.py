@@ -288,7 +288,7 @@ def test_machines_of_another_target_than_the_runs(capsys, monkeypatch, tmp_path)
 
 
 def test_the_command_that_plan_names_starts_what_was_planned(capsys, tmp_path):
-    _, said, _ = run(capsys, "plan", SEVEN, "--fleet", "--deadline", "5h")
+    _, said, _ = run(capsys, "plan", SEVEN, "--fleet", "--deadline", "4h")
     words = shlex.split(re.search(r"launch.py (up .*)", said)[1])
     code, out, err = run(capsys, *words, "--bucket", "s3://mine", "--run-id", "mine", "--dry-run")
     assert code == 0, err

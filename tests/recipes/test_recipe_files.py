@@ -43,7 +43,8 @@ FILES = {
         "optimizer: {learning_rate: 2e-6}\n"
     ),
     "over.yaml": "base: mine.py:mine\nrun: {seed: 5}\n",
-    "more.yaml": "rollout: {max_tokens: 99}\nwatch: {on_hang: off}\nsite:\n  hosts: [a, 'b:2201']\n",
+    "more.yaml": "rollout: {max_tokens: 99}\nwatch: {on_hang: off}\n",
+    "hosts.yaml": "site:\n  hosts: [a, 'b:2201']\n",
     "typo.yaml": "rollout: {max_token: 99}\n",
     "section.yaml": "rollout: 3\n",
     "list.yaml": "- a\n",
@@ -90,6 +91,10 @@ def test_yaml_recipe_and_overrides_are_those_of_the_command_line(capsys, here):
     over = rendered(capsys, "mine.yaml", "--set", "@more.yaml", "--set", "run.seed=9")
     assert "max_tokens: 99" in over and "seed: 9" in over and "--nodes=2" in over
     assert "on_hang: 'off'" in over
+    os.chdir(here)
+    hosts = ("--set", "@hosts.yaml", "--target", "ssh", "--bucket", "file:///b", "--dry-run")
+    code, out, err = run(capsys, "up", "mine.yaml", *hosts)
+    assert code == 0 and "scp -q -P 2201 " in out, err
 
 
 def test_python_recipe_imports_what_stands_beside_it(capsys, here):

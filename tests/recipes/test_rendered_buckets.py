@@ -45,7 +45,8 @@ WORKS = ("local", "ssh", "slurm", "pbs", "skypilot", "skypilot-runpod", "skypilo
 
 def beginning(target, *overrides):
     """The shell that a rendered file begins with, up to where it has made its folders."""
-    recipe = override(get("grpo-qwen2.5-vl-7b-mathv60k"), ["site.hosts=[a]", *overrides])
+    hosts = ["site.hosts=[a]"] if target in ("ssh", "dstack-ssh") else []
+    recipe = override(get("grpo-qwen2.5-vl-7b-mathv60k"), [*hosts, *overrides])
     text = next(iter(render(recipe, target).values()))
     if target.startswith("skypilot"):
         text = yaml.safe_load(text)["setup"]

@@ -43,7 +43,12 @@ def test_a_group_is_set_in_a_recipe_file(tmp_path):
         ("preflight", [], "preflight (preflight) trains nothing"),
         ("serve", [], "serve (serve) trains nothing"),
         (ONE, ["evaluation.pass_rate_samples=8"], "an evaluation trains nothing"),
-        (ONE, ["evaluation.benchmarks=true"], "an evaluation trains nothing"),
+        (ONE, ["evaluation.benchmarks=true"], "set evaluation.pass_rate_samples to 1 or more"),
+        (
+            ONE,
+            ["evaluation.benchmarks=true", "evaluation.pass_rate_samples=1"],
+            "an evaluation trains nothing",
+        ),
         (ONE, ["checkpoint.remote="], "through its bucket alone, and checkpoint.remote is empty"),
         ("demo", ["sample.gpus_per_node=1"], "demo runs on CPU ranks: --set sample.gpus_per_node=0"),
         (ONE, ["sample.gpus_per_node=0"], "made for GPUs: give 1 or more"),
