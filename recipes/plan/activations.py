@@ -83,7 +83,7 @@ def saved(config: RunConfig, shape: Shape) -> dict[str, float]:
     per_token = w * shape.hidden * shape.layers
     if whole:
         per_token = decoder_layers(shape, w) + shape.layers * adapted(config, shape, w)
-    rows = 1 if config.lora.rank and whole else 2
+    rows = 1 if config.lora.rank else 2
     head = batch.tokens * shape.hidden * (4 + rows * w)  # last norm; rows of completions
     per_patch = 0.0
     if (v := shape.vision) and config.tower_trained:

@@ -20,6 +20,7 @@ from trainer.observe import metric_names
 from trainer.observe.history import read_history, reproducible, truncate
 from trainer.observe.metrics import Metrics, thumbnail
 from trainer.observe.phases import Phases
+from trainer.rewards.grading.expression import Rule
 
 ROOT = Path(__file__).parents[2]
 PLAIN = override(RunConfig(), ["logging.tensorboard=false"])
@@ -337,6 +338,7 @@ def test_the_table_names_what_the_trainer_writes_and_nothing_else():
     written = {"time/step_s", "time/unix_s", "time/checkpoint_s"} | {
         f"reward/{v}_rate" for v in typing.get_args(Verdict)
     }
+    written |= {f"reward/decided_{rule}" for rule in typing.get_args(Rule)}
     written |= {"time/wait_s", "time/sampling_s"}  # of a run with two lanes
     for path in (ROOT / "trainer").rglob("*.py"):
         if path.name in ("metric_names.py", "report.py", "report_charts.py", "progress.py"):

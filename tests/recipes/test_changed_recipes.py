@@ -40,9 +40,10 @@ def test_the_demo_of_another_model_or_of_other_rows_makes_only_what_it_reads(cap
         assert code == 0
         return re.findall(r"-m (examples\.demo\.\w+)", out)
 
-    for name, mark in (("model", "config.json"), ("rows", "manifest.json")):
+    manifest = '{"rows": {"train": 64, "validation": 8}}'
+    for name, mark, text in (("model", "config.json", "{}"), ("rows", "manifest.json", manifest)):
         (tmp_path / name).mkdir()
-        (tmp_path / name / mark).write_text("{}")
+        (tmp_path / name / mark).write_text(text)
     shapes, warm = "examples.demo.shapes", "examples.demo.warm_start"
     assert modules() == [shapes, warm]
     assert modules(f"model.path={tmp_path}/model") == [shapes]
