@@ -46,7 +46,6 @@ CONSTANTS = {
     "DECODE": Constant(cost, 0.02, 1.0),
     "ENGINE_STEP_S": Constant(cost, 1e-5, 0.1, "s"),
     "SEQUENCE_S": Constant(cost, 0.0, 0.01, "s"),
-    "BLOCK_S": Constant(cost, 1e-4, 0.05, "s"),
 }
 """By name, as in its module."""
 

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import host_time
-from recipes.plan import calibration, cost, memory, passes
-from recipes.plan.calibration import MeasuredFigure
+from recipes.plan import cost, memory, passes
 from recipes.presets import get
 from recipes.spec import override
 
@@ -18,12 +17,13 @@ OLD_ROW_S = 1.82
 H100_STEP_S, H100_LEARNING_S = 67.8, 51.9
 
 
-def test_calibrated_with_the_code_that_ran_the_plan_is_what_an_h100_took():
+def test_with_the_host_time_of_the_code_that_ran_the_plan_is_what_an_h100_took(monkeypatch):
     recipe = override(get(RECIPE), ["algorithm.micro_batch_tokens=6144"])
     need = memory.plan(recipe, "H100")
     assert need is not None
     block = OLD_ROW_S / 3 / passes.blocks(need.shape)
-    with calibration.calibrated([MeasuredFigure("BLOCK_S", cost.BLOCK_S, block, "s")]):
+    with monkeypatch.context() as then:
+        then.setattr(cost, "BLOCK_S", block)
         step = cost.step_time(recipe, "H100", 100.0, need)
     assert step.total == pytest.approx(H100_STEP_S, rel=0.15)
     assert step.update + step.logprobs == pytest.approx(H100_LEARNING_S, rel=0.15)

@@ -127,7 +127,7 @@ def test_every_pass_is_what_the_file_says(recipe):
 @pytest.mark.parametrize("recipe", SHOWN)
 def test_the_plan_stays_above_the_roofline(recipe, what, kind):
     roof, planned = seconds(recipe, what, recorded()[recipe][f"{what}, {kind}"])
-    assert 0.97 <= planned / roof <= 1.5
+    assert 0.96 <= planned / roof <= 1.5
 
 
 @pytest.mark.parametrize(("page", "table"), [(plan_tables.DOCS, roofline), (HOUR, peaks)])
