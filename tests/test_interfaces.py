@@ -40,3 +40,8 @@ def test_a_card_that_is_named_already_stays():
     places = [("one", "127.0.1.1"), ("two", "10.50.0.12")]
     found = shared_variables("127.0.1.1", "one", places, {"GLOO_SOCKET_IFNAME": "eth0"})
     assert found["GLOO_SOCKET_IFNAME"] == "eth0"
+
+
+def test_a_variable_that_is_not_set_chooses_nothing():
+    for variable in network.INTERFACE_VARIABLES:
+        assert network.chosen_interfaces(variable, "", ["lo", "eth0"]) == []

@@ -87,7 +87,10 @@ def unusable(variable: str, given: str, names: Iterable[str]) -> str:
 
 
 def chosen_interfaces(variable: str, given: str, names: Iterable[str]) -> list[str]:
-    """Interfaces of `names` that a library takes by its variable, in the order of its list."""
+    """Interfaces of `names` that a library takes by its variable, in the order of its list; none where it is
+    not set."""
+    if not given:
+        return []
     if variable != "NCCL_SOCKET_IFNAME":
         items = [item for item in re.split(r"[\s,]+", given) if item]
         single = variable == "TP_SOCKET_IFNAME" and len(items) > 1

@@ -70,7 +70,7 @@ def test_a_row_is_what_it_was(family_model, family, again):
     hf = loaded(folder, again)
     assert fused.fuse(hf) >= 3 * hf.config.text_config.num_hidden_layers + 1
     logp, gradients = learned(hf, encoded, samples)
-    assert float((logp - want).abs().max()) < 1e-5
+    assert float((logp - want).abs().max()) < 2e-5
     assert gradients.keys() == want_gradients.keys()
     for name, gradient in gradients.items():
         scale = float(want_gradients[name].norm())
