@@ -24,8 +24,8 @@ def validate(config: RunConfig) -> None:
     if c.data.source and not c.data.path:
         raise ConfigError(
             "data.source is prepared by a recipe (`python3 launch.py up RECIPE --set data.source=...`):"
-            f" without one, run `python3 launch.py data prepare {c.data.source}`, and set data.path to what it"
-            " made"
+            f" without one, run `python3 launch.py data prepare {c.data.source}`, and set data.path to what"
+            " it made"
         )
     if c.data.max_samples and c.data.max_samples < c.rows_per_step:
         key = "sft.batch_size" if c.method == "sft" else "rollout.prompts_per_step"
