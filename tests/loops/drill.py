@@ -285,7 +285,8 @@ def shared_memory() -> set[str]:
 
 
 def still_there(job: Job) -> list[int]:
-    """The job's processes that its end leaves. What watches for a driver's end goes a few seconds after it."""
+    """The job's processes that its end leaves. What watches for a driver's end goes a few seconds after
+    it."""
     until = time.monotonic() + 20
     while (found := job.pids()) and time.monotonic() < until:
         time.sleep(0.2)

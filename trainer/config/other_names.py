@@ -1,7 +1,6 @@
 """What other trainers call our options, so that a key from their scripts is answered with ours.
 
-Names were read in the public configuration of TRL 1.18 (GRPOConfig, SFTConfig), verl 0.9 (ppo_trainer.yaml),
-EasyR1 0.3 (config.py) and OpenRLHF (train_ppo_ray).
+The names are those that users of TRL, verl, EasyR1 and OpenRLHF write; none of them is read by this code.
 """
 
 from __future__ import annotations
@@ -88,13 +87,7 @@ OURS: dict[str, str] = {}
 for option, names in OPTIONS.items():
     for name in names.split():
         OURS[name] = option
-OURS |= {
-    "data.train_batch_size": "rollout.prompts_per_step",
-    "sft.learning_rate": "optimizer.learning_rate",
-    "sft.lr": "optimizer.learning_rate",
-    "train.global_batch_size": "algorithm.samples_per_update",
-}
-"""Our option by another trainer's name, whole or its last word."""
+"""Our option by the last word of another trainer's name."""
 
 
 OF_SFT = {
@@ -116,4 +109,4 @@ def ours(path: str) -> str:
     """Our option for `path` (`actor_rollout_ref.rollout.n`, `lr`); "" where no other trainer's name is
     known."""
     path = path.strip().lower().replace("-", "_")
-    return OURS.get(path) or OURS.get(path.rpartition(".")[2], "")
+    return OURS.get(path.rpartition(".")[2], "")
