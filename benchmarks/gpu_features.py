@@ -49,7 +49,7 @@ FEATURES = (
     ),
     Feature(
         name="preflight's readings of NVML, with faults",
-        executed=("test_preflight.py::test_a_fault_is_named",),
+        executed=("test_preflight_faults.py::test_a_fault_is_named",),
         rehearsed=("node/preflight/test_gpus.py",),
     ),
     Feature(

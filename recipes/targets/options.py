@@ -50,7 +50,8 @@ def obeyed(recipe: Recipe, target: str, option: str) -> bool:
         case "budget.max_hourly_usd":
             return _sold(can, target)
         case "budget.max_requeues":
-            return batch or (job_set and bool(restarts.codes(recipe)))
+            counted = recipe.cluster.nodes > 1 or recipe.kind == "sample"  # one pod: the run counts
+            return batch or (job_set and counted and bool(restarts.codes(recipe)))
         case "budget.idle_minutes":
             waits = can.platform == "dstack" and bool(can.cloud) and bool(restarts.codes(recipe))
             return waits or managed(recipe, target)

@@ -106,7 +106,7 @@ def test_without_a_manifest_it_is_no_dataset(dataset, tmp_path):
 
     with pytest.raises(Killed):
         write_dataset(tmp_path, "t", {"train": interrupted()}, {})
-    with pytest.raises(ConfigError, match="no prepared dataset at .*: run `python launch.py data prepare"):
+    with pytest.raises(ConfigError, match="no prepared dataset at .*: run `python3 launch.py data prepare"):
         Dataset(tmp_path)
 
 

@@ -72,6 +72,8 @@ def test_a_written_command_line_is_taken(where, program, line):
     words = shlex.split(line)
     if "..." in words or any("{" in word for word in words):
         return  # a form, not a command
+    if len(words) == 1 and words[0] in command_line.COMMANDS:
+        return  # a command's name
     if program == "launch.py":
         if words[0] == "data" and len(words) > 1:
             options.parser().parse_args(words[1:])
