@@ -284,15 +284,6 @@ def shared_memory() -> set[str]:
     return {path.name for path in Path("/dev/shm").iterdir()}
 
 
-def still_there(job: Job) -> list[int]:
-    """The job's processes that its end leaves. What watches for a driver's end goes a few seconds after
-    it."""
-    until = time.monotonic() + 20
-    while (found := job.pids()) and time.monotonic() < until:
-        time.sleep(0.2)
-    return found
-
-
 def play(
     folder: Path,
     kills: int,
@@ -329,7 +320,7 @@ def play(
         try:
             drill.run(kills)
         finally:
-            left_over = still_there(job)
+            left_over = job.left_over()
             job.kill()
         wall_s = time.monotonic() - begun
         assert not left_over, f"processes are left over: {left_over}"

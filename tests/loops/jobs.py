@@ -86,6 +86,14 @@ class Job:
                     found.append(int(folder.name))
         return found
 
+    def left_over(self) -> list[int]:
+        """Processes that are still there 20 s after the job's end: the watcher of its driver's end needs a
+        moment."""
+        deadline = time.monotonic() + 20
+        while (left := self.pids()) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        return left
+
     def signal(self, number: int) -> None:
         """Sends a signal to every process of the job."""
         for pid in self.pids():

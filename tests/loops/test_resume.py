@@ -74,7 +74,7 @@ def placed(config, folder, **checkpoint):
 def undisturbed(base, tmp_path_factory):
     job = Job(base, tmp_path_factory.mktemp("undisturbed")).start()
     assert job.wait(900) == 0, job.tail()
-    assert job.pids() == [], "processes are left over"
+    assert job.left_over() == [], "processes are left over"
     lines = job.metrics()
     assert [line["step"] for line in lines] == list(range(STEPS + 1))
     assert all(line["grad/norm"] > 0 for line in lines[1:]), "a run that learns nothing proves nothing"
@@ -120,7 +120,7 @@ def kill_and_resume(job, undisturbed, plan, before=lambda name: None, floor=1) -
         assert fresh or after_it >= before_it, f"the resume after {name} went back behind the one before"
     assert job.metrics() == undisturbed.metrics()
     assert weights_of(job) == weights_of(undisturbed)
-    assert job.pids() == []
+    assert job.left_over() == []
     assert not list(job.run_dir.rglob("*.partial"))
 
 
@@ -241,7 +241,7 @@ def test_after_a_long_notice_no_step_is_lost(base, undisturbed, tmp_path):
     os.kill(job.process.pid, signal.SIGTERM)
     assert job.wait(60) == EXIT_PREEMPTED, job.tail()
     assert f"the run resumes from step {step}" in job.tail()
-    assert job.pids() == [], "processes are left over"
+    assert job.left_over() == [], "processes are left over"
     assert job.start().wait(900) == 0, job.tail()
     assert f"resumed from step {step}" in job.tail(100_000)
     assert job.metrics() == undisturbed.metrics()
@@ -421,7 +421,7 @@ def test_sampled_ahead_and_killed_anywhere_it_is_the_same_run(ahead, undisturbed
     assert job.start().wait(900) == 0, job.tail()
     assert job.metrics() == undisturbed_ahead.metrics()
     assert weights_of(job) == weights_of(undisturbed_ahead)
-    assert job.pids() == []
+    assert job.left_over() == []
 
 
 @pytest.mark.long

@@ -21,6 +21,9 @@ CUT = re.compile(r"\s#\s|\s{3,}|`|\s&&\s|\s\|\s|;|\s<<<|\s>\s|\n")
 """Where a command line ends in running text."""
 
 
+NAMED = re.compile(r"[a-z-]+( --[a-z-]+)?|data [a-z]+")
+
+
 def lines_of(text):
     """(program, words) of every command line in a text."""
     for match in STARTS.finditer(text.replace("\\\n", " ")):
@@ -72,8 +75,8 @@ def test_a_written_command_line_is_taken(where, program, line):
     words = shlex.split(line)
     if "..." in words or any("{" in word for word in words):
         return  # a form, not a command
-    if len(words) == 1 and words[0] in command_line.COMMANDS:
-        return  # a command's name
+    if NAMED.fullmatch(line) and words[0] in command_line.COMMANDS:
+        return  # running text names a command or its option
     if program == "launch.py":
         if words[0] == "data" and len(words) > 1:
             options.parser().parse_args(words[1:])

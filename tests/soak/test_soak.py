@@ -61,7 +61,7 @@ def whole(base, tmp_path_factory):
     started = job(base, tmp_path_factory.mktemp("whole")).start()
     try:
         assert started.wait(DEADLINE_S) == 0, started.tail()
-        assert started.pids() == [], "processes are left over"
+        assert started.left_over() == [], "processes are left over"
     finally:
         started.kill()
     return started

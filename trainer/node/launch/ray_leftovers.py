@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from trainer.processes import started_ticks
+from trainer.processes import started_ticks, state
 
 LOOK_S = 2.0
 GRACE_S = 3.0
@@ -39,12 +40,31 @@ def watch(pid: int, started: int, look_s: float = LOOK_S, grace_s: float = GRACE
         with contextlib.suppress(psutil.Error):
             for child in psutil.Process(pid).children(recursive=True):
                 descendants.setdefault(child.pid, started_ticks(child.pid))
-        time.sleep(look_s)
-    time.sleep(grace_s)
-    for child, its_start in descendants.items():
-        if child != os.getpid() and its_start and started_ticks(child) == its_start:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(child, signal.SIGKILL)
+        _wait_for_its_end(pid, look_s)
+    descendants.pop(os.getpid(), None)
+    deadline = time.monotonic() + grace_s
+    while (left := _alive(descendants)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    for child in left:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child, signal.SIGKILL)
+
+
+def _wait_for_its_end(pid: int, timeout_s: float) -> None:
+    """Returns at once when the process ends."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except OSError:
+        return time.sleep(0 if state(pid) in ("", "Z") else timeout_s)
+    try:
+        select.select([descriptor], [], [], timeout_s)
+    finally:
+        os.close(descriptor)
+
+
+def _alive(known: dict[int, int]) -> list[int]:
+    """Those of the processes, each with the ticks of its start, that still run."""
+    return [pid for pid, start in known.items() if start and started_ticks(pid) == start]
 
 
 if __name__ == "__main__":
