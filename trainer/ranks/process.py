@@ -118,9 +118,11 @@ class RankProcess:
 
         local_rank: position of the rank's GPU among those that this process sees.
         """
-        # A signal that ends this process leaves the C++ and the Python stacks of all threads in its log.
-        faulthandler.enable(all_threads=True)
+        # A signal that ends this process leaves the Python and the C++ stacks of all threads in its log. Python's
+        # are first: what is set last is called first, and another thread that dies of the same ends the second.
+        faulthandler.disable()
         torch._C._set_print_stack_traces_on_fatal_signal(True)
+        faulthandler.enable(all_threads=True)
         beacon.start(rank)  # before DeepSpeed and vLLM bind torch.distributed's functions
         post_mortem.install(handled=(CheckpointError,))
         self.rank = rank
