@@ -118,8 +118,9 @@ class RankProcess:
 
         local_rank: position of the rank's GPU among those that this process sees.
         """
-        # A signal that ends this process leaves the Python and the C++ stacks of all threads in its log. Python's
-        # are first: what is set last is called first, and another thread that dies of the same ends the second.
+        # A signal that ends this process leaves the Python and the C++ stacks of all threads in its log.
+        # Python's are first, since what is set last is called first: writing the others takes long, and
+        # another thread that dies meanwhile ends it.
         faulthandler.disable()
         torch._C._set_print_stack_traces_on_fatal_signal(True)
         faulthandler.enable(all_threads=True)
