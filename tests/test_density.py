@@ -18,6 +18,7 @@ import tokenize
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -55,8 +56,14 @@ class Breach:
 # --- The tree -----------------------------------------------------------------------------------------------
 
 
+@lru_cache(maxsize=1)
+def nodes(tree: ast.Module) -> list[ast.AST]:
+    """All nodes of a tree, which every rule looks at."""
+    return list(ast.walk(tree))
+
+
 def statements(tree: ast.Module) -> Iterator[ast.stmt]:
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.stmt):
             yield node
 
@@ -112,7 +119,7 @@ def flags(tree: ast.Module) -> set[str]:
     """Names that are annotated as `bool`, as arguments, variables or fields, or that are given a
     comparison."""
     names = set()
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if isinstance(node, ast.Assign) and is_boolean(node.value, set()):
             names |= {name_of(target) for target in node.targets} - {""}
         annotation = getattr(node, "annotation", None)
@@ -158,7 +165,7 @@ def is_sequence(node: ast.AST) -> bool:
 def multiplied_by_booleans(tree: ast.Module, fields: set[str]) -> Iterator[Breach]:
     """`["x"] * wanted`: an `if` that does not look like one."""
     known = flags(tree) | fields
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if not (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult)):
             continue
         pairs = ((node.left, node.right), (node.right, node.left))
@@ -168,7 +175,7 @@ def multiplied_by_booleans(tree: ast.Module, fields: set[str]) -> Iterator[Breac
 
 def crowded_assignments(tree: ast.Module) -> Iterator[Breach]:
     """`a, b, c = x, y, z`: three assignments on a line."""
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if not (isinstance(node, ast.Assign) and isinstance(node.value, ast.Tuple)):
             continue
         targets = [target for target in node.targets if isinstance(target, ast.Tuple)]
@@ -177,7 +184,7 @@ def crowded_assignments(tree: ast.Module) -> Iterator[Breach]:
 
 
 def named_lambdas(tree: ast.Module) -> Iterator[Breach]:
-    for node in ast.walk(tree):
+    for node in nodes(tree):
         if not (isinstance(node, (ast.Assign, ast.AnnAssign)) and isinstance(node.value, ast.Lambda)):
             continue
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
@@ -208,10 +215,12 @@ def is_table(node: ast.AST) -> bool:
 
 def skipped_formatting(tree: ast.Module, text: str) -> Iterator[Breach]:
     """`fmt: skip` after anything but a table that stands as rows."""
+    if "fmt:" not in text:
+        return
     ends: dict[int, list[ast.stmt]] = {}
     for statement in statements(tree):
         ends.setdefault(header_end(statement), []).append(statement)
-    decorators = [d for node in ast.walk(tree) for d in getattr(node, "decorator_list", [])]
+    decorators = [d for node in nodes(tree) for d in getattr(node, "decorator_list", [])]
 
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type != tokenize.COMMENT or "fmt:" not in token.string:
@@ -262,7 +271,7 @@ def boolean_fields(texts: dict[str, str]) -> set[str]:
     """Names of fields of classes that are annotated as `bool`."""
     names = set()
     for text in texts.values():
-        for node in ast.walk(ast.parse(text)):
+        for node in nodes(ast.parse(text)):
             if isinstance(node, ast.ClassDef):
                 fields = ast.Module([s for s in node.body if isinstance(s, ast.AnnAssign)], [])
                 names |= flags(fields)
