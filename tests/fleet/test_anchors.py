@@ -75,7 +75,7 @@ else:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_reading_it_again_takes_no_second_copy_of_host_memory(tmp_path):
     def run(what: str) -> str:
         command = [sys.executable, "-c", MEASURED, str(tmp_path / "model"), what]

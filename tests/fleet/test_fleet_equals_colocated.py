@@ -119,14 +119,14 @@ def test_a_run_fed_by_workers_is_the_colocated_run(run_config, tmp_path, dtype, 
         assert "the run has reached its last step" in job.workers["w1"].said()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     "family, dtype, replays, ahead",
     [
         ("qwen3_moe", "fp32", True, 0),
-        pytest.param("qwen3_moe", "fp32", False, 0, marks=pytest.mark.long),
-        pytest.param("qwen3_moe", "bf16", True, 0, marks=pytest.mark.long),
-        pytest.param("qwen3_vl_moe", "fp32", True, 1, marks=pytest.mark.long),
+        ("qwen3_moe", "fp32", False, 0),
+        ("qwen3_moe", "bf16", True, 0),
+        ("qwen3_vl_moe", "fp32", True, 1),
     ],
 )
 def test_a_mixture_of_experts_fed_by_workers_is_the_colocated_run(

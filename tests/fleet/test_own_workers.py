@@ -180,7 +180,7 @@ def worker_of(job: Job) -> psutil.Process:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_node_that_learns_and_samples_is_the_colocated_run(run_config, tmp_path):  # noqa: F811
     """One rank learns, one worker samples a step ahead. The worker is killed once, and comes back."""
     bucket = tmp_path / "stored"

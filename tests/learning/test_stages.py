@@ -23,7 +23,7 @@ OTHERS = [name for name, row in FAMILIES.items() if row.experts or row.gated_del
         pytest.param(2, 4, False, "fp32", "qwen2_5_vl", marks=LONG),
         pytest.param(2, 0, True, "fp32", "qwen2_5_vl", marks=LONG),
         pytest.param(2, 0, False, "bf16", "qwen2_5_vl", marks=LONG),
-        (2, 4, False, "bf16", "qwen2_5_vl"),
+        pytest.param(2, 4, False, "bf16", "qwen2_5_vl", marks=LONG),
         *(pytest.param(2, 0, False, "fp32", name, marks=LONG) for name in OTHERS),
     ],
 )

@@ -72,7 +72,7 @@ def test_a_reward_that_is_not_a_number_ends_the_run_by_name_and_is_not_saved(one
         job.kill()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_where_every_completion_is_cut_and_masked_nothing_moves(one_rank, tmp_path):
     """One token each, and the end token is not sampled at this seed."""
     config = replace(
@@ -100,7 +100,7 @@ def test_where_every_completion_is_cut_and_masked_nothing_moves(one_rank, tmp_pa
         job.kill()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_collapse_right_after_a_resume_is_seen(tmp_path):
     """The real session, metrics and checkpoints around ranks that pretend: the second process makes two steps
     before the collapse."""

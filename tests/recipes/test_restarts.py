@@ -128,9 +128,8 @@ def test_skypilot_starts_again_after_our_codes_alone():
 
 
 @needs_launch
-@pytest.mark.parametrize(
-    ("name", "target"), [pytest.param(ONE, "dstack-gcp", marks=pytest.mark.long), (BIG, "dstack-runpod")]
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("name", "target"), [(ONE, "dstack-gcp"), (BIG, "dstack-runpod")])
 def test_dstack_starts_again_after_our_codes_alone(checkout, name, target):
     task = main_file(name, target)
     said = {code: ends_with(checkout, dstack_shell(checkout, task), code) for code in CODES}

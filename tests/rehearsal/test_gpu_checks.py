@@ -63,7 +63,7 @@ def test_tensors_that_torch_compile_leaves_hold_nothing():
     assert held_bytes() - before == real.nbytes and left.numel() == 1 << 30
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_first_checks_run(tmp_path):
     figures = rehearse(tmp_path, *(f"tests/gpu/{case}" for case in CASES))
     assert figures["packed gradients in bf16, recomputed True: relative error over all"]["value"] < 3e-2

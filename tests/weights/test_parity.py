@@ -8,7 +8,7 @@ from examples.demo.tiny_model import EXPERTS
 from tests.families import BOUNDS, FAMILIES, VISION, dtype, matrix, replays
 from trainer.hardware import architectures
 
-QUICK = {("qwen2_5_vl", 2, 2, ""), ("qwen3_vl", 1, 1, ""), ("qwen3_5", 1, 1, "")}
+QUICK = {("qwen2_5_vl", 2, 2, ""), ("qwen3_vl", 1, 1, "")}
 EVERY = [(family, n, n, "") for family in FAMILIES for n in (1, 2)]
 OTHERS = [("qwen2_5_vl", 2, 1, ""), ("smollm2", 2, 1, "")]
 MIXTURES = [name for name, row in architectures.FAMILIES.items() if row.experts]

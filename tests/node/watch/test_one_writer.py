@@ -154,7 +154,7 @@ def test_an_older_attempt_ends_when_a_newer_one_starts_elsewhere(start, tmp_path
         )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_platform_that_restarts_for_ever_is_stopped_by_the_run(base, tmp_path):
     """A job that fails without a new checkpoint: three restarts, then the code that ends it, then nothing
     more."""
