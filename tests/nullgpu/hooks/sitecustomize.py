@@ -15,6 +15,44 @@ def without_cudnn(torch) -> None:
     torch.backends.cudnn.enabled = False
 
 
+def with_masks(torch) -> None:
+    """Masks of token ids, and where they hold, are computed on the host: ids are copied to the device as they
+    are, the sizes of tensors depend on them, and a kernel that does nothing would leave any number. Not where
+    copies are left out."""
+    import ctypes
+
+    def here(tensor):
+        size = 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+        if not tensor.numel():
+            return tensor.to("cpu")
+        memory = (ctypes.c_byte * (size * tensor.element_size())).from_address(tensor.data_ptr())
+        return torch.frombuffer(memory, dtype=tensor.dtype).as_strided(tensor.shape, tensor.stride())
+
+    def put(values, device):
+        out = torch.empty(values.shape, dtype=values.dtype, device=device)
+        if values.numel():
+            here(out).copy_(values)
+        return out
+
+    def equal(tensor, other):
+        return put(here(tensor) == other, tensor.device)
+
+    def nonzero(tensor):
+        torch.cuda.current_stream(tensor.device).synchronize()  # as torch waits for the count
+        return put(here(tensor).nonzero(), tensor.device)
+
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("eq.Scalar", equal, "CUDA")
+    library.impl("nonzero", nonzero, "CUDA")
+    torch._nullgpu = library  # it counts for as long as it lives
+
+
+def of_torch(torch) -> None:
+    without_cudnn(torch)
+    if "NULLGPU_COPY" not in os.environ:
+        with_masks(torch)
+
+
 def without_token_check(module) -> None:
     """Image tokens are compared with features by numbers that were computed on the device."""
     module.torch_compilable_check = lambda *arguments, **keywords: None
@@ -65,7 +103,7 @@ def with_phases(module) -> None:
 
 
 AFTER_IMPORT: dict[str, Callable] = {
-    "torch": without_cudnn,
+    "torch": of_torch,
     "trainer.ranks.process": with_phases,
     "trainer.sampling.vllm_engine": with_tokens,
     "vllm.v1.worker.gpu.async_utils": with_numbers,
