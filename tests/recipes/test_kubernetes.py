@@ -102,8 +102,8 @@ def test_a_site_that_names_nothing_gets_nothing():
     task = job_set(ONE)
     assert "namespace" not in task["metadata"] and "annotations" not in task["metadata"]
     assert not any("kueue" in label for label in task["metadata"]["labels"])
-    alone = job_set(ONE, "site.topology=example.com/rack")
-    assert "annotations" not in alone["metadata"], "one pod needs no network domain for itself"
+    with pytest.raises(ConfigError, match="site.topology is rack, and kubernetes does nothing with it"):
+        job_set(ONE, "site.topology=rack")  # one pod needs no network domain for itself
     workspace = next(v for v in pod_of(task)["volumes"] if v["name"] == "workspace")
     assert workspace["emptyDir"] == {}
 
@@ -240,8 +240,7 @@ def test_pods_are_started_again_after_our_codes_alone(name):
 
 def test_restarts_are_counted_by_the_run_alone():
     """Its count begins anew with each checkpoint; that of a Job or a set never does."""
-    most = "budget.max_requeues=7"
-    one, big = job_set(ONE, most), job_set(BIG, most)
+    one, big = job_set(ONE), job_set(BIG, "budget.max_requeues=7")
     assert (job_of(one)["backoffLimit"], one["spec"]["failurePolicy"]["maxRestarts"]) == (2**31 - 1, 0)
     assert (job_of(big)["backoffLimit"], big["spec"]["failurePolicy"]["maxRestarts"]) == (0, 7)
     final, again = big["spec"]["failurePolicy"]["rules"]
