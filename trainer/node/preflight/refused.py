@@ -1,5 +1,5 @@
-"""Counts a start that ended before the node's own code: `python -m trainer.node.preflight.refused LOSSES` for a
-machine that was refused before installation, `... LOSSES RESTARTS CODE WHY` for a set-up that failed.
+"""Counts a start that ended before the node's own code: `python -m trainer.node.preflight.refused LOSSES` for
+a machine that was refused before installation, `... LOSSES RESTARTS CODE WHY` for a set-up that failed.
 
 The platform starts again after such codes without limit; the run's record of attempts has limits. Needs
 RUN_ID, BUCKET and an object-store client; exits with the code that the machine should exit with.
