@@ -23,17 +23,17 @@ def refused(losses: int) -> int:
     """Records an attempt lost to this machine; returns EXIT_PREFLIGHT, or the final code when the budget is
     used up."""
     here = machine.this()
-    return _count(EXIT_PREFLIGHT, f"{here.name} cannot run the environment", [here], max_losses=losses)
+    return _count(EXIT_PREFLIGHT, f"{here.name} cannot run the environment", [here], losses)
 
 
 def failed(losses: int, restarts: int, code: int, why: str) -> int:
     """Records an attempt whose set-up ended with `code`; returns that, or the final code as above."""
-    return _count(code, why, [], max_losses=losses, max_restarts=restarts)
+    return _count(code, why, [], losses, restarts)
 
 
-def _count(code: int, why: str, machines: list[Machine], **limits: int) -> int:
+def _count(code: int, why: str, machines: list[Machine], losses: int, restarts: int = 3) -> int:
     store = RunStore.in_bucket(os.environ["BUCKET"], os.environ["RUN_ID"])
-    record = Attempts(Storage(store.attempts), **limits)
+    record = Attempts(Storage(store.attempts), restarts, losses)
     past = record.past()
     committed = past[-1].committed if past else 0
     return record.count(committed, os.environ.get(LAUNCH_VARIABLE, ""), code, why, machines)
