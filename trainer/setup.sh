@@ -25,6 +25,7 @@ patiently() { # runs what downloads again for minutes while the network or the p
         fi
         if [ "$((SECONDS + wait_s))" -gt "$until" ]; then
             echo "error: the network or the package index stays away: environment $name could not be downloaded" >&2
+            [ -z "${SPOTRL_LIMITS:-}" ] || bash trainer/counted.sh 35 "the package index stays away" || exit "$?"
             exit 35
         fi
         echo "the network or the package index is away: again in $wait_s s" >&2

@@ -1,6 +1,8 @@
 # What every task does on its node, whatever the platform, from the repository's root. Rendered files call it in their
 # set-up and in their run:
-#   . trainer/task.sh begin BUCKET KEPT   checks and folders; BUCKET: the file's own, "asked": given at launch, "": none
+#   . trainer/task.sh begin BUCKET KEPT [LIMITS]
+#                      checks and folders; BUCKET: the file's own, "asked": given at launch, "": none; LIMITS: lost machines
+#                      and failures that the run's record allows, where a set-up that ends with 35 counts among them
 #   step RESULT PYTHON ...                runs a command unless RESULT is there; prepared data come from the bucket
 #   await RESULT                          waits for what another job prepares
 #   needed ENVIRONMENT RUN                a machine that samples leaves with 0 where its run is over
@@ -15,6 +17,9 @@ end() { # one line, and the code that no platform starts a run again after
 leave() { # with the code of what has failed, as one of the project's codes (trainer/exit_codes.py)
   case "$1" in
     143) exit 33 ;;
+    35) [ -z "${SPOTRL_LIMITS:-}" ] || bash trainer/counted.sh 35 "$2 ended with 35" || exit "$?" ;;
+  esac
+  case "$1" in
     1 | 2 | 3[3-9] | 130) exit "$1" ;;
   esac
   echo "error: $2 ended with $1" >&2
@@ -23,6 +28,7 @@ leave() { # with the code of what has failed, as one of the project's codes (tra
 
 begin() {
   local own="$1" kept="$2" name
+  export SPOTRL_LIMITS="${3:-}"
   [ -n "${RUN_ID:-}" ] || end "the id of the run is missing: give RUN_ID"
   if [ "$own" = asked ]; then
     [ -n "${BUCKET:-}" ] || end "the bucket that checkpoints are pushed to is missing: give BUCKET=s3://..., gs://... or r2://..."
@@ -99,4 +105,4 @@ keep() { # by the head alone, while training begins: the next machine takes them
   done
 }
 
-if [ "${1:-}" = begin ]; then begin "$2" "$3"; fi
+if [ "${1:-}" = begin ]; then begin "$2" "$3" "${4:-}"; fi

@@ -25,6 +25,9 @@ from trainer.config import ConfigError
 SECTIONS = ("cluster", "budget", "site", "storage")
 OF_GROUP = ("partition", "constraint", "gres", "node_pool")
 """Options of `site` that the second group has for itself."""
+OF_THE_RUN = ("site.constraint", "site.gres", "site.node_pool", "site.hosts", "site.rdma", "storage.volume",
+              "storage.volume_gib", "storage.mount")  # fmt: skip
+"""Options that the second group does not take over from the run's own machines (`groups.sampling`)."""
 
 
 def obeyed(recipe: Recipe, target: str, option: str) -> bool:
@@ -65,8 +68,10 @@ def obeyed(recipe: Recipe, target: str, option: str) -> bool:
             return _sold(can, target)
         case "site.kubernetes_context" | "site.node_pool" | "site.queue" | "site.rdma":
             return pods
-        case "site.namespace" | "site.gpu_label" | "site.topology":
+        case "site.namespace" | "site.gpu_label":
             return job_set
+        case "site.topology":  # pods that stand together
+            return job_set and recipe.cluster.nodes > 1
         case "site.storage_class":
             return pods and recipe.storage.volume != ""
         case "site.hosts" | "site.ssh_key":
@@ -101,12 +106,14 @@ def check(recipe: Recipe, target: str) -> None:
     preset asks for itself holds where it can."""
     sample = recipe.sample if recipe.kind != "sample" else None
     there = (sample.target or target) if sample else target
-    for option, value in _asked(recipe, SECTIONS):
-        of_both = sample is not None and not option.startswith("cluster.")
-        if not obeyed(recipe, target, option) and not (of_both and obeyed(recipe, there, option)):
-            shown = option.replace("cluster.", f"{groups.section(recipe)}.")
-            raise ConfigError(_refused(recipe, target, option, shown, value))
     view = groups.sampling(recipe) if sample else None
+    for option, value in _asked(recipe, SECTIONS):
+        of_both = view is not None and not option.startswith("cluster.") and option not in OF_THE_RUN
+        if not obeyed(recipe, target, option) and not (of_both and view and obeyed(view, there, option)):
+            shown = option.replace("cluster.", f"{groups.section(recipe)}.")
+            name = option.removeprefix("site.")
+            own = f"; machines that sample have sample.{name}" if view and name in OF_GROUP else ""
+            raise ConfigError(_refused(recipe, target, option, shown, value) + own)
     if sample is None or view is None:
         return
     for option, value in _asked(view, ("cluster",)):

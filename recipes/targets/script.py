@@ -226,6 +226,8 @@ def preamble(
     if runs != "$WORK/runs":
         folders.append(f'export RUNS="${{RUNS:-{runs}}}"')
     begin = f'. {TASK} begin {own} "{kept_folder}"'
+    if recipe.kind == "train":
+        begin += f' "{recipe.budget.max_losses} {recipe.budget.max_restarts}"'
     return "\n".join(["set -euo pipefail", *folders, begin, *recipe.site.prelude]) + "\n"
 
 

@@ -16,12 +16,14 @@ import torch
 import transformers
 from transformers.integrations import HfDeepSpeedConfig
 
+from trainer.backoff import Backoff
 from trainer.config import ConfigError
 from trainer.errors import StorageError
 from trainer.hardware import model_shapes
 from trainer.learning.policy import init_distributed
 from trainer.learning.zero import base_weights
 from trainer.learning.zero.setup import zero_config
+from trainer.storage import hub
 
 KINDS = (transformers.AutoModelForImageTextToText, transformers.AutoModelForCausalLM)
 
@@ -55,6 +57,7 @@ def filled(config, rank, port):
     model = base_weights.unfilled(kind, about, ds_config, dtype=dtype)
     assert keep.is_zero3()
     base_weights.BUCKET_BYTES = 1 << 16
+    hub.TRIES = Backoff(attempts=1)
     try:
         base_weights.fill(model, replace(config, model=replace(config.model, path=config.run.name)))
     except (ConfigError, StorageError) as error:

@@ -4,6 +4,7 @@ project's codes. The real scripts, with stand-ins for uv and for what they call.
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ import pytest
 from data_prep import cli
 from data_prep.ingest import hub
 from trainer.backoff import Backoff
+from trainer.storage.attempt_record import AttemptRecord
+from trainer.storage.storage import Storage
 
 ROOT = Path(__file__).parents[2]
 AWAY = (
@@ -31,7 +34,7 @@ WRONG = (
 @pytest.fixture
 def checkout(tmp_path):
     """The scripts, and a uv that fails as often as the file `fails` has lines, with what `said` holds."""
-    for name in ("setup.sh", "task.sh", "bucket.sh", "driver.sh"):
+    for name in ("setup.sh", "task.sh", "bucket.sh", "driver.sh", "counted.sh"):
         (tmp_path / "trainer").mkdir(exist_ok=True)
         shutil.copy(ROOT / "trainer" / name, tmp_path / "trainer" / name)
     (tmp_path / "requirements").mkdir()
@@ -107,6 +110,33 @@ def test_a_step_leaves_with_a_code_of_the_project(checkout, ends, code):
     for result in ('"$PWD/there"', '"$DATA/rows/x"'):
         got, out = shell(checkout, f"{begin} step {result} bash -c 'exit {ends}'; exit 0")
         assert got == code, out
+
+
+@pytest.mark.parametrize("which", ["a step", "the environment"])
+def test_a_set_up_that_stays_without_network_is_counted_in_the_runs_record(checkout, which):
+    """Platforms start again after 35 without limit. Here the run may fail once before its next checkpoint."""
+    client = checkout / ".venvs/cpu/bin/python"
+    client.parent.mkdir(parents=True)
+    client.write_text(f'#!/bin/bash\nPYTHONPATH={ROOT} exec {sys.executable} "$@"\n')
+    client.chmod(0o755)
+    (checkout / "said").write_text(AWAY[0] + "\n")
+    (checkout / "fails").write_text("x\n" * 99)
+    ends = {"a step": "step \"$PWD/no\" bash -c 'exit 35'", "the environment": "bash trainer/setup.sh gpu"}
+    more = {"BUCKET": f"file://{checkout}/bucket", "SPOTRL_SETUP_PATIENCE_S": "0", "CC": "true"}
+
+    def start(limits: str, **node: str) -> tuple[int, str]:
+        begin = f'export RUN_ID=r WORK="$PWD/work"; . trainer/task.sh begin asked / "{limits}";'
+        return shell(checkout, f"set -e; {begin} {ends[which]}; exit 0", **more, **node)
+
+    for _ in range(3):
+        assert start("")[0] == 35, "a machine that samples counts nothing"
+        assert start("10 1", SKYPILOT_NODE_RANK="1")[0] == 35, "the head counts"
+    assert start("10 1")[0] == 35
+    code, out = start("10 1")
+    assert code == 38 and "2 attempts failed with no new checkpoint" in out
+    record = AttemptRecord(Storage(f"file://{checkout}/bucket/r/attempts"))
+    assert [past.code for past in record.past()] == [35, 35]
+    assert start("10 1")[0] == 38, "the run is over"
 
 
 def test_a_wrong_bucket_or_folder_is_named(checkout):

@@ -102,8 +102,8 @@ def test_a_site_that_names_nothing_gets_nothing():
     task = job_set(ONE)
     assert "namespace" not in task["metadata"] and "annotations" not in task["metadata"]
     assert not any("kueue" in label for label in task["metadata"]["labels"])
-    alone = job_set(ONE, "site.topology=example.com/rack")
-    assert "annotations" not in alone["metadata"], "one pod needs no network domain for itself"
+    with pytest.raises(ConfigError, match="site.topology is rack, and kubernetes does nothing with it"):
+        job_set(ONE, "site.topology=rack")  # one pod needs no network domain for itself
     workspace = next(v for v in pod_of(task)["volumes"] if v["name"] == "workspace")
     assert workspace["emptyDir"] == {}
 

@@ -133,6 +133,28 @@ def test_options_of_the_second_group_are_checked_against_its_target():
         render(resolve(NAME, [*base, "sample.shm_gib=9"]), "slurm")
 
 
+@pytest.mark.parametrize(
+    ("target", "there"),
+    [("skypilot-gcp", "slurm"), ("skypilot-gcp", "kubernetes"), ("kubernetes", "skypilot-runpod")],
+)
+def test_an_option_of_the_site_has_an_effect_on_one_of_two_targets_or_is_refused(target, there):
+    """As `--fleet 2xL4@OTHER` asks for it."""
+    base = ["sample.nodes=2", "fleet.workers=only", f"sample.target={there}", "sample.gpu=L4"]
+    before = render(resolve(NAME, base), target)
+    refused = []
+    for field in fields(Site):
+        option = f"site.{field.name}"
+        try:
+            after = render(resolve(NAME, [*base, f"{option}={value_of(option)}"]), target)
+        except ConfigError as error:
+            refused.append(option)
+            of_group = field.name in options.OF_GROUP
+            assert (f"machines that sample have sample.{field.name}" in str(error)) == of_group
+            continue
+        assert after != before, f"{option} does nothing on {target} and {there}"
+    assert 0 < len(refused) < len(fields(Site)) - 5
+
+
 @pytest.mark.parametrize("name", RECIPES)
 def test_presets_are_rendered_wherever_they_are_meant_for(name):
     """What a preset asks for itself is not refused."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import threading
+import time
 from types import SimpleNamespace
 
 import httpx2
@@ -10,6 +13,8 @@ from huggingface_hub.errors import XetDownloadError
 
 from tests.data_prep import hub_server
 from trainer import config as c
+from trainer import waiting
+from trainer.backoff import Backoff
 from trainer.config import ConfigError
 from trainer.data.processor import Prompter
 from trainer.errors import StorageError
@@ -21,8 +26,9 @@ INDEX, WHOLE = hub_files.INDEX, hub_files.WHOLE
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    """The library tries again for 23 s."""
+    """The library tries again for 23 s, and we for 20 minutes."""
     monkeypatch.setattr("huggingface_hub.utils._http.time", SimpleNamespace(sleep=lambda seconds: None))
+    monkeypatch.setattr(hub_files, "TRIES", Backoff(attempts=1))
 
 
 @pytest.fixture
@@ -113,3 +119,40 @@ def test_an_outage_after_the_first_file_is_one_too(hub, tiny_model, monkeypatch,
         Prompter(c.Model(path="owner/small"))
     hub.fails = {}
     assert Prompter(c.Model(path="owner/small")).has_vision
+
+
+def test_a_hub_that_comes_back_is_waited_for_by_name(hub, monkeypatch, tmp_path):
+    """As a launcher sees it."""
+    monkeypatch.setenv(waiting.FOLDER_VARIABLE, str(tmp_path / "beacons"))
+    (tmp_path / "beacons").mkdir()
+    monkeypatch.setattr(hub_files, "TRIES", Backoff(attempts=1, first_wait_s=0.05, patience_s=60))
+    hub.fails = {WHOLE: 503}
+    got = []
+    thread = threading.Thread(target=lambda: got.append(hub_files.file(CONFIG, WHOLE, tmp_path)))
+    thread.start()
+    deadline = time.monotonic() + 30
+    while not (waits := waiting.read(tmp_path / "beacons")):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    (wait,) = waits
+    assert wait.kind == "storing" and wait.notable and wait.limit_s == hub_files.LONGEST_S
+    assert str(wait).startswith(f"waiting for the hub at {hub.url} since ") and "503" in str(wait)
+    hub.fails = {}
+    thread.join(30)
+    assert got[0].read_bytes() == b"w" * 2000 and waiting.read(tmp_path / "beacons") == []
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), None])
+def test_what_waiting_does_not_cure_is_told_at_once(hub, monkeypatch, tmp_path, capsys, error):
+    """A full disk, and a refusal."""
+    monkeypatch.setattr(hub_files, "TRIES", Backoff(attempts=9, first_wait_s=60, patience_s=60))
+    hub.fails = {WHOLE: 401}
+    if error:
+
+        def download(*_, **__):
+            raise error
+
+        monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    with pytest.raises(StorageError if error else ConfigError):
+        hub_files.file(CONFIG, WHOLE, tmp_path)
+    assert "waiting for" not in capsys.readouterr().err

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import http.server
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -118,6 +119,37 @@ def test_documented_replies_that_no_retry_cures(scheme, status, body, cure, oper
             act[operation]()
         assert time.monotonic() - begun < PERMANENT_S
         assert "\n" not in str(error.value) and store.retries == 0
+
+
+@pytest.mark.parametrize("status", [403, 404])
+def test_google_s_bucket_without_a_key(monkeypatch, status):
+    """The machine's own server of keys has no account for it, or none of Google's is there."""
+    _of_this_machine(monkeypatch)
+    with replying(status, "") as port:
+        monkeypatch.setenv("GCE_METADATA_HOST", f"127.0.0.1:{port}")
+        monkeypatch.setenv("GCE_METADATA_IP", f"127.0.0.1:{port}")
+        store = Storage("gs://bucket/p")
+        for act in (store.list, lambda: store.put_bytes("k", b"x")):
+            with pytest.raises(ConfigError, match="no credentials: set GOOGLE_SERVICE_ACCOUNT_KEY"):
+                act()
+    assert store.retries == 0
+
+
+def test_google_s_server_of_keys_may_be_away_for_a_while(monkeypatch):
+    _of_this_machine(monkeypatch)
+    quick = Retry(attempts=2, first_wait_s=0.05, max_wait_s=0.1, request_retries=0, request_retry_s=0.5)
+    with replying(503, "") as port:
+        monkeypatch.setenv("GCE_METADATA_HOST", f"127.0.0.1:{port}")
+        monkeypatch.setenv("GCE_METADATA_IP", f"127.0.0.1:{port}")
+        with pytest.raises(StorageError, match="failed 2 times at gs://bucket/p"):
+            Storage("gs://bucket/p", retry=quick).list()
+
+
+def _of_this_machine(monkeypatch):
+    """No key is set: Google's client asks the machine's own server."""
+    for name in list(os.environ):
+        if name.startswith(("GOOGLE_", "STORAGE_EMULATOR")):
+            monkeypatch.delenv(name)
 
 
 @pytest.mark.parametrize("status", [429, 500, 503])

@@ -43,9 +43,13 @@ STATUS = {
 PASSING = ("rateLimitExceeded", "userRateLimitExceeded", "quotaExceeded", "SlowDown", "RequestLimitExceeded")
 """Codes that some stores send with 403, and that are over after a while."""
 
+NO_GOOGLE_KEY = (
+    "there are no credentials: set GOOGLE_SERVICE_ACCOUNT_KEY to the key's JSON, or"
+    " GOOGLE_APPLICATION_CREDENTIALS to its file"
+)
 TEXTS = {
+    "computeMetadata": NO_GOOGLE_KEY,
     "169.254.169.254": "there are no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
-    "metadata.google.internal": "there are no credentials: set GOOGLE_APPLICATION_CREDENTIALS",
     "redirect without LOCATION": CURES["PermanentRedirect"],
     "invalid peer certificate": (
         "the endpoint's certificate is not valid: check the endpoint and this machine's clock"
@@ -55,7 +59,7 @@ TEXTS = {
     ),
     "invalid_grant": "Google refuses the service account's key: check it, and this machine's clock",
 }
-"""Where there was no reply from the store itself."""
+"""Where there was no reply from the store itself, the first that fits."""
 
 
 def status_of(error: BaseException) -> int:
@@ -84,7 +88,11 @@ def permanent(error: BaseException, *, bucket_missing_is_404: bool) -> str:
     if code in CURES:
         region = re.search(r"<Region>([^<]+)</Region>", text) or re.search(r"expecting '([a-z0-9-]+)'", text)
         return CURES[code].format(region=f"={region[1]}" if region else "")
+    if status >= 500:  # also of a cloud's own server of keys, which answers for an account that is there
+        return ""
+    for words, cure in TEXTS.items():
+        if words in text:
+            return cure.format(region="")
     if status == 404 and bucket_missing_is_404:
         return CURES["NoSuchBucket"]
-    told = next((cure for words, cure in TEXTS.items() if words in text), STATUS.get(status, ""))
-    return told.format(region="")
+    return STATUS.get(status, "").format(region="")

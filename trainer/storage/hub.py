@@ -12,17 +12,24 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from trainer.backoff import Backoff
 from trainer.config import ConfigError, RunConfig
-from trainer.errors import StorageError
+from trainer.errors import OF_THE_DISK, StorageError
+from trainer.waiting import Waiter, waiting_for
 
 INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
 READ_FIRST = ("tokenizer.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json")
 """Files of a tokenizer or processor, of which a model may lack some."""
 PARALLEL_FILES = 4
+TRIES = Backoff(attempts=3, first_wait_s=2.0, patience_s=1200.0)
+"""Tries of a download, on top of huggingface_hub's own for 23 s: the hub may be away for 20 minutes. Ranks
+wait longer for one that downloads for them (`torchrun.LOAD_S`)."""
 MOST_HEADER_BYTES = 100 << 20
 """As safetensors itself limits it."""
 SAMPLE_BYTES = 1 << 16
 """Read at each of three places of a weight file, to tell it from others."""
+LONGEST_S = TRIES.patience_s + 300.0
+"""Longest wait that is progress to the watchdog: the last try may take its time."""
 NODE_VARIABLE = "SPOTRL_WEIGHTS_NODE"
 """A node's place among those that share the download of a model's files, as its launcher counts them."""
 
@@ -34,10 +41,10 @@ def from_hub(config: RunConfig) -> bool:
 
 def file(config: RunConfig, name: str, cache_dir: str | Path | None = None) -> Path:
     """Path of one file of the model; of the hub's, downloaded where it is not in the cache, after another
-    process that downloads it.
+    process that downloads it. A hub that is away is waited for by name.
 
     Raises FileNotFoundError where the model has no such file, ConfigError where the hub refuses it,
-    StorageError where the hub does not answer or the download breaks off.
+    StorageError where it does not answer, or the download breaks off, for as long as TRIES lasts.
     """
     folder = Path(config.model.path)
     if folder.is_dir():
@@ -47,13 +54,31 @@ def file(config: RunConfig, name: str, cache_dir: str | Path | None = None) -> P
     from huggingface_hub import hf_hub_download
 
     revision, endpoint = config.model.revision or None, os.environ.get("HF_ENDPOINT") or None
-    try:
-        got = hf_hub_download(
-            config.model.path, name, revision=revision, endpoint=endpoint, cache_dir=cache_dir
-        )
-    except Exception as error:  # those of its HTTP client, of Xet and its own have no base in common
-        raise _failure(config.model.path, name, error) from error
-    return Path(str(got))
+    waiters: list[Waiter] = []
+
+    def download() -> Path:
+        try:
+            got = hf_hub_download(
+                config.model.path, name, revision=revision, endpoint=endpoint, cache_dir=cache_dir
+            )
+        except Exception as error:  # those of its HTTP client, of Xet and its own have no base in common
+            raise _failure(config.model.path, name, error) from error
+        return Path(str(got))
+
+    with contextlib.ExitStack() as waits:
+
+        def tell(error: Exception, _: int, __: float) -> None:
+            if not waiters:  # a download that gets on is no wait
+                where = f"the hub at {endpoint or 'huggingface.co'}"
+                waiters.append(waits.enter_context(waiting_for("storing", where, LONGEST_S)))
+            waiters[0].failed(str(error))
+
+        return TRIES.call(download, _may_pass, tell)
+
+
+def _may_pass(error: Exception) -> bool:
+    """Whether the hub may be well later. A full disk is no matter of the hub's."""
+    return isinstance(error, StorageError) and getattr(error.__cause__, "errno", None) not in OF_THE_DISK
 
 
 def _failure(model: str, name: str, error: BaseException) -> Exception:

@@ -166,16 +166,17 @@ class Storage:
                 raise exceptions.GenericError(f"{key}: got {at} of {size} bytes")
 
         failures = 0
-        while at != size:
-            before = at
-            try:
-                stream()
-            except _FAILURES as error:
-                if "non-partial response" in str(error):
-                    self._ranges = False  # this store sends the whole object whatever is asked for
-                    continue
-                failures = 0 if at > before else failures + 1
-                self._failed(f"download of {key} (at byte {at})", error, failures)
+        with contextlib.ExitStack() as waits:
+            while at != size:
+                before = at
+                try:
+                    stream()
+                except _FAILURES as error:
+                    if "non-partial response" in str(error):
+                        self._ranges = False  # this store sends the whole object whatever is asked for
+                        continue
+                    failures = 0 if at > before else failures + 1
+                    self._failed(waits, f"download of {key} (at byte {at})", error, failures)
         return at - start
 
     def _in_time(self, call: Callable[[], T]) -> T:
@@ -329,15 +330,18 @@ class Storage:
                     return action()
                 except _FAILURES as error:
                     attempt += 1
-                    if attempt == 1 and not isinstance(error, FileNotFoundError):
-                        waiter = waits.enter_context(
-                            waiting_for("storing", f"the store at {self.url}", WAIT_S)
-                        )
-                        waiter.failed(_first(error))
-                    self._failed(what, error, attempt, whole)
+                    self._failed(waits, what, error, attempt, whole)
 
-    def _failed(self, what: str, error: BaseException, attempt: int, whole: bool = False) -> None:
-        """Raises a permanent error, or the last attempt's; else prints the error and waits."""
+    def _failed(
+        self,
+        waits: contextlib.ExitStack,
+        what: str,
+        error: BaseException,
+        attempt: int,
+        whole: bool = False,
+    ) -> None:
+        """Raises a permanent error, or the last attempt's; else prints the error and waits, which the run is
+        told of until `waits` is closed."""
         if cure := permanent(error, bucket_missing_is_404=whole):
             reply = f"{status_of(error) or ''} {code_of(error)}".strip() or _first(error)
             kind = StoreRefused if status_of(error) in (401, 403) else ConfigError
@@ -349,6 +353,10 @@ class Storage:
             raise StorageError(f"{what} failed {attempt} times at {self.url}: {told}") from error
         with self._lock:
             self.retries += 1
+        if attempt <= 1:
+            waits.close()
+            waiter = waits.enter_context(waiting_for("storing", f"the store at {self.url}", WAIT_S))
+            waiter.failed(told)
         wait = self.retry.wait_s(max(1, attempt))  # 0 where the download got further since
         print(f"storage: {what} failed ({told}); again in {wait:.1f} s", file=sys.stderr, flush=True)
         time.sleep(wait)

@@ -3,7 +3,7 @@
 set -euo pipefail
 export WORK="${WORK:-$PWD/.cache}"
 export RUNS="${RUNS:-$PWD/runs}"
-. trainer/task.sh begin '' "/"
+. trainer/task.sh begin '' "/" "10 3"
 bash trainer/setup.sh cpu
 step "${DATA}/shapes-74709ef5/manifest.json" .venvs/cpu/bin/python -m examples.demo.shapes --out "${DATA}/shapes-74709ef5"
 step "${MODELS}/demo-f2bc5997/config.json" .venvs/cpu/bin/python -m examples.demo.warm_start --data "${DATA}/shapes-74709ef5" --out "${MODELS}/demo-f2bc5997"

@@ -214,7 +214,7 @@ def test_a_run_outlasts_a_reward_server_that_stands_still_for_three_of_its_limit
     with tempfile.TemporaryDirectory(prefix="wait-", dir="/tmp") as made, server(port) as process:
         folder = Path(made)
         config = dataclasses.replace(
-            watched_run(small_config, steps=8),
+            watched_run(small_config, steps=40),
             rewards=c.Rewards(remote_url=f"http://127.0.0.1:{port}/get_reward"),
         )
         stopped = threading.Thread(target=_stop_for, args=(process.pid, folder / "run", 45.0), daemon=True)

@@ -1,7 +1,8 @@
-"""Counts a machine that was refused before installation: `python -m trainer.node.preflight.refused LOSSES`.
+"""Counts a start that ended before the node's own code: `python -m trainer.node.preflight.refused LOSSES` for
+a machine that was refused before installation, `... LOSSES RESTARTS CODE WHY` for a set-up that failed.
 
-The platform replaces a machine after exit code 36 without limit; the run's record of attempts has a limit.
-Needs RUN_ID, BUCKET and an object-store client; exits with the code that the machine should exit with.
+The platform starts again after such codes without limit; the run's record of attempts has limits. Needs
+RUN_ID, BUCKET and an object-store client; exits with the code that the machine should exit with.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 
-from trainer.checkpoint.attempt import LAUNCH_VARIABLE, Attempts, Final
+from trainer.checkpoint.attempt import LAUNCH_VARIABLE, Attempts, Final, Machine
 from trainer.config import ConfigError
 from trainer.config.run_store import RunStore
 from trainer.errors import StorageError
@@ -21,24 +22,41 @@ from trainer.storage.storage import Storage
 def refused(losses: int) -> int:
     """Records an attempt lost to this machine; returns EXIT_PREFLIGHT, or the final code when the budget is
     used up."""
+    here = machine.this()
+    return _count(EXIT_PREFLIGHT, f"{here.name} cannot run the environment", [here], losses)
+
+
+def failed(losses: int, restarts: int, code: int, why: str) -> int:
+    """Records an attempt whose set-up ended with `code`; returns that, or the final code as above."""
+    return _count(code, why, [], losses, restarts)
+
+
+def _count(code: int, why: str, machines: list[Machine], losses: int, restarts: int = 3) -> int:
     store = RunStore.in_bucket(os.environ["BUCKET"], os.environ["RUN_ID"])
-    record = Attempts(Storage(store.attempts), max_losses=losses)
+    record = Attempts(Storage(store.attempts), restarts, losses)
     past = record.past()
     committed = past[-1].committed if past else 0
-    launch = os.environ.get(LAUNCH_VARIABLE, "")
-    here = machine.this()
-    return record.count(committed, launch, EXIT_PREFLIGHT, f"{here.name} cannot run the environment", [here])
+    return record.count(committed, os.environ.get(LAUNCH_VARIABLE, ""), code, why, machines)
+
+
+def main(arguments: list[str]) -> int:
+    """The command line. Returns the exit code."""
+    code = EXIT_PREFLIGHT
+    try:
+        if len(arguments) == 1:
+            return refused(int(arguments[0]))
+        losses, restarts, code = map(int, arguments[:3])
+        return failed(losses, restarts, code, arguments[3])
+    except Final as final:
+        print(f"error: {final}", file=sys.stderr)
+        return final.code
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_CONFIG
+    except StorageError as error:
+        print(f"attempt: this start is not counted: {error}", file=sys.stderr)
+        return code
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(refused(int(sys.argv[1])))
-    except Final as final:
-        print(f"error: {final}", file=sys.stderr)
-        sys.exit(final.code)
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(EXIT_CONFIG)
-    except StorageError as error:
-        print(f"attempt: this refusal is not counted: {error}", file=sys.stderr)
-        sys.exit(EXIT_PREFLIGHT)
+    sys.exit(main(sys.argv[1:]))
