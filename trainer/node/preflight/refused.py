@@ -15,14 +15,16 @@ from trainer.config.run_store import RunStore
 from trainer.errors import StorageError
 from trainer.exit_codes import EXIT_CONFIG, EXIT_PREFLIGHT
 from trainer.node.preflight import machine
+from trainer.storage.seal import Seal
 from trainer.storage.storage import Storage
 
 
 def refused(losses: int) -> int:
     """Records an attempt lost to this machine; returns EXIT_PREFLIGHT, or the final code when the budget is
     used up."""
-    store = RunStore.in_bucket(os.environ["BUCKET"], os.environ["RUN_ID"])
-    record = Attempts(Storage(store.attempts), max_losses=losses)
+    run_id = os.environ["RUN_ID"]
+    store = RunStore.in_bucket(os.environ["BUCKET"], run_id)
+    record = Attempts(Storage(store.attempts), max_losses=losses, seal=Seal.of_environment(run_id))
     past = record.past()
     committed = past[-1].committed if past else 0
     launch = os.environ.get(LAUNCH_VARIABLE, "")
