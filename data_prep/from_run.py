@@ -20,6 +20,7 @@ from trainer.config.run_folder import CONFIG, LAUNCH
 from trainer.config.run_store import ROLLOUTS, RunStore
 from trainer.observe.mirror import RunMirror
 from trainer.observe.report_page import PULLED
+from trainer.storage.seal import Seal
 from trainer.storage.storage import Storage
 
 
@@ -39,7 +40,7 @@ def write(run: str, bucket: str, out: str, tokens: bool) -> dict[str, int]:
     part.parent.mkdir(parents=True, exist_ok=True)
     try:
         with part.open("w", encoding="utf-8") as file:
-            for step, graded in history(folder / ROLLOUTS, storage):
+            for step, graded in history(folder / ROLLOUTS, storage, Seal.of_environment(config.run_id)):
                 # Normalized rewards follow from all steps before. If one is missing, they are not known.
                 whole = next_step == step
                 next_step = step + 1 if whole else 0

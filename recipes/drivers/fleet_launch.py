@@ -13,7 +13,7 @@ from dataclasses import replace
 from secrets import token_hex
 
 from recipes import capabilities, fleet_table, run_record
-from recipes.drivers import launched, launching, platform_state, shared_record, tokens
+from recipes.drivers import launched, launching, platform_state, shared_record, store_policy, tokens
 from recipes.drivers.launching import Launch, Options
 from recipes.plan.fleet_cost import FleetRow
 from recipes.presets import resolve
@@ -94,7 +94,7 @@ def up(
     kept = [one for one in overrides if theirs == target or _means(recipe, theirs, one)]
     workers = _workers(name, kept, theirs, options)
     lines, plan = fleet_table.both(recipe, run.record, workers.record)
-    print(*lines, sep="\n", flush=True)
+    print(*lines, *store_policy.lines(workers.record.bucket, run_id), sep="\n", flush=True)
     run, workers = _planned(run, plan), _planned(workers, plan)
     if options.dry_run:
         launching.show(run)

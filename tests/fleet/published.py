@@ -13,6 +13,7 @@ from trainer.fleet.anchors import pretrained
 from trainer.fleet.mirror import Mirror, Version
 from trainer.fleet.objects import Anchor, Objects, first_lineage, next_lineage, version_key
 from trainer.fleet.publish import PublisherPart
+from trainer.storage.seal import Seal
 from trainer.storage.storage import Storage
 
 ATTEMPT = "1-000000"
@@ -46,7 +47,7 @@ def published(config, rank, port):
     worker.learner.start(10)
     store = RunStore.of(config)
     assert store is not None
-    objects = Objects(Storage(store.fleet), config.run_id, b"0123456789abcdef")
+    objects = Objects(Storage(store.fleet), Seal(config.run_id, b"0123456789abcdef"))
     publisher = worker.process.part(PublisherPart)
     opened = from_all(publisher.open())
     lineage = first_lineage("model", 0, [one.digest for one in opened])

@@ -22,6 +22,7 @@ from trainer.fleet.objects import Objects, mail_key, samples_key, worker_key
 from trainer.fleet.scheduler import Given
 from trainer.fleet.units import pack
 from trainer.observe import beacon
+from trainer.storage.seal import Seal
 from trainer.storage.storage import Storage
 
 KEY = b"0123456789abcdef"
@@ -32,7 +33,7 @@ class PlayedWorker:
 
     def __init__(self, folder: Path, name: str) -> None:
         self.name = name
-        self.objects = Objects(Storage(folder / "run/fleet"), "run", KEY)
+        self.objects = Objects(Storage(folder / "run/fleet"), Seal("run", KEY))
         record = Attempts(Storage(folder / "run/attempts"))
         self.following = Following(self.objects, record, name)
         self.beats = Beats(self.objects, name, {"host": "here", "process": 1, "device": "cpu"})
@@ -76,7 +77,7 @@ def head(tmp_path, monkeypatch):
         moved: Callable[[], None] = lambda: None,
     ) -> Dispatcher:
         held = attempts.take(0)
-        objects = Objects(Storage(tmp_path / "run/fleet"), "run", KEY)
+        objects = Objects(Storage(tmp_path / "run/fleet"), Seal("run", KEY))
         said: list[str] = []
         one = Dispatcher(
             objects,

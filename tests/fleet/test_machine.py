@@ -19,8 +19,9 @@ from trainer.exit_codes import EXIT_PREEMPTED, EXIT_STORAGE
 from trainer.fleet import machine
 from trainer.fleet.following import Following
 from trainer.fleet.machine import RunOver, WorkerOnMachine, engines_of, serve
-from trainer.fleet.objects import KEY_VARIABLE, Objects, about_key, head_key
+from trainer.fleet.objects import Objects, about_key, head_key
 from trainer.processes import state
+from trainer.storage.seal import KEY_VARIABLE, Seal
 from trainer.storage.storage import Storage
 
 HOURS = 3600.0
@@ -158,8 +159,9 @@ def asked(tmp_path, monkeypatch):
     monkeypatch.setenv(KEY_VARIABLE, key)
     monkeypatch.setattr("trainer.fleet.following.NEWER_S", 0.0)
     config = override(RunConfig(fleet=Fleet(run="mine", idle_s=0.5)), [f"checkpoint.remote={tmp_path}"])
-    objects = Objects(Storage(tmp_path / "mine/fleet"), "mine", key.encode())
-    return RunOver(config), objects, Attempts(Storage(tmp_path / "mine/attempts"))
+    seal = Seal("mine", key.encode())
+    objects = Objects(Storage(tmp_path / "mine/fleet"), seal)
+    return RunOver(config), objects, Attempts(Storage(tmp_path / "mine/attempts"), seal=seal)
 
 
 def head(objects: Objects, attempt: str, serial: int, state: str = "running") -> None:

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from trainer.fleet import patch
 from trainer.fleet.mirror import Diverged, Layout, Mirror, Version, digest
-from trainer.fleet.objects import Anchor, Forged, Objects, first_lineage, next_lineage, patch_key, version_key
+from trainer.fleet.objects import Anchor, Objects, first_lineage, next_lineage, patch_key, version_key
+from trainer.storage.seal import Forged, Seal
 from trainer.storage.storage import Storage
 
 SHAPES = {"embed": (64, 33), "norm": (1000,), "frozen": (10,)}
@@ -30,7 +31,7 @@ class Trainer:
     """Publishes versions as head and ranks do, and keeps what they are."""
 
     def __init__(self, folder: Path, attempt: str = "1-aaaaaa", layout: Layout = LAYOUT) -> None:
-        self.objects = Objects(Storage(folder / "fleet"), "run", b"0123456789abcdef")
+        self.objects = Objects(Storage(folder / "fleet"), Seal("run", b"0123456789abcdef"))
         self.attempt, self.layout = attempt, layout
         self.weights = base()
         self.version = 0

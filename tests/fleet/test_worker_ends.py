@@ -23,6 +23,7 @@ from trainer.fleet.engine_worker import check_layout
 from trainer.fleet.objects import Objects, about_key, worker_key
 from trainer.fleet.packages import packages
 from trainer.fleet.worker import Worker
+from trainer.storage.seal import Seal
 from trainer.storage.storage import Storage
 
 KEY = "0123456789abcdef"
@@ -60,8 +61,9 @@ class Run:
         monkeypatch.setattr(dispatch, "BEAT_S", 0.1)
         monkeypatch.setattr(following, "NEWER_S", 0.05)
         self.root = str(folder / "run")
-        self.attempts = Attempts(Storage(f"{self.root}/attempts"))
-        self.objects = Objects(Storage(f"{self.root}/fleet"), "run", KEY.encode())
+        seal = Seal("run", KEY.encode())
+        self.attempts = Attempts(Storage(f"{self.root}/attempts"), seal=seal)
+        self.objects = Objects(Storage(f"{self.root}/fleet"), seal)
         self.engine = PlayedEngine()
         self.worker = Worker(self.root, name, (), idle_s=1.0, poll_s=0.02)
         self.code: int | None = None

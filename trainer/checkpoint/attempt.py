@@ -33,6 +33,7 @@ from trainer.exit_codes import (
 )
 from trainer.storage import attempt_hours
 from trainer.storage.attempt_record import AttemptRecord, Past
+from trainer.storage.seal import OPEN, Seal
 from trainer.storage.storage import Storage
 from trainer.storage.stores import Retry
 
@@ -136,8 +137,8 @@ def committed_step(config: RunConfig, retry: Retry | None = None) -> int:
 class Attempts(AttemptRecord):
     """The attempts of one run, for those who may take one.
 
-    storage: the folder that they lie in. config: of the run; without it an attempt does not note which
-    checkpoints count, and its history is that of the one before.
+    storage: the folder that they lie in. config: of the run, and of its seal; without it an attempt does not
+    note which checkpoints count, and its history is that of the one before.
     """
 
     def __init__(
@@ -147,8 +148,9 @@ class Attempts(AttemptRecord):
         max_losses: int = 10,
         config: RunConfig | None = None,
         max_hours: float = math.inf,
+        seal: Seal = OPEN,
     ):
-        super().__init__(storage)
+        super().__init__(storage, Seal.of(config) if config else seal)
         self.config = config
         self.max_restarts = max_restarts
         self.max_losses = max_losses

@@ -12,9 +12,10 @@ from trainer.checkpoint.history import History, rewound
 from trainer.checkpoint.layout import CheckpointKey, local_dir, remote_folder, remote_url, step_name
 from trainer.checkpoint.manifest import every_manifest, manifests_here, newest_of_each
 from trainer.checkpoint.reader import CorruptCheckpoint, Found, damaged, read_state, verified_in
-from trainer.checkpoint.resumable import refuse_other
+from trainer.checkpoint.resumable import refuse_other, refuse_unsigned
 from trainer.config import ConfigError, RunConfig
 from trainer.errors import StorageError
+from trainer.storage.seal import Seal
 from trainer.storage.storage import Storage
 
 
@@ -35,7 +36,8 @@ def find(
     """
     folder, url = local_dir(config), remote_url(config)
     here = manifests_here(folder)
-    stored, sizes = _there(storage, bool(here), say)
+    stored, sizes = _there(storage, bool(here), say, Seal.of(config))
+    refuse_unsigned(config, bool(here or stored))
     counts = rewound(config, past)
     every_step = here.keys() | {step for step, _ in stored}
     here = {step: one for step, one in here.items() if counts(step, one.get("attempt", ""))}
@@ -92,12 +94,12 @@ def find(
 
 
 def _there(
-    storage: Storage | None, have_local: bool, say: Callable[[str], None]
+    storage: Storage | None, have_local: bool, say: Callable[[str], None], seal: Seal
 ) -> tuple[dict[CheckpointKey, dict[str, Any]], dict[str, int]]:
     if storage is None:
         return {}, {}
     try:
-        return every_manifest(storage)
+        return every_manifest(storage, seal)
     except StorageError as error:
         if not have_local:
             raise  # starting from scratch because the store is away would throw the run away

@@ -5,7 +5,8 @@ One checkpoint is one folder `step-00000020`. Every rank writes its own files th
     rank-00001-of-00004.safetensors      flat fp32 pieces `master/NAME`, `exp_avg/NAME`, `exp_avg_sq/NAME`
     rank-00001-of-00004.1.safetensors    more of them, once a file has reached `FILE_BYTES`
     rank-00001-of-00004.json             which [start, stop) of which flat parameter lies in which file, the
-                                         CRC-32 of every MiB of these, RNG states
+                                         CRC-32 of every MiB of these, and of a run with a key the
+                                         sha256, RNG states
 
 The driver adds `state.json` and, last, `manifest.json` (sizes and sha256 of every file, and the attempt that
 wrote them): without it there is no checkpoint. In the store every attempt of a run has a folder of its own in
@@ -153,9 +154,16 @@ def raw_bytes(tensor: torch.Tensor) -> Any:
 
 
 def write_shards(
-    folder: Path, rank: int, world_size: int, step: int, shards: dict[str, Shard], extra: dict[str, Any]
+    folder: Path,
+    rank: int,
+    world_size: int,
+    step: int,
+    shards: dict[str, Shard],
+    extra: dict[str, Any],
+    by_sha256: bool = False,
 ) -> list[FileRecord]:
     """Writes one rank's files and returns their records, the index first. Raises OSError (a full disk, say).
+    by_sha256: the index has the sha256 of every block too.
 
     Tensors go kind by kind, "master" last: of a large model, an export fetches only the files that hold
     weights.
@@ -164,6 +172,7 @@ def write_shards(
     files, index = _in_files(shards)
     records = []
     blocks = {}
+    hashed = {}
     for number, tensors in enumerate(files):
         pieces = {}
         entries: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
@@ -180,10 +189,11 @@ def write_shards(
         }
         header = safetensors_header(entries, about)
         file_name = f"{stem}.{number}.safetensors" if number else f"{stem}.safetensors"
-        sums = BlockSums()
+        sums = BlockSums(by_sha256)
         count, sha256 = write_file(folder / file_name, [header, *map(raw_bytes, tensors.values())], sums)
         records.append(FileRecord(file_name, count, sha256))
         blocks[file_name] = sums.packed()
+        hashed[file_name] = sums.packed_sha256()
 
     sidecar = {
         "step": step,
@@ -195,6 +205,8 @@ def write_shards(
         "crc32": blocks,
         "extra": encode(extra),
     }
+    if by_sha256:
+        sidecar["sha256"] = hashed
     text = json.dumps(sidecar, separators=(",", ":"))
     count, sha256 = write_file(folder / f"{stem}.json", [text.encode()])
     return [FileRecord(f"{stem}.json", count, sha256), *records]

@@ -16,6 +16,7 @@ from trainer.checkpoint.layout import CheckpointKey, Counts, attempts_url, keys_
 from trainer.checkpoint.manifest import every_manifest, manifests_here
 from trainer.config import RunConfig
 from trainer.storage.attempt_record import AttemptRecord
+from trainer.storage.seal import Seal
 from trainer.storage.storage import Storage
 from trainer.storage.stores import Retry
 
@@ -62,7 +63,7 @@ def read(record: AttemptRecord, epoch: int | None = None) -> History:
 
 def of(config: RunConfig, retry: Retry | None = None) -> History:
     """The history of a run. Raises StorageError where its store is away."""
-    return read(AttemptRecord(Storage(attempts_url(config), retry=retry)))
+    return read(AttemptRecord(Storage(attempts_url(config), retry=retry), Seal.of(config)))
 
 
 def at_start(config: RunConfig, past: History, storage: Storage | None) -> list[CheckpointKey]:
@@ -71,7 +72,7 @@ def at_start(config: RunConfig, past: History, storage: Storage | None) -> list[
     keys = keys_of(config, storage)
     if before and not past.attempt:  # of a run whose record does not say yet what counts
         manifests = list(manifests_here(local_dir(config)).values())
-        manifests += every_manifest(storage)[0].values() if storage else []
+        manifests += every_manifest(storage, Seal.of(config))[0].values() if storage else []
         kept = {(one["step"], one.get("attempt", "")) for one in manifests if one.get("before", 0) == before}
         return sorted(key for key in keys if key[0] < before or key in kept)
     counts = rewound(config, past)

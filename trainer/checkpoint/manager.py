@@ -46,6 +46,7 @@ from trainer.config import RunConfig, of_teacher
 from trainer.errors import StorageError
 from trainer.hardware.save_interval import save_interval_s
 from trainer.storage import hub
+from trainer.storage.seal import Seal
 from trainer.storage.storage import Storage
 
 T = TypeVar("T")
@@ -397,7 +398,7 @@ class Checkpoints:
             self._logs.secure(manifest["ahead"])
         self._course.go_on_from(self._found.step if self._found else 0)
         self._check()
-        packed = pack(manifest)
+        packed = pack(manifest, Seal.of(self.config), inside)
         self.storage.put_bytes(f"{inside}/manifest.json", packed)
         # Older checkpoints are dropped for this one, so it is looked at once more.
         if self.storage.size(f"{inside}/manifest.json") != len(packed):
@@ -409,9 +410,9 @@ class Checkpoints:
         self.failures_in_a_row = 0
         self._prune_local()
         busy = {self.in_flight, self.uploading}
-        keep = self._keep(self.config.checkpoint.keep_last_remote)
         with tidying("older checkpoints", self._say):
-            prune_remote(self.config.run_id, self.storage, keep, busy, self._check, self._course.counts)
+            keep = self._keep(self.config.checkpoint.keep_last_remote)
+            prune_remote(self.config, self.storage, keep, busy, self._check, self._course.counts)
 
     # --- retention ------------------------------------------------------------------------------------------
 
@@ -446,10 +447,9 @@ class Checkpoints:
     def from_before_the_trouble(self) -> int:
         """Newest checkpoint of this run from before the first alarm, here or in the store; 0: there is none,
         or no trouble."""
-        counts = self._course.counts
-        steps = set(manifests_here(self.folder, counts))
+        steps = set(manifests_here(self.folder, self._course.counts))
         if self.storage:
-            steps |= manifests_there(self.storage, counts)[0].keys()
+            steps |= manifests_there(self.storage, self._course.counts, Seal.of(self.config))[0].keys()
         return max((step for step in steps if step < self.trouble), default=0)
 
     # --- resume ---------------------------------------------------------------------------------------------

@@ -13,6 +13,8 @@ from typing import Any
 
 from trainer.checkpoint.layout import MANIFEST, CheckpointKey, Counts, everything, step_of
 from trainer.config import RunConfig, fingerprint, resume_view
+from trainer.config.run_store import CHECKPOINTS
+from trainer.storage.seal import OPEN, Seal
 from trainer.storage.storage import Storage
 
 Manifests = dict[int, dict[str, Any]]
@@ -80,22 +82,28 @@ def describe(
     }
 
 
-def pack(manifest: dict[str, Any]) -> bytes:
-    """The bytes of `manifest.json`: the manifest and its own sha256."""
+def pack(manifest: dict[str, Any], seal: Seal = OPEN, folder: str = "") -> bytes:
+    """The bytes of `manifest.json`: the manifest and its own sha256. seal: that of the run, for a manifest
+    that goes to `folder` of the store."""
     outer = {"manifest": manifest, "sha256": _digest(manifest)}
-    return json.dumps(outer, indent=1, sort_keys=True).encode()
+    return json.dumps(seal.signed_json(_place(folder), outer), indent=1, sort_keys=True).encode()
 
 
-def unpack(data: bytes) -> dict[str, Any] | None:
-    """The manifest in the bytes of a `manifest.json`; None if they are not whole, or name what no manifest
-    names."""
+def unpack(data: bytes, seal: Seal = OPEN, folder: str = "") -> dict[str, Any] | None:
+    """The manifest in the bytes of a `manifest.json`; None if they are not whole, name what no manifest
+    names, or were not signed by `seal` for `folder` of the store."""
     try:
         outer = json.loads(data)
+        seal.check_json(_place(folder), outer)
         manifest = outer["manifest"]
         whole = _digest(manifest) == outer["sha256"]
         return manifest if whole and _well_formed(manifest) else None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
+
+
+def _place(folder: str) -> str:
+    return f"{CHECKPOINTS}/{folder}/manifest.json"
 
 
 def _well_formed(manifest: dict[str, Any]) -> bool:
@@ -154,22 +162,26 @@ def manifests_here(folder: Path, counts: Counts = everything) -> Manifests:
     return manifests
 
 
-def manifests_there(storage: Storage, counts: Counts = everything) -> tuple[Manifests, dict[str, int]]:
+def manifests_there(
+    storage: Storage, counts: Counts = everything, seal: Seal = OPEN
+) -> tuple[Manifests, dict[str, int]]:
     """The committed checkpoints of a store that count, of each step the newest attempt's; and {key: bytes} of
     everything there."""
-    found, sizes = every_manifest(storage)
+    found, sizes = every_manifest(storage, seal)
     return newest_of_each({key: manifest for key, manifest in found.items() if counts(*key)}), sizes
 
 
-def every_manifest(storage: Storage) -> tuple[dict[CheckpointKey, dict[str, Any]], dict[str, int]]:
+def every_manifest(
+    storage: Storage, seal: Seal = OPEN
+) -> tuple[dict[CheckpointKey, dict[str, Any]], dict[str, int]]:
     """The committed checkpoints of a store, those of older attempts first; and {key: bytes} of everything
-    there."""
+    there. seal: of the run, which has signed them if it has a key."""
     sizes = dict(storage.list())
     found = {}
     oldest_attempt_first = sorted(filter(None, map(MANIFEST.fullmatch, sizes)), key=_attempt_number)
     for match in oldest_attempt_first:
         with contextlib.suppress(FileNotFoundError):  # one that is being dropped
-            manifest = unpack(storage.get_bytes(match[0]))
+            manifest = unpack(storage.get_bytes(match[0]), seal, match[0].removesuffix("/manifest.json"))
             key = (step_of(match[1]) or 0, match[2] or "")
             if manifest is not None and (manifest["step"], manifest.get("attempt", "")) == key:
                 found[key] = manifest

@@ -1,12 +1,14 @@
 """Parts of a shard file straight from the store: every block that is read has a checksum of its own.
 
 A rank of another number of ranks needs slices of many files; their sha256 could only be compared after
-reading them whole. So the index of each rank's files lists the CRC-32 of every `BLOCK_BYTES` of them.
+reading them whole. So the index of each rank's files lists the CRC-32 of every `BLOCK_BYTES` of them, which
+finds damage. Of a run with a key it lists their sha256 too, which a stranger cannot match.
 """
 
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import threading
 import zlib
@@ -29,10 +31,12 @@ _OF_NAME = {name: dtype for dtype, name in DTYPES.items()}
 
 
 class BlockSums:
-    """CRC-32 of every block of a file that is being written."""
+    """CRC-32 of every block of a file that is being written. by_sha256: and their sha256."""
 
-    def __init__(self) -> None:
+    def __init__(self, by_sha256: bool = False) -> None:
         self._sums = array("I")
+        self._by_sha256 = by_sha256
+        self._hashes: list[Any] = []
         self._at = 0
 
     def add(self, data: memoryview) -> None:
@@ -40,8 +44,11 @@ class BlockSums:
         while len(data):
             if self._at == 0:
                 self._sums.append(0)
+                self._hashes.append(hashlib.sha256())
             part = data[: BLOCK_BYTES - self._at]
             self._sums[-1] = zlib.crc32(part, self._sums[-1])
+            if self._by_sha256:
+                self._hashes[-1].update(part)
             self._at = (self._at + len(part)) % BLOCK_BYTES
             data = data[len(part) :]
 
@@ -49,17 +56,28 @@ class BlockSums:
         """The sums as text: four bytes each, little-endian, in base64."""
         return base64.b64encode(self._sums.tobytes()).decode()
 
+    def packed_sha256(self) -> str:
+        """Their sha256 as text: 32 bytes each, in base64."""
+        return base64.b64encode(b"".join(block.digest() for block in self._hashes)).decode()
+
 
 def unpacked(text: str) -> array:
     """The inverse of `BlockSums.packed`. Raises ValueError."""
     return array("I", base64.b64decode(text, validate=True))
 
 
+def unpacked_sha256(text: str) -> list[bytes]:
+    """The inverse of `BlockSums.packed_sha256`. Raises ValueError."""
+    packed = base64.b64decode(text, validate=True)
+    return [packed[at : at + 32] for at in range(0, len(packed), 32)]
+
+
 class RangedShard:
     """One safetensors file of the store. May be read by several threads. Raises CorruptCheckpoint,
     StorageError."""
 
-    def __init__(self, storage: Storage, name: str, size: int, sums: array):
+    def __init__(self, storage: Storage, name: str, size: int, sums: array | list[bytes]):
+        """sums: CRC-32 of every block, or its sha256."""
         self.storage = storage
         self.name = name
         self.size = size
@@ -112,6 +130,11 @@ class RangedShard:
                 del self._blocks[number]
         return whole[start - wanted[0] * BLOCK_BYTES : stop - wanted[0] * BLOCK_BYTES]
 
+    def _is_whole(self, number: int, block: bytes) -> bool:
+        if isinstance(self._sums, array):
+            return zlib.crc32(block) == self._sums[number]
+        return hashlib.sha256(block).digest() == self._sums[number]
+
     def _fetch(self, wanted: dict[int, Future[bytes]]) -> None:
         """Fills in blocks, compared with their checksums; asked for once more if one differs."""
         first = min(wanted)
@@ -127,7 +150,7 @@ class RangedShard:
                 for n in wanted:
                     at = (n - first) * BLOCK_BYTES
                     blocks[n] = data[at : at + BLOCK_BYTES]
-                    if zlib.crc32(blocks[n]) != self._sums[n]:
+                    if not self._is_whole(n, blocks[n]):
                         damaged.append(n)
 
                 if not damaged:

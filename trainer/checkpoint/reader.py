@@ -26,7 +26,7 @@ from safetensors import SafetensorError, safe_open
 from trainer.checkpoint.errors import CheckpointError, CorruptCheckpoint
 from trainer.checkpoint.format import decode
 from trainer.checkpoint.manifest import rank_stem, unpack
-from trainer.checkpoint.ranges import BLOCK_BYTES, RangedShard, unpacked
+from trainer.checkpoint.ranges import BLOCK_BYTES, RangedShard, unpacked, unpacked_sha256
 from trainer.config import ConfigError
 from trainer.storage.storage import Storage
 
@@ -150,18 +150,20 @@ class ShardReader:
     """Flat parameters of one checkpoint, in any pieces, over however many shard files.
 
     source: a `Found`, or the folder of a whole local checkpoint. ranged: of files that are not here only what
-    is read is fetched, and kept nowhere; else whole files, to the disk. Raises CorruptCheckpoint, from any
-    method, when a file is missing or damaged.
+    is read is fetched, and kept nowhere; else whole files, to the disk. by_sha256: it is of a run with a key,
+    so a block of a file is compared by its sha256; where its index has none, whole files are fetched. Raises
+    CorruptCheckpoint, from any method, when a file is missing or damaged.
     """
 
-    def __init__(self, source: Found | str | Path, ranged: bool = False):
+    def __init__(self, source: Found | str | Path, ranged: bool = False, by_sha256: bool = False):
         self.found = source if isinstance(source, Found) else open_folder(source)
         self._storage = Storage(self.found.url) if ranged and self.found.url else None
         self.world_size = self.found.world_size
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._pieces: dict[str, list[_Piece]] = {}
         self._siblings: dict[tuple[int, str], set[str]] = {}
-        self._sums: dict[str, array] = {}
+        self._by_sha256 = by_sha256
+        self._sums: dict[str, array | list[bytes]] = {}
         self._open: dict[str, Future[Any]] = {}
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(PARALLEL_FILES, thread_name_prefix="fetch")
@@ -187,8 +189,9 @@ class ShardReader:
             self._shapes[name] = tuple(shape)
             self._pieces.setdefault(name, []).append(_Piece(rank, start, stop, files))
         if sidecar.get("block_bytes") == BLOCK_BYTES:
-            for file, sums in sidecar["crc32"].items():
-                self._sums[file] = unpacked(sums)
+            read = unpacked_sha256 if self._by_sha256 else unpacked
+            for file, sums in sidecar.get("sha256" if self._by_sha256 else "crc32", {}).items():
+                self._sums[file] = read(sums)
 
     def names(self) -> list[str]:
         """Names of the parameters, in the order in which they were written."""

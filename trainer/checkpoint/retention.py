@@ -17,8 +17,9 @@ from typing import Any
 
 from trainer.checkpoint.layout import MANIFEST, CheckpointKey, Counts, everything, step_name, step_of
 from trainer.checkpoint.manifest import Manifests, every_manifest, manifests_here, newest_of_each, unpack
-from trainer.config import ConfigError
+from trainer.config import ConfigError, RunConfig
 from trainer.errors import StorageError
+from trainer.storage.seal import Seal
 from trainer.storage.storage import Storage
 
 
@@ -101,7 +102,7 @@ def prune_local(
 
 
 def prune_remote(
-    run_id: str,
+    config: RunConfig,
     storage: Storage,
     wanted: Keep,
     busy: Collection[int | None],
@@ -110,13 +111,14 @@ def prune_remote(
 ) -> None:
     """The same in the store: of a step that stays, what other attempts left of it goes too.
 
-    check: raises if this attempt may no longer delete; called before every step's deletion.
+    check: raises if this attempt may no longer delete; called before every step's deletion. Of a run with a
+    key nothing goes for a checkpoint that a stranger wrote.
     """
-    found, sizes = every_manifest(storage)
+    found, sizes = every_manifest(storage, Seal.of(config))
     mine = {}
     theirs = set()
     for key, manifest in found.items():
-        if manifest["run_id"] != run_id:
+        if manifest["run_id"] != config.run_id:
             theirs.add(key)
         elif counts(*key):
             mine[key] = manifest

@@ -7,7 +7,8 @@ again.
 A restart from step 20 replays what is logged of 21, 22, ...: same token ids, log-probabilities and outcomes,
 so same updates, bit for bit. With `rollout.staleness` k the steps 21 to 20 + k were sampled by weights that
 the checkpoint of step 20 does not hold: their logs belong to it, and it is committed after them. Files are
-plain NumPy archives without pickles; the CRC of every array is compared on reading.
+plain NumPy archives without pickles; the CRC of every array is compared on reading. Those in the store of a
+run with a key are signed, for their step and attempt (trainer/storage/seal.py).
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ from trainer.checkpoint.layout import step_name
 from trainer.checkpoint.manifest import code_fingerprint
 from trainer.checkpoint.trace_columns import cut, prompts_of, text_array, trace_columns, traces_of
 from trainer.config import ConfigError, RunConfig, fingerprint
-from trainer.config.run_store import RunStore
+from trainer.config.run_store import ROLLOUTS, RunStore
 from trainer.errors import StorageError
+from trainer.storage.seal import OPEN, Forged, Seal
 from trainer.storage.storage import Storage
 from trainer.storage.stores import Retry
 
@@ -91,6 +93,7 @@ class RolloutLog:
         """held: the right to write for this run, as in `Checkpoints`."""
         self._say = say
         self._held = held
+        self._seal = Seal.of(config)
         self._resumes = config.checkpoint.resume != "never"
         # A run that goes back samples again: what it goes back behind may be what the engine sampled.
         self._replays = not config.checkpoint.before
@@ -177,11 +180,24 @@ class RolloutLog:
                     found.setdefault(step, []).append(_Place(epoch))
         try:
             for step, attempt, key in _objects(self.storage):
-                if step > after:
+                if step > after and self._may_have_written(key):
                     found.setdefault(step, []).append(_Place(attempt, key))
         except (StorageError, ConfigError) as error:
             self._failed(error)
         return found
+
+    def _may_have_written(self, key: str) -> bool:
+        """Whether an attempt of this run may have written an object: a stranger's, under a number that is the
+        newest, would hide those of the run."""
+        if not self._seal or self._held is None:
+            return True
+        attempt = key.rpartition("/")[2].removesuffix(".npz")
+        begun = self._held.record.read(_epoch(attempt))
+        if begun is not None and begun["name"] == attempt:
+            return True
+        with contextlib.suppress(Forged):
+            self._seal.refuse(f"{ROLLOUTS}/{key}", "is of an attempt that there was not")
+        return False
 
     def read(self, step: int) -> Graded | None:
         """The graded completions of a step that can be replayed; None: sample them."""
@@ -202,7 +218,9 @@ class RolloutLog:
             try:
                 source: Any = self.folder / f"{step_name(step)}.npz"
                 if place.key and self.storage:
-                    source = io.BytesIO(self.storage.get_bytes(place.key))
+                    data = self.storage.get_bytes(place.key)
+                    self._seal.check_archive(f"{ROLLOUTS}/{place.key}", data)
+                    source = io.BytesIO(data)
                 with np.load(source, allow_pickle=False) as archive:
                     about = self._header(archive, step)
                     graded = _graded(about, dict(archive))
@@ -269,7 +287,8 @@ class RolloutLog:
                 data = (self.folder / f"{step_name(step)}.npz").read_bytes()
                 with np.load(io.BytesIO(data), allow_pickle=False) as archive:
                     attempt = json.loads(archive["about"].tobytes()).get("attempt", self._attempt)
-                storage.put_bytes(f"{step_name(step)}/{attempt}.npz", data)
+                key = f"{step_name(step)}/{attempt}.npz"
+                storage.put_bytes(key, self._seal.signed_archive(f"{ROLLOUTS}/{key}", data))
                 self._stored.add(step)
             if floor:
                 storage.delete([key for logged, _, key in _objects(storage) if logged <= floor])
@@ -316,9 +335,9 @@ class RolloutLog:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
 
-def history(folder: Path, storage: Storage | None) -> Iterator[tuple[int, Graded]]:
+def history(folder: Path, storage: Storage | None, seal: Seal = OPEN) -> Iterator[tuple[int, Graded]]:
     """All that is logged of one run, by step: the newest attempt's of each, and none that a newer one has
-    replaced.
+    replaced. seal: of the run, whose key a desk may have.
 
     What cannot be read is left out, with a line that says so.
     """
@@ -340,12 +359,18 @@ def history(folder: Path, storage: Storage | None) -> Iterator[tuple[int, Graded
         try:
             source: Any = place
             if isinstance(place, str) and storage:
-                source = io.BytesIO(storage.get_bytes(place))
+                data = storage.get_bytes(place)
+                seal.check_archive(f"{ROLLOUTS}/{place}", data)
+                source = io.BytesIO(data)
             with np.load(source, allow_pickle=False) as archive:
                 arrays = dict(archive)
             yield step, _graded(json.loads(arrays["about"].tobytes()), arrays)
         except DAMAGED as error:
             _say(f"step {step} is left out: {error}")
+
+
+def _epoch(attempt: str) -> int:
+    return int(attempt.partition("-")[0])
 
 
 def _files(folder: Path) -> Iterator[tuple[int, Path]]:

@@ -144,7 +144,8 @@ class ShardWriter:
         try:
             begun = time.monotonic()
             folder.mkdir(parents=True, exist_ok=True)
-            records = write_shards(folder, self.rank, self.world_size, step, shards, extra)
+            signed = self.config.fleet.workers != "off"
+            records = write_shards(folder, self.rank, self.world_size, step, shards, extra, signed)
             self.seconds["write"] = time.monotonic() - begun
             self._written[step] = records
         except BaseException as error:

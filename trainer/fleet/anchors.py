@@ -17,6 +17,7 @@ from trainer.config import RunConfig
 from trainer.fleet.objects import Anchor
 from trainer.learning import lora
 from trainer.storage import hub
+from trainer.storage.seal import Seal
 from trainer.storage.storage import Storage
 
 
@@ -81,18 +82,21 @@ def pretrained(config: RunConfig) -> HostModel:
 def fill(model: HostModel, config: RunConfig, anchor: Anchor) -> None:
     """Brings an anchor's weights into `model`, which holds the pretrained model or a later version of it.
 
-    A checkpoint holds the trained parameters in fp32: rounded they are the weights that were published.
+    A checkpoint holds the trained parameters in fp32: rounded they are the weights that were published. Its
+    manifest is signed, and holds the sha256 of the files that hold the sums of every block that is read.
     Raises CorruptCheckpoint, StorageError; FileNotFoundError where the checkpoint is gone.
     """
     if anchor.kind == "model" or not model.whole:
         model.begin_anew(config)
     if anchor.kind == "model":
         return
-    folder = f"{remote_url(config)}/{remote_folder(anchor.version, anchor.attempt)}"
-    manifest = unpack(Storage(folder).get_bytes("manifest.json"))
+    inside = remote_folder(anchor.version, anchor.attempt)
+    folder = f"{remote_url(config)}/{inside}"
+    manifest = unpack(Storage(folder).get_bytes("manifest.json"), Seal.of(config), inside)
     if manifest is None or manifest["step"] != anchor.version:
-        raise CorruptCheckpoint(f"{folder}/manifest.json is damaged")
+        raise CorruptCheckpoint(f"{folder}/manifest.json is damaged, or was not signed with the run's key")
     here = Path(local_dir(config)) / f"{step_name(anchor.version)}-{anchor.attempt}"
-    reader = ShardReader(Found(anchor.version, str(here), folder, manifest), ranged=True)
+    found = Found(anchor.version, str(here), folder, manifest)
+    reader = ShardReader(found, ranged=True, by_sha256=True)
     for name in reader.names():
         model.tensors[name].view(-1).copy_(reader.read("master", name))

@@ -17,11 +17,12 @@ from trainer.checkpoint.attempt import Attempt
 from trainer.errors import StorageError, StoreRefused
 from trainer.fleet import objects as keys
 from trainer.fleet.counts import OWN, Counts, roster_entry
-from trainer.fleet.objects import Forged, Objects
+from trainer.fleet.objects import Objects
 from trainer.fleet.probes import Probes
 from trainer.fleet.scheduler import LOADING, NOT_READY, Claim, Given, Scheduler
 from trainer.fleet.units import UNREADABLE, RolloutUnit, unpack
 from trainer.fleet.verify import NOT_FINITE, AskedUnit, mark_refusal, refusal
+from trainer.storage.seal import Forged
 
 BEAT_S = 5.0
 """Seconds between two marks of a head or a worker that has nothing new to say."""
@@ -38,7 +39,6 @@ MOST_REFUSALS = 2
 """Workers that may send samples of one unit that are refused; then the run ends."""
 MOST_IN_A_ROW = 3
 """Units of one worker that may be refused in a row; then it is told to end."""
-
 MOST_IN_VAIN = 20
 """Steps and evaluations in a row for which a worker beside the trainer's own engines may sample nothing that
 is used; then it is told to end."""
@@ -142,8 +142,8 @@ class Dispatcher:
                 silent = time.monotonic() - max(waiting, self._alive_at)
                 if not self.scheduler.workers and silent > self.wait_s:
                     raise NoWorkers(
-                        f"no rollout worker for {silent:.0f} s (fleet.wait_s): start some with fleet.run="
-                        f"{self.objects.run_id}; the run goes on from its checkpoint when it is started again"
+                        f"no rollout worker for {silent:.0f} s (fleet.wait_s): start some with"
+                        f" fleet.run={self.objects.seal.run_id}; the run goes on from its checkpoint then"
                     )
                 if unit.name not in self._traces:
                     self._changed.wait(1.0)

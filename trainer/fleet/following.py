@@ -12,10 +12,11 @@ from typing import Any
 from trainer.checkpoint.attempt import LAUNCH_VARIABLE
 from trainer.config import ConfigError
 from trainer.fleet import objects as keys
-from trainer.fleet.objects import KEY_VARIABLE, Anchor, Forged, Objects
+from trainer.fleet.objects import Anchor, Objects
 from trainer.fleet.scheduler import Given
 from trainer.fleet.units import RolloutUnit
 from trainer.storage.attempt_record import AttemptRecord
+from trainer.storage.seal import KEY_VARIABLE, Forged
 
 MOST_FORGED = 3
 """Objects of other keys that are looked at before the first of this worker's own."""
@@ -106,8 +107,10 @@ class Following:
         if not epoch:
             newest = self.record.newest()
             epoch = newest.attempt.epoch if newest else 0
-        while epoch and self.record.read(epoch + 1) is not None:
-            epoch += 1
+            if newest is None and self.record.seal.refused:
+                self._doubt_key(f"{min(self.record.seal.refused)} was written with another")
+        while epoch and (newer := self.record.next_after(epoch)) is not None:
+            epoch = newer["epoch"]
         mine = self.record.read(epoch) if epoch else None
         if self._awaited and self.record.has_begun(self._awaited, epoch):
             self._awaited = ""
@@ -166,13 +169,16 @@ class Following:
         try:
             found = self.objects.get_json(key)
         except Forged as error:
-            self._forged += 1
-            if not self._known and self._forged >= MOST_FORGED:
-                raise ConfigError(
-                    f"nothing of this run was written with this key: {KEY_VARIABLE} is that of another run"
-                    f" ({error})"
-                ) from error
-            print(f"worker: {error}: it is not looked at", flush=True)
+            self._doubt_key(str(error))
             return None
         self._known = self._known or found is not None
         return found
+
+    def _doubt_key(self, why: str) -> None:
+        """Counts an object that was not written with this worker's key."""
+        self._forged += 1
+        if not self._known and self._forged >= MOST_FORGED:
+            raise ConfigError(
+                f"nothing of this run was written with this key: {KEY_VARIABLE} is that of another run"
+                f" ({why})"
+            )

@@ -22,7 +22,7 @@ from trainer.checkpoint.manager import Checkpoints
 from trainer.checkpoint.manifest import code_fingerprint, manifests_there
 from trainer.config import ConfigError, RunConfig, to_dict
 from trainer.config.run_folder import ROSTER, write_whole
-from trainer.config.run_store import RunStore
+from trainer.config.run_store import FLEET, RunStore
 from trainer.data.processor import Prompter
 from trainer.data.reader import Datasets
 from trainer.errors import StorageError
@@ -30,7 +30,7 @@ from trainer.fleet import objects as keys
 from trainer.fleet.admission import Admission
 from trainer.fleet.dispatch import POLL_S, Dispatcher
 from trainer.fleet.mirror import Layout, Version
-from trainer.fleet.objects import Anchor, Objects, first_lineage, next_lineage, secret
+from trainer.fleet.objects import Anchor, Objects, first_lineage, next_lineage
 from trainer.fleet.packages import packages
 from trainer.fleet.publish import PublisherPart
 from trainer.fleet.units import RolloutUnit
@@ -39,6 +39,7 @@ from trainer.hardware import model_shapes
 from trainer.learning.distributed import RankWeights
 from trainer.ranks.ranks import Ranks
 from trainer.sampling.sampler import Ask, SampledGroups
+from trainer.storage.seal import Seal
 from trainer.storage.storage import Storage
 from trainer.weights.source import WeightSource
 
@@ -98,7 +99,7 @@ class FleetSampler:
         """Whether the learner holds the newest version that was published, of which the probes are."""
         self._waited: dict[str, float] = {}
         """Seconds that the trainer has waited for each worker's probe."""
-        self.objects = Objects(Storage(store.fleet), config.run_id, secret())
+        self.objects = Objects(Storage(store.fleet), Seal.of(config))
         self.dispatcher: Dispatcher
         self.version: int | None = None
         self.lineage = ""
@@ -212,9 +213,8 @@ class FleetSampler:
         where it does not get there."""
         while self._checkpoints.busy and self._checkpoints.stored < step:
             time.sleep(0.1)
-        manifests, _ = manifests_there(
-            Storage(remote_url(self.config)), history.read(self.held.record, self.held.epoch).counts
-        )
+        counts = history.read(self.held.record, self.held.epoch).counts
+        manifests, _ = manifests_there(Storage(remote_url(self.config)), counts, self.objects.seal)
         if step not in manifests:
             raise StorageError(
                 f"the run resumes from a checkpoint of step {step} that is on this machine only, and it could"
@@ -382,7 +382,7 @@ class FleetSampler:
             "fleet/late": float(counts.late),
             "fleet/refused": float(counts.refused),
             "fleet/turned_away": float(counts.turned_away),
-            "fleet/forged": float(counts.forged),
+            "fleet/forged": float(counts.forged + self._forged_elsewhere()),
             "fleet/lost": float(scheduler.lost),
             "fleet/doubled": float(scheduler.doubled),
             "fleet/again": float(scheduler.again),
@@ -391,3 +391,7 @@ class FleetSampler:
         found |= self._times | dispatcher.take_by_device()
         self._times = dict.fromkeys(self._times, 0.0)
         return found
+
+    def _forged_elsewhere(self) -> int:
+        """Objects outside of the run's folder `fleet` that this process has refused."""
+        return sum(not place.startswith(f"{FLEET}/") for place in self.objects.seal.refused)

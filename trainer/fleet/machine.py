@@ -25,9 +25,10 @@ from trainer.config.run_store import RunStore
 from trainer.errors import StorageError
 from trainer.exit_codes import EXIT_CONFIG, EXIT_OK, EXIT_PREEMPTED
 from trainer.fleet.following import Following
-from trainer.fleet.objects import Objects, secret
+from trainer.fleet.objects import Objects
 from trainer.processes import end_with_parent
 from trainer.storage.attempt_record import AttemptRecord
+from trainer.storage.seal import Seal, secret
 from trainer.storage.storage import Storage
 
 LOOK_S = 15.0
@@ -157,8 +158,9 @@ class RunOver:
     def __init__(self, config: RunConfig) -> None:
         """Raises ConfigError without a key."""
         store = RunStore.in_bucket(config.checkpoint.remote, config.fleet.run)
-        objects = Objects(Storage(store.fleet), config.fleet.run, secret())
-        self._following = Following(objects, AttemptRecord(Storage(store.attempts)), "")
+        seal = Seal(config.fleet.run, secret())
+        objects = Objects(Storage(store.fleet), seal)
+        self._following = Following(objects, AttemptRecord(Storage(store.attempts), seal), "")
         self._idle_s = config.fleet.idle_s
 
     def __call__(self) -> str:

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from trainer.errors import ObjectTooLarge
 from trainer.fleet import patch
-from trainer.fleet.objects import Anchor, Forged, Objects, first_lineage, next_lineage, version_key
+from trainer.fleet.objects import Anchor, Objects, first_lineage, next_lineage, version_key
+from trainer.storage.seal import Forged
 
 Layout = list[list[tuple[str, int, int]]]
 """By rank: which elements [start, stop) of which flat parameter it holds, in the order of its patches."""

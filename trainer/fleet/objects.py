@@ -19,21 +19,16 @@ stranger.
 from __future__ import annotations
 
 import hashlib
-import hmac
 import json
-import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from trainer.config import ConfigError
+from trainer.config.run_store import FLEET
 from trainer.errors import ObjectTooLarge
+from trainer.storage.seal import Forged, Seal
 from trainer.storage.storage import Storage
 
-KEY_VARIABLE = "SPOTRL_FLEET_KEY"
-"""Names the environment variable with the run's secret, which trainer and workers share."""
-LEAST_KEY = 16
-"""Characters of the shortest secret."""
 SIGNATURE_BYTES = 32
 MOST_BYTES = {"workers": 1 << 20, "head": 4 << 20, "refused": 1 << 20}
 """Largest object of a kind, which is its folder."""
@@ -45,36 +40,16 @@ SAMPLES = "samples"
 MAIL = "mail"
 
 
-class Forged(ValueError):
-    """An object that was not written with the run's key, or not for this place."""
-
-
-def secret(env: Mapping[str, str] = os.environ) -> bytes:
-    """The run's secret. Raises ConfigError where there is none, or one that could be guessed."""
-    key = env.get(KEY_VARIABLE, "")
-    if len(key) < LEAST_KEY:
-        raise ConfigError(
-            f"{KEY_VARIABLE} has {len(key)} characters: give trainer and workers one secret of at least"
-            f" {LEAST_KEY} (openssl rand -hex 32), by which they know each other's objects"
-        )
-    return key.encode()
-
-
 class Objects:
     """Signed objects of one run. Raises what `Storage` does, and Forged."""
 
-    def __init__(self, storage: Storage, run_id: str, key: bytes) -> None:
+    def __init__(self, storage: Storage, seal: Seal) -> None:
         """storage: the run's folder `fleet`."""
-        self.storage, self.run_id = storage, run_id
-        self._key = key
-
-    def _signature(self, name: str, body: bytes) -> bytes:
-        place = f"{len(self.run_id)}:{self.run_id}/{name}".encode()
-        return hmac.new(self._key, place + b"\0" + body, hashlib.sha256).digest()
+        self.storage, self.seal = storage, seal
 
     def put(self, name: str, body: bytes) -> None:
         """Writes an object with its signature."""
-        self.storage.put_bytes(name, self._signature(name, body) + body)
+        self.storage.put_bytes(name, self.seal.signature(f"{FLEET}/{name}", body) + body)
 
     def get(self, name: str, most_bytes: int = 0) -> bytes:
         """An object's body. most_bytes: the largest that is read; 0: what its kind may have. Raises
@@ -85,8 +60,7 @@ class Objects:
         except ObjectTooLarge as error:
             raise Forged(str(error)) from error
         signature, body = data[:SIGNATURE_BYTES], data[SIGNATURE_BYTES:]
-        if not hmac.compare_digest(signature, self._signature(name, body)):
-            raise Forged(f"{name} was not written with this run's key, or for another place")
+        self.seal.check(f"{FLEET}/{name}", signature, body)
         return body
 
     def put_json(self, name: str, value: Any) -> None:

@@ -1,7 +1,8 @@
 """Whether a run is over: `python -m trainer.fleet.over BUCKET RUN`, which prints why, or nothing.
 
 A machine that is to sample for the run asks before anything large is installed or fetched: its job may have
-been looking for a machine until after the run's end. Needs an object-store client, and no key of the run.
+been looking for a machine until after the run's end. Needs an object-store client. Without the run's key it
+believes what anybody wrote.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ from trainer.config.run_store import RunStore
 from trainer.storage.attempt_record import AttemptRecord
 from trainer.storage.command import exit_code
 from trainer.storage.probe import QUICK
+from trainer.storage.seal import Seal
 from trainer.storage.storage import Storage
 
 
 def ask(bucket: str, run_id: str) -> None:
     """Prints why the run is over, if it is. Raises ConfigError, StorageError."""
     store = RunStore.in_bucket(bucket, run_id)
-    why = AttemptRecord(Storage(store.attempts, retry=QUICK)).over(os.environ.get(LAUNCH_VARIABLE, ""))
+    record = AttemptRecord(Storage(store.attempts, retry=QUICK), Seal.of_environment(run_id))
+    why = record.over(os.environ.get(LAUNCH_VARIABLE, ""))
     if why:
         print(why)
 

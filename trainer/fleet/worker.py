@@ -37,13 +37,14 @@ from trainer.exit_codes import EXIT_CONFIG, EXIT_ERROR, EXIT_OK, EXIT_STORAGE
 from trainer.fleet.beats import Beats
 from trainer.fleet.dispatch import BEAT_S
 from trainer.fleet.following import Following, Seen
-from trainer.fleet.objects import Forged, Objects, samples_key, secret, worker_key
+from trainer.fleet.objects import Objects, samples_key, worker_key
 from trainer.fleet.packages import differing, packages
 from trainer.fleet.scheduler import Given
 from trainer.fleet.units import RolloutUnit, pack
 from trainer.fleet.verify import mark_refusal
 from trainer.node.watch.preemption import Notice
 from trainer.storage.attempt_record import AttemptRecord
+from trainer.storage.seal import Forged, Seal, secret
 from trainer.storage.storage import Storage
 
 if TYPE_CHECKING:
@@ -108,8 +109,9 @@ class Worker:
         self.idle_s, self.poll_s = idle_s, poll_s
         run_id = root.rstrip("/").rpartition("/")[2]
         store = RunStore(root.rstrip("/"))
-        self.objects = Objects(Storage(store.fleet), run_id, secret())
-        self.following = Following(self.objects, AttemptRecord(Storage(store.attempts)), name)
+        seal = Seal(run_id, secret())
+        self.objects = Objects(Storage(store.fleet), seal)
+        self.following = Following(self.objects, AttemptRecord(Storage(store.attempts), seal), name)
         self.beats: Beats | None = None
         self.why = ""
         self.attempt = ""

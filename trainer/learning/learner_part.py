@@ -30,6 +30,7 @@ from trainer.observe import beacon
 from trainer.ranks import torchrun
 from trainer.ranks.heap import Heap
 from trainer.ranks.process import RankProcess
+from trainer.storage.seal import Seal
 
 if TYPE_CHECKING:
     from trainer.learning.policy import Policy, TrainMicroBatch
@@ -219,7 +220,8 @@ class LearnerPart:
         # What the thread has fetched lies on the disk; the reader fetches the rest by ranges.
         if self._fetching:
             wait([self._fetching])
-        self.policy.load(ShardReader(found, ranged=True).stream)
+        signed = bool(Seal.of(self.process.config))
+        self.policy.load(ShardReader(found, ranged=True, by_sha256=signed).stream)
 
     def resume(self, updates: int, skipped: int) -> None:
         """Goes on from the loaded checkpoint, after all ranks have loaded it."""

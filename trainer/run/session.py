@@ -29,7 +29,6 @@ from trainer.data.schema import TASK, Row, question
 from trainer.errors import StorageError
 from trainer.fleet.beside import BesideSampler
 from trainer.fleet.head import FleetSampler
-from trainer.fleet.objects import secret
 from trainer.hardware.gpus import peak_flops
 from trainer.hardware.model_shapes import shape_of
 from trainer.learning.distributed import DistributedLearner
@@ -125,8 +124,6 @@ class Session:
             row = self.train_set[0]
             about = row.reference, row.answer_type, question(row.messages)
             self.rewards.try_functions(*about, _facts(row))
-        if self.config.fleet.workers != "off":
-            secret()  # raises ConfigError before models load
         self.held = of_this_job(self.config)
         held = self.held
         if "task" in self.train_set.manifest.statistics.get("answer_types", ()):

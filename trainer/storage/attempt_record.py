@@ -12,7 +12,8 @@
 
 Without a store the record lies in the run's folder. Who may write it: trainer/checkpoint/attempt.py. What is
 read is checked: a malformed object is named and passed over, but `final.json`, without which nobody can tell
-whether the run may start.
+whether the run may start. Of a run with a key every object is signed (trainer/storage/seal.py); one that is
+not is a stranger's, and passed over whatever it says.
 """
 
 from __future__ import annotations
@@ -27,8 +28,10 @@ from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 from trainer.config import ConfigError
+from trainer.config.run_store import ATTEMPTS
 from trainer.errors import StorageError
 from trainer.exit_codes import EXIT_OK
+from trainer.storage.seal import OPEN, Forged, Seal
 from trainer.storage.storage import Storage
 
 BEAT_S = 60.0
@@ -174,10 +177,12 @@ class Newest:
 
 
 class AttemptRecord:
-    """The attempts of one run. storage: the folder that they lie in."""
+    """The attempts of one run. storage: the folder that they lie in. seal: of the run; a desk, which only
+    shows them, has none."""
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, storage: Storage, seal: Seal = OPEN) -> None:
         self.storage = storage
+        self.seal = seal
 
     def newest(self, by_store: bool = False) -> Newest | None:
         """The newest attempt; None before the first.
@@ -295,10 +300,13 @@ class AttemptRecord:
 
     def write(self, name: str, value: dict[str, Any]) -> None:
         """Writes one small object of the record."""
-        self.storage.put_bytes(f"{name}.json", json.dumps(value).encode())
+        self.storage.put_bytes(f"{name}.json", self._signed(name, value))
+
+    def _signed(self, name: str, value: dict[str, Any]) -> bytes:
+        return json.dumps(self.seal.signed_json(f"{ATTEMPTS}/{name}.json", value)).encode()
 
     def content(self, name: str) -> dict[str, Any] | None:
-        """One object of the record; None where there is none, or a malformed one, which is told.
+        """One object of the record; None where there is none, or a malformed or forged one, which is told.
 
         Raises ConfigError for a malformed `final.json`.
         """
@@ -310,6 +318,10 @@ class AttemptRecord:
             value = json.loads(data)
         except (ValueError, RecursionError):
             value = None
+        try:
+            self.seal.check_json(f"{ATTEMPTS}/{name}.json", value)
+        except Forged:
+            return None
         if well_formed(name, value):
             return value
         what = f"{self.storage.url}/{name}.json is not what an attempt writes"
@@ -322,7 +334,8 @@ class AttemptRecord:
 
     def create(self, epoch: int, value: dict[str, Any]) -> bool:
         """Writes an epoch's record; False if it was there already."""
-        return self.storage.create(f"{epoch:08d}.json", json.dumps(value).encode())
+        name = f"{epoch:08d}"
+        return self.storage.create(f"{name}.json", self._signed(name, value))
 
 
 def _epochs(names: Collection[str]) -> list[int]:

@@ -16,6 +16,7 @@ from trainer.config.run_store import RunStore
 from trainer.errors import StorageError
 from trainer.exit_codes import EXIT_CONFIG, EXIT_PREFLIGHT
 from trainer.node.preflight import machine
+from trainer.storage.seal import Seal
 from trainer.storage.storage import Storage
 
 
@@ -32,8 +33,9 @@ def failed(losses: int, restarts: int, code: int, why: str) -> int:
 
 
 def _count(code: int, why: str, machines: list[Machine], losses: int, restarts: int = 3) -> int:
-    store = RunStore.in_bucket(os.environ["BUCKET"], os.environ["RUN_ID"])
-    record = Attempts(Storage(store.attempts), restarts, losses)
+    run_id = os.environ["RUN_ID"]
+    store = RunStore.in_bucket(os.environ["BUCKET"], run_id)
+    record = Attempts(Storage(store.attempts), restarts, losses, seal=Seal.of_environment(run_id))
     past = record.past()
     committed = past[-1].committed if past else 0
     return record.count(committed, os.environ.get(LAUNCH_VARIABLE, ""), code, why, machines)

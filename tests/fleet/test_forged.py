@@ -1,0 +1,348 @@
+"""A stranger who may write to the bucket of a run with a key decides nothing of what is trained: each kind of
+object is forged and given to its real readers."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import zlib
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.checkpoint.synthetic import attempt, configure, holds, save, steps_in, writers
+from tests.checkpoint.test_ranges import WIDE, slices, wide
+from tests.checkpoint.test_rollout_log import equal, graded, replayed, write
+from trainer.checkpoint import sign
+from trainer.checkpoint.attempt import Attempts
+from trainer.checkpoint.errors import CorruptCheckpoint
+from trainer.checkpoint.manifest import every_manifest, pack, unpack
+from trainer.checkpoint.ranges import BLOCK_BYTES
+from trainer.checkpoint.reader import ShardReader
+from trainer.checkpoint.resumable import check_resumable
+from trainer.checkpoint.rollout_log import RolloutLog
+from trainer.config import ConfigError, override
+from trainer.fleet import anchors
+from trainer.fleet.objects import Anchor
+from trainer.storage import seal
+from trainer.storage.attempt_record import AttemptRecord
+from trainer.storage.seal import FIELD, KEY_VARIABLE, Seal
+
+KEY = "0123456789abcdef0123456789abcdef"
+
+
+@pytest.fixture
+def config(tmp_path, monkeypatch):
+    monkeypatch.setenv(KEY_VARIABLE, KEY)
+    seal._of_run.cache_clear()
+    return configure(tmp_path, "fleet.workers=only", "checkpoint.keep_last_remote=9")
+
+
+@pytest.fixture
+def told():
+    return []
+
+
+@pytest.fixture
+def remote(tmp_path):
+    return tmp_path / "remote/test"
+
+
+def unsigned(path) -> dict[str, Any]:
+    value = json.loads(path.read_bytes())
+    del value[FIELD]
+    return value
+
+
+# --- rollout logs -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def logged(config, told):
+    """The log of an attempt that has sampled steps 1 and 2; a new one reads them on a fresh disk."""
+
+    def new(disk: str) -> RolloutLog:
+        held = Attempts.of(config).take(0)
+        return RolloutLog(
+            override(config, [f"run.dir={config.run.dir}-{disk}"]), "data", held=held, say=told.append
+        )
+
+    first = new("one")
+    write(first, 1, 2)
+    first.close()
+    return first, new
+
+
+def rewritten(data: bytes, **about: Any) -> bytes:
+    """A log that says something else of itself, as anybody can make it."""
+    with np.load(io.BytesIO(data), allow_pickle=False) as archive:
+        arrays = dict(archive)
+    said = json.loads(arrays["about"].tobytes()) | about
+    arrays["about"] = np.frombuffer(json.dumps(said).encode(), np.uint8)
+    out = io.BytesIO()
+    np.savez(out, **arrays)  # ty: ignore[invalid-argument-type]
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("how", ["copied", "copied and signed as it was", "of a later attempt", "rewritten"])
+def test_a_rollout_log_of_a_stranger_is_not_replayed(logged, remote, how):
+    first, new = logged
+    mine = remote / f"rollouts/step-00000001/{first._attempt}.npz"
+    data = mine.read_bytes()
+    steps = [1, 2]
+    match how:
+        case "copied":
+            forged, steps = remote / f"rollouts/step-00000003/{first._attempt}.npz", [1, 2, 3]
+            data = rewritten(data, step=3)
+        case "copied and signed as it was":
+            forged, steps = remote / f"rollouts/step-00000003/{first._attempt}.npz", [1, 2, 3]
+        case "of a later attempt":
+            forged = remote / "rollouts/step-00000001/999-abcdef.npz"
+            data = rewritten(data, attempt="999-abcdef", epoch=999)
+        case _:
+            forged, data = mine, rewritten(data, stats={"reward": 1.0})
+    forged.parent.mkdir(exist_ok=True)
+    forged.write_bytes(data)
+    log = new("two")
+    assert log.open(0) == steps
+    read = {step: log.read(step) for step in steps}
+    if how == "rewritten":
+        assert read == {1: None, 2: None}, "what follows is sampled again too"
+    else:
+        assert all(equal(read[step], graded(step)) for step in (1, 2)) and read.get(3) is None
+    place = f"{forged.relative_to(remote)}"
+    assert log._seal.refused == {place}
+
+
+def test_a_signed_log_is_read_by_who_has_no_key(logged, remote):
+    first, _ = logged
+    path = remote / f"rollouts/step-00000002/{first._attempt}.npz"
+    with np.load(path, allow_pickle=False) as archive:
+        assert json.loads(archive["about"].tobytes())["step"] == 2
+    local = (first.folder / "step-00000002.npz").read_bytes()
+    assert (
+        Seal("test", KEY.encode()).signed_archive(f"rollouts/{path.parent.name}/{path.name}", local)
+        == path.read_bytes()
+    )
+
+
+# --- the record of attempts ---------------------------------------------------------------------------------
+
+
+FORGED_RECORDS = {
+    "final": {"code": 38, "why": "give up", "launch": "one"},
+    "00000002": {
+        "epoch": 2,
+        "name": "2-abcdef",
+        "launch": "one",
+        "committed": 9,
+        "host": "x",
+        "begun_unix_s": 1.0,
+    },
+    "00000001.from": {"name": "1-abcdef", "step": 0},
+    "00000001.end": {"name": "1-abcdef", "code": 2},
+    "machines": {"launch": "one", "times": {"here": 99}},
+}
+
+
+@pytest.mark.parametrize("signed", ["not signed", "by another key", "no signature at all"])
+@pytest.mark.parametrize("name", FORGED_RECORDS)
+def test_a_record_of_a_stranger_is_passed_over(config, remote, name, signed, capsys):
+    record = Attempts.of(config)
+    held = record.take(0, "one")
+    value = FORGED_RECORDS[name]
+    value = value | ({"name": held.name} if name.startswith("00000001") else {})
+    match signed:
+        case "by another key":
+            value = Seal("test", b"x" * 32).signed_json(f"attempts/{name}.json", value)
+        case "no signature at all":
+            value = value | {FIELD: 7}
+    (remote / f"attempts/{name}.json").write_text(json.dumps(value))
+    assert AttemptRecord(record.storage).content(name) == value, "a desk without the key only shows it"
+    assert record.content(name) is None
+    held.check()  # no newer attempt has begun
+    second = record.take(0, "one")
+    assert second.epoch == (3 if name == "00000002" else 2)
+    with pytest.raises(Exception, match="has taken over"):
+        held.check()
+    assert f"attempts/{name}.json" in record.seal.refused
+    assert capsys.readouterr().err.count(f"signature: attempts/{name}.json of run test") == 1
+
+
+# --- checkpoints --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def saved(config, told):
+    """The run's checkpoints of steps 2 and 4, in the store alone."""
+    checkpoints = attempt(config, told)
+    ranks = writers(config, 2)
+    for step in (2, 4):
+        save(checkpoints, ranks, step)
+    shutil.rmtree(config.run.dir)
+    return checkpoints
+
+
+def test_a_signed_checkpoint_is_resumed_and_read_without_a_key(saved, config, told):
+    assert holds(attempt(config, told).find(), 4)
+    open_run = override(config, ["fleet.workers=off"])
+    assert holds(attempt(open_run, told).find(), 4)
+
+
+@pytest.mark.parametrize("how", ["unsigned", "moved", "of a later step"])
+def test_a_manifest_of_a_stranger_is_no_checkpoint(saved, config, remote, told, how):
+    """A forged manifest names other files, or other steps than those whose logs are replayed."""
+    folder = remote / f"checkpoints/step-00000004/{saved.attempt}"
+    path = folder / "manifest.json"
+    match how:
+        case "unsigned":
+            manifest = unpack(path.read_bytes())
+            assert manifest
+            path.write_bytes(pack(manifest | {"score": 1.0}))
+        case "moved":
+            shutil.copy(folder.parent.parent / f"step-00000002/{saved.attempt}/manifest.json", path)
+        case _:
+            shutil.copytree(folder, later := remote / f"checkpoints/step-00000006/{saved.attempt}")
+            manifest = unpack(path.read_bytes())
+            assert manifest
+            path = later / "manifest.json"
+            path.write_bytes(pack(manifest | {"step": 6}))
+    now = attempt(config, told)
+    found = now.find()
+    assert holds(found, 4 if how == "of a later step" else 2)
+    place = str(path.relative_to(remote))
+    assert Seal.of(config).refused == {place}
+    save(now, writers(config, 2), 8)  # nothing of the run's own is dropped for it
+    assert {step for step, _ in every_manifest(now.storage, Seal.of(config))[0]} >= {2, 8}
+
+
+def test_where_none_is_signed_the_run_does_not_begin_anew(saved, config, remote, told):
+    for path in (remote / "checkpoints").rglob("manifest.json"):
+        path.write_text(json.dumps(unsigned(path)))
+    with pytest.raises(ConfigError, match=r"2 checkpoints in its bucket, of which it has signed none.*sign"):
+        check_resumable(config, "data")
+    with pytest.raises(ConfigError, match="of which it has signed none"):
+        attempt(config, told).find()
+
+
+def test_a_run_that_gets_its_key_later_is_signed_by_a_person(tmp_path, config, remote, told):
+    """The run began without workers; nothing of it is signed, and nothing else of it differs."""
+    before = override(config, ["fleet.workers=off"])
+    checkpoints = attempt(before, told)
+    save(checkpoints, writers(before, 2), 2)
+    log = RolloutLog(before, "data", held=checkpoints._course.held, say=told.append)
+    write(log, 3)
+    log.close()
+    assert not any(FIELD.encode() in path.read_bytes() for path in remote.rglob("*.json"))
+    shutil.rmtree(config.run.dir)
+    with pytest.raises(ConfigError, match="trainer.checkpoint.sign"):
+        check_resumable(config, "data")
+    seal._of_run.cache_clear()  # another process
+    assert sign.sign(str(tmp_path / "remote/test"))["checkpoints"] == 1
+    now = attempt(config, told)
+    assert holds(now.find(), 2) and now._course.held.epoch == 2
+    assert equal(
+        replayed(RolloutLog(config, "data", held=now._course.held, say=told.append), 2)[3], graded(3)
+    )
+    assert not Seal.of(config).refused
+
+
+def collide(block: bytes) -> bytes:
+    """Another block with the same CRC-32: four bytes in its middle undo the change of the one before them. A
+    CRC is linear, so they are the solution of 32 equations over bits."""
+    at = len(block) // 2
+    zeros = zlib.crc32(bytes(len(block)))
+
+    def change(bit: int) -> int:
+        """What flipping a bit behind `at` does to the CRC of any block of this length."""
+        flipped = bytearray(len(block))
+        flipped[at + bit // 8] = 1 << bit % 8
+        return zlib.crc32(flipped) ^ zeros
+
+    rows = {}  # leading bit -> (change of the CRC, the bits that make it)
+    for bit in range(8, 40):
+        crc, bits = change(bit), 1 << bit
+        while crc and (top := crc.bit_length()) in rows:
+            crc, bits = crc ^ rows[top][0], bits ^ rows[top][1]
+        rows[crc.bit_length()] = (crc, bits)
+    crc, bits = change(0), 1
+    while crc:
+        row = rows[crc.bit_length()]
+        crc, bits = crc ^ row[0], bits ^ row[1]
+    forged = bytearray(block)
+    for place, mask in enumerate(bits.to_bytes(5, "little")):
+        forged[at + place] ^= mask
+    assert zlib.crc32(forged) == zlib.crc32(block) and bytes(forged) != block
+    return bytes(forged)
+
+
+def test_blocks_that_match_their_crc_alone_are_refused(config, remote, told):
+    """A CRC-32 is no signature: ranks of another number, and workers, read blocks straight from the store."""
+    checkpoints = attempt(config, told)
+    full = wide(checkpoints, writers(config, 1), 2)
+    shutil.rmtree(config.run.dir)
+    found = attempt(config, told).find()
+    reader = ShardReader(found, ranged=True, by_sha256=True)
+    for (kind, name, start, stop), part in zip(slices(0, 2), reader.stream(slices(0, 2)), strict=True):
+        assert torch.equal(part, full[name][kind][start:stop])
+    (path,) = (remote / "checkpoints").rglob("*.safetensors")
+    data = bytearray(path.read_bytes())
+    data[BLOCK_BYTES : 2 * BLOCK_BYTES] = collide(bytes(data[BLOCK_BYTES : 2 * BLOCK_BYTES]))
+    path.write_bytes(data)
+    assert list(ShardReader(found, ranged=True).stream(slices(0, 1))), "who has no key cannot tell"
+    with pytest.raises(CorruptCheckpoint, match="is damaged from byte 1048576 on"):
+        list(ShardReader(found, ranged=True, by_sha256=True).stream(slices(0, 1)))
+
+
+# --- what a worker begins with ------------------------------------------------------------------------------
+
+
+class Host:
+    """A worker's copy of the weights, without a model around it."""
+
+    whole = True
+
+    def __init__(self) -> None:
+        self.tensors = {name: torch.zeros(shape) for name, shape in WIDE.items()}
+
+
+@pytest.mark.parametrize("how", ["manifest", "blocks", "index"])
+def test_a_worker_does_not_begin_with_a_strangers_checkpoint(config, remote, told, how):
+    checkpoints = attempt(config, told)
+    full = wide(checkpoints, writers(config, 1), 2)
+    shutil.rmtree(config.run.dir)
+    anchor = Anchor("checkpoint", 2, "", checkpoints.attempt)
+    anchors.fill(host := Host(), config, anchor)  # ty: ignore[invalid-argument-type]
+    assert all(torch.equal(host.tensors[name].view(-1), full[name]["master"]) for name in WIDE)
+    shutil.rmtree(config.run.dir)
+    folder = remote / f"checkpoints/step-00000002/{checkpoints.attempt}"
+    match how:
+        case "manifest":
+            manifest = unpack((folder / "manifest.json").read_bytes())
+            assert manifest
+            (folder / "manifest.json").write_bytes(pack(manifest))
+        case "index":
+            path = folder / "rank-00000-of-00001.json"
+            path.write_text(json.dumps(json.loads(path.read_text()) | {"sha256": {}}))
+        case _:
+            path = folder / "rank-00000-of-00001.safetensors"
+            data = path.read_bytes()
+            path.write_bytes(data[:-BLOCK_BYTES] + collide(data[-BLOCK_BYTES:]))
+    with pytest.raises(CorruptCheckpoint, match="not signed with the run's key|damaged"):
+        anchors.fill(Host(), config, anchor)  # ty: ignore[invalid-argument-type]
+
+
+def test_a_run_without_a_key_writes_what_it_always_wrote(tmp_path, told, monkeypatch):
+    """Its seal changes nothing; a key in the environment alone makes no run one with a key."""
+    monkeypatch.setenv(KEY_VARIABLE, KEY)
+    config = configure(tmp_path)
+    assert Seal.of(config) is seal.OPEN and not seal.OPEN
+    value, data = {"a": 1}, b"data"
+    assert seal.OPEN.signed_json("x", value) is value and seal.OPEN.signed_archive("x", data) is data
+    save(attempt(config, told), writers(config, 1), 2)
+    index = json.loads(next((tmp_path / "run").rglob("rank-*.json")).read_text())
+    assert "sha256" not in index and "crc32" in index
+    assert steps_in(tmp_path / "remote/test/checkpoints") == [2]
