@@ -16,7 +16,7 @@ from trainer.exit_codes import EXIT_CONFIG, EXIT_INTERRUPTED, EXIT_STORAGE
 
 DESCRIPTION = """SpotRL: recipes for post-training vision-language models, and where to run them.
 
-python3 launch.py list                                  every recipe: model, data, targets, memory, cost
+python3 launch.py list                                  every recipe: model, GPUs, hours, dollars, places
 python3 launch.py demo                                  the whole pipeline on this machine, without a GPU
 python3 launch.py plan grpo-qwen2.5-vl-72b-mathv60k     memory, disk, time and dollars, before you rent
 python3 launch.py up grpo-qwen2.5-vl-7b-mathv60k --target skypilot-runpod --bucket s3://mine

@@ -39,15 +39,21 @@ def call(args: argparse.Namespace) -> int:
 
 @command(
     "list",
-    "recipes, what they need and cost, and where they can run",
+    "recipes, what they need and cost, and where they can run; all there is of one",
+    argument("recipe", nargs="?", default="", help="only this one, with its details"),
     argument(
         "--model", default="", metavar="TEXT", help="only those of models with this in their name: qwen3-vl"
     ),
 )
 def _(args: argparse.Namespace) -> int:
-    from recipes import shown
+    from rich.console import Console
 
-    shown.recipes(shown.wide(), args.model)
+    from recipes.screens import recipe_list
+
+    if args.recipe:
+        recipe_list.show_one(args.recipe, Console())
+    else:
+        recipe_list.show(Console(), args.model)
     return 0
 
 

@@ -7,9 +7,10 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
-from recipes import capabilities, fleet_table, groups, shown, uploads
+from recipes import capabilities, fleet_table, groups, uploads
 from recipes.plan import calibration, choose, cost, fleet_cost, hourly, memory, nearest, prices, zero_stages
 from recipes.presets import resolve
+from recipes.screens import whole_plan
 from recipes.spec import Recipe
 from trainer.config import ConfigError
 
@@ -42,7 +43,7 @@ def plan(
     where = prices.sky_catalogs(), [target] if target else None
     offers = cost.offers(recipe, *where, ranges=True)
     network = network_gbit_s or zero_stages.network_of(recipe, target)
-    shown.plan(recipe, offers, cost.short_of_ram(recipe, *where), shown.wide(), network, target)
+    whole_plan.plan(recipe, offers, cost.short_of_ram(recipe, *where), whole_plan.wide(), network, target)
     if recipe.config.fleet.gpus_per_node and recipe.kind == "train":
         print(fleet_table.own_nodes(recipe, fleet_cost.own_plan(recipe, *where)))
     elif recipe.config.fleet.workers == "only" and recipe.kind == "train":
@@ -55,7 +56,7 @@ def plan(
         limits = hours, usd
         chosen, judged = choose.choose(_priced(offers), *limits)
         if chosen:
-            return shown.choice(recipe, chosen, judged, shown.wide(), where[0])
+            return whole_plan.choice(recipe, chosen, judged, whole_plan.wide(), where[0])
 
         def offers_of(nodes: int) -> list[cost.Offer]:
             try:
@@ -66,7 +67,7 @@ def plan(
 
         near = nearest.nearest(judged, *limits)
         cure = nearest.other_nodes(recipe.cluster.nodes, offers_of, *limits)
-        shown.no_choice(near, cure, shown.wide())
+        whole_plan.no_choice(near, cure, whole_plan.wide())
         return 2
     need = memory.plan(recipe)
     return 0 if sampled and (need is None or need.fits) else 2
@@ -83,7 +84,7 @@ def fleet(
     if target:
         capabilities.check(recipe, target)
     found = fleet_cost.compare(recipe, prices.sky_catalogs(), [target] if target else None)
-    console = shown.wide()
+    console = whole_plan.wide()
     gain = fleet_table.show(recipe, found, console)
     if deadline or budget_usd:
         return 0 if fleet_table.choice(recipe, found, limits, console, name, overrides) else 2
@@ -112,7 +113,7 @@ def _second_group(
         return True
     found = hourly.of_groups(recipe, offers, catalogs, targets)
     left_out = cost.short_of_ram(sampling, catalogs, targets)
-    return fleet_table.second_group(recipe, found, left_out, shown.wide())
+    return fleet_table.second_group(recipe, found, left_out, whole_plan.wide())
 
 
 def _priced(offers: list[cost.Offer]) -> list[cost.Offer]:

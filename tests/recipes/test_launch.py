@@ -47,10 +47,11 @@ def processor_seconds(command: str, tmp_path: Path) -> float:
 
 @pytest.mark.slow
 def test_commands_answer_quickly(tmp_path):
-    """Half a second for help where the machine is quiet, and the plans of all recipes beside it."""
+    """A quarter of a second for help where the machine is quiet; the list, whose figures are kept, takes
+    little more."""
     usage = processor_seconds("--help", tmp_path)
     assert usage < 1.0
-    assert processor_seconds("list", tmp_path) < 7 * usage
+    assert processor_seconds("list", tmp_path) < 2 * usage
 
 
 def test_light_commands_import_no_framework():

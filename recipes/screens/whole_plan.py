@@ -1,9 +1,8 @@
-"""Tables for the terminal: the list of recipes, and the plan of one."""
+"""`plan --all`: memory by part and phase, every offer, and all that the plan knows of a recipe."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from pathlib import Path
 
 from rich.console import Console
@@ -27,10 +26,8 @@ from recipes.plan import (
     zero_stages,
 )
 from recipes.plan.memory import GIB, MemoryPlan
-from recipes.presets import RECIPES, get
+from recipes.screens.recipe_list import shape
 from recipes.spec import Recipe
-from trainer.config import ConfigError
-from trainer.hardware import architectures
 
 REGIONS = 4
 """That are named, of all that the catalog lists."""
@@ -40,85 +37,6 @@ def wide() -> Console:
     """A console that is wide enough for the tables where output goes to a file."""
     console = Console()
     return console if console.is_terminal else Console(width=190)
-
-
-def recipes(console: Console, model: str = "") -> None:
-    """Every recipe on one line: model, method, data, shape, targets, memory and cost. model: only those of
-    models with this in their name. Raises ConfigError where there is none."""
-    names = [name for name in RECIPES if model.lower() in RECIPES[name]().config.model.path.lower()]
-    if not names:
-        raise ConfigError(
-            f"no recipe trains a model called {model}: give one of {architectures.titles()} to any"
-            " recipe, as --set model.path=OWNER/NAME"
-        )
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("recipe", "model", "method", "data", "shape", "GPU peak", "run", "targets"):
-        table.add_column(column, overflow="fold", no_wrap=column == "recipe")
-    for name in names:
-        recipe = get(name)
-        need = memory.plan(recipe)
-        offers = cost.offers(recipe)
-        table.add_row(
-            name,
-            _model(recipe),
-            _method(recipe),
-            recipe.dataset.name or "-",
-            shape(recipe),
-            _peak(need),
-            _cheapest(offers),
-            _families(targets_for(recipe)),
-        )
-    console.print(table)
-    console.print(
-        "\nrun: the cheapest offer of the price snapshot; `python3 launch.py plan RECIPE` shows all, `up"
-        " RECIPE` starts one;\n`up rollout-worker --set fleet.run=RUN` adds a machine that samples for a run"
-        " (docs/fleet.md)"
-    )
-
-
-def _model(recipe: Recipe) -> str:
-    path = recipe.config.model.path
-    if recipe.kind in ("preflight", "check"):
-        return "-"
-    if recipe.name.startswith("demo-pretrained"):
-        return "SmolLM2-135M"
-    return "tiny, built here" if "${" in path else path.partition("/")[2].removesuffix("-Instruct")
-
-
-def _method(recipe: Recipe) -> str:
-    return recipe.config.method if recipe.kind == "train" else recipe.kind
-
-
-def shape(recipe: Recipe) -> str:
-    """Nodes and GPUs in a word."""
-    cluster = recipe.cluster
-    if not cluster.gpus_per_node:
-        return f"{recipe.config.placement.world_size} CPU ranks"
-    more = f" + {groups.machines(recipe.sample)} to sample" if recipe.sample else ""
-    return groups.machines(cluster) + more
-
-
-def _peak(need: MemoryPlan | None) -> str:
-    return f"{need.peak.total / GIB:.0f} of {need.gpu_bytes / GIB:.0f} GiB" if need else "-"
-
-
-def _cheapest(offers: list[cost.Offer]) -> str:
-    for offer in offers:
-        if offer.usd is not None:
-            return f"${offer.usd:,.0f}, {offer.hours:.1f} h, {offer.steps:,} steps"
-    return "-"
-
-
-def _families(targets: Iterable[str]) -> str:
-    families: dict[str, list[str]] = {}
-    for target in targets:
-        platform, _, cloud = target.partition("-")
-        families.setdefault(platform, []).append(cloud)
-    words = []
-    for platform, clouds in families.items():
-        named = [cloud for cloud in clouds if cloud]
-        words.append(f"{platform}({','.join(named)})" if named else platform)
-    return " ".join(words)
 
 
 def plan(

@@ -1,0 +1,1 @@
+"""What commands show on a terminal: the list of recipes, and the plan of one on a screen or whole."""

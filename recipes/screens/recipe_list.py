@@ -1,0 +1,294 @@
+"""`list`: one line for each recipe, with figures that are planned once and kept; `list NAME` shows one.
+
+Planning all recipes takes seconds of processor time, so `list` keeps what it showed in .cache/list.json,
+under a hash of every file that the figures depend on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.markup import escape
+
+from trainer.config import ConfigError
+from trainer.config.run_folder import write_whole
+from trainer.hardware import architectures
+
+if TYPE_CHECKING:
+    from recipes.spec import Recipe
+
+ROOT = Path(__file__).resolve().parents[2]
+CACHE = Path(".cache/list.json")
+SOURCES = ("recipes", "trainer/config", "trainer/hardware", "trainer/algorithm")
+"""Folders of all code and data that decide the figures: recipes, plan, prices, options and cards. A test
+holds them against the modules that are loaded for it."""
+SUFFIXES = (".py", ".json", ".yaml")
+NOT_SOURCES = ("recipes/generated", "recipes/drivers", "recipes/targets")
+PLACES = {
+    "L": ("here", ("local",)),
+    "H": ("ssh hosts", ("ssh", "dstack-ssh")),
+    "S": ("Slurm", ("slurm",)),
+    "P": ("PBS", ("pbs",)),
+    "K": ("Kubernetes", ("kubernetes", "skypilot-kubernetes", "dstack-kubernetes")),
+    "R": ("RunPod", ("skypilot-runpod", "dstack-runpod")),
+    "G": ("GCP", ("skypilot-gcp", "dstack-gcp")),
+    "A": ("AWS", ("skypilot-aws",)),
+    "Z": ("Azure", ("skypilot-azure",)),
+    "M": ("Lambda", ("skypilot-lambda",)),
+    "N": ("Nebius", ("skypilot-nebius",)),
+}
+"""Letter -> where that is, and the targets that run there."""
+PURPOSES = (
+    "Try it on this machine, without a GPU",
+    "GRPO with images, on MathV60K",
+    "GRPO with images, on other data",
+    "GRPO on text",
+    "On-policy distillation",
+    "Supervised fine-tuning",
+    "Check machines, or serve a model",
+)
+TRY, MATHV60K, IMAGES, TEXT, DISTILL, TUNE, OTHER = PURPOSES
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListedRecipe:
+    """A recipe as its line shows it."""
+
+    name: str
+    purpose: str
+    """One of PURPOSES."""
+    path: str
+    """`model.path`, which `--model` looks into."""
+    model: str
+    gpus: str
+    """Nodes, GPUs of each, and the GPU of the cheapest offer."""
+    hours: float | None
+    """The cheapest offer's; None where no price is known or nothing is trained."""
+    usd: float | None
+    steps: int | None
+    where: str
+    """A letter of PLACES for each place that can run it, a dot for the others."""
+
+
+def show(console: Console, model: str = "") -> None:
+    """Every recipe on one line, by purpose. model: only those of models with this in their name. Raises
+    ConfigError where there is none."""
+    found = [one for one in listed() if model.lower() in one.path.lower()]
+    if not found:
+        raise ConfigError(
+            f"no recipe trains a model called {model}: give one of {architectures.titles()} to any"
+            " recipe, as --set model.path=OWNER/NAME"
+        )
+    widths = [max(len(getattr(one, key)) for one in found) for key in ("name", "model", "gpus")]
+    head = f"{'':{widths[0]}}  {'model':{widths[1]}}  {'GPUs':{widths[2]}}  {'hours':>6}  {'$':>5}"
+    console.print(f"{head}  {'steps':>6}  where", style="dim", soft_wrap=True)
+    for purpose in PURPOSES:
+        of_purpose = [one for one in found if one.purpose == purpose]
+        if of_purpose:
+            console.print(f"[bold]{purpose}[/bold]", highlight=False)
+        for one in of_purpose:
+            console.print(escape(_line(one, widths)), highlight=False, soft_wrap=True)
+    legend = ", ".join(f"{letter} {place}" for letter, (place, _) in PLACES.items())
+    console.print(
+        f"\n{legend}.\nHours and dollars are planned, for the cheapest offer of the price snapshot.\n"
+        "`python3 launch.py list NAME` shows one, `plan NAME` what it needs and costs, `up NAME` starts it;\n"
+        "`up rollout-worker --set fleet.run=RUN` adds a machine that samples for a run (docs/fleet.md)",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _line(one: ListedRecipe, widths: list[int]) -> str:
+    hours = "-" if one.hours is None else f"{one.hours:.1f}"
+    usd = "-" if one.usd is None else f"{one.usd:,.0f}"
+    steps = "-" if one.steps is None else f"{one.steps:,}"
+    name, model, gpus = widths
+    words = f"{one.name:{name}}  {one.model:{model}}  {one.gpus:{gpus}}"
+    return f"{words}  {hours:>6}  {usd:>5}  {steps:>6}  {one.where}"
+
+
+def show_one(name: str, console: Console) -> None:
+    """A recipe with its details. Raises ConfigError naming the nearest one."""
+    from recipes.capabilities import targets_for
+    from recipes.plan import cost, memory
+    from recipes.plan.memory import GIB
+    from recipes.presets import get
+
+    recipe = get(name)
+    need = memory.plan(recipe)
+    offer = next((one for one in cost.offers(recipe) if one.usd is not None), None)
+    data = recipe.dataset
+    rows = f", {data.rows:,} rows" if data.rows else ""
+    said = {
+        "model": "" if recipe.kind in ("preflight", "check") else recipe.config.model.path,
+        "method": method(recipe),
+        "data": f"{data.name}{rows}" if data.name else "",
+        "machines": shape(recipe),
+        "runs on": _families(targets_for(recipe)),
+    }
+    if need:
+        said["GPU memory"] = f"at most {need.peak.total / GIB:.1f} of {need.gpu_bytes / GIB:.1f} GiB, planned"
+        said["a node has"] = (
+            f"{need.host_bytes / GIB:.0f} GiB of RAM and {need.disk_bytes / GIB:.0f} of disk, planned"
+        )
+    if offer:
+        market = "spot" if offer.spot else "on demand"
+        price = f"{offer.hours:.1f} h and ${offer.usd or 0.0:,.0f} on {offer.target}, {offer.gpu} {market}"
+        said["a run"] = f"{offer.steps:,} steps, {price}, planned: the cheapest of the price snapshot"
+    expected = recipe.config.expected
+    if expected.bands:
+        said["expected"] = f"{len(expected.bands)} bands, `compare RUN --expected` checks them"
+    if expected.not_promised:
+        said["no promise"] = expected.not_promised
+    console.print(
+        f"[bold]{recipe.name}[/bold]: {escape(recipe.description)}\n", highlight=False, soft_wrap=True
+    )
+    for key, text in said.items():
+        if text:
+            console.print(f"{key:11} {escape(text)}", highlight=False, soft_wrap=True)
+    start = {"preflight": "preflight", "serve": "serve OWNER/NAME"}.get(recipe.kind, f"up {name}")
+    console.print(f"\npython3 launch.py plan {name}", highlight=False, soft_wrap=True)
+    console.print(f"python3 launch.py {start}", highlight=False, soft_wrap=True)
+
+
+def listed() -> list[ListedRecipe]:
+    """Every recipe, as kept from an earlier call if nothing that decides the figures has changed since. A
+    damaged file is ignored."""
+    key = sources_hash()
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        seal, _, rows = CACHE.read_text().partition("\n")
+        if seal == _seal(key, rows):
+            return [ListedRecipe(**row) for row in json.loads(rows)]
+    found = planned()
+    rows = json.dumps([asdict(one) for one in found])
+    with contextlib.suppress(OSError):  # a checkout that may only be read has no cache
+        CACHE.parent.mkdir(exist_ok=True)
+        write_whole(CACHE, f"{_seal(key, rows)}\n{rows}".encode())
+    return found
+
+
+def _seal(key: str, rows: str) -> str:
+    """Holds for these rows, and for the files that they were planned with."""
+    return hashlib.sha256(f"{key}\n{rows}".encode()).hexdigest()
+
+
+def sources(root: Path = ROOT) -> list[Path]:
+    """Every file that decides a figure of the list, in one order."""
+    found = []
+    for folder in SOURCES:
+        for path in sorted((root / folder).rglob("*")):
+            inside = path.relative_to(root).as_posix()
+            if path.suffix in SUFFIXES and not inside.startswith(NOT_SOURCES):
+                found.append(path)
+    return found
+
+
+def sources_hash(root: Path = ROOT) -> str:
+    """Changes with the name or content of any of them."""
+    found = hashlib.sha256()
+    for path in sources(root):
+        content = hashlib.sha256(path.read_bytes()).hexdigest()
+        found.update(f"{path.relative_to(root)} {content}\n".encode())
+    return found.hexdigest()
+
+
+def planned() -> list[ListedRecipe]:
+    """Every recipe, planned now."""
+    from recipes.capabilities import targets_for
+    from recipes.plan import cost
+    from recipes.presets import RECIPES, get
+
+    found = []
+    for name in RECIPES:
+        recipe = get(name)
+        offer = next((one for one in cost.offers(recipe) if one.usd is not None), None)
+        found.append(
+            ListedRecipe(
+                name=name,
+                purpose=purpose(recipe),
+                path=recipe.config.model.path,
+                model=_model(recipe),
+                gpus=_gpus(recipe, offer.gpu if offer else recipe.cluster.gpu),
+                hours=offer.hours if offer else None,
+                usd=offer.usd if offer else None,
+                steps=offer.steps if offer else None,
+                where=_where(targets_for(recipe)),
+            )
+        )
+    return found
+
+
+def purpose(recipe: Recipe) -> str:
+    """What a person would take it for: one of PURPOSES."""
+    from recipes.plan import hub_config
+
+    if recipe.kind != "train":
+        return OTHER
+    if not recipe.cluster.gpus_per_node:
+        return TRY
+    if recipe.config.method == "sft":
+        return TUNE
+    if recipe.config.teaches:
+        return DISTILL
+    model = hub_config.shape(recipe.config.model)
+    if model and model.vision:
+        return MATHV60K if recipe.dataset.name == "mathv60k" else IMAGES
+    return TEXT
+
+
+def _model(recipe: Recipe) -> str:
+    path = recipe.config.model.path
+    if recipe.kind in ("preflight", "check"):
+        return "-"
+    if recipe.name.startswith("demo-pretrained"):
+        return "SmolLM2-135M"
+    return "tiny, built here" if "${" in path else path.partition("/")[2].removesuffix("-Instruct")
+
+
+def _gpus(recipe: Recipe, gpu: str) -> str:
+    cluster = recipe.cluster
+    if not cluster.gpus_per_node:
+        return f"{recipe.config.placement.world_size} CPU ranks"
+    return f"{cluster.nodes} x {cluster.gpus_per_node} {gpu}"
+
+
+def _where(targets: list[str]) -> str:
+    letters = ""
+    for letter, (_, members) in PLACES.items():
+        letters += letter if set(members) & set(targets) else "."
+    return letters
+
+
+def method(recipe: Recipe) -> str:
+    """What it does in a word: the training method, else its kind."""
+    return recipe.config.method if recipe.kind == "train" else recipe.kind
+
+
+def shape(recipe: Recipe) -> str:
+    """Nodes and GPUs in a word, with all GPUs that do."""
+    from recipes import groups
+
+    cluster = recipe.cluster
+    if not cluster.gpus_per_node:
+        return f"{recipe.config.placement.world_size} CPU ranks"
+    more = f" + {groups.machines(recipe.sample)} to sample" if recipe.sample else ""
+    return groups.machines(cluster) + more
+
+
+def _families(targets: list[str]) -> str:
+    """skypilot(runpod,gcp) dstack(gcp): each platform with its clouds."""
+    families: dict[str, list[str]] = {}
+    for target in targets:
+        platform, _, cloud = target.partition("-")
+        families.setdefault(platform, []).append(cloud)
+    words = []
+    for platform, clouds in families.items():
+        named = [cloud for cloud in clouds if cloud]
+        words.append(f"{platform}({','.join(named)})" if named else platform)
+    return " ".join(words)
