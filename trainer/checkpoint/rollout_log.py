@@ -7,9 +7,9 @@ again.
 A restart from step 20 replays what is logged of 21, 22, ...: same token ids, log-probabilities and outcomes,
 so same updates, bit for bit. With `rollout.staleness` k the steps 21 to 20 + k were sampled by weights that
 the checkpoint of step 20 does not hold: their logs belong to it, and it is committed after them. With
-`rollout.tokens_per_step` the log of step 20 also has what its rollout phase sampled of the steps 21 to
-20 + k, and belongs to that checkpoint itself. Files are plain NumPy archives without pickles; the CRC of every array
-is compared on reading.
+`rollout.tokens_per_step` the log of step 20 also has what its rollout phase sampled of the steps 21 to 20 +
+k, and belongs to that checkpoint itself. Files are plain NumPy archives without pickles; the CRC of every
+array is compared on reading.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ from trainer.storage.stores import Retry
 OBJECT = re.compile(r"step-(\d{8})/((\d+)-[0-9a-f]{6})\.npz")
 """Key of a step's log in the store: (step, attempt, its number)."""
 LOCAL = re.compile(r"step-(\d{8})\.npz")
-FORMAT, SECOND_FORMAT, FIRST_FORMAT = "spotrl-rollout-3", "spotrl-rollout-2", "spotrl-rollout-1"
+FORMAT = "spotrl-rollout-3"
+SECOND_FORMAT, FIRST_FORMAT = "spotrl-rollout-2", "spotrl-rollout-1"
 WAITING = "waiting_"
 """What the columns of completions of later steps begin with."""
 DAMAGED = (OSError, ValueError, LookupError, EOFError, TypeError, zipfile.BadZipFile)
