@@ -27,6 +27,7 @@ from trainer.fleet.objects import next_lineage, version_key, worker_key
 from trainer.fleet.units import RolloutUnit
 from trainer.processes import state
 from trainer.ranks.environment import environment
+from trainer.storage.seal import Seal
 from trainer.storage.storage import Storage
 
 PAIR = ("--set", "rollout.tensor_parallel=2")
@@ -53,7 +54,8 @@ def config(small_config, tmp_path) -> RunConfig:
 def head(config, tmp_path, monkeypatch):
     """The head of a run that trains nothing: workers begin with the model's files."""
     monkeypatch.setenv("SPOTRL_FLEET_KEY", KEY)
-    held = Attempts(Storage(tmp_path / "bucket/mine/attempts")).take(0)
+    seal = Seal("mine", KEY.encode())
+    held = Attempts(Storage(tmp_path / "bucket/mine/attempts"), seal=seal).take(0)
     one = FleetSampler(config, None, held, Datasets(config), None)  # ty: ignore[invalid-argument-type]
     one.start(poll_s=0.05)
     one.open_pretrained()
