@@ -193,7 +193,8 @@ def write_shards(
         count, sha256 = write_file(folder / file_name, [header, *map(raw_bytes, tensors.values())], sums)
         records.append(FileRecord(file_name, count, sha256))
         blocks[file_name] = sums.packed()
-        hashed[file_name] = sums.packed_sha256()
+        if by_sha256:
+            hashed[file_name] = sums.packed_sha256()
 
     sidecar = {
         "step": step,

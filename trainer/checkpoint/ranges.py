@@ -44,7 +44,8 @@ class BlockSums:
         while len(data):
             if self._at == 0:
                 self._sums.append(0)
-                self._hashes.append(hashlib.sha256())
+                if self._by_sha256:
+                    self._hashes.append(hashlib.sha256())
             part = data[: BLOCK_BYTES - self._at]
             self._sums[-1] = zlib.crc32(part, self._sums[-1])
             if self._by_sha256:
