@@ -199,7 +199,7 @@ def test_training_goes_on_while_it_is_written(tmp_path, told):
     """The values of the step are saved, though `host` copies are followed by in-place updates at once."""
     config = override(configure(tmp_path), ["checkpoint.remote=s3://bucket/x"])
     with servers.rclone(tmp_path / "disk") as server, servers.proxy(server.port) as relay:
-        relay.bytes_per_s = 20e3
+        relay.bytes_per_s = 10e3
         env = servers.s3_environment(relay.port)
         store = Storage("s3://bucket/x/test/checkpoints", env=env)
         checkpoints = Checkpoints(config, "data", storage=store, say=told.append)
@@ -226,8 +226,8 @@ def test_training_goes_on_while_it_is_written(tmp_path, told):
         assert (checkpoints.committed, checkpoints.safe, checkpoints.uploading) == (2, 0, 2)
         assert holds(again(config_without_store(config), told).find(), 2), "committed here before it is there"
         finish(checkpoints, [writer])
-        assert stall < 0.2
-        assert local_s < 0.5 < checkpoints.save_s
+        assert stall < checkpoints.save_s / 4
+        assert local_s < checkpoints.save_s / 2, "what the disk takes does not wait for the store"
         assert checkpoints.safe == 2
         assert checkpoints.due(4, 1.0)
         assert holds(checkpoints.find(), 2)

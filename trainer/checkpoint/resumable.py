@@ -11,7 +11,7 @@ from trainer.checkpoint import history
 from trainer.checkpoint.layout import local_dir, remote_url
 from trainer.checkpoint.manifest import code_fingerprint, manifests_here, manifests_there
 from trainer.config import ConfigError, RunConfig, difference, of_teacher
-from trainer.config.run_store import CHECKPOINTS
+from trainer.config.run_store import CHECKPOINTS, RunStore
 from trainer.storage import hub
 from trainer.storage.seal import KEY_VARIABLE, Seal
 from trainer.storage.storage import Storage
@@ -38,13 +38,13 @@ def refuse_unsigned(config: RunConfig, some: bool) -> None:
     """Raises ConfigError where the store has checkpoints of a run with a key, and none that it has signed, be
     it that it began without one: to start from scratch would throw them away. some: whether there is one that
     may be resumed. Comes after they were read."""
-    refused = [place for place in Seal.of(config).refused if place.startswith(CHECKPOINTS)]
-    if refused and not some and config.checkpoint.resume != "never":
+    refused = [name for name in Seal.of(config).refused if name.startswith(CHECKPOINTS)]
+    place = RunStore.of(config)
+    if place and refused and not some and config.checkpoint.resume != "never":
         raise ConfigError(
             f"run {config.run_id} has a key ({KEY_VARIABLE}), and {len(refused)} checkpoints in its bucket,"
             f" of which it has signed none, {min(refused)} for one: if they are its own, sign them with"
-            f" `python -m trainer.checkpoint.sign {config.checkpoint.remote}/{config.run_id}`; else remove"
-            " them"
+            f" `python -m trainer.checkpoint.sign {place.root}`; else remove them"
         )
 
 
