@@ -15,18 +15,27 @@ trap 'exit 143' TERM
 
 passing='error sending request|timed? ?out|connection|network|dns|resolve host|name resolution|temporar|unreachable|broken pipe'
 passing="$passing|reset by peer|incomplete|unexpected eof|end of file|tls|handshake|too many requests|(status|error|code)[: (]*(408|429|5[0-9][0-9])"
+no_room='no space left|os error 28|disk quota exceeded|read-only file system|input/output error'
+leave() { # 35, counted in the run's record: why, what to say
+    echo "error: $2" >&2
+    [ -z "${SPOTRL_LIMITS:-}" ] || bash trainer/counted.sh 35 "$1" || exit "$?"
+    exit 35
+}
+leave_full() { leave "the disk is full" "the disk of $PWD is full, read-only or failing: free some space, or clone on another"; }
+free_kib() { df -Pk .venvs | awk 'NR==2 {print $4}'; }
 patiently() { # runs what downloads again for minutes while the network or the package index is away; then 35
     local said=".venvs/.$name.said" wait_s=4 until="$((SECONDS + ${SPOTRL_SETUP_PATIENCE_S:-600}))"
     until "$@" 2>"$said"; do
-        cat "$said" >&2
+        cat "$said" >&2 || leave_full
+        # A full disk also keeps what was said.
+        if grep -qiE "$no_room" "$said" || [ "$(free_kib)" -lt 1024 ]; then leave_full; fi
         if ! grep -qiE "$passing" "$said" || grep -qi 'hash mismatch' "$said"; then
             echo "error: environment $name cannot be made: see the line above" >&2
             exit 2
         fi
         if [ "$((SECONDS + wait_s))" -gt "$until" ]; then
-            echo "error: the network or the package index stays away: environment $name could not be downloaded" >&2
-            [ -z "${SPOTRL_LIMITS:-}" ] || bash trainer/counted.sh 35 "the package index stays away" || exit "$?"
-            exit 35
+            leave "the package index stays away" \
+                "the network or the package index stays away: environment $name could not be downloaded"
         fi
         echo "the network or the package index is away: again in $wait_s s" >&2
         sleep "$wait_s"
@@ -47,14 +56,14 @@ stamp="$(cat "$lock" trainer/setup.sh | sha256sum | cut -d' ' -f1)"
 done_already() { [ -x "$venv/bin/python" ] && { [ -e "$venv/.pinned" ] || [ "$(cat "$venv/.stamp" 2>/dev/null)" = "$stamp" ]; }; }
 done_already && exit 0
 
-mkdir -p .venvs .cache
+mkdir -p .venvs .cache || leave_full
 image="${SPOTRL_IMAGE_DIR:-/opt/spotrl}/.venvs/$name" # the Dockerfile's, if this is its image and of the same commit
 if [ ! -e "$venv" ] && [ "$(cat "$image/.stamp" 2>/dev/null)" = "$stamp" ]; then
     ln -sfn "$image" "$venv"
     echo "environment $name comes with the image"
     exit 0
 fi
-exec 9>".venvs/.$name.lock"  # nodes that share a file system take turns
+{ exec 9>".venvs/.$name.lock"; } || leave_full # nodes that share a file system take turns
 flock 9
 done_already && exit 0
 
@@ -73,10 +82,12 @@ if [ "$name" = gpu ] && ! command -v "${CC:-gcc}" >/dev/null && ! command -v cla
     echo "Triton builds its launchers with a C compiler, and there is none: install gcc, load the site's module, or set CC" >&2
     exit 2
 fi
-free_kib="$(df -Pk .venvs | awk 'NR==2 {print $4}')"
 case "$name" in gpu) need_gib=20 ;; cpu | test) need_gib=8 ;; desk) need_gib=1 ;; *) need_gib=3 ;; esac
-if [ "$free_kib" -lt $((need_gib * 1024 * 1024)) ]; then
-    echo "$PWD has $((free_kib / 1024 / 1024)) GiB free and environment $name needs $need_gib: free some, or clone on a larger disk" >&2
+if [ "$(free_kib)" -lt $((need_gib * 1024 * 1024)) ]; then
+    free="$PWD has $(($(free_kib) / 1024 / 1024)) GiB free and environment $name needs $need_gib"
+    # A disk that never held as much is the wrong one; one that is full may be freed before the next start.
+    if [ "$(df -Pk .venvs | awk 'NR==2 {print $2}')" -ge $((need_gib * 1024 * 1024)) ]; then leave "the disk is full" "$free: free some"; fi
+    echo "error: $free: clone on a larger disk" >&2
     exit 2
 fi
 

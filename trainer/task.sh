@@ -3,6 +3,7 @@
 #   . trainer/task.sh begin BUCKET KEPT [LIMITS]
 #                      checks and folders; BUCKET: the file's own, "asked": given at launch, "": none; LIMITS: lost machines
 #                      and failures that the run's record allows, where a set-up that ends with 35 counts among them
+#   must COMMAND ...                      runs a command; write FILE: writes what comes in. Both leave with a project's code
 #   step RESULT PYTHON ...                runs a command unless RESULT is there; prepared data come from the bucket
 #   await RESULT                          waits for what another job prepares
 #   needed ENVIRONMENT RUN                a machine that samples leaves with 0 where its run is over
@@ -26,6 +27,10 @@ leave() { # with the code of what has failed, as one of the project's codes (tra
   exit 1
 }
 
+must() { "$@" || leave "$?" "$1 ${3:-}"; }
+
+write() { cat >"$1" || { echo "error: $1 cannot be written: the disk is full, read-only or failing" >&2; leave 35 "writing $1"; }; }
+
 begin() {
   local own="$1" kept="$2" name
   export SPOTRL_LIMITS="${3:-}"
@@ -46,6 +51,7 @@ begin() {
     [ -n "${!name:-}" ] || unset "$name"
   done
   mkdir -p "$WORK" .cache || end "the folders $WORK and $PWD/.cache cannot be made"
+  write .cache/room <<<"A full disk ends a start here."
 }
 
 needed() { # before anything large is there; where the store does not tell, the machine goes on
@@ -79,9 +85,9 @@ step() {
     "$DATA"/*) name="${result#"$DATA"/}" name="${name%%/*}" ;;
   esac
   if [ -z "$name" ]; then
-    "$@" || leave "$?" "$1 ${3:-}"
+    must "$@"
   elif ! fetch "$1" "$name"; then
-    "$@" || leave "$?" "$1 ${3:-}"
+    must "$@"
     touch ".cache/made-$name"
   fi
 }

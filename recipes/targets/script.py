@@ -97,7 +97,8 @@ def _needed(steps: Sequence[Step], config: RunConfig, teaches: bool) -> list[Ste
 def written_by(recipe: Recipe, target: str) -> str:
     """The head's first lines: the command that writes the file to the folder that the head's commands
     name."""
-    command = f"launch.py render {groups.run_name(recipe)} --target {target} --out recipes/generated/{target}"
+    where = f"--target {target} --out recipes/generated/{target}"
+    command = f"python3 launch.py render {groups.run_name(recipe)} {where}"
     return f"{recipe.description}.\nWritten by `{command}`.\nRun from the repository's root:"
 
 
@@ -277,7 +278,7 @@ def setup_commands(
         lines.append(f"step {done} {command}" if prepare else f"await {done}")
     if recipe.kind == "sample":
         lines.insert(0, needed(recipe).rstrip("\n"))
-    if (recipe.steps or recipe.kind == "sample") and not begun:
+    if not begun:
         lines.insert(0, f". {TASK}")
     return "\n".join(lines) + "\n"
 
@@ -344,7 +345,7 @@ def config_path(recipe: Recipe) -> str:
 
 def config_file(recipe: Recipe) -> str:
     """Writes the run's configuration beside the repository."""
-    return f'cat > "{config_path(recipe)}" <<YAML\n{heredoc(config_text(recipe))}YAML\n'
+    return f'write "{config_path(recipe)}" <<YAML\n{heredoc(config_text(recipe))}YAML\n'
 
 
 def manifest_command(recipe: Recipe) -> str:
@@ -352,7 +353,7 @@ def manifest_command(recipe: Recipe) -> str:
     samples, whose hardware is not the run's."""
     if recipe.kind == "sample":
         return ""
-    return f'.venvs/{recipe.environment}/bin/python -m recipes.manifest ".cache/$RUN_ID.yaml"\n'
+    return f'must .venvs/{recipe.environment}/bin/python -m recipes.manifest ".cache/$RUN_ID.yaml"\n'
 
 
 def node_command(recipe: Recipe, host: str = "127.0.0.1") -> str:

@@ -58,7 +58,6 @@ def render(recipe: Recipe) -> dict[str, str]:
         f'setup=$(cat <<"SETUP"\n{setup}SETUP\n)',
         container(recipe),
         f'node=$(cat <<"NODE"\n{script.driver_check(recipe)}exec {script.node_command(recipe)}\nNODE\n)',
-        'srun --nodes=1 --ntasks=1 "${inside[@]}" bash -euo pipefail -c "$setup"',
         script.OUTLAST.rstrip("\n"),
         # Every rank sees all of its node's GPUs, whatever the site binds tasks to.
         LAUNCH.rstrip("\n").replace("BIND", " --gpu-bind=none" if recipe.cluster.gpus_per_node else ""),
@@ -130,8 +129,12 @@ def pyxis_name(image: str) -> str:
 
 
 LAUNCH = """\
-trap : TERM # the nodes obey it, and this script must outlast them
-srun --kill-on-bad-exit=0BIND "${inside[@]}" bash -euo pipefail -c "$node" &
 code=0
-outlast "$!" || code=$?
+srun --nodes=1 --ntasks=1 "${inside[@]}" bash -euo pipefail -c "$setup" || code=$?
+if [ "$code" -eq 0 ]; then
+  trap : TERM # the nodes obey it, and this script must outlast them
+  srun --kill-on-bad-exit=0BIND "${inside[@]}" bash -euo pipefail -c "$node" &
+  outlast "$!" || code=$?
+fi
 """
+"""A set-up that ends with a code that a restart can cure is requeued as a run is."""

@@ -100,6 +100,7 @@ def test_there_must_be_something_to_go_back_to(tmp_path, told):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_run_that_guards_end_names_the_checkpoint_to_go_back_to(tmp_path):
     """The real session around ranks that pretend: the collapse of step 14 ends it at 16, with checkpoints
     of the trouble beside those from before it. It goes back, and ends."""

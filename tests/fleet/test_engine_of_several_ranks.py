@@ -78,6 +78,7 @@ def gone(pid: int) -> bool:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_it_samples_with_rank_0_s_weights_and_ends_with_any_of_its_ranks(config, head, tmp_path):
     """What it samples is what an engine of one rank samples; weights that are late hold up no rank; and
     when its second rank is killed, another worker samples its unit."""

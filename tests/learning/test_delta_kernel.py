@@ -54,6 +54,7 @@ def test_a_models_gradients_by_the_kernel_in_tritons_interpreter(kernels, family
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_kernel_in_tritons_interpreter(kernels, tmp_path):
     found = interpreted(kernels, tmp_path / "found.json")
     assert found["row"] < 3e-6

@@ -34,6 +34,7 @@ def one_rank(small_config):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_reward_that_is_not_a_number_ends_the_run_by_name_and_is_not_saved(one_rank, tmp_path):
     path = tmp_path / "reward.py"
     healthy = "def reward(text, *_):\n    return (sum(map(ord, text)) % 17) / 17\n"

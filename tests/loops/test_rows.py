@@ -44,6 +44,7 @@ def ragged(tmp_path_factory):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_run_survives_ragged_rows_and_counts_what_it_leaves_out(small_config, ragged, tmp_path):
     (tmp_path / "reward.py").write_text(REWARD)
     config = replace(

@@ -2,6 +2,7 @@
 project's codes. The real scripts, with stand-ins for uv and for what they call."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 
 from data_prep import cli
 from data_prep.ingest import hub
+from tests.small_disk import fill, read_only, small_disk
 from trainer.backoff import Backoff
 from trainer.storage.attempt_record import AttemptRecord
 from trainer.storage.storage import Storage
@@ -84,6 +86,41 @@ def test_what_no_retry_can_cure_ends_at_once(checkout, said, uv_code):
     assert code == 2 and "again in" not in out and said.strip() in out
 
 
+NO_ROOM = (
+    "error: Failed to write to the client cache: No space left on device (os error 28)",
+    "error: failed to create directory `.venvs/desk/lib`: Read-only file system (os error 30)",
+    "error: failed to copy file: Disk quota exceeded (os error 122)",
+)
+
+
+@pytest.mark.parametrize("said", NO_ROOM)
+def test_a_disk_that_fills_while_packages_are_written_may_be_freed_before_the_next_start(checkout, said):
+    (checkout / "said").write_text(said + "\n")
+    (checkout / "fails").write_text("x\n" * 9)
+    code, out = shell(checkout, "bash trainer/setup.sh desk")
+    assert code == 35 and "again in" not in out
+    assert "is full, read-only or failing" in out.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("size", "taken", "code"), [(1 << 31, 3 << 29, 35), (1 << 27, 0, 2), (1 << 31, 0, 0)]
+)
+def test_a_full_disk_may_be_freed_and_a_small_one_is_the_wrong_one(checkout, size, taken, code):
+    with small_disk(checkout / ".venvs", size) as disk:
+        with (disk / "filler").open("wb") as file:
+            if taken:
+                os.posix_fallocate(file.fileno(), 0, taken)
+        got, out = shell(checkout, "bash trainer/setup.sh desk")
+    assert got == code and ("GiB free and environment desk needs 1" in out) == bool(code)
+
+
+def test_a_disk_without_room_for_a_lock_is_full(checkout):
+    with small_disk(checkout / ".venvs", 1 << 16) as disk:
+        read_only(disk)
+        code, out = shell(checkout, "bash trainer/setup.sh desk")
+    assert code == 35 and "is full, read-only or failing" in out.splitlines()[-1]
+
+
 @pytest.mark.parametrize(("words", "code"), [("", 2), ("other", 2)])
 def test_set_up_that_is_called_wrongly(checkout, words, code):
     assert shell(checkout, f"bash trainer/setup.sh {words}")[0] == code
@@ -112,14 +149,15 @@ def test_a_step_leaves_with_a_code_of_the_project(checkout, ends, code):
         assert got == code, out
 
 
+@pytest.mark.parametrize("said", [AWAY[0], NO_ROOM[0]])
 @pytest.mark.parametrize("which", ["a step", "the environment"])
-def test_a_set_up_that_stays_without_network_is_counted_in_the_runs_record(checkout, which):
+def test_a_set_up_that_cannot_be_made_is_counted_in_the_runs_record(checkout, which, said):
     """Platforms start again after 35 without limit. Here the run may fail once before its next checkpoint."""
     client = checkout / ".venvs/cpu/bin/python"
     client.parent.mkdir(parents=True)
     client.write_text(f'#!/bin/bash\nPYTHONPATH={ROOT} exec {sys.executable} "$@"\n')
     client.chmod(0o755)
-    (checkout / "said").write_text(AWAY[0] + "\n")
+    (checkout / "said").write_text(said + "\n")
     (checkout / "fails").write_text("x\n" * 99)
     ends = {"a step": "step \"$PWD/no\" bash -c 'exit 35'", "the environment": "bash trainer/setup.sh gpu"}
     more = {"BUCKET": f"file://{checkout}/bucket", "SPOTRL_SETUP_PATIENCE_S": "0", "CC": "true"}
@@ -137,6 +175,36 @@ def test_a_set_up_that_stays_without_network_is_counted_in_the_runs_record(check
     record = AttemptRecord(Storage(f"file://{checkout}/bucket/r/attempts"))
     assert [past.code for past in record.past()] == [35, 35]
     assert start("10 1")[0] == 38, "the run is over"
+
+
+def test_a_full_disk_before_the_nodes_own_code_is_35(checkout):
+    begin = 'export RUN_ID=r BUCKET= WORK="$PWD/work"; . trainer/task.sh begin "" "";'
+    with small_disk(checkout / ".cache", 1 << 16) as disk:
+        config = f'{begin} write ".cache/r.yaml" <<<"$(head -c 100000 /dev/zero | tr "\\0" x)"; exit 0'
+        code, out = shell(checkout, config)
+        assert code == 35 and "cannot be written: the disk is full" in out
+        (disk / "room").unlink()
+        fill(disk)
+        code, out = shell(checkout, f"{begin} exit 0")
+        assert code == 35 and ".cache/room cannot be written: the disk is full" in out
+
+
+@pytest.mark.parametrize(("ends", "code"), [(0, 0), (35, 35), (126, 1), (127, 1), (137, 1), (143, 33)])
+def test_what_must_be_done_leaves_with_a_code_of_the_project(checkout, ends, code):
+    begin = 'export RUN_ID=r BUCKET= WORK="$PWD/work"; . trainer/task.sh begin "" "";'
+    assert shell(checkout, f"{begin} must bash -c 'exit {ends}'; exit 0")[0] == code
+
+
+def test_rendered_files_run_nothing_whose_code_could_be_another():
+    """Every program of the environments is started by `step`, `must` or `keep`, or is the node's own."""
+    called = re.compile(r"^\s*(?:(\w+) )?(?:\S+ )?\.venvs/\w+/bin/python -m ([\w.]+)")
+    found = []
+    for path in sorted((ROOT / "recipes/generated").rglob("*")):
+        for line in path.read_text().splitlines() if path.is_file() else ():
+            match = called.match(line)
+            if match and match[1] not in ("step", "must", "keep", "exec") and match[2] != "trainer.node":
+                found.append(f"{path.relative_to(ROOT)}: {line.strip()}")
+    assert not found
 
 
 def test_a_wrong_bucket_or_folder_is_named(checkout):

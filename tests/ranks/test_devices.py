@@ -45,7 +45,8 @@ print(json.dumps([sorted(place.position for place in places), ray.get([a.seen.re
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seen", ["GPU-5f3c,GPU-77aa", pytest.param("4,5", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("seen", ["GPU-5f3c,GPU-77aa", "4,5"])
 def test_ray_hides_no_gpu_from_a_rank_and_uuids_are_no_obstacle(seen, tmp_path):
     env = os.environ | {"CUDA_VISIBLE_DEVICES": seen, "RAY_TMPDIR": str(tmp_path)[:40]}
     done = subprocess.run(

@@ -61,18 +61,23 @@ def test_pyxis_sets_a_registry_apart():
     assert pyxis_name("nvcr.io#nvidia/pytorch:1") == "nvcr.io#nvidia/pytorch:1"
 
 
-def test_slurm_body_sets_up_before_it_runs(tmp_path):
-    """The body under stand-ins for srun and scontrol, from a checkout where no environment stands yet."""
+def slurm_body(tmp_path, name: str, set_up: str = "true") -> subprocess.CompletedProcess:
+    """Runs the body under stand-ins for srun and scontrol, from a checkout where no environment stands
+    yet."""
     python = tmp_path / ".venvs/gpu/bin/python"
     (tmp_path / "trainer").mkdir()
     shutil.copy(ROOT / "trainer/task.sh", tmp_path / "trainer")
-    (tmp_path / "trainer/setup.sh").write_text(f"mkdir -p {python.parent} && cp node {python}\n")
+    (tmp_path / "trainer/setup.sh").write_text(f"mkdir -p {python.parent} && cp node {python}; {set_up}\n")
     (tmp_path / "trainer/driver.sh").write_text("")
     (tmp_path / "node").write_text('#!/bin/bash\necho "$2 $RUN_ID"\n')
     (tmp_path / "node").chmod(0o755)
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/srun").write_text('#!/bin/bash\nwhile [[ "$1" == -* ]]; do shift; done\nexec "$@"\n')
     (tmp_path / "bin/srun").chmod(0o755)
+    (tmp_path / "bin/scontrol").write_text('#!/bin/bash\necho "scontrol $*"\n')
+    (tmp_path / "bin/sleep").write_text("#!/bin/bash\n")
+    for stand_in in ("scontrol", "sleep"):
+        (tmp_path / "bin" / stand_in).chmod(0o755)
     env = {
         "PATH": f"{tmp_path}/bin:{os.environ['PATH']}",
         "SLURM_SUBMIT_DIR": str(tmp_path),
@@ -80,10 +85,21 @@ def test_slurm_body_sets_up_before_it_runs(tmp_path):
         "RUN_ID": "run",
         "HOME": str(tmp_path),
     }
-    text = next(iter(render(get("preflight"), "slurm").values()))
-    done = subprocess.run(["bash"], input=text, text=True, capture_output=True, env=env)
+    text = next(iter(render(get(name), "slurm").values()))
+    return subprocess.run(["bash"], input=text, text=True, capture_output=True, env=env)
+
+
+def test_slurm_body_sets_up_before_it_runs(tmp_path):
+    done = slurm_body(tmp_path, "preflight")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["recipes.manifest run", "trainer.node run"]
+
+
+@pytest.mark.parametrize(("code", "requeued"), [(35, True), (2, False), (1, False)])
+def test_a_set_up_that_a_restart_can_cure_is_requeued(tmp_path, code, requeued):
+    done = slurm_body(tmp_path, "grpo-qwen2.5-vl-7b-mathv60k", f"exit {code}")
+    assert done.returncode == code, done.stderr
+    assert ("scontrol requeue 7" in done.stdout) == requeued and "trainer.node" not in done.stdout
 
 
 def test_what_a_site_asks_for_besides():

@@ -320,3 +320,15 @@ def test_a_cached_catalog_goes_before_the_snapshot(tmp_path):
     assert prices.regions("lambda", "A100-80GB", False, tmp_path) == {}
     assert prices.price("gcp", "H100", tmp_path) == prices.price("gcp", "H100")  # not in that catalog
     assert prices.price("runpod", "nothing", tmp_path) is None
+
+
+@pytest.mark.parametrize("gpu", ["A100-80GB", "H100", "H200"])
+def test_a_pod_of_runpod_has_one_price_alone_and_in_a_cluster(gpu):
+    """The GPUs of Instant Clusters are those of the pods with NVLink, rented by the hour at the same rate."""
+    cluster = prices.price("runpod-cluster", gpu)
+    pods = [
+        row
+        for row in prices.snapshot()
+        if row.cloud == "runpod" and row.gpu == gpu and "SXM" in row.engine_gpu
+    ]
+    assert cluster is not None and [row.on_demand for row in pods] == [cluster.on_demand]

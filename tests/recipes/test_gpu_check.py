@@ -175,6 +175,7 @@ def test_hours_that_are_over_end_it(tmp_path, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_checks_run_and_reach_the_bucket(tmp_path):
     config = check_config(tmp_path, f"checkpoint.remote=file://{tmp_path}/bucket")
     path = tmp_path / "run.yaml"

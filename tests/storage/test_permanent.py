@@ -3,6 +3,7 @@
 import contextlib
 import hashlib
 import http.server
+import inspect
 import json
 import os
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import threading
 import time
 import urllib.request
+from dataclasses import replace
 
 import pytest
 
@@ -182,6 +184,20 @@ def test_a_probe_tells_what_is_wrong(tmp_path, monkeypatch, capsys, change, url,
         assert main(["probe", url]) == EXIT_CONFIG
         said = capsys.readouterr().err.strip().splitlines()
         assert len(said) == 1 and cure in said[0]
+
+
+def test_a_probe_of_a_store_that_takes_a_request_and_never_answers_ends(tmp_path):
+    """By its own deadline, not by the ten minutes that a shard of a checkpoint may take."""
+    default = inspect.signature(probe).parameters["retry"].default
+    assert default.request_timeout_s == 60
+    once = replace(default, request_timeout_s=1.0, attempts=1, request_retries=0)
+    with servers.rclone(tmp_path / "disk") as server, servers.proxy(server.port) as relay:
+        probe("s3://bucket/there", env=servers.s3_environment(relay.port), retry=once)
+        relay.stall()
+        begun = time.monotonic()
+        with pytest.raises(StorageError):
+            probe("s3://bucket/there", env=servers.s3_environment(relay.port), retry=once)
+        assert 1 <= time.monotonic() - begun < PERMANENT_S
 
 
 def test_a_probe_leaves_nothing_and_asks_for_no_right_that_is_not_needed(tmp_path, monkeypatch, capsys):

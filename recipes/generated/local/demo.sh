@@ -7,7 +7,7 @@ export RUNS="${RUNS:-$PWD/runs}"
 bash trainer/setup.sh cpu
 step "${DATA}/shapes-74709ef5/manifest.json" .venvs/cpu/bin/python -m examples.demo.shapes --out "${DATA}/shapes-74709ef5"
 step "${MODELS}/demo-f2bc5997/config.json" .venvs/cpu/bin/python -m examples.demo.warm_start --data "${DATA}/shapes-74709ef5" --out "${MODELS}/demo-f2bc5997"
-cat > ".cache/$RUN_ID.yaml" <<YAML
+write ".cache/$RUN_ID.yaml" <<YAML
 method: grpo
 run:
   name: demo
@@ -126,5 +126,5 @@ expected:
     source: three seeds of the demo on two CPU cores (AMD EPYC)
   not_promised: seconds and memory, which depend on the machine; other processors round otherwise, so their curves are other draws
 YAML
-.venvs/cpu/bin/python -m recipes.manifest ".cache/$RUN_ID.yaml"
+must .venvs/cpu/bin/python -m recipes.manifest ".cache/$RUN_ID.yaml"
 exec .venvs/cpu/bin/python -m trainer.node --config ".cache/$RUN_ID.yaml"

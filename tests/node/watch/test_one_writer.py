@@ -261,6 +261,7 @@ sys.exit(34)
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_rank_that_dies_twice_at_one_step_ends_the_run(base):
     """On another machine it would die there again: the platform is told not to rent one."""
     with tempfile.TemporaryDirectory(prefix="one-", dir="/tmp") as folder:
