@@ -136,15 +136,17 @@ def validation_groups(keys: Sequence[str], share: float, seed: int) -> set[str]:
     """The groups that go to validation. A hash of its key decides, so that new rows do not move old ones.
 
     A group of more than a tenth of the wanted validation rows stays in training: one family of images
-    would be all that is validated on.
+    would be all that is validated on. Where that leaves none, the smallest group is taken, if it is not the
+    only one.
     """
     sizes: dict[str, int] = {}
     for key in keys:
         sizes[key] = sizes.get(key, 0) + 1
+    draws: dict[str, float] = {}
+    for key in sizes:
+        draws[key] = int.from_bytes(hashlib.sha256(f"{seed}/{key}".encode()).digest()[:8], "big") / 2**64
     largest = max(1, int(share * len(keys) / 10))
-    chosen = set()
-    for key, size in sizes.items():
-        draw = int.from_bytes(hashlib.sha256(f"{seed}/{key}".encode()).digest()[:8], "big") / 2**64
-        if draw < share and size <= largest:
-            chosen.add(key)
+    chosen = {key for key, size in sizes.items() if draws[key] < share and size <= largest}
+    if share and not chosen and len(sizes) > 1:
+        return {min(sizes, key=lambda key: (sizes[key], draws[key]))}
     return chosen

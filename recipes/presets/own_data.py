@@ -94,8 +94,8 @@ def held_out_split(manifest: str, wanted: str, trained: str) -> str:
             return name
     raise ConfigError(
         f"data.path has no rows that are held out (it has {', '.join(splits)}), and the run evaluates:"
-        " prepare it again with `--validation 0.02`, name another set by evaluation.path, or set"
-        " evaluation.every_steps=0"
+        " prepare it again with `--validation 0.02` and rows that do not all show one image, name another set"
+        " by evaluation.path, or set evaluation.every_steps=0"
     )
 
 

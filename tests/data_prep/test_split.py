@@ -65,6 +65,17 @@ def test_the_share_is_met_and_large_families_stay_in_training():
     assert validation_groups(keys, 0.0, 0) == set()
 
 
+@pytest.mark.parametrize("rows", [2, 10, 100])
+def test_a_small_set_holds_something_out_unless_all_its_images_are_alike(rows):
+    """Of 100 rows at a share of 0.02 one draw in seven would choose none."""
+    for seed in range(30):
+        alone = [str(i) for i in range(rows)]
+        assert 1 <= len(validation_groups(alone, 0.02, seed)) < rows
+        in_pairs = [str(i // 2) for i in range(2 * rows)]
+        assert 1 <= len(validation_groups(in_pairs, 0.02, seed)) < rows
+        assert validation_groups(["one"] * rows, 0.02, seed) == set()
+
+
 def test_joining_pairs_gives_the_connected_components():
     rng = np.random.default_rng(1)
     for pairs_of in (30, 60, 200):
