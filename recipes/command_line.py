@@ -188,6 +188,13 @@ def _bucket(ctx: click.Context, parameter: click.Parameter, value: str | None) -
     return BucketAddress.parse(value, "--bucket").url
 
 
+def files_from_here(ctx: click.Context, parameter: click.Parameter, value: str) -> str:
+    """Names separated by commas, of which those of files become whole paths."""
+    from recipes import recipe_files
+
+    return ",".join(recipe_files.from_here(value.split(",")))
+
+
 Decorator = Callable[[Any], Any]
 
 

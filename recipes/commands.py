@@ -29,6 +29,7 @@ from recipes.command_line import (
     TARGET,
     Argument,
     PassedOn,
+    files_from_here,
 )
 from recipes.completion import SCRIPTS, NameType, recipes, runs
 from recipes.delegated import delegate
@@ -211,6 +212,7 @@ def stop_run(run: str, bucket: str, dry_run: bool) -> int:
 @click.option(
     "--benchmarks",
     default="",
+    callback=files_from_here,
     metavar="NAME,...",
     help="scores into benchmarks.json and .md; also a file of rows of your own",
 )

@@ -166,14 +166,12 @@ def open_dashboard(run: str, bucket: str, dry_run: bool) -> int:
 @launch.command("bundle", panel="look", examples=("RUN",))
 @ONE_RUN
 @STORED
-@click.option(
-    "--out", type=FILE, default="", metavar="FILE", help="file to write; default: runs/RUN/RUN-bundle.tar.gz"
-)
+@click.option("--out", type=FILE, metavar="FILE", help="file to write; default: runs/RUN/RUN-bundle.tar.gz")
 @click.option("--dry-run", is_flag=True, help="list its contents, write nothing")
-def bundle_run(run: str, bucket: str, out: str, dry_run: bool) -> int:
+def bundle_run(run: str, bucket: str, out: str | None, dry_run: bool) -> int:
     """What a maintainer needs after a failure, in one file.
 
     Without secrets: configuration, ends of all logs, post-mortem, preflight, versions, last metrics."""
     from recipes.drivers import bundle
 
-    return bundle.bundle(run, bucket, out, dry_run)
+    return bundle.bundle(run, bucket, out or "", dry_run)

@@ -169,6 +169,17 @@ def test_ctrl_c_leaves_with_its_code(monkeypatch, capsys):
     assert run(capsys, "test") == (130, "", "")
 
 
+def test_benchmarks_of_your_own_are_named_from_where_the_command_is_given(monkeypatch, tmp_path, capsys):
+    from recipes import requests
+
+    seen = []
+    monkeypatch.setattr(requests, "score", lambda request, wanted: seen.append(wanted.benchmarks) or 0)
+    (tmp_path / "own.jsonl").touch()
+    monkeypatch.chdir(tmp_path)
+    assert run(capsys, "evaluate", "a/b", "--benchmarks", "math-500,own.jsonl")[0] == 0
+    assert seen == [f"math-500,{tmp_path}/own.jsonl"]
+
+
 def test_a_bundle_is_written_where_the_command_is_given(monkeypatch, tmp_path, capsys):
     from recipes.drivers import bundle
 
@@ -176,4 +187,5 @@ def test_a_bundle_is_written_where_the_command_is_given(monkeypatch, tmp_path, c
     monkeypatch.setattr(bundle, "bundle", lambda *given: seen.append(given) or 0)
     monkeypatch.chdir(tmp_path)
     assert run(capsys, "bundle", "mine", "--out", "mine.tar.gz")[0] == 0
-    assert seen == [("mine", "", f"{tmp_path}/mine.tar.gz", False)]
+    assert run(capsys, "bundle", "mine", "--dry-run")[0] == 0
+    assert seen == [("mine", "", f"{tmp_path}/mine.tar.gz", False), ("mine", "", "", True)]
