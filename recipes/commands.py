@@ -1,496 +1,415 @@
-"""The commands of launch.py, each declared above the function that it calls; a function returns the exit
-code.
+"""The commands of launch.py, by the panels of `--help`: each function is called with what was given, and
+returns the exit code. Those that look at runs are in recipes/look_commands.py.
 
 `list` must answer at once, so every function imports what it needs.
 """
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
+from typing import Any
+
+import click
 
 from recipes.command_line import (
-    COMMANDS,
+    CHECKPOINTS,
     DRY_RUN,
+    FILE,
+    FLEET,
     LAUNCH,
+    ONE_RUN,
     RECIPE,
+    RECORDED,
     REMOTE,
     RUN,
+    RUN_ID,
     SET,
-    STARTED,
     STORED,
     TAKEOVER,
     TARGET,
-    argument,
-    command,
-    one_of,
+    Argument,
+    PassedOn,
+    files_from_here,
 )
+from recipes.completion import SCRIPTS, NameType, recipes, runs
 from recipes.delegated import delegate
-from trainer.config import ConfigError
+from recipes.look_commands import launch
 
 BIG, MIDDLE = "grpo-qwen2.5-vl-72b-mathv60k", "grpo-qwen2.5-vl-7b-mathv60k"
 """Recipes of the examples."""
 
 
-def call(args: argparse.Namespace) -> int:
-    """Calls the function of the command that was given."""
-    return COMMANDS[args.command].run(args)
-
-
-@command(
-    "list",
-    "recipes, what they need and cost, and where they can run; all there is of one",
-    argument("recipe", nargs="?", default="", help="only this one, with its details"),
-    argument(
-        "--model", default="", metavar="TEXT", help="only those of models with this in their name: qwen3-vl"
-    ),
+@launch.command("list", panel="decide")
+@click.argument(
+    "recipe",
+    cls=Argument,
+    default="",
+    type=NameType("recipe", recipes),
+    help="only this one, with its details",
 )
-def _(args: argparse.Namespace) -> int:
+@click.option(
+    "--model", default="", metavar="TEXT", help="only those of models with this in their name: qwen3-vl"
+)
+def list_recipes(recipe: str, model: str) -> int:
+    """Recipes, their hours and dollars, and where they can run.
+
+    All there is of one, where one is named."""
     from rich.console import Console
 
     from recipes.screens import recipe_list
 
-    if args.recipe:
-        recipe_list.show_one(args.recipe, Console())
+    if recipe:
+        recipe_list.show_one(recipe, Console())
     else:
-        recipe_list.show(Console(), args.model)
+        recipe_list.show(Console(), model)
     return 0
 
 
-@command(
-    "plan",
-    "memory per phase, disk, time per step and dollars",
-    RECIPE,
-    TARGET,
-    SET,
-    argument("--network-gbit", type=float, metavar="G", help="Gb/s between nodes, as preflight found"),
-    argument("--deadline", default="", metavar="24h", help="choose what ends in time (90m, 24h, 3d)"),
-    argument("--budget", type=float, metavar="USD", help="choose an offer that costs no more"),
-    argument("--fleet", action="store_true", help="compare it with fleets of rollout workers"),
-    argument(
-        "--calibrate",
-        type=Path,
-        metavar="FILE",
-        help="plan with what a card showed: gpu-check.json, or the folder of such a run",
-    ),
-    example=f"{BIG} --target dstack-runpod --set rollout.tensor_parallel=8",
+@launch.command(
+    "plan", panel="decide", examples=(f"{BIG} --target dstack-runpod --set rollout.tensor_parallel=8",)
 )
-def _(args: argparse.Namespace) -> int:
+@RECIPE
+@TARGET
+@SET
+@click.option("--network-gbit", type=float, metavar="G", help="Gb/s between nodes, as preflight found")
+@click.option("--deadline", default="", metavar="24h", help="choose what ends in time (90m, 24h, 3d)")
+@click.option("--budget", type=float, metavar="USD", help="choose an offer that costs no more")
+@click.option("--fleet", is_flag=True, help="compare it with fleets of rollout workers")
+@click.option(
+    "--calibrate",
+    type=FILE,
+    metavar="FILE",
+    help="plan with what a card showed: gpu-check.json, or the folder of such a run",
+)
+def plan_recipe(
+    recipe: str,
+    target: str | None,
+    overrides: list[str],
+    network_gbit: float | None,
+    deadline: str,
+    budget: float | None,
+    fleet: bool,
+    calibrate: str | None,
+) -> int:
+    """Memory per phase, disk, time per step and dollars."""
     from recipes import planning
 
     def planned() -> int:
-        limits = args.deadline, args.budget
-        if args.fleet:
-            return planning.fleet(args.recipe, args.target, args.set, *limits)
-        return planning.plan(args.recipe, args.target, args.set, *limits, args.network_gbit)
+        if fleet:
+            return planning.fleet(recipe, target, overrides, deadline, budget)
+        return planning.plan(recipe, target, overrides, deadline, budget, network_gbit)
 
-    return planning.with_measured(args.calibrate, planned) if args.calibrate else planned()
+    return planning.with_measured(Path(calibrate), planned) if calibrate else planned()
 
 
-@command(
-    "render",
-    "print the task files of a recipe, or write them to --out",
-    RECIPE,
-    TARGET,
-    SET,
-    argument("--out", type=Path, help="folder to write them to"),
-    example=f"{MIDDLE} --target skypilot-runpod",
-)
-def _(args: argparse.Namespace) -> int:
+@launch.command("render", panel="decide", examples=(f"{MIDDLE} --target skypilot-runpod",))
+@RECIPE
+@TARGET
+@SET
+@click.option("--out", type=FILE, metavar="FOLDER", help="folder to write them to")
+def render_files(recipe: str, target: str | None, overrides: list[str], out: str | None) -> int:
+    """Print the task files of a recipe, or write them to --out."""
     from recipes import rendering
 
-    return rendering.write(args.recipe, args.target, args.set, args.out)
+    return rendering.write(recipe, target, overrides, Path(out) if out else None)
 
 
-@command(
+@launch.command("demo", panel="run", examples=("--set run.max_steps=20 --run-id short", "--pretrained"))
+@SET
+@RECORDED
+@TAKEOVER
+@DRY_RUN
+@click.option(
+    "--method",
+    type=click.Choice(("grpo", "sft-lora")),
+    default="grpo",
+    show_default=True,
+    help="what is shown",
+)
+@click.option(
+    "--pretrained",
+    is_flag=True,
+    help="a real model of 135 million parameters on arithmetic (fetches 93 MB; 10 GB of memory)",
+)
+def run_demo(method: str, pretrained: bool, **given: Any) -> int:
+    """The whole pipeline on this machine, without a GPU.
+
+    One that was killed resumes where it was."""
+    from recipes import requests
+
+    name = "demo-pretrained" if pretrained else "demo"
+    if method != "grpo":
+        name += f"-{method}"
+    return requests.demo(requests.of(name, "local", **given))
+
+
+@launch.command(
     "up",
-    "run a recipe; Ctrl-C stops following the logs; what stands after `--` goes to sky, dstack, "
-    "kubectl, sbatch or qsub",
-    RECIPE,
-    *STARTED,
-    argument(
-        "--fleet", default="", metavar="4xL40S:spot", help="machines that sample for it (docs/fleet.md)"
+    panel="run",
+    examples=(
+        f"{MIDDLE} --target skypilot-runpod --bucket s3://mine --set optimizer.learning_rate=1e-6",
+        f"{MIDDLE} --target slurm -- --exclude=gpu-7 --mail-type=END",
     ),
-    argument("--yes", action="store_true", help="start both groups of machines without asking"),
-    example=f"{MIDDLE} --target skypilot-runpod --bucket s3://mine --set optimizer.learning_rate=1e-6\n"
-    f"  python3 launch.py up {MIDDLE} --target slurm -- --exclude=gpu-7 --mail-type=END",
 )
-def _(args: argparse.Namespace) -> int:
+@RECIPE
+@LAUNCH
+@FLEET
+def launch_run(recipe: str, target: str | None, **given: Any) -> int:
+    """Run a recipe on a target, and follow its logs.
+
+    Ctrl-C stops following the logs; what stands after `--` goes to sky, dstack, kubectl, sbatch or qsub."""
     from recipes import requests
 
-    return requests.up(requests.of(args, args.recipe, args.target))
+    return requests.up(requests.of(recipe, target, **given))
 
 
-@command(
+@launch.command("resume", panel="run", examples=("RUN --before 120",))
+@RUN
+@STORED
+@click.option(
+    "--before",
+    type=int,
+    default=0,
+    metavar="STEP",
+    help="go back: from the newest checkpoint before this step, dropping what came after it",
+)
+@TAKEOVER
+@DRY_RUN
+def resume_run(run: str, bucket: str, before: int, **given: Any) -> int:
+    """Start a run again, from its last committed checkpoint."""
+    from recipes import requests
+
+    return requests.resume(run, bucket, requests.of("", None, **given).options, before)
+
+
+@launch.command("down", panel="run")
+@RUN
+@STORED
+@DRY_RUN
+def stop_run(run: str, bucket: str, dry_run: bool) -> int:
+    """Stop a run and give its machines back."""
+    from recipes.drivers import launched, shared_record
+
+    shared_record.known_or_adopted(run, bucket)
+    return launched.end(run, dry_run)
+
+
+@launch.command(
     "evaluate",
-    "score a recipe, a model or a run on benchmarks, or measure the pass rate of each training row",
-    argument("recipe", help="id of a run, folder of a model, or OWNER/NAME of the hub; or a recipe"),
-    *STARTED,
-    one_of(
-        argument(
-            "--benchmarks",
-            default="",
-            metavar="NAME,...",
-            help="scores into benchmarks.json and benchmarks.md; a file of rows is one of your own",
-        ),
-        argument("--pass-rate", action="store_true", help="of every training row, into pass_rates.jsonl"),
+    panel="after",
+    examples=(
+        "Qwen/Qwen3-VL-8B-Instruct --benchmarks mathvista,math-500 --samples 8",
+        f"{MIDDLE} --pass-rate --set model.path=runs/mine/hf",
     ),
-    argument("--samples", type=int, help="completions per row (8; of benchmarks 1)"),
-    argument("--temperature", type=float, help="of benchmarks: default 0 for one completion, 1 for several"),
-    argument(
-        "--limit", type=int, default=0, metavar="N", help="of benchmarks: only the first N rows of each"
-    ),
-    argument(
-        "--prompt",
-        choices=("ours", "published"),
-        default="",
-        help="of benchmarks: ours as the recipes train it, or each benchmark's own words with the answer "
-        "wherever it stands (default: published for a model that is no run's and no recipe's)",
-    ),
-    argument(
-        "--scoring",
-        choices=("ours", "published"),
-        default="ours",
-        help="of benchmarks: published adds a column by their authors' own rules, where they have some",
-    ),
-    argument(
-        "--map",
-        default="",
-        metavar="ROLE=COLUMN,...",
-        help="of a file of your own: question=..., answer=..., images=..., choices=..., source=CATEGORY",
-    ),
-    argument(
-        "--fleet", default="", metavar="4xL40S:spot", help="machines that sample for it (docs/evaluation.md)"
-    ),
-    argument("--yes", action="store_true", help="start both groups of machines without asking"),
-    example=f"Qwen/Qwen3-VL-8B-Instruct --benchmarks mathvista,math-500 --samples 8\n"
-    f"  python3 launch.py evaluate {MIDDLE} --pass-rate --set model.path=runs/mine/hf",
 )
-def _(args: argparse.Namespace) -> int:
+@click.argument(
+    "recipe",
+    cls=Argument,
+    type=NameType("recipe", runs, recipes, folders=True),
+    help="id of a run, folder of a model, or OWNER/NAME of the hub; or a recipe",
+)
+@LAUNCH
+@click.option(
+    "--benchmarks",
+    default="",
+    callback=files_from_here,
+    metavar="NAME,...",
+    help="scores into benchmarks.json and .md; also a file of rows of your own",
+)
+@click.option("--pass-rate", is_flag=True, help="of every training row, into pass_rates.jsonl")
+@click.option("--samples", type=int, metavar="N", help="completions per row (8; of benchmarks 1)")
+@click.option(
+    "--temperature",
+    type=float,
+    metavar="T",
+    help="of benchmarks: 0 for one completion, 1 for several",
+)
+@click.option(
+    "--limit", type=int, default=0, metavar="N", help="of benchmarks: only the first N rows of each"
+)
+@click.option(
+    "--prompt",
+    type=click.Choice(("ours", "published")),
+    help="of benchmarks: as recipes train it, or as published (default for a model of no run or recipe)",
+)
+@click.option(
+    "--scoring",
+    type=click.Choice(("ours", "published")),
+    default="ours",
+    help="of benchmarks: published adds a column by their authors' own rules",
+)
+@click.option(
+    "--map",
+    "mapping",
+    default="",
+    metavar="ROLE=COLUMN,...",
+    help="of a file of your own: question, answer, images, choices, source=CATEGORY",
+)
+@FLEET
+def evaluate_model(
+    recipe: str,
+    target: str | None,
+    benchmarks: str,
+    pass_rate: bool,
+    samples: int | None,
+    temperature: float | None,
+    limit: int,
+    prompt: str | None,
+    scoring: str,
+    mapping: str,
+    **given: Any,
+) -> int:
+    """Score a recipe, a model or a run on benchmarks.
+
+    Or measure the pass rate of each training row."""
     from recipes import requests
 
-    request = requests.of(args, args.recipe, args.target)
-    if not args.benchmarks:
-        return requests.pass_rates(request, args.samples)
-    asked = requests.BenchmarkRequest(
-        args.benchmarks, args.samples, args.temperature, args.limit, args.prompt, args.scoring, args.map
-    )
+    if bool(benchmarks) == pass_rate:
+        raise click.UsageError("give one of --benchmarks and --pass-rate")
+    request = requests.of(recipe, target, **given)
+    if pass_rate:
+        return requests.pass_rates(request, samples)
+    asked = requests.BenchmarkRequest(benchmarks, samples, temperature, limit, prompt or "", scoring, mapping)
     return requests.score(request, asked)
 
 
-@command(
-    "scaling",
-    "the same short run on several numbers of nodes, then speed-up and efficiency in one table",
-    RECIPE,
-    *STARTED,
-    argument("--nodes", default="1,2,4,8", metavar="N,...", help="numbers of nodes (%(default)s)"),
-    argument("--steps", type=int, default=20, metavar="N", help="of each run (%(default)s)"),
-    example="sft-qwen2.5-72b-full --target slurm --nodes 4,8,16",
-)
-def _(args: argparse.Namespace) -> int:
-    from recipes import requests, scaling
-
-    return scaling.scaling(requests.of(args, args.recipe, args.target), args.nodes, args.steps)
-
-
-@command(
-    "config",
-    "write the run.yaml of a supervised recipe, for torchrun on machines of your own",
-    RECIPE,
-    SET,
-    argument("--run-id", default="", help="our own id, under which it saves and resumes; default: a new one"),
-    argument("--bucket", help="s3://, gs:// or r2:// URL that checkpoints are pushed to"),
-    argument(
-        "--out", type=Path, default=Path("run.yaml"), metavar="FILE", help="where to write it (%(default)s)"
-    ),
-    example="sft-qwen2.5-7b-lora --set cluster.nodes=2 --set checkpoint.shared_files=true --out run.yaml",
-)
-def _(args: argparse.Namespace) -> int:
-    from recipes import torchrun_config
-
-    return torchrun_config.write(args.recipe, args.set, args.bucket, args.run_id, args.out)
-
-
-@command(
+@launch.command(
     "serve",
-    "serve a run's weights, or a model, with vLLM's OpenAI-compatible server",
-    argument("recipe", help="id of a run, folder of a model, or OWNER/NAME of the hub"),
-    *STARTED,
-    example="RUN --target skypilot-runpod\n"
-    "  python3 launch.py serve Qwen/Qwen2.5-VL-7B-Instruct --target local",
+    panel="after",
+    examples=("RUN --target skypilot-runpod", "Qwen/Qwen2.5-VL-7B-Instruct --target local"),
 )
-def _(args: argparse.Namespace) -> int:
+@click.argument(
+    "recipe",
+    cls=Argument,
+    type=NameType("recipe", runs, folders=True),
+    help="id of a run, folder of a model, or OWNER/NAME of the hub",
+)
+@LAUNCH
+def serve_model(recipe: str, target: str | None, **given: Any) -> int:
+    """Serve weights with vLLM's OpenAI-compatible server.
+
+    Those of a run, or a model."""
     from recipes import requests
 
-    return requests.serve(requests.of(args, args.recipe, args.target))
+    return requests.serve(requests.of(recipe, target, **given))
 
 
-@command(
-    "demo",
-    "the whole pipeline on this machine, on CPU; one that was killed resumes where it was",
-    SET,
-    *LAUNCH,
-    TAKEOVER,
-    DRY_RUN,
-    argument("--method", choices=("grpo", "sft-lora"), default="grpo", help="what is shown (%(default)s)"),
-    argument(
-        "--pretrained",
-        action="store_true",
-        help="a real model of 135 million parameters on arithmetic (fetches 93 MB; 10 GB of memory)",
-    ),
-    example="--set run.max_steps=20 --run-id short\n  python3 launch.py demo --pretrained",
+@launch.command("publish", panel="after", examples=("my-run --to me/my-model",))
+@STORED
+@click.option(
+    "--to", required=True, metavar="OWNER/NAME|FOLDER", help="repository of the hub, or a new folder"
 )
-def _(args: argparse.Namespace) -> int:
-    from recipes import requests
+@click.option("--scores", default="", metavar="RUN", help="evaluation of it whose scores the card shows")
+@click.option("--with-diff", is_flag=True, help="with the changes of the tree it was launched from")
+@click.option("--private", is_flag=True, help="a new repository is private")
+@click.option("--yes", is_flag=True, help="send it")
+@ONE_RUN
+def publish_run(run: str, bucket: str, to: str, scores: str, **given: bool) -> int:
+    """A run's weights, model card, curves and record to the hub.
 
-    name = "demo-pretrained" if args.pretrained else "demo"
-    if args.method != "grpo":
-        name += f"-{args.method}"
-    return requests.demo(requests.of(args, name, "local"))
-
-
-@command(
-    "preflight",
-    "check a cluster: every node, and a collective between all of them",
-    *STARTED,
-    example="--target ssh --hosts 10.0.0.1,10.0.0.2",
-)
-def _(args: argparse.Namespace) -> int:
-    from recipes import requests
-
-    return requests.up(requests.of(args, "preflight", args.target))
-
-
-@command(
-    "resume",
-    "start a run again; it resumes from its last committed checkpoint",
-    RUN,
-    STORED,
-    argument(
-        "--before",
-        type=int,
-        default=0,
-        metavar="STEP",
-        help="go back: from the newest checkpoint before this step, dropping what came after it",
-    ),
-    TAKEOVER,
-    DRY_RUN,
-    example="RUN --before 120",
-)
-def _(args: argparse.Namespace) -> int:
-    from recipes import requests
-
-    return requests.resume(args.run, args.bucket, requests.of(args, "", None).options, args.before)
-
-
-@command(
-    "status",
-    "state, cost and last step of the runs launched from here; all there is of one",
-    STORED,
-    argument("run", nargs="?", help="only this one"),
-    argument("--watch", action="store_true", help="live, until it ends: step, phase, reward, speed, nodes"),
-)
-def _(args: argparse.Namespace) -> int:
-    from recipes.drivers import status
-
-    return status.of(args.run, args.bucket, args.watch)
-
-
-@command(
-    "runs",
-    "runs in a bucket, whoever launched them: how they stand, and why they ended",
-    argument("--bucket", help="s3://NAME/PREFIX as given to `up`; default: all that this desk has used"),
-)
-def _(args: argparse.Namespace) -> int:
+    Or to a folder; --yes sends them."""
     from recipes.drivers import sight
 
-    return sight.runs(args.bucket)
+    flags = [f"--{name.replace('_', '-')}" for name, wanted in given.items() if wanted]
+    return sight.publish(run, bucket, to, scores, flags)
 
 
-@command(
-    "logs",
-    "follow the log of a run",
-    RUN,
-    STORED,
-    argument("--stored", action="store_true", help="from its bucket: the machines are not asked"),
-    argument("--worker", type=int, default=0, metavar="N", help="of the Nth machine that samples for it"),
-)
-def _(args: argparse.Namespace) -> int:
-    from recipes.drivers import sight
+@launch.command("reproduce", panel="after", examples=("runs/demo-x/manifest.json",))
+@TARGET
+@RECORDED
+@TAKEOVER
+@REMOTE
+@DRY_RUN
+@click.argument("manifest", cls=Argument, type=FILE, help="manifest.json of a run, or the run's folder")
+def reproduce_run(
+    manifest: str, run_id: str, target: str | None, bucket: str, hosts: str, dry_run: bool, **_: Any
+) -> int:
+    """Run again what a manifest describes.
 
-    return sight.logs(args.run, args.bucket, args.stored, args.worker)
-
-
-@command(
-    "bundle",
-    "put what a maintainer needs after a failure into one file, without secrets: configuration, ends of all "
-    "logs, post-mortem, preflight, versions, last metrics",
-    argument("run", help="id of a run, or its folder"),
-    STORED,
-    argument("--out", default="", help="file to write; default: runs/RUN/RUN-bundle.tar.gz"),
-    argument("--dry-run", action="store_true", help="list its contents, write nothing"),
-    example="RUN",
-)
-def _(args: argparse.Namespace) -> int:
-    from recipes.drivers import bundle
-
-    return bundle.bundle(args.run, args.bucket or "", args.out, args.dry_run)
-
-
-@command(
-    "pull",
-    "fetch metrics, samples, log and configuration of a run from its bucket",
-    RUN,
-    STORED,
-    argument("--weights", action="store_true", help="the exported weights, too"),
-)
-def _(args: argparse.Namespace) -> int:
-    from recipes.drivers import sight
-
-    return sight.pull(args.run, args.bucket, args.weights)
-
-
-@command(
-    "profile",
-    "ask a running run for a profile of its next step (docs/debugging.md)",
-    RUN,
-    STORED,
-    argument("--fetch", action="store_true", help="fetch the profiles that it has taken"),
-)
-def _(args: argparse.Namespace) -> int:
-    from recipes.drivers import sight
-
-    return sight.profile(args.run, args.bucket, args.fetch)
-
-
-@command("dashboard", "open a tunnel to Ray's dashboard and jobs of a running run", RUN, STORED, DRY_RUN)
-def _(args: argparse.Namespace) -> int:
-    from recipes.drivers import dashboard, shared_record
-
-    shared_record.known_or_adopted(args.run, args.bucket)
-    return dashboard.open_tunnel(args.run, args.dry_run)
-
-
-@command("down", "stop a run and give its machines back", RUN, STORED, DRY_RUN)
-def _(args: argparse.Namespace) -> int:
-    from recipes.drivers import launched, shared_record
-
-    shared_record.known_or_adopted(args.run, args.bucket)
-    return launched.end(args.run, args.dry_run)
-
-
-@command(
-    "alert",
-    "tell a webhook or a command when a run ends for good, falls silent, trips a guard or overruns its plan",
-    RUN,
-    STORED,
-    argument("--webhook", default="", metavar="URL", help="takes Slack's JSON; better: SPOTRL_ALERT_WEBHOOK"),
-    argument("--command", dest="shell", default="", help="a shell line; it has RUN_ID, ALERT and ALERT_TEXT"),
-    argument("--every", type=float, default=60.0, metavar="S", help="seconds between looks (%(default)g)"),
-    argument("--once", action="store_true", help="one look, for cron"),
-    example='RUN --command \'mail -s "$RUN_ID $ALERT" me@example.org <<< "$ALERT_TEXT"\'',
-)
-def _(args: argparse.Namespace) -> int:
-    from recipes.drivers import alerts
-
-    return alerts.watch(args.run, args.bucket, args.webhook, args.shell, args.every, args.once)
-
-
-@command(
-    "report",
-    "one HTML file: curves, samples, phases, nodes, configuration; of several runs their curves over each "
-    "other",
-    STORED,
-    argument("runs", nargs="+", metavar="run", help="id of a run, or its folder"),
-)
-def _(args: argparse.Namespace) -> int:
-    from recipes.drivers import sight
-
-    return sight.report(args.runs, args.bucket)
-
-
-@command(
-    "compare",
-    "where a run left what its recipe expects of it, or where two runs part; exit code 1 if so",
-    STORED,
-    argument(
-        "--expected",
-        nargs="?",
-        const="own",
-        default="",
-        metavar="FILE.yaml",
-        help="one run against the bands of its recipe, or of a file (docs/expected.md)",
-    ),
-    argument("runs", nargs="+", metavar="run", help="id of a run, or its folder: two, or one --expected"),
-    example="demo-1 --expected\n  python3 launch.py compare demo-1 demo-2",
-)
-def _(args: argparse.Namespace) -> int:
-    from recipes.drivers import sight
-
-    if len(args.runs) != (1 if args.expected else 2):
-        raise ConfigError("compare one run with --expected, or two runs")
-    return sight.compare(args.runs, args.bucket, args.expected)
-
-
-@command(
-    "publish",
-    "a run's weights, model card, curves and record to the hub or a folder; --yes sends them",
-    STORED,
-    argument(
-        "--to", required=True, metavar="OWNER/NAME|FOLDER", help="repository of the hub, or a new folder"
-    ),
-    argument("--scores", default="", metavar="RUN", help="evaluation of it whose scores the card shows"),
-    argument("--with-diff", action="store_true", help="with the changes of the tree it was launched from"),
-    argument("--private", action="store_true", help="a new repository is private"),
-    argument("--yes", action="store_true", help="send it"),
-    argument("run", help="id of a run, or its folder"),
-    example="my-run --to me/my-model",
-)
-def _(args: argparse.Namespace) -> int:
-    from recipes.drivers import sight
-
-    wanted = {"--with-diff": args.with_diff, "--private": args.private, "--yes": args.yes}
-    flags = [flag for flag, given in wanted.items() if given]
-    return sight.publish(args.run, args.bucket, args.to, args.scores, flags)
-
-
-@command(
-    "reproduce",
-    "run again what a manifest describes; refuses where it cannot, and names what differs",
-    TARGET,
-    *LAUNCH,
-    TAKEOVER,
-    *REMOTE,
-    DRY_RUN,
-    argument("manifest", type=Path, help="manifest.json of a run, or the run's folder"),
-    example="runs/demo-x/manifest.json",
-)
-def _(args: argparse.Namespace) -> int:
+    Refuses where it cannot, and names what differs."""
     from recipes import reproduce
 
-    return reproduce.reproduce(args.manifest, args.run_id, args.target, args.bucket, args.hosts, args.dry_run)
+    return reproduce.reproduce(Path(manifest), run_id, target, bucket, hosts, dry_run)
 
 
-@command(
-    "image",
-    "put the locked environment into an image in your registry, so that machines need not make it",
-    argument(
-        "--push", required=True, metavar="REGISTRY/NAME[:TAG]", help="where to; built only if it is not there"
-    ),
-    DRY_RUN,
-    example="--push registry.example.org/me/spotrl",
+@launch.command("preflight", panel="cluster", examples=("--target ssh --hosts 10.0.0.1,10.0.0.2",))
+@LAUNCH
+def check_cluster(target: str | None, **given: Any) -> int:
+    """Check every node, and a collective between all of them."""
+    from recipes import requests
+
+    return requests.up(requests.of("preflight", target, **given))
+
+
+@launch.command("scaling", panel="cluster", examples=("sft-qwen2.5-72b-full --target slurm --nodes 4,8,16",))
+@RECIPE
+@LAUNCH
+@click.option("--nodes", default="1,2,4,8", metavar="N,...", show_default=True, help="numbers of nodes")
+@click.option("--steps", type=int, default=20, metavar="N", show_default=True, help="of each run")
+def measure_scaling(recipe: str, target: str | None, nodes: str, steps: int, **given: Any) -> int:
+    """The same short run on several numbers of nodes.
+
+    Then speed-up and efficiency in one table."""
+    from recipes import requests, scaling
+
+    return scaling.scaling(requests.of(recipe, target, **given), nodes, steps)
+
+
+@launch.command(
+    "config",
+    panel="cluster",
+    examples=("sft-qwen2.5-7b-lora --set cluster.nodes=2 --set checkpoint.shared_files=true --out run.yaml",),
 )
-def _(args: argparse.Namespace) -> int:
+@RECIPE
+@SET
+@RUN_ID
+@CHECKPOINTS
+@click.option("--out", type=FILE, default="run.yaml", metavar="FILE", help="where to write it (run.yaml)")
+def write_torchrun_config(recipe: str, overrides: list[str], run_id: str, bucket: str, out: str) -> int:
+    """Write the run.yaml of a supervised recipe, for torchrun.
+
+    On machines of your own."""
+    from recipes import torchrun_config
+
+    return torchrun_config.write(recipe, overrides, bucket, run_id, Path(out))
+
+
+@launch.command("image", panel="cluster", examples=("--push registry.example.org/me/spotrl",))
+@click.option(
+    "--push",
+    required=True,
+    metavar="REGISTRY/NAME[:TAG]",
+    help="where to; built only if it is not there",
+)
+@DRY_RUN
+def push_image(push: str, dry_run: bool) -> int:
+    """Put the locked environment into an image in a registry.
+
+    In yours, so that machines need not make it."""
     from recipes.drivers import image
 
-    return image.image(args.push, args.dry_run)
+    return image.image(push, dry_run)
 
 
-@command("data", "prepare, preview, verify and compare datasets", passes_on=True)
-def _(args: argparse.Namespace) -> int:
-    return delegate("data", args.arguments)
+@launch.command("data", panel="data and this checkout", cls=PassedOn, files=True)
+def prepare_data(arguments: list[str]) -> int:
+    """Prepare, preview, verify and compare datasets."""
+    return delegate("data", arguments)
 
 
-@command("test", "run the tests; --fast: those without engine; all arguments go to pytest", passes_on=True)
-def _(args: argparse.Namespace) -> int:
-    return delegate("test", args.arguments)
+@launch.command("test", panel="data and this checkout", cls=PassedOn)
+def run_tests(arguments: list[str]) -> int:
+    """Run the tests; --fast: those without engine.
+
+    All arguments go to pytest."""
+    return delegate("test", arguments)
+
+
+@launch.command("completion", panel="data and this checkout", examples=("bash >> ~/.bashrc",))
+@click.argument("shell", cls=Argument, type=click.Choice(tuple(SCRIPTS)), help="bash, zsh or fish")
+def print_completion(shell: str) -> int:
+    """Print what completes commands, recipes, runs and options.
+
+    It works for `python3 launch.py` and for `./launch.py`."""
+    print(SCRIPTS[shell], end="")
+    return 0

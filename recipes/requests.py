@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from recipes import run_record
 from recipes.drivers import fleet_launch, launching, shared_record, tokens, trained
@@ -39,20 +40,27 @@ class LaunchRequest:
     """Nothing is asked before two groups of machines are started."""
 
 
-def of(args: argparse.Namespace, recipe: str, target: str | None) -> LaunchRequest:
-    """The request of a command's arguments; an argument that the command has not stays at its default."""
-    given = vars(args)
-    names = ("run_id", "detach", "takeover", "reproducible", "keep_untracked", "dry_run")
-    options = Options(flags=tuple(args.flags), **{name: given[name] for name in names if name in given})
+def of(
+    recipe: str,
+    target: str | None,
+    *,
+    overrides: Sequence[str] = (),
+    bucket: str = "",
+    hosts: str = "",
+    fleet: str = "",
+    yes: bool = False,
+    **options: Any,
+) -> LaunchRequest:
+    """The request of what a command was given; options: fields of `Options`."""
     return LaunchRequest(
         recipe=recipe,
         target=target,
-        overrides=tuple(given.get("set", ())),
-        bucket=given.get("bucket", ""),
-        hosts=given.get("hosts", ""),
-        options=options,
-        fleet=given.get("fleet", ""),
-        yes=given.get("yes", False),
+        overrides=tuple(overrides),
+        bucket=bucket,
+        hosts=hosts,
+        options=Options(**options),
+        fleet=fleet,
+        yes=yes,
     )
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from data_prep import options
-from recipes import cli, command_line
+from recipes import command_line
+from recipes.commands import launch
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("*/*/README.md"))]
@@ -17,7 +18,7 @@ SCRIPTS = [
     for path in sorted((ROOT / folder).rglob("*.py"))
 ]
 STARTS = re.compile(r"(?:(?:uv run|\S*python3?) +)(launch\.py|-m +[a-z0-9_.]+|[a-z_/]+\.py)(.*)")
-CUT = re.compile(r"\s#\s|\s{3,}|`|\s&&\s|\s\|\s|;|\s<<<|\s>\s|\n")
+CUT = re.compile(r"\s#\s|\s{3,}|`|\s&&\s|\s\|\s|;|\s<<<|\s>>?\s|\n")
 """Where a command line ends in running text."""
 
 
@@ -39,11 +40,13 @@ def written():
     for page in PAGES:
         for found in lines_of(page.read_text()):
             yield page.name, *found
-    for command in command_line.COMMANDS.values():
-        example = f"python3 launch.py {command.name} {command.example}"
-        for found in lines_of(example if command.example else ""):
-            yield f"launch.py {command.name} --help", *found
-    for text in (cli.DESCRIPTION, options.EPILOG, options.EXAMPLES):
+    examples = [
+        (f"launch.py {name} --help", line) for name, one in launch.commands.items() for line in one.examples
+    ]
+    for where, example in [*examples, *(("--help", line) for line in command_line.EXAMPLES)]:
+        for found in lines_of(f"python3 launch.py {example}"):
+            yield where, *found
+    for text in (options.EPILOG, options.EXAMPLES):
         for found in lines_of(text):
             yield "--help", *found
     for script in SCRIPTS:
@@ -75,13 +78,14 @@ def test_a_written_command_line_is_taken(where, program, line):
     words = shlex.split(line)
     if "..." in words or any("{" in word for word in words):
         return  # a form, not a command
-    if NAMED.fullmatch(line) and words[0] in command_line.COMMANDS:
+    if NAMED.fullmatch(line) and words[0] in launch.commands:
         return  # running text names a command or its option
     if program == "launch.py":
         if words[0] == "data" and len(words) > 1:
             options.parser().parse_args(words[1:])
         elif words[0] != "test":
-            cli.parsed([word for word in words if word not in ("--help", "-h")])
+            given = [word for word in words[1:] if word not in ("--help", "-h")]
+            launch.commands[words[0]].make_context(words[0], given)
         return
     if program == "data_prep":
         options.parser().parse_args(words or ["prepare", "--list"])

@@ -1,0 +1,191 @@
+"""Shell completion, by the shells themselves, and `--help` on one screen."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from desk import elsewhere as elsewhere
+from desk import run
+
+from recipes.command_line import PANELS
+from recipes.commands import launch
+from recipes.completion import SCRIPTS, runs
+from recipes.run_record import RunRecord
+
+ROOT = Path(__file__).parents[2]
+BASH = """
+source <({python} launch.py completion bash)
+cd {here}
+COMP_LINE={line} COMP_POINT=${{#COMP_LINE}}
+{words}
+COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)) COMPREPLY=()
+compopt() {{ :; }}  # it works in a completion alone
+$(complete -p "${{COMP_WORDS[0]##*/}}" | sed 's/.* -F \\([^ ]*\\) .*/\\1/')
+printf '%s\\n' "${{COMPREPLY[@]}}"
+"""
+
+
+def quoted(word):
+    return "'" + word.replace("'", "'\\''") + "'"
+
+
+def completed(line, here, program=f"{ROOT}/launch.py"):
+    """What bash would offer at the end of a line that begins with launch.py."""
+    line = line.replace("launch.py", program, 1)
+    words = re.findall(r"[:=]+|[^\s:=]+", line)
+    if line.endswith((" ", "=", ":")):
+        words.append("")
+    named = "COMP_WORDS=(" + " ".join(map(quoted, words)) + ")"
+    script = BASH.format(python=sys.executable, here=here, line=quoted(line), words=named)
+    env = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = subprocess.run(["bash", "-c", script], cwd=ROOT, env=env, capture_output=True, text=True)
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [
+        ("python3 launch.py re", ["render", "report", "reproduce", "resume"]),
+        ("launch.py pre", ["preflight"]),
+        ("python3 launch.py plan grpo-qwen2.5-vl-72b-mathv60k-", ["grpo-qwen2.5-vl-72b-mathv60k-orig"]),
+        ("python3 launch.py up demo --dry", ["--dry-run"]),
+        (
+            "launch.py up --bucket s3://mine/runs grpo-qwen2.5-vl-72b-mathv60k-",
+            ["grpo-qwen2.5-vl-72b-mathv60k-orig"],
+        ),
+        ("launch.py up demo --target slu", ["slurm"]),
+        ("launch.py up demo --target=slu", ["slurm"]),
+        ("launch.py up demo --set rollout.max_tok", ["rollout.max_tokens="]),
+        ("launch.py evaluate demo --scoring ", ["ours", "published"]),
+        ("launch.py completion z", ["zsh"]),
+        ("python3 other.py pre", []),
+    ],
+)
+def test_bash_completes(line, wanted, tmp_path):
+    assert completed(line, tmp_path) == wanted
+
+
+def test_runs_are_completed_newest_first(tmp_path):
+    for started, name in enumerate(("mine-1", "mine-2")):
+        RunRecord(run_id=name, recipe="demo", target="local", started_s=float(started)).save()
+    assert list(runs()) == ["mine-2", "mine-1"]
+    (argument,) = [one for one in launch.commands["logs"].params if one.name == "run"]
+    context = launch.commands["logs"].make_context("logs", [], resilient_parsing=True)
+    assert [item.value for item in argument.shell_complete(context, "mine")] == ["mine-2", "mine-1"]
+
+
+@pytest.mark.parametrize("shell", SCRIPTS)
+def test_a_shell_reads_its_script(shell, capsys, tmp_path):
+    code, said, _ = run(capsys, "completion", shell)
+    assert code == 0 and said == SCRIPTS[shell] and "launch.py" in said
+    if shutil.which(shell):
+        (tmp_path / "script").write_text(said)
+        subprocess.run([shell, "-n", tmp_path / "script"], check=True)
+
+
+def lines(capsys, *arguments):
+    code, said, _ = run(capsys, *arguments)
+    assert code == 0 and "\x1b" not in said
+    return said.splitlines()
+
+
+def test_help_fits_a_screen_in_panels(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    said = lines(capsys, "-h")
+    assert len(said) < 40 and all(len(line) <= 80 for line in said if not line.startswith("python3"))
+    assert said == lines(capsys, "--help")
+    titles = [line.rstrip(" ─") for line in said if line.endswith("──")]
+    assert titles == [*PANELS, "examples"]
+    assert {line.split()[0] for line in said} >= set(launch.commands)
+    assert not any(line.endswith("...") for line in said[2:]), "a summary is cut off"
+
+
+@pytest.mark.parametrize("name", [name for name in launch.commands if name not in ("data", "test")])
+def test_help_of_a_command_fits_a_screen(name, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    said = lines(capsys, name, "--help")
+    assert len(said) < 40
+    options = [
+        option for one in launch.commands[name].params for option in one.opts if option.startswith("--")
+    ]
+    assert all(any(line.startswith(option) for line in said) for option in options)
+
+
+def test_no_arguments_show_the_commands_and_are_refused(capsys):
+    code, out, err = run(capsys)
+    assert code == 2 and not out and "preflight" in err
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["upp", "demo"], "unknown command upp: did you mean up?"),
+        (["zzz"], "unknown command zzz: see `python3 launch.py --help`"),
+        (["up"], "missing argument 'RECIPE'; see `python3 launch.py up --help`"),
+        (["up", "demo", "more"], "extra argument (more)"),
+        (["up", "demo", "--tarrget", "slurm"], "--target"),
+        (["logs", "mine", "--worker", "a"], "'a' is not a valid integer"),
+        (["demo", "--method", "ppo"], "'ppo' is not one of 'grpo', 'sft-lora'"),
+        (["evaluate", "demo"], "give one of --benchmarks and --pass-rate"),
+        (["evaluate", "demo", "--pass-rate", "--benchmarks", "math-500"], "give one of --benchmarks"),
+        (["publish", "mine"], "missing option '--to'"),
+        (["compare", "mine"], "compare one run with --expected, or two runs"),
+        (["compare", "mine", "other", "--expected"], "compare one run with --expected, or two runs"),
+        (["status", "mine", "--", "--all"], "`status` starts no platform that --all could be passed on to"),
+        (["plan", "demo", "--dead", "0h"], "--deadline '0h': give more than no time"),
+        (["up", "demo", "--re", "--dry"], "commit or drop"),
+    ],
+    ids=lambda given: " ".join(given) if isinstance(given, list) else "",
+)
+def test_a_wrong_command_is_one_line(given, message, capsys, monkeypatch):
+    from recipes.drivers import launch_checks
+
+    monkeypatch.setattr(launch_checks.manifest, "dirty_files", lambda: ["a.py"])
+    code, out, err = run(capsys, *given)
+    assert code == 2 and not out and err.startswith("launch.py: ") and err.count("\n") == 1 and message in err
+
+
+def test_what_stands_behind_two_dashes_goes_to_the_platform_as_it_is(monkeypatch):
+    from recipes.drivers import launching
+
+    seen = []
+    monkeypatch.setattr(launching, "up", lambda *given: seen.append(given[-1]) or 0)
+    import launch as front
+
+    assert front.main(["up", "preflight", "--target", "slurm", "--", "--exclude=a", "-h", "--"]) == 0
+    assert seen[0].flags == ("--exclude=a", "-h", "--")
+
+
+def test_ctrl_c_leaves_with_its_code(monkeypatch, capsys):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("recipes.commands.delegate", interrupted)
+    assert run(capsys, "test") == (130, "", "")
+
+
+def test_benchmarks_of_your_own_are_named_from_where_the_command_is_given(monkeypatch, tmp_path, capsys):
+    from recipes import requests
+
+    seen = []
+    monkeypatch.setattr(requests, "score", lambda request, wanted: seen.append(wanted.benchmarks) or 0)
+    (tmp_path / "own.jsonl").touch()
+    monkeypatch.chdir(tmp_path)
+    assert run(capsys, "evaluate", "a/b", "--benchmarks", "math-500,own.jsonl")[0] == 0
+    assert seen == [f"math-500,{tmp_path}/own.jsonl"]
+
+
+def test_a_bundle_is_written_where_the_command_is_given(monkeypatch, tmp_path, capsys):
+    from recipes.drivers import bundle
+
+    seen = []
+    monkeypatch.setattr(bundle, "bundle", lambda *given: seen.append(given) or 0)
+    monkeypatch.chdir(tmp_path)
+    assert run(capsys, "bundle", "mine", "--out", "mine.tar.gz")[0] == 0
+    assert run(capsys, "bundle", "mine", "--dry-run")[0] == 0
+    assert seen == [("mine", "", f"{tmp_path}/mine.tar.gz", False), ("mine", "", "", True)]
