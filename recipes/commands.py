@@ -59,10 +59,12 @@ def _(args: argparse.Namespace) -> int:
 
 @command(
     "plan",
-    "memory per phase, disk, time per step and dollars",
+    "whether it fits, what it takes and costs, and what would be cheaper",
     RECIPE,
     TARGET,
     SET,
+    argument("--all", action="store_true", help="every table: memory by part, disk, all offers, ZeRO stages"),
+    argument("--json", action="store_true", help="the same facts for programs (docs/memory.md)"),
     argument("--network-gbit", type=float, metavar="G", help="Gb/s between nodes, as preflight found"),
     argument("--deadline", default="", metavar="24h", help="choose what ends in time (90m, 24h, 3d)"),
     argument("--budget", type=float, metavar="USD", help="choose an offer that costs no more"),
@@ -80,9 +82,10 @@ def _(args: argparse.Namespace) -> int:
 
     def planned() -> int:
         limits = args.deadline, args.budget
+        form: planning.Form = "json" if args.json else "all" if args.all else "screen"
         if args.fleet:
-            return planning.fleet(args.recipe, args.target, args.set, *limits)
-        return planning.plan(args.recipe, args.target, args.set, *limits, args.network_gbit)
+            return planning.fleet(args.recipe, args.target, args.set, *limits, form=form)
+        return planning.plan(args.recipe, args.target, args.set, *limits, args.network_gbit, form)
 
     return planning.with_measured(args.calibrate, planned) if args.calibrate else planned()
 
