@@ -67,12 +67,11 @@ def plan(
         capabilities.check(recipe, target)
     where: Where = prices.sky_catalogs(), cost.members(recipe, target) if target else None
     offers = cost.offers(recipe, *where, ranges=True)
-    network = network_gbit_s or zero_stages.network_of(recipe, target)
     kept = None
     if deadline or budget_usd:
         kept = _kept(name, overrides, recipe, offers, where, hours, usd)
     remarks = _of_workers(recipe, where)
-    facts = _facts(recipe, offers, target, network, remarks, kept, where, proposed=form != "all")
+    facts = _facts(recipe, offers, target, network_gbit_s, remarks, kept, where, proposed=form != "all")
     match form:
         case "json":
             print(json.dumps(asdict(facts), indent=2))
@@ -80,6 +79,7 @@ def plan(
             plan_screen.show(facts, plan_screen.narrow())
         case "all":
             console = whole_plan.wide()
+            network = network_gbit_s or zero_stages.network_of(recipe, target)
             left_out = cost.short_of_ram(recipe, *where)
             whole_plan.plan(recipe, offers, left_out, console, network, facts.verdict, target)
             print(*remarks, sep="\n", end="\n" if remarks else "")
@@ -95,7 +95,7 @@ def _facts(
     recipe: Recipe,
     offers: list[cost.Offer],
     target: str | None,
-    network_gbit_s: float,
+    network_gbit_s: float | None,
     remarks: list[str],
     kept: PlanLimits | None,
     where: Where,
@@ -107,16 +107,17 @@ def _facts(
     taken = next((offer for offer in _priced(offers) if offer.target in targets), None)
     if target and taken is None:
         taken = next(iter(offers), None)
+    network = network_gbit_s or zero_stages.network_of(recipe, taken.target if taken else target)
     better = []
     if proposed and need and taken:
-        better = cheaper.proposals(recipe, need, taken, offers, targets, network_gbit_s, where[0])
+        better = cheaper.proposals(recipe, need, taken, offers, targets, network, where[0])
     rates = []
     if recipe.kind != "train":
         rates = hourly.prices_of(recipe, where[1] or capabilities.targets_for(recipe), where[0])
     said = [recipe.dataset.guess] if recipe.dataset.guess and not recipe.config.run.max_steps else []
     said += _of_second_group(recipe, offers, where)
     if recipe.kind == "train" and need:
-        advice = zero_stages.advice(recipe, zero_stages.compare(recipe, network_gbit_s), network_gbit_s)
+        advice = zero_stages.advice(recipe, zero_stages.compare(recipe, network), network)
         said += [advice] if advice else []
     said += [*remarks, *(f"left out: {line}" for line in cost.short_of_ram(recipe, *where))]
     return plan_facts.facts_of(

@@ -226,22 +226,22 @@ def _assumptions(recipe: Recipe, offer: cost.Offer | None) -> list[str]:
     low, high = offer.step_bounds
     ranges = f"10-90%: steps of {low:.2f} to {high:.2f} times the plan"
     if recipe.config.method == "sft":
-        said = [f"solutions of {tokens:,} tokens"]
+        data = f"solutions of {tokens:,} tokens"
     else:
         limit = recipe.config.rollout.max_tokens
-        said = [f"completions of {tokens:,} tokens, of {limit:,} allowed"]
+        data = f"completions of {tokens:,} tokens, of {limit:,} allowed"
         ends = [min(limit, round(tokens * factor)) for factor in spread.COMPLETIONS]
-        ranges += f", completions of {ends[0]:,} to {ends[1]:,} tokens, lost machines"
+        ranges += f", completions of {ends[0]:,} to {ends[1]:,} tokens"
+    ranges += ", lost machines"
+    if recipe.cluster.nodes > 1:
+        can = CAPABILITIES[offer.target].network_gbit_s
+        data += f"; {can.get(offer.gpu, can['']) or 100.0:g} Gb/s between nodes of {offer.target}"
     slow = f"the slowest published step is {offer.published_end:g} times its plan"
     slow += "; --deadline and --budget count with it"
     pull = boot.pull_seconds(recipe.cluster.image)
     took, runs = boot.seconds(offer.target, pull is not None)
     seconds = took if runs else boot.Restart(0.0, 0.0, pull=pull).total()
-    known = f" (median of {runs} runs from here)" if runs else ""
-    start = f"{seconds:.0f} s from launch to first step{known}"
-    if recipe.cluster.nodes > 1:
-        can = CAPABILITIES[offer.target].network_gbit_s
-        start += f"; {can.get(offer.gpu, can['']) or 100.0:g} Gb/s between nodes of {offer.target}"
+    known = f" ({runs} runs from here)" if runs else ""
     dates = sorted(row.read for row in prices.snapshot())
-    known = f"prices of {dates[0]} to {dates[-1]}, or of SkyPilot's catalog where it is here"
-    return [*said, ranges, slow, start, known]
+    read = f"prices of {dates[0]} to {dates[-1]} or SkyPilot's catalog"
+    return [data, ranges, slow, f"{seconds:.0f} s to the first step{known}; {read}"]
