@@ -128,11 +128,15 @@ def _verdict(found: Fleets, taken: FleetRow | None, gain: bool) -> str:
 def show(facts: FleetFacts, console: Console, name: str, asked: list[str]) -> None:
     """The whole screen. name: the recipe's, or its file. asked: overrides that it was planned with."""
     console.print(Text(facts.verdict, style="green" if facts.gain else "red"))
-    console.print(Text(f"{facts.recipe}: {facts.steps:,} steps, cheapest step first\n"))
+    console.print(
+        Text(
+            f"{facts.recipe}: {facts.steps:,} steps, cheapest step first; on demand where spot is not said\n"
+        )
+    )
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     for column in ("that learn", "that sample", "ahead", "s/step", "hours", "$"):
         words = column.startswith("that")
-        table.add_column(column, justify="left" if words else "right", no_wrap=True)
+        table.add_column(column, justify="left" if words else "right", no_wrap=not words)
     for one in (*facts.alone[:ALONE], *facts.fleets[:FLEETS]):
         style = "bold" if one == facts.taken else ""
         table.add_row(*_cells(one), style=style)
@@ -156,14 +160,18 @@ def _cells(one: PlannedFleet) -> list[str]:
 
 
 def _learners(one: PlannedFleet) -> str:
-    return f"{one.trainer} {one.target} {one.market}"
+    return f"{one.trainer} {_place(one.target, one.market)}"
 
 
 def _workers(one: PlannedFleet) -> str:
     if one.worker is None:
         return "none"
-    where = "same nodes" if " of " in one.trainer else f"{one.worker_target} {one.worker_market}"
+    where = "same nodes" if " of " in one.trainer else _place(one.worker_target, one.worker_market)
     return f"{one.count} x {one.worker}, {where}"
+
+
+def _place(target: str | None, market: str | None) -> str:
+    return f"{target} spot" if market == "spot" else f"{target}"
 
 
 def continued(command: str) -> str:

@@ -33,6 +33,7 @@ def screen(capsys, *arguments):
     lines = out.splitlines()
     assert code == 0, err
     assert len(lines) <= LINES and max(map(len, lines)) <= COLUMNS, out
+    assert "…" not in out, "nothing is cut off"
     return lines
 
 
