@@ -71,6 +71,8 @@ def list_recipes(recipe: str, model: str) -> int:
 @RECIPE
 @TARGET
 @SET
+@click.option("--all", "whole", is_flag=True, help="every table: memory by part, disk, all offers, ZeRO stages")
+@click.option("--json", "as_json", is_flag=True, help="the same facts for programs (docs/memory.md)")
 @click.option("--network-gbit", type=float, metavar="G", help="Gb/s between nodes, as preflight found")
 @click.option("--deadline", default="", metavar="24h", help="choose what ends in time (90m, 24h, 3d)")
 @click.option("--budget", type=float, metavar="USD", help="choose an offer that costs no more")
@@ -85,19 +87,22 @@ def plan_recipe(
     recipe: str,
     target: str | None,
     overrides: list[str],
+    whole: bool,
+    as_json: bool,
     network_gbit: float | None,
     deadline: str,
     budget: float | None,
     fleet: bool,
     calibrate: str | None,
 ) -> int:
-    """Memory per phase, disk, time per step and dollars."""
+    """Whether it fits, what it takes and costs, and what would be cheaper."""
     from recipes import planning
 
     def planned() -> int:
+        form: planning.Form = "json" if as_json else "all" if whole else "screen"
         if fleet:
-            return planning.fleet(recipe, target, overrides, deadline, budget)
-        return planning.plan(recipe, target, overrides, deadline, budget, network_gbit)
+            return planning.fleet(recipe, target, overrides, deadline, budget, form=form)
+        return planning.plan(recipe, target, overrides, deadline, budget, network_gbit, form)
 
     return planning.with_measured(Path(calibrate), planned) if calibrate else planned()
 

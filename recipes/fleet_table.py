@@ -23,6 +23,10 @@ NETWORK_GBIT_S = 100.0
 """Between nodes, for the remark on prompts."""
 SHOWN = 12
 """Fleets in the table."""
+MODEL = (
+    "A model (recipes/plan/fleet_cost.py states every assumption): no worker has run on a GPU. Preempted"
+    " workers are not in it."
+)
 
 
 def show(recipe: Recipe, found: Fleets, console: Console) -> bool:
@@ -41,19 +45,24 @@ def show(recipe: Recipe, found: Fleets, console: Console) -> bool:
     for row in rows[:SHOWN]:
         table.add_row(*_cells(row), verdict(row, found))
     console.print(table)
-    for line in (*_ahead(recipe, found, rows), *_prompts(recipe), *_egress(recipe, rows[:SHOWN])):
+    for line in (*remarks(recipe, found), MODEL):
         console.print(line, highlight=False)
-    console.print(
-        "A model (recipes/plan/fleet_cost.py states every assumption): no worker has run on a GPU. Preempted"
-        " workers are not in it.",
-        highlight=False,
-    )
+    if recipe.sample and not rows:
+        console.print("[red]no fleet[/red]: the machines of `sample` do not hold the model, or have no price")
+    return gain(recipe, found)
+
+
+def remarks(recipe: Recipe, found: Fleets) -> list[str]:
+    """What speaks for other options, and what the bucket costs."""
+    rows = found.cheapest(found.fleets)
+    return [*_ahead(recipe, found, rows), *_prompts(recipe), *_egress(recipe, rows[:SHOWN])]
+
+
+def gain(recipe: Recipe, found: Fleets) -> bool:
+    """Whether the machines that the recipe names are a gain; True where it names none."""
     if recipe.sample is None:
         return True
-    if not rows:
-        console.print("[red]no fleet[/red]: the machines of `sample` do not hold the model, or have no price")
-        return False
-    asked = [row for row in rows if row.gpus == _gpus(recipe)]
+    asked = [row for row in found.cheapest(found.fleets) if row.gpus == _gpus(recipe)]
     return any(found.beaten_by(row) is None for row in asked)
 
 
@@ -171,6 +180,21 @@ def _egress(recipe: Recipe, rows: list[FleetRow]) -> list[str]:
     return lines
 
 
+def cheapest(found: Fleets, limits: tuple[float, float]) -> FleetRow | None:
+    """The cheapest run that is expected to keep hours and dollars; with few steps ahead, where dollars are
+    about the same."""
+    kept = found.within(*limits)
+    return fleet_cost.fewest_ahead(kept, lambda row: row.run_usd) if kept else None
+
+
+def nearest(found: Fleets) -> str:
+    """The quickest and the cheapest run, where neither keeps the limits."""
+    rows = (*found.colocated, *found.fleets)
+    hours = min(row.hours for row in rows)
+    usd = min(row.run_usd for row in rows)
+    return f"the quickest takes {hours:.1f} h, the cheapest costs ${usd:,.0f}"
+
+
 def choice(
     recipe: Recipe, found: Fleets, limits: tuple[float, float], console: Console, name: str, asked: list[str]
 ) -> bool:
@@ -178,17 +202,11 @@ def choice(
 
     name: the recipe's, or its file. asked: overrides that it was planned with.
     """
-    kept = found.within(*limits)
-    if not kept:
-        quickest = min((*found.colocated, *found.fleets), key=lambda row: row.hours)
-        cheapest = min((*found.colocated, *found.fleets), key=lambda row: row.run_usd)
-        console.print(
-            f"\nnothing is expected to keep the limits: the quickest takes {quickest.hours:.1f} h, the"
-            f" cheapest costs ${cheapest.run_usd:,.0f}",
-            highlight=False,
-        )
+    row = cheapest(found, limits)
+    if row is None:
+        told = f"nothing is expected to keep the limits: {nearest(found)}"
+        console.print(f"\n{told}", highlight=False)
         return False
-    row = fleet_cost.fewest_ahead(kept, lambda row: row.run_usd)
     trainer, workers, *_ = _cells(row)
     limit = f"within {limits[0]:g} h" if math.isfinite(limits[0]) else "of all"
     console.print(
@@ -197,11 +215,17 @@ def choice(
         highlight=False,
     )
     # One line however narrow the terminal is: it is there to be copied.
-    sets = "".join(f"--set {shlex.quote(one)} " for one in asked)
     console.print(
-        f"  python3 launch.py up {name} {sets}{options(recipe, row)}", highlight=False, soft_wrap=True
+        f"  python3 launch.py up {name} {assignments(asked)}{options(recipe, row)}",
+        highlight=False,
+        soft_wrap=True,
     )
     return True
+
+
+def assignments(asked: list[str]) -> str:
+    """Overrides as a shell takes them, a space behind each."""
+    return "".join(f"--set {shlex.quote(one)} " for one in asked)
 
 
 def options(recipe: Recipe, row: FleetRow) -> str:
@@ -229,12 +253,16 @@ def options(recipe: Recipe, row: FleetRow) -> str:
     return " ".join(words)
 
 
-def second_group(recipe: Recipe, found: list[hourly.Hourly], left_out: list[str], console: Console) -> bool:
-    """What a sampling machine needs, and dollars per hour by group. Returns whether its model fits it."""
+LARGER = "GPUs with more memory, or more of them in an engine (sample.tensor_parallel)"
+"""What to take where a machine that samples does not hold its model."""
+
+
+def second_group(recipe: Recipe, found: list[hourly.Hourly], left_out: list[str], console: Console) -> None:
+    """What a sampling machine needs, and dollars per hour by group."""
     sampling = groups.sampling(recipe)
     need = memory.plan(sampling) if sampling else None
     if recipe.sample is None or sampling is None or need is None:
-        return True
+        return
     engine = sampling.config.rollout.tensor_parallel
     console.print(
         f"\n[bold]second group[/bold]: {groups.machines(recipe.sample)}, each a job that samples, "
@@ -258,8 +286,7 @@ def second_group(recipe: Recipe, found: list[hourly.Hourly], left_out: list[str]
     for name, value in told:
         console.print(f"{name}: {value}", highlight=False)
     if not need.fits:
-        advice = "GPUs with more memory, or more of them in an engine (sample.tensor_parallel)"
-        console.print(f"[red]does not fit[/red]: {need.problem}. Take {advice}")
+        console.print(f"[red]does not fit[/red]: {need.problem}. Take {LARGER}")
     elif found:
         console.print()
         console.print(_rates(found))
@@ -269,7 +296,6 @@ def second_group(recipe: Recipe, found: list[hourly.Hourly], left_out: list[str]
         )
     for line in left_out:
         console.print(f"left out of the second group: {line}", highlight=False)
-    return need.fits
 
 
 def _gib(parts: dict[str, float], digits: int) -> str:

@@ -3,16 +3,40 @@ budget."""
 
 from __future__ import annotations
 
+import json
 import math
+import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
+from typing import Literal
 
 from recipes import capabilities, fleet_table, groups, uploads
-from recipes.plan import calibration, choose, cost, fleet_cost, hourly, memory, nearest, prices, zero_stages
+from recipes.drivers import launching
+from recipes.plan import (
+    calibration,
+    cheaper,
+    choose,
+    cost,
+    fleet_cost,
+    hourly,
+    memory,
+    nearest,
+    prices,
+    sizing,
+    zero_stages,
+)
+from recipes.plan.memory import GIB
 from recipes.presets import resolve
-from recipes.screens import whole_plan
+from recipes.screens import fleet_screen, limits, plan_facts, plan_screen, whole_plan
+from recipes.screens.plan_facts import PlanLimits
 from recipes.spec import Recipe
 from trainer.config import ConfigError
+
+Form = Literal["screen", "all", "json"]
+"""One screen, every table, or facts for programs."""
+Where = tuple[Path, list[str] | None]
+"""SkyPilot's catalogs, and the targets that were asked for."""
 
 
 def plan(
@@ -22,6 +46,7 @@ def plan(
     deadline: str = "",
     budget_usd: float | None = None,
     network_gbit_s: float | None = None,
+    form: Form = "screen",
 ) -> int:
     """Memory, disk, time and dollars of a recipe. Exit code 2 where it does not fit, or no offer keeps the
     limits.
@@ -40,55 +65,167 @@ def plan(
     uploads.check_model_folder(recipe)
     if target:
         capabilities.check(recipe, target)
-    where = prices.sky_catalogs(), [target] if target else None
+    where: Where = prices.sky_catalogs(), cost.members(recipe, target) if target else None
     offers = cost.offers(recipe, *where, ranges=True)
-    network = network_gbit_s or zero_stages.network_of(recipe, target)
-    whole_plan.plan(recipe, offers, cost.short_of_ram(recipe, *where), whole_plan.wide(), network, target)
-    if recipe.config.fleet.gpus_per_node and recipe.kind == "train":
-        print(fleet_table.own_nodes(recipe, fleet_cost.own_plan(recipe, *where)))
-    elif recipe.config.fleet.workers == "only" and recipe.kind == "train":
-        print(
+    kept = None
+    if deadline or budget_usd:
+        kept = _kept(name, overrides, recipe, offers, where, hours, usd)
+    remarks = _of_workers(recipe, where)
+    facts = _facts(recipe, offers, target, network_gbit_s, remarks, kept, where, proposed=form != "all")
+    match form:
+        case "json":
+            print(json.dumps(asdict(facts), indent=2))
+        case "screen":
+            plan_screen.show(facts, plan_screen.narrow())
+        case "all":
+            console = whole_plan.wide()
+            network = network_gbit_s or zero_stages.network_of(recipe, target)
+            left_out = cost.short_of_ram(recipe, *where)
+            whole_plan.plan(recipe, offers, left_out, console, network, facts.verdict, target)
+            print(*remarks, sep="\n", end="\n" if remarks else "")
+            _second_group(recipe, offers, *where)
+            if kept:
+                print("", *kept.said, sep="\n")
+    if kept:
+        return 0 if kept.kept else 2
+    return 2 if facts.problem else 0
+
+
+def _facts(
+    recipe: Recipe,
+    offers: list[cost.Offer],
+    target: str | None,
+    network_gbit_s: float | None,
+    remarks: list[str],
+    kept: PlanLimits | None,
+    where: Where,
+    proposed: bool,
+) -> plan_facts.PlanFacts:
+    """The plan as facts. proposed: also what would make it cheaper, which takes a second."""
+    need = memory.plan(recipe)
+    targets = where[1] or launching.driven(recipe)
+    taken = next((offer for offer in _priced(offers) if offer.target in targets), None)
+    if target and taken is None:
+        taken = next(iter(offers), None)
+    network = network_gbit_s or zero_stages.network_of(recipe, taken.target if taken else target)
+    better = []
+    if proposed and need and taken:
+        better = cheaper.proposals(recipe, need, taken, offers, targets, network, where[0])
+    rates = []
+    if recipe.kind != "train":
+        rates = hourly.prices_of(recipe, where[1] or capabilities.targets_for(recipe), where[0])
+    said = [recipe.dataset.guess] if recipe.dataset.guess and not recipe.config.run.max_steps else []
+    said += _of_second_group(recipe, offers, where)
+    if recipe.kind == "train" and need:
+        advice = zero_stages.advice(recipe, zero_stages.compare(recipe, network), network)
+        said += [advice] if advice else []
+    said += [*remarks, *(f"left out: {line}" for line in cost.short_of_ram(recipe, *where))]
+    return plan_facts.facts_of(
+        recipe, need, offers, taken, targets, target, better, rates, *_problem(recipe), said, kept
+    )
+
+
+def _problem(recipe: Recipe) -> tuple[str, str]:
+    """Why it does not fit, and the cheapest change that makes it fit; "" twice where it does."""
+    need = memory.plan(recipe)
+    if need and not need.fits:
+        return need.problem, sizing.advice(recipe)
+    sampling = groups.sampling(recipe) if recipe.kind != "sample" else None
+    need = memory.plan(sampling) if sampling else None
+    if need and not need.fits:
+        return f"the second group: {need.problem}", fleet_table.LARGER
+    return "", ""
+
+
+def _of_workers(recipe: Recipe, where: Where) -> list[str]:
+    """Whose seconds the offers have, where rollout workers sample for the run."""
+    if recipe.kind != "train":
+        return []
+    if recipe.config.fleet.gpus_per_node:
+        return [fleet_table.own_nodes(recipe, fleet_cost.own_plan(recipe, *where))]
+    if recipe.config.fleet.workers == "only":
+        return [
             "rollout workers sample for this run: its hours and dollars above are those of engines on its own"
             " GPUs; `python3 launch.py plan RECIPE --fleet` has those with workers"
-        )
-    sampled = _second_group(recipe, offers, *where)
-    if deadline or budget_usd:
-        limits = hours, usd
-        chosen, judged = choose.choose(_priced(offers), *limits)
-        if chosen:
-            return whole_plan.choice(recipe, chosen, judged, whole_plan.wide(), where[0])
+        ]
+    return []
 
-        def offers_of(nodes: int) -> list[cost.Offer]:
-            try:
-                changed = resolve(name, [*overrides, f"cluster.nodes={nodes}"])
-                return _priced(cost.offers(changed, *where, ranges=True))
-            except ConfigError:  # its rows do not divide, say
-                return []
 
-        near = nearest.nearest(judged, *limits)
-        cure = nearest.other_nodes(recipe.cluster.nodes, offers_of, *limits)
-        whole_plan.no_choice(near, cure, whole_plan.wide())
-        return 2
-    need = memory.plan(recipe)
-    return 0 if sampled and (need is None or need.fits) else 2
+def _of_second_group(recipe: Recipe, offers: list[cost.Offer], where: Where) -> list[str]:
+    """The machines of `sample` in a line: their memory, and what both groups cost an hour."""
+    sampling = groups.sampling(recipe)
+    need = memory.plan(sampling) if sampling else None
+    if sampling is None or need is None or recipe.sample is None or recipe.kind == "sample":
+        return []
+    room = f"{need.peak.total / GIB:.1f} of {need.gpu_bytes / GIB:.1f} GiB a GPU"
+    said = (
+        f"second group: {groups.machines(recipe.sample)}, {room}, KV cache of {need.kv_cache_tokens:,} tokens"
+    )
+    rates = hourly.of_groups(recipe, offers, *where)
+    if rates and rates[0].usd is not None:
+        said += f"; both groups ${rates[0].usd:.2f} an hour on {rates[0].target} (--fleet: hours of both)"
+    return [said]
+
+
+def _kept(
+    name: str,
+    overrides: list[str],
+    recipe: Recipe,
+    offers: list[cost.Offer],
+    where: Where,
+    hours: float,
+    usd: float,
+) -> PlanLimits:
+    """The offer that keeps a deadline and a budget, or what would."""
+    asked = None if math.isinf(hours) else hours, None if math.isinf(usd) else usd
+    chosen, judged = choose.choose(_priced(offers), hours, usd)
+    if chosen:
+        return PlanLimits(*asked, True, limits.choice(recipe, chosen, judged, where[0]))
+
+    def offers_of(nodes: int) -> list[cost.Offer]:
+        try:
+            changed = resolve(name, [*overrides, f"cluster.nodes={nodes}"])
+            return _priced(cost.offers(changed, *where, ranges=True))
+        except ConfigError:  # its rows do not divide, say
+            return []
+
+    near = nearest.nearest(judged, hours, usd)
+    cure = nearest.other_nodes(recipe.cluster.nodes, offers_of, hours, usd)
+    return PlanLimits(*asked, False, limits.no_choice(near, cure))
 
 
 def fleet(
-    name: str, target: str | None, overrides: list[str], deadline: str = "", budget_usd: float | None = None
+    name: str,
+    target: str | None,
+    overrides: list[str],
+    deadline: str = "",
+    budget_usd: float | None = None,
+    form: Form = "screen",
 ) -> int:
     """Seconds and dollars of a step with and without rollout workers. Exit code 2 where the machines of
     `sample` are a loss, or nothing keeps the limits."""
-    limits = _limits(deadline, budget_usd)
+    most = _limits(deadline, budget_usd)
     recipe = resolve(name, overrides)
     uploads.check_model_folder(recipe)
     if target:
         capabilities.check(recipe, target)
     found = fleet_cost.compare(recipe, prices.sky_catalogs(), [target] if target else None)
-    console = whole_plan.wide()
-    gain = fleet_table.show(recipe, found, console)
-    if deadline or budget_usd:
-        return 0 if fleet_table.choice(recipe, found, limits, console, name, overrides) else 2
-    return 0 if gain else 2
+    if not (found.colocated or found.fleets):
+        raise ConfigError("no price is known of machines that this recipe fits")
+    facts = fleet_screen.facts_of(recipe, found, most)
+    limited = bool(deadline or budget_usd)
+    match form:
+        case "json":
+            print(json.dumps(asdict(facts), indent=2))
+        case "screen":
+            fleet_screen.show(facts, plan_screen.narrow(), name, overrides)
+        case "all":
+            console = whole_plan.wide()
+            fleet_table.show(recipe, found, console)
+            if limited:
+                fleet_table.choice(recipe, found, most, console, name, overrides)
+    ends_well = facts.taken is not None if limited else facts.gain
+    return 0 if ends_well else 2
 
 
 def _limits(deadline: str, budget_usd: float | None) -> tuple[float, float]:
@@ -106,14 +243,14 @@ def _limits(deadline: str, budget_usd: float | None) -> tuple[float, float]:
 
 def _second_group(
     recipe: Recipe, offers: list[cost.Offer], catalogs: Path, targets: list[str] | None
-) -> bool:
-    """Shows the machines of `sample`, where there are any. Returns whether the model fits them."""
+) -> None:
+    """Shows the machines of `sample`, where there are any."""
     sampling = groups.sampling(recipe)
     if sampling is None or recipe.kind == "sample":
-        return True
+        return
     found = hourly.of_groups(recipe, offers, catalogs, targets)
     left_out = cost.short_of_ram(sampling, catalogs, targets)
-    return fleet_table.second_group(recipe, found, left_out, whole_plan.wide())
+    fleet_table.second_group(recipe, found, left_out, whole_plan.wide())
 
 
 def _priced(offers: list[cost.Offer]) -> list[cost.Offer]:
@@ -129,7 +266,9 @@ def with_measured(path: Path, planned: Callable[[], int]) -> int:
     if not found:
         raise ConfigError(f"{path} measures none of the plan's constants: it was cut short")
     off = [one for one in found if one.off or not one.believed]
-    print(f"planned with what {said.get('device', 'a card')} showed, in {len(found)} constants")
-    print(*(f"  {one}" for one in off), sep="\n")
+    device = said.get("device", "a card")
+    # `--json` leaves standard output to the facts
+    print(f"planned with what {device} showed, in {len(found)} constants", file=sys.stderr)
+    print(*(f"  {one}" for one in off), sep="\n", file=sys.stderr)
     with calibration.calibrated(found):
         return planned()

@@ -3,6 +3,7 @@ rich."""
 
 import ast
 import os
+import re
 import shutil
 import subprocess
 import venv
@@ -85,3 +86,21 @@ def test_a_uv_that_brings_nothing_ends_the_second_start(bare, tmp_path):
     shim.chmod(0o755)
     done = bare("list", path=str(shim.parent))
     assert done.returncode == 2 and "without Click, PyYAML and rich" in done.stderr
+
+
+def test_the_front_page_is_short():
+    page = (ROOT / "README.md").read_text()
+    assert len(page.split()) <= 900 and page.count("<img ") == 2
+    bullets = re.findall(r"^- \*\*.*?(?=^- |^$)", page, re.M | re.S)
+    assert len(bullets) == 5
+    assert all(re.search(r"\d", one) and "](docs/" in one for one in bullets), "each a figure and a link"
+
+
+PAGES = ["README.md", "docs/compared.md", "docs/measured.md", "docs/architecture.md"]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_what_a_page_links_to_is_there(page):
+    file = ROOT / page
+    for target in re.findall(r"(?:\]\(|src=\")([^)#\"]+)", file.read_text()):
+        assert "://" in target or (file.parent / target).exists(), target

@@ -359,13 +359,13 @@ def cheapest_target(recipe: Recipe) -> str:
     be driven from here."""
     if not recipe.cluster.gpus_per_node:
         return "local"
-    driven = list(filter(_driven, capabilities.targets_for(recipe)))
-    for offer in cost.offers(recipe, prices.sky_catalogs(), driven) if driven else ():
+    targets = driven(recipe)
+    for offer in cost.offers(recipe, prices.sky_catalogs(), targets) if targets else ():
         if offer.usd is not None:
             return offer.target
 
     rented = []
-    for name in driven:
+    for name in targets:
         if name != "skypilot":
             known = cost.node_prices(recipe, name, prices.sky_catalogs())
             if known:
@@ -377,11 +377,15 @@ def cheapest_target(recipe: Recipe) -> str:
     )
 
 
-def _driven(target: str) -> bool:
-    """Whether a launch there needs nothing besides our launch environment, or a SkyPilot of yours has fetched
-    the cloud's prices."""
-    can = capabilities.CAPABILITIES[target]
-    return not can.needs or (prices.sky_catalogs() / can.cloud).is_dir()
+def driven(recipe: Recipe) -> list[str]:
+    """The targets of a recipe whose launch needs nothing besides our launch environment, or where a SkyPilot
+    of yours has fetched the cloud's prices."""
+    found = []
+    for target in capabilities.targets_for(recipe):
+        can = capabilities.CAPABILITIES[target]
+        if not can.needs or (prices.sky_catalogs() / can.cloud).is_dir():
+            found.append(target)
+    return found
 
 
 def _run(commands: Commands, record: RunRecord, env: dict[str, str]) -> int:

@@ -37,6 +37,32 @@ class Hourly:
         return self.run.usd + self.sample.usd if self.run and self.sample else None
 
 
+@dataclass(frozen=True)
+class HourlyPrice:
+    """What the machines of a recipe cost on one target."""
+
+    usd: float
+    """Dollars per hour, all nodes."""
+    target: str
+    gpu: str
+    spot: bool
+    most_usd: float | None
+    """What a check, which ends within its hours, costs at most, without start and set-up; None: no check."""
+
+
+def prices_of(recipe: Recipe, targets: list[str], catalogs: Path) -> list[HourlyPrice]:
+    """Every target's known prices, cheapest first."""
+    found = []
+    for target in targets:
+        if target == "skypilot":  # it chooses among the others
+            continue
+        for usd, gpu, spot in cost.node_prices(recipe, target, catalogs):
+            hourly = usd * recipe.cluster.nodes
+            most = hourly * recipe.budget.max_hours if recipe.kind == "check" else None
+            found.append(HourlyPrice(hourly, target, gpu, spot, most))
+    return sorted(found, key=lambda one: (one.usd, one.target, one.gpu, one.spot))
+
+
 def of_groups(
     recipe: Recipe,
     offers: list[cost.Offer],

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from pathlib import Path
-
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from recipes import groups, image_record
-from recipes.capabilities import market, targets_for, variant
+from recipes.capabilities import targets_for
 from recipes.plan import (
     balance,
     boot,
@@ -17,20 +15,18 @@ from recipes.plan import (
     cost,
     decode_slots,
     host_and_disk,
+    hourly,
     memory,
     passes,
     prices,
-    sizing,
     spread,
     utilization,
     zero_stages,
 )
 from recipes.plan.memory import GIB, MemoryPlan
+from recipes.screens.plan_facts import planned_offer
 from recipes.screens.recipe_list import shape
 from recipes.spec import Recipe
-
-REGIONS = 4
-"""That are named, of all that the catalog lists."""
 
 
 def wide() -> Console:
@@ -45,14 +41,16 @@ def plan(
     left_out: list[str],
     console: Console,
     network_gbit_s: float,
+    said: str,
     target: str | None = None,
 ) -> None:
-    """Memory per phase, host and disk, then every way to run it, and what was left out. network_gbit_s:
-    between nodes, for the comparison of ZeRO stages. target: the one that was asked for; None: any."""
+    """The verdict, memory per phase, host and disk, then every way to run it, and what was left out.
+
+    network_gbit_s: between nodes, for the comparison of ZeRO stages. said: the verdict. target: the one that
+    was asked for; None: any.
+    """
     need = memory.plan(recipe)
-    said = verdict(recipe, need, offers)
-    if said:
-        console.print(said, highlight=False, soft_wrap=True)
+    console.print(verdict_line(said), soft_wrap=True)
     console.print(f"[bold]{recipe.name}[/bold]: {recipe.description}; {shape(recipe)}\n")
     if need is None:
         console.print("no GPU memory plan: the recipe runs on CPU, or trains no model")
@@ -78,101 +76,31 @@ def plan(
         console.print(f"expected: {band} ({band.source})", highlight=False)
     if expected.not_promised:
         console.print(f"not promised: {expected.not_promised}", highlight=False)
-    if said:
-        console.print(f"\n{said}", highlight=False, soft_wrap=True)
+    console.print()
+    console.print(verdict_line(said), soft_wrap=True)
 
 
-def verdict(recipe: Recipe, need: MemoryPlan | None, offers: list[cost.Offer]) -> str:
-    """Whether it fits, the tightest phase, and the cheapest way to run it, in one line; "" for what needs no
-    GPU."""
-    if need is None:
-        return ""
-    if not need.fits:
-        return (
-            f"[red]does not fit[/red]: {need.problem}. Cheapest change that makes it fit:"
-            f" {sizing.advice(recipe)}"
-        )
-    peak = need.peak
-    share = peak.total / need.gpu_bytes
-    said = (
-        f"[green]fits[/green]: at most {peak.total / GIB:.1f} of {need.gpu_bytes / GIB:.1f} GiB a GPU"
-        f" ({share:.0%}), in {peak.name}"
-    )
-    offer = next((one for one in offers if one.usd is not None), None)
-    if offer is None:
-        return f"{said}; no price is known"
-    market = "spot" if offer.spot else "on demand"
-    planned = f"{offer.hours:.1f} h and ${offer.usd:,.0f} as planned"
-    return f"{said}; cheapest: {offer.target}, {offer.gpu} {market}, {planned}"
+def verdict_line(said: str) -> Text:
+    """A verdict, its first words green or red."""
+    text = Text(said)
+    text.highlight_regex(r"^fits", "green")
+    text.highlight_regex(r"^does not fit", "red")
+    return text
 
 
 def _per_hour(recipe: Recipe, target: str | None, console: Console) -> None:
     """What a recipe that trains nothing costs on a target; on every one whose price is known where none is
     named."""
-    catalogs = prices.sky_catalogs()
-    found = []
-    for name in cost.members(recipe, target) if target else targets_for(recipe):
-        if name != "skypilot":  # it chooses among the other targets
-            for usd, gpu, spot in cost.node_prices(recipe, name, catalogs):
-                found.append((usd * recipe.cluster.nodes, name, gpu, spot))
+    targets = cost.members(recipe, target) if target else targets_for(recipe)
+    found = hourly.prices_of(recipe, targets, prices.sky_catalogs())
     if target and not found:
         console.print(f"{target}: machines of your own, or no price is known of them", highlight=False)
-    for usd, name, gpu, spot in sorted(found):
-        what = f"${usd:.2f} per hour"
-        if recipe.kind == "check":
-            what = (
-                f"${usd * recipe.budget.max_hours:.2f} at most for its checks, {what} with start and set-up"
-            )
-        console.print(f"{what}: {name}, {gpu}, {'spot' if spot else 'on demand'}", highlight=False)
-
-
-def choice(
-    recipe: Recipe, chosen: choose.Judged, judged: list[choose.Judged], console: Console, catalogs: Path
-) -> int:
-    """What to rent and in which regions, and what that gives up. Returns the exit code."""
-    offer, runs = chosen.offer, f"{choose.SURE:.0%} of {choose.RUNS} simulated runs"
-    console.print(
-        f"\n[bold]{choose.name(chosen)}[/bold]: {offer.hours:.1f} h and ${offer.usd or 0:,.0f} expected; "
-        f"{runs} end within {chosen.hours:.1f} h and ${chosen.usd or 0:,.0f}, "
-        f"saved every {offer.interval_s / 60:.0f} min",
-        highlight=False,
-    )
-    console.print(_regions(recipe, offer, catalogs), highlight=False)
-    for line in choose.given_up(chosen, judged):
-        console.print(f"gives up {line}", highlight=False)
-    return 0
-
-
-def no_choice(near: str, cure: tuple[int, choose.Judged] | None, console: Console) -> None:
-    """That no offer keeps the limits, which misses them least, and the number of nodes that would do, if one
-    does."""
-    told = f"no offer keeps the limits in {choose.SURE:.0%} of {choose.RUNS} simulated runs"
-    console.print(f"\n{told}: {near}" if near else f"\n{told}: no price is known", highlight=False)
-    if cure:
-        nodes, judged = cure
-        console.print(
-            f"--set cluster.nodes={nodes} keeps them: {choose.name(judged)}, {judged.hours:.1f} h and "
-            f"${judged.usd or 0:,.0f} in {choose.SURE:.0%} of its runs",
-            highlight=False,
-        )
-
-
-def _regions(recipe: Recipe, offer: cost.Offer, catalogs: Path) -> str:
-    """The regions that the platform tries, cheapest first, and how to keep to one."""
-    if recipe.site.region:
-        return f"in {recipe.site.region} alone (site.region)"
-    cloud = market(recipe, offer.target)
-    form = variant(recipe, offer.target, offer.gpu)
-    count = recipe.cluster.gpus_per_node
-    found = prices.regions(cloud, offer.gpu, offer.spot, catalogs, form, count)
-    if not found:
-        return "in any region: SkyPilot's catalog, which has the prices of each, is not on this machine"
-    told = ", ".join(f"{name} ${usd:.2f}" for name, usd in list(found.items())[:REGIONS])
-    more = f", and {len(found) - REGIONS} more" if len(found) > REGIONS else ""
-    return (
-        f"per GPU-hour in {told}{more}: the platform tries the cheapest first; --set site.region=NAME keeps"
-        " to one"
-    )
+    for one in found:
+        what = f"${one.usd:.2f} per hour"
+        if one.most_usd is not None:
+            what = f"${one.most_usd:.2f} at most for its checks, {what} with start and set-up"
+        market = "spot" if one.spot else "on demand"
+        console.print(f"{what}: {one.target}, {one.gpu}, {market}", highlight=False)
 
 
 def _memory(recipe: Recipe, need: MemoryPlan, console: Console) -> None:
@@ -310,24 +238,22 @@ def _offers(recipe: Recipe, offers: list[cost.Offer], console: Console) -> None:
         table.add_column(column, justify="left" if column in ("target", "GPU", "market") else "right")
     for offer in offers:
         step = offer.step
-        judged = choose.judge(offer, math.inf, math.inf)
+        one = planned_offer(offer)
         phases = (step.images, step.rollout, step.logprobs, step.update, step.sync, step.phases, step.total)
-        # Draws are skewed: the plan's own figure may lie below their tenth.
-        least, most = min(judged.least, offer.hours), max(judged.hours, offer.hours)
-        rate = offer.usd_per_hour or 0.0
-        priced = offer.usd is not None
+        rate = one.usd_per_hour
+        priced = one.usd is not None
         table.add_row(
             offer.target,
             offer.gpu,
             "spot" if offer.spot else "on demand",
-            f"{rate:.2f}" if rate else "yours",
+            "yours" if rate is None else f"{rate:.2f}",
             *[f"{value:.1f}" for value in phases],
             f"{offer.hours:.1f}",
-            f"{least:.1f} to {most:.1f}",
+            f"{one.hours_10:.1f} to {one.hours_90:.1f}",
             f"{offer.preemptions:.1f}",
             f"{offer.interval_s / 60:.0f} min",
-            f"{offer.usd:,.0f}" if priced else "-",
-            f"{least * rate:,.0f} to {most * rate:,.0f}" if priced else "-",
+            f"{one.usd:,.0f}" if priced else "-",
+            f"{one.usd_10:,.0f} to {one.usd_90:,.0f}" if priced else "-",
         )
     console.print(table)
     console.print(_ranges(first, recipe), highlight=False)

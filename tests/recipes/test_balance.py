@@ -39,7 +39,7 @@ def test_what_is_proposed_does_what_it_says():
 
 
 def test_the_plan_says_the_share_and_the_change(capsys):
-    code, out, err = run(capsys, "plan", f"{RECIPE}-orig", "--target", "slurm")
+    code, out, err = run(capsys, "plan", f"{RECIPE}-orig", "--target", "slurm", "--all")
     assert code == 0, err
     said = " ".join(out.split())
     assert "ranks compute 84% of the updates at drawn lengths, 55% where" in said

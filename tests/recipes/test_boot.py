@@ -51,10 +51,10 @@ def test_the_plan_takes_what_earlier_launches_took(tmp_path, capsys):
         (tmp_path / f"runs/a{i}/manifest.json").write_text(json.dumps(said))
     assert boot.setup() == (100, 4.2e9, 3)
     assert "the environment: 100 s, 4.2 GB downloaded (3 runs)" in " ".join(
-        run(capsys, "plan", SEVEN)[1].split()
+        run(capsys, "plan", SEVEN, "--all")[1].split()
     )
     assert "skypilot-runpod 260 s (3 runs launched from here)" in " ".join(
-        run(capsys, "plan", SEVEN)[1].split()
+        run(capsys, "plan", SEVEN, "--all")[1].split()
     )
 
 

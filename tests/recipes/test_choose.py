@@ -94,7 +94,7 @@ def test_the_regions_are_named_by_price(tmp_path, monkeypatch, capsys):
 
 
 def test_no_offer_in_time_says_how_far_off_the_nearest_is_and_how_many_nodes_would_do(capsys):
-    code, out, _ = run(capsys, "plan", "grpo-qwen2.5-vl-7b-mathv60k", "--deadline", "50h")
+    code, out, _ = run(capsys, "plan", "grpo-qwen2.5-vl-7b-mathv60k", "--deadline", "50h", "--all")
     assert code == 2 and re.search(
         r"the nearest is .*: 90% of its runs take up to [\d.]+ hours where 50 were given", out
     )
@@ -102,7 +102,7 @@ def test_no_offer_in_time_says_how_far_off_the_nearest_is_and_how_many_nodes_wou
     assert int(nodes[1]) > 1 and float(nodes[2]) <= 50
     given = ["--deadline", "50h", "--set", f"cluster.nodes={nodes[1]}"]
     assert run(capsys, "plan", "grpo-qwen2.5-vl-7b-mathv60k", *given)[0] == 0
-    code, out, _ = run(capsys, "plan", "grpo-qwen2.5-vl-7b-mathv60k", "--budget", "10")
+    code, out, _ = run(capsys, "plan", "grpo-qwen2.5-vl-7b-mathv60k", "--budget", "10", "--all")
     assert code == 2 and re.search(r"take up to \$\d+ where \$10 were given", out) and "keeps them" not in out
 
 
@@ -142,7 +142,7 @@ def test_spread_draws_lie_within_their_bounds_nine_times_in_ten():
 
 
 def test_the_table_names_the_assumed_length_and_both_ranges(capsys):
-    code, out, _ = run(capsys, "plan", "grpo-qwen2.5-vl-72b-mathv60k")
+    code, out, _ = run(capsys, "plan", "grpo-qwen2.5-vl-72b-mathv60k", "--all")
     said = " ".join(out.split())
     assert code == 0 and "completions of 400 tokens assumed, of 8,000 allowed" in said
     assert "completions of 320 to 1,200 tokens" in said and said.count("10 to 90%") == 3
@@ -192,6 +192,6 @@ def test_thousands_of_segments_take_a_run_no_time():
 def test_the_plan_s_own_figure_lies_in_the_range_beside_it(capsys):
     from recipes import planning
 
-    planning.plan("grpo-qwen2.5-vl-7b-mathv60k", "slurm", [])
+    planning.plan("grpo-qwen2.5-vl-7b-mathv60k", "slurm", [], form="all")
     rows = re.findall(r"(\d+\.\d)\s+(\d+\.\d) to (\d+\.\d)", capsys.readouterr().out)
     assert rows and all(float(low) <= float(point) <= float(high) for point, low, high in rows)

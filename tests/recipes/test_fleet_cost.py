@@ -116,7 +116,7 @@ def test_a_recipe_whose_machines_hold_no_engine_is_planned_with_workers_alone(ca
     name = "grpo-qwen3-vl-30b-a3b-mathv60k"
     options = [word for one in REPLAY for word in ("--set", one)]
     for workers in ("off", "only"):
-        cli.main(["plan", name, "--fleet", *options, "--set", f"fleet.workers={workers}"])
+        cli.main(["plan", name, "--all", "--fleet", *options, "--set", f"fleet.workers={workers}"])
         said = " ".join(capsys.readouterr().out.split())
         assert "gain: without workers no engine fits" in said and " none " not in said
         assert "beside the samples, and their egress and seconds are counted" in said
@@ -218,7 +218,7 @@ def test_the_named_command_has_engines_of_as_many_gpus_as_were_planned(ranks, sa
 
 
 def run(capsys, *arguments):
-    code = cli.main(["plan", *arguments])
+    code = cli.main(["plan", "--all", *arguments])
     out = capsys.readouterr()
     return code, " ".join((out.out + out.err).split())
 

@@ -288,7 +288,7 @@ def test_machines_of_another_target_than_the_runs(capsys, monkeypatch, tmp_path)
 
 
 def test_the_command_that_plan_names_starts_what_was_planned(capsys, tmp_path):
-    _, said, _ = run(capsys, "plan", SEVEN, "--fleet", "--deadline", "4h")
+    _, said, _ = run(capsys, "plan", SEVEN, "--all", "--fleet", "--deadline", "4h")
     words = shlex.split(re.search(r"launch.py (up .*)", said)[1])
     code, out, err = run(capsys, *words, "--bucket", "s3://mine", "--run-id", "mine", "--dry-run")
     assert code == 0, err
@@ -298,7 +298,7 @@ def test_the_command_that_plan_names_starts_what_was_planned(capsys, tmp_path):
 
 
 def test_the_command_of_a_run_whose_own_nodes_sample_records_what_was_planned(capsys, tmp_path):
-    _, said, _ = run(capsys, "plan", SEVEN, "--fleet", "--deadline", "8h")
+    _, said, _ = run(capsys, "plan", SEVEN, "--all", "--fleet", "--deadline", "8h")
     words = shlex.split(re.search(r"launch.py (up .*)", said)[1])
     own = re.search(r"fleet.gpus_per_node=(\d)", said)[1]
     assert "--fleet" not in words and "sample.tensor_parallel" not in said

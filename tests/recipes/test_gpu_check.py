@@ -231,7 +231,7 @@ def test_plan_with_a_file(tmp_path, capsys):
     file = tmp_path / GPU_CHECK
     file.write_text(json.dumps(figures(DECODE=0.9, CONTEXT=1.5)))
     code = planning.with_measured(tmp_path, lambda: planning.plan("grpo-qwen2.5-vl-3b-mathv60k", None, []))
-    out = capsys.readouterr().out
+    out = capsys.readouterr().err
     assert code == 0
     assert "planned with what a card showed, in 2 constants" in out
     assert "DECODE: 0.6 assumed, 0.9 measured" in out and "CONTEXT:" not in out

@@ -222,7 +222,7 @@ def test_launches_with_and_without_the_image_are_measured_apart(tmp_path):
 
 def test_the_plan_says_whose_environment_an_image_holds(checkout, capsys):
     image_record.remember(Image(f"{NAME}@{PIN}", f"gpu-{image_record.digest()}"))
-    asked = ["plan", SEVEN, "--target", "skypilot-gcp", "--set", f"cluster.image={NAME}@{PIN}"]
+    asked = ["plan", SEVEN, "--all", "--target", "skypilot-gcp", "--set", f"cluster.image={NAME}@{PIN}"]
     out = " ".join(run(capsys, *asked)[1].split())
     assert "Launch to first step: 270 s assumed" in out and "machine 90 + image 60 +" in out
     (checkout / "trainer/setup.sh").write_text("# another\n")

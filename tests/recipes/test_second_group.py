@@ -169,21 +169,21 @@ def test_engines_of_several_gpus_share_weights_and_talk():
 
 
 def test_plan_shows_the_group_and_ends_with_2_where_it_does_not_fit(capsys):
-    asked = ["plan", ONE, "--target", "skypilot-runpod", "--set", "sample.nodes=4"]
+    asked = ["plan", ONE, "--all", "--target", "skypilot-runpod", "--set", "sample.nodes=4"]
     assert cli.main(asked) == 0
     said = capsys.readouterr().out
     assert "second group: 4 x 1 L40S, each a job that samples, an engine on 1 of its GPUs" in said
     assert "GPU memory, GiB of 44.4 (L40S): CUDA context 1.5, engine weights 15.4" in said
     assert "1 x 8 A100-80GB/H100 + 4 x 1 L40S to sample" in said
     assert "both, $/hour" in said and "`python3 launch.py plan RECIPE --fleet` has" in " ".join(said.split())
-    assert cli.main(["plan", BIG, "--target", "dstack-runpod", "--set", "sample.gpu=L40S"]) == 2
+    assert cli.main(["plan", BIG, "--all", "--target", "dstack-runpod", "--set", "sample.gpu=L40S"]) == 2
     said = " ".join(capsys.readouterr().out.split())
     assert "does not fit: the engine's share of memory leaves nothing for the KV cache" in said
     assert "both, $/hour" not in said
 
 
 def test_a_plan_without_a_group_says_nothing_of_one(capsys):
-    assert cli.main(["plan", ONE, "--target", "skypilot-runpod"]) == 0
+    assert cli.main(["plan", ONE, "--all", "--target", "skypilot-runpod"]) == 0
     said = capsys.readouterr().out
     assert "second group" not in said and "sample machines" not in said and "by group" not in said
 

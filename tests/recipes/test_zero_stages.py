@@ -75,7 +75,7 @@ def test_zero_3_over_a_slow_network_is_warned_about(capsys):
     for gbit, said in ((50.0, True), (100.0, False)):
         found = zero_stages.advice(recipe, zero_stages.compare(recipe, gbit), gbit)
         assert found.startswith("warning: ZeRO-3 gathers the weights in each of") is said
-    assert planning.plan("sft-qwen2.5-72b-full", "slurm", [], network_gbit_s=50.0) == 0
+    assert planning.plan("sft-qwen2.5-72b-full", "slurm", [], network_gbit_s=50.0, form="all") == 0
     shown = capsys.readouterr().out
     assert "warning: ZeRO-3" in shown and "3, hpZ 8 (recipe)" in shown
 

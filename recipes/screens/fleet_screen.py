@@ -1,0 +1,187 @@
+"""`plan --fleet` on one screen: whether rollout workers are a gain, the cheapest runs with and without them,
+and the command that starts the cheapest."""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from recipes import fleet_table
+from recipes.plan.fleet_cost import FleetRow, Fleets
+from recipes.screens.plan_facts import SCHEMA
+from recipes.screens.plan_screen import WIDTH
+from recipes.spec import Recipe
+
+ALONE = 3
+FLEETS = 8
+REMARKS = 3
+"""Most rows that are shown, without workers and with them, and most remarks."""
+INDENT = 6 * " "
+
+
+@dataclass(frozen=True)
+class PlannedFleet:
+    """One way to run the recipe: without workers, or with `count` of them."""
+
+    trainer: str
+    """GPUs that learn; "A of B x GPU" where the others of the same nodes sample."""
+    target: str
+    market: str
+    """spot or on demand, as that of the worker."""
+    count: int
+    worker: str | None
+    worker_target: str | None
+    worker_market: str | None
+    ahead: int
+    """Steps that sampling is ahead of learning."""
+    enough: int
+    """The fewest steps ahead at which nothing waits for the longest completion."""
+    unit_prompts: int
+    step_s: float
+    hours: float
+    usd: float
+    """The run's, egress included."""
+    egress_usd: float
+    """A step's."""
+    options: str
+    """What `up RECIPE` needs to start it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetFacts:
+    """What `plan --fleet --json` prints."""
+
+    schema: int = SCHEMA
+    recipe: str
+    steps: int
+    verdict: str
+    gain: bool
+    """Whether workers are one: those of `sample`, where the recipe names them."""
+    alone: list[PlannedFleet]
+    """Without workers, the cheapest step first."""
+    fleets: list[PlannedFleet]
+    """With workers: the cheapest of each pair of machines, the cheapest step first."""
+    taken: PlannedFleet | None
+    """The cheapest that keeps the limits."""
+    remarks: list[str]
+
+
+def facts_of(recipe: Recipe, found: Fleets, limits: tuple[float, float]) -> FleetFacts:
+    """Puts what was compared into words. limits: hours and dollars, infinite where none were given."""
+    gain = fleet_table.gain(recipe, found)
+    taken = fleet_table.cheapest(found, limits)
+    fleets = [planned(recipe, row) for row in found.cheapest(found.fleets)]
+    rows = [*found.colocated, *found.fleets]
+    return FleetFacts(
+        recipe=recipe.name,
+        steps=rows[0].offer.steps,
+        verdict=_verdict(found, taken, gain),
+        gain=gain,
+        alone=[planned(recipe, row) for row in found.colocated],
+        fleets=fleets,
+        taken=planned(recipe, taken) if taken else None,
+        remarks=fleet_table.remarks(recipe, found),
+    )
+
+
+def planned(recipe: Recipe, row: FleetRow) -> PlannedFleet:
+    """A row as facts."""
+    worker = row.worker
+    return PlannedFleet(
+        trainer=row.trainer,
+        target=row.offer.target,
+        market="spot" if row.offer.spot else "on demand",
+        count=row.count,
+        worker=worker.name if worker else None,
+        worker_target=worker.target if worker else None,
+        worker_market=("spot" if worker.spot else "on demand") if worker else None,
+        ahead=row.ahead,
+        enough=row.enough,
+        unit_prompts=row.unit_prompts,
+        step_s=row.step_s,
+        hours=row.hours,
+        usd=row.run_usd,
+        egress_usd=row.egress_usd,
+        options=fleet_table.options(recipe, row),
+    )
+
+
+def _verdict(found: Fleets, taken: FleetRow | None, gain: bool) -> str:
+    """Whether workers are a gain, in a line."""
+    if not gain:
+        return "workers are a loss: without them the run is as fast and costs as little"
+    if taken is None:
+        return f"nothing is expected to keep the limits: {fleet_table.nearest(found)}"
+    run = f"{taken.hours:.1f} h and ${taken.run_usd:,.0f} on {taken.offer.target}"
+    if taken.worker is None:
+        return f"cheapest without workers: {run}, {taken.trainer}"
+    if not found.colocated:
+        return f"only with workers: {run}, for no machine holds engines beside the learner"
+    alone = min(found.colocated, key=lambda row: row.run_usd)
+    return f"workers are a gain: {run}, without them {alone.hours:.1f} h and ${alone.run_usd:,.0f}"
+
+
+def show(facts: FleetFacts, console: Console, name: str, asked: list[str]) -> None:
+    """The whole screen. name: the recipe's, or its file. asked: overrides that it was planned with."""
+    console.print(Text(facts.verdict, style="green" if facts.gain else "red"))
+    console.print(
+        Text(
+            f"{facts.recipe}: {facts.steps:,} steps, cheapest step first; on demand where spot is not said\n"
+        )
+    )
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    for column in ("that learn", "that sample", "ahead", "s/step", "hours", "$"):
+        words = column.startswith("that")
+        table.add_column(column, justify="left" if words else "right", no_wrap=not words)
+    for one in (*facts.alone[:ALONE], *facts.fleets[:FLEETS]):
+        style = "bold" if one == facts.taken else ""
+        table.add_row(*_cells(one), style=style)
+    console.print(table)
+    if facts.taken:
+        taken = facts.taken
+        price = f"{taken.hours:.1f} h, ${taken.usd:,.0f}"
+        console.print(Text(f"\ncheapest: {_learners(taken)}; workers: {_workers(taken)}; {price}"))
+        sets = fleet_table.assignments(asked)
+        words = f"python3 launch.py up {name} {sets}{taken.options}"
+        console.print(Text(continued(words)), soft_wrap=True)
+    console.print()
+    for line in (*facts.remarks[:REMARKS], fleet_table.MODEL):
+        console.print(Text(line))
+    console.print("more: --all, --json; to choose: --deadline 24h, --budget 100")
+
+
+def _cells(one: PlannedFleet) -> list[str]:
+    figures = (f"{one.step_s:.1f}", f"{one.hours:.1f}", f"{one.usd:,.0f}")
+    return [_learners(one), _workers(one), str(one.ahead), *figures]
+
+
+def _learners(one: PlannedFleet) -> str:
+    return f"{one.trainer} {_place(one.target, one.market)}"
+
+
+def _workers(one: PlannedFleet) -> str:
+    if one.worker is None:
+        return "none"
+    where = "same nodes" if " of " in one.trainer else _place(one.worker_target, one.worker_market)
+    return f"{one.count} x {one.worker}, {where}"
+
+
+def _place(target: str | None, market: str | None) -> str:
+    return f"{target} spot" if market == "spot" else f"{target}"
+
+
+def continued(command: str) -> str:
+    """A command over several lines of the screen's width, as a shell takes it."""
+    lines = textwrap.wrap(
+        command,
+        WIDTH - 4,
+        initial_indent=INDENT[2:],
+        subsequent_indent=INDENT,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return " \\\n".join(lines)

@@ -1,0 +1,52 @@
+"""What `plan` says where a deadline or a budget was given: the offer that keeps it, or what would."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from recipes.capabilities import market, variant
+from recipes.plan import choose, cost, prices
+from recipes.spec import Recipe
+
+REGIONS = 4
+"""That are named, of all that the catalog lists."""
+
+
+def choice(recipe: Recipe, chosen: choose.Judged, judged: list[choose.Judged], catalogs: Path) -> list[str]:
+    """What to rent and in which regions, and what that gives up."""
+    offer, runs = chosen.offer, f"{choose.SURE:.0%} of {choose.RUNS} simulated runs"
+    expected = f"{choose.name(chosen)}: {offer.hours:.1f} h and ${offer.usd or 0:,.0f} expected"
+    sure = f"{runs} end within {chosen.hours:.1f} h and ${chosen.usd or 0:,.0f}"
+    saved = f"saved every {offer.interval_s / 60:.0f} min"
+    gives_up = [f"gives up {line}" for line in choose.given_up(chosen, judged)]
+    return [f"{expected}; {sure}, {saved}", _regions(recipe, offer, catalogs), *gives_up]
+
+
+def no_choice(near: str, cure: tuple[int, choose.Judged] | None) -> list[str]:
+    """That no offer keeps the limits, which misses them least, and the number of nodes that would do, if one
+    does."""
+    told = f"no offer keeps the limits in {choose.SURE:.0%} of {choose.RUNS} simulated runs"
+    lines = [f"{told}: {near or 'no price is known'}"]
+    if cure:
+        nodes, judged = cure
+        takes = f"{judged.hours:.1f} h and ${judged.usd or 0:,.0f} in {choose.SURE:.0%} of its runs"
+        lines.append(f"--set cluster.nodes={nodes} keeps them: {choose.name(judged)}, {takes}")
+    return lines
+
+
+def _regions(recipe: Recipe, offer: cost.Offer, catalogs: Path) -> str:
+    """The regions that the platform tries, cheapest first, and how to keep to one."""
+    if recipe.site.region:
+        return f"in {recipe.site.region} alone (site.region)"
+    cloud = market(recipe, offer.target)
+    form = variant(recipe, offer.target, offer.gpu)
+    count = recipe.cluster.gpus_per_node
+    found = prices.regions(cloud, offer.gpu, offer.spot, catalogs, form, count)
+    if not found:
+        return "in any region: SkyPilot's catalog, which has the prices of each, is not on this machine"
+    told = ", ".join(f"{name} ${usd:.2f}" for name, usd in list(found.items())[:REGIONS])
+    more = f", and {len(found) - REGIONS} more" if len(found) > REGIONS else ""
+    return (
+        f"per GPU-hour in {told}{more}: the platform tries the cheapest first; --set site.region=NAME keeps"
+        " to one"
+    )

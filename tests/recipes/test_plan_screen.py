@@ -1,0 +1,185 @@
+"""`plan` on one screen, and its facts for programs."""
+
+import dataclasses
+import io
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from desk import run
+from rich.console import Console
+
+from recipes.drivers import launching
+from recipes.plan import cheaper, cost, fleet_cost, hourly, memory, prices
+from recipes.presets import RECIPES, get, resolve
+from recipes.screens import fleet_screen, plan_facts, plan_screen
+
+LINES, COLUMNS = 40, 100
+SEVEN = "grpo-qwen2.5-vl-7b-mathv60k"
+BIG = "grpo-qwen2.5-vl-72b-mathv60k"
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs/memory.md"
+
+
+@pytest.fixture(autouse=True)
+def no_catalogs(monkeypatch, tmp_path):
+    monkeypatch.setenv("SKY_RUNTIME_DIR", str(tmp_path))
+
+
+def screen(capsys, *arguments):
+    code, out, err = run(capsys, "plan", *arguments)
+    lines = out.splitlines()
+    assert code == 0, err
+    assert len(lines) <= LINES and max(map(len, lines)) <= COLUMNS, out
+    assert "…" not in out, "nothing is cut off"
+    return lines
+
+
+def joined(command):
+    """The words of a command that goes on after a backslash, as a shell takes it."""
+    return shlex.split(command.replace("\\\n", " "))
+
+
+def some(names, quick):
+    """All of them, of which a few run in the quick tests too."""
+    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+QUICK = ("demo", "preflight", "serve", SEVEN, BIG, "sft-qwen2.5-72b-full", "grpo-qwen2.5-vl-3b-geometry3k")
+
+
+@pytest.mark.parametrize("name", some(RECIPES, QUICK))
+def test_every_recipe_has_one_screen(capsys, name):
+    lines = screen(capsys, name)
+    assert lines[0] == lines[-1] != "", "the verdict comes first and last"
+    assert lines[1].startswith(f"{name}: ")
+    assert len(lines[0]) < COLUMNS and "\x1b" not in "".join(lines)
+
+
+SAMPLING = [name for name in RECIPES if not fleet_cost.refusal(get(name))]
+
+
+@pytest.mark.parametrize("name", some(SAMPLING, (BIG,)))
+def test_every_fleet_has_one_screen(capsys, name):
+    said = "\n".join(screen(capsys, name, "--fleet"))
+    assert "no worker has run on a GPU" in " ".join(said.split())
+    assert re.search(r"^workers are a gain|^only with workers|^cheapest without", said)
+    command = said[said.index("python3 launch.py up") :].partition("\n\n")[0]
+    assert joined(command)[:4] == ["python3", "launch.py", "up", name]
+
+
+def test_the_offer_that_is_marked_is_the_one_that_up_takes(capsys):
+    for name in (SEVEN, BIG, "sft-qwen2.5-72b-full"):
+        said = "\n".join(screen(capsys, name))
+        (marked,) = re.findall(r"^>  (\S+)", said, re.M)
+        assert marked == launching.cheapest_target(get(name))
+        assert f"`up` takes {marked} (>): the cheapest that can be driven from here" in said
+    assert ">  slurm" in "\n".join(screen(capsys, SEVEN, "--target", "slurm"))
+
+
+def test_what_would_be_cheaper_costs_what_it_says():
+    """Each change, put into the recipe, is planned at the dollars that its line has."""
+    recipe = get(SEVEN)
+    catalogs = prices.sky_catalogs()
+    offers = cost.offers(recipe, catalogs, ranges=True)
+    targets = launching.driven(recipe)
+    taken = next(offer for offer in offers if offer.usd is not None and offer.target in targets)
+    need = memory.plan(recipe)
+    found = cheaper.proposals(recipe, need, taken, offers, targets, 100.0, catalogs)
+    by_name = {one.what: one for one in found}
+    assert set(by_name) == {"more prompts", "spot elsewhere", "workers"}
+    assert [one.usd for one in found] == sorted(one.usd for one in found)
+    assert all(one.usd < taken.usd for one in found)
+
+    changes = re.findall(r"--set (\S+)", by_name["more prompts"].change)
+    changed = cost.offers(resolve(SEVEN, changes), catalogs, [taken.target])
+    same = next(one for one in changed if (one.gpu, one.spot) == (taken.gpu, taken.spot))
+    assert (same.hours, same.usd) == (by_name["more prompts"].hours, by_name["more prompts"].usd)
+    elsewhere = cost.planned(recipe, by_name["spot elsewhere"].change.split()[-1], catalogs)
+    assert elsewhere.usd == by_name["spot elsewhere"].usd and elsewhere.target not in targets
+
+
+def test_spot_is_proposed_where_a_recipe_wants_none(capsys):
+    given = ("--set", "cluster.spot=never")
+    said = " ".join("\n".join(screen(capsys, BIG, *given)).split())
+    assert re.search(r"spot [\d.]+ h \$\d+ --set cluster.spot=prefer --target \S+: .* preemptions", said) or (
+        "spot elsewhere" not in said
+    )
+
+
+def test_a_terminal_has_color_and_bars():
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, width=COLUMNS, color_system="standard")
+    offers = cost.offers(get(SEVEN), ranges=True)
+    need = memory.plan(get(SEVEN))
+    told = plan_facts.facts_of(
+        get(SEVEN), need, offers, offers[0], [], None, [], [], "", "", ["a remark [with brackets]"], None
+    )
+    plan_screen.show(told, console)
+    said = file.getvalue()
+    assert "█" in said and "\x1b[32mfits" in said and "a remark [with brackets]" in said
+    assert len(said.splitlines()) <= LINES
+
+
+def test_the_front_page_shows_what_the_plan_says(capsys):
+    """Renew it from `python3 launch.py plan` with no catalog of SkyPilot's here."""
+    page = (ROOT / "README.md").read_text()
+    shown = re.search(r"^```text\n(.*?)^```", page, re.M | re.S)[1].splitlines()
+    said = [line.rstrip() for line in screen(capsys, SEVEN)]
+    assert len(shown) == 6 and set(shown) <= set(said), "\n".join(said)
+
+
+def names(kind):
+    return {field.name for field in dataclasses.fields(kind)}
+
+
+def test_the_facts_for_programs_have_the_documented_names(capsys):
+    page = PAGE.read_text()
+    documented = set(re.findall(r"^\| `(\w+)` \|", page[page.index("## For programs") :], re.M))
+    kinds = (plan_facts.PlanFacts, plan_facts.PlannedOffer, plan_facts.PlanLimits, cheaper.Cheaper)
+    kinds += (hourly.HourlyPrice, fleet_screen.FleetFacts, fleet_screen.PlannedFleet)
+    assert documented == set.union(*map(names, kinds))
+    code, out, err = run(capsys, "plan", SEVEN, "--json", "--deadline", "10m")
+    facts = json.loads(out)
+    assert code == 2 and not err
+    assert set(facts) == names(plan_facts.PlanFacts) and facts["schema"] == plan_facts.SCHEMA
+    assert set(facts["offers"][0]) == set(facts["taken"]) == names(plan_facts.PlannedOffer)
+    assert set(facts["cheaper"][0]) == names(cheaper.Cheaper)
+    assert set(facts["limits"]) == names(plan_facts.PlanLimits) and facts["limits"]["kept"] is False
+    assert facts["limits"]["deadline_hours"] == pytest.approx(1 / 6)
+    assert facts["fits"] is True and facts["memory_gib"][facts["tightest"]] < facts["gpu_gib"]
+    assert sum(facts["step_s"].values()) == pytest.approx(facts["taken"]["step_s"])
+    for offer in facts["offers"]:
+        assert offer["hours_10"] <= offer["hours"] <= offer["hours_90"]
+        assert offer["usd"] is None or offer["market"] != "yours"
+
+
+def test_what_does_not_fit_what_needs_no_gpu_and_what_trains_nothing(capsys):
+    code, out, _ = run(capsys, "plan", BIG, "--json", "--set", "cluster.nodes=1")
+    facts = json.loads(out)
+    assert code == 2 and facts["fits"] is False and facts["cure"] == "--set cluster.nodes=4"
+    assert facts["verdict"].startswith("does not fit: update needs 186.5 GiB of 79.2 GiB")
+    code, out, _ = run(capsys, "plan", BIG, "--json", "--set", "sample.gpu=L40S")
+    facts = json.loads(out)
+    assert code == 2 and facts["problem"].startswith("the second group: the engine's share of memory")
+    facts = json.loads(run(capsys, "plan", "demo", "--json")[1])
+    assert facts["fits"] is None and facts["offers"] == [] and len(facts["expected"]) == 3
+    facts = json.loads(run(capsys, "plan", "gpu-check", "--json")[1])
+    assert set(facts["hourly"][0]) == names(hourly.HourlyPrice) and facts["hourly"][0]["most_usd"] > 1
+
+
+def test_the_facts_of_fleets(capsys):
+    code, out, _ = run(capsys, "plan", SEVEN, "--fleet", "--json")
+    facts = json.loads(out)
+    assert code == 0 and set(facts) == names(fleet_screen.FleetFacts)
+    assert set(facts["taken"]) == set(facts["alone"][0]) == names(fleet_screen.PlannedFleet)
+    assert facts["taken"]["usd"] < min(one["usd"] for one in facts["alone"])
+
+
+def test_a_long_command_is_one_for_the_shell():
+    command = f"python3 launch.py up x {' '.join(f'--set a.b={i}' for i in range(20))}"
+    lines = fleet_screen.continued(command).splitlines()
+    assert len(lines) > 2 and max(map(len, lines)) <= COLUMNS
+    assert joined("\n".join(lines)) == shlex.split(command)
