@@ -11,7 +11,7 @@ from trainer.algorithm.traces import completed
 
 def trace(logprobs, version=0):
     ids = list(range(len(logprobs)))
-    return completed([7], ids, group=0, row=0, logprobs=logprobs, versions=(version, version))
+    return completed([7], ids, group=0, row=0, logprobs=logprobs, version=version)
 
 
 def test_versions_behind():

@@ -151,7 +151,7 @@ def test_without_its_logs_the_one_before_it_is_taken(start, tmp_path, told, dama
             if damage == "remove":
                 log.unlink()
             else:
-                spoil_file(log, damage, 4000)
+                spoil_file(log, damage, 6000)
     second = start()
     restored = second.checkpoints.restore(lambda found: second.log.open(found.step, found.ahead))
     assert restored is not None

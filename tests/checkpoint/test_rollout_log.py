@@ -38,7 +38,7 @@ def graded(step, groups=3, of=2):
                     learned_earlier=[1, 2][: group % 3],
                     logprobs=[*LOGPROBS[: group % 3], *logprobs],
                     images=(ImageRef(7 * group, 0),) * min(group, 2),
-                    versions=(step - 1, step),
+                    version=step - 1,
                     end=("length", "stop", "turns")[(index + group) % 3],
                     text=text,
                 )
@@ -137,7 +137,7 @@ def test_damage_is_sampled_again_and_so_is_all_that_follows(start, told, damage)
     log = start()
     write(log, 1, 2, 3)
     for path in (log.folder / "step-00000002.npz", *log.folder.parent.parent.rglob("step-00000002/*.npz")):
-        spoil_file(path, damage, 4000)
+        spoil_file(path, damage, 6000)
     log = start()
     log.open(0)
     assert equal(log.read(1), graded(1))
@@ -149,7 +149,7 @@ def test_damage_is_sampled_again_and_so_is_all_that_follows(start, told, damage)
 def test_damage_here_is_fetched_from_the_store(start, damage):
     log = start()
     write(log, 1)
-    spoil_file(log.folder / "step-00000001.npz", damage, 4000)
+    spoil_file(log.folder / "step-00000001.npz", damage, 6000)
     found = replayed(start(), 0)
     assert list(found) == [1] and equal(found[1], graded(1))
 

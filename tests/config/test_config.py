@@ -120,6 +120,18 @@ def test_an_unknown_key_in_a_file_names_the_nearest(tmp_path):
         (["rollout.staleness=2", "data.curriculum=0.7"], "the level of the next rows"),
         (["rollout.staleness=2", "evaluation.pass_rate_samples=8"], "set rollout.staleness to 0"),
         (["fleet.workers=beside", "fleet.unit_prompts=2", "rollout.staleness=1"], "hold the newest weights"),
+        (["rollout.tokens_per_step=8"], "has no later phase to go on in"),
+        (
+            ["rollout.tokens_per_step=8", "rollout.staleness=1", "algorithm.routing_replay=true"],
+            "chooses experts anew",
+        ),
+        (
+            [
+                *("rollout.tokens_per_step=8", "rollout.staleness=1", "fleet.workers=only"),
+                "checkpoint.remote=s3://b",
+            ],
+            "what they send is of one version",
+        ),
         (["fleet.workers=beside"], "nothing to share: set it to a fraction"),
         (["algorithm.routing_replay=true", "method=sft"], "replays what an engine chose"),
         (["rollout.expert_parallel=true"], "tensor_parallel is 1: set it to the GPUs of an engine"),
