@@ -396,14 +396,13 @@ class Engine:
     ) -> None:
         """Opens the group's requests. Its images are processed once, for all of them; the prompt of one that
         goes on is the group's with the tokens so far."""
-        (rendered,) = self.llm._preprocess_cmpl([request.inputs])  # ty: ignore[invalid-argument-type]
+        inputs: Any = [request.inputs]
+        rendered: dict[str, Any]
+        (rendered,) = self.llm._preprocess_cmpl(inputs)  # ty: ignore[invalid-assignment]
         for index in group.begun:
             params = self._params(group, index, temperature, max_tokens, top_p)
-            extended: Any = rendered
-            if group.so_far(index):
-                extended = rendered | {
-                    "prompt_token_ids": [*rendered["prompt_token_ids"], *group.so_far(index)]
-                }
+            ids = [*rendered["prompt_token_ids"], *group.so_far(index)]
+            extended: Any = {**rendered, "prompt_token_ids": ids}
             self.llm.llm_engine.add_request(f"{group.prompt.group}/{index}", extended, params)
 
     def _params(
