@@ -47,7 +47,8 @@ from trainer.storage.stores import Retry
 OBJECT = re.compile(r"step-(\d{8})/((\d+)-[0-9a-f]{6})\.npz")
 """Key of a step's log in the store: (step, attempt, its number)."""
 LOCAL = re.compile(r"step-(\d{8})\.npz")
-FORMAT, SECOND_FORMAT, FIRST_FORMAT = "spotrl-rollout-3", "spotrl-rollout-2", "spotrl-rollout-1"
+FORMAT = "spotrl-rollout-3"
+SECOND_FORMAT, FIRST_FORMAT = "spotrl-rollout-2", "spotrl-rollout-1"
 WAITING = "waiting_"
 """What the columns of completions of later steps begin with."""
 DAMAGED = (OSError, ValueError, LookupError, EOFError, TypeError, zipfile.BadZipFile)
