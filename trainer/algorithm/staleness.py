@@ -96,12 +96,14 @@ def by_age(
     return out
 
 
-def slots_used(traces: Sequence[Trace], version: int) -> float:
+def slots_used(traces: Sequence[Trace], version: int | None = None) -> float:
     """Share of the decode slots of a rollout phase that held an unfinished completion, if each of those that
-    the weights of `version` sampled had a slot until the last was done; 0 if they sampled none."""
+    the weights of `version` sampled had a slot until the last was done; 0 if they sampled none. None: all
+    tokens count."""
     grown = []
     for trace in traces:
-        count = int((trace.token_versions == version).sum())
+        versions = trace.token_versions
+        count = len(versions) if version is None else int((versions == version).sum())
         if count:
             grown.append(count)
     return sum(grown) / (len(grown) * max(grown)) if grown else 0.0

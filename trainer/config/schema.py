@@ -399,9 +399,11 @@ class RunConfig:
 
     @property
     def engine_sequences(self) -> int:
-        """Completions that an engine samples at once: its share of a step, as a power of two."""
+        """Completions that an engine samples at once: its share of a step, as a power of two. With
+        `rollout.tokens_per_step` those of all steps that are begun: a run's first phase begins them all."""
         engines = self.placement.world_size // self.rollout.tensor_parallel
-        share = -(-self.samples_per_step // max(engines, 1))
+        steps = 1 + self.rollout.staleness if self.rollout.tokens_per_step else 1
+        share = -(-self.samples_per_step * steps // max(engines, 1))
         return max(LEAST_SEQUENCES, 1 << (share - 1).bit_length())
 
     @property

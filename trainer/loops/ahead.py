@@ -16,7 +16,7 @@ import numpy as np
 from trainer.algorithm.credit import credited
 from trainer.algorithm.refill import shortfall
 from trainer.algorithm.shaping import Carried
-from trainer.algorithm.staleness import kernel_mismatch
+from trainer.algorithm.staleness import kernel_mismatch, slots_used
 from trainer.algorithm.traces import Outcome, Trace
 from trainer.checkpoint.rollout_log import Graded
 from trainer.config import RunConfig
@@ -98,6 +98,11 @@ class Ahead:
         if not fresh or self.run.sampler.beside:
             return {}
         return compared(self.run, fresh)
+
+    def slots(self, version: int, traces: list[Trace]) -> dict[str, float]:
+        """`perf/slots_used` of the rollout that sampled a step's traces; empty for a sampler beside the
+        learner, whose workers sample a unit at a time."""
+        return {} if self.run.sampler.beside else {"perf/slots_used": slots_used(traces)}
 
     def probe(self, version: int) -> Callable[[], dict[str, float]]:
         """Where a sampler beside the learner samples ahead: asks for a few short completions of `version`,

@@ -73,7 +73,7 @@ class CarriedOver:
 
     def measure(self, version: int) -> dict[str, float]:
         """`Ahead.measure`, on what the step's phase has begun; `staleness/age_*`, on a group of the step per
-        rank; and how full the engines were."""
+        rank."""
         algorithm, few = self.config.algorithm, self.config.placement.world_size
         size = self.config.rollout.prompts_per_step
         fresh = []
@@ -86,10 +86,12 @@ class CarriedOver:
         out |= by_age(old, scored(self.run, old), version, *limits)
         several = [trace for trace in self._taken if len(trace.segments) > 1]
         out["rollout/carried_fraction"] = len(several) / len(self._taken)
-        used = slots_used([*self._taken, *self._waiting], version)
-        if used:  # else the phase had nothing to sample
-            out["perf/slots_used"] = used
         return out
+
+    def slots(self, version: int, traces: list[Trace]) -> dict[str, float]:
+        """`perf/slots_used` of the step's phase; empty if it had nothing to sample."""
+        used = slots_used([*traces, *self._waiting], version)
+        return {"perf/slots_used": used} if used else {}
 
     def probe(self, version: int) -> Callable[[], dict[str, float]]:
         """Nothing: `measure` does."""

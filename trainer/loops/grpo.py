@@ -61,6 +61,7 @@ def train(config: RunConfig, run: Session) -> None:
             stats, batch = learn(config, run, step, graded, carried)
         if config.rollout.staleness:
             stats = told_apart(stats, measured) | versions_behind(graded.traces, step)
+        stats |= ahead.slots(step - 1, graded.traces)
 
         evaluates = run.due(config.evaluation.every_steps, step, total)
         # else nothing is sampled, and no worker that joins must be probed

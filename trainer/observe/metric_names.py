@@ -295,8 +295,8 @@ NAMES: dict[str, Name] = {
     "perf/start_sync_s": Name("s", "The first weight sync and its check."),
     "perf/slots_used": Name(
         "fraction",
-        "With `rollout.tokens_per_step`: share of the decode slots of the step's rollout that held an"
-        " unfinished completion, if each completion had a slot until the last was done.",
+        "Share of the decode slots of the step's rollout that held an unfinished completion, if each"
+        " completion had a slot until the last was done. Not with workers.",
     ),
     "perf/replayed_completions": Name(
         "count",
