@@ -309,3 +309,13 @@ def test_configurations_are_frozen():
     with pytest.raises(AttributeError):
         c.RunConfig().run.seed = 1  # type: ignore[misc]
     assert replace(c.Run(), seed=1).seed == 1
+
+
+def test_an_engine_has_room_for_all_that_a_first_phase_begins():
+    """512 samples on four engines of a GPU each; with completions that are carried over, of four steps."""
+    options = ["rollout.prompts_per_step=64", "rollout.samples_per_prompt=8", "placement.workers_per_node=4"]
+    config = c.override(c.RunConfig(), options)
+    assert config.engine_sequences == 128
+    assert c.override(config, ["rollout.staleness=3"]).engine_sequences == 128
+    carrying = c.override(config, ["rollout.staleness=3", "rollout.tokens_per_step=512"])
+    assert carrying.engine_sequences == 512
