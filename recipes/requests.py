@@ -15,7 +15,8 @@ from recipes.presets import benchmarks, resolve
 from recipes.presets import demo as demo_recipe
 from trainer.config import ConfigError
 
-NO_TRAINING = ("lora.rank=1", "lora.vision=false", "lora.dropout=0", "rollout.staleness=0")
+NOTHING_AHEAD = ("rollout.staleness=0", "rollout.tokens_per_step=0")
+NO_TRAINING = ("lora.rank=1", "lora.vision=false", "lora.dropout=0", *NOTHING_AHEAD)
 """An adapter that changes nothing, B being 0: a model that is only asked then needs no optimizer states, and
 a fraction of the GPUs."""
 
@@ -101,7 +102,7 @@ def up(request: LaunchRequest) -> int:
 
 def pass_rates(request: LaunchRequest, samples: int | None) -> int:
     """Measures the pass rate of each of a recipe's training rows."""
-    asked = (f"evaluation.pass_rate_samples={max(1, samples or 8)}", "rollout.staleness=0")
+    asked = (f"evaluation.pass_rate_samples={max(1, samples or 8)}", *NOTHING_AHEAD)
     overrides = (*request.overrides, *asked)
     if request.fleet:
         overrides = _without_model(request.recipe, asked, request.overrides)

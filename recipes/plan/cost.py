@@ -19,7 +19,7 @@ from recipes.capabilities import (
     uses_spot,
     variant,
 )
-from recipes.plan import boot, hub_config, images, passes, spread
+from recipes.plan import boot, hub_config, images, passes, rollout_phase, spread
 from recipes.plan.exchange import update_time
 from recipes.plan.memory import MemoryPlan, plan, with_resources, with_rows
 from recipes.plan.passes import Passes
@@ -280,14 +280,15 @@ def stall_seconds(recipe: Recipe, shape: Shape, card: Gpu) -> float:
 
 
 def rollout_seconds(recipe: Recipe, shape: Shape, card: Gpu, need: MemoryPlan, step: Passes) -> float:
-    """An engine decodes until its longest completion is done, and reads all weights for every token of that
-    one."""
+    """An engine decodes until the longest completion of the phase is done, or is cut, and reads all weights
+    for every token of that one."""
     config = recipe.config
+    phase = rollout_phase.of_step(step, config)
     tp = config.rollout.tensor_parallel
     engines = config.placement.world_size / tp
     flops, bandwidth = tp * card.bf16_tflops * 1e12 * PREFILL, tp * card.hbm_gb_per_s * 1e9 * DECODE
-    waves = max(1.0, step.tokens / engines / max(need.kv_cache_tokens, 1))
-    steps = step.longest + (waves - 1) * step.mean
+    waves = max(1.0, phase.cached / engines / max(need.kv_cache_tokens, 1))
+    steps = phase.longest + (waves - 1) * phase.mean
     at_once = step.mean * len(step.lengths) / engines / steps
     read = (
         steps * shape.read_parameters(at_once) * 2.0 + step.context / engines * shape.kv_bytes_per_token()
@@ -295,9 +296,7 @@ def rollout_seconds(recipe: Recipe, shape: Shape, card: Gpu, need: MemoryPlan, s
     compute = step.mean * len(step.lengths) / engines * 2 * shape.matmul_parameters / flops
     latency = ENGINE_STEP_S + (2 * shape.layers * ALL_REDUCE_S if tp > 1 else 0.0)
     sampled = step.mean * len(step.lengths) / engines * SEQUENCE_S
-    once = config.rollout.samples_per_prompt if config.rollout.prefix_caching else 1
-    prompts, seen = step.prompts
-    prefill = prompts * shape.flops_per_token(seen) / once + images.tower_flops(shape, step)
+    prefill = rollout_phase.prefill_flops(shape, step, config)
     return prefill / engines / flops + max(read, compute) + steps * latency + sampled
 
 

@@ -1,14 +1,15 @@
-"""How full an engine's decode slots are, and what more prompts in a step would bring.
+"""How full an engine's decode slots are, and what would fill them.
 
 An engine decodes until its longest completion is done, and reads all weights for each of that one's tokens:
 the slots of the others are empty by then. With more prompts a step, that time is shared by more samples.
+With completions that are carried over, it ends with the longest piece.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from recipes.plan import cost, memory, passes
+from recipes.plan import cost, memory, passes, rollout_phase
 from recipes.plan.memory import MemoryPlan
 from recipes.spec import Recipe, override, validate
 from trainer.config import ConfigError
@@ -17,6 +18,8 @@ TIMES = 4
 """Prompts that are tried, as a multiple of the recipe's."""
 FULL = 0.5
 """Share of the slots from which on nothing is proposed."""
+AHEAD = (1, 3)
+"""Values of `rollout.staleness` that are tried with `rollout.tokens_per_step`."""
 WORTH = 0.9
 """Share of the time of a sample that a proposal may at most leave."""
 
@@ -37,11 +40,11 @@ class MorePrompts:
 
 
 def used(recipe: Recipe, need: MemoryPlan) -> float:
-    """Share of the slots that hold a completion, over the time in which engines decode."""
-    step = passes.of_step(recipe, need.shape)
+    """Share of the slots that hold a completion while engines decode (`perf/slots_used`)."""
+    phase = rollout_phase.of_step(passes.of_step(recipe, need.shape), recipe.config)
     engines = recipe.config.placement.world_size / recipe.config.rollout.tensor_parallel
-    waves = max(1.0, step.tokens / engines / max(need.kv_cache_tokens, 1))
-    return step.mean * waves / (step.longest + (waves - 1) * step.mean)
+    waves = max(1.0, phase.cached / engines / max(need.kv_cache_tokens, 1))
+    return phase.mean * waves / (phase.longest + (waves - 1) * phase.mean)
 
 
 def more_prompts(recipe: Recipe, network_gbit_s: float) -> MorePrompts | None:
@@ -67,3 +70,38 @@ def more_prompts(recipe: Recipe, network_gbit_s: float) -> MorePrompts | None:
     after = cost.step_time(changed, need.gpu, network_gbit_s, wider).total / changed.config.samples_per_step
     updates = [one.samples_per_step // one.samples_per_update for one in (changed.config, config)]
     return MorePrompts(changes, after, before, *updates) if after <= WORTH * before else None
+
+
+def carried_over(recipe: Recipe, need: MemoryPlan, network_gbit_s: float) -> str:
+    """What the plan says of completions that are carried over, in equal pieces of the longest one; "" where
+    slots are full, where the options are refused, or where it brings little."""
+    config = recipe.config
+    if recipe.kind != "train" or config.method != "grpo" or config.rollout.tokens_per_step:
+        return ""
+    if used(recipe, need) >= FULL:
+        return ""
+    before_s = cost.step_time(recipe, need.gpu, network_gbit_s, need).total
+    lines = []
+    for ahead in AHEAD:
+        limit = -(-config.rollout.max_tokens // (ahead + 1))
+        changes = (f"rollout.staleness={ahead}", f"rollout.tokens_per_step={limit}")
+        try:
+            changed = override(recipe, list(changes))
+            validate(changed)
+        except ConfigError:
+            continue
+        after = memory.plan(changed, need.gpu)
+        if after is None or not after.fits:
+            continue
+        step_s = cost.step_time(changed, need.gpu, network_gbit_s, after).total
+        if step_s <= WORTH * before_s:
+            options = " ".join(f"--set {change}" for change in changes)
+            lines.append(
+                f"  {options}: {step_s:.1f} s, {1 - used(changed, after):.0%} of the slots are empty\n"
+            )
+    if not lines:
+        return ""
+    return (
+        f"completions that are carried over to later steps (docs/asynchronous.md, not run on a GPU) shorten"
+        f" a step of {before_s:.1f} s ({need.gpu}):\n{''.join(lines)}\n"
+    )

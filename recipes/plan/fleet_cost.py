@@ -275,6 +275,8 @@ def refusal(recipe: Recipe) -> str:
         return (
             "a trainer that samples too is not planned: set fleet.workers to only to see what workers bring"
         )
+    if recipe.config.rollout.tokens_per_step:
+        return "workers carry no completion over: set rollout.tokens_per_step to 0 to see what workers bring"
     return ""
 
 

@@ -61,6 +61,7 @@ def plan(
         console.print(utilization.waiting(recipe, need, network_gbit_s), highlight=False, end="")
         console.print(utilization.remark(recipe, need, network_gbit_s), highlight=False, end="")
         _slots(recipe, need, network_gbit_s, console)
+        console.print(decode_slots.carried_over(recipe, need, network_gbit_s), highlight=False, end="")
         if recipe.kind == "train":
             _stages(recipe, network_gbit_s, console)
     if offers:
@@ -150,7 +151,8 @@ def _passes(recipe: Recipe, need: MemoryPlan, console: Console) -> None:
         f" log-probabilities{judged}; one of an update keeps the host busy for"
         f" {cost.host_seconds(recipe.config, need.shape):.2f} s\na rank gathers"
         f" {(forward + updates) / GIB:,.0f} GiB per step, {updates / GIB:,.0f} of them in updates"
-        " (perf/gathered_gib)",
+        f" (perf/gathered_gib)\nengines use {decode_slots.used(recipe, need):.0%} of their decode slots"
+        " (perf/slots_used)",
         highlight=False,
     )
 

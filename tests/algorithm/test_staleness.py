@@ -1,17 +1,25 @@
 """What older weights and what kernels do to the ratios, told apart; against numbers worked out by hand."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from trainer.algorithm.staleness import RATIOS, kernel_mismatch, told_apart, versions_behind
+from trainer.algorithm.staleness import (
+    RATIOS,
+    by_age,
+    kernel_mismatch,
+    slots_used,
+    told_apart,
+    versions_behind,
+)
 from trainer.algorithm.traces import completed
 
 
 def trace(logprobs, version=0):
     ids = list(range(len(logprobs)))
-    return completed([7], ids, group=0, row=0, logprobs=logprobs, versions=(version, version))
+    return completed([7], ids, group=0, row=0, logprobs=logprobs, version=version)
 
 
 def test_versions_behind():
@@ -56,3 +64,32 @@ def test_the_update_s_own_figures_are_those_of_both():
     }
     assert told_apart(stats, {}).keys() == {"staleness/kl", "staleness/corrected_fraction", "kl/mean"}
     assert all(new == name.replace("mismatch", "staleness") for name, new in RATIOS.items())
+
+
+def test_ratios_by_the_age_of_the_weights_by_hand():
+    """Three tokens of version 3 and two of version 5, and one of version 5 in another completion."""
+    several = replace(trace([-1.0] * 5), segments=((1, 3), (4, 5)))
+    policy = [np.array([-1.0, -1.0 + math.log(2), -1.0 + math.log(4), -1.0, -1.0 + math.log(0.5)]), [-1.0]]
+    found = by_age([several, trace([-1.0], 5)], policy, 5, 0.6, 3.0)
+    assert found == pytest.approx(
+        {
+            "staleness/age_0_tokens": 3 / 6,
+            "staleness/age_0_ratio_mean": (1 + 0.5 + 1) / 3,
+            "staleness/age_0_ratio_max": 1.0,
+            "staleness/age_0_corrected_fraction": 1 / 3,
+            "staleness/age_2_tokens": 3 / 6,
+            "staleness/age_2_ratio_mean": (1 + 2 + 4) / 3,
+            "staleness/age_2_ratio_max": 4.0,
+            "staleness/age_2_corrected_fraction": 1 / 3,
+        },
+        rel=1e-6,
+    )
+
+
+def test_slots_by_hand():
+    several = replace(trace([-1.0] * 5), segments=((1, 3), (4, 5)))
+    traces = [several, trace([-1.0] * 4, 5), trace([-1.0] * 3, 3)]
+    assert slots_used(traces, 5) == (2 + 4) / (2 * 4)
+    assert slots_used(traces, 3) == (3 + 3) / (2 * 3)
+    assert slots_used(traces, 4) == 0.0
+    assert slots_used(traces) == (5 + 4 + 3) / (3 * 5)

@@ -3,8 +3,12 @@ them."""
 
 from __future__ import annotations
 
+import math
+import struct
 import time
+import zipfile
 
+import numpy as np
 import torch
 
 from trainer.checkpoint.attempt import Attempts
@@ -161,6 +165,38 @@ def spoil_file(path, damage: str, at: int) -> None:
     else:
         data[at] ^= 1
     path.write_bytes(data)
+
+
+ARCHIVE_DAMAGE = ("cut", "data", "array header", "member name")
+
+
+def spoil_archive(path, damage: str, name: str) -> None:
+    """Cuts a NumPy archive in half ("cut"), or flips a bit of one of its arrays: in the middle of its "data",
+    in its "array header" (type and shape), or in its "member name" in the zip file."""
+    if damage == "cut":
+        spoil_file(path, "cut", 0)
+        return
+    with zipfile.ZipFile(path) as archive:
+        member = archive.getinfo(f"{name}.npy")
+        assert member.compress_type == zipfile.ZIP_STORED, "else no byte of the file is one of the array"
+        with archive.open(member) as file:
+            np.lib.format.read_magic(file)
+            shape, _, kind = np.lib.format.read_array_header_1_0(file)
+            header_bytes = file.tell()
+    data_bytes = math.prod(shape) * kind.itemsize
+    assert data_bytes > 0 and header_bytes + data_bytes == member.file_size
+
+    # A zip file's local header: 26 bytes, the lengths of name and extra field in 2 bytes each, then both.
+    local = path.read_bytes()[member.header_offset :]
+    name_bytes, extra_bytes = struct.unpack_from("<HH", local, 26)
+    assert local[30 : 30 + name_bytes] == member.filename.encode()
+    array = 30 + name_bytes + extra_bytes
+    starts = {
+        "member name": 30,
+        "array header": array + local[array:].index(b"descr"),
+        "data": array + header_bytes + data_bytes // 2,
+    }
+    spoil_file(path, "flip", member.header_offset + starts[damage])
 
 
 def steps_in(folder) -> list[int]:

@@ -5,7 +5,17 @@ import time
 
 import pytest
 
-from tests.checkpoint.synthetic import configure, cut, finish, resend, spoil_file, steps_in, whole, writers
+from tests.checkpoint.synthetic import (
+    ARCHIVE_DAMAGE,
+    configure,
+    cut,
+    finish,
+    resend,
+    spoil_archive,
+    steps_in,
+    whole,
+    writers,
+)
 from tests.checkpoint.test_rollout_log import equal, graded
 from trainer.checkpoint.attempt import Attempts
 from trainer.checkpoint.errors import CheckpointError, CorruptCheckpoint
@@ -138,7 +148,7 @@ def test_a_log_that_could_not_be_written_fails_the_checkpoint(start):
     assert attempt.checkpoints.safe == 3
 
 
-@pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
+@pytest.mark.parametrize("damage", [*ARCHIVE_DAMAGE, "remove"])
 def test_without_its_logs_the_one_before_it_is_taken(start, tmp_path, told, damage):
     first = start()
     for step in (3, 4, 5):
@@ -151,7 +161,7 @@ def test_without_its_logs_the_one_before_it_is_taken(start, tmp_path, told, dama
             if damage == "remove":
                 log.unlink()
             else:
-                spoil_file(log, damage, 4000)
+                spoil_archive(log, damage, "logprobs")
     second = start()
     restored = second.checkpoints.restore(lambda found: second.log.open(found.step, found.ahead))
     assert restored is not None

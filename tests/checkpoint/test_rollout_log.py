@@ -2,17 +2,19 @@
 ever."""
 
 import math
+import shutil
 import struct
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.checkpoint.synthetic import configure, spoil_file
+from tests.checkpoint.synthetic import ARCHIVE_DAMAGE, configure, spoil_archive
 from tests.learning.one_rank import same
 from trainer.algorithm.traces import ImageRef, Outcome, completed
 from trainer.checkpoint.attempt import Attempts
-from trainer.checkpoint.rollout_log import Graded, RolloutLog
+from trainer.checkpoint.rollout_log import Graded, RolloutLog, history
 from trainer.config import override
 from trainer.storage.storage import Storage
 
@@ -38,7 +40,7 @@ def graded(step, groups=3, of=2):
                     learned_earlier=[1, 2][: group % 3],
                     logprobs=[*LOGPROBS[: group % 3], *logprobs],
                     images=(ImageRef(7 * group, 0),) * min(group, 2),
-                    versions=(step - 1, step),
+                    version=step - 1,
                     end=("length", "stop", "turns")[(index + group) % 3],
                     text=text,
                 )
@@ -49,7 +51,7 @@ def graded(step, groups=3, of=2):
 
 def equal(a, b) -> bool:
     """Whether two steps are equal to the bit."""
-    traces = zip(a.traces, b.traces, strict=True)
+    traces = zip([*a.traces, *a.waiting], [*b.traces, *b.waiting], strict=True)
     return all(same(x, y) for x, y in traces) and (a.outcomes, a.stats) == (b.outcomes, b.stats)
 
 
@@ -95,6 +97,40 @@ def test_what_was_sampled_comes_back_to_the_bit(start, disk):
     assert log.read(4) is None and log.open(2) == [3] and log.open(3) == []
 
 
+def test_a_log_of_the_second_format_is_read_for_a_checkpoint_and_by_a_desk_and_never_replayed(config, told):
+    """golden/rollout-2.npz: `graded(3)`, as the revision before segments wrote it."""
+    log = RolloutLog(config, "data", say=told.append)
+    log.folder.mkdir(parents=True)
+    path = log.folder / "step-00000003.npz"
+    shutil.copyfile(Path(__file__).with_name("golden") / "rollout-2.npz", path)
+    assert log.open(2, needed=[3]) == [3]
+    found = log.read(3)
+    assert found is not None and equal(found, graded(3)) and found.waiting == ()
+    ((step, read),) = history(log.folder, None)
+    assert step == 3 and equal(read, found)
+    assert log.open(2) == []
+    log.close()
+
+
+def test_what_waits_comes_back_with_the_versions_of_its_tokens(start):
+    waiting = []
+    for trace in graded(2).traces:
+        tokens = len(trace.completion)
+        pieces = [(trace.shared, 0), (trace.shared + 2, 1), (trace.shared + 5, 3)]
+        segments = tuple(piece for piece in pieces if piece[0] < trace.shared + tokens)
+        waiting.append(replace(trace, group=trace.group + 3, segments=segments, end="cut"))
+    step = replace(graded(1), waiting=waiting)
+    start().write(1, step)
+    log = start("run")
+    assert equal(replayed(log, 0)[1], step)
+    log = start("run")
+    log.open(1, needed=[1])
+    found = log.waiting(1)
+    assert all(same(one, other) for one, other in zip(found, waiting, strict=True))
+    assert found[5].token_versions.tolist() == [0] * 2 + [1] * 3 + [3] * 7
+    assert found[0].token_versions.tolist() == [] and found[0].versions == (-1, -1)
+
+
 @pytest.mark.parametrize("experts", [np.uint8, np.uint16])
 def test_the_experts_of_tokens_come_back_too(start, experts):
     """Those of a prompt are logged once for its group; one group has none."""
@@ -132,12 +168,12 @@ def test_a_run_that_must_not_resume_replays_nothing(start, config):
     assert RolloutLog(afresh, "data").open(0) == []
 
 
-@pytest.mark.parametrize("damage", ["flip", "cut"])
+@pytest.mark.parametrize("damage", ARCHIVE_DAMAGE)
 def test_damage_is_sampled_again_and_so_is_all_that_follows(start, told, damage):
     log = start()
     write(log, 1, 2, 3)
     for path in (log.folder / "step-00000002.npz", *log.folder.parent.parent.rglob("step-00000002/*.npz")):
-        spoil_file(path, damage, 4000)
+        spoil_archive(path, damage, "token_ids")
     log = start()
     log.open(0)
     assert equal(log.read(1), graded(1))
@@ -145,11 +181,11 @@ def test_damage_is_sampled_again_and_so_is_all_that_follows(start, told, damage)
     assert log.read(3) is None, "it was sampled after what is lost"
 
 
-@pytest.mark.parametrize("damage", ["flip", "cut"])
+@pytest.mark.parametrize("damage", ARCHIVE_DAMAGE)
 def test_damage_here_is_fetched_from_the_store(start, damage):
     log = start()
     write(log, 1)
-    spoil_file(log.folder / "step-00000001.npz", damage, 4000)
+    spoil_archive(log.folder / "step-00000001.npz", damage, "logprobs")
     found = replayed(start(), 0)
     assert list(found) == [1] and equal(found[1], graded(1))
 

@@ -120,6 +120,18 @@ def test_an_unknown_key_in_a_file_names_the_nearest(tmp_path):
         (["rollout.staleness=2", "data.curriculum=0.7"], "the level of the next rows"),
         (["rollout.staleness=2", "evaluation.pass_rate_samples=8"], "set rollout.staleness to 0"),
         (["fleet.workers=beside", "fleet.unit_prompts=2", "rollout.staleness=1"], "hold the newest weights"),
+        (["rollout.tokens_per_step=8"], "has no later phase to go on in"),
+        (
+            ["rollout.tokens_per_step=8", "rollout.staleness=1", "algorithm.routing_replay=true"],
+            "chooses experts anew",
+        ),
+        (
+            [
+                *("rollout.tokens_per_step=8", "rollout.staleness=1", "fleet.workers=only"),
+                "checkpoint.remote=s3://b",
+            ],
+            "what they send is of one version",
+        ),
         (["fleet.workers=beside"], "nothing to share: set it to a fraction"),
         (["algorithm.routing_replay=true", "method=sft"], "replays what an engine chose"),
         (["rollout.expert_parallel=true"], "tensor_parallel is 1: set it to the GPUs of an engine"),
@@ -297,3 +309,13 @@ def test_configurations_are_frozen():
     with pytest.raises(AttributeError):
         c.RunConfig().run.seed = 1  # type: ignore[misc]
     assert replace(c.Run(), seed=1).seed == 1
+
+
+def test_an_engine_has_room_for_all_that_a_first_phase_begins():
+    """512 samples on four engines of a GPU each; with completions that are carried over, of four steps."""
+    options = ["rollout.prompts_per_step=64", "rollout.samples_per_prompt=8", "placement.workers_per_node=4"]
+    config = c.override(c.RunConfig(), options)
+    assert config.engine_sequences == 128
+    assert c.override(config, ["rollout.staleness=3"]).engine_sequences == 128
+    carrying = c.override(config, ["rollout.staleness=3", "rollout.tokens_per_step=512"])
+    assert carrying.engine_sequences == 512

@@ -22,9 +22,7 @@ def graded(step: int, text: str = "so") -> Graded:
         for i in range(2):
             about = {"group": g, "row": 10 * step + g, "index": i, "text": f"{text} {step}.{g}.{i}"}
             logprobs = [-0.5] * (1 + i)
-            samples.append(
-                completed([1] * 5, [7, 8, 9][: 1 + i], logprobs=logprobs, versions=(step, step), **about)
-            )
+            samples.append(completed([1] * 5, [7, 8, 9][: 1 + i], logprobs=logprobs, version=step, **about))
     right, wrong = Outcome("correct", 1.0, 1.0, 1.5), Outcome("wrong", 0.0, 1.0, 0.5)
     return Graded(samples, [right, wrong, wrong, wrong], {})
 

@@ -91,7 +91,7 @@ def test_a_probe_of_weights_that_the_learner_has_no_more_is_made_again(head, tmp
     one.probe_with(newer)
     until(lambda: worker.mail().mail[0][0] == replace(newer, name="probe-000002"))
     assert one.probed() == []
-    versions = [replace(trace, versions=(7, 7)) for trace in good()]
+    versions = [replace(trace, segments=((trace.shared, 7),)) for trace in good()]
     worker.send(versions)
     until(lambda: one.probed())
 

@@ -52,7 +52,7 @@ def trace(group: int, index: int, ids: list[int], end: Any) -> Trace:
         index=index,
         logprobs=[-0.5] * len(ids),
         images=tuple(ImageRef(row, number) for number in range(IMAGES[row])),
-        versions=(6, 6),
+        version=6,
         end=end,
     )
 
@@ -125,8 +125,8 @@ MUTATIONS: dict[str, tuple[Callable[[], str], str]] = {
     "one too many": (lambda: why([*good(), replace(good()[0], index=2)]), "was not asked for"),
     "one twice": (lambda: why([*good(), good()[0]]), "a completion twice"),
     "another row": (lambda: why(first(row=8)), "it is of row 8, not of 3"),
-    "a newer version": (lambda: why(first(versions=(6, 7))), r"versions \(6, 7\)"),
-    "an older version": (lambda: why(first(versions=(5, 5))), r"versions \(5, 5\)"),
+    "a newer version": (lambda: why(first(segments=((3, 6), (4, 7)))), "its versions by first token"),
+    "an older version": (lambda: why(first(segments=((3, 5),))), "not 6 for all of it"),
     "another prompt": (lambda: why(other_prompt()), "its prompt has other tokens"),
     "an image less": (lambda: why(first(images=())), "its images are not those"),
     "another image": (lambda: why(first(images=(ImageRef(8, 0),))), "its images are not those"),

@@ -11,18 +11,19 @@ import contextlib
 import random
 import zlib
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from trainer import config as c
-from trainer.algorithm.traces import Outcome, completed
+from trainer.algorithm.traces import Outcome, completed, continued
 from trainer.checkpoint.errors import CorruptCheckpoint
 from trainer.checkpoint.rollout_log import RolloutLog
 from trainer.data.prompt_stream import PromptStream
 from trainer.learning.learner import Logprobs
 from trainer.loops import grpo
-from trainer.run.session import Resumed, Session
+from trainer.run.session import Resumed, Session, needed_logs
 from trainer.sampling.sampler import SampledGroups
 
 STEPS = 8
@@ -43,6 +44,7 @@ class Model:
         self.value = weights
         self.engine = None
         self.calls = []
+        self.tokens = 0
         self.step = 0
         self.dies_in = dies_in
 
@@ -59,18 +61,31 @@ class Model:
     def sample(self, ask):
         assert (ask.version, self.engine) == (self.version, self.value), "sampled with old weights"
         self.calls.append(("generate", ask.step))
-        return SampledGroups(self.complete(prompt, ask.samples_per_prompt) for prompt in ask.prompts)
+        ended = {trace.group for trace in ask.begun} - {t.group for t in ask.begun if t.end == "cut"}
+        groups = []
+        for prompt in ask.prompts:
+            if prompt.group not in ended:
+                begun = {t.index: t for t in ask.begun if t.group == prompt.group}
+                groups.append(self.complete(prompt, ask.samples_per_prompt, begun))
+        return SampledGroups(groups)
 
-    def complete(self, prompt, count):
+    def complete(self, prompt, count, begun):
+        """Completions of 1 to 19 tokens, a number that only the first version decides."""
         traces = []
-        for index in range(count):
-            dice = random.Random(f"{self.engine} {prompt.seed} {index}")
-            ids = [dice.randrange(1000) for _ in range(dice.randrange(1, 20))]
+        for index in sorted(i for i, t in begun.items() if t.end == "cut") if begun else range(count):
+            so_far = begun.get(index)
+            dice = random.Random(f"{self.engine} {prompt.seed} {index} {so_far and len(so_far.segments)}")
+            left = random.Random(f"{prompt.seed} {index}").randrange(1, 20)
+            left -= len(so_far.completion) if so_far else 0
+            now = min(left, prompt.cut or left)
+            ids = [dice.randrange(1000) for _ in range(now)]
+            self.tokens += now
             logprobs = [dice.random() for _ in ids]
-            about = {"group": prompt.group, "row": prompt.row, "index": index, "text": str(ids)}
-            traces.append(
-                completed([7, 7], ids, logprobs=logprobs, versions=(self.version, self.version), **about)
-            )
+            about: Any = {"group": prompt.group, "row": prompt.row, "index": index, "text": str(ids)}
+            about |= {"version": self.version, "end": "stop" if now == left else "cut"}
+            asked = so_far.tokens if so_far else [7, 7]
+            piece = completed(asked, ids, logprobs=logprobs, **about)
+            traces.append(continued(so_far, piece) if so_far else piece)
         return traces
 
     def logprobs(self, traces, split, *, old, reference):
@@ -144,7 +159,7 @@ class Run:
         self.lines[step] = stats
 
     def save(self, step, total, updates, carried, score):
-        ahead = range(step + 1, min(step + self.config.rollout.staleness, total) + 1)
+        ahead = needed_logs(self.config, step, total)
         assert self.rollouts.durable(ahead), "saved before what was sampled ahead of it was logged"
         self.saves[step] = (step, self.model.value, dict(carried), ahead)
 

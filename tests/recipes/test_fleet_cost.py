@@ -8,14 +8,16 @@ from dataclasses import replace
 import pytest
 
 from recipes import cli, fleet_table
-from recipes.plan import cost, decode_slots, fleet_cost, memory, passes
+from recipes.plan import cost, decode_slots, fleet_cost, memory, passes, rollout_phase
 from recipes.plan.fleet_cost import FleetRow, Fleets
 from recipes.presets import get, resolve
 from recipes.spec import SampleGroup, override, validate
+from trainer.algorithm.scheduling import Length
 from trainer.config import ConfigError
-from trainer.config.budget import trained
+from trainer.config.budget import image_token_cost, trained
 
 ONE, BIG = "grpo-qwen2.5-vl-7b-mathv60k", "grpo-qwen2.5-vl-72b-mathv60k"
+PIECES = ("--set", "rollout.staleness=1", "--set", "rollout.tokens_per_step=1024")
 
 
 @pytest.fixture(scope="module")
@@ -273,6 +275,7 @@ def test_machines_that_the_recipe_names_are_refused_as_a_loss(capsys):
         (["sft-qwen2.5-vl-7b-full"], "--fleet: method sft samples none"),
         (["serve"], "--fleet: serve (serve) trains nothing"),
         (["demo"], "--fleet: demo runs on CPU workers"),
+        ([ONE, *PIECES], "workers carry no completion over"),
         ([ONE, "--deadline", "1h"], "nothing is expected to keep the limits: the quickest takes"),
         ([ONE, "--deadline", "soon"], "write it as 90m, 24h or 3d"),
     ],
@@ -312,10 +315,70 @@ def test_more_prompts_are_not_proposed_where_rows_are_too_few_or_nothing_samples
     assert decode_slots.more_prompts(short, 100.0) is None
 
 
+def test_a_phase_of_pieces_by_hand():
+    """Completions of 5, 12 and 40 tokens, the first two of one prompt, at 10 tokens in each of two phases."""
+    recipe = override(get(ONE), ["rollout.staleness=2", "rollout.tokens_per_step=10"])
+    shape = memory.plan(recipe).shape
+    lengths = [Length(0, 100, 5, 70), Length(0, 100, 12, 70), Length(1, 200, 40, 140)]
+    step = passes.Passes(tuple(lengths), (), (), 0)
+    phase = rollout_phase.of_step(step, recipe.config)
+    assert (phase.sequences, phase.longest) == (6, 20)  # 5 | 10, 2 | 10, 10, 20
+    assert phase.mean == (5 + 12 + 40) / 6
+    assert phase.cached == 105 + 110 + 112 + 210 + 220 + 240
+
+    one_phase = override(recipe, ["rollout.staleness=0", "rollout.tokens_per_step=0"]).config
+    whole = rollout_phase.of_step(step, one_phase)
+    assert whole == rollout_phase.RolloutPhase(3, 40, 57 / 3, 105 + 112 + 240)
+    more = rollout_phase.prefill_flops(shape, step, recipe.config)
+    more -= rollout_phase.prefill_flops(shape, step, one_phase)
+    # The second phase reads both prompts and 10 tokens of two completions, the third one prompt and 20.
+    weights = 2 * shape.matmul_parameters
+    texts = weights * (100 + 200 + 200 + 10 + 10 + 20)
+    attended = (100**2 + 2 * 200**2 + 10 * 210 + 10 * 410 + 20 * 420) / 2
+    images = (70 + 140 + 140) * image_token_cost(shape) * weights
+    per_pair = 4 * shape.attention_layers * shape.heads * shape.head_dim
+    assert more == pytest.approx(texts + attended * per_pair + images, rel=1e-12)
+
+
+@pytest.mark.parametrize(("ahead", "limit", "least"), [(1, 1024, 1.6), (3, 512, 2.3)])
+def test_completions_that_are_carried_over_fill_the_slots(ahead, limit, least):
+    recipe = get(ONE)
+    need = memory.plan(recipe)
+    changes = [f"rollout.staleness={ahead}", f"rollout.tokens_per_step={limit}"]
+    changed = override(recipe, changes)
+    before = cost.step_time(recipe, need.gpu, 100.0, need)
+    after = cost.step_time(changed, need.gpu, 100.0, memory.plan(changed))
+    assert before.rollout > least * after.rollout and before.update == after.update
+    said = decode_slots.carried_over(recipe, need, 100.0)
+    empty = 1 - decode_slots.used(changed, memory.plan(changed))
+    line = (
+        f"  --set {changes[0]} --set {changes[1]}: {after.total:.1f} s, {empty:.0%} of the slots are empty\n"
+    )
+    assert line in said
+    assert decode_slots.carried_over(changed, need, 100.0) == ""
+
+
+def test_a_limit_that_no_completion_reaches_plans_the_same_step():
+    recipe = get(ONE)
+    longest = recipe.config.rollout.max_tokens
+    changed = override(recipe, ["rollout.staleness=1", f"rollout.tokens_per_step={longest}"])
+    need = memory.plan(recipe)
+    assert cost.step_time(changed, need.gpu, 100.0, need) == cost.step_time(recipe, need.gpu, 100.0, need)
+
+
+def test_nothing_is_carried_over_where_it_is_refused_or_slots_are_full():
+    for options in (["algorithm.rollout_correction=off"], ["rollout.max_tokens=401"]):
+        recipe = override(get(ONE), options)
+        assert decode_slots.carried_over(recipe, memory.plan(recipe), 100.0) == ""
+    supervised = get("sft-qwen2.5-vl-7b-full")
+    assert decode_slots.carried_over(supervised, memory.plan(supervised), 100.0) == ""
+
+
 def test_the_plan_says_so(capsys):
     code, said = run(capsys, ONE)
     assert code == 0
     assert re.search(
         r"80% of the decode slots are empty .* with 4 times the prompts a sample takes \d+ ms", said
     )
+    assert "engines use 20% of their decode slots" in said and "rollout.tokens_per_step=512" in said
     assert "--set rollout.prompts_per_step=256 --set algorithm.samples_per_update=512" in said

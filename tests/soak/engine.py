@@ -14,15 +14,15 @@ class Engine(vllm_engine.Engine):
     """It samples the longest of a group for all of it, end tokens included, and cuts."""
 
     def _params(self, group: Any, index: int, temperature: float, max_tokens: int, top_p: float) -> Any:
-        longest = max(lengths(group.prompt, group.size))
+        longest = max(lengths(group.prompt, len(group.begun)))
         params = super()._params(group, index, temperature, longest, top_p)
         params.ignore_eos = True
         params.stop_token_ids = []
         return params
 
-    def _trace(self, group: Any, index: int, output: Any) -> Trace:
-        whole = super()._trace(group, index, output)
-        count = lengths(group.prompt, group.size)[index]
+    def _trace(self, group: Any, index: int, output: Any, max_tokens: int) -> Trace:
+        whole = super()._trace(group, index, output, max_tokens)
+        count = lengths(group.prompt, len(group.begun))[index]
         return replace(
             whole,
             tokens=whole.tokens[: whole.shared + count],

@@ -66,6 +66,49 @@ def kernel_mismatch(traces: Sequence[Trace], policy: Sequence[np.ndarray]) -> di
     return out
 
 
+def by_age(
+    traces: Sequence[Trace], policy: Sequence[np.ndarray], newest: int, low: float, high: float
+) -> dict[str, float]:
+    """Ratios of policy to engine by the age of the weights that sampled a token, for traces that several
+    versions have sampled.
+
+    policy: the policy's log-probabilities of the learned tokens, [T] per trace, with the weights of version
+    `newest`. low, high: ratios beyond these are corrected.
+    """
+    gaps = []
+    ages = []
+    for trace, logprobs in zip(traces, policy, strict=True):
+        if trace.logprobs is not None:
+            gaps.append(logprobs - trace.logprobs)
+            ages.append(newest - trace.token_versions[trace.learned - trace.shared])
+    gap = np.concatenate(gaps).astype(np.float64)
+    age = np.concatenate(ages)[np.isfinite(gap)]
+    ratio = np.exp(gap[np.isfinite(gap)].clip(-LOG_RATIO, LOG_RATIO))
+
+    out = {}
+    for versions in np.unique(age):
+        these = ratio[age == versions]
+        name = f"staleness/age_{versions}"
+        out[f"{name}_tokens"] = len(these) / len(ratio)
+        out[f"{name}_ratio_mean"] = float(these.mean())
+        out[f"{name}_ratio_max"] = float(these.max())
+        out[f"{name}_corrected_fraction"] = float(((these < low) | (these > high)).mean())
+    return out
+
+
+def slots_used(traces: Sequence[Trace], version: int | None = None) -> float:
+    """Share of the decode slots of a rollout phase that held an unfinished completion, if each of those that
+    the weights of `version` sampled had a slot until the last was done; 0 if they sampled none. None: all
+    tokens count."""
+    grown = []
+    for trace in traces:
+        versions = trace.token_versions
+        count = len(versions) if version is None else int((versions == version).sum())
+        if count:
+            grown.append(count)
+    return sum(grown) / (len(grown) * max(grown)) if grown else 0.0
+
+
 def told_apart(stats: Mapping[str, float], kernels: Mapping[str, float]) -> dict[str, float]:
     """Metrics of a step that older weights sampled. The ratios that the update measured are renamed to
     `staleness/*`; `mismatch/*` is the part that kernels alone cause.

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
 
 Verdict = Literal["correct", "wrong", "no_answer", "timeout", "error"]
-End = Literal["stop", "length", "turns", "error"]
+End = Literal["stop", "length", "turns", "error", "cut"]
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,8 @@ class Prompt:
     """Index of the row in its split."""
     seed: int
     """Base of the seeds of its completions: a hash of (run seed, step, row, epoch)."""
+    cut: int = 0
+    """Most tokens by which each of its completions grows before it is cut; 0: it is sampled to its end."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +60,12 @@ class Trace:
     engine sampled them."""
     images: tuple[ImageRef, ...] = ()
     """Images in the order of their placeholders."""
-    versions: tuple[int, int] = (-1, -1)
-    """Oldest and newest version of the weights that sampled the trace; -1 if no engine did."""
+    segments: tuple[tuple[int, int], ...] = ()
+    """Which weights sampled what: (first position, version) of every stretch of tokens that one version
+    sampled, in order; empty if no engine did."""
     end: End = "stop"
-    """Why the trace ended: the model's end token, the token limit, the limit of turns, or an error."""
+    """Why the trace ended: the model's end token, the token limit, the limit of turns, or an error. `cut`: it
+    has not, and goes on in the next rollout phase (`rollout.tokens_per_step`)."""
     text: str = ""
     """What was sampled, as text without special tokens."""
     routes: np.ndarray | None = None
@@ -77,6 +81,20 @@ class Trace:
     def completion(self) -> np.ndarray:
         """The tokens behind the shared ones, [L - shared]."""
         return self.tokens[self.shared :]
+
+    @property
+    def versions(self) -> tuple[int, int]:
+        """Oldest and newest version of the weights that sampled the trace; -1 if no engine did."""
+        if not self.segments:
+            return -1, -1
+        return self.segments[0][1], self.segments[-1][1]
+
+    @property
+    def token_versions(self) -> np.ndarray:
+        """Version of the weights that sampled each token behind the prompt, [L - shared]."""
+        starts = [start for start, _ in self.segments]
+        counts = np.diff([*starts, len(self.tokens)])
+        return np.repeat([version for _, version in self.segments], counts)
 
     @property
     def finished(self) -> bool:
@@ -105,15 +123,15 @@ def completed(
     learned_earlier: Sequence[int] = (),
     logprobs: Sequence[float] | np.ndarray | None = None,
     images: tuple[ImageRef, ...] = (),
-    versions: tuple[int, int] = (-1, -1),
+    version: int = -1,
     end: End = "stop",
     text: str = "",
     routes: np.ndarray | None = None,
 ) -> Trace:
     """A trace of one prompt, [P], and one completion, [T], all of whose tokens are learned.
 
-    learned_earlier: positions of the prompt that are learned too, such as earlier replies. Other fields as in
-    `Trace`.
+    learned_earlier: positions of the prompt that are learned too, such as earlier replies. version: of the
+    weights that sampled the completion; -1 if no engine did. Other fields as in `Trace`.
     """
     shared = len(prompt_ids)
     tokens = np.concatenate([np.asarray(prompt_ids, np.int32), np.asarray(completion_ids, np.int32)])
@@ -127,10 +145,27 @@ def completed(
         learned=np.concatenate([np.asarray(learned_earlier, np.int32), behind_prompt]),
         logprobs=None if logprobs is None else np.asarray(logprobs, np.float32),
         images=images,
-        versions=versions,
+        segments=((shared, version),) if version >= 0 else (),
         end=end,
         text=text,
         routes=routes,
+    )
+
+
+def continued(begun: Trace, piece: Trace) -> Trace:
+    """A trace that was cut, and what other weights sampled behind it.
+
+    piece: one whose prompt is all that there was of `begun`; its end and text are those of both.
+    """
+    assert begun.logprobs is not None and piece.logprobs is not None
+    return replace(
+        begun,
+        tokens=piece.tokens,
+        learned=np.concatenate([begun.learned, piece.learned]),
+        logprobs=np.concatenate([begun.logprobs, piece.logprobs]),
+        segments=begun.segments + piece.segments,
+        end=piece.end,
+        text=piece.text,
     )
 
 

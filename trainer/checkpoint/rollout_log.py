@@ -6,9 +6,11 @@ again.
 
 A restart from step 20 replays what is logged of 21, 22, ...: same token ids, log-probabilities and outcomes,
 so same updates, bit for bit. With `rollout.staleness` k the steps 21 to 20 + k were sampled by weights that
-the checkpoint of step 20 does not hold: their logs belong to it, and it is committed after them. Files are
-plain NumPy archives without pickles; the CRC of every array is compared on reading. Those in the store of a
-run with a key are signed, for their step and attempt (trainer/storage/seal.py).
+the checkpoint of step 20 does not hold: their logs belong to it, and it is committed after them. With
+`rollout.tokens_per_step` the log of step 20 also has what its rollout phase sampled of the steps 21 to
+20 + k, and belongs to that checkpoint itself. Files are plain NumPy archives without pickles; the CRC of
+every array is compared on reading. Those in the store of a run with a key are signed, for their step and
+attempt (trainer/storage/seal.py).
 """
 
 from __future__ import annotations
@@ -45,7 +47,10 @@ from trainer.storage.stores import Retry
 OBJECT = re.compile(r"step-(\d{8})/((\d+)-[0-9a-f]{6})\.npz")
 """Key of a step's log in the store: (step, attempt, its number)."""
 LOCAL = re.compile(r"step-(\d{8})\.npz")
-FORMAT, FIRST_FORMAT = "spotrl-rollout-2", "spotrl-rollout-1"
+FORMAT = "spotrl-rollout-3"
+SECOND_FORMAT, FIRST_FORMAT = "spotrl-rollout-2", "spotrl-rollout-1"
+WAITING = "waiting_"
+"""What the columns of completions of later steps begin with."""
 DAMAGED = (OSError, ValueError, LookupError, EOFError, TypeError, zipfile.BadZipFile)
 """What reading an archive raises that is not whole, or is none."""
 RETRY = Retry(attempts=2)
@@ -63,6 +68,9 @@ class Graded:
     teacher: list[np.ndarray] | None = None
     """Log-probabilities of the learned tokens under the teacher, [T] float32 per trace, [0] of traces that
     are not trained on; None: not asked yet."""
+    waiting: Sequence[Trace] = ()
+    """Completions of later steps, so far (`rollout.tokens_per_step`). Their groups count on from the step's:
+    with P prompts a step, group P is the first of the next step."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +106,7 @@ class RolloutLog:
         # A run that goes back samples again: what it goes back behind may be what the engine sampled.
         self._replays = not config.checkpoint.before
         self._keeps = config.logging.keep_rollouts
+        self._goes_on_from_logs = config.rollout.tokens_per_step > 0
         self.folder = Path(RunStore.here(config).rollouts)
         store = RunStore.of(config)
         self.storage = storage
@@ -142,15 +151,16 @@ class RolloutLog:
         They are those of one history: of each step the newest attempt's, and never an older attempt's after a
         newer one's, which would be an attempt that went on beside the one that had replaced it.
 
-        needed: first steps after `step`, whose logs belong to its checkpoint. They are read at once, also
-        those that an older version of the code wrote. Raises CorruptCheckpoint where one cannot be read.
+        needed: first steps after `step`, or `step` itself, whose logs belong to its checkpoint. They are read
+        at once, also those that an older version of the code wrote. Raises CorruptCheckpoint where one cannot
+        be read.
         """
         self._needed = needed
         self._usable = {}
         self._ready = {}
-        found = self._places(step) if self._resumes else {}
+        at = min([step + 1, *needed])
+        found = self._places(at - 1) if self._resumes else {}
         epoch = 0
-        at = step + 1
         while at in found and (self._replays or at in needed):
             newest = max(place.epoch for place in found[at])
             if newest < epoch and at not in needed:
@@ -169,6 +179,12 @@ class RolloutLog:
         if at > step + 1:
             self._say(f"steps {step + 1} to {at - 1} are replayed: their completions are not sampled again")
         return list(range(step + 1, at))
+
+    def waiting(self, step: int) -> Sequence[Trace]:
+        """What the rollout phase of a checkpoint's step had sampled of later steps; empty where nothing
+        is carried over."""
+        graded = self._ready.pop(step, None)
+        return graded.waiting if graded else ()
 
     def _places(self, after: int) -> dict[int, list[_Place]]:
         """Where the logs of the steps after `after` lie: this disk's first."""
@@ -240,7 +256,9 @@ class RolloutLog:
         about = json.loads(archive["about"].tobytes())
         expected = self._about | {"step": step}
         if step in self._needed:
-            expected = {key: expected[key] for key in ("format", "run_id", "step")}
+            expected = {key: expected[key] for key in ("run_id", "step")}
+            if about["format"] not in (FORMAT, SECOND_FORMAT):
+                raise ValueError("its format is another")
         for key, value in expected.items():
             if about[key] != value:
                 raise ValueError(f"its {key} is another")
@@ -253,9 +271,9 @@ class RolloutLog:
         when a teacher has judged them. What an earlier attempt had sampled stays its own.
 
         floor: oldest step that a restart may go on from; what is logged up to it is dropped, here and there,
-        unless the run keeps all of it (`logging.keep_rollouts`).
+        unless the run keeps all of it (`logging.keep_rollouts`), or a checkpoint of that step needs its log.
         """
-        floor = 0 if self._keeps else floor
+        floor = 0 if self._keeps else floor - self._goes_on_from_logs
         epoch, attempt = self._epoch, self._attempt
         if graded.teacher is not None:
             epoch, attempt = self._sampled_by.get(step, (epoch, attempt))
@@ -399,6 +417,10 @@ def _archive(about: dict[str, Any], graded: Graded) -> bytes:
     if graded.teacher is not None:
         arrays["teacher"] = np.concatenate(graded.teacher)
         arrays["teacher_tokens"] = np.array(list(map(len, graded.teacher)), np.int64)
+    if graded.waiting:
+        waiting = trace_columns(graded.waiting)
+        waiting["texts"] = text_array([trace.text for trace in graded.waiting])
+        arrays |= {f"{WAITING}{name}": column for name, column in waiting.items()}
     out = io.BytesIO()
     np.savez(out, **arrays)  # ty: ignore[invalid-argument-type]
     return out.getvalue()
@@ -408,6 +430,8 @@ def _graded(about: dict[str, Any], arrays: dict[str, np.ndarray]) -> Graded:
     """The inverse of `_archive`. Raises one of DAMAGED."""
     texts = json.loads(arrays["texts"].tobytes())
     read = _first_format if about["format"] == FIRST_FORMAT else traces_of
+    if about["format"] == SECOND_FORMAT:
+        arrays |= _one_segment(arrays)
     traces = read(arrays, texts)
     outcomes = [Outcome(*outcome) for outcome in json.loads(arrays["outcomes"].tobytes())]
     if not traces or len(outcomes) != len(traces):
@@ -415,7 +439,18 @@ def _graded(about: dict[str, Any], arrays: dict[str, np.ndarray]) -> Graded:
     teacher = cut(arrays["teacher"], arrays["teacher_tokens"]) if "teacher" in arrays else None
     if teacher is not None and len(teacher) != len(traces):
         raise ValueError(f"it has {len(traces)} completions, and a teacher's judgment of {len(teacher)}")
-    return Graded(traces, outcomes, about["stats"], teacher)
+    columns = {name[len(WAITING) :]: arrays[name] for name in arrays if name.startswith(WAITING)}
+    waiting = traces_of(columns, json.loads(columns["texts"].tobytes())) if columns else ()
+    return Graded(traces, outcomes, about["stats"], teacher, waiting)
+
+
+def _one_segment(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The segments of a log in which every trace was sampled by one version, or by none."""
+    prompts = prompts_of(arrays)
+    starts = np.array([len(prompts[group]) for group in arrays["group"].tolist()], np.int64)
+    versions = arrays["versions"][:, 0]
+    segments = np.stack([starts, versions], 1)
+    return {"segments": segments[versions >= 0], "segment_counts": (versions >= 0).astype(np.int64)}
 
 
 def _first_format(arrays: dict[str, np.ndarray], texts: Sequence[str]) -> list[Trace]:
@@ -433,7 +468,7 @@ def _first_format(arrays: dict[str, np.ndarray], texts: Sequence[str]) -> list[T
             row=int(arrays["row"][i]),
             index=int(arrays["index"][i]),
             logprobs=logprobs[i],
-            versions=(version, version),
+            version=version,
             end="stop" if arrays["finished"][i] else "length",
             text=texts[i],
         )

@@ -10,7 +10,7 @@ import numpy as np
 
 from trainer.algorithm.traces import End, ImageRef, Trace
 
-ENDS: tuple[End, ...] = ("stop", "length", "turns", "error")
+ENDS: tuple[End, ...] = ("stop", "length", "turns", "error", "cut")
 """Values of `Trace.end` by their number in a column; new ones are added at the end."""
 _NOTHING = np.zeros(0, np.float32)
 
@@ -68,17 +68,20 @@ def _numbers(traces: Sequence[Trace]) -> dict[str, np.ndarray]:
     """What each trace has one of."""
     numbers = []
     ends = []
-    versions = []
+    counts = []
+    segments = []
     sampled = []
     for trace in traces:
         numbers.append((trace.group, trace.row, trace.index, len(trace.completion), len(trace.images)))
         ends.append(ENDS.index(trace.end))
-        versions.append(trace.versions)
+        counts.append(len(trace.segments))
+        segments += trace.segments
         sampled.append(trace.logprobs is not None)
     table = np.array(numbers, np.int64).reshape(-1, 5)
     columns = dict(zip(("group", "row", "index", "tokens", "images"), table.T.copy(), strict=True))
     columns["end"] = np.array(ends, np.int8)
-    columns["versions"] = np.array(versions, np.int64)
+    columns["segments"] = np.array(segments, np.int64).reshape(-1, 2)
+    columns["segment_counts"] = np.array(counts, np.int64)
     columns["sampled"] = np.array(sampled, bool)
     return columns
 
@@ -102,10 +105,10 @@ def traces_of(arrays: dict[str, np.ndarray], texts: Sequence[str]) -> list[Trace
     logprobs = cut(arrays["logprobs"], np.where(sampled, _lengths(learned), 0))
     images = cut(arrays["image_refs"], arrays["images"])
     routes = _routes_of(arrays, prompts)
+    segments = cut(arrays["segments"], arrays["segment_counts"])
 
     traces = []
     for i, group in enumerate(groups):
-        oldest, newest = arrays["versions"][i].tolist()
         traces.append(
             Trace(
                 group=group,
@@ -116,7 +119,7 @@ def traces_of(arrays: dict[str, np.ndarray], texts: Sequence[str]) -> list[Trace
                 learned=learned[i],
                 logprobs=logprobs[i] if sampled[i] else None,
                 images=tuple(ImageRef(row, number) for row, number in images[i].tolist()),
-                versions=(oldest, newest),
+                segments=tuple((start, version) for start, version in segments[i].tolist()),
                 end=ENDS[arrays["end"][i]],
                 text=texts[i],
                 routes=routes[i],

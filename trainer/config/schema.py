@@ -118,6 +118,10 @@ class Rollout:
     staleness: int = within(0, least=0, most=8)
     """Steps that sampling is ahead of learning by: step s is sampled with the weights of step s - 1 - this.
     0: with the newest."""
+    tokens_per_step: int = within(0, least=0)
+    """Most tokens by which a completion grows in a step's rollout phase; an unfinished one goes on in the
+    next, under its weights, and step s is sampled to its end before it is trained. Needs `staleness`. 0: all
+    at once."""
     tensor_parallel: int = within(1, least=1)
     """GPUs per engine; the number of engines is world size / this (the original's --vllm_num_engines
     follows)."""
@@ -395,9 +399,11 @@ class RunConfig:
 
     @property
     def engine_sequences(self) -> int:
-        """Completions that an engine samples at once: its share of a step, as a power of two."""
+        """Completions that an engine samples at once: its share of a step, as a power of two. With
+        `rollout.tokens_per_step` those of all steps that are begun: a run's first phase begins them all."""
         engines = self.placement.world_size // self.rollout.tensor_parallel
-        share = -(-self.samples_per_step // max(engines, 1))
+        steps = 1 + self.rollout.staleness if self.rollout.tokens_per_step else 1
+        share = -(-self.samples_per_step * steps // max(engines, 1))
         return max(LEAST_SEQUENCES, 1 << (share - 1).bit_length())
 
     @property

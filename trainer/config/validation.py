@@ -398,8 +398,32 @@ def _refused(a: Algorithm) -> list[tuple[bool, str]]:
 
 def _refused_ahead(c: RunConfig) -> list[tuple[bool, str]]:
     """What a run that samples ahead of learning cannot do, and what to change."""
-    ahead = c.rollout.staleness > 0
+    ahead, carries = c.rollout.staleness > 0, c.rollout.tokens_per_step > 0
     return [
+        (
+            carries and not ahead,
+            (
+                f"rollout.tokens_per_step is {c.rollout.tokens_per_step} with rollout.staleness 0: a step"
+                " that is trained right after it is sampled has no later phase to go on in; set"
+                " rollout.staleness to 1 or more"
+            ),
+        ),
+        (
+            carries and c.fleet.workers != "off",
+            (
+                f"rollout.tokens_per_step is {c.rollout.tokens_per_step} with fleet.workers"
+                f" {c.fleet.workers}: workers sample beside the learner and hold no step up, and what they"
+                " send is of one version; set one of them to 0 or off"
+            ),
+        ),
+        (
+            carries and c.algorithm.routing_replay,
+            (
+                f"rollout.tokens_per_step is {c.rollout.tokens_per_step} with algorithm.routing_replay: the"
+                " engine chooses experts anew for the tokens that older weights sampled; set one of them to 0"
+                " or false"
+            ),
+        ),
         (
             ahead and c.algorithm.rollout_correction == "off",
             (

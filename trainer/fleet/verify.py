@@ -151,8 +151,8 @@ def _trace(unit: RolloutUnit, row: int, trace: Trace, expected: AskedUnit) -> st
         return why
     if trace.row != row:
         return f"it is of row {trace.row}, not of {row}"
-    if trace.versions != (unit.version, unit.version):
-        return f"it was sampled with versions {trace.versions}, not with {unit.version}"
+    if trace.segments != ((trace.shared, unit.version),):
+        return f"its versions by first token are {trace.segments}, not {unit.version} for all of it"
     ids = expected.prompt_ids(unit.split, row)
     if not np.array_equal(trace.prompt, ids):
         return f"its prompt has other tokens ({len(trace.prompt)}) than the row's ({len(ids)})"

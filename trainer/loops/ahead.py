@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from trainer.algorithm.credit import credited
 from trainer.algorithm.refill import shortfall
 from trainer.algorithm.shaping import Carried
-from trainer.algorithm.staleness import kernel_mismatch
+from trainer.algorithm.staleness import kernel_mismatch, slots_used
 from trainer.algorithm.traces import Outcome, Trace
 from trainer.checkpoint.rollout_log import Graded
 from trainer.config import RunConfig
@@ -23,6 +25,18 @@ from trainer.sampling.sampler import Ask, SampledGroups
 
 if TYPE_CHECKING:
     from trainer.run.session import Session
+
+
+def compared(run: Session, fresh: list[Trace]) -> dict[str, float]:
+    """`mismatch/*` of traces that the policy's current weights sampled."""
+    return kernel_mismatch(fresh, scored(run, fresh))
+
+
+def scored(run: Session, traces: list[Trace]) -> list[np.ndarray]:
+    """The policy's log-probabilities of the learned tokens, [T] per trace."""
+    found = run.learner.logprobs(traces, run.config.train_split, old=True, reference=False)
+    assert found.old is not None
+    return found.old
 
 
 class Ahead:
@@ -35,8 +49,12 @@ class Ahead:
         self._asked: dict[int, SampledGroups] = {}
         self._graded: dict[int, Graded] = {}
 
+    def samples(self, step: int) -> bool:
+        """Whether anything is sampled with the weights before a step, so that they must be loaded."""
+        return self.lacks(step + self.config.rollout.staleness)
+
     def lacks(self, step: int) -> bool:
-        """Whether a step of the run is neither asked for nor logged, so that its weights must be loaded."""
+        """Whether a step of the run is neither asked for nor logged."""
         if step > self.total or step in self._asked or step in self._graded:
             return False
         logged = self.run.rollouts.read(step)
@@ -65,9 +83,9 @@ class Ahead:
                 self._graded[due] = self._grade(due)
         return self._graded.pop(step)
 
-    def kernel_mismatch(self, version: int) -> dict[str, float]:
-        """How far engine and policy are apart at the policy's own version, on a few groups of a later step,
-        one per rank.
+    def measure(self, version: int) -> dict[str, float]:
+        """`mismatch/*`: how far engine and policy are apart at the policy's own version, on a few groups of a
+        later step, one per rank.
 
         Empty where no later step was sampled with it, and for a sampler beside the learner, whose later steps
         are whole at a time that is left to chance: it is probed at evaluations (`probe`).
@@ -79,22 +97,22 @@ class Ahead:
                     fresh.append(trace)
         if not fresh or self.run.sampler.beside:
             return {}
-        return self._mismatch(fresh)
+        return compared(self.run, fresh)
+
+    def slots(self, version: int, traces: list[Trace]) -> dict[str, float]:
+        """`perf/slots_used` of the rollout that sampled a step's traces; empty for a sampler beside the
+        learner, whose workers sample a unit at a time."""
+        return {} if self.run.sampler.beside else {"perf/slots_used": slots_used(traces)}
 
     def probe(self, version: int) -> Callable[[], dict[str, float]]:
         """Where a sampler beside the learner samples ahead: asks for a few short completions of `version`,
         which is both the policy's and the newest that was loaded. Returns what waits for them and compares
-        the two, as `kernel_mismatch` does."""
+        the two, as `measure` does."""
         run = self.run
         if not (run.sampler.beside and self.config.rollout.staleness):
             return dict
         asked = ask_probe(self.config, run.sampler, run.rows, version)
-        return lambda: self._mismatch(asked.all())
-
-    def _mismatch(self, fresh: list[Trace]) -> dict[str, float]:
-        scored = self.run.learner.logprobs(fresh, self.config.train_split, old=True, reference=False)
-        assert scored.old is not None
-        return kernel_mismatch(fresh, scored.old)
+        return lambda: compared(run, asked.all())
 
     @property
     def _phase(self) -> str:

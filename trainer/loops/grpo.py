@@ -2,7 +2,8 @@
 
     sample -> grade -> learn -> sync -> evaluate, save, log
 
-With `rollout.staleness` k, what is sampled is for k steps later (trainer/loops/ahead.py).
+With `rollout.staleness` k, what is sampled is for k steps later (trainer/loops/ahead.py), a piece of each
+completion at a time with `rollout.tokens_per_step` (trainer/loops/carry.py).
 Every step is a function of (config, step, weights): a run that is stopped anywhere and resumed computes the
 same values. What is graded is logged, so that a restart repeats updates and samples nothing twice.
 """
@@ -21,6 +22,7 @@ from trainer.checkpoint.rollout_log import Graded
 from trainer.config import RunConfig
 from trainer.learning.distributed import over_updates
 from trainer.loops.ahead import Ahead
+from trainer.loops.carry import CarriedOver
 from trainer.loops.evaluate import evaluate
 from trainer.loops.process import main
 from trainer.observe.step_stats import describe, sample_rows
@@ -44,7 +46,10 @@ def train(config: RunConfig, run: Session) -> None:
         with phases("eval"):
             run.metrics.log(0, evaluate(config, run, step))
 
-    ahead = Ahead(config, run, total, carried)
+    if config.rollout.tokens_per_step:
+        ahead = CarriedOver(config, run, total, carried, step)
+    else:
+        ahead = Ahead(config, run, total, carried)
     while step < total:
         step += 1
         run.begin(step, total)
@@ -52,14 +57,15 @@ def train(config: RunConfig, run: Session) -> None:
         graded = ahead.take(step)
         with phases("update"):
             sampler.rest()
-            kernels = ahead.kernel_mismatch(step - 1)
+            measured = ahead.measure(step - 1)
             stats, batch = learn(config, run, step, graded, carried)
         if config.rollout.staleness:
-            stats = told_apart(stats, kernels) | versions_behind(graded.traces, step)
+            stats = told_apart(stats, measured) | versions_behind(graded.traces, step)
+        stats |= ahead.slots(step - 1, graded.traces)
 
         evaluates = run.due(config.evaluation.every_steps, step, total)
         # else nothing is sampled, and no worker that joins must be probed
-        if evaluates or ahead.lacks(step + 1 + config.rollout.staleness) or ahead.awaited:
+        if evaluates or ahead.samples(step + 1) or ahead.awaited:
             with phases("sync"):
                 sampler.load(learner.weights(step))
         if evaluates:

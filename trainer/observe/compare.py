@@ -30,6 +30,7 @@ SUMMARY = (
     ("entropy", "entropy/mean", False),
     ("completion tokens", "tokens/response_mean", False),
     ("s/step", "time/step_s", False),
+    ("slots used", "perf/slots_used", False),
     ("rollout tokens/s", "perf/rollout_tokens_per_s", False),
 )
 """(column, metric, percent). `time/` and `perf/` show the median, others the first and the last value."""

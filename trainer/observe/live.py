@@ -64,6 +64,7 @@ ROWS = (
     ("waited for samples", "fleet/wait_s", "{:.1f} s"),
     ("workers", "fleet/workers", "{:.0f}"),
     ("workers idle", "fleet/idle_share", "{:.0%}"),
+    ("decode slots used", "perf/slots_used", "{:.0%}"),
     ("rollout tokens/s", "perf/rollout_tokens_per_s", "{:,.0f}"),
     ("training tokens/s", "perf/train_tokens_per_s", "{:,.0f}"),
 )

@@ -180,6 +180,10 @@ NAMES: dict[str, Name] = {
         "fraction",
         "With `rollout.staleness`: as `mismatch/rerouted_fraction`, with older weights in the engine.",
     ),
+    "rollout/carried_fraction": Name(
+        "fraction",
+        "Share of the step's completions that more than one version sampled; with `rollout.tokens_per_step`.",
+    ),
     # --- the completions
     "tokens/prompt_mean": Name("tokens", "Mean prompt length, image tokens included."),
     "tokens/prompt_max": Name("tokens", "Longest prompt."),
@@ -289,6 +293,11 @@ NAMES: dict[str, Name] = {
     "perf/start_load_s": Name("s", "Model and engine loaded; the checkpoint's files are fetched beside it."),
     "perf/start_resume_s": Name("s", "The rest of the fetch, and the checkpoint read into the policy."),
     "perf/start_sync_s": Name("s", "The first weight sync and its check."),
+    "perf/slots_used": Name(
+        "fraction",
+        "Share of the decode slots of the step's rollout that held an unfinished completion, if each"
+        " completion had a slot until the last was done. Not with workers.",
+    ),
     "perf/replayed_completions": Name(
         "count",
         "Completions taken from the rollout log in place of sampling, since the start of the process.",
@@ -322,6 +331,11 @@ NAMES: dict[str, Name] = {
 }
 
 PREFIXES = {
+    "staleness/age_": (
+        "With `rollout.tokens_per_step`, on a group per rank: by the number of versions that a token's"
+        " weights are older by, the share of such tokens, mean and largest ratio of policy to engine, and the"
+        " share beyond the correction's limits."
+    ),
     "reward/function_": (
         "Mean of what one of `rewards.functions` gave the completions that it applies to, before its weight."
     ),

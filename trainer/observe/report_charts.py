@@ -102,6 +102,14 @@ CHARTS = (
         zero=True,
     ),
     Chart(
+        "Decode slots",
+        (Line("perf/slots_used", "used", 1),),
+        "Share that held an unfinished completion while engines decoded.",
+        percent=True,
+        zero=True,
+        skip_flat=True,
+    ),
+    Chart(
         "Training speed", (Line("perf/train_tokens_per_s", "tokens/s", 3),), "All ranks together.", zero=True
     ),
     Chart(

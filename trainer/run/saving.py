@@ -40,7 +40,7 @@ class Position:
     score: float | None = None
     """The step's score; None if it was not evaluated."""
     ahead: Sequence[int] = ()
-    """Later steps that are already sampled, or being sampled, with older weights."""
+    """Steps whose rollout logs it needs (`session.needed_logs`)."""
 
 
 class Preempted(Exception):

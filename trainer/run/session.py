@@ -339,10 +339,13 @@ class Session:
             causes["engine"] = f"row {unsound[0].row}, completion {shortened(unsound[0].text)!r}"
         return causes
 
-    def keep(self, step: int, traces: list[Trace], outcomes: list[Outcome]) -> Graded:
-        """Logs a step's graded completions, before the weights change."""
+    def keep(
+        self, step: int, traces: list[Trace], outcomes: list[Outcome], waiting: Sequence[Trace] = ()
+    ) -> Graded:
+        """Logs a step's graded completions, before the weights change; and with them those of later steps so
+        far, as `Graded.waiting`."""
         stats = {name: value for name, value in self.rewards.stats().items() if not name.startswith("perf/")}
-        graded = Graded(traces, outcomes, stats)
+        graded = Graded(traces, outcomes, stats, waiting=waiting)
         self.rollouts.write(step, graded, self.checkpoints.floor)
         return graded
 
@@ -412,7 +415,7 @@ class Session:
         updates: optimizer steps so far. carried: what the loop needs for its next step. score: the step's
         evaluation.
         """
-        ahead = range(step + 1, min(step + self.config.rollout.staleness, total) + 1)
+        ahead = needed_logs(self.config, step, total)
         position = Position(step, carried, updates, self.learner.skipped, score, ahead)
         with self.phases("checkpoint"):
             self.saving.maybe_save(position, last=step == total)
@@ -457,6 +460,14 @@ class Session:
         """Writes for other processes how the run ended, if the disk allows it."""
         with contextlib.suppress(OSError):
             self.phases.finish(status)
+
+
+def needed_logs(config: RunConfig, step: int, total: int) -> range:
+    """Steps whose rollout logs a checkpoint of `step` needs: weights that are gone have sampled what is in
+    them. The log of a step has the carried completions of later ones."""
+    if config.rollout.tokens_per_step:
+        return range(step, min(step + 1, total))
+    return range(step + 1, min(step + config.rollout.staleness, total) + 1)
 
 
 def _facts(row: Row) -> dict[str, Any]:

@@ -24,6 +24,11 @@ class Colocated:
         self.config, self.ranks = config, ranks
         self.version = -1
 
+    @property
+    def engines(self) -> int:
+        """Number of engines."""
+        return self.ranks.world_size // self.config.rollout.tensor_parallel
+
     def start(self) -> None:
         """Builds the engines, after the learner has loaded the policy."""
         self.ranks.all(SamplerPart.start)
@@ -48,7 +53,7 @@ class Colocated:
                 f"step {ask.step} is sampled with version {ask.version} of the weights, and the engines hold"
                 f" version {self.version}"
             )
-        now, later = self._shares(ask, ask.prompts), self._shares(ask, ask.upcoming)
+        now, later = self._now(ask), self._shares(ask, ask.upcoming)
         calls = []
         for rank in range(self.ranks.world_size):
             engine = rank // self.config.rollout.tensor_parallel
@@ -56,16 +61,34 @@ class Colocated:
             how = ask.samples_per_prompt, ask.temperature, ask.top_p, ask.max_tokens
             # The policy computes no pass over an evaluation, so nobody would read them.
             with_routes = ask.kind != "eval"
-            calls.append((now[engine], ask.split, *how, with_routes, rows))
+            groups = {prompt.group for prompt in now[engine]}
+            begun = [trace for trace in ask.begun if trace.group in groups and trace.end == "cut"]
+            calls.append((now[engine], ask.split, *how, with_routes, rows, begun))
         return SampledGroups(self.ranks.stream(SamplerPart.sample, calls))
 
+    def _now(self, ask: Ask) -> list[list[Prompt]]:
+        """Prompts by engine, without those whose completions have all ended.
+
+        Each step's prompts are dealt by themselves: so a completion goes on where its images were decoded,
+        and new prompts go where the last ask's `upcoming` said.
+        """
+        size = self.config.rollout.prompts_per_step if ask.kind == "train" else max(1, len(ask.prompts))
+        cut = {trace.group for trace in ask.begun if trace.end == "cut"}
+        ended = {trace.group for trace in ask.begun} - cut
+        shares: list[list[Prompt]] = [[] for _ in range(self.engines)]
+        for start in range(0, len(ask.prompts), size):
+            dealt_out = self._shares(ask, ask.prompts[start : start + size])
+            for share, dealt in zip(shares, dealt_out, strict=True):
+                share += [prompt for prompt in dealt if prompt.group not in ended]
+        return shares
+
     def _shares(self, ask: Ask, prompts: Sequence[Prompt]) -> list[list[Prompt]]:
-        """Prompts by engine."""
+        """Prompts of one step by engine."""
         # Nobody knows a completion's length before it is sampled: half of the longest weighs it against the
         # prompt.
         unknown = ask.samples_per_prompt * ask.max_tokens / 2
         costs = [float(ask.prompt_tokens[prompt.row]) + unknown for prompt in prompts]
-        return deal(prompts, costs, self.ranks.world_size // self.config.rollout.tensor_parallel)
+        return deal(prompts, costs, self.engines)
 
     def rest(self) -> None:
         """`Sampler.rest`."""

@@ -37,6 +37,9 @@ class Ask:
     """Prompts of the training split that will be asked next: their images are decoded meanwhile."""
     top_p: float = 1.0
     """Below 1 in evaluations alone: engine and policy use one distribution."""
+    begun: Sequence[Trace] = ()
+    """Completions of these prompts that older weights began (`rollout.tokens_per_step`). Those that were cut
+    go on; a prompt whose completions have all ended is not sampled."""
 
 
 class SampledGroups:

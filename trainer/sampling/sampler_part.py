@@ -62,13 +62,14 @@ class SamplerPart:
         max_tokens: int,
         with_routes: bool,
         upcoming: Sequence[int],
+        begun: Sequence[Trace] = (),
     ) -> Iterator[list[Trace]]:
         """Completes this engine's prompts. All its ranks compute; only the first yields the groups, as they
         finish.
 
         with_routes: whether the traces have the engine's choices of experts, under
         `algorithm.routing_replay`. upcoming: training rows that are asked next; their images are decoded
-        while the engine samples.
+        while the engine samples. begun: completions of these prompts that go on.
         """
         self.reader.look_ahead(self.config.train_split, upcoming)
         first_of_engine = self.process.rank % self.config.rollout.tensor_parallel == 0
@@ -81,6 +82,7 @@ class SamplerPart:
                 top_p=top_p,
                 max_tokens=max_tokens,
                 with_routes=with_routes,
+                begun=begun,
             )
             for group in groups:
                 if first_of_engine:

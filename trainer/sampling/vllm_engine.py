@@ -16,7 +16,8 @@ from vllm.device_allocator import alloc_conf
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.sample.logits_processor import LogitsProcessor
 
-from trainer.algorithm.traces import End, ImageRef, Prompt, Trace, completed
+from trainer.algorithm.seeding import seed_of
+from trainer.algorithm.traces import End, ImageRef, Prompt, Trace, completed, continued
 from trainer.config import ConfigError, RunConfig
 from trainer.data.processor import EngineRequest, Prompter
 from trainer.observe import beacon
@@ -341,8 +342,10 @@ class Engine:
         max_tokens: int,
         top_p: float = 1.0,
         with_routes: bool = True,
+        begun: Sequence[Trace] = (),
     ) -> Iterator[list[Trace]]:
-        """Samples completions; yields each prompt's group of traces when the last of them has ended.
+        """Samples completions; yields each prompt's group of traces when the last of them has ended, or was
+        cut at `Prompt.cut` tokens.
 
         Every completion is a request of its own with a seed of its own: order does not matter to it, and it
         can be ended or continued by itself. The batch matters where the sums of kernels depend on the number
@@ -351,9 +354,12 @@ class Engine:
         read: the prompt for the engine; it is called as late as the memory of `data.image_cache_gib` for
         patches of open prompts demands, so that a large evaluation does not hold all its images at once.
         with_routes: whether the traces have the engine's choices of experts, under
-        `algorithm.routing_replay`. Raises RuntimeError where engine and policy
-        disagree on a prompt's tokens.
+        `algorithm.routing_replay`. begun: completions that were cut and go on; of their prompts nothing else
+        is sampled. Raises RuntimeError where engine and policy disagree on a prompt's tokens.
         """
+        members: dict[int, dict[int, Trace | None]] = {}
+        for trace in begun:
+            members.setdefault(trace.group, {})[trace.index] = trace
         limit_bytes = int(self.config.data.image_cache_gib * 2**30)
         waiting = deque(prompts)
         open_groups = dict[str, _OpenGroup]()
@@ -365,7 +371,9 @@ class Engine:
                 upcoming = upcoming or read(waiting[0])
                 if open_groups and held_bytes + upcoming.pixel_bytes > limit_bytes:
                     break
-                group = _OpenGroup(waiting.popleft(), upcoming, samples_per_prompt, with_routes)
+                prompt = waiting.popleft()
+                all_new: dict[int, Trace | None] = dict.fromkeys(range(samples_per_prompt))
+                group = _OpenGroup(prompt, upcoming, members.get(prompt.group, all_new), with_routes)
                 open_groups[str(group.prompt.group)] = group
                 held_bytes += upcoming.pixel_bytes
                 pictures += bool(upcoming.images)
@@ -378,28 +386,34 @@ class Engine:
                     continue
                 name, _, index = output.request_id.partition("/")
                 group = open_groups[name]
-                group.traces[int(index)] = self._trace(group, int(index), output)
-                if len(group.traces) == samples_per_prompt:
+                group.traces[int(index)] = self._trace(group, int(index), output, max_tokens)
+                if len(group.traces) == len(group.begun):
                     held_bytes -= open_groups.pop(name).pixel_bytes
-                    yield one_prompt([group.traces[i] for i in range(samples_per_prompt)])
+                    yield one_prompt([group.traces[i] for i in sorted(group.traces)])
 
     def _add(
         self, group: _OpenGroup, request: EngineRequest, temperature: float, max_tokens: int, top_p: float
     ) -> None:
-        """Opens the group's requests. Its images are processed once, for all of them."""
-        (rendered,) = self.llm._preprocess_cmpl([request.inputs])  # ty: ignore[invalid-argument-type]
-        for index in range(group.size):
+        """Opens the group's requests. Its images are processed once, for all of them; the prompt of one that
+        goes on is the group's with the tokens so far."""
+        inputs: Any = [request.inputs]
+        rendered: dict[str, Any]
+        (rendered,) = self.llm._preprocess_cmpl(inputs)  # ty: ignore[invalid-assignment]
+        for index in group.begun:
             params = self._params(group, index, temperature, max_tokens, top_p)
-            self.llm.llm_engine.add_request(f"{group.prompt.group}/{index}", rendered, params)
+            ids = [*rendered["prompt_token_ids"], *group.so_far(index)]
+            extended: Any = {**rendered, "prompt_token_ids": ids}
+            self.llm.llm_engine.add_request(f"{group.prompt.group}/{index}", extended, params)
 
     def _params(
         self, group: _OpenGroup, index: int, temperature: float, max_tokens: int, top_p: float
     ) -> SamplingParams:
+        left = max_tokens - len(group.so_far(index))
         return SamplingParams(
             temperature=temperature,
             top_p=top_p,
-            max_tokens=max_tokens,
-            seed=group.prompt.seed + index if temperature else None,
+            max_tokens=min(left, group.prompt.cut or left),
+            seed=group.seed(index) if temperature else None,
             logprobs=0,
             stop_token_ids=[self.eos_token_id],
             # Text and objects for every token of every decode step would take a sixth of a small model's
@@ -409,12 +423,14 @@ class Engine:
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
 
-    def _trace(self, group: _OpenGroup, index: int, output: Any) -> Trace:
+    def _trace(self, group: _OpenGroup, index: int, output: Any, max_tokens: int) -> Trace:
         engine_ids = list(output.prompt_token_ids or ())
-        if engine_ids != group.prompt_ids:
+        begun, so_far = group.begun[index], group.so_far(index)
+        asked = [*group.prompt_ids, *so_far]
+        if engine_ids != asked:
             raise RuntimeError(
                 f"row {group.prompt.row}: engine and policy read its prompt as {len(engine_ids)} and "
-                f"{len(group.prompt_ids)} tokens: the processors of vLLM and transformers disagree"
+                f"{len(asked)} tokens: the processors of vLLM and transformers disagree"
             )
         (completion,) = output.outputs
         ids, logprobs = list(completion.token_ids), list(completion.logprobs.logprobs)
@@ -422,29 +438,50 @@ class Engine:
         routes = None
         if self._routes and group.with_routes:
             routes = self._routes.of(output, len(engine_ids) + len(ids) - 1)
-        return completed(
-            group.prompt_ids,
+        end = ENDS.get(completion.finish_reason, "error")
+        if end == "length" and len(so_far) + len(ids) < max_tokens:
+            end = "cut"
+        piece = completed(
+            asked,
             ids,
             group=group.prompt.group,
             row=group.prompt.row,
             index=index,
             logprobs=logprobs,
             images=tuple(ImageRef(group.prompt.row, number) for number in range(group.images)),
-            versions=(self.version, self.version),
-            end=ENDS.get(completion.finish_reason, "error"),
+            version=self.version,
+            end=end,
             text=self._opening
-            + self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False),
+            + self._tokenizer.decode(
+                [*so_far, *ids], skip_special_tokens=True, clean_up_tokenization_spaces=False
+            ),
             routes=routes,
         )
+        return continued(begun, piece) if begun else piece
 
 
 class _OpenGroup:
     """A prompt whose completions are being sampled."""
 
-    def __init__(self, prompt: Prompt, request: EngineRequest, size: int, with_routes: bool) -> None:
-        self.prompt, self.size = prompt, size
+    def __init__(
+        self, prompt: Prompt, request: EngineRequest, begun: dict[int, Trace | None], with_routes: bool
+    ) -> None:
+        """begun: what there is of each completion that is sampled, by index."""
+        self.prompt, self.begun = prompt, begun
         self.with_routes = with_routes
         self.prompt_ids = request.token_ids
         self.pixel_bytes = request.pixel_bytes
         self.images = request.images
         self.traces: dict[int, Trace] = {}
+
+    def so_far(self, index: int) -> list[int]:
+        """Tokens of a completion that older weights sampled."""
+        trace = self.begun[index]
+        return trace.completion.tolist() if trace else []
+
+    def seed(self, index: int) -> int:
+        """Seed of what is sampled of a completion now."""
+        trace = self.begun[index]
+        if trace is None:
+            return self.prompt.seed + index
+        return seed_of(self.prompt.seed, index, len(trace.segments))
