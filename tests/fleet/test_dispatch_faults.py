@@ -119,3 +119,30 @@ def test_a_store_that_refuses_once_it_has_served_is_silence(head, tmp_path, monk
     assert len(one.take(UNIT)) == 4
     until(lambda: any("store is back" in line for line in one.said))
     assert any("403" in line for line in one.said)
+
+
+def test_nothing_is_read_that_a_worker_sends_after_it_was_turned_away(head, tmp_path, monkeypatch):
+    one = head()
+    away, well = PlayedWorker(tmp_path, "away"), PlayedWorker(tmp_path, "well")
+    away.join(one.held.name)
+    one.offer([UNIT])
+    seen = away.mail()
+    one.turn_away("away", "its weights are others")
+    read: list[str] = []
+    real = one.objects.get
+
+    def counted(key: str, *limit: int) -> bytes:
+        read.append(key)
+        return real(key, *limit)
+
+    monkeypatch.setattr(one.objects, "get", counted)
+    unit, given = seen.mail[0]
+    key = samples_key(seen.attempt, unit.step, given.unit, given.turn, "away")
+    away.objects.put(key, pack(unit, given.turn, "away", good()))
+    away.heartbeat.sent(seen.attempt, given, 4, 4.0)
+    serial = away.heartbeat._serial
+    until(lambda: one.workers.newest["away"]["serial"] == serial)
+    well.join(one.held.name)
+    well.send()
+    assert len(one.take(UNIT)) == 4 and key not in read
+    assert one.counts.by_worker == {"well": 4}

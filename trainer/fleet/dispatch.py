@@ -185,7 +185,7 @@ class Dispatcher:
             self._probes.admit(worker)
 
     def turn_away(self, worker: str, why: str) -> None:
-        """The worker is told to end, and why; it gets no units. Raises what ended the thread."""
+        """The worker is told to end, and why; it gets no units."""
         self._say(f"worker {worker} is turned away: {why}")
         with self._changed:
             self.counts.turned_away += 1
@@ -398,7 +398,7 @@ class Dispatcher:
         side by side; what they bring is looked at in the order of the heartbeats."""
         fresh = []
         for worker, beat in beats:
-            given = [Given(unit, turn) for unit, turn in beat["sent"]]
+            given = [Given(unit, turn) for unit, turn in beat["sent"] if worker not in self._turned_away]
             fresh += [self._sent(worker, one) for one in given if (worker, one) not in self._taken]
         for sent, received in self._intake.read(fresh):
             self._look_at(sent, received)
