@@ -10,15 +10,15 @@ from rich.table import Table
 
 from recipes import groups
 from recipes.capabilities import capability
-from recipes.plan import decode_slots, fleet_cost, hourly, memory, prices
-from recipes.plan.fleet_cost import EGRESS_USD_PER_GB, MUCH_EGRESS, FleetRow, Fleets
+from recipes.plan import decode_slots, fleet_cost, hourly, memory, prices, store_cost
+from recipes.plan.fleet_cost import FleetRow, Fleets
 from recipes.plan.memory import GIB
 from recipes.run_record import RunRecord
 from recipes.spec import Recipe, SampleGroup
 from trainer.config import ConfigError
 
 COLUMNS = ("trainer", "workers", "steps ahead", "enough", "prompts a unit", "s/step", "$/step",
-           "of it egress", "hours", "$ per run", "")  # fmt: skip
+           "of it store", "hours", "$ per run", "")  # fmt: skip
 NETWORK_GBIT_S = 100.0
 """Between nodes, for the remark on prompts."""
 SHOWN = 12
@@ -86,7 +86,7 @@ def _cells(row: FleetRow) -> list[str]:
         place = "on the same nodes" if row.worker.own else rented
         workers = f"{row.count} x {row.worker.name}, {place}"
         enough, unit = str(row.enough), str(row.unit_prompts)
-    money = (f"{row.usd:.3f}", f"{row.egress_usd:.3f}" if row.worker else "")
+    money = (f"{row.usd:.3f}", f"{row.store_usd:.3f}" if row.worker else "")
     whole = (f"{row.hours:.1f}", f"{row.run_usd:,.0f}")
     return [trainer, workers, str(row.ahead), enough, unit, f"{row.step_s:.1f}", *money, *whole]
 
@@ -111,6 +111,8 @@ def _ahead(recipe: Recipe, found: Fleets, rows: list[FleetRow]) -> list[str]:
         lines.append(
             "without workers rollout.staleness saves nothing: the same GPUs sample and learn in turns"
         )
+    asked = [row for row in rows if row.gpus == _gpus(recipe)] if recipe.sample else []
+    lines += [line for row in asked if (line := unit_line(recipe, row))]
     for row in rows if recipe.config.rollout.staleness else []:
         if row.worker and row.ahead < row.enough:
             most = fleet_cost.MOST_AHEAD
@@ -121,12 +123,6 @@ def _ahead(recipe: Recipe, found: Fleets, rows: list[FleetRow]) -> list[str]:
                 f"{row.trainer} with {row.worker.name}: rollout.staleness={row.ahead} lets the trainer wait"
                 f" for the longest completion; {remedy}"
             )
-    prompts = recipe.config.rollout.prompts_per_step
-    if recipe.sample and 0 < recipe.config.fleet.unit_prompts < prompts:
-        lines.append(
-            f"units of {recipe.config.fleet.unit_prompts} prompts leave most decode slots of a worker empty:"
-            " --set fleet.unit_prompts=0 has it sample a step at once"
-        )
     losses: dict[str, list[str]] = {}
     for row in found.cheapest([row for row in found.fleets if row.ahead == 1]):
         if row.worker and row.enough > 1 and found.beaten_by(row):
@@ -135,6 +131,18 @@ def _ahead(recipe: Recipe, found: Fleets, rows: list[FleetRow]) -> list[str]:
         named = "; ".join(f"{trainer} with {', '.join(names)}" for trainer, names in losses.items())
         lines.append(f"one step ahead is not enough, and a loss: {named}")
     return lines
+
+
+def unit_line(recipe: Recipe, row: FleetRow) -> str:
+    """Which unit lets all of a row's workers sample, where the recipe's does not; else empty."""
+    best = fleet_cost.better_unit(recipe, row)
+    if best is None:
+        return ""
+    return (
+        f"{row.trainer} with {row.count} workers: --set fleet.unit_prompts={best.unit_prompts} takes"
+        f" {best.step_s:.1f} s and ${best.usd:.3f} a step, not {row.step_s:.1f} s and ${row.usd:.3f} in units"
+        f" of {row.unit_prompts} prompts, of which a step has {row.units}"
+    )
 
 
 def _prompts(recipe: Recipe) -> list[str]:
@@ -159,19 +167,22 @@ def _egress(recipe: Recipe, rows: list[FleetRow]) -> list[str]:
     row = max(rows, key=lambda row: row.count * row.patch_bytes)
     told = []
     for store, name in (("s3", "S3"), ("gs", "Cloud Storage"), ("r2", "R2")):
-        usd = row.count * row.patch_bytes / 1e9 * EGRESS_USD_PER_GB[store]
+        usd = row.count * row.patch_bytes / 1e9 * store_cost.EGRESS_USD_PER_GB[store]
         told.append(f"${usd:.3f} out of {name}")
-    counted = fleet_cost.store(recipe)
+    counted = store_cost.scheme_of(recipe)
     lines = [
         f"egress of {row.count} workers that read {row.patch_bytes / 1e6:,.0f} MB a step: {', '.join(told)};"
         f" nothing within the bucket's own region. Counted here: {counted}://"
     ]
+    if row.count and row.requests_usd:
+        day = row.requests_usd / row.count / row.step_s * 86400
+        lines.append(f"requests of a worker and of the trainer for it: ${day:.2f} a day, counted here too")
     if row.experts_bytes:
         lines.append(
             f"routing replay: the trainer reads {row.experts_bytes / 1e6:,.0f} MB of chosen experts a step"
             " beside the samples, and their egress and seconds are counted"
         )
-    if any(row.egress_usd > MUCH_EGRESS * row.usd for row in rows):
+    if any(row.egress_usd > store_cost.MUCH_EGRESS * row.usd for row in rows):
         most = max(row.egress_usd / row.usd for row in rows)
         lines.append(
             f"warning: egress is up to {most:.0%} of a step's dollars: keep the bucket on R2 (--bucket"
@@ -339,6 +350,8 @@ def own_nodes(recipe: Recipe, row: FleetRow | None) -> str:
         f" Planned on {row.offer.target}, {row.offer.gpu}, {market}: {row.step_s:.1f} s and ${row.usd:.3f} a"
         f" step, {row.hours:.1f} h and ${row.run_usd:,.0f}"
     )
+    if line := unit_line(recipe, row):
+        return f"{text}. {line}"
     if row.ahead < row.enough:
         text += f". --set rollout.staleness={row.enough} would let no completion be waited for"
     return text
@@ -371,7 +384,9 @@ def both(recipe: Recipe, run: RunRecord, workers: RunRecord) -> tuple[list[str],
         f"planned  {row.hours:.1f} h and ${row.run_usd:,.0f}, {row.step_s:.1f} s and ${row.usd:.3f} a step,"
         f" with rollout.staleness={ahead}: {verdict(row, found)}"
     )
-    if row.ahead < row.enough:
+    if line := unit_line(recipe, row):
+        lines.append(f"units    {line}")
+    elif row.ahead < row.enough:
         lines.append(
             f"         the trainer waits for the longest completion: {row.enough} steps ahead would be enough"
         )

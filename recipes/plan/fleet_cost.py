@@ -15,8 +15,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from recipes import groups
-from recipes.capabilities import CAPABILITIES, targets_for
-from recipes.plan import cost, hourly, images, memory, passes
+from recipes.capabilities import targets_for
+from recipes.plan import cost, hourly, images, memory, passes, store_cost
 from recipes.plan.memory import MemoryPlan
 from recipes.plan.passes import Passes
 from recipes.spec import Recipe, SampleGroup, override, validate, without_rollouts
@@ -37,12 +37,6 @@ FETCH_BYTES_S = 125e6
 """What a worker reads from the bucket, or writes there, in a second, 1 Gbit/s (assumption)."""
 POLL_S = 2.0
 """A version is announced and a unit is mailed in objects that are each looked at once a second."""
-EGRESS_USD_PER_GB = {"s3": 0.09, "gs": 0.12, "r2": 0.0, "file": 0.0}
-"""List prices of what leaves a store for the internet, first tier, 2026."""
-STORE_CLOUD = {"s3": "aws", "gs": "gcp"}
-"""The cloud whose machines read a store for nothing, in the bucket's own region."""
-MUCH_EGRESS = 0.2
-"""Share of a step's dollars from which on egress is warned of."""
 MOST_AHEAD = 8
 COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 """Workers that are tried."""
@@ -103,6 +97,10 @@ class FleetRow:
     """Those of a step's samples that say which experts computed their tokens (`algorithm.routing_replay`)."""
     experts_per_gb: float = 0.0
     """Dollars of what the trainer reads from the bucket."""
+    units: int = 0
+    """Units of a step."""
+    request_usd: tuple[float, float] = (0.0, 0.0)
+    """Dollars of a request that writes, and of one that reads."""
 
     @property
     def trainer(self) -> str:
@@ -124,9 +122,19 @@ class FleetRow:
         return patches + self.experts_bytes / 1e9 * self.experts_per_gb
 
     @property
+    def requests_usd(self) -> float:
+        """Dollars of a step for what workers, and the trainer for them, ask of the store."""
+        return store_cost.requests_usd(self.request_usd, self.count * self.step_s, self.units)
+
+    @property
+    def store_usd(self) -> float:
+        """Dollars of a step that the store takes: egress and requests."""
+        return self.egress_usd + self.requests_usd
+
+    @property
     def usd(self) -> float:
-        """Dollars of a step, egress included."""
-        return self.usd_per_hour * self.step_s / 3600 + self.egress_usd
+        """Dollars of a step, those of the store included."""
+        return self.usd_per_hour * self.step_s / 3600 + self.store_usd
 
     @property
     def hours(self) -> float:
@@ -141,7 +149,7 @@ class FleetRow:
     @property
     def run_usd(self) -> float:
         """Expected dollars of the run."""
-        return self.hours * self.usd_per_hour + self.offer.steps * self.egress_usd
+        return self.hours * self.usd_per_hour + self.offer.steps * self.store_usd
 
 
 def patch_rate(config: RunConfig) -> float:
@@ -433,21 +441,24 @@ def fleets_of(
     offer: cost.Offer,
     worker: WorkerKind,
     counts: Sequence[int] = COUNTS,
+    sizes: Sequence[int] = (),
 ) -> list[FleetRow]:
     """One trainer with so many of one kind of worker, by units and steps ahead; as the recipe says, where it
-    says it."""
+    says it. sizes: prompts of a unit that are tried; none: as the recipe says."""
     shape, config = worker.need.shape, recipe.config
     step = passes.of_step(trainer, shape)
     update, switch = update_seconds(trainer, shape, offer.step), switch_seconds(recipe, shape, worker)
     patch = patch_rate(config) * trained(config, shape)
-    per_gb = egress_per_gb(recipe, worker.target)
+    per_gb = store_cost.egress_per_gb(recipe, worker.target)
     experts, experts_per_gb = (
         passes.experts_bytes(config, shape, step.lengths),
-        egress_per_gb(recipe, offer.target),
+        store_cost.egress_per_gb(recipe, offer.target),
     )
     prompts = config.rollout.prompts_per_step
     named = recipe.sample or config.fleet.gpus_per_node
-    sizes = (config.fleet.unit_prompts or prompts,) if named else (*UNITS, prompts)
+    if not sizes:
+        sizes = (config.fleet.unit_prompts or prompts,) if named else (*UNITS, prompts)
+    asked = store_cost.REQUEST_USD[store_cost.scheme_of(recipe)]
     rows = []
     for size in sorted({min(size, prompts) for size in sizes}):
         units = unit_seconds(worker, shape, step, size)
@@ -457,20 +468,20 @@ def fleets_of(
                 seconds = played_step(units, count, ahead, update, switch)
                 row = FleetRow(offer, trainer.config.placement.world_size, seconds, worker, count, ahead)
                 row = replace(row, enough=enough, unit_prompts=size, patch_bytes=patch, egress_per_gb=per_gb)
+                row = replace(row, units=len(units), request_usd=asked)
                 rows.append(replace(row, experts_bytes=experts, experts_per_gb=experts_per_gb))
     return rows
 
 
-def egress_per_gb(recipe: Recipe, target: str) -> float:
-    """Dollars of a gigabyte from the recipe's store to a target's machines; from S3 where no bucket is named
-    yet."""
-    scheme = store(recipe)
-    if STORE_CLOUD.get(scheme) == CAPABILITIES[target].cloud:
-        return 0.0
-    return EGRESS_USD_PER_GB[scheme]
-
-
-def store(recipe: Recipe) -> str:
-    """The scheme of the recipe's bucket; s3 where none is named yet."""
-    scheme = (recipe.storage.bucket or recipe.config.checkpoint.remote).partition("://")[0]
-    return scheme if scheme in EGRESS_USD_PER_GB else "s3"
+def better_unit(recipe: Recipe, row: FleetRow) -> FleetRow | None:
+    """The same machines with the unit that is quickest, the largest of those within a hundredth; None where
+    that saves less than a twentieth of a step."""
+    if row.worker is None:
+        return None
+    prompts = recipe.config.rollout.prompts_per_step
+    trainer = replace(recipe, sample=None)
+    rows = fleets_of(recipe, trainer, row.offer, row.worker, (row.count,), (*UNITS, prompts))
+    same = [one for one in rows if one.ahead == row.ahead]
+    most_s = 1.01 * min(one.step_s for one in same)
+    best = max((one for one in same if one.step_s <= most_s), key=lambda one: one.unit_prompts)
+    return best if best.step_s < 0.95 * row.step_s else None

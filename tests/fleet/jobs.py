@@ -65,7 +65,7 @@ def other_ranks(pid: int) -> list[int]:
     """The ranks that a worker's process has started, in order."""
     found = []
     for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-        if b"trainer.fleet.engine_rank" in Path(f"/proc/{child}/cmdline").read_bytes():
+        if b"trainer.fleet.engine_ranks" in Path(f"/proc/{child}/cmdline").read_bytes():
             found.append(int(child))
     return sorted(found)
 

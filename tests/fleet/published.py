@@ -9,10 +9,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainer.config.run_store import RunStore
-from trainer.fleet.anchors import pretrained
 from trainer.fleet.mirror import Mirror, Version
 from trainer.fleet.objects import Anchor, Objects, first_lineage, next_lineage, version_key
 from trainer.fleet.publish import PublisherPart
+from trainer.fleet.starting_weights import pretrained
 from trainer.storage.seal import Seal
 from trainer.storage.storage import Storage
 

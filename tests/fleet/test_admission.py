@@ -124,7 +124,7 @@ def test_another_process_of_the_same_name_is_probed_too(head, tmp_path):
     one.offer([UNIT])
     until(lambda: worker.mail().mail[0][0] == UNIT)
     other = PlayedWorker(tmp_path, "w0")
-    other.beats._state["device"], other.beats._serial = "another GPU", 100
+    other.heartbeat._state["device"], other.heartbeat._serial = "another GPU", 100
     other.join(one.held.name)
     until(lambda: [given.unit for _, given in other.mail().mail] == ["probe-000002"])
     assert one.probing() == {"w0"}
@@ -139,13 +139,15 @@ def test_samples_of_a_worker_that_is_not_admitted_train_nothing(head, tmp_path):
     worker.mail()
     given = Given(UNIT.name, 1)
     worker.objects.put(samples_key(one.held.name, UNIT.step, UNIT.name, 1, "w0"), pack(UNIT, 1, "w0", good()))
-    worker.beats.sent(given, 4, 4.0)
+    worker.heartbeat.sent(one.held.name, given, 4, 4.0)
     until(lambda: one.counts.late == 1)
     assert not one.has([UNIT]) and one.counts.units == 0
 
 
-def test_who_is_turned_away_while_the_store_is_away_is_told_by_the_next_mark(head, tmp_path, monkeypatch):
-    monkeypatch.setattr(dispatch, "BEAT_S", 0.05)
+def test_who_is_turned_away_while_the_store_is_away_is_told_by_the_next_word_of_the_head(
+    head, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(dispatch, "HEARTBEAT_S", 0.05)
     one = head()
     one.probe_with(PROBE)
     worker = PlayedWorker(tmp_path, "w0")
@@ -157,8 +159,8 @@ def test_who_is_turned_away_while_the_store_is_away_is_told_by_the_next_mark(hea
 
     with monkeypatch.context() as store:
         store.setattr(Attempt, "check", away)
-        with pytest.raises(StorageError):
-            one.turn_away("w0", "its weights are others")
+        one.turn_away("w0", "its weights are others")
+        until(lambda: any("the store is away" in line for line in one.said))
     until(lambda: worker.following.look() and worker.following.turned_away == "its weights are others")
 
 
@@ -169,7 +171,7 @@ def test_who_is_turned_away_is_told_gets_nothing_and_its_place_is_free(head, tmp
     liar.join(one.held.name)
     liar.mail()
     one.turn_away("w0", "its weights are others")
-    assert liar.following.look() is not None and liar.following.turned_away == "its weights are others"
+    until(lambda: liar.following.look() and liar.following.turned_away == "its weights are others")
     liar.join(one.held.name)
     with pytest.raises(NoWorkers):
         one.offer([UNIT])

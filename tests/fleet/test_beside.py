@@ -75,7 +75,7 @@ def units_of(count: int) -> list[RolloutUnit]:
 @pytest.fixture
 def shared(head, monkeypatch):
     """A function that samples a step of some units, and the engines that it does so with."""
-    monkeypatch.setattr(beside, "BEAT_S", 0.3)
+    monkeypatch.setattr(beside, "HEARTBEAT_S", 0.3)
     dispatcher = head(own=True)
     own = OwnEngines()
     sampler = BesideSampler(own, PlayedFleet(dispatcher))  # ty: ignore[invalid-argument-type]
@@ -108,7 +108,7 @@ def test_a_worker_that_dies_with_a_unit_costs_one_more_batch(shared, tmp_path):
 
 
 def test_a_worker_that_samples_its_share_in_time_is_waited_for(shared, tmp_path, monkeypatch):
-    monkeypatch.setattr(beside, "BEAT_S", 30.0)
+    monkeypatch.setattr(beside, "HEARTBEAT_S", 30.0)
     step, own, dispatcher = shared
     worker = PlayedWorker(tmp_path, "w0")
     worker.join(dispatcher.held.name)

@@ -14,10 +14,11 @@ import pytest
 from tests.fleet.test_verify import EXPECTED, UNIT, good
 from trainer.checkpoint.attempt import Attempts, Fenced
 from trainer.errors import StorageError
-from trainer.fleet import dispatch
-from trainer.fleet.beats import Beats
+from trainer.fleet import dispatch, roster
 from trainer.fleet.dispatch import Dispatcher, NoWorkers, UnitRefused
 from trainer.fleet.following import Following, Seen
+from trainer.fleet.heartbeat import WorkerHeartbeat
+from trainer.fleet.intake import Sent
 from trainer.fleet.objects import Objects, mail_key, samples_key, worker_key
 from trainer.fleet.scheduler import Given
 from trainer.fleet.units import pack
@@ -36,10 +37,10 @@ class PlayedWorker:
         self.objects = Objects(Storage(folder / "run/fleet"), Seal("run", KEY))
         record = Attempts(Storage(folder / "run/attempts"))
         self.following = Following(self.objects, record, name)
-        self.beats = Beats(self.objects, name, {"host": "here", "process": 1, "device": "cpu"})
+        self.heartbeat = WorkerHeartbeat(self.objects, name, {"host": "here", "process": 1, "device": "cpu"})
 
     def join(self, attempt: str) -> None:
-        self.beats.say(attempt=attempt, state="idle")
+        self.heartbeat.say(attempt=attempt, state="idle")
 
     def mail(self) -> Seen:
         """Waits for a unit."""
@@ -60,13 +61,13 @@ class PlayedWorker:
             self.objects.put(key, pack(unit, given.turn, self.name, good() if traces is None else traces))
         else:
             self.objects.storage.put_bytes(key, body)
-        self.beats.sent(given, 4, 4.0)
+        self.heartbeat.sent(seen.attempt, given, 4, 4.0)
 
 
 @pytest.fixture
 def head(tmp_path, monkeypatch):
     """A dispatcher whose attempt has begun; ended after the test."""
-    monkeypatch.setattr(dispatch, "LIST_S", 0.02)
+    monkeypatch.setattr(roster, "LIST_S", 0.02)
     attempts = Attempts(Storage(tmp_path / "run/attempts"))
     made = []
 
@@ -128,7 +129,7 @@ def test_every_mark_of_an_engine_that_goes_on_is_progress(head, tmp_path):
     worker = PlayedWorker(tmp_path, "w0")
     for number in range(1, 4):
         worker.join(one.held.name)
-        until(lambda: "w0" in one.beats and one.beats["w0"]["serial"] == worker.beats._serial)
+        until(lambda: one.workers.newest.get("w0", {}).get("serial") == worker.heartbeat._serial)
         assert len(moved) == number - 1, "nothing was sampled since"
         beacon.tick()
         worker.join(one.held.name)
@@ -181,7 +182,7 @@ def test_a_refusal_after_a_loss_is_the_first(head, tmp_path):
     gone.join(one.held.name)
     one.offer([UNIT])
     gone.mail()
-    gone.beats.goodbye("the machine is taken away")
+    gone.heartbeat.goodbye("the machine is taken away")
     worker.join(one.held.name)
     worker.send(good()[:-1])
     until(lambda: one.counts.refused == 1 and worker.mail().mail[0][1].turn == 3)
@@ -262,7 +263,7 @@ def test_a_worker_that_says_goodbye_is_not_waited_for(head, tmp_path):
     leaving.join(one.held.name)
     one.offer([UNIT])
     leaving.mail()
-    leaving.beats.goodbye("aws: spot instance will terminate")
+    leaving.heartbeat.goodbye("aws: spot instance will terminate")
     other.join(one.held.name)
     other.send()
     assert len(one.take(UNIT)) == 4 and one.scheduler.lost == 0
@@ -297,7 +298,7 @@ def test_strangers_among_the_workers_are_counted_and_not_asked(head, tmp_path):
 
 def test_an_attempt_that_was_replaced_is_left_by_its_workers_and_ends(head, tmp_path, monkeypatch):
     """The old head goes on: it may neither announce nor mail, and nobody looks at it."""
-    monkeypatch.setattr(dispatch, "BEAT_S", 0.05)
+    monkeypatch.setattr(dispatch, "HEARTBEAT_S", 0.05)
     old = head()
     worker = PlayedWorker(tmp_path, "w0")
     worker.join(old.held.name)
@@ -310,8 +311,8 @@ def test_an_attempt_that_was_replaced_is_left_by_its_workers_and_ends(head, tmp_
         old.take(UNIT)
     with pytest.raises(Fenced):
         old.announce(version=7)
-    worker.beats.follow(new.held.name)
-    worker.beats.say(state="idle")
+    worker.heartbeat.follow(new.held.name)
+    worker.heartbeat.say(state="idle")
     new.offer([UNIT])
     worker.send()
     assert len(new.take(UNIT)) == 4
@@ -329,7 +330,7 @@ def test_late_samples_of_a_doubled_unit_change_nothing(head, tmp_path):
     until(lambda: any(name == "w1" for name, _ in one._taken))
     (given,) = [given for name, given in one._taken if name == "w1"]
     slow.objects.put(samples_key(one.held.name, UNIT.step, given.unit, given.turn, "w0"), b"late")
-    slow.beats.sent(given, 4, 1.0)
+    slow.heartbeat.sent(one.held.name, given, 4, 1.0)
     until(lambda: one.counts.late == 1)
     assert one.counts.units == 1
     until(lambda: not any(key.endswith(".npz") for key, _ in slow.objects.storage.list("samples")))
@@ -342,8 +343,8 @@ def test_marks_and_mail_of_who_is_long_gone_are_deleted(head, tmp_path, monkeypa
     one.offer([UNIT])
     gone.send()
     one.take(UNIT)
-    gone.beats.goodbye("the machine is taken away")
-    monkeypatch.setattr(dispatch, "FORGET_S", 0.5)
+    gone.heartbeat.goodbye("the machine is taken away")
+    monkeypatch.setattr(roster, "FORGET_S", 0.5)
 
     def forgotten() -> bool:
         alive.join(one.held.name)
@@ -351,7 +352,7 @@ def test_marks_and_mail_of_who_is_long_gone_are_deleted(head, tmp_path, monkeypa
         return not any("w0" in key for key in left)
 
     until(forgotten)
-    until(lambda: "w0" not in one.beats)
+    until(lambda: "w0" not in one.workers.newest)
     assert alive.objects.storage.exists(worker_key("w1"))
 
 
@@ -376,7 +377,7 @@ def test_samples_that_the_store_did_not_give_are_read_with_the_next_beat(head, t
 
 
 def test_a_store_that_answers_late_makes_nobody_lost(head, tmp_path, monkeypatch):
-    monkeypatch.setattr(dispatch, "BEAT_S", 0.2)
+    monkeypatch.setattr(dispatch, "HEARTBEAT_S", 0.2)
     one = head(lost_s=0.6)
     worker = PlayedWorker(tmp_path, "w0")
     worker.join(one.held.name)
@@ -392,8 +393,8 @@ def test_a_store_that_answers_late_makes_nobody_lost(head, tmp_path, monkeypatch
         return found
 
     monkeypatch.setattr(one.objects, "get_json", late)
-    serial = worker.beats._serial
-    until(lambda: one.beats["w0"]["serial"] > serial)
+    serial = worker.heartbeat._serial
+    until(lambda: one.workers.newest["w0"]["serial"] > serial)
     assert asked and one.scheduler.lost == 0
 
 
@@ -430,6 +431,8 @@ def test_samples_that_were_read_while_others_were_taken_are_late(head, tmp_path)
     assert len(one.take(UNIT)) == 4
     key = samples_key(one.held.name, UNIT.step, UNIT.name, 1, "w0")
     worker.objects.put(key, pack(UNIT, 1, "w0", good()))
-    one._read("w0", Given(UNIT.name, 1), UNIT, key)
+    sent = Sent("w0", Given(UNIT.name, 1), key, UNIT)
+    for read in one._intake.read([sent]):
+        one._look_at(*read)
     assert (one.counts.late, one.counts.units) == (1, 0)
     assert not one._traces, "nobody would ever take it"

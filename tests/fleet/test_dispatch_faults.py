@@ -38,7 +38,7 @@ def test_a_worker_that_turned_to_nan_is_sent_away_and_the_run_goes_on(head, tmp_
                     sent.add(given)
                     key = samples_key(seen.attempt, unit.step, given.unit, given.turn, worker.name)
                     worker.objects.put(key, pack(unit, given.turn, worker.name, traces))
-                    worker.beats.sent(given, 4, 4.0)
+                    worker.heartbeat.sent(seen.attempt, given, 4, 4.0)
             time.sleep(0.01)
 
     bad.join(one.held.name)
@@ -50,12 +50,12 @@ def test_a_worker_that_turned_to_nan_is_sent_away_and_the_run_goes_on(head, tmp_
     assert one._error is None and one.counts.units == 4
 
 
-def test_a_mark_without_a_field_is_told_to_its_worker_and_ends_nothing(head, tmp_path):
+def test_a_heartbeat_without_a_field_is_told_to_its_worker_and_ends_nothing(head, tmp_path):
     one = head()
     worker = PlayedWorker(tmp_path, "w0")
     worker.objects.put_json(worker_key("odd"), {"attempt": one.held.name, "serial": 1})
     until(lambda: "odd" in one._turned_away)
-    assert "its mark has no worker" in one._turned_away["odd"]
+    assert "its heartbeat has no worker" in one._turned_away["odd"]
     worker.join(one.held.name)
     one.offer([UNIT])
     worker.send()
@@ -82,27 +82,27 @@ def test_a_large_object_of_a_stranger_is_not_read(head, tmp_path):
 
 
 def test_a_worker_that_loads_is_waited_for(head, tmp_path, monkeypatch):
-    monkeypatch.setattr("trainer.fleet.beats.BEAT_S", 0.1)
+    monkeypatch.setattr("trainer.fleet.heartbeat.HEARTBEAT_S", 0.1)
     one = head(wait_s=1.2)
     worker = PlayedWorker(tmp_path, "w0")
-    worker.beats.begin(one.held.name)
+    worker.heartbeat.begin(one.held.name)
     one.offer([UNIT])
     began = time.monotonic()
 
     def samples_at_last() -> None:
-        if time.monotonic() - began > 2.5 and worker.beats._state["state"] == "loading":
+        if time.monotonic() - began > 2.5 and worker.heartbeat._state["state"] == "loading":
             worker.join(one.held.name)
             worker.send()
 
     assert len(one.take(UNIT, samples_at_last)) == 4, "twice fleet.wait_s have passed meanwhile"
-    worker.beats.goodbye("done")
+    worker.heartbeat.goodbye("done")
 
 
 def test_a_store_that_refuses_once_it_has_served_is_silence(head, tmp_path, monkeypatch):
     one = head()
     worker = PlayedWorker(tmp_path, "w0")
     worker.join(one.held.name)
-    until(lambda: "w0" in one.beats)
+    until(lambda: "w0" in one.workers.newest)
     real = one.objects.storage.get_bytes
     refused: list[str] = []
 
@@ -119,3 +119,30 @@ def test_a_store_that_refuses_once_it_has_served_is_silence(head, tmp_path, monk
     assert len(one.take(UNIT)) == 4
     until(lambda: any("store is back" in line for line in one.said))
     assert any("403" in line for line in one.said)
+
+
+def test_nothing_is_read_that_a_worker_sends_after_it_was_turned_away(head, tmp_path, monkeypatch):
+    one = head()
+    away, well = PlayedWorker(tmp_path, "away"), PlayedWorker(tmp_path, "well")
+    away.join(one.held.name)
+    one.offer([UNIT])
+    seen = away.mail()
+    one.turn_away("away", "its weights are others")
+    read: list[str] = []
+    real = one.objects.get
+
+    def counted(key: str, *limit: int) -> bytes:
+        read.append(key)
+        return real(key, *limit)
+
+    monkeypatch.setattr(one.objects, "get", counted)
+    unit, given = seen.mail[0]
+    key = samples_key(seen.attempt, unit.step, given.unit, given.turn, "away")
+    away.objects.put(key, pack(unit, given.turn, "away", good()))
+    away.heartbeat.sent(seen.attempt, given, 4, 4.0)
+    serial = away.heartbeat._serial
+    until(lambda: one.workers.newest["away"]["serial"] == serial)
+    well.join(one.held.name)
+    well.send()
+    assert len(one.take(UNIT)) == 4 and key not in read
+    assert one.counts.by_worker == {"well": 4}

@@ -135,7 +135,7 @@ def test_it_samples_with_rank_0_s_weights_and_ends_with_any_of_its_ranks(config,
 RANKS = """
 import sys, time
 from trainer import config as configuration
-from trainer.fleet.other_ranks import OtherRanks
+from trainer.fleet.engine_ranks import OtherRanks
 others = OtherRanks(configuration.load(sys.argv[1]), lambda why, code: print(why, code, flush=True))
 time.sleep(300)
 """

@@ -25,7 +25,7 @@ from trainer.checkpoint.reader import ShardReader
 from trainer.checkpoint.resumable import check_resumable
 from trainer.checkpoint.rollout_log import RolloutLog
 from trainer.config import ConfigError, override
-from trainer.fleet import anchors
+from trainer.fleet import starting_weights
 from trainer.fleet.objects import Anchor
 from trainer.storage import seal
 from trainer.storage.attempt_record import AttemptRecord
@@ -315,7 +315,7 @@ def test_a_worker_does_not_begin_with_a_strangers_checkpoint(config, remote, tol
     full = wide(checkpoints, writers(config, 1), 2)
     shutil.rmtree(config.run.dir)
     anchor = Anchor("checkpoint", 2, "", checkpoints.attempt)
-    anchors.fill(host := Host(), config, anchor)  # ty: ignore[invalid-argument-type]
+    starting_weights.fill(host := Host(), config, anchor)  # ty: ignore[invalid-argument-type]
     assert all(torch.equal(host.tensors[name].view(-1), full[name]["master"]) for name in WIDE)
     shutil.rmtree(config.run.dir)
     folder = remote / f"checkpoints/step-00000002/{checkpoints.attempt}"
@@ -332,7 +332,7 @@ def test_a_worker_does_not_begin_with_a_strangers_checkpoint(config, remote, tol
             data = path.read_bytes()
             path.write_bytes(data[:-BLOCK_BYTES] + collide(data[-BLOCK_BYTES:]))
     with pytest.raises(CorruptCheckpoint, match="not signed with the run's key|damaged"):
-        anchors.fill(Host(), config, anchor)  # ty: ignore[invalid-argument-type]
+        starting_weights.fill(Host(), config, anchor)  # ty: ignore[invalid-argument-type]
 
 
 def test_a_run_without_a_key_writes_what_it_always_wrote(tmp_path, told, monkeypatch):

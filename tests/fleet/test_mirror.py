@@ -10,10 +10,21 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.checkpoint.synthetic import configure
+from trainer.checkpoint.attempt import Attempts
 from trainer.fleet import patch
+from trainer.fleet.head import FleetSampler
 from trainer.fleet.mirror import Diverged, Layout, Mirror, Version, digest
-from trainer.fleet.objects import Anchor, Objects, first_lineage, next_lineage, patch_key, version_key
-from trainer.storage.seal import Forged, Seal
+from trainer.fleet.objects import (
+    Anchor,
+    Objects,
+    first_lineage,
+    next_lineage,
+    patch_key,
+    version_key,
+    version_of,
+)
+from trainer.storage.seal import KEY_VARIABLE, Forged, Seal
 from trainer.storage.storage import Storage
 
 SHAPES = {"embed": (64, 33), "norm": (1000,), "frozen": (10,)}
@@ -270,3 +281,34 @@ def test_what_breaks_off_within_a_patch_is_read_anew(trainer, monkeypatch):
     assert mirror.dirty
     trainer.bring(mirror, 4)
     assert trainer.holds(mirror, 4) and mirror.anchors_read == 2
+
+
+def test_a_new_attempt_leaves_what_workers_need_to_go_back(tmp_path, monkeypatch):
+    """Patches behind its checkpoint, until a version that follows it has two checkpoints behind it."""
+    monkeypatch.setenv(KEY_VARIABLE, "0123456789abcdef0123456789abcdef")
+    config = configure(tmp_path, "fleet.workers=only")
+    trainer = Trainer(tmp_path / "remote/test")
+    for number in range(1, 6):
+        trainer.publish(number)
+    trainer.objects.storage.put_bytes("mail/1-aaaaaa/w0.json", b"old")
+    mirror = trainer.mirror()
+    trainer.bring(mirror, 5)
+    held = Attempts.of(config).take(3)
+    sampler = FleetSampler(config, None, held, {}, None)  # ty: ignore[invalid-argument-type]
+    trainer.objects.storage.delete(sampler._of_older_attempts(3))
+    left = [key for key, _ in trainer.objects.storage.list()]
+    assert {version_of(key) for key in left} == {4, 5} and len(left) == 2 * 3
+    trainer.restart(3, "2-bbbbbb")
+    read = mirror.anchors_read
+    trainer.bring(mirror, 3)
+    assert trainer.holds(mirror, 3) and mirror.anchors_read == read
+    assert {version_of(key) for key in sampler._older_to(4)} == {4}
+    assert {version_of(key) for key in sampler._older_to(9)} == {5}
+    assert sampler._older_to(9) == []
+
+
+@pytest.mark.parametrize(
+    "key", ["weights/x.json", "weights/1-a/00.patch", "weights", "weights/²³⁴⁵⁶⁷⁸⁹.json"]
+)
+def test_a_name_that_is_no_version_s_is_that_of_none(key):
+    assert version_of(key) == 0

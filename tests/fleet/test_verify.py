@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from trainer.algorithm.traces import ImageRef, Prompt, Trace, completed
+from trainer.fleet.heartbeat import heartbeat_refusal
 from trainer.fleet.units import UNREADABLE, RolloutUnit, Sampled, pack, unpack
-from trainer.fleet.verify import AskedUnit, Routers, mark_refusal, refusal
+from trainer.fleet.verify import AskedUnit, Routers, refusal
 
 PROMPTS = {3: [5, 6, 7], 8: [5, 9]}
 IMAGES = {3: 1, 8: 0}
@@ -315,7 +316,7 @@ def test_the_largest_archive_that_a_unit_may_be_holds_the_unit():
     assert len(pack(UNIT, 1, "w0", good())) < EXPECTED.most_bytes(UNIT) < 8 << 20
 
 
-MARK = {
+HEARTBEAT = {
     "worker": "w0",
     "attempt": "1-a",
     "state": "idle",
@@ -330,27 +331,27 @@ MARK = {
 }
 
 
-def test_a_mark_that_the_head_can_read_is_read():
-    assert mark_refusal(MARK, "w0") == ""
-    for name in MARK:
-        assert mark_refusal({key: value for key, value in MARK.items() if key != name}, "w0"), name
+def test_a_heartbeat_that_the_head_can_read_is_read():
+    assert heartbeat_refusal(HEARTBEAT, "w0") == ""
+    for name in HEARTBEAT:
+        assert heartbeat_refusal({key: value for key, value in HEARTBEAT.items() if key != name}, "w0"), name
 
 
 @pytest.mark.parametrize(
-    "mark",
+    "beat",
     [
         [],
         None,
-        MARK | {"worker": "w1"},
-        MARK | {"serial": "2"},
-        MARK | {"serial": True},
-        MARK | {"rate": float("nan")},
-        MARK | {"rate": -1.0},
-        MARK | {"sent": [["000001"]]},
-        MARK | {"sent": [[1, 1]]},
-        MARK | {"sent": "000001"},
-        MARK | {"goodbye": None},
+        HEARTBEAT | {"worker": "w1"},
+        HEARTBEAT | {"serial": "2"},
+        HEARTBEAT | {"serial": True},
+        HEARTBEAT | {"rate": float("nan")},
+        HEARTBEAT | {"rate": -1.0},
+        HEARTBEAT | {"sent": [["000001"]]},
+        HEARTBEAT | {"sent": [[1, 1]]},
+        HEARTBEAT | {"sent": "000001"},
+        HEARTBEAT | {"goodbye": None},
     ],
 )
-def test_a_mark_that_the_head_cannot_read_is_refused(mark):
-    assert mark_refusal(mark, "w0")
+def test_a_heartbeat_that_the_head_cannot_read_is_refused(beat):
+    assert heartbeat_refusal(beat, "w0")

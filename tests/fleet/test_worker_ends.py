@@ -17,11 +17,11 @@ from trainer.checkpoint.attempt import Attempts
 from trainer.checkpoint.manifest import code_fingerprint
 from trainer.config import ConfigError
 from trainer.exit_codes import EXIT_OK
-from trainer.fleet import beats, dispatch, following, worker
+from trainer.fleet import dispatch, following, heartbeat, roster, worker
 from trainer.fleet.dispatch import Dispatcher
 from trainer.fleet.engine_worker import check_layout
 from trainer.fleet.objects import Objects, about_key, worker_key
-from trainer.fleet.packages import packages
+from trainer.fleet.same_software import packages
 from trainer.fleet.worker import Worker
 from trainer.storage.seal import Seal
 from trainer.storage.storage import Storage
@@ -57,8 +57,8 @@ class Run:
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, name: str = "w0") -> None:
         monkeypatch.setenv("SPOTRL_FLEET_KEY", KEY)
-        monkeypatch.setattr(dispatch, "LIST_S", 0.02)
-        monkeypatch.setattr(dispatch, "BEAT_S", 0.1)
+        monkeypatch.setattr(roster, "LIST_S", 0.02)
+        monkeypatch.setattr(dispatch, "HEARTBEAT_S", 0.1)
         monkeypatch.setattr(following, "NEWER_S", 0.05)
         self.root = str(folder / "run")
         seal = Seal("run", KEY.encode())
@@ -89,8 +89,8 @@ class Run:
             self.code = EXIT_OK
             return
         facts = {"host": "here", "process": 1, "device": "cpu"}
-        self.worker.beats = beats.Beats(self.objects, self.worker.name, facts)
-        self.worker.beats.begin(self.worker.attempt)
+        self.worker.heartbeat = heartbeat.WorkerHeartbeat(self.objects, self.worker.name, facts)
+        self.worker.heartbeat.begin(self.worker.attempt)
         self.code = self.worker._begin(self.engine, 0.0)  # ty: ignore[invalid-argument-type]
 
     def ended(self) -> str:
@@ -190,7 +190,7 @@ def test_no_trainer_waits_for_a_worker_whose_weights_are_on_their_way(run):
 
 def test_a_trainer_waits_for_a_worker_that_fetches_for_longer_than_its_patience(run, monkeypatch):
     """And the worker does not take what it did not hear meanwhile for the trainer's silence."""
-    monkeypatch.setattr(beats, "BEAT_S", 0.1)
+    monkeypatch.setattr(heartbeat, "HEARTBEAT_S", 0.1)
     head = run.head()
     head.wait_s = 0.5
     run.worker.idle_s = 0.5
@@ -259,7 +259,7 @@ def test_a_worker_with_another_run_s_key_says_so_at_once_and_for_good(run, monke
 
 
 def test_a_second_worker_of_a_name_ends_while_the_first_lives(run, monkeypatch):
-    monkeypatch.setattr(beats, "BEAT_S", 0.05)
+    monkeypatch.setattr(heartbeat, "HEARTBEAT_S", 0.05)
     monkeypatch.setattr(worker, "SAME_NAME_S", 0.5)
     head = run.head()
     run.serve()
@@ -274,7 +274,7 @@ def test_a_second_worker_of_a_name_ends_while_the_first_lives(run, monkeypatch):
 
 def test_the_mark_of_a_worker_that_was_killed_holds_nobody_up(run, monkeypatch):
     monkeypatch.setattr(worker, "SAME_NAME_S", 0.2)
-    killed = beats.Beats(run.objects, "w0", {"host": "here", "process": 1, "device": "cpu"})
+    killed = heartbeat.WorkerHeartbeat(run.objects, "w0", {"host": "here", "process": 1, "device": "cpu"})
     killed.say(state="sampling")
     run.worker._check_name()
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from recipes import cli, fleet_table
-from recipes.plan import cost, decode_slots, fleet_cost, memory, passes, rollout_phase
+from recipes.plan import cost, decode_slots, fleet_cost, memory, passes, rollout_phase, store_cost
 from recipes.plan.fleet_cost import FleetRow, Fleets
 from recipes.presets import get, resolve
 from recipes.spec import SampleGroup, override, validate
@@ -85,12 +85,12 @@ def test_egress_is_the_stores_price_and_nothing_in_its_own_cloud():
     by_store = {}
     for bucket in ("s3://mine", "gs://mine", "r2://mine", ""):
         stored = override(recipe, [f"storage.bucket={bucket}"])
-        by_store[bucket] = replace(row, egress_per_gb=fleet_cost.egress_per_gb(stored, far.target)).egress_usd
+        by_store[bucket] = replace(row, egress_per_gb=store_cost.egress_per_gb(stored, far.target)).egress_usd
     expected = {"s3://mine": 0.0349, "gs://mine": 0.0466, "r2://mine": 0.0, "": 0.0349}
     assert by_store == pytest.approx(expected, rel=0.01)
     on_s3 = override(recipe, ["storage.bucket=s3://a"])
-    assert fleet_cost.egress_per_gb(on_s3, "skypilot-aws") == 0
-    assert fleet_cost.egress_per_gb(on_s3, "skypilot-gcp") > 0
+    assert store_cost.egress_per_gb(on_s3, "skypilot-aws") == 0
+    assert store_cost.egress_per_gb(on_s3, "skypilot-gcp") > 0
 
 
 REPLAY = ["algorithm.routing_replay=true", "rollout.tensor_parallel=1"]
@@ -257,11 +257,13 @@ def test_machines_that_the_recipe_names_are_refused_as_a_loss(capsys):
     code, said = run(capsys, ONE, "--fleet", *group, *small, "--set", "rollout.staleness=1")
     assert code == 2 and "loss: 8 x H100 alone is better" in said
     assert "without workers rollout.staleness saves nothing" in said
-    assert "--set fleet.unit_prompts=0 has it sample a step at once" in said
+    assert re.search(
+        r"8 x H100 with 3 workers: --set fleet.unit_prompts=64 takes .* in units of 8 prompts", said
+    )
 
     group = (*group, "--set", "sample.nodes=6")
     code, said = run(capsys, ONE, "--fleet", *group, "--set", "rollout.staleness=1")
-    assert code == 2 and "at once" not in said
+    assert code == 2
     assert re.search(r"8 x H100 with L40S: [^;]*; 1\d would, more than the 8 that are planned", said)
     assert re.search(r"8 x A100-80GB with L40S: [^;]*; --set rollout.staleness=\d suffices", said)
     enough = max(re.findall(r"--set rollout.staleness=(\d) suffices", said))
@@ -382,3 +384,29 @@ def test_the_plan_says_so(capsys):
     )
     assert "engines use 20% of their decode slots" in said and "rollout.tokens_per_step=512" in said
     assert "--set rollout.prompts_per_step=256 --set algorithm.samples_per_update=512" in said
+
+
+def test_one_line_names_the_unit_that_lets_all_workers_sample(capsys):
+    """With the whole step as a unit, more machines bring nothing but their bill."""
+    group = ("--set", "sample.gpu=L40S", "--set", "sample.nodes=32", "--set", "rollout.staleness=3")
+    _, said = run(capsys, ONE, "--fleet", *group)
+    line = r"8 x H100 with 32 workers: --set fleet.unit_prompts=(\d+) takes ([\d.]+) s and .* not ([\d.]+) s"
+    named = re.search(line, said)
+    assert named and "of which a step has 1" in said
+    assert named.start() < said.index("lets the trainer wait"), "not more steps ahead, first of all"
+    unit, seconds, before = named.groups()
+    assert float(seconds) < float(before)
+    _, said = run(capsys, ONE, "--fleet", *group, "--set", f"fleet.unit_prompts={unit}")
+    assert re.search(rf"8 x H100, [^|]*? 32 x L40S,.*? {unit} {seconds} ", said) and "a step has" not in said
+    one = ("--set", "sample.gpu=L40S", "--set", "sample.nodes=1", "--set", "rollout.staleness=3")
+    assert "fleet.unit_prompts" not in run(capsys, ONE, "--fleet", *one)[1], "it samples all the time"
+
+
+def test_requests_of_a_worker_by_hand():
+    recipe = get(ONE)
+    offer = cost.offers(recipe)[0]
+    row = FleetRow(offer, 8, 40.0, kind(recipe, "L40S", 1), 3, 3, unit_prompts=8, units=5)
+    row = replace(row, request_usd=store_cost.REQUEST_USD["s3"])
+    writes, reads = 3 * 40 / 5 + 5 * 4, 3 * 40 * (1 + 2 / 5 + 6 / 15) + 5
+    assert row.requests_usd == pytest.approx(writes * 5e-6 + reads * 4e-7)
+    assert row.usd == pytest.approx(row.usd_per_hour / 90 + row.requests_usd)

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from trainer.algorithm.traces import Prompt, Trace
-from trainer.fleet.dispatch import BEAT_S
 from trainer.fleet.head import FleetGroups, FleetSampler
+from trainer.fleet.heartbeat import HEARTBEAT_S
 from trainer.fleet.scheduler import Claim, Given
 from trainer.sampling.colocated import Colocated
 from trainer.sampling.sampler import Ask, SampledGroups
@@ -77,7 +77,7 @@ class BesideSampler:
     def _patience_s(self) -> float:
         """How long to wait for a worker's samples before they are sampled here. They come through the bucket,
         which takes some seconds."""
-        return max(self._took_s, BEAT_S) if self._took_s else 0.0
+        return max(self._took_s, HEARTBEAT_S) if self._took_s else 0.0
 
     def _sample(self, ask: Ask, prompts: Mapping[Given, Sequence[Prompt]], of_share: bool) -> None:
         began = time.monotonic()

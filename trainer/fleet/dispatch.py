@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,23 +16,20 @@ from trainer.algorithm.traces import Trace
 from trainer.checkpoint.attempt import Attempt
 from trainer.errors import StorageError, StoreRefused
 from trainer.fleet import objects as keys
-from trainer.fleet.counts import OWN, Counts, roster_entry
+from trainer.fleet.admission import Probes
+from trainer.fleet.heartbeat import HEARTBEAT_S, LOADING, NOT_READY, SAMPLING
+from trainer.fleet.intake import Intake, Received, Sent
 from trainer.fleet.objects import Objects
-from trainer.fleet.probes import Probes
-from trainer.fleet.scheduler import LOADING, NOT_READY, Claim, Given, Scheduler
-from trainer.fleet.units import UNREADABLE, RolloutUnit, unpack
-from trainer.fleet.verify import NOT_FINITE, AskedUnit, mark_refusal, refusal
-from trainer.storage.seal import Forged
+from trainer.fleet.roster import OWN, Counts, Roster, roster_entry
+from trainer.fleet.scheduler import Claim, Given, Scheduler
+from trainer.fleet.units import RolloutUnit
+from trainer.fleet.verify import NOT_FINITE, AskedUnit
 
-BEAT_S = 5.0
-"""Seconds between two marks of a head or a worker that has nothing new to say."""
-LIST_S = 10.0
-"""Seconds between two looks for workers that are new."""
-FORGET_S = 3600.0
-"""Silence after which a worker's mark and mail are deleted; until then they tell a person how it ended."""
 POLL_S = 1.0
-PARALLEL = 8
-"""Objects that are read at a time."""
+PARALLEL = 32
+"""Requests that are made at a time."""
+DELETING = 4
+"""Objects that are deleted at a time, beside all else."""
 LOADING_S = 3600.0
 """Longest time for which a worker that builds its engine counts as one that will come."""
 MOST_REFUSALS = 2
@@ -71,15 +68,20 @@ class Dispatcher:
         """own_engines: whether the trainer's own engines sample what nobody else can. moved: called, from the
         head's thread, when a worker's engine has made progress."""
         self.objects, self.held = objects, held
-        self.expected = expected
         self.wait_s, self.poll_s = wait_s, poll_s
         self._say, self._moved_on = say, moved
         self.scheduler = Scheduler(lost_s, own_engines=own_engines)
         self.counts = Counts()
-        self.beats: dict[str, dict[str, Any]] = {}
-        """The newest beat of every worker that was seen."""
+        self._pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix="fleet")
+        self._deleting = ThreadPoolExecutor(DELETING, thread_name_prefix="fleet-delete")
+        self.workers = Roster(objects, held.name, self.counts, self._pool, poll_s)
+        self._intake = Intake(objects, expected, self._pool)
         self._head: dict[str, Any] = {"attempt": held.name, "state": "running", "why": ""}
         self._head |= {"version": 0, "lineage": "", "anchors": []}
+        self._said: dict[str, Any] = {}
+        """What was written last of it."""
+        self._before: dict[str, Any] = {}
+        """Objects that are written before it is said."""
         self._serial = 0
         self._units: dict[str, RolloutUnit] = {}
         self._steps: dict[str, int] = {}
@@ -88,10 +90,6 @@ class Dispatcher:
         self._taken: set[tuple[str, Given]] = set()
         """(worker, what it was given) whose samples were read."""
         self._mailed: dict[str, list[Given]] = {}
-        self._known: set[str] = set()
-        """Workers with a mark in the bucket."""
-        self._moved: dict[str, tuple[int, float]] = {}
-        """Serial number of each worker's newest mark, and when the head saw that first."""
         self._loading_since: dict[str, float] = {}
         """When the head saw a worker first that builds its engine."""
         self._probes = Probes(self.scheduler)
@@ -105,9 +103,8 @@ class Dispatcher:
         self._stop = threading.Event()
         self._wake = threading.Event()
         """Set where the thread need not wait until its next look."""
-        self._written = self._listed = self._checked = -LIST_S
+        self._written = -HEARTBEAT_S
         self._alive_at = time.monotonic()
-        self._pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix="fleet")
         self._thread = threading.Thread(target=self._run, name="fleet-head", daemon=True)
 
     def start(self) -> None:
@@ -116,12 +113,20 @@ class Dispatcher:
 
     # --- for the trainer's thread ---------------------------------------------------------------------------
 
-    def announce(self, **about: Any) -> None:
-        """Says what is new of the head, such as a version that workers may be asked for. Raises Fenced."""
-        self.held.check()
+    def announce(self, before: Mapping[str, Any] | None = None, **about: Any) -> None:
+        """Says what is new of the head, such as a version that workers may be asked for; the thread writes
+        it. before: objects that must be there by then, as JSON data by key. Raises what ended the thread."""
         with self._changed:
+            if self._error is not None:
+                raise self._error
+            self._before |= before or {}
             self._head = self._head | about
-            self._write_head()
+        self._wake.set()
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Deletes objects beside all else. One that the store keeps is deleted by the next attempt."""
+        for name in names:
+            self._deleting.submit(self.objects.storage.delete, [name])
 
     def offer(self, units: Sequence[RolloutUnit], first: bool = False) -> None:
         """Units to be sampled; they begin at once. first: before those that wait already."""
@@ -171,7 +176,7 @@ class Dispatcher:
     def probed(self) -> list[tuple[str, str, list[Trace]]]:
         """(worker, its device, what it sampled) of the probes that have come in."""
         with self._changed:
-            return [(name, self.beats[name]["device"], traces) for name, traces in self._probes.take()]
+            return [(name, self._device(name), traces) for name, traces in self._probes.take()]
 
     def admit(self, worker: str) -> None:
         """The worker may have units."""
@@ -180,7 +185,7 @@ class Dispatcher:
             self._probes.admit(worker)
 
     def turn_away(self, worker: str, why: str) -> None:
-        """The worker is told to end, and why; it gets no units. Raises Fenced, StorageError."""
+        """The worker is told to end, and why; it gets no units."""
         self._say(f"worker {worker} is turned away: {why}")
         with self._changed:
             self.counts.turned_away += 1
@@ -188,7 +193,7 @@ class Dispatcher:
             self._head = self._head | {"turned_away": dict(self._turned_away)}
             self._probes.drop(worker)
             self.scheduler.leave(worker)
-        self.announce()  # or else the next mark says it
+        self._wake.set()
 
     def claim(self, what: Claim) -> list[Given]:
         """Units for the trainer's own engines; none where nothing of that kind is left. A worker that was of
@@ -226,15 +231,21 @@ class Dispatcher:
         with self._changed:
             self._changed.wait(1.0)
 
-    def close(self, state: str, why: str) -> None:
-        """Ends the thread and says why this head is silent from now on."""
+    def close(self, state: str, why: str, gone: Iterable[str] = ()) -> None:
+        """Ends the thread and says why this head is silent from now on. gone: objects that are deleted then.
+        Raises Fenced, StorageError."""
         self._stop.set()
         self._wake.set()
         if self._thread.is_alive():
             self._thread.join()
-        self._pool.shutdown()
-        if self._error is None:
-            self.announce(state=state, why=why)
+        try:
+            if self._error is None:
+                self._head = self._head | {"state": state, "why": why}
+                self._speak()
+                self.delete(gone)
+        finally:
+            self._deleting.shutdown(cancel_futures=self._error is not None)
+            self._pool.shutdown()
 
     def idle_share(self) -> float:
         """Share of the workers' time since the last call in which they had no unit; 0 without workers."""
@@ -249,17 +260,20 @@ class Dispatcher:
     def roster(self) -> list[dict[str, Any]]:
         """Every worker that was seen: what it is, what it did, and whether it lives or why it ended."""
         with self._changed:
-            return [self._worker(name, beat) for name, beat in sorted(self.beats.items())]
+            return [self._entry(name, beat) for name, beat in sorted(self.workers.newest.items())]
 
-    def _worker(self, name: str, beat: dict[str, Any]) -> dict[str, Any]:
-        seen_at = self._moved.get(name, (0, 0.0))[1]
-        fetches = beat["state"] in NOT_READY and time.monotonic() - seen_at < self.scheduler.lost_s
+    def _entry(self, name: str, beat: dict[str, Any]) -> dict[str, Any]:
+        silent_s = time.monotonic() - self.workers.seen_at.get(name, 0.0)
+        fetches = beat["state"] in NOT_READY and silent_s < self.scheduler.lost_s
         lives = name in self.scheduler.workers or (fetches and not beat["goodbye"])
         why = ""
         if not lives:
             silent = f"silent for more than {self.scheduler.lost_s:.0f} s"
             why = self._turned_away.get(name) or beat["goodbye"] or silent
         return roster_entry(beat, lives, why, self.counts.by_worker.get(name, 0))
+
+    def _device(self, worker: str) -> str:
+        return self.workers.newest[worker]["device"]
 
     # --- the thread -----------------------------------------------------------------------------------------
 
@@ -296,70 +310,54 @@ class Dispatcher:
 
     def _round(self) -> None:
         now = time.monotonic()
-        if now - self._checked >= BEAT_S:
-            self.held.check()
-            self._checked = now
-        if now - self._written >= BEAT_S:
-            with self._changed:
-                self._write_head()
-        read = list(self.scheduler.workers)
-        if not read or now - self._listed >= LIST_S:
-            read = self._list_workers(now)
-        for name, beat in zip(read, self._pool.map(self._beat, read), strict=True):
-            if beat is not None:
-                self._see(name, beat)
-        if time.monotonic() - now > BEAT_S:  # the store was slow, or away for a while: nobody could be seen
+        self._speak()
+        heard = self.workers.read(self._due(now))
+        for one in heard:
+            self._malformed(one.worker, one.malformed) if one.malformed else self._see(one.worker, one.beat)
+        self._take_in([(one.worker, one.beat) for one in heard if not one.malformed])
+        for one in heard:
+            self._see_off(one.worker, one.beat.get("goodbye", ""))
+        if time.monotonic() - now > HEARTBEAT_S:  # the store was slow, or away: nobody could be seen
             with self._changed:
                 self.scheduler.forgive(time.monotonic())
         self._mail()
 
-    def _list_workers(self, now: float) -> list[str]:
-        """Everyone with a mark. Deletes the marks and the mail of those that have been silent for long."""
-        if now - self._listed >= (LIST_S if self._known else self.poll_s):
-            names = [key for key, _ in self.objects.storage.list(keys.WORKERS)]
-            self._known = {name.rpartition("/")[2].removesuffix(".json") for name in names}
-            self._listed = now
-            self._mailed.clear()  # mail that somebody has overwritten is written again
-        for name in [name for name, (_, since) in self._moved.items() if now - since > FORGET_S]:
-            self.objects.storage.delete([keys.worker_key(name), keys.mail_key(self.held.name, name)])
-            self._known.discard(name)
-            self.beats.pop(name, None)
+    def _due(self, now: float) -> Sequence[str]:
+        """Workers whose heartbeats are read: those that sample, and from time to time everyone."""
+        alive = list(self.scheduler.workers)
+        listing = self.workers.list_due(now)
+        if alive and not listing:
+            return alive
+        if listing:
+            self.workers.list_all(now)
+            for name, beat in self.workers.newest.items():
+                if beat["state"] != SAMPLING:  # mail that somebody has overwritten is written again
+                    self._mailed.pop(name, None)
+        for name in self.workers.drop_silent(now):
             self._forget(name)
-            del self._moved[name]
-        return sorted(self._known)
+        return self.workers.everyone()
 
-    def _write_head(self) -> None:
+    def _speak(self) -> None:
+        """Writes what is new of the head, and that it lives."""
+        with self._changed:
+            head, before = self._head, dict(self._before)
+        if head is self._said and time.monotonic() - self._written < HEARTBEAT_S:
+            return
+        self.held.check()
+        list(self._pool.map(self.objects.put_json, before.keys(), before.values()))
         self._serial += 1
-        self.objects.put_json(keys.head_key(self.held.name), self._head | {"serial": self._serial})
-        self._written = time.monotonic()
-
-    def _beat(self, worker: str) -> dict[str, Any] | None:
-        """A worker's newest beat, if it is new and follows this attempt."""
-        try:
-            beat = self.objects.get_json(keys.worker_key(worker))
-        except Forged:
-            self.counts.forged += 1
-            self._known.discard(worker)  # until the next listing
-            return None
-        if beat is None:
-            return None
-        if why := mark_refusal(beat, worker):
-            self._malformed(worker, why)
-            return None
-        if self._moved.get(worker, (-1, 0.0))[0] == beat["serial"]:
-            return None
-        self._moved[worker] = (beat["serial"], time.monotonic())
-        return beat if beat["attempt"] == self.held.name else None
+        self.objects.put_json(keys.head_key(self.held.name), head | {"serial": self._serial})
+        self._said, self._written = head, time.monotonic()
+        with self._changed:
+            self._before = {key: value for key, value in self._before.items() if key not in before}
 
     def _malformed(self, worker: str, why: str) -> None:
-        """A mark that this code did not write: its worker is told once, and not looked at again before the
-        next listing."""
-        self._known.discard(worker)
+        """A heartbeat that this code did not write: its worker is told once."""
         if worker not in self._turned_away:
-            self.turn_away(worker, f"its mark {why}: its code is another")
+            self.turn_away(worker, f"its heartbeat {why}: its code is another")
 
     def _see(self, worker: str, beat: dict[str, Any]) -> None:
-        before = self.beats.get(worker)
+        before = self.workers.newest.get(worker)
         if before is None:
             self._say(f"worker {worker} joins ({beat['device']} on {beat['host']})")
         elif any(before.get(fact) != beat.get(fact) for fact in ("host", "process", "device")):
@@ -367,7 +365,7 @@ class Dispatcher:
             self._forget(worker)
         elif beat["pieces"] != before["pieces"]:
             self._moved_on()
-        self.beats[worker] = beat
+        self.workers.newest[worker] = beat
         if worker in self._turned_away:
             return
         with self._changed:
@@ -381,14 +379,10 @@ class Dispatcher:
                 # the short completions of a probe say nothing of its speed
                 rate = beat["rate"] if worker in self.counts.by_worker else 0.0
                 self.scheduler.beat(worker, time.monotonic(), rate, self._probes.may_sample(worker))
-        for unit, turn in beat["sent"]:
-            given = Given(unit, turn)
-            if (worker, given) not in self._taken:
-                self._take_in(worker, given)
-                # Only now: what the store did not let it read is read with the worker's next beat.
-                self._taken.add((worker, given))
-        if beat["goodbye"] and worker in self.scheduler.workers:
-            self._say(f"worker {worker} leaves: {beat['goodbye']}")
+
+    def _see_off(self, worker: str, goodbye: str) -> None:
+        if goodbye and worker in self.scheduler.workers:
+            self._say(f"worker {worker} leaves: {goodbye}")
             with self._changed:
                 self.scheduler.leave(worker)
 
@@ -399,61 +393,58 @@ class Dispatcher:
             self._in_a_row.pop(worker, None)
             self.scheduler.leave(worker)
 
-    def _take_in(self, worker: str, given: Given) -> None:
-        """Reads, checks and keeps what a worker has sent, and deletes it in the bucket."""
-        unit = self._units.get(given.unit)
+    def _take_in(self, beats: Sequence[tuple[str, dict[str, Any]]]) -> None:
+        """Reads, checks and keeps what workers have sent, and deletes it in the bucket. Requests are made
+        side by side; what they bring is looked at in the order of the heartbeats."""
+        fresh = []
+        for worker, beat in beats:
+            given = [Given(unit, turn) for unit, turn in beat["sent"] if worker not in self._turned_away]
+            fresh += [self._sent(worker, one) for one in given if (worker, one) not in self._taken]
+        for sent, received in self._intake.read(fresh):
+            self._look_at(sent, received)
+            # Only now: what the store did not let it read is read with the worker's next heartbeat.
+            self._taken.add((sent.worker, sent.given))
+            self.delete([sent.key])
+
+    def _sent(self, worker: str, given: Given) -> Sent:
         step = self._steps.get(given.unit, 0)
         key = keys.samples_key(self.held.name, step, given.unit, given.turn, worker)
         probe = self._probes.of(worker, given.unit)
-        if probe is not None:
-            self._read_probe(worker, given, probe, key)
-        elif unit is None or given.unit not in self.scheduler.cost or not self._probes.may_sample(worker):
-            self.counts.late += 1
-        else:
-            self._read(worker, given, unit, key)
-        self._pool.submit(self.objects.storage.delete, [key])
+        wanted = given.unit in self.scheduler.cost and self._probes.may_sample(worker)
+        unit = probe or (self._units.get(given.unit) if wanted else None)
+        return Sent(worker, given, key, unit, probe is not None)
 
-    def _received(self, worker: str, given: Given, unit: RolloutUnit, key: str) -> list[Trace] | str | None:
-        """What a worker sent of a unit, or why it is refused; None where a stranger has written it."""
-        try:
-            sampled = unpack(self.objects.get(key, self.expected.most_bytes(unit)))
-            why = refusal(unit, given.turn, worker, sampled, self.expected)
-        except (Forged, FileNotFoundError) as error:
-            self.counts.forged += 1
-            with self._changed:
-                self.scheduler.fail(given, worker)
-            self._say(f"{error}: it is sampled again")
-            return None
-        except UNREADABLE as error:
-            return f"it cannot be read: {error}"
-        return why or sampled.traces
-
-    def _read_probe(self, worker: str, given: Given, unit: RolloutUnit, key: str) -> None:
-        found = self._received(worker, given, unit, key)
-        if isinstance(found, str):
-            self.turn_away(worker, f"its probe is refused: {found}")
+    def _look_at(self, sent: Sent, received: Received) -> None:
+        if sent.worker in self._turned_away:
             return
         with self._changed:
-            self.scheduler.fail(given, worker)  # it has done it
-            if self._probes.came_in(worker, unit, found):
-                self._changed.notify_all()
-
-    def _read(self, worker: str, given: Given, unit: RolloutUnit, key: str) -> None:
-        found = self._received(worker, given, unit, key)
-        if found is None:
-            return
-        if isinstance(found, str):
-            self._refuse(worker, given, found)
-            return
-        with self._changed:
-            if given.unit not in self.scheduler.cost:  # somebody else's came while this was read
+            # somebody else's may have come while this was read
+            late = not sent.is_probe and sent.given.unit not in self.scheduler.cost
+            if late or sent.unit is None:
                 self.counts.late += 1
-                return
-            self._in_a_row.pop(worker, None)
-            if seen := self.scheduler.workers.get(worker):
-                seen.in_vain = 0
-            self.counts.accepted(worker, self.beats[worker]["device"], len(found))
-            self._accept(given.unit, found)
+            elif received.traces is not None:
+                self._keep(sent, sent.unit, received.traces)
+            elif received.forged:
+                self.counts.forged += 1
+                self._say(f"{received.forged}: it is sampled again")
+                self.scheduler.fail(sent.given, sent.worker)
+                self._probes.drop(sent.worker)
+        if received.refused and sent.is_probe:
+            self.turn_away(sent.worker, f"its probe is refused: {received.refused}")
+        elif received.refused and not late:
+            self._refuse(sent.worker, sent.given, received.refused)
+
+    def _keep(self, sent: Sent, unit: RolloutUnit, traces: list[Trace]) -> None:
+        if sent.is_probe:
+            self.scheduler.fail(sent.given, sent.worker)  # it has done it
+            if self._probes.came_in(sent.worker, unit, traces):
+                self._changed.notify_all()
+            return
+        self._in_a_row.pop(sent.worker, None)
+        if seen := self.scheduler.workers.get(sent.worker):
+            seen.in_vain = 0
+        self.counts.accepted(sent.worker, self._device(sent.worker), len(traces))
+        self._accept(sent.given.unit, traces)
 
     def _accept(self, unit: str, traces: list[Trace]) -> None:
         self.scheduler.done(unit)
@@ -493,8 +484,12 @@ class Dispatcher:
             for name, queue in fresh.items():
                 units = [(self._probes.of(name, one.unit) or self._units[one.unit], one) for one in queue]
                 mail[name] = [unit.to_json() | {"turn": one.turn} for unit, one in units]
-            self._mailed = queues
+            self._mailed = {name: queue for name, queue in self._mailed.items() if name in queues}
         if any(mail.values()):
             self.held.check()
-        for name, asked in mail.items():
-            self.objects.put_json(keys.mail_key(self.held.name, name), asked)
+
+        def send(name: str) -> None:
+            self.objects.put_json(keys.mail_key(self.held.name, name), mail[name])
+            self._mailed[name] = fresh[name]
+
+        list(self._pool.map(send, mail))

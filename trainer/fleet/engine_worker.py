@@ -12,12 +12,11 @@ from torch import Tensor
 
 from trainer.algorithm.traces import Trace
 from trainer.config import ConfigError, RunConfig
-from trainer.fleet.anchors import fill, pretrained
-from trainer.fleet.engine_part import EnginePart
+from trainer.fleet.engine_ranks import EnginePart, OtherRanks
 from trainer.fleet.following import Seen
 from trainer.fleet.mirror import Layout, Mirror
 from trainer.fleet.objects import Anchor, Objects
-from trainer.fleet.other_ranks import OtherRanks
+from trainer.fleet.starting_weights import fill, pretrained
 from trainer.fleet.units import RolloutUnit
 
 

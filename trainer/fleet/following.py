@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 from trainer.checkpoint.attempt import LAUNCH_VARIABLE
 from trainer.config import ConfigError
+from trainer.errors import StorageError, StoreRefused
 from trainer.fleet import objects as keys
+from trainer.fleet.heartbeat import HEARTBEAT_S
 from trainer.fleet.objects import Anchor, Objects
 from trainer.fleet.scheduler import Given
 from trainer.fleet.units import RolloutUnit
@@ -56,6 +60,7 @@ class Following:
         self.objects, self.record = objects, record
         self.worker = worker
         self._clock = clock
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="mail")
         self._known = False
         """Whether anything was written with this worker's key."""
         self._forged = 0
@@ -85,10 +90,6 @@ class Following:
     def silent_s(self) -> float:
         """Seconds for which no head has said anything new, nor the launcher of one that starts."""
         return self._clock() - self._heard
-
-    def listen(self) -> None:
-        """What was not heard while the weights were fetched does not count as silence."""
-        self._heard = self._clock()
 
     def patience_s(self, idle_s: float) -> float:
         """Seconds of silence after which a worker ends: fleet.idle_s, and more until its launch has begun."""
@@ -146,7 +147,11 @@ class Following:
     def look(self) -> Seen | None:
         """The head and this worker's mail; None where there is no head yet."""
         attempt = self.newest()
-        head = self._signed(keys.head_key(attempt)) if attempt else None
+        if not attempt:
+            return None
+        mailed = self._pool.submit(self._signed, keys.mail_key(attempt, self.worker))
+        head = self._signed(keys.head_key(attempt))
+        asked = mailed.result() or []
         if head is None or head["attempt"] != attempt:
             return None
         if head["serial"] != self._serial:
@@ -156,7 +161,7 @@ class Following:
             self.over = head["why"]
         self.turned_away = head.get("turned_away", {}).get(self.worker, "")
         mail = []
-        for value in self._signed(keys.mail_key(attempt, self.worker)) or []:
+        for value in asked:
             turn = value.pop("turn")
             unit = RolloutUnit.read(value)
             mail.append((unit, Given(unit.name, turn)))
@@ -182,3 +187,73 @@ class Following:
                 f"nothing of this run was written with this key: {KEY_VARIABLE} is that of another run"
                 f" ({why})"
             )
+
+
+class Lookout:
+    """Looks at the run from a thread: while a worker samples, its next unit is found. Only this thread calls
+    `Following.look` from `start` on."""
+
+    def __init__(self, following: Following, worker: str, poll_s: float) -> None:
+        """poll_s: seconds between two looks while the worker waits for one."""
+        self.following, self.worker = following, worker
+        self._poll_s = poll_s
+        self._seen: Seen | None = None
+        self._looks = 0
+        self._error: Exception | None = None
+        self._changed = threading.Condition()
+        self._waited_for = self._stop = False
+
+    def start(self) -> None:
+        """Begins to look."""
+        threading.Thread(target=self._run, name="lookout", daemon=True).start()
+
+    def last(self) -> Seen | None:
+        """What the newest look has shown; None also while the store is away, which counts as the trainer's
+        silence. Raises what ended the thread."""
+        with self._changed:
+            if self._error is not None:
+                raise self._error
+            return self._seen
+
+    def newer(self) -> Seen | None:
+        """The same of the next look that ends."""
+        with self._changed:
+            looks = self._looks
+            self._waited_for = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._looks > looks or self._error is not None)
+            self._waited_for = False
+        return self.last()
+
+    def stop(self) -> None:
+        """Ends the thread after the look that it has begun."""
+        with self._changed:
+            self._stop = True
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        while not self._stop:
+            seen = None
+            try:
+                seen = self.following.look()
+            except (StorageError, StoreRefused) as error:
+                print(f"worker {self.worker}: {error}", flush=True)
+            except Exception as error:
+                self._error = error
+            with self._changed:
+                self._seen = seen
+                self._looks += 1
+                self._changed.notify_all()
+                if self._error is not None:
+                    return
+                self._rest()
+
+    def _rest(self) -> None:
+        """Waits until the next look is due."""
+        looked = time.monotonic()
+        while not self._stop:
+            pause_s = self._poll_s if self._waited_for else HEARTBEAT_S
+            left_s = looked + pause_s - time.monotonic()
+            if left_s <= 0:
+                return
+            self._changed.wait(left_s)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from trainer.algorithm.traces import Prompt, Trace
 from trainer.checkpoint import history
@@ -31,8 +31,8 @@ from trainer.fleet.admission import Admission
 from trainer.fleet.dispatch import POLL_S, Dispatcher
 from trainer.fleet.mirror import Layout, Version
 from trainer.fleet.objects import Anchor, Objects, first_lineage, next_lineage
-from trainer.fleet.packages import packages
 from trainer.fleet.publish import PublisherPart
+from trainer.fleet.same_software import packages
 from trainer.fleet.units import RolloutUnit
 from trainer.fleet.verify import AskedUnit, Routers
 from trainer.hardware import model_shapes
@@ -106,6 +106,8 @@ class FleetSampler:
         self._lineages: dict[int, str] = {}
         self._anchors: list[Anchor] = []
         self._versions: list[Version] = []
+        self._of_older: list[str] = []
+        """Versions and patches of older attempts that are still there."""
         self._made = 0
         self._over = False
         self._times = {"fleet/wait_s": 0.0, "fleet/publish_s": 0.0}
@@ -203,10 +205,11 @@ class FleetSampler:
             "layout": layout,
         }
         self.objects.put_json(keys.about_key(self.held.name), about)
+        gone = self._of_older_attempts(number)
         self._announce()
-        self._drop_older_attempts()
         self._probe_with(number)  # before the thread sees its first worker
         self.dispatcher.start()
+        self.dispatcher.delete(gone)
 
     def _checkpoint_attempt(self, step: int) -> str:
         """The attempt that wrote the checkpoint of a step. Waits until the bucket has it. Raises StorageError
@@ -222,14 +225,21 @@ class FleetSampler:
             )
         return manifests[step].get("attempt", "")
 
-    def _drop_older_attempts(self) -> None:
-        """Deletes versions, samples and mail of older attempts: this one begins with whole weights, and what
-        was sampled and is needed is in the rollout log."""
+    def _of_older_attempts(self, number: int) -> list[str]:
+        """What older attempts have left and nobody needs: this one begins with whole weights, and what was
+        sampled and is needed is in the rollout log. Patches behind its first version stay until nobody may
+        hold what they made: a worker undoes them instead of reading whole weights."""
         storage = self.objects.storage
-        folders = (keys.WEIGHTS, keys.SAMPLES, keys.MAIL)
-        gone = [key for folder in folders for key, _ in storage.list(folder)]
+        gone = [key for folder in (keys.SAMPLES, keys.MAIL) for key, _ in storage.list(folder)]
+        self._of_older = [key for key, _ in storage.list(keys.WEIGHTS)]
         self.held.check()
-        storage.delete(gone)
+        return gone + self._older_to(number)
+
+    def _older_to(self, number: int) -> list[str]:
+        """What older attempts have published up to a version, which is told once."""
+        gone = [key for key in self._of_older if keys.version_of(key) <= number]
+        self._of_older = [key for key in self._of_older if keys.version_of(key) > number]
+        return gone
 
     def _publish(self, number: int) -> None:
         assert self.version is not None
@@ -240,19 +250,17 @@ class FleetSampler:
         made = Version(number, after, self.version, self.lineage, tuple(entries), digests)
         if not with_digest:
             made = replace(made, digests=())
-        self.held.check()
-        self.objects.put_json(keys.version_key(number, after), made.to_json())
         self._versions.append(made)
         self.version, self.lineage = number, after
         self._lineages[number] = after
         self._patch_bytes = sum(entry["bytes"] for entry in entries)
         self._drop_old()
-        self._announce()
+        self._announce({keys.version_key(number, after): made.to_json()})
         self._probe_with(number)
 
-    def _announce(self) -> None:
+    def _announce(self, before: dict[str, Any] | None = None) -> None:
         anchors = [asdict(anchor) for anchor in self._anchors]
-        self.dispatcher.announce(version=self.version, lineage=self.lineage, anchors=anchors)
+        self.dispatcher.announce(before, version=self.version, lineage=self.lineage, anchors=anchors)
 
     def _drop_old(self) -> None:
         """A new checkpoint is one more version to begin with; versions before the oldest are deleted."""
@@ -266,9 +274,11 @@ class FleetSampler:
         oldest = self._anchors[0].version
         gone = [made for made in self._versions if made.number <= oldest]
         self._versions = [made for made in self._versions if made.number > oldest]
+        keys_gone = self._older_to(oldest)
         for made in gone:
-            patches = [entry["key"] for entry in made.patches]
-            self.objects.storage.delete([keys.version_key(made.number, made.lineage), *patches])
+            keys_gone += [keys.version_key(made.number, made.lineage)]
+            keys_gone += [entry["key"] for entry in made.patches]
+        self.dispatcher.delete(keys_gone)
 
     # --- samples in -----------------------------------------------------------------------------------------
 
@@ -367,7 +377,7 @@ class FleetSampler:
     def _end(self, state: str, why: str) -> None:
         if not self._over:
             self._over = True
-            self.dispatcher.close(state, why)
+            self.dispatcher.close(state, why, self._of_older if state == "over" else ())
 
     def metrics(self) -> dict[str, float]:
         """Metrics of the fleet; times are those since the last call."""

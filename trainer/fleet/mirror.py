@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,8 @@ Layout = list[list[tuple[str, int, int]]]
 """By rank: which elements [start, stop) of which flat parameter it holds, in the order of its patches."""
 KEPT_VERSIONS = 256
 """Manifests of versions that a mirror remembers it has come through."""
+FETCHED_AT_ONCE = 16
+"""Ranks whose patches of a version are fetched at a time."""
 
 
 class Diverged(RuntimeError):
@@ -91,8 +94,8 @@ class Mirror:
         weights: Callable[[], Iterable[tuple[str, Tensor]]] | None = None,
         as_loaded: bool = False,
     ) -> None:
-        """fill: brings an anchor's weights into the tensors (trainer/fleet/anchors.py). weights: what an
-        engine takes of them, by its names; None: they are that themselves. as_loaded: whether the tensors
+        """fill: brings an anchor's weights into the tensors (`starting_weights.py`). weights: what an engine
+        takes of them, by its names; None: they are that themselves. as_loaded: whether the tensors
         hold the pretrained model's values, which then need not be read again."""
         self.objects, self.layout = objects, layout
         self.tensors = tensors
@@ -223,10 +226,12 @@ class Mirror:
         if len(version.patches) != len(self.layout):
             raise Forged(f"version {version.number} has {len(version.patches)} patches")
         changes = []
-        for rank, entry in enumerate(version.patches):
-            pieces = self.pieces(rank)
-            width = pieces[0].element_size() if pieces else 2
-            changes.append(patch.decode(self._fetch(entry), sum(map(len, pieces)), width))
+        with ThreadPoolExecutor(FETCHED_AT_ONCE) as pool:
+            for rank, data in enumerate(pool.map(self._fetch, version.patches)):
+                pieces = self.pieces(rank)
+                width = pieces[0].element_size() if pieces else 2
+                self.fetched_bytes += len(data)
+                changes.append(patch.decode(data, sum(map(len, pieces)), width))
         self.dirty = True
         for rank, change in enumerate(changes):
             patch.apply(self.pieces(rank), change, sign)
@@ -237,7 +242,6 @@ class Mirror:
             data = self.objects.storage.get_bytes(entry["key"], entry["bytes"])
         except ObjectTooLarge as error:
             raise Forged(f"{error}: it is not the patch that was published") from error
-        self.fetched_bytes += len(data)
         if hashlib.sha256(data).hexdigest() != entry["sha256"]:
             raise Forged(f"{entry['key']} is not the patch that was published")
         return data

@@ -108,6 +108,12 @@ def version_key(version: int, lineage: str) -> str:
     return f"{WEIGHTS}/{version:08d}-{lineage[:16]}.json"
 
 
+def version_of(key: str) -> int:
+    """The version that a manifest or a patch is of; 0 for a name that is neither's, as a stranger's."""
+    number = key.rpartition("/")[2][:8]
+    return int(number) if number.isdecimal() else 0
+
+
 def patch_key(attempt: str, version: int, rank: int) -> str:
     """Where a rank's changes lie."""
     return f"{WEIGHTS}/{attempt}/{version:08d}-r{rank:05d}.patch"

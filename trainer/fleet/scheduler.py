@@ -10,11 +10,6 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from typing import Literal
 
-FETCHING = "fetching"
-"""State of a worker that has an engine and does not have the weights yet: it can sample nothing."""
-LOADING = "loading"
-"""State of a worker that builds its engine."""
-NOT_READY = (LOADING, FETCHING)
 DEPTH = 2
 """Units that a worker has been given at a time."""
 Claim = Literal["share", "rest", "late"]
@@ -33,10 +28,10 @@ class Given:
 
 @dataclass
 class SeenWorker:
-    """A worker as its beats tell it."""
+    """A worker as its heartbeats tell it."""
 
     at: float
-    """When the head saw its newest beat, by the head's clock."""
+    """When the head saw its newest heartbeat, by the head's clock."""
     rate: float = 0.0
     """Completions per second; 0 while that is unknown."""
     admitted: bool = True
@@ -48,8 +43,9 @@ class SeenWorker:
 
 
 class Scheduler:
-    """lost_s: seconds without a beat after which a worker is lost. copies: workers that may have one unit.
-    own_engines: whether the trainer's own engines take the units of which workers' samples were refused."""
+    """lost_s: seconds without a heartbeat after which a worker is lost. copies: workers that may have one
+    unit. own_engines: whether the trainer's own engines take the units of which workers' samples were
+    refused."""
 
     def __init__(self, lost_s: float, copies: int = 2, own_engines: bool = False) -> None:
         self.lost_s, self.copies = lost_s, copies
@@ -73,7 +69,7 @@ class Scheduler:
         self._turns |= dict.fromkeys(units, 0)
 
     def beat(self, worker: str, now: float, rate: float, admitted: bool = True) -> None:
-        """A new beat of a worker, which may be its first. admitted: whether it may have units from then
+        """A new heartbeat of a worker, which may be its first. admitted: whether it may have units from then
         on."""
         seen = self.workers.setdefault(worker, SeenWorker(now, admitted=admitted))
         seen.at = now

@@ -6,10 +6,8 @@ if there is one; refused again it ends the run.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -24,42 +22,6 @@ NOT_FINITE = "a log-probability is not finite: its GPU or its weights are broken
 """Ends a refusal that is its worker's alone: another worker would send something else."""
 CERTAIN_TOKENS = 64
 """Sampled tokens of a unit that cannot all have been certain."""
-
-
-MARK = {
-    "worker": str,
-    "attempt": str,
-    "state": str,
-    "host": str,
-    "device": str,
-    "goodbye": str,
-    "process": int,
-    "serial": int,
-    "pieces": int,
-    "rate": float,
-    "sent": list,
-}
-"""Fields of a worker's mark that the head reads, and their types."""
-
-
-def mark_refusal(mark: Any, worker: str) -> str:
-    """What is wrong with a worker's mark, as the end of a sentence; empty where the head can read it."""
-    if not isinstance(mark, dict):
-        return f"is a {type(mark).__name__}"
-    for name, kind in MARK.items():
-        value = mark.get(name)
-        kinds = (int, float) if kind is float else kind
-        if not isinstance(value, kinds) or isinstance(value, bool):
-            return f"has no {name} of type {kind.__name__}"
-    if mark["worker"] != worker:
-        return f"is that of {mark['worker']}"
-    if not (math.isfinite(mark["rate"]) and mark["rate"] >= 0):
-        return f"has a rate of {mark['rate']}"
-    for sent in mark["sent"]:
-        pair = isinstance(sent, list) and len(sent) == 2
-        if not (pair and isinstance(sent[0], str) and isinstance(sent[1], int)):
-            return f"names {sent!r} as a unit that was sent"
-    return ""
 
 
 @dataclass(frozen=True)

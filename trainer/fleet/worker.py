@@ -23,25 +23,23 @@ import threading
 import time
 import traceback
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer import config as configuration
-from trainer.checkpoint.manifest import code_fingerprint
 from trainer.config import ConfigError, RunConfig, from_dict, override
 from trainer.config.fleet import WORKER_GPU_SHARE
 from trainer.config.run_store import RunStore
 from trainer.errors import StorageError, StoreRefused
 from trainer.exit_codes import EXIT_CONFIG, EXIT_ERROR, EXIT_OK, EXIT_STORAGE
-from trainer.fleet.beats import Beats
-from trainer.fleet.dispatch import BEAT_S
-from trainer.fleet.following import Following, Seen
+from trainer.fleet.following import Following, Lookout, Seen
+from trainer.fleet.heartbeat import HEARTBEAT_S, IDLE, SAMPLING, WorkerHeartbeat, heartbeat_refusal
 from trainer.fleet.objects import Objects, samples_key, worker_key
-from trainer.fleet.packages import differing, packages
+from trainer.fleet.same_software import check_same
 from trainer.fleet.scheduler import Given
 from trainer.fleet.units import RolloutUnit, pack
-from trainer.fleet.verify import mark_refusal
 from trainer.node.watch.preemption import Notice
 from trainer.storage.attempt_record import AttemptRecord
 from trainer.storage.seal import Forged, Seal, secret
@@ -57,10 +55,12 @@ MACHINE_OPTIONS = ("model.path", "data.path", "evaluation.path", "rollout.gpu_me
 """Options that a worker takes from its own configuration and not from the run's."""
 FAILURES = 3
 """Times in a row that a unit may fail for its weights before the worker ends."""
-SAME_NAME_S = 2.5 * BEAT_S
+SAME_NAME_S = 2.5 * HEARTBEAT_S
 """Seconds in which a worker of the same name that lives would mark."""
 GOODBYE_S = 5.0
 """Longest time that the last mark may take when a rank has ended: the others compute nothing any more."""
+MOST_UNSENT = 2
+"""Units whose samples are kept while the store does not take them; then no other is begun."""
 RANK_SAYS_S = 1.0
 """An error in a call of all ranks is most often that one of them has ended, which its watcher soon says."""
 
@@ -84,19 +84,51 @@ def worker_config(about: dict[str, Any], root: str, folder: str, overrides: Sequ
     return replace(changed, placement=replace(changed.placement, nodes=1, workers_per_node=ranks))
 
 
-def check_same(about: dict[str, Any]) -> None:
-    """Raises ConfigError where code or packages are not the trainer's."""
-    if about["code"] != code_fingerprint():
-        raise ConfigError(
-            "the trainer runs other code than this worker: start the worker from the checkout or image that"
-            " the run was launched from"
-        )
-    if different := differing(about["packages"], packages()):
-        raise ConfigError(f"{different}: install the locked requirements, or take the run's image")
-
-
 class OutOfStep(Exception):
     """An error within a call of all ranks of an engine, after which none of them can go on."""
+
+
+class Sender:
+    """Sends samples from a thread while the next unit is sampled, in order."""
+
+    def __init__(self, objects: Objects, heartbeat: WorkerHeartbeat, pause_s: float) -> None:
+        """pause_s: seconds until samples that the store did not take are sent again."""
+        self.objects, self.heartbeat = objects, heartbeat
+        self._pause_s = pause_s
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="sender")
+        self._unsent: list[Future[None]] = []
+        self._attempt = ""
+        self._closed = threading.Event()
+
+    def follow(self, attempt: str) -> None:
+        """From now on only samples of this attempt are sent."""
+        self._attempt = attempt
+
+    def is_full(self) -> bool:
+        """Whether as much as may be is on its way. Raises what has ended a unit's, if that was no store's."""
+        for one in [one for one in self._unsent if one.done()]:
+            self._unsent.remove(one)
+            one.result()
+        return len(self._unsent) >= MOST_UNSENT
+
+    def send(self, attempt: str, given: Given, key: str, body: bytes, completions: int, rate: float) -> None:
+        """Returns at once. The head hears of the samples when they are in the bucket."""
+
+        def work() -> None:
+            while attempt == self._attempt and not self._closed.is_set():
+                try:
+                    self.objects.put(key, body)
+                except (StorageError, StoreRefused) as error:
+                    print(f"worker: unit {given.unit}: {error}", flush=True)
+                    self._closed.wait(self._pause_s)
+                else:
+                    return self.heartbeat.sent(attempt, given, completions, rate)
+
+        self._unsent.append(self._pool.submit(work))
+
+    def close(self) -> None:
+        """What is not sent by now is not sent."""
+        self._closed.set()
 
 
 class Worker:
@@ -112,7 +144,9 @@ class Worker:
         seal = Seal(run_id, secret())
         self.objects = Objects(Storage(store.fleet), seal)
         self.following = Following(self.objects, AttemptRecord(Storage(store.attempts), seal), name)
-        self.beats: Beats | None = None
+        self.heartbeat: WorkerHeartbeat | None = None
+        self._lookout = Lookout(self.following, name, poll_s)
+        self._sender: Sender
         self.why = ""
         self.attempt = ""
         """The attempt of the trainer that it samples for."""
@@ -133,8 +167,7 @@ class Worker:
         """At a notice, from a thread of its own: what is half sampled is lost, and somebody else samples
         it."""
         print(f"worker {self.name}: {reason}", flush=True)
-        if self.beats is not None:
-            self.beats.goodbye(reason)
+        self._goodbye(reason)
         sys.stdout.flush()
         assert self._notice is not None
         os._exit(self._notice.exit_code)
@@ -144,8 +177,7 @@ class Worker:
         print(f"worker {self.name}: ends: {why}", flush=True)
         timer = threading.Timer(GOODBYE_S, os._exit, (code or EXIT_ERROR,))
         timer.start()
-        if self.beats is not None:
-            self.beats.goodbye(why)
+        self._goodbye(why)
         os._exit(code or EXIT_ERROR)
 
     def _wait_for_run(self) -> dict[str, Any] | None:
@@ -189,7 +221,7 @@ class Worker:
             mark = self.objects.get_json(worker_key(self.name))
         except Forged:
             return None
-        return None if mark is None or mark_refusal(mark, self.name) else mark
+        return None if mark is None or heartbeat_refusal(mark, self.name) else mark
 
     def _serve(self, about: dict[str, Any]) -> int:
         check_same(about)
@@ -207,105 +239,123 @@ class Worker:
 
             def known(device: str) -> None:
                 """The trainer sees that somebody comes before the engine is there: 72B loads for minutes."""
-                self.beats = Beats(self.objects, self.name, facts(device))
-                self.beats.begin(self.attempt)
+                self.heartbeat = WorkerHeartbeat(self.objects, self.name, facts(device))
+                self.heartbeat.begin(self.attempt)
 
             engine = EngineWorker(config, self.objects, about, self._rank_lost, known)
             return self._begin(engine, started)
 
     def _begin(self, engine: EngineWorker, started: float) -> int:
         """started: when the engine began to load."""
+        assert self.heartbeat is not None
+        self._sender = Sender(self.objects, self.heartbeat, self.poll_s)
+        self._lookout.start()
+        try:
+            return self._loop(engine, started)
+        finally:
+            self._sender.close()
+            self._lookout.stop()
+
+    def _loop(self, engine: EngineWorker, started: float) -> int:
         self._follow(engine, self.attempt)
         print(f"worker {self.name}: ready after {time.monotonic() - started:.0f} s", flush=True)
-        return self._loop(engine)
-
-    def _follow(self, engine: EngineWorker, attempt: str) -> None:
-        """Joins an attempt. Its trainer sees at once that somebody comes, and waits for the probe from when
-        the weights are here. A failure to fetch them is tried again with the first unit."""
-        assert self.beats is not None
-        self.attempt = attempt
-        self.beats.follow(attempt)
-        try:
-            seen = self.following.look()
-            wanted = not (self.following.over or self.following.turned_away)
-            if seen is not None and seen.attempt == attempt and wanted:
-                engine.take_weights(seen)
-                self.following.listen()
-        except (StorageError, ValueError, RuntimeError, FileNotFoundError) as error:
-            print(f"worker {self.name}: {error}", flush=True)
-        self.beats.say(state="idle")
-
-    def _loop(self, engine: EngineWorker) -> int:
-        assert self.beats is not None
         done: set[Given] = set()
         failures = 0
+        seen = self._lookout.last()
         while True:
-            seen = self._look()
             if self.following.over:
                 return self._ended(self.following.over)
             if self.following.turned_away:
                 self._ended(self.following.turned_away)
                 return EXIT_CONFIG
             if self.following.silent_s() > self.idle_s:
+                seen = self._lookout.newer()  # the last may be some seconds old
+            if self.following.silent_s() > self.idle_s:
                 return self._ended(f"the trainer was silent for {self.idle_s:.0f} s (fleet.idle_s)")
             if self.following.attempt != self.attempt:
-                about = self.following.about()
-                assert about is not None
-                check_same(about)
+                self._change_attempt(engine)
                 done.clear()
-                engine.follow(self.objects, about["layout"])
-                self._follow(engine, self.following.attempt)
-                print(f"worker {self.name}: follows attempt {self.attempt}", flush=True)
+                seen = self._lookout.last()
                 continue
-            todo = [(unit, given) for unit, given in seen.mail if given not in done] if seen else []
+            todo = self._todo(seen, done)
             if not todo or seen is None:
-                time.sleep(self.poll_s)
+                self._note(state=IDLE, unit="")
+                seen = self._lookout.newer()
                 continue
             try:
                 self._sample(engine, seen, *todo[0])
                 done.add(todo[0][1])
                 failures = 0
-            except (
-                StorageError,
-                StoreRefused,
-            ) as error:  # the same unit again, as long as the trainer asks for it
+                seen = self._lookout.last()
+            except (StorageError, StoreRefused) as error:
+                # the same unit again, as long as the trainer asks for it
                 print(f"worker {self.name}: unit {todo[0][1].unit}: {error}", flush=True)
+                seen = self._lookout.newer()
             except (ValueError, RuntimeError, FileNotFoundError) as error:
                 failures += 1
                 print(f"worker {self.name}: unit {todo[0][1].unit}: {error}", flush=True)
                 if failures == FAILURES:
-                    self.beats.goodbye(str(error))
+                    self._goodbye(str(error))
                     raise
                 self.following.doubt()
-                time.sleep(self.poll_s)
+                seen = self._lookout.newer()
 
-    def _look(self) -> Seen | None:
-        """What there is to do; None also while the store is away, which counts as the trainer's silence."""
+    def _todo(self, seen: Seen | None, done: set[Given]) -> list[tuple[RolloutUnit, Given]]:
+        """What this worker is asked for and has not sampled; nothing while what it has sampled waits to be
+        sent."""
+        if seen is None or seen.attempt != self.attempt or self._sender.is_full():
+            return []
+        return [(unit, given) for unit, given in seen.mail if given not in done]
+
+    def _change_attempt(self, engine: EngineWorker) -> None:
+        about = self.following.about()
+        assert about is not None
+        check_same(about)
+        engine.follow(self.objects, about["layout"])
+        self._follow(engine, self.following.attempt)
+        print(f"worker {self.name}: follows attempt {self.attempt}", flush=True)
+
+    def _follow(self, engine: EngineWorker, attempt: str) -> None:
+        """Joins an attempt. Its trainer sees at once that somebody comes, and waits for the probe from when
+        the weights are here. A failure to fetch them is tried again with the first unit."""
+        assert self.heartbeat is not None
+        self.attempt = attempt
+        self._sender.follow(attempt)
+        self.heartbeat.follow(attempt)
         try:
-            return self.following.look()
-        except (StorageError, StoreRefused) as error:
+            seen = self._lookout.newer()
+            wanted = not (self.following.over or self.following.turned_away)
+            if seen is not None and seen.attempt == attempt and wanted:
+                engine.take_weights(seen)
+        except (StorageError, ValueError, RuntimeError, FileNotFoundError) as error:
             print(f"worker {self.name}: {error}", flush=True)
-            return None
+        self.heartbeat.say(state=IDLE)
 
     def _sample(self, engine: EngineWorker, seen: Seen, unit: RolloutUnit, given: Given) -> None:
-        assert self.beats is not None
-        self.beats.say(state="sampling", unit=given.unit, version=unit.version)
+        self._note(state=SAMPLING, unit=given.unit, version=unit.version)
         try:
             traces, seconds = engine.sample(unit, seen)
         except Exception as error:
             if not engine.out_of_step:
                 raise
             time.sleep(RANK_SAYS_S)
-            self.beats.goodbye(f"the ranks of its engine are out of step: {error}")
+            self._goodbye(f"the ranks of its engine are out of step: {error}")
             raise OutOfStep from error
         key = samples_key(seen.attempt, unit.step, given.unit, given.turn, self.name)
-        self.objects.put(key, pack(unit, given.turn, self.name, traces))
-        self.beats.sent(given, len(traces), len(traces) / max(seconds, 1e-3))
+        body = pack(unit, given.turn, self.name, traces)
+        self._sender.send(seen.attempt, given, key, body, len(traces), len(traces) / max(seconds, 1e-3))
+
+    def _note(self, **state: Any) -> None:
+        assert self.heartbeat is not None
+        self.heartbeat.note(**state)
+
+    def _goodbye(self, why: str) -> None:
+        if self.heartbeat is not None:
+            self.heartbeat.goodbye(why)
 
     def _ended(self, why: str) -> int:
         print(f"worker {self.name}: ends: {why}", flush=True)
-        if self.beats is not None:
-            self.beats.goodbye(why)
+        self._goodbye(why)
         return EXIT_OK
 
 

@@ -1,4 +1,4 @@
-"""Whether a run is over: `python -m trainer.fleet.over BUCKET RUN`, which prints why, or nothing.
+"""Whether a run is over: `python -m trainer.fleet.run_over BUCKET RUN`, which prints why, or nothing.
 
 A machine that is to sample for the run asks before anything large is installed or fetched: its job may have
 been looking for a machine until after the run's end. Needs an object-store client. Without the run's key it

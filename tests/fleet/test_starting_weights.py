@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from trainer.config import ConfigError, Model, RunConfig, override
-from trainer.fleet.anchors import fill, pretrained
 from trainer.fleet.objects import Anchor
+from trainer.fleet.starting_weights import fill, pretrained
 
 MODEL = Anchor("model", 0, "")
 
@@ -50,7 +50,7 @@ MEASURED = """
 import resource, sys, torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from trainer.config import Model, RunConfig
-from trainer.fleet.anchors import fill, pretrained
+from trainer.fleet.starting_weights import fill, pretrained
 from trainer.fleet.objects import Anchor
 
 def peak_mib():

@@ -1,0 +1,193 @@
+"""The ranks of a worker's engine, one for each of its GPUs: what each of them computes, how rank 0 starts the
+others, and, as `python -m trainer.fleet.engine_ranks`, those others themselves.
+
+Rank 0 tells each of them by a line on its standard input what to do next. A collective that waits would end
+after some minutes, and a worker may wait for its next unit for longer. Nothing comes back: a rank that cannot
+go on ends, and then the worker does. They read no mail and write nothing to the bucket; a notice of the
+machine is rank 0's to answer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+
+from trainer import config as configuration
+from trainer.algorithm.traces import Trace
+from trainer.config import ConfigError, RunConfig, Split
+from trainer.exit_codes import EXIT_CONFIG, EXIT_ERROR, EXIT_NODE_LOST
+from trainer.fleet.units import RolloutUnit
+from trainer.processes import end_with_parent
+from trainer.ranks.process import RankProcess
+from trainer.weights.broadcast import Broadcast
+from trainer.weights.source import WeightSource
+
+MEETING = "ranks"
+"""File in the worker's own folder through which its ranks find each other."""
+ON_ONE_MACHINE = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+"""Ranks of an engine are on one machine, whose network has no need to reach them."""
+
+
+class EnginePart:
+    """Its process is made as a trainer's rank is, so that both compute the same."""
+
+    def __init__(self, config: RunConfig, rank: int) -> None:
+        """Raises ConfigError where the machine has no GPU for the rank, or the data is damaged."""
+        self.config = config
+        self.ranks = config.rollout.tensor_parallel
+        if config.placement.device == "cuda" and torch.cuda.device_count() < self.ranks:
+            raise ConfigError(
+                f"rollout.tensor_parallel is {self.ranks}, and {torch.cuda.device_count()} GPUs are visible"
+                " here: give the worker as many GPUs, or set rollout.tensor_parallel to less"
+            )
+        self.process = RankProcess(config)
+        self.process.meet(rank, rank, "127.0.0.1", 0)  # they meet by a file, so no port is taken
+        self.reader = self.process.reader
+        if self.ranks > 1:
+            self._check_heads()
+        self._splits: dict[Literal["train", "evaluation"], Split] = {
+            "train": config.train_split,
+            "evaluation": config.evaluation_split,
+        }
+
+    def _check_heads(self) -> None:
+        heads = self.reader.prompter.hf_config.get_text_config().num_attention_heads
+        if heads % self.ranks:
+            raise ConfigError(
+                f"rollout.tensor_parallel {self.ranks} does not divide the model's {heads} attention heads:"
+                f" use a divisor of {heads}"
+            )
+
+    def build(self) -> None:
+        """Meets the other ranks and builds the engine, without weights. Collective."""
+        # Here, so that the environment is set before anything of vLLM is loaded.
+        from trainer.sampling.vllm_engine import Engine
+
+        dist.init_process_group(
+            "nccl" if self.process.device.type == "cuda" else "gloo",
+            store=dist.FileStore(f"{self.config.run.dir}/{MEETING}", self.ranks),
+            rank=self.process.rank,
+            world_size=self.ranks,
+        )
+        self.engine = Engine(self.config, self.reader.prompter, self.reader.images_per_prompt())
+
+    def load(self, version: int, source: WeightSource | None) -> None:
+        """Replaces the engine's weights. source: where rank 0 has them; None on every other rank.
+        Collective."""
+        from trainer.weights import in_process
+
+        if source is None or self.ranks > 1:
+            source = Broadcast(version, self.process.device, source)
+        in_process.push(source, self.engine)
+
+    def sample(self, unit: RolloutUnit) -> list[Trace]:
+        """A unit's traces, which every rank gets. Collective."""
+        split = self._splits[unit.split]
+        groups = self.engine.generate(
+            unit.prompts,
+            lambda prompt: self.reader.request(split, prompt.row),
+            samples_per_prompt=unit.samples_per_prompt,
+            temperature=unit.temperature,
+            top_p=unit.top_p,
+            max_tokens=unit.max_tokens,
+            with_routes=unit.with_routes,
+        )
+        return [trace for group in groups for trace in group]
+
+    def forget_prefixes(self) -> None:
+        """Other units' prefixes were computed in other batches: a unit is a function of itself alone."""
+        self.engine.reset_caches()
+
+
+class OtherRanks:
+    """Ranks 1 and above; none where an engine is one rank."""
+
+    def __init__(self, config: RunConfig, lost: Callable[[str, int], None]) -> None:
+        """lost: is told, from a thread, why a rank has ended, and the exit code for that. Call it in the main
+        thread: the kernel ends a rank when the thread that started it is gone."""
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._lost = lost
+        if config.rollout.tensor_parallel == 1:
+            return
+        os.environ |= ON_ONE_MACHINE
+        path = Path(config.run.dir) / "worker.yaml"
+        path.write_text(configuration.dump(config))
+        for rank in range(1, config.rollout.tensor_parallel):
+            self._start(rank, path)
+
+    def _start(self, rank: int, path: Path) -> None:
+        command = [sys.executable, "-m", "trainer.fleet.engine_ranks", "--config", str(path)]
+        process = subprocess.Popen(
+            [*command, "--rank", str(rank)],
+            stdin=subprocess.PIPE,
+            preexec_fn=partial(end_with_parent, os.getpid()),
+        )
+        self._processes.append(process)
+        threading.Thread(target=self._watch, args=(rank, process), name=f"rank {rank}", daemon=True).start()
+
+    def _watch(self, rank: int, process: subprocess.Popen[bytes]) -> None:
+        code = process.wait()
+        how = f"by signal {-code}" if code < 0 else f"with code {code}"
+        self._lost(f"rank {rank} of its engine has ended {how}", EXIT_NODE_LOST if code < 0 else code)
+
+    def tell(self, **order: Any) -> None:
+        """What every rank does next, with rank 0. Returns at once."""
+        line = json.dumps(order).encode() + b"\n"
+        for process in self._processes:
+            assert process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):  # it has ended, and its watcher says so
+                process.stdin.write(line)
+                process.stdin.flush()
+
+
+def follow(part: EnginePart, orders: Iterable[bytes]) -> None:
+    """Does what the lines say, until there are no more: then rank 0 is gone."""
+    for line in orders:
+        order = json.loads(line)
+        match order["do"]:
+            case "build":
+                part.build()
+            case "load":
+                part.load(order["version"], None)
+            case "forget":
+                part.forget_prefixes()
+            case "sample":
+                part.sample(RolloutUnit.read(order["unit"]))
+
+
+def main() -> int:
+    """Command line; returns the exit code, which becomes the worker's."""
+    parser = argparse.ArgumentParser(description="rank 1 or above of a worker's engine")
+    parser.add_argument("--config", type=Path, required=True, help="the worker's own configuration")
+    parser.add_argument("--rank", type=int, required=True)
+    options = parser.parse_args()
+    for number in (signal.SIGTERM, signal.SIGINT):  # a terminal and some platforms send them to all
+        signal.signal(number, signal.SIG_IGN)
+    try:
+        follow(EnginePart(configuration.load(options.config), options.rank), sys.stdin.buffer)
+    except ConfigError as error:
+        print(f"error: rank {options.rank}: {error}", file=sys.stderr, flush=True)
+        return EXIT_CONFIG
+    except Exception:
+        traceback.print_exc()
+    return EXIT_ERROR
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stderr.flush()
+    os._exit(code)  # the engine's threads need no further ceremony
