@@ -84,7 +84,7 @@ FEATURES = (
     ),
     Feature(
         name="two ranks, ZeRO-3 over NCCL",
-        executed=(f"{STEPS}[tensor parallel]",),
+        executed=("test_runs.py::test_sft_by_torchrun[all weights]",),
         rehearsed=("learning/test_stages.py",),
     ),
     Feature(
@@ -113,13 +113,21 @@ FEATURES = (
         executed=(f"{STEPS}[experts]",),
         rehearsed=("learning/test_experts.py", "learning/test_routing.py"),
     ),
-    Feature(name="staleness", rehearsed=("loops/test_replay_ahead.py",)),
+    Feature(
+        name="staleness",
+        executed=("test_runs.py::test_steps_that_are_sampled_ahead",),
+        rehearsed=("loops/test_replay_ahead.py",),
+    ),
     Feature(
         name="SFT by torchrun",
         executed=("test_runs.py::test_sft_by_torchrun[all weights]",),
         rehearsed=("loops/test_sft.py",),
     ),
-    Feature(name="rollout workers", rehearsed=("fleet/test_fleet_equals_colocated.py",)),
+    Feature(
+        name="rollout workers",
+        executed=("test_runs.py::test_a_run_fed_by_a_worker",),
+        rehearsed=("fleet/test_fleet_equals_colocated.py",),
+    ),
     Feature(name="`run.deterministic=cuda`"),
     Feature(name="72B on 32 GPUs", rehearsed=("rehearsal/test_fake_pass.py",)),
 )

@@ -31,6 +31,7 @@ CASES = {
         changed=(EAGER, "optimizer.offload_optimizer=true", "optimizer.offload_reference=true")
     ),
     "tensor parallel": Case(changed=("rollout.tensor_parallel=2",), ranks=2),
+    "tensor parallel, eager": Case(changed=(EAGER, "rollout.tensor_parallel=2"), ranks=2),
     "lora": Case(changed=(EAGER, "lora.rank=8")),
     "qwen3-vl": Case("qwen3_vl", (EAGER,)),
     "qwen3.5": Case("qwen3_5", (EAGER,)),

@@ -46,12 +46,19 @@ def with_masks(torch) -> None:
         out = torch.empty(shape, dtype=torch.bool, device=tensor.device if tensor.is_cuda else other.device)
         return torch.ops.aten.gt.Tensor_out(tensor, other, out=out)
 
+    def total(tensor, *, dtype=None):
+        # Of a few whole numbers, such as lengths of what a rank tells all.
+        if tensor.dtype == torch.int64 and tensor.numel() < 1024:
+            return put(here(tensor).sum(dtype=dtype), tensor.device)
+        return torch.ops.aten.sum.dim_IntList(tensor, [], False, dtype=dtype)
+
     def nonzero(tensor):
         torch.cuda.current_stream(tensor.device).synchronize()  # as torch waits for the count
         return put(here(tensor).nonzero(), tensor.device)
 
     library = torch.library.Library("aten", "IMPL")
     library.impl("eq.Scalar", equal, "CUDA")
+    library.impl("sum", total, "CUDA")
     library.impl("gt.Tensor", greater, "CUDA")
     library.impl("nonzero", nonzero, "CUDA")
     torch._nullgpu = library  # it counts for as long as it lives
@@ -103,6 +110,16 @@ def with_numbers(module) -> None:
     module.AsyncOutput.get_output = of_one_each
 
 
+def with_chunks(module) -> None:
+    """vLLM warms a kernel up with as many chunks as it counts on the device: here on the host."""
+    counted = module.prepare_chunk_indices
+
+    def on_host(lengths, size):
+        return counted(lengths.cpu(), size).to(lengths.device)  # the host waits for them either way
+
+    module.prepare_chunk_indices = on_host
+
+
 def with_phases(module) -> None:
     """What a rank is called for is the phase of what it does on the device."""
     call = module.RankProcess.call
@@ -152,6 +169,7 @@ AFTER_IMPORT: dict[str, Callable] = {
     "trainer.ranks.process": with_phases,
     "trainer.sampling.vllm_engine": with_tokens,
     "vllm.v1.worker.gpu.async_utils": with_numbers,
+    "vllm.third_party.flash_linear_attention.ops.index": with_chunks,
     "vllm.distributed.device_communicators.cuda_wrapper": with_this_runtime,
     "transformers.models.qwen2_5_vl.modeling_qwen2_5_vl": without_token_check,
     "transformers.models.qwen3_vl.modeling_qwen3_vl": without_token_check,
