@@ -84,7 +84,7 @@ FEATURES = (
     ),
     Feature(
         name="two ranks, ZeRO-3 over NCCL",
-        executed=(f"{STEPS}[tensor parallel]",),
+        executed=("test_runs.py::test_sft_by_torchrun[all weights]",),
         rehearsed=("learning/test_stages.py",),
     ),
     Feature(
@@ -97,7 +97,11 @@ FEATURES = (
     Feature(name="checkpoint and resume", executed=(UNDER_RAY,), rehearsed=("loops/test_resume.py",)),
     Feature(name="optimizer and reference in host memory", executed=(f"{STEPS}[states in host memory]",)),
     Feature(name="LoRA", executed=(f"{STEPS}[lora]",), rehearsed=("learning/test_lora.py",)),
-    Feature(name="weights in 4 bits", executed=(f"{STEPS}[qlora]",), rehearsed=("learning/test_lora.py",)),
+    Feature(
+        name="weights in 4 bits",
+        executed=("test_runs.py::test_sft_by_torchrun[weights in 4 bits]",),
+        rehearsed=("learning/test_lora.py",),
+    ),
     Feature(name="Qwen3-VL", executed=(f"{STEPS}[qwen3-vl]",), rehearsed=("rehearsal/test_fake_pass.py",)),
     Feature(
         name="Qwen3.5 and the kernel of its recurrence",
@@ -109,10 +113,14 @@ FEATURES = (
         executed=(f"{STEPS}[experts]",),
         rehearsed=("learning/test_experts.py", "learning/test_routing.py"),
     ),
-    Feature(name="staleness", rehearsed=("loops/test_replay_ahead.py",)),
+    Feature(
+        name="staleness",
+        executed=("test_runs.py::test_steps_that_are_sampled_ahead",),
+        rehearsed=("loops/test_replay_ahead.py",),
+    ),
     Feature(
         name="SFT by torchrun",
-        executed=("test_runs.py::test_sft_by_torchrun",),
+        executed=("test_runs.py::test_sft_by_torchrun[all weights]",),
         rehearsed=("loops/test_sft.py",),
     ),
     Feature(name="rollout workers", rehearsed=("fleet/test_fleet_equals_colocated.py",)),

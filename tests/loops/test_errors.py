@@ -203,3 +203,14 @@ def test_a_ray_that_does_not_start_is_tried_again(small_config, capsys, tmp_path
     assert lines[-1].startswith(
         "error: Ray did not start in 3 attempts (The current node timed out during startup. This)"
     )
+
+
+def test_ranks_import_what_the_driver_imports(small_config, monkeypatch):
+    """A variable that is given to Ray replaces that of the machine."""
+    asked = {}
+    monkeypatch.setenv("PYTHONPATH", "/my/rewards:/more")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray_client, "connect", asked.update)
+    process.connect(small_config)
+    _, *own = asked["runtime_env"]["env_vars"]["PYTHONPATH"].split(":")
+    assert own == ["/my/rewards", "/more"]

@@ -35,5 +35,6 @@ def pytest_runtest_logreport(report):
     known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"tests": {}}
     name = report.nodeid.removeprefix("tests/nullgpu/")
     known["tests"][name] = {"passed": report.passed, "seconds": round(report.duration, 1)}
+    known["tests"][name] |= dict(report.user_properties)
     known["tests"] = dict(sorted(known["tests"].items()))
     RESULTS.write_text(json.dumps(known, indent=1) + "\n")

@@ -18,6 +18,7 @@ from pathlib import Path
 
 ROW = struct.Struct("QQ16s32s192s")
 """`struct row` of device/counters.c."""
+KINDS = "launch", "captured", "wait", "copy", "collective"
 Key = tuple[str, str, str]
 """(phase, kind, what)"""
 
@@ -167,16 +168,20 @@ def demangled(names: list[str]) -> list[str]:
     return names
 
 
+def by_phase(one: Recorded) -> dict[str, dict[str, int]]:
+    """Launches, host waits, copies and collectives of each phase of a process."""
+    found = {}
+    for phase in one.phases():
+        totals = {kind: one.total(kind, phase) for kind in KINDS}
+        found[phase] = {kind: number for kind, number in totals.items() if number}
+    return {phase: totals for phase, totals in found.items() if totals}
+
+
 def table(one: Recorded, most: int = 12) -> str:
     """What a process did, by phase."""
     lines = [f"process {one.process}, rank {one.rank}"]
-    for phase in one.phases():
-        parts = []
-        for kind in ("launch", "captured", "wait", "copy", "collective"):
-            if one.total(kind, phase):
-                parts.append(f"{kind} {one.total(kind, phase)}")
-        if not parts:
-            continue
+    for phase, totals in by_phase(one).items():
+        parts = [f"{kind} {number}" for kind, number in totals.items()]
         lines.append(f"  {phase}: {', '.join(parts)}")
         called = {key: number for key, number in one.callers.items() if key[0] == phase}
         for (_, call, frames), number in Counter(called).most_common(most):

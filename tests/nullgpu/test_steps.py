@@ -31,8 +31,8 @@ CASES = {
         changed=(EAGER, "optimizer.offload_optimizer=true", "optimizer.offload_reference=true")
     ),
     "tensor parallel": Case(changed=("rollout.tensor_parallel=2",), ranks=2),
+    "tensor parallel, eager": Case(changed=(EAGER, "rollout.tensor_parallel=2"), ranks=2),
     "lora": Case(changed=(EAGER, "lora.rank=8")),
-    "qlora": Case(changed=(EAGER, "lora.rank=8", "lora.qlora=true")),
     "qwen3-vl": Case("qwen3_vl", (EAGER,)),
     "qwen3.5": Case("qwen3_5", (EAGER,)),
     "experts": Case("qwen3_vl_moe", (EAGER, "algorithm.routing_replay=true")),
@@ -41,7 +41,7 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.timeout(2400)
-def test_two_steps(family_model, mixed_dataset, tmp_path, free_port, name):
+def test_two_steps(family_model, mixed_dataset, tmp_path, free_port, record_property, name):
     case = CASES[name]
     base = runs.tiny(family_model(case.family), mixed_dataset, tmp_path / "run")
     options = [f"placement.workers_per_node={case.ranks}", *case.changed]
@@ -63,6 +63,7 @@ def test_two_steps(family_model, mixed_dataset, tmp_path, free_port, name):
         assert memory["sync 0"] > 2 * memory["build engine"]  # the engine is awake, with its cache
         assert memory["rest 0"] < memory["sample 0"] / 2
         assert memory["update 1"] < 1.2 * memory["update 0"]
+    record_property("phases of rank 0", counts.by_phase(recorded[0]))
     for rank in recorded:
         assert rank.total("launch", "update") > 100
         assert rank.total("launch", "sample") > 10

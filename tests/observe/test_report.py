@@ -252,6 +252,8 @@ def test_smoothing_is_the_mean_of_the_neighbours():
         (5, 5, [5.0, 5.1, 5.2, 5.3, 5.4, 5.5]),
         (0, 0, [0, 0.2, 0.4, 0.6, 0.8, 1.0]),
         (1e-7, 4e-7, [1e-7, 2e-7, 3e-7, 4e-7]),
+        (0, 5e-324, [0, 0.2, 0.4, 0.6, 0.8, 1.0]),
+        (5, math.nextafter(5, 6), [5.0, 5.1, 5.2, 5.3, 5.4, 5.5]),
     ],
 )
 def test_ticks_are_round_and_cover(low, high, ticks):

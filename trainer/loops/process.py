@@ -174,8 +174,11 @@ def connect(config: RunConfig) -> None:
         "log_to_driver": bool(os.environ.get("SPOTRL_WORKER_LOGS")),
         "logging_level": "WARNING",
     }
-    root = str(Path(__file__).resolve().parents[2])
-    common["runtime_env"] = {"env_vars": {"PYTHONPATH": root}}
+    # A rank imports what this process can; Ray would give it a variable in place of its machine's own.
+    paths = [str(Path(__file__).resolve().parents[2])]
+    if os.environ.get("PYTHONPATH"):
+        paths.append(os.environ["PYTHONPATH"])
+    common["runtime_env"] = {"env_vars": {"PYTHONPATH": os.pathsep.join(paths)}}
     if not os.environ.get("RAY_ADDRESS"):
         # Ray's own 15 is for background work; training is not
         os.environ.setdefault("RAY_worker_niceness", "0")

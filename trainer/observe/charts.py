@@ -121,10 +121,17 @@ def smooth(points: Sequence[Point], span: int) -> list[Point]:
     return out
 
 
+LEAST = 1e-200
+"""Numbers below it are drawn as 0."""
+
+
 def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
     """Round numbers (1, 2, 2.5 or 5 times a power of ten) that cover [low, high] in about `count` steps."""
-    if high <= low:
-        high = low + (abs(low) * 0.1 or 1.0)
+    size = max(abs(low), abs(high))
+    if size < LEAST:  # the power of ten below such a number is 0
+        high = low + 1.0
+    elif high - low <= 1e-12 * size:
+        high = low + 0.1 * size
     raw = (high - low) / count
     power = 10 ** math.floor(math.log10(raw))
     step = raw

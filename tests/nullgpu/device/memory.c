@@ -361,6 +361,17 @@ CUresult cuMemGetAddressRange(CUdeviceptr *start, size_t *bytes, CUdeviceptr poi
 }
 
 CUresult cuPointerGetAttribute(void *out, CUpointer_attribute attribute, CUdeviceptr pointer) {
+    CUdeviceptr start;
+    size_t bytes;
+    if (attribute == CU_POINTER_ATTRIBUTE_RANGE_START_ADDR || attribute == CU_POINTER_ATTRIBUTE_RANGE_SIZE) {
+        if (cuMemGetAddressRange(&start, &bytes, pointer))
+            return CUDA_ERROR_INVALID_VALUE;
+        if (attribute == CU_POINTER_ATTRIBUTE_RANGE_START_ADDR)
+            *(CUdeviceptr *)out = start;
+        else
+            *(size_t *)out = bytes;
+        return CUDA_SUCCESS;
+    }
     struct cudaPointerAttributes known_as;
     cudaPointerGetAttributes(&known_as, (void *)pointer);
     memset(out, 0, sizeof(int));

@@ -37,12 +37,29 @@ def with_masks(torch) -> None:
     def equal(tensor, other):
         return put(here(tensor) == other, tensor.device)
 
+    def greater(tensor, other):
+        # Of two whole numbers, such as lengths of what ranks tell each other. Others are left to the kernel.
+        alike = tensor.dtype == other.dtype == torch.int64 and tensor.device == other.device
+        if alike and tensor.numel() == other.numel() == 1:
+            return put(here(tensor) > here(other), tensor.device)
+        shape = torch.broadcast_shapes(tensor.shape, other.shape)
+        out = torch.empty(shape, dtype=torch.bool, device=tensor.device if tensor.is_cuda else other.device)
+        return torch.ops.aten.gt.Tensor_out(tensor, other, out=out)
+
+    def total(tensor, *, dtype=None):
+        # Of a few whole numbers, such as lengths of what a rank tells all.
+        if tensor.dtype == torch.int64 and tensor.numel() < 1024:
+            return put(here(tensor).sum(dtype=dtype), tensor.device)
+        return torch.ops.aten.sum.dim_IntList(tensor, [], False, dtype=dtype)
+
     def nonzero(tensor):
         torch.cuda.current_stream(tensor.device).synchronize()  # as torch waits for the count
         return put(here(tensor).nonzero(), tensor.device)
 
     library = torch.library.Library("aten", "IMPL")
     library.impl("eq.Scalar", equal, "CUDA")
+    library.impl("sum", total, "CUDA")
+    library.impl("gt.Tensor", greater, "CUDA")
     library.impl("nonzero", nonzero, "CUDA")
     torch._nullgpu = library  # it counts for as long as it lives
 
@@ -78,15 +95,29 @@ def with_tokens(module) -> None:
 
 
 def with_numbers(module) -> None:
-    """vLLM's runner counts on the device how many tokens a request got: one, where nothing is computed."""
+    """vLLM's runner counts on the device how many tokens a request got, and says which experts computed them:
+    one, and the first."""
     output = module.AsyncOutput.get_output
 
     def of_one_each(self):
         self.num_sampled_tokens_np[:] = 1
         self.sampled_token_ids[:] = 50
+        if self.pending_aux_output is not None:
+            self.pending_aux_output.num_rejected[:] = 0
+            self.pending_aux_output.routed_experts[:] = 0
         return output(self)
 
     module.AsyncOutput.get_output = of_one_each
+
+
+def with_chunks(module) -> None:
+    """vLLM warms a kernel up with as many chunks as it counts on the device: here on the host."""
+    counted = module.prepare_chunk_indices
+
+    def on_host(lengths, size):
+        return counted(lengths.cpu(), size).to(lengths.device)  # the host waits for them either way
+
+    module.prepare_chunk_indices = on_host
 
 
 def with_phases(module) -> None:
@@ -102,11 +133,43 @@ def with_phases(module) -> None:
     module.RankProcess.call = in_phase
 
 
+def without_verdict_on_norm(module) -> None:
+    """A gradient's norm that is no number skips the step, on each rank by what its memory held before."""
+    invalid = module.is_invalid_grad_norm
+
+    def compared(norm):
+        invalid(norm)  # the host waits for it
+        return False
+
+    module.is_invalid_grad_norm = compared
+
+
+def without_verdict_on_experts(module) -> None:
+    """The grouped products and the loop beside them are called, with gradients; their difference says
+    nothing."""
+    fault = module.fault
+
+    def compared(*arguments):
+        fault(*arguments)
+        return ""
+
+    module.fault = compared
+
+
+def without_verdict_on_recurrence(module) -> None:
+    """The kernel and PyTorch's recurrence are called, with gradients; their differences say nothing."""
+    module.beyond = lambda off: ""
+
+
 AFTER_IMPORT: dict[str, Callable] = {
+    "deepspeed.runtime.zero.stage3": without_verdict_on_norm,
     "torch": of_torch,
+    "trainer.learning.delta_kernel": without_verdict_on_recurrence,
+    "trainer.learning.experts_check": without_verdict_on_experts,
     "trainer.ranks.process": with_phases,
     "trainer.sampling.vllm_engine": with_tokens,
     "vllm.v1.worker.gpu.async_utils": with_numbers,
+    "vllm.third_party.flash_linear_attention.ops.index": with_chunks,
     "vllm.distributed.device_communicators.cuda_wrapper": with_this_runtime,
     "transformers.models.qwen2_5_vl.modeling_qwen2_5_vl": without_token_check,
     "transformers.models.qwen3_vl.modeling_qwen3_vl": without_token_check,
