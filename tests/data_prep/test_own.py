@@ -302,7 +302,9 @@ def test_a_dry_run_writes_nothing(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert run("prepare", source, "--dry-run") == 0
     assert "question  <- question" in capsys.readouterr().err and os.listdir(tmp_path) == ["raw"]
-    assert run("prepare", source) == 0 and len(Dataset(tmp_path / "data" / "d")) == ROWS - 1, "one is held out"
+    assert run("prepare", source) == 0 and len(Dataset(tmp_path / "data" / "d")) == ROWS - 1, (
+        "one is held out"
+    )
 
 
 def test_file_names_and_columns_give_the_splits(tmp_path):
