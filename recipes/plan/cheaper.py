@@ -22,7 +22,7 @@ class Cheaper:
     """A change, and what the run then takes."""
 
     what: str
-    """In two words: more prompts, fuller ranks, spot, another cloud, workers."""
+    """In two words: more prompts, carried over, fuller ranks, spot, another cloud, workers."""
     change: str
     """What to write on the command line."""
     hours: float
@@ -46,6 +46,7 @@ def proposals(
     now = _cost(taken.hours, taken.usd)
     found = [
         *_more_prompts(recipe, taken, network_gbit_s, catalogs),
+        *_carried_over(recipe, need, taken, catalogs),
         *_fuller_ranks(recipe, need, taken, catalogs),
         *_spot(recipe, targets, catalogs),
         *_elsewhere(offers, targets),
@@ -69,6 +70,17 @@ def _more_prompts(recipe: Recipe, taken: Offer, network_gbit_s: float, catalogs:
         changes.append(f"run.max_steps={math.ceil(steps / decode_slots.TIMES)}")
     but = f"{more.updates} updates a step, not {more.before}, on older samples"
     return _with_options("more prompts", recipe, changes, taken, but, catalogs)
+
+
+def _carried_over(recipe: Recipe, need: MemoryPlan, taken: Offer, catalogs: Path) -> list[Cheaper]:
+    """Completions in pieces, so that no decode slot waits for the longest one; the fewest steps ahead."""
+    if decode_slots.used(recipe, need) >= decode_slots.FULL:
+        return []
+    but = "samples of older weights; not run on a GPU"
+    for changes in decode_slots.pieces(recipe):
+        if found := _with_options("carried over", recipe, list(changes), taken, but, catalogs):
+            return found
+    return []
 
 
 def _fuller_ranks(recipe: Recipe, need: MemoryPlan, taken: Offer, catalogs: Path) -> list[Cheaper]:

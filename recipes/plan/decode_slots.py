@@ -72,19 +72,27 @@ def more_prompts(recipe: Recipe, network_gbit_s: float) -> MorePrompts | None:
     return MorePrompts(changes, after, before, *updates) if after <= WORTH * before else None
 
 
+def pieces(recipe: Recipe) -> list[tuple[str, str]]:
+    """Options by which completions are carried over in equal pieces of the longest one; none where they are,
+    or where nothing is sampled."""
+    config = recipe.config
+    if recipe.kind != "train" or config.method != "grpo" or config.rollout.tokens_per_step:
+        return []
+    found = []
+    for ahead in AHEAD:
+        limit = -(-config.rollout.max_tokens // (ahead + 1))
+        found.append((f"rollout.staleness={ahead}", f"rollout.tokens_per_step={limit}"))
+    return found
+
+
 def carried_over(recipe: Recipe, need: MemoryPlan, network_gbit_s: float) -> str:
     """What the plan says of completions that are carried over, in equal pieces of the longest one; "" where
     slots are full, where the options are refused, or where it brings little."""
-    config = recipe.config
-    if recipe.kind != "train" or config.method != "grpo" or config.rollout.tokens_per_step:
-        return ""
     if used(recipe, need) >= FULL:
         return ""
     before_s = cost.step_time(recipe, need.gpu, network_gbit_s, need).total
     lines = []
-    for ahead in AHEAD:
-        limit = -(-config.rollout.max_tokens // (ahead + 1))
-        changes = (f"rollout.staleness={ahead}", f"rollout.tokens_per_step={limit}")
+    for changes in pieces(recipe):
         try:
             changed = override(recipe, list(changes))
             validate(changed)

@@ -89,14 +89,15 @@ def test_what_would_be_cheaper_costs_what_it_says():
     need = memory.plan(recipe)
     found = cheaper.proposals(recipe, need, taken, offers, targets, 100.0, catalogs)
     by_name = {one.what: one for one in found}
-    assert set(by_name) == {"more prompts", "spot elsewhere", "workers"}
+    assert set(by_name) == {"more prompts", "carried over", "spot elsewhere", "workers"}
     assert [one.usd for one in found] == sorted(one.usd for one in found)
     assert all(one.usd < taken.usd for one in found)
 
-    changes = re.findall(r"--set (\S+)", by_name["more prompts"].change)
-    changed = cost.offers(resolve(SEVEN, changes), catalogs, [taken.target])
-    same = next(one for one in changed if (one.gpu, one.spot) == (taken.gpu, taken.spot))
-    assert (same.hours, same.usd) == (by_name["more prompts"].hours, by_name["more prompts"].usd)
+    for what in ("more prompts", "carried over"):
+        changes = re.findall(r"--set (\S+)", by_name[what].change)
+        changed = cost.offers(resolve(SEVEN, changes), catalogs, [taken.target])
+        same = next(one for one in changed if (one.gpu, one.spot) == (taken.gpu, taken.spot))
+        assert (same.hours, same.usd) == (by_name[what].hours, by_name[what].usd)
     elsewhere = cost.planned(recipe, by_name["spot elsewhere"].change.split()[-1], catalogs)
     assert elsewhere.usd == by_name["spot elsewhere"].usd and elsewhere.target not in targets
 
