@@ -31,6 +31,7 @@ from benchmarks.machine import processor
 from tests import servers
 from tests.fleet.test_verify import EXPECTED, UNIT, good
 from trainer.checkpoint.attempt import Attempts
+from trainer.config.run_store import RunStore
 from trainer.fleet import dispatch
 from trainer.fleet.heartbeat import WorkerHeartbeat
 from trainer.fleet.objects import Objects, about_key
@@ -129,8 +130,9 @@ def lead(root: str, workers: int, delay_s: float, at_once: int, window_s: float)
     """The head's side: offers units without end, and counts what comes of them."""
     dispatch.PARALLEL = at_once
     seal = Seal("run", KEY.encode())
-    held = Attempts(Storage(f"{root}/attempts"), seal=seal).take(0)
-    objects = Objects(Storage(f"{root}/fleet"), seal)
+    place = RunStore(root)
+    held = Attempts(Storage(place.attempts), seal=seal).take(0)
+    objects = Objects(Storage(place.fleet), seal)
     head = dispatch.Dispatcher(objects, held, EXPECTED, lost_s=60.0, wait_s=60.0, say=lambda text: None)
     objects.put_json(about_key(held.name), {"layout": []})
     head.announce(version=UNIT.version, lineage=UNIT.lineage, anchors=[])

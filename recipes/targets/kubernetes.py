@@ -36,11 +36,15 @@ LEFT_OUT = (
     "benchmarks",
     "runs",
     "generated",
+    "CHANGELOG.md",
+    "launch.txt",
+    "test.txt",
     "__pycache__",
     "code.tar",
     ARCHIVE,
 )
-"""Files and folders that no node needs, besides hidden ones and those of `never_sent`."""
+"""Files and folders that no node needs, locks of other environments among them, besides hidden ones and those
+of `never_sent`."""
 CHECKS = ("tests/conftest.py", "tests/servers.py", "tests/gpu", "tests/learning")
 """What a check of a card needs of it all the same."""
 CONTAINER, NODE = "spotrl", "node"

@@ -1,4 +1,4 @@
-"""The page's own commands on rows of one's own, from an empty folder, in their order, to the launch of a run."""
+"""The page's own commands on rows of one's own, from an empty folder, in their order, to a run's launch."""
 
 import json
 import random

@@ -67,7 +67,7 @@ def test_the_share_is_met_and_large_families_stay_in_training():
 
 @pytest.mark.parametrize("rows", [2, 10, 100])
 def test_a_small_set_holds_something_out_unless_all_its_images_are_alike(rows):
-    """Of 100 rows at a share of 0.02 one draw in seven would choose none."""
+    """One draw in seven would choose none of 100 rows at a share of 0.02."""
     for seed in range(30):
         alone = [str(i) for i in range(rows)]
         assert 1 <= len(validation_groups(alone, 0.02, seed)) < rows
