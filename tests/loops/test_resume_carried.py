@@ -43,12 +43,13 @@ def undisturbed_carried(carried, tmp_path_factory):
     return job
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "plan",
     [
         [("rollout", 2), ("update", 4), ("sync", 6)],
-        pytest.param([("sync", 0), ("grade", 3), ("rollout", 5), ("eval", 6)], marks=pytest.mark.long),
-        pytest.param([("save", 2), ("save", 4), ("save", 5)], marks=pytest.mark.long),
+        [("sync", 0), ("grade", 3), ("rollout", 5), ("eval", 6)],
+        [("save", 2), ("save", 4), ("save", 5)],
     ],
 )
 def test_carried_over_and_killed_anywhere_it_is_the_same_run(carried, undisturbed_carried, tmp_path, plan):
