@@ -44,7 +44,10 @@ def joined(command):
 
 def some(names, quick):
     """All of them, of which a few run in the quick tests too."""
-    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
+    return [
+        name if name in quick else pytest.param(name, marks=[pytest.mark.slow, pytest.mark.long])
+        for name in names
+    ]
 
 
 QUICK = ("demo", "preflight", "serve", SEVEN, BIG, "sft-qwen2.5-72b-full", "grpo-qwen2.5-vl-3b-geometry3k")

@@ -4,7 +4,10 @@ than it ever does in a run, with smaller files."""
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -14,10 +17,8 @@ LIMIT = 32 << 10
 """Bytes of one file of logs here; a run's is `RAY_ROTATION_MAX_BYTES` of `TUNING`."""
 
 
-@pytest.mark.slow
-def test_rays_servers_keep_two_files_of_logs_each():
-    most = int(ray_node.TUNING["RAY_ROTATION_MAX_BYTES"])
-    assert 0 < most <= 8 << 20 and ray_node.TUNING["RAY_ROTATION_BACKUP_COUNT"] == "1"
+def turn_over() -> None:
+    """In a process of its own: a node that closes ends every descendant of its process."""
     told = {"RAY_ROTATION_MAX_BYTES": str(LIMIT), "RAY_BACKEND_LOG_LEVEL": "debug"}
     ports = ray_node.Ports.choose(alone=True)
     ray = ray_node.RayNode(address="127.0.0.1", ports=ports, cpus=1, gpus=0, env=os.environ | told)
@@ -39,3 +40,16 @@ def test_rays_servers_keep_two_files_of_logs_each():
     finally:
         ray.close(keep_logs=False)
     assert not ray.temp.exists()
+
+
+@pytest.mark.slow
+def test_rays_servers_keep_two_files_of_logs_each():
+    most = int(ray_node.TUNING["RAY_ROTATION_MAX_BYTES"])
+    assert 0 < most <= 8 << 20 and ray_node.TUNING["RAY_ROTATION_BACKUP_COUNT"] == "1"
+    command = [sys.executable, "-m", "tests.node.launch.test_ray_folder"]
+    done = subprocess.run(command, cwd=Path(__file__).parents[3], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+
+
+if __name__ == "__main__":
+    turn_over()

@@ -109,6 +109,7 @@ def test_a_killed_process_takes_all_the_others_with_it(start, who):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_second_start_is_refused_and_waits_for_one_that_is_ending(start):
     job = start()
     running(job)
@@ -123,6 +124,7 @@ def test_a_second_start_is_refused_and_waits_for_one_that_is_ending(start):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_an_older_attempt_ends_when_a_newer_one_starts_elsewhere(start, tmp_path):
     with servers.rclone(tmp_path / "store") as server:
         older = start("s3://bucket/runs", **server.env)

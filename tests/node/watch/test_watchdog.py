@@ -356,6 +356,7 @@ def watched(config: c.RunConfig, steps: int = 8, **guards) -> c.RunConfig:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_deadlock_ends_the_job_and_names_the_rank(small_config, folder):
     code, text = run_with("deadlock", watched(small_config), folder)
     assert code == 34, text
