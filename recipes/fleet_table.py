@@ -10,7 +10,7 @@ from rich.table import Table
 
 from recipes import groups
 from recipes.capabilities import capability
-from recipes.plan import decode_slots, fleet_cost, hourly, memory, prices, store_cost
+from recipes.plan import cost, decode_slots, fleet_cost, hourly, memory, prices, store_cost
 from recipes.plan.fleet_cost import FleetRow, Fleets
 from recipes.plan.memory import GIB
 from recipes.run_record import RunRecord
@@ -76,7 +76,7 @@ def _title(recipe: Recipe, found: Fleets) -> str:
 
 
 def _cells(row: FleetRow) -> list[str]:
-    market = "spot" if row.offer.spot else "on demand"
+    market = cost.market_of(row.offer.spot)
     trainer = f"{row.trainer}, {row.offer.target}, {market}"
     workers = "none"
     enough = ""
@@ -345,7 +345,7 @@ def own_nodes(recipe: Recipe, row: FleetRow | None) -> str:
     )
     if row is None:
         return f"{text} No time of both is planned: no price is known of machines that hold both"
-    market = "spot" if row.offer.spot else "on demand"
+    market = cost.market_of(row.offer.spot)
     text += (
         f" Planned on {row.offer.target}, {row.offer.gpu}, {market}: {row.step_s:.1f} s and ${row.usd:.3f} a"
         f" step, {row.hours:.1f} h and ${row.run_usd:,.0f}"

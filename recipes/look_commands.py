@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import click
 
 from recipes.command_line import (
@@ -53,17 +56,16 @@ def follow_logs(run: str, bucket: str, stored: bool, worker: int) -> int:
     return sight.logs(run, bucket, stored, worker)
 
 
+def several_runs(text: str) -> Callable[[Any], Any]:
+    """The argument of commands that look at several runs."""
+    return click.argument(
+        "runs", cls=Argument, nargs=-1, required=True, metavar="RUN...", type=RUN_OR_FOLDER, help=text
+    )
+
+
 @launch.command("report", panel="look")
 @STORED
-@click.argument(
-    "runs",
-    cls=Argument,
-    nargs=-1,
-    required=True,
-    metavar="RUN...",
-    type=RUN_OR_FOLDER,
-    help="ids of runs, or their folders",
-)
+@several_runs("ids of runs, or their folders")
 def report_runs(runs: tuple[str, ...], bucket: str) -> int:
     """One HTML file: curves, samples, phases, nodes, options.
 
@@ -83,15 +85,7 @@ def report_runs(runs: tuple[str, ...], bucket: str) -> int:
     metavar="[FILE.yaml]",
     help="one run against the bands of its recipe, or of a file (docs/expected.md)",
 )
-@click.argument(
-    "runs",
-    cls=Argument,
-    nargs=-1,
-    required=True,
-    metavar="RUN...",
-    type=RUN_OR_FOLDER,
-    help="id of a run, or its folder: two, or one --expected",
-)
+@several_runs("id of a run, or its folder: two, or one --expected")
 def compare_runs(runs: tuple[str, ...], bucket: str, expected: str) -> int:
     """Where a run left its recipe's bands, or two runs part.
 

@@ -26,7 +26,7 @@ from recipes.plan import (
     sizing,
     zero_stages,
 )
-from recipes.plan.memory import GIB
+from recipes.plan.memory import GIB, MemoryPlan
 from recipes.presets import resolve
 from recipes.screens import fleet_screen, limits, plan_facts, plan_screen, whole_plan
 from recipes.screens.plan_facts import PlanLimits
@@ -81,7 +81,7 @@ def plan(
             console = whole_plan.wide()
             network = network_gbit_s or zero_stages.network_of(recipe, target)
             left_out = cost.short_of_ram(recipe, *where)
-            whole_plan.plan(recipe, offers, left_out, console, network, facts.verdict, target)
+            whole_plan.plan(recipe, offers, left_out, console, network, facts, target)
             print(*remarks, sep="\n", end="\n" if remarks else "")
             _second_group(recipe, offers, *where)
             if kept:
@@ -121,13 +121,13 @@ def _facts(
         said += [advice] if advice else []
     said += [*remarks, *(f"left out: {line}" for line in cost.short_of_ram(recipe, *where))]
     return plan_facts.facts_of(
-        recipe, need, offers, taken, targets, target, better, rates, *_problem(recipe), said, kept
+        recipe, need, offers, taken, targets, target, better, rates, *_problem(recipe, need), said, kept
     )
 
 
-def _problem(recipe: Recipe) -> tuple[str, str]:
-    """Why it does not fit, and the cheapest change that makes it fit; "" twice where it does."""
-    need = memory.plan(recipe)
+def _problem(recipe: Recipe, need: MemoryPlan | None) -> tuple[str, str]:
+    """Why it does not fit, and the cheapest change that makes it fit; "" twice where it does. need: the
+    recipe's."""
     if need and not need.fits:
         return need.problem, sizing.advice(recipe)
     sampling = groups.sampling(recipe) if recipe.kind != "sample" else None

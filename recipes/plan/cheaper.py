@@ -74,10 +74,8 @@ def _more_prompts(recipe: Recipe, taken: Offer, network_gbit_s: float, catalogs:
 
 def _carried_over(recipe: Recipe, need: MemoryPlan, taken: Offer, catalogs: Path) -> list[Cheaper]:
     """Completions in pieces, so that no decode slot waits for the longest one; the fewest steps ahead."""
-    if decode_slots.used(recipe, need) >= decode_slots.FULL:
-        return []
     but = "samples of older weights; not run on a GPU"
-    for changes in decode_slots.pieces(recipe):
+    for changes in decode_slots.pieces(recipe, need):
         if found := _with_options("carried over", recipe, list(changes), taken, but, catalogs):
             return found
     return []
@@ -123,8 +121,7 @@ def _elsewhere(offers: list[Offer], targets: list[str]) -> list[Cheaper]:
     """The cheapest machines of a cloud that cannot be driven from here as it is."""
     for offer in offers:
         if offer.usd is not None and offer.target not in targets:
-            market = "spot" if offer.spot else "on demand"
-            but = f"{offer.gpu} {market}; needs {CAPABILITIES[offer.target].needs}"
+            but = f"{offer.gpu} {cost.market_of(offer.spot)}; needs {CAPABILITIES[offer.target].needs}"
             what = "spot elsewhere" if offer.spot else "another cloud"
             return [Cheaper(what, f"--target {offer.target}", offer.hours, offer.usd, but)]
     return []

@@ -385,6 +385,11 @@ def members(recipe: Recipe, target: str) -> list[str]:
     return [name for name in names if not refusal(recipe, name)]
 
 
+def market_of(spot: bool) -> str:
+    """How rented machines are had, in a word."""
+    return "spot" if spot else "on demand"
+
+
 def markets(recipe: Recipe, target: str) -> tuple[bool, ...]:
     """Whether spot, on-demand or both are asked for."""
     if not recipe.cluster.gpus_per_node or not uses_spot(recipe, target):

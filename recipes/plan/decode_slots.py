@@ -72,11 +72,13 @@ def more_prompts(recipe: Recipe, network_gbit_s: float) -> MorePrompts | None:
     return MorePrompts(changes, after, before, *updates) if after <= WORTH * before else None
 
 
-def pieces(recipe: Recipe) -> list[tuple[str, str]]:
+def pieces(recipe: Recipe, need: MemoryPlan) -> list[tuple[str, str]]:
     """Options by which completions are carried over in equal pieces of the longest one; none where they are,
-    or where nothing is sampled."""
+    where slots are full, or where nothing is sampled."""
     config = recipe.config
     if recipe.kind != "train" or config.method != "grpo" or config.rollout.tokens_per_step:
+        return []
+    if used(recipe, need) >= FULL:
         return []
     found = []
     for ahead in AHEAD:
@@ -88,11 +90,9 @@ def pieces(recipe: Recipe) -> list[tuple[str, str]]:
 def carried_over(recipe: Recipe, need: MemoryPlan, network_gbit_s: float) -> str:
     """What the plan says of completions that are carried over, in equal pieces of the longest one; "" where
     slots are full, where the options are refused, or where it brings little."""
-    if used(recipe, need) >= FULL:
-        return ""
     before_s = cost.step_time(recipe, need.gpu, network_gbit_s, need).total
     lines = []
-    for changes in pieces(recipe):
+    for changes in pieces(recipe, need):
         try:
             changed = override(recipe, list(changes))
             validate(changed)

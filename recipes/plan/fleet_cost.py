@@ -450,10 +450,8 @@ def fleets_of(
     update, switch = update_seconds(trainer, shape, offer.step), switch_seconds(recipe, shape, worker)
     patch = patch_rate(config) * trained(config, shape)
     per_gb = store_cost.egress_per_gb(recipe, worker.target)
-    experts, experts_per_gb = (
-        passes.experts_bytes(config, shape, step.lengths),
-        store_cost.egress_per_gb(recipe, offer.target),
-    )
+    experts = passes.experts_bytes(config, shape, step.lengths)
+    experts_per_gb = store_cost.egress_per_gb(recipe, offer.target)
     prompts = config.rollout.prompts_per_step
     named = recipe.sample or config.fleet.gpus_per_node
     if not sizes:
@@ -465,11 +463,23 @@ def fleets_of(
         enough = steps_enough(max(units), POLL_S + switch, update)
         for ahead in [config.rollout.staleness] if config.rollout.staleness else range(MOST_AHEAD + 1):
             for count in counts:
-                seconds = played_step(units, count, ahead, update, switch)
-                row = FleetRow(offer, trainer.config.placement.world_size, seconds, worker, count, ahead)
-                row = replace(row, enough=enough, unit_prompts=size, patch_bytes=patch, egress_per_gb=per_gb)
-                row = replace(row, units=len(units), request_usd=asked)
-                rows.append(replace(row, experts_bytes=experts, experts_per_gb=experts_per_gb))
+                row = FleetRow(
+                    offer,
+                    trainer.config.placement.world_size,
+                    played_step(units, count, ahead, update, switch),
+                    worker,
+                    count,
+                    ahead,
+                    enough=enough,
+                    unit_prompts=size,
+                    patch_bytes=patch,
+                    egress_per_gb=per_gb,
+                    experts_bytes=experts,
+                    experts_per_gb=experts_per_gb,
+                    units=len(units),
+                    request_usd=asked,
+                )
+                rows.append(row)
     return rows
 
 

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from recipes import fleet_table
+from recipes.plan import cost
 from recipes.plan.fleet_cost import FleetRow, Fleets
 from recipes.screens.plan_facts import SCHEMA
 from recipes.screens.plan_screen import WIDTH
@@ -94,11 +95,11 @@ def planned(recipe: Recipe, row: FleetRow) -> PlannedFleet:
     return PlannedFleet(
         trainer=row.trainer,
         target=row.offer.target,
-        market="spot" if row.offer.spot else "on demand",
+        market=cost.market_of(row.offer.spot),
         count=row.count,
         worker=worker.name if worker else None,
         worker_target=worker.target if worker else None,
-        worker_market=("spot" if worker.spot else "on demand") if worker else None,
+        worker_market=cost.market_of(worker.spot) if worker else None,
         ahead=row.ahead,
         enough=row.enough,
         unit_prompts=row.unit_prompts,

@@ -180,9 +180,9 @@ def planned_offer(offer: cost.Offer) -> PlannedOffer:
 
 def market(offer: cost.Offer) -> str:
     """How its machines are had, in a word."""
-    if offer.spot:
-        return "spot"
-    return "yours" if offer.usd_per_hour is None else "on demand"
+    if offer.usd_per_hour is None and not offer.spot:
+        return "yours"
+    return cost.market_of(offer.spot)
 
 
 def _price(taken: cost.Offer | None, rate: HourlyPrice | None, asked: str | None) -> str:

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from recipes.plan import cost
 from recipes.plan.cheaper import Cheaper
 from recipes.screens.plan_facts import TITLES, PlanFacts, PlannedOffer
 from recipes.screens.whole_plan import verdict_line
@@ -100,7 +101,7 @@ def _hourly(facts: PlanFacts, console: Console) -> None:
     table = _table("", "GPU", "market", "$/hour", *(["$ at most"] if check else []), words=3)
     for one in facts.hourly[:OFFERS]:
         most = [] if one.most_usd is None else [f"{one.most_usd:.2f}"]
-        table.add_row(one.target, one.gpu, "spot" if one.spot else "on demand", f"{one.usd:.2f}", *most)
+        table.add_row(one.target, one.gpu, cost.market_of(one.spot), f"{one.usd:.2f}", *most)
     console.print(table)
     if check:
         console.print("at most: for its checks; start and set-up come on top")

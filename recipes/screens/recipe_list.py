@@ -138,7 +138,7 @@ def show_one(name: str, console: Console) -> None:
             f"{need.host_bytes / GIB:.0f} GiB of RAM and {need.disk_bytes / GIB:.0f} of disk, planned"
         )
     if offer:
-        market = "spot" if offer.spot else "on demand"
+        market = cost.market_of(offer.spot)
         price = f"{offer.hours:.1f} h and ${offer.usd or 0.0:,.0f} on {offer.target}, {offer.gpu} {market}"
         said["a run"] = f"{offer.steps:,} steps, {price}, planned: the cheapest of the price snapshot"
     expected = recipe.config.expected

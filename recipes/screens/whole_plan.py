@@ -24,7 +24,7 @@ from recipes.plan import (
     zero_stages,
 )
 from recipes.plan.memory import GIB, MemoryPlan
-from recipes.screens.plan_facts import planned_offer
+from recipes.screens.plan_facts import PlanFacts, PlannedOffer
 from recipes.screens.recipe_list import shape
 from recipes.spec import Recipe
 
@@ -41,16 +41,16 @@ def plan(
     left_out: list[str],
     console: Console,
     network_gbit_s: float,
-    said: str,
+    facts: PlanFacts,
     target: str | None = None,
 ) -> None:
     """The verdict, memory per phase, host and disk, then every way to run it, and what was left out.
 
-    network_gbit_s: between nodes, for the comparison of ZeRO stages. said: the verdict. target: the one that
-    was asked for; None: any.
+    network_gbit_s: between nodes, for the comparison of ZeRO stages. facts: the same plan's. target: the one
+    that was asked for; None: any.
     """
     need = memory.plan(recipe)
-    console.print(verdict_line(said), soft_wrap=True)
+    console.print(verdict_line(facts.verdict), soft_wrap=True)
     console.print(f"[bold]{recipe.name}[/bold]: {recipe.description}; {shape(recipe)}\n")
     if need is None:
         console.print("no GPU memory plan: the recipe runs on CPU, or trains no model")
@@ -65,7 +65,7 @@ def plan(
         if recipe.kind == "train":
             _stages(recipe, network_gbit_s, console)
     if offers:
-        _offers(recipe, offers, console)
+        _offers(recipe, offers, facts.offers, console)
     if recipe.dataset.guess and not recipe.config.run.max_steps:
         console.print(f"warning: {recipe.dataset.guess}", highlight=False)
     if recipe.kind != "train":
@@ -78,7 +78,7 @@ def plan(
     if expected.not_promised:
         console.print(f"not promised: {expected.not_promised}", highlight=False)
     console.print()
-    console.print(verdict_line(said), soft_wrap=True)
+    console.print(verdict_line(facts.verdict), soft_wrap=True)
 
 
 def verdict_line(said: str) -> Text:
@@ -100,8 +100,7 @@ def _per_hour(recipe: Recipe, target: str | None, console: Console) -> None:
         what = f"${one.usd:.2f} per hour"
         if one.most_usd is not None:
             what = f"${one.most_usd:.2f} at most for its checks, {what} with start and set-up"
-        market = "spot" if one.spot else "on demand"
-        console.print(f"{what}: {one.target}, {one.gpu}, {market}", highlight=False)
+        console.print(f"{what}: {one.target}, {one.gpu}, {cost.market_of(one.spot)}", highlight=False)
 
 
 def _memory(recipe: Recipe, need: MemoryPlan, console: Console) -> None:
@@ -230,7 +229,8 @@ def _stages(recipe: Recipe, network_gbit_s: float, console: Console) -> None:
     console.print()
 
 
-def _offers(recipe: Recipe, offers: list[cost.Offer], console: Console) -> None:
+def _offers(recipe: Recipe, offers: list[cost.Offer], planned: list[PlannedOffer], console: Console) -> None:
+    """planned: the offers with their ranges, in the same order."""
     first = offers[0]
     title = f"Time and cost of {first.steps} steps, cheapest first; {_assumed(recipe)}"
     table = Table(title=title, box=None, title_justify="left")
@@ -238,16 +238,15 @@ def _offers(recipe: Recipe, offers: list[cost.Offer], console: Console) -> None:
                    "sync s", "start-up s", "step s", "hours", "10 to 90%", "preempted", "save every",
                    "$ per run", "10 to 90%"):  # fmt: skip
         table.add_column(column, justify="left" if column in ("target", "GPU", "market") else "right")
-    for offer in offers:
+    for offer, one in zip(offers, planned, strict=True):
         step = offer.step
-        one = planned_offer(offer)
         phases = (step.images, step.rollout, step.logprobs, step.update, step.sync, step.phases, step.total)
         rate = one.usd_per_hour
         priced = one.usd is not None
         table.add_row(
             offer.target,
             offer.gpu,
-            "spot" if offer.spot else "on demand",
+            cost.market_of(offer.spot),
             "yours" if rate is None else f"{rate:.2f}",
             *[f"{value:.1f}" for value in phases],
             f"{offer.hours:.1f}",

@@ -406,6 +406,18 @@ def kill_in(job: Job, phase: str, step: int) -> None:
     print(f"killed in {phase} of step {job.progress().get('step')}")
 
 
+def killed_is_undisturbed(config, undisturbed: Job, folder: Path, plan) -> None:
+    """Runs it in a folder that stays, killed in each of these (phase, step): its figures and weights are the
+    other's."""
+    job = Job(placed(config, folder), folder)
+    for phase, step in plan:
+        kill_in(job, phase, step)
+    assert job.start().wait(900) == 0, job.tail()
+    assert job.metrics() == undisturbed.metrics()
+    assert weights_of(job) == weights_of(undisturbed)
+    assert job.left_over() == []
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     "plan",
@@ -417,13 +429,7 @@ def kill_in(job: Job, phase: str, step: int) -> None:
 )
 def test_sampled_ahead_and_killed_anywhere_it_is_the_same_run(ahead, undisturbed_ahead, tmp_path, plan):
     """The disk stays: what was sampled ahead with weights that are gone is replayed, never sampled again."""
-    job = Job(placed(ahead, tmp_path), tmp_path)
-    for phase, step in plan:
-        kill_in(job, phase, step)
-    assert job.start().wait(900) == 0, job.tail()
-    assert job.metrics() == undisturbed_ahead.metrics()
-    assert weights_of(job) == weights_of(undisturbed_ahead)
-    assert job.left_over() == []
+    killed_is_undisturbed(ahead, undisturbed_ahead, tmp_path, plan)
 
 
 @pytest.mark.long

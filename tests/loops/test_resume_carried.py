@@ -9,7 +9,7 @@ import pytest
 from tests.learning.one_rank import same
 from tests.loops import test_resume
 from tests.loops.jobs import Job
-from tests.loops.test_resume import AHEAD, kill_in, placed, weights_of
+from tests.loops.test_resume import AHEAD, kill_in, killed_is_undisturbed, placed, weights_of
 from trainer import config as c
 from trainer.checkpoint import rollout_log
 
@@ -54,13 +54,7 @@ def undisturbed_carried(carried, tmp_path_factory):
 )
 def test_carried_over_and_killed_anywhere_it_is_the_same_run(carried, undisturbed_carried, tmp_path, plan):
     """Cut completions are in the log of the phase that cut them, and go on from there."""
-    job = Job(placed(carried, tmp_path), tmp_path)
-    for phase, step in plan:
-        kill_in(job, phase, step)
-    assert job.start().wait(900) == 0, job.tail()
-    assert job.metrics() == undisturbed_carried.metrics()
-    assert weights_of(job) == weights_of(undisturbed_carried)
-    assert job.left_over() == []
+    killed_is_undisturbed(carried, undisturbed_carried, tmp_path, plan)
 
 
 @pytest.mark.long
