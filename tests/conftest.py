@@ -8,6 +8,7 @@ import io
 import json
 import os
 import signal
+from collections import Counter
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -21,6 +22,8 @@ ROOT = Path(__file__).parent.parent
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 DURATIONS = Path(__file__).with_name("durations.json")
+QUICK_S = 0.1
+"""Seconds of a test that was not recorded, about."""
 
 
 def pytest_addoption(parser):
@@ -62,6 +65,7 @@ def pytest_cmdline_main(config):
     half = fast or config.getoption("--rest")
     if half and config.option.numprocesses is None and not worker:
         config.option.numprocesses, config.option.dist = at_once(fast), "loadfile"
+        config.option.loadscopereorder = False  # in the order of pytest_collection_modifyitems
 
 
 ENVIRONMENT = dict(os.environ)
@@ -78,7 +82,8 @@ def pytest_collection_finish(session):
 
 
 def pytest_collection_modifyitems(config, items):
-    """The fast tier: what is not marked slow, starts no ranks, and was not recorded to be slow."""
+    """The fast tier: what is not marked slow, starts no ranks, and was not recorded to be slow. Files that take
+    long come first, so that no process waits for another at the end."""
     wanted = config.getoption("--fast")
     if not wanted and not config.getoption("--rest"):
         return
@@ -92,6 +97,10 @@ def pytest_collection_modifyitems(config, items):
 
     config.hook.pytest_deselected(items=[item for item in items if fast(item) != wanted])
     items[:] = [item for item in items if fast(item) == wanted]
+    taken: Counter[Path] = Counter()
+    for item in items:
+        taken[item.path] += recorded.get(item.nodeid, QUICK_S)
+    items.sort(key=lambda item: -taken[item.path])
 
 
 def pytest_configure(config):

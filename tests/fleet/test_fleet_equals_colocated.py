@@ -73,15 +73,10 @@ def attack(storage: Storage) -> None:
         storage.put_bytes(f"samples/{attempt}/step-00000003/{number:06d}.1-w1.npz", os.urandom(2048))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     "dtype, world, store, lora",
-    [
-        ("fp32", 1, "folder", 0),
-        pytest.param("bf16", 2, "folder", 0, marks=pytest.mark.long),
-        pytest.param("bf16", 1, "s3", 0, marks=pytest.mark.long),
-        pytest.param("bf16", 1, "folder", 4, marks=pytest.mark.long),
-    ],
+    [("fp32", 1, "folder", 0), ("bf16", 2, "folder", 0), ("bf16", 1, "s3", 0), ("bf16", 1, "folder", 4)],
 )
 def test_a_run_fed_by_workers_is_the_colocated_run(run_config, tmp_path, dtype, world, store, lora):
     """Two workers, of which one is killed in step 2, and forged objects in the bucket. lora: rank of the

@@ -62,7 +62,9 @@ def test_mail_goes_out_and_samples_come_in_side_by_side(head, tmp_path, monkeypa
         worker.objects.put(key, pack(unit, given.turn, worker.name, good()))
     looked = threading.Event()
     with monkeypatch.context() as held:
-        held.setattr(one, "_due", lambda now: looked.set() or [])  # so that the head sees all six in one round
+        held.setattr(
+            one, "_due", lambda now: looked.set() or []
+        )  # so that the head sees all six in one round
         assert looked.wait(MET_S), "the round before has ended"
         for worker, seen in zip(workers, asked, strict=True):
             worker.heartbeat.sent(seen.attempt, seen.mail[0][1], 4, 4.0)

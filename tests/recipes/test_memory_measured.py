@@ -25,7 +25,7 @@ def medium_model(tmp_path_factory):
     return tiny_model.build(tmp_path_factory.mktemp("models") / "medium", 0, "medium")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_phase_takes_what_the_plan_says(medium_model, picture_dataset, tmp_path, free_port):
     config = c.RunConfig(
         method="sft",
