@@ -185,10 +185,13 @@ def played_step(units: Sequence[float], workers: int, ahead: int, update_s: floa
         asked = published[version] + (POLL_S if version else 0.0)
         sampled = asked
         for seconds in units:
-            at, held = heapq.heappop(free)
-            end = max(at, asked) + (switch_s if held != version else 0.0) + seconds
-            heapq.heappush(free, (end, version))
-            sampled = max(sampled, end)
+            at, held = free[0]
+            end = (at if at > asked else asked) + seconds
+            if held != version:
+                end += switch_s
+            heapq.heapreplace(free, (end, version))
+            if end > sampled:
+                sampled = end
         ends.append(max(ends[-1], sampled) + update_s)
         published.append(ends[-1])
     warm = PLAYED // 3
