@@ -22,7 +22,7 @@ from trainer.checkpoint import writer as writing
 from trainer.checkpoint.errors import CheckpointError
 from trainer.checkpoint.export import export_hf
 from trainer.checkpoint.layout import newest_step
-from trainer.checkpoint.reader import fetch_all
+from trainer.checkpoint.reader import fetch_rank
 from trainer.checkpoint.rollout_log import RolloutLog
 from trainer.config import Model, RunConfig, override
 from trainer.exit_codes import EXIT_STORAGE
@@ -96,10 +96,10 @@ def test_while_a_resume_fetches(disk, tmp_path, told):
     found = again(config, told).find()
     filler = fill(disk)
     with pytest.raises(OSError) as error:
-        fetch_all(found)
+        fetch_rank(found, 0, 1)
     told_in_a_line(error.value)
     filler.unlink()
-    fetch_all(found)
+    fetch_rank(found, 0, 1)
     assert holds(again(config, told).find(), 2)
 
 

@@ -327,11 +327,3 @@ def fetch_rank(found: Found, rank: int, world_size: int) -> None:
             names.append(name)
     with ThreadPoolExecutor(PARALLEL_FILES, thread_name_prefix="fetch") as pool:
         list(pool.map(found.local, names))
-
-
-def fetch_all(found: Found) -> Path:
-    """Brings every file of a checkpoint to its local folder, verified. Raises CorruptCheckpoint."""
-    names = [entry["name"] for entry in found.manifest["files"]]
-    with ThreadPoolExecutor(PARALLEL_FILES) as pool:
-        list(pool.map(found.local, names))
-    return Path(found.directory)

@@ -126,11 +126,6 @@ def test_a_notice_is_seen_whatever_the_clock_says(tmp_path):
     notice.close()
 
 
-def test_any_notice_is_a_notice_for_all():
-    assert preempt.agree([None, "SIGTERM", None]) == "SIGTERM"
-    assert preempt.agree([None, None]) is None
-
-
 @pytest.mark.parametrize(
     ("env", "provider", "seconds"),
     [

@@ -16,7 +16,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -148,11 +148,6 @@ def announce(reason: str, path: Path | None = None) -> None:
     """Writes the notice for every process of this job on this node; called by the node's first process on
     SIGTERM."""
     write_whole(path or flag_file(), reason.encode())
-
-
-def agree(reasons: Iterable[str | None]) -> str | None:
-    """The decision from every rank's notice: one rank's notice applies to all. None if there is none."""
-    return next((reason for reason in reasons if reason), None)
 
 
 def _own_time(reason: str) -> float | None:
