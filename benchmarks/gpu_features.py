@@ -16,6 +16,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from recipes.plan.allocated import allocated
+
 ROOT = Path(__file__).parents[1]
 CARD = Path(__file__).with_name("gpu.json")
 EXECUTED = Path(__file__).with_name("nullgpu.json")
@@ -33,12 +35,15 @@ class Feature:
     """Beginnings of the names of figures in gpu.json."""
     executed: tuple[str, ...] = ()
     """Tests under tests/nullgpu, as FILE::TEST or FILE::TEST[CASE]."""
+    at_size: tuple[str, ...] = ()
+    """Recipes of which one rank was executed at its true shape (allocated.json)."""
     rehearsed: tuple[str, ...] = ()
     """Tests elsewhere, as FILE under tests/, or FILE::TEST."""
 
 
 RECIPE = "grpo-qwen2.5-vl-3b-mathv60k"
 STEPS = "test_steps.py::test_two_steps"
+CHECK = "test_gpu_check.py::test_a_check_of_a_card_ends"
 UNDER_RAY = "test_runs.py::test_a_run_under_ray_ends_and_resumes"
 
 FEATURES = (
@@ -55,11 +60,13 @@ FEATURES = (
     Feature(
         name="attention, forward and backward",
         run=("varlen attention",),
+        executed=(f"{CHECK}[attention]",),
         rehearsed=("learning/test_packing.py",),
     ),
     Feature(
         name="gradients of packed rows",
         run=("packed gradients",),
+        executed=(f"{CHECK}[gradients]",),
         rehearsed=("learning/test_packing.py",),
     ),
     Feature(
@@ -123,14 +130,22 @@ FEATURES = (
         executed=("test_runs.py::test_sft_by_torchrun[all weights]",),
         rehearsed=("loops/test_sft.py",),
     ),
-    Feature(name="rollout workers", rehearsed=("fleet/test_fleet_equals_colocated.py",)),
+    Feature(
+        name="rollout workers",
+        executed=("test_runs.py::test_a_run_fed_by_a_worker",),
+        rehearsed=("fleet/test_fleet_equals_colocated.py",),
+    ),
     Feature(name="`run.deterministic=cuda`"),
-    Feature(name="72B on 32 GPUs", rehearsed=("rehearsal/test_fake_pass.py",)),
+    Feature(
+        name="one rank of 72B on 32 GPUs",
+        at_size=("grpo-qwen2.5-vl-72b-mathv60k",),
+        rehearsed=("rehearsal/test_fake_pass.py",),
+    ),
 )
 
 
 def shown(feature: Feature, card: dict, results: dict) -> tuple[list[str], list[str], list[str]]:
-    """(figures, tests that executed it and passed, tests that rehearse it)."""
+    """(figures, tests and recipes that executed it, tests that rehearse it)."""
     figures = []
     for beginning in feature.run:
         figures += [name for name in card["figures"] if name.startswith(beginning)]
@@ -141,6 +156,7 @@ def shown(feature: Feature, card: dict, results: dict) -> tuple[list[str], list[
         ]
         if found and all(result["passed"] for result in found):
             passed.append(test)
+    passed += [recipe for recipe in feature.at_size if allocated(recipe)]
     return figures, passed, list(feature.rehearsed)
 
 

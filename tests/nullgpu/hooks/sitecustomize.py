@@ -156,6 +156,17 @@ def without_verdict_on_experts(module) -> None:
     module.fault = compared
 
 
+def with_patches(module) -> None:
+    """What changed between two versions of the weights is arithmetic on the device: here the host does it, by
+    the same code on the same bytes."""
+    encode = module.encode
+
+    def on_host(old, new):
+        return encode([piece.cpu() for piece in old], [piece.cpu() for piece in new])
+
+    module.encode = on_host
+
+
 def without_verdict_on_recurrence(module) -> None:
     """The kernel and PyTorch's recurrence are called, with gradients; their differences say nothing."""
     module.beyond = lambda off: ""
@@ -164,6 +175,7 @@ def without_verdict_on_recurrence(module) -> None:
 AFTER_IMPORT: dict[str, Callable] = {
     "deepspeed.runtime.zero.stage3": without_verdict_on_norm,
     "torch": of_torch,
+    "trainer.fleet.patch": with_patches,
     "trainer.learning.delta_kernel": without_verdict_on_recurrence,
     "trainer.learning.experts_check": without_verdict_on_experts,
     "trainer.ranks.process": with_phases,
