@@ -1,6 +1,7 @@
-"""What is known of each feature of the GPU path, and by what: the table of docs/first-gpu-hour.md.
+"""What is known of each feature of the GPU path, and by what: the table of docs/first-gpu-hour.md, and a
+sentence of the README.
 
-    python -m benchmarks.gpu_features           # writes the table anew
+    python -m benchmarks.gpu_features           # writes both anew
     python -m benchmarks.gpu_features --check   # says what is wrong, and changes nothing
 
 *Run* means on the card of gpu.json, and names figures of it. *Executed* means on a CUDA device that is not
@@ -22,6 +23,7 @@ ROOT = Path(__file__).parents[1]
 CARD = Path(__file__).with_name("gpu.json")
 EXECUTED = Path(__file__).with_name("nullgpu.json")
 PAGE = ROOT / "docs/first-gpu-hour.md"
+README = ROOT / "README.md"
 BEGIN = "<!-- features: python -m benchmarks.gpu_features -->"
 END = "<!-- end of features -->"
 
@@ -197,23 +199,45 @@ def table() -> str:
     return "\n".join(lines)
 
 
-def page() -> str:
-    """The page with the table as it is now."""
-    text = PAGE.read_text()
-    before, _, rest = text.partition(BEGIN)
+def status() -> str:
+    """The README's sentence."""
+    card = json.loads(CARD.read_text())
+    results = json.loads(EXECUTED.read_text())
+    run, executed = 0, 0
+    rehearsed_only: list[str] = []
+    read_only: list[str] = []
+    for feature in FEATURES:
+        figures, passed, rehearsed = shown(feature, card, results)
+        run += bool(figures)
+        executed += bool(passed)
+        if not figures and not passed:
+            (rehearsed_only if rehearsed else read_only).append(feature.name)
+    return (
+        f"Of {len(FEATURES)} features of the GPU path {run} were run on that card and {executed} executed on"
+        f" [a device that computes nothing](tests/nullgpu/README.md).\nOnly rehearsed on CPUs:"
+        f" {', '.join(rehearsed_only) or 'none'}. Only read: {', '.join(read_only) or 'none'}."
+    )
+
+
+def page(path: Path, text: str) -> str:
+    """A page with its generated part as it is now."""
+    before, _, rest = path.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{table()}\n{END}{after}"
+    return f"{before}{BEGIN}\n{text}\n{END}{after}"
 
 
 def main(arguments: list[str]) -> int:
     wrong = problems()
-    if "--check" in arguments and page() != PAGE.read_text():
-        wrong.append(f"{PAGE.name}: its table of features is old: python -m benchmarks.gpu_features")
+    pages = {PAGE: page(PAGE, table()), README: page(README, status())}
+    for path, text in pages.items():
+        if "--check" in arguments and text != path.read_text():
+            wrong.append(f"{path.name}: what it says of features is old: python -m benchmarks.gpu_features")
     if wrong:
         print("\n".join(wrong))
         return 1
-    if "--check" not in arguments:
-        PAGE.write_text(page())
+    for path, text in pages.items():
+        if "--check" not in arguments:
+            path.write_text(text)
     return 0
 
 
