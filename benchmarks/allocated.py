@@ -129,9 +129,13 @@ def play(name: str) -> dict[str, dict[str, float]]:
     engine_config, prompter = of_engine(ours, shape)
     with meter.phase("engine's start"):
         before = torch.cuda.memory_allocated()
+        used = meter.device.nullgpu_used_bytes(0)
         engine = Engine(engine_config, prompter, 1)
         asleep = torch.cuda.memory_allocated() - before
     engine.sleep()
+    torch.cuda.empty_cache()
+    left = (meter.device.nullgpu_used_bytes(0) - used) / GIB
+    meter.found["engine asleep"] = {"allocated": round(left, 2)}
 
     scored = longest(recipe, shape, logprob_tokens(config, shape))
     learnt = longest(recipe, shape, config.algorithm.micro_batch_tokens)
@@ -219,7 +223,8 @@ def main(names: list[str]) -> None:
             found[phase]["planned"] = round(gib, 2)
         known = json.loads(OUT.read_text()) if OUT.exists() else {}
         phases = {phase: found[phase] for phase in PHASES}
-        known[name] = {"gpu": get(name).cluster.gpu, "phases": phases}
+        left = found["engine asleep"]["allocated"]
+        known[name] = {"gpu": get(name).cluster.gpu, "engine_asleep_gib": left, "phases": phases}
         write_whole(OUT, (json.dumps(dict(sorted(known.items())), indent=1) + "\n").encode())
         print(name, found, flush=True)
 

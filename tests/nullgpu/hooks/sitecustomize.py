@@ -52,12 +52,20 @@ def with_masks(torch) -> None:
             return put(here(tensor).sum(dtype=dtype), tensor.device)
         return torch.ops.aten.sum.dim_IntList(tensor, [], False, dtype=dtype)
 
+    def differences(tensor, n=1, dim=-1, prepend=None, append=None):
+        # Lengths of sequences from their bounds: vLLM's convolution makes a list as long as they are.
+        if tensor.dtype in (torch.int32, torch.int64) and tensor.numel() < 1024 and tensor.is_cuda:
+            return put(here(tensor).diff(n, dim), tensor.device)
+        last = tensor.size(dim) - 1
+        return tensor.narrow(dim, 1, last) - tensor.narrow(dim, 0, last)
+
     def nonzero(tensor):
         torch.cuda.current_stream(tensor.device).synchronize()  # as torch waits for the count
         return put(here(tensor).nonzero(), tensor.device)
 
     library = torch.library.Library("aten", "IMPL")
     library.impl("eq.Scalar", equal, "CUDA")
+    library.impl("diff", differences, "CUDA")
     library.impl("sum", total, "CUDA")
     library.impl("gt.Tensor", greater, "CUDA")
     library.impl("nonzero", nonzero, "CUDA")
