@@ -24,7 +24,7 @@ from typing import Any
 
 from recipes.plan import hub_config, memory
 from recipes.plan.allocated import PATH as OUT
-from recipes.plan.allocated import allocated
+from recipes.plan.allocated import allocated, planned
 from recipes.presets import get
 from recipes.spec import Recipe
 from trainer.config.budget import logprob_tokens
@@ -34,23 +34,17 @@ from trainer.ranks.environment import environment
 ROOT = Path(__file__).parents[1]
 PYTHON = ROOT / ".venvs/gpu/bin/python"
 SHOWN = tuple(f"grpo-qwen2.5-vl-{size}-mathv60k" for size in ("3b", "7b", "32b", "72b"))
-NOT_THERE = ("CUDA context", "NCCL's communicators")
-"""Parts of the plan that this device has not."""
 DEVICE = {"NULLGPU_COPY": "65536", "NULLGPU_NCCL": "alone", "OMP_NUM_THREADS": "1"}
 GIB = 2**30
 PHASES = ("load", "rollout", "sync", "logprobs", "update")
 """Phases of the plan that are played; an update ends with the optimizer's step."""
 
 
-def planned(recipe: Recipe) -> dict[str, float]:
-    """GiB of each phase as planned, without what this device has not."""
+def planned_now(recipe: Recipe) -> dict[str, float]:
+    """GiB of each phase that is played, as planned."""
     need = memory.plan(recipe)
     assert need is not None
-    found = {}
-    for phase in need.phases:
-        parts = [size for name, size in phase.parts.items() if name not in NOT_THERE]
-        found[phase.name] = sum(parts) / GIB
-    found["update"] = max(found["update"], found.pop("optimizer step"))
+    found = planned(need)
     return {name: found[name] for name in PHASES if name in found}
 
 
@@ -135,9 +129,13 @@ def play(name: str) -> dict[str, dict[str, float]]:
     engine_config, prompter = of_engine(ours, shape)
     with meter.phase("engine's start"):
         before = torch.cuda.memory_allocated()
+        used = meter.device.nullgpu_used_bytes(0)
         engine = Engine(engine_config, prompter, 1)
         asleep = torch.cuda.memory_allocated() - before
     engine.sleep()
+    torch.cuda.empty_cache()
+    left = (meter.device.nullgpu_used_bytes(0) - used) / GIB
+    meter.found["engine asleep"] = {"allocated": round(left, 2)}
 
     scored = longest(recipe, shape, logprob_tokens(config, shape))
     learnt = longest(recipe, shape, config.algorithm.micro_batch_tokens)
@@ -221,11 +219,12 @@ def main(names: list[str]) -> None:
     """Plays recipes and writes each one's figures at once."""
     for name in names or SHOWN:
         found = played(name)
-        for phase, gib in planned(get(name)).items():
+        for phase, gib in planned_now(get(name)).items():
             found[phase]["planned"] = round(gib, 2)
         known = json.loads(OUT.read_text()) if OUT.exists() else {}
         phases = {phase: found[phase] for phase in PHASES}
-        known[name] = {"gpu": get(name).cluster.gpu, "phases": phases}
+        left = found["engine asleep"]["allocated"]
+        known[name] = {"gpu": get(name).cluster.gpu, "engine_asleep_gib": left, "phases": phases}
         write_whole(OUT, (json.dumps(dict(sorted(known.items())), indent=1) + "\n").encode())
         print(name, found, flush=True)
 

@@ -1,6 +1,7 @@
-"""What is known of each feature of the GPU path, and by what: the table of docs/first-gpu-hour.md.
+"""What is known of each feature of the GPU path, and by what: the table of docs/first-gpu-hour.md, and a
+sentence of the README.
 
-    python -m benchmarks.gpu_features           # writes the table anew
+    python -m benchmarks.gpu_features           # writes both anew
     python -m benchmarks.gpu_features --check   # says what is wrong, and changes nothing
 
 *Run* means on the card of gpu.json, and names figures of it. *Executed* means on a CUDA device that is not
@@ -16,10 +17,13 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from recipes.plan.allocated import allocated
+
 ROOT = Path(__file__).parents[1]
 CARD = Path(__file__).with_name("gpu.json")
 EXECUTED = Path(__file__).with_name("nullgpu.json")
 PAGE = ROOT / "docs/first-gpu-hour.md"
+README = ROOT / "README.md"
 BEGIN = "<!-- features: python -m benchmarks.gpu_features -->"
 END = "<!-- end of features -->"
 
@@ -33,12 +37,15 @@ class Feature:
     """Beginnings of the names of figures in gpu.json."""
     executed: tuple[str, ...] = ()
     """Tests under tests/nullgpu, as FILE::TEST or FILE::TEST[CASE]."""
+    at_size: tuple[str, ...] = ()
+    """Recipes of which one rank was executed at its true shape (allocated.json)."""
     rehearsed: tuple[str, ...] = ()
     """Tests elsewhere, as FILE under tests/, or FILE::TEST."""
 
 
 RECIPE = "grpo-qwen2.5-vl-3b-mathv60k"
 STEPS = "test_steps.py::test_two_steps"
+CHECK = "test_gpu_check.py::test_a_check_of_a_card_ends"
 UNDER_RAY = "test_runs.py::test_a_run_under_ray_ends_and_resumes"
 
 FEATURES = (
@@ -55,11 +62,13 @@ FEATURES = (
     Feature(
         name="attention, forward and backward",
         run=("varlen attention",),
+        executed=(f"{CHECK}[attention]",),
         rehearsed=("learning/test_packing.py",),
     ),
     Feature(
         name="gradients of packed rows",
         run=("packed gradients",),
+        executed=(f"{CHECK}[gradients]",),
         rehearsed=("learning/test_packing.py",),
     ),
     Feature(
@@ -123,14 +132,22 @@ FEATURES = (
         executed=("test_runs.py::test_sft_by_torchrun[all weights]",),
         rehearsed=("loops/test_sft.py",),
     ),
-    Feature(name="rollout workers", rehearsed=("fleet/test_fleet_equals_colocated.py",)),
+    Feature(
+        name="rollout workers",
+        executed=("test_runs.py::test_a_run_fed_by_a_worker",),
+        rehearsed=("fleet/test_fleet_equals_colocated.py",),
+    ),
     Feature(name="`run.deterministic=cuda`"),
-    Feature(name="72B on 32 GPUs", rehearsed=("rehearsal/test_fake_pass.py",)),
+    Feature(
+        name="one rank of 72B on 32 GPUs",
+        at_size=("grpo-qwen2.5-vl-72b-mathv60k",),
+        rehearsed=("rehearsal/test_fake_pass.py",),
+    ),
 )
 
 
 def shown(feature: Feature, card: dict, results: dict) -> tuple[list[str], list[str], list[str]]:
-    """(figures, tests that executed it and passed, tests that rehearse it)."""
+    """(figures, tests and recipes that executed it, tests that rehearse it)."""
     figures = []
     for beginning in feature.run:
         figures += [name for name in card["figures"] if name.startswith(beginning)]
@@ -141,6 +158,7 @@ def shown(feature: Feature, card: dict, results: dict) -> tuple[list[str], list[
         ]
         if found and all(result["passed"] for result in found):
             passed.append(test)
+    passed += [recipe for recipe in feature.at_size if allocated(recipe)]
     return figures, passed, list(feature.rehearsed)
 
 
@@ -181,23 +199,45 @@ def table() -> str:
     return "\n".join(lines)
 
 
-def page() -> str:
-    """The page with the table as it is now."""
-    text = PAGE.read_text()
-    before, _, rest = text.partition(BEGIN)
+def status() -> str:
+    """The README's sentence."""
+    card = json.loads(CARD.read_text())
+    results = json.loads(EXECUTED.read_text())
+    run, executed = 0, 0
+    rehearsed_only: list[str] = []
+    read_only: list[str] = []
+    for feature in FEATURES:
+        figures, passed, rehearsed = shown(feature, card, results)
+        run += bool(figures)
+        executed += bool(passed)
+        if not figures and not passed:
+            (rehearsed_only if rehearsed else read_only).append(feature.name)
+    return (
+        f"Of {len(FEATURES)} features of the GPU path {run} were run on that card and {executed} executed on"
+        f" [a device that computes nothing](tests/nullgpu/README.md).\nOnly rehearsed on CPUs:"
+        f" {', '.join(rehearsed_only) or 'none'}. Only read: {', '.join(read_only) or 'none'}."
+    )
+
+
+def page(path: Path, text: str) -> str:
+    """A page with its generated part as it is now."""
+    before, _, rest = path.read_text().partition(BEGIN)
     _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n{table()}\n{END}{after}"
+    return f"{before}{BEGIN}\n{text}\n{END}{after}"
 
 
 def main(arguments: list[str]) -> int:
     wrong = problems()
-    if "--check" in arguments and page() != PAGE.read_text():
-        wrong.append(f"{PAGE.name}: its table of features is old: python -m benchmarks.gpu_features")
+    pages = {PAGE: page(PAGE, table()), README: page(README, status())}
+    for path, text in pages.items():
+        if "--check" in arguments and text != path.read_text():
+            wrong.append(f"{path.name}: what it says of features is old: python -m benchmarks.gpu_features")
     if wrong:
         print("\n".join(wrong))
         return 1
-    if "--check" not in arguments:
-        PAGE.write_text(page())
+    for path, text in pages.items():
+        if "--check" not in arguments:
+            path.write_text(text)
     return 0
 
 

@@ -7,7 +7,13 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from recipes.plan.memory import GIB, MemoryPlan
+
 PATH = Path(__file__).with_suffix(".json")
+NOT_THERE = ("CUDA context", "NCCL's communicators")
+"""Parts of the plan that this device has not."""
+SAME_GIB = 0.1
+"""Two plans of one recipe that differ by less are one plan."""
 
 
 @dataclass(frozen=True)
@@ -26,3 +32,34 @@ def allocated(recipe: str) -> dict[str, Allocated]:
     known = json.loads(PATH.read_text()) if PATH.exists() else {}
     phases = known.get(recipe, {}).get("phases", {})
     return {name: Allocated(**gib) for name, gib in phases.items()}
+
+
+def planned(need: MemoryPlan) -> dict[str, float]:
+    """GiB of the same phases as planned, without what this device has not."""
+    found = {}
+    for phase in need.phases:
+        found[phase.name] = (phase.total - absent(phase.parts)) / GIB
+    found["update"] = max(found["update"], found.pop("optimizer step"))
+    return found
+
+
+def absent(parts: dict[str, float]) -> float:
+    """Bytes of a phase that this device has not."""
+    return sum(parts.get(name, 0.0) for name in NOT_THERE)
+
+
+def beside(recipe: str, need: MemoryPlan) -> dict[str, Allocated]:
+    """What stands beside a plan, with the CUDA context and NCCL's buffers as planned; {} where the recipe is
+    planned otherwise than on the day it was run, as with other GPUs or options."""
+    found = allocated(recipe)
+    if not found:
+        return {}
+    now = planned(need)
+    if any(abs(now[name] - one.planned) > SAME_GIB for name, one in found.items()):
+        return {}
+    beside = {}
+    for phase in need.phases:
+        if one := found.get(phase.name):
+            more = absent(phase.parts) / GIB
+            beside[phase.name] = Allocated(one.planned + more, one.tensors + more, one.allocated + more)
+    return beside

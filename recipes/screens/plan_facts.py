@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, field
 
 from recipes.capabilities import CAPABILITIES
-from recipes.plan import boot, choose, cost, prices, spread
+from recipes.plan import allocated, boot, choose, cost, prices, spread
 from recipes.plan.cheaper import Cheaper
 from recipes.plan.hourly import HourlyPrice
 from recipes.plan.memory import GIB, MemoryPlan
@@ -76,6 +76,8 @@ class PlanFacts:
     gpu_gib: float | None
     memory_gib: dict[str, float]
     """By phase, in order."""
+    allocated_gib: dict[str, float]
+    """By phase, on a device that computes nothing; {} of a recipe that was not run on it as it is planned."""
     tightest: str
     """The phase that needs most."""
     host_gib: float | None
@@ -126,6 +128,10 @@ def facts_of(
     if not problem:
         verdict = _verdict(recipe, need, _price(taken, rate, asked), limits)
     by_phase = {phase.name: phase.total / GIB for phase in need.phases} if need else {}
+    allocated_gib = {}
+    if need:
+        for phase, one in allocated.beside(recipe.name, need).items():
+            allocated_gib[phase] = one.tensors
     seconds = {phase: getattr(taken.step, phase) for phase in PHASES} if taken else {}
     return PlanFacts(
         recipe=recipe.name,
@@ -138,6 +144,7 @@ def facts_of(
         gpu=need.gpu if need else "",
         gpu_gib=need.gpu_bytes / GIB if need else None,
         memory_gib=by_phase,
+        allocated_gib=allocated_gib,
         tightest=need.peak.name if need else "",
         host_gib=need.host_bytes / GIB if need else None,
         disk_gib=need.disk_bytes / GIB if need else None,

@@ -9,6 +9,7 @@ from rich.text import Text
 from recipes import groups, image_record
 from recipes.capabilities import targets_for
 from recipes.plan import (
+    allocated,
     balance,
     boot,
     choose,
@@ -121,7 +122,18 @@ def _memory(recipe: Recipe, need: MemoryPlan, console: Console) -> None:
     for part, cells in rows.items():
         table.add_row(part, *cells)
     table.add_row("[bold]sum[/bold]", *sums)
+    if found := allocated.beside(recipe.name, need):
+        taken = [found.get(phase.name) for phase in need.phases]
+        table.add_row("allocated", *(f"{one.tensors:.1f}" if one else "" for one in taken))
+        table.add_row("with what torch keeps", *(f"{one.allocated:.1f}" if one else "" for one in taken))
     console.print(table)
+    if found:
+        console.print(
+            "allocated: by one rank at its true shape on a device that computes nothing, an update with its"
+            " optimizer step; CUDA context and NCCL as planned. What torch keeps of earlier tensors gives way"
+            " where memory is short (docs/first-gpu-hour.md)",
+            highlight=False,
+        )
     if any(phase.name.endswith("rollout") for phase in need.phases):
         console.print(f"\nKV cache: {need.kv_cache_tokens:,} tokens per engine")
     for name, values in (("host RAM per node", need.host), ("disk per node", need.disk)):

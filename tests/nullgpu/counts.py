@@ -18,6 +18,7 @@ from pathlib import Path
 
 ROW = struct.Struct("QQ16s32s192s")
 """`struct row` of device/counters.c."""
+ROOT = Path(__file__).parents[2]
 KINDS = "launch", "captured", "wait", "copy", "collective"
 Key = tuple[str, str, str]
 """(phase, kind, what)"""
@@ -175,6 +176,24 @@ def by_phase(one: Recorded) -> dict[str, dict[str, int]]:
         totals = {kind: one.total(kind, phase) for kind in KINDS}
         found[phase] = {kind: number for kind, number in totals.items() if number}
     return {phase: totals for phase, totals in found.items() if totals}
+
+
+def waits(one: Recorded, phases: tuple[str, ...], most: int = 6) -> dict[str, dict[str, int]]:
+    """Where the host waited most often in each of these phases: the call with its four innermost Python
+    frames, and how often. Recorded with NULLGPU_CALLERS=1."""
+    found: dict[str, Counter[str]] = {phase: Counter() for phase in phases}
+    for (phase, call, where), number in one.callers.items():
+        if phase in found:
+            frames = [_place(frame) for frame in where.split(" < ")[:4]]
+            found[phase][f"{call}: {' < '.join(frames)}"] += number
+    return {phase: dict(callers.most_common(most)) for phase, callers in found.items()}
+
+
+def _place(frame: str) -> str:
+    """A frame without the folders of this machine."""
+    for root in (f"{ROOT}/", f"{sys.base_prefix}/lib/"):
+        frame = frame.removeprefix(root)
+    return frame
 
 
 def table(one: Recorded, most: int = 12) -> str:

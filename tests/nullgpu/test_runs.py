@@ -3,11 +3,13 @@ that a run ends and resumes, and that its ranks agree."""
 
 from __future__ import annotations
 
+import subprocess
 from dataclasses import replace
 
 import pytest
 
-from tests.nullgpu import counts, runs
+from tests.nullgpu import build, counts, null_device, runs
+from tests.nullgpu.null_device import PYTHON
 from trainer import config as configuration
 
 EAGER = "rollout.eager=true"
@@ -38,6 +40,36 @@ def test_steps_that_are_sampled_ahead(tiny_model, mixed_dataset, tmp_path):
     assert [line["step"] for line in done.metrics if "loss/total" in line] == [1, 2, 3]
     assert len(done.ranks) == 2
     assert counts.differences(done.ranks) == []
+
+
+@pytest.mark.timeout(2400)
+def test_a_run_fed_by_a_worker(tiny_model, mixed_dataset, tmp_path, monkeypatch):
+    """The trainer on one card, the worker on another, and a bucket between them."""
+    config = runs.tiny(tiny_model, mixed_dataset, tmp_path / "run")
+    bucket = tmp_path / "bucket"
+    fed = ["fleet.workers=only", f"checkpoint.remote={bucket}", "run.id=fed", EAGER]
+    config = configuration.override(config, fed)
+    monkeypatch.setenv("SPOTRL_FLEET_KEY", "a secret of the tests, long enough")
+    monkeypatch.setenv("SPOTRL_METADATA", "off")
+    command = [PYTHON, "-m", "trainer.fleet.worker", "--run", f"{bucket}/fed", "--name", "w", "--poll", "0.5"]
+    log = tmp_path / "worker.log"
+    with log.open("w") as out:
+        worker = subprocess.Popen(
+            list(map(str, command)),
+            cwd=build.ROOT,
+            env=null_device.environment(),
+            stdout=out,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            done = runs.run(config, tmp_path)
+            assert done.code == 0, done.said[-4000:] + log.read_text()[-4000:]
+            assert worker.wait(120) == 0, log.read_text()[-4000:]
+        finally:
+            if worker.poll() is None:
+                worker.kill()
+    assert [line["step"] for line in done.metrics if "loss/total" in line] == [1, 2]
+    assert done.metrics[-1]["fleet/units"] > 0
 
 
 SFT = {

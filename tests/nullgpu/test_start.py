@@ -17,6 +17,16 @@ def test_every_module_of_a_gpu_run_imports():
     assert said["imported"] > 150
 
 
+def test_the_first_call_for_a_bare_card():
+    """It says what fails of what a run imports, and of the driver (tests/gpu/README.md)."""
+    assert (
+        "imported what a run imports" in null_device.run([PYTHON, "trainer/installed.py", "imports"]).stdout
+    )
+    assert "runs CUDA 13" in null_device.run([PYTHON, "trainer/hardware/driver.py"]).stdout
+    old = null_device.run([PYTHON, "trainer/hardware/driver.py"], settings={"CUDA": 12080}, check=False)
+    assert old.returncode == 36 and "runs CUDA 12.8" in old.stderr
+
+
 def test_ray_finds_the_cards():
     code = (
         "from ray._private.accelerators.nvidia_gpu import NvidiaGPUAcceleratorManager as found;"

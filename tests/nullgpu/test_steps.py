@@ -50,7 +50,8 @@ def test_two_steps(family_model, mixed_dataset, tmp_path, free_port, record_prop
     path.write_text(configuration.dump(config))
     command = [PYTHON, "-m", "tests.nullgpu.scripts.step", path, str(free_port)]
     record = tmp_path / "counts"
-    done = null_device.run(command, devices=case.ranks, record=record, timeout_s=2400)
+    callers = {"CALLERS": 1}
+    done = null_device.run(command, devices=case.ranks, record=record, settings=callers, timeout_s=2400)
 
     said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"rank"')]
     assert len(said) == case.ranks
@@ -64,6 +65,8 @@ def test_two_steps(family_model, mixed_dataset, tmp_path, free_port, record_prop
         assert memory["rest 0"] < memory["sample 0"] / 2
         assert memory["update 1"] < 1.2 * memory["update 0"]
     record_property("phases of rank 0", counts.by_phase(recorded[0]))
+    record_property("waits of rank 0", counts.waits(recorded[0], ("sync", "sample", "logprobs", "update")))
+    record_property("collectives of each rank", [sum(map(len, one.collectives.values())) for one in recorded])
     for rank in recorded:
         assert rank.total("launch", "update") > 100
         assert rank.total("launch", "sample") > 10

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 
-from benchmarks.allocated import planned, table
-from recipes.plan.allocated import PATH, allocated
-from recipes.presets import get
+from benchmarks.allocated import planned_now, table
+from recipes.plan import memory
+from recipes.plan.allocated import PATH, absent, allocated, beside
+from recipes.presets import get, resolve
 from tests.conftest import ROOT
 
 CLOSE = 0.15
@@ -17,7 +18,7 @@ def test_the_plan_covers_what_tensors_took():
     recipes = json.loads(PATH.read_text())
     assert recipes
     for recipe in recipes:
-        plan = planned(get(recipe))
+        plan = planned_now(get(recipe))
         found = allocated(recipe)
         assert found.keys() == plan.keys()
         decides = max(plan, key=lambda phase: plan[phase])
@@ -32,3 +33,16 @@ def test_the_page_has_the_figures():
 
 def test_a_recipe_that_was_not_run_has_no_figures():
     assert allocated("sft-qwen2.5-7b-lora") == {}
+
+
+def test_figures_stand_beside_the_plan_that_they_are_of():
+    name = "grpo-qwen2.5-vl-7b-mathv60k"
+    need = memory.plan(get(name))
+    assert need
+    found = beside(name, need)
+    for phase in need.phases:
+        if phase.name in ("load", "rollout", "logprobs"):
+            more = absent(phase.parts) / memory.GIB
+            assert more > 2 and found[phase.name].tensors == allocated(name)[phase.name].tensors + more
+    other = memory.plan(resolve(name, ["algorithm.micro_batch_tokens=12288"]))
+    assert other and beside(name, other) == {}

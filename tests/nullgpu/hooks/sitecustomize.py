@@ -52,12 +52,20 @@ def with_masks(torch) -> None:
             return put(here(tensor).sum(dtype=dtype), tensor.device)
         return torch.ops.aten.sum.dim_IntList(tensor, [], False, dtype=dtype)
 
+    def differences(tensor, n=1, dim=-1, prepend=None, append=None):
+        # Lengths of sequences from their bounds: vLLM's convolution makes a list as long as they are.
+        if tensor.dtype in (torch.int32, torch.int64) and tensor.numel() < 1024 and tensor.is_cuda:
+            return put(here(tensor).diff(n, dim), tensor.device)
+        last = tensor.size(dim) - 1
+        return tensor.narrow(dim, 1, last) - tensor.narrow(dim, 0, last)
+
     def nonzero(tensor):
         torch.cuda.current_stream(tensor.device).synchronize()  # as torch waits for the count
         return put(here(tensor).nonzero(), tensor.device)
 
     library = torch.library.Library("aten", "IMPL")
     library.impl("eq.Scalar", equal, "CUDA")
+    library.impl("diff", differences, "CUDA")
     library.impl("sum", total, "CUDA")
     library.impl("gt.Tensor", greater, "CUDA")
     library.impl("nonzero", nonzero, "CUDA")
@@ -156,6 +164,17 @@ def without_verdict_on_experts(module) -> None:
     module.fault = compared
 
 
+def with_patches(module) -> None:
+    """What changed between two versions of the weights is arithmetic on the device: here the host does it, by
+    the same code on the same bytes."""
+    encode = module.encode
+
+    def on_host(old, new):
+        return encode([piece.cpu() for piece in old], [piece.cpu() for piece in new])
+
+    module.encode = on_host
+
+
 def without_verdict_on_recurrence(module) -> None:
     """The kernel and PyTorch's recurrence are called, with gradients; their differences say nothing."""
     module.beyond = lambda off: ""
@@ -164,6 +183,7 @@ def without_verdict_on_recurrence(module) -> None:
 AFTER_IMPORT: dict[str, Callable] = {
     "deepspeed.runtime.zero.stage3": without_verdict_on_norm,
     "torch": of_torch,
+    "trainer.fleet.patch": with_patches,
     "trainer.learning.delta_kernel": without_verdict_on_recurrence,
     "trainer.learning.experts_check": without_verdict_on_experts,
     "trainer.ranks.process": with_phases,
