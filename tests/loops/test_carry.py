@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.conftest import ROOT
 from tests.loops import test_replay
 from tests.loops.test_replay import STEPS, Killed, Run, train
 from trainer import config as c
@@ -211,3 +212,15 @@ def test_tokens_that_are_too_old_are_in_no_update(config, tmp_path, age):
             assert all(len(trace.learned) for trace in batch.traces)
         assert run.lines[step]["tokens/too_old_fraction"] == pytest.approx(1 - young / total)
     assert 0 < run.lines[STEPS]["tokens/too_old_fraction"] < 1
+
+
+def test_the_picture_is_what_its_script_draws_and_shows_what_the_schedule_does(monkeypatch):
+    """Both pieces of a completion have its tokens, and no phase is longer than the limit allows."""
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    import draw_carried as picture  # ty: ignore[unresolved-import]
+
+    assert picture.PICTURE.read_text() == picture.drawn(), "run python docs/draw_carried.py"
+    for step in range(len(picture.LENGTHS)):
+        pieces = picture.begun(step) + picture.ended(step)
+        assert sum(tokens for _, tokens in pieces) == sum(picture.LENGTHS[step])
+        assert max(tokens for _, tokens in pieces) == picture.LIMIT
