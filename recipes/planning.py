@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
@@ -182,16 +182,20 @@ def _kept(
     if chosen:
         return PlanLimits(*asked, True, limits.choice(recipe, chosen, judged, where[0]))
 
-    def offers_of(nodes: int) -> list[cost.Offer]:
+    def offers_of(changes: Sequence[str]) -> list[cost.Offer]:
         try:
-            changed = resolve(name, [*overrides, f"cluster.nodes={nodes}"])
+            changed = resolve(name, [*overrides, *changes])
             return _priced(cost.offers(changed, *where, ranges=True))
         except ConfigError:  # its rows do not divide, say
             return []
 
     near = nearest.nearest(judged, hours, usd)
-    cure = nearest.other_nodes(recipe.cluster.nodes, offers_of, hours, usd)
-    return PlanLimits(*asked, False, limits.no_choice(near, cure))
+    need = memory.plan(recipe)
+    cures = [
+        nearest.other_nodes(recipe.cluster.nodes, offers_of, hours, usd),
+        nearest.in_pieces(recipe, need, offers_of, hours, usd) if need else None,
+    ]
+    return PlanLimits(*asked, False, limits.no_choice(near, [cure for cure in cures if cure]))
 
 
 def fleet(

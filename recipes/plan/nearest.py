@@ -1,17 +1,34 @@
-"""What is said where no offer keeps a deadline or a budget: how far off the nearest is, and how many nodes
-would do."""
+"""What is said where no offer keeps a deadline or a budget: how far off the nearest is, how many nodes would
+do, and whether completions that are carried over would."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from recipes.plan import choose
+from recipes.plan import choose, decode_slots, memory
 from recipes.plan.choose import Judged
 from recipes.plan.cost import Offer
+from recipes.plan.memory import MemoryPlan
+from recipes.spec import Recipe, override
 
 FACTORS = (2, 4, 8, 0.5, 0.25)
 """Times the recipe's nodes that are tried: more for a deadline, fewer for a budget."""
+
+OffersOf = Callable[[Sequence[str]], list[Offer]]
+"""Offers of the recipe with further settings; [] where none can run it."""
+
+
+@dataclass(frozen=True)
+class Cure:
+    """A change of options with which an offer keeps both limits."""
+
+    change: str
+    """What to write on the command line."""
+    judged: Judged
+    why: str = ""
+    """What it does, and what it gives up; "" where that is plain."""
 
 
 def excess(judged: Judged, deadline_h: float, budget_usd: float) -> float:
@@ -36,16 +53,33 @@ def nearest(judged: list[Judged], deadline_h: float, budget_usd: float) -> str:
     )
 
 
-def other_nodes(
-    nodes: int, offers_of: Callable[[int], list[Offer]], deadline_h: float, budget_usd: float
-) -> tuple[int, Judged] | None:
-    """(nodes, offer) of the first other number of nodes that keeps both limits. offers_of: [] where none can
-    run it."""
+def other_nodes(nodes: int, offers_of: OffersOf, deadline_h: float, budget_usd: float) -> Cure | None:
+    """The first other number of nodes that keeps both limits."""
     for factor in FACTORS:
         count = nodes * factor
         if count < 1 or count != int(count):
             continue
-        chosen, _ = choose.choose(offers_of(int(count)), deadline_h, budget_usd)
+        change = f"cluster.nodes={int(count)}"
+        chosen, _ = choose.choose(offers_of([change]), deadline_h, budget_usd)
         if chosen:
-            return int(count), chosen
+            return Cure(f"--set {change}", chosen)
+    return None
+
+
+def in_pieces(
+    recipe: Recipe, need: MemoryPlan, offers_of: OffersOf, deadline_h: float, budget_usd: float
+) -> Cure | None:
+    """Completions that are carried over, the fewest steps ahead that keep both limits. need: the recipe's."""
+    for changes in decode_slots.pieces(recipe, need):
+        chosen, _ = choose.choose(offers_of(changes), deadline_h, budget_usd)
+        if chosen is None:
+            continue
+        changed = override(recipe, list(changes))
+        after = memory.plan(changed, need.gpu) or need
+        full, before = decode_slots.used(changed, after), decode_slots.used(recipe, need)
+        why = (
+            f"no slot waits for the longest completion: engines use {full:.0%} of their decode slots, not"
+            f" {before:.0%}; samples of older weights (docs/asynchronous.md), not run on a GPU"
+        )
+        return Cure(" ".join(f"--set {change}" for change in changes), chosen, why)
     return None

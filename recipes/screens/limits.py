@@ -6,6 +6,7 @@ from pathlib import Path
 
 from recipes.capabilities import market, variant
 from recipes.plan import choose, cost, prices
+from recipes.plan.nearest import Cure
 from recipes.spec import Recipe
 
 REGIONS = 4
@@ -22,15 +23,15 @@ def choice(recipe: Recipe, chosen: choose.Judged, judged: list[choose.Judged], c
     return [f"{expected}; {sure}, {saved}", _regions(recipe, offer, catalogs), *gives_up]
 
 
-def no_choice(near: str, cure: tuple[int, choose.Judged] | None) -> list[str]:
-    """That no offer keeps the limits, which misses them least, and the number of nodes that would do, if one
-    does."""
+def no_choice(near: str, cures: list[Cure]) -> list[str]:
+    """That no offer keeps the limits, which misses them least, and what would keep them."""
     told = f"no offer keeps the limits in {choose.SURE:.0%} of {choose.RUNS} simulated runs"
     lines = [f"{told}: {near or 'no price is known'}"]
-    if cure:
-        nodes, judged = cure
+    for cure in cures:
+        judged = cure.judged
         takes = f"{judged.hours:.1f} h and ${judged.usd or 0:,.0f} in {choose.SURE:.0%} of its runs"
-        lines.append(f"--set cluster.nodes={nodes} keeps them: {choose.name(judged)}, {takes}")
+        because = f": {cure.why}" if cure.why else ""
+        lines.append(f"{cure.change} keeps them: {choose.name(judged)}, {takes}{because}")
     return lines
 
 

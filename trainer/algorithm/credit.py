@@ -108,12 +108,13 @@ def credited(config: RunConfig, traces: Sequence[Trace], outcomes: Sequence[Outc
 
 
 def learnable(traces: Sequence[Trace], mask_truncated: bool) -> list[int]:
-    """Indices of the traces that count in the loss. The engine's log-probabilities of a trace must be finite,
-    and with `mask_truncated` the model must have ended the trace by itself."""
+    """Indices of the traces that count in the loss. A token of theirs must be learned, the engine's
+    log-probabilities must be finite, and with `mask_truncated` the model must have ended the trace by
+    itself."""
     indices = []
     for i, trace in enumerate(traces):
         masked = mask_truncated and not trace.finished
-        if trace.sound and not masked:
+        if len(trace.learned) and trace.sound and not masked:
             indices.append(i)
     return indices
 

@@ -8,10 +8,12 @@ is due to the second.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 
+from trainer.algorithm.batching import TrainBatch
 from trainer.algorithm.correction import mismatch
 from trainer.algorithm.losses import LOG_RATIO
 from trainer.algorithm.traces import Trace
@@ -94,6 +96,28 @@ def by_age(
         out[f"{name}_ratio_max"] = float(these.max())
         out[f"{name}_corrected_fraction"] = float(((these < low) | (these > high)).mean())
     return out
+
+
+def young_enough(batch: TrainBatch, oldest: int) -> TrainBatch:
+    """The batch without the tokens that versions before `oldest` sampled; a trace may be left with no learned
+    token. Such tokens are still read, as what the others follow on."""
+    traces = []
+    taken = []
+    for trace in batch.traces:
+        keep = trace.token_versions[trace.learned - trace.shared] >= oldest
+        logprobs = None if trace.logprobs is None else trace.logprobs[keep]
+        traces.append(replace(trace, learned=trace.learned[keep], logprobs=logprobs))
+        taken.append(keep)
+
+    def of_these(column: list[np.ndarray]) -> list[np.ndarray]:
+        return [values[keep] for values, keep in zip(column, taken, strict=True)]
+
+    return TrainBatch(
+        traces=traces,
+        advantages=of_these(batch.advantages),
+        old=None if batch.old is None else of_these(batch.old),
+        reference=None if batch.reference is None else of_these(batch.reference),
+    )
 
 
 def slots_used(traces: Sequence[Trace], version: int | None = None) -> float:

@@ -17,7 +17,7 @@ from trainer.algorithm.credit import Credit, Credited, by_token, credited, learn
 from trainer.algorithm.distillation import taught, teaching
 from trainer.algorithm.seeding import seed_of
 from trainer.algorithm.shaping import Carried
-from trainer.algorithm.staleness import told_apart, versions_behind
+from trainer.algorithm.staleness import told_apart, versions_behind, young_enough
 from trainer.checkpoint.rollout_log import Graded
 from trainer.config import RunConfig
 from trainer.learning.distributed import over_updates
@@ -106,18 +106,23 @@ def learn(
         graded = run.ask_teacher(step, graded, members)
     batch, trained = prepare(config, run, graded, credit, members, carried)
 
-    kept = set(learnable(batch.traces, algorithm.mask_truncated))
+    lessons = batch
+    if algorithm.max_token_age:
+        lessons = young_enough(batch, step - 1 - algorithm.max_token_age)
+    kept = set(learnable(lessons.traces, algorithm.mask_truncated))
     stats, tokens = [], []
     for epoch in range(algorithm.epochs):
         order = list(range(len(batch)))
         random.Random(seed_of(config.run.seed, "minibatch", step, epoch)).shuffle(order)
         for start in range(0, len(order), config.samples_per_update):
             drawn = order[start : start + config.samples_per_update]
-            update = batch.pick([i for i in drawn if i in kept])
+            update = lessons.pick([i for i in drawn if i in kept])
             stats.append(run.learner.update(update, 0.0 if config.kl_in_reward else carried.kl_coef))
             tokens.append(update.tokens)
 
     metrics = over_updates(stats, tokens) | graded.stats
+    if algorithm.max_token_age:
+        metrics["tokens/too_old_fraction"] = 1 - lessons.tokens / batch.tokens
     if not algorithm.kl_coef:
         metrics.pop("kl/mean", None)  # there is no reference
     metrics |= describe(graded.traces, graded.outcomes) | credit.describe(config, members)

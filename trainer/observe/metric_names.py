@@ -195,6 +195,10 @@ NAMES: dict[str, Name] = {
         "fraction",
         "Share of completions left out of the loss because they were cut (`algorithm.mask_truncated`).",
     ),
+    "tokens/too_old_fraction": Name(
+        "fraction",
+        "Share of learned tokens left out of the loss because of their age (`algorithm.max_token_age`).",
+    ),
     "tokens/step": Name("tokens", "Prompt and completion tokens of the step, over all ranks."),
     # --- the data
     "data/left_out": Name(
