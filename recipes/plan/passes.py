@@ -163,8 +163,7 @@ def typical(
 
 def backward_gathers(config: RunConfig, shape: Shape) -> float:
     """How often the backward pass gathers the weights: once, since a block is computed again while it is
-    whole, but for the last of the forward pass, which DeepSpeed keeps: those that are used again before
-    `live_parameters` others were."""
+    whole, but for the last of the forward pass, which stay whole: half of `live_parameters`."""
     return max(0.0, 1 - config.optimizer.live_parameters / (2 * shape.parameters))
 
 

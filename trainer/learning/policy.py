@@ -31,7 +31,7 @@ from trainer.learning import blocks, delta_kernel, experts_check, fused, lora
 from trainer.learning.first_gradients import FirstGradients
 from trainer.learning.logprobs import LogprobModel
 from trainer.learning.teacher import Frozen
-from trainer.learning.zero import base_weights, whole
+from trainer.learning.zero import base_weights, sharded, whole
 from trainer.learning.zero.offload import States
 from trainer.learning.zero.partition import Partition, buckets, whole_shape
 from trainer.learning.zero.setup import (
@@ -132,6 +132,11 @@ class Policy:
             whole.keep_weights(scorer, self.zero.parameter_offload)
             if not config.optimizer.offload_optimizer:
                 self._gradients = whole.Gradients(self.zero)
+        elif sharded.takes_blocks(config):
+            found = blocks.blocks_of(scorer.model)
+            if not config.optimizer.offload_optimizer:
+                sharded.BlockGradients(found, self.zero, device)
+            sharded.Blocks(found, self.zero.parameter_offload, device, config.optimizer.live_parameters)
         self._states = States(self.zero, device)
         self.names: dict[str, Any] = {
             name.removeprefix("model."): parameter for name, parameter in scorer.named_parameters()
@@ -173,6 +178,10 @@ class Policy:
         engine = quietly(deepspeed.initialize, model=scorer, config=ds_config)[0]
         if whole.is_whole(scorer, self.device):
             whole.keep_weights(scorer, engine.optimizer)
+        elif sharded.takes_blocks(frozen.config, inference=True):
+            found = blocks.blocks_of(scorer.model)
+            live = frozen.config.optimizer.live_parameters
+            sharded.Blocks(found, engine.optimizer, self.device, live)
         return engine
 
     def _scorer(

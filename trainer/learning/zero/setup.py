@@ -17,7 +17,10 @@ from torch import Tensor, nn
 from trainer.config import ConfigError, RunConfig
 from trainer.config.budget import SUB_GROUP, prefetch_parameters
 from trainer.hardware.model_shapes import Shape
+from trainer.learning.zero import sharded
 
+SMALL_BUCKET = 50_000_000
+"""DeepSpeed's reduce_bucket_size where blocks are reduced without it: what lies between them."""
 FUNCTIONAL: Any = nn.functional
 LINEAR = FUNCTIONAL.linear
 """torch's own. `zero.Init` puts another in its place for good, and vLLM would call that too."""
@@ -86,12 +89,17 @@ def zero_config(config: RunConfig, shape: Shape, inference: bool = False) -> dic
     offload = {"device": "cpu", "pin_memory": on_gpu}
     zero: dict[str, Any] = {"stage": o.zero_stage, "overlap_comm": on_gpu}
     if o.zero_stage == 3:
+        ours = sharded.takes_blocks(config, inference)
+        live = o.live_parameters // 2 if ours else o.live_parameters
         zero |= {
             "sub_group_size": SUB_GROUP,
-            "stage3_max_live_parameters": o.live_parameters,
-            "stage3_max_reuse_distance": o.live_parameters,
-            "stage3_prefetch_bucket_size": prefetch_parameters(config, shape),
+            "stage3_max_live_parameters": live,
+            "stage3_max_reuse_distance": live,
+            # Ahead of the modules between the blocks it would gather the head, for the whole pass.
+            "stage3_prefetch_bucket_size": 0 if ours else prefetch_parameters(config, shape),
         }
+        if ours and not o.offload_optimizer:
+            zero["reduce_bucket_size"] = SMALL_BUCKET
     if inference and o.offload_reference:
         zero["offload_param"] = offload
     if not inference and o.offload_optimizer:

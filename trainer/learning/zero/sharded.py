@@ -1,0 +1,233 @@
+"""A model's blocks under ZeRO-3 on several ranks: each is gathered at once, one ahead of its use, and let go
+of behind it; its gradients are reduced together.
+
+DeepSpeed does the same for each parameter, in Python, which took the host as long as the whole block's
+kernels. It keeps what it lays out (shards, flat buffers, the optimizer's step), and the modules between the
+blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from deepspeed.runtime.zero import partition_parameters
+from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
+from torch import Tensor, nn
+
+from trainer.config import RunConfig
+
+
+def takes_blocks(config: RunConfig, inference: bool = False) -> bool:
+    """Whether a rank's shards of a block are of one type and on its device, in one piece for all ranks: what
+    `Blocks` needs. DeepSpeed gathers the others: 4 bits, hpZ's second copies, a reference on the host."""
+    on_host = inference and config.optimizer.offload_reference
+    copied = not inference and config.optimizer.hpz_ranks > 1
+    plain = not (config.lora.qlora or on_host or copied)
+    return config.optimizer.zero_stage == 3 and config.placement.world_size > 1 and plain
+
+
+class _Lane:
+    """A CUDA stream beside the one that computes. On a CPU one thing is done after the other."""
+
+    def __init__(self, device: torch.device, stream: Any = None) -> None:
+        self._stream = None
+        if device.type == "cuda":
+            self._stream = stream or torch.cuda.Stream(device)
+
+    def event(self) -> Any:
+        """What `beside` and `wait` are told by."""
+        return torch.cuda.Event() if self._stream else None
+
+    @contextmanager
+    def beside(self, event: Any) -> Generator[None]:
+        """Work within begins when all that was launched before is done; `event` is when it ends."""
+        if self._stream is None:
+            yield
+            return
+        event.record()
+        self._stream.wait_event(event)
+        with torch.cuda.stream(self._stream):
+            yield
+            event.record()
+
+    def wait(self, event: Any) -> None:
+        """What is launched from here on waits for `event`; the host does not."""
+        if self._stream is not None:
+            torch.cuda.current_stream().wait_event(event)
+
+
+class _Block:
+    """One block's weights."""
+
+    def __init__(self, module: nn.Module, lane: _Lane) -> None:
+        self.module = module
+        parameters: list[Any] = list(module.parameters())
+        self.trained = any(p.requires_grad for p in parameters)
+        self.sharded = [p for p in parameters if not p.ds_persist]
+        """DeepSpeed keeps small ones whole."""
+        self.shards = [p.ds_tensor for p in self.sharded]
+        self.sizes = [shard.numel() for shard in self.shards]
+        self.world = dist.get_world_size()
+        self.elements = sum(self.sizes) * self.world
+        self.following: _Block | None = None
+        """Gathered while this one computes forward."""
+        self.preceding: _Block | None = None
+        """Gathered while this one computes backward."""
+        self.kept = False
+        """Whether it stays whole from the forward to the backward pass."""
+        self._lane = lane
+        self._ready = lane.event()
+        self._whole: list[Tensor] = []
+        self._in_place = False
+        self._nothing = self.shards[0].new_empty(0) if self.shards else None
+
+    def gather(self) -> None:
+        """Begins to gather the weights, unless that has begun."""
+        if self._whole or not self.shards:
+            return
+        # Memory of the stream that computes: what is launched there later may have it as soon as it is free
+        # here, so the host can be ahead by any number of blocks and needs no more of it.
+        pieces = self.shards[0].new_empty(self.elements).split([size * self.world for size in self.sizes])
+        with self._lane.beside(self._ready):
+            shard = torch.cat(self.shards)
+            ranks = shard.new_empty(self.world, len(shard))
+            group = self.sharded[0].ds_process_group
+            partition_parameters._dist_allgather_fn(shard, ranks.view(-1), group).wait()
+            rows = [piece.view(self.world, -1) for piece in pieces]
+            torch.split_with_sizes_copy(ranks, self.sizes, 1, out=rows)
+        for parameter, piece in zip(self.sharded, pieces, strict=True):
+            self._whole.append(piece[: parameter.ds_numel].view(parameter.ds_shape))
+
+    def use(self) -> None:
+        """Lets the module compute with its whole weights."""
+        if self._in_place:
+            return
+        self.gather()
+        self._lane.wait(self._ready)
+        for parameter, whole in zip(self.sharded, self._whole, strict=True):
+            parameter.data = whole
+            parameter.ds_status = ZeroParamStatus.AVAILABLE
+        self._in_place = True
+
+    def release(self) -> None:
+        """Lets go of the whole weights."""
+        for parameter in self.sharded:
+            parameter.data = self._nothing
+            parameter.ds_status = ZeroParamStatus.NOT_AVAILABLE
+        self._whole = []
+        self._in_place = False
+
+    def before_forward(self, *_: Any) -> None:
+        """A hook."""
+        self.use()
+        if self.following:
+            self.following.gather()
+
+    def after_forward(self, *_: Any) -> None:
+        """A hook."""
+        if not (self.kept and torch.is_grad_enabled()):
+            self.release()
+
+    def before_backward(self, *_: Any) -> None:
+        """A hook."""
+        self.use()
+        if self.preceding:
+            self.preceding.gather()
+
+    def after_backward(self, *_: Any) -> None:
+        """A hook."""
+        self.release()
+
+
+class Blocks:
+    """Gathers the blocks of one model in turn. Passes are collective."""
+
+    def __init__(self, modules: Sequence[nn.Module], offload: Any, device: torch.device, live: int) -> None:
+        """modules: the blocks, in the order of a pass. offload: DeepSpeed's hooks on the model, of which
+        those on the blocks go. live: elements that may be whole beside a block: half for the next one or
+        for those kept between two passes, half for what lies between the blocks."""
+        hooks = {id(one) for m in modules for one in (m._forward_pre_hooks, m._forward_hooks)}
+        for handle in (*offload.forward_hooks, *offload.backward_hooks):
+            if id(handle.hooks_dict_ref()) in hooks:
+                handle.remove()
+        lane = _Lane(device)
+        blocks = [_Block(module, lane) for module in modules]
+        for block, following in pairwise(blocks):
+            if following.elements <= live:
+                block.following = following
+        trained = [block for block in blocks if block.trained]
+        for preceding, block in pairwise(trained):
+            if preceding.elements <= live:
+                block.preceding = preceding
+
+        kept = 0
+        for block in reversed(trained):
+            kept += block.elements
+            block.kept = kept <= live // 2
+        for block in blocks:
+            block.module.register_forward_pre_hook(block.before_forward)
+            block.module.register_forward_hook(block.after_forward)
+        for block in trained:
+            block.module.register_full_backward_pre_hook(block.before_backward)
+            block.module.register_full_backward_hook(block.after_backward)
+
+
+class BlockGradients:
+    """Averages a block's gradients over the ranks, all at once, and adds this rank's part to the sums that
+    the optimizer's step reads. Needs an optimizer on the device of the gradients."""
+
+    def __init__(self, modules: Sequence[nn.Module], zero: Any, device: torch.device) -> None:
+        """modules: the blocks, in the order of a pass. zero: DeepSpeed's ZeRO-3 optimizer, whose hooks on
+        them go."""
+        for hook in zero._leaf_module_hooks:
+            hook.remove()
+        self._zero = zero
+        self._lane = _Lane(device, zero.reduce_and_partition_stream)
+        self._reduced = self._lane.event()
+        self._rows: Tensor | None = None
+        by_id = zero._DeepSpeedZeroOptimizer_Stage3__param_id_to_grad_partition
+        first = True
+        for module in modules:
+            parameters: list[Any] = list(module.parameters())
+            trained = [p for p in parameters if p.requires_grad]
+            if trained:
+                sums = [by_id[p.ds_id] for p in trained]
+                module.register_full_backward_hook(partial(self._block, trained, sums, first))
+                first = False
+
+    def _block(self, trained: list[Any], sums: list[Tensor], last: bool, *_: Any) -> None:
+        """A hook behind a block's backward pass. last: no other block comes behind it."""
+        self._zero.reenter_backward_if_needed()
+        self._wait()
+        world = dist.get_world_size()
+        gradients = []
+        for parameter in trained:  # an expert that no token came to has none
+            found = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            gradients.append(found.flatten())
+            parameter.grad = None
+        kind = self._zero.communication_data_type
+        self._rows = torch._chunk_cat(gradients, 0, world).to(kind).div_(world)  # [world, a rank's elements]
+        del gradients, found
+        with self._lane.beside(self._reduced):
+            part = self._rows.new_empty(self._rows.shape[1])
+            dist.reduce_scatter_tensor(part, self._rows.view(-1), group=trained[0].ds_process_group)
+            parts = part.to(sums[0].dtype).split([len(one) for one in sums])
+            if self._zero.micro_step_id == 0:
+                torch._foreach_copy_(sums, parts)
+            else:
+                torch._foreach_add_(sums, parts)
+        if last:
+            self._wait()
+        self._zero.update_hook_state_and_maybe_run_epilogue(1)
+
+    def _wait(self) -> None:
+        """Frees what is being reduced, for what is launched behind it."""
+        if self._rows is not None:
+            self._lane.wait(self._reduced)
+            self._rows = None
