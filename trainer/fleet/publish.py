@@ -94,9 +94,10 @@ class PublisherPart:
 
     def has_sent(self) -> bool:
         """Whether the newest patch is in the store. Raises as `settle`, and does not wait."""
-        if self._error is not None:
+        is_sending = self._sending is not None and self._sending.is_alive()
+        if self._error is not None:  # asked after that: what ends meanwhile may end with one
             raise self._error
-        return self._sending is None or not self._sending.is_alive()
+        return not is_sending
 
 
 def _on_host(values: Tensor) -> Tensor:
