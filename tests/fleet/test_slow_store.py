@@ -17,6 +17,7 @@ from tests.fleet.test_mirror import Trainer
 from tests.fleet.test_verify import UNIT, good
 from trainer.checkpoint.attempt import Attempts, Fenced
 from trainer.errors import StorageError
+from trainer.fleet.head import FleetSampler
 from trainer.fleet.heartbeat import IDLE, SAMPLING
 from trainer.fleet.objects import patch_key, samples_key
 from trainer.fleet.publish import PublisherPart
@@ -223,6 +224,22 @@ def test_a_patch_that_the_store_does_not_take_ends_the_run_by_name(rank, monkeyp
     with pytest.raises(StorageError, match="the store is full"):
         part.publish(2, name, False)
     assert len(store.asked) == 1, "no version comes after it"
+
+
+def test_a_trainer_that_waits_for_samples_hears_of_a_patch_that_was_not_sent(rank, monkeypatch):
+    part, shard, attempts = rank
+    held = attempts.take(0)
+    ranks = SimpleNamespace(all=lambda method, *args: [method(part, *args)])
+    sampler = FleetSampler(part.process.config, ranks, held, {}, None)  # ty: ignore[invalid-argument-type]
+    store = HeldStore(part.storage, monkeypatch)
+    store.error = StorageError("the store is full")
+    part.publish(1, held.name, False)
+    sampler._sent = False
+    sampler.meanwhile()
+    assert not sampler._sent, "it is on its way"
+    store.takes.set()
+    with pytest.raises(StorageError, match="the store is full"):
+        until(sampler.meanwhile)
 
 
 def test_a_rank_of_an_attempt_that_was_replaced_sends_nothing(rank):
