@@ -33,7 +33,6 @@ from tests.fleet.test_verify import EXPECTED, UNIT, good
 from trainer.checkpoint.attempt import Attempts
 from trainer.config.run_store import RunStore
 from trainer.fleet import dispatch
-from trainer.fleet.heartbeat import WorkerHeartbeat
 from trainer.fleet.objects import Objects, about_key
 from trainer.fleet.worker import Worker
 from trainer.storage.seal import KEY_VARIABLE, Seal
@@ -114,9 +113,7 @@ def play(root: str, names: Sequence[str]) -> None:
     def work(name: str) -> None:
         worker = Worker(root, name, (), idle_s=60.0, poll_s=1.0)
         if worker._wait_for_run() is not None:
-            facts = {"host": "here", "process": os.getpid(), "device": "played"}
-            worker.heartbeat = WorkerHeartbeat(worker.objects, name, facts)
-            worker.heartbeat.begin(worker.attempt)
+            worker.heartbeat.begin(worker.attempt, "played")
             worker._begin(PlayedEngine(name), time.monotonic())  # ty: ignore[invalid-argument-type]
 
     threads = [threading.Thread(target=work, args=(name,)) for name in names]

@@ -32,10 +32,11 @@ class WorkerProcess:
         env: Mapping[str, str],
         more: tuple[str, ...] = (),
         module: str = "trainer.fleet.worker",
+        before: Sequence[str] = (),
     ) -> None:
         self.name = name
         self.log = folder / f"{name}.log"
-        command = [sys.executable, "-m", module, "--run", root, "--name", name]
+        command = [*before, sys.executable, "-m", module, "--run", root, "--name", name]
         command += ["--poll", "0.1", *more]
         own = {"PYTHONPATH": str(ROOT), "SPOTRL_METADATA": "off", "SPOTRL_FLEET_KEY": KEY}
         own["SPOTRL_NOTICE_FILE"] = str(folder / f"{name}.notice")
@@ -81,20 +82,23 @@ class FleetJob(Job):
         env: Mapping[str, str] | None = None,
         more: Sequence[str] = (),
         module: str = "trainer.loops.grpo",
+        before: Sequence[str] = (),
     ) -> None:
-        """more: further options. module: the loop."""
+        """more: further options. module: the loop. before: what the command lines of trainer and workers
+        begin with, as to run them on another host."""
         self.folder, self.bucket = folder, bucket
         self.store_env = dict(env or {})
         fleet = ["fleet.workers=only", "fleet.unit_prompts=2", "fleet.lost_s=15"]
         config = override(config, [*fleet, f"checkpoint.remote={bucket}", *more])
-        super().__init__(config, folder, self.store_env | {"SPOTRL_FLEET_KEY": KEY}, module)
+        super().__init__(config, folder, self.store_env | {"SPOTRL_FLEET_KEY": KEY}, module, before=before)
         self.workers: dict[str, WorkerProcess] = {}
 
     def add_worker(
         self, name: str, more: tuple[str, ...] = (), module: str = "trainer.fleet.worker", **env: str
     ) -> WorkerProcess:
         root = f"{self.bucket}/{self.config.run_id}"
-        worker = WorkerProcess(root, self.folder / "workers", name, self.store_env | env, more, module)
+        folder = self.folder / "workers"
+        worker = WorkerProcess(root, folder, name, self.store_env | env, more, module, self.before)
         self.workers[name] = worker
         return worker
 
@@ -115,6 +119,16 @@ class FleetJob(Job):
         for worker in self.workers.values():
             if worker.process.poll() is None:
                 assert worker.wait() == 0, worker.said()
+
+
+def without_workers(config: RunConfig, folder: Path, deadline_s: int = 900) -> Job:
+    """The run whose own engines sample, from its start to its end."""
+    job = Job(config, folder).start()
+    try:
+        assert job.wait(deadline_s) == 0, job.tail()
+    finally:
+        job.kill()
+    return job
 
 
 def rollouts(job: Job) -> dict[str, dict[str, np.ndarray]]:

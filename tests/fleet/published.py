@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -63,13 +64,15 @@ def published(config, rank, port):
     for number in range(1, VERSIONS + 1):
         update(worker, fixed_items(worker), config.algorithm.micro_batch_tokens)
         entries = from_all(publisher.publish(number, ATTEMPT, True))
+        publisher.settle()
+        dist.barrier()
         weights = gathered(worker)
         if mirror is None:
             continue
         after = next_lineage(lineage, [entry["sha256"] for entry in entries])
         digests = tuple(entry["digest"] for entry in entries)
         version = Version(number, after, number - 1, lineage, tuple(entries), digests)
-        objects.put_json(version_key(number, after), version.to_json())
+        objects.put_json(version_key(number, after), asdict(version))
         mirror.to(number, after, [anchor])
         held = dict(tensor for group in mirror.groups() for tensor in group)
         assert held.keys() == weights.keys()

@@ -88,6 +88,7 @@ def test_a_probe_of_weights_that_the_learner_has_no_more_is_made_again(head, tmp
     worker.join(one.held.name)
     worker.mail()
     newer = replace(PROBE, version=7)
+    one.announce(version=7)
     one.probe_with(newer)
     until(lambda: worker.mail().mail[0][0] == replace(newer, name="probe-000002"))
     assert one.probed() == []
@@ -138,8 +139,8 @@ def test_samples_of_a_worker_that_is_not_admitted_train_nothing(head, tmp_path):
     one.offer([UNIT])
     worker.mail()
     given = Given(UNIT.name, 1)
-    worker.objects.put(samples_key(one.held.name, UNIT.step, UNIT.name, 1, "w0"), pack(UNIT, 1, "w0", good()))
-    worker.heartbeat.sent(one.held.name, given, 4, 4.0)
+    worker.objects.put(samples_key(one.held.name, UNIT.name, 1, "w0"), pack(UNIT, 1, "w0", good()))
+    worker.heartbeat.sent(one.held.name, given, 4.0)
     until(lambda: one.counts.late == 1)
     assert not one.has([UNIT]) and one.counts.units == 0
 

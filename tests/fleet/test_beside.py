@@ -28,7 +28,7 @@ class PlayedFleet:
     def __init__(self, dispatcher: Dispatcher) -> None:
         self.dispatcher = dispatcher
 
-    def admit(self) -> None:
+    def meanwhile(self) -> None:
         """Nobody is probed."""
 
     def pause(self) -> None:

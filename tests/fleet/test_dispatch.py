@@ -18,7 +18,7 @@ from trainer.fleet import dispatch, roster
 from trainer.fleet.dispatch import Dispatcher, NoWorkers, UnitRefused
 from trainer.fleet.following import Following, Seen
 from trainer.fleet.heartbeat import WorkerHeartbeat
-from trainer.fleet.intake import Sent
+from trainer.fleet.intake import Sent, read_samples
 from trainer.fleet.objects import Objects, mail_key, samples_key, worker_key
 from trainer.fleet.scheduler import Given
 from trainer.fleet.units import pack
@@ -37,7 +37,7 @@ class PlayedWorker:
         self.objects = Objects(Storage(folder / "run/fleet"), Seal("run", KEY))
         record = Attempts(Storage(folder / "run/attempts"))
         self.following = Following(self.objects, record, name)
-        self.heartbeat = WorkerHeartbeat(self.objects, name, {"host": "here", "process": 1, "device": "cpu"})
+        self.heartbeat = WorkerHeartbeat(self.objects, name, "cpu")
 
     def join(self, attempt: str) -> None:
         self.heartbeat.say(attempt=attempt, state="idle")
@@ -56,12 +56,12 @@ class PlayedWorker:
         """Sends something for the first unit of its mail; `body` unsigned."""
         seen = self.mail()
         unit, given = seen.mail[0]
-        key = samples_key(seen.attempt, unit.step, given.unit, given.turn, self.name)
+        key = samples_key(seen.attempt, given.unit, given.turn, self.name)
         if body is None:
             self.objects.put(key, pack(unit, given.turn, self.name, good() if traces is None else traces))
         else:
             self.objects.storage.put_bytes(key, body)
-        self.heartbeat.sent(seen.attempt, given, 4, 4.0)
+        self.heartbeat.sent(seen.attempt, given, 4.0)
 
 
 @pytest.fixture
@@ -329,8 +329,8 @@ def test_late_samples_of_a_doubled_unit_change_nothing(head, tmp_path):
     assert len(one.take(UNIT)) == 4 and one.scheduler.doubled == 1
     until(lambda: any(name == "w1" for name, _ in one._taken))
     (given,) = [given for name, given in one._taken if name == "w1"]
-    slow.objects.put(samples_key(one.held.name, UNIT.step, given.unit, given.turn, "w0"), b"late")
-    slow.heartbeat.sent(one.held.name, given, 4, 1.0)
+    slow.objects.put(samples_key(one.held.name, given.unit, given.turn, "w0"), b"late")
+    slow.heartbeat.sent(one.held.name, given, 1.0)
     until(lambda: one.counts.late == 1)
     assert one.counts.units == 1
     until(lambda: not any(key.endswith(".npz") for key, _ in slow.objects.storage.list("samples")))
@@ -418,8 +418,12 @@ def test_the_trainers_own_engines_take_units_beside_the_workers(head, tmp_path):
     one.give({doubled[0]: good()})
     assert one.counts.late == 1 and one.counts.units == 1
     assert one.scheduler.own_rate == 4.0, "what was late says nothing of the engines' speed"
-    assert one.take_by_device() == {"fleet/sampled_own": 4.0, "fleet/sampled_cpu": 4.0}
-    assert one.take_by_device() == {}
+    found = one.take_metrics()
+    assert found.pop("fleet/idle_share") >= 0 and found == {
+        "fleet/sampled_own": 4.0,
+        "fleet/sampled_cpu": 4.0,
+    }
+    assert one.take_metrics().keys() == {"fleet/idle_share"}
 
 
 def test_samples_that_were_read_while_others_were_taken_are_late(head, tmp_path):
@@ -429,10 +433,10 @@ def test_samples_that_were_read_while_others_were_taken_are_late(head, tmp_path)
     mine = one.claim("share")
     one.give({mine[0]: good()}, 1.0)
     assert len(one.take(UNIT)) == 4
-    key = samples_key(one.held.name, UNIT.step, UNIT.name, 1, "w0")
+    key = samples_key(one.held.name, UNIT.name, 1, "w0")
     worker.objects.put(key, pack(UNIT, 1, "w0", good()))
     sent = Sent("w0", Given(UNIT.name, 1), key, UNIT)
-    for read in one._intake.read([sent]):
+    for read in read_samples([sent], one.objects, EXPECTED, one._pool):
         one._look_at(*read)
     assert (one.counts.late, one.counts.units) == (1, 0)
     assert not one._traces, "nobody would ever take it"

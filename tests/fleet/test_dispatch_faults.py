@@ -36,9 +36,9 @@ def test_a_worker_that_turned_to_nan_is_sent_away_and_the_run_goes_on(head, tmp_
             for unit, given in seen.mail if seen else ():
                 if given not in sent:
                     sent.add(given)
-                    key = samples_key(seen.attempt, unit.step, given.unit, given.turn, worker.name)
+                    key = samples_key(seen.attempt, given.unit, given.turn, worker.name)
                     worker.objects.put(key, pack(unit, given.turn, worker.name, traces))
-                    worker.heartbeat.sent(seen.attempt, given, 4, 4.0)
+                    worker.heartbeat.sent(seen.attempt, given, 4.0)
             time.sleep(0.01)
 
     bad.join(one.held.name)
@@ -85,7 +85,7 @@ def test_a_worker_that_loads_is_waited_for(head, tmp_path, monkeypatch):
     monkeypatch.setattr("trainer.fleet.heartbeat.HEARTBEAT_S", 0.1)
     one = head(wait_s=1.2)
     worker = PlayedWorker(tmp_path, "w0")
-    worker.heartbeat.begin(one.held.name)
+    worker.heartbeat.begin(one.held.name, "cpu")
     one.offer([UNIT])
     began = time.monotonic()
 
@@ -137,9 +137,9 @@ def test_nothing_is_read_that_a_worker_sends_after_it_was_turned_away(head, tmp_
 
     monkeypatch.setattr(one.objects, "get", counted)
     unit, given = seen.mail[0]
-    key = samples_key(seen.attempt, unit.step, given.unit, given.turn, "away")
+    key = samples_key(seen.attempt, given.unit, given.turn, "away")
     away.objects.put(key, pack(unit, given.turn, "away", good()))
-    away.heartbeat.sent(seen.attempt, given, 4, 4.0)
+    away.heartbeat.sent(seen.attempt, given, 4.0)
     serial = away.heartbeat._serial
     until(lambda: one.workers.newest["away"]["serial"] == serial)
     well.join(one.held.name)

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -102,7 +102,7 @@ def test_it_samples_with_rank_0_s_weights_and_ends_with_any_of_its_ranks(config,
         wait_for(lambda: "late: weights/00000001" in pair.said(), 60)
         assert "not in" in pair.said()
         made = Version(1, late.lineage, 0, head.lineage, (), ())
-        head.objects.put_json(version_key(1, late.lineage), made.to_json())
+        head.objects.put_json(version_key(1, late.lineage), asdict(made))
         assert {trace.versions for trace in sampled(head, late)} == {(1, 1)}
 
         head.dispatcher.offer([lengthy])

@@ -7,13 +7,12 @@ import os
 import random
 import signal
 import threading
-from pathlib import Path
 
 import pytest
 
 from tests.families import VISION
-from tests.fleet.jobs import FleetJob, assert_same_run, other_ranks, rollouts, wait_for
-from tests.loops.jobs import REWARD, Job
+from tests.fleet.jobs import FleetJob, assert_same_run, other_ranks, rollouts, wait_for, without_workers
+from tests.loops.jobs import REWARD
 from tests.servers import rclone
 from trainer.config import RunConfig, override
 from trainer.config.run_folder import read_roster
@@ -50,16 +49,6 @@ def run_config(small_config, tmp_path):
     return configured
 
 
-def without_workers(config: RunConfig, folder: Path, deadline_s: int = 900) -> Job:
-    """The run whose own engines sample, from its start to its end."""
-    job = Job(config, folder).start()
-    try:
-        assert job.wait(deadline_s) == 0, job.tail()
-    finally:
-        job.kill()
-    return job
-
-
 def attack(storage: Storage) -> None:
     """Somebody with access to the run's folder `fleet` and without the key."""
     ((about, _),) = storage.list("about")
@@ -70,7 +59,7 @@ def attack(storage: Storage) -> None:
     for folder in ("head", "about"):
         storage.put_bytes(f"{folder}/99-ffffff.json", storage.get_bytes(f"{folder}/{attempt}.json"))
     for number in range(8, 20):
-        storage.put_bytes(f"samples/{attempt}/step-00000003/{number:06d}.1-w1.npz", os.urandom(2048))
+        storage.put_bytes(f"samples/{attempt}/{number:06d}.1-w1.npz", os.urandom(2048))
 
 
 @pytest.mark.long

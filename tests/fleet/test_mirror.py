@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -71,7 +71,7 @@ class Trainer:
         version = Version(
             self.version + by, after, self.version, self.lineage, tuple(entries), sums if with_digest else ()
         )
-        self.objects.put_json(version_key(version.number, after), version.to_json())
+        self.objects.put_json(version_key(version.number, after), asdict(version))
         self.weights, self.lineage = new, after
         self.version += by
         self.past[self.version] = (new, after)
@@ -192,7 +192,7 @@ def test_a_new_attempt_may_share_the_weights_out_differently(trainer):
     trainer.bring(mirror, 3)
     trainer.restart(3, "2-bbbbbb", OTHER_LAYOUT)
     trainer.publish(7)
-    mirror.follow(trainer.objects, OTHER_LAYOUT)
+    mirror.follow(OTHER_LAYOUT)
     trainer.bring(mirror, 4)
     assert trainer.holds(mirror, 4) and mirror.anchors_read == 1
 
@@ -203,7 +203,7 @@ def test_after_a_restart_of_the_trainer_a_worker_reads_nothing_that_it_holds(tra
     trainer.bring(mirror, at)
     trainer.restart(3, "2-bbbbbb")
     trainer.publish(7)
-    mirror.follow(trainer.objects, LAYOUT)
+    mirror.follow(LAYOUT)
     read = mirror.anchors_read
     trainer.bring(mirror, 4)
     assert trainer.holds(mirror, 4) and mirror.anchors_read == read
@@ -215,7 +215,7 @@ def test_what_another_run_s_worker_holds_is_read_anew(trainer):
     with torch.no_grad():
         next(iter(mirror.tensors.values())).view(-1)[0] += 1
     trainer.restart(3, "2-bbbbbb")
-    mirror.follow(trainer.objects, LAYOUT)
+    mirror.follow(LAYOUT)
     trainer.bring(mirror, 3)
     assert trainer.holds(mirror, 3) and mirror.anchors_read == 2
 
@@ -249,7 +249,7 @@ def test_a_manifest_under_anothers_name_is_refused(trainer):
     """Signed with the run's key, so by a head with a defect."""
     version = Version.read(trainer.objects, 4, trainer.past[4][1])
     forged = replace(version, patches=version.patches[::-1])
-    trainer.objects.put_json(version_key(4, version.lineage), forged.to_json())
+    trainer.objects.put_json(version_key(4, version.lineage), asdict(forged))
     with pytest.raises(Forged, match="another version"):
         Version.read(trainer.objects, 4, version.lineage)
 

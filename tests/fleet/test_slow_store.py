@@ -5,17 +5,27 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
+import pytest
+import torch
+
+from tests.checkpoint.synthetic import configure
 from tests.fleet.test_dispatch import PlayedWorker, until
 from tests.fleet.test_dispatch import head as head
 from tests.fleet.test_mirror import Trainer
 from tests.fleet.test_verify import UNIT, good
+from trainer.checkpoint.attempt import Attempts, Fenced
 from trainer.errors import StorageError
+from trainer.fleet.head import FleetSampler
 from trainer.fleet.heartbeat import IDLE, SAMPLING
-from trainer.fleet.objects import samples_key
+from trainer.fleet.objects import patch_key, samples_key
+from trainer.fleet.publish import PublisherPart
 from trainer.fleet.scheduler import Given
 from trainer.fleet.units import pack
 from trainer.fleet.worker import Sender
+from trainer.storage.seal import KEY_VARIABLE
+from trainer.storage.storage import Storage
 
 MET_S = 20.0
 """Longest time that requests wait for each other here."""
@@ -58,16 +68,15 @@ def test_mail_goes_out_and_samples_come_in_side_by_side(head, tmp_path, monkeypa
     read = side_by_side(monkeypatch, one.objects.storage, "get_bytes", "samples/", 6)
     for worker, seen in zip(workers, asked, strict=True):
         unit, given = seen.mail[0]
-        key = samples_key(seen.attempt, unit.step, given.unit, given.turn, worker.name)
+        key = samples_key(seen.attempt, given.unit, given.turn, worker.name)
         worker.objects.put(key, pack(unit, given.turn, worker.name, good()))
     looked = threading.Event()
     with monkeypatch.context() as held:
-        held.setattr(
-            one, "_due", lambda now: looked.set() or []
-        )  # so that the head sees all six in one round
+        # so that the head sees all six in one round
+        held.setattr(one, "_due", lambda now: looked.set() or [])
         assert looked.wait(MET_S), "the round before has ended"
         for worker, seen in zip(workers, asked, strict=True):
-            worker.heartbeat.sent(seen.attempt, seen.mail[0][1], 4, 4.0)
+            worker.heartbeat.sent(seen.attempt, seen.mail[0][1], 4.0)
     until(lambda: one.has(units))
     assert read.is_set() and one.counts.units == 6
 
@@ -111,6 +120,139 @@ def test_the_trainer_does_not_wait_for_what_the_head_writes(head, tmp_path, monk
     assert one.objects.get_json("weights/00000007-ab.json") == {"version": 7}
 
 
+def test_a_version_is_announced_and_asked_for_when_every_rank_s_patch_is_there(head, tmp_path):
+    one = head()
+    (worker,) = several(tmp_path, one, 1)
+    storage = one.objects.storage
+    patches = [patch_key(one.held.name, 7, rank) for rank in range(2)]
+    manifest = "weights/00000007-ab.json"
+    newer = replace(UNIT, name="000002", version=7, lineage="ab")
+
+    def head_says() -> dict:
+        return one.objects.get_json(f"head/{one.held.name}.json") or {}
+
+    storage.put_bytes("weights/old", b"old")
+    one.publish(patches, {manifest: {"version": 7}}, ["weights/old"], version=7, lineage="ab")
+    one.publish([], {"weights/00000008-cd.json": {"version": 8}}, [], version=8, lineage="cd")
+    one.offer([newer, UNIT])
+    assert [unit.name for unit, _ in worker.mail().mail] == [UNIT.name], "the other has no weights yet"
+    storage.put_bytes(patches[1], b"patch of rank 1")
+    serial = head_says()["serial"]
+    one.announce(anchors=[])
+    until(lambda: head_says()["serial"] > serial)
+    assert head_says()["version"] == 6 and not storage.exists(manifest) and storage.exists("weights/old")
+    storage.put_bytes(patches[0], b"patch of rank 0")
+    until(lambda: head_says()["version"] == 8)
+    assert storage.exists(manifest) and one.objects.get_json("weights/00000008-cd.json") == {"version": 8}
+    until(lambda: len(worker.mail().mail) == 2 and not storage.exists("weights/old"))
+
+
+def test_a_fenced_head_announces_no_version_and_deletes_nothing(head, tmp_path):
+    one = head()
+    one.objects.storage.put_bytes("weights/old", b"old")
+    Attempts(Storage(tmp_path / "run/attempts")).take(0)
+    one.publish([], {"weights/00000007-ab.json": {"version": 7}}, ["weights/old"], version=7)
+    with pytest.raises(Fenced):
+        one.take(UNIT)
+    assert [key for key, _ in one.objects.storage.list("weights")] == ["weights/old"]
+
+
+class HeldStore:
+    """A store that takes a patch only when a test says so."""
+
+    def __init__(self, storage, monkeypatch) -> None:
+        self.asked: list[str] = []
+        self.takes = threading.Event()
+        self.error: Exception | None = None
+        self._put = storage.put_bytes
+        monkeypatch.setattr(storage, "put_bytes", self.put)
+
+    def put(self, key: str, data: bytes) -> None:
+        self.asked.append(key)
+        assert self.takes.wait(MET_S)
+        if self.error is not None:
+            raise self.error
+        self._put(key, data)
+
+
+@pytest.fixture
+def rank(tmp_path, monkeypatch):
+    """A rank's publisher, its shard, and a new attempt's name; the policy is a tensor."""
+    monkeypatch.setenv(KEY_VARIABLE, "0123456789abcdef0123456789abcdef")
+    config = configure(tmp_path, "fleet.workers=only")
+    shard = torch.arange(100, dtype=torch.bfloat16)
+    pieces = [SimpleNamespace(name="w", start=0, stop=100, values=shard)]
+    partition = SimpleNamespace(pieces=lambda: pieces)
+    learner = SimpleNamespace(policy=SimpleNamespace(reload=lambda: None, partition=partition))
+    part = PublisherPart(SimpleNamespace(config=config, rank=3, part=lambda kind: learner))
+    part.open()
+    return part, shard, Attempts.of(config)
+
+
+def test_a_rank_learns_on_while_its_patch_is_sent_and_keeps_one_more_at_most(rank, monkeypatch):
+    part, shard, attempts = rank
+    name = attempts.take(0).name
+    store = HeldStore(part.storage, monkeypatch)
+    shard += 1
+    part.publish(1, name, False)
+    shard += 1  # an update, while the store holds the patch
+    assert not part.has_sent()
+    second = threading.Thread(target=part.publish, args=(2, name, False))
+    second.start()
+    until(lambda: store.asked)
+    second.join(0.2)
+    assert second.is_alive() and store.asked == [patch_key(name, 1, 3)]
+    store.takes.set()
+    second.join(MET_S)
+    part.settle()
+    assert part.has_sent() and store.asked == [patch_key(name, 1, 3), patch_key(name, 2, 3)]
+    sizes = [part.storage.size(key) for key in store.asked]
+    assert None not in sizes
+
+
+def test_a_patch_that_the_store_does_not_take_ends_the_run_by_name(rank, monkeypatch):
+    part, shard, attempts = rank
+    name = attempts.take(0).name
+    store = HeldStore(part.storage, monkeypatch)
+    store.error = StorageError("the store is full")
+    part.publish(1, name, False)
+    store.takes.set()
+    with pytest.raises(StorageError, match="the store is full"):
+        part.settle()
+    with pytest.raises(StorageError, match="the store is full"):
+        part.has_sent()
+    with pytest.raises(StorageError, match="the store is full"):
+        part.publish(2, name, False)
+    assert len(store.asked) == 1, "no version comes after it"
+
+
+def test_a_trainer_that_waits_for_samples_hears_of_a_patch_that_was_not_sent(rank, monkeypatch):
+    part, shard, attempts = rank
+    held = attempts.take(0)
+    ranks = SimpleNamespace(all=lambda method, *args: [method(part, *args)])
+    sampler = FleetSampler(part.process.config, ranks, held, {}, None)  # ty: ignore[invalid-argument-type]
+    store = HeldStore(part.storage, monkeypatch)
+    store.error = StorageError("the store is full")
+    part.publish(1, held.name, False)
+    sampler._sent = False
+    sampler.meanwhile()
+    assert not sampler._sent, "it is on its way"
+    store.takes.set()
+    with pytest.raises(StorageError, match="the store is full"):
+        until(sampler.meanwhile)
+
+
+def test_a_rank_of_an_attempt_that_was_replaced_sends_nothing(rank):
+    part, shard, attempts = rank
+    name = attempts.take(0).name
+    newer = attempts.take(0).name
+    shard += 1
+    part.publish(1, name, False)
+    with pytest.raises(Fenced, match=newer):
+        part.settle()
+    assert not part.storage.list("weights")
+
+
 def test_mail_is_written_where_it_changed(head, tmp_path, monkeypatch):
     one = head()
     (worker,) = several(tmp_path, one, 1)
@@ -152,9 +294,9 @@ def test_samples_are_sent_while_the_next_unit_is_sampled_and_none_is_lost(tmp_pa
     worker.objects.put = put  # ty: ignore[invalid-assignment]
     sender = Sender(worker.objects, worker.heartbeat, 0.01)
     sender.follow("1-a")
-    sender.send("1-a", Given("000001", 1), "samples/one", b"1", 4, 1.0)
+    sender.send("1-a", Given("000001", 1), "samples/one", b"1", 1.0)
     assert not sender.is_full() and away.wait(MET_S)
-    sender.send("1-a", Given("000002", 1), "samples/two", b"2", 4, 1.0)
+    sender.send("1-a", Given("000002", 1), "samples/two", b"2", 1.0)
     assert sender.is_full(), "no third unit is begun"
     there.set()
     until(lambda: not sender.is_full() and not sender._unsent)
@@ -162,7 +304,7 @@ def test_samples_are_sent_while_the_next_unit_is_sampled_and_none_is_lost(tmp_pa
     assert "the store is away" in capsys.readouterr().out
     there.clear()
     away.clear()
-    sender.send("1-a", Given("000003", 1), "samples/three", b"3", 4, 1.0)
+    sender.send("1-a", Given("000003", 1), "samples/three", b"3", 1.0)
     assert away.wait(MET_S)
     sender.follow("2-b")  # its trainer has begun anew, and asks again
     there.set()

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.fleet.jobs import FleetJob, assert_same_run, wait_for
-from tests.loops.jobs import REWARD, Job
+from tests.fleet.jobs import FleetJob, assert_same_run, wait_for, without_workers
+from tests.loops.jobs import REWARD
 from trainer.config import RunConfig, override
 from trainer.exit_codes import EXIT_FENCED
 
@@ -43,15 +43,6 @@ def run_config(small_config, tmp_path):
     return configured
 
 
-def colocated(config: RunConfig, folder) -> Job:
-    job = Job(config, folder).start()
-    try:
-        assert job.wait(900) == 0, job.tail()
-    finally:
-        job.kill()
-    return job
-
-
 def far_enough(job: FleetJob, bucket) -> bool:
     """In step 4 or later, with a checkpoint in the bucket. Folders may vanish while they are listed."""
     committed = any("manifest.json" in files for _, _, files in os.walk(bucket))
@@ -77,7 +68,7 @@ def test_killed_and_started_again(run_config, tmp_path, ahead):
         job.end_workers()
     said = job.log.read_text()
     assert re.search(r"^resumed from step [24]$", said, re.MULTILINE), said[-4000:]
-    assert_same_run(colocated(run_config("alone", ahead), tmp_path / "alone"), job, but=("mismatch/",))
+    assert_same_run(without_workers(run_config("alone", ahead), tmp_path / "alone"), job, but=("mismatch/",))
     for worker in job.workers.values():
         assert "follows attempt 2-" in worker.said() and "has reached its last step" in worker.said()
     left = {path.parent.name for path in bucket.rglob("*.patch")}
@@ -102,7 +93,7 @@ def test_killed_before_the_first_checkpoint(run_config, tmp_path):
         job.kill()
         job.end_workers()
     assert job.log.read_text().count("starting from scratch") == 2
-    assert_same_run(colocated(run_config("alone", 0), tmp_path / "alone"), job)
+    assert_same_run(without_workers(run_config("alone", 0), tmp_path / "alone"), job)
     for worker in job.workers.values():
         assert "follows attempt 2-" in worker.said() and "has reached its last step" in worker.said()
 
@@ -140,5 +131,5 @@ def test_two_heads(run_config, tmp_path):
     replayed = re.search(r"^rollout log: steps \d to (\d) are replayed", said, re.MULTILINE)
     logged = int(replayed[1]) if replayed else int(resumed[1])
     assert logged < STEPS
-    alone = colocated(run_config("alone", 0), tmp_path / "alone")
+    alone = without_workers(run_config("alone", 0), tmp_path / "alone")
     assert_same_run(alone, new, since=logged + 1)

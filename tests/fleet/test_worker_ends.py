@@ -4,6 +4,7 @@ engine."""
 from __future__ import annotations
 
 import json
+import socket
 import threading
 import time
 from pathlib import Path
@@ -45,7 +46,7 @@ class PlayedEngine:
         self.took.append((seen.version, seen.lineage))
         self.there.wait(10.0)
 
-    def follow(self, objects: Objects, layout: Any) -> None:
+    def follow(self, layout: Any) -> None:
         self.followed += 1
 
     def sample(self, unit: Any, seen: Any) -> tuple[list[Any], float]:
@@ -88,9 +89,7 @@ class Run:
         if about is None:
             self.code = EXIT_OK
             return
-        facts = {"host": "here", "process": 1, "device": "cpu"}
-        self.worker.heartbeat = heartbeat.WorkerHeartbeat(self.objects, self.worker.name, facts)
-        self.worker.heartbeat.begin(self.worker.attempt)
+        self.worker.heartbeat.begin(self.worker.attempt, "cpu")
         self.code = self.worker._begin(self.engine, 0.0)  # ty: ignore[invalid-argument-type]
 
     def ended(self) -> str:
@@ -265,7 +264,7 @@ def test_a_second_worker_of_a_name_ends_while_the_first_lives(run, monkeypatch):
     run.serve()
     assert sampled(head)
     second = Worker(run.root, "w0", (), idle_s=1.0, poll_s=0.02)
-    with pytest.raises(ConfigError, match="a worker called w0 is alive on here"):
+    with pytest.raises(ConfigError, match=f"a worker called w0 is alive on {socket.gethostname()}"):
         second._check_name()
     head.close("over", "the run has reached its last step")
     run.ended()
@@ -274,7 +273,7 @@ def test_a_second_worker_of_a_name_ends_while_the_first_lives(run, monkeypatch):
 
 def test_the_mark_of_a_worker_that_was_killed_holds_nobody_up(run, monkeypatch):
     monkeypatch.setattr(worker, "SAME_NAME_S", 0.2)
-    killed = heartbeat.WorkerHeartbeat(run.objects, "w0", {"host": "here", "process": 1, "device": "cpu"})
+    killed = heartbeat.WorkerHeartbeat(run.objects, "w0")
     killed.say(state="sampling")
     run.worker._check_name()
 

@@ -11,7 +11,7 @@ from recipes.drivers import store_policy
 from trainer.config.bucket_address import BucketAddress
 from trainer.fleet import objects
 
-WRITTEN = [objects.worker_key("w0"), objects.samples_key("1-aaaaaa", 3, "000001", 1, "w0")]
+WRITTEN = [objects.worker_key("w0"), objects.samples_key("1-aaaaaa", "000001", 1, "w0")]
 READ = [
     *WRITTEN,
     objects.about_key("1-aaaaaa"),

@@ -104,18 +104,18 @@ class Probes:
         self._sampled[worker] = traces
         return True
 
-    def give(self) -> Sequence[RolloutUnit]:
-        """Gives a probe to every worker that has none of the newest version and is not admitted."""
+    def give(self, announced: int) -> None:
+        """Gives a probe to every worker that has none of the newest version and is not admitted. announced:
+        the newest version that workers can fetch."""
         for name in self._given.keys() - self._scheduler.workers.keys():
             self.drop(name)  # it is lost; where it comes back, it has nothing to do
-        fresh = []
+        if self._wanted is None or self._wanted.version > announced:
+            return
         for name, seen in self._scheduler.workers.items():
             held = self._given.get(name)
-            if seen.admitted or self._wanted is None or (held and held.version == self._wanted.version):
+            if seen.admitted or (held and held.version == self._wanted.version):
                 continue
             self._number += 1
             unit = replace(self._wanted, name=f"probe-{self._number:06d}")
             self._given[name] = unit
             self._scheduler.probe(name, unit.name)
-            fresh.append(unit)
-        return fresh

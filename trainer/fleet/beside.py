@@ -64,7 +64,7 @@ class BesideSampler:
         what: Claim = "share"
         idle_since = time.monotonic()
         while not groups.whole:
-            self.fleet.admit()
+            self.fleet.meanwhile()
             claimed = self.fleet.dispatcher.claim(what)
             if claimed:
                 prompts = {given: units[given.unit].prompts for given in claimed}

@@ -18,9 +18,9 @@ from trainer.errors import StorageError, StoreRefused
 from trainer.fleet import objects as keys
 from trainer.fleet.admission import Probes
 from trainer.fleet.heartbeat import HEARTBEAT_S, LOADING, NOT_READY, SAMPLING
-from trainer.fleet.intake import Intake, Received, Sent
+from trainer.fleet.intake import Received, RefusedSamples, Sent, read_samples
 from trainer.fleet.objects import Objects
-from trainer.fleet.roster import OWN, Counts, Roster, roster_entry
+from trainer.fleet.roster import OWN, Counts, Roster
 from trainer.fleet.scheduler import Claim, Given, Scheduler
 from trainer.fleet.units import RolloutUnit
 from trainer.fleet.verify import NOT_FINITE, AskedUnit
@@ -68,14 +68,15 @@ class Dispatcher:
         """own_engines: whether the trainer's own engines sample what nobody else can. moved: called, from the
         head's thread, when a worker's engine has made progress."""
         self.objects, self.held = objects, held
+        self._expected = expected
         self.wait_s, self.poll_s = wait_s, poll_s
         self._say, self._moved_on = say, moved
         self.scheduler = Scheduler(lost_s, own_engines=own_engines)
         self.counts = Counts()
         self._pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix="fleet")
+        self._arriving = ThreadPoolExecutor(1, thread_name_prefix="fleet-patches")
         self._deleting = ThreadPoolExecutor(DELETING, thread_name_prefix="fleet-delete")
-        self.workers = Roster(objects, held.name, self.counts, self._pool, poll_s)
-        self._intake = Intake(objects, expected, self._pool)
+        self.workers = Roster(objects, held.name, self.counts, self._pool, poll_s, self._malformed)
         self._head: dict[str, Any] = {"attempt": held.name, "state": "running", "why": ""}
         self._head |= {"version": 0, "lineage": "", "anchors": []}
         self._said: dict[str, Any] = {}
@@ -84,8 +85,6 @@ class Dispatcher:
         """Objects that are written before it is said."""
         self._serial = 0
         self._units: dict[str, RolloutUnit] = {}
-        self._steps: dict[str, int] = {}
-        """Step of every unit that was ever offered: samples may come when it is long done."""
         self._traces: dict[str, list[Trace]] = {}
         self._taken: set[tuple[str, Given]] = set()
         """(worker, what it was given) whose samples were read."""
@@ -123,6 +122,23 @@ class Dispatcher:
             self._head = self._head | about
         self._wake.set()
 
+    def publish(
+        self, patches: Sequence[str], before: Mapping[str, Any], gone: Sequence[str], **about: Any
+    ) -> None:
+        """Announces a version once all of its patches are in the bucket, and after the versions before it;
+        returns at once. gone: objects that are deleted then. A rank that cannot send one says so itself."""
+
+        def work() -> None:
+            try:
+                if self.objects.wait_for(patches, self._pool, self._stop):
+                    self.held.check()
+                    self.announce(before, **about)
+                    self.delete(gone)
+            except Exception as error:
+                self._end(error)
+
+        self._arriving.submit(work)
+
     def delete(self, names: Iterable[str]) -> None:
         """Deletes objects beside all else. One that the store keeps is deleted by the next attempt."""
         for name in names:
@@ -132,7 +148,6 @@ class Dispatcher:
         """Units to be sampled; they begin at once. first: before those that wait already."""
         with self._changed:
             self._units |= {unit.name: unit for unit in units}
-            self._steps |= {unit.name: unit.step for unit in units}
             self.scheduler.offer({unit.name: unit.cost for unit in units}, first)
         self._wake.set()
 
@@ -176,7 +191,7 @@ class Dispatcher:
     def probed(self) -> list[tuple[str, str, list[Trace]]]:
         """(worker, its device, what it sampled) of the probes that have come in."""
         with self._changed:
-            return [(name, self._device(name), traces) for name, traces in self._probes.take()]
+            return [(name, self.workers.device(name), traces) for name, traces in self._probes.take()]
 
     def admit(self, worker: str) -> None:
         """The worker may have units."""
@@ -202,8 +217,7 @@ class Dispatcher:
             if self._error is not None:
                 raise self._error
             claimed = self.scheduler.claim(what)
-            workers = self.scheduler.workers.items()
-            useless = [name for name, seen in workers if seen.in_vain > MOST_IN_VAIN]
+            useless = [name for name, seen in self.scheduler.workers.items() if seen.in_vain > MOST_IN_VAIN]
         for name in useless:
             self.turn_away(
                 name,
@@ -238,6 +252,7 @@ class Dispatcher:
         self._wake.set()
         if self._thread.is_alive():
             self._thread.join()
+        self._arriving.shutdown(cancel_futures=True)
         try:
             if self._error is None:
                 self._head = self._head | {"state": state, "why": why}
@@ -247,15 +262,10 @@ class Dispatcher:
             self._deleting.shutdown(cancel_futures=self._error is not None)
             self._pool.shutdown()
 
-    def idle_share(self) -> float:
-        """Share of the workers' time since the last call in which they had no unit; 0 without workers."""
+    def take_metrics(self) -> dict[str, float]:
+        """Metrics of what was counted since the last call."""
         with self._changed:
-            return self.counts.take_idle_share()
-
-    def take_by_device(self) -> dict[str, float]:
-        """Completions by what sampled them, since the last call, as metrics."""
-        with self._changed:
-            return self.counts.take_by_device()
+            return self.counts.take_metrics()
 
     def roster(self) -> list[dict[str, Any]]:
         """Every worker that was seen: what it is, what it did, and whether it lives or why it ended."""
@@ -266,14 +276,8 @@ class Dispatcher:
         silent_s = time.monotonic() - self.workers.seen_at.get(name, 0.0)
         fetches = beat["state"] in NOT_READY and silent_s < self.scheduler.lost_s
         lives = name in self.scheduler.workers or (fetches and not beat["goodbye"])
-        why = ""
-        if not lives:
-            silent = f"silent for more than {self.scheduler.lost_s:.0f} s"
-            why = self._turned_away.get(name) or beat["goodbye"] or silent
-        return roster_entry(beat, lives, why, self.counts.by_worker.get(name, 0))
-
-    def _device(self, worker: str) -> str:
-        return self.workers.newest[worker]["device"]
+        silent = f"silent for more than {self.scheduler.lost_s:.0f} s"
+        return self.workers.entry(name, lives, self._turned_away.get(name) or beat["goodbye"] or silent)
 
     # --- the thread -----------------------------------------------------------------------------------------
 
@@ -312,11 +316,11 @@ class Dispatcher:
         now = time.monotonic()
         self._speak()
         heard = self.workers.read(self._due(now))
-        for one in heard:
-            self._malformed(one.worker, one.malformed) if one.malformed else self._see(one.worker, one.beat)
-        self._take_in([(one.worker, one.beat) for one in heard if not one.malformed])
-        for one in heard:
-            self._see_off(one.worker, one.beat.get("goodbye", ""))
+        for worker, beat in heard.items():
+            self._see(worker, beat)
+        self._take_in(heard)
+        for worker, beat in heard.items():
+            self._see_off(worker, beat["goodbye"])
         if time.monotonic() - now > HEARTBEAT_S:  # the store was slow, or away: nobody could be seen
             with self._changed:
                 self.scheduler.forgive(time.monotonic())
@@ -393,22 +397,21 @@ class Dispatcher:
             self._in_a_row.pop(worker, None)
             self.scheduler.leave(worker)
 
-    def _take_in(self, beats: Sequence[tuple[str, dict[str, Any]]]) -> None:
+    def _take_in(self, heard: Mapping[str, dict[str, Any]]) -> None:
         """Reads, checks and keeps what workers have sent, and deletes it in the bucket. Requests are made
         side by side; what they bring is looked at in the order of the heartbeats."""
         fresh = []
-        for worker, beat in beats:
+        for worker, beat in heard.items():
             given = [Given(unit, turn) for unit, turn in beat["sent"] if worker not in self._turned_away]
             fresh += [self._sent(worker, one) for one in given if (worker, one) not in self._taken]
-        for sent, received in self._intake.read(fresh):
+        for sent, received in read_samples(fresh, self.objects, self._expected, self._pool):
             self._look_at(sent, received)
             # Only now: what the store did not let it read is read with the worker's next heartbeat.
             self._taken.add((sent.worker, sent.given))
             self.delete([sent.key])
 
     def _sent(self, worker: str, given: Given) -> Sent:
-        step = self._steps.get(given.unit, 0)
-        key = keys.samples_key(self.held.name, step, given.unit, given.turn, worker)
+        key = keys.samples_key(self.held.name, given.unit, given.turn, worker)
         probe = self._probes.of(worker, given.unit)
         wanted = given.unit in self.scheduler.cost and self._probes.may_sample(worker)
         unit = probe or (self._units.get(given.unit) if wanted else None)
@@ -422,17 +425,17 @@ class Dispatcher:
             late = not sent.is_probe and sent.given.unit not in self.scheduler.cost
             if late or sent.unit is None:
                 self.counts.late += 1
-            elif received.traces is not None:
-                self._keep(sent, sent.unit, received.traces)
-            elif received.forged:
+            elif isinstance(received, list):
+                self._keep(sent, sent.unit, received)
+            elif not isinstance(received, RefusedSamples):
                 self.counts.forged += 1
-                self._say(f"{received.forged}: it is sampled again")
+                self._say(f"{received}: it is sampled again")
                 self.scheduler.fail(sent.given, sent.worker)
                 self._probes.drop(sent.worker)
-        if received.refused and sent.is_probe:
-            self.turn_away(sent.worker, f"its probe is refused: {received.refused}")
-        elif received.refused and not late:
-            self._refuse(sent.worker, sent.given, received.refused)
+        if isinstance(received, RefusedSamples) and sent.is_probe:
+            self.turn_away(sent.worker, f"its probe is refused: {received}")
+        elif isinstance(received, RefusedSamples) and not late:
+            self._refuse(sent.worker, sent.given, str(received))
 
     def _keep(self, sent: Sent, unit: RolloutUnit, traces: list[Trace]) -> None:
         if sent.is_probe:
@@ -443,7 +446,7 @@ class Dispatcher:
         self._in_a_row.pop(sent.worker, None)
         if seen := self.scheduler.workers.get(sent.worker):
             seen.in_vain = 0
-        self.counts.accepted(sent.worker, self._device(sent.worker), len(traces))
+        self.counts.accepted(sent.worker, self.workers.device(sent.worker), len(traces))
         self._accept(sent.given.unit, traces)
 
     def _accept(self, unit: str, traces: list[Trace]) -> None:
@@ -477,8 +480,10 @@ class Dispatcher:
         """Tells every worker whose units have changed what to sample."""
         with self._changed:
             self.counts.lived([bool(seen.queue) for seen in self.scheduler.workers.values()])
-            self._steps |= {probe.name: probe.step for probe in self._probes.give()}
-            queues = self.scheduler.tick(time.monotonic())
+            announced = self._said.get("version", -1)
+            self._probes.give(announced)
+            unready = {name for name in self.scheduler.cost if self._units[name].version > announced}
+            queues = self.scheduler.tick(time.monotonic(), unready)
             fresh = {name: queue for name, queue in queues.items() if queue != self._mailed.get(name)}
             mail: dict[str, list[dict[str, Any]]] = {}
             for name, queue in fresh.items():

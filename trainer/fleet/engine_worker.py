@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -15,7 +14,7 @@ from trainer.config import ConfigError, RunConfig
 from trainer.fleet.engine_ranks import EnginePart, OtherRanks
 from trainer.fleet.following import Seen
 from trainer.fleet.mirror import Layout, Mirror
-from trainer.fleet.objects import Anchor, Objects
+from trainer.fleet.objects import Objects
 from trainer.fleet.starting_weights import fill, pretrained
 from trainer.fleet.units import RolloutUnit
 
@@ -37,7 +36,6 @@ class EngineWorker:
     ) -> None:
         """about: what the head says of the run. lost: see `OtherRanks`. known: called with the device before
         the model is read. Raises ConfigError where data or model are others."""
-        self.config = config
         self.part = EnginePart(config, 0)
         fingerprint = self.part.reader.datasets[config.train_split].fingerprint
         if fingerprint != about["data"]:
@@ -53,7 +51,7 @@ class EngineWorker:
             objects,
             about["layout"],
             self.model.tensors,
-            self._fill,
+            partial(fill, self.model, config),
             config.rollout.sync_bucket_bytes,
             weights=self.model.merged,
             as_loaded=True,
@@ -64,12 +62,9 @@ class EngineWorker:
         self.out_of_step = False
         """Whether the ranks may be at different calls, as after an error within one: then none can go on."""
 
-    def _fill(self, anchor: Anchor) -> None:
-        fill(self.model, self.config, anchor)
-
-    def follow(self, objects: Objects, layout: Layout) -> None:
+    def follow(self, layout: Layout) -> None:
         """Goes on with a new attempt."""
-        self.mirror.follow(objects, layout)
+        self.mirror.follow(layout)
 
     def take_weights(self, seen: Seen) -> None:
         """Fetches the newest weights into the mirror. Raises as `Mirror.to`."""
@@ -109,8 +104,3 @@ def check_layout(layout: Layout, tensors: Mapping[str, Tensor], path: str) -> No
                 raise ConfigError(
                     f"model.path {path} is another model than the trainer's: it has no {name} of that size"
                 )
-
-
-def facts(device: str) -> dict[str, Any]:
-    """What a worker's marks say of its machine."""
-    return {"host": socket.gethostname(), "process": os.getpid(), "device": device}

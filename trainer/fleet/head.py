@@ -105,12 +105,13 @@ class FleetSampler:
         self.lineage = ""
         self._lineages: dict[int, str] = {}
         self._anchors: list[Anchor] = []
-        self._versions: list[Version] = []
-        self._of_older: list[str] = []
-        """Versions and patches of older attempts that are still there."""
+        self._published: list[str] = []
+        """Manifests and patches that are in the bucket, of this attempt and of older ones."""
         self._made = 0
         self._over = False
         self._times = {"fleet/wait_s": 0.0, "fleet/publish_s": 0.0}
+        self._sent = True
+        """Whether every rank has sent its part of the newest version."""
         self._patch_bytes = 0
         self._bytes = 0
 
@@ -155,7 +156,8 @@ class FleetSampler:
     # --- weights out ----------------------------------------------------------------------------------------
 
     def load(self, weights: WeightSource) -> None:
-        """`Sampler.load`: every rank sends what changed of its shard since the version before."""
+        """`Sampler.load`: every rank begins to send what changed of its shard since the version before.
+        Raises what kept a rank from sending that one."""
         if not isinstance(weights, RankWeights) or weights.ranks is not self.ranks:
             raise ValueError("a fleet publishes the weights of the ranks that it was made for")
         began = time.monotonic()
@@ -206,7 +208,7 @@ class FleetSampler:
         }
         self.objects.put_json(keys.about_key(self.held.name), about)
         gone = self._of_older_attempts(number)
-        self._announce()
+        self.dispatcher.announce(**self._newest())
         self._probe_with(number)  # before the thread sees its first worker
         self.dispatcher.start()
         self.dispatcher.delete(gone)
@@ -231,54 +233,56 @@ class FleetSampler:
         hold what they made: a worker undoes them instead of reading whole weights."""
         storage = self.objects.storage
         gone = [key for folder in (keys.SAMPLES, keys.MAIL) for key, _ in storage.list(folder)]
-        self._of_older = [key for key, _ in storage.list(keys.WEIGHTS)]
+        self._published = [key for key, _ in storage.list(keys.WEIGHTS)]
         self.held.check()
         return gone + self._older_to(number)
 
     def _older_to(self, number: int) -> list[str]:
-        """What older attempts have published up to a version, which is told once."""
-        gone = [key for key in self._of_older if keys.version_of(key) <= number]
-        self._of_older = [key for key in self._of_older if keys.version_of(key) > number]
+        """What was published up to a version, which is told once."""
+        gone = [key for key in self._published if keys.version_of(key) <= number]
+        self._published = [key for key in self._published if keys.version_of(key) > number]
         return gone
 
     def _publish(self, number: int) -> None:
         assert self.version is not None
         with_digest = self._bytes <= SMALL_BYTES or len(self._lineages) % DIGEST_EVERY == 0
         entries = self.ranks.all(PublisherPart.publish, number, self.held.name, with_digest)
-        digests = tuple(entry.pop("digest") for entry in entries)
+        digests = [entry.pop("digest") for entry in entries]
         after = next_lineage(self.lineage, [entry["sha256"] for entry in entries])
-        made = Version(number, after, self.version, self.lineage, tuple(entries), digests)
-        if not with_digest:
-            made = replace(made, digests=())
-        self._versions.append(made)
+        made = Version(number, after, self.version, self.lineage, entries, digests if with_digest else [])
         self.version, self.lineage = number, after
         self._lineages[number] = after
         self._patch_bytes = sum(entry["bytes"] for entry in entries)
-        self._drop_old()
-        self._announce({keys.version_key(number, after): made.to_json()})
+        self._sent = False
+        gone = self._outdated()
+        manifest = keys.version_key(number, after)
+        patches = [entry["key"] for entry in entries]
+        self._published += [manifest, *patches]
+        self.dispatcher.publish(patches, {manifest: asdict(made)}, gone, **self._newest())
         self._probe_with(number)
 
-    def _announce(self, before: dict[str, Any] | None = None) -> None:
+    def _newest(self) -> dict[str, Any]:
+        """What the head says of its newest version."""
         anchors = [asdict(anchor) for anchor in self._anchors]
-        self.dispatcher.announce(before, version=self.version, lineage=self.lineage, anchors=anchors)
+        return {"version": self.version, "lineage": self.lineage, "anchors": anchors}
 
-    def _drop_old(self) -> None:
-        """A new checkpoint is one more version to begin with; versions before the oldest are deleted."""
+    def _check_sending(self) -> None:
+        """Raises what keeps a rank from sending its part of the newest version, for which the trainer may be
+        about to wait."""
+        if not self._sent:
+            self._sent = all(self.ranks.all(PublisherPart.has_sent))
+
+    def _outdated(self) -> list[str]:
+        """A new checkpoint is one more version to begin with; returns the objects of versions before the
+        oldest."""
         step = self._checkpoints.stored
         if step in self._lineages and step != self._anchors[-1].version:
             self._anchors.append(Anchor("checkpoint", step, self._lineages[step], self.held.name))
         if len(self._anchors) <= KEPT_ANCHORS:
-            return
+            return []
         # no unit needs an older one: a checkpoint is committed after all that older weights had sampled
         self._anchors = self._anchors[-KEPT_ANCHORS:]
-        oldest = self._anchors[0].version
-        gone = [made for made in self._versions if made.number <= oldest]
-        self._versions = [made for made in self._versions if made.number > oldest]
-        keys_gone = self._older_to(oldest)
-        for made in gone:
-            keys_gone += [keys.version_key(made.number, made.lineage)]
-            keys_gone += [entry["key"] for entry in made.patches]
-        self.dispatcher.delete(keys_gone)
+        return self._older_to(self._anchors[0].version)
 
     # --- samples in -----------------------------------------------------------------------------------------
 
@@ -313,7 +317,7 @@ class FleetSampler:
     def _await_probes(self) -> None:
         """Waits a while for workers that are being probed: their probes are of the weights that the learner
         holds now, and a trainer that never waits would admit nobody."""
-        self.admit()
+        self.meanwhile()
         if not self._current:
             return
         while probing := {
@@ -321,12 +325,14 @@ class FleetSampler:
         }:
             began = time.monotonic()
             self.dispatcher.pause()
-            self.admit()
+            self.meanwhile()
             for name in probing:
                 self._waited[name] = self._waited.get(name, 0.0) + time.monotonic() - began
 
-    def admit(self) -> None:
-        """Admits workers whose probe is the policy's, and turns the others away."""
+    def meanwhile(self) -> None:
+        """While the trainer waits: admits workers whose probe is the policy's, and turns the others away.
+        Raises what keeps a rank from sending its weights."""
+        self._check_sending()
         if self._admission is None or not self._current:
             return
         for worker, device, traces in self.dispatcher.probed():
@@ -341,7 +347,7 @@ class FleetSampler:
         self._await_probes()
         traces = []
         for unit in units:
-            for trace in self.dispatcher.take(unit, self.admit):
+            for trace in self.dispatcher.take(unit, self.meanwhile):
                 traces.append(replace(trace, text=self.prompter.reply_text(trace.completion.tolist())))
         self._times["fleet/wait_s"] += time.monotonic() - began
         self.write_roster()
@@ -351,7 +357,7 @@ class FleetSampler:
         """Waits a moment for something new."""
         began = time.monotonic()
         self.dispatcher.pause()
-        self.admit()
+        self.meanwhile()
         self._times["fleet/wait_s"] += time.monotonic() - began
 
     def rest(self) -> None:
@@ -377,7 +383,7 @@ class FleetSampler:
     def _end(self, state: str, why: str) -> None:
         if not self._over:
             self._over = True
-            self.dispatcher.close(state, why, self._of_older if state == "over" else ())
+            self.dispatcher.close(state, why, self._published if state == "over" else ())
 
     def metrics(self) -> dict[str, float]:
         """Metrics of the fleet; times are those since the last call."""
@@ -386,7 +392,6 @@ class FleetSampler:
         found = {
             "fleet/workers": float(len(scheduler.workers)),
             "fleet/completions_per_s": sum(seen.rate for seen in scheduler.workers.values()),
-            "fleet/idle_share": dispatcher.idle_share(),
             "fleet/units": float(counts.units),
             "fleet/own_units": float(counts.own),
             "fleet/late": float(counts.late),
@@ -398,7 +403,7 @@ class FleetSampler:
             "fleet/again": float(scheduler.again),
             "fleet/patch_mib": self._patch_bytes / 2**20,
         }
-        found |= self._times | dispatcher.take_by_device()
+        found |= self._times | dispatcher.take_metrics()
         self._times = dict.fromkeys(self._times, 0.0)
         return found
 

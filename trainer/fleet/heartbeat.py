@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import socket
 import threading
 from typing import Any
 
@@ -21,47 +23,44 @@ HEARTBEAT_S = 5.0
 """Seconds between two heartbeats of a head or a worker that has nothing new to say."""
 KEPT_SENT = 256
 """Newest units that a heartbeat names as sent."""
-FIELDS = {
-    "worker": str,
-    "attempt": str,
-    "state": str,
-    "host": str,
-    "device": str,
-    "goodbye": str,
-    "process": int,
-    "serial": int,
-    "pieces": int,
-    "rate": float,
-    "sent": list,
+EMPTY: dict[str, Any] = {
+    "worker": "",
+    "attempt": "",
+    "state": LOADING,
+    "host": "",
+    "device": "",
+    "goodbye": "",
+    "process": 0,
+    "serial": 0,
+    "pieces": 0,
+    "rate": 0.0,
+    "sent": [],
 }
-"""What the head reads of a heartbeat, and its types."""
+"""A heartbeat, by the types of whose fields the head knows one."""
 
 
 class WorkerHeartbeat:
     """Writes `workers/NAME.json`: what the worker is, does, and has sent. From a thread, so that a worker
     that samples is not silent."""
 
-    def __init__(self, objects: Objects, worker: str, facts: dict[str, Any]) -> None:
-        """facts: what does not change, such as host and device."""
+    def __init__(self, objects: Objects, worker: str, device: str = "") -> None:
+        """device: what its engine is on, where that is known."""
         self.objects, self.worker = objects, worker
-        self._state: dict[str, Any] = {
+        self._state: dict[str, Any] = EMPTY | {
             "worker": worker,
-            "attempt": "",
-            "state": LOADING,
-            "version": -1,
-            "unit": "",
-            "rate": 0.0,
-            "completions": 0,
-            "sent": [],
-            "goodbye": "",
-        } | facts
+            "host": socket.gethostname(),
+            "process": os.getpid(),
+        }
+        self._state["device"] = device
         self._serial = 0
         self._changing, self._writing = threading.Lock(), threading.Lock()
         self._news, self._stop = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
-    def start(self) -> None:
-        """Begins to write."""
+    def begin(self, attempt: str, device: str) -> None:
+        """Writes the first, before the engine is there: its trainer sees that somebody comes. A thread goes
+        on."""
+        self.say(attempt=attempt, device=device)
         self._thread.start()
 
     def note(self, **state: Any) -> None:
@@ -85,28 +84,23 @@ class WorkerHeartbeat:
             except (StorageError, StoreRefused) as error:
                 print(f"worker: {error}", flush=True)
 
-    def begin(self, attempt: str) -> None:
-        """The first, before the engine is there: its trainer sees that somebody comes."""
-        self.say(attempt=attempt)
-        self.start()
-
     def follow(self, attempt: str) -> None:
         """Goes on with an attempt, which knows nothing of what was sent to the one before. The weights are
         fetched first."""
         self.say(attempt=attempt, sent=[], state=FETCHING)
 
-    def sent(self, attempt: str, given: Given, completions: int, rate: float) -> None:
+    def sent(self, attempt: str, given: Given, rate: float) -> None:
         """A unit's samples are in the bucket. Says nothing to another attempt than the one that asked."""
-        if self._state["attempt"] != attempt:
-            return
-        sent = [*self._state["sent"], [given.unit, given.turn]][-KEPT_SENT:]
-        self.say(sent=sent, completions=self._state["completions"] + completions, rate=rate)
+        if self._state["attempt"] == attempt:
+            sent = [*self._state["sent"], [given.unit, given.turn]]
+            self.say(sent=sent[-KEPT_SENT:], rate=rate)
 
     def goodbye(self, why: str) -> None:
-        """The last one."""
+        """The last one, where there was a first."""
         self._stop.set()
         self._news.set()
-        self.say(goodbye=why)
+        if self._serial:
+            self.say(goodbye=why)
 
     def _run(self) -> None:
         while True:
@@ -121,8 +115,8 @@ def heartbeat_refusal(beat: Any, worker: str) -> str:
     """What is wrong with a heartbeat, as the end of a sentence; empty where the head can read it."""
     if not isinstance(beat, dict):
         return f"is a {type(beat).__name__}"
-    for name, kind in FIELDS.items():
-        value = beat.get(name)
+    for name, empty in EMPTY.items():
+        value, kind = beat.get(name), type(empty)
         kinds = (int, float) if kind is float else kind
         if not isinstance(value, kinds) or isinstance(value, bool):
             return f"has no {name} of type {kind.__name__}"

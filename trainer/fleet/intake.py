@@ -29,49 +29,40 @@ class Sent:
     is_probe: bool = False
 
 
-@dataclass(frozen=True)
-class Received:
-    """What came of it: samples, or why there are none; neither where they were not read."""
-
-    traces: list[Trace] | None = None
-    refused: str = ""
-    """Why what the worker wrote may not train."""
-    forged: str = ""
-    """Why what lies there is not what the worker wrote."""
+class RefusedSamples(ValueError):
+    """Why what a worker wrote may not train."""
 
 
-class Intake:
-    """Reads samples of one attempt. Raises StorageError."""
+Received = list[Trace] | RefusedSamples | Forged | FileNotFoundError | None
+"""What came of it: samples; why they may not train; why what lies there is not what the worker wrote; or
+nothing, where they were not read."""
 
-    def __init__(self, objects: Objects, expected: AskedUnit, pool: ThreadPoolExecutor) -> None:
-        self.objects, self.expected = objects, expected
-        self._pool = pool
 
-    def read(self, sent: Sequence[Sent]) -> Iterator[tuple[Sent, Received]]:
-        """All of them, in order."""
-        for start in range(0, len(sent), MOST_AT_ONCE):
-            some = sent[start : start + MOST_AT_ONCE]
-            # a row's prompt is made into tokens by this thread alone
-            limits = [self.expected.most_bytes(one.unit) if one.unit else 0 for one in some]
-            for one, body in zip(some, self._pool.map(self._fetch, some, limits), strict=True):
-                yield one, self._check(one, body)
+def read_samples(
+    sent: Sequence[Sent], objects: Objects, expected: AskedUnit, pool: ThreadPoolExecutor
+) -> Iterator[tuple[Sent, Received]]:
+    """All of them, in order. Raises StorageError."""
 
-    def _fetch(self, sent: Sent, most_bytes: int) -> bytes | Exception | None:
-        if sent.unit is None:
-            return None
+    def fetch(one: Sent, most_bytes: int) -> bytes | Forged | FileNotFoundError | None:
         try:
-            return self.objects.get(sent.key, most_bytes)
+            return objects.get(one.key, most_bytes) if one.unit else None
         except (Forged, FileNotFoundError) as error:
             return error
 
-    def _check(self, sent: Sent, body: bytes | Exception | None) -> Received:
-        if sent.unit is None or body is None:
-            return Received()
-        if isinstance(body, Exception):
-            return Received(forged=str(body))
-        try:
-            sampled = unpack(body)
-            why = refusal(sent.unit, sent.given.turn, sent.worker, sampled, self.expected)
-        except UNREADABLE as error:
-            return Received(refused=f"it cannot be read: {error}")
-        return Received(refused=why) if why else Received(sampled.traces)
+    for start in range(0, len(sent), MOST_AT_ONCE):
+        some = sent[start : start + MOST_AT_ONCE]
+        # a row's prompt is made into tokens by this thread alone
+        limits = [expected.most_bytes(one.unit) if one.unit else 0 for one in some]
+        for one, found in zip(some, pool.map(fetch, some, limits), strict=True):
+            yield one, checked(one, found, expected) if isinstance(found, bytes) else found
+
+
+def checked(sent: Sent, body: bytes, expected: AskedUnit) -> list[Trace] | RefusedSamples:
+    """The samples in what a worker wrote, or why they may not train."""
+    assert sent.unit is not None
+    try:
+        sampled = unpack(body)
+        why = refusal(sent.unit, sent.given.turn, sent.worker, sampled, expected)
+    except UNREADABLE as error:
+        why = f"it cannot be read: {error}"
+    return RefusedSamples(why) if why else sampled.traces

@@ -34,26 +34,16 @@ class Diverged(RuntimeError):
 
 @dataclass(frozen=True)
 class Version:
-    """What a manifest says of a version."""
+    """What a manifest says of a version, by these names."""
 
     number: int
     lineage: str
     parent: int
     parent_lineage: str
-    patches: tuple[dict[str, Any], ...]
+    patches: Sequence[dict[str, Any]]
     """By rank: key, bytes, sha256."""
-    digests: tuple[str, ...]
+    digests: Sequence[str]
     """By rank: sha256 of its shard; empty where none were taken."""
-
-    def to_json(self) -> dict[str, Any]:
-        """The manifest."""
-        return {
-            "version": self.number,
-            "lineage": self.lineage,
-            "parent": [self.parent, self.parent_lineage],
-            "patches": list(self.patches),
-            "digests": list(self.digests),
-        }
 
     @classmethod
     def read(cls, objects: Objects, number: int, lineage: str) -> Version:
@@ -63,13 +53,11 @@ class Version:
         value = objects.get_json(key)
         if value is None:
             raise FileNotFoundError(f"{key}: not in {objects.storage.url}")
-        parent, parent_lineage = value["parent"]
-        patches = tuple(value["patches"])
-        digests = tuple(value["digests"])
-        made = next_lineage(parent_lineage, [one["sha256"] for one in patches])
-        if (value["version"], value["lineage"]) != (number, lineage) or made != lineage:
+        found = cls(**value)
+        made = next_lineage(found.parent_lineage, [one["sha256"] for one in found.patches])
+        if (found.number, found.lineage) != (number, lineage) or made != lineage:
             raise Forged(f"{key} is of another version than its name says")
-        return cls(number, lineage, parent, parent_lineage, patches, digests)
+        return found
 
 
 def digest(pieces: Sequence[Tensor]) -> str:
@@ -132,14 +120,14 @@ class Mirror:
         """The content of each rank's shard."""
         return [digest(self.pieces(rank)) for rank in range(len(self.layout))]
 
-    def follow(self, objects: Objects, layout: Layout) -> None:
+    def follow(self, layout: Layout) -> None:
         """Goes on with a new attempt, whose ranks may share the weights out differently.
 
         Where they do, patches of older versions are for the older layout, and the way back ends here.
         """
         if layout != self.layout:
             self._behind.clear()
-        self.objects, self.layout = objects, layout
+        self.layout = layout
 
     def to(self, number: int, lineage: str, anchors: Sequence[Anchor]) -> None:
         """Brings the tensors to a version: forward by its patches, or back by undoing them; from an anchor

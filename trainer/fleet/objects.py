@@ -7,7 +7,7 @@
     weights/7-3f2c1a/00000021-r00005.patch rank 5: the changes of its shard since the parent
     mail/7-3f2c1a/WORKER.json              head: the units that this worker is to sample
     workers/WORKER.json                    worker, every 5 s: what it does and what it has sent
-    samples/7-3f2c1a/step-00000022/000041.2-WORKER.npz
+    samples/7-3f2c1a/000041.2-WORKER.npz
                                            worker: a unit, which was given out for the second time
     refused/7-3f2c1a/000041.2-WORKER.json  head: why a unit was not trained on
 
@@ -18,18 +18,23 @@ stranger.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
+from threading import Event
 from typing import Any, Literal
 
 from trainer.config.run_store import FLEET
-from trainer.errors import ObjectTooLarge
+from trainer.errors import ObjectTooLarge, StorageError, StoreRefused
 from trainer.storage.seal import Forged, Seal
 from trainer.storage.storage import Storage
 
 SIGNATURE_BYTES = 32
+ARRIVES_S = 0.2
+"""Seconds between two looks for objects that are awaited."""
 MOST_BYTES = {"workers": 1 << 20, "head": 4 << 20, "refused": 1 << 20}
 """Largest object of a kind, which is its folder."""
 MOST_OTHER_BYTES = 64 << 20
@@ -62,6 +67,18 @@ class Objects:
         signature, body = data[:SIGNATURE_BYTES], data[SIGNATURE_BYTES:]
         self.seal.check(f"{FLEET}/{name}", signature, body)
         return body
+
+    def wait_for(self, names: Sequence[str], pool: Executor, stop: Event) -> bool:
+        """Waits until there are objects of all these names, also while the store is away; False where `stop`
+        is set before."""
+        missing = list(names)
+        while missing:
+            with contextlib.suppress(StorageError, StoreRefused):
+                found = list(pool.map(self.storage.exists, missing))
+                missing = [name for name, is_there in zip(missing, found, strict=True) if not is_there]
+            if missing and stop.wait(ARRIVES_S):
+                return False
+        return True
 
     def put_json(self, name: str, value: Any) -> None:
         """Writes JSON data."""
@@ -129,14 +146,9 @@ def worker_key(worker: str) -> str:
     return f"{WORKERS}/{worker}.json"
 
 
-def samples_folder(attempt: str) -> str:
-    """Below which all samples of an attempt lie."""
-    return f"{SAMPLES}/{attempt}"
-
-
-def samples_key(attempt: str, step: int, unit: str, turn: int, worker: str) -> str:
+def samples_key(attempt: str, unit: str, turn: int, worker: str) -> str:
     """Where a worker's samples of a unit lie. turn: how often the unit had been given out by then."""
-    return f"{samples_folder(attempt)}/step-{step:08d}/{unit}.{turn}-{worker}.npz"
+    return f"{SAMPLES}/{attempt}/{unit}.{turn}-{worker}.npz"
 
 
 def refused_key(attempt: str, unit: str, turn: int, worker: str) -> str:

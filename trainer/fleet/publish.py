@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from trainer.checkpoint.attempt import Attempt, Attempts
 from trainer.config.run_store import RunStore
 from trainer.fleet import patch
 from trainer.fleet.mirror import digest
@@ -38,8 +40,12 @@ class PublisherPart:
         store = RunStore.of(process.config)
         assert store is not None, "fleet.workers without checkpoint.remote is refused before"
         self.storage = Storage(store.fleet)
+        self.attempts = Attempts.of(process.config)
         self._published: list[Tensor] = []
-        """The shard as workers have it, on the host."""
+        """The shard as workers have it, on the host, once the newest patch is sent."""
+        self._sending: threading.Thread | None = None
+        self._error: Exception | None = None
+        """Why the newest patch was not sent."""
 
     def open(self) -> OpenedShard:
         """Takes the weights as they stand for published: workers find them whole elsewhere."""
@@ -52,14 +58,17 @@ class PublisherPart:
 
     @torch.no_grad()
     def publish(self, version: int, attempt: str, with_digest: bool) -> dict[str, Any]:
-        """Sends what changed since the version before; returns this rank's entry in the manifest.
+        """Begins to send what changed since the version before, once that is sent: so one patch is on its
+        way, and at most one more in memory. Returns this rank's entry in the manifest.
 
-        Raises StorageError; then the version does not exist.
+        Raises what `settle` does, of the version before.
         """
         now = [piece.values for piece in self.learner.policy.partition.pieces()]
         data = patch.encode(self._published, now)
+        self.settle()
         key = patch_key(attempt, version, self.process.rank)
-        self.storage.put_bytes(key, data)  # unsigned: the signed manifest has its sha256
+        self._sending = threading.Thread(target=self._send, args=(attempt, key, data), daemon=True)
+        self._sending.start()
         for before, after in zip(self._published, now, strict=True):
             before.copy_(after)
         return {
@@ -68,6 +77,27 @@ class PublisherPart:
             "sha256": hashlib.sha256(data).hexdigest(),
             "digest": digest(self._published) if with_digest else "",
         }
+
+    def _send(self, attempt: str, key: str, data: bytes) -> None:
+        try:
+            Attempt(self.attempts, attempt).check()
+            self.storage.put_bytes(key, data)  # unsigned: the signed manifest has its sha256
+        except Exception as error:
+            self._error = error
+
+    def settle(self) -> None:
+        """Waits for the newest patch to be in the store. Raises Fenced, and what `Storage` does, where it
+        does not get there: then its version does not exist, and there is none after it."""
+        if self._sending is not None:
+            self._sending.join()
+        self.has_sent()
+
+    def has_sent(self) -> bool:
+        """Whether the newest patch is in the store. Raises as `settle`, and does not wait."""
+        is_sending = self._sending is not None and self._sending.is_alive()
+        if self._error is not None:  # asked after that: what ends meanwhile may end with one
+            raise self._error
+        return not is_sending
 
 
 def _on_host(values: Tensor) -> Tensor:

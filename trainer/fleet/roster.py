@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,10 +54,13 @@ class Counts:
         name = device.replace(" ", "-")
         self.by_device[name] = self.by_device.get(name, 0) + completions
 
-    def take_by_device(self) -> dict[str, float]:
-        """Metrics of `by_device`, which begins anew."""
+    def take_metrics(self) -> dict[str, float]:
+        """Metrics of what is counted since the last call: completions by what sampled them, and the share of
+        the workers' time in which they had no unit; 0 without workers."""
         found = {f"fleet/sampled_{name}": float(number) for name, number in self.by_device.items()}
+        found["fleet/idle_share"] = self.idle_s / self.worker_s if self.worker_s else 0.0
         self.by_device = {}
+        self.worker_s = self.idle_s = 0.0
         return found
 
     def lived(self, busy: Sequence[bool]) -> None:
@@ -69,34 +72,25 @@ class Counts:
         self.worker_s += passed_s * len(busy)
         self.idle_s += passed_s * busy.count(False)
 
-    def take_idle_share(self) -> float:
-        """Share of the workers' time since the last call in which they had no unit; 0 without workers."""
-        share = self.idle_s / self.worker_s if self.worker_s else 0.0
-        self.worker_s = self.idle_s = 0.0
-        return share
-
-
-@dataclass(frozen=True)
-class Heard:
-    """A heartbeat that was not read before."""
-
-    worker: str
-    beat: dict[str, Any]
-    """Empty where this code could not have written it."""
-    malformed: str = ""
-    """Why not, as the end of a sentence."""
-
 
 class Roster:
     """The workers of one attempt. Its head's thread alone calls what reads or deletes."""
 
     def __init__(
-        self, objects: Objects, attempt: str, counts: Counts, pool: ThreadPoolExecutor, poll_s: float
+        self,
+        objects: Objects,
+        attempt: str,
+        counts: Counts,
+        pool: ThreadPoolExecutor,
+        poll_s: float,
+        malformed: Callable[[str, str], None],
     ) -> None:
-        """poll_s: seconds between two looks while nobody is there."""
+        """poll_s: seconds between two looks while nobody is there. malformed: is told the worker whose
+        heartbeat this code could not have written, and why, as the end of a sentence."""
         self.objects, self.attempt = objects, attempt
         self.counts = counts
         self._pool, self._poll_s = pool, poll_s
+        self._malformed = malformed
         self.newest: dict[str, dict[str, Any]] = {}
         """The newest heartbeat of every worker that follows this attempt."""
         self.seen_at: dict[str, float] = {}
@@ -120,16 +114,16 @@ class Roster:
         """All that have a heartbeat in the bucket."""
         return sorted(self._known)
 
-    def read(self, workers: Collection[str]) -> list[Heard]:
+    def read(self, workers: Collection[str]) -> dict[str, dict[str, Any]]:
         """Their heartbeats that are new, read side by side, in the order of the names given. Raises
         StorageError."""
-        heard = []
+        heard = {}
         for name, found in zip(workers, self._pool.map(self._fetch, workers), strict=True):
             if isinstance(found, Forged):
                 self.counts.forged += 1
                 self._known.discard(name)  # until the next listing
-            elif found is not None:
-                heard += self._hear(name, found)
+            elif found is not None and self._is_new(name, found):
+                heard[name] = found
         return heard
 
     def _fetch(self, worker: str) -> Any:
@@ -138,15 +132,17 @@ class Roster:
         except Forged as error:
             return error
 
-    def _hear(self, worker: str, beat: Any) -> list[Heard]:
+    def _is_new(self, worker: str, beat: Any) -> bool:
+        """Whether the heartbeat is one of this attempt's that was not read before."""
         if why := heartbeat_refusal(beat, worker):
             self._known.discard(worker)
-            return [Heard(worker, {}, why)]
+            self._malformed(worker, why)
+            return False
         if self._serials.get(worker) == beat["serial"]:
-            return []
+            return False
         self._serials[worker] = beat["serial"]
         self.seen_at[worker] = time.monotonic()
-        return [Heard(worker, beat)] if beat["attempt"] == self.attempt else []
+        return beat["attempt"] == self.attempt
 
     def drop_silent(self, now: float) -> list[str]:
         """Forgets the workers that have been silent for long, with their heartbeats and mail; returns them.
@@ -160,16 +156,20 @@ class Roster:
             del self.seen_at[name]
         return silent
 
+    def device(self, worker: str) -> str:
+        """What its engine is on."""
+        return self.newest[worker]["device"]
 
-def roster_entry(beat: dict[str, Any], lives: bool, why: str, completions: int) -> dict[str, Any]:
-    """A worker as display and report tell it. why: it does not live. completions: its accepted ones."""
-    return {
-        "worker": beat["worker"],
-        "host": beat["host"],
-        "device": beat["device"],
-        "lives": lives,
-        "why": why,
-        "state": beat["state"],
-        "completions": completions,
-        "completions_per_s": beat["rate"] if lives else 0.0,
-    }
+    def entry(self, worker: str, lives: bool, why: str) -> dict[str, Any]:
+        """A worker as display and report tell it. why: it does not live, where it does not."""
+        beat = self.newest[worker]
+        return {
+            "worker": worker,
+            "host": beat["host"],
+            "device": beat["device"],
+            "lives": lives,
+            "why": "" if lives else why,
+            "state": beat["state"],
+            "completions": self.counts.by_worker.get(worker, 0),
+            "completions_per_s": beat["rate"] if lives else 0.0,
+        }

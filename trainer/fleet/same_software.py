@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -23,16 +22,6 @@ def packages() -> dict[str, str]:
     return found
 
 
-def differing(theirs: Mapping[str, str], ours: Mapping[str, str]) -> str:
-    """The first package whose version differs, in words; empty where none does."""
-    for name in sorted(theirs.keys() | ours.keys()):
-        if theirs.get(name) != ours.get(name):
-            return (
-                f"{name} is {ours.get(name, 'missing')} here and {theirs.get(name, 'missing')} at the trainer"
-            )
-    return ""
-
-
 def check_same(about: dict[str, Any]) -> None:
     """Raises ConfigError where code or packages are not the trainer's."""
     if about["code"] != code_fingerprint():
@@ -40,5 +29,11 @@ def check_same(about: dict[str, Any]) -> None:
             "the trainer runs other code than this worker: start the worker from the checkout or image that"
             " the run was launched from"
         )
-    if different := differing(about["packages"], packages()):
-        raise ConfigError(f"{different}: install the locked requirements, or take the run's image")
+    theirs, ours = about["packages"], packages()
+    for name in sorted(theirs.keys() | ours.keys()):
+        here, there = ours.get(name, "missing"), theirs.get(name, "missing")
+        if here != there:
+            raise ConfigError(
+                f"{name} is {here} here and {there} at the trainer: install the locked requirements, or take"
+                " the run's image"
+            )

@@ -110,13 +110,14 @@ class Scheduler:
         self._refused.setdefault(given.unit, set()).add(worker)
         return len(self._refused[given.unit])
 
-    def tick(self, now: float) -> dict[str, list[Given]]:
-        """Gives units out; returns what every living worker is to sample, in order."""
+    def tick(self, now: float, unready: Set[str] = frozenset()) -> dict[str, list[Given]]:
+        """Gives units out; returns what every living worker is to sample, in order. unready: units whose
+        weights no worker can fetch yet."""
         for name in [name for name, seen in self.workers.items() if now - seen.at > self.lost_s]:
             self.leave(name)
             self.lost += 1
         owned = self._owned()
-        for unit in [unit for unit in self.cost if unit not in owned]:
+        for unit in [unit for unit in self.cost if unit not in owned and unit not in unready]:
             if self.own_engines and unit in self._refused:
                 continue
             name = self._next_free(unit)

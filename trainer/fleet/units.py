@@ -28,10 +28,6 @@ UNREADABLE = (
     zipfile.BadZipFile,
 )
 """What reading an archive raises that is not whole, is none, or holds something else than samples."""
-ABOUT_BYTES = 4 << 20
-"""Largest part of a unit's samples that is not in its tokens."""
-TOKEN_BYTES = 32
-"""Most bytes that a token takes in a unit's samples, its experts aside."""
 
 
 @dataclass(frozen=True)
@@ -92,14 +88,6 @@ def pack(unit: RolloutUnit, turn: int, worker: str, traces: Sequence[Trace]) -> 
     arrays = {"about": text_array(about)} | trace_columns(traces)
     np.savez(out, **arrays)  # ty: ignore[invalid-argument-type]
     return out.getvalue()
-
-
-def most_bytes(unit: RolloutUnit, longest_prompt: int, route_bytes: int = 0) -> int:
-    """The largest archive that a unit's samples may be. longest_prompt: tokens. route_bytes: of the experts
-    of one token."""
-    completions = len(unit.prompts) * unit.samples_per_prompt
-    tokens = completions * (unit.max_tokens + longest_prompt)
-    return ABOUT_BYTES + tokens * (TOKEN_BYTES + route_bytes)
 
 
 def check_archive(body: bytes) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trainer.algorithm.traces import Trace
-from trainer.fleet.units import RolloutUnit, Sampled, most_bytes
+from trainer.fleet.units import RolloutUnit, Sampled
 
 ROUNDING = 1e-4
 """Nats above 0 that a log-probability may be by rounding."""
@@ -20,6 +20,10 @@ LEAST_LOGPROB = -1e4
 """Nats below which no sampled token is."""
 NOT_FINITE = "a log-probability is not finite: its GPU or its weights are broken"
 """Ends a refusal that is its worker's alone: another worker would send something else."""
+ABOUT_BYTES = 4 << 20
+"""Largest part of a unit's samples that is not in its tokens."""
+TOKEN_BYTES = 32
+"""Most bytes that a token takes in a unit's samples, its experts aside."""
 CERTAIN_TOKENS = 64
 """Sampled tokens of a unit that cannot all have been certain."""
 
@@ -55,7 +59,8 @@ class AskedUnit:
         """The largest object that holds a unit's samples."""
         prompts = [len(self.prompt_ids(unit.split, prompt.row)) for prompt in unit.prompts]
         routes = 2 * self.routers.layers * self.routers.active if self.routers else 0
-        return most_bytes(unit, max(prompts, default=0), routes)
+        tokens = int(unit.cost) * (unit.max_tokens + max(prompts, default=0))
+        return ABOUT_BYTES + tokens * (TOKEN_BYTES + routes)
 
 
 def refusal(unit: RolloutUnit, turn: int, worker: str, sampled: Sampled, expected: AskedUnit) -> str:

@@ -25,6 +25,7 @@ import traceback
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -111,7 +112,7 @@ class Sender:
             one.result()
         return len(self._unsent) >= MOST_UNSENT
 
-    def send(self, attempt: str, given: Given, key: str, body: bytes, completions: int, rate: float) -> None:
+    def send(self, attempt: str, given: Given, key: str, body: bytes, rate: float) -> None:
         """Returns at once. The head hears of the samples when they are in the bucket."""
 
         def work() -> None:
@@ -122,7 +123,7 @@ class Sender:
                     print(f"worker: unit {given.unit}: {error}", flush=True)
                     self._closed.wait(self._pause_s)
                 else:
-                    return self.heartbeat.sent(attempt, given, completions, rate)
+                    return self.heartbeat.sent(attempt, given, rate)
 
         self._unsent.append(self._pool.submit(work))
 
@@ -144,9 +145,9 @@ class Worker:
         seal = Seal(run_id, secret())
         self.objects = Objects(Storage(store.fleet), seal)
         self.following = Following(self.objects, AttemptRecord(Storage(store.attempts), seal), name)
-        self.heartbeat: WorkerHeartbeat | None = None
+        self.heartbeat = WorkerHeartbeat(self.objects, name)
         self._lookout = Lookout(self.following, name, poll_s)
-        self._sender: Sender
+        self._sender = Sender(self.objects, self.heartbeat, poll_s)
         self.why = ""
         self.attempt = ""
         """The attempt of the trainer that it samples for."""
@@ -167,7 +168,7 @@ class Worker:
         """At a notice, from a thread of its own: what is half sampled is lost, and somebody else samples
         it."""
         print(f"worker {self.name}: {reason}", flush=True)
-        self._goodbye(reason)
+        self.heartbeat.goodbye(reason)
         sys.stdout.flush()
         assert self._notice is not None
         os._exit(self._notice.exit_code)
@@ -177,7 +178,7 @@ class Worker:
         print(f"worker {self.name}: ends: {why}", flush=True)
         timer = threading.Timer(GOODBYE_S, os._exit, (code or EXIT_ERROR,))
         timer.start()
-        self._goodbye(why)
+        self.heartbeat.goodbye(why)
         os._exit(code or EXIT_ERROR)
 
     def _wait_for_run(self) -> dict[str, Any] | None:
@@ -233,32 +234,25 @@ class Worker:
             from trainer.ranks.environment import environment
 
             os.environ |= environment(config)  # before torch and vLLM are imported
-            from trainer.fleet.engine_worker import EngineWorker, facts
+            from trainer.fleet.engine_worker import EngineWorker
 
             started = time.monotonic()
-
-            def known(device: str) -> None:
-                """The trainer sees that somebody comes before the engine is there: 72B loads for minutes."""
-                self.heartbeat = WorkerHeartbeat(self.objects, self.name, facts(device))
-                self.heartbeat.begin(self.attempt)
-
-            engine = EngineWorker(config, self.objects, about, self._rank_lost, known)
+            begin = partial(self.heartbeat.begin, self.attempt)
+            engine = EngineWorker(config, self.objects, about, self._rank_lost, begin)
             return self._begin(engine, started)
 
     def _begin(self, engine: EngineWorker, started: float) -> int:
         """started: when the engine began to load."""
-        assert self.heartbeat is not None
-        self._sender = Sender(self.objects, self.heartbeat, self.poll_s)
         self._lookout.start()
         try:
-            return self._loop(engine, started)
+            self._follow(engine, self.attempt)
+            print(f"worker {self.name}: ready after {time.monotonic() - started:.0f} s", flush=True)
+            return self._loop(engine)
         finally:
             self._sender.close()
             self._lookout.stop()
 
-    def _loop(self, engine: EngineWorker, started: float) -> int:
-        self._follow(engine, self.attempt)
-        print(f"worker {self.name}: ready after {time.monotonic() - started:.0f} s", flush=True)
+    def _loop(self, engine: EngineWorker) -> int:
         done: set[Given] = set()
         failures = 0
         seen = self._lookout.last()
@@ -279,7 +273,7 @@ class Worker:
                 continue
             todo = self._todo(seen, done)
             if not todo or seen is None:
-                self._note(state=IDLE, unit="")
+                self.heartbeat.note(state=IDLE)
                 seen = self._lookout.newer()
                 continue
             try:
@@ -295,7 +289,7 @@ class Worker:
                 failures += 1
                 print(f"worker {self.name}: unit {todo[0][1].unit}: {error}", flush=True)
                 if failures == FAILURES:
-                    self._goodbye(str(error))
+                    self.heartbeat.goodbye(str(error))
                     raise
                 self.following.doubt()
                 seen = self._lookout.newer()
@@ -311,14 +305,13 @@ class Worker:
         about = self.following.about()
         assert about is not None
         check_same(about)
-        engine.follow(self.objects, about["layout"])
+        engine.follow(about["layout"])
         self._follow(engine, self.following.attempt)
         print(f"worker {self.name}: follows attempt {self.attempt}", flush=True)
 
     def _follow(self, engine: EngineWorker, attempt: str) -> None:
         """Joins an attempt. Its trainer sees at once that somebody comes, and waits for the probe from when
         the weights are here. A failure to fetch them is tried again with the first unit."""
-        assert self.heartbeat is not None
         self.attempt = attempt
         self._sender.follow(attempt)
         self.heartbeat.follow(attempt)
@@ -332,30 +325,22 @@ class Worker:
         self.heartbeat.say(state=IDLE)
 
     def _sample(self, engine: EngineWorker, seen: Seen, unit: RolloutUnit, given: Given) -> None:
-        self._note(state=SAMPLING, unit=given.unit, version=unit.version)
+        self.heartbeat.note(state=SAMPLING)
         try:
             traces, seconds = engine.sample(unit, seen)
         except Exception as error:
             if not engine.out_of_step:
                 raise
             time.sleep(RANK_SAYS_S)
-            self._goodbye(f"the ranks of its engine are out of step: {error}")
+            self.heartbeat.goodbye(f"the ranks of its engine are out of step: {error}")
             raise OutOfStep from error
-        key = samples_key(seen.attempt, unit.step, given.unit, given.turn, self.name)
+        key = samples_key(seen.attempt, given.unit, given.turn, self.name)
         body = pack(unit, given.turn, self.name, traces)
-        self._sender.send(seen.attempt, given, key, body, len(traces), len(traces) / max(seconds, 1e-3))
-
-    def _note(self, **state: Any) -> None:
-        assert self.heartbeat is not None
-        self.heartbeat.note(**state)
-
-    def _goodbye(self, why: str) -> None:
-        if self.heartbeat is not None:
-            self.heartbeat.goodbye(why)
+        self._sender.send(seen.attempt, given, key, body, len(traces) / max(seconds, 1e-3))
 
     def _ended(self, why: str) -> int:
         print(f"worker {self.name}: ends: {why}", flush=True)
-        self._goodbye(why)
+        self.heartbeat.goodbye(why)
         return EXIT_OK
 
 

@@ -311,7 +311,7 @@ NAMES: dict[str, Name] = {
     ),
     # --- the fleet (`fleet.workers`); counts are since the start of this process
     "fleet/wait_s": Name("s", "The trainer's wait for samples in this step: idle GPUs."),
-    "fleet/publish_s": Name("s", "Sending what changed of the weights, all ranks at once."),
+    "fleet/publish_s": Name("s", "Finding what changed of the weights, and waiting until the last is sent."),
     "fleet/patch_mib": Name("MiB", "The newest version's changes, all ranks."),
     "fleet/workers": Name("count", "Workers that live and follow this attempt."),
     "fleet/idle_share": Name("fraction", "Share of the workers' time in this step without a unit to sample."),
