@@ -15,11 +15,12 @@ import tables  # ty: ignore[unresolved-import]
 
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 CONFIG = ROOT / ".ci/mkdocs.yml"
-MOST_WORDS = 43_000
-"""In all pages and README together, without what is generated and drawn."""
+MOST_WORDS = 42_000
+"""In all pages and README together, without what is generated, drawn, or a command."""
 GENERATED = re.compile(
     r"<!-- (\w+): python.*?<!-- end of \1 -->|<!-- drawn by.*?<!-- end of the drawing -->", re.S
 )
+CODE = re.compile(r"^```.*?^```|^ {4}\S[^\n]*", re.M | re.S)
 
 
 @pytest.mark.parametrize("page", tables.TABLES)
@@ -38,6 +39,7 @@ def test_a_page_begins_with_who_it_is_for(page):
 def test_a_person_can_read_them():
     pages = [*PAGES, ROOT / "README.md"]
     text = GENERATED.sub("", "\n".join(page.read_text() for page in pages))
+    text = CODE.sub("", text)
     assert sum(any(map(str.isalnum, word)) for word in text.split()) <= MOST_WORDS
 
 
