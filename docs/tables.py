@@ -6,6 +6,7 @@ what launch.py needs: Click, PyYAML and rich.
 
 from __future__ import annotations
 
+import argparse
 import ast
 import re
 import sys
@@ -19,9 +20,10 @@ import click
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from data_prep import options as data_options  # noqa: E402
 from recipes import spec  # noqa: E402
 from recipes.capabilities import CAPABILITIES, Capability  # noqa: E402
-from recipes.command_line import LAUNCH_NAMES, Argument, Command  # noqa: E402
+from recipes.command_line import LAUNCH_NAMES, PANELS, Argument, Command  # noqa: E402
 from recipes.commands import launch  # noqa: E402
 from recipes.plan import cheaper, hourly  # noqa: E402
 from recipes.screens import fleet_screen, plan_facts  # noqa: E402
@@ -30,6 +32,7 @@ from trainer.observe.metric_names import NAMES  # noqa: E402
 
 COMMAND = "python docs/tables.py"
 RECIPE_SECTIONS = ("cluster", "sample", "storage", "budget", "site")
+OF_A_COMMAND = ("argument or option", "what it is")
 EXIT_NAMES = re.compile(r'^EXIT_\w+ = (\d+)\n"""(.*?)"""', re.M | re.S)
 PLATFORMS = {
     "": "`bash`",
@@ -179,15 +182,34 @@ def parameters(command: click.Command) -> Iterator[tuple[str, str]]:
 
 
 def commands() -> str:
-    """Every command of launch.py with its own arguments and options."""
-    parts = []
+    """Every command of launch.py with its own arguments and options, in the panels of `--help`."""
+    parts = {panel: [f"### {panel}"] for panel in PANELS}
     for name, command in launch.commands.items():
+        assert isinstance(command, Command)
         about = " ".join((command.help or "").split("\n\n")[0].split())
-        starts = isinstance(command, Command) and command.starts
-        more = " Takes the [options of every launch](#options-of-every-launch)." if starts else ""
+        more = " Takes the [options of every launch](#options-of-every-launch)." if command.starts else ""
         rows = list(parameters(command))
-        shown = "\n\n" + table(("", ""), rows) if rows else ""
-        parts.append(f"### {name}\n\n{about}{more}{shown}")
+        shown = "\n\n" + table(OF_A_COMMAND, rows) if rows else ""
+        parts[command.panel].append(f"#### {name}\n\n{about}{more}{shown}")
+    return "\n\n".join(part for panel in parts.values() for part in panel)
+
+
+def data_commands() -> str:
+    """The commands of `launch.py data` with their arguments and options."""
+    parser = data_options.parser()
+    group = next(one for one in parser._actions if isinstance(one, argparse._SubParsersAction))
+    about = {one.dest: one.help for one in group._choices_actions}
+    parts = []
+    for name, command in group.choices.items():
+        rows = []
+        for one in command._actions[1:]:  # behind --help
+            words = (
+                ", ".join(one.option_strings),
+                one.metavar or (one.dest if not one.option_strings else ""),
+            )
+            said = (one.help or "") % {"default": one.default}
+            rows.append((f"`{' '.join(filter(None, map(str, words)))}`", said))
+        parts.append(f"### data {name}\n\n{about[name]}\n\n{table(OF_A_COMMAND, rows)}")
     return "\n\n".join(parts)
 
 
@@ -196,7 +218,7 @@ def launches() -> str:
     up = launch.commands["up"]
     context = click.Context(up)
     records = [one.get_help_record(context) for one in up.params if one.name in LAUNCH_NAMES]
-    return table(("", ""), [(f"`{one[0]}`", one[1]) for one in records if one])
+    return table(OF_A_COMMAND, [(f"`{one[0]}`", one[1]) for one in records if one])
 
 
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
@@ -204,7 +226,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
         "run": lambda: options(config.RunConfig),
         "recipe": lambda: options(spec.Recipe, RECIPE_SECTIONS),
     },
-    "commands.md": {"commands": commands, "launches": launches},
+    "commands.md": {"commands": commands, "data": data_commands, "launches": launches},
     "failures.md": {"codes": codes},
     "memory.md": {"facts": facts},
     "metrics.md": {"metrics": metrics},
