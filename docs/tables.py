@@ -203,10 +203,8 @@ def data_commands() -> str:
     for name, command in group.choices.items():
         rows = []
         for one in command._actions[1:]:  # behind --help
-            words = (
-                ", ".join(one.option_strings),
-                one.metavar or (one.dest if not one.option_strings else ""),
-            )
+            takes = one.metavar or "|".join(one.choices or ()) or ("" if one.option_strings else one.dest)
+            words = (", ".join(one.option_strings), takes)
             said = (one.help or "") % {"default": one.default}
             rows.append((f"`{' '.join(filter(None, map(str, words)))}`", said))
         parts.append(f"### data {name}\n\n{about[name]}\n\n{table(OF_A_COMMAND, rows)}")
