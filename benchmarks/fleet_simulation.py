@@ -225,7 +225,7 @@ def measure() -> dict[str, Any]:
 
 
 def table(result: dict[str, Any]) -> str:
-    """The rows as docs/memory.md has them."""
+    """The rows as docs/planned.md has them."""
     lines = [
         "| a worker lives | the trainer lives | 2 workers: h, $, again | 3 workers | without workers: h, $ |",
         "|---|---|---|---|---|",

@@ -1,4 +1,4 @@
-"""Tables of docs/memory.md that follow from the plan alone: `python -m benchmarks.plan_tables` writes them
+"""Tables of docs/planned.md that follow from the plan alone: `python -m benchmarks.plan_tables` writes them
 anew. Arithmetic, so no machine matters to it.
 
 Seconds of each phase beside their roofline: what the same work takes where every kernel reaches what single
@@ -21,7 +21,7 @@ from recipes.spec import Recipe
 from trainer.config.budget import trained
 from trainer.hardware import adapters
 
-DOCS = Path(__file__).parents[1] / "docs/memory.md"
+DOCS = Path(__file__).parents[1] / "docs/planned.md"
 GIB = 2**30
 FAR = 1.5
 """A phase whose plan is more than so many times its roofline gets a reason."""

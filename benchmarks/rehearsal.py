@@ -28,7 +28,7 @@ from trainer.hardware.model_shapes import Shape
 OUT = Path(__file__).with_suffix(".json")
 HOUR = Path(__file__).parents[1] / "docs/first-gpu-hour.md"
 SHOWN = tuple(f"grpo-qwen2.5-vl-{size}-mathv60k" for size in ("3b", "7b", "32b", "72b"))
-"""Recipes whose rooflines docs/memory.md shows."""
+"""Recipes whose rooflines docs/planned.md shows."""
 EACH = (("logprobs", "longest"), ("update", "longest"))
 """(what, kind of row) of the passes that nearly every recipe plays: longest samples."""
 SHARED = (("logprobs", "shared"), ("update", "shared"))
@@ -118,7 +118,7 @@ def seconds(recipe: str, what: str, one: dict[str, Any], gpu: str = "H100") -> t
 
 
 def roofline_row(recipe: str, what: str, one: dict[str, Any]) -> str:
-    """The pass in the table of docs/memory.md."""
+    """The pass in the table of docs/planned.md."""
     roof, planned = seconds(recipe, what, one)
     size = recipe.split("-")[3].upper()
     work = f"{one['matrix_flops'] / 1e12:,.0f} | {one['moved_bytes'] / 1e9:,.0f}"
@@ -127,7 +127,7 @@ def roofline_row(recipe: str, what: str, one: dict[str, Any]) -> str:
 
 
 def roofline() -> str:
-    """The table of docs/memory.md."""
+    """The table of docs/planned.md."""
     passes = json.loads(OUT.read_text())["passes"]
     head = (
         "| pass | tokens | products, TFLOP | other kernels, GB | roofline s | plan s | plan / roofline |\n"

@@ -168,7 +168,7 @@ def measure() -> dict[str, Any]:
 
 
 def table(result: dict[str, Any]) -> str:
-    """The rows as docs/memory.md has them."""
+    """The rows as docs/planned.md has them."""
     lines = [
         "| spot workers | that stay | the trainer lives | h | most h | $ | again | lost |"
         " without workers: h, $ |",

@@ -243,7 +243,7 @@ SET = click.option(
     type=NameType("setting", settings),
     multiple=True,
     metavar="A.B=C",
-    help="override a field, or all of @FILE.yaml (docs/options.md)",
+    help="override a field, or all of @FILE.yaml (docs/reference.md)",
 )
 DRY_RUN = click.option("--dry-run", is_flag=True, help="show what would run, start nothing")
 TAKEOVER = click.option(

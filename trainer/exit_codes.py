@@ -9,23 +9,24 @@ from __future__ import annotations
 EXIT_OK = 0
 """The run finished."""
 EXIT_ERROR = 1
-"""A defect, or anything not foreseen. Starting again would most likely fail again."""
+"""A defect, or anything not foreseen; the traceback is in the run's launch.log."""
 EXIT_CONFIG = 2
 """The configuration, the data, the credentials or the bucket cannot work; the last line says what to
 change."""
 EXIT_PREEMPTED = 33
 """The node received a preemption notice; the run resumes from its last committed checkpoint."""
 EXIT_NODE_LOST = 34
-"""Another node, or a rank, vanished."""
+"""Another node, or a rank, vanished, did not come, or hangs."""
 EXIT_STORAGE = 35
-"""The object store or the model hub failed for longer than the retries last, or the disk is full."""
+"""The object store or the model hub failed for longer than the retries last; or the disk is full,
+read-only or failing."""
 EXIT_PREFLIGHT = 36
 """This node failed its checks (GPU, network, disk): try another."""
 EXIT_FENCED = 37
 """A newer attempt of the same run replaced this one, which must not be started again."""
 EXIT_GAVE_UP = 38
 """The restart budget is used up without a new checkpoint, the run's hours are over, or a process has died
-twice at one step; only `resume` starts the run again."""
+twice at one step; only `resume` opens it again."""
 EXIT_RAY = 39
 """Ray did not start on this machine, or failed, several times in a row; the machine is too busy or broken."""
 EXIT_INTERRUPTED = 130

@@ -26,6 +26,7 @@ class Cheaper:
     change: str
     """What to write on the command line."""
     hours: float
+    """What the run then takes."""
     usd: float | None
     """None: on machines of your own."""
     but: str

@@ -44,8 +44,11 @@ class HourlyPrice:
     usd: float
     """Dollars per hour, all nodes."""
     target: str
+    """Where."""
     gpu: str
+    """The GPU of its machines."""
     spot: bool
+    """Whether it is a price of spot machines."""
     most_usd: float | None
     """What a check, which ends within its hours, costs at most, without start and set-up; None: no check."""
 

@@ -11,23 +11,23 @@ import random
 from dataclasses import dataclass
 
 STEP = (1 / 1.3, 1.3)
-"""Step time of a text model: published steps lie within this factor of their plan (docs/memory.md)."""
+"""Step time of a text model: published steps lie within this factor of their plan (docs/planned.md)."""
 VISION_STEP = (1 / 1.3, 2.4)
 """Step time of a vision model: other trainers' published steps took 1.6 to 2.3 times our plan of them, and an
 H100's own step of 3B what the plan says of the code that it ran (docs/performance.md)."""
 PUBLISHED_VISION_END = 7.6
-"""The slowest published step of a vision model beside its plan (docs/memory.md): eight images a prompt, whose
-host was the limit."""
+"""The slowest published step of a vision model beside its plan (docs/planned.md): eight images a prompt, and
+its host was the limit."""
 VISION_REASONS = (
     "Why others are slower, where it is known: update, each completion computes its prompt and image anew (a"
     " third of the gap); rollout, `generate` of transformers without an engine; host, one run whose"
-    " processors were the limit; the rest is not explained (docs/memory.md)."
+    " processors were the limit; the rest is not explained (docs/planned.md)."
 )
 """What is known of the gap, per phase; the plan prints it."""
 SEVERAL_NODES = 1.9
 """How many times longer a step of supervised training takes on several nodes than its parts add up to: the
 middle of Qwen's published steps on two servers, 1.6 to 2.4 times at every length alike, so it is not their
-network. No reason is published (docs/memory.md)."""
+network. No reason is published (docs/planned.md)."""
 SEVERAL_NODES_STEP = (1 / SEVERAL_NODES, 1.3)
 """Step time of supervised training on several nodes. At the lower end nothing is lost between nodes."""
 COMPLETIONS = (0.8, 3.0)

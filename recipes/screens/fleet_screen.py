@@ -31,19 +31,27 @@ class PlannedFleet:
     trainer: str
     """GPUs that learn; "A of B x GPU" where the others of the same nodes sample."""
     target: str
+    """Where those are."""
     market: str
     """spot or on demand, as that of the worker."""
     count: int
+    """Workers."""
     worker: str | None
+    """GPUs of one; null without workers."""
     worker_target: str | None
+    """Where it is."""
     worker_market: str | None
+    """Spot or on demand."""
     ahead: int
     """Steps that sampling is ahead of learning."""
     enough: int
     """The fewest steps ahead at which nothing waits for the longest completion."""
     unit_prompts: int
+    """Prompts that a worker samples at once."""
     step_s: float
+    """Seconds of a whole step."""
     hours: float
+    """The run's."""
     usd: float
     """The run's, egress included."""
     egress_usd: float
@@ -57,9 +65,13 @@ class FleetFacts:
     """What `plan --fleet --json` prints."""
 
     schema: int = SCHEMA
+    """As of `plan --json`."""
     recipe: str
+    """Its name."""
     steps: int
+    """Steps of the run."""
     verdict: str
+    """In one line."""
     gain: bool
     """Whether workers are one: those of `sample`, where the recipe names them."""
     alone: list[PlannedFleet]
@@ -69,6 +81,7 @@ class FleetFacts:
     taken: PlannedFleet | None
     """The cheapest that keeps the limits."""
     remarks: list[str]
+    """Warnings, in sentences."""
 
 
 def facts_of(recipe: Recipe, found: Fleets, limits: tuple[float, float]) -> FleetFacts:

@@ -26,19 +26,27 @@ class PlannedOffer:
     """One way to run the recipe."""
 
     target: str
+    """Where."""
     gpu: str
+    """Its GPUs."""
     market: str
     """spot, on demand, or yours: machines of your own."""
     usd_per_hour: float | None
     """All nodes; null for machines of your own, as all dollars."""
     step_s: float
+    """Seconds of a whole step."""
     hours: float
+    """Expected, preemptions included."""
     hours_10: float
     """Within which a tenth of the simulated runs end."""
     hours_90: float
+    """Within which nine tenths end."""
     usd: float | None
+    """Expected dollars of the run."""
     usd_10: float | None
+    """Dollars at hours_10."""
     usd_90: float | None
+    """Dollars at hours_90."""
     preemptions: float
     """Expected number."""
 
@@ -48,7 +56,9 @@ class PlanLimits:
     """What --deadline and --budget asked for."""
 
     deadline_hours: float | None
+    """Null if none was given."""
     budget_usd: float | None
+    """The same."""
     kept: bool
     """Whether an offer keeps them."""
     said: list[str]
@@ -60,9 +70,13 @@ class PlanFacts:
     """Figures in the units of their names; GiB and seconds are of one GPU and of one step."""
 
     schema: int = SCHEMA
+    """Goes up when a name goes or changes its meaning."""
     recipe: str
+    """Its name."""
     description: str
+    """In a sentence."""
     machines: str
+    """Nodes and GPUs in a word."""
     fits: bool | None
     """Whether the model fits the GPUs; null where it needs none."""
     verdict: str
@@ -74,6 +88,7 @@ class PlanFacts:
     gpu: str
     """That memory_gib is planned for."""
     gpu_gib: float | None
+    """That GPU's memory."""
     memory_gib: dict[str, float]
     """By phase, in order."""
     allocated_gib: dict[str, float]
@@ -83,7 +98,9 @@ class PlanFacts:
     host_gib: float | None
     """RAM of a node."""
     disk_gib: float | None
+    """Disk of a node."""
     steps: int | None
+    """Steps of the run."""
     step_s: dict[str, float]
     """By phase, of the offer that is taken."""
     offers: list[PlannedOffer]
@@ -97,12 +114,15 @@ class PlanFacts:
     hourly: list[HourlyPrice]
     """Prices of a recipe that trains nothing, cheapest first."""
     assumptions: list[str]
+    """Sentences."""
     remarks: list[str]
     """Warnings, what was left out, and what is planned of other machines."""
     expected: list[str]
     """Bands of metrics that the recipe promises."""
     not_promised: str
+    """A sentence on what is not."""
     limits: PlanLimits | None = field(default=None)
+    """What --deadline and --budget asked for; null without them."""
 
 
 def facts_of(

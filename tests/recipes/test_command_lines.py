@@ -11,7 +11,8 @@ from recipes import command_line
 from recipes.commands import launch
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("*/*/README.md"))]
+FRONT = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]
+PAGES = [*FRONT, *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("*/*/README.md"))]
 SCRIPTS = [
     path
     for folder in ("trainer", "recipes", "data_prep", "benchmarks", "examples", "docs", "requirements")

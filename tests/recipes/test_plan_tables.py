@@ -1,4 +1,4 @@
-"""Tables of docs/memory.md: every recipe's seconds beside their roofline, and host memory by its shards."""
+"""Tables of docs/planned.md: every recipe's seconds beside their roofline, and host memory by its shards."""
 
 from __future__ import annotations
 
@@ -40,4 +40,4 @@ def test_the_page_shows_what_the_plan_says_now(table):
     missing = [row for row in table().splitlines() if row not in lines]
     if missing:
         names = ", ".join(row.split(" | ")[0].strip("| ") for row in missing)
-        pytest.fail(f"docs/memory.md is older than the plan: `{RENEW}` (rows: {names})", pytrace=False)
+        pytest.fail(f"docs/planned.md is older than the plan: `{RENEW}` (rows: {names})", pytrace=False)

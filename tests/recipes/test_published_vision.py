@@ -10,7 +10,7 @@ from recipes.plan import cost, images, memory, passes, spread
 from recipes.presets import get
 from recipes.spec import override
 
-DOCS = Path(__file__).parents[2] / "docs/memory.md"
+DOCS = Path(__file__).parents[2] / "docs/planned.md"
 
 
 def planned(run: VisionRun, alone: bool) -> cost.StepTime:

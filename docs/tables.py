@@ -1,0 +1,253 @@
+"""Writes the pages' tables that restate code: `python docs/tables.py`; tests/test_docs.py holds them to it.
+
+A table stands between two comments: `<!-- NAME: python docs/tables.py -->` and `<!-- end of NAME -->`. Needs
+what launch.py needs: Click, PyYAML and rich.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, Field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import click
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from data_prep import options as data_options  # noqa: E402
+from recipes import spec  # noqa: E402
+from recipes.capabilities import CAPABILITIES, Capability  # noqa: E402
+from recipes.command_line import LAUNCH_NAMES, PANELS, Argument, Command  # noqa: E402
+from recipes.commands import launch  # noqa: E402
+from recipes.plan import cheaper, hourly  # noqa: E402
+from recipes.screens import fleet_screen, plan_facts  # noqa: E402
+from trainer import config, exit_codes  # noqa: E402
+from trainer.observe.metric_names import NAMES  # noqa: E402
+
+COMMAND = "python docs/tables.py"
+RECIPE_SECTIONS = ("cluster", "sample", "storage", "budget", "site")
+OF_A_COMMAND = ("argument or option", "what it is")
+EXIT_NAMES = re.compile(r'^EXIT_\w+ = (\d+)\n"""(.*?)"""', re.M | re.S)
+PLATFORMS = {
+    "": "`bash`",
+    "sky": "SkyPilot",
+    "dstack": "dstack",
+    "kubectl": "`kubectl`",
+    "sbatch": "Slurm",
+    "qsub": "PBS",
+    "ssh": "`ssh`",
+}
+
+
+def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    """A table of Markdown, on one line a row."""
+    lines = [head, ("---",) * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def meanings(kind: type) -> dict[str, str]:
+    """What stands under each field of a dataclass and of those that it extends, by the field's name."""
+    found: dict[str, str] = {}
+    for one in reversed(kind.__mro__[:-1]):
+        tree = ast.parse(Path(sys.modules[one.__module__].__file__ or "").read_text())
+        body = next(n.body for n in ast.walk(tree) if isinstance(n, ast.ClassDef) and n.name == one.__name__)
+        for field, under in zip(body, body[1:], strict=False):
+            if not (isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)):
+                continue
+            if isinstance(under, ast.Expr) and isinstance(under.value, ast.Constant):
+                found[field.target.id] = " ".join(str(under.value.value).split())
+    return found
+
+
+def default_of(field: Field[Any], kind: type) -> str:
+    """The default as a person would write it; with choices, all of them, the default first."""
+    default = field.default if field.default is not MISSING else field.default_factory()  # ty: ignore
+    choices = [one for one in get_args(get_type_hints(kind)[field.name]) if isinstance(one, str)]
+    if choices:
+        ordered = sorted(choices, key=lambda one: one != default)
+        return ", ".join(f"`{one}`" if one else "empty" for one in ordered)
+    if default in ("", (), None):
+        return "empty"
+    if isinstance(default, bool):
+        return f"`{str(default).lower()}`"
+    if isinstance(default, tuple):
+        return f"`[{', '.join(map(str, default))}]`"
+    return f"`{default}`"
+
+
+def options_of(section: str, kind: type) -> list[tuple[str, ...]]:
+    """A row for each option of a section."""
+    about, rows = meanings(kind), []
+    for field in fields(kind):
+        if is_dataclass(field.default):
+            continue
+        allowed = field.metadata.get("range")
+        limits = f" ({allowed})" if allowed and str(allowed) else ""
+        meaning = about.get(field.name, "")
+        rows.append((f"`{section}.{field.name}`", default_of(field, kind) + limits, meaning))
+    return rows
+
+
+def sections(whole: type, only: tuple[str, ...] = ()) -> Iterator[tuple[str, type]]:
+    """The sections of a run or of a recipe with their classes."""
+    for name, kind in get_type_hints(whole).items():
+        found = [one for one in (kind, *get_args(kind)) if is_dataclass(one)]
+        if found and (not only or name in only):
+            yield name, found[0]  # ty: ignore
+
+
+def options(whole: type, only: tuple[str, ...] = ()) -> str:
+    """A heading and a table for each section."""
+    head = ("option", "default (limits)", "meaning")
+    parts = [f"### {name}\n\n{table(head, options_of(name, kind))}" for name, kind in sections(whole, only)]
+    return "\n\n".join(parts)
+
+
+def codes() -> str:
+    """Exit codes, what they mean and whether a platform starts the run again."""
+    rows = []
+    for code, meaning in EXIT_NAMES.findall(Path(exit_codes.__file__).read_text()):
+        again = "yes" if int(code) in exit_codes.RECOVER_EXIT_CODES else ""
+        if int(code) in exit_codes.FINAL_EXIT_CODES:
+            again = "never"
+        rows.append((code, " ".join(meaning.split()), again))
+    return table(("code", "meaning", "started again"), rows)
+
+
+def metrics() -> str:
+    """Every metric by its section."""
+    parts, here = [], ""
+    for name, (unit, meaning) in NAMES.items():
+        section = name.partition("/")[0]
+        if section != here:
+            parts.append(f"\n### {section}\n\n| metric | unit | meaning |\n|---|---|---|")
+            here = section
+        parts.append(f"| `{name}` | {unit} | {meaning} |")
+    return "\n".join(parts).strip()
+
+
+def nodes(one: Capability) -> str:
+    """How many nodes a run may have there."""
+    return "1" if one.max_nodes == 1 else f"1–{one.max_nodes}"
+
+
+def targets() -> str:
+    """What every target can do."""
+    rows = []
+    for name, one in CAPABILITIES.items():
+        spot = "yes" if one.spot else ""
+        gpus = ", ".join(one.gpus)
+        rows.append((f"`{name}`", PLATFORMS[one.platform], nodes(one), spot, gpus, one.note))
+    return table(("target", "driven by", "nodes", "spot", "GPUs", "to know"), rows)
+
+
+FACTS = {
+    "`plan --json`": plan_facts.PlanFacts,
+    "an offer": plan_facts.PlannedOffer,
+    "`limits`": plan_facts.PlanLimits,
+    "an entry of `cheaper`": cheaper.Cheaper,
+    "an entry of `hourly`": hourly.HourlyPrice,
+    "`plan --fleet --json`": fleet_screen.FleetFacts,
+    "a run of `alone` or `fleets`": fleet_screen.PlannedFleet,
+}
+
+
+def facts() -> str:
+    """The names that `plan --json` prints, by the object that has them."""
+    parts = []
+    for what, kind in FACTS.items():
+        about = meanings(kind)
+        rows = [(f"`{field.name}`", about.get(field.name, "")) for field in fields(kind)]
+        parts.append(table((f"name in {what}", "what it is"), rows))
+    return "\n\n".join(parts)
+
+
+def parameters(command: click.Command) -> Iterator[tuple[str, str]]:
+    """The command's own arguments and options, without those of every launch."""
+    context = click.Context(command)
+    starts = isinstance(command, Command) and command.starts
+    for parameter in command.params:
+        if isinstance(parameter, Argument):
+            yield f"`{parameter.metavar or parameter.human_readable_name.upper()}`", parameter.about
+        elif not (starts and parameter.name in LAUNCH_NAMES):
+            record = parameter.get_help_record(context)
+            if record:
+                yield f"`{record[0]}`", record[1]
+
+
+def commands() -> str:
+    """Every command of launch.py with its own arguments and options, in the panels of `--help`."""
+    parts = {panel: [f"### {panel}"] for panel in PANELS}
+    for name, command in launch.commands.items():
+        assert isinstance(command, Command)
+        about = " ".join((command.help or "").split("\n\n")[0].split())
+        more = " Takes the [options of every launch](#options-of-every-launch)." if command.starts else ""
+        rows = list(parameters(command))
+        shown = "\n\n" + table(OF_A_COMMAND, rows) if rows else ""
+        parts[command.panel].append(f"#### {name}\n\n{about}{more}{shown}")
+    return "\n\n".join(part for panel in parts.values() for part in panel)
+
+
+def data_commands() -> str:
+    """The commands of `launch.py data` with their arguments and options."""
+    parser = data_options.parser()
+    group = next(one for one in parser._actions if isinstance(one, argparse._SubParsersAction))
+    about = {one.dest: one.help for one in group._choices_actions}
+    parts = []
+    for name, command in group.choices.items():
+        rows = []
+        for one in command._actions[1:]:  # behind --help
+            takes = one.metavar or "|".join(one.choices or ()) or ("" if one.option_strings else one.dest)
+            words = (", ".join(one.option_strings), takes)
+            said = (one.help or "") % {"default": one.default}
+            rows.append((f"`{' '.join(filter(None, map(str, words)))}`", said))
+        parts.append(f"### data {name}\n\n{about[name]}\n\n{table(OF_A_COMMAND, rows)}")
+    return "\n\n".join(parts)
+
+
+def launches() -> str:
+    """The options that every command takes which starts something."""
+    up = launch.commands["up"]
+    context = click.Context(up)
+    records = [one.get_help_record(context) for one in up.params if one.name in LAUNCH_NAMES]
+    return table(OF_A_COMMAND, [(f"`{one[0]}`", one[1]) for one in records if one])
+
+
+TABLES: dict[str, dict[str, Callable[[], str]]] = {
+    "reference.md": {
+        "run": lambda: options(config.RunConfig),
+        "recipe": lambda: options(spec.Recipe, RECIPE_SECTIONS),
+    },
+    "commands.md": {"commands": commands, "data": data_commands, "launches": launches},
+    "failures.md": {"codes": codes},
+    "memory.md": {"facts": facts},
+    "metrics.md": {"metrics": metrics},
+    "targets.md": {"targets": targets},
+}
+
+
+def written(page: str, text: str) -> str:
+    """A page's text with its tables anew."""
+    for name, make in TABLES[page].items():
+        begin, end = f"<!-- {name}: {COMMAND} -->\n", f"\n<!-- end of {name} -->"
+        before, found, rest = text.partition(begin)
+        assert found and end in rest, f"docs/{page} has no place for {name}"
+        text = before + begin + "\n" + make() + "\n" + end + rest.split(end, 1)[1]
+    return text
+
+
+def main() -> None:
+    """Brings every page up to date."""
+    for page in TABLES:
+        path = ROOT / "docs" / page
+        path.write_text(written(page, path.read_text()))
+
+
+if __name__ == "__main__":
+    main()
