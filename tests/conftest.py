@@ -82,8 +82,8 @@ def pytest_collection_finish(session):
 
 
 def pytest_collection_modifyitems(config, items):
-    """The fast tier: what is not marked slow, starts no ranks, and was not recorded to be slow. Files that take
-    long come first, so that no process waits for another at the end."""
+    """The fast tier: what is not marked slow, starts no ranks, and was not recorded to be slow. Files that
+    take long come first, so that no process waits for another at the end."""
     wanted = config.getoption("--fast")
     if not wanted and not config.getoption("--rest"):
         return
