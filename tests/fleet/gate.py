@@ -1,4 +1,4 @@
-"""The gate of the fleet with real engines, from nothing in one command: about ten minutes on two cores.
+"""The gate of the fleet with real engines, from nothing in one command: meant for ten minutes on two cores.
 
     python -m tests.fleet.gate [--json FILE]                  # all of the following
     python -m tests.fleet.gate alone --folder FOLDER          # the runs whose own engines sample

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.fleet.scheduler import DEPTH, Claim, Given, Scheduler
+from trainer.fleet.scheduler import COPIES, DEPTH, Claim, Given, Scheduler
 
 EVENTS = ("offer", "join", "work", "work", "work", "die", "leave", "fail", "late", "pause", "claim", "own")
 
@@ -46,7 +46,7 @@ def test_any_interleaving_ends_every_unit_once(events):
         for queue in queues.values():
             assert len(queue) <= DEPTH and len({given.unit for given in queue}) == len(queue)
         owners = [given.unit for queue in queues.values() for given in queue]
-        assert all(owners.count(unit) <= scheduler.copies for unit in owners)
+        assert all(owners.count(unit) <= COPIES for unit in owners)
         assert set(owners) <= scheduler.cost.keys()
         waiting = [given.unit for queue in queues.values() for given in queue[1:]]
         assert not set(waiting) & set(claimed), "what the trainer's engines sample is given to nobody else"

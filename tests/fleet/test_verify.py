@@ -26,8 +26,7 @@ EXPECTED = AskedUnit(
     vocabulary=100,
     ends={END, OTHER_END},
     banned={BANNED, 91},
-    prompt_ids=lambda split, row: PROMPTS[row],
-    images=lambda split, row: IMAGES[row],
+    row=lambda split, row: (PROMPTS[row], IMAGES[row]),
 )
 UNIT = RolloutUnit(
     name="000004",

@@ -13,6 +13,7 @@ from typing import Any
 
 from trainer.checkpoint.attempt import LAUNCH_VARIABLE
 from trainer.config import ConfigError
+from trainer.config.run_store import RunStore
 from trainer.errors import StorageError, StoreRefused
 from trainer.fleet import objects as keys
 from trainer.fleet.heartbeat import HEARTBEAT_S
@@ -20,7 +21,8 @@ from trainer.fleet.objects import Anchor, Objects
 from trainer.fleet.scheduler import Given
 from trainer.fleet.units import RolloutUnit
 from trainer.storage.attempt_record import AttemptRecord
-from trainer.storage.seal import KEY_VARIABLE, Forged
+from trainer.storage.seal import KEY_VARIABLE, Forged, Seal, secret
+from trainer.storage.storage import Storage
 
 MOST_FORGED = 3
 """Objects of other keys that are looked at before the first of this worker's own."""
@@ -81,6 +83,13 @@ class Following:
         """The newest attempt where its head has not spoken, and when this worker saw it first."""
         self._mark: dict[str, Any] | None = None
         """The newest mark of its launcher."""
+
+    @classmethod
+    def of(cls, store: RunStore, run_id: str, worker: str = "") -> Following:
+        """That of a run in its bucket. Raises ConfigError without a key."""
+        seal = Seal(run_id, secret())
+        record = AttemptRecord(Storage(store.attempts), seal)
+        return cls(Objects(Storage(store.fleet), seal), record, worker)
 
     def about(self) -> dict[str, Any] | None:
         """What the head of the newest attempt said of the run; None before it has. Call it after

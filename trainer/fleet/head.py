@@ -136,8 +136,8 @@ class FleetSampler:
         splits = {"train": self.config.train_split, "evaluation": self.config.evaluation_split}
 
         @lru_cache(maxsize=4096)
-        def row_facts(split: str, row: int) -> tuple[list[int], int]:
-            found = self._datasets[splits[split]][row]
+        def row(split: str, number: int) -> tuple[list[int], int]:
+            found = self._datasets[splits[split]][number]
             return self.prompter.token_ids(found), len(found.images)
 
         shape = model_shapes.from_config(self.prompter.hf_config.to_dict())
@@ -148,8 +148,7 @@ class FleetSampler:
             vocabulary=shape.vocabulary,
             ends=self.prompter.end_token_ids(),
             banned=self.prompter.banned_token_ids(),
-            prompt_ids=lambda split, row: row_facts(split, row)[0],
-            images=lambda split, row: row_facts(split, row)[1],
+            row=row,
             routers=routers,
         )
 

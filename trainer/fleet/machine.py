@@ -25,11 +25,7 @@ from trainer.config.run_store import RunStore
 from trainer.errors import StorageError
 from trainer.exit_codes import EXIT_CONFIG, EXIT_OK, EXIT_PREEMPTED
 from trainer.fleet.following import Following
-from trainer.fleet.objects import Objects
 from trainer.processes import end_with_parent
-from trainer.storage.attempt_record import AttemptRecord
-from trainer.storage.seal import Seal, secret
-from trainer.storage.storage import Storage
 
 LOOK_S = 15.0
 """Seconds between two looks at the run."""
@@ -158,9 +154,7 @@ class RunOver:
     def __init__(self, config: RunConfig) -> None:
         """Raises ConfigError without a key."""
         store = RunStore.in_bucket(config.checkpoint.remote, config.fleet.run)
-        seal = Seal(config.fleet.run, secret())
-        objects = Objects(Storage(store.fleet), seal)
-        self._following = Following(objects, AttemptRecord(Storage(store.attempts), seal), "")
+        self._following = Following.of(store, config.fleet.run)
         self._idle_s = config.fleet.idle_s
 
     def __call__(self) -> str:
@@ -186,10 +180,8 @@ def engines_of(config: RunConfig, command: Sequence[str]) -> list[WorkerOnMachin
             f"rollout.tensor_parallel {size} does not divide the {ranks} GPUs of this machine"
             f" (placement.workers_per_node): use a divisor of {ranks}, or machines of {size} GPUs"
         )
-    envs: list[dict[str, str]] = [{} for _ in range(ranks // size)]
-    if config.placement.device == "cuda":
-        for env in envs:
-            env[SHARED_BY] = os.environ.get(SHARED_BY, str(ranks))
+    shared = {SHARED_BY: os.environ.get(SHARED_BY, str(ranks))}
+    envs = [dict(shared if config.placement.device == "cuda" else {}) for _ in range(ranks // size)]
     if config.placement.device == "cuda" and len(envs) > 1:
         given = os.environ.get("CUDA_VISIBLE_DEVICES", "")
         cards = given.split(",") if given else [str(i) for i in range(ranks)]

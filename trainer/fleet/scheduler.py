@@ -12,6 +12,8 @@ from typing import Literal
 
 DEPTH = 2
 """Units that a worker has been given at a time."""
+COPIES = 2
+"""Workers that may have one unit at a time."""
 Claim = Literal["share", "rest", "late"]
 """What the trainer's own engines take: their share of what no worker samples yet, by speed; all of that; or
 all without a result, whoever samples it."""
@@ -43,13 +45,11 @@ class SeenWorker:
 
 
 class Scheduler:
-    """lost_s: seconds without a heartbeat after which a worker is lost. copies: workers that may have one
-    unit. own_engines: whether the trainer's own engines take the units of which workers' samples were
-    refused."""
+    """lost_s: seconds without a heartbeat after which a worker is lost. own_engines: whether the trainer's
+    own engines take the units of which workers' samples were refused."""
 
-    def __init__(self, lost_s: float, copies: int = 2, own_engines: bool = False) -> None:
-        self.lost_s, self.copies = lost_s, copies
-        self.own_engines = own_engines
+    def __init__(self, lost_s: float, own_engines: bool = False) -> None:
+        self.lost_s, self.own_engines = lost_s, own_engines
         self.workers: dict[str, SeenWorker] = {}
         self.cost: dict[str, float] = {}
         """Completions of the units without a result, in the order in which they are given out."""
@@ -221,7 +221,7 @@ class Scheduler:
             for given in seen.queue if seen.admitted else ():
                 queued += self.cost[given.unit]
                 refused = worker in self._refused.get(given.unit, set())
-                if name == worker or refused or owned[given.unit] >= self.copies:
+                if name == worker or refused or owned[given.unit] >= COPIES:
                     continue
                 latest = max(latest or (0.0, ""), (queued / rates[name], given.unit))
         return latest[1] if latest else None

@@ -48,16 +48,14 @@ class AskedUnit:
     """Token ids at which the engine stops."""
     banned: Collection[int]
     """Token ids that are never sampled."""
-    prompt_ids: Callable[[str, int], Sequence[int]]
-    """(split, row) -> token ids of the row's prompt."""
-    images: Callable[[str, int], int]
-    """(split, row) -> images of the row."""
+    row: Callable[[str, int], tuple[Sequence[int], int]]
+    """(split, row) -> token ids of the row's prompt, and how many images it has."""
     routers: Routers | None = None
     """None: the model has no experts."""
 
     def most_bytes(self, unit: RolloutUnit) -> int:
         """The largest object that holds a unit's samples."""
-        prompts = [len(self.prompt_ids(unit.split, prompt.row)) for prompt in unit.prompts]
+        prompts = [len(self.row(unit.split, prompt.row)[0]) for prompt in unit.prompts]
         routes = 2 * self.routers.layers * self.routers.active if self.routers else 0
         tokens = int(unit.cost) * (unit.max_tokens + max(prompts, default=0))
         return ABOUT_BYTES + tokens * (TOKEN_BYTES + routes)
@@ -120,11 +118,11 @@ def _trace(unit: RolloutUnit, row: int, trace: Trace, expected: AskedUnit) -> st
         return f"it is of row {trace.row}, not of {row}"
     if trace.segments != ((trace.shared, unit.version),):
         return f"its versions by first token are {trace.segments}, not {unit.version} for all of it"
-    ids = expected.prompt_ids(unit.split, row)
+    ids, count = expected.row(unit.split, row)
     if not np.array_equal(trace.prompt, ids):
         return f"its prompt has other tokens ({len(trace.prompt)}) than the row's ({len(ids)})"
     images = tuple((ref.row, ref.number) for ref in trace.images)
-    if images != tuple((row, number) for number in range(expected.images(unit.split, row))):
+    if images != tuple((row, number) for number in range(count)):
         return "its images are not those of the row"
     if not np.array_equal(trace.learned, np.arange(trace.shared, len(trace.tokens))):
         return "what is learned is not the whole completion"

@@ -42,9 +42,7 @@ from trainer.fleet.same_software import check_same
 from trainer.fleet.scheduler import Given
 from trainer.fleet.units import RolloutUnit, pack
 from trainer.node.watch.preemption import Notice
-from trainer.storage.attempt_record import AttemptRecord
-from trainer.storage.seal import Forged, Seal, secret
-from trainer.storage.storage import Storage
+from trainer.storage.seal import Forged
 
 if TYPE_CHECKING:
     from trainer.fleet.engine_worker import EngineWorker
@@ -140,11 +138,9 @@ class Worker:
         self.root, self.name = root, name
         self.overrides = overrides
         self.idle_s, self.poll_s = idle_s, poll_s
-        run_id = root.rstrip("/").rpartition("/")[2]
         store = RunStore(root.rstrip("/"))
-        seal = Seal(run_id, secret())
-        self.objects = Objects(Storage(store.fleet), seal)
-        self.following = Following(self.objects, AttemptRecord(Storage(store.attempts), seal), name)
+        self.following = Following.of(store, store.root.rpartition("/")[2], name)
+        self.objects = self.following.objects
         self.heartbeat = WorkerHeartbeat(self.objects, name)
         self._lookout = Lookout(self.following, name, poll_s)
         self._sender = Sender(self.objects, self.heartbeat, poll_s)
