@@ -92,12 +92,12 @@ def with_tokens(module) -> None:
     """What the sampler writes is not a token: each becomes one that the vocabulary has."""
     trace = module.Engine._trace
 
-    def of_tokens(self, group, index, output):
+    def of_tokens(self, group, index, output, *more):
         (completion,) = output.outputs
         number = len(completion.token_ids)
         completion.token_ids = [50] * number
         completion.logprobs.logprobs[:] = [-1.0] * number
-        return trace(self, group, index, output)
+        return trace(self, group, index, output, *more)
 
     module.Engine._trace = of_tokens
 

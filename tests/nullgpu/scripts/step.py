@@ -69,7 +69,8 @@ def rank(number: int, path: str, port: int) -> None:
         done(f"rest {version}")
         shared = [traces]
         if config.placement.world_size > 1:
-            torch.distributed.broadcast_object_list(shared, 0)
+            # On the host: unpickling reads sizes that a device would have computed.
+            torch.distributed.broadcast_object_list(shared, 0, torch.distributed.new_group(backend="gloo"))
         (traces,) = shared
         with counts.phase("logprobs"):
             learner.logprobs([traces], config.train_split, True, bool(config.algorithm.kl_coef))
