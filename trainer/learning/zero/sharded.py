@@ -24,11 +24,12 @@ from trainer.config import RunConfig
 
 
 def takes_blocks(config: RunConfig, inference: bool = False) -> bool:
-    """Whether a rank's shards of a block are of one type and on its device, in one piece for all ranks: what
-    `Blocks` needs. DeepSpeed gathers the others: 4 bits, hpZ's second copies, a reference on the host."""
+    """Whether a rank's shards of a block are of one type, on its device, and trained or frozen together: what
+    `Blocks` needs. DeepSpeed gathers the others: adapters, with weights in 4 bits or not, hpZ's second
+    copies, a reference on the host."""
     on_host = inference and config.optimizer.offload_reference
     copied = not inference and config.optimizer.hpz_ranks > 1
-    plain = not (config.lora.qlora or on_host or copied)
+    plain = not (config.lora.rank or on_host or copied)
     return config.optimizer.zero_stage == 3 and config.placement.world_size > 1 and plain
 
 
