@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from tests.fleet.published import published  # noqa: F401
+from tests.learning.carried import carried  # noqa: F401
 from tests.learning.continuing import continuing  # noqa: F401
 from tests.learning.filled import filled  # noqa: F401
 from tests.learning.held import held_bytes
