@@ -3,15 +3,15 @@
 #
 #   launch.py image --push REGISTRY/spotrl          says what to give as --set cluster.image=...
 #
-# `trainer/setup.sh` takes it where its requirements and the checkout's are the same, byte for byte. All files that are copied
-# are named in recipes/image_record.py too: the tag is their digest.
+# `trainer/shell/setup.sh` takes it where its requirements and the checkout's are the same, byte for byte. All files that are copied
+# are named in recipes/records/image_record.py too: the tag is their digest.
 FROM pytorch/pytorch:2.13.0-cuda13.0-cudnn9-devel
 RUN apt-get update && apt-get install -y --no-install-recommends openssh-server rsync curl && rm -rf /var/lib/apt/lists/*
 ENV UV_PYTHON_INSTALL_DIR=/opt/spotrl/python
 WORKDIR /opt/spotrl
 COPY requirements/gpu.txt requirements/gpu.txt
-COPY trainer/setup.sh trainer/setup.sh
-COPY trainer/installed.py trainer/installed.py
+COPY trainer/shell/setup.sh trainer/shell/setup.sh
+COPY trainer/shell/installed.py trainer/shell/installed.py
 # The set-up's seconds are this build's, and no run's.
-RUN UV_NO_CACHE=1 SPOTRL_IMAGE_DIR=/nowhere bash trainer/setup.sh gpu && rm .venvs/gpu/.setup.json
+RUN UV_NO_CACHE=1 SPOTRL_IMAGE_DIR=/nowhere bash trainer/shell/setup.sh gpu && rm .venvs/gpu/.setup.json
 WORKDIR /root

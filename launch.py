@@ -4,7 +4,7 @@
 # dependencies = ["click>=8.1", "pyyaml>=6", "rich>=14"]
 # ///
 """SpotRL's front door: `python3 launch.py COMMAND`, see `python3 launch.py --help`. The command line is
-recipes/cli.py.
+recipes/commands/cli.py.
 
 Any Python from 3.9 on will do. Where this one is older than the code needs or lacks Click, PyYAML and rich,
 the file starts itself again under uv, which brings them; without uv, pip installs that into .cache/uv.
@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
         return restart(arguments)
     if os.environ.pop(RESTARTED, None):
         end_with_uv()
-    from recipes import cli  # ty: ignore[import-not-found]
+    from recipes.commands import cli  # ty: ignore[import-not-found]
 
     return cli.main(arguments)
 

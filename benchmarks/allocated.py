@@ -24,12 +24,12 @@ from typing import Any
 
 from recipes.plan import hub_config, memory
 from recipes.plan.allocated import PATH as OUT
-from recipes.plan.allocated import allocated, planned
+from recipes.plan.allocated import allocated_by_phase, planned
 from recipes.presets import get
-from recipes.spec import Recipe
+from recipes.recipe.spec import Recipe
 from trainer.config.budget import logprob_tokens
 from trainer.config.run_folder import write_whole
-from trainer.ranks.environment import environment
+from trainer.ranks.environment import rank_environment
 
 ROOT = Path(__file__).parents[1]
 PYTHON = ROOT / ".venvs/gpu/bin/python"
@@ -42,7 +42,7 @@ PHASES = ("load", "rollout", "sync", "logprobs", "update")
 
 def planned_now(recipe: Recipe) -> dict[str, float]:
     """GiB of each phase that is played, as planned."""
-    need = memory.plan(recipe)
+    need = memory.plan_memory(recipe)
     assert need is not None
     found = planned(need)
     return {name: found[name] for name in PHASES if name in found}
@@ -52,7 +52,7 @@ def table() -> list[str]:
     """GiB of each phase, a line each."""
     lines = ["| recipe | phase | planned | tensors | with what torch keeps |", "|---|---|---|---|---|"]
     for name in json.loads(OUT.read_text()):
-        for phase, one in allocated(name).items():
+        for phase, one in allocated_by_phase(name).items():
             gib = f"{one.planned:.1f} | {one.tensors:.1f} | {one.allocated:.1f}"
             lines.append(f"| {name} | {phase} | {gib} |")
     return lines
@@ -147,7 +147,7 @@ def play(name: str) -> dict[str, dict[str, float]]:
         with meter.phase("sync"):
             engine.wake_weights()
             weights = ShardedWeights(version, policy, config.rollout.sync_bucket_bytes)
-            in_process.push(weights, engine)
+            in_process.push_weights(weights, engine)
         with meter.phase("rollout"):
             engine.wake_cache()
         engine.sleep()
@@ -210,7 +210,7 @@ def played(name: str) -> dict[str, dict[str, float]]:
     card = "H100" if get(name).cluster.gpu.startswith("H100") else "A100"
     command = [sys.executable, "-m", "tests.nullgpu", "--card", card, str(PYTHON), "-W", "ignore"]
     command += ["-m", "benchmarks.allocated", "--rank", name]
-    env = os.environ | environment(get(name).config) | DEVICE
+    env = os.environ | rank_environment(get(name).config) | DEVICE
     done = subprocess.run(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 

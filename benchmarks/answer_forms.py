@@ -22,12 +22,12 @@ from data_prep.generate.families import Families
 from examples.pretrained import smollm2
 from trainer.config import Model, Rewards
 from trainer.data.processor import Prompter
-from trainer.data.prompts import Prompting
+from trainer.data.prompts import PromptWording
 from trainer.data.schema import reference_of
 from trainer.rewards.grading.forms import FORMS
 from trainer.rewards.scorer import Scorer
 
-ASKED = {"ours": Prompting("ours", "block"), "published": Prompting("published", "any")}
+ASKED = {"ours": PromptWording("ours", "block"), "published": PromptWording("published", "any")}
 SOURCE = "gsm8k-test"
 """The benchmark whose published words are used."""
 

@@ -24,7 +24,7 @@ from examples.demo import tiny_model
 from tests.learning.ranks import Ranks
 from tests.servers import free_port
 from trainer import config as c
-from trainer.ranks.environment import environment
+from trainer.ranks.environment import rank_environment
 
 OUT = Path(__file__).with_suffix(".json")
 DEPTHS = (2, 4, 8, 16, 24)
@@ -75,7 +75,7 @@ def main() -> None:
         call("examples.demo.shapes", "--out", str(shapes))
         call("examples.pretrained.arithmetic", "--out", str(arithmetic))
         call("examples.pretrained.smollm2", "--out", str(trained))
-        ranks = Ranks(dict(environment(settings(folder, trained, arithmetic))))
+        ranks = Ranks(dict(rank_environment(settings(folder, trained, arithmetic))))
 
         def measured(about: dict[str, Any], model: Path, data: Path) -> None:
             path, out = folder / "run.yaml", folder / "out.json"

@@ -25,8 +25,8 @@ from tests.learning.carried import RECIPE, drawn
 from tests.learning.ranks import Ranks
 from tests.servers import free_port
 from trainer import config as c
-from trainer.algorithm.scheduling import Length
-from trainer.ranks.environment import environment
+from trainer.algorithm.scheduling import SampleLength
+from trainer.ranks.environment import rank_environment
 
 OUT = Path(__file__).with_suffix(".json")
 
@@ -61,7 +61,7 @@ def modeled(config: c.RunConfig, ahead: int, cut: int) -> float:
     for step in range(steps):
         lengths = []
         for prompt, samples in enumerate(drawn(step, config.rollout.prompts_per_step, steps)):
-            lengths += [Length(prompt, 1, tokens, 0) for tokens in samples]
+            lengths += [SampleLength(prompt, 1, tokens, 0) for tokens in samples]
         phase = rollout_phase.of_step(passes.Passes(tuple(lengths), (), (), 0), changed)
         longest.append(phase.longest)
     return sum(longest) / len(longest)
@@ -71,7 +71,7 @@ def measured(config: c.RunConfig, folder: Path, timeout_s: float) -> list[dict[s
     """What tests/learning/carried.py found."""
     path, out = folder / "run.yaml", folder / "out.json"
     path.write_text(c.dump(config))
-    ranks = Ranks(dict(environment(config)))
+    ranks = Ranks(dict(rank_environment(config)))
     try:
         (code,) = ranks.run("carried", path, free_port(), [out], timeout_s)
     finally:

@@ -22,10 +22,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from recipes.plan import boot, cost, fleet_cost, memory, passes
+from recipes.plan import cost, fleet_cost, memory, passes, start_time
 from recipes.plan.fleet_cost import POLL_S, FleetRow
 from recipes.presets import get
-from recipes.spec import Recipe
+from recipes.recipe.spec import Recipe
 
 HERE = Path(__file__).parent
 RECIPE = "grpo-qwen2.5-vl-7b-mathv60k"
@@ -174,7 +174,7 @@ def work_of(recipe: Recipe, row: FleetRow) -> FleetWork:
         switch_s=fleet_cost.switch_seconds(recipe, shape, worker),
         workers=row.count,
         save_steps=max(1, round(offer.interval_s / row.step_s)),
-        worker_back_s=boot.Restart(download, 0.0).total(),
+        worker_back_s=start_time.Restart(download, 0.0).total(),
         trainer_back_s=offer.restart_s,
     )
 
@@ -189,8 +189,8 @@ def measure() -> dict[str, Any]:
     """Both lives varied, for each number of workers, beside the run without."""
     recipe = get(RECIPE)
     offer = next(one for one in cost.offers(recipe) if one.gpu == GPU and one.usd is not None)
-    worker = next(one for one in fleet_cost.kinds(recipe, None, None) if one.gpu == WORKER)
-    need = memory.plan(recipe, GPU)
+    worker = next(one for one in fleet_cost.worker_kinds(recipe, None, None) if one.gpu == WORKER)
+    need = memory.plan_memory(recipe, GPU)
     assert need is not None
     whole = recipe.config.rollout.prompts_per_step
     rates = offer.usd_per_hour or 0.0

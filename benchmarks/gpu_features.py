@@ -17,7 +17,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from recipes.plan.allocated import allocated
+from recipes.plan.allocated import allocated_by_phase
 
 ROOT = Path(__file__).parents[1]
 CARD = Path(__file__).with_name("gpu.json")
@@ -158,7 +158,7 @@ def shown(feature: Feature, card: dict, results: dict) -> tuple[list[str], list[
         ]
         if found and all(result["passed"] for result in found):
             passed.append(test)
-    passed += [recipe for recipe in feature.at_size if allocated(recipe)]
+    passed += [recipe for recipe in feature.at_size if allocated_by_phase(recipe)]
     return figures, passed, list(feature.rehearsed)
 
 

@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks.machine import processor
 from recipes.plan import cost, hub_config, memory
 from recipes.presets import get
-from recipes.spec import Recipe
+from recipes.recipe.spec import Recipe
 from trainer.config import RunConfig
 from trainer.config.budget import logprob_tokens
 from trainer.config.run_folder import write_whole
@@ -130,7 +130,7 @@ def _plain(shape: Any, batches: dict[str, Any], device: Any) -> dict[str, Any]:
     import torch
 
     from tests.rehearsal.models import model_class, model_config
-    from trainer.algorithm.batching import moved
+    from trainer.algorithm.batching import move_record
     from trainer.learning.logprobs import LogprobModel
 
     torch.set_default_dtype(torch.bfloat16)
@@ -139,7 +139,7 @@ def _plain(shape: Any, batches: dict[str, Any], device: Any) -> dict[str, Any]:
     torch.set_default_dtype(torch.float32)
     hf.gradient_checkpointing_enable({"use_reentrant": False})
     model = LogprobModel(hf, [], 1.0, False).to(device).train()
-    on_device = {kind: moved(batch, device) for kind, batch in batches.items()}
+    on_device = {kind: move_record(batch, device) for kind, batch in batches.items()}
 
     def learn() -> None:
         model._hidden(on_device["learn"]).sum().backward()

@@ -15,7 +15,7 @@ from typing import Any
 from tests.servers import free_port
 from trainer import config as c
 from trainer.observe import beacon
-from trainer.ranks.environment import environment
+from trainer.ranks.environment import rank_environment
 from trainer.ranks.process import RankProcess
 from trainer.ranks.ranks import Ranks
 
@@ -29,7 +29,7 @@ class OwnProcess(Ranks):
         self.process = RankProcess(config)
 
     def start(self) -> None:
-        self.process.meet(0, 0, "127.0.0.1", free_port())
+        self.process.set_rank(0, 0, "127.0.0.1", free_port())
 
     def each(self, method: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
         (own,) = arguments
@@ -53,7 +53,7 @@ def run(config: c.RunConfig) -> None:
     log = Path(f"{config.run.dir}.log")
     with open(log, "a") as written:
         command = [sys.executable, "-m", "benchmarks.one_process", str(path)]
-        env = os.environ | environment(config)
+        env = os.environ | rank_environment(config)
         code = subprocess.run(command, env=env, stdout=written, stderr=written).returncode
     if code:
         raise SystemExit(f"the run of {path} ended with {code}\n{log.read_text()[-3000:]}")

@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 
-from recipes.plan import cost, images, memory
+from recipes.plan import cost, image_cost, memory
 from recipes.presets import RECIPES, get
-from recipes.spec import Recipe
+from recipes.recipe.spec import Recipe
 from trainer.config.budget import trained
 from trainer.hardware import adapters
 
@@ -50,8 +50,8 @@ IDEALS = (
     Ideal("NETWORK", 1.0, "share of the links that collectives reach"),
     Ideal("BLOCK_S", 0.0, "host work of passes"),
     Ideal("PHASE_S", 0.0, "start of phases"),
-    Ideal("PIXEL_S", 0.0, "images on the host", images),
-    Ideal("IMAGE_S", 0.0, "images on the host", images),
+    Ideal("PIXEL_S", 0.0, "images on the host", image_cost),
+    Ideal("IMAGE_S", 0.0, "images on the host", image_cost),
 )
 
 
@@ -76,7 +76,7 @@ def trainings() -> list[Recipe]:
 def planned(recipe: Recipe) -> cost.StepTime:
     """The plan's seconds on the recipe's own GPUs, between nodes by 400 Gbit/s."""
     gpu = recipe.cluster.gpu
-    need = memory.plan(recipe, gpu)
+    need = memory.plan_memory(recipe, gpu)
     assert need is not None
     return cost.step_time(recipe, gpu, 400.0, need)
 
@@ -134,13 +134,13 @@ def power_of_two(size: int) -> int:
 def staged(recipe: Recipe, taken: Callable[[int], int] = int) -> float:
     """Bytes of a node's staging: of every trained tensor three fp32 parts on each rank, as the trainer cuts
     them. taken: bytes of memory for a part of so many."""
-    need = memory.plan(recipe)
+    need = memory.plan_memory(recipe)
     assert need is not None
     config, gpus = recipe.config, recipe.cluster.gpus_per_node
     world = config.placement.world_size
     lora = config.lora
     learning = replace(need.shape, vision=None) if config.model.freeze_vision else need.shape
-    sizes = adapters.sizes(need.shape, lora.rank, lora.vision) if lora.rank else learning.sizes()
+    sizes = adapters.adapter_sizes(need.shape, lora.rank, lora.vision) if lora.rank else learning.sizes()
     on_a_rank = sum(3 * taken(4 * -(-elements // world)) for elements in sizes)
     assert sum(sizes) == trained(config, need.shape)
     return on_a_rank * (gpus if config.checkpoint.asynchronous else 1)
@@ -148,7 +148,7 @@ def staged(recipe: Recipe, taken: Callable[[int], int] = int) -> float:
 
 def memory_row(recipe: Recipe) -> str:
     """The recipe in the table of host memory."""
-    need = memory.plan(recipe)
+    need = memory.plan_memory(recipe)
     assert need is not None
     staging = need.host["checkpoint being written"]
     figures = (staging, staged(recipe), staged(recipe, power_of_two), need.host_bytes)

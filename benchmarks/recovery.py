@@ -31,8 +31,8 @@ from tests.lab import hosts
 from tests.loops.jobs import REWARD
 from tests.servers import KEY, SECRET, s3_environment
 from trainer import config as c
-from trainer.exit_codes import EXIT_NODE_LOST
 from trainer.observe.start_clock import PARTS
+from trainer.system.exit_codes import EXIT_NODE_LOST
 
 OUT = Path(__file__).with_name("recovery.json")
 NODES = 4

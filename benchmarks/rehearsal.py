@@ -18,7 +18,7 @@ import transformers
 from benchmarks import plan_tables
 from recipes.plan import activations, cost, hub_config
 from recipes.presets import RECIPES, get
-from recipes.spec import Recipe
+from recipes.recipe.spec import Recipe
 from trainer.config import RunConfig
 from trainer.config.budget import logprob_tokens, longest_sample, micro_batch_tokens
 from trainer.config.run_folder import write_whole

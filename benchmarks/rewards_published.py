@@ -20,7 +20,7 @@ from typing import Any
 
 from trainer import config
 from trainer.rewards.grading import grader
-from trainer.rewards.grading.extraction import boxes
+from trainer.rewards.grading.extraction import boxed_contents
 from trainer.rewards.scorer import Scorer
 
 EXPLANATIONS = Path(__file__).with_name("rewards_published.explanations.json")
@@ -62,7 +62,7 @@ def _rows(function: ast.FunctionDef) -> Iterator[tuple[str, str, bool]]:
 def content(text: str) -> str | None:
     """What a model would have put into its box: the boxes, or the one piece of mathematics; None for running
     text."""
-    if found := boxes(text.replace("\\\\boxed", "\\boxed").replace("\\\\text", "\\text")):
+    if found := boxed_contents(text.replace("\\\\boxed", "\\boxed").replace("\\\\text", "\\text")):
         return found[-1] if len(set(found)) == 1 else "".join(f"\\boxed{{{b}}}" for b in found)
     if match := _ENVIRONMENT.fullmatch(text):
         return next(g for g in match.groups() if g).strip()
@@ -81,7 +81,7 @@ def main() -> None:
         f"<answer>{p}</answer>" if "\\boxed{" in p else f"<answer>\\boxed{{{p}}}</answer>"
         for _, _, p, _ in graded
     ]
-    references = [" , ".join(boxes(g)) if "\\boxed{" in g else g for _, g, _, _ in graded]
+    references = [" , ".join(boxed_contents(g)) if "\\boxed{" in g else g for _, g, _, _ in graded]
     with Scorer(config.Rewards(max_timeout_rate=1.0, max_error_rate=1.0)) as scorer:
         outcomes = scorer.score(texts, references, [grader.classify(r) for r in references])
     result: dict[str, Any] = {"pairs": len(rows), "running_text_without_a_box": len(rows) - len(graded)}

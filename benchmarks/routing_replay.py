@@ -21,7 +21,7 @@ from examples.demo import tiny_model
 from tests.learning.ranks import Ranks
 from tests.servers import free_port
 from trainer import config as c
-from trainer.ranks.environment import environment
+from trainer.ranks.environment import rank_environment
 
 OUT = Path(__file__).with_suffix(".json")
 SHAPE = tiny_model.TinyShape(256, 64, 12, 8, 2, 128, 256, 2, True)
@@ -61,7 +61,7 @@ def measured(config: c.RunConfig, folder: Path) -> dict[str, Any]:
     """What tests/learning/replayed.py found."""
     path, out = folder / "run.yaml", folder / "out.json"
     path.write_text(c.dump(config))
-    ranks = Ranks(dict(environment(config)))
+    ranks = Ranks(dict(rank_environment(config)))
     try:
         (code,) = ranks.run("replayed", path, free_port(), [out], 540)
     finally:

@@ -26,7 +26,7 @@ from typing import Any
 from recipes.plan import cost
 from recipes.presets import get
 from recipes.presets.parts import with_parts
-from recipes.spec import Recipe
+from recipes.recipe.spec import Recipe
 from trainer.hardware.save_interval import save_interval_s
 
 HERE = Path(__file__).parent

@@ -121,7 +121,7 @@ def measure() -> dict[str, Any]:
     trace = SpotTrace(told["runs"], told["gap_seconds"])
     recipe = get(RECIPE)
     offer = next(one for one in cost.offers(recipe) if one.gpu == GPU and one.usd is not None)
-    worker = next(one for one in fleet_cost.kinds(recipe, None, None) if one.gpu == WORKER)
+    worker = next(one for one in fleet_cost.worker_kinds(recipe, None, None) if one.gpu == WORKER)
     whole = recipe.config.rollout.prompts_per_step
     planned = fleet_cost.fleets_of(recipe, recipe, offer, worker)
     row = next(one for one in planned if (one.ahead, one.unit_prompts, one.count) == (AHEAD, whole, 2))

@@ -40,14 +40,14 @@ def measure(kind: str, size: int) -> dict[str, float]:
 
     from examples.demo import tiny_model
     from trainer.algorithm.batching import collate
-    from trainer.algorithm.traces import completed
+    from trainer.algorithm.traces import completed_trace
     from trainer.data.processor import EncodedPrompt, mrope_positions
     from trainer.learning import blocks
     from trainer.learning.logprobs import LogprobModel
     from trainer.ranks import cpu_matmul
 
     torch.set_num_threads(1)
-    cpu_matmul.install()
+    cpu_matmul.install_matmul()
     tokenizer = tiny_model.build_tokenizer()
     config = tiny_model.build_config(tiny_model.TinyShape(384, 1024, 8, 12, 4, 256, 768, 6, False), tokenizer)
     torch.manual_seed(0)
@@ -71,7 +71,7 @@ def measure(kind: str, size: int) -> dict[str, float]:
     def update() -> int:
         model.zero_grad()
         if scorer is not None:
-            traces = [completed(prompt, c, group=0, row=0) for c in completions]
+            traces = [completed_trace(prompt, c, group=0, row=0) for c in completions]
             batch = collate(traces, lambda _: encoded, places)
             scorer(batch)[0].sum().backward()
             return batch.input_ids.numel()
@@ -100,18 +100,20 @@ def passes_of_a_72b_step(seed: int) -> int:
     """Passes over the gathered weights: old and reference log-probabilities, then forward, recomputation and
     backward of each update. 64 prompts of 4 samples on 32 ranks, 64 samples per update, budgets 12k and
     24k."""
-    from trainer.algorithm.scheduling import Length, schedule
+    from trainer.algorithm.scheduling import SampleLength, schedule_passes
 
     rng, samples = random.Random(seed), []
     for group in range(64):
         prompt, center = rng.randint(80, 760), rng.lognormvariate(6.3, 0.63)
         for _ in range(4):
             samples.append(
-                Length(group, prompt, max(8, min(8000, int(center * rng.lognormvariate(0, 0.63)))))
+                SampleLength(group, prompt, max(8, min(8000, int(center * rng.lognormvariate(0, 0.63)))))
             )
-    before = 2 * len(schedule(samples, 32, 24_000)[0])
+    before = 2 * len(schedule_passes(samples, 32, 24_000)[0])
     rng.shuffle(samples)
-    return before + sum(3 * len(schedule(samples[at : at + 64], 32, 12_000)[0]) for at in range(0, 256, 64))
+    return before + sum(
+        3 * len(schedule_passes(samples[at : at + 64], 32, 12_000)[0]) for at in range(0, 256, 64)
+    )
 
 
 def main() -> None:

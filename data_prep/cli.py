@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from data_prep.options import GENERATED, NAMES, TASK_FAMILIES, parser
 from trainer.config import ConfigError
-from trainer.errors import StorageError
-from trainer.exit_codes import EXIT_CONFIG, EXIT_INTERRUPTED, EXIT_STORAGE
+from trainer.system.errors import StorageError
+from trainer.system.exit_codes import EXIT_CONFIG, EXIT_INTERRUPTED, EXIT_STORAGE
 
 if TYPE_CHECKING:
     from data_prep.prepare import Progress

@@ -13,8 +13,8 @@ from typing import Any
 
 from trainer import config as configuration
 from trainer.algorithm.advantages import RunningNorm
-from trainer.algorithm.credit import credited
-from trainer.checkpoint.rollout_log import Graded, history
+from trainer.algorithm.credit import reward_step
+from trainer.checkpoint.rollout_log import GradedStep, logged_steps
 from trainer.config import ConfigError, RunConfig
 from trainer.config.run_folder import CONFIG, LAUNCH
 from trainer.config.run_store import ROLLOUTS, RunStore
@@ -40,7 +40,7 @@ def write(run: str, bucket: str, out: str, tokens: bool) -> dict[str, int]:
     part.parent.mkdir(parents=True, exist_ok=True)
     try:
         with part.open("w", encoding="utf-8") as file:
-            for step, graded in history(folder / ROLLOUTS, storage, Seal.of_environment(config.run_id)):
+            for step, graded in logged_steps(folder / ROLLOUTS, storage, Seal.of_environment(config.run_id)):
                 # Normalized rewards follow from all steps before. If one is missing, they are not known.
                 whole = next_step == step
                 next_step = step + 1 if whole else 0
@@ -60,7 +60,7 @@ def write(run: str, bucket: str, out: str, tokens: bool) -> dict[str, int]:
 
 
 def rows(
-    config: RunConfig, step: int, graded: Graded, norm: RunningNorm | None, tokens: bool = False
+    config: RunConfig, step: int, graded: GradedStep, norm: RunningNorm | None, tokens: bool = False
 ) -> Iterator[dict[str, Any]]:
     """Rows of a step's completions.
 
@@ -93,9 +93,9 @@ def rows(
         yield line
 
 
-def _advantages(config: RunConfig, graded: Graded, norm: RunningNorm | None) -> dict[int, float]:
+def _advantages(config: RunConfig, graded: GradedStep, norm: RunningNorm | None) -> dict[int, float]:
     """Index of a completion -> its advantage, as far as it is known."""
-    credit = credited(config, graded.traces, graded.outcomes)
+    credit = reward_step(config, graded.traces, graded.outcomes)
     total = credit.rewards.total
     if config.algorithm.normalize_reward and norm is not None:
         total = norm(total)

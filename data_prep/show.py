@@ -14,7 +14,7 @@ from data_prep.sources.catalog import CATALOG
 from data_prep.sources.own import RecordSource
 from trainer.config import ConfigError
 from trainer.data.dataset import Dataset, read_manifest
-from trainer.data.images import size_of
+from trainer.data.images import image_size
 from trainer.data.schema import Manifest, Row
 
 
@@ -105,7 +105,7 @@ def mask(dataset: Dataset, index: int, model: str, min_pixels: int, max_pixels: 
 
 
 def _image(data: bytes, min_pixels: int, max_pixels: int, side: int) -> str:
-    width, height = size_of(data, "")
+    width, height = image_size(data, "")
     tokens = image_tokens(width, height, min_pixels, max_pixels, side)
     return f"[image {width}x{height}, {len(data):,} bytes, {tokens} tokens]"
 
@@ -113,7 +113,7 @@ def _image(data: bytes, min_pixels: int, max_pixels: int, side: int) -> str:
 def _tokens(one: Row, tokenizer: str, min_pixels: int, max_pixels: int, side: int) -> str:
     of_images = 0
     for data in one.images:
-        width, height = size_of(data, one.id)
+        width, height = image_size(data, one.id)
         of_images += image_tokens(width, height, min_pixels, max_pixels, side)
     if not tokenizer:
         return f"{of_images} of images (--tokenizer MODEL counts the text)"

@@ -21,14 +21,15 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from data_prep import options as data_options  # noqa: E402
-from recipes import spec  # noqa: E402
 from recipes.capabilities import CAPABILITIES, Capability  # noqa: E402
-from recipes.command_line import LAUNCH_NAMES, PANELS, Argument, Command  # noqa: E402
-from recipes.commands import launch  # noqa: E402
+from recipes.commands.command_line import LAUNCH_NAMES, PANELS, Argument, Command  # noqa: E402
+from recipes.commands.main_commands import launch  # noqa: E402
 from recipes.plan import cheaper, hourly  # noqa: E402
+from recipes.recipe import spec  # noqa: E402
 from recipes.screens import fleet_screen, plan_facts  # noqa: E402
-from trainer import config, exit_codes  # noqa: E402
+from trainer import config  # noqa: E402
 from trainer.observe.metric_names import NAMES  # noqa: E402
+from trainer.system import exit_codes  # noqa: E402
 
 COMMAND = "python docs/tables.py"
 RECIPE_SECTIONS = ("cluster", "sample", "storage", "budget", "site")
@@ -151,7 +152,7 @@ FACTS = {
     "`plan --json`": plan_facts.PlanFacts,
     "an offer": plan_facts.PlannedOffer,
     "`limits`": plan_facts.PlanLimits,
-    "an entry of `cheaper`": cheaper.Cheaper,
+    "an entry of `cheaper`": cheaper.CheaperChange,
     "an entry of `hourly`": hourly.HourlyPrice,
     "`plan --fleet --json`": fleet_screen.FleetFacts,
     "a run of `alone` or `fleets`": fleet_screen.PlannedFleet,

@@ -6,8 +6,8 @@ import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from recipes import groups
-from recipes.spec import Recipe
+from recipes.recipe import sample_group
+from recipes.recipe.spec import Recipe
 from trainer.config import ConfigError
 from trainer.config.bucket_address import BucketAddress
 
@@ -263,12 +263,12 @@ def engine_gpu(target: str, gpu: str, count: int) -> str:
     return SINGLE.get((can.cloud, gpu), can.gpus[gpu]) if count == 1 else can.gpus[gpu]
 
 
-def variant(recipe: Recipe, target: str, gpu: str) -> str:
+def price_variant(recipe: Recipe, target: str, gpu: str) -> str:
     """The price list's name of the form of a GPU that is rented there: RunPod's SXM and PCIe cards differ in
     price."""
     return (
         engine_gpu("skypilot-runpod", gpu, recipe.cluster.gpus_per_node)
-        if market(recipe, target) == "runpod"
+        if price_market(recipe, target) == "runpod"
         else ""
     )
 
@@ -301,7 +301,7 @@ def refusal(recipe: Recipe, target: str) -> str:
     why = _refusal_of_group(recipe, target)
     if why:
         return why
-    sampling = groups.sampling(recipe) if recipe.kind != "sample" else None
+    sampling = sample_group.sampling_machines(recipe) if recipe.kind != "sample" else None
     if sampling is None or recipe.sample is None:
         return ""
     return _refusal_of_group(sampling, recipe.sample.target or target)
@@ -315,7 +315,7 @@ def _refusal_of_group(recipe: Recipe, target: str) -> str:
     if not can.platform and recipe.jobs > 1 and cluster.gpus_per_node:
         return f"{target} is one machine, and {recipe.name} wants {recipe.jobs}: set sample.gpus_per_node"
     if cluster.spot == "only" and not can.spot:
-        return f"{target} has no spot nodes, and {groups.section(recipe)}.spot is 'only'"
+        return f"{target} has no spot nodes, and {sample_group.group_section(recipe)}.spot is 'only'"
     if not cluster.gpus_per_node:
         return "" if can.cpu_only else f"{target} rents machines with GPUs, and {recipe.name} has none"
     if not gpus_for(recipe, target):
@@ -342,13 +342,13 @@ def targets_for(recipe: Recipe) -> list[str]:
     return [name for name in CAPABILITIES if name in meant and not refusal(recipe, name)]
 
 
-def check(recipe: Recipe, target: str) -> None:
+def check_target(recipe: Recipe, target: str) -> None:
     """Raises ConfigError where the target cannot run the recipe: why, and which can."""
     why = refusal(recipe, target)
     if not why and recipe.targets and target not in recipe.targets:
         why = f"{recipe.name} is not made for {target}"
     if why:
-        others = alternatives(target, targets_for(recipe))
+        others = nearest_targets(target, targets_for(recipe))
         if others:
             hint = f"use {' or '.join(others[:4])}"
         elif recipe.targets == ("local",):
@@ -359,7 +359,7 @@ def check(recipe: Recipe, target: str) -> None:
         raise ConfigError(f"{why}: {hint}")
 
 
-def alternatives(target: str, names: Iterable[str]) -> list[str]:
+def nearest_targets(target: str, names: Iterable[str]) -> list[str]:
     """Targets to name in the place of one, the nearest first."""
     others = [name for name in names if name not in ("local", "skypilot", target)]
     return sorted(others, key=lambda name: _nearness(target, name))
@@ -388,7 +388,7 @@ def check_bucket(recipe: Recipe, target: str) -> None:
     )
 
 
-def market(recipe: Recipe, target: str) -> str:
+def price_market(recipe: Recipe, target: str) -> str:
     """The price list's name for what a target rents: RunPod has one price for pods and another for
     clusters."""
     cloud = capability(target).cloud
@@ -401,7 +401,7 @@ def _nearness(target: str, other: str) -> tuple[bool, bool]:
     return (cloud != theirs or not cloud, not CAPABILITIES[other].cloud)
 
 
-def managed(recipe: Recipe, target: str) -> bool:
+def is_managed(recipe: Recipe, target: str) -> bool:
     """Whether SkyPilot's jobs controller runs it, and starts it again when a node is taken away, evicted or
     drained."""
     can = capability(target)

@@ -27,7 +27,7 @@ from trainer import config as configuration
 from trainer.config import RunConfig
 from trainer.config.run_folder import GPU_CHECK, GPU_CHECK_PAGE, METRICS, read_lines, write_whole
 from trainer.config.run_store import RunStore
-from trainer.exit_codes import EXIT_CONFIG, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK
+from trainer.system.exit_codes import EXIT_CONFIG, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK
 
 MOST_S = 240.0
 """A check that hangs must not eat the half hour; most take a minute or two."""
@@ -114,7 +114,7 @@ class Journal:
             {"name": check.name, "what": check.what, "outcome": outcome, "seconds": round(seconds)}
         )
         self._write({"figures": {}} | self._said() | self.shape | {"checks": self.checks})
-        write_whole(self.folder / GPU_CHECK_PAGE, page(self._said()).encode())
+        write_whole(self.folder / GPU_CHECK_PAGE, check_page(self._said()).encode())
         self.send()
 
     def _write(self, said: dict[str, Any]) -> None:
@@ -138,13 +138,13 @@ class Journal:
                 print(f"warning: {name} did not reach the bucket: {done.stderr.strip()}", flush=True)
 
 
-def page(said: dict[str, Any]) -> str:
+def check_page(said: dict[str, Any]) -> str:
     """What a check found, to be read: outcomes, constants of the plan that are off, all figures."""
     rows = [f"| {c['name']} | {c['outcome']} | {c['seconds']} s | {c['what']} |" for c in said["checks"]]
     machine = f"{said['nodes']} x {said['gpus_per_node'] or 'no'} GPU, {said.get('device', 'no figure yet')}"
     text = ["# What a card was asked", "", f"{machine}, torch {said.get('torch', 'unknown')}", ""]
     text += ["| check | outcome | took | shows |", "|---|---|---|---|", *rows, ""]
-    found = [] if calibration.rehearsed(said) else calibration.measured(said["figures"])
+    found = [] if calibration.is_rehearsal(said) else calibration.measured_constants(said["figures"])
     wrong = [one for one in found if one.off or not one.believed]
     if wrong:
         text += ["## Constants of the plan that are off", ""]
@@ -279,7 +279,7 @@ def end_with_children(process: subprocess.Popen) -> None:
     psutil.wait_procs(family, timeout=10)
 
 
-def chosen(names: str, config: RunConfig) -> list[Check]:
+def chosen_checks(names: str, config: RunConfig) -> list[Check]:
     """The checks to run: those named, or all that these machines allow. Several nodes share the demo alone:
     the others are of one node."""
     known = [check.name for check in CHECKS]
@@ -308,7 +308,7 @@ def main(argv: list[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         config = configuration.load(arguments.config)
-        checks = chosen(arguments.only, config)
+        checks = chosen_checks(arguments.only, config)
         return Runner(config, Path(arguments.config), arguments.hours).run(checks)
     except configuration.ConfigError as error:
         print(f"error: {error}", file=sys.stderr)

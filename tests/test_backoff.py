@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trainer.backoff import Backoff
+from trainer.system.backoff import Backoff
 
 QUICK = Backoff(attempts=3, first_wait_s=0.001)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
-from trainer import installed
+from trainer.shell import installed
 
 FOREIGN = {"examples", "recipes", "trainer"}
 ONE_BY_ONE = {"reasoning_gym", "starlette"}
@@ -48,7 +48,7 @@ def test_a_file_that_another_package_took_away_is_missed(tmp_path):
     record(tmp_path, "pycasbin", "casbin/enforcer.py", "casbin/__pycache__/enforcer.pyc")
     record(tmp_path, "whole", "whole.py")
     (tmp_path / "whole.py").write_text("")
-    assert installed.incomplete(tmp_path) == ["pycasbin"]
+    assert installed.incomplete_packages(tmp_path) == ["pycasbin"]
 
 
 def test_what_cannot_be_imported_is_named_with_its_error(tmp_path, monkeypatch):
@@ -57,7 +57,7 @@ def test_what_cannot_be_imported_is_named_with_its_error(tmp_path, monkeypatch):
         "try:\n    import broken_bindings\nexcept ImportError:\n    pass\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    first, second, third = installed.failures(
+    first, second, third = installed.import_failures(
         ("guards_imports_alone", "json", "is_not_there", "broken_bindings")
     )
     assert first.startswith(
@@ -79,10 +79,10 @@ def test_all_that_the_trainer_imports_is_imported():
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_setup_mends_what_is_incomplete_and_does_not_end_well_where_an_import_fails(tmp_path, fails):
-    (tmp_path / "trainer").mkdir()
+    (tmp_path / "trainer/shell").mkdir(parents=True)
     (tmp_path / "requirements").mkdir()
     for name in ("setup.sh", "installed.py"):
-        shutil.copy(ROOT / "trainer" / name, tmp_path / "trainer")
+        shutil.copy(ROOT / "trainer/shell" / name, tmp_path / "trainer/shell")
     (tmp_path / "requirements/gpu.txt").write_text("one==1\n")
     (tmp_path / "missing").write_text("pycasbin\nnumpy\n")
     (tmp_path / "imports").write_text(f"{int(fails)}\n")
@@ -91,7 +91,9 @@ def test_setup_mends_what_is_incomplete_and_does_not_end_well_where_an_import_fa
     program(tmp_path / "bin/df", "#!/bin/sh\necho head\necho disk 1 1 999999999 1\n")
     program(tmp_path / "python", PYTHON)
     env = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "HOME": str(tmp_path)}
-    done = subprocess.run(["bash", "trainer/setup.sh", "gpu"], cwd=tmp_path, env=env, capture_output=True)
+    done = subprocess.run(
+        ["bash", "trainer/shell/setup.sh", "gpu"], cwd=tmp_path, env=env, capture_output=True
+    )
 
     asked = (tmp_path / "uv.log").read_text().splitlines()[-1]
     assert "--reinstall-package pycasbin --reinstall-package numpy requirements/gpu.txt" in asked
@@ -101,10 +103,10 @@ def test_setup_mends_what_is_incomplete_and_does_not_end_well_where_an_import_fa
 
 @pytest.mark.long
 @pytest.mark.skipif(
-    not (ROOT / ".venvs/gpu/bin/python").exists(), reason="no .venvs/gpu: bash trainer/setup.sh gpu"
+    not (ROOT / ".venvs/gpu/bin/python").exists(), reason="no .venvs/gpu: bash trainer/shell/setup.sh gpu"
 )
 def test_the_gpu_environment_is_imported_without_a_gpu():
-    command = [".venvs/gpu/bin/python", "trainer/installed.py", "imports"]
+    command = [".venvs/gpu/bin/python", "trainer/shell/installed.py", "imports"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "imported what a run imports" in done.stdout

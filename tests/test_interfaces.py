@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from trainer import network
 from trainer.config import ConfigError
-from trainer.network import Interface, shared_variables
+from trainer.system import network
+from trainer.system.network import Interface, shared_variables
 
 CARDS = [Interface("lo", "127.0.0.1"), Interface("eth0", "172.17.0.2"), Interface("eth1", "10.50.0.11")]
 

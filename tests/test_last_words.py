@@ -12,9 +12,9 @@ import ray.exceptions
 
 from tests.conftest import ROOT
 from tests.ranks.counting import Dying
-from trainer import last_words
-from trainer.loops.process import connect, explain
+from trainer.loops.process import connect_ray, explain_error
 from trainer.ranks.ray_ranks import RayRanks
+from trainer.system import last_words
 
 ABSL = """
 *** SIGSEGV received at time=1795702749 on cpu 0 ***
@@ -34,21 +34,23 @@ Extension modules: numpy._core._multiarray_umath (total: 1)
 
 def test_rays_own_stack_is_read():
     found = "SIGSEGV in at::internal::serial_for_each, called at batching.py:129 in sent"
-    assert last_words.said(ABSL) == found
-    assert last_words.said("all went well\nSIGSEGV is a word\n") == ""
+    assert last_words.cause_in_log(ABSL) == found
+    assert last_words.cause_in_log("all went well\nSIGSEGV is a word\n") == ""
     thrown = "terminate called after throwing an instance of 'c10::Error'\n  what():  CUDA error: busy\n"
-    assert last_words.said(thrown + "*** SIGABRT received at time=1 on cpu 0 ***\n") == (
+    assert last_words.cause_in_log(thrown + "*** SIGABRT received at time=1 on cpu 0 ***\n") == (
         "SIGABRT after CUDA error: busy"
     )
 
 
 def test_what_a_log_does_not_say_the_kernel_may(monkeypatch, tmp_path):
     monkeypatch.setattr(last_words, "memory_kills", lambda: 3)
-    assert last_words.unsaid(2).startswith("out of memory: its machine's kernel has killed 1")
-    assert "not for memory" in last_words.unsaid(3)
+    assert last_words.cause_outside_log(2).startswith("out of memory: its machine's kernel has killed 1")
+    assert "not for memory" in last_words.cause_outside_log(3)
     monkeypatch.setattr(last_words, "memory_kills", lambda: None)
-    assert "does not tell" in last_words.unsaid(3) and "does not tell" in last_words.unsaid(None)
-    why, log = last_words.left(str(tmp_path / "none"), None)
+    assert "does not tell" in last_words.cause_outside_log(
+        3
+    ) and "does not tell" in last_words.cause_outside_log(None)
+    why, log = last_words.describe_death(str(tmp_path / "none"), None)
     assert "does not tell" in why and "cannot be read" in log
 
 
@@ -58,12 +60,12 @@ def test_a_segmentation_fault_in_a_thread_of_a_tensor_operation_leaves_both_stac
         "from trainer.config import RunConfig, Placement\n"
         "from tests.ranks.counting import Dying\n"
         "rank = RankProcess(RunConfig(placement=Placement(device='cpu', threads_per_worker=4)))\n"
-        "rank.meet(0, 0, '127.0.0.1', 1)\n"
+        "rank.set_rank(0, 0, '127.0.0.1', 1)\n"
         "rank.call(Dying.by_memory_that_is_gone)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == -signal.SIGSEGV
-    said = last_words.said(done.stderr)
+    said = last_words.cause_in_log(done.stderr)
     assert said.startswith("SIGSEGV in at::"), done.stderr[-3000:]
     assert said.endswith("in by_memory_that_is_gone")
 
@@ -72,7 +74,7 @@ def test_a_segmentation_fault_in_a_thread_of_a_tensor_operation_leaves_both_stac
 @pytest.mark.timeout(600)
 def test_a_rank_that_dies_under_ray_says_how(small_config, tmp_path):
     config = replace(small_config, run=replace(small_config.run, dir=str(tmp_path)))
-    connect(config)
+    connect_ray(config)
     try:
         for method, cause in (
             (Dying.by_memory_that_is_gone, "SIGSEGV in at::"),
@@ -82,7 +84,7 @@ def test_a_rank_that_dies_under_ray_says_how(small_config, tmp_path):
             ranks.start()
             with pytest.raises(ray.exceptions.ActorDiedError) as died:
                 ranks.all(method)
-            code, line = explain(died.value, ranks)
+            code, line = explain_error(died.value, ranks)
             assert code == 34 and ": rank " in line and cause in line, line
             assert f"; it was asked for {method.__qualname__} (its log: {tmp_path}/death-rank-" in line
             ranks.stop()

@@ -14,8 +14,8 @@ from data_prep.checks.split import near_pairs, stacked
 from data_prep.checks.validate import CheckedRow, question_hash
 from data_prep.ingest.images import ImageFacts, ImageLimits, inspect, levels
 from trainer.data.dataset import Dataset, read_manifest
-from trainer.data.images import decode
-from trainer.data.schema import question
+from trainer.data.images import decode_image
+from trainer.data.schema import question_text
 
 BATCH_IMAGES = 4096
 """Images that two datasets are compared by at a time."""
@@ -29,7 +29,7 @@ Below 160 pixels half size differs by up to 20, another number by less."""
 
 def same_image(first: bytes, second: bytes) -> bool:
     """Whether two images that look alike as thumbnails are the same one, scaled or re-encoded."""
-    one, other = decode(first, ""), decode(second, "")
+    one, other = decode_image(first, ""), decode_image(second, "")
     short = min(*one.size, *other.size)
     for shortest, side, within in DETAIL:
         if short >= shortest:
@@ -58,7 +58,7 @@ class EvaluationSet:
             for number, row in enumerate(dataset):
                 self.sources[row.source] += 1
                 if not row.images:
-                    self.texts[question_hash(question(row.messages))] = row.id, row.source
+                    self.texts[question_hash(question_text(row.messages))] = row.id, row.source
                 for k, image in enumerate(row.images):
                     facts = inspect(image, ImageLimits())
                     if not facts.error:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from data_prep.ingest.images import FACTOR, ImageFacts, ImageLimits, image_tokens
 from data_prep.sources.source import Candidate
-from trainer.data.schema import TASK, AnswerType, placeholders, question, reference_of
+from trainer.data.schema import TASK, AnswerType, count_placeholders, question_text, reference_of
 
 _SPECIAL = re.compile(r"<\|[a-z0-9_]+\|>")
 UNASKABLE = frozenset(
@@ -167,10 +167,10 @@ def judge(
         image_side: side in pixels of an image token (`tokens.image_token_side`).
     """
     kind, reason = ("text", "") if settings.sft else reference
-    asked = placeholders(row.messages)
+    asked = count_placeholders(row.messages)
     if asked != len(row.images):
         reason = f"image_count: {asked} placeholders, {len(row.images)} images"
-    elif not question(row.messages).strip():
+    elif not question_text(row.messages).strip():
         reason = "no_question: the user's turns hold no text"
     elif token := special_token(row):
         reason = f"special_token: {token} in the text would be read as one of the model's own"
@@ -191,7 +191,7 @@ def judge(
         split=row.split,
         answer_type=kind,
         images=tuple(image.sha256 for image in images),
-        question=question_hash(question(row.messages)),
+        question=question_hash(question_text(row.messages)),
         answer=row.answer,
         tokens=tokens,
         reason=reason,

@@ -1,7 +1,7 @@
 """Task families of reasoning-gym as a source: `reasoning-gym:chain_sum=2,countdown`.
 
 Every row follows from the seed and its index, and any prefix stays the same. A row keeps the entry that its
-family made, by which the family grades answers (trainer/rewards/families.py).
+family made, by which the family grades answers (trainer/rewards/task_families.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from data_prep.sources.source import BadRow, Candidate
 from trainer.config import ConfigError
 from trainer.config.overrides import unknown_key
 from trainer.data.schema import DIFFICULTY, TASK
-from trainer.rewards import families
+from trainer.rewards import task_families
 
 NAME = "reasoning-gym"
 PREFIX = f"{NAME}:"
@@ -74,14 +74,14 @@ class Families:
 
     @cached_property
     def _package(self) -> Any:
-        return families.load(families.packages())
+        return task_families.load_families(task_families.family_packages())
 
     @property
     def files(self) -> list[dict[str, Any]]:
         """No file is read. The options stand for one, with the lock of the package."""
         low, high = self.difficulty
         asked = ",".join(f"{name}={weight:g}" for name, weight in self.weights.items())
-        lock = hashlib.sha256(families.REQUIREMENTS.read_bytes()).hexdigest()[:8]
+        lock = hashlib.sha256(task_families.REQUIREMENTS.read_bytes()).hexdigest()[:8]
         held = ", held out" if self.evaluation else ""
         recipe = (
             f"{PREFIX}{asked} v{VERSION}: rows {self.rows_wanted}, seed {self.seed}, "

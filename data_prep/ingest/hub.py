@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from trainer.backoff import Backoff
 from trainer.config import ConfigError
-from trainer.data.dataset import sha256_of
-from trainer.errors import StorageError
+from trainer.data.dataset import file_sha256
+from trainer.system.backoff import Backoff
+from trainer.system.errors import StorageError
 
 T = TypeVar("T")
 Progress = Callable[[str, int, int], None]
@@ -113,7 +113,7 @@ class Repository:
                 local = self._folder / path
             else:
                 local = self._download(path, size, on_progress, force=again)
-            sha256 = sha256_of(local)
+            sha256 = file_sha256(local)
             if local.stat().st_size == size and stated in ("", sha256):
                 return Fetched(local, {"path": path, "bytes": size, "sha256": sha256})
         raise ConfigError(

@@ -21,7 +21,7 @@ from data_prep.sources.forms import Form, detect
 from data_prep.sources.records import ENDINGS, RAW_CHARS, UnreadableRecord, first_object, first_value, read
 from data_prep.sources.source import BadRecord, BadRow, Candidate
 from trainer.config import ConfigError
-from trainer.data.dataset import sha256_of
+from trainer.data.dataset import file_sha256
 
 SAMPLE = 50
 """Number of records by which the form of a file is found."""
@@ -320,7 +320,7 @@ def hashes(source: RecordSource) -> list[dict[str, Any]]:
     files += filter(Path.is_file, source.roots)
     entries = []
     for path in dict.fromkeys(files):
-        entries.append({"path": path.name, "bytes": path.stat().st_size, "sha256": sha256_of(path)})
+        entries.append({"path": path.name, "bytes": path.stat().st_size, "sha256": file_sha256(path)})
 
     known = set(map(Path.resolve, files))
     for root in filter(Path.is_dir, source.roots):
@@ -349,6 +349,6 @@ def _digest(name: str, files: list[tuple[str, Path]]) -> dict[str, Any]:
     digest = hashlib.sha256()
     size = 0
     for relative, path in files:
-        digest.update(f"{relative}\0{sha256_of(path)}\n".encode())
+        digest.update(f"{relative}\0{file_sha256(path)}\n".encode())
         size += path.stat().st_size
     return {"path": name, "bytes": size, "sha256": digest.hexdigest()}

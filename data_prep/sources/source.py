@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from data_prep.ingest.archive import Member, Refused
 from data_prep.ingest.wanted import Wanted
 from trainer.rewards.grading import grader
-from trainer.rewards.grading.extraction import boxes, unbox
+from trainer.rewards.grading.extraction import boxed_contents, unbox
 
 SHORT = 200
 """Up to this many characters a text without a marked answer is the answer."""
@@ -111,7 +111,7 @@ def stated_answer(text: str) -> str:
     """
     text = text.replace("\\fbox{", "\\boxed{")
     if "\\boxed{" in text:
-        _refuse_different(boxes(text))
+        _refuse_different(boxed_contents(text))
         return unboxed(text)
     if bare := re.findall(r"\\boxed\s+([^\s$.,]+)", text):
         return bare[-1]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.data.images import open_image, to_rgb
-from trainer.data.schema import Manifest, Row, question
+from trainer.data.schema import Manifest, Row, question_text
 
 if TYPE_CHECKING:
     from trainer.data.dataset import Dataset
@@ -163,7 +163,7 @@ def _row(row: Row) -> str:
     system = system if isinstance(system, str) else json.dumps(system)
     about = " · ".join(map(_text, (row.answer_type, row.source, row.id)))
     return (
-        f"<div class=row>{images}<p>{_text(question(row.messages))}</p>"
+        f"<div class=row>{images}<p>{_text(question_text(row.messages))}</p>"
         f"<span class=reference>{_text(row.answer)}</span> <span class=meta>{about}</span>{solution}"
         f"<details class=meta><summary>system prompt</summary><p>{_text(system)}</p></details></div>"
     )

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any, TextIO
 
 from data_prep.sources.source import BadRow, Candidate
-from trainer.data.schema import question
+from trainer.data.schema import question_text
 
 
 class Quarantine:
@@ -28,7 +28,7 @@ class Quarantine:
             reason,
             source=row.source,
             index=row.index,
-            question=question(row.messages)[:2000],
+            question=question_text(row.messages)[:2000],
             answer=row.answer,
             images=row.images,
         )

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainer.data.dataset import MANIFEST
-from trainer.data.schema import COLUMNS, Manifest, Row, placeholders
+from trainer.data.schema import COLUMNS, Manifest, Row, count_placeholders
 
 _STRING = {"dtype": "string", "_type": "Value"}
 _FEATURES: dict[str, Any] = dict.fromkeys(COLUMNS, _STRING) | {
@@ -231,7 +231,7 @@ def write_dataset(
 
 def check_row(row: Row) -> None:
     """Raises ValueError where a row breaks the format."""
-    if placeholders(row.messages) != len(row.images):
+    if count_placeholders(row.messages) != len(row.images):
         raise ValueError(
-            f"row {row.id}: {placeholders(row.messages)} image placeholders, {len(row.images)} images"
+            f"row {row.id}: {count_placeholders(row.messages)} image placeholders, {len(row.images)} images"
         )

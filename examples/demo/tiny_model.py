@@ -48,7 +48,7 @@ from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 from examples.demo.shapes import corpus
 from trainer.data.schema import SYSTEM_PROMPT
 from trainer.hardware.architectures import FAMILIES
-from trainer.storage.expert_files import written
+from trainer.storage.expert_files import written_tensors
 
 Size = Literal["tiny", "medium"]
 Family = Literal[
@@ -315,7 +315,9 @@ def publish(model: Any, file: Path, family: Family) -> None:
     tensors = {}
     for name, parameter in model.named_parameters():
         values = parameter.detach().flatten()
-        for key, size, read in written(name, tuple(parameter.shape), lambda a, b, of=values: of[a:b], layout):
+        for key, size, read in written_tensors(
+            name, tuple(parameter.shape), lambda a, b, of=values: of[a:b], layout
+        ):
             tensors[key] = read(0, torch.Size(size).numel()).view(size).clone()
     save_file(tensors, file, {"format": "pt"})
 

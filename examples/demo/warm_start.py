@@ -28,9 +28,9 @@ from examples.demo import tiny_model
 from trainer import config as c
 from trainer.config.run_folder import METRICS
 from trainer.data.dataset import read_manifest
-from trainer.exit_codes import EXIT_CONFIG, EXIT_INTERRUPTED
 from trainer.observe.history import last_step
-from trainer.processes import end_with_parent
+from trainer.system.exit_codes import EXIT_CONFIG, EXIT_INTERRUPTED
+from trainer.system.processes import end_with_parent
 
 BATCH = 64
 STEPS = 200

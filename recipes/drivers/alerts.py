@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recipes import run_record
-from recipes.drivers import sight
-from recipes.run_record import RunRecord
+from recipes.drivers import run_view
+from recipes.records import run_record
+from recipes.records.run_record import RunRecord
 from trainer.config import ConfigError
 from trainer.config.run_folder import CONFIG, METRICS, read_lines, read_progress, write_whole
 
@@ -45,7 +45,7 @@ class Alert:
     text: str
 
 
-def watch(run: str, bucket: str, webhook: str, command: str, every_s: float, once: bool) -> int:
+def watch_run(run: str, bucket: str, webhook: str, command: str, every_s: float, once: bool) -> int:
     """Tells what happens to a run until it ends. Returns 1 where something could not be told at the last
     look, else 0. Raises ConfigError where nothing is named that could be told."""
     webhook = webhook or os.environ.get(WEBHOOK, "")
@@ -54,17 +54,17 @@ def watch(run: str, bucket: str, webhook: str, command: str, every_s: float, onc
     told = run_record.RUNS / run / TOLD
     while True:
         try:
-            folder = sight.files(run, bucket)
+            folder = run_view.run_files(run, bucket)
         except SystemExit:  # nothing in its bucket: it has not begun, or it is none
-            if once or not run_record.known(run):
+            if once or not run_record.is_known(run):
                 raise
             time.sleep(every_s)
             continue
-        alerts, over = look(run, folder)
+        alerts, over = alerts_of_run(run, folder)
         failed = False
         for alert in _new(alerts, told):
             try:
-                tell(run, alert, webhook, command)
+                send_alert(run, alert, webhook, command)
             except (OSError, subprocess.SubprocessError) as error:
                 print(f"alert not told, tried again: {error}", file=sys.stderr, flush=True)
                 failed = True
@@ -75,10 +75,10 @@ def watch(run: str, bucket: str, webhook: str, command: str, every_s: float, onc
         time.sleep(every_s)
 
 
-def look(run: str, folder: Path) -> tuple[list[Alert], bool]:
+def alerts_of_run(run: str, folder: Path) -> tuple[list[Alert], bool]:
     """All that is to be told of a run as its files stand, and whether it is over."""
     progress = read_progress(folder)
-    record = run_record.load(run) if run_record.known(run) else None
+    record = run_record.load_record(run) if run_record.is_known(run) else None
     alerts = [*_guards(folder), *_limits(record)]
     status = progress.get("status", "running")
     message = progress.get("message", "")
@@ -127,7 +127,7 @@ def _last_sign(folder: Path, progress: dict[str, Any]) -> float:
     return max([0.0, progress.get("phase_since_unix_s", 0.0), *steps])
 
 
-def tell(run: str, alert: Alert, webhook: str, command: str) -> None:
+def send_alert(run: str, alert: Alert, webhook: str, command: str) -> None:
     """Posts the alert as Slack takes it, and runs the command with it. Raises OSError, SubprocessError."""
     text = f"{run}: {alert.text}"
     if webhook:

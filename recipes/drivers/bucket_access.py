@@ -9,14 +9,14 @@ from collections.abc import Collection
 
 from recipes import capabilities
 from recipes.drivers import desk_python
-from recipes.spec import Recipe
+from recipes.recipe.spec import Recipe
 from trainer.config import ConfigError
 from trainer.config.bucket_address import BucketAddress, is_address
 
 GOOGLE_KEY = "GOOGLE_SERVICE_ACCOUNT_KEY"
 
 
-def addresses(recipe: Recipe) -> dict[str, BucketAddress]:
+def bucket_addresses(recipe: Recipe) -> dict[str, BucketAddress]:
     """Every address that the recipe's nodes read or write, by the field that names it. Raises ConfigError."""
     given = {
         "storage.bucket": recipe.storage.bucket,
@@ -33,7 +33,7 @@ def check_credentials(recipe: Recipe, target: str, secrets: Collection[str]) -> 
     secrets: names of the tokens that this machine has for the run.
     """
     on_gcp = capabilities.capability(target).cloud == "gcp"
-    for address in addresses(recipe).values():
+    for address in bucket_addresses(recipe).values():
         match address.scheme:
             case "s3" if "AWS_ACCESS_KEY_ID" not in secrets:
                 wanted = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
@@ -57,7 +57,7 @@ def unverified(recipe: Recipe, secrets: Collection[str]) -> list[str]:
         "so the machines' own account is the first to try it, when they are paid for, "
         "and another desk's run of this id would not be seen. Try it with "
         f"`gcloud storage ls gs://{address.bucket}`, or export the key's JSON"
-        for field, address in addresses(recipe).items()
+        for field, address in bucket_addresses(recipe).items()
         if address.scheme == "gs"
     ]
 
@@ -67,7 +67,7 @@ def can_open(address: str, env: dict[str, str]) -> bool:
     return not address.startswith("gs://") or GOOGLE_KEY in env
 
 
-def probe(bucket: str, env: dict[str, str]) -> None:
+def probe_bucket(bucket: str, env: dict[str, str]) -> None:
     """Puts, lists, reads and deletes an object in the bucket, before anything is rented. Raises
     ConfigError."""
     if can_open(bucket, env):
@@ -87,14 +87,14 @@ def check_weights(url: str, env: dict[str, str]) -> None:
         )
 
 
-def text_of(url: str, name: str, env: dict[str, str]) -> str:
+def read_text(url: str, name: str, env: dict[str, str]) -> str:
     """A small file of a bucket. Raises ConfigError where it is not there."""
     return _storage("cat", url, env, name)
 
 
 def _storage(command: str, url: str, env: dict[str, str], *more: str) -> str:
     """What `python -m trainer.storage COMMAND URL ...` prints. Raises ConfigError with its last line."""
-    argv = [desk_python.find(), "-m", "trainer.storage", command, url, *more]
+    argv = [desk_python.find_python(), "-m", "trainer.storage", command, url, *more]
     done = subprocess.run(argv, env=os.environ | env, capture_output=True, text=True)
     if done.returncode:
         said = (done.stderr.strip() or "it said nothing").splitlines()[-1]

@@ -18,9 +18,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from recipes import manifest, run_record
-from recipes.drivers import sent_tree, sight, tokens
-from recipes.run_record import PULLED
+from recipes.drivers import run_view, sent_tree, tokens
+from recipes.records import manifest, run_record
+from recipes.records.run_record import PULLED
 from trainer.config import ConfigError
 from trainer.config.run_folder import (
     ATTEMPTS,
@@ -61,7 +61,7 @@ BLOCK = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY[\s\S]*?(-----END [A-Z ]*PRIVA
 
 
 @dataclass(frozen=True)
-class Part:
+class BundlePart:
     """One file of a bundle."""
 
     name: str
@@ -72,7 +72,7 @@ class Part:
 
 def bundle(run: str, bucket: str, out: str, dry_run: bool) -> int:
     """Lists what the bundle holds, then writes it for you alone. Raises ConfigError."""
-    parts = collect(run, folders_of(run, bucket))
+    parts = collect_parts(run, folders_of(run, bucket))
     if not parts:
         raise ConfigError(
             f"nothing of {run} is here: give its id or folder, and --bucket for one of another desk"
@@ -87,7 +87,7 @@ def bundle(run: str, bucket: str, out: str, dry_run: bool) -> int:
     if dry_run:
         print(f"# --- would write {path}")
         return 0
-    write(path, parts)
+    write_bundle(path, parts)
     print(
         f"{path} has these {len(parts)} files. Rows and completions are not among them, but logs may quote"
         " some:"
@@ -103,17 +103,17 @@ def folders_of(run: str, bucket: str) -> list[Path]:
     run_record.check_run_id(run)
     record = run_record.RUNS / run
     try:
-        found = sight.files(run, bucket)
+        found = run_view.run_files(run, bucket)
     except (ConfigError, SystemExit) as error:  # a run that failed before it wrote anything has a record
         print(f"only the record of this desk is taken: {error}", file=sys.stderr, flush=True)
         found = record / PULLED
     return list(dict.fromkeys([record, found]))
 
 
-def collect(run: str, folders: list[Path]) -> list[Part]:
+def collect_parts(run: str, folders: list[Path]) -> list[BundlePart]:
     """The parts of a bundle, each without secrets. Raises ConfigError where one cannot be freed of them."""
-    clean = cleaner(known_secrets(folders))
-    parts = [Part("versions.json", *clean(json.dumps(versions(), indent=1)))]
+    clean = secret_cleaner(known_secrets(folders))
+    parts = [BundlePart("versions.json", *clean(json.dumps(versions(), indent=1)))]
     for folder in folders:
         inside = "pulled/" if folder.name == PULLED else ""
         paths = [folder / name for name in (*WHOLE, *ENDS)]
@@ -122,9 +122,9 @@ def collect(run: str, folders: list[Path]) -> list[Part]:
         for path in dict.fromkeys(paths):
             if path.is_file() and not path.is_symlink():
                 text = without_changes(_tail(path)) if path.name == MANIFEST else _tail(path)
-                parts.append(Part(inside + path.relative_to(folder).as_posix(), *clean(text)))
+                parts.append(BundlePart(inside + path.relative_to(folder).as_posix(), *clean(text)))
     for part in parts:
-        what = sent_tree.secret_of(part.text.encode(), {})
+        what = sent_tree.secret_in_text(part.text.encode(), {})
         if what:
             raise ConfigError(f"{part.name} holds {what} that could not be taken out: no bundle is written")
     return parts if len(parts) > 1 else []
@@ -133,7 +133,7 @@ def collect(run: str, folders: list[Path]) -> list[Part]:
 def known_secrets(folders: list[Path]) -> dict[str, str]:
     """Every secret that this desk knows, by its name."""
     found = {name: value for name, value in os.environ.items() if SECRET_NAME.search(name)}
-    found |= tokens.found()
+    found |= tokens.find_tokens()
     for folder in folders:
         for path in (*folder.glob("*.key"), folder / "tokens"):
             if path.is_file():
@@ -141,7 +141,7 @@ def known_secrets(folders: list[Path]) -> dict[str, str]:
     return {name: value.strip() for name, value in found.items() if len(value.strip()) >= LEAST_SECRET}
 
 
-def cleaner(secrets: Mapping[str, str]) -> Callable[[str], tuple[str, int]]:
+def secret_cleaner(secrets: Mapping[str, str]) -> Callable[[str], tuple[str, int]]:
     """A function that takes a text to (the text without secrets, how many were replaced)."""
     values = sorted(secrets.items(), key=lambda one: -len(one[1]))
 
@@ -205,7 +205,7 @@ def _tail(path: Path) -> str:
     return data.decode(errors="replace")
 
 
-def write(path: Path, parts: list[Part]) -> None:
+def write_bundle(path: Path, parts: list[BundlePart]) -> None:
     """Writes the bundle, for its owner alone. Raises ConfigError where there is a file of that name."""
     try:
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -11,10 +11,10 @@ import subprocess
 import urllib.parse
 from pathlib import Path
 
-from recipes import run_record
 from recipes.drivers import kubernetes_driver, platforms
 from recipes.presets import resolve
-from recipes.run_record import RunRecord
+from recipes.records import run_record
+from recipes.records.run_record import RunRecord
 from recipes.targets import ssh
 from trainer.config import ConfigError
 
@@ -25,13 +25,13 @@ PORT = 8265
 
 def open_tunnel(run: str, dry_run: bool = False) -> int:
     """Reads address and token from the head, then holds the tunnel until Ctrl-C. Raises ConfigError."""
-    record = run_record.load(run)
+    record = run_record.load_record(run)
     path = PUBLISHED.format(run_id=run)
     on_pod = record.target == "kubernetes"
-    login = [] if on_pod else reach(record)
+    login = [] if on_pod else ssh_to_head(record)
     ask = [*login, f"cat {path}"] if login else ["cat", str(Path.home() / path)]
     if on_pod:
-        pod = "pod/HEAD" if dry_run else kubernetes_driver.head(record)
+        pod = "pod/HEAD" if dry_run else kubernetes_driver.head_pod(record)
         ask = [*platforms.kubectl(record), "exec", pod, "--", "sh", "-c", f'cat "$HOME"/{path}']
     if dry_run:
         print(shlex.join(ask))
@@ -61,14 +61,14 @@ def open_tunnel(run: str, dry_run: bool = False) -> int:
             f"127.0.0.1:{port}:{there.hostname}:{there.port}",
         ]
         tunnel = [login[0], *forward, *login[1:]]
-    print(instructions(address, _keep(run, told["token"])), flush=True)
+    print(describe_dashboard(address, _keep(run, told["token"])), flush=True)
     try:
         return subprocess.run(tunnel).returncode if tunnel else 0
     except KeyboardInterrupt:
         return 0
 
 
-def reach(record: RunRecord) -> list[str]:
+def ssh_to_head(record: RunRecord) -> list[str]:
     """The ssh command that logs in to a run's head; [] where they share a home directory. Raises
     ConfigError."""
     match record.target.partition("-")[0]:
@@ -76,8 +76,8 @@ def reach(record: RunRecord) -> list[str]:
             return []
         case "ssh":
             recipe = resolve(record.recipe, record.overrides)
-            login, _, port = ssh.address(ssh.hosts_of(recipe)[0])
-            return ["ssh", *ssh.options(recipe, port), login]
+            login, _, port = ssh.parse_address(ssh.hosts_of(recipe)[0])
+            return ["ssh", *ssh.ssh_options(recipe, port), login]
         case "skypilot" if record.managed:
             raise ConfigError(
                 f"{record.run_id} is a managed job, and only its controller knows the machines: use `status"
@@ -118,7 +118,7 @@ def free_port() -> int:
     raise AssertionError("port 0 is always free")
 
 
-def instructions(address: str, token: Path) -> str:
+def describe_dashboard(address: str, token: Path) -> str:
     """What a person types next."""
     return (
         f"dashboard: {address} (it asks for the token in {token})\n"

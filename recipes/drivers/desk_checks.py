@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-from recipes.spec import Recipe
+from recipes.recipe.spec import Recipe
 from trainer.config import ConfigError, RunConfig
 
 SERVER_S = 5.0
@@ -26,7 +26,7 @@ SERVER_S = 5.0
 JUDGE_KEY, REWARD_TOKEN = "SPOTRL_JUDGE_KEY", "SPOTRL_REWARD_TOKEN"
 
 
-def look_here(recipe: Recipe) -> list[str]:
+def check_from_desk(recipe: Recipe) -> list[str]:
     """What could not be told from the files of this machine, as lines. Raises ConfigError for what is
     wrong with them."""
     if recipe.kind != "train":

@@ -12,16 +12,18 @@ from contextlib import suppress
 from dataclasses import replace
 from secrets import token_hex
 
-from recipes import capabilities, fleet_table, run_record
-from recipes.drivers import launched, launching, platform_state, shared_record, store_policy, tokens
-from recipes.drivers.launching import Launch, Options
+from recipes import capabilities
+from recipes.drivers import launched_run, launching, platform_state, shared_record, store_policy, tokens
+from recipes.drivers.launching import Launch, LaunchOptions
 from recipes.plan.fleet_cost import FleetRow
 from recipes.presets import resolve
-from recipes.run_record import RunRecord
-from recipes.spec import Recipe
-from recipes.targets.options import obeyed
+from recipes.recipe.spec import Recipe
+from recipes.records import run_record
+from recipes.records.run_record import RunRecord
+from recipes.screens import fleet_table
+from recipes.targets.options import is_obeyed
 from trainer.config import ConfigError
-from trainer.exit_codes import EXIT_INTERRUPTED
+from trainer.system.exit_codes import EXIT_INTERRUPTED
 
 FORM = re.compile(r"(\d+)(?:x(?:(\d+)x)?([A-Za-z][\w-]*))?(?::(spot|any|on-demand))?(?:@([\w-]+))?")
 SPOT = {"spot": "only", "any": "prefer", "on-demand": "never", None: "prefer"}
@@ -33,7 +35,7 @@ END_S = 60.0
 """Workers on this machine have this long to end by themselves when their run has ended."""
 
 
-def group(text: str) -> list[str]:
+def fleet_overrides(text: str) -> list[str]:
     """Overrides of `--fleet 4xL40S:spot@skypilot-runpod`. Raises ConfigError."""
     found = FORM.fullmatch(text)
     if not found or text.startswith("0"):
@@ -50,7 +52,7 @@ def group(text: str) -> list[str]:
 
 def with_group(name: str, overrides: list[str], text: str) -> list[str]:
     """The overrides of a recipe with the machines of `--fleet`."""
-    return [*group(text), *overrides]
+    return [*fleet_overrides(text), *overrides]
 
 
 def of_run(overrides: list[str], bucket: str, target: str | None) -> tuple[str, list[str]]:
@@ -66,7 +68,7 @@ def of_run(overrides: list[str], bucket: str, target: str | None) -> tuple[str, 
             "a rollout worker samples for a run: name it with --set fleet.run=RUN, see `status`"
         )
     shared_record.known_or_adopted(run_id, bucket)
-    record = run_record.load(run_id)
+    record = run_record.load_record(run_id)
     kept = []
     for one in record.overrides:
         section = one.partition("=")[0].partition(".")[0].strip()
@@ -76,8 +78,8 @@ def of_run(overrides: list[str], bucket: str, target: str | None) -> tuple[str, 
     return record.recipe, [*kept, *overrides]
 
 
-def up(
-    name: str, recipe: Recipe, target: str | None, overrides: list[str], options: Options, yes: bool
+def launch_fleet_run(
+    name: str, recipe: Recipe, target: str | None, overrides: list[str], options: LaunchOptions, yes: bool
 ) -> int:
     """Shows both groups with their dollars, asks, and starts them. Returns the exit code.
 
@@ -89,19 +91,19 @@ def up(
     options = replace(options, run_id=run_id, launch=token_hex(4))
     foreground = capabilities.capability(target).platform in ("", "ssh") and not options.detach
     alone = replace(recipe, sample=None)
-    run = launching.prepared(name, alone, target, overrides, replace(options, detach=not foreground))
+    run = launching.prepare_launch(name, alone, target, overrides, replace(options, detach=not foreground))
     theirs = recipe.sample.target or target
     kept = [one for one in overrides if theirs == target or _means(recipe, theirs, one)]
     workers = _workers(name, kept, theirs, options)
-    lines, plan = fleet_table.both(recipe, run.record, workers.record)
-    print(*lines, *store_policy.lines(workers.record.bucket, run_id), sep="\n", flush=True)
+    lines, plan = fleet_table.describe_both_groups(recipe, run.record, workers.record)
+    print(*lines, *store_policy.policy_lines(workers.record.bucket, run_id), sep="\n", flush=True)
     run, workers = _planned(run, plan), _planned(workers, plan)
     if options.dry_run:
-        launching.show(run)
-        launching.show(workers)
+        launching.show_launch(run)
+        launching.show_launch(workers)
         return 0
     for launch in (run, workers):
-        launching.check(launch)
+        launching.check_prepared(launch)
     if not yes and sys.stdin.isatty() and input("start both? [y/N] ").strip().lower() not in ("y", "yes"):
         print("nothing was started")
         return EXIT_INTERRUPTED
@@ -111,10 +113,10 @@ def up(
         print(f"{', '.join(alive)} sample for it already: no others are started", flush=True)
     if foreground:
         return _in_foreground(run, None if alive else workers)
-    code = launching.start(run, detach=True)
+    code = launching.start_launch(run, detach=True)
     if not code and not alive:
         code = _start_workers(workers, run_id, waits=not options.detach)
-    return code if code or options.detach else launched.drive(run_id, "logs")
+    return code if code or options.detach else launched_run.drive_run(run_id, "logs")
 
 
 def _start_workers(workers: Launch, run_id: str, waits: bool) -> int:
@@ -122,20 +124,20 @@ def _start_workers(workers: Launch, run_id: str, waits: bool) -> int:
     until the run has its machines."""
     code = EXIT_INTERRUPTED
     try:
-        code = (waits and _without_machines(run_id)) or launching.start(workers, detach=True)
+        code = (waits and _without_machines(run_id)) or launching.start_launch(workers, detach=True)
     finally:
         if code:
             print(f"no machine samples for {run_id}, so it is ended: it would wait for none", flush=True)
-            launched.give_up(workers.record.run_id, run_id)
+            launched_run.give_up(workers.record.run_id, run_id)
     return code
 
 
 def _without_machines(run_id: str) -> int:
     """Waits until a run has its machines: 0, also where its platform does not tell; 1 if it ended before."""
-    record = run_record.load(run_id)
+    record = run_record.load_record(run_id)
     began = time.monotonic()
     told = False
-    while (said := platform_state.ask(record)) and said.state != "running":
+    while (said := platform_state.ask_platform(record)) and said.state != "running":
         missing = not said.known and time.monotonic() - began > UNKNOWN_S
         if missing or (said.known and said.ended_s):
             print(said.text, flush=True)
@@ -169,14 +171,14 @@ def _means(recipe: Recipe, target: str, override: str) -> bool:
     """Whether an override says something to machines of that target: those of a run's own platform, such as
     a partition, are no others'."""
     option = override.partition("=")[0].strip()
-    return option.startswith("cluster.") or obeyed(recipe, target, option)
+    return option.startswith("cluster.") or is_obeyed(recipe, target, option)
 
 
-def _workers(name: str, overrides: list[str], target: str, options: Options) -> Launch:
+def _workers(name: str, overrides: list[str], target: str, options: LaunchOptions) -> Launch:
     """The launch of the second group of a run that has an id."""
     sets = [*overrides, f"fleet.run={options.run_id}"]
     own = replace(options, run_id="", flags=(), detach=True, takeover=False)
-    return launching.prepared(name, resolve(name, sets), target, sets, own)
+    return launching.prepare_launch(name, resolve(name, sets), target, sets, own)
 
 
 def _in_foreground(run: Launch, workers: Launch | None) -> int:
@@ -185,25 +187,25 @@ def _in_foreground(run: Launch, workers: Launch | None) -> int:
     tokens.fleet_key(run_id, begins=True)
     code = EXIT_INTERRUPTED
     try:
-        code = launching.start(workers, detach=True) if workers else 0
+        code = launching.start_launch(workers, detach=True) if workers else 0
     finally:
         if code and workers:
-            launched.give_up(workers.record.run_id)
+            launched_run.give_up(workers.record.run_id)
     if code:
         return code
     try:
-        return launching.start(run, detach=False)
+        return launching.start_launch(run, detach=False)
     finally:
         for record in _living(run_id):
             _wait_for(record)
             with suppress(ConfigError):
-                launched.drive(record.run_id, "down")
+                launched_run.drive_run(record.run_id, "down")
 
 
 def _wait_for(record: RunRecord) -> None:
     """Waits until workers on this machine have ended by themselves."""
     end = time.monotonic() + END_S
-    while record.target == "local" and not launched.gone_here(record) and time.monotonic() < end:
+    while record.target == "local" and not launched_run.gone_here(record) and time.monotonic() < end:
         time.sleep(0.2)
 
 
@@ -214,8 +216,8 @@ def _replaced(record: RunRecord) -> bool:
         return False
     with suppress(ConfigError):
         print(f"ending what is left of {record.run_id}, which may sample for it still", flush=True)
-        launched.drive(record.run_id, "down")
-    launched.over(record.run_id)
+        launched_run.drive_run(record.run_id, "down")
+    launched_run.note_end(record.run_id)
     return True
 
 
@@ -225,9 +227,9 @@ def _living(run_id: str) -> list[RunRecord]:
     for record in run_record.workers_of(run_id):
         if record.ended_s:
             continue
-        noted = platform_state.noted(record, platform_state.ask(record))
+        noted = platform_state.with_answer(record, platform_state.ask_platform(record))
         if noted != record:
             noted.save()
-        if not noted.ended_s and not launched.gone_here(noted):
+        if not noted.ended_s and not launched_run.gone_here(noted):
             found.append(noted)
     return found

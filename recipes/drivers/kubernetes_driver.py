@@ -21,15 +21,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recipes import run_record
 from recipes.drivers import platform_state, platforms
 from recipes.presets import resolve
-from recipes.run_record import RunRecord
-from recipes.spec import Recipe
+from recipes.recipe.spec import Recipe
+from recipes.records import run_record
+from recipes.records.run_record import RunRecord
 from recipes.targets import kubernetes, script
 from trainer.config import ConfigError
 from trainer.config.never_sent import is_secret
-from trainer.exit_codes import EXIT_CONFIG, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK
+from trainer.system.exit_codes import EXIT_CONFIG, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST_BYTES = 1 << 20
@@ -43,7 +43,7 @@ AWAY = ("Unable to connect", "connection to the server", "dial tcp")
 POLL_S = float(os.environ.get("SPOTRL_POLL_S", "5"))
 
 
-def check(record: RunRecord, text: str) -> None:
+def check_job_set(record: RunRecord, text: str) -> None:
     """Has the cluster judge a JobSet without creating it: its controller, your rights, quotas. Raises
     ConfigError with the change to make."""
     done = _said([*_program(record), "create", "--dry-run=server", "-f", "-"], given=text)
@@ -67,7 +67,7 @@ def start(record: RunRecord) -> int:
     """Creates the run's objects, in the place of those of a launch that has ended. Raises ConfigError."""
     program = _program(record)
     name = kubernetes.set_name(record.run_id)
-    said = platform_state.ask(record)
+    said = platform_state.ask_platform(record)
     if said and said.known and not said.ended_s:
         raise ConfigError(f"{said.text}: `python3 launch.py down {record.run_id}` ends it")
     task, *claims = map(str, record.task_files())
@@ -87,7 +87,7 @@ def start(record: RunRecord) -> int:
     return EXIT_OK
 
 
-def shown(record: RunRecord, files: list[Path]) -> list[str]:
+def shown_commands(record: RunRecord, files: list[Path]) -> list[str]:
     """The commands of `start`, for a dry run."""
     program = platforms.kubectl(record)
     task, *claims = map(str, files)
@@ -110,13 +110,13 @@ def given_objects(record: RunRecord, name: str, owner: str) -> list[dict[str, An
     if recipe.site.namespace:
         metadata["namespace"] = recipe.site.namespace
     secret = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": values}
-    code = base64.b64encode(packed(ROOT, recipe)).decode()
+    code = base64.b64encode(packed_tree(ROOT, recipe)).decode()
     files = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
     files |= {"binaryData": {kubernetes.ARCHIVE: code}}
     return [secret, files]
 
 
-def packed(root: Path, recipe: Recipe) -> bytes:
+def packed_tree(root: Path, recipe: Recipe) -> bytes:
     """The repository as a node of the recipe needs it: a compressed archive, the same for the same files.
     Raises ConfigError where a ConfigMap cannot hold it."""
 
@@ -155,7 +155,7 @@ def follow(record: RunRecord, seen: set[str], tail: int = -1) -> int:
     0, or 1 where it failed. tail: lines to begin with; -1: all."""
     last = ""
     while True:
-        said = platform_state.ask(record)
+        said = platform_state.ask_platform(record)
         new = [pod.name for pod in _head_pods(record) if pod.begun and pod.name not in seen]
         if new:
             seen.add(new[0])
@@ -179,7 +179,7 @@ def _show_log(record: RunRecord, pod: str, tail: int) -> None:
         raise
 
 
-def head(record: RunRecord) -> str:
+def head_pod(record: RunRecord) -> str:
     """The head's pod that is running now, as kubectl takes it. Raises ConfigError without one."""
     running = [pod.name for pod in _head_pods(record) if pod.begun and not pod.over]
     if not running:
@@ -221,7 +221,7 @@ def _head_pods(record: RunRecord) -> list[HeadPod]:
 
 def _program(record: RunRecord) -> list[str]:
     program, *options = platforms.kubectl(record)
-    return [platforms.find(program) or program, *options]
+    return [platforms.find_program(program) or program, *options]
 
 
 def _said(command: list[str], given: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -255,7 +255,7 @@ def _refusal(complaint: str) -> str:
 
 
 def main(what: str, run_id: str) -> int:
-    record = run_record.load(run_id)
+    record = run_record.load_record(run_id)
     try:
         match what:
             case "up":

@@ -9,20 +9,21 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from recipes import capabilities, manifest, run_record, uploads
-from recipes.drivers import bucket_access, desk_python, platform_state, platforms, sent_tree
+from recipes import capabilities
+from recipes.drivers import bucket_access, desk_python, platform_state, platforms, sent_tree, uploads
 from recipes.drivers.platforms import Commands
 from recipes.plan import cost, memory, prices, sizing
 from recipes.presets import own_data
-from recipes.run_record import RunRecord
-from recipes.spec import Recipe
+from recipes.recipe.spec import Recipe
+from recipes.records import manifest, run_record
+from recipes.records.run_record import RunRecord
 from recipes.targets import dstack, ssh
 from trainer.config import ConfigError
 from trainer.config.bucket_address import is_address
 from trainer.config.run_store import RunStore
 
 
-def check(recipe: Recipe, target: str, reproducible: bool) -> None:
+def check_launch(recipe: Recipe, target: str, reproducible: bool) -> None:
     """Everything that can be known without asking anybody, keys aside. Raises ConfigError with the change to
     make."""
     _check_data(recipe, target)
@@ -51,14 +52,14 @@ def check_keys(recipe: Recipe, target: str, secrets: Mapping[str, str]) -> None:
         raise ConfigError(
             "logging.wandb is online and there is no token: export WANDB_API_KEY, or set it to offline"
         )
-    sent_tree.check(target, secrets)
+    sent_tree.check_sent_tree(target, secrets)
 
 
 def check_outside(recipe: Recipe, record: RunRecord, commands: Commands, env: dict[str, str]) -> None:
     """What only others can tell: programs, dstack's secrets, buckets. Raises ConfigError with the change to
     make."""
-    tool(commands)
-    if record.target == "ssh" and not platforms.find("rsync"):
+    check_tool(commands)
+    if record.target == "ssh" and not platforms.find_program("rsync"):
         raise ConfigError("rsync is not installed: it copies the repository to the machines, so install it")
     if capabilities.capability(record.target).platform == "dstack":
         _check_secrets(recipe, record.target)
@@ -67,11 +68,11 @@ def check_outside(recipe: Recipe, record: RunRecord, commands: Commands, env: di
     if recipe.kind == "train" and is_address(recipe.config.data.path):
         _check_rows(recipe, env)
     if recipe.storage.bucket and recipe.uses_bucket:
-        bucket_access.probe(recipe.storage.bucket, env)
+        bucket_access.probe_bucket(recipe.storage.bucket, env)
 
 
 def _check_data(recipe: Recipe, target: str) -> None:
-    files = own_data.files_of(recipe.config.data.source) if recipe.config.data.source else []
+    files = own_data.source_files(recipe.config.data.source) if recipe.config.data.source else []
     if files and not capabilities.capability(target).shared_files:
         raise ConfigError(
             f"data.source names {files[0]}, and the nodes of {target} do not have it: put the rows into a "
@@ -90,7 +91,7 @@ def _check_rows(recipe: Recipe, env: dict[str, str]) -> None:
     data = recipe.config.data
     if not bucket_access.can_open(data.path, env):
         return  # the node says it
-    rows = own_data.rows_of_manifest(bucket_access.text_of(data.path, "manifest.json", env), data.split)
+    rows = own_data.rows_of_manifest(bucket_access.read_text(data.path, "manifest.json", env), data.split)
     if rows is None:
         raise ConfigError(f"{data.path} has no split {data.split}: set data.split")
     cost.steps_of(replace(recipe, dataset=replace(recipe.dataset, rows=rows)))
@@ -125,7 +126,7 @@ def _check_memory(recipe: Recipe, target: str) -> None:
     mine = capabilities.gpus_for(recipe, target)
     bad = {}
     for gpu in mine:
-        need = memory.plan(recipe, gpu)
+        need = memory.plan_memory(recipe, gpu)
         if need and not need.fits:
             bad[gpu] = need
     if not bad:
@@ -141,7 +142,9 @@ def _check_secrets(recipe: Recipe, target: str) -> None:
     wanted = dstack.secrets(recipe, target)
     if not wanted:
         return
-    done = subprocess.run([platforms.find("dstack"), "secret", "list"], capture_output=True, text=True)
+    done = subprocess.run(
+        [platforms.find_program("dstack"), "secret", "list"], capture_output=True, text=True
+    )
     if done.returncode:
         said = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()[-1]
         raise ConfigError(
@@ -154,15 +157,15 @@ def _check_secrets(recipe: Recipe, target: str) -> None:
         )
 
 
-def tool(commands: Commands) -> None:
+def check_tool(commands: Commands) -> None:
     """Raises ConfigError where the platform's program is missing; the launch environment counts as
     installed."""
-    if not platforms.find(commands.tool):
+    if not platforms.find_program(commands.tool):
         raise ConfigError(f"{commands.tool} is not installed: {commands.hint}")
 
 
 @dataclass(frozen=True)
-class Earlier:
+class EarlierLaunch:
     """What is known of an earlier launch of a run that may not have ended."""
 
     what: str
@@ -171,19 +174,19 @@ class Earlier:
     """Whether it is known to be alive."""
 
 
-def alive(record: RunRecord, env: dict[str, str]) -> Earlier | None:
+def earlier_launch(record: RunRecord, env: dict[str, str]) -> EarlierLaunch | None:
     """An earlier launch of this run that has not ended, or of which that cannot be told; None: there is none.
 
     Two attempts at once never write to one checkpoint (trainer/checkpoint/attempt.py); but both cost.
     """
-    before = run_record.load(record.run_id) if run_record.known(record.run_id) else None
-    said = platform_state.ask(before) if before and not before.ended_s else None
+    before = run_record.load_record(record.run_id) if run_record.is_known(record.run_id) else None
+    said = platform_state.ask_platform(before) if before and not before.ended_s else None
     if said and said.known and said.whole and not said.ended_s:
-        return Earlier(said.text, sure=True)
+        return EarlierLaunch(said.text, sure=True)
     if not record.bucket or not bucket_access.can_open(record.bucket, env):
         return None  # `bucket_access.unverified` says so
     command = [
-        desk_python.find(),
+        desk_python.find_python(),
         "-m",
         "trainer.checkpoint",
         RunStore.in_bucket(record.bucket, record.run_id).root,
@@ -191,7 +194,7 @@ def alive(record: RunRecord, env: dict[str, str]) -> Earlier | None:
     done = subprocess.run(command, env=os.environ | env, capture_output=True, text=True)
     if done.returncode:
         last = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
-        return Earlier(last.removeprefix("error: "), sure=False)
+        return EarlierLaunch(last.removeprefix("error: "), sure=False)
     told = json.loads(done.stdout)
     # our own `down` has ended it
     if told["alive"] is False or (before and before.ended_s > told["seen_unix_s"]):
@@ -199,5 +202,7 @@ def alive(record: RunRecord, env: dict[str, str]) -> Earlier | None:
     seen_s = time.time() - told["seen_unix_s"]
     attempt = f"attempt {told['attempt']} on {told['host']}"
     if told["alive"] is None:
-        return Earlier(f"{attempt} has not ended, and the store does not tell when it was seen", sure=False)
-    return Earlier(f"{attempt}, seen {seen_s:.0f} s ago", sure=True)
+        return EarlierLaunch(
+            f"{attempt} has not ended, and the store does not tell when it was seen", sure=False
+        )
+    return EarlierLaunch(f"{attempt}, seen {seen_s:.0f} s ago", sure=True)

@@ -14,36 +14,38 @@ from pathlib import Path
 from secrets import token_hex
 from typing import TypedDict
 
-from recipes import capabilities, manifest, run_record, uploads
+from recipes import capabilities
 from recipes.drivers import (
     bucket_access,
     desk_checks,
     desk_python,
     kubernetes_driver,
     launch_checks,
-    launched,
+    launched_run,
     platform_state,
     platforms,
     shared_record,
     ssh_driver,
     tokens,
+    uploads,
 )
 from recipes.drivers.platforms import Commands
-from recipes.plan import choose, cost, fleet_cost, prices
-from recipes.run_record import RunRecord
-from recipes.spec import Recipe
+from recipes.plan import cost, fleet_cost, offer_choice, prices
+from recipes.recipe.spec import Recipe
+from recipes.records import manifest, run_record
+from recipes.records.run_record import RunRecord
 from recipes.targets import kubernetes, script
 from recipes.targets.render import render
 from trainer.config import ConfigError
-from trainer.exit_codes import EXIT_CONFIG, EXIT_INTERRUPTED
-from trainer.processes import end_with_parent
+from trainer.system.exit_codes import EXIT_CONFIG, EXIT_INTERRUPTED
+from trainer.system.processes import end_with_parent
 
 ONE_BY_ONE = ("sky", "dstack", "sbatch", "qsub")
 """Platforms that follow the log of one job, and until it ends would start no other."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class LaunchOptions:
     """How a recipe is launched, whatever the recipe."""
 
     run_id: str = ""
@@ -86,7 +88,9 @@ class Launch:
         return run_record.RUNS / self.record.run_id / "task"
 
 
-def up(name: str, recipe: Recipe, target: str | None, overrides: list[str], options: Options) -> int:
+def launch_recipe(
+    name: str, recipe: Recipe, target: str | None, overrides: list[str], options: LaunchOptions
+) -> int:
     """Prepares and checks a launch, then starts it; with dry_run it is shown instead. Returns the exit code.
 
     `name` and `overrides` are what `recipe` was resolved from: the record keeps them for `resume`.
@@ -94,20 +98,20 @@ def up(name: str, recipe: Recipe, target: str | None, overrides: list[str], opti
     target = target or cheapest_target(recipe)
     several = recipe.jobs > 1 and capabilities.capability(target).platform in ONE_BY_ONE
     follow = not (options.detach or several)
-    launch = prepared(name, recipe, target, overrides, replace(options, detach=not follow))
+    launch = prepare_launch(name, recipe, target, overrides, replace(options, detach=not follow))
     for line in bucket_access.unverified(launch.recipe, launch.secrets):
         print(f"# --- {line}" if options.dry_run else line, flush=True)
-    notes = desk_checks.look_here(launch.recipe)
+    notes = desk_checks.check_from_desk(launch.recipe)
     if not options.dry_run:
         notes += desk_checks.ask_servers(launch.recipe.config, os.environ | launch.secrets)
     for line in notes:
         print(f"# --- {line}" if options.dry_run else f"note: {line}", flush=True)
     if options.dry_run:
-        show(launch)
+        show_launch(launch)
         return 0
-    check(launch)
+    check_prepared(launch)
     replace_earlier(launch, options.takeover)
-    code = start(launch, detach=not follow)
+    code = start_launch(launch, detach=not follow)
     if recipe.jobs > 1 and not follow:
         _say_how_several_go_on(launch.record, code, options.detach)
     return code
@@ -118,7 +122,7 @@ def _say_how_several_go_on(record: RunRecord, code: int, detach: bool) -> None:
     be started, those that were are ended."""
     if code:
         print(f"not all of {record.run_id} could be started, so those that were are ended", flush=True)
-        launched.give_up(record.run_id)
+        launched_run.give_up(record.run_id)
     elif not detach:
         before = run_record.workers_of(record.samples_for)
         first = 1 + sum(one.jobs for one in before if one.run_id != record.run_id)
@@ -129,34 +133,36 @@ def _say_how_several_go_on(record: RunRecord, code: int, detach: bool) -> None:
         )
 
 
-def check(launch: Launch) -> None:
+def check_prepared(launch: Launch) -> None:
     """Everything that only others can tell, before anything is rented. Raises ConfigError."""
     launch_checks.check_outside(launch.recipe, launch.record, launch.commands, launch.env | launch.secrets)
     if launch.record.target == "kubernetes":
-        kubernetes_driver.check(launch.record, next(iter(launch.files.values())))
+        kubernetes_driver.check_job_set(launch.record, next(iter(launch.files.values())))
 
 
-def prepared(name: str, recipe: Recipe, target: str | None, overrides: list[str], options: Options) -> Launch:
+def prepare_launch(
+    name: str, recipe: Recipe, target: str | None, overrides: list[str], options: LaunchOptions
+) -> Launch:
     """The launch of a recipe, checked as far as this machine alone can. Raises ConfigError."""
     target = target or cheapest_target(recipe)
     samples_for = recipe.config.fleet.run if recipe.kind == "sample" else ""
     new_id = run_record.new_worker_id(samples_for) if samples_for else run_record.new_run_id(recipe.name)
     run_id = run_record.check_run_id(options.run_id or new_id)
     began = samples_for or run_id  # whose folders were uploaded first
-    before = run_record.load(began) if run_record.known(began) else None
-    recipe = uploads.planned(recipe, target, before.uploads if before else {})
+    before = run_record.load_record(began) if run_record.is_known(began) else None
+    recipe = uploads.with_uploads(recipe, target, before.uploads if before else {})
     files = {}
     for file, text in render(recipe, target).items():
-        files[file] = headed(text, recipe, target, run_id)
+        files[file] = with_head(text, recipe, target, run_id)
         if target == "kubernetes":
             files[file] = kubernetes.of_run(files[file], run_id)
     used = script.secret_names(recipe)
     secrets = {}
-    for token, value in tokens.found().items():
+    for token, value in tokens.find_tokens().items():
         if token in used:
             secrets[token] = value
     tokens.check_fleet_key(secrets)
-    launch_checks.check(recipe, target, options.reproducible)
+    launch_checks.check_launch(recipe, target, options.reproducible)
     try:
         launch_checks.check_keys(recipe, target, secrets)
     except ConfigError as error:
@@ -172,10 +178,10 @@ def prepared(name: str, recipe: Recipe, target: str | None, overrides: list[str]
         flags=list(options.flags),
         uploads={upload.field: upload.key for upload in recipe.uploads},
         bucket=recipe.storage.bucket,
-        managed=capabilities.managed(recipe, target),
+        managed=capabilities.is_managed(recipe, target),
         started_s=time.time(),
         usd_per_hour=cost.usd_per_hour(recipe, target, prices.sky_catalogs()),
-        **planned(recipe, target),
+        **planned_fields(recipe, target),
         earlier_usd=before.usd() if before and not samples_for else 0.0,
         samples_for=samples_for,
         jobs=recipe.jobs,
@@ -185,7 +191,7 @@ def prepared(name: str, recipe: Recipe, target: str | None, overrides: list[str]
     env = {"RUN_ID": run_id}
     if recipe.storage.bucket:
         env["BUCKET"] = recipe.storage.bucket
-    env |= tokens.settings()
+    env |= tokens.find_settings()
     env |= {"SPOTRL_SOURCE": manifest.source_id()}
     # The same through all restarts by the platform; a new one opens a run that had ended for good
     # (trainer/checkpoint). Machines that sample have that of their run, where both are started at once.
@@ -194,7 +200,7 @@ def prepared(name: str, recipe: Recipe, target: str | None, overrides: list[str]
     paths = [str(run_record.RUNS / run_id / "task" / file) for file in files]
     own = [name for name in (script.API_KEY, script.FLEET_KEY) if name in used]
     names = list(dict.fromkeys([*secrets, *own]))
-    commands = platforms.commands(record, paths, env, names, options.detach)
+    commands = platforms.launch_commands(record, paths, env, names, options.detach)
     return Launch(
         recipe=recipe,
         record=record,
@@ -215,17 +221,17 @@ class PlannedFields(TypedDict, total=False):
     planned_most_hours: float
 
 
-def planned(recipe: Recipe, target: str) -> PlannedFields:
+def planned_fields(recipe: Recipe, target: str) -> PlannedFields:
     """Hours and dollars that a run is expected to take, and those that nine in ten such runs stay below, as
     fields of its record; 0 where no price is known."""
     catalogs = prices.sky_catalogs()
     if recipe.kind == "train" and recipe.config.fleet.gpus_per_node:
-        row = fleet_cost.own_plan(recipe, catalogs, cost.members(recipe, target))
+        row = fleet_cost.own_plan(recipe, catalogs, cost.target_members(recipe, target))
         return {"planned_usd": row.run_usd, "planned_hours": row.hours} if row else {}
-    plan = cost.planned(recipe, target, catalogs)
+    plan = cost.expected_offer(recipe, target, catalogs)
     if plan is None:
         return {}
-    judged = choose.judge(plan, math.inf, math.inf)
+    judged = offer_choice.judge_offer(plan, math.inf, math.inf)
     return {
         "planned_usd": plan.usd or 0.0,
         "planned_hours": plan.hours,
@@ -234,7 +240,7 @@ def planned(recipe: Recipe, target: str) -> PlannedFields:
     }
 
 
-def headed(text: str, recipe: Recipe, target: str, run_id: str) -> str:
+def with_head(text: str, recipe: Recipe, target: str, run_id: str) -> str:
     """A task file whose comments launch this very file, under this run's id, and say what wrote it."""
     lines = []
     for line in text.splitlines(keepends=True):
@@ -250,21 +256,25 @@ def headed(text: str, recipe: Recipe, target: str, run_id: str) -> str:
     return "".join(lines)
 
 
-def show(launch: Launch) -> None:
+def show_launch(launch: Launch) -> None:
     """Prints the task files, the commands that would run, and what that would cost."""
     for name, text in launch.files.items():
         print(f"# --- {launch.folder / name}\n{text}")
     exports = " ".join(f"{name}={shlex.quote(value)}" for name, value in launch.env.items())
-    for line in uploads.lines(launch.recipe):
+    for line in uploads.upload_lines(launch.recipe):
         print(f"# --- would upload {line}")
     print(f"# --- would run: {_summary(launch.recipe, launch.record)}")
     for command in launch.commands.up:
         print(f"{exports} {shlex.join(command)}")
     if launch.record.target == "ssh":
-        lines = ssh_driver.shown(launch.recipe, launch.record, launch.folder / next(iter(launch.files)))
+        lines = ssh_driver.shown_commands(
+            launch.recipe, launch.record, launch.folder / next(iter(launch.files))
+        )
         print("# --- which runs, with tokens on standard input", *lines, sep="\n")
     if launch.record.target == "kubernetes":
-        lines = kubernetes_driver.shown(launch.record, [launch.folder / name for name in launch.files])
+        lines = kubernetes_driver.shown_commands(
+            launch.record, [launch.folder / name for name in launch.files]
+        )
         print("# --- which runs, with tokens and code on standard input", *lines, sep="\n")
 
 
@@ -272,7 +282,7 @@ def replace_earlier(launch: Launch, takeover: bool) -> None:
     """Ends an earlier launch of the run that is alive. Raises ConfigError without `takeover`."""
     run_id = launch.record.run_id
     lives = (
-        launch_checks.alive(launch.record, launch.env | launch.secrets)
+        launch_checks.earlier_launch(launch.record, launch.env | launch.secrets)
         if launch.recipe.kind == "train"
         else None
     )
@@ -289,11 +299,11 @@ def replace_earlier(launch: Launch, takeover: bool) -> None:
             " it; --takeover replaces it, which loses what it has done since its last committed checkpoint"
         )
     print(f"replacing run {run_id} ({lives.what}), which stops within a minute", flush=True)
-    if run_record.known(run_id):
-        launched.drive(run_id, "down")
+    if run_record.is_known(run_id):
+        launched_run.drive_run(run_id, "down")
 
 
-def start(launch: Launch, detach: bool) -> int:
+def start_launch(launch: Launch, detach: bool) -> int:
     """Uploads, writes files and record, and runs the platform's commands. Returns their exit code."""
     recipe, record = launch.recipe, launch.record
     env = launch.env | launch.secrets
@@ -303,7 +313,7 @@ def start(launch: Launch, detach: bool) -> int:
         key = tokens.fleet_key(record.samples_for or record.run_id, begins=not record.samples_for)
         env |= {script.FLEET_KEY: key}
     if recipe.uploads:
-        uploads.send(recipe, desk_python.find(), env)
+        uploads.send_uploads(recipe, desk_python.find_python(), env)
     launch.folder.mkdir(parents=True, exist_ok=True)
     for name, text in launch.files.items():
         (launch.folder / name).write_text(text)
@@ -313,7 +323,7 @@ def start(launch: Launch, detach: bool) -> int:
         platforms.write_tokens(record.run_id, {name: env[name] for name in used if name in env})
     record.save()
     if recipe.kind == "train":
-        shared_record.publish(record, env)
+        shared_record.publish_manifest(record, env)
     print(_summary(recipe, record), flush=True)
     if recipe.kind == "serve":
         print(platforms.how_to_call(record, recipe.config.run.name), flush=True)
@@ -322,17 +332,17 @@ def start(launch: Launch, detach: bool) -> int:
     # Ctrl-C, a program that cannot be started: nothing may cost for ever in `status`
     except BaseException as error:
         code = EXIT_INTERRUPTED if isinstance(error, KeyboardInterrupt) else EXIT_CONFIG
-        launched.settle(record.run_id, code, detach, 0)
+        launched_run.settle_launch(record.run_id, code, detach, 0)
         raise
-    if code == EXIT_INTERRUPTED and record.target == "local" and not run_record.began(record.run_id):
+    if code == EXIT_INTERRUPTED and record.target == "local" and not run_record.has_begun(record.run_id):
         print("stopped before the run began: the same command goes on where the preparation was", flush=True)
-        run_record.forget(record.run_id)
+        run_record.forget_launch(record.run_id)
         return code
-    launched.settle(record.run_id, code, detach, 1 + recipe.budget.keep_minutes)
-    now = run_record.load(record.run_id)
+    launched_run.settle_launch(record.run_id, code, detach, 1 + recipe.budget.keep_minutes)
+    now = run_record.load_record(record.run_id)
     # the platform's name for it, which `down` needs
     if recipe.kind == "train" and (now.cluster, now.confirmed) != (record.cluster, record.confirmed):
-        shared_record.publish(now, env)
+        shared_record.publish_manifest(now, env)
     return code
 
 
@@ -359,7 +369,7 @@ def cheapest_target(recipe: Recipe) -> str:
     be driven from here."""
     if not recipe.cluster.gpus_per_node:
         return "local"
-    targets = driven(recipe)
+    targets = driven_targets(recipe)
     for offer in cost.offers(recipe, prices.sky_catalogs(), targets) if targets else ():
         if offer.usd is not None:
             return offer.target
@@ -377,7 +387,7 @@ def cheapest_target(recipe: Recipe) -> str:
     )
 
 
-def driven(recipe: Recipe) -> list[str]:
+def driven_targets(recipe: Recipe) -> list[str]:
     """The targets of a recipe whose launch needs nothing besides our launch environment, or where a SkyPilot
     of yours has fetched the cloud's prices."""
     found = []
@@ -390,7 +400,7 @@ def driven(recipe: Recipe) -> list[str]:
 
 def _run(commands: Commands, record: RunRecord, env: dict[str, str]) -> int:
     for command in commands.up:
-        argv = [platforms.find(command[0]) or command[0], *command[1:]]
+        argv = [platforms.find_program(command[0]) or command[0], *command[1:]]
         if command[0] in ("sbatch", "qsub"):
             done = subprocess.run(argv, env=os.environ | env, capture_output=True, text=True)
             said = done.stdout.strip() or done.stderr.strip()

@@ -16,7 +16,7 @@ from typing import Any
 from recipes.drivers import platforms
 from recipes.plan import cost, prices
 from recipes.presets import resolve
-from recipes.run_record import RunRecord
+from recipes.records.run_record import RunRecord
 from recipes.targets import kubernetes, restarts
 from trainer.config import ConfigError
 
@@ -37,7 +37,7 @@ its jobs controller first, and its server works on while the desk is away."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Said:
+class PlatformAnswer:
     """What a platform says of a run."""
 
     text: str
@@ -63,7 +63,7 @@ class Said:
 
 
 @dataclass
-class Answers:
+class PlatformAnswers:
     """What the platforms' programs print, each asked once, however many runs one looks at."""
 
     printed: dict[tuple[str, ...], Any] = field(default_factory=dict)
@@ -75,10 +75,10 @@ class Answers:
         return self.printed[command]
 
 
-def ask(record: RunRecord, answers: Answers | None = None) -> Said | None:
+def ask_platform(record: RunRecord, answers: PlatformAnswers | None = None) -> PlatformAnswer | None:
     """Asks SkyPilot, dstack or Kubernetes; None for other platforms, and where the platform does not
     answer."""
-    answers = answers or Answers()
+    answers = answers or PlatformAnswers()
     if record.target == "kubernetes":
         return _job_set(record, answers)
     if record.target.startswith("skypilot"):
@@ -98,7 +98,7 @@ def ask(record: RunRecord, answers: Answers | None = None) -> Said | None:
     return _together(jobs)
 
 
-def _together(jobs: list[Said]) -> Said:
+def _together(jobs: list[PlatformAnswer]) -> PlatformAnswer:
     """What a platform says of several jobs, as of one."""
     lines = []
     counted = []
@@ -120,7 +120,7 @@ def _together(jobs: list[Said]) -> Said:
     costing = any(not said.ended_s for said in known)
     states = Counter(said.state for said in known or jobs)
     counts = ", ".join(f"{count} {state}" for state, count in states.items() if state)
-    return Said(
+    return PlatformAnswer(
         text="\n".join(lines),
         state=counts if len(states) > 1 else next(iter(states)),
         why="; ".join(reasons),
@@ -143,7 +143,7 @@ def is_open(record: RunRecord) -> bool:
     return not record.ended_s
 
 
-def noted(record: RunRecord, said: Said | None) -> RunRecord:
+def with_answer(record: RunRecord, said: PlatformAnswer | None) -> RunRecord:
     """The record with what its platform says; no answer changes nothing."""
     if said is None:
         return record
@@ -163,7 +163,7 @@ def noted(record: RunRecord, said: Said | None) -> RunRecord:
     )
 
 
-def _unknown(record: RunRecord, said: Said) -> RunRecord:
+def _unknown(record: RunRecord, said: PlatformAnswer) -> RunRecord:
     """The record of a run that its platform has not. A queue of jobs forgets what has ended; a cluster is
     gone."""
     if record.confirmed:
@@ -179,7 +179,7 @@ def launch_failed(record: RunRecord, why: str) -> RunRecord:
 
 
 def _json_of(command: tuple[str, ...]) -> Any:
-    program = platforms.find(command[0])
+    program = platforms.find_program(command[0])
     if not program:
         return None
     done = subprocess.run([program, *command[1:]], capture_output=True, text=True)
@@ -195,13 +195,13 @@ def _json_of(command: tuple[str, ...]) -> Any:
     return None
 
 
-def _job(record: RunRecord, answers: Answers) -> Said | None:
+def _job(record: RunRecord, answers: PlatformAnswers) -> PlatformAnswer | None:
     rows = answers.rows("sky", "jobs", "queue", "-a", "-v", "-o", "json")
     if rows is None:
         return None
     mine = [row for row in rows if row["job_name"] == record.run_id]
     if not mine:
-        return Said(text=f"managed job {record.run_id}: not known to SkyPilot", known=False)
+        return PlatformAnswer(text=f"managed job {record.run_id}: not known to SkyPilot", known=False)
     job = max(mine, key=itemgetter("job_id"))
     places = []
     for key in ("infra", "cluster_resources"):
@@ -219,7 +219,7 @@ def _job(record: RunRecord, answers: Answers) -> Said | None:
         ended_s = job.get("end_at") or time.time()
     else:
         usd, what = _rented(record, job)
-    return Said(
+    return PlatformAnswer(
         text=f"managed job {job['job_id']}: {job['status']}{why}, {place}, {moved}",
         state=_state(job["status"]),
         why=reason,
@@ -246,28 +246,30 @@ def _rented(record: RunRecord, job: dict[str, Any]) -> tuple[float, str]:
     return usd, f"{job.get('infra') or cloud}, {job['cluster_resources']}" if usd else ""
 
 
-def _cluster(record: RunRecord, answers: Answers) -> Said | None:
+def _cluster(record: RunRecord, answers: PlatformAnswers) -> PlatformAnswer | None:
     # Refreshed: SkyPilot's own list has a cluster that went down by itself until it is asked again.
     rows = answers.rows("sky", "status", "--refresh", "-o", "json")
     if rows is None:
         return None
     mine = [row for row in rows if row["name"] == record.run_id]
     if not mine:
-        return Said(text=f"cluster {record.run_id}: gone", state="gone", ended_s=time.time(), known=False)
+        return PlatformAnswer(
+            text=f"cluster {record.run_id}: gone", state="gone", ended_s=time.time(), known=False
+        )
     status = mine[0]["status"]
     text = f"cluster {record.run_id}: {status}, {mine[0].get('resources_str') or ''}"
     state = {"INIT": "starting", "UP": "running"}.get(status, status.lower())
-    return Said(text=text, state=state, whole=False)
+    return PlatformAnswer(text=text, state=state, whole=False)
 
 
-def _dstack(record: RunRecord, answers: Answers) -> Said | None:
+def _dstack(record: RunRecord, answers: PlatformAnswers) -> PlatformAnswer | None:
     name = platforms.dstack_name(record.run_id)
     listed = answers.rows("dstack", "ps", "-a", "--json")
     if listed is None:
         return None
     mine = [row for row in listed.get("runs", []) if row["run_spec"]["run_name"] == name]
     if not mine:
-        return Said(text=f"dstack run {name}: not known to dstack", known=False)
+        return PlatformAnswer(text=f"dstack run {name}: not known to dstack", known=False)
     run = max(mine, key=itemgetter("submitted_at"))
     why = run.get("error") or run.get("termination_reason") or ""
 
@@ -275,11 +277,11 @@ def _dstack(record: RunRecord, answers: Answers) -> Said | None:
     line = _final_line(name) if run["status"] == "done" else ""
     if line:
         text = f"dstack run {name}: FAILED: {line}"
-        return Said(text=text, state="failed", why=line, ended_s=_ended(run), usd=run.get("cost"))
+        return PlatformAnswer(text=text, state="failed", why=line, ended_s=_ended(run), usd=run.get("cost"))
     text = f"dstack run {name}: {run['status']}" + (f" ({why})" if why else "")
     state = _state(run["status"])
     if _over(run["status"]):
-        return Said(text=text, state=state, why=why, ended_s=_ended(run), usd=run.get("cost"))
+        return PlatformAnswer(text=text, state=state, why=why, ended_s=_ended(run), usd=run.get("cost"))
 
     nodes = []
     for job in run.get("jobs", []):
@@ -290,10 +292,10 @@ def _dstack(record: RunRecord, answers: Answers) -> Said | None:
     if nodes:
         what = f"{len(nodes)} x {nodes[0]['instance_type']['name']} in {nodes[0]['region']}"
     per_hour = sum(node["price"] for node in nodes)
-    return Said(text=text, state=state, usd=run.get("cost"), usd_per_hour=per_hour, rented=what)
+    return PlatformAnswer(text=text, state=state, usd=run.get("cost"), usd_per_hour=per_hour, rented=what)
 
 
-def _job_set(record: RunRecord, answers: Answers) -> Said | None:
+def _job_set(record: RunRecord, answers: PlatformAnswers) -> PlatformAnswer | None:
     name = kubernetes.set_name(record.run_id)
     program = platforms.kubectl(record)
     listed = answers.rows(*program, "get", kubernetes.KIND, "-o", "json")
@@ -302,7 +304,7 @@ def _job_set(record: RunRecord, answers: Answers) -> Said | None:
     mine = [row for row in listed["items"] if row["metadata"]["name"] == name]
     if not mine:
         text = f"JobSet {name}: not in the cluster"
-        return Said(text=text, state="gone", ended_s=time.time(), known=False)
+        return PlatformAnswer(text=text, state="gone", ended_s=time.time(), known=False)
 
     of_set = ("-l", f"{kubernetes.SET_LABEL}={name}", "-o", "json")
     jobs = (answers.rows(*program, "get", "jobs", *of_set) or {"items": []})["items"]
@@ -323,14 +325,14 @@ def _job_set(record: RunRecord, answers: Answers) -> Said | None:
         failed = ended["type"] == "Failed"
         # A job says more of its failure than the set that it ended.
         why = [*failures, ended][0]["message"] if failed else ""
-        return Said(
+        return PlatformAnswer(
             text=f"JobSet {name}: {ended['type']}" + (f" ({why})" if why else ""),
             state="failed" if failed else "finished",
             why=why,
             ended_s=datetime.fromisoformat(ended["lastTransitionTime"]).timestamp(),
         )
     if mine[0]["spec"].get("suspend"):
-        return Said(text=f"JobSet {name}: waits for its queue", state="queued")
+        return PlatformAnswer(text=f"JobSet {name}: waits for its queue", state="queued")
 
     pods = mine[0]["spec"]["replicatedJobs"][0]["template"]["spec"]["parallelism"]
     state = "running" if ready == pods else "starting"
@@ -339,7 +341,7 @@ def _job_set(record: RunRecord, answers: Answers) -> Said | None:
         found = answers.rows(*program, "get", "pods", *of_set) or {"items": []}
         for why in filter(None, dict.fromkeys(map(_waits_for, found["items"]))):
             text += f"; {why}"
-    return Said(text=text, state=state)
+    return PlatformAnswer(text=text, state=state)
 
 
 def _condition(status: dict[str, Any], *types: str) -> dict[str, Any] | None:
@@ -369,7 +371,7 @@ def _ended(run: dict[str, Any]) -> float:
 
 def _final_line(name: str) -> str:
     """The line with which a run on dstack says that it ended for good, if its log has one."""
-    program = platforms.find("dstack")
+    program = platforms.find_program("dstack")
     if not program:
         return ""
     done = subprocess.run([program, "logs", name], capture_output=True, text=True, errors="replace")

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from recipes import run_record
 from recipes.presets import resolve
-from recipes.run_record import RunRecord
+from recipes.records import run_record
+from recipes.records.run_record import RunRecord
 from recipes.targets import kubernetes, script
 from recipes.targets.pbs import TOKENS_FILE
 from trainer.config import ConfigError
@@ -35,11 +35,12 @@ class Commands:
 
 
 LAUNCHERS = (
-    "run `bash trainer/setup.sh launch`, or install it yourself (requirements/launch.txt has the version)"
+    "run `bash trainer/shell/setup.sh launch`, or install it yourself "
+    "(requirements/launch.txt has the version)"
 )
 
 
-def commands(
+def launch_commands(
     record: RunRecord, files: list[str], env: dict[str, str], secrets: list[str], detach: bool
 ) -> Commands:
     """The commands for a launch. `files`: rendered task files, main one first; `secrets`: names, never
@@ -298,7 +299,7 @@ def _batch_logs(record: RunRecord, platform: str) -> list[str]:
     return [_batch_log(record, platform, f".{i}") for i in range(record.jobs)]
 
 
-def find(program: str) -> str:
+def find_program(program: str) -> str:
     """Path of a program: on the PATH, or in the launch environment; empty if neither has it."""
     on_path = shutil.which(program)
     if on_path:

@@ -11,7 +11,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from recipes import capabilities, manifest
+from recipes import capabilities
+from recipes.records import manifest
 from trainer.config import ConfigError
 from trainer.config.never_sent import is_secret
 
@@ -37,7 +38,7 @@ SIGNS = {
 """What a secret looks like, by what it is called."""
 
 
-def check(target: str, secrets: Mapping[str, str]) -> None:
+def check_sent_tree(target: str, secrets: Mapping[str, str]) -> None:
     """Raises ConfigError naming a file with a secret that would be copied to the machines of `target`.
 
     secrets: the tokens of this launch by name, which are looked for too.
@@ -51,7 +52,7 @@ def check(target: str, secrets: Mapping[str, str]) -> None:
     config = [".git/config"] if platform == "sky" else []  # SkyPilot copies .git as well
     for name in changed + config:
         made_up = name.startswith("tests/")  # keys there are of the tests
-        what = "" if made_up or is_secret(name) else secret_in(Path(name), secrets)
+        what = "" if made_up or is_secret(name) else secret_in_file(Path(name), secrets)
         if what:
             raise ConfigError(
                 f"{name} holds {what}, and the repository is copied to the machines of {target}: move it out"
@@ -62,7 +63,7 @@ def check(target: str, secrets: Mapping[str, str]) -> None:
 def _check_names() -> None:
     """Raises ConfigError where SkyPilot, which leaves out what git ignores and nothing else, would send a
     file of the list."""
-    repository = bool(manifest.git("rev-parse", "--git-dir"))
+    repository = bool(manifest.run_git("rev-parse", "--git-dir"))
     listed = manifest.kept_files() if repository else _all_files()
     sent = [name for name in listed if is_secret(name)]
     if sent:
@@ -77,7 +78,7 @@ def _all_files() -> list[str]:
     return [str(path) for path in Path(".").rglob("*") if path.is_file()]
 
 
-def secret_in(path: Path, secrets: Mapping[str, str]) -> str:
+def secret_in_file(path: Path, secrets: Mapping[str, str]) -> str:
     """What secret a file holds; "" if none is seen. Raises nothing for what cannot be read: it is not sent
     either."""
     try:
@@ -86,10 +87,10 @@ def secret_in(path: Path, secrets: Mapping[str, str]) -> str:
         text = path.read_bytes()
     except OSError:
         return ""
-    return secret_of(text, secrets)
+    return secret_in_text(text, secrets)
 
 
-def secret_of(text: bytes, secrets: Mapping[str, str]) -> str:
+def secret_in_text(text: bytes, secrets: Mapping[str, str]) -> str:
     """What secret a text holds; "" if none is seen. secrets: values that are looked for too, by name."""
     for name, value in secrets.items():
         if len(value) >= LEAST_SECRET and value.strip().encode() in text:

@@ -1,7 +1,7 @@
 """A run's launch in its bucket, so that another desk can drive the run: BUCKET/RUN/manifest.json.
 
-`up` puts the manifest's first half there, with the record of the launch in it; `adopt` makes the record of
-this desk from it. It holds no token, and no change of the tree that the run was launched from.
+`up` puts the manifest's first half there, with the record of the launch in it; `adopt_run` makes the record
+of this desk from it. It holds no token, and no change of the tree that the run was launched from.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from recipes import recipe_files, run_record
-from recipes.drivers import bucket_access, desk_python, sight, tokens
-from recipes.recipe_files import is_python
-from recipes.run_record import RunRecord
+from recipes.drivers import bucket_access, desk_python, run_view, tokens
+from recipes.recipe import recipe_files
+from recipes.recipe.recipe_files import is_python
+from recipes.records import run_record
+from recipes.records.run_record import RunRecord
 from trainer.config import ConfigError
 from trainer.config.run_folder import MANIFEST, write_whole
 from trainer.config.run_store import RunStore
-from trainer.exit_codes import EXIT_STORAGE
+from trainer.system.exit_codes import EXIT_STORAGE
 
 ANSWER_S = 10.0
 """That a store has for a small file."""
@@ -31,7 +32,7 @@ ADOPTED = "adopted"
 """Folder of an adopted run's record that holds what came with it: the Python file of its recipe."""
 
 
-def publish(record: RunRecord, env: dict[str, str]) -> None:
+def publish_manifest(record: RunRecord, env: dict[str, str]) -> None:
     """Puts the manifest of a launch into its bucket. A bucket that cannot be written is said, and no more:
     the run goes on without it."""
     if not record.bucket or not bucket_access.can_open(record.bucket, env):
@@ -56,20 +57,20 @@ def publish(record: RunRecord, env: dict[str, str]) -> None:
 def known_or_adopted(run: str, bucket: str = "") -> None:
     """Makes sure that this desk has a record of a run. Raises ConfigError where its bucket has none, or
     none is named."""
-    if run_record.known(run):
+    if run_record.is_known(run):
         return
-    where = bucket or sight.remembered().get(run, "")
+    where = bucket or run_view.remembered_buckets().get(run, "")
     if not where:
-        run_record.load(run)  # says which runs are known
-    adopt(run, where)
+        run_record.load_record(run)  # says which runs are known
+    adopt_run(run, where)
 
 
-def adopt(run: str, bucket: str) -> RunRecord:
+def adopt_run(run: str, bucket: str) -> RunRecord:
     """The record of a run that was launched elsewhere, from its bucket's manifest. Raises ConfigError."""
     run_record.check_run_id(run)
     folder = run_record.RUNS / run
     store = RunStore.in_bucket(bucket, run)
-    done = _storage("cat", store.root, MANIFEST, env=tokens.found() | tokens.settings())
+    done = _storage("cat", store.root, MANIFEST, env=tokens.find_tokens() | tokens.find_settings())
     if done.returncode:
         said = (done.stderr.strip() or "no word").splitlines()[-1]
         raise ConfigError(f"no launch of {run} in {store.bucket} ({said.removeprefix('error: ')})")
@@ -98,7 +99,7 @@ def _record(run: str, data: dict[str, Any], kept: Path) -> RunRecord:
 
 def fetched_shape(store: str, folder: Path, key: str) -> str:
     """The absolute path of `folder` with the config.json of a model in a bucket; "" where it has none."""
-    done = _storage("cat", store, "config.json", env=tokens.found() | tokens.settings())
+    done = _storage("cat", store, "config.json", env=tokens.find_tokens() | tokens.find_settings())
     if done.returncode:
         return ""
     folder.mkdir(parents=True, exist_ok=True)
@@ -109,7 +110,7 @@ def fetched_shape(store: str, folder: Path, key: str) -> str:
 
 def _storage(*words: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
     """A command of the store, which has failed where it does not answer in time: no launch waits for it."""
-    argv = [desk_python.find(), "-m", "trainer.storage", *words]
+    argv = [desk_python.find_python(), "-m", "trainer.storage", *words]
     try:
         return subprocess.run(argv, env=os.environ | env, capture_output=True, text=True, timeout=ANSWER_S)
     except subprocess.TimeoutExpired:

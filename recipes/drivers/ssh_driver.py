@@ -17,10 +17,10 @@ import threading
 import time
 from pathlib import Path
 
-from recipes import run_record
 from recipes.presets import resolve
-from recipes.run_record import RUNS, RunRecord
-from recipes.spec import Recipe
+from recipes.recipe.spec import Recipe
+from recipes.records import run_record
+from recipes.records.run_record import RUNS, RunRecord
 from recipes.targets import ssh
 from recipes.targets.script import SETTINGS, secret_names
 
@@ -28,7 +28,7 @@ GRACE_S = 60.0
 """After one node has ended, the others have this long to end by themselves."""
 
 
-class Node:
+class SshNode:
     """One machine's ssh process and the thread that prints its output, and keeps it in `log`."""
 
     def __init__(self, rank: int, host: str, command: list[str], stdin: str, log: Path) -> None:
@@ -85,11 +85,11 @@ def up(record: RunRecord, follow: bool = True) -> int:
     for name in secret_names(recipe):
         if os.environ.get(name):
             tokens += f"{name}={os.environ[name]}\n"
-    nodes: list[Node] = []
+    nodes: list[SshNode] = []
     try:
         for rank, host in enumerate(hosts):
             command = ssh.run_command(recipe, rank, env, record.run_id, follow)
-            nodes.append(Node(rank, host, command, tokens, log))
+            nodes.append(SshNode(rank, host, command, tokens, log))
         return _wait(nodes, recipe, record) if follow else max(node.process.wait() for node in nodes)
     except KeyboardInterrupt:
         print("stopping all nodes, which save first; Ctrl-C again ends them at once", flush=True)
@@ -99,7 +99,7 @@ def up(record: RunRecord, follow: bool = True) -> int:
         return 130
 
 
-def shown(recipe: Recipe, record: RunRecord, task: Path) -> list[str]:
+def shown_commands(recipe: Recipe, record: RunRecord, task: Path) -> list[str]:
     """The commands of `up`, for a dry run: copy, task and start of every machine."""
     env = _environment(record)
     lines = []
@@ -141,9 +141,9 @@ def _stop(record: RunRecord) -> None:
 
 
 def _task_command(recipe: Recipe, host: str, task: Path, run_id: str) -> list[str]:
-    login, _, port = ssh.address(host)
+    login, _, port = ssh.parse_address(host)
     options = []
-    for option in ssh.options(recipe, port):
+    for option in ssh.ssh_options(recipe, port):
         options.append("-P" if option == "-p" else option)  # scp's letter for the port
     return ["scp", "-q", *options, str(task), f"{login}:{ssh.DIRECTORY}/.cache/{run_id}.sh"]
 
@@ -166,7 +166,7 @@ def _everywhere(what: str, commands: dict[str, list[str]]) -> int:
     return worst
 
 
-def _wait(nodes: list[Node], recipe: Recipe, record: RunRecord) -> int:
+def _wait(nodes: list[SshNode], recipe: Recipe, record: RunRecord) -> int:
     """Until all have ended; once one has, the others get GRACE_S and are then ended."""
     codes: dict[int, int] = {}
     first_end = 0.0
@@ -199,10 +199,10 @@ def status(record: RunRecord) -> int:
     recipe = resolve(record.recipe, record.overrides)
     group = f"{ssh.DIRECTORY}/.cache/{record.run_id}.pgid"
     for host in ssh.hosts_of(recipe):
-        login, _, port = ssh.address(host)
-        remote = f"{ssh.running(group)} && echo running || echo ended"
+        login, _, port = ssh.parse_address(host)
+        remote = f"{ssh.running_condition(group)} && echo running || echo ended"
         done = subprocess.run(
-            ["ssh", *ssh.options(recipe, port), login, remote], capture_output=True, text=True
+            ["ssh", *ssh.ssh_options(recipe, port), login, remote], capture_output=True, text=True
         )
         print(f"{host}: {done.stdout.strip() or 'unreachable: ' + done.stderr.strip()}")
     return 0
@@ -214,7 +214,7 @@ def logs(record: RunRecord) -> int:
     nodes = []
     for rank, host in enumerate(ssh.hosts_of(recipe)):
         command = ssh.log_command(recipe, host, record.run_id)
-        nodes.append(Node(rank, host, command, "", Path(os.devnull)))
+        nodes.append(SshNode(rank, host, command, "", Path(os.devnull)))
     try:
         return max(node.process.wait() for node in nodes)
     except KeyboardInterrupt:
@@ -238,6 +238,6 @@ COMMANDS = {"up": up, "start": start, "status": status, "logs": logs, "down": do
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGINT))
     try:
-        sys.exit(COMMANDS[sys.argv[1]](run_record.load(sys.argv[2])))
+        sys.exit(COMMANDS[sys.argv[1]](run_record.load_record(sys.argv[2])))
     except KeyboardInterrupt:
         sys.exit(130)

@@ -14,12 +14,12 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from recipes import run_record
-from recipes.drivers import launched, platform_state, sight, worker_sight
-from recipes.drivers.platform_state import LAUNCH_FAILED, Said
-from recipes.run_record import RUNS, RunRecord
+from recipes.drivers import launched_run, platform_state, run_view, worker_view
+from recipes.drivers.platform_state import LAUNCH_FAILED, PlatformAnswer
+from recipes.records import run_record
+from recipes.records.run_record import RUNS, RunRecord
 from trainer.config import ConfigError, load, run_folder
-from trainer.config.expected import compare
+from trainer.config.expected import compare_with_bands
 from trainer.config.run_folder import LAUNCH_LOG
 
 WIDTH = 80
@@ -29,52 +29,54 @@ BAD_ENDS = ("failed", "died", LAUNCH_FAILED)
 LOGS = (LAUNCH_LOG, f"{run_record.PULLED}/{LAUNCH_LOG}", "slurm.log", "pbs.log", "local.log")
 
 
-def of(run: str | None, bucket: str, watch: bool) -> int:
+def show_runs(run: str | None, bucket: str, watch: bool) -> int:
     """The runs launched from here, or one with what its platform and its files say; live with `watch`.
     Returns the exit code."""
     if watch:
-        return sight.watch(run or sight.newest(), bucket)
-    if run and not run_record.known(run) and sight.url_of(run, bucket):
-        return sight.now(run, bucket)
+        return run_view.watch_run(run or run_view.newest_run(), bucket)
+    if run and not run_record.is_known(run) and run_view.url_of(run, bucket):
+        return run_view.show_now(run, bucket)
     try:
-        code = show(run)
+        code = show_run(run)
     # the platform's program is not installed here: the bucket is asked all the same
     except ConfigError as error:
-        if not (run and sight.url_of(run, bucket)):
+        if not (run and run_view.url_of(run, bucket)):
             raise
         print(f"warning: {error}", file=sys.stderr, flush=True)
         code = 0
-    return (sight.now(run, bucket) or code) if run else code
+    return (run_view.show_now(run, bucket) or code) if run else code
 
 
-def show(run: str | None) -> int:
+def show_run(run: str | None) -> int:
     """A few lines per run, the newest last; of a single run also what its platform says."""
-    records = [run_record.load(run), *run_record.workers_of(run)] if run else run_record.newest_first()[::-1]
-    answers = platform_state.Answers()
+    records = (
+        [run_record.load_record(run), *run_record.workers_of(run)] if run else run_record.newest_first()[::-1]
+    )
+    answers = platform_state.PlatformAnswers()
     said = None
     shown = []
     of_workers = []
     for record in records:
         if run or platform_state.is_open(record):
-            answer = platform_state.ask(record, answers)
+            answer = platform_state.ask_platform(record, answers)
             shown.append(_noted(_gone(record), answer))
             said = answer if record.run_id == run else said
             if answer and record.samples_for == run:
                 of_workers += [f"{record.run_id}: {line}" for line in answer.text.splitlines()]
         else:
             shown.append(_gone(record))
-    print("\n".join(table(shown, whole=bool(run))) if shown else "no run was launched from here")
+    print("\n".join(status_table(shown, whole=bool(run))) if shown else "no run was launched from here")
     if not run:
-        for name, bucket in sight.remembered().items():
+        for name, bucket in run_view.remembered_buckets().items():
             print(f"{name}: fetched from {bucket}, not launched from here")
         return 0
-    for line in worker_sight.lines(run) + of_workers + _left_over(shown):
+    for line in worker_view.worker_lines(run) + of_workers + _left_over(shown):
         print(line)
     if said:
         print(said.text)
     if said and said.usd_per_hour:
         print(f"rented: {said.rented}: ${said.usd_per_hour:.2f} per hour{_expected(shown[0])}")
-    return 0 if said and said.whole else launched.drive(run, "status")
+    return 0 if said and said.whole else launched_run.drive_run(run, "status")
 
 
 def _left_over(shown: list[RunRecord]) -> list[str]:
@@ -92,7 +94,7 @@ def _left_over(shown: list[RunRecord]) -> list[str]:
 
 def _gone(record: RunRecord) -> RunRecord:
     """The record; of what was left to itself on this machine and is gone, with its end."""
-    if record.ended_s or not launched.gone_here(record):
+    if record.ended_s or not launched_run.gone_here(record):
         return record
     told = _of_progress(record)
     state = "ended" if told in ("", "running") else told
@@ -101,10 +103,10 @@ def _gone(record: RunRecord) -> RunRecord:
     return ended
 
 
-def _noted(record: RunRecord, said: Said | None) -> RunRecord:
+def _noted(record: RunRecord, said: PlatformAnswer | None) -> RunRecord:
     """The record as its platform says it is, kept for the next look; dollars of a run that goes on are only
     shown."""
-    noted = platform_state.noted(record, said)
+    noted = platform_state.with_answer(record, said)
     if noted != record:
         noted.save()
     if said and said.usd is not None:
@@ -112,7 +114,7 @@ def _noted(record: RunRecord, said: Said | None) -> RunRecord:
     return noted
 
 
-def table(records: list[RunRecord], whole: bool) -> list[str]:
+def status_table(records: list[RunRecord], whole: bool) -> list[str]:
     """The lines of all runs in WIDTH columns, then what costs now. whole: reasons are not cut."""
     lines = [
         f"{'run':<66}started UTC",
@@ -120,7 +122,7 @@ def table(records: list[RunRecord], whole: bool) -> list[str]:
     ]
     for record in records:
         lines += ["", *_lines(record, whole)]
-    return lines + costing(records)
+    return lines + billed_lines(records)
 
 
 def _lines(record: RunRecord, whole: bool) -> list[str]:
@@ -195,7 +197,7 @@ def expectation(record: RunRecord) -> str:
         return ""
     if not expected.bands:  # most runs: their metrics need not be read
         return ""
-    verdict = compare(expected, sorted(_steps(path), key=lambda row: row["step"]))
+    verdict = compare_with_bands(expected, sorted(_steps(path), key=lambda row: row["step"]))
     return str(verdict) if verdict.last_step >= 0 else ""
 
 
@@ -212,7 +214,7 @@ def last_words(record: RunRecord) -> str:
         if path.is_file():
             found.append((path.stat().st_mtime, path))
     for _, path in sorted(found, key=itemgetter(0), reverse=True):
-        text = run_folder.tail(path).decode(errors="replace").strip()
+        text = run_folder.file_tail(path).decode(errors="replace").strip()
         if text:
             lines = text.splitlines()
             reasons = [line for line in lines if line.lstrip().startswith(("error: ", "launch.py: "))]
@@ -220,7 +222,7 @@ def last_words(record: RunRecord) -> str:
     return ""
 
 
-def costing(records: list[RunRecord]) -> list[str]:
+def billed_lines(records: list[RunRecord]) -> list[str]:
     """What is billed now, per hour, and how to end it; [] where nothing is."""
     rates = {}
     for record in records:

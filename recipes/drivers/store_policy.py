@@ -18,7 +18,7 @@ READ_OF_BUCKET = ("data", "models")
 """Prepared rows and uploaded folders, which machines fetch."""
 
 
-def lines(bucket: str, run_id: str) -> list[str]:
+def policy_lines(bucket: str, run_id: str) -> list[str]:
     """What `up --fleet` prints of workers' rights; nothing for a folder."""
     address = BucketAddress.parse(bucket)
     said = f"rights   workers of {run_id} need of {bucket} no more than"

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from recipes import run_record
+from recipes.records import run_record
 from recipes.targets.script import API_KEY, FLEET_KEY, SECRETS, SETTINGS
 from trainer.config import ConfigError
 
@@ -27,7 +27,7 @@ LEAST_KEY = 16
 R2_FIELDS = {"R2_ACCESS_KEY_ID": "aws_access_key_id", "R2_SECRET_ACCESS_KEY": "aws_secret_access_key"}
 
 
-def found() -> dict[str, str]:
+def find_tokens() -> dict[str, str]:
     """The values of those of `script.SECRETS` that can be found. Raises ConfigError for a Google key that is
     none."""
     home = Path.home()
@@ -82,7 +82,7 @@ def _google_key(text: str, where: str) -> dict[str, Any]:
     return found
 
 
-def settings() -> dict[str, str]:
+def find_settings() -> dict[str, str]:
     """The values of those of `script.SETTINGS` that can be found."""
     account = Path.home() / ".cloudflare/accountid"
     kept = {"R2_ACCOUNT_ID": account.read_text().strip()} if account.is_file() else {}

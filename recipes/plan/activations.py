@@ -13,16 +13,16 @@ from dataclasses import dataclass
 from trainer.config import RunConfig
 from trainer.config.budget import (
     CHUNK,
-    dealt,
     decoder_layers,
     laid_out,
     laid_out_tokens,
     largest_layer,
     longest_sample,
     micro_batch_tokens,
-    norm,
+    norm_bytes,
     repeated_keys,
-    tower,
+    routed_bytes,
+    tower_block_bytes,
 )
 from trainer.hardware.model_shapes import Shape, Vision
 
@@ -87,7 +87,7 @@ def saved(config: RunConfig, shape: Shape) -> dict[str, float]:
     head = batch.tokens * shape.hidden * (4 + rows * w)  # last norm; rows of completions
     per_patch = 0.0
     if (v := shape.vision) and config.tower_trained:
-        block = tower(shape, w) if whole else w * v.hidden
+        block = tower_block_bytes(shape, w) if whole else w * v.hidden
         own_pixels = 0 if w == 4 else w * v.channels * v.temporal * v.patch**2
         per_patch = v.depth * block + mergers(v, w) + own_pixels + rotary(v)
     layers = batch.tokens * (per_token + w * 2 * shape.head_dim)
@@ -127,7 +127,7 @@ def backward(config: RunConfig, shape: Shape) -> dict[str, float]:
     kept = kept_keys(config, shape, batch.tokens)
     mlp = w * shape.intermediate * (2 + 4 * config.model.gradient_checkpointing)
     if config.model.gradient_checkpointing:
-        mlp += dealt(shape, w)
+        mlp += routed_bytes(shape, w)
     moments = [
         {"saved activations": sum(keep.values()), "logits": float(logits), "head": head(config, shape)},
         {
@@ -157,7 +157,7 @@ def backward(config: RunConfig, shape: Shape) -> dict[str, float]:
             }
         )
     if (v := shape.vision) and config.tower_trained:
-        again = tower(shape, w) - w * v.hidden
+        again = tower_block_bytes(shape, w) - w * v.hidden
         per_patch = w * 2 * v.intermediate + config.model.gradient_checkpointing * again
         moments.append(
             {
@@ -271,7 +271,7 @@ def mergers(tower: Vision, w: int) -> int:
     """Per patch: the norm, and the activation's input and output, four patches to a token. DeepStack's begin
     at a block's output, which the next block keeps."""
     if tower.gated:
-        return norm(tower.hidden, w) + w * 2 * tower.hidden
+        return norm_bytes(tower.hidden, w) + w * 2 * tower.hidden
     return w * tower.hidden * (1 + 3 * (1 + tower.deepstack))
 
 

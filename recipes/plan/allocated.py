@@ -27,7 +27,7 @@ class Allocated:
     """With what torch keeps of earlier tensors and what fragments."""
 
 
-def allocated(recipe: str) -> dict[str, Allocated]:
+def allocated_by_phase(recipe: str) -> dict[str, Allocated]:
     """By phase of the plan, where `update` holds the optimizer's step; {} of a recipe that was not run."""
     known = json.loads(PATH.read_text()) if PATH.exists() else {}
     phases = known.get(recipe, {}).get("phases", {})
@@ -51,7 +51,7 @@ def absent(parts: dict[str, float]) -> float:
 def beside(recipe: str, need: MemoryPlan) -> dict[str, Allocated]:
     """What stands beside a plan, with the CUDA context and NCCL's buffers as planned; {} where the recipe is
     planned otherwise than on the day it was run, as with other GPUs or options."""
-    found = allocated(recipe)
+    found = allocated_by_phase(recipe)
     if not found:
         return {}
     now = planned(need)

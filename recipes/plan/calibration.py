@@ -80,7 +80,7 @@ class MeasuredFigure:
         return f"{self.name}: {self.assumed:.3g} assumed, {self.value:.3g} measured{unit}"
 
 
-def measured(figures: dict[str, Any]) -> list[MeasuredFigure]:
+def measured_constants(figures: dict[str, Any]) -> list[MeasuredFigure]:
     """The constants among a check's figures. figures: by name, each with `value`, and `constant` where it is
     one."""
     found = []
@@ -93,7 +93,7 @@ def measured(figures: dict[str, Any]) -> list[MeasuredFigure]:
     return found
 
 
-def read(path: Path) -> dict[str, Any]:
+def read_check(path: Path) -> dict[str, Any]:
     """What a check wrote: a file, or the folder of its run. Raises ConfigError."""
     file = path / GPU_CHECK if path.is_dir() else path
     try:
@@ -104,7 +104,7 @@ def read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{file}: {error.strerror}; `python3 launch.py up gpu-check` writes one") from error
     except (ValueError, TypeError, KeyError, AttributeError):
         good = False
-    if good and rehearsed(said):
+    if good and is_rehearsal(said):
         raise ConfigError(f"{file} was rehearsed on a CPU, which tells nothing of a card")
     if not good:
         raise ConfigError(
@@ -113,7 +113,7 @@ def read(path: Path) -> dict[str, Any]:
     return said
 
 
-def rehearsed(said: dict[str, Any]) -> bool:
+def is_rehearsal(said: dict[str, Any]) -> bool:
     """Whether a check ran on a CPU."""
     return "CPU" in said.get("device", "")
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recipes.capabilities import CAPABILITIES
-from recipes.plan import balance, cost, decode_slots, fleet_cost
+from recipes.plan import cost, decode_slots, fleet_cost, rank_balance
 from recipes.plan.cost import Offer
 from recipes.plan.memory import MemoryPlan
-from recipes.spec import Recipe, override, validate
+from recipes.recipe.spec import Recipe, override, validate
 from trainer.config import ConfigError
 
 WORTH = 0.97
@@ -18,7 +18,7 @@ WORTH = 0.97
 
 
 @dataclass(frozen=True)
-class Cheaper:
+class CheaperChange:
     """A change, and what the run then takes."""
 
     what: str
@@ -33,7 +33,7 @@ class Cheaper:
     """What it needs or gives up."""
 
 
-def proposals(
+def cheaper_changes(
     recipe: Recipe,
     need: MemoryPlan,
     taken: Offer,
@@ -41,7 +41,7 @@ def proposals(
     targets: list[str],
     network_gbit_s: float,
     catalogs: Path,
-) -> list[Cheaper]:
+) -> list[CheaperChange]:
     """Every change that brings something, the cheapest run first. taken: the offer that it is held against.
     offers: all of the recipe. targets: those that can be driven from here. network_gbit_s: between nodes."""
     now = _cost(taken.hours, taken.usd)
@@ -62,7 +62,7 @@ def _cost(hours: float, usd: float | None) -> float:
     return hours if usd is None else usd
 
 
-def _more_prompts(recipe: Recipe, taken: Offer, network_gbit_s: float, catalogs: Path) -> list[Cheaper]:
+def _more_prompts(recipe: Recipe, taken: Offer, network_gbit_s: float, catalogs: Path) -> list[CheaperChange]:
     more = decode_slots.more_prompts(recipe, network_gbit_s)
     if more is None:
         return []
@@ -73,25 +73,25 @@ def _more_prompts(recipe: Recipe, taken: Offer, network_gbit_s: float, catalogs:
     return _with_options("more prompts", recipe, changes, taken, but, catalogs)
 
 
-def _carried_over(recipe: Recipe, need: MemoryPlan, taken: Offer, catalogs: Path) -> list[Cheaper]:
+def _carried_over(recipe: Recipe, need: MemoryPlan, taken: Offer, catalogs: Path) -> list[CheaperChange]:
     """Completions in pieces, so that no decode slot waits for the longest one; the fewest steps ahead."""
     but = "samples of older weights; not run on a GPU"
-    for changes in decode_slots.pieces(recipe, need):
+    for changes in decode_slots.piece_options(recipe, need):
         if found := _with_options("carried over", recipe, list(changes), taken, but, catalogs):
             return found
     return []
 
 
-def _fuller_ranks(recipe: Recipe, need: MemoryPlan, taken: Offer, catalogs: Path) -> list[Cheaper]:
+def _fuller_ranks(recipe: Recipe, need: MemoryPlan, taken: Offer, catalogs: Path) -> list[CheaperChange]:
     """Where ranks wait for the slowest one."""
-    for best in balance.proposals(recipe, need.shape)[:1]:
+    for best in rank_balance.balance_proposals(recipe, need.shape)[:1]:
         return _with_options("fuller ranks", recipe, [best.change], taken, best.effect, catalogs)
     return []
 
 
 def _with_options(
     what: str, recipe: Recipe, changes: list[str], taken: Offer, but: str, catalogs: Path
-) -> list[Cheaper]:
+) -> list[CheaperChange]:
     """The same machines with other options."""
     try:
         changed = override(recipe, changes)
@@ -102,11 +102,11 @@ def _with_options(
     change = " ".join(f"--set {one}" for one in changes)
     for offer in offers:
         if (offer.gpu, offer.spot) == (taken.gpu, taken.spot):
-            return [Cheaper(what, change, offer.hours, offer.usd, but)]
+            return [CheaperChange(what, change, offer.hours, offer.usd, but)]
     return []
 
 
-def _spot(recipe: Recipe, targets: list[str], catalogs: Path) -> list[Cheaper]:
+def _spot(recipe: Recipe, targets: list[str], catalogs: Path) -> list[CheaperChange]:
     """Machines that may vanish, where the recipe wants none."""
     if recipe.cluster.spot != "never":
         return []
@@ -114,26 +114,26 @@ def _spot(recipe: Recipe, targets: list[str], catalogs: Path) -> list[Cheaper]:
         if offer.usd is not None and offer.spot:
             change = f"--set cluster.spot=prefer --target {offer.target}"
             but = f"{offer.gpu}, {offer.preemptions:.1f} preemptions expected"
-            return [Cheaper("spot", change, offer.hours, offer.usd, but)]
+            return [CheaperChange("spot", change, offer.hours, offer.usd, but)]
     return []
 
 
-def _elsewhere(offers: list[Offer], targets: list[str]) -> list[Cheaper]:
+def _elsewhere(offers: list[Offer], targets: list[str]) -> list[CheaperChange]:
     """The cheapest machines of a cloud that cannot be driven from here as it is."""
     for offer in offers:
         if offer.usd is not None and offer.target not in targets:
             but = f"{offer.gpu} {cost.market_of(offer.spot)}; needs {CAPABILITIES[offer.target].needs}"
             what = "spot elsewhere" if offer.spot else "another cloud"
-            return [Cheaper(what, f"--target {offer.target}", offer.hours, offer.usd, but)]
+            return [CheaperChange(what, f"--target {offer.target}", offer.hours, offer.usd, but)]
     return []
 
 
-def _workers(recipe: Recipe, taken: Offer, catalogs: Path) -> list[Cheaper]:
+def _workers(recipe: Recipe, taken: Offer, catalogs: Path) -> list[CheaperChange]:
     """GPUs of the same target that sample while others learn; `--fleet` compares those of all."""
     fleet = recipe.config.fleet
-    if recipe.sample or fleet.gpus_per_node or fleet.workers != "off" or fleet_cost.refusal(recipe):
+    if recipe.sample or fleet.gpus_per_node or fleet.workers != "off" or fleet_cost.fleet_refusal(recipe):
         return []
-    found = fleet_cost.compare(recipe, catalogs, [taken.target])
+    found = fleet_cost.compare_fleets(recipe, catalogs, [taken.target])
     gains = [row for row in found.fleets if not found.beaten_by(row)]
     if not gains:
         return []
@@ -141,4 +141,4 @@ def _workers(recipe: Recipe, taken: Offer, catalogs: Path) -> list[Cheaper]:
     assert row.worker is not None
     where = "of the same nodes" if row.worker.own else f"of {row.worker.target}"
     but = f"{row.count} x {row.worker.name} {where} sample {row.ahead} steps ahead of {row.trainer}"
-    return [Cheaper("workers", "--fleet", row.hours, row.run_usd, but)]
+    return [CheaperChange("workers", "--fleet", row.hours, row.run_usd, but)]

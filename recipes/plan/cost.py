@@ -12,20 +12,20 @@ from recipes.capabilities import (
     CAPABILITIES,
     engine_gpu,
     gpus_for,
-    market,
+    price_market,
+    price_variant,
     refusal,
     sky_targets,
     targets_for,
     uses_spot,
-    variant,
 )
-from recipes.plan import boot, hub_config, images, passes, rollout_phase, spread
+from recipes.plan import hub_config, image_cost, passes, rollout_phase, spread, start_time
 from recipes.plan.exchange import update_time
-from recipes.plan.memory import MemoryPlan, plan, with_resources, with_rows
+from recipes.plan.memory import MemoryPlan, plan_memory, with_resources, with_rows
 from recipes.plan.passes import Passes
-from recipes.plan.prices import Price, price
+from recipes.plan.prices import Price, gpu_price
 from recipes.plan.step_time import StepTime
-from recipes.spec import Recipe
+from recipes.recipe.spec import Recipe
 from trainer.config import ConfigError, RunConfig, checkpoint_suffices, nodes_share_weights
 from trainer.config.budget import linear_weights, policy_bytes, trained
 from trainer.hardware.gpus import Gpu, gpu_named
@@ -101,7 +101,7 @@ class Offer:
     """Seconds that a preemption costs besides the work that is done again."""
     between_s: float
     """Mean seconds between preemptions; infinite on demand."""
-    restart: boot.Restart
+    restart: start_time.Restart
     """What of `restart_s` is waited for on the new machine."""
     nodes: int = 1
     vision: bool = False
@@ -193,12 +193,12 @@ def step_time(recipe: Recipe, gpu: str, network_gbit_s: float, need: MemoryPlan)
     move = 0.0 if config.optimizer.offload_optimizer else 2 * states / (card.pcie_gb_per_s * 1e9)
     sync = gather + shape.parameters * 2 / config.rollout.tensor_parallel / (card.hbm_gb_per_s * 1e9) + move
     rollout = rollout_seconds(recipe, shape, card, need, step)
-    pictures = images.host_seconds(config, shape, step)
+    pictures = image_cost.host_seconds(config, shape, step)
     begun = (5 if step.models else 4) * PHASE_S  # rollout, logprobs, scoring and dealing, update, sync
     return StepTime(rollout, logprobs, update, sync, stall, pictures, begun)
 
 
-def stretched(
+def stretched_steps(
     recipe: Recipe, gpu: str, network_gbit_s: float, need: MemoryPlan, step: StepTime
 ) -> tuple[float, ...]:
     """A step's time at each of `spread.LENGTHS` as a multiple of `step`; () in supervised training, whose
@@ -233,12 +233,12 @@ def unpack_seconds(config: RunConfig, shape: Shape, card: Gpu) -> float:
 def teacher_seconds(recipe: Recipe, card: Gpu, network_gbit_s: float, step: Passes) -> float:
     """Seconds of the teacher's passes in a step, by its own shape: products, gathering its shards, or the
     host."""
-    teacher = hub_config.teacher(recipe.config)
+    teacher = hub_config.teacher_shape(recipe.config)
     if teacher is None:
         return 0.0
     token = token_seconds(teacher, card)
     gather = gather_seconds(recipe, teacher, card, network_gbit_s)
-    host = passes.blocks(teacher) * BLOCK_S * _sharded(recipe.config)
+    host = passes.count_blocks(teacher) * BLOCK_S * _sharded(recipe.config)
     return sum(max(cost * token, gather, host) for cost in step.teacher)
 
 
@@ -246,7 +246,7 @@ def host_seconds(config: RunConfig, shape: Shape) -> float:
     """Seconds for which a pass of the update keeps the host busy: forward, again if layers are recomputed,
     backward. The GPU computes meanwhile, and waits where it is done earlier."""
     directions = 2 + config.model.gradient_checkpointing
-    return directions * passes.blocks(shape) * BLOCK_S * _sharded(config)
+    return directions * passes.count_blocks(shape) * BLOCK_S * _sharded(config)
 
 
 def _sharded(config: RunConfig) -> float:
@@ -310,7 +310,7 @@ def offers(
         return []
     found, recipe = [], with_resources(recipe)
     most = recipe.budget.max_hourly_usd or math.inf
-    for target, gpu, need, row in places(recipe, catalogs, targets):
+    for target, gpu, need, row in possible_places(recipe, catalogs, targets):
         can = CAPABILITIES[target]
         if can.cloud and not row and can.cloud != "kubernetes":
             continue
@@ -318,14 +318,14 @@ def offers(
             continue
         network = can.network_gbit_s.get(gpu, can.network_gbit_s[""])
         step = step_time(recipe, gpu, network or 100.0, need)
-        stretch = stretched(recipe, gpu, network or 100.0, need, step) if ranges else ()
+        stretch = stretched_steps(recipe, gpu, network or 100.0, need, step) if ranges else ()
         for spot in markets(recipe, target):
             hourly = (row.spot if spot else row.on_demand) if row else None
             if (row and hourly is None) or (hourly or 0.0) * recipe.cluster.gpus_per_node > most:
                 continue
             # What is rendered rests on nothing of this machine: neither catalogs nor runs nor images.
-            pull = boot.pull_seconds(recipe.cluster.image) if catalogs else None
-            ready = boot.seconds(target, pull is not None) if catalogs else (boot.BOOT_S, 0)
+            pull = start_time.pull_seconds(recipe.cluster.image) if catalogs else None
+            ready = start_time.start_seconds(target, pull is not None) if catalogs else (start_time.BOOT_S, 0)
             found.append(_offer(recipe, target, gpu, spot, hourly, step, need, ready, pull, stretch))
     return sorted(found, key=lambda o: (o.usd is None, o.usd or o.hours))
 
@@ -334,7 +334,7 @@ def node_prices(recipe: Recipe, target: str, catalogs: Path | None = None) -> li
     """(Dollars per node and hour, GPU, spot) of what the target may rent and has a known price; cheapest
     first."""
     found = []
-    for name in members(recipe, target):
+    for name in target_members(recipe, target):
         for gpu in gpus_for(recipe, name) if recipe.cluster.gpus_per_node else []:
             row = _price(recipe, name, gpu, catalogs)
             if row is None:
@@ -349,7 +349,7 @@ def node_prices(recipe: Recipe, target: str, catalogs: Path | None = None) -> li
 def usd_per_hour(recipe: Recipe, target: str, catalogs: Path | None = None) -> float:
     """What all nodes cost per hour at the cheapest known price, of one whose RAM is enough first. 0: not
     known."""
-    found = planned(recipe, target, catalogs)
+    found = expected_offer(recipe, target, catalogs)
     if found:
         return found.usd_per_hour or 0.0
     prices = node_prices(recipe, target, catalogs)
@@ -357,9 +357,9 @@ def usd_per_hour(recipe: Recipe, target: str, catalogs: Path | None = None) -> f
     return cheapest * (recipe.cluster.nodes * recipe.jobs)
 
 
-def planned(recipe: Recipe, target: str, catalogs: Path | None = None) -> Offer | None:
+def expected_offer(recipe: Recipe, target: str, catalogs: Path | None = None) -> Offer | None:
     """The offer that a launch is expected to get: the cheapest with a known price; None without any."""
-    for offer in offers(recipe, catalogs, members(recipe, target), ranges=True):
+    for offer in offers(recipe, catalogs, target_members(recipe, target), ranges=True):
         if offer.usd_per_hour:
             return offer
     return None
@@ -370,7 +370,7 @@ def rented_usd(
 ) -> float:
     """What all nodes cost per hour of what a platform says that it has rented. 0: not known."""
     count = recipe.cluster.gpus_per_node
-    for name in members(recipe, target):
+    for name in target_members(recipe, target):
         for gpu in gpus_for(recipe, name) if CAPABILITIES[name].cloud == cloud else []:
             row = _price(recipe, name, gpu, catalogs)
             if row and engine_gpu(name, gpu, count) == engine_name:
@@ -378,7 +378,7 @@ def rented_usd(
     return 0.0
 
 
-def members(recipe: Recipe, target: str) -> list[str]:
+def target_members(recipe: Recipe, target: str) -> list[str]:
     """The targets that one stands for: `skypilot` chooses among clouds. Raises ConfigError where site.clouds
     names another than SkyPilot's."""
     names = sky_targets(recipe) if target == "skypilot" else [target]
@@ -402,7 +402,7 @@ def short_of_ram(recipe: Recipe, catalogs: Path | None = None, targets: list[str
     recipe = with_resources(recipe)
     asked = recipe.cluster.memory_gib
     lines = []
-    for target, gpu, _, row in places(recipe, catalogs, targets):
+    for target, gpu, _, row in possible_places(recipe, catalogs, targets):
         if row and lacks_ram(recipe, row):
             lines.append(
                 f"{target}, {gpu}: {row.host_gib:g} GiB of RAM come with a GPU,"
@@ -411,7 +411,7 @@ def short_of_ram(recipe: Recipe, catalogs: Path | None = None, targets: list[str
     return lines
 
 
-def places(
+def possible_places(
     recipe: Recipe, catalogs: Path | None, targets: list[str] | None
 ) -> Iterator[tuple[str, str, MemoryPlan, Price | None]]:
     """Every target and GPU that the model fits, with the price if one is known."""
@@ -421,7 +421,7 @@ def places(
             continue
         for gpu in gpus_for(recipe, target):
             if gpu not in plans:
-                plans[gpu] = plan(recipe, gpu)
+                plans[gpu] = plan_memory(recipe, gpu)
             need = plans[gpu]
             if need is not None and need.fits:
                 yield target, gpu, need, _price(recipe, target, gpu, catalogs)
@@ -429,8 +429,8 @@ def places(
 
 def _price(recipe: Recipe, target: str, gpu: str, catalogs: Path | None) -> Price | None:
     """What a GPU costs in the machines that the recipe asks for."""
-    form, count = variant(recipe, target, gpu), recipe.cluster.gpus_per_node
-    return price(market(recipe, target), gpu, catalogs, form, count)
+    form, count = price_variant(recipe, target, gpu), recipe.cluster.gpus_per_node
+    return gpu_price(price_market(recipe, target), gpu, catalogs, form, count)
 
 
 def lacks_ram(recipe: Recipe, row: Price) -> bool:
@@ -468,11 +468,11 @@ def _offer(
     measured = until_ready if runs else 0.0  # a restart is then taken to last as long as those launches
     speed = DOWNLOAD_BYTES_S * (cluster.nodes if nodes_share_weights(config) else 1)
     base = need.shape.parameters * 2 / speed
-    teacher = hub_config.teacher(config)
+    teacher = hub_config.teacher_shape(config)
     judge = teacher.parameters * 2 / speed if teacher else 0.0
-    start = boot.Restart(base + judge, 0.0, measured, pull).total()
+    start = start_time.Restart(base + judge, 0.0, measured, pull).total()
     again = judge if checkpoint_suffices(config) else base + judge
-    restart = boot.Restart(again, upload, measured, pull)
+    restart = start_time.Restart(again, upload, measured, pull)
     lost = restart.total() + upload  # what was being uploaded is lost
     seconds = start + expected_seconds(work, interval, stall, lost, between)
     usd_per_hour = None if hourly is None else hourly * cluster.gpus_per_node * cluster.nodes

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from recipes.plan import cost, memory, passes, rollout_phase
 from recipes.plan.memory import MemoryPlan
-from recipes.spec import Recipe, override, validate
+from recipes.recipe.spec import Recipe, override, validate
 from trainer.config import ConfigError
 
 TIMES = 4
@@ -39,7 +39,7 @@ class MorePrompts:
     """The same as the recipe is."""
 
 
-def used(recipe: Recipe, need: MemoryPlan) -> float:
+def share_of_slots(recipe: Recipe, need: MemoryPlan) -> float:
     """Share of the slots that hold a completion while engines decode (`perf/slots_used`)."""
     phase = rollout_phase.of_step(passes.of_step(recipe, need.shape), recipe.config)
     engines = recipe.config.placement.world_size / recipe.config.rollout.tensor_parallel
@@ -50,8 +50,13 @@ def used(recipe: Recipe, need: MemoryPlan) -> float:
 def more_prompts(recipe: Recipe, network_gbit_s: float) -> MorePrompts | None:
     """TIMES the prompts with the optimizer's batch unchanged; None where slots are full, where there are too
     few rows, or where it brings little."""
-    config, need = recipe.config, memory.plan(recipe)
-    if recipe.kind != "train" or config.method != "grpo" or need is None or used(recipe, need) >= FULL:
+    config, need = recipe.config, memory.plan_memory(recipe)
+    if (
+        recipe.kind != "train"
+        or config.method != "grpo"
+        or need is None
+        or share_of_slots(recipe, need) >= FULL
+    ):
         return None
     changes = (
         f"rollout.prompts_per_step={TIMES * config.rollout.prompts_per_step}",
@@ -63,7 +68,7 @@ def more_prompts(recipe: Recipe, network_gbit_s: float) -> MorePrompts | None:
         cost.steps_of(changed)
     except ConfigError:
         return None
-    wider = memory.plan(changed)
+    wider = memory.plan_memory(changed)
     if wider is None or not wider.fits:
         return None
     before = cost.step_time(recipe, need.gpu, network_gbit_s, need).total / config.samples_per_step
@@ -72,13 +77,13 @@ def more_prompts(recipe: Recipe, network_gbit_s: float) -> MorePrompts | None:
     return MorePrompts(changes, after, before, *updates) if after <= WORTH * before else None
 
 
-def pieces(recipe: Recipe, need: MemoryPlan) -> list[tuple[str, str]]:
+def piece_options(recipe: Recipe, need: MemoryPlan) -> list[tuple[str, str]]:
     """Options by which completions are carried over in equal pieces of the longest one; none where they are,
     where slots are full, or where nothing is sampled."""
     config = recipe.config
     if recipe.kind != "train" or config.method != "grpo" or config.rollout.tokens_per_step:
         return []
-    if used(recipe, need) >= FULL:
+    if share_of_slots(recipe, need) >= FULL:
         return []
     found = []
     for ahead in AHEAD:
@@ -92,20 +97,21 @@ def carried_over(recipe: Recipe, need: MemoryPlan, network_gbit_s: float) -> str
     slots are full, where the options are refused, or where it brings little."""
     before_s = cost.step_time(recipe, need.gpu, network_gbit_s, need).total
     lines = []
-    for changes in pieces(recipe, need):
+    for changes in piece_options(recipe, need):
         try:
             changed = override(recipe, list(changes))
             validate(changed)
         except ConfigError:
             continue
-        after = memory.plan(changed, need.gpu)
+        after = memory.plan_memory(changed, need.gpu)
         if after is None or not after.fits:
             continue
         step_s = cost.step_time(changed, need.gpu, network_gbit_s, after).total
         if step_s <= WORTH * before_s:
             options = " ".join(f"--set {change}" for change in changes)
             lines.append(
-                f"  {options}: {step_s:.1f} s, {1 - used(changed, after):.0%} of the slots are empty\n"
+                f"  {options}: {step_s:.1f} s, {1 - share_of_slots(changed, after):.0%} of the "
+                f"slots are empty\n"
             )
     if not lines:
         return ""

@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
-from recipes import groups
 from recipes.capabilities import targets_for
-from recipes.plan import cost, hourly, images, memory, passes, store_cost
+from recipes.plan import cost, hourly, image_cost, memory, passes, store_cost
 from recipes.plan.memory import MemoryPlan
 from recipes.plan.passes import Passes
-from recipes.spec import Recipe, SampleGroup, override, validate, without_rollouts
+from recipes.recipe import sample_group
+from recipes.recipe.spec import Recipe, SampleGroup, override, validate, without_rollouts
 from trainer.config import ConfigError, RunConfig
 from trainer.config.budget import trained
 from trainer.hardware.gpus import GPUS, gpu_named
@@ -210,7 +210,7 @@ def unit_seconds(worker: WorkerKind, shape: Shape, step: Passes, prompts: int) -
         unit = Passes(step.lengths[start : start + size], (), (), 0)
         decoding = cost.rollout_seconds(worker.recipe, shape, card, worker.need, unit) + unit.longest * hop_s
         sent = 2 * passes.experts_bytes(worker.recipe.config, shape, unit.lengths) / FETCH_BYTES_S
-        found.append(decoding + images.host_seconds(worker.recipe.config, shape, unit) + sent)
+        found.append(decoding + image_cost.host_seconds(worker.recipe.config, shape, unit) + sent)
     return found
 
 
@@ -235,7 +235,7 @@ def switch_seconds(recipe: Recipe, shape: Shape, worker: WorkerKind) -> float:
     return patch / FETCH_BYTES_S + whole / APPLY_BYTES_S + load
 
 
-def kinds(recipe: Recipe, catalogs: Path | None, targets: list[str] | None) -> list[WorkerKind]:
+def worker_kinds(recipe: Recipe, catalogs: Path | None, targets: list[str] | None) -> list[WorkerKind]:
     """A worker of every GPU that holds the model and has a known price, on the fewest GPUs that do; those of
     the recipe's second group, where it names one."""
     found = []
@@ -247,8 +247,8 @@ def kinds(recipe: Recipe, catalogs: Path | None, targets: list[str] | None) -> l
         for gpus in sizes:
             group = replace(named or SampleGroup(), gpu=gpu, alternatives=(), nodes=1)
             group = replace(group, gpus_per_node=gpus, tensor_parallel=gpus)
-            view = groups.sampling(replace(recipe, sample=group))
-            need = memory.plan(view) if view else None
+            view = sample_group.sampling_machines(replace(recipe, sample=group))
+            need = memory.plan_memory(view) if view else None
             if view is None or need is None or not _holds(view, need):
                 continue
             if rented := _cheapest(view, catalogs, targets):
@@ -265,7 +265,7 @@ def _holds(view: Recipe, need: MemoryPlan) -> bool:
 
 def _cheapest(
     view: Recipe, catalogs: Path | None, targets: list[str] | None
-) -> tuple[str, hourly.Rate] | None:
+) -> tuple[str, hourly.GroupRate] | None:
     rates = []
     for target in targets or targets_for(view):
         rate = hourly.cheapest(view, target, catalogs) if target != "skypilot" else None
@@ -274,7 +274,7 @@ def _cheapest(
     return min(rates, key=lambda one: one[1].usd, default=None)
 
 
-def refusal(recipe: Recipe) -> str:
+def fleet_refusal(recipe: Recipe) -> str:
     """Why no worker could sample for a recipe; empty if they could."""
     if why := without_rollouts(recipe):
         return why
@@ -333,14 +333,14 @@ def fewest_ahead(rows: Sequence[FleetRow], dollars: Callable[[FleetRow], float])
     return min(cheap, key=lambda row: (row.ahead, dollars(row)))
 
 
-def compare(recipe: Recipe, catalogs: Path | None, targets: list[str] | None) -> Fleets:
+def compare_fleets(recipe: Recipe, catalogs: Path | None, targets: list[str] | None) -> Fleets:
     """Every trainer with every kind of worker. Raises ConfigError where none can sample for the recipe."""
-    if why := refusal(recipe):
+    if why := fleet_refusal(recipe):
         raise ConfigError(f"--fleet: {why}")
     colocated = []
     fleets = own_rows(recipe, catalogs, targets)
     recipe = override(recipe, ["fleet.gpus_per_node=0"])
-    workers = kinds(recipe, catalogs, targets)
+    workers = worker_kinds(recipe, catalogs, targets)
     for trainer in _trainers(replace(recipe, sample=None)):
         alone = _offers(override(trainer, ["fleet.workers=off"]), catalogs, targets)
         for offer in alone:
@@ -401,8 +401,8 @@ def own_plan(recipe: Recipe, catalogs: Path | None, targets: list[str] | None) -
 def _own_worker(recipe: Recipe, offer: cost.Offer, own: int, gpus: int) -> WorkerKind | None:
     """A worker on some of the `own` GPUs of a node, if they hold the model; it costs nothing besides."""
     group = SampleGroup(gpu=offer.gpu, nodes=1, gpus_per_node=gpus, tensor_parallel=gpus)
-    view = groups.sampling(replace(recipe, sample=group))
-    need = memory.plan(view) if view else None
+    view = sample_group.sampling_machines(replace(recipe, sample=group))
+    need = memory.plan_memory(view) if view else None
     if view and need and _holds(view, need):
         return WorkerKind(offer.gpu, gpus, offer.target, offer.spot, 0.0, view, need, own)
     return None
@@ -425,7 +425,7 @@ def _trainers(recipe: Recipe) -> list[Recipe]:
         validate(half)
     except ConfigError:
         return found
-    need = memory.plan(half)
+    need = memory.plan_memory(half)
     return [*found, half] if need and need.fits else found
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from recipes.plan import hub_config
 from recipes.plan.activations import dtype_bytes
-from recipes.spec import Recipe
+from recipes.recipe.spec import Recipe
 from trainer.config import RunConfig
-from trainer.config.budget import checkpoints_bytes, downloaded, policy_bytes, trained
+from trainer.config.budget import checkpoints_bytes, downloaded_bytes, policy_bytes, trained
 from trainer.hardware.host_memory import worker_bytes
 from trainer.hardware.model_shapes import Shape
 
@@ -71,7 +71,7 @@ def training_host(recipe: Recipe, shape: Shape) -> dict[str, float]:
     staged = 12.0 * t / nodes
     parts["checkpoint being written"] = staged if config.checkpoint.asynchronous else staged / ranks
     if config.optimizer.offload_reference:
-        frozen = hub_config.teacher(config) or shape
+        frozen = hub_config.teacher_shape(config) or shape
         parts["reference shards"] = frozen.parameters * width / nodes
     if config.rollout.sleep_level == 1 and samples:
         engine = shape.parameters * width * ranks / config.rollout.tensor_parallel
@@ -114,10 +114,10 @@ def disk(recipe: Recipe, shape: Shape) -> dict[str, float]:
     trains = recipe.kind == "train"
     together = not trains or bool(recipe.storage.volume) or config.checkpoint.shared_files
     model = shape.parameters * 2.0
-    parts = {"environment": ENVIRONMENT_DISK, "model download": downloaded(config, model, together)}
-    teacher = hub_config.teacher(config) if trains else None
+    parts = {"environment": ENVIRONMENT_DISK, "model download": downloaded_bytes(config, model, together)}
+    teacher = hub_config.teacher_shape(config) if trains else None
     if teacher:
-        parts["teacher download"] = downloaded(config, teacher.parameters * 2.0, together)
+        parts["teacher download"] = downloaded_bytes(config, teacher.parameters * 2.0, together)
     if recipe.storage.weights:
         parts["weights of another run"] = model
     parts["data"] = recipe.dataset.disk_gib * GIB

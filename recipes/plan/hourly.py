@@ -6,15 +6,15 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from recipes import groups
 from recipes.capabilities import targets_for
 from recipes.plan import cost
 from recipes.plan.memory import with_resources
-from recipes.spec import Recipe
+from recipes.recipe import sample_group
+from recipes.recipe.spec import Recipe
 
 
 @dataclass(frozen=True)
-class Rate:
+class GroupRate:
     """What one group of machines is expected to be rented as."""
 
     gpu: str
@@ -28,8 +28,8 @@ class Hourly:
     """Both groups of a recipe on one target. None: no known price."""
 
     target: str
-    run: Rate | None
-    sample: Rate | None
+    run: GroupRate | None
+    sample: GroupRate | None
 
     @property
     def usd(self) -> float | None:
@@ -74,7 +74,7 @@ def of_groups(
 ) -> list[Hourly]:
     """Both groups on every target for rent, cheapest first. offers: of the run's own machines, in order; the
     first of a target is what a launch there is expected to get. Empty without a second group."""
-    sampling = groups.sampling(recipe)
+    sampling = sample_group.sampling_machines(recipe)
     if sampling is None:
         return []
     found = []
@@ -82,24 +82,24 @@ def of_groups(
         if target == "skypilot":  # its machines are those of RunPod and GCP
             continue
         own = [offer for offer in offers if offer.target == target and offer.usd_per_hour]
-        run = Rate(own[0].gpu, own[0].spot, own[0].usd_per_hour or 0.0) if own else None
+        run = GroupRate(own[0].gpu, own[0].spot, own[0].usd_per_hour or 0.0) if own else None
         sample = cheapest(sampling, target, catalogs)
         if run or sample:
             found.append(Hourly(target, run, sample))
     return sorted(found, key=lambda hourly: hourly.usd or math.inf)
 
 
-def cheapest(sampling: Recipe, target: str, catalogs: Path | None = None) -> Rate | None:
+def cheapest(sampling: Recipe, target: str, catalogs: Path | None = None) -> GroupRate | None:
     """The cheapest machines of a sampling group on a target that have the memory for it, in GPU and RAM, and
     keep to the budget's dollars per node."""
     sampling, gpus = with_resources(sampling), sampling.cluster.gpus_per_node
     most = sampling.budget.max_hourly_usd or math.inf
     rates = []
-    for _, gpu, _, row in cost.places(sampling, catalogs, [target]):
+    for _, gpu, _, row in cost.possible_places(sampling, catalogs, [target]):
         if row is None or cost.lacks_ram(sampling, row):
             continue
         for spot in cost.markets(sampling, target):
             usd = row.spot if spot else row.on_demand
             if usd is not None and usd * gpus <= most:
-                rates.append(Rate(gpu, spot, usd * gpus * sampling.jobs))
+                rates.append(GroupRate(gpu, spot, usd * gpus * sampling.jobs))
     return min(rates, key=lambda rate: rate.usd, default=None)

@@ -26,23 +26,23 @@ def shape(model: Model) -> Shape | None:
     None for a folder that is not there yet. Raises ConfigError, in one line, without a network.
     """
     path = model.path
-    if not model_shapes.is_hub_id(path) or model_shapes.known(path, model.revision):
+    if not model_shapes.is_hub_id(path) or model_shapes.has_known_shape(path, model.revision):
         return model_shapes.shape_of(path, model.revision)
     architectures.check_path(path)  # what its name tells needs no network
     kept = CACHE / path / (model.revision or "main") / "config.json"
     if not kept.exists():
-        text = fetch(path, model.revision or "main", os.environ.get("HF_TOKEN", ""))
+        text = fetch_config(path, model.revision or "main", os.environ.get("HF_TOKEN", ""))
         kept.parent.mkdir(parents=True, exist_ok=True)
         write_whole(kept, text)
     return model_shapes.from_config_of(path, json.loads(kept.read_text()))
 
 
-def teacher(config: RunConfig) -> Shape | None:
+def teacher_shape(config: RunConfig) -> Shape | None:
     """The shape of a run's teacher; None where it has none, or a folder that is not there yet."""
     return shape(of_teacher(config).model) if config.teaches else None
 
 
-def fetch(path: str, revision: str, token: str) -> bytes:
+def fetch_config(path: str, revision: str, token: str) -> bytes:
     """config.json of a model, from HF_ENDPOINT. Raises ConfigError."""
     advice = f"download config.json of {path} into a folder and set model.path to it"
     if os.environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):

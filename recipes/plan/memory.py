@@ -29,8 +29,8 @@ from recipes.plan.host_and_disk import (
     training_host,
     without_zeros,
 )
-from recipes.plan.update_memory import larger
-from recipes.spec import Recipe, override, placed, validate
+from recipes.plan.update_memory import peak_of
+from recipes.recipe.spec import Recipe, override, validate, with_placement
 from trainer.config import ConfigError, RunConfig
 from trainer.config.budget import (
     CHECKPOINT_BYTES_PER_PARAMETER,
@@ -125,7 +125,7 @@ class MemoryPlan:
         return sum(self.disk.values())
 
 
-def plan(recipe: Recipe, gpu: str = "") -> MemoryPlan | None:
+def plan_memory(recipe: Recipe, gpu: str = "") -> MemoryPlan | None:
     """The memory of a recipe on its GPU (or another); None where there is no GPU or no model to speak of."""
     return _plan(with_rows(recipe), gpu or recipe.cluster.gpu)
 
@@ -159,7 +159,7 @@ def _plan(recipe: Recipe, gpu: str) -> MemoryPlan | None:
     if recipe.kind in ("preflight", "check") or not recipe.cluster.gpus_per_node:
         return None
     shape = hub_config.shape(recipe.config.model)
-    if shape is None or (recipe.config.teaches and hub_config.teacher(recipe.config) is None):
+    if shape is None or (recipe.config.teaches and hub_config.teacher_shape(recipe.config) is None):
         return None
     check_experts(recipe.config, shape)
     config = recipe.config
@@ -174,7 +174,7 @@ def _plan(recipe: Recipe, gpu: str) -> MemoryPlan | None:
             peaks = [Phase("grading", {"CUDA context": CONTEXT})]
             host: dict[str, float] = {"system": HOST_SYSTEM + gpus * GIB}
         case "train":
-            peaks = phases(config, shape, engine_bytes)
+            peaks = memory_phases(config, shape, engine_bytes)
             if config.fleet.gpus_per_node:
                 share = WORKER_GPU_SHARE * gpu_bytes
                 if not has_engines(config):
@@ -235,7 +235,7 @@ def _of_own_workers(config: RunConfig, shape: Shape, weights: float, engine_byte
     return [Phase(f"{OWN_WORKERS}' {phase.name}", phase.parts) for phase in found]
 
 
-def phases(config: RunConfig, shape: Shape, engine_bytes: float) -> list[Phase]:
+def memory_phases(config: RunConfig, shape: Shape, engine_bytes: float) -> list[Phase]:
     """All phases of one rank. engine_bytes: the engine's share of the GPU while awake."""
     world = config.placement.world_size
     width = dtype_bytes(config)
@@ -248,7 +248,7 @@ def phases(config: RunConfig, shape: Shape, engine_bytes: float) -> list[Phase]:
     base = _base(config, shape)
     master = 0.0 if offloaded else 4.0 * t / world
     adam = 0.0 if offloaded else 8.0 * t / world
-    gradients = update_memory.gradients(config, t)
+    gradients = update_memory.gradient_bytes(config, t)
     asleep = {"engine asleep": ENGINE_ASLEEP} if samples and on_gpu else {}
     all_held = base | {"fp32 master": master, "Adam moments": adam} | gradients | asleep
 
@@ -275,7 +275,7 @@ def phases(config: RunConfig, shape: Shape, engine_bytes: float) -> list[Phase]:
 
     bucket = gradients["reduce bucket"]
     backward = update_memory.backward(config, shape, bucket, flushed_midway=t > update_memory.REDUCE_BUCKET)
-    out.append(Phase("update", all_held | larger(kept | backward, update_memory.scattered(config, bucket))))
+    out.append(Phase("update", all_held | peak_of(kept | backward, update_memory.scattered(config, bucket))))
     out.append(
         Phase("optimizer step", all_held | update_memory.optimizer_step(config, t / world, group_size))
     )
@@ -304,7 +304,7 @@ def _base(config: RunConfig, shape: Shape) -> dict[str, float]:
         _policy_part(config): shard,
         "reference shard": reference,
     }
-    teacher = hub_config.teacher(config)
+    teacher = hub_config.teacher_shape(config)
     if teacher:
         parts |= _teacher_held(config, teacher)
     parts["NCCL's communicators"] = COMMUNICATORS if on_gpu and world > 1 else 0.0
@@ -323,7 +323,7 @@ def _policy_part(config: RunConfig) -> str:
 
 def _whole_policy(config: RunConfig, shape: Shape) -> float:
     """The policy's weights and adapters, before they are cut."""
-    adapter = adapters.sizes(shape, config.lora.rank, config.lora.vision)
+    adapter = adapters.adapter_sizes(shape, config.lora.rank, config.lora.vision)
     return policy_bytes(config, shape) + sum(adapter) * dtype_bytes(config)
 
 
@@ -331,7 +331,7 @@ def _small_bytes(config: RunConfig, shape: Shape) -> int:
     """The policy's parameters that are too small to be cut; 0 at ZeRO-1 and 2, which cut none."""
     if config.optimizer.zero_stage < 3:
         return 0
-    adapter = adapters.sizes(shape, config.lora.rank, config.lora.vision)
+    adapter = adapters.adapter_sizes(shape, config.lora.rank, config.lora.vision)
     return _small(shape.sizes() + adapter) * dtype_bytes(config)
 
 
@@ -342,18 +342,18 @@ def _small(sizes: list[int]) -> int:
 
 def _largest_linear(shape: Shape) -> int:
     """Elements of the largest matrix that gets an adapter."""
-    return max(inputs * outputs for inputs, outputs in adapters.linears(shape, False))
+    return max(inputs * outputs for inputs, outputs in adapters.adapted_linears(shape, False))
 
 
 def _scoring_pass(config: RunConfig, shape: Shape) -> dict[str, float]:
     """A pass without gradients, at its worst moment."""
     tokens = logprob_tokens(config, shape)
-    work = larger(
+    work = peak_of(
         {"layer at work": activations.forward(config, shape, tokens)},
         {"logits": activations.logits(config, shape, tokens) + activations.head(config, shape)},
     )
-    teacher = hub_config.teacher(config)
-    return larger(work, _teacher_pass(config, teacher, tokens)) if teacher else work
+    teacher = hub_config.teacher_shape(config)
+    return peak_of(work, _teacher_pass(config, teacher, tokens)) if teacher else work
 
 
 def _teacher_held(config: RunConfig, teacher: Shape) -> dict[str, float]:
@@ -368,7 +368,7 @@ def _teacher_held(config: RunConfig, teacher: Shape) -> dict[str, float]:
 
 def _teacher_pass(config: RunConfig, teacher: Shape, tokens: int) -> dict[str, float]:
     """A pass of the teacher, with passes as large as the policy's; what it gathers is freed when it ends."""
-    work = larger(
+    work = peak_of(
         {"layer of the teacher at work": activations.forward(config, teacher, tokens)},
         {
             "logits of the teacher": activations.logits(config, teacher, tokens)
@@ -425,14 +425,14 @@ def cheapest_fix(recipe: Recipe, gpu: str = "") -> list[str]:
 
     Every single change is tried first, then pairs, in order of cost.
     """
-    current = plan(recipe, gpu)
+    current = plan_memory(recipe, gpu)
     if current is None or current.fits:
         return []
     useful = [r for r in REMEDIES if _tried(recipe, [r]) is not None]
     singles = [[change] for change in useful]
     for changes in [*singles, *_in_pairs(useful)]:
         changed = _tried(recipe, changes)
-        fixed = plan(changed, gpu) if changed is not None else None
+        fixed = plan_memory(changed, gpu) if changed is not None else None
         if fixed is not None and fixed.fits:
             return _assignments(changes)
     return []
@@ -472,8 +472,8 @@ def with_resources(recipe: Recipe) -> Recipe:
     recipe = with_rows(recipe)
     cluster = recipe.cluster
     if cluster.memory_gib and cluster.disk_gib and cluster.shm_gib:
-        return placed(recipe)
-    need = plan(recipe)
+        return with_placement(recipe)
+    need = plan_memory(recipe)
     memory = 16  # a RunPod CPU pod has at most 10 GB of disk per vCPU
     disk = 30
     shm = 4
@@ -491,7 +491,7 @@ def with_resources(recipe: Recipe) -> Recipe:
         disk_gib=cluster.disk_gib or disk,
         shm_gib=cluster.shm_gib or shm,
     )
-    return placed(replace(recipe, cluster=cluster))
+    return with_placement(replace(recipe, cluster=cluster))
 
 
 def _up(value: float, multiple: int) -> int:

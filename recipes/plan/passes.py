@@ -11,8 +11,8 @@ from functools import cached_property, lru_cache
 
 from recipes.plan import hub_config
 from recipes.plan.host_and_disk import experts_of_token
-from recipes.spec import DataFacts, Recipe
-from trainer.algorithm.scheduling import Cost, Length, Plan, pass_times, schedule
+from recipes.recipe.spec import DataFacts, Recipe
+from trainer.algorithm.scheduling import PassCost, Plan, SampleLength, pass_times, schedule_passes
 from trainer.config import RunConfig
 from trainer.config.budget import (
     attended_cost,
@@ -35,7 +35,7 @@ class Passes:
     """One typical step. A pass costs, in tokens' worth of the layers' matrix products, what its slowest rank
     does."""
 
-    lengths: tuple[Length, ...]
+    lengths: tuple[SampleLength, ...]
     """Lengths of all samples."""
     logprobs: tuple[float, ...]
     """Passes without gradients over all samples, for one model."""
@@ -77,13 +77,13 @@ class Passes:
 
 def of_step(recipe: Recipe, shape: Shape) -> Passes:
     """The passes of one step. Equal recipes give equal passes."""
-    return _of_step(recipe.config, recipe.dataset, shape, hub_config.teacher(recipe.config))
+    return _of_step(recipe.config, recipe.dataset, shape, hub_config.teacher_shape(recipe.config))
 
 
 @lru_cache(maxsize=32)
 def _of_step(config: RunConfig, dataset: DataFacts, shape: Shape, teacher: Shape | None) -> Passes:
     rng = random.Random(0)
-    lengths = typical(config, dataset, rng, vision=shape.vision is not None)
+    lengths = typical_lengths(config, dataset, rng, vision=shape.vision is not None)
     updates = list(map(max, update_times(config, shape, lengths, rng)))
     if config.method == "sft":
         return Passes(tuple(lengths), (), tuple(updates), 0)
@@ -93,20 +93,20 @@ def _of_step(config: RunConfig, dataset: DataFacts, shape: Shape, teacher: Shape
     if models:
         budget = logprob_tokens(config, shape)
         keys = keys_per_token(config, shape, budget, gradients=False)
-        plan = schedule(lengths, config.placement.world_size, budget, cost_of(shape), keys)
+        plan = schedule_passes(lengths, config.placement.world_size, budget, cost_of(shape), keys)
         logprobs = list(map(max, pass_times(plan, lengths, cost_of(shape))))
         if teacher:  # its passes are dealt as the policy's are
             judged = list(map(max, pass_times(plan, lengths, cost_of(teacher))))
     return Passes(tuple(lengths), tuple(logprobs), tuple(updates), models, tuple(judged))
 
 
-def cost_of(shape: Shape) -> Cost:
+def cost_of(shape: Shape) -> PassCost:
     """What a pass of this model costs, as the trainer's schedule counts it."""
-    return Cost(attended=attended_cost(shape), image_token=image_token_cost(shape))
+    return PassCost(attended=attended_cost(shape), image_token=image_token_cost(shape))
 
 
 def update_times(
-    config: RunConfig, shape: Shape, lengths: list[Length], rng: random.Random
+    config: RunConfig, shape: Shape, lengths: list[SampleLength], rng: random.Random
 ) -> list[list[float]]:
     """Time of every rank in every pass of a step's updates, [pass][rank], in tokens' worth of the layers'
     matrix products."""
@@ -118,7 +118,7 @@ def update_times(
         order = lengths if together == len(lengths) else rng.sample(lengths, len(lengths))
         for start in range(0, len(order), together):
             part = order[start : start + together]
-            plan: Plan = schedule(
+            plan: Plan = schedule_passes(
                 part,
                 config.placement.world_size,
                 budget,
@@ -129,9 +129,9 @@ def update_times(
     return times
 
 
-def typical(
+def typical_lengths(
     config: RunConfig, dataset: DataFacts, rng: random.Random, vision: bool, spread: float = COMPLETIONS
-) -> list[Length]:
+) -> list[SampleLength]:
     """Lengths of one step's samples: lognormal about the dataset's means, which the limits leave as they
     are. spread: standard deviation of the logarithm of a completion's length."""
     n = config.rollout.samples_per_prompt
@@ -157,7 +157,7 @@ def typical(
     for i, x in enumerate(drawn):
         prompt = prompts[i // n]
         completion = max(1, min(round(scale * x), longest))
-        lengths.append(Length(i // n, prompt, completion, round(share * prompt)))
+        lengths.append(SampleLength(i // n, prompt, completion, round(share * prompt)))
     return lengths
 
 
@@ -175,13 +175,13 @@ def gathered_bytes(config: RunConfig, shape: Shape, passes: Passes) -> tuple[flo
     width = 2.0 if config.model.dtype == "bf16" else 4.0
     whole = shape.parameters * width
     forward = len(passes.logprobs) * passes.models * whole
-    teacher = hub_config.teacher(config)
+    teacher = hub_config.teacher_shape(config)
     if teacher:
         forward += len(passes.teacher) * teacher.parameters * width
     return forward, len(passes.updates) * (1 + backward_gathers(config, shape)) * whole
 
 
-def experts_bytes(config: RunConfig, shape: Shape, lengths: Sequence[Length]) -> float:
+def experts_bytes(config: RunConfig, shape: Shape, lengths: Sequence[SampleLength]) -> float:
     """Bytes in which samples say which experts computed their tokens, a prompt's once for its group; 0
     without `algorithm.routing_replay`. Beside them the tokens' own are few."""
     if not config.algorithm.routing_replay:
@@ -191,6 +191,6 @@ def experts_bytes(config: RunConfig, shape: Shape, lengths: Sequence[Length]) ->
     return float(tokens * experts_of_token(shape))
 
 
-def blocks(shape: Shape) -> int:
+def count_blocks(shape: Shape) -> int:
     """Blocks of the model: its decoder's layers and its tower's."""
     return shape.layers + (shape.vision.depth if shape.vision else 0)

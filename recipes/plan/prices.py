@@ -36,7 +36,7 @@ class Price:
 
 
 @functools.cache
-def snapshot() -> tuple[Price, ...]:
+def price_snapshot() -> tuple[Price, ...]:
     """The prices in this repository."""
     rows = json.loads(SNAPSHOT.read_text())["rows"]
     found = []
@@ -46,7 +46,7 @@ def snapshot() -> tuple[Price, ...]:
     return tuple(found)
 
 
-def price(
+def gpu_price(
     cloud: str, gpu: str, catalogs: Path | None = None, variant: str = "", count: int = 0
 ) -> Price | None:
     """The price of a GPU on a cloud, None if nobody here knows it.
@@ -56,7 +56,7 @@ def price(
     two prices. `count`: GPUs of the machine, where machines differ in price per GPU; 0: any.
     """
     known = None
-    for row in snapshot():
+    for row in price_snapshot():
         right_size = not count or not row.sizes or count in row.sizes
         if (row.cloud, row.gpu) == (cloud, gpu) and right_size and variant in ("", row.engine_gpu):
             known = row
@@ -73,7 +73,7 @@ def sky_catalogs() -> Path:
 
 
 @dataclass(frozen=True)
-class Listed:
+class CatalogEntry:
     """What SkyPilot's catalog says of one GPU on one cloud."""
 
     regions: dict[str, dict[str, float]]
@@ -89,7 +89,9 @@ HOSTS = {"A100-80GB": "a2-ultragpu-1g", "H100": "a3-highgpu-1g"}
 
 
 @functools.cache
-def listed(cloud: str, gpu: str, engine_gpu: str, catalogs: Path, count: int = 0) -> Listed | None:
+def catalog_entry(
+    cloud: str, gpu: str, engine_gpu: str, catalogs: Path, count: int = 0
+) -> CatalogEntry | None:
     """From `vms.csv`, of machines with `count` GPUs where there are any, else of the smallest; on GCP, the
     GPU and the machine that it is attached to. None where it is not listed."""
     path = catalogs / cloud / "vms.csv"
@@ -127,7 +129,7 @@ def listed(cloud: str, gpu: str, engine_gpu: str, catalogs: Path, count: int = 0
     most = max(_number(row, "MemoryGiB") for row in [*gpus, *hosts.values()])
     ram = most / size if most else None
     date = time.strftime("%Y-%m-%d", time.gmtime(path.stat().st_mtime))
-    return Listed(regions, ram, date, path) if regions["Price"] else None
+    return CatalogEntry(regions, ram, date, path) if regions["Price"] else None
 
 
 def _rows(path: Path, cloud: str, engine_gpu: str) -> list[defaultdict[str, str]]:
@@ -154,7 +156,7 @@ def _number(row: Mapping[str, str], column: str) -> float:
 
 def from_catalog(known: Price, catalogs: Path, count: int = 0) -> Price | None:
     """A price as the catalog has it in the cheapest region of each market, for machines of `count` GPUs."""
-    found = listed(known.cloud, known.gpu, known.engine_gpu, catalogs, count)
+    found = catalog_entry(known.cloud, known.gpu, known.engine_gpu, catalogs, count)
     if found is None:
         return None
     on_demand = next(iter(found.regions["Price"].values()))
@@ -163,11 +165,11 @@ def from_catalog(known: Price, catalogs: Path, count: int = 0) -> Price | None:
     return Price(known.cloud, known.gpu, known.engine_gpu, on_demand, spot, found.date, source, found.ram)
 
 
-def regions(
+def region_prices(
     cloud: str, gpu: str, spot: bool, catalogs: Path, variant: str = "", count: int = 0
 ) -> dict[str, float]:
     """Dollars per GPU-hour by region in SkyPilot's catalog, cheapest first; empty where that is not on this
     machine."""
-    known = price(cloud, gpu, None, variant)
-    found = listed(cloud, gpu, known.engine_gpu if known else variant or gpu, catalogs, count)
+    known = gpu_price(cloud, gpu, None, variant)
+    found = catalog_entry(cloud, gpu, known.engine_gpu if known else variant or gpu, catalogs, count)
     return found.regions["SpotPrice" if spot else "Price"] if found else {}

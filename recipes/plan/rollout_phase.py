@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from recipes.plan import images
+from recipes.plan import image_cost
 from recipes.plan.passes import Passes
 from trainer.config import RunConfig
 from trainer.hardware.model_shapes import Shape
@@ -61,7 +61,7 @@ def prefill_flops(shape: Shape, step: Passes, config: RunConfig) -> float:
             break
         by_prompt = {length.prompt: length for length in going_on}
         read = tuple(by_prompt.values()) if config.rollout.prefix_caching else going_on
-        flops += images.tower_flops(shape, replace(step, lengths=read))
+        flops += image_cost.tower_flops(shape, replace(step, lengths=read))
         for length in read:
             flops += length.prompt_tokens * shape.flops_per_token(length.prompt_tokens)
         for length in going_on:
@@ -74,4 +74,4 @@ def _prompts(shape: Shape, step: Passes, config: RunConfig) -> float:
     """FLOPs of the prompts and images of one step's completions."""
     once = config.rollout.samples_per_prompt if config.rollout.prefix_caching else 1
     prompts, seen = step.prompts
-    return prompts * shape.flops_per_token(seen) / once + images.tower_flops(shape, step)
+    return prompts * shape.flops_per_token(seen) / once + image_cost.tower_flops(shape, step)

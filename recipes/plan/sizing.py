@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from recipes.plan import memory
-from recipes.spec import Recipe, override
+from recipes.recipe.spec import Recipe, override
 from trainer.config import ConfigError
 
 COUNTS = (1, 2, 4, 8)
@@ -26,7 +26,7 @@ def fewest_gpus(recipe: Recipe) -> list[str]:
             if ranks > gpus:
                 break
             sized = ["cluster.nodes=1", f"cluster.gpus_per_node={gpus}", f"rollout.tensor_parallel={ranks}"]
-            need = memory.plan(override(recipe, sized))
+            need = memory.plan_memory(override(recipe, sized))
             if need is None:
                 raise ConfigError(
                     f"the shape of {recipe.config.model.path} is not known here: give --set"
@@ -58,7 +58,7 @@ def longest_completions(recipe: Recipe, gpu: str = "") -> int:
     while too_long - fits > 1:
         middle = (fits + too_long) // 2
         shorter = override(recipe, [f"rollout.max_tokens={middle * STEP_TOKENS}"])
-        need = memory.plan(shorter, gpu)
+        need = memory.plan_memory(shorter, gpu)
         if need is not None and need.fits:
             fits = middle
         else:

@@ -45,7 +45,7 @@ _NORMAL_90 = 1.645
 
 
 @dataclass(frozen=True)
-class Luck:
+class RunLuck:
     """What one run meets, as multiples of what is planned."""
 
     step: float = 1.0
@@ -54,7 +54,7 @@ class Luck:
     failed_starts: int = 0
 
 
-AS_PLANNED = Luck()
+AS_PLANNED = RunLuck()
 
 
 def step_bounds(vision: bool, several_nodes: bool) -> tuple[float, float]:
@@ -69,20 +69,20 @@ def published_end(vision: bool) -> float:
     return PUBLISHED_VISION_END if vision else STEP[1]
 
 
-def draw(bounds: tuple[float, float], stretch: tuple[float, ...], rng: random.Random) -> Luck:
+def draw_luck(bounds: tuple[float, float], stretch: tuple[float, ...], rng: random.Random) -> RunLuck:
     """The luck of one run. bounds: of step time. stretch: a step's time at each of LENGTHS, as a multiple; ()
     where the length of completions is the data's."""
-    step = within(bounds, rng)
+    step = draw_within(bounds, rng)
     if stretch:
-        step *= interpolated(stretch, within(COMPLETIONS, rng))
-    start = within(START, rng)
+        step *= interpolated(stretch, draw_within(COMPLETIONS, rng))
+    start = draw_within(START, rng)
     failed = 0
     while rng.random() < FAILED_START:
         failed += 1
-    return Luck(step, start, failed)
+    return RunLuck(step, start, failed)
 
 
-def within(bounds: tuple[float, float], rng: random.Random) -> float:
+def draw_within(bounds: tuple[float, float], rng: random.Random) -> float:
     """A lognormal draw that lies within the bounds nine times in ten."""
     low, high = map(math.log, bounds)
     return math.exp(rng.gauss((low + high) / 2, (high - low) / 2 / _NORMAL_90))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from recipes.capabilities import CAPABILITIES
-from recipes.spec import Recipe
+from recipes.recipe.spec import Recipe
 
 EGRESS_USD_PER_GB = {"s3": 0.09, "gs": 0.12, "r2": 0.0, "file": 0.0}
 """List prices of what leaves a store for the internet, first tier, 2026."""

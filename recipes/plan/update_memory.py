@@ -11,7 +11,7 @@ REDUCE_BUCKET = 500_000_000
 """DeepSpeed's reduce_bucket_size, elements of the gradient dtype."""
 
 
-def gradients(config: RunConfig, t: int) -> dict[str, float]:
+def gradient_bytes(config: RunConfig, t: int) -> dict[str, float]:
     """Gradients of `t` trained parameters, and the bucket that they are reduced in.
 
     DeepSpeed allocates both once and keeps them; `offload` moves them away too. On CPU only the pages of the
@@ -48,7 +48,7 @@ def backward(config: RunConfig, shape: Shape, bucket: float, flushed_midway: boo
     parts = activations.backward(config, shape)
     if flushed_midway:
         parts |= scattered(config, bucket)
-    return larger(activations.scored(config, shape), parts)
+    return peak_of(activations.scored(config, shape), parts)
 
 
 def scattered(config: RunConfig, bucket: float) -> dict[str, float]:
@@ -72,7 +72,7 @@ def optimizer_step(config: RunConfig, shard: float, most: int) -> dict[str, floa
     return parts
 
 
-def larger(one: dict[str, float], other: dict[str, float]) -> dict[str, float]:
+def peak_of(one: dict[str, float], other: dict[str, float]) -> dict[str, float]:
     """The moment that needs more; the two do not coincide."""
     return max(one, other, key=lambda parts: sum(parts.values()))
 

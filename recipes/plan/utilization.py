@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from recipes.plan import cost, passes
 from recipes.plan.memory import MemoryPlan, with_rows
-from recipes.spec import Recipe
-from trainer.hardware.flops import Completed, image_grids, logprob_flops, train_flops, utilisation
+from recipes.recipe.spec import Recipe
+from trainer.hardware.flops import CompletedSequence, image_grids, logprob_flops, train_flops, utilisation
 from trainer.hardware.gpus import gpu_named
 
 IMAGE = 1
@@ -31,7 +31,7 @@ def of_update(recipe: Recipe, need: MemoryPlan, network_gbit_s: float) -> tuple[
     samples = []
     for length in step.lengths:
         grids = image_grids([IMAGE] * length.image_tokens, IMAGE) if length.image_tokens else ()
-        samples.append(Completed(length.prompt_tokens, length.completion_tokens, grids))
+        samples.append(CompletedSequence(length.prompt_tokens, length.completion_tokens, grids))
     learned = train_flops(
         shape,
         samples,
@@ -47,7 +47,7 @@ def of_update(recipe: Recipe, need: MemoryPlan, network_gbit_s: float) -> tuple[
     return shares[0], shares[1]
 
 
-def remark(recipe: Recipe, need: MemoryPlan, network_gbit_s: float) -> str:
+def utilization_remark(recipe: Recipe, need: MemoryPlan, network_gbit_s: float) -> str:
     """What the plan says of it; "" for models without experts, and for what is not trained by GRPO."""
     if recipe.kind != "train" or recipe.config.method != "grpo" or need.shape.experts is None:
         return ""
@@ -62,7 +62,7 @@ def remark(recipe: Recipe, need: MemoryPlan, network_gbit_s: float) -> str:
     )
 
 
-def waiting(recipe: Recipe, need: MemoryPlan, network_gbit_s: float) -> str:
+def waiting_remark(recipe: Recipe, need: MemoryPlan, network_gbit_s: float) -> str:
     """What the network between nodes costs an update; "" where that is less than half of it."""
     if recipe.cluster.nodes < 2 or recipe.kind != "train":
         return ""

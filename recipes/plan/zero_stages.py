@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from recipes.capabilities import CAPABILITIES
 from recipes.plan import cost, memory, passes
 from recipes.plan.exchange import UpdateTime, update_time
-from recipes.spec import Recipe, override, validate
+from recipes.recipe.spec import Recipe, override, validate
 from trainer.config import ConfigError
 from trainer.hardware.gpus import gpu_named
 from trainer.hardware.model_shapes import Shape
@@ -18,7 +18,7 @@ SLOW_GBIT_S = 100.0
 
 
 @dataclass(frozen=True)
-class Stage:
+class ZeroStage:
     """A recipe at one stage, on its own GPU."""
 
     name: str
@@ -41,7 +41,7 @@ def network_of(recipe: Recipe, target: str | None) -> float:
     return can.network_gbit_s.get(recipe.cluster.gpu, can.network_gbit_s[""]) or 100.0
 
 
-def compare(recipe: Recipe, network_gbit_s: float) -> list[Stage]:
+def compare_stages(recipe: Recipe, network_gbit_s: float) -> list[ZeroStage]:
     """Every stage that the recipe's method can use; empty where there is no GPU plan. hpZ keeps a copy per
     node."""
     own = recipe.config.optimizer
@@ -58,13 +58,13 @@ def compare(recipe: Recipe, network_gbit_s: float) -> list[Stage]:
         except ConfigError:  # grpo needs stage 3
             continue
         changed = memory.with_rows(changed)
-        need = memory.plan(changed)
+        need = memory.plan_memory(changed)
         if need is None:
             return []
         step = passes.of_step(changed, need.shape)
         time = _updates(changed, need.shape, step, network_gbit_s)
         ours = (own.zero_stage, own.hpz_ranks) == (stage, ranks)
-        found.append(Stage(name, changes, need.peak.total, need.fits, len(step.updates), time, ours))
+        found.append(ZeroStage(name, changes, need.peak.total, need.fits, len(step.updates), time, ours))
     return found
 
 
@@ -79,7 +79,7 @@ def _updates(recipe: Recipe, shape: Shape, step: passes.Passes, network_gbit_s: 
     return update_time(recipe.config, shape, step.updates, token, gather, within, host, unpack)
 
 
-def advice(recipe: Recipe, stages: list[Stage], network_gbit_s: float) -> str:
+def stage_advice(recipe: Recipe, stages: list[ZeroStage], network_gbit_s: float) -> str:
     """A warning for ZeRO-3 over a slow network, and the fastest stage that fits where it is another; or
     ""."""
     fitting = [stage for stage in stages if stage.fits]

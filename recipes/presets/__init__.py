@@ -1,4 +1,10 @@
-"""The recipes: small functions that return one. `RECIPES` maps each name to its function."""
+"""The recipes: small functions that return one. `RECIPES` maps each name to its function.
+
+Lives here: a file for each family of recipes, the parts that they share, and what a recipe becomes with
+data of your own.
+In: a name and overrides. Out: a validated `Recipe`.
+May import: `recipes.recipe` and the trainer's configuration.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +12,6 @@ import difflib
 from collections.abc import Callable
 from dataclasses import replace
 
-from recipes import groups, recipe_files
 from recipes.presets import (
     demo,
     distillation,
@@ -21,7 +26,8 @@ from recipes.presets import (
     sft,
     vision,
 )
-from recipes.spec import Recipe, override, placed, validate
+from recipes.recipe import recipe_files, sample_group
+from recipes.recipe.spec import Recipe, override, validate, with_placement
 from trainer.config import ConfigError
 from trainer.config.bucket_address import BucketAddress
 
@@ -75,7 +81,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
 def get(name: str) -> Recipe:
     """The recipe of that name, or of `file.py:function`. Raises ConfigError naming the nearest one."""
     if recipe_files.is_python(name):
-        recipe = placed(recipe_files.from_python(name))
+        recipe = with_placement(recipe_files.from_python(name))
         validate(recipe)
         return recipe
     if name not in RECIPES:
@@ -90,7 +96,7 @@ def get(name: str) -> Recipe:
         if len(near) > 1:
             hint = f"it is the beginning of {', '.join(near)}"
         raise ConfigError(f"unknown recipe {name}: {hint}")
-    recipe = placed(RECIPES[name]())
+    recipe = with_placement(RECIPES[name]())
     if recipe.name != name:
         raise ConfigError(f"recipe {name} calls itself {recipe.name}: make the two agree in recipes/presets")
     validate(recipe)
@@ -101,16 +107,16 @@ def resolve(name: str, overrides: list[str]) -> Recipe:
     """The recipe of that name with its overrides, validated; with `fleet.run` one machine that samples for
     that run."""
     base = get(name)
-    recipe = own_data.prepared(override(base, overrides), overrides)
+    recipe = own_data.with_own_rows(override(base, overrides), overrides)
     if base.cluster.gpus_per_node and not recipe.cluster.gpus_per_node and not recipe.setup:
         raise ConfigError(
             f"cluster.gpus_per_node is 0, and {name} is made for GPUs: give 1 or more, or setup=cpu besides "
             "for a try-out on CPU ranks"
         )
-    recipe = expectations.of_changed(headings.renamed(recipe, base), base)
+    recipe = expectations.of_changed(headings.with_new_name(recipe, base), base)
     validate(recipe)
     if recipe.storage.bucket:
         # keys are joined to it with one slash
         bucket = BucketAddress.parse(recipe.storage.bucket, "storage.bucket")
         recipe = replace(recipe, storage=replace(recipe.storage, bucket=bucket.url))
-    return groups.worker(recipe) if recipe.config.fleet.run else recipe
+    return sample_group.worker_machine(recipe) if recipe.config.fleet.run else recipe

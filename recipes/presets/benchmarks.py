@@ -34,7 +34,7 @@ PROMPTS = {
 answer wherever it stands."""
 
 
-def settings(
+def evaluation_overrides(
     names: str,
     samples: int,
     temperature: float | None,

@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from recipes.presets.parts import with_parts
-from recipes.spec import ASKED_BUCKET, Cluster, DataFacts, Recipe, Step
+from recipes.recipe.spec import ASKED_BUCKET, Cluster, DataFacts, Recipe, Step
 from trainer.config import (
     Algorithm,
     Checkpoint,
@@ -47,7 +47,7 @@ SMOLLM2 = ("examples/pretrained/smollm2.py", "examples/pretrained/requirements.t
 
 
 @cache
-def key(sources: tuple[str, ...]) -> str:
+def source_key(sources: tuple[str, ...]) -> str:
     """Eight digits that change with the code that makes a cached thing, so that a stale one is never taken
     for it."""
     digest = hashlib.sha256()
@@ -64,7 +64,7 @@ def demo() -> Recipe:
 
 
 def _without_promises() -> Recipe:
-    data, model = f"${{DATA}}/shapes-{key(SHAPES)}", f"${{MODELS}}/demo-{key(WARM_START)}"
+    data, model = f"${{DATA}}/shapes-{source_key(SHAPES)}", f"${{MODELS}}/demo-{source_key(WARM_START)}"
     return Recipe(
         name="demo",
         description="GRPO of a tiny Qwen2.5-VL on synthetic shapes, on this machine without a GPU",
@@ -101,7 +101,10 @@ def _without_promises() -> Recipe:
 
 def pretrained() -> Recipe:
     """A real pretrained model, of 135 million parameters, on arithmetic; rewards alone."""
-    data, model = f"${{DATA}}/arithmetic-{key(ARITHMETIC)}", f"${{MODELS}}/smollm2-{key(SMOLLM2)}"
+    data, model = (
+        f"${{DATA}}/arithmetic-{source_key(ARITHMETIC)}",
+        f"${{MODELS}}/smollm2-{source_key(SMOLLM2)}",
+    )
     recipe = _without_promises()
     config = with_parts(
         recipe.config,

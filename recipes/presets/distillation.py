@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from recipes.presets.parts import CLUSTERS, DATASETS, VISION_MODELS, cloud_run, prepare, with_parts
+from recipes.presets.parts import CLUSTERS, DATASETS, VISION_MODELS, cloud_run, prepare_step, with_parts
 from recipes.presets.vision import image_limits
-from recipes.spec import Budget, Recipe
+from recipes.recipe.spec import Budget, Recipe
 
 
 def _opd(family: str, size: str, teacher: str, dataset: str, rollout: dict[str, int], hours: int) -> Recipe:
@@ -30,7 +30,7 @@ def _opd(family: str, size: str, teacher: str, dataset: str, rollout: dict[str, 
         config=config,
         cluster=replace(CLUSTERS["1x8"], gpu="H100", alternatives=("A100-80GB",)),
         dataset=DATASETS[dataset],
-        steps=(prepare(dataset),),
+        steps=(prepare_step(dataset),),
         budget=Budget(max_hours=hours),
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from recipes.spec import Recipe
+from recipes.recipe.spec import Recipe
 from trainer.config import Band, Expected
 
 EASYR1 = "EasyR1's baselines (assets/baselines.md), Geometry3K on 8 x H100, its own scorer"

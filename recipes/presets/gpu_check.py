@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from recipes.presets.demo import demo
 from recipes.presets.parts import with_parts
-from recipes.spec import Budget, Cluster, Recipe
+from recipes.recipe.spec import Budget, Cluster, Recipe
 from trainer.config import Expected
 
 

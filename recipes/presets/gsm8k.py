@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from recipes.presets.parts import CLUSTERS, DATASETS, TEXT_MODELS, cloud_run, prepare, with_parts
-from recipes.spec import Budget, Recipe
+from recipes.presets.parts import CLUSTERS, DATASETS, TEXT_MODELS, cloud_run, prepare_step, with_parts
+from recipes.recipe.spec import Budget, Recipe
 
 
 def _grpo(size: str, cluster: str, prompts: int, tensor_parallel: int) -> Recipe:
@@ -25,7 +25,7 @@ def _grpo(size: str, cluster: str, prompts: int, tensor_parallel: int) -> Recipe
         config=config,
         cluster=CLUSTERS[cluster],
         dataset=DATASETS["gsm8k"],
-        steps=(prepare("gsm8k"),),
+        steps=(prepare_step("gsm8k"),),
         budget=Budget(max_hours=24),
     )
 

@@ -6,14 +6,14 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from recipes.spec import Recipe
+from recipes.recipe.spec import Recipe
 from trainer.config.model_name import model_name
 
 LONGEST = 36
 """Characters of a name that dstack takes."""
 
 
-def renamed(recipe: Recipe, base: Recipe) -> Recipe:
+def with_new_name(recipe: Recipe, base: Recipe) -> Recipe:
     """`recipe`, made from `base` by overrides, under a name and a description of its own model and
     machines."""
     if recipe.kind != "train":

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 
 from recipes.presets import row_counts
 from recipes.presets.parts import DATASETS, with_parts
-from recipes.spec import DataFacts, Recipe, Step
+from recipes.recipe.spec import DataFacts, Recipe, Step
 from trainer.config import ConfigError
 
 DATA_FILES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
@@ -22,7 +22,7 @@ HELD_OUT = ("validation", "test", "val", "dev", "testmini")
 """What splits that are held out are called, the likelier first."""
 
 
-def prepared(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
+def with_own_rows(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
     """The recipe with a step that prepares `data.source`; `overrides` say what the user set besides.
 
     Rows of files belong to one run, which a later change of the files does not touch; what is named (a
@@ -33,12 +33,12 @@ def prepared(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
     data, given = recipe.config.data, {text.partition("=")[0].strip() for text in overrides}
     if not data.source:
         return _of_a_prepared_folder(recipe, given) if "data.path" in given else recipe
-    words = words_of(data.source)
+    words = source_words(data.source)
     kept = hashlib.sha256(data.source.encode()).hexdigest()[:8]
     path = (
         data.path
         if "data.path" in given
-        else "${DATA}/" + ("${RUN_ID}" if files_of(data.source) else f"own-{kept}")
+        else "${DATA}/" + ("${RUN_ID}" if source_files(data.source) else f"own-{kept}")
     )
     former = f"{data.path}/manifest.json"
     steps = [step for step in recipe.steps if step.module != "data_prep" or step.creates != former]
@@ -47,8 +47,8 @@ def prepared(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
     if not {"evaluation.split", "evaluation.path"} & given:
         sections["evaluation"] = {"split": "validation", "path": ""}
     # A name of the hub is whole, of a file's the folder is left out.
-    name = PurePosixPath(words[0]).stem if files_of(data.source) else words[0]
-    facts = _with_rows(recipe.dataset, name, rows_of(words))
+    name = PurePosixPath(words[0]).stem if source_files(data.source) else words[0]
+    facts = _with_rows(recipe.dataset, name, count_rows(words))
     return replace(
         recipe,
         config=with_parts(recipe.config, **sections),
@@ -128,7 +128,7 @@ def _with_rows(planned: DataFacts, name: str, rows: int | None) -> DataFacts:
     return replace(planned, name=name, guess=guess)
 
 
-def rows_of(words: Sequence[str]) -> int | None:
+def count_rows(words: Sequence[str]) -> int | None:
     """How many rows a source has, as far as the desk can tell; else None.
 
     Files are counted; of a published set the catalog of recipes knows. `--rows` limits both. What preparing
@@ -149,7 +149,7 @@ def rows_of(words: Sequence[str]) -> int | None:
     return min(counted, limit) if limit else counted
 
 
-def words_of(source: str) -> list[str]:
+def source_words(source: str) -> list[str]:
     """The words of `data.source`. Raises ConfigError for an open quote, and where no source is named."""
     try:
         words = shlex.split(source)
@@ -169,6 +169,6 @@ def words_of(source: str) -> list[str]:
     return words
 
 
-def files_of(source: str) -> list[str]:
+def source_files(source: str) -> list[str]:
     """The words of `data.source` that name files: absolute ones, as the command line makes them."""
-    return [word for word in words_of(source) if word.startswith("/")]
+    return [word for word in source_words(source) if word.startswith("/")]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from recipes.spec import ASKED_BUCKET, Cluster, DataFacts, Step
+from recipes.recipe.spec import ASKED_BUCKET, Cluster, DataFacts, Step
 from trainer.config import Checkpoint, Data, Logging, Model, Rewards, Run, RunConfig
 
 VISION_MODELS = {
@@ -74,7 +74,7 @@ GENERATED = ("--rows", "20500", "--difficulty", "1..5", "--seed", "0")
 """Problems that are drawn, about 20,000 of them for training; see data_prep/generate."""
 
 
-def prepare(name: str) -> Step:
+def prepare_step(name: str) -> Step:
     """The step that downloads (or draws), checks and converts a dataset."""
     return Step(
         creates=f"${{DATA}}/{name}/manifest.json",

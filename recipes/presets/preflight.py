@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from recipes.presets.parts import CLUSTERS
-from recipes.spec import Budget, Recipe
+from recipes.recipe.spec import Budget, Recipe
 from trainer.config import Run, RunConfig
 
 

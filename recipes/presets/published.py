@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from recipes.presets import expectations
-from recipes.presets.parts import CLUSTERS, DATASETS, VISION_MODELS, cloud_run, prepare, with_parts
-from recipes.spec import Budget, Cluster, DataFacts, Recipe, Step
+from recipes.presets.parts import CLUSTERS, DATASETS, VISION_MODELS, cloud_run, prepare_step, with_parts
+from recipes.recipe.spec import Budget, Cluster, DataFacts, Recipe, Step
 from trainer.config import Expected, RunConfig
 
 H100_NODE = Cluster(nodes=1, gpus_per_node=8, gpu="H100")
@@ -66,7 +66,9 @@ def _geometry3k(size: str, cluster: Cluster, tensor_parallel: int, expected: Exp
         evaluation={"every_steps": 5, "split": "test", "temperature": 0.6, "top_p": 0.95},
     )
     what = f"Qwen2.5-VL-{size.upper()} on geometry3k as EasyR1 published it"
-    return _recipe(name, what, config, cluster, DATASETS["geometry3k"], prepare("geometry3k"), 24, expected)
+    return _recipe(
+        name, what, config, cluster, DATASETS["geometry3k"], prepare_step("geometry3k"), 24, expected
+    )
 
 
 def qwen2_5_vl_3b_geometry3k() -> Recipe:
@@ -99,7 +101,7 @@ def qwen2_5_vl_7b_mmk12() -> Recipe:
         evaluation={"every_steps": 50, "max_samples": 256, "split": "test"},
     )
     what = "Qwen2.5-VL-7B on mmk12 as MM-Eureka published it"
-    return _recipe(name, what, config, CLUSTERS["2x8"], data, prepare("mmk12"), 96, expectations.MMK12)
+    return _recipe(name, what, config, CLUSTERS["2x8"], data, prepare_step("mmk12"), 96, expectations.MMK12)
 
 
 def _counting(name: str, data: DataFacts, step: Step, held_out: str) -> Recipe:
@@ -135,7 +137,7 @@ def qwen2_5_vl_3b_clevr() -> Recipe:
     data = DataFacts(
         name="clevr", rows=70_000, held_out="validation", prompt_tokens=250, answer_tokens=120, disk_gib=8.0
     )
-    return _counting("grpo-qwen2.5-vl-3b-clevr", data, prepare("clevr"), "validation")
+    return _counting("grpo-qwen2.5-vl-3b-clevr", data, prepare_step("clevr"), "validation")
 
 
 def qwen2_5_vl_3b_counting() -> Recipe:

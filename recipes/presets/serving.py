@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from recipes.presets.parts import CLUSTERS, VISION_MODELS
-from recipes.spec import Budget, Cluster, Recipe
+from recipes.recipe.spec import Budget, Cluster, Recipe
 from trainer.config import Data, Model, Rollout, Run, RunConfig
 
 

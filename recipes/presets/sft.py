@@ -10,10 +10,10 @@ from recipes.presets.parts import (
     TEXT_MODELS,
     VISION_MODELS,
     cloud_run,
-    prepare,
+    prepare_step,
     with_parts,
 )
-from recipes.spec import Budget, Recipe
+from recipes.recipe.spec import Budget, Recipe
 
 FULL, ADAPTER = 1e-5, 1e-4
 """Learning rates; that of an adapter is ten times as high: docs/lora.md."""
@@ -57,7 +57,7 @@ def _sft(
         config=replace(config, method="sft"),
         cluster=CLUSTERS[cluster],
         dataset=DATASETS[dataset],
-        steps=() if dataset == "mathv60k-worked" else (prepare(dataset),),
+        steps=() if dataset == "mathv60k-worked" else (prepare_step(dataset),),
         budget=Budget(max_hours=hours),
     )
 

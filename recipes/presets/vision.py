@@ -12,10 +12,10 @@ from recipes.presets.parts import (
     IMAGE_TOKEN,
     VISION_MODELS,
     cloud_run,
-    prepare,
+    prepare_step,
     with_parts,
 )
-from recipes.spec import Budget, Recipe
+from recipes.recipe.spec import Budget, Recipe
 
 SHAPES = {
     "0.8b": ("1x1", {"prompts_per_step": 32, "samples_per_prompt": 8, "max_tokens": 2048}, 1, 1e-6, 24),
@@ -67,7 +67,7 @@ def _grpo(size: str, dataset: str, family: str = "qwen2.5-vl") -> Recipe:
         config=config,
         cluster=shape,
         dataset=DATASETS[dataset],
-        steps=(prepare(dataset),),
+        steps=(prepare_step(dataset),),
         budget=Budget(max_hours=hours),
     )
 

@@ -1,1 +1,6 @@
-"""What commands show on a terminal: the list of recipes, and the plan of one on a screen or whole."""
+"""What commands show on a terminal: the list of recipes, a plan on one screen or whole, tables of fleets.
+
+Lives here: facts in words (`plan --json` prints the same), and their tables by rich.
+In: what `recipes.plan` has computed. Out: text.
+May import: `recipes.plan`, `recipes.presets` and below.
+"""

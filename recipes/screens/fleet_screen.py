@@ -10,12 +10,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from recipes import fleet_table
 from recipes.plan import cost
 from recipes.plan.fleet_cost import FleetRow, Fleets
+from recipes.recipe.spec import Recipe
+from recipes.screens import fleet_table
 from recipes.screens.plan_facts import SCHEMA
 from recipes.screens.plan_screen import WIDTH
-from recipes.spec import Recipe
 
 ALONE = 3
 FLEETS = 8
@@ -84,25 +84,25 @@ class FleetFacts:
     """Warnings, in sentences."""
 
 
-def facts_of(recipe: Recipe, found: Fleets, limits: tuple[float, float]) -> FleetFacts:
+def fleet_facts(recipe: Recipe, found: Fleets, limits: tuple[float, float]) -> FleetFacts:
     """Puts what was compared into words. limits: hours and dollars, infinite where none were given."""
-    gain = fleet_table.gain(recipe, found)
-    taken = fleet_table.cheapest(found, limits)
-    fleets = [planned(recipe, row) for row in found.cheapest(found.fleets)]
+    gain = fleet_table.is_gain(recipe, found)
+    taken = fleet_table.cheapest_row(found, limits)
+    fleets = [planned_fleet(recipe, row) for row in found.cheapest(found.fleets)]
     rows = [*found.colocated, *found.fleets]
     return FleetFacts(
         recipe=recipe.name,
         steps=rows[0].offer.steps,
         verdict=_verdict(found, taken, gain),
         gain=gain,
-        alone=[planned(recipe, row) for row in found.colocated],
+        alone=[planned_fleet(recipe, row) for row in found.colocated],
         fleets=fleets,
-        taken=planned(recipe, taken) if taken else None,
-        remarks=fleet_table.remarks(recipe, found),
+        taken=planned_fleet(recipe, taken) if taken else None,
+        remarks=fleet_table.fleet_remarks(recipe, found),
     )
 
 
-def planned(recipe: Recipe, row: FleetRow) -> PlannedFleet:
+def planned_fleet(recipe: Recipe, row: FleetRow) -> PlannedFleet:
     """A row as facts."""
     worker = row.worker
     return PlannedFleet(
@@ -120,7 +120,7 @@ def planned(recipe: Recipe, row: FleetRow) -> PlannedFleet:
         hours=row.hours,
         usd=row.run_usd,
         egress_usd=row.egress_usd,
-        options=fleet_table.options(recipe, row),
+        options=fleet_table.row_options(recipe, row),
     )
 
 
@@ -129,7 +129,7 @@ def _verdict(found: Fleets, taken: FleetRow | None, gain: bool) -> str:
     if not gain:
         return "workers are a loss: without them the run is as fast and costs as little"
     if taken is None:
-        return f"nothing is expected to keep the limits: {fleet_table.nearest(found)}"
+        return f"nothing is expected to keep the limits: {fleet_table.nearest_rows(found)}"
     run = f"{taken.hours:.1f} h and ${taken.run_usd:,.0f} on {taken.offer.target}"
     if taken.worker is None:
         return f"cheapest without workers: {run}, {taken.trainer}"
@@ -139,7 +139,7 @@ def _verdict(found: Fleets, taken: FleetRow | None, gain: bool) -> str:
     return f"workers are a gain: {run}, without them {alone.hours:.1f} h and ${alone.run_usd:,.0f}"
 
 
-def show(facts: FleetFacts, console: Console, name: str, asked: list[str]) -> None:
+def show_fleet_screen(facts: FleetFacts, console: Console, name: str, asked: list[str]) -> None:
     """The whole screen. name: the recipe's, or its file. asked: overrides that it was planned with."""
     console.print(Text(facts.verdict, style="green" if facts.gain else "red"))
     console.print(
@@ -159,9 +159,9 @@ def show(facts: FleetFacts, console: Console, name: str, asked: list[str]) -> No
         taken = facts.taken
         price = f"{taken.hours:.1f} h, ${taken.usd:,.0f}"
         console.print(Text(f"\ncheapest: {_learners(taken)}; workers: {_workers(taken)}; {price}"))
-        sets = fleet_table.assignments(asked)
+        sets = fleet_table.shell_overrides(asked)
         words = f"python3 launch.py up {name} {sets}{taken.options}"
-        console.print(Text(continued(words)), soft_wrap=True)
+        console.print(Text(continued_command(words)), soft_wrap=True)
     console.print()
     for line in (*facts.remarks[:REMARKS], fleet_table.MODEL):
         console.print(Text(line))
@@ -188,7 +188,7 @@ def _place(target: str | None, market: str | None) -> str:
     return f"{target} spot" if market == "spot" else f"{target}"
 
 
-def continued(command: str) -> str:
+def continued_command(command: str) -> str:
     """A command over several lines of the screen's width, as a shell takes it."""
     lines = textwrap.wrap(
         command,

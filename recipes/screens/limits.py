@@ -4,34 +4,36 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from recipes.capabilities import market, variant
-from recipes.plan import choose, cost, prices
-from recipes.plan.nearest import Cure
-from recipes.spec import Recipe
+from recipes.capabilities import price_market, price_variant
+from recipes.plan import cost, offer_choice, prices
+from recipes.plan.nearest_offer import Cure
+from recipes.recipe.spec import Recipe
 
 REGIONS = 4
 """That are named, of all that the catalog lists."""
 
 
-def choice(recipe: Recipe, chosen: choose.Judged, judged: list[choose.Judged], catalogs: Path) -> list[str]:
+def describe_choice(
+    recipe: Recipe, chosen: offer_choice.JudgedOffer, judged: list[offer_choice.JudgedOffer], catalogs: Path
+) -> list[str]:
     """What to rent and in which regions, and what that gives up."""
-    offer, runs = chosen.offer, f"{choose.SURE:.0%} of {choose.RUNS} simulated runs"
-    expected = f"{choose.name(chosen)}: {offer.hours:.1f} h and ${offer.usd or 0:,.0f} expected"
+    offer, runs = chosen.offer, f"{offer_choice.SURE:.0%} of {offer_choice.RUNS} simulated runs"
+    expected = f"{offer_choice.offer_name(chosen)}: {offer.hours:.1f} h and ${offer.usd or 0:,.0f} expected"
     sure = f"{runs} end within {chosen.hours:.1f} h and ${chosen.usd or 0:,.0f}"
     saved = f"saved every {offer.interval_s / 60:.0f} min"
-    gives_up = [f"gives up {line}" for line in choose.given_up(chosen, judged)]
+    gives_up = [f"gives up {line}" for line in offer_choice.given_up(chosen, judged)]
     return [f"{expected}; {sure}, {saved}", _regions(recipe, offer, catalogs), *gives_up]
 
 
-def no_choice(near: str, cures: list[Cure]) -> list[str]:
+def describe_no_choice(near: str, cures: list[Cure]) -> list[str]:
     """That no offer keeps the limits, which misses them least, and what would keep them."""
-    told = f"no offer keeps the limits in {choose.SURE:.0%} of {choose.RUNS} simulated runs"
+    told = f"no offer keeps the limits in {offer_choice.SURE:.0%} of {offer_choice.RUNS} simulated runs"
     lines = [f"{told}: {near or 'no price is known'}"]
     for cure in cures:
         judged = cure.judged
-        takes = f"{judged.hours:.1f} h and ${judged.usd or 0:,.0f} in {choose.SURE:.0%} of its runs"
+        takes = f"{judged.hours:.1f} h and ${judged.usd or 0:,.0f} in {offer_choice.SURE:.0%} of its runs"
         because = f": {cure.why}" if cure.why else ""
-        lines.append(f"{cure.change} keeps them: {choose.name(judged)}, {takes}{because}")
+        lines.append(f"{cure.change} keeps them: {offer_choice.offer_name(judged)}, {takes}{because}")
     return lines
 
 
@@ -39,10 +41,10 @@ def _regions(recipe: Recipe, offer: cost.Offer, catalogs: Path) -> str:
     """The regions that the platform tries, cheapest first, and how to keep to one."""
     if recipe.site.region:
         return f"in {recipe.site.region} alone (site.region)"
-    cloud = market(recipe, offer.target)
-    form = variant(recipe, offer.target, offer.gpu)
+    cloud = price_market(recipe, offer.target)
+    form = price_variant(recipe, offer.target, offer.gpu)
     count = recipe.cluster.gpus_per_node
-    found = prices.regions(cloud, offer.gpu, offer.spot, catalogs, form, count)
+    found = prices.region_prices(cloud, offer.gpu, offer.spot, catalogs, form, count)
     if not found:
         return "in any region: SkyPilot's catalog, which has the prices of each, is not on this machine"
     told = ", ".join(f"{name} ${usd:.2f}" for name, usd in list(found.items())[:REGIONS])

@@ -7,12 +7,12 @@ import math
 from dataclasses import dataclass, field
 
 from recipes.capabilities import CAPABILITIES
-from recipes.plan import allocated, boot, choose, cost, prices, spread
-from recipes.plan.cheaper import Cheaper
+from recipes.plan import allocated, cost, offer_choice, prices, spread, start_time
+from recipes.plan.cheaper import CheaperChange
 from recipes.plan.hourly import HourlyPrice
 from recipes.plan.memory import GIB, MemoryPlan
-from recipes.screens.recipe_list import shape
-from recipes.spec import Recipe
+from recipes.recipe.spec import Recipe
+from recipes.screens.recipe_list import machine_shape
 
 SCHEMA = 1
 """Goes up when a name of the answer goes or changes its meaning; new names leave it."""
@@ -109,7 +109,7 @@ class PlanFacts:
     """The one that `up` takes."""
     why: str
     """Why that one."""
-    cheaper: list[Cheaper]
+    cheaper: list[CheaperChange]
     """What would make it cheaper."""
     hourly: list[HourlyPrice]
     """Prices of a recipe that trains nothing, cheapest first."""
@@ -125,14 +125,14 @@ class PlanFacts:
     """What --deadline and --budget asked for; null without them."""
 
 
-def facts_of(
+def plan_facts(
     recipe: Recipe,
     need: MemoryPlan | None,
     offers: list[cost.Offer],
     taken: cost.Offer | None,
     targets: list[str],
     asked: str | None,
-    cheaper: list[Cheaper],
+    cheaper: list[CheaperChange],
     hourly: list[HourlyPrice],
     problem: str,
     cure: str,
@@ -156,7 +156,7 @@ def facts_of(
     return PlanFacts(
         recipe=recipe.name,
         description=recipe.description,
-        machines=shape(recipe),
+        machines=machine_shape(recipe),
         fits=None if need is None else not problem,
         verdict=verdict,
         problem=problem,
@@ -185,14 +185,14 @@ def facts_of(
 
 def planned_offer(offer: cost.Offer) -> PlannedOffer:
     """An offer with its simulated range, in which the plan's own figure lies."""
-    judged = choose.judge(offer, math.inf, math.inf)
+    judged = offer_choice.judge_offer(offer, math.inf, math.inf)
     # Draws are skewed: the plan's own figure may lie below their tenth.
     least, most = min(judged.least, offer.hours), max(judged.hours, offer.hours)
     rate = offer.usd_per_hour
     return PlannedOffer(
         target=offer.target,
         gpu=offer.gpu,
-        market=market(offer),
+        market=market_name(offer),
         usd_per_hour=rate,
         step_s=offer.step.total,
         hours=offer.hours,
@@ -205,7 +205,7 @@ def planned_offer(offer: cost.Offer) -> PlannedOffer:
     )
 
 
-def market(offer: cost.Offer) -> str:
+def market_name(offer: cost.Offer) -> str:
     """How its machines are had, in a word."""
     if offer.usd_per_hour is None and not offer.spot:
         return "yours"
@@ -216,7 +216,7 @@ def _price(taken: cost.Offer | None, rate: HourlyPrice | None, asked: str | None
     """What the machines cost that are taken."""
     if taken:
         usd = "" if taken.usd is None else f", ${taken.usd:,.0f}"
-        return f"{taken.target}, {taken.gpu} {market(taken)}: {taken.hours:.1f} h{usd}"
+        return f"{taken.target}, {taken.gpu} {market_name(taken)}: {taken.hours:.1f} h{usd}"
     if rate:
         return f"${rate.usd:.2f} an hour on {rate.target}"
     return f"no price is known of {asked or 'its machines'}"
@@ -225,7 +225,7 @@ def _price(taken: cost.Offer | None, rate: HourlyPrice | None, asked: str | None
 def _verdict(recipe: Recipe, need: MemoryPlan | None, price: str, limits: PlanLimits | None) -> str:
     """The verdict on what fits, or needs no GPU."""
     if need is None and not recipe.cluster.gpus_per_node:
-        return f"needs no GPU: {shape(recipe)}"
+        return f"needs no GPU: {machine_shape(recipe)}"
     if need is None:
         return f"holds no model: {price}"
     spare = (need.gpu_bytes - need.peak.total) / GIB
@@ -265,10 +265,10 @@ def _assumptions(recipe: Recipe, offer: cost.Offer | None) -> list[str]:
         data += f"; {can.get(offer.gpu, can['']) or 100.0:g} Gb/s between nodes of {offer.target}"
     slow = f"the slowest published step is {offer.published_end:g} times its plan"
     slow += "; --deadline and --budget count with it"
-    pull = boot.pull_seconds(recipe.cluster.image)
-    took, runs = boot.seconds(offer.target, pull is not None)
-    seconds = took if runs else boot.Restart(0.0, 0.0, pull=pull).total()
+    pull = start_time.pull_seconds(recipe.cluster.image)
+    took, runs = start_time.start_seconds(offer.target, pull is not None)
+    seconds = took if runs else start_time.Restart(0.0, 0.0, pull=pull).total()
     known = f" ({runs} runs from here)" if runs else ""
-    dates = sorted(row.read for row in prices.snapshot())
+    dates = sorted(row.read for row in prices.price_snapshot())
     read = f"prices of {dates[0]} to {dates[-1]} or SkyPilot's catalog"
     return [data, ranges, slow, f"{seconds:.0f} s to the first step{known}; {read}"]

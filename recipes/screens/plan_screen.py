@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from recipes.plan import cost
-from recipes.plan.cheaper import Cheaper
+from recipes.plan.cheaper import CheaperChange
 from recipes.screens.plan_facts import TITLES, PlanFacts, PlannedOffer
 from recipes.screens.whole_plan import verdict_line
 
@@ -22,13 +22,13 @@ BAR = 40
 """Columns of the longest bar."""
 
 
-def narrow() -> Console:
+def narrow_console() -> Console:
     """A console of at most WIDTH columns, and of as many where output goes to a file."""
     console = Console()
     return Console(width=min(WIDTH, console.width) if console.is_terminal else WIDTH)
 
 
-def show(facts: PlanFacts, console: Console) -> None:
+def show_plan_screen(facts: PlanFacts, console: Console) -> None:
     """The whole screen; colors and bars on a terminal, plain text elsewhere."""
     console.print(verdict_line(facts.verdict))
     console.print(Text(f"{facts.recipe}: {facts.description}; {facts.machines}"))
@@ -107,7 +107,7 @@ def _hourly(facts: PlanFacts, console: Console) -> None:
         console.print("at most: for its checks; start and set-up come on top")
 
 
-def _cheaper(found: list[Cheaper], console: Console) -> None:
+def _cheaper(found: list[CheaperChange], console: Console) -> None:
     console.print("\ncheaper:", style="bold")
     table = _table("", "", "", "", words=1)
     table.columns[3].justify = "left"

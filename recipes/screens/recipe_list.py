@@ -21,7 +21,7 @@ from trainer.config.run_folder import write_whole
 from trainer.hardware import architectures
 
 if TYPE_CHECKING:
-    from recipes.spec import Recipe
+    from recipes.recipe.spec import Recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = Path(".cache/list.json")
@@ -76,13 +76,13 @@ class ListedRecipe:
     """A letter of PLACES for each place that can run it, a dot for the others."""
 
 
-def show(console: Console, model: str = "") -> None:
+def show_list(console: Console, model: str = "") -> None:
     """Every recipe on one line, by purpose. model: only those of models with this in their name. Raises
     ConfigError where there is none."""
-    found = [one for one in listed() if model.lower() in one.path.lower()]
+    found = [one for one in listed_recipes() if model.lower() in one.path.lower()]
     if not found:
         raise ConfigError(
-            f"no recipe trains a model called {model}: give one of {architectures.titles()} to any"
+            f"no recipe trains a model called {model}: give one of {architectures.family_titles()} to any"
             " recipe, as --set model.path=OWNER/NAME"
         )
     widths = [max(len(getattr(one, key)) for one in found) for key in ("name", "model", "gpus")]
@@ -113,7 +113,7 @@ def _line(one: ListedRecipe, widths: list[int]) -> str:
     return f"{words}  {hours:>6}  {usd:>5}  {steps:>6}  {one.where}"
 
 
-def show_one(name: str, console: Console) -> None:
+def show_recipe(name: str, console: Console) -> None:
     """A recipe with its details. Raises ConfigError naming the nearest one."""
     from recipes.capabilities import targets_for
     from recipes.plan import cost, memory
@@ -121,15 +121,15 @@ def show_one(name: str, console: Console) -> None:
     from recipes.presets import get
 
     recipe = get(name)
-    need = memory.plan(recipe)
+    need = memory.plan_memory(recipe)
     offer = next((one for one in cost.offers(recipe) if one.usd is not None), None)
     data = recipe.dataset
     rows = f", {data.rows:,} rows" if data.rows else ""
     said = {
         "model": "" if recipe.kind in ("preflight", "check") else recipe.config.model.path,
-        "method": method(recipe),
+        "method": recipe_method(recipe),
         "data": f"{data.name}{rows}" if data.name else "",
-        "machines": shape(recipe),
+        "machines": machine_shape(recipe),
         "runs on": _families(targets_for(recipe)),
     }
     if need:
@@ -157,7 +157,7 @@ def show_one(name: str, console: Console) -> None:
     console.print(f"python3 launch.py {start}", highlight=False, soft_wrap=True)
 
 
-def listed() -> list[ListedRecipe]:
+def listed_recipes() -> list[ListedRecipe]:
     """Every recipe, as kept from an earlier call if nothing that decides the figures has changed since. A
     damaged file is ignored."""
     key = sources_hash()
@@ -165,7 +165,7 @@ def listed() -> list[ListedRecipe]:
         seal, _, rows = CACHE.read_text().partition("\n")
         if seal == _seal(key, rows):
             return [ListedRecipe(**row) for row in json.loads(rows)]
-    found = planned()
+    found = planned_recipes()
     rows = json.dumps([asdict(one) for one in found])
     with contextlib.suppress(OSError):  # a checkout that may only be read has no cache
         CACHE.parent.mkdir(exist_ok=True)
@@ -178,7 +178,7 @@ def _seal(key: str, rows: str) -> str:
     return hashlib.sha256(f"{key}\n{rows}".encode()).hexdigest()
 
 
-def sources(root: Path = ROOT) -> list[Path]:
+def figure_sources(root: Path = ROOT) -> list[Path]:
     """Every file that decides a figure of the list, in one order."""
     found = []
     for folder in SOURCES:
@@ -192,13 +192,13 @@ def sources(root: Path = ROOT) -> list[Path]:
 def sources_hash(root: Path = ROOT) -> str:
     """Changes with the name or content of any of them."""
     found = hashlib.sha256()
-    for path in sources(root):
+    for path in figure_sources(root):
         content = hashlib.sha256(path.read_bytes()).hexdigest()
         found.update(f"{path.relative_to(root)} {content}\n".encode())
     return found.hexdigest()
 
 
-def planned() -> list[ListedRecipe]:
+def planned_recipes() -> list[ListedRecipe]:
     """Every recipe, planned now."""
     from recipes.capabilities import targets_for
     from recipes.plan import cost
@@ -211,7 +211,7 @@ def planned() -> list[ListedRecipe]:
         found.append(
             ListedRecipe(
                 name=name,
-                purpose=purpose(recipe),
+                purpose=recipe_purpose(recipe),
                 path=recipe.config.model.path,
                 model=_model(recipe),
                 gpus=_gpus(recipe, offer.gpu if offer else recipe.cluster.gpu),
@@ -224,7 +224,7 @@ def planned() -> list[ListedRecipe]:
     return found
 
 
-def purpose(recipe: Recipe) -> str:
+def recipe_purpose(recipe: Recipe) -> str:
     """What a person would take it for: one of PURPOSES."""
     from recipes.plan import hub_config
 
@@ -265,20 +265,20 @@ def _where(targets: list[str]) -> str:
     return letters
 
 
-def method(recipe: Recipe) -> str:
+def recipe_method(recipe: Recipe) -> str:
     """What it does in a word: the training method, else its kind."""
     return recipe.config.method if recipe.kind == "train" else recipe.kind
 
 
-def shape(recipe: Recipe) -> str:
+def machine_shape(recipe: Recipe) -> str:
     """Nodes and GPUs in a word, with all GPUs that do."""
-    from recipes import groups
+    from recipes.recipe import sample_group
 
     cluster = recipe.cluster
     if not cluster.gpus_per_node:
         return f"{recipe.config.placement.world_size} CPU ranks"
-    more = f" + {groups.machines(recipe.sample)} to sample" if recipe.sample else ""
-    return groups.machines(cluster) + more
+    more = f" + {sample_group.describe_machines(recipe.sample)} to sample" if recipe.sample else ""
+    return sample_group.describe_machines(cluster) + more
 
 
 def _families(targets: list[str]) -> str:

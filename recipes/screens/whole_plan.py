@@ -6,37 +6,38 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from recipes import groups, image_record
 from recipes.capabilities import targets_for
 from recipes.plan import (
     allocated,
-    balance,
-    boot,
-    choose,
     cost,
     decode_slots,
     host_and_disk,
     hourly,
     memory,
+    offer_choice,
     passes,
     prices,
+    rank_balance,
     spread,
+    start_time,
     utilization,
     zero_stages,
 )
 from recipes.plan.memory import GIB, MemoryPlan
+from recipes.recipe import sample_group
+from recipes.recipe.spec import Recipe
+from recipes.records import image_record
 from recipes.screens.plan_facts import PlanFacts, PlannedOffer
-from recipes.screens.recipe_list import shape
-from recipes.spec import Recipe
+from recipes.screens.recipe_list import machine_shape
 
 
-def wide() -> Console:
+def wide_console() -> Console:
     """A console that is wide enough for the tables where output goes to a file."""
     console = Console()
     return console if console.is_terminal else Console(width=190)
 
 
-def plan(
+def show_whole_plan(
     recipe: Recipe,
     offers: list[cost.Offer],
     left_out: list[str],
@@ -50,17 +51,17 @@ def plan(
     network_gbit_s: between nodes, for the comparison of ZeRO stages. facts: the same plan's. target: the one
     that was asked for; None: any.
     """
-    need = memory.plan(recipe)
+    need = memory.plan_memory(recipe)
     console.print(verdict_line(facts.verdict), soft_wrap=True)
-    console.print(f"[bold]{recipe.name}[/bold]: {recipe.description}; {shape(recipe)}\n")
+    console.print(f"[bold]{recipe.name}[/bold]: {recipe.description}; {machine_shape(recipe)}\n")
     if need is None:
         console.print("no GPU memory plan: the recipe runs on CPU, or trains no model")
     else:
         _memory(recipe, need, console)
         _passes(recipe, need, console)
         _balance(recipe, need, console)
-        console.print(utilization.waiting(recipe, need, network_gbit_s), highlight=False, end="")
-        console.print(utilization.remark(recipe, need, network_gbit_s), highlight=False, end="")
+        console.print(utilization.waiting_remark(recipe, need, network_gbit_s), highlight=False, end="")
+        console.print(utilization.utilization_remark(recipe, need, network_gbit_s), highlight=False, end="")
         _slots(recipe, need, network_gbit_s, console)
         console.print(decode_slots.carried_over(recipe, need, network_gbit_s), highlight=False, end="")
         if recipe.kind == "train":
@@ -93,7 +94,7 @@ def verdict_line(said: str) -> Text:
 def _per_hour(recipe: Recipe, target: str | None, console: Console) -> None:
     """What a recipe that trains nothing costs on a target; on every one whose price is known where none is
     named."""
-    targets = cost.members(recipe, target) if target else targets_for(recipe)
+    targets = cost.target_members(recipe, target) if target else targets_for(recipe)
     found = hourly.prices_of(recipe, targets, prices.sky_catalogs())
     if target and not found:
         console.print(f"{target}: machines of your own, or no price is known of them", highlight=False)
@@ -162,7 +163,8 @@ def _passes(recipe: Recipe, need: MemoryPlan, console: Console) -> None:
         f" log-probabilities{judged}; one of an update keeps the host busy for"
         f" {cost.host_seconds(recipe.config, need.shape):.2f} s\na rank gathers"
         f" {(forward + updates) / GIB:,.0f} GiB per step, {updates / GIB:,.0f} of them in updates"
-        f" (perf/gathered_gib)\nengines use {decode_slots.used(recipe, need):.0%} of their decode slots"
+        f" (perf/gathered_gib)\nengines use {decode_slots.share_of_slots(recipe, need):.0%} of "
+        f"their decode slots"
         " (perf/slots_used)",
         highlight=False,
     )
@@ -172,14 +174,15 @@ def _balance(recipe: Recipe, need: MemoryPlan, console: Console) -> None:
     """How long ranks wait for the slowest one, and what changes that."""
     if recipe.kind != "train" or recipe.config.placement.world_size == 1:
         return
-    busy = balance.of(recipe, need.shape)
+    busy = rank_balance.busy_shares(recipe, need.shape)
     console.print(
         f"ranks compute {busy.typical:.0%} of the updates at drawn lengths, {busy.heavy:.0%} where a few"
-        f" completions are much longer ({busy.worst:.0%} in the worst of {balance.DRAWS} steps); the rest"
+        f" completions are much longer ({busy.worst:.0%} in the worst of {rank_balance.DRAWS} "
+        f"steps); the rest"
         " they wait for the slowest (perf/ranks_busy_fraction)",
         highlight=False,
     )
-    for one in balance.proposals(recipe, need.shape):
+    for one in rank_balance.balance_proposals(recipe, need.shape):
         shares = f"{one.busy.typical:.0%} and {one.busy.heavy:.0%}"
         console.print(f"  --set {one.change}: {shares}; {one.effect}", highlight=False)
     console.print()
@@ -191,7 +194,8 @@ def _slots(recipe: Recipe, need: MemoryPlan, network_gbit_s: float, console: Con
     if more is None:
         return
     console.print(
-        f"{1 - decode_slots.used(recipe, need):.0%} of the decode slots are empty while engines wait for the"
+        f"{1 - decode_slots.share_of_slots(recipe, need):.0%} of the decode slots are empty "
+        f"while engines wait for the"
         f" longest completion; with {decode_slots.TIMES} times the prompts a sample takes"
         f" {1000 * more.sample_s:.0f} ms, not {1000 * more.before_s:.0f} ({need.gpu}):",
         highlight=False,
@@ -205,12 +209,13 @@ def _slots(recipe: Recipe, need: MemoryPlan, network_gbit_s: float, console: Con
 
 
 def _stages(recipe: Recipe, network_gbit_s: float, console: Console) -> None:
-    stages = zero_stages.compare(recipe, network_gbit_s) if recipe.kind == "train" else []
+    stages = zero_stages.compare_stages(recipe, network_gbit_s) if recipe.kind == "train" else []
     if len(stages) < 2:
         return
     where = f", {network_gbit_s:g} Gb/s between nodes" if recipe.cluster.nodes > 1 else ""
     table = Table(
-        title=f"ZeRO stages on {groups.machines(recipe.cluster)}, updates of a step in seconds{where}",
+        title=f"ZeRO stages on {sample_group.describe_machines(recipe.cluster)}, updates of a "
+        f"step in seconds{where}",
         box=None,
         title_justify="left",
     )
@@ -236,7 +241,7 @@ def _stages(recipe: Recipe, network_gbit_s: float, console: Console) -> None:
             *[f"{value:.2f}" for value in (t.compute, t.wire, t.host, t.waited, t.after, t.total)],
         )
     console.print(table)
-    if said := zero_stages.advice(recipe, stages, network_gbit_s):
+    if said := zero_stages.stage_advice(recipe, stages, network_gbit_s):
         console.print(said, highlight=False, soft_wrap=True)
     console.print()
 
@@ -270,17 +275,17 @@ def _offers(recipe: Recipe, offers: list[cost.Offer], planned: list[PlannedOffer
         )
     console.print(table)
     console.print(_ranges(first, recipe), highlight=False)
-    pull = boot.pull_seconds(recipe.cluster.image)
-    starts = {offer.target: boot.seconds(offer.target, pull is not None) for offer in offers}
+    pull = start_time.pull_seconds(recipe.cluster.image)
+    starts = {offer.target: start_time.start_seconds(offer.target, pull is not None) for offer in offers}
     told = []
     for name, (took, runs) in starts.items():
         if runs:
             told.append(f"{name} {took:.0f} s ({runs} runs launched from here)")
     otherwise = "else " if told else ""
-    longer = f"longer where the model's download takes over {boot.START_S:.0f} s"
-    assumed = boot.Restart(0.0, 0.0, pull=pull).total()
+    longer = f"longer where the model's download takes over {start_time.START_S:.0f} s"
+    assumed = start_time.Restart(0.0, 0.0, pull=pull).total()
     told.append(f"{otherwise}{assumed:.0f} s assumed, {longer}")
-    took, received, runs = boot.setup()
+    took, received, runs = start_time.setup_medians()
     part = (
         f" Of that the environment: {took:.0f} s, {received / 1e9:.1f} GB downloaded ({runs} runs)."
         if runs
@@ -289,7 +294,7 @@ def _offers(recipe: Recipe, offers: list[cost.Offer], planned: list[PlannedOffer
     console.print(f"Launch to first step: {', '.join(told)}.{part}", highlight=False)
     if spot := next((offer for offer in offers if offer.spot), None):
         console.print(f"Back after a preemption on {spot.target}: {spot.restart}.", highlight=False)
-    image = image_record.find(recipe.cluster.image)
+    image = image_record.find_image(recipe.cluster.image)
     if image and not image.current:
         console.print(
             "cluster.image holds another environment than this checkout's, so each machine makes its own: "
@@ -320,7 +325,7 @@ def _ranges(offer: cost.Offer, recipe: Recipe) -> str:
         told.append(f"completions of {tokens[0]:,} to {tokens[1]:,} tokens")
     told.append(f"starts {spread.START[0]:g} to {spread.START[1]:g} times as long")
     told.append(f"{spread.FAILED_START:.0%} of them made again, and lost machines")
-    line = f"10 to 90%: the plan's own range, between the tenths of {choose.RUNS} simulated runs, with"
+    line = f"10 to 90%: the plan's own range, between the tenths of {offer_choice.RUNS} simulated runs, with"
     line = (
         f"{line} {', '.join(told)}. No run on a GPU stands behind it: --deadline and --budget take steps of"
     )

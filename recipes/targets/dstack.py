@@ -11,15 +11,23 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from recipes.capabilities import capability, engine_gpu, gpus_for, kept_folder, market, uses_spot, variant
-from recipes.plan.prices import price
-from recipes.spec import Recipe
+from recipes.capabilities import (
+    capability,
+    engine_gpu,
+    gpus_for,
+    kept_folder,
+    price_market,
+    price_variant,
+    uses_spot,
+)
+from recipes.plan.prices import gpu_price
+from recipes.recipe.spec import Recipe
 from recipes.targets import restarts, script
 from recipes.targets.skypilot import job_name, to_yaml
-from recipes.targets.ssh import address, hosts_of
+from recipes.targets.ssh import hosts_of, parse_address
 from trainer.config import ConfigError
-from trainer.exit_codes import EXIT_PREFLIGHT
 from trainer.hardware.gpus import gpu_named
+from trainer.system.exit_codes import EXIT_PREFLIGHT
 
 RUNPOD_CARDS = {
     "L4": "NVIDIA L4",
@@ -40,7 +48,7 @@ PARTS = ("", "data_prep", "trainer/fleet", "trainer/node", "trainer/rewards/grad
 CHECKS = (
     "recipes/gpu_check.py",
     "recipes/capabilities.py",
-    "recipes/recipe_files.py",
+    "recipes/recipe/recipe_files.py",
     "recipes/plan",
     "recipes/presets",
     "tests/conftest.py",
@@ -103,7 +111,7 @@ def _head(recipe: Recipe, target: str) -> str:
         lines.append(f"  dstack secret set {name.lower()} ...")
     lines.append(f"  dstack apply -f {folder}.fleet.yaml")
     lines.append(f"  {apply}")
-    lines.append(script.again(recipe))
+    lines.append(script.run_id_comment(recipe))
     return "\n".join(lines)
 
 
@@ -148,7 +156,7 @@ def _task(recipe: Recipe, target: str, name: str) -> dict[str, Any]:
     if recipe.storage.volume:
         task["volumes"] = [{"name": recipe.storage.volume, "path": "/workspace"}]
     task |= {
-        "retry": restarts.dstack(recipe),
+        "retry": restarts.dstack_retry(recipe),
         "max_duration": restarts.duration(budget.max_hours),
         "stop_duration": "5m",
         "startup_order": "master-first",
@@ -172,7 +180,7 @@ def _task(recipe: Recipe, target: str, name: str) -> dict[str, Any]:
 def _idle(recipe: Recipe) -> str:
     """How long a machine without a job costs on. dstack submits a failed job again after 15 seconds, and then
     after 30 and 60 more."""
-    waits = bool(restarts.codes(recipe))
+    waits = bool(restarts.restart_codes(recipe))
     return f"{recipe.budget.idle_minutes if waits else recipe.budget.keep_minutes}m"
 
 
@@ -255,7 +263,7 @@ def _max_price(recipe: Recipe, target: str) -> float:
         return recipe.budget.max_hourly_usd
     dearest = 0.0
     for gpu in _cards(recipe, target):
-        known = price(market(recipe, target), gpu, variant=variant(recipe, target, gpu))
+        known = gpu_price(price_market(recipe, target), gpu, variant=price_variant(recipe, target, gpu))
         if known is not None:
             dearest = max(dearest, known.on_demand)
     return round(1.5 * dearest * recipe.cluster.gpus_per_node, 2)
@@ -272,7 +280,7 @@ def _fleet(recipe: Recipe, target: str, name: str) -> dict[str, Any]:
         user = ""
         hosts = []
         for host in hosts_of(recipe):
-            login, at, machine = address(host)[0].rpartition("@")
+            login, at, machine = parse_address(host)[0].rpartition("@")
             if at and not user:
                 user = login
             hosts.append(machine)

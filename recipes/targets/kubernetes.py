@@ -14,11 +14,11 @@ import hashlib
 from typing import Any
 
 from recipes.capabilities import gpus_for, kept_folder, uses_spot
-from recipes.spec import Recipe
+from recipes.recipe.spec import Recipe
 from recipes.targets import restarts, script
 from recipes.targets.skypilot import ENVIRONMENT_GIB, to_yaml
 from trainer.config import ConfigError, never_sent
-from trainer.exit_codes import EXIT_CONFIG, EXIT_PREFLIGHT
+from trainer.system.exit_codes import EXIT_CONFIG, EXIT_PREFLIGHT
 
 NAME = "spotrl-run-id"
 """What stands for the run's id in a rendered file, and for the name of its JobSet, Secret and ConfigMap."""
@@ -149,7 +149,7 @@ def _head(recipe: Recipe, target: str) -> str:
         *([f"  {program} apply -f {path}.volume.yaml"] if recipe.storage.volume else []),
         f"  sed s/{NAME}/try-1/g {path}.yaml | {program} create -f -",
         f"The cluster needs the JobSet controller. A name has at most {LONGEST_NAME} characters.",
-        script.again(recipe),
+        script.run_id_comment(recipe),
     ]
     return "\n".join(lines)
 

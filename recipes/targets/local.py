@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from recipes.spec import Recipe
+from recipes.recipe.spec import Recipe
 from recipes.targets import script
 
 

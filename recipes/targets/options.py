@@ -7,18 +7,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import fields
 
-from recipes import groups
 from recipes.capabilities import (
     CAPABILITIES,
     DISPOSABLE,
     Capability,
-    alternatives,
     capability,
-    managed,
+    is_managed,
+    nearest_targets,
     refusal,
 )
 from recipes.presets import RECIPES
-from recipes.spec import Recipe
+from recipes.recipe import sample_group
+from recipes.recipe.spec import Recipe
 from recipes.targets import restarts
 from trainer.config import ConfigError
 
@@ -27,10 +27,11 @@ OF_GROUP = ("partition", "constraint", "gres", "node_pool")
 """Options of `site` that the second group has for itself."""
 OF_THE_RUN = ("site.constraint", "site.gres", "site.node_pool", "site.hosts", "site.rdma", "storage.volume",
               "storage.volume_gib", "storage.mount")  # fmt: skip
-"""Options that the second group does not take over from the run's own machines (`groups.sampling`)."""
+"""Options that the second group does not take over from the run's own machines
+(`sample_group.sampling_machines`)."""
 
 
-def obeyed(recipe: Recipe, target: str, option: str) -> bool:
+def is_obeyed(recipe: Recipe, target: str, option: str) -> bool:
     """Whether the target does what an option says: `budget.idle_minutes`. Options that are not named here
     have their effect everywhere: in the plan, in what the target can run, or in the run's configuration,
     which the head obeys."""
@@ -54,14 +55,14 @@ def obeyed(recipe: Recipe, target: str, option: str) -> bool:
             return _sold(can, target)
         case "budget.max_requeues":
             counted = recipe.cluster.nodes > 1 or recipe.kind == "sample"  # one pod: the run counts
-            return batch or (job_set and counted and bool(restarts.codes(recipe)))
+            return batch or (job_set and counted and bool(restarts.restart_codes(recipe)))
         case "budget.idle_minutes":
-            waits = can.platform == "dstack" and bool(can.cloud) and bool(restarts.codes(recipe))
-            return waits or managed(recipe, target)
+            waits = can.platform == "dstack" and bool(can.cloud) and bool(restarts.restart_codes(recipe))
+            return waits or is_managed(recipe, target)
         case "budget.keep_minutes":
             if can.platform == "dstack":
-                return bool(can.cloud) and not restarts.codes(recipe)
-            return can.platform == "sky" and not managed(recipe, target)
+                return bool(can.cloud) and not restarts.restart_codes(recipe)
+            return can.platform == "sky" and not is_managed(recipe, target)
         case "site.clouds":
             return target == "skypilot"
         case "site.region":
@@ -101,26 +102,28 @@ def _sold(can: Capability, target: str) -> bool:
     return target == "skypilot" or can.cloud not in ("", "kubernetes")
 
 
-def check(recipe: Recipe, target: str) -> None:
+def check_options(recipe: Recipe, target: str) -> None:
     """Raises ConfigError for an option that the target does not obey, with the targets that do. What a
     preset asks for itself holds where it can."""
     sample = recipe.sample if recipe.kind != "sample" else None
     there = (sample.target or target) if sample else target
-    view = groups.sampling(recipe) if sample else None
+    view = sample_group.sampling_machines(recipe) if sample else None
     for option, value in _asked(recipe, SECTIONS):
         of_both = view is not None and not option.startswith("cluster.") and option not in OF_THE_RUN
-        if not obeyed(recipe, target, option) and not (of_both and view and obeyed(view, there, option)):
-            shown = option.replace("cluster.", f"{groups.section(recipe)}.")
+        if not is_obeyed(recipe, target, option) and not (
+            of_both and view and is_obeyed(view, there, option)
+        ):
+            shown = option.replace("cluster.", f"{sample_group.group_section(recipe)}.")
             name = option.removeprefix("site.")
             own = f"; machines that sample have sample.{name}" if view and name in OF_GROUP else ""
             raise ConfigError(_refused(recipe, target, option, shown, value) + own)
     if sample is None or view is None:
         return
     for option, value in _asked(view, ("cluster",)):
-        if not obeyed(view, there, option):
+        if not is_obeyed(view, there, option):
             raise ConfigError(_refused(view, there, option, option.replace("cluster", "sample"), value))
     for name in OF_GROUP:
-        if getattr(sample, name) and not obeyed(view, there, f"site.{name}"):
+        if getattr(sample, name) and not is_obeyed(view, there, f"site.{name}"):
             shown = f"sample.{name}"
             raise ConfigError(_refused(view, there, f"site.{name}", shown, getattr(sample, name)))
 
@@ -128,12 +131,12 @@ def check(recipe: Recipe, target: str) -> None:
 def _asked(recipe: Recipe, sections: tuple[str, ...]) -> Iterator[tuple[str, object]]:
     """Options that have another value than their default, and than the recipe's preset gives them. A second
     group has the image of the run's own machines where it names none."""
-    name = groups.run_name(recipe)
+    name = sample_group.run_name(recipe)
     preset = RECIPES[name]() if name in RECIPES else None
     inherits = recipe.kind == "sample" and not (recipe.sample and recipe.sample.image)
     for section in sections:
         mine = getattr(recipe, section)
-        of_preset = groups.section(recipe) if section == "cluster" else section
+        of_preset = sample_group.group_section(recipe) if section == "cluster" else section
         given = getattr(preset, of_preset) if preset else None
         for field in fields(mine):
             value = getattr(mine, field.name)
@@ -144,8 +147,8 @@ def _asked(recipe: Recipe, sections: tuple[str, ...]) -> Iterator[tuple[str, obj
 
 
 def _refused(recipe: Recipe, target: str, option: str, shown: str, value: object) -> str:
-    able = [name for name in CAPABILITIES if not refusal(recipe, name) and obeyed(recipe, name, option)]
-    able = alternatives(target, able) or able
+    able = [name for name in CAPABILITIES if not refusal(recipe, name) and is_obeyed(recipe, name, option)]
+    able = nearest_targets(target, able) or able
     hint = f", or use {' or '.join(able[:4])}" if able else ""
     text = ",".join(map(str, value)) if isinstance(value, tuple) else value
     return f"{shown} is {text}, and {target} does nothing with it: leave it out{hint}"

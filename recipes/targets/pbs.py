@@ -6,7 +6,7 @@ none.
 
 from __future__ import annotations
 
-from recipes.spec import Recipe
+from recipes.recipe.spec import Recipe
 from recipes.targets import restarts, script
 from recipes.targets.skypilot import job_name
 from recipes.targets.slurm import runs
@@ -97,7 +97,7 @@ def render(recipe: Recipe) -> dict[str, str]:
     text = "\n".join(
         [
             "#!/usr/bin/env bash",
-            *directives(recipe),
+            *pbs_directives(recipe),
             f"# {recipe.description}.",
             (
                 f"# qsub -v RUN_ID=my-run recipes/generated/pbs/{recipe.name}.pbs   (from the repository's"
@@ -120,7 +120,7 @@ def render(recipe: Recipe) -> dict[str, str]:
     return {f"{recipe.name}.pbs": text + "\n"} | script.login_files(recipe, runs(recipe))
 
 
-def directives(recipe: Recipe) -> list[str]:
+def pbs_directives(recipe: Recipe) -> list[str]:
     """The #PBS lines of the site's dialect."""
     cluster = recipe.cluster
     site = recipe.site

@@ -7,10 +7,11 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from recipes import capabilities, groups
+from recipes import capabilities
 from recipes.plan.memory import with_resources
 from recipes.presets import get
-from recipes.spec import Recipe, validate
+from recipes.recipe import sample_group
+from recipes.recipe.spec import Recipe, validate
 from recipes.targets import dstack, kubernetes, local, options, pbs, skypilot, slurm, ssh
 from trainer.config import ConfigError
 
@@ -45,12 +46,12 @@ def render(recipe: Recipe, target: str) -> dict[str, str]:
     """File name -> text; the first is the one to launch. Raises ConfigError where the target cannot run the
     recipe."""
     validate(recipe)
-    capabilities.check(recipe, target)
-    options.check(recipe, target)
+    capabilities.check_target(recipe, target)
+    options.check_options(recipe, target)
     if recipe.kind == "sample":
         capabilities.check_bucket(recipe, target)
         return _of_group(recipe, target)
-    if recipe.sample and (why := groups.nothing_to_sample(recipe)):
+    if recipe.sample and (why := sample_group.nothing_to_sample(recipe)):
         raise ConfigError(why)
     return of_groups(recipe, target)
 
@@ -63,7 +64,7 @@ def of_groups(recipe: Recipe, target: str) -> dict[str, str]:
         saving = replace(recipe.config.checkpoint, shared_files=True)  # so that the bucket may be left out
         recipe = replace(recipe, config=replace(recipe.config, checkpoint=saving))
     files = _of_group(recipe, target)
-    if (sampling := groups.sampling(recipe)) and recipe.sample:
+    if (sampling := sample_group.sampling_machines(recipe)) and recipe.sample:
         there = recipe.sample.target or target
         capabilities.check_bucket(sampling, there)
         files |= _of_group(sampling, there)

@@ -21,9 +21,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from recipes.spec import Recipe
+from recipes.recipe.spec import Recipe
 from recipes.targets import script
-from trainer.exit_codes import EXIT_CONFIG, EXIT_PREEMPTED, EXIT_PREFLIGHT, RECOVER_EXIT_CODES
+from trainer.system.exit_codes import EXIT_CONFIG, EXIT_PREEMPTED, EXIT_PREFLIGHT, RECOVER_EXIT_CODES
 
 FINAL = "spotrl: ended for good"
 """Start of the final line: `status` looks for it where a platform distinguishes success and failure by 0
@@ -32,7 +32,7 @@ CAPACITY_HOURS = 8.0
 """How long dstack looks for machines before it gives up, hours."""
 
 
-def codes(recipe: Recipe) -> tuple[int, ...]:
+def restart_codes(recipe: Recipe) -> tuple[int, ...]:
     """Exit codes after which the recipe is started again. A preflight never is: its answer is the exit code.
     A machine that samples is, where it was preempted, and no more: nobody counts its attempts."""
     match recipe.kind:
@@ -43,15 +43,15 @@ def codes(recipe: Recipe) -> tuple[int, ...]:
     return ()
 
 
-def sky(recipe: Recipe) -> dict[str, Any]:
+def sky_recovery(recipe: Recipe) -> dict[str, Any]:
     rule = {"strategy": "EAGER_NEXT_REGION", "max_restarts_on_errors": 0}
-    return rule | ({"recover_on_exit_codes": list(codes(recipe))} if codes(recipe) else {})
+    return rule | ({"recover_on_exit_codes": list(restart_codes(recipe))} if restart_codes(recipe) else {})
 
 
-def dstack(recipe: Recipe) -> dict[str, Any]:
+def dstack_retry(recipe: Recipe) -> dict[str, Any]:
     """dstack's `retry`. A node lost on RunPod, Kubernetes or own machines is an `error` to it, as is a failed
     job."""
-    events = ["no-capacity", "interruption", "error"] if codes(recipe) else ["no-capacity"]
+    events = ["no-capacity", "interruption", "error"] if restart_codes(recipe) else ["no-capacity"]
     return {"on_events": events, "duration": duration(min(recipe.budget.max_hours, CAPACITY_HOURS))}
 
 
@@ -67,9 +67,9 @@ def dstack_command(recipe: Recipe, body: str) -> str:
     In a shell of its own, because dstack's is interactive, where an unset variable ends less than it should.
     """
     node = script.node_command(recipe)
-    if not codes(recipe):
+    if not restart_codes(recipe):
         return f"{body}exec {node}\n"
-    keep = "|".join(map(str, (0, *codes(recipe))))
+    keep = "|".join(map(str, (0, *restart_codes(recipe))))
     then = (
         "start this machine again"
         if recipe.kind == "sample"
@@ -124,20 +124,20 @@ fi
 def slurm_end(recipe: Recipe) -> str:
     """Asks for the requeue after a code that a restart can cure, while the budget lasts; `code` is the
     job's."""
-    if not codes(recipe):
+    if not restart_codes(recipe):
         return 'exit "$code"\n'
     most = recipe.budget.max_requeues
     who = "machine" if recipe.kind == "sample" else "run"
     return f"""\
 case "$code" in
-  {"|".join(map(str, codes(recipe)))})
+  {"|".join(map(str, restart_codes(recipe)))})
     if [ "${{SLURM_RESTART_COUNT:-0}}" -ge {most} ]; then
       echo "{FINAL}: exit $code after ${{SLURM_RESTART_COUNT:-0}} restarts, budget.max_requeues is {most}" >&2
       exit "$code"
     fi
     echo "the {who} asks to be started again (exit $code): requeueing"
     scontrol requeue "$SLURM_JOB_ID" || true
-{EXCLUDE if EXIT_PREFLIGHT in codes(recipe) else ""}\
+{EXCLUDE if EXIT_PREFLIGHT in restart_codes(recipe) else ""}\
     sleep {recipe.site.grace_s + 30} # until Slurm ends this script: one that exits by itself is FAILED
     ;;
 esac
@@ -166,7 +166,7 @@ def kubernetes_job(recipe: Recipe, container: str) -> dict[str, Any]:
     and end together: the first that ends fails their Job, and the JobSet starts all of them again. Pods that
     sample are restarted each for itself.
     """
-    again = codes(recipe)
+    again = restart_codes(recipe)
     if not again:
         return {"backoffLimit": 0}
     alone = recipe.cluster.nodes == 1
@@ -187,7 +187,7 @@ def kubernetes_job(recipe: Recipe, container: str) -> dict[str, Any]:
 def kubernetes_set(recipe: Recipe) -> dict[str, Any]:
     """The JobSet's `failurePolicy`: several nodes are started again together, unless a code or the deadline
     was final. What is no end of a pod counts against `budget.max_requeues`."""
-    together = recipe.cluster.nodes > 1 and codes(recipe)
+    together = recipe.cluster.nodes > 1 and restart_codes(recipe)
     final = {
         "name": "endedForGood",
         "action": "FailJobSet",

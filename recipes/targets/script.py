@@ -14,12 +14,12 @@ from dataclasses import replace
 
 import yaml
 
-from recipes import groups
-from recipes.spec import ASKED_BUCKET, MARKS, PLACEHOLDERS, Recipe, Step
+from recipes.recipe import sample_group
+from recipes.recipe.spec import ASKED_BUCKET, MARKS, PLACEHOLDERS, Recipe, Step
 from trainer.config import RunConfig, by_model, override, to_dict
 from trainer.config.bucket_address import BucketAddress
 from trainer.config.model_name import is_hub_name
-from trainer.exit_codes import EXIT_CONFIG
+from trainer.system.exit_codes import EXIT_CONFIG
 
 SECRETS = ("HF_TOKEN", "WANDB_API_KEY", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN",
            "R2_ACCESS_KEY_ID", "R2_SECRET_ACCESS_KEY", "GOOGLE_SERVICE_ACCOUNT_KEY", "SPOTRL_REWARD_TOKEN",
@@ -32,7 +32,7 @@ PORT = 8000
 """Port that a server listens at."""
 API_KEY = "VLLM_API_KEY"
 """What a server asks its callers for."""
-TASK = "trainer/task.sh"
+TASK = "trainer/shell/task.sh"
 """What the shell of every task calls."""
 FLEET_KEY = "SPOTRL_FLEET_KEY"
 """The secret of a run with rollout workers, which these share."""
@@ -98,14 +98,14 @@ def written_by(recipe: Recipe, target: str) -> str:
     """The head's first lines: the command that writes the file to the folder that the head's commands
     name."""
     where = f"--target {target} --out recipes/generated/{target}"
-    command = f"python3 launch.py render {groups.run_name(recipe)} {where}"
+    command = f"python3 launch.py render {sample_group.run_name(recipe)} {where}"
     return f"{recipe.description}.\nWritten by `{command}`.\nRun from the repository's root:"
 
 
-def again(recipe: Recipe) -> str:
+def run_id_comment(recipe: Recipe) -> str:
     """What RUN_ID means, for the head of a file."""
     if recipe.kind == "sample":
-        whose = "that of the run" if recipe.config.fleet.run == groups.OWN_RUN else "its own"
+        whose = "that of the run" if recipe.config.fleet.run == sample_group.OWN_RUN else "its own"
         return (
             f"RUN_ID is {whose}. A machine that is taken away is started again and holds up no other; "
             "all end with their run."
@@ -187,7 +187,7 @@ _Quoting.add_representer(
 )
 
 
-def fill(text: str, values: dict[str, str]) -> str:
+def fill_placeholders(text: str, values: dict[str, str]) -> str:
     """`text` with ${NAME} replaced for the names in `values`."""
     return re.sub(r"\$\{(" + "|".join(PLACEHOLDERS) + r")\}", lambda m: values.get(m[1], m[0]), text)
 
@@ -198,7 +198,7 @@ def heredoc(text: str) -> str:
     return re.sub(r"\\\$\{(" + "|".join(PLACEHOLDERS) + r")\}", r"${\1}", quoted)
 
 
-def word(argument: str) -> str:
+def shell_word(argument: str) -> str:
     """One shell word; placeholders stay live inside double quotes."""
     if any("${" + name + "}" in argument for name in PLACEHOLDERS):
         return '"' + re.sub(r'(["\\`])', r"\\\1", argument) + '"'
@@ -242,13 +242,17 @@ def driver_check(recipe: Recipe, code: int = EXIT_CONFIG) -> str:
     GPU."""
     if recipe.kind == "sample":
         code = EXIT_CONFIG  # with 36 the machine would be counted as an attempt of the run
-    return f". trainer/driver.sh {code} {recipe.budget.max_losses}\n" if recipe.environment == "gpu" else ""
+    return (
+        f". trainer/shell/driver.sh {code} {recipe.budget.max_losses}\n"
+        if recipe.environment == "gpu"
+        else ""
+    )
 
 
-def needed(recipe: Recipe) -> str:
+def leave_if_over(recipe: Recipe) -> str:
     """Leaves a machine that samples where its run is over, in seconds; for every shell of its task."""
     run = recipe.config.fleet.run
-    return f"needed {recipe.environment} {word(run)}\n" if recipe.kind == "sample" else ""
+    return f"needed {recipe.environment} {shell_word(run)}\n" if recipe.kind == "sample" else ""
 
 
 def setup_commands(
@@ -267,17 +271,17 @@ def setup_commands(
         if recipe.environment == "gpu" and check_driver
         else []
     )
-    lines.append(f"bash trainer/setup.sh {recipe.environment}")
+    lines.append(f"bash trainer/shell/setup.sh {recipe.environment}")
     # the next machine need not download the packages again
     if recipe.storage.volume and recipe.cluster.nodes == 1:
         lines.insert(0, 'export UV_CACHE_DIR="$WORK/uv" UV_LINK_MODE=copy')
     python = f".venvs/{recipe.environment}/bin/python"
     for step in recipe.steps:
-        command = " ".join([python, "-m", step.module, *map(word, step.args)])
-        done = word(step.creates)
+        command = " ".join([python, "-m", step.module, *map(shell_word, step.args)])
+        done = shell_word(step.creates)
         lines.append(f"step {done} {command}" if prepare else f"await {done}")
     if recipe.kind == "sample":
-        lines.insert(0, needed(recipe).rstrip("\n"))
+        lines.insert(0, leave_if_over(recipe).rstrip("\n"))
     if not begun:
         lines.insert(0, f". {TASK}")
     return "\n".join(lines) + "\n"
@@ -353,7 +357,7 @@ def manifest_command(recipe: Recipe) -> str:
     samples, whose hardware is not the run's."""
     if recipe.kind == "sample":
         return ""
-    return f'must .venvs/{recipe.environment}/bin/python -m recipes.manifest ".cache/$RUN_ID.yaml"\n'
+    return f'must .venvs/{recipe.environment}/bin/python -m recipes.records.manifest ".cache/$RUN_ID.yaml"\n'
 
 
 def node_command(recipe: Recipe, host: str = "127.0.0.1") -> str:
@@ -364,7 +368,7 @@ def node_command(recipe: Recipe, host: str = "127.0.0.1") -> str:
         return f'{python} -m {SAMPLING_PROGRAM} --config "{config_path(recipe)}" {hours}'
     if recipe.kind == "serve":
         where = f"--host {host} --port {PORT} --hours {recipe.budget.max_hours:g}"
-        return f'{python} -m trainer.serve --config ".cache/$RUN_ID.yaml" {where}'
+        return f'{python} -m trainer.sampling.serve --config ".cache/$RUN_ID.yaml" {where}'
     flag = " --preflight" if recipe.kind == "preflight" else ""
     launch = f'{python} -m trainer.node{flag} --config ".cache/$RUN_ID.yaml"'
     if recipe.kind == "check":

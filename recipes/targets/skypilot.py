@@ -18,16 +18,16 @@ from recipes.capabilities import (
     capability,
     engine_gpu,
     gpus_for,
+    is_managed,
     kept_folder,
-    managed,
     refusal,
     sky_targets,
 )
 from recipes.plan import cost
-from recipes.spec import ASKED_BUCKET, Recipe
+from recipes.recipe.spec import ASKED_BUCKET, Recipe
 from recipes.targets import restarts, script
 from trainer.config import ConfigError
-from trainer.exit_codes import EXIT_PREFLIGHT
+from trainer.system.exit_codes import EXIT_PREFLIGHT
 
 ENVIRONMENT_GIB = 60
 """Size of a pod's own disk where a claim holds models, data and runs: it has the environment, the repository
@@ -78,7 +78,7 @@ def render(recipe: Recipe, target: str) -> dict[str, str]:
     if can.cloud == "kubernetes":
         queue = {"kueue": {"local_queue_name": recipe.site.queue}} if recipe.site.queue else {}
         task["config"] = {"kubernetes": {"provision_timeout": 900, **queue, "pod_config": _pod(recipe)}}
-    elif recipe.cluster.nodes > 1 and "skypilot-gcp" in cost.members(recipe, target):
+    elif recipe.cluster.nodes > 1 and "skypilot-gcp" in cost.target_members(recipe, target):
         # GCP's older interface stays below 50 Gb/s, and SkyPilot takes that unless it is told.
         task["config"] = {"gcp": {"enable_gvnic": True}}
     work = "/workspace" if can.cloud == "runpod" or recipe.storage.volume else "$HOME/spotrl"
@@ -91,7 +91,7 @@ def render(recipe: Recipe, target: str) -> dict[str, str]:
     )
     task["setup"] = begin + script.setup_commands(recipe, EXIT_PREFLIGHT)
     check = script.driver_check(recipe, EXIT_PREFLIGHT)
-    ready = script.needed(recipe) + check + script.write_config(recipe) + script.keep_commands(recipe)
+    ready = script.leave_if_over(recipe) + check + script.write_config(recipe) + script.keep_commands(recipe)
     task["run"] = begin + ready + f"exec {script.node_command(recipe, '0.0.0.0')}\n"
     name = f"{recipe.name}.yaml"
     files = {name: to_yaml(task, _head(recipe, target, f"recipes/generated/{target}/{name}"))}
@@ -102,10 +102,10 @@ def render(recipe: Recipe, target: str) -> dict[str, str]:
 
 def _head(recipe: Recipe, target: str, path: str) -> str:
     bucket = "" if recipe.storage.bucket or not recipe.uses_bucket else " --env BUCKET=s3://..."
-    command = "sky jobs launch" if managed(recipe, target) else "sky launch"
+    command = "sky jobs launch" if is_managed(recipe, target) else "sky launch"
     begin = end = ""
     if recipe.kind == "sample":
-        own_name = "-n" if managed(recipe, target) else "-c"
+        own_name = "-n" if is_managed(recipe, target) else "-c"
         begin = f"for i in $(seq {recipe.jobs}); do "
         command, end = f"{command} -y -d {own_name} {job_name(recipe)}-$i", "; done"
     url = recipe.storage.bucket or recipe.storage.weights or ("s3://" if recipe.uses_bucket else "")
@@ -117,7 +117,7 @@ def _head(recipe: Recipe, target: str, path: str) -> str:
     return (
         f"{script.written_by(recipe, target)}\n"
         f"  {begin}{command} {path} --env RUN_ID=my-run{bucket}{secrets}{end}\n"
-        f"{script.again(recipe)}"
+        f"{script.run_id_comment(recipe)}"
     )
 
 
@@ -138,7 +138,7 @@ def _resources(recipe: Recipe, target: str) -> dict[str, Any]:
         "memory": f"{cluster.memory_gib}+",
         "disk_size": cluster.disk_gib,
         "autostop": _autostop(recipe, target),
-        "job_recovery": restarts.sky(recipe),
+        "job_recovery": restarts.sky_recovery(recipe),
     }
     if recipe.kind == "serve":  # Ray's dashboard goes through ssh: a port here is open to the internet
         common["ports"] = [script.PORT]
@@ -157,7 +157,7 @@ def _resources(recipe: Recipe, target: str) -> dict[str, Any]:
 def _autostop(recipe: Recipe, target: str) -> dict[str, Any]:
     """When machines without a job go down. SkyPilot takes 0 minutes for 1; an open ssh session, which is also
     that of `launch.py dashboard`, would keep a cluster, so only jobs count."""
-    if managed(recipe, target):
+    if is_managed(recipe, target):
         return {"idle_minutes": recipe.budget.idle_minutes, "down": True}
     return {"idle_minutes": recipe.budget.keep_minutes, "wait_for": "jobs", "down": True}
 
@@ -165,7 +165,7 @@ def _autostop(recipe: Recipe, target: str) -> dict[str, Any]:
 def _choices(recipe: Recipe, target: str) -> list[dict[str, Any]]:
     """Places to try, in order of what the run is expected to cost there, preemptions and restarts included
     (what trains nothing: per hour); then those whose price or memory is not known, spot before on-demand."""
-    names = cost.members(recipe, target)
+    names = cost.target_members(recipe, target)
     if not names:
         clouds = sky_targets(recipe)
         raise ConfigError(f"no cloud of site.clouds can run {recipe.name}: {refusal(recipe, clouds[0])}")

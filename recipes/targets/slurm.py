@@ -3,7 +3,7 @@ option."""
 
 from __future__ import annotations
 
-from recipes.spec import Recipe
+from recipes.recipe.spec import Recipe
 from recipes.targets import restarts, script
 from recipes.targets.skypilot import job_name
 
@@ -34,7 +34,7 @@ def render(recipe: Recipe) -> dict[str, str]:
     begin = script.preamble(recipe, work, asks_bucket=sampling, runs=runs(recipe))
     body = [
         "#!/usr/bin/env bash",
-        *directives(recipe),
+        *slurm_directives(recipe),
         f"# {recipe.description}.",
         (
             f"# RUN_ID=my-run sbatch recipes/generated/slurm/{recipe.name}.sbatch   (from the repository's"
@@ -71,7 +71,7 @@ def runs(recipe: Recipe) -> str:
     return "$WORK/runs" if recipe.site.shared_dir else "$PWD/runs"
 
 
-def directives(recipe: Recipe) -> list[str]:
+def slurm_directives(recipe: Recipe) -> list[str]:
     cluster, site = recipe.cluster, recipe.site
     hours = recipe.job_hours
     options = [

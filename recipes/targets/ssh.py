@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import shlex
 
-from recipes.spec import Recipe
+from recipes.recipe.spec import Recipe
 from recipes.targets import script
 from trainer.config import ConfigError, never_sent
 
@@ -28,7 +28,7 @@ def render(recipe: Recipe) -> dict[str, str]:
     return {f"{recipe.name}.sh": head + body + f"exec {script.node_command(recipe)}\n"}
 
 
-def address(host: str) -> tuple[str, str, int]:
+def parse_address(host: str) -> tuple[str, str, int]:
     """(login, address among the nodes, port) of `[user@]address[:port][/private address]`. Raises
     ConfigError."""
     public, slash, private = host.partition("/")
@@ -50,11 +50,11 @@ def hosts_of(recipe: Recipe) -> list[str]:
     if len(set(hosts)) != len(hosts):
         raise ConfigError("--hosts names a machine twice: each node must be a machine of its own")
     for host in hosts:
-        address(host)
+        parse_address(host)
     return hosts
 
 
-def options(recipe: Recipe, port: int) -> list[str]:
+def ssh_options(recipe: Recipe, port: int) -> list[str]:
     """Options of ssh: no prompts, keep-alives that notice a dead machine in half a minute."""
     key = ["-i", recipe.site.ssh_key] if recipe.site.ssh_key else []
     alive = [
@@ -72,8 +72,8 @@ def options(recipe: Recipe, port: int) -> list[str]:
 
 def copy_command(recipe: Recipe, host: str) -> list[str]:
     """rsync of the repository to one machine."""
-    login, _, port = address(host)
-    shell = shlex.join(["ssh", *options(recipe, port)])
+    login, _, port = parse_address(host)
+    shell = shlex.join(["ssh", *ssh_options(recipe, port)])
     keep_out = [
         f"--exclude={name}"
         for name in (".git", ".venvs", ".venv", "runs", ".cache", "__pycache__", ".*_cache")
@@ -104,11 +104,11 @@ def run_command(
     group is written next to it, so that `stop_command` ends exactly this run.
     """
     hosts = hosts_of(recipe)
-    login, _, port = address(hosts[rank])
+    login, _, port = parse_address(hosts[rank])
     values = env | {
         "SPOTRL_NODE_RANK": str(rank),
         "SPOTRL_NODES": str(len(hosts)),
-        "SPOTRL_PEERS": " ".join(address(h)[1] for h in hosts),
+        "SPOTRL_PEERS": " ".join(parse_address(h)[1] for h in hosts),
     }
     if recipe.cluster.gpus_per_node:
         values["SPOTRL_GPUS_PER_NODE"] = str(recipe.cluster.gpus_per_node)
@@ -117,7 +117,8 @@ def run_command(
     lines = [
         f"cd {DIRECTORY} || exit 2",
         (
-            f"if {running(group)}; then echo 'error: {run_id} is still running here: `python3 launch.py down`"
+            f"if {running_condition(group)}; then echo 'error: {run_id} is still running here: "
+            f"`python3 launch.py down`"
             " ends it'; exit 2; fi"
         ),
         # Tokens arrive on standard input as NAME=value lines, so that no process list shows them.
@@ -134,20 +135,20 @@ def run_command(
             f"tail -n +1 -s 0.2 -F --pid=$node {log} 2>/dev/null & tail=$!",
             "wait $node; code=$?; wait $tail; exit $code",
         ]
-    return ["ssh", *options(recipe, port), login, "\n".join(lines)]
+    return ["ssh", *ssh_options(recipe, port), login, "\n".join(lines)]
 
 
-def running(group: str) -> str:
+def running_condition(group: str) -> str:
     """Shell condition: the process group whose number is in the file `group` has a process."""
     return f"test -s {group} && kill -s 0 -- -$(cat {group}) 2>/dev/null"
 
 
 def log_command(recipe: Recipe, host: str, run_id: str) -> list[str]:
     """ssh command that follows a node's log."""
-    login, _, port = address(host)
+    login, _, port = parse_address(host)
     return [
         "ssh",
-        *options(recipe, port),
+        *ssh_options(recipe, port),
         login,
         f"tail -n 100 -F {DIRECTORY}/.cache/{run_id}.log 2>/dev/null",
     ]
@@ -156,11 +157,11 @@ def log_command(recipe: Recipe, host: str, run_id: str) -> list[str]:
 def stop_command(recipe: Recipe, host: str, run_id: str, patience_s: int = STOP_S) -> list[str]:
     """ssh command that ends a node's process group: TERM, on which the run saves, and KILL after
     `patience_s`."""
-    login, _, port = address(host)
+    login, _, port = parse_address(host)
     group = f"{DIRECTORY}/.cache/{run_id}.pgid"
     remote = (
-        f"{running(group)} || exit 0; g=$(cat {group}); kill -s TERM -- -$g; "
+        f"{running_condition(group)} || exit 0; g=$(cat {group}); kill -s TERM -- -$g; "
         f"for i in $(seq {5 * patience_s}); do kill -s 0 -- -$g 2>/dev/null || exit 0; sleep 0.2; done; "
         "kill -s KILL -- -$g"
     )
-    return ["ssh", *options(recipe, port), login, remote]
+    return ["ssh", *ssh_options(recipe, port), login, remote]

@@ -7,13 +7,13 @@ from trainer.algorithm.advantages import (
     RewardParts,
     RunningNorm,
     batch_norm,
-    estimate,
+    estimate_advantages,
     flat_groups,
     gdpo,
     group_mean,
     group_norm,
     leave_one_out,
-    returns,
+    returns_to_go,
     whiten,
 )
 from trainer.config import Algorithm
@@ -51,9 +51,11 @@ def test_returns_to_go_by_hand():
     """Two sequences of 3 and 1 tokens; each token's KL is subtracted from its own return and the earlier
     ones'."""
     lengths, kl = torch.tensor([3, 1]), torch.tensor([0.1, 0.2, 0.3, 0.5])
-    assert returns(torch.tensor([1.0, 2.0]), lengths).tolist() == [1, 1, 1, 2]
-    assert returns(torch.tensor([1.0, 2.0]), lengths, 1.0, kl).tolist() == pytest.approx([0.4, 0.5, 0.7, 1.5])
-    discounted = returns(torch.tensor([1.0, 2.0]), lengths, 0.5, kl).tolist()
+    assert returns_to_go(torch.tensor([1.0, 2.0]), lengths).tolist() == [1, 1, 1, 2]
+    assert returns_to_go(torch.tensor([1.0, 2.0]), lengths, 1.0, kl).tolist() == pytest.approx(
+        [0.4, 0.5, 0.7, 1.5]
+    )
+    discounted = returns_to_go(torch.tensor([1.0, 2.0]), lengths, 0.5, kl).tolist()
     assert discounted == pytest.approx([-0.1 + 0.5 * (-0.2 + 0.5 * 0.7), -0.2 + 0.5 * 0.7, 0.7, 1.5])
 
 
@@ -61,11 +63,13 @@ def test_reinforce_pp_is_whitened_over_tokens_not_sequences():
     """Rewards 1 and 0 on 3 tokens and 1: mean 3/4, variance 3/16 over the tokens."""
     rewards = RewardParts(("accuracy",), torch.tensor([[1.0], [0.0]], dtype=torch.float64), torch.ones(1))
     lengths, groups = torch.tensor([3, 1]), torch.tensor([0, 0])
-    out = estimate(Algorithm(advantage="reinforce_pp"), rewards, rewards.total, groups, lengths)
+    out = estimate_advantages(Algorithm(advantage="reinforce_pp"), rewards, rewards.total, groups, lengths)
     third = 3**-0.5
     assert out.tokens == [pytest.approx([third] * 3), pytest.approx([-3 * third])]
     assert out.values.tolist() == pytest.approx([third, -3 * third])
-    paired = estimate(Algorithm(advantage="reinforce_pp_baseline"), rewards, rewards.total, groups, lengths)
+    paired = estimate_advantages(
+        Algorithm(advantage="reinforce_pp_baseline"), rewards, rewards.total, groups, lengths
+    )
     assert paired.tokens is not None and out.tokens is not None  # 0.5 and -0.5: the same once whitened
     assert paired.tokens[0] == pytest.approx(out.tokens[0])
     assert whiten(torch.tensor([2.0, 2.0])).tolist() == [0, 0]
@@ -74,7 +78,9 @@ def test_reinforce_pp_is_whitened_over_tokens_not_sequences():
 def test_the_kl_of_a_sequence_is_subtracted_from_its_reward():
     rewards = RewardParts(("accuracy",), torch.tensor([[1.0], [0.0]], dtype=torch.float64), torch.ones(1))
     kl, lengths = torch.tensor([0.1, 0.2, 0.3, 0.0]), torch.tensor([3, 1])
-    out = estimate(Algorithm(advantage="rloo"), rewards, rewards.total, torch.tensor([0, 0]), lengths, kl)
+    out = estimate_advantages(
+        Algorithm(advantage="rloo"), rewards, rewards.total, torch.tensor([0, 0]), lengths, kl
+    )
     assert out.values.tolist() == pytest.approx([0.4, -0.4])
 
 
@@ -87,7 +93,9 @@ def test_flat_groups_get_exactly_zero_and_order_does_not_matter(kind):
     rewards = RewardParts(("a", "b"), parts, torch.tensor([1.0, 0.5], dtype=torch.float64))
 
     def ask(r, at):
-        return estimate(Algorithm(advantage=kind), r, r.total, at, torch.ones(len(at), dtype=torch.long))
+        return estimate_advantages(
+            Algorithm(advantage=kind), r, r.total, at, torch.ones(len(at), dtype=torch.long)
+        )
 
     out, order = ask(rewards, groups), torch.randperm(24, generator=g)
     again = ask(RewardParts(rewards.names, parts[order], rewards.weights), groups[order])

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from trainer.algorithm.losses import discounted, grpo_loss, kl_divergence, token_weights
+from trainer.algorithm.losses import discount_advantages, grpo_loss, kl_divergence, token_weights
 
 CLIP = {"clip_low": 0.2, "clip_high": 0.2}
 
@@ -144,6 +144,12 @@ def test_loss_and_gradient_do_not_depend_on_the_cut(denominator):
 
 
 def test_discount_weighs_earlier_tokens_less():
-    spread = discounted(torch.tensor([2.0, -1.0]), torch.tensor([3, 2]), 0.5)
+    spread = discount_advantages(torch.tensor([2.0, -1.0]), torch.tensor([3, 2]), 0.5)
     assert spread.tolist() == [0.5, 1.0, 2.0, -0.5, -1.0]
-    assert discounted(torch.tensor([2.0, -1.0]), torch.tensor([3, 2]), 1.0).tolist() == [2, 2, 2, -1, -1]
+    assert discount_advantages(torch.tensor([2.0, -1.0]), torch.tensor([3, 2]), 1.0).tolist() == [
+        2,
+        2,
+        2,
+        -1,
+        -1,
+    ]

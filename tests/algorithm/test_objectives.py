@@ -9,12 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainer import config as c
-from trainer.algorithm.correction import mismatch, rollout_weights
-from trainer.algorithm.credit import credited
+from trainer.algorithm.credit import reward_step
+from trainer.algorithm.dynamic_sampling import choose_groups, prompts_to_refill
 from trainer.algorithm.losses import grpo_loss, token_weights
-from trainer.algorithm.refill import chosen, shortfall
-from trainer.algorithm.shaping import Carried, brevity, next_kl_coef, overlong, repetition, tags
-from trainer.algorithm.traces import Outcome, completed
+from trainer.algorithm.reward_shaping import (
+    LoopState,
+    length_reward,
+    next_kl_coef,
+    overlong_penalty,
+    repetition_penalty,
+    tag_share,
+)
+from trainer.algorithm.rollout_correction import mismatch_sums, rollout_weights
+from trainer.algorithm.traces import Outcome, completed_trace
 from trainer.config import RunConfig
 
 LENGTHS = torch.tensor([2, 1])
@@ -121,7 +128,7 @@ def test_correction_multiplies_the_surrogate_and_leaves_the_kl():
 def test_mismatch_is_the_kl_both_ways_and_the_effective_sample_size():
     """Over a whole distribution the estimates are the divergences themselves."""
     policy, engine = torch.tensor([0.2, 0.3, 0.5]), torch.tensor([0.5, 0.25, 0.25])
-    out = mismatch(policy.log() - engine.log(), engine)
+    out = mismatch_sums(policy.log() - engine.log(), engine)
 
     def kl(p, q):
         return float((p * (p / q).log()).sum())
@@ -131,7 +138,7 @@ def test_mismatch_is_the_kl_both_ways_and_the_effective_sample_size():
     assert float(out["mismatch/ratio_mean"]) == pytest.approx(1)
     assert float(out["ratio_square"]) == pytest.approx(0.2**2 / 0.5 + 0.3**2 / 0.25 + 0.5**2 / 0.25)
     assert all(
-        math.isfinite(float(x)) for x in mismatch(torch.tensor([200.0, -200.0]), torch.ones(2)).values()
+        math.isfinite(float(x)) for x in mismatch_sums(torch.tensor([200.0, -200.0]), torch.ones(2)).values()
     )
 
 
@@ -188,12 +195,12 @@ def test_constant_denominator_weighs_every_token_of_every_step_the_same():
 def test_overlong_punishment_by_hand():
     """DAPO's own: 20,480 tokens of which the last 4,096 are punished."""
     lengths = torch.tensor([100, 16_384, 18_432, 20_480])
-    assert overlong(lengths, 20_480, 0.2).tolist() == pytest.approx([0, 0, -0.5, -1])
+    assert overlong_penalty(lengths, 20_480, 0.2).tolist() == pytest.approx([0, 0, -0.5, -1])
 
 
 def test_brevity_compares_within_a_group_and_rewards_no_wrong_answer():
     lengths, groups = torch.tensor([10, 30, 20, 10, 7, 7]), torch.tensor([0, 0, 0, 0, 1, 1])
-    found = brevity(lengths, groups, torch.tensor([True, True, True, False, True, False]))
+    found = length_reward(lengths, groups, torch.tensor([True, True, True, False, True, False]))
     assert found.tolist() == [0.5, -0.5, 0.0, 0.0, 0.0, 0.0]
 
 
@@ -203,13 +210,13 @@ def test_repetition_is_trl_s():
     rows = [[1, 2, 3, 4], [5] * 5, [1, 2], [1, 2, 3, 1, 2, 3, 1, 2, 3], []]
     for n in (1, 2, 3):
         theirs = get_repetition_penalty_reward(ngram_size=n)(rows)
-        assert [repetition(ids, n) for ids in rows] == pytest.approx(theirs)
-    assert repetition([5] * 5, 2) == -0.75
+        assert [repetition_penalty(ids, n) for ids in rows] == pytest.approx(theirs)
+    assert repetition_penalty([5] * 5, 2) == -0.75
 
 
 def test_tags_count_where_they_stand_once():
-    assert tags("<think>a</think><answer>b</answer>") == 1.0
-    assert tags("<think>a</think>b</answer></answer>") == 0.5 and tags("") == 0.0
+    assert tag_share("<think>a</think><answer>b</answer>") == 1.0
+    assert tag_share("<think>a</think>b</answer></answer>") == 0.5 and tag_share("") == 0.0
 
 
 def test_rewards_of_the_form_join_the_grader_s_with_their_weights():
@@ -219,8 +226,12 @@ def test_rewards_of_the_form_join_the_grader_s_with_their_weights():
         algorithm=c.Algorithm(overlong_buffer=0.5),
     )
     texts, ids = ["<think>", "</think>"], [[1] * 10, [1, 2]]
-    samples = [completed([1], ids[i], group=0, row=0, index=i, text=text) for i, text in enumerate(texts)]
-    credit = credited(config, samples, [Outcome("correct", 1.0, 0.0, 1.0), Outcome("correct", 1.0, 0.0, 1.0)])
+    samples = [
+        completed_trace([1], ids[i], group=0, row=0, index=i, text=text) for i, text in enumerate(texts)
+    ]
+    credit = reward_step(
+        config, samples, [Outcome("correct", 1.0, 0.0, 1.0), Outcome("correct", 1.0, 0.0, 1.0)]
+    )
     names = [name.removeprefix("reward/") for name in credit.rewards.names]
     assert names == ["accuracy", "format", "tags", "length", "repetition", "overlong"]
     assert credit.rewards.parts.tolist() == [[1, 0, 0.25, -0.5, -0.9, -1], [1, 0, 0.25, 0.5, 0, 0]]
@@ -238,24 +249,24 @@ def test_the_kl_coefficient_is_steered_by_at_most_a_fifth_per_horizon():
 
 
 def test_a_checkpoint_without_the_newer_fields_goes_on_where_it_stood():
-    carried = Carried.resume({"count": 3.0, "mean": 0.5, "m2": 0.1}, RunConfig(), 5)
+    carried = LoopState.resume({"count": 3.0, "mean": 0.5, "m2": 0.1}, RunConfig(), 5)
     assert (carried.prompts, carried.kl_coef) == (5 * 64, 1e-3)
     assert (carried.count, carried.mean, carried.m2) == (3.0, 0.5, 0.1)
-    assert Carried.resume(carried.state() | {"gone": 1.0}, RunConfig(), 6) == carried
+    assert LoopState.resume(carried.state() | {"gone": 1.0}, RunConfig(), 6) == carried
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=60), st.integers(1, 40))
 def test_chosen_groups_are_useful_first_in_order_and_never_more_than_asked(flat, size):
-    kept, useful = chosen(flat, size), len(flat) - sum(flat)
+    kept, useful = choose_groups(flat, size), len(flat) - sum(flat)
     assert kept == sorted(set(kept)) and len(kept) == min(size, len(flat))
     assert sum(not flat[g] for g in kept) == min(useful, size)
-    need = shortfall(flat, size)
+    need = prompts_to_refill(flat, size)
     assert (need == 0) == (useful >= size) and need <= size
     assert need == 0 or need >= min(size, size - useful)
 
 
 def test_shortfall_expects_the_share_seen_so_far():
     # 2 lack, and half of what was asked taught something
-    assert shortfall([False, False, True, True], 4) == 4
-    assert shortfall([True, True, True, False], 3) == 3  # 2 x 4, but no more than a step's prompts
-    assert shortfall([True] * 4, 4) == 4 and shortfall([False] * 4, 4) == 0
+    assert prompts_to_refill([False, False, True, True], 4) == 4
+    assert prompts_to_refill([True, True, True, False], 3) == 3  # 2 x 4, but no more than a step's prompts
+    assert prompts_to_refill([True] * 4, 4) == 4 and prompts_to_refill([False] * 4, 4) == 0

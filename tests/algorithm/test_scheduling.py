@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainer.algorithm.scheduling import KEYS, Cost, Length, busy_fraction, pass_times, schedule
+from trainer.algorithm.scheduling import (
+    KEYS,
+    PassCost,
+    SampleLength,
+    busy_fraction,
+    pass_times,
+    schedule_passes,
+)
 
 
 def draws(seed, groups, size, median, sigma, cap):
@@ -19,7 +26,7 @@ def draws(seed, groups, size, median, sigma, cap):
         center = rng.lognormvariate(median, sigma * 0.7)
         for _ in range(size):
             n = max(8, min(cap, int(center * rng.lognormvariate(0, sigma * 0.7))))
-            out.append(Length(g, prompt, n))
+            out.append(SampleLength(g, prompt, n))
     return out
 
 
@@ -34,18 +41,18 @@ def tokens(lengths, members):
     st.integers(1, 3_000),
 )
 def test_every_sample_once_in_equal_numbers_of_passes_within_the_budget(samples, world, budget):
-    lengths = [Length(g, 100 * g + 7, n) for g, n in samples]
-    plan = schedule(lengths, world, budget)
+    lengths = [SampleLength(g, 100 * g + 7, n) for g, n in samples]
+    plan = schedule_passes(lengths, world, budget)
     assert Counter(i for rank in plan for members in rank for i in members) == Counter(range(len(lengths)))
     assert len({len(rank) for rank in plan}) == 1
     for members in (m for rank in plan for m in rank):
         assert tokens(lengths, members) <= budget or len(members) == 1
-    assert schedule(lengths, world, budget) == plan
+    assert schedule_passes(lengths, world, budget) == plan
 
 
 def test_samples_of_a_prompt_lie_side_by_side_and_large_passes_come_first():
     lengths = draws(0, 64, 8, 5.8, 0.7, 2048)
-    plan = schedule(lengths, 8, 12_000)
+    plan = schedule_passes(lengths, 8, 12_000)
     for rank in plan:
         for members in rank:
             seen = [lengths[i].prompt for i in members]
@@ -53,8 +60,8 @@ def test_samples_of_a_prompt_lie_side_by_side_and_large_passes_come_first():
 
     def cost(members):
         prompts = {lengths[i].prompt: lengths[i] for i in members}
-        completions = sum(Cost().completion(lengths[i]) for i in members)
-        return completions + sum(Cost().prompt(prompt) for prompt in prompts.values())
+        completions = sum(PassCost().completion(lengths[i]) for i in members)
+        return completions + sum(PassCost().prompt(prompt) for prompt in prompts.values())
 
     widest = [max(cost(rank[p]) for rank in plan) for p in range(len(plan[0]))]
     assert widest == sorted(widest, reverse=True)
@@ -72,11 +79,11 @@ def test_samples_of_a_prompt_lie_side_by_side_and_large_passes_come_first():
 def test_passes_and_waiting_at_the_recipes_lengths(shape, world, budget, passes, waiting):
     for seed in range(5):
         lengths = draws(seed, *shape)
-        plan = schedule(lengths, world, budget)
+        plan = schedule_passes(lengths, world, budget)
         assert len(plan[0]) <= passes
 
         def cost(members, lengths=lengths):
-            return sum(Cost().completion(lengths[i]) for i in members)
+            return sum(PassCost().completion(lengths[i]) for i in members)
 
         slowest = sum(max(cost(rank[p]) for rank in plan) for p in range(len(plan[0])))
         assert slowest / (sum(cost(m) for rank in plan for m in rank) / world) - 1 < waiting
@@ -91,22 +98,22 @@ def test_a_shared_prompts_keys_are_bounded_too():
             for n in Counter(lengths[i].prompt for i in members).values()
         )
 
-    lengths = [Length(g, 4_000, 100) for g in range(2) for _ in range(16)]
-    plan = schedule(lengths, 1, 12_000)
+    lengths = [SampleLength(g, 4_000, 100) for g in range(2) for _ in range(16)]
+    plan = schedule_passes(lengths, 1, 12_000)
     assert max(keys(members) for members in plan[0]) <= KEYS * 12_000
     assert len(plan[0]) == 4
-    short = [Length(g, 500, 400) for g in range(2) for _ in range(8)]  # a recipe's: nothing is cut
-    assert len(schedule(short, 1, 7_400)[0]) == 1
+    short = [SampleLength(g, 500, 400) for g in range(2) for _ in range(8)]  # a recipe's: nothing is cut
+    assert len(schedule_passes(short, 1, 7_400)[0]) == 1
 
 
 def test_the_limit_of_keys_follows_memory():
     """64 short completions behind a long prompt: a model whose keys are small makes one pass of them, where a
     fixed limit of 4 keys per token made many, each with the whole prompt again."""
-    long_prompt = [Length(0, 3_000, 20) for _ in range(64)]
-    assert len(schedule(long_prompt, 1, 4_400, keys_per_token=4.0)[0]) == 16
-    assert len(schedule(long_prompt, 1, 4_400, keys_per_token=48.0)[0]) == 1
-    many = [Length(0, 3_000, 5) for _ in range(512)]
-    passes = [len(schedule(many, 1, 12_000, keys_per_token=keys)[0]) for keys in (4.0, 21.0)]
+    long_prompt = [SampleLength(0, 3_000, 20) for _ in range(64)]
+    assert len(schedule_passes(long_prompt, 1, 4_400, keys_per_token=4.0)[0]) == 16
+    assert len(schedule_passes(long_prompt, 1, 4_400, keys_per_token=48.0)[0]) == 1
+    many = [SampleLength(0, 3_000, 5) for _ in range(512)]
+    passes = [len(schedule_passes(many, 1, 12_000, keys_per_token=keys)[0]) for keys in (4.0, 21.0)]
     assert passes == [37, 7], "each computes the prompt once"
 
 
@@ -115,20 +122,20 @@ def test_small_pieces_help_where_a_group_is_about_a_ranks_share():
     shares = []
     for seed in range(5):
         lengths = draws(seed, 32, 8, 5.8, 0.7, 2048)
-        plan = schedule(lengths, 32, 6_500)
-        once = sum(map(Cost().completion, lengths))
-        once += sum(Cost().prompt(x) for x in {x.prompt: x for x in lengths}.values())
-        slowest = sum(max(ranks) for ranks in pass_times(plan, lengths, Cost()))
+        plan = schedule_passes(lengths, 32, 6_500)
+        once = sum(map(PassCost().completion, lengths))
+        once += sum(PassCost().prompt(x) for x in {x.prompt: x for x in lengths}.values())
+        slowest = sum(max(ranks) for ranks in pass_times(plan, lengths, PassCost()))
         shares.append(once / (32 * slowest))
-        assert busy_fraction(plan, lengths, Cost()) > 0.88
+        assert busy_fraction(plan, lengths, PassCost()) > 0.88
     assert sum(shares) / 5 > 0.83
 
 
 def test_the_busy_share_by_hand():
     """Two ranks, no attention: 30 and 10 tokens in the first pass, 5 and 5 in the second."""
-    lengths = [Length(i, 0, n) for i, n in enumerate((30, 10, 5, 5))]
+    lengths = [SampleLength(i, 0, n) for i, n in enumerate((30, 10, 5, 5))]
     plan = [[[0], [2]], [[1], [3]]]
-    free = Cost(attended=0.0)
+    free = PassCost(attended=0.0)
     assert pass_times(plan, lengths, free) == [[30.0, 10.0], [5.0, 5.0]]
     assert busy_fraction(plan, lengths, free) == 50 / (2 * 35)
     assert busy_fraction([[[]], [[]]], [], free) == 1.0
@@ -137,17 +144,17 @@ def test_the_busy_share_by_hand():
 def test_groups_are_cut_only_where_a_rank_would_wait():
     """16 groups of 4 on 32 ranks: whole groups would leave half of the ranks idle. On 4 ranks none is cut."""
     lengths = draws(1, 16, 4, 6.3, 0.4, 8000)
-    wide, narrow = schedule(lengths, 32, 12_000), schedule(lengths, 4, 24_000)
+    wide, narrow = schedule_passes(lengths, 32, 12_000), schedule_passes(lengths, 4, 24_000)
     assert sum(bool(rank[0]) for rank in wide) > 24
     homes = Counter(g for rank in narrow for m in rank for g in {lengths[i].prompt for i in m})
     assert set(homes.values()) == {1}
 
 
 def test_completions_of_no_token_end_too():
-    plan = schedule([Length(0, 100, 0)] * 8, 1, 100)
+    plan = schedule_passes([SampleLength(0, 100, 0)] * 8, 1, 100)
     assert sorted(i for members in plan[0] for i in members) == list(range(8))
 
 
 def test_more_ranks_than_samples_leave_some_without():
-    plan = schedule([Length(0, 5, 3), Length(1, 5, 3)], 4, 100)
+    plan = schedule_passes([SampleLength(0, 5, 3), SampleLength(1, 5, 3)], 4, 100)
     assert sorted(map(len, (rank[0] for rank in plan))) == [0, 0, 1, 1]

@@ -7,22 +7,22 @@ import numpy as np
 import pytest
 
 from trainer.algorithm.batching import TrainBatch
-from trainer.algorithm.credit import learnable
+from trainer.algorithm.credit import learnable_indices
 from trainer.algorithm.staleness import (
     RATIOS,
-    by_age,
     kernel_mismatch,
+    mismatch_by_age,
+    separate_mismatch,
     slots_used,
-    told_apart,
     versions_behind,
     young_enough,
 )
-from trainer.algorithm.traces import completed, continued
+from trainer.algorithm.traces import completed_trace, continue_trace
 
 
 def trace(logprobs, version=0):
     ids = list(range(len(logprobs)))
-    return completed([7], ids, group=0, row=0, logprobs=logprobs, version=version)
+    return completed_trace([7], ids, group=0, row=0, logprobs=logprobs, version=version)
 
 
 def test_versions_behind():
@@ -59,13 +59,13 @@ def test_what_is_not_finite_in_the_engine_is_left_out():
 
 def test_the_update_s_own_figures_are_those_of_both():
     stats = {"mismatch/kl": 0.5, "mismatch/corrected_fraction": 0.1, "kl/mean": 2.0}
-    assert told_apart(stats, {"mismatch/kl": 1e-9}) == {
+    assert separate_mismatch(stats, {"mismatch/kl": 1e-9}) == {
         "staleness/kl": 0.5,
         "staleness/corrected_fraction": 0.1,
         "kl/mean": 2.0,
         "mismatch/kl": 1e-9,
     }
-    assert told_apart(stats, {}).keys() == {"staleness/kl", "staleness/corrected_fraction", "kl/mean"}
+    assert separate_mismatch(stats, {}).keys() == {"staleness/kl", "staleness/corrected_fraction", "kl/mean"}
     assert all(new == name.replace("mismatch", "staleness") for name, new in RATIOS.items())
 
 
@@ -73,7 +73,7 @@ def test_ratios_by_the_age_of_the_weights_by_hand():
     """Three tokens of version 3 and two of version 5, and one of version 5 in another completion."""
     several = replace(trace([-1.0] * 5), segments=((1, 3), (4, 5)))
     policy = [np.array([-1.0, -1.0 + math.log(2), -1.0 + math.log(4), -1.0, -1.0 + math.log(0.5)]), [-1.0]]
-    found = by_age([several, trace([-1.0], 5)], policy, 5, 0.6, 3.0)
+    found = mismatch_by_age([several, trace([-1.0], 5)], policy, 5, 0.6, 3.0)
     assert found == pytest.approx(
         {
             "staleness/age_0_tokens": 3 / 6,
@@ -100,16 +100,20 @@ def test_slots_by_hand():
 
 def test_tokens_of_older_versions_are_left_out_and_still_read():
     """Three tokens of version 4, two of version 5, one of version 6; and one that ended in version 4."""
-    begun = completed([7, 8], [1, 2, 3], group=0, row=0, logprobs=[-1.0, -2.0, -3.0], version=4, end="cut")
-    second = completed(begun.tokens, [4, 5], group=0, row=0, logprobs=[-4.0, -5.0], version=5, end="cut")
-    both = continued(begun, second)
-    third = completed(both.tokens, [6], group=0, row=0, logprobs=[-6.0], version=6)
-    spans, ended = continued(both, third), trace([-1.0, -2.0], 4)
+    begun = completed_trace(
+        [7, 8], [1, 2, 3], group=0, row=0, logprobs=[-1.0, -2.0, -3.0], version=4, end="cut"
+    )
+    second = completed_trace(
+        begun.tokens, [4, 5], group=0, row=0, logprobs=[-4.0, -5.0], version=5, end="cut"
+    )
+    both = continue_trace(begun, second)
+    third = completed_trace(both.tokens, [6], group=0, row=0, logprobs=[-6.0], version=6)
+    spans, ended = continue_trace(both, third), trace([-1.0, -2.0], 4)
     values = [np.arange(6, dtype=np.float32), np.arange(2, dtype=np.float32)]
     batch = TrainBatch([spans, ended], values, old=[-one for one in values])
 
     kept = young_enough(batch, 5)
-    assert kept.tokens == 3 and learnable(kept.traces, False) == [0]
+    assert kept.tokens == 3 and learnable_indices(kept.traces, False) == [0]
     (found, emptied) = kept.traces
     assert found.learned.tolist() == [5, 6, 7] and found.tokens is spans.tokens
     assert found.logprobs.tolist() == [-4.0, -5.0, -6.0] and emptied.learned.tolist() == []

@@ -13,10 +13,12 @@ import pytest
 from tests import servers
 from tests.checkpoint.synthetic import attempt, configure, cut, finish, holds, save, steps_in, whole, writers
 from trainer.checkpoint.__main__ import main
-from trainer.checkpoint.attempt import Attempts, Fenced, Final, Machine
+from trainer.checkpoint.attempt import AttemptFenced, Attempts, Machine, RunIsFinal
 from trainer.checkpoint.manager import Checkpoints
 from trainer.config import override
-from trainer.exit_codes import (
+from trainer.storage import attempt_hours, attempt_record
+from trainer.storage.storage import Storage
+from trainer.system.exit_codes import (
     EXIT_CONFIG,
     EXIT_ERROR,
     EXIT_FENCED,
@@ -27,8 +29,6 @@ from trainer.exit_codes import (
     EXIT_PREFLIGHT,
     EXIT_RAY,
 )
-from trainer.storage import attempt_hours, attempt_record
-from trainer.storage.storage import Storage
 
 
 @pytest.fixture(scope="module")
@@ -57,14 +57,14 @@ def test_a_newer_attempt_replaces_the_older_for_good(record):
     first.check()
     second = record.take(0)
     assert (first.epoch, second.epoch) == (1, 2)
-    with pytest.raises(Fenced, match=rf"attempt {first.name} is over: attempt {second.name}"):
+    with pytest.raises(AttemptFenced, match=rf"attempt {first.name} is over: attempt {second.name}"):
         first.check()
-    with pytest.raises(Fenced):
+    with pytest.raises(AttemptFenced):
         first.beat()
     second.beat()
     third = record.take(0)
     for old in (first, second):
-        with pytest.raises(Fenced):
+        with pytest.raises(AttemptFenced):
             old.check()
     third.check()
 
@@ -77,7 +77,7 @@ def test_of_many_that_start_at_once_one_is_left(record):
         try:
             one.check()
             alive.append(one)
-        except Fenced:
+        except AttemptFenced:
             pass
     assert len(alive) == 1 and alive[0].epoch == max(one.epoch for one in taken)
 
@@ -114,10 +114,10 @@ def test_two_attempts_of_other_world_sizes_at_once(request, tmp_path, told, serv
     newer_ranks = writers(two, 1, storage=store)
     save(newer, newer_ranks, 4)
     committed = objects(store)
-    with pytest.raises(Fenced):
+    with pytest.raises(AttemptFenced):
         finish(older, older_ranks)
     assert objects(store) == committed, "the older attempt wrote or deleted after it was replaced"
-    with pytest.raises(Fenced):
+    with pytest.raises(AttemptFenced):
         save(older, older_ranks, 6)
     for key, digest in committed.items():
         assert objects(store)[key] == digest, "a committed object was changed"
@@ -198,10 +198,10 @@ def test_failures_without_progress_end_the_run(record, capsys):
     assert end(record, 4, EXIT_ERROR) == EXIT_ERROR
     assert end(record, 4, EXIT_ERROR) == EXIT_GAVE_UP, "the first, and two restarts"
     assert "gives up at step 4: 3 attempts failed with no new checkpoint" in capsys.readouterr().out
-    with pytest.raises(Final, match="gives up at step 4") as final:
+    with pytest.raises(RunIsFinal, match="gives up at step 4") as final:
         record.take(4, "launch")
     assert final.value.code == EXIT_GAVE_UP
-    with pytest.raises(Final):
+    with pytest.raises(RunIsFinal):
         record.take(4, "launch")
     assert record.final()[0] == EXIT_GAVE_UP
     record.take(4, "another launch from the desk").check()
@@ -213,7 +213,7 @@ def test_lost_machines_have_a_limit_of_their_own(record):
         end(record, 2, code)
     assert end(record, 2, EXIT_ERROR) == EXIT_ERROR, "a failure is counted apart"
     end(record, 2, None)
-    with pytest.raises(Final, match="4 attempts lost their machines"):
+    with pytest.raises(RunIsFinal, match="4 attempts lost their machines"):
         record.take(2, "launch")
 
 
@@ -240,7 +240,7 @@ def test_the_second_death_at_one_step_ends_the_run(record, capsys):
     said = capsys.readouterr().out
     assert "gives up at step 40: it has died twice at step 41 with no new checkpoint between" in said
     assert "rank 3: out of memory?" in said
-    with pytest.raises(Final):
+    with pytest.raises(RunIsFinal):
         record.take(40, "launch")
     record.take(40, "another launch from the desk").check()
 
@@ -281,7 +281,7 @@ def test_an_attempt_of_an_older_version_is_read(record):
 
 def test_an_error_that_no_restart_cures_ends_the_run_at_once(record):
     assert end(record, 0, EXIT_CONFIG) == EXIT_CONFIG
-    with pytest.raises(Final, match="why") as final:
+    with pytest.raises(RunIsFinal, match="why") as final:
         record.take(0, "launch")
     assert final.value.code == EXIT_CONFIG
 
@@ -386,7 +386,7 @@ def test_a_start_that_fails_early_replaces_only_what_its_engine_has_ended(record
     assert record.count(0, "second", EXIT_PREFLIGHT, "port 6379 is taken") == EXIT_PREFLIGHT
     held.check()
     assert record.count(0, "first", EXIT_PREFLIGHT, "") == EXIT_PREFLIGHT
-    with pytest.raises(Fenced):
+    with pytest.raises(AttemptFenced):
         held.check()
 
 
@@ -409,7 +409,7 @@ def test_the_hours_of_a_launch_are_counted_over_its_attempts(record, monkeypatch
     clock[0] += 3600 * 50  # nothing was rented
     assert attempt_of(2, EXIT_NODE_LOST) == EXIT_NODE_LOST
     assert attempt_of(0.8, EXIT_PREEMPTED) == EXIT_GAVE_UP, "10 minutes are left: a start would take them"
-    with pytest.raises(Final, match=r"have taken 9.8 h, and budget.max_hours is 10") as final:
+    with pytest.raises(RunIsFinal, match=r"have taken 9.8 h, and budget.max_hours is 10") as final:
         record.take(99, "launch")
     assert final.value.code == EXIT_GAVE_UP
     record.take(99, "resumed from the desk").check()

@@ -31,7 +31,7 @@ from tests.checkpoint.synthetic import (
 )
 from tests.conftest import ROOT
 from trainer.checkpoint import reader
-from trainer.checkpoint.format import CheckpointError, decode, encode
+from trainer.checkpoint.format import CheckpointError, decode_state, encode_state
 from trainer.checkpoint.manifest import pack, unpack
 from trainer.checkpoint.reader import CorruptCheckpoint, ShardReader, fetch_rank
 from trainer.config import ConfigError, override
@@ -49,7 +49,7 @@ def test_values_survive_encoding():
         "empty": torch.empty(0),
         "nested": [{"a": None, "b": 1.5, "c": b"\x00\xff"}],
     }
-    back = decode(json.loads(json.dumps(encode(state))))
+    back = decode_state(json.loads(json.dumps(encode_state(state))))
     assert torch.equal(back["torch"], state["torch"])
     assert torch.equal(back["bf16"], state["bf16"])
     assert back["bf16"].dtype == torch.bfloat16
@@ -60,7 +60,7 @@ def test_values_survive_encoding():
     twin.setstate(back["python"])
     assert twin.random() == random.Random(4).random()
     with pytest.raises(TypeError, match="object"):
-        encode({"x": object()})
+        encode_state({"x": object()})
 
 
 def test_shards_are_plain_safetensors(run, tmp_path):

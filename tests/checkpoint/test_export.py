@@ -99,7 +99,7 @@ def test_adapters_of_every_family_are_merged(family_model, family, tmp_path, tol
     config = replace(configure(tmp_path), lora=LoRA(rank=3, alpha=5))
     config = replace(config, model=replace(config.model, path=str(base), dtype="fp32"))
     model = loader(family).from_pretrained(base)
-    lora.inject(model, config.lora, 0)
+    lora.inject_adapters(model, config.lora, 0)
     factors = {name: p for name, p in model.named_parameters() if p.requires_grad}
     with torch.no_grad():
         for factor in factors.values():
@@ -118,7 +118,7 @@ def test_adapters_of_every_family_are_merged(family_model, family, tmp_path, tol
     rest, adapted = lora.adapters(dict(model.named_parameters()), model)
     assert adapted
     for name, weight in rest:
-        merged = lora.merged(weight, adapted.get(name))
+        merged = lora.merged_weight(weight, adapted.get(name))
         assert torch.allclose(back.get_parameter(name), merged, atol=1e-5), name
 
 
@@ -163,7 +163,7 @@ def test_an_adapter_is_exported_for_peft_and_merged_as_peft_merges(tmp_path, tol
     config = replace(configure(tmp_path), lora=LoRA(rank=3, alpha=5, rslora=True))
     config = replace(config, model=replace(config.model, path=str(tmp_path / "base"), dtype="fp32"))
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
-    lora.inject(model, config.lora, 0)
+    lora.inject_adapters(model, config.lora, 0)
     factors = {n: torch.randn_like(p) for n, p in model.named_parameters() if p.requires_grad}
     checkpoints, ranks = again(config, told), writers(config, 2)
     checkpoints.begin(2, {})
@@ -188,19 +188,19 @@ def test_an_adapter_is_exported_for_peft_and_merged_as_peft_merges(tmp_path, tol
         torch.allclose(merged[name], value, atol=1e-6) for name, value in want.items() if name in merged
     )
     assert merged.keys() >= want.keys() - {"lm_head.weight"}
-    whole = weights.make(str(folder), tmp_path / "again", str(tmp_path / "base"))
+    whole = weights.make_model_folder(str(folder), tmp_path / "again", str(tmp_path / "base"))
     again_merged = load_file(whole / "model.safetensors")
     assert again_merged.keys() == merged.keys() and all(
         torch.equal(merged[n], again_merged[n]) for n in merged
     )
-    assert weights.make(str(whole), tmp_path / "linked", "unused").resolve() == whole, (
+    assert weights.make_model_folder(str(whole), tmp_path / "linked", "unused").resolve() == whole, (
         "a whole model is left as it is"
     )
     (tmp_path / "base/model.safetensors").rename(tmp_path / "base/other.bin")
     with pytest.raises(ConfigError, match=r"has no model\.layers.*give the model it was trained on"):
-        weights.make(str(folder), tmp_path / "wrong", str(tmp_path / "base"))
+        weights.make_model_folder(str(folder), tmp_path / "wrong", str(tmp_path / "base"))
     with pytest.raises(ConfigError, match=r"no config\.json and no adapter_config\.json"):
-        weights.make(str(tmp_path), tmp_path / "wrong", str(tmp_path / "base"))
+        weights.make_model_folder(str(tmp_path), tmp_path / "wrong", str(tmp_path / "base"))
 
 
 def test_a_base_in_4_bits_is_what_training_computed_with_whatever_type_is_written(tmp_path, told):

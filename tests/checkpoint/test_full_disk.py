@@ -25,13 +25,13 @@ from trainer.checkpoint.layout import newest_step
 from trainer.checkpoint.reader import fetch_rank
 from trainer.checkpoint.rollout_log import RolloutLog
 from trainer.config import Model, RunConfig, override
-from trainer.exit_codes import EXIT_STORAGE
-from trainer.loops.process import explain
+from trainer.loops.process import explain_error
 from trainer.node.__main__ import explain as explain_launch
 from trainer.observe.history import read_history
 from trainer.observe.metrics import Metrics
 from trainer.observe.phases import Phases
 from trainer.storage import hub
+from trainer.system.exit_codes import EXIT_STORAGE
 
 DISK_BYTES = 1 << 20
 
@@ -46,7 +46,7 @@ def disk(tmp_path, monkeypatch):
 
 def told_in_a_line(error: Exception, why: str = "No space left on device") -> None:
     """By the loop, and by the launcher, whose log is on the same disk."""
-    code, line = explain(error)
+    code, line = explain_error(error)
     assert code == EXIT_STORAGE and why in line and "\n" not in line and line.startswith("error: "), line
     if isinstance(error, OSError):
         code, line = explain_launch(error, None)
@@ -180,12 +180,12 @@ def test_while_the_model_is_downloaded(disk, monkeypatch):
         served.add("owner/model", {hub.WHOLE: b"w" * (2 * DISK_BYTES)})
         monkeypatch.setenv("HF_ENDPOINT", served.url)
         with pytest.raises(Exception) as error:
-            hub.fetch(config, [hub.WHOLE], disk)
+            hub.fetch_files(config, [hub.WHOLE], disk)
         told_in_a_line(error.value)
         served.add("owner/model", {hub.WHOLE: b"w" * 2000})
         for left in disk.rglob("*.incomplete"):
             left.unlink()
-        assert hub.fetch(config, [hub.WHOLE], disk)[0].read_bytes() == b"w" * 2000
+        assert hub.fetch_files(config, [hub.WHOLE], disk)[0].read_bytes() == b"w" * 2000
 
 
 def test_a_disk_that_turns_read_only(disk, tmp_path, told):

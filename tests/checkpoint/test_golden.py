@@ -15,7 +15,7 @@ import pytest
 from tests.loops.jobs import Job
 from trainer import config as c
 from trainer.checkpoint.manager import Checkpoints
-from trainer.checkpoint.rollout_log import history
+from trainer.checkpoint.rollout_log import logged_steps
 from trainer.data.dataset import Dataset
 
 GOLDEN = Path(__file__).with_name("golden")
@@ -49,7 +49,7 @@ def test_it_is_found_and_read(config):
 
 
 def test_its_rollout_log_is_read(config):
-    ((step, graded),) = history(Path(config.run.dir) / "rollouts", None)
+    ((step, graded),) = logged_steps(Path(config.run.dir) / "rollouts", None)
     assert step == SAVED + 1 and len(graded.traces) == len(graded.outcomes) >= 8
     for trace in graded.traces:
         assert trace.logprobs is not None and len(trace.logprobs) == len(trace.learned) == len(

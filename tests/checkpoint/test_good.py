@@ -17,7 +17,7 @@ from trainer.checkpoint.manifest import manifests_here, manifests_there
 from trainer.checkpoint.retention import make_room
 from trainer.config import ConfigError
 from trainer.config.run_folder import read_lines
-from trainer.exit_codes import EXIT_CONFIG
+from trainer.system.exit_codes import EXIT_CONFIG
 
 ROOT = Path(__file__).parents[2]
 FEW = ("checkpoint.keep_last=1", "checkpoint.keep_last_remote=1", "checkpoint.keep_good=2")

@@ -13,7 +13,7 @@ from trainer.checkpoint.attempt import Attempts, committed_step
 from trainer.checkpoint.manifest import every_manifest, manifests_there, pack
 from trainer.checkpoint.resumable import check_resumable
 from trainer.config import ConfigError
-from trainer.errors import StorageError
+from trainer.system.errors import StorageError
 
 FEW = ("checkpoint.keep_last=2", "checkpoint.keep_last_remote=2", "checkpoint.keep_good=0")
 MANY = ("checkpoint.keep_last=9", "checkpoint.keep_last_remote=9")

@@ -10,11 +10,11 @@ from tests import servers
 from tests.checkpoint.synthetic import again, attempt, configure, holds, resend, save, writers
 from tests.lying_store import lying_store
 from trainer.checkpoint import attempt as attempts
-from trainer.checkpoint.attempt import Attempts, Fenced
+from trainer.checkpoint.attempt import AttemptFenced, Attempts
 from trainer.checkpoint.manifest import manifests_there
 from trainer.checkpoint.reader import ShardReader
 from trainer.config import override
-from trainer.errors import StorageError
+from trainer.system.errors import StorageError
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def test_a_listing_that_lags_hides_no_attempt(store, config):
     newer = record.take(0)
     assert (older.epoch, newer.epoch) == (2, 3)
     newer.check()
-    with pytest.raises(Fenced):
+    with pytest.raises(AttemptFenced):
         older.check()
 
 

@@ -11,14 +11,14 @@ import pytest
 from tests import servers
 from tests.lying_store import lying_store
 from trainer.checkpoint import __main__ as asked
-from trainer.checkpoint.attempt import Attempts, Fenced
+from trainer.checkpoint.attempt import AttemptFenced, Attempts
 from trainer.config import ConfigError
-from trainer.errors import StorageError
-from trainer.exit_codes import EXIT_CONFIG, EXIT_PREEMPTED, EXIT_STORAGE
 from trainer.storage import __main__ as storage_command
 from trainer.storage.attempt_record import ALIVE_S
-from trainer.storage.probe import QUICK, probe
+from trainer.storage.probe import QUICK, probe_store
 from trainer.storage.storage import Storage
+from trainer.system.errors import StorageError
+from trainer.system.exit_codes import EXIT_CONFIG, EXIT_PREEMPTED, EXIT_STORAGE
 
 BAD = (
     b"",
@@ -69,7 +69,7 @@ def test_a_malformed_object_is_named_and_passed_over(tmp_path, record, capsys, n
     read = name not in ("00000001", "00000002.beat", "machines")  # what nobody needs to read is not
     assert not read or f"attempts/{name}.json is not what an attempt writes" in capsys.readouterr().err
     assert third.epoch == (4 if name == "00000003" else 3)
-    with pytest.raises(Fenced, match=f"attempt {third.name}"):
+    with pytest.raises(AttemptFenced, match=f"attempt {third.name}"):
         second.check()
     assert record.close(third, EXIT_PREEMPTED, "gone", 2) == EXIT_PREEMPTED
 
@@ -142,6 +142,6 @@ def test_the_probe_of_a_store_that_loses_it_is_one_line(tmp_path, capsys, monkey
         monkeypatch.setattr("trainer.storage.probe.secrets.token_hex", lambda count: "lost")
         store.loses = "probe-lost"
         with pytest.raises(StorageError, match="keeps nothing of what it acknowledges"):
-            probe(f"s3://bucket/{tmp_path.name}", retry=QUICK)
+            probe_store(f"s3://bucket/{tmp_path.name}", retry=QUICK)
         assert storage_command.main(["probe", f"s3://bucket/{tmp_path.name}"]) == EXIT_STORAGE
         assert capsys.readouterr().err.count("\n") == 1

@@ -12,9 +12,9 @@ import pytest
 
 from tests.checkpoint.synthetic import ARCHIVE_DAMAGE, configure, spoil_archive
 from tests.learning.one_rank import same
-from trainer.algorithm.traces import ImageRef, Outcome, completed
+from trainer.algorithm.traces import ImageRef, Outcome, completed_trace
 from trainer.checkpoint.attempt import Attempts
-from trainer.checkpoint.rollout_log import Graded, RolloutLog, history
+from trainer.checkpoint.rollout_log import GradedStep, RolloutLog, logged_steps
 from trainer.config import override
 from trainer.storage.storage import Storage
 
@@ -31,7 +31,7 @@ def graded(step, groups=3, of=2):
             logprobs = [LOGPROBS[i % 4] for i in range(len(ids))]
             text = f"Ünï \ud83d {group}.{index}\n\0"
             samples.append(
-                completed(
+                completed_trace(
                     prompt,
                     ids,
                     group=group,
@@ -46,7 +46,7 @@ def graded(step, groups=3, of=2):
                 )
             )
     outcomes = [Outcome("correct", 1.0, 0.5, 1 / 3), *[Outcome("wrong", 0, -0.0, 1e-17)] * (len(samples) - 1)]
-    return Graded(samples, outcomes, {"reward/algebra_fraction": 1 / 7})
+    return GradedStep(samples, outcomes, {"reward/algebra_fraction": 1 / 7})
 
 
 def equal(a, b) -> bool:
@@ -106,7 +106,7 @@ def test_a_log_of_the_second_format_is_read_for_a_checkpoint_and_by_a_desk_and_n
     assert log.open(2, needed=[3]) == [3]
     found = log.read(3)
     assert found is not None and equal(found, graded(3)) and found.waiting == ()
-    ((step, read),) = history(log.folder, None)
+    ((step, read),) = logged_steps(log.folder, None)
     assert step == 3 and equal(read, found)
     assert log.open(2) == []
     log.close()

@@ -36,14 +36,14 @@ from trainer.checkpoint import staging
 from trainer.checkpoint.format import CheckpointError, Shard
 from trainer.checkpoint.layout import step_name
 from trainer.checkpoint.manager import Checkpoints
-from trainer.checkpoint.retention import Keep, kept
+from trainer.checkpoint.retention import Keep, steps_to_keep
 from trainer.checkpoint.writer import ShardWriter
 from trainer.config import override
-from trainer.errors import StorageError
 from trainer.storage.storage import Storage
-from trainer.storage.stores import Retry
+from trainer.storage.stores import RetryPolicy
+from trainer.system.errors import StorageError
 
-QUICK = Retry(attempts=2, first_wait_s=0.1, max_wait_s=0.2, request_retries=0, request_retry_s=1.0)
+QUICK = RetryPolicy(attempts=2, first_wait_s=0.1, max_wait_s=0.2, request_retries=0, request_retry_s=1.0)
 
 # --- retention and budget -----------------------------------------------------------------------------------
 
@@ -127,21 +127,27 @@ def test_what_is_kept():
     def manifests(*steps, scores=()):
         return {step: {"step": step, "score": dict(scores).get(step)} for step in steps}
 
-    assert kept(manifests(2, 4, 6), Keep(2, 0), safe=6) == {4, 6}
-    assert kept(manifests(2, 4, 6), Keep(2, 0), safe=4) == {2, 4, 6}, "6 is not yet in the store"
-    assert kept(manifests(2, 4, 6, 8, 10), Keep(2, 0), safe=4) == {
+    assert steps_to_keep(manifests(2, 4, 6), Keep(2, 0), safe=6) == {4, 6}
+    assert steps_to_keep(manifests(2, 4, 6), Keep(2, 0), safe=4) == {2, 4, 6}, "6 is not yet in the store"
+    assert steps_to_keep(manifests(2, 4, 6, 8, 10), Keep(2, 0), safe=4) == {
         2,
         4,
         8,
         10,
     }, "nor are 8 and 10; 6 is behind"
-    assert kept(manifests(2, 4, 6, scores={2: 0.9}), Keep(1, 1), safe=6) == {2, 6}
-    assert kept(manifests(2, 4), Keep(1, 0), safe=0) == {4}
+    assert steps_to_keep(manifests(2, 4, 6, scores={2: 0.9}), Keep(1, 1), safe=6) == {2, 6}
+    assert steps_to_keep(manifests(2, 4), Keep(1, 0), safe=0) == {4}
     late = manifests(2, 4, 6, 8, 10)
-    assert kept(late, Keep(1, 0, good=2, trouble=7), safe=10) == {4, 6, 10}, "from before the trouble"
-    assert kept(late, Keep(1, 0, good=2, trouble=6), safe=10) == {2, 4, 10}, "6 is of the step with the alarm"
+    assert steps_to_keep(late, Keep(1, 0, good=2, trouble=7), safe=10) == {4, 6, 10}, (
+        "from before the trouble"
+    )
+    assert steps_to_keep(late, Keep(1, 0, good=2, trouble=6), safe=10) == {2, 4, 10}, (
+        "6 is of the step with the alarm"
+    )
     assert (
-        kept(late, Keep(1, 0, good=2), safe=10) == kept(late, Keep(1, 0, good=0, trouble=7), safe=10) == {10}
+        steps_to_keep(late, Keep(1, 0, good=2), safe=10)
+        == steps_to_keep(late, Keep(1, 0, good=0, trouble=7), safe=10)
+        == {10}
     )
 
 

@@ -92,7 +92,7 @@ def test_what_is_no_address_is_refused_with_the_change_to_make(text, message):
 
 def shell(address, kept):
     done = subprocess.run(
-        ["bash", "trainer/bucket.sh", address, kept], cwd=ROOT, capture_output=True, text=True
+        ["bash", "trainer/shell/bucket.sh", address, kept], cwd=ROOT, capture_output=True, text=True
     )
     assert done.returncode in (0, 2) and bool(done.stderr) == bool(done.returncode), done.stderr
     return done.returncode == 0

@@ -9,7 +9,7 @@ import pytest
 
 from trainer import config as c
 from trainer.config import Band, ConfigError, Expected, RunConfig
-from trainer.config.expected import ExpectationWatch, check_bands, compare
+from trainer.config.expected import ExpectationWatch, check_bands, compare_with_bands
 
 ACCURACY = Band(
     metric="eval/accuracy", steps=(0, 10, 60), low=(0.3, 0.6, 0.8), high=(0.4, 0.8, 1.0), source="own runs"
@@ -30,11 +30,15 @@ def test_edges_are_straight_lines_between_the_named_steps(step, edges):
 
 def test_nothing_is_expected_outside_of_the_named_steps():
     assert ACCURACY.edges(61) is None
-    assert compare(Expected(bands=(ACCURACY,)), history("eval/accuracy", {61: 0.0})).last_step == -1
+    assert (
+        compare_with_bands(Expected(bands=(ACCURACY,)), history("eval/accuracy", {61: 0.0})).last_step == -1
+    )
 
 
 def test_a_run_inside_its_bands_is_within_expectation():
-    verdict = compare(Expected(bands=(ACCURACY,)), history("eval/accuracy", {0: 0.35, 10: 0.7, 60: 0.9}))
+    verdict = compare_with_bands(
+        Expected(bands=(ACCURACY,)), history("eval/accuracy", {0: 0.35, 10: 0.7, 60: 0.9})
+    )
     assert not verdict.departures and verdict.measured == {"eval/accuracy": 3}
     assert str(verdict) == "within expectation up to step 60"
 
@@ -46,7 +50,7 @@ def test_the_first_step_outside_comes_first():
         {"step": 20, "eval/accuracy": 0.2, "reward/mean": 0.9},
         {"step": 30, "eval/accuracy": 0.1, "reward/mean": 0.1},
     ]
-    verdict = compare(Expected(bands=(ACCURACY, reward)), records)
+    verdict = compare_with_bands(Expected(bands=(ACCURACY, reward)), records)
     assert [(d.band.metric, d.step) for d in verdict.departures] == [
         ("reward/mean", 10),
         ("eval/accuracy", 20),
@@ -57,19 +61,19 @@ def test_the_first_step_outside_comes_first():
 def test_a_window_compares_the_median_and_waits_until_it_is_full():
     band = replace(ACCURACY, window=3)
     values = {10: 0.7, 11: 0.0, 12: 0.7, 13: 0.0}
-    verdict = compare(Expected(bands=(band,)), history("eval/accuracy", values))
+    verdict = compare_with_bands(Expected(bands=(band,)), history("eval/accuracy", values))
     assert [(d.step, d.value) for d in verdict.departures] == [(13, 0.0)]
     assert verdict.measured == {"eval/accuracy": 2}
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, "NaN"])
 def test_what_is_not_finite_is_outside(value):
-    assert compare(Expected(bands=(ACCURACY,)), history("eval/accuracy", {10: value})).departures
+    assert compare_with_bands(Expected(bands=(ACCURACY,)), history("eval/accuracy", {10: value})).departures
 
 
 def test_a_band_with_one_edge():
     band = Band(metric="time/step_s", steps=(1, 9), high=(100.0, 100.0), source="a page")
-    verdict = compare(Expected(bands=(band,)), history("time/step_s", {1: 5.0, 2: 150.0}))
+    verdict = compare_with_bands(Expected(bands=(band,)), history("time/step_s", {1: 5.0, 2: 150.0}))
     assert str(verdict).endswith("it is 150, expected at most 100")
 
 

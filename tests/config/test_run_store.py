@@ -27,7 +27,7 @@ def test_everything_lies_below_the_run(bucket):
 def test_a_run_without_a_bucket_has_its_folder():
     config = c.RunConfig(run=c.Run(id="run-1", dir="runs/run-1"))
     assert RunStore.of(config) is None
-    assert RunStore.here(config).checkpoints == "runs/run-1/checkpoints"
+    assert RunStore.at_run_folder(config).checkpoints == "runs/run-1/checkpoints"
     config = c.override(config, ["checkpoint.remote=s3://mine"])
     store = RunStore.of(config)
     assert store and store.root == "s3://mine/run-1"

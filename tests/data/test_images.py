@@ -10,7 +10,7 @@ from PIL import Image, ImageOps
 
 from trainer.config import ConfigError
 from trainer.data import images
-from trainer.data.images import decode, size_of
+from trainer.data.images import decode_image, image_size
 
 
 def encoded(image: Image.Image, kind: str = "PNG", **options) -> bytes:
@@ -39,8 +39,8 @@ def test_the_exif_orientation_is_applied_and_the_header_tells_the_size(kind, ori
     plain = scene()
     plain.getexif()[0x0112] = orientation
     wanted = ImageOps.exif_transpose(plain)
-    got = decode(data, "r")
-    assert got.size == wanted.size == size_of(data, "r") == ((40, 60) if orientation > 4 else (60, 40))
+    got = decode_image(data, "r")
+    assert got.size == wanted.size == image_size(data, "r") == ((40, 60) if orientation > 4 else (60, 40))
     assert np.abs(np.asarray(got, dtype=int) - np.asarray(wanted, dtype=int)).max() <= (
         40 if kind == "JPEG" else 0
     )
@@ -62,13 +62,13 @@ RAMP = np.linspace(0, 1, 64 * 48).reshape(48, 64)
     ids=["png-16", "tiff-16", "tiff-32", "float-1", "float-255", "float-any"],
 )
 def test_more_than_eight_bits_are_scaled_and_not_cut_off(levels, kind):
-    got = np.asarray(decode(encoded(Image.fromarray(levels), kind), "r"), dtype=int)
+    got = np.asarray(decode_image(encoded(Image.fromarray(levels), kind), "r"), dtype=int)
     assert got.shape == (48, 64, 3) and np.abs(got[..., 0] - RAMP * 255).max() <= 1
 
 
 def test_dark_sixteen_bit_images_stay_dark():
     dark = Image.fromarray(np.full((48, 64), 257 * 40, dtype=np.uint16))
-    assert set(decode(encoded(dark), "r").get_flattened_data()) == {(40, 40, 40)}
+    assert set(decode_image(encoded(dark), "r").get_flattened_data()) == {(40, 40, 40)}
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
@@ -77,14 +77,14 @@ def test_transparent_pixels_are_white(mode):
     image.paste((0, 0, 0, 255), (0, 0, 20, 40))
     if mode == "P":
         image = image.quantize(4)
-    got = decode(encoded(image.convert(mode)), "r")
+    got = decode_image(encoded(image.convert(mode)), "r")
     assert got.getpixel((5, 5)) == (0, 0, 0) and got.getpixel((35, 5)) == (255, 255, 255)
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "CMYK", "YCbCr"])
 def test_other_modes_become_rgb(mode):
     assert (
-        decode(encoded(scene().convert(mode), "JPEG" if mode in ("CMYK", "YCbCr") else "PNG"), "r").mode
+        decode_image(encoded(scene().convert(mode), "JPEG" if mode in ("CMYK", "YCbCr") else "PNG"), "r").mode
         == "RGB"
     )
 
@@ -102,18 +102,18 @@ def test_other_modes_become_rgb(mode):
 )
 def test_what_is_not_allowed_or_damaged_is_one_line_that_names_the_row(data):
     with pytest.raises(ConfigError, match="row r7: its image does not decode") as caught:
-        decode(data, "r7")
+        decode_image(data, "r7")
     assert "\n" not in str(caught.value)
 
 
 def test_an_image_above_the_limit_is_not_decoded(monkeypatch):
     monkeypatch.setattr(images, "MAX_PIXELS", 2000)
     with pytest.raises(ConfigError, match="60x40 is more than 2000 pixels"):
-        decode(encoded(scene()), "r")
+        decode_image(encoded(scene()), "r")
 
 
 def test_sizes_are_read_without_decoding(monkeypatch):
     data = [encoded(scene(), kind) for kind in ("PNG", "JPEG", "WEBP", "TIFF", "GIF", "BMP")]
     monkeypatch.setattr(Image.Image, "load", lambda self: pytest.fail("decoded"))
     for one in data:
-        assert size_of(one, "r") == (60, 40)
+        assert image_size(one, "r") == (60, 40)

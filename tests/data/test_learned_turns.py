@@ -105,14 +105,14 @@ def test_logprobs_of_learned_turns_are_plain_transformers(tiny_model):
     from transformers import AutoModelForImageTextToText
 
     from trainer.learning.logprobs import LogprobModel
-    from trainer.loops.sft import lesson
+    from trainer.loops.sft import solution_trace
 
     prompter = Prompter(Model(path=str(tiny_model), min_pixels=784))
     rows = [
         row([CHAT[0], CHAT[1], CHAT[4]], "Three.", [1], []),
         row(CHAT[:5], "Three of them.", [1], [raw.encoded(raw.drawing(0, 56, 84))]),
     ]
-    items = [lesson(prompter, i, r) for i, r in enumerate(rows)]
+    items = [solution_trace(prompter, i, r) for i, r in enumerate(rows)]
     batch = collate(items, lambda t: prompter.encode(rows[t.row]), prompter.positions)
     hf = AutoModelForImageTextToText.from_pretrained(tiny_model, dtype=torch.float32)
     want = []

@@ -9,7 +9,7 @@ import pytest
 from trainer.config import ConfigError, Model, Split, override
 from trainer.data.byte_cache import ENTRY_BYTES, ByteCache
 from trainer.data.dataset import Dataset
-from trainer.data.lengths import cached, measure, usable_rows
+from trainer.data.lengths import cached_lengths, measure_lengths, usable_rows
 from trainer.data.processor import Prompter
 
 
@@ -19,10 +19,10 @@ def test_any_slice_has_the_processors_lengths(small_config, mixed_dataset):
     solutions = [len(prompter.tokenizer(row.solution)["input_ids"]) + 1 for row in dataset]
     assert len(set(prompts)) > 3
     for start, stop in ((0, 64), (3, 5), (10, 10), (63, 64)):
-        lengths = measure(prompter, dataset, start, stop, solutions=True)
+        lengths = measure_lengths(prompter, dataset, start, stop, solutions=True)
         assert lengths[:, 0].tolist() == prompts[start:stop]
         assert lengths[:, 1].tolist() == solutions[start:stop]
-    assert measure(prompter, dataset, 0, 4, solutions=False)[:, 1].tolist() == [0] * 4
+    assert measure_lengths(prompter, dataset, 0, 4, solutions=False)[:, 1].tolist() == [0] * 4
 
 
 def test_the_key_changes_with_whatever_lengths_depend_on(small_config):
@@ -41,13 +41,13 @@ def test_lengths_are_computed_once_and_a_damaged_file_is_replaced(tmp_path):
         return np.array([[3, 4]], np.int32)
 
     for _ in range(3):
-        assert cached(["key"], compute, tmp_path).tolist() == [[3, 4]]
+        assert cached_lengths(["key"], compute, tmp_path).tolist() == [[3, 4]]
     assert len(calls) == 1
-    cached(["other"], compute, tmp_path)
+    cached_lengths(["other"], compute, tmp_path)
     assert len(calls) == 2
     for path in tmp_path.iterdir():
         path.write_bytes(path.read_bytes()[:-3])
-    assert cached(["key"], compute, tmp_path).tolist() == [[3, 4]] and len(calls) == 3
+    assert cached_lengths(["key"], compute, tmp_path).tolist() == [[3, 4]] and len(calls) == 3
 
 
 def test_sequences_that_the_model_cannot_read_are_refused(tiny_model):
@@ -71,7 +71,7 @@ def test_a_row_whose_text_names_a_vision_token_is_named_before_anything_is_loade
         row["messages"][-1]["content"].append({"type": "text", "text": f"What is {token}?"})
     monkeypatch.setattr(dataset, "tables", lambda *_: [pa.Table.from_pylist([row], schema=table.schema)])
     with pytest.raises(ConfigError, match=f"row {row['id']}: .* in its text"):
-        measure(prompter, dataset, 3, 4, solutions=True)
+        measure_lengths(prompter, dataset, 3, 4, solutions=True)
 
 
 def test_rows_are_chosen_by_their_lengths(small_config, capsys):

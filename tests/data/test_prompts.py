@@ -8,14 +8,14 @@ import json
 import pytest
 
 from data_prep.write.shards import write_dataset
-from recipes import recipe_files
 from recipes.presets import resolve
+from recipes.recipe import recipe_files
 from tests.conftest import make_rows
 from trainer.config import ConfigError, Rewards
 from trainer.data import lengths, prompts
 from trainer.data.dataset import Dataset
 from trainer.data.processor import Prompter
-from trainer.data.prompts import Prompting
+from trainer.data.prompts import PromptWording
 from trainer.data.schema import LEARNED, SYSTEM_PROMPT, TEXT_SYSTEM_PROMPT
 from trainer.rewards.grading.forms import FORMS
 from trainer.rewards.scorer import Scorer
@@ -45,13 +45,13 @@ def test_every_form_has_a_message_that_asks_for_it():
     ],
 )
 def test_the_system_message(system_prompt, answer, messages, told):
-    asked = Prompting(system_prompt, answer).asked(messages, "mine")
+    asked = PromptWording(system_prompt, answer).asked(messages, "mine")
     assert [m["content"] for m in asked if m["role"] == "system"] == ([told] if told else [])
     assert asked[-1] == messages[-1]
 
 
 def test_a_benchmark_is_asked_in_its_own_words():
-    published = Prompting("published", "any")
+    published = PromptWording("published", "any")
     (vision,) = published.asked(PICTURE, "mathvision/algebra")
     assert [part["type"] for part in vision["content"]] == ["text", "image", "text"]
     assert vision["content"][0]["text"] == prompts.BEFORE["mathvision"]
@@ -71,11 +71,11 @@ def test_rows_and_their_lengths_are_those_that_are_asked(small_config, tmp_path)
     prompter = Prompter(small_config.model)
     seen = {}
     for system_prompt in ("rows", "none", "Think hard about it."):
-        dataset = Dataset(tmp_path / "d", prompting=Prompting(system_prompt))
+        dataset = Dataset(tmp_path / "d", prompting=PromptWording(system_prompt))
         (turn,) = dataset[0].extra[LEARNED]
         assert dataset[0].messages[turn]["content"] == "4"
         seen[system_prompt] = len(prompter.token_ids(dataset[0]))
-        assert lengths.measure(prompter, dataset, 0, 1, False)[0, 0] == seen[system_prompt]
+        assert lengths.measure_lengths(prompter, dataset, 0, 1, False)[0, 0] == seen[system_prompt]
     assert len(set(seen.values())) == 3
 
 
@@ -111,15 +111,15 @@ def test_a_solution_does_not_open_the_reasoning_again(small_config, tmp_path, so
         assert whole.count("</think>") == int(bool(closed)), "what is opened is closed once"
         if opens and solution == "2":
             assert whole.endswith("<think>\n\n</think>\n\n2" + prompter.tokenizer.eos_token)
-        counted = lengths.measure(prompter, Dataset(tmp_path / "d"), 0, 1, True)[0, 1]
+        counted = lengths.measure_lengths(prompter, Dataset(tmp_path / "d"), 0, 1, True)[0, 1]
         assert counted == (len(learned) if solution else 0)
 
 
 def test_a_file_of_a_system_message_is_read_at_the_desk(tmp_path):
     (tmp_path / "p.txt").write_text("Reply with = and: the number.\n")
-    _, (given,) = recipe_files.expand("demo", [f"data.system_prompt=@{tmp_path}/p.txt"])
+    _, (given,) = recipe_files.expand_paths("demo", [f"data.system_prompt=@{tmp_path}/p.txt"])
     assert json.loads(given.partition("=")[2]) == "Reply with = and: the number."
     config = resolve("demo", [given]).config
     assert config.data.system_prompt == "Reply with = and: the number."
     with pytest.raises(ConfigError, match="name a text file"):
-        recipe_files.expand("demo", [f"data.system_prompt=@{tmp_path}/none.txt"])
+        recipe_files.expand_paths("demo", [f"data.system_prompt=@{tmp_path}/none.txt"])

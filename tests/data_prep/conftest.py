@@ -3,7 +3,7 @@
 import pytest
 
 from data_prep.ingest import hub
-from trainer.backoff import Backoff
+from trainer.system.backoff import Backoff
 
 
 @pytest.fixture(autouse=True)

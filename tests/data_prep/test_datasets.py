@@ -17,7 +17,7 @@ from data_prep.sources.catalog import CATALOG
 from tests import servers
 from tests.data_prep import hub_server, raw
 from trainer.data.dataset import Dataset, read_manifest
-from trainer.data.schema import question
+from trainer.data.schema import question_text
 
 
 def parquet(rows: list[dict]) -> bytes:
@@ -75,7 +75,9 @@ def test_gsm8k(hub, tmp_path, capsys):
     first = rows[0][0]
     assert (first.answer, first.answer_type, first.images, first.source) == ("1242", "number", [], "gsm8k")
     assert first.solution == "<think> She has 6*207 = 1242 nuts. </think><answer> $\\boxed{1242}$ </answer>"
-    assert question(first.messages) == GSM8K["question"] and "picture" not in first.messages[0]["content"]
+    assert (
+        question_text(first.messages) == GSM8K["question"] and "picture" not in first.messages[0]["content"]
+    )
     manifest = read_manifest(tmp_path / "out")
     assert manifest.revision == commit and manifest.quarantined == {"no_answer_field": 1}
     assert [f["path"] for f in manifest.settings["sources"][0]["files"]] == [
@@ -276,7 +278,8 @@ def test_the_other_published_sets_by_their_columns(name, hub, tmp_path):
     rows = [row for split in manifest.rows for row in Dataset(tmp_path / "out", split)]
     if name == "alpaca":
         assert (
-            question(rows[0].messages) == "Add.\n\n3 and 4" and rows[0].solution == "The sum is seven. " * 20
+            question_text(rows[0].messages) == "Add.\n\n3 and 4"
+            and rows[0].solution == "The sum is seven. " * 20
         )
         assert rows[0].answer == "" and len(rows[0].messages) == 1
         return
@@ -315,7 +318,7 @@ def test_mathvista_and_the_overlap_with_it(hub, tmp_path, capsys):
         ("mathvista/Geometry3K", "1.2", "number"),
         ("mathvista/IconQA", "13", "number"),
     ]
-    assert question(rows[0].messages) == VISTA["query"]
+    assert question_text(rows[0].messages) == VISTA["query"]
     assert read_manifest(tmp_path / "vista").quarantined == {}
     fields = {
         "pid": "1",

@@ -8,23 +8,25 @@ from data_prep.cli import main
 from data_prep.from_run import rows
 from data_prep.write.derive import read_completions
 from trainer import config as configuration
-from trainer.algorithm.traces import Outcome, completed
+from trainer.algorithm.traces import Outcome, completed_trace
 from trainer.checkpoint.attempt import Attempts
-from trainer.checkpoint.rollout_log import Graded, RolloutLog
+from trainer.checkpoint.rollout_log import GradedStep, RolloutLog
 from trainer.config import override
 from trainer.storage.storage import Storage
 
 
-def graded(step: int, text: str = "so") -> Graded:
+def graded(step: int, text: str = "so") -> GradedStep:
     """Two groups of two: one told right from wrong, one flat."""
     samples = []
     for g in range(2):
         for i in range(2):
             about = {"group": g, "row": 10 * step + g, "index": i, "text": f"{text} {step}.{g}.{i}"}
             logprobs = [-0.5] * (1 + i)
-            samples.append(completed([1] * 5, [7, 8, 9][: 1 + i], logprobs=logprobs, version=step, **about))
+            samples.append(
+                completed_trace([1] * 5, [7, 8, 9][: 1 + i], logprobs=logprobs, version=step, **about)
+            )
     right, wrong = Outcome("correct", 1.0, 1.0, 1.5), Outcome("wrong", 0.0, 1.0, 0.5)
-    return Graded(samples, [right, wrong, wrong, wrong], {})
+    return GradedStep(samples, [right, wrong, wrong, wrong], {})
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from data_prep.ingest.hub import Repository
 from tests.data_prep import hub_server
 from trainer.config import ConfigError
-from trainer.errors import StorageError
+from trainer.system.errors import StorageError
 
 REPO = "owner/set"
 BIG = random.Random(0).randbytes(3_000_000)

@@ -22,7 +22,7 @@ from tests.data_prep import raw
 from tests.data_prep.test_own import lines, run
 from trainer.config import ConfigError
 from trainer.data.dataset import Dataset, read_manifest
-from trainer.data.schema import placeholders, question
+from trainer.data.schema import count_placeholders, question_text
 
 
 def parsed(record: dict, **options):
@@ -103,8 +103,8 @@ def test_a_text_that_names_other_images_than_there_are_is_left_out(record):
 def test_images_stand_where_the_text_names_them(record, images):
     found = parsed(record)
     assert found.images == images
-    assert placeholders(found.messages) == len(images)
-    assert "<im" not in question(found.messages)
+    assert count_placeholders(found.messages) == len(images)
+    assert "<im" not in question_text(found.messages)
 
 
 QUESTION = "Is the ball red or blue?"
@@ -154,7 +154,7 @@ COLORS = ["red", "blue"]
 )
 def test_choices_are_shown_with_letters_once(record, answer, shown):
     found = parsed(record)
-    asked = question(found.messages)
+    asked = question_text(found.messages)
     assert found.answer == answer
     assert shown in asked and asked.count("blue") + asked.count("3") <= 3
     if "A. red\nB. blue" in asked and "blue B" not in asked:

@@ -22,7 +22,7 @@ from data_prep.sources.source import Candidate
 from tests.data_prep import raw
 from trainer.config import ConfigError
 from trainer.data.dataset import Dataset, read_manifest
-from trainer.data.schema import question
+from trainer.data.schema import question_text
 
 ROWS = 6
 DATA_URL = "data:image/png;base64,"
@@ -239,8 +239,8 @@ def test_every_form_is_read_with_its_images_and_answers(form, tmp_path, capsys):
     rows = list(Dataset(tmp_path / "out"))
     assert [row.images for row in rows] == [[raw.image(i)] for i in range(ROWS)]
     assert [row.answer for row in rows] == [str(i) for i in range(ROWS)]
-    assert [question(row.messages).strip() for row in rows] == [f"Q{i}?" for i in range(ROWS)]
-    assert "image" not in str(question(rows[0].messages))
+    assert [question_text(row.messages).strip() for row in rows] == [f"Q{i}?" for i in range(ROWS)]
+    assert "image" not in str(question_text(rows[0].messages))
     if form is virl39k:
         assert rows[3].extra["PassRate_32BTrained"] == 0.6
     if form is openai:
@@ -261,10 +261,10 @@ def test_text_only_rows_and_types_and_rejected_answers_are_shown(tmp_path, capsy
     ]
     source = lines(tmp_path / "d.jsonl", records)
     assert run("prepare", source, "--out", tmp_path / "out", "--validation", 0) == 0
-    rows = {question(row.messages).split("\n")[0]: row for row in Dataset(tmp_path / "out")}
+    rows = {question_text(row.messages).split("\n")[0]: row for row in Dataset(tmp_path / "out")}
     assert rows["Big?"].answer == str(2**70) and rows["Yes?"].answer == "true"
     assert (rows["Which?"].answer, rows["Pick."].answer) == ("B", "B")
-    assert question(rows["Which?"].messages) == "Which?\n\nA. x\nB. y"
+    assert question_text(rows["Which?"].messages) == "Which?\n\nA. x\nB. y"
     said = capsys.readouterr().out
     assert "rejected as math: 1, e.g. ''" in said and "letter         2" in said
     assert read_manifest(tmp_path / "out").quarantined == {"bad_answer": 1}

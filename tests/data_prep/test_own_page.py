@@ -11,7 +11,7 @@ from PIL import Image
 
 from data_prep import cli
 from examples.demo import tiny_model
-from recipes.cli import main
+from recipes.commands.cli import main
 
 PAGE = Path(__file__).parents[2] / "docs/data.md"
 ELSEWHERE = re.compile(r"geometry3k|reasoning-gym|mathv60k|virl39k|generated|RUN|runs/ID|s3://|evaluate")

@@ -19,7 +19,7 @@ from data_prep.sources import mathv60k
 from tests.data_prep import raw
 from trainer.config import ConfigError
 from trainer.data.dataset import Dataset
-from trainer.data.schema import question
+from trainer.data.schema import question_text
 
 IMG = raw.FOREIGN + "mathv60k_img/"
 WHOLE = Settings(validation=0)
@@ -99,7 +99,7 @@ def defects(tmp_path_factory):
 def test_sound_rows_are_kept_with_their_images(defects):
     out, manifest, _ = defects
     rows = list(Dataset(out))
-    assert [question(row.messages).strip() for row in rows] == ["Good?", "RGBA?", "P?", "CMYK?", "Half?"]
+    assert [question_text(row.messages).strip() for row in rows] == ["Good?", "RGBA?", "P?", "CMYK?", "Half?"]
     assert [(row.answer, row.answer_type) for row in rows] == [
         ("A", "letter"),
         ("B", "letter"),
@@ -256,7 +256,7 @@ def families(folder, count: int = 60, copies: int = 3):
 
 
 def family_of(row) -> str:
-    return question(row.messages).split(",")[0]
+    return question_text(row.messages).split(",")[0]
 
 
 def test_near_identical_images_never_stand_on_both_sides(tmp_path):

@@ -12,7 +12,7 @@ from trainer.config import ConfigError
 from trainer.data.dataset import Dataset
 from trainer.data.prompt_stream import PromptStream
 from trainer.data.schema import reference_of
-from trainer.rewards import families
+from trainer.rewards import task_families
 
 QUICK = ["--workers", "1", "--validation", "0.2"]
 
@@ -105,10 +105,13 @@ def test_rows_that_no_verifier_can_grade_are_quarantined(tmp_path):
 def test_what_each_family_is_fit_for():
     """Every family makes rows that it grades, but for these. sokoban is left out: it draws for minutes."""
     refused = {}
-    for family in sorted(families.load(families.packages()).DATASETS.keys() - {"composite", "sokoban"}):
+    for family in sorted(
+        task_families.load_families(task_families.family_packages()).DATASETS.keys()
+        - {"composite", "sokoban"}
+    ):
         try:
             for row in Families({family: 1.0}, 2, difficulty=(1, 1)).rows():
-                if error := families.fault(reference_of(row.answer, row.extra)):
+                if error := task_families.task_fault(reference_of(row.answer, row.extra)):
                     refused[family] = error.partition(" '")[0].partition(" (")[0]
         except ConfigError as error:
             refused[family] = str(error).partition(" (")[0]

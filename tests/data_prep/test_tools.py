@@ -45,7 +45,7 @@ def test_the_mask_shows_every_token_of_the_whole_chat_and_which_are_learned(
 ):
     from transformers import AutoProcessor
 
-    from trainer.data.images import decode
+    from trainer.data.images import decode_image
 
     processor = AutoProcessor.from_pretrained(tiny_model)
     options = ("--tokenizer", tiny_model, "--min-pixels", 784, "--max-pixels", 50176, "-n", 4, "--mask")
@@ -61,7 +61,7 @@ def test_the_mask_shows_every_token_of_the_whole_chat_and_which_are_learned(
             + row.solution
             + "<|im_end|>"
         )
-        images = {"images": [decode(data, row.id) for data in row.images]} if row.images else {}
+        images = {"images": [decode_image(data, row.id) for data in row.images]} if row.images else {}
         size = {"images_kwargs": {"size": {"shortest_edge": 784, "longest_edge": 50176}}} if images else {}
         assert (
             ids[" "] + ids["+"]

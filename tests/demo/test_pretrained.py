@@ -14,8 +14,8 @@ from trainer import config as c
 from trainer.config import Model
 from trainer.data.dataset import Dataset
 from trainer.data.processor import Prompter
-from trainer.data.prompts import Prompting
-from trainer.loops.sft import lesson
+from trainer.data.prompts import PromptWording
+from trainer.loops.sft import solution_trace
 from trainer.rewards.grading.grader import grade
 
 OWN_SYSTEM = (
@@ -49,7 +49,7 @@ def test_rows_are_asked_by_the_model_s_own_template(model, rows):
     row = Dataset(rows)[0]
     assert prompter.texts([row.messages]) == [ASKED + turns(row)]
     # the template speaks for itself where no system message is left
-    bare = Dataset(rows, prompting=Prompting("none"))[0]
+    bare = Dataset(rows, prompting=PromptWording("none"))[0]
     assert prompter.texts([bare.messages]) == [OWN_SYSTEM + turns(row)]
     assert prompter.opening == ""
     ids = prompter.token_ids(row)
@@ -89,7 +89,7 @@ def test_special_tokens_are_single_and_none_is_banned(model):
 def test_an_equation_is_learned_with_its_end_and_nothing_before(model, rows):
     prompter = Prompter(Model(path=str(model)))
     row = Dataset(rows)[0]
-    trace = lesson(prompter, 0, row)
+    trace = solution_trace(prompter, 0, row)
     learned = prompter.tokenizer.decode(trace.tokens[trace.learned])
     assert learned == f"{row.solution}<|im_end|>"
     assert trace.shared == len(prompter.token_ids(row)) == trace.learned[0]

@@ -33,9 +33,9 @@ from tests.fleet.jobs import FleetJob, WorkerProcess, assert_same_run
 from tests.loops.drill import configure, show
 from tests.loops.jobs import Job
 from trainer import config as c
-from trainer.exit_codes import EXIT_PREEMPTED, RECOVER_EXIT_CODES
 from trainer.observe.history import read_history
 from trainer.storage.storage import Storage
+from trainer.system.exit_codes import EXIT_PREEMPTED, RECOVER_EXIT_CODES
 
 FAULTS = (
     "worker killed",

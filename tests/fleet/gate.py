@@ -34,8 +34,8 @@ from tests.lab import hosts
 from tests.loops.drill import configure, show
 from tests.loops.jobs import Job
 from trainer import config as c
-from trainer.exit_codes import RECOVER_EXIT_CODES
 from trainer.observe.history import read_history
+from trainer.system.exit_codes import RECOVER_EXIT_CODES
 
 STEPS = 6
 PARTS = ("alone", "fleet", "compare")

@@ -26,8 +26,8 @@ def lie() -> None:
     """Loaded late, as the worker itself does."""
     from trainer.weights import in_process
 
-    push = in_process.push
-    in_process.push = lambda source, engine: push(Scaled(source), engine)
+    push = in_process.push_weights
+    in_process.push_weights = lambda source, engine: push(Scaled(source), engine)
 
 
 class LyingWorker(worker.Worker):

@@ -10,10 +10,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainer.config.run_store import RunStore
-from trainer.fleet.mirror import Mirror, Version
+from trainer.fleet.mirror import WeightMirror, WeightVersion
 from trainer.fleet.objects import Anchor, Objects, first_lineage, next_lineage, version_key
 from trainer.fleet.publish import PublisherPart
-from trainer.fleet.starting_weights import pretrained
+from trainer.fleet.starting_weights import load_pretrained
 from trainer.storage.seal import Seal
 from trainer.storage.storage import Storage
 
@@ -42,9 +42,9 @@ def published(config, rank, port):
     from tests.learning.scenarios import fixed_items, update
 
     # Before the policy: while that is there, transformers shards every model that it loads.
-    model = pretrained(config)
+    model = load_pretrained(config)
     worker = OneRank(config)
-    worker.process.meet(rank, rank, "127.0.0.1", port)
+    worker.process.set_rank(rank, rank, "127.0.0.1", port)
     worker.learner.start(10)
     store = RunStore.of(config)
     assert store is not None
@@ -58,7 +58,7 @@ def published(config, rank, port):
     mirror = None
     if rank == 0:
         layout = [one.layout for one in opened]
-        mirror = Mirror(objects, layout, model.tensors, lambda *_: None, 1 << 20, model.merged)
+        mirror = WeightMirror(objects, layout, model.tensors, lambda *_: None, 1 << 20, model.merged)
         mirror.to(0, lineage, [anchor])
         out["same start"] = mirror.digests() == [one.digest for one in opened]
     for number in range(1, VERSIONS + 1):
@@ -71,7 +71,7 @@ def published(config, rank, port):
             continue
         after = next_lineage(lineage, [entry["sha256"] for entry in entries])
         digests = tuple(entry["digest"] for entry in entries)
-        version = Version(number, after, number - 1, lineage, tuple(entries), digests)
+        version = WeightVersion(number, after, number - 1, lineage, tuple(entries), digests)
         objects.put_json(version_key(number, after), asdict(version))
         mirror.to(number, after, [anchor])
         held = dict(tensor for group in mirror.groups() for tensor in group)

@@ -13,14 +13,14 @@ from tests.fleet.test_dispatch import head as head
 from tests.fleet.test_verify import UNIT, good
 from tests.fleet.test_worker_ends import Run, sampled
 from trainer.checkpoint.attempt import Attempt
-from trainer.errors import StorageError
-from trainer.exit_codes import EXIT_CONFIG
 from trainer.fleet import dispatch
-from trainer.fleet.admission import Admission
+from trainer.fleet.admission import AdmissionTest
 from trainer.fleet.dispatch import NoWorkers
 from trainer.fleet.objects import samples_key, worker_key
-from trainer.fleet.scheduler import Given
-from trainer.fleet.units import pack
+from trainer.fleet.scheduler import GivenUnit
+from trainer.fleet.units import pack_samples
+from trainer.system.errors import StorageError
+from trainer.system.exit_codes import EXIT_CONFIG
 
 PROBE = replace(UNIT, name="probe")
 
@@ -31,7 +31,7 @@ def policy(traces):
 
 
 def test_the_policy_is_admitted_and_another_model_is_not():
-    admission = Admission(lambda version: pytest.fail("not asked"), policy, 0.02)
+    admission = AdmissionTest(lambda version: pytest.fail("not asked"), policy, 0.02)
     assert admission.refusal(good(), "NVIDIA L40S") == ""
     near, far = [], []
     for trace in good():
@@ -138,8 +138,8 @@ def test_samples_of_a_worker_that_is_not_admitted_train_nothing(head, tmp_path):
     worker.join(one.held.name)
     one.offer([UNIT])
     worker.mail()
-    given = Given(UNIT.name, 1)
-    worker.objects.put(samples_key(one.held.name, UNIT.name, 1, "w0"), pack(UNIT, 1, "w0", good()))
+    given = GivenUnit(UNIT.name, 1)
+    worker.objects.put(samples_key(one.held.name, UNIT.name, 1, "w0"), pack_samples(UNIT, 1, "w0", good()))
     worker.heartbeat.sent(one.held.name, given, 4.0)
     until(lambda: one.counts.late == 1)
     assert not one.has([UNIT]) and one.counts.units == 0

@@ -14,12 +14,12 @@ from tests.fleet.test_dispatch import head as head
 from tests.fleet.test_verify import UNIT, good
 from trainer.algorithm.traces import Prompt, Trace
 from trainer.config import Split
-from trainer.fleet import beside
-from trainer.fleet.beside import BesideSampler, SharedGroups
+from trainer.fleet import beside_sampler
+from trainer.fleet.beside_sampler import BesideSampler, SharedGroups
 from trainer.fleet.dispatch import Dispatcher
 from trainer.fleet.head import FleetGroups
 from trainer.fleet.units import RolloutUnit
-from trainer.sampling.sampler import Ask, SampledGroups
+from trainer.sampling.sampler import SampledGroups, SamplingRequest
 
 
 class PlayedFleet:
@@ -46,7 +46,7 @@ class OwnEngines:
         self.meanwhile: Callable[[], object] = lambda: None
         """What happens while they sample for the first time."""
 
-    def sample(self, ask: Ask) -> SampledGroups:
+    def sample(self, ask: SamplingRequest) -> SampledGroups:
         if not self.calls:
             self.meanwhile()
         self.calls.append(len(ask.prompts))
@@ -75,14 +75,14 @@ def units_of(count: int) -> list[RolloutUnit]:
 @pytest.fixture
 def shared(head, monkeypatch):
     """A function that samples a step of some units, and the engines that it does so with."""
-    monkeypatch.setattr(beside, "HEARTBEAT_S", 0.3)
+    monkeypatch.setattr(beside_sampler, "HEARTBEAT_S", 0.3)
     dispatcher = head(own=True)
     own = OwnEngines()
     sampler = BesideSampler(own, PlayedFleet(dispatcher))  # ty: ignore[invalid-argument-type]
 
     def step(units: list[RolloutUnit]) -> list[Trace]:
         prompts = [prompt for unit in units for prompt in unit.prompts]
-        ask = Ask("train", 7, 6, prompts, Split("rows", ""), np.zeros(9), 2, 1.0, 6)
+        ask = SamplingRequest("train", 7, 6, prompts, Split("rows", ""), np.zeros(9), 2, 1.0, 6)
         dispatcher.offer(units)
         return SharedGroups(ask, FleetGroups(units, sampler.fleet), sampler).all()
 
@@ -108,7 +108,7 @@ def test_a_worker_that_dies_with_a_unit_costs_one_more_batch(shared, tmp_path):
 
 
 def test_a_worker_that_samples_its_share_in_time_is_waited_for(shared, tmp_path, monkeypatch):
-    monkeypatch.setattr(beside, "HEARTBEAT_S", 30.0)
+    monkeypatch.setattr(beside_sampler, "HEARTBEAT_S", 30.0)
     step, own, dispatcher = shared
     worker = PlayedWorker(tmp_path, "w0")
     worker.join(dispatcher.held.name)

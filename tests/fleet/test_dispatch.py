@@ -12,19 +12,19 @@ from pathlib import Path
 import pytest
 
 from tests.fleet.test_verify import EXPECTED, UNIT, good
-from trainer.checkpoint.attempt import Attempts, Fenced
-from trainer.errors import StorageError
+from trainer.checkpoint.attempt import AttemptFenced, Attempts
 from trainer.fleet import dispatch, roster
 from trainer.fleet.dispatch import Dispatcher, NoWorkers, UnitRefused
-from trainer.fleet.following import Following, Seen
 from trainer.fleet.heartbeat import WorkerHeartbeat
-from trainer.fleet.intake import Sent, read_samples
 from trainer.fleet.objects import Objects, mail_key, samples_key, worker_key
-from trainer.fleet.scheduler import Given
-from trainer.fleet.units import pack
+from trainer.fleet.run_follower import RunFollower, SeenRun
+from trainer.fleet.sample_intake import SentUnit, read_samples
+from trainer.fleet.scheduler import GivenUnit
+from trainer.fleet.units import pack_samples
 from trainer.observe import beacon
 from trainer.storage.seal import Seal
 from trainer.storage.storage import Storage
+from trainer.system.errors import StorageError
 
 KEY = b"0123456789abcdef"
 
@@ -36,13 +36,13 @@ class PlayedWorker:
         self.name = name
         self.objects = Objects(Storage(folder / "run/fleet"), Seal("run", KEY))
         record = Attempts(Storage(folder / "run/attempts"))
-        self.following = Following(self.objects, record, name)
+        self.following = RunFollower(self.objects, record, name)
         self.heartbeat = WorkerHeartbeat(self.objects, name, "cpu")
 
     def join(self, attempt: str) -> None:
         self.heartbeat.say(attempt=attempt, state="idle")
 
-    def mail(self) -> Seen:
+    def mail(self) -> SeenRun:
         """Waits for a unit."""
         end = time.monotonic() + 10
         while time.monotonic() < end:
@@ -58,7 +58,9 @@ class PlayedWorker:
         unit, given = seen.mail[0]
         key = samples_key(seen.attempt, given.unit, given.turn, self.name)
         if body is None:
-            self.objects.put(key, pack(unit, given.turn, self.name, good() if traces is None else traces))
+            self.objects.put(
+                key, pack_samples(unit, given.turn, self.name, good() if traces is None else traces)
+            )
         else:
             self.objects.storage.put_bytes(key, body)
         self.heartbeat.sent(seen.attempt, given, 4.0)
@@ -131,7 +133,7 @@ def test_every_mark_of_an_engine_that_goes_on_is_progress(head, tmp_path):
         worker.join(one.held.name)
         until(lambda: one.workers.newest.get("w0", {}).get("serial") == worker.heartbeat._serial)
         assert len(moved) == number - 1, "nothing was sampled since"
-        beacon.tick()
+        beacon.count_piece()
         worker.join(one.held.name)
         until(lambda number=number: len(moved) == number)
 
@@ -204,7 +206,7 @@ def test_a_bad_worker_beside_the_trainers_engines_ends_nothing(head, tmp_path):
     assert "3 units of it in a row were refused, the last because it lacks a completion" in str(one.said[-1])
     assert one.counts.turned_away == 1 and not one.scheduler.workers
     mine = one.claim("share")
-    assert mine == [Given(unit.name, 2) for unit in units]
+    assert mine == [GivenUnit(unit.name, 2) for unit in units]
     one.give(dict.fromkeys(mine, good()), 3.0)
     assert one.scheduler.own_rate == 4.0
     assert one.has(units) and one.counts.own == 3
@@ -307,9 +309,9 @@ def test_an_attempt_that_was_replaced_is_left_by_its_workers_and_ends(head, tmp_
     new = head()
     worker.following._looked = -100.0
     assert worker.following.newest() == new.held.name
-    with pytest.raises(Fenced):
+    with pytest.raises(AttemptFenced):
         old.take(UNIT)
-    with pytest.raises(Fenced):
+    with pytest.raises(AttemptFenced):
         old.announce(version=7)
     worker.heartbeat.follow(new.held.name)
     worker.heartbeat.say(state="idle")
@@ -406,13 +408,13 @@ def test_the_trainers_own_engines_take_units_beside_the_workers(head, tmp_path):
     worker.join(one.held.name)
     assert worker.mail().mail[0][0] == UNIT
     mine = one.claim("share")
-    assert mine == [Given(two.name, 2)], "taken back: the worker has not begun it"
+    assert mine == [GivenUnit(two.name, 2)], "taken back: the worker has not begun it"
     until(lambda: len(worker.mail().mail) == 1)
     one.give({mine[0]: good()}, 1.0)
     assert len(one.take(two)) == 4 and (one.counts.own, one.counts.units) == (1, 0)
     assert one.claim("rest") == []
     doubled = one.claim("late")
-    assert doubled == [Given(UNIT.name, 2)]
+    assert doubled == [GivenUnit(UNIT.name, 2)]
     worker.send()
     until(lambda: one.has([UNIT]))
     one.give({doubled[0]: good()})
@@ -434,8 +436,8 @@ def test_samples_that_were_read_while_others_were_taken_are_late(head, tmp_path)
     one.give({mine[0]: good()}, 1.0)
     assert len(one.take(UNIT)) == 4
     key = samples_key(one.held.name, UNIT.name, 1, "w0")
-    worker.objects.put(key, pack(UNIT, 1, "w0", good()))
-    sent = Sent("w0", Given(UNIT.name, 1), key, UNIT)
+    worker.objects.put(key, pack_samples(UNIT, 1, "w0", good()))
+    sent = SentUnit("w0", GivenUnit(UNIT.name, 1), key, UNIT)
     for read in read_samples([sent], one.objects, EXPECTED, one._pool):
         one._look_at(*read)
     assert (one.counts.late, one.counts.units) == (1, 0)

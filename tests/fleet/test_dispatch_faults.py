@@ -13,10 +13,10 @@ import numpy as np
 from tests.fleet.test_dispatch import PlayedWorker, until
 from tests.fleet.test_dispatch import head as head
 from tests.fleet.test_verify import UNIT, good
-from trainer.errors import StoreRefused
 from trainer.fleet.objects import samples_key, worker_key
-from trainer.fleet.scheduler import Given
-from trainer.fleet.units import pack
+from trainer.fleet.scheduler import GivenUnit
+from trainer.fleet.units import pack_samples
+from trainer.system.errors import StoreRefused
 
 
 def broken() -> list:
@@ -30,14 +30,14 @@ def test_a_worker_that_turned_to_nan_is_sent_away_and_the_run_goes_on(head, tmp_
     units = [replace(UNIT, name=f"{number:06d}") for number in range(4)]
 
     def send_all_until(worker: PlayedWorker, traces: list, over: Callable[[], object]) -> None:
-        sent: set[Given] = set()
+        sent: set[GivenUnit] = set()
         while not over():
             seen = worker.following.look()
             for unit, given in seen.mail if seen else ():
                 if given not in sent:
                     sent.add(given)
                     key = samples_key(seen.attempt, given.unit, given.turn, worker.name)
-                    worker.objects.put(key, pack(unit, given.turn, worker.name, traces))
+                    worker.objects.put(key, pack_samples(unit, given.turn, worker.name, traces))
                     worker.heartbeat.sent(seen.attempt, given, 4.0)
             time.sleep(0.01)
 
@@ -138,7 +138,7 @@ def test_nothing_is_read_that_a_worker_sends_after_it_was_turned_away(head, tmp_
     monkeypatch.setattr(one.objects, "get", counted)
     unit, given = seen.mail[0]
     key = samples_key(seen.attempt, given.unit, given.turn, "away")
-    away.objects.put(key, pack(unit, given.turn, "away", good()))
+    away.objects.put(key, pack_samples(unit, given.turn, "away", good()))
     away.heartbeat.sent(seen.attempt, given, 4.0)
     serial = away.heartbeat._serial
     until(lambda: one.workers.newest["away"]["serial"] == serial)

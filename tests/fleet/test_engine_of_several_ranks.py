@@ -20,15 +20,15 @@ from trainer.algorithm.traces import Prompt, Trace
 from trainer.checkpoint.attempt import Attempts
 from trainer.config import RunConfig, override
 from trainer.data.reader import Datasets
-from trainer.exit_codes import EXIT_NODE_LOST
 from trainer.fleet.head import FleetSampler
-from trainer.fleet.mirror import Version
+from trainer.fleet.mirror import WeightVersion
 from trainer.fleet.objects import next_lineage, version_key, worker_key
 from trainer.fleet.units import RolloutUnit
-from trainer.processes import state
-from trainer.ranks.environment import environment
+from trainer.ranks.environment import rank_environment
 from trainer.storage.seal import Seal
 from trainer.storage.storage import Storage
+from trainer.system.exit_codes import EXIT_NODE_LOST
+from trainer.system.processes import process_state
 
 PAIR = ("--set", "rollout.tensor_parallel=2")
 
@@ -74,7 +74,7 @@ def sampled(head: FleetSampler, asked: RolloutUnit) -> list[Trace]:
 
 
 def gone(pid: int) -> bool:
-    return state(pid) in ("", "Z")
+    return process_state(pid) in ("", "Z")
 
 
 @pytest.mark.slow
@@ -101,7 +101,7 @@ def test_it_samples_with_rank_0_s_weights_and_ends_with_any_of_its_ranks(config,
         head.dispatcher.offer([late])
         wait_for(lambda: "late: weights/00000001" in pair.said(), 60)
         assert "not in" in pair.said()
-        made = Version(1, late.lineage, 0, head.lineage, (), ())
+        made = WeightVersion(1, late.lineage, 0, head.lineage, (), ())
         head.objects.put_json(version_key(1, late.lineage), asdict(made))
         assert {trace.versions for trace in sampled(head, late)} == {(1, 1)}
 
@@ -149,7 +149,7 @@ def test_ranks_end_with_rank_0_and_it_hears_of_theirs(config, tmp_path):
     path.write_text(configuration.dump(config))
     Path(config.run.dir).mkdir()
     command = [sys.executable, "-c", RANKS, str(path)]
-    env = os.environ | environment(config) | {"PYTHONPATH": str(ROOT)}
+    env = os.environ | rank_environment(config) | {"PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True) as rank_0:
         try:
             wait_for(lambda: len(other_ranks(rank_0.pid)) == 2, 60)

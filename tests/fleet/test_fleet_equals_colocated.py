@@ -16,9 +16,9 @@ from tests.loops.jobs import REWARD
 from tests.servers import rclone
 from trainer.config import RunConfig, override
 from trainer.config.run_folder import read_roster
-from trainer.exit_codes import EXIT_CONFIG, EXIT_NODE_LOST
 from trainer.observe.history import read_history
 from trainer.storage.storage import Storage
+from trainer.system.exit_codes import EXIT_CONFIG, EXIT_NODE_LOST
 
 STEPS = 5
 

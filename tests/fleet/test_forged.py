@@ -241,7 +241,7 @@ def test_a_run_that_gets_its_key_later_is_signed_by_a_person(tmp_path, config, r
     with pytest.raises(ConfigError, match="trainer.checkpoint.sign"):
         check_resumable(config, "data")
     seal._of_run.cache_clear()  # another process
-    assert sign.sign(str(tmp_path / "remote/test"))["checkpoints"] == 1
+    assert sign.sign_run(str(tmp_path / "remote/test"))["checkpoints"] == 1
     now = attempt(config, told)
     assert holds(now.find(), 2) and now._course.held.epoch == 2
     assert equal(
@@ -315,7 +315,7 @@ def test_a_worker_does_not_begin_with_a_strangers_checkpoint(config, remote, tol
     full = wide(checkpoints, writers(config, 1), 2)
     shutil.rmtree(config.run.dir)
     anchor = Anchor("checkpoint", 2, "", checkpoints.attempt)
-    starting_weights.fill(host := Host(), config, anchor)  # ty: ignore[invalid-argument-type]
+    starting_weights.fill_from_anchor(host := Host(), config, anchor)  # ty: ignore[invalid-argument-type]
     assert all(torch.equal(host.tensors[name].view(-1), full[name]["master"]) for name in WIDE)
     shutil.rmtree(config.run.dir)
     folder = remote / f"checkpoints/step-00000002/{checkpoints.attempt}"
@@ -332,7 +332,7 @@ def test_a_worker_does_not_begin_with_a_strangers_checkpoint(config, remote, tol
             data = path.read_bytes()
             path.write_bytes(data[:-BLOCK_BYTES] + collide(data[-BLOCK_BYTES:]))
     with pytest.raises(CorruptCheckpoint, match="not signed with the run's key|damaged"):
-        starting_weights.fill(Host(), config, anchor)  # ty: ignore[invalid-argument-type]
+        starting_weights.fill_from_anchor(Host(), config, anchor)  # ty: ignore[invalid-argument-type]
 
 
 def test_a_run_without_a_key_writes_what_it_always_wrote(tmp_path, told, monkeypatch):

@@ -15,14 +15,14 @@ from tests.fleet.jobs import wait_for
 from tests.loops.jobs import ROOT
 from trainer.checkpoint.attempt import LAUNCH_VARIABLE, Attempts
 from trainer.config import ConfigError, Fleet, RunConfig, override
-from trainer.exit_codes import EXIT_PREEMPTED, EXIT_STORAGE
 from trainer.fleet import machine
-from trainer.fleet.following import Following
-from trainer.fleet.machine import RunOver, WorkerOnMachine, engines_of, serve
+from trainer.fleet.machine import RunOver, WorkerOnMachine, start_workers, tend_workers
 from trainer.fleet.objects import Objects, about_key, head_key
-from trainer.processes import state
+from trainer.fleet.run_follower import RunFollower
 from trainer.storage.seal import KEY_VARIABLE, Seal
 from trainer.storage.storage import Storage
+from trainer.system.exit_codes import EXIT_PREEMPTED, EXIT_STORAGE
+from trainer.system.processes import process_state
 
 HOURS = 3600.0
 
@@ -61,21 +61,21 @@ def counted(tmp_path, codes: list[int]) -> str:
     ],
 )
 def test_a_worker_that_fails_is_started_again_within_the_budget(tmp_path, codes, starts, left):
-    assert serve([engine(counted(tmp_path, codes))], lambda: "", HOURS) == left
+    assert tend_workers([engine(counted(tmp_path, codes))], lambda: "", HOURS) == left
     assert len((tmp_path / "starts").read_text()) == starts
 
 
 def test_a_worker_that_hangs_when_the_run_is_over_is_ended(tmp_path):
     deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(300)"
     engines = [engine(deaf), engine("import time; time.sleep(300)")]
-    assert serve(engines, lambda: "the run is over", HOURS, look_s=0.1) == 0
+    assert tend_workers(engines, lambda: "the run is over", HOURS, look_s=0.1) == 0
     assert not any(one.running for one in engines)
 
 
 def test_a_machine_ends_when_its_hours_are_over():
     hangs = engine("import time; time.sleep(300)")
     began = time.monotonic()
-    assert serve([hangs], lambda: "", 0.2, look_s=0.1) == 0
+    assert tend_workers([hangs], lambda: "", 0.2, look_s=0.1) == 0
     assert time.monotonic() - began < 10 and not hangs.running
 
 
@@ -85,16 +85,16 @@ def test_a_notice_reaches_every_worker_and_none_is_started_again():
     )
     engines = [engine(tells), engine(tells)]
     threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
-    assert serve(engines, lambda: "", HOURS) in (EXIT_PREEMPTED, 128 + signal.SIGTERM)
+    assert tend_workers(engines, lambda: "", HOURS) in (EXIT_PREEMPTED, 128 + signal.SIGTERM)
     assert not any(one.running for one in engines)
 
 
 MACHINE = """
 import sys
-from trainer.fleet.machine import WorkerOnMachine, serve
+from trainer.fleet.machine import WorkerOnMachine, tend_workers
 worker = WorkerOnMachine([sys.executable, "-c", "import time; time.sleep(300)"], {}, 0)
 print(worker.process.pid, flush=True)
-serve([worker], lambda: "", 3600.0)
+tend_workers([worker], lambda: "", 3600.0)
 """
 
 
@@ -105,17 +105,17 @@ def test_no_worker_outlives_a_machine_s_process_that_is_killed():
         assert one.stdout is not None
         worker = int(one.stdout.readline())
         one.kill()
-    wait_for(lambda: state(worker) in ("", "Z"), 10)
+    wait_for(lambda: process_state(worker) in ("", "Z"), 10)
 
 
 def test_each_gpu_has_a_worker_of_its_own(tmp_path, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     code = f"import os; open({str(tmp_path)!r} + '/' + os.environ.get('CUDA_VISIBLE_DEVICES', 'none'), 'w')"
     config = override(RunConfig(), ["placement.workers_per_node=3", "placement.device=cuda"])
-    assert serve(engines_of(config, [sys.executable, "-c", code]), lambda: "", HOURS) == 0
+    assert tend_workers(start_workers(config, [sys.executable, "-c", code]), lambda: "", HOURS) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "2"]
     on_cpu = override(config, ["placement.device=cpu", "placement.workers_per_node=1"])
-    assert serve(engines_of(on_cpu, [sys.executable, "-c", code]), lambda: "", HOURS) == 0
+    assert tend_workers(start_workers(on_cpu, [sys.executable, "-c", code]), lambda: "", HOURS) == 0
     assert (tmp_path / "none").exists()
 
 
@@ -135,18 +135,18 @@ def test_an_engine_of_several_gpus_has_as_many_of_its_own(
     code = f"import os; open({str(tmp_path)!r} + '/' + (os.environ['CUDA_VISIBLE_DEVICES'] or 'none'), 'w')"
     sets = [f"placement.workers_per_node={ranks}", f"rollout.tensor_parallel={size}"]
     config = override(RunConfig(), [*sets, "placement.device=cuda"])
-    assert serve(engines_of(config, [sys.executable, "-c", code]), lambda: "", HOURS) == 0
+    assert tend_workers(start_workers(config, [sys.executable, "-c", code]), lambda: "", HOURS) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == workers
 
 
 def test_gpus_that_are_left_over_are_refused(monkeypatch):
     config = override(RunConfig(), ["placement.workers_per_node=6", "rollout.tensor_parallel=4"])
     with pytest.raises(ConfigError, match="tensor_parallel 4 does not divide the 6 GPUs .* a divisor of 6"):
-        engines_of(config, ["false"])
+        start_workers(config, ["false"])
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
     config = override(config, ["placement.workers_per_node=4", "rollout.tensor_parallel=2"])
     with pytest.raises(ConfigError, match="CUDA_VISIBLE_DEVICES names 3 GPUs"):
-        engines_of(config, ["false"])
+        start_workers(config, ["false"])
 
 
 # --- whether the run still needs workers ------------------------------------------------------------
@@ -157,7 +157,7 @@ def asked(tmp_path, monkeypatch):
     """(what a machine asks, objects that a head writes, the record of attempts)."""
     key = "a secret that is long enough"
     monkeypatch.setenv(KEY_VARIABLE, key)
-    monkeypatch.setattr("trainer.fleet.following.NEWER_S", 0.0)
+    monkeypatch.setattr("trainer.fleet.run_follower.NEWER_S", 0.0)
     config = override(RunConfig(fleet=Fleet(run="mine", idle_s=0.5)), [f"checkpoint.remote={tmp_path}"])
     seal = Seal("mine", key.encode())
     objects = Objects(Storage(tmp_path / "mine/fleet"), seal)
@@ -196,7 +196,7 @@ def test_the_launch_that_a_machine_was_started_with_may_be_in_a_queue_for_longer
 ):
     _, objects, record = asked
     monkeypatch.setenv(LAUNCH_VARIABLE, "new")
-    monkeypatch.setattr("trainer.fleet.following.AWAITED_S", 2.0)
+    monkeypatch.setattr("trainer.fleet.run_follower.AWAITED_S", 2.0)
     config = override(RunConfig(fleet=Fleet(run="mine", idle_s=0.5)), [f"checkpoint.remote={tmp_path}"])
     over = RunOver(config)
     time.sleep(0.7)
@@ -213,7 +213,7 @@ def test_a_launcher_speaks_for_a_trainer_that_starts_for_a_stated_time(asked):
     """An hour of its marks counts; then `fleet.idle_s` ends the wait. A new attempt begins anew."""
     _, objects, record = asked
     now = 0.0
-    following = Following(objects, record, "w", lambda: now)
+    following = RunFollower(objects, record, "w", lambda: now)
 
     def silent_s(at: float, marked: int | None = None, epoch: int = 1) -> float:
         nonlocal now
@@ -242,8 +242,8 @@ def test_what_an_earlier_launch_came_to_is_not_this_one_s_end(asked, tmp_path, m
     attempt(record, 1, "old")
     record.write("final", {"code": 0, "why": "it had all its steps", "launch": "old", "unix_s": 0.0})
 
-    def following() -> Following:
-        return Following(objects, record, "w")
+    def following() -> RunFollower:
+        return RunFollower(objects, record, "w")
 
     late = following()
     late.newest()

@@ -14,7 +14,7 @@ from tests.checkpoint.synthetic import configure
 from trainer.checkpoint.attempt import Attempts
 from trainer.fleet import patch
 from trainer.fleet.head import FleetSampler
-from trainer.fleet.mirror import Diverged, Layout, Mirror, Version, digest
+from trainer.fleet.mirror import Layout, WeightMirror, WeightsDiverged, WeightVersion, weights_digest
 from trainer.fleet.objects import (
     Anchor,
     Objects,
@@ -24,7 +24,7 @@ from trainer.fleet.objects import (
     version_key,
     version_of,
 )
-from trainer.storage.seal import KEY_VARIABLE, Forged, Seal
+from trainer.storage.seal import KEY_VARIABLE, ForgedObject, Seal
 from trainer.storage.storage import Storage
 
 SHAPES = {"embed": (64, 33), "norm": (1000,), "frozen": (10,)}
@@ -46,7 +46,9 @@ class Trainer:
         self.attempt, self.layout = attempt, layout
         self.weights = base()
         self.version = 0
-        self.lineage = first_lineage("model", 0, [digest(self.pieces(self.weights, r)) for r in (0, 1)])
+        self.lineage = first_lineage(
+            "model", 0, [weights_digest(self.pieces(self.weights, r)) for r in (0, 1)]
+        )
         self.anchors = [Anchor("model", 0, self.lineage)]
         self.past = {0: (self.weights, self.lineage)}
 
@@ -62,13 +64,13 @@ class Trainer:
                 tensor[hit] = (tensor[hit].float() * 1.01).bfloat16()
         entries = []
         for rank in range(len(self.layout)):
-            data = patch.encode(self.pieces(self.weights, rank), self.pieces(new, rank))
+            data = patch.encode_patch(self.pieces(self.weights, rank), self.pieces(new, rank))
             key = patch_key(self.attempt, self.version + by, rank)
             self.objects.storage.put_bytes(key, data)
             entries.append({"key": key, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()})
         after = next_lineage(self.lineage, [entry["sha256"] for entry in entries])
-        sums = tuple(digest(self.pieces(new, rank)) for rank in range(len(self.layout)))
-        version = Version(
+        sums = tuple(weights_digest(self.pieces(new, rank)) for rank in range(len(self.layout)))
+        version = WeightVersion(
             self.version + by, after, self.version, self.lineage, tuple(entries), sums if with_digest else ()
         )
         self.objects.put_json(version_key(version.number, after), asdict(version))
@@ -86,26 +88,26 @@ class Trainer:
         self.weights, _ = self.past[version]
         self.version, self.attempt = version, attempt
         self.layout = layout
-        held = Mirror(self.objects, layout, self.weights, lambda anchor: None, 1 << 20)
+        held = WeightMirror(self.objects, layout, self.weights, lambda anchor: None, 1 << 20)
         self.lineage = first_lineage("checkpoint", version, held.digests())
         self.past = {version: (self.weights, self.lineage)}
         self.anchors = [Anchor("checkpoint", version, self.lineage, attempt)]
 
-    def mirror(self) -> Mirror:
+    def mirror(self) -> WeightMirror:
         tensors = base()
 
         def fill(anchor: Anchor) -> None:
             for name, tensor in self.past[anchor.version][0].items():
                 tensors[name].copy_(tensor)
 
-        return Mirror(self.objects, self.layout, tensors, fill, 1 << 20)
+        return WeightMirror(self.objects, self.layout, tensors, fill, 1 << 20)
 
-    def holds(self, mirror: Mirror, version: int) -> bool:
+    def holds(self, mirror: WeightMirror, version: int) -> bool:
         weights, lineage = self.past[version]
         assert mirror.lineage == lineage and mirror.version == version
         return all(torch.equal(mirror.tensors[name], weights[name]) for name in weights)
 
-    def bring(self, mirror: Mirror, version: int) -> None:
+    def bring(self, mirror: WeightMirror, version: int) -> None:
         mirror.to(version, self.past[version][1], self.anchors)
 
 
@@ -138,7 +140,7 @@ def test_a_model_that_was_just_loaded_is_not_read_again(trainer):
         for name, tensor in base().items():
             tensors[name].copy_(tensor)
 
-    mirror = Mirror(trainer.objects, LAYOUT, tensors, fill, 1 << 20, as_loaded=True)
+    mirror = WeightMirror(trainer.objects, LAYOUT, tensors, fill, 1 << 20, as_loaded=True)
     trainer.bring(mirror, 1)
     assert trainer.holds(mirror, 1) and filled == []
     mirror.dirty = True
@@ -228,7 +230,7 @@ def test_damaged_and_foreign_objects_change_nothing(trainer):
     good = storage.get_bytes(key)
     for data in (good[:-1] + b"x", b"", storage.get_bytes(patch_key("1-aaaaaa", 4, 0))):
         storage.put_bytes(key, data)
-        with pytest.raises(Forged):
+        with pytest.raises(ForgedObject):
             trainer.bring(mirror, 4)
         assert trainer.holds(mirror, 3) and not mirror.dirty
     storage.put_bytes(key, good)
@@ -237,7 +239,7 @@ def test_damaged_and_foreign_objects_change_nothing(trainer):
     signed = storage.get_bytes(manifest)
     for data in (signed[:-2] + b"x}", storage.get_bytes(version_key(3, trainer.past[3][1]))):
         storage.put_bytes(manifest, data)
-        with pytest.raises(Forged):
+        with pytest.raises(ForgedObject):
             trainer.bring(mirror, 4)
         assert trainer.holds(mirror, 3)
     storage.put_bytes(manifest, signed)
@@ -247,18 +249,18 @@ def test_damaged_and_foreign_objects_change_nothing(trainer):
 
 def test_a_manifest_under_anothers_name_is_refused(trainer):
     """Signed with the run's key, so by a head with a defect."""
-    version = Version.read(trainer.objects, 4, trainer.past[4][1])
+    version = WeightVersion.read(trainer.objects, 4, trainer.past[4][1])
     forged = replace(version, patches=version.patches[::-1])
     trainer.objects.put_json(version_key(4, version.lineage), asdict(forged))
-    with pytest.raises(Forged, match="another version"):
-        Version.read(trainer.objects, 4, version.lineage)
+    with pytest.raises(ForgedObject, match="another version"):
+        WeightVersion.read(trainer.objects, 4, version.lineage)
 
 
 def test_one_flipped_bit_is_found_by_the_digest_and_mended_from_the_anchor(trainer):
     mirror = trainer.mirror()
     trainer.bring(mirror, 4)
     mirror.tensors["norm"].view(torch.int16)[700] ^= 1
-    with pytest.raises(Diverged):
+    with pytest.raises(WeightsDiverged):
         trainer.bring(mirror, 5)
     trainer.bring(mirror, 5)
     assert trainer.holds(mirror, 5) and mirror.anchors_read == 2
@@ -267,7 +269,7 @@ def test_one_flipped_bit_is_found_by_the_digest_and_mended_from_the_anchor(train
 def test_what_breaks_off_within_a_patch_is_read_anew(trainer, monkeypatch):
     mirror = trainer.mirror()
     trainer.bring(mirror, 3)
-    real, calls = patch.apply, []
+    real, calls = patch.apply_patch, []
 
     def breaks(pieces, change, sign=1):
         calls.append(1)
@@ -275,7 +277,7 @@ def test_what_breaks_off_within_a_patch_is_read_anew(trainer, monkeypatch):
             raise MemoryError
         return real(pieces, change, sign)
 
-    monkeypatch.setattr(patch, "apply", breaks)
+    monkeypatch.setattr(patch, "apply_patch", breaks)
     with pytest.raises(MemoryError):
         trainer.bring(mirror, 4)
     assert mirror.dirty

@@ -22,14 +22,14 @@ from tests.loops.jobs import ROOT, Job
 from trainer import config as c
 from trainer.config import ConfigError, to_dict
 from trainer.config.fleet import SHARED_BY
-from trainer.exit_codes import EXIT_CONFIG, EXIT_NODE_LOST, EXIT_OK
 from trainer.fleet.worker import machine_options, worker_config
 from trainer.node import topology
 from trainer.node.launch import own_workers
 from trainer.node.launch.head import HeadLauncher
-from trainer.node.launch.launcher import Ended
+from trainer.node.launch.launcher import LaunchEnded
 from trainer.observe.history import read_history
 from trainer.ranks.process import threads_of_a_gpu
+from trainer.system.exit_codes import EXIT_CONFIG, EXIT_NODE_LOST, EXIT_OK
 
 SPLIT = ["fleet.workers=only", "fleet.gpus_per_node=2", "rollout.staleness=1", "rollout.tensor_parallel=1"]
 
@@ -42,10 +42,10 @@ def split(*more: str) -> c.RunConfig:
 
 def test_workers_have_the_gpus_behind_those_of_the_ranks():
     config = split()
-    assert own_workers.variables(config, {})["CUDA_VISIBLE_DEVICES"] == "6,7"
+    assert own_workers.worker_variables(config, {})["CUDA_VISIBLE_DEVICES"] == "6,7"
     given = {"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b,GPU-c,GPU-d,GPU-e,GPU-f,GPU-g,GPU-h"}
-    assert own_workers.variables(config, given)["CUDA_VISIBLE_DEVICES"] == "GPU-g,GPU-h"
-    assert own_workers.variables(split("placement.device=cpu"), {}) == {}
+    assert own_workers.worker_variables(config, given)["CUDA_VISIBLE_DEVICES"] == "GPU-g,GPU-h"
+    assert own_workers.worker_variables(split("placement.device=cpu"), {}) == {}
 
 
 def test_ranks_and_workers_share_the_cores_of_their_node(monkeypatch):
@@ -54,7 +54,7 @@ def test_ranks_and_workers_share_the_cores_of_their_node(monkeypatch):
     assert threads_of_a_gpu(config) == 8, "six ranks and two workers"
     of_worker = c.override(config, ["placement.workers_per_node=1", "fleet.gpus_per_node=0"])
     assert threads_of_a_gpu(of_worker) == 64, "by hand it does not know of others"
-    monkeypatch.setenv(SHARED_BY, own_workers.variables(config, {})[SHARED_BY])
+    monkeypatch.setenv(SHARED_BY, own_workers.worker_variables(config, {})[SHARED_BY])
     assert threads_of_a_gpu(of_worker) == 8
 
 
@@ -71,13 +71,13 @@ def test_workers_with_other_engines_on_other_machines_may_sample_too():
 def test_workers_outlast_any_silence_of_a_trainer_that_starts():
     """A trainer that loads for longer than fleet.idle_s would come to no worker, again and again."""
     run = split("fleet.idle_s=900")
-    own = machine_options(own_workers.configured(run))
+    own = machine_options(own_workers.own_worker_config(run))
     mine = worker_config({"config": to_dict(run)}, "s3://bucket/runs/mine", "here", own)
     assert mine.fleet.idle_s == own_workers.UNTIL_THE_LAUNCH_ENDS_S > 30 * 86_400
 
 
 def test_workers_are_told_which_run_they_sample_for():
-    told = own_workers.configured(split())
+    told = own_workers.own_worker_config(split())
     assert told.fleet.run == "mine" and told.placement.workers_per_node == 2
     assert told.fleet.gpus_per_node == 0 and told.rollout.gpu_memory_utilization == 0.9
 
@@ -86,19 +86,19 @@ def test_workers_are_told_which_run_they_sample_for():
 def test_a_launch_ends_with_workers_that_failed_for_good(code, ends):
     process = subprocess.Popen([sys.executable, "-c", f"raise SystemExit({code})"], text=True)
     process.wait()
-    found, why = own_workers.failure(process)
+    found, why = own_workers.worker_failure(process)
     assert found == ends and (f"ended with {code}" in why) == bool(ends)
-    assert own_workers.failure(None) == (EXIT_OK, "")
+    assert own_workers.worker_failure(None) == (EXIT_OK, "")
 
 
 def test_workers_that_a_signal_ended_too_do_not_keep_the_trainer_from_saving(tmp_path):
     """Slurm sends its notice to every process of a job: a rank of an engine that still starts dies of it."""
-    node = topology.read({"SPOTRL_NODES": "1"})
+    node = topology.read_node_environment({"SPOTRL_NODES": "1"})
     signals: Any = SimpleNamespace(number=None)
     head = HeadLauncher(split(f"run.dir={tmp_path}"), node, argparse.Namespace(), signals)
     head.sampling = subprocess.Popen([sys.executable, "-c", "raise SystemExit(34)"], text=True)
     head.sampling.wait()
-    with pytest.raises(Ended, match="ended with 34"):
+    with pytest.raises(LaunchEnded, match="ended with 34"):
         head.check_own_workers()
     signals.number = signal.SIGTERM
     head.check_own_workers()
@@ -114,8 +114,8 @@ from trainer.node.launch.head import HeadLauncher
 from trainer.node.launch.ray_node import Ports
 
 says = "import json, os, time; print(json.dumps(dict(os.environ)), flush=True); time.sleep(60)"
-own_workers.command = lambda config, node: [sys.executable, "-c", says]
-node = topology.read({"SPOTRL_NODES": "1"})
+own_workers.worker_command = lambda config, node: [sys.executable, "-c", says]
+node = topology.read_node_environment({"SPOTRL_NODES": "1"})
 signals = SimpleNamespace(number=None)
 arguments = argparse.Namespace(command=[], config=sys.argv[1])
 head = HeadLauncher(c.load(sys.argv[1]), node, arguments, signals)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from trainer.fleet import patch
-from trainer.fleet.patch import DenseChange, SparseChange, apply, decode, encode
+from trainer.fleet.patch import DenseChange, SparseChange, apply_patch, decode_patch, encode_patch
 
 SPECIAL = (0x0000, 0x8000, 0x0001, 0x8001, 0x7F80, 0xFF80, 0x7FC0, 0x7FFF, 0xFFFF, 0x7F7F, 0x3F80)
 """0, -0, subnormals, infinities, NaNs with payloads, the largest number, 1."""
@@ -32,13 +32,13 @@ def bits_of(pieces: list[Tensor]) -> bytes:
 
 def there_and_back(old: list[Tensor], new: list[Tensor]) -> SparseChange | DenseChange:
     """Asserts that the patch from old to new gives new, and taken back old; returns what it changes."""
-    data = encode(old, new)
+    data = encode_patch(old, new)
     elements = sum(map(len, new))
-    change = decode(data, elements, new[0].element_size() if new else 2)
+    change = decode_patch(data, elements, new[0].element_size() if new else 2)
     pieces = [piece.clone() for piece in old]
-    apply(pieces, change)
+    apply_patch(pieces, change)
     assert bits_of(pieces) == bits_of(new)
-    apply(pieces, change, -1)
+    apply_patch(pieces, change, -1)
     assert bits_of(pieces) == bits_of(old)
     return change
 
@@ -102,7 +102,7 @@ def test_damaged_bytes_raise_and_change_nothing(data):
     old = torch.randn(400, generator=g).bfloat16()
     new = old.clone()
     new[:: data.draw(st.sampled_from([2, 40]))] *= 1.01
-    good = encode([old], [new])
+    good = encode_patch([old], [new])
     damaged = bytearray(good)
     match data.draw(st.sampled_from(["flip", "cut", "longer", "random", "other length"])):
         case "flip":
@@ -115,10 +115,10 @@ def test_damaged_bytes_raise_and_change_nothing(data):
             damaged = bytearray(data.draw(st.binary(max_size=200)))
         case "other length":
             with pytest.raises(ValueError):
-                decode(good, 401, 2)
+                decode_patch(good, 401, 2)
             return
     with pytest.raises(ValueError):
-        decode(bytes(damaged), 400, 2)
+        decode_patch(bytes(damaged), 400, 2)
 
 
 @settings(max_examples=150, deadline=None)
@@ -128,30 +128,30 @@ def test_damage_that_the_checksum_does_not_show_raises_or_stays_inside(data):
     old = torch.randn(400, generator=torch.Generator().manual_seed(1)).bfloat16()
     new = old.clone()
     new[:: data.draw(st.sampled_from([2, 40]))] *= 1.01
-    body = bytearray(encode([old], [new])[: -patch.CHECKSUM.size])
+    body = bytearray(encode_patch([old], [new])[: -patch.CHECKSUM.size])
     for _ in range(data.draw(st.integers(1, 4))):
         body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
     damaged = bytes(body) + patch.CHECKSUM.pack(patch.zlib.crc32(bytes(body)))
     try:
-        change = decode(damaged, 400, 2)
+        change = decode_patch(damaged, 400, 2)
     except ValueError:
         return
     pieces = [old.clone()]
     try:
-        apply(pieces, change)
+        apply_patch(pieces, change)
     except ValueError:
         assert bits_of(pieces) == bits_of([old])
         return
-    apply(pieces, change, -1)
+    apply_patch(pieces, change, -1)
     assert bits_of(pieces) == bits_of([old])
 
 
 def test_a_patch_of_other_weights_is_refused_where_a_number_would_overflow():
     old, new = bf16([0x0000] * 20), bf16([0x0000] * 19 + [0x7FFF])
-    change = decode(encode([old], [new]), 20, 2)
+    change = decode_patch(encode_patch([old], [new]), 20, 2)
     other = bf16([0x0001] * 20)
     with pytest.raises(ValueError, match="other weights"):
-        apply([other], change)
+        apply_patch([other], change)
     assert bits_of([other]) == bits_of([bf16([0x0001] * 20)])
 
 
@@ -177,4 +177,4 @@ def test_a_change_at_the_recipes_learning_rates_takes_a_byte_and_a_half(rate):
     before, after = adam_step(rate, 100_000)
     change = there_and_back([before], [after])
     assert isinstance(change, SparseChange) and 0.002 < len(change.positions) / len(after) < 0.1
-    assert 1.0 < len(encode([before], [after])) / len(change.positions) < 1.7
+    assert 1.0 < len(encode_patch([before], [after])) / len(change.positions) < 1.7

@@ -15,7 +15,9 @@ from tests.loops.jobs import ROOT
 from tests.servers import rclone
 from trainer.config.run_folder import read_progress, read_roster
 
-DESK = "import sys; from recipes import cli; cli.ROOT = sys.argv[1]; sys.exit(cli.main(sys.argv[2:]))"
+DESK = (
+    "import sys; from recipes.commands import cli; cli.ROOT = sys.argv[1]; sys.exit(cli.main(sys.argv[2:]))"
+)
 LEFT_OUT = {".venvs", ".cache", "runs", ".git"}
 SMALL = {
     "run.max_steps": 2,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.fleet.scheduler import COPIES, DEPTH, Claim, Given, Scheduler
+from trainer.fleet.scheduler import COPIES, DEPTH, Claim, GivenUnit, Scheduler
 
 EVENTS = ("offer", "join", "work", "work", "work", "die", "leave", "fail", "late", "pause", "claim", "own")
 
@@ -22,7 +22,7 @@ def test_any_interleaving_ends_every_unit_once(events):
     now = 0.0
     offered, done = 0, dict[str, int]()
     alive: dict[str, float] = {}
-    queues: dict[str, list[Given]] = {}
+    queues: dict[str, list[GivenUnit]] = {}
     late: list[str] = []
     claimed: list[str] = []
 
@@ -100,7 +100,7 @@ def filled(rates: dict[str, float], units: int) -> Scheduler:
     return scheduler
 
 
-def named(queues: dict[str, list[Given]]) -> dict[str, list[str]]:
+def named(queues: dict[str, list[GivenUnit]]) -> dict[str, list[str]]:
     return {name: [given.unit for given in queue] for name, queue in queues.items()}
 
 
@@ -152,7 +152,7 @@ def test_refused_samples_are_asked_of_another_worker():
     (other,) = {"a", "b"} - {owner}
     scheduler.leave(other)
     scheduler.beat(other, 0.0, 1.0)
-    assert scheduler.fail(Given("u0", 1), owner) == 1
+    assert scheduler.fail(GivenUnit("u0", 1), owner) == 1
     again = scheduler.tick(1.0)
     assert named(again) == {owner: [], other: ["u0"]}
     assert scheduler.fail(again[other][0], other) == 2
@@ -161,14 +161,14 @@ def test_refused_samples_are_asked_of_another_worker():
 def test_where_there_is_no_other_worker_it_is_asked_of_the_same():
     scheduler = filled({"a": 1.0}, 1)
     assert scheduler.fail(scheduler.tick(0.0)["a"][0], "a") == 1
-    assert scheduler.tick(1.0)["a"] == [Given("u0", 2)]
+    assert scheduler.tick(1.0)["a"] == [GivenUnit("u0", 2)]
 
 
 def test_a_store_that_was_away_makes_nobody_late():
     scheduler = filled({"a": 1.0}, 1)
     scheduler.tick(0.0)
     scheduler.forgive(500.0)
-    assert scheduler.tick(501.0) == {"a": [Given("u0", 1)]} and scheduler.lost == 0
+    assert scheduler.tick(501.0) == {"a": [GivenUnit("u0", 1)]} and scheduler.lost == 0
 
 
 class Machine:
@@ -178,7 +178,7 @@ class Machine:
         self.rate = rng.choice([0.5, 1.0, 2.0, 4.0])
         self.dies = born + rng.expovariate(1 / 400)
         self.beats = born
-        self.work: dict[Given, float] = {}
+        self.work: dict[GivenUnit, float] = {}
         """When each unit of its queue will be sampled."""
 
 

@@ -15,17 +15,17 @@ from tests.fleet.test_dispatch import PlayedWorker, until
 from tests.fleet.test_dispatch import head as head
 from tests.fleet.test_mirror import Trainer
 from tests.fleet.test_verify import UNIT, good
-from trainer.checkpoint.attempt import Attempts, Fenced
-from trainer.errors import StorageError
+from trainer.checkpoint.attempt import AttemptFenced, Attempts
 from trainer.fleet.head import FleetSampler
 from trainer.fleet.heartbeat import IDLE, SAMPLING
 from trainer.fleet.objects import patch_key, samples_key
 from trainer.fleet.publish import PublisherPart
-from trainer.fleet.scheduler import Given
-from trainer.fleet.units import pack
+from trainer.fleet.scheduler import GivenUnit
+from trainer.fleet.units import pack_samples
 from trainer.fleet.worker import Sender
 from trainer.storage.seal import KEY_VARIABLE
 from trainer.storage.storage import Storage
+from trainer.system.errors import StorageError
 
 MET_S = 20.0
 """Longest time that requests wait for each other here."""
@@ -69,7 +69,7 @@ def test_mail_goes_out_and_samples_come_in_side_by_side(head, tmp_path, monkeypa
     for worker, seen in zip(workers, asked, strict=True):
         unit, given = seen.mail[0]
         key = samples_key(seen.attempt, given.unit, given.turn, worker.name)
-        worker.objects.put(key, pack(unit, given.turn, worker.name, good()))
+        worker.objects.put(key, pack_samples(unit, given.turn, worker.name, good()))
     looked = threading.Event()
     with monkeypatch.context() as held:
         # so that the head sees all six in one round
@@ -152,7 +152,7 @@ def test_a_fenced_head_announces_no_version_and_deletes_nothing(head, tmp_path):
     one.objects.storage.put_bytes("weights/old", b"old")
     Attempts(Storage(tmp_path / "run/attempts")).take(0)
     one.publish([], {"weights/00000007-ab.json": {"version": 7}}, ["weights/old"], version=7)
-    with pytest.raises(Fenced):
+    with pytest.raises(AttemptFenced):
         one.take(UNIT)
     assert [key for key, _ in one.objects.storage.list("weights")] == ["weights/old"]
 
@@ -248,7 +248,7 @@ def test_a_rank_of_an_attempt_that_was_replaced_sends_nothing(rank):
     newer = attempts.take(0).name
     shard += 1
     part.publish(1, name, False)
-    with pytest.raises(Fenced, match=newer):
+    with pytest.raises(AttemptFenced, match=newer):
         part.settle()
     assert not part.storage.list("weights")
 
@@ -294,9 +294,9 @@ def test_samples_are_sent_while_the_next_unit_is_sampled_and_none_is_lost(tmp_pa
     worker.objects.put = put  # ty: ignore[invalid-assignment]
     sender = Sender(worker.objects, worker.heartbeat, 0.01)
     sender.follow("1-a")
-    sender.send("1-a", Given("000001", 1), "samples/one", b"1", 1.0)
+    sender.send("1-a", GivenUnit("000001", 1), "samples/one", b"1", 1.0)
     assert not sender.is_full() and away.wait(MET_S)
-    sender.send("1-a", Given("000002", 1), "samples/two", b"2", 1.0)
+    sender.send("1-a", GivenUnit("000002", 1), "samples/two", b"2", 1.0)
     assert sender.is_full(), "no third unit is begun"
     there.set()
     until(lambda: not sender.is_full() and not sender._unsent)
@@ -304,7 +304,7 @@ def test_samples_are_sent_while_the_next_unit_is_sampled_and_none_is_lost(tmp_pa
     assert "the store is away" in capsys.readouterr().out
     there.clear()
     away.clear()
-    sender.send("1-a", Given("000003", 1), "samples/three", b"3", 1.0)
+    sender.send("1-a", GivenUnit("000003", 1), "samples/three", b"3", 1.0)
     assert away.wait(MET_S)
     sender.follow("2-b")  # its trainer has begun anew, and asks again
     there.set()

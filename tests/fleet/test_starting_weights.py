@@ -10,7 +10,7 @@ import torch
 
 from trainer.config import ConfigError, Model, RunConfig, override
 from trainer.fleet.objects import Anchor
-from trainer.fleet.starting_weights import fill, pretrained
+from trainer.fleet.starting_weights import fill_from_anchor, load_pretrained
 
 MODEL = Anchor("model", 0, "")
 
@@ -24,25 +24,25 @@ def config(tiny_model):
 def test_the_pretrained_model_comes_back(config, rank):
     """Into the tensors that the mirror and the engine's next weights go by."""
     config = override(config, [f"lora.rank={rank}"])
-    model = pretrained(config)
+    model = load_pretrained(config)
     begun = {name: tensor.clone() for name, tensor in model.merged()}
     tensors = dict(model.tensors)
     for name, tensor in tensors.items():
         if not rank or ".lora_" in name:
             tensor.add_(1.0)
     assert not all(torch.equal(tensor, begun[name]) for name, tensor in model.merged())
-    fill(model, config, MODEL)
+    fill_from_anchor(model, config, MODEL)
     assert all(torch.equal(tensor, begun[name]) for name, tensor in model.merged())
     assert all(model.tensors[name] is tensor for name, tensor in tensors.items())
 
 
 def test_a_model_that_could_not_be_read_again_is_read_before_anything_else(config, tmp_path):
-    model = pretrained(config)
+    model = load_pretrained(config)
     begun = {name: tensor.clone() for name, tensor in model.tensors.items()}
     with pytest.raises(ConfigError, match="nowhere"):
-        fill(model, override(config, [f"model.path={tmp_path}/nowhere"]), MODEL)
+        fill_from_anchor(model, override(config, [f"model.path={tmp_path}/nowhere"]), MODEL)
     assert not model.whole
-    fill(model, config, MODEL)
+    fill_from_anchor(model, config, MODEL)
     assert model.whole and all(torch.equal(model.tensors[name], tensor) for name, tensor in begun.items())
 
 
@@ -50,7 +50,7 @@ MEASURED = """
 import resource, sys, torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from trainer.config import Model, RunConfig
-from trainer.fleet.starting_weights import fill, pretrained
+from trainer.fleet.starting_weights import fill_from_anchor, load_pretrained
 from trainer.fleet.objects import Anchor
 
 def peak_mib():
@@ -65,12 +65,12 @@ if sys.argv[2] == "make":
 else:
     config = RunConfig(model=Model(path=sys.argv[1], dtype="bf16"))
     before = resident_mib()
-    model = pretrained(config)
+    model = load_pretrained(config)
     for tensor in model.tensors.values():
         tensor.add_(1.0)
     one = sum(tensor.nbytes for tensor in model.tensors.values()) / 2**20
     first = peak_mib()
-    fill(model, config, Anchor("model", 0, ""))
+    fill_from_anchor(model, config, Anchor("model", 0, ""))
     print(one, first - before, peak_mib() - before)
 """
 

@@ -12,7 +12,7 @@ import pytest
 from tests.fleet.jobs import FleetJob, assert_same_run, wait_for, without_workers
 from tests.loops.jobs import REWARD
 from trainer.config import RunConfig, override
-from trainer.exit_codes import EXIT_FENCED
+from trainer.system.exit_codes import EXIT_FENCED
 
 pytestmark = pytest.mark.slow
 STEPS = 6

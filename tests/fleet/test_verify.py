@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainer.algorithm.traces import ImageRef, Prompt, Trace, completed
+from trainer.algorithm.traces import ImageRef, Prompt, Trace, completed_trace
 from trainer.fleet.heartbeat import heartbeat_refusal
-from trainer.fleet.units import UNREADABLE, RolloutUnit, Sampled, pack, unpack
-from trainer.fleet.verify import AskedUnit, Routers, refusal
+from trainer.fleet.units import UNREADABLE, RolloutUnit, SampledUnit, pack_samples, unpack_samples
+from trainer.fleet.verify import AskedUnit, RouterShape, samples_refusal
 
 PROMPTS = {3: [5, 6, 7], 8: [5, 9]}
 IMAGES = {3: 1, 8: 0}
@@ -44,7 +44,7 @@ UNIT = RolloutUnit(
 
 def trace(group: int, index: int, ids: list[int], end: Any) -> Trace:
     row = UNIT.prompts[group].row
-    return completed(
+    return completed_trace(
         PROMPTS[row],
         ids,
         group=group,
@@ -67,7 +67,7 @@ def good() -> list[Trace]:
 
 
 def why(traces: list[Trace], unit: RolloutUnit = UNIT, turn: int = 1, worker: str = "w0") -> str:
-    return refusal(UNIT, 1, "w0", unpack(pack(unit, turn, worker, traces)), EXPECTED)
+    return samples_refusal(UNIT, 1, "w0", unpack_samples(pack_samples(unit, turn, worker, traces)), EXPECTED)
 
 
 def first(**changes: Any) -> list[Trace]:
@@ -97,7 +97,7 @@ def other_prompt() -> list[Trace]:
 
 def test_a_good_unit_is_taken_and_nothing_is_lost_on_its_way():
     assert why(good()) == ""
-    again = unpack(pack(UNIT, 1, "w0", good())).traces
+    again = unpack_samples(pack_samples(UNIT, 1, "w0", good())).traces
     for before, after in zip(good(), again, strict=True):
         for name in ("tokens", "learned", "logprobs"):
             assert np.array_equal(getattr(before, name), getattr(after, name))
@@ -173,12 +173,14 @@ def routed(change: Callable[[np.ndarray], np.ndarray | None] = lambda routes: ro
     return traces
 
 
-TWO_LAYERS = Routers(layers=2, experts=4, active=2)
+TWO_LAYERS = RouterShape(layers=2, experts=4, active=2)
 
 
-def why_routed(traces: list[Trace], unit: RolloutUnit = ROUTED, routers: Routers | None = TWO_LAYERS) -> str:
-    sampled = unpack(pack(unit, 1, "w0", traces))
-    return refusal(unit, 1, "w0", sampled, replace(EXPECTED, routers=routers))
+def why_routed(
+    traces: list[Trace], unit: RolloutUnit = ROUTED, routers: RouterShape | None = TWO_LAYERS
+) -> str:
+    sampled = unpack_samples(pack_samples(unit, 1, "w0", traces))
+    return samples_refusal(unit, 1, "w0", sampled, replace(EXPECTED, routers=routers))
 
 
 def expert(number: int) -> Callable[[np.ndarray], np.ndarray]:
@@ -194,7 +196,7 @@ def expert(number: int) -> Callable[[np.ndarray], np.ndarray]:
 
 def test_a_unit_with_the_experts_of_its_tokens_is_taken_as_it_is():
     assert why_routed(routed()) == ""
-    again = unpack(pack(ROUTED, 1, "w0", routed())).traces
+    again = unpack_samples(pack_samples(ROUTED, 1, "w0", routed())).traces
     for before, after in zip(routed(), again, strict=True):
         assert after.routes.dtype == np.uint8 and np.array_equal(before.routes, after.routes)
 
@@ -205,10 +207,13 @@ ROUTE_MUTATIONS: dict[str, tuple[Callable[[], str], str]] = {
     "not asked for": (lambda: why_routed(routed(), UNIT), "which was not asked"),
     "of a model without any": (lambda: why_routed(routed(), routers=None), "does not say which experts"),
     "another number of layers": (
-        lambda: why_routed(routed(), routers=Routers(3, 4, 2)),
+        lambda: why_routed(routed(), routers=RouterShape(3, 4, 2)),
         r"the shape \(5, 2, 2\), not \(5, 3, 2\)",
     ),
-    "another number for a token": (lambda: why_routed(routed(), routers=Routers(2, 4, 3)), "have the shape"),
+    "another number for a token": (
+        lambda: why_routed(routed(), routers=RouterShape(2, 4, 3)),
+        "have the shape",
+    ),
     "an expert that is not there": (
         lambda: why_routed(routed(expert(4))),
         "expert 4 of a layer, which has 4",
@@ -218,7 +223,7 @@ ROUTE_MUTATIONS: dict[str, tuple[Callable[[], str], str]] = {
         lambda: why_routed([replace(one, routes=one.routes.astype(np.int64)) for one in routed()]),
         "numbers of type int64, not uint8",
     ),
-    "narrow numbers": (lambda: why_routed(routed(), routers=Routers(2, 300, 2)), "uint8, not uint16"),
+    "narrow numbers": (lambda: why_routed(routed(), routers=RouterShape(2, 300, 2)), "uint8, not uint16"),
 }
 
 
@@ -233,7 +238,7 @@ def test_experts_of_too_few_tokens_are_no_unit():
     """The columns do not fit together, so it cannot be read."""
     short = [replace(one, routes=one.routes[:-1]) for one in routed()]
     with pytest.raises(UNREADABLE):
-        unpack(pack(ROUTED, 1, "w0", short))
+        unpack_samples(pack_samples(ROUTED, 1, "w0", short))
 
 
 @pytest.mark.parametrize("name", MUTATIONS)
@@ -244,20 +249,20 @@ def test_what_sampling_cannot_give_is_refused(name):
 
 
 def test_a_unit_with_a_field_that_this_code_does_not_know_is_refused():
-    sampled = unpack(pack(UNIT, 1, "w0", good()))
-    other = Sampled(sampled.unit | {"min_p": 0.9}, 1, "w0", sampled.traces)
-    assert "other fields" in refusal(UNIT, 1, "w0", other, EXPECTED)
+    sampled = unpack_samples(pack_samples(UNIT, 1, "w0", good()))
+    other = SampledUnit(sampled.unit | {"min_p": 0.9}, 1, "w0", sampled.traces)
+    assert "other fields" in samples_refusal(UNIT, 1, "w0", other, EXPECTED)
 
 
 @pytest.mark.parametrize("column", ["token_ids", "tokens", "logprobs", "learned", "prompt_tokens", "end"])
 def test_columns_that_do_not_fit_together_are_no_unit(column):
-    with np.load(io.BytesIO(pack(UNIT, 1, "w0", good()))) as archive:
+    with np.load(io.BytesIO(pack_samples(UNIT, 1, "w0", good()))) as archive:
         arrays = dict(archive)
     arrays[column] = arrays[column][:-1]
     out = io.BytesIO()
     np.savez(out, **arrays)
     with pytest.raises(UNREADABLE):
-        unpack(out.getvalue())
+        unpack_samples(out.getvalue())
 
 
 def test_a_unit_whose_tokens_were_all_certain_was_not_sampled():
@@ -274,16 +279,19 @@ def test_a_unit_whose_tokens_were_all_certain_was_not_sampled():
         )
         for one in surely
     ]
-    sampled = unpack(pack(long, 1, "w0", surely))
-    assert "as if nothing had been sampled" in refusal(long, 1, "w0", sampled, EXPECTED)
+    sampled = unpack_samples(pack_samples(long, 1, "w0", surely))
+    assert "as if nothing had been sampled" in samples_refusal(long, 1, "w0", sampled, EXPECTED)
     greedy = replace(long, split="evaluation", temperature=0.0)
-    assert refusal(greedy, 1, "w0", unpack(pack(greedy, 1, "w0", surely)), EXPECTED) == ""
+    assert (
+        samples_refusal(greedy, 1, "w0", unpack_samples(pack_samples(greedy, 1, "w0", surely)), EXPECTED)
+        == ""
+    )
 
 
 def bomb(**changes: Any) -> bytes:
     """The good unit's archive with some of its arrays replaced, packed as zip allows."""
     out = io.BytesIO()
-    with np.load(io.BytesIO(pack(UNIT, 1, "w0", good()))) as archive:
+    with np.load(io.BytesIO(pack_samples(UNIT, 1, "w0", good()))) as archive:
         np.savez_compressed(out, **(dict(archive) | changes))
     return out.getvalue()
 
@@ -305,14 +313,14 @@ def lying_header() -> bytes:
 def test_an_archive_that_would_take_more_memory_than_it_has_bytes_is_unreadable(body):
     tracemalloc.start()
     with pytest.raises(UNREADABLE):
-        unpack(body())
+        unpack_samples(body())
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 200 << 20
 
 
 def test_the_largest_archive_that_a_unit_may_be_holds_the_unit():
-    assert len(pack(UNIT, 1, "w0", good())) < EXPECTED.most_bytes(UNIT) < 8 << 20
+    assert len(pack_samples(UNIT, 1, "w0", good())) < EXPECTED.most_bytes(UNIT) < 8 << 20
 
 
 HEARTBEAT = {

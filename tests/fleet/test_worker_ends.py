@@ -17,15 +17,15 @@ from tests.fleet.test_verify import EXPECTED, UNIT, good
 from trainer.checkpoint.attempt import Attempts
 from trainer.checkpoint.manifest import code_fingerprint
 from trainer.config import ConfigError
-from trainer.exit_codes import EXIT_OK
-from trainer.fleet import dispatch, following, heartbeat, roster, worker
+from trainer.fleet import dispatch, heartbeat, roster, run_follower, worker
 from trainer.fleet.dispatch import Dispatcher
 from trainer.fleet.engine_worker import check_layout
 from trainer.fleet.objects import Objects, about_key, worker_key
-from trainer.fleet.same_software import packages
+from trainer.fleet.same_software import sampling_packages
 from trainer.fleet.worker import Worker
 from trainer.storage.seal import Seal
 from trainer.storage.storage import Storage
+from trainer.system.exit_codes import EXIT_OK
 
 KEY = "0123456789abcdef"
 
@@ -60,7 +60,7 @@ class Run:
         monkeypatch.setenv("SPOTRL_FLEET_KEY", KEY)
         monkeypatch.setattr(roster, "LIST_S", 0.02)
         monkeypatch.setattr(dispatch, "HEARTBEAT_S", 0.1)
-        monkeypatch.setattr(following, "NEWER_S", 0.05)
+        monkeypatch.setattr(run_follower, "NEWER_S", 0.05)
         self.root = str(folder / "run")
         seal = Seal("run", KEY.encode())
         self.attempts = Attempts(Storage(f"{self.root}/attempts"), seal=seal)
@@ -74,7 +74,7 @@ class Run:
         """The head of a new attempt; its thread has begun."""
         held = self.attempts.take(0, launch)
         one = Dispatcher(self.objects, held, EXPECTED, lost_s=30.0, wait_s=30.0, poll_s=0.02)
-        about = {"layout": [], "code": code_fingerprint(), "packages": packages()}
+        about = {"layout": [], "code": code_fingerprint(), "packages": sampling_packages()}
         self.objects.put_json(about_key(held.name), about)
         one.announce(version=6, lineage=UNIT.lineage, anchors=[])
         one.start()

@@ -1,7 +1,7 @@
 """GPU checks: each writes its figures as soon as it has them, and one table of them is printed at the end. On
 a machine with a GPU:
 
-    bash trainer/setup.sh gpu
+    bash trainer/shell/setup.sh gpu
     .venvs/gpu/bin/python -m pytest tests/gpu
 
 Each check fits a call of a few minutes: `-k NAME` runs one, `-s` prints each figure at once, and

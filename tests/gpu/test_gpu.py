@@ -89,7 +89,7 @@ def test_variable_length_attention(figure, heads, kv_heads, width, causal, share
     """torch's kernel in bf16 against SDPA in fp32, outputs and gradients: a shared prompt (fewer queries than
     keys, causal from the right end, fewer key heads), plain packing, and the tower's head size without
     causality."""
-    from trainer.algorithm.batching import layout, moved
+    from trainer.algorithm.batching import build_layout, move_record
     from trainer.learning import attention
 
     device = torch.device("cuda")
@@ -108,7 +108,7 @@ def test_variable_length_attention(figure, heads, kv_heads, width, causal, share
             ]
         )
         q_lengths, k_lengths = [*q_lengths, 400, 37], [*k_lengths, 650, 287]
-    rows, total = moved(layout(q_lengths, k_lengths, index), device), sum(q_lengths)
+    rows, total = move_record(build_layout(q_lengths, k_lengths, index), device), sum(q_lengths)
     torch.manual_seed(0)
     tensors = [torch.randn(total, n, width, device=device) for n in (heads, kv_heads, kv_heads)]
     weights, scale = torch.randn(total, heads, width, device=device), width**-0.5
@@ -116,7 +116,7 @@ def test_variable_length_attention(figure, heads, kv_heads, width, causal, share
     def kernel(q, k, v):
         if rows.kv_index is not None:
             k, v = attention.Spread.apply(k, rows.kv_index), attention.Spread.apply(v, rows.kv_index)
-        return attention.varlen(q, k, v, rows.cu_q, rows.cu_k, max(rows.q), max(rows.k), causal, scale)
+        return attention.attend_varlen(q, k, v, rows.cu_q, rows.cu_k, max(rows.q), max(rows.k), causal, scale)
 
     low = [t.bfloat16().requires_grad_() for t in tensors]
     full = [t.detach().float().requires_grad_() for t in low]
@@ -137,11 +137,13 @@ def test_the_kernel_of_gated_delta_layers(figure, heads):
     """At the sizes of Qwen3.5 0.8B, 9B and 27B: right on this card, and how much faster than PyTorch."""
     from transformers.models.qwen3_5 import modeling_qwen3_5
 
-    from trainer.learning import delta, delta_kernel
+    from trainer.learning import gated_delta, gated_delta_kernel
 
     device = torch.device("cuda")
-    kernel = delta_kernel.load()
-    off = delta_kernel.differences(kernel, heads, 128, 128, device, lengths=delta_kernel.ON_A_GPU)
+    kernel = gated_delta_kernel.load_kernel()
+    off = gated_delta_kernel.kernel_differences(
+        kernel, heads, 128, 128, device, lengths=gated_delta_kernel.ON_A_GPU
+    )
     figure(f"gated delta rule, {heads} heads: worst relative error", max(off.values()), "")
 
     tokens = 8192
@@ -150,7 +152,7 @@ def test_the_kernel_of_gated_delta_layers(figure, heads):
     rates = torch.rand(1, tokens, heads, device=device).bfloat16()
 
     def by_kernel():
-        return delta.end_to_end(kernel, [*rows, decays, rates], (tokens,), (tokens,), None)
+        return gated_delta.end_to_end(kernel, [*rows, decays, rates], (tokens,), (tokens,), None)
 
     def by_torch():
         plain = inspect.unwrap(modeling_qwen3_5.torch_chunk_gated_delta_rule)
@@ -167,7 +169,7 @@ def test_the_kernel_of_gated_delta_layers(figure, heads):
         seconds.append(took)
     figure(f"gated delta rule, {heads} heads, {tokens} tokens: forward and backward", 1000 * seconds[0], "ms")
     figure(f"gated delta rule, {heads} heads: kernel's time of PyTorch's", seconds[0] / seconds[1], "")
-    assert delta_kernel.beyond(off) == ""
+    assert gated_delta_kernel.first_excess(off) == ""
 
 
 @pytest.mark.parametrize("again", [True, False])
@@ -176,7 +178,7 @@ def test_packed_gradients_in_bf16(tiny_model, figure, again):
     from transformers import AutoModelForImageTextToText
 
     from tests.learning import plain
-    from trainer.algorithm.batching import collate, moved
+    from trainer.algorithm.batching import collate, move_record
     from trainer.data.processor import mrope_positions
     from trainer.learning import blocks
     from trainer.learning.logprobs import LogprobModel
@@ -194,7 +196,7 @@ def test_packed_gradients_in_bf16(tiny_model, figure, again):
         return mrope_positions(tuple(ids), grids, image, 2)
 
     batch = collate(samples.traces, lambda trace: encoded[trace.row], positions)
-    logp = model(moved(batch, torch.device(DEVICE)))[0]
+    logp = model(move_record(batch, torch.device(DEVICE)))[0]
     weights = torch.from_numpy(np.concatenate(samples.advantages)).to(DEVICE) / samples.tokens
     (-weights * logp).sum().backward()
     want, gradients = plain.padded_gradients(tiny_model, encoded, samples)
@@ -249,12 +251,12 @@ def test_demo_learns(tmp_path, figure):
 
     values = dict.fromkeys(("MODELS", "DATA", "RUNS"), str(tmp_path)) | {"RUN_ID": "demo", "BUCKET": ""}
     for step in get("demo").steps:
-        arguments = [script.fill(argument, values) for argument in step.args]
+        arguments = [script.fill_placeholders(argument, values) for argument in step.args]
         if step.module.endswith("warm_start"):
             arguments += ["--device", "best"]
         subprocess.run([sys.executable, "-m", step.module, *arguments], check=True, cwd=ROOT)
     path = tmp_path / "run.yaml"
-    path.write_text(script.fill(script.config_text(get("demo")), values))
+    path.write_text(script.fill_placeholders(script.config_text(get("demo")), values))
     command = [
         sys.executable,
         "-m",

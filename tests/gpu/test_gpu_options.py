@@ -28,7 +28,7 @@ def test_grouped_products_of_experts(figure, inputs, outputs):
     device = torch.device("cuda")
     few = tuple(int(number % 3 == 0) for number in range(128))
     for counts in (few, (4096, *(0,) * 127), (0,) * 128):
-        wrong = experts_check.fault(inputs, outputs, counts, device, torch.bfloat16)
+        wrong = experts_check.grouped_product_fault(inputs, outputs, counts, device, torch.bfloat16)
         empty = counts.count(0)
         figure(f"grouped products {inputs} x {outputs}, {empty} of 128 empty: right", float(not wrong), "")
         assert wrong == ""

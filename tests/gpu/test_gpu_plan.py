@@ -185,7 +185,7 @@ def test_three_billion_parameters(tmp_path, run_ranks, three_billion, gpu_config
     # not the last step: nothing is sampled after it, so it syncs no weights
     last = json.loads(Path(config.run.dir, "metrics.jsonl").read_text().splitlines()[-2])
     name = card() if DEVICE == "cuda" else ""
-    need = memory.plan(recipe, name) if name else None
+    need = memory.plan_memory(recipe, name) if name else None
     seconds = {}
     if need:
         step = cost.step_time(recipe, name, 100.0, need)
@@ -205,7 +205,7 @@ def test_three_billion_parameters(tmp_path, run_ranks, three_billion, gpu_config
 
     policys = [
         phase.parts
-        for phase in memory.phases(config, shape_of(config.model.path), 0.0)
+        for phase in memory.memory_phases(config, shape_of(config.model.path), 0.0)
         if phase.name in ("logprobs", "update", "optimizer step")
     ]
     outside = ("CUDA context", "engine asleep")  # not torch's

@@ -9,16 +9,16 @@ import sys
 import pytest
 
 from tests.conftest import ROOT
-from trainer.ranks.environment import allocator
+from trainer.ranks.environment import allocator_setting
 
 GROWING = """
 import torch
-from trainer.algorithm.batching import sent
+from trainer.algorithm.batching import send_tensor
 torch.set_num_threads(4)
 card = torch.device("cuda", 0)
 for megabytes in (1.2, 1.0, 1.9, 0.7, 60, 70, 66, 100):
     pixels = torch.rand(int(megabytes * 2**18))
-    assert torch.equal(sent(pixels, card).cpu(), pixels)
+    assert torch.equal(send_tensor(pixels, card).cpu(), pixels)
 sizes = [int(size * 2**20) for size in (1.2, 1.9, 33, 60, 65, 120)]
 for _ in range(2):
     held = [torch.empty(size, dtype=torch.uint8, pin_memory=True) for size in sizes]
@@ -46,6 +46,6 @@ for elements in (9 << 20, 12 << 20, 9 << 20):
 @pytest.mark.card
 @pytest.mark.parametrize("program", [GROWING, LOCKED])
 def test_no_tensor_reaches_over_its_page_locked_memory(program):
-    env = os.environ | {"PYTORCH_ALLOC_CONF": allocator()}
+    env = os.environ | {"PYTORCH_ALLOC_CONF": allocator_setting()}
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

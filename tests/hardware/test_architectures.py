@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer.errors import ConfigError
 from trainer.hardware import architectures
+from trainer.system.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 
@@ -80,7 +80,7 @@ def test_a_name_of_a_family_that_is_trained_is_not_refused(name):
 def test_experts_that_no_test_covers_are_refused(tmp_path):
     experts = {"hidden_size": 64, "moe_intermediate_size": 96, "norm_topk_prob": True}
     covered = {"model_type": "qwen3_moe", "decoder_sparse_step": 1, "mlp_only_layers": []} | experts
-    architectures.check("here", covered)
+    architectures.check_architecture("here", covered)
     for changed, message in (
         ({"decoder_sparse_step": 2}, "layers without experts"),
         ({"mlp_only_layers": [0]}, "layers without experts"),
@@ -89,13 +89,13 @@ def test_experts_that_no_test_covers_are_refused(tmp_path):
         ({"hidden_size": 96}, "are square"),
     ):
         with pytest.raises(ConfigError, match=message):
-            architectures.check("here", covered | changed)
+            architectures.check_architecture("here", covered | changed)
 
 
 def test_a_model_with_a_shared_expert_need_not_say_that_shares_sum_to_1():
     text = {"hidden_size": 64, "moe_intermediate_size": 96, "shared_expert_intermediate_size": 16}
-    architectures.check("here", {"model_type": "qwen3_5_moe", "text_config": text})
+    architectures.check_architecture("here", {"model_type": "qwen3_5_moe", "text_config": text})
     with pytest.raises(ConfigError, match="norm_topk_prob"):
-        architectures.check(
+        architectures.check_architecture(
             "here", {"model_type": "qwen3_5_moe", "text_config": text | {"norm_topk_prob": False}}
         )

@@ -5,7 +5,7 @@ import pytest
 
 from tests.families import FAMILIES, VISION, loader
 from trainer.hardware import flops, gpus
-from trainer.hardware.flops import Completed
+from trainer.hardware.flops import CompletedSequence
 from trainer.hardware.layer_sizes import Experts
 from trainer.hardware.model_shapes import Shape, Vision, from_config, shape_of
 
@@ -93,13 +93,17 @@ def test_prefill_and_decode_together_are_one_forward_pass_less_the_logits_that_n
 
 
 def test_a_group_reads_its_prompt_once_where_prefixes_are_cached():
-    group = [Completed(5, 3, ((1, 8, 8),), 0), Completed(5, 3, ((1, 8, 8),), 0), Completed(4, 2, (), 1)]
+    group = [
+        CompletedSequence(5, 3, ((1, 8, 8),), 0),
+        CompletedSequence(5, 3, ((1, 8, 8),), 0),
+        CompletedSequence(4, 2, (), 1),
+    ]
     once, every = (flops.rollout_flops(SEEING, group, shared) for shared in (True, False))
     assert every - once == flops.prefill_flops(SEEING, 5, [(1, 8, 8)])
 
 
 def test_training_is_three_forward_passes_and_checkpointing_runs_the_blocks_once_more():
-    q = Completed(5, 3, ((1, 8, 8),))
+    q = CompletedSequence(5, 3, ((1, 8, 8),))
     tower = flops.vision_flops(SEEING, q.grids)
     layers = flops.language_flops(SEEING, 8)
     head = flops.head_flops(SEEING, 3)
@@ -126,7 +130,8 @@ def test_the_72b_model_has_the_published_size():
     # sequence
     length = 4096
     work = (
-        flops.train_flops(shape, [Completed(0, length)], recompute=False, freeze_vision=False).model / length
+        flops.train_flops(shape, [CompletedSequence(0, length)], recompute=False, freeze_vision=False).model
+        / length
     )
     assert work == pytest.approx(4.288e11 + 3.93e6 * length, rel=1e-3)
 
@@ -231,11 +236,11 @@ def test_an_unknown_gpu_has_no_utilisation_rather_than_a_wrong_one():
     assert flops.utilisation(1e15, 2.0, 4, 1e14) == 1.25
     assert flops.utilisation(1e15, 2.0, 4, None) is None and flops.utilisation(1e15, 0.0, 4, 1e14) is None
     times = {"time/rollout_s": 1.0, "time/update_s": 2.0}
-    assert flops.step_metrics(TINY, [Completed(5, 3)], times, 1, None) == {}
+    assert flops.step_metrics(TINY, [CompletedSequence(5, 3)], times, 1, None) == {}
 
 
 def test_the_metrics_of_a_step():
-    sequences = [Completed(5, 3, ((1, 8, 8),), g) for g in (0, 0, 1, 1)]
+    sequences = [CompletedSequence(5, 3, ((1, 8, 8),), g) for g in (0, 0, 1, 1)]
     times = {"time/rollout_s": 4.0, "time/update_s": 2.0}
     found = flops.step_metrics(SEEING, sequences, times, 2, 1e6, epochs=2, reference=True, old_logprobs=True)
     train = flops.train_flops(SEEING, sequences, True, False)

@@ -12,7 +12,7 @@ from pathlib import Path
 import hosts
 
 from recipes.presets import resolve
-from recipes.spec import Recipe
+from recipes.recipe.spec import Recipe
 from recipes.targets.render import GENERATED, render
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -77,7 +77,7 @@ def missing() -> str:
     absent = [tool for tool in tools if not shutil.which(tool, path=hosts.PATH)]
     if absent:
         return f"not installed: {', '.join(absent)} (openssh-server, rsync, curl, patch, openssl)"
-    return "" if (LAUNCH / "sky").exists() else "no .venvs/launch: bash trainer/setup.sh launch"
+    return "" if (LAUNCH / "sky").exists() else "no .venvs/launch: bash trainer/shell/setup.sh launch"
 
 
 def image() -> Path:

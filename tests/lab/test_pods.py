@@ -46,7 +46,7 @@ def pod(lab, folder, host, rank, restart):
     """(process, log) of one pod of a run called `try`, on a host."""
     recipe = small()
     archive = folder / kubernetes.ARCHIVE
-    archive.write_bytes(kubernetes_driver.packed(checkout.ROOT, recipe))
+    archive.write_bytes(kubernetes_driver.packed_tree(checkout.ROOT, recipe))
     text = kubernetes.of_run(next(iter(render(recipe, "kubernetes").values())), "try")
     job = yaml.safe_load(text)["spec"]["replicatedJobs"][0]["template"]["spec"]
     (container,) = job["template"]["spec"]["containers"]

@@ -191,13 +191,13 @@ def many(lab: hosts.Lab, tmp: Path, data: Path) -> dict[str, Any]:
     whole[len(whole) // 2] ^= 1
     shard.write_bytes(whole)
     code = tmp / "code.py"
-    code.write_text((hosts.ROOT / "trainer/exit_codes.py").read_text() + "# another commit\n")
+    code.write_text((hosts.ROOT / "trainer/system/exit_codes.py").read_text() + "# another commit\n")
     settings = tmp / "config3.yaml"
     fake = tmp / "fake" / "ray-2.0.0.dist-info"
     fake.mkdir(parents=True)
     (fake / "METADATA").write_text("Metadata-Version: 2.1\nName: ray\nVersion: 2.0.0\n")
     mounts = f"mount --bind {other} {data} && mount -t tmpfs -o nr_inodes=40 tmpfs {tmp}/run"
-    mounts += f" && mount --bind {code} {hosts.ROOT}/trainer/exit_codes.py"
+    mounts += f" && mount --bind {code} {hosts.ROOT}/trainer/system/exit_codes.py"
     mounts += f" && sed 's/^  seed: .*/  seed: 99/' {tmp}/config.yaml > {settings}"
     mounts += f" && mount --bind {settings} {tmp}/config.yaml"
     return {
@@ -274,8 +274,8 @@ def test_each_of_many_faults_is_named(lab, tmp_path, mixed_dataset, figure):
         ("another head", 2, "node 2 (10.50.0.13) takes 10.50.0.12, which is node 1, for the head"),
         ("a head that is not there", 2, "node 2 (10.50.0.13) looks for the head at 10.50.0.99"),
         ("two heads", 2, "it has the address of node 1 (10.50.0.12) and takes itself for node 0"),
-        ("missing package", 2, "No module named 'psutil': run trainer/setup.sh"),
-        ("missing package of the head", 2, "No module named 'yaml': run trainer/setup.sh"),
+        ("missing package", 2, "No module named 'psutil': run trainer/shell/setup.sh"),
+        ("missing package of the head", 2, "No module named 'yaml': run trainer/shell/setup.sh"),
         ("address twice", 2, "address 10.50.0.12"),
         ("address of another", 2, "it has the address of node 1 (10.50.0.12) and takes itself for node 2"),
     ],

@@ -16,9 +16,10 @@ from contextlib import closing
 
 import pytest
 
-from recipes import cli, image_record
-from recipes.drivers import image
-from recipes.plan import boot
+from recipes.commands import cli
+from recipes.drivers import image_build
+from recipes.plan import start_time
+from recipes.records import image_record
 
 pytestmark = [
     pytest.mark.lab,
@@ -56,15 +57,15 @@ def registry(folder, closes: str = "") -> tuple[subprocess.Popen, str]:
 def desk(tmp_path, monkeypatch):
     """A checkout whose image is two small files, and a store of images of its own."""
     folder = tmp_path / "checkout"
-    for name in ("requirements", "trainer"):
+    for name in ("requirements", "trainer/shell"):
         (folder / name).mkdir(parents=True)
     (folder / "Dockerfile").write_text(
-        "FROM scratch\nCOPY requirements/gpu.txt trainer/setup.sh /opt/spotrl/\n"
+        "FROM scratch\nCOPY requirements/gpu.txt trainer/shell/setup.sh /opt/spotrl/\n"
     )
-    (folder / ".dockerignore").write_text("*\n!requirements/gpu.txt\n!trainer/setup.sh\n")
+    (folder / ".dockerignore").write_text("*\n!requirements/gpu.txt\n!trainer/shell/setup.sh\n")
     (folder / "requirements/gpu.txt").write_text("# nothing\n")
-    (folder / "trainer/setup.sh").write_text("exit 0\n")
-    (folder / "trainer/installed.py").write_text("")
+    (folder / "trainer/shell/setup.sh").write_text("exit 0\n")
+    (folder / "trainer/shell/installed.py").write_text("")
     store = tmp_path / "storage.conf"
     store.write_text(
         f'[storage]\ndriver = "vfs"\ngraphroot = "{tmp_path}/store"\nrunroot = "{tmp_path}/run"\n'
@@ -75,7 +76,7 @@ def desk(tmp_path, monkeypatch):
     monkeypatch.setenv("REGISTRY_AUTH_FILE", str(tmp_path / "auth.json"))
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(cli, "ROOT", folder)
-    monkeypatch.setattr(image, "_answers", lambda: False)
+    monkeypatch.setattr(image_build, "_answers", lambda: False)
     monkeypatch.chdir(folder)
     return folder
 
@@ -86,7 +87,7 @@ def test_an_environment_is_built_and_pushed_once(desk, tmp_path, capfd):
     try:
         assert cli.main(["image", "--push", name]) == 0
         said = capfd.readouterr().out
-        tag = f"gpu-{image_record.digest()}"
+        tag = f"gpu-{image_record.environment_digest()}"
         with urllib.request.urlopen(f"http://{address}/v2/me/spotrl/tags/list") as answer:
             assert json.load(answer)["tags"] == [tag]
         reference = said.strip().rpartition("--set cluster.image=")[2]
@@ -103,20 +104,29 @@ def test_an_environment_is_built_and_pushed_once(desk, tmp_path, capfd):
         again = capfd.readouterr().out
         assert "nothing is built" in again and "buildah build" not in again
         assert again.strip().endswith(reference)
-        (known,) = image_record.known()
+        (known,) = image_record.known_images()
         assert known.current and known.pulled_bytes == sum(layer["size"] for layer in layers) > 0
-        assert boot.pull_seconds(reference) is not None
+        assert start_time.pull_seconds(reference) is not None
         if shutil.which("docker"):  # its client asks a registry without a daemon
             tagged = f"{name}:{tag}"
-            assert image.asked(image.commands("docker", tagged), tagged) == known
-            assert image.asked(image.commands("docker", f"{name}:no"), f"{name}:no") is None
+            assert (
+                image_build.image_in_registry(image_build.builder_commands("docker", tagged), tagged) == known
+            )
+            assert (
+                image_build.image_in_registry(
+                    image_build.builder_commands("docker", f"{name}:no"), f"{name}:no"
+                )
+                is None
+            )
 
         (desk / "requirements/gpu.txt").write_text("# another\n")
-        assert boot.pull_seconds(reference) is None
+        assert start_time.pull_seconds(reference) is None
         assert cli.main(["image", "--push", f"{name}:v1"]) == 0
         assert "buildah build" in capfd.readouterr().out
         with urllib.request.urlopen(f"http://{address}/v2/me/spotrl/tags/list") as answer:
-            assert sorted(json.load(answer)["tags"]) == sorted([tag, f"v1-{image_record.digest()}"])
+            assert sorted(json.load(answer)["tags"]) == sorted(
+                [tag, f"v1-{image_record.environment_digest()}"]
+            )
     finally:
         process.terminate()
         process.wait()

@@ -25,7 +25,7 @@ def drawn(step: int, prompts: int, period: int) -> list[list[int]]:
     """Tokens of the completions of a step's first prompts, [prompt][sample], as the plan draws them; those of
     `period` steps come again and again, so that as many phases have the same tokens in any schedule."""
     recipe = get(RECIPE)
-    lengths = passes.typical(recipe.config, recipe.dataset, random.Random(step % period), vision=True)
+    lengths = passes.typical_lengths(recipe.config, recipe.dataset, random.Random(step % period), vision=True)
     samples = recipe.config.rollout.samples_per_prompt
     tokens = [length.completion_tokens for length in lengths[: prompts * samples]]
     return [tokens[start : start + samples] for start in range(0, len(tokens), samples)]

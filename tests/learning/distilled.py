@@ -13,7 +13,7 @@ from torch import Tensor
 from tests.learning import plain
 from tests.learning.one_rank import OneRank
 from tests.learning.papers import adamw, images_of, loaded
-from trainer.algorithm.distillation import taught, teaching
+from trainer.algorithm.distillation import add_teacher_advantages, teacher_metrics
 from trainer.algorithm.traces import Trace
 from trainer.config import RunConfig
 from trainer.data.processor import EncodedPrompt
@@ -65,12 +65,12 @@ def against_plain(config: RunConfig, rank: int, port: int) -> dict:
     worker = OneRank(config)
     theirs = plainly(config, traces, own, encoded, worker.prompter.banned_token_ids())
 
-    worker.process.meet(rank, rank, "127.0.0.1", port)
+    worker.process.set_rank(rank, rank, "127.0.0.1", port)
     worker.learner.start(10)  # no engine: what is sampled is given
     worker.reader.encoded = lambda split, row: encoded[row]
     scored = worker.logprobs([[trace] for trace in traces], reference=True)
     judged, old = scored["reference"], scored["old"]
-    lessons = taught(items.advantages, judged, old, config.algorithm.teacher_coef)
+    lessons = add_teacher_advantages(items.advantages, judged, old, config.algorithm.teacher_coef)
     stats = worker.step(replace(items, advantages=lessons, old=old), config.algorithm.micro_batch_tokens)
     ours = {}
     for group in worker.policy.weight_groups(1 << 30):
@@ -83,4 +83,4 @@ def against_plain(config: RunConfig, rank: int, port: int) -> dict:
         "moved": theirs["moved"],
         "judged": float(max(gaps)),
         "passes": stats["perf/passes"],
-    } | teaching(judged, old)
+    } | teacher_metrics(judged, old)

@@ -16,14 +16,14 @@ import torch
 import transformers
 from transformers.integrations import HfDeepSpeedConfig
 
-from trainer.backoff import Backoff
 from trainer.config import ConfigError
-from trainer.errors import StorageError
 from trainer.hardware import model_shapes
 from trainer.learning.policy import init_distributed
 from trainer.learning.zero import base_weights
 from trainer.learning.zero.setup import zero_config
 from trainer.storage import hub
+from trainer.system.backoff import Backoff
+from trainer.system.errors import StorageError
 
 KINDS = (transformers.AutoModelForImageTextToText, transformers.AutoModelForCausalLM)
 
@@ -54,12 +54,12 @@ def filled(config, rank, port):
     init_distributed("cpu")
     ds_config = zero_config(config, model_shapes.from_config(about.to_dict()))
     keep = HfDeepSpeedConfig(ds_config)
-    model = base_weights.unfilled(kind, about, ds_config, dtype=dtype)
+    model = base_weights.build_unfilled(kind, about, ds_config, dtype=dtype)
     assert keep.is_zero3()
     base_weights.BUCKET_BYTES = 1 << 16
     hub.TRIES = Backoff(attempts=1)
     try:
-        base_weights.fill(model, replace(config, model=replace(config.model, path=config.run.name)))
+        base_weights.fill_weights(model, replace(config, model=replace(config.model, path=config.run.name)))
     except (ConfigError, StorageError) as error:
         return {"error": str(error), "type": type(error).__name__}
     ours = dict(model.named_parameters())

@@ -28,7 +28,7 @@ from tests.learning.test_delta import HEADS, ROW, TOKENS, WIDTH
 from tests.learning.test_packing import positions
 from tests.recipes.test_activations import Live
 from trainer.algorithm.batching import collate
-from trainer.learning import delta, delta_kernel
+from trainer.learning import gated_delta, gated_delta_kernel
 from trainer.learning.logprobs import LogprobModel
 
 
@@ -48,7 +48,7 @@ def relative(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> float:
     return max(float((a - b).norm() / b.norm()) for a, b in zip(ours, theirs, strict=True))
 
 
-def of_a_row(kernel: delta.Recurrence) -> float:
+def of_a_row(kernel: gated_delta.Recurrence) -> float:
     """A packed row with shared prompts against transformers' recurrence: output and gradients, in fp32."""
     g = torch.Generator().manual_seed(0)
     rows = [torch.randn(1, TOKENS, HEADS, WIDTH, generator=g, requires_grad=True) for _ in range(3)]
@@ -58,13 +58,13 @@ def of_a_row(kernel: delta.Recurrence) -> float:
     plain = inspect.unwrap(modeling_qwen3_5.torch_chunk_gated_delta_rule)
     found = []
     for chosen in (kernel, None):
-        packed = delta.recurrence(plain, chosen)
+        packed = gated_delta.recurrence(plain, chosen)
         out = packed(*rows[:3], g=rows[3], beta=rows[4], layout=ROW, use_qk_l2norm_in_kernel=True)[0]
         found.append([out.detach(), *torch.autograd.grad((out * weights).sum(), rows)])
     return relative(*found)
 
 
-def of_a_model(kernel: delta.Recurrence, folder: Path) -> float:
+def of_a_model(kernel: gated_delta.Recurrence, folder: Path) -> float:
     """A policy's gradients over samples of real raggedness, with images, against transformers' padded
     computation; over all parameters, as a share."""
     hf = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
@@ -80,14 +80,14 @@ def of_a_model(kernel: delta.Recurrence, folder: Path) -> float:
     return plain.differences(ours, gradients)[0]
 
 
-def kept(kernel: delta.Recurrence, key_dim: int, value_dim: int, heads: int) -> tuple[int, int]:
+def kept(kernel: gated_delta.Recurrence, key_dim: int, value_dim: int, heads: int) -> tuple[int, int]:
     """Bytes that the kernel keeps for its backward pass of a row in bf16, and the peak with that pass."""
     rows = [torch.randn(1, TOKENS, heads, size).bfloat16() for size in (key_dim, key_dim, value_dim)]
     rows += [-torch.rand(1, TOKENS, heads), torch.rand(1, TOKENS, heads).bfloat16()]
     for row in rows:
         row.requires_grad_()
     with Live(rows) as live:
-        out = delta.end_to_end(kernel, rows, (TOKENS,), (TOKENS,), None)
+        out = gated_delta.end_to_end(kernel, rows, (TOKENS,), (TOKENS,), None)
         held = live.now
         live.peak = held
         out.sum().backward()
@@ -96,7 +96,7 @@ def kept(kernel: delta.Recurrence, key_dim: int, value_dim: int, heads: int) -> 
 
 def main() -> None:
     prepare()
-    kernel = delta_kernel.load()
+    kernel = gated_delta_kernel.load_kernel()
 
     def halved(*args: Any, **kwargs: Any) -> Any:
         """A kernel that is miscompiled as Triton has done it: gradients of keys are half of what they are."""
@@ -107,8 +107,8 @@ def main() -> None:
     found: dict[str, Any] = {
         "row": of_a_row(kernel),
         # The interpreter computes products of bf16 as if they were of integers.
-        "sound": delta_kernel.differences(kernel, 2, 32, 32, cpu, torch.float32),
-        "miscompiled": delta_kernel.differences(halved, 2, 32, 32, cpu, torch.float32),
+        "sound": gated_delta_kernel.kernel_differences(kernel, 2, 32, 32, cpu, torch.float32),
+        "miscompiled": gated_delta_kernel.kernel_differences(halved, 2, 32, 32, cpu, torch.float32),
         "kept": kept(kernel, 32, 32, 2),
         "tokens": TOKENS,
     }

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from trainer.algorithm.batching import MicroBatch, TrainBatch, scheduled
-from trainer.algorithm.scheduling import schedule
-from trainer.algorithm.traces import Prompt, Trace, completed
+from trainer.algorithm.batching import MicroBatch, TrainBatch, trace_length
+from trainer.algorithm.scheduling import schedule_passes
+from trainer.algorithm.traces import Prompt, Trace, completed_trace
 from trainer.config import RunConfig
 from trainer.learning.learner_part import LearnerPart
 from trainer.ranks.process import RankProcess
@@ -26,7 +26,7 @@ class OneRank:
 
     def start(self, rank: int, port: int, total_updates: int = 10) -> OneRank:
         """Loads policy and engine together with the other ranks at this port of this machine."""
-        self.process.meet(rank, rank, "127.0.0.1", port)
+        self.process.set_rank(rank, rank, "127.0.0.1", port)
         self.learner.start(total_updates)
         if self.config.method == "grpo":
             self.sampler.start()
@@ -98,8 +98,8 @@ class OneRank:
         """One optimizer step over the batch in passes of `budget` tokens, or in those of `order`
         ([rank][pass])."""
         image = self.prompter.image_token_id or -1
-        lengths = [scheduled(trace, image) for trace in batch.traces]
-        plan = order or schedule(lengths, self.config.placement.world_size, budget)
+        lengths = [trace_length(trace, image) for trace in batch.traces]
+        plan = order or schedule_passes(lengths, self.config.placement.world_size, budget)
         passes = [batch.pick(members) for members in plan[self.rank]]
         return self.update(passes, batch.tokens, len(batch), kl_coef)
 
@@ -112,7 +112,7 @@ def lessons(traces: list[Trace], advantages: list[float]) -> TrainBatch:
 
 def trace(row: int, prompt_ids, completion_ids, **about) -> Trace:
     """A trace whose group is its row."""
-    return completed(prompt_ids, completion_ids, group=row, row=row, **about)
+    return completed_trace(prompt_ids, completion_ids, group=row, row=row, **about)
 
 
 def with_logprobs(batch: TrainBatch, rollout: list, old: list) -> TrainBatch:

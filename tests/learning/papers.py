@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tests.learning import plain
 from tests.learning.one_rank import OneRank, lessons, with_logprobs
-from trainer.algorithm.advantages import RewardParts, estimate
+from trainer.algorithm.advantages import RewardParts, estimate_advantages
 from trainer.algorithm.batching import TrainBatch
 from trainer.algorithm.traces import Trace
 from trainer.config import Algorithm, RunConfig
@@ -196,7 +196,7 @@ def compared(
     groups = torch.tensor([trace.group for trace in items.traces])
     lengths = torch.tensor([len(trace.learned) for trace in items.traces])
     kinds = RewardParts(("reward/accuracy",), parts[:, None], torch.ones(1, dtype=torch.float64))
-    values = estimate(algorithm, kinds, parts, groups, lengths).values
+    values = estimate_advantages(algorithm, kinds, parts, groups, lengths).values
     batch = with_logprobs(items, [one.engine for one in drawn], [one.old for one in drawn])
     batch = replace(batch, advantages=lessons(items.traces, values.tolist()).advantages)
     if algorithm.kl_coef:

@@ -28,7 +28,7 @@ def rates(config, rank, port):
     items = lessons(traces, [1.0] * len(traces))
     shape = model_shapes.from_config(worker.prompter.hf_config.to_dict())
     sequences = [
-        flops.Completed(
+        flops.CompletedSequence(
             t.shared,
             len(t.completion),
             flops.image_grids(t.prompt.tolist(), worker.prompter.image_token_id or -1),

@@ -322,14 +322,14 @@ def distilled(config, rank, port):
 
 def undistilled(config, rank, port):
     """How far the teacher is from the policy before the first update, on fixed completions."""
-    from trainer.algorithm.distillation import teaching
+    from trainer.algorithm.distillation import teacher_metrics
 
     worker = OneRank(config)
-    worker.process.meet(rank, rank, "127.0.0.1", port)
+    worker.process.set_rank(rank, rank, "127.0.0.1", port)
     worker.learner.start(10)
     items = fixed_items(worker)
     scored = worker.logprobs([items.traces], reference=True)
-    return {"tokens": items.tokens} | teaching(scored["reference"], scored["old"])
+    return {"tokens": items.tokens} | teacher_metrics(scored["reference"], scored["old"])
 
 
 def stages(config, rank, port):

@@ -42,7 +42,7 @@ def silent(config, rank, port):
     """Two updates by the driver's learner, with a layer that has no backward pass and without; the metric of
     each, and what the driver printed."""
     worker = OneRank(replace(config, method="sft"))
-    worker.process.meet(rank, rank, "127.0.0.1", port)
+    worker.process.set_rank(rank, rank, "127.0.0.1", port)
     out: dict = {}
     answer = worker.prompter.tokenizer("12")["input_ids"]
     batch = lessons([trace(row, worker.prompt_ids(row), answer) for row in range(4)], [1.0] * 4)

@@ -8,11 +8,11 @@ import pytest
 import torch
 from transformers.models.qwen3_5 import modeling_qwen3_5 as modeling
 
-from trainer.algorithm.batching import layout
-from trainer.learning.delta import convolution, recurrence
+from trainer.algorithm.batching import build_layout
+from trainer.learning.gated_delta import convolution, recurrence
 
 # A prompt of 70 tokens with completions of 5, 130 and 1, and a sample of 20.
-ROW = layout(
+ROW = build_layout(
     [75, 20, 130, 1],
     [75, 20, 200, 71],
     torch.cat(

@@ -15,10 +15,10 @@ import torch
 
 from tests.conftest import ROOT
 from tests.learning.test_delta import with_boundaries
-from trainer import packages
 from trainer.config import ConfigError
 from trainer.config.budget import CHUNK
-from trainer.learning import delta_kernel
+from trainer.learning import gated_delta_kernel
+from trainer.system import packages
 
 HEADS, WIDTH = 2, 32
 
@@ -31,7 +31,7 @@ def kernels(tmp_path_factory):
     pinned = [entry for entry in entries if entry.startswith("fla-core==")]
     requirements = tmp_path_factory.mktemp("kernels") / "kernels.txt"
     requirements.write_text("".join(pinned))
-    return packages.folder_of(requirements, "flash-linear-attention's kernels")
+    return packages.package_folder(requirements, "flash-linear-attention's kernels")
 
 
 def interpreted(kernels, *arguments) -> dict:
@@ -59,7 +59,7 @@ def test_the_kernel_in_tritons_interpreter(kernels, tmp_path):
     found = interpreted(kernels, tmp_path / "found.json")
     assert found["row"] < 3e-6
     assert max(found["sound"].values()) < 3e-6
-    wrong = delta_kernel.beyond(found["miscompiled"])
+    wrong = gated_delta_kernel.first_excess(found["miscompiled"])
     assert wrong == "the gradient of keys wrongly (off by 0.5 of it)"
 
     # The plan counts what PyTorch's recurrence keeps, which is more.
@@ -74,7 +74,7 @@ def test_a_missing_kernel_is_named(monkeypatch):
     with pytest.raises(
         ConfigError, match="requirements/gpu.txt pins as fla-core, or set model.recurrence=torch"
     ):
-        delta_kernel.load()
+        gated_delta_kernel.load_kernel()
 
 
 class Layer(torch.nn.Module):
@@ -93,8 +93,10 @@ def test_a_kernel_that_does_not_run_here_is_named(monkeypatch):
         def kernel(*rows, **options):
             raise error
 
-        monkeypatch.setattr(delta_kernel, "load", lambda: kernel)
-        return delta_kernel.checked(torch.nn.Sequential(Layer()), torch.device("cpu"), torch.bfloat16)
+        monkeypatch.setattr(gated_delta_kernel, "load_kernel", lambda: kernel)
+        return gated_delta_kernel.checked_kernel(
+            torch.nn.Sequential(Layer()), torch.device("cpu"), torch.bfloat16
+        )
 
     with pytest.raises(
         ConfigError, match=r"does not run \(RuntimeError: Triton is old\).*set model.recurrence=torch"
@@ -112,9 +114,9 @@ def test_a_run_compares_in_its_own_type_and_at_the_length_of_its_rows(monkeypatc
         seen.append((query.dtype, query.shape[1]))
         raise RuntimeError("seen")
 
-    monkeypatch.setattr(delta_kernel, "load", lambda: kernel)
+    monkeypatch.setattr(gated_delta_kernel, "load_kernel", lambda: kernel)
     with pytest.raises(ConfigError, match="seen"):
-        delta_kernel.checked(torch.nn.Sequential(Layer()), torch.device("cpu"), dtype)
+        gated_delta_kernel.checked_kernel(torch.nn.Sequential(Layer()), torch.device("cpu"), dtype)
     [(used, tokens)] = seen
     assert used == dtype and tokens > 4000
 
@@ -126,17 +128,17 @@ def test_the_kernel_that_was_compared_is_named(monkeypatch, capsys):
         logging.getLogger("fla.backends").info("[FLA Backend] common.chunk_bwd_dqkwg -> tilelang")
         return with_boundaries(*rows, **options)
 
-    monkeypatch.setattr(delta_kernel, "load", lambda: kernel)
-    monkeypatch.setattr(delta_kernel, "ON_A_GPU", delta_kernel.LENGTHS)
+    monkeypatch.setattr(gated_delta_kernel, "load_kernel", lambda: kernel)
+    monkeypatch.setattr(gated_delta_kernel, "ON_A_GPU", gated_delta_kernel.LENGTHS)
     model = torch.nn.Sequential(Layer())
-    assert delta_kernel.checked(model, torch.device("cpu"), torch.bfloat16) is kernel
+    assert gated_delta_kernel.checked_kernel(model, torch.device("cpu"), torch.bfloat16) is kernel
     assert "by Triton, common.chunk_bwd_dqkwg -> tilelang" in capsys.readouterr().out
 
 
 def test_a_kernel_is_compared_at_its_output_and_each_gradient():
     def compared(kernel):
-        off = delta_kernel.differences(kernel, HEADS, WIDTH, WIDTH, torch.device("cpu"))
-        return delta_kernel.beyond(off)
+        off = gated_delta_kernel.kernel_differences(kernel, HEADS, WIDTH, WIDTH, torch.device("cpu"))
+        return gated_delta_kernel.first_excess(off)
 
     def not_a_number(*rows, **options):
         return with_boundaries(*rows, **options)[0] * float("nan"), None

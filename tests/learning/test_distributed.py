@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 
 from tests.learning.one_rank import lessons, trace
-from trainer.algorithm.scheduling import Cost
+from trainer.algorithm.scheduling import PassCost
 from trainer.config import ConfigError, Optimizer, RunConfig
-from trainer.learning.distributed import DistributedLearner, over_ranks, over_updates
+from trainer.learning.distributed import DistributedLearner, join_rank_stats, join_update_stats
 from trainer.learning.learner import LearnerFacts
 
 
@@ -22,7 +22,7 @@ def test_ranks_add_up_but_for_what_they_agree_on_and_for_the_largest():
         "perf/gathered_gib": 7.0,
     }
     b = {**a, "loss/total": 0.5, "mismatch/logprob_abs_max": 4.0, "perf/peak_memory_gib": 4.0}
-    assert over_ranks([a, b]) == {
+    assert join_rank_stats([a, b]) == {
         "loss/total": 0.75,
         "mismatch/logprob_abs_max": 4.0,
         "grad/norm": 2.0,
@@ -49,7 +49,7 @@ def test_over_updates_maxima_stay_maxima_counts_add_and_means_go_by_tokens():
         | ({} if n is None else {"grad/norm": n})
         for x, w, n, s in zip(loss, worst, norms, skipped, strict=True)
     ]
-    step = over_updates(stats, [100, 300, 100])
+    step = join_update_stats(stats, [100, 300, 100])
     assert step["loss/total"] == pytest.approx((100 + 600 + 400) / 500)
     assert step["mismatch/logprob_abs_max"] == 9.0 and step["perf/peak_memory_gib"] == 3.0
     assert step["grad/norm"] == pytest.approx(4.0)
@@ -61,9 +61,9 @@ def test_over_updates_a_skipped_one_spoils_no_mean():
         {"loss/total": 1.0, "optim/skipped_updates": 0.0},
         {"loss/total": math.nan, "optim/skipped_updates": 1.0},
     )
-    assert over_updates([good, bad], [10, 30]) == {"loss/total": 1.0, "optim/skipped_updates": 1.0}
-    assert over_updates([bad, bad], [10, 30]) == {"optim/skipped_updates": 2.0}
-    with_nan = over_updates([{**bad, "optim/skipped_updates": 0.0}], [10])
+    assert join_update_stats([good, bad], [10, 30]) == {"loss/total": 1.0, "optim/skipped_updates": 1.0}
+    assert join_update_stats([bad, bad], [10, 30]) == {"optim/skipped_updates": 2.0}
+    with_nan = join_update_stats([{**bad, "optim/skipped_updates": 0.0}], [10])
     assert math.isnan(with_nan["loss/total"]), "of an update that was made it is told"
 
 
@@ -74,9 +74,9 @@ def test_an_update_without_completions_is_counted_and_has_no_other_metric():
     learner = DistributedLearner(RunConfig(), ranks)
     empty = learner.update(lessons([trace(0, [1, 2], [3, 4])], [1.0]).pick([]))
     assert empty == {"optim/empty_updates": 1.0} and called == ["pass_over"] and learner.skipped == 1
-    assert over_updates([empty, empty], [0, 0]) == {"optim/empty_updates": 2.0}
+    assert join_update_stats([empty, empty], [0, 0]) == {"optim/empty_updates": 2.0}
     made = {"entropy/mean": 1.5, "optim/skipped_updates": 0.0}
-    assert over_updates([empty, made], [0, 30]) == {**made, "optim/empty_updates": 1.0}
+    assert join_update_stats([empty, made], [0, 30]) == {**made, "optim/empty_updates": 1.0}
 
 
 def test_the_run_ends_after_so_many_skipped_updates_in_a_row():
@@ -84,7 +84,7 @@ def test_the_run_ends_after_so_many_skipped_updates_in_a_row():
     fates = iter([1.0, 1.0, 0.0, 1.0, 1.0, 1.0])
     ranks = SimpleNamespace(world_size=1, each=lambda method, calls: [{"optim/skipped_updates": next(fates)}])
     learner = DistributedLearner(RunConfig(optimizer=Optimizer(max_skipped_updates=2)), ranks)
-    learner.facts = LearnerFacts("", -1, 100, 100, Cost())
+    learner.facts = LearnerFacts("", -1, 100, 100, PassCost())
     batch = lessons([trace(0, [1, 2], [3, 4])], [1.0])
     for _ in range(5):
         learner.update(batch)

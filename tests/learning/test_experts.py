@@ -8,8 +8,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from transformers.models.qwen3_moe.configuration_qwen3_moe import Qwen3MoeConfig
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeSparseMoeBlock
 
-from trainer.errors import ConfigError
 from trainer.learning import experts, experts_check
+from trainer.system.errors import ConfigError
 
 
 def block(implementation: str) -> Qwen3MoeSparseMoeBlock:
@@ -54,8 +54,10 @@ def test_what_autograd_keeps_of_the_weights_are_the_parameters_themselves():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_grouped_products_are_compared_with_a_loop_before_a_run(dtype):
-    experts_check.check(block(experts.NAME), torch.device("cpu"), dtype)
-    experts_check.check(torch.nn.Linear(2, 2), torch.device("cpu"), dtype)  # no experts, nothing to compare
+    experts_check.check_grouped_products(block(experts.NAME), torch.device("cpu"), dtype)
+    experts_check.check_grouped_products(
+        torch.nn.Linear(2, 2), torch.device("cpu"), dtype
+    )  # no experts, nothing to compare
 
 
 @pytest.mark.parametrize("wrong", ["garbage", "NaN", "a group's rows too early"])
@@ -74,7 +76,7 @@ def test_wrong_grouped_products_end_a_run(monkeypatch, wrong):
     with pytest.raises(
         ConfigError, match="torch's grouped products are wrong on this GPU .*take another kind"
     ):
-        experts_check.check(block(experts.NAME), torch.device("cpu"), torch.float32)
+        experts_check.check_grouped_products(block(experts.NAME), torch.device("cpu"), torch.float32)
 
 
 def test_an_expert_without_rows_gets_zeros_whatever_torch_leaves_there(monkeypatch):
@@ -89,6 +91,6 @@ def test_an_expert_without_rows_gets_zeros_whatever_torch_leaves_there(monkeypat
     monkeypatch.setattr(experts, "grouped_mm", leaves_garbage)
     rows, weight = torch.randn(5, 16), torch.randn(4, 8, 16, requires_grad=True)
     ends = torch.tensor([0, 3, 3, 5], dtype=torch.int32)
-    experts.Grouped.apply(rows, weight, ends).sum().backward()
+    experts.GroupedProduct.apply(rows, weight, ends).sum().backward()
     assert weight.grad is not None and float(weight.grad[[0, 2]].abs().max()) == 0
     assert bool(weight.grad[[1, 3]].isfinite().all())

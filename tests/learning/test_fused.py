@@ -14,7 +14,7 @@ from tests.learning import plain
 from trainer.algorithm.batching import collate
 from trainer.config import override
 from trainer.data.processor import mrope_positions
-from trainer.learning import blocks, fused
+from trainer.learning import blocks, fused_layers
 from trainer.learning.logprobs import LogprobModel
 
 
@@ -25,7 +25,7 @@ def plain_functions():
     for key, module in list(sys.modules.items()):
         if not key.startswith("transformers.models.qwen"):
             continue
-        for name in fused.ROTARY:
+        for name in fused_layers.ROTARY:
             function = getattr(module, name, None)
             if hasattr(function, "_torchdynamo_orig_callable"):
                 setattr(module, name, function._torchdynamo_orig_callable)
@@ -69,7 +69,7 @@ def test_a_row_is_what_it_was(family_model, family, again):
     want, want_gradients = learned(hf, encoded, samples)
 
     hf = loaded(folder, again)
-    assert fused.fuse(hf) >= 3 * hf.config.text_config.num_hidden_layers + 1
+    assert fused_layers.fuse_layers(hf) >= 3 * hf.config.text_config.num_hidden_layers + 1
     logp, gradients = learned(hf, encoded, samples)
     assert float((logp - want).abs().max()) < 2e-5
     assert gradients.keys() == want_gradients.keys()
@@ -86,26 +86,26 @@ def test_norms_of_qwen3_5_are_transformers():
     rows, gate = torch.randn(2, 5, 64).bfloat16()
     for module in (centered, gated):
         module.weight.data.normal_(0.5, 0.2)
-        assert type(module).__name__ in fused.NORMS
-    assert torch.equal(fused.centered_norm(rows, centered.weight, centered.eps), centered(rows))
-    ours = fused.gated_norm(rows, gate, gated.weight, gated.variance_epsilon)
+        assert type(module).__name__ in fused_layers.NORMS
+    assert torch.equal(fused_layers.centered_norm(rows, centered.weight, centered.eps), centered(rows))
+    ours = fused_layers.gated_norm(rows, gate, gated.weight, gated.variance_epsilon)
     assert torch.equal(ours, gated(rows, gate))
 
 
 @pytest.mark.slow
 def test_other_lengths_compile_nothing_anew():
     gate = torch.randn(1, 7, 64, requires_grad=True)
-    fused.compiled(fused.swiglu)(gate, gate).sum().backward()
+    fused_layers.compiled_kernel(fused_layers.swiglu)(gate, gate).sum().backward()
     before = counters["stats"]["unique_graphs"]
     for length in (3, 50, 1111):
         rows = torch.randn(1, length, 64, requires_grad=True)
-        fused.compiled(fused.swiglu)(rows, rows).sum().backward()
+        fused_layers.compiled_kernel(fused_layers.swiglu)(rows, rows).sum().backward()
     assert counters["stats"]["unique_graphs"] == before
 
 
 def test_a_model_of_other_parts_is_refused():
     with pytest.raises(NotImplementedError, match="model.kernels=plain"):
-        fused.fuse(torch.nn.Linear(2, 2))
+        fused_layers.fuse_layers(torch.nn.Linear(2, 2))
 
 
 def test_two_ranks_agree_with_their_engine(run_ranks, small_config):

@@ -81,7 +81,7 @@ def test_adapters_are_those_of_plain_peft(
     of_all, of_one, of_merged = AGAINST_FP32[computed]
     for result in run_ranks("adapters", config):
         print(family, world, {name: found for name, found in result.items() if name != "reference"})
-        assert result["trained"] == sum(adapters.sizes(shape, config.lora.rank, config.lora.vision))
+        assert result["trained"] == sum(adapters.adapter_sizes(shape, config.lora.rank, config.lora.vision))
         together, worst = result["gradients"]
         assert together < of_all and worst < of_one
         assert result["names"] in ([], ["lm_head.weight"]) and result["merged"] < of_merged
@@ -120,13 +120,13 @@ def test_on_a_base_in_4_bits_that_is_evaluated_first(
         assert together < 1e-5 and worst < 1e-4
         assert result["evaluated"] and result["without"] == []
         assert result["resumed"], "a resumed run must go on bit for bit"
-        assert result["numbers"] == sum(a * b for a, b in adapters.linears(shape, False))
+        assert result["numbers"] == sum(a * b for a, b in adapters.adapted_linears(shape, False))
         assert result["bytes"] == result["numbers"] / 2 / (world if stage == 3 else 1)
 
 
 @pytest.mark.long
 def test_bitsandbytes_says_nothing_at_a_start():
-    words = "from trainer.learning import lora; lora.quiet(); import bitsandbytes"
+    words = "from trainer.learning import lora; lora.silence_bitsandbytes(); import bitsandbytes"
     done = subprocess.run([sys.executable, "-c", words], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
@@ -138,7 +138,7 @@ def test_an_adapter_of_4_bits_is_merged_into_what_they_stand_for(tiny_model, tmp
     from transformers import AutoModelForImageTextToText, BitsAndBytesConfig
 
     from trainer.checkpoint.export import QUANTIZATION
-    from trainer.checkpoint.weights import make
+    from trainer.checkpoint.weights import make_model_folder
 
     options = c.LoRA(rank=4, qlora=True)
     quantization = options.quantization("fp32")
@@ -158,7 +158,9 @@ def test_an_adapter_of_4_bits_is_merged_into_what_they_stand_for(tiny_model, tmp
     )
     (folder / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA"} | options.peft()))
     (folder / QUANTIZATION).write_text(json.dumps(quantization))
-    merged = AutoModelForImageTextToText.from_pretrained(make(str(folder), tmp_path / "hf", str(tiny_model)))
+    merged = AutoModelForImageTextToText.from_pretrained(
+        make_model_folder(str(folder), tmp_path / "hf", str(tiny_model))
+    )
     ids = torch.arange(5, 60)[None]
     with torch.no_grad():
         want, got = model(input_ids=ids).logits, merged(input_ids=ids).logits
@@ -196,7 +198,7 @@ def test_a_layer_without_an_adapter_is_refused(tiny_model):
     model = AutoModelForImageTextToText.from_pretrained(tiny_model)
     model.model.language_model.layers[0].extra_proj = nn.Linear(4, 4)
     with pytest.raises(ConfigError, match=r"layers\.0\.extra_proj"):
-        lora.inject(model, c.LoRA(rank=2), 0)
+        lora.inject_adapters(model, c.LoRA(rank=2), 0)
 
 
 @pytest.mark.parametrize("family", [name for name, row in FAMILIES.items() if row.experts])
@@ -217,6 +219,6 @@ def test_every_linear_layer_of_every_family_gets_an_adapter(family, tmp_path):
     shape = shape_of(str(folder))
     loader = AutoModelForImageTextToText if shape.vision else AutoModelForCausalLM
     model = loader.from_pretrained(folder)
-    lora.inject(model, c.LoRA(rank=2, vision=bool(shape.vision)), 0)
+    lora.inject_adapters(model, c.LoRA(rank=2, vision=bool(shape.vision)), 0)
     trained = sorted(p.numel() for p in model.parameters() if p.requires_grad)
-    assert trained == sorted(adapters.sizes(shape, 2, bool(shape.vision)))
+    assert trained == sorted(adapters.adapter_sizes(shape, 2, bool(shape.vision)))

@@ -33,7 +33,7 @@ def test_pages_are_locked_while_the_engine_samples(monkeypatch):
     card = torch.device("cuda", 0)
     weights = torch.arange(4.0)
     optimizer = SimpleNamespace(state={})
-    states = offload.States(SimpleNamespace(), torch.device("cpu"))
+    states = offload.OffloadedStates(SimpleNamespace(), torch.device("cpu"))
     states.zero = SimpleNamespace(
         empty_partition_cache=lambda: None,
         grad_partitions_flat_buffer=torch.zeros(2),
@@ -49,7 +49,7 @@ def test_pages_are_locked_while_the_engine_samples(monkeypatch):
         locked.append(tensor.data_ptr())
 
     monkeypatch.setattr(staging, "LARGE", 1)
-    monkeypatch.setattr(staging.Pages, "lock", lock)
+    monkeypatch.setattr(staging.HostPages, "lock", lock)
     states._memory.like(("master", 0), weights, card)  # as if the weights lay on a card
     states.offload()
     host = weights.data_ptr()

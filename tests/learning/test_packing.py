@@ -12,7 +12,7 @@ import torch
 from tests.families import FAMILIES, VISION, loader, matrix
 from tests.learning import plain
 from tests.learning.one_rank import trace
-from trainer.algorithm.batching import collate, layout
+from trainer.algorithm.batching import build_layout, collate
 from trainer.data.processor import mrope_positions
 from trainer.hardware import architectures
 from trainer.learning import attention, blocks
@@ -127,7 +127,7 @@ def test_attention_by_shape_is_dense_attention(causal, shared):
             ]
         )
         q_lengths, k_lengths = [*lengths, 20, 1], [*lengths, 60, 41]
-    rows, total = layout(q_lengths, k_lengths, index), sum(q_lengths)
+    rows, total = build_layout(q_lengths, k_lengths, index), sum(q_lengths)
     q = torch.randn(total, 4, 16, generator=g, **double).requires_grad_()
     k, v = (torch.randn(total, 2, 16, generator=g, **double).requires_grad_() for _ in range(2))
     weights = torch.randn(total, 4, 16, generator=g, **double)

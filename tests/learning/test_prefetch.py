@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.learning.one_rank import OneRank, lessons, trace
-from trainer.learning.prefetch import ahead
+from trainer.learning.prefetch import build_ahead
 
 
 def test_two_things_exist_at_a_time_and_the_first_is_used_before_the_third_is_built():
     built: list[int] = []
-    results = ahead(lambda thing: built.append(thing) or thing * 10, range(6))
+    results = build_ahead(lambda thing: built.append(thing) or thing * 10, range(6))
     assert built == []
     for at, result in enumerate(results):
         assert result == at * 10 and len(built) <= at + 2
     assert built == list(range(6))
-    assert list(ahead(str, [])) == []
+    assert list(build_ahead(str, [])) == []
 
 
 def test_an_update_gives_the_policy_one_micro_batch_at_a_time(small_config):

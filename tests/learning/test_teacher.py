@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from trainer import config as c
-from trainer.algorithm.distillation import taught, teaching
+from trainer.algorithm.distillation import add_teacher_advantages, teacher_metrics
 from trainer.data.processor import Prompter
 from trainer.learning.teacher import teacher_of
 
@@ -60,10 +60,10 @@ def test_what_a_teacher_adds_to_an_advantage():
     own = [np.ones(2, np.float32), np.zeros(1, np.float32)]
     teacher = [np.array([-0.5, -2.0], np.float32), np.array([-1.0], np.float32)]
     old = [np.array([-1.0, -1.0], np.float32), np.array([-3.0], np.float32)]
-    out = taught(own, teacher, old, 0.5)
+    out = add_teacher_advantages(own, teacher, old, 0.5)
     assert [values.tolist() for values in out] == [[1.25, 0.5], [1.0]]
     assert all(values.dtype == np.float32 for values in out)
-    stats = teaching(teacher, old)
+    stats = teacher_metrics(teacher, old)
     assert stats["teacher/kl"] == pytest.approx((-0.5 + 1.0 - 2.0) / 3)
     assert stats["teacher/gap_max"] == 2.0 and stats["teacher/likelier_fraction"] == pytest.approx(2 / 3)
-    assert teaching([], []) == {}
+    assert teacher_metrics([], []) == {}

@@ -8,7 +8,7 @@ from transformers import AttentionInterface, AutoModelForImageTextToText
 
 from tests.families import VISION
 from trainer.learning import attention
-from trainer.learning.tower import places
+from trainer.learning.tower_inputs import tower_arguments
 
 GRIDS = [(1, 2, 2), (1, 86, 114), (1, 10, 14), (1, 44, 58), (1, 6, 6)]
 """Patches of images from 28 x 28 to 1,600 x 1,200 pixels."""
@@ -33,12 +33,12 @@ def parts(features):
 
 
 def test_features_are_the_towers_own(model):
-    attention.use(model)
+    attention.use_attention(model)
     pixels, grid = images(model)
     with torch.no_grad():
         own = model.model.get_image_features(pixels, grid, return_dict=True)
         ours = model.model.get_image_features(
-            pixels, grid, return_dict=True, **places(model.model.visual, grid, torch.device("cpu"))
+            pixels, grid, return_dict=True, **tower_arguments(model.model.visual, grid, torch.device("cpu"))
         )
     assert len(parts(own)) == len(parts(ours)) >= len(GRIDS)
     assert all(torch.equal(a, b) for a, b in zip(parts(own), parts(ours), strict=True))
@@ -59,7 +59,7 @@ def test_nothing_is_read_from_the_device(model):
     pixels = pixels.to("meta")
     meta = torch.device("meta")
     features = model.model.get_image_features(
-        pixels, grid, return_dict=True, **places(model.model.visual, grid, meta)
+        pixels, grid, return_dict=True, **tower_arguments(model.model.visual, grid, meta)
     )
     assert [len(part) for part in features.pooler_output] == (grid.prod(-1) // 4).tolist()
     with pytest.raises(RuntimeError, match="meta"):

@@ -39,8 +39,8 @@ from tests import servers
 from tests.loops.drill_figures import FAULTS, Strike, summary
 from tests.loops.jobs import REWARD, Job
 from trainer import config as c
-from trainer.exit_codes import EXIT_CONFIG, RECOVER_EXIT_CODES
 from trainer.storage.storage import Storage
+from trainer.system.exit_codes import EXIT_CONFIG, RECOVER_EXIT_CODES
 
 DISK_BYTES = 192 << 20
 

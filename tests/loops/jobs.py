@@ -19,7 +19,7 @@ from pathlib import Path
 from trainer import config as configuration
 from trainer.config import RunConfig
 from trainer.config.run_folder import read_lines, read_progress
-from trainer.observe.history import reproducible
+from trainer.observe.history import reproducible_part
 
 ROOT = Path(__file__).parents[2]
 MARK = "SPOTRL_TEST_JOB"
@@ -160,4 +160,4 @@ class Job:
 
     def metrics(self) -> list[dict]:
         """The lines of metrics.jsonl without times and figures of the machine."""
-        return [reproducible(line) for line in read_lines(self.run_dir / "metrics.jsonl")]
+        return [reproducible_part(line) for line in read_lines(self.run_dir / "metrics.jsonl")]

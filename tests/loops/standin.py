@@ -17,8 +17,8 @@ import ray
 import torch
 
 from tests.checkpoint.synthetic import KINDS, cut, whole
-from trainer.algorithm.scheduling import Cost
-from trainer.checkpoint.reader import Found, ShardReader
+from trainer.algorithm.scheduling import PassCost
+from trainer.checkpoint.reader import FoundCheckpoint, ShardReader
 from trainer.checkpoint.writer import RankStatus, ShardWriter
 from trainer.config import RunConfig, Split
 from trainer.learning.learner import LearnerFacts
@@ -60,7 +60,7 @@ class StandinRanks:
 class StandinLearner:
     """A `Learner` whose ranks all live in this process, with real shard writers."""
 
-    facts = LearnerFacts("", 0, 0, 0, Cost())
+    facts = LearnerFacts("", 0, 0, 0, PassCost())
     skipped = 0
 
     def __init__(self, config: RunConfig, ranks: StandinRanks) -> None:
@@ -68,7 +68,7 @@ class StandinLearner:
         self.full = whole(0, SHAPES)
         self.writers = [ShardWriter(config, rank, self.world_size) for rank in range(self.world_size)]
 
-    def start(self, total_updates: int, found: Found | None) -> None:
+    def start(self, total_updates: int, found: FoundCheckpoint | None) -> None:
         pass
 
     def train(self, step: int) -> float:
@@ -90,7 +90,7 @@ class StandinLearner:
     def save_status(self) -> list[RankStatus]:
         return [writer.status() for writer in self.writers]
 
-    def load(self, found: Found) -> None:
+    def load(self, found: FoundCheckpoint) -> None:
         reader = ShardReader(found)
         self.full = {name: {kind: reader.read(kind, name).clone() for kind in KINDS} for name in SHAPES}
         assert found.state["updates"] == found.step

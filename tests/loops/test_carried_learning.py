@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from benchmarks.carried_learning import beside_off, longest_piece
-from trainer.algorithm.traces import completed, continued
+from trainer.algorithm.traces import completed_trace, continue_trace
 
 
 def test_decode_iterations_are_those_of_the_version_s_longest_piece():
-    begun = completed([7], [1, 2, 3], group=0, row=0, logprobs=[0.0] * 3, version=0, end="cut")
-    rest = completed(begun.tokens, [4, 5], group=0, row=0, logprobs=[0.0] * 2, version=1)
-    other = completed([7], [1], group=1, row=0, logprobs=[0.0], version=1)
-    traces = [continued(begun, rest), other]
+    begun = completed_trace([7], [1, 2, 3], group=0, row=0, logprobs=[0.0] * 3, version=0, end="cut")
+    rest = completed_trace(begun.tokens, [4, 5], group=0, row=0, logprobs=[0.0] * 2, version=1)
+    other = completed_trace([7], [1], group=1, row=0, logprobs=[0.0], version=1)
+    traces = [continue_trace(begun, rest), other]
     assert [longest_piece(traces, version) for version in (0, 1, 2)] == [3, 2, 0]
 
 

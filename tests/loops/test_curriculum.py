@@ -4,7 +4,7 @@ import pytest
 
 from tests.loops.test_replay import SAVED, Killed, Run, train
 from trainer import config as c
-from trainer.algorithm.curriculum import Standing
+from trainer.algorithm.curriculum import CurriculumState
 from trainer.algorithm.traces import Outcome
 from trainer.data.prompt_stream import PromptStream
 from trainer.loops import grpo
@@ -16,14 +16,14 @@ DIFFICULTY = {row: 1 + row // 10 for row in range(30)}
 
 def test_the_level_rises_by_the_pass_rate_of_the_last_steps():
     data = c.Data(curriculum=0.5, curriculum_steps=2)
-    standing = Standing()
+    standing = CurriculumState()
     levels = []
     for rate in (1.0, 0.0, 0.0, 0.9, 0.6, 0.6, 1.0, 1.0):
         standing.passed(rate, data, 3)
         levels.append(standing.level)
     # 0.5 in the mean is enough; 0.45 is not; there is no level after the third
     assert levels == [0, 1, 1, 1, 1, 2, 2, 2]
-    assert standing == Standing(level=2)
+    assert standing == CurriculumState(level=2)
 
 
 def test_a_level_has_its_rows_and_those_without_one():

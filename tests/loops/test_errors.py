@@ -10,15 +10,15 @@ import torch
 from safetensors.torch import save_file
 
 from trainer import config as c
-from trainer.backoff import Backoff
 from trainer.checkpoint.layout import local_dir
 from trainer.config import budget
 from trainer.data.processor import Prompter
-from trainer.exit_codes import EXIT_CONFIG, EXIT_RAY
 from trainer.hardware.model_shapes import shape_of
 from trainer.loops import process
 from trainer.node.launch import ray_client
 from trainer.node.preflight import host, precheck
+from trainer.system.backoff import Backoff
+from trainer.system.exit_codes import EXIT_CONFIG, EXIT_RAY
 
 
 def refuse(config, capsys, tmp_path, overrides=()) -> str:
@@ -210,7 +210,7 @@ def test_ranks_import_what_the_driver_imports(small_config, monkeypatch):
     asked = {}
     monkeypatch.setenv("PYTHONPATH", "/my/rewards:/more")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(ray_client, "connect", asked.update)
-    process.connect(small_config)
+    monkeypatch.setattr(ray_client, "connect_to_ray", asked.update)
+    process.connect_ray(small_config)
     _, *own = asked["runtime_env"]["env_vars"]["PYTHONPATH"].split(":")
     assert own == ["/my/rewards", "/more"]

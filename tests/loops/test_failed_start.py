@@ -7,9 +7,9 @@ import pytest
 from tests.loops.jobs import Job
 from trainer import config as c
 from trainer.config.run_folder import read_progress
-from trainer.exit_codes import EXIT_CONFIG
 from trainer.node.watch.run_lock import RunLock
 from trainer.run.session import Session
+from trainer.system.exit_codes import EXIT_CONFIG
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from tests.loops.jobs import Job
 from trainer import config as c
 from trainer.checkpoint.manifest import manifests_here
 from trainer.config.run_folder import read_lines
-from trainer.exit_codes import EXIT_CONFIG
+from trainer.system.exit_codes import EXIT_CONFIG
 
 ROOT = Path(__file__).parents[2]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ray.exceptions
 
-from trainer.loops.process import explain
+from trainer.loops.process import explain_error
 from trainer.ranks.process import RankPlace
 from trainer.ranks.ray_ranks import RayRanks
 
@@ -36,13 +36,13 @@ def test_the_rank_is_named_by_its_process_and_address(monkeypatch):
     killed.error_msg = KILLED
     assert str(killed) == KILLED
     line = "error: a rank or node was lost: "
-    assert explain(killed, workers) == (
+    assert explain_error(killed, workers) == (
         34,
         f"{line}rank 2 (process 701 on 10.0.0.2): SIGSEGV in at::native::add",
     )
     evicted_line = (
         f"{line}rank 1 (process 700 on 10.0.0.2): out of memory: Ray ended it. See docs/failures.md"
     )
-    assert explain(evicted, workers) == (34, evicted_line)
-    assert explain(ConnectionError("refused"), workers) == (34, f"{line}refused")
-    assert explain(evicted)[1] == f"{line}Task was killed due to the node running low on memory."
+    assert explain_error(evicted, workers) == (34, evicted_line)
+    assert explain_error(ConnectionError("refused"), workers) == (34, f"{line}refused")
+    assert explain_error(evicted)[1] == f"{line}Task was killed due to the node running low on memory."

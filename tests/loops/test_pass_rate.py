@@ -5,13 +5,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from trainer.algorithm.traces import Outcome, completed
+from trainer.algorithm.traces import Outcome, completed_trace
 from trainer.config import ConfigError
-from trainer.loops.pass_rate import _whole_lines, records_of
+from trainer.loops.pass_rate import _whole_lines, row_records
 
 
 def sample(row, text, finished=True):
-    return completed([1], [2], group=row, row=row, end="stop" if finished else "length", text=text)
+    return completed_trace([1], [2], group=row, row=row, end="stop" if finished else "length", text=text)
 
 
 def test_a_line_per_row_with_its_rate_and_the_shortest_correct_completion():
@@ -24,7 +24,7 @@ def test_a_line_per_row_with_its_rate_and_the_shortest_correct_completion():
     ]
     verdicts = ["correct", "correct", "wrong", "correct", "wrong"]
     outcomes = [Outcome(verdict, float(verdict == "correct"), 1.0, 1.0) for verdict in verdicts]
-    assert records_of(samples, outcomes, {1: "a", 3: "b"}) == [
+    assert row_records(samples, outcomes, {1: "a", 3: "b"}) == [
         {
             "id": "a",
             "pass_rate": 0.0,

@@ -17,13 +17,13 @@ import numpy as np
 import pytest
 
 from trainer import config as c
-from trainer.algorithm.traces import Outcome, completed, continued
+from trainer.algorithm.traces import Outcome, completed_trace, continue_trace
 from trainer.checkpoint.errors import CorruptCheckpoint
 from trainer.checkpoint.rollout_log import RolloutLog
 from trainer.data.prompt_stream import PromptStream
 from trainer.learning.learner import Logprobs
 from trainer.loops import grpo
-from trainer.run.session import Resumed, Session, needed_logs
+from trainer.run.session import ResumedRun, Session, needed_logs
 from trainer.sampling.sampler import SampledGroups
 
 STEPS = 8
@@ -84,8 +84,8 @@ class Model:
             about: Any = {"group": prompt.group, "row": prompt.row, "index": index, "text": str(ids)}
             about |= {"version": self.version, "end": "stop" if now == left else "cut"}
             asked = so_far.tokens if so_far else [7, 7]
-            piece = completed(asked, ids, logprobs=logprobs, **about)
-            traces.append(continued(so_far, piece) if so_far else piece)
+            piece = completed_trace(asked, ids, logprobs=logprobs, **about)
+            traces.append(continue_trace(so_far, piece) if so_far else piece)
         return traces
 
     def logprobs(self, traces, split, *, old, reference):
@@ -143,7 +143,7 @@ class Run:
     def resume(self):
         step, _, state, ahead = self.saved
         self.rollouts.open(step, ahead)
-        return Resumed(step, state or {})
+        return ResumedRun(step, state or {})
 
     def begin(self, step, total):
         self.phases.begin(step, total)

@@ -91,7 +91,7 @@ def test_one_rank_carries_over_what_two_do(carried, tmp_path):
         options = ["optimizer.learning_rate=1e-30", f"placement.workers_per_node={ranks}", "run.max_steps=4"]
         job = Job(placed(c.override(carried, options), tmp_path / str(ranks)), tmp_path / str(ranks)).start()
         assert job.wait(900) == 0, job.tail()
-        found.append(dict(rollout_log.history(job.run_dir / "rollouts", None)))
+        found.append(dict(rollout_log.logged_steps(job.run_dir / "rollouts", None)))
     one, two = found
     assert list(one) == list(two) == [1, 2, 3, 4]
     for step in one:

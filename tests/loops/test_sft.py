@@ -99,10 +99,10 @@ def held_out_loss(model, config):
 
 def solution_logprobs(model, processor, config, row):
     """[tokens of the solution and the end token]"""
-    from trainer.data.images import decode
+    from trainer.data.images import decode_image
 
     prompt = processor.apply_chat_template(row.messages, add_generation_prompt=True)
-    images = {"images": [decode(data, row.id) for data in row.images]} if row.images else {}
+    images = {"images": [decode_image(data, row.id) for data in row.images]} if row.images else {}
     size = {"shortest_edge": config.model.min_pixels, "longest_edge": config.model.max_pixels}
     inputs = processor(
         text=[prompt + row.solution + "<|im_end|>"],

@@ -13,9 +13,9 @@ import pytest
 from data_prep import cli
 from data_prep.ingest import hub
 from tests.small_disk import fill, read_only, small_disk
-from trainer.backoff import Backoff
 from trainer.storage.attempt_record import AttemptRecord
 from trainer.storage.storage import Storage
+from trainer.system.backoff import Backoff
 
 ROOT = Path(__file__).parents[2]
 AWAY = (
@@ -37,8 +37,8 @@ WRONG = (
 def checkout(tmp_path):
     """The scripts, and a uv that fails as often as the file `fails` has lines, with what `said` holds."""
     for name in ("setup.sh", "task.sh", "bucket.sh", "driver.sh", "counted.sh"):
-        (tmp_path / "trainer").mkdir(exist_ok=True)
-        shutil.copy(ROOT / "trainer" / name, tmp_path / "trainer" / name)
+        (tmp_path / "trainer/shell").mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / "trainer/shell" / name, tmp_path / "trainer/shell" / name)
     (tmp_path / "requirements").mkdir()
     for name in ("cpu", "gpu", "test", "launch"):
         (tmp_path / f"requirements/{name}.txt").write_text("obstore==0.9\n")
@@ -66,11 +66,11 @@ def shell(checkout, command, **more):
 def test_set_up_waits_for_a_package_index_that_is_away(checkout, said):
     (checkout / "said").write_text(said + "\n")
     (checkout / "fails").write_text("x\n" * 4)
-    code, out = shell(checkout, "bash trainer/setup.sh desk")
+    code, out = shell(checkout, "bash trainer/shell/setup.sh desk")
     assert code == 0 and out.count("again in") == 4 and "environment desk is ready" in out
     shutil.rmtree(checkout / ".venvs")
     (checkout / "fails").write_text("x\n" * 99)
-    code, out = shell(checkout, "bash trainer/setup.sh desk", SPOTRL_SETUP_PATIENCE_S="3")
+    code, out = shell(checkout, "bash trainer/shell/setup.sh desk", SPOTRL_SETUP_PATIENCE_S="3")
     assert code == 35 and out.strip().splitlines()[-1].startswith(
         "error: the network or the package index stays"
     )
@@ -82,7 +82,7 @@ def test_what_no_retry_can_cure_ends_at_once(checkout, said, uv_code):
     (checkout / "said").write_text(said + "\n")
     (checkout / "code").write_text(uv_code)
     (checkout / "fails").write_text("x\n" * 9)
-    code, out = shell(checkout, "bash trainer/setup.sh desk")
+    code, out = shell(checkout, "bash trainer/shell/setup.sh desk")
     assert code == 2 and "again in" not in out and said.strip() in out
 
 
@@ -97,7 +97,7 @@ NO_ROOM = (
 def test_a_disk_that_fills_while_packages_are_written_may_be_freed_before_the_next_start(checkout, said):
     (checkout / "said").write_text(said + "\n")
     (checkout / "fails").write_text("x\n" * 9)
-    code, out = shell(checkout, "bash trainer/setup.sh desk")
+    code, out = shell(checkout, "bash trainer/shell/setup.sh desk")
     assert code == 35 and "again in" not in out
     assert "is full, read-only or failing" in out.splitlines()[-1]
 
@@ -110,20 +110,20 @@ def test_a_full_disk_may_be_freed_and_a_small_one_is_the_wrong_one(checkout, siz
         with (disk / "filler").open("wb") as file:
             if taken:
                 os.posix_fallocate(file.fileno(), 0, taken)
-        got, out = shell(checkout, "bash trainer/setup.sh desk")
+        got, out = shell(checkout, "bash trainer/shell/setup.sh desk")
     assert got == code and ("GiB free and environment desk needs 1" in out) == bool(code)
 
 
 def test_a_disk_without_room_for_a_lock_is_full(checkout):
     with small_disk(checkout / ".venvs", 1 << 16) as disk:
         read_only(disk)
-        code, out = shell(checkout, "bash trainer/setup.sh desk")
+        code, out = shell(checkout, "bash trainer/shell/setup.sh desk")
     assert code == 35 and "is full, read-only or failing" in out.splitlines()[-1]
 
 
 @pytest.mark.parametrize(("words", "code"), [("", 2), ("other", 2)])
 def test_set_up_that_is_called_wrongly(checkout, words, code):
-    assert shell(checkout, f"bash trainer/setup.sh {words}")[0] == code
+    assert shell(checkout, f"bash trainer/shell/setup.sh {words}")[0] == code
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_set_up_that_is_called_wrongly(checkout, words, code):
     ],
 )
 def test_a_step_leaves_with_a_code_of_the_project(checkout, ends, code):
-    begin = 'export RUN_ID=r BUCKET= WORK="$PWD/work"; . trainer/task.sh begin "" "";'
+    begin = 'export RUN_ID=r BUCKET= WORK="$PWD/work"; . trainer/shell/task.sh begin "" "";'
     for result in ('"$PWD/there"', '"$DATA/rows/x"'):
         got, out = shell(checkout, f"{begin} step {result} bash -c 'exit {ends}'; exit 0")
         assert got == code, out
@@ -159,11 +159,14 @@ def test_a_set_up_that_cannot_be_made_is_counted_in_the_runs_record(checkout, wh
     client.chmod(0o755)
     (checkout / "said").write_text(said + "\n")
     (checkout / "fails").write_text("x\n" * 99)
-    ends = {"a step": "step \"$PWD/no\" bash -c 'exit 35'", "the environment": "bash trainer/setup.sh gpu"}
+    ends = {
+        "a step": "step \"$PWD/no\" bash -c 'exit 35'",
+        "the environment": "bash trainer/shell/setup.sh gpu",
+    }
     more = {"BUCKET": f"file://{checkout}/bucket", "SPOTRL_SETUP_PATIENCE_S": "0", "CC": "true"}
 
     def start(limits: str, **node: str) -> tuple[int, str]:
-        begin = f'export RUN_ID=r WORK="$PWD/work"; . trainer/task.sh begin asked / "{limits}";'
+        begin = f'export RUN_ID=r WORK="$PWD/work"; . trainer/shell/task.sh begin asked / "{limits}";'
         return shell(checkout, f"set -e; {begin} {ends[which]}; exit 0", **more, **node)
 
     for _ in range(3):
@@ -178,7 +181,7 @@ def test_a_set_up_that_cannot_be_made_is_counted_in_the_runs_record(checkout, wh
 
 
 def test_a_full_disk_before_the_nodes_own_code_is_35(checkout):
-    begin = 'export RUN_ID=r BUCKET= WORK="$PWD/work"; . trainer/task.sh begin "" "";'
+    begin = 'export RUN_ID=r BUCKET= WORK="$PWD/work"; . trainer/shell/task.sh begin "" "";'
     with small_disk(checkout / ".cache", 1 << 16) as disk:
         config = f'{begin} write ".cache/r.yaml" <<<"$(head -c 100000 /dev/zero | tr "\\0" x)"; exit 0'
         code, out = shell(checkout, config)
@@ -191,7 +194,7 @@ def test_a_full_disk_before_the_nodes_own_code_is_35(checkout):
 
 @pytest.mark.parametrize(("ends", "code"), [(0, 0), (35, 35), (126, 1), (127, 1), (137, 1), (143, 33)])
 def test_what_must_be_done_leaves_with_a_code_of_the_project(checkout, ends, code):
-    begin = 'export RUN_ID=r BUCKET= WORK="$PWD/work"; . trainer/task.sh begin "" "";'
+    begin = 'export RUN_ID=r BUCKET= WORK="$PWD/work"; . trainer/shell/task.sh begin "" "";'
     assert shell(checkout, f"{begin} must bash -c 'exit {ends}'; exit 0")[0] == code
 
 
@@ -209,9 +212,9 @@ def test_rendered_files_run_nothing_whose_code_could_be_another():
 
 def test_a_wrong_bucket_or_folder_is_named(checkout):
     begin = 'export RUN_ID=r WORK="$PWD/work"; '
-    assert shell(checkout, f"{begin} export BUCKET=mine; . trainer/task.sh begin asked ''")[0] == 2
+    assert shell(checkout, f"{begin} export BUCKET=mine; . trainer/shell/task.sh begin asked ''")[0] == 2
     (checkout / "work").write_text("a file")
-    code, out = shell(checkout, f"{begin} export BUCKET=; . trainer/task.sh begin '' ''")
+    code, out = shell(checkout, f"{begin} export BUCKET=; . trainer/shell/task.sh begin '' ''")
     assert code == 2 and "cannot be made" in out
 
 

@@ -35,7 +35,7 @@ def built(site: Path = SITE) -> Path:
     """The folder with the device. Raises FileNotFoundError without the environment, CalledProcessError where
     gcc refuses."""
     if not (site / "nvidia/cu13/include/cuda.h").exists():
-        raise FileNotFoundError(f"{site} has no CUDA wheels: bash trainer/setup.sh gpu")
+        raise FileNotFoundError(f"{site} has no CUDA wheels: bash trainer/shell/setup.sh gpu")
     out = cache() / key(site)
     if not out.exists():
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
 """Tests on the device that is not there: `pytest -m nullgpu`. They need the GPU environment (`bash
-trainer/setup.sh gpu`), gcc, and no GPU; they are in no other selection. With SPOTRL_RECORD=1 each result goes
-into benchmarks/nullgpu.json, from which docs/first-gpu-hour.md says what was executed."""
+trainer/shell/setup.sh gpu`), gcc, and no GPU; they are in no other selection. With SPOTRL_RECORD=1 each
+result goes into benchmarks/nullgpu.json, from which docs/first-gpu-hour.md says what was executed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def pytest_collection_modifyitems(items):
             continue
         item.add_marker(pytest.mark.nullgpu)
         if not there:
-            item.add_marker(pytest.mark.skip(reason="no GPU environment: bash trainer/setup.sh gpu"))
+            item.add_marker(pytest.mark.skip(reason="no GPU environment: bash trainer/shell/setup.sh gpu"))
 
 
 def pytest_runtest_logreport(report):

@@ -8,7 +8,7 @@ import yaml
 from recipes.presets import get
 from tests.loops.jobs import ROOT
 from trainer.config import Expected, from_dict
-from trainer.config.expected import compare
+from trainer.config.expected import compare_with_bands
 from trainer.observe import bands
 from trainer.observe.history import read_history
 
@@ -36,7 +36,7 @@ def test_a_band_spans_all_runs_and_the_margin(runs, capsys):
     (band,) = expected.bands
     assert code == 0 and band.steps == (10, 20, 30)
     assert band.low == (0.05, 0.15, 0.25) and band.high == (0.35, 0.45, 0.55)
-    assert all(not compare(expected, read_history(run)).departures for run in runs)
+    assert all(not compare_with_bands(expected, read_history(run)).departures for run in runs)
 
 
 def test_a_window_gives_the_band_of_its_median(runs, capsys):
@@ -59,10 +59,10 @@ def test_the_demo_is_within_its_bands_as_it_was_recorded():
     learned nothing leaves the bands at the first evaluation after its start."""
     expected = get("demo").config.expected
     recorded = [json.loads(line) for line in (ROOT / "benchmarks/demo_bits.jsonl").read_text().splitlines()]
-    verdict = compare(expected, recorded)
+    verdict = compare_with_bands(expected, recorded)
     assert str(verdict) == "within expectation up to step 60"
 
     stuck = recorded[0]["eval/accuracy"]
     flat = [line | ({"eval/accuracy": stuck} if "eval/accuracy" in line else {}) for line in recorded]
-    (left,) = compare(expected, flat).departures
+    (left,) = compare_with_bands(expected, flat).departures
     assert (left.step, left.band.metric) == (10, "eval/accuracy")

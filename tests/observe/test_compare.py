@@ -10,8 +10,8 @@ from written_run import write_run
 from trainer.config import ConfigError
 from trainer.observe import report, report_nodes
 from trainer.observe.compare import MAX_RUNS, write_comparison
-from trainer.observe.node_monitor import append
-from trainer.observe.report_nodes import stragglers, waits
+from trainer.observe.node_monitor import append_sample
+from trainer.observe.report_nodes import stragglers, waits_by_phase
 
 
 def test_runs_lie_over_each_other_and_what_differs_is_named(tmp_path):
@@ -55,7 +55,7 @@ def samples(seconds: int, waited: dict[int, dict[str, float]], nodes: int = 2):
 
 def test_the_share_of_waiting_is_told_per_phase_and_the_straggler_named_in_its_phase():
     alike, slow = {"update": 0.6, "sync": 0.3}, {"update": 0.1, "sync": 0.3}
-    shares = waits(list(samples(500, {0: alike, 1: alike, 2: slow, 3: alike})))
+    shares = waits_by_phase(list(samples(500, {0: alike, 1: alike, 2: slow, 3: alike})))
     for rank, of in ((0, alike), (2, slow)):
         assert {phase: shares[phase][rank] for phase in of} == pytest.approx(of)
     assert stragglers(shares["update"]) == [2] and stragglers(shares["sync"]) == []
@@ -67,7 +67,7 @@ def test_a_rank_that_was_started_again_does_not_wait_backwards():
         list(samples(100, {0: {"update": 0.5, "sync": 0.5}}, 1)),
         list(samples(100, {0: {"update": 0.5, "sync": 0.5}}, 1)),
     )
-    shares = waits(before + [s | {"unix_s": s["unix_s"] + 100} for s in after])
+    shares = waits_by_phase(before + [s | {"unix_s": s["unix_s"] + 100} for s in after])
     assert all(0 <= share <= 0.5 for of in shares.values() for share in of.values())
 
 
@@ -88,6 +88,6 @@ def test_the_report_shows_nodes_gpus_and_the_straggler(tmp_path):
 
 
 def test_a_run_without_samples_has_no_such_part(tmp_path):
-    assert report_nodes.section([]) == ""
-    append(tmp_path, {"node": 0, "unix_s": 1.0, "ranks": {}, "gpus": []})
+    assert report_nodes.nodes_section([]) == ""
+    append_sample(tmp_path, {"node": 0, "unix_s": 1.0, "ranks": {}, "gpus": []})
     assert json.loads((tmp_path / "nodes.jsonl").read_text())["phase"] == ""

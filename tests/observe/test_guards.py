@@ -16,8 +16,8 @@ from tests.loops.drill import configure
 from trainer import config as c
 from trainer.config import Guards as Limits
 from trainer.config.watching import GUARDS
-from trainer.exit_codes import EXIT_CONFIG
 from trainer.observe.guards import GuardWatch
+from trainer.system.exit_codes import EXIT_CONFIG
 
 ROOT = Path(__file__).parents[2]
 GOOD = {

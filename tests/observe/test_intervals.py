@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from trainer.observe.scores import interval
+from trainer.observe.scores import confidence_interval
 
 PROBLEMS = (5, 10, 20, 50, 200)
 DIFFICULTIES = (
@@ -29,7 +29,7 @@ def coverage(problems, samples, difficulty, draw):
     chances = draw.beta(a, b, shape) if b else np.full(shape, a)
     truth = a / (a + b) if b else a
     found = draw.binomial(samples, chances) / samples
-    intervals = np.array([interval(row.tolist()) for row in found])
+    intervals = np.array([confidence_interval(row.tolist()) for row in found])
     held = (intervals[:, 0] <= truth) & (truth <= intervals[:, 1])
     return held.mean(), (intervals[:, 1] - intervals[:, 0]).mean()
 
@@ -48,7 +48,7 @@ def test_of_several_samples(samples):
 
 
 def test_problems_that_agree_leave_an_interval():
-    low, high = interval([0.5] * 4)
+    low, high = confidence_interval([0.5] * 4)
     assert low < 0.3 and high > 0.7
-    low, high = interval([0.5] * 400)
+    low, high = confidence_interval([0.5] * 400)
     assert 0.48 < low < 0.5 < high < 0.52

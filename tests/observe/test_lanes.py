@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from trainer import config as c
-from trainer.config.run_folder import LEARNING, SAMPLING, lanes, read_progress
+from trainer.config.run_folder import LEARNING, SAMPLING, lane_progress, read_progress
 from trainer.node.watch import watchdog
 from trainer.node.watch.watchdog import Watchdog
 from trainer.observe import live
@@ -33,7 +33,7 @@ def test_each_lane_has_a_clock_and_a_phase_of_its_own(two_lanes):
     folder, phases, sampling = two_lanes
     with phases("update"), sampling("rollout"):
         time.sleep(0.05)
-        learns, samples = lanes(read_progress(folder))
+        learns, samples = lane_progress(read_progress(folder))
         assert (learns.name, learns.step, learns.phase) == (LEARNING, 3, "update")
         assert (samples.name, samples.step, samples.phase) == (SAMPLING, 4, "rollout")
         # what reads only the run's step and phase reads those of the learning lane
@@ -58,7 +58,7 @@ def test_two_threads_never_tear_what_they_write(two_lanes):
     thread.start()
     for _ in range(200):
         with phases("update"):
-            assert len(lanes(json.loads((folder / "progress.json").read_text()))) == 2
+            assert len(lane_progress(json.loads((folder / "progress.json").read_text()))) == 2
     over.set()
     thread.join()
 
@@ -67,14 +67,14 @@ def test_one_lane_is_written_as_ever(tmp_path):
     phases = Phases(tmp_path)
     phases.begin(1, 2)
     assert "lanes" not in read_progress(tmp_path)
-    (only,) = lanes(read_progress(tmp_path))
+    (only,) = lane_progress(read_progress(tmp_path))
     assert only.name == ""
 
 
 def test_an_ended_run_has_one_lane(two_lanes):
     folder, phases, _ = two_lanes
     phases.finish("failed")
-    (only,) = lanes(read_progress(folder))
+    (only,) = lane_progress(read_progress(folder))
     assert only.phase == "failed"
 
 
@@ -131,7 +131,7 @@ def test_the_display_names_both_lanes(two_lanes):
     folder, phases, sampling = two_lanes
     console = Console(file=io.StringIO(), width=100, color_system=None, _environ={})
     with phases("update"), sampling("rollout"):
-        console.print(live.render("run", read_progress(folder), HISTORY, 100))
+        console.print(live.render_display("run", read_progress(folder), HISTORY, 100))
     shown = console.file.getvalue()
     assert "learning step 3: update" in shown and "sampling step 4: rollout" in shown
     assert "learning:" in shown and "sampling:" in shown

@@ -17,7 +17,7 @@ from trainer.algorithm.traces import Verdict
 from trainer.config import RunConfig, load, override
 from trainer.config.run_folder import read_lines, read_progress
 from trainer.observe import metric_names
-from trainer.observe.history import read_history, reproducible, truncate
+from trainer.observe.history import read_history, reproducible_part, truncate_metrics
 from trainer.observe.metrics import Metrics, thumbnail
 from trainer.observe.phases import Phases
 from trainer.rewards.grading.expression import Rule
@@ -124,7 +124,7 @@ def test_garbage_within_the_file_is_dropped_on_resume_and_passed_over_before(tmp
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 1}\n\x00\x00\xff\n{"step": 2}\n[]\n{"step": 3}\n')
     assert [r["step"] for r in read_history(tmp_path)] == [1, 2, 3]
-    assert truncate(path, 2) == 3
+    assert truncate_metrics(path, 2) == 3
     assert path.read_bytes() == b'{"step": 1}\n{"step": 2}\n'
 
 
@@ -134,7 +134,7 @@ def test_a_resumed_run_leaves_the_lines_of_one_that_was_never_stopped(tmp_path):
     with (tmp_path / "cut" / "metrics.jsonl").open("ab") as file:
         file.write(b'{"step": 1')
     write_run(tmp_path / "cut", 12, resume_step=7)
-    whole, cut = ([reproducible(r) for r in read_history(tmp_path / name)] for name in ("whole", "cut"))
+    whole, cut = ([reproducible_part(r) for r in read_history(tmp_path / name)] for name in ("whole", "cut"))
     assert whole == cut and len(whole) == 13
     assert [r["resume_step"] for r in read_lines(tmp_path / "cut" / "attempts.jsonl")] == [0, 7]
     assert "time/step_s" in read_history(tmp_path / "cut")[3] and "time/step_s" not in cut[3]
@@ -329,7 +329,7 @@ def test_names_carry_their_units():
         assert meaning.endswith("."), name
         if name.startswith("time/"):
             assert unit == "s" and name.endswith("_s"), name
-    assert metric_names.unknown(["reward/mean", "eval/accuracy_IconQA", "b/x", "a/y"]) == ["a/y", "b/x"]
+    assert metric_names.unknown_names(["reward/mean", "eval/accuracy_IconQA", "b/x", "a/y"]) == ["a/y", "b/x"]
 
 
 def test_the_table_names_what_the_trainer_writes_and_nothing_else():
@@ -345,8 +345,8 @@ def test_the_table_names_what_the_trainer_writes_and_nothing_else():
             continue
         source = path.read_text()
         written |= {n for n in re.findall(r'"([a-z]+/[a-z_0-9]+)"', source) if n.split("/")[0] in sections}
-        if path.name in ("grpo.py", "ahead.py", "sft.py"):
+        if path.name in ("grpo.py", "sampling_schedule.py", "sft.py"):
             written |= {f"time/{phase}_s" for phase in re.findall(r'phases\("([a-z]+)"\)', source)}
     written |= {"time/rollout_s"}
-    assert metric_names.unknown(written) == []
+    assert metric_names.unknown_names(written) == []
     assert sorted(set(metric_names.NAMES) - written) == []

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from trainer.config import ConfigError, Logging, Run, RunConfig
-from trainer.observe.more_trackers import RUN_TAG, Forgiving, MLflow, Trackio, installed
+from trainer.observe.optional_trackers import RUN_TAG, ForgivingTracker, MLflow, Trackio, import_tracker
 
 
 def config(**logging) -> RunConfig:
@@ -46,7 +46,7 @@ def test_trackio_has_both_attempts_in_one_run(tmp_path, monkeypatch):
 
 def test_a_tracker_that_is_not_installed_is_named():
     with pytest.raises(ConfigError, match="logging.mlflow is set and no_such_tracker is not installed"):
-        installed("no_such_tracker", "logging.mlflow")
+        import_tracker("no_such_tracker", "logging.mlflow")
 
 
 def test_a_service_that_fails_is_told_once_and_stops_nothing(capsys):
@@ -56,7 +56,7 @@ def test_a_service_that_fails_is_told_once_and_stops_nothing(capsys):
         calls.append(1)
         raise OSError("no route to host")
 
-    ask = Forgiving("MLflow")
+    ask = ForgivingTracker("MLflow")
     assert ask(fails) is None and ask(fails) is None
     assert len(calls) == 1
     assert (

@@ -104,7 +104,7 @@ def test_what_an_earlier_attempt_left_is_not_news(tmp_path):
 
 def test_the_tail_waits_for_whole_lines_and_starts_anew_when_a_resume_cuts_the_file(tmp_path):
     path = tmp_path / "metrics.jsonl"
-    tail = progress.Tail(path)
+    tail = progress.MetricsTail(path)
     assert tail.read() == []
     path.write_bytes(b'{"step": 1}\n{"step": 2, "a/b"')
     assert tail.read() == [{"step": 1}]
@@ -120,16 +120,16 @@ def test_the_tail_waits_for_whole_lines_and_starts_anew_when_a_resume_cuts_the_f
 def test_following_a_run_of_ten_thousand_steps_is_cheap(tmp_path):
     lines = [json.dumps({"step": i, "reward/mean": i / 1e4, "time/step_s": 1.0}) for i in range(10_000)]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    tail = progress.Tail(tmp_path / "metrics.jsonl")
+    tail = progress.MetricsTail(tmp_path / "metrics.jsonl")
     tail.read()
     started = time.process_time()
     tail.read()
-    text_console(True).print(progress.render("run", {}, tail.history, 100))
+    text_console(True).print(progress.render_display("run", {}, tail.history, 100))
     assert time.process_time() - started < 0.2
 
 
 def test_durations_and_sparklines():
-    assert [progress.duration(s) for s in (3, 200, 8000, 200_000)] == [
+    assert [progress.format_duration(s) for s in (3, 200, 8000, 200_000)] == [
         "3 s",
         "3 min 20 s",
         "2 h 13 min",

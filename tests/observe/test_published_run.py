@@ -104,7 +104,7 @@ def test_the_curves_are_drawn_once_and_named_where_they_are(run, tmp_path, monke
         drawn.append(config)
         return ""
 
-    monkeypatch.setattr(publish, "curves", draw)
+    monkeypatch.setattr(publish, "draw_curves", draw)
     assert published(run, tmp_path / "out", "--yes") == 0
     assert len(drawn) == 1 and not (tmp_path / "out/curves.svg").exists()
     assert "curves.svg" not in (tmp_path / "out/README.md").read_text()

@@ -216,13 +216,13 @@ def test_a_browser_draws_it_without_complaint(tmp_path):
 
 def test_samples_are_chosen_by_whole_steps_first_and_last_among_them():
     samples = [{"step": s, "k": k} for s in range(5, 505, 5) for k in range(4)]
-    chosen = report.choose(samples, 24)
+    chosen = report.choose_samples(samples, 24)
     steps = sorted({s["step"] for s in chosen})
     assert len(chosen) == 24 and len(steps) == 6 and steps[0] == 5 and steps[-1] == 500
     assert [s["k"] for s in chosen[:4]] == [0, 1, 2, 3] and chosen[0]["step"] == 500
-    assert report.choose(samples[:8], 24) == samples[4:8] + samples[:4]
-    assert len(report.choose([{"step": 1}] * 100, 24)) == 24
-    assert report.choose([], 24) == []
+    assert report.choose_samples(samples[:8], 24) == samples[4:8] + samples[:4]
+    assert len(report.choose_samples([{"step": 1}] * 100, 24)) == 24
+    assert report.choose_samples([], 24) == []
 
 
 # --- numbers of the drawings --------------------------------------------------------------------------------
@@ -268,8 +268,8 @@ def test_log_ticks_are_powers_of_ten():
 
 def test_labels_are_short():
     cases = {0.25: "0.25", 12_000: "12k", 2_110: "2,110", 3e-7: "3e-7", 2.5e6: "2.5M", 0: "0", -0.5: "-0.5"}
-    assert {v: charts.label(v) for v in cases} == cases
-    assert [charts.label(v, True) for v in (0, 0.2, 0.747, 1, 0.0005)] == [
+    assert {v: charts.format_number(v) for v in cases} == cases
+    assert [charts.format_number(v, True) for v in (0, 0.2, 0.747, 1, 0.0005)] == [
         "0%",
         "20%",
         "74.7%",
@@ -306,11 +306,11 @@ def test_flat_charts_can_be_left_out():
 
 
 def test_every_charted_metric_is_in_the_table():
-    from trainer.observe.metric_names import unknown
+    from trainer.observe.metric_names import unknown_names
 
     drawn = [line.name for chart in (*report_charts.CHARTS, report_charts.HELD_OUT) for line in chart.lines]
     drawn += [name for chart in report_charts.CHARTS for name in chart.band or ()]
-    assert unknown(drawn) == []
+    assert unknown_names(drawn) == []
 
 
 def test_phases_have_a_colour_in_both_displays_and_a_row_in_the_table():

@@ -7,7 +7,15 @@ import pytest
 
 from trainer.hardware.model_shapes import known_as
 from trainer.observe.report import write_report
-from trainer.observe.scores import ScoredProblem, interval, majority, pass_at_k, score, scores, table
+from trainer.observe.scores import (
+    ScoredProblem,
+    confidence_interval,
+    majority_accuracy,
+    pass_at_k,
+    score_benchmarks,
+    score_problems,
+    scores_table,
+)
 
 
 @pytest.mark.parametrize(("n", "correct"), [(1, 0), (1, 1), (5, 2), (6, 0), (6, 6), (8, 3)])
@@ -19,20 +27,22 @@ def test_pass_at_k_is_the_share_of_all_draws_with_a_correct_one(n, correct):
 
 
 def test_the_majority_decides_and_a_tie_is_shared():
-    assert majority([("7", 1.0), ("8", 0.0), ("7", 1.0), (None, 0.0)]) == 1.0
-    assert majority([("7", 1.0), ("8", 0.0), ("8", 0.0)]) == 0.0
-    assert majority([("7", 1.0), ("8", 0.0), (None, 0.0), (None, 0.0)]) == 0.5
-    assert majority([(None, 0.0)] * 3) == 0.0
+    assert majority_accuracy([("7", 1.0), ("8", 0.0), ("7", 1.0), (None, 0.0)]) == 1.0
+    assert majority_accuracy([("7", 1.0), ("8", 0.0), ("8", 0.0)]) == 0.0
+    assert majority_accuracy([("7", 1.0), ("8", 0.0), (None, 0.0), (None, 0.0)]) == 0.5
+    assert majority_accuracy([(None, 0.0)] * 3) == 0.0
 
 
 def test_intervals_are_wilson_s_or_student_s_with_two_problems_more():
-    low, high = interval([1.0] * 7 + [0.0] * 3)  # Wilson 1927, as statsmodels' proportion_confint gives it
+    low, high = confidence_interval(
+        [1.0] * 7 + [0.0] * 3
+    )  # Wilson 1927, as statsmodels' proportion_confint gives it
     assert (low, high) == (pytest.approx(0.396778, abs=1e-5), pytest.approx(0.892209, abs=1e-5))
-    assert interval([1.0] * 10)[1] == pytest.approx(1.0) and interval([1.0] * 10)[0] == pytest.approx(
-        0.7225, abs=1e-4
-    )
+    assert confidence_interval([1.0] * 10)[1] == pytest.approx(1.0) and confidence_interval([1.0] * 10)[
+        0
+    ] == pytest.approx(0.7225, abs=1e-4)
     # 18 problems of variance 1/12 about 1/2; Student's t of 17 degrees of freedom is 2.110 by its table
-    low, high = interval([0.25, 0.75] * 8)
+    low, high = confidence_interval([0.25, 0.75] * 8)
     assert low == pytest.approx(0.5 - 2.110 * (1 / 12 / 18) ** 0.5, abs=1e-3) and high == pytest.approx(
         1 - low
     )
@@ -45,32 +55,34 @@ def test_a_prompt_that_was_too_long_counts_as_wrong():
         ScoredProblem("set/b", [(None, 0.0)] * 2, asked=False),
         ScoredProblem("gsm8k", [(None, 0.0), ("1", 0.0)], tokens=10, truncated=0),
     ]
-    found = scores(rows)
+    found = score_benchmarks(rows)
     assert list(found) == ["set", "gsm8k"] and "categories" not in found["gsm8k"]
     whole = found["set"]
     assert (whole["problems"], whole["too_long"], whole["accuracy"]) == (3, 1, 0.5)
     assert (whole["pass@1"], whole["pass@2"], whole["maj@2"]) == (0.5, pytest.approx(2 / 3), 0.5)
     assert (whole["tokens"], whole["truncated"], whole["no_answer"]) == (20, 0.25, 0.0)
     assert whole["categories"]["a"]["accuracy"] == 1.0 and whole["categories"]["b"]["accuracy"] == 0.25
-    text = table(found, "").splitlines()
+    text = scores_table(found, "").splitlines()
     assert text[0].startswith("| benchmark | problems | accuracy | 95% | pass@1 | pass@2 | maj@2 |")
     assert [line.split("|")[1].strip() for line in text[2:]] == ["set", "- a", "- b", "gsm8k"]
     assert all(line.count("|") == text[0].count("|") for line in text)
 
 
 def test_what_is_published_by_a_judge_says_so():
-    found = scores([ScoredProblem("mathvista/x", [("7", 1.0)])])
-    assert "rules (published: a judge)" in table(found, "") and "judge big" in table(found, "big")
-    assert "@" not in table(found, ""), "one completion has no pass@k"
-    assert score([ScoredProblem("a", [("7", 1.0)] * 3)])["pass@3"] == 1.0
+    found = score_benchmarks([ScoredProblem("mathvista/x", [("7", 1.0)])])
+    assert "rules (published: a judge)" in scores_table(found, "") and "judge big" in scores_table(
+        found, "big"
+    )
+    assert "@" not in scores_table(found, ""), "one completion has no pass@k"
+    assert score_problems([ScoredProblem("a", [("7", 1.0)] * 3)])["pass@3"] == 1.0
 
 
 def test_the_report_of_an_evaluation_shows_intervals_categories_and_what_is_published(tmp_path):
     rows = [ScoredProblem(f"mathvista/set {i % 3}", [("7", float(i % 4 > 0))], tokens=9) for i in range(40)]
     rows += [ScoredProblem("gsm8k", [("7", 1.0)], tokens=9)]
     base = "Qwen/Qwen2.5-VL-7B-Instruct"
-    found = scores(rows, base)
-    head, first = table(found, "").splitlines()[::2][:2]
+    found = score_benchmarks(rows, base)
+    head, first = scores_table(found, "").splitlines()[::2][:2]
     assert f"published ({base})" in head and "| 68.2% |" in first
     asked = {"model": "runs/mine/hf", "samples": 1, "temperature": 0.0, "judge": ""}
     (tmp_path / "benchmarks.json").write_text(json.dumps(asked | {"benchmarks": found}))

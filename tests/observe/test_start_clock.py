@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from trainer.observe.metric_names import unknown
+from trainer.observe.metric_names import unknown_names
 from trainer.observe.start_clock import STARTED_VARIABLE, StartClock
 
 
@@ -13,7 +13,7 @@ def test_the_parts_add_up_to_the_start():
     for part in ("launch", "place", "load", "resume", "sync"):
         clock.mark(part)
     metrics = clock.metrics()
-    assert unknown(list(metrics)) == [] and len(metrics) == 6
+    assert unknown_names(list(metrics)) == [] and len(metrics) == 6
     assert metrics["perf/start_launch_s"] == pytest.approx(40, abs=2)
     assert metrics.pop("perf/start_s") == pytest.approx(sum(metrics.values()), abs=1e-6)
     assert not clock.told and clock.tell().startswith("ready 40.") and clock.told

@@ -15,7 +15,7 @@ import torch
 
 from trainer import config as c
 from trainer.observe import mirror
-from trainer.observe.step_profile import REQUEST, Recorder, StepProfiles, Taken
+from trainer.observe.step_profile import REQUEST, RankProfile, Recorder, StepProfiles
 from trainer.observe.stream import Stream
 from trainer.storage.storage import Storage
 
@@ -40,7 +40,7 @@ class Rank:
     def record(self, step: int) -> None:
         self.recorder = Recorder(self.config, step, 3)
 
-    def recorded(self) -> Taken:
+    def recorded(self) -> RankProfile:
         taken, self.recorder = self.recorder.push(), None
         return taken
 

@@ -14,17 +14,17 @@ from written_run import sample, values, write_run
 from trainer.checkpoint.attempt import Attempts
 from trainer.config import ConfigError, RunConfig, override
 from trainer.config.run_folder import read_lines, read_progress
-from trainer.errors import StorageError
 from trainer.observe import mirror as mirroring
 from trainer.observe import stream as streaming
 from trainer.observe.history import read_history
 from trainer.observe.metrics import Metrics
 from trainer.observe.mirror import RunMirror
-from trainer.observe.node_monitor import append
+from trainer.observe.node_monitor import append_sample
 from trainer.observe.phases import Phases
 from trainer.observe.stream import Stream
 from trainer.storage import attempt_record
 from trainer.storage.storage import Storage
+from trainer.system.errors import StorageError
 
 PLAIN = override(RunConfig(), ["logging.tensorboard=false"])
 NEVER_S = 3600.0
@@ -121,7 +121,7 @@ def test_a_resumed_run_on_a_new_machine_is_one_run_to_the_desk(run):
     metrics = Metrics(run.dir, PLAIN, 5, history)
     metrics.log(6, {"reward/mean": 0.75})
     run.log("second machine\n")
-    append(run.dir, {"node": 0, "unix_s": time.time(), "ranks": {}, "gpus": []})
+    append_sample(run.dir, {"node": 0, "unix_s": time.time(), "ranks": {}, "gpus": []})
     run.stream.push()
     run.desk.update()
     steps = read_history(run.desk.folder)
@@ -210,7 +210,7 @@ def test_images_beyond_the_budget_are_counted_and_node_samples_thinned(run, monk
         metrics.samples(step, [sample(step, k, random.Random(k)) for k in range(4)])
     for at in range(0, 300, 10):
         for node in (0, 1):
-            append(run.dir, {"node": node, "unix_s": 1000.0 + at, "ranks": {}, "gpus": []})
+            append_sample(run.dir, {"node": node, "unix_s": 1000.0 + at, "ranks": {}, "gpus": []})
     stream.push()
     run.desk.update()
     assert json.loads((run.desk.folder / "left_out.json").read_text())["images"] > 0
@@ -233,12 +233,12 @@ def test_torn_lines_end_no_stream(run):
 
 def test_a_sample_that_a_full_disk_cut_short_is_taken_back(run, monkeypatch):
     run.start()
-    append(run.dir, {"unix_s": 1.0, "node": 0})
+    append_sample(run.dir, {"unix_s": 1.0, "node": 0})
     write = os.write
     monkeypatch.setattr(os, "write", lambda descriptor, line: write(descriptor, line[:9]))
-    append(run.dir, {"unix_s": 2.0, "node": 0})
+    append_sample(run.dir, {"unix_s": 2.0, "node": 0})
     monkeypatch.undo()
-    append(run.dir, {"unix_s": 3.0, "node": 0})
+    append_sample(run.dir, {"unix_s": 3.0, "node": 0})
     kept = [json.loads(line)["unix_s"] for line in (run.dir / "nodes.jsonl").read_text().splitlines()]
     assert kept == [1.0, 3.0]
 
@@ -268,7 +268,7 @@ def test_a_machine_that_vanished_is_not_shown_as_running(run, monkeypatch):
     run.attempts.close(run.attempt, 2, "no such model", 0)
     newest = run.desk.update()
     assert newest.final and read_progress(run.desk.folder)["status"] == "failed"
-    assert mirroring.ended(run.desk, newest)
+    assert mirroring.run_has_ended(run.desk, newest)
 
 
 def test_the_commands_of_the_desk(run, capsys):

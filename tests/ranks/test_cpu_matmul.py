@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from trainer.ranks import cpu_matmul
-from trainer.ranks.environment import environment
+from trainer.ranks.environment import rank_environment
 
 SHAPES = """
 import torch
 from trainer.ranks import cpu_matmul
 from trainer.ranks.heap import resident_bytes
-held, b = cpu_matmul.install(), torch.randn(96, 112)
+held, b = cpu_matmul.install_matmul(), torch.randn(96, 112)
 for rows in range(64, 664):
     torch.randn(rows, 96) @ b
     if rows in (363, 663):
@@ -24,7 +24,7 @@ for rows in range(64, 664):
 
 @pytest.fixture
 def overridden():
-    library = cpu_matmul.install()
+    library = cpu_matmul.install_matmul()
     if library is None:
         pytest.skip("this torch has no oneDNN")
     yield
@@ -63,7 +63,7 @@ def test_it_is_in_force_while_it_is_held_and_leaves_other_types_alone(overridden
 
 def test_torchs_own_kernel_comes_back():
     a, b = torch.randn(256, 300), torch.randn(300, 128)
-    before, library = a @ b, cpu_matmul.install()
+    before, library = a @ b, cpu_matmul.install_matmul()
     if library is not None:
         library._destroy()
     assert torch.equal(a @ b, before)
@@ -71,7 +71,7 @@ def test_torchs_own_kernel_comes_back():
 
 def test_shapes_that_come_once_are_forgotten(small_config):
     """Packed passes are all of different lengths. With oneDNN's own limits these 300 keep 190 MiB."""
-    env = os.environ | environment(small_config)
+    env = os.environ | rank_environment(small_config)
     found = subprocess.run(
         [sys.executable, "-c", SHAPES], env=env, capture_output=True, text=True, check=True
     ).stdout

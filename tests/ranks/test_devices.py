@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from trainer.ranks.devices import SHOW_ALL, position
+from trainer.ranks.devices import SHOW_ALL, device_position
 
 
 @pytest.mark.parametrize(
@@ -22,14 +22,14 @@ from trainer.ranks.devices import SHOW_ALL, position
     ],
 )
 def test_a_gpu_is_found_by_its_index_or_its_uuid(gpu, env, found):
-    assert position(gpu, env) == found
+    assert device_position(gpu, env) == found
 
 
 ACTORS = """
 import json, os, ray
 from trainer.config import Placement, RunConfig
 from trainer.ranks.devices import SEEN
-from trainer.ranks.environment import environment
+from trainer.ranks.environment import rank_environment
 from trainer.ranks.process import RankProcess
 
 config = RunConfig(placement=Placement(workers_per_node=2))
@@ -37,7 +37,7 @@ class Named(RankProcess):
     def __init__(self): self.config = config
     def seen(self): return os.environ.get("CUDA_VISIBLE_DEVICES")
 ray.init(num_cpus=2, num_gpus=2, include_dashboard=False, log_to_driver=False)
-options = dict(num_gpus=1, num_cpus=1, runtime_env={"env_vars": environment(config)})
+options = dict(num_gpus=1, num_cpus=1, runtime_env={"env_vars": rank_environment(config)})
 actors = [ray.remote(Named).options(**options).remote() for _ in range(2)]
 places = ray.get([actor.where.remote() for actor in actors])
 print(json.dumps([sorted(place.position for place in places), ray.get([a.seen.remote() for a in actors])]))
@@ -75,7 +75,7 @@ cores = int(sys.argv[1])
 os.sched_getaffinity = lambda pid: set(range(cores))
 torch.set_num_threads(1)  # as Ray leaves it
 rank = RankProcess(RunConfig(placement=Placement(device="cuda", workers_per_node=int(sys.argv[2]))))
-rank.meet(0, 0, "127.0.0.1", 1)
+rank.set_rank(0, 0, "127.0.0.1", 1)
 print(torch.get_num_threads())
 """
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from trainer.ranks.environment import environment
+from trainer.ranks.environment import rank_environment
 from trainer.ranks.heap import ARENAS, SLACK_BYTES, Heap, resident_bytes
 
 
@@ -53,7 +53,7 @@ c.fclose(out)
 @pytest.mark.parametrize("how", ["as Ray starts a worker", "as torchrun does", "by default"])
 def test_threads_share_few_heaps(small_config, tmp_path, how):
     variables = {
-        k: v for k, v in environment(small_config).items() if k.startswith("MALLOC_") and "Ray" in how
+        k: v for k, v in rank_environment(small_config).items() if k.startswith("MALLOC_") and "Ray" in how
     }
     env = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")} | variables
     late = ["Heap"] if "torchrun" in how else []

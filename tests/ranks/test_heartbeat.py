@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from trainer.exit_codes import EXIT_NODE_LOST
 from trainer.ranks.torchrun import is_collective
+from trainer.system.exit_codes import EXIT_NODE_LOST
 
 ROOT = Path(__file__).parents[2]
 STORE = """

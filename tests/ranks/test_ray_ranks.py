@@ -12,13 +12,13 @@ import torch
 
 from tests.ranks.counting import Counting
 from trainer.learning.distributed import DistributedLearner
-from trainer.loops.process import connect
-from trainer.ranks.process import RankProcess, owner
+from trainer.loops.process import connect_ray
+from trainer.ranks.process import RankProcess, owner_of_method
 from trainer.ranks.ray_ranks import RayRanks
 
 
 def test_a_method_knows_its_class():
-    assert owner(Counting.call) is Counting and owner(RankProcess.lengths) is RankProcess
+    assert owner_of_method(Counting.call) is Counting and owner_of_method(RankProcess.lengths) is RankProcess
 
 
 @pytest.mark.slow
@@ -27,7 +27,7 @@ def test_calls_streams_and_weights(small_config, tiny_model, tmp_path):
     from transformers import AutoModelForImageTextToText
 
     config = replace(small_config, method="sft")
-    connect(config)
+    connect_ray(config)
     try:
         ranks = RayRanks(config)
         ranks.start()

@@ -19,8 +19,8 @@ import torch.distributed as dist
 
 from trainer import config as c
 from trainer.config import ConfigError
-from trainer.exit_codes import EXIT_NODE_LOST
 from trainer.ranks import torchrun
+from trainer.system.exit_codes import EXIT_NODE_LOST
 
 ROOT = Path(__file__).parents[2]
 
@@ -47,7 +47,7 @@ def meet(port, ranks, configs, wait_s=3.0):
     def node(i):
         store = dist.TCPStore("127.0.0.1", port, None, False, timedelta(seconds=10), False)
         try:
-            torchrun.meet(torchrun.Store(store, ranks[i], 2), configs[i], "node", wait_s)
+            torchrun.meet_others(torchrun.SharedStore(store, ranks[i], 2), configs[i], "node", wait_s)
         except ConfigError as error:
             said[i] = str(error)
 

@@ -6,8 +6,8 @@ import sys
 import pytest
 
 import launch
-from recipes import run_record
 from recipes.drivers import bucket_access, launch_checks, shared_record
+from recipes.records import run_record
 from recipes.targets.script import SECRETS
 
 
@@ -15,7 +15,7 @@ from recipes.targets.script import SECRETS
 def elsewhere(tmp_path, monkeypatch):
     """Runs are recorded in a directory of the test's own, and no token of this machine is seen."""
     monkeypatch.setattr(run_record, "RUNS", tmp_path / "runs")
-    for module in ("recipes.manifest", "recipes.drivers.status"):
+    for module in ("recipes.records.manifest", "recipes.drivers.status"):
         __import__(module)
         monkeypatch.setattr(sys.modules[module], "RUNS", tmp_path / "runs")
     for name in SECRETS:
@@ -43,6 +43,6 @@ def bucket(elsewhere, monkeypatch):
     """Amazon's keys, and a bucket that nobody asks."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "stand-in")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "stand-in")
-    monkeypatch.setattr(bucket_access, "probe", lambda *a: None)
-    monkeypatch.setattr(shared_record, "publish", lambda *a: None)
-    monkeypatch.setattr(launch_checks, "alive", lambda *a: None)
+    monkeypatch.setattr(bucket_access, "probe_bucket", lambda *a: None)
+    monkeypatch.setattr(shared_record, "publish_manifest", lambda *a: None)
+    monkeypatch.setattr(launch_checks, "earlier_launch", lambda *a: None)

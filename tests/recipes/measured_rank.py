@@ -21,8 +21,8 @@ import torch
 
 from tests.learning.one_rank import OneRank, lessons, trace
 from trainer import config as configuration
-from trainer.algorithm.batching import TrainBatch, scheduled
-from trainer.algorithm.scheduling import schedule
+from trainer.algorithm.batching import TrainBatch, trace_length
+from trainer.algorithm.scheduling import schedule_passes
 
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "MALLOC_TOP_PAD_": "0"}
 """glibc keeps freed blocks of up to 32 MiB for later, which is no need of the model's."""
@@ -80,7 +80,9 @@ def batches(worker: OneRank, tokens: int) -> tuple[list[TrainBatch], int, int]:
     world = config.placement.world_size
     size = world * config.algorithm.micro_batch_tokens // tokens
     batch = items(worker, size, tokens)
-    plan = schedule([scheduled(t, -1) for t in batch.traces], world, config.algorithm.micro_batch_tokens)
+    plan = schedule_passes(
+        [trace_length(t, -1) for t in batch.traces], world, config.algorithm.micro_batch_tokens
+    )
     return [batch.pick(members) for members in plan[worker.rank]], batch.tokens, size
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from recipes.plan.memory import MemoryPlan, plan
+from recipes.plan.memory import MemoryPlan, plan_memory
 from recipes.presets import get
-from recipes.spec import DataFacts, Recipe, override
+from recipes.recipe.spec import DataFacts, Recipe, override
 from trainer.hardware.model_shapes import Shape
 
 LLAMA_8B = Shape(hidden=4096, layers=32, heads=32, kv_heads=8, intermediate=14336, vocabulary=128_256)
@@ -102,7 +102,7 @@ def with_shape(recipe: Recipe, shape: Shape) -> tuple[Recipe, MemoryPlan]:
     known[path] = shape
     try:
         recipe = replace(recipe, config=replace(recipe.config, model=replace(recipe.config.model, path=path)))
-        need = plan(recipe)
+        need = plan_memory(recipe)
     finally:
         del known[path]
     assert need

@@ -72,7 +72,7 @@ def measure(model_dir, data, dtype: Literal["bf16", "fp32"], again: bool, rank: 
     torch_dtype = torch.bfloat16 if dtype == "bf16" else torch.float32
     model = AutoModelForImageTextToText.from_pretrained(model_dir, dtype=torch_dtype)
     if rank:
-        lora.inject(model, config.lora, 0)
+        lora.inject_adapters(model, config.lora, 0)
     if again:
         blocks.recompute(blocks.blocks_of(model), random=False)
     scorer = LogprobModel(model, [], 1.0, not config.tower_trained).train()

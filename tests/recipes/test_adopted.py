@@ -8,9 +8,9 @@ import pytest
 from desk import elsewhere as elsewhere
 from desk import run, stand_in
 
-from recipes import manifest, run_record
 from recipes.drivers import desk_python, status
-from recipes.run_record import RunRecord
+from recipes.records import manifest, run_record
+from recipes.records.run_record import RunRecord
 from tests import servers
 from trainer.checkpoint.attempt import Attempts
 from trainer.config.run_store import RunStore
@@ -29,7 +29,7 @@ def recipe():
 @pytest.fixture
 def bucket(tmp_path, monkeypatch):
     """The bucket's address; both desks look into it with this Python."""
-    monkeypatch.setattr(desk_python, "find", lambda: sys.executable)
+    monkeypatch.setattr(desk_python, "find_python", lambda: sys.executable)
     stand_in(tmp_path, monkeypatch, "sbatch", 'echo "77"')
     stand_in(tmp_path, monkeypatch, "scancel", "")
     stand_in(tmp_path, monkeypatch, "tail", "")
@@ -46,7 +46,7 @@ def launched(capfd, bucket, recipe=SEVEN, *more):
     up = ["up", recipe, "--target", "slurm", "--detach", "--run-id", "far", "--bucket", bucket, *more]
     code, _, err = run(capfd, *up)
     assert code == 0, err
-    return run_record.load("far")
+    return run_record.load_record("far")
 
 
 def test_another_desk_ends_and_resumes_a_run(bucket, capfd, tmp_path, monkeypatch):
@@ -55,7 +55,7 @@ def test_another_desk_ends_and_resumes_a_run(bucket, capfd, tmp_path, monkeypatc
     code, _, err = run(capfd, "down", "far", "--bucket", bucket)
     assert code == 0, err
     assert "scancel 77" in (tmp_path / "calls").read_text()
-    adopted = run_record.load("far")
+    adopted = run_record.load_record("far")
     assert (adopted.cluster, adopted.recipe, adopted.flags) == ("77", SEVEN, ["--exclude=gpu-7"])
     assert adopted.overrides == first.overrides and adopted.desk == socket.gethostname()
     code, _, err = run(capfd, "resume", "far")
@@ -98,7 +98,7 @@ def test_what_is_no_run_is_refused_and_leaves_nothing(bucket, capfd, tmp_path, m
         code, _, err = run(capfd, *command)
         assert code == 2 and "no run far was launched from here" in err
         code, _, err = run(capfd, *command, "--bucket", bucket)
-        assert code == 2 and f"no launch of far in {bucket}" in err and not run_record.known("far")
+        assert code == 2 and f"no launch of far in {bucket}" in err and not run_record.is_known("far")
     code, out, _ = run(capfd, "status")
     assert code == 0 and "no run was launched from here" in out
 

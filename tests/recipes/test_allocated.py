@@ -6,7 +6,7 @@ import json
 
 from benchmarks.allocated import planned_now, table
 from recipes.plan import memory
-from recipes.plan.allocated import PATH, absent, allocated, beside
+from recipes.plan.allocated import PATH, absent, allocated_by_phase, beside
 from recipes.presets import get, resolve
 from tests.conftest import ROOT
 
@@ -19,7 +19,7 @@ def test_the_plan_covers_what_tensors_took():
     assert recipes
     for recipe in recipes:
         plan = planned_now(get(recipe))
-        found = allocated(recipe)
+        found = allocated_by_phase(recipe)
         assert found.keys() == plan.keys()
         decides = max(plan, key=lambda phase: plan[phase])
         assert found[decides].tensors < 1.02 * plan[decides], recipe
@@ -32,17 +32,19 @@ def test_the_page_has_the_figures():
 
 
 def test_a_recipe_that_was_not_run_has_no_figures():
-    assert allocated("sft-qwen2.5-7b-lora") == {}
+    assert allocated_by_phase("sft-qwen2.5-7b-lora") == {}
 
 
 def test_figures_stand_beside_the_plan_that_they_are_of():
     name = "grpo-qwen2.5-vl-7b-mathv60k"
-    need = memory.plan(get(name))
+    need = memory.plan_memory(get(name))
     assert need
     found = beside(name, need)
     for phase in need.phases:
         if phase.name in ("load", "rollout", "logprobs"):
             more = absent(phase.parts) / memory.GIB
-            assert more > 2 and found[phase.name].tensors == allocated(name)[phase.name].tensors + more
-    other = memory.plan(resolve(name, ["algorithm.micro_batch_tokens=12288"]))
+            assert (
+                more > 2 and found[phase.name].tensors == allocated_by_phase(name)[phase.name].tensors + more
+            )
+    other = memory.plan_memory(resolve(name, ["algorithm.micro_batch_tokens=12288"]))
     assert other and beside(name, other) == {}

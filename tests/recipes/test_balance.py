@@ -2,9 +2,9 @@
 
 import pytest
 
-from recipes.plan import activations, balance, hub_config, memory
+from recipes.plan import activations, hub_config, memory, rank_balance
 from recipes.presets import get
-from recipes.spec import override
+from recipes.recipe.spec import override
 from tests.recipes.desk import run
 from trainer.config import budget
 
@@ -14,7 +14,7 @@ RECIPE = "grpo-qwen2.5-vl-72b-mathv60k"
 def busy(recipe):
     shape = hub_config.shape(recipe.config.model)
     assert shape is not None
-    return balance.of(recipe, shape)
+    return rank_balance.busy_shares(recipe, shape)
 
 
 def test_two_samples_a_rank_wait_for_the_longest():
@@ -22,7 +22,7 @@ def test_two_samples_a_rank_wait_for_the_longest():
     ours, original = busy(get(RECIPE)), busy(get(f"{RECIPE}-orig"))
     assert original.typical == pytest.approx(0.84, abs=0.03) and original.heavy < 0.6 and original.worst < 0.5
     assert ours.typical > 0.9 and ours.heavy > 0.85 and ours.worst > 0.75
-    assert busy(get("grpo-qwen2.5-vl-3b-mathv60k")) == balance.Busy(1.0, 1.0, 1.0), (
+    assert busy(get("grpo-qwen2.5-vl-3b-mathv60k")) == rank_balance.BusyShares(1.0, 1.0, 1.0), (
         "one rank waits for nobody"
     )
 
@@ -31,11 +31,11 @@ def test_what_is_proposed_does_what_it_says():
     recipe = get(f"{RECIPE}-orig")
     shape = hub_config.shape(recipe.config.model)
     assert shape is not None
-    first, *others = balance.proposals(recipe, shape)
+    first, *others = rank_balance.balance_proposals(recipe, shape)
     assert first.change == "algorithm.samples_per_update=0"
-    assert balance.of(override(recipe, [first.change]), shape) == first.busy
+    assert rank_balance.busy_shares(override(recipe, [first.change]), shape) == first.busy
     assert all(one.busy.heavy > busy(recipe).heavy for one in (first, *others))
-    assert balance.proposals(get(RECIPE), shape) == []
+    assert rank_balance.balance_proposals(get(RECIPE), shape) == []
 
 
 def test_the_plan_says_the_share_and_the_change(capsys):
@@ -63,7 +63,7 @@ def test_keys_take_what_their_limit_says_and_the_plan_counts_them(name, least):
     batch = activations.micro_batch(config, shape)
     counted = budget.repeated_keys(config, shape, batch.tokens)
     assert counted == min(budget.KEY_BYTES, (1 + group) * batch.tokens * 8 * shape.kv_heads * shape.head_dim)
-    need = memory.plan(recipe)
+    need = memory.plan_memory(recipe)
     assert need is not None
     at_work = [phase.parts["repeated keys"] for phase in need.phases if "repeated keys" in phase.parts]
     assert at_work == [counted / 2], "their gradients come when the MLP's are gone"

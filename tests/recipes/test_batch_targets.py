@@ -11,8 +11,8 @@ import pytest
 
 from recipes.drivers import platforms
 from recipes.presets import get
-from recipes.run_record import RunRecord
-from recipes.spec import override
+from recipes.recipe.spec import override
+from recipes.records.run_record import RunRecord
 from recipes.targets.render import render
 
 ROOT = Path(__file__).parents[2]
@@ -65,10 +65,12 @@ def slurm_body(tmp_path, name: str, set_up: str = "true") -> subprocess.Complete
     """Runs the body under stand-ins for srun and scontrol, from a checkout where no environment stands
     yet."""
     python = tmp_path / ".venvs/gpu/bin/python"
-    (tmp_path / "trainer").mkdir()
-    shutil.copy(ROOT / "trainer/task.sh", tmp_path / "trainer")
-    (tmp_path / "trainer/setup.sh").write_text(f"mkdir -p {python.parent} && cp node {python}; {set_up}\n")
-    (tmp_path / "trainer/driver.sh").write_text("")
+    (tmp_path / "trainer/shell").mkdir(parents=True)
+    shutil.copy(ROOT / "trainer/shell/task.sh", tmp_path / "trainer/shell")
+    (tmp_path / "trainer/shell/setup.sh").write_text(
+        f"mkdir -p {python.parent} && cp node {python}; {set_up}\n"
+    )
+    (tmp_path / "trainer/shell/driver.sh").write_text("")
     (tmp_path / "node").write_text('#!/bin/bash\necho "$2 $RUN_ID"\n')
     (tmp_path / "node").chmod(0o755)
     (tmp_path / "bin").mkdir()
@@ -92,7 +94,7 @@ def slurm_body(tmp_path, name: str, set_up: str = "true") -> subprocess.Complete
 def test_slurm_body_sets_up_before_it_runs(tmp_path):
     done = slurm_body(tmp_path, "preflight")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["recipes.manifest run", "trainer.node run"]
+    assert done.stdout.splitlines() == ["recipes.records.manifest run", "trainer.node run"]
 
 
 @pytest.mark.parametrize(("code", "requeued"), [(35, True), (2, False), (1, False)])
@@ -106,7 +108,7 @@ def test_what_a_site_asks_for_besides():
     site = ["site.prelude=[module purge, module load cuda/13.0]"]
     for target in ("slurm", "pbs"):
         text = next(iter(render(override(get("grpo-qwen2.5-vl-72b-mathv60k"), site), target).values()))
-        assert text.index("module purge\nmodule load cuda/13.0\n") < text.index("trainer/setup.sh")
+        assert text.index("module purge\nmodule load cuda/13.0\n") < text.index("trainer/shell/setup.sh")
     site.append("site.gres=gpu:h100:8")
     text = next(iter(render(override(get("grpo-qwen2.5-vl-72b-mathv60k"), site), "slurm").values()))
     assert "#SBATCH --gres=gpu:h100:8\n" in text and "--gpus-per-node" not in text
@@ -121,9 +123,9 @@ def test_where_compute_nodes_have_no_internet_all_is_prepared_where_the_job_is_s
     )
     job, setup = render(recipe, target).items()
     assert setup[0].endswith(".setup.sh") and "HF_HUB_OFFLINE=1" in job[1] and "driver.sh" not in setup[1]
-    (tmp_path / "trainer").mkdir()
-    shutil.copy(ROOT / "trainer/task.sh", tmp_path / "trainer")
-    (tmp_path / "trainer/setup.sh").write_text("echo setup $1\n")
+    (tmp_path / "trainer/shell").mkdir(parents=True)
+    shutil.copy(ROOT / "trainer/shell/task.sh", tmp_path / "trainer/shell")
+    (tmp_path / "trainer/shell/setup.sh").write_text("echo setup $1\n")
     for name in ("python", "hf"):
         program = tmp_path / ".venvs/gpu/bin" / name
         program.parent.mkdir(parents=True, exist_ok=True)
@@ -136,7 +138,7 @@ def test_where_compute_nodes_have_no_internet_all_is_prepared_where_the_job_is_s
     assert lines[:2] == ["module load", "setup gpu"] and "data_prep prepare mathv60k" in lines[2]
     assert lines[3] == "hf download Qwen/Qwen2.5-VL-7B-Instruct"
     record = RunRecord(run_id="r", recipe="r", target=target)
-    up = platforms.commands(record, ["a", "a.setup.sh"], {}, [], True).up
+    up = platforms.launch_commands(record, ["a", "a.setup.sh"], {}, [], True).up
     assert [command[0] for command in up] == ["bash", {"slurm": "sbatch", "pbs": "qsub"}[target]]
 
 
@@ -144,7 +146,7 @@ def test_amd_gpus_change_environment_and_variables():
     recipe = override(get("grpo-qwen2.5-vl-7b-mathv60k"), ["cluster.gpu=MI300X", "cluster.alternatives=[]"])
     text = next(iter(render(recipe, "slurm").values()))
     assert (
-        "trainer/setup.sh rocm" in text
+        "trainer/shell/setup.sh rocm" in text
         and "HSA_NO_SCRATCH_RECLAIM=1" in text
         and ".venvs/rocm/bin/python" in text
     )
@@ -166,10 +168,10 @@ def test_pbs_body_starts_one_launcher_per_node(tmp_path):
     reports."""
     recipe = get("preflight")
     text = next(iter(render(recipe, "pbs").values()))
-    (tmp_path / "trainer").mkdir()
-    shutil.copy(ROOT / "trainer/task.sh", tmp_path / "trainer")
-    (tmp_path / "trainer/setup.sh").write_text("exit 0\n")
-    (tmp_path / "trainer/driver.sh").write_text("")
+    (tmp_path / "trainer/shell").mkdir(parents=True)
+    shutil.copy(ROOT / "trainer/shell/task.sh", tmp_path / "trainer/shell")
+    (tmp_path / "trainer/shell/setup.sh").write_text("exit 0\n")
+    (tmp_path / "trainer/shell/driver.sh").write_text("")
     python = tmp_path / ".venvs/gpu/bin/python"
     python.parent.mkdir(parents=True)
     report = 'echo "$SPOTRL_NODE_RANK/$SPOTRL_NODES peers=$SPOTRL_PEERS run=$RUN_ID token=${HF_TOKEN:-}"'
@@ -201,10 +203,10 @@ def test_pbs_body_starts_one_launcher_per_node(tmp_path):
 
 def test_pbs_refuses_a_node_file_of_the_wrong_length(tmp_path):
     text = next(iter(render(get("preflight"), "pbs").values()))
-    (tmp_path / "trainer").mkdir()
-    shutil.copy(ROOT / "trainer/task.sh", tmp_path / "trainer")
-    (tmp_path / "trainer/setup.sh").write_text("exit 0\n")
-    (tmp_path / "trainer/driver.sh").write_text("")
+    (tmp_path / "trainer/shell").mkdir(parents=True)
+    shutil.copy(ROOT / "trainer/shell/task.sh", tmp_path / "trainer/shell")
+    (tmp_path / "trainer/shell/setup.sh").write_text("exit 0\n")
+    (tmp_path / "trainer/shell/driver.sh").write_text("")
     python = tmp_path / ".venvs/gpu/bin/python"
     python.parent.mkdir(parents=True)
     python.write_text("#!/bin/bash\n")

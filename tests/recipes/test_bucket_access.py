@@ -43,7 +43,7 @@ def test_google_storage_without_a_key_is_said_to_be_unverified_on_google_cloud(
     stand_in(tmp_path, monkeypatch, "sky", "")
     # the other bucket is Amazon's
     monkeypatch.setattr(bucket_access, "_storage", lambda command, url, env: "")
-    monkeypatch.setattr("recipes.drivers.launch_checks.alive", lambda *a: None)
+    monkeypatch.setattr("recipes.drivers.launch_checks.earlier_launch", lambda *a: None)
     code, out, _ = run(capsys, *up, "--detach")
     assert code == 0 and out.count("NOT VERIFIED: gs://mine/") == 1
     monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", "{}")

@@ -7,9 +7,9 @@ import pytest
 from desk import elsewhere as elsewhere
 from desk import run
 
-from recipes import run_record
 from recipes.drivers import bundle
-from recipes.run_record import RunRecord
+from recipes.records import run_record
+from recipes.records.run_record import RunRecord
 
 HUB = "hf_" + "q7" * 17
 SECRETS = {
@@ -105,7 +105,7 @@ def test_it_holds_what_a_maintainer_needs_and_no_secret(failed, capsys):
 
 
 def test_what_cannot_be_freed_of_secrets_is_not_written(failed, capsys, monkeypatch):
-    monkeypatch.setattr(bundle, "cleaner", lambda secrets: lambda text: (text, 0))
+    monkeypatch.setattr(bundle, "secret_cleaner", lambda secrets: lambda text: (text, 0))
     code, _, err = run(capsys, "bundle", "mine")
     assert code == 2 and "could not be taken out: no bundle is written" in err
     assert not (failed / "runs/mine/mine-bundle.tar.gz").exists()

@@ -7,7 +7,7 @@ import pytest
 from recipes import capabilities
 from recipes.capabilities import CAPABILITIES, refusal
 from recipes.presets import RECIPES, get
-from recipes.spec import override
+from recipes.recipe.spec import override
 from recipes.targets.render import render
 from trainer.config import ConfigError
 
@@ -58,7 +58,7 @@ def test_what_is_offered_instead_can_run_it():
     for name in RECIPES:
         for target in CAPABILITIES:
             try:
-                capabilities.check(get(name), target)
+                capabilities.check_target(get(name), target)
             except ConfigError as error:
                 for other in re.findall(r"(?:use|or) ((?:skypilot|dstack)-\w+|slurm|pbs|ssh)", str(error)):
                     assert not refusal(get(name), other), f"{name} on {target}: {error}"

@@ -11,7 +11,7 @@ from recipes.capabilities import CAPABILITIES, COUNTS
 from recipes.drivers import launching
 from recipes.plan import cost, prices
 from recipes.presets import get
-from recipes.spec import override
+from recipes.recipe.spec import override
 from recipes.targets.render import render
 from trainer.config import ConfigError
 
@@ -50,7 +50,7 @@ def catalog(folder, cloud: str, *rows: dict[str, str]):
         header = HEADERS[cloud].split(",")
         writer = csv.DictWriter(file, header, extrasaction="ignore", restval="")
         writer.writeheader()
-        known = prices.price(cloud, GPU)
+        known = prices.gpu_price(cloud, GPU)
         name = known.engine_gpu if known else GPU
         writer.writerows(row | {"AcceleratorName": name} for row in rows)
     return folder
@@ -58,7 +58,9 @@ def catalog(folder, cloud: str, *rows: dict[str, str]):
 
 @pytest.mark.parametrize("cloud", HEADERS)
 def test_every_clouds_catalog_is_read(tmp_path, cloud):
-    found = prices.price(cloud, GPU, catalog(tmp_path, cloud, ROW, ROW | {"Price": "30", "SpotPrice": "12"}))
+    found = prices.gpu_price(
+        cloud, GPU, catalog(tmp_path, cloud, ROW, ROW | {"Price": "30", "SpotPrice": "12"})
+    )
     assert found is not None and found.on_demand == pytest.approx(23.6 / 8)
     assert found.spot == pytest.approx(12 / 8) and found.host_gib == 200
 
@@ -68,14 +70,14 @@ def test_every_clouds_catalog_is_read(tmp_path, cloud):
 @pytest.mark.parametrize("value", ["", "n/a"])
 def test_a_row_that_lacks_something_ends_no_plan(tmp_path, cloud, column, value):
     folder = catalog(tmp_path, cloud, ROW | {column: value}, ROW | {"Region": "us-1", "Price": "40"})
-    found = prices.price(cloud, GPU, folder)
+    found = prices.gpu_price(cloud, GPU, folder)
     assert found is not None and found.on_demand > 0
 
 
 def test_a_catalog_without_a_line(tmp_path):
     (tmp_path / "lambda").mkdir()
     (tmp_path / "lambda/vms.csv").write_text("")
-    assert prices.listed("lambda", GPU, GPU, tmp_path) is None
+    assert prices.catalog_entry("lambda", GPU, GPU, tmp_path) is None
 
 
 def test_machines_of_the_size_that_is_asked_for_are_priced(tmp_path):
@@ -85,17 +87,17 @@ def test_machines_of_the_size_that_is_asked_for_are_priced(tmp_path):
         for count, usd, ram in (("1.0", "3.29", "200"), ("8.0", "31.92", "1800"))
     )
     folder = catalog(tmp_path, "lambda", one, eight)
-    asked = {count: prices.price("lambda", GPU, folder, count=count) for count in (0, 1, 4, 8)}
+    asked = {count: prices.gpu_price("lambda", GPU, folder, count=count) for count in (0, 1, 4, 8)}
     assert [row.on_demand for row in asked.values()] == [3.29, 3.29, 3.29, 3.99]
     assert asked[8].host_gib == 225
-    assert list(prices.regions("lambda", GPU, False, folder, count=8).values()) == [3.99]
+    assert list(prices.region_prices("lambda", GPU, False, folder, count=8).values()) == [3.99]
 
 
 SKY_NAMES = {"aws", "azure", "gcp", "lambda", "nebius", "runpod"}
 """SkyPilot 0.14.1's names of the clouds that it can start containers on (sky/clouds)."""
 
 
-@pytest.mark.parametrize("row", prices.snapshot(), ids=lambda row: f"{row.cloud} {row.gpu} {row.sizes}")
+@pytest.mark.parametrize("row", prices.price_snapshot(), ids=lambda row: f"{row.cloud} {row.gpu} {row.sizes}")
 def test_a_row_of_the_snapshot_can_be_planned_with(row):
     year, month, *_ = (int(part) for part in row.read.split("-"))
     assert (year, 1 <= month <= 12) == (2026, True) and len(row.source) > 10
@@ -110,11 +112,11 @@ def test_a_row_of_the_snapshot_can_be_planned_with(row):
 
 
 def test_no_two_rows_of_the_snapshot_price_the_same_machine():
-    for cloud, gpu in {(row.cloud, row.gpu) for row in prices.snapshot()}:
+    for cloud, gpu in {(row.cloud, row.gpu) for row in prices.price_snapshot()}:
         for count in COUNTS.get((cloud, gpu), range(1, 9)):
             forms = [
                 row.engine_gpu
-                for row in prices.snapshot()
+                for row in prices.price_snapshot()
                 if (row.cloud, row.gpu) == (cloud, gpu) and (not row.sizes or count in row.sizes)
             ]
             assert len(forms) == len(set(forms)), (cloud, gpu, count)
@@ -125,7 +127,7 @@ def test_a_plan_without_catalogs_compares_every_cloud(tmp_path):
     found = {offer.target for offer in cost.offers(get(SEVEN), tmp_path) if offer.usd is not None}
     assert found == {f"skypilot-{cloud}" for cloud in SKY_NAMES} | {"dstack-runpod", "dstack-gcp"}
     catalog(tmp_path, "nebius", ROW | {"Price": "16", "SpotPrice": "8"})
-    prices.listed.cache_clear()
+    prices.catalog_entry.cache_clear()
     listed = cost.offers(get(SEVEN), tmp_path, ["skypilot-nebius"])
     assert {offer.usd_per_hour for offer in listed} == {16.0, 8.0}
 

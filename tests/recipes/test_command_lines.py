@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from data_prep import options
-from recipes import command_line
-from recipes.commands import launch
+from recipes.commands import command_line
+from recipes.commands.main_commands import launch
 
 ROOT = Path(__file__).parents[2]
 FRONT = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")]

@@ -11,10 +11,10 @@ import pytest
 from desk import elsewhere as elsewhere
 from desk import run
 
-from recipes.command_line import PANELS
-from recipes.commands import launch
-from recipes.completion import SCRIPTS, runs
-from recipes.run_record import RunRecord
+from recipes.commands.command_line import PANELS
+from recipes.commands.completion import SCRIPTS, run_ids
+from recipes.commands.main_commands import launch
+from recipes.records.run_record import RunRecord
 
 ROOT = Path(__file__).parents[2]
 BASH = """
@@ -73,7 +73,7 @@ def test_bash_completes(line, wanted, tmp_path):
 def test_runs_are_completed_newest_first(tmp_path):
     for started, name in enumerate(("mine-1", "mine-2")):
         RunRecord(run_id=name, recipe="demo", target="local", started_s=float(started)).save()
-    assert list(runs()) == ["mine-2", "mine-1"]
+    assert list(run_ids()) == ["mine-2", "mine-1"]
     (argument,) = [one for one in launch.commands["logs"].params if one.name == "run"]
     context = launch.commands["logs"].make_context("logs", [], resilient_parsing=True)
     assert [item.value for item in argument.shell_complete(context, "mine")] == ["mine-2", "mine-1"]
@@ -154,7 +154,7 @@ def test_what_stands_behind_two_dashes_goes_to_the_platform_as_it_is(monkeypatch
     from recipes.drivers import launching
 
     seen = []
-    monkeypatch.setattr(launching, "up", lambda *given: seen.append(given[-1]) or 0)
+    monkeypatch.setattr(launching, "launch_recipe", lambda *given: seen.append(given[-1]) or 0)
     import launch as front
 
     assert front.main(["up", "preflight", "--target", "slurm", "--", "--exclude=a", "-h", "--"]) == 0
@@ -165,15 +165,17 @@ def test_ctrl_c_leaves_with_its_code(monkeypatch, capsys):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("recipes.commands.delegate", interrupted)
+    monkeypatch.setattr("recipes.commands.main_commands.run_in_training_environment", interrupted)
     assert run(capsys, "test") == (130, "", "")
 
 
 def test_benchmarks_of_your_own_are_named_from_where_the_command_is_given(monkeypatch, tmp_path, capsys):
-    from recipes import requests
+    from recipes.commands import launch_requests
 
     seen = []
-    monkeypatch.setattr(requests, "score", lambda request, wanted: seen.append(wanted.benchmarks) or 0)
+    monkeypatch.setattr(
+        launch_requests, "start_evaluation", lambda request, wanted: seen.append(wanted.benchmarks) or 0
+    )
     (tmp_path / "own.jsonl").touch()
     monkeypatch.chdir(tmp_path)
     assert run(capsys, "evaluate", "a/b", "--benchmarks", "math-500,own.jsonl")[0] == 0

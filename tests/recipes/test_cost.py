@@ -12,7 +12,7 @@ from benchmarks import spot_simulation
 from recipes import capabilities
 from recipes.plan import cost, memory, passes, prices
 from recipes.presets import get
-from recipes.spec import override
+from recipes.recipe.spec import override
 from trainer.config.budget import attended_cost
 from trainer.hardware.gpus import gpu_named
 from trainer.hardware.model_shapes import KNOWN, Shape
@@ -95,12 +95,12 @@ def test_offers_are_sorted_and_add_up():
     dollars = [offer.usd for offer in offers if offer.usd is not None]
     assert dollars == sorted(dollars) and offers[-1].usd is None
     first = next(offer for offer in offers if (offer.target, offer.gpu) == ("dstack-runpod", "A100-80GB"))
-    row = prices.price("runpod-cluster", "A100-80GB")
+    row = prices.gpu_price("runpod-cluster", "A100-80GB")
     assert row and first.usd_per_hour == pytest.approx(32 * row.on_demand)
     assert first.usd == pytest.approx(first.usd_per_hour * first.hours)
     assert not any(offer.spot for offer in offers if offer.target == "dstack-runpod")
     one = [o for o in cost.offers(get("grpo-qwen2.5-vl-7b-mathv60k")) if o.target == "dstack-runpod"]
-    pod = prices.price("runpod", "A100-80GB", variant="A100-80GB-SXM")
+    pod = prices.gpu_price("runpod", "A100-80GB", variant="A100-80GB-SXM")
     of_a100 = next(o for o in one if o.gpu == "A100-80GB")
     assert pod and of_a100.usd_per_hour == pytest.approx(8 * pod.on_demand)  # a pod, not a cluster, and SXM
     assert {offer.spot for offer in offers if offer.target == "skypilot-gcp"} == {True, False}
@@ -110,11 +110,13 @@ def test_the_price_is_that_of_the_card_which_is_rented():
     """RunPod's A100 comes as PCIe and as SXM: files of one GPU rent the one, those of eight the other."""
 
     def card(name):
-        return capabilities.variant(get(name), "skypilot-runpod", "A100-80GB")
+        return capabilities.price_variant(get(name), "skypilot-runpod", "A100-80GB")
 
     assert card("grpo-qwen2.5-vl-3b-mathv60k") == "A100-80GB"
     assert card("grpo-qwen2.5-vl-7b-mathv60k") == "A100-80GB-SXM"
-    pcie, sxm = (prices.price("runpod", "A100-80GB", variant=name) for name in ("A100-80GB", "A100-80GB-SXM"))
+    pcie, sxm = (
+        prices.gpu_price("runpod", "A100-80GB", variant=name) for name in ("A100-80GB", "A100-80GB-SXM")
+    )
     assert pcie and sxm and pcie.on_demand < sxm.on_demand
     found = {
         usd / 8
@@ -141,7 +143,7 @@ def test_offers_above_the_hourly_limit_are_left_out():
 
 def test_a_recipe_enters_the_memory_plan_once_per_gpu(monkeypatch):
     asked = []
-    real = memory.plan
+    real = memory.plan_memory
     for module in (cost, memory):
         monkeypatch.setattr(module, "plan", lambda recipe, gpu="": asked.append(gpu) or real(recipe, gpu))
     cost.offers(get("grpo-qwen2.5-vl-72b-mathv60k"))
@@ -150,7 +152,7 @@ def test_a_recipe_enters_the_memory_plan_once_per_gpu(monkeypatch):
 
 def test_slow_networks_cost_time_in_multi_node_updates():
     recipe = get("grpo-qwen2.5-vl-72b-mathv60k-orig")
-    need = memory.plan(recipe)
+    need = memory.plan_memory(recipe)
     assert need
     slow, fast = (cost.step_time(recipe, "A100-80GB", gbit, need) for gbit in (100.0, 1600.0))
     # three of four parts come over the wire
@@ -167,7 +169,7 @@ def test_slow_networks_cost_time_in_multi_node_updates():
 
 def test_weights_that_stay_are_gathered_once():
     recipe = get("grpo-qwen2.5-vl-7b-mathv60k")
-    need = memory.plan(recipe)
+    need = memory.plan_memory(recipe)
     assert need
     step, whole = passes.of_step(recipe, need.shape), 8_292_166_656 * 2
     forward, updates = passes.gathered_bytes(recipe.config, need.shape, step)
@@ -183,7 +185,7 @@ def test_weights_that_stay_are_gathered_once():
 def test_typical_lengths_have_the_means_of_the_dataset_and_keep_the_limits():
     for name in ("grpo-qwen2.5-vl-72b-mathv60k", "grpo-qwen2.5-7b-gsm8k"):
         recipe = get(name)
-        need = memory.plan(recipe)
+        need = memory.plan_memory(recipe)
         assert need
         step, limit = passes.of_step(recipe, need.shape), recipe.config.rollout.max_tokens
         assert len(step.lengths) == recipe.config.samples_per_step and step.longest <= limit
@@ -195,7 +197,7 @@ def test_typical_lengths_have_the_means_of_the_dataset_and_keep_the_limits():
 
 def test_a_72b_step_makes_an_eighth_of_the_passes_of_one_sample_each():
     recipe = get("grpo-qwen2.5-vl-72b-mathv60k-orig")
-    need = memory.plan(recipe)
+    need = memory.plan_memory(recipe)
     assert need
     packed = passes.of_step(recipe, need.shape)
     alone = passes.of_step(
@@ -266,7 +268,7 @@ def test_own_machines_cost_nothing():
 def test_snapshot_is_dated_and_sourced():
     data = json.loads(prices.SNAPSHOT.read_text())
     assert data["date"] and all(row["read"] and row["source"] for row in data["rows"])
-    assert all(row.spot is None or row.spot <= row.on_demand for row in prices.snapshot())
+    assert all(row.spot is None or row.spot <= row.on_demand for row in prices.price_snapshot())
 
 
 def test_a_cloud_that_sells_eight_at_a_time_is_priced_from_its_catalog(tmp_path):
@@ -278,7 +280,7 @@ def test_a_cloud_that_sells_eight_at_a_time_is_priced_from_its_catalog(tmp_path)
         "p5.48xlarge,H100,8.0,192.0,2048.0,55.04,us-east-1,20.8,us-east-1a\n"
         "p5en.48xlarge,H200,8.0,192.0,2048.0,63.2,us-east-1,24.0,us-east-1a\n"
     )
-    row = prices.price("aws", "H200", tmp_path)
+    row = prices.gpu_price("aws", "H200", tmp_path)
     assert (row.on_demand, row.spot, row.host_gib) == (63.2 / 8, 3.0, 256.0)
     found = cost.offers(get("grpo-qwen2.5-vl-7b-mathv60k"), tmp_path, ["skypilot-aws"])
     hourly = {o.spot: o.usd_per_hour for o in found if o.gpu == "H100"}
@@ -307,28 +309,30 @@ def write_catalogs(root):
 
 def test_a_cached_catalog_goes_before_the_snapshot(tmp_path):
     write_catalogs(tmp_path)
-    row = prices.price("runpod", "A100-80GB", tmp_path)
+    row = prices.gpu_price("runpod", "A100-80GB", tmp_path)
     assert row and (row.on_demand, row.spot, row.host_gib) == (1.5, 1.1, 117)
-    row = prices.price("gcp", "A100-80GB", tmp_path)
+    row = prices.gpu_price("gcp", "A100-80GB", tmp_path)
     # GPU and its machine
     assert row and (row.on_demand, row.spot) == (pytest.approx(5.1), pytest.approx(2.0))
     assert row.host_gib == 170
-    assert prices.regions("runpod", "A100-80GB", False, tmp_path) == {"IN": 1.5, "US": 1.6}
-    assert list(prices.regions("runpod", "A100-80GB", True, tmp_path)) == ["US", "IN"], "the cheapest first"
+    assert prices.region_prices("runpod", "A100-80GB", False, tmp_path) == {"IN": 1.5, "US": 1.6}
+    assert list(prices.region_prices("runpod", "A100-80GB", True, tmp_path)) == ["US", "IN"], (
+        "the cheapest first"
+    )
     # elsewhere without its machine
-    assert list(prices.regions("gcp", "A100-80GB", True, tmp_path)) == ["us-central1"]
-    assert prices.regions("lambda", "A100-80GB", False, tmp_path) == {}
-    assert prices.price("gcp", "H100", tmp_path) == prices.price("gcp", "H100")  # not in that catalog
-    assert prices.price("runpod", "nothing", tmp_path) is None
+    assert list(prices.region_prices("gcp", "A100-80GB", True, tmp_path)) == ["us-central1"]
+    assert prices.region_prices("lambda", "A100-80GB", False, tmp_path) == {}
+    assert prices.gpu_price("gcp", "H100", tmp_path) == prices.gpu_price("gcp", "H100")  # not in that catalog
+    assert prices.gpu_price("runpod", "nothing", tmp_path) is None
 
 
 @pytest.mark.parametrize("gpu", ["A100-80GB", "H100", "H200"])
 def test_a_pod_of_runpod_has_one_price_alone_and_in_a_cluster(gpu):
     """The GPUs of Instant Clusters are those of the pods with NVLink, rented by the hour at the same rate."""
-    cluster = prices.price("runpod-cluster", gpu)
+    cluster = prices.gpu_price("runpod-cluster", gpu)
     pods = [
         row
-        for row in prices.snapshot()
+        for row in prices.price_snapshot()
         if row.cloud == "runpod" and row.gpu == gpu and "SXM" in row.engine_gpu
     ]
     assert cluster is not None and [row.on_demand for row in pods] == [cluster.on_demand]

@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from recipes.cli import main
+from recipes.commands.cli import main
 from recipes.drivers import desk_checks
 from trainer import config as c
 from trainer.config import ConfigError, RunConfig

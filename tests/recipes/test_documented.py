@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from recipes import cli, run_record
 from recipes.capabilities import targets_for
-from recipes.commands import launch
+from recipes.commands import cli
+from recipes.commands.main_commands import launch
 from recipes.drivers import platforms
 from recipes.presets import RECIPES, get, resolve
+from recipes.records import run_record
 from recipes.targets.render import render
 from recipes.targets.script import SECRETS
 
@@ -183,7 +184,7 @@ def commands_of_head(text):
     return [words for words, _ in commands(block)]
 
 
-@pytest.mark.skipif(not LAUNCH.exists(), reason="no .venvs/launch: bash trainer/setup.sh launch")
+@pytest.mark.skipif(not LAUNCH.exists(), reason="no .venvs/launch: bash trainer/shell/setup.sh launch")
 def test_platforms_take_every_command_of_docs_rendered_files_and_drivers():
     taken = [words for _, words, _ in THEIRS if words[0] in ("sky", "dstack")]
     for name in RECIPES:
@@ -206,7 +207,7 @@ def test_platforms_take_every_command_of_docs_rendered_files_and_drivers():
             files, env = ["t.yaml", "t.fleet.yaml", "t.volume.yaml"], {"RUN_ID": "r", "SPOTRL_LAUNCH": "x"}
             secrets = ["HF_TOKEN", "VLLM_API_KEY", "SPOTRL_FLEET_KEY"]
             for one in (record, replace(record, jobs=3)):  # a run, machines that sample for one
-                driven = platforms.commands(one, files, env, secrets, True)
+                driven = platforms.launch_commands(one, files, env, secrets, True)
                 taken += [*driven.up, *driven.status, *driven.logs, *driven.down]
     assert len(taken) > 200
     env = os.environ | {
@@ -248,7 +249,7 @@ def test_the_figures_of_the_72b_page_are_those_of_the_plan():
     from recipes.plan import cost, memory
 
     page, recipe = (ROOT / "docs/72b.md").read_text(), resolve("grpo-qwen2.5-vl-72b-mathv60k", [])
-    need = memory.plan(recipe)
+    need = memory.plan_memory(recipe)
     assert need is not None
     peak, ram, disk = (n / 2**30 for n in (need.peak.total, need.host_bytes, need.disk_bytes))
     for figure in (f"{peak:.1f} of 79.2 GiB", f"host RAM ({ram:.0f} GiB", f"disk ({disk:.0f} GiB"):

@@ -27,7 +27,7 @@ def answer(tmp_path_factory):
     if os.geteuid() != 0:
         pytest.skip("needs root, for a network namespace")
     if not LAUNCH.exists():
-        pytest.skip("no .venvs/launch: bash trainer/setup.sh launch")
+        pytest.skip("no .venvs/launch: bash trainer/shell/setup.sh launch")
     files = {}
     for name in RECIPES:
         for target in targets_for(get(name)):

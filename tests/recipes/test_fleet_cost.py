@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from recipes import cli, fleet_table
+from recipes.commands import cli
 from recipes.plan import cost, decode_slots, fleet_cost, memory, passes, rollout_phase, store_cost
 from recipes.plan.fleet_cost import FleetRow, Fleets
 from recipes.presets import get, resolve
-from recipes.spec import SampleGroup, override, validate
-from trainer.algorithm.scheduling import Length
+from recipes.recipe.spec import SampleGroup, override, validate
+from recipes.screens import fleet_table
+from trainer.algorithm.scheduling import SampleLength
 from trainer.config import ConfigError
 from trainer.config.budget import image_token_cost, trained
 
@@ -22,13 +23,13 @@ PIECES = ("--set", "rollout.staleness=1", "--set", "rollout.tokens_per_step=1024
 
 @pytest.fixture(scope="module")
 def found():
-    return fleet_cost.compare(get(ONE), None, None)
+    return fleet_cost.compare_fleets(get(ONE), None, None)
 
 
 def kind(recipe, gpu, gpus=1):
     """A worker of one GPU kind."""
     named = replace(recipe, sample=SampleGroup(gpu=gpu, gpus_per_node=gpus, tensor_parallel=gpus))
-    return fleet_cost.kinds(named, None, None)[0]
+    return fleet_cost.worker_kinds(named, None, None)[0]
 
 
 @pytest.mark.parametrize(
@@ -71,7 +72,7 @@ def test_patches_have_the_measured_sizes():
     assert 0.0068 < between < 0.0117
     assert fleet_cost.patch_rate(override(recipe, ["optimizer.learning_rate=1.0"]).config) == 2.0
     assert fleet_cost.patch_rate(override(recipe, ["model.dtype=fp32"]).config) == 2.4
-    need = memory.plan(recipe)
+    need = memory.plan_memory(recipe)
     assert fleet_cost.patch_rate(recipe.config) * trained(recipe.config, need.shape) == pytest.approx(
         97e6, rel=0.01
     )
@@ -99,7 +100,7 @@ REPLAY = ["algorithm.routing_replay=true", "rollout.tensor_parallel=1"]
 
 def test_chosen_experts_of_a_step_are_counted_once_for_a_prompt():
     recipe = override(get("grpo-qwen3-vl-30b-a3b-mathv60k"), ["fleet.workers=only", *REPLAY])
-    need = memory.plan(recipe)
+    need = memory.plan_memory(recipe)
     step = passes.of_step(recipe, need.shape)
     prompts = {length.prompt: length.prompt_tokens for length in step.lengths}
     tokens = sum(prompts.values()) + sum(length.completion_tokens for length in step.lengths)
@@ -145,7 +146,7 @@ def test_dollars_of_a_step_by_hand():
 def test_a_worker_decodes_as_the_plan_says_of_an_engine():
     """One GPU samples the step of a run on one GPU in the time that the plan has for its rollout."""
     recipe = override(get("grpo-qwen2.5-vl-3b-mathv60k"), [])
-    need = memory.plan(recipe)
+    need = memory.plan_memory(recipe)
     worker = kind(recipe, recipe.cluster.gpu)
     step = passes.of_step(recipe, need.shape)
     planned = cost.step_time(recipe, recipe.cluster.gpu, 100.0, need)
@@ -166,13 +167,13 @@ def test_losses_are_told_from_gains(found):
         return FleetRow(replace(offer, usd_per_hour=usd_per_hour), 8, step_s, worker, 1)
 
     said = {
-        fleet_table.verdict(fleet(*one), some).partition(":")[0]
+        fleet_table.fleet_verdict(fleet(*one), some).partition(":")[0]
         for one in ((40.0, 10.0), (30.0, 10.0))  # slower; as fast and dearer
     }
     assert said == {"loss"}
-    assert fleet_table.verdict(fleet(20.0, 10.0), some) == "gain: 1.50x speed, 0.73x dollars"
-    assert fleet_table.verdict(fleet(29.0, 12.0), some).startswith("faster, dearer")
-    assert fleet_table.verdict(fleet(40.0, 5.0), some).startswith("cheaper, slower")
+    assert fleet_table.fleet_verdict(fleet(20.0, 10.0), some) == "gain: 1.50x speed, 0.73x dollars"
+    assert fleet_table.fleet_verdict(fleet(29.0, 12.0), some).startswith("faster, dearer")
+    assert fleet_table.fleet_verdict(fleet(40.0, 5.0), some).startswith("cheaper, slower")
     assert some.within(float("inf"), float("inf")) == [alone]
 
 
@@ -197,9 +198,9 @@ def test_more_ahead_and_more_workers_are_never_slower(found):
 
 
 def test_an_engine_takes_the_fewest_gpus_that_hold_the_model():
-    workers = {worker.gpu: worker for worker in fleet_cost.kinds(get(BIG), None, None)}
+    workers = {worker.gpu: worker for worker in fleet_cost.worker_kinds(get(BIG), None, None)}
     assert workers["A100-80GB"].gpus == 4 and workers["L40S"].gpus == 8 and "L4" not in workers
-    assert {worker.gpus for worker in fleet_cost.kinds(get(ONE), None, None)} == {1}
+    assert {worker.gpus for worker in fleet_cost.worker_kinds(get(ONE), None, None)} == {1}
 
 
 def test_weights_reach_the_first_gpu_of_an_engine_and_from_there_the_others():
@@ -216,7 +217,7 @@ def test_the_named_command_has_engines_of_as_many_gpus_as_were_planned(ranks, sa
     recipe = override(get(BIG), [f"rollout.tensor_parallel={ranks}"])
     offer = cost.offers(get(BIG))[0]
     row = FleetRow(offer, 32, 40.0, kind(recipe, "A100-80GB", 4), 2, 3, unit_prompts=64)
-    assert f"--set rollout.staleness=3{said} --fleet 2x4xA100-80GB:" in fleet_table.options(recipe, row)
+    assert f"--set rollout.staleness=3{said} --fleet 2x4xA100-80GB:" in fleet_table.row_options(recipe, row)
 
 
 def run(capsys, *arguments):
@@ -235,7 +236,7 @@ def test_the_table_names_the_steps_ahead_the_losses_and_the_egress(capsys):
         r"cheapest within 4 h: .*--set rollout.staleness=\d .*--fleet \d+x[\w-]+:(spot|on-demand)@\w+", said
     )
     changes = re.findall(r"--set '?([^\s']+)", said.rpartition("expected")[2])
-    chosen = fleet_cost.compare(resolve(ONE, changes), None, None)
+    chosen = fleet_cost.compare_fleets(resolve(ONE, changes), None, None)
     assert any(row.hours <= 4 for row in chosen.fleets if row.gpus == 8)
     assert "warning" not in run(capsys, ONE, "--fleet", "--set", "storage.bucket=r2://mine")[1]
 
@@ -289,12 +290,12 @@ def test_what_has_no_fleet_is_refused(arguments, said, capsys):
 
 def test_empty_decode_slots_are_the_share_that_the_longest_completion_leaves():
     recipe = get(ONE)
-    need = memory.plan(recipe)
+    need = memory.plan_memory(recipe)
     step = passes.of_step(recipe, need.shape)
-    assert decode_slots.used(recipe, need) == pytest.approx(step.mean / step.longest)
+    assert decode_slots.share_of_slots(recipe, need) == pytest.approx(step.mean / step.longest)
     narrow = replace(need, kv_cache_tokens=int(step.tokens / 4 / 3))  # four engines, in three waves
     expected = 3 * step.mean / (step.longest + 2 * step.mean)
-    assert decode_slots.used(recipe, narrow) == pytest.approx(expected, rel=0.01)
+    assert decode_slots.share_of_slots(recipe, narrow) == pytest.approx(expected, rel=0.01)
 
 
 @pytest.mark.parametrize(("name", "updates"), [(ONE, (4, 1)), (BIG, (4, 1)), (f"{BIG}-orig", (16, 4))])
@@ -304,7 +305,7 @@ def test_four_times_the_prompts_keep_the_optimizers_batch(name, updates):
     assert (more.updates, more.before) == updates
     changed = resolve(name, list(more.changes))
     assert changed.config.samples_per_update == recipe.config.samples_per_update
-    step = cost.step_time(changed, recipe.cluster.gpu, 100.0, memory.plan(changed))
+    step = cost.step_time(changed, recipe.cluster.gpu, 100.0, memory.plan_memory(changed))
     assert more.sample_s == pytest.approx(step.total / changed.config.samples_per_step)
     assert more.sample_s < 0.9 * more.before_s
 
@@ -313,15 +314,15 @@ def test_more_prompts_are_not_proposed_where_rows_are_too_few_or_nothing_samples
     assert decode_slots.more_prompts(get("sft-qwen2.5-vl-7b-full"), 100.0) is None
     assert decode_slots.more_prompts(override(get(ONE), ["data.max_samples=128"]), 100.0) is None
     short = override(get(ONE), ["rollout.max_tokens=401"])
-    assert decode_slots.used(short, memory.plan(short)) > decode_slots.FULL
+    assert decode_slots.share_of_slots(short, memory.plan_memory(short)) > decode_slots.FULL
     assert decode_slots.more_prompts(short, 100.0) is None
 
 
 def test_a_phase_of_pieces_by_hand():
     """Completions of 5, 12 and 40 tokens, the first two of one prompt, at 10 tokens in each of two phases."""
     recipe = override(get(ONE), ["rollout.staleness=2", "rollout.tokens_per_step=10"])
-    shape = memory.plan(recipe).shape
-    lengths = [Length(0, 100, 5, 70), Length(0, 100, 12, 70), Length(1, 200, 40, 140)]
+    shape = memory.plan_memory(recipe).shape
+    lengths = [SampleLength(0, 100, 5, 70), SampleLength(0, 100, 12, 70), SampleLength(1, 200, 40, 140)]
     step = passes.Passes(tuple(lengths), (), (), 0)
     phase = rollout_phase.of_step(step, recipe.config)
     assert (phase.sequences, phase.longest) == (6, 20)  # 5 | 10, 2 | 10, 10, 20
@@ -345,14 +346,14 @@ def test_a_phase_of_pieces_by_hand():
 @pytest.mark.parametrize(("ahead", "limit", "least"), [(1, 1024, 1.6), (3, 512, 2.3)])
 def test_completions_that_are_carried_over_fill_the_slots(ahead, limit, least):
     recipe = get(ONE)
-    need = memory.plan(recipe)
+    need = memory.plan_memory(recipe)
     changes = [f"rollout.staleness={ahead}", f"rollout.tokens_per_step={limit}"]
     changed = override(recipe, changes)
     before = cost.step_time(recipe, need.gpu, 100.0, need)
-    after = cost.step_time(changed, need.gpu, 100.0, memory.plan(changed))
+    after = cost.step_time(changed, need.gpu, 100.0, memory.plan_memory(changed))
     assert before.rollout > least * after.rollout and before.update == after.update
     said = decode_slots.carried_over(recipe, need, 100.0)
-    empty = 1 - decode_slots.used(changed, memory.plan(changed))
+    empty = 1 - decode_slots.share_of_slots(changed, memory.plan_memory(changed))
     line = (
         f"  --set {changes[0]} --set {changes[1]}: {after.total:.1f} s, {empty:.0%} of the slots are empty\n"
     )
@@ -364,16 +365,16 @@ def test_a_limit_that_no_completion_reaches_plans_the_same_step():
     recipe = get(ONE)
     longest = recipe.config.rollout.max_tokens
     changed = override(recipe, ["rollout.staleness=1", f"rollout.tokens_per_step={longest}"])
-    need = memory.plan(recipe)
+    need = memory.plan_memory(recipe)
     assert cost.step_time(changed, need.gpu, 100.0, need) == cost.step_time(recipe, need.gpu, 100.0, need)
 
 
 def test_nothing_is_carried_over_where_it_is_refused_or_slots_are_full():
     for options in (["algorithm.rollout_correction=off"], ["rollout.max_tokens=401"]):
         recipe = override(get(ONE), options)
-        assert decode_slots.carried_over(recipe, memory.plan(recipe), 100.0) == ""
+        assert decode_slots.carried_over(recipe, memory.plan_memory(recipe), 100.0) == ""
     supervised = get("sft-qwen2.5-vl-7b-full")
-    assert decode_slots.carried_over(supervised, memory.plan(supervised), 100.0) == ""
+    assert decode_slots.carried_over(supervised, memory.plan_memory(supervised), 100.0) == ""
 
 
 def test_the_plan_says_so(capsys):

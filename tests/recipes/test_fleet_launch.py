@@ -13,11 +13,11 @@ from desk import bucket as bucket
 from desk import elsewhere as elsewhere
 from desk import run, stand_in
 
-from recipes import run_record
 from recipes.capabilities import CAPABILITIES
-from recipes.drivers import fleet_launch, launched, launching
-from recipes.drivers.platforms import commands
+from recipes.drivers import fleet_launch, launched_run, launching
+from recipes.drivers.platforms import launch_commands
 from recipes.presets import resolve
+from recipes.records import run_record
 from trainer.config import ConfigError
 
 SEVEN, BIG = "grpo-qwen2.5-vl-7b-mathv60k", "grpo-qwen2.5-vl-72b-mathv60k"
@@ -46,20 +46,22 @@ def workers():
     ],
 )
 def test_a_fleet_is_written_in_a_word(text, said):
-    assert set(said) < set(fleet_launch.group(text)) and "fleet.workers=only" in fleet_launch.group(text)
+    assert set(said) < set(
+        fleet_launch.fleet_overrides(text)
+    ) and "fleet.workers=only" in fleet_launch.fleet_overrides(text)
 
 
 @pytest.mark.parametrize("text", ["", "0xL40S", "L40S", "4xL40S:cheap", "4x", "4xL40S@"])
 def test_a_word_that_names_no_fleet_is_refused(text):
     with pytest.raises(ConfigError, match="write it as 4xL40S"):
-        fleet_launch.group(text)
+        fleet_launch.fleet_overrides(text)
 
 
 def test_one_command_starts_the_run_and_then_a_job_for_each_machine(capsys, monkeypatch, tmp_path):
     stand_in(tmp_path, monkeypatch, "sky", f'test -n "${KEY}" && echo "key ${KEY}" >> {tmp_path}/keys')
     code, out, err = run(capsys, *UP, "--target", "skypilot-runpod", "--fleet", "4xL40S:spot")
     assert code == 0, err
-    record, mine = run_record.load("mine"), workers()
+    record, mine = run_record.load_record("mine"), workers()
     price = record.usd_per_hour + mine.usd_per_hour
     assert f"both     ${price:.2f} per hour, workers until the run ends" in out
     assert re.search(r"planned +[\d.]+ h and \$\d+, .* with rollout.staleness=0: loss", out)
@@ -132,7 +134,7 @@ def test_down_ends_both_the_workers_first(capsys, monkeypatch, tmp_path):
         f"sky down -y {mine.run_id}-2",
         "sky jobs cancel -y -n mine",
     ]
-    assert workers().ended_s and run_record.load("mine").ended_s
+    assert workers().ended_s and run_record.load_record("mine").ended_s
     (tmp_path / "calls").unlink()
     run(capsys, "down", "mine")
     assert not [call for call in called(tmp_path) if mine.run_id in call], "they have been given back"
@@ -157,14 +159,14 @@ def test_workers_that_could_be_started_in_part_are_ended_with_their_run(
 
 def test_ctrl_c_amid_a_launch_of_workers_ends_both(capsys, monkeypatch, tmp_path):
     stand_in(tmp_path, monkeypatch, "sky", "exit 0")
-    start = launching.start
+    start = launching.start_launch
 
     def interrupted(launch, detach):
         if start(launch, detach) or launch.record.samples_for:
             raise KeyboardInterrupt
         return 0
 
-    monkeypatch.setattr(launching, "start", interrupted)
+    monkeypatch.setattr(launching, "start_launch", interrupted)
     with suppress(KeyboardInterrupt):
         run(capsys, *UP, "--target", "skypilot-runpod", "--fleet", "2xL40S:spot")
     ends = [call.split()[-1] for call in called(tmp_path) if "cancel" in call]
@@ -179,9 +181,11 @@ def test_on_this_machine_workers_that_were_started_end_with_the_launch_that_fail
         launch.record.save()
         raise ConfigError("no")
 
-    monkeypatch.setattr(launching, "start", fails)
-    monkeypatch.setattr(launched, "drive", lambda run, what, dry_run=False: ended.append((run, what)) or 0)
-    monkeypatch.setattr(launching, "check", lambda launch: None)
+    monkeypatch.setattr(launching, "start_launch", fails)
+    monkeypatch.setattr(
+        launched_run, "drive_run", lambda run, what, dry_run=False: ended.append((run, what)) or 0
+    )
+    monkeypatch.setattr(launching, "check_prepared", lambda launch: None)
     demo = ["up", "demo", "--bucket", "file:///bucket", "--run-id", "mine", "--target", "local"]
     assert run(capsys, *demo, "--fleet", "2")[0] == 2
     assert ended == [(workers().run_id, "down")]
@@ -271,10 +275,10 @@ def test_slurm_and_pbs_get_an_array_and_a_log_for_each_machine(capsys, monkeypat
     first, second = [call for call in called(tmp_path) if call.startswith("sbatch")]
     assert first.endswith(f"{SEVEN}.sbatch") and second.endswith(f"{SEVEN}.sample.sbatch")
     assert f"--output=runs/{mine.run_id}/slurm.%a.log" in second
-    driven = commands(mine, [""], {}, [], False)
+    driven = launch_commands(mine, [""], {}, [], False)
     assert [words[-1] for words in driven.logs] == [f"runs/{mine.run_id}/slurm.{i}.log" for i in range(3)]
     assert driven.down == [["scancel", "77"]], "the whole array"
-    pbs = commands(replace(mine, target="pbs"), ["a.pbs"], {}, [KEY], True)
+    pbs = launch_commands(replace(mine, target="pbs"), ["a.pbs"], {}, [KEY], True)
     assert f"runs/{mine.run_id}/pbs.^array_index^.log" in pbs.up[0] and KEY not in " ".join(pbs.up[0])
 
 
@@ -284,7 +288,7 @@ def test_machines_of_another_target_than_the_runs(capsys, monkeypatch, tmp_path)
     fleet = ["--fleet", "2xL40S:spot@skypilot-runpod"]
     code, out, _ = run(capsys, *UP, "--target", "slurm", "--set", "site.partition=big", *fleet)
     assert code == 0 and "machines of your own" in out
-    assert (run_record.load("mine").target, workers().target) == ("slurm", "skypilot-runpod")
+    assert (run_record.load_record("mine").target, workers().target) == ("slurm", "skypilot-runpod")
 
 
 def test_the_command_that_plan_names_starts_what_was_planned(capsys, tmp_path):
@@ -307,7 +311,7 @@ def test_the_command_of_a_run_whose_own_nodes_sample_records_what_was_planned(ca
     assert f"gpus_per_node: {own}" in out and KEY in out
     hours, dollars = re.search(r"on the same nodes; ([\d.]+) h and \$(\d+) expected", said).groups()
     changes = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
-    plan = launching.planned(resolve(SEVEN, changes), words[words.index("--target") + 1])
+    plan = launching.planned_fields(resolve(SEVEN, changes), words[words.index("--target") + 1])
     assert (f"{plan['planned_hours']:.1f}", f"{plan['planned_usd']:.0f}") == (hours, dollars)
 
 
@@ -406,7 +410,7 @@ def test_a_run_is_ended_though_its_workers_cannot_be(capsys, monkeypatch, tmp_pa
     replace(workers(), target="local", desk="elsewhere").save()
     code, _, err = run(capsys, "down", "mine")
     assert code == 1 and "drive it there" in err
-    assert run_record.load("mine").ended_s and "scancel 77" in called(tmp_path)
+    assert run_record.load_record("mine").ended_s and "scancel 77" in called(tmp_path)
 
 
 def test_down_leaves_workers_of_this_machine_that_ended_by_themselves(capsys, monkeypatch, tmp_path):

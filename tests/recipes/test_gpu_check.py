@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 from _pytest.mark.expression import Expression
 
-from recipes import cli, gpu_check, planning
-from recipes.gpu_check import CHECKS, DEMO, Check, Runner, chosen, outcome_of
+from recipes import gpu_check
+from recipes.commands import cli, plan_command
+from recipes.gpu_check import CHECKS, DEMO, Check, Runner, chosen_checks, outcome_of
 from recipes.plan import calibration, cost, memory
 from recipes.presets import get, resolve
 from recipes.targets.render import render
@@ -66,17 +67,17 @@ def test_every_case_belongs_to_one_check():
 
 def test_several_nodes_share_the_demo_and_one_card_has_no_peers(tmp_path):
     config = check_config(tmp_path, "placement.device=cuda", "placement.workers_per_node=1")
-    alone = [check.name for check in chosen("", config)]
+    alone = [check.name for check in chosen_checks("", config)]
     assert "several" not in alone and {"attention", DEMO, "decode"} <= set(alone)
     eight = configuration.override(config, ["placement.workers_per_node=8"])
-    assert "several" in [check.name for check in chosen("", eight)]
+    assert "several" in [check.name for check in chosen_checks("", eight)]
     nodes = configuration.override(eight, ["placement.nodes=2"])
-    assert [check.name for check in chosen("", nodes)] == [DEMO]
-    assert [check.name for check in chosen("decode,parity", config)] == ["parity", "decode"]
+    assert [check.name for check in chosen_checks("", nodes)] == [DEMO]
+    assert [check.name for check in chosen_checks("decode,parity", config)] == ["parity", "decode"]
     with pytest.raises(
         ConfigError, match="no check is called nap: choose among graphs, three-billion, sleep"
     ):
-        chosen("nap", config)
+        chosen_checks("nap", config)
 
 
 def test_it_costs_less_than_five_dollars_on_an_h100():
@@ -207,12 +208,12 @@ def test_a_calibrated_plan_uses_what_was_measured_and_the_next_one_does_not():
     recipe = get("grpo-qwen2.5-vl-7b-mathv60k")
 
     def planned() -> tuple[float, float]:
-        need = memory.plan(recipe)
+        need = memory.plan_memory(recipe)
         assert need
         return need.peak.total, cost.step_time(recipe, "H100", 100.0, need).update
 
     before = planned()
-    found = calibration.measured(figures(CONTEXT=2.5, MATMUL=0.2)["figures"])
+    found = calibration.measured_constants(figures(CONTEXT=2.5, MATMUL=0.2)["figures"])
     with calibration.calibrated(found):
         after = planned()
     assert after[0] - before[0] == pytest.approx(1.0 * memory.GIB)
@@ -221,7 +222,7 @@ def test_a_calibrated_plan_uses_what_was_measured_and_the_next_one_does_not():
 
 
 def test_a_figure_that_cannot_be_is_told_and_not_taken():
-    (one,) = calibration.measured(figures(MATMUL=1.7)["figures"])
+    (one,) = calibration.measured_constants(figures(MATMUL=1.7)["figures"])
     assert not one.off and "outside 0.02 to 1" in str(one)
     with calibration.calibrated([one]):
         assert cost.MATMUL == 0.4
@@ -230,7 +231,9 @@ def test_a_figure_that_cannot_be_is_told_and_not_taken():
 def test_plan_with_a_file(tmp_path, capsys):
     file = tmp_path / GPU_CHECK
     file.write_text(json.dumps(figures(DECODE=0.9, CONTEXT=1.5)))
-    code = planning.with_measured(tmp_path, lambda: planning.plan("grpo-qwen2.5-vl-3b-mathv60k", None, []))
+    code = plan_command.with_measured(
+        tmp_path, lambda: plan_command.show_plan("grpo-qwen2.5-vl-3b-mathv60k", None, [])
+    )
     out = capsys.readouterr().err
     assert code == 0
     assert "planned with what a card showed, in 2 constants" in out
@@ -254,7 +257,7 @@ def test_a_file_that_is_none_is_refused(tmp_path, text, told):
     if text is not None:
         file.write_text(text)
     with pytest.raises(ConfigError, match=re.escape(told)):
-        planning.with_measured(file, lambda: 0)
+        plan_command.with_measured(file, lambda: 0)
 
 
 def test_the_page_names_what_is_off(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from benchmarks import host_time
 from recipes.plan import cost, memory, passes
 from recipes.presets import get
-from recipes.spec import override
+from recipes.recipe.spec import override
 
 DOCS = Path(__file__).parents[2] / "docs/performance.md"
 RECIPE = "grpo-qwen2.5-vl-3b-mathv60k"
@@ -19,9 +19,9 @@ H100_STEP_S, H100_LEARNING_S = 67.8, 51.9
 
 def test_with_the_host_time_of_the_code_that_ran_the_plan_is_what_an_h100_took(monkeypatch):
     recipe = override(get(RECIPE), ["algorithm.micro_batch_tokens=6144"])
-    need = memory.plan(recipe, "H100")
+    need = memory.plan_memory(recipe, "H100")
     assert need is not None
-    block = OLD_ROW_S / 3 / passes.blocks(need.shape)
+    block = OLD_ROW_S / 3 / passes.count_blocks(need.shape)
     with monkeypatch.context() as then:
         then.setattr(cost, "BLOCK_S", block)
         step = cost.step_time(recipe, "H100", 100.0, need)
@@ -33,7 +33,7 @@ def test_with_the_host_time_of_the_code_that_ran_the_plan_is_what_an_h100_took(m
 
 def test_a_pass_takes_the_longest_of_gpu_and_host(monkeypatch):
     recipe = get(RECIPE)
-    need = memory.plan(recipe)
+    need = memory.plan_memory(recipe)
     assert need is not None
     idle = cost.step_time(recipe, "H100", 100.0, need)
     monkeypatch.setattr(cost, "BLOCK_S", 0.0)
@@ -41,7 +41,7 @@ def test_a_pass_takes_the_longest_of_gpu_and_host(monkeypatch):
     monkeypatch.setattr(cost, "BLOCK_S", 1.0)
     rows = len(passes.of_step(memory.with_rows(recipe), need.shape).updates)
     busy = cost.step_time(recipe, "H100", 100.0, need)
-    assert busy.update == pytest.approx(rows * 3 * passes.blocks(need.shape))
+    assert busy.update == pytest.approx(rows * 3 * passes.count_blocks(need.shape))
 
 
 def test_the_host_keeps_up_by_what_was_measured():

@@ -79,7 +79,9 @@ def test_a_folder_and_the_hubs_cache_give_the_shape(capsys, tmp_path):
     for path in (str(tmp_path / "coder"), "me/coder"):
         assert figures(plan(capsys, path)) == published
         assert shape_of(path) == KNOWN["Qwen/Qwen2.5-7B-Instruct"]
-    assert model_shapes.known("me/coder", COMMIT) and not model_shapes.known("me/coder", "b" * 40)
+    assert model_shapes.has_known_shape("me/coder", COMMIT) and not model_shapes.has_known_shape(
+        "me/coder", "b" * 40
+    )
 
 
 def test_config_json_is_fetched_once(capsys, hub):

@@ -13,13 +13,14 @@ import pytest
 from desk import elsewhere as elsewhere
 from desk import run, stand_in
 
-from recipes import cli, image_record
-from recipes.drivers import image
-from recipes.image_record import Image
-from recipes.plan import boot, cost
+from recipes.commands import cli
+from recipes.drivers import image_build
+from recipes.plan import cost, start_time
 from recipes.presets import get
-from recipes.run_record import RunRecord
-from recipes.spec import override
+from recipes.recipe.spec import override
+from recipes.records import image_record
+from recipes.records.image_record import Image
+from recipes.records.run_record import RunRecord
 from recipes.targets.render import render
 from trainer.config import ConfigError
 
@@ -43,9 +44,9 @@ def checkout(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.setattr(cli, "ROOT", folder)
     monkeypatch.chdir(folder)
-    boot.seconds.cache_clear()
+    start_time.start_seconds.cache_clear()
     yield folder
-    boot.seconds.cache_clear()
+    start_time.start_seconds.cache_clear()
 
 
 def docker(tmp_path, monkeypatch, body="", told=TOLD):
@@ -74,8 +75,8 @@ def test_what_is_in_the_registry_is_not_built_again(tmp_path, monkeypatch, capsy
     (tmp_path / "calls").unlink()
     code, out, _ = run(capsys, "image", "--push", NAME)
     assert code == 0 and calls() == ["info", "manifest"] and "nothing is built" in out
-    (known,) = image_record.known()
-    assert known == Image(f"{NAME}@{PIN}", f"gpu-{image_record.digest()}", 15e9)
+    (known,) = image_record.known_images()
+    assert known == Image(f"{NAME}@{PIN}", f"gpu-{image_record.environment_digest()}", 15e9)
 
 
 def test_the_tag_follows_all_that_goes_into_the_image(checkout):
@@ -83,13 +84,13 @@ def test_the_tag_follows_all_that_goes_into_the_image(checkout):
     text = (ROOT / "Dockerfile").read_text()
     copied = re.findall(r"^COPY (\S+) \S+$", text, re.M)
     assert {*copied, "Dockerfile", ".dockerignore"} == set(image_record.FILES)
-    assert "ADD" not in re.findall(r"^([A-Z]+) ", text, re.M) and "bash trainer/setup.sh gpu" in text
+    assert "ADD" not in re.findall(r"^([A-Z]+) ", text, re.M) and "bash trainer/shell/setup.sh gpu" in text
     ignored = (ROOT / ".dockerignore").read_text().splitlines()
     assert ignored == ["*", *(f"!{name}" for name in copied)]
-    tags = {image.named(NAME)}
+    tags = {image_build.image_name(NAME)}
     for name in image_record.FILES:
         (checkout / name).write_text((checkout / name).read_text() + "# changed\n")
-        tags.add(image.named(NAME))
+        tags.add(image_build.image_name(NAME))
     assert len(tags) == 6
 
 
@@ -103,17 +104,17 @@ def test_the_tag_follows_all_that_goes_into_the_image(checkout):
     ],
 )
 def test_names(push, named):
-    assert image.named(push) == named + image_record.digest()
+    assert image_build.image_name(push) == named + image_record.environment_digest()
 
 
 @pytest.mark.parametrize("push", ["spotrl", "Me/spotrl", f"{NAME}@{PIN}", "a/b:c:d", "-v/b", "me/spotrl;x"])
 def test_names_that_are_none(push):
     with pytest.raises(ConfigError, match="write REGISTRY/NAME or REGISTRY/NAME:TAG in lower case"):
-        image.named(push)
+        image_build.image_name(push)
 
 
 def test_without_a_program_the_commands_for_another_machine_are_named(tmp_path, monkeypatch, capsys):
-    reference = image.named(NAME)
+    reference = image_build.image_name(NAME)
     on_a_ci = f"`docker build -t {reference} .` and `docker push {reference}`, then --set cluster.image="
     code, _, err = run(capsys, "image", "--push", NAME)
     assert code == 2 and "no docker, podman or buildah is here" in err and on_a_ci in err
@@ -149,7 +150,7 @@ def test_without_a_program_the_commands_for_another_machine_are_named(tmp_path, 
 def test_a_failure_says_what_to_change(body, said, tmp_path, monkeypatch, capsys):
     docker(tmp_path, monkeypatch, body)
     code, _, err = run(capsys, "image", "--push", NAME)
-    assert code == 2 and said in err and "Traceback" not in err and not image_record.known()
+    assert code == 2 and said in err and "Traceback" not in err and not image_record.known_images()
 
 
 def test_an_image_for_several_kinds_of_machines(tmp_path, monkeypatch, capsys):
@@ -169,7 +170,7 @@ def test_an_image_for_several_kinds_of_machines(tmp_path, monkeypatch, capsys):
 
 def test_a_dry_run_shows_the_commands_and_calls_none(tmp_path, monkeypatch, capsys):
     code, out, _ = run(capsys, "image", "--push", f"{NAME}:v1", "--dry-run")
-    reference = image.named(f"{NAME}:v1")
+    reference = image_build.image_name(f"{NAME}:v1")
     assert code == 0 and out.splitlines() == [
         f"docker manifest inspect --verbose {reference}",
         f"docker build --tag {reference} .",
@@ -189,10 +190,10 @@ def offer(tmp_path, *changes):
 
 def test_the_plan_knows_an_image_that_holds_the_environment(checkout, tmp_path):
     before = offer(tmp_path)
-    held = Image(f"{NAME}@{PIN}", f"gpu-{image_record.digest()}", 20_000_000_000)
-    image_record.remember(held)
+    held = Image(f"{NAME}@{PIN}", f"gpu-{image_record.environment_digest()}", 20_000_000_000)
+    image_record.remember_image(held)
     with_image = offer(tmp_path, f"cluster.image={held.reference}")
-    saved = boot.ENVIRONMENT_S - 2 * boot.IMAGE_S
+    saved = start_time.ENVIRONMENT_S - 2 * start_time.IMAGE_S
     assert before.start_s - with_image.start_s == saved
     assert before.restart_s - with_image.restart_s == pytest.approx(saved)
     assert "image 120 +" in str(with_image.restart) and "without the environment in the image" in str(
@@ -208,24 +209,24 @@ def test_the_plan_knows_an_image_that_holds_the_environment(checkout, tmp_path):
 
 
 def test_launches_with_and_without_the_image_are_measured_apart(tmp_path):
-    held = Image(f"{NAME}@{PIN}", f"gpu-{image_record.digest()}")
-    image_record.remember(held)
+    held = Image(f"{NAME}@{PIN}", f"gpu-{image_record.environment_digest()}")
+    image_record.remember_image(held)
     given = {"a": (600.0, []), "b": (200.0, [f"cluster.image={held.reference}"])}
     for name, (took, overrides) in given.items():
         record = RunRecord(run_id=name, recipe=SEVEN, target="skypilot-gcp", started_s=1000.0)
         replace(record, overrides=overrides).save()
         row = {"step": 1, "time/unix_s": 1000.0 + took + 30.0, "time/step_s": 30.0}
         (tmp_path / "runs" / name / "metrics.jsonl").write_text(json.dumps(row) + "\n")
-    assert boot.seconds("skypilot-gcp") == (600.0, 1)
-    assert boot.seconds("skypilot-gcp", in_image=True) == (200.0, 1)
+    assert start_time.start_seconds("skypilot-gcp") == (600.0, 1)
+    assert start_time.start_seconds("skypilot-gcp", in_image=True) == (200.0, 1)
 
 
 def test_the_plan_says_whose_environment_an_image_holds(checkout, capsys):
-    image_record.remember(Image(f"{NAME}@{PIN}", f"gpu-{image_record.digest()}"))
+    image_record.remember_image(Image(f"{NAME}@{PIN}", f"gpu-{image_record.environment_digest()}"))
     asked = ["plan", SEVEN, "--all", "--target", "skypilot-gcp", "--set", f"cluster.image={NAME}@{PIN}"]
     out = " ".join(run(capsys, *asked)[1].split())
     assert "Launch to first step: 270 s assumed" in out and "machine 90 + image 60 +" in out
-    (checkout / "trainer/setup.sh").write_text("# another\n")
+    (checkout / "trainer/shell/setup.sh").write_text("# another\n")
     out = " ".join(run(capsys, *asked)[1].split())
     assert "480 s assumed" in out and "cluster.image holds another environment than this checkout's" in out
 
@@ -234,4 +235,4 @@ def test_the_plan_says_whose_environment_an_image_holds(checkout, capsys):
 def test_a_rendered_file_takes_the_image_and_asks_setup_first(target):
     """setup.sh links the environment of an image that is of the same commit, and installs nothing."""
     (text, *_) = render(override(get(SEVEN), [f"cluster.image={NAME}@{PIN}"]), target).values()
-    assert f"{NAME}@{PIN}" in text and "bash trainer/setup.sh gpu" in text
+    assert f"{NAME}@{PIN}" in text and "bash trainer/shell/setup.sh gpu" in text

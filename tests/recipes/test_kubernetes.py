@@ -21,8 +21,8 @@ from recipes.targets.render import of_groups, render
 from tests.recipes.test_restarts import AGAIN, CODES
 from tests.recipes.test_targets import pod_of
 from trainer.config import ConfigError
-from trainer.exit_codes import FINAL_EXIT_CODES, RECOVER_EXIT_CODES
 from trainer.node import topology
+from trainer.system.exit_codes import FINAL_EXIT_CODES, RECOVER_EXIT_CODES
 
 ROOT = Path(__file__).parents[2]
 ONE, BIG = "grpo-qwen2.5-vl-7b-mathv60k", "grpo-qwen2.5-vl-72b-mathv60k"
@@ -128,7 +128,7 @@ def test_a_pods_place_is_its_completion_index_and_the_head_is_the_name_of_index_
     text = kubernetes.of_run(next(iter(render(get(BIG), "kubernetes").values())), "try")
     env = {name: value for name, value in env_of(yaml.safe_load(text)).items() if value is not None}
     assert env["RUN_ID"] == "try"
-    node = topology.read(env | {"SPOTRL_NODE_RANK": "2"})
+    node = topology.read_node_environment(env | {"SPOTRL_NODE_RANK": "2"})
     assert (node.rank, node.nodes, node.gpus_per_node) == (2, 4, 8)
     # JobSet: <set>-<replicated job>-<job index>-<pod index>.<subdomain, by default the set>
     assert node.head == "try-node-0-0.try"
@@ -295,7 +295,7 @@ NODE = """
 import json, os, sys
 sys.path.insert(0, {root!r})
 from trainer.node import topology
-node = topology.read(os.environ)
+node = topology.read_node_environment(os.environ)
 print(json.dumps([sys.argv[2:], node.rank, node.nodes, node.head]), flush=True)
 sys.exit(int(os.environ.get("CODE", "0")))
 """
@@ -305,11 +305,11 @@ sys.exit(int(os.environ.get("CODE", "0")))
 def code(tmp_path):
     """The archive of a checkout whose environment is a stand-in: its `trainer.node` tells its place."""
     folder = tmp_path / "code"
-    (folder / "trainer").mkdir(parents=True)
+    (folder / "trainer/shell").mkdir(parents=True)
     for name in ("task.sh", "bucket.sh"):
-        shutil.copy(ROOT / "trainer" / name, folder / "trainer")
-    (folder / "trainer/driver.sh").write_text('echo "driver $1"\n')
-    (folder / "trainer/setup.sh").write_text('echo "setup $1"\n')
+        shutil.copy(ROOT / "trainer/shell" / name, folder / "trainer/shell")
+    (folder / "trainer/shell/driver.sh").write_text('echo "driver $1"\n')
+    (folder / "trainer/shell/setup.sh").write_text('echo "setup $1"\n')
     (folder / "node.py").write_text(NODE.format(root=str(ROOT)))
     python = folder / ".venvs/gpu/bin/python"
     python.parent.mkdir(parents=True)
@@ -350,7 +350,7 @@ def test_the_pods_command_unpacks_the_code_sets_up_and_runs_each_node(tmp_path, 
         assert left == 0, said
         lines = said.splitlines()
         assert lines[:2] == ["driver 36", "setup gpu"]
-        assert {"data_prep", "recipes.manifest"} <= set(lines)
+        assert {"data_prep", "recipes.records.manifest"} <= set(lines)
         told = json.loads(next(line for line in lines if line.startswith("[[")))
         assert told[1:4] == [rank, nodes, "try-node-0-0.try"]
         assert told[0] == ["trainer.node", "--config", ".cache/try.yaml"]

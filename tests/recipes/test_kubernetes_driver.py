@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from recipes import run_record
 from recipes.drivers import dashboard, kubernetes_driver, platform_state
 from recipes.presets import get
+from recipes.records import run_record
 from recipes.targets import kubernetes, script
 from recipes.targets.render import GENERATED
 from tests.recipes.desk import elsewhere, run, stand_in  # noqa: F401
@@ -40,7 +40,7 @@ def api(tmp_path, monkeypatch):
     server.kubeconfig(tmp_path / "kubeconfig")
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
     monkeypatch.setattr(kubernetes_driver, "POLL_S", 0.05)
-    monkeypatch.setattr("recipes.drivers.platforms.sys.executable", "here")
+    monkeypatch.setattr("recipes.drivers.platforms.sys.executable", "at_run_folder")
     yield server
     server.close()
 
@@ -121,21 +121,26 @@ def test_up_creates_the_set_and_what_its_pods_wait_for(api, capsys, monkeypatch)
     data = base64.b64decode(code["binaryData"][kubernetes.ARCHIVE])
     with tarfile.open(fileobj=io.BytesIO(data)) as archive:
         names = archive.getnames()
-    modules = {"trainer/node/__main__.py", "recipes/manifest.py", "data_prep/__main__.py", "examples/demo"}
-    assert modules | {"trainer/task.sh", "requirements/gpu.txt"} <= set(names)
+    modules = {
+        "trainer/node/__main__.py",
+        "recipes/records/manifest.py",
+        "data_prep/__main__.py",
+        "examples/demo",
+    }
+    assert modules | {"trainer/shell/task.sh", "requirements/gpu.txt"} <= set(names)
     hidden = [name for name in names if any(part.startswith(".") for part in Path(name).parts)]
     assert not hidden and not any(name.startswith(("tests", "docs", "runs")) for name in names)
 
 
 def test_a_check_of_a_card_brings_its_tests_and_fits(tmp_path):
-    data = kubernetes_driver.packed(kubernetes_driver.ROOT, get("gpu-check"))
-    assert data == kubernetes_driver.packed(kubernetes_driver.ROOT, get("gpu-check")), "the same files"
+    data = kubernetes_driver.packed_tree(kubernetes_driver.ROOT, get("gpu-check"))
+    assert data == kubernetes_driver.packed_tree(kubernetes_driver.ROOT, get("gpu-check")), "the same files"
     with tarfile.open(fileobj=io.BytesIO(data)) as archive:
         names = set(archive.getnames())
     assert {"tests/conftest.py", "tests/gpu", "tests/learning"} <= names and "tests/lab" not in names
     (tmp_path / "rows.bin").write_bytes(os.urandom(2 << 20))
     with pytest.raises(ConfigError, match="a ConfigMap holds 1024: move data and results out of it"):
-        kubernetes_driver.packed(tmp_path, get("preflight"))
+        kubernetes_driver.packed_tree(tmp_path, get("preflight"))
 
 
 def test_up_makes_the_claim_and_names_context_and_namespace(api, tmp_path, capsys):
@@ -163,13 +168,13 @@ def test_up_follows_the_heads_log_through_restarts_to_the_end(api, capfd):
     thread.join()
     assert code == 0
     assert out.index("line of pod 0") < out.index("line of pod 1") < out.index("JobSet try: Completed")
-    assert run_record.load("try").state == "finished"
+    assert run_record.load_record("try").state == "finished"
 
 
 def test_a_second_launch_of_a_set_that_lives_is_refused_and_an_ended_one_is_replaced(api, capsys):
     started(capsys)
     first = the_set(api)["metadata"]["uid"]
-    record = run_record.load("try")
+    record = run_record.load_record("try")
     with pytest.raises(ConfigError, match="`python3 launch.py down try` ends it"):
         kubernetes_driver.start(record)
     play(api, conditions=[ended("Failed", "x")])
@@ -184,7 +189,7 @@ def test_the_head_of_a_committed_file_is_commands_that_start_it(api, tmp_path, m
     place.mkdir(parents=True)
     text = (GENERATED / f"kubernetes/{name}.yaml").read_text()
     (place / f"{name}.yaml").write_text(text)
-    for part in ("trainer/task.sh", "docs/page.md", *(f"{check}/part" for check in kubernetes.CHECKS)):
+    for part in ("trainer/shell/task.sh", "docs/page.md", *(f"{check}/part" for check in kubernetes.CHECKS)):
         (folder / part).parent.mkdir(parents=True, exist_ok=True)
         (folder / part).write_text("part\n")
     (folder / "recipes/tokens.env").write_text("HF_TOKEN=left-behind\n")
@@ -205,7 +210,7 @@ def test_the_head_of_a_committed_file_is_commands_that_start_it(api, tmp_path, m
     with tarfile.open(fileobj=io.BytesIO(data)) as archive:
         names = archive.getnames()
     assert not any(one.endswith("tokens.env") for one in names)
-    assert "trainer/task.sh" in names and not any("docs" in one or "generated" in one for one in names)
+    assert "trainer/shell/task.sh" in names and not any("docs" in one or "generated" in one for one in names)
     assert any(one.startswith("tests/gpu") for one in names) == (name == "gpu-check")
 
 
@@ -237,7 +242,7 @@ def test_a_cluster_that_does_not_answer_is_named(api, capsys):
 
 
 def test_without_kubectl_it_is_said_how_to_get_it(api, capsys, monkeypatch):
-    monkeypatch.setattr("recipes.drivers.platforms.find", lambda program: "")
+    monkeypatch.setattr("recipes.drivers.platforms.find_program", lambda program: "")
     assert "kubectl is not installed: install the client of your cluster's version" in refused(capsys)
 
 
@@ -245,7 +250,7 @@ def test_a_set_whose_tokens_are_refused_is_removed_again(api, capsys):
     api.forbidden = {"secrets"}
     assert "your account lacks a right (" in refused(capsys)
     assert not api.objects, "its pods would wait for ever"
-    assert run_record.load("try").state == platform_state.LAUNCH_FAILED
+    assert run_record.load_record("try").state == platform_state.LAUNCH_FAILED
 
 
 # --- status, logs, down, dashboard --------------------------------------------------------------------
@@ -275,7 +280,7 @@ def test_status_tells_place_restarts_and_end(api, capsys):
     why = "Container spotrl failed with exit code 2 matching FailJob rule at index 1"
     play(api, conditions=[ended("Failed", "jobset failed")], of_job=[ended("Failed", why)])
     assert f"JobSet try: Failed ({why})" in status(capsys)
-    record = run_record.load("try")
+    record = run_record.load_record("try")
     assert (record.state, record.why) == ("failed", why) and record.ended_s
 
 
@@ -284,7 +289,7 @@ def test_down_removes_the_set_with_tokens_and_code(api, capsys):
     assert len(api.objects) == 3
     code, _, _ = run(capsys, "down", "try")
     assert code == 0 and not api.objects
-    assert run_record.load("try").state == "stopped"
+    assert run_record.load_record("try").state == "stopped"
     assert "JobSet try: not in the cluster" in status(capsys)
     assert run(capsys, "down", "try")[0] == 0, "once more is no error"
 
@@ -295,7 +300,7 @@ def test_logs_are_those_of_the_newest_head(api, capfd):
     assert kubernetes_driver.main("logs", "try") == 0
     out = capfd.readouterr().out
     assert "line of pod 2" in out and "line of pod 1" not in out and "JobSet try: Completed" in out
-    assert kubernetes_driver.head(run_record.load("try")) == "pod/try-node-0-0-2"
+    assert kubernetes_driver.head_pod(run_record.load_record("try")) == "pod/try-node-0-0-2"
 
 
 def test_the_dashboard_is_reached_through_the_head(api, tmp_path, capsys, monkeypatch):

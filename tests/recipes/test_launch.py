@@ -17,11 +17,11 @@ from desk import elsewhere as elsewhere
 from desk import run, stand_in
 
 import launch
-from recipes import run_record
 from recipes.drivers import launch_checks, platforms, tokens
 from recipes.plan import cost
 from recipes.presets import resolve
-from recipes.run_record import RunRecord
+from recipes.records import run_record
+from recipes.records.run_record import RunRecord
 from recipes.targets import ssh
 from tests import servers
 from trainer.config import ConfigError
@@ -67,7 +67,8 @@ def test_light_commands_import_no_framework():
 def test_tests_and_data_get_their_arguments_whole(given, monkeypatch):
     passed = []
     monkeypatch.setattr(
-        "recipes.commands.delegate", lambda what, arguments: passed.append((what, arguments)) or 0
+        "recipes.commands.main_commands.run_in_training_environment",
+        lambda what, arguments: passed.append((what, arguments)) or 0,
     )
     assert launch.main(given) == 0
     assert passed == [(given[0], given[1:])]
@@ -87,7 +88,7 @@ def test_help_of_data_needs_no_environment(given):
 
 
 def test_a_missing_platform_is_refused_before_anything_is_written(capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr(platforms, "find", lambda program: "")
+    monkeypatch.setattr(platforms, "find_program", lambda program: "")
     code, _, err = run(capsys, "up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "slurm")
     assert code == 2 and "sbatch is not installed: submit from a login node" in err
     assert not list((tmp_path / "runs").glob("*"))
@@ -144,7 +145,7 @@ def test_slurm_job_is_submitted_recorded_shown_and_cancelled(capsys, monkeypatch
         capsys, "up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "slurm", "--run-id", "mine", "--detach"
     )
     assert code == 0 and "run mine on slurm" in out
-    record = run_record.load("mine")
+    record = run_record.load_record("mine")
     assert (record.cluster, record.target, record.recipe) == ("77", "slurm", "grpo-qwen2.5-vl-7b-mathv60k")
     run(capsys, "status", "mine")
     run(capsys, "down", "mine")
@@ -240,7 +241,7 @@ def test_tokens_are_found_where_their_tools_keep_them(monkeypatch, tmp_path):
     monkeypatch.setenv("AWS_PROFILE", "work")
     monkeypatch.setenv("WANDB_API_KEY", "given")
     monkeypatch.delenv("HF_HOME", raising=False)
-    assert tokens.found() == {
+    assert tokens.find_tokens() == {
         "HF_TOKEN": "hf_x",
         "WANDB_API_KEY": "given",
         "AWS_ACCESS_KEY_ID": "w",
@@ -249,7 +250,7 @@ def test_tokens_are_found_where_their_tools_keep_them(monkeypatch, tmp_path):
         "R2_SECRET_ACCESS_KEY": "r%secret",
         "GOOGLE_SERVICE_ACCOUNT_KEY": '{"type": "service_account"}',
     }
-    assert tokens.settings()["R2_ACCOUNT_ID"] == "account"
+    assert tokens.find_settings()["R2_ACCOUNT_ID"] == "account"
 
 
 def test_a_rented_gpu_can_be_left_alone():
@@ -277,18 +278,18 @@ def test_run_ids_fit_every_engine():
     ],
 )
 def test_host_addresses(host, parts):
-    assert ssh.address(host) == parts
+    assert ssh.parse_address(host) == parts
 
 
 @pytest.mark.parametrize("host", ["", "a:b", "-oProxyCommand=x", "a b", "a/"])
 def test_odd_hosts_are_refused(host):
     with pytest.raises(ConfigError, match="write it as"):
-        ssh.address(host)
+        ssh.parse_address(host)
 
 
 def test_on_demand_tasks_use_sky_launch_and_down():
     record = RunRecord(run_id="mine", recipe="r", target="skypilot-kubernetes")
-    commands = platforms.commands(record, ["task.yaml"], {"RUN_ID": "mine"}, [], True)
+    commands = platforms.launch_commands(record, ["task.yaml"], {"RUN_ID": "mine"}, [], True)
     assert commands.up == [["sky", "launch", "-y", "-c", "mine", "-d", "task.yaml", "--env", "RUN_ID=mine"]]
     assert commands.down == [["sky", "down", "-y", "mine"]]
 
@@ -296,7 +297,7 @@ def test_on_demand_tasks_use_sky_launch_and_down():
 def test_dstack_applies_volume_then_fleet_then_task():
     record = RunRecord(run_id="mine", recipe="r", target="dstack-runpod")
     files = ["t.yaml", "t.fleet.yaml", "t.volume.yaml"]
-    commands = platforms.commands(record, files, {"RUN_ID": "mine"}, [], False)
+    commands = platforms.launch_commands(record, files, {"RUN_ID": "mine"}, [], False)
     assert [command[4] for command in commands.up] == ["t.volume.yaml", "t.fleet.yaml", "t.yaml"]
 
 
@@ -312,7 +313,7 @@ def test_dstack_takes_the_hubs_token_from_the_environment_where_there_is_one():
     record = RunRecord(run_id="mine", recipe="r", target="dstack-runpod")
 
     def given(secrets):
-        return platforms.commands(record, ["t.yaml"], {"RUN_ID": "mine"}, secrets, False).up[-1][7:]
+        return platforms.launch_commands(record, ["t.yaml"], {"RUN_ID": "mine"}, secrets, False).up[-1][7:]
 
     assert given(["HF_TOKEN", "AWS_ACCESS_KEY_ID"]) == ["-e", "RUN_ID=mine", "-e", "HF_TOKEN"]
     assert given(["AWS_ACCESS_KEY_ID"]) == ["-e", "RUN_ID=mine"]
@@ -332,7 +333,7 @@ def test_an_interrupted_demo_is_found_and_a_finished_or_other_one_is_not(monkeyp
         os.utime(tmp_path / name / "launch.json", (-started, -started))  # written again when a run ends
 
     def find(overrides=()):
-        return run_record.interrupted("demo", "local", list(overrides), "demo-abc")
+        return run_record.interrupted_run("demo", "local", list(overrides), "demo-abc")
 
     assert find() == ""
     run("demo-a", "running")
@@ -365,7 +366,7 @@ def test_a_demo_waits_for_the_processes_of_a_killed_one_and_leaves_a_running_one
         if killed:
             timer.start()
         began = time.monotonic()
-        assert run_record.interrupted("demo", "local", [], "demo-abc") == found
+        assert run_record.interrupted_run("demo", "local", [], "demo-abc") == found
         waited = time.monotonic() - began
         assert 0.4 < waited < 30 if killed else 0.3 <= waited < 30
         end()
@@ -373,7 +374,10 @@ def test_a_demo_waits_for_the_processes_of_a_killed_one_and_leaves_a_running_one
 
 def test_data_reads_files_and_writes_folders_where_the_command_is_given(monkeypatch, tmp_path):
     passed = []
-    monkeypatch.setattr("recipes.commands.delegate", lambda what, arguments: passed.append(arguments) or 0)
+    monkeypatch.setattr(
+        "recipes.commands.main_commands.run_in_training_environment",
+        lambda what, arguments: passed.append(arguments) or 0,
+    )
     for name in ("mine.jsonl", "photos.zip", "a=b.csv"):
         (tmp_path / name).touch()
     monkeypatch.chdir(tmp_path)

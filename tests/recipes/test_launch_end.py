@@ -14,13 +14,13 @@ import yaml
 from desk import elsewhere as elsewhere
 from desk import run, stand_in
 
-from recipes import run_record
 from recipes.drivers import bucket_access, launch_checks, shared_record, status
 from recipes.presets import get, resolve
-from recipes.run_record import RunRecord
-from recipes.spec import override
+from recipes.recipe.spec import override
+from recipes.records import run_record
+from recipes.records.run_record import RunRecord
 from recipes.targets.render import render
-from trainer import processes
+from trainer.system import processes
 
 ROOT = Path(__file__).parents[2]
 SEVEN = "grpo-qwen2.5-vl-7b-mathv60k"
@@ -34,9 +34,9 @@ def bucket(elsewhere, monkeypatch):
     """Amazon's keys, and a bucket that nobody asks."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "stand-in")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "stand-in")
-    monkeypatch.setattr(bucket_access, "probe", lambda *a: None)
-    monkeypatch.setattr(shared_record, "publish", lambda *a: None)  # its bucket is nobody's
-    monkeypatch.setattr(launch_checks, "alive", lambda *a: None)
+    monkeypatch.setattr(bucket_access, "probe_bucket", lambda *a: None)
+    monkeypatch.setattr(shared_record, "publish_manifest", lambda *a: None)  # its bucket is nobody's
+    monkeypatch.setattr(launch_checks, "earlier_launch", lambda *a: None)
 
 
 def sky(tmp_path, monkeypatch, launch="exit 0", jobs="", clusters="", name="sky"):
@@ -55,7 +55,7 @@ def listed(capsys):
     """(what `status` prints, in one line; dollars of the run `mine` an hour after its launch)."""
     code, out, _ = run(capsys, "status")
     assert code == 0
-    record = run_record.load("mine")
+    record = run_record.load_record("mine")
     return " ".join(out.split()), replace(record, started_s=record.started_s - 3600).usd()
 
 
@@ -65,7 +65,7 @@ def test_a_launch_that_the_platform_refused_costs_nothing(capsys, monkeypatch, t
     out, usd = listed(capsys)
     assert "launch failed" in out and "not known to SkyPilot; the launch ended with exit code 3" in out
     assert usd == 0 and "still costing" not in out
-    assert run_record.load("mine").ended_s > 0
+    assert run_record.load_record("mine").ended_s > 0
 
 
 def test_a_launch_that_nobody_can_tell_about_costs_nothing_until_the_platform_has_it(
@@ -78,7 +78,7 @@ def test_a_launch_that_nobody_can_tell_about_costs_nothing_until_the_platform_ha
     assert "launch not confirmed" in out and usd == 0 and "still costing" not in out
     sky(tmp_path, monkeypatch, jobs=json.dumps([JOB]))
     out, usd = listed(capsys)
-    rate = run_record.load("mine").usd_per_hour
+    rate = run_record.load_record("mine").usd_per_hour
     assert rate > 5 and usd == pytest.approx(rate, rel=0.01)
     assert f"still costing ${rate:.2f} per hour (mine ${rate:.2f})" in out and "running" in out
 
@@ -88,7 +88,7 @@ def test_a_job_that_failed_after_it_was_taken_costs_until_its_end(capsys, monkey
     failed = JOB | {"status": "FAILED_SETUP", "failure_reason": "the set-up ended with 2", "end_at": end}
     sky(tmp_path, monkeypatch, launch="exit 100", jobs=json.dumps([failed]))
     assert run(capsys, *SPOT)[0] == 100
-    record = run_record.load("mine")
+    record = run_record.load_record("mine")
     assert (record.confirmed, record.ended_s, record.state) == (True, end, "failed")
     monkeypatch.setattr(status.time, "time", lambda: end + 60)
     out, _ = listed(capsys)
@@ -102,8 +102,8 @@ def test_ctrl_c_during_a_launch_leaves_the_platform_to_say_what_it_has(jobs, cap
     wait_for(tmp_path / "up")
     os.killpg(process.pid, signal.SIGINT)
     assert process.wait(30) == 130
-    assert run_record.load("mine").confirmed == (jobs != "[]")
-    assert not run_record.load("mine").ended_s, "SkyPilot's server works on what it was asked for"
+    assert run_record.load_record("mine").confirmed == (jobs != "[]")
+    assert not run_record.load_record("mine").ended_s, "SkyPilot's server works on what it was asked for"
 
 
 def test_a_desk_that_was_killed_leaves_a_launch_that_is_asked_about(capsys, monkeypatch, tmp_path):
@@ -114,21 +114,22 @@ def test_a_desk_that_was_killed_leaves_a_launch_that_is_asked_about(capsys, monk
     process.wait(30)
     out, usd = listed(capsys)
     assert "launch not confirmed" in out and usd == 0
-    record = run_record.load("mine")
+    record = run_record.load_record("mine")
     replace(record, started_s=record.started_s - 2 * 3600).save()  # what is not known by now was never taken
     assert "launch failed" in listed(capsys)[0]
     sky(tmp_path, monkeypatch, jobs=json.dumps([JOB]))
     run(capsys, "status", "mine")
-    assert run_record.load("mine").usd() > 5, "evidence wins"
+    assert run_record.load_record("mine").usd() > 5, "evidence wins"
 
 
 def desk(tmp_path, *arguments):
     """launch.py in a process and a group of its own, with the test's run records."""
     code = (
         "import signal, sys; from pathlib import Path; import launch\n"
-        "from recipes import manifest, run_record\n"
+        "from recipes.records import manifest, run_record\n"
         "from recipes.drivers import bucket_access, launch_checks, shared_record\n"
-        "bucket_access.probe = shared_record.publish = launch_checks.alive = lambda *a: None\n"
+        "bucket_access.probe_bucket = shared_record.publish_manifest = "
+        "launch_checks.earlier_launch = lambda *a: None\n"
         f"manifest.RUNS = run_record.RUNS = Path({str(run_record.RUNS)!r})\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler); sys.exit(launch.main(sys.argv[1:]))"
     )
@@ -147,7 +148,7 @@ def test_a_submission_that_the_batch_system_refused_is_closed_with_its_words(cap
     assert run(capsys, "up", SEVEN, "--target", "slurm", "--run-id", "mine", "--detach")[0] == 3
     out, _ = listed(capsys)
     assert "launch failed" in out and "sbatch: error: no such partition" in out
-    assert run_record.load("mine").ended_s
+    assert run_record.load_record("mine").ended_s
 
 
 def test_a_program_that_cannot_be_started_closes_the_record(monkeypatch, tmp_path, capsys):
@@ -155,7 +156,7 @@ def test_a_program_that_cannot_be_started_closes_the_record(monkeypatch, tmp_pat
     (tmp_path / "bin/sbatch").write_text("no program\n")  # a shell would run it, the kernel does not
     with pytest.raises(OSError, match="format"):
         run(capsys, "up", SEVEN, "--target", "slurm", "--run-id", "mine", "--detach")
-    assert run_record.load("mine").state == "launch failed"
+    assert run_record.load_record("mine").state == "launch failed"
 
 
 def test_a_run_on_this_machine_that_failed_is_over(capsys, monkeypatch, tmp_path):
@@ -165,7 +166,7 @@ def test_a_run_on_this_machine_that_failed_is_over(capsys, monkeypatch, tmp_path
     assert run(capsys, "demo", "--run-id", "mine")[0] == 7
     (run_record.RUNS / "mine/launch.log").write_text("step 1\nerror: no memory left\n")
     out, _ = listed(capsys)
-    assert "local failed" in out and "exit code 7" in out and run_record.load("mine").ended_s
+    assert "local failed" in out and "exit code 7" in out and run_record.load_record("mine").ended_s
 
 
 def cluster(state):
@@ -175,7 +176,7 @@ def cluster(state):
 def test_a_cluster_whose_job_failed_goes_down_and_is_watched_until_it_has(capsys, monkeypatch, tmp_path):
     sky(tmp_path, monkeypatch, launch="exit 100", clusters=cluster("UP"))
     assert run(capsys, *ON_DEMAND)[0] == 100
-    record = run_record.load("mine")
+    record = run_record.load_record("mine")
     assert record.confirmed and not record.managed and 0 < record.ended_s - time.time() < 90
     out, _ = listed(capsys)
     assert "going down" in out and "exit code 100" in out and "still costing $" in out
@@ -240,7 +241,7 @@ def test_every_run_is_shown_whole_in_80_columns(capsys, monkeypatch, tmp_path):
     RunRecord(run_id="near", recipe="demo", target="local", started_s=time.time() - 60).save()
     (run_record.RUNS / "near/task").mkdir()
     (run_record.RUNS / "near/task/demo.sh").touch()
-    progress = {"status": "running"} | processes.stamp() | {"pid": 2**30}
+    progress = {"status": "running"} | processes.own_stamp() | {"pid": 2**30}
     (run_record.RUNS / "near/progress.json").write_text(json.dumps(progress))
     (run_record.RUNS / "near/launch.log").write_text("Traceback\n" + "no memory left " * 20 + "\n\n")
     (run_record.RUNS / "near/metrics.jsonl").write_text('{"step": 41, "reward/mean": 0.5}\n{"step": 42, "rew')

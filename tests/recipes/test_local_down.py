@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from recipes import run_record
 from recipes.drivers import platforms
-from trainer import processes
+from recipes.records import run_record
+from trainer.system import processes
 
 
 @pytest.fixture
@@ -21,7 +21,9 @@ def start(tmp_path):
     started = []
 
     def run(detach):
-        commands = platforms.commands(record, ["runs/mine/task/demo.sh"], {"RUN_ID": "mine"}, [], detach)
+        commands = platforms.launch_commands(
+            record, ["runs/mine/task/demo.sh"], {"RUN_ID": "mine"}, [], detach
+        )
         (up,) = commands.up
         started.append(subprocess.Popen(up, cwd=tmp_path, env=os.environ | {"RUN_ID": "mine"}))
         file = tmp_path / f"runs/mine/local.{'pgid' if detach else 'pid'}"
@@ -50,7 +52,7 @@ def test_it_ends(start, tmp_path, detach):
         assert time.monotonic() < end
         time.sleep(0.02)
     assert down(commands, tmp_path).returncode == 0
-    while processes.state(pid) not in ("", "Z"):
+    while processes.process_state(pid) not in ("", "Z"):
         assert time.monotonic() < end
         time.sleep(0.02)
 
@@ -72,5 +74,5 @@ def test_of_a_run_that_has_ended_it_says_that_and_nothing_else(tmp_path, file):
     (tmp_path / "runs/mine").mkdir(parents=True)
     (tmp_path / "runs/mine" / file).write_text("4194303")  # no such process
     record = run_record.RunRecord(run_id="mine", recipe="demo", target="local")
-    done = down(platforms.commands(record, ["demo.sh"], {"RUN_ID": "mine"}, [], False), tmp_path)
+    done = down(platforms.launch_commands(record, ["demo.sh"], {"RUN_ID": "mine"}, [], False), tmp_path)
     assert done.stderr == "no process of mine is left\n" and not done.stdout and done.returncode == 0

@@ -7,7 +7,7 @@ import pytest
 
 from recipes.plan import memory, sizing
 from recipes.presets import RECIPES, get
-from recipes.spec import override
+from recipes.recipe.spec import override
 from tests.families import FAMILIES, VISION, loader
 from tests.recipes.desk import run
 from tests.rehearsal.models import mlp
@@ -134,7 +134,7 @@ def test_what_a_hybrid_model_caches_by_hand():
     assert shape.kv_bytes_per_token() == 8 * 2 * 4 * 256 * 2
     assert shape.state_bytes() == 24 * (32 * 128 * 128 * 4 + 3 * 8192 * 2)
     recipe = get("grpo-qwen3.5-9b-mathv60k")
-    need, tp = memory.plan(recipe), recipe.config.rollout.tensor_parallel
+    need, tp = memory.plan_memory(recipe), recipe.config.rollout.tensor_parallel
     assert need and (rollout := next(phase for phase in need.phases if phase.name == "rollout").parts)
     cache = rollout["engine KV cache"] - 3 * GIB
     token = shape.kv_bytes_per_token() / tp + shape.state_bytes() / tp / recipe.config.longest_sequence
@@ -142,7 +142,7 @@ def test_what_a_hybrid_model_caches_by_hand():
 
 
 def test_72b_on_32_gpus_by_hand():
-    need = memory.plan(get("grpo-qwen2.5-vl-72b-mathv60k"))
+    need = memory.plan_memory(get("grpo-qwen2.5-vl-72b-mathv60k"))
     assert need
     p = 73_410_777_344
     update = next(phase for phase in need.phases if phase.name == "update").parts
@@ -173,7 +173,7 @@ def test_72b_on_32_gpus_by_hand():
 
 def test_72b_with_adapters_on_one_node_by_hand():
     recipe = get("grpo-qwen2.5-vl-72b-lora-mathv60k")
-    need = memory.plan(recipe)
+    need = memory.plan_memory(recipe)
     assert need and recipe.config.placement.world_size == 8
     p = 73_410_777_344
     h = 8192
@@ -190,7 +190,7 @@ def test_72b_with_adapters_on_one_node_by_hand():
         "fp32 of one layer twice, and the merged bucket"
     )
     assert need.fits and max(phase.total for phase in need.phases) < 56 * GIB
-    full = memory.plan(override(recipe, ["lora.rank=0"]))
+    full = memory.plan_memory(override(recipe, ["lora.rank=0"]))
     assert full and not full.fits
 
 
@@ -198,14 +198,18 @@ def test_every_recipe_fits_every_gpu_it_names():
     for name in RECIPES:
         recipe = get(name)
         for gpu in (recipe.cluster.gpu, *recipe.cluster.alternatives):
-            need = memory.plan(recipe, gpu)
+            need = memory.plan_memory(recipe, gpu)
             assert need is None or need.fits, f"{name} on {gpu}: {need.problem}"
 
 
 def test_recipes_for_one_gpu_ask_for_no_more_ram_than_is_rented_with_it():
     """RunPod's smallest machine with an A100-80GB has 117 GiB (SkyPilot's catalog): asking for more finds no
     offer."""
-    one = [get(name) for name in RECIPES if get(name).cluster.gpus_per_node == 1 and memory.plan(get(name))]
+    one = [
+        get(name)
+        for name in RECIPES
+        if get(name).cluster.gpus_per_node == 1 and memory.plan_memory(get(name))
+    ]
     assert one
     for recipe in one:
         assert 0 < memory.with_resources(recipe).cluster.memory_gib <= 117, recipe.name
@@ -256,10 +260,10 @@ def test_recipes_for_one_gpu_ask_for_no_more_ram_than_is_rented_with_it():
 )
 def test_cheapest_fix_is_the_cheapest_and_it_fixes(name, overrides, fix):
     recipe = override(get(name), overrides)
-    before = memory.plan(recipe)
+    before = memory.plan_memory(recipe)
     assert before and not before.fits and before.problem
     assert memory.cheapest_fix(recipe) == fix
-    after = memory.plan(override(recipe, fix))
+    after = memory.plan_memory(override(recipe, fix))
     assert after and after.fits
 
 
@@ -268,13 +272,16 @@ def test_the_longest_completions_that_fit_are_named_where_no_option_helps():
     longest = sizing.longest_completions(recipe)
     assert f"--set rollout.max_tokens={longest}, the longest completions that fit" in sizing.advice(recipe)
     for tokens, fits in ((longest, True), (longest + sizing.STEP_TOKENS, False)):
-        need = memory.plan(override(recipe, [f"rollout.max_tokens={tokens}"]))
+        need = memory.plan_memory(override(recipe, [f"rollout.max_tokens={tokens}"]))
         assert need and need.fits == fits
 
 
 def test_offloading_moves_bytes_from_the_gpu_to_the_host():
     recipe = get("grpo-qwen2.5-vl-7b-mathv60k")
-    kept, away = memory.plan(recipe), memory.plan(override(recipe, ["optimizer.offload_reference=true"]))
+    kept, away = (
+        memory.plan_memory(recipe),
+        memory.plan_memory(override(recipe, ["optimizer.offload_reference=true"])),
+    )
     assert kept and away
     assert kept.peak.total - away.peak.total >= 0
     assert away.host_bytes - kept.host_bytes == recipe.config.placement.world_size * (8_292_166_656 * 2 / 8)
@@ -284,9 +291,9 @@ def test_replayed_experts_take_host_memory(capsys):
     name = "grpo-qwen3-vl-30b-a3b-mathv60k"
     changes = ["algorithm.routing_replay=true", "rollout.tensor_parallel=1"]
     recipe = override(get(name), changes)
-    need = memory.plan(recipe)
+    need = memory.plan_memory(recipe)
     config, facts = recipe.config, recipe.dataset
-    assert need and "experts to replay" not in memory.plan(get(name)).host
+    assert need and "experts to replay" not in memory.plan_memory(get(name)).host
     tokens = config.rows_per_step * config.rollout.samples_per_prompt
     tokens *= facts.prompt_tokens + facts.answer_tokens
     assert need.host["experts to replay"] == pytest.approx(2 * tokens * 48 * 8), "48 layers, 8 experts each"
@@ -297,14 +304,14 @@ def test_replayed_experts_take_host_memory(capsys):
 
 def test_frozen_vision_has_no_optimizer_states():
     recipe = override(get("grpo-qwen2.5-vl-7b-mathv60k"), ["model.freeze_vision=true"])
-    need = memory.plan(recipe)
+    need = memory.plan_memory(recipe)
     tower = KNOWN[recipe.config.model.path].vision
     assert need and tower and need.checkpoint_bytes == 12 * (8_292_166_656 - tower.parameters(3584))
 
 
 def test_resources_are_asked_for_as_planned():
     recipe = get("grpo-qwen2.5-vl-72b-mathv60k")
-    need, asked = memory.plan(recipe), memory.with_resources(recipe).cluster
+    need, asked = memory.plan_memory(recipe), memory.with_resources(recipe).cluster
     assert need
     assert asked.memory_gib * GIB >= need.host_bytes > (asked.memory_gib - 4) * GIB
     assert asked.disk_gib * GIB >= need.disk_bytes and asked.shm_gib == 24
@@ -315,7 +322,7 @@ def test_nodes_that_share_a_download_need_disk_for_their_share():
     big, model = get("grpo-qwen2.5-vl-72b-mathv60k"), 73_410_777_344 * 2
 
     def download(recipe, *changes):
-        return memory.plan(override(recipe, [*changes])).disk["model download"]
+        return memory.plan_memory(override(recipe, [*changes])).disk["model download"]
 
     assert download(big) == model / 4 + 5 * GIB, "a quarter of the files, and up to one file more"
     frozen = "model.freeze_vision=true"
@@ -354,7 +361,7 @@ def test_no_recipe_plans_more_than_nine_tenths_of_a_card():
     for name in RECIPES:
         recipe = get(name)
         for gpu in (recipe.cluster.gpu, *recipe.cluster.alternatives):
-            need = memory.plan(recipe, gpu) if recipe.cluster.gpus_per_node else None
+            need = memory.plan_memory(recipe, gpu) if recipe.cluster.gpus_per_node else None
             if need:
                 share = need.peak.total / need.gpu_bytes
                 assert share <= memory.MOST_OF_A_CARD, f"{name} on {gpu}: {share:.1%} in {need.peak.name}"
@@ -365,7 +372,7 @@ def test_checkpoint_staging_takes_what_is_planned():
     moments."""
     for name in RECIPES:
         recipe = get(name)
-        need = memory.plan(recipe) if recipe.cluster.gpus_per_node and recipe.kind == "train" else None
+        need = memory.plan_memory(recipe) if recipe.cluster.gpus_per_node and recipe.kind == "train" else None
         if not need or recipe.config.lora.rank or not recipe.config.checkpoint.asynchronous:
             continue
         world, gpus = recipe.config.placement.world_size, recipe.cluster.gpus_per_node
@@ -381,7 +388,7 @@ def test_rows_are_as_long_as_every_card_has_memory_for():
     for name in RECIPES:
         recipe = get(name)
         rows = memory.with_rows(recipe).config.algorithm.micro_batch_tokens
-        if recipe.kind != "train" or not recipe.cluster.gpus_per_node or memory.plan(recipe) is None:
+        if recipe.kind != "train" or not recipe.cluster.gpus_per_node or memory.plan_memory(recipe) is None:
             continue
         assert recipe.config.algorithm.micro_batch_tokens == 0, f"{name}: leave the choice to the plan"
         assert longest_sample(recipe.config) <= rows <= max(MOST_TOKENS["cuda"], rows)
@@ -389,7 +396,9 @@ def test_rows_are_as_long_as_every_card_has_memory_for():
             longer = override(recipe, [f"algorithm.micro_batch_tokens={rows + memory.ROW_STEP}"])
             cards = (recipe.cluster.gpu, *recipe.cluster.alternatives)
             shares = [
-                need.peak.total / need.gpu_bytes for card in cards if (need := memory.plan(longer, card))
+                need.peak.total / need.gpu_bytes
+                for card in cards
+                if (need := memory.plan_memory(longer, card))
             ]
             assert max(shares) > memory.MOST_OF_A_CARD, name
 
@@ -407,13 +416,13 @@ def test_nothing_is_computed_twice_where_the_longest_rows_fit_without():
             continue
         once = override(recipe, ["model.gradient_checkpointing=false"])
         rows = memory.with_rows(once).config.algorithm.micro_batch_tokens
-        need = memory.plan(once)
+        need = memory.plan_memory(once)
         if need and rows >= MOST_TOKENS["cuda"] and need.peak.total <= memory.MOST_OF_A_CARD * need.gpu_bytes:
             assert not recipe.config.model.gradient_checkpointing, name
 
 
 def test_one_rank_gathers_and_reduces_nothing():
-    need = memory.plan(get("grpo-qwen2.5-vl-3b-mathv60k"))
+    need = memory.plan_memory(get("grpo-qwen2.5-vl-3b-mathv60k"))
     assert need is not None
     for phase in need.phases:
         assert not {"gathered layers", "gather buffer", "reduce bucket", "head"} & phase.parts.keys(), phase

@@ -13,7 +13,7 @@ import pytest
 from recipes.plan import memory
 from trainer import config as c
 from trainer.hardware.model_shapes import shape_of
-from trainer.ranks.environment import environment
+from trainer.ranks.environment import rank_environment
 
 HERE = Path(__file__).parent
 
@@ -40,7 +40,7 @@ def test_every_phase_takes_what_the_plan_says(medium_model, picture_dataset, tmp
     )
     path = tmp_path / "run.yaml"
     path.write_text(c.dump(config))
-    env = os.environ | environment(config) | measured_rank.MALLOC | {"PYTHONPATH": str(HERE.parents[1])}
+    env = os.environ | rank_environment(config) | measured_rank.MALLOC | {"PYTHONPATH": str(HERE.parents[1])}
     outs = [tmp_path / f"{rank}.json" for rank in (0, 1)]
     command = [sys.executable, str(HERE / "measured_rank.py"), str(path)]
     ranks = [
@@ -57,7 +57,7 @@ def test_every_phase_takes_what_the_plan_says(medium_model, picture_dataset, tmp
         measured = json.loads(out.read_text())
         pixels = measured.pop("patches") * 14**2 // 4  # as large as they came out
         exact = dataclasses.replace(config, model=dataclasses.replace(config.model, max_pixels=pixels))
-        parts = {phase.name: phase.parts for phase in memory.phases(exact, shape, 0.0)}
+        parts = {phase.name: phase.parts for phase in memory.memory_phases(exact, shape, 0.0)}
         parts["load"].pop("fp32 gradients")  # gone again before the process can look
         planned = {name: sum(parts[name].values()) for name in measured}
         print({n: (round(measured[n] / 2**20), round(planned[n] / 2**20)) for n in planned})

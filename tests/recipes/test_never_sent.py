@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 from desk import elsewhere as elsewhere
 
-from recipes import manifest
 from recipes.drivers import kubernetes_driver, sent_tree
 from recipes.presets import get, resolve
-from recipes.run_record import RunRecord
+from recipes.records import manifest
+from recipes.records.run_record import RunRecord
 from recipes.targets import kubernetes, ssh
 from recipes.targets.render import render
 from trainer.config import ConfigError
-from trainer.config.never_sent import is_secret, patterns
+from trainer.config.never_sent import is_secret, secret_patterns
 from trainer.storage import transfer
 
 ROOT = Path(__file__).parents[2]
@@ -71,7 +71,7 @@ def assert_kept_here(names, hidden=True):
 def test_the_lists_of_git_and_dstack_repeat_the_one(tree):
     for name in (".gitignore", ".dstackignore"):
         lines = (ROOT / name).read_text().lower().splitlines()
-        assert not [pattern for pattern in patterns() if pattern not in lines], name
+        assert not [pattern for pattern in secret_patterns() if pattern not in lines], name
     assert all(is_secret(name) and is_secret(name.upper()) for name in SECRETS)
     assert not any(map(is_secret, KEPT))
 
@@ -96,18 +96,18 @@ def test_git_and_the_manifest_do_not_see_them(tree):
 
 def test_a_tracked_secret_is_not_in_the_diff_and_does_not_go_to_skypilot(tree):
     git("add", "-f", "tokens.env")
-    assert "tokens.env" not in manifest.diff()
+    assert "tokens.env" not in manifest.tracked_diff()
     with pytest.raises(ConfigError, match=r"SkyPilot would copy tokens.env .*git knows it"):
-        sent_tree.check("skypilot-runpod", {})
+        sent_tree.check_sent_tree("skypilot-runpod", {})
     for target in ("dstack-runpod", "kubernetes", "ssh", "local", "slurm"):
-        sent_tree.check(target, {})
+        sent_tree.check_sent_tree(target, {})
 
 
 def test_without_git_skypilot_gets_nothing_of_the_list(tree):
-    sent_tree.check("skypilot-runpod", {})
+    sent_tree.check_sent_tree("skypilot-runpod", {})
     shutil.rmtree(".git")
     with pytest.raises(ConfigError, match="no git repository"):
-        sent_tree.check("skypilot-runpod", {})
+        sent_tree.check_sent_tree("skypilot-runpod", {})
 
 
 @pytest.mark.parametrize(
@@ -127,13 +127,15 @@ def test_a_secret_under_another_name_stops_a_launch_that_would_copy_it(tree, tex
     Path("notes.txt").write_text(text)
     for target in ("skypilot-gcp", "dstack-gcp", "kubernetes", "ssh"):
         with pytest.raises(ConfigError, match=r"notes.txt holds .* move it out of") as failure:
-            sent_tree.check(target, {"AWS_SECRET_ACCESS_KEY": VALUE})
+            sent_tree.check_sent_tree(target, {"AWS_SECRET_ACCESS_KEY": VALUE})
         assert text.strip() not in str(failure.value) and VALUE not in str(failure.value)
-    sent_tree.check("slurm", {"AWS_SECRET_ACCESS_KEY": VALUE})
+    sent_tree.check_sent_tree("slurm", {"AWS_SECRET_ACCESS_KEY": VALUE})
 
 
 def test_kubernetes_packs_none_of_them(tree):
-    with tarfile.open(fileobj=io.BytesIO(kubernetes_driver.packed(Path.cwd(), get("preflight")))) as archive:
+    with tarfile.open(
+        fileobj=io.BytesIO(kubernetes_driver.packed_tree(Path.cwd(), get("preflight")))
+    ) as archive:
         assert_kept_here(archive.getnames())
     head = next(iter(render(get("preflight"), "kubernetes").values())).splitlines()
     tar = next(line for line in head if "tar -cf" in line).removeprefix("#   ")

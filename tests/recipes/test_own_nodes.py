@@ -6,12 +6,12 @@ import shlex
 
 import pytest
 
-from recipes import fleet_table
 from recipes.drivers import fleet_launch, launch_checks
 from recipes.plan import fleet_cost, memory, prices
 from recipes.presets import resolve
-from recipes.run_record import RunRecord
-from recipes.spec import Recipe
+from recipes.recipe.spec import Recipe
+from recipes.records.run_record import RunRecord
+from recipes.screens import fleet_table
 from trainer.config import ConfigError
 
 NAME = "grpo-qwen2.5-vl-7b-mathv60k"
@@ -41,9 +41,9 @@ def test_its_machine_reads_patches_out_of_the_store_like_any_other():
 
 def test_the_options_of_a_row_are_those_of_a_recipe_with_that_plan():
     recipe = resolve(NAME, [])
-    found = fleet_cost.compare(recipe, prices.sky_catalogs(), ["skypilot-aws"])
+    found = fleet_cost.compare_fleets(recipe, prices.sky_catalogs(), ["skypilot-aws"])
     best = min((row for row in found.fleets if row.worker and row.worker.own), key=lambda row: row.usd)
-    words = shlex.split(fleet_table.options(recipe, best))
+    words = shlex.split(fleet_table.row_options(recipe, best))
     assert "--fleet" not in words
     chosen = resolve(NAME, [words[i + 1] for i, word in enumerate(words) if word == "--set"])
     assert chosen.config.placement.workers_per_node == best.gpus
@@ -56,7 +56,7 @@ def test_the_options_of_a_row_are_those_of_a_recipe_with_that_plan():
 
 
 def test_the_other_gpus_hold_no_engine_and_the_node_each_worker_s_weights():
-    need = memory.plan(resolve(NAME, SPLIT))
+    need = memory.plan_memory(resolve(NAME, SPLIT))
     assert need and "rollout" not in {phase.name for phase in need.phases}
     assert need.host["each worker's copy of the weights"] == 4 * 2.0 * need.shape.parameters
 
@@ -66,11 +66,11 @@ def test_an_engine_that_its_gpus_do_not_hold_is_refused_before_anything_is_rente
     name = "grpo-qwen2.5-vl-72b-mathv60k"
     lean = [*SPLIT, "optimizer.offload_optimizer=true"]
     small = resolve(name, lean)
-    need = memory.plan(small)
+    need = memory.plan_memory(small)
     assert need and not need.fits and "leaves nothing for the KV cache" in need.problem
     with pytest.raises(ConfigError, match="KV cache"):
-        launch_checks.check(small, "slurm", reproducible=False)
-    of_four = memory.plan(resolve(name, [*lean, "rollout.tensor_parallel=4"]))
+        launch_checks.check_launch(small, "slurm", reproducible=False)
+    of_four = memory.plan_memory(resolve(name, [*lean, "rollout.tensor_parallel=4"]))
     assert of_four and of_four.fits, of_four
     assert of_four.kv_cache_tokens > 400_000
     (sync,) = (phase for phase in of_four.phases if phase.name == "own workers' sync")
@@ -95,15 +95,15 @@ def test_smaller_engines_are_proposed_only_where_the_node_has_ram_for_their_copi
 def test_a_node_s_workers_begin_with_the_whole_model():
     """Ranks of several nodes share its download; workers of each node read all of it."""
     alone = ["cluster.nodes=2", "checkpoint.export_hf=never"]
-    shared, whole = (memory.plan(resolve(NAME, sets)) for sets in (alone, [*alone, *SPLIT]))
+    shared, whole = (memory.plan_memory(resolve(NAME, sets)) for sets in (alone, [*alone, *SPLIT]))
     assert shared and whole
     assert shared.disk["model download"] < whole.disk["model download"] == 2.0 * whole.shape.parameters
 
 
 def test_with_machines_elsewhere_besides_no_plan_of_both_is_claimed():
-    recipe = resolve(NAME, [*fleet_launch.group("2xL40S"), *SPLIT])
+    recipe = resolve(NAME, [*fleet_launch.fleet_overrides("2xL40S"), *SPLIT])
     record = RunRecord(run_id="mine", recipe=NAME, target="skypilot-aws", usd_per_hour=10.0)
-    lines, row = fleet_table.both(recipe, record, record)
+    lines, row = fleet_table.describe_both_groups(recipe, record, record)
     assert row is None and "sample too" in lines[-1]
 
 

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from data_prep.sources.records import read
-from recipes.cli import main
+from recipes.commands.cli import main
 from recipes.plan.cost import steps_of
 from recipes.presets import resolve
 from recipes.presets.row_counts import rows_in

@@ -61,7 +61,7 @@ def test_every_recipe_has_one_screen(capsys, name):
     assert len(lines[0]) < COLUMNS and "\x1b" not in "".join(lines)
 
 
-SAMPLING = [name for name in RECIPES if not fleet_cost.refusal(get(name))]
+SAMPLING = [name for name in RECIPES if not fleet_cost.fleet_refusal(get(name))]
 
 
 @pytest.mark.parametrize("name", some(SAMPLING, (BIG,)))
@@ -87,10 +87,10 @@ def test_what_would_be_cheaper_costs_what_it_says():
     recipe = get(SEVEN)
     catalogs = prices.sky_catalogs()
     offers = cost.offers(recipe, catalogs, ranges=True)
-    targets = launching.driven(recipe)
+    targets = launching.driven_targets(recipe)
     taken = next(offer for offer in offers if offer.usd is not None and offer.target in targets)
-    need = memory.plan(recipe)
-    found = cheaper.proposals(recipe, need, taken, offers, targets, 100.0, catalogs)
+    need = memory.plan_memory(recipe)
+    found = cheaper.cheaper_changes(recipe, need, taken, offers, targets, 100.0, catalogs)
     by_name = {one.what: one for one in found}
     assert set(by_name) == {"more prompts", "carried over", "spot elsewhere", "workers"}
     assert [one.usd for one in found] == sorted(one.usd for one in found)
@@ -101,7 +101,7 @@ def test_what_would_be_cheaper_costs_what_it_says():
         changed = cost.offers(resolve(SEVEN, changes), catalogs, [taken.target])
         same = next(one for one in changed if (one.gpu, one.spot) == (taken.gpu, taken.spot))
         assert (same.hours, same.usd) == (by_name[what].hours, by_name[what].usd)
-    elsewhere = cost.planned(recipe, by_name["spot elsewhere"].change.split()[-1], catalogs)
+    elsewhere = cost.expected_offer(recipe, by_name["spot elsewhere"].change.split()[-1], catalogs)
     assert elsewhere.usd == by_name["spot elsewhere"].usd and elsewhere.target not in targets
 
 
@@ -117,11 +117,11 @@ def test_a_terminal_has_color_and_bars():
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=COLUMNS, color_system="standard")
     offers = cost.offers(get(SEVEN), ranges=True)
-    need = memory.plan(get(SEVEN))
-    told = plan_facts.facts_of(
+    need = memory.plan_memory(get(SEVEN))
+    told = plan_facts.plan_facts(
         get(SEVEN), need, offers, offers[0], [], None, [], [], "", "", ["a remark [with brackets]"], None
     )
-    plan_screen.show(told, console)
+    plan_screen.show_plan_screen(told, console)
     said = file.getvalue()
     assert "█" in said and "\x1b[32mfits" in said and "a remark [with brackets]" in said
     assert len(said.splitlines()) <= LINES
@@ -142,7 +142,7 @@ def names(kind):
 def test_the_facts_for_programs_have_the_documented_names(capsys):
     page = PAGE.read_text()
     documented = set(re.findall(r"^\| `(\w+)` \|", page[page.index("## For programs") :], re.M))
-    kinds = (plan_facts.PlanFacts, plan_facts.PlannedOffer, plan_facts.PlanLimits, cheaper.Cheaper)
+    kinds = (plan_facts.PlanFacts, plan_facts.PlannedOffer, plan_facts.PlanLimits, cheaper.CheaperChange)
     kinds += (hourly.HourlyPrice, fleet_screen.FleetFacts, fleet_screen.PlannedFleet)
     assert documented == set.union(*map(names, kinds))
     code, out, err = run(capsys, "plan", SEVEN, "--json", "--deadline", "10m")
@@ -150,7 +150,7 @@ def test_the_facts_for_programs_have_the_documented_names(capsys):
     assert code == 2 and not err
     assert set(facts) == names(plan_facts.PlanFacts) and facts["schema"] == plan_facts.SCHEMA
     assert set(facts["offers"][0]) == set(facts["taken"]) == names(plan_facts.PlannedOffer)
-    assert set(facts["cheaper"][0]) == names(cheaper.Cheaper)
+    assert set(facts["cheaper"][0]) == names(cheaper.CheaperChange)
     assert set(facts["limits"]) == names(plan_facts.PlanLimits) and facts["limits"]["kept"] is False
     assert facts["limits"]["deadline_hours"] == pytest.approx(1 / 6)
     assert facts["fits"] is True and facts["memory_gib"][facts["tightest"]] < facts["gpu_gib"]
@@ -184,6 +184,6 @@ def test_the_facts_of_fleets(capsys):
 
 def test_a_long_command_is_one_for_the_shell():
     command = f"python3 launch.py up x {' '.join(f'--set a.b={i}' for i in range(20))}"
-    lines = fleet_screen.continued(command).splitlines()
+    lines = fleet_screen.continued_command(command).splitlines()
     assert len(lines) > 2 and max(map(len, lines)) <= COLUMNS
     assert joined("\n".join(lines)) == shlex.split(command)

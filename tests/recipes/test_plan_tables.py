@@ -27,7 +27,7 @@ def test_no_phase_is_planned_below_its_roofline_and_far_ones_have_a_reason(name)
 def test_staging_by_shards_is_what_is_planned(name):
     """Adapters too. As powers of two, whole models would take up to twice as much."""
     recipe = RECIPES[name]
-    need = memory.plan(recipe)
+    need = memory.plan_memory(recipe)
     assert need is not None
     planned = need.host["checkpoint being written"]
     assert staged(recipe) == pytest.approx(planned, rel=0.001)

@@ -18,10 +18,10 @@ def test_steps_are_skipped_where_their_result_is_there_or_at_a_url(tmp_path):
     python.parent.mkdir(parents=True)
     python.write_text('#!/bin/bash\n[ "$2" = trainer.storage ] && exit 2\necho "ran $*"\n')
     python.chmod(0o755)
-    (tmp_path / "trainer").mkdir()
-    (tmp_path / "trainer/setup.sh").write_text("")
-    (tmp_path / "trainer/driver.sh").write_text("")
-    shutil.copy(ROOT / "trainer/task.sh", tmp_path / "trainer")
+    (tmp_path / "trainer/shell").mkdir(parents=True)
+    (tmp_path / "trainer/shell/setup.sh").write_text("")
+    (tmp_path / "trainer/shell/driver.sh").write_text("")
+    shutil.copy(ROOT / "trainer/shell/task.sh", tmp_path / "trainer/shell")
 
     def run(data):
         env = os.environ | {"DATA": data, "BUCKET": "s3://mine"}
@@ -51,9 +51,9 @@ def test_the_head_keeps_in_the_bucket_what_it_has_prepared_and_the_next_machine_
     python.write_text(f'#!/bin/bash\necho "$2 $3"\n{store}\n{make}\n')
     python.chmod(0o755)
     for file in ("setup.sh", "driver.sh"):
-        (tmp_path / "trainer").mkdir(exist_ok=True)
-        (tmp_path / "trainer" / file).write_text("")
-    shutil.copy(ROOT / "trainer/task.sh", tmp_path / "trainer")
+        (tmp_path / "trainer/shell").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "trainer/shell" / file).write_text("")
+    shutil.copy(ROOT / "trainer/shell/task.sh", tmp_path / "trainer/shell")
     setup = script.setup_commands(recipe, begun=False)
     code = f"set -euo pipefail\n{setup}{script.keep_commands(recipe)}wait\n"
 

@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 
-from recipes import recipe_files
 from recipes.drivers import launch_checks
 from recipes.presets import RECIPES, get, resolve
-from recipes.spec import Recipe, override, validate
+from recipes.recipe import recipe_files
+from recipes.recipe.spec import Recipe, override, validate
 from trainer import config as run_config
 from trainer.config import ConfigError
 
@@ -112,7 +112,7 @@ def test_unknown_recipe_names_the_nearest():
 def test_every_field_is_documented():
     import inspect
 
-    from recipes import spec
+    from recipes.recipe import spec
 
     for cls in (spec.Cluster, spec.DataFacts, spec.StorageSite, spec.Budget, spec.Site, Recipe):
         source = inspect.getsource(cls)
@@ -124,7 +124,7 @@ def test_every_field_is_documented():
 def test_own_rows_take_the_place_of_the_dataset(tmp_path, monkeypatch):
     (tmp_path / "mine.jsonl").write_text('{"question": "1+1?", "answer": 2}\n')
     monkeypatch.chdir(tmp_path)
-    name, given = recipe_files.expand(
+    name, given = recipe_files.expand_paths(
         "grpo-qwen2.5-vl-7b-mathv60k", ["data.source=mine.jsonl --map 'answer=answer'"]
     )
     recipe = resolve(name, given)
@@ -145,7 +145,7 @@ def test_own_rows_take_the_place_of_the_dataset(tmp_path, monkeypatch):
     with pytest.raises(
         ConfigError, match="nodes of skypilot-runpod do not have it: put the rows into a bucket"
     ):
-        launch_checks.check(recipe, "skypilot-runpod", False)
+        launch_checks.check_launch(recipe, "skypilot-runpod", False)
     with pytest.raises(ConfigError, match="there is no file other.jsonl where you are"):
         resolve(name, ["data.source=other.jsonl"])
     with pytest.raises(ConfigError, match="the run itself says where its rows go"):
@@ -155,7 +155,7 @@ def test_own_rows_take_the_place_of_the_dataset(tmp_path, monkeypatch):
 
 
 def test_the_list_of_one_family_of_models(capsys):
-    from recipes.cli import main
+    from recipes.commands.cli import main
 
     assert main(["list", "--model", "Qwen3-VL"]) == 0
     shown = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.startswith("grpo")]

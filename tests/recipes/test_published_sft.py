@@ -65,7 +65,7 @@ def test_lora_steps_lie_within_the_range_that_a_plan_shows_on_two_servers_too():
 def test_a_second_node_costs_supervised_training_that_factor_and_rl_nothing():
     two = get("sft-qwen2.5-72b-full")
     one = replace(two, cluster=replace(two.cluster, nodes=1))
-    need = memory.plan(two, "H100")
+    need = memory.plan_memory(two, "H100")
     steps = [cost.step_time(recipe, "H100", 1e9, need).update for recipe in (one, two)]
     assert steps[1] == pytest.approx(spread.SEVERAL_NODES * steps[0], rel=1e-3)
 

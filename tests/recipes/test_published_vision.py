@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 from published import VISION_RUNS, VisionRun
 
-from recipes.plan import cost, images, memory, passes, spread
+from recipes.plan import cost, image_cost, memory, passes, spread
 from recipes.presets import get
-from recipes.spec import override
+from recipes.recipe.spec import override
 
 DOCS = Path(__file__).parents[2] / "docs/planned.md"
 
 
 def planned(run: VisionRun, alone: bool) -> cost.StepTime:
     recipe = run.recipe(alone)
-    need = memory.plan(recipe)
+    need = memory.plan_memory(recipe)
     assert need
     return cost.step_time(recipe, recipe.cluster.gpu, 3200.0, need)
 
@@ -42,17 +42,17 @@ def test_the_documents_show_the_plan_beside_each_published_step(run):
 
 def test_larger_images_cost_the_host_the_tower_and_the_updates():
     recipe = get("grpo-qwen2.5-vl-7b-mathv60k")
-    need = memory.plan(recipe)
+    need = memory.plan_memory(recipe)
     assert need
     large = override(recipe, ["dataset.prompt_tokens=1400", "data.prompt_max_tokens=4096"])
     of_small, of_large = (passes.of_step(r, need.shape) for r in (recipe, large))
     small, more = (cost.step_time(r, "H100", 3200.0, need) for r in (recipe, large))
     assert more.images > 2.5 * small.images and more.update > 1.3 * small.update
-    assert images.tower_flops(need.shape, of_large) > 3 * images.tower_flops(need.shape, of_small)
+    assert image_cost.tower_flops(need.shape, of_large) > 3 * image_cost.tower_flops(need.shape, of_small)
     # 64 prompts on 4 engines and again on 8 ranks: their pixels, and what each image costs
     pixels = sum({x.prompt: x.image_tokens for x in of_small.lengths}.values()) * 28 * 28
-    by_hand = (pixels * images.PIXEL_S + 64 * images.IMAGE_S) * (1 / 4 + 1 / 8)
+    by_hand = (pixels * image_cost.PIXEL_S + 64 * image_cost.IMAGE_S) * (1 / 4 + 1 / 8)
     assert small.images == pytest.approx(by_hand)
     text = get("grpo-qwen2.5-7b-gsm8k")
-    of_text = memory.plan(text)
+    of_text = memory.plan_memory(text)
     assert of_text and cost.step_time(text, "H100", 3200.0, of_text).images == 0

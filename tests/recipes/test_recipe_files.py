@@ -7,9 +7,9 @@ import pytest
 from desk import elsewhere as elsewhere
 from desk import run, stand_in
 
-from recipes import run_record
-from recipes.recipe_files import expand, flatten
-from recipes.reproduce import check_config
+from recipes.recipe.recipe_files import expand_paths, flatten
+from recipes.records import run_record
+from recipes.records.reproduce import check_config
 from trainer.config import ConfigError
 
 BASE = "grpo-qwen2.5-vl-7b-mathv60k"
@@ -37,7 +37,7 @@ VALUE = 1
 """
 FILES = {
     "mine.py": PYTHON,
-    "beside.py": "STEPS = 17\n",
+    "beside_sampler.py": "STEPS = 17\n",
     "mine.yaml": (
         f"base: {BASE}\ncluster: {{nodes: 2}}\nrollout:\n  max_tokens: 4321\n"
         "optimizer: {learning_rate: 2e-6}\n"
@@ -115,15 +115,15 @@ def test_up_records_what_resume_and_reproduce_need(capsys, here, monkeypatch, tm
     assert run(capsys, "up", "mine.yaml", *up, "a")[0] == 0
     os.chdir(here)
     assert run(capsys, "up", "mine.py:mine", *up, "b", "--set", "run.seed=4")[0] == 0
-    assert run_record.load("a").recipe == BASE
-    assert run_record.load("b").recipe == f"{here}/mine.py:mine"
+    assert run_record.load_record("a").recipe == BASE
+    assert run_record.load_record("b").recipe == f"{here}/mine.py:mine"
     (here / "mine.yaml").unlink()
     for name, text in (("a", "max_tokens: 4321"), ("b", "max_steps: 17")):
         code, out, err = run(capsys, "resume", name, "--dry-run")
         assert code == 0 and text in out, err
     launch = json.loads((tmp_path / "runs/b/manifest.json").read_text())["launch"]
     check_config(launch, run_record.Path.cwd())
-    (here / "beside.py").write_text("STEPS = 18\n")
+    (here / "beside_sampler.py").write_text("STEPS = 18\n")
     with pytest.raises(ConfigError, match=r"another configuration than the manifest's: run\.max_steps"):
         check_config(launch, run_record.Path.cwd())
     assert run_record.check_run_id(run_record.new_run_id("/a/my_file.py:My_run"))
@@ -135,7 +135,7 @@ BAD = [
     (["mine.py"], "name the function that returns the recipe"),
     (["mine.py:other"], "has no function other"),
     (["mine.py:VALUE"], "has no function VALUE"),
-    (["mine.py:nothing"], "returned int, and a recipe is recipes.spec.Recipe"),
+    (["mine.py:nothing"], "returned int, and a recipe is recipes.recipe.spec.Recipe"),
     (["mine.py:broken"], "failed: KeyError"),
     (["syntax.py:mine"], "failed: SyntaxError"),
     (["baseless.yaml"], "base is missing"),
@@ -159,4 +159,4 @@ def test_bad_files_are_one_line(command, arguments, message, capsys, tmp_path):
 def test_flattened_values_keep_their_types():
     values = {"a": {"b": [1, "x"], "c": None}, "d": "1e-6", "e": True}
     assert flatten(values) == ['a.b=[1, "x"]', "a.c=null", 'd="1e-6"', "e=true"]
-    assert expand("demo", ["a=1"]) == ("demo", ["a=1"])
+    assert expand_paths("demo", ["a=1"]) == ("demo", ["a=1"])

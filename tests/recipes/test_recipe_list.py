@@ -34,30 +34,30 @@ def kept(tmp_path, monkeypatch):
     """A cache of its own, and a plan that counts its calls."""
     calls = []
     monkeypatch.setattr(recipe_list, "CACHE", tmp_path / "cache/list.json")
-    monkeypatch.setattr(recipe_list, "planned", lambda: calls.append(1) or [ONE])
+    monkeypatch.setattr(recipe_list, "planned_recipes", lambda: calls.append(1) or [ONE])
     return calls
 
 
 def test_figures_are_planned_once(kept):
-    assert recipe_list.listed() == recipe_list.listed() == [ONE]
+    assert recipe_list.listed_recipes() == recipe_list.listed_recipes() == [ONE]
     assert len(kept) == 1
     assert [path.name for path in recipe_list.CACHE.parent.iterdir()] == ["list.json"]
 
 
 @pytest.mark.parametrize("damage", ["", "x", "\n[]", "\udcff", "shorter", "another figure"])
 def test_a_damaged_cache_is_ignored(kept, damage):
-    recipe_list.listed()
+    recipe_list.listed_recipes()
     whole = recipe_list.CACHE.read_text()
     damaged = {"shorter": whole[:-2], "another figure": whole.replace("1.5", "1.4")}.get(damage, damage)
     assert damaged != whole
     recipe_list.CACHE.write_bytes(damaged.encode(errors="surrogateescape"))
-    assert recipe_list.listed() == [ONE] and len(kept) == 2
+    assert recipe_list.listed_recipes() == [ONE] and len(kept) == 2
     assert recipe_list.CACHE.read_text() == whole
 
 
 def test_a_folder_that_cannot_be_written_is_no_error(kept, tmp_path):
     (tmp_path / "cache").touch()
-    assert recipe_list.listed() == recipe_list.listed() == [ONE]
+    assert recipe_list.listed_recipes() == recipe_list.listed_recipes() == [ONE]
     assert len(kept) == 2
 
 
@@ -89,7 +89,7 @@ def test_a_changed_price_recipe_or_plan_is_planned_anew(file, tmp_path):
 
 def test_every_module_that_planning_loads_is_under_the_hash():
     code = (
-        "import json, sys; from recipes.screens import recipe_list; recipe_list.planned();"
+        "import json, sys; from recipes.screens import recipe_list; recipe_list.planned_recipes();"
         "print(json.dumps([getattr(m, '__file__', None) for m in sys.modules.values()]))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
@@ -100,16 +100,22 @@ def test_every_module_that_planning_loads_is_under_the_hash():
     }
     # Imported for a constant, an error or a file's writing: none of them plans.
     plain = {ROOT / "trainer" / name for name in PLAIN}
-    assert len(inner) > 60 and inner - set(recipe_list.sources()) <= plain
+    assert len(inner) > 60 and inner - set(recipe_list.figure_sources()) <= plain
 
 
-PLAIN = ("__init__.py", "errors.py", "exit_codes.py", "processes.py")
+PLAIN = (
+    "__init__.py",
+    "system/__init__.py",
+    "system/errors.py",
+    "system/exit_codes.py",
+    "system/processes.py",
+)
 
 
 def test_lines_say_what_the_plan_says_and_where_each_target_is():
     named = [target for _, targets in recipe_list.PLACES.values() for target in targets]
     assert sorted([*named, "skypilot"]) == sorted(CAPABILITIES), "skypilot stands for its clouds"
-    rows = {one.name: one for one in recipe_list.planned()}
+    rows = {one.name: one for one in recipe_list.planned_recipes()}
     assert list(rows) == list(RECIPES)
     for name in ("demo", "serve", "grpo-qwen2.5-vl-72b-mathv60k", "sft-qwen2.5-7b-lora"):
         recipe, row = get(name), rows[name]
@@ -122,7 +128,7 @@ def test_lines_say_what_the_plan_says_and_where_each_target_is():
 
 
 def test_a_line_a_recipe_within_a_screen_s_width(capsys):
-    from recipes.cli import main
+    from recipes.commands.cli import main
 
     assert main(["list"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -133,7 +139,7 @@ def test_a_line_a_recipe_within_a_screen_s_width(capsys):
 
 @pytest.mark.parametrize("name", ["demo", "serve", "preflight", "gpu-check", "grpo-qwen2.5-vl-72b-mathv60k"])
 def test_one_recipe_is_shown_with_its_details(name, capsys):
-    from recipes.cli import main
+    from recipes.commands.cli import main
 
     assert main(["list", name]) == 0
     said = capsys.readouterr().out

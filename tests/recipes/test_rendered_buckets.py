@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from recipes.drivers.launching import headed
+from recipes.drivers.launching import with_head
 from recipes.presets import get
-from recipes.spec import override
+from recipes.recipe.spec import override
 from recipes.targets.render import render
 
 ROOT = Path(__file__).parents[2]
@@ -52,7 +52,7 @@ def beginning(target, *overrides):
         text = yaml.safe_load(text)["setup"]
     if target.startswith("dstack"):
         text = re.search(r"set -euo pipefail\n.*", yaml.safe_load(text)["commands"][0], re.S)[0]
-    found = re.search(r"^\. trainer/task\.sh begin .*\n", text, re.M)
+    found = re.search(r"^\. trainer/shell/task\.sh begin .*\n", text, re.M)
     assert found
     return f"{text[: found.end()]}echo began $BUCKET\n"
 
@@ -60,9 +60,9 @@ def beginning(target, *overrides):
 @pytest.mark.parametrize("target", WORKS)
 def test_no_rendered_file_begins_without_a_bucket_that_can_be_one(target, tmp_path):
     """Committed files are launched by hand, so what the desk refuses must be refused where they run."""
-    (tmp_path / "trainer").mkdir()
+    (tmp_path / "trainer/shell").mkdir(parents=True)
     for name in ("bucket.sh", "task.sh"):
-        shutil.copy(ROOT / "trainer" / name, tmp_path / "trainer")
+        shutil.copy(ROOT / "trainer/shell" / name, tmp_path / "trainer/shell")
     batch = {
         "SLURM_SUBMIT_DIR": str(tmp_path),
         "SLURM_JOB_ID": "1",
@@ -114,11 +114,11 @@ def test_the_head_of_a_file_that_up_wrote_launches_that_file(target, tmp_path):
     recipe = override(get("grpo-qwen2.5-vl-7b-mathv60k"), ["storage.bucket=s3://mine"])
     rendered = render(recipe, target)
     for text in rendered.values():
-        own = headed(text, recipe, target, "mine")
+        own = with_head(text, recipe, target, "mine")
         head = [line for line in own.splitlines() if line.startswith("# ")]
         assert not any("recipes/generated" in line or "my-run" in line for line in head)
         assert [line for line in own.splitlines() if not line.startswith("#")] == [
             line for line in text.splitlines() if not line.startswith("#")
         ]
-    main = headed(next(iter(rendered.values())), recipe, target, "mine")
+    main = with_head(next(iter(rendered.values())), recipe, target, "mine")
     assert f"runs/mine/task/{next(iter(rendered))}" in main and "RUN_ID=mine" in main

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from recipes import manifest
-from recipes.reproduce import differences
+from recipes.records import manifest
+from recipes.records.reproduce import differing_keys
 from trainer import config as run_config
 
 ROOT = Path(__file__).parents[2]
@@ -20,7 +20,7 @@ RECIPE = "grpo-qwen2.5-0.5b-gsm8k"
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory):
     """A clone with a change that is not committed, and a stand-in for sbatch."""
-    if not manifest.git("rev-parse", "HEAD", cwd=ROOT):
+    if not manifest.run_git("rev-parse", "HEAD", cwd=ROOT):
         pytest.skip("no git repository here")
     where = tmp_path_factory.mktemp("clone") / "repo"
     subprocess.run(["git", "clone", "--quiet", "--shared", str(ROOT), str(where)], check=True)
@@ -156,4 +156,4 @@ def test_the_node_adds_its_half(tmp_path, monkeypatch):
 
 
 def test_differences_are_dotted_keys():
-    assert differences({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"b": 1, "c": 9}}) == ["a.c", "d"]
+    assert differing_keys({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"b": 1, "c": 9}}) == ["a.c", "d"]

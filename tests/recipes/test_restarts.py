@@ -14,15 +14,15 @@ import pytest
 import yaml
 
 from recipes.presets import get
-from recipes.spec import override
+from recipes.recipe.spec import override
 from recipes.targets import restarts
 from recipes.targets.render import render
-from trainer.exit_codes import FINAL_EXIT_CODES, RECOVER_EXIT_CODES
+from trainer.system.exit_codes import FINAL_EXIT_CODES, RECOVER_EXIT_CODES
 
 ROOT = Path(__file__).parents[2]
 LAUNCH = ROOT / ".venvs/launch/bin/python"
 needs_launch = pytest.mark.skipif(
-    not LAUNCH.exists(), reason="no .venvs/launch: bash trainer/setup.sh launch"
+    not LAUNCH.exists(), reason="no .venvs/launch: bash trainer/shell/setup.sh launch"
 )
 CODES = (0, 1, 2, 33, 34, 35, 36, 37, 38, 39, 130, 137, 139)
 AGAIN = {33, 34, 35, 36, 39}
@@ -52,11 +52,11 @@ def main_file(name, target, *overrides):
 @pytest.fixture
 def checkout(tmp_path):
     """A working copy whose environment is a stand-in: `trainer.node` leaves with $CODE."""
-    (tmp_path / "trainer").mkdir()
-    (tmp_path / "trainer/setup.sh").write_text("exit ${SETUP_CODE:-0}\n")
-    (tmp_path / "trainer/driver.sh").write_text("")
+    (tmp_path / "trainer/shell").mkdir(parents=True)
+    (tmp_path / "trainer/shell/setup.sh").write_text("exit ${SETUP_CODE:-0}\n")
+    (tmp_path / "trainer/shell/driver.sh").write_text("")
     for name in ("bucket.sh", "task.sh"):
-        shutil.copy(ROOT / "trainer" / name, tmp_path / "trainer")
+        shutil.copy(ROOT / "trainer/shell" / name, tmp_path / "trainer/shell")
     python = tmp_path / ".venvs/gpu/bin/python"
     python.parent.mkdir(parents=True)
     python.write_text(

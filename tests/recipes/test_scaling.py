@@ -6,9 +6,10 @@ import pytest
 from desk import elsewhere as elsewhere
 from desk import run
 
-from recipes import run_record, scaling
+from recipes.commands import scaling
 from recipes.presets import get, resolve
-from recipes.run_record import RunRecord
+from recipes.records import run_record
+from recipes.records.run_record import RunRecord
 from trainer.config import ConfigError
 
 BIG, GRPO = "sft-qwen2.5-72b-full", "grpo-qwen2.5-vl-72b-mathv60k-orig"
@@ -30,12 +31,12 @@ def written(run_id, step_s, per_gpu):
 
 
 def test_a_gpu_has_as_much_to_do_on_every_number_of_nodes():
-    rows = {n: resolve(BIG, scaling.overrides(get(BIG), n, 20)).config for n in (4, 16)}
+    rows = {n: resolve(BIG, scaling.size_overrides(get(BIG), n, 20)).config for n in (4, 16)}
     assert [c.sft.batch_size / c.placement.world_size for c in rows.values()] == [4.0, 4.0]
-    two = resolve(GRPO, scaling.overrides(get(GRPO), 8, 20)).config
+    two = resolve(GRPO, scaling.size_overrides(get(GRPO), 8, 20)).config
     assert (two.rollout.prompts_per_step, two.algorithm.samples_per_update) == (128, 128)
     with pytest.raises(ConfigError, match="cannot be cut to 3"):
-        scaling.overrides(resolve(BIG, ["sft.batch_size=513"]), 3, 20)
+        scaling.size_overrides(resolve(BIG, ["sft.batch_size=513"]), 3, 20)
 
 
 def test_what_is_missing_is_shown_and_what_is_there_makes_the_table(capsys):

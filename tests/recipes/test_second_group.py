@@ -2,11 +2,13 @@
 
 import pytest
 
-from recipes import capabilities, cli, groups, recipe_files
+from recipes import capabilities
+from recipes.commands import cli
 from recipes.plan import cost, hourly, memory, prices
 from recipes.plan.memory import GIB
 from recipes.presets import RECIPES, get, resolve
-from recipes.spec import SampleGroup, validate
+from recipes.recipe import recipe_files, sample_group
+from recipes.recipe.spec import SampleGroup, validate
 from recipes.targets import local
 from trainer.config import ConfigError
 
@@ -19,7 +21,7 @@ def with_group(name, *overrides):
 
 def test_no_recipe_has_a_second_group_of_its_own():
     for name in RECIPES:
-        assert get(name).sample is None and groups.sampling(get(name)) is None
+        assert get(name).sample is None and sample_group.sampling_machines(get(name)) is None
 
 
 def test_a_group_is_set_like_the_cluster_and_taken_away_again():
@@ -32,7 +34,7 @@ def test_a_group_is_set_like_the_cluster_and_taken_away_again():
 
 def test_a_group_is_set_in_a_recipe_file(tmp_path):
     (tmp_path / "mine.yaml").write_text(f"base: {ONE}\nsample:\n  gpu: L40S\n  nodes: 3\n")
-    recipe = resolve(*recipe_files.expand(str(tmp_path / "mine.yaml"), []))
+    recipe = resolve(*recipe_files.expand_paths(str(tmp_path / "mine.yaml"), []))
     assert recipe.sample == SampleGroup(nodes=3)
 
 
@@ -75,7 +77,7 @@ def test_a_group_that_makes_no_sense_is_refused_with_the_change(name, overrides,
 def test_a_try_out_that_leaves_its_gpus_alone_may_have_machines_that_do_too():
     sets = ["setup=cpu", "cluster.gpus_per_node=1", "cluster.gpu=A100-80GB", "sample.gpu=A100-80GB"]
     recipe = with_group("demo", *sets)
-    view = groups.sampling(recipe)
+    view = sample_group.sampling_machines(recipe)
     assert view is not None and (view.cluster.gpus_per_node, view.environment) == (1, "cpu")
     assert (view.config.placement.device, view.config.placement.workers_per_node) == ("cpu", 1)
 
@@ -87,7 +89,10 @@ def test_a_recipe_with_a_run_to_sample_for_is_one_machine_of_its_second_group():
     assert (view.kind, view.jobs, view.cluster.gpu) == ("sample", 1, "L40S")
     assert view.config.fleet.run == "mine"
     four = with_group(ONE, "sample.nodes=4", "fleet.run=mine", *fleet)
-    assert four.jobs == 4 and groups.sampling(with_group(ONE)).config.fleet.run == groups.OWN_RUN
+    assert (
+        four.jobs == 4
+        and sample_group.sampling_machines(with_group(ONE)).config.fleet.run == sample_group.OWN_RUN
+    )
     on_cpu = resolve("demo", ["fleet.run=mine", "fleet.workers=only"])
     assert (on_cpu.environment, on_cpu.config.placement.workers_per_node) == ("cpu", 1)
 
@@ -107,19 +112,23 @@ def test_machines_that_would_sample_nothing_are_refused(name, overrides, said):
 
 def test_a_view_is_one_machine_with_engines_of_its_own():
     recipe = with_group(ONE, "sample.nodes=4", "storage.volume=cache", "cluster.image=mine:1")
-    view = groups.sampling(recipe)
+    view = sample_group.sampling_machines(recipe)
     assert (view.name, view.jobs, view.cluster.nodes) == (f"{ONE}.sample", 4, 1)
-    assert groups.run_name(view) == ONE and recipe.jobs == 1
+    assert sample_group.run_name(view) == ONE and recipe.jobs == 1
     place, rollout = view.config.placement, view.config.rollout
     assert (place.nodes, place.workers_per_node) == (1, 1)
     assert (rollout.tensor_parallel, rollout.gpu_memory_utilization) == (1, 0.9)
     assert view.cluster.image == "mine:1" and view.storage.volume == ""
-    engine = groups.sampling(with_group(BIG, "sample.gpus_per_node=4")).config.rollout.tensor_parallel
+    engine = sample_group.sampling_machines(
+        with_group(BIG, "sample.gpus_per_node=4")
+    ).config.rollout.tensor_parallel
     assert engine == 4, "all GPUs of a machine that has fewer than an engine of the run"
-    eight = groups.sampling(with_group(ONE, "sample.gpus_per_node=8"))
+    eight = sample_group.sampling_machines(with_group(ONE, "sample.gpus_per_node=8"))
     assert eight.config.rollout.tensor_parallel == 2, "else the run's"
     on_cpu = ["sample.gpus_per_node=0", "sample.nodes=3", "storage.bucket=file:///b"]
-    pairs = groups.sampling(resolve("demo", [*on_cpu, "rollout.tensor_parallel=2", "fleet.workers=only"]))
+    pairs = sample_group.sampling_machines(
+        resolve("demo", [*on_cpu, "rollout.tensor_parallel=2", "fleet.workers=only"])
+    )
     assert pairs.config.placement.workers_per_node == pairs.config.rollout.tensor_parallel == 2
     (text,) = local.render(pairs).values()
     assert "workers_per_node: 6\n" in text, "ranks of three engines"
@@ -129,7 +138,7 @@ def test_a_view_is_one_machine_with_engines_of_its_own():
 
 
 def test_memory_of_a_sampling_machine_is_its_engine_alone():
-    need = memory.plan(groups.sampling(with_group(ONE)))
+    need = memory.plan_memory(sample_group.sampling_machines(with_group(ONE)))
     (phase,) = need.phases
     share, weights = 0.9 * 44.4 * GIB, 2.0 * need.shape.parameters
     assert phase.parts["engine weights"] == weights and phase.parts["engine workspace"] == 3 * GIB
@@ -142,7 +151,7 @@ def test_memory_of_a_sampling_machine_is_its_engine_alone():
 
 def test_a_trainer_whose_completions_workers_sample_has_no_engine():
     fleet = ("fleet.workers=only", "rollout.tensor_parallel=1")
-    alone, need = memory.plan(get(ONE)), memory.plan(resolve(ONE, list(fleet)))
+    alone, need = memory.plan_memory(get(ONE)), memory.plan_memory(resolve(ONE, list(fleet)))
     phases = {phase.name for phase in need.phases}
     assert {phase.name for phase in alone.phases} - phases == {"rollout", "sync"}
     assert not any("engine" in part for phase in need.phases for part in phase.parts)
@@ -153,7 +162,7 @@ def test_a_trainer_whose_completions_workers_sample_has_no_engine():
 
 
 def test_engines_of_several_gpus_share_weights_and_talk():
-    need = memory.plan(groups.sampling(with_group(BIG, "sample.gpus_per_node=8")))
+    need = memory.plan_memory(sample_group.sampling_machines(with_group(BIG, "sample.gpus_per_node=8")))
     rollout, sync = need.phases
     parts = rollout.parts
     embedding = 2.0 * 152064 * 8192
@@ -164,7 +173,7 @@ def test_engines_of_several_gpus_share_weights_and_talk():
     assert need.host["each worker's copy of the weights"] == 2.0 * need.shape.parameters, (
         "one, which all ranks read"
     )
-    two = memory.plan(groups.sampling(with_group(ONE, "sample.gpus_per_node=4")))
+    two = memory.plan_memory(sample_group.sampling_machines(with_group(ONE, "sample.gpus_per_node=4")))
     assert two.host["each worker's copy of the weights"] == 4.0 * two.shape.parameters, "one for each engine"
 
 
@@ -197,15 +206,15 @@ def test_limits_are_not_chosen_by_the_time_of_another_run(capsys):
 
 
 def test_the_snapshot_has_a_dated_row_of_an_l40s():
-    row = prices.price("runpod", "L40S")
+    row = prices.gpu_price("runpod", "L40S")
     assert row and row.on_demand > 0 and row.read and row.source and row.host_gib
 
 
 def test_dollars_per_hour_by_group_and_in_total():
     recipe = with_group(ONE, "sample.nodes=4")
     found = {one.target: one for one in hourly.of_groups(recipe, cost.offers(recipe))}
-    here, row = found["skypilot-runpod"], prices.price("runpod", "L40S")
-    sxm = prices.price("runpod", "A100-80GB", variant="A100-80GB-SXM")
+    here, row = found["skypilot-runpod"], prices.gpu_price("runpod", "L40S")
+    sxm = prices.gpu_price("runpod", "A100-80GB", variant="A100-80GB-SXM")
     assert (here.sample.gpu, here.sample.usd) == ("L40S", pytest.approx(4 * row.spot))
     assert (here.run.gpu, here.run.usd) == ("A100-80GB", pytest.approx(8 * sxm.on_demand))
     assert here.usd == pytest.approx(here.run.usd + here.sample.usd)
@@ -218,17 +227,21 @@ def test_a_group_takes_its_cheapest_gpu_and_one_card_is_a_pcie_card():
     found = {one.target: one for one in hourly.of_groups(recipe, cost.offers(recipe))}
     assert found["skypilot-runpod"].sample.gpu == "L40S"
     assert found["skypilot-gcp"].sample.gpu == "A100-80GB"
-    one = hourly.cheapest(groups.sampling(with_group(ONE, "sample.gpu=A100-80GB")), "skypilot-runpod")
-    assert one.usd == pytest.approx(prices.price("runpod", "A100-80GB", variant="A100-80GB").spot)
+    one = hourly.cheapest(
+        sample_group.sampling_machines(with_group(ONE, "sample.gpu=A100-80GB")), "skypilot-runpod"
+    )
+    assert one.usd == pytest.approx(prices.gpu_price("runpod", "A100-80GB", variant="A100-80GB").spot)
 
 
 def test_a_group_without_memory_or_dollars_has_no_price():
-    small = groups.sampling(with_group(ONE, "sample.memory_gib=64"))
+    small = sample_group.sampling_machines(with_group(ONE, "sample.memory_gib=64"))
     assert hourly.cheapest(small, "skypilot-runpod") is None, "62 GiB come with an L40S"
     assert "62 GiB of RAM come with a GPU, 64 GiB are asked for" in cost.short_of_ram(small)[0]
-    dear = groups.sampling(with_group(ONE, "budget.max_hourly_usd=1"))
+    dear = sample_group.sampling_machines(with_group(ONE, "budget.max_hourly_usd=1"))
     assert hourly.cheapest(dear, "skypilot-runpod") is None
-    assert hourly.cheapest(groups.sampling(with_group(ONE)), "slurm") is None, "machines of your own"
+    assert hourly.cheapest(sample_group.sampling_machines(with_group(ONE)), "slurm") is None, (
+        "machines of your own"
+    )
 
 
 def test_the_first_groups_offers_do_not_depend_on_the_second():
@@ -264,9 +277,9 @@ def test_a_target_that_can_run_both_groups_is_named():
         "20 jobs of one node"
     )
     with pytest.raises(ConfigError, match="use .*skypilot-runpod"):
-        capabilities.check(with_group(ONE), "skypilot-gcp")
+        capabilities.check_target(with_group(ONE), "skypilot-gcp")
     with pytest.raises(ConfigError, match="or those of sample"):
-        capabilities.check(with_group(ONE, "sample.gpu=L4", "sample.gpus_per_node=16"), "slurm")
+        capabilities.check_target(with_group(ONE, "sample.gpu=L4", "sample.gpus_per_node=16"), "slurm")
 
 
 def test_a_recipe_whose_second_group_would_sample_nothing_is_not_launched(capsys):

@@ -25,8 +25,8 @@ from tests.recipes.test_targets import CHECK_DSTACK, CHECK_SKY, LAUNCH, needs_la
 from tests.servers import rclone
 from trainer.checkpoint.attempt import Attempts
 from trainer.config import ConfigError, RunConfig, from_dict, validate
-from trainer.exit_codes import EXIT_OK
 from trainer.storage.storage import Storage
+from trainer.system.exit_codes import EXIT_OK
 
 ROOT = Path(__file__).parents[2]
 ONE, BIG = "grpo-qwen2.5-vl-7b-mathv60k", "grpo-qwen2.5-vl-72b-mathv60k"
@@ -77,13 +77,13 @@ def test_shell_is_valid_and_touches_nothing_of_the_run(target):
     text = sampling_file(ONE, target)
     shell = shell_of(text)
     assert subprocess.run(["bash", "-n"], input=shell, text=True, capture_output=True).stderr == ""
-    for word in ("trainer.node", "recipes.manifest", "keep .venvs", "driver.sh 36", '"$RUNS/$RUN_ID'):
+    for word in ("trainer.node", "recipes.records.manifest", "keep .venvs", "driver.sh 36", '"$RUNS/$RUN_ID'):
         assert word not in shell, word
     assert ".cache/$RUN_ID.yaml" not in shell
     assert "begin asked" in shell, "nothing reaches the run but the bucket"
     written = re.search(r"<<YAML\n(.*?)^YAML$", shell, re.S | re.M)
     values = {"RUN_ID": "r", "RUNS": "/runs", "DATA": "/data", "MODELS": "/models", "BUCKET": "s3://mine"}
-    config = from_dict(RunConfig, yaml.safe_load(script.fill(written[1], values)))
+    config = from_dict(RunConfig, yaml.safe_load(script.fill_placeholders(written[1], values)))
     validate(config)
     machine = 8 if target in ("skypilot-aws", "skypilot-lambda") else 2
     assert (config.placement.nodes, config.placement.workers_per_node) == (1, machine)
@@ -221,11 +221,11 @@ sys.exit(int(os.environ["CODE"]))
 def checkout(tmp_path):
     """A working copy with this Python as its environment, prepared data, and the sampling program of this
     test."""
-    (tmp_path / "trainer").mkdir()
-    (tmp_path / "trainer/setup.sh").write_text("")
-    (tmp_path / "trainer/driver.sh").write_text('echo "driver $1"\n')
+    (tmp_path / "trainer/shell").mkdir(parents=True)
+    (tmp_path / "trainer/shell/setup.sh").write_text("")
+    (tmp_path / "trainer/shell/driver.sh").write_text('echo "driver $1"\n')
     for name in ("bucket.sh", "task.sh"):
-        shutil.copy(ROOT / "trainer" / name, tmp_path / "trainer")
+        shutil.copy(ROOT / "trainer/shell" / name, tmp_path / "trainer/shell")
     (tmp_path / f"{PROGRAM}.py").write_text(STAND_IN)
     programs = {
         ".venvs/gpu/bin/python": f'exec {sys.executable} "$@"\n',

@@ -6,9 +6,9 @@ from dataclasses import replace
 from desk import elsewhere as elsewhere
 from desk import run, stand_in
 
-from recipes import run_record
 from recipes.drivers import launch_checks, platform_state
-from recipes.run_record import RunRecord
+from recipes.records import run_record
+from recipes.records.run_record import RunRecord
 from tests import servers
 from trainer.checkpoint.attempt import Attempts
 from trainer.storage.storage import Storage
@@ -52,10 +52,10 @@ def test_a_job_that_waits_for_its_machines_is_alive(capsys, monkeypatch, tmp_pat
         managed=True,
         overrides=["storage.bucket=s3://mine"],
     ).save()
-    said = platform_state.Said(text="managed job 3: STARTING", name="3")
-    monkeypatch.setattr(platform_state, "ask", lambda record: said)
-    monkeypatch.setattr("recipes.drivers.bucket_access.probe", lambda *a: None)
-    monkeypatch.setattr("recipes.drivers.shared_record.publish", lambda *a: None)
+    said = platform_state.PlatformAnswer(text="managed job 3: STARTING", name="3")
+    monkeypatch.setattr(platform_state, "ask_platform", lambda record: said)
+    monkeypatch.setattr("recipes.drivers.bucket_access.probe_bucket", lambda *a: None)
+    monkeypatch.setattr("recipes.drivers.shared_record.publish_manifest", lambda *a: None)
     code, _, err = run(capsys, "resume", "mine")
     assert code == 2 and "run mine is alive (managed job 3: STARTING)" in err
 
@@ -77,7 +77,7 @@ def test_flags_after_two_dashes_go_to_the_platform_and_are_kept_for_resume(capsy
     up = ["up", SEVEN, "--target", "slurm", "--detach", "--run-id", "mine"]
     assert run(capsys, *up, "--", "--exclude=gpu-7", "--mail-type=END")[0] == 0
     assert "--exclude=gpu-7 --mail-type=END" in (tmp_path / "calls").read_text()
-    assert run_record.load("mine").flags == ["--exclude=gpu-7", "--mail-type=END"]
+    assert run_record.load_record("mine").flags == ["--exclude=gpu-7", "--mail-type=END"]
     assert "--exclude=gpu-7" in run(capsys, "resume", "mine", "--dry-run")[1].splitlines()[-2]
     code, _, err = run(capsys, "status", "mine", "--", "--long")
     assert code == 2 and "`status` starts no platform" in err
@@ -105,6 +105,6 @@ def test_where_it_cannot_be_told_whether_a_run_is_alive_a_takeover_is_asked_for(
         return subprocess.CompletedProcess(argv, 35, "", "error: listing failed 2 times: 503 Slow Down\n")
 
     monkeypatch.setattr(launch_checks.subprocess, "run", away)
-    record = replace(run_record.load("mine"), run_id="other")
-    told = launch_checks.alive(record, {})
+    record = replace(run_record.load_record("mine"), run_id="other")
+    told = launch_checks.earlier_launch(record, {})
     assert told is not None and not told.sure and told.what == "listing failed 2 times: 503 Slow Down"

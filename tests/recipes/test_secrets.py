@@ -68,9 +68,9 @@ def test_a_job_of_pbs_gets_its_tokens_from_a_file_and_whole(capsys, monkeypatch,
     """`qstat -f` shows what `-v` names, cut at its commas."""
     key = json.dumps({"type": "service_account", "private_key": '-----BEGIN it\'s $HOME, "x"\n', "a": [1, 2]})
     monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", key)
-    monkeypatch.setattr("recipes.drivers.bucket_access.probe", lambda *a: None)
-    monkeypatch.setattr("recipes.drivers.shared_record.publish", lambda *a: None)
-    monkeypatch.setattr("recipes.drivers.launch_checks.alive", lambda *a: None)
+    monkeypatch.setattr("recipes.drivers.bucket_access.probe_bucket", lambda *a: None)
+    monkeypatch.setattr("recipes.drivers.shared_record.publish_manifest", lambda *a: None)
+    monkeypatch.setattr("recipes.drivers.launch_checks.earlier_launch", lambda *a: None)
     stand_in(tmp_path, monkeypatch, "qsub", "echo 7.server")
     given = ("up", SEVEN, "--target", "pbs", "--bucket", "gs://mine", "--run-id", "mine", "--detach")
     code, out, err = run(capsys, *given)

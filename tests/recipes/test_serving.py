@@ -18,18 +18,19 @@ import yaml
 from desk import elsewhere as elsewhere
 from desk import run, stand_in
 
-from recipes import run_record
-from recipes.drivers import trained
+from recipes.drivers import trained_model
 from recipes.plan import sizing
 from recipes.presets import resolve
-from recipes.run_record import RunRecord
+from recipes.records import run_record
+from recipes.records.run_record import RunRecord
 from recipes.targets.render import render
 from tests import servers
 from trainer import config as c
-from trainer import processes, serve
 from trainer.config import ConfigError
 from trainer.config.run_store import RunStore
+from trainer.sampling import serve
 from trainer.storage.storage import Storage
+from trainer.system import processes
 
 ROOT = Path(__file__).parents[2]
 LORA = "grpo-qwen2.5-vl-72b-lora-mathv60k"
@@ -100,13 +101,15 @@ def test_the_plan_of_a_server_tells_its_memory_and_its_hourly_price(capsys):
 
 def test_an_adapter_is_merged_on_the_node_or_here():
     record(recipe=LORA, bucket="gs://mine", overrides=["storage.bucket=gs://mine"])
-    recipe = resolve("serve", trained.served("mine", "", "dstack-gcp"))
+    recipe = resolve("serve", trained_model.what_to_serve("mine", "", "dstack-gcp"))
     task = next(iter(render(recipe, "dstack-gcp").values()))
     assert 'gs://mine/mine/checkpoints/hf "${MODELS}/${RUN_ID}" Qwen/Qwen2.5-VL-72B-Instruct' in task
     assert "GOOGLE_SERVICE_ACCOUNT_KEY=${{ secrets.google_service_account_key }}" in task
     folder = adapter_of("mine")
-    assert f"storage.weights={folder}" in trained.served("mine", "", "local"), "what `pull --weights` fetched"
-    assert "storage.weights=gs://mine/mine/checkpoints/hf" in trained.served("mine", "", None)
+    assert f"storage.weights={folder}" in trained_model.what_to_serve("mine", "", "local"), (
+        "what `pull --weights` fetched"
+    )
+    assert "storage.weights=gs://mine/mine/checkpoints/hf" in trained_model.what_to_serve("mine", "", None)
 
 
 def test_a_model_on_the_hub_that_reads_images_is_known_by_its_shape(tiny_model):
@@ -119,19 +122,19 @@ def test_a_model_on_the_hub_that_reads_images_is_known_by_its_shape(tiny_model):
 def test_experts_are_dealt_as_in_training_where_vllm_heeds_it():
     config = c.override(c.RunConfig(), ["rollout.expert_parallel=true", "rollout.tensor_parallel=2"])
     for device, dealt in (("cuda", True), ("cpu", False)):
-        words = serve.command(c.override(config, [f"placement.device={device}"]), "127.0.0.1", 8000)
+        words = serve.server_command(c.override(config, [f"placement.device={device}"]), "127.0.0.1", 8000)
         assert ("--enable-expert-parallel" in words) == dealt
 
 
 def test_what_cannot_be_served_is_refused_in_a_line(capsys):
     record(recipe=LORA)
     with pytest.raises(ConfigError, match="a run exports them at its end"):
-        trained.served("mine", "", "local")
+        trained_model.what_to_serve("mine", "", "local")
     folder = adapter_of("mine")
     code, _, err = run(capsys, "serve", "mine", "--target", "skypilot-runpod", "--dry-run")
     assert code == 2 and f"the nodes of skypilot-runpod have no {folder}" in err
     with pytest.raises(ConfigError, match="is an adapter: give the run"):
-        trained.model(str(folder))
+        trained_model.model_address(str(folder))
 
 
 def test_nothing_is_rented_for_weights_that_are_not_there(capsys, tmp_path, monkeypatch):
@@ -165,7 +168,15 @@ def test_the_server_answers_who_has_the_key_and_ends_with_its_hours(family_model
         placement=c.Placement(device="cpu"),
     )
     (tmp_path / "run.yaml").write_text(c.dump(config))
-    words = [sys.executable, "-m", "trainer.serve", "--config", str(tmp_path / "run.yaml"), "--port", "18765"]
+    words = [
+        sys.executable,
+        "-m",
+        "trainer.sampling.serve",
+        "--config",
+        str(tmp_path / "run.yaml"),
+        "--port",
+        "18765",
+    ]
     env = os.environ | {"VLLM_CPU_KVCACHE_SPACE": "1", "TORCHDYNAMO_DISABLE": "1"}
     env.pop("VLLM_API_KEY", None)
     refused = subprocess.run(words, env=env, capture_output=True, text=True, cwd=ROOT)
@@ -209,7 +220,7 @@ def test_the_server_answers_who_has_the_key_and_ends_with_its_hours(family_model
     server.kill()  # nothing of it can end vLLM then
     server.wait()
     end = time.monotonic() + 60
-    while serve.answers(18765):
+    while serve.server_answers(18765):
         assert time.monotonic() < end, "vLLM answers on, beyond its hours"
         time.sleep(0.5)
 
@@ -217,7 +228,7 @@ def test_the_server_answers_who_has_the_key_and_ends_with_its_hours(family_model
 STARTS = """
 import os, signal, subprocess, sys, time
 from functools import partial
-from trainer.processes import end_with_parent
+from trainer.system.processes import end_with_parent
 ending = partial(end_with_parent, os.getpid(), signal.SIGTERM)
 server = subprocess.Popen(["sleep", "300"], start_new_session=True, preexec_fn=ending)
 print(server.pid, flush=True)
@@ -229,10 +240,10 @@ def test_a_server_ends_with_the_process_that_started_it():
     ours = subprocess.Popen([sys.executable, "-c", STARTS], stdout=subprocess.PIPE, text=True, cwd=ROOT)
     assert ours.stdout is not None
     server = int(ours.stdout.readline())
-    assert processes.state(server)
+    assert processes.process_state(server)
     ours.kill()
     ours.communicate()
     end = time.monotonic() + 10
-    while processes.state(server) not in ("", "Z"):
+    while processes.process_state(server) not in ("", "Z"):
         assert time.monotonic() < end
         time.sleep(0.05)

@@ -12,7 +12,7 @@ import yaml
 
 from recipes.capabilities import targets_for
 from recipes.presets import RECIPES, get
-from recipes.spec import override
+from recipes.recipe.spec import override
 from recipes.targets.render import render
 
 ROOT = Path(__file__).parents[2]
@@ -39,7 +39,7 @@ def said(tmp_path_factory):
     if os.geteuid() != 0:
         pytest.skip("needs root, for a network namespace")
     if not LAUNCH.exists():
-        pytest.skip("no .venvs/launch: bash trainer/setup.sh launch")
+        pytest.skip("no .venvs/launch: bash trainer/shell/setup.sh launch")
     files, kinds = {}, {}
     for target in TARGETS:
         for name in RECIPES:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from recipes import run_record
 from recipes.drivers import ssh_driver
-from recipes.run_record import RunRecord
+from recipes.records import run_record
+from recipes.records.run_record import RunRecord
 from recipes.targets.render import render
 from recipes.targets.script import SECRETS
 
@@ -33,10 +33,10 @@ echo "rsync $*" >> {calls}
 target=${{@: -1}} host=${{target%%:*}}
 [ "$host" = user@dead ] && {{ echo "rsync: connection unexpectedly closed" >&2; exit 12; }}
 root={hosts}/$host/${{target#*:}}
-mkdir -p "$root/.cache" "$root/trainer" "$root/.venvs/gpu/bin"
-: > "$root/trainer/setup.sh"
-: > "$root/trainer/driver.sh"
-cp {checkout}/trainer/{{bucket,task}}.sh "$root/trainer/"
+mkdir -p "$root/.cache" "$root/trainer/shell" "$root/.venvs/gpu/bin"
+: > "$root/trainer/shell/setup.sh"
+: > "$root/trainer/shell/driver.sh"
+cp {checkout}/trainer/shell/{{bucket,task}}.sh "$root/trainer/shell/"
 cp {python} "$root/.venvs/gpu/bin/python"
 """
 PYTHON = """#!/bin/bash

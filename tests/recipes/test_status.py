@@ -9,9 +9,9 @@ import pytest
 from desk import elsewhere as elsewhere
 from desk import run, stand_in
 
-from recipes import run_record
-from recipes.drivers import sight
-from recipes.run_record import RunRecord
+from recipes.drivers import run_view
+from recipes.records import run_record
+from recipes.records.run_record import RunRecord
 
 ROOT = Path(__file__).parents[2]
 
@@ -57,7 +57,7 @@ def test_status_of_a_managed_job_is_what_its_engine_says(capsys, monkeypatch, tm
     answers(tmp_path, monkeypatch, "sky", [again, job, job | {"job_name": "other"}])
     code, out, _ = run(capsys, "status", "mine")
     assert code == 0 and "managed job 2: SUCCEEDED, RunPod (CA), recovered 2 times" in out and " 3.00" in out
-    assert run_record.load("mine").ended_s == 8200.0
+    assert run_record.load_record("mine").ended_s == 8200.0
     (tmp_path / "runs/mine/task").mkdir()
     (tmp_path / "runs/mine/task/r.yaml").touch()
     run(capsys, "logs", "mine")  # SkyPilot finds a job that has ended by its number only
@@ -77,7 +77,7 @@ def test_status_of_a_dstack_run_has_the_servers_own_cost(capsys, monkeypatch, tm
     answers(tmp_path, monkeypatch, "dstack", {"project": "main", "runs": [now]})
     code, out, _ = run(capsys, "status", "mine")
     assert code == 0 and "dstack run mine: running" in out and "3.25" in out
-    assert run_record.load("mine").ended_s == 0.0
+    assert run_record.load_record("mine").ended_s == 0.0
     over = {
         "status": "terminated",
         "termination_reason": "stopped_by_user",
@@ -85,7 +85,7 @@ def test_status_of_a_dstack_run_has_the_servers_own_cost(capsys, monkeypatch, tm
     }
     answers(tmp_path, monkeypatch, "dstack", {"project": "main", "runs": [now | over | {"cost": 4.5}]})
     assert "terminated (stopped_by_user)" in run(capsys, "status", "mine")[1]
-    assert run_record.load("mine").usd() == 4.5 and " 4.50" in run(capsys, "status")[1]
+    assert run_record.load_record("mine").usd() == 4.5 and " 4.50" in run(capsys, "status")[1]
 
 
 @pytest.mark.parametrize(
@@ -144,12 +144,12 @@ def test_what_was_rented_and_what_was_planned_stand_beside_each_other(capsys, mo
     assert " 1.0 (25.5) 16.22 (321) " in out, "hours and planned hours, dollars and planned dollars"
     answers(tmp_path, monkeypatch, "sky", [job | {"cluster_resources": "1x(gpus=A100-80GB:8)"}])
     run(capsys, "status", "mine")
-    known = run_record.load("mine")
+    known = run_record.load_record("mine")
     assert [round(usd, 2) for _, usd, _ in known.rented] == [16.22, 40.55]
     begun = time.time() - 7200
     past = [(begun, 16.0, "spot"), (begun + 3600, 40.0, "on demand")]
     assert replace(known, started_s=begun, rented=past).usd() == pytest.approx(56.0, abs=0.1)
-    assert sight.costs(known)["planned_usd"] == 321.0
+    assert run_view.run_costs(known)["planned_usd"] == 321.0
 
 
 def test_dstack_says_what_each_node_costs(capsys, monkeypatch, tmp_path):
@@ -172,7 +172,7 @@ def test_a_cluster_that_is_gone_costs_nothing_more(capsys, monkeypatch, tmp_path
     RunRecord(run_id="mine", recipe="r", target="skypilot-kubernetes", started_s=time.time() - 60).save()
     answers(tmp_path, monkeypatch, "sky", [])
     assert "cluster mine: gone" in run(capsys, "status", "mine")[1]
-    assert run_record.load("mine").ended_s > 0
+    assert run_record.load_record("mine").ended_s > 0
 
 
 def test_a_run_that_dstack_calls_done_and_that_ended_for_good_is_shown_as_failed(
@@ -231,6 +231,6 @@ def test_a_server_that_was_left_to_itself_and_ended_is_not_launched(capsys, tmp_
 def test_a_launch_that_was_stopped_before_it_began_leaves_no_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     RunRecord(run_id="mine", recipe="demo", target="local").save()
-    assert not run_record.began("mine")
-    run_record.forget("mine")
-    assert run_record.names() == []
+    assert not run_record.has_begun("mine")
+    run_record.forget_launch("mine")
+    assert run_record.known_ids() == []

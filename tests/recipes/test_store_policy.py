@@ -60,4 +60,4 @@ def test_up_prints_them(capsys, monkeypatch, address, said):
     code, out, err = run(capsys, *asked, "--target", "skypilot-runpod", "--fleet", "4xL40S:spot")
     assert code == 0, err
     assert said in out
-    assert store_policy.lines("file:///tmp/x", "a-run") == []
+    assert store_policy.policy_lines("file:///tmp/x", "a-run") == []

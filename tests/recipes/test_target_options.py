@@ -11,7 +11,7 @@ import pytest
 
 from recipes.capabilities import CAPABILITIES
 from recipes.presets import RECIPES, resolve
-from recipes.spec import Budget, Cluster, Recipe, Site, StorageSite
+from recipes.recipe.spec import Budget, Cluster, Recipe, Site, StorageSite
 from recipes.targets import options, ssh
 from recipes.targets.render import render
 from trainer.config import ConfigError
@@ -160,7 +160,7 @@ def test_presets_are_rendered_wherever_they_are_meant_for(name):
     """What a preset asks for itself is not refused."""
     recipe = RECIPES[name]()
     for target in CAPABILITIES:
-        options.check(recipe, target)
+        options.check_options(recipe, target)
 
 
 def test_hours_are_the_runs_own_on_every_target():

@@ -16,7 +16,7 @@ import yaml
 from recipes import capabilities
 from recipes.capabilities import targets_for
 from recipes.presets import RECIPES, get, own_data
-from recipes.spec import override
+from recipes.recipe.spec import override
 from recipes.targets import dstack, script
 from recipes.targets.render import COMMITTED, GENERATED, committed, render
 from trainer import config as run_config
@@ -24,7 +24,7 @@ from trainer import config as run_config
 ROOT = Path(__file__).parents[2]
 LAUNCH = ROOT / ".venvs/launch/bin/python"
 needs_launch = pytest.mark.skipif(
-    not LAUNCH.exists(), reason="no .venvs/launch: bash trainer/setup.sh launch"
+    not LAUNCH.exists(), reason="no .venvs/launch: bash trainer/shell/setup.sh launch"
 )
 PAIRS = [(name, target) for name in RECIPES for target in targets_for(get(name))]
 VALUES = {"RUN_ID": "r", "RUNS": "/runs", "DATA": "/data", "MODELS": "/models", "BUCKET": "s3://mine"}
@@ -92,7 +92,9 @@ def test_shell_is_valid_and_configuration_is_whole(name, target):
     assert subprocess.run(["bash", "-n"], input=shell, text=True, capture_output=True).stderr == ""
     inside = re.search(r"<<YAML\n(.*?)^YAML$", shell, re.S | re.M)
     assert inside, shell
-    resolved = run_config.from_dict(run_config.RunConfig, yaml.safe_load(script.fill(inside[1], VALUES)))
+    resolved = run_config.from_dict(
+        run_config.RunConfig, yaml.safe_load(script.fill_placeholders(inside[1], VALUES))
+    )
     assert resolved.run_id == "r" and resolved.placement == recipe.config.placement
     if recipe.kind == "train":
         run_config.validate(resolved)
@@ -107,7 +109,7 @@ def test_heredoc_expands_placeholders_and_nothing_else(tmp_path):
 
 
 def test_configuration_with_an_empty_bucket_is_text_not_null():
-    text = script.fill(script.config_text(get("demo")), VALUES | {"BUCKET": ""})
+    text = script.fill_placeholders(script.config_text(get("demo")), VALUES | {"BUCKET": ""})
     assert yaml.safe_load(text)["checkpoint"]["remote"] == ""
 
 
@@ -218,8 +220,8 @@ def test_kubernetes_pods_can_have_a_claim_and_wait_in_kueue():
     assert task["config"]["kubernetes"]["kueue"] == {"local_queue_name": "research"}
     own = task["config"]["kubernetes"]["pod_config"]["spec"]["containers"][0]["resources"]["requests"]
     assert own == {"ephemeral-storage": "60Gi"}, "of the pod's own disk: the rest lies on the claim"
-    assert capabilities.managed(recipe, "skypilot-kubernetes"), "evicted pods come back"
-    assert not capabilities.managed(get("preflight"), "skypilot-kubernetes")
+    assert capabilities.is_managed(recipe, "skypilot-kubernetes"), "evicted pods come back"
+    assert not capabilities.is_managed(get("preflight"), "skypilot-kubernetes")
 
 
 def test_runpod_volume_is_written_beside_the_task():
@@ -369,7 +371,7 @@ def test_dstack_uploads_what_a_node_imports(tmp_path):
         assert not (node / path).exists()
         upload(ROOT / path, (node / path).parent)
     called = set(re.findall(r"bin/python -m ([\w.]+)", "".join(rendered("dstack").values())))
-    assert {"trainer.node", "recipes.manifest", "data_prep", "recipes.gpu_check"} <= called
+    assert {"trainer.node", "recipes.records.manifest", "data_prep", "recipes.gpu_check"} <= called
     called -= {"recipes.gpu_check"}
     code = "import importlib, sys; assert all(importlib.import_module(m) for m in sys.argv[1:])"
     subprocess.run(
@@ -390,16 +392,18 @@ def test_dstack_uploads_what_a_node_imports(tmp_path):
 def test_an_environment_that_comes_with_the_image_is_taken_if_it_is_the_same(tmp_path):
     work, image = tmp_path / "work", tmp_path / "image"
     for folder in (work, image):
-        (folder / "trainer").mkdir(parents=True)
+        (folder / "trainer/shell").mkdir(parents=True)
         (folder / "requirements").mkdir()
-        shutil.copy(ROOT / "trainer/setup.sh", folder / "trainer")
+        shutil.copy(ROOT / "trainer/shell/setup.sh", folder / "trainer/shell")
         (folder / "requirements/gpu.txt").write_text("# nothing\n")
-    parts = b"".join((work / name).read_bytes() for name in ("requirements/gpu.txt", "trainer/setup.sh"))
+    parts = b"".join(
+        (work / name).read_bytes() for name in ("requirements/gpu.txt", "trainer/shell/setup.sh")
+    )
     (image / ".venvs/gpu/bin").mkdir(parents=True)
     (image / ".venvs/gpu/bin/python").symlink_to(sys.executable)
     (image / ".venvs/gpu/.stamp").write_text(hashlib.sha256(parts).hexdigest() + "\n")
     env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "SPOTRL_IMAGE_DIR": str(image)}
-    setup = ["bash", str(work / "trainer/setup.sh"), "gpu"]
+    setup = ["bash", str(work / "trainer/shell/setup.sh"), "gpu"]
     said = [
         subprocess.run(setup, env=env, capture_output=True, text=True, check=True).stdout for _ in range(2)
     ]

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from recipes import uploads
+from recipes.drivers import uploads
 from recipes.plan import cost, memory, passes
 from recipes.presets import get
-from recipes.recipe_files import expand
-from recipes.spec import override
+from recipes.recipe.recipe_files import expand_paths
+from recipes.recipe.spec import override
 from recipes.targets import script
 from trainer.hardware.gpus import gpu_named
 from trainer.hardware.model_shapes import KNOWN
@@ -28,7 +28,7 @@ def phase(need, name):
 
 
 def test_memory_and_disk(recipe):
-    need = memory.plan(recipe)
+    need = memory.plan_memory(recipe)
     assert need and need.fits
     assert {phase.parts["teacher shard"] for phase in need.phases} == {PARAMETERS * 2 / 8}
     assert "reference shard" not in need.peak.parts
@@ -38,22 +38,22 @@ def test_memory_and_disk(recipe):
     assert gathered == pytest.approx(2 * (1e9 + block), rel=2e-3)
     assert need.disk["teacher download"] == PARAMETERS * 2
 
-    alone = memory.plan(override(recipe, ["algorithm.teacher="]))
+    alone = memory.plan_memory(override(recipe, ["algorithm.teacher="]))
     assert alone and alone.disk_bytes == need.disk_bytes - PARAMETERS * 2
-    moved = memory.plan(override(recipe, ["optimizer.offload_reference=true"]))
+    moved = memory.plan_memory(override(recipe, ["optimizer.offload_reference=true"]))
     assert moved and "teacher shard" not in phase(moved, "rollout").parts
     assert moved.host["reference shards"] == PARAMETERS * 2
 
 
 def test_a_teacher_of_twice_the_nodes_is_cut_and_downloaded_in_halves(recipe):
-    need = memory.plan(override(recipe, ["cluster.nodes=2"]))
+    need = memory.plan_memory(override(recipe, ["cluster.nodes=2"]))
     assert need
     assert need.peak.parts["teacher shard"] == PARAMETERS * 2 / 16
     assert PARAMETERS < need.disk["teacher download"] < PARAMETERS + (6 << 30)
 
 
 def test_seconds_of_a_step(recipe):
-    need = memory.plan(recipe)
+    need = memory.plan_memory(recipe)
     alone = override(recipe, ["algorithm.teacher="])
     assert need
     with_teacher, without = (cost.step_time(one, "H100", 100.0, need) for one in (recipe, alone))
@@ -88,9 +88,9 @@ def test_a_folder_of_this_machine_goes_to_the_nodes(recipe, tmp_path, monkeypatc
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/config.json").write_text("{}")
     monkeypatch.chdir(tmp_path)
-    ours = override(recipe, expand(NAME, ["algorithm.teacher=mine"])[1])
+    ours = override(recipe, expand_paths(NAME, ["algorithm.teacher=mine"])[1])
     assert ours.config.algorithm.teacher == str(tmp_path / "mine")
-    (upload,) = uploads.planned(ours, "skypilot-gcp", {}).uploads
+    (upload,) = uploads.with_uploads(ours, "skypilot-gcp", {}).uploads
     assert (upload.field, upload.local) == ("algorithm.teacher", str(tmp_path / "mine"))
     seen = script.on_node(replace(ours, uploads=(upload,)))
     assert seen.config.algorithm.teacher == upload.there

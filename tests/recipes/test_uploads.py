@@ -10,9 +10,10 @@ import pytest
 from desk import elsewhere as elsewhere
 from desk import run, stand_in
 
-from recipes import run_record, uploads
+from recipes.drivers import uploads
 from recipes.presets import resolve
-from recipes.spec import Step
+from recipes.recipe.spec import Step
+from recipes.records import run_record
 from recipes.targets import script
 from recipes.targets.render import render
 from tests import servers
@@ -55,7 +56,7 @@ def s3_server(mine, monkeypatch):
 @pytest.mark.parametrize("target", ["skypilot-runpod", "dstack-runpod", "skypilot"])
 def test_nodes_fetch_what_the_desk_uploads(mine, target):
     recipe = resolve(SEVEN, [f"model.path={mine}/Mine", f"data.path={mine}/rows"])
-    staged = uploads.planned(recipe, target, {})
+    staged = uploads.with_uploads(recipe, target, {})
     keys = {upload.field: upload.key for upload in staged.uploads}
     assert set(keys) == {"model.path", "data.path"} and keys["model.path"].startswith("models/mine-")
     task = next(iter(render(staged, target).values()))
@@ -64,10 +65,10 @@ def test_nodes_fetch_what_the_desk_uploads(mine, target):
     assert f'path: "${{MODELS}}/{name}"' in task and str(mine) not in task
     assert "data_prep prepare mathv60k" not in task, "60,000 rows that nobody reads"
     (mine / "Mine/model.safetensors").write_text("other")
-    assert uploads.planned(recipe, target, {}).uploads[0].key != keys["model.path"], (
+    assert uploads.with_uploads(recipe, target, {}).uploads[0].key != keys["model.path"], (
         "another state has another key"
     )
-    assert {u.field: u.key for u in uploads.planned(recipe, target, keys).uploads} == keys, (
+    assert {u.field: u.key for u in uploads.with_uploads(recipe, target, keys).uploads} == keys, (
         "a run keeps its own"
     )
 
@@ -77,8 +78,10 @@ def test_a_machine_that_samples_fetches_no_teacher(mine):
     fleet = ["fleet.workers=only", "rollout.tensor_parallel=1", "storage.bucket=s3://mine"]
     recipe = resolve(SEVEN, [*teacher, *fleet])
     sampler = resolve(SEVEN, [*teacher, *fleet, "fleet.run=mine"])
-    assert [one.field for one in uploads.planned(recipe, "skypilot", {}).uploads] == ["algorithm.teacher"]
-    assert uploads.planned(sampler, "skypilot", {}).uploads == ()
+    assert [one.field for one in uploads.with_uploads(recipe, "skypilot", {}).uploads] == [
+        "algorithm.teacher"
+    ]
+    assert uploads.with_uploads(sampler, "skypilot", {}).uploads == ()
     made = Step(creates="${MODELS}/big/config.json", module="made.teacher")
     config = override(recipe.config, ["algorithm.teacher=${MODELS}/big"])
     steps = [one.module for one in script.on_node(replace(recipe, config=config, steps=[made])).steps]
@@ -89,7 +92,7 @@ def test_a_machine_that_samples_fetches_no_teacher(mine):
 def test_targets_that_see_the_folder_are_left_alone(mine):
     recipe = resolve(SEVEN, [f"model.path={mine}/Mine"])
     for target in ("slurm", "pbs", "ssh", "local"):
-        assert uploads.planned(recipe, target, {}) is recipe
+        assert uploads.with_uploads(recipe, target, {}) is recipe
 
 
 @pytest.mark.parametrize(
@@ -105,7 +108,7 @@ def test_targets_that_see_the_folder_are_left_alone(mine):
 )
 def test_what_nodes_could_not_have_is_refused(assignment, why):
     with pytest.raises(ConfigError, match=why):
-        uploads.planned(resolve(SEVEN, [assignment]), "skypilot-runpod", {})
+        uploads.with_uploads(resolve(SEVEN, [assignment]), "skypilot-runpod", {})
 
 
 def test_a_folder_goes_to_the_bucket_before_anything_is_rented_and_is_fetched_whole(
@@ -131,7 +134,7 @@ def test_a_folder_goes_to_the_bucket_before_anything_is_rented_and_is_fetched_wh
     assert f"uploading {mine}/Mine (0.00 GiB) to s3://bucket/models/mine-" in out
     assert "uploaded-before" in (mine / "calls").read_text()
     assert "2 files, " in out, "how much, and how long it took"
-    key = run_record.load("mine").uploads["model.path"]
+    key = run_record.load_record("mine").uploads["model.path"]
     (mine / "Mine/config.json").unlink()
     code, out, err = run(capfd, "resume", "mine", "--dry-run")
     assert code == 0 and key.partition("/")[2] in out, "the bucket has it"

@@ -84,10 +84,10 @@ def resolved(recipe: str, folder: str) -> dict[str, Any]:
 
     from recipes.presets import get
     from trainer.hardware.architectures import FAMILIES
-    from trainer.sampling.vllm_engine import arguments
+    from trainer.sampling.vllm_engine import engine_arguments
     from trainer.weights import in_process
 
-    in_process.register()
+    in_process.register_transfer()
     kind = json.loads((Path(folder) / "config.json").read_text())["model_type"]
     config = get(recipe).config
     config = replace(config, model=replace(config.model, path=folder, revision=""))
@@ -96,7 +96,7 @@ def resolved(recipe: str, folder: str) -> dict[str, Any]:
     prompter: Any = SimpleNamespace(
         has_vision=True, size=size, banned_token_ids=lambda: [7], architecture=FAMILIES[kind]
     )
-    parameters = arguments(config, prompter, 1)
+    parameters = engine_arguments(config, prompter, 1)
     made = EngineArgs(**parameters).create_engine_config(UsageContext.LLM_CLASS)
     scheduler, compilation = made.scheduler_config, made.compilation_config
     sizes = compilation.cudagraph_capture_sizes or []

@@ -31,13 +31,13 @@ from transformers import AttentionInterface
 
 from recipes.plan import hub_config
 from recipes.presets import get
-from recipes.spec import Recipe
+from recipes.recipe.spec import Recipe
 from tests.rehearsal.models import build
 from tests.rehearsal.rows import longest, shared, usual
 from trainer.algorithm import batching
 from trainer.config import RunConfig
 from trainer.config.budget import logprob_tokens, micro_batch_tokens
-from trainer.learning import attention, logprobs, tower
+from trainer.learning import attention, logprobs, tower_inputs
 from trainer.learning.policy import Policy, TrainMicroBatch
 
 LOGSUMEXP = "aten.logsumexp.default"
@@ -185,7 +185,7 @@ def play(recipe: Recipe, what: str, kind: str) -> dict[str, Any]:
     watch = Watch(device, images // shape.vision.merge**2 if shape.vision else 0)
     with fake:
         place = torch.device(device, 0) if device == "cuda" else torch.device("cpu")
-        item = batching.moved(to_learn(config, real, row.completions), place)
+        item = batching.move_record(to_learn(config, real, row.completions), place)
     with fake, watch:
         watch.ignore([*model.parameters(), *model.buffers()])
         batch = item.batch
@@ -228,7 +228,7 @@ def without_a_driver(fake: FakeTensorMode, real: batching.MicroBatch) -> None:
             tensor = fake.from_tensor(tensor)
         return tensor.to(to, non_blocking=True)
 
-    plain_places = tower.places
+    plain_places = tower_inputs.tower_arguments
 
     def places(visual: Any, grid: Any, to: torch.device) -> Any:
         """The tower's places are made of a real grid on the CPU, as in life."""
@@ -236,9 +236,9 @@ def without_a_driver(fake: FakeTensorMode, real: batching.MicroBatch) -> None:
             found = plain_places(visual, torch.tensor(real.grids), torch.device("cpu"))
         return {key: sent(value, to) if isinstance(value, Tensor) else value for key, value in found.items()}
 
-    batching.sent = sent
-    logprobs.sent = sent
-    logprobs.places = places
+    batching.send_tensor = sent
+    logprobs.send_tensor = sent
+    logprobs.tower_arguments = places
 
 
 def to_learn(config: RunConfig, batch: batching.MicroBatch, lengths: list[int]) -> TrainMicroBatch:

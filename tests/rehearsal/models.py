@@ -214,7 +214,7 @@ def build(config: RunConfig, shape: Shape, fake: FakeTensorMode, device: str) ->
             put_into_4_bits(hf, config.lora.quantization(config.model.dtype), device)
         if config.lora.rank:
             with nothing_moves():
-                lora.inject(hf, config.lora, 0)
+                lora.inject_adapters(hf, config.lora, 0)
     torch.set_default_dtype(torch.float32)
     with fake:
         if shape.tied:

@@ -9,10 +9,10 @@ import random
 import torch
 from torch import Tensor
 
-from recipes.spec import Recipe
+from recipes.recipe.spec import Recipe
 from tests.rehearsal.models import IMAGE
 from trainer.algorithm import batching
-from trainer.algorithm.traces import Trace, completed
+from trainer.algorithm.traces import Trace, completed_trace
 from trainer.config.budget import keys_per_token, longest_sample
 from trainer.data.processor import EncodedPrompt, mrope_positions
 from trainer.hardware.model_shapes import Shape, Vision
@@ -53,7 +53,9 @@ class Row:
             grid = torch.tensor([[1, height, width]])
         ids += self._words(prompt_tokens - len(ids))
         for index, length in enumerate(lengths):
-            self.traces.append(completed(ids, self._words(length), group=number, row=number, index=index))
+            self.traces.append(
+                completed_trace(ids, self._words(length), group=number, row=number, index=index)
+            )
         self.encoded.append(EncodedPrompt(ids, pixels, grid))
 
     def fill(self, tokens: int) -> None:

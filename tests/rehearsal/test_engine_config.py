@@ -1,6 +1,6 @@
 """vLLM's resolved configuration on each card is what it was: a new version of vLLM shows what it changes.
 
-Wants the gpu environment (`bash trainer/setup.sh gpu`, which needs no driver) and a C compiler. After a
+Wants the gpu environment (`bash trainer/shell/setup.sh gpu`, which needs no driver) and a C compiler. After a
 change that is meant: `.venvs/test/bin/python -m tests.rehearsal.test_engine_config` writes the file anew.
 """
 
@@ -61,7 +61,7 @@ def found(scratch: Path) -> dict[str, dict]:
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
-@pytest.mark.skipif(not PYTHON.exists(), reason="no .venvs/gpu: bash trainer/setup.sh gpu")
+@pytest.mark.skipif(not PYTHON.exists(), reason="no .venvs/gpu: bash trainer/shell/setup.sh gpu")
 def test_engines_resolve_as_they_did(tmp_path):
     assert found(tmp_path) == json.loads(GOLDEN.read_text())
 

@@ -67,7 +67,7 @@ def check(recipe: str, what: str, one: dict[str, Any]) -> None:
     assert shape is not None
     assert one["parameters"] == shape.parameters
     lora = config.lora
-    assert one["adapters"] == (sum(adapters.sizes(shape, lora.rank, lora.vision)) if lora.rank else 0)
+    assert one["adapters"] == (sum(adapters.adapter_sizes(shape, lora.rank, lora.vision)) if lora.rank else 0)
     assert one["mixed"] == {}
     if what == "update":  # on fake CPU tensors
         return

@@ -1,6 +1,6 @@
 import pytest
 
-from trainer.rewards.grading.extraction import boxes, final_answer, format_reward, unbox
+from trainer.rewards.grading.extraction import boxed_contents, final_answer, format_reward, unbox
 
 
 @pytest.mark.parametrize(
@@ -46,8 +46,8 @@ def test_different_boxes_are_a_hedge():
 
 
 def test_boxes_survive_thousands_of_them():
-    assert len(boxes("\\boxed{1}" * 20_000)) == 20_000
-    assert boxes("\\boxed{" * 20_000) == []
+    assert len(boxed_contents("\\boxed{1}" * 20_000)) == 20_000
+    assert boxed_contents("\\boxed{" * 20_000) == []
 
 
 @pytest.mark.parametrize(

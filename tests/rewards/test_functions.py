@@ -16,11 +16,11 @@ import pytest
 
 from trainer import config
 from trainer.config import ConfigError, RewardFunction
-from trainer.rewards.facts import facts_of
-from trainer.rewards.functions import Function, FunctionError, load_function, rewards_of
-from trainer.rewards.graded import ErrorRateError
+from trainer.rewards.call_signature import CallSignature
+from trainer.rewards.completion_facts import facts_of
+from trainer.rewards.functions import FunctionError, LoadedFunction, load_function, rewards_of
+from trainer.rewards.grade import ErrorRateError
 from trainer.rewards.scorer import Scorer
-from trainer.rewards.signature import Asking
 
 TEXT = "<think>a</think><answer>42</answer>"
 ROW = {
@@ -151,14 +151,14 @@ def in_batches(data_sources, solution_strs, ground_truths, extra_infos, **kwargs
     ],
 )
 def test_a_function_gets_what_it_asks_for_by_name(function, reward):
-    assert Asking(function)(facts() | {"completion_ids": [5, 6, 7]}) == reward
+    assert CallSignature(function)(facts() | {"completion_ids": [5, 6, 7]}) == reward
 
 
 def test_a_column_of_the_row_comes_before_what_stands_in_for_it():
     def reward(ground_truth, solution):
         return float(ground_truth == "42" and solution == "42")
 
-    assert Asking(reward)(facts(row={})) == 1.0 and Asking(reward)(facts()) == 0.0
+    assert CallSignature(reward)(facts(row={})) == 1.0 and CallSignature(reward)(facts()) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_a_column_of_the_row_comes_before_what_stands_in_for_it():
 def test_what_is_wrong_with_a_function_is_said_with_its_line(tmp_path, program, message):
     (tmp_path / "mine.py").write_text(program + "\n")
     with pytest.raises(FunctionError, match=message) as error:
-        Function(f"{tmp_path}/mine.py:reward", 1.0, "reward")(facts())
+        LoadedFunction(f"{tmp_path}/mine.py:reward", 1.0, "reward")(facts())
     assert "\n" not in str(error.value) and f"{tmp_path}/mine.py" in str(error.value)
 
 
@@ -229,7 +229,7 @@ def test_several_functions_are_weighted_and_have_metrics_of_their_own(several):
 
 
 def test_one_broken_function_of_several_makes_the_completion_an_error(several):
-    functions = [Function(f.path, f.weight, f.metric) for f in several("good", "broken")]
+    functions = [LoadedFunction(f.path, f.weight, f.metric) for f in several("good", "broken")]
     verdict, value, why, parts = rewards_of(functions, facts())
     assert (verdict, value, parts) == ("error", 0.0, {}) and "ZeroDivisionError" in why
 

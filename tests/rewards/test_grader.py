@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from trainer.rewards.grading import grader, quantity, units
-from trainer.rewards.grading.notation import clean
+from trainer.rewards.grading.notation import common_notation
 
 CASES = [
     (*line.split("\t"), "")[:5] for line in (Path(__file__).parent / "cases.tsv").read_text().splitlines()[1:]
@@ -161,8 +161,8 @@ def test_several_boxes_earn_nothing_even_if_the_last_is_right():
 
 def test_clean_is_idempotent_on_the_table():
     for _, reference, a, *_ in CASES:
-        assert clean(clean(reference)) == clean(reference)
-        assert clean(clean(a)) == clean(a)
+        assert common_notation(common_notation(reference)) == common_notation(reference)
+        assert common_notation(common_notation(a)) == common_notation(a)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tests.rewards.test_server import ROOT, call, free_port, in_this_process, wait_for, wrap
-from trainer.rewards import guard
+from trainer.rewards import connection_guard
 from trainer.rewards.server import ServerLimits
 
 
@@ -28,7 +28,7 @@ def open_halves(port: int, count: int) -> list[socket.socket]:
 
 @pytest.mark.slow
 def test_three_thousand_half_open_requests_neither_stay_nor_block(monkeypatch):
-    monkeypatch.setattr(guard, "HEAD_TIMEOUT_S", 4.0)
+    monkeypatch.setattr(connection_guard, "HEAD_TIMEOUT_S", 4.0)
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     with in_this_process(ServerLimits(body_timeout_s=2.0)) as base, ExitStack() as closing:
@@ -40,7 +40,7 @@ def test_three_thousand_half_open_requests_neither_stay_nor_block(monkeypatch):
         ]
         assert time.monotonic() - started < 3.0
         connections = [c for c in psutil.Process().net_connections("tcp") if c.laddr and c.laddr.port == port]
-        assert sum(c.status == "ESTABLISHED" for c in connections) <= guard.MAX_CONNECTIONS + 1
+        assert sum(c.status == "ESTABLISHED" for c in connections) <= connection_guard.MAX_CONNECTIONS + 1
         for half in halves:  # dropped, every one
             half.settimeout(20)
             with suppress(ConnectionError):

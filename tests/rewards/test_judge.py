@@ -12,7 +12,7 @@ import pytest
 
 from trainer.config import ConfigError, Rewards
 from trainer.rewards import judge
-from trainer.rewards.graded import ErrorRateError, ServerAway, TimeoutRateError
+from trainer.rewards.grade import ErrorRateError, ServerAway, TimeoutRateError
 from trainer.rewards.judge import STRUCTURED, read_verdict
 from trainer.rewards.scorer import Scorer
 

@@ -14,7 +14,7 @@ def test_rules_are_skipped_only_where_they_would_change_nothing(monkeypatch):
     draw = random.Random(0)
     pieces = re.findall(r"\\[a-zA-Z]+|.", " ".join(sorted(contents)))
     contents |= {"".join(draw.choices(pieces, k=draw.randint(1, 12))) for _ in range(20_000)}
-    clean = notation.clean.__wrapped__
+    clean = notation.common_notation.__wrapped__
     quick = {content: clean(content) for content in contents}
     monkeypatch.setattr(notation, "_COMPILED", [(frozenset(), *rule) for _, *rule in notation._COMPILED])
     monkeypatch.setattr(notation, "_PLAIN_NUMBER", re.compile("(?!)"))

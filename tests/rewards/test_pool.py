@@ -246,7 +246,7 @@ def test_user_function_runs_under_the_same_deadline(user_file):
         "correct",
         "wrong",
     ]
-    assert math.isnan(outcomes[3].accuracy), "the run ends and names it: trainer/rewards/unusable.py"
+    assert math.isnan(outcomes[3].accuracy), "the run ends and names it: trainer/rewards/unusable_rewards.py"
     assert [o.accuracy for o in outcomes if o is not outcomes[3]] == [0.5, 0.0, 0.0, 0.0, 2.0, 0.0]
 
 

@@ -17,12 +17,12 @@ import pytest
 
 from tests.rewards.test_server import HANG, TOKEN, call, in_this_process, url, wrap  # noqa: F401
 from trainer import config
-from trainer.backoff import Backoff, retry_after_s
-from trainer.rewards.graded import Grade
+from trainer.rewards.byte_queue import ByteQueue, QueueFull
+from trainer.rewards.grade import Grade
 from trainer.rewards.judge import Judge
-from trainer.rewards.queue import Full, Queue
-from trainer.rewards.remote import Client
+from trainer.rewards.remote import RewardClient
 from trainer.rewards.server import COMPLETION_BYTES, ServerLimits
+from trainer.system.backoff import Backoff, retry_after_s
 
 ONE = {"query": [wrap("1")], "labels": ["1"]}
 
@@ -60,9 +60,9 @@ def test_a_full_queue_says_when_to_return_and_every_client_does():
     texts = [wrap(f"\\sin x + {i}") for i in range(64)]
     references = [f"{i - i % 2}+\\sin x" for i in range(64)]
     with in_this_process(ServerLimits(queue_bytes=2 * 64 * (COMPLETION_BYTES + 500))) as base:
-        clients = [Client(config.Rewards(remote_url=f"{base}/get_reward")) for _ in range(24)]
+        clients = [RewardClient(config.Rewards(remote_url=f"{base}/get_reward")) for _ in range(24)]
 
-        def grade(client: Client) -> list:
+        def grade(client: RewardClient) -> list:
             return client.grade(texts, references, ["math"] * 64, [""] * 64)
 
         with ThreadPoolExecutor(24) as threads:
@@ -130,9 +130,9 @@ def test_what_a_client_that_left_had_sent_is_not_graded():
 def test_the_seconds_follow_the_pace_of_the_queue(monkeypatch):
     now = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    queue = Queue(100)
+    queue = ByteQueue(100)
     queue.take(1000)  # an empty queue takes anything
-    with pytest.raises(Full) as nothing_known:
+    with pytest.raises(QueueFull) as nothing_known:
         queue.take(1)
     assert nothing_known.value.retry_after_s == 1
     for _ in range(10):

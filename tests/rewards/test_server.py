@@ -18,14 +18,14 @@ import pytest
 import uvicorn
 
 from trainer import config
-from trainer.backoff import Backoff
 from trainer.config import ConfigError
 from trainer.rewards import remote
-from trainer.rewards.graded import ServerAway
-from trainer.rewards.guard import GuardedProtocol
+from trainer.rewards.connection_guard import GuardedProtocol
+from trainer.rewards.grade import ServerAway
 from trainer.rewards.remote import BadReplyError
 from trainer.rewards.scorer import Scorer
 from trainer.rewards.server import ServerLimits, check_host, create_app, response_of
+from trainer.system.backoff import Backoff
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKEN = "only-for-this-test"

@@ -6,15 +6,15 @@ import pytest
 
 from tests.rewards.test_server import server_that_says
 from trainer.algorithm.advantages import RunningNorm
-from trainer.algorithm.shaping import Carried
-from trainer.algorithm.traces import Outcome, completed
+from trainer.algorithm.reward_shaping import LoopState
+from trainer.algorithm.traces import Outcome, completed_trace
 from trainer.config import ConfigError, Rewards, RunConfig
 from trainer.rewards.scorer import Scorer
-from trainer.rewards.unusable import largest, refuse_unusable
+from trainer.rewards.unusable_rewards import describe_largest_reward, refuse_unusable
 
 
 def traces(*texts):
-    return [completed([1], [2], group=0, row=40 + i, text=text) for i, text in enumerate(texts)]
+    return [completed_trace([1], [2], group=0, row=40 + i, text=text) for i, text in enumerate(texts)]
 
 
 def scored(rewards, asked):
@@ -60,8 +60,11 @@ def test_finite_rewards_pass_and_the_largest_is_known():
     asked = traces("a", "b", "c")
     outcomes = [Outcome("correct", x, 0.0, x) for x in (0.5, -1e29, 1.0)]
     refuse_unusable(Rewards(), asked, outcomes)
-    assert largest(Rewards(), asked, outcomes) == "-1e+29 by the built-in grader for row 41, completion 'b'"
-    assert largest(Rewards(), [], []) == ""
+    assert (
+        describe_largest_reward(Rewards(), asked, outcomes)
+        == "-1e+29 by the built-in grader for row 41, completion 'b'"
+    )
+    assert describe_largest_reward(Rewards(), [], []) == ""
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 1e200])
@@ -78,6 +81,6 @@ def test_the_running_mean_is_never_poisoned(bad):
 
 def test_a_checkpoint_of_older_code_does_not_bring_poison():
     saved = {"count": 8.0, "mean": math.nan, "m2": math.inf, "kl_coef": 0.5, "prompts": 7}
-    carried = Carried.resume(saved, RunConfig(), 2)
+    carried = LoopState.resume(saved, RunConfig(), 2)
     assert (carried.count, carried.mean, carried.m2) == (0.0, 0.0, 0.0)
     assert (carried.kl_coef, carried.prompts) == (0.5, 7)

@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainer.algorithm.traces import Prompt, completed
+from trainer.algorithm.traces import Prompt, completed_trace
 from trainer.config import RunConfig, override
 from trainer.learning.distributed import RankWeights
 from trainer.ranks.ranks import Ranks
 from trainer.sampling.colocated import Colocated
-from trainer.sampling.sampler import Ask
+from trainer.sampling.sampler import SamplingRequest
 
 
 class NotedRanks(Ranks):
@@ -38,14 +38,14 @@ class NotedRanks(Ranks):
             self.calls.append((method.__name__, rank))
             self.with_routes.append(arguments[rank][6])
             for prompt in arguments[rank][0]:
-                yield [completed([1], [prompt.row], group=prompt.group, row=prompt.row)]
+                yield [completed_trace([1], [prompt.row], group=prompt.group, row=prompt.row)]
 
     def stop(self):
         pass
 
 
 def ask(config, version, step=7):
-    return Ask(
+    return SamplingRequest(
         kind="train",
         step=step,
         version=version,

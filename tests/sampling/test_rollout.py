@@ -28,12 +28,12 @@ def test_the_ban_fits_both_model_runners_and_keeps_no_tensor():
 
 
 def test_ranges_join_neighbours():
-    from trainer.sampling.vllm_engine import ranges
+    from trainer.sampling.vllm_engine import id_ranges
 
     assert (
-        ranges([]) == []
-        and ranges([7]) == [(7, 8)]
-        and ranges([1, 2, 3, 9, 11, 12]) == [(1, 4), (9, 10), (11, 13)]
+        id_ranges([]) == []
+        and id_ranges([7]) == [(7, 8)]
+        and id_ranges([1, 2, 3, 9, 11, 12]) == [(1, 4), (9, 10), (11, 13)]
     )
 
 

@@ -22,10 +22,10 @@ write: Any = torch._C._accelerator_setAllocatorSettings
 def of_a_rank(monkeypatch):
     """The allocator's settings of a rank on a GPU, as torch takes them, and an engine that notes them."""
     before = read()
-    write(environment.allocator())
+    write(environment.allocator_setting())
     built: list[str] = []
     monkeypatch.setattr(vllm_engine, "LLM", lambda **asked: built.append(read()))
-    monkeypatch.setattr(vllm_engine, "arguments", lambda *asked: {})
+    monkeypatch.setattr(vllm_engine, "engine_arguments", lambda *asked: {})
     yield built
     write(before)
 
@@ -36,8 +36,8 @@ def test_an_engine_of_several_gpus_is_built_in_memory_that_others_can_map(of_a_r
     config = c.RunConfig(rollout=c.Rollout(tensor_parallel=ranks), placement=c.Placement(device="cuda"))
     prompter: Any = SimpleNamespace(eos_token_id=0, tokenizer=None, opening="")
     vllm_engine.Engine(config, prompter, 0)
-    assert of_a_rank == [environment.allocator().replace("segments:True", f"segments:{expands}")]
-    assert read() == environment.allocator()
+    assert of_a_rank == [environment.allocator_setting().replace("segments:True", f"segments:{expands}")]
+    assert read() == environment.allocator_setting()
 
 
 def test_this_vllm_shares_the_buffers_of_cuda_graphs_and_takes_no_care_itself():

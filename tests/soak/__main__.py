@@ -29,7 +29,7 @@ from tests.soak.lengths import environment
 from tests.soak.sampling import Sampler, command
 from tests.soak.settings import LONGEST, PROMPTS, settings
 from trainer import config as c
-from trainer.exit_codes import EXIT_PREEMPTED
+from trainer.system.exit_codes import EXIT_PREEMPTED
 
 EPOCH_STEPS = 12
 GROUP = 8

@@ -13,12 +13,12 @@ from huggingface_hub.errors import XetDownloadError
 
 from tests.data_prep import hub_server
 from trainer import config as c
-from trainer import waiting
-from trainer.backoff import Backoff
 from trainer.config import ConfigError
 from trainer.data.processor import Prompter
-from trainer.errors import StorageError
 from trainer.storage import hub as hub_files
+from trainer.system import waiting
+from trainer.system.backoff import Backoff
+from trainer.system.errors import StorageError
 
 CONFIG = c.RunConfig(model=c.Model(path="owner/model"))
 INDEX, WHOLE = hub_files.INDEX, hub_files.WHOLE
@@ -61,10 +61,10 @@ def test_an_outage_is_not_a_refusal(hub, tmp_path, name, status, kind):
     """Status 0: the connection is closed without an answer."""
     hub.fails = {name: status}
     with pytest.raises(kind) as raised:
-        hub_files.fetch(CONFIG, hub_files.weight_files(CONFIG, tmp_path), tmp_path)
+        hub_files.fetch_files(CONFIG, hub_files.weight_files(CONFIG, tmp_path), tmp_path)
     assert f"{name} of owner/model" in str(raised.value) and "\n" not in str(raised.value)
     hub.fails = {}
-    (path,) = hub_files.fetch(CONFIG, hub_files.weight_files(CONFIG, tmp_path), tmp_path)
+    (path,) = hub_files.fetch_files(CONFIG, hub_files.weight_files(CONFIG, tmp_path), tmp_path)
     assert path.read_bytes() == b"w" * 2000
 
 
@@ -83,18 +83,18 @@ def test_a_download_that_breaks_off_is_an_outage(monkeypatch, tmp_path, error):
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
     with pytest.raises(StorageError, match=type(error).__name__):
-        hub_files.file(CONFIG, WHOLE, tmp_path)
+        hub_files.model_file(CONFIG, WHOLE, tmp_path)
 
 
 def test_what_is_not_there_and_what_cannot_be_a_name(hub, monkeypatch, tmp_path):
     with pytest.raises(FileNotFoundError, match=f"owner/model has no {INDEX}"):
-        hub_files.file(CONFIG, INDEX, tmp_path)
+        hub_files.model_file(CONFIG, INDEX, tmp_path)
     with pytest.raises(ConfigError, match="HFValidationError"):
-        hub_files.file(c.RunConfig(model=c.Model(path="owner/--model")), WHOLE, tmp_path)
+        hub_files.model_file(c.RunConfig(model=c.Model(path="owner/--model")), WHOLE, tmp_path)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert hub_files.weight_files(CONFIG, tmp_path) == [WHOLE]
     with pytest.raises(FileNotFoundError, match="the hub is switched off"):
-        hub_files.file(CONFIG, WHOLE, tmp_path)
+        hub_files.model_file(CONFIG, WHOLE, tmp_path)
 
 
 @pytest.mark.parametrize(("status", "kind"), [(503, StorageError), (0, StorageError), (401, ConfigError)])
@@ -128,10 +128,10 @@ def test_a_hub_that_comes_back_is_waited_for_by_name(hub, monkeypatch, tmp_path)
     monkeypatch.setattr(hub_files, "TRIES", Backoff(attempts=1, first_wait_s=0.05, patience_s=60))
     hub.fails = {WHOLE: 503}
     got = []
-    thread = threading.Thread(target=lambda: got.append(hub_files.file(CONFIG, WHOLE, tmp_path)))
+    thread = threading.Thread(target=lambda: got.append(hub_files.model_file(CONFIG, WHOLE, tmp_path)))
     thread.start()
     deadline = time.monotonic() + 30
-    while not (waits := waiting.read(tmp_path / "beacons")):
+    while not (waits := waiting.read_waits(tmp_path / "beacons")):
         assert time.monotonic() < deadline
         time.sleep(0.02)
     (wait,) = waits
@@ -139,7 +139,7 @@ def test_a_hub_that_comes_back_is_waited_for_by_name(hub, monkeypatch, tmp_path)
     assert str(wait).startswith(f"waiting for the hub at {hub.url} since ") and "503" in str(wait)
     hub.fails = {}
     thread.join(30)
-    assert got[0].read_bytes() == b"w" * 2000 and waiting.read(tmp_path / "beacons") == []
+    assert got[0].read_bytes() == b"w" * 2000 and waiting.read_waits(tmp_path / "beacons") == []
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), None])
@@ -154,5 +154,5 @@ def test_what_waiting_does_not_cure_is_told_at_once(hub, monkeypatch, tmp_path, 
 
         monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
     with pytest.raises(StorageError if error else ConfigError):
-        hub_files.file(CONFIG, WHOLE, tmp_path)
+        hub_files.model_file(CONFIG, WHOLE, tmp_path)
     assert "waiting for" not in capsys.readouterr().err

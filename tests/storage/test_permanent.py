@@ -18,13 +18,13 @@ import pytest
 from tests import servers
 from tests.storage.test_storage import MIB, blob
 from trainer.config import ConfigError
-from trainer.errors import StorageError
-from trainer.exit_codes import EXIT_CONFIG, EXIT_OK, EXIT_STORAGE
 from trainer.storage import storage
 from trainer.storage.__main__ import main
-from trainer.storage.probe import probe
+from trainer.storage.probe import probe_store
 from trainer.storage.storage import Storage
-from trainer.storage.stores import Retry
+from trainer.storage.stores import RetryPolicy
+from trainer.system.errors import StorageError
+from trainer.system.exit_codes import EXIT_CONFIG, EXIT_OK, EXIT_STORAGE
 
 PERMANENT_S = 10.0
 """Time that any permanent error may take, with the retries of a node."""
@@ -139,7 +139,7 @@ def test_google_s_bucket_without_a_key(monkeypatch, status):
 
 def test_google_s_server_of_keys_may_be_away_for_a_while(monkeypatch):
     _of_this_machine(monkeypatch)
-    quick = Retry(attempts=2, first_wait_s=0.05, max_wait_s=0.1, request_retries=0, request_retry_s=0.5)
+    quick = RetryPolicy(attempts=2, first_wait_s=0.05, max_wait_s=0.1, request_retries=0, request_retry_s=0.5)
     with replying(503, "") as port:
         monkeypatch.setenv("GCE_METADATA_HOST", f"127.0.0.1:{port}")
         monkeypatch.setenv("GCE_METADATA_IP", f"127.0.0.1:{port}")
@@ -156,7 +156,7 @@ def _of_this_machine(monkeypatch):
 
 @pytest.mark.parametrize("status", [429, 500, 503])
 def test_replies_that_pass_are_tried_again(status):
-    quick = Retry(attempts=3, first_wait_s=0.05, max_wait_s=0.1, request_retries=0, request_retry_s=0.5)
+    quick = RetryPolicy(attempts=3, first_wait_s=0.05, max_wait_s=0.1, request_retries=0, request_retry_s=0.5)
     with replying(status, xml("SlowDown")) as port:
         store = Storage("s3://bucket/p", env=servers.s3_environment(port), retry=quick)
         with pytest.raises(RuntimeError, match="failed 3 times"):
@@ -177,7 +177,7 @@ def test_a_probe_tells_what_is_wrong(tmp_path, monkeypatch, capsys, change, url,
     with servers.rclone(tmp_path / "disk") as server:
         begun = time.monotonic()
         with pytest.raises(ConfigError, match=cure):
-            probe(url, env=server.env | change)
+            probe_store(url, env=server.env | change)
         assert time.monotonic() - begun < PERMANENT_S
         for name, value in (server.env | change).items():
             monkeypatch.setenv(name, value)
@@ -188,15 +188,15 @@ def test_a_probe_tells_what_is_wrong(tmp_path, monkeypatch, capsys, change, url,
 
 def test_a_probe_of_a_store_that_takes_a_request_and_never_answers_ends(tmp_path):
     """By its own deadline, not by the ten minutes that a shard of a checkpoint may take."""
-    default = inspect.signature(probe).parameters["retry"].default
+    default = inspect.signature(probe_store).parameters["retry"].default
     assert default.request_timeout_s == 60
     once = replace(default, request_timeout_s=1.0, attempts=1, request_retries=0)
     with servers.rclone(tmp_path / "disk") as server, servers.proxy(server.port) as relay:
-        probe("s3://bucket/there", env=servers.s3_environment(relay.port), retry=once)
+        probe_store("s3://bucket/there", env=servers.s3_environment(relay.port), retry=once)
         relay.stall()
         begun = time.monotonic()
         with pytest.raises(StorageError):
-            probe("s3://bucket/there", env=servers.s3_environment(relay.port), retry=once)
+            probe_store("s3://bucket/there", env=servers.s3_environment(relay.port), retry=once)
         assert 1 <= time.monotonic() - begun < PERMANENT_S
 
 
@@ -230,13 +230,13 @@ def test_a_probe_leaves_nothing_and_asks_for_no_right_that_is_not_needed(tmp_pat
         plain, reset = {"Content-Type": "text/plain"}, f"http://127.0.0.1:{port}/moto-api/reset-auth"
         request = urllib.request.Request(reset, data=b"0", headers=plain, method="POST")
         urllib.request.urlopen(request).read()  # from here on every request is checked
-        probe("s3://bucket/p", env=env["writer"])
+        probe_store("s3://bucket/p", env=env["writer"])
         assert Storage("s3://bucket/p", env=env["writer"]).list() == []
-        probe("s3://bucket/p", env=env["reader"], write=False)
+        probe_store("s3://bucket/p", env=env["reader"], write=False)
         with pytest.raises(ConfigError, match=r"upload of probe-.*: the key has no right to do this"):
-            probe("s3://bucket/p", env=env["reader"])
+            probe_store("s3://bucket/p", env=env["reader"])
         with pytest.raises(ConfigError, match="secret key is wrong"):
-            probe("s3://bucket/p", env=env["writer"] | {"AWS_SECRET_ACCESS_KEY": "wrong"})
+            probe_store("s3://bucket/p", env=env["writer"] | {"AWS_SECRET_ACCESS_KEY": "wrong"})
         for name, value in env["reader"].items():
             monkeypatch.setenv(name, value)
         assert main(["probe", "s3://bucket/p", "--read-only"]) == EXIT_OK
@@ -257,7 +257,7 @@ def test_a_store_that_stands_still_is_told_of_soon(monkeypatch, capfd):
     the ten that an upload may take."""
     assert storage.SMALL_TIMEOUT_S == 60.0
     monkeypatch.setattr(storage, "SMALL_TIMEOUT_S", 1.0)
-    twice = Retry(attempts=2, first_wait_s=0.1, max_wait_s=0.2, request_retries=0, request_retry_s=1.0)
+    twice = RetryPolicy(attempts=2, first_wait_s=0.1, max_wait_s=0.2, request_retries=0, request_retry_s=1.0)
     with servers.moto() as server, servers.proxy(server.port) as relay:
         store = Storage("s3://bucket/p", env=servers.s3_environment(relay.port), retry=twice)
         store.put_bytes("k", b"x")
@@ -278,7 +278,7 @@ def test_a_download_that_stalls_goes_on_from_where_it_stands(tmp_path, capfd):
     file, sha = blob(tmp_path / "a", 24 * MIB)
     with servers.moto() as server, servers.proxy(server.port) as relay:
         Storage("s3://bucket/p", env=server.env).put(file, "f")
-        patient = Retry(attempts=3, first_wait_s=0.1, max_wait_s=0.2, request_retries=0, stall_s=1.5)
+        patient = RetryPolicy(attempts=3, first_wait_s=0.1, max_wait_s=0.2, request_retries=0, stall_s=1.5)
         store = Storage("s3://bucket/p", env=servers.s3_environment(relay.port), retry=patient)
         got = []
 
@@ -302,7 +302,9 @@ def test_a_slow_link_has_no_deadline(tmp_path):
     with servers.moto() as server:
         Storage("s3://bucket/p", env=server.env).put(file, "f")
         with servers.proxy(server.port) as relay:
-            patient = Retry(attempts=2, first_wait_s=0.1, request_retries=0, request_retry_s=0.5, stall_s=3.0)
+            patient = RetryPolicy(
+                attempts=2, first_wait_s=0.1, request_retries=0, request_retry_s=0.5, stall_s=3.0
+            )
             store = Storage("s3://bucket/p", env=servers.s3_environment(relay.port), retry=patient)
             relay.down_bytes_per_s = 1e6
             begun = time.monotonic()
@@ -312,9 +314,9 @@ def test_a_slow_link_has_no_deadline(tmp_path):
 
 @pytest.mark.parametrize(("gib", "requests"), [(4, 64), (0.25, 32), (0.004, 1)])
 def test_parts_grow_with_the_file(gib, requests):
-    from trainer.storage.stores import Limits
+    from trainer.storage.stores import StoreLimits
 
-    limits, size = Limits(), int(gib * 2**30)
+    limits, size = StoreLimits(), int(gib * 2**30)
     part = limits.part_for(size)
     assert -(-size // part) == requests
     assert limits.parallel(part) * part <= 192 << 20

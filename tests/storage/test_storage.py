@@ -15,12 +15,12 @@ import pytest
 
 from tests import servers
 from trainer.config import ConfigError
-from trainer.errors import StorageError
 from trainer.storage.__main__ import main
 from trainer.storage.storage import Storage
-from trainer.storage.stores import RUNPOD, Limits, Retry, open_store
+from trainer.storage.stores import RUNPOD, RetryPolicy, StoreLimits, open_store
+from trainer.system.errors import StorageError
 
-QUICK = Retry(attempts=6, first_wait_s=0.2, max_wait_s=1.0, request_retries=1, request_retry_s=2.0)
+QUICK = RetryPolicy(attempts=6, first_wait_s=0.2, max_wait_s=1.0, request_retries=1, request_retry_s=2.0)
 MIB = 1 << 20
 
 
@@ -157,7 +157,7 @@ def test_store_that_stays_away_is_an_error_after_the_retries(tmp_path):
     gone = Storage(
         "s3://bucket/p",
         env=servers.s3_environment(servers.free_port()),
-        retry=Retry(attempts=2, first_wait_s=0.1, request_retries=0, request_retry_s=0.5),
+        retry=RetryPolicy(attempts=2, first_wait_s=0.1, request_retries=0, request_retry_s=0.5),
     )
     with pytest.raises(StorageError, match="failed 2 times"):
         gone.put_bytes("k", b"x")
@@ -223,7 +223,7 @@ def test_runpod_volumes_have_limits():
     assert limits.part_for(500_000_001) < 500_000_001, "above 500 MB it must be multipart"
     with pytest.raises(ConfigError, match="split it"):
         limits.part_for(6 << 40)
-    assert open_store("s3://bucket/x", env | {"AWS_ENDPOINT_URL": "https://other"}, QUICK)[1] == Limits()
+    assert open_store("s3://bucket/x", env | {"AWS_ENDPOINT_URL": "https://other"}, QUICK)[1] == StoreLimits()
 
 
 def test_r2_takes_endpoint_and_keys_from_the_environment(monkeypatch, tmp_path):

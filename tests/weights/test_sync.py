@@ -8,7 +8,7 @@ import pytest
 
 from tests.families import BOUNDS, FAMILIES, VISION, dtype, replays
 from tests.loops.jobs import REWARD, Job
-from trainer.exit_codes import EXIT_ERROR
+from trainer.system.exit_codes import EXIT_ERROR
 
 
 @pytest.mark.long

@@ -52,7 +52,7 @@ class RewardParts:
         return total
 
 
-def estimate(
+def estimate_advantages(
     algorithm: Algorithm,
     rewards: RewardParts,
     total: Tensor,
@@ -83,7 +83,7 @@ def estimate(
             values = gdpo(rewards.parts, rewards.weights, groups, eps)
         case "reinforce_pp" | "reinforce_pp_baseline":
             start = total.double() if algorithm.advantage == "reinforce_pp" else group_mean(total, groups)
-            flat = whiten(returns(start, lengths, algorithm.gamma, kl))
+            flat = whiten(returns_to_go(start, lengths, algorithm.gamma, kl))
             values = _sums(flat, lengths) / lengths.clamp(min=1)
             tokens = [x.tolist() for x in _split(flat, lengths)]
     return Advantages(values.float(), tokens)
@@ -151,7 +151,7 @@ def gdpo(parts: Tensor, weights: Tensor, groups: Tensor, eps: float = 1e-6) -> T
     return (summed - summed.mean()) / (summed.std() + eps)
 
 
-def returns(rewards: Tensor, lengths: Tensor, gamma: float = 1.0, kl: Tensor | None = None) -> Tensor:
+def returns_to_go(rewards: Tensor, lengths: Tensor, gamma: float = 1.0, kl: Tensor | None = None) -> Tensor:
     """Returns to go of every token, [sum of lengths]: G_t = gamma G_t+1 - kl_t.
 
     A sequence's reward comes with its last token. `kl` [sum of lengths] is the cost of each token; None: 0.

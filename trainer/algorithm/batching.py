@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainer.algorithm.scheduling import Length
+from trainer.algorithm.scheduling import SampleLength
 from trainer.algorithm.traces import Trace
 
 T = TypeVar("T")
 
 
-class Encoded(Protocol):
+class EncodedImages(Protocol):
     """An encoded prompt without its token ids: what the policy reads of its images."""
 
     @property
@@ -65,10 +65,10 @@ class TrainBatch:
         )
 
 
-def scheduled(trace: Trace, image_token_id: int) -> Length:
+def trace_length(trace: Trace, image_token_id: int) -> SampleLength:
     """What the schedule of passes needs to know of a trace."""
     image_tokens = int(np.count_nonzero(trace.prompt == image_token_id))
-    return Length(trace.context, trace.shared, len(trace.completion), image_tokens)
+    return SampleLength(trace.context, trace.shared, len(trace.completion), image_tokens)
 
 
 @dataclass(frozen=True)
@@ -112,18 +112,18 @@ class MicroBatch:
     None: the router chooses for all tokens."""
 
 
-def moved(record: Any, device: torch.device) -> Any:
+def move_record(record: Any, device: torch.device) -> Any:
     """A dataclass of tensors, nested or not, on `device`; copies from pinned memory do not wait."""
     values = {}
     for name, value in vars(record).items():
         if isinstance(value, Tensor):
-            values[name] = sent(value, device)
+            values[name] = send_tensor(value, device)
         elif isinstance(value, MicroBatch | Layout):
-            values[name] = moved(value, device)
+            values[name] = move_record(value, device)
     return replace(record, **values)
 
 
-def sent(tensor: Tensor, device: torch.device) -> Tensor:
+def send_tensor(tensor: Tensor, device: torch.device) -> Tensor:
     """A tensor on `device`; a copy to a GPU does not wait."""
     if device.type == "cuda" and tensor.device.type == "cpu":
         tensor = tensor.pin_memory()
@@ -132,7 +132,7 @@ def sent(tensor: Tensor, device: torch.device) -> Tensor:
 
 def collate(
     traces: Sequence[Trace],
-    encoded: Callable[[Trace], Encoded],
+    encoded: Callable[[Trace], EncodedImages],
     positions: Callable[[list[int], Tensor | None], Tensor],
 ) -> MicroBatch:
     """Packs traces into one row. A prompt that several traces share is in the row once, before the first of
@@ -177,7 +177,7 @@ class _PackedRow:
         self.grids: list[tuple[int, int, int]] = []
         self.routes: list[tuple[np.ndarray | None, int]] = []
 
-    def add_prompt(self, trace: Trace, encoded: Encoded, positions: Callable[..., Tensor]) -> None:
+    def add_prompt(self, trace: Trace, encoded: EncodedImages, positions: Callable[..., Tensor]) -> None:
         """Adds a prompt that the row does not have yet, and the trace's completion right behind it."""
         place = positions(trace.prompt.tolist(), encoded.grid_thw)
         prompt = _Placed(self.length, trace.shared, int(place.max()) + 1)
@@ -230,7 +230,7 @@ class _PackedRow:
             position_ids=torch.cat(self.places, 1)[:, None],
             logits_at=_int64(self.predictors),
             targets=_int64(self.targets),
-            layout=layout(self.q, self.k, None if apart else torch.cat(self.keys)),
+            layout=build_layout(self.q, self.k, None if apart else torch.cat(self.keys)),
             pixel_values=torch.cat(self.pixels) if self.pixels else None,
             grids=tuple(self.grids),
             routes=_routes(self.routes),
@@ -256,7 +256,7 @@ def _int64(parts: Sequence[np.ndarray]) -> Tensor:
     return torch.from_numpy(np.concatenate(parts).astype(np.int64))
 
 
-def layout(q: Sequence[int], k: Sequence[int], kv_index: Tensor | None = None) -> Layout:
+def build_layout(q: Sequence[int], k: Sequence[int], kv_index: Tensor | None = None) -> Layout:
     """Stretches of `q` queries with `k` keys each."""
     return Layout(tuple(q), tuple(k), _running_sums(q), _running_sums(k), kv_index)
 
@@ -271,6 +271,6 @@ _EMPTY = MicroBatch(
     position_ids=torch.zeros(3, 1, 1, dtype=torch.long),
     logits_at=torch.zeros(0, dtype=torch.long),
     targets=torch.zeros(0, dtype=torch.long),
-    layout=layout([1], [1]),
+    layout=build_layout([1], [1]),
 )
 """What a rank without traces computes: one token, nothing learned."""

@@ -9,16 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainer.algorithm.advantages import Advantages, RewardParts, estimate, flat_groups
-from trainer.algorithm.losses import discounted, kl_divergence
-from trainer.algorithm.refill import chosen
-from trainer.algorithm.shaping import GRADED, graded, shaped
+from trainer.algorithm.advantages import Advantages, RewardParts, estimate_advantages, flat_groups
+from trainer.algorithm.dynamic_sampling import choose_groups
+from trainer.algorithm.losses import discount_advantages, kl_divergence
+from trainer.algorithm.reward_shaping import GRADED, add_form_rewards, weighted_rewards
 from trainer.algorithm.traces import Outcome, Trace
 from trainer.config import RunConfig
 
 
 @dataclass(frozen=True)
-class Credited:
+class CreditedTraces:
     """The traces that a step trains on, with the grader's outcome and the advantages of each."""
 
     traces: list[Trace]
@@ -27,7 +27,7 @@ class Credited:
 
 
 @dataclass(frozen=True)
-class Credit:
+class StepRewards:
     """Rewards of all of a step's completions, and which groups have unequal rewards."""
 
     rewards: RewardParts
@@ -42,7 +42,7 @@ class Credit:
 
     def members(self, size: int) -> list[int]:
         """Indices of the completions that are trained on: those of the `size` chosen groups."""
-        kept = set(chosen(self.flat, size))
+        kept = set(choose_groups(self.flat, size))
         members = []
         for i, group in enumerate(self.groups.tolist()):
             if group in kept:
@@ -59,7 +59,9 @@ class Credit:
         """
         at = torch.tensor(members)
         rewards = replace(self.rewards, parts=self.rewards.parts[at])
-        return estimate(config.algorithm, rewards, total[at], self.groups[at], self.lengths[at], kl)
+        return estimate_advantages(
+            config.algorithm, rewards, total[at], self.groups[at], self.lengths[at], kl
+        )
 
     def describe(self, config: RunConfig, members: list[int]) -> dict[str, float]:
         """Metrics of the groups, of the rewards for form, and of the completions that the update left out."""
@@ -72,7 +74,7 @@ class Credit:
                 out[name] = float(values.mean())
 
         if config.algorithm.refill_rounds:
-            kept = chosen(self.flat, config.rollout.prompts_per_step)
+            kept = choose_groups(self.flat, config.rollout.prompts_per_step)
             trained_flat = sum(self.flat[group] for group in kept)
             trained_useful = len(kept) - trained_flat
             out["group/sampled"] = groups
@@ -84,7 +86,7 @@ class Credit:
         return out
 
 
-def credited(config: RunConfig, traces: Sequence[Trace], outcomes: Sequence[Outcome]) -> Credit:
+def reward_step(config: RunConfig, traces: Sequence[Trace], outcomes: Sequence[Outcome]) -> StepRewards:
     """Rewards of a step's completions."""
     numbers = []
     lengths = []
@@ -95,11 +97,11 @@ def credited(config: RunConfig, traces: Sequence[Trace], outcomes: Sequence[Outc
         finished.append(trace.finished)
     groups = torch.tensor(numbers)
 
-    given = graded(outcomes, config)
+    given = weighted_rewards(outcomes, config)
     # If the grader's rewards have no weight, its verdicts still tell which groups are flat.
     compared = given.total if given.weights.any() else given.parts.sum(1)
-    return Credit(
-        rewards=shaped(given, traces, groups, config),
+    return StepRewards(
+        rewards=add_form_rewards(given, traces, groups, config),
         groups=groups,
         lengths=torch.tensor(lengths),
         flat=flat_groups(compared, groups).tolist(),
@@ -107,7 +109,7 @@ def credited(config: RunConfig, traces: Sequence[Trace], outcomes: Sequence[Outc
     )
 
 
-def learnable(traces: Sequence[Trace], mask_truncated: bool) -> list[int]:
+def learnable_indices(traces: Sequence[Trace], mask_truncated: bool) -> list[int]:
     """Indices of the traces that count in the loss. A token of theirs must be learned, the engine's
     log-probabilities must be finite, and with `mask_truncated` the model must have ended the trace by
     itself."""
@@ -133,5 +135,5 @@ def by_token(advantages: Advantages, lengths: Tensor, gamma: float) -> list[np.n
     """Advantage of every learned token, [T] float32 per trace; lengths: [N], learned tokens of each."""
     if advantages.tokens is not None:
         return [np.asarray(values, np.float32) for values in advantages.tokens]
-    flat = discounted(advantages.values, lengths, gamma)
+    flat = discount_advantages(advantages.values, lengths, gamma)
     return [part.numpy() for part in flat.split(lengths.tolist())]

@@ -11,7 +11,7 @@ from trainer.config import Data
 
 
 @dataclass
-class Standing:
+class CurriculumState:
     """The level of rows that a run has reached, and its pass rate there."""
 
     level: int = 0

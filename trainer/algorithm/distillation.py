@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 
-def taught(
+def add_teacher_advantages(
     advantages: Sequence[np.ndarray],
     teacher: Sequence[np.ndarray],
     old: Sequence[np.ndarray],
@@ -25,7 +25,7 @@ def taught(
     return out
 
 
-def teaching(teacher: Sequence[np.ndarray], old: Sequence[np.ndarray]) -> dict[str, float]:
+def teacher_metrics(teacher: Sequence[np.ndarray], old: Sequence[np.ndarray]) -> dict[str, float]:
     """`teacher/*` of a step's trained tokens: how far the policy is from its teacher. Empty where there are
     none."""
     if not teacher:

@@ -203,7 +203,7 @@ def grpo_loss(
         )
 
 
-def discounted(advantages: Tensor, lengths: Tensor, gamma: float) -> Tensor:
+def discount_advantages(advantages: Tensor, lengths: Tensor, gamma: float) -> Tensor:
     """Advantages of tokens [sum of lengths] from those of their sequences [B]: A_t = gamma^(T-1-t) A."""
     spread = torch.repeat_interleave(advantages, lengths)
     if gamma == 1.0 or not len(lengths):

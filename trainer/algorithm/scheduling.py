@@ -24,7 +24,7 @@ group: pieces of that size cannot be put together evenly."""
 
 
 @dataclass(frozen=True)
-class Length:
+class SampleLength:
     """Size of one sample, which is all that the schedule knows of it."""
 
     prompt: Hashable
@@ -36,7 +36,7 @@ class Length:
 
 
 @dataclass(frozen=True)
-class Cost:
+class PassCost:
     """Times of the parts of a pass, in units of the time of one token in the layers' matrix products."""
 
     attended: float = 1e-5
@@ -46,11 +46,11 @@ class Cost:
     per_pass: float = 2_000.0
     """Time of gathers and hooks in any pass. This is an assumption for NVLink and 8x400G."""
 
-    def prompt(self, x: Length) -> float:
+    def prompt(self, x: SampleLength) -> float:
         """Time of a prompt, once."""
         return x.prompt_tokens * (1 + self.attended * x.prompt_tokens) + self.image_token * x.image_tokens
 
-    def completion(self, x: Length) -> float:
+    def completion(self, x: SampleLength) -> float:
         """Time of a completion, which attends to its prompt and itself."""
         return x.completion_tokens * (1 + self.attended * (x.completion_tokens + 2 * x.prompt_tokens))
 
@@ -73,11 +73,11 @@ class PromptPiece:
     cost: float
 
 
-def schedule(
-    lengths: Sequence[Length],
+def schedule_passes(
+    lengths: Sequence[SampleLength],
     world_size: int,
     budget: int,
-    cost: Cost = Cost(),
+    cost: PassCost = PassCost(),
     keys_per_token: float = KEYS,
 ) -> Plan:
     """Makes a few plans that cut groups into pieces of different sizes, and returns the one that ends first.
@@ -109,7 +109,7 @@ def schedule(
     return _as_plan(best_passes, groups, world_size)
 
 
-def pass_times(plan: Plan, lengths: Sequence[Length], cost: Cost) -> list[list[float]]:
+def pass_times(plan: Plan, lengths: Sequence[SampleLength], cost: PassCost) -> list[list[float]]:
     """Time of every rank in every pass, [pass][rank], without gathers."""
     times = []
     for members_by_rank in zip(*plan, strict=True):
@@ -117,7 +117,7 @@ def pass_times(plan: Plan, lengths: Sequence[Length], cost: Cost) -> list[list[f
     return times
 
 
-def busy_fraction(plan: Plan, lengths: Sequence[Length], cost: Cost) -> float:
+def busy_fraction(plan: Plan, lengths: Sequence[SampleLength], cost: PassCost) -> float:
     """Share of the passes in which ranks compute; the rest of the time they wait for the slowest rank."""
     times = pass_times(plan, lengths, cost)
     longest = sum(map(max, times))
@@ -126,7 +126,7 @@ def busy_fraction(plan: Plan, lengths: Sequence[Length], cost: Cost) -> float:
     return sum(map(sum, times)) / (longest * len(plan))
 
 
-def _time(members: Sequence[int], lengths: Sequence[Length], cost: Cost) -> float:
+def _time(members: Sequence[int], lengths: Sequence[SampleLength], cost: PassCost) -> float:
     """Time of one rank's pass over these samples."""
     prompts = {}
     completion_times = []
@@ -154,14 +154,14 @@ def _as_plan(passes: list[list[list[PromptPiece]]], groups: list[list[int]], wor
     return plan
 
 
-def _completions(members: Sequence[int], lengths: Sequence[Length]) -> list[int]:
+def _completions(members: Sequence[int], lengths: Sequence[SampleLength]) -> list[int]:
     """Completion tokens of each of these samples."""
     return [lengths[i].completion_tokens for i in members]
 
 
 def _piece_limits(
     groups: list[list[int]],
-    lengths: Sequence[Length],
+    lengths: Sequence[SampleLength],
     world_size: int,
     budget: int,
     keys_per_token: float,
@@ -191,7 +191,7 @@ def _cost(pieces: list[PromptPiece]) -> float:
 
 
 def _pieces(
-    members: list[int], lengths: Sequence[Length], limit: int, cost: Cost, keys_per_token: float
+    members: list[int], lengths: Sequence[SampleLength], limit: int, cost: PassCost, keys_per_token: float
 ) -> list[PromptPiece]:
     """A whole group, or as few pieces of up to `limit` tokens as possible, each with the prompt."""
     prompt = lengths[members[0]]
@@ -229,7 +229,9 @@ def _parts(sizes: list[int], count: int, room: int) -> list[list[int]] | None:
     return _fill(sizes, sizes, count, room)
 
 
-def _piece(members: list[int], lengths: Sequence[Length], cost: Cost, keys_per_token: float) -> PromptPiece:
+def _piece(
+    members: list[int], lengths: Sequence[SampleLength], cost: PassCost, keys_per_token: float
+) -> PromptPiece:
     """The piece of these samples of one prompt."""
     prompt = lengths[members[0]]
     completions = _completions(members, lengths)

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from trainer.algorithm.batching import TrainBatch
-from trainer.algorithm.correction import mismatch
 from trainer.algorithm.losses import LOG_RATIO
+from trainer.algorithm.rollout_correction import mismatch_sums
 from trainer.algorithm.traces import Trace
 
 RATIOS = {
@@ -59,7 +59,7 @@ def kernel_mismatch(traces: Sequence[Trace], policy: Sequence[np.ndarray]) -> di
         return {}
 
     out = {}
-    for name, value in mismatch(gap, torch.full_like(gap, 1 / len(gap))).items():
+    for name, value in mismatch_sums(gap, torch.full_like(gap, 1 / len(gap))).items():
         out[name] = float(value)
     square = out.pop("ratio_square")
     out["mismatch/logprob_abs_max"] = float(gap.abs().max())
@@ -68,7 +68,7 @@ def kernel_mismatch(traces: Sequence[Trace], policy: Sequence[np.ndarray]) -> di
     return out
 
 
-def by_age(
+def mismatch_by_age(
     traces: Sequence[Trace], policy: Sequence[np.ndarray], newest: int, low: float, high: float
 ) -> dict[str, float]:
     """Ratios of policy to engine by the age of the weights that sampled a token, for traces that several
@@ -133,7 +133,7 @@ def slots_used(traces: Sequence[Trace], version: int | None = None) -> float:
     return sum(grown) / (len(grown) * max(grown)) if grown else 0.0
 
 
-def told_apart(stats: Mapping[str, float], kernels: Mapping[str, float]) -> dict[str, float]:
+def separate_mismatch(stats: Mapping[str, float], kernels: Mapping[str, float]) -> dict[str, float]:
     """Metrics of a step that older weights sampled. The ratios that the update measured are renamed to
     `staleness/*`; `mismatch/*` is the part that kernels alone cause.
 

@@ -113,7 +113,7 @@ class Trace:
         return self.row, self.images, self.prompt.tobytes()
 
 
-def completed(
+def completed_trace(
     prompt_ids: Sequence[int] | np.ndarray,
     completion_ids: Sequence[int] | np.ndarray,
     *,
@@ -152,7 +152,7 @@ def completed(
     )
 
 
-def continued(begun: Trace, piece: Trace) -> Trace:
+def continue_trace(begun: Trace, piece: Trace) -> Trace:
     """A trace that was cut, and what other weights sampled behind it.
 
     piece: one whose prompt is all that there was of `begun`; its end and text are those of both.

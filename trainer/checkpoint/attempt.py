@@ -19,8 +19,13 @@ from typing import Any
 from trainer.checkpoint import history
 from trainer.checkpoint.layout import attempts_url, newest_step, remote_url
 from trainer.config import RunConfig
-from trainer.errors import StorageError
-from trainer.exit_codes import (
+from trainer.storage import attempt_hours
+from trainer.storage.attempt_record import AttemptRecord, PastAttempt
+from trainer.storage.seal import OPEN, Seal
+from trainer.storage.storage import Storage
+from trainer.storage.stores import RetryPolicy
+from trainer.system.errors import StorageError
+from trainer.system.exit_codes import (
     EXIT_FENCED,
     EXIT_GAVE_UP,
     EXIT_INTERRUPTED,
@@ -31,11 +36,6 @@ from trainer.exit_codes import (
     EXIT_RAY,
     FINAL_EXIT_CODES,
 )
-from trainer.storage import attempt_hours
-from trainer.storage.attempt_record import AttemptRecord, Past
-from trainer.storage.seal import OPEN, Seal
-from trainer.storage.storage import Storage
-from trainer.storage.stores import Retry
 
 ATTEMPT_VARIABLE = "SPOTRL_ATTEMPT"
 """Carries the attempt's name from the launcher to the driver."""
@@ -56,11 +56,11 @@ MOST_NUMBERS = 1000
 """Numbers that a start tries for its attempt: each may be taken, or be hidden by a listing that lags."""
 
 
-class Fenced(RuntimeError):
+class AttemptFenced(RuntimeError):
     """A newer attempt of the run has started: this one may neither write nor delete any more."""
 
 
-class Final(RuntimeError):
+class RunIsFinal(RuntimeError):
     """The run is over for good. `code` is the exit code to leave with."""
 
     def __init__(self, code: int, why: str):
@@ -103,7 +103,7 @@ class Attempt:
         if newer is None and own is not None and own["name"] != self.name:
             newer = own
         if newer is not None:
-            raise Fenced(
+            raise AttemptFenced(
                 f"attempt {self.name} is over: attempt {newer['name']} of this run started on {newer['host']}"
                 " and has taken over; this one has stopped, and what it had not committed is left out"
             )
@@ -118,18 +118,18 @@ def of_this_job(config: RunConfig, env: Mapping[str, str] = os.environ) -> Attem
     """The attempt that the launcher of this job has taken; without a launcher a new one. Raises Final."""
     if name := env.get(ATTEMPT_VARIABLE):
         return Attempt(Attempts.of(config), name)
-    return start(config, env.get(LAUNCH_VARIABLE) or secrets.token_hex(4))
+    return start_attempt(config, env.get(LAUNCH_VARIABLE) or secrets.token_hex(4))
 
 
-def start(config: RunConfig, launch: str) -> Attempt:
+def start_attempt(config: RunConfig, launch: str) -> Attempt:
     """A new attempt, which replaces every earlier one. Raises Final, and what `Storage` does."""
     return Attempts.of(config).take(committed_step(config), launch)
 
 
-def committed_step(config: RunConfig, retry: Retry | None = None) -> int:
+def committed_step(config: RunConfig, retry: RetryPolicy | None = None) -> int:
     """Newest step of a run with a checkpoint that counts, here or in the store; 0 for none."""
     remote = remote_url(config)
-    past = history.of(config, retry)
+    past = history.history_of(config, retry)
     storage = Storage(remote, retry=retry) if remote else None
     return newest_step(config, storage, history.rewound(config, past))
 
@@ -157,7 +157,7 @@ class Attempts(AttemptRecord):
         self.max_hours = max_hours
 
     @classmethod
-    def of(cls, config: RunConfig, retry: Retry | None = None) -> Attempts:
+    def of(cls, config: RunConfig, retry: RetryPolicy | None = None) -> Attempts:
         """The record of a run. Raises ConfigError for a store that cannot work."""
         limits = config.checkpoint
         storage = Storage(attempts_url(config), retry=retry)
@@ -170,7 +170,7 @@ class Attempts(AttemptRecord):
         """
         final = self.content("final")
         if final is not None and final["launch"] == launch:
-            raise Final(final["code"], final["why"])
+            raise RunIsFinal(final["code"], final["why"])
         past = self.past()
         left = self._refuse_spent(past, launch, committed)
         self._refuse_late(launch, committed)
@@ -204,7 +204,7 @@ class Attempts(AttemptRecord):
             return {}
         remote = remote_url(self.config)
         storage = Storage(remote, retry=self.storage.retry) if remote else None
-        keys = history.at_start(self.config, history.read(self, newest), storage)
+        keys = history.at_start(self.config, history.history_from_record(self, newest), storage)
         return {"counted": [list(key) for key in keys], "before": self.config.checkpoint.before}
 
     def count(
@@ -233,8 +233,8 @@ class Attempts(AttemptRecord):
         """Records how an attempt ended; returns the exit code to leave with.
 
         Where no restart can help, or none is left, the run is over for good, so that the platform need not
-        start once more to find out. machines: those that failed their checks. died_at_step: as in `Past`. A
-        fenced attempt writes nothing.
+        start once more to find out. machines: those that failed their checks. died_at_step: as in
+        `PastAttempt`. A fenced attempt writes nothing.
         """
         if code == EXIT_FENCED:
             return code
@@ -256,7 +256,7 @@ class Attempts(AttemptRecord):
                 left = self._refuse_spent(past, launch, committed)
                 self._refuse_late(launch, committed)
                 self.write(f"{attempt.epoch:08d}.end", end | {"left": left})
-            except Final as final:
+            except RunIsFinal as final:
                 print(f"error: {final}", flush=True)
                 return final.code
         return code
@@ -281,7 +281,7 @@ class Attempts(AttemptRecord):
                 f" again ({why or 'see its lines above'}): exclude it, or take another region or GPU"
             )
             self.finish(EXIT_GAVE_UP, why, launch)
-            raise Final(EXIT_GAVE_UP, why)
+            raise RunIsFinal(EXIT_GAVE_UP, why)
 
     def finish(self, code: int, why: str, launch: str) -> None:
         """Ends the run for good."""
@@ -291,20 +291,20 @@ class Attempts(AttemptRecord):
         """Raises Final, and ends the run, if the attempts of the launch have used up the hours of the run."""
         if math.isinf(self.max_hours):
             return
-        why = attempt_hours.refusal(attempt_hours.spent_s(self, launch), self.max_hours)
+        why = attempt_hours.hours_refusal(attempt_hours.spent_s(self, launch), self.max_hours)
         if why:
             why = f"the run ends at step {committed}: {why}"
             self.finish(EXIT_GAVE_UP, why, launch)
-            raise Final(EXIT_GAVE_UP, why)
+            raise RunIsFinal(EXIT_GAVE_UP, why)
 
-    def _refuse_spent(self, past: list[Past], launch: str, committed: int) -> str:
+    def _refuse_spent(self, past: list[PastAttempt], launch: str, committed: int) -> str:
         """How many of which failures are left, for `status`; "" while nothing has failed.
 
         Raises Final, and ends the run, if the attempts since the last new commit have spent the budget, or a
         process has died twice at one step.
         """
         failed = lost = 0
-        deaths: list[Past] = []  # the newest first
+        deaths: list[PastAttempt] = []  # the newest first
         for attempt in reversed(past):
             if attempt.launch != launch:
                 break
@@ -335,7 +335,7 @@ class Attempts(AttemptRecord):
         if why:
             why = f"the run gives up at step {committed}: {why}"
             self.finish(EXIT_GAVE_UP, why, launch)
-            raise Final(EXIT_GAVE_UP, why)
+            raise RunIsFinal(EXIT_GAVE_UP, why)
         if not (failed or lost):
             return ""
         failures, losses = self.max_restarts - failed, self.max_losses - lost

@@ -19,7 +19,7 @@ import torch
 from safetensors import safe_open
 
 from trainer.checkpoint.format import raw_bytes, safetensors_header, write_file
-from trainer.checkpoint.reader import Found, ShardReader
+from trainer.checkpoint.reader import FoundCheckpoint, ShardReader
 from trainer.config import ConfigError, LoRA, RunConfig
 from trainer.config.lora import ADAPTER, TEXT
 from trainer.hardware import architectures
@@ -51,7 +51,7 @@ class Adapter(Protocol):
 
 
 def export_hf(
-    source: Found | str | Path | Adapter,
+    source: FoundCheckpoint | str | Path | Adapter,
     out_dir: str | Path,
     model_dir: str | Path,
     dtype: str = "bf16",
@@ -65,7 +65,7 @@ def export_hf(
     training. dtype: what is written, "bf16" or "fp32". The folder appears whole or not at all. Raises
     ConfigError if model_dir is no model's folder, CorruptCheckpoint for a damaged checkpoint.
     """
-    reader: Any = ShardReader(source) if isinstance(source, Found | str | Path) else source
+    reader: Any = ShardReader(source) if isinstance(source, FoundCheckpoint | str | Path) else source
     out = Path(out_dir)
     model = Path(model_dir)
     if not (model / "config.json").is_file():
@@ -77,7 +77,7 @@ def export_hf(
     for name in reader.names():
         if ".lora_" not in name:
             read = partial(reader.read, "master", name)
-            for key, shape, part in expert_files.written(name, reader.shape(name), read, layout):
+            for key, shape, part in expert_files.written_tensors(name, reader.shape(name), read, layout):
                 sources[key] = (shape, part)
     sources |= _frozen(model, reader, layout)
 
@@ -109,7 +109,7 @@ def export_hf(
     return out
 
 
-def export_adapter(source: Found | str | Path, out_dir: str | Path, config: RunConfig) -> Path:
+def export_adapter(source: FoundCheckpoint | str | Path, out_dir: str | Path, config: RunConfig) -> Path:
     """Writes the adapter of a LoRA run as peft's folder, which `PeftModel.from_pretrained` and vLLM load, and
     transformers' `from_pretrained` too where the base model is found under config.model.path.
 
@@ -197,8 +197,8 @@ def _frozen(model: Path, reader: ShardReader | Adapter, layout: expert_files.Lay
     tied = json.loads((model / "config.json").read_text()).get("tie_word_embeddings", False)
 
     def known(name: str) -> bool:
-        parameter = expert_files.place(name, layout).name
-        return bool(hub.aliases(parameter) & trained) or (tied and name == "lm_head.weight")
+        parameter = expert_files.tensor_place(name, layout).name
+        return bool(hub.key_aliases(parameter) & trained) or (tied and name == "lm_head.weight")
 
     # Where every weight was trained, a name that is not known belongs to no module.
     if lora.rank or _settings(reader).get("model.freeze_vision"):
@@ -214,7 +214,7 @@ def _frozen(model: Path, reader: ShardReader | Adapter, layout: expert_files.Lay
                 continue
             shape = tuple(file.get_slice(name).get_shape())
             read = partial(_read_tensor, file, name)
-            aliases = hub.aliases(name) & adapted.keys()
+            aliases = hub.key_aliases(name) & adapted.keys()
             if not aliases:
                 sources[name] = (shape, read)
                 continue

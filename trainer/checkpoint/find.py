@@ -8,25 +8,31 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint.history import History, rewound
+from trainer.checkpoint.history import CheckpointHistory, rewound
 from trainer.checkpoint.layout import CheckpointKey, local_dir, remote_folder, remote_url, step_name
 from trainer.checkpoint.manifest import every_manifest, manifests_here, newest_of_each
-from trainer.checkpoint.reader import CorruptCheckpoint, Found, damaged, read_state, verified_in
+from trainer.checkpoint.reader import (
+    CorruptCheckpoint,
+    FoundCheckpoint,
+    damaged_files,
+    read_state,
+    verified_files,
+)
 from trainer.checkpoint.resumable import refuse_other, refuse_unsigned
 from trainer.config import ConfigError, RunConfig
-from trainer.errors import StorageError
 from trainer.storage.seal import Seal
 from trainer.storage.storage import Storage
+from trainer.system.errors import StorageError
 
 
-def find(
+def find_checkpoint(
     config: RunConfig,
     data_fingerprint: str,
     storage: Storage | None,
     before: int | None,
     say: Callable[[str], None],
-    past: History,
-) -> tuple[Found | None, list[int]]:
+    past: CheckpointHistory,
+) -> tuple[FoundCheckpoint | None, list[int]]:
     """The newest usable checkpoint below step `before` (None: of all), and the newer ones that are passed
     over. past: the run's history, as the attempt that asks sees it.
 
@@ -66,13 +72,15 @@ def find(
         for manifest in options if len(options) == 2 and options[0] != options[1] else options[:1]:
             inside = remote_folder(step, manifest.get("attempt", ""))
             remote = f"{url}/{inside}" if there.get(step) == manifest else ""
-            found = Found(step, str(folder / step_name(step)), remote, manifest)
+            found = FoundCheckpoint(step, str(folder / step_name(step)), remote, manifest)
             reason = _wrong(found, storage, inside, sizes)
             if reason:
                 continue
             refuse_other(config, data_fingerprint, manifest, say)
             try:
-                return replace(found, state=read_state(found), verified=verified_in(found.directory)), passed
+                return replace(
+                    found, state=read_state(found), verified=verified_files(found.directory)
+                ), passed
             except CorruptCheckpoint as error:
                 reason = str(error)
         say(f"step {step} cannot be used ({reason}); falling back to the one before")
@@ -107,9 +115,9 @@ def _there(
         return {}, {}
 
 
-def _wrong(found: Found, storage: Storage | None, inside: str, sizes: dict[str, int]) -> str:
+def _wrong(found: FoundCheckpoint, storage: Storage | None, inside: str, sizes: dict[str, int]) -> str:
     """Why a checkpoint cannot be used, or an empty string."""
-    for entry in damaged(found):
+    for entry in damaged_files(found):
         if not found.url:
             there = (Path(found.directory) / entry["name"]).exists()
             return f"{entry['name']} is {'damaged' if there else 'missing'}"

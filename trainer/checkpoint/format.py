@@ -55,7 +55,7 @@ class Shard:
 # --- values that JSON lacks ---------------------------------------------------------------------------------
 
 
-def encode(value: Any) -> Any:
+def encode_state(value: Any) -> Any:
     """JSON data of nested dicts, lists and tuples with numbers, strings, bytes, NumPy arrays and tensors in
     them."""
     match value:
@@ -70,19 +70,19 @@ def encode(value: Any) -> Any:
         case bytes():
             return {"__bytes__": base64.b64encode(value).decode()}
         case tuple():
-            return {"__tuple__": [encode(item) for item in value]}
+            return {"__tuple__": [encode_state(item) for item in value]}
         case list():
-            return [encode(item) for item in value]
+            return [encode_state(item) for item in value]
         case dict():
-            return {str(key): encode(item) for key, item in value.items()}
+            return {str(key): encode_state(item) for key, item in value.items()}
         case None | bool() | int() | float() | str():
             return value
     if hasattr(value, "__array__"):
-        return {"__array__": encode(torch.as_tensor(value))}
+        return {"__array__": encode_state(torch.as_tensor(value))}
     raise TypeError(f"a checkpoint cannot hold a {type(value).__name__}: {value!r}")
 
 
-def decode(value: Any) -> Any:
+def decode_state(value: Any) -> Any:
     """The inverse of `encode`."""
     match value:
         case {"__tensor__": data, "dtype": dtype, "shape": shape}:
@@ -95,13 +95,13 @@ def decode(value: Any) -> Any:
         case {"__bytes__": data}:
             return base64.b64decode(data)
         case {"__tuple__": items}:
-            return tuple(decode(item) for item in items)
+            return tuple(decode_state(item) for item in items)
         case {"__array__": tensor}:
-            return decode(tensor).numpy()
+            return decode_state(tensor).numpy()
         case list():
-            return [decode(item) for item in value]
+            return [decode_state(item) for item in value]
         case dict():
-            return {key: decode(item) for key, item in value.items()}
+            return {key: decode_state(item) for key, item in value.items()}
     return value
 
 
@@ -204,7 +204,7 @@ def write_shards(
         "index": index,
         "block_bytes": BLOCK_BYTES,
         "crc32": blocks,
-        "extra": encode(extra),
+        "extra": encode_state(extra),
     }
     if by_sha256:
         sidecar["sha256"] = hashed

@@ -12,17 +12,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from trainer.checkpoint.layout import CheckpointKey, Counts, attempts_url, keys_of, local_dir
+from trainer.checkpoint.layout import CheckpointKey, Counts, attempts_url, checkpoint_keys, local_dir
 from trainer.checkpoint.manifest import every_manifest, manifests_here
 from trainer.config import RunConfig
 from trainer.storage.attempt_record import AttemptRecord
 from trainer.storage.seal import Seal
 from trainer.storage.storage import Storage
-from trainer.storage.stores import Retry
+from trainer.storage.stores import RetryPolicy
 
 
 @dataclass(frozen=True)
-class History:
+class CheckpointHistory:
     """What the newest attempt that says so tells of its run's checkpoints."""
 
     attempt: str = ""
@@ -42,7 +42,7 @@ class History:
         return (step, attempt) in self.counted and not left_behind
 
 
-def read(record: AttemptRecord, epoch: int | None = None) -> History:
+def history_from_record(record: AttemptRecord, epoch: int | None = None) -> CheckpointHistory:
     """The history as attempt `epoch` sees it; None: the newest one."""
     if epoch is None:
         newest = record.newest()
@@ -52,24 +52,24 @@ def read(record: AttemptRecord, epoch: int | None = None) -> History:
         if mine is not None and "counted" in mine:
             noted = record.content(f"{number:08d}.from")
             own = noted is not None and noted["name"] == mine["name"]
-            return History(
+            return CheckpointHistory(
                 attempt=mine["name"],
                 counted=frozenset((step, attempt) for step, attempt in mine["counted"]),
                 goes_on_from=noted["step"] if noted and own else None,
                 before=mine.get("before", 0),
             )
-    return History()
+    return CheckpointHistory()
 
 
-def of(config: RunConfig, retry: Retry | None = None) -> History:
+def history_of(config: RunConfig, retry: RetryPolicy | None = None) -> CheckpointHistory:
     """The history of a run. Raises StorageError where its store is away."""
-    return read(AttemptRecord(Storage(attempts_url(config), retry=retry), Seal.of(config)))
+    return history_from_record(AttemptRecord(Storage(attempts_url(config), retry=retry), Seal.of(config)))
 
 
-def at_start(config: RunConfig, past: History, storage: Storage | None) -> list[CheckpointKey]:
+def at_start(config: RunConfig, past: CheckpointHistory, storage: Storage | None) -> list[CheckpointKey]:
     """The checkpoints that count for an attempt of `config` that starts now, sorted."""
     before = config.checkpoint.before
-    keys = keys_of(config, storage)
+    keys = checkpoint_keys(config, storage)
     if before and not past.attempt:  # of a run whose record does not say yet what counts
         manifests = list(manifests_here(local_dir(config)).values())
         manifests += every_manifest(storage, Seal.of(config))[0].values() if storage else []
@@ -79,7 +79,7 @@ def at_start(config: RunConfig, past: History, storage: Storage | None) -> list[
     return sorted(key for key in keys if counts(*key))
 
 
-def rewound(config: RunConfig, past: History) -> Counts:
+def rewound(config: RunConfig, past: CheckpointHistory) -> Counts:
     """What counts of a run that goes back to before `checkpoint.before`: nothing from that step on, but what
     was made since it went back there."""
     before = config.checkpoint.before
@@ -88,7 +88,7 @@ def rewound(config: RunConfig, past: History) -> Counts:
     return lambda step, attempt: step < before and past.counts(step, attempt)
 
 
-class Held(Protocol):
+class HeldAttempt(Protocol):
     """The right to write for a run (trainer/checkpoint/attempt.py)."""
 
     @property
@@ -103,26 +103,26 @@ class Held(Protocol):
     def goes_on_from(self, step: int) -> None: ...
 
 
-class Course:
+class CheckpointCourse:
     """Which checkpoints count for one attempt while it makes its own.
 
     held: its right to write; None: a reader's, who sees what the newest attempt of `config` sees. config:
     None where no record is known, and every checkpoint counts.
     """
 
-    def __init__(self, config: RunConfig | None, held: Held | None) -> None:
+    def __init__(self, config: RunConfig | None, held: HeldAttempt | None) -> None:
         self.config = config
         self.held = held
-        self._past: History | None = None
+        self._past: CheckpointHistory | None = None
 
     @property
-    def past(self) -> History:
+    def past(self) -> CheckpointHistory:
         """The history so far. Raises StorageError where the store is away."""
         if self._past is None:
             if self.held is not None:
-                self._past = read(self.held.record, self.held.epoch)
+                self._past = history_from_record(self.held.record, self.held.epoch)
             else:
-                self._past = of(self.config) if self.config else History()
+                self._past = history_of(self.config) if self.config else CheckpointHistory()
         return self._past
 
     def counts(self, step: int, attempt: str) -> bool:

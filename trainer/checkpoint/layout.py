@@ -40,7 +40,7 @@ def remote_folder(step: int, attempt: str) -> str:
 
 def local_dir(config: RunConfig) -> Path:
     """Local folder of the run's checkpoints."""
-    return Path(RunStore.here(config).checkpoints)
+    return Path(RunStore.at_run_folder(config).checkpoints)
 
 
 def remote_url(config: RunConfig) -> str:
@@ -52,15 +52,15 @@ def remote_url(config: RunConfig) -> str:
 def attempts_url(config: RunConfig) -> str:
     """URL of a run's record of attempts."""
     store = RunStore.of(config)
-    return store.attempts if store else str(Path(RunStore.here(config).attempts).absolute())
+    return store.attempts if store else str(Path(RunStore.at_run_folder(config).attempts).absolute())
 
 
-def everything(step: int, attempt: str) -> bool:
+def count_every_checkpoint(step: int, attempt: str) -> bool:
     """Every checkpoint counts."""
     return True
 
 
-def keys_of(config: RunConfig, storage: Storage | None) -> set[CheckpointKey]:
+def checkpoint_keys(config: RunConfig, storage: Storage | None) -> set[CheckpointKey]:
     """The checkpoints that have a manifest, here or in the store, whole or not."""
     found = set()
     for match in filter(None, map(MANIFEST.fullmatch, dict(storage.list()) if storage else ())):
@@ -74,9 +74,11 @@ def keys_of(config: RunConfig, storage: Storage | None) -> set[CheckpointKey]:
     return found
 
 
-def newest_step(config: RunConfig, storage: Storage | None, counts: Counts = everything) -> int:
+def newest_step(config: RunConfig, storage: Storage | None, counts: Counts = count_every_checkpoint) -> int:
     """Newest step with a checkpoint that counts, here or in the store; 0 for none."""
-    return max((step for step, attempt in keys_of(config, storage) if counts(step, attempt)), default=0)
+    return max(
+        (step for step, attempt in checkpoint_keys(config, storage) if counts(step, attempt)), default=0
+    )
 
 
 def held_bytes(folder: Path) -> int:

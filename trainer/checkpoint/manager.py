@@ -33,21 +33,21 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from trainer.checkpoint.attempt import Attempt
-from trainer.checkpoint.find import find
-from trainer.checkpoint.format import encode, write_file
-from trainer.checkpoint.history import Course
+from trainer.checkpoint.find import find_checkpoint
+from trainer.checkpoint.format import encode_state, write_file
+from trainer.checkpoint.history import CheckpointCourse
 from trainer.checkpoint.layout import local_dir, remote_folder, remote_url, step_name
-from trainer.checkpoint.manifest import FileRecord, describe, manifests_here, manifests_there, pack
-from trainer.checkpoint.reader import CorruptCheckpoint, Found
+from trainer.checkpoint.manifest import FileRecord, manifest_of, manifests_here, manifests_there, pack
+from trainer.checkpoint.reader import CorruptCheckpoint, FoundCheckpoint
 from trainer.checkpoint.retention import Keep, drop, make_room, prune_local, prune_remote, tidying, withdraw
 from trainer.checkpoint.rollout_log import RolloutLog
-from trainer.checkpoint.writer import RankStatus, disk_room, upload
+from trainer.checkpoint.writer import RankStatus, disk_room, upload_file
 from trainer.config import RunConfig, of_teacher
-from trainer.errors import StorageError
 from trainer.hardware.save_interval import save_interval_s
 from trainer.storage import hub
 from trainer.storage.seal import Seal
 from trainer.storage.storage import Storage
+from trainer.system.errors import StorageError
 
 T = TypeVar("T")
 MAX_FAILURES = 3
@@ -86,7 +86,7 @@ class Checkpoints:
         self.attempt = held.name if held else ""
         """Folder of this attempt within every step's in the store."""
         self._check: Callable[[], None] = held.check if held else lambda: None
-        self._course = Course(config if held or storage is None else None, held)
+        self._course = CheckpointCourse(config if held or storage is None else None, held)
         self.folder = local_dir(config)
         self.url = remote_url(config)
         self.storage = storage or (Storage(self.url) if self.url else None)
@@ -115,10 +115,10 @@ class Checkpoints:
         self._bytes = 0
         self._pending: dict[str, Any] = {}
         self._remote: Future | None = None
-        self._found: Found | None = None
-        self._fingerprints = {"model_fingerprint": hub.fingerprint(config)}
+        self._found: FoundCheckpoint | None = None
+        self._fingerprints = {"model_fingerprint": hub.model_fingerprint(config)}
         if config.teaches:
-            self._fingerprints["teacher_fingerprint"] = hub.fingerprint(of_teacher(config))
+            self._fingerprints["teacher_fingerprint"] = hub.model_fingerprint(of_teacher(config))
         kept = max(config.checkpoint.keep_last, config.checkpoint.keep_last_remote)
         self._commits: deque[int] = deque(maxlen=kept)
         self._stale: list[int] = []
@@ -203,7 +203,7 @@ class Checkpoints:
         # Attached files may grow: what they hold now is saved.
         attached = [(path, path.stat().st_size) for path in map(Path, attach) if path.is_file()]
         self._pending = {
-            "state": json.dumps(encode(state), sort_keys=True).encode(),
+            "state": json.dumps(encode_state(state), sort_keys=True).encode(),
             "score": score,
             "ahead": list(ahead),
             "attach": attached,
@@ -266,7 +266,7 @@ class Checkpoints:
             about |= self._fingerprints
             if self._pending["ahead"]:
                 about["ahead"] = self._pending["ahead"]
-            manifest = describe(self.config, step, [*records, *own], self._pending["score"], about)
+            manifest = manifest_of(self.config, step, [*records, *own], self._pending["score"], about)
             write_file(folder / "manifest.json", [pack(manifest)])
         except OSError as error:
             self.failed(f"the commit of step {step} failed: {error}")
@@ -383,7 +383,7 @@ class Checkpoints:
         for entry in manifest["files"]:
             if entry["name"] in sent:
                 continue
-            record = upload(self.storage, folder, inside, FileRecord(**entry))
+            record = upload_file(self.storage, folder, inside, FileRecord(**entry))
             if not record.uploaded:
                 raise StorageError(f"step {step} is committed locally only: {record.name}: {record.error}")
         there = dict(self.storage.list(inside))
@@ -395,7 +395,7 @@ class Checkpoints:
                     f"step {step} is committed locally only: {entry['name']} is not whole in the store"
                 )
         if self._logs and manifest.get("ahead"):
-            self._logs.secure(manifest["ahead"])
+            self._logs.make_durable(manifest["ahead"])
         self._course.go_on_from(self._found.step if self._found else 0)
         self._check()
         packed = pack(manifest, Seal.of(self.config), inside)
@@ -433,8 +433,7 @@ class Checkpoints:
         return self._bytes // self.config.placement.nodes
 
     def _make_room(self) -> int:
-        """Drops old local checkpoints, never the newest, until the next one fits the disk budget. Returns the
-        room."""
+        """Drops old local checkpoints, never the newest, until the next one fits. Returns the room."""
         room = partial(disk_room, self.folder, self.config.checkpoint.max_disk_gib)
         spared = self._keep(0).sound(manifests_here(self.folder))
         return make_room(self.folder, self._share, room, {self.uploading}, self._say, spared)
@@ -454,7 +453,7 @@ class Checkpoints:
 
     # --- resume ---------------------------------------------------------------------------------------------
 
-    def find(self, before: int | None = None) -> Found | None:
+    def find(self, before: int | None = None) -> FoundCheckpoint | None:
         """The newest committed checkpoint, local or remote, that is whole; None if there is none (or resume:
         never).
 
@@ -468,7 +467,7 @@ class Checkpoints:
         # `never` is for a start; what this run has committed since is its own.
         if self.committed is not None and config.checkpoint.resume == "never":
             config = replace(config, checkpoint=replace(config.checkpoint, resume="auto"))
-        found, self._stale = find(
+        found, self._stale = find_checkpoint(
             config, self.data_fingerprint, self.storage, before, self._say, self._course.past
         )
         if found is not None:
@@ -483,9 +482,10 @@ class Checkpoints:
             self.to_send()
         return found
 
-    def restore(self, load: Callable[[Found], T], first: Found | None = None) -> tuple[Found, T] | None:
-        """Loads `first` or what `find` finds; falls back when `load` raises CorruptCheckpoint. None: from
-        scratch."""
+    def restore(
+        self, load: Callable[[FoundCheckpoint], T], first: FoundCheckpoint | None = None
+    ) -> tuple[FoundCheckpoint, T] | None:
+        """Loads `first` or what `find` finds, an older one on CorruptCheckpoint. None: from scratch."""
         found = first or self.find()
         while found is not None:
             try:
@@ -495,6 +495,6 @@ class Checkpoints:
                 found = self.find(found.step)
         return None
 
-    def _push(self, found: Found) -> None:
+    def _push(self, found: FoundCheckpoint) -> None:
         self._send(found.step, Path(found.directory), found.manifest, set())
         self._say(f"step {found.step} had been committed locally only; the store has it now")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint.layout import MANIFEST, CheckpointKey, Counts, everything, step_of
+from trainer.checkpoint.layout import MANIFEST, CheckpointKey, Counts, count_every_checkpoint, step_of
 from trainer.config import RunConfig, fingerprint, resume_view
 from trainer.config.run_store import CHECKPOINTS
 from trainer.storage.seal import OPEN, Seal
@@ -55,7 +55,7 @@ def code_fingerprint() -> str:
     return digest.hexdigest()
 
 
-def describe(
+def manifest_of(
     config: RunConfig, step: int, records: Sequence[FileRecord], score: float | None, about: dict[str, Any]
 ) -> dict[str, Any]:
     """The manifest of a checkpoint. about: its attempt, the fingerprint of its data, the step that its run
@@ -149,7 +149,7 @@ def _digest(manifest: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 
 
-def manifests_here(folder: Path, counts: Counts = everything) -> Manifests:
+def manifests_here(folder: Path, counts: Counts = count_every_checkpoint) -> Manifests:
     """The committed checkpoints of a local folder, of those that count."""
     manifests = {}
     for path in folder.glob("step-*/manifest.json"):
@@ -163,7 +163,7 @@ def manifests_here(folder: Path, counts: Counts = everything) -> Manifests:
 
 
 def manifests_there(
-    storage: Storage, counts: Counts = everything, seal: Seal = OPEN
+    storage: Storage, counts: Counts = count_every_checkpoint, seal: Seal = OPEN
 ) -> tuple[Manifests, dict[str, int]]:
     """The committed checkpoints of a store that count, of each step the newest attempt's; and {key: bytes} of
     everything there."""

@@ -24,7 +24,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from trainer.checkpoint.errors import CheckpointError, CorruptCheckpoint
-from trainer.checkpoint.format import decode
+from trainer.checkpoint.format import decode_state
 from trainer.checkpoint.manifest import rank_stem, unpack
 from trainer.checkpoint.ranges import BLOCK_BYTES, RangedShard, unpacked, unpacked_sha256
 from trainer.config import ConfigError
@@ -39,7 +39,7 @@ Identity = tuple[str, int, int, int]
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundCheckpoint:
     """A committed checkpoint. Plain data, cheap to send to the ranks."""
 
     step: int
@@ -74,14 +74,14 @@ class Found:
         """Path of a verified local copy, fetched if need be. Raises CorruptCheckpoint."""
         entry = self.file(name)
         path = Path(self.directory) / name
-        if matches(path, entry, self.verified):
+        if file_matches(path, entry, self.verified):
             return path
         if not self.url:
             raise CorruptCheckpoint(f"checkpoint of step {self.step}: {path} is missing or damaged")
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path.with_name(f".{name}.lock"), "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # ranks of one node ask for the same files
-            if not matches(path, entry):
+            if not file_matches(path, entry):
                 try:
                     Storage(self.url).get(name, path, sha256=entry["sha256"])
                     _verified[_identity(path)] = entry["sha256"]
@@ -93,7 +93,7 @@ class Found:
 _verified: dict[Identity, str] = {}
 
 
-def matches(path: Path, entry: dict[str, Any], verified: Mapping[Identity, str] = _verified) -> bool:
+def file_matches(path: Path, entry: dict[str, Any], verified: Mapping[Identity, str] = _verified) -> bool:
     """Whether a file has the size and sha256 of its manifest entry. One that is in `verified` is not hashed
     again."""
     try:
@@ -110,20 +110,20 @@ def matches(path: Path, entry: dict[str, Any], verified: Mapping[Identity, str] 
     return known == entry["sha256"]
 
 
-def damaged(found: Found) -> list[dict[str, Any]]:
+def damaged_files(found: FoundCheckpoint) -> list[dict[str, Any]]:
     """Manifest entries of the files that are not whole in the local folder; they are hashed side by side."""
     entries = found.manifest["files"]
     folder = Path(found.directory)
     broken = []
     with ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="hash") as pool:
-        whole = pool.map(lambda entry: matches(folder / entry["name"], entry), entries)
+        whole = pool.map(lambda entry: file_matches(folder / entry["name"], entry), entries)
         for entry, good in zip(entries, whole, strict=True):
             if not good:
                 broken.append(entry)
     return broken
 
 
-def verified_in(directory: str) -> dict[Identity, str]:
+def verified_files(directory: str) -> dict[Identity, str]:
     """What this process has hashed in a folder."""
     hashed = {}
     for identity, sha256 in _verified.items():
@@ -149,14 +149,14 @@ class _Piece:
 class ShardReader:
     """Flat parameters of one checkpoint, in any pieces, over however many shard files.
 
-    source: a `Found`, or the folder of a whole local checkpoint. ranged: of files that are not here only what
-    is read is fetched, and kept nowhere; else whole files, to the disk. by_sha256: it is of a run with a key,
-    so a block of a file is compared by its sha256; where its index has none, whole files are fetched. Raises
-    CorruptCheckpoint, from any method, when a file is missing or damaged.
+    source: a `FoundCheckpoint`, or the folder of a whole local checkpoint. ranged: of files that are not here
+    only what is read is fetched, and kept nowhere; else whole files, to the disk. by_sha256: it is of a run
+    with a key, so a block of a file is compared by its sha256; where its index has none, whole files are
+    fetched. Raises CorruptCheckpoint, from any method, when a file is missing or damaged.
     """
 
-    def __init__(self, source: Found | str | Path, ranged: bool = False, by_sha256: bool = False):
-        self.found = source if isinstance(source, Found) else open_folder(source)
+    def __init__(self, source: FoundCheckpoint | str | Path, ranged: bool = False, by_sha256: bool = False):
+        self.found = source if isinstance(source, FoundCheckpoint) else open_folder(source)
         self._storage = Storage(self.found.url) if ranged and self.found.url else None
         self.world_size = self.found.world_size
         self._shapes: dict[str, tuple[int, ...]] = {}
@@ -267,7 +267,7 @@ class ShardReader:
             raise CheckpointError(
                 f"the checkpoint was written by {self.world_size} ranks: it has no rank {rank}"
             )
-        return decode(self._sidecar(rank)["extra"])
+        return decode_state(self._sidecar(rank)["extra"])
 
     def _sidecar(self, rank: int) -> dict[str, Any]:
         return json.loads(self.found.local(f"{rank_stem(rank, self.world_size)}.json").read_text())
@@ -283,12 +283,12 @@ class ShardReader:
     def _opened(self, name: str) -> Any:
         if self._storage and name in self._sums:
             entry = self.found.file(name)
-            if not matches(Path(self.found.directory) / name, entry, self.found.verified):
+            if not file_matches(Path(self.found.directory) / name, entry, self.found.verified):
                 return RangedShard(self._storage, name, entry["bytes"], self._sums[name])
         return safe_open(self.found.local(name), framework="pt")
 
 
-def open_folder(folder: str | Path) -> Found:
+def open_folder(folder: str | Path) -> FoundCheckpoint:
     """A whole local checkpoint. Raises ConfigError if the folder holds no manifest, CorruptCheckpoint."""
     folder = Path(folder)
     try:
@@ -297,14 +297,14 @@ def open_folder(folder: str | Path) -> Found:
         raise ConfigError(f"no committed checkpoint in {folder}: it has no manifest.json") from None
     if manifest is None:
         raise CorruptCheckpoint(f"{folder / 'manifest.json'} is damaged")
-    found = Found(manifest["step"], str(folder), "", manifest)
-    return Found(found.step, found.directory, "", manifest, read_state(found))
+    found = FoundCheckpoint(manifest["step"], str(folder), "", manifest)
+    return FoundCheckpoint(found.step, found.directory, "", manifest, read_state(found))
 
 
-def read_state(found: Found) -> dict[str, Any]:
+def read_state(found: FoundCheckpoint) -> dict[str, Any]:
     """The driver's state of a checkpoint. Raises CorruptCheckpoint."""
     try:
-        return decode(json.loads(found.local("state.json").read_text()))
+        return decode_state(json.loads(found.local("state.json").read_text()))
     except (ValueError, TypeError, AttributeError, KeyError, RuntimeError) as error:
         if isinstance(error, CheckpointError):
             raise
@@ -313,7 +313,7 @@ def read_state(found: Found) -> dict[str, Any]:
         ) from error
 
 
-def fetch_rank(found: Found, rank: int, world_size: int) -> None:
+def fetch_rank(found: FoundCheckpoint, rank: int, world_size: int) -> None:
     """Brings what a rank is going to read to its disk, verified. Raises CorruptCheckpoint, StorageError.
 
     Of a checkpoint by another number of ranks the indexes: only the policy knows which slices it needs.

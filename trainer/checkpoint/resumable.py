@@ -24,7 +24,7 @@ def check_resumable(config: RunConfig, data_fingerprint: str) -> None:
     A start asks this before it replaces an attempt that may be alive: what is refused later would have ended
     that one for nothing. Raises StorageError where the store does not answer.
     """
-    counts = history.rewound(config, history.of(config))
+    counts = history.rewound(config, history.history_of(config))
     manifests = manifests_here(local_dir(config), counts)
     remote = remote_url(config)
     if remote:
@@ -75,7 +75,7 @@ def _refuse_other_model(
     """Folders are compared by what they hold, models of a hub by their name. A teacher's folder is compared
     wherever it lies: another run may have been exported into it since."""
     theirs = manifest.get("teacher_fingerprint", "")
-    if config.teaches and theirs and hub.fingerprint(of_teacher(config)) != theirs:
+    if config.teaches and theirs and hub.model_fingerprint(of_teacher(config)) != theirs:
         raise ConfigError(
             f"{cannot}: the teacher at {config.algorithm.teacher} is not the one that the checkpoint learned"
             " from: set algorithm.teacher back, or choose another run.id"
@@ -85,7 +85,7 @@ def _refuse_other_model(
         return
     theirs = manifest.get("model_fingerprint", "")
     if theirs:
-        same = hub.fingerprint(config) == theirs
+        same = hub.model_fingerprint(config) == theirs
     else:  # written before models had fingerprints
         same = Path(mine).is_dir() and PurePath(recorded).is_absolute()
         if same:

@@ -15,12 +15,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint.layout import MANIFEST, CheckpointKey, Counts, everything, step_name, step_of
+from trainer.checkpoint.layout import (
+    MANIFEST,
+    CheckpointKey,
+    Counts,
+    count_every_checkpoint,
+    step_name,
+    step_of,
+)
 from trainer.checkpoint.manifest import Manifests, every_manifest, manifests_here, newest_of_each, unpack
 from trainer.config import ConfigError, RunConfig
-from trainer.errors import StorageError
 from trainer.storage.seal import Seal
 from trainer.storage.storage import Storage
+from trainer.system.errors import StorageError
 
 
 @dataclass(frozen=True)
@@ -44,7 +51,7 @@ class Keep:
         return set(before[-self.good :])
 
 
-def kept(manifests: Manifests, keep: Keep, safe: int) -> set[int]:
+def steps_to_keep(manifests: Manifests, keep: Keep, safe: int) -> set[int]:
     """Steps that stay: the `last` newest of all, the `last` newest up to `safe`, the `best` by held-out
     score, and those from before the trouble.
 
@@ -75,7 +82,7 @@ def prune_local(
     wanted: Keep,
     safe: int,
     busy: Collection[int | None],
-    counts: Counts = everything,
+    counts: Counts = count_every_checkpoint,
 ) -> None:
     """Drops local checkpoints that need not stay, that do not count, and what no manifest ever followed.
     busy: steps being worked on."""
@@ -91,7 +98,7 @@ def prune_local(
         else:
             left_behind.add(step)
 
-    keep = kept(mine, wanted, safe) | theirs
+    keep = steps_to_keep(mine, wanted, safe) | theirs
     newest = max(mine, default=0)
     for path in folder.glob("step-*"):
         step = step_of(path.name)
@@ -107,7 +114,7 @@ def prune_remote(
     wanted: Keep,
     busy: Collection[int | None],
     check: Callable[[], None],
-    counts: Counts = everything,
+    counts: Counts = count_every_checkpoint,
 ) -> None:
     """The same in the store: of a step that stays, what other attempts left of it goes too.
 
@@ -125,7 +132,7 @@ def prune_remote(
     newest_of_step = newest_of_each(mine)
     foreign_steps = {step for step, _ in theirs} - newest_of_step.keys()
     newest = max(newest_of_step, default=0)
-    keep = kept(newest_of_step, wanted, newest)
+    keep = steps_to_keep(newest_of_step, wanted, newest)
 
     folders: dict[CheckpointKey, list[str]] = {}
     for match in filter(None, map(OBJECT.fullmatch, sizes)):

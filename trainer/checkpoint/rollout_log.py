@@ -30,19 +30,19 @@ from typing import Any
 
 import numpy as np
 
-from trainer.algorithm.traces import Outcome, Trace, completed
-from trainer.checkpoint.attempt import Attempt, Fenced
+from trainer.algorithm.traces import Outcome, Trace, completed_trace
+from trainer.checkpoint.attempt import Attempt, AttemptFenced
 from trainer.checkpoint.errors import CheckpointError, CorruptCheckpoint
 from trainer.checkpoint.format import write_file
 from trainer.checkpoint.layout import step_name
 from trainer.checkpoint.manifest import code_fingerprint
-from trainer.checkpoint.trace_columns import cut, prompts_of, text_array, trace_columns, traces_of
+from trainer.checkpoint.trace_columns import cut_pieces, prompts_of, text_array, trace_columns, traces_of
 from trainer.config import ConfigError, RunConfig, fingerprint
 from trainer.config.run_store import ROLLOUTS, RunStore
-from trainer.errors import StorageError
-from trainer.storage.seal import OPEN, Forged, Seal
+from trainer.storage.seal import OPEN, ForgedObject, Seal
 from trainer.storage.storage import Storage
-from trainer.storage.stores import Retry
+from trainer.storage.stores import RetryPolicy
+from trainer.system.errors import StorageError
 
 OBJECT = re.compile(r"step-(\d{8})/((\d+)-[0-9a-f]{6})\.npz")
 """Key of a step's log in the store: (step, attempt, its number)."""
@@ -53,12 +53,12 @@ WAITING = "waiting_"
 """What the columns of completions of later steps begin with."""
 DAMAGED = (OSError, ValueError, LookupError, EOFError, TypeError, zipfile.BadZipFile)
 """What reading an archive raises that is not whole, or is none."""
-RETRY = Retry(attempts=2)
+RETRY = RetryPolicy(attempts=2)
 """The log saves work and guards none: a store that is away costs the restart its sampling, nothing else."""
 
 
 @dataclass(frozen=True)
-class Graded:
+class GradedStep:
     """A step's completions, in the order of the loop, with what the grader said of each."""
 
     traces: list[Trace]
@@ -107,7 +107,7 @@ class RolloutLog:
         self._replays = not config.checkpoint.before
         self._keeps = config.logging.keep_rollouts
         self._goes_on_from_logs = config.rollout.tokens_per_step > 0
-        self.folder = Path(RunStore.here(config).rollouts)
+        self.folder = Path(RunStore.at_run_folder(config).rollouts)
         store = RunStore.of(config)
         self.storage = storage
         if store and not storage:
@@ -123,7 +123,7 @@ class RolloutLog:
         self.failures = 0
         self._usable: dict[int, list[_Place]] = {}
         self._needed: Sequence[int] = ()
-        self._ready: dict[int, Graded] = {}
+        self._ready: dict[int, GradedStep] = {}
         self._sampled_by: dict[int, tuple[int, str]] = {}
         """Epoch and attempt that sampled a step which this one replays."""
         self._durable: set[int] = set()
@@ -211,11 +211,11 @@ class RolloutLog:
         begun = self._held.record.read(_epoch(attempt))
         if begun is not None and begun["name"] == attempt:
             return True
-        with contextlib.suppress(Forged):
+        with contextlib.suppress(ForgedObject):
             self._seal.refuse(f"{ROLLOUTS}/{key}", "is of an attempt that there was not")
         return False
 
-    def read(self, step: int) -> Graded | None:
+    def read(self, step: int) -> GradedStep | None:
         """The graded completions of a step that can be replayed; None: sample them."""
         graded = self._ready.pop(step, None)
         if graded is None and step in self._usable:
@@ -227,7 +227,7 @@ class RolloutLog:
         self.replayed += len(graded.traces) if graded else 0
         return graded
 
-    def _load(self, step: int) -> Graded:
+    def _load(self, step: int) -> GradedStep:
         """The log of a step, from the first of its places that is whole. Raises what the last one raised."""
         wrong: Exception = ValueError("there is none")
         for place in self._usable.pop(step, ()):
@@ -266,7 +266,7 @@ class RolloutLog:
 
     # --- writing --------------------------------------------------------------------------------------------
 
-    def write(self, step: int, graded: Graded, floor: int = 0) -> None:
+    def write(self, step: int, graded: GradedStep, floor: int = 0) -> None:
         """Makes a step's completions durable here, and sends them to the store beside what follows; once more
         when a teacher has judged them. What an earlier attempt had sampled stays its own.
 
@@ -310,7 +310,7 @@ class RolloutLog:
                 self._stored.add(step)
             if floor:
                 storage.delete([key for logged, _, key in _objects(storage) if logged <= floor])
-        except (FileNotFoundError, Fenced):
+        except (FileNotFoundError, AttemptFenced):
             # The file was dropped meanwhile, or the attempt is over, which the next commit says.
             return
         except (StorageError, ConfigError, OSError) as error:
@@ -328,7 +328,7 @@ class RolloutLog:
                 raise CheckpointError(f"the rollout log of step {step} is not there: {self._unwritten[step]}")
         return self._durable.issuperset(steps)
 
-    def secure(self, steps: Sequence[int]) -> None:
+    def make_durable(self, steps: Sequence[int]) -> None:
         """Waits until the store has the logs of these steps; those that it lacks are sent once more. Raises
         StorageError."""
         assert self.storage is not None
@@ -353,7 +353,9 @@ class RolloutLog:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
 
-def history(folder: Path, storage: Storage | None, seal: Seal = OPEN) -> Iterator[tuple[int, Graded]]:
+def logged_steps(
+    folder: Path, storage: Storage | None, seal: Seal = OPEN
+) -> Iterator[tuple[int, GradedStep]]:
     """All that is logged of one run, by step: the newest attempt's of each, and none that a newer one has
     replaced. seal: of the run, whose key a desk may have.
 
@@ -409,7 +411,7 @@ def _objects(storage: Storage | None) -> Iterator[tuple[int, int, str]]:
             yield int(match[1]), int(match[3]), key
 
 
-def _archive(about: dict[str, Any], graded: Graded) -> bytes:
+def _archive(about: dict[str, Any], graded: GradedStep) -> bytes:
     """A step's traces and outcomes as one NumPy archive; `_graded` reads it back without loss."""
     arrays = {"about": text_array(about)} | trace_columns(graded.traces)
     arrays["texts"] = text_array([trace.text for trace in graded.traces])
@@ -426,7 +428,7 @@ def _archive(about: dict[str, Any], graded: Graded) -> bytes:
     return out.getvalue()
 
 
-def _graded(about: dict[str, Any], arrays: dict[str, np.ndarray]) -> Graded:
+def _graded(about: dict[str, Any], arrays: dict[str, np.ndarray]) -> GradedStep:
     """The inverse of `_archive`. Raises one of DAMAGED."""
     texts = json.loads(arrays["texts"].tobytes())
     read = _first_format if about["format"] == FIRST_FORMAT else traces_of
@@ -436,12 +438,12 @@ def _graded(about: dict[str, Any], arrays: dict[str, np.ndarray]) -> Graded:
     outcomes = [Outcome(*outcome) for outcome in json.loads(arrays["outcomes"].tobytes())]
     if not traces or len(outcomes) != len(traces):
         raise ValueError(f"it has {len(traces)} completions and {len(outcomes)} outcomes")
-    teacher = cut(arrays["teacher"], arrays["teacher_tokens"]) if "teacher" in arrays else None
+    teacher = cut_pieces(arrays["teacher"], arrays["teacher_tokens"]) if "teacher" in arrays else None
     if teacher is not None and len(teacher) != len(traces):
         raise ValueError(f"it has {len(traces)} completions, and a teacher's judgment of {len(teacher)}")
     columns = {name[len(WAITING) :]: arrays[name] for name in arrays if name.startswith(WAITING)}
     waiting = traces_of(columns, json.loads(columns["texts"].tobytes())) if columns else ()
-    return Graded(traces, outcomes, about["stats"], teacher, waiting)
+    return GradedStep(traces, outcomes, about["stats"], teacher, waiting)
 
 
 def _one_segment(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -456,12 +458,12 @@ def _one_segment(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 def _first_format(arrays: dict[str, np.ndarray], texts: Sequence[str]) -> list[Trace]:
     """Traces of a log that was written before there were any: one completion each, all of it learned."""
     prompts = prompts_of(arrays)
-    completions = cut(arrays["token_ids"], arrays["tokens"])
-    logprobs = cut(arrays["logprobs"], arrays["tokens"])
+    completions = cut_pieces(arrays["token_ids"], arrays["tokens"])
+    logprobs = cut_pieces(arrays["logprobs"], arrays["tokens"])
     traces = []
     for i, group in enumerate(arrays["group"].tolist()):
         version = int(arrays["weight_version"][i])
-        trace = completed(
+        trace = completed_trace(
             prompts[group],
             completions[i],
             group=group,

@@ -18,17 +18,17 @@ from trainer.config import ConfigError
 from trainer.config.run_store import ROLLOUTS, RunStore
 from trainer.storage.attempt_record import AttemptRecord
 from trainer.storage.command import exit_code
-from trainer.storage.seal import Seal, secret
+from trainer.storage.seal import Seal, read_secret
 from trainer.storage.storage import Storage
 
 RECORD = re.compile(r"(\d{8}(\.[a-z]+)?|final|machines)\.json")
 
 
-def sign(root: str) -> dict[str, int]:
+def sign_run(root: str) -> dict[str, int]:
     """Signs all that is whole of the record of attempts, of checkpoints' manifests and of rollout logs;
     returns how many of each. root: BUCKET/RUN. Raises ConfigError without a key, StorageError."""
     root = root.rstrip("/")
-    seal = Seal(root.rpartition("/")[2], secret())
+    seal = Seal(root.rpartition("/")[2], read_secret())
     store = RunStore(root)
     signed = {"records of attempts": 0, "checkpoints": 0, "rollout logs": 0}
 
@@ -59,7 +59,7 @@ def run(arguments: list[str]) -> None:
     """The command line. Raises ConfigError, StorageError."""
     if len(arguments) != 1:
         raise ConfigError("usage: python -m trainer.checkpoint.sign BUCKET/RUN_ID")
-    for what, number in sign(arguments[0]).items():
+    for what, number in sign_run(arguments[0]).items():
         print(f"{number} {what} signed")
 
 

@@ -14,7 +14,7 @@ LARGE = 32 << 20
 """Bytes from which a tensor's pages are locked. Smaller ones are copied quickly anyway."""
 
 
-class Pages(mmap.mmap):
+class HostPages(mmap.mmap):
     """Memory of one host tensor, in pages of its own. It lives as long as any view of the tensor does.
 
     Locked pages are unlocked before they are given back: the driver would otherwise take whatever lies at
@@ -50,7 +50,7 @@ class HostMemory:
 
     def __init__(self) -> None:
         self._held: dict[Hashable, Tensor] = {}
-        self._unlocked: dict[Hashable, tuple[Pages, Tensor, torch.device]] = {}
+        self._unlocked: dict[Hashable, tuple[HostPages, Tensor, torch.device]] = {}
         self._locking: dict[Hashable, Future[None]] = {}
         self._thread = ThreadPoolExecutor(1, "pages")
         self._told = False
@@ -77,7 +77,7 @@ class HostMemory:
     def _made(self, key: Hashable, like: Tensor, device: torch.device) -> Tensor:
         if like.nbytes < LARGE:
             return torch.empty_like(like, device="cpu", requires_grad=False)
-        pages = Pages(-1, like.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        pages = HostPages(-1, like.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         made = torch.frombuffer(pages, dtype=like.dtype).view(like.shape)
         if device.type == "cuda":
             self._unlocked[key] = pages, made, device
@@ -89,7 +89,7 @@ class HostMemory:
             self._locking[key] = self._thread.submit(self._lock, pages, tensor, device)
         self._unlocked.clear()
 
-    def _lock(self, pages: Pages, tensor: Tensor, device: torch.device) -> None:
+    def _lock(self, pages: HostPages, tensor: Tensor, device: torch.device) -> None:
         try:
             pages.lock(tensor, device)
         except RuntimeError as error:  # of the driver: a limit of the container, say

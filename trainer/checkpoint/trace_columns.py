@@ -93,19 +93,19 @@ def _lengths(pieces: Sequence[np.ndarray]) -> np.ndarray:
 def traces_of(arrays: dict[str, np.ndarray], texts: Sequence[str]) -> list[Trace]:
     """The traces of these columns. Raises ValueError or LookupError where the columns do not fit together."""
     prompts = prompts_of(arrays)
-    completions = cut(arrays["token_ids"], arrays["tokens"])
+    completions = cut_pieces(arrays["token_ids"], arrays["tokens"])
     groups = arrays["group"].tolist()
     lengths = arrays["tokens"] + _lengths([prompts[group] for group in groups])
     flat_mask = np.unpackbits(arrays["learned"], count=int(lengths.sum())).astype(bool)
     learned = []
-    for mask in cut(flat_mask, lengths):
+    for mask in cut_pieces(flat_mask, lengths):
         learned.append(np.flatnonzero(mask).astype(np.int32))
     sampled = arrays["sampled"]
     # A trace that no engine sampled has no log-probabilities in the column.
-    logprobs = cut(arrays["logprobs"], np.where(sampled, _lengths(learned), 0))
-    images = cut(arrays["image_refs"], arrays["images"])
+    logprobs = cut_pieces(arrays["logprobs"], np.where(sampled, _lengths(learned), 0))
+    images = cut_pieces(arrays["image_refs"], arrays["images"])
     routes = _routes_of(arrays, prompts)
-    segments = cut(arrays["segments"], arrays["segment_counts"])
+    segments = cut_pieces(arrays["segments"], arrays["segment_counts"])
 
     traces = []
     for i, group in enumerate(groups):
@@ -134,11 +134,11 @@ def _routes_of(arrays: dict[str, np.ndarray], prompts: dict[int, np.ndarray]) ->
     if "routes" not in arrays:
         return found
     groups = arrays["prompt_routes_group"].tolist()
-    of_prompts = cut(arrays["prompt_routes"], _lengths([prompts[group] for group in groups]))
+    of_prompts = cut_pieces(arrays["prompt_routes"], _lengths([prompts[group] for group in groups]))
     by_group = dict(zip(groups, of_prompts, strict=True))
     # The last token of a completion has none.
     counts = np.where(arrays["routed"], arrays["tokens"] - 1, 0)
-    for i, routes in enumerate(cut(arrays["routes"], counts)):
+    for i, routes in enumerate(cut_pieces(arrays["routes"], counts)):
         if arrays["routed"][i]:
             found[i] = np.concatenate([by_group[int(arrays["group"][i])], routes])
     return found
@@ -146,7 +146,7 @@ def _routes_of(arrays: dict[str, np.ndarray], prompts: dict[int, np.ndarray]) ->
 
 def prompts_of(arrays: dict[str, np.ndarray]) -> dict[int, np.ndarray]:
     """Prompt tokens by group."""
-    ids = cut(arrays["prompt_token_ids"], arrays["prompt_tokens"])
+    ids = cut_pieces(arrays["prompt_token_ids"], arrays["prompt_tokens"])
     return dict(zip(arrays["prompt_group"].tolist(), ids, strict=True))
 
 
@@ -155,7 +155,7 @@ def text_array(value: Any) -> np.ndarray:
     return np.frombuffer(json.dumps(value).encode(), np.uint8)
 
 
-def cut(flat: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
+def cut_pieces(flat: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
     """Consecutive pieces of `flat` of these lengths. Raises ValueError where they do not add up."""
     if int(lengths.sum()) != len(flat):
         raise ValueError(f"{len(flat)} values for lengths that add up to {int(lengths.sum())}")

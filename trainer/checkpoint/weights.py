@@ -18,10 +18,10 @@ from safetensors import safe_open
 from trainer.checkpoint.export import QUANTIZATION, export_hf
 from trainer.config import ConfigError, LoRA
 from trainer.config.lora import ADAPTER
-from trainer.data.asked import FILE
+from trainer.data.prompt_form import FILE
 from trainer.storage.command import exit_code
 from trainer.storage.storage import Storage
-from trainer.storage.transfer import fetch
+from trainer.storage.transfer import fetch_whole_folder
 
 PREFIX = "base_model.model."
 
@@ -60,7 +60,7 @@ class AdapterFolder:
         return "fp32" if first.get_dtype() == "F32" else "bf16"
 
 
-def make(source: str, folder: Path, base: str, revision: str = "") -> Path:
+def make_model_folder(source: str, folder: Path, base: str, revision: str = "") -> Path:
     """The folder, whole or not at all. Raises ConfigError."""
     here, fetched = Path(source), folder.with_name(f".{folder.name}.fetched")
     if "://" in source:
@@ -69,7 +69,7 @@ def make(source: str, folder: Path, base: str, revision: str = "") -> Path:
                 f"no exported weights at {source}: a run writes them at its end (checkpoint.export_hf)"
             )
         shutil.rmtree(fetched, ignore_errors=True)
-        fetch(source, here := fetched)
+        fetch_whole_folder(source, here := fetched)
     folder.parent.mkdir(parents=True, exist_ok=True)
     if (here / "adapter_config.json").is_file():
         adapter = AdapterFolder(here)
@@ -102,7 +102,7 @@ def run(arguments: list[str]) -> None:
     if len(arguments) not in (3, 4):
         raise ConfigError("usage: " + (__doc__ or "").splitlines()[0].partition(": ")[2])
     source, folder, base, *revision = arguments
-    print(f"weights: {make(source, Path(folder), base, *revision)}")
+    print(f"weights: {make_model_folder(source, Path(folder), base, *revision)}")
 
 
 if __name__ == "__main__":

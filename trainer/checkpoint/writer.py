@@ -167,7 +167,7 @@ class ShardWriter:
         inside = remote_folder(step, self._attempt)
         records = []
         for record in self._written[step]:
-            records.append(upload(self.storage, folder, inside, record))
+            records.append(upload_file(self.storage, folder, inside, record))
 
         self.seconds["upload"] = time.monotonic() - begun
         self._sent[step] = records
@@ -190,7 +190,7 @@ def _thread(name: str, action: Any, *arguments: Any) -> threading.Thread:
     return thread
 
 
-def upload(storage: Storage, folder: Path, inside: str, record: FileRecord) -> FileRecord:
+def upload_file(storage: Storage, folder: Path, inside: str, record: FileRecord) -> FileRecord:
     """Uploads one file of a checkpoint to `inside` unless it is already there. The record says whether it
     worked."""
     try:

@@ -1,5 +1,11 @@
 """The typed configuration of one run. `from trainer.config import RunConfig`; standard library and PyYAML
-only."""
+only.
+
+Lives here: frozen dataclasses with every option documented under itself, overrides, checks; names of a
+run's files and folders.
+In: YAML and `section.key=value`. Out: a RunConfig, or ConfigError with the change to make.
+May import: `trainer.hardware` and `trainer.system`; `recipes` imports this room.
+"""
 
 from trainer.config.algorithm import Algorithm as Algorithm
 from trainer.config.expected import Band as Band
@@ -39,4 +45,4 @@ from trainer.config.validation import validate as validate
 from trainer.config.validation import validate_saving as validate_saving
 from trainer.config.watching import Guards as Guards
 from trainer.config.watching import Watch as Watch
-from trainer.errors import ConfigError as ConfigError
+from trainer.system.errors import ConfigError as ConfigError

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from trainer.config.ranges import within
+from trainer.config.ranges import ranged_field
 
 AdvantageKind = Literal[
     "group_norm", "group_mean", "batch_norm", "rloo", "reinforce_pp", "reinforce_pp_baseline", "gdpo"
@@ -21,7 +21,7 @@ class Algorithm:
     advantage: AdvantageKind = "group_norm"
     """Advantage estimator (trainer/algorithm/advantages.py). group_norm: (r - group mean) / (group std +
     eps)."""
-    advantage_eps: float = within(1e-6, least=0)
+    advantage_eps: float = ranged_field(1e-6, least=0)
     """Added to the standard deviations (unbiased) that rewards are divided by."""
     normalize_reward: bool = False
     """Divide rewards by their running standard deviation after subtracting the running mean
@@ -29,17 +29,17 @@ class Algorithm:
     surrogate: SurrogateKind = "ppo"
     """ppo: clipped ratio per token. gspo: of the sequence. cispo: clipped ratio as a constant weight. gmpo:
     geometric mean of clipped ratios."""
-    clip_low: float = within(0.2, least=0, most=1)
+    clip_low: float = ranged_field(0.2, least=0, most=1)
     """Lower clip of the probability ratio: 1 - clip_low; for gmpo of its logarithm: -clip_low."""
-    clip_high: float = within(0.2, least=0)
+    clip_high: float = ranged_field(0.2, least=0)
     """Upper clip of the probability ratio: 1 + clip_high; for gmpo of its logarithm: clip_high."""
-    dual_clip: float = within(0.0, least=0)
+    dual_clip: float = ranged_field(0.0, least=0)
     """Largest ratio that counts for a negative advantage, above 1 (3 in the paper); 0: no limit. ppo and
     gspo."""
     loss_denominator: Literal["tokens", "sequences", "constant"] = "tokens"
     """Sum over tokens / all tokens of the optimizer step; mean of per-sequence means; or sum over tokens /
     (sequences x rollout.max_tokens), which no length biases. Always global."""
-    kl_coef: float = within(1e-3, least=0)
+    kl_coef: float = ranged_field(1e-3, least=0)
     """Weight of KL(policy || reference), the first one if kl_target is set; 0 builds no reference model."""
     kl_in: Literal["loss", "reward"] = "loss"
     """loss: a term per token beside the surrogate. reward: subtracted from the rewards before the
@@ -47,9 +47,9 @@ class Algorithm:
     kl_estimator: Literal["", "k1", "k2", "k3"] = ""
     """Estimator of the KL, per token; empty: k3 in the loss, k1 in the reward. In the loss k2 or k3: k1's
     gradient has mean zero. In the reward k1: the gradient of the others' is not the KL's."""
-    kl_target: float = within(0.0, least=0)
+    kl_target: float = ranged_field(0.0, least=0)
     """KL in nats per token that kl_coef is steered towards, step by step; 0: kl_coef stays as it is."""
-    kl_horizon: int = within(10_000, least=1)
+    kl_horizon: int = ranged_field(10_000, least=1)
     """Completions over which kl_coef changes by at most 20%."""
     rollout_correction: Literal["off", "truncate", "mask"] = "truncate"
     """Weight of a token's loss for what engine and policy disagree on: policy / engine probability, cut at
@@ -57,11 +57,11 @@ class Algorithm:
     correction_level: Literal["", "token", "sequence", "geometric"] = ""
     """Ratio of each token, of the sequence (product), or the geometric mean of its tokens' ratios; empty:
     token, and geometric for the objectives of sequences, gspo and gmpo, which have one ratio a sequence."""
-    correction_low: float = within(0.0, least=0, most=1)
+    correction_low: float = ranged_field(0.0, least=0, most=1)
     """Lower bound of the ratio."""
-    correction_high: float = within(2.0, least=1)
+    correction_high: float = ranged_field(2.0, least=1)
     """Upper bound of the ratio."""
-    max_token_age: int = within(0, least=0, most=8)
+    max_token_age: int = ranged_field(0, least=0, most=8)
     """Leave tokens out of the loss that weights more than this many versions older than the step's sampled,
     with rollout.tokens_per_step; must be below rollout.staleness. Their completions' rewards count in their
     groups. 0: no token is too old."""
@@ -72,12 +72,12 @@ class Algorithm:
     mask_truncated: bool = False
     """Leave completions that were cut at rollout.max_tokens out of the loss; they still count in their
     group."""
-    overlong_buffer: float = within(0.0, least=0, most=1)
+    overlong_buffer: float = ranged_field(0.0, least=0, most=1)
     """Last share of rollout.max_tokens in which the reward falls linearly, by overlong_penalty at its end; 0:
     none."""
-    overlong_penalty: float = within(1.0, least=0)
+    overlong_penalty: float = ranged_field(1.0, least=0)
     """What a completion as long as rollout.max_tokens loses."""
-    refill_rounds: int = within(0, least=0)
+    refill_rounds: int = ranged_field(0, least=0)
     """Dynamic sampling: further rounds of a step in which groups of equal reward are replaced by new prompts;
     0: none. Those that are left after the last round are trained on as they are."""
     teacher: str = ""
@@ -86,19 +86,19 @@ class Algorithm:
     place, so kl_coef must be 0. Empty: none."""
     teacher_revision: str = ""
     """Pinned hub revision of the teacher; empty for a local directory."""
-    teacher_coef: float = within(1.0, above=0)
+    teacher_coef: float = ranged_field(1.0, above=0)
     """Weight of log p_teacher - log p_policy in a token's advantage."""
-    gamma: float = within(1.0, above=0, most=1)
+    gamma: float = ranged_field(1.0, above=0, most=1)
     """Discount of the advantage towards earlier tokens: A_t = gamma^(T-1-t) A."""
-    samples_per_update: int = within(0, least=0)
+    samples_per_update: int = ranged_field(0, least=0)
     """Samples per optimizer step (the original's --train_batch_size); 0: all of the step's."""
-    epochs: int = within(1, least=1)
+    epochs: int = ranged_field(1, least=1)
     """Passes over each step's samples (the original's --max_epochs)."""
-    micro_batch_tokens: int = within(0, least=0)
+    micro_batch_tokens: int = ranged_field(0, least=0)
     """Tokens per forward and backward pass on one rank, a prompt counted once for its completions in the
     pass; changes neither loss nor gradient. 0: in a recipe, as many as its GPUs have memory for by the plan;
     else as many as 8 GiB of saved activations allow. At most 16,384, at least the longest sample."""
-    logprob_tokens: int = within(0, least=0)
+    logprob_tokens: int = ranged_field(0, least=0)
     """The same for passes without gradients (old and reference log-probabilities); 0: twice
     micro_batch_tokens."""
 

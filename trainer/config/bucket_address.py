@@ -1,15 +1,15 @@
 """The address of a bucket: `s3://NAME/PREFIX`, also `gs://` and `r2://`, or `file:///FOLDER`. Standard
 library only.
 
-Desk, nodes and rendered shell (`trainer/bucket.sh`) accept the very same addresses: a test holds them equal.
-"""
+Desk, nodes and rendered shell (`trainer/shell/bucket.sh`) accept the very same addresses: a test holds them
+equal."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 
-from trainer.errors import ConfigError
+from trainer.system.errors import ConfigError
 
 STORES = ("s3", "gs", "r2")
 FORMS = "s3://NAME/PREFIX, gs://NAME/PREFIX, r2://NAME/PREFIX or file:///FOLDER"

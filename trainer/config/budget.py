@@ -7,10 +7,10 @@ import math
 
 from trainer.config.files import nodes_share_weights
 from trainer.config.schema import RunConfig
-from trainer.errors import ConfigError
 from trainer.hardware import adapters
 from trainer.hardware.layer_sizes import GatedDelta
 from trainer.hardware.model_shapes import Shape
+from trainer.system.errors import ConfigError
 
 SAVED_BYTES, MOST_TOKENS = {"cuda": 8 << 30, "cpu": 1 << 30}, {"cuda": 16_384, "cpu": 4_096}
 """Two limits of a pass, by device: bytes that the backward pass needs of the layers, and tokens beyond which
@@ -51,13 +51,13 @@ def policy_bytes(config: RunConfig, shape: Shape) -> float:
 
 def linear_weights(shape: Shape) -> int:
     """Weights of the decoder's linear layers: those that `lora.qlora` keeps in 4 bits."""
-    return sum(inputs * outputs for inputs, outputs in adapters.linears(shape, False))
+    return sum(inputs * outputs for inputs, outputs in adapters.adapted_linears(shape, False))
 
 
 def trained(config: RunConfig, shape: Shape) -> int:
     """Parameters that the optimizer holds, and a checkpoint."""
     if config.lora.rank:
-        return sum(adapters.sizes(shape, config.lora.rank, config.lora.vision))
+        return sum(adapters.adapter_sizes(shape, config.lora.rank, config.lora.vision))
     frozen = shape.vision.parameters(shape.hidden) if config.model.freeze_vision and shape.vision else 0
     return shape.parameters - frozen
 
@@ -136,7 +136,7 @@ def keys_per_token(config: RunConfig, shape: Shape, tokens: int, gradients: bool
     return max(LEAST_KEYS, KEY_BYTES / largest / tokens)
 
 
-def keys(config: RunConfig, shape: Shape, tokens: int, gradients: bool = True) -> float:
+def keys_per_pass(config: RunConfig, shape: Shape, tokens: int, gradients: bool = True) -> float:
     """Keys of a pass of `tokens` at most: nearly one prompt more for each completion of its groups; 0 where
     no prompt is shared."""
     if config.method == "sft":
@@ -148,12 +148,12 @@ def keys(config: RunConfig, shape: Shape, tokens: int, gradients: bool = True) -
 def repeated_keys(config: RunConfig, shape: Shape, tokens: int, gradients: bool = True) -> float:
     """Bytes of the keys and values that attention reads in a pass of `tokens` at most, with their
     gradients."""
-    return keys(config, shape, tokens, gradients) * key_bytes(config, shape, gradients)
+    return keys_per_pass(config, shape, tokens, gradients) * key_bytes(config, shape, gradients)
 
 
 def laid_out_tokens(config: RunConfig, shape: Shape, tokens: int, gradients: bool = True) -> float:
     """Tokens that a gated delta-net layer lays out in a pass of `tokens` at most, padding included."""
-    return PADDING * max(tokens, keys(config, shape, tokens, gradients))
+    return PADDING * max(tokens, keys_per_pass(config, shape, tokens, gradients))
 
 
 def longest_sample(config: RunConfig) -> int:
@@ -168,10 +168,10 @@ def saved_per_token(config: RunConfig, shape: Shape) -> float:
     text = shape.layers * w * shape.hidden if again else decoder_layers(shape, w)
     if not (v := shape.vision) or not config.tower_trained:
         return text
-    return text + v.merge**2 * v.depth * (w * v.hidden if again else tower(shape, w))
+    return text + v.merge**2 * v.depth * (w * v.hidden if again else tower_block_bytes(shape, w))
 
 
-def downloaded(config: RunConfig, model: float, together: bool) -> float:
+def downloaded_bytes(config: RunConfig, model: float, together: bool) -> float:
     """Bytes of the base weights, `model` in all, that one node's disk holds: its share where nodes share the
     download, which may be a file more than another's. All of them where the nodes' files lie `together`,
     where the exporting node copies the frozen vision tower from them, and where rollout workers begin with
@@ -184,7 +184,7 @@ def downloaded(config: RunConfig, model: float, together: bool) -> float:
     return min(model, model / config.placement.nodes + WEIGHT_FILE)
 
 
-def norm(hidden: int, w: int, centered: bool = False) -> int:
+def norm_bytes(hidden: int, w: int, centered: bool = False) -> int:
     """An RMSNorm: its input in fp32, that normalized in the model's dtype, and its output. centered: as
     Qwen3.5's, whose weights are counted from 1; it normalizes in fp32."""
     return hidden * (4 + (4 if centered else w) + w)
@@ -207,8 +207,8 @@ def delta_layer(shape: Shape, w: int) -> int:
     if (d := shape.delta) is None:
         return 0
     gated = d.values * (12 + 3 * w)
-    mlp = w * 4 * shape.intermediate + dealt(shape, w)
-    return 2 * norm(shape.hidden, w, True) + mlp + laid_out(d, w) + gated
+    mlp = w * 4 * shape.intermediate + routed_bytes(shape, w)
+    return 2 * norm_bytes(shape.hidden, w, True) + mlp + laid_out(d, w) + gated
 
 
 def laid_out(d: GatedDelta, w: int) -> int:
@@ -230,11 +230,14 @@ def decoder_layer(shape: Shape, w: int) -> int:
     if shape.delta:  # norms in fp32; the gate, and its product with attention's output
         attended += (4 - w) * heads + w * 2 * shape.heads * shape.head_dim
     return (
-        2 * norm(shape.hidden, w, bool(shape.delta)) + attended + w * 4 * shape.intermediate + dealt(shape, w)
+        2 * norm_bytes(shape.hidden, w, bool(shape.delta))
+        + attended
+        + w * 4 * shape.intermediate
+        + routed_bytes(shape, w)
     )
 
 
-def dealt(shape: Shape, w: int) -> int:
+def routed_bytes(shape: Shape, w: int) -> int:
     """Per token, what experts keep besides their products' inputs: a row for each that computes the token,
     going in and coming out, and the router's probabilities in fp32. Of a shared expert, whose input all have,
     what comes out, which its gate multiplies."""
@@ -244,12 +247,12 @@ def dealt(shape: Shape, w: int) -> int:
     return w * rows * shape.hidden + 4 * experts.count
 
 
-def tower(shape: Shape, w: int) -> int:
+def tower_block_bytes(shape: Shape, w: int) -> int:
     """Per patch, a block of the vision tower: two norms; q, k and v as attention takes them, its output as it
     comes and in order; gate, its activation, up and their product. Without gates: LayerNorms' inputs and
     outputs; the first matrix's output and its activation, and of a Qwen2-VL's the sigmoid."""
     assert (v := shape.vision)
-    norms, mlp = (norm(v.hidden, w), 4) if v.gated else (w * 2 * v.hidden, 3 if v.sigmoid else 2)
+    norms, mlp = (norm_bytes(v.hidden, w), 4) if v.gated else (w * 2 * v.hidden, 3 if v.sigmoid else 2)
     return 2 * norms + w * (5 * v.hidden + mlp * v.intermediate) + 4 * v.heads
 
 

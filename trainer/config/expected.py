@@ -13,8 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.config.ranges import within
-from trainer.errors import ConfigError
+from trainer.config.ranges import ranged_field
+from trainer.system.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class Band:
     """Lower edge at each of those steps; empty: there is none."""
     high: tuple[float, ...] = ()
     """Upper edge at each of those steps; empty: there is none."""
-    window: int = within(1, least=1)
+    window: int = ranged_field(1, least=1)
     """Measurements whose median is compared: a noisy metric needs several."""
     source: str = ""
     """Where the band comes from: own runs with seeds and processor, or a published page with its scorer."""
@@ -80,7 +80,7 @@ class Departure:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class BandVerdict:
     """How a run compares with what was expected of it."""
 
     departures: tuple[Departure, ...]
@@ -98,7 +98,7 @@ class Verdict:
         return f"within expectation up to step {self.last_step}"
 
 
-def compare(expected: Expected, history: Iterable[Mapping[str, Any]]) -> Verdict:
+def compare_with_bands(expected: Expected, history: Iterable[Mapping[str, Any]]) -> BandVerdict:
     """Holds a run's metrics, in order of steps, against its bands."""
     watch = ExpectationWatch(expected)
     for record in history:
@@ -135,10 +135,10 @@ class ExpectationWatch:
             self._outside[number] = departure
         return list(self._outside.values())
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> BandVerdict:
         """What was seen so far."""
         first = sorted(self._first.values(), key=lambda departure: departure.step)
-        return Verdict(tuple(first), dict(self._measured), self._last_step)
+        return BandVerdict(tuple(first), dict(self._measured), self._last_step)
 
     def _middle(self, number: int, band: Band, value: Any) -> float | None:
         """The median that is compared, NaN if a value of the window is not finite; None while the window is

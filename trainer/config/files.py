@@ -13,7 +13,7 @@ from trainer.config.plain_yaml import read_yaml
 from trainer.config.resume import of_today
 from trainer.config.schema import RunConfig
 from trainer.config.validation import validate
-from trainer.errors import ConfigError
+from trainer.system.errors import ConfigError
 
 
 def load(path: str | Path) -> RunConfig:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.config.ranges import within
+from trainer.config.ranges import ranged_field
 
 ADAPTER = "default"
 """peft's name for the only adapter, in the names of its parameters; adapter files leave it out."""
@@ -27,13 +27,13 @@ class LoRA:
     """Low-rank adapters (arXiv 2106.09685): W + scale B A, of which B and A are trained. Advice:
     docs/lora.md."""
 
-    rank: int = within(0, least=0, most=1024)
+    rank: int = ranged_field(0, least=0, most=1024)
     """Rows of A and columns of B; 0: no adapter, all weights are trained."""
-    alpha: int = within(32, least=1)
+    alpha: int = ranged_field(32, least=1)
     """scale = alpha / rank, or alpha / sqrt(rank) with rslora."""
     rslora: bool = False
     """Rank-stabilized scale (arXiv 2312.03732)."""
-    dropout: float = within(0.0, least=0, below=1)
+    dropout: float = ranged_field(0.0, least=0, below=1)
     """Dropout of the adapters' inputs; method sft only."""
     vision: bool = False
     """Adapters in the vision tower's blocks too; without them the tower stays as it is."""

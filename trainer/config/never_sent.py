@@ -17,14 +17,14 @@ IN_TREE = "trainer/config/never_sent.txt"
 
 
 @cache
-def patterns() -> tuple[str, ...]:
+def secret_patterns() -> tuple[str, ...]:
     """The list, in lower case."""
     return tuple(FILE.read_text().lower().split())
 
 
 @cache
 def _is_listed(name: str) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns())
+    return any(fnmatchcase(name, pattern) for pattern in secret_patterns())
 
 
 def is_secret(path: str | PurePath) -> bool:

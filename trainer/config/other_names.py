@@ -98,14 +98,14 @@ OF_SFT = {
 """What supervised fine-tuning has instead of an option of ours."""
 
 
-def said(path: str) -> str:
+def name_for_message(path: str) -> str:
     """Our option for `path` as a message names it, with that of supervised fine-tuning where it has another;
     "" where no other trainer's name is known."""
-    option = ours(path)
+    option = our_option(path)
     return f"{option}, or {OF_SFT[option]} with SFT" if option in OF_SFT else option
 
 
-def ours(path: str) -> str:
+def our_option(path: str) -> str:
     """Our option for `path` (`actor_rollout_ref.rollout.n`, `lr`); "" where no other trainer's name is
     known."""
     path = path.strip().lower().replace("-", "_")

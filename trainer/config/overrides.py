@@ -12,9 +12,9 @@ import typing
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, Literal, Union
 
-from trainer.config.other_names import ours, said
+from trainer.config.other_names import name_for_message, our_option
 from trainer.config.plain_yaml import WORDS, read_yaml
-from trainer.errors import ConfigError
+from trainer.system.errors import ConfigError
 
 
 def from_dict(cls: Any, data: Any, where: str = "") -> Any:
@@ -39,8 +39,8 @@ def unknown_key(path: str, key: str, known: list[str]) -> str:
     before = path.removesuffix(key) if path.endswith(key) else ""
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     typo = difflib.get_close_matches(key, known, n=1, cutoff=0.85)
-    if ours(path) and not typo:
-        return f"unknown key {path}: it is {said(path)} here"
+    if our_option(path) and not typo:
+        return f"unknown key {path}: it is {name_for_message(path)} here"
     hint = f"did you mean {before}{near[0]}?" if near else f"known: {', '.join(known)}"
     return f"unknown key {before}{key}: {hint}"
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
-from trainer.errors import ConfigError
+from trainer.system.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Range:
         return " and ".join(f"{word} {bound}" for word, bound in words.items() if bound is not None)
 
 
-def within(
+def ranged_field(
     default: Any,
     *,
     least: float | None = None,

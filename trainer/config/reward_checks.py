@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from urllib.parse import parse_qsl, urlsplit
 
 from trainer.config.rewards import Rewards
-from trainer.errors import ConfigError
+from trainer.system.errors import ConfigError
 
 JUDGED = ("text", "math", "number", "letter")
 HARMLESS = ("api-version", "version", "model")
@@ -81,7 +81,7 @@ def _check_functions(rewards: Rewards) -> None:
         names.add(function.metric)
 
 
-def near(name: str, known: Sequence[str]) -> str:
+def nearest_name(name: str, known: Sequence[str]) -> str:
     """What a person may have meant, for a message."""
     close = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
     return f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from trainer.config.ranges import within
+from trainer.config.ranges import ranged_field
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,28 +32,28 @@ class Rewards:
     answer: Literal["block", "boxed", "final", "whole", "any"] = "block"
     """Where completions state their answer: in an `<answer>` block, in the last box behind the reasoning,
     after `####` or "the answer is", all behind the reasoning, or any of these (docs/rewards.md)."""
-    accuracy_weight: float = within(1.0, least=0)
+    accuracy_weight: float = ranged_field(1.0, least=0)
     """Weight of the accuracy reward (1 for a correct answer, else 0)."""
-    format_weight: float = within(0.5, least=0)
+    format_weight: float = ranged_field(0.5, least=0)
     """Weight of the format reward (1 for a completion that has `answer`'s form, else 0)."""
-    tags_weight: float = within(0.0, least=0)
+    tags_weight: float = ranged_field(0.0, least=0)
     """Weight of the share of the four think and answer tags that stand exactly once: part of the form's
     credit."""
-    length_weight: float = within(0.0, least=0)
+    length_weight: float = ranged_field(0.0, least=0)
     """Weight of brevity within the group: 0.5 for the shortest to -0.5 for the longest, at most 0 if not
     correct."""
-    repetition_weight: float = within(0.0, least=0)
+    repetition_weight: float = ranged_field(0.0, least=0)
     """Weight of the repetition penalty: minus the share of a completion's n-grams of tokens that stood
     before."""
-    repetition_ngram: int = within(40, least=1)
+    repetition_ngram: int = ranged_field(40, least=1)
     """Tokens of such an n-gram."""
-    workers: int = within(2, least=1)
+    workers: int = ranged_field(2, least=1)
     """Grader processes on the head node."""
-    deadline_s: float = within(5.0, above=0)
+    deadline_s: float = ranged_field(5.0, above=0)
     """A grader that takes longer for one completion is killed and replaced; the outcome is `timeout`."""
-    max_timeout_rate: float = within(0.2, least=0, most=1)
+    max_timeout_rate: float = ranged_field(0.2, least=0, most=1)
     """End the run when a larger share of one step's completions timed out."""
-    max_error_rate: float = within(0.2, least=0, most=1)
+    max_error_rate: float = ranged_field(0.2, least=0, most=1)
     """End the run when a larger share of one step's completions ended in an error of what grades them, the
     first step included."""
     remote_url: str = ""
@@ -71,10 +71,10 @@ class Rewards:
     """Name of the model that it serves."""
     judge_types: str = "text"
     """Answer types that it decides, separated by commas: text, math, number, letter."""
-    judge_timeout_s: float = within(30.0, above=0)
+    judge_timeout_s: float = ranged_field(30.0, above=0)
     """For one reply. Where the judge answers others, the outcome is `timeout` after 3 further tries; where
     it answers none, it is waited for."""
-    judge_requests: int = within(0, least=0)
+    judge_requests: int = ranged_field(0, least=0)
     """Requests of the run, which ends when they are spent; 0: no limit. A restart counts on from its
     checkpoint."""
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer import processes
+from trainer.system import processes
 
 METRICS = "metrics.jsonl"
 """One line per step."""
@@ -104,10 +104,10 @@ def read_lines(path: str | Path) -> list[dict[str, Any]]:
 def newest_lines(path: str | Path) -> list[dict[str, Any]]:
     """The records at the end of a `.jsonl` file, however long it is; [] where there is no file."""
     path = Path(path)
-    return _records(tail(path)) if path.exists() else []
+    return _records(file_tail(path)) if path.exists() else []
 
 
-def tail(path: Path) -> bytes:
+def file_tail(path: Path) -> bytes:
     """The last TAIL_BYTES of a file, or all of a shorter one."""
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - TAIL_BYTES))
@@ -151,7 +151,7 @@ class LaneProgress:
     """When the phase began."""
 
 
-def lanes(progress: Mapping[str, Any]) -> list[LaneProgress]:
+def lane_progress(progress: Mapping[str, Any]) -> list[LaneProgress]:
     """Where each lane is, by what `read_progress` gave; the learning lane first. [] before a run's start."""
     if "phase" not in progress:
         return []

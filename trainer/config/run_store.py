@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 
 from trainer.config.schema import RunConfig
-from trainer.errors import ConfigError
+from trainer.system.errors import ConfigError
 
 CHECKPOINTS = "checkpoints"
 """Folders of steps, written by the ranks."""
@@ -54,7 +54,7 @@ class RunStore:
         return cls.in_bucket(remote, config.run_id) if remote else None
 
     @classmethod
-    def here(cls, config: RunConfig) -> RunStore:
+    def at_run_folder(cls, config: RunConfig) -> RunStore:
         """The run's folder on this machine."""
         return cls(config.run.dir)
 

@@ -14,7 +14,7 @@ from trainer.config.algorithm import Algorithm
 from trainer.config.expected import Expected
 from trainer.config.fleet import Fleet
 from trainer.config.lora import LoRA
-from trainer.config.ranges import within
+from trainer.config.ranges import ranged_field
 from trainer.config.rewards import Rewards
 from trainer.config.split import Split
 from trainer.config.watching import Guards, Watch
@@ -33,11 +33,11 @@ class Run:
     id: str = ""
     """Our own RUN_ID: keys bucket prefix, resume and logs, since engines' ids change on recovery. Default:
     name."""
-    seed: int = within(0, least=0)
+    seed: int = ranged_field(0, least=0)
     """Every other seed is a hash of this one and of what is seeded."""
     dir: str = "runs/run"
     """Local directory of the run: config, metrics, samples, checkpoints, report."""
-    max_steps: int = within(0, least=0)
+    max_steps: int = ranged_field(0, least=0)
     """Stop after this many steps; 0 means `data.episodes` passes over the data."""
     deterministic: Literal["", "cuda"] = ""
     """cuda: torch's and vLLM's repeatable kernels, where they have them (docs/reproducibility.md); slower, by
@@ -65,9 +65,9 @@ class Model:
     is PyTorch."""
     freeze_vision: bool = False
     """Train the language model only."""
-    min_pixels: int = within(4 * 28 * 28, least=1)
+    min_pixels: int = ranged_field(4 * 28 * 28, least=1)
     """Smallest image area after resizing, in pixels (one image token is 28x28, of Qwen3-VL 32x32)."""
-    max_pixels: int = within(1280 * 28 * 28, least=1)
+    max_pixels: int = ranged_field(1280 * 28 * 28, least=1)
     """Largest image area after resizing, in pixels."""
 
 
@@ -86,18 +86,18 @@ class Data:
     system_prompt: str = "rows"
     """System message of every row: `rows` (their own), `none`, `ours` (asks for `rewards.answer`),
     `published` (a benchmark's own words), or the text itself; `@FILE` is a file's."""
-    max_samples: int = within(0, least=0)
+    max_samples: int = ranged_field(0, least=0)
     """Use only the first this many rows (in the dataset's own order); 0 means all."""
-    episodes: int = within(1, least=1)
+    episodes: int = ranged_field(1, least=1)
     """Passes over the data (the original's --num_episodes)."""
-    curriculum: float = within(0.0, least=0, most=1)
+    curriculum: float = ranged_field(0.0, least=0, most=1)
     """Take rows of one difficulty at a time, the easiest first, and go to the next when this share of the
     completions of the last `curriculum_steps` steps was correct; 0: all rows at once."""
-    curriculum_steps: int = within(5, least=1)
+    curriculum_steps: int = ranged_field(5, least=1)
     """Steps whose pass rate decides; then it is counted anew."""
-    prompt_max_tokens: int = within(4096, least=1)
+    prompt_max_tokens: int = ranged_field(4096, least=1)
     """Longest prompt, image tokens included. Longer rows are left out and counted."""
-    image_cache_gib: float = within(0.5, least=0)
+    image_cache_gib: float = ranged_field(0.5, least=0)
     """Decoded and encoded images that one rank keeps, GiB; as much again may be in the engine's open
     requests."""
 
@@ -106,31 +106,31 @@ class Data:
 class Rollout:
     """Generation with vLLM inside the ranks."""
 
-    prompts_per_step: int = within(64, least=1)
+    prompts_per_step: int = ranged_field(64, least=1)
     """Prompts sampled per step over all engines (the original's --rollout_batch_size)."""
-    samples_per_prompt: int = within(4, least=1)
+    samples_per_prompt: int = ranged_field(4, least=1)
     """Group size (the original's --n_samples_per_prompt)."""
-    temperature: float = within(1.0, least=0.01, most=2)
+    temperature: float = ranged_field(1.0, least=0.01, most=2)
     """Sampling temperature (vLLM's least is 0.01); top_p is 1, top_k off: engine and policy use one
     distribution."""
-    max_tokens: int = within(1024, least=1)
+    max_tokens: int = ranged_field(1024, least=1)
     """Longest completion, in tokens (the original's --generate_max_len)."""
-    staleness: int = within(0, least=0, most=8)
+    staleness: int = ranged_field(0, least=0, most=8)
     """Steps that sampling is ahead of learning by: step s is sampled with the weights of step s - 1 - this.
     0: with the newest."""
-    tokens_per_step: int = within(0, least=0)
+    tokens_per_step: int = ranged_field(0, least=0)
     """Most tokens by which a completion grows in a step's rollout phase; an unfinished one goes on in the
     next, under its weights, and step s is sampled to its end before it is trained. Needs `staleness`. 0: all
     at once."""
-    tensor_parallel: int = within(1, least=1)
+    tensor_parallel: int = ranged_field(1, least=1)
     """GPUs per engine; the number of engines is world size / this (the original's --vllm_num_engines
     follows)."""
     expert_parallel: bool = False
     """Each GPU of an engine holds some of a layer's experts whole instead of a part of every expert; for
     mixtures of experts, with tensor_parallel above 1."""
-    gpu_memory_utilization: float = within(0.4, above=0, below=1)
+    gpu_memory_utilization: float = ranged_field(0.4, above=0, below=1)
     """Share of GPU memory that the engine may take while awake."""
-    kv_cache_gib: float = within(1.0, above=0)
+    kv_cache_gib: float = ranged_field(1.0, above=0)
     """KV cache on CPU, in GiB per rank."""
     sleep_level: Literal[0, 1, 2] = 2
     """0: stay awake. 1: weights to host RAM. 2: discard weights, re-sent by the weight sync. CUDA only."""
@@ -138,32 +138,32 @@ class Rollout:
     """Share the prompt's KV cache among the samples of a group."""
     eager: bool = False
     """No CUDA graphs (always so on CPU)."""
-    sync_tolerance: float = within(0.0, least=0)
+    sync_tolerance: float = ranged_field(0.0, least=0)
     """Largest mean |log-prob difference| of engine and policy, at the first sync and in every step; 0: 1e-3
     for fp32, 5e-2 for bf16."""
-    sync_bucket_bytes: int = within(1 << 30, least=1)
+    sync_bucket_bytes: int = ranged_field(1 << 30, least=1)
     """Layer groups are streamed in buckets of about this size (a single larger parameter goes alone)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
-    learning_rate: float = within(5e-7, least=0)
+    learning_rate: float = ranged_field(5e-7, least=0)
     """Peak learning rate."""
-    warmup_steps: int = within(0, least=0)
+    warmup_steps: int = ranged_field(0, least=0)
     """Optimizer steps of linear warm-up."""
-    warmup_ratio: float = within(0.0, least=0, below=1)
+    warmup_ratio: float = ranged_field(0.0, least=0, below=1)
     """The same as a share of all optimizer steps, rounded up; in place of warmup_steps."""
     schedule: Literal["constant", "cosine", "linear"] = "constant"
     """Decay over the run after the warm-up (or none)."""
-    floor: float = within(0.0, least=0, most=1)
+    floor: float = ranged_field(0.0, least=0, most=1)
     """Share of learning_rate that cosine and linear end on."""
-    betas: tuple[float, float] = within((0.9, 0.95), least=0, below=1)
+    betas: tuple[float, float] = ranged_field((0.9, 0.95), least=0, below=1)
     """Adam's betas."""
-    eps: float = within(1e-8, above=0)
+    eps: float = ranged_field(1e-8, above=0)
     """Adam's epsilon."""
-    weight_decay: float = within(0.0, least=0)
+    weight_decay: float = ranged_field(0.0, least=0)
     """Decoupled weight decay; not applied to one-dimensional parameters."""
-    max_grad_norm: float = within(1.0, above=0)
+    max_grad_norm: float = ranged_field(1.0, above=0)
     """Global gradient norm clip."""
     grad_accum_dtype: Literal["fp32", "bf16"] = "fp32"
     """Type in which gradients add up over micro-batches. bf16 saves 2 bytes per trained parameter of the
@@ -173,13 +173,13 @@ class Optimizer:
     """What is sharded over all ranks. 1: Adam's states and fp32 weights. 2: gradients too. 3: weights too
     (method grpo needs it). Stage 0 is left out: it sends what stage 1 sends, and keeps all states on every
     GPU."""
-    live_parameters: int = within(1_000_000_000, least=0)
+    live_parameters: int = ranged_field(1_000_000_000, least=0)
     """Elements of gathered weights that may stay whole on a GPU from the forward to the backward pass; 0: all
     are freed at once. At the model's size or more, a micro-batch gathers it once instead of twice."""
-    hpz_ranks: int = within(1, least=1)
+    hpz_ranks: int = ranged_field(1, least=1)
     """Ranks of a node that together keep a second copy of the weights, so that the backward pass gathers
     within it (ZeRO++'s hpZ); its memory is weights / this per GPU. 1: none."""
-    max_skipped_updates: int = within(3, least=0)
+    max_skipped_updates: int = ranged_field(3, least=0)
     """Optimizer steps in a row that may be skipped because their gradient is not finite; one more ends the
     run."""
     offload_optimizer: bool = False
@@ -192,21 +192,21 @@ class Optimizer:
 class Evaluation:
     """Held-out accuracy while training; with method sft the loss on the solutions of a held-out split."""
 
-    every_steps: int = within(0, least=0)
+    every_steps: int = ranged_field(0, least=0)
     """Steps between evaluations; 0: none. One is also made before the first step and after the last."""
     path: str = ""
     """Prepared dataset; default: `data.path`."""
     split: str = "test"
     """Split evaluated."""
-    max_samples: int = within(0, least=0)
+    max_samples: int = ranged_field(0, least=0)
     """First this many rows; 0 means all."""
-    temperature: float = within(0.0, least=0, most=2)
+    temperature: float = ranged_field(0.0, least=0, most=2)
     """0 is greedy."""
-    top_p: float = within(1.0, above=0, most=1)
+    top_p: float = ranged_field(1.0, above=0, most=1)
     """Probability that is sampled from, the likeliest tokens first; 1: all of it."""
-    samples_per_prompt: int = within(1, least=1)
+    samples_per_prompt: int = ranged_field(1, least=1)
     """Completions per prompt; accuracy is their mean."""
-    pass_rate_samples: int = within(0, least=0)
+    pass_rate_samples: int = ranged_field(0, least=0)
     """Train nothing: ask every training row this often at rollout.temperature, into pass_rates.jsonl. 0:
     train."""
     benchmarks: bool = False
@@ -220,26 +220,26 @@ class Evaluation:
 class Checkpoint:
     """When and where checkpoints are saved."""
 
-    every_steps: int = within(50, least=0)
+    every_steps: int = ranged_field(50, least=0)
     """Steps between checkpoints (--save_steps); 0: chosen by Young and Daly's formula from the measured save
     time."""
-    mean_time_between_preemptions_s: float = within(4 * 3600.0, above=0)
+    mean_time_between_preemptions_s: float = ranged_field(4 * 3600.0, above=0)
     """Stated MTBF of the nodes, seconds; used when every_steps is 0."""
     remote: str = ""
     """Object-store URL (s3://, gs://, r2://, file://) that checkpoints are pushed to, under the run id."""
     shared_files: bool = False
     """All nodes see `run.dir` (a shared file system): several nodes may then do without `remote`."""
-    keep_last: int = within(2, least=1)
+    keep_last: int = ranged_field(2, least=1)
     """Newest checkpoints kept locally (--max_ckpt_num)."""
-    keep_best: int = within(0, least=0)
+    keep_best: int = ranged_field(0, least=0)
     """Best checkpoints by held-out score kept besides."""
-    keep_good: int = within(2, least=0)
+    keep_good: int = ranged_field(2, least=0)
     """Checkpoints from before a guard's first alarm that stay while the alarm lasts, newest first, here (as
     far as the disk has room) and in the object store."""
-    before: int = within(0, least=0)
+    before: int = ranged_field(0, least=0)
     """Go back: resume from the newest checkpoint before this step, and leave out what was made from there on;
     0: the newest of all. `launch.py resume RUN --before STEP` sets it."""
-    keep_last_remote: int = within(2, least=1)
+    keep_last_remote: int = ranged_field(2, least=1)
     """Newest checkpoints kept in the object store."""
     asynchronous: bool = True
     """Write and upload while training continues."""
@@ -249,13 +249,13 @@ class Checkpoint:
     export_hf: Literal["never", "end"] = "end"
     """Write the final weights in Hugging Face format (--save_hf_ckpt); any checkpoint can be exported
     afterwards."""
-    max_disk_gib: float = within(0.0, least=0)
+    max_disk_gib: float = ranged_field(0.0, least=0)
     """Budget for local checkpoints; 0: what the disk has, less 5%."""
-    max_restarts: int = within(3, least=0)
+    max_restarts: int = ranged_field(3, least=0)
     """Restarts after failures of the job itself that bring no new checkpoint; then the run ends for good."""
-    max_losses: int = within(10, least=0)
+    max_losses: int = ranged_field(10, least=0)
     """The same for attempts that lost their machines (preempted, a node gone) before a new checkpoint."""
-    max_hours: float = within(24.0, above=0)
+    max_hours: float = ranged_field(24.0, above=0)
     """Hours of all attempts of a launch together: then the run saves and ends for good."""
 
 
@@ -263,15 +263,15 @@ class Checkpoint:
 class Placement:
     """The ranks: one per GPU, or per CPU slot."""
 
-    nodes: int = within(1, least=1)
+    nodes: int = ranged_field(1, least=1)
     """Nodes of the cluster."""
-    workers_per_node: int = within(1, least=1)
+    workers_per_node: int = ranged_field(1, least=1)
     """Ranks per node: GPUs used, or CPU processes."""
     device: Literal["cuda", "cpu"] = "cuda"
     """Where policy and engine live. ROCm counts as cuda."""
-    threads_per_worker: int = within(1, least=1)
+    threads_per_worker: int = ranged_field(1, least=1)
     """Compute threads per rank (CPU)."""
-    start_timeout_s: float = within(600.0, above=0)
+    start_timeout_s: float = ranged_field(600.0, above=0)
     """Deadline for all ranks to be placed and to meet."""
 
     @property
@@ -295,16 +295,16 @@ class Logging:
     mlflow: str = ""
     """Tracking URI of MLflow, whose experiment is wandb_project: `http://HOST:5000`, `sqlite:///mlflow.db`;
     empty: not used. It is not in the locked environments either."""
-    samples_per_step: int = within(4, least=0)
+    samples_per_step: int = ranged_field(4, least=0)
     """Sample generations written per step, with their grades."""
-    samples_every_steps: int = within(5, least=1)
+    samples_every_steps: int = ranged_field(5, least=1)
     """Steps between written samples."""
-    push_every_s: float = within(20.0, least=0)
+    push_every_s: float = ranged_field(20.0, least=0)
     """Seconds between two pushes of metrics, samples, log and node samples to `checkpoint.remote`; 0:
     never."""
-    profile_step: int = within(0, least=0)
+    profile_step: int = ranged_field(0, least=0)
     """Step whose phases are profiled on every rank (docs/debugging.md); 0: none but on request."""
-    profile_s: float = within(20.0, above=0)
+    profile_s: float = ranged_field(20.0, above=0)
     """Seconds of each call of a rank that are recorded: a rollout of thousands of tokens would fill the
     disk."""
     keep_rollouts: bool = False
@@ -315,11 +315,11 @@ class Logging:
 class SFT:
     """Supervised fine-tuning (method: sft)."""
 
-    batch_size: int = within(64, least=1)
+    batch_size: int = ranged_field(64, least=1)
     """Rows per optimizer step over all ranks."""
-    epochs: int = within(1, least=1)
+    epochs: int = ranged_field(1, least=1)
     """Passes over the data; `run.max_steps` cuts it short."""
-    max_tokens: int = within(4096, least=1)
+    max_tokens: int = ranged_field(4096, least=1)
     """Longest row, prompt and solution."""
 
 

@@ -7,7 +7,7 @@ from trainer.config.bucket_address import BucketAddress, is_address
 from trainer.config.expected import check_bands
 from trainer.config.overrides import ConfigError
 from trainer.config.ranges import check_ranges
-from trainer.config.reward_checks import check_rewards, near
+from trainer.config.reward_checks import check_rewards, nearest_name
 from trainer.config.schema import RunConfig
 from trainer.config.watching import GUARDS
 
@@ -57,7 +57,7 @@ def validate(config: RunConfig) -> None:
     check_rewards(c.rewards)
     for name in c.guards.ending:
         if name not in GUARDS:
-            raise ConfigError(f"guards.end: {name!r} is no guard; {near(name, GUARDS)}")
+            raise ConfigError(f"guards.end: {name!r} is no guard; {nearest_name(name, GUARDS)}")
     if c.method == "sft":
         if c.data.curriculum:
             raise ConfigError(

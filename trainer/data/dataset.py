@@ -19,11 +19,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from trainer.config import ConfigError
-from trainer.data.prompts import Prompting
+from trainer.data.prompts import PromptWording
 from trainer.data.schema import COLUMNS, DIFFICULTY, FORMAT, LEARNED, Manifest, Row
 
 MANIFEST = "manifest.json"
-AS_STORED = Prompting()
+AS_STORED = PromptWording()
 
 
 def cache_folder() -> Path:
@@ -63,7 +63,7 @@ def read_manifest(path: str | Path) -> Manifest:
         raise ConfigError(f"{text}/{MANIFEST} is damaged ({error}): prepare the dataset again") from None
 
 
-def sha256_of(path: str | Path) -> str:
+def file_sha256(path: str | Path) -> str:
     """sha256 of a file, read in pieces."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -85,7 +85,7 @@ class Dataset:
         split: str = "train",
         cache_dir: str | Path | None = None,
         manifest: Manifest | None = None,
-        prompting: Prompting = AS_STORED,
+        prompting: PromptWording = AS_STORED,
     ) -> None:
         self.path = str(path)
         self.split = split
@@ -151,7 +151,7 @@ class Dataset:
 
     def _row(self, table: pa.Table, i: int) -> Row:
         values: dict[str, Any] = {name: table.column(name)[i].as_py() for name in COLUMNS}
-        stored = chat(values["messages"])
+        stored = chat_messages(values["messages"])
         asked = values["messages"] = self.prompting.asked(stored, values["source"])
         values["images"] = list(map(itemgetter("bytes"), values["images"]))
         extra = values["extra"] = json.loads(values["extra"] or "{}")
@@ -210,7 +210,7 @@ class Dataset:
         for file in self._files:
             if "://" in self.path:
                 self._fetch(file)
-            if sha256_of(self._dir / file["path"]) != file["sha256"]:
+            if file_sha256(self._dir / file["path"]) != file["sha256"]:
                 raise ConfigError(
                     f"{self._dir / file['path']} is damaged (sha256 differs): prepare or fetch it again"
                 )
@@ -254,7 +254,7 @@ class Dataset:
             with contextlib.suppress(FileNotFoundError):
                 part.unlink()
             Storage(self.path).get(file["path"], part)
-            if sha256_of(part) != file["sha256"]:
+            if file_sha256(part) != file["sha256"]:
                 part.unlink()
                 raise ConfigError(
                     f"{self.path}/{file['path']} differs from its manifest (sha256): upload it again"
@@ -262,7 +262,7 @@ class Dataset:
             part.replace(path)
 
 
-def chat(stored: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def chat_messages(stored: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Messages of a row, from those of the `messages` column, whose content is always a list of parts."""
     return [{"role": message["role"], "content": _content(message["content"])} for message in stored]
 

@@ -41,8 +41,8 @@ def upright_size(image: Image.Image, data: bytes) -> tuple[int, int]:
     return (image.height, image.width) if sideways else image.size
 
 
-def size_of(data: bytes, row_id: str) -> tuple[int, int]:
-    """Width and height of encoded bytes as `decode` will give them, without decoding.
+def image_size(data: bytes, row_id: str) -> tuple[int, int]:
+    """Width and height of encoded bytes as `decode_image` will give them, without decoding.
 
     Raises ConfigError that names the row.
     """
@@ -53,7 +53,7 @@ def size_of(data: bytes, row_id: str) -> tuple[int, int]:
         raise _undecodable(row_id, error) from None
 
 
-def decode(data: bytes, row_id: str) -> Image.Image:
+def decode_image(data: bytes, row_id: str) -> Image.Image:
     """RGB image of encoded bytes.
 
     Raises ConfigError that names the row if they do not decode or hold more than MAX_PIXELS.

@@ -17,14 +17,16 @@ import numpy as np
 
 from trainer.config import ConfigError, RunConfig, Split
 from trainer.config.run_folder import write_whole
-from trainer.data.dataset import Dataset, cache_folder, chat
+from trainer.data.dataset import Dataset, cache_folder, chat_messages
 from trainer.data.processor import Prompter
 
 VERSION = 3
-"""Version of the way in which `measure` counts; a part of the cache's key."""
+"""Version of the way in which `measure_lengths` counts; a part of the cache's key."""
 
 
-def measure(prompter: Prompter, dataset: Dataset, start: int, stop: int, solutions: bool) -> np.ndarray:
+def measure_lengths(
+    prompter: Prompter, dataset: Dataset, start: int, stop: int, solutions: bool
+) -> np.ndarray:
     """Tokens of rows `start` to `stop`, [rows, 2] int32: the prompt with its image tokens, and the
     worked solution.
 
@@ -41,7 +43,7 @@ def measure(prompter: Prompter, dataset: Dataset, start: int, stop: int, solutio
         messages = table.column("messages").to_pylist()
         sources = table.column("source").to_pylist()
         for stored, source, row in zip(messages, sources, table.column("images"), strict=True):
-            chats.append(dataset.prompting.asked(chat(stored), source))
+            chats.append(dataset.prompting.asked(chat_messages(stored), source))
             images.append([image["bytes"].as_py() for image in row.values or ()])
         part = np.zeros((table.num_rows, 2), np.int32)
         part[:, 0] = prompter.lengths(chats, images, table.column("id").to_pylist())
@@ -57,7 +59,7 @@ def measure(prompter: Prompter, dataset: Dataset, start: int, stop: int, solutio
     return np.concatenate(parts) if parts else np.zeros((0, 2), np.int32)
 
 
-def cached(key: object, compute: Callable[[], np.ndarray], folder: Path | None = None) -> np.ndarray:
+def cached_lengths(key: object, compute: Callable[[], np.ndarray], folder: Path | None = None) -> np.ndarray:
     """Values of `compute()`, or those that an earlier run on this node computed under an equal key.
 
     A damaged file is replaced.
@@ -82,7 +84,7 @@ def usable_rows(config: RunConfig, lengths: np.ndarray, split: Split) -> list[in
     """Indices of the rows that can be trained on. Prints how many rows of the split are left out, and why.
 
     The prompt must fit. With SFT there must be a solution, and both together must fit. `lengths` [rows, 2]
-    come from `measure`. Raises ConfigError if no row has a solution.
+    come from `measure_lengths`. Raises ConfigError if no row has a solution.
     """
     prompts = lengths[:, 0]
     solutions = lengths[:, 1]

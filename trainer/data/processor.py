@@ -16,11 +16,11 @@ from PIL import Image
 from torch import Tensor
 
 from trainer.config import ConfigError, Model, RunConfig
-from trainer.data.images import decode, size_of
+from trainer.data.images import decode_image, image_size
 from trainer.data.schema import LEARNED, Row, content_text
-from trainer.errors import StorageError
 from trainer.hardware import architectures
 from trainer.storage import hub
+from trainer.system.errors import StorageError
 
 VISION_TOKENS = (
     "image_token_id",
@@ -87,7 +87,7 @@ class Prompter:
         config = RunConfig(model=model)
         revision = {"revision": model.revision} if model.revision else {}
         try:
-            hub.file(
+            hub.model_file(
                 config, "config.json"
             )  # raises StorageError if the hub is away, not if the model is missing
             self.hf_config: Any = AutoConfig.from_pretrained(model.path, **revision)
@@ -97,11 +97,13 @@ class Prompter:
         except StorageError:
             raise
         except Exception as error:
-            hub.ask(config)  # raises StorageError: transformers has no error of its own for an outage
+            hub.check_hub_answers(
+                config
+            )  # raises StorageError: transformers has no error of its own for an outage
             if isinstance(error, OSError | ValueError):
                 raise ConfigError(f"model.path {model.path}: {str(error).splitlines()[0]}") from None
             raise
-        architectures.check(model.path, self.hf_config.to_dict())
+        architectures.check_architecture(model.path, self.hf_config.to_dict())
         self.architecture = architectures.FAMILIES[self.hf_config.model_type]
         self.tokenizer: Any = self.processor.tokenizer if self.has_vision else self.processor
         self.size = {"shortest_edge": model.min_pixels, "longest_edge": model.max_pixels}
@@ -217,7 +219,7 @@ class Prompter:
             return EncodedPrompt(self.token_ids(row), None, None)
         (text,) = self.texts([row.messages])
         if images is None:
-            images = [decode(data, row.id) for data in row.images]
+            images = [decode_image(data, row.id) for data in row.images]
         kwargs = {"images": images, "images_kwargs": {"size": self.size}} if images else {}
         out = self.processor(text=[text], return_tensors="pt", **kwargs)
         ids = out["input_ids"][0].tolist()
@@ -327,7 +329,7 @@ class Prompter:
     def _image_tokens(self, data: bytes, row_id: str) -> int:
         from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 
-        width, height = size_of(data, row_id)
+        width, height = image_size(data, row_id)
         factor = self.processor.image_processor.patch_size * self.merge_size
         height, width = smart_resize(
             height,

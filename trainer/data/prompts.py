@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainer.config import RunConfig
-from trainer.data.asked import Asked
-from trainer.data.schema import SYSTEM_PROMPT, TEXT_SYSTEM_PROMPT, placeholders
+from trainer.data.prompt_form import PromptForm
+from trainer.data.schema import SYSTEM_PROMPT, TEXT_SYSTEM_PROMPT, count_placeholders
 
 STEPS_AND_BOX = "Please reason step by step, and put your final answer within \\boxed{}."
 """As the model cards of Qwen2.5-Math and DeepSeek-R1 say."""
@@ -49,19 +49,19 @@ Messages = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class Prompting:
+class PromptWording:
     """How a run asks."""
 
     system_prompt: str = "rows"
     answer: str = "block"
     """Form of the answers, for `ours`."""
-    trained: Asked | None = None
+    trained: PromptForm | None = None
     """How a model that is evaluated was asked while it was trained; its rows are then asked so."""
 
     @classmethod
-    def of(cls, config: RunConfig) -> Prompting:
+    def of(cls, config: RunConfig) -> PromptWording:
         """The prompting of a run."""
-        trained = Asked.read(config.model.path) if config.evaluation.benchmarks else None
+        trained = PromptForm.read(config.model.path) if config.evaluation.benchmarks else None
         return cls(config.data.system_prompt, config.rewards.answer, trained)
 
     def asked(self, messages: Messages, source: str) -> Messages:
@@ -77,7 +77,7 @@ class Prompting:
         text = self.system_prompt
         if text == "ours":
             text = OURS[self.answer]
-            if text == SYSTEM_PROMPT and not placeholders(messages):
+            if text == SYSTEM_PROMPT and not count_placeholders(messages):
                 text = TEXT_SYSTEM_PROMPT
         return [{"role": "system", "content": text}, *turns]
 

@@ -13,16 +13,16 @@ from trainer.config import RunConfig, Split
 from trainer.data import lengths
 from trainer.data.byte_cache import ByteCache
 from trainer.data.dataset import Dataset
-from trainer.data.images import decode
+from trainer.data.images import decode_image
 from trainer.data.processor import EncodedPrompt, EngineRequest, Prompter
-from trainer.data.prompts import Prompting
+from trainer.data.prompts import PromptWording
 
 
 class Datasets:
     """The datasets of a run, each opened once, with the run's system prompt."""
 
     def __init__(self, config: RunConfig) -> None:
-        self._prompting = Prompting.of(config)
+        self._prompting = PromptWording.of(config)
         self._open: dict[tuple[str, str], Dataset] = {}
 
     def __getitem__(self, split: Split) -> Dataset:
@@ -68,14 +68,16 @@ class RowReader:
     def lengths(self, split: Split, start: int, stop: int) -> np.ndarray:
         """Tokens of rows `start` to `stop`, [rows, 2]: prompt, and worked solution if solutions are trained
         on."""
-        return lengths.measure(self.prompter, self.datasets[split], start, stop, self.config.method == "sft")
+        return lengths.measure_lengths(
+            self.prompter, self.datasets[split], start, stop, self.config.method == "sft"
+        )
 
     def decoded(self, split: Split, index: int) -> list[Image.Image]:
         """A row's images."""
 
         def decode_row() -> list[Image.Image]:
             row = self.datasets[split][index]
-            return [decode(data, row.id) for data in row.images]
+            return [decode_image(data, row.id) for data in row.images]
 
         return self.cache.get(("decoded", split.path, split.name, index), decode_row, decoded_bytes)
 

@@ -25,7 +25,7 @@ from typing import Any, Literal
 
 AnswerType = Literal["letter", "number", "text", "math", "task"]
 """How an answer is compared. task: by the verifier of the family that made the row
-(trainer/rewards/families.py)."""
+(trainer/rewards/task_families.py)."""
 
 COLUMNS = ("id", "source", "messages", "images", "answer", "answer_type", "solution", "extra")
 FORMAT = 2
@@ -120,7 +120,7 @@ def row_id_of(source: str, messages: list[dict[str, Any]], image_sha256: Sequenc
     return digest.hexdigest()[:16]
 
 
-def placeholders(messages: list[dict[str, Any]]) -> int:
+def count_placeholders(messages: list[dict[str, Any]]) -> int:
     """Number of `{"type": "image"}` entries of a chat."""
     count = 0
     for message in messages:
@@ -137,7 +137,7 @@ def content_text(content: str | list[dict[str, Any]]) -> str:
     return "".join(part.get("text", "") for part in content)
 
 
-def question(messages: list[dict[str, Any]]) -> str:
+def question_text(messages: list[dict[str, Any]]) -> str:
     """The text of the user's turns, images left out."""
     parts = []
     for message in messages:

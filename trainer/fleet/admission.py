@@ -11,14 +11,14 @@ import numpy as np
 from trainer.algorithm.traces import Trace
 from trainer.fleet.scheduler import Scheduler
 from trainer.fleet.units import RolloutUnit
-from trainer.sampling.sampler import Ask
+from trainer.sampling.sampler import SamplingRequest
 
 
 @dataclass(frozen=True)
-class Admission:
+class AdmissionTest:
     """How workers are probed."""
 
-    ask: Callable[[int], Ask]
+    ask: Callable[[int], SamplingRequest]
     """What a probe asks of a version of the weights."""
     score: Callable[[Sequence[Trace]], Sequence[np.ndarray]]
     """The learner's log-probabilities of completions, with the weights that it holds."""

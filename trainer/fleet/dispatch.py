@@ -14,16 +14,16 @@ from typing import Any
 
 from trainer.algorithm.traces import Trace
 from trainer.checkpoint.attempt import Attempt
-from trainer.errors import StorageError, StoreRefused
 from trainer.fleet import objects as keys
 from trainer.fleet.admission import Probes
 from trainer.fleet.heartbeat import HEARTBEAT_S, LOADING, NOT_READY, SAMPLING
-from trainer.fleet.intake import Received, RefusedSamples, Sent, read_samples
 from trainer.fleet.objects import Objects
-from trainer.fleet.roster import OWN, Counts, Roster
-from trainer.fleet.scheduler import Claim, Given, Scheduler
+from trainer.fleet.roster import OWN, FleetCounts, Roster
+from trainer.fleet.sample_intake import Received, RefusedSamples, SentUnit, read_samples
+from trainer.fleet.scheduler import Claim, GivenUnit, Scheduler
 from trainer.fleet.units import RolloutUnit
 from trainer.fleet.verify import NOT_FINITE, AskedUnit
+from trainer.system.errors import StorageError, StoreRefused
 
 POLL_S = 1.0
 PARALLEL = 32
@@ -72,7 +72,7 @@ class Dispatcher:
         self.wait_s, self.poll_s = wait_s, poll_s
         self._say, self._moved_on = say, moved
         self.scheduler = Scheduler(lost_s, own_engines=own_engines)
-        self.counts = Counts()
+        self.counts = FleetCounts()
         self._pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix="fleet")
         self._arriving = ThreadPoolExecutor(1, thread_name_prefix="fleet-patches")
         self._deleting = ThreadPoolExecutor(DELETING, thread_name_prefix="fleet-delete")
@@ -86,9 +86,9 @@ class Dispatcher:
         self._serial = 0
         self._units: dict[str, RolloutUnit] = {}
         self._traces: dict[str, list[Trace]] = {}
-        self._taken: set[tuple[str, Given]] = set()
+        self._taken: set[tuple[str, GivenUnit]] = set()
         """(worker, what it was given) whose samples were read."""
-        self._mailed: dict[str, list[Given]] = {}
+        self._mailed: dict[str, list[GivenUnit]] = {}
         self._loading_since: dict[str, float] = {}
         """When the head saw a worker first that builds its engine."""
         self._probes = Probes(self.scheduler)
@@ -210,7 +210,7 @@ class Dispatcher:
             self.scheduler.leave(worker)
         self._wake.set()
 
-    def claim(self, what: Claim) -> list[Given]:
+    def claim(self, what: Claim) -> list[GivenUnit]:
         """Units for the trainer's own engines; none where nothing of that kind is left. A worker that was of
         no use for long is told to end. Raises what ended the thread."""
         with self._changed:
@@ -226,7 +226,7 @@ class Dispatcher:
             )
         return claimed
 
-    def give(self, sampled: Mapping[Given, list[Trace]], share_s: float | None = None) -> None:
+    def give(self, sampled: Mapping[GivenUnit, list[Trace]], share_s: float | None = None) -> None:
         """What the trainer's own engines sampled in one go. share_s: how long that took where it was their
         share of a step. A few units take as long as many, so others do not tell their speed."""
         with self._changed:
@@ -402,7 +402,7 @@ class Dispatcher:
         side by side; what they bring is looked at in the order of the heartbeats."""
         fresh = []
         for worker, beat in heard.items():
-            given = [Given(unit, turn) for unit, turn in beat["sent"] if worker not in self._turned_away]
+            given = [GivenUnit(unit, turn) for unit, turn in beat["sent"] if worker not in self._turned_away]
             fresh += [self._sent(worker, one) for one in given if (worker, one) not in self._taken]
         for sent, received in read_samples(fresh, self.objects, self._expected, self._pool):
             self._look_at(sent, received)
@@ -410,14 +410,14 @@ class Dispatcher:
             self._taken.add((sent.worker, sent.given))
             self.delete([sent.key])
 
-    def _sent(self, worker: str, given: Given) -> Sent:
+    def _sent(self, worker: str, given: GivenUnit) -> SentUnit:
         key = keys.samples_key(self.held.name, given.unit, given.turn, worker)
         probe = self._probes.of(worker, given.unit)
         wanted = given.unit in self.scheduler.cost and self._probes.may_sample(worker)
         unit = probe or (self._units.get(given.unit) if wanted else None)
-        return Sent(worker, given, key, unit, probe is not None)
+        return SentUnit(worker, given, key, unit, probe is not None)
 
-    def _look_at(self, sent: Sent, received: Received) -> None:
+    def _look_at(self, sent: SentUnit, received: Received) -> None:
         if sent.worker in self._turned_away:
             return
         with self._changed:
@@ -437,7 +437,7 @@ class Dispatcher:
         elif isinstance(received, RefusedSamples) and not late:
             self._refuse(sent.worker, sent.given, str(received))
 
-    def _keep(self, sent: Sent, unit: RolloutUnit, traces: list[Trace]) -> None:
+    def _keep(self, sent: SentUnit, unit: RolloutUnit, traces: list[Trace]) -> None:
         if sent.is_probe:
             self.scheduler.fail(sent.given, sent.worker)  # it has done it
             if self._probes.came_in(sent.worker, unit, traces):
@@ -455,7 +455,7 @@ class Dispatcher:
         self._traces[unit] = traces
         self._changed.notify_all()
 
-    def _refuse(self, worker: str, given: Given, why: str) -> None:
+    def _refuse(self, worker: str, given: GivenUnit, why: str) -> None:
         self.counts.refused += 1
         key = keys.refused_key(self.held.name, given.unit, given.turn, worker)
         self.objects.put_json(key, {"unit": given.unit, "worker": worker, "why": why})

@@ -29,10 +29,10 @@ import torch.distributed as dist
 from trainer import config as configuration
 from trainer.algorithm.traces import Trace
 from trainer.config import ConfigError, RunConfig, Split
-from trainer.exit_codes import EXIT_CONFIG, EXIT_ERROR, EXIT_NODE_LOST
 from trainer.fleet.units import RolloutUnit
-from trainer.processes import end_with_parent
 from trainer.ranks.process import RankProcess
+from trainer.system.exit_codes import EXIT_CONFIG, EXIT_ERROR, EXIT_NODE_LOST
+from trainer.system.processes import end_with_parent
 from trainer.weights.broadcast import Broadcast
 from trainer.weights.source import WeightSource
 
@@ -55,7 +55,7 @@ class EnginePart:
                 " here: give the worker as many GPUs, or set rollout.tensor_parallel to less"
             )
         self.process = RankProcess(config)
-        self.process.meet(rank, rank, "127.0.0.1", 0)  # they meet by a file, so no port is taken
+        self.process.set_rank(rank, rank, "127.0.0.1", 0)  # they meet by a file, so no port is taken
         self.reader = self.process.reader
         if self.ranks > 1:
             self._check_heads()
@@ -92,7 +92,7 @@ class EnginePart:
 
         if source is None or self.ranks > 1:
             source = Broadcast(version, self.process.device, source)
-        in_process.push(source, self.engine)
+        in_process.push_weights(source, self.engine)
 
     def sample(self, unit: RolloutUnit) -> list[Trace]:
         """A unit's traces, which every rank gets. Collective."""
@@ -154,7 +154,7 @@ class OtherRanks:
                 process.stdin.flush()
 
 
-def follow(part: EnginePart, orders: Iterable[bytes]) -> None:
+def follow_orders(part: EnginePart, orders: Iterable[bytes]) -> None:
     """Does what the lines say, until there are no more: then rank 0 is gone."""
     for line in orders:
         order = json.loads(line)
@@ -178,7 +178,7 @@ def main() -> int:
     for number in (signal.SIGTERM, signal.SIGINT):  # a terminal and some platforms send them to all
         signal.signal(number, signal.SIG_IGN)
     try:
-        follow(EnginePart(configuration.load(options.config), options.rank), sys.stdin.buffer)
+        follow_orders(EnginePart(configuration.load(options.config), options.rank), sys.stdin.buffer)
     except ConfigError as error:
         print(f"error: rank {options.rank}: {error}", file=sys.stderr, flush=True)
         return EXIT_CONFIG

@@ -12,10 +12,10 @@ from torch import Tensor
 from trainer.algorithm.traces import Trace
 from trainer.config import ConfigError, RunConfig
 from trainer.fleet.engine_ranks import EnginePart, OtherRanks
-from trainer.fleet.following import Seen
-from trainer.fleet.mirror import Layout, Mirror
+from trainer.fleet.mirror import Layout, WeightMirror
 from trainer.fleet.objects import Objects
-from trainer.fleet.starting_weights import fill, pretrained
+from trainer.fleet.run_follower import SeenRun
+from trainer.fleet.starting_weights import fill_from_anchor, load_pretrained
 from trainer.fleet.units import RolloutUnit
 
 
@@ -45,13 +45,13 @@ class EngineWorker:
             )
         known(self.device)
         self.others = OtherRanks(config, lost)
-        self.model = pretrained(config)
+        self.model = load_pretrained(config)
         check_layout(about["layout"], self.model.tensors, config.model.path)
-        self.mirror = Mirror(
+        self.mirror = WeightMirror(
             objects,
             about["layout"],
             self.model.tensors,
-            partial(fill, self.model, config),
+            partial(fill_from_anchor, self.model, config),
             config.rollout.sync_bucket_bytes,
             weights=self.model.merged,
             as_loaded=True,
@@ -66,7 +66,7 @@ class EngineWorker:
         """Goes on with a new attempt."""
         self.mirror.follow(layout)
 
-    def take_weights(self, seen: Seen) -> None:
+    def take_weights(self, seen: SeenRun) -> None:
         """Fetches the newest weights into the mirror. Raises as `Mirror.to`."""
         self.mirror.to(seen.version, seen.lineage, seen.anchors)
 
@@ -76,7 +76,7 @@ class EngineWorker:
         name = self.part.process.device_name or "cpu"
         return name if self.part.ranks == 1 else f"{self.part.ranks}x {name}"
 
-    def sample(self, unit: RolloutUnit, seen: Seen) -> tuple[list[Trace], float]:
+    def sample(self, unit: RolloutUnit, seen: SeenRun) -> tuple[list[Trace], float]:
         """A unit's traces with the weights that it asks for, and the seconds that sampling took."""
         self.mirror.to(unit.version, unit.lineage, seen.anchors)
         self.out_of_step = self.part.ranks > 1

@@ -25,22 +25,22 @@ from trainer.config.run_folder import ROSTER, write_whole
 from trainer.config.run_store import FLEET, RunStore
 from trainer.data.processor import Prompter
 from trainer.data.reader import Datasets
-from trainer.errors import StorageError
 from trainer.fleet import objects as keys
-from trainer.fleet.admission import Admission
+from trainer.fleet.admission import AdmissionTest
 from trainer.fleet.dispatch import POLL_S, Dispatcher
-from trainer.fleet.mirror import Layout, Version
+from trainer.fleet.mirror import Layout, WeightVersion
 from trainer.fleet.objects import Anchor, Objects, first_lineage, next_lineage
 from trainer.fleet.publish import PublisherPart
-from trainer.fleet.same_software import packages
+from trainer.fleet.same_software import sampling_packages
 from trainer.fleet.units import RolloutUnit
-from trainer.fleet.verify import AskedUnit, Routers
+from trainer.fleet.verify import AskedUnit, RouterShape
 from trainer.hardware import model_shapes
 from trainer.learning.distributed import RankWeights
 from trainer.ranks.ranks import Ranks
-from trainer.sampling.sampler import Ask, SampledGroups
+from trainer.sampling.sampler import SampledGroups, SamplingRequest
 from trainer.storage.seal import Seal
 from trainer.storage.storage import Storage
+from trainer.system.errors import StorageError
 from trainer.weights.source import WeightSource
 
 DIGEST_EVERY = 20
@@ -84,7 +84,7 @@ class FleetSampler:
         held: Attempt,
         datasets: Datasets,
         checkpoints: Checkpoints,
-        admission: Admission | None = None,
+        admission: AdmissionTest | None = None,
         moved: Callable[[], None] = lambda: None,
     ) -> None:
         """checkpoints: the run's, with which workers may begin. admission: how workers are probed; None: all
@@ -143,7 +143,7 @@ class FleetSampler:
         shape = model_shapes.from_config(self.prompter.hf_config.to_dict())
         routers = None
         if shape.experts:
-            routers = Routers(shape.layers, shape.experts.count, shape.experts.active)
+            routers = RouterShape(shape.layers, shape.experts.count, shape.experts.active)
         return AskedUnit(
             vocabulary=shape.vocabulary,
             ends=self.prompter.end_token_ids(),
@@ -201,7 +201,7 @@ class FleetSampler:
             "attempt": self.held.name,
             "config": to_dict(self.config),
             "code": code_fingerprint(),
-            "packages": packages(),
+            "packages": sampling_packages(),
             "data": self._datasets[self.config.train_split].fingerprint,
             "layout": layout,
         }
@@ -217,7 +217,7 @@ class FleetSampler:
         where it does not get there."""
         while self._checkpoints.busy and self._checkpoints.stored < step:
             time.sleep(0.1)
-        counts = history.read(self.held.record, self.held.epoch).counts
+        counts = history.history_from_record(self.held.record, self.held.epoch).counts
         manifests, _ = manifests_there(Storage(remote_url(self.config)), counts, self.objects.seal)
         if step not in manifests:
             raise StorageError(
@@ -248,7 +248,9 @@ class FleetSampler:
         entries = self.ranks.all(PublisherPart.publish, number, self.held.name, with_digest)
         digests = [entry.pop("digest") for entry in entries]
         after = next_lineage(self.lineage, [entry["sha256"] for entry in entries])
-        made = Version(number, after, self.version, self.lineage, entries, digests if with_digest else [])
+        made = WeightVersion(
+            number, after, self.version, self.lineage, entries, digests if with_digest else []
+        )
         self.version, self.lineage = number, after
         self._lineages[number] = after
         self._patch_bytes = sum(entry["bytes"] for entry in entries)
@@ -285,7 +287,7 @@ class FleetSampler:
 
     # --- samples in -----------------------------------------------------------------------------------------
 
-    def sample(self, ask: Ask) -> FleetGroups:
+    def sample(self, ask: SamplingRequest) -> FleetGroups:
         """`Sampler.sample`: returns at once. Raises ValueError for a version that was not published."""
         if ask.version not in self._lineages:
             raise ValueError(f"version {ask.version} of the weights was not published by this attempt")
@@ -298,7 +300,7 @@ class FleetSampler:
         self.dispatcher.offer(units, first=ask.kind != "train" and self.config.loads_policy)
         return FleetGroups(units, self)
 
-    def _unit(self, name: str, ask: Ask, prompts: Sequence[Prompt]) -> RolloutUnit:
+    def _unit(self, name: str, ask: SamplingRequest, prompts: Sequence[Prompt]) -> RolloutUnit:
         return RolloutUnit(
             name=name,
             step=ask.step,

@@ -8,10 +8,10 @@ import socket
 import threading
 from typing import Any
 
-from trainer.errors import StorageError, StoreRefused
 from trainer.fleet.objects import Objects, worker_key
-from trainer.fleet.scheduler import Given
+from trainer.fleet.scheduler import GivenUnit
 from trainer.observe import beacon
+from trainer.system.errors import StorageError, StoreRefused
 
 LOADING = "loading"
 """State of a worker that builds its engine."""
@@ -78,7 +78,7 @@ class WorkerHeartbeat:
             with self._changing:
                 self._state |= state
                 self._serial += 1
-                beat = self._state | {"serial": self._serial, "pieces": beacon.pieces()}
+                beat = self._state | {"serial": self._serial, "pieces": beacon.pieces_done()}
             try:
                 self.objects.put_json(worker_key(self.worker), beat)
             except (StorageError, StoreRefused) as error:
@@ -89,7 +89,7 @@ class WorkerHeartbeat:
         fetched first."""
         self.say(attempt=attempt, sent=[], state=FETCHING)
 
-    def sent(self, attempt: str, given: Given, rate: float) -> None:
+    def sent(self, attempt: str, given: GivenUnit, rate: float) -> None:
         """A unit's samples are in the bucket. Says nothing to another attempt than the one that asked."""
         if self._state["attempt"] == attempt:
             sent = [*self._state["sent"], [given.unit, given.turn]]

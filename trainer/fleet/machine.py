@@ -22,10 +22,10 @@ from trainer import config as configuration
 from trainer.config import ConfigError, RunConfig
 from trainer.config.fleet import SHARED_BY
 from trainer.config.run_store import RunStore
-from trainer.errors import StorageError
-from trainer.exit_codes import EXIT_CONFIG, EXIT_OK, EXIT_PREEMPTED
-from trainer.fleet.following import Following
-from trainer.processes import end_with_parent
+from trainer.fleet.run_follower import RunFollower
+from trainer.system.errors import StorageError
+from trainer.system.exit_codes import EXIT_CONFIG, EXIT_OK, EXIT_PREEMPTED
+from trainer.system.processes import end_with_parent
 
 LOOK_S = 15.0
 """Seconds between two looks at the run."""
@@ -102,7 +102,7 @@ class WorkerOnMachine:
             self.code = self.process.returncode
 
 
-def serve(
+def tend_workers(
     engines: Sequence[WorkerOnMachine], over: Callable[[], str], most_s: float, look_s: float = LOOK_S
 ) -> int:
     """Tends the workers until all have ended; returns the exit code: that of the first that failed, else 0.
@@ -154,7 +154,7 @@ class RunOver:
     def __init__(self, config: RunConfig) -> None:
         """Raises ConfigError without a key."""
         store = RunStore.in_bucket(config.checkpoint.remote, config.fleet.run)
-        self._following = Following.of(store, config.fleet.run)
+        self._following = RunFollower.of(store, config.fleet.run)
         self._idle_s = config.fleet.idle_s
 
     def __call__(self) -> str:
@@ -171,7 +171,7 @@ class RunOver:
         return ""
 
 
-def engines_of(config: RunConfig, command: Sequence[str]) -> list[WorkerOnMachine]:
+def start_workers(config: RunConfig, command: Sequence[str]) -> list[WorkerOnMachine]:
     """Starts the workers of `placement`: one for every `rollout.tensor_parallel` of its ranks, each with as
     many GPUs of its own where there are any. Raises ConfigError where ranks are left over."""
     ranks, size = config.placement.workers_per_node, config.rollout.tensor_parallel
@@ -205,11 +205,11 @@ def main() -> int:
         config = configuration.load(Path(options.config))
         over = RunOver(config)
         command = [sys.executable, "-m", "trainer.fleet.worker", "--config", options.config]
-        engines = engines_of(config, command)
+        engines = start_workers(config, command)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return EXIT_CONFIG
-    return serve(engines, over, 3600 * options.hours)
+    return tend_workers(engines, over, 3600 * options.hours)
 
 
 if __name__ == "__main__":

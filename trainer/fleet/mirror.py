@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.errors import ObjectTooLarge
 from trainer.fleet import patch
 from trainer.fleet.objects import Anchor, Objects, first_lineage, next_lineage, version_key
-from trainer.storage.seal import Forged
+from trainer.storage.seal import ForgedObject
+from trainer.system.errors import ObjectTooLarge
 
 Layout = list[list[tuple[str, int, int]]]
 """By rank: which elements [start, stop) of which flat parameter it holds, in the order of its patches."""
@@ -28,12 +28,12 @@ FETCHED_AT_ONCE = 16
 """Ranks whose patches of a version are fetched at a time."""
 
 
-class Diverged(RuntimeError):
+class WeightsDiverged(RuntimeError):
     """The weights are not those that the trainer published, although every patch was."""
 
 
 @dataclass(frozen=True)
-class Version:
+class WeightVersion:
     """What a manifest says of a version, by these names."""
 
     number: int
@@ -46,7 +46,7 @@ class Version:
     """By rank: sha256 of its shard; empty where none were taken."""
 
     @classmethod
-    def read(cls, objects: Objects, number: int, lineage: str) -> Version:
+    def read(cls, objects: Objects, number: int, lineage: str) -> WeightVersion:
         """The manifest of a version. Raises FileNotFoundError, and Forged where it is not what its name
         says."""
         key = version_key(number, lineage)
@@ -56,11 +56,11 @@ class Version:
         found = cls(**value)
         made = next_lineage(found.parent_lineage, [one["sha256"] for one in found.patches])
         if (found.number, found.lineage) != (number, lineage) or made != lineage:
-            raise Forged(f"{key} is of another version than its name says")
+            raise ForgedObject(f"{key} is of another version than its name says")
         return found
 
 
-def digest(pieces: Sequence[Tensor]) -> str:
+def weights_digest(pieces: Sequence[Tensor]) -> str:
     """sha256 of the content of flat tensors, one after the other."""
     total = hashlib.sha256()
     for piece in pieces:
@@ -69,7 +69,7 @@ def digest(pieces: Sequence[Tensor]) -> str:
     return total.hexdigest()
 
 
-class Mirror:
+class WeightMirror:
     """A `WeightSource` of one machine. tensors: the pretrained model's, by the policy's names."""
 
     def __init__(
@@ -96,7 +96,7 @@ class Mirror:
         self.anchors_read = 0
         self.dirty = True
         """Whether the tensors may be between two versions; then they are read anew."""
-        self._behind: list[Version] = []
+        self._behind: list[WeightVersion] = []
         """Versions that the mirror came through, the newest last; they lead back."""
 
     def groups(self) -> Iterator[list[tuple[str, Tensor]]]:
@@ -118,7 +118,7 @@ class Mirror:
 
     def digests(self) -> list[str]:
         """The content of each rank's shard."""
-        return [digest(self.pieces(rank)) for rank in range(len(self.layout))]
+        return [weights_digest(self.pieces(rank)) for rank in range(len(self.layout))]
 
     def follow(self, layout: Layout) -> None:
         """Goes on with a new attempt, whose ranks may share the weights out differently.
@@ -155,18 +155,18 @@ class Mirror:
         """Lineages that undoing leads to."""
         return set() if self.dirty else {self.lineage, *(version.parent_lineage for version in self._behind)}
 
-    def _way(self, number: int, lineage: str, anchors: set[str]) -> list[Version]:
+    def _way(self, number: int, lineage: str, anchors: set[str]) -> list[WeightVersion]:
         """The versions from the wanted one back to the first whose parent is held, else to an anchor."""
         held = self._held()
-        way: list[Version] = []
-        to_anchor: list[Version] | None = None
+        way: list[WeightVersion] = []
+        to_anchor: list[WeightVersion] | None = None
         while lineage not in held:
             if lineage in anchors and to_anchor is None:
                 to_anchor = list(way)
                 if not held:
                     break
             try:
-                version = Version.read(self.objects, number, lineage)
+                version = WeightVersion.read(self.objects, number, lineage)
             except FileNotFoundError:
                 if to_anchor is None:
                     raise
@@ -198,7 +198,9 @@ class Mirror:
         self._as_loaded = False
         self.anchors_read += 1
         if anchor.kind == "model" and first_lineage("model", 0, self.digests()) != anchor.lineage:
-            raise Diverged("the trainer began with other weights: this machine's files of the model differ")
+            raise WeightsDiverged(
+                "the trainer began with other weights: this machine's files of the model differ"
+            )
         self._behind.clear()
         self.version, self.lineage = anchor.version, anchor.lineage
         self.dirty = False
@@ -209,35 +211,35 @@ class Mirror:
         self._behind.pop()
         self.version, self.lineage = version.parent, version.parent_lineage
 
-    def _apply(self, version: Version, sign: int) -> None:
+    def _apply(self, version: WeightVersion, sign: int) -> None:
         """Fetches and decodes all patches of a version before the first of them changes anything."""
         if len(version.patches) != len(self.layout):
-            raise Forged(f"version {version.number} has {len(version.patches)} patches")
+            raise ForgedObject(f"version {version.number} has {len(version.patches)} patches")
         changes = []
         with ThreadPoolExecutor(FETCHED_AT_ONCE) as pool:
             for rank, data in enumerate(pool.map(self._fetch, version.patches)):
                 pieces = self.pieces(rank)
                 width = pieces[0].element_size() if pieces else 2
                 self.fetched_bytes += len(data)
-                changes.append(patch.decode(data, sum(map(len, pieces)), width))
+                changes.append(patch.decode_patch(data, sum(map(len, pieces)), width))
         self.dirty = True
         for rank, change in enumerate(changes):
-            patch.apply(self.pieces(rank), change, sign)
+            patch.apply_patch(self.pieces(rank), change, sign)
         self.dirty = False
 
     def _fetch(self, entry: dict[str, Any]) -> bytes:
         try:
             data = self.objects.storage.get_bytes(entry["key"], entry["bytes"])
         except ObjectTooLarge as error:
-            raise Forged(f"{error}: it is not the patch that was published") from error
+            raise ForgedObject(f"{error}: it is not the patch that was published") from error
         if hashlib.sha256(data).hexdigest() != entry["sha256"]:
-            raise Forged(f"{entry['key']} is not the patch that was published")
+            raise ForgedObject(f"{entry['key']} is not the patch that was published")
         return data
 
     def _compare(self, digests: Sequence[str]) -> None:
         if digests and self.digests() != list(digests):
             self.dirty = True
-            raise Diverged(
+            raise WeightsDiverged(
                 f"version {self.version} is not what the trainer published, although every patch was: the"
                 " machine's memory is at fault, or its model's files"
             )

@@ -28,9 +28,9 @@ from threading import Event
 from typing import Any, Literal
 
 from trainer.config.run_store import FLEET
-from trainer.errors import ObjectTooLarge, StorageError, StoreRefused
-from trainer.storage.seal import Forged, Seal
+from trainer.storage.seal import ForgedObject, Seal
 from trainer.storage.storage import Storage
+from trainer.system.errors import ObjectTooLarge, StorageError, StoreRefused
 
 SIGNATURE_BYTES = 32
 ARRIVES_S = 0.2
@@ -63,7 +63,7 @@ class Objects:
         try:
             data = self.storage.get_bytes(name, SIGNATURE_BYTES + most_bytes)
         except ObjectTooLarge as error:
-            raise Forged(str(error)) from error
+            raise ForgedObject(str(error)) from error
         signature, body = data[:SIGNATURE_BYTES], data[SIGNATURE_BYTES:]
         self.seal.check(f"{FLEET}/{name}", signature, body)
         return body
@@ -93,7 +93,7 @@ class Objects:
         try:
             return json.loads(body)
         except (ValueError, RecursionError) as error:
-            raise Forged(f"{name} holds no JSON: {error}") from error
+            raise ForgedObject(f"{name} holds no JSON: {error}") from error
 
 
 @dataclass(frozen=True)

@@ -57,15 +57,15 @@ class DenseChange:
 # --- numbers as bytes ---------------------------------------------------------------------------------------
 
 
-def ordered(bits: Tensor) -> Tensor:
+def to_ordered(bits: Tensor) -> Tensor:
     """int16 bits of floating-point numbers as int32 in the order of the numbers: neighbors differ by 1, and
     -0.0 comes right below 0.0."""
     wide = bits.to(torch.int32)
     return torch.where(wide < 0, -(wide & 0x7FFF) - 1, wide)
 
 
-def unordered(places: Tensor) -> Tensor:
-    """The inverse of `ordered`."""
+def from_ordered(places: Tensor) -> Tensor:
+    """The inverse of `to_ordered`."""
     return torch.where(places < 0, (-(places + 1)) | 0x8000, places).to(torch.int16)
 
 
@@ -109,7 +109,7 @@ def _unpack(data: memoryview, count: int, kind: str) -> np.ndarray:
 # --- encoding -----------------------------------------------------------------------------------------------
 
 
-def encode(old: Sequence[Tensor], new: Sequence[Tensor]) -> bytes:
+def encode_patch(old: Sequence[Tensor], new: Sequence[Tensor]) -> bytes:
     """The patch from `old` to `new`: pieces of equal lengths and types. Old ones may be on another device."""
     width = new[0].element_size() if new else 2
     patch = _encode_sparse(old, new) if width == 2 else None
@@ -137,7 +137,7 @@ def _encode_sparse(old: Sequence[Tensor], new: Sequence[Tensor]) -> bytes | None
         at = (x != y).nonzero().view(-1)
         if len(at):
             count += len(at)
-            steps = ordered(y[at]) - ordered(x[at])
+            steps = to_ordered(y[at]) - to_ordered(x[at])
             gaps = torch.diff(at + start, prepend=at.new_tensor([last])) - 1
             last = start + int(at[-1])
             if count > DENSE_SHARE * elements or int(gaps[0]) > LARGEST_GAP:
@@ -169,7 +169,7 @@ def _encode_dense(old: Sequence[Tensor], new: Sequence[Tensor], width: int) -> b
 # --- decoding -----------------------------------------------------------------------------------------------
 
 
-def decode(patch: bytes, elements: int, width: int) -> SparseChange | DenseChange:
+def decode_patch(patch: bytes, elements: int, width: int) -> SparseChange | DenseChange:
     """What a patch changes in weights of `elements` elements of `width` bytes. Raises ValueError for bytes
     that are no such patch; it never takes more memory than those weights do."""
     try:
@@ -238,7 +238,7 @@ def _decode_dense(body: memoryview, elements: int, width: int, count: int) -> De
 # --- applying -----------------------------------------------------------------------------------------------
 
 
-def apply(pieces: Sequence[Tensor], change: SparseChange | DenseChange, sign: int = 1) -> int:
+def apply_patch(pieces: Sequence[Tensor], change: SparseChange | DenseChange, sign: int = 1) -> int:
     """Changes the pieces in place; sign -1 takes a change back. Returns the number of elements looked at.
 
     Raises ValueError, with nothing changed, where the result would be no number of this type: then the
@@ -256,10 +256,10 @@ def apply(pieces: Sequence[Tensor], change: SparseChange | DenseChange, sign: in
             continue
         bits = piece.view(torch.int16)
         local = change.positions[first:last] - (start - len(piece))
-        places = ordered(bits[local]) + sign * change.steps[first:last]
+        places = to_ordered(bits[local]) + sign * change.steps[first:last]
         if int(places.min()) < -0x8000 or int(places.max()) > 0x7FFF:
             raise ValueError("the patch was made from other weights")
-        ready.append((bits, local, unordered(places)))
+        ready.append((bits, local, from_ordered(places)))
     for bits, local, values in ready:
         bits[local] = values
     return len(change.positions)

@@ -13,7 +13,7 @@ from torch import Tensor
 from trainer.checkpoint.attempt import Attempt, Attempts
 from trainer.config.run_store import RunStore
 from trainer.fleet import patch
-from trainer.fleet.mirror import digest
+from trainer.fleet.mirror import weights_digest
 from trainer.fleet.objects import patch_key
 from trainer.learning.learner_part import LearnerPart
 from trainer.ranks.process import RankProcess
@@ -54,7 +54,7 @@ class PublisherPart:
         self._published = [_on_host(piece.values) for piece in pieces]
         layout = [(piece.name, piece.start, piece.stop) for piece in pieces]
         nbytes = sum(tensor.nbytes for tensor in self._published)
-        return OpenedShard(layout, digest(self._published), nbytes)
+        return OpenedShard(layout, weights_digest(self._published), nbytes)
 
     @torch.no_grad()
     def publish(self, version: int, attempt: str, with_digest: bool) -> dict[str, Any]:
@@ -64,7 +64,7 @@ class PublisherPart:
         Raises what `settle` does, of the version before.
         """
         now = [piece.values for piece in self.learner.policy.partition.pieces()]
-        data = patch.encode(self._published, now)
+        data = patch.encode_patch(self._published, now)
         self.settle()
         key = patch_key(attempt, version, self.process.rank)
         self._sending = threading.Thread(target=self._send, args=(attempt, key, data), daemon=True)
@@ -75,7 +75,7 @@ class PublisherPart:
             "key": key,
             "bytes": len(data),
             "sha256": hashlib.sha256(data).hexdigest(),
-            "digest": digest(self._published) if with_digest else "",
+            "digest": weights_digest(self._published) if with_digest else "",
         }
 
     def _send(self, attempt: str, key: str, data: bytes) -> None:

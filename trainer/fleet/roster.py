@@ -11,7 +11,7 @@ from typing import Any
 from trainer.fleet import objects as keys
 from trainer.fleet.heartbeat import heartbeat_refusal
 from trainer.fleet.objects import Objects
-from trainer.storage.seal import Forged
+from trainer.storage.seal import ForgedObject
 
 LIST_S = 10.0
 """Seconds between two looks for workers that are new."""
@@ -22,7 +22,7 @@ OWN = "own"
 
 
 @dataclass
-class Counts:
+class FleetCounts:
     """What a head counts since its start."""
 
     units: int = 0
@@ -80,7 +80,7 @@ class Roster:
         self,
         objects: Objects,
         attempt: str,
-        counts: Counts,
+        counts: FleetCounts,
         pool: ThreadPoolExecutor,
         poll_s: float,
         malformed: Callable[[str, str], None],
@@ -119,7 +119,7 @@ class Roster:
         StorageError."""
         heard = {}
         for name, found in zip(workers, self._pool.map(self._fetch, workers), strict=True):
-            if isinstance(found, Forged):
+            if isinstance(found, ForgedObject):
                 self.counts.forged += 1
                 self._known.discard(name)  # until the next listing
             elif found is not None and self._is_new(name, found):
@@ -129,7 +129,7 @@ class Roster:
     def _fetch(self, worker: str) -> Any:
         try:
             return self.objects.get_json(keys.worker_key(worker))
-        except Forged as error:
+        except ForgedObject as error:
             return error
 
     def _is_new(self, worker: str, beat: Any) -> bool:

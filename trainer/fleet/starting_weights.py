@@ -12,7 +12,7 @@ from torch import Tensor
 from trainer.checkpoint.errors import CorruptCheckpoint
 from trainer.checkpoint.layout import local_dir, remote_folder, remote_url, step_name
 from trainer.checkpoint.manifest import unpack
-from trainer.checkpoint.reader import Found, ShardReader
+from trainer.checkpoint.reader import FoundCheckpoint, ShardReader
 from trainer.config import RunConfig
 from trainer.fleet.objects import Anchor
 from trainer.learning import lora
@@ -39,25 +39,25 @@ class HostModel:
         return all(tensor.numel() for tensor in self.tensors.values())
 
     def begin_anew(self, config: RunConfig) -> None:
-        """Brings the values of `pretrained` back. With adapters only these have changed; else the model is
-        read again, in the place of what is here: two copies of it may not fit the host."""
+        """Brings the values of `load_pretrained` back. With adapters only these have changed; else the model
+        is read again, in the place of what is here: two copies of it may not fit the host."""
         if self._adapters:
             for name, tensor in self._adapters.items():
                 self.tensors[name].copy_(tensor)
             return
         for tensor in self.tensors.values():
             tensor.data = tensor.new_empty(0)
-        for name, tensor in pretrained(config).tensors.items():
+        for name, tensor in load_pretrained(config).tensors.items():
             self.tensors[name].data = tensor
 
     def merged(self) -> Iterator[tuple[str, Tensor]]:
         """The model's own parameters by its own names, adapters merged in."""
         for name, tensor in self._base:
-            yield name, lora.merged(tensor, self._adapted.get(name))
+            yield name, lora.merged_weight(tensor, self._adapted.get(name))
 
 
 @torch.no_grad()
-def pretrained(config: RunConfig) -> HostModel:
+def load_pretrained(config: RunConfig) -> HostModel:
     """The pretrained model in the run's type, with the run's adapters as they begin.
 
     Loaded by the classes that the policy is loaded by, so that names and values are the policy's own.
@@ -66,7 +66,7 @@ def pretrained(config: RunConfig) -> HostModel:
 
     model = config.model
     if hub.from_hub(config):
-        hub.fetch(config, hub.weight_files(config))
+        hub.fetch_files(config, hub.weight_files(config))
     dtype = torch.bfloat16 if model.dtype == "bf16" else torch.float32
     arguments: dict[str, Any] = {"dtype": dtype} | ({"revision": model.revision} if model.revision else {})
     try:
@@ -74,12 +74,12 @@ def pretrained(config: RunConfig) -> HostModel:
     except ValueError:  # not a vision-language architecture
         loaded = AutoModelForCausalLM.from_pretrained(model.path, **arguments)
     if config.lora.rank:
-        lora.inject(loaded, config.lora, config.run.seed)
+        lora.inject_adapters(loaded, config.lora, config.run.seed)
     return HostModel(loaded)
 
 
 @torch.no_grad()
-def fill(model: HostModel, config: RunConfig, anchor: Anchor) -> None:
+def fill_from_anchor(model: HostModel, config: RunConfig, anchor: Anchor) -> None:
     """Brings an anchor's weights into `model`, which holds the pretrained model or a later version of it.
 
     A checkpoint holds the trained parameters in fp32: rounded they are the weights that were published. Its
@@ -96,7 +96,7 @@ def fill(model: HostModel, config: RunConfig, anchor: Anchor) -> None:
     if manifest is None or manifest["step"] != anchor.version:
         raise CorruptCheckpoint(f"{folder}/manifest.json is damaged, or was not signed with the run's key")
     here = Path(local_dir(config)) / f"{step_name(anchor.version)}-{anchor.attempt}"
-    found = Found(anchor.version, str(here), folder, manifest)
+    found = FoundCheckpoint(anchor.version, str(here), folder, manifest)
     reader = ShardReader(found, ranged=True, by_sha256=True)
     for name in reader.names():
         model.tensors[name].view(-1).copy_(reader.read("master", name))

@@ -69,7 +69,7 @@ class RolloutUnit:
 
 
 @dataclass(frozen=True)
-class Sampled:
+class SampledUnit:
     """What a worker sends of a unit."""
 
     unit: dict[str, Any]
@@ -81,7 +81,7 @@ class Sampled:
     """Without their text, which the head decodes from the tokens."""
 
 
-def pack(unit: RolloutUnit, turn: int, worker: str, traces: Sequence[Trace]) -> bytes:
+def pack_samples(unit: RolloutUnit, turn: int, worker: str, traces: Sequence[Trace]) -> bytes:
     """A unit's samples as one NumPy archive without pickles."""
     about = {"unit": unit.to_json(), "turn": turn, "worker": worker}
     out = io.BytesIO()
@@ -91,8 +91,8 @@ def pack(unit: RolloutUnit, turn: int, worker: str, traces: Sequence[Trace]) -> 
 
 
 def check_archive(body: bytes) -> None:
-    """Raises ValueError for an archive whose arrays would take more memory than it has bytes: `pack` packs
-    nothing, so an array is as large as what it is read from."""
+    """Raises ValueError for an archive whose arrays would take more memory than it has bytes: `pack_samples`
+    packs nothing, so an array is as large as what it is read from."""
     total = 0
     with zipfile.ZipFile(io.BytesIO(body)) as archive:
         for info in archive.infolist():
@@ -107,11 +107,11 @@ def check_archive(body: bytes) -> None:
                 raise ValueError(f"{info.filename} says that it holds {shape} of {dtype}, which it does not")
 
 
-def unpack(body: bytes) -> Sampled:
-    """The inverse of `pack`. Raises one of UNREADABLE."""
+def unpack_samples(body: bytes) -> SampledUnit:
+    """The inverse of `pack_samples`. Raises one of UNREADABLE."""
     check_archive(body)
     with np.load(io.BytesIO(body), allow_pickle=False) as archive:
         arrays = dict(archive)
     about = json.loads(arrays["about"].tobytes())
     traces = traces_of(arrays, [""] * len(arrays["group"]))
-    return Sampled(about["unit"], about["turn"], about["worker"], traces)
+    return SampledUnit(about["unit"], about["turn"], about["worker"], traces)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trainer.algorithm.traces import Trace
-from trainer.fleet.units import RolloutUnit, Sampled
+from trainer.fleet.units import RolloutUnit, SampledUnit
 
 ROUNDING = 1e-4
 """Nats above 0 that a log-probability may be by rounding."""
@@ -29,7 +29,7 @@ CERTAIN_TOKENS = 64
 
 
 @dataclass(frozen=True)
-class Routers:
+class RouterShape:
     """What a model's routers choose for a token."""
 
     layers: int
@@ -50,7 +50,7 @@ class AskedUnit:
     """Token ids that are never sampled."""
     row: Callable[[str, int], tuple[Sequence[int], int]]
     """(split, row) -> token ids of the row's prompt, and how many images it has."""
-    routers: Routers | None = None
+    routers: RouterShape | None = None
     """None: the model has no experts."""
 
     def most_bytes(self, unit: RolloutUnit) -> int:
@@ -61,7 +61,9 @@ class AskedUnit:
         return ABOUT_BYTES + tokens * (TOKEN_BYTES + routes)
 
 
-def refusal(unit: RolloutUnit, turn: int, worker: str, sampled: Sampled, expected: AskedUnit) -> str:
+def samples_refusal(
+    unit: RolloutUnit, turn: int, worker: str, sampled: SampledUnit, expected: AskedUnit
+) -> str:
     """Why a unit's samples may not train, as a sentence; empty where they may."""
     asked = unit.to_json()
     for name, value in asked.items():
@@ -173,7 +175,7 @@ def _logprobs(trace: Trace) -> str:
     return ""
 
 
-def _routes(unit: RolloutUnit, trace: Trace, routers: Routers | None) -> str:
+def _routes(unit: RolloutUnit, trace: Trace, routers: RouterShape | None) -> str:
     """What is wrong with the experts that the engine chose, [tokens - 1, layers, experts of a token]."""
     routes = trace.routes
     if not unit.with_routes:

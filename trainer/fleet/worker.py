@@ -33,16 +33,16 @@ from trainer import config as configuration
 from trainer.config import ConfigError, RunConfig, from_dict, override
 from trainer.config.fleet import WORKER_GPU_SHARE
 from trainer.config.run_store import RunStore
-from trainer.errors import StorageError, StoreRefused
-from trainer.exit_codes import EXIT_CONFIG, EXIT_ERROR, EXIT_OK, EXIT_STORAGE
-from trainer.fleet.following import Following, Lookout, Seen
 from trainer.fleet.heartbeat import HEARTBEAT_S, IDLE, SAMPLING, WorkerHeartbeat, heartbeat_refusal
 from trainer.fleet.objects import Objects, samples_key, worker_key
+from trainer.fleet.run_follower import Lookout, RunFollower, SeenRun
 from trainer.fleet.same_software import check_same
-from trainer.fleet.scheduler import Given
-from trainer.fleet.units import RolloutUnit, pack
-from trainer.node.watch.preemption import Notice
-from trainer.storage.seal import Forged
+from trainer.fleet.scheduler import GivenUnit
+from trainer.fleet.units import RolloutUnit, pack_samples
+from trainer.node.watch.preemption import PreemptionNotice
+from trainer.storage.seal import ForgedObject
+from trainer.system.errors import StorageError, StoreRefused
+from trainer.system.exit_codes import EXIT_CONFIG, EXIT_ERROR, EXIT_OK, EXIT_STORAGE
 
 if TYPE_CHECKING:
     from trainer.fleet.engine_worker import EngineWorker
@@ -110,7 +110,7 @@ class Sender:
             one.result()
         return len(self._unsent) >= MOST_UNSENT
 
-    def send(self, attempt: str, given: Given, key: str, body: bytes, rate: float) -> None:
+    def send(self, attempt: str, given: GivenUnit, key: str, body: bytes, rate: float) -> None:
         """Returns at once. The head hears of the samples when they are in the bucket."""
 
         def work() -> None:
@@ -139,7 +139,7 @@ class Worker:
         self.overrides = overrides
         self.idle_s, self.poll_s = idle_s, poll_s
         store = RunStore(root.rstrip("/"))
-        self.following = Following.of(store, store.root.rpartition("/")[2], name)
+        self.following = RunFollower.of(store, store.root.rpartition("/")[2], name)
         self.objects = self.following.objects
         self.heartbeat = WorkerHeartbeat(self.objects, name)
         self._lookout = Lookout(self.following, name, poll_s)
@@ -147,11 +147,11 @@ class Worker:
         self.why = ""
         self.attempt = ""
         """The attempt of the trainer that it samples for."""
-        self._notice: Notice | None = None
+        self._notice: PreemptionNotice | None = None
 
     def run(self) -> int:
         """Serves until there is nothing more to do; returns the exit code."""
-        self._notice = Notice(on_notice=self._leave, exit_at_deadline=True)
+        self._notice = PreemptionNotice(on_notice=self._leave, exit_at_deadline=True)
         try:
             about = self._wait_for_run()
             if about is None:
@@ -216,7 +216,7 @@ class Worker:
         """The mark under this worker's name; None where there is none that can be read."""
         try:
             mark = self.objects.get_json(worker_key(self.name))
-        except Forged:
+        except ForgedObject:
             return None
         return None if mark is None or heartbeat_refusal(mark, self.name) else mark
 
@@ -227,9 +227,9 @@ class Worker:
             config = worker_config(about, self.root, folder, self.overrides)
             configuration.validate(config)
             self.idle_s = config.fleet.idle_s
-            from trainer.ranks.environment import environment
+            from trainer.ranks.environment import rank_environment
 
-            os.environ |= environment(config)  # before torch and vLLM are imported
+            os.environ |= rank_environment(config)  # before torch and vLLM are imported
             from trainer.fleet.engine_worker import EngineWorker
 
             started = time.monotonic()
@@ -249,7 +249,7 @@ class Worker:
             self._lookout.stop()
 
     def _loop(self, engine: EngineWorker) -> int:
-        done: set[Given] = set()
+        done: set[GivenUnit] = set()
         failures = 0
         seen = self._lookout.last()
         while True:
@@ -290,7 +290,7 @@ class Worker:
                 self.following.doubt()
                 seen = self._lookout.newer()
 
-    def _todo(self, seen: Seen | None, done: set[Given]) -> list[tuple[RolloutUnit, Given]]:
+    def _todo(self, seen: SeenRun | None, done: set[GivenUnit]) -> list[tuple[RolloutUnit, GivenUnit]]:
         """What this worker is asked for and has not sampled; nothing while what it has sampled waits to be
         sent."""
         if seen is None or seen.attempt != self.attempt or self._sender.is_full():
@@ -320,7 +320,7 @@ class Worker:
             print(f"worker {self.name}: {error}", flush=True)
         self.heartbeat.say(state=IDLE)
 
-    def _sample(self, engine: EngineWorker, seen: Seen, unit: RolloutUnit, given: Given) -> None:
+    def _sample(self, engine: EngineWorker, seen: SeenRun, unit: RolloutUnit, given: GivenUnit) -> None:
         self.heartbeat.note(state=SAMPLING)
         try:
             traces, seconds = engine.sample(unit, seen)
@@ -331,7 +331,7 @@ class Worker:
             self.heartbeat.goodbye(f"the ranks of its engine are out of step: {error}")
             raise OutOfStep from error
         key = samples_key(seen.attempt, given.unit, given.turn, self.name)
-        body = pack(unit, given.turn, self.name, traces)
+        body = pack_samples(unit, given.turn, self.name, traces)
         self._sender.send(seen.attempt, given, key, body, len(traces) / max(seconds, 1e-3))
 
     def _ended(self, why: str) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from trainer.hardware.model_shapes import Shape
 
 
-def linears(shape: Shape, vision: bool) -> list[tuple[int, int]]:
+def adapted_linears(shape: Shape, vision: bool) -> list[tuple[int, int]]:
     """(inputs, outputs) of every linear layer that gets an adapter. In a mixture of experts those are
     attention's: experts and routers stay as they are."""
     h = shape.hidden
@@ -22,10 +22,10 @@ def linears(shape: Shape, vision: bool) -> list[tuple[int, int]]:
     return found
 
 
-def sizes(shape: Shape, rank: int, vision: bool) -> list[int]:
+def adapter_sizes(shape: Shape, rank: int, vision: bool) -> list[int]:
     """Elements of every A [rank, inputs] and B [outputs, rank]."""
     found: list[int] = []
-    for pair in linears(shape, vision) if rank else ():
+    for pair in adapted_linears(shape, vision) if rank else ():
         for n in pair:
             found.append(rank * n)
     return found

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from trainer.errors import ConfigError
+from trainer.system.errors import ConfigError
 
 Tower = Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
 """Kind of a vision tower."""
@@ -128,7 +128,7 @@ CONVERT = (
 """How a GGUF file becomes a model that is trained."""
 
 
-def check(path: str, config: dict[str, Any]) -> None:
+def check_architecture(path: str, config: dict[str, Any]) -> None:
     """Raises ConfigError if the architecture in a Hugging Face config.json is not among `FAMILIES`."""
     kind = str(config.get("model_type", ""))
     if (config.get("quantization_config") or {}).get("quant_method") == "gguf":
@@ -154,7 +154,7 @@ def check_path(path: str) -> None:
     if path.endswith(".gguf") or (not file.is_file() and any(Path(path).glob("*.gguf"))):
         raise ConfigError(f"model.path {path} is a GGUF file: {CONVERT}")
     if file.is_file():
-        return check(path, json.loads(file.read_text()))
+        return check_architecture(path, json.loads(file.read_text()))
     name = path.rpartition("/")[2].lower().replace("-", "_").replace(".", "_")
     for kind in sorted(MISSING, key=len, reverse=True):
         if name.replace("_", "").startswith(kind.replace("_", "")):
@@ -182,9 +182,9 @@ def _check_experts(path: str, family: Architecture, text: dict[str, Any]) -> Non
 
 def _refuse(path: str, kind: str) -> None:
     why = MISSING.get(kind, "it has no parity test")
-    raise ConfigError(f"model.path {path}: {kind} is not supported ({why}); use one of {titles()}")
+    raise ConfigError(f"model.path {path}: {kind} is not supported ({why}); use one of {family_titles()}")
 
 
-def titles() -> str:
+def family_titles() -> str:
     """All families that are trained, for a message."""
     return ", ".join(family.title for family in FAMILIES.values())

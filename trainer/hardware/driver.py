@@ -21,7 +21,7 @@ REQUIREMENTS = Path(__file__).resolve().parents[2] / "requirements" / "gpu.txt"
 EXIT_MACHINE = 36
 
 
-def loaded() -> int | str:
+def loaded_cuda() -> int | str:
     """CUDA version of the libcuda that is loaded here, 1000 * major + 10 * minor; what is wrong, if
     anything."""
     try:
@@ -34,15 +34,15 @@ def loaded() -> int | str:
     return f"cuInit says error {code}" if code else version.value
 
 
-def cuda_of(requirements: Path = REQUIREMENTS) -> int:
+def required_cuda(requirements: Path = REQUIREMENTS) -> int:
     """Major version of CUDA that a requirements file installs; 0 where it names none."""
     text = requirements.read_text() if requirements.exists() else ""
     found = re.search(r"^nvidia-cuda-runtime(?:-cu\d+)?==(\d+)\.", text, re.MULTILINE)
     return int(found.group(1)) if found else 0
 
 
-def problem(answer: int | str, cuda: int) -> str:
-    """What is wrong in one line, or "". answer: as `loaded` gives it. cuda: the major version that is
+def driver_problem(answer: int | str, cuda: int) -> str:
+    """What is wrong in one line, or "". answer: as `loaded_cuda` gives it. cuda: the major version that is
     wanted."""
     if isinstance(answer, str):
         return f"{answer}: take a GPU machine, or start the container with its GPUs"
@@ -58,11 +58,11 @@ def problem(answer: int | str, cuda: int) -> str:
 
 def main() -> int:
     """Prints what the driver answers, or what is wrong."""
-    answer = loaded()
+    answer = loaded_cuda()
     if sys.argv[1:] == ["--version"]:
         print(answer)
         return 0
-    wrong = problem(answer, cuda_of())
+    wrong = driver_problem(answer, required_cuda())
     if wrong:
         print(f"error: {wrong}", file=sys.stderr)
         return EXIT_MACHINE

@@ -20,7 +20,7 @@ Grid = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
-class Completed:
+class CompletedSequence:
     """One prompt with one completion."""
 
     prompt: int
@@ -128,7 +128,7 @@ def decode_flops(s: Shape, prompt: int, completion: int) -> int:
     return linear + attention_flops(s, prompt + 1, prompt + steps) + head_flops(s, steps)
 
 
-def rollout_flops(s: Shape, sequences: Sequence[Completed], shared_prompts: bool) -> int:
+def rollout_flops(s: Shape, sequences: Sequence[CompletedSequence], shared_prompts: bool) -> int:
     """Generation. shared_prompts: a group's prompt is read once (prefix caching), not once per sample."""
     seen: set[int] = set()
     total = 0
@@ -140,7 +140,7 @@ def rollout_flops(s: Shape, sequences: Sequence[Completed], shared_prompts: bool
     return total
 
 
-def logprob_flops(s: Shape, sequences: Iterable[Completed]) -> int:
+def logprob_flops(s: Shape, sequences: Iterable[CompletedSequence]) -> int:
     """Forward pass over prompt and completion, with the logits of the completion."""
     return sum(
         vision_flops(s, q.grids) + language_flops(s, q.prompt + q.completion) + head_flops(s, q.completion)
@@ -149,7 +149,7 @@ def logprob_flops(s: Shape, sequences: Iterable[Completed]) -> int:
 
 
 @dataclass(frozen=True)
-class Work:
+class PhaseFlops:
     """FLOPs of a phase."""
 
     model: int
@@ -159,8 +159,12 @@ class Work:
 
 
 def train_flops(
-    s: Shape, sequences: Iterable[Completed], recompute: bool, freeze_vision: bool, adapters: bool = False
-) -> Work:
+    s: Shape,
+    sequences: Iterable[CompletedSequence],
+    recompute: bool,
+    freeze_vision: bool,
+    adapters: bool = False,
+) -> PhaseFlops:
     """Forward and backward pass; backward costs twice the forward, once for weights that only carry adapters
     (their own products, a percent or so, are not counted).
 
@@ -179,7 +183,7 @@ def train_flops(
             tower_passes * tower + passes * (layers - attention + head_flops(s, q.completion)) + 3 * attention
         )
         hardware += again * tower + int(recompute) * layers
-    return Work(model, model + hardware)
+    return PhaseFlops(model, model + hardware)
 
 
 # --- against the peak ---------------------------------------------------------------------------------------
@@ -212,7 +216,7 @@ def image_grids(token_ids: Iterable[int], image_token_id: int, merge: int = 2) -
 
 def step_metrics(
     s: Shape,
-    sequences: Sequence[Completed],
+    sequences: Sequence[CompletedSequence],
     times: Mapping[str, float],
     devices: int,
     peak: float | None,

@@ -7,7 +7,7 @@ import difflib
 import re
 from dataclasses import dataclass
 
-from trainer.errors import ConfigError
+from trainer.system.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,9 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from trainer.errors import ConfigError
 from trainer.hardware import architectures
 from trainer.hardware.layer_sizes import Experts, GatedDelta
+from trainer.system.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -391,7 +391,7 @@ def shape_of(path: str, revision: str = "") -> Shape | None:
     )
 
 
-def known(path: str, revision: str = "") -> bool:
+def has_known_shape(path: str, revision: str = "") -> bool:
     """Whether `shape_of` finds a model on this machine."""
     return path in KNOWN or config_file(path, revision) is not None
 
@@ -399,7 +399,7 @@ def known(path: str, revision: str = "") -> bool:
 def known_as(path: str) -> str:
     """The hub id in the table whose shape a model has, as what was trained from it does; "" where there is
     none."""
-    shape = shape_of(path) if known(path) else None
+    shape = shape_of(path) if has_known_shape(path) else None
     return path if path in KNOWN else next((name for name, one in KNOWN.items() if one == shape), "")
 
 
@@ -423,7 +423,7 @@ def config_file(path: str, revision: str = "") -> Path | None:
 
 def from_config_of(path: str, config: dict[str, Any]) -> Shape:
     """`from_config` of a named model. Raises ConfigError for another architecture or a missing key."""
-    architectures.check(path, config)
+    architectures.check_architecture(path, config)
     try:
         return from_config(config)
     except KeyError as error:

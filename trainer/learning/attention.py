@@ -2,8 +2,8 @@
 has none.
 
 Registered with transformers under a name that contains "flash": then the tower passes whole rows with their
-boundaries (no call per window) and the text model makes no mask. Text layers get the `layout` as an argument.
-"""
+boundaries (no call per window) and the text model makes no mask. Text layers get the `build_layout` as an
+argument."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from trainer.algorithm.batching import Layout, layout
+from trainer.algorithm.batching import Layout, build_layout
 
 NAME = "packed_flash"
 
 
-def use(model: Any) -> None:
+def use_attention(model: Any) -> None:
     """Makes a model that was loaded with sdpa use this attention, its sub-models too. transformers refuses
     to load a model by this name."""
     model.config._attn_implementation = NAME
@@ -53,7 +53,7 @@ def attention(
 ) -> tuple[Tensor, None]:
     """query [1, H, T, D], key and value [1, Hkv, T, D] -> [1, T, H, D]. As transformers calls it.
 
-    Text: `layout`. Vision tower: `cu_seq_lens_q` and `max_length_q`, and `is_causal` False.
+    Text: `build_layout`. Vision tower: `cu_seq_lens_q` and `max_length_q`, and `is_causal` False.
     """
     if attention_mask is not None or kwargs.get("sliding_window") or kwargs.get("dropout"):
         raise NotImplementedError(
@@ -73,17 +73,17 @@ def attention(
         if rows is None:
             bounds = kwargs["cu_seq_lens_q"].tolist()
             lengths = [stop - start for start, stop in pairwise(bounds)]
-            rows = layout(lengths, lengths)
+            rows = build_layout(lengths, lengths)
         return by_shape(q, k, v, rows, causal, scale)[None], None
 
     if rows is None:
         cu = kwargs["cu_seq_lens_q"].int()
         longest = int(kwargs["max_length_q"])
-        return varlen(q, k, v, cu, cu, longest, longest, causal, scale)[None], None
+        return attend_varlen(q, k, v, cu, cu, longest, longest, causal, scale)[None], None
     if rows.kv_index is not None:
         k = Spread.apply(k, rows.kv_index)
         v = Spread.apply(v, rows.kv_index)
-    return varlen(q, k, v, rows.cu_q, rows.cu_k, max(rows.q), max(rows.k), causal, scale)[None], None
+    return attend_varlen(q, k, v, rows.cu_q, rows.cu_k, max(rows.q), max(rows.k), causal, scale)[None], None
 
 
 AttentionInterface.register(NAME, attention)
@@ -99,7 +99,7 @@ def _parameters() -> frozenset[str]:
     return frozenset(inspect.signature(varlen_attn).parameters)
 
 
-def varlen(
+def attend_varlen(
     q: Tensor,
     k: Tensor,
     v: Tensor,

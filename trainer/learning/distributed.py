@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from trainer.algorithm.batching import TrainBatch, scheduled
-from trainer.algorithm.scheduling import Plan, busy_fraction, schedule
+from trainer.algorithm.batching import TrainBatch, trace_length
+from trainer.algorithm.scheduling import Plan, busy_fraction, schedule_passes
 from trainer.algorithm.traces import Trace
-from trainer.checkpoint.reader import Found
+from trainer.checkpoint.reader import FoundCheckpoint
 from trainer.checkpoint.writer import RankStatus
 from trainer.config import ConfigError, RunConfig, Split
 from trainer.learning.learner import LearnerFacts, Logprobs
@@ -51,7 +51,7 @@ class DistributedLearner:
         self.skipped = 0
         self._skipped_in_a_row = 0
 
-    def start(self, total_updates: int, found: Found | None = None) -> None:
+    def start(self, total_updates: int, found: FoundCheckpoint | None = None) -> None:
         """Loads policy and reference on every rank. Arguments as in `LearnerPart.start`."""
         self.facts = self.ranks.all(LearnerPart.start, total_updates, found)[0]
 
@@ -86,7 +86,7 @@ class DistributedLearner:
         for passes in plan:
             batches = [batch.pick(members) for members in passes]
             calls.append((batches, batch.tokens, len(batch), kl_coef))
-        stats = over_ranks(self.ranks.each(LearnerPart.update, calls))
+        stats = join_rank_stats(self.ranks.each(LearnerPart.update, calls))
         stats["perf/ranks_busy_fraction"] = busy
 
         if "grad/zero_parameters" in stats:
@@ -116,8 +116,8 @@ class DistributedLearner:
 
     def _schedule(self, traces: Sequence[Trace], budget: int, keys: float) -> tuple[Plan, float]:
         """The passes, and the share of their time in which ranks do not wait for the slowest one."""
-        lengths = [scheduled(trace, self.facts.image_token_id) for trace in traces]
-        plan = schedule(lengths, self.ranks.world_size, budget, self.facts.cost, keys)
+        lengths = [trace_length(trace, self.facts.image_token_id) for trace in traces]
+        plan = schedule_passes(lengths, self.ranks.world_size, budget, self.facts.cost, keys)
         return plan, busy_fraction(plan, lengths, self.facts.cost)
 
     # --- weights and checkpoints
@@ -138,7 +138,7 @@ class DistributedLearner:
         """`Learner.save_status`."""
         return self.ranks.all(LearnerPart.save_status)
 
-    def load(self, found: Found) -> None:
+    def load(self, found: FoundCheckpoint) -> None:
         """`Learner.load`."""
         # All ranks load before any resumes: one may find its files damaged.
         self.ranks.all(LearnerPart.load, found)
@@ -166,7 +166,7 @@ def _spread(
         start = stop
 
 
-def over_ranks(stats: Sequence[dict[str, float]]) -> dict[str, float]:
+def join_rank_stats(stats: Sequence[dict[str, float]]) -> dict[str, float]:
     """Joins the ranks' metrics of one update. Maxima stay maxima; what all ranks agree on is taken from the
     first rank; all other metrics add up.
 
@@ -187,7 +187,7 @@ def over_ranks(stats: Sequence[dict[str, float]]) -> dict[str, float]:
     return out
 
 
-def over_updates(stats: Sequence[dict[str, float]], tokens: Sequence[int]) -> dict[str, float]:
+def join_update_stats(stats: Sequence[dict[str, float]], tokens: Sequence[int]) -> dict[str, float]:
     """Joins the metrics of a step's updates. Maxima stay maxima and counts add up; all other metrics become
     means, weighted by each update's tokens.
 

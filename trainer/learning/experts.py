@@ -18,13 +18,13 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 NAME = "packed_grouped"
 
 
-def use(model: Any) -> None:
+def use_grouped_experts(model: Any) -> None:
     """Makes a model's experts, if it has any, compute this way."""
     if any(hasattr(module, "experts") for module in model.modules()):
         model.config._experts_implementation = NAME
 
 
-class Dealt(torch.autograd.Function):
+class DealtTokens(torch.autograd.Function):
     """Tokens [T, H] -> rows [T k, H]: each token once for each of its k experts, sorted by expert. The
     backward pass adds up a token's rows in a fixed order."""
 
@@ -43,7 +43,7 @@ class Dealt(torch.autograd.Function):
         return grad.index_select(0, places).unflatten(0, (-1, ctx.active)).sum(1), None, None, None
 
 
-class Grouped(torch.autograd.Function):
+class GroupedProduct(torch.autograd.Function):
     """rows [n, inputs] sorted by expert, weight [E, outputs, inputs], ends [E] -> [n, outputs]; the rows of
     expert e end before ends[e].
 
@@ -82,9 +82,10 @@ def experts(module: nn.Module, tokens: Tensor, chosen: Tensor, shares: Tensor) -
 
     # No name for what stands between these products: without gradients each is freed as soon as it is read.
     rows = _gated(
-        layer.act_fn, Grouped.apply(Dealt.apply(tokens, order, places, active), layer.gate_up_proj, ends)
+        layer.act_fn,
+        GroupedProduct.apply(DealtTokens.apply(tokens, order, places, active), layer.gate_up_proj, ends),
     )
-    out = Grouped.apply(rows, layer.down_proj, ends).index_select(0, places).unflatten(0, (-1, active))
+    out = GroupedProduct.apply(rows, layer.down_proj, ends).index_select(0, places).unflatten(0, (-1, active))
     return (out * shares[..., None]).sum(1)
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainer.errors import ConfigError
-from trainer.learning.experts import Grouped
+from trainer.learning.experts import GroupedProduct
+from trainer.system.errors import ConfigError
 
 COUNTS = (0, 0, 70, 0, 1, 0, 513, 0), (0,) * 7 + (1,), (0,) * 8
 """Rows of each expert in the groups that are compared: empty ones first, between and last; one row; none."""
@@ -23,7 +23,7 @@ BOUND = 0.02
 NAMES = "output", "gradient of the rows", "gradient of the weights"
 
 
-def check(model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
+def check_grouped_products(model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
     """Compares at the sizes of a model's first experts; a model without any passes. Raises ConfigError."""
     layers = (module for module in model.modules() if hasattr(module, "gate_up_proj"))
     sizes = next((_sizes(layer) for layer in layers), None)
@@ -31,7 +31,7 @@ def check(model: nn.Module, device: torch.device, dtype: torch.dtype) -> None:
         return
     for inputs, outputs in sizes:
         for counts in COUNTS:
-            if wrong := fault(inputs, outputs, counts, device, dtype):
+            if wrong := grouped_product_fault(inputs, outputs, counts, device, dtype):
                 raise ConfigError(
                     f"torch's grouped products are wrong on this GPU ({device}, torch {torch.__version__}):"
                     f" {wrong} with {counts.count(0)} of {len(counts)} experts without a row: take another"
@@ -45,7 +45,7 @@ def _sizes(layer: Any) -> list[tuple[int, int]]:
     return [(hidden, 2 * inner), (inner, hidden)]
 
 
-def fault(
+def grouped_product_fault(
     inputs: int, outputs: int, counts: tuple[int, ...], device: torch.device, dtype: torch.dtype
 ) -> str:
     """What a grouped product computes wrongly, in words; "" if nothing. counts: rows of each expert."""
@@ -66,7 +66,7 @@ def fault(
     # What the allocator hands out next has held NaN.
     for size in ((total, outputs), (total, inputs), (len(counts), outputs, inputs)):
         torch.full(size, float("nan"), device=device, dtype=dtype)
-    ours = _with_gradients(Grouped.apply(*low, ends), low, weights)
+    ours = _with_gradients(GroupedProduct.apply(*low, ends), low, weights)
     theirs = _with_gradients(_loop(*full, counts), full, weights.float())
     for name, mine, right in zip(NAMES, ours, theirs, strict=True):
         off = float((mine.float() - right).norm())

@@ -9,9 +9,9 @@ from typing import Protocol
 import numpy as np
 
 from trainer.algorithm.batching import TrainBatch
-from trainer.algorithm.scheduling import KEYS, Cost
+from trainer.algorithm.scheduling import KEYS, PassCost
 from trainer.algorithm.traces import Trace
-from trainer.checkpoint.reader import Found
+from trainer.checkpoint.reader import FoundCheckpoint
 from trainer.checkpoint.writer import RankStatus
 from trainer.config import Split
 from trainer.weights.source import WeightSource
@@ -40,7 +40,7 @@ class LearnerFacts:
     """Budget of one training pass."""
     logprob_tokens: int
     """Budget of one scoring pass."""
-    cost: Cost
+    cost: PassCost
     """What a pass costs, for the schedule."""
     update_keys: float = KEYS
     """Keys per token of a training pass."""
@@ -83,5 +83,5 @@ class Learner(Protocol):
     def save_status(self) -> list[RankStatus]:
         """What every rank has written and uploaded. Raises CheckpointError if one could not write."""
 
-    def load(self, found: Found) -> None:
+    def load(self, found: FoundCheckpoint) -> None:
         """Takes over a committed checkpoint. Raises CorruptCheckpoint, before any rank resumes from it."""

@@ -16,16 +16,16 @@ from torch import Tensor
 
 from trainer.algorithm.batching import MicroBatch, TrainBatch, collate
 from trainer.algorithm.losses import token_weights
-from trainer.algorithm.scheduling import Cost
+from trainer.algorithm.scheduling import PassCost
 from trainer.algorithm.traces import Trace
-from trainer.checkpoint.reader import Found, ShardReader, fetch_rank
+from trainer.checkpoint.reader import FoundCheckpoint, ShardReader, fetch_rank
 from trainer.checkpoint.writer import RankStatus, ShardWriter
 from trainer.config import Split, budget, checkpoint_holds_policy
 from trainer.hardware import model_shapes
 from trainer.learning import lora
 from trainer.learning.learner import LearnerFacts
-from trainer.learning.prefetch import ahead
-from trainer.learning.teacher import Frozen, teacher_of
+from trainer.learning.prefetch import build_ahead
+from trainer.learning.teacher import FrozenModel, teacher_of
 from trainer.observe import beacon
 from trainer.ranks import torchrun
 from trainer.ranks.heap import Heap
@@ -51,7 +51,7 @@ class LearnerPart:
         self._heap = Heap()
         self._fetching: Future[None] | None = None
 
-    def start(self, total_updates: int, found: Found | None = None) -> LearnerFacts:
+    def start(self, total_updates: int, found: FoundCheckpoint | None = None) -> LearnerFacts:
         """Meets the other ranks and loads policy and reference.
 
         total_updates: optimizer steps of the whole run, for the learning-rate schedule. found: the checkpoint
@@ -62,7 +62,7 @@ class LearnerPart:
         world_size = self.process.world_size
         if found is not None:
             self._fetching = ThreadPoolExecutor(1, "checkpoint").submit(fetch_rank, found, rank, world_size)
-        lora.quiet()
+        lora.silence_bitsandbytes()
         # Here, so that the driver, which only names this class, loads no DeepSpeed.
         from trainer.learning.policy import Policy, init_distributed, wait_less
 
@@ -74,7 +74,7 @@ class LearnerPart:
         empty = found is not None and checkpoint_holds_policy(self.config)
         teacher = self._teacher()
         self.policy = Policy(self.config, shape, banned, self.process.device, total_updates, empty, teacher)
-        if torchrun.here():  # under Ray a watchdog sees what stands still
+        if torchrun.started_by_torchrun():  # under Ray a watchdog sees what stands still
             wait_less()
         self.writer = ShardWriter(self.config, rank, world_size)
         training = budget.micro_batch_tokens(self.config, shape)
@@ -84,12 +84,12 @@ class LearnerPart:
             image_token_id=self.reader.image_token_id,
             micro_batch_tokens=training,
             logprob_tokens=scoring,
-            cost=Cost(attended=budget.attended_cost(shape), image_token=budget.image_token_cost(shape)),
+            cost=PassCost(attended=budget.attended_cost(shape), image_token=budget.image_token_cost(shape)),
             update_keys=budget.keys_per_token(self.config, shape, training),
             logprob_keys=budget.keys_per_token(self.config, shape, scoring, gradients=False),
         )
 
-    def _teacher(self) -> Frozen | None:
+    def _teacher(self) -> FrozenModel | None:
         """The run's teacher, if it has one. Raises ConfigError if it reads other tokens than the policy."""
         if not self.config.teaches:
             return None
@@ -104,7 +104,7 @@ class LearnerPart:
         """Log-probabilities of the learned tokens under policy (`old`) and `reference`, flat, [N] float32 per
         pass."""
         with self.process.recording("logprobs"):
-            batches = ahead(lambda traces: self.collate(traces, split), passes)
+            batches = build_ahead(lambda traces: self.collate(traces, split), passes)
             scored = self.policy.logprobs(batches, old, reference)
         arrays = {}
         for name, tensors in scored.items():
@@ -123,7 +123,7 @@ class LearnerPart:
             # SFT has no engine, whose sleep would start the measurement of the peak anew.
             if self.config.method == "sft":
                 self.forget_peak()
-            batches = ahead(lambda batch: self.micro_batch(batch, tokens, sequences), passes)
+            batches = build_ahead(lambda batch: self.micro_batch(batch, tokens, sequences), passes)
             stats = self.policy.update(batches, len(passes), kl_coef)
             self._heap.trim()
         return stats | {"perf/peak_memory_gib": self._peak_memory_gib()} | self._fragments()
@@ -160,7 +160,7 @@ class LearnerPart:
 
     def collate(self, traces: Sequence[Trace], split: Split) -> MicroBatch:
         """Packs traces of rows of `split` into one row of tensors."""
-        beacon.tick()
+        beacon.count_piece()
         return collate(
             traces, lambda trace: self.reader.encoded(split, trace.row), self.reader.prompter.positions
         )
@@ -211,7 +211,7 @@ class LearnerPart:
         write."""
         return self.writer.status()
 
-    def load(self, found: Found) -> None:
+    def load(self, found: FoundCheckpoint) -> None:
         """Reads this rank's part of a committed checkpoint, written by any number of ranks. Raises
         CorruptCheckpoint.
 

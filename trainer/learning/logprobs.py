@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from trainer.algorithm.batching import MicroBatch, sent
+from trainer.algorithm.batching import MicroBatch, send_tensor
 from trainer.data.processor import dummy_image
-from trainer.learning import attention, delta, experts, routing
-from trainer.learning.tower import places
+from trainer.learning import attention, experts, gated_delta, routing
+from trainer.learning.tower_inputs import tower_arguments
 
 LOGITS = 1 << 27
 """Logits that exist at a time: 0.5 GiB in fp32, 880 tokens of Qwen2.5's vocabulary."""
@@ -127,15 +127,15 @@ class LogprobModel(nn.Module):
         banned_token_ids: list[int],
         temperature: float,
         freeze_vision: bool,
-        recurrence: delta.Recurrence | None = None,
+        recurrence: gated_delta.Recurrence | None = None,
     ) -> None:
         super().__init__()
         self.model = model
         self.freeze_vision = freeze_vision
         self.has_vision = hasattr(model.model, "visual")
-        attention.use(model)
-        delta.use(model, recurrence)
-        experts.use(model)
+        attention.use_attention(model)
+        gated_delta.use_packed_delta(model, recurrence)
+        experts.use_grouped_experts(model)
         self.replay = routing.Replay(model)
         model.lm_head = LogprobHead(model.lm_head, banned_token_ids, temperature)
 
@@ -183,10 +183,10 @@ class LogprobModel(nn.Module):
             tower = self.model.config.vision_config
             dim = tower.in_channels * tower.temporal_patch_size * tower.patch_size**2
             pixels, grid = dummy_image(dim, tower.spatial_merge_size)
-            pixels = sent(pixels, device)
+            pixels = send_tensor(pixels, device)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.freeze_vision):
             return inner.get_image_features(
-                pixels, grid, return_dict=True, **places(inner.visual, grid, device)
+                pixels, grid, return_dict=True, **tower_arguments(inner.visual, grid, device)
             )
 
 

@@ -18,7 +18,7 @@ WITHOUT_ADAPTER = re.compile(r"(?:.*\.)?layers\.\d+\.(?!.*(?:lora_|base_layer)|m
 expert and its gate."""
 
 
-def inject(model: Any, lora: LoRA, seed: int) -> None:
+def inject_adapters(model: Any, lora: LoRA, seed: int) -> None:
     """Puts adapters around the target layers and freezes all other parameters.
 
     inject_adapter_in_model, not PeftModel: the modules keep their paths, which the policy goes by. Raises
@@ -53,7 +53,7 @@ def _linear_without_adapter(model: nn.Module) -> str | None:
     return None
 
 
-def quiet() -> None:
+def silence_bitsandbytes() -> None:
     """Keeps bitsandbytes' notice of kernels for inference out of every start's log. Call it before
     bitsandbytes is imported."""
     logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
@@ -85,23 +85,23 @@ def adapters(names: dict[str, Any], model: nn.Module) -> tuple[list[tuple[str, A
     return base, layers
 
 
-def factors(layer: Any) -> list[Any]:
+def adapter_factors(layer: Any) -> list[Any]:
     """The factors A [r, inputs] and B [outputs, r] of an adapted layer; empty if `layer` is None."""
     if layer is None:
         return []
     return [layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight]
 
 
-def merged(weight: Tensor, layer: Any) -> Tensor:
+def merged_weight(weight: Tensor, layer: Any) -> Tensor:
     """W + scale B A [outputs, inputs], computed in fp32 and rounded once; W itself where there is no
     adapter."""
     if layer is None:
         return weight
-    a, b = factors(layer)
+    a, b = adapter_factors(layer)
     return torch.addmm(weight.float(), b.float(), a.float(), alpha=layer.scaling[ADAPTER]).to(weight.dtype)
 
 
-class Base:
+class BaseModel:
     """The base model inside the policy: its forward pass with the adapters' scale at 0, which adds exact
     zeros.
 

@@ -19,28 +19,28 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from transformers.integrations import HfDeepSpeedConfig
 
-from trainer.algorithm.batching import MicroBatch, moved
-from trainer.algorithm.correction import mismatch, rollout_weights
+from trainer.algorithm.batching import MicroBatch, move_record
 from trainer.algorithm.losses import LOG_RATIO, grpo_loss
 from trainer.algorithm.lr_schedule import learning_rate
+from trainer.algorithm.rollout_correction import mismatch_sums, rollout_weights
 from trainer.algorithm.seeding import seed_of
 from trainer.checkpoint.format import Shard
 from trainer.config import RunConfig, nodes_share_weights
 from trainer.hardware.model_shapes import Shape
-from trainer.learning import blocks, delta_kernel, experts_check, fused, lora
+from trainer.learning import blocks, experts_check, fused_layers, gated_delta_kernel, lora
 from trainer.learning.first_gradients import FirstGradients
 from trainer.learning.logprobs import LogprobModel
-from trainer.learning.teacher import Frozen
+from trainer.learning.teacher import FrozenModel
 from trainer.learning.zero import base_weights, sharded, whole
-from trainer.learning.zero.offload import States
-from trainer.learning.zero.partition import Partition, buckets, whole_shape
+from trainer.learning.zero.offload import OffloadedStates
+from trainer.learning.zero.partition import Partition, bucket_parameters, whole_shape
 from trainer.learning.zero.setup import (
     FUNCTIONAL,
     GATHERS,
     LINEAR,
     exact_frequencies,
     gather_whole,
-    quietly,
+    initialize_quietly,
     zero_config,
 )
 from trainer.ranks import torchrun
@@ -99,7 +99,7 @@ class Policy:
         device: torch.device,
         total_updates: int,
         empty: bool = False,
-        teacher: Frozen | None = None,
+        teacher: FrozenModel | None = None,
     ) -> None:
         """empty: whether `load` will bring every weight of the policy, so that the policy reads no base
         weights; a reference reads them then. teacher: scores in place of the reference."""
@@ -123,21 +123,21 @@ class Policy:
             eps=config.optimizer.eps,
             fused=self._moves,
         )
-        self.trained, self.zero = quietly(
+        self.trained, self.zero = initialize_quietly(
             deepspeed.initialize, model=scorer, optimizer=optimizer, config=ds_config
         )[:2]
         self._whole = config.optimizer.zero_stage == 3 and whole.is_whole(scorer, device)
-        self._gradients: whole.Gradients | None = None
+        self._gradients: whole.WholeGradients | None = None
         if self._whole:
             whole.keep_weights(scorer, self.zero.parameter_offload)
             if not config.optimizer.offload_optimizer:
-                self._gradients = whole.Gradients(self.zero)
+                self._gradients = whole.WholeGradients(self.zero)
         elif sharded.takes_blocks(config):
             found = blocks.blocks_of(scorer.model)
             if not config.optimizer.offload_optimizer:
                 sharded.BlockGradients(found, self.zero, device)
             sharded.Blocks(found, self.zero.parameter_offload, device, config.optimizer.live_parameters)
-        self._states = States(self.zero, device)
+        self._states = OffloadedStates(self.zero, device)
         self.names: dict[str, Any] = {
             name.removeprefix("model."): parameter for name, parameter in scorer.named_parameters()
         }
@@ -146,14 +146,14 @@ class Policy:
         adapted = config.lora.rank > 0
         frozen = teacher
         if config.method == "grpo" and config.algorithm.kl_coef and not adapted:
-            frozen = Frozen(config, shape, banned_token_ids)
+            frozen = FrozenModel(config, shape, banned_token_ids)
         self.reference: Any = None
         if frozen:
             # A reference is the policy as it was read: from the files it would take as long again.
             read = None if teacher or empty else scorer
             self.reference = self._frozen(frozen, temperature, read)
         elif adapted:
-            self.reference = lora.Base(self.trained, list(self._adapters.values()))
+            self.reference = lora.BaseModel(self.trained, list(self._adapters.values()))
         FUNCTIONAL.linear = LINEAR
 
     def _prepare_backward(self, model: Any) -> None:
@@ -167,15 +167,15 @@ class Policy:
         if self.config.lora.rank:
             blocks.begin_gradients(found)
 
-    def _frozen(self, frozen: Frozen, temperature: float, read: LogprobModel | None) -> Any:
+    def _frozen(self, frozen: FrozenModel, temperature: float, read: LogprobModel | None) -> Any:
         """Loads a model that is never trained; returns DeepSpeed's engine around it. read: the same model,
         whose weights it takes; None: it reads its own."""
         ds_config = zero_config(frozen.config, frozen.shape, inference=True)
         scorer = self._scorer(frozen.config, ds_config, frozen.banned, temperature, empty=read is not None)
         if read is not None:
-            base_weights.copy(read, scorer)
+            base_weights.copy_weights(read, scorer)
         scorer.requires_grad_(False).eval()
-        engine = quietly(deepspeed.initialize, model=scorer, config=ds_config)[0]
+        engine = initialize_quietly(deepspeed.initialize, model=scorer, config=ds_config)[0]
         if whole.is_whole(scorer, self.device):
             whole.keep_weights(scorer, engine.optimizer)
         elif sharded.takes_blocks(frozen.config, inference=True):
@@ -199,14 +199,14 @@ class Policy:
         exact_frequencies(hf)
         gather_whole(blocks.blocks_of(hf))
         if config.model.kernels == "compiled":
-            fused.fuse(hf)
+            fused_layers.fuse_layers(hf)
         if config.lora.rank:
-            lora.inject(hf, config.lora, config.run.seed)
+            lora.inject_adapters(hf, config.lora, config.run.seed)
         if self.device.type == "cuda":
-            experts_check.check(hf, self.device, _dtype(config))
+            experts_check.check_grouped_products(hf, self.device, _dtype(config))
         recurrence = None
         if self.device.type == "cuda" and config.model.recurrence == "kernel":
-            recurrence = delta_kernel.checked(hf, self.device, _dtype(config))
+            recurrence = gated_delta_kernel.checked_kernel(hf, self.device, _dtype(config))
         scorer = LogprobModel(hf, banned, temperature, not config.tower_trained, recurrence)
         if config.model.freeze_vision and scorer.has_vision:
             hf.model.visual.requires_grad_(False)
@@ -229,7 +229,7 @@ class Policy:
         on_device: dict[str, list[Tensor]] = {name: [] for name in models}
         self.trained.eval()
         for batch in batches:
-            batch = moved(batch, self.device)
+            batch = move_record(batch, self.device)
             for name, model in models.items():
                 # The engine chose experts for the policy; a reference chooses for itself.
                 own = batch if name == "old" else replace(batch, routes=None)
@@ -261,7 +261,7 @@ class Policy:
         largest = torch.zeros(len(LARGEST), device=self.device)
         for i, item in enumerate(batches):
             self.trained.set_gradient_accumulation_boundary(i == count - 1)
-            item = moved(item, self.device)
+            item = move_record(item, self.device)
             if first and item.batch.pixel_values is not None:
                 first.pictured()
             loss, stats, most = self._loss(item, kl_coef)
@@ -337,7 +337,7 @@ class Policy:
             "loss/token_accuracy": (shares * greedy).sum(),
             "mismatch/corrected_fraction": (shares * corrected).sum(),
             "mismatch/rerouted_fraction": shares.sum() * self.trained.replay.differing(),
-            **mismatch(gap, shares),
+            **mismatch_sums(gap, shares),
         }
         sums = torch.stack([values[name] for name in SUMS]).double()
         ratios = gap.clamp(-LOG_RATIO, LOG_RATIO).exp()
@@ -354,12 +354,12 @@ class Policy:
         parameter.
         """
         gathers = nullcontext() if self._whole else None
-        for bucket in buckets(self._base, bucket_bytes):
+        for bucket in bucket_parameters(self._base, bucket_bytes):
             sharded = []
             for name, parameter in bucket:
-                sharded += [parameter, *lora.factors(self._adapters.get(name))]
+                sharded += [parameter, *lora.adapter_factors(self._adapters.get(name))]
             with gathers or deepspeed.zero.GatheredParameters(sharded, modifier_rank=None):
-                yield [(name, lora.merged(p.data, self._adapters.get(name))) for name, p in bucket]
+                yield [(name, lora.merged_weight(p.data, self._adapters.get(name))) for name, p in bucket]
 
     def offload(self) -> None:
         """Moves fp32 weights and Adam's moments to host memory to free GPU memory for the engine (CUDA
@@ -431,13 +431,13 @@ def _load_model(config: RunConfig, ds_config: dict[str, Any], empty: bool) -> An
     except ValueError:  # not a vision-language architecture
         model = _build_model(AutoModelForCausalLM, config, ds_config, empty)
     if nodes_share_weights(config) and not empty:
-        base_weights.fill(model, config)
+        base_weights.fill_weights(model, config)
     return model
 
 
 def _build_model(kind: Any, config: RunConfig, ds_config: dict[str, Any], empty: bool) -> Any:
     """Builds a model by one of transformers' auto classes. Its weights are not set yet if `empty`, or if
-    nodes share the download: then `base_weights.fill` sets them."""
+    nodes share the download: then `base_weights.fill_weights` sets them."""
     from transformers import AutoConfig, BitsAndBytesConfig
 
     model = config.model
@@ -448,12 +448,12 @@ def _build_model(kind: Any, config: RunConfig, ds_config: dict[str, Any], empty:
 
     if nodes_share_weights(config):
         hf_config = AutoConfig.from_pretrained(model.path, **revision)
-        return base_weights.unfilled(kind, hf_config, ds_config, **kwargs)
+        return base_weights.build_unfilled(kind, hf_config, ds_config, **kwargs)
     if empty:
         hf_config = AutoConfig.from_pretrained(model.path, **revision)
         return kind.from_config(hf_config, **kwargs)
     if hub.from_hub(config):  # transformers would turn an outage into an error of its own
-        hub.fetch(config, hub.weight_files(config))
+        hub.fetch_files(config, hub.weight_files(config))
     return kind.from_pretrained(model.path, **revision, **kwargs)
 
 

@@ -10,7 +10,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def ahead(build: Callable[[T], R], things: Iterable[T]) -> Iterator[R]:
+def build_ahead(build: Callable[[T], R], things: Iterable[T]) -> Iterator[R]:
     """Like `map(build, things)`, but builds the next result in a thread. At most two results exist at a
     time."""
     with ThreadPoolExecutor(1, "prefetch") as thread:

@@ -12,7 +12,7 @@ from trainer.hardware.model_shapes import Shape
 
 
 @dataclass(frozen=True)
-class Frozen:
+class FrozenModel:
     """What it takes to load one."""
 
     config: RunConfig
@@ -22,7 +22,7 @@ class Frozen:
     """Token ids that get no probability: those that the policy's engine never samples."""
 
 
-def teacher_of(config: RunConfig, student: Prompter, pictures: bool) -> Frozen:
+def teacher_of(config: RunConfig, student: Prompter, pictures: bool) -> FrozenModel:
     """The teacher that a run names. student: what encodes the rows, which the teacher gets as they are.
 
     pictures: whether rows have images. Raises ConfigError where the teacher would read something else than
@@ -38,7 +38,7 @@ def teacher_of(config: RunConfig, student: Prompter, pictures: bool) -> Frozen:
     banned = [token_id for token_id in student.banned_token_ids() if token_id < known]
     # Ids from `known` on are padding of the vocabulary, whose length differs between sizes of one family.
     banned += range(known, prompter.hf_config.get_text_config().vocab_size)
-    return Frozen(alone, model_shapes.from_config(prompter.hf_config.to_dict()), banned)
+    return FrozenModel(alone, model_shapes.from_config(prompter.hf_config.to_dict()), banned)
 
 
 def check_reads_alike(config: RunConfig, student: Prompter, teacher: Prompter, pictures: bool) -> None:

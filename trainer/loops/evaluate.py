@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from trainer.algorithm.seeding import seed_of
 from trainer.algorithm.traces import Prompt
 from trainer.config import RunConfig
-from trainer.sampling.sampler import Ask
+from trainer.sampling.sampler import SamplingRequest
 
 if TYPE_CHECKING:
     from trainer.run.session import Session
@@ -27,7 +27,7 @@ def evaluate(config: RunConfig, run: Session, step: int) -> dict[str, float]:
     for row, length in enumerate(lengths):
         if length < config.longest_sequence:
             prompts.append(Prompt(group=row, row=row, seed=seed_of(config.run.seed, "eval", row)))
-    ask = Ask(
+    ask = SamplingRequest(
         kind="eval",
         step=step,
         version=step,

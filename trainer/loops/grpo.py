@@ -2,8 +2,8 @@
 
     sample -> grade -> learn -> sync -> evaluate, save, log
 
-With `rollout.staleness` k, what is sampled is for k steps later (trainer/loops/ahead.py), a piece of each
-completion at a time with `rollout.tokens_per_step` (trainer/loops/carry.py).
+With `rollout.staleness` k, what is sampled is for k steps later (trainer/loops/sampling_schedule.py), a piece
+of each completion at a time with `rollout.tokens_per_step` (trainer/loops/partial_rollouts.py).
 Every step is a function of (config, step, weights): a run that is stopped anywhere and resumed computes the
 same values. What is graded is logged, so that a restart repeats updates and samples nothing twice.
 """
@@ -13,19 +13,26 @@ from __future__ import annotations
 import random
 
 from trainer.algorithm.batching import TrainBatch
-from trainer.algorithm.credit import Credit, Credited, by_token, credited, learnable, token_kl
-from trainer.algorithm.distillation import taught, teaching
+from trainer.algorithm.credit import (
+    CreditedTraces,
+    StepRewards,
+    by_token,
+    learnable_indices,
+    reward_step,
+    token_kl,
+)
+from trainer.algorithm.distillation import add_teacher_advantages, teacher_metrics
+from trainer.algorithm.reward_shaping import LoopState
 from trainer.algorithm.seeding import seed_of
-from trainer.algorithm.shaping import Carried
-from trainer.algorithm.staleness import told_apart, versions_behind, young_enough
-from trainer.checkpoint.rollout_log import Graded
+from trainer.algorithm.staleness import separate_mismatch, versions_behind, young_enough
+from trainer.checkpoint.rollout_log import GradedStep
 from trainer.config import RunConfig
-from trainer.learning.distributed import over_updates
-from trainer.loops.ahead import Ahead
-from trainer.loops.carry import CarriedOver
+from trainer.learning.distributed import join_update_stats
 from trainer.loops.evaluate import evaluate
+from trainer.loops.partial_rollouts import PartialRollouts
 from trainer.loops.process import main
-from trainer.observe.step_stats import describe, sample_rows
+from trainer.loops.sampling_schedule import SamplingSchedule
+from trainer.observe.step_stats import describe_completions, sample_rows
 from trainer.run.session import Session
 
 
@@ -36,7 +43,7 @@ def train(config: RunConfig, run: Session) -> None:
     phases = run.phases
     total, per_step = total_steps(config, len(run.train_rows)), updates_per_step(config)
     resumed = run.resume()
-    step, carried = resumed.step, Carried.resume(resumed.carried, config, resumed.step)
+    step, carried = resumed.step, LoopState.resume(resumed.carried, config, resumed.step)
     if step < total:  # else nothing is sampled, and no worker is needed
         with phases("sync"):
             sampler.rest()
@@ -47,9 +54,9 @@ def train(config: RunConfig, run: Session) -> None:
             run.metrics.log(0, evaluate(config, run, step))
 
     if config.rollout.tokens_per_step:
-        ahead = CarriedOver(config, run, total, carried, step)
+        ahead = PartialRollouts(config, run, total, carried, step)
     else:
-        ahead = Ahead(config, run, total, carried)
+        ahead = SamplingSchedule(config, run, total, carried)
     while step < total:
         step += 1
         run.begin(step, total)
@@ -58,9 +65,9 @@ def train(config: RunConfig, run: Session) -> None:
         with phases("update"):
             sampler.rest()
             measured = ahead.measure(step - 1)
-            stats, batch = learn(config, run, step, graded, carried)
+            stats, batch = update_policy(config, run, step, graded, carried)
         if config.rollout.staleness:
-            stats = told_apart(stats, measured) | versions_behind(graded.traces, step)
+            stats = separate_mismatch(stats, measured) | versions_behind(graded.traces, step)
         stats |= ahead.slots(step - 1, graded.traces)
 
         evaluates = run.due(config.evaluation.every_steps, step, total)
@@ -92,24 +99,24 @@ def total_updates(config: RunConfig, rows: int) -> int:
     return total_steps(config, rows) * updates_per_step(config)
 
 
-def learn(
-    config: RunConfig, run: Session, step: int, graded: Graded, carried: Carried
-) -> tuple[dict[str, float], Credited]:
+def update_policy(
+    config: RunConfig, run: Session, step: int, graded: GradedStep, carried: LoopState
+) -> tuple[dict[str, float], CreditedTraces]:
     """The step's optimizer updates: `epochs` passes over its traces, `samples_per_update` at a time.
 
     Returns the step's metrics, and what was trained on.
     """
     algorithm = config.algorithm
-    credit = credited(config, graded.traces, graded.outcomes)
+    credit = reward_step(config, graded.traces, graded.outcomes)
     members = credit.members(config.rollout.prompts_per_step)
     if config.teaches and graded.teacher is None:
         graded = run.ask_teacher(step, graded, members)
-    batch, trained = prepare(config, run, graded, credit, members, carried)
+    batch, trained = prepare_traces(config, run, graded, credit, members, carried)
 
     lessons = batch
     if algorithm.max_token_age:
         lessons = young_enough(batch, step - 1 - algorithm.max_token_age)
-    kept = set(learnable(lessons.traces, algorithm.mask_truncated))
+    kept = set(learnable_indices(lessons.traces, algorithm.mask_truncated))
     stats, tokens = [], []
     for epoch in range(algorithm.epochs):
         order = list(range(len(batch)))
@@ -120,22 +127,27 @@ def learn(
             stats.append(run.learner.update(update, 0.0 if config.kl_in_reward else carried.kl_coef))
             tokens.append(update.tokens)
 
-    metrics = over_updates(stats, tokens) | graded.stats
+    metrics = join_update_stats(stats, tokens) | graded.stats
     if algorithm.max_token_age:
         metrics["tokens/too_old_fraction"] = 1 - lessons.tokens / batch.tokens
     if not algorithm.kl_coef:
         metrics.pop("kl/mean", None)  # there is no reference
-    metrics |= describe(graded.traces, graded.outcomes) | credit.describe(config, members)
+    metrics |= describe_completions(graded.traces, graded.outcomes) | credit.describe(config, members)
     if graded.teacher is not None and batch.old is not None:
         judged = [graded.teacher[members[i]] for i in sorted(kept)]
-        metrics |= teaching(judged, [batch.old[i] for i in sorted(kept)])
+        metrics |= teacher_metrics(judged, [batch.old[i] for i in sorted(kept)])
     metrics |= carried.stepped(config, metrics, run.stream.levels, len(credit.flat), len(batch))
     return metrics, trained
 
 
-def prepare(
-    config: RunConfig, run: Session, graded: Graded, credit: Credit, members: list[int], carried: Carried
-) -> tuple[TrainBatch, Credited]:
+def prepare_traces(
+    config: RunConfig,
+    run: Session,
+    graded: GradedStep,
+    credit: StepRewards,
+    members: list[int],
+    carried: LoopState,
+) -> tuple[TrainBatch, CreditedTraces]:
     """The members' traces with their advantages and with the log-probabilities that the loss needs."""
     algorithm = config.algorithm
     total = carried(credit.rewards.total) if algorithm.normalize_reward else credit.rewards.total
@@ -152,9 +164,9 @@ def prepare(
     if graded.teacher is not None:
         assert scored.old is not None
         judged = [graded.teacher[i] for i in members]
-        by_trace = taught(by_trace, judged, scored.old, algorithm.teacher_coef)
+        by_trace = add_teacher_advantages(by_trace, judged, scored.old, algorithm.teacher_coef)
     batch = TrainBatch(traces, by_trace, scored.old, scored.reference)
-    return batch, Credited(traces, [graded.outcomes[i] for i in members], advantages)
+    return batch, CreditedTraces(traces, [graded.outcomes[i] for i in members], advantages)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from trainer.algorithm.seeding import seed_of
 from trainer.algorithm.traces import Outcome, Prompt, Trace
 from trainer.config import ConfigError, RunConfig
 from trainer.config.run_folder import REPORT, write_whole
-from trainer.data.schema import question
+from trainer.data.schema import question_text
 from trainer.hardware import model_shapes
 from trainer.loops.process import main
 from trainer.observe import scores
@@ -30,14 +30,14 @@ from trainer.observe.report_scores import scores_page
 from trainer.rewards.grading.forms import FORMS
 from trainer.rewards.grading.published import SCORERS
 from trainer.run.session import Session
-from trainer.sampling.sampler import Ask, SampledGroups
+from trainer.sampling.sampler import SampledGroups, SamplingRequest
 
 FILE = "pass_rates.jsonl"
 AHEAD = 32
 """Blocks that rollout workers are asked for before the first of them is graded."""
 
 
-def measure(config: RunConfig, run: Session) -> None:
+def measure_pass_rates(config: RunConfig, run: Session) -> None:
     """Asks block after block of rows. Seeds follow from run seed and row, so a stopped run goes on as it
     would have."""
     n = config.evaluation.pass_rate_samples
@@ -62,7 +62,7 @@ def measure(config: RunConfig, run: Session) -> None:
         with phases("grade"):
             outcomes = run.score(traces)
         ids = {row: run.train_set[row].id for row in rows}
-        records = records_of(traces, outcomes, ids, config.rewards.answer)
+        records = row_records(traces, outcomes, ids, config.rewards.answer)
         if evaluation.benchmarks:
             add_scores(config, run, rows, traces, records)
         with open(path, "a", encoding="utf-8") as file:
@@ -97,13 +97,13 @@ def _sampled(
         yield rows, traces
 
 
-def _ask(config: RunConfig, run: Session, number: int, rows: Sequence[int]) -> Ask:
+def _ask(config: RunConfig, run: Session, number: int, rows: Sequence[int]) -> SamplingRequest:
     """What the engines are asked for in block `number`."""
     evaluation = config.evaluation
     prompts = []
     for row in rows:
         prompts.append(Prompt(group=row, row=row, seed=seed_of(config.run.seed, "pass rate", row)))
-    return Ask(
+    return SamplingRequest(
         kind="eval",
         step=number,
         version=0,
@@ -141,8 +141,11 @@ def _score(config: RunConfig, run: Session, path: Path) -> None:
         "answer": config.rewards.answer,
         "scoring": config.evaluation.scoring,
     }
-    figures = scores.scores(problems, model_shapes.known_as(config.model.path))
-    table, found = scores.table(figures, judge, config.data.system_prompt), asked | {"benchmarks": figures}
+    figures = scores.score_benchmarks(problems, model_shapes.known_as(config.model.path))
+    table, found = (
+        scores.scores_table(figures, judge, config.data.system_prompt),
+        asked | {"benchmarks": figures},
+    )
     for name, text in (
         ("benchmarks.json", json.dumps(found, indent=1)),
         ("benchmarks.md", table),
@@ -155,7 +158,7 @@ def _score(config: RunConfig, run: Session, path: Path) -> None:
     print(table, flush=True)
 
 
-def records_of(
+def row_records(
     traces: Sequence[Trace], outcomes: Sequence[Outcome], ids: dict[int, str], form: str = "block"
 ) -> list[dict[str, Any]]:
     """One line per row of `ids`, in their order. form: `rewards.answer`."""
@@ -204,7 +207,7 @@ def add_scores(
     for row, record in zip(rows, records, strict=True):
         asked = run.train_set[row]
         record["answers"] = run.rewards.by_value(
-            record["answers"], asked.answer_type, question(asked.messages)
+            record["answers"], asked.answer_type, question_text(asked.messages)
         )
         benchmark = asked.source.partition("/")[0]
         if config.evaluation.scoring == "published" and benchmark in SCORERS:
@@ -248,4 +251,4 @@ def _summary(rates: Sequence[float]) -> str:
 
 
 if __name__ == "__main__":
-    main(measure, lambda config, rows: 1)
+    main(measure_pass_rates, lambda config, rows: 1)

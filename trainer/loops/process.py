@@ -14,19 +14,8 @@ import ray
 import ray.exceptions
 
 from trainer import config as configuration
-from trainer import last_words
-from trainer.checkpoint.attempt import Fenced, Final
+from trainer.checkpoint.attempt import AttemptFenced, RunIsFinal
 from trainer.config import ConfigError, RunConfig
-from trainer.errors import OF_THE_DISK, RayError, StorageError
-from trainer.exit_codes import (
-    EXIT_CONFIG,
-    EXIT_ERROR,
-    EXIT_FENCED,
-    EXIT_NODE_LOST,
-    EXIT_PREEMPTED,
-    EXIT_RAY,
-    EXIT_STORAGE,
-)
 from trainer.node.launch import ray_client
 from trainer.node.preflight.precheck import precheck
 from trainer.node.watch.run_lock import LAUNCHER_VARIABLE, die_with_launcher
@@ -35,6 +24,17 @@ from trainer.ranks import torchrun
 from trainer.ranks.ranks import Ranks
 from trainer.run.saving import Preempted
 from trainer.run.session import Session
+from trainer.system import last_words
+from trainer.system.errors import OF_THE_DISK, RayError, StorageError
+from trainer.system.exit_codes import (
+    EXIT_CONFIG,
+    EXIT_ERROR,
+    EXIT_FENCED,
+    EXIT_NODE_LOST,
+    EXIT_PREEMPTED,
+    EXIT_RAY,
+    EXIT_STORAGE,
+)
 
 DEAD = (
     ray.exceptions.ActorDiedError,
@@ -49,7 +49,7 @@ LOW_ON_MEMORY = "running low on memory"
 
 
 def main(train: Callable[[RunConfig, Session], None], total_updates: Callable[[RunConfig, int], int]) -> None:
-    """Command line of a loop: `--config run.yaml`. Exits with a code of trainer/exit_codes.py."""
+    """Command line of a loop: `--config run.yaml`. Exits with a code of trainer/system/exit_codes.py."""
     parser = argparse.ArgumentParser(description=sys.modules["__main__"].__doc__)
     parser.add_argument("--config", required=True, help="resolved configuration of the run (YAML)")
     parser.add_argument("--set", action="append", default=[], metavar="a.b=c", help="override one value")
@@ -68,10 +68,10 @@ def _run(train: Any, total_updates: Any, path: str, overrides: list[str]) -> int
     try:
         config = configuration.override(configuration.load(path), overrides)
         configuration.validate(config)
-        if torchrun.here():
-            store = torchrun.join(config)
+        if torchrun.started_by_torchrun():
+            store = torchrun.join_ranks(config)
             if store.rank:
-                torchrun.serve(config, store)
+                torchrun.serve_rank(config, store)
                 return 0
             ranks = torchrun.TorchrunRanks(config, store)
         beacon.start_driver()
@@ -80,7 +80,7 @@ def _run(train: Any, total_updates: Any, path: str, overrides: list[str]) -> int
         check_launcher(config)
         die_with_launcher()
         if ranks is None:
-            connect(config)
+            connect_ray(config)
         session = Session(config, total_updates, ranks)
         with session:
             try:
@@ -97,7 +97,7 @@ def _run(train: Any, total_updates: Any, path: str, overrides: list[str]) -> int
             session.mark("interrupted")
         return 130
     except Exception as error:
-        code, text = explain(error, ranks or (session.ranks if session else None))
+        code, text = explain_error(error, ranks or (session.ranks if session else None))
         print(text, file=sys.stderr, flush=True)
         if session is not None:
             session.mark("fenced" if code == EXIT_FENCED else "failed")
@@ -111,11 +111,11 @@ def _run(train: Any, total_updates: Any, path: str, overrides: list[str]) -> int
             session.notice.close()  # last: until here it ends the process before the provider does
 
 
-def explain(error: Exception, ranks: Ranks | None = None) -> tuple[int, str]:
+def explain_error(error: Exception, ranks: Ranks | None = None) -> tuple[int, str]:
     """Exit code and what to print: one line for what a person can change, the traceback for a defect."""
-    if isinstance(error, Fenced):
+    if isinstance(error, AttemptFenced):
         return EXIT_FENCED, f"error: {error}"
-    if isinstance(error, Final):
+    if isinstance(error, RunIsFinal):
         return error.code, f"error: {error}"
     if isinstance(error, ConfigError):
         message = str(getattr(error, "cause", None) or error).strip()
@@ -168,7 +168,7 @@ def check_launcher(config: RunConfig) -> None:
         )
 
 
-def connect(config: RunConfig) -> None:
+def connect_ray(config: RunConfig) -> None:
     """Joins the Ray cluster at RAY_ADDRESS, or starts one on this machine. Raises RayError."""
     common: dict[str, Any] = {
         "log_to_driver": bool(os.environ.get("SPOTRL_WORKER_LOGS")),
@@ -186,4 +186,4 @@ def connect(config: RunConfig) -> None:
         common |= {"num_cpus": max(cpus, os.cpu_count() or 1), "include_dashboard": False}
         if config.placement.device == "cpu":
             common["num_gpus"] = 0
-    ray_client.connect(**common)
+    ray_client.connect_to_ray(**common)

@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from trainer.algorithm.batching import TrainBatch
-from trainer.algorithm.traces import ImageRef, Trace, completed
+from trainer.algorithm.traces import ImageRef, Trace, completed_trace
 from trainer.config import RunConfig
 from trainer.data.processor import Prompter
 from trainer.data.schema import Row
@@ -36,7 +36,7 @@ def train(config: RunConfig, run: Session) -> None:
         traces = []
         weights = []
         for prompt in run.stream.batch(step):
-            trace = lesson(prompter, prompt.row, run.train_set[prompt.row])
+            trace = solution_trace(prompter, prompt.row, run.train_set[prompt.row])
             traces.append(trace)
             weights.append(np.ones(len(trace.learned), np.float32))
         return TrainBatch(traces, weights)
@@ -49,7 +49,7 @@ def train(config: RunConfig, run: Session) -> None:
         with phases("update"):
             batch = upcoming.result()
             upcoming = reader.submit(read, step + 1)
-            stats = describe(batch.traces, run.learner.update(batch))
+            stats = describe_step(batch.traces, run.learner.update(batch))
         if held_out and run.due(config.evaluation.every_steps, step, total):
             with phases("eval"):
                 stats |= held_out.loss()
@@ -66,7 +66,7 @@ class HeldOut:
         self.learner, self.split = run.learner, config.evaluation_split
         dataset = run.rows.dataset(self.split)
         self.left_out = run.rows.left_out(self.split)
-        self.traces = [lesson(prompter, row, dataset[row]) for row in run.rows.usable(self.split)]
+        self.traces = [solution_trace(prompter, row, dataset[row]) for row in run.rows.usable(self.split)]
 
     def loss(self) -> dict[str, float]:
         """Cross-entropy over all learned tokens."""
@@ -91,10 +91,10 @@ def total_updates(config: RunConfig, rows: int) -> int:
     return config.run.max_steps or rows * config.sft.epochs // config.sft.batch_size
 
 
-def lesson(prompter: Prompter, index: int, row: Row) -> Trace:
+def solution_trace(prompter: Prompter, index: int, row: Row) -> Trace:
     """The row's solution as something to learn from, with the earlier replies that the row asks to be
     learned."""
-    return completed(
+    return completed_trace(
         prompter.token_ids(row),
         prompter.solution_ids(row),
         group=index,
@@ -104,7 +104,7 @@ def lesson(prompter: Prompter, index: int, row: Row) -> Trace:
     )
 
 
-def describe(traces: Sequence[Trace], stats: dict[str, float]) -> dict[str, float]:
+def describe_step(traces: Sequence[Trace], stats: dict[str, float]) -> dict[str, float]:
     """The step's metrics. stats: those of its update."""
     learned = 0
     shared = 0

@@ -3,8 +3,8 @@
     topology -> checks -> rendezvous -> network -> Ray -> a real transfer between all nodes -> the job
 
 The head submits the training loop as a Ray job and every node exits with its exit code
-(trainer/exit_codes.py). Every wait has a deadline and names the missing nodes; a lost node ends the job on
-all others. No process is left running.
+(trainer/system/exit_codes.py). Every wait has a deadline and names the missing nodes; a lost node ends the
+job on all others. No process is left running.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ import traceback
 
 try:
     from trainer import config as configuration
-    from trainer.checkpoint.attempt import Final
+    from trainer.checkpoint.attempt import RunIsFinal
     from trainer.config import ConfigError, RunConfig
-    from trainer.errors import OF_THE_DISK, StorageError
-    from trainer.exit_codes import EXIT_CONFIG, EXIT_ERROR, EXIT_NODE_LOST, EXIT_RAY, EXIT_STORAGE
     from trainer.node import topology as environment
     from trainer.node.launch import rendezvous
     from trainer.node.launch.head import HeadLauncher
-    from trainer.node.launch.launcher import Ended, Launcher, signals_of_a_launch
+    from trainer.node.launch.launcher import LaunchEnded, Launcher, signals_of_a_launch
     from trainer.node.launch.node_worker import NodeWorkerLauncher
     from trainer.node.launch.ray_node import RayEnded, adopt_orphans
     from trainer.node.topology import NodeEnvironment
+    from trainer.system.errors import OF_THE_DISK, StorageError
+    from trainer.system.exit_codes import EXIT_CONFIG, EXIT_ERROR, EXIT_NODE_LOST, EXIT_RAY, EXIT_STORAGE
 except ImportError as missing:  # the other nodes must hear of it
-    from trainer.node.launch.absent import leave
+    from trainer.node.launch.missing_package import leave_for_missing_package
 
-    leave(missing, sys.argv[1:])
+    leave_for_missing_package(missing, sys.argv[1:])
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -48,7 +48,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         config = configuration.load(arguments.config)
-        node = environment.read(os.environ)
+        node = environment.read_node_environment(os.environ)
         if not arguments.preflight:
             check_shape(config, node)
     except ConfigError as error:
@@ -62,7 +62,7 @@ def main(argv: list[str] | None = None) -> int:
     code = EXIT_ERROR
     try:
         code = launcher.run()
-    except Ended as end:
+    except LaunchEnded as end:
         code = end.code
         launcher.why = str(end)
         launcher.died = end.died
@@ -72,7 +72,7 @@ def main(argv: list[str] | None = None) -> int:
     except rendezvous.RendezvousError as error:
         code = error.code
         launcher.why = str(error)
-    except Final as final:
+    except RunIsFinal as final:
         code = final.code
         launcher.why = str(final)
     except StorageError as error:

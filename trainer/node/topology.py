@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from trainer.errors import ConfigError
+from trainer.system.errors import ConfigError
 
 START_VARIABLES = (
     "SPOTRL_LAUNCH",
@@ -60,7 +60,9 @@ class NodeEnvironment:
         return f"node {rank} ({self.peers[rank]})" if rank < len(self.peers) else f"node {rank}"
 
 
-def misplaced(node: NodeEnvironment, own: Iterable[str], resolve: Callable[[str], list[str]]) -> int | None:
+def misplaced_rank(
+    node: NodeEnvironment, own: Iterable[str], resolve: Callable[[str], list[str]]
+) -> int | None:
     """The rank whose address this node has, where that is not its own rank; None where nothing contradicts
     its rank. own: this machine's addresses. resolve: addresses of a host name."""
     own = set(own)
@@ -74,7 +76,7 @@ def misplaced(node: NodeEnvironment, own: Iterable[str], resolve: Callable[[str]
     return holds[0]
 
 
-def read(
+def read_node_environment(
     env: Mapping[str, str], hostname: str = "", read_text: Callable[[str], str] | None = None
 ) -> NodeEnvironment:
     """This node's place. Raises ConfigError naming the variable that is missing or contradicts the others."""

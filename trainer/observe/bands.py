@@ -43,7 +43,9 @@ class WantedBand:
             raise ConfigError(f"--band {text}: write it as METRIC:MARGIN[:WINDOW]") from None
 
 
-def band(wanted: WantedBand, runs: Sequence[Sequence[Mapping[str, Any]]], every: int, source: str) -> Band:
+def band_of_runs(
+    wanted: WantedBand, runs: Sequence[Sequence[Mapping[str, Any]]], every: int, source: str
+) -> Band:
     """The band of one metric over several runs. Raises ConfigError where they do not have it."""
     by_step: dict[int, list[float]] = {}
     for history in runs:
@@ -88,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         runs = list(map(read_history, args.runs))
-        bands = [band(WantedBand.parse(text), runs, args.every, args.source) for text in args.band]
+        bands = [band_of_runs(WantedBand.parse(text), runs, args.every, args.source) for text in args.band]
         expected = Expected(bands=tuple(bands), not_promised=args.not_promised)
         check_bands(expected)
     except ConfigError as error:

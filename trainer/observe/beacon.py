@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.waiting import FOLDER_VARIABLE
+from trainer.system.waiting import FOLDER_VARIABLE
 
 SIGNAL = signal.SIGUSR2
 RECORD = struct.Struct("!Q?dd48s")
@@ -54,7 +54,7 @@ class Beacon:
     """Pieces of work done so far."""
 
 
-def start(rank: int) -> None:
+def start_beacon(rank: int) -> None:
     """Starts the beacon of a rank's process, before anything binds torch.distributed's functions."""
     folder = os.environ.get(FOLDER_VARIABLE)
     if not folder:
@@ -62,7 +62,7 @@ def start(rank: int) -> None:
     stem = Path(folder) / f"rank-{rank}-{os.getpid()}"
     _answer(stem.with_suffix(".stacks"))
     path = stem.with_suffix(".beacon")
-    path.write_bytes(record(pieces=0))
+    path.write_bytes(beacon_record(pieces=0))
     with path.open("r+b") as file:
         memory = mmap.mmap(file.fileno(), SIZE)
     _done[:] = [memory, 0]
@@ -75,7 +75,7 @@ def start(rank: int) -> None:
             setattr(dist, name, _recorded(getattr(dist, name), name.encode(), memory, state))
 
 
-def record(pieces: int) -> bytes:
+def beacon_record(pieces: int) -> bytes:
     """Content of the file of a rank that has entered no collective yet."""
     return RECORD.pack(0, False, time.time(), 0.0, b"") + PIECES.pack(pieces)
 
@@ -84,14 +84,14 @@ _done: list[Any] = [None, 0]
 """This process's memory, once `start` was called, and count of pieces."""
 
 
-def tick() -> None:
+def count_piece() -> None:
     """Counts a piece of work, so that the watchdog does not take a long phase for a hang."""
     _done[1] += 1
     if _done[0] is not None:
         PIECES.pack_into(_done[0], RECORD.size, _done[1])
 
 
-def pieces() -> int:
+def pieces_done() -> int:
     """Pieces of work that this process has done."""
     return _done[1]
 
@@ -106,7 +106,7 @@ def _answer(stacks: Path) -> None:
     faulthandler.register(SIGNAL, file=stacks.open("w"), all_threads=True)
 
 
-def pause(what: str) -> None:
+def note_pause(what: str) -> None:
     """Notes that this rank waits for a debugger, and why; "" if it no longer waits."""
     folder = os.environ.get(FOLDER_VARIABLE)
     if not folder:
@@ -115,7 +115,7 @@ def pause(what: str) -> None:
         path.with_suffix(".paused").write_text(what)
 
 
-def paused(folder: Path, one: Beacon) -> str:
+def read_pause(folder: Path, one: Beacon) -> str:
     """Why a rank waits for a debugger; "" if it does not wait."""
     path = folder / f"rank-{one.rank}-{one.pid}.paused"
     return path.read_text() if path.exists() else ""
@@ -138,7 +138,7 @@ def _recorded(
     return recorded
 
 
-def read(folder: Path) -> list[Beacon]:
+def read_beacons(folder: Path) -> list[Beacon]:
     """The beacons of this node's ranks, in order; the newest one of a rank that was started again."""
     beacons: dict[int, Beacon] = {}
     paths = []

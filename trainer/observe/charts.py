@@ -152,7 +152,7 @@ def log_ticks(low: float, high: float) -> list[float]:
     return [10.0**e for e in range(first, last + 1, stride)]
 
 
-def label(value: float, percent: bool = False, digits: int = 3) -> str:
+def format_number(value: float, percent: bool = False, digits: int = 3) -> str:
     """A short number: 0.25 -> "0.25" or "25%", 12000 -> "12k", 3e-7 -> "3e-7"."""
     if not math.isfinite(value):
         return str(value)
@@ -199,7 +199,7 @@ def line_chart(chart: Chart, history: Sequence[dict[str, Any]], marks: Sequence[
     legend = ""
     for line, points in curves:
         shapes.append(_curve(frame, line, _drawable(points, chart.log)))
-        last = label(points[-1][1], chart.percent)
+        last = format_number(points[-1][1], chart.percent)
         legend += f'<span class="key s{line.color}"><i></i>{html.escape(line.label)} <b>{last}</b></span>'
 
     bad = [step for step, value in measured if not math.isfinite(value)]
@@ -282,7 +282,7 @@ def _axes(frame: Frame) -> str:
         y = frame.y(tick)
         parts.append(f'<path class="grid" d="M{LEFT} {y:.1f}H{frame.width - RIGHT}"/>')
         parts.append(
-            f'<text class="ytick" x="{LEFT - 8}" y="{y + 4:.1f}">{label(tick, frame.percent)}</text>'
+            f'<text class="ytick" x="{LEFT - 8}" y="{y + 4:.1f}">{format_number(tick, frame.percent)}</text>'
         )
     first, last = math.ceil(frame.x0), math.floor(frame.x1)
     ticks = []

@@ -14,11 +14,11 @@ import yaml
 
 from trainer.config import ConfigError
 from trainer.config.run_folder import CONFIG
-from trainer.observe.charts import Line, label, line_chart, series
+from trainer.observe.charts import Line, format_number, line_chart, series
 from trainer.observe.history import column, read_history
-from trainer.observe.live import duration
+from trainer.observe.live import format_duration
 from trainer.observe.report_charts import CHARTS, HELD_OUT
-from trainer.observe.report_page import money, page, run_name, table_cells
+from trainer.observe.report_page import format_cost, html_page, run_name, table_cells
 
 MAX_RUNS = 8
 """Number of colors."""
@@ -63,7 +63,7 @@ def write_comparison(folders: Sequence[Path], out: Path) -> Path:
         f"<header><h1>{len(runs)} runs</h1><p>{now}</p>"
         f'</header>{_summary(runs)}<section class="charts">{charts}</section>{_differences(runs)}'
     )
-    out.write_text(page(" against ".join(run.name for run in runs), body), encoding="utf-8")
+    out.write_text(html_page(" against ".join(run.name for run in runs), body), encoding="utf-8")
     return out
 
 
@@ -113,11 +113,11 @@ def _summary(runs: Sequence[ComparedRun]) -> str:
     rows = ""
     for i, run in enumerate(runs, 1):
         stamps = series(run.history, "time/unix_s")
-        took = duration(stamps[-1][1] - stamps[0][1]) if stamps else "–"
+        took = format_duration(stamps[-1][1] - stamps[0][1]) if stamps else "–"
         cells = [f"{run.history[-1]['step']:,}", took]
         for name, percent in columns:
             cells.append(_reached(run, name, percent))
-        cells.append(money(run.folder))
+        cells.append(format_cost(run.folder))
         named = f'<td><span class="key s{i}"><i></i>{html.escape(run.name)}</span></td>'
         rows += f"<tr>{named}{table_cells(cells)}</tr>"
     return (
@@ -131,8 +131,8 @@ def _reached(run: ComparedRun, name: str, percent: bool) -> str:
     if not values:
         return "–"
     if name.startswith(("time/", "perf/")):
-        return label(sorted(values)[len(values) // 2])
-    return f"{label(values[0], percent)} → {label(values[-1], percent)}"
+        return format_number(sorted(values)[len(values) // 2])
+    return f"{format_number(values[0], percent)} → {format_number(values[-1], percent)}"
 
 
 def _differences(runs: Sequence[ComparedRun]) -> str:

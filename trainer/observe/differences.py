@@ -19,10 +19,10 @@ from typing import Any
 import yaml
 
 from trainer.config import Band, ConfigError, Expected, from_dict, load
-from trainer.config.expected import Verdict, check_bands, compare
+from trainer.config.expected import BandVerdict, check_bands, compare_with_bands
 from trainer.config.run_folder import CONFIG
-from trainer.observe.history import read_history, reproducible
-from trainer.observe.report_page import cost, run_name
+from trainer.observe.history import read_history, reproducible_part
+from trainer.observe.report_page import read_cost, run_name
 
 OWN = "own"
 """`--expected` without a file."""
@@ -38,7 +38,7 @@ def metrics_of(folder: Path) -> list[dict[str, Any]]:
     history = read_history(folder)
     if not history:
         raise ConfigError(f"no metrics in {folder}: give a run that has made at least one step")
-    dollars = cost(folder).get("usd")
+    dollars = read_cost(folder).get("usd")
     if dollars:
         history[-1] = history[-1] | {"cost/usd": dollars}
     return history
@@ -63,7 +63,7 @@ def expected_of(folder: Path, source: str) -> Expected:
     return expected
 
 
-def state_of(band: Band, verdict: Verdict) -> str:
+def state_of(band: Band, verdict: BandVerdict) -> str:
     """One band's line of a comparison."""
     for departure in verdict.departures:
         if departure.band is band:
@@ -75,7 +75,7 @@ def state_of(band: Band, verdict: Verdict) -> str:
 def against_bands(folder: Path, source: str) -> int:
     """Prints where the run left its bands, first step first. Returns the exit code."""
     expected = expected_of(folder, source)
-    verdict = compare(expected, metrics_of(folder))
+    verdict = compare_with_bands(expected, metrics_of(folder))
     print(f"{run_name(folder)}: {verdict}")
     for departure in verdict.departures[1:]:
         print(f"  then {departure}")
@@ -119,7 +119,7 @@ def _by_step(folder: Path) -> dict[int, dict[str, Any]]:
 
 def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
     """Metrics that are not the same to the last bit, with both values."""
-    left, right = reproducible(one), reproducible(other)
+    left, right = reproducible_part(one), reproducible_part(other)
     found = []
     for name in sorted(left.keys() | right.keys()):
         if name.startswith(TIMES):

@@ -112,7 +112,7 @@ class GuardWatch:
         alarms = []
         for guard, text in self._trips(step, stats).items():
             if text and example and guard in SHOWN:
-                text += f". One of them: {shortened(example)!r}"
+                text += f". One of them: {shortened_completion(example)!r}"
             if text and causes.get(guard):
                 text += f": {causes[guard]}"
             if not text:
@@ -303,7 +303,7 @@ class GuardWatch:
         return f"engine and policy drift apart: {found[0]:.2g} nats per token, {found[1]:.2g} at the start"
 
 
-def shortened(text: str) -> str:
+def shortened_completion(text: str) -> str:
     """A completion for a line of the log: its end is where the answer is expected."""
     text = " ".join(text.split())
     return text if len(text) <= SHOWN_CHARS else f"... {text[-SHOWN_CHARS:]}"

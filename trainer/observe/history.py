@@ -49,13 +49,13 @@ def newest_samples(run_dir: str | Path) -> list[dict[str, Any]]:
     return newest_lines(Path(run_dir) / NODES)
 
 
-def reproducible(record: Mapping[str, Any]) -> dict[str, Any]:
+def reproducible_part(record: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a line that equal runs share to the last bit: everything but `time/`, `perf/` and
     `fleet/`."""
     return {k: v for k, v in record.items() if not k.startswith(("time/", "perf/", "fleet/"))}
 
 
-def truncate(path: Path, step: int) -> int:
+def truncate_metrics(path: Path, step: int) -> int:
     """Drops the lines of later steps and a torn last line, or everything where step <= 0; returns how
     many."""
     if not path.exists():

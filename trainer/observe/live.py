@@ -27,7 +27,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trainer.config.growing_file import GrowingFile
-from trainer.config.run_folder import METRICS, lanes, read_progress, read_roster
+from trainer.config.run_folder import METRICS, lane_progress, read_progress, read_roster
 from trainer.observe.history import column, merge_lines, newest_samples, read_history
 from trainer.observe.phases import mean_seconds
 from trainer.observe.report_page import run_name
@@ -71,7 +71,7 @@ ROWS = (
 """Label, metric, format; a row is shown once its metric has been seen."""
 
 
-class Tail:
+class MetricsTail:
     """Reads a growing metrics.jsonl piece by piece, and from the beginning where a resumed run has rewritten
     it."""
 
@@ -107,12 +107,12 @@ def follow(
     console = console or Console()
     run_dir = Path(run_dir)
     began = time.time() if stop else 0.0
-    tail = Tail(run_dir / METRICS)
+    tail = MetricsTail(run_dir / METRICS)
     if console.is_terminal:
         with Live(console=console, auto_refresh=False, vertical_overflow="visible") as live:
             for progress, history, _ in _watch(run_dir, tail, began, stop, poll_s):
                 who = last_samples(run_dir), read_roster(run_dir)
-                shown = render(run_name(run_dir), progress, history, console.width, *who)
+                shown = render_display(run_name(run_dir), progress, history, console.width, *who)
                 live.update(shown, refresh=True)
     else:
         shown = began
@@ -124,7 +124,9 @@ def follow(
     return str(progress.get("status", "unknown"))
 
 
-def _watch(run_dir: Path, tail: Tail, began: float, stop: Callable[[], bool] | None, poll_s: float) -> Any:
+def _watch(
+    run_dir: Path, tail: MetricsTail, began: float, stop: Callable[[], bool] | None, poll_s: float
+) -> Any:
     """Yields (progress, history, new records) until the end, and once more after it."""
     while True:
         over = stop() if stop else False
@@ -176,7 +178,7 @@ def eta_s(history: Sequence[dict[str, Any]], total_steps: int) -> float | None:
     return sum(steps) / len(steps) * max(total_steps - history[-1]["step"], 0)
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """3 -> "3 s", 200 -> "3 min 20 s", 8000 -> "2 h 13 min", 200000 -> "2 d 7 h"."""
     s = round(seconds)
     for big, small, unit, sub in ((86400, 3600, "d", "h"), (3600, 60, "h", "min"), (60, 1, "min", "s")):
@@ -221,7 +223,7 @@ def last_samples(run_dir: Path) -> list[dict[str, Any]]:
     return [newest[node] for node in sorted(newest)]
 
 
-def render(
+def render_display(
     name: str,
     progress: dict[str, Any],
     history: Sequence[dict[str, Any]],
@@ -265,12 +267,12 @@ def _state(progress: dict[str, Any]) -> Text:
         styles = {"finished": "bold green", "failed": "bold red"}
         return Text(status, style=styles.get(status, "bold"))
     text = Text()
-    for lane in lanes(progress):
+    for lane in lane_progress(progress):
         what = progress.get("message") or lane.phase
         if lane.name:
             what = f"{lane.name} step {lane.step}: {what}"
         text.append(f" · {what} " if text else f"{what} ")
-        text.append(duration(max(time.time() - lane.since_unix_s, 0)), style="dim")
+        text.append(format_duration(max(time.time() - lane.since_unix_s, 0)), style="dim")
     return text
 
 
@@ -284,7 +286,7 @@ def _headline(progress: dict[str, Any], history: Sequence[dict[str, Any]], width
         text.append("   ").append(f"{sum(recent) / len(recent):.2f}", style="bold")
         text.append(" s/step", style="dim")
     if left and progress.get("status") == "running":
-        text.append("   ").append(duration(left), style="bold").append(" to go", style="dim")
+        text.append("   ").append(format_duration(left), style="bold").append(" to go", style="dim")
     if not total:
         return text
     grid = Table.grid(padding=(0, 2))
@@ -350,7 +352,7 @@ def _nodes(nodes: Sequence[dict[str, Any]]) -> Table:
             ]
         cells += [f"CPU {node.get('cpu_fraction', 0):.0%}", f"memory {node.get('memory_fraction', 0):.0%}"]
         cells.append(f"disk {node.get('disk_free_bytes', 0) / 2**30:.0f} GiB free")
-        cells.append(f"{duration(max(0.0, time.time() - node['unix_s']))} ago")
+        cells.append(f"{format_duration(max(0.0, time.time() - node['unix_s']))} ago")
         table.add_row(f"node {node['node']}", *cells)
     if len(nodes) > MAX_NODES:
         table.add_row(f"and {len(nodes) - MAX_NODES} more")
@@ -391,7 +393,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         progress = read_progress(run_dir)
         width = max(console.width, 80)
         who = last_samples(run_dir), read_roster(run_dir)
-        console.print(render(run_name(run_dir), progress, read_history(run_dir), width, *who))
+        console.print(render_display(run_name(run_dir), progress, read_history(run_dir), width, *who))
         return 0
     try:
         follow(run_dir)

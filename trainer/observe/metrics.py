@@ -29,8 +29,8 @@ from typing import Any
 from trainer import config as configuration
 from trainer.config import RunConfig
 from trainer.config.run_folder import ATTEMPTS, CONFIG, METRICS, SAMPLES, write_whole
-from trainer.observe.history import last_step, truncate
-from trainer.observe.more_trackers import MLflow, Trackio
+from trainer.observe.history import last_step, truncate_metrics
+from trainer.observe.optional_trackers import MLflow, Trackio
 from trainer.observe.trackers import TensorBoard, WeightsAndBiases
 
 IMAGE_SIDE = 448
@@ -68,8 +68,8 @@ class Metrics:
             write_whole(path, history)
             if samples:
                 write_whole(self.run_dir / SAMPLES, samples)
-        truncate(path, resume_step)
-        truncate(self.run_dir / SAMPLES, resume_step)
+        truncate_metrics(path, resume_step)
+        truncate_metrics(self.run_dir / SAMPLES, resume_step)
         if resume_step <= 0:
             (self.run_dir / ATTEMPTS).unlink(missing_ok=True)
         write_whole(self.run_dir / CONFIG, configuration.dump(config).encode())

@@ -38,15 +38,15 @@ from trainer.config.run_folder import (
 )
 from trainer.config.run_store import CHECKPOINTS, EXPORTED, PROFILES, STREAM, RunStore
 from trainer.observe.stream import PROFILE_REQUEST
-from trainer.storage.attempt_record import AttemptRecord, Newest
+from trainer.storage.attempt_record import AttemptRecord, NewestAttempt
 from trainer.storage.command import exit_code
 from trainer.storage.storage import Storage
-from trainer.storage.stores import Retry
+from trainer.storage.stores import RetryPolicy
 
 GROWING = (METRICS, SAMPLES, LAUNCH_LOG, NODES)
 FETCHES = 16
 """Objects that are fetched at once."""
-QUICK = Retry(attempts=2, request_retries=2, request_retry_s=10.0, stall_s=15.0)
+QUICK = RetryPolicy(attempts=2, request_retries=2, request_retry_s=10.0, stall_s=15.0)
 """Retries while a person waits."""
 
 
@@ -61,7 +61,7 @@ class RunMirror:
         self.folder = Path(folder)
         self.cache = self.folder / ".pieces"
 
-    def update(self) -> Newest | None:
+    def update(self) -> NewestAttempt | None:
         """Fetches what is new; returns what the record says of the newest attempt."""
         listed = self.storage.list(STREAM)
         attempts = sorted({key.split("/")[1] for key, _ in listed}, key=_epoch)
@@ -131,11 +131,11 @@ class RunMirror:
         if (data or path.exists()) and (not path.exists() or path.read_bytes() != data):
             write_whole(path, data)
 
-    def newest(self) -> Newest | None:
+    def newest(self) -> NewestAttempt | None:
         """The newest attempt by the run's record; None without one."""
         return AttemptRecord(Storage(RunStore(self.storage.url).attempts, retry=QUICK)).newest()
 
-    def _progress(self, attempt: str, newest: Newest | None) -> None:
+    def _progress(self, attempt: str, newest: NewestAttempt | None) -> None:
         """The newest attempt's own progress, corrected by the record where its process was killed."""
         path = self.cache / attempt / PROGRESS
         progress: dict[str, Any] = {"status": "running", "phase": "start"}
@@ -177,7 +177,7 @@ class RunMirror:
 
     def request_profile(self) -> str:
         """Asks the run for a profile of its next step. Raises ConfigError where it is over."""
-        if ended(self, self.update()):
+        if run_has_ended(self, self.update()):
             raise ConfigError("the run is over: set logging.profile_step and start it again")
         self.storage.put_bytes(PROFILE_REQUEST, b"")
         return (
@@ -203,7 +203,7 @@ def _clock(unix_s: float) -> str:
     return time.strftime("%H:%M:%S", time.gmtime(unix_s))
 
 
-def ended(mirror: RunMirror, newest: Newest | None) -> bool:
+def run_has_ended(mirror: RunMirror, newest: NewestAttempt | None) -> bool:
     """Whether the run is over, as far as the bucket tells."""
     over = newest is not None and newest.final is not None
     return over or read_progress(mirror.folder).get("status", "running") != "running"
@@ -213,7 +213,7 @@ def show_log(mirror: RunMirror, follow: bool, every_s: float) -> None:
     """Prints the log, and with `follow` what comes to it until the run is over."""
     at, path = 0, mirror.folder / LAUNCH_LOG
     while True:
-        over = ended(mirror, mirror.update()) or not follow
+        over = run_has_ended(mirror, mirror.update()) or not follow
         data = path.read_bytes() if path.exists() else b""
         at = min(at, len(data))  # it is shorter where the middle of a long log was deleted
         sys.stdout.write(data[at:].decode(errors="replace"))
@@ -224,7 +224,7 @@ def show_log(mirror: RunMirror, follow: bool, every_s: float) -> None:
         time.sleep(every_s)
 
 
-def runs(bucket: str) -> list[str]:
+def run_lines(bucket: str) -> list[str]:
     """Two lines for every run in a bucket, the last begun last: its id and when it began; how it stands, and
     why.
 
@@ -232,7 +232,7 @@ def runs(bucket: str) -> list[str]:
     """
     storage = Storage(bucket, retry=QUICK)
 
-    def look(run: str) -> tuple[str, Newest | None]:
+    def look(run: str) -> tuple[str, NewestAttempt | None]:
         try:
             return run, RunMirror(RunStore.in_bucket(storage.url, run).root, "").newest()
         except ConfigError as error:  # a record that is not whole must not hide the other runs
@@ -246,11 +246,11 @@ def runs(bucket: str) -> list[str]:
     lines = []
     for run, newest in sorted(found, key=lambda one: one[1].attempt.begun_unix_s):
         began = time.strftime("%m-%d %H:%M", time.gmtime(newest.attempt.begun_unix_s))
-        lines += [f"{run:<66}{began}", f"  {stands(newest)}"]
+        lines += [f"{run:<66}{began}", f"  {describe_standing(newest)}"]
     return lines
 
 
-def stands(newest: Newest) -> str:
+def describe_standing(newest: NewestAttempt) -> str:
     """How a run stands by the record of its newest attempt, in words."""
     attempt = f"attempt {newest.attempt.name} on {newest.attempt.host}"
     why = f": {newest.why}" if newest.why else ""
@@ -280,7 +280,7 @@ def run(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--fetch", action="store_true")
     args = parser.parse_args(arguments)
     if args.command == "runs":
-        print("\n".join(runs(args.url)))
+        print("\n".join(run_lines(args.url)))
         return
     mirror = RunMirror(args.url, args.folder)
     if args.command == "profile":
@@ -289,7 +289,7 @@ def run(arguments: Sequence[str] | None = None) -> None:
     if args.command == "logs":
         show_log(mirror, args.follow, args.every or 10.0)
         return
-    while not ended(mirror, mirror.update()) and args.every:
+    while not run_has_ended(mirror, mirror.update()) and args.every:
         time.sleep(args.every)
     mirror.gpu_check()
     if args.weights:

@@ -21,10 +21,10 @@ from trainer.config import RunConfig
 from trainer.config.model_name import is_hub_name, model_name
 from trainer.observe.charts import Chart, line_chart
 from trainer.observe.history import column
-from trainer.observe.live import duration
-from trainer.observe.report_bands import banded, with_edges
+from trainer.observe.live import format_duration
+from trainer.observe.report_bands import chart_with_band, with_edges
 from trainer.observe.report_charts import CHARTS, HELD_OUT
-from trainer.observe.report_page import money
+from trainer.observe.report_page import format_cost
 
 CURVES = "curves.svg"
 SHOWN = ("Accuracy", "Reward", "KL to the reference", "Completion length", "Cross-entropy")
@@ -53,14 +53,14 @@ class Picture:
     shapes: str
 
 
-def curves(history: Sequence[dict[str, Any]], config: RunConfig) -> str:
+def draw_curves(history: Sequence[dict[str, Any]], config: RunConfig) -> str:
     """The curves of a run as one SVG picture, narrow ones two in a row; empty where none of its metrics is
     drawn."""
     drawn = with_edges(history, config.expected)
     pictures = []
     for chart in (HELD_OUT, *CHARTS):
         if chart.title in SHOWN:
-            picture = _picture(banded(chart, config.expected), drawn)
+            picture = _picture(chart_with_band(chart, config.expected), drawn)
             if picture is not None:
                 pictures.append(picture)
     if not pictures:
@@ -97,7 +97,7 @@ def _picture(chart: Chart, history: Sequence[dict[str, Any]]) -> Picture | None:
     return Picture(title, float(found[1]), float(found[2]), found[3])
 
 
-def card(
+def model_card(
     name: str,
     config: RunConfig,
     history: Sequence[dict[str, Any]],
@@ -151,9 +151,9 @@ def _figures(history: Sequence[dict[str, Any]], folder: Path) -> str:
         if values:
             rows.append(f"| {label} | {values[0]:.4g} | {values[-1]:.4g} |")
     stamps = column(history, "time/unix_s")
-    took = duration(stamps[-1] - stamps[0]) if stamps else "not known"
+    took = format_duration(stamps[-1] - stamps[0]) if stamps else "not known"
     table = "\n".join(["| | first | last |", "|---|---|---|", *rows])
-    return f"{table}\n\n{history[-1]['step']} steps in {took}; dollars: {money(folder)}."
+    return f"{table}\n\n{history[-1]['step']} steps in {took}; dollars: {format_cost(folder)}."
 
 
 def _benchmarks(scores: Mapping[str, Any]) -> str:

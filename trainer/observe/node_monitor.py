@@ -14,10 +14,10 @@ from typing import Any
 
 import psutil
 
-from trainer import waiting
 from trainer.config.run_folder import NODES, read_progress
 from trainer.observe import beacon
 from trainer.observe.history import SLOWED, STRAGGLES, column, newest_samples
+from trainer.system import waiting
 
 EVERY_S = 10.0
 WINDOW_S = 30.0
@@ -118,14 +118,14 @@ class NodeMonitor:
         waits = {}
         paused = {}
         pieces = 0
-        for rank in beacon.read(self.beacons):
+        for rank in beacon.read_beacons(self.beacons):
             waits[str(rank.rank)] = [rank.calls, rank.waited_s]
             pieces += rank.pieces
-            why = beacon.paused(self.beacons, rank)
+            why = beacon.read_pause(self.beacons, rank)
             if why:
                 paused[str(rank.rank)] = why
         servers = []
-        for wait in waiting.read(self.beacons):
+        for wait in waiting.read_waits(self.beacons):
             servers.append({"kind": wait.kind, "what": wait.what, "tell": str(wait) if wait.notable else ""})
         # The run's folder may not be there yet: its nearest parent is on the same disk.
         existing = self.run_dir.absolute()
@@ -211,7 +211,7 @@ def _file_bytes() -> dict[int, int]:
     return found
 
 
-def append(run_dir: str | Path, sample: Mapping[str, Any]) -> None:
+def append_sample(run_dir: str | Path, sample: Mapping[str, Any]) -> None:
     """Adds a sample, with the phase that runs now, to the run's `nodes.jsonl` in one write. A line that a
     full disk cut short is taken back, so that the next one does not begin in its middle."""
     phase = read_progress(run_dir).get("phase", "")

@@ -15,9 +15,9 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer import processes
 from trainer.config.run_folder import LEARNING, PROGRESS, SAMPLING, write_whole
 from trainer.observe.history import column
+from trainer.system import processes
 
 PHASES = ("rollout", "grade", "wait", "update", "sync", "checkpoint", "eval")
 """Phases of a step, in the order in which a step runs them."""
@@ -128,7 +128,7 @@ class Phases:
             "status": "running",
             "total_steps": total_steps,
             "started_unix_s": time.time(),
-        } | processes.stamp()
+        } | processes.own_stamp()
         self._learning = Lane(self._write, on_boundary)
         self._others: dict[str, Lane] = {}
         self._write()

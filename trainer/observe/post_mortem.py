@@ -16,7 +16,7 @@ from trainer.observe import beacon
 VARIABLE = "RAY_DEBUG_POST_MORTEM"
 
 
-def variables(env: Mapping[str, str] = os.environ) -> dict[str, str]:
+def debugger_variables(env: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Environment of a node whose ranks wait for a debugger.
 
     The debugger is pdb over a socket of the node itself, unless RAY_DEBUG asks for another one. The
@@ -30,7 +30,7 @@ def variables(env: Mapping[str, str] = os.environ) -> dict[str, str]:
     }
 
 
-def install(handled: tuple[type[Exception], ...]) -> None:
+def install_debugger(handled: tuple[type[Exception], ...]) -> None:
     """Installs the debugger in a rank's process.
 
     Exceptions in `handled` are the driver's; no rank waits for those.
@@ -45,10 +45,10 @@ def install(handled: tuple[type[Exception], ...]) -> None:
         if error is None or isinstance(error, handled):
             return
         lines = str(error).strip().splitlines() or [""]
-        beacon.pause(f"{type(error).__name__}: {lines[0][:200]}")
+        beacon.note_pause(f"{type(error).__name__}: {lines[0][:200]}")
         try:
             wait()
         finally:
-            beacon.pause("")
+            beacon.note_pause("")
 
     rpdb._post_mortem = wait_for_a_person

@@ -27,13 +27,13 @@ from trainer.config import ConfigError, load
 from trainer.config.model_name import is_hub_name
 from trainer.config.run_folder import CONFIG, MANIFEST, METRICS
 from trainer.observe.history import read_history
-from trainer.observe.model_card import CURVES, card, curves
+from trainer.observe.model_card import CURVES, draw_curves, model_card
 from trainer.observe.report_page import run_name
 
 CARD = "README.md"
 
 
-def assemble(
+def assemble_publication(
     run_dir: Path, weights: Path, out: Path, scores: Path | None = None, with_diff: bool = False
 ) -> list[Path]:
     """Fills the empty folder `out` with what is published; returns its files.
@@ -58,10 +58,10 @@ def assemble(
     if not with_diff and (launch.get("diff") or launch.get("untracked")):
         launch |= {"diff": None, "untracked": {}, "untracked_diff": ""}
     found = _json(scores) if scores else {}
-    picture = curves(history, config)
+    picture = draw_curves(history, config)
     if picture:
         (out / CURVES).write_text(picture)
-    card(run_name(run_dir), config, history, manifest, found, run_dir, bool(picture)).save(out / CARD)
+    model_card(run_name(run_dir), config, history, manifest, found, run_dir, bool(picture)).save(out / CARD)
     (out / "run").mkdir()
     for name in (CONFIG, METRICS):
         shutil.copyfile(run_dir / name, out / "run" / name)
@@ -125,7 +125,9 @@ def publish(what: Publication, send: bool) -> None:
         raise ConfigError(f"{what.to} is not empty: name a new folder, or OWNER/NAME on the hub")
     # beside the weights, so that they can be linked
     with tempfile.TemporaryDirectory(dir=what.weights.parent) as folder:
-        for path in assemble(what.run_dir, what.weights, Path(folder), what.scores, what.with_diff):
+        for path in assemble_publication(
+            what.run_dir, what.weights, Path(folder), what.scores, what.with_diff
+        ):
             print(f"{path.relative_to(folder)!s:<40} {path.stat().st_size / 1e6:12.2f} MB")
         if not send:
             where = f"the hub as {what.to}" if what.is_hub else f"the folder {what.to}"

@@ -35,12 +35,12 @@ from trainer.config.run_folder import (
     read_roster,
 )
 from trainer.observe import compare, report_nodes, report_page, report_workers
-from trainer.observe.charts import Chart, Line, label, line_chart, series
+from trainer.observe.charts import Chart, Line, format_number, line_chart, series
 from trainer.observe.history import column, read_history
-from trainer.observe.live import duration
-from trainer.observe.report_bands import banded, expectation_section, with_edges
+from trainer.observe.live import format_duration
+from trainer.observe.report_bands import chart_with_band, expectation_section, with_edges
 from trainer.observe.report_charts import CHARTS, HELD_OUT
-from trainer.observe.report_page import page
+from trainer.observe.report_page import html_page
 from trainer.observe.report_phases import phases_section
 from trainer.observe.report_scores import scores_page
 
@@ -72,24 +72,26 @@ def write_report(run_dir: str | Path) -> Path:
     name = config.run.name if config else report_page.run_name(run_dir)
     expected = config.expected if config else Expected()
     drawn = with_edges(history, expected)
-    charts = line_chart(banded(_hero(marks), expected), drawn, marks)
+    charts = line_chart(chart_with_band(_hero(marks), expected), drawn, marks)
     charts += line_chart(_by_source(history), history, marks)
     for chart in CHARTS:
-        charts += line_chart(banded(chart, expected), drawn, marks)
+        charts += line_chart(chart_with_band(chart, expected), drawn, marks)
     sections = [
         _header(name, config, progress, history, attempts),
-        _tiles(history, progress, attempts, report_page.cost(run_dir)),
+        _tiles(history, progress, attempts, report_page.read_cost(run_dir)),
         expectation_section(expected, history),
         f'<section class="charts">{charts}</section>',
         phases_section(history),
-        report_nodes.section(read_lines(run_dir / NODES)),
-        report_workers.section(read_roster(run_dir), report_page.cost(run_dir).get("usd_per_1000", {})),
+        report_nodes.nodes_section(read_lines(run_dir / NODES)),
+        report_workers.workers_section(
+            read_roster(run_dir), report_page.read_cost(run_dir).get("usd_per_1000", {})
+        ),
         _samples(run_dir, read_lines(run_dir / SAMPLES)),
         config_html,
         _attempts(attempts),
     ]
     path = run_dir / REPORT
-    path.write_text(page(name, "".join(sections)), encoding="utf-8")
+    path.write_text(html_page(name, "".join(sections)), encoding="utf-8")
     return path
 
 
@@ -148,7 +150,11 @@ def _tiles(
     held_out = series(history, "eval/accuracy")
     if held_out:
         first, last = held_out[0][1], held_out[-1][1]
-        change = f"{100 * (last - first):+.1f} points, from {label(first, True)}" if len(held_out) > 1 else ""
+        change = (
+            f"{100 * (last - first):+.1f} points, from {format_number(first, True)}"
+            if len(held_out) > 1
+            else ""
+        )
         tiles.append(("held-out accuracy", f"{100 * last:.1f}%", change))
     for title, name, form in (
         ("reward", "reward/mean", "{:.3f}"),
@@ -167,9 +173,9 @@ def _tiles(
     stamps = column(history, "time/unix_s")
     if stamps:
         began = min(attempts[0]["unix_s"], stamps[0]) if attempts else stamps[0]
-        note = f"{duration(sum(steps))} in steps" if steps else ""
+        note = f"{format_duration(sum(steps))} in steps" if steps else ""
         note = f"{cost['planned_hours']:.1f} h planned" if cost.get("planned_hours") else note
-        tiles.append(("wall clock", duration(stamps[-1] - began), note))
+        tiles.append(("wall clock", format_duration(stamps[-1] - began), note))
     if steps:
         tiles.append(("seconds per step", f"{sorted(steps)[len(steps) // 2]:.2f}", "median"))
     speed = column(history, "perf/rollout_tokens_per_s")
@@ -192,7 +198,7 @@ def _tiles(
 # --- samples --------------------------------------------------------------------------------------------
 
 
-def choose(samples: Sequence[dict[str, Any]], limit: int = MAX_SAMPLES) -> list[dict[str, Any]]:
+def choose_samples(samples: Sequence[dict[str, Any]], limit: int = MAX_SAMPLES) -> list[dict[str, Any]]:
     """At most `limit` samples, by whole steps: the first and the last ones, and evenly between; newest step
     first."""
     steps: dict[int, list[dict[str, Any]]] = {}
@@ -222,7 +228,7 @@ def _evenly(steps: list[int], count: int) -> list[int]:
 def _samples(run_dir: Path, samples: Sequence[dict[str, Any]]) -> str:
     if not samples:
         return ""
-    chosen = choose(samples)
+    chosen = choose_samples(samples)
     left = f"{len(chosen)} written"
     if len(chosen) < len(samples):
         left = f"{len(chosen)} of {len(samples):,} written"
@@ -252,7 +258,7 @@ DECIDED_BY = {"exact": "exact arithmetic", "points": "values at points", "text":
 
 def _card(sample: dict[str, Any], pictures: str) -> str:
     verdict = str(sample.get("verdict", ""))
-    numbers = [f"reward {label(float(sample['reward']))}"] if "reward" in sample else []
+    numbers = [f"reward {format_number(float(sample['reward']))}"] if "reward" in sample else []
     if "advantage" in sample:
         numbers.append(f"advantage {float(sample['advantage']):+.2f}")
     if "tokens" in sample:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from trainer.config import Expected
-from trainer.config.expected import compare
+from trainer.config.expected import compare_with_bands
 from trainer.observe.charts import Chart
 from trainer.observe.differences import state_of
 from trainer.observe.report_page import table_cells
@@ -33,7 +33,7 @@ def with_edges(history: Sequence[dict[str, Any]], expected: Expected) -> list[di
     return records
 
 
-def banded(chart: Chart, expected: Expected) -> Chart:
+def chart_with_band(chart: Chart, expected: Expected) -> Chart:
     """The chart with the band of one of its lines, if one has any and the chart has no other."""
     if chart.band:
         return chart
@@ -50,7 +50,7 @@ def expectation_section(expected: Expected, history: Sequence[dict[str, Any]]) -
     """How the run compares with what was expected of it; empty where nothing was."""
     if not expected.bands:
         return ""
-    verdict = compare(expected, history)
+    verdict = compare_with_bands(expected, history)
     rows = ""
     for band in expected.bands:
         cells = (band.metric, str(band).removeprefix(band.metric), state_of(band, verdict), band.source)

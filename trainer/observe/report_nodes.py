@@ -17,7 +17,7 @@ Waits = dict[str, dict[int, float]]
 """Phase -> rank -> share of the phase's time that the rank waited in collectives."""
 
 
-def section(samples: Sequence[dict[str, Any]]) -> str:
+def nodes_section(samples: Sequence[dict[str, Any]]) -> str:
     """Tables of nodes and of ranks; "" without samples."""
     if not samples:
         return ""
@@ -32,7 +32,7 @@ def section(samples: Sequence[dict[str, Any]]) -> str:
         rows.append([str(node), *_of_node(by_node[node])])
 
     shown = f'<h2>Machines</h2><section class="phases">{_table(columns, rows)}'
-    return shown + _ranks(waits(samples)) + "</section>"
+    return shown + _ranks(waits_by_phase(samples)) + "</section>"
 
 
 def _of_node(samples: Sequence[dict[str, Any]]) -> list[str]:
@@ -77,7 +77,7 @@ def _over(
     return form.format(of(values) / unit) if values else "–"
 
 
-def waits(samples: Sequence[dict[str, Any]]) -> Waits:
+def waits_by_phase(samples: Sequence[dict[str, Any]]) -> Waits:
     """Share of each phase that each rank waited in collectives: a straggler waits least, since the others
     wait for it.
 

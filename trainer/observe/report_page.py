@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 PULLED = "pulled"
-"""Folder of a run's record on the desk that its files are fetched into (recipes/drivers/sight.py)."""
+"""Folder of a run's record on the desk that its files are fetched into (recipes/drivers/run_view.py)."""
 
 
-def page(title: str, body: str) -> str:
+def html_page(title: str, body: str) -> str:
     """A page that loads nothing."""
     policy = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
     return (
@@ -39,16 +39,16 @@ def run_name(folder: Path) -> str:
     return folder.absolute().parent.name if folder.name == PULLED else folder.absolute().name
 
 
-def cost(folder: Path) -> dict[str, Any]:
+def read_cost(folder: Path) -> dict[str, Any]:
     """`cost.json`, which the desk writes: usd, hours; planned_usd and planned_hours where there is a plan;
     usd_per_1000, dollars of 1,000 samples by GPU, where rollout workers sample."""
     path = folder / "cost.json"
     return json.loads(path.read_text()) if path.exists() else {}
 
 
-def money(folder: Path) -> str:
+def format_cost(folder: Path) -> str:
     """Dollars so far against those planned."""
-    known = cost(folder)
+    known = read_cost(folder)
     if not known.get("usd") and not known.get("planned_usd"):
         return "–"
     planned = f" of {known['planned_usd']:,.2f} planned" if known.get("planned_usd") else ""

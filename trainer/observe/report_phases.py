@@ -8,7 +8,7 @@ from typing import Any
 
 from trainer.config.run_folder import SAMPLING
 from trainer.observe.charts import Chart, stacked_bars
-from trainer.observe.live import duration
+from trainer.observe.live import format_duration
 from trainer.observe.phases import mean_seconds
 from trainer.observe.report_charts import PHASE_COLORS
 
@@ -51,7 +51,7 @@ def _lane(history: Sequence[Mapping[str, Any]], lane: str, means: Sequence[tuple
         table += (
             f'<tr><td><span class="key s{color}"><i></i>{html.escape(name)}</span></td>'
             f"<td>{share:.1f}%</td><td>{seconds:.3g} s</td>"
-            f"<td>{duration(seconds * len(timed))}</td></tr>"
+            f"<td>{format_duration(seconds * len(timed))}</td></tr>"
         )
     head = "<th>phase</th><th>share</th><th>mean per step</th><th>total</th>"
     return (

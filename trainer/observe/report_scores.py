@@ -6,8 +6,8 @@ import html
 from typing import Any
 
 from trainer.observe.history import column
-from trainer.observe.report_page import page
-from trainer.observe.scores import PUBLISHED_BY, said
+from trainer.observe.report_page import html_page
+from trainer.observe.scores import PUBLISHED_BY, describe_prompt
 
 WIDTH = 1140
 NAME = 250
@@ -27,7 +27,7 @@ def scores_page(name: str, found: dict[str, Any]) -> str:
         how = "greedy"
     completions = "1 completion" if samples == 1 else f"{samples} completions"
     facts = [found["model"], f"{completions} per problem, {how}"]
-    facts.append(said(found.get("system_prompt", "rows")))
+    facts.append(describe_prompt(found.get("system_prompt", "rows")))
     if found["judge"]:
         facts.append(f"judged by {found['judge']}")
     head = f"<header><h1>{html.escape(name)}</h1><p>{html.escape(' · '.join(facts))}</p></header>"
@@ -39,7 +39,7 @@ def scores_page(name: str, found: dict[str, Any]) -> str:
     charts = ""
     for benchmark, one in found["benchmarks"].items():
         charts += _chart(benchmark, one)
-    return page(name, f'{head}<p>{html.escape(note)}</p><section class="charts">{charts}</section>')
+    return html_page(name, f'{head}<p>{html.escape(note)}</p><section class="charts">{charts}</section>')
 
 
 def _chart(benchmark: str, one: dict[str, Any]) -> str:

@@ -12,7 +12,7 @@ MAX_ENDED = 12
 """Workers that have ended of which the page says why, the newest ones."""
 
 
-def section(workers: Sequence[dict[str, Any]], usd_per_1000: Mapping[str, float]) -> str:
+def workers_section(workers: Sequence[dict[str, Any]], usd_per_1000: Mapping[str, float]) -> str:
     """Tables of GPUs and of ends; "" without workers. usd_per_1000: dollars by GPU, as the desk knows
     them."""
     if not workers:

@@ -55,7 +55,7 @@ def pass_at_k(n: int, correct: int, k: int) -> float:
     return 1.0 - math.comb(n - correct, k) / math.comb(n, k)
 
 
-def majority(answers: Sequence[tuple[str | None, float]]) -> float:
+def majority_accuracy(answers: Sequence[tuple[str | None, float]]) -> float:
     """Accuracy of the most frequent answer; the mean over answers that share the first place.
 
     Answers of equal value are spelled alike (`Scorer.by_value`).
@@ -69,7 +69,7 @@ def majority(answers: Sequence[tuple[str | None, float]]) -> float:
     return sum(first) / len(first)
 
 
-def interval(values: Sequence[float]) -> tuple[float, float]:
+def confidence_interval(values: Sequence[float]) -> tuple[float, float]:
     """95% interval of the mean over problems: Wilson's where each is right or wrong.
 
     Where problems have means of several completions, one problem that is always right and one that is always
@@ -93,7 +93,7 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return (max(0.0, mean - half), min(1.0, mean + half))
 
 
-def score(rows: Sequence[ScoredProblem]) -> dict[str, Any]:
+def score_problems(rows: Sequence[ScoredProblem]) -> dict[str, Any]:
     """Figures of problems with equally many completions each."""
     n = len(rows[0].answers)
     earned = 0.0
@@ -127,23 +127,23 @@ def score(rows: Sequence[ScoredProblem]) -> dict[str, Any]:
         "problems": len(rows),
         "too_long": len(rows) - asked,
         "accuracy": earned / (n * len(rows)),
-        "interval": interval(accuracies),
+        "interval": confidence_interval(accuracies),
         "no_answer": without_answer / completions,
         "truncated": truncated / completions,
         "tokens": tokens / completions,
     }
     if any(row.published is not None for row in rows):
         figures["by_published_rules"] = sum(by_rules) / len(rows)
-        figures["interval_by_published_rules"] = interval(by_rules)
+        figures["interval_by_published_rules"] = confidence_interval(by_rules)
     if n > 1:
         for k in (*PASS_AT, n):
             if k <= n:
                 figures[f"pass@{k}"] = sum(pass_at_k(n, c, k) for c in correct) / len(rows)
-        figures[f"maj@{n}"] = sum(majority(row.answers) for row in rows) / len(rows)
+        figures[f"maj@{n}"] = sum(majority_accuracy(row.answers) for row in rows) / len(rows)
     return figures
 
 
-def scores(rows: Sequence[ScoredProblem], base: str = "") -> dict[str, dict[str, Any]]:
+def score_benchmarks(rows: Sequence[ScoredProblem], base: str = "") -> dict[str, dict[str, Any]]:
     """Benchmark -> its figures.
 
     `categories` holds the figures of its parts, if it has several. `published` holds what the authors
@@ -158,16 +158,16 @@ def scores(rows: Sequence[ScoredProblem], base: str = "") -> dict[str, dict[str,
 
     figures = {}
     for name, problems in by_benchmark.items():
-        figures[name] = score(problems)
+        figures[name] = score_problems(problems)
         parts = by_part[name]
         if len(parts) > 1:
-            figures[name]["categories"] = {part: score(parts[part]) for part in sorted(parts)}
+            figures[name]["categories"] = {part: score_problems(parts[part]) for part in sorted(parts)}
         if name in PUBLISHED.get(base, {}):
             figures[name]["published"] = {"model": base, "accuracy": PUBLISHED[base][name]}
     return figures
 
 
-def said(system_prompt: str) -> str:
+def describe_prompt(system_prompt: str) -> str:
     """The system prompt in a few words."""
     words = {"rows": "our prompt", "published": "the benchmark's prompt", "none": "no system message"}
     return words.get(system_prompt, "a prompt of its own")
@@ -181,7 +181,7 @@ def _by_rules(figures: dict[str, Any]) -> list[str]:
     return [f"{figures['by_published_rules']:.1%}", f"{low:.1%} to {high:.1%}"]
 
 
-def table(by_benchmark: dict[str, dict[str, Any]], judge: str, system_prompt: str = "rows") -> str:
+def scores_table(by_benchmark: dict[str, dict[str, Any]], judge: str, system_prompt: str = "rows") -> str:
     """The scores as a Markdown table.
 
     judge: the model that graded free text; empty: rules alone. system_prompt: what was asked with.
@@ -201,7 +201,7 @@ def table(by_benchmark: dict[str, dict[str, Any]], judge: str, system_prompt: st
     for name, figures in by_benchmark.items():
         graded_by = f"judge {judge}" if judge else "rules"
         if system_prompt != "rows":
-            graded_by += f", {said(system_prompt)}"
+            graded_by += f", {describe_prompt(system_prompt)}"
         if not judge and name in ASKED_A_MODEL:
             graded_by += " (published: a judge)"
         parts = [(name, figures, graded_by)]

@@ -19,8 +19,8 @@ from typing import Any
 
 from trainer.config import ConfigError, RunConfig
 from trainer.config.run_store import RunStore
-from trainer.errors import StorageError
 from trainer.storage.storage import Storage
+from trainer.system.errors import StorageError
 
 REQUEST = "profile.request"
 """File in the run's folder that asks for a profile of the next step."""
@@ -29,7 +29,7 @@ ALLOCATIONS = 100_000
 
 
 @dataclass(frozen=True)
-class Taken:
+class RankProfile:
     """The files that one rank recorded."""
 
     files: int
@@ -45,7 +45,7 @@ class Recorder:
         self.seconds = config.logging.profile_s
         self.cuda = config.placement.device == "cuda"
         name = f"step-{step:08d}"
-        self.folder = Path(RunStore.here(config).profiles) / name
+        self.folder = Path(RunStore.at_run_folder(config).profiles) / name
         self.rank = rank
         self.calls = 0
         store = RunStore.of(config)
@@ -79,7 +79,7 @@ class Recorder:
             if self.cuda:
                 torch.cuda.memory._record_memory_history(enabled=None)
 
-    def push(self) -> Taken:
+    def push(self) -> RankProfile:
         """Pushes what was recorded. A store that fails costs the copy, never the run."""
         files = sorted(self.folder.glob(f"rank-{self.rank}-*"))
         size = sum(path.stat().st_size for path in files)
@@ -91,7 +91,7 @@ class Recorder:
                     storage.put(path, path.name)
         except (StorageError, ConfigError, OSError) as error:
             failed = str(error)
-        return Taken(len(files), size, failed)
+        return RankProfile(len(files), size, failed)
 
 
 @contextlib.contextmanager
@@ -126,7 +126,7 @@ class StepProfiles:
     request."""
 
     def __init__(
-        self, config: RunConfig, record: Callable[[int], object], recorded: Callable[[], list[Taken]]
+        self, config: RunConfig, record: Callable[[int], object], recorded: Callable[[], list[RankProfile]]
     ) -> None:
         """record: has every rank record the calls of a step. recorded: ends that and returns what each
         took."""
@@ -150,7 +150,7 @@ class StepProfiles:
         if not self.step:
             return
         taken = self.recorded()
-        folder = f"{RunStore.here(self.config).profiles}/step-{self.step:08d}"
+        folder = f"{RunStore.at_run_folder(self.config).profiles}/step-{self.step:08d}"
         size = max(t.size_bytes for t in taken) / 2**20
         memory = "" if self.config.placement.device == "cuda" else "; no memory snapshot: that is CUDA's"
         print(f"profile of step {self.step}: {folder}, up to {size:.1f} MiB a rank{memory}", flush=True)

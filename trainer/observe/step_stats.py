@@ -6,16 +6,16 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any, get_args
 
-from trainer.algorithm.credit import Credited
+from trainer.algorithm.credit import CreditedTraces
 from trainer.algorithm.traces import Outcome, Trace, Verdict
 from trainer.config import RunConfig
 from trainer.data.dataset import Dataset
-from trainer.data.schema import question
-from trainer.hardware.flops import Completed, image_grids, step_metrics
+from trainer.data.schema import question_text
+from trainer.hardware.flops import CompletedSequence, image_grids, step_metrics
 from trainer.hardware.model_shapes import Shape
 
 
-def describe(traces: Sequence[Trace], outcomes: Sequence[Outcome]) -> dict[str, float]:
+def describe_completions(traces: Sequence[Trace], outcomes: Sequence[Outcome]) -> dict[str, float]:
     """Rewards, verdicts and lengths of all completions of one step."""
     n = len(traces)
     lengths = []
@@ -90,7 +90,7 @@ def utilisation(
     sequences = []
     for trace in traces:
         grids = image_grids(trace.prompt.tolist(), image_token_id)
-        sequences.append(Completed(trace.shared, len(trace.completion), grids, trace.row))
+        sequences.append(CompletedSequence(trace.shared, len(trace.completion), grids, trace.row))
     grpo = config.method == "grpo"
     algorithm = config.algorithm
     return step_metrics(
@@ -110,7 +110,9 @@ def utilisation(
     )
 
 
-def sample_rows(config: RunConfig, dataset: Dataset, step: int, batch: Credited) -> list[dict[str, Any]]:
+def sample_rows(
+    config: RunConfig, dataset: Dataset, step: int, batch: CreditedTraces
+) -> list[dict[str, Any]]:
     """A few of the completions trained on with their images, spread over the groups; [] where none are
     due."""
     log = config.logging
@@ -124,7 +126,7 @@ def sample_rows(config: RunConfig, dataset: Dataset, step: int, batch: Credited)
         rows.append(
             {
                 "row": trace.row,
-                "question": question(row.messages),
+                "question": question_text(row.messages),
                 "image_pngs": row.images,
                 "completion": trace.text,
                 "ground_truth": row.answer,

@@ -36,9 +36,9 @@ from trainer.config.run_folder import (
     parse_line,
 )
 from trainer.config.run_store import STREAM
-from trainer.errors import StorageError
 from trainer.observe.step_profile import REQUEST
 from trainer.storage.storage import Storage
+from trainer.system.errors import StorageError
 
 PROFILE_REQUEST = "requests/profile"
 """Object below the run's prefix that asks for a profile of the next step."""
@@ -57,7 +57,7 @@ CLOSE_S = 5.0
 WHOLE = (CONFIG, PROGRESS, ATTEMPTS, ROSTER, "preflight.json", "manifest.json")
 
 
-class Growing:
+class PushedFile:
     """A growing file in pieces. Its first `start` bytes are an earlier attempt's."""
 
     def __init__(self, path: Path, storage: Storage, prefix: str, start: int = 0):
@@ -153,8 +153,8 @@ class Stream:
         self._thread = threading.Thread(target=self._run, name="stream", daemon=True)
         self._thread.start()
 
-    def _growing(self, name: str, start: int = 0) -> Growing:
-        return Growing(self.run_dir / name, self.storage, f"{self.prefix}/{name}", start)
+    def _growing(self, name: str, start: int = 0) -> PushedFile:
+        return PushedFile(self.run_dir / name, self.storage, f"{self.prefix}/{name}", start)
 
     def _size(self, name: str) -> int:
         path = self.run_dir / name

@@ -24,7 +24,7 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise(a, b.t(), None, "none", [], "")
 
 
-def install() -> torch.library.Library | None:
+def install_matmul() -> torch.library.Library | None:
     """Overrides `aten::mm` on CPU for as long as the returned library is held; None where this torch has no
     oneDNN."""
     if not torch.backends.mkldnn.is_available():

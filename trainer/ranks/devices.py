@@ -14,7 +14,7 @@ SHOW_ALL = {f"RAY_EXPERIMENTAL_NOSET_{name}": "1" for name in SEEN}
 """With these set, Ray does not change the GPU variables of its actors."""
 
 
-def position(gpu: str, env: Mapping[str, str]) -> int:
+def device_position(gpu: str, env: Mapping[str, str]) -> int:
     """torch's index of a GPU that Ray named by index or UUID. torch counts within the node's own list."""
     for name in SEEN:
         if listed := env.get(name, ""):

@@ -20,7 +20,7 @@ KNOWS_PINNED = (2, 13)
 """Oldest torch in which that option was seen."""
 
 
-def allocator() -> str:
+def allocator_setting() -> str:
     """The value of PYTORCH_ALLOC_CONF."""
     major, minor = version("torch").split(".")[:2]
     if (int(major), int(minor)) < KNOWS_PINNED:
@@ -28,7 +28,7 @@ def allocator() -> str:
     return f"{ALLOCATOR},{PINNED}"
 
 
-def environment(config: RunConfig) -> dict[str, str]:
+def rank_environment(config: RunConfig) -> dict[str, str]:
     """Variables that vLLM, DeepSpeed and torch must find before they are imported."""
     env = {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -55,7 +55,7 @@ def environment(config: RunConfig) -> dict[str, str]:
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # ranks of one machine would all bind to its first core
         }
     else:
-        env |= SHOW_ALL | {"PYTORCH_ALLOC_CONF": allocator()}
+        env |= SHOW_ALL | {"PYTORCH_ALLOC_CONF": allocator_setting()}
         if config.run.deterministic == "cuda":
             env |= {"VLLM_BATCH_INVARIANT": "1", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
     return env

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from trainer.exit_codes import EXIT_NODE_LOST
+from trainer.system.exit_codes import EXIT_NODE_LOST
 
 BEAT_S = 2.0
 """Seconds between two beats, and between two looks at those of the others."""

@@ -17,15 +17,15 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from trainer import last_words
 from trainer.checkpoint.errors import CheckpointError
 from trainer.config import RunConfig, Split
 from trainer.config.fleet import SHARED_BY
 from trainer.data.reader import RowReader
 from trainer.observe import beacon, post_mortem
-from trainer.observe.step_profile import Recorder, Taken
+from trainer.observe.step_profile import RankProfile, Recorder
 from trainer.ranks import cpu_matmul
-from trainer.ranks.devices import position
+from trainer.ranks.devices import device_position
+from trainer.system import last_words
 
 T = TypeVar("T")
 
@@ -72,7 +72,7 @@ class RankProcess:
         self._recorder: Recorder | None = None
         if self.device.type == "cpu":
             torch.set_num_threads(config.placement.threads_per_worker)
-            self._matmul = cpu_matmul.install()
+            self._matmul = cpu_matmul.install_matmul()
 
     def part(self, kind: type[T]) -> T:
         """The process's only instance of a part."""
@@ -83,12 +83,12 @@ class RankProcess:
     def call(self, method: FunctionType, *args: Any) -> Any:
         """Calls a method of a part, such as `LearnerPart.update`."""
         self._take_device()
-        return getattr(self.part(owner(method)), method.__name__)(*args)
+        return getattr(self.part(owner_of_method(method)), method.__name__)(*args)
 
     def stream(self, method: FunctionType, *args: Any) -> Iterator[Any]:
         """Calls a method of a part that yields its results one by one."""
         self._take_device()
-        yield from getattr(self.part(owner(method)), method.__name__)(*args)
+        yield from getattr(self.part(owner_of_method(method)), method.__name__)(*args)
 
     def _take_device(self) -> None:
         """Selects this rank's GPU in the current thread. A new thread starts with the machine's first GPU,
@@ -108,12 +108,12 @@ class RankProcess:
             port = s.getsockname()[1]
         here = ray.get_runtime_context()
         gpus = here.get_accelerator_ids().get("GPU", [])
-        at = position(gpus[0], os.environ) if gpus else os.getpid()
+        at = device_position(gpus[0], os.environ) if gpus else os.getpid()
         log = os.readlink("/proc/self/fd/2")
         log = log if os.path.isfile(log) else ""
         return RankPlace(address, at, port, os.getpid(), here.get_node_id(), log, last_words.memory_kills())
 
-    def meet(self, rank: int, local_rank: int, master: str, port: int) -> None:
+    def set_rank(self, rank: int, local_rank: int, master: str, port: int) -> None:
         """Gives this process its rank, before DeepSpeed or vLLM is loaded.
 
         local_rank: position of the rank's GPU among those that this process sees.
@@ -124,8 +124,8 @@ class RankProcess:
         faulthandler.disable()
         torch._C._set_print_stack_traces_on_fatal_signal(True)
         faulthandler.enable(all_threads=True)
-        beacon.start(rank)  # before DeepSpeed and vLLM bind torch.distributed's functions
-        post_mortem.install(handled=(CheckpointError,))
+        beacon.start_beacon(rank)  # before DeepSpeed and vLLM bind torch.distributed's functions
+        post_mortem.install_debugger(handled=(CheckpointError,))
         self.rank = rank
         os.environ |= {
             "RANK": str(rank),
@@ -177,7 +177,7 @@ class RankProcess:
         """Records the calls that follow, until `recorded`."""
         self._recorder = Recorder(self.config, step, self.rank)
 
-    def recorded(self) -> Taken:
+    def recorded(self) -> RankProfile:
         """Ends the recording and pushes its files to the bucket."""
         assert self._recorder is not None
         taken, self._recorder = self._recorder.push(), None
@@ -190,7 +190,7 @@ class RankProcess:
             yield
 
 
-def owner(method: FunctionType) -> type:
+def owner_of_method(method: FunctionType) -> type:
     """The class that defines a method."""
     name = method.__qualname__.rpartition(".")[0]
     return getattr(sys.modules[method.__module__], name)

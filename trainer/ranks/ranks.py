@@ -23,7 +23,7 @@ class Ranks(ABC):
 
     @abstractmethod
     def start(self) -> None:
-        """Tells every rank its number and where rank 0 is (`RankProcess.meet`)."""
+        """Tells every rank its number and where rank 0 is (`RankProcess.set_rank`)."""
 
     @abstractmethod
     def each(self, method: Callable[..., R], arguments: Sequence[tuple[Any, ...]]) -> list[R]:

@@ -14,12 +14,12 @@ import ray.exceptions
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from trainer import last_words
 from trainer.config import ConfigError, RunConfig
-from trainer.errors import RayError
-from trainer.ranks.environment import environment
+from trainer.ranks.environment import rank_environment
 from trainer.ranks.process import RankPlace, RankProcess
 from trainer.ranks.ranks import Ranks
+from trainer.system import last_words
+from trainer.system.errors import RayError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -50,7 +50,7 @@ class RayRanks(Ranks):
             options = actor.options(
                 num_cpus=bundle["CPU"],
                 num_gpus=bundle.get("GPU", 0),
-                runtime_env={"env_vars": environment(config)},
+                runtime_env={"env_vars": rank_environment(config)},
                 scheduling_strategy=PlacementGroupSchedulingStrategy(
                     self.group, placement_group_bundle_index=number
                 ),
@@ -76,7 +76,7 @@ class RayRanks(Ranks):
             local = place.position if on_gpu else on_host[place.address]
             on_host[place.address] += 1
             meetings.append((rank, local, first.address, first.port))
-        self.each(RankProcess.meet, meetings)
+        self.each(RankProcess.set_rank, meetings)
 
     def each(self, method: Callable[..., R], arguments: Sequence[tuple[Any, ...]]) -> list[R]:
         self._asked = getattr(method, "__qualname__", repr(method))
@@ -134,7 +134,7 @@ class RayRanks(Ranks):
             return ""
         place = self._places[rank]
         there = NodeAffinitySchedulingStrategy(place.node, soft=False)
-        read: Any = ray.remote(last_words.left).options(num_cpus=0, scheduling_strategy=there)
+        read: Any = ray.remote(last_words.describe_death).options(num_cpus=0, scheduling_strategy=there)
         try:
             why, log = ray.get(read.remote(place.log, place.memory_kills), timeout=READ_S)
         except (ray.exceptions.RayError, TimeoutError):

@@ -25,16 +25,16 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import torch.distributed as dist
 
 from trainer import config as configuration
-from trainer import last_words, network
 from trainer.checkpoint.errors import CheckpointError
 from trainer.config import ConfigError, RunConfig, fingerprint
 from trainer.config.resume import resume_view
 from trainer.data.dataset import Dataset
-from trainer.exit_codes import EXIT_CONFIG, EXIT_NODE_LOST
-from trainer.ranks.environment import environment
+from trainer.ranks.environment import rank_environment
 from trainer.ranks.heartbeat import Heartbeat
 from trainer.ranks.process import RankProcess
 from trainer.ranks.ranks import Ranks
+from trainer.system import last_words, network
+from trainer.system.exit_codes import EXIT_CONFIG, EXIT_NODE_LOST
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -53,12 +53,12 @@ VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADD
 PACKAGES = ("torch", "transformers", "deepspeed", "peft")
 
 
-def here() -> bool:
+def started_by_torchrun() -> bool:
     """Whether torchrun has started this process."""
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
-class Store:
+class SharedStore:
     """A store that all ranks (or nodes) share. Waiting in it lets signals through."""
 
     def __init__(self, inner: Any, rank: int, world: int) -> None:
@@ -88,7 +88,7 @@ class Store:
         return value
 
 
-def join(config: RunConfig) -> Store:
+def join_ranks(config: RunConfig) -> SharedStore:
     """The store of the ranks that torchrun has started, after `meet`. Before anything asks for a GPU.
 
     Raises ConfigError, in one line, for missing variables and for a world that is not that of the
@@ -111,12 +111,12 @@ def join(config: RunConfig) -> Store:
             f"torchrun has started {world} ranks, {local} on this node, and placement is {place.nodes} nodes"
             f" x {place.workers_per_node}: make --nnodes and --nproc-per-node the same as placement"
         )
-    os.environ |= environment(config)
+    os.environ |= rank_environment(config)
     with _named(f"rank {rank}", os.environ["MASTER_PORT"]):
         inner, _, _ = next(iter(dist.rendezvous("env://", timeout=timedelta(seconds=MEET_S))))
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    store = Store(dist.PrefixStore(f"spotrl/{restart}", inner), rank, world)
-    meet(store, config, "rank")
+    store = SharedStore(dist.PrefixStore(f"spotrl/{restart}", inner), rank, world)
+    meet_others(store, config, "rank")
     places = []
     for other in range(world):
         told = store.look(f"facts/{other}/1")
@@ -145,20 +145,20 @@ def _no_answer(who: str, port: str | int, said: str) -> ConfigError:
     )
 
 
-def meet(store: Store, config: RunConfig, kind: str, wait_s: float = MEET_S) -> None:
+def meet_others(store: SharedStore, config: RunConfig, kind: str, wait_s: float = MEET_S) -> None:
     """Meets all others, and compares what they stand on. kind: "rank" or "node", for what is said.
 
     Raises ConfigError, on all of them, with one line on the first thing that is wrong: one that came twice,
     some that did not come within `wait_s`, other data, packages, configuration or GPUs.
     """
-    times, own = store.inner.add(f"start/{store.rank}", 1), facts(config)
+    times, own = store.inner.add(f"start/{store.rank}", 1), rank_facts(config)
     store.put(f"facts/{store.rank}/{times}", own)
     if times > 1:
         raise ConfigError(
             f"{kind} {store.rank} on {own['host']} was started before: give every node its own NODE_RANK"
         )
     if store.rank == 0:
-        store.put("verdict", verdict(store, kind, wait_s))
+        store.put("verdict", disagreement(store, kind, wait_s))
     try:
         found = store.look("verdict", 2 * wait_s)
     except TimeoutError:
@@ -171,7 +171,7 @@ def meet(store: Store, config: RunConfig, kind: str, wait_s: float = MEET_S) -> 
         raise ConfigError(found)
 
 
-def facts(config: RunConfig) -> dict[str, Any]:
+def rank_facts(config: RunConfig) -> dict[str, Any]:
     """What must be equal everywhere, and where this is."""
     try:
         data = Dataset(config.data.path, config.data.split).fingerprint[:12]
@@ -191,7 +191,7 @@ def facts(config: RunConfig) -> dict[str, Any]:
     return found | {"configuration": fingerprint(config)[:12], "options": resume_view(config)}
 
 
-def verdict(store: Store, kind: str, wait_s: float) -> str:
+def disagreement(store: SharedStore, kind: str, wait_s: float) -> str:
     """What is wrong, in one line; empty: nothing. On rank or node 0."""
     end = time.monotonic() + wait_s
     come: dict[int, dict[str, Any]] = {}
@@ -238,7 +238,7 @@ def _other_options(who: str, found: dict[str, Any], kind: str, first: dict[str, 
 class TorchrunRanks(Ranks):
     """Rank 0's own process and the others, which `serve`."""
 
-    def __init__(self, config: RunConfig, store: Store) -> None:
+    def __init__(self, config: RunConfig, store: SharedStore) -> None:
         self.config, self.store = config, store
         self.process = RankProcess(config)
         self.world_size = store.world
@@ -251,7 +251,7 @@ class TorchrunRanks(Ranks):
         meetings = []
         for rank in range(self.world_size):
             meetings.append((rank, rank % per_node, master, port))
-        self.each(RankProcess.meet, meetings)
+        self.each(RankProcess.set_rank, meetings)
 
     def each(self, method: Callable[..., R], arguments: Sequence[tuple[Any, ...]]) -> list[R]:
         self.calls += 1
@@ -282,7 +282,7 @@ class TorchrunRanks(Ranks):
             self.store.heartbeat.stop()
 
 
-def serve(config: RunConfig, store: Store) -> None:
+def serve_rank(config: RunConfig, store: SharedStore) -> None:
     """Every rank but 0: does as rank 0 asks, until it is told to end. A notice is rank 0's to act on."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
@@ -351,11 +351,11 @@ def main() -> int:
             inner = dist.TCPStore(
                 os.environ["MASTER_ADDR"], port + 1, None, node == 0, timedelta(seconds=options.wait), False
             )
-        meet(Store(inner, node, nodes), config, "node", options.wait)
+        meet_others(SharedStore(inner, node, nodes), config, "node", options.wait)
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_CONFIG
-    return start(options.config, options.start) if options.start else 0
+    return start_ranks(options.config, options.start) if options.start else 0
 
 
 def _await_master(who: str, port: int, wait_s: float) -> None:
@@ -371,7 +371,7 @@ def _await_master(who: str, port: int, wait_s: float) -> None:
     raise _no_answer(who, port, said)
 
 
-def start(config: str, ranks: int) -> int:
+def start_ranks(config: str, ranks: int) -> int:
     """This node's part of the run, under torchrun in this process. Returns the code of the rank that failed
     first, after one line in place of torchrun's 60."""
     from torch.distributed import run
@@ -396,7 +396,7 @@ def start(config: str, ranks: int) -> int:
         code = failure.exitcode
         how = f"with code {code}" if code > 0 else f"by signal {-code}"
         if -code == signal.SIGKILL:
-            how += f" ({last_words.unsaid(memory_kills)})"
+            how += f" ({last_words.cause_outside_log(memory_kills)})"
         print(
             f"error: rank {rank} on {socket.gethostname()} ended {how}: the lines above say why, if any do",
             file=sys.stderr,

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config import Rewards, from_dict
-from trainer.errors import ConfigError
-from trainer.rewards.facts import facts_of, sample_of, specs_of
-from trainer.rewards.graded import grade_of
+from trainer.rewards.completion_facts import facts_of, function_specs, sample_completion
+from trainer.rewards.grade import grade_of
 from trainer.rewards.process_pool import LacksModule, ProcessPool
+from trainer.system.errors import ConfigError
 
 MADE_UP = "4", "number", "How many sides has a square?"
 """Reference answer, its type and question of a row that is nobody's."""
@@ -28,15 +28,15 @@ OF_THE_ROW = (
 """What a sound function may raise on a row that is none of the run's."""
 
 
-def look(rewards: Rewards, data: str, split: str) -> dict[str, Any]:
+def try_rewards_at_desk(rewards: Rewards, data: str, split: str) -> dict[str, Any]:
     """What is wrong with the functions, and what could not be told here."""
     about, row, whose = _first_row(data, split)
-    pool = ProcessPool(1, rewards.deadline_s, specs_of(rewards.own))
+    pool = ProcessPool(1, rewards.deadline_s, function_specs(rewards.own))
     try:
         wants_ids = pool.check()
         facts = facts_of(*about, row | ({"completion_ids": list(range(8))} if wants_ids else {}))
         names = " + ".join(function.path for function in rewards.own)
-        result = pool.submit(["user", sample_of(about[0]), facts]).result()
+        result = pool.submit(["user", sample_completion(about[0]), facts]).result()
     except LacksModule as error:
         return {
             "refused": "",
@@ -64,7 +64,7 @@ def _first_row(data: str, split: str) -> tuple[tuple[str, str, str], dict[str, A
         return MADE_UP, {}, ""
     try:
         from trainer.data.dataset import Dataset
-        from trainer.data.schema import TASK, question
+        from trainer.data.schema import TASK, question_text
     except ImportError:  # a desk without pyarrow
         return MADE_UP, {}, ""
     row = Dataset(Path(data).expanduser(), split)[0]
@@ -75,13 +75,13 @@ def _first_row(data: str, split: str) -> tuple[tuple[str, str, str], dict[str, A
         "image_count": len(row.images),
         "extra": {name: value for name, value in row.extra.items() if name != TASK},
     }
-    return (row.reference, row.answer_type, question(row.messages)), facts, f"row {row.id} of {data}"
+    return (row.reference, row.answer_type, question_text(row.messages)), facts, f"row {row.id} of {data}"
 
 
 def main() -> None:
     asked = json.load(sys.stdin)
     try:
-        told = look(from_dict(Rewards, asked["rewards"]), asked["data"], asked["split"])
+        told = try_rewards_at_desk(from_dict(Rewards, asked["rewards"]), asked["data"], asked["split"])
     except ConfigError as error:
         told = {"refused": str(error), "notes": []}
     print(json.dumps(told))

@@ -12,14 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.rewards.signature import Asking
+from trainer.rewards.call_signature import CallSignature
 
 
 class FunctionError(Exception):
     """What is wrong with a function or its file, on one line."""
 
 
-class Function:
+class LoadedFunction:
     """One reward function."""
 
     def __init__(self, path: str, weight: float, name: str) -> None:
@@ -28,7 +28,7 @@ class Function:
         self.weight = weight
         self.name = name
         try:
-            self.asking = Asking(load_function(path))
+            self.asking = CallSignature(load_function(path))
         except TypeError as error:
             raise FunctionError(f"rewards.function {path}: {error}") from None
 
@@ -44,9 +44,9 @@ class Function:
             ) from None
 
 
-def load_all(specs: str) -> list[Function]:
+def load_all(specs: str) -> list[LoadedFunction]:
     """The functions of a JSON list of {"path", "weight", "name"}. Raises FunctionError."""
-    return [Function(**spec) for spec in json.loads(specs)]
+    return [LoadedFunction(**spec) for spec in json.loads(specs)]
 
 
 def load_function(spec: str) -> Callable[..., Any]:
@@ -84,7 +84,7 @@ def at_fault(error: BaseException, path: str) -> str:
     return ""
 
 
-def rewards_of(functions: Sequence[Function], facts: Mapping[str, Any]) -> list[Any]:
+def rewards_of(functions: Sequence[LoadedFunction], facts: Mapping[str, Any]) -> list[Any]:
     """[verdict, weighted sum, why, {name: value}] of one completion.
 
     A function that does not apply (None) adds nothing. One that fails makes the completion an `error`.

@@ -22,11 +22,11 @@ from typing import Any
 
 from trainer import config as configuration
 from trainer.algorithm.traces import Verdict
-from trainer.backoff import Backoff, retry_after_s
 from trainer.config import ConfigError
-from trainer.rewards.graded import Grade, ServerAway, one_line
-from trainer.rewards.servers import FAILURES, away, reason, shown_address
-from trainer.waiting import Waiter, waiting_for
+from trainer.rewards.grade import Grade, ServerAway, one_line
+from trainer.rewards.server_failures import FAILURES, failure_reason, is_away, shown_address
+from trainer.system.backoff import Backoff, retry_after_s
+from trainer.system.waiting import Waiter, waiting_for
 
 KEY_VARIABLE = "SPOTRL_JUDGE_KEY"
 """Environment variable with the endpoint's key, sent as a bearer token; unset: none is sent."""
@@ -133,7 +133,7 @@ class Judge:
         def may_pass(error: Exception) -> bool:
             """Whether another try may succeed: not where the judge answers others, and this one never."""
             nonlocal failures
-            if not away(error):
+            if not is_away(error):
                 return False
             failures += retry_after_s(error) is None
             return failures < TRIES.attempts or self._answered_s < began
@@ -144,7 +144,7 @@ class Judge:
         try:
             return self._grade(TRIES.call(partial(self._post, case), may_pass, tell))
         except FAILURES as error:
-            if not away(error):
+            if not is_away(error):
                 raise ConfigError(f"{self.name} {self._reason(error)}") from None
             if self._answered_s < began:
                 waited_s = time.monotonic() - began
@@ -157,7 +157,7 @@ class Judge:
     def _reason(self, error: Exception) -> str:
         if isinstance(error, TimeoutError) or isinstance(getattr(error, "reason", None), TimeoutError):
             return f"gave no reply within rewards.judge_timeout_s {self.timeout_s:g} s"
-        return reason(error)
+        return failure_reason(error)
 
     def _post(self, case: Case) -> bytes:
         """Body of the reply, all of which must arrive within `timeout_s`."""

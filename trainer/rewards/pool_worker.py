@@ -21,15 +21,15 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from trainer.processes import end_with_parent
-from trainer.rewards.functions import Function, FunctionError, load_all, rewards_of
-from trainer.rewards.keeper import keep
+from trainer.rewards.functions import FunctionError, LoadedFunction, load_all, rewards_of
+from trainer.rewards.process_keeper import run_under_keeper
+from trainer.system.processes import end_with_parent
 
 MOST_TOLD = 5
 """Different failures that a process prints; the metrics count all of them."""
 
 
-def grade_task(task: list[str], functions: Sequence[Function]) -> list[Any]:
+def grade_task(task: list[str], functions: Sequence[LoadedFunction]) -> list[Any]:
     """Runs one task and returns [verdict or message, number], and for "user" also [why, parts],
     for "grade" [why, parts, rule].
 
@@ -37,15 +37,15 @@ def grade_task(task: list[str], functions: Sequence[Function]) -> list[Any]:
     type, question], ["published", benchmark, text, reference, fields as JSON, form] and ["user", text,
     facts as JSON]. Those of the type `task` are their family's.
     """
-    from trainer.rewards import families
+    from trainer.rewards import task_families
     from trainer.rewards.grading import grader, published
 
     match task:
         case ["grade", answer, reference, "task", _]:
-            value = families.score(answer, reference)
-            return ["correct" if value >= families.CORRECT else "wrong", value]
+            value = task_families.score_answer(answer, reference)
+            return ["correct" if value >= task_families.CORRECT else "wrong", value]
         case ["reference", reference, "task", _]:
-            return [families.fault(reference), 0.0]
+            return [task_families.task_fault(reference), 0.0]
         case ["grade", *arguments]:
             verdict, rule = grader.judge(*arguments)  # ty: ignore[invalid-argument-type]
             return [verdict, float(verdict == "correct"), "", {}, rule or ""]
@@ -58,15 +58,15 @@ def grade_task(task: list[str], functions: Sequence[Function]) -> list[Any]:
     raise ValueError(f"unknown task {task[0]!r}")
 
 
-def work(connection: Connection, memory_bytes: int, specs: str, task_packages: str) -> None:
+def serve_tasks(connection: Connection, memory_bytes: int, specs: str, task_packages: str) -> None:
     """Sends `ready`, then a result for each task, until the other side closes the connection."""
-    functions: list[Function] = []
+    functions: list[LoadedFunction] = []
     try:
         functions = load_all(specs) if specs else []
         if task_packages:
-            from trainer.rewards import families
+            from trainer.rewards import task_families
 
-            families.load(Path(task_packages))
+            task_families.load_families(Path(task_packages))
     except BaseException as error:
         named = "" if isinstance(error, FunctionError) else f"{type(error).__name__}: "
         missing = isinstance(error.__cause__, ModuleNotFoundError)
@@ -105,10 +105,10 @@ def main() -> None:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN)
         with contextlib.suppress(EOFError, OSError):
-            work(Connection(int(descriptor)), int(memory_bytes), specs, task_packages)
+            serve_tasks(Connection(int(descriptor)), int(memory_bytes), specs, task_packages)
 
     if specs:
-        keep(int(parent), int(descriptor), body)
+        run_under_keeper(int(parent), int(descriptor), body)
     end_with_parent(int(parent))
     body()
 

@@ -40,11 +40,11 @@ LOOK_S = 0.25
 """Between two looks at the memory of a process at work."""
 
 
-class Closed(Exception):
+class PoolClosed(Exception):
     """The pool was closed while a task ran."""
 
 
-class TooLarge(Exception):
+class TaskTooLarge(Exception):
     """A task took more memory than its process may."""
 
 
@@ -152,7 +152,7 @@ class ProcessPool:
                     self._drop(worker)
                     return None, result
                 return worker, result
-            except Closed:
+            except PoolClosed:
                 return None, ["error", 0.0, "the run ended", {}]
             except TimeoutError:
                 self._drop(worker)
@@ -162,7 +162,7 @@ class ProcessPool:
                     f"no result within rewards.deadline_s {self.deadline_s:g} s",
                     {},
                 ]
-            except TooLarge as error:
+            except TaskTooLarge as error:
                 print(f"rewards: {error}", file=sys.stderr, flush=True)
                 self._drop(worker)
                 return None, ["error", 0.0, str(error), {}]
@@ -188,7 +188,7 @@ class ProcessPool:
         for _ in range(START_ATTEMPTS):
             with self._lock:
                 if self._closed:
-                    raise Closed
+                    raise PoolClosed
                 worker = _GraderProcess(self._loads, MEMORY_BYTES // self._workers)
                 self._processes.add(worker)
             try:
@@ -206,7 +206,7 @@ class ProcessPool:
             worker.wants_ids = message["wants_ids"]
             return worker
         if self._closed:
-            raise Closed
+            raise PoolClosed
         raise ConfigError(
             f"no grading process started in {START_ATTEMPTS} attempts: see the messages above, and check the "
             "node's free memory and rewards.function"
@@ -289,7 +289,7 @@ class _GraderProcess:
                 return json.loads(self.connection.recv_bytes())
             taken = _memory_bytes(self.pid) - held_before if most_bytes else 0
             if taken > most_bytes:
-                raise TooLarge(
+                raise TaskTooLarge(
                     f"one call of the function took {taken / 2**30:.1f} GiB, more than the"
                     f" {most_bytes / 2**30:.1f} that a grader may: ended, counted as an error; lower"
                     f" rewards.workers, or what the function takes; completion {task[1][-80:]!a}"

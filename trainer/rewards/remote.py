@@ -14,11 +14,11 @@ from typing import Any, get_args
 
 from trainer import config as configuration
 from trainer.algorithm.traces import Verdict
-from trainer.backoff import Backoff, retry_after_s
 from trainer.config import ConfigError
-from trainer.rewards.graded import Grade, ServerAway, one_line
-from trainer.rewards.servers import FAILURES, away, reason, shown_address
-from trainer.waiting import Waiter, waiting_for
+from trainer.rewards.grade import Grade, ServerAway, one_line
+from trainer.rewards.server_failures import FAILURES, failure_reason, is_away, shown_address
+from trainer.system.backoff import Backoff, retry_after_s
+from trainer.system.waiting import Waiter, waiting_for
 
 TOKEN_VARIABLE = "SPOTRL_REWARD_TOKEN"
 """Environment variable with the bearer token, on both sides."""
@@ -35,7 +35,7 @@ class BadReplyError(ConfigError):
     """The reward server's reply cannot be used."""
 
 
-class Client:
+class RewardClient:
     """Grades over HTTP. Each request holds the reference answers and the questions."""
 
     def __init__(self, config: configuration.Rewards):
@@ -88,17 +88,17 @@ class Client:
 
         def tell(error: Exception, _: int, __: float) -> None:
             self.busy += retry_after_s(error) is not None
-            waiter.failed(reason(error))
+            waiter.failed(failure_reason(error))
 
         began = time.monotonic()
         try:
-            reply = TRIES.call(send, away, tell)
+            reply = TRIES.call(send, is_away, tell)
         except FAILURES as error:
-            if not away(error):
-                raise ConfigError(f"{self.name} {reason(error)}") from None
+            if not is_away(error):
+                raise ConfigError(f"{self.name} {failure_reason(error)}") from None
             waited_s = time.monotonic() - began
             raise ServerAway(
-                f"{self.name} has answered nothing for {waited_s:.0f} s: {reason(error)}"
+                f"{self.name} has answered nothing for {waited_s:.0f} s: {failure_reason(error)}"
             ) from None
         return self._grades(reply, len(body["query"]))
 

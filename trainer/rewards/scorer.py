@@ -17,9 +17,9 @@ from typing import Any, get_args
 from trainer import config as configuration
 from trainer.algorithm.traces import Outcome
 from trainer.config.reward_checks import check_rewards
-from trainer.rewards import families, remote
-from trainer.rewards.facts import facts_of, sample_of, specs_of, try_functions
-from trainer.rewards.graded import ErrorRateError, Grade, TimeoutRateError, grade_of
+from trainer.rewards import remote, task_families
+from trainer.rewards.completion_facts import facts_of, function_specs, sample_completion, try_functions
+from trainer.rewards.grade import ErrorRateError, Grade, TimeoutRateError, grade_of
 from trainer.rewards.grading import grader
 from trainer.rewards.grading.expression import Rule
 from trainer.rewards.grading.extraction import MAX_BOX_CHARS
@@ -65,8 +65,8 @@ class Scorer:
         self._form = FORMS[config.answer]
         self._judge = Judge(config) if config.judge_url else None
         self._judged_types = [name.strip() for name in config.judge_types.split(",")]
-        self._remote = remote.Client(config) if config.remote_url else None
-        self._pool = ProcessPool(config.workers, config.deadline_s, specs_of(config.own))
+        self._remote = remote.RewardClient(config) if config.remote_url else None
+        self._pool = ProcessPool(config.workers, config.deadline_s, function_specs(config.own))
         self._families: ProcessPool | None = None
         self._known: dict[tuple[str, ...], Grade] = {}
         self._last_shares: dict[str, float] = {}
@@ -89,7 +89,7 @@ class Scorer:
             references: contents of the boxes of the reference answers.
             answer_types: `grader.classify` of the reference answers.
             questions: their nouns count as units; without them only the units of the list do.
-            rows: what a user's function may ask for besides (`trainer/rewards/facts.py`).
+            rows: what a user's function may ask for besides (`trainer/rewards/completion_facts.py`).
 
         Raises:
             ValueError: the lists differ in length.
@@ -110,7 +110,7 @@ class Scorer:
     def try_functions(self, reference: str, answer_type: str, question: str, row: Mapping[str, Any]) -> None:
         """Calls the user's functions for one row, before anything depends on them. Raises ConfigError."""
         if self.config.own:
-            text = sample_of(reference)
+            text = sample_completion(reference)
             sample = dict(row) | ({"completion_ids": list(range(8))} if self.wants_ids else {})
             try_functions(self._pool, text, facts_of(reference, answer_type, question, sample), self._named)
 
@@ -153,7 +153,7 @@ class Scorer:
         Raises ConfigError if it cannot be fetched.
         """
         if self._families is None:
-            folder = str(families.packages())
+            folder = str(task_families.family_packages())
             self._families = ProcessPool(self.config.workers, self.config.deadline_s, task_packages=folder)
         return self._families
 
@@ -328,7 +328,7 @@ class Scorer:
             ("timeout", limits.max_timeout_rate, TimeoutRateError),
             ("error", limits.max_error_rate, ErrorRateError),
         ):
-            # A number that is not finite ends the run elsewhere, with its row (unusable.py).
+            # A number that is not finite ends the run elsewhere, with its row (unusable_rewards.py).
             failed = [
                 grade.why for grade in graded if grade.verdict == verdict and math.isfinite(grade.accuracy)
             ]

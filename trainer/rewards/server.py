@@ -41,10 +41,10 @@ from trainer import config
 from trainer.algorithm.traces import Outcome
 from trainer.config import ConfigError
 from trainer.data.schema import AnswerType
+from trainer.rewards.byte_queue import ByteQueue, QueueFull
+from trainer.rewards.connection_guard import GuardedProtocol
 from trainer.rewards.grading import grader
 from trainer.rewards.grading.forms import FORMS
-from trainer.rewards.guard import GuardedProtocol
-from trainer.rewards.queue import Full, Queue
 from trainer.rewards.remote import TOKEN_VARIABLE
 from trainer.rewards.scorer import Scorer
 
@@ -129,7 +129,7 @@ class GradingRequest:
         return sum(map(sys.getsizeof, texts)) + COMPLETION_BYTES * len(self.completions)
 
 
-def parse(body: bytes, limit: int) -> GradingRequest:
+def parse_request(body: bytes, limit: int) -> GradingRequest:
     """Reads a request.
 
     A fault of one row (null, no text, half a surrogate pair) costs that row alone.
@@ -183,7 +183,7 @@ def _text(value: Any) -> str:
     return str(value) if type(value) in (int, float) else ""
 
 
-async def body_of(request: Request, limits: ServerLimits, queue: Queue) -> bytes:
+async def read_body(request: Request, limits: ServerLimits, queue: ByteQueue) -> bytes:
     """The whole body of a request, for which the queue holds room that the caller gives back.
 
     A body that is refused is read to its end and dropped, else the client would see a reset.
@@ -193,7 +193,7 @@ async def body_of(request: Request, limits: ServerLimits, queue: Queue) -> bytes
     """
     body = bytearray()
     size = 0
-    full: Full | None = None
+    full: QueueFull | None = None
     try:
         async with asyncio.timeout(limits.body_timeout_s):
             async for piece in request.stream():
@@ -203,7 +203,7 @@ async def body_of(request: Request, limits: ServerLimits, queue: Queue) -> bytes
                         queue.take(len(piece))
                         body += piece
                         continue
-                    except Full as error:
+                    except QueueFull as error:
                         full = error
                 queue.give(len(body))
                 body.clear()
@@ -248,7 +248,7 @@ def create_app(settings: config.Rewards, limits: ServerLimits | None = None, tok
     statuses: Counter[int] = Counter()
     held: Counter[str] = Counter()
     """`completions` that wait or are being graded, and requests whose client has `left` since the start."""
-    queue = Queue(limits.queue_bytes)
+    queue = ByteQueue(limits.queue_bytes)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
@@ -265,8 +265,8 @@ def create_app(settings: config.Rewards, limits: ServerLimits | None = None, tok
                 401, f"send the token of {TOKEN_VARIABLE} as Authorization: Bearer … or as ?token=…"
             )
 
-    @app.exception_handler(Full)
-    async def busy(_: Request, full: Full) -> Response:
+    @app.exception_handler(QueueFull)
+    async def busy(_: Request, full: QueueFull) -> Response:
         after = {"Retry-After": str(full.retry_after_s)}
         return JSONResponse({"detail": "busy: send this again"}, status_code=503, headers=after)
 
@@ -317,9 +317,9 @@ def create_app(settings: config.Rewards, limits: ServerLimits | None = None, tok
     @app.post("/get_reward")
     async def get_reward(request: Request) -> Response:
         authorize(request)
-        body = await body_of(request, limits, queue)
+        body = await read_body(request, limits, queue)
         try:
-            asked = await run_in_threadpool(parse, body, limits.batch)
+            asked = await run_in_threadpool(parse_request, body, limits.batch)
         finally:
             queue.give(len(body))
         del body

@@ -9,16 +9,16 @@ import numpy as np
 
 from trainer.algorithm.traces import Prompt, Trace
 from trainer.config import RunConfig
-from trainer.fleet.admission import Admission
+from trainer.fleet.admission import AdmissionTest
 from trainer.learning.learner import Learner
 from trainer.run.rows import Rows
-from trainer.sampling.sampler import Ask, SampledGroups, Sampler
+from trainer.sampling.sampler import SampledGroups, Sampler, SamplingRequest
 
 PROBE_TOKENS = 16
 PROBE_SEED = 7
 
 
-def probe_ask(config: RunConfig, rows: Rows, version: int) -> Ask:
+def probe_ask(config: RunConfig, rows: Rows, version: int) -> SamplingRequest:
     """What a probe asks: short completions of a few prompts, one for each engine that the ranks would
     have."""
     engines = config.placement.world_size // config.rollout.tensor_parallel
@@ -26,7 +26,7 @@ def probe_ask(config: RunConfig, rows: Rows, version: int) -> Ask:
     prompts = []
     for i in range(engines):
         prompts.append(Prompt(group=i, row=usable[i % len(usable)], seed=PROBE_SEED))
-    return Ask(
+    return SamplingRequest(
         kind="probe",
         step=version,
         version=version,
@@ -44,7 +44,7 @@ def ask_probe(config: RunConfig, sampler: Sampler, rows: Rows, version: int) -> 
     return sampler.sample(probe_ask(config, rows, version))
 
 
-def admission(config: RunConfig, learner: Learner, rows: Rows) -> Admission:
+def admission_test(config: RunConfig, learner: Learner, rows: Rows) -> AdmissionTest:
     """How rollout workers are probed, each one before its samples train."""
 
     def score(traces: Sequence[Trace]) -> Sequence[np.ndarray]:
@@ -52,7 +52,7 @@ def admission(config: RunConfig, learner: Learner, rows: Rows) -> Admission:
         assert scored is not None
         return scored
 
-    return Admission(partial(probe_ask, config, rows), score, config.engine_tolerance)
+    return AdmissionTest(partial(probe_ask, config, rows), score, config.engine_tolerance)
 
 
 def check_first_sync(config: RunConfig, sampler: Sampler, learner: Learner, rows: Rows, version: int) -> None:

@@ -42,7 +42,7 @@ class Rows:
             processor = self.ranks.first(RankProcess.processor_fingerprint)
             asked = astuple(dataset.prompting)
             key = [dataset.fingerprint, split.name, rows, self.config.method, processor, asked]
-            self._lengths[split] = lengths.cached(key, lambda: self._measure(split, rows))
+            self._lengths[split] = lengths.cached_lengths(key, lambda: self._measure(split, rows))
         return self._lengths[split]
 
     def prompt_tokens(self, split: Split) -> np.ndarray:

@@ -12,9 +12,9 @@ from pathlib import Path
 from trainer.checkpoint.format import CheckpointError
 from trainer.checkpoint.manager import Checkpoints
 from trainer.config.run_folder import METRICS, SAMPLES
-from trainer.errors import StorageError
 from trainer.learning.learner import Learner
-from trainer.node.watch.preemption import Notice
+from trainer.node.watch.preemption import PreemptionNotice
+from trainer.system.errors import StorageError
 
 ATTACHED = (METRICS, SAMPLES)
 """Append-only files of the run that travel with a checkpoint, so that a new node has the curves."""
@@ -27,7 +27,7 @@ STEP_MEMORY = 8
 
 
 @dataclass(frozen=True)
-class Position:
+class RunPosition:
     """The run's state between two steps: what a checkpoint holds besides the ranks' shards."""
 
     step: int
@@ -51,7 +51,7 @@ class Saving:
     """Drives the checkpoints of one run from the boundaries between its phases and steps."""
 
     def __init__(
-        self, run_dir: str, checkpoints: Checkpoints, learner: Learner | None, notice: Notice
+        self, run_dir: str, checkpoints: Checkpoints, learner: Learner | None, notice: PreemptionNotice
     ) -> None:
         """learner: None where nothing is trained, so that nothing is saved."""
         self.run_dir = Path(run_dir)
@@ -60,7 +60,7 @@ class Saving:
         self.notice = notice
         self._step_times: deque[float] = deque(maxlen=STEP_MEMORY)
         self._stepped_at = time.monotonic()
-        self._position: Position | None = None
+        self._position: RunPosition | None = None
         self._announced = False
 
     @property
@@ -74,7 +74,7 @@ class Saving:
         self._step_times.append(step_s)
         self._stepped_at = time.monotonic()
 
-    def maybe_save(self, position: Position, *, last: bool) -> None:
+    def maybe_save(self, position: RunPosition, *, last: bool) -> None:
         """Called between two steps: advances the save under way, and starts one if it is due.
 
         last: whether it was the last step of the run.
@@ -87,7 +87,7 @@ class Saving:
         elif (late := self.checkpoints.to_send()) is not None:
             self.learner.send(late)
 
-    def _save(self, at: Position) -> None:
+    def _save(self, at: RunPosition) -> None:
         checkpoints = self.checkpoints
         attach = [self.run_dir / name for name in ATTACHED]
         state = {"updates": at.updates, "skipped": at.skipped, "reward_norm": at.carried}
@@ -105,7 +105,7 @@ class Saving:
             except CheckpointError as error:
                 self.checkpoints.failed(error)
 
-    def finish(self, position: Position) -> None:
+    def finish(self, position: RunPosition) -> None:
         """Waits until the checkpoint of the last step is committed."""
         while self.checkpoints.safe != position.step:
             self.maybe_save(position, last=True)

@@ -16,26 +16,25 @@ from trainer.algorithm.traces import Outcome, Trace
 from trainer.checkpoint.attempt import of_this_job
 from trainer.checkpoint.export import export_adapter, export_hf
 from trainer.checkpoint.manager import Checkpoints
-from trainer.checkpoint.reader import Found
-from trainer.checkpoint.rollout_log import Graded, RolloutLog
+from trainer.checkpoint.reader import FoundCheckpoint
+from trainer.checkpoint.rollout_log import GradedStep, RolloutLog
 from trainer.config import ConfigError, RunConfig, by_model
 from trainer.config.run_folder import METRICS, newest_lines
 from trainer.config.run_store import EXPORTED
-from trainer.data.asked import LOOKED_AT, Asked
 from trainer.data.dataset import Dataset
+from trainer.data.prompt_form import LOOKED_AT, PromptForm
 from trainer.data.prompt_stream import PromptStream
 from trainer.data.reader import Datasets
-from trainer.data.schema import TASK, Row, question
-from trainer.errors import StorageError
-from trainer.fleet.beside import BesideSampler
+from trainer.data.schema import TASK, Row, question_text
+from trainer.fleet.beside_sampler import BesideSampler
 from trainer.fleet.head import FleetSampler
 from trainer.hardware.gpus import peak_flops
 from trainer.hardware.model_shapes import shape_of
 from trainer.learning.distributed import DistributedLearner
 from trainer.learning.learner import Learner
-from trainer.node.watch.preemption import Notice
+from trainer.node.watch.preemption import PreemptionNotice
 from trainer.node.watch.run_lock import RunLock
-from trainer.observe.guards import GuardWatch, shortened
+from trainer.observe.guards import GuardWatch, shortened_completion
 from trainer.observe.history import read_history
 from trainer.observe.metrics import Metrics
 from trainer.observe.node_monitor import NodeStats
@@ -49,17 +48,18 @@ from trainer.ranks.ranks import Ranks
 from trainer.ranks.ray_ranks import RayRanks
 from trainer.rewards.grading.forms import FORMS
 from trainer.rewards.scorer import Scorer
-from trainer.rewards.unusable import largest, refuse_unusable
-from trainer.run.probe import admission, check_first_sync
+from trainer.rewards.unusable_rewards import describe_largest_reward, refuse_unusable
+from trainer.run.probe import admission_test, check_first_sync
 from trainer.run.rows import Rows
-from trainer.run.saving import ATTACHED, Position, Saving
+from trainer.run.saving import ATTACHED, RunPosition, Saving
 from trainer.sampling.colocated import Colocated
 from trainer.sampling.sampler import Sampler
 from trainer.storage import hub
+from trainer.system.errors import StorageError
 
 
 @dataclass(frozen=True)
-class Resumed:
+class ResumedRun:
     """Where a run goes on."""
 
     step: int
@@ -106,7 +106,7 @@ class Session:
         self.lock = RunLock(self.config.run.dir, "driver")
         stages.callback(self.lock.close)
         self.lock.take(wait=True)
-        self.notice = Notice(exit_at_deadline=True)
+        self.notice = PreemptionNotice(exit_at_deadline=True)
         self.phases = Phases(self.config.run.dir, lambda phase: self.saving.on_boundary(phase))
         self.phases.note(message="loading model and engine")
         stages.push(self._mark_failed_start)
@@ -122,7 +122,7 @@ class Session:
         stages.callback(self.rewards.close)
         if self.config.rewards.own:
             row = self.train_set[0]
-            about = row.reference, row.answer_type, question(row.messages)
+            about = row.reference, row.answer_type, question_text(row.messages)
             self.rewards.try_functions(*about, _facts(row))
         self.held = of_this_job(self.config)
         held = self.held
@@ -176,7 +176,7 @@ class Session:
             self._say_what_is_asked()
         self._peak_flops = peak_flops(device_name)
         measured = by_model(config) if self._peak_flops else []
-        self._shapes = [shape for one in measured if (shape := shape_of(str(hub.folder(one))))]
+        self._shapes = [shape for one in measured if (shape := shape_of(str(hub.model_folder(one))))]
         form = FORMS[config.rewards.answer].expected
         self.guards = GuardWatch(config.guards, form, config.engine_tolerance, config.expected)
         self._causes: dict[str, str] = {}
@@ -193,7 +193,7 @@ class Session:
             colocated.start()
         if config.fleet.workers == "off":
             return colocated
-        probes = admission(config, self.learner, self.rows) if config.loads_policy else None
+        probes = admission_test(config, self.learner, self.rows) if config.loads_policy else None
         fleet = FleetSampler(
             config, self.ranks, self.held, self.datasets, self.checkpoints, probes, self.phases.sampled
         )
@@ -227,7 +227,7 @@ class Session:
             said = "no checkpoint is from before it: start a new run"
         print(f"guards: trouble since step {trouble}; {said}", flush=True)
 
-    def resume(self) -> Resumed:
+    def resume(self) -> ResumedRun:
         """Loads the newest complete checkpoint, if there is one."""
         with self.phases("resume"):
             restored = self.checkpoints.restore(self._restore, self._newest)
@@ -252,9 +252,9 @@ class Session:
         self.rewards.resume(logged[-1] if logged else {})
         print(f"resumed from step {step}" if found else "starting from scratch", flush=True)
         self.clock.mark("resume")
-        return Resumed(step, dict(found.state["reward_norm"]) if found else {})
+        return ResumedRun(step, dict(found.state["reward_norm"]) if found else {})
 
-    def _restore(self, found: Found) -> None:
+    def _restore(self, found: FoundCheckpoint) -> None:
         """Loads a checkpoint, and the logs of what was sampled ahead of it. Raises CorruptCheckpoint."""
         self.rollouts.open(found.step, found.ahead)
         self.learner.load(found)
@@ -288,7 +288,7 @@ class Session:
 
     def _say_what_is_asked(self) -> None:
         """Prompt and form of answer decide what is learned: they are said at the start."""
-        trained = self.config.evaluation.benchmarks and Asked.read(self.config.model.path)
+        trained = self.config.evaluation.benchmarks and PromptForm.read(self.config.model.path)
         rows = "the model's own, from its training" if trained else "the rows' own"
         prompt = {"rows": rows, "none": "none"}.get(self.config.data.system_prompt, "")
         prompt = prompt or repr(self.config.data.system_prompt)
@@ -320,7 +320,7 @@ class Session:
             row = rows[trace.row]
             references.append(row.reference)
             answer_types.append(row.answer_type)
-            questions.append(question(row.messages))
+            questions.append(question_text(row.messages))
             if self.config.rewards.own:
                 ids = {"completion_ids": trace.completion.tolist()} if self.rewards.wants_ids else {}
                 facts.append(_facts(row) | ids)
@@ -334,22 +334,22 @@ class Session:
     def _suspects(self, traces: Sequence[Trace], outcomes: Sequence[Outcome]) -> dict[str, str]:
         """What the guards of rewards and of the engine would name, by guard."""
         unsound = [trace for trace in traces if not trace.sound]
-        causes = {"reward": largest(self.config.rewards, traces, outcomes)}
+        causes = {"reward": describe_largest_reward(self.config.rewards, traces, outcomes)}
         if unsound:
-            causes["engine"] = f"row {unsound[0].row}, completion {shortened(unsound[0].text)!r}"
+            causes["engine"] = f"row {unsound[0].row}, completion {shortened_completion(unsound[0].text)!r}"
         return causes
 
     def keep(
         self, step: int, traces: list[Trace], outcomes: list[Outcome], waiting: Sequence[Trace] = ()
-    ) -> Graded:
+    ) -> GradedStep:
         """Logs a step's graded completions, before the weights change; and with them those of later steps so
         far, as `Graded.waiting`."""
         stats = {name: value for name, value in self.rewards.stats().items() if not name.startswith("perf/")}
-        graded = Graded(traces, outcomes, stats, waiting=waiting)
+        graded = GradedStep(traces, outcomes, stats, waiting=waiting)
         self.rollouts.write(step, graded, self.checkpoints.floor)
         return graded
 
-    def ask_teacher(self, step: int, graded: Graded, members: Sequence[int]) -> Graded:
+    def ask_teacher(self, step: int, graded: GradedStep, members: Sequence[int]) -> GradedStep:
         """Has the teacher judge the members of a step's completions, and logs what it says: a restart does
         not ask again."""
         traces = [graded.traces[i] for i in members]
@@ -416,14 +416,14 @@ class Session:
         evaluation.
         """
         ahead = needed_logs(self.config, step, total)
-        position = Position(step, carried, updates, self.learner.skipped, score, ahead)
+        position = RunPosition(step, carried, updates, self.learner.skipped, score, ahead)
         with self.phases("checkpoint"):
             self.saving.maybe_save(position, last=step == total)
 
     def finish(self, step: int, updates: int, carried: dict[str, float]) -> None:
         """Waits until the last checkpoint is committed, exports the weights, writes the report."""
         with self.phases("checkpoint"):
-            self.saving.finish(Position(step, carried, updates, self.learner.skipped))
+            self.saving.finish(RunPosition(step, carried, updates, self.learner.skipped))
         if self.config.fleet.workers != "off":
             self.fleet.close()  # before the export, which workers need not wait for
         if self.config.checkpoint.export_hf != "never":
@@ -444,10 +444,10 @@ class Session:
         else:
             # its weights are the base model's, of which this node may have a share
             if self.config.model.freeze_vision:
-                hub.fetch(self.config, hub.weight_files(self.config))
-            export_hf(found, out, hub.folder(self.config), self.config.model.dtype)
+                hub.fetch_files(self.config, hub.weight_files(self.config))
+            export_hf(found, out, hub.model_folder(self.config), self.config.model.dtype)
         looked_at = range(min(LOOKED_AT, len(self.train_set)))
-        asked = Asked.of(self.train_set[row].messages for row in looked_at)
+        asked = PromptForm.of(self.train_set[row].messages for row in looked_at)
         if asked:
             asked.write(out)
         if self.checkpoints.storage:
@@ -481,6 +481,6 @@ def _facts(row: Row) -> dict[str, Any]:
     }
 
 
-def _attached(found: Found, name: str) -> bytes:
+def _attached(found: FoundCheckpoint, name: str) -> bytes:
     names = {entry["name"] for entry in found.manifest["files"]}
     return found.local(name).read_bytes() if name in names else b""

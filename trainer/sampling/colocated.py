@@ -8,8 +8,8 @@ from trainer.algorithm.traces import Prompt
 from trainer.config import RunConfig
 from trainer.learning.distributed import RankWeights
 from trainer.ranks.ranks import Ranks
-from trainer.sampling.dealing import deal
-from trainer.sampling.sampler import Ask, SampledGroups
+from trainer.sampling.dealing import deal_prompts
+from trainer.sampling.sampler import SampledGroups, SamplingRequest
 from trainer.sampling.sampler_part import SamplerPart
 from trainer.weights.source import WeightSource
 
@@ -42,7 +42,7 @@ class Colocated:
         self.ranks.all(SamplerPart.load, weights.version)
         self.version = weights.version
 
-    def sample(self, ask: Ask) -> SampledGroups:
+    def sample(self, ask: SamplingRequest) -> SampledGroups:
         """`Sampler.sample`: prompts are dealt so that all engines should finish together.
 
         It returns when they have, for the GPUs can do nothing else meanwhile. Raises ValueError for weights
@@ -66,7 +66,7 @@ class Colocated:
             calls.append((now[engine], ask.split, *how, with_routes, rows, begun))
         return SampledGroups(self.ranks.stream(SamplerPart.sample, calls))
 
-    def _now(self, ask: Ask) -> list[list[Prompt]]:
+    def _now(self, ask: SamplingRequest) -> list[list[Prompt]]:
         """Prompts by engine, without those whose completions have all ended.
 
         Each step's prompts are dealt by themselves: so a completion goes on where its images were decoded,
@@ -82,13 +82,13 @@ class Colocated:
                 share += [prompt for prompt in dealt if prompt.group not in ended]
         return shares
 
-    def _shares(self, ask: Ask, prompts: Sequence[Prompt]) -> list[list[Prompt]]:
+    def _shares(self, ask: SamplingRequest, prompts: Sequence[Prompt]) -> list[list[Prompt]]:
         """Prompts of one step by engine."""
         # Nobody knows a completion's length before it is sampled: half of the longest weighs it against the
         # prompt.
         unknown = ask.samples_per_prompt * ask.max_tokens / 2
         costs = [float(ask.prompt_tokens[prompt.row]) + unknown for prompt in prompts]
-        return deal(prompts, costs, self.engines)
+        return deal_prompts(prompts, costs, self.engines)
 
     def rest(self) -> None:
         """`Sampler.rest`."""

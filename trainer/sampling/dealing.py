@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from trainer.algorithm.traces import Prompt
 
 
-def deal(prompts: Sequence[Prompt], costs: Sequence[float], engines: int) -> list[list[Prompt]]:
+def deal_prompts(prompts: Sequence[Prompt], costs: Sequence[float], engines: int) -> list[list[Prompt]]:
     """Shares of about equal cost (longest processing time first), each in the order of the step.
 
     costs: expected tokens of each prompt with its completions, above 0. A function of its arguments alone, so

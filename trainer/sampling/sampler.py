@@ -14,7 +14,7 @@ from trainer.weights.source import WeightSource
 
 
 @dataclass(frozen=True)
-class Ask:
+class SamplingRequest:
     """Prompts to be completed, how, and by which weights. No two asks of a run have the same kind, step and
     groups."""
 
@@ -69,7 +69,7 @@ class Sampler(Protocol):
     def load(self, weights: WeightSource) -> None:
         """Brings weights into every engine; what is asked from now on is theirs."""
 
-    def sample(self, ask: Ask) -> SampledGroups:
+    def sample(self, ask: SamplingRequest) -> SampledGroups:
         """Starts to sample with the weights that are loaded, which are those of `ask.version`.
 
         One that samples beside the learner returns at once; the others return when all of it is sampled.

@@ -42,7 +42,7 @@ class SamplerPart:
         with self.process.recording("load"):
             self.learner.policy.offload()
             self.engine.wake_weights()
-            in_process.push(self.learner.weights(version), self.engine)
+            in_process.push_weights(self.learner.weights(version), self.engine)
             self.engine.wake_cache()
             self.learner.policy.lock_behind()
 

@@ -17,7 +17,7 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.sample.logits_processor import LogitsProcessor
 
 from trainer.algorithm.seeding import seed_of
-from trainer.algorithm.traces import End, ImageRef, Prompt, Trace, completed, continued
+from trainer.algorithm.traces import End, ImageRef, Prompt, Trace, completed_trace, continue_trace
 from trainer.config import ConfigError, RunConfig
 from trainer.data.processor import EngineRequest, Prompter
 from trainer.observe import beacon
@@ -103,7 +103,7 @@ class BanTokens(LogitsProcessor, ProcessorV2):
 
     def __init__(self, vllm_config: VllmConfig, *_: Any) -> None:
         additional: Any = vllm_config.additional_config
-        self.ranges = ranges(additional["banned_token_ids"])
+        self.ranges = id_ranges(additional["banned_token_ids"])
 
     def apply(self, logits: torch.Tensor, *_: Any) -> torch.Tensor:
         """logits: [requests, vocabulary], changed in place."""
@@ -119,7 +119,7 @@ class BanTokens(LogitsProcessor, ProcessorV2):
         """The ban is the same for all requests."""
 
 
-def ranges(ids: Sequence[int]) -> list[tuple[int, int]]:
+def id_ranges(ids: Sequence[int]) -> list[tuple[int, int]]:
     """Sorted ids as runs [start, stop)."""
     out: list[tuple[int, int]] = []
     for i in ids:
@@ -154,7 +154,7 @@ def zero_scratch(worker: Any) -> None:
             tensor.zero_()
 
 
-def arguments(config: RunConfig, prompter: Prompter, images_per_prompt: int) -> dict[str, Any]:
+def engine_arguments(config: RunConfig, prompter: Prompter, images_per_prompt: int) -> dict[str, Any]:
     """The arguments of vLLM's `LLM`. images_per_prompt: the largest number of images in any row."""
     rollout = config.rollout
     on_gpu = config.placement.device == "cuda"
@@ -262,7 +262,7 @@ class Engine:
     """This rank's part of an engine of `rollout.tensor_parallel` ranks; all of them make the same calls."""
 
     def __init__(self, config: RunConfig, prompter: Prompter, images_per_prompt: int) -> None:
-        in_process.register()
+        in_process.register_transfer()
         self.config = config
         self.eos_token_id, self._tokenizer = prompter.eos_token_id, prompter.tokenizer
         self._opening = prompter.opening
@@ -275,7 +275,7 @@ class Engine:
         several = on_gpu and config.rollout.tensor_parallel > 1
         try:
             with shareable_memory() if several else contextlib.nullcontext():
-                self.llm = LLM(**arguments(config, prompter, images_per_prompt))
+                self.llm = LLM(**engine_arguments(config, prompter, images_per_prompt))
         except torch.OutOfMemoryError as error:
             raise ConfigError(
                 "vLLM does not fit this GPU: lower rollout.gpu_memory_utilization, or raise"
@@ -380,7 +380,7 @@ class Engine:
                 self._add(group, upcoming, temperature, max_tokens, top_p)
                 upcoming = None
 
-            beacon.tick()
+            beacon.count_piece()
             for output in self.llm.llm_engine.step():
                 if not output.finished:
                     continue
@@ -441,7 +441,7 @@ class Engine:
         end = ENDS.get(completion.finish_reason, "error")
         if end == "length" and len(so_far) + len(ids) < max_tokens:
             end = "cut"
-        piece = completed(
+        piece = completed_trace(
             asked,
             ids,
             group=group.prompt.group,
@@ -457,7 +457,7 @@ class Engine:
             ),
             routes=routes,
         )
-        return continued(begun, piece) if begun else piece
+        return continue_trace(begun, piece) if begun else piece
 
 
 class _OpenGroup:

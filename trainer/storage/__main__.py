@@ -14,18 +14,18 @@ from pathlib import Path
 
 from trainer.config import ConfigError
 from trainer.storage.command import exit_code
-from trainer.storage.probe import QUICK, probe
+from trainer.storage.probe import QUICK, probe_store
 from trainer.storage.storage import Storage
-from trainer.storage.transfer import download, fetch, size, upload
+from trainer.storage.transfer import download, fetch_whole_folder, format_size, upload
 
 
-def move(how: str, source: str, target: str) -> tuple[int, int]:
+def copy_files(how: str, source: str, target: str) -> tuple[int, int]:
     """Copies a file or folder between a local path and a store. Returns (files, bytes)."""
     if ("://" in source) == ("://" in target):
         raise ConfigError(f"{how} copies between a local path and a store's URL: give one of each")
     if "://" in target:
         return upload(Path(source), target, resume=how == "send")
-    return fetch(source, Path(target)) if how == "fetch" else download(source, Path(target))
+    return fetch_whole_folder(source, Path(target)) if how == "fetch" else download(source, Path(target))
 
 
 def run(arguments: list[str]) -> None:
@@ -33,15 +33,15 @@ def run(arguments: list[str]) -> None:
     match arguments:
         case ["cp" | "send" | "fetch" as how, source, target]:
             began = time.monotonic()
-            count, moved = move(how, source, target)
-            print(f"{count} files, {size(moved)} in {time.monotonic() - began:.0f} s")
+            count, moved = copy_files(how, source, target)
+            print(f"{count} files, {format_size(moved)} in {time.monotonic() - began:.0f} s")
         case ["ls", url]:
             for key, count in Storage(url).list():
                 print(f"{count:>14} {key}")
         case ["cat", url, key]:
             sys.stdout.buffer.write(Storage(url).get_bytes(key))
         case ["probe", url, *rest] if rest in ([], ["--read-only"]):
-            probe(url, write=not rest, retry=QUICK)
+            probe_store(url, write=not rest, retry=QUICK)
             print(f"{url} can be {'listed' if rest else 'written, listed, read and cleared'}")
         case _:
             raise ConfigError("usage: " + " ".join((__doc__ or "").splitlines()[2:4]))

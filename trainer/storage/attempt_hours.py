@@ -37,7 +37,7 @@ def spent_s(record: AttemptRecord, launch: str, before: int = 0) -> float:
     return total
 
 
-def refusal(spent: float, max_hours: float) -> str:
+def hours_refusal(spent: float, max_hours: float) -> str:
     """Why no further attempt starts; "" where one may."""
     left = 3600 * max_hours - spent
     if not spent or left >= min(LEAST_S, 360 * max_hours):

@@ -29,10 +29,10 @@ from typing import Any
 
 from trainer.config import ConfigError
 from trainer.config.run_store import ATTEMPTS
-from trainer.errors import StorageError
-from trainer.exit_codes import EXIT_OK
-from trainer.storage.seal import OPEN, Forged, Seal
+from trainer.storage.seal import OPEN, ForgedObject, Seal
 from trainer.storage.storage import Storage
+from trainer.system.errors import StorageError
+from trainer.system.exit_codes import EXIT_OK
 
 BEAT_S = 60.0
 """Seconds between a living attempt's marks."""
@@ -41,7 +41,7 @@ ALIVE_S = 4 * BEAT_S
 
 
 @dataclass(frozen=True)
-class Past:
+class PastAttempt:
     """One attempt, as the record tells it."""
 
     epoch: int
@@ -64,8 +64,8 @@ class Past:
     """What was left of the restarts when it ended, else when it started, in words."""
 
 
-STARTED = tuple(field.name for field in fields(Past) if field.default is MISSING)
-"""Fields of `Past` that every attempt writes when it starts."""
+STARTED = tuple(field.name for field in fields(PastAttempt) if field.default is MISSING)
+"""Fields of `PastAttempt` that every attempt writes when it starts."""
 
 # --- what an object of the record must be ---------------------------------------------------------------
 
@@ -152,10 +152,10 @@ def well_formed(name: str, value: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class Newest:
+class NewestAttempt:
     """The newest attempt of a run, and whether it lives."""
 
-    attempt: Past
+    attempt: PastAttempt
     seen_unix_s: float
     """Its last mark, by the clock of this machine."""
     silent_s: float | None
@@ -184,7 +184,7 @@ class AttemptRecord:
         self.storage = storage
         self.seal = seal
 
-    def newest(self, by_store: bool = False) -> Newest | None:
+    def newest(self, by_store: bool = False) -> NewestAttempt | None:
         """The newest attempt; None before the first.
 
         by_store: its age is taken by the store's own clock, for which a small object is written and removed;
@@ -201,7 +201,7 @@ class AttemptRecord:
         over = final is not None and final["launch"] == attempt.launch
         now = time.time()
         silent_s = self._silent_s(epoch, by_store and attempt.code is None and not over)
-        return Newest(
+        return NewestAttempt(
             attempt=attempt,
             seen_unix_s=attempt.begun_unix_s if silent_s is None else now - silent_s,
             silent_s=silent_s,
@@ -225,7 +225,7 @@ class AttemptRecord:
         marker = self.content("final")
         return (marker["code"], marker["why"]) if marker else None
 
-    def alive(self) -> Past | None:
+    def alive(self) -> PastAttempt | None:
         """The newest attempt if it is alive, or if nobody can tell: ask before a second launch."""
         newest = self.newest(by_store=True)
         return newest.attempt if newest and newest.alive is not False else None
@@ -249,11 +249,11 @@ class AttemptRecord:
             return "the run has reached its last step"
         return newest.final or ""
 
-    def past(self) -> list[Past]:
+    def past(self) -> list[PastAttempt]:
         """The attempts since the last that got further than the one before it, oldest first; the newest at
         least."""
         names = self._names()
-        found: list[Past] = []
+        found: list[PastAttempt] = []
         for epoch in reversed(_epochs(names)):
             attempt = self._attempt(epoch, names)
             if attempt is None:
@@ -266,13 +266,13 @@ class AttemptRecord:
     def _names(self) -> set[str]:
         return {key for key, _ in self.storage.list()}
 
-    def _attempt(self, epoch: int, names: Collection[str]) -> Past | None:
+    def _attempt(self, epoch: int, names: Collection[str]) -> PastAttempt | None:
         """One attempt, with its end if `names`, the record's objects, hold one."""
         mine = self.read(epoch)
         if mine is None:
             return None
         end = (self.content(f"{epoch:08d}.end") if f"{epoch:08d}.end.json" in names else None) or {}
-        return Past(
+        return PastAttempt(
             **{name: mine[name] for name in STARTED},
             code=end.get("code"),
             died_at_step=end.get("died_at_step"),
@@ -320,7 +320,7 @@ class AttemptRecord:
             value = None
         try:
             self.seal.check_json(f"{ATTEMPTS}/{name}.json", value)
-        except Forged:
+        except ForgedObject:
             return None
         if well_formed(name, value):
             return value

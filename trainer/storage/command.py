@@ -6,8 +6,8 @@ import sys
 from collections.abc import Callable
 
 from trainer.config import ConfigError
-from trainer.errors import StorageError
-from trainer.exit_codes import EXIT_CONFIG, EXIT_INTERRUPTED, EXIT_OK, EXIT_STORAGE
+from trainer.system.errors import StorageError
+from trainer.system.exit_codes import EXIT_CONFIG, EXIT_INTERRUPTED, EXIT_OK, EXIT_STORAGE
 
 
 def exit_code(run: Callable[[], None]) -> int:

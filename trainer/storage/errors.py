@@ -75,7 +75,7 @@ def code_of(error: BaseException) -> str:
     return found[1] if found else ""
 
 
-def permanent(error: BaseException, *, bucket_missing_is_404: bool) -> str:
+def permanent_cause(error: BaseException, *, bucket_missing_is_404: bool) -> str:
     """What is wrong and what to change, if trying again cannot help; else an empty string.
 
     bucket_missing_is_404: the request was a listing or a put, whose 404 can only mean the bucket.

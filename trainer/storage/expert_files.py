@@ -22,7 +22,7 @@ TOGETHER = re.compile(r"(.*\.mlp\.experts)\.(gate_up|down)_proj")
 
 
 @dataclass(frozen=True)
-class Place:
+class TensorPlace:
     """Where a tensor of a file lies in a model's parameters."""
 
     name: str
@@ -43,19 +43,19 @@ class Place:
         return matrix if self.half is None else matrix.chunk(2)[self.half]
 
 
-def place(key: str, layout: Layout) -> Place:
+def tensor_place(key: str, layout: Layout) -> TensorPlace:
     """Where the tensor `key` of a file lies. Experts that are apart are known by their names, whatever the
     layout says: transformers saves a Qwen3.5-MoE's so."""
     found = APART.fullmatch(key) if layout else None
     if not found:
-        return Place(key, transposed=layout == "transposed" and bool(TOGETHER.fullmatch(key)))
+        return TensorPlace(key, transposed=layout == "transposed" and bool(TOGETHER.fullmatch(key)))
     prefix, expert, matrix = found.groups()
     if matrix == "down":
-        return Place(f"{prefix}.down_proj", int(expert))
-    return Place(f"{prefix}.gate_up_proj", int(expert), int(matrix == "up"))
+        return TensorPlace(f"{prefix}.down_proj", int(expert))
+    return TensorPlace(f"{prefix}.gate_up_proj", int(expert), int(matrix == "up"))
 
 
-def written(
+def written_tensors(
     name: str, shape: tuple[int, ...], read: Read, layout: Layout
 ) -> Iterator[tuple[str, tuple[int, ...], Read]]:
     """(key, shape, read) of the tensors as which files hold a parameter; read: that of the parameter."""

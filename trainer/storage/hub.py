@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from trainer.backoff import Backoff
 from trainer.config import ConfigError, RunConfig
-from trainer.errors import OF_THE_DISK, StorageError
-from trainer.waiting import Waiter, waiting_for
+from trainer.system.backoff import Backoff
+from trainer.system.errors import OF_THE_DISK, StorageError
+from trainer.system.waiting import Waiter, waiting_for
 
 INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
 READ_FIRST = ("tokenizer.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json")
@@ -39,7 +39,7 @@ def from_hub(config: RunConfig) -> bool:
     return not Path(config.model.path).is_dir() and os.environ.get("HF_HUB_OFFLINE") != "1"
 
 
-def file(config: RunConfig, name: str, cache_dir: str | Path | None = None) -> Path:
+def model_file(config: RunConfig, name: str, cache_dir: str | Path | None = None) -> Path:
     """Path of one file of the model; of the hub's, downloaded where it is not in the cache, after another
     process that downloads it. A hub that is away is waited for by name.
 
@@ -99,7 +99,7 @@ def _failure(model: str, name: str, error: BaseException) -> Exception:
     return StorageError(said)
 
 
-def folder(config: RunConfig) -> Path:
+def model_folder(config: RunConfig) -> Path:
     """The local folder of the pretrained model; of a hub id what the hub's cache has, which may lack the
     weights."""
     if Path(config.model.path).is_dir():
@@ -112,7 +112,7 @@ def folder(config: RunConfig) -> Path:
     ).parent
 
 
-def fingerprint(config: RunConfig) -> str:
+def model_fingerprint(config: RunConfig) -> str:
     """What tells the model from another one: of a folder a hash of what it holds, of a hub's model its name.
 
     Of every weight file some bytes at its start, middle and end are read: that takes no time, and other
@@ -158,7 +158,7 @@ def weight_files(config: RunConfig, cache_dir: str | Path | None = None) -> list
     """Names of the files that hold the model's weights. Raises as `file` does, and ConfigError for a broken
     index."""
     try:
-        index = file(config, INDEX, cache_dir)
+        index = model_file(config, INDEX, cache_dir)
     except FileNotFoundError:
         return [WHOLE]
     try:
@@ -167,20 +167,20 @@ def weight_files(config: RunConfig, cache_dir: str | Path | None = None) -> list
         raise ConfigError(f"{index} is no index of weights ({error!r}): download the model again") from error
 
 
-def fetch(config: RunConfig, names: Sequence[str], cache_dir: str | Path | None = None) -> list[Path]:
+def fetch_files(config: RunConfig, names: Sequence[str], cache_dir: str | Path | None = None) -> list[Path]:
     """Paths of several files, some downloaded at a time. Raises as `file` does."""
     with ThreadPoolExecutor(PARALLEL_FILES) as pool:
-        return list(pool.map(lambda name: file(config, name, cache_dir), names))
+        return list(pool.map(lambda name: model_file(config, name, cache_dir), names))
 
 
-def ask(config: RunConfig) -> None:
+def check_hub_answers(config: RunConfig) -> None:
     """After a failure that may be the hub's, or its answer: raises StorageError if it does not answer."""
     for name in READ_FIRST if from_hub(config) else ():
         with contextlib.suppress(FileNotFoundError, ConfigError):
-            file(config, name)
+            model_file(config, name)
 
 
-def aliases(key: str) -> set[str]:
+def key_aliases(key: str) -> set[str]:
     """What a module may call a tensor of a file: older files of vision models leave out where the decoder
     lies."""
     return {key, f"model.{key}", key.replace("model.", "model.language_model.", 1)}

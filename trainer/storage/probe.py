@@ -11,20 +11,20 @@ import secrets
 from collections.abc import Mapping
 
 from trainer.config import ConfigError
-from trainer.errors import StorageError
 from trainer.storage.storage import Storage
-from trainer.storage.stores import Retry
+from trainer.storage.stores import RetryPolicy
+from trainer.system.errors import StorageError
 
-PATIENT = Retry(request_timeout_s=60.0)
+PATIENT = RetryPolicy(request_timeout_s=60.0)
 """On a node: waits through a passing outage."""
-QUICK = Retry(
+QUICK = RetryPolicy(
     attempts=2, first_wait_s=0.5, request_retries=1, request_retry_s=5.0, stall_s=8.0, request_timeout_s=15.0
 )
 """On a user's machine: gives up early."""
 
 
-def probe(
-    url: str, *, write: bool = True, env: Mapping[str, str] = os.environ, retry: Retry = PATIENT
+def probe_store(
+    url: str, *, write: bool = True, env: Mapping[str, str] = os.environ, retry: RetryPolicy = PATIENT
 ) -> None:
     """Puts, lists, reads and deletes one small object below `url`; with write=False only lists.
 

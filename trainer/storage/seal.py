@@ -31,11 +31,11 @@ COMMENT = b"spotrl-hmac-sha256:"
 COMMENT_BYTES = len(COMMENT) + 64
 
 
-class Forged(ValueError):
+class ForgedObject(ValueError):
     """An object that was not written with the run's key, or not for this place."""
 
 
-def secret(env: Mapping[str, str] = os.environ) -> bytes:
+def read_secret(env: Mapping[str, str] = os.environ) -> bytes:
     """The run's secret. Raises ConfigError where there is none, or one that could be guessed."""
     key = env.get(KEY_VARIABLE, "")
     if len(key) < LEAST_KEY:
@@ -60,13 +60,13 @@ class Seal:
     def of(cls, config: RunConfig) -> Seal:
         """That of a run, one for each process. Raises ConfigError for a run with workers and without a
         key."""
-        return OPEN if config.fleet.workers == "off" else _of_run(config.run_id, secret())
+        return OPEN if config.fleet.workers == "off" else _of_run(config.run_id, read_secret())
 
     @classmethod
     def of_environment(cls, run_id: str) -> Seal:
         """The same for a program that has not read the run's configuration: a machine is given the key where
         its run has one."""
-        return _of_run(run_id, secret()) if os.environ.get(KEY_VARIABLE) else OPEN
+        return _of_run(run_id, read_secret()) if os.environ.get(KEY_VARIABLE) else OPEN
 
     def __bool__(self) -> bool:
         return bool(self._key)
@@ -83,7 +83,7 @@ class Seal:
         if place not in self.refused:
             self.refused.add(place)
             print(f"signature: {told}: it is not used", file=sys.stderr, flush=True)
-        raise Forged(told)
+        raise ForgedObject(told)
 
     def check(self, place: str, found: bytes, body: bytes) -> None:
         """found: the signature that an object carries; empty for none. Raises Forged."""

@@ -26,10 +26,10 @@ import obstore
 from obstore import exceptions
 
 from trainer.config import ConfigError
-from trainer.errors import ObjectTooLarge, StorageError, StoreRefused
-from trainer.storage.errors import code_of, permanent, status_of
-from trainer.storage.stores import DOWNLOAD_TIMEOUT_S, Retry, open_store
-from trainer.waiting import waiting_for
+from trainer.storage.errors import code_of, permanent_cause, status_of
+from trainer.storage.stores import DOWNLOAD_TIMEOUT_S, RetryPolicy, open_store
+from trainer.system.errors import ObjectTooLarge, StorageError, StoreRefused
+from trainer.system.waiting import waiting_for
 
 T = TypeVar("T")
 Listing = list[tuple[str, int]]
@@ -54,10 +54,10 @@ class Storage:
     """
 
     def __init__(
-        self, url: str | os.PathLike, *, env: Mapping[str, str] = os.environ, retry: Retry | None = None
+        self, url: str | os.PathLike, *, env: Mapping[str, str] = os.environ, retry: RetryPolicy | None = None
     ):
         self.url = os.fspath(url)
-        self.retry = retry or Retry()
+        self.retry = retry or RetryPolicy()
         self.retries = 0
         self._lock = threading.Lock()
         patience_s = self.retry.request_timeout_s
@@ -342,7 +342,7 @@ class Storage:
     ) -> None:
         """Raises a permanent error, or the last attempt's; else prints the error and waits, which the run is
         told of until `waits` is closed."""
-        if cure := permanent(error, bucket_missing_is_404=whole):
+        if cure := permanent_cause(error, bucket_missing_is_404=whole):
             reply = f"{status_of(error) or ''} {code_of(error)}".strip() or _first(error)
             kind = StoreRefused if status_of(error) in (401, 403) else ConfigError
             raise kind(f"{what} at {self.url}: {cure} ({reply})") from error
@@ -369,7 +369,7 @@ def _note(key: str) -> str:
     return key + ".sha256"
 
 
-def _reopen(url: str, retry: Retry) -> Storage:
+def _reopen(url: str, retry: RetryPolicy) -> Storage:
     return Storage(url, retry=retry)
 
 

@@ -15,13 +15,13 @@ from typing import Any
 from obstore.exceptions import BaseError
 from obstore.store import GCSStore, LocalStore, S3Store
 
-from trainer.backoff import Backoff
 from trainer.config import ConfigError
 from trainer.config.bucket_address import BucketAddress, is_address
+from trainer.system.backoff import Backoff
 
 
 @dataclass(frozen=True)
-class Limits:
+class StoreLimits:
     """How a store wants large files."""
 
     part_bytes: int = 8 << 20
@@ -57,12 +57,12 @@ class Limits:
         return max(3, min(12, self.in_flight_bytes // part))
 
 
-RUNPOD = Limits(request_timeout_s=7200.0)
+RUNPOD = StoreLimits(request_timeout_s=7200.0)
 """RunPod's S3-compatible network volumes: bucket = volume id, https://s3api-<data center>.runpod.io."""
 
 
 @dataclass(frozen=True)
-class Retry(Backoff):
+class RetryPolicy(Backoff):
     """Whole-file retries, on top of obstore's per request."""
 
     attempts: int = 6
@@ -79,8 +79,8 @@ DOWNLOAD_TIMEOUT_S = 24 * 3600.0
 
 
 def open_store(
-    url: str, env: Mapping[str, str], retry: Retry, request_timeout_s: float = 0.0
-) -> tuple[Any, Limits]:
+    url: str, env: Mapping[str, str], retry: RetryPolicy, request_timeout_s: float = 0.0
+) -> tuple[Any, StoreLimits]:
     """The obstore store of `url` and its limits. Raises ConfigError for a URL or credentials that cannot
     work.
 
@@ -89,11 +89,11 @@ def open_store(
     if not is_address(url):
         return (
             LocalStore(os.path.abspath(os.path.expanduser(url)), mkdir=True, automatic_cleanup=True),
-            Limits(),
+            StoreLimits(),
         )
     address = BucketAddress.parse(url, "address")
     if not address.is_store:
-        return LocalStore(address.path, mkdir=True, automatic_cleanup=True), Limits()
+        return LocalStore(address.path, mkdir=True, automatic_cleanup=True), StoreLimits()
     scheme = address.scheme
     bucket = address.bucket
     prefix = address.path
@@ -110,7 +110,7 @@ def open_store(
         raise ConfigError(
             f"{url}: the endpoint {endpoint!r} is no URL: write https://host, as the provider gives it"
         )
-    limits = RUNPOD if re.search(r"//s3api-[^/]*\.runpod\.io", endpoint) else Limits()
+    limits = RUNPOD if re.search(r"//s3api-[^/]*\.runpod\.io", endpoint) else StoreLimits()
     options: dict[str, Any] = {
         "client_options": {
             "timeout": timedelta(seconds=request_timeout_s or limits.request_timeout_s),

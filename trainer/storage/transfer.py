@@ -19,7 +19,7 @@ TELL_S = 10.0
 """Seconds between two lines."""
 
 
-class Told:
+class TransferProgress:
     """Says how far a transfer has come, and how long the rest will take at this speed."""
 
     def __init__(self, what: str, total: int):
@@ -38,13 +38,14 @@ class Told:
         rate = self.done / (now - self.began)
         left = f"{(self.total - self.done) / rate:.0f} s left" if rate else "no end in sight"
         print(
-            f"{self.what}: {size(self.done)} of {size(self.total)}, {size(rate)}/s, {left}",
+            f"{self.what}: {format_size(self.done)} of {format_size(self.total)}, "
+            f"{format_size(rate)}/s, {left}",
             file=sys.stderr,
             flush=True,
         )
 
 
-def size(count: float) -> str:
+def format_size(count: float) -> str:
     """Bytes in a unit that fits."""
     for unit in ("bytes", "KiB", "MiB"):
         if count < 1000:
@@ -80,7 +81,7 @@ def upload(source: Path, url: str, resume: bool = False) -> tuple[int, int]:
             print(f"{key} is not sent: its name is that of a secret", file=sys.stderr, flush=True)
         elif there.get(key) != count:
             wanted.append((key, count))
-    told = Told(f"upload to {url}", sum(count for _, count in wanted))
+    told = TransferProgress(f"upload to {url}", sum(count for _, count in wanted))
     for key, _ in sorted(wanted, key=lambda file: file[0] in LAST):
         store.put(root / key, key, told)
     return len(wanted), told.total
@@ -94,13 +95,13 @@ def download(url: str, target: Path) -> tuple[int, int]:
         folder, _, name = url.rstrip("/").rpartition("/")
         store = Storage(folder)
         found = [(name, store.size(name) or 0)]
-    told = Told(f"download of {url}", sum(count for _, count in found))
+    told = TransferProgress(f"download of {url}", sum(count for _, count in found))
     for key, _ in found:
         store.get(key, target / key, told)
     return len(found), told.total
 
 
-def fetch(url: str, target: Path) -> tuple[int, int]:
+def fetch_whole_folder(url: str, target: Path) -> tuple[int, int]:
     """Downloads a folder, whole or not at all. Raises ConfigError where the store has none."""
     if not Storage(url).list():
         raise ConfigError(f"nothing at {url}: `python3 launch.py up` uploads it before anything is rented")

@@ -1,9 +1,9 @@
 """Weights from the policy's shards into the engine that lives in the same process, through vLLM's
 weight-transfer API.
 
-`push` streams one group of layers at a time: all ranks gather it, each loads its own tensor-parallel part of
-it, and it is freed. vLLM's layerwise reloading re-packs what its kernels had packed; `load_weights` alone
-would not.
+`push_weights` streams one group of layers at a time: all ranks gather it, each loads its own tensor-parallel
+part of it, and it is freed. vLLM's layerwise reloading re-packs what its kernels had packed; `load_weights`
+alone would not.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ CHATTY = ("vllm.model_executor.model_loader.reload.layerwise", "vllm.v1.worker.c
 head, failed to load some. A layer that lacks its weights is found by the check of the first sync."""
 
 
-class Receiver(Protocol):
-    """What `push` needs of an engine."""
+class WeightReceiver(Protocol):
+    """What `push_weights` needs of an engine."""
 
     version: int
     """Version of the weights that the engine holds."""
@@ -51,17 +51,17 @@ class NoInit(WeightTransferInitInfo):
 
 
 @dataclass
-class Weights(WeightTransferUpdateInfo):
+class WeightGroup(WeightTransferUpdateInfo):
     """One group of full tensors in Hugging Face names."""
 
     weights: list[tuple[str, Tensor]]
 
 
-class InProcessEngine(WeightTransferEngine[NoInit, Weights]):
+class InProcessEngine(WeightTransferEngine[NoInit, WeightGroup]):
     """vLLM's side of the transfer. It gets tensors of the same process by reference."""
 
     init_info_cls = NoInit
-    update_info_cls = Weights
+    update_info_cls = WeightGroup
 
     def init_transfer_engine(self, init_info: NoInit) -> None:
         """Nothing to do."""
@@ -75,7 +75,7 @@ class InProcessEngine(WeightTransferEngine[NoInit, Weights]):
         self._head_received = False
         initialize_layerwise_reload(self.model)
 
-    def receive_weights(self, update_info: Weights) -> None:
+    def receive_weights(self, update_info: WeightGroup) -> None:
         """Loads one group; each layer is re-packed as soon as it is whole."""
         weights = []
         for name, tensor in update_info.weights:
@@ -161,14 +161,14 @@ class NoWeights(BaseModelLoader):
             parameter.data.zero_()
 
 
-def register() -> None:
+def register_transfer() -> None:
     """Registers the transfer and the loader with vLLM, once per process."""
     if BACKEND not in WeightTransferEngineFactory._registry:
         WeightTransferEngineFactory.register_engine(BACKEND, InProcessEngine)
         register_model_loader(BACKEND)(NoWeights)
 
 
-def push(weights: WeightSource, engine: Receiver) -> None:
+def push_weights(weights: WeightSource, engine: WeightReceiver) -> None:
     """Replaces all of the engine's weights, then empties every cache that rests on the old ones.
 
     The source brings every parameter of the model, a frozen tower too: sleep level 2 discarded it.

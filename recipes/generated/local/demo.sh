@@ -3,10 +3,10 @@
 set -euo pipefail
 export WORK="${WORK:-$PWD/.cache}"
 export RUNS="${RUNS:-$PWD/runs}"
-. trainer/task.sh begin '' "/" "10 3"
-bash trainer/setup.sh cpu
+. trainer/shell/task.sh begin '' "/" "10 3"
+bash trainer/shell/setup.sh cpu
 step "${DATA}/shapes-74709ef5/manifest.json" .venvs/cpu/bin/python -m examples.demo.shapes --out "${DATA}/shapes-74709ef5"
-step "${MODELS}/demo-f2bc5997/config.json" .venvs/cpu/bin/python -m examples.demo.warm_start --data "${DATA}/shapes-74709ef5" --out "${MODELS}/demo-f2bc5997"
+step "${MODELS}/demo-b5de4d41/config.json" .venvs/cpu/bin/python -m examples.demo.warm_start --data "${DATA}/shapes-74709ef5" --out "${MODELS}/demo-b5de4d41"
 write ".cache/$RUN_ID.yaml" <<YAML
 method: grpo
 run:
@@ -15,7 +15,7 @@ run:
   dir: "${RUNS}/${RUN_ID}"
   max_steps: 60
 model:
-  path: "${MODELS}/demo-f2bc5997"
+  path: "${MODELS}/demo-b5de4d41"
   dtype: fp32
   gradient_checkpointing: false
   min_pixels: 784
@@ -126,5 +126,5 @@ expected:
     source: three seeds of the demo on two CPU cores (AMD EPYC)
   not_promised: seconds and memory, which depend on the machine; other processors round otherwise, so their curves are other draws
 YAML
-must .venvs/cpu/bin/python -m recipes.manifest ".cache/$RUN_ID.yaml"
+must .venvs/cpu/bin/python -m recipes.records.manifest ".cache/$RUN_ID.yaml"
 exec .venvs/cpu/bin/python -m trainer.node --config ".cache/$RUN_ID.yaml"

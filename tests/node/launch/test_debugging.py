@@ -26,8 +26,8 @@ from trainer.observe.phases import Phases
 
 class Rank:
     def start(self):
-        beacon.start(0)
-        post_mortem.install((KeyError,))
+        beacon.start_beacon(0)
+        post_mortem.install_debugger((KeyError,))
 
     def lose(self):
         raise KeyError("the driver deals with this one")
@@ -185,7 +185,7 @@ def test_ray_still_calls_what_is_wrapped(monkeypatch):
     monkeypatch.setattr(rpdb, "_post_mortem", lambda: calls.append(1))
     monkeypatch.setenv(post_mortem.VARIABLE, "1")
     assert pdb is rpdb and pdb._is_ray_debugger_post_mortem_enabled()
-    post_mortem.install((KeyError,))
+    post_mortem.install_debugger((KeyError,))
     for error in (KeyError("handled"), ValueError("not")):
         try:
             raise error

@@ -12,14 +12,14 @@ import pytest
 
 from trainer.checkpoint.attempt import Attempts
 from trainer.config import RunConfig
-from trainer.exit_codes import EXIT_GAVE_UP, EXIT_NODE_LOST, EXIT_PREEMPTED, EXIT_RAY
 from trainer.node import topology
 from trainer.node.launch.head import HeadLauncher
 from trainer.node.launch.job_watch import JobWatch
-from trainer.node.launch.launcher import Ended
-from trainer.node.launch.ray_node import End
+from trainer.node.launch.launcher import LaunchEnded
+from trainer.node.launch.ray_node import JobEnd
 from trainer.node.watch import preemption
 from trainer.node.watch.attempt_holder import AttemptHolder
+from trainer.system.exit_codes import EXIT_GAVE_UP, EXIT_NODE_LOST, EXIT_PREEMPTED, EXIT_RAY
 
 
 class NoSignals:
@@ -38,7 +38,7 @@ def head(tmp_path):
         run=replace(config.run, name="one", dir=str(tmp_path / "run")),
         checkpoint=replace(config.checkpoint, remote=f"file://{tmp_path}/bucket"),
     )
-    node = topology.read({"SPOTRL_NODES": "1"})
+    node = topology.read_node_environment({"SPOTRL_NODES": "1"})
     launcher = HeadLauncher(config, node, argparse.Namespace(preflight=False, command=["job"]), NoSignals())
     launcher.holder = AttemptHolder(config, counts=True, trains=False)
     launcher.holder.take()
@@ -88,8 +88,8 @@ class Asleep:
     def __init__(self, flag: Path):
         self.flag = flag
 
-    def ended(self) -> End | None:
-        return End("FAILED", EXIT_PREEMPTED, "") if self.flag.exists() else None
+    def ended(self) -> JobEnd | None:
+        return JobEnd("FAILED", EXIT_PREEMPTED, "") if self.flag.exists() else None
 
 
 def watch_of(head: HeadLauncher, folder: Path) -> JobWatch:
@@ -103,11 +103,11 @@ def watch_of(head: HeadLauncher, folder: Path) -> JobWatch:
 def test_a_run_whose_hours_are_over_saves_and_ends_for_good(head, tmp_path, monkeypatch):
     watch = watch_of(head, tmp_path)
     head.holder.until = time.monotonic() + 250.0
-    with pytest.raises(Ended, match=r"have taken the 24 hours of budget.max_hours") as end:
+    with pytest.raises(LaunchEnded, match=r"have taken the 24 hours of budget.max_hours") as end:
         watch.run()
     assert end.value.code == EXIT_GAVE_UP
     monkeypatch.setenv(preemption.FLAG_VARIABLE, str(tmp_path / "notice"))
-    notice = preemption.Notice(signals=False)
+    notice = preemption.PreemptionNotice(signals=False)
     assert "budget.max_hours" in notice.poll()
     assert 240 < notice.remaining_s() <= 250, "the run's own limit: no provider's notice shortens it"
     notice.close()
@@ -119,7 +119,7 @@ def test_a_run_whose_hours_are_over_saves_and_ends_for_good(head, tmp_path, monk
 def test_a_job_that_outlasts_the_runs_hours_is_ended(head, tmp_path):
     watch = watch_of(head, tmp_path)
     head.holder.until = time.monotonic() - 1.0
-    with pytest.raises(Ended) as end:
+    with pytest.raises(LaunchEnded) as end:
         watch.run()
     assert end.value.code == EXIT_GAVE_UP
     head.ray = None

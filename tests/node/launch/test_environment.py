@@ -6,7 +6,8 @@ import re
 import pytest
 
 from trainer.config import ConfigError
-from trainer.network import (
+from trainer.node.topology import expand_hostlist, misplaced_rank, read_node_environment
+from trainer.system.network import (
     Interface,
     chosen_interfaces,
     interface_of,
@@ -14,13 +15,12 @@ from trainer.network import (
     network_variables,
     route_address,
 )
-from trainer.node.topology import expand_hostlist, misplaced, read
 
 CARDS = [Interface("lo", "127.0.0.1"), Interface("eth0", "172.17.0.2"), Interface("eth1", "10.50.0.12")]
 
 
 def place(env, **more):
-    node = read(env, **more)
+    node = read_node_environment(env, **more)
     return node.platform, node.rank, node.nodes, node.head, node.gpus_per_node
 
 
@@ -36,7 +36,7 @@ def test_skypilot():
         "SKYPILOT_NUM_GPUS_PER_NODE": "8",
     }
     assert place(env) == ("skypilot", 1, 2, "10.0.0.1", 8)
-    assert read(env).name_of(1) == "node 1 (10.0.0.2)"
+    assert read_node_environment(env).name_of(1) == "node 1 (10.0.0.2)"
 
 
 def test_dstack():
@@ -62,7 +62,7 @@ def test_slurm_step():
         "SLURM_GPUS_ON_NODE": "8",
     }
     assert place(env) == ("slurm", 2, 3, "gpu07", 8)
-    assert read(env).peers == ("gpu07", "gpu08", "gpu11")
+    assert read_node_environment(env).peers == ("gpu07", "gpu08", "gpu11")
 
 
 def test_slurm_batch_script_without_srun_is_refused():
@@ -73,14 +73,14 @@ def test_slurm_batch_script_without_srun_is_refused():
         "SLURM_JOB_NODELIST": "h[1-2]",
     }
     with pytest.raises(ConfigError, match="srun --ntasks-per-node=1"):
-        read(env)
+        read_node_environment(env)
     assert place(env | {"SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "h1"})[:4] == ("slurm", 0, 1, "h1")
 
 
 def test_slurm_with_two_launchers_on_a_node_is_refused():
     env = {"SLURM_JOB_ID": "7", "SLURM_NODEID": "0", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_NODES": "1"}
     with pytest.raises(ConfigError, match="more than one launcher"):
-        read(env)
+        read_node_environment(env)
 
 
 def test_pbs_node_file_repeats_hosts_and_the_rank_is_the_hosts_place_in_it():
@@ -93,12 +93,12 @@ def test_pbs_node_file_repeats_hosts_and_the_rank_is_the_hosts_place_in_it():
     del env["PBS_GPUFILE"]
     assert place(env | {"PBS_NODENUM": "0"}, hostname="other", read_text=files.__getitem__)[1:3] == (0, 2)
     with pytest.raises(ConfigError, match="PBS_NODENUM or PBS_VNODENUM is missing"):
-        read(env, hostname="other", read_text=files.__getitem__)
+        read_node_environment(env, hostname="other", read_text=files.__getitem__)
 
 
 def test_pbs_node_file_that_cannot_be_read():
     with pytest.raises(ConfigError, match="set SPOTRL_PEERS"):
-        read({"PBS_NODEFILE": "/nowhere/nodes"}, hostname="n1")
+        read_node_environment({"PBS_NODEFILE": "/nowhere/nodes"}, hostname="n1")
 
 
 def test_runpod_instant_cluster_and_torchrun():
@@ -122,7 +122,7 @@ def test_runpod_instant_cluster_and_torchrun():
     }
     assert place(torchrun)[:4] == ("torchrun", 1, 2, "a")
     with pytest.raises(ConfigError, match="--nproc-per-node=1"):
-        read(torchrun | {"LOCAL_WORLD_SIZE": "8"})
+        read_node_environment(torchrun | {"LOCAL_WORLD_SIZE": "8"})
 
 
 def test_our_own_variables_win():
@@ -147,7 +147,7 @@ def test_our_own_variables_win():
 )
 def test_what_contradicts_itself_is_named(env, message):
     with pytest.raises(ConfigError, match=message):
-        read(env)
+        read_node_environment(env)
 
 
 @pytest.mark.parametrize(
@@ -207,15 +207,17 @@ def test_an_interface_is_read_as_its_library_reads_it(variable, given, taken):
 
 
 def test_a_node_with_the_address_of_another_rank_is_misplaced():
-    here = read({"SPOTRL_PEERS": "10.0.0.1 10.0.0.2 10.0.0.3", "SPOTRL_NODE_RANK": "1"})
+    here = read_node_environment({"SPOTRL_PEERS": "10.0.0.1 10.0.0.2 10.0.0.3", "SPOTRL_NODE_RANK": "1"})
 
     def resolve(name: str) -> list[str]:
         return [name]
 
-    assert misplaced(here, ["127.0.0.1", "10.0.0.2"], resolve) is None
-    assert misplaced(here, ["192.168.0.2"], resolve) is None, "addresses behind a translation say nothing"
-    assert misplaced(here, ["10.0.0.3"], resolve) == 2
-    assert misplaced(here, ["10.0.0.2", "10.0.0.3"], resolve) is None, "named by the check of duplicates"
+    assert misplaced_rank(here, ["127.0.0.1", "10.0.0.2"], resolve) is None
+    assert misplaced_rank(here, ["192.168.0.2"], resolve) is None, (
+        "addresses behind a translation say nothing"
+    )
+    assert misplaced_rank(here, ["10.0.0.3"], resolve) == 2
+    assert misplaced_rank(here, ["10.0.0.2", "10.0.0.3"], resolve) is None, "named by the check of duplicates"
 
 
 def test_an_address_that_no_card_holds():

@@ -34,7 +34,7 @@ def test_only_the_weights_that_are_read_are_downloaded(tmp_path, monkeypatch, pa
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         hub.add("owner/model", files)
         (folder,) = {
-            path.parent for path in model_fetch.fetch(config(tmp_path), cache_dir=tmp_path / "cache")
+            path.parent for path in model_fetch.fetch_weights(config(tmp_path), cache_dir=tmp_path / "cache")
         }
         assert sorted(path.name for path in folder.glob("*.safetensors")) == names
         assert not any("consolidated" in path or "tokenizer" in path for _, path, _ in hub.requests)
@@ -50,23 +50,23 @@ def test_nodes_share_the_download_where_ranks_keep_slices(tmp_path, monkeypatch,
     with hub_server.serve() as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         hub.add("owner/model", {"model.safetensors.index.json": index} | dict.fromkeys(names, b"w" * 2000))
-        found = [model_fetch.fetch(here, node, 2, tmp_path / f"cache-{node}") for node in (0, 1)]
+        found = [model_fetch.fetch_weights(here, node, 2, tmp_path / f"cache-{node}") for node in (0, 1)]
     assert [[path.name for path in paths] for paths in found] == (
         [names[::2], names[1::2]] if shared else [names, names]
     )
 
 
 def test_a_resume_that_needs_none_downloads_none(tmp_path):
-    assert model_fetch.needed(config(tmp_path, kl_coef=0.0)), "the first start"
+    assert model_fetch.needs_base_weights(config(tmp_path, kl_coef=0.0)), "the first start"
     manifest = tmp_path / "store/r/checkpoints/step-00000002/1-abcdef/manifest.json"
     manifest.parent.mkdir(parents=True)
     manifest.write_text("{}")
     all_trained = config(tmp_path, kl_coef=0.0)
-    assert not model_fetch.needed(all_trained)
-    assert model_fetch.needed(config(tmp_path, kl_coef=0.01)), "for the reference"
+    assert not model_fetch.needs_base_weights(all_trained)
+    assert model_fetch.needs_base_weights(config(tmp_path, kl_coef=0.01)), "for the reference"
     for other in ({"model": c.Model(path="owner/model", freeze_vision=True)}, {"lora": c.LoRA(rank=4)}):
-        assert model_fetch.needed(replace(all_trained, **other))
-    assert model_fetch.needed(
+        assert model_fetch.needs_base_weights(replace(all_trained, **other))
+    assert model_fetch.needs_base_weights(
         replace(all_trained, checkpoint=replace(all_trained.checkpoint, resume="never"))
     )
 
@@ -77,7 +77,7 @@ def test_a_cache_without_the_weights_is_a_models_folder(tmp_path, monkeypatch):
     with hub_server.serve() as hub:
         hub.add("owner/model", FILES | {"model.safetensors": b"w" * 2000})
         huggingface_hub.hf_hub_download("owner/model", "config.json", endpoint=hub.url)
-        folder = hub_files.folder(config(tmp_path))
+        folder = hub_files.model_folder(config(tmp_path))
     assert (folder / "config.json").read_bytes() == b"{}" and not (folder / "model.safetensors").exists()
 
 

@@ -20,19 +20,25 @@ import pytest
 
 from trainer import config as c
 from trainer.config import ConfigError
-from trainer.exit_codes import EXIT_NODE_LOST
 from trainer.node.launch import rendezvous
 from trainer.node.launch.job_log import JobLog
 from trainer.node.launch.launcher import MASTER_PORT
-from trainer.node.launch.ray_node import Ports, temporary
-from trainer.node.preflight import alike
+from trainer.node.launch.ray_node import Ports, ray_temporary_folder
 from trainer.node.preflight import host as preflight
-from trainer.node.preflight.findings import Finding, exit_code, received, table, write
-from trainer.node.preflight.host import GIB, Disk, Host
-from trainer.node.topology import read
+from trainer.node.preflight import same_setup
+from trainer.node.preflight.findings import (
+    Finding,
+    exit_code,
+    finding_from_message,
+    findings_table,
+    write_findings,
+)
+from trainer.node.preflight.host import GIB, Disk, MeasuredHost
+from trainer.node.topology import read_node_environment
+from trainer.system.exit_codes import EXIT_NODE_LOST
 
 ROOT = Path(__file__).parents[3]
-LOCAL = read({})
+LOCAL = read_node_environment({})
 DISK = Disk(
     purpose="run",
     path="/runs",
@@ -45,7 +51,7 @@ DISK = Disk(
 TEMPORARY = dataclasses.replace(
     DISK, purpose="Ray's temporary folder", path="/tmp", need_bytes=GIB, write_bytes_per_s=0
 )
-GOOD = Host(
+GOOD = MeasuredHost(
     gpus=8, shm_bytes=64 * GIB, memory_bytes=900 * GIB, disks=(DISK, TEMPORARY), files=1 << 20, processes=-1
 )
 
@@ -54,8 +60,8 @@ GOOD = Host(
 
 
 def meet(nodes: int, *hellos: dict, silence_s: float = 15.0):
-    head = rendezvous.Head(nodes, "run", port=0, silence_s=silence_s)
-    joined = [rendezvous.join("127.0.0.1", h, 5.0, head.port, silence_s) for h in hellos]
+    head = rendezvous.RendezvousHead(nodes, "run", port=0, silence_s=silence_s)
+    joined = [rendezvous.join_head("127.0.0.1", h, 5.0, head.port, silence_s) for h in hellos]
     for _ in hellos:
         head.accept(5.0)
     return head, joined
@@ -68,7 +74,7 @@ def hello(rank: int, nodes: int = 3, run: str = "run") -> dict:
 def test_nodes_meet_in_any_order_and_the_head_knows_who_is_missing():
     head, (second,) = meet(3, hello(2))
     assert head.missing() == [1]
-    first = rendezvous.join("127.0.0.1", hello(1), 5.0, head.port)
+    first = rendezvous.join_head("127.0.0.1", hello(1), 5.0, head.port)
     assert head.accept(5.0) == 1 and head.missing() == []
     head.send({"kind": "end", "code": 33})
     assert first.receive(5.0) == second.receive(5.0) == {"kind": "end", "code": 33}
@@ -113,7 +119,7 @@ def test_a_node_that_does_not_belong_is_refused_by_name(second, message):
 )
 def test_a_stranger_does_not_disturb_the_head(line):
     """Whatever it says, and while it keeps its connection open."""
-    head = rendezvous.Head(2, "run", port=0)
+    head = rendezvous.RendezvousHead(2, "run", port=0)
     with socket.create_connection(("127.0.0.1", head.port)) as stranger:
 
         def talk():
@@ -123,7 +129,7 @@ def test_a_stranger_does_not_disturb_the_head(line):
         threading.Thread(target=talk, daemon=True).start()
         assert head.accept(0.3) is None
         began = time.monotonic()
-        link = rendezvous.join("127.0.0.1", hello(1, 2), 5.0, head.port)
+        link = rendezvous.join_head("127.0.0.1", hello(1, 2), 5.0, head.port)
         assert head.accept(5.0) == 1 and link.lost() is None
         assert time.monotonic() - began < 2.0, "one that says nothing makes nobody wait"
     head.close()
@@ -142,15 +148,15 @@ def test_a_stranger_does_not_disturb_the_head(line):
 )
 def test_a_late_node_of_another_run_or_start_is_told_so_and_sent_away(capsys, late, why):
     start = {"SPOTRL_LAUNCH": "new", "SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "2"}
-    head = rendezvous.Head(2, "run", port=0, start=start)
-    left_over = rendezvous.join("127.0.0.1", hello(1, 2) | late, 5.0, head.port)
+    head = rendezvous.RendezvousHead(2, "run", port=0, start=start)
+    left_over = rendezvous.join_head("127.0.0.1", hello(1, 2) | late, 5.0, head.port)
     assert head.accept(0.5) is None
     told = left_over.receive(5.0) or {}
     assert why in told["why"] and told["code"] == EXIT_NODE_LOST
     assert why in capsys.readouterr().out
     # A variable that only the head has says nothing about the node.
     ours = hello(1, 2) | {"start": {"SPOTRL_LAUNCH": "new", "SKYPILOT_TASK_ID": "t"}}
-    link = rendezvous.join("127.0.0.1", ours, 5.0, head.port)
+    link = rendezvous.join_head("127.0.0.1", ours, 5.0, head.port)
     assert head.accept(5.0) == 1 and link.lost() is None
     head.close()
 
@@ -174,7 +180,7 @@ def test_an_absent_head_is_named_at_the_deadline(free_port):
     with pytest.raises(
         rendezvous.RendezvousError, match=rf"no answer from the head at 127.0.0.1:{free_port} within 1 s"
     ):
-        rendezvous.join("127.0.0.1", hello(1), 1.0, free_port)
+        rendezvous.join_head("127.0.0.1", hello(1), 1.0, free_port)
     assert time.monotonic() - began < 4.0
 
 
@@ -190,8 +196,8 @@ def gpu_run(tmp_path: Path) -> c.RunConfig:
     )
 
 
-def wrong(tmp_path: Path, host: Host, node=LOCAL) -> list[Finding]:
-    return [f for f in preflight.check(gpu_run(tmp_path), node, host) if f.level != "pass"]
+def wrong(tmp_path: Path, host: MeasuredHost, node=LOCAL) -> list[Finding]:
+    return [f for f in preflight.check_host(gpu_run(tmp_path), node, host) if f.level != "pass"]
 
 
 def disks(**change) -> dict:
@@ -241,14 +247,14 @@ def test_each_lack_is_one_finding_with_its_remedy(tmp_path, change, message, mac
 
 
 def test_a_gpu_that_dropped_out_is_the_machines_fault(tmp_path):
-    node = read({"SPOTRL_NODES": "1", "SPOTRL_GPUS_PER_NODE": "8"})
+    node = read_node_environment({"SPOTRL_NODES": "1", "SPOTRL_GPUS_PER_NODE": "8"})
     (finding,) = wrong(tmp_path, dataclasses.replace(GOOD, gpus=7), node)
     assert finding.machine and "dropped out" in finding.remedy
 
 
 def test_local_paths_that_are_missing_are_named(tmp_path):
     config = dataclasses.replace(gpu_run(tmp_path), model=c.Model(path="/nowhere/model"))
-    (finding,) = [f for f in preflight.check(config, LOCAL, GOOD) if f.level != "pass"]
+    (finding,) = [f for f in preflight.check_host(config, LOCAL, GOOD) if f.level != "pass"]
     assert finding.figure == "model.path /nowhere/model is not on this node" and not finding.machine
 
 
@@ -303,12 +309,12 @@ def test_a_disk_is_measured_where_it_will_be(tmp_path):
 
 def test_code_configuration_versions_and_data_are_compared(tmp_path, mixed_dataset):
     config = dataclasses.replace(gpu_run(tmp_path), data=c.Data(path=str(mixed_dataset)))
-    ours = alike.facts(config)
-    assert ours["data"] and alike.check(ours, 0) == []
-    assert {f.level for f in alike.compare(ours, ours, 1)} == {"pass"}
+    ours = same_setup.node_facts(config)
+    assert ours["data"] and same_setup.check_facts(ours, 0) == []
+    assert {f.level for f in same_setup.compare_facts(ours, ours, 1)} == {"pass"}
     other = ours | {"versions": ours["versions"] | {"ray": "2.0"}, "data": "0" * 16, "code": "1" * 16}
-    other["config"] = alike.config_fingerprints(c.override(config, ["optimizer.learning_rate=1"]))
-    versions, code, configuration, data = alike.compare(ours, other, 1)
+    other["config"] = same_setup.config_fingerprints(c.override(config, ["optimizer.learning_rate=1"]))
+    versions, code, configuration, data = same_setup.compare_facts(ours, other, 1)
     assert versions.figure == f"ray 2.0 (head: {ours['versions']['ray']})" and versions.nodes == (1,)
     assert (code.level, code.machine) == ("fail", False)
     assert configuration.figure == "its configuration is not the head's: optimizer.learning_rate"
@@ -321,33 +327,33 @@ def test_a_configuration_says_nothing_of_its_tokens_and_of_each_nodes_own_home(t
     config = gpu_run(tmp_path)
     here = c.override(config, ["rewards.remote_url=https://me:SECRET@host/r", "run.dir=/home/a/runs/x"])
     there = c.override(here, ["run.dir=/home/b/runs/x"])
-    assert alike.config_fingerprints(here) == alike.config_fingerprints(there)
-    assert "SECRET" not in json.dumps(alike.config_fingerprints(here))
+    assert same_setup.config_fingerprints(here) == same_setup.config_fingerprints(there)
+    assert "SECRET" not in json.dumps(same_setup.config_fingerprints(here))
 
 
 def test_one_byte_of_a_source_file_changes_the_code(tmp_path):
     (tmp_path / "trainer").mkdir()
     file = tmp_path / "trainer" / "a.py"
     file.write_text("a = 1")
-    before = alike.code_fingerprint(tmp_path)
+    before = same_setup.code_fingerprint(tmp_path)
     file.write_text("a = 2")
-    assert alike.code_fingerprint(tmp_path) != before
+    assert same_setup.code_fingerprint(tmp_path) != before
 
 
 def test_a_shard_that_is_not_what_its_manifest_says_is_named(tmp_path, mixed_dataset):
     copy = shutil.copytree(mixed_dataset, tmp_path / "copy")
-    assert alike.data_fingerprint(str(copy)) == alike.data_fingerprint(str(mixed_dataset))
+    assert same_setup.data_fingerprint(str(copy)) == same_setup.data_fingerprint(str(mixed_dataset))
     shard = next(copy.rglob("*.parquet"))
     whole = shard.read_bytes()
     shard.write_bytes(whole[:-9] + bytes([whole[-9] ^ 1]) + whole[-8:])  # of equal size
     name = shard.relative_to(copy).as_posix()
-    assert alike.data_fingerprint(str(copy))[1] == [name]
-    facts = alike.facts(dataclasses.replace(gpu_run(tmp_path), data=c.Data(path=str(copy))))
-    (finding,) = alike.check(facts, 3)
+    assert same_setup.data_fingerprint(str(copy))[1] == [name]
+    facts = same_setup.node_facts(dataclasses.replace(gpu_run(tmp_path), data=c.Data(path=str(copy))))
+    (finding,) = same_setup.check_facts(facts, 3)
     assert name in finding.figure and finding.nodes == (3,) and not finding.machine
     shard.write_bytes(whole[:-1])
-    assert alike.data_fingerprint(str(copy))[1] == [name]
-    assert alike.data_fingerprint("s3://bucket/data") == ("", [])
+    assert same_setup.data_fingerprint(str(copy))[1] == [name]
+    assert same_setup.data_fingerprint("s3://bucket/data") == ("", [])
 
 
 def test_findings_make_one_table_one_file_and_one_code(tmp_path):
@@ -358,12 +364,12 @@ def test_findings_make_one_table_one_file_and_one_code(tmp_path):
     )
     late = Finding(check="clock", nodes=(3,), level="warn", figure="8 s off", remedy="NTP")
     assert [exit_code(f) for f in ([], [late], [full], [full, slow])] == [0, 0, 2, 36]
-    rows = table([*good, late, slow, full], lambda n: f"node {n}").splitlines()
+    rows = findings_table([*good, late, slow, full], lambda n: f"node {n}").splitlines()
     assert [row.split()[0] for row in rows[1:]] == ["fail", "fail", "warn", "pass"]
     assert "node 0 -> node 2" in rows[1] and "nodes 0-3" in rows[4] and "0 GiB, 1 GiB and 2 more" in rows[4]
     assert slow.line(lambda n: f"n{n}") == "n0 -> n2: 1 Gb/s: another machine"
-    content = json.loads(write([slow], {"pairs": []}, tmp_path / "run").read_text())
-    assert content["code"] == 36 and [received(f) for f in content["findings"]] == [slow]
+    content = json.loads(write_findings([slow], {"pairs": []}, tmp_path / "run").read_text())
+    assert content["code"] == 36 and [finding_from_message(f) for f in content["findings"]] == [slow]
 
 
 def test_gpus_are_counted_from_the_visible_devices():
@@ -404,16 +410,18 @@ def test_the_job_log_shows_whole_lines_without_rays_own(tmp_path, capsys):
 def test_a_temporary_folder_with_too_long_a_name_is_avoided_or_refused(tmp_path):
     long = tmp_path / ("x" * 40)
     long.mkdir()
-    assert temporary({"TMPDIR": str(long)}) == Path("/tmp") and temporary({"TMPDIR": "/tmp"}) == Path("/tmp")
+    assert ray_temporary_folder({"TMPDIR": str(long)}) == Path("/tmp") and ray_temporary_folder(
+        {"TMPDIR": "/tmp"}
+    ) == Path("/tmp")
     with pytest.raises(ConfigError, match="SPOTRL_TMP"):
-        temporary({"SPOTRL_TMP": str(long)})
+        ray_temporary_folder({"SPOTRL_TMP": str(long)})
 
 
 def test_the_all_reduce_checks_its_sums(tmp_path, free_port):
     from trainer.node.preflight import speed
 
     out = tmp_path / "speed.json"
-    command = speed.command(sys.executable, 0.3, "cpu", 0, 1, 2, "127.0.0.1", free_port, str(out))
+    command = speed.speed_command(sys.executable, 0.3, "cpu", 0, 1, 2, "127.0.0.1", free_port, str(out))
     done = subprocess.run(
         command,
         cwd=ROOT,
@@ -430,7 +438,7 @@ def test_the_all_reduce_checks_its_sums(tmp_path, free_port):
     assert [r["rank"] for r in ranks] == [0, 1] and all(
         r["between_gb_per_s"] > 0 and not r["wrong"] for r in ranks
     )
-    assert speed.judge(ranks, 0.0) == []
+    assert speed.judge_speed(ranks, 0.0) == []
 
 
 def test_every_port_is_in_the_catalogue_of_failures():

@@ -7,8 +7,8 @@ import sys
 import threading
 import time
 
-from trainer.node.launch.ray_leftovers import watch
-from trainer.processes import started_ticks, state
+from trainer.node.launch.ray_leftovers import watch_process
+from trainer.system.processes import process_state, started_ticks
 
 DRIVER = """
 import subprocess, sys, time
@@ -24,16 +24,16 @@ def test_a_killed_drivers_descendants_end_and_no_others():
     driver = subprocess.Popen([sys.executable, "-c", DRIVER], stdout=subprocess.PIPE, text=True)
     assert driver.stdout is not None
     agent = int(driver.stdout.readline())
-    watching = threading.Thread(target=watch, args=(driver.pid, started_ticks(driver.pid), 0.05, 0.1))
+    watching = threading.Thread(target=watch_process, args=(driver.pid, started_ticks(driver.pid), 0.05, 0.1))
     try:
         watching.start()
         time.sleep(0.5)
-        assert state(agent) == "S"
+        assert process_state(agent) == "S"
         driver.kill()
         driver.wait()
         watching.join(20)
         deadline = time.monotonic() + 10
-        while state(agent) not in ("", "Z"):
+        while process_state(agent) not in ("", "Z"):
             assert time.monotonic() < deadline, "the agent outlives its driver"
             time.sleep(0.02)
         assert other.poll() is None

@@ -10,13 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from trainer.exit_codes import EXIT_CONFIG, EXIT_PREFLIGHT
-from trainer.node.launch import absent, rendezvous
+from trainer.node.launch import missing_package, rendezvous
+from trainer.system.exit_codes import EXIT_CONFIG, EXIT_PREFLIGHT
 
 
 def test_a_node_whose_short_message_comes_alone_is_behind_a_path_that_drops_long_ones(monkeypatch):
     monkeypatch.setattr(rendezvous, "WHOLE_S", 0.3)
-    head = rendezvous.Head(3, "run", port=0)
+    head = rendezvous.RendezvousHead(3, "run", port=0)
     with socket.create_connection(("127.0.0.1", head.port)) as node:
         node.sendall(json.dumps({"kind": "here", "run": "run", "rank": 2}).encode() + b"\n")
         with pytest.raises(
@@ -31,10 +31,10 @@ def test_a_node_whose_short_message_comes_alone_is_behind_a_path_that_drops_long
 
 @pytest.mark.parametrize(("given", "code"), [(EXIT_PREFLIGHT, EXIT_PREFLIGHT), (1, EXIT_CONFIG)])
 def test_a_node_that_cannot_take_part_is_named_and_leaves_with_the_heads_code(given, code):
-    head = rendezvous.Head(2, "run", port=0)
+    head = rendezvous.RendezvousHead(2, "run", port=0)
     hello = {"rank": 1, "nodes": 2, "run": "run", "host": "gpu1"}
     with ThreadPoolExecutor(1) as pool:
-        left = pool.submit(rendezvous.report, "127.0.0.1", hello, given, "it lacks psutil", head.port)
+        left = pool.submit(rendezvous.report_failure, "127.0.0.1", hello, given, "it lacks psutil", head.port)
         with pytest.raises(rendezvous.RendezvousError, match="gpu1.*it lacks psutil") as end:
             head.accept(5.0)
         assert end.value.code == code
@@ -44,7 +44,7 @@ def test_a_node_that_cannot_take_part_is_named_and_leaves_with_the_heads_code(gi
 
 
 def test_a_second_head_is_told_so():
-    head = rendezvous.Head(2, "run", port=0)
+    head = rendezvous.RendezvousHead(2, "run", port=0)
 
     def tell() -> None:
         with socket.create_connection(("127.0.0.1", head.port)) as other:
@@ -68,4 +68,4 @@ def test_a_second_head_is_told_so():
     ],
 )
 def test_the_runs_id_is_read_without_yaml(text, run):
-    assert absent.run_id(text) == run
+    assert missing_package.run_id(text) == run

@@ -249,7 +249,10 @@ def test_only_the_store_is_away_with_35(tmp_path, monkeypatch, error, code, said
 @pytest.mark.long
 def test_the_head_ends_a_run_whose_hours_are_over_for_good(tmp_path):
     """It has the job save first: the notice reaches it with the seconds that are left."""
-    told = "from trainer.node.watch.preemption import Notice; import sys, time\nnotice = Notice()\n"
+    told = (
+        "from trainer.node.watch.preemption import PreemptionNotice; import sys, "
+        "time\nnotice = PreemptionNotice()\n"
+    )
     told += "while not notice.poll(): time.sleep(0.1)\n"
     told += "print('left', round(notice.remaining_s()), flush=True); sys.exit(33)"
     process = launch(tmp_path, sys.executable, "-c", told, hours=1 / 40, SPOTRL_NODES="1")

@@ -77,14 +77,14 @@ class Recorded:
 
 def faults(**changes):
     smi = Recorded(**changes)
-    found = gpus.judge(amd.read(smi, {}), 0, 8, 0, "")
+    found = gpus.judge_gpus(amd.read_amd_gpus(smi, {}), 0, 8, 0, "")
     assert smi.open == 0
     return [(f.level, f.figure) for f in found if f.level != "pass"]
 
 
 def test_healthy_gpus_have_no_finding():
     assert faults() == []
-    reading = amd.read(Recorded(), {"HIP_VISIBLE_DEVICES": "4,5"})
+    reading = amd.read_amd_gpus(Recorded(), {"HIP_VISIBLE_DEVICES": "4,5"})
     assert [g.index for g in reading.gpus] == [4, 5] and reading.gpus[0].memory_bytes == 192 * GIB
 
 
@@ -119,6 +119,6 @@ def test_what_is_not_supported_is_no_fault():
 
 def test_the_library_is_asked_where_it_is_installed(monkeypatch):
     monkeypatch.setitem(sys.modules, "amdsmi", Recorded(width=8))
-    assert [f.level for f in amd.check(0, 8)].count("warn") == 1
+    assert [f.level for f in amd.check_amd_gpus(0, 8)].count("warn") == 1
     monkeypatch.setitem(sys.modules, "amdsmi", None)
-    assert amd.check(0, 8) == []
+    assert amd.check_amd_gpus(0, 8) == []

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.node.preflight.compiler import check_compiler, missing
+from trainer.node.preflight.compiler import check_compiler, missing_compiler_parts
 
 ROOT = Path(__file__).parents[3]
 
@@ -31,16 +31,16 @@ def add_compiler(folder: Path, name: str) -> None:
 def test_a_compiler_by_any_of_its_names_or_by_cc(tools, tmp_path):
     (tmp_path / "Python.h").write_text("")
     env = {"PATH": str(tools)}
-    assert missing(env, str(tmp_path)) == ["no C compiler (gcc or clang or cc)"]
-    assert missing(env | {"CC": "icx"}, str(tmp_path)) == ["no C compiler (icx)"]
+    assert missing_compiler_parts(env, str(tmp_path)) == ["no C compiler (gcc or clang or cc)"]
+    assert missing_compiler_parts(env | {"CC": "icx"}, str(tmp_path)) == ["no C compiler (icx)"]
     add_compiler(tools, "icx")
-    assert missing(env | {"CC": "icx"}, str(tmp_path)) == []
+    assert missing_compiler_parts(env | {"CC": "icx"}, str(tmp_path)) == []
     add_compiler(tools, "clang")
-    assert missing(env, str(tmp_path)) == []
+    assert missing_compiler_parts(env, str(tmp_path)) == []
 
 
 def test_the_headers_of_this_python(tmp_path):
-    lacks = missing(os.environ, str(tmp_path))
+    lacks = missing_compiler_parts(os.environ, str(tmp_path))
     assert lacks[-1] == f"no Python.h in {tmp_path}"
     finding = check_compiler(2, lacks)
     assert finding.level == "fail" and finding.nodes == (2,) and "python3-dev" in finding.remedy
@@ -50,11 +50,16 @@ def test_the_headers_of_this_python(tmp_path):
 def test_the_gpu_environment_is_not_downloaded_in_vain(tools, tmp_path):
     clone = tmp_path / "clone"
     shutil.copytree(ROOT / "requirements", clone / "requirements")
-    (clone / "trainer").mkdir()
-    shutil.copy(ROOT / "trainer/setup.sh", clone / "trainer")
+    (clone / "trainer/shell").mkdir(parents=True)
+    shutil.copy(ROOT / "trainer/shell/setup.sh", clone / "trainer/shell")
     env = {"PATH": str(tools), "HOME": str(tmp_path)}
     done = subprocess.run(
-        ["bash", "trainer/setup.sh", "gpu"], cwd=clone, env=env, capture_output=True, text=True, timeout=60
+        ["bash", "trainer/shell/setup.sh", "gpu"],
+        cwd=clone,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert done.returncode == 2 and "install gcc" in done.stderr
     assert not (clone / ".venvs/gpu").exists()

@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from trainer.config import RunConfig, override
-from trainer.node.preflight import tokens
+from trainer.node.preflight import service_tokens
 
 GOOD = {"Bearer hf_good": {"name": "me"}, "Basic YXBpOmdvb2Q=": {"data": {"viewer": {"id": "me"}}}}
 """Authorization -> answer; the second is api:good."""
@@ -45,7 +45,7 @@ def look(url, hub="", wandb="", *overrides):
         RunConfig(), ["model.path=Qwen/Qwen2.5-VL-3B-Instruct", "logging.wandb=online", *overrides]
     )
     env = {"HF_ENDPOINT": url, "WANDB_BASE_URL": url, "HF_TOKEN": hub, "WANDB_API_KEY": wandb}
-    return [(f.level, f.figure) for f in tokens.check(config, 0, env)]
+    return [(f.level, f.figure) for f in service_tokens.check_service_tokens(config, 0, env)]
 
 
 def test_good_tokens_pass_and_bad_ones_fail_without_being_shown(service):

@@ -1,5 +1,5 @@
-"""trainer/driver.sh against shared objects that answer as CUDA's driver does: new, old, old with what helps,
-none."""
+"""trainer/shell/driver.sh against shared objects that answer as CUDA's driver does: new, old, old with what
+helps, none."""
 
 import os
 import shutil
@@ -30,7 +30,7 @@ def driver(folder: Path, version: int, code: int = 0) -> Path:
 def check(libraries="", compat="/nowhere"):
     """(exit code, what it says, LD_LIBRARY_PATH afterwards) of a strict shell that sources the check."""
     env = {"PATH": os.environ["PATH"], "LD_LIBRARY_PATH": str(libraries), "SPOTRL_CUDA_COMPAT": str(compat)}
-    code = 'set -euo pipefail\n. trainer/driver.sh 36\necho "path=$LD_LIBRARY_PATH"\n'
+    code = 'set -euo pipefail\n. trainer/shell/driver.sh 36\necho "path=$LD_LIBRARY_PATH"\n'
     done = subprocess.run(
         ["bash", "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, timeout=120
     )
@@ -80,7 +80,7 @@ def test_refused_machines_are_counted_in_the_bucket_and_come_to_an_end(tmp_path)
     shutil.copytree(ROOT / "trainer", work / "trainer", ignore=shutil.ignore_patterns("__pycache__"))
     (work / "requirements").mkdir()
     shutil.copy(ROOT / "requirements/gpu.txt", work / "requirements")
-    (work / "trainer/setup.sh").write_text('[ "$1" = desk ]\n')
+    (work / "trainer/shell/setup.sh").write_text('[ "$1" = desk ]\n')
     (work / ".venvs/desk/bin").mkdir(parents=True)
     (work / ".venvs/desk/bin/python").write_text(f'#!/bin/bash\nexec {sys.executable} "$@"\n')
     (work / ".venvs/desk/bin/python").chmod(0o755)
@@ -89,7 +89,7 @@ def test_refused_machines_are_counted_in_the_bucket_and_come_to_an_end(tmp_path)
     env |= {"BUCKET": f"file://{tmp_path}/bucket", "SPOTRL_CUDA_COMPAT": "/nowhere", "HOME": str(tmp_path)}
 
     def start(launch="first", **more):
-        shell = ["bash", "-c", "set -euo pipefail\n. trainer/driver.sh 36 10\necho on"]
+        shell = ["bash", "-c", "set -euo pipefail\n. trainer/shell/driver.sh 36 10\necho on"]
         return subprocess.run(
             shell,
             cwd=work,

@@ -107,7 +107,7 @@ class Recorded:
 
 
 def wrong(nvml: Recorded, log: str = "booted", cuda: int = 13):
-    found = gpus.judge(gpus.read(nvml, {}), rank=2, wanted=8, cuda=cuda, log=log)
+    found = gpus.judge_gpus(gpus.read_gpus(nvml, {}), rank=2, wanted=8, cuda=cuda, log=log)
     assert nvml.open == 0 and all(f.nodes == (2,) for f in found)
     return [(f.level, f.check, f.figure) for f in found if f.level != "pass"]
 
@@ -169,12 +169,12 @@ def test_a_node_with_other_gpus_or_another_driver_than_the_rest_is_named():
             **{f"gpu{i}": {k: v for k, v in changes.items() if k != "driver"} for i in range(8)},
             driver=changes.get("driver", "580.95.05"),
         )
-        return gpus.judge(gpus.read(nvml, {}), rank, 8, 13, "booted")
+        return gpus.judge_gpus(gpus.read_gpus(nvml, {}), rank, 8, 13, "booted")
 
     same = [f for rank in range(4) for f in of(rank)]
-    assert gpus.compare(same) == [] == gpus.compare([])
+    assert gpus.compare_gpus(same) == [] == gpus.compare_gpus([])
     small = [*of(0), *of(1), *of(2, total=40 * GIB), *of(3, driver="590.10")]
-    model, other = gpus.compare(small)
+    model, other = gpus.compare_gpus(small)
     assert (model.level, model.nodes) == (
         "fail",
         (2,),
@@ -185,7 +185,7 @@ def test_a_node_with_other_gpus_or_another_driver_than_the_rest_is_named():
 
 
 def test_only_visible_gpus_are_read():
-    reading = gpus.read(Recorded(), {"CUDA_VISIBLE_DEVICES": "1,6"})
+    reading = gpus.read_gpus(Recorded(), {"CUDA_VISIBLE_DEVICES": "1,6"})
     assert [g.index for g in reading.gpus] == [1, 6] and reading.cuda == 13000
 
 
@@ -205,9 +205,11 @@ def test_what_the_loaded_library_answers_decides():
     (finding,) = wrong(Recorded(driver="570.124.06", cuda=12080))
     assert finding[:2] == ("fail", "driver")
     assert "runs CUDA 12.8, and CUDA 13 needs driver 580.65 or newer" in finding[2]
-    assert driver.cuda_of() == 13
-    assert driver.problem(13010, 13) == driver.problem(13000, 12) == ""
-    assert driver.problem("no GPU driver (none)", 13).startswith("no GPU driver (none): take a GPU machine")
+    assert driver.required_cuda() == 13
+    assert driver.driver_problem(13010, 13) == driver.driver_problem(13000, 12) == ""
+    assert driver.driver_problem("no GPU driver (none)", 13).startswith(
+        "no GPU driver (none): take a GPU machine"
+    )
 
 
 def test_the_driver_check_runs_without_any_package():
@@ -234,34 +236,34 @@ def sysfs(root: Path, *devices: tuple[str, str, str]) -> Path:
 
 def test_nccl_is_told_which_ports_to_use_only_where_it_would_choose_others(tmp_path):
     good = sysfs(tmp_path / "good", *[(f"mlx5_{i}", "4: ACTIVE", "400 Gb/sec (4X NDR)") for i in range(8)])
-    assert infiniband.variables(infiniband.ports(good), {}) == ({}, "")
+    assert infiniband.nccl_variables(infiniband.infiniband_ports(good), {}) == ({}, "")
     mixed = sysfs(
         tmp_path / "mixed",
         ("mlx5_0", "4: ACTIVE", "400 Gb/sec (4X NDR)"),
         ("mlx5_1", "1: DOWN", "10 Gb/sec"),
         ("mlx5_2", "4: ACTIVE", "25 Gb/sec"),
     )
-    found = infiniband.ports(mixed)
-    variables, reason = infiniband.variables(found, {})
+    found = infiniband.infiniband_ports(mixed)
+    variables, reason = infiniband.nccl_variables(found, {})
     assert variables == {"NCCL_IB_HCA": "=mlx5_0:1"} and "mlx5_1, mlx5_2 is down or slower" in reason
-    assert infiniband.variables(found, {"NCCL_IB_HCA": "mlx5_2"}) == ({}, "")
-    assert infiniband.variables(infiniband.ports(tmp_path / "none"), {}) == ({}, "")
+    assert infiniband.nccl_variables(found, {"NCCL_IB_HCA": "mlx5_2"}) == ({}, "")
+    assert infiniband.nccl_variables(infiniband.infiniband_ports(tmp_path / "none"), {}) == ({}, "")
 
 
 def test_a_node_with_less_fabric_than_the_others_is_named(tmp_path):
     eight = [
         vars(p)
-        for p in infiniband.ports(
+        for p in infiniband.infiniband_ports(
             sysfs(tmp_path / "8", *[(f"m{i}", "4: ACTIVE", "400 Gb/sec") for i in range(8)])
         )
     ]
     seven = [*eight[:7], eight[7] | {"active": False}]
-    (finding,) = [f for f in infiniband.judge({0: eight, 1: seven, 2: eight}) if f.level != "pass"]
+    (finding,) = [f for f in infiniband.judge_infiniband({0: eight, 1: seven, 2: eight}) if f.level != "pass"]
     assert (
         finding.nodes == (1,)
         and "2800 Gb/s of InfiniBand or RoCE (m7 down), another node has 3200" in finding.figure
     )
-    assert infiniband.judge({0: [], 1: []}) == []
+    assert infiniband.judge_infiniband({0: [], 1: []}) == []
 
 
 def measured(**changes) -> list[dict]:
@@ -277,15 +279,15 @@ def measured(**changes) -> list[dict]:
 
 
 def test_speeds_are_held_against_the_targets():
-    assert {f.level for f in speed.judge(measured(), 3200.0)} == {"pass"}
+    assert {f.level for f in speed.judge_speed(measured(), 3200.0)} == {"pass"}
     slow = measured(r11={"tflops": 600.0})
-    (finding,) = [f for f in speed.judge(slow, 3200.0) if f.level != "pass"]
+    (finding,) = [f for f in speed.judge_speed(slow, 3200.0) if f.level != "pass"]
     assert finding.nodes == (1,) and finding.figure == "GPU of rank 11 reaches 600 TFLOP/s, the median is 700"
     pcie = [r | {"inside_gb_per_s": 20.0} if r["node"] == 0 else r for r in measured()]
-    (finding,) = [f for f in speed.judge(pcie, 3200.0) if f.level != "pass"]
+    (finding,) = [f for f in speed.judge_speed(pcie, 3200.0) if f.level != "pass"]
     assert finding.nodes == (0,) and finding.level == "fail" and "400 GB/s (Together" in finding.target
     sockets = [r | {"between_gb_per_s": 6.0} for r in measured()]
-    (finding,) = [f for f in speed.judge(sockets, 3200.0) if f.level != "pass"]
+    (finding,) = [f for f in speed.judge_speed(sockets, 3200.0) if f.level != "pass"]
     assert finding.level == "fail" and finding.target.startswith("320 GB/s: 80% of 3200 Gb/s")
 
 
@@ -299,11 +301,13 @@ def test_a_gpu_that_is_lost_is_named_and_not_passed_over(monkeypatch):
     def lost(nvml):
         raise pynvml.NVMLError_GpuIsLost
 
-    monkeypatch.setattr(gpus, "read", lost)
-    (finding,) = gpus.check(0, 8)
+    monkeypatch.setattr(gpus, "read_gpus", lost)
+    (finding,) = gpus.check_gpus(0, 8)
     assert finding.level == "fail" and "does not answer" in finding.figure
-    monkeypatch.setattr(gpus, "read", lambda nvml: (_ for _ in ()).throw(pynvml.NVMLError_LibraryNotFound))
-    assert gpus.check(0, 8) == []
+    monkeypatch.setattr(
+        gpus, "read_gpus", lambda nvml: (_ for _ in ()).throw(pynvml.NVMLError_LibraryNotFound)
+    )
+    assert gpus.check_gpus(0, 8) == []
 
 
 def test_a_line_about_a_lost_gpu_counts_none(tmp_path, monkeypatch):

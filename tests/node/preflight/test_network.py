@@ -10,16 +10,16 @@ import pytest
 
 from trainer.node.launch import rendezvous
 from trainer.node.preflight import network, probe
-from trainer.node.preflight.network import Pair, Survey, better
-from trainer.node.preflight.network_checks import blame, duplicates, judge
-from trainer.node.preflight.probe import Prober, rounds
+from trainer.node.preflight.network import Pair, Survey, better_measurement
+from trainer.node.preflight.network_checks import duplicate_addresses, explain_bad_pairs, judge_network
+from trainer.node.preflight.probe import Prober, pair_rounds
 
 GBIT = 1e9 / 8
 
 
 def test_rounds_hold_every_pair_once_and_no_node_twice():
     for nodes in (2, 3, 4, 7, 16):
-        plan = rounds(nodes)
+        plan = pair_rounds(nodes)
         pairs = [pair for one in plan for pair in one]
         assert sorted(pairs) == [(a, b) for a in range(nodes) for b in range(a + 1, nodes)]
         assert all(len({n for pair in one for n in pair}) == 2 * len(one) for one in plan)
@@ -38,7 +38,7 @@ def test_rounds_hold_every_pair_once_and_no_node_twice():
     ],
 )
 def test_a_node_is_blamed_only_if_all_its_pairs_are_bad_and_others_are_good(bad, nodes, guilty, rest):
-    assert blame(bad, nodes) == (guilty, rest)
+    assert explain_bad_pairs(bad, nodes) == (guilty, rest)
 
 
 def measured(nodes: int = 4, **changes) -> Survey:
@@ -72,11 +72,11 @@ def measured(nodes: int = 4, **changes) -> Survey:
 
 
 def wrong(found: Survey, gpus: bool = True) -> list[tuple[str, str, tuple[int, ...]]]:
-    return [(f.level, f.check, f.nodes) for f in judge(found, gpus) if f.level != "pass"]
+    return [(f.level, f.check, f.nodes) for f in judge_network(found, gpus) if f.level != "pass"]
 
 
 def test_a_clean_network_passes_every_check():
-    findings = judge(measured(), gpus=True)
+    findings = judge_network(measured(), gpus=True)
     assert {f.level for f in findings} == {"pass"}
     assert {f.check for f in findings} == {
         "interface",
@@ -130,7 +130,7 @@ def test_every_finding_that_is_no_pass_has_a_target_and_a_remedy():
     found.hellos[2] |= {"taken": [6383], "resolves": [], "mtu": {"eth1": 1200}}
     found.reached[3] = [(1, "10.0.0.1", 6384, "connection refused")]
     found.offsets_s[2] = 90.0
-    bad = [f for f in judge(found, True) if f.level != "pass"]
+    bad = [f for f in judge_network(found, True) if f.level != "pass"]
     assert {f.check for f in bad} >= {"interface", "ports", "MTU", "loss", "bandwidth", "clock", "round trip"}
     assert all(f.target and f.remedy for f in bad)
 
@@ -139,13 +139,15 @@ def test_blocks_are_named_by_direction():
     found = measured()
     found.reached[1] = [(3, "10.0.0.3", port, "no answer") for port in (6381, 6383, 6384)]
     assert wrong(found) == [("fail", "ports", (1, 3))]
-    assert "though node 3 reaches it" in next(f.figure for f in judge(found, True) if f.level == "fail")
+    assert "though node 3 reaches it" in next(
+        f.figure for f in judge_network(found, True) if f.level == "fail"
+    )
     found.reached[3] = [(1, "10.0.0.1", port, "no answer") for port in (6381, 6383, 6384)]
-    (finding,) = [f for f in judge(found, True) if f.level == "fail"]
+    (finding,) = [f for f in judge_network(found, True) if f.level == "fail"]
     assert finding.figure == "no connection either way" and finding.nodes == (1, 3)
     found.reached[3] = []
     found.reached[1] = [(3, "10.0.0.3", 6384, "connection refused")]
-    (finding,) = [f for f in judge(found, True) if f.level == "fail"]
+    (finding,) = [f for f in judge_network(found, True) if f.level == "fail"]
     assert finding.figure == "port 6384 of 10.0.0.3: connection refused" and finding.nodes == (1, 3)
 
 
@@ -162,7 +164,7 @@ def test_interfaces_clocks_mtu_and_names_are_judged_per_node():
         ("warn", "clock", (3,)),
         ("warn", "host name", (3,)),
     ]
-    (figure,) = [f.figure for f in judge(found, True) if f.check == "interface" and f.level == "fail"]
+    (figure,) = [f.figure for f in judge_network(found, True) if f.check == "interface" and f.level == "fail"]
     assert figure.startswith("NCCL_SOCKET_IFNAME names eth0 (172.17.0.2), an address that node 0 has, too")
 
 
@@ -171,7 +173,7 @@ def test_ports_of_the_systems_own_range_are_named_apart():
     found = measured()
     for source in (0, 2, 3):
         found.reached[source] = [(1, "10.0.0.1", port, "connection refused") for port in (40001, 50001)]
-    (finding,) = [f for f in judge(found, True) if f.level == "fail"]
+    (finding,) = [f for f in judge_network(found, True) if f.level == "fail"]
     assert (finding.check, finding.nodes) == ("ports", (1,))
     assert "ports 40001, 50001 of 10.0.0.1, such as Gloo and NCCL get" in finding.figure
     found.reached[2] = found.reached[3] = []
@@ -190,9 +192,9 @@ def test_host_names_lead_to_their_nodes():
 def test_an_address_that_two_nodes_have_is_named():
     hellos = measured().hellos
     addresses = {rank: f"10.0.0.{rank}" for rank in hellos}
-    assert duplicates(hellos, addresses) == []
+    assert duplicate_addresses(hellos, addresses) == []
     hellos[3]["addresses"].append("10.0.0.1")
-    (finding,) = duplicates(hellos, addresses)
+    (finding,) = duplicate_addresses(hellos, addresses)
     assert (finding.nodes, finding.machine) == ((1, 3), False)
 
 
@@ -211,7 +213,7 @@ def test_a_node_says_where_it_looks_for_the_head_and_takes_its_verdict(probers):
     assert a.who("127.0.0.1", b.port) == (b.rank, "10.9.9.9")
     assert a.tell("127.0.0.1", b.port, 2, "two heads")
     assert b.verdict == {"code": 2, "why": "two heads"}
-    astray = rendezvous.join("127.0.0.1", {"run": a.run_id, "rank": 7, "nodes": 9}, 5.0, b.port)
+    astray = rendezvous.join_head("127.0.0.1", {"run": a.run_id, "rank": 7, "nodes": 9}, 5.0, b.port)
     said = astray.receive(5.0)
     assert said["kind"] == "astray" and "it is not the head" in said["why"]
     assert b.misled == {7: "127.0.0.1"}
@@ -220,7 +222,7 @@ def test_a_node_says_where_it_looks_for_the_head_and_takes_its_verdict(probers):
 def test_the_better_of_two_measurements_counts():
     one = Pair(0, 1, 5.0, (0.01, 0.0), False, (10.0, 1.0))
     two = Pair(0, 1, 0.2, (0.0, 0.02), True, (1.0, 20.0))
-    assert better(one, two) == Pair(0, 1, 0.2, (0.0, 0.0), True, (10.0, 20.0))
+    assert better_measurement(one, two) == Pair(0, 1, 0.2, (0.0, 0.0), True, (10.0, 20.0))
 
 
 # --- real sockets ---------------------------------------------------------------------------------------
@@ -239,7 +241,7 @@ def ask(probers):
         answers: dict = {}
 
         def work(rank, order):
-            answers[rank] = probers[rank].obey(order) | {"offset_s": 0.0}
+            answers[rank] = probers[rank].carry_out_order(order) | {"offset_s": 0.0}
 
         threads = [threading.Thread(target=work, args=item) for item in orders.items()]
         for thread in threads:
@@ -254,7 +256,7 @@ def ask(probers):
 def test_two_nodes_survey_each_other(probers, monkeypatch):
     monkeypatch.setattr(network, "PAIR_SECONDS", 0.4)
     hellos = {p.rank: p.hello({}) for p in probers}
-    found = network.survey(hellos, {0: "127.0.0.1", 1: "127.0.0.1"}, ask(probers))
+    found = network.survey_network(hellos, {0: "127.0.0.1", 1: "127.0.0.1"}, ask(probers))
     (pair,) = found.pairs
     assert found.reached == {0: [], 1: []} and found.routes == {0: {1: "127.0.0.1"}, 1: {0: "127.0.0.1"}}
     assert pair.udp and pair.carries and pair.loss == (0.0, 0.0) and 0 < pair.round_trip_ms < 50
@@ -271,7 +273,7 @@ def test_a_port_that_leads_to_another_program_or_nowhere_is_wrong(probers, free_
 
         threading.Thread(target=hang_up, daemon=True).start()
         strange = other.getsockname()[1]
-        wrong = probers[0].obey(
+        wrong = probers[0].carry_out_order(
             {
                 "stage": "ports",
                 "peers": {1: ["127.0.0.1", [probers[1].port, free_port, strange, 1, probers[0].port]]},
@@ -312,7 +314,7 @@ def test_losses_are_counted_by_direction(probers, monkeypatch):
         "port": probers[1].port,
         "udp": probers[1].udp_port,
     }
-    answer = probers[0].obey(order | {"mtu": 1500})
+    answer = probers[0].carry_out_order(order | {"mtu": 1500})
     assert answer["loss_out"] == 0.0 and answer["loss_back"] == pytest.approx(0.02)
 
 
@@ -342,14 +344,16 @@ def test_an_echo_that_stalls_is_late_and_loses_nothing(probers, monkeypatch):
         "port": probers[1].port,
         "udp": probers[1].udp_port,
     }
-    answer = probers[0].obey(order | {"mtu": 1500})
+    answer = probers[0].carry_out_order(order | {"mtu": 1500})
     assert (answer["loss_out"], answer["loss_back"]) == (0, 0)
 
 
 def test_a_prober_frees_its_ports(free_port):
     prober = Prober(0, "run", free_port, [])
     assert prober.port == free_port
-    assert prober.obey({"stage": "ports", "peers": {0: ["127.0.0.1", [free_port]]}})["reached"] == []
+    assert (
+        prober.carry_out_order({"stage": "ports", "peers": {0: ["127.0.0.1", [free_port]]}})["reached"] == []
+    )
     prober.close()
     again = Prober(0, "run", free_port, [])
     assert again.port == free_port and again.taken == []

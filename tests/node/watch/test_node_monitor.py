@@ -9,8 +9,8 @@ import time
 import pytest
 
 from trainer.node.watch import watchdog
-from trainer.observe.metric_names import unknown
-from trainer.observe.node_monitor import NodeMonitor, NodeStats, Stragglers, append, straggler
+from trainer.observe.metric_names import unknown_names
+from trainer.observe.node_monitor import NodeMonitor, NodeStats, Stragglers, append_sample, straggler
 
 RENAMED = "import ctypes, sys; ctypes.CDLL(None).prctl(15, sys.argv[1][:15].encode())"
 
@@ -54,12 +54,12 @@ def test_a_steps_metrics_hold_all_nodes_and_the_worst_of_them(tmp_path):
             "bytes_per_s": {"network_out": 5e8, "infiniband_out": 2e9},
             "gpus": [gpu, mine],
         }
-        append(tmp_path, sample)
+        append_sample(tmp_path, sample)
     found = stats.take()
     assert found["perf/disk_free_gib"] == 0.5 and found["perf/host_memory_fraction"] == 0.999
     assert found["perf/shm_free_gib"] == 7.0 and found["perf/network_gbit_per_s"] == pytest.approx(20.0)
     assert found["perf/gpu_temperature_c_max"] == 91 and found["perf/gpu_slowed_fraction"] == 0.25
-    assert found["perf/gpu_busy_fraction"] == 0.5 and not unknown(set(found))
+    assert found["perf/gpu_busy_fraction"] == 0.5 and not unknown_names(set(found))
     assert set(stats.take()) == {"perf/disk_free_gib", "perf/host_memory_fraction"}  # each sample counts once
 
 

@@ -15,7 +15,7 @@ import pytest
 from tests import servers
 from tests.loops.drill import configure
 from tests.loops.jobs import Job
-from trainer.exit_codes import EXIT_INTERRUPTED, EXIT_PREEMPTED
+from trainer.system.exit_codes import EXIT_INTERRUPTED, EXIT_PREEMPTED
 
 pytestmark = pytest.mark.slow
 

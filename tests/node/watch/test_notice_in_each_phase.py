@@ -13,9 +13,9 @@ import pytest
 
 from tests.checkpoint.synthetic import again, attempt, configure, cut, holds, whole, writers
 from trainer.node.watch import preemption
-from trainer.node.watch.preemption import Notice
+from trainer.node.watch.preemption import PreemptionNotice
 from trainer.observe.phases import Phases
-from trainer.run.saving import Position, Preempted, Saving
+from trainer.run.saving import Preempted, RunPosition, Saving
 
 NOTICE_S = 5
 EVERY = 2
@@ -49,7 +49,7 @@ class SmallRun:
     def __init__(self, config, env, told, at: tuple[int, str] = (0, ""), step_s: float = 0.01) -> None:
         self.at, self.step_s = at, step_s
         self.flag = preemption.flag_file(env)
-        self.notice = Notice(signals=False, env=env)
+        self.notice = PreemptionNotice(signals=False, env=env)
         self.learner = SmallLearner(config)
         self.checkpoints = attempt(config, told)
         self.saving = Saving(config.run.dir, self.checkpoints, self.learner, self.notice)  # ty: ignore
@@ -61,9 +61,9 @@ class SmallRun:
             if name == "update":
                 self.learner.step = step
             if name == "checkpoint":
-                self.saving.maybe_save(Position(step, {}, step, 0), last=False)
+                self.saving.maybe_save(RunPosition(step, {}, step, 0), last=False)
             if (step, name) == self.at:
-                preemption.announce("SIGTERM", self.flag)
+                preemption.announce_notice("SIGTERM", self.flag)
             time.sleep(0.002)
 
     def to(self, last: int) -> float:
@@ -82,7 +82,7 @@ class SmallRun:
                     self.phase(step, name)
                 self.saving.stepped(self.step_s)
                 self.phase(step, "checkpoint")
-            self.saving.finish(Position(step, {}, step, 0))
+            self.saving.finish(RunPosition(step, {}, step, 0))
             return 0.0
         except Preempted:
             self.saving.flush()

@@ -23,9 +23,9 @@ from tests.loops.drill import configure
 from tests.loops.jobs import ROOT, Job
 from trainer.checkpoint.attempt import Attempts
 from trainer.config import ConfigError
-from trainer.exit_codes import EXIT_CONFIG, EXIT_FENCED, EXIT_GAVE_UP, EXIT_NODE_LOST, EXIT_PREEMPTED
 from trainer.node.watch.run_lock import RunLock
 from trainer.storage.storage import Storage
+from trainer.system.exit_codes import EXIT_CONFIG, EXIT_FENCED, EXIT_GAVE_UP, EXIT_NODE_LOST, EXIT_PREEMPTED
 
 FRONT = """import os, sys
 from recipes.drivers.launching import _foreground

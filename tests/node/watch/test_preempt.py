@@ -11,10 +11,10 @@ import time
 
 import pytest
 
-from trainer.exit_codes import EXIT_CONFIG, EXIT_ERROR, EXIT_OK, EXIT_PREEMPTED, RECOVER_EXIT_CODES
 from trainer.hardware.save_interval import save_interval_s
 from trainer.node.watch import preemption as preempt
-from trainer.node.watch.preemption import MetadataServer, Notice
+from trainer.node.watch.preemption import MetadataServer, PreemptionNotice
+from trainer.system.exit_codes import EXIT_CONFIG, EXIT_ERROR, EXIT_OK, EXIT_PREEMPTED, RECOVER_EXIT_CODES
 
 
 class Stand:
@@ -88,7 +88,7 @@ def test_notice_from_the_metadata_server(stand, tmp_path):
     seen = []
     # away for a moment: no notice, and no crash
     stand.answers["/computeMetadata/v1/instance/preempted"] = 503
-    notice = Notice(signals=False, on_notice=seen.append, poll_s=0.05, env=env)
+    notice = PreemptionNotice(signals=False, on_notice=seen.append, poll_s=0.05, env=env)
     time.sleep(0.2)
     assert notice.poll() is None
     assert notice.remaining_s() == math.inf
@@ -101,11 +101,11 @@ def test_notice_from_the_metadata_server(stand, tmp_path):
 
 def test_notice_through_the_flag_file_of_the_node(tmp_path):
     env = {preempt.FLAG_VARIABLE: str(tmp_path / "flag"), "SPOTRL_NOTICE_S": "5"}
-    preempt.announce("left over from an earlier run", tmp_path / "flag")
+    preempt.announce_notice("left over from an earlier run", tmp_path / "flag")
     os.utime(tmp_path / "flag", (1, 1))
-    notice = Notice(signals=False, env=env)
+    notice = PreemptionNotice(signals=False, env=env)
     assert notice.poll() is None
-    preempt.announce("SIGTERM on node 3", tmp_path / "flag")
+    preempt.announce_notice("SIGTERM on node 3", tmp_path / "flag")
     assert notice.poll() == "SIGTERM on node 3"
     assert 4 < notice.remaining_s() <= 5
     notice.close()
@@ -114,11 +114,11 @@ def test_notice_through_the_flag_file_of_the_node(tmp_path):
 def test_a_notice_is_seen_whatever_the_clock_says(tmp_path):
     """The clock of the node was set back by an hour after the start: the file is older than the process."""
     env = {preempt.FLAG_VARIABLE: str(tmp_path / "flag"), "SPOTRL_NOTICE_S": "5"}
-    preempt.announce("left over from an earlier run", tmp_path / "flag")
+    preempt.announce_notice("left over from an earlier run", tmp_path / "flag")
     os.utime(tmp_path / "flag", (1, 1))
-    notice = Notice(signals=False, env=env)
+    notice = PreemptionNotice(signals=False, env=env)
     assert notice.poll() is None
-    preempt.announce("SIGTERM on node 3", tmp_path / "flag")
+    preempt.announce_notice("SIGTERM on node 3", tmp_path / "flag")
     back = time.time() - 3600
     os.utime(tmp_path / "flag", (back, back))
     assert notice.poll() == "SIGTERM on node 3"
@@ -152,10 +152,10 @@ def test_provider_from_the_machine(tmp_path):
 
 LOOP = """
 import sys, time
-from trainer.node.watch.preemption import Notice
+from trainer.node.watch.preemption import PreemptionNotice
 def flush(reason):
     print("flushed", reason, flush=True)
-notice = Notice(on_notice=flush, exit_at_deadline=True)
+notice = PreemptionNotice(on_notice=flush, exit_at_deadline=True)
 print("ready", flush=True)
 for _ in range(600):
     time.sleep({phase_s})       # a phase

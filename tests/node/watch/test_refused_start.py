@@ -13,11 +13,11 @@ import pytest
 from tests.checkpoint.synthetic import again, save, writers
 from tests.small_disk import read_only, small_disk
 from trainer import config as c
-from trainer.checkpoint.attempt import Attempts, Fenced
+from trainer.checkpoint.attempt import AttemptFenced, Attempts
 from trainer.data.dataset import Dataset
-from trainer.exit_codes import EXIT_CONFIG
 from trainer.node.watch.attempt_holder import AttemptHolder
 from trainer.node.watch.run_lock import RunLock
+from trainer.system.exit_codes import EXIT_CONFIG
 
 ROOT = Path(__file__).parents[3]
 
@@ -59,7 +59,7 @@ def test_what_can_go_on_replaces_it(config, tmp_path):
     living = Attempts.of(config).take(2)
     holder = AttemptHolder(elsewhere(config, tmp_path), counts=False, trains=True)
     holder.take()
-    with pytest.raises(Fenced):
+    with pytest.raises(AttemptFenced):
         living.check()
     holder.close(0, "")
     holder.lock.close()

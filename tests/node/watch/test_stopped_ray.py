@@ -22,9 +22,9 @@ import pytest
 from tests.loops.drill import configure
 from tests.loops.jobs import Job
 from trainer.config import RunConfig, override
-from trainer.exit_codes import EXIT_NODE_LOST, EXIT_OK
 from trainer.node.launch import job_watch, ray_node
 from trainer.observe.phases import Phases
+from trainer.system.exit_codes import EXIT_NODE_LOST, EXIT_OK
 
 
 @pytest.fixture

@@ -20,18 +20,18 @@ from tests.loops.jobs import Job
 from tests.node.watch.test_watchdog import run_with
 from tests.node.watch.test_watchdog import watched as watched_run
 from trainer import config as c
-from trainer import waiting
-from trainer.backoff import Backoff
 from trainer.config.run_folder import read_lines
-from trainer.exit_codes import EXIT_CONFIG, EXIT_STORAGE
-from trainer.loops.process import explain
+from trainer.loops.process import explain_error
 from trainer.node.watch import watchdog
 from trainer.node.watch.watchdog import Watchdog
 from trainer.observe.node_monitor import NodeMonitor
 from trainer.observe.phases import Phases
 from trainer.rewards import remote
-from trainer.rewards.graded import ServerAway
-from trainer.rewards.remote import Client
+from trainer.rewards.grade import ServerAway
+from trainer.rewards.remote import RewardClient
+from trainer.system import waiting
+from trainer.system.backoff import Backoff
+from trainer.system.exit_codes import EXIT_CONFIG, EXIT_STORAGE
 
 SERVER = """
 import json, sys
@@ -89,7 +89,7 @@ def watched(tmp_path, monkeypatch):
     phases = Phases(tmp_path)
     phases.begin(1, 9)
 
-    def watch(client: Client, meanwhile) -> tuple[list, list[str]]:
+    def watch(client: RewardClient, meanwhile) -> tuple[list, list[str]]:
         graded: list = []
         said: list[str] = []
 
@@ -114,8 +114,8 @@ def watched(tmp_path, monkeypatch):
     return watch
 
 
-def client(port: int) -> Client:
-    one = Client(c.Rewards(remote_url=f"http://127.0.0.1:{port}/get_reward"))
+def client(port: int) -> RewardClient:
+    one = RewardClient(c.Rewards(remote_url=f"http://127.0.0.1:{port}/get_reward"))
     one.timeout_s = 20.0
     return one
 
@@ -161,7 +161,7 @@ def test_a_server_that_stays_away_is_named_and_no_rank_is(watched, port, monkeyp
     monkeypatch.setattr(remote, "TRIES", Backoff(attempts=2, first_wait_s=0.05, max_wait_s=0.1, patience_s=1))
     (error,), said = watched(client(port), lambda seconds: None)
     assert isinstance(error, ServerAway) and "Connection refused" in said[0]
-    code, text = explain(error)
+    code, text = explain_error(error)
     assert code == EXIT_STORAGE
     assert text.startswith(
         f"error: rewards.remote_url http://127.0.0.1:{port}/get_reward has answered nothing for 1 s"
@@ -176,16 +176,16 @@ def test_the_client_is_patient_for_half_an_hour():
 def test_a_wait_ends_with_its_process_and_its_limit(tmp_path, monkeypatch):
     monkeypatch.setenv(waiting.FOLDER_VARIABLE, str(tmp_path))
     with waiting.waiting_for("storing", "the store", 0.2):
-        assert [wait.what for wait in waiting.read(tmp_path)] == ["the store"]
+        assert [wait.what for wait in waiting.read_waits(tmp_path)] == ["the store"]
         time.sleep(0.3)
-        assert waiting.read(tmp_path) == [], "from here on a hang is a hang"
+        assert waiting.read_waits(tmp_path) == [], "from here on a hang is a hang"
     with waiting.waiting_for("grading", "the judge", 60):
         mine = tmp_path / f"waits-{os.getpid()}.json"
         gone = subprocess.Popen(["true"])
         gone.wait()
         mine.rename(tmp_path / f"waits-{gone.pid}.json")
         (tmp_path / f"waits-{os.getpid()}.json").write_text("[1, {}]")
-        assert waiting.read(tmp_path) == []
+        assert waiting.read_waits(tmp_path) == []
 
 
 @pytest.mark.parametrize(("kind", "phase", "hangs"), [

@@ -21,7 +21,7 @@ import pytest
 from trainer import config as c
 from trainer.checkpoint.attempt import Attempts
 from trainer.node.watch import watchdog
-from trainer.node.watch.watchdog import Rank, Watchdog, guilty
+from trainer.node.watch.watchdog import HangingRank, Watchdog, name_guilty_rank
 from trainer.observe import beacon
 from trainer.observe.node_monitor import NodeMonitor
 from trainer.observe.phases import Phases
@@ -39,8 +39,8 @@ Current thread 0x2 (most recent call first):
 
 def at(
     rank: int, calls: int, inside: bool = True, name: str = "all_reduce", state: str = "S", stacks: str = ""
-) -> Rank:
-    return Rank(rank // 2, rank, calls, inside, 41.0, name, state, stacks)
+) -> HangingRank:
+    return HangingRank(rank // 2, rank, calls, inside, 41.0, name, state, stacks)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def at(
     ],
 )
 def test_the_rank_that_has_not_entered_is_the_guilty_one(ranks, line):
-    assert guilty(ranks).startswith(line)
+    assert name_guilty_rank(ranks).startswith(line)
 
 
 def test_the_driver_is_named_where_no_rank_is_at_work():
@@ -88,10 +88,11 @@ def test_the_driver_is_named_where_no_rank_is_at_work():
     )
     ranks = [at(0, 7, False, stacks=idle), at(1, 7, False, stacks=idle)]
     assert (
-        guilty(ranks, "scorer.py:88 in score") == "no rank is at work: the driver is at scorer.py:88 in score"
+        name_guilty_rank(ranks, "scorer.py:88 in score")
+        == "no rank is at work: the driver is at scorer.py:88 in score"
     )
     busy = [ranks[0], at(1, 7, False, stacks=STACKS)]
-    assert guilty(busy, "worker.py:1 in get").startswith("all ranks are outside of collectives")
+    assert name_guilty_rank(busy, "worker.py:1 in get").startswith("all ranks are outside of collectives")
 
 
 def test_a_gpu_that_is_gone_or_stays_slow_is_told_of_once(tmp_path):
@@ -167,11 +168,11 @@ import os, sys, time
 import torch.distributed as dist
 from trainer.observe import beacon
 rank = int(sys.argv[1])
-beacon.start(rank)
+beacon.start_beacon(rank)
 dist.init_process_group("gloo", init_method=f"file://{sys.argv[2]}/meet", rank=rank, world_size=2)
 import torch
 dist.all_reduce(torch.ones(1))
-beacon.tick()
+beacon.count_piece()
 def stuck():
     time.sleep(600)
 if rank == 1:
@@ -188,17 +189,17 @@ def test_real_ranks_say_where_they_are(tmp_path, monkeypatch):
     ranks = [subprocess.Popen([sys.executable, "-c", RANK, str(r), str(tmp_path)], env=env) for r in (0, 1)]
     try:
         deadline = time.monotonic() + 120
-        while [b.calls for b in beacon.read(tmp_path)] != [2, 1]:
+        while [b.calls for b in beacon.read_beacons(tmp_path)] != [2, 1]:
             assert time.monotonic() < deadline and all(r.poll() is None for r in ranks)
             time.sleep(0.1)
         time.sleep(0.5)
-        found = [Rank(**r) for r in watchdog.dump(tmp_path, 0)]
-        line = guilty(found)
+        found = [HangingRank(**r) for r in watchdog.dump_stacks(tmp_path, 0)]
+        line = name_guilty_rank(found)
         assert line.startswith(
             "rank 1 on node 0 has not entered barrier (collective 2); it is at <string>:12 in stuck; "
         )
         assert "; rank 0 waits for it in barrier since" in line
-        text = watchdog.told(tmp_path, found, "why", tmp_path / "run")
+        text = watchdog.report_hang(tmp_path, found, "why", tmp_path / "run")
         (folder,) = (tmp_path / "run").iterdir()
         assert text.startswith(f"why: {line}") and "barrier" in (folder / "rank-0.txt").read_text()
         assert "in test_real_ranks_say_where_they_are" in (folder / "driver.txt").read_text()
@@ -211,7 +212,7 @@ def test_real_ranks_say_where_they_are(tmp_path, monkeypatch):
         )
         ranks[1].send_signal(signal.SIGSTOP)
         time.sleep(0.2)
-        assert guilty([Rank(**r) for r in watchdog.dump(tmp_path, 0)]).startswith(
+        assert name_guilty_rank([HangingRank(**r) for r in watchdog.dump_stacks(tmp_path, 0)]).startswith(
             "rank 1 on node 0 is stopped (state T)"
         )
     finally:
@@ -285,7 +286,7 @@ def test_nccl_s_flight_recorder_is_asked_for_and_lies_beside_the_stacks(tmp_path
     traces = watchdog._traces(tmp_path)
     thread.join()
     os.close(descriptor)
-    folder = watchdog.write(
+    folder = watchdog.write_stacks(
         [at(0, 7), dataclasses.replace(at(1, 7), trace=traces[1])], "why", tmp_path / "run"
     )
     assert (folder / "nccl_trace_1").read_bytes() == recorded and len(traces[1]) < len(recorded) / 4
@@ -295,17 +296,17 @@ def test_nccl_s_flight_recorder_is_asked_for_and_lies_beside_the_stacks(tmp_path
 def test_a_rank_that_waits_for_a_debugger_is_told_of_once(tmp_path, monkeypatch):
     monkeypatch.setenv(beacon.FOLDER_VARIABLE, str(tmp_path))
     mine = tmp_path / f"rank-3-{os.getpid()}.beacon"
-    mine.write_bytes(beacon.record(pieces=0))
+    mine.write_bytes(beacon.beacon_record(pieces=0))
     monitor, dog = NodeMonitor(2, tmp_path, tmp_path), Watchdog(config(tmp_path), attach="ray debug")
     assert dog.look(monitor.sample()) == []
-    beacon.pause("ValueError: row 7 is broken")
+    beacon.note_pause("ValueError: row 7 is broken")
     line = (
         "rank 3 on node 2 has raised ValueError: row 7 is broken and waits for a debugger; on node 2: ray"
         " debug"
     )
     assert [dog.look(monitor.sample()), dog.look(monitor.sample())] == [[line], []]
-    beacon.pause("")
-    mine.write_bytes(beacon.record(pieces=5))
+    beacon.note_pause("")
+    mine.write_bytes(beacon.beacon_record(pieces=5))
     assert monitor.sample()["paused"] == {} and monitor.sample()["pieces"] == 5
 
 

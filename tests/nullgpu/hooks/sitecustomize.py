@@ -184,7 +184,7 @@ AFTER_IMPORT: dict[str, Callable] = {
     "deepspeed.runtime.zero.stage3": without_verdict_on_norm,
     "torch": of_torch,
     "trainer.fleet.patch": with_patches,
-    "trainer.learning.delta_kernel": without_verdict_on_recurrence,
+    "trainer.learning.gated_delta_kernel": without_verdict_on_recurrence,
     "trainer.learning.experts_check": without_verdict_on_experts,
     "trainer.ranks.process": with_phases,
     "trainer.sampling.vllm_engine": with_tokens,

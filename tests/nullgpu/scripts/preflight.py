@@ -9,5 +9,5 @@ import sys
 from trainer.node.preflight import gpus, host
 
 if __name__ == "__main__":
-    found = [dataclasses.asdict(finding) for finding in gpus.check(0, int(sys.argv[1]))]
+    found = [dataclasses.asdict(finding) for finding in gpus.check_gpus(0, int(sys.argv[1]))]
     print(json.dumps({"findings": found, "visible": host.count_gpus()}))

@@ -19,7 +19,7 @@ from trainer.algorithm.batching import TrainBatch
 from trainer.algorithm.traces import Prompt
 from trainer.config import validate
 from trainer.config.files import load
-from trainer.ranks.environment import environment
+from trainer.ranks.environment import rank_environment
 
 GIB = 2**30
 
@@ -43,7 +43,7 @@ def rank(number: int, path: str, port: int) -> None:
         print(f"rank {number}: {name} {said['phases'][name]}", file=sys.stderr, flush=True)
 
     process = RankProcess(config)
-    process.meet(number, number, "127.0.0.1", port)
+    process.set_rank(number, number, "127.0.0.1", port)
     learner = process.part(LearnerPart)
     sampler = process.part(SamplerPart)
     with counts.phase("load policy"):
@@ -86,5 +86,5 @@ def rank(number: int, path: str, port: int) -> None:
 
 if __name__ == "__main__":
     asked = load(sys.argv[1])
-    os.environ |= environment(asked)  # read when torch, DeepSpeed and vLLM are imported
+    os.environ |= rank_environment(asked)  # read when torch, DeepSpeed and vLLM are imported
     mp.spawn(rank, (sys.argv[1], int(sys.argv[2])), asked.placement.world_size)

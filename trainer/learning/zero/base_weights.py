@@ -23,10 +23,10 @@ from transformers.initialization import no_init_weights
 from transformers.modeling_utils import set_zero3_state
 
 from trainer.config import ConfigError, RunConfig
-from trainer.errors import StorageError
 from trainer.hardware import architectures
-from trainer.learning.zero.partition import buckets, whole_shape
+from trainer.learning.zero.partition import bucket_parameters, whole_shape
 from trainer.storage import expert_files, hub
+from trainer.system.errors import StorageError
 
 T = TypeVar("T")
 BUCKET_BYTES = 512 << 20
@@ -36,7 +36,7 @@ PERMANENT = (ConfigError, FileNotFoundError, PermissionError, SafetensorError)
 """Errors of a reader that another start would meet again."""
 
 
-def unfilled(kind: Any, hf_config: Any, ds_config: dict[str, Any], **kwargs: Any) -> Any:
+def build_unfilled(kind: Any, hf_config: Any, ds_config: dict[str, Any], **kwargs: Any) -> Any:
     """Builds a model of one of transformers' auto classes, sharded as it is built. Its weights are not set
     yet."""
     copies_within_node = ds_config["zero_optimization"].get("zero_hpz_partition_size", 1) > 1
@@ -53,7 +53,7 @@ def unfilled(kind: Any, hf_config: Any, ds_config: dict[str, Any], **kwargs: Any
 
 
 @torch.no_grad()
-def copy(read: nn.Module, unread: nn.Module) -> None:
+def copy_weights(read: nn.Module, unread: nn.Module) -> None:
     """Gives a model the weights of another one of the same class, shard by shard: nothing is gathered."""
     weights: dict[str, Any] = dict(read.named_parameters())
     unread_weights: dict[str, Any] = dict(unread.named_parameters())
@@ -64,7 +64,7 @@ def copy(read: nn.Module, unread: nn.Module) -> None:
 
 
 @torch.no_grad()
-def fill(model: nn.Module, config: RunConfig) -> None:
+def fill_weights(model: nn.Module, config: RunConfig) -> None:
     """Brings the pretrained weights into a sharded model. Collective.
 
     Raises, on every rank: ConfigError for a file that the model lacks, the hub refuses or nobody can read,
@@ -106,7 +106,7 @@ def _opened(names: list[str], config: RunConfig) -> list[_File]:
     def open_own() -> dict[str, dict[str, tuple[int, ...]]]:
         for name, reader in zip(names, readers, strict=True):
             if reader == dist.get_rank():
-                opened[name] = safe_open(hub.file(config, name), framework="pt")
+                opened[name] = safe_open(hub.model_file(config, name), framework="pt")
         return {name: _shapes(handle) for name, handle in opened.items()}
 
     shapes: dict[str, dict[str, tuple[int, ...]]] = {}
@@ -118,7 +118,7 @@ def _opened(names: list[str], config: RunConfig) -> list[_File]:
     return files
 
 
-def _fill_from(file: _File, parameters: dict[str, Any], places: dict[str, expert_files.Place]) -> None:
+def _fill_from(file: _File, parameters: dict[str, Any], places: dict[str, expert_files.TensorPlace]) -> None:
     """Brings a file's tensors into the sharded parameters, a bucket of them at a time. Collective."""
     keys: dict[str, list[str]] = {}
     for key in file.shapes:
@@ -126,7 +126,7 @@ def _fill_from(file: _File, parameters: dict[str, Any], places: dict[str, expert
             keys.setdefault(places[key].name, []).append(key)
 
     wanted = [(name, parameters[name]) for name in keys]
-    for bucket in buckets(wanted, BUCKET_BYTES):
+    for bucket in bucket_parameters(wanted, BUCKET_BYTES):
         gathered = [parameter for _, parameter in bucket]
         # The reader changes the whole parameters; leaving the block scatters its values to all ranks.
         with deepspeed.zero.GatheredParameters(gathered, modifier_rank=file.reader):
@@ -162,14 +162,14 @@ def _matched(
     shapes: dict[str, tuple[int, ...]],
     layout: expert_files.Layout,
     config: RunConfig,
-) -> dict[str, expert_files.Place]:
+) -> dict[str, expert_files.TensorPlace]:
     """Where each tensor of the files lies in the parameters; they fill every parameter. Other tensors of the
     files are ignored, as transformers does."""
     places = {}
     filled = dict.fromkeys(parameters, 0)  # number of elements, by parameter
     for key, shape in shapes.items():
-        place = expert_files.place(key, layout)
-        own = sorted(hub.aliases(place.name) & parameters.keys())
+        place = expert_files.tensor_place(key, layout)
+        own = sorted(hub.key_aliases(place.name) & parameters.keys())
         if not own:
             continue
         whole = whole_shape(parameters[own[0]])

@@ -13,7 +13,7 @@ from trainer.checkpoint.staging import HostMemory
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-class States:
+class OffloadedStates:
     """Moves fp32 weights and Adam's moments to host memory and back; gradient memory is freed and allocated
     again.
 

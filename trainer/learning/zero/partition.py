@@ -25,7 +25,7 @@ KINDS = ("master", "exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True)
-class Piece:
+class ShardPiece:
     """A rank's part of a parameter: elements [start, stop) of it flattened, from `at` on in the flat buffer
     `flat`."""
 
@@ -116,30 +116,30 @@ class Partition:
             found.append(ModelPiece(name, piece.start, piece.stop, values))
         return found
 
-    def _piece(self, p: Any) -> Piece:
+    def _piece(self, p: Any) -> ShardPiece:
         """This rank's part of a trained parameter."""
         return self._equal_piece(p) if self.stage == 3 else self._mapped_piece(p)
 
-    def _equal_piece(self, p: Any) -> Piece:
+    def _equal_piece(self, p: Any) -> ShardPiece:
         """The piece at stage 3, where all ranks hold equally many elements, and those past the parameter's
         end are padding."""
         size = p.ds_tensor.numel()
         start = min(dist.get_rank() * size, p.ds_numel)
         stop = min(start + size, p.ds_numel)
         group, at, _ = self.zero.grad_position[self.zero.get_param_id(p)]
-        return Piece(start, stop, at, self.zero.fp32_partitioned_groups_flat[group])
+        return ShardPiece(start, stop, at, self.zero.fp32_partitioned_groups_flat[group])
 
-    def _mapped_piece(self, p: Any) -> Piece:
+    def _mapped_piece(self, p: Any) -> ShardPiece:
         """The piece at stages 1 and 2: DeepSpeed keeps where it lies at the parameter (lp) and in the flat
         buffer (hp)."""
         mapping = p._hp_mapping
         if mapping is None:
-            return Piece(0, 0, 0, None)
+            return ShardPiece(0, 0, 0, None)
         own = mapping.lp_fragment_address
         flat = self.zero.single_partition_of_fp32_groups[mapping.param_group_index]
-        return Piece(own.start, own.start + own.numel, mapping.hp_fragment_address.start, flat)
+        return ShardPiece(own.start, own.start + own.numel, mapping.hp_fragment_address.start, flat)
 
-    def _views(self, piece: Piece) -> dict[str, Tensor]:
+    def _views(self, piece: ShardPiece) -> dict[str, Tensor]:
         """Views [stop - start] of the flat buffers that hold a piece; Adam's are made here before the first
         step."""
         if piece.flat is None:
@@ -166,7 +166,7 @@ def whole_shape(p: Any) -> tuple[int, ...]:
     return tuple(getattr(p, "ds_shape", p.shape))
 
 
-def buckets(named: list[tuple[str, Any]], limit: int) -> Iterator[list[tuple[str, Any]]]:
+def bucket_parameters(named: list[tuple[str, Any]], limit: int) -> Iterator[list[tuple[str, Any]]]:
     """Consecutive parameters of up to `limit` bytes together; a larger one alone."""
     bucket: list[tuple[str, Any]] = []
     bucket_bytes = 0

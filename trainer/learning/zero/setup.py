@@ -48,7 +48,7 @@ def gather_whole(blocks: list[torch.nn.Module]) -> None:
         set_z3_leaf_module(block, True)
 
 
-class Gathers:
+class GatherCounts:
     """Counts how often the passes of this process gather weights, and how many bytes."""
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class Gathers:
         module._dist_allgather_fn = counted
 
 
-GATHERS = Gathers()
+GATHERS = GatherCounts()
 RANGES: Any = nvtx
 RANGES.enable_nvtx = False  # around each of DeepSpeed's functions, for NVIDIA's profiler alone
 
@@ -122,7 +122,7 @@ def zero_config(config: RunConfig, shape: Shape, inference: bool = False) -> dic
     return out
 
 
-def quietly(initialize: Callable[..., Any], **kwargs: Any) -> Any:
+def initialize_quietly(initialize: Callable[..., Any], **kwargs: Any) -> Any:
     """Lets DeepSpeed log warnings and errors only. It logs some hundred lines per model otherwise."""
     logger = logging.getLogger("DeepSpeed")
     level = logger.level

@@ -38,7 +38,7 @@ def _nothing() -> None:
     """There is nothing to release."""
 
 
-class Gradients:
+class WholeGradients:
     """Adds gradients up where the optimizer's step reads them. Needs an optimizer on the GPU."""
 
     def __init__(self, zero: Any) -> None:

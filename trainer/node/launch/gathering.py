@@ -8,13 +8,21 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
-from trainer.exit_codes import EXIT_CONFIG, EXIT_NODE_LOST, EXIT_PREFLIGHT
 from trainer.node.launch import rendezvous
-from trainer.node.launch.launcher import STOPPED, Ended, Launcher
-from trainer.node.launch.others import Others
-from trainer.node.preflight import alike, findings, gpus, infiniband, machine, network, network_checks
+from trainer.node.launch.launcher import STOPPED, LaunchEnded, Launcher
+from trainer.node.launch.other_nodes import OtherNodes
+from trainer.node.preflight import (
+    findings,
+    gpus,
+    infiniband,
+    machine_identity,
+    network,
+    network_checks,
+    same_setup,
+)
 from trainer.node.preflight.findings import Finding
 from trainer.node.preflight.probe import Prober, addresses_of
+from trainer.system.exit_codes import EXIT_CONFIG, EXIT_NODE_LOST, EXIT_PREFLIGHT
 
 PROBE_S = 60.0
 """Longest wait for one probe of a pair."""
@@ -30,7 +38,7 @@ DIAGNOSE_S = 15.0
 class Gathering:
     """The first part of a launch on several nodes: everyone connects, and all are measured and compared."""
 
-    def __init__(self, launcher: Launcher, others: Others, prober: Prober):
+    def __init__(self, launcher: Launcher, others: OtherNodes, prober: Prober):
         """launcher: the head's."""
         assert others.links is not None
         self.launcher, self.others = launcher, others
@@ -39,7 +47,7 @@ class Gathering:
         self.node = launcher.node
         self.found: list[Finding] = []
         """What the other nodes found, and what differs between nodes."""
-        self.machines: dict[int, machine.Machine] = {}
+        self.machines: dict[int, machine_identity.Machine] = {}
         """The machines of the other nodes by rank."""
         self.measured: dict[str, Any] = {}
         """The network between all nodes, for the file of findings."""
@@ -58,14 +66,14 @@ class Gathering:
         while missing := self.links.missing():
             names = self.others.names(missing)
             if launcher.signals.number is not None:
-                raise Ended(launcher.signals.code, STOPPED)
+                raise LaunchEnded(launcher.signals.code, STOPPED)
             if time.monotonic() > deadline:
                 why = f"{names} did not connect within {launcher.wait_s:.0f} s: is it up?"
-                raise Ended(EXIT_NODE_LOST, why)
+                raise LaunchEnded(EXIT_NODE_LOST, why)
             if time.monotonic() - told > min(DIAGNOSE_S, launcher.wait_s / 3):
                 code, why = self._what_blocks(missing)
                 if why and (code, why) == blocked:  # twice the same: the node is not just starting
-                    raise Ended(code, why)
+                    raise LaunchEnded(code, why)
                 blocked = code, why
                 launcher.say(why or f"still waiting for {names}")
                 told = time.monotonic()
@@ -74,7 +82,7 @@ class Gathering:
                 where = f"{self.links.hellos[rank]['host']} {self.links.links[rank].peer_address}"
                 launcher.say(f"node {rank} connected: {where}")
         for rank, why in self.links.lost().items():
-            raise Ended(EXIT_NODE_LOST, f"{self.node.name_of(rank)} {why}")
+            raise LaunchEnded(EXIT_NODE_LOST, f"{self.node.name_of(rank)} {why}")
 
     def _what_blocks(self, missing: Iterable[int]) -> tuple[int, str]:
         """(exit code, what keeps a missing node from the head, in a line); (0, "") where nothing is known."""
@@ -127,28 +135,30 @@ class Gathering:
         """
         hellos = dict(sorted(self.links.hellos.items()))
         for rank, hello in hellos.items():
-            self.found += map(findings.received, hello["findings"])
-            self.machines[rank] = machine.received(hello["machine"])
-            self.found += alike.compare(own["facts"], hello["facts"], rank)
-        own_findings = [findings.received(finding) for finding in own["findings"]]
-        self.found += gpus.compare(own_findings + self.found)
+            self.found += map(findings.finding_from_message, hello["findings"])
+            self.machines[rank] = machine_identity.machine_from_message(hello["machine"])
+            self.found += same_setup.compare_facts(own["facts"], hello["facts"], rank)
+        own_findings = [findings.finding_from_message(finding) for finding in own["findings"]]
+        self.found += gpus.compare_gpus(own_findings + self.found)
         fabrics = {0: own["infiniband"]}
         networks = {0: self.prober.hello()}
         for rank, hello in hellos.items():
             fabrics[rank] = hello["infiniband"]
             networks[rank] = hello["network"]
-        self.found += infiniband.judge(fabrics)
+        self.found += infiniband.judge_infiniband(fabrics)
 
-        same = network_checks.duplicates(networks, self.others.addresses)
+        same = network_checks.duplicate_addresses(networks, self.others.addresses)
         if same:  # nothing that is measured would be true
             self.found += same
             return
         self.launcher.say("measuring the network between all nodes")
-        survey = network.survey(networks, self.others.addresses, self.ask)
-        self.fabric_gbit_per_s = sum(p.gbit_per_s for p in infiniband.fastest(infiniband.ports()))
+        survey = network.survey_network(networks, self.others.addresses, self.ask)
+        self.fabric_gbit_per_s = sum(
+            p.gbit_per_s for p in infiniband.fastest_ports(infiniband.infiniband_ports())
+        )
         # With InfiniBand or RoCE, NCCL leaves TCP to the rendezvous.
         by_tcp = self.launcher.config.placement.device == "cuda" and not self.fabric_gbit_per_s
-        self.found += network_checks.judge(survey, gpus=by_tcp)
+        self.found += network_checks.judge_network(survey, gpus=by_tcp)
         self.measured = {
             "pairs": [asdict(pair) for pair in survey.pairs],
             "nodes": networks,
@@ -163,7 +173,7 @@ class Gathering:
             self.links.links[rank].send({"kind": "probe", **orders[rank]})
 
         def obey() -> None:
-            answers[0] = self.prober.obey(orders[0])
+            answers[0] = self.prober.carry_out_order(orders[0])
 
         def late() -> str:
             return f"{self.others.names(orders.keys() - answers.keys())} did not finish the network checks"

@@ -13,19 +13,19 @@ from pathlib import Path
 from typing import Any
 
 from trainer.config.run_folder import read_progress
-from trainer.exit_codes import EXIT_NODE_LOST, EXIT_OK, EXIT_PREFLIGHT, EXIT_RAY
 from trainer.node import topology
 from trainer.node.launch import dashboard, rendezvous
 from trainer.node.launch.gathering import Gathering
 from trainer.node.launch.job_watch import JobWatch
-from trainer.node.launch.launcher import MASTER_PORT, POLL_S, SPEED_FILE, Ended, Launcher
-from trainer.node.launch.others import Others
+from trainer.node.launch.launcher import MASTER_PORT, POLL_S, SPEED_FILE, LaunchEnded, Launcher
+from trainer.node.launch.other_nodes import OtherNodes
 from trainer.node.launch.ray_node import Job, Ports, RayEnded, RayNode
-from trainer.node.preflight import findings, machine, speed
+from trainer.node.preflight import findings, machine_identity, speed
 from trainer.node.preflight.findings import Finding
 from trainer.node.preflight.probe import Prober
 from trainer.node.watch import attempt_holder
 from trainer.node.watch.attempt_holder import AttemptHolder
+from trainer.system.exit_codes import EXIT_NODE_LOST, EXIT_OK, EXIT_PREFLIGHT, EXIT_RAY
 
 RAY_STARTS = 3
 """Times that Ray is started on a single node, where another run may take a port meanwhile."""
@@ -38,13 +38,13 @@ class HeadLauncher(Launcher):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.others = Others(self.node, None)
+        self.others = OtherNodes(self.node, None)
         self.holder: AttemptHolder | None = None
         self.found: list[Finding] = []
         """What the checks of all nodes found."""
         self.shown = 0
         """How many of them have been shown."""
-        self.machines: dict[int, machine.Machine] = {}
+        self.machines: dict[int, machine_identity.Machine] = {}
         self.measured: dict[str, Any] = {}
         """What was measured between the nodes, for the file of findings."""
         self.fabric_gbit_per_s = 0.0
@@ -61,8 +61,8 @@ class HeadLauncher(Launcher):
         self.check_place()
         if self.node.nodes > 1:
             start = topology.start_names(os.environ)
-            links = rendezvous.Head(self.node.nodes, self.config.run_id, self.port, start=start)
-            self.others = Others(self.node, links)
+            links = rendezvous.RendezvousHead(self.node.nodes, self.config.run_id, self.port, start=start)
+            self.others = OtherNodes(self.node, links)
         self.check_nodes()
         if self.arguments.preflight:
             return self.preflight()
@@ -89,8 +89,8 @@ class HeadLauncher(Launcher):
     def check_nodes(self) -> None:
         """Checks this machine, and with others all of them and their network. Raises Ended if one fails."""
         own = self.look_at_host()
-        self.found = [findings.received(finding) for finding in own["findings"]]
-        self.machines = {0: machine.received(own["machine"])}
+        self.found = [findings.finding_from_message(finding) for finding in own["findings"]]
+        self.machines = {0: machine_identity.machine_from_message(own["machine"])}
         if not self.alone:
             self.prober = self.make_prober(0)
             gathering = Gathering(self, self.others, self.prober)
@@ -107,23 +107,23 @@ class HeadLauncher(Launcher):
         """Shows and writes what was found. Raises Ended if any check failed."""
         several = self.node.nodes > 1
         name_of = self.node.name_of if several else _no_name
-        for line in findings.lines(self.found[self.shown :], name_of):
+        for line in findings.finding_lines(self.found[self.shown :], name_of):
             print(line, file=sys.stderr, flush=True)
         self.shown = len(self.found)
         code = findings.exit_code(self.found)
         with contextlib.suppress(
             *[OSError] if code else []
         ):  # a disk that cannot be written may be the finding
-            findings.write(self.found, self.measured, self.config.run.dir)
+            findings.write_findings(self.found, self.measured, self.config.run.dir)
         path = Path(self.config.run.dir) / findings.FILE
         if self.arguments.preflight and (last or code):
-            print(findings.table(self.found, name_of), flush=True)
+            print(findings.findings_table(self.found, name_of), flush=True)
             self.say(f"all findings: {path}")
         elif several and not code:
             passed = [finding for finding in self.found if finding.level == "pass"]
             self.say(f"{len(passed)} checks passed ({path})")
         if code:
-            raise Ended(code, "")
+            raise LaunchEnded(code, "")
 
     def preflight(self) -> int:
         """Measures the speed of GPUs and collectives, instead of starting Ray and a job."""
@@ -136,7 +136,7 @@ class HeadLauncher(Launcher):
             code = self.measure_speed(head, MASTER_PORT, self.check_others)
             if out.exists():
                 ranks = json.loads(out.read_text())
-                self.found += speed.judge(ranks, self.fabric_gbit_per_s)
+                self.found += speed.judge_speed(ranks, self.fabric_gbit_per_s)
                 self.measured["speed"] = ranks
                 out.unlink()
         self.refuse(last=True)
@@ -200,9 +200,11 @@ class HeadLauncher(Launcher):
                 if process.poll() is not None:
                     break
         if process.returncode == EXIT_RAY:
-            raise Ended(EXIT_RAY, "the check of the transfer could not join Ray (see the lines above)")
+            raise LaunchEnded(EXIT_RAY, "the check of the transfer could not join Ray (see the lines above)")
         if process.returncode:
-            raise Ended(EXIT_PREFLIGHT, "the nodes could not exchange data through Ray (see the lines above)")
+            raise LaunchEnded(
+                EXIT_PREFLIGHT, "the nodes could not exchange data through Ray (see the lines above)"
+            )
 
     # --- the job ----------------------------------------------------------------------------------------
 
@@ -220,7 +222,7 @@ class HeadLauncher(Launcher):
         messages = self.others.messages()
         self.check_own_workers()
         if self.ray is not None and not self.ray.alive():
-            raise Ended(EXIT_NODE_LOST, f"Ray ended on the head: {self.ray.complaint()}", died=True)
+            raise LaunchEnded(EXIT_NODE_LOST, f"Ray ended on the head: {self.ray.complaint()}", died=True)
         return messages
 
     def machines_stay(self) -> bool:
@@ -254,7 +256,7 @@ class HeadLauncher(Launcher):
             return self.holder.close(code, self.why or self.said, died_at_step)
         if self.arguments.preflight or self.node.platform == "local":
             return code  # such a launch is never restarted
-        return attempt_holder.count(self.config, code, self.why, self.found, self.machines)
+        return attempt_holder.count_failed_start(self.config, code, self.why, self.found, self.machines)
 
     def finish(self, code: int) -> None:
         """Sends every node the exit code, then cleans up."""

@@ -10,9 +10,18 @@ import time
 from collections.abc import Callable, Generator
 from pathlib import Path
 
-from trainer import last_words
 from trainer.config.run_folder import read_progress
-from trainer.exit_codes import (
+from trainer.node.launch import rendezvous
+from trainer.node.launch.job_log import JobLog
+from trainer.node.launch.launcher import POLL_S, STOPPED, LaunchEnded, Launcher
+from trainer.node.launch.other_nodes import OtherNodes
+from trainer.node.launch.ray_node import Job, JobEnd, RayNode
+from trainer.node.watch import preemption, watchdog
+from trainer.node.watch.attempt_holder import AttemptHolder
+from trainer.observe.node_monitor import NodeMonitor, append_sample
+from trainer.storage import attempt_hours
+from trainer.system import last_words
+from trainer.system.exit_codes import (
     EXIT_ERROR,
     EXIT_FENCED,
     EXIT_GAVE_UP,
@@ -23,15 +32,6 @@ from trainer.exit_codes import (
     FINAL_EXIT_CODES,
     RECOVER_EXIT_CODES,
 )
-from trainer.node.launch import rendezvous
-from trainer.node.launch.job_log import JobLog
-from trainer.node.launch.launcher import POLL_S, STOPPED, Ended, Launcher
-from trainer.node.launch.others import Others
-from trainer.node.launch.ray_node import End, Job, RayNode
-from trainer.node.watch import preemption, watchdog
-from trainer.node.watch.attempt_holder import AttemptHolder
-from trainer.observe.node_monitor import NodeMonitor, append
-from trainer.storage import attempt_hours
 
 RAY_LOOK_S = 2.0
 """Seconds between two checks of Ray's own processes."""
@@ -49,7 +49,7 @@ class JobWatch:
     def __init__(
         self,
         launcher: Launcher,
-        others: Others,
+        others: OtherNodes,
         holder: AttemptHolder,
         ray: RayNode,
         job: Job,
@@ -85,16 +85,16 @@ class JobWatch:
         try:
             code = self._until_the_end()
             if self.out_of_hours and code != EXIT_OK:
-                raise Ended(EXIT_GAVE_UP, self._hours)
-        except Ended as end:
+                raise LaunchEnded(EXIT_GAVE_UP, self._hours)
+        except LaunchEnded as end:
             if self.out_of_hours and end.code not in (EXIT_FENCED, EXIT_GAVE_UP):
-                raise Ended(EXIT_GAVE_UP, f"{self._hours}; {end}") from None
+                raise LaunchEnded(EXIT_GAVE_UP, f"{self._hours}; {end}") from None
             if not self.ray_stopped:
                 raise
             code = EXIT_NODE_LOST if end.code == EXIT_ERROR else end.code  # Ray has lost the job's own code
-            raise Ended(code, f"{self.ray_stopped}: {end}", end.died) from None
+            raise LaunchEnded(code, f"{self.ray_stopped}: {end}", end.died) from None
         if self.ray_stopped and code in (EXIT_NODE_LOST, EXIT_RAY):  # no job can go on with this Ray
-            raise Ended(code, f"{self.ray_stopped}: {self.log.reason()}")
+            raise LaunchEnded(code, f"{self.ray_stopped}: {self.log.reason()}")
         return code
 
     def _until_the_end(self) -> int:
@@ -142,7 +142,7 @@ class JobWatch:
             elif message["kind"] == "sample":
                 samples.append(message["sample"])
         for sample in samples:
-            append(self.run_dir, sample)
+            append_sample(self.run_dir, sample)
             for line in self.dog.look(sample):
                 self.launcher.say(line)
 
@@ -159,13 +159,13 @@ class JobWatch:
                 self.launcher.say("preemption notice: saving what can be saved")
                 self._pass_on("SIGTERM", signals.number)
         if signals.expired:
-            raise Ended(signals.code, "the time after the notice is over")
+            raise LaunchEnded(signals.code, "the time after the notice is over")
 
     def _stop_if_replaced(self) -> None:
         """Raises Ended where a newer attempt of the run has started."""
         if self.holder.fenced:
             self.job.signal(signal.SIGKILL)
-            raise Ended(EXIT_FENCED, self.holder.fenced)
+            raise LaunchEnded(EXIT_FENCED, self.holder.fenced)
 
     @property
     def _hours(self) -> str:
@@ -176,7 +176,7 @@ class JobWatch:
         """Has the run save and stop shortly before its hours are over. Raises Ended once they are."""
         left_s = self.holder.until - time.monotonic()
         if left_s <= 0:
-            raise Ended(EXIT_GAVE_UP, self._hours)
+            raise LaunchEnded(EXIT_GAVE_UP, self._hours)
         if self.out_of_hours or left_s > attempt_hours.save_s(self.launcher.config.checkpoint.max_hours):
             return
         self.out_of_hours = True
@@ -186,14 +186,14 @@ class JobWatch:
         self.launcher.announce(reason)
         self.others.tell({"kind": "notice", "reason": reason})
 
-    def _ended(self) -> End | None:
+    def _ended(self) -> JobEnd | None:
         """How the job ended; None while it runs, and while Ray does not answer."""
         try:
             return self.job.ended()
         except OSError:
             return self._ended_unheard()
 
-    def _ended_unheard(self) -> End | None:
+    def _ended_unheard(self) -> JobEnd | None:
         """How a job ended that Ray does not tell of: with its GCS stopped, all else goes on to the end."""
         state = read_progress(self.run_dir)
         began = state.get("started_unix_s", 0.0) >= self.launcher.began_unix_s
@@ -206,8 +206,8 @@ class JobWatch:
         if time.monotonic() - self._over_since < UNHEARD_S:
             return None
         if status == "finished":
-            return End("SUCCEEDED", 0, "")
-        return End("FAILED", EXIT_NODE_LOST, "Ray did not tell how the job ended")
+            return JobEnd("SUCCEEDED", 0, "")
+        return JobEnd("FAILED", EXIT_NODE_LOST, "Ray did not tell how the job ended")
 
     # --- what is done about it --------------------------------------------------------------------------
 
@@ -218,32 +218,32 @@ class JobWatch:
             self.launcher.announce(reason)
             self.others.tell({"kind": "notice", "reason": reason})
         if not self.job.signal(number) and signals.number is not None:
-            raise Ended(signals.code, STOPPED)
+            raise LaunchEnded(signals.code, STOPPED)
 
     def _hung(self, why: str) -> None:
         """Writes all ranks' stacks, names the rank at fault. Raises Ended unless told to warn, or a rank
         waits."""
         self.others.tell({"kind": "dump"})
-        ranks = [watchdog.Rank(**one) for one in watchdog.dump(self.beacons, 0)]
+        ranks = [watchdog.HangingRank(**one) for one in watchdog.dump_stacks(self.beacons, 0)]
         waiting = set(self.others.ranks)
         deadline = time.monotonic() + watchdog.DUMPED_S
         while waiting and time.monotonic() < deadline:
             for rank, message in self.check():
                 if message["kind"] == "dumped":
                     waiting.discard(rank)
-                    ranks += [watchdog.Rank(**one) for one in message["ranks"]]
+                    ranks += [watchdog.HangingRank(**one) for one in message["ranks"]]
             time.sleep(POLL_S)
-        text = watchdog.told(self.beacons, ranks, why, self.run_dir)
+        text = watchdog.report_hang(self.beacons, ranks, why, self.run_dir)
         if self.launcher.config.watch.on_hang == "end" and not any(rank.paused for rank in ranks):
-            raise Ended(EXIT_NODE_LOST, text, died=True)
+            raise LaunchEnded(EXIT_NODE_LOST, text, died=True)
         self.launcher.say(f"warning: {text}")
 
-    def _exit_code(self, end: End) -> int:
+    def _exit_code(self, end: JobEnd) -> int:
         """The exit code of the run from how its job ended. Raises Ended where the job could not say why."""
         if end.status == "SUCCEEDED":
             return EXIT_OK
         if end.status == "STOPPED":
-            raise Ended(EXIT_INTERRUPTED, "the job was stopped through Ray")
+            raise LaunchEnded(EXIT_INTERRUPTED, "the job was stopped through Ray")
         if not self.log.show:
             print(self.log.tail(), file=sys.stderr, flush=True)
         if end.code in (*RECOVER_EXIT_CODES, *FINAL_EXIT_CODES, EXIT_INTERRUPTED):
@@ -253,13 +253,15 @@ class JobWatch:
         if self.launcher.signals.number is not None:
             return self.launcher.signals.code
         if end.code is None:
-            raise Ended(EXIT_ERROR, f"Ray ended the job: {end.message}")
+            raise LaunchEnded(EXIT_ERROR, f"Ray ended the job: {end.message}")
         if end.code < 0:
             why = f"the job was killed by signal {-end.code}"
             if -end.code in (signal.SIGKILL, signal.SIGTERM):
-                raise Ended(EXIT_NODE_LOST, f"{why}: {last_words.unsaid(self.memory_kills)}", died=True)
-            said = last_words.said(self.log.tail())
-            raise Ended(EXIT_ERROR, f"{why}: {said}" if said else why)  # it crashed: a defect
+                raise LaunchEnded(
+                    EXIT_NODE_LOST, f"{why}: {last_words.cause_outside_log(self.memory_kills)}", died=True
+                )
+            said = last_words.cause_in_log(self.log.tail())
+            raise LaunchEnded(EXIT_ERROR, f"{why}: {said}" if said else why)  # it crashed: a defect
         return end.code if end.code < 126 else EXIT_ERROR
 
     def _wait_for_late_heartbeats(self) -> None:

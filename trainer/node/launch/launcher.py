@@ -17,9 +17,29 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from trainer import network
 from trainer.config import RunConfig, by_model
-from trainer.exit_codes import (
+from trainer.node import topology
+from trainer.node.launch import own_workers, rendezvous
+from trainer.node.launch.ray_node import ROOT, Job, Ports, RayNode, end_descendants, session_of_its_own
+from trainer.node.preflight import (
+    amd,
+    gpus,
+    host,
+    infiniband,
+    machine_identity,
+    same_setup,
+    service_tokens,
+    speed,
+)
+from trainer.node.preflight.probe import Prober, addresses_of
+from trainer.node.topology import NodeEnvironment
+from trainer.node.watch import preemption as preempt
+from trainer.node.watch import watchdog
+from trainer.node.watch.signals import Signals
+from trainer.observe.start_clock import STARTED_VARIABLE
+from trainer.storage import hub
+from trainer.system import network
+from trainer.system.exit_codes import (
     EXIT_CONFIG,
     EXIT_INTERRUPTED,
     EXIT_NODE_LOST,
@@ -29,17 +49,6 @@ from trainer.exit_codes import (
     EXIT_RAY,
     FINAL_EXIT_CODES,
 )
-from trainer.node import topology
-from trainer.node.launch import own_workers, rendezvous
-from trainer.node.launch.ray_node import ROOT, Job, Ports, RayNode, end_descendants, session_of_its_own
-from trainer.node.preflight import alike, amd, gpus, host, infiniband, machine, speed, tokens
-from trainer.node.preflight.probe import Prober, addresses_of
-from trainer.node.topology import NodeEnvironment
-from trainer.node.watch import preemption as preempt
-from trainer.node.watch import watchdog
-from trainer.node.watch.signals import Signals
-from trainer.observe.start_clock import STARTED_VARIABLE
-from trainer.storage import hub
 
 POLL_S = 0.2
 INTERRUPT_GRACE_S = 60.0
@@ -52,7 +61,7 @@ MASTER_PORT = 6389
 SPEED_FILE = ".speed.json"
 
 
-class Ended(Exception):
+class LaunchEnded(Exception):
     """The launch is over before the job's own end.
 
     code: the exit code for every node. died: whether a process of the run died or hung, while its machine
@@ -105,10 +114,10 @@ class Launcher(ABC):
         deadline = time.monotonic() + deadline_s
         while time.monotonic() < deadline:
             if self.signals.number is not None:
-                raise Ended(self.signals.code, STOPPED)
+                raise LaunchEnded(self.signals.code, STOPPED)
             yield
             time.sleep(POLL_S)
-        raise Ended(code, f"{what()} within {deadline_s:.0f} s")
+        raise LaunchEnded(code, f"{what()} within {deadline_s:.0f} s")
 
     def make_ray(self, address: str, ports: Ports, token: str = "") -> RayNode:
         """Ray for this node, with the network that `address` is on."""
@@ -124,7 +133,7 @@ class Launcher(ABC):
         ray = RayNode(address=address, ports=ports, cpus=cpus, gpus=gpus, env=self.env, token=token)
         # The launcher passes a notice to its node's ranks through this file.
         ray.env[preempt.FLAG_VARIABLE] = str(ray.temp / "notice")
-        ray.env |= watchdog.variables(self.beacons(ray), self.config.watch.post_mortem)
+        ray.env |= watchdog.watchdog_variables(self.beacons(ray), self.config.watch.post_mortem)
         ray.env[hub.NODE_VARIABLE] = str(self.node.rank)  # the ranks read what is downloaded here
         self.ray = ray
         self.fetch_model()
@@ -135,7 +144,7 @@ class Launcher(ABC):
         address. The head hears of it first."""
         node = self.node
         own = [one.address for one in network.interfaces()]
-        holds = topology.misplaced(node, own, addresses_of) if node.nodes > 1 else None
+        holds = topology.misplaced_rank(node, own, addresses_of) if node.nodes > 1 else None
         if holds is None:
             return
         why = (
@@ -143,7 +152,7 @@ class Launcher(ABC):
             " give each node its own SPOTRL_NODE_RANK and its own address"
         )
         hello = self.identity() | {"rank": holds if node.is_head else node.rank}
-        raise Ended(*rendezvous.report(node.peers[0], hello, EXIT_CONFIG, why, self.port))
+        raise LaunchEnded(*rendezvous.report_failure(node.peers[0], hello, EXIT_CONFIG, why, self.port))
 
     def identity(self) -> rendezvous.Message:
         """What every first message of this node says."""
@@ -171,8 +180,8 @@ class Launcher(ABC):
         What this node's ranks get through Ray's environment is theirs alone. Workers have ranks 0 and up,
         too, and in the ranks' beacons the watchdog would take them for those of the run."""
         if not self.arguments.command and self.config.fleet.gpus_per_node:
-            command = own_workers.command(self.config, self.node)
-            env = self.env | own_workers.variables(self.config, self.env)
+            command = own_workers.worker_command(self.config, self.node)
+            env = self.env | own_workers.worker_variables(self.config, self.env)
             self.sampling = self.children.enter_context(self.child(command, env))
 
     def check_own_workers(self) -> None:
@@ -180,9 +189,9 @@ class Launcher(ABC):
         may have ended them too: the trainer has time to save."""
         if self.signals.number is not None:
             return
-        code, why = own_workers.failure(self.sampling)
+        code, why = own_workers.worker_failure(self.sampling)
         if code:
-            raise Ended(code, why, died=True)
+            raise LaunchEnded(code, why, died=True)
 
     def submit(self, env: dict[str, str]) -> Job:
         """Starts the job: the loop of the run's method, unless the command line names another command.
@@ -204,29 +213,31 @@ class Launcher(ABC):
         try:
             return self.ray.submit(job_id, command, env, self.wait_s, lambda: self.signals.number is not None)
         except TimeoutError as error:
-            raise Ended(EXIT_RAY, str(error)) from None
+            raise LaunchEnded(EXIT_RAY, str(error)) from None
         except InterruptedError:
-            raise Ended(self.signals.code, STOPPED) from None
+            raise LaunchEnded(self.signals.code, STOPPED) from None
 
     def look_at_host(self) -> rendezvous.Message:
         """Findings of this machine alone."""
         alone = self.arguments.preflight
         config = self.config
-        found = host.check(config, self.node, alone=alone) + tokens.check(config, self.node.rank)
-        facts = alike.facts(config)
-        found += alike.check(facts, self.node.rank)
+        found = host.check_host(config, self.node, alone=alone) + service_tokens.check_service_tokens(
+            config, self.node.rank
+        )
+        facts = same_setup.node_facts(config)
+        found += same_setup.check_facts(facts, self.node.rank)
         if config.placement.device == "cuda":
             mine = self.node.rank, config.processes_per_node
-            found += gpus.check(*mine) or amd.check(*mine)
-        ports = infiniband.ports()
-        variables, reason = infiniband.variables(ports, os.environ)
+            found += gpus.check_gpus(*mine) or amd.check_amd_gpus(*mine)
+        ports = infiniband.infiniband_ports()
+        variables, reason = infiniband.nccl_variables(ports, os.environ)
         if reason:
             self.say(reason)
             self.env |= variables
         return {
             "findings": [asdict(f) for f in found],
             "facts": facts,
-            "machine": asdict(machine.this()),
+            "machine": asdict(machine_identity.this_machine()),
             "infiniband": [asdict(p) for p in ports],
         }
 
@@ -244,7 +255,7 @@ class Launcher(ABC):
         placement = self.config.placement
         seconds = self.arguments.seconds
         ranks = placement.workers_per_node if placement.device == "cuda" else 1
-        command = speed.command(
+        command = speed.speed_command(
             python=sys.executable,
             seconds=seconds,
             device=placement.device,
@@ -270,7 +281,7 @@ class Launcher(ABC):
     def announce(self, reason: str) -> None:
         """Passes a notice to this node's ranks: save and stop."""
         if self.ray is not None:
-            preempt.announce(reason, Path(self.ray.env[preempt.FLAG_VARIABLE]))
+            preempt.announce_notice(reason, Path(self.ray.env[preempt.FLAG_VARIABLE]))
 
     @abstractmethod
     def run(self) -> int:

@@ -17,11 +17,11 @@ from pathlib import Path
 from trainer import config as configuration
 from trainer.checkpoint.attempt import committed_step
 from trainer.config import ConfigError, RunConfig, by_model, checkpoint_suffices, nodes_share_weights
-from trainer.errors import StorageError
 from trainer.storage import hub
+from trainer.system.errors import StorageError
 
 
-def needed(config: RunConfig) -> bool:
+def needs_base_weights(config: RunConfig) -> bool:
     """Whether this start reads base weights. True where the store cannot tell."""
     if not checkpoint_suffices(config) or config.checkpoint.resume == "never":
         return True
@@ -31,13 +31,13 @@ def needed(config: RunConfig) -> bool:
         return True
 
 
-def fetch(
+def fetch_weights(
     config: RunConfig, node: int = 0, nodes: int = 1, cache_dir: str | Path | None = None
 ) -> list[Path]:
     """Downloads what this node reads of the weights, into the hub's cache; nothing where there are fewer
     files."""
     names = hub.weight_files(config, cache_dir)
-    return hub.fetch(config, names[node::nodes] if nodes_share_weights(config) else names, cache_dir)
+    return hub.fetch_files(config, names[node::nodes] if nodes_share_weights(config) else names, cache_dir)
 
 
 def main() -> None:
@@ -51,12 +51,12 @@ def main() -> None:
     for role, one in zip(("model", "teacher"), by_model(config), strict=False):
         if not hub.from_hub(one):
             continue
-        if role == "model" and not needed(config):
+        if role == "model" and not needs_base_weights(config):
             print("model: the checkpoint holds every weight; none is downloaded", flush=True)
             continue
         began = time.monotonic()
         try:
-            files = fetch(one, arguments.node, arguments.nodes)
+            files = fetch_weights(one, arguments.node, arguments.nodes)
         except Exception as error:
             print(f"{role}: not downloaded ahead ({str(error).splitlines()[0]})", flush=True)
             continue

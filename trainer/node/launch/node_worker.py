@@ -6,14 +6,14 @@ import signal
 import time
 from typing import NoReturn
 
-from trainer import network
-from trainer.exit_codes import EXIT_CONFIG, EXIT_NODE_LOST, EXIT_RAY
 from trainer.node.launch import rendezvous
-from trainer.node.launch.launcher import POLL_S, STOPPED, Ended, Launcher
+from trainer.node.launch.launcher import POLL_S, STOPPED, LaunchEnded, Launcher
 from trainer.node.launch.ray_node import Ports, RayNode
 from trainer.node.watch import preemption as preempt
 from trainer.node.watch import watchdog
 from trainer.observe.node_monitor import NodeMonitor
+from trainer.system import network
+from trainer.system.exit_codes import EXIT_CONFIG, EXIT_NODE_LOST, EXIT_RAY
 
 VERDICT_S = 15.0
 """Seconds after its own deadline that a node waits for the head's verdict, which comes at the head's."""
@@ -23,7 +23,7 @@ class NodeWorkerLauncher(Launcher):
     """A node worker: it joins the head, adds its GPUs to Ray, and exits with the head's exit code."""
 
     link: rendezvous.Link | None = None
-    cloud: preempt.Notice | None = None
+    cloud: preempt.PreemptionNotice | None = None
 
     def run(self) -> int:
         """The whole launch. Raises Ended."""
@@ -48,7 +48,7 @@ class NodeWorkerLauncher(Launcher):
             )
         hello = self.identity() | {"network": self.prober.hello()}
         try:
-            self.link = rendezvous.join(
+            self.link = rendezvous.join_head(
                 self.node.head, hello | looked, self.wait_s + VERDICT_S, self.port, stop=self.over
             )
         except rendezvous.RendezvousError as error:
@@ -68,11 +68,11 @@ class NodeWorkerLauncher(Launcher):
         while not self.over() and time.monotonic() < deadline:
             time.sleep(POLL_S)
         if self.signals.number is not None:
-            raise Ended(self.signals.code, STOPPED)
+            raise LaunchEnded(self.signals.code, STOPPED)
         if (verdict := self.prober.verdict) is not None:
             code = verdict["code"]
             why = f"{why}; the head: {verdict['why']}"
-        raise Ended(code, why)
+        raise LaunchEnded(code, why)
 
     def answer_probes(self) -> rendezvous.Message:
         """Takes part in the head's measurements until it orders something else; returns that order."""
@@ -82,7 +82,7 @@ class NodeWorkerLauncher(Launcher):
             if order["kind"] != "probe":
                 self.prober.close()
                 return order
-            self.link.send({"kind": "probed", **self.prober.obey(order)})
+            self.link.send({"kind": "probed", **self.prober.carry_out_order(order)})
 
     def preflight(self, order: rendezvous.Message) -> int:
         """This node's part of the preflight's collectives; returns the exit code."""
@@ -109,7 +109,7 @@ class NodeWorkerLauncher(Launcher):
         """Sends samples and notices to the head until the launch ends, which raises Ended."""
         assert self.link is not None
         # This machine's metadata server: the head polls only its own.
-        self.cloud = preempt.Notice(signals=False)
+        self.cloud = preempt.PreemptionNotice(signals=False)
         monitor = NodeMonitor(self.node.rank, self.config.run.dir, self.beacons(ray))
         noticed = False
         while True:
@@ -120,7 +120,7 @@ class NodeWorkerLauncher(Launcher):
             self.check_own_workers()
             if not ray.alive():
                 why = f"Ray ended on this node: {ray.complaint()}"
-                raise Ended(EXIT_NODE_LOST, why, died=not noticed)
+                raise LaunchEnded(EXIT_NODE_LOST, why, died=not noticed)
             if not noticed and (self.signals.number is not None or self.cloud.reason):
                 noticed = True
                 interrupted = self.signals.number == signal.SIGINT
@@ -128,7 +128,7 @@ class NodeWorkerLauncher(Launcher):
                 self.announce(reason)
                 self.link.send({"kind": "notice", "reason": reason})
             if self.signals.expired:
-                raise Ended(self.signals.code, "the time after the notice is over")
+                raise LaunchEnded(self.signals.code, "the time after the notice is over")
 
     def hear(self, timeout_s: float, *wanted: str) -> rendezvous.Message:
         """The next message of a wanted kind, or {} after `timeout_s` if none is wanted. Raises Ended at the
@@ -139,9 +139,9 @@ class NodeWorkerLauncher(Launcher):
             message = self.link.receive(min(POLL_S, timeout_s)) or {}
             match message.get("kind"):
                 case "end":
-                    raise Ended(message["code"], "")
+                    raise LaunchEnded(message["code"], "")
                 case "refused":
-                    raise Ended(message["code"], message["why"])
+                    raise LaunchEnded(message["code"], message["why"])
                 case "astray":
                     self.link.close()
                     self.link = None
@@ -149,19 +149,19 @@ class NodeWorkerLauncher(Launcher):
                 case "notice":
                     self.announce(message["reason"])
                 case "dump" if self.ray is not None:
-                    ranks = watchdog.dump(self.beacons(self.ray), self.node.rank)
+                    ranks = watchdog.dump_stacks(self.beacons(self.ray), self.node.rank)
                     self.link.send({"kind": "dumped", "ranks": ranks})
                 case kind if kind in wanted:
                     return message
             if not message and self.prober is not None and (verdict := self.prober.verdict) is not None:
-                raise Ended(verdict["code"], verdict["why"])
+                raise LaunchEnded(verdict["code"], verdict["why"])
             if not message and (why := self.link.lost()):
-                raise Ended(EXIT_NODE_LOST, f"the head {self.node.head} is lost: it {why}")
+                raise LaunchEnded(EXIT_NODE_LOST, f"the head {self.node.head} is lost: it {why}")
             if wanted and self.signals.number is not None:
-                raise Ended(self.signals.code, STOPPED)
+                raise LaunchEnded(self.signals.code, STOPPED)
             if time.monotonic() >= deadline:
                 if wanted:
-                    raise Ended(
+                    raise LaunchEnded(
                         EXIT_NODE_LOST, f"the head {self.node.head} sent nothing within {timeout_s:.0f} s"
                     )
                 return {}

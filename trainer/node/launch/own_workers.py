@@ -15,8 +15,8 @@ from pathlib import Path
 from trainer import config as configuration
 from trainer.config import RunConfig, override
 from trainer.config.fleet import SHARED_BY, WORKER_GPU_SHARE
-from trainer.exit_codes import EXIT_CONFIG, EXIT_NODE_LOST, EXIT_OK, EXIT_PREEMPTED
 from trainer.node.topology import NodeEnvironment
+from trainer.system.exit_codes import EXIT_CONFIG, EXIT_NODE_LOST, EXIT_OK, EXIT_PREEMPTED
 
 PROGRAM = "trainer.fleet.machine"
 FILE = "own-workers-{rank}.yaml"
@@ -26,7 +26,7 @@ UNTIL_THE_LAUNCH_ENDS_S = 365 * 86_400
 long to start."""
 
 
-def configured(config: RunConfig) -> RunConfig:
+def own_worker_config(config: RunConfig) -> RunConfig:
     """What a machine of the run's own workers is told."""
     own = [
         f"fleet.run={config.run_id}",
@@ -39,7 +39,7 @@ def configured(config: RunConfig) -> RunConfig:
     return override(config, own)
 
 
-def variables(config: RunConfig, env: Mapping[str, str]) -> dict[str, str]:
+def worker_variables(config: RunConfig, env: Mapping[str, str]) -> dict[str, str]:
     """Variables that show the workers the GPUs behind those of the ranks, and how many processes share the
     node's cores; none on CPU."""
     if config.placement.device == "cpu":
@@ -50,15 +50,15 @@ def variables(config: RunConfig, env: Mapping[str, str]) -> dict[str, str]:
     return {"CUDA_VISIBLE_DEVICES": ",".join(mine), SHARED_BY: str(config.processes_per_node)}
 
 
-def command(config: RunConfig, node: NodeEnvironment) -> list[str]:
+def worker_command(config: RunConfig, node: NodeEnvironment) -> list[str]:
     """Writes their configuration, and returns the command that starts them."""
     path = Path(config.run.dir) / FILE.format(rank=node.rank)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(configuration.dump(configured(config)))
+    path.write_text(configuration.dump(own_worker_config(config)))
     return [sys.executable, "-m", PROGRAM, "--config", str(path)]
 
 
-def failure(process: subprocess.Popen[str] | None) -> tuple[int, str]:
+def worker_failure(process: subprocess.Popen[str] | None) -> tuple[int, str]:
     """The exit code and reason with which the launch must end, since the trainer would wait in vain; (0, "")
     while they run, and where they ended as they should."""
     code = process.poll() if process else None

@@ -6,14 +6,14 @@ import os
 import sys
 from typing import Any
 
-from trainer.backoff import Backoff
-from trainer.errors import RayError
 from trainer.node.launch import ray_leftovers
+from trainer.system.backoff import Backoff
+from trainer.system.errors import RayError
 
 STARTS = Backoff(attempts=3, first_wait_s=5.0)
 
 
-def connect(**options: Any) -> None:
+def connect_to_ray(**options: Any) -> None:
     """`ray.init(**options)`. A Ray that this starts ends with this process, however that ends. Raises
     RayError."""
     import ray

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from trainer.processes import started_ticks, state
+from trainer.system.processes import process_state, started_ticks
 
 LOOK_S = 2.0
 GRACE_S = 3.0
@@ -33,7 +33,7 @@ def end_with_this_process() -> None:
     subprocess.Popen(command, cwd=ROOT, start_new_session=True, stdin=null, stdout=null, stderr=null)
 
 
-def watch(pid: int, started: int, look_s: float = LOOK_S, grace_s: float = GRACE_S) -> None:
+def watch_process(pid: int, started: int, look_s: float = LOOK_S, grace_s: float = GRACE_S) -> None:
     """Until the process `pid`, which started at `started` ticks, is gone; then ends its descendants."""
     descendants: dict[int, int] = {}
     while started_ticks(pid) == started:
@@ -55,7 +55,7 @@ def _wait_for_its_end(pid: int, timeout_s: float) -> None:
     try:
         descriptor = os.pidfd_open(pid)
     except OSError:
-        return time.sleep(0 if state(pid) in ("", "Z") else timeout_s)
+        return time.sleep(0 if process_state(pid) in ("", "Z") else timeout_s)
     try:
         select.select([descriptor], [], [], timeout_s)
     finally:
@@ -68,4 +68,4 @@ def _alive(known: dict[int, int]) -> list[int]:
 
 
 if __name__ == "__main__":
-    watch(int(sys.argv[1]), int(sys.argv[2]))
+    watch_process(int(sys.argv[1]), int(sys.argv[2]))

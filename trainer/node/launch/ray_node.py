@@ -30,7 +30,7 @@ from typing import Literal
 import psutil
 
 from trainer.config import ConfigError
-from trainer.processes import end_with_parent
+from trainer.system.processes import end_with_parent
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -161,7 +161,7 @@ def _signal(process: psutil.Process, number: signal.Signals) -> bool:
         return False
 
 
-def temporary(env: Mapping[str, str]) -> Path:
+def ray_temporary_folder(env: Mapping[str, str]) -> Path:
     """Local folder for Ray: SPOTRL_TMP, else TMPDIR unless Ray's socket names would not fit under it, else
     /tmp.
 
@@ -197,7 +197,7 @@ class RayNode:
     ):
         """address: this node's on the job's network. gpus: None lets Ray count. token: for a worker, the
         head's."""
-        self.temp = Path(tempfile.mkdtemp(prefix="spotrl-", dir=temporary(env)))
+        self.temp = Path(tempfile.mkdtemp(prefix="spotrl-", dir=ray_temporary_folder(env)))
         self.address, self.ports = address, ports
         self.cpus, self.gpus = cpus, gpus
         self.token = token or secrets.token_hex(32)
@@ -368,7 +368,7 @@ class RayNode:
 
 
 @dataclass(frozen=True)
-class End:
+class JobEnd:
     status: Literal["SUCCEEDED", "FAILED", "STOPPED"]
     code: int | None
     """Exit code of the driver, negative for a signal; None if Ray itself ended or never started it."""
@@ -399,13 +399,13 @@ class Job:
         except ProcessLookupError:
             return False
 
-    def ended(self) -> End | None:
+    def ended(self) -> JobEnd | None:
         """How it ended, or None. Raises OSError if Ray does not answer."""
         info = self.node.request("GET", f"/api/jobs/{self.id}")
         if info["status"] not in ("SUCCEEDED", "FAILED", "STOPPED"):
             return None
         message = next((line for line in (info.get("message") or "").splitlines() if line.strip()), "")
-        return End(
+        return JobEnd(
             info["status"],
             0 if info["status"] == "SUCCEEDED" else info.get("driver_exit_code"),
             message[:300],

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from trainer.exit_codes import EXIT_CONFIG, EXIT_NODE_LOST, EXIT_PREFLIGHT, RECOVER_EXIT_CODES
+from trainer.system.exit_codes import EXIT_CONFIG, EXIT_NODE_LOST, EXIT_PREFLIGHT, RECOVER_EXIT_CODES
 
 Message = dict[str, Any]
 
@@ -117,7 +117,7 @@ class Link:
             self.send({})
 
 
-class Head:
+class RendezvousHead:
     """The head's side: one link to every other node."""
 
     def __init__(
@@ -299,11 +299,11 @@ class Head:
         self._server.close()
 
 
-def report(head: str, hello: Message, code: int, why: str, port: int = PORT) -> tuple[int, str]:
+def report_failure(head: str, hello: Message, code: int, why: str, port: int = PORT) -> tuple[int, str]:
     """Tells the head why this node cannot take part, and waits for its verdict: (code, why) to leave with."""
     link = None
     try:
-        link = join(head, hello | {"broken": why, "code": code}, REPORT_S, port)
+        link = join_head(head, hello | {"broken": why, "code": code}, REPORT_S, port)
         deadline = time.monotonic() + REPORT_S
         while time.monotonic() < deadline and not link.lost():
             message = link.receive(POLL_S) or {}
@@ -317,7 +317,7 @@ def report(head: str, hello: Message, code: int, why: str, port: int = PORT) -> 
     return code, why
 
 
-def join(
+def join_head(
     head: str,
     hello: Message,
     deadline_s: float,

@@ -11,9 +11,9 @@ import logging
 import sys
 import time
 
-from trainer.errors import RayError
-from trainer.exit_codes import EXIT_RAY
 from trainer.node.launch import ray_client
+from trainer.system.errors import RayError
+from trainer.system.exit_codes import EXIT_RAY
 
 BYTES = 16 << 20
 DEADLINE_S = 90.0
@@ -24,7 +24,7 @@ def main(addresses: list[str]) -> int:
     import ray
 
     try:
-        ray_client.connect(logging_level=logging.ERROR, log_to_driver=False)
+        ray_client.connect_to_ray(logging_level=logging.ERROR, log_to_driver=False)
     except RayError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_RAY

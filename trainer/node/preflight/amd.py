@@ -12,25 +12,25 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainer.node.preflight.findings import Finding
-from trainer.node.preflight.gpus import MeasuredGpu, Reading, judge, visible_indices
+from trainer.node.preflight.gpus import GpuReading, MeasuredGpu, judge_gpus, visible_indices
 
 UNKNOWN = "N/A"
 """What the library answers where a GPU does not support a reading."""
 
 
-def check(rank: int, wanted: int) -> list[Finding]:
+def check_amd_gpus(rank: int, wanted: int) -> list[Finding]:
     """Findings of this node; none where there is no AMD driver, or no amdsmi to ask."""
     try:
         amdsmi = importlib.import_module("amdsmi")
     except (ImportError, OSError, KeyError):  # the last two: the package without the library that it loads
         return []
     try:
-        return judge(read(amdsmi), rank, wanted, 0, "")
+        return judge_gpus(read_amd_gpus(amdsmi), rank, wanted, 0, "")
     except amdsmi.AmdSmiException:
         return []
 
 
-def read(amdsmi: Any, env: Mapping[str, str] = os.environ) -> Reading:
+def read_amd_gpus(amdsmi: Any, env: Mapping[str, str] = os.environ) -> GpuReading:
     """Reads every visible GPU. amdsmi: the module. Raises its AmdSmiException if there is no driver."""
     amdsmi.amdsmi_init()
     try:
@@ -41,7 +41,7 @@ def read(amdsmi: Any, env: Mapping[str, str] = os.environ) -> Reading:
         if indices:
             driver = str(amdsmi.amdsmi_get_gpu_driver_info(handles[indices[0]])["driver_version"])
         gpus = [_read_one(amdsmi, index, handles[index]) for index in indices]
-        return Reading(driver=driver, cuda=0, gpus=tuple(gpus))
+        return GpuReading(driver=driver, cuda=0, gpus=tuple(gpus))
     finally:
         amdsmi.amdsmi_shut_down()
 

@@ -18,7 +18,7 @@ COMPILERS = ("gcc", "clang", "cc")
 """What Triton looks for, where CC names none."""
 
 
-def missing(env: Mapping[str, str] = os.environ, include: str = "") -> list[str]:
+def missing_compiler_parts(env: Mapping[str, str] = os.environ, include: str = "") -> list[str]:
     """What is not there, in words; [] where nothing is missing. include: Python's headers, if not this
     one's."""
     found = []
@@ -32,7 +32,7 @@ def missing(env: Mapping[str, str] = os.environ, include: str = "") -> list[str]
 
 
 def check_compiler(rank: int, lacks: list[str]) -> Finding:
-    """The finding of one node. lacks: as `missing` gave it."""
+    """The finding of one node. lacks: as `missing_compiler_parts` gave it."""
     target = "a C compiler and Python.h"
     if not lacks:
         return Finding(check="compiler", nodes=(rank,), figure="there", target=target)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trainer.config.run_folder import write_whole
-from trainer.exit_codes import EXIT_CONFIG, EXIT_OK, EXIT_PREFLIGHT
+from trainer.system.exit_codes import EXIT_CONFIG, EXIT_OK, EXIT_PREFLIGHT
 
 Level = Literal["pass", "warn", "fail"]
 FILE = "preflight.json"
@@ -53,13 +53,13 @@ def exit_code(findings: Iterable[Finding]) -> int:
     return code
 
 
-def lines(findings: Iterable[Finding], name_of: Callable[[int], str]) -> list[str]:
+def finding_lines(findings: Iterable[Finding], name_of: Callable[[int], str]) -> list[str]:
     """Every warning and failure in one line."""
     words = {"warn": "warning", "fail": "error"}
     return [f"{words[f.level]}: {f.line(name_of)}" for f in findings if f.level in words]
 
 
-def machines(findings: Iterable[Finding]) -> list[int]:
+def failed_machines(findings: Iterable[Finding]) -> list[int]:
     """Ranks of the nodes whose own machine failed a check. A failed pair does not say which of the two it
     is."""
     ranks = set()
@@ -69,7 +69,7 @@ def machines(findings: Iterable[Finding]) -> list[int]:
     return sorted(ranks)
 
 
-def table(findings: Sequence[Finding], name_of: Callable[[int], str]) -> str:
+def findings_table(findings: Sequence[Finding], name_of: Callable[[int], str]) -> str:
     """All findings: what is wrong first, then one row for every check that all nodes passed."""
     rows = []
     order: dict[Level, int] = {"fail": 0, "warn": 1, "pass": 2}
@@ -103,7 +103,7 @@ def table(findings: Sequence[Finding], name_of: Callable[[int], str]) -> str:
     return "\n".join(lines)
 
 
-def write(findings: Sequence[Finding], measured: dict[str, Any], run_dir: str | Path) -> Path:
+def write_findings(findings: Sequence[Finding], measured: dict[str, Any], run_dir: str | Path) -> Path:
     """Writes everything that was found and measured to `preflight.json` of the run's folder."""
     folder = Path(run_dir)
     folder.mkdir(parents=True, exist_ok=True)
@@ -117,7 +117,7 @@ def write(findings: Sequence[Finding], measured: dict[str, Any], run_dir: str | 
     return path
 
 
-def received(message: dict[str, Any]) -> Finding:
+def finding_from_message(message: dict[str, Any]) -> Finding:
     """A finding from another node's JSON."""
     return replace(Finding(**message), nodes=tuple(message["nodes"]))
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.hardware import driver as drivers
-from trainer.node.preflight import targets
+from trainer.node.preflight import thresholds
 from trainer.node.preflight.findings import Finding
 
 SLOWDOWNS = {
@@ -68,7 +68,7 @@ class MeasuredGpu:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
+class GpuReading:
     """NVML's readings of a node."""
 
     driver: str
@@ -84,12 +84,12 @@ def visible_indices(wanted: str, count: int) -> list[int]:
     return [index for index in map(int, wanted.split(",")) if index < count]
 
 
-def read(nvml: Any, env: Mapping[str, str] = os.environ) -> Reading:
+def read_gpus(nvml: Any, env: Mapping[str, str] = os.environ) -> GpuReading:
     """Reads every visible GPU. nvml: the module pynvml. Raises its NVMLError if there is no driver."""
     nvml.nvmlInit()
     try:
         indices = visible_indices(env.get("CUDA_VISIBLE_DEVICES", ""), nvml.nvmlDeviceGetCount())
-        return Reading(
+        return GpuReading(
             driver=_text(nvml.nvmlSystemGetDriverVersion()),
             cuda=nvml.nvmlSystemGetCudaDriverVersion_v2(),
             gpus=tuple(_read_one(nvml, i) for i in indices),
@@ -153,12 +153,12 @@ def kernel_log() -> str:
     return text.decode(errors="replace")
 
 
-def check(rank: int, wanted: int) -> list[Finding]:
+def check_gpus(rank: int, wanted: int) -> list[Finding]:
     """Findings of this node; none without an NVIDIA driver (that is the count's finding, or amd.py's)."""
     import pynvml
 
     try:
-        reading = read(pynvml)
+        reading = read_gpus(pynvml)
     except pynvml.NVMLError as error:
         if getattr(error, "value", 0) in (
             pynvml.NVML_ERROR_LIBRARY_NOT_FOUND,
@@ -169,7 +169,7 @@ def check(rank: int, wanted: int) -> list[Finding]:
             "give the machine back: a GPU has fallen off its bus (Xid 79 in dmesg), or the driver is broken"
         )
         return [_found("GPUs", rank, f"the driver does not answer: {error}", "", "every GPU answers", remedy)]
-    return judge(reading, rank, wanted, cuda_of_torch(), kernel_log())
+    return judge_gpus(reading, rank, wanted, cuda_of_torch(), kernel_log())
 
 
 def cuda_of_torch() -> int:
@@ -184,11 +184,11 @@ def cuda_of_torch() -> int:
     return int((version["cuda"] or "0").partition(".")[0])
 
 
-def judge(reading: Reading, rank: int, wanted: int, cuda: int, log: str) -> list[Finding]:
+def judge_gpus(reading: GpuReading, rank: int, wanted: int, cuda: int, log: str) -> list[Finding]:
     """All findings on a node's GPUs. cuda: major version of the torch that is installed. log: the
     kernel's."""
     used = reading.gpus[:wanted]
-    wrong = drivers.problem(reading.cuda, cuda)
+    wrong = drivers.driver_problem(reading.cuda, cuda)
     driver = f"driver {reading.driver}, CUDA {reading.cuda // 1000}"
     found = [_found("driver", rank, wrong, driver, f"CUDA {cuda}", "")] if cuda else []
     kinds = set()
@@ -215,7 +215,7 @@ def judge(reading: Reading, rank: int, wanted: int, cuda: int, log: str) -> list
     return found
 
 
-def compare(found: Iterable[Finding]) -> list[Finding]:
+def compare_gpus(found: Iterable[Finding]) -> list[Finding]:
     """Findings on nodes whose GPUs or driver are not those of most nodes; in a tie, not those of the head."""
     out = []
     findings = list(found)
@@ -259,7 +259,7 @@ def _complaints(gpu: MeasuredGpu, fastest: int) -> list[tuple[str, str, str, str
             reasons.append(name)
 
     slow = f"is slowed down: {', '.join(reasons)}" if reasons else ""
-    margin = targets.GPU_TEMPERATURE_MARGIN_C.value
+    margin = thresholds.GPU_TEMPERATURE_MARGIN_C.value
     hot = gpu.temperature_c is not None and gpu.slowdown_c and gpu.temperature_c > gpu.slowdown_c - margin
     heat = f"is at {gpu.temperature_c} C and slows down at {gpu.slowdown_c}" if hot else ""
     busy = f"is used by {len(gpu.processes)} other processes" if gpu.processes else ""

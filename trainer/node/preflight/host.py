@@ -20,11 +20,11 @@ import psutil
 
 from trainer.checkpoint.layout import held_bytes, local_dir
 from trainer.config import ConfigError, RunConfig, by_model
-from trainer.config.budget import CHECKPOINT_BYTES_PER_PARAMETER, checkpoints_bytes, downloaded, trained
+from trainer.config.budget import CHECKPOINT_BYTES_PER_PARAMETER, checkpoints_bytes, downloaded_bytes, trained
 from trainer.hardware import cgroups
 from trainer.hardware.host_memory import available_memory, worker_bytes
 from trainer.hardware.model_shapes import shape_of
-from trainer.node.preflight import compiler, targets
+from trainer.node.preflight import compiler, thresholds
 from trainer.node.preflight.findings import Finding
 from trainer.node.topology import NodeEnvironment
 
@@ -60,7 +60,7 @@ class Disk:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Host:
+class MeasuredHost:
     """What was measured of this machine."""
 
     gpus: int | None
@@ -86,10 +86,10 @@ class Host:
     """Whether processes of this machine reach each other at 127.0.0.1."""
 
 
-def measure(config: RunConfig, env: Mapping[str, str] = os.environ, alone: bool = False) -> Host:
+def measure_host(config: RunConfig, env: Mapping[str, str] = os.environ, alone: bool = False) -> MeasuredHost:
     """Measures this machine. alone: without a model or data, as in a preflight."""
     shm = Path("/dev/shm")
-    return Host(
+    return MeasuredHost(
         gpus=count_gpus(env) if config.placement.device == "cuda" else 0,
         shm_bytes=shutil.disk_usage(shm).free if shm.is_dir() else 0,
         memory_bytes=available_memory(),
@@ -97,7 +97,7 @@ def measure(config: RunConfig, env: Mapping[str, str] = os.environ, alone: bool 
         files=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
         processes=resource.getrlimit(resource.RLIMIT_NPROC)[1],
         locked_bytes=resource.getrlimit(resource.RLIMIT_MEMLOCK)[1],
-        lacks=tuple(compiler.missing(env)) if config.placement.device == "cuda" else (),
+        lacks=tuple(compiler.missing_compiler_parts(env)) if config.placement.device == "cuda" else (),
         infiniband=Path("/sys/class/infiniband").is_dir() and any(Path("/sys/class/infiniband").iterdir()),
         cpus=cgroups.cpus(),
         loopback=loopback_answers(),
@@ -153,14 +153,14 @@ def disk_needs(config: RunConfig, env: Mapping[str, str], alone: bool) -> list[t
     learning = 0 if alone else parameters_of(config)[1]
     held = held_bytes(local_dir(config))
     checkpoints = checkpoints_bytes(config, learning, held) - held
-    free_after = int(targets.FREE_DISK_GIB.value * GIB)
+    free_after = int(thresholds.FREE_DISK_GIB.value * GIB)
     needs = [("run", Path(config.run.dir).absolute(), free_after + max(0, checkpoints))]
     hub = Path(env.get("HF_HOME") or Path.home() / ".cache/huggingface").absolute()
     for purpose, one in zip(("model cache", "teacher cache"), by_model(config), strict=False):
         known = 0 if alone else parameters_of(one)[0]
         if known and not Path(one.model.path).exists():
             cached = hub / "hub" / ("models--" + one.model.path.replace("/", "--")) / "snapshots"
-            size = int(downloaded(one, 2 * known, config.checkpoint.shared_files))
+            size = int(downloaded_bytes(one, 2 * known, config.checkpoint.shared_files))
             needs.append((purpose, hub, 0 if cached.is_dir() else size))
     needs.append(("Ray's temporary folder", Path(env.get("SPOTRL_TMP") or env.get("TMPDIR") or "/tmp"), GIB))
     return needs
@@ -216,11 +216,11 @@ def write_speed(folder: Path) -> float:
 # --- checks ---------------------------------------------------------------------------------------------
 
 
-def check(
-    config: RunConfig, node: NodeEnvironment, host: Host | None = None, alone: bool = False
+def check_host(
+    config: RunConfig, node: NodeEnvironment, host: MeasuredHost | None = None, alone: bool = False
 ) -> list[Finding]:
     """All findings of this node; pure when `host` is given."""
-    host = host or measure(config, alone=alone)
+    host = host or measure_host(config, alone=alone)
     found = [
         *_gpu_count(config, node, host),
         _at_least(
@@ -316,7 +316,7 @@ def _processors(config: RunConfig, cpus: float, rank: int) -> Finding:
     )
 
 
-def _loopback(host: Host, rank: int) -> Finding:
+def _loopback(host: MeasuredHost, rank: int) -> Finding:
     if host.loopback:
         return Finding(check="loopback", nodes=(rank,), figure="127.0.0.1 answers")
     return Finding(
@@ -328,7 +328,7 @@ def _loopback(host: Host, rank: int) -> Finding:
     )
 
 
-def _gpu_count(config: RunConfig, node: NodeEnvironment, host: Host) -> list[Finding]:
+def _gpu_count(config: RunConfig, node: NodeEnvironment, host: MeasuredHost) -> list[Finding]:
     if config.placement.device == "cpu":
         return []
     wanted = config.processes_per_node
@@ -412,7 +412,7 @@ def _disks(config: RunConfig, node: NodeEnvironment, disks: tuple[Disk, ...], al
 
 def _disk_speed(config: RunConfig, disk: Disk, rank: tuple[int, ...], alone: bool) -> Finding:
     speed = disk.write_bytes_per_s
-    limit = targets.CHECKPOINT_WRITE_S.value
+    limit = thresholds.CHECKPOINT_WRITE_S.value
     what = "a checkpoint"
     size = 0.0
     match disk.purpose:
@@ -424,7 +424,7 @@ def _disk_speed(config: RunConfig, disk: Disk, rank: tuple[int, ...], alone: boo
             size = disk.need_bytes
         case _:
             what = "what is spilled in that time"
-            size = targets.SPILL_MB_PER_S.value * 1e6 * limit
+            size = thresholds.SPILL_MB_PER_S.value * 1e6 * limit
     figure = f"{disk.purpose}: {speed / 1e6:.0f} MB/s"
     target = f"{what} in {limit:.0f} s"
     if size <= speed * limit:

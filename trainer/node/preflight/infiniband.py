@@ -24,7 +24,7 @@ class Port:
     """RoCE in place of InfiniBand."""
 
 
-def ports(root: Path = SYSFS) -> list[Port]:
+def infiniband_ports(root: Path = SYSFS) -> list[Port]:
     """Every port, [] where there is no such device."""
     found = []
     for folder in sorted(root.glob("*/ports/*")):
@@ -43,16 +43,16 @@ def _text(path: Path) -> str:
         return ""
 
 
-def fastest(found: list[Port]) -> list[Port]:
+def fastest_ports(found: list[Port]) -> list[Port]:
     """The active ports that share the highest rate: those that carry the collectives."""
     rate = max((p.gbit_per_s for p in found if p.active), default=0.0)
     return [p for p in found if p.active and p.gbit_per_s == rate]
 
 
-def variables(found: list[Port], env: Mapping[str, str]) -> tuple[dict[str, str], str]:
+def nccl_variables(found: list[Port], env: Mapping[str, str]) -> tuple[dict[str, str], str]:
     """Variables for NCCL, and why. Nothing where it would choose the same by itself, or the variable is set
     already."""
-    used = fastest(found)
+    used = fastest_ports(found)
     if len(used) == len(found) or "NCCL_IB_HCA" in env or not used:
         return {}, ""
     names = []
@@ -67,11 +67,11 @@ def variables(found: list[Port], env: Mapping[str, str]) -> tuple[dict[str, str]
     return {"NCCL_IB_HCA": value}, why
 
 
-def judge(nodes: Mapping[int, list[dict[str, Any]]]) -> list[Finding]:
+def judge_infiniband(nodes: Mapping[int, list[dict[str, Any]]]) -> list[Finding]:
     """Findings over all nodes, of the ports as dictionaries: a node with less than the others is named."""
     rates: dict[int, float] = {}
     for rank, found in nodes.items():
-        used = fastest([Port(**port) for port in found])
+        used = fastest_ports([Port(**port) for port in found])
         rates[rank] = sum(port.gbit_per_s for port in used)
     best = max(rates.values(), default=0.0)
     out = []

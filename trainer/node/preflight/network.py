@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from trainer.node.preflight import targets
-from trainer.node.preflight.probe import rounds
+from trainer.node.preflight import thresholds
+from trainer.node.preflight.probe import pair_rounds
 
 Orders = Mapping[int, dict[str, Any]]
 Ask = Callable[[Orders], dict[int, dict[str, Any]]]
@@ -67,7 +67,7 @@ class Survey:
         return found
 
 
-def survey(hellos: dict[int, dict[str, Any]], addresses: dict[int, str], ask: Ask) -> Survey:
+def survey_network(hellos: dict[int, dict[str, Any]], addresses: dict[int, str], ask: Ask) -> Survey:
     """Measures everything: clocks, then ports from everyone to everyone, then every pair."""
     found = Survey(hellos, addresses)
     clocks = ask(dict.fromkeys(hellos, {"stage": "clock"}))
@@ -80,7 +80,7 @@ def survey(hellos: dict[int, dict[str, Any]], addresses: dict[int, str], ask: As
         found.reached[rank] = [tuple(wrong) for wrong in answer["reached"]]
         found.routes[rank] = {int(to): interface for to, interface in answer["routes"].items()}
 
-    plan = rounds(len(hellos))
+    plan = pair_rounds(len(hellos))
     seconds = min(1.0, PAIR_SECONDS / 2 / len(plan))
     for pairs in plan:
         found.pairs += measure_pairs(pairs, found, ask, seconds)
@@ -88,7 +88,7 @@ def survey(hellos: dict[int, dict[str, Any]], addresses: dict[int, str], ask: As
     for pair in sorted(_doubtful(found.pairs), key=lambda p: (p.a, p.b)):
         again = measure_pairs([(pair.a, pair.b)], found, ask, seconds)
         if again:
-            found.pairs[found.pairs.index(pair)] = better(pair, again[0])
+            found.pairs[found.pairs.index(pair)] = better_measurement(pair, again[0])
     return found
 
 
@@ -171,7 +171,7 @@ def interface_towards(hello: dict[str, Any], address: str) -> str:
     return ""
 
 
-def better(one: Pair, two: Pair) -> Pair:
+def better_measurement(one: Pair, two: Pair) -> Pair:
     """The better of two measurements of a pair, figure by figure."""
     trips = filter(None, (one.round_trip_ms, two.round_trip_ms))
     best = (max(one.bytes_per_s[0], two.bytes_per_s[0]), max(one.bytes_per_s[1], two.bytes_per_s[1]))
@@ -187,14 +187,14 @@ def better(one: Pair, two: Pair) -> Pair:
 
 
 def _doubtful(pairs: list[Pair]) -> list[Pair]:
-    limit = targets.SLOW_PAIR_WARN.value * usual_speed(pairs)
+    limit = thresholds.SLOW_PAIR_WARN.value * usual_speed(pairs)
     found: list[Pair] = []
     for p in pairs:
         if (
             min(p.bytes_per_s) < limit
-            or max(p.loss) >= targets.LOSS_WARN.value
+            or max(p.loss) >= thresholds.LOSS_WARN.value
             or not p.carries
-            or p.round_trip_ms > targets.ROUND_TRIP_WARN_MS.value
+            or p.round_trip_ms > thresholds.ROUND_TRIP_WARN_MS.value
         ):
             found.append(p)
     return found

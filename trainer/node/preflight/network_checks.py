@@ -9,12 +9,12 @@ from collections.abc import Iterable, Mapping
 from itertools import chain
 from typing import Any
 
-from trainer.node.preflight import targets
+from trainer.node.preflight import thresholds
 from trainer.node.preflight.findings import Finding, Level
 from trainer.node.preflight.network import Survey, interface_towards, mtu_towards, usual_speed
 
 
-def judge(found: Survey, gpus: bool) -> list[Finding]:
+def judge_network(found: Survey, gpus: bool) -> list[Finding]:
     """All findings on the network. gpus: hold bandwidth against what training on GPUs over TCP needs."""
     return [
         *_interfaces(found),
@@ -26,7 +26,7 @@ def judge(found: Survey, gpus: bool) -> list[Finding]:
     ]
 
 
-def blame(bad: Iterable[tuple[int, int]], nodes: int) -> tuple[list[int], list[tuple[int, int]]]:
+def explain_bad_pairs(bad: Iterable[tuple[int, int]], nodes: int) -> tuple[list[int], list[tuple[int, int]]]:
     """Nodes all of whose pairs are bad while others are good, and the bad pairs that they do not explain."""
     bad = set(bad)
     touched = set(map(frozenset, bad))
@@ -45,9 +45,9 @@ def blame(bad: Iterable[tuple[int, int]], nodes: int) -> tuple[list[int], list[t
     return guilty, rest
 
 
-def blamed(bad: Iterable[tuple[int, int]], nodes: int) -> list[tuple[int, ...]]:
-    """The nodes and the pairs that `blame` gives, in one list: (node,), then (node, node)."""
-    guilty, rest = blame(bad, nodes)
+def bad_nodes_and_pairs(bad: Iterable[tuple[int, int]], nodes: int) -> list[tuple[int, ...]]:
+    """The nodes and the pairs that `explain_bad_pairs` gives, in one list: (node,), then (node, node)."""
+    guilty, rest = explain_bad_pairs(bad, nodes)
     return [*[(node,) for node in guilty], *rest]
 
 
@@ -93,7 +93,9 @@ def _host_names(found: Survey, rank: int) -> list[Finding]:
     return out
 
 
-def duplicates(hellos: Mapping[int, Mapping[str, Any]], addresses: Mapping[int, str]) -> list[Finding]:
+def duplicate_addresses(
+    hellos: Mapping[int, Mapping[str, Any]], addresses: Mapping[int, str]
+) -> list[Finding]:
     """Addresses by which one node is reached and that another node has as well: what is sent there arrives at
     either."""
     out = []
@@ -134,7 +136,7 @@ def _clocks(found: Survey) -> list[Finding]:
     for rank, offset in found.offsets_s.items():
         if rank == 0:
             continue
-        level = _level(abs(offset), targets.CLOCK_WARN_S.value, targets.CLOCK_FAIL_S.value)
+        level = _level(abs(offset), thresholds.CLOCK_WARN_S.value, thresholds.CLOCK_FAIL_S.value)
         figure = f"{offset:+.1f} s" if level == "pass" else f"its clock is {offset:+.0f} s off the head's"
         out.append(
             Finding(
@@ -142,7 +144,7 @@ def _clocks(found: Survey) -> list[Finding]:
                 nodes=(rank,),
                 level=level,
                 figure=figure,
-                target=f"{targets.CLOCK_WARN_S.value} s",
+                target=f"{thresholds.CLOCK_WARN_S.value} s",
                 remedy="" if level == "pass" else "start NTP (chronyd) on both",
             )
         )
@@ -154,7 +156,7 @@ def _ports(found: Survey) -> list[Finding]:
     cut = found.cut()
     count = len(found.hellos)
     both_ways = {pair for pair in cut if pair[::-1] in cut}
-    guilty, rest = blame(both_ways, count)
+    guilty, rest = explain_bad_pairs(both_ways, count)
     for node in guilty:
         figure = "it and the other nodes reach none of each other's ports"
         out.append(_fail("ports", (node,), figure, "open all TCP between the nodes, or take another machine"))
@@ -228,7 +230,7 @@ def _mtus(found: Survey) -> list[Finding]:
             figure = f"its interface has MTU {size}, the others {usual}"
             out.append(_warn("MTU", (rank,), figure, "give all nodes' interfaces the same MTU"))
     too_narrow = [(pair.a, pair.b) for pair in found.pairs if not pair.carries]
-    for nodes in blamed(too_narrow, len(found.hellos)):
+    for nodes in bad_nodes_and_pairs(too_narrow, len(found.hellos)):
         size = min(sizes[n] for n in nodes)
         figure = f"packets of {size} bytes do not arrive, small ones do"
         out.append(_fail("MTU", nodes, figure, "lower the interfaces' MTU to what the network carries"))
@@ -238,14 +240,14 @@ def _mtus(found: Survey) -> list[Finding]:
 def _quality(found: Survey) -> list[Finding]:
     out = []
     count = len(found.hellos)
-    limit = targets.LOSS_WARN.value
+    limit = thresholds.LOSS_WARN.value
     levels = {}
     loss = {}
     for p in found.pairs:
         loss[(p.a, p.b)] = p.loss
-        levels[(p.a, p.b)] = _level(max(p.loss), limit, targets.LOSS_FAIL.value)
+        levels[(p.a, p.b)] = _level(max(p.loss), limit, thresholds.LOSS_FAIL.value)
     for level in ("fail", "warn"):
-        guilty, rest = blame([p for p, at in levels.items() if at == level], count)
+        guilty, rest = explain_bad_pairs([p for p, at in levels.items() if at == level], count)
         for node in guilty:
             worst = max(max(share) for pair, share in loss.items() if node in pair)
             out.append(_lossy((node,), worst, level))
@@ -254,10 +256,10 @@ def _quality(found: Survey) -> list[Finding]:
             out.append(_lossy(pair if there >= back else pair[::-1], max(there, back), level))
     slow = {}
     for p in found.pairs:
-        if p.round_trip_ms > targets.ROUND_TRIP_WARN_MS.value:
+        if p.round_trip_ms > thresholds.ROUND_TRIP_WARN_MS.value:
             slow[(p.a, p.b)] = p
 
-    for nodes in blamed(slow, count):
+    for nodes in bad_nodes_and_pairs(slow, count):
         best = max(p.round_trip_ms for p in slow.values() if set(nodes) <= {p.a, p.b})
         figure = f"a round trip takes {best:.1f} ms at best"
         out.append(_warn("round trip", nodes, figure, "are the nodes in one zone, and on one network?"))
@@ -268,7 +270,9 @@ def _quality(found: Survey) -> list[Finding]:
             f"{min(trips):.2f} to {max(trips):.2f} ms" if measured else "not measured: datagrams are blocked"
         )
         worst = max(map(max, loss.values()))
-        out += [Finding(check="round trip", figure=figure, target=f"{targets.ROUND_TRIP_WARN_MS.value} ms")]
+        out += [
+            Finding(check="round trip", figure=figure, target=f"{thresholds.ROUND_TRIP_WARN_MS.value} ms")
+        ]
         out += [Finding(check="loss", figure=f"{worst:.2%}" if measured else figure, target=f"< {limit:.1%}")]
     return out
 
@@ -276,7 +280,7 @@ def _quality(found: Survey) -> list[Finding]:
 def _lossy(nodes: tuple[int, ...], share: float, level: Level) -> Finding:
     remedy = "a cable, a port or a congested switch: take another machine"
     figure = f"{share:.1%} of the packets are lost"
-    target = f"< {targets.LOSS_WARN.value:.1%}"
+    target = f"< {thresholds.LOSS_WARN.value:.1%}"
     return Finding(check="loss", nodes=nodes, level=level, figure=figure, target=target, remedy=remedy)
 
 
@@ -288,16 +292,16 @@ def _bandwidth(found: Survey, gpus: bool) -> list[Finding]:
     count = len(found.hellos)
     speed = {(p.a, p.b): min(p.bytes_per_s) for p in found.pairs}
     limits: list[tuple[Level, float]] = [
-        ("fail", targets.SLOW_PAIR_FAIL.value * usual),
-        ("warn", targets.SLOW_PAIR_WARN.value * usual),
+        ("fail", thresholds.SLOW_PAIR_FAIL.value * usual),
+        ("warn", thresholds.SLOW_PAIR_WARN.value * usual),
     ]
     named: set[tuple[int, int]] = set()
     for level, limit in limits:
         below = [pair for pair, slowest in speed.items() if slowest < limit and pair not in named]
-        for nodes in blamed(below, count):
+        for nodes in bad_nodes_and_pairs(below, count):
             inside = {pair: slowest for pair, slowest in speed.items() if set(nodes) <= set(pair)}
             named |= inside.keys()
-            figure = f"{gbit(min(inside.values()))}, the other pairs {gbit(usual)}"
+            figure = f"{format_gbit(min(inside.values()))}, the other pairs {format_gbit(usual)}"
             remedy = "take another machine, or look at its cable, switch port and virtual network card"
             out.append(
                 Finding(
@@ -306,25 +310,27 @@ def _bandwidth(found: Survey, gpus: bool) -> list[Finding]:
                     level=level,
                     figure=figure,
                     remedy=remedy,
-                    target=f"{targets.SLOW_PAIR_WARN.value:.0%} of the other pairs",
+                    target=f"{thresholds.SLOW_PAIR_WARN.value:.0%} of the other pairs",
                 )
             )
-    floor = targets.ETHERNET_GBIT_PER_S.value
-    if gpus and usual * 8e-9 < targets.ETHERNET_SHARE.value * floor:
-        figure = f"{gbit(usual)} between nodes over TCP"
+    floor = thresholds.ETHERNET_GBIT_PER_S.value
+    if gpus and usual * 8e-9 < thresholds.ETHERNET_SHARE.value * floor:
+        figure = f"{format_gbit(usual)} between nodes over TCP"
         remedy = "ask for a faster network tier, or train on one node: ZeRO-3 gathers all weights over it"
         target = f"a {floor:.0f} Gb/s link"
         out.append(Finding(check="bandwidth", level="fail", figure=figure, target=target, remedy=remedy))
     if not out:
-        figure = f"{gbit(min(speed.values()))} to {gbit(max(speed.values()))}"
+        figure = f"{format_gbit(min(speed.values()))} to {format_gbit(max(speed.values()))}"
         target = (
-            f"a {floor:.0f} Gb/s link" if gpus else f"{targets.SLOW_PAIR_WARN.value:.0%} of the other pairs"
+            f"a {floor:.0f} Gb/s link"
+            if gpus
+            else f"{thresholds.SLOW_PAIR_WARN.value:.0%} of the other pairs"
         )
         out.append(Finding(check="bandwidth", figure=figure, target=target))
     return out
 
 
-def gbit(bytes_per_s: float) -> str:
+def format_gbit(bytes_per_s: float) -> str:
     """Bytes per second in words."""
     return f"{bytes_per_s * 8e-9:.2f} Gb/s"
 
@@ -339,7 +345,7 @@ WANTED = {
     "address": "one node each",
     "ports": "every port of every node, both ways",
     "MTU": "alike on all nodes, and it carries",
-    "round trip": f"{targets.ROUND_TRIP_WARN_MS.value} ms",
+    "round trip": f"{thresholds.ROUND_TRIP_WARN_MS.value} ms",
 }
 """Targets of checks that measure no number, and of failures of them."""
 

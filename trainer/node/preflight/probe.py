@@ -21,7 +21,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer import network
+from trainer.system import network
 
 CONNECT_S = 3.0
 """Longest wait for a connection between two nodes of one network."""
@@ -103,14 +103,14 @@ class Prober:
         mtus = {}
         for interface in interfaces:
             known.setdefault(interface.name, interface.address)
-            mtus[interface.name] = mtu(interface.name)
+            mtus[interface.name] = interface_mtu(interface.name)
         chosen = {}
         wrong = []
         for variable in network.INTERFACE_VARIABLES:
             names = network.chosen_interfaces(variable, env.get(variable, ""), known)
             if names:
                 chosen[variable] = [names[0], known[names[0]]]
-            elif why := network.unusable(variable, env.get(variable, ""), known):
+            elif why := network.interface_problem(variable, env.get(variable, ""), known):
                 wrong.append(why)
         return {
             "port": self.port,
@@ -198,7 +198,7 @@ class Prober:
 
     # --- orders -----------------------------------------------------------------------------------------
 
-    def obey(self, order: dict[str, Any]) -> dict[str, Any]:
+    def carry_out_order(self, order: dict[str, Any]) -> dict[str, Any]:
         """Carries out one order of the head; bounded in time, never raises."""
         match order["stage"]:
             case "clock":
@@ -405,7 +405,7 @@ def addresses_of(name: str) -> list[str]:
         return []
 
 
-def rounds(nodes: int) -> list[list[tuple[int, int]]]:
+def pair_rounds(nodes: int) -> list[list[tuple[int, int]]]:
     """All pairs of nodes in rounds of pairs that share none (the circle method): 4 -> 3 rounds of 2."""
     ring = [*range(nodes), *([-1] if nodes % 2 else [])]
     found = []
@@ -421,7 +421,7 @@ def rounds(nodes: int) -> list[list[tuple[int, int]]]:
     return found
 
 
-def mtu(interface: str) -> int:
+def interface_mtu(interface: str) -> int:
     """Largest packet of an interface, bytes; 0 if the system does not say."""
     import psutil
 

@@ -10,24 +10,24 @@ from __future__ import annotations
 import os
 import sys
 
-from trainer.checkpoint.attempt import LAUNCH_VARIABLE, Attempts, Final, Machine
+from trainer.checkpoint.attempt import LAUNCH_VARIABLE, Attempts, Machine, RunIsFinal
 from trainer.config import ConfigError
 from trainer.config.run_store import RunStore
-from trainer.errors import StorageError
-from trainer.exit_codes import EXIT_CONFIG, EXIT_PREFLIGHT
-from trainer.node.preflight import machine
+from trainer.node.preflight import machine_identity
 from trainer.storage.seal import Seal
 from trainer.storage.storage import Storage
+from trainer.system.errors import StorageError
+from trainer.system.exit_codes import EXIT_CONFIG, EXIT_PREFLIGHT
 
 
-def refused(losses: int) -> int:
+def count_refusal(losses: int) -> int:
     """Records an attempt lost to this machine; returns EXIT_PREFLIGHT, or the final code when the budget is
     used up."""
-    here = machine.this()
+    here = machine_identity.this_machine()
     return _count(EXIT_PREFLIGHT, f"{here.name} cannot run the environment", [here], losses)
 
 
-def failed(losses: int, restarts: int, code: int, why: str) -> int:
+def count_failed_setup(losses: int, restarts: int, code: int, why: str) -> int:
     """Records an attempt whose set-up ended with `code`; returns that, or the final code as above."""
     return _count(code, why, [], losses, restarts)
 
@@ -46,10 +46,10 @@ def main(arguments: list[str]) -> int:
     code = EXIT_PREFLIGHT
     try:
         if len(arguments) == 1:
-            return refused(int(arguments[0]))
+            return count_refusal(int(arguments[0]))
         losses, restarts, code = map(int, arguments[:3])
-        return failed(losses, restarts, code, arguments[3])
-    except Final as final:
+        return count_failed_setup(losses, restarts, code, arguments[3])
+    except RunIsFinal as final:
         print(f"error: {final}", file=sys.stderr)
         return final.code
     except ConfigError as error:

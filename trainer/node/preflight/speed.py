@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from trainer.node.preflight import targets
+from trainer.node.preflight import thresholds
 from trainer.node.preflight.findings import Finding
 
 DEADLINE_S = 60.0
@@ -29,7 +29,7 @@ MATRIX = 8192
 """Side of the square bf16 matrices that are multiplied on a GPU."""
 
 
-def command(
+def speed_command(
     python: str,
     seconds: float,
     device: str,
@@ -182,7 +182,7 @@ def _memory_gb_per_s(device: Any) -> float:
 # --- checks ---------------------------------------------------------------------------------------------
 
 
-def judge(ranks: list[dict[str, Any]], fabric_gbit_per_s: float) -> list[Finding]:
+def judge_speed(ranks: list[dict[str, Any]], fabric_gbit_per_s: float) -> list[Finding]:
     """Findings on what the ranks measured. fabric_gbit_per_s: InfiniBand or RoCE of a node together, 0 for
     none."""
     out = []
@@ -194,7 +194,7 @@ def judge(ranks: list[dict[str, Any]], fabric_gbit_per_s: float) -> list[Finding
         if not values:
             continue
         median = statistics.median(values)
-        spread = targets.GPU_SPREAD.value
+        spread = thresholds.GPU_SPREAD.value
         target = f"within {spread:.0%} of the job's median"
         slow = False
         for r in ranks:
@@ -231,12 +231,12 @@ def judge(ranks: list[dict[str, Any]], fabric_gbit_per_s: float) -> list[Finding
 def _inside(node: int, ranks: list[dict[str, Any]]) -> list[Finding]:
     model = ranks[0]["gpu"].upper()
     bridged = "PCIE" in model or "NVL" in model.split()  # at most pairs of these are linked
-    kind = next((k for k in targets.NVLINK_GB_PER_S if k in model), "")
+    kind = next((k for k in thresholds.NVLINK_GB_PER_S if k in model), "")
     if not kind or bridged or len(ranks) < 2:
         return []
-    limit = targets.NVLINK_GB_PER_S[kind].value * targets.NVLINK_SHARE_OF_BUS
+    limit = thresholds.NVLINK_GB_PER_S[kind].value * thresholds.NVLINK_SHARE_OF_BUS
     bus = min(r["inside_gb_per_s"] for r in ranks)
-    target = f"{limit:.0f} GB/s ({targets.NVLINK_GB_PER_S[kind].source})"
+    target = f"{limit:.0f} GB/s ({thresholds.NVLINK_GB_PER_S[kind].source})"
     if bus >= limit:
         return [
             Finding(check="all-reduce in the node", nodes=(node,), figure=f"{bus:.0f} GB/s", target=target)
@@ -262,9 +262,9 @@ def _between(bus: float, fabric_gbit_per_s: float) -> Finding:
         return Finding(
             check="all-reduce between nodes", figure=f"{bus:.2f} GB/s", target="no InfiniBand or RoCE"
         )
-    limit = targets.FABRIC_SHARE.value * fabric_gbit_per_s / 8
-    share = f"{targets.FABRIC_SHARE.value:.0%} of {fabric_gbit_per_s:.0f} Gb/s"
-    target = f"{limit:.0f} GB/s: {share} ({targets.TOGETHER})"
+    limit = thresholds.FABRIC_SHARE.value * fabric_gbit_per_s / 8
+    share = f"{thresholds.FABRIC_SHARE.value:.0%} of {fabric_gbit_per_s:.0f} Gb/s"
+    target = f"{limit:.0f} GB/s: {share} ({thresholds.TOGETHER})"
     if bus >= limit:
         return Finding(check="all-reduce between nodes", figure=f"{bus:.0f} GB/s", target=target)
     figure = f"all-reduce between all nodes reaches {bus:.0f} GB/s"

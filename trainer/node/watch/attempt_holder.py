@@ -19,12 +19,12 @@ from trainer.checkpoint.attempt import (
     LAUNCH_VARIABLE,
     LOST,
     Attempt,
+    AttemptFenced,
     Attempts,
-    Fenced,
-    Final,
     Machine,
+    RunIsFinal,
     committed_step,
-    start,
+    start_attempt,
 )
 from trainer.checkpoint.layout import attempts_url
 from trainer.checkpoint.resumable import check_resumable
@@ -32,8 +32,6 @@ from trainer.config import ConfigError, RunConfig
 from trainer.config.run_folder import PROGRESS, read_progress, write_whole
 from trainer.config.run_store import RunStore
 from trainer.data.dataset import Dataset
-from trainer.errors import StorageError
-from trainer.exit_codes import EXIT_FENCED, EXIT_NODE_LOST
 from trainer.node.preflight import findings
 from trainer.node.preflight.findings import Finding
 from trainer.node.preflight.precheck import precheck
@@ -41,12 +39,14 @@ from trainer.node.watch.run_lock import LAUNCHER_VARIABLE, RunLock
 from trainer.observe.stream import Stream
 from trainer.storage import attempt_hours
 from trainer.storage.attempt_record import BEAT_S
-from trainer.storage.probe import probe
+from trainer.storage.probe import probe_store
 from trainer.storage.storage import Storage
-from trainer.storage.stores import Retry
+from trainer.storage.stores import RetryPolicy
+from trainer.system.errors import StorageError
+from trainer.system.exit_codes import EXIT_FENCED, EXIT_NODE_LOST
 
 
-def mark(run_dir: str, status: str) -> None:
+def mark_run_status(run_dir: str, status: str) -> None:
     """Read by `status` on this machine: how the run ended, if its driver could not write it."""
     state = read_progress(run_dir)
     if state and status:
@@ -58,11 +58,11 @@ POLL_S = 15.0
 """Seconds between two checks for a newer attempt."""
 REFUSED = "refused"
 """File in the run's folder: host names of machines that failed their checks. Slurm's script excludes them."""
-BRIEF = Retry(attempts=1, request_retries=1, request_retry_s=3.0, stall_s=5.0)
+BRIEF = RetryPolicy(attempts=1, request_retries=1, request_retry_s=3.0, stall_s=5.0)
 """Retries of the last record, written when little time may be left."""
 
 
-def count(
+def count_failed_start(
     config: RunConfig, code: int, why: str, found: list[Finding], machines: Mapping[int, Machine]
 ) -> int:
     """Counts a start that failed before it took an attempt; returns the exit code to leave with.
@@ -72,7 +72,7 @@ def count(
     if code not in LOST:
         return code
     bad = []
-    for rank in findings.machines(found):
+    for rank in findings.failed_machines(found):
         if rank in machines:
             bad.append(machines[rank])
 
@@ -86,7 +86,7 @@ def count(
         committed = committed_step(config, BRIEF)
         launch = os.environ.get(LAUNCH_VARIABLE, "")
         return Attempts.of(config, BRIEF).count(committed, launch, code, why, bad)
-    except Final as final:
+    except RunIsFinal as final:
         print(f"error: {final}", file=sys.stderr, flush=True)
         return final.code
     except (ConfigError, StorageError, OSError) as error:
@@ -121,7 +121,7 @@ class AttemptHolder:
         """
         self.lock.take()
         if self.config.checkpoint.remote:
-            probe(attempts_url(self.config))
+            probe_store(attempts_url(self.config))
         if self.trains:
             # All that can refuse this start comes before it replaces an attempt that may be alive.
             precheck(self.config)
@@ -149,18 +149,18 @@ class AttemptHolder:
             self.attempt.record.close(self.attempt, EXIT_NODE_LOST, why, committed, died_at_step=died_at_step)
             self._over.set()
             return self._begin(begun["launch"])
-        except Fenced as fenced:
+        except AttemptFenced as fenced:
             self.fenced = str(fenced)
             print(f"error: {fenced}", file=sys.stderr, flush=True)
             return {}
-        except (ConfigError, StorageError, Final, OSError) as error:
+        except (ConfigError, StorageError, RunIsFinal, OSError) as error:
             print(f"attempt: no further one can be started here: {error}", file=sys.stderr, flush=True)
             return {}
 
     def _begin(self, launch: str) -> dict[str, str]:
         if self._stream is not None:  # of the attempt before
             self._stream.close()
-        self.attempt = start(self.config, launch)
+        self.attempt = start_attempt(self.config, launch)
         spent_s = attempt_hours.spent_s(self.attempt.record, launch, before=self.attempt.epoch)
         self.until = time.monotonic() + 3600 * self.config.checkpoint.max_hours - spent_s
         self._over = threading.Event()
@@ -187,7 +187,7 @@ class AttemptHolder:
                     attempt.beat()
                 else:
                     attempt.check()
-            except Fenced as fenced:
+            except AttemptFenced as fenced:
                 if not over.is_set():
                     self.fenced = str(fenced)
                 return
@@ -198,7 +198,7 @@ class AttemptHolder:
     def close(self, code: int, why: str, died_at_step: int | None = None) -> int:
         """Pushes the last of the stream, and records how the job ended; returns the exit code to leave with.
 
-        died_at_step: as in the record (`Past`).
+        died_at_step: as in the record (`PastAttempt`).
         """
         self._over.set()
         self.lock.ending()
@@ -208,7 +208,7 @@ class AttemptHolder:
         if self._stream is not None:
             self._stream.close()
         if self.attempt is None or code == EXIT_FENCED:
-            mark(self.config.run.dir, "fenced" if code == EXIT_FENCED else "")
+            mark_run_status(self.config.run.dir, "fenced" if code == EXIT_FENCED else "")
             return code
         try:
             record = Attempts.of(self.config, BRIEF)

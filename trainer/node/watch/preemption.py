@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Literal
 
 from trainer.config.run_folder import write_whole
-from trainer.exit_codes import EXIT_PREEMPTED
 from trainer.node.watch.signals import Signals
+from trainer.system.exit_codes import EXIT_PREEMPTED
 
 Provider = Literal["runpod", "gcp", "aws", "kubernetes", "slurm", "none"]
 
@@ -144,7 +144,7 @@ def flag_file(env: Mapping[str, str] = os.environ) -> Path:
     return Path(env.get(FLAG_VARIABLE) or Path(tempfile.gettempdir()) / f"spotrl-notice-{os.getuid()}")
 
 
-def announce(reason: str, path: Path | None = None) -> None:
+def announce_notice(reason: str, path: Path | None = None) -> None:
     """Writes the notice for every process of this job on this node; called by the node's first process on
     SIGTERM."""
     write_whole(path or flag_file(), reason.encode())
@@ -157,7 +157,7 @@ def _own_time(reason: str) -> float | None:
     return float(reason.removeprefix(OUT_OF_HOURS))
 
 
-class Notice:
+class PreemptionNotice:
     """Watches for preemption: SIGTERM, SIGINT, the node's flag file and the cloud's metadata server.
 
     Make it after `ray.init`, which installs a SIGTERM handler of its own. `signals` only works in the main

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from trainer.config import ConfigError
-from trainer.processes import started_ticks
+from trainer.system.processes import started_ticks
 
 LAUNCHER_VARIABLE = "SPOTRL_LAUNCHER_PID"
 """Names the launcher's process id to the driver, which ends with it."""

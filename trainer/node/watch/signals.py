@@ -6,7 +6,7 @@ import signal
 import time
 from collections.abc import Callable
 
-from trainer.exit_codes import EXIT_INTERRUPTED, EXIT_PREEMPTED
+from trainer.system.exit_codes import EXIT_INTERRUPTED, EXIT_PREEMPTED
 
 NUMBERS = (signal.SIGTERM, signal.SIGINT)
 

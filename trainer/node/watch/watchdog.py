@@ -18,15 +18,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer import processes
 from trainer.config import RunConfig
-from trainer.config.run_folder import LaneProgress, lanes, read_progress
-from trainer.last_words import innermost
+from trainer.config.run_folder import LaneProgress, lane_progress, read_progress
 from trainer.observe import beacon
 from trainer.observe import post_mortem as debugger
 from trainer.observe.history import SLOWED, read_history
 from trainer.observe.node_monitor import Stragglers
-from trainer.waiting import AGAIN_S, FOLDER_VARIABLE
+from trainer.system import processes
+from trainer.system.last_words import innermost_frame
+from trainer.system.waiting import AGAIN_S, FOLDER_VARIABLE
 
 LOOK_S = 1.0
 CLOCK_SET_S = 5.0
@@ -61,7 +61,7 @@ MOVES = 1e6
 
 
 @dataclass(frozen=True)
-class Rank:
+class HangingRank:
     """Where one rank is, when the job hangs."""
 
     node: int
@@ -81,7 +81,7 @@ class Rank:
     @property
     def place(self) -> str:
         """Where its main thread is."""
-        return innermost(self.stacks)
+        return innermost_frame(self.stacks)
 
 
 class Watchdog:
@@ -171,7 +171,7 @@ class Watchdog:
         state = read_progress(self.config.run.dir)
         if state.get("status") != "running" or state["started_unix_s"] < self._born:
             return ""
-        running = lanes(state)
+        running = lane_progress(state)
         at_work = [lane for lane in running if lane.phase != WAIT]
         # While one lane is at work, the other one may wait for it; two that wait for each other hang.
         for lane in at_work or running:
@@ -235,11 +235,11 @@ class Watchdog:
         return max(watch.floor_s, fleet_s, watch.factor * statistics.median(times[-STEPS:]))
 
 
-def variables(folder: Path, post_mortem: bool = False) -> dict[str, str]:
+def watchdog_variables(folder: Path, post_mortem: bool = False) -> dict[str, str]:
     """Environment variables that let the ranks report where they are, and wait for a debugger where asked
     to."""
     folder.mkdir(exist_ok=True)
-    return (debugger.variables() if post_mortem else {}) | {
+    return (debugger.debugger_variables() if post_mortem else {}) | {
         FOLDER_VARIABLE: str(folder),
         "TORCH_FR_BUFFER_SIZE": "2000",
         "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": str(folder / "nccl_pipe_"),
@@ -247,10 +247,10 @@ def variables(folder: Path, post_mortem: bool = False) -> dict[str, str]:
     }
 
 
-def dump(folder: Path, node: int) -> list[dict[str, Any]]:
+def dump_stacks(folder: Path, node: int) -> list[dict[str, Any]]:
     """Makes this node's ranks write their stacks (and NCCL its flight recorder); returns where each rank
     is."""
-    found = beacon.read(folder)
+    found = beacon.read_beacons(folder)
     stacks = {}
     for b in found:
         stacks[b.rank] = folder / f"rank-{b.rank}-{b.pid}.stacks"
@@ -266,16 +266,16 @@ def dump(folder: Path, node: int) -> list[dict[str, Any]]:
     for b in found:
         out.append(
             asdict(
-                Rank(
+                HangingRank(
                     node,
                     b.rank,
                     b.calls,
                     b.inside,
                     b.since_s,
                     b.name,
-                    processes.state(b.pid),
+                    processes.process_state(b.pid),
                     stacks[b.rank].read_text(),
-                    beacon.paused(folder, b),
+                    beacon.read_pause(folder, b),
                     traces.get(b.rank, ""),
                 )
             )
@@ -319,23 +319,23 @@ def _drivers(folder: Path) -> dict[int, Path]:
 
     found: dict[int, Path] = {}
     for pid, path in files.items():
-        if processes.state(pid) not in ("", "Z"):
+        if processes.process_state(pid) not in ("", "Z"):
             found[pid] = path
     return found
 
 
-def told(folder: Path, ranks: Sequence[Rank], why: str, run_dir: str | Path) -> str:
+def report_hang(folder: Path, ranks: Sequence[HangingRank], why: str, run_dir: str | Path) -> str:
     """Writes all stacks into the run's folder; returns the line that names who is at fault. folder: the
     head's."""
     driver = "".join(path.read_text() for path in _drivers(folder).values())
-    line = f"{why}: {guilty(sorted(ranks, key=lambda r: r.rank), innermost(driver))}"
-    out = write(ranks, line, run_dir)
+    line = f"{why}: {name_guilty_rank(sorted(ranks, key=lambda r: r.rank), innermost_frame(driver))}"
+    out = write_stacks(ranks, line, run_dir)
     if driver:
         (out / "driver.txt").write_text(f"{line}\n\n{driver}")
     return f"{line} (all stacks: {out})"
 
 
-def write(ranks: Sequence[Rank], why: str, run_dir: str | Path) -> Path:
+def write_stacks(ranks: Sequence[HangingRank], why: str, run_dir: str | Path) -> Path:
     """Everything that was found of the ranks, in a folder of the run."""
     folder = Path(run_dir) / f"hang-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
     folder.mkdir(parents=True, exist_ok=True)
@@ -348,7 +348,7 @@ def write(ranks: Sequence[Rank], why: str, run_dir: str | Path) -> Path:
     return folder
 
 
-def guilty(ranks: Sequence[Rank], driver: str = "") -> str:
+def name_guilty_rank(ranks: Sequence[HangingRank], driver: str = "") -> str:
     """One line that names the rank at fault, from where all ranks are. driver: where the job's driver is, if
     known."""
     if driver and all(r.state in ("R", "S") and r.place.endswith(IDLE) for r in ranks):
@@ -390,7 +390,7 @@ def guilty(ranks: Sequence[Rank], driver: str = "") -> str:
     return f"all ranks are outside of collectives: {places}"
 
 
-def _waiting(ranks: Sequence[Rank], at_fault: Sequence[Rank]) -> str:
+def _waiting(ranks: Sequence[HangingRank], at_fault: Sequence[HangingRank]) -> str:
     """The first rank that waits for those at fault, and where; empty without one."""
     for r in ranks:
         if r.inside and r not in at_fault:

@@ -1,0 +1,7 @@
+"""Whether an answer is the reference answer: pure functions of strings.
+
+Lives here: finding the answer in a completion, and comparing numbers, units, choices, sets, relations and
+expressions.
+In: two strings. Out: a verdict and the rule that decided.
+May import: the standard library and mpmath.
+"""

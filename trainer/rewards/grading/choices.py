@@ -11,7 +11,7 @@ import re
 from functools import lru_cache
 
 from trainer.rewards.grading.dates import date
-from trainer.rewards.grading.notation import clean
+from trainer.rewards.grading.notation import common_notation
 
 MAX_CHARS = 400
 
@@ -43,12 +43,12 @@ _TAKEN_BACK = re.compile(
 
 
 @lru_cache(maxsize=8192)
-def letter(content: str) -> str | None:
+def option_letter(content: str) -> str | None:
     r"""The one option that the content names, upper case: `A.`, `(a)`, `(A) 12`, `\text{Option A}`;
     else None."""
     if len(content) > MAX_CHARS:
         return None
-    s = clean(content).strip("*")
+    s = common_notation(content).strip("*")
     if s[:1] == s[-1:] == "'":
         s = s[1:-1]
     bare = _BARE.fullmatch(s)
@@ -104,18 +104,18 @@ def same_words(reference: str, answer: str, question: str = "") -> bool:
 
     Either may repeat what the question asks for: `isosceles triangle` for `isosceles`.
     """
-    r = clean(reference).strip(_EDGES)
-    a = clean(answer).strip(_EDGES)
+    r = common_notation(reference).strip(_EDGES)
+    a = common_notation(answer).strip(_EDGES)
     if _CASE_MATTERS.fullmatch(r) and r not in _ANSWERS:
         return r == a
-    if words(reference) == words(answer):
+    if plain_words(reference) == plain_words(answer):
         return True
     labels = _labels(r)
     if labels is not None and labels == _labels(a):
         return True
     longer, shorter = sorted((r, a), key=len, reverse=True)
     head = longer.lower().rpartition(" ")
-    return words(head[0]) == words(shorter) and head[2] in _asked_for(question)
+    return plain_words(head[0]) == plain_words(shorter) and head[2] in _asked_for(question)
 
 
 _HEAD = re.compile(
@@ -152,16 +152,16 @@ def _labels(text: str) -> frozenset[str] | None:
     if all(map(_LABEL.fullmatch, members)):
         return frozenset(members)
     pair = len(members) == 2 and " and " in text
-    return frozenset(map(words, members)) if pair else None
+    return frozenset(map(plain_words, members)) if pair else None
 
 
 @lru_cache(maxsize=8192)
-def words(content: str) -> str:
+def plain_words(content: str) -> str:
     r"""Plain text for comparison: case, quotes, edge punctuation, articles and spacing do not matter.
 
     `\text{Yes}.` -> `yes`; `North-East` -> `northeast`; `是` -> `yes`.
     """
-    s = clean(content[: 4 * MAX_CHARS]).casefold().strip(_EDGES)
+    s = common_notation(content[: 4 * MAX_CHARS]).casefold().strip(_EDGES)
     return _TRANSLATED.get(s) or re.sub(r"[\s_-]+", "", _ARTICLES.sub("", s))
 
 
@@ -177,7 +177,7 @@ IN_WORDS = {
 
 def in_symbols(content: str) -> str:
     """`all real numbers` and `no solution` as sets; anything else stays the same."""
-    words = clean(content)
+    words = common_notation(content)
     for symbol, pattern in IN_WORDS.items():
         if pattern.fullmatch(words):
             return symbol
@@ -198,7 +198,7 @@ def is_text(content: str) -> bool:
     """Whether a reference answer is words (`Yes`, `North America`, `June 5`) or a date, not an expression."""
     joined = "\\text{ or" in content or "\\text{ and" in content
     if not content.isascii() or ("\\text" in content and not joined):
-        content = clean(content)
+        content = common_notation(content)
     s = content.strip().rstrip(".!?")
     if _DATE.fullmatch(s) or date(content) is not None:
         return True

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from trainer.rewards.grading.notation import clean
+from trainer.rewards.grading.notation import common_notation
 
 MAX_CHARS = 60
 _NAMES = "january february march april may june july august september october november december"
@@ -39,7 +39,7 @@ def date(content: str) -> Date | None:
     """The day that a text names, or None."""
     if len(content) > MAX_CHARS or not any(map(str.isdigit, content)):
         return None
-    text = clean(content).lower().strip(" .")
+    text = common_notation(content).lower().strip(" .")
     both = _NUMBERS.fullmatch(text)
     if both is not None:
         first, second, year = map(int, both.groups())

@@ -38,7 +38,7 @@ def answer_block(text: str) -> str | None:
     return text[opening:] if closing < 0 else text[opening:closing]
 
 
-def boxes(text: str) -> list[str]:
+def boxed_contents(text: str) -> list[str]:
     r"""Contents of all complete outermost `\boxed{…}` and `\fbox{…}` in order (`unbox` opens nested ones)."""
     contents = []
     box = _BOX.search(text)
@@ -78,7 +78,7 @@ def unbox(content: str) -> str:
         content = content.strip()
         if len(content) > 1 and content[0] == content[-1] == "$" and not content.endswith("\\$"):
             content = content.strip("$").strip()
-        inner = boxes(content) if content.startswith(("\\boxed", "\\fbox")) else []
+        inner = boxed_contents(content) if content.startswith(("\\boxed", "\\fbox")) else []
         if len(inner) != 1 or not content.endswith("}"):
             return content
         content = inner[0]
@@ -93,7 +93,7 @@ def final_answer(text: str) -> Found:
     block = answer_block(text)
     if block is None:
         return None, False
-    return last_one(map(unbox, boxes(block)))
+    return last_one(map(unbox, boxed_contents(block)))
 
 
 def last_one(answers: Iterable[str]) -> Found:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from trainer.rewards.grading import extraction
-from trainer.rewards.grading.extraction import MAX_TEXT_CHARS, Found, boxes, last_one, unbox
+from trainer.rewards.grading.extraction import MAX_TEXT_CHARS, Found, boxed_contents, last_one, unbox
 
 OPEN, CLOSE = "<think>", "</think>"
 _MARKS = (
@@ -59,11 +59,11 @@ def reasons_well(text: str) -> bool:
 
 
 def _boxed(text: str) -> Found:
-    return last_one(map(unbox, boxes(behind_reasoning(text))))
+    return last_one(map(unbox, boxed_contents(behind_reasoning(text))))
 
 
 def _boxed_credit(text: str) -> float:
-    return float(reasons_well(text) and len(boxes(behind_reasoning(text))) == 1)
+    return float(reasons_well(text) and len(boxed_contents(behind_reasoning(text))) == 1)
 
 
 def _marked(text: str) -> list[str]:
@@ -93,7 +93,7 @@ def _trimmed(answer: str) -> str:
     end = _SENTENCE_END.search(answer)
     if end is not None:
         answer = answer[: end.start()]
-    inside = boxes(answer)
+    inside = boxed_contents(answer)
     return unbox(inside[-1]) if inside else unbox(answer.strip(_EMPHASIS))
 
 

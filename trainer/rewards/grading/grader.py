@@ -22,7 +22,7 @@ from trainer.rewards.grading.dates import date
 from trainer.rewards.grading.expression import Rule, Undecided, Unreadable
 from trainer.rewards.grading.extraction import MAX_BOX_CHARS, format_reward, unbox
 from trainer.rewards.grading.forms import FORMS
-from trainer.rewards.grading.notation import clean
+from trainer.rewards.grading.notation import common_notation
 from trainer.rewards.grading.units import split_unit
 
 __all__ = [
@@ -126,7 +126,7 @@ def classify(reference: str) -> AnswerType:
     reference = unbox(reference)
     if PLAIN.fullmatch(reference):
         return "number"
-    if choices.letter(reference) and not reference.strip().islower():
+    if choices.option_letter(reference) and not reference.strip().islower():
         return "letter"
     if date(reference) is not None:
         return "text"
@@ -141,7 +141,7 @@ def reference_error(reference: str, answer_type: AnswerType, question: str = "")
     Besides being readable it must equal itself: what nothing can match is a data error too.
     """
     content = unbox(reference)
-    if not content or not clean(content):
+    if not content or not common_notation(content):
         return "empty reference answer"
     if len(content) > MAX_BOX_CHARS:
         return f"reference answer longer than {MAX_BOX_CHARS} characters"
@@ -172,26 +172,26 @@ def _equal(
     if not answer or len(answer) > MAX_BOX_CHARS:
         return False
     if answer_type == "letter":
-        wanted = choices.letter(reference)
+        wanted = choices.option_letter(reference)
         if wanted is None:
             raise BadReferenceError(f"the reference answer {reference[:80]!r} is no option letter")
-        return choices.letter(answer) == wanted
+        return choices.option_letter(answer) == wanted
     if answer_type == "number" and PLAIN.fullmatch(reference) and PLAIN.fullmatch(answer):
         rules.add("exact")
         return Decimal(reference) == Decimal(answer)
     day = date(reference)
     if day is not None and date(answer) is not None:
         return date(answer) == day
-    parts = structures.lettered(reference) if answer_type != "number" else None
+    parts = structures.lettered_parts(reference) if answer_type != "number" else None
     if parts is not None:
-        given = structures.lettered(answer) or _bare_list(answer)
+        given = structures.lettered_parts(answer) or _bare_list(answer)
         if len(parts) != len(given):
             return False
         pairs = list(zip(parts, given, strict=True))
         return all(_equal(r, a, classify(r), question, evaluate, rules, by_spelling) for r, a in pairs)
 
     if answer_type == "text":
-        if not choices.words(reference):
+        if not choices.plain_words(reference):
             raise BadReferenceError(f"the reference answer {reference[:80]!r} has no words")
         if choices.same_words(reference, answer, question):
             return True
@@ -240,7 +240,7 @@ class _Comparison:
         Parts of structures are compared by it, too (`inner`).
         """
         raw = reference, answer
-        reference, answer = clean(reference), clean(answer)
+        reference, answer = common_notation(reference), common_notation(answer)
         if not reference:
             raise BadReferenceError("empty reference answer")
         reference, answer = self.unnamed(reference, answer), self.unnamed(answer, reference)
@@ -285,23 +285,23 @@ class _Comparison:
         return self.expressions(*self.without_units(raw, (reference, answer)))
 
     def unnamed(self, s: str, other: str) -> str:
-        return naming.unnamed(s, other, self.context)
+        return naming.strip_name(s, other, self.context)
 
     def by_form(self, reference: str, answer: str) -> bool | None:
         """Compares times of day, ratios, numbers of other bases, and the empty set.
 
         None if the reference is none of these.
         """
-        time = structures.clock(reference)
+        time = structures.clock_time(reference)
         if time is not None:
-            answered = structures.clock(answer)
+            answered = structures.clock_time(answer)
             return answered is not None and structures.same_time(time, answered)
         ratio = structures.ratio(reference)
         if ratio is not None:
             return _ratio_equal(ratio, answer)
-        based = structures.based(reference)
+        based = structures.digits_and_base(reference)
         if based is not None:
-            return structures.based(answer) == based
+            return structures.digits_and_base(answer) == based
         proportion = structures.proportion(reference)
         if proportion is not None:
             return self.proportions(proportion, structures.proportion(answer) or ("",))
@@ -406,7 +406,7 @@ class _Comparison:
         """Whether an answer that is not simplified equals a number: `\\sqrt{16}`, `2^3`; 3:4 for 3/4."""
         ratio = structures.ratio(answer)
         if ratio is not None:
-            of_two = structures.clock(answer) is None and len(ratio) == 2 and ratio[1] != 0
+            of_two = structures.clock_time(answer) is None and len(ratio) == 2 and ratio[1] != 0
             return of_two and r.decimals < 0 and r.value == ratio[0] / ratio[1]
         answer, unit = split_unit(raw, self.context)
         answer = self.unnamed(answer, reference)

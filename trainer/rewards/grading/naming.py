@@ -35,7 +35,7 @@ _FUNCTION = re.compile(r"(y|[a-zA-Z]\s*\(\s*[a-xz]\s*\))\s*=\s*([^=]+)", re.ASCI
 _EQUALS = re.compile(r"\s*(?:=|\\approx(?![a-zA-Z]))\s*")
 
 
-def unnamed(s: str, other: str, context: str) -> str:
+def strip_name(s: str, other: str, context: str) -> str:
     """`s` without a name in front (`x =`), if `other` has no equals sign.
 
     If it has one, `(x, y) = (1, 2)` becomes `x = 1, y = 2`. context: question and reference answer.

@@ -111,7 +111,7 @@ _OLD_FONT = re.compile(r"\{?\\(?:bf|rm|it|mathrm|mathbf)(?![a-zA-Z{])\s*([^{}\\]
 
 
 @lru_cache(maxsize=4096)
-def clean(content: str) -> str:
+def common_notation(content: str) -> str:
     """The common spelling of a box's content. Any string gives some string."""
     s = content.strip().strip("\0")
     if _PLAIN_NUMBER.fullmatch(s):

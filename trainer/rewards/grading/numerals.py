@@ -28,7 +28,7 @@ _WORD = re.compile(r"[a-z]+")
 
 
 @lru_cache(maxsize=4096)
-def spelled(text: str) -> tuple[str, str] | None:
+def read_number_words(text: str) -> tuple[str, str] | None:
     """(the number in digits, what follows it) of a text that begins with a number in words; else None."""
     if len(text) > MAX_CHARS:
         return None

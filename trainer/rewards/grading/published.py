@@ -21,7 +21,7 @@ from typing import Any
 
 from trainer.rewards.grading.expression import read
 from trainer.rewards.grading.forms import FORMS
-from trainer.rewards.grading.notation import clean
+from trainer.rewards.grading.notation import common_notation
 from trainer.rewards.grading.values import Point, Undefined, Unreadable, value
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -49,7 +49,7 @@ def score(benchmark: str, text: str, reference: str, fields: Mapping[str, Any], 
     return float(SCORERS[benchmark](text, reference, fields, form))
 
 
-def listed(found: Any) -> list[str]:
+def choices_as_list(found: Any) -> list[str]:
     """Choices, which some sets keep as one text."""
     if isinstance(found, str):
         try:
@@ -63,7 +63,7 @@ def listed(found: Any) -> list[str]:
 
 
 def _mathvista(text: str, reference: str, fields: Mapping[str, Any], form: str) -> bool:
-    choices = listed(fields.get("choices"))
+    choices = choices_as_list(fields.get("choices"))
     kind = fields.get("answer_type")
     found = _extracted(text, choices, form)
     if fields.get("question_type") == "multi_choice" and choices:
@@ -128,7 +128,7 @@ def _edits(first: str, second: str) -> int:
 
 
 def _mathvision(text: str, reference: str, fields: Mapping[str, Any], form: str) -> bool:
-    choices = listed(fields.get("options") or fields.get("choices"))
+    choices = choices_as_list(fields.get("options") or fields.get("choices"))
     found = _mathematical(_stated(text.strip()))
     for letter in "abcde":
         found = found.replace(f"({letter})", letter).replace(f"{{{letter}}}", letter)
@@ -211,7 +211,7 @@ def _number(text: str) -> float | None:
     except ValueError:
         pass
     try:
-        expression = read(clean(text))
+        expression = read(common_notation(text))
         if expression.symbols:
             return None
         found = value(expression.value, Point(0, "complex"))
@@ -224,7 +224,7 @@ def _number(text: str) -> float | None:
 
 
 def _mmmu_pro(text: str, reference: str, fields: Mapping[str, Any], form: str) -> float:
-    choices = listed(fields.get("options") or fields.get("choices"))
+    choices = choices_as_list(fields.get("options") or fields.get("choices"))
     letters = LETTERS[: len(choices)]
     _, marked, rest = text.rpartition("Answer:")
     named = [letter for letter in letters if letter in rest]

@@ -13,7 +13,7 @@ from fractions import Fraction
 from functools import lru_cache
 
 from trainer.rewards.grading import numerals
-from trainer.rewards.grading.notation import clean, strip_outer
+from trainer.rewards.grading.notation import common_notation, strip_outer
 from trainer.rewards.grading.units import Unit, unit
 
 MAX_CHARS = 200
@@ -70,7 +70,7 @@ def parse(content: str, context: str = "") -> Quantity | None:
     """
     if len(content) > MAX_CHARS:
         return None
-    s = strip_outer(_APPROXIMATELY.sub("", strip_outer(clean(content)), count=1))
+    s = strip_outer(_APPROXIMATELY.sub("", strip_outer(common_notation(content)), count=1))
     return _single(s, context) or _compound(s, context) or _in_words(s, context)
 
 
@@ -107,7 +107,7 @@ def _single(s: str, context: str) -> Quantity | None:
 
 def _in_words(s: str, context: str) -> Quantity | None:
     """`two thirds`, `seven apples`: a number in words, and perhaps its unit."""
-    found = numerals.spelled(s)
+    found = numerals.read_number_words(s)
     if found is None:
         return None
     number, rest = found

@@ -108,7 +108,7 @@ class _Reader:
         node = self.product()
         while self.next in ("+", "-"):
             minus = self.take() == "-"
-            node = values.minus(node, self.product()) if minus else values.plus(node, self.product())
+            node = values.subtract(node, self.product()) if minus else values.add(node, self.product())
         return node
 
     def product(self) -> Node:
@@ -119,12 +119,12 @@ class _Reader:
             self.take()
             if token == "\\times" and self.vectors(start, middle):
                 right = self.factors(self.signed())
-                multiply = values.cross if self.vectors(middle, self.at) else values.times
+                multiply = values.cross_product if self.vectors(middle, self.at) else values.multiply
                 node = multiply(node, right)
             elif token in _TIMES:
-                node = values.times(node, self.signed())
+                node = values.multiply(node, self.signed())
             else:
-                node = values.over(node, self.signed())
+                node = values.divide(node, self.signed())
             node = self.factors(node)
         return node
 
@@ -135,7 +135,7 @@ class _Reader:
                 break
             if self.kind == "number":
                 raise Unreadable("a number after a factor")  # 1 2
-            node = values.times(node, self.power())
+            node = values.multiply(node, self.power())
         return node
 
     def vectors(self, start: int, end: int) -> bool:
@@ -151,7 +151,7 @@ class _Reader:
         if self.next in ("+", "-"):
             minus = self.take() == "-"
             with_sign = self.deeper(self.signed)
-            return values.minus(values.constant("0"), with_sign) if minus else with_sign
+            return values.subtract(values.constant("0"), with_sign) if minus else with_sign
         return self.power()
 
     def deeper(self, parse: Callable[[], Node]) -> Node:
@@ -189,7 +189,7 @@ class _Reader:
         if tokens != [whole, "\\frac", "{", top, "}", "{", bottom, "}"]:
             return node
         proper = whole.isdigit() and top.isdigit() and bottom.isdigit() and int(top) < int(bottom)
-        return values.plus(node, self.atom()) if proper else node
+        return values.add(node, self.atom()) if proper else node
 
     def postfix(self, node: Node) -> Node:
         while self.next in ("!", "%", "°"):
@@ -197,7 +197,7 @@ class _Reader:
                 case "!":
                     node = values.factorial(node)
                 case "%":
-                    node = values.over(node, values.constant("100"))
+                    node = values.divide(node, values.constant("100"))
                 case _:
                     node = values.degrees(node) if self.angle else node
             if self.next == "!":
@@ -206,7 +206,7 @@ class _Reader:
 
     def exponent(self) -> Node:
         if self.next in ("-", "+"):
-            return values.minus(values.constant("0"), self.atom()) if self.take() == "-" else self.atom()
+            return values.subtract(values.constant("0"), self.atom()) if self.take() == "-" else self.atom()
         return self.group() if self.next in ("{", "(") else self.atom()
 
     def group(self) -> Node:
@@ -284,7 +284,7 @@ class _Reader:
         def apply(p: Point) -> Any:
             total = p.symbol(name)
             for part, argument in parts:
-                total += p.symbol(part) * values.small(argument(p), p)
+                total += p.symbol(part) * values.check_size(argument(p), p)
             return p.context.cos(total)
 
         return apply
@@ -316,7 +316,7 @@ class _Reader:
         node = self.deeper(self.sum)
         self.take("|")
         self.bars = False
-        return values.absolute(node)
+        return values.absolute_value(node)
 
     def command(self, name: str) -> Node:
         if name in FUNCTIONS:
@@ -333,7 +333,7 @@ class _Reader:
             case "imath":
                 return lambda p: p.context.mpc(0, 1)
             case "frac":
-                return values.over(self.braced(), self.braced())
+                return values.divide(self.braced(), self.braced())
             case "binom":
                 return values.binomial(self.braced(), self.braced())
             case "sqrt":
@@ -345,7 +345,7 @@ class _Reader:
                 self.at -= 1
                 self.analytic = False
                 inside = self.group()
-                return values.rounded(inside, down=name == "lfloor")
+                return values.round_whole(inside, down=name == "lfloor")
         raise Unreadable(f"\\{name} is not known")
 
     def function(self, name: str) -> Node:
@@ -385,7 +385,7 @@ class _Reader:
             return self.absolute()
         node = self.deeper(self.power)
         while self.continues_argument():
-            node = values.times(node, self.deeper(self.power))
+            node = values.multiply(node, self.deeper(self.power))
         return node
 
     def continues_argument(self) -> bool:

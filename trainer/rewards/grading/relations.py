@@ -220,7 +220,7 @@ def _inside_bars(s: str) -> str:
 
 def _oriented(left: str, sign: str, right: str) -> Relation | None:
     """A relation by `>`, `\\ge`, `=` or `\\ne`; None for `x < \\infty`, which says nothing."""
-    infinite = (structures.infinite(left), structures.infinite(right))
+    infinite = (structures.infinite_end(left), structures.infinite_end(right))
     if any(infinite) and sign not in ("=", "\\ne"):
         below = infinite[0] == "-" or infinite[1] == "+"
         if below == (sign in ("<", "\\le")) and not all(infinite):

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Literal
 
 from trainer.rewards.grading import quantity
-from trainer.rewards.grading.notation import clean, is_one_group, split_top
+from trainer.rewards.grading.notation import common_notation, is_one_group, split_top
 
 MAX_CHARS = 500
 
@@ -47,7 +47,7 @@ def parse(content: str) -> Structure | None:
     inequalities)."""
     if len(content) > MAX_CHARS:
         return None
-    s = _MEMBER.sub("", clean(content))
+    s = _MEMBER.sub("", common_notation(content))
     matrix = _MATRIX.fullmatch(s)
     if matrix is not None:
         return _matrix(matrix)
@@ -226,9 +226,9 @@ _LABEL = re.compile(
 _LABELS = ("abcdefgh", ("i", "ii", "iii", "iv", "v"), "123456")
 
 
-def lettered(content: str) -> tuple[str, ...] | None:
+def lettered_parts(content: str) -> tuple[str, ...] | None:
     """The values of `(a) 3, (b) 4`, in the order of their labels; None for anything but two or more parts."""
-    s = clean(content)
+    s = common_notation(content)
     marks = list(_LABEL.finditer(s)) if len(s) <= MAX_CHARS else []
     if len(marks) < 2 or marks[0].start() > 0:
         return None
@@ -242,7 +242,7 @@ def lettered(content: str) -> tuple[str, ...] | None:
     return None
 
 
-def infinite(end: str) -> str:
+def infinite_end(end: str) -> str:
     """`-` or `+` for an infinite end of an interval, else empty."""
     match end.replace(" ", "").replace("{", "").replace("}", ""):
         case "\\infty" | "+\\infty":
@@ -255,11 +255,11 @@ def infinite(end: str) -> str:
 _BASED = re.compile(r"([0-9A-F]+)_(?:([0-9]{1,2})|\{\s*([0-9]{1,2}|[a-z]{3,12})\s*\})", re.ASCII)
 
 
-def based(content: str) -> tuple[str, str] | None:
+def digits_and_base(content: str) -> tuple[str, str] | None:
     """(digits, base) of a number such as `204_5` or `1A_{16}`; None if it is none."""
     if len(content) > 60:
         return None
-    match = _BASED.fullmatch(clean(content).replace(" ", ""))
+    match = _BASED.fullmatch(common_notation(content).replace(" ", ""))
     if match is None:
         return None
     return match[1].lstrip("0"), match[2] or match[3]
@@ -282,11 +282,11 @@ _CLOCK = re.compile(
 
 
 @lru_cache(maxsize=8192)
-def clock(content: str) -> tuple[int, int, int, str] | None:
+def clock_time(content: str) -> tuple[int, int, int, str] | None:
     """(hour, minute, second, "a" | "p" | "") of a time of day such as `3:45 p.m.`; None if it is none."""
     if len(content) > 40:
         return None
-    match = _CLOCK.fullmatch(clean(content))
+    match = _CLOCK.fullmatch(common_notation(content))
     if match is None or int(match[1]) > 24:
         return None
     hour = int(match[1])
@@ -320,7 +320,7 @@ def ratio(content: str) -> tuple[quantity.Fraction, ...] | None:
     """The parts of `3:4` or `3 to 4:5`, divided by the first that is not zero; None if it is no ratio."""
     if len(content) > 60:
         return None
-    match = _RATIO.fullmatch(clean(content))
+    match = _RATIO.fullmatch(common_notation(content))
     if match is None:
         return None
     numbers = re.split(r"\s*(?::|to)\s*", match[1] + match[2])

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
-from trainer.rewards.grading.notation import clean
+from trainer.rewards.grading.notation import common_notation
 
 
 @dataclass(frozen=True)
@@ -383,7 +383,7 @@ def split_unit(raw: str, context: str) -> tuple[str, Unit | None]:
     A unit without `\text` must follow a number, a bracket or \pi, and have two letters or more: in
     `2\pi h` the h is a height, not an hour.
     """
-    s = clean(raw)
+    s = common_notation(raw)
     marked = _MARKED.search(raw) is not None
     for match in _START.finditer(s, max(0, len(s) - 60)):
         value = s[: match.start()].rstrip()

@@ -122,19 +122,19 @@ def fraction(node: Node, p: Point) -> Fraction:
     return node(replace(p, context=FRACTIONS))
 
 
-def plus(a: Node, b: Node) -> Node:
+def add(a: Node, b: Node) -> Node:
     return lambda p: a(p) + b(p)
 
 
-def minus(a: Node, b: Node) -> Node:
+def subtract(a: Node, b: Node) -> Node:
     return lambda p: a(p) - b(p)
 
 
-def times(a: Node, b: Node) -> Node:
+def multiply(a: Node, b: Node) -> Node:
     return lambda p: a(p) * b(p)
 
 
-def cross(a: Node, b: Node) -> Node:
+def cross_product(a: Node, b: Node) -> Node:
     """The cross product of vectors: linear in both, and `-(b x a)`."""
 
     def cross(p: Point) -> Any:
@@ -144,7 +144,7 @@ def cross(a: Node, b: Node) -> Node:
     return cross
 
 
-def over(a: Node, b: Node) -> Node:
+def divide(a: Node, b: Node) -> Node:
     return lambda p: a(p) / b(p)
 
 
@@ -153,7 +153,7 @@ def degrees(a: Node) -> Node:
     return lambda p: a(p) * p.context.pi / 180
 
 
-def small(v: Any, p: Point, limit: float = MAX_ARGUMENT) -> Any:
+def check_size(v: Any, p: Point, limit: float = MAX_ARGUMENT) -> Any:
     """`v` itself. Raises Unreadable if it is above the limit."""
     if not p.context.isfinite(v):
         raise Undefined
@@ -173,7 +173,7 @@ def power(base: Node, exponent: Node) -> Node:
         if isinstance(p.context, EXACT):
             return _exact_power(base, exponent, p)
         b = base(p)
-        e = small(exponent(p), p)
+        e = check_size(exponent(p), p)
         if b == 0:
             return b**e if e.imag == 0 and e.real > 0 else _undefined()
         # A logarithm takes longer than the power, so it is taken where the size may be too large.
@@ -216,7 +216,7 @@ def root(radicand: Node, degree: Node) -> Node:
         if isinstance(p.context, EXACT):
             return p.context.mpf(exact.root(fraction(radicand, p), exact.whole(fraction(degree, p))))
         v = radicand(p)
-        n = small(degree(p), p)
+        n = check_size(degree(p), p)
         if v.imag == 0 and v.real < 0 and n.imag == 0 and n.real % 2 == 1:  # the real root, as on paper
             return -((-v) ** (1 / n))
         if _negative(v, p):
@@ -249,7 +249,7 @@ def function(name: str, argument: Node) -> Node:
     def function(p: Point) -> Any:
         _refuse_exact(p)
         limit = MAX_POWER_BITS if name.endswith(("exp", "h")) else MAX_ARGUMENT
-        x = small(argument(p), p, limit)
+        x = check_size(argument(p), p, limit)
         result = getattr(p.context, name)(x)
         partly_real = name in ("asin", "acos", "acosh", "atanh", "asec", "acsc")
         if p.kind != "complex" and partly_real and result.imag != 0:
@@ -266,7 +266,7 @@ def _refuse_exact(p: Point) -> None:
         raise Inexact
 
 
-def absolute(argument: Node) -> Node:
+def absolute_value(argument: Node) -> Node:
     """`|x|`; in exact arithmetic of fractions only."""
 
     def absolute(p: Point) -> Any:
@@ -277,7 +277,7 @@ def absolute(argument: Node) -> Node:
     return absolute
 
 
-def rounded(argument: Node, down: bool) -> Node:
+def round_whole(argument: Node, down: bool) -> Node:
     """The whole number below or above; in exact arithmetic of fractions only."""
 
     def rounded(p: Point) -> Any:
@@ -348,7 +348,7 @@ def _counted(node: Node, p: Point) -> int:
 
 def _countable(node: Node, p: Point) -> Any:
     """What a factorial is taken of. Between whole numbers it is the gamma function, slow in many digits."""
-    n = small(node(p), p, MAX_FACTORIAL)
+    n = check_size(node(p), p, MAX_FACTORIAL)
     if p.context.dps > 2 * DIGITS and not p.context.isint(n):
         raise Unreadable("a factorial in many digits")
     return n

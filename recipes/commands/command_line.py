@@ -1,0 +1,294 @@
+"""What launch.py's commands have in common: `--help` in panels on one screen, files that are named from where
+the person stands, what may stand after `--`, and the options that several commands take."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import io
+import os
+import re
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from recipes.commands.completion import NameType, option_names, recipe_names, run_ids, target_names
+from trainer.system.errors import ConfigError
+
+WORKER = "rollout-worker"
+"""What the command line calls one machine that samples for a run: a view of that run's recipe."""
+PANELS = ("decide", "run", "look", "after", "cluster", "data and this checkout")
+"""Panels of the commands, in the order of `--help`."""
+EXAMPLES = (
+    "demo        # the whole pipeline on this machine, without a GPU",
+    "up grpo-qwen2.5-vl-7b-mathv60k --target skypilot-runpod --bucket s3://mine",
+)
+MOST_COLUMNS = 100
+Rows = list[tuple[str, str]]
+
+
+def page(about: list[str], panels: dict[str, Rows], examples: tuple[str, ...] = ()) -> str:
+    """A page of `--help`. panels: left and right of their rows, by title; an empty one is not shown."""
+    from rich.console import Console
+    from rich.rule import Rule
+    from rich.table import Table
+    from rich.text import Text
+
+    width = min(MOST_COLUMNS, shutil.get_terminal_size().columns)
+    # Click takes the colors out where they go to no terminal.
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, highlight=False, markup=False)
+    for paragraph in about:
+        console.print(paragraph)
+    left = max(len(row[0]) for rows in panels.values() for row in rows)
+    for title, rows in panels.items():
+        if rows:
+            console.print(Rule(Text(title, "bold"), align="left", style="dim"))
+        table = Table.grid(padding=(0, 2, 0, 0))
+        table.add_column(style="cyan", width=min(left, width // 3))
+        for row in rows:
+            table.add_row(*row)
+        console.print(table, end="")
+    if examples:
+        console.print(Rule(Text("examples", "bold"), align="left", style="dim"))
+        for line in examples:
+            console.print(Text(f"python3 launch.py {line}"), soft_wrap=True)
+    assert isinstance(console.file, io.StringIO)
+    return re.sub(r" +(?=\n)", "", console.file.getvalue())
+
+
+class Argument(click.Argument):
+    """An argument that `--help` explains."""
+
+    def __init__(self, names: list[str], help: str, **options: Any) -> None:
+        super().__init__(names, **options)
+        self.about = help
+
+
+class Command(click.Command):
+    """A command of launch.py; its first sentence stands in the list of all."""
+
+    def __init__(self, *given: Any, panel: str, examples: tuple[str, ...] = (), **options: Any) -> None:
+        super().__init__(*given, **options)
+        self.panel = panel
+        self.examples = tuple(f"{self.name} {example}" for example in examples)
+        self.starts = any(parameter.name == "takeover" for parameter in self.params)
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Own arguments and options first, then those of every launch."""
+        own, launches = Rows(), Rows()
+        for parameter in self.get_params(ctx):
+            if isinstance(parameter, Argument):
+                own.append((parameter.metavar or parameter.human_readable_name.upper(), parameter.about))
+            elif record := parameter.get_help_record(ctx):
+                (launches if self.starts and parameter.name in LAUNCH_NAMES else own).append(record)
+        about = [ctx.get_usage(), *_paragraphs(self.help or "")]
+        panels = {"arguments and options": own, "of every launch": launches}
+        formatter.write(page(about, panels, self.examples))
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """What stands after `--` goes to the platform of commands that start one, as `flags`."""
+        cut = args.index("--") if "--" in args else len(args)
+        flags = args[cut + 1 :]
+        if flags and not self.starts:
+            raise ConfigError(
+                f"`{self.name}` starts no platform that {' '.join(flags)} could be passed on to"
+            )
+        left = super().parse_args(ctx, [self._whole(word) for word in args[:cut]])
+        if self.starts:
+            ctx.params["flags"] = tuple(flags)
+        return left
+
+    def _whole(self, word: str) -> str:
+        """The option that a word is the beginning of, where it is that of one alone."""
+        name, equals, value = word.partition("=")
+        known = [option for parameter in self.params for option in parameter.opts if option.startswith("--")]
+        begun = [option for option in known if option.startswith(name)]
+        if len(name) < 3 or name in known or len(begun) != 1:
+            return word
+        return begun[0] + equals + value
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Calls the function in the checkout; files were named from where the person stands."""
+        given = ctx.params
+        if "overrides" in given:
+            from recipes.recipe import recipe_files
+
+            recipe = given.get("recipe", self.name)
+            recipe, given["overrides"] = recipe_files.expand_paths(recipe, list(given["overrides"]))
+            if "recipe" in given:
+                given["recipe"] = recipe
+        os.chdir(ctx.obj)
+        if given.get("recipe") == WORKER and "overrides" in given:
+            from recipes.drivers import fleet_launch
+
+            where = given.get("bucket", ""), given.get("target")
+            given["recipe"], given["overrides"] = fleet_launch.of_run(given["overrides"], *where)
+        return super().invoke(ctx)
+
+
+class PassedOn(Command):
+    """A command whose arguments all go to another program as they are."""
+
+    def __init__(self, *given: Any, files: bool = False, **options: Any) -> None:
+        """files: some arguments name files, from where the person stands."""
+        super().__init__(*given, **options)
+        self.files = files
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Takes no option for its own."""
+        from recipes.recipe import recipe_files
+
+        ctx.params["arguments"] = recipe_files.from_here(args) if self.files else list(args)
+        return []
+
+
+class Group(click.Group):
+    """All commands, in panels."""
+
+    command_class = Command
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """One screen."""
+        panels: dict[str, Rows] = {panel: [] for panel in PANELS}
+        for name, command in self.commands.items():
+            assert isinstance(command, Command)
+            panels[command.panel].append((name, command.get_short_help_str(MOST_COLUMNS)))
+        usage = f"{ctx.get_usage()}   (`COMMAND --help` explains one)"
+        formatter.write(page([usage, *_paragraphs(self.help or "")], panels, EXAMPLES))
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of that name. Raises ConfigError that names the nearest one."""
+        found = super().get_command(ctx, cmd_name)
+        if found or ctx.resilient_parsing or cmd_name.startswith("-"):
+            return found
+        near = difflib.get_close_matches(cmd_name, self.commands, n=1)
+        hint = f"did you mean {near[0]}?" if near else "see `python3 launch.py --help`"
+        raise ConfigError(f"unknown command {cmd_name}: {hint}")
+
+
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+def launch() -> None:
+    """SpotRL: recipes for post-training vision-language models, and where to run them."""
+
+
+def _paragraphs(text: str) -> list[str]:
+    """The paragraphs of a docstring, each on one line."""
+    return [" ".join(paragraph.split()) for paragraph in inspect.cleandoc(text).split("\n\n") if paragraph]
+
+
+def _bucket(ctx: click.Context, parameter: click.Parameter, value: str | None) -> str:
+    """The address of a bucket that can be one; "" where none is given. Given and empty is a variable that is
+    not set, and no wish to do without."""
+    if value is None:
+        return ""
+    from trainer.config.bucket_address import BucketAddress
+
+    return BucketAddress.parse(value, "--bucket").url
+
+
+def files_from_here(ctx: click.Context, parameter: click.Parameter, value: str) -> str:
+    """Names separated by commas, of which those of files become whole paths."""
+    from recipes.recipe import recipe_files
+
+    return ",".join(recipe_files.from_here(value.split(",")))
+
+
+Decorator = Callable[[Any], Any]
+
+
+def options(*declared: Decorator) -> Decorator:
+    """Several options as one decorator, in their order."""
+
+    def declare(function: Any) -> Any:
+        for option in reversed(declared):
+            function = option(function)
+        return function
+
+    return declare
+
+
+def bucket(help: str) -> Decorator:
+    """`--bucket`, checked."""
+    return click.option("--bucket", callback=_bucket, metavar="URL", help=help)
+
+
+FILE = click.Path(resolve_path=True)
+"""A file that is named from where the person stands."""
+RECIPE = click.argument(
+    "recipe",
+    cls=Argument,
+    type=NameType("recipe", recipe_names),
+    help="its name, see `list`, or a file: FILE.yaml, FILE.py:FUNCTION",
+)
+RUN = click.argument(
+    "run",
+    cls=Argument,
+    type=NameType("run", run_ids),
+    help="its id: see `status`, and `runs` for those in a bucket",
+)
+RUN_OR_FOLDER = NameType("run", run_ids, folders=True)
+ONE_RUN = click.argument("run", cls=Argument, type=RUN_OR_FOLDER, help="id of a run, or its folder")
+STORED = bucket("of a run that was not launched from here")
+TARGET = click.option(
+    "--target",
+    type=NameType("target", target_names),
+    metavar="NAME",
+    help="where: see docs/targets.md; default: the cheapest that can",
+)
+SET = click.option(
+    "--set",
+    "overrides",
+    type=NameType("setting", option_names),
+    multiple=True,
+    metavar="A.B=C",
+    help="override a field, or all of @FILE.yaml (docs/reference.md)",
+)
+DRY_RUN = click.option("--dry-run", is_flag=True, help="show what would run, start nothing")
+TAKEOVER = click.option(
+    "--takeover", is_flag=True, help="end the run of this id that is alive, and replace it"
+)
+RUN_ID = click.option(
+    "--run-id", default="", metavar="ID", help="under which it saves and resumes; default: a new one"
+)
+CHECKPOINTS = bucket("s3://, gs:// or r2://, that checkpoints are pushed to")
+RECORDED = options(
+    RUN_ID,
+    CHECKPOINTS,
+    click.option("--reproducible", is_flag=True, help="refuse a dirty git tree"),
+    click.option(
+        "--keep-untracked",
+        is_flag=True,
+        help="keep untracked files in runs/RUN/manifest.json, not just their hashes",
+    ),
+)
+REMOTE = options(
+    click.option(
+        "--hosts",
+        default="",
+        metavar="HOST,...",
+        help="machines for the target ssh: [user@]address[:port],...",
+    ),
+    click.option("--detach", is_flag=True, help="do not follow the logs"),
+)
+LAUNCH_NAMES = (
+    "target",
+    "overrides",
+    "run_id",
+    "bucket",
+    "reproducible",
+    "keep_untracked",
+    "takeover",
+    "hosts",
+    "detach",
+    "dry_run",
+)
+LAUNCH = options(TARGET, SET, RECORDED, TAKEOVER, REMOTE, DRY_RUN)
+"""What every command that starts a recipe takes, and the names that its function gets it by."""
+FLEET = options(
+    click.option(
+        "--fleet", default="", metavar="4xL40S:spot", help="machines that sample for it (docs/fleet.md)"
+    ),
+    click.option("--yes", is_flag=True, help="start both groups of machines without asking"),
+)

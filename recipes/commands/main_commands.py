@@ -1,0 +1,426 @@
+"""The commands of launch.py, by the panels of `--help`: each function is called with what was given, and
+returns the exit code. Those that look at runs are in recipes/commands/look_commands.py.
+
+`list` must answer at once, so every function imports what it needs.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from recipes.commands.command_line import (
+    CHECKPOINTS,
+    DRY_RUN,
+    FILE,
+    FLEET,
+    LAUNCH,
+    ONE_RUN,
+    RECIPE,
+    RECORDED,
+    REMOTE,
+    RUN,
+    RUN_ID,
+    SET,
+    STORED,
+    TAKEOVER,
+    TARGET,
+    Argument,
+    PassedOn,
+    files_from_here,
+)
+from recipes.commands.completion import SCRIPTS, NameType, recipe_names, run_ids
+from recipes.commands.look_commands import launch
+from recipes.commands.training_environment import run_in_training_environment
+
+BIG, MIDDLE = "grpo-qwen2.5-vl-72b-mathv60k", "grpo-qwen2.5-vl-7b-mathv60k"
+"""Recipes of the examples."""
+
+
+@launch.command("list", panel="decide")
+@click.argument(
+    "recipe",
+    cls=Argument,
+    default="",
+    type=NameType("recipe", recipe_names),
+    help="only this one, with its details",
+)
+@click.option(
+    "--model", default="", metavar="TEXT", help="only those of models with this in their name: qwen3-vl"
+)
+def list_recipes(recipe: str, model: str) -> int:
+    """Recipes, their hours and dollars, and where they can run.
+
+    All there is of one, where one is named."""
+    from rich.console import Console
+
+    from recipes.screens import recipe_list
+
+    if recipe:
+        recipe_list.show_recipe(recipe, Console())
+    else:
+        recipe_list.show_list(Console(), model)
+    return 0
+
+
+@launch.command(
+    "plan", panel="decide", examples=(f"{BIG} --target dstack-runpod --set rollout.tensor_parallel=8",)
+)
+@RECIPE
+@TARGET
+@SET
+@click.option(
+    "--all", "whole", is_flag=True, help="every table: memory by part, disk, all offers, ZeRO stages"
+)
+@click.option("--json", "as_json", is_flag=True, help="the same facts for programs (docs/memory.md)")
+@click.option("--network-gbit", type=float, metavar="G", help="Gb/s between nodes, as preflight found")
+@click.option("--deadline", default="", metavar="24h", help="choose what ends in time (90m, 24h, 3d)")
+@click.option("--budget", type=float, metavar="USD", help="choose an offer that costs no more")
+@click.option("--fleet", is_flag=True, help="compare it with fleets of rollout workers")
+@click.option(
+    "--calibrate",
+    type=FILE,
+    metavar="FILE",
+    help="plan with what a card showed: gpu-check.json, or the folder of such a run",
+)
+def plan_recipe(
+    recipe: str,
+    target: str | None,
+    overrides: list[str],
+    whole: bool,
+    as_json: bool,
+    network_gbit: float | None,
+    deadline: str,
+    budget: float | None,
+    fleet: bool,
+    calibrate: str | None,
+) -> int:
+    """Whether it fits, what it takes and costs, and what would be cheaper."""
+    from recipes.commands import plan_command
+
+    def planned() -> int:
+        form: plan_command.Form = "json" if as_json else "all" if whole else "screen"
+        if fleet:
+            return plan_command.show_fleet_plan(recipe, target, overrides, deadline, budget, form=form)
+        return plan_command.show_plan(recipe, target, overrides, deadline, budget, network_gbit, form)
+
+    return plan_command.with_measured(Path(calibrate), planned) if calibrate else planned()
+
+
+@launch.command("render", panel="decide", examples=(f"{MIDDLE} --target skypilot-runpod",))
+@RECIPE
+@TARGET
+@SET
+@click.option("--out", type=FILE, metavar="FOLDER", help="folder to write them to")
+def render_files(recipe: str, target: str | None, overrides: list[str], out: str | None) -> int:
+    """Print the task files of a recipe, or write them to --out."""
+    from recipes.commands import render_command
+
+    return render_command.write_task_files(recipe, target, overrides, Path(out) if out else None)
+
+
+@launch.command("demo", panel="run", examples=("--set run.max_steps=20 --run-id short", "--pretrained"))
+@SET
+@RECORDED
+@TAKEOVER
+@DRY_RUN
+@click.option(
+    "--method",
+    type=click.Choice(("grpo", "sft-lora")),
+    default="grpo",
+    show_default=True,
+    help="what is shown",
+)
+@click.option(
+    "--pretrained",
+    is_flag=True,
+    help="a real model of 135 million parameters on arithmetic (fetches 93 MB; 10 GB of memory)",
+)
+def run_demo(method: str, pretrained: bool, **given: Any) -> int:
+    """The whole pipeline on this machine, without a GPU.
+
+    One that was killed resumes where it was."""
+    from recipes.commands import launch_requests
+
+    name = "demo-pretrained" if pretrained else "demo"
+    if method != "grpo":
+        name += f"-{method}"
+    return launch_requests.start_demo(launch_requests.launch_request(name, "local", **given))
+
+
+@launch.command(
+    "up",
+    panel="run",
+    examples=(
+        f"{MIDDLE} --target skypilot-runpod --bucket s3://mine --set optimizer.learning_rate=1e-6",
+        f"{MIDDLE} --target slurm -- --exclude=gpu-7 --mail-type=END",
+    ),
+)
+@RECIPE
+@LAUNCH
+@FLEET
+def launch_run(recipe: str, target: str | None, **given: Any) -> int:
+    """Run a recipe on a target, and follow its logs.
+
+    Ctrl-C stops following the logs; what stands after `--` goes to sky, dstack, kubectl, sbatch or qsub."""
+    from recipes.commands import launch_requests
+
+    return launch_requests.start_run(launch_requests.launch_request(recipe, target, **given))
+
+
+@launch.command("resume", panel="run", examples=("RUN --before 120",))
+@RUN
+@STORED
+@click.option(
+    "--before",
+    type=int,
+    default=0,
+    metavar="STEP",
+    help="go back: from the newest checkpoint before this step, dropping what came after it",
+)
+@TAKEOVER
+@DRY_RUN
+def resume_run(run: str, bucket: str, before: int, **given: Any) -> int:
+    """Start a run again, from its last committed checkpoint."""
+    from recipes.commands import launch_requests
+
+    return launch_requests.resume_run(
+        run, bucket, launch_requests.launch_request("", None, **given).options, before
+    )
+
+
+@launch.command("down", panel="run")
+@RUN
+@STORED
+@DRY_RUN
+def stop_run(run: str, bucket: str, dry_run: bool) -> int:
+    """Stop a run and give its machines back."""
+    from recipes.drivers import launched_run, shared_record
+
+    shared_record.known_or_adopted(run, bucket)
+    return launched_run.end_run(run, dry_run)
+
+
+@launch.command(
+    "evaluate",
+    panel="after",
+    examples=(
+        "Qwen/Qwen3-VL-8B-Instruct --benchmarks mathvista,math-500 --samples 8",
+        f"{MIDDLE} --pass-rate --set model.path=runs/mine/hf",
+    ),
+)
+@click.argument(
+    "recipe",
+    cls=Argument,
+    type=NameType("recipe", run_ids, recipe_names, folders=True),
+    help="id of a run, folder of a model, or OWNER/NAME of the hub; or a recipe",
+)
+@LAUNCH
+@click.option(
+    "--benchmarks",
+    default="",
+    callback=files_from_here,
+    metavar="NAME,...",
+    help="scores into benchmarks.json and .md; also a file of rows of your own",
+)
+@click.option("--pass-rate", is_flag=True, help="of every training row, into pass_rates.jsonl")
+@click.option("--samples", type=int, metavar="N", help="completions per row (8; of benchmarks 1)")
+@click.option(
+    "--temperature",
+    type=float,
+    metavar="T",
+    help="of benchmarks: 0 for one completion, 1 for several",
+)
+@click.option(
+    "--limit", type=int, default=0, metavar="N", help="of benchmarks: only the first N rows of each"
+)
+@click.option(
+    "--prompt",
+    type=click.Choice(("ours", "published")),
+    help="of benchmarks: as recipes train it, or as published (default for a model of no run or recipe)",
+)
+@click.option(
+    "--scoring",
+    type=click.Choice(("ours", "published")),
+    default="ours",
+    help="of benchmarks: published adds a column by their authors' own rules",
+)
+@click.option(
+    "--map",
+    "mapping",
+    default="",
+    metavar="ROLE=COLUMN,...",
+    help="of a file of your own: question, answer, images, choices, source=CATEGORY",
+)
+@FLEET
+def evaluate_model(
+    recipe: str,
+    target: str | None,
+    benchmarks: str,
+    pass_rate: bool,
+    samples: int | None,
+    temperature: float | None,
+    limit: int,
+    prompt: str | None,
+    scoring: str,
+    mapping: str,
+    **given: Any,
+) -> int:
+    """Score a recipe, a model or a run on benchmarks.
+
+    Or measure the pass rate of each training row."""
+    from recipes.commands import launch_requests
+
+    if bool(benchmarks) == pass_rate:
+        raise click.UsageError("give one of --benchmarks and --pass-rate")
+    request = launch_requests.launch_request(recipe, target, **given)
+    if pass_rate:
+        return launch_requests.pass_rates(request, samples)
+    asked = launch_requests.BenchmarkRequest(
+        benchmarks, samples, temperature, limit, prompt or "", scoring, mapping
+    )
+    return launch_requests.start_evaluation(request, asked)
+
+
+@launch.command(
+    "serve",
+    panel="after",
+    examples=("RUN --target skypilot-runpod", "Qwen/Qwen2.5-VL-7B-Instruct --target local"),
+)
+@click.argument(
+    "recipe",
+    cls=Argument,
+    type=NameType("recipe", run_ids, folders=True),
+    help="id of a run, folder of a model, or OWNER/NAME of the hub",
+)
+@LAUNCH
+def serve_model(recipe: str, target: str | None, **given: Any) -> int:
+    """Serve weights with vLLM's OpenAI-compatible server.
+
+    Those of a run, or a model."""
+    from recipes.commands import launch_requests
+
+    return launch_requests.start_server(launch_requests.launch_request(recipe, target, **given))
+
+
+@launch.command("publish", panel="after", examples=("my-run --to me/my-model",))
+@STORED
+@click.option(
+    "--to", required=True, metavar="OWNER/NAME|FOLDER", help="repository of the hub, or a new folder"
+)
+@click.option("--scores", default="", metavar="RUN", help="evaluation of it whose scores the card shows")
+@click.option("--with-diff", is_flag=True, help="with the changes of the tree it was launched from")
+@click.option("--private", is_flag=True, help="a new repository is private")
+@click.option("--yes", is_flag=True, help="send it")
+@ONE_RUN
+def publish_run(run: str, bucket: str, to: str, scores: str, **given: bool) -> int:
+    """A run's weights, model card, curves and record to the hub.
+
+    Or to a folder; --yes sends them."""
+    from recipes.drivers import run_view
+
+    flags = [f"--{name.replace('_', '-')}" for name, wanted in given.items() if wanted]
+    return run_view.publish_run(run, bucket, to, scores, flags)
+
+
+@launch.command("reproduce", panel="after", examples=("runs/demo-x/manifest.json",))
+@TARGET
+@RECORDED
+@TAKEOVER
+@REMOTE
+@DRY_RUN
+@click.argument("manifest", cls=Argument, type=FILE, help="manifest.json of a run, or the run's folder")
+def reproduce_run(
+    manifest: str, run_id: str, target: str | None, bucket: str, hosts: str, dry_run: bool, **_: Any
+) -> int:
+    """Run again what a manifest describes.
+
+    Refuses where it cannot, and names what differs."""
+    from recipes.records import reproduce
+
+    return reproduce.reproduce(Path(manifest), run_id, target, bucket, hosts, dry_run)
+
+
+@launch.command("preflight", panel="cluster", examples=("--target ssh --hosts 10.0.0.1,10.0.0.2",))
+@LAUNCH
+def check_cluster(target: str | None, **given: Any) -> int:
+    """Check every node, and a collective between all of them."""
+    from recipes.commands import launch_requests
+
+    return launch_requests.start_run(launch_requests.launch_request("preflight", target, **given))
+
+
+@launch.command("scaling", panel="cluster", examples=("sft-qwen2.5-72b-full --target slurm --nodes 4,8,16",))
+@RECIPE
+@LAUNCH
+@click.option("--nodes", default="1,2,4,8", metavar="N,...", show_default=True, help="numbers of nodes")
+@click.option("--steps", type=int, default=20, metavar="N", show_default=True, help="of each run")
+def measure_scaling(recipe: str, target: str | None, nodes: str, steps: int, **given: Any) -> int:
+    """The same short run on several numbers of nodes.
+
+    Then speed-up and efficiency in one table."""
+    from recipes.commands import launch_requests, scaling
+
+    return scaling.run_scaling(launch_requests.launch_request(recipe, target, **given), nodes, steps)
+
+
+@launch.command(
+    "config",
+    panel="cluster",
+    examples=("sft-qwen2.5-7b-lora --set cluster.nodes=2 --set checkpoint.shared_files=true --out run.yaml",),
+)
+@RECIPE
+@SET
+@RUN_ID
+@CHECKPOINTS
+@click.option("--out", type=FILE, default="run.yaml", metavar="FILE", help="where to write it (run.yaml)")
+def write_torchrun_config(recipe: str, overrides: list[str], run_id: str, bucket: str, out: str) -> int:
+    """Write the run.yaml of a supervised recipe, for torchrun.
+
+    On machines of your own."""
+    from recipes.commands import torchrun_config
+
+    return torchrun_config.write_config_file(recipe, overrides, bucket, run_id, Path(out))
+
+
+@launch.command("image", panel="cluster", examples=("--push registry.example.org/me/spotrl",))
+@click.option(
+    "--push",
+    required=True,
+    metavar="REGISTRY/NAME[:TAG]",
+    help="where to; built only if it is not there",
+)
+@DRY_RUN
+def push_image(push: str, dry_run: bool) -> int:
+    """Put the locked environment into an image in a registry.
+
+    In yours, so that machines need not make it."""
+    from recipes.drivers import image_build
+
+    return image_build.push_image(push, dry_run)
+
+
+@launch.command("data", panel="data and this checkout", cls=PassedOn, files=True)
+def prepare_data(arguments: list[str]) -> int:
+    """Prepare, preview, verify and compare datasets."""
+    return run_in_training_environment("data", arguments)
+
+
+@launch.command("test", panel="data and this checkout", cls=PassedOn)
+def run_tests(arguments: list[str]) -> int:
+    """Run the tests; --fast: those without engine.
+
+    All arguments go to pytest."""
+    return run_in_training_environment("test", arguments)
+
+
+@launch.command("completion", panel="data and this checkout", examples=("bash >> ~/.bashrc",))
+@click.argument("shell", cls=Argument, type=click.Choice(tuple(SCRIPTS)), help="bash, zsh or fish")
+def print_completion(shell: str) -> int:
+    """Print what completes commands, recipes, runs and options.
+
+    It works for `python3 launch.py` and for `./launch.py`."""
+    print(SCRIPTS[shell], end="")
+    return 0

@@ -1,0 +1,153 @@
+"""A run that was launched from here: driven through its platform, and closed in its record when it ends."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+from recipes import capabilities
+from recipes.drivers import platform_state, platforms
+from recipes.drivers.launch_checks import check_tool
+from recipes.records import run_record
+from recipes.records.run_record import RunRecord
+from trainer.config import ConfigError
+from trainer.system.exit_codes import EXIT_INTERRUPTED
+
+
+def drive_run(run: str, what: str, dry_run: bool = False, job: int = 0) -> int:
+    """`status`, `logs` or `down` of a run that was launched from here. job: the one of several whose log is
+    meant, from 0 on."""
+    record = run_record.load_record(run)
+    if record.target == "local" and record.desk not in ("", socket.gethostname()):
+        raise ConfigError(f"{run} runs on {record.desk} itself: drive it there")
+    if record.managed and what == "logs":
+        record = replace(record, run_id=record.names()[job], jobs=1)
+        if not dry_run and (said := platform_state.ask_platform(record)):
+            record = replace(record, cluster=said.name)  # by its name SkyPilot finds only one that is running
+    # Of an adopted run there are no task files here, and nothing but `up` needs them.
+    files = [str(path) for path in record.task_files()] or [""]
+    commands = platforms.launch_commands(record, files, {"RUN_ID": run}, [], False)
+    code = 0
+    wanted = getattr(commands, what)
+    if what == "logs":  # on Kubernetes and ssh one command follows the log of all jobs
+        wanted = wanted[job : job + 1] or wanted[-1:]
+    for command in wanted:
+        if dry_run:
+            print(shlex.join(command))
+            continue
+        check_tool(commands)
+        code = (
+            subprocess.run([platforms.find_program(command[0]) or command[0], *command[1:]]).returncode
+            or code
+        )
+    if what == "down" and not code and not dry_run:
+        note_end(run)
+    return code
+
+
+def end_run(run: str, dry_run: bool = False) -> int:
+    """`down` of a run and of all machines that sample for it, these first."""
+    code = 0
+    for record in run_record.workers_of(run):
+        if not record.ended_s and not gone_here(record):
+            code = _told_down(record.run_id, dry_run) or code
+    return drive_run(run, "down", dry_run) or code
+
+
+def give_up(*runs: str) -> None:
+    """`down` of launches that failed, or failed in part, whatever their records say: a launch of several jobs
+    that ended with an error may have begun some of them."""
+    for run in runs:
+        if run_record.is_known(run) and _may_have_begun(run_record.load_record(run)):
+            _told_down(run)
+
+
+def _may_have_begun(record: RunRecord) -> bool:
+    """Whether any job of a launch may run. Slurm and PBS take all of an array or none."""
+    batch = capabilities.capability(record.target).platform in ("sbatch", "qsub")
+    return bool(record.cluster) if batch else not gone_here(record)
+
+
+def _told_down(run: str, dry_run: bool = False) -> int:
+    """`down` of one launch. What keeps it from being ended is printed, so that others are ended all the
+    same."""
+    try:
+        return drive_run(run, "down", dry_run)
+    except ConfigError as error:
+        print(f"error: {run} was not ended: {error}", file=sys.stderr, flush=True)
+        return 1
+
+
+def gone_here(record: RunRecord) -> bool:
+    """Whether a launch on this machine, which was left to itself, has no process any more."""
+    path = run_record.RUNS / record.run_id / "local.pgid"
+    if record.target != "local" or not path.is_file():
+        return False
+    try:
+        os.killpg(int(path.read_text()), 0)
+    except (ProcessLookupError, ValueError):
+        return True
+    return False
+
+
+def settle_launch(run_id: str, code: int, detached: bool, cluster_minutes: float) -> None:
+    """Notes what came of a launch whose commands have ended with `code`: what still costs, what never began,
+    and why.
+
+    cluster_minutes: until a SkyPilot cluster goes down by itself after its job.
+    """
+    record = run_record.load_record(run_id)
+    platform = capabilities.capability(record.target).platform
+    down_s = time.time() + (60 * cluster_minutes if _is_cluster(record) else 0)
+    if not code:
+        record = replace(record, confirmed=True)
+        if not detached:
+            record = replace(record, ended_s=down_s, state="finished")
+    elif platform in capabilities.DISPOSABLE:
+        record = _asked(record, code, down_s)
+    elif platform in ("", "ssh") and not detached:
+        state, why = ("stopped", "Ctrl-C") if code == EXIT_INTERRUPTED else ("failed", f"exit code {code}")
+        record = replace(record, ended_s=time.time(), state=state, why=why)
+    elif not record.ended_s and (not record.confirmed or detached):
+        why = "Ctrl-C" if code == EXIT_INTERRUPTED else f"exit code {code}"
+        record = platform_state.launch_failed(record, why)
+    record.save()
+
+
+def _asked(record: RunRecord, code: int, down_s: float) -> RunRecord:
+    """The record after a launch that did not end with 0, as its platform tells what it has of it."""
+    interrupted = code == EXIT_INTERRUPTED
+    said = platform_state.ask_platform(record)
+    record = platform_state.with_answer(record, said)
+    if record.confirmed:
+        if _is_cluster(record) and not interrupted:
+            return replace(record, ended_s=down_s, why=f"exit code {code}")
+        return record
+    if said and not interrupted:
+        return platform_state.launch_failed(record, f"{said.text}; the launch ended with exit code {code}")
+    # After Ctrl-C SkyPilot's server works on what it was asked for, and may have it a minute later.
+    run_id = record.run_id
+    print(
+        f"the launch of {run_id} is not confirmed: `python3 launch.py status {run_id}` asks the platform",
+        flush=True,
+    )
+    return record
+
+
+def _is_cluster(record: RunRecord) -> bool:
+    """Whether the run is on a SkyPilot cluster of its own, which no jobs controller takes down."""
+    return record.target.startswith("skypilot") and not record.managed
+
+
+def note_end(run: str) -> None:
+    """Notes that `down` has given a run's machines back."""
+    record = run_record.load_record(run)
+    state = record.state if record.ended_s else "stopped"
+    if _is_cluster(record):
+        state = "gone"
+    replace(record, ended_s=record.ended_s or time.time(), state=state).save()

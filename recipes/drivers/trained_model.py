@@ -1,0 +1,208 @@
+"""What `evaluate` and `serve` are given: a run with its exported weights, a model's folder, or its name on
+the hub."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from recipes.drivers import run_view, shared_record
+from recipes.presets import RECIPES, benchmarks, resolve
+from recipes.recipe.recipe_files import is_python
+from recipes.records import run_record
+from trainer import config as run_config
+from trainer.config import ConfigError, RunConfig
+from trainer.config.run_folder import CONFIG
+from trainer.config.run_store import EXPORTED, RunStore
+from trainer.hardware import model_shapes
+
+SHARED = ("local", "slurm", "pbs")
+"""Targets that see this machine's files."""
+KEPT = ("model", "rollout", "rewards", "placement", "cluster", "storage", "site", "setup")
+"""Sections of a run's overrides that its evaluation keeps: its data, schedule and checkpoints are another
+thing."""
+
+ASKED = "asked.json"
+"""Lies beside weights that a run exported (trainer/data/prompt_form.py)."""
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """A run."""
+
+    config: RunConfig
+    overrides: list[str]
+    """That put its weights in the place of its model's, and say where its bucket is."""
+
+
+def what_to_evaluate(name: str, bucket: str, target: str | None) -> tuple[str, list[str]]:
+    """(recipe, overrides) of what is evaluated. Raises ConfigError."""
+    if name in RECIPES or is_python(name):
+        return name, []
+    run = of_run(name, bucket, target)
+    if run is None:
+        return benchmarks.recipe_of(model_address(name))
+    if run_record.is_known(name) and run.config.method == "grpo":
+        record = run_record.load_record(name)
+        own = list(filter(_is_kept, record.overrides))
+        return record.recipe, [*own, *_asked(run.config), *run.overrides, f"run.name={record.run_id}"]
+    recipe, own = benchmarks.recipe_of(run.config.model.path)
+    trained_with = [*_device(run.config), *_seen(run.config)]
+    return recipe, [*own, *trained_with, *run.overrides, f"run.name={Path(name).name}"]
+
+
+def _is_kept(override: str) -> bool:
+    """Whether an evaluation of a run takes over this override of it."""
+    option = override.partition("=")[0]
+    section = option.partition(".")[0].strip()
+    return section in KEPT
+
+
+def is_foreign_model(name: str, bucket: str, target: str | None) -> bool:
+    """Whether this is a model that neither a run nor a recipe of ours trains. Raises ConfigError."""
+    trained_here = name in RECIPES or is_python(name) or (Path(name) / ASKED).is_file()
+    return not trained_here and of_run(name, bucket, target) is None
+
+
+def what_to_serve(name: str, bucket: str, target: str | None) -> list[str]:
+    """Overrides of the recipe `serve`. Raises ConfigError."""
+    run = of_run(name, bucket, target)
+    if run is None:
+        return [f"model.path={model_address(name)}", f"run.name={Path(name).name}"]
+    return [
+        f"model.path={run.config.model.path}",
+        f"run.name={Path(name).name}",
+        *_device(run.config),
+        *_seen(run.config),
+        f"rollout.max_tokens={run.config.rollout.max_tokens}",
+        *run.overrides,
+    ]
+
+
+def _device(config: RunConfig) -> list[str]:
+    """The environment of a run without a GPU; the recipe's own for any other."""
+    return ["setup=cpu"] if config.placement.device == "cpu" else []
+
+
+def _seen(config: RunConfig) -> list[str]:
+    """What the model was trained to see, so that it sees the same."""
+    model = config.model
+    return [
+        f"model.revision={model.revision}",
+        f"model.dtype={model.dtype}",
+        f"model.min_pixels={model.min_pixels}",
+        f"model.max_pixels={model.max_pixels}",
+        f"data.prompt_max_tokens={config.data.prompt_max_tokens}",
+        *_asked(config),
+    ]
+
+
+def _asked(config: RunConfig) -> list[str]:
+    """What the model was trained to be asked, so that it is asked the same."""
+    return [
+        f"data.system_prompt={json.dumps(config.data.system_prompt)}",
+        f"rewards.answer={config.rewards.answer}",
+    ]
+
+
+def of_run(name: str, bucket: str, target: str | None) -> TrainedRun | None:
+    """The run of that name, with its weights from here where the target sees them, else from its bucket; None
+    where it is no run. Raises ConfigError where it has no weights."""
+    if bucket and "/" not in name and not run_record.is_known(name):
+        with contextlib.suppress(ConfigError):  # an earlier version's run, whose stream has its configuration
+            shared_record.adopt_run(name, bucket)
+    known = run_record.is_known(name)
+    name = run_record.load_record(name).run_id if known else name  # of its folder, too
+    folders = [Path(name), run_record.RUNS / name, run_record.RUNS / name / run_record.PULLED]
+    whole = _exported_with("config.json", folders)
+    adapter = _exported_with("adapter_config.json", folders)
+    url = run_view.url_of(name, bucket) if known or "/" not in name else ""
+    if not (whole or adapter or url or known):
+        return None
+    config = _config(name, bucket, folders)
+
+    here = []
+    if whole:
+        here = [f"model.path={whole}", "model.revision="]
+    elif adapter:
+        here = [f"storage.weights={adapter}"]
+    stored = []
+    if url:
+        store = RunStore(url)
+        stored = [f"storage.weights={store.exported}", f"storage.bucket={store.bucket}"]
+    found = here if here and target in SHARED else stored or here
+    if not found:
+        raise ConfigError(
+            f"run {name} has no bucket and no {run_record.RUNS / name / EXPORTED}: "
+            "a run exports them at its end"
+        )
+    if found is stored and _is_folder_of_a_desk(config.model.path):
+        config = _shaped(name, url, config)
+        found = [*found, f"model.path={config.model.path}", "model.revision="]
+    return TrainedRun(config, found)
+
+
+def _exported_with(file: str, folders: list[Path]) -> Path | None:
+    """The first folder of exported weights that holds this file, below one of `folders`."""
+    for folder in folders:
+        if (folder / EXPORTED / file).is_file():
+            return (folder / EXPORTED).absolute()
+    return None
+
+
+def _is_folder_of_a_desk(path: str) -> bool:
+    """Whether a model is named by a folder, which may be another desk's or a node's."""
+    return "${" not in path and not model_shapes.is_hub_id(path)
+
+
+def _shaped(name: str, url: str, config: RunConfig) -> RunConfig:
+    """The configuration of a run that began with a folder of its desk, with the model's shape from the
+    bucket: that of the exported weights, or of the base that an adapter changes. Raises ConfigError."""
+    store = RunStore(url)
+    folder = run_record.RUNS / name / run_record.PULLED / "base"
+    key = run_record.load_record(name).uploads.get("model.path", "") if run_record.is_known(name) else ""
+    found = shared_record.fetched_shape(store.exported, folder, "")
+    if not found and key:  # an adapter
+        found = shared_record.fetched_shape(f"{store.bucket}/{key}", folder, key)
+    if found:
+        return run_config.override(config, [f"model.path={found}"])
+    if (Path(config.model.path).expanduser() / "config.json").is_file():
+        return config
+    raise ConfigError(
+        f"run {name} began with {config.model.path}, which is not here, "
+        f"and {store.exported} has no config.json: a run writes it at its end (checkpoint.export_hf)"
+    )
+
+
+def _config(name: str, bucket: str, folders: list[Path]) -> RunConfig:
+    """The configuration of a run: with the desk's paths if it was launched from here, else as the run saved
+    it."""
+    if run_record.is_known(name):
+        record = run_record.load_record(name)
+        return resolve(record.recipe, record.overrides).config
+    for folder in folders:
+        if (folder / CONFIG).is_file():
+            return run_config.load(str(folder / CONFIG))
+    if bucket:
+        return run_config.load(str(run_view.run_files(name, bucket) / CONFIG))
+    # A folder that holds nothing but a run's weights.
+    whole = _exported_with("config.json", folders) or ""
+    return run_config.override(RunConfig(), [f"model.path={whole}"])
+
+
+def model_address(name: str) -> str:
+    """The path or hub id of a model. Raises ConfigError."""
+    if (Path(name) / "config.json").is_file():
+        return str(Path(name).absolute())
+    if (Path(name) / "adapter_config.json").is_file():
+        raise ConfigError(
+            f"{name} is an adapter: give the run that trained it, or --set storage.weights={name}"
+        )
+    if name.count("/") == 1 and model_shapes.is_hub_id(name):
+        return name
+    raise ConfigError(
+        f"{name} is no recipe, run with weights, folder of a model or OWNER/NAME of the hub: see `launch.py"
+        " list`, `python3 launch.py status`"
+    )

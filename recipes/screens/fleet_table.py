@@ -1,0 +1,416 @@
+"""Tables for the terminal: the machines that sample, and a run with them beside the same run without."""
+
+from __future__ import annotations
+
+import math
+import shlex
+
+from rich.console import Console
+from rich.table import Table
+
+from recipes.capabilities import capability
+from recipes.plan import cost, decode_slots, fleet_cost, hourly, memory, prices, store_cost
+from recipes.plan.fleet_cost import FleetRow, Fleets
+from recipes.plan.memory import GIB
+from recipes.recipe import sample_group
+from recipes.recipe.spec import Recipe, SampleGroup
+from recipes.records.run_record import RunRecord
+from trainer.config import ConfigError
+
+COLUMNS = ("trainer", "workers", "steps ahead", "enough", "prompts a unit", "s/step", "$/step",
+           "of it store", "hours", "$ per run", "")  # fmt: skip
+NETWORK_GBIT_S = 100.0
+"""Between nodes, for the remark on prompts."""
+SHOWN = 12
+"""Fleets in the table."""
+MODEL = (
+    "A model (recipes/plan/fleet_cost.py states every assumption): no worker has run on a GPU. Preempted"
+    " workers are not in it."
+)
+
+
+def show_fleets(recipe: Recipe, found: Fleets, console: Console) -> bool:
+    """The table, and what speaks against its rows. Returns whether the machines that the recipe names are a
+    gain; True where it names none."""
+    if not (found.colocated or found.fleets):
+        console.print("no price is known of machines that this recipe fits")
+        return False
+    rows = found.cheapest(found.fleets)
+    table = Table(title=_title(recipe, found), box=None, title_justify="left")
+    for column in COLUMNS:
+        words = column in ("trainer", "workers", "")
+        table.add_column(column, justify="left" if words else "right", no_wrap=words)
+    for row in found.colocated:
+        table.add_row(*_cells(row), "this recipe" if row.gpus == _gpus(recipe) else "")
+    for row in rows[:SHOWN]:
+        table.add_row(*_cells(row), fleet_verdict(row, found))
+    console.print(table)
+    for line in (*fleet_remarks(recipe, found), MODEL):
+        console.print(line, highlight=False)
+    if recipe.sample and not rows:
+        console.print("[red]no fleet[/red]: the machines of `sample` do not hold the model, or have no price")
+    return is_gain(recipe, found)
+
+
+def fleet_remarks(recipe: Recipe, found: Fleets) -> list[str]:
+    """What speaks for other options, and what the bucket costs."""
+    rows = found.cheapest(found.fleets)
+    return [*_ahead(recipe, found, rows), *_prompts(recipe), *_egress(recipe, rows[:SHOWN])]
+
+
+def is_gain(recipe: Recipe, found: Fleets) -> bool:
+    """Whether the machines that the recipe names are a gain; True where it names none."""
+    if recipe.sample is None:
+        return True
+    asked = [row for row in found.cheapest(found.fleets) if row.gpus == _gpus(recipe)]
+    return any(found.beaten_by(row) is None for row in asked)
+
+
+def _gpus(recipe: Recipe) -> int:
+    return recipe.cluster.nodes * recipe.cluster.gpus_per_node
+
+
+def _title(recipe: Recipe, found: Fleets) -> str:
+    steps = (found.colocated or found.fleets)[0].offer.steps
+    return f"{recipe.name}: {steps} steps, with and without rollout workers, cheapest step first"
+
+
+def _cells(row: FleetRow) -> list[str]:
+    market = cost.market_of(row.offer.spot)
+    trainer = f"{row.trainer}, {row.offer.target}, {market}"
+    workers = "none"
+    enough = ""
+    unit = ""
+    if row.worker:
+        rented = f"{row.worker.target}, {'spot' if row.worker.spot else 'on demand'}"
+        place = "on the same nodes" if row.worker.own else rented
+        workers = f"{row.count} x {row.worker.name}, {place}"
+        enough, unit = str(row.enough), str(row.unit_prompts)
+    money = (f"{row.usd:.3f}", f"{row.store_usd:.3f}" if row.worker else "")
+    whole = (f"{row.hours:.1f}", f"{row.run_usd:,.0f}")
+    return [trainer, workers, str(row.ahead), enough, unit, f"{row.step_s:.1f}", *money, *whole]
+
+
+def fleet_verdict(row: FleetRow, found: Fleets) -> str:
+    """Whether workers are a gain, beside the cheapest run without."""
+    if better := found.beaten_by(row):
+        return f"loss: {better.trainer} alone is better"
+    if not found.colocated:
+        return "gain: without workers no engine fits"
+    rival = found.colocated[0]
+    times = f"{rival.step_s / row.step_s:.2f}x speed, {row.usd / rival.usd:.2f}x dollars"
+    if row.usd < rival.usd:
+        return f"gain: {times}" if row.step_s < rival.step_s else f"cheaper, slower: {times}"
+    return f"faster, dearer: {times}" if row.step_s < rival.step_s else f"slower, dearer: {times}"
+
+
+def _ahead(recipe: Recipe, found: Fleets, rows: list[FleetRow]) -> list[str]:
+    """What sampling ahead brings without workers, and where it is not far enough with them."""
+    lines = []
+    if recipe.config.rollout.staleness or not rows:
+        lines.append(
+            "without workers rollout.staleness saves nothing: the same GPUs sample and learn in turns"
+        )
+    asked = [row for row in rows if row.gpus == _gpus(recipe)] if recipe.sample else []
+    lines += [line for row in asked if (line := unit_line(recipe, row))]
+    for row in rows if recipe.config.rollout.staleness else []:
+        if row.worker and row.ahead < row.enough:
+            most = fleet_cost.MOST_AHEAD
+            remedy = f"--set rollout.staleness={row.enough} suffices"
+            if row.enough > most:
+                remedy = f"{row.enough} would, more than the {most} that are planned: take faster workers"
+            lines.append(
+                f"{row.trainer} with {row.worker.name}: rollout.staleness={row.ahead} lets the trainer wait"
+                f" for the longest completion; {remedy}"
+            )
+    losses: dict[str, list[str]] = {}
+    for row in found.cheapest([row for row in found.fleets if row.ahead == 1]):
+        if row.worker and row.enough > 1 and found.beaten_by(row):
+            losses.setdefault(row.trainer, []).append(row.worker.name)
+    if losses and not recipe.config.rollout.staleness:
+        named = "; ".join(f"{trainer} with {', '.join(names)}" for trainer, names in losses.items())
+        lines.append(f"one step ahead is not enough, and a loss: {named}")
+    return lines
+
+
+def unit_line(recipe: Recipe, row: FleetRow) -> str:
+    """Which unit lets all of a row's workers sample, where the recipe's does not; else empty."""
+    best = fleet_cost.better_unit(recipe, row)
+    if best is None:
+        return ""
+    return (
+        f"{row.trainer} with {row.count} workers: --set fleet.unit_prompts={best.unit_prompts} takes"
+        f" {best.step_s:.1f} s and ${best.usd:.3f} a step, not {row.step_s:.1f} s and ${row.usd:.3f} in units"
+        f" of {row.unit_prompts} prompts, of which a step has {row.units}"
+    )
+
+
+def _prompts(recipe: Recipe) -> list[str]:
+    """What more prompts a step would bring without any worker, where decode slots are mostly empty."""
+    need = memory.plan_memory(recipe)
+    more = decode_slots.more_prompts(recipe, NETWORK_GBIT_S) if need else None
+    if need is None or more is None:
+        return []
+    sets = " ".join(f"--set {one}" for one in more.changes)
+    empty = 1 - decode_slots.share_of_slots(recipe, need)
+    times = f"{1000 * more.sample_s:.0f} ms a sample, not {1000 * more.before_s:.0f} ({need.gpu})"
+    return [
+        f"without workers {empty:.0%} of the decode slots are empty; {sets} takes {times}, with the"
+        " optimizer's batch unchanged"
+    ]
+
+
+def _egress(recipe: Recipe, rows: list[FleetRow]) -> list[str]:
+    """What leaves the store in a step, at every store's price, and a warning where it is much."""
+    if not rows:
+        return []
+    row = max(rows, key=lambda row: row.count * row.patch_bytes)
+    told = []
+    for store, name in (("s3", "S3"), ("gs", "Cloud Storage"), ("r2", "R2")):
+        usd = row.count * row.patch_bytes / 1e9 * store_cost.EGRESS_USD_PER_GB[store]
+        told.append(f"${usd:.3f} out of {name}")
+    counted = store_cost.scheme_of(recipe)
+    lines = [
+        f"egress of {row.count} workers that read {row.patch_bytes / 1e6:,.0f} MB a step: {', '.join(told)};"
+        f" nothing within the bucket's own region. Counted here: {counted}://"
+    ]
+    if row.count and row.requests_usd:
+        day = row.requests_usd / row.count / row.step_s * 86400
+        lines.append(f"requests of a worker and of the trainer for it: ${day:.2f} a day, counted here too")
+    if row.experts_bytes:
+        lines.append(
+            f"routing replay: the trainer reads {row.experts_bytes / 1e6:,.0f} MB of chosen experts a step"
+            " beside the samples, and their egress and seconds are counted"
+        )
+    if any(row.egress_usd > store_cost.MUCH_EGRESS * row.usd for row in rows):
+        most = max(row.egress_usd / row.usd for row in rows)
+        lines.append(
+            f"warning: egress is up to {most:.0%} of a step's dollars: keep the bucket on R2 (--bucket"
+            " r2://NAME), or rent the workers in its region"
+        )
+    return lines
+
+
+def cheapest_row(found: Fleets, limits: tuple[float, float]) -> FleetRow | None:
+    """The cheapest run that is expected to keep hours and dollars; with few steps ahead, where dollars are
+    about the same."""
+    kept = found.within(*limits)
+    return fleet_cost.fewest_ahead(kept, lambda row: row.run_usd) if kept else None
+
+
+def nearest_rows(found: Fleets) -> str:
+    """The quickest and the cheapest run, where neither keeps the limits."""
+    rows = (*found.colocated, *found.fleets)
+    hours = min(row.hours for row in rows)
+    usd = min(row.run_usd for row in rows)
+    return f"the quickest takes {hours:.1f} h, the cheapest costs ${usd:,.0f}"
+
+
+def show_choice(
+    recipe: Recipe, found: Fleets, limits: tuple[float, float], console: Console, name: str, asked: list[str]
+) -> bool:
+    """The cheapest run that is expected to keep hours and dollars. Returns whether there is one.
+
+    name: the recipe's, or its file. asked: overrides that it was planned with.
+    """
+    row = cheapest_row(found, limits)
+    if row is None:
+        told = f"nothing is expected to keep the limits: {nearest_rows(found)}"
+        console.print(f"\n{told}", highlight=False)
+        return False
+    trainer, workers, *_ = _cells(row)
+    limit = f"within {limits[0]:g} h" if math.isfinite(limits[0]) else "of all"
+    console.print(
+        f"\n[bold]cheapest {limit}[/bold]: {trainer}; workers: {workers}; {row.hours:.1f} h and"
+        f" ${row.run_usd:,.0f} expected",
+        highlight=False,
+    )
+    # One line however narrow the terminal is: it is there to be copied.
+    console.print(
+        f"  python3 launch.py up {name} {shell_overrides(asked)}{row_options(recipe, row)}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    return True
+
+
+def shell_overrides(asked: list[str]) -> str:
+    """Overrides as a shell takes them, a space behind each."""
+    return "".join(f"--set {shlex.quote(one)} " for one in asked)
+
+
+def row_options(recipe: Recipe, row: FleetRow) -> str:
+    """What sets a recipe so."""
+    sets = [f"cluster.gpu={row.offer.gpu}", "cluster.alternatives=[]"]
+    if row.worker and row.worker.own:
+        sets += ["fleet.workers=only", f"fleet.gpus_per_node={row.worker.own}"]
+        sets.append(f"rollout.tensor_parallel={row.worker.gpus}")
+    elif row.gpus != _gpus(recipe):
+        nodes = recipe.cluster.nodes
+        part = "cluster.nodes" if nodes > 1 else "cluster.gpus_per_node"
+        sets.append(f"{part}={(nodes if nodes > 1 else recipe.cluster.gpus_per_node) // 2}")
+    if row.worker:
+        engine = recipe.config.rollout.tensor_parallel
+        sets.append(f"rollout.staleness={row.ahead}")
+        if row.unit_prompts < recipe.config.rollout.prompts_per_step:
+            sets.append(f"fleet.unit_prompts={row.unit_prompts}")
+        same = SampleGroup(gpus_per_node=row.worker.gpus).engine_gpus(engine) == row.worker.gpus
+        if not (row.worker.own or same):
+            sets.append(f"sample.tensor_parallel={row.worker.gpus}")
+    words = [f"--target {row.offer.target}", *(f"--set {shlex.quote(one)}" for one in sets)]
+    if row.worker and not row.worker.own:
+        market = "spot" if row.worker.spot else "on-demand"
+        words.append(f"--fleet {row.count}x{row.worker.name}:{market}@{row.worker.target}")
+    return " ".join(words)
+
+
+LARGER = "GPUs with more memory, or more of them in an engine (sample.tensor_parallel)"
+"""What to take where a machine that samples does not hold its model."""
+
+
+def second_group(recipe: Recipe, found: list[hourly.Hourly], left_out: list[str], console: Console) -> None:
+    """What a sampling machine needs, and dollars per hour by group."""
+    sampling = sample_group.sampling_machines(recipe)
+    need = memory.plan_memory(sampling) if sampling else None
+    if recipe.sample is None or sampling is None or need is None:
+        return
+    engine = sampling.config.rollout.tensor_parallel
+    console.print(
+        f"\n[bold]second group[/bold]: {sample_group.describe_machines(recipe.sample)}, each a "
+        f"job that samples, "
+        f"an engine on {engine} of its GPUs",
+        highlight=False,
+    )
+    longest = recipe.config.longest_sequence
+    on_gpu = need.peak.parts | {"sum": need.peak.total}
+    told = (
+        (f"GPU memory, GiB of {need.gpu_bytes / GIB:.1f} ({need.gpu})", _gib(on_gpu, 1)),
+        (
+            "KV cache",
+            (
+                f"{need.kv_cache_tokens:,} tokens per engine, {need.kv_cache_tokens // longest:,} of the"
+                f" longest sequences ({longest:,})"
+            ),
+        ),
+        ("host RAM per machine", _gib(need.host | {"sum": need.host_bytes}, 0)),
+        ("disk per machine", _gib(need.disk | {"sum": need.disk_bytes}, 0)),
+    )
+    for name, value in told:
+        console.print(f"{name}: {value}", highlight=False)
+    if not need.fits:
+        console.print(f"[red]does not fit[/red]: {need.problem}. Take {LARGER}")
+    elif found:
+        console.print()
+        console.print(_rates(found))
+        console.print(
+            "Hours and dollars of the run above are those of its own machines alone: `python3 launch.py plan"
+            " RECIPE --fleet` has those of both."
+        )
+    for line in left_out:
+        console.print(f"left out of the second group: {line}", highlight=False)
+
+
+def _gib(parts: dict[str, float], digits: int) -> str:
+    return ", ".join(f"{part} {value / GIB:.{digits}f}" for part, value in parts.items())
+
+
+def _rates(found: list[hourly.Hourly]) -> Table:
+    table = Table(title="Dollars per hour by group, cheapest first", box=None, title_justify="left")
+    for column in (
+        "target",
+        "the run's machines",
+        "$/hour",
+        "machines that sample",
+        "$/hour",
+        "both, $/hour",
+    ):
+        table.add_column(column, justify="right" if "$" in column else "left")
+    for one in found:
+        both = f"{one.usd:.2f}" if one.usd is not None else "-"
+        table.add_row(one.target, *_rate(one.run), *_rate(one.sample), both)
+    return table
+
+
+def _rate(rate: hourly.GroupRate | None) -> tuple[str, str]:
+    if rate is None:
+        return "no known price", "-"
+    return f"{rate.gpu}, {'spot' if rate.spot else 'on demand'}", f"{rate.usd:.2f}"
+
+
+def own_nodes(recipe: Recipe, row: FleetRow | None) -> str:
+    """What a run is expected to take whose own nodes sample on some of their GPUs."""
+    own = recipe.config.fleet.gpus_per_node
+    text = (
+        f"{own} of each node's {recipe.cluster.gpus_per_node} GPUs sample while the others learn; hours and"
+        " dollars above are those of engines on the others."
+    )
+    if row is None:
+        return f"{text} No time of both is planned: no price is known of machines that hold both"
+    market = cost.market_of(row.offer.spot)
+    text += (
+        f" Planned on {row.offer.target}, {row.offer.gpu}, {market}: {row.step_s:.1f} s and ${row.usd:.3f} a"
+        f" step, {row.hours:.1f} h and ${row.run_usd:,.0f}"
+    )
+    if line := unit_line(recipe, row):
+        return f"{text}. {line}"
+    if row.ahead < row.enough:
+        text += f". --set rollout.staleness={row.enough} would let no completion be waited for"
+    return text
+
+
+def describe_both_groups(
+    recipe: Recipe, run: RunRecord, workers: RunRecord
+) -> tuple[list[str], FleetRow | None]:
+    """What is about to be started: both groups of machines with their dollars, and whether they are a gain;
+    and the plan of both, where prices are known."""
+    lines = [
+        f"run      {run.run_id}: {_own(recipe)} on {run.target}, {_per_hour(run)}",
+        f"workers  {workers.run_id}: {_sampling(recipe)} on {workers.target}, {_per_hour(workers)}",
+    ]
+    if not (run.usd_per_hour and workers.usd_per_hour):
+        return lines, None
+    hourly = run.usd_per_hour + workers.usd_per_hour
+    lines.append(f"both     ${hourly:.2f} per hour, workers until the run ends")
+    if recipe.config.fleet.gpus_per_node:
+        return [*lines, "no plan of both: the run's own nodes sample too (fleet.gpus_per_node)"], None
+    targets = list(dict.fromkeys((run.target, workers.target)))
+    try:
+        found = fleet_cost.compare_fleets(recipe, prices.sky_catalogs(), targets)
+    except ConfigError as error:
+        return [*lines, f"no plan of both: {error}"], None
+    ahead = recipe.config.rollout.staleness
+    mine = [row for row in found.fleets if row.gpus == _gpus(recipe) and row.ahead == ahead]
+    if not mine:
+        return [*lines, "no plan of both: no price is known of machines that this recipe fits"], None
+    row = min(mine, key=lambda row: row.usd)
+    lines.append(
+        f"planned  {row.hours:.1f} h and ${row.run_usd:,.0f}, {row.step_s:.1f} s and ${row.usd:.3f} a step,"
+        f" with rollout.staleness={ahead}: {fleet_verdict(row, found)}"
+    )
+    if line := unit_line(recipe, row):
+        lines.append(f"units    {line}")
+    elif row.ahead < row.enough:
+        lines.append(
+            f"         the trainer waits for the longest completion: {row.enough} steps ahead would be enough"
+        )
+    return lines, row
+
+
+def _own(recipe: Recipe) -> str:
+    cluster = recipe.cluster
+    if not cluster.gpus_per_node:
+        return "CPU ranks"
+    return f"{cluster.nodes} x {cluster.gpus_per_node} {cluster.gpu}"
+
+
+def _sampling(recipe: Recipe) -> str:
+    assert recipe.sample is not None
+    if not recipe.sample.gpus_per_node:
+        return f"{recipe.sample.nodes} without a GPU"
+    return f"{recipe.sample.nodes} x {recipe.sample.gpus_per_node} {recipe.sample.gpu}"
+
+
+def _per_hour(record: RunRecord) -> str:
+    if not capability(record.target).cloud:
+        return "machines of your own"
+    return f"${record.usd_per_hour:.2f} per hour" if record.usd_per_hour else "no known price"

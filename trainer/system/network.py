@@ -1,0 +1,132 @@
+"""The network that a run's hosts share, and the variables that make Gloo, NCCL and vLLM use it."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from trainer.system.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Interface:
+    """A network interface with an IPv4 address."""
+
+    name: str
+    address: str
+
+
+def interfaces() -> list[Interface]:
+    """This machine's interfaces that have an IPv4 address."""
+    import psutil
+
+    found = []
+    for name, addresses in psutil.net_if_addrs().items():
+        for one in addresses:
+            if one.family == socket.AF_INET:
+                found.append(Interface(name, one.address))
+    return found
+
+
+def route_address(peer: str) -> str:
+    """This machine's address on the route to `peer`, from the kernel; nothing is sent. Raises OSError."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((peer, 9))
+        return probe.getsockname()[0]
+
+
+def interface_of(address: str, known: Iterable[Interface]) -> Interface:
+    """The interface that holds `address`. Raises ConfigError if none does."""
+    known = list(known)
+    for interface in known:
+        if interface.address == address:
+            return interface
+    have = ", ".join(f"{i.name} {i.address}" for i in known)
+    raise ConfigError(f"no network interface here has the address {address} (there are: {have})")
+
+
+INTERFACE_VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+"""Variables by which NCCL, Gloo and TensorPipe are told their network interface."""
+
+
+def network_variables(
+    interface: Interface, env: Mapping[str, str], known: Iterable[Interface]
+) -> dict[str, str]:
+    """Every variable that must agree with the interface on which the nodes reach each other.
+
+    A variable that is set stays if that interface exists (a faster fabric may have its own name), else
+    ConfigError. NCCL matches prefixes unless the name begins with "=", and takes a list of what to leave out
+    after "^"; Gloo takes exact names, TensorPipe one.
+    """
+    names = {i.name for i in known}
+    loopback = interface.address.startswith("127.")
+    wanted = {"GLOO_SOCKET_IFNAME": interface.name, "TP_SOCKET_IFNAME": interface.name}
+    if not loopback:
+        wanted |= {"NCCL_SOCKET_IFNAME": f"={interface.name}"}
+    for name in list(wanted):
+        given = env.get(name, "")
+        if why := interface_problem(name, given, names):
+            raise ConfigError(why)
+        if given:
+            wanted[name] = given
+    return wanted | {"VLLM_HOST_IP": interface.address}
+
+
+def interface_problem(variable: str, given: str, names: Iterable[str]) -> str:
+    """Why the value of a variable names no interface of `names` as its library reads it; "" if it does, or is
+    not set."""
+    if not given or chosen_interfaces(variable, given, names):
+        return ""
+    have = ", ".join(sorted(names))
+    if given.startswith("^") and variable != "NCCL_SOCKET_IFNAME":
+        return f"{variable} is {given}: only NCCL leaves out what follows ^; unset it, or name one of {have}"
+    return f"{variable} is {given}, and this node has {have}: unset it"
+
+
+def chosen_interfaces(variable: str, given: str, names: Iterable[str]) -> list[str]:
+    """Interfaces of `names` that a library takes by its variable, in the order of its list; none where it is
+    not set."""
+    if not given:
+        return []
+    if variable != "NCCL_SOCKET_IFNAME":
+        items = [item for item in re.split(r"[\s,]+", given) if item]
+        single = variable == "TP_SOCKET_IFNAME" and len(items) > 1
+        return [] if single or not set(items) <= set(names) else list(items)
+    if given.startswith("^"):
+        left_out = [item.lstrip("=") for item in re.split(r"[\s,]+", given[1:])]
+        exact = given.startswith("^=")
+        return [name for name in names if name != "lo" and not _is_one_of(name, left_out, exact)]
+    wanted = re.split(r"[\s,]+", given.removeprefix("="))
+    return [name for name in names if _is_one_of(name, wanted, given.startswith("="))]
+
+
+def _is_one_of(name: str, wanted: Iterable[str], exact: bool) -> bool:
+    return any(name == one or (not exact and name.startswith(one)) for one in wanted)
+
+
+def shared_variables(
+    own: str, host: str, places: Sequence[tuple[str, str]], env: Mapping[str, str]
+) -> dict[str, str]:
+    """`network_variables` of one of a run's hosts; none where there is one host. Gloo would take the address
+    of the host's own name, which on Debian is 127.0.1.1: no other host reaches that.
+
+    own: this host's address on its route to the master. On the master that may be a loopback one: then the
+    route to another host counts. host: its name. places: name and address of every host. Raises ConfigError
+    where no route to another host is known.
+    """
+    others = [address for name, address in places if name != host]
+    if not others:
+        return {}
+    if ipaddress.ip_address(own).is_loopback:
+        reached = [one for one in others if not ipaddress.ip_address(one).is_loopback]
+        if not reached:
+            raise ConfigError(
+                f"{host} and the other hosts know the master as a loopback address: give all of them its"
+                " address in MASTER_ADDR"
+            )
+        own = route_address(reached[0])
+    known = interfaces()
+    return network_variables(interface_of(own, known), env, known)
