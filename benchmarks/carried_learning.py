@@ -35,6 +35,7 @@ from examples.demo import tiny_model, warm_start
 from trainer import config as c
 from trainer.algorithm.traces import Trace
 from trainer.checkpoint.rollout_log import logged_steps
+from trainer.config.run_store import RunStore
 from trainer.data.dataset import Dataset, read_manifest
 from trainer.data.schema import Row
 from trainer.observe.history import read_history
@@ -122,7 +123,7 @@ def measured(config: c.RunConfig) -> dict[str, Any]:
     iterations = {0: 0}
     done = 0
     lengths: list[int] = []
-    for step, graded in logged_steps(folder / "rollouts", None):
+    for step, graded in logged_steps(Path(RunStore.at_run_folder(config).rollouts), None):
         done += longest_piece([*graded.traces, *graded.waiting], step - 1)
         iterations[step] = done
         lengths += [len(trace.completion) for trace in graded.traces]
