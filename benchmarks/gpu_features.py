@@ -45,7 +45,7 @@ class Feature:
 
 RECIPE = "grpo-qwen2.5-vl-3b-mathv60k"
 STEPS = "test_steps.py::test_two_steps"
-CHECK = "test_gpu_check.py::test_a_check_of_a_card_ends"
+CHECK = "test_card_checks.py::test_a_check_of_a_card_ends"
 UNDER_RAY = "test_runs.py::test_a_run_under_ray_ends_and_resumes"
 
 FEATURES = (

@@ -145,7 +145,9 @@ def test_a_recipe_enters_the_memory_plan_once_per_gpu(monkeypatch):
     asked = []
     real = memory.plan_memory
     for module in (cost, memory):
-        monkeypatch.setattr(module, "plan", lambda recipe, gpu="": asked.append(gpu) or real(recipe, gpu))
+        monkeypatch.setattr(
+            module, "plan_memory", lambda recipe, gpu="": asked.append(gpu) or real(recipe, gpu)
+        )
     cost.offers(get("grpo-qwen2.5-vl-72b-mathv60k"))
     assert sorted(asked) == ["", "A100-80GB", "H100"]
 
