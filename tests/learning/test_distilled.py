@@ -23,7 +23,7 @@ def distilling(config, teacher, **algorithm):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_step_towards_a_larger_teacher_is_the_plain_one(run_ranks, small_config, larger_model):
     """Two ranks, images, groups cut between passes; the teacher has other widths, depths and untied
     embeddings."""

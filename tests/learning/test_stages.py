@@ -9,22 +9,21 @@ from trainer import config as c
 from trainer.config import ConfigError
 from trainer.hardware.architectures import FAMILIES
 
-LONG = pytest.mark.long
 OTHERS = [name for name, row in FAMILIES.items() if row.experts or row.gated_delta]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("world", "lora", "offload", "dtype", "family"),
     [
         (2, 0, False, "fp32", "qwen2_5_vl"),
-        pytest.param(1, 0, False, "fp32", "qwen2_5_vl", marks=LONG),
-        pytest.param(1, 4, False, "fp32", "qwen2_5_vl", marks=LONG),
-        pytest.param(2, 4, False, "fp32", "qwen2_5_vl", marks=LONG),
-        pytest.param(2, 0, True, "fp32", "qwen2_5_vl", marks=LONG),
-        pytest.param(2, 0, False, "bf16", "qwen2_5_vl", marks=LONG),
-        pytest.param(2, 4, False, "bf16", "qwen2_5_vl", marks=LONG),
-        *(pytest.param(2, 0, False, "fp32", name, marks=LONG) for name in OTHERS),
+        (1, 0, False, "fp32", "qwen2_5_vl"),
+        (1, 4, False, "fp32", "qwen2_5_vl"),
+        (2, 4, False, "fp32", "qwen2_5_vl"),
+        (2, 0, True, "fp32", "qwen2_5_vl"),
+        (2, 0, False, "bf16", "qwen2_5_vl"),
+        (2, 4, False, "bf16", "qwen2_5_vl"),
+        *((2, 0, False, "fp32", name) for name in OTHERS),
     ],
 )
 def test_every_stage_learns_what_plain_torch_learns(

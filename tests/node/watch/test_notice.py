@@ -63,6 +63,7 @@ def resumes_from(job: Job) -> int:
     return int((re.findall(r"resumed from step (\d+)", job.tail(10**6)) or ["0"])[-1])
 
 
+@pytest.mark.long
 def test_a_long_notice_lets_the_step_end_and_be_saved(start):
     job = start(60)
     job.until(lambda: job.in_phase("update", 6))
