@@ -30,28 +30,25 @@ ROOT = Path(__file__).parents[2]
 
 
 def processor_seconds(command: str, tmp_path: Path) -> float:
-    """The best of five; modules are compiled before, as they are on a desk."""
+    """Processor time of one call; modules are compiled before, as they are on a desk."""
     env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     env["PYTHONPYCACHEPREFIX"] = str(tmp_path / "compiled")
-    times = []
-    for _ in range(5):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        done = subprocess.run(
-            [sys.executable, "launch.py", command], cwd=ROOT, env=env, capture_output=True, text=True
-        )
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-        assert done.returncode == 0 and "demo" in done.stdout
-    return min(times)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(
+        [sys.executable, "launch.py", command], cwd=ROOT, env=env, capture_output=True, text=True
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.returncode == 0 and "demo" in done.stdout
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 @pytest.mark.slow
 def test_commands_answer_quickly(tmp_path):
     """A quarter of a second for help where the machine is quiet; the list, whose figures are kept, takes
-    little more."""
-    usage = processor_seconds("--help", tmp_path)
-    assert usage < 1.0
-    assert processor_seconds("list", tmp_path) < 3 * usage
+    little more. Compared call by call, so that both meet the same machine."""
+    pairs = [[processor_seconds(command, tmp_path) for command in ("--help", "list")] for _ in range(6)]
+    assert min(usage for usage, _ in pairs) < 1.0
+    assert min(listed / usage for usage, listed in pairs[1:]) < 2, "the first pair compiles and plans"
 
 
 def test_light_commands_import_no_framework():
