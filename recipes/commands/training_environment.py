@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 WITHIN = "--within=20"
 """Seconds that a test of the first half may take."""
+AGAIN = 3
+"""Tests of a half that may fail beside others and pass alone: more than these are no accident."""
+FAILED = 1
+"""pytest's exit code: tests ran, and some failed."""
+LAST_FAILED = Path(".pytest_cache/v/cache/lastfailed")
+"""Where pytest keeps the names of tests that failed."""
 
 
 def run_in_training_environment(what: str, arguments: list[str]) -> int:
@@ -18,11 +26,29 @@ def run_in_training_environment(what: str, arguments: list[str]) -> int:
     code = subprocess.run(["bash", "trainer/shell/setup.sh", environment]).returncode
     if code:
         return code
-    command = [f".venvs/{environment}/bin/python", "-m", "data_prep" if what == "data" else "pytest"]
-    # All tests: first those of one process, then those that bring ranks and servers of their own.
-    parts = [arguments]
-    if what == "test" and not arguments:
-        parts = [["--fast", WITHIN], ["--rest", WITHIN]]
+    python = f".venvs/{environment}/bin/python"
     # Tests start hundreds of processes: what one has compiled, the others read.
     env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    return max((subprocess.run([*command, *part], env=env).returncode for part in parts), key=abs)
+    if what == "data" or arguments:
+        command = [python, "-m", "data_prep" if what == "data" else "pytest", *arguments]
+        return subprocess.run(command, env=env).returncode
+    # All tests: first those of one process, then those that bring ranks and servers of their own.
+    halves = (["--fast", WITHIN], ["--rest", WITHIN])
+    return max((run_half(python, half, env) for half in halves), key=abs)
+
+
+def run_half(python: str, options: list[str], env: dict[str, str]) -> int:
+    """One half of the tests. Up to `AGAIN` that fail are tried once more with no other test beside them: many
+    watch the clock, and machines that run tests are shared. Those that pass then are named. Returns pytest's
+    exit code."""
+    LAST_FAILED.unlink(missing_ok=True)
+    command = [python, "-m", "pytest", *options]
+    code = subprocess.run(command, env=env).returncode
+    failed = list(json.loads(LAST_FAILED.read_text())) if code == FAILED and LAST_FAILED.exists() else []
+    if not 0 < len(failed) <= AGAIN:
+        return code
+    print(f"\nonce more, alone: {', '.join(failed)}", flush=True)
+    code = subprocess.run([*command, "-n0", "--last-failed"], env=env).returncode
+    if code == 0:
+        print(f"failed beside other tests and passed alone, mend them: {', '.join(failed)}", flush=True)
+    return code

@@ -123,7 +123,7 @@ def test_up_records_what_resume_and_reproduce_need(capsys, here, monkeypatch, tm
         assert code == 0 and text in out, err
     launch = json.loads((tmp_path / "runs/b/manifest.json").read_text())["launch"]
     check_config(launch, run_record.Path.cwd())
-    (here / "beside.py").write_text("STEPS = 18\n")
+    (here / "beside.py").write_text("STEPS = 1_800\n")  # as long and as old, Python would take its cache
     with pytest.raises(ConfigError, match=r"another configuration than the manifest's: run\.max_steps"):
         check_config(launch, run_record.Path.cwd())
     assert run_record.check_run_id(run_record.new_run_id("/a/my_file.py:My_run"))
