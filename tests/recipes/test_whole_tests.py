@@ -1,4 +1,4 @@
-"""`launch.py test`: what fails beside other tests is tried once more alone, and what fails then has failed."""
+"""`launch.py test`: what fails beside others is tried once more alone; what fails then has failed."""
 
 import os
 import sys

@@ -110,7 +110,10 @@ def same(recipe: str, what: str, kind: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("what", "kind"), plays(SHOWN[0]))
+@pytest.mark.parametrize(
+    ("what", "kind"),
+    [one if "usual" in one else pytest.param(*one, marks=pytest.mark.long) for one in plays(SHOWN[0])],
+)
 def test_a_pass_of_three_billion_is_what_the_file_says(what, kind):
     same(SHOWN[0], what, kind)
 

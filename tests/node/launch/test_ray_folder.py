@@ -42,7 +42,7 @@ def turn_over() -> None:
     assert not ray.temp.exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_rays_servers_keep_two_files_of_logs_each():
     most = int(ray_node.TUNING["RAY_ROTATION_MAX_BYTES"])
     assert 0 < most <= 8 << 20 and ray_node.TUNING["RAY_ROTATION_BACKUP_COUNT"] == "1"

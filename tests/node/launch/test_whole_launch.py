@@ -155,7 +155,7 @@ def test_a_killed_launcher_takes_everything_with_it(tmp_path):
         time.sleep(0.2)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_job_that_outlasts_the_notice_is_ended(tmp_path):
     stubborn = SLEEPER.replace("sys.exit(33)", "None")
     process = launch(tmp_path, sys.executable, "-c", stubborn, SPOTRL_NOTICE_S="3")
