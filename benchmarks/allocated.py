@@ -67,7 +67,7 @@ class Meter:
         self.device = counts.library()
         self.found: dict[str, dict[str, float]] = {}
         self.asleep = 0
-        """Bytes of a sleeping engine, which torch counts on."""
+        """Bytes of what sleeps of an engine, which torch counts on."""
 
     @contextmanager
     def phase(self, name: str) -> Generator[None]:
@@ -81,7 +81,6 @@ class Meter:
         yield
         known = self.found.get(name, {"allocated": 0.0, "tensors": 0.0})
         given = self.device.nullgpu_peak_bytes(0)
-        # While an engine wakes, torch counts a cache that still sleeps: the device gave away no more.
         tensors = min(torch.cuda.max_memory_allocated() - self.asleep, given)
         peaks = {"allocated": given / GIB, "tensors": tensors / GIB}
         self.found[name] = {kind: round(max(known[kind], peak), 2) for kind, peak in peaks.items()}
@@ -142,12 +141,14 @@ def play(name: str) -> dict[str, dict[str, float]]:
     batch = scored.micro_batch()
     item = to_learn(config, learnt.micro_batch(), learnt.completions)
     for version in range(2):  # Adam's moments are there from the first step on
-        meter.asleep = 0
         policy.offload()
         with meter.phase("sync"):
+            used = meter.device.nullgpu_used_bytes(0)
             engine.wake_weights()
+            meter.asleep = asleep - (meter.device.nullgpu_used_bytes(0) - used)  # the cache sleeps on
             weights = ShardedWeights(version, policy, config.rollout.sync_bucket_bytes)
             in_process.push_weights(weights, engine)
+        meter.asleep = 0
         with meter.phase("rollout"):
             engine.wake_cache()
         engine.sleep()

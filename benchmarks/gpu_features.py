@@ -98,7 +98,7 @@ FEATURES = (
     ),
     Feature(
         name="an engine of two GPUs (tensor parallel)",
-        executed=(f"{STEPS}[tensor parallel]",),
+        executed=(f"{STEPS}[tensor parallel, eager]", f"{STEPS}[tensor parallel]"),
         rehearsed=("rehearsal/test_split_order.py",),
     ),
     Feature(name="several nodes", rehearsed=("lab/test_nodes.py",)),

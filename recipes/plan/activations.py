@@ -20,6 +20,7 @@ from trainer.config.budget import (
     longest_sample,
     micro_batch_tokens,
     norm_bytes,
+    reduces_blocks,
     repeated_keys,
     routed_bytes,
     tower_block_bytes,
@@ -120,6 +121,8 @@ def backward(config: RunConfig, shape: Shape) -> dict[str, float]:
     whole = w if reduced and not config.lora.rank else 0
     of_mlp = float(whole * sum(shape.rest_sizes))
     of_layer = float(whole * shape.layer_parameters)
+    # The trainer lays a block's gradients out by ranks; they are reduced while the next block computes.
+    reducing = of_layer if reduces_blocks(config) else 0.0
     # Prompts' keys are repeated for each completion, in each layer that is kept; their gradients, and one of
     # these in fp32, come when the MLP's part is gone.
     keys = repeated_keys(config, shape, batch.tokens)
@@ -134,6 +137,7 @@ def backward(config: RunConfig, shape: Shape) -> dict[str, float]:
             "saved activations": keep["layers"] + keep["images"],
             "layer at work": float(batch.tokens * per_token),
             "gradients of the block": of_mlp,
+            "gradients being reduced": reducing,
             "repeated keys": kept,
             "the tied head's gradient": waiting,
         },
@@ -141,6 +145,7 @@ def backward(config: RunConfig, shape: Shape) -> dict[str, float]:
             "saved activations": keep["layers"] + keep["images"],
             "layer at work": float(batch.tokens * (per_token - mlp)),
             "gradients of the block": of_layer,
+            "gradients being reduced": reducing,
             "repeated keys": keys * (layers + 2) / (layers + 1),
             "the tied head's gradient": waiting,
         },
@@ -152,6 +157,7 @@ def backward(config: RunConfig, shape: Shape) -> dict[str, float]:
                 "saved activations": keep["layers"] + keep["images"],
                 "layer at work": float(batch.tokens * (per_token - mlp - 12 * d.values)),
                 "gradients of the block": of_mlp,
+                "gradients being reduced": reducing,
                 "repeated keys": kept + laid_out_gradients(config, shape, batch.tokens),
                 "the tied head's gradient": waiting,
             }
@@ -164,6 +170,7 @@ def backward(config: RunConfig, shape: Shape) -> dict[str, float]:
                 "saved activations": keep["images"],
                 "layer at work": float(batch.patches * per_patch),
                 "gradients of the block": float(whole * sum(v.block_sizes)),
+                "gradients being reduced": reducing,
                 "the tied head's gradient": waiting,
             }
         )

@@ -274,7 +274,7 @@ def memory_phases(config: RunConfig, shape: Shape, engine_bytes: float) -> list[
     out.append(Phase("logprobs", all_held | kept | _scoring_pass(config, shape)))
 
     bucket = gradients["reduce bucket"]
-    backward = update_memory.backward(config, shape, bucket, flushed_midway=t > update_memory.REDUCE_BUCKET)
+    backward = update_memory.backward(config, shape, bucket, t)
     out.append(Phase("update", all_held | peak_of(kept | backward, update_memory.scattered(config, bucket))))
     out.append(
         Phase("optimizer step", all_held | update_memory.optimizer_step(config, t / world, group_size))
@@ -284,6 +284,8 @@ def memory_phases(config: RunConfig, shape: Shape, engine_bytes: float) -> list[
         group = float(max(config.rollout.sync_bucket_bytes, shape.largest_parameter * width))
         merged = (width + 8) * _largest_linear(shape) + group if config.lora.rank else 0.0
         parts = {"engine weights": weights, "bucket and its copy": 2.0 * group, "merging adapters": merged}
+        # vLLM makes a layer anew and copies that over the old one.
+        parts["layer being packed"] = shape.largest_parameter * width / config.rollout.tensor_parallel
         out.append(Phase("sync", base | parts))
     out.append(Phase("save", all_held))
     return [Phase(phase.name, without_zeros(phase.parts)) for phase in out]

@@ -5,10 +5,8 @@ from __future__ import annotations
 from recipes.plan import activations
 from recipes.plan.activations import dtype_bytes, is_whole
 from trainer.config import RunConfig
+from trainer.config.budget import reduce_bucket
 from trainer.hardware.model_shapes import Shape
-
-REDUCE_BUCKET = 500_000_000
-"""DeepSpeed's reduce_bucket_size, elements of the gradient dtype."""
 
 
 def gradient_bytes(config: RunConfig, t: int) -> dict[str, float]:
@@ -24,7 +22,8 @@ def gradient_bytes(config: RunConfig, t: int) -> dict[str, float]:
     if stage == 1:  # it has all gradients until they are reduced
         shares += 1
 
-    bucket = float((REDUCE_BUCKET if on_gpu else min(REDUCE_BUCKET, t)) * width)
+    elements = reduce_bucket(config)
+    bucket = float((elements if on_gpu else min(elements, t)) * width)
     if adds_up_whole(config):
         bucket = 0.0
     # Stages 1 and 2 fill one bucket while the other is reduced; at stage 1 in the type that gradients add up
@@ -42,11 +41,11 @@ def adds_up_whole(config: RunConfig) -> bool:
     return is_whole(config) and not config.optimizer.offload_optimizer
 
 
-def backward(config: RunConfig, shape: Shape, bucket: float, flushed_midway: bool) -> dict[str, float]:
-    """A pass with gradients, at the end of its forward half or in its backward half. A bucket that all
-    gradients fit into is only scattered when that is over."""
+def backward(config: RunConfig, shape: Shape, bucket: float, t: int) -> dict[str, float]:
+    """A pass with gradients of `t` parameters, at the end of its forward half or in its backward half. A
+    bucket that all of them fit into is only scattered when that is over."""
     parts = activations.backward(config, shape)
-    if flushed_midway:
+    if t > reduce_bucket(config):
         parts |= scattered(config, bucket)
     return peak_of(activations.scored(config, shape), parts)
 

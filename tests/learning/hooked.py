@@ -12,6 +12,7 @@ from typing import Any
 from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator
 
 from tests.learning.one_rank import OneRank, lessons, trace
+from trainer.config import budget
 from trainer.learning import policy
 from trainer.learning.blocks import blocks_of
 from trainer.learning.zero import sharded
@@ -29,7 +30,7 @@ def hooked(config, rank, port):
         return made
 
     if config.run.name == "deepspeed":
-        sharded.takes_blocks = lambda *_, **__: False
+        budget.takes_blocks = lambda *_, **__: False
     policy.zero_config = all_sharded
     worker = OneRank(replace(config, method="sft")).start(rank, port)
     worker.policy.config = replace(config, method="grpo")

@@ -3,6 +3,7 @@ that a run ends and resumes, and that its ranks agree."""
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 from dataclasses import replace
 
@@ -64,7 +65,9 @@ def test_a_run_fed_by_a_worker(tiny_model, mixed_dataset, tmp_path, monkeypatch)
         try:
             done = runs.run(config, tmp_path)
             assert done.code == 0, done.said[-4000:] + log.read_text()[-4000:]
-            assert worker.wait(120) == 0, log.read_text()[-4000:]
+            with contextlib.suppress(subprocess.TimeoutExpired):  # its log says more
+                worker.wait(600)
+            assert worker.poll() == 0, log.read_text()[-4000:]
         finally:
             if worker.poll() is None:
                 worker.kill()

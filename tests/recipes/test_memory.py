@@ -161,7 +161,8 @@ def test_72b_on_32_gpus_by_hand():
     block = 3 * 8192 * 29568 + 2 * 8192 * (8192 + 1024) + 8192 + 2 * 1024 + 2 * 8192
     assert update["gathered layers"] == pytest.approx((9e8 + block) * 2, rel=5e-3)
     assert update["gradients of the block"] == 2 * (3 * 8192 * 29568 + 2 * 8192), "those of its MLP"
-    assert update["bucket being scattered"] == update["reduce bucket"] == 5e8 * 2
+    assert update["gradients being reduced"] == block * 2, "the block before"
+    assert update["bucket being scattered"] == update["reduce bucket"] == 5e7 * 2
     rollout = next(phase for phase in need.phases if phase.name == "rollout").parts
     assert rollout["engine weights"] == p * 2 / 8  # 18.4 GB
     assert rollout["policy shard"] == p * 2 / 32, "the weight sync gathers it, so it never leaves the GPU"

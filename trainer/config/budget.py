@@ -1,5 +1,5 @@
-"""How many tokens a pass holds and how much it gathers ahead, from a model's shape; for the trainer and the
-plan."""
+"""How many tokens a pass holds, how much it gathers ahead and reduces at once, from a model's shape; for the
+trainer and the plan."""
 
 from __future__ import annotations
 
@@ -28,6 +28,10 @@ LEAST_KEYS = 2.0
 SUB_GROUP = 500_000_000
 """DeepSpeed's sub_group_size: elements whose fp32 gradients the optimizer's step holds at a time. Half of its
 default: 3 GB less on one GPU."""
+REDUCE_BUCKET = 500_000_000
+"""DeepSpeed's reduce_bucket_size: elements of gradients that are reduced together."""
+SMALL_BUCKET = 50_000_000
+"""The same where blocks are reduced without it: it holds what lies between them."""
 WEIGHT_FILE = 5 << 30
 """Largest weight file of a hub model (planning figure): nodes that share a download share whole files."""
 CHECKPOINT_BYTES_PER_PARAMETER = 12
@@ -39,6 +43,26 @@ PADDING = 17 / 16
 that."""
 NF4_BYTES, NF4_SCALES = 0.5, 1 / 64 + 4 / (64 * 256)
 """Per weight in 4 bits: itself; a byte per block of 64 and four per 256 blocks, which ZeRO does not cut."""
+
+
+def takes_blocks(config: RunConfig, inference: bool = False) -> bool:
+    """Whether the trainer gathers blocks whole under ZeRO-3, instead of DeepSpeed: a rank's shards of a block
+    are of one type, on its device, and trained or frozen together. DeepSpeed gathers the others: adapters,
+    with weights in 4 bits or not, hpZ's second copies, a reference on the host."""
+    on_host = inference and config.optimizer.offload_reference
+    copied = not inference and config.optimizer.hpz_ranks > 1
+    plain = not (config.lora.rank or on_host or copied)
+    return config.optimizer.zero_stage == 3 and config.placement.world_size > 1 and plain
+
+
+def reduces_blocks(config: RunConfig) -> bool:
+    """Whether the trainer reduces the gradients of a block together, instead of DeepSpeed in its bucket."""
+    return takes_blocks(config) and not config.optimizer.offload_optimizer
+
+
+def reduce_bucket(config: RunConfig) -> int:
+    """Elements of DeepSpeed's bucket of gradients."""
+    return SMALL_BUCKET if reduces_blocks(config) else REDUCE_BUCKET
 
 
 def policy_bytes(config: RunConfig, shape: Shape) -> float:

@@ -25,7 +25,7 @@ from trainer.algorithm.lr_schedule import learning_rate
 from trainer.algorithm.rollout_correction import mismatch_sums, rollout_weights
 from trainer.algorithm.seeding import seed_of
 from trainer.checkpoint.format import Shard
-from trainer.config import RunConfig, nodes_share_weights
+from trainer.config import RunConfig, budget, nodes_share_weights
 from trainer.hardware.model_shapes import Shape
 from trainer.learning import blocks, experts_check, fused_layers, gated_delta_kernel, lora
 from trainer.learning.first_gradients import FirstGradients
@@ -132,9 +132,9 @@ class Policy:
             whole.keep_weights(scorer, self.zero.parameter_offload)
             if not config.optimizer.offload_optimizer:
                 self._gradients = whole.WholeGradients(self.zero)
-        elif sharded.takes_blocks(config):
+        elif budget.takes_blocks(config):
             found = blocks.blocks_of(scorer.model)
-            if not config.optimizer.offload_optimizer:
+            if budget.reduces_blocks(config):
                 sharded.BlockGradients(found, self.zero, device)
             sharded.Blocks(found, self.zero.parameter_offload, device, config.optimizer.live_parameters)
         self._states = OffloadedStates(self.zero, device)
@@ -178,7 +178,7 @@ class Policy:
         engine = initialize_quietly(deepspeed.initialize, model=scorer, config=ds_config)[0]
         if whole.is_whole(scorer, self.device):
             whole.keep_weights(scorer, engine.optimizer)
-        elif sharded.takes_blocks(frozen.config, inference=True):
+        elif budget.takes_blocks(frozen.config, inference=True):
             found = blocks.blocks_of(scorer.model)
             live = frozen.config.optimizer.live_parameters
             sharded.Blocks(found, engine.optimizer, self.device, live)

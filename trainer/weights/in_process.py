@@ -177,6 +177,7 @@ def push_weights(weights: WeightSource, engine: WeightReceiver) -> None:
     for group in weights.groups():
         # The copies are not named here: a name would keep them alive while the next group is gathered.
         engine.call("update_weights", {"weights": _copied(group)})
+        del group  # nor is the group itself
     engine.call("finish_weight_update")
     engine.reset_caches()
     engine.version = weights.version

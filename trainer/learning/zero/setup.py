@@ -14,13 +14,10 @@ from deepspeed.runtime.zero.config import ZERO_OPTIMIZATION
 from deepspeed.utils import nvtx, set_z3_leaf_module
 from torch import Tensor, nn
 
-from trainer.config import ConfigError, RunConfig
+from trainer.config import ConfigError, RunConfig, budget
 from trainer.config.budget import SUB_GROUP, prefetch_parameters
 from trainer.hardware.model_shapes import Shape
-from trainer.learning.zero import sharded
 
-SMALL_BUCKET = 50_000_000
-"""DeepSpeed's reduce_bucket_size where blocks are reduced without it: what lies between them."""
 FUNCTIONAL: Any = nn.functional
 LINEAR = FUNCTIONAL.linear
 """torch's own. `zero.Init` puts another in its place for good, and vLLM would call that too."""
@@ -89,17 +86,16 @@ def zero_config(config: RunConfig, shape: Shape, inference: bool = False) -> dic
     offload = {"device": "cpu", "pin_memory": on_gpu}
     zero: dict[str, Any] = {"stage": o.zero_stage, "overlap_comm": on_gpu}
     if o.zero_stage == 3:
-        ours = sharded.takes_blocks(config, inference)
+        ours = budget.takes_blocks(config, inference)
         live = o.live_parameters // 2 if ours else o.live_parameters
         zero |= {
             "sub_group_size": SUB_GROUP,
+            "reduce_bucket_size": budget.reduce_bucket(config),
             "stage3_max_live_parameters": live,
             "stage3_max_reuse_distance": live,
             # Ahead of the modules between the blocks it would gather the head, for the whole pass.
             "stage3_prefetch_bucket_size": 0 if ours else prefetch_parameters(config, shape),
         }
-        if ours and not o.offload_optimizer:
-            zero["reduce_bucket_size"] = SMALL_BUCKET
     if inference and o.offload_reference:
         zero["offload_param"] = offload
     if not inference and o.offload_optimizer:

@@ -20,18 +20,6 @@ from deepspeed.runtime.zero import partition_parameters
 from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
 from torch import Tensor, nn
 
-from trainer.config import RunConfig
-
-
-def takes_blocks(config: RunConfig, inference: bool = False) -> bool:
-    """Whether a rank's shards of a block are of one type, on its device, and trained or frozen together: what
-    `Blocks` needs. DeepSpeed gathers the others: adapters, with weights in 4 bits or not, hpZ's second
-    copies, a reference on the host."""
-    on_host = inference and config.optimizer.offload_reference
-    copied = not inference and config.optimizer.hpz_ranks > 1
-    plain = not (config.lora.rank or on_host or copied)
-    return config.optimizer.zero_stage == 3 and config.placement.world_size > 1 and plain
-
 
 class _Lane:
     """A CUDA stream beside the one that computes. On a CPU one thing is done after the other."""
