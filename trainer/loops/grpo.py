@@ -34,6 +34,7 @@ from trainer.loops.process import main
 from trainer.loops.sampling_schedule import SamplingSchedule
 from trainer.observe.step_stats import describe_completions, sample_rows
 from trainer.run.session import Session
+from trainer.turns.counts import describe_episodes
 
 
 def train(config: RunConfig, run: Session) -> None:
@@ -133,6 +134,8 @@ def update_policy(
     if not algorithm.kl_coef:
         metrics.pop("kl/mean", None)  # there is no reference
     metrics |= describe_completions(graded.traces, graded.outcomes) | credit.describe(config, members)
+    if config.turns.environment != "off":
+        metrics |= describe_episodes(graded.traces)
     if graded.teacher is not None and batch.old is not None:
         judged = [graded.teacher[members[i]] for i in sorted(kept)]
         metrics |= teacher_metrics(judged, [batch.old[i] for i in sorted(kept)])

@@ -128,7 +128,7 @@ def sample_rows(
                 "row": trace.row,
                 "question": question_text(row.messages),
                 "image_pngs": row.images,
-                "completion": trace.text,
+                "completion": trace.transcript,
                 "ground_truth": row.answer,
                 "verdict": outcome.verdict,
                 "rule": outcome.rule,
