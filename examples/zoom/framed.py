@@ -2,13 +2,14 @@
 
     python -m examples.zoom.framed --out DATA/framed
 
-A picture of SIDE pixels has a digit in a frame at three of nine places, each frame in a color of its own. The
-model sees it in SEEN pixels, where a digit is three pixels high; what `zoom` shows of a frame is as large as
-the digits that the demo without tools reads.
+A picture of SIDE pixels has a digit in a frame at one of nine places, whose backgrounds differ, since a tiny
+model has no other way to tell them apart. The model sees it in SEEN pixels, where a digit is three pixels
+high; what `zoom` shows of a frame is as large as the digits that the demo without tools reads.
 
     train, test    questions alone
-    warm           worked episodes that call the tool, and as many replies that answer at once
-    plain          the pictures of warm, all answered at once, where no tool is offered
+    warm           half of the rows show a frame as `zoom` does, without a tool; the others are worked
+                   episodes that call it, and for every three of these a reply that answers at once
+    plain          the pictures of warm, but for the crops all answered at once, where no tool is offered
 
 Every row is a pure function of (seed, split, index).
 """
@@ -56,15 +57,9 @@ class FramedPicture:
     """A picture, and what is asked about it."""
 
     image: Image.Image
-    color: str
-    """Color of the frame that is asked for."""
     place: int
-    """Where it is, from 0 to 8."""
+    """Where the frame is, from 0 to 8."""
     digit: int
-
-    @property
-    def question(self) -> str:
-        return f"Which digit is in the {self.color} frame?"
 
     @property
     def solution(self) -> str:
@@ -72,19 +67,26 @@ class FramedPicture:
 
 
 def picture(seed: int, split: str, index: int) -> FramedPicture:
-    """The picture with this index. All digits are equally likely whatever is asked."""
+    """The picture with this index: all digits and places are equally likely."""
     rng = random.Random(f"framed/{seed}/{split}/{index}")
-    image = Image.new("RGB", (SIDE, SIDE), (255, 255, 255))
+    image = Image.new("RGB", (SIDE, SIDE))
     draw = ImageDraw.Draw(image)
-    colors = rng.sample(sorted(COLORS), 3)
-    places = rng.sample(range(9), 3)
-    digits = [rng.randrange(10) for _ in colors]
-    for color, place, digit in zip(colors, places, digits, strict=True):
-        x = SIDE // 3 * (place % 3) + SIDE // 6 + rng.randint(-6, 6)
-        y = SIDE // 3 * (place // 3) + SIDE // 6 + rng.randint(-6, 6)
-        draw.rectangle((x - FRAME, y - FRAME, x + FRAME, y + FRAME), outline=COLORS[color], width=5)
-        draw_digit(draw, digit, x - 5 + rng.randint(-2, 2), y - 10 + rng.randint(-2, 2), 10, (0, 0, 0), 3)
-    return FramedPicture(image, colors[0], places[0], digits[0])
+    part = SIDE // 3
+    for at in range(9):
+        left, top = part * (at % 3), part * (at // 3)
+        draw.rectangle((left, top, left + part, top + part), fill=background(at))
+    place, digit = rng.randrange(9), rng.randrange(10)
+    x = part * (place % 3) + part // 2 + rng.randint(-6, 6)
+    y = part * (place // 3) + part // 2 + rng.randint(-6, 6)
+    color = COLORS[rng.choice(sorted(COLORS))]
+    draw.rectangle((x - FRAME, y - FRAME, x + FRAME, y + FRAME), (255, 255, 255), color, 5)
+    draw_digit(draw, digit, x - 5 + rng.randint(-2, 2), y - 10 + rng.randint(-2, 2), 10, (0, 0, 0), 3)
+    return FramedPicture(image, place, digit)
+
+
+def background(place: int) -> tuple[int, int, int]:
+    """Color of a place: its column in red, its row in green."""
+    return 255 - 50 * (place % 3), 255 - 50 * (place // 3), 255
 
 
 def box_of(place: int) -> list[int]:
@@ -93,9 +95,12 @@ def box_of(place: int) -> list[int]:
     return [left + MARGIN, top + MARGIN, left + CELL - MARGIN, top + CELL - MARGIN]
 
 
-def asked(one: FramedPicture) -> list[dict[str, Any]]:
+QUESTION = "Which digit is in the frame?"
+
+
+def asked() -> list[dict[str, Any]]:
     """The question as a chat."""
-    content = [{"type": "text", "text": one.question}, {"type": "image"}]
+    content = [{"type": "text", "text": QUESTION}, {"type": "image"}]
     return [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": content}]
 
 
@@ -114,13 +119,16 @@ def looked(one: FramedPicture) -> tuple[list[dict[str, Any]], Image.Image]:
 def rows(seed: int, split: str, count: int) -> Iterator[Row]:
     """The first `count` rows of a split."""
     for index in range(count):
-        one = picture(seed, "warm" if split == "plain" else split, index)
-        messages = asked(one)
+        learned = split in ("warm", "plain")
+        one = picture(seed, "warm" if learned else split, index)
+        messages = asked()
         images = [one.image]
         extra: dict[str, Any] = {}
-        if split == "warm":
+        if learned and index % 2:
+            images = [looked(one)[1]]
+        elif split == "warm":
             messages = with_tools(messages, tools_of(TURNS))
-            if index % 2:
+            if index % 8:
                 messages_behind, shown = looked(one)
                 extra = {LEARNED: [len(messages)]}
                 messages += messages_behind
@@ -133,7 +141,7 @@ def rows(seed: int, split: str, count: int) -> Iterator[Row]:
             images=encoded,
             answer=str(one.digit),
             answer_type="number",
-            solution=one.solution if split in ("warm", "plain") else "",
+            solution=one.solution if learned else "",
             extra=extra,
         )
 
@@ -141,12 +149,12 @@ def rows(seed: int, split: str, count: int) -> Iterator[Row]:
 def png(image: Image.Image) -> bytes:
     """An image as a file."""
     buffer = io.BytesIO()
-    image.save(buffer, format="PNG")
+    image.save(buffer, format="PNG", compress_level=1)
     return buffer.getvalue()
 
 
 def prepare(
-    out: str | Path, train_rows: int = 1024, test_rows: int = 256, warm_rows: int = 6400, seed: int = 0
+    out: str | Path, train_rows: int = 1024, test_rows: int = 256, warm_rows: int = 9600, seed: int = 0
 ) -> Manifest:
     """Writes all four splits."""
     counts = {"train": train_rows, "test": test_rows, "warm": warm_rows, "plain": warm_rows}
@@ -158,14 +166,12 @@ def tokenizer() -> Any:
     """A tokenizer in which the offer of the tool and its calls take few tokens."""
     texts = []
     for place in range(9):
-        for color in COLORS:
-            one = FramedPicture(Image.new("RGB", (SIDE, SIDE)), color, place, place)
-            messages = with_tools(asked(one), tools_of(TURNS)) + looked(one)[0]
-            for message in messages:
-                content = message["content"]
-                parts = [{"text": content}] if isinstance(content, str) else content
-                texts += [f"{message['role']}\n{part.get('text', '')}" for part in parts]
-            texts.append(one.solution)
+        one = FramedPicture(Image.new("RGB", (SIDE, SIDE)), place, place)
+        for message in with_tools(asked(), tools_of(TURNS)) + looked(one)[0]:
+            content = message["content"]
+            parts = [{"text": content}] if isinstance(content, str) else content
+            texts += [f"{message['role']}\n{part.get('text', '')}" for part in parts]
+        texts.append(one.solution)
     return build_tokenizer(texts, merges=4096)
 
 

@@ -32,20 +32,23 @@ def test_the_frame_that_is_asked_for_lies_in_the_box_of_the_worked_call():
         seen = SeenPicture(one.image, (framed.SEEN, framed.SEEN))
         left, top, right, bottom = framed.box_of(one.place)
         x1, y1, x2, y2 = in_original((left, top, right, bottom), seen)
-        frame = (np.asarray(one.image) == framed.COLORS[one.color]).all(axis=-1)
+        frame = np.zeros(one.image.size, bool)
+        for color in framed.COLORS.values():
+            frame |= (np.asarray(one.image) == color).all(axis=-1)
         rows, columns = np.nonzero(frame)
         assert frame.any() and x1 < columns.min() and columns.max() < x2 - 1
         assert y1 < rows.min() and rows.max() < y2 - 1
 
 
-def test_questions_have_no_solution_and_worked_rows_call_the_tool_every_other_time(data):
+def test_questions_have_no_solution_and_worked_rows_are_crops_episodes_and_answers_at_once(data):
     train, test, warm, plain = (Dataset(data, split) for split in ("train", "test", "warm", "plain"))
     assert not train[0].solution and not test[0].solution and train[0].images != test[0].images
-    assert [len(warm[i].images) for i in range(4)] == [1, 2, 1, 2]
+    assert [len(warm[i].images) for i in range(8)] == [1, 1, 2, 1, 2, 1, 2, 1]
+    assert ["<tools>" in str(warm[i].messages) for i in range(4)] == [True, False, True, False]
     assert [warm[i].images[0] for i in range(8)] == [plain[i].images[0] for i in range(8)]
-    assert "<tools>" in str(warm[0].messages) and "<tools>" not in str(plain[0].messages)
-    for row in (warm[0], warm[1], plain[0]):
-        assert f"\\boxed{{{row.answer}}}" in row.solution
+    for i in range(8):
+        assert "<tools>" not in str(plain[i].messages)
+        assert f"\\boxed{{{warm[i].answer}}}" in warm[i].solution == plain[i].solution
 
 
 def test_a_worked_episode_has_the_tokens_of_a_sampled_one(data, tmp_path):
@@ -57,13 +60,13 @@ def test_a_worked_episode_has_the_tokens_of_a_sampled_one(data, tmp_path):
     reader = RowReader(override(RunConfig(), changes))
     told = dialogs_of(reader.config, reader)
     warm, split = Dataset(data, "warm"), reader.config.train_split
-    worked = solution_trace(Prompter(reader.config.model), 1, warm[1])
+    worked = solution_trace(Prompter(reader.config.model), 2, warm[2])
 
-    one = framed.picture(0, "warm", 1)
-    sampled = replied(reader, 1, framed.looked(one)[0][0]["content"])
+    one = framed.picture(0, "warm", 2)
+    sampled = replied(reader, 2, framed.looked(one)[0][0]["content"])
     sampled, _, (shown,) = told.answered(split, 600, sampled)
-    assert framed.png(shown) == warm[1].images[1]
-    sampled = replied(reader, 1, one.solution, sampled)
+    assert framed.png(shown) == warm[2].images[1]
+    sampled = replied(reader, 2, one.solution, sampled)
     assert sampled.tokens.tolist() == worked.tokens.tolist()
     assert sampled.learned.tolist() == worked.learned.tolist()
     assert told.answered(split, 600, sampled)[1] == []
