@@ -220,19 +220,20 @@ class Prompter:
         return self.tokenizer.apply_chat_template(plain, **wanted)
 
     @property
-    def _chat_template(self) -> str:
+    def chat_template(self) -> str:
+        """The model's own, in Jinja."""
         return str(getattr(self.processor, "chat_template", None) or self.tokenizer.chat_template)
 
     @property
     def offers_tools(self) -> bool:
         """Whether the chat template asks for calls in JSON. That of Qwen2.5-VL knows no tools, and that of
         Qwen3.5 asks for another form: there the prompt has the words of Qwen2.5's."""
-        return "<function-name>" in self._chat_template
+        return "<function-name>" in self.chat_template
 
     @property
     def writes_results(self) -> bool:
         """Whether the chat template writes what stands around a tool's result."""
-        return "<tool_response>" in self._chat_template
+        return "<tool_response>" in self.chat_template
 
     def encode(self, row: Row, images: list[Image.Image] | None = None) -> EncodedPrompt:
         """One row by chat template, tokenizer and image processor, up to the start of the completion.
