@@ -293,11 +293,11 @@ def _drawn(source: str, options: argparse.Namespace, evaluation: bool) -> Any:
         from data_prep.generate.families import Families, weights_of
 
         return Families(weights_of(source), *asked)
-    from data_prep.generate.source import FAMILIES, Generated
+    from data_prep.generate.source import FAMILIES, LARGE, Generated
 
     families = tuple(options.families.split(",")) if options.families else tuple(FAMILIES)
-    if unknown := sorted(set(families) - FAMILIES.keys()):
-        raise ConfigError(f"--families {unknown[0]}: the families are {', '.join(FAMILIES)}")
+    if unknown := sorted(set(families) - FAMILIES.keys() - LARGE.keys()):
+        raise ConfigError(f"--families {unknown[0]}: the families are {', '.join(FAMILIES | LARGE)}")
     return Generated(*asked, families)
 
 

@@ -163,7 +163,7 @@ def _prepare_parser(commands: Any) -> None:
         "--families",
         default="",
         metavar="NAME,...",
-        help="only these: geometry, charts, counting, clocks, tables, functions (all)",
+        help="only these: geometry, charts, counting, clocks, tables, functions (all), details",
     )
     checks = make.add_argument_group("what is kept")
     checks.add_argument(

@@ -13,7 +13,7 @@ from typing import Any
 
 import PIL
 
-from data_prep.generate import charts, clocks, counting, functions, geometry, tables
+from data_prep.generate import charts, clocks, counting, details, functions, geometry, tables
 from data_prep.generate.scene import Problem
 from data_prep.ingest.archive import Member, Refused
 from data_prep.ingest.wanted import Wanted
@@ -29,6 +29,9 @@ FAMILIES: dict[str, Callable[[random.Random, int], Problem]] = {
     "tables": tables.make,
     "functions": functions.make,
 }
+"""Families that take turns unless others are asked for."""
+LARGE: dict[str, Callable[[random.Random, int], Problem]] = {"details": details.make}
+"""Families whose pictures are large; drawn where they are asked for."""
 VERSION = 1
 """Version of the families: rows of the same seed differ between versions."""
 MAX_REPEATS = 10_000
@@ -42,7 +45,7 @@ def problem(
 ) -> Problem:
     """The problem with this index: families take turns, all else is drawn from the seed."""
     rng = random.Random(f"{VERSION}/{seed}/{index}")
-    make = FAMILIES[families[index % len(families)]]
+    make = (FAMILIES | LARGE)[families[index % len(families)]]
     return make(rng, rng.randint(*difficulty))
 
 

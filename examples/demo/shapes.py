@@ -129,15 +129,22 @@ def read_angle(rng: random.Random) -> Example:
     )
 
 
-def _digit(
-    draw: ImageDraw.ImageDraw, digit: int, x: int, y: int, size: int, color: tuple[int, int, int]
+def draw_digit(
+    draw: ImageDraw.ImageDraw,
+    digit: int,
+    x: int,
+    y: int,
+    size: int,
+    color: tuple[int, int, int],
+    width: int = 4,
 ) -> None:
-    """A seven-segment digit with its upper left corner at (x, y), `size` wide and twice as high."""
+    """A seven-segment digit with its upper left corner at (x, y), `size` wide and twice as high, of lines
+    `width` pixels wide."""
     ends = {"a": (0, 0, 1, 0), "b": (1, 0, 1, 1), "c": (1, 1, 1, 2), "d": (0, 2, 1, 2), "e": (0, 1, 0, 2),
             "f": (0, 0, 0, 1), "g": (0, 1, 1, 1)}  # fmt: skip
     for segment in SEGMENTS[digit]:
         x0, y0, x1, y1 = (size * part for part in ends[segment])
-        draw.line((x + x0, y + y0, x + x1, y + y1), fill=color, width=4)
+        draw.line((x + x0, y + y0, x + x1, y + y1), fill=color, width=width)
 
 
 def add_numbers(rng: random.Random) -> Example:
@@ -148,7 +155,7 @@ def add_numbers(rng: random.Random) -> Example:
     image, draw = _canvas(56, 56)
     color = COLORS[rng.choice(sorted(COLORS))]
     for place, digit in enumerate((left, right)):
-        _digit(draw, digit, 7 + 28 * place + rng.randint(-2, 2), 12 + rng.randint(-2, 2), 14, color)
+        draw_digit(draw, digit, 7 + 28 * place + rng.randint(-2, 2), 12 + rng.randint(-2, 2), 14, color)
     return Example(
         "add", "What is the sum of the two numbers?", f"{left}+{right}={total}", str(total), SUMS, image
     )

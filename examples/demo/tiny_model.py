@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -129,9 +130,9 @@ EXPERTS, ACTIVE = 8, 2
 """Experts of a layer, in families that have them, each as wide as an MLP; those that compute a token."""
 
 
-def build_tokenizer() -> Qwen2Tokenizer:
-    """A byte-level BPE tokenizer trained on the sentences of `shapes`: any text can be encoded, ours in few
-    tokens."""
+def build_tokenizer(sentences: Sequence[str] = (), merges: int = MERGES) -> Qwen2Tokenizer:
+    """A byte-level BPE tokenizer trained on these sentences, by default those of `shapes`: any text can be
+    encoded, ours in few tokens."""
     trained = Tokenizer(models.BPE())
     trained.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -141,10 +142,10 @@ def build_tokenizer() -> Qwen2Tokenizer:
     )
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(
-        vocab_size=len(alphabet) + MERGES, min_frequency=1, initial_alphabet=alphabet, show_progress=False
+        vocab_size=len(alphabet) + merges, min_frequency=1, initial_alphabet=alphabet, show_progress=False
     )
     trained.train_from_iterator(
-        [SYSTEM_PROMPT, "You are a helpful assistant. system user", *corpus()], trainer
+        [SYSTEM_PROMPT, "You are a helpful assistant. system user", *(sentences or corpus())], trainer
     )
     bpe = json.loads(trained.to_str())["model"]
     vocabulary = bpe["vocab"] | {token: len(bpe["vocab"]) + i for i, token in enumerate(SPECIAL_TOKENS)}
@@ -322,15 +323,21 @@ def publish(model: Any, file: Path, family: Family) -> None:
     save_file(tensors, file, {"format": "pt"})
 
 
-def build(out_dir: str | Path, seed: int = 0, size: Size = "tiny", family: Family = "qwen2_5_vl") -> Path:
+def build(
+    out_dir: str | Path,
+    seed: int = 0,
+    size: Size = "tiny",
+    family: Family = "qwen2_5_vl",
+    tokenizer: Qwen2Tokenizer | None = None,
+) -> Path:
     """Writes a model directory (safetensors in fp32, configuration, tokenizer, processor, chat template).
 
-    The weights follow from the seed alone. The directory appears complete or not at all; one that is there is
-    replaced.
+    The weights follow from the seed alone; the tokenizer is by default that of `shapes`. The directory
+    appears complete or not at all; one that is there is replaced.
     """
     out = Path(out_dir)
     staging = out.with_name(f".{out.name}.{os.getpid()}")
-    tokenizer = build_tokenizer()
+    tokenizer = tokenizer or build_tokenizer()
     config = build_config(SHAPES[size], tokenizer, family)
     loader = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
     with torch.random.fork_rng(devices=[]):

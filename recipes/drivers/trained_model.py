@@ -20,7 +20,7 @@ from trainer.hardware import model_shapes
 
 SHARED = ("local", "slurm", "pbs")
 """Targets that see this machine's files."""
-KEPT = ("model", "rollout", "rewards", "placement", "cluster", "storage", "site", "setup")
+KEPT = ("model", "rollout", "turns", "rewards", "placement", "cluster", "storage", "site", "setup")
 """Sections of a run's overrides that its evaluation keeps: its data, schedule and checkpoints are another
 thing."""
 
@@ -95,6 +95,9 @@ def _seen(config: RunConfig) -> list[str]:
         f"model.min_pixels={model.min_pixels}",
         f"model.max_pixels={model.max_pixels}",
         f"data.prompt_max_tokens={config.data.prompt_max_tokens}",
+        f"turns.environment={config.turns.environment}",
+        f"turns.limit={config.turns.limit}",
+        f"turns.image_pixels={config.turns.image_pixels}",
         *_asked(config),
     ]
 

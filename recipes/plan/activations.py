@@ -25,6 +25,7 @@ from trainer.config.budget import (
     routed_bytes,
     tower_block_bytes,
 )
+from trainer.config.turns import images_of
 from trainer.hardware.model_shapes import Shape, Vision
 
 LOGITS = 1 << 27
@@ -58,11 +59,13 @@ def is_whole(config: RunConfig) -> bool:
 
 def micro_batch(config: RunConfig, shape: Shape, tokens: int = 0) -> PassSize:
     """The largest pass of so many tokens (default: the update's): as many of the longest samples as it takes,
-    each with the largest image; for the head, every token as if it were a completion's."""
+    each with the largest images; for the head, every token as if it were a completion's."""
     longest = longest_sample(config)  # which stands alone if it is over the budget
     tokens = max(tokens or micro_batch_tokens(config, shape), longest)
     sequences = tokens // longest
-    patches = largest_image(config, shape.vision) if shape.vision else 0
+    patches = 0
+    if shape.vision:
+        patches = largest_image(config, shape.vision) + later_images(config, shape.vision)
     width = dtype_bytes(config)
     return PassSize(sequences=sequences, tokens=tokens, patches=sequences * patches, width=width)
 
@@ -72,6 +75,13 @@ def largest_image(config: RunConfig, vision: Vision) -> int:
     tokens. Longer prompts are left out of the data."""
     room = config.sft.max_tokens if config.method == "sft" else config.data.prompt_max_tokens
     return min(config.model.max_pixels // vision.patch**2, room * vision.merge**2)
+
+
+def later_images(config: RunConfig, vision: Vision) -> int:
+    """Patches of the images that observations of one episode may show: one for each but the last of
+    `turns.limit` replies, as far as `rollout.max_tokens` holds their tokens."""
+    patches = images_of(config.turns) * (config.turns.image_pixels // vision.patch**2)
+    return min(patches, config.rollout.max_tokens * vision.merge**2)
 
 
 def saved(config: RunConfig, shape: Shape) -> dict[str, float]:

@@ -283,9 +283,9 @@ def fleet_refusal(recipe: Recipe) -> str:
     if not recipe.config.loads_policy:
         return "an evaluation has no steps whose seconds could be planned"
     if recipe.config.fleet.workers == "beside":
-        return (
-            "a trainer that samples too is not planned: set fleet.workers to only to see what workers bring"
-        )
+        return "no trainer that samples too is planned: set fleet.workers to only to see what workers bring"
+    if recipe.config.turns.environment != "off":
+        return "workers sample one turn alone: set turns.environment to off to see what workers bring"
     if recipe.config.rollout.tokens_per_step:
         return "workers carry no completion over: set rollout.tokens_per_step to 0 to see what workers bring"
     return ""

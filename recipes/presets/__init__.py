@@ -52,6 +52,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "grpo-qwen2.5-vl-3b-counting": published.qwen2_5_vl_3b_counting,
     "grpo-qwen2.5-vl-3b-generated": vision.qwen2_5_vl_3b_generated,
     "grpo-qwen2.5-vl-7b-generated": vision.qwen2_5_vl_7b_generated,
+    "grpo-qwen2.5-vl-7b-zoom": vision.qwen2_5_vl_7b_zoom,
     "grpo-qwen3-vl-2b-mathv60k": vision.qwen3_vl_2b_mathv60k,
     "grpo-qwen3-vl-4b-mathv60k": vision.qwen3_vl_4b_mathv60k,
     "grpo-qwen3-vl-8b-mathv60k": vision.qwen3_vl_8b_mathv60k,

@@ -44,6 +44,14 @@ DATASETS = {
         answer_tokens=300,
         disk_gib=1.0,
     ),
+    "details": DataFacts(
+        name="details",
+        rows=4_000,
+        held_out="validation",
+        prompt_tokens=650,
+        answer_tokens=600,
+        disk_gib=0.5,
+    ),
     "mathv60k-worked": DataFacts(
         name="mathv60k-worked",
         rows=40_000,
@@ -70,8 +78,11 @@ CLUSTERS = {
 }
 
 
-GENERATED = ("--rows", "20500", "--difficulty", "1..5", "--seed", "0")
-"""Problems that are drawn, about 20,000 of them for training; see data_prep/generate."""
+DRAWN = {
+    "generated": ("generated", "--rows", "20500", "--difficulty", "1..5", "--seed", "0"),
+    "details": ("generated", "--families", "details", "--rows", "4100", "--name", "details"),
+}
+"""Sets that are drawn, nearly all of them for training: see data_prep/generate."""
 
 
 def prepare_step(name: str) -> Step:
@@ -79,7 +90,7 @@ def prepare_step(name: str) -> Step:
     return Step(
         creates=f"${{DATA}}/{name}/manifest.json",
         module="data_prep",
-        args=("prepare", name, *(GENERATED if name == "generated" else ()), "--out", f"${{DATA}}/{name}"),
+        args=("prepare", *DRAWN.get(name, (name,)), "--out", f"${{DATA}}/{name}"),
     )
 
 

@@ -161,6 +161,23 @@ def qwen2_5_vl_7b_generated() -> Recipe:
     return _grpo("7b", "generated")
 
 
+def qwen2_5_vl_7b_zoom() -> Recipe:
+    """One node of 8: a picture of 1,600 x 1,200 is seen in 256 tokens, in which its details cannot be read,
+    and so is each part that the model asks for."""
+    recipe = _grpo("7b", "details")
+    seen = 256 * IMAGE_TOKEN["qwen2.5-vl"]
+    name = "grpo-qwen2.5-vl-7b-zoom"
+    config = with_parts(
+        recipe.config,
+        run={"name": name},
+        model={"max_pixels": seen},
+        data={"prompt_max_tokens": 1024, "episodes": 2},
+        turns={"environment": "zoom", "limit": 4, "image_pixels": seen},
+    )
+    description = recipe.description.replace(" on details", " with the tool zoom on small details")
+    return replace(recipe, name=name, description=description, config=config)
+
+
 def qwen3_vl_2b_mathv60k() -> Recipe:
     """One 80 GB GPU."""
     return _grpo("2b", "mathv60k", "qwen3-vl")

@@ -17,7 +17,7 @@ from PIL import Image
 
 from data_prep import cli
 from data_prep.generate.scene import BLACK, COLORS, LARGEST, SMALLEST, Problem, Scene
-from data_prep.generate.source import FAMILIES, Generated, held_out, problem
+from data_prep.generate.source import FAMILIES, LARGE, Generated, held_out, problem
 from data_prep.ingest.archive import Refused
 from data_prep.ingest.wanted import Wanted
 from trainer.data.dataset import Dataset
@@ -243,6 +243,22 @@ def solve_functions(scene: Scene, question: str) -> str:
     return str(round((min if "smallest" in question else max)(curve.values())))
 
 
+def solve_details(scene: Scene, question: str) -> str:
+    """Finds the frames that are asked for, and what is drawn within each."""
+    values = []
+    for color, shape in re.findall(r"(\w+) (circle|square|triangle)", question):
+        held = []
+        for mark in scene.marks:
+            kind = {"ellipse": "circle", "polygon": {3: "triangle", 4: "square"}.get(len(mark.points))}
+            if NAME_OF.get(mark.color) == color and kind.get(mark.kind) == shape:
+                middle = [sum(axis) / len(axis) for axis in zip(*mark.points, strict=True)]
+                held += [m for m in scene.marks if m.color == BLACK and math.dist(m.points[0], middle) < 24]
+        assert {m.kind for m in held} in ({"text"}, {"ellipse"})
+        values.append(int(held[0].text) if held[0].kind == "text" else len(held))
+        assert ("dots" in question) == (held[0].kind == "ellipse")
+    return str(sum(values))
+
+
 SOLVERS = {
     "geometry": solve_geometry,
     "charts": solve_charts,
@@ -250,15 +266,16 @@ SOLVERS = {
     "clocks": solve_clocks,
     "tables": solve_tables,
     "functions": solve_functions,
+    "details": solve_details,
 }
 
 
 def made(family: str, difficulty: int, seed: int) -> Problem:
-    return FAMILIES[family](random.Random(f"{seed}/{difficulty}"), difficulty)
+    return (FAMILIES | LARGE)[family](random.Random(f"{seed}/{difficulty}"), difficulty)
 
 
 @pytest.mark.parametrize("difficulty", range(1, 6))
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", SOLVERS)
 def test_the_answer_is_what_a_solver_reads_off_the_marks(family, difficulty):
     answers = Counter()
     for seed in range(200):
@@ -289,6 +306,19 @@ def test_everything_drawn_lies_on_the_image_and_texts_do_not_touch(family):
                     mark,
                 )
                 boxes.append((x, y, wide, high))
+
+
+def test_details_are_small_and_apart_in_a_large_picture():
+    for seed in range(100):
+        scene = made("details", seed % 5 + 1, seed).scene
+        assert (scene.width, scene.height) == (1600, 1200)
+        frames = [m.points for m in scene.marks if m.color != BLACK]
+        assert len(frames) == 2 + 2 * (seed % 5 + 1)
+        for points in frames:
+            assert all(0 < x < 1600 and 0 < y < 1200 for x, y in points)
+        for mark in scene.marks:
+            if mark.color == BLACK:
+                assert mark.width == 11 if mark.kind == "text" else math.dist(*mark.points) < 8
 
 
 def test_answers_can_be_graded_and_wrong_ones_are_told_apart():

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from recipes.plan import memory, sizing
+from recipes.plan import activations, memory, sizing
 from recipes.presets import RECIPES, get
 from recipes.recipe.spec import override
 from tests.families import FAMILIES, VISION, loader
@@ -301,6 +301,18 @@ def test_replayed_experts_take_host_memory(capsys):
     options = [word for change in changes for word in ("--set", change)]
     _, said, _ = run(capsys, "plan", name, "--target", "slurm", "--all", *options)
     assert "routing replay: 384 bytes of chosen experts for each token" in " ".join(said.split())
+
+
+def test_images_of_later_turns_count_by_the_limits():
+    recipe = get("grpo-qwen2.5-vl-7b-zoom")
+    vision = KNOWN["Qwen/Qwen2.5-VL-7B-Instruct"].vision
+    assert vision is not None
+    limited = override(recipe, ["rollout.max_tokens=600"])
+    counts = [activations.later_images(one.config, vision) for one in (recipe, limited, get("demo"))]
+    assert counts == [3 * 256 * 4, 600 * 4, 0], "three crops of 256 tokens, 4 patches each"
+    off = override(recipe, ["turns.environment=off"])
+    more, less = (memory.plan_memory(one, "A100-80GB").peak.total for one in (recipe, off))
+    assert more - less > 3 * 256 * 4 * 1176 * 4, "at least their pixels"
 
 
 def test_frozen_vision_has_no_optimizer_states():

@@ -68,7 +68,8 @@ class TrainBatch:
 def trace_length(trace: Trace, image_token_id: int) -> SampleLength:
     """What the schedule of passes needs to know of a trace."""
     image_tokens = int(np.count_nonzero(trace.prompt == image_token_id))
-    return SampleLength(trace.context, trace.shared, len(trace.completion), image_tokens)
+    shown_later = int(np.count_nonzero(trace.completion == image_token_id))
+    return SampleLength(trace.context, trace.shared, len(trace.completion), image_tokens, shown_later)
 
 
 @dataclass(frozen=True)
@@ -134,17 +135,19 @@ def collate(
     traces: Sequence[Trace],
     encoded: Callable[[Trace], EncodedImages],
     positions: Callable[[list[int], Tensor | None], Tensor],
+    observed: Callable[[Trace], EncodedImages | None] = lambda trace: None,
 ) -> MicroBatch:
     """Packs traces into one row. A prompt that several traces share is in the row once, before the first of
     their completions.
 
-    encoded: pixels of a trace's prompt. positions: (prompt ids, grid) -> rotary positions [3, P]. Without
-    traces the row has one token and no targets, for a rank that must make the pass with the others.
+    encoded: pixels of a trace's prompt. positions: (token ids, grid) -> rotary positions [3, P]. observed:
+    pixels of the images behind a trace's prompt; None: there are none. Without traces the row has one token
+    and no targets, for a rank that must make the pass with the others.
     """
-    row = _PackedRow()
+    row = _PackedRow(positions, observed)
     for trace in traces:
         if trace.context not in row.prompts:
-            row.add_prompt(trace, encoded(trace), positions)
+            row.add_prompt(trace, encoded(trace))
         else:
             row.add_continuation(trace)
     return row.micro_batch() if traces else _EMPTY
@@ -163,7 +166,11 @@ class _Placed:
 class _PackedRow:
     """The row while it grows: [prompt | completion | completion | prompt | ...]."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, positions: Callable[..., Tensor], observed: Callable[[Trace], EncodedImages | None]
+    ) -> None:
+        """positions, observed: as in `collate`."""
+        self.positions, self.observed = positions, observed
         self.prompts: dict[Hashable, _Placed] = {}
         self.length = 0
         self.ids: list[np.ndarray] = []
@@ -177,16 +184,12 @@ class _PackedRow:
         self.grids: list[tuple[int, int, int]] = []
         self.routes: list[tuple[np.ndarray | None, int]] = []
 
-    def add_prompt(self, trace: Trace, encoded: EncodedImages, positions: Callable[..., Tensor]) -> None:
+    def add_prompt(self, trace: Trace, encoded: EncodedImages) -> None:
         """Adds a prompt that the row does not have yet, and the trace's completion right behind it."""
-        place = positions(trace.prompt.tolist(), encoded.grid_thw)
+        place = self.positions(trace.prompt.tolist(), encoded.grid_thw)
         prompt = _Placed(self.length, trace.shared, int(place.max()) + 1)
         self.prompts[trace.context] = prompt
-        if encoded.pixel_values is not None and encoded.grid_thw is not None:
-            self.pixels.append(encoded.pixel_values)
-            for frames, rows, columns in encoded.grid_thw.tolist():
-                self.grids.append((frames, rows, columns))
-
+        self._add_images(encoded)
         self.ids.append(trace.prompt)
         self.routes.append((None if trace.routes is None else trace.routes[: trace.shared], trace.shared))
         self.places.append(place)
@@ -218,8 +221,20 @@ class _PackedRow:
         count = len(trace.completion)
         self.ids.append(trace.completion)
         self.routes.append((None if trace.routes is None else trace.routes[trace.shared :], count))
-        self.places.append((torch.arange(count) + prompt.next_position).expand(3, count))
+        observed = self.observed(trace)
+        if observed is None:
+            place = torch.arange(count).expand(3, count)
+        else:
+            place = self.positions(trace.completion.tolist(), observed.grid_thw)
+            self._add_images(observed)
+        self.places.append(place + prompt.next_position)
         self.length += count
+
+    def _add_images(self, encoded: EncodedImages) -> None:
+        if encoded.pixel_values is not None and encoded.grid_thw is not None:
+            self.pixels.append(encoded.pixel_values)
+            for frames, rows, columns in encoded.grid_thw.tolist():
+                self.grids.append((frames, rows, columns))
 
     def micro_batch(self) -> MicroBatch:
         """The row as tensors."""

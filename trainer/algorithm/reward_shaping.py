@@ -135,7 +135,7 @@ def add_form_rewards(
     """The grader's rewards, followed by the rewards for form that have a weight."""
     weights = config.rewards
     algorithm = config.algorithm
-    lengths = torch.tensor([len(trace.completion) for trace in traces])
+    lengths = torch.tensor([len(trace.learned) for trace in traces])
 
     names: list[str] = []
     further: list[float] = []
@@ -154,7 +154,7 @@ def add_form_rewards(
         add("reward/length", weights.length_weight, length_reward(lengths, groups, correct))
     if weights.repetition_weight:
         ngram = weights.repetition_ngram
-        repeated = [repetition_penalty(trace.completion.tolist(), ngram) for trace in traces]
+        repeated = [repetition_penalty(trace.tokens[trace.learned].tolist(), ngram) for trace in traces]
         add("reward/repetition", weights.repetition_weight, torch.tensor(repeated, dtype=torch.float64))
     if algorithm.overlong_buffer and algorithm.overlong_penalty:
         values = overlong_penalty(lengths, config.rollout.max_tokens, algorithm.overlong_buffer)

@@ -33,6 +33,8 @@ class SampleLength:
     completion_tokens: int
     image_tokens: int = 0
     """Number of image tokens among the prompt's tokens."""
+    shown_later: int = 0
+    """Number of image tokens among the completion's tokens."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,8 @@ class PassCost:
 
     def completion(self, x: SampleLength) -> float:
         """Time of a completion, which attends to its prompt and itself."""
-        return x.completion_tokens * (1 + self.attended * (x.completion_tokens + 2 * x.prompt_tokens))
+        time = x.completion_tokens * (1 + self.attended * (x.completion_tokens + 2 * x.prompt_tokens))
+        return time + self.image_token * x.shown_later
 
 
 KEYS = 4.0

@@ -59,7 +59,8 @@ class Trace:
     """Log-probabilities that the engine gave the learned tokens, after temperature, [T] float32; None if no
     engine sampled them."""
     images: tuple[ImageRef, ...] = ()
-    """Images in the order of their placeholders."""
+    """Images of the prompt in the order of their placeholders. Those of later turns are made from row and
+    replies (trainer/data/dialog.py)."""
     segments: tuple[tuple[int, int], ...] = ()
     """Which weights sampled what: (first position, version) of every stretch of tokens that one version
     sampled, in order; empty if no engine did."""
@@ -67,7 +68,9 @@ class Trace:
     """Why the trace ended: the model's end token, the token limit, the limit of turns, or an error. `cut`: it
     has not, and goes on in the next rollout phase (`rollout.tokens_per_step`)."""
     text: str = ""
-    """What was sampled, as text without special tokens."""
+    """What was sampled, as text without special tokens; of an episode of several turns, its last reply."""
+    dialog: tuple[str, ...] = ()
+    """What came before `text` in an episode: a reply, what was observed, a reply, ..."""
     routes: np.ndarray | None = None
     """Experts that the engine chose for every token but the last, [L - 1, layers, experts of a token], uint8
     or uint16; None unless the policy must use the same experts (`algorithm.routing_replay`)."""
@@ -81,6 +84,21 @@ class Trace:
     def completion(self) -> np.ndarray:
         """The tokens behind the shared ones, [L - shared]."""
         return self.tokens[self.shared :]
+
+    @property
+    def replies(self) -> list[np.ndarray]:
+        """Token ids of each stretch of learned tokens: what the model said in each turn."""
+        ends = np.flatnonzero(np.diff(self.learned) > 1) + 1
+        return np.split(self.tokens[self.learned], ends)
+
+    @property
+    def transcript(self) -> str:
+        """The whole episode as text, for a person: replies, and each observation in a paragraph of its
+        own."""
+        parts = []
+        for i, said in enumerate(self.dialog):
+            parts.append(f"[observed] {said}" if i % 2 else said)
+        return "\n\n".join([*parts, self.text])
 
     @property
     def versions(self) -> tuple[int, int]:

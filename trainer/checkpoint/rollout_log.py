@@ -23,7 +23,7 @@ import sys
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -415,6 +415,8 @@ def _archive(about: dict[str, Any], graded: GradedStep) -> bytes:
     """A step's traces and outcomes as one NumPy archive; `_graded` reads it back without loss."""
     arrays = {"about": text_array(about)} | trace_columns(graded.traces)
     arrays["texts"] = text_array([trace.text for trace in graded.traces])
+    if any(trace.dialog for trace in graded.traces):
+        arrays["dialogs"] = text_array([trace.dialog for trace in graded.traces])
     arrays["outcomes"] = text_array(list(map(astuple, graded.outcomes)))
     if graded.teacher is not None:
         arrays["teacher"] = np.concatenate(graded.teacher)
@@ -435,6 +437,9 @@ def _graded(about: dict[str, Any], arrays: dict[str, np.ndarray]) -> GradedStep:
     if about["format"] == SECOND_FORMAT:
         arrays |= _one_segment(arrays)
     traces = read(arrays, texts)
+    if "dialogs" in arrays:
+        dialogs = json.loads(arrays["dialogs"].tobytes())
+        traces = [replace(trace, dialog=tuple(said)) for trace, said in zip(traces, dialogs, strict=True)]
     outcomes = [Outcome(*outcome) for outcome in json.loads(arrays["outcomes"].tobytes())]
     if not traces or len(outcomes) != len(traces):
         raise ValueError(f"it has {len(traces)} completions and {len(outcomes)} outcomes")

@@ -41,6 +41,7 @@ from trainer.config.schema import Rollout as Rollout
 from trainer.config.schema import Run as Run
 from trainer.config.schema import RunConfig as RunConfig
 from trainer.config.split import Split as Split
+from trainer.config.turns import Turns as Turns
 from trainer.config.validation import validate as validate
 from trainer.config.validation import validate_saving as validate_saving
 from trainer.config.watching import Guards as Guards

@@ -17,6 +17,7 @@ from trainer.config.lora import LoRA
 from trainer.config.ranges import ranged_field
 from trainer.config.rewards import Rewards
 from trainer.config.split import Split
+from trainer.config.turns import Turns
 from trainer.config.watching import Guards, Watch
 
 SYNC_TOLERANCE = {"fp32": 1e-3, "bf16": 5e-2}
@@ -114,7 +115,8 @@ class Rollout:
     """Sampling temperature (vLLM's least is 0.01); top_p is 1, top_k off: engine and policy use one
     distribution."""
     max_tokens: int = ranged_field(1024, least=1)
-    """Longest completion, in tokens (the original's --generate_max_len)."""
+    """Longest completion, in tokens (the original's --generate_max_len); with `turns`, all replies and
+    observations of an episode."""
     staleness: int = ranged_field(0, least=0, most=8)
     """Steps that sampling is ahead of learning by: step s is sampled with the weights of step s - 1 - this.
     0: with the newest."""
@@ -334,6 +336,7 @@ class RunConfig:
     lora: LoRA = field(default_factory=LoRA)
     data: Data = field(default_factory=Data)
     rollout: Rollout = field(default_factory=Rollout)
+    turns: Turns = field(default_factory=Turns)
     algorithm: Algorithm = field(default_factory=Algorithm)
     optimizer: Optimizer = field(default_factory=Optimizer)
     rewards: Rewards = field(default_factory=Rewards)

@@ -9,6 +9,7 @@ from trainer.config.overrides import ConfigError
 from trainer.config.ranges import check_ranges
 from trainer.config.reward_checks import check_rewards, nearest_name
 from trainer.config.schema import RunConfig
+from trainer.config.turn_checks import refused_turns
 from trainer.config.watching import GUARDS
 
 
@@ -48,7 +49,8 @@ def validate(config: RunConfig) -> None:
             f"optimizer.hpz_ranks is {c.optimizer.hpz_ranks} at optimizer.zero_stage"
             f" {c.optimizer.zero_stage}, where every GPU has all weights: set it to 1"
         )
-    refused = *_refused_adapters(c), *_refused_fleet(c), *_refused_teacher(c), *_refused_replay(c)
+    refused = [*_refused_adapters(c), *_refused_fleet(c), *_refused_teacher(c), *_refused_replay(c)]
+    refused += refused_turns(c)
     for wrong, change in refused:
         if wrong:
             raise ConfigError(change)

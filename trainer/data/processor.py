@@ -21,6 +21,7 @@ from trainer.data.schema import LEARNED, Row, content_text
 from trainer.hardware import architectures
 from trainer.storage import hub
 from trainer.system.errors import StorageError
+from trainer.turns.calls import with_tools
 
 VISION_TOKENS = (
     "image_token_id",
@@ -80,10 +81,12 @@ class Prompter:
     not answer.
     """
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, tools: Sequence[dict[str, Any]] = ()) -> None:
+        """tools: JSON schemas of the functions that every prompt offers."""
         from transformers import AutoConfig, AutoProcessor, AutoTokenizer
 
         self._model = model
+        self.tools = list(tools)
         config = RunConfig(model=model)
         revision = {"revision": model.revision} if model.revision else {}
         try:
@@ -170,6 +173,8 @@ class Prompter:
             self.image_token_id,
             version("transformers"),
         ]
+        if self.tools:
+            parts.append(self.tools)
         return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 
     def vocabulary(self) -> str:
@@ -201,13 +206,34 @@ class Prompter:
 
     def texts(self, chats: Sequence[list[dict[str, Any]]]) -> list[str]:
         """Text of the chats by the model's template, up to the start of the completion."""
+        wanted: dict[str, Any] = {"tokenize": False, "add_generation_prompt": True}
+        if self.tools and self.offers_tools:
+            wanted["tools"] = self.tools
+        elif self.tools:
+            chats = [with_tools(messages, self.tools) for messages in chats]
         if self.has_vision:
-            return self.processor.apply_chat_template(list(chats), tokenize=False, add_generation_prompt=True)
+            return self.processor.apply_chat_template(list(chats), **wanted)
         plain = []
         for messages in chats:
             plain.append([{**m, "content": content_text(m["content"])} for m in messages])
 
-        return self.tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True)
+        return self.tokenizer.apply_chat_template(plain, **wanted)
+
+    @property
+    def chat_template(self) -> str:
+        """The model's own, in Jinja."""
+        return str(getattr(self.processor, "chat_template", None) or self.tokenizer.chat_template)
+
+    @property
+    def offers_tools(self) -> bool:
+        """Whether the chat template asks for calls in JSON. That of Qwen2.5-VL knows no tools, and that of
+        Qwen3.5 asks for another form: there the prompt has the words of Qwen2.5's."""
+        return "<function-name>" in self.chat_template
+
+    @property
+    def writes_results(self) -> bool:
+        """Whether the chat template writes what stands around a tool's result."""
+        return "<tool_response>" in self.chat_template
 
     def encode(self, row: Row, images: list[Image.Image] | None = None) -> EncodedPrompt:
         """One row by chat template, tokenizer and image processor, up to the start of the completion.
@@ -326,19 +352,31 @@ class Prompter:
                 "leave it out"
             )
 
-    def _image_tokens(self, data: bytes, row_id: str) -> int:
+    @property
+    def cell(self) -> int:
+        """Pixels of each side of the square that one image token stands for."""
+        return self.processor.image_processor.patch_size * self.merge_size
+
+    def seen_size(self, width: int, height: int) -> tuple[int, int]:
+        """Width and height that an image of these is resized to."""
         from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
 
-        width, height = image_size(data, row_id)
-        factor = self.processor.image_processor.patch_size * self.merge_size
         height, width = smart_resize(
             height,
             width,
-            factor=factor,
+            factor=self.cell,
             min_pixels=self.size["shortest_edge"],
             max_pixels=self.size["longest_edge"],
         )
-        return height * width // factor**2
+        return width, height
+
+    def tokens_of_size(self, width: int, height: int) -> int:
+        """Number of tokens of an image of this size."""
+        width, height = self.seen_size(width, height)
+        return height * width // self.cell**2
+
+    def _image_tokens(self, data: bytes, row_id: str) -> int:
+        return self.tokens_of_size(*image_size(data, row_id))
 
     def request(self, row: Row, images: list[Image.Image]) -> EngineRequest:
         """The prompt as the engine reads it, which resizes the decoded images by itself."""

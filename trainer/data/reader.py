@@ -10,12 +10,14 @@ import numpy as np
 from PIL import Image
 
 from trainer.config import RunConfig, Split
+from trainer.config.turns import images_of
 from trainer.data import lengths
 from trainer.data.byte_cache import ByteCache
 from trainer.data.dataset import Dataset
 from trainer.data.images import decode_image
 from trainer.data.processor import EncodedPrompt, EngineRequest, Prompter
 from trainer.data.prompts import PromptWording
+from trainer.turns.environments import tools_of
 
 
 class Datasets:
@@ -44,7 +46,7 @@ class RowReader:
     @cached_property
     def prompter(self) -> Prompter:
         """The model's processor. It is loaded before the model, since the rows' lengths depend on it."""
-        prompter = Prompter(self.config.model)
+        prompter = Prompter(self.config.model, tools_of(self.config.turns))
         if self.config.method == "grpo":
             prompter.check_longest(self.config.longest_sequence)
         return prompter
@@ -56,14 +58,15 @@ class RowReader:
         return -1 if number is None else number
 
     def images_per_prompt(self) -> int:
-        """Most images of any prompt of the run: an engine takes no more than it was built for."""
+        """Most images of any prompt of the run, with what is shown in later turns: an engine takes no more
+        than it was built for."""
         splits = [self.config.train_split]
         if self.config.evaluation.every_steps:
             splits.append(self.config.evaluation_split)
         most = 1
         for split in splits:
             most = max(most, self.datasets[split].images_per_row)
-        return most
+        return most + images_of(self.config.turns)
 
     def lengths(self, split: Split, start: int, stop: int) -> np.ndarray:
         """Tokens of rows `start` to `stop`, [rows, 2]: prompt, and worked solution if solutions are trained

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,6 +22,7 @@ from trainer.algorithm.traces import Trace
 from trainer.checkpoint.reader import FoundCheckpoint, ShardReader, fetch_rank
 from trainer.checkpoint.writer import RankStatus, ShardWriter
 from trainer.config import Split, budget, checkpoint_holds_policy
+from trainer.data.dialog import Dialogs, dialogs_of
 from trainer.hardware import model_shapes
 from trainer.learning import lora
 from trainer.learning.learner import LearnerFacts
@@ -162,8 +164,16 @@ class LearnerPart:
         """Packs traces of rows of `split` into one row of tensors."""
         beacon.count_piece()
         return collate(
-            traces, lambda trace: self.reader.encoded(split, trace.row), self.reader.prompter.positions
+            traces,
+            lambda trace: self.reader.encoded(split, trace.row),
+            self.reader.prompter.positions,
+            lambda trace: self.dialogs.encoded(split, trace) if self.dialogs else None,
         )
+
+    @cached_property
+    def dialogs(self) -> Dialogs | None:
+        """Makes what later turns showed again."""
+        return dialogs_of(self.config, self.reader)
 
     def forget_peak(self) -> None:
         """Starts the measurement of the GPU's peak memory anew."""

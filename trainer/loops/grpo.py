@@ -34,6 +34,8 @@ from trainer.loops.process import main
 from trainer.loops.sampling_schedule import SamplingSchedule
 from trainer.observe.step_stats import describe_completions, sample_rows
 from trainer.run.session import Session
+from trainer.run.shown import ShownImages
+from trainer.turns.counts import describe_episodes
 
 
 def train(config: RunConfig, run: Session) -> None:
@@ -41,6 +43,7 @@ def train(config: RunConfig, run: Session) -> None:
     learner = run.learner
     sampler = run.sampler
     phases = run.phases
+    shown = ShownImages(config)
     total, per_step = total_steps(config, len(run.train_rows)), updates_per_step(config)
     resumed = run.resume()
     step, carried = resumed.step, LoopState.resume(resumed.carried, config, resumed.step)
@@ -79,7 +82,7 @@ def train(config: RunConfig, run: Session) -> None:
             with phases("eval"):
                 mismatch = ahead.probe(step)
                 stats |= evaluate(config, run, step) | mismatch()
-        run.log(step, stats, batch.traces, sample_rows(config, run.train_set, step, batch))
+        run.log(step, stats, batch.traces, sample_rows(config, run.train_set, step, batch, shown.of))
         run.save(step, total, step * per_step, carried.state(), stats.get("eval/accuracy"))
     run.finish(step, step * per_step, carried.state())
 
@@ -133,6 +136,8 @@ def update_policy(
     if not algorithm.kl_coef:
         metrics.pop("kl/mean", None)  # there is no reference
     metrics |= describe_completions(graded.traces, graded.outcomes) | credit.describe(config, members)
+    if config.turns.environment != "off":
+        metrics |= describe_episodes(graded.traces)
     if graded.teacher is not None and batch.old is not None:
         judged = [graded.teacher[members[i]] for i in sorted(kept)]
         metrics |= teacher_metrics(judged, [batch.old[i] for i in sorted(kept)])

@@ -151,6 +151,16 @@ NAMES: dict[str, MetricName] = {
         "Share of tokens, over all layers, for which the policy would have chosen other experts than the"
         " engine; with `algorithm.routing_replay`.",
     ),
+    "turns/replies_mean": MetricName(
+        "replies", "Mean number of the model's replies in an episode (`turns`)."
+    ),
+    "turns/errors_mean": MetricName(
+        "observations", "Mean number of an episode's calls that were malformed or could not be answered."
+    ),
+    "turns/limit_fraction": MetricName("fraction", "Share of episodes that `turns.limit` cut off."),
+    "turns/observed_tokens_mean": MetricName(
+        "tokens", "Mean number of an episode's tokens behind its prompt that the model did not sample."
+    ),
     "rollout/not_finite": MetricName(
         "completions", "Completions with engine logprobs that are not finite; the loss leaves them out."
     ),

@@ -119,7 +119,8 @@ class Metrics:
 
         Each row: row, question, completion (the text), ground_truth, verdict, reward, advantage, tokens (of
         the completion), and image_pngs: encoded images (PNG, JPEG or WebP), kept at no more than IMAGE_SIDE
-        pixels.
+        pixels. An episode of several turns also has dialog: [reply, observation, reply, ...], and shown: how
+        many of the last images each observation showed.
         """
         written = []
         for row in rows:

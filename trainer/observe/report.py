@@ -256,8 +256,10 @@ DECIDED_BY = {"exact": "exact arithmetic", "points": "values at points", "text":
 """How a card says what decided (docs/rewards.md)."""
 
 
-def _card(sample: dict[str, Any], pictures: str) -> str:
+def _card(sample: dict[str, Any], pictures: Sequence[str]) -> str:
     verdict = str(sample.get("verdict", ""))
+    asked = len(pictures) - sum(sample.get("shown", []))
+    beside = "".join(pictures[:asked])
     numbers = [f"reward {format_number(float(sample['reward']))}"] if "reward" in sample else []
     if "advantage" in sample:
         numbers.append(f"advantage {float(sample['advantage']):+.2f}")
@@ -268,16 +270,35 @@ def _card(sample: dict[str, Any], pictures: str) -> str:
         numbers.append(f"decided by {rule}")
     numbers.append(f"row {sample.get('row', '?')}")
     return (
-        f'<article data-verdict="{html.escape(verdict)}"><div class="pictures">{pictures}</div>'
+        f'<article data-verdict="{html.escape(verdict)}"><div class="pictures">{beside}</div>'
         f'<div class="said">'
         f'<p class="question">{html.escape(str(sample.get("question", "")))}</p>'
-        f'<div class="answer">{_answer(str(sample.get("completion", "")))}</div>'
+        f"{_said(sample, pictures[asked:])}"
         f'<p class="grade"><span class="chip {html.escape(verdict)}">'
         f"{html.escape(verdict.replace('_', ' '))}</span>"
         f"<span>ground truth <b>{html.escape(str(sample.get('ground_truth', '')))}</b></span>"
         f"<small>{' · '.join(numbers)}</small></p>"
         "</div></article>"
     )
+
+
+def _said(sample: dict[str, Any], shown: Sequence[str]) -> str:
+    """What the model said; of an episode, each reply and what was observed then, with the images that it
+    showed."""
+    dialog = sample.get("dialog")
+    if not dialog:
+        return f'<div class="answer">{_answer(str(sample.get("completion", "")))}</div>'
+    left = list(shown)
+    counts = iter(sample["shown"])
+    turns = []
+    for turn, text in enumerate(dialog):
+        if turn % 2 == 0:
+            turns.append(f'<div class="answer">{_answer(text)}</div>')
+            continue
+        count = next(counts, 0)
+        images, left = left[:count], left[count:]
+        turns.append(f'<div class="observed"><p>{html.escape(text)}</p>{"".join(images)}</div>')
+    return "".join(turns)
 
 
 def _answer(text: str, limit: int = 4000) -> str:
@@ -294,7 +315,8 @@ def _answer(text: str, limit: int = 4000) -> str:
     return re.sub(r"(&lt;answer&gt;.*?&lt;/answer&gt;)", r"<b>\1</b>", safe, flags=re.DOTALL)
 
 
-def _pictures(run_dir: Path, paths: Sequence[str], budget: int) -> tuple[str, int]:
+def _pictures(run_dir: Path, paths: Sequence[str], budget: int) -> tuple[list[str], int]:
+    """Each image in the page, or its name where the budget of bytes is spent; and what is left of it."""
     parts = []
     for path in paths:
         file = run_dir / path
@@ -307,7 +329,7 @@ def _pictures(run_dir: Path, paths: Sequence[str], budget: int) -> tuple[str, in
         parts.append(
             f'<img alt="" src="data:image/{kind};base64,{base64.b64encode(file.read_bytes()).decode()}">'
         )
-    return "".join(parts), budget
+    return parts, budget
 
 
 # --- configuration and attempts -------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
 from trainer.algorithm.credit import CreditedTraces
@@ -111,10 +111,14 @@ def utilisation(
 
 
 def sample_rows(
-    config: RunConfig, dataset: Dataset, step: int, batch: CreditedTraces
+    config: RunConfig,
+    dataset: Dataset,
+    step: int,
+    batch: CreditedTraces,
+    shown_in: Callable[[Trace], list[list[bytes]]],
 ) -> list[dict[str, Any]]:
     """A few of the completions trained on with their images, spread over the groups; [] where none are
-    due."""
+    due. shown_in: images that each observation of an episode showed."""
     log = config.logging
     if not log.samples_per_step or (step - 1) % max(log.samples_every_steps, 1):
         return []
@@ -123,12 +127,20 @@ def sample_rows(
     for i in list(range(0, len(batch.traces), stride))[: log.samples_per_step]:
         trace, outcome = batch.traces[i], batch.outcomes[i]
         row = dataset[trace.row]
+        images = list(row.images)
+        episode = {}
+        if trace.dialog:
+            shown = shown_in(trace)
+            episode = {"dialog": [*trace.dialog, trace.text], "shown": list(map(len, shown))}
+            for files in shown:
+                images += files
         rows.append(
-            {
+            episode
+            | {
                 "row": trace.row,
                 "question": question_text(row.messages),
-                "image_pngs": row.images,
-                "completion": trace.text,
+                "image_pngs": images,
+                "completion": trace.transcript,
                 "ground_truth": row.answer,
                 "verdict": outcome.verdict,
                 "rule": outcome.rule,

@@ -322,7 +322,9 @@ class Session:
             answer_types.append(row.answer_type)
             questions.append(question_text(row.messages))
             if self.config.rewards.own:
-                ids = {"completion_ids": trace.completion.tolist()} if self.rewards.wants_ids else {}
+                ids = (
+                    {"completion_ids": trace.tokens[trace.learned].tolist()} if self.rewards.wants_ids else {}
+                )
                 facts.append(_facts(row) | ids)
         completions = [trace.text for trace in traces]
         outcomes = self.rewards.score(completions, references, answer_types, questions, facts)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from trainer.algorithm.traces import Prompt, Trace
 from trainer.config import Split
+from trainer.data.dialog import dialogs_of
 from trainer.learning.learner_part import LearnerPart
 from trainer.ranks.process import RankProcess
+from trainer.rewards.quick import quick_verdict
 
 
 class SamplerPart:
@@ -34,6 +37,8 @@ class SamplerPart:
         if self.engine.sleeps:
             self.learner.asleep_bytes = self.process.allocated_bytes() - before
         self.engine.sleep()
+        verdict = partial(quick_verdict, self.config.rewards)
+        self.dialogs = dialogs_of(self.config, self.reader, verdict)
 
     def load(self, version: int) -> None:
         """Brings the policy's weights into the engine. Before: the engine sleeps. After: it is awake."""
@@ -83,6 +88,7 @@ class SamplerPart:
                 max_tokens=max_tokens,
                 with_routes=with_routes,
                 begun=begun,
+                answered=partial(self.dialogs.answered, split, max_tokens) if self.dialogs else None,
             )
             for group in groups:
                 if first_of_engine:

@@ -13,15 +13,18 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from functools import partial
+from pathlib import Path
 
 from trainer import config as configuration
 from trainer.config import ConfigError, RunConfig
 from trainer.hardware.model_shapes import KNOWN, config_file
 from trainer.system.exit_codes import EXIT_CONFIG, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK
 from trainer.system.processes import end_with_parent
+from trainer.turns.environments import tools_of
 
 READY_S = 3600.0
 """Until the server must answer: weights, graphs."""
@@ -69,6 +72,23 @@ def server_command(config: RunConfig, host: str, port: int) -> list[str]:
     return words
 
 
+def tool_words(config: RunConfig, folder: Path) -> list[str]:
+    """What the command line of a model that calls tools has besides: vLLM's parser of its calls, and a chat
+    template in `folder` where its own would offer them in other words than training."""
+    if not tools_of(config.turns):
+        return []
+    # Loaded where they are needed: torch takes seconds.
+    from trainer.data.processor import Prompter
+    from trainer.data.tool_template import tool_template
+
+    words = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes"]
+    if template := tool_template(Prompter(config.model)):
+        file = folder / "tools.jinja"
+        file.write_text(template, encoding="utf-8")
+        words += ["--chat-template", str(file)]
+    return words
+
+
 def has_vision(path: str) -> bool:
     """Whether a model's folder, or its name on the hub, is that of a vision-language model."""
     if file := config_file(path):
@@ -82,8 +102,9 @@ def serve(config: RunConfig, host: str, port: int, hours: float) -> int:
     if not os.environ.get("VLLM_API_KEY"):
         raise ConfigError("VLLM_API_KEY is not set: whoever finds the port could use the machine")
     began = time.monotonic()
+    scratch = tempfile.TemporaryDirectory(prefix="serve-")
     server = subprocess.Popen(
-        server_command(config, host, port),
+        server_command(config, host, port) + tool_words(config, Path(scratch.name)),
         start_new_session=True,
         # Without us, even after SIGKILL, vLLM would answer, and cost, without an end.
         preexec_fn=partial(end_with_parent, os.getpid(), signal.SIGTERM),
@@ -110,6 +131,7 @@ def serve(config: RunConfig, host: str, port: int, hours: float) -> int:
             time.sleep(0.5)
     finally:
         end_server(server)
+        scratch.cleanup()
     if told:
         return EXIT_INTERRUPTED if signal.SIGINT in told else EXIT_OK
     print(f"error: vLLM ended with {server.returncode}: the lines above say why", file=sys.stderr, flush=True)

@@ -7,6 +7,7 @@ import contextlib
 import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +17,11 @@ from vllm.device_allocator import alloc_conf
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.sample.logits_processor import LogitsProcessor
 
-from trainer.algorithm.seeding import seed_of
 from trainer.algorithm.traces import End, ImageRef, Prompt, Trace, completed_trace, continue_trace
 from trainer.config import ConfigError, RunConfig
 from trainer.data.processor import EngineRequest, Prompter
 from trainer.observe import beacon
+from trainer.sampling.open_group import Answered, OpenGroup, one_token_each
 from trainer.sampling.routes import Routes, one_prompt
 from trainer.weights import in_process
 
@@ -264,8 +265,8 @@ class Engine:
     def __init__(self, config: RunConfig, prompter: Prompter, images_per_prompt: int) -> None:
         in_process.register_transfer()
         self.config = config
-        self.eos_token_id, self._tokenizer = prompter.eos_token_id, prompter.tokenizer
-        self._opening = prompter.opening
+        self.eos_token_id, self._image_token_id = prompter.eos_token_id, prompter.image_token_id
+        self._reply_text = prompter.reply_text
         on_gpu = config.placement.device == "cuda"
         self.pictures_at_once = PICTURES_AT_ONCE if on_gpu else sys.maxsize
         if not on_gpu and config.rollout.tensor_parallel > 1:
@@ -343,6 +344,7 @@ class Engine:
         top_p: float = 1.0,
         with_routes: bool = True,
         begun: Sequence[Trace] = (),
+        answered: Answered | None = None,
     ) -> Iterator[list[Trace]]:
         """Samples completions; yields each prompt's group of traces when the last of them has ended, or was
         cut at `Prompt.cut` tokens.
@@ -355,15 +357,17 @@ class Engine:
         patches of open prompts demands, so that a large evaluation does not hold all its images at once.
         with_routes: whether the traces have the engine's choices of experts, under
         `algorithm.routing_replay`. begun: completions that were cut and go on; of their prompts nothing else
-        is sampled. Raises RuntimeError where engine and policy disagree on a prompt's tokens.
+        is sampled. answered: what an environment puts behind a reply; one whose end is then `cut` goes on in
+        the same call. Raises RuntimeError where engine and policy disagree on a prompt's tokens.
         """
         members: dict[int, dict[int, Trace | None]] = {}
         for trace in begun:
             members.setdefault(trace.group, {})[trace.index] = trace
         limit_bytes = int(self.config.data.image_cache_gib * 2**30)
         waiting = deque(prompts)
-        open_groups = dict[str, _OpenGroup]()
+        open_groups = dict[str, OpenGroup]()
         held_bytes = 0
+        sampling = temperature, max_tokens, top_p
         upcoming: EngineRequest | None = None
         while waiting or open_groups:
             pictures = 0
@@ -373,11 +377,11 @@ class Engine:
                     break
                 prompt = waiting.popleft()
                 all_new: dict[int, Trace | None] = dict.fromkeys(range(samples_per_prompt))
-                group = _OpenGroup(prompt, upcoming, members.get(prompt.group, all_new), with_routes)
+                group = OpenGroup(prompt, upcoming, members.get(prompt.group, all_new), with_routes)
                 open_groups[str(group.prompt.group)] = group
                 held_bytes += upcoming.pixel_bytes
                 pictures += bool(upcoming.images)
-                self._add(group, upcoming, temperature, max_tokens, top_p)
+                self._add(group, upcoming, sampling)
                 upcoming = None
 
             beacon.count_piece()
@@ -386,27 +390,51 @@ class Engine:
                     continue
                 name, _, index = output.request_id.partition("/")
                 group = open_groups[name]
-                group.traces[int(index)] = self._trace(group, int(index), output, max_tokens)
+                trace = self._trace(group, int(index), output, max_tokens)
+                if answered:
+                    trace, ids, images = answered(trace)
+                    if ids:
+                        self._observe(group, trace, ids, images)
+                        self._ask(group, trace.index, sampling)
+                        continue
+                group.traces[int(index)] = trace
                 if len(group.traces) == len(group.begun):
                     held_bytes -= open_groups.pop(name).pixel_bytes
                     yield one_prompt([group.traces[i] for i in sorted(group.traces)])
 
-    def _add(
-        self, group: _OpenGroup, request: EngineRequest, temperature: float, max_tokens: int, top_p: float
-    ) -> None:
-        """Opens the group's requests. Its images are processed once, for all of them; the prompt of one that
-        goes on is the group's with the tokens so far."""
-        inputs: Any = [request.inputs]
-        rendered: dict[str, Any]
-        (rendered,) = self.llm._preprocess_cmpl(inputs)  # ty: ignore[invalid-assignment]
+    def _add(self, group: OpenGroup, request: EngineRequest, sampling: tuple[float, int, float]) -> None:
+        """Opens the group's requests. Its images are processed once, for all of them."""
+        group.rendered = self._rendered(request.inputs)
         for index in group.begun:
-            params = self._params(group, index, temperature, max_tokens, top_p)
-            ids = [*rendered["prompt_token_ids"], *group.so_far(index)]
-            extended: Any = {**rendered, "prompt_token_ids": ids}
-            self.llm.llm_engine.add_request(f"{group.prompt.group}/{index}", extended, params)
+            self._ask(group, index, sampling)
+
+    def _rendered(self, inputs: Any) -> dict[str, Any]:
+        """A prompt with its images processed."""
+        (rendered,) = self.llm._preprocess_cmpl([inputs])
+        return rendered  # ty: ignore[invalid-explicit-return]
+
+    def _ask(self, group: OpenGroup, index: int, sampling: tuple[float, int, float]) -> None:
+        """Opens one request. The prompt of one that goes on is the group's with the tokens so far."""
+        params = self._params(group, index, *sampling)
+        extended: Any = group.extended(index)
+        self.llm.llm_engine.add_request(f"{group.prompt.group}/{index}", extended, params)
+
+    def _observe(self, group: OpenGroup, trace: Trace, ids: list[int], images: Sequence[Any]) -> None:
+        """Has a completion go on behind an observation of these tokens and images."""
+        group.begun[trace.index] = trace
+        if images:
+            alone = one_token_each(ids, self._image_token_id)
+            asked = {"prompt_token_ids": alone, "multi_modal_data": {"image": list(images)}}
+            rendered = self._rendered(asked)
+            if list(rendered["prompt_token_ids"]) != ids:
+                raise RuntimeError(
+                    f"row {trace.row}: engine and policy read {len(images)} shown images as"
+                    f" {len(rendered['prompt_token_ids'])} and {len(ids)} tokens"
+                )
+            group.shown.setdefault(trace.index, []).append((len(trace.tokens) - len(ids), rendered))
 
     def _params(
-        self, group: _OpenGroup, index: int, temperature: float, max_tokens: int, top_p: float
+        self, group: OpenGroup, index: int, temperature: float, max_tokens: int, top_p: float
     ) -> SamplingParams:
         left = max_tokens - len(group.so_far(index))
         return SamplingParams(
@@ -423,7 +451,7 @@ class Engine:
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
 
-    def _trace(self, group: _OpenGroup, index: int, output: Any, max_tokens: int) -> Trace:
+    def _trace(self, group: OpenGroup, index: int, output: Any, max_tokens: int) -> Trace:
         engine_ids = list(output.prompt_token_ids or ())
         begun, so_far = group.begun[index], group.so_far(index)
         asked = [*group.prompt_ids, *so_far]
@@ -451,37 +479,7 @@ class Engine:
             images=tuple(ImageRef(group.prompt.row, number) for number in range(group.images)),
             version=self.version,
             end=end,
-            text=self._opening
-            + self._tokenizer.decode(
-                [*so_far, *ids], skip_special_tokens=True, clean_up_tokenization_spaces=False
-            ),
             routes=routes,
         )
-        return continue_trace(begun, piece) if begun else piece
-
-
-class _OpenGroup:
-    """A prompt whose completions are being sampled."""
-
-    def __init__(
-        self, prompt: Prompt, request: EngineRequest, begun: dict[int, Trace | None], with_routes: bool
-    ) -> None:
-        """begun: what there is of each completion that is sampled, by index."""
-        self.prompt, self.begun = prompt, begun
-        self.with_routes = with_routes
-        self.prompt_ids = request.token_ids
-        self.pixel_bytes = request.pixel_bytes
-        self.images = request.images
-        self.traces: dict[int, Trace] = {}
-
-    def so_far(self, index: int) -> list[int]:
-        """Tokens of a completion that older weights sampled."""
-        trace = self.begun[index]
-        return trace.completion.tolist() if trace else []
-
-    def seed(self, index: int) -> int:
-        """Seed of what is sampled of a completion now."""
-        trace = self.begun[index]
-        if trace is None:
-            return self.prompt.seed + index
-        return seed_of(self.prompt.seed, index, len(trace.segments))
+        trace = continue_trace(begun, piece) if begun else piece
+        return replace(trace, text=self._reply_text(trace.replies[-1].tolist()))

@@ -1,0 +1,30 @@
+"""What the grader says of a reply at once."""
+
+from __future__ import annotations
+
+import pytest
+
+from trainer.config import Rewards
+from trainer.data.schema import TASK, Row
+from trainer.rewards.quick import quick_verdict
+
+TWO_BOXES = "<think> a </think><answer> $\\boxed{3}$ $\\boxed{4}$ </answer>"
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "reply", "verdict"),
+    [
+        ("3", "number", "<think> a </think><answer> $\\boxed{3}$ </answer>", "correct"),
+        ("3", "number", "<think> a </think><answer> $\\boxed{3.0}$ </answer>", "correct"),
+        ("3", "number", "<think> a </think><answer> $\\boxed{4}$ </answer>", "wrong"),
+        ("3", "number", TWO_BOXES, "wrong"),
+        ("3", "number", "It is 3.", "no_answer"),
+        ("B", "letter", "<think> a </think><answer> $\\boxed{A}$ </answer>", "wrong"),
+        ("2 \\sqrt{2}", "math", "<think> a </think><answer> $\\boxed{\\sqrt{8}}$ </answer>", None),
+        ("3", "task", "<think> a </think><answer> $\\boxed{4}$ </answer>", None),
+    ],
+)
+def test_what_needs_no_evaluation_is_told_at_once(answer, kind, reply, verdict):
+    extra = {TASK: {"family": "f", "entry": {}}} if kind == "task" else {}
+    row = Row("a", "s", [{"role": "user", "content": "What is it?"}], [], answer, kind, "", extra)
+    assert quick_verdict(Rewards(), row, reply) == verdict

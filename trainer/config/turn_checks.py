@@ -1,0 +1,54 @@
+"""What episodes of several turns cannot be combined with."""
+
+from __future__ import annotations
+
+from trainer.config.schema import RunConfig
+
+
+def refused_turns(c: RunConfig) -> list[tuple[bool, str]]:
+    """Combinations that are not built, or mean nothing, and what to change."""
+    environment = c.turns.environment
+    if environment == "off":
+        return []
+    key = f"turns.environment is {environment}"
+    unset = "set turns.environment to off"
+    rewards = c.rewards
+    other_grader = bool(rewards.own) or bool(rewards.remote_url) or bool(rewards.judge_url)
+    least, most = c.model.min_pixels, c.model.max_pixels
+    return [
+        (c.method != "grpo", f"{key} with method {c.method}, which samples no reply: {unset}"),
+        (
+            c.fleet.workers != "off",
+            f"{key} with fleet.workers {c.fleet.workers}: workers sample one turn alone; set fleet.workers to"
+            f" off, or {unset}",
+        ),
+        (
+            c.rollout.staleness > 0,
+            f"{key} with rollout.staleness {c.rollout.staleness}, which was not tried together: set"
+            f" rollout.staleness to 0, or {unset}",
+        ),
+        (
+            c.algorithm.routing_replay,
+            f"{key} with algorithm.routing_replay: the engine keeps the experts of one turn alone; set"
+            f" algorithm.routing_replay to false, or {unset}",
+        ),
+        (
+            c.teaches,
+            f"{key} with algorithm.teacher, which was not tried together: leave algorithm.teacher empty, or"
+            f" {unset}",
+        ),
+        (
+            bool(c.evaluation.pass_rate_samples),
+            f"{key} with evaluation.pass_rate_samples: pass rates are of one turn; {unset}",
+        ),
+        (
+            environment == "again" and other_grader,
+            "turns.environment again tells what the built-in grader finds wrong, and rewards.function,"
+            f" rewards.remote_url or rewards.judge_url grades otherwise: leave those empty, or {unset}",
+        ),
+        (
+            environment == "zoom" and not least <= c.turns.image_pixels <= most,
+            f"turns.image_pixels {c.turns.image_pixels} is not between model.min_pixels {least} and"
+            f" model.max_pixels {most}, so pictures would be resized once more: choose one that is",
+        ),
+    ]

@@ -1,0 +1,184 @@
+"""What environments answer, as tokens behind a reply and as the pixels that the policy reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cached_property, partial
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from trainer.algorithm.traces import Trace, Verdict
+from trainer.config import ConfigError, RunConfig, Split
+from trainer.data.processor import EncodedPrompt, Prompter
+from trainer.data.reader import RowReader
+from trainer.data.schema import Row
+from trainer.turns.calls import as_result
+from trainer.turns.environments import environment_of
+from trainer.turns.episode import Environment, Observation, SeenPicture, Situation
+
+ASKED = {"role": "user", "content": [{"type": "text", "text": "?"}]}
+MARK = "a reply, 1e5d70b2"
+REPLIED = {"role": "assistant", "content": [{"type": "text", "text": MARK}]}
+
+
+class Dialogs:
+    """The episodes of a run in one process.
+
+    What the model said is never tokenized again: an observation's tokens, with what the chat template
+    writes around them, are put behind the sampled ones, and are not learned.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        environment: Environment,
+        reader: RowReader,
+        verdict: Callable[[Row, str], Verdict | None],
+    ) -> None:
+        """verdict: what the grader says of a reply at once. Raises ConfigError for a chat template in which
+        an observation cannot be told from the rest."""
+        self.config = config
+        self.environment = environment
+        self.reader = reader
+        self._verdict = verdict
+        images = (Image.new("RGB", (64, 64)),) if environment.shows_images else ()
+        for role in ("tool", "user"):
+            self.token_ids(Observation("?", images, role))
+
+    @property
+    def prompter(self) -> Prompter:
+        """The model's processor."""
+        return self.reader.prompter
+
+    def situation(self, split: Split, index: int) -> Situation:
+        """What the environment knows of a row."""
+        row = self.reader.datasets[split][index]
+        verdict = partial(self._verdict, row)
+        if not self.environment.shows_images:
+            return Situation((), verdict)
+        pictures = []
+        for image in self.reader.decoded(split, index):
+            pictures.append(SeenPicture(image, self.prompter.seen_size(image.width, image.height)))
+        return Situation(pictures, verdict, self.prompter.cell)
+
+    def answered(
+        self, split: Split, max_tokens: int, trace: Trace
+    ) -> tuple[Trace, list[int], Sequence[Image.Image]]:
+        """An episode after a reply. Its end is `cut` where an observation was put behind it, so that it goes
+        on: then also the observation's token ids and images.
+
+        A reply that ended with another token than the chat template ends replies with is the last one.
+        max_tokens: most tokens behind the prompt. Without room for observation and reply it ends by
+        `length`, and at `turns.limit` replies by `turns`.
+        """
+        if trace.end != "stop" or trace.tokens[-1] != self.prompter.eos_token_id:
+            return trace, [], ()
+        replies = [*trace.dialog[::2], trace.text]
+        observation = self.environment.answer(self.situation(split, trace.row), replies)
+        if observation is None:
+            return trace, [], ()
+        if len(replies) == self.config.turns.limit:
+            return replace(trace, end="turns"), [], ()
+        ids = self.token_ids(observation)
+        behind_prompt = len(trace.completion) + len(ids)
+        if behind_prompt >= max_tokens or trace.shared + behind_prompt >= self.config.longest_sequence:
+            return replace(trace, end="length"), [], ()
+        tokens = np.concatenate([trace.tokens, np.asarray(ids, np.int32)])
+        dialog = *trace.dialog, trace.text, observation.text
+        return replace(trace, tokens=tokens, dialog=dialog, end="cut"), ids, observation.images
+
+    def token_ids(self, observation: Observation) -> list[int]:
+        """Token ids between the end token of a reply and the first token of the next, image placeholders
+        expanded. Raises ConfigError as the constructor does."""
+        whole = self._rendered(observation)
+        eos = self.prompter.tokenizer.eos_token
+        reply = whole.find(MARK)
+        end = whole.find(eos, reply)
+        image = self.prompter.image_token_id
+        ids = self.prompter.tokenizer(whole[end + len(eos) :], add_special_tokens=False)["input_ids"]
+        if reply < 0 or end < 0 or ids.count(image) != len(observation.images):
+            raise ConfigError(
+                f"turns.environment {self.config.turns.environment}: the model's chat template writes no"
+                f" reply of role {observation.role} with {len(observation.images)} images: choose another"
+                " environment, or another model"
+            )
+        counts = iter([self.prompter.tokens_of_size(*shown.size) for shown in observation.images])
+        expanded = []
+        for token in ids:
+            expanded += [token] * (next(counts) if token == image else 1)
+        return expanded
+
+    def _rendered(self, observation: Observation) -> str:
+        """The chat of a question, a reply and an observation, up to the next reply."""
+        text = self.disarmed(observation.text)
+        behind = ""
+        role = observation.role
+        if role == "tool" and not self.prompter.writes_results:
+            role = "user"
+            text, behind = as_result(text)
+        content: list[dict[str, Any]] = [{"type": "text", "text": text}]
+        content += [{"type": "image"} for _ in observation.images]
+        if behind:
+            content.append({"type": "text", "text": behind})
+        return self.prompter.texts([[ASKED, REPLIED, {"role": role, "content": content}]])[0]
+
+    def disarmed(self, text: str) -> str:
+        """A text in which no special token of the tokenizer stands: each gets a space behind its first
+        character."""
+        for token in self._special:
+            text = text.replace(token, f"{token[0]} {token[1:]}")
+        return text
+
+    @cached_property
+    def _special(self) -> list[str]:
+        return sorted(self.prompter.tokenizer.get_added_vocab(), key=len, reverse=True)
+
+    def encoded(self, split: Split, trace: Trace) -> EncodedPrompt | None:
+        """What an episode's observations showed, as the policy reads it: every picture is made again from
+        row and replies. None: they showed none. Raises RuntimeError where they are not what they were."""
+        image = self.reader.image_token_id
+        shown = int(np.count_nonzero(trace.completion == image))
+        if not shown:
+            return None
+        key = ("observed", split.path, split.name, trace.row, trace.completion.tobytes())
+        encoded = self.reader.cache.get(
+            key, partial(self._encode, split, trace), lambda made: made.size_bytes
+        )
+        patches = int(encoded.grid_thw.prod(-1).sum())
+        if patches != shown * self.prompter.merge_size**2:
+            raise RuntimeError(
+                f"row {trace.row}: {shown} image tokens in its observations for {patches} patches:"
+                " the environment is not the one that answered them"
+            )
+        return encoded
+
+    def _encode(self, split: Split, trace: Trace) -> EncodedPrompt:
+        situation = self.situation(split, trace.row)
+        images: list[Image.Image] = []
+        for turn in range(0, len(trace.dialog), 2):
+            observation = self.environment.answer(situation, trace.dialog[: turn + 1 : 2])
+            if observation is None or observation.text != trace.dialog[turn + 1]:
+                raise RuntimeError(
+                    f"row {trace.row}: its reply {turn // 2 + 1} is answered otherwise than it was:"
+                    " the environment is not a function of row and replies"
+                )
+            images += observation.images
+        out = self.prompter.processor.image_processor(
+            images=images, size=self.prompter.size, return_tensors="pt"
+        )
+        return EncodedPrompt([], out["pixel_values"], out["image_grid_thw"])
+
+
+def no_verdict(row: Row, reply: str) -> None:
+    """For processes that only make pictures again, which no verdict changes."""
+
+
+def dialogs_of(
+    config: RunConfig, reader: RowReader, verdict: Callable[[Row, str], Verdict | None] = no_verdict
+) -> Dialogs | None:
+    """The run's dialogs; None where one reply is the whole completion."""
+    environment = environment_of(config.turns)
+    return Dialogs(config, environment, reader, verdict) if environment else None

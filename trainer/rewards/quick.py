@@ -1,0 +1,20 @@
+"""The built-in grader's verdict where no process is needed for it."""
+
+from __future__ import annotations
+
+from trainer.algorithm.traces import Verdict
+from trainer.config import Rewards
+from trainer.data.schema import Row, question_text
+from trainer.rewards.grading.forms import FORMS
+from trainer.rewards.grading.grader import decide_fast
+
+
+def quick_verdict(rewards: Rewards, row: Row, text: str) -> Verdict | None:
+    """The verdict on a completion, in microseconds; None where something must be evaluated, or a family's
+    verifier asked."""
+    content, hedged = FORMS[rewards.answer].answer(text)
+    if content is None:
+        return "no_answer"
+    if row.answer_type == "task":
+        return None
+    return decide_fast("" if hedged else content, row.reference, row.answer_type, question_text(row.messages))

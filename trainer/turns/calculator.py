@@ -1,0 +1,102 @@
+"""A tool for arithmetic: Python's parser, and a walk over its tree that knows numbers, operators and a few
+functions. Nothing of a reply is evaluated as code."""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from trainer.turns.calls import BadCallError
+from trainer.turns.episode import Observation, Situation
+
+LONGEST = 200
+"""Characters of an expression; it bounds the time and the depth of the tree."""
+OPERATORS: dict[type, Callable[[float, float], float]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: math.pow,
+}
+SIGNS: dict[type, Callable[[float], float]] = {ast.UAdd: operator.pos, ast.USub: operator.neg}
+FUNCTIONS: dict[str, Callable[[float], float]] = {
+    "sqrt": math.sqrt,
+    "abs": abs,
+    "sin": math.sin,
+    "cos": math.cos,
+    "tan": math.tan,
+    "asin": math.asin,
+    "acos": math.acos,
+    "atan": math.atan,
+    "log": math.log,
+    "log10": math.log10,
+    "exp": math.exp,
+    "radians": math.radians,
+    "degrees": math.degrees,
+}
+CONSTANTS = {"pi": math.pi, "e": math.e}
+
+
+class Calculator:
+    """A `Tool`. Numbers are floating-point, so no result takes long or much memory."""
+
+    shows_images = False
+    schema: dict[str, Any] = {
+        "name": "calculator",
+        "description": "Computes an arithmetic expression of numbers, + - * / // % **, parentheses, pi, e"
+        f" and the functions {', '.join(FUNCTIONS)}; angles are in radians.",
+        "parameters": {
+            "type": "object",
+            "properties": {"expression": {"type": "string", "description": "For example: 3 * (2 + sqrt(5))"}},
+            "required": ["expression"],
+        },
+    }
+
+    def use(self, situation: Situation, arguments: Mapping[str, Any]) -> Observation:
+        """`Tool.use`: the value, to 15 digits."""
+        expression = arguments.get("expression")
+        if not isinstance(expression, str):
+            raise BadCallError('"expression" is not a text')
+        return Observation(f"{computed(expression):.15g}")
+
+
+def computed(expression: str) -> float:
+    """The value of an expression. Raises BadCallError."""
+    if len(expression) > LONGEST:
+        raise BadCallError(f"the expression is longer than {LONGEST} characters")
+    try:
+        with warnings.catch_warnings(action="ignore"):  # of Python, about code such as "1or 2"
+            tree = ast.parse(expression.strip().replace("^", "**"), mode="eval")
+        value = _value(tree.body)
+    except (SyntaxError, RecursionError, MemoryError):
+        raise BadCallError("the expression cannot be read") from None
+    except ZeroDivisionError:
+        raise BadCallError("division by zero") from None
+    except OverflowError:
+        raise BadCallError("the result is too large") from None
+    except ValueError:  # math's word for the root of -1, and the parser's for a zero byte
+        raise BadCallError("the expression has no real value") from None
+    if not math.isfinite(value):
+        raise BadCallError("the result is too large")
+    return value
+
+
+def _value(node: ast.expr) -> float:
+    match node:
+        case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
+            return float(number)
+        case ast.Name(id=name) if name in CONSTANTS:
+            return CONSTANTS[name]
+        case ast.UnaryOp(op=sign, operand=operand) if type(sign) in SIGNS:
+            return SIGNS[type(sign)](_value(operand))
+        case ast.BinOp(left=left, op=op, right=right) if type(op) in OPERATORS:
+            return OPERATORS[type(op)](_value(left), _value(right))
+        case ast.Call(func=ast.Name(id=name), args=[argument], keywords=[]) if name in FUNCTIONS:
+            return FUNCTIONS[name](_value(argument))
+    raise BadCallError("the expression has something else than numbers, operators and known functions")

@@ -1,0 +1,31 @@
+"""The environment of a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trainer.config import Turns
+from trainer.turns.again import Again
+from trainer.turns.calculator import Calculator
+from trainer.turns.episode import Environment
+from trainer.turns.tool import ToolEnvironment
+from trainer.turns.zoom import Zoom
+
+
+def environment_of(turns: Turns) -> Environment | None:
+    """What answers replies; None: a reply is the whole completion."""
+    match turns.environment:
+        case "off":
+            return None
+        case "again":
+            return Again()
+        case "calculator":
+            return ToolEnvironment(Calculator())
+        case "zoom":
+            return ToolEnvironment(Zoom(turns.image_pixels))
+
+
+def tools_of(turns: Turns) -> list[dict[str, Any]]:
+    """Schemas of the tools that a run's prompts offer."""
+    environment = environment_of(turns)
+    return list(environment.tools) if environment else []

@@ -1,0 +1,42 @@
+"""An environment of one tool: a reply that calls it is answered, any other ends the episode."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from trainer.turns.calls import SHOWN, BadCallError, call_in
+from trainer.turns.episode import ERROR, Observation, Situation
+
+
+class Tool(Protocol):
+    """What a reply can call."""
+
+    schema: dict[str, Any]
+    """JSON schema of the function, with name and description."""
+    shows_images: bool
+
+    def use(self, situation: Situation, arguments: Mapping[str, Any]) -> Observation:
+        """The result of a call. Raises BadCallError."""
+
+
+class ToolEnvironment:
+    """An `Environment` around a tool."""
+
+    def __init__(self, tool: Tool) -> None:
+        self.tool = tool
+        self.tools: Sequence[dict[str, Any]] = ({"type": "function", "function": tool.schema},)
+        self.shows_images = tool.shows_images
+
+    def answer(self, situation: Situation, replies: Sequence[str]) -> Observation | None:
+        """`Environment.answer`."""
+        try:
+            call = call_in(replies[-1])
+            if call is None:
+                return None
+            if call.name != self.tool.schema["name"]:
+                named = call.name[:SHOWN]
+                raise BadCallError(f"there is no tool {named!r}, only {self.tool.schema['name']}")
+            return self.tool.use(situation, call.arguments)
+        except BadCallError as error:
+            return Observation(f"{ERROR}{error}")
