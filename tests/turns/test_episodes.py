@@ -65,7 +65,8 @@ def test_an_untrained_model_has_episodes_too(run_ranks, small_config, picture_da
     traces = result["traces"]
     assert result["apart"] < 1e-4 and result["packed"] < 1e-4
     assert max(trace["image_runs"] for trace in traces) == 3
-    assert {trace["end"] for trace in traces} == {"turns", "length"}
+    ends = {trace["end"] for trace in traces}
+    assert ends == {"turns", "length", "stop"}, "stop: by an end token that is not the chat template's"
     assert result["again"] == traces
     assert any(trace["end"] == "images" for trace in result["few"])
     assert result["norm"] > 0
