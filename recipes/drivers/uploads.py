@@ -62,11 +62,14 @@ def with_uploads(recipe: Recipe, target: str, earlier: dict[str, str]) -> Recipe
             f"the nodes of {target} have no {recipe.storage.weights}: give the run's bucket, or --target"
             " local"
         )
-    for function in recipe.config.rewards.own:
-        file = function.path.rpartition(":")[0]
+    named = [("rewards.function", function.path) for function in recipe.config.rewards.own]
+    if recipe.config.turns.own:
+        named.append(("turns.environment", recipe.config.turns.environment))
+    for key, path in named:
+        file = path.rpartition(":")[0]
         if file.startswith(("/", "~")):
             raise ConfigError(
-                f"rewards.function {file} is not on the nodes of {target}: put it into the repository, which"
+                f"{key} {file} is not on the nodes of {target}: put it into the repository, which"
                 " is copied there, and name it from its root"
             )
     return replace(recipe, uploads=tuple(found))

@@ -51,6 +51,11 @@ def run(*steps: dict[str, float], **limits):
         ({"optim/skipped_updates": 2.0}, "skipped", "updates were skipped, gradients not finite: 2"),
         ({"kl/mean": 1.5}, "kl", "the policy has left the reference: KL 1.5 (limit 1)"),
         ({"tokens/truncated_fraction": 0.6}, "truncated", "cut at rollout.max_tokens: share 0.6"),
+        (
+            {"turns/failed_fraction": 0.3},
+            "tools",
+            "tools fail instead of answering: share of observations 0.3",
+        ),
         ({"group/zero_std_fraction": 0.95}, "variance", "groups without variance teach nothing: share 0.95"),
         ({"entropy/mean": 0.05}, "entropy", "entropy collapsed to 0.05 from 1.2 at the start"),
         ({"mismatch/logprob_abs_mean": 0.2}, "mismatch", "engine and policy drift apart: 0.2 nats"),

@@ -104,6 +104,7 @@ def test_targets_that_see_the_folder_are_left_alone(mine):
             "rewards.function=/home/me/reward.py:score",
             "rewards.function /home/me/reward.py is not on the nodes",
         ),
+        ("turns.environment=/home/me/mine.py:Mine", "turns.environment /home/me/mine.py is not on the nodes"),
     ],
 )
 def test_what_nodes_could_not_have_is_refused(assignment, why):

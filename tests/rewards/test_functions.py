@@ -18,9 +18,10 @@ from trainer import config
 from trainer.config import ConfigError, RewardFunction
 from trainer.rewards.call_signature import CallSignature
 from trainer.rewards.completion_facts import facts_of
-from trainer.rewards.functions import FunctionError, LoadedFunction, load_function, rewards_of
+from trainer.rewards.functions import LoadedFunction, rewards_of
 from trainer.rewards.grade import ErrorRateError
 from trainer.rewards.scorer import Scorer
+from trainer.system.own_file import OwnFileError, load_named
 
 TEXT = "<think>a</think><answer>42</answer>"
 ROW = {
@@ -186,7 +187,7 @@ def test_a_column_of_the_row_comes_before_what_stands_in_for_it():
 )
 def test_what_is_wrong_with_a_function_is_said_with_its_line(tmp_path, program, message):
     (tmp_path / "mine.py").write_text(program + "\n")
-    with pytest.raises(FunctionError, match=message) as error:
+    with pytest.raises(OwnFileError, match=message) as error:
         LoadedFunction(f"{tmp_path}/mine.py:reward", 1.0, "reward")(facts())
     assert "\n" not in str(error.value) and f"{tmp_path}/mine.py" in str(error.value)
 
@@ -197,7 +198,7 @@ def test_a_function_may_be_made_of_dataclasses(tmp_path):
         "from __future__ import annotations\nfrom dataclasses import dataclass\n"
         "@dataclass\nclass R:\n    x: float = 0.5\ndef reward(text): return R().x\n"
     )
-    assert load_function(f"{tmp_path}/mine.py:reward")("t") == 0.5
+    assert load_named("rewards.function", f"{tmp_path}/mine.py:reward")("t") == 0.5
 
 
 SEVERAL = """

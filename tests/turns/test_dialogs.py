@@ -18,6 +18,7 @@ from trainer.config import ConfigError, Model, RunConfig, Turns, override
 from trainer.data.dialog import Dialogs, dialogs_of, no_verdict
 from trainer.data.processor import Prompter
 from trainer.data.reader import RowReader
+from trainer.sampling.episodes import Episodes
 from trainer.turns.environments import environment_of, tools_of
 from trainer.turns.episode import Observation
 
@@ -122,34 +123,58 @@ def replied(reader, row, text, begun=None):
     return replace(begun, tokens=said.tokens, learned=learned, end="stop", text=text)
 
 
+def answered(told, trace, max_tokens=600):
+    """The episode after its last reply, as the engine gets it back."""
+    episodes = Episodes(told, told.config.train_split, max_tokens)
+    (grown,) = episodes.answered([trace], block=True)
+    return grown.trace, grown.token_ids, grown.images
+
+
 def test_an_episode_grows_by_observations_that_are_not_learned(reader):
-    split, told = reader.config.train_split, dialogs_of(reader.config, reader)
+    told = dialogs_of(reader.config, reader)
     first = replied(reader, 0, called("zoom", box=[0, 0, 20, 28]))
-    trace, ids, images = told.answered(split, 600, first)
+    trace, ids, images = answered(told, first)
     assert trace.end == "cut" and len(images) == 1 and trace.tokens.tolist() == [*first.tokens, *ids]
     assert trace.learned.tolist() == first.learned.tolist() and trace.dialog[0] == first.text
     second = replied(reader, 0, called("zoom", box=[9, 9, 9, 9]), trace)
-    trace, ids, images = told.answered(split, 600, second)
+    trace, ids, images = answered(told, second)
     assert trace.end == "cut" and not images and trace.dialog[3].startswith("Error: the box is empty")
     assert [len(reply) for reply in second.replies] == [
         len(first.learned),
         len(second.learned) - len(first.learned),
     ]
     last = replied(reader, 0, "It is 3.", trace)
-    assert told.answered(split, 600, last) == (last, [], ())
+    assert answered(told, last) == (last, [], ())
 
     limited = replied(reader, 0, called("zoom", box=[0, 0, 20, 20]), trace)
-    assert told.answered(split, 600, limited)[0].end == "turns"
-    assert told.answered(split, len(first.completion) + 30, first)[0].end == "length"
+    assert answered(told, limited)[0].end == "turns"
+    assert answered(told, first, len(first.completion) + 30)[0].end == "length"
     for over in (replace(first, end="length"), replace(first, tokens=np.append(first.tokens[:-1], 7))):
-        assert told.answered(split, 600, over) == (over, [], ())
+        assert answered(told, over) == (over, [], ())
+
+
+def test_more_images_than_may_be_shown_end_an_episode(reader):
+    """Two images are shown behind a reply and an error between them, where two may be."""
+    config = override(reader.config, ["turns.limit=9", "turns.images=2", "rollout.max_tokens=900"])
+    reader = RowReader(config)
+    assert reader.images_per_prompt() == 3
+    told = dialogs_of(config, reader)
+    trace = None
+    for box in ([0, 0, 20, 28], [9, 9, 9, 9], [0, 0, 28, 28], [9, 9, 9, 9]):
+        trace, _, _ = answered(told, replied(reader, 0, called("zoom", box=box), trace), 900)
+        assert trace.end == "cut"
+    assert [told._images_in(trace, turn) for turn in range(4)] == [1, 0, 1, 0]
+    last = replied(reader, 0, called("zoom", box=[0, 0, 20, 28]), trace)
+    ended, ids, _ = answered(told, last, 900)
+    assert ended.end == "images" and not ids and not ended.finished
+    assert told.encoded(config.train_split, last).grid_thw.shape[0] == 2
 
 
 def test_pictures_are_made_again_from_row_and_replies(reader):
     split, told = reader.config.train_split, dialogs_of(reader.config, reader)
     trace = replied(reader, 0, called("zoom", box=[0, 0, 20, 28]))
     assert told.encoded(split, trace) is None
-    trace, _, images = told.answered(split, 600, trace)
+    trace, _, images = answered(told, trace)
     trace = replied(reader, 0, "It is 3.", trace)
     encoded = told.encoded(split, trace)
     want = reader.prompter.processor.image_processor(

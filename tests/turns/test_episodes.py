@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.loops.jobs import Job
-from tests.loops.test_resume import kill_in, placed, weights_of
+from tests.loops.test_resume import kill_and_resume, placed
 from tests.turns.talking import teach
 from trainer.config import override
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(3000)]
+pytestmark = [pytest.mark.timeout(3000)]
 
 TURNS = (
     "turns.environment=zoom",
@@ -36,13 +36,53 @@ def config(small_config, talking_model, picture_dataset):
     return override(small_config, [f"model.path={talking_model}", f"data.path={picture_dataset}", *TURNS])
 
 
+SHOWING = """
+import os, time
+from trainer.turns.episode import Observation
+
+class Showing:
+    \"\"\"Shows a part of the picture for whatever is said, in a time that differs from call to call.\"\"\"
+
+    shows_images = True
+
+    def answer(self, situation, replies):
+        time.sleep(os.urandom(1)[0] / 2000)
+        (picture,) = situation.pictures
+        size = 28 * (1 + len(replies[-1]) % 2), 56
+        part = picture.image.crop((0, 0, 20 + len(replies), 30))
+        return Observation(f"{len(replies)}:", [part.resize(size)])
+"""
+
+
+@pytest.mark.slow
+def test_an_untrained_model_has_episodes_too(run_ranks, small_config, picture_dataset, tmp_path):
+    """Slow tools of a user's, on a real engine: what comes back in any order gives the same tokens, and
+    engine and policy agree on all of them."""
+    (tmp_path / "showing.py").write_text(SHOWING)
+    own = [f"turns.environment={tmp_path}/showing.py:Showing", f"data.path={picture_dataset}"]
+    own.append("rollout.max_tokens=800")  # such a model ends a reply with one token of 500
+    result = run_ranks("episodes", override(small_config, [*TURNS, *own]))[0]
+    traces = result["traces"]
+    assert result["apart"] < 1e-4 and result["packed"] < 1e-4
+    assert max(trace["image_runs"] for trace in traces) == 3
+    ends = {trace["end"] for trace in traces}
+    assert ends == {"turns", "length", "stop"}, "stop: by an end token that is not the chat template's"
+    assert result["again"] == traces
+    assert any(trace["end"] == "images" for trace in result["few"])
+    assert result["norm"] > 0
+    for trace in traces:
+        assert trace["dialog"][1::2] == ["1:", "2:"][: len(trace["dialog"]) // 2]
+
+
+@pytest.mark.long
 def test_engine_and_policy_agree_on_episodes_with_shown_pictures(run_ranks, config):
     """Three pictures a dialog at most; order of arrival and batch decide nothing; limits have their ends."""
     result = run_ranks("episodes", config)[0]
     traces = result["traces"]
     assert result["apart"] < 1e-4 and result["packed"] < 1e-4
     assert max(trace["image_runs"] for trace in traces) == 3, "the row's picture, and two that were shown"
-    assert {trace["end"] for trace in traces} == {"stop", "turns"}
+    ends = {trace["end"] for trace in traces}
+    assert {"stop", "turns"} <= ends <= {"stop", "turns", "length"}
     for trace in traces:
         _, behind, learned, sampled = trace["lengths"]
         assert learned == sampled <= behind and (learned < behind) == bool(trace["dialog"])
@@ -58,14 +98,57 @@ def test_engine_and_policy_agree_on_episodes_with_shown_pictures(run_ranks, conf
     assert result["again"] == traces
     assert any(trace["end"] == "length" for trace in result["short"])
     assert all(trace["lengths"][1] <= 130 for trace in result["short"])
+    assert any(trace["end"] == "images" for trace in result["few"])
+    assert max(trace["image_runs"] for trace in result["few"]) == 2
 
 
-def test_a_run_learns_from_episodes_and_killed_it_is_the_same_run(config, tmp_path):
-    """From the configuration through rollout, update, log and resume; the killed one replays its log."""
+@pytest.mark.long
+def test_two_ranks_are_one(run_ranks, config):
+    result = run_ranks("episodes", config)[0]
+    both = run_ranks("episodes", override(config, ["placement.workers_per_node=2"]))
+    for rank in both:
+        assert rank["traces"] == result["traces"] == rank["again"] and rank["apart"] < 1e-4
+        assert rank["norm"] == pytest.approx(result["norm"], rel=1e-4)
+        assert rank["learned"] == pytest.approx(result["learned"], abs=2e-3)
+
+
+SLOW_ZOOM = """
+import os, time
+from pathlib import Path
+from trainer.turns.tool import ToolEnvironment
+from trainer.turns.zoom import Zoom
+
+class Slow(ToolEnvironment):
+    \"\"\"zoom, in a time that differs from call to call; a file says while it is at work.\"\"\"
+
+    def __init__(self):
+        super().__init__(Zoom(3136))
+
+    def answer(self, situation, replies):
+        mark = Path(os.environ["TURNS_MARKS"], str(os.getpid()))
+        mark.touch()
+        time.sleep(os.urandom(1)[0] / 1000)
+        observation = super().answer(situation, replies)
+        mark.unlink()
+        return observation
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("stale", [(), ("rollout.staleness=1", "algorithm.rollout_correction=truncate")])
+def test_a_run_learns_from_episodes_and_killed_it_is_the_same_run(config, tmp_path, stale):
+    """From the configuration through rollout, update, log and resume, with a tool of a user's; killed in an
+    update and inside a call of the tool, it is the same run. With older weights, too."""
+    (tmp_path / "slow.py").write_text(SLOW_ZOOM)
+    marks = tmp_path / "marks"
+    marks.mkdir()
     about = ["run.max_steps=3", "checkpoint.export_hf=end", "logging.samples_per_step=4"]
+    about += ["optimizer.learning_rate=1e-5", f"turns.environment={tmp_path}/slow.py:Slow", *stale]
     config = override(config, about)
-    undisturbed = Job(placed(config, tmp_path / "undisturbed"), tmp_path / "undisturbed").start()
-    assert undisturbed.wait(900) == 0, undisturbed.tail()
+    env = {"TURNS_MARKS": str(marks)}
+    undisturbed = Job(placed(config, tmp_path / "undisturbed"), tmp_path / "undisturbed", env).start()
+    assert undisturbed.wait(1500) == 0, undisturbed.tail()
+    assert [line["step"] for line in undisturbed.metrics()] == [1, 2, 3]
     for line in undisturbed.metrics():
         assert 1 < line["turns/replies_mean"] <= 3 and line["turns/observed_tokens_mean"] > 0
         assert line["mismatch/logprob_abs_mean"] < 1e-5
@@ -75,9 +158,10 @@ def test_a_run_learns_from_episodes_and_killed_it_is_the_same_run(config, tmp_pa
     shown = [json.loads(line)["completion"] for line in samples]
     assert any("[observed] Picture 1, box [" in completion for completion in shown)
 
-    job = Job(placed(config, tmp_path / "killed"), tmp_path / "killed")
-    kill_in(job, "update", 2)
-    assert job.start().wait(900) == 0, job.tail()
+    job = Job(placed(config, tmp_path / "killed"), tmp_path / "killed", env)
+    plan = [
+        ("a call of a tool", lambda: job.in_phase("rollout", 2) and any(marks.iterdir()), False),
+        ("update", lambda: job.in_phase("update", 3), False),
+    ]
+    kill_and_resume(job, undisturbed, plan)
     assert "are replayed" in job.log.read_text()
-    assert job.metrics() == undisturbed.metrics()
-    assert weights_of(job) == weights_of(undisturbed)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.learning.one_rank import same, trace
+from tests.turns.test_tools import called
 from trainer.algorithm.batching import collate, trace_length
 from trainer.algorithm.scheduling import PassCost
 from trainer.algorithm.traces import Outcome
@@ -19,7 +20,8 @@ from trainer.checkpoint.rollout_log import GradedStep, _archive, _graded
 from trainer.config import ConfigError, RunConfig, Turns, override, validate
 from trainer.config.turns import images_of
 from trainer.data.processor import mrope_positions
-from trainer.turns.counts import describe_episodes
+from trainer.observe.metric_names import unknown_names
+from trainer.turns.counts import describe_episodes, usual_failure
 
 IMAGE = 9
 PROMPT = [1, IMAGE, IMAGE, 3]
@@ -100,9 +102,22 @@ def test_what_episodes_did_is_counted_by_hand():
     assert told == {
         "turns/replies_mean": pytest.approx(5 / 3),
         "turns/errors_mean": pytest.approx(1 / 3),
+        "turns/error_fraction": pytest.approx(1 / 2),
+        "turns/failed_fraction": 0,
+        "turns/images_fraction": 0,
         "turns/limit_fraction": pytest.approx(1 / 3),
         "turns/observed_tokens_mean": pytest.approx(7 / 3),
     }
+    dialog = called("zoom", box=[0, 0, 9, 9]), "Picture 1:", called("zoom"), "Tool failure: it crashed"
+    dialog += called("rm"), "Error: there is no tool 'rm'", "<tool_call>", "Error: not valid JSON"
+    busy = replace(EPISODES[0], dialog=dialog, end="images")
+    told = describe_episodes([busy, EPISODES[1]], ["zoom"])
+    assert told["turns/calls_zoom_mean"] == 1 and "turns/calls_rm_mean" not in told
+    assert (told["turns/error_fraction"], told["turns/failed_fraction"]) == (0.5, 0.25)
+    assert told["turns/images_fraction"] == 0.5
+    assert unknown_names(list(told)) == []
+    assert usual_failure([busy, busy, EPISODES[1]]) == "'Tool failure: it crashed' (2 times)"
+    assert usual_failure(EPISODES) == ""
     assert EPISODES[0].transcript == "a\n\n[observed] Picture 1:\n\nb" and EPISODES[1].transcript == "c"
     assert [reply.tolist() for reply in EPISODES[0].replies] == [[20, 21], [22]]
 
@@ -111,7 +126,10 @@ def test_what_episodes_did_is_counted_by_hand():
     ("options", "named"),
     [
         (["fleet.workers=only", "checkpoint.remote=s3://b/c"], "fleet.workers only"),
-        (["rollout.staleness=1", "algorithm.rollout_correction=truncate"], "rollout.staleness 1"),
+        (
+            ["rollout.staleness=1", "rollout.tokens_per_step=64", "algorithm.rollout_correction=truncate"],
+            "rollout.tokens_per_step 64",
+        ),
         (["algorithm.routing_replay=true"], "algorithm.routing_replay"),
         (["algorithm.teacher=x", "algorithm.kl_coef=0"], "algorithm.teacher"),
         (["evaluation.pass_rate_samples=2"], "evaluation.pass_rate_samples"),
@@ -120,7 +138,10 @@ def test_what_episodes_did_is_counted_by_hand():
         (["turns.image_pixels=100"], "turns.image_pixels 100"),
         (["turns.image_pixels=9999999"], "turns.image_pixels 9999999"),
         (["turns.limit=1"], "turns.limit"),
-        (["turns.environment=python"], "turns.environment"),
+        (["turns.environment=python3"], "turns.environment is 'python3'"),
+        (["turns.environment=zom"], "did you mean zoom"),
+        (["turns.environment=mine.txt:Mine"], "path/to/file.py:NAME"),
+        (["turns.environment=mine.py:0"], "path/to/file.py:NAME"),
     ],
 )
 def test_what_is_not_built_is_refused_by_name(options, named):
@@ -128,6 +149,8 @@ def test_what_is_not_built_is_refused_by_name(options, named):
         validate(override(RunConfig(), ["turns.environment=zoom", *options]))
 
 
-def test_only_zoom_shows_images():
+def test_what_may_show_images():
     assert images_of(Turns(environment="zoom", limit=5)) == 4
-    assert images_of(Turns(environment="calculator")) == images_of(Turns()) == 0
+    assert images_of(Turns(environment="zoom", limit=5, images=2)) == 2
+    assert images_of(Turns(environment="mine.py:Mine", limit=5)) == 4, "it may"
+    assert images_of(Turns(environment="calculator", images=3)) == images_of(Turns()) == 0

@@ -109,6 +109,17 @@ def test_a_malformed_call_is_answered_by_what_is_wrong(reply, wrong):
     assert len(observation.text) < 300 and observation.role == "tool" and not observation.images
 
 
+def test_a_million_calls_cost_no_time():
+    """They are counted, not parsed; so is a call that is a megabyte long."""
+    started = time.monotonic()
+    reply = called("calculator", expression="1") * 1_000_000
+    assert "one call at a time" in answered("calculator", BARE, reply).text
+    long = called("calculator", expression="1" * 10_000_000)
+    assert "longer than 200 characters" in answered("calculator", BARE, long).text
+    assert "not valid JSON" in answered("calculator", BARE, "<tool_call>" + "{" * 10_000_000).text
+    assert time.monotonic() - started < 10
+
+
 def test_only_a_call_behind_the_reasoning_counts():
     call = called("calculator", expression="6 * 7")
     assert answered("calculator", BARE, call).text == "42"

@@ -6,8 +6,9 @@ import hashlib
 
 import numpy as np
 
-from tests.learning.one_rank import OneRank
+from tests.learning.one_rank import OneRank, lessons
 from trainer.algorithm.traces import Prompt, Trace
+from trainer.config import override
 
 
 def episodes(config, rank, port):
@@ -30,13 +31,23 @@ def episodes(config, rank, port):
         apart += worker.logprobs([[trace]])["old"]
     other_order = sampled(prompts[3:]) + sampled(prompts[:3])
     other_order.sort(key=lambda t: (t.group, t.index))
-    return {
+    short = sampled(prompts, 130)
+    dialogs = worker.sampler.dialogs
+    assert dialogs is not None
+    dialogs.config = override(config, ["turns.images=1"])
+    few = sampled(prompts)
+    batch = lessons(traces, [1.0 if trace.index % 2 else -1.0 for trace in traces])
+    about = {
         "apart": largest_gap(traces, np.concatenate(apart)),
         "packed": largest_gap(traces, worker.logprobs([traces])["old"][0]),
         "traces": told(worker, traces),
         "again": told(worker, other_order),
-        "short": told(worker, sampled(prompts, 130)),
+        "short": told(worker, short),
+        "few": told(worker, few),
     }
+    norm = worker.step(batch, config.algorithm.micro_batch_tokens)["grad/norm"]
+    learned = worker.logprobs([[trace] for trace in traces])["old"]
+    return about | {"norm": norm, "learned": [float(values.sum()) for values in learned]}
 
 
 def largest_gap(traces: list[Trace], policy: np.ndarray) -> float:

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 Verdict = Literal["correct", "wrong", "no_answer", "timeout", "error"]
-End = Literal["stop", "length", "turns", "error", "cut"]
+End = Literal["stop", "length", "turns", "error", "cut", "images"]
 
 
 @dataclass(frozen=True)
@@ -65,12 +65,15 @@ class Trace:
     """Which weights sampled what: (first position, version) of every stretch of tokens that one version
     sampled, in order; empty if no engine did."""
     end: End = "stop"
-    """Why the trace ended: the model's end token, the token limit, the limit of turns, or an error. `cut`: it
-    has not, and goes on in the next rollout phase (`rollout.tokens_per_step`)."""
+    """Why the trace ended: the model's end token, the limits of tokens, turns or images, or an error. `cut`:
+    it has not, and goes on in the next rollout phase (`rollout.tokens_per_step`)."""
     text: str = ""
     """What was sampled, as text without special tokens; of an episode of several turns, its last reply."""
     dialog: tuple[str, ...] = ()
     """What came before `text` in an episode: a reply, what was observed, a reply, ..."""
+    score: float | None = None
+    """What an environment that scores gave the episode; None: no environment scored it. The rollout log keeps
+    the outcome instead."""
     routes: np.ndarray | None = None
     """Experts that the engine chose for every token but the last, [L - 1, layers, experts of a token], uint8
     or uint16; None unless the policy must use the same experts (`algorithm.routing_replay`)."""

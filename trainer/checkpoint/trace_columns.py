@@ -10,7 +10,7 @@ import numpy as np
 
 from trainer.algorithm.traces import End, ImageRef, Trace
 
-ENDS: tuple[End, ...] = ("stop", "length", "turns", "error", "cut")
+ENDS: tuple[End, ...] = ("stop", "length", "turns", "error", "cut", "images")
 """Values of `Trace.end` by their number in a column; new ones are added at the end."""
 _NOTHING = np.zeros(0, np.float32)
 

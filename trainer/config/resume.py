@@ -36,6 +36,7 @@ RESUME_IGNORES = (
     "rewards.judge_requests",
     "rewards.judge_timeout_s",
     "data.image_cache_gib",
+    "turns.tool_workers",
     "rollout.gpu_memory_utilization",
     "rollout.kv_cache_gib",
     "rollout.sync_bucket_bytes",
@@ -99,7 +100,8 @@ def resume_view(config: RunConfig) -> dict[str, Any]:
     value}.
 
     The length of the run belongs to it where the learning rate goes by it; with a constant one it may change.
-    So may the address of a judge, as long as there is one, and the folder of a reward function.
+    So may the address of a judge, as long as there is one, and the folder of a reward function or an
+    environment.
     """
     return _compared(_flat(config))
 
@@ -169,7 +171,7 @@ def _compared(flat: dict[str, Any]) -> dict[str, Any]:
             continue
         if key == "rewards.judge_url":
             value = "set" if value else ""
-        if key == "rewards.function":
+        if key in ("rewards.function", "turns.environment"):
             value = PurePath(str(value)).name
         if key == "rewards.functions":
             value = list(map(_without_folder, flat[key]))

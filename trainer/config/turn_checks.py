@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from trainer.config.reward_checks import nearest_name
 from trainer.config.schema import RunConfig
+from trainer.config.turns import BUILT_IN
 
 
 def refused_turns(c: RunConfig) -> list[tuple[bool, str]]:
@@ -15,7 +17,14 @@ def refused_turns(c: RunConfig) -> list[tuple[bool, str]]:
     rewards = c.rewards
     other_grader = bool(rewards.own) or bool(rewards.remote_url) or bool(rewards.judge_url)
     least, most = c.model.min_pixels, c.model.max_pixels
+    path, _, name = environment.rpartition(":")
+    named_file = path.endswith(".py") and name.isidentifier()
     return [
+        (
+            c.turns.own and not named_file,
+            f"turns.environment is {environment!r}: {nearest_name(environment, BUILT_IN)}, or write"
+            " path/to/file.py:NAME",
+        ),
         (c.method != "grpo", f"{key} with method {c.method}, which samples no reply: {unset}"),
         (
             c.fleet.workers != "off",
@@ -23,9 +32,9 @@ def refused_turns(c: RunConfig) -> list[tuple[bool, str]]:
             f" off, or {unset}",
         ),
         (
-            c.rollout.staleness > 0,
-            f"{key} with rollout.staleness {c.rollout.staleness}, which was not tried together: set"
-            f" rollout.staleness to 0, or {unset}",
+            c.rollout.tokens_per_step > 0,
+            f"{key} with rollout.tokens_per_step {c.rollout.tokens_per_step}: what an episode has shown is"
+            f" not carried over to the next phase; set rollout.tokens_per_step to 0, or {unset}",
         ),
         (
             c.algorithm.routing_replay,

@@ -30,7 +30,7 @@ class Watch:
 
 GUARDS = (
     *("nonfinite", "reward", "engine", "spike", "gradient", "skipped", "kl", "truncated", "no_answer"),
-    *("variance", "entropy", "length", "mismatch", "disk", "memory", "expected"),
+    *("variance", "entropy", "length", "mismatch", "disk", "memory", "expected", "tools"),
 )
 """Names of the guards (trainer/observe/guards.py)."""
 
@@ -41,7 +41,8 @@ class Guards:
 
     end: str = "nonfinite,skipped,engine"
     """Guards that end the run, separated by commas: nonfinite, reward, engine, spike, gradient, skipped, kl,
-    truncated, no_answer, variance, entropy, length, mismatch, disk, memory, expected. Empty: none does."""
+    truncated, no_answer, variance, entropy, length, mismatch, disk, memory, expected, tools. Empty: none
+    does."""
     patience: int = ranged_field(3, least=1)
     """Steps in a row before one of them does."""
     spike_factor: float = ranged_field(10.0, above=1)
@@ -59,6 +60,8 @@ class Guards:
     """Share of responses cut at `rollout.max_tokens`."""
     no_answer_max: float = ranged_field(0.9, above=0)
     """Share of responses without an answer where `rewards.answer` expects it."""
+    tool_failures_max: float = ranged_field(0.2, above=0)
+    """Share of observations whose tool hung, crashed, or gave what cannot be shown (`turns`)."""
     zero_std_max: float = ranged_field(0.9, above=0)
     """Share of groups whose responses all earned the same."""
     entropy_min_share: float = ranged_field(0.1, least=0)

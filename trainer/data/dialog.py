@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -12,9 +12,10 @@ from PIL import Image
 
 from trainer.algorithm.traces import Trace, Verdict
 from trainer.config import ConfigError, RunConfig, Split
+from trainer.config.turns import images_of
 from trainer.data.processor import EncodedPrompt, Prompter
 from trainer.data.reader import RowReader
-from trainer.data.schema import Row
+from trainer.data.schema import Row, question_text
 from trainer.turns.calls import as_result
 from trainer.turns.environments import environment_of
 from trainer.turns.episode import Environment, Observation, SeenPicture, Situation
@@ -22,6 +23,17 @@ from trainer.turns.episode import Environment, Observation, SeenPicture, Situati
 ASKED = {"role": "user", "content": [{"type": "text", "text": "?"}]}
 MARK = "a reply, 1e5d70b2"
 REPLIED = {"role": "assistant", "content": [{"type": "text", "text": MARK}]}
+
+
+@dataclass(frozen=True, eq=False)
+class Grown:
+    """An episode after a reply was answered, or after its end."""
+
+    trace: Trace
+    token_ids: list[int] = field(default_factory=list)
+    """The observation, which stands at the trace's end already; empty: the episode has ended."""
+    images: Sequence[Image.Image] = ()
+    """The observation's."""
 
 
 class Dialogs:
@@ -57,38 +69,57 @@ class Dialogs:
         """What the environment knows of a row."""
         row = self.reader.datasets[split][index]
         verdict = partial(self._verdict, row)
+        facts = {
+            "id": row.id,
+            "source": row.source,
+            "question": question_text(row.messages),
+            "reference": row.reference,
+            "answer_type": row.answer_type,
+            "extra": row.extra,
+        }
         if not self.environment.shows_images:
-            return Situation((), verdict)
+            return Situation((), verdict, row=facts)
         pictures = []
         for image in self.reader.decoded(split, index):
             pictures.append(SeenPicture(image, self.prompter.seen_size(image.width, image.height)))
-        return Situation(pictures, verdict, self.prompter.cell)
+        return Situation(pictures, verdict, self.prompter.cell, facts)
 
-    def answered(
-        self, split: Split, max_tokens: int, trace: Trace
-    ) -> tuple[Trace, list[int], Sequence[Image.Image]]:
-        """An episode after a reply. Its end is `cut` where an observation was put behind it, so that it goes
-        on: then also the observation's token ids and images.
+    def may_go_on(self, trace: Trace) -> bool:
+        """Whether a reply is answered. One that ended with another token than the chat template ends replies
+        with is the last one."""
+        return trace.end == "stop" and trace.tokens[-1] == self.prompter.eos_token_id
 
-        A reply that ended with another token than the chat template ends replies with is the last one.
-        max_tokens: most tokens behind the prompt. Without room for observation and reply it ends by
-        `length`, and at `turns.limit` replies by `turns`.
+    def grown(self, max_tokens: int, trace: Trace, observation: Observation | None) -> Grown:
+        """An episode with what answered its last reply. Its end is `cut` where it goes on.
+
+        max_tokens: most tokens behind the prompt. Without room for observation and reply it ends by `length`,
+        at `turns.limit` replies by `turns`, and by `images` where it would show more than `turns.images`.
         """
-        if trace.end != "stop" or trace.tokens[-1] != self.prompter.eos_token_id:
-            return trace, [], ()
-        replies = [*trace.dialog[::2], trace.text]
-        observation = self.environment.answer(self.situation(split, trace.row), replies)
         if observation is None:
-            return trace, [], ()
-        if len(replies) == self.config.turns.limit:
-            return replace(trace, end="turns"), [], ()
+            return Grown(trace)
+        if 1 + len(trace.dialog) // 2 == self.config.turns.limit:
+            return Grown(replace(trace, end="turns"))
+        if self._shown(trace) + len(observation.images) > images_of(self.config.turns):
+            return Grown(replace(trace, end="images"))
         ids = self.token_ids(observation)
         behind_prompt = len(trace.completion) + len(ids)
         if behind_prompt >= max_tokens or trace.shared + behind_prompt >= self.config.longest_sequence:
-            return replace(trace, end="length"), [], ()
+            return Grown(replace(trace, end="length"))
         tokens = np.concatenate([trace.tokens, np.asarray(ids, np.int32)])
         dialog = *trace.dialog, trace.text, observation.text
-        return replace(trace, tokens=tokens, dialog=dialog, end="cut"), ids, observation.images
+        return Grown(replace(trace, tokens=tokens, dialog=dialog, end="cut"), ids, observation.images)
+
+    def _shown(self, trace: Trace) -> int:
+        """Number of images that an episode's observations have shown."""
+        return sum(self._images_in(trace, turn) for turn in range(len(trace.dialog) // 2))
+
+    def _images_in(self, trace: Trace, turn: int) -> int:
+        """Number of images between reply `turn` and the next, from 0."""
+        ends = np.flatnonzero(np.diff(trace.learned) > 1)
+        start = trace.learned[ends[turn]] + 1 if turn < len(ends) else trace.learned[-1] + 1
+        stop = trace.learned[ends[turn] + 1] if turn < len(ends) else len(trace.tokens)
+        image = trace.tokens[start:stop] == self.reader.image_token_id
+        return int(image[0]) + int(np.count_nonzero(image[1:] & ~image[:-1])) if len(image) else 0
 
     def token_ids(self, observation: Observation) -> list[int]:
         """Token ids between the end token of a reply and the first token of the next, image placeholders
@@ -158,11 +189,13 @@ class Dialogs:
     def _encode(self, split: Split, trace: Trace) -> EncodedPrompt:
         situation = self.situation(split, trace.row)
         images: list[Image.Image] = []
-        for turn in range(0, len(trace.dialog), 2):
-            observation = self.environment.answer(situation, trace.dialog[: turn + 1 : 2])
-            if observation is None or observation.text != trace.dialog[turn + 1]:
+        for turn in range(len(trace.dialog) // 2):
+            if not self._images_in(trace, turn):
+                continue  # a text is logged, whatever it was: a tool may have been too slow for once
+            observation = self.environment.answer(situation, trace.dialog[: 2 * turn + 1 : 2])
+            if observation is None or observation.text != trace.dialog[2 * turn + 1]:
                 raise RuntimeError(
-                    f"row {trace.row}: its reply {turn // 2 + 1} is answered otherwise than it was:"
+                    f"row {trace.row}: its reply {turn + 1} is answered otherwise than it was:"
                     " the environment is not a function of row and replies"
                 )
             images += observation.images

@@ -50,6 +50,8 @@ class LearnerPart:
         self.reader = process.reader
         self.asleep_bytes = 0
         """What torch counts of an engine that sleeps in this process; the peak of an update leaves it out."""
+        self.tool_s = 0.0
+        """Time that slow tools of an engine in this process took since the last update."""
         self._heap = Heap()
         self._fetching: Future[None] | None = None
 
@@ -128,7 +130,11 @@ class LearnerPart:
             batches = build_ahead(lambda batch: self.micro_batch(batch, tokens, sequences), passes)
             stats = self.policy.update(batches, len(passes), kl_coef)
             self._heap.trim()
-        return stats | {"perf/peak_memory_gib": self._peak_memory_gib()} | self._fragments()
+        stats |= {"perf/peak_memory_gib": self._peak_memory_gib()} | self._fragments()
+        if self.config.turns.environment != "off":
+            stats["perf/tool_s_max"] = self.tool_s
+            self.tool_s = 0.0
+        return stats
 
     def pass_over(self) -> None:
         """Counts an update that has nothing to learn from, for the learning-rate schedule. Weights and

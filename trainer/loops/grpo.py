@@ -35,7 +35,8 @@ from trainer.loops.sampling_schedule import SamplingSchedule
 from trainer.observe.step_stats import describe_completions, sample_rows
 from trainer.run.session import Session
 from trainer.run.shown import ShownImages
-from trainer.turns.counts import describe_episodes
+from trainer.turns.counts import describe_episodes, names_of
+from trainer.turns.environments import tools_of
 
 
 def train(config: RunConfig, run: Session) -> None:
@@ -137,7 +138,7 @@ def update_policy(
         metrics.pop("kl/mean", None)  # there is no reference
     metrics |= describe_completions(graded.traces, graded.outcomes) | credit.describe(config, members)
     if config.turns.environment != "off":
-        metrics |= describe_episodes(graded.traces)
+        metrics |= describe_episodes(graded.traces, names_of(tools_of(config.turns)))
     if graded.teacher is not None and batch.old is not None:
         judged = [graded.teacher[members[i]] for i in sorted(kept)]
         metrics |= teacher_metrics(judged, [batch.old[i] for i in sorted(kept)])

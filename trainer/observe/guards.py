@@ -151,6 +151,7 @@ class GuardWatch:
             formless += f" ({self._form}; rewards.answer, data.system_prompt)"
         disk = "the disk fills up: GiB free"
         memory = "host memory fills up: share used"
+        failing = "tools fail instead of answering: share of observations"
         large = "a reward is very large, which drowns all others:"
         host_memory = self._above(stats, "perf/host_memory_fraction", limits.host_memory_max, memory)
         return {
@@ -174,6 +175,7 @@ class GuardWatch:
             "disk": self._below(stats, "perf/disk_free_gib", limits.disk_free_gib, disk),
             "memory": host_memory or self._leaking(stats),
             "expected": self._unexpected(step, stats),
+            "tools": self._above(stats, "turns/failed_fraction", limits.tool_failures_max, failing),
         }
 
     def _unexpected(self, step: int, stats: Mapping[str, float]) -> str:

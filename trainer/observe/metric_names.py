@@ -157,7 +157,14 @@ NAMES: dict[str, MetricName] = {
     "turns/errors_mean": MetricName(
         "observations", "Mean number of an episode's calls that were malformed or could not be answered."
     ),
+    "turns/error_fraction": MetricName(
+        "fraction", "Share of observations that say what is wrong with a call."
+    ),
+    "turns/failed_fraction": MetricName(
+        "fraction", "Share of observations whose tool hung, crashed, or gave what cannot be shown."
+    ),
     "turns/limit_fraction": MetricName("fraction", "Share of episodes that `turns.limit` cut off."),
+    "turns/images_fraction": MetricName("fraction", "Share of episodes that `turns.images` cut off."),
     "turns/observed_tokens_mean": MetricName(
         "tokens", "Mean number of an episode's tokens behind its prompt that the model did not sample."
     ),
@@ -295,6 +302,9 @@ NAMES: dict[str, MetricName] = {
     "perf/peak_memory_gib": MetricName(
         "GiB", "Largest memory of a rank: of its GPU in learning; on CPU of its process."
     ),
+    "perf/tool_s_max": MetricName(
+        "s", "Time that slow tools of one engine took since the last update, calls added up; the largest."
+    ),
     "perf/fragments_gib_max": MetricName(
         "GiB", "Memory of the fullest GPU that lay free between tensors in learning, at most; GPUs only."
     ),
@@ -375,6 +385,7 @@ PREFIXES = {
     "reward/function_": (
         "Mean of what one of `rewards.functions` gave the completions that it applies to, before its weight."
     ),
+    "turns/calls_": "Mean number of an episode's answered calls of a tool that prompts offer.",
     "eval/accuracy_": "Held-out accuracy on one source of a data set that has several.",
     "fleet/sampled_": (
         "Completions since the last line that workers on one kind of GPU sampled, or (`own`) the trainer's"

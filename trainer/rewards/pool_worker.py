@@ -21,8 +21,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from trainer.rewards.functions import FunctionError, LoadedFunction, load_all, rewards_of
-from trainer.rewards.process_keeper import run_under_keeper
+from trainer.rewards.functions import LoadedFunction, load_all, rewards_of
+from trainer.system.own_file import OwnFileError
+from trainer.system.process_keeper import run_under_keeper
 from trainer.system.processes import end_with_parent
 
 MOST_TOLD = 5
@@ -68,7 +69,7 @@ def serve_tasks(connection: Connection, memory_bytes: int, specs: str, task_pack
 
             task_families.load_families(Path(task_packages))
     except BaseException as error:
-        named = "" if isinstance(error, FunctionError) else f"{type(error).__name__}: "
+        named = "" if isinstance(error, OwnFileError) else f"{type(error).__name__}: "
         missing = isinstance(error.__cause__, ModuleNotFoundError)
         state = "lacks" if missing else "failed"
         connection.send_bytes(json.dumps([state, f"{named}{error}"]).encode())

@@ -4,40 +4,27 @@ deadline."""
 from __future__ import annotations
 
 import json
-import multiprocessing
-import os
 import queue
-import subprocess
 import sys
 import threading
-import time
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Any
 
 from trainer.config import ConfigError
 from trainer.hardware.host_memory import available_memory
+from trainer.system.guarded_process import GuardedProcess, TookTooMuch
 
 START_TIMEOUT_S = 120.0
 """Time for a process to import the grader or the user's file on a busy node."""
 START_ATTEMPTS = 3
-MAX_STRETCH = 4.0
-"""Number of deadlines that a task may take at most, however busy the node is."""
 MEMORY_BYTES = 4 << 30
 """Address space of all built-in graders together. A process needs 30 MiB to start."""
 
-OUTPUT_BYTES = 64 << 10
-"""What one process may print; the rest is dropped, else a function that prints fills the run's log and
-disk."""
 LEAK_BYTES = 1 << 30
 """Memory that a process with a user's function may gain after its first result, before it is replaced."""
 CALLS_SHARE = 0.5
 """Share of the memory that is free at the start, for all that calls of a user's function take at once. One
 that takes more than its process's part is ended: the kernel, or Ray, would end ranks instead."""
-END_S = 5.0
-"""Longest wait for a keeper to end what its grader started."""
-LOOK_S = 0.25
-"""Between two looks at the memory of a process at work."""
 
 
 class PoolClosed(Exception):
@@ -143,7 +130,7 @@ class ProcessPool:
                 worker = None
             try:
                 worker = worker or self._start()
-                result = worker.ask(task, self.deadline_s, self._call_bytes)
+                result = worker.grade(task, self.deadline_s, self._call_bytes)
                 if worker.leaks():
                     print(
                         f"rewards: a grader's memory grew by {LEAK_BYTES >> 30} GiB: replaced",
@@ -213,114 +200,32 @@ class ProcessPool:
         )
 
 
-class _GraderProcess:
+class _GraderProcess(GuardedProcess):
     """A process that grades, and the connection to it."""
 
     def __init__(self, loads: tuple[str, str], memory_bytes: int):
-        root = str(Path(__file__).resolve().parents[2])
-        paths = [root, os.environ.get("PYTHONPATH", "")]
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(path for path in paths if path),
-            "OMP_NUM_THREADS": "1",
-            "CUDA_VISIBLE_DEVICES": "",
-        }
-        self.connection, theirs = multiprocessing.Pipe()
-        arguments = [str(theirs.fileno()), str(os.getpid()), str(memory_bytes), *loads]
-        with theirs:
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "trainer.rewards.pool_worker", *arguments],
-                pass_fds=[theirs.fileno()],
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        self.pid = self.process.pid
-        """Id of the process that grades; until it is ready, of the one that was started."""
+        super().__init__(
+            "trainer.rewards.pool_worker",
+            [str(memory_bytes), *loads],
+            kept=bool(loads[0]),
+            what="rewards: a grader",
+        )
         self.wants_ids = False
-        self._kept = bool(loads[0])
-        """Whether what was started is the grader's keeper, which ends all that the grader started."""
         self._first_bytes = 0
-        threading.Thread(target=_forward, args=(self.process,), daemon=True, name="grader-output").start()
-
-    def kill(self) -> None:
-        """Ends it, and what it started, without waiting."""
-        if self._kept:
-            self.process.terminate()
-        else:
-            self.process.kill()
-
-    def end(self) -> None:
-        """Waits until a process that was killed is gone."""
-        try:
-            self.process.wait(END_S)
-        except subprocess.TimeoutExpired:  # its keeper stands still
-            self.process.kill()
-            self.process.wait()
-        self.connection.close()
 
     def leaks(self) -> bool:
         """Whether it has gained more than LEAK_BYTES since its first result."""
-        held = _memory_bytes(self.pid)
+        held = self.held_bytes
         self._first_bytes = self._first_bytes or held
         return held - self._first_bytes > LEAK_BYTES
 
-    def ask(self, task: list[str], deadline_s: float, most_bytes: int = 0) -> Any:
-        """Result of a task. Raises TimeoutError at the deadline, EOFError if the process is gone, TooLarge if
-        it takes more than `most_bytes` for it (0: any amount).
-
-        Time in which the process waits for a CPU does not count, so that a busy node causes no wrong
-        verdicts.
-        """
-        started = time.monotonic()
-        waited_before_s = _waited_for_cpu_s(self.pid)
-        held_before = _memory_bytes(self.pid) if most_bytes else 0
-        self.connection.send_bytes(json.dumps(task).encode())
-        while True:
-            elapsed = time.monotonic() - started
-            waited_s = _waited_for_cpu_s(self.pid) - waited_before_s
-            left = deadline_s - elapsed + waited_s
-            if left <= 0 or elapsed > MAX_STRETCH * deadline_s:
-                raise TimeoutError
-            pause = min(left, LOOK_S) if most_bytes else left
-            if self.connection.poll(max(pause, 0.01)):
-                return json.loads(self.connection.recv_bytes())
-            taken = _memory_bytes(self.pid) - held_before if most_bytes else 0
-            if taken > most_bytes:
-                raise TaskTooLarge(
-                    f"one call of the function took {taken / 2**30:.1f} GiB, more than the"
-                    f" {most_bytes / 2**30:.1f} that a grader may: ended, counted as an error; lower"
-                    f" rewards.workers, or what the function takes; completion {task[1][-80:]!a}"
-                )
-
-
-def _forward(process: subprocess.Popen[bytes]) -> None:
-    """Passes on the first OUTPUT_BYTES that a process prints, and reads the rest."""
-    left = OUTPUT_BYTES
-    assert process.stdout is not None
-    with process.stdout as output:
-        while piece := os.read(output.fileno(), 1 << 16):
-            if left > 0:
-                sys.stderr.write(piece[:left].decode(errors="replace"))
-                sys.stderr.flush()
-                left -= len(piece)
-                if left <= 0:
-                    print("\nrewards: a grader prints more; the rest is dropped", file=sys.stderr, flush=True)
-
-
-def _memory_bytes(pid: int) -> int:
-    """Resident memory of a process; 0 if it is gone."""
-    try:
-        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, IndexError, ValueError):
-        return 0
-
-
-def _waited_for_cpu_s(pid: int) -> float:
-    """Seconds that a process was ready to run and had no CPU (Linux); 0 if the kernel does not count them."""
-    try:
-        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
-    except (OSError, IndexError, ValueError):
-        return 0.0
+    def grade(self, task: list[str], deadline_s: float, most_bytes: int) -> Any:
+        """Result of a task. Raises as `ask`, and TaskTooLarge instead of TookTooMuch."""
+        try:
+            return json.loads(self.ask(json.dumps(task).encode(), deadline_s, most_bytes))
+        except TookTooMuch as error:
+            raise TaskTooLarge(
+                f"one call of the function took {error}, more than the {most_bytes / 2**30:.1f} that a"
+                " grader may: ended, counted as an error; lower rewards.workers, or what the function takes;"
+                f" completion {task[1][-80:]!a}"
+            ) from None

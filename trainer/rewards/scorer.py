@@ -107,6 +107,21 @@ class Scorer:
             return self._outcomes(texts, graded, 0, 0)
         return self.finish(self.begin(texts, references, answer_types, questions, rows))
 
+    def scored_elsewhere(self, texts: Sequence[str], scores: Sequence[float | None]) -> list[Outcome]:
+        """Outcomes of episodes that their environment has scored instead of the graders; None: it failed to.
+
+        Raises ErrorRateError.
+        """
+        graded = []
+        for score in scores:
+            if score is None:
+                graded.append(
+                    Grade("error", 0.0, "turns.environment: its score failed (see the ranks' logs)")
+                )
+            else:
+                graded.append(Grade("correct" if score > 0 else "wrong", score))
+        return self._outcomes(texts, graded, 0, 0)
+
     def try_functions(self, reference: str, answer_type: str, question: str, row: Mapping[str, Any]) -> None:
         """Calls the user's functions for one row, before anything depends on them. Raises ConfigError."""
         if self.config.own:

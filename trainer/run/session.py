@@ -56,6 +56,8 @@ from trainer.sampling.colocated import Colocated
 from trainer.sampling.sampler import Sampler
 from trainer.storage import hub
 from trainer.system.errors import StorageError
+from trainer.turns.counts import names_of, usual_failure
+from trainer.turns.environments import environment_of, tools_of
 
 
 @dataclass(frozen=True)
@@ -303,7 +305,8 @@ class Session:
         self.profiles.begin(step)
 
     def score(self, traces: Sequence[Trace], dataset: Dataset | None = None) -> list[Outcome]:
-        """Grades completions against the reference answers of their rows.
+        """Grades completions against the reference answers of their rows, or as their environment scored
+        them.
 
         Raises ConfigError, naming it, for a reward that is not a finite number.
         """
@@ -327,16 +330,24 @@ class Session:
                 )
                 facts.append(_facts(row) | ids)
         completions = [trace.text for trace in traces]
-        outcomes = self.rewards.score(completions, references, answer_types, questions, facts)
+        environment = environment_of(self.config.turns)
+        if environment is not None and environment.scores:
+            outcomes = self.rewards.scored_elsewhere(completions, [trace.score for trace in traces])
+        else:
+            outcomes = self.rewards.score(completions, references, answer_types, questions, facts)
         refuse_unusable(self.config.rewards, traces, outcomes)
         if dataset is self.train_set:
             self._causes = self._suspects(traces, outcomes)
         return outcomes
 
     def _suspects(self, traces: Sequence[Trace], outcomes: Sequence[Outcome]) -> dict[str, str]:
-        """What the guards of rewards and of the engine would name, by guard."""
+        """What the guards of rewards, tools and the engine would name, by guard."""
         unsound = [trace for trace in traces if not trace.sound]
         causes = {"reward": describe_largest_reward(self.config.rewards, traces, outcomes)}
+        named = ", ".join(names_of(tools_of(self.config.turns)))
+        failure = usual_failure(traces)
+        if failure:
+            causes["tools"] = f"{named or self.config.turns.environment}: {failure}"
         if unsound:
             causes["engine"] = f"row {unsound[0].row}, completion {shortened_completion(unsound[0].text)!r}"
         return causes

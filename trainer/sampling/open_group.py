@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from trainer.algorithm.seeding import seed_of
 from trainer.algorithm.traces import Prompt, Trace
 from trainer.data.processor import EngineRequest
-
-Answered = Callable[[Trace], tuple[Trace, list[int], Sequence[Any]]]
-"""An episode after its last reply, and what was put behind it: token ids and images."""
 
 
 def one_token_each(ids: Sequence[int], image_token_id: int | None) -> list[int]:

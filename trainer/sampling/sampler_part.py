@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing, nullcontext
 from functools import partial
 
 from trainer.algorithm.traces import Prompt, Trace
 from trainer.config import Split
 from trainer.data.dialog import dialogs_of
 from trainer.learning.learner_part import LearnerPart
+from trainer.observe import beacon
 from trainer.ranks.process import RankProcess
 from trainer.rewards.quick import quick_verdict
+from trainer.sampling.episodes import Episodes
 
 
 class SamplerPart:
@@ -78,7 +81,10 @@ class SamplerPart:
         """
         self.reader.look_ahead(self.config.train_split, upcoming)
         first_of_engine = self.process.rank % self.config.rollout.tensor_parallel == 0
-        with self.process.recording("sample"):
+        episodes = None
+        if self.dialogs:
+            episodes = Episodes(self.dialogs, split, max_tokens, beacon.count_piece)
+        with self.process.recording("sample"), closing(episodes) if episodes else nullcontext():
             groups = self.engine.generate(
                 prompts,
                 lambda prompt: self.reader.request(split, prompt.row),
@@ -88,8 +94,10 @@ class SamplerPart:
                 max_tokens=max_tokens,
                 with_routes=with_routes,
                 begun=begun,
-                answered=partial(self.dialogs.answered, split, max_tokens) if self.dialogs else None,
+                episodes=episodes,
             )
             for group in groups:
                 if first_of_engine:
                     yield group
+        if episodes:
+            self.learner.tool_s += episodes.tool_s

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from vllm import LLM, SamplingParams
 from vllm.device_allocator import alloc_conf
+from vllm.distributed.parallel_state import get_tp_group
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.sample.logits_processor import LogitsProcessor
 
@@ -21,7 +22,8 @@ from trainer.algorithm.traces import End, ImageRef, Prompt, Trace, completed_tra
 from trainer.config import ConfigError, RunConfig
 from trainer.data.processor import EngineRequest, Prompter
 from trainer.observe import beacon
-from trainer.sampling.open_group import Answered, OpenGroup, one_token_each
+from trainer.sampling.episodes import Episodes
+from trainer.sampling.open_group import OpenGroup, one_token_each
 from trainer.sampling.routes import Routes, one_prompt
 from trainer.weights import in_process
 
@@ -344,7 +346,7 @@ class Engine:
         top_p: float = 1.0,
         with_routes: bool = True,
         begun: Sequence[Trace] = (),
-        answered: Answered | None = None,
+        episodes: Episodes | None = None,
     ) -> Iterator[list[Trace]]:
         """Samples completions; yields each prompt's group of traces when the last of them has ended, or was
         cut at `Prompt.cut` tokens.
@@ -357,8 +359,8 @@ class Engine:
         patches of open prompts demands, so that a large evaluation does not hold all its images at once.
         with_routes: whether the traces have the engine's choices of experts, under
         `algorithm.routing_replay`. begun: completions that were cut and go on; of their prompts nothing else
-        is sampled. answered: what an environment puts behind a reply; one whose end is then `cut` goes on in
-        the same call. Raises RuntimeError where engine and policy disagree on a prompt's tokens.
+        is sampled. episodes: what answers replies; an episode that goes on does so in the same call. Raises
+        RuntimeError where engine and policy disagree on a prompt's tokens.
         """
         members: dict[int, dict[int, Trace | None]] = {}
         for trace in begun:
@@ -385,22 +387,35 @@ class Engine:
                 upcoming = None
 
             beacon.count_piece()
-            for output in self.llm.llm_engine.step():
-                if not output.finished:
-                    continue
-                name, _, index = output.request_id.partition("/")
-                group = open_groups[name]
-                trace = self._trace(group, int(index), output, max_tokens)
-                if answered:
-                    trace, ids, images = answered(trace)
-                    if ids:
-                        self._observe(group, trace, ids, images)
-                        self._ask(group, trace.index, sampling)
-                        continue
-                group.traces[int(index)] = trace
+            ended = []
+            if self.llm.llm_engine.has_unfinished_requests():
+                for output in self.llm.llm_engine.step():
+                    if output.finished:
+                        name, _, index = output.request_id.partition("/")
+                        ended.append(self._trace(open_groups[name], int(index), output, max_tokens))
+            for trace in self._go_on(episodes, ended, open_groups, sampling):
+                group = open_groups[str(trace.group)]
+                group.traces[trace.index] = trace
                 if len(group.traces) == len(group.begun):
-                    held_bytes -= open_groups.pop(name).pixel_bytes
+                    held_bytes -= open_groups.pop(str(trace.group)).pixel_bytes
                     yield one_prompt([group.traces[i] for i in sorted(group.traces)])
+
+    def _go_on(
+        self, episodes: Episodes | None, ended: list[Trace], groups: Mapping[str, OpenGroup], sampling: Any
+    ) -> list[Trace]:
+        """Has episodes go on whose replies were answered; returns the traces that have ended for good."""
+        if episodes is None:
+            return ended
+        over = []
+        block = not self.llm.llm_engine.has_unfinished_requests()
+        for grown in episodes.answered(ended, block, get_tp_group()):
+            group = groups[str(grown.trace.group)]
+            if grown.token_ids:
+                self._observe(group, grown.trace, grown.token_ids, grown.images)
+                self._ask(group, grown.trace.index, sampling)
+            else:
+                over.append(grown.trace)
+        return over
 
     def _add(self, group: OpenGroup, request: EngineRequest, sampling: tuple[float, int, float]) -> None:
         """Opens the group's requests. Its images are processed once, for all of them."""

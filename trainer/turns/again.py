@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from trainer.turns.episode import Observation, Situation
+from trainer.turns.episode import Environment, Observation, Situation
 
 WRONG = "That is not right. Look again, find the mistake, and answer once more."
 NO_ANSWER = "No final answer was found in your reply. Answer once more, in the form that was asked for."
 
 
-class Again:
-    """An `Environment`. What the grader must evaluate an expression for is not told: it is graded later."""
-
-    tools: Sequence[dict[str, Any]] = ()
-    shows_images = False
+class Again(Environment):
+    """What the grader must evaluate an expression for is not told: it is graded later."""
 
     def answer(self, situation: Situation, replies: Sequence[str]) -> Observation | None:
         """`Environment.answer`."""

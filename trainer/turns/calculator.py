@@ -47,6 +47,7 @@ class Calculator:
     """A `Tool`. Numbers are floating-point, so no result takes long or much memory."""
 
     shows_images = False
+    slow = False
     schema: dict[str, Any] = {
         "name": "calculator",
         "description": "Computes an arithmetic expression of numbers, + - * / // % **, parentheses, pi, e"

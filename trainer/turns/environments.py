@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from trainer.config import Turns
 from trainer.turns.again import Again
 from trainer.turns.calculator import Calculator
 from trainer.turns.episode import Environment
+from trainer.turns.own import OwnEnvironment
+from trainer.turns.python import Python
 from trainer.turns.tool import ToolEnvironment
 from trainer.turns.zoom import Zoom
 
 
+@cache
 def environment_of(turns: Turns) -> Environment | None:
-    """What answers replies; None: a reply is the whole completion."""
+    """What answers replies; None: a reply is the whole completion. Raises ConfigError for a user's that
+    cannot be loaded, or cannot be used."""
     match turns.environment:
         case "off":
             return None
@@ -23,6 +28,10 @@ def environment_of(turns: Turns) -> Environment | None:
             return ToolEnvironment(Calculator())
         case "zoom":
             return ToolEnvironment(Zoom(turns.image_pixels))
+        case "python":
+            return ToolEnvironment(Python(turns.tool_seconds))
+        case own:
+            return OwnEnvironment(own, turns.tool_seconds)
 
 
 def tools_of(turns: Turns) -> list[dict[str, Any]]:

@@ -7,8 +7,8 @@ restart. So replies are logged, and pictures that were shown are made again wher
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from PIL import Image
@@ -17,6 +17,8 @@ from trainer.algorithm.traces import Verdict
 
 ERROR = "Error: "
 """What the observation of a call begins with that could not be answered."""
+FAILED = "Tool failure: "
+"""What the observation of a call begins with whose tool hung, crashed or gave what cannot be shown."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +40,8 @@ class Situation:
     """What the grader says of a reply at once; None where an expression must be evaluated."""
     cell: int = 28
     """The model's images have sides that are multiples of this many pixels, each cell one token."""
+    row: Mapping[str, Any] = field(default_factory=dict)
+    """What the row says: id, source, question, reference, answer_type and extra, the dataset's own fields."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,16 +56,26 @@ class Observation:
 
 
 class Environment(Protocol):
-    """What answers replies."""
+    """What answers replies. One of a user's needs `answer` alone."""
 
-    tools: Sequence[dict[str, Any]]
+    tools: Sequence[dict[str, Any]] = ()
     """What the prompt says of its tools: JSON schemas of functions, as chat templates take them."""
-    shows_images: bool
+    shows_images: bool = False
     """Whether observations may have images."""
+    replayable: bool = True
+    """Whether equal rows and replies give equal observations. Images of one that is not cannot be made
+    again."""
+    scores: bool = False
+    """Whether `score` grades episodes, in place of the run's graders."""
+    slow: bool = False
+    """Whether to answer may take longer than milliseconds: then it is done beside the engine."""
 
     def answer(self, situation: Situation, replies: Sequence[str]) -> Observation | None:
         """The observation for the last of the replies, which are texts; None: the episode has ended.
 
-        It takes milliseconds for any text, and raises nothing: what is wrong with a reply is said in the
-        observation.
+        What is wrong with a reply is said in the observation. One that is not slow raises nothing.
         """
+
+    def score(self, situation: Situation, replies: Sequence[str]) -> float | None:
+        """What a finished episode earned, any finite number; None: its score failed."""
+        return None

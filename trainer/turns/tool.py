@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from trainer.turns.calls import SHOWN, BadCallError, call_in
-from trainer.turns.episode import ERROR, Observation, Situation
+from trainer.turns.episode import ERROR, FAILED, Environment, Observation, Situation
+from trainer.turns.tool_processes import ToolFailure
 
 
 class Tool(Protocol):
@@ -15,18 +16,21 @@ class Tool(Protocol):
     schema: dict[str, Any]
     """JSON schema of the function, with name and description."""
     shows_images: bool
+    slow: bool
+    """As `Environment.slow`."""
 
     def use(self, situation: Situation, arguments: Mapping[str, Any]) -> Observation:
-        """The result of a call. Raises BadCallError."""
+        """The result of a call. Raises BadCallError, and ToolFailure if it is slow."""
 
 
-class ToolEnvironment:
-    """An `Environment` around a tool."""
+class ToolEnvironment(Environment):
+    """One tool, which replies call."""
 
     def __init__(self, tool: Tool) -> None:
         self.tool = tool
         self.tools: Sequence[dict[str, Any]] = ({"type": "function", "function": tool.schema},)
         self.shows_images = tool.shows_images
+        self.slow = tool.slow
 
     def answer(self, situation: Situation, replies: Sequence[str]) -> Observation | None:
         """`Environment.answer`."""
@@ -40,3 +44,5 @@ class ToolEnvironment:
             return self.tool.use(situation, call.arguments)
         except BadCallError as error:
             return Observation(f"{ERROR}{error}")
+        except ToolFailure as failure:
+            return Observation(f"{FAILED}{failure}")

@@ -23,6 +23,7 @@ class Zoom:
     """A `Tool`. A crop depends on the row's picture and the box alone."""
 
     shows_images = True
+    slow = False
     schema: dict[str, Any] = {
         "name": "zoom",
         "description": "Shows a part of a picture, enlarged.",

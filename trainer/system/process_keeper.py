@@ -1,8 +1,8 @@
-"""Ends whatever a reward function started: processes that it forked, in sessions of their own, too.
+"""Ends whatever a user's file started: processes that it forked, in sessions of their own, too.
 
-The keeper is the parent of a grader process. Linux gives it every orphan among its descendants (a
-subreaper). It ends when the grader has ended, when it is told to (SIGTERM) and when the trainer is gone, and
-all descendants with it.
+The keeper is the parent of a process that calls a user's file, such as a grader. Linux gives it every orphan
+among its descendants (a subreaper). It ends when that process has ended, when it is told to (SIGTERM) and
+when the trainer is gone, and all descendants with it.
 """
 
 from __future__ import annotations

@@ -1,0 +1,144 @@
+"""A process that answers messages, with its deadline and its memory watched from outside: what it runs may
+hang, crash, print without end or take all memory."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+OUTPUT_BYTES = 64 << 10
+"""What one process may print; the rest is dropped, else a function that prints fills the run's log and
+disk."""
+MAX_STRETCH = 4.0
+"""Number of deadlines that a message may take at most, however busy the node is."""
+END_S = 5.0
+"""Longest wait for a keeper to end what its process started."""
+LOOK_S = 0.25
+"""Between two looks at the memory of a process at work."""
+
+
+class TookTooMuch(Exception):
+    """A process took more memory for a message than it may."""
+
+    def __init__(self, taken_bytes: int) -> None:
+        super().__init__(f"{taken_bytes / 2**30:.1f} GiB")
+        self.taken_bytes = taken_bytes
+
+
+class GuardedProcess:
+    """A process that was started as `python -m MODULE FD PARENT ARGUMENTS`, and the connection FD to it."""
+
+    def __init__(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        *,
+        kept: bool,
+        what: str,
+        environment: Mapping[str, str] = os.environ,
+    ) -> None:
+        """kept: whether what is started is the process's keeper (process_keeper.py), which ends all that the
+        process started. what: who prints, for the log: "rewards: a grader"."""
+        root = str(Path(__file__).resolve().parents[2])
+        paths = [root, environment.get("PYTHONPATH", "")]
+        own = {
+            "PYTHONPATH": os.pathsep.join(path for path in paths if path),
+            "OMP_NUM_THREADS": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+        }
+        self.connection, theirs = multiprocessing.Pipe()
+        words = [str(theirs.fileno()), str(os.getpid()), *arguments]
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-m", module, *words],
+                pass_fds=[theirs.fileno()],
+                env={**environment, **own},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.pid = self.process.pid
+        """Id of the process that answers; until it has said so, of the one that was started."""
+        self._kept = kept
+        forward = threading.Thread(target=_forward, args=(self.process, what), daemon=True, name="output")
+        forward.start()
+
+    def kill(self) -> None:
+        """Ends it, and what it started, without waiting."""
+        if self._kept:
+            self.process.terminate()
+        else:
+            self.process.kill()
+
+    def end(self) -> None:
+        """Waits until a process that was killed is gone."""
+        try:
+            self.process.wait(END_S)
+        except subprocess.TimeoutExpired:  # its keeper stands still
+            self.process.kill()
+            self.process.wait()
+        self.connection.close()
+
+    @property
+    def held_bytes(self) -> int:
+        """Its resident memory; 0 if it is gone."""
+        try:
+            return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        except (OSError, IndexError, ValueError):
+            return 0
+
+    def ask(
+        self, message: bytes, deadline_s: float, most_bytes: int = 0, longest_reply: int | None = None
+    ) -> bytes:
+        """The reply to a message. Raises TimeoutError at the deadline, EOFError or OSError if the process is
+        gone or replies with more bytes than `longest_reply`, TookTooMuch if it takes more than `most_bytes`
+        of memory for it (0: any amount).
+
+        Time in which the process waits for a CPU does not count, so that a busy node causes no wrong
+        results.
+        """
+        started = time.monotonic()
+        waited_before_s = waited_for_cpu_s(self.pid)
+        held_before = self.held_bytes if most_bytes else 0
+        self.connection.send_bytes(message)
+        while True:
+            elapsed = time.monotonic() - started
+            waited_s = waited_for_cpu_s(self.pid) - waited_before_s
+            left = deadline_s - elapsed + waited_s
+            if left <= 0 or elapsed > MAX_STRETCH * deadline_s:
+                raise TimeoutError
+            pause = min(left, LOOK_S) if most_bytes else left
+            if self.connection.poll(max(pause, 0.01)):
+                return self.connection.recv_bytes(longest_reply)
+            taken = self.held_bytes - held_before if most_bytes else 0
+            if taken > most_bytes:
+                raise TookTooMuch(taken)
+
+
+def _forward(process: subprocess.Popen[bytes], what: str) -> None:
+    """Passes on the first OUTPUT_BYTES that a process prints, and reads the rest."""
+    left = OUTPUT_BYTES
+    assert process.stdout is not None
+    with process.stdout as output:
+        while piece := os.read(output.fileno(), 1 << 16):
+            if left > 0:
+                sys.stderr.write(piece[:left].decode(errors="replace"))
+                sys.stderr.flush()
+                left -= len(piece)
+                if left <= 0:
+                    print(f"\n{what} prints more; the rest is dropped", file=sys.stderr, flush=True)
+
+
+def waited_for_cpu_s(pid: int) -> float:
+    """Seconds that a process was ready to run and had no CPU (Linux); 0 if the kernel does not count them."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0

@@ -1,0 +1,34 @@
+"""What a rank and a process with a user's environment say to each other: JSON, and pixels behind it."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+from PIL import Image
+
+LENGTH = struct.Struct("!Q")
+
+
+def packed(about: Any, images: Sequence[Image.Image] = ()) -> bytes:
+    """about: JSON values. images: any, sent as RGB."""
+    sizes = [image.size for image in images]
+    header = json.dumps([about, sizes]).encode()
+    pixels = [image.convert("RGB").tobytes() for image in images]
+    return b"".join([LENGTH.pack(len(header)), header, *pixels])
+
+
+def unpacked(message: bytes) -> tuple[Any, list[Image.Image]]:
+    """The inverse of `packed`. Raises ValueError for anything else."""
+    if len(message) < LENGTH.size:
+        raise ValueError("a message without a length")
+    start = LENGTH.size + LENGTH.unpack_from(message)[0]
+    about, sizes = json.loads(message[LENGTH.size : start])
+    images = []
+    for width, height in sizes:
+        end = start + 3 * width * height
+        images.append(Image.frombytes("RGB", (width, height), message[start:end]))
+        start = end
+    return about, images
