@@ -130,9 +130,9 @@ EXPERTS, ACTIVE = 8, 2
 """Experts of a layer, in families that have them, each as wide as an MLP; those that compute a token."""
 
 
-def build_tokenizer(sentences: Sequence[str] = (), merges: int = MERGES) -> Qwen2Tokenizer:
+def build_tokenizer(sentences: Sequence[str] = (), merges: int = 0) -> Qwen2Tokenizer:
     """A byte-level BPE tokenizer trained on these sentences, by default those of `shapes`: any text can be
-    encoded, ours in few tokens."""
+    encoded, ours in few tokens. merges: 0 stands for `MERGES`."""
     trained = Tokenizer(models.BPE())
     trained.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -142,7 +142,10 @@ def build_tokenizer(sentences: Sequence[str] = (), merges: int = MERGES) -> Qwen
     )
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(
-        vocab_size=len(alphabet) + merges, min_frequency=1, initial_alphabet=alphabet, show_progress=False
+        vocab_size=len(alphabet) + (merges or MERGES),
+        min_frequency=1,
+        initial_alphabet=alphabet,
+        show_progress=False,
     )
     trained.train_from_iterator(
         [SYSTEM_PROMPT, "You are a helpful assistant. system user", *(sentences or corpus())], trainer

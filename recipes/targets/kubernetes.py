@@ -36,6 +36,8 @@ LEFT_OUT = (
     "benchmarks",
     "runs",
     "generated",
+    "drivers",
+    "screens",
     "CHANGELOG.md",
     "launch.txt",
     "test.txt",

@@ -48,6 +48,7 @@ ALLOWED = {
         "judge_timeout_s",
         "judge_requests",
     },
+    "turns": {"tool_workers"},
 }
 ELSEWHERE = {"run.id", "run.name", "model.path"}
 """Another id is another run, and a model is compared by what it holds (test_resume_options.py)."""

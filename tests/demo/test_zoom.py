@@ -7,7 +7,7 @@ import pytest
 
 from examples.demo import tiny_model
 from examples.zoom import framed
-from tests.turns.test_dialogs import replied
+from tests.turns.test_dialogs import answered, replied
 from trainer.config import RunConfig, override
 from trainer.data.dataset import Dataset
 from trainer.data.dialog import dialogs_of
@@ -59,14 +59,14 @@ def test_a_worked_episode_has_the_tokens_of_a_sampled_one(data, tmp_path):
     changes += ["data.prompt_max_tokens=320", "rollout.max_tokens=224"]
     reader = RowReader(override(RunConfig(), changes))
     told = dialogs_of(reader.config, reader)
-    warm, split = Dataset(data, "warm"), reader.config.train_split
+    warm = Dataset(data, "warm")
     worked = solution_trace(Prompter(reader.config.model), 2, warm[2])
 
     one = framed.picture(0, "warm", 2)
     sampled = replied(reader, 2, framed.looked(one)[0][0]["content"])
-    sampled, _, (shown,) = told.answered(split, 600, sampled)
+    sampled, _, (shown,) = answered(told, sampled)
     assert framed.png(shown) == warm[2].images[1]
     sampled = replied(reader, 2, one.solution, sampled)
     assert sampled.tokens.tolist() == worked.tokens.tolist()
     assert sampled.learned.tolist() == worked.learned.tolist()
-    assert told.answered(split, 600, sampled)[1] == []
+    assert answered(told, sampled)[1] == []

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from recipes.plan.activations import later_images
 from recipes.recipe.spec import Recipe
 from tests.rehearsal.models import IMAGE
 from trainer.algorithm import batching
@@ -40,17 +42,19 @@ class Row:
         self.encoded: list[EncodedPrompt] = []
         self.traces: list[Trace] = []
 
-    def add(self, prompt_tokens: int, image: tuple[int, int] | None, lengths: list[int]) -> None:
-        """Adds a prompt, with an image of so many merged patches where the model reads some, and its
+    def add(self, prompt_tokens: int, images: Sequence[tuple[int, int]], lengths: list[int]) -> None:
+        """Adds a prompt, with images of so many merged patches where the model reads some, and its
         completions."""
         number = len(self.encoded)
         ids = self._words(WORDS)
         pixels = grid = None
-        if image and (v := self.vision):
-            height, width = (v.merge * side for side in image)
-            ids += [IMAGE] * (image[0] * image[1])
-            pixels = torch.zeros(height * width, v.channels * v.temporal * v.patch**2)
-            grid = torch.tensor([[1, height, width]])
+        if images and (v := self.vision):
+            grids = []
+            for rows, columns in images:
+                ids += self._words(1 if grids else 0) + [IMAGE] * (rows * columns)
+                grids.append([1, v.merge * rows, v.merge * columns])
+            grid = torch.tensor(grids)
+            pixels = torch.zeros(int(grid.prod(-1).sum()), v.channels * v.temporal * v.patch**2)
         ids += self._words(prompt_tokens - len(ids))
         for index, length in enumerate(lengths):
             self.traces.append(
@@ -62,7 +66,7 @@ class Row:
         """Adds a sample without an image where there is room for one, so that the row has so many tokens."""
         left = tokens - sum(len(one.token_ids) for one in self.encoded) - sum(self.completions)
         if left > SHORTEST:
-            self.add(WORDS, None, [left - WORDS])
+            self.add(WORDS, (), [left - WORDS])
 
     def _words(self, count: int) -> list[int]:
         """Token ids of text."""
@@ -101,13 +105,17 @@ def longest(recipe: Recipe, shape: Shape, tokens: int) -> Row:
     sample more up to that length."""
     config, vision = recipe.config, shape.vision
     made = Row(vision)
-    image = largest(recipe, vision) if vision else None
+    images = [largest(recipe, vision)] if vision else []
     sample = longest_sample(config)
     prompt = config.data.prompt_max_tokens
     if config.method == "sft":  # all that may be is learned
-        prompt = (image[0] * image[1] if image else 0) + WORDS
+        prompt = sum(rows * columns for rows, columns in images) + WORDS
+    elif vision:  # where later images stand makes no difference to a pass
+        later = later_images(config, vision) // vision.merge**2
+        prompt += later
+        images += [(ROWS, later // ROWS)] if later else []
     for _ in range(max(1, tokens // sample)):
-        made.add(prompt, image, [sample - prompt])
+        made.add(prompt, images, [sample - prompt])
     made.fill(tokens)
     return made
 
@@ -126,8 +134,8 @@ def shared(recipe: Recipe, shape: Shape, tokens: int, learns: bool) -> Row:
     prompt = min(longest_prompt, repeated // (count - 1))
     completion = min((room - prompt) // count, config.rollout.max_tokens)
     for _ in range(prompts):
-        image = largest(recipe, vision) if vision else None
-        made.add(prompt, image, [completion] * count)
+        images = [largest(recipe, vision)] if vision else []
+        made.add(prompt, images, [completion] * count)
     made.fill(tokens)
     return made
 
@@ -145,4 +153,4 @@ def usual(recipe: Recipe, shape: Shape, tokens: int) -> Row:
         if used > tokens and made.traces:
             made.fill(tokens)
             return made
-        made.add(facts.prompt_tokens, SMALL, lengths)
+        made.add(facts.prompt_tokens, [SMALL], lengths)

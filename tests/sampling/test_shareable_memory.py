@@ -34,7 +34,7 @@ def of_a_rank(monkeypatch):
 def test_an_engine_of_several_gpus_is_built_in_memory_that_others_can_map(of_a_rank, ranks, expands):
     """Without expandable segments, with all else unchanged, and with them again for the policy's passes."""
     config = c.RunConfig(rollout=c.Rollout(tensor_parallel=ranks), placement=c.Placement(device="cuda"))
-    prompter: Any = SimpleNamespace(eos_token_id=0, tokenizer=None, opening="")
+    prompter: Any = SimpleNamespace(eos_token_id=0, image_token_id=None, reply_text=None)
     vllm_engine.Engine(config, prompter, 0)
     assert of_a_rank == [environment.allocator_setting().replace("segments:True", f"segments:{expands}")]
     assert read() == environment.allocator_setting()

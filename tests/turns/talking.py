@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForImageTextToText
 
-from tests.turns.test_tools import called
+from tests.turns.test_built_in_tools import called
 from trainer.config import Model, Turns
 from trainer.data.processor import Prompter
 from trainer.turns.environments import tools_of

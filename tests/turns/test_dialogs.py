@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from tests.data.qwen import prompter
-from tests.turns.test_tools import called
+from tests.turns.test_built_in_tools import called
 from trainer.algorithm.traces import ImageRef, completed_trace
 from trainer.config import ConfigError, Model, RunConfig, Turns, override
 from trainer.data.dialog import Dialogs, dialogs_of, no_verdict

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.learning.one_rank import same, trace
-from tests.turns.test_tools import called
+from tests.turns.test_built_in_tools import called
 from trainer.algorithm.batching import collate, trace_length
 from trainer.algorithm.scheduling import PassCost
 from trainer.algorithm.traces import Outcome

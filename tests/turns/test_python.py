@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tests.turns.test_tools import BARE, called
+from tests.turns.test_built_in_tools import BARE, called
 from trainer.config import Turns
 from trainer.turns.environments import environment_of
 from trainer.turns.episode import ERROR

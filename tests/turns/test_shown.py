@@ -8,8 +8,8 @@ import json
 import torch
 from PIL import Image
 
-from tests.turns.test_dialogs import replied
-from tests.turns.test_tools import called
+from tests.turns.test_built_in_tools import called
+from tests.turns.test_dialogs import answered, replied
 from trainer.algorithm.advantages import Advantages
 from trainer.algorithm.credit import CreditedTraces
 from trainer.algorithm.traces import Outcome
@@ -35,7 +35,7 @@ def test_the_report_shows_an_episode_turn_by_turn_with_its_crops(small_config, p
     episode = None
     for box in ([0, 0, 20, 28], [9, 9, 9, 9], [0, 0, 28, 28]):
         episode = replied(reader, 0, f"{EVIL}{called('zoom', box=box)}", episode)
-        episode, _, images = told.answered(config.train_split, 1500, episode)
+        episode, _, images = answered(told, episode, 1500)
         crops += images
     episode = replied(reader, 0, "It is 3.", episode)
     at_once = replied(reader, 1, "It is 4.")
