@@ -112,6 +112,7 @@ def test_a_model_of_other_parts_is_refused():
         fused_layers.fuse_layers(torch.nn.Linear(2, 2))
 
 
+@pytest.mark.long
 def test_two_ranks_agree_with_their_engine(run_ranks, small_config):
     """Under ZeRO-3, before and after two updates."""
     result = run_ranks("parity", override(small_config, ["model.kernels=compiled"]), timeout_s=600)[0]
