@@ -19,9 +19,9 @@ EVERY = "def test_every(): assert False\n"
 NAMED = "failed beside other tests and passed alone, mend them: test_load.py::test_a"
 
 
-def half(capfd) -> tuple[int, str]:
+def half(capfd, *options: str) -> tuple[int, str]:
     env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    code = run_half(sys.executable, ["-q"], env)
+    code = run_half(sys.executable, ["-q", *options], env)
     return code, capfd.readouterr().out
 
 
@@ -56,3 +56,12 @@ def test_a_file_that_cannot_be_imported_has_failed(folder, capfd):
     (folder / "test_load.py").write_text("import nothing_of_this_name\n")
     code, out = half(capfd)
     assert code != 0 and "once more" not in out
+
+
+def test_files_that_cannot_be_collected_together_have_failed(folder, capfd):
+    """Each alone would pass: they have one name."""
+    for room in ("here", "there"):
+        (folder / room).mkdir()
+        (folder / room / "test_same.py").write_text("def test_it(): pass\n")
+    code, out = half(capfd, "-n2")
+    assert code != 0 and "import file mismatch" in out and "once more" not in out, out
