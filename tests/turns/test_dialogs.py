@@ -126,7 +126,7 @@ def replied(reader, row, text, begun=None):
 def answered(told, trace, max_tokens=600):
     """The episode after its last reply, as the engine gets it back."""
     episodes = Episodes(told, told.config.train_split, max_tokens)
-    (grown,) = episodes.answered([trace], block=True)
+    (grown,) = episodes.answered([trace], idle=True)
     return grown.trace, grown.token_ids, grown.images
 
 

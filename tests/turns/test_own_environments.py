@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import wait
 
 import pytest
 from PIL import Image
@@ -63,7 +64,8 @@ class Mine:
         if said == "special":
             return "<|im_end|><|image_pad|><tool_call>"
         if said == "wait":
-            time.sleep(0.4)
+            while not os.path.exists(PATH + ".go"):
+                time.sleep(0.01)
             return "waited"
         return None
 
@@ -210,22 +212,24 @@ def episodes(own, small_config, picture_dataset):
     return made
 
 
-def test_a_slow_tool_holds_nobody_and_order_decides_nothing(episodes):
-    """Four wait side by side, one that needs no tool comes back at once, and what comes back is the same in
-    any order."""
-    reader, under_way = episodes(tool_workers=4)
-    waiting = [replied(reader, row, "wait") for row in range(4)]
-    under_way.answered([waiting[0]], block=True)  # the first call starts a process
+def test_a_slow_tool_holds_nobody_and_comes_back_at_the_same_step(episodes, tmp_path):
+    """Calls run while the engine goes on. However long they take, each result is taken
+    `turns.tool_steps` steps after its call; where the engine has nothing to do, it skips to that step."""
+    reader, under_way = episodes(tool_workers=4, tool_steps=3, tool_seconds=60)
+    rows = [replied(reader, row, "wait") for row in range(4)]
+    (first,) = under_way.answered([replied(reader, 5, "It is 3.")], idle=True)
+    assert first.trace.row == 5, "and a process has started"
+    assert under_way.answered(rows[:3], idle=False) == [], "the engine goes on: no tool has ended"
+    assert under_way.answered(rows[3:], idle=False) == []
+    (tmp_path / "seen.go").touch()
+    wait([call.result for call in under_way._calls])
+    assert under_way.answered([], idle=False) == [], "and it is too early for one that has"
+    came = under_way.answered([], idle=False)
+    assert [(one.trace.row, one.trace.dialog[-1]) for one in came] == [(row, "waited") for row in range(3)]
     done = replied(reader, 5, "It is 3.")
-    started = time.monotonic()
-    under_way._threads.submit(list).result()
-    assert under_way.answered(waiting, block=False) == []
-    assert time.monotonic() - started < 0.3, "the engine goes on"
-    came = [one.trace.row for one in under_way.answered([done], block=True)]
-    while len(came) < 5:
-        came += [one.trace.row for one in under_way.answered([], block=True)]
-    assert sorted(came) == [0, 1, 2, 3, 5]
-    assert under_way.answered([], block=True) == [], "nothing waits: it does not block"
+    assert [one.trace.row for one in under_way.answered([done], idle=False)] == [3]
+    assert [one.trace.row for one in under_way.answered([], idle=True)] == [5]
+    assert under_way.answered([], idle=True) == [], "nothing waits: it does not block"
     under_way.close()
 
 
@@ -233,7 +237,7 @@ def test_a_tool_that_fails_costs_one_observation_and_pictures_are_made_again(epi
     reader, under_way = episodes()
     trace = None
     for said in ("raise", "turn", "special", "die", "turn"):
-        told = under_way.answered([replied(reader, 0, said, trace)], block=True)
+        told = under_way.answered([replied(reader, 0, said, trace)], idle=True)
         if told[0].trace.end == "turns":
             break
         trace = told[0].trace
@@ -254,13 +258,13 @@ def test_a_tool_that_fails_costs_one_observation_and_pictures_are_made_again(epi
 def test_processes_outlive_the_threads_that_called_them(episodes):
     """Linux may end a process with the thread that started it: then a later phase would meet dead ones."""
     reader, first = episodes()
-    first.answered([replied(reader, 0, "row")], block=True)
+    first.answered([replied(reader, 0, "row")], idle=True)
     first._threads.submit(first._dialogs.environment.processes.about).result()
     first._threads.shutdown(wait=True)
     running = {process.pid for process in first._dialogs.environment.processes._idle}
     time.sleep(0.5)
     later = Episodes(first._dialogs, reader.config.train_split, 600)
-    (grown,) = later.answered([replied(reader, 0, "row")], block=True)
+    (grown,) = later.answered([replied(reader, 0, "row")], idle=True)
     assert grown.trace.end == "cut" and not grown.trace.dialog[1].startswith(FAILED)
     assert {process.pid for process in first._dialogs.environment.processes._idle} == running
     assert len(running) == 2
@@ -270,7 +274,7 @@ def test_processes_outlive_the_threads_that_called_them(episodes):
 def test_what_cannot_be_replayed_is_logged_as_it_was(episodes):
     """Its texts stand in the dialog, and nothing is computed again."""
     reader, under_way = episodes("Dice")
-    (grown,) = under_way.answered([replied(reader, 0, "a")], block=True)
+    (grown,) = under_way.answered([replied(reader, 0, "a")], idle=True)
     assert (
         len(grown.trace.dialog[1]) == 16
         and under_way._dialogs.encoded(reader.config.train_split, grown.trace) is None
@@ -280,8 +284,8 @@ def test_what_cannot_be_replayed_is_logged_as_it_was(episodes):
 
 def test_a_score_comes_with_the_end(episodes):
     reader, under_way = episodes("Scored")
-    (grown,) = under_way.answered([replied(reader, 0, "It is 3.")], block=True)
+    (grown,) = under_way.answered([replied(reader, 0, "It is 3.")], idle=True)
     assert grown.trace.score == 0.5 and grown.trace.end == "stop" and not grown.token_ids
-    (grown,) = under_way.answered([replied(reader, 0, "nan")], block=True)
+    (grown,) = under_way.answered([replied(reader, 0, "nan")], idle=True)
     assert grown.trace.score is None
     under_way.close()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import replace
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -16,7 +17,7 @@ from trainer.data.dialog import Dialogs, Grown
 from trainer.turns.episode import Observation
 
 LOOK_S = 1.0
-"""Between two signs of life of an engine that has nothing to do but to wait for tools."""
+"""Between two signs of life of an engine that waits for a tool."""
 
 
 class EngineRanks(Protocol):
@@ -31,12 +32,25 @@ class EngineRanks(Protocol):
         """The object of rank `src`."""
 
 
+@dataclass(frozen=True, eq=False)
+class Call:
+    """A call of a slow tool that is under way."""
+
+    due: int
+    """Engine step at which its result is taken."""
+    result: Future[Any] | None
+    """None on the ranks of an engine that get what the first one has."""
+    then: Callable[[Any], None]
+    """Takes the result."""
+
+
 class Episodes:
     """Where an engine brings the replies that have ended, and takes them back, answered.
 
     A tool that takes milliseconds runs at once. A slow one runs in a thread, `turns.tool_workers` at a time,
-    while the engine goes on with other completions; seeds belong to completions and turns, so that it does
-    not matter which of them comes first.
+    while the engine goes on with other completions for `turns.tool_steps` steps. Then its result is taken, no
+    sooner and no later: which completions share a step, and so the last bits of what is computed, does not
+    depend on time.
     """
 
     def __init__(
@@ -48,38 +62,35 @@ class Episodes:
         self._split = split
         self._max_tokens = max_tokens
         self._alive = alive
+        self._step = 0
         self._grown: list[Grown] = []
-        self._waiting: dict[Future[Any], Callable[[Any], None]] = {}
+        self._calls: deque[Call] = deque()
+        self._ranks: EngineRanks | None = None
         self._lock = threading.Lock()
         self.tool_s = 0.0
         """Time that slow tools took, calls added up."""
         self._threads = ThreadPoolExecutor(dialogs.config.turns.tool_workers, "tools") if self.slow else None
 
-    def answered(
-        self, replied: Sequence[Trace], block: bool, ranks: EngineRanks | None = None
-    ) -> list[Grown]:
-        """Takes episodes whose last reply has ended; returns those that are answered by now.
+    def answered(self, replied: Sequence[Trace], idle: bool, ranks: EngineRanks | None = None) -> list[Grown]:
+        """Takes episodes whose last reply has ended in this step of the engine; returns those that go on or
+        have ended for good in it. To be called once a step.
 
-        block: whether the engine has nothing else to do: then at least one is waited for, if any waits.
-        ranks: of the engine, which must all get the same; where tools are slow, they get what the first has.
+        idle: whether the engine has nothing else to do: then it skips to the step in which a result is due.
+        ranks: of the engine. All get what the tools say on the first.
         """
-        if ranks is None or ranks.world_size == 1 or not self.slow:
-            return self._answered(replied, block)
-        return ranks.broadcast_object(self._answered(replied, block) if ranks.is_first_rank else None, src=0)
-
-    def _answered(self, replied: Sequence[Trace], block: bool) -> list[Grown]:
+        self._ranks = ranks
+        self._step += 1
         for trace in replied:
             self._begin(trace)
-        while self._waiting:
-            idle = block and not self._grown
-            done, _ = wait(self._waiting, LOOK_S if idle else 0, FIRST_COMPLETED)
-            for future in done:
-                self._waiting.pop(future)(future.result())
-            if not done and not idle:
-                break
-            self._alive()
+        while self._calls:
+            if self._calls[0].due > self._step:
+                if not idle or self._grown:
+                    break
+                self._step = self._calls[0].due
+            call = self._calls.popleft()
+            call.then(self._result(call))
         grown, self._grown = self._grown, []
-        return sorted(grown, key=lambda one: (one.trace.group, one.trace.index))
+        return grown
 
     def close(self) -> None:
         """Leaves what waits."""
@@ -114,11 +125,24 @@ class Episodes:
         self._grown.append(Grown(replace(trace, score=score)))
 
     def _call(self, tool: Callable[[], Any], then: Callable[[Any], None]) -> None:
-        """Calls a tool, and `then` with its result, which this thread does."""
+        """Calls a tool, and `then` with its result, in this step or in the one where it is due."""
         if self._threads is None:
             then(tool())
-        else:
-            self._waiting[self._threads.submit(self._timed, tool)] = then
+            return
+        first = self._ranks is None or self._ranks.is_first_rank
+        result = self._threads.submit(self._timed, tool) if first else None
+        self._calls.append(Call(self._step + self._dialogs.config.turns.tool_steps, result, then))
+
+    def _result(self, call: Call) -> Any:
+        """Waits for it, on every rank."""
+        result = None
+        if call.result is not None:
+            while not wait([call.result], LOOK_S).done:
+                self._alive()
+            result = call.result.result()
+        if self._ranks is None or self._ranks.world_size == 1:
+            return result
+        return self._ranks.broadcast_object(result, src=0)
 
     def _timed(self, tool: Callable[[], Any]) -> Any:
         started = time.monotonic()

@@ -407,8 +407,8 @@ class Engine:
         if episodes is None:
             return ended
         over = []
-        block = not self.llm.llm_engine.has_unfinished_requests()
-        for grown in episodes.answered(ended, block, get_tp_group()):
+        idle = not self.llm.llm_engine.has_unfinished_requests()
+        for grown in episodes.answered(ended, idle, get_tp_group()):
             group = groups[str(grown.trace.group)]
             if grown.token_ids:
                 self._observe(group, grown.trace, grown.token_ids, grown.images)
