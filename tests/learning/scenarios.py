@@ -24,7 +24,7 @@ from tests.learning.rates import bare, communicators, context, decoding, rates  
 from tests.learning.replayed import replayed  # noqa: F401
 from tests.learning.rounded import rounded  # noqa: F401
 from tests.learning.silenced import silent  # noqa: F401
-from tests.turns.watched import episodes  # noqa: F401
+from tests.turns.watched import episodes, limited_episodes  # noqa: F401
 from trainer import config as configuration
 from trainer.algorithm.batching import TrainBatch
 from trainer.algorithm.traces import Prompt, Trace

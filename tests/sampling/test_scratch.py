@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import torch
 import vllm
 
-from trainer.sampling.vllm_engine import zero_scratch
+from trainer.sampling.engine_mends import zero_scratch
 
 V2 = Path(vllm.__file__).parent / "v1/worker/gpu"
 

@@ -127,7 +127,10 @@ def answered(told, trace, max_tokens=600):
     """The episode after its last reply, as the engine gets it back."""
     episodes = Episodes(told, told.config.train_split, max_tokens)
     (grown,) = episodes.answered([trace], idle=True)
-    return grown.trace, grown.token_ids, grown.images
+    trace, shown = grown.trace, grown.observation
+    if shown is None:
+        return trace, [], ()
+    return trace, trace.tokens[shown.start : shown.stop].tolist(), shown.images
 
 
 def test_an_episode_grows_by_observations_that_are_not_learned(reader):

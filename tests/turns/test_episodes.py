@@ -68,7 +68,6 @@ def test_an_untrained_model_has_episodes_too(run_ranks, small_config, picture_da
     ends = {trace["end"] for trace in traces}
     assert ends == {"turns", "length", "stop"}, "stop: by an end token that is not the chat template's"
     assert result["again"] == traces
-    assert any(trace["end"] == "images" for trace in result["few"])
     assert result["norm"] > 0
     for trace in traces:
         assert trace["dialog"][1::2] == ["1:", "2:"][: len(trace["dialog"]) // 2]
@@ -97,10 +96,21 @@ def test_engine_and_policy_agree_on_episodes_with_shown_pictures(run_ranks, conf
     kinds = {said.partition(",")[0].partition(":")[0] for said in observations}
     assert kinds == {"Picture 1", "Error"}
     assert result["again"] == traces
+
+
+@pytest.mark.long
+def test_limits_have_their_ends_and_episodes_are_carried_over(run_ranks, config):
+    """Carried over within replies and between them, by the same weights and without dice, they are the same
+    episodes."""
+    result = run_ranks("limited_episodes", config)[0]
     assert any(trace["end"] == "length" for trace in result["short"])
     assert all(trace["lengths"][1] <= 130 for trace in result["short"])
     assert any(trace["end"] == "images" for trace in result["few"])
     assert max(trace["image_runs"] for trace in result["few"]) == 2
+    assert result["phases"] > 3 and result["apart"] < 1e-4
+    for whole, pieces in zip(result["greedy"], result["pieces"], strict=True):
+        assert pieces.pop("segments") >= whole.pop("segments")
+        assert pieces == whole
 
 
 @pytest.mark.long
@@ -160,15 +170,20 @@ def runs(config, tmp_path, *about, env=None) -> tuple[Job, Job]:
     return undisturbed, job
 
 
+STALE = "rollout.staleness=1", "algorithm.rollout_correction=truncate"
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("stale", [(), ("rollout.staleness=1", "algorithm.rollout_correction=truncate")])
+@pytest.mark.parametrize("stale", [(), STALE, (*STALE, "rollout.tokens_per_step=20")])
 def test_a_run_learns_from_episodes_and_killed_it_is_the_same_run(config, tmp_path, stale):
-    """From the configuration through rollout, update, log and resume. With older weights, too."""
+    """From the configuration through rollout, update, log and resume. With older weights, and carried over
+    from phase to phase, too."""
     undisturbed, job = runs(config, tmp_path, *stale)
     for line in undisturbed.metrics():
         assert 1 < line["turns/replies_mean"] <= 3 and line["turns/observed_tokens_mean"] > 0
         assert stale or line["mismatch/logprob_abs_mean"] < 1e-5
         assert 0 < line["turns/limit_fraction"] <= line["tokens/truncated_fraction"]
+        assert len(stale) < 3 or line["step"] == 1 or line["rollout/carried_fraction"] > 0.5
     assert any(line["grad/norm"] > 0 for line in undisturbed.metrics())
     samples = (undisturbed.run_dir / "samples.jsonl").read_text().splitlines()
     shown = [json.loads(line)["completion"] for line in samples]

@@ -285,7 +285,7 @@ def test_what_cannot_be_replayed_is_logged_as_it_was(episodes):
 def test_a_score_comes_with_the_end(episodes):
     reader, under_way = episodes("Scored")
     (grown,) = under_way.answered([replied(reader, 0, "It is 3.")], idle=True)
-    assert grown.trace.score == 0.5 and grown.trace.end == "stop" and not grown.token_ids
+    assert grown.trace.score == 0.5 and grown.trace.end == "stop" and grown.observation is None
     (grown,) = under_way.answered([replied(reader, 0, "nan")], idle=True)
     assert grown.trace.score is None
     under_way.close()

@@ -126,10 +126,6 @@ def test_what_episodes_did_is_counted_by_hand():
     ("options", "named"),
     [
         (["fleet.workers=only", "checkpoint.remote=s3://b/c"], "fleet.workers only"),
-        (
-            ["rollout.staleness=1", "rollout.tokens_per_step=64", "algorithm.rollout_correction=truncate"],
-            "rollout.tokens_per_step 64",
-        ),
         (["algorithm.routing_replay=true"], "algorithm.routing_replay"),
         (["algorithm.teacher=x", "algorithm.kl_coef=0"], "algorithm.teacher"),
         (["evaluation.pass_rate_samples=2"], "evaluation.pass_rate_samples"),

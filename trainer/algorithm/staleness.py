@@ -123,10 +123,10 @@ def young_enough(batch: TrainBatch, oldest: int) -> TrainBatch:
 def slots_used(traces: Sequence[Trace], version: int | None = None) -> float:
     """Share of the decode slots of a rollout phase that held an unfinished completion, if each of those that
     the weights of `version` sampled had a slot until the last was done; 0 if they sampled none. None: all
-    tokens count."""
+    sampled tokens count."""
     grown = []
     for trace in traces:
-        versions = trace.token_versions
+        versions = trace.token_versions[trace.learned - trace.shared]
         count = len(versions) if version is None else int((versions == version).sum())
         if count:
             grown.append(count)

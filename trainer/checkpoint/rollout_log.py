@@ -413,33 +413,41 @@ def _objects(storage: Storage | None) -> Iterator[tuple[int, int, str]]:
 
 def _archive(about: dict[str, Any], graded: GradedStep) -> bytes:
     """A step's traces and outcomes as one NumPy archive; `_graded` reads it back without loss."""
-    arrays = {"about": text_array(about)} | trace_columns(graded.traces)
-    arrays["texts"] = text_array([trace.text for trace in graded.traces])
-    if any(trace.dialog for trace in graded.traces):
-        arrays["dialogs"] = text_array([trace.dialog for trace in graded.traces])
+    arrays = {"about": text_array(about)} | _columns(graded.traces)
     arrays["outcomes"] = text_array(list(map(astuple, graded.outcomes)))
     if graded.teacher is not None:
         arrays["teacher"] = np.concatenate(graded.teacher)
         arrays["teacher_tokens"] = np.array(list(map(len, graded.teacher)), np.int64)
     if graded.waiting:
-        waiting = trace_columns(graded.waiting)
-        waiting["texts"] = text_array([trace.text for trace in graded.waiting])
-        arrays |= {f"{WAITING}{name}": column for name, column in waiting.items()}
+        arrays |= {f"{WAITING}{name}": column for name, column in _columns(graded.waiting).items()}
     out = io.BytesIO()
     np.savez(out, **arrays)  # ty: ignore[invalid-argument-type]
     return out.getvalue()
 
 
+def _columns(traces: Sequence[Trace]) -> dict[str, np.ndarray]:
+    """Traces with their texts; `_traces` reads them back."""
+    columns = trace_columns(traces)
+    columns["texts"] = text_array([trace.text for trace in traces])
+    if any(trace.dialog for trace in traces):
+        columns["dialogs"] = text_array([trace.dialog for trace in traces])
+    return columns
+
+
+def _traces(columns: dict[str, np.ndarray]) -> list[Trace]:
+    """The inverse of `_columns`."""
+    traces = traces_of(columns, json.loads(columns["texts"].tobytes()))
+    if "dialogs" not in columns:
+        return traces
+    dialogs = json.loads(columns["dialogs"].tobytes())
+    return [replace(trace, dialog=tuple(said)) for trace, said in zip(traces, dialogs, strict=True)]
+
+
 def _graded(about: dict[str, Any], arrays: dict[str, np.ndarray]) -> GradedStep:
     """The inverse of `_archive`. Raises one of DAMAGED."""
-    texts = json.loads(arrays["texts"].tobytes())
-    read = _first_format if about["format"] == FIRST_FORMAT else traces_of
     if about["format"] == SECOND_FORMAT:
         arrays |= _one_segment(arrays)
-    traces = read(arrays, texts)
-    if "dialogs" in arrays:
-        dialogs = json.loads(arrays["dialogs"].tobytes())
-        traces = [replace(trace, dialog=tuple(said)) for trace, said in zip(traces, dialogs, strict=True)]
+    traces = _first_format(arrays) if about["format"] == FIRST_FORMAT else _traces(arrays)
     outcomes = [Outcome(*outcome) for outcome in json.loads(arrays["outcomes"].tobytes())]
     if not traces or len(outcomes) != len(traces):
         raise ValueError(f"it has {len(traces)} completions and {len(outcomes)} outcomes")
@@ -447,8 +455,7 @@ def _graded(about: dict[str, Any], arrays: dict[str, np.ndarray]) -> GradedStep:
     if teacher is not None and len(teacher) != len(traces):
         raise ValueError(f"it has {len(traces)} completions, and a teacher's judgment of {len(teacher)}")
     columns = {name[len(WAITING) :]: arrays[name] for name in arrays if name.startswith(WAITING)}
-    waiting = traces_of(columns, json.loads(columns["texts"].tobytes())) if columns else ()
-    return GradedStep(traces, outcomes, about["stats"], teacher, waiting)
+    return GradedStep(traces, outcomes, about["stats"], teacher, _traces(columns) if columns else ())
 
 
 def _one_segment(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -460,8 +467,9 @@ def _one_segment(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {"segments": segments[versions >= 0], "segment_counts": (versions >= 0).astype(np.int64)}
 
 
-def _first_format(arrays: dict[str, np.ndarray], texts: Sequence[str]) -> list[Trace]:
+def _first_format(arrays: dict[str, np.ndarray]) -> list[Trace]:
     """Traces of a log that was written before there were any: one completion each, all of it learned."""
+    texts = json.loads(arrays["texts"].tobytes())
     prompts = prompts_of(arrays)
     completions = cut_pieces(arrays["token_ids"], arrays["tokens"])
     logprobs = cut_pieces(arrays["logprobs"], arrays["tokens"])

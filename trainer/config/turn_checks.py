@@ -32,11 +32,6 @@ def refused_turns(c: RunConfig) -> list[tuple[bool, str]]:
             f" off, or {unset}",
         ),
         (
-            c.rollout.tokens_per_step > 0,
-            f"{key} with rollout.tokens_per_step {c.rollout.tokens_per_step}: what an episode has shown is"
-            f" not carried over to the next phase; set rollout.tokens_per_step to 0, or {unset}",
-        ),
-        (
             c.algorithm.routing_replay,
             f"{key} with algorithm.routing_replay: the engine keeps the experts of one turn alone; set"
             f" algorithm.routing_replay to false, or {unset}",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -26,14 +26,21 @@ REPLIED = {"role": "assistant", "content": [{"type": "text", "text": MARK}]}
 
 
 @dataclass(frozen=True, eq=False)
+class Shown:
+    """An observation within an episode: where its tokens stand, and its images."""
+
+    start: int
+    stop: int
+    images: Sequence[Image.Image]
+
+
+@dataclass(frozen=True, eq=False)
 class Grown:
     """An episode after a reply was answered, or after its end."""
 
     trace: Trace
-    token_ids: list[int] = field(default_factory=list)
-    """The observation, which stands at the trace's end already; empty: the episode has ended."""
-    images: Sequence[Image.Image] = ()
-    """The observation's."""
+    observation: Shown | None = None
+    """What the trace ends with, so that it goes on; None: nothing answered its last reply."""
 
 
 class Dialogs:
@@ -107,18 +114,23 @@ class Dialogs:
             return Grown(replace(trace, end="length"))
         tokens = np.concatenate([trace.tokens, np.asarray(ids, np.int32)])
         dialog = *trace.dialog, trace.text, observation.text
-        return Grown(replace(trace, tokens=tokens, dialog=dialog, end="cut"), ids, observation.images)
+        shown = Shown(len(trace.tokens), len(tokens), observation.images)
+        return Grown(replace(trace, tokens=tokens, dialog=dialog, end="cut"), shown)
 
     def _shown(self, trace: Trace) -> int:
         """Number of images that an episode's observations have shown."""
         return sum(self._images_in(trace, turn) for turn in range(len(trace.dialog) // 2))
 
-    def _images_in(self, trace: Trace, turn: int) -> int:
-        """Number of images between reply `turn` and the next, from 0."""
+    def _place(self, trace: Trace, turn: int) -> tuple[int, int]:
+        """Where the tokens between reply `turn`, from 0, and the next start and stop."""
         ends = np.flatnonzero(np.diff(trace.learned) > 1)
-        start = trace.learned[ends[turn]] + 1 if turn < len(ends) else trace.learned[-1] + 1
-        stop = trace.learned[ends[turn] + 1] if turn < len(ends) else len(trace.tokens)
-        image = trace.tokens[start:stop] == self.reader.image_token_id
+        if turn < len(ends):
+            return int(trace.learned[ends[turn]]) + 1, int(trace.learned[ends[turn] + 1])
+        return int(trace.learned[-1]) + 1, len(trace.tokens)
+
+    def _images_in(self, trace: Trace, turn: int) -> int:
+        """Number of images between reply `turn` and the next."""
+        image = trace.tokens[slice(*self._place(trace, turn))] == self.reader.image_token_id
         return int(image[0]) + int(np.count_nonzero(image[1:] & ~image[:-1])) if len(image) else 0
 
     def token_ids(self, observation: Observation) -> list[int]:
@@ -187,8 +199,18 @@ class Dialogs:
         return encoded
 
     def _encode(self, split: Split, trace: Trace) -> EncodedPrompt:
-        situation = self.situation(split, trace.row)
         images: list[Image.Image] = []
+        for observation in self.shown(split, trace):
+            images += observation.images
+        out = self.prompter.processor.image_processor(
+            images=images, size=self.prompter.size, return_tensors="pt"
+        )
+        return EncodedPrompt([], out["pixel_values"], out["image_grid_thw"])
+
+    def shown(self, split: Split, trace: Trace) -> Iterator[Shown]:
+        """An episode's observations that showed images, which are made again. Raises RuntimeError as
+        `encoded` does."""
+        situation = self.situation(split, trace.row)
         for turn in range(len(trace.dialog) // 2):
             if not self._images_in(trace, turn):
                 continue  # a text is logged, whatever it was: a tool may have been too slow for once
@@ -198,11 +220,7 @@ class Dialogs:
                     f"row {trace.row}: its reply {turn + 1} is answered otherwise than it was:"
                     " the environment is not a function of row and replies"
                 )
-            images += observation.images
-        out = self.prompter.processor.image_processor(
-            images=images, size=self.prompter.size, return_tensors="pt"
-        )
-        return EncodedPrompt([], out["pixel_values"], out["image_grid_thw"])
+            yield Shown(*self._place(trace, turn), observation.images)
 
 
 def no_verdict(row: Row, reply: str) -> None:

@@ -85,8 +85,8 @@ class PartialRollouts:
         old = [trace for trace in self._taken if trace.group < few]
         limits = algorithm.correction_low, algorithm.correction_high
         out |= mismatch_by_age(old, score_by_policy(self.run, old), version, *limits)
-        several = [trace for trace in self._taken if len(trace.segments) > 1]
-        out["rollout/carried_fraction"] = len(several) / len(self._taken)
+        carried = [trace for trace in self._taken if trace.versions[0] < trace.versions[1]]
+        out["rollout/carried_fraction"] = len(carried) / len(self._taken)
         return out
 
     def slots(self, version: int, traces: list[Trace]) -> dict[str, float]:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from trainer.algorithm.traces import Trace
 from trainer.config import Split
-from trainer.data.dialog import Dialogs, Grown
+from trainer.data.dialog import Dialogs, Grown, Shown
 from trainer.turns.episode import Observation
 
 LOOK_S = 1.0
@@ -33,7 +33,7 @@ class EngineRanks(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class ToolCall:
     """A call of a slow tool that is under way."""
 
     due: int
@@ -64,7 +64,7 @@ class Episodes:
         self._alive = alive
         self._step = 0
         self._grown: list[Grown] = []
-        self._calls: deque[Call] = deque()
+        self._calls: deque[ToolCall] = deque()
         self._ranks: EngineRanks | None = None
         self._lock = threading.Lock()
         self.tool_s = 0.0
@@ -92,12 +92,19 @@ class Episodes:
         grown, self._grown = self._grown, []
         return grown
 
+    def shown(self, trace: Trace) -> list[Shown]:
+        """What an episode that goes on has shown already, made again."""
+        return list(self._dialogs.shown(self._split, trace))
+
     def close(self) -> None:
         """Leaves what waits."""
         if self._threads:
             self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _begin(self, trace: Trace) -> None:
+        if trace.end == "cut":  # within a reply, which goes on in the next phase
+            self._grown.append(Grown(trace))
+            return
         if not self._dialogs.may_go_on(trace):
             self._end(trace)
             return
@@ -131,9 +138,9 @@ class Episodes:
             return
         first = self._ranks is None or self._ranks.is_first_rank
         result = self._threads.submit(self._timed, tool) if first else None
-        self._calls.append(Call(self._step + self._dialogs.config.turns.tool_steps, result, then))
+        self._calls.append(ToolCall(self._step + self._dialogs.config.turns.tool_steps, result, then))
 
-    def _result(self, call: Call) -> Any:
+    def _result(self, call: ToolCall) -> Any:
         """Waits for it, on every rank."""
         result = None
         if call.result is not None:

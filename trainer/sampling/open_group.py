@@ -53,6 +53,8 @@ class OpenGroup:
         self.prompt_ids = request.token_ids
         self.pixel_bytes = request.pixel_bytes
         self.images = request.images
+        self.sampled = {index: len(trace.learned) if trace else 0 for index, trace in begun.items()}
+        """Number of tokens of each completion that older weights sampled."""
         self.traces: dict[int, Trace] = {}
         self.rendered: dict[str, Any] = {}
         """The prompt as vLLM takes it."""
@@ -60,9 +62,16 @@ class OpenGroup:
         """Observations with images of each completion, as vLLM takes prompts, and where they start."""
 
     def so_far(self, index: int) -> list[int]:
-        """Tokens of a completion that older weights sampled."""
+        """What stands behind the prompt of a completion already."""
         trace = self.begun[index]
         return trace.completion.tolist() if trace else []
+
+    def left(self, index: int, max_tokens: int) -> int:
+        """Most tokens by which a completion's reply grows now; 0: it goes on in the next phase."""
+        left = max_tokens - len(self.so_far(index))
+        trace = self.begun[index]
+        grown = len(trace.learned) - self.sampled[index] if trace else 0
+        return min(left, self.prompt.cut - grown) if self.prompt.cut else left
 
     def extended(self, index: int) -> dict[str, Any]:
         """The prompt of a completion that goes on: the group's with the tokens so far and what they show."""

@@ -1,27 +1,32 @@
-"""The rollout engine: vLLM in the rank's own process. With `routes` and trainer/weights, the only file that
-imports vLLM."""
+"""The rollout engine: vLLM in the rank's own process. With `engine_mends`, `routes` and trainer/weights,
+the only file that imports vLLM."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm import LLM, SamplingParams
-from vllm.device_allocator import alloc_conf
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.sample.logits_processor import LogitsProcessor
 
 from trainer.algorithm.traces import End, ImageRef, Prompt, Trace, completed_trace, continue_trace
 from trainer.config import ConfigError, RunConfig
+from trainer.data.dialog import Shown
 from trainer.data.processor import EngineRequest, Prompter
 from trainer.observe import beacon
+from trainer.sampling.engine_mends import (
+    heed_experts_of_this_rank,
+    reduce_over_gloo,
+    shareable_memory,
+    zero_scratch,
+)
 from trainer.sampling.episodes import Episodes
 from trainer.sampling.open_group import OpenGroup, one_token_each
 from trainer.sampling.routes import Routes, one_prompt
@@ -36,62 +41,6 @@ ProcessorV2: Any = object
 class; there these engines run on V1."""
 with contextlib.suppress(ImportError):
     from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as ProcessorV2
-
-
-def _reduce_over_gloo() -> None:
-    """Keeps vLLM's CPU tensor parallelism off its shared-memory segments.
-
-    Under an external launcher their name is the same for every engine of the machine and a killed one leaves
-    them behind, so that the next engine cannot start. Where ranks name it differently, vLLM uses
-    torch.distributed instead.
-    """
-    from vllm.distributed.device_communicators import cpu_communicator
-
-    segments: Any = cpu_communicator._CPUSHMDistributed
-    segments.make_group_name = staticmethod(
-        lambda communicator: f"{communicator.unique_name}-{communicator.rank}"
-    )
-
-
-def _heed_experts_of_this_rank() -> None:
-    """Has vLLM's experts on a CPU compute those that their rank holds. Its kernel takes every chosen expert
-    for one of them; here another rank's experts get a share of 0, and the ranks' outputs add up."""
-    from vllm.model_executor.layers.fused_moe.experts import cpu_moe
-
-    kernel: Any = cpu_moe.CPUUnquantizedExperts
-    compute = kernel.apply
-    if hasattr(compute, "__wrapped__"):
-        return
-
-    @wraps(compute)
-    def of_this_rank(*args: Any, topk_ids: Any, topk_weights: Any, expert_map: Any, **others: Any) -> None:
-        """topk_ids, topk_weights: chosen experts and their shares, [T, k]. expert_map [experts]: an expert's
-        number on this rank, -1 if another rank holds it."""
-        if expert_map is not None:
-            held = expert_map[topk_ids.long()]
-            topk_ids = held.clamp(min=0).to(topk_ids.dtype)
-            topk_weights = topk_weights.where(held >= 0, 0.0)
-        compute(*args, topk_ids=topk_ids, topk_weights=topk_weights, expert_map=expert_map, **others)
-
-    kernel.apply = of_this_rank
-
-
-@contextlib.contextmanager
-def shareable_memory() -> Generator[None]:
-    """Has torch take GPU memory that another process can map, without expandable segments.
-
-    vLLM's all-reduce shares the buffers of its CUDA graphs through cudaIpcGetMemHandle, which refuses such
-    segments, and then it ends the process (vLLM's issue 42609).
-    """
-    before = alloc_conf.current_alloc_conf()
-    if not alloc_conf.conf_flag_enabled(before, alloc_conf.EXPANDABLE_SEGMENTS):
-        yield
-        return
-    alloc_conf.set_alloc_conf(alloc_conf.with_conf_flag(before, alloc_conf.EXPANDABLE_SEGMENTS, False))
-    try:
-        yield
-    finally:
-        alloc_conf.set_alloc_conf(before)
 
 
 ENDS: dict[str | None, End] = {"stop": "stop", "length": "length"}
@@ -142,19 +91,6 @@ HOPPER = (9, 0)
 gradients, in the whole process and so under the policy."""
 BLACKWELL = (10, 0)
 """Compute capability from which vLLM uses FlashInfer's attention."""
-
-
-def zero_scratch(worker: Any) -> None:
-    """Zeros what vLLM's model runner for GPUs made beside the weights, in the same pool, and is no buffer of
-    the model: sleep level 2 gives it back unfilled, and a padded CUDA graph reads it beyond what a batch has
-    filled (vLLM's RFC 53343; NeMo-RL 2631 met it)."""
-    state = getattr(worker.model_runner, "model_state", None)
-    rope = getattr(state, "rope_state", None)
-    encoder = getattr(state, "encoder_runner", None)
-    for owner, name in ((rope, "positions"), (encoder, "inputs_embeds"), (state, "inputs_embeds")):
-        tensor = getattr(owner, name, None)
-        if tensor is not None:
-            tensor.zero_()
 
 
 def engine_arguments(config: RunConfig, prompter: Prompter, images_per_prompt: int) -> dict[str, Any]:
@@ -272,9 +208,9 @@ class Engine:
         on_gpu = config.placement.device == "cuda"
         self.pictures_at_once = PICTURES_AT_ONCE if on_gpu else sys.maxsize
         if not on_gpu and config.rollout.tensor_parallel > 1:
-            _reduce_over_gloo()
+            reduce_over_gloo()
         if not on_gpu and config.rollout.expert_parallel:
-            _heed_experts_of_this_rank()
+            heed_experts_of_this_rank()
         several = on_gpu and config.rollout.tensor_parallel > 1
         try:
             with shareable_memory() if several else contextlib.nullcontext():
@@ -383,7 +319,7 @@ class Engine:
                 open_groups[str(group.prompt.group)] = group
                 held_bytes += upcoming.pixel_bytes
                 pictures += bool(upcoming.images)
-                self._add(group, upcoming, sampling)
+                self._add(group, upcoming, sampling, episodes)
                 upcoming = None
 
             beacon.count_piece()
@@ -409,18 +345,29 @@ class Engine:
         over = []
         idle = not self.llm.llm_engine.has_unfinished_requests()
         for grown in episodes.answered(ended, idle, get_tp_group()):
-            group = groups[str(grown.trace.group)]
-            if grown.token_ids:
-                self._observe(group, grown.trace, grown.token_ids, grown.images)
-                self._ask(group, grown.trace.index, sampling)
-            else:
-                over.append(grown.trace)
+            trace, observation = grown.trace, grown.observation
+            group = groups[str(trace.group)]
+            group.begun[trace.index] = trace
+            if observation is None or not group.left(trace.index, sampling[1]):
+                over.append(trace)
+                continue
+            self._show(group, trace, observation)
+            self._ask(group, trace.index, sampling)
         return over
 
-    def _add(self, group: OpenGroup, request: EngineRequest, sampling: tuple[float, int, float]) -> None:
+    def _add(
+        self,
+        group: OpenGroup,
+        request: EngineRequest,
+        sampling: tuple[float, int, float],
+        episodes: Episodes | None,
+    ) -> None:
         """Opens the group's requests. Its images are processed once, for all of them."""
         group.rendered = self._rendered(request.inputs)
-        for index in group.begun:
+        for index, trace in group.begun.items():
+            if episodes and trace:
+                for observation in episodes.shown(trace):
+                    self._show(group, trace, observation)
             self._ask(group, index, sampling)
 
     def _rendered(self, inputs: Any) -> dict[str, Any]:
@@ -434,28 +381,28 @@ class Engine:
         extended: Any = group.extended(index)
         self.llm.llm_engine.add_request(f"{group.prompt.group}/{index}", extended, params)
 
-    def _observe(self, group: OpenGroup, trace: Trace, ids: list[int], images: Sequence[Any]) -> None:
-        """Has a completion go on behind an observation of these tokens and images."""
-        group.begun[trace.index] = trace
-        if images:
-            alone = one_token_each(ids, self._image_token_id)
-            asked = {"prompt_token_ids": alone, "multi_modal_data": {"image": list(images)}}
-            rendered = self._rendered(asked)
-            if list(rendered["prompt_token_ids"]) != ids:
-                raise RuntimeError(
-                    f"row {trace.row}: engine and policy read {len(images)} shown images as"
-                    f" {len(rendered['prompt_token_ids'])} and {len(ids)} tokens"
-                )
-            group.shown.setdefault(trace.index, []).append((len(trace.tokens) - len(ids), rendered))
+    def _show(self, group: OpenGroup, trace: Trace, observation: Shown) -> None:
+        """Has what a completion goes on from show the images of an observation."""
+        if not observation.images:
+            return
+        ids = trace.tokens[observation.start : observation.stop].tolist()
+        alone = one_token_each(ids, self._image_token_id)
+        asked = {"prompt_token_ids": alone, "multi_modal_data": {"image": list(observation.images)}}
+        rendered = self._rendered(asked)
+        if list(rendered["prompt_token_ids"]) != ids:
+            raise RuntimeError(
+                f"row {trace.row}: engine and policy read {len(observation.images)} shown images as"
+                f" {len(rendered['prompt_token_ids'])} and {len(ids)} tokens"
+            )
+        group.shown.setdefault(trace.index, []).append((observation.start, rendered))
 
     def _params(
         self, group: OpenGroup, index: int, temperature: float, max_tokens: int, top_p: float
     ) -> SamplingParams:
-        left = max_tokens - len(group.so_far(index))
         return SamplingParams(
             temperature=temperature,
             top_p=top_p,
-            max_tokens=min(left, group.prompt.cut or left),
+            max_tokens=group.left(index, max_tokens),
             seed=group.seed(index) if temperature else None,
             logprobs=0,
             stop_token_ids=[self.eos_token_id],
