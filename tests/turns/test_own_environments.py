@@ -219,6 +219,7 @@ def test_a_slow_tool_holds_nobody_and_comes_back_at_the_same_step(episodes, tmp_
     rows = [replied(reader, row, "wait") for row in range(4)]
     (first,) = under_way.answered([replied(reader, 5, "It is 3.")], idle=True)
     assert first.trace.row == 5, "and a process has started"
+    assert under_way.waited_s > 0
     assert under_way.answered(rows[:3], idle=False) == [], "the engine goes on: no tool has ended"
     assert under_way.answered(rows[3:], idle=False) == []
     (tmp_path / "seen.go").touch()

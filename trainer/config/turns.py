@@ -27,7 +27,7 @@ class Turns:
     """Area of a picture that `zoom` returns, in pixels."""
     tool_seconds: float = ranged_field(5.0, above=0)
     """A tool that is slow is ended after this time; the model reads that it failed."""
-    tool_steps: int = ranged_field(16, least=0, most=4096)
+    tool_steps: int = ranged_field(32, least=0, most=4096)
     """Engine steps after which the result of a slow tool is taken; the engine waits for one that is not there
     by then. So what is computed does not depend on how long a tool takes."""
     tool_workers: int = ranged_field(4, least=1, most=256)

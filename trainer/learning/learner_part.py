@@ -50,8 +50,8 @@ class LearnerPart:
         self.reader = process.reader
         self.asleep_bytes = 0
         """What torch counts of an engine that sleeps in this process; the peak of an update leaves it out."""
-        self.tool_s = 0.0
-        """Time that slow tools of an engine in this process took since the last update."""
+        self.tool_s = self.tool_wait_s = 0.0
+        """Time that slow tools of an engine in this process took since the last update, and it waited."""
         self._heap = Heap()
         self._fetching: Future[None] | None = None
 
@@ -132,8 +132,8 @@ class LearnerPart:
             self._heap.trim()
         stats |= {"perf/peak_memory_gib": self._peak_memory_gib()} | self._fragments()
         if self.config.turns.environment != "off":
-            stats["perf/tool_s_max"] = self.tool_s
-            self.tool_s = 0.0
+            stats |= {"perf/tool_s_max": self.tool_s, "perf/tool_wait_s_max": self.tool_wait_s}
+            self.tool_s = self.tool_wait_s = 0.0
         return stats
 
     def pass_over(self) -> None:

@@ -305,6 +305,11 @@ NAMES: dict[str, MetricName] = {
     "perf/tool_s_max": MetricName(
         "s", "Time that slow tools of one engine took since the last update, calls added up; the largest."
     ),
+    "perf/tool_wait_s_max": MetricName(
+        "s",
+        "Time for which an engine waited for results of slow tools since the last update; the largest. A"
+        " larger `turns.tool_steps` and more `turns.tool_workers` shorten it.",
+    ),
     "perf/fragments_gib_max": MetricName(
         "GiB", "Memory of the fullest GPU that lay free between tensors in learning, at most; GPUs only."
     ),

@@ -69,6 +69,8 @@ class Episodes:
         self._lock = threading.Lock()
         self.tool_s = 0.0
         """Time that slow tools took, calls added up."""
+        self.waited_s = 0.0
+        """Time that the engine stood still until their results were there."""
         self._threads = ThreadPoolExecutor(dialogs.config.turns.tool_workers, "tools") if self.slow else None
 
     def answered(self, replied: Sequence[Trace], idle: bool, ranks: EngineRanks | None = None) -> list[Grown]:
@@ -144,8 +146,10 @@ class Episodes:
         """Waits for it, on every rank."""
         result = None
         if call.result is not None:
+            started = time.monotonic()
             while not wait([call.result], LOOK_S).done:
                 self._alive()
+            self.waited_s += time.monotonic() - started
             result = call.result.result()
         if self._ranks is None or self._ranks.world_size == 1:
             return result

@@ -101,3 +101,4 @@ class SamplerPart:
                     yield group
         if episodes:
             self.learner.tool_s += episodes.tool_s
+            self.learner.tool_wait_s += episodes.waited_s
