@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+import torch
 
 from tests.learning.one_rank import OneRank, lessons
 from trainer.algorithm.traces import Prompt, Trace
@@ -37,6 +38,10 @@ class Watched:
         how = 4, temperature, 1.0, max_tokens or self.config.rollout.max_tokens, False, [], begun
         for group in self.worker.sampler.sample(asked, self.config.train_split, *how):
             traces += group
+        if self.config.rollout.tensor_parallel > 1:  # the engine's first rank alone has them
+            shared = [traces]
+            torch.distributed.broadcast_object_list(shared, src=0)
+            (traces,) = shared
         return sorted(traces, key=lambda t: (t.group, t.index))
 
     def in_pieces(self, cut: int) -> tuple[list[Trace], int]:
