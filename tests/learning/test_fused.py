@@ -55,15 +55,10 @@ def learned(hf, encoded, samples) -> tuple[torch.Tensor, dict[str, torch.Tensor]
     return logp.detach(), found
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("plain_functions")
 @pytest.mark.parametrize(
-    ("family", "again"),
-    [
-        pytest.param("qwen2_5_vl", True, marks=pytest.mark.long),
-        ("qwen3_vl", False),
-        pytest.param("qwen3_5_moe", False, marks=pytest.mark.long),
-    ],
+    ("family", "again"), [("qwen2_5_vl", True), ("qwen3_vl", False), ("qwen3_5_moe", False)]
 )
 def test_a_row_is_what_it_was(family_model, family, again):
     folder = family_model(family)
