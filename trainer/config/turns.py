@@ -29,6 +29,9 @@ class Turns:
     """A tool that is slow is ended after this time; the model reads that it failed."""
     tool_workers: int = ranged_field(4, least=1, most=256)
     """Slow tools that run at once beside each engine, in processes of their own."""
+    python: str = ""
+    """The interpreter of an environment of your own that needs other packages than the trainer has, 3.11 or
+    newer with Pillow: `/path/to/venv/bin/python`. Empty: the trainer's."""
 
     @property
     def own(self) -> bool:
