@@ -264,7 +264,7 @@ def venv_with(folder: Path, *packages: str) -> str:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(2000)
 def test_a_server_of_openenv_itself(tmp_path, monkeypatch):
     python = venv_with(tmp_path / "venv", "openenv==0.10.0")
     (tmp_path / "server.py").write_text(REAL)
@@ -273,7 +273,7 @@ def test_a_server_of_openenv_itself(tmp_path, monkeypatch):
     with log.open("w") as file:
         server = subprocess.Popen([python, tmp_path / "server.py", str(port)], stdout=file, stderr=file)
     try:
-        wait_for_port(port, server, timeout_s=400)
+        wait_for_port(port, server, timeout_s=900)
         monkeypatch.setitem(os.environ, "OPENENV_URL", f"http://127.0.0.1:{port}")
         tools = environment_of(Turns(environment="examples/openenv_tools.py:Tools", tool_seconds=30.0))
         first = tools.answer(of_row(), [add(3)]).text

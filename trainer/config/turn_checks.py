@@ -54,8 +54,9 @@ def refused_turns(c: RunConfig) -> list[tuple[bool, str]]:
             f" {unset}",
         ),
         (
-            bool(c.evaluation.pass_rate_samples),
-            f"{key} with evaluation.pass_rate_samples: pass rates are of one turn; {unset}",
+            environment == "again" and c.evaluation.benchmarks,
+            "turns.environment again would tell the model which of its answers to a benchmark are wrong:"
+            f" {unset}",
         ),
         (
             environment == "again" and other_grader,
