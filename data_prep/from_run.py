@@ -86,6 +86,8 @@ def rows(
             "finished": trace.finished,
             "weight_version": trace.versions[1],
         }
+        if trace.dialog:
+            line["dialog"] = list(trace.dialog)
         if tokens:
             line["prompt_token_ids"] = trace.prompt.tolist()
             line["token_ids"] = trace.completion.tolist()

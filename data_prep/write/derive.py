@@ -117,7 +117,8 @@ def read_completions(path: str | Path, ids: Sequence[str]) -> dict[str, str]:
     """Row id -> shortest correct completion, from a run's `samples.jsonl` or `pass_rates.jsonl`.
 
     ids: of the rows of the split that the run trained on: `samples.jsonl` names rows by their position
-    in it. Raises ConfigError for another file, and where its rows are not these.
+    in it. Raises ConfigError for another file, where its rows are not these, and for episodes of several
+    turns.
     """
     found: dict[str, str] = {}
     with open(path, encoding="utf-8") as file:
@@ -126,10 +127,16 @@ def read_completions(path: str | Path, ids: Sequence[str]) -> dict[str, str]:
                 record = json.loads(line)
                 row = record["id"] if "id" in record else ids[record["row"]]
                 text = record["completion"] if record.get("verdict", "correct") == "correct" else ""
+                turns = bool(record.get("dialog"))
             except (ValueError, KeyError, TypeError, IndexError):
                 raise ConfigError(
                     f"{path}, line {number}: no line of this dataset's samples.jsonl or pass_rates.jsonl"
                 ) from None
+            if turns:
+                raise ConfigError(
+                    f"{path}, line {number}: an episode of several turns, whose last reply alone is no worked"
+                    " solution; write rows with `learned_turns`, as examples/zoom/framed.py does"
+                )
             if text and len(text) < len(found.get(row, text + " ")):
                 found[row] = text
     if unknown := found.keys() - set(ids):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from recipes.drivers import run_view, shared_record
@@ -89,15 +89,14 @@ def _device(config: RunConfig) -> list[str]:
 def _seen(config: RunConfig) -> list[str]:
     """What the model was trained to see, so that it sees the same."""
     model = config.model
+    turns = [f"turns.{option}={value}" for option, value in asdict(config.turns).items()]
     return [
         f"model.revision={model.revision}",
         f"model.dtype={model.dtype}",
         f"model.min_pixels={model.min_pixels}",
         f"model.max_pixels={model.max_pixels}",
         f"data.prompt_max_tokens={config.data.prompt_max_tokens}",
-        f"turns.environment={config.turns.environment}",
-        f"turns.limit={config.turns.limit}",
-        f"turns.image_pixels={config.turns.image_pixels}",
+        *turns,
         *_asked(config),
     ]
 

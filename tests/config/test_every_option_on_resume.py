@@ -48,7 +48,7 @@ ALLOWED = {
         "judge_timeout_s",
         "judge_requests",
     },
-    "turns": {"tool_workers"},
+    "turns": {"tool_workers", "python"},
 }
 ELSEWHERE = {"run.id", "run.name", "model.path"}
 """Another id is another run, and a model is compared by what it holds (test_resume_options.py)."""

@@ -7,9 +7,10 @@ import json
 import pytest
 
 from tests.data.qwen import prompter
-from trainer.config import Model, Turns
+from trainer.config import Model, RunConfig, Turns
 from trainer.data.processor import Prompter
 from trainer.data.tool_template import tool_template
+from trainer.sampling.serve import tool_words
 from trainer.turns.calls import as_result
 from trainer.turns.environments import tools_of
 
@@ -40,6 +41,15 @@ def test_a_model_whose_template_knows_no_tools_is_asked_as_in_training(tiny_mode
     assert made.processor.apply_chat_template(asked, tools=TOOLS, **wanted) == trained
     plain = made.processor.apply_chat_template([*system, QUESTION], **wanted)
     assert plain == Prompter(Model(path=str(tiny_model), min_pixels=784)).texts([[*system, QUESTION]])[0]
+
+
+def test_a_server_with_our_template_is_told_that_images_stand_among_the_text(tiny_model, tmp_path):
+    config = RunConfig(
+        model=Model(path=str(tiny_model), min_pixels=784), turns=Turns(environment="zoom", image_pixels=3136)
+    )
+    words = tool_words(config, tmp_path)
+    assert words[-4:-1] == ["--chat-template", f"{tmp_path}/tools.jinja", "--chat-template-content-format"]
+    assert words[-1] == "openai"
 
 
 def test_a_template_with_the_words_of_training_is_left_alone(tmp_path):

@@ -1,6 +1,7 @@
 """A run's rollout log as rows: the advantages of the update, one history, what `worked` takes."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -11,7 +12,7 @@ from trainer import config as configuration
 from trainer.algorithm.traces import Outcome, completed_trace
 from trainer.checkpoint.attempt import Attempts
 from trainer.checkpoint.rollout_log import GradedStep, RolloutLog
-from trainer.config import override
+from trainer.config import ConfigError, override
 from trainer.storage.storage import Storage
 
 
@@ -100,3 +101,15 @@ def test_what_is_not_there_is_one_line(config, tmp_path, monkeypatch, capsys):
     assert main(["from-run", "other"]) == 2 and "no run at other" in capsys.readouterr().err
     assert main(["from-run", "mine"]) == 2 and "mine has no rollout log" in capsys.readouterr().err
     assert not list(tmp_path.glob("data/*"))
+
+
+def test_episodes_of_several_turns_are_no_worked_solutions(config, tmp_path):
+    """Theirs is the last reply alone, which speaks of what tools returned."""
+    step = graded(1)
+    (first, *rest) = step.traces
+    episode = replace(first, dialog=("a call", "its result"))
+    told = [*rows(config, 1, replace(step, traces=[episode, *rest]), None)]
+    assert told[0]["dialog"] == ["a call", "its result"] and "dialog" not in told[1]
+    (tmp_path / "log.jsonl").write_text("\n".join(map(json.dumps, told)))
+    with pytest.raises(ConfigError, match=r"log.jsonl, line 1: an episode of several turns"):
+        read_completions(tmp_path / "log.jsonl", [str(i) for i in range(60)])

@@ -1,6 +1,7 @@
 """What a run that measures pass rates writes, without engine."""
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -44,6 +45,15 @@ def test_a_line_per_row_with_its_rate_and_the_shortest_correct_completion():
             "answers": [("7", 1.0), (None, 1.0), (None, 0.0), (None, 1.0)],
         },
     ]
+
+
+def test_a_line_of_an_episode_has_what_came_before_the_last_reply():
+    episode = replace(sample(3, "7"), dialog=("a call", "its result"))
+    outcomes = [Outcome("correct", 1.0, 1.0, 1.0)] * 2
+    (line,) = row_records([sample(3, "It is 7."), episode], outcomes, {3: "b"})
+    assert (line["completion"], line["dialog"]) == ("7", ["a call", "its result"])
+    (line,) = row_records([sample(3, "7"), sample(3, "8")], outcomes, {3: "b"})
+    assert "dialog" not in line
 
 
 def test_it_goes_on_behind_the_last_whole_block(tmp_path):

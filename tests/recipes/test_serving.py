@@ -77,6 +77,17 @@ def test_weights_come_from_the_bucket_and_gpus_from_the_memory_plan(capsys, monk
     assert config_in(out)["lora"] == {"rank": 1} and config_in(out)["checkpoint"]["remote"] == "s3://mine"
 
 
+def test_a_run_with_tools_is_served_and_scored_with_its_turns(capsys):
+    turns = ["turns.environment=zoom", "turns.images=2", "turns.tool_seconds=7.5", "turns.limit=5"]
+    record(bucket="gs://mine", overrides=["storage.bucket=gs://mine", *turns])
+    trained = resolve("grpo-qwen2.5-vl-7b-mathv60k", turns).config.turns
+    assert resolve("serve", trained_model.what_to_serve("mine", "", None)).config.turns == trained
+    words = ["evaluate", "mine", "--benchmarks", "mathvista", "--target", "skypilot-runpod", "--dry-run"]
+    code, out, err = run(capsys, *words, "--run-id", "other")
+    assert code == 0, err
+    assert config_in(out)["turns"] == {"environment": "zoom", "images": 2, "limit": 5, "tool_seconds": 7.5}
+
+
 def test_larger_models_take_more_gpus_and_tell_where_none_do():
     large = ["model.path=Qwen/Qwen2.5-VL-72B-Instruct"]
     assert sizing.fewest_gpus(resolve("serve", large))[1:] == [

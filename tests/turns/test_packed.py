@@ -128,7 +128,10 @@ def test_what_episodes_did_is_counted_by_hand():
         (["fleet.workers=only", "checkpoint.remote=s3://b/c"], "fleet.workers only"),
         (["algorithm.routing_replay=true"], "algorithm.routing_replay"),
         (["algorithm.teacher=x", "algorithm.kl_coef=0"], "algorithm.teacher"),
-        (["evaluation.pass_rate_samples=2"], "evaluation.pass_rate_samples"),
+        (
+            ["turns.environment=again", "evaluation.pass_rate_samples=1", "evaluation.benchmarks=true"],
+            "which of its answers to a benchmark are wrong",
+        ),
         (["method=sft"], "method sft"),
         (["turns.environment=again", "rewards.function=a.py:f"], "built-in grader"),
         (["turns.image_pixels=100"], "turns.image_pixels 100"),

@@ -37,6 +37,7 @@ RESUME_IGNORES = (
     "rewards.judge_timeout_s",
     "data.image_cache_gib",
     "turns.tool_workers",
+    "turns.python",
     "rollout.gpu_memory_utilization",
     "rollout.kv_cache_gib",
     "rollout.sync_bucket_bytes",

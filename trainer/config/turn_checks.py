@@ -10,8 +10,14 @@ from trainer.config.turns import BUILT_IN
 def refused_turns(c: RunConfig) -> list[tuple[bool, str]]:
     """Combinations that are not built, or mean nothing, and what to change."""
     environment = c.turns.environment
+    needless = bool(c.turns.python) and not c.turns.own
+    python = (
+        needless,
+        f"turns.python runs an environment of your own, and turns.environment is {environment}: leave"
+        " turns.python empty",
+    )
     if environment == "off":
-        return []
+        return [python]
     key = f"turns.environment is {environment}"
     unset = "set turns.environment to off"
     rewards = c.rewards
@@ -20,6 +26,7 @@ def refused_turns(c: RunConfig) -> list[tuple[bool, str]]:
     path, _, name = environment.rpartition(":")
     named_file = path.endswith(".py") and name.isidentifier()
     return [
+        python,
         (
             c.turns.own and not named_file,
             f"turns.environment is {environment!r}: {nearest_name(environment, BUILT_IN)}, or write"
@@ -42,8 +49,9 @@ def refused_turns(c: RunConfig) -> list[tuple[bool, str]]:
             f" {unset}",
         ),
         (
-            bool(c.evaluation.pass_rate_samples),
-            f"{key} with evaluation.pass_rate_samples: pass rates are of one turn; {unset}",
+            environment == "again" and c.evaluation.benchmarks,
+            "turns.environment again would tell the model which of its answers to a benchmark are wrong:"
+            f" {unset}",
         ),
         (
             environment == "again" and other_grader,

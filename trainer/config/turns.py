@@ -32,6 +32,9 @@ class Turns:
     by then. So what is computed does not depend on how long a tool takes."""
     tool_workers: int = ranged_field(4, least=1, most=256)
     """Slow tools that run at once beside each engine, in processes of their own."""
+    python: str = ""
+    """The interpreter of an environment of your own that needs other packages than the trainer has, 3.11 or
+    newer with Pillow: `/path/to/venv/bin/python`. Empty: the trainer's."""
 
     @property
     def own(self) -> bool:

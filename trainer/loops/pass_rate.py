@@ -3,8 +3,9 @@
 Nothing is trained.
 
 Rows are asked `evaluation.pass_rate_samples` times each, at the run's temperature. `pass_rates.jsonl` in the
-run's directory gets a line per row: id, pass rate, its shortest correct completion (empty if there is none),
-and of every completion the boxed answer and its accuracy. `data filter --rates` keeps rows by it, `data
+run's directory gets a line per row: id, pass rate, its shortest correct completion (empty if there is none;
+of an episode of several turns its last reply, and what came before it as `dialog`), and of every completion
+the boxed answer and its accuracy. `data filter --rates` keeps rows by it, `data
 worked` learns from its completions. A run that was stopped goes on behind the last whole block of rows; with
 `checkpoint.remote` the file is pushed there too. With `evaluation.benchmarks` the rows are scored at the end:
 `benchmarks.json`, `benchmarks.md` and `report.html`.
@@ -31,6 +32,7 @@ from trainer.rewards.grading.forms import FORMS
 from trainer.rewards.grading.published import SCORERS
 from trainer.run.session import Session
 from trainer.sampling.sampler import SampledGroups, SamplingRequest
+from trainer.turns.environments import environment_of
 
 FILE = "pass_rates.jsonl"
 AHEAD = 32
@@ -44,6 +46,12 @@ def measure_pass_rates(config: RunConfig, run: Session) -> None:
     if n < 1:
         raise ConfigError(
             "evaluation.pass_rate_samples is 0: give the number of completions per row, such as 8"
+        )
+    environment = environment_of(config.turns)
+    if config.evaluation.benchmarks and environment is not None and environment.scores:
+        raise ConfigError(
+            f"turns.environment {config.turns.environment} scores episodes itself, and benchmarks are graded"
+            " by their answers: leave its `score` out, or set turns.environment to off"
         )
     phases, path = run.phases, Path(config.run.dir) / FILE
     run.resume()
@@ -176,15 +184,17 @@ def row_records(
             tokens += len(trace.completion)
             cut += not trace.finished
             if outcome.verdict == "correct" and trace.finished:
-                right.append(trace.text)
+                right.append(trace)
         rate = sum(outcome.accuracy for _, outcome in pairs) / len(pairs)
-        shortest = min(right, key=len, default="")
+        shortest = min(right, key=lambda trace: len(trace.text), default=None)
+        episode = {"dialog": list(shortest.dialog)} if shortest and shortest.dialog else {}
         lines.append(
-            {
+            episode
+            | {
                 "id": ids[row],
                 "pass_rate": rate,
                 "samples": len(pairs),
-                "completion": shortest,
+                "completion": shortest.text if shortest else "",
                 "answers": answers,
                 "tokens": tokens,
                 "truncated": cut,

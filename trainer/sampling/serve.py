@@ -86,6 +86,9 @@ def tool_words(config: RunConfig, folder: Path) -> list[str]:
         file = folder / "tools.jinja"
         file.write_text(template, encoding="utf-8")
         words += ["--chat-template", str(file)]
+        if has_vision(config.model.path):
+            # vLLM cannot tell it of this template, and would put images in front of the text.
+            words += ["--chat-template-content-format", "openai"]
     return words
 
 

@@ -42,9 +42,11 @@ class GuardedProcess:
         kept: bool,
         what: str,
         environment: Mapping[str, str] = os.environ,
+        python: str = "",
     ) -> None:
         """kept: whether what is started is the process's keeper (process_keeper.py), which ends all that the
-        process started. what: who prints, for the log: "rewards: a grader"."""
+        process started. what: who prints, for the log: "rewards: a grader". python: the interpreter;
+        empty: this one."""
         root = str(Path(__file__).resolve().parents[2])
         paths = [root, environment.get("PYTHONPATH", "")]
         own = {
@@ -56,7 +58,7 @@ class GuardedProcess:
         words = [str(theirs.fileno()), str(os.getpid()), *arguments]
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", module, *words],
+                [python or sys.executable, "-P", "-m", module, *words],
                 pass_fds=[theirs.fileno()],
                 env={**environment, **own},
                 stdin=subprocess.DEVNULL,

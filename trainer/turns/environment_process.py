@@ -20,6 +20,7 @@ from PIL import Image
 
 from trainer.system.own_file import OwnFileError, at_fault, load_named
 from trainer.system.process_keeper import run_under_keeper
+from trainer.turns.calls import BadCallError, Call
 from trainer.turns.episode import Environment, Observation, SeenPicture, Situation
 from trainer.turns.messages import packed, unpacked
 
@@ -30,6 +31,8 @@ LARGEST_IMAGE = 16_000_000
 """Pixels of an image of an observation."""
 MOST_IMAGES = 16
 """Images of one observation."""
+MOST_WRONG = 400
+"""Characters of what is wrong with a call."""
 
 
 def loaded(spec: str) -> Any:
@@ -62,7 +65,14 @@ def situation_of(about: Mapping[str, Any], images: Sequence[Image.Image]) -> Sit
     pictures = []
     for image, seen in zip(images, about["seen"], strict=True):
         pictures.append(SeenPicture(image, tuple(seen)))
-    return Situation(pictures, about["verdicts"].get, about["cell"], about["row"])
+
+    def call(reply: str) -> Call | None:
+        made = about["calls"][reply]
+        if isinstance(made, str):
+            raise BadCallError(made)
+        return Call(*made) if made else None
+
+    return Situation(pictures, about["verdicts"].get, about["cell"], about["row"], call)
 
 
 def answered(environment: Any, about: Mapping[str, Any], images: Sequence[Image.Image]) -> bytes:
@@ -74,7 +84,10 @@ def answered(environment: Any, about: Mapping[str, Any], images: Sequence[Image.
         if not math.isfinite(value):
             raise ValueError(f"its score is {value}")
         return packed({"score": value})
-    observation = environment.answer(situation, about["replies"])
+    try:
+        observation = environment.answer(situation, about["replies"])
+    except BadCallError as error:
+        return packed({"wrong": " ".join(str(error).split())[:MOST_WRONG]})
     if observation is None:
         return packed({})
     if isinstance(observation, str):

@@ -31,7 +31,7 @@ def environment_of(turns: Turns) -> Environment | None:
         case "python":
             return ToolEnvironment(Python(turns.tool_seconds))
         case own:
-            return OwnEnvironment(own, turns.tool_seconds)
+            return OwnEnvironment(own, turns.tool_seconds, turns.python)
 
 
 def tools_of(turns: Turns) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol
 from PIL import Image
 
 from trainer.algorithm.traces import Verdict
+from trainer.turns.calls import Call, call_in
 
 ERROR = "Error: "
 """What the observation of a call begins with that could not be answered."""
@@ -42,6 +43,9 @@ class Situation:
     """The model's images have sides that are multiples of this many pixels, each cell one token."""
     row: Mapping[str, Any] = field(default_factory=dict)
     """What the row says: id, source, question, reference, answer_type and extra, the dataset's own fields."""
+    call: Callable[[str], Call | None] = call_in
+    """The call of a tool that a reply makes; None if it makes none. Raises BadCallError, which an environment
+    of a user's need not catch: it becomes an observation."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,7 +1,10 @@
-"""What a rank and a process with a user's environment say to each other: JSON, and pixels behind it."""
+"""What a rank and a process with a user's environment say to each other: JSON, and pixels behind it; and
+images that others send."""
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import struct
 from collections.abc import Sequence
@@ -32,3 +35,8 @@ def unpacked(message: bytes) -> tuple[Any, list[Image.Image]]:
         images.append(Image.frombytes("RGB", (width, height), message[start:end]))
         start = end
     return about, images
+
+
+def image_of(encoded: str) -> Image.Image:
+    """The image of a file in base64, not decoded yet. Raises ValueError or OSError."""
+    return Image.open(io.BytesIO(base64.b64decode(encoded, validate=True)))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from trainer.config import ConfigError
-from trainer.turns.episode import FAILED, Environment, Observation, Situation
+from trainer.turns.calls import BadCallError
+from trainer.turns.episode import ERROR, FAILED, Environment, Observation, Situation
 from trainer.turns.messages import packed, unpacked
 from trainer.turns.tool_processes import ToolFailure, ToolProcesses
 
@@ -20,15 +21,17 @@ class OwnEnvironment(Environment):
 
     slow = True
 
-    def __init__(self, spec: str, deadline_s: float) -> None:
+    def __init__(self, spec: str, deadline_s: float, python: str = "") -> None:
         """spec: a path that is not absolute is one from the current folder, or from the repository's root,
-        where ranks on other machines find it. Raises ConfigError if it cannot be loaded, or cannot be used.
+        where ranks on other machines find it. python: the interpreter that runs it; empty: this one. Raises
+        ConfigError if it cannot be loaded, or cannot be used.
         """
         path, _, name = spec.rpartition(":")
         if not Path(path).is_file() and (ROOT / path).is_file():
             path = str(ROOT / path)
         module = "trainer.turns.environment_process"
-        self.processes = ToolProcesses(module, [f"{os.path.abspath(path)}:{name}"], deadline_s, kept=True)
+        arguments = [f"{os.path.abspath(path)}:{name}"]
+        self.processes = ToolProcesses(module, arguments, deadline_s, kept=True, python=python)
         about = self.processes.about()
         self.tools = about["tools"]
         self.shows_images = about["shows_images"]
@@ -47,6 +50,8 @@ class OwnEnvironment(Environment):
             said, images = self._ask("answer", situation, replies)
         except ToolFailure as failure:
             return Observation(f"{FAILED}{failure}")
+        if "wrong" in said:
+            return Observation(f"{ERROR}{said['wrong']}")
         return Observation(said["text"], images, said["role"]) if said else None
 
     def score(self, situation: Situation, replies: Sequence[str]) -> float | None:
@@ -57,11 +62,17 @@ class OwnEnvironment(Environment):
             return None
 
     def _ask(self, what: str, situation: Situation, replies: Sequence[str]) -> tuple[dict[str, Any], list]:
+        verdicts = {}
+        calls = {}
+        for reply in replies:
+            verdicts[reply] = situation.verdict(reply)
+            calls[reply] = _call_of(situation, reply)
         about = {
             "asks": what,
             "replies": list(replies),
             "seen": [picture.seen for picture in situation.pictures],
-            "verdicts": {reply: situation.verdict(reply) for reply in replies},
+            "verdicts": verdicts,
+            "calls": calls,
             "cell": situation.cell,
             "row": dict(situation.row),
         }
@@ -73,3 +84,12 @@ class OwnEnvironment(Environment):
         if "failed" in said:
             raise ToolFailure(said["failed"])
         return said, shown
+
+
+def _call_of(situation: Situation, reply: str) -> tuple[str, Mapping[str, Any]] | str | None:
+    """A reply's call as its name and arguments, or what is wrong with it; None if it makes none."""
+    try:
+        call = situation.call(reply)
+    except BadCallError as error:
+        return str(error)
+    return (call.name, call.arguments) if call else None

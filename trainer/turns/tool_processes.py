@@ -37,12 +37,14 @@ class ToolProcesses:
         *,
         kept: bool,
         environment: Mapping[str, str] = os.environ,
+        python: str = "",
     ) -> None:
-        """module: what runs, as in `GuardedProcess`; its first message is JSON: ["ready", about], or
+        """module, python: what runs, as in `GuardedProcess`; its first message is JSON: ["ready", about], or
         ["failed", why]."""
         self.deadline_s = deadline_s
         self._module, self._arguments = module, arguments
         self._kept, self._environment = kept, environment
+        self._python = python
         self._idle: list[GuardedProcess] = []
         # Linux ends a process with the thread that started it: this one stays, callers' threads may not.
         self._starter = ThreadPoolExecutor(1, "tool-starter")
@@ -81,14 +83,18 @@ class ToolProcesses:
             self._end(self._idle.pop())
 
     def _start(self) -> tuple[GuardedProcess, dict[str, Any]]:
-        process = self._starter.submit(
-            GuardedProcess,
-            self._module,
-            self._arguments,
-            kept=self._kept,
-            what="turns: a tool",
-            environment=self._environment,
-        ).result()
+        try:
+            process = self._starter.submit(
+                GuardedProcess,
+                self._module,
+                self._arguments,
+                kept=self._kept,
+                what="turns: a tool",
+                environment=self._environment,
+                python=self._python,
+            ).result()
+        except (FileNotFoundError, PermissionError) as error:
+            raise ConfigError(f"turns.python {self._python}: {error.strerror}") from None
         try:
             if not process.connection.poll(START_S):
                 raise EOFError
