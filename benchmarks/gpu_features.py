@@ -98,9 +98,10 @@ FEATURES = (
     ),
     Feature(
         name="an engine of two GPUs (tensor parallel)",
-        executed=(f"{STEPS}[tensor parallel, eager]", f"{STEPS}[tensor parallel]"),
+        executed=(f"{STEPS}[tensor parallel, eager]",),
         rehearsed=("rehearsal/test_split_order.py",),
     ),
+    Feature(name="CUDA graphs of such an engine", executed=(f"{STEPS}[tensor parallel]",)),
     Feature(name="several nodes", rehearsed=("lab/test_nodes.py",)),
     Feature(name="Ray's placement of GPUs", run=(RECIPE,), executed=(UNDER_RAY,)),
     Feature(name="checkpoint and resume", executed=(UNDER_RAY,), rehearsed=("loops/test_resume.py",)),

@@ -4,7 +4,10 @@ engine."""
 from __future__ import annotations
 
 import json
+import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -13,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.conftest import ROOT
 from tests.fleet.test_verify import EXPECTED, UNIT, good
 from trainer.checkpoint.attempt import Attempts
 from trainer.checkpoint.manifest import code_fingerprint
@@ -25,7 +29,7 @@ from trainer.fleet.same_software import sampling_packages
 from trainer.fleet.worker import Worker
 from trainer.storage.seal import Seal
 from trainer.storage.storage import Storage
-from trainer.system.exit_codes import EXIT_OK
+from trainer.system.exit_codes import EXIT_ERROR, EXIT_OK
 
 KEY = "0123456789abcdef"
 
@@ -284,3 +288,52 @@ def test_another_model_than_the_trainer_s_is_refused_by_name():
     for tensors in ({"embed": torch.zeros(3, 4)}, {"other": torch.zeros(4, 4)}):
         with pytest.raises(ConfigError, match="model.path mine is another model"):
             check_layout(layout, tensors, "mine")
+
+
+ENDING = """
+import sys
+import threading
+from trainer.fleet import worker
+
+class Engine:
+    def __del__(self):
+        threading.Event().wait()
+
+def wait(why):
+    threading.Event().wait()
+
+class Ending(worker.Worker):
+    def _wait_for_run(self):
+        return {}
+
+    def _serve(self, about):
+        {body}
+        return self._ended("over")
+
+worker.Worker, worker.END_S = Ending, 1.0
+worker.main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [("self._engine = Engine()", EXIT_OK), ("self.heartbeat.goodbye = wait", EXIT_ERROR)],
+    ids=["an engine that is never taken down", "a last word that never ends"],
+)
+def test_its_process_ends_in_time(tmp_path, body, code):
+    command = [
+        sys.executable,
+        "-c",
+        ENDING.replace("{body}", body),
+        "--run",
+        f"{tmp_path}/run",
+        "--name",
+        "w0",
+    ]
+    own = {"SPOTRL_FLEET_KEY": KEY, "SPOTRL_METADATA": "off"}
+    done = subprocess.run(
+        command, cwd=ROOT, env=os.environ | own, capture_output=True, text=True, timeout=120
+    )
+    assert "worker w0: ends: over" in done.stdout
+    assert done.returncode == code, done.stderr
+    assert ("in wait" in done.stderr) == (code == EXIT_ERROR)  # where it waited

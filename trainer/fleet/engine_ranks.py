@@ -21,7 +21,7 @@ import traceback
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -169,25 +169,29 @@ def follow_orders(part: EnginePart, orders: Iterable[bytes]) -> None:
                 part.sample(RolloutUnit.read(order["unit"]))
 
 
-def main() -> int:
-    """Command line; returns the exit code, which becomes the worker's."""
+def main() -> NoReturn:
+    """Command line; ends the process with the exit code that becomes the worker's, its engine still there.
+
+    An engine that is taken down waits for the other ranks: rank 0 would not hear that this one has failed.
+    """
     parser = argparse.ArgumentParser(description="rank 1 or above of a worker's engine")
     parser.add_argument("--config", type=Path, required=True, help="the worker's own configuration")
     parser.add_argument("--rank", type=int, required=True)
     options = parser.parse_args()
     for number in (signal.SIGTERM, signal.SIGINT):  # a terminal and some platforms send them to all
         signal.signal(number, signal.SIG_IGN)
+    code = EXIT_ERROR
     try:
-        follow_orders(EnginePart(configuration.load(options.config), options.rank), sys.stdin.buffer)
+        part = EnginePart(configuration.load(options.config), options.rank)
+        follow_orders(part, sys.stdin.buffer)
     except ConfigError as error:
         print(f"error: rank {options.rank}: {error}", file=sys.stderr, flush=True)
-        return EXIT_CONFIG
+        code = EXIT_CONFIG
     except Exception:
         traceback.print_exc()
-    return EXIT_ERROR
+    sys.stderr.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stderr.flush()
-    os._exit(code)  # the engine's threads need no further ceremony
+    main()

@@ -12,6 +12,7 @@ with the bucket, starts the others, and ends when one of them does (34 where tha
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import os
 import re
@@ -22,12 +23,12 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from trainer import config as configuration
 from trainer.config import ConfigError, RunConfig, from_dict, override
@@ -60,6 +61,9 @@ GOODBYE_S = 5.0
 """Longest time that the last mark may take when a rank has ended: the others compute nothing any more."""
 MOST_UNSENT = 2
 """Units whose samples are kept while the store does not take them; then no other is begun."""
+END_S = 60.0
+"""Longest time from a worker's last word to the end of its process; then its threads' stacks are printed, and
+it ends with 1."""
 RANK_SAYS_S = 1.0
 """An error in a call of all ranks is most often that one of them has ended, which its watcher soon says."""
 
@@ -133,11 +137,21 @@ class Sender:
 class Worker:
     """Rank 0 of a worker, from its start to its end."""
 
-    def __init__(self, root: str, name: str, overrides: Sequence[str], idle_s: float, poll_s: float) -> None:
-        """root: BUCKET/RUN. idle_s: longest wait for the first head; then `fleet.idle_s` counts."""
+    def __init__(
+        self,
+        root: str,
+        name: str,
+        overrides: Sequence[str],
+        idle_s: float,
+        poll_s: float,
+        ends: Callable[[], None] = lambda: None,
+    ) -> None:
+        """root: BUCKET/RUN. idle_s: longest wait for the first head; then `fleet.idle_s` counts. ends: is
+        called when the worker begins to end, before it says goodbye."""
         self.root, self.name = root, name
         self.overrides = overrides
         self.idle_s, self.poll_s = idle_s, poll_s
+        self._ends = ends
         store = RunStore(root.rstrip("/"))
         self.following = RunFollower.of(store, store.root.rpartition("/")[2], name)
         self.objects = self.following.objects
@@ -148,6 +162,8 @@ class Worker:
         self.attempt = ""
         """The attempt of the trainer that it samples for."""
         self._notice: PreemptionNotice | None = None
+        self._engine: EngineWorker | None = None
+        """Kept to the end of the process: see `main`."""
 
     def run(self) -> int:
         """Serves until there is nothing more to do; returns the exit code."""
@@ -158,6 +174,7 @@ class Worker:
                 return self._ended(self.why)
             return self._serve(about)
         finally:
+            self._ends()
             self._notice.close()
 
     def _leave(self, reason: str) -> None:
@@ -234,8 +251,8 @@ class Worker:
 
             started = time.monotonic()
             begin = partial(self.heartbeat.begin, self.attempt)
-            engine = EngineWorker(config, self.objects, about, self._rank_lost, begin)
-            return self._begin(engine, started)
+            self._engine = EngineWorker(config, self.objects, about, self._rank_lost, begin)
+            return self._begin(self._engine, started)
 
     def _begin(self, engine: EngineWorker, started: float) -> int:
         """started: when the engine began to load."""
@@ -335,6 +352,7 @@ class Worker:
         self._sender.send(seen.attempt, given, key, body, len(traces) / max(seconds, 1e-3))
 
     def _ended(self, why: str) -> int:
+        self._ends()
         print(f"worker {self.name}: ends: {why}", flush=True)
         self.heartbeat.goodbye(why)
         return EXIT_OK
@@ -346,8 +364,13 @@ def own_name() -> str:
     return f"{host}-{secrets.token_hex(3)}"
 
 
-def main() -> int:
-    """Command line; returns the exit code."""
+def main() -> NoReturn:
+    """Command line; ends the process.
+
+    It ends with its engine still there. vLLM's finalizer would destroy the process groups, and that joins
+    a thread of torch which asks the ranks' meeting file every second: where it is gone with the worker's
+    folder, the thread waits minutes for it.
+    """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--run", help="the run in its bucket: s3://BUCKET/RUN_ID (or gs://, r2://, a folder)")
     parser.add_argument("--config", help="YAML with fleet.run and checkpoint.remote, in place of --run")
@@ -361,7 +384,8 @@ def main() -> int:
         own = [] if options.run else machine_options(here)
         root = options.run or RunStore.in_bucket(here.checkpoint.remote, here.fleet.run).root
         idle_s = here.fleet.idle_s if options.idle is None else options.idle
-        worker = Worker(root, options.name or own_name(), [*own, *options.set], idle_s, options.poll)
+        ends = partial(faulthandler.dump_traceback_later, END_S, exit=True)  # also while a call holds the GIL
+        worker = Worker(root, options.name or own_name(), [*own, *options.set], idle_s, options.poll, ends)
         code = worker.run()
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
@@ -373,7 +397,9 @@ def main() -> int:
         # Not Python's own end, which would wait for what the other ranks never finish.
         traceback.print_exc()
         code = EXIT_ERROR
-    return code
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _machine_config(path: Path) -> RunConfig:
@@ -397,7 +423,4 @@ def machine_options(config: RunConfig) -> list[str]:
 
 
 if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # the engine's threads need no further ceremony
+    main()
