@@ -27,13 +27,8 @@ def test_a_recipe_becomes_an_evaluation_of_its_model():
     greedy = resolve("grpo-qwen2.5-7b-gsm8k", benchmarks.evaluation_overrides("math-500", 1, None, 0)).config
     assert greedy.evaluation.temperature == 0.0
     for name in RECIPES:
-        asked = benchmarks.evaluation_overrides("math-500", 1, None, 0)
-        if RECIPES[name]().config.turns.environment != "off":
-            with pytest.raises(ConfigError, match="pass rates are of one turn; set turns.environment to off"):
-                resolve(name, asked)
-            asked.append("turns.environment=off")
         if RECIPES[name]().kind == "train":
-            resolve(name, asked)
+            resolve(name, benchmarks.evaluation_overrides("math-500", 1, None, 0))
     with pytest.raises(ConfigError, match="all the same"):
         resolve("grpo-qwen2.5-7b-gsm8k", benchmarks.evaluation_overrides("math-500", 2, 0.0, 0))
 
