@@ -59,20 +59,22 @@ class Check:
 
 BLOCKING = {"CUDA_LAUNCH_BLOCKING": "1"}
 """A wrong address then shows at the kernel that used it, not at the next read."""
-OTHER_MODES = "qwen3_vl or qwen3_5 or other_sleep or host_memory or moving"
+OTHER_MODES = "qwen3 and not families or other_sleep or host_memory or moving"
 MEMORY = "process_before or communicators or page_locked"
 OPTIONS = "adapters or four_bits or with_compiled or resume"
 CHECKS = (
     Check("graphs", "engine and policy agree with CUDA graphs", "test_parity_in_bf16 and False"),
     Check("three-billion", "steps of 3B, their phases and memory", "test_three_billion", limit_s=420),
     Check("sleep", "memory given back, and no garbage behind it", "sleep_gives and not qwen", BLOCKING),
-    Check("gradients", "packed gradients against padded ones", "packed_gradients"),
+    Check("gradients", "packed gradients against padded ones", "packed_gradients and bf16"),
     Check("recurrence", "Qwen3.5's kernel against PyTorch, with gradients", "gated_delta and 32"),
     Check(DEMO, "60 steps of the demo, on all GPUs of all nodes", limit_s=420),
     Check("attention", "the packed kernel against plain attention, with gradients", "variable_length"),
     Check("experts", "grouped products with empty groups; a mixture's parity and replay", "experts"),
     Check("parity", "engine and policy agree in bf16, eager", "test_parity_in_bf16 and True"),
     Check("options", "adapters, 4 bits, compiled kernels, resume", OPTIONS),
+    Check("families", "packed gradients of all families, compiled kernels too", "of_families", limit_s=420),
+    Check("policy", "3B without an engine: updates, states to the host and back, a save", "policy_alone"),
     Check("process", "memory before the model, of NCCL, page-locked", MEMORY),
     Check("decode", "seconds of a decode step, and the engine's workspace", "decode_step"),
     Check("rates", "3B: share of the peak, generating against bare vLLM, sync", "test_rates_of", limit_s=420),

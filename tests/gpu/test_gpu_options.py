@@ -66,6 +66,35 @@ def test_parity_of_adapters(run_ranks, gpu_config, figure, four_bits):
 
 
 @pytest.mark.card
+def test_a_layer_of_four_bits(figure):
+    """bitsandbytes' product and its gradient against a product with what its own weights unpack to."""
+    import bitsandbytes as bnb
+    from bitsandbytes.functional import dequantize_4bit
+
+    device = torch.device("cuda")
+    torch.manual_seed(0)
+    plain = torch.nn.Linear(2048, 11008, bias=False, dtype=torch.bfloat16)
+    packed = bnb.nn.Linear4bit(2048, 11008, False, torch.bfloat16, True, "nf4")
+    packed.load_state_dict(plain.state_dict())
+    packed.to(device)
+    weight = dequantize_4bit(packed.weight.data, packed.weight.quant_state).float()
+    row = torch.randn(300, 2048, device=device, dtype=torch.bfloat16, requires_grad=True)
+    full = row.detach().float().requires_grad_()
+    seed = torch.randn(300, 11008, device=device)
+    worst = 0.0
+    for ours, theirs in (
+        (packed(row), full @ weight.T),
+        (
+            torch.autograd.grad((packed(row).float() * seed).sum(), row)[0],
+            torch.autograd.grad(((full @ weight.T) * seed).sum(), full)[0],
+        ),
+    ):
+        worst = max(worst, float((ours.float() - theirs).norm() / theirs.norm()))
+    figure("a layer of 4 bits: worst relative error", worst, "")
+    assert worst < 1e-2
+
+
+@pytest.mark.card
 def test_parity_with_compiled_kernels(run_ranks, gpu_config, figure):
     config = changed(gpu_config, model={"kernels": "compiled"})
     check_parity(run_ranks("parity", config, timeout_s=LIMIT_S)[0], figure, "compiled kernels")

@@ -147,6 +147,35 @@ def test_rates_of_three_billion_parameters(run_ranks, three_billion, gpu_config,
         figure(what, reached, "", planned=cost.MATMUL, constant="MATMUL")
 
 
+@pytest.mark.timeout(1200)
+def test_updates_of_a_policy_alone(tmp_path, run_ranks, three_billion, gpu_config, figure):
+    """Ten updates of 3B's shape without an engine, its states' way to the host and back, and its first save:
+    a bare card without vLLM can be asked."""
+    longest = 512 if DEVICE == "cuda" else 16
+    saves = DEVICE == "cpu" or shutil.disk_usage(tmp_path).free > ROOM_OF_TWO_SAVES / 2
+    config = changed(
+        gpu_config,
+        model={"path": str(three_billion), "gradient_checkpointing": True},
+        rollout={"max_tokens": longest},
+        checkpoint={"every_steps": 1 if saves else 1000},
+    )
+    found = run_ranks("alone", config, timeout_s=900)[0]
+    later = found["updates"][2:]
+    update = sum(later) / len(later)
+    figure("3B shape alone: an update of 8 packs", update, "s")
+    figure("3B shape alone: the first update", found["updates"][0], "s")
+    figure("3B shape alone: states to the host", found["away"], "s")
+    figure("3B shape alone: states back", found["back"], "s")
+    if saves:
+        figure("3B shape alone: the first save holds up", found["save"], "s")
+        figure("3B shape alone: the first save is written", found["written"], "s")
+    if DEVICE == "cpu":
+        return
+    figure("3B shape alone: memory of tensors at most", found["gib"], "GiB")
+    if peak := peak_flops(torch.cuda.get_device_name()):
+        figure("3B shape alone: MFU of an update", found["model_flops"] / update / peak, "")
+
+
 @pytest.mark.timeout(2000)
 def test_three_billion_parameters(tmp_path, run_ranks, three_billion, gpu_config, figure):
     """Three steps of the trainer: memory of host and card, and seconds, beside the plan. A disk with room for

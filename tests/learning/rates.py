@@ -8,24 +8,24 @@ import torch
 
 from tests.learning.loads import FEW, MANY
 from tests.learning.one_rank import OneRank, lessons, trace
+from trainer.algorithm.batching import TrainBatch
 from trainer.algorithm.traces import Prompt, Trace
 from trainer.hardware import flops, model_shapes
 
 RATED = {"rows": 32, "samples": 8, "pack": 4096, "packs": 8}
+UPDATES = 10
 
 
-def rates(config, rank, port):
-    """Seconds of an update of full packs, of a sync, and of generating; the second time, when all is
-    compiled."""
-    worker = OneRank(config).start(rank, port)
-    rows = [row % len(worker.train_set) for row in range(RATED["rows"])]
+def packed(worker: OneRank) -> tuple[TrainBatch, int, flops.PhaseFlops]:
+    """A row of completions that share no prompt, their number, and the work of RATED["packs"] such rows."""
+    config = worker.config
     traces: list[Trace] = []  # of different rows: no prompt is shared, and none counted twice
-    for row in rows:
-        prompt = worker.prompt_ids(row)
+    for row in range(RATED["rows"]):
+        prompt = worker.prompt_ids(row % len(worker.train_set))
         used = sum(len(t.tokens) for t in traces)
         if not traces or used + len(prompt) + config.rollout.max_tokens <= RATED["pack"]:
-            traces.append(trace(row, prompt, [i % 200 for i in range(config.rollout.max_tokens)]))
-    items = lessons(traces, [1.0] * len(traces))
+            answer = [i % 200 for i in range(config.rollout.max_tokens)]
+            traces.append(trace(row % len(worker.train_set), prompt, answer))
     shape = model_shapes.from_config(worker.prompter.hf_config.to_dict())
     sequences = [
         flops.CompletedSequence(
@@ -38,6 +38,46 @@ def rates(config, rank, port):
     work = flops.train_flops(
         shape, sequences, config.model.gradient_checkpointing, config.model.freeze_vision
     )
+    return lessons(traces, [1.0] * len(traces)), len(sequences), work
+
+
+def alone(config, rank, port):
+    """A policy without an engine: seconds of ten updates of full packs, of its states' way to the host and
+    back, and of a first save; GiB that it took at most."""
+    worker = OneRank(config)
+    worker.process.set_rank(rank, rank, "127.0.0.1", port)
+    worker.learner.start(UPDATES)
+    worker.learner.forget_peak()
+    row, sequences, work = packed(worker)
+    rows = [row] * RATED["packs"]
+
+    def seconds(call) -> float:
+        started = time.perf_counter()
+        call()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return time.perf_counter() - started
+
+    updates: list[float] = []
+    for _ in range(UPDATES):
+        updates.append(seconds(lambda: worker.update(rows, row.tokens * len(rows), sequences, 0.0)))
+    out: dict = {"updates": updates, "model_flops": work.model, "hardware_flops": work.hardware}
+    if torch.cuda.is_available():
+        out["gib"] = torch.cuda.max_memory_allocated() / 2**30
+    out["away"] = seconds(worker.policy.offload)
+    out["back"] = seconds(worker.policy.reload)
+    if config.checkpoint.every_steps <= UPDATES:
+        out["save"] = seconds(lambda: worker.learner.save(1, [], False, "first"))
+        out["written"] = out["save"] + seconds(worker.learner.writer.wait)
+    return out
+
+
+def rates(config, rank, port):
+    """Seconds of an update of full packs, of a sync, and of generating; the second time, when all is
+    compiled."""
+    worker = OneRank(config).start(rank, port)
+    rows = [row % len(worker.train_set) for row in range(RATED["rows"])]
+    items, sequences, work = packed(worker)
     prompts = [Prompt(group=i, row=row, seed=i) for i, row in enumerate(rows)]
     tokens = items.tokens * RATED["packs"]
     out: dict = {"model_flops": work.model, "hardware_flops": work.hardware, "seconds": {}}
@@ -54,7 +94,7 @@ def rates(config, rank, port):
         timed("sync", lambda version=version: worker.sampler.load(version))
         samples = timed("rollout", lambda: worker.sample(prompts, RATED["samples"], 1.0))
         worker.sampler.rest()
-        timed("update", lambda: worker.update([items] * RATED["packs"], tokens, len(sequences), 0.0))
+        timed("update", lambda: worker.update([items] * RATED["packs"], tokens, sequences, 0.0))
     return out | {"tokens": sum(len(t.completion) for t in samples)}
 
 

