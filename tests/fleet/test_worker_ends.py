@@ -96,6 +96,12 @@ class Run:
         self.worker.heartbeat.begin(self.worker.attempt, "cpu")
         self.code = self.worker._begin(self.engine, 0.0)  # ty: ignore[invalid-argument-type]
 
+    def fetching(self, times: int = 1) -> None:
+        """Waits until the worker has begun to fetch weights so often."""
+        while len(self.engine.took) < times:
+            assert self.thread.is_alive(), self.worker.why
+            time.sleep(0.01)
+
     def ended(self) -> str:
         """Waits for the worker's end; what its last mark says of it."""
         self.thread.join(10.0)
@@ -170,8 +176,7 @@ def test_no_trainer_waits_for_a_worker_whose_weights_are_on_their_way(run):
     run.engine.there.clear()
     run.serve()
     first.offer([UNIT])
-    while not run.engine.took:
-        time.sleep(0.01)
+    run.fetching()
     time.sleep(0.3)
     assert run.engine.took == [(6, UNIT.lineage)] and not first.probing()
     assert [(row["state"], row["lives"]) for row in first.roster()] == [("fetching", True)]
@@ -181,8 +186,7 @@ def test_no_trainer_waits_for_a_worker_whose_weights_are_on_their_way(run):
     run.engine.there.clear()
     second = run.head()
     second.offer([UNIT])
-    while len(run.engine.took) == 1:
-        time.sleep(0.01)
+    run.fetching(2)
     time.sleep(0.3)
     assert [row["state"] for row in second.roster()] == ["fetching"]
     run.engine.there.set()
@@ -195,13 +199,12 @@ def test_a_trainer_waits_for_a_worker_that_fetches_for_longer_than_its_patience(
     """And the worker does not take what it did not hear meanwhile for the trainer's silence."""
     monkeypatch.setattr(heartbeat, "HEARTBEAT_S", 0.1)
     head = run.head()
-    head.wait_s = 0.5
-    run.worker.idle_s = 0.5
+    head.wait_s = 1.5
+    run.worker.idle_s = 1.5
     run.engine.there.clear()
     run.serve()
-    while not run.engine.took:
-        time.sleep(0.01)
-    threading.Timer(1.5, run.engine.there.set).start()
+    run.fetching()
+    threading.Timer(4.0, run.engine.there.set).start()
     assert sampled(head)
     head.close("over", "the run has reached its last step")
     assert run.ended() == "the run has reached its last step"
@@ -211,8 +214,7 @@ def test_a_worker_whose_trainer_began_anew_meanwhile_takes_the_new_layout(run):
     first = run.head()
     run.engine.there.clear()
     run.serve()
-    while not run.engine.took:
-        time.sleep(0.01)
+    run.fetching()
     first.close("away", "this attempt of the trainer has ended")
     second = run.head()
     run.engine.there.set()
