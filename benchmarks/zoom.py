@@ -43,7 +43,7 @@ def warmed(environment: str, seed: int, data: Path, folder: Path) -> Path:
     if not (out / "hf" / "config.json").exists():
         base = tiny_model.build(folder / f"base-{seed}", seed, tokenizer=framed.tokenizer())
         config = warm_start.configuration(base, str(data), out, seed, WARM_STEPS, 1, "cpu")
-        changes = [f"data.split={SPLITS[environment]}", "sft.batch_size=32", *LIMITS]
+        changes = [f"data.split={SPLITS[environment]}", "sft.batch_size=64", *LIMITS]
         one_process.run(c.override(config, changes))
     return out / "hf"
 
@@ -110,7 +110,7 @@ def main() -> None:
             result = {
                 "machine": f"{os.cpu_count()} cores, {processor()}",
                 "metric": "held-out accuracy, 128 rows x 2 completions at temperature 1; chance is 0.1",
-                "warm_up": f"{WARM_STEPS} supervised steps of 32 rows",
+                "warm_up": f"{WARM_STEPS} supervised steps of 64 rows",
                 "runs": runs,
             }
             options.out.write_text(json.dumps(result, indent=1) + "\n")

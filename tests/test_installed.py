@@ -15,8 +15,8 @@ from tests.conftest import ROOT
 from trainer.shell import installed
 
 FOREIGN = {"examples", "recipes", "trainer"}
-ONE_BY_ONE = {"reasoning_gym", "starlette"}
-"""A package that is installed when first needed, and one that fastapi imports."""
+ONE_BY_ONE = {"reasoning_gym", "starlette", "verifiers"}
+"""A package that is installed when first needed, one that fastapi imports, and one of `turns.python`."""
 
 UV = """#!/bin/sh
 echo "$*" >> uv.log

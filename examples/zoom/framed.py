@@ -4,7 +4,8 @@
 
 A picture of SIDE pixels has a digit in a frame at one of nine places, whose backgrounds differ, since a tiny
 model has no other way to tell them apart. The model sees it in SEEN pixels, where a digit is three pixels
-high; what `zoom` shows of a frame is as large as the digits that the demo without tools reads.
+high; what `zoom` shows of a frame is as large as the digits that the demo without tools reads, and the digit
+lies within one image token, as there.
 
     train, test    questions alone
     warm           half of the rows show a frame as `zoom` does, without a tool; the others are worked
@@ -76,11 +77,11 @@ def picture(seed: int, split: str, index: int) -> FramedPicture:
         left, top = part * (at % 3), part * (at // 3)
         draw.rectangle((left, top, left + part, top + part), fill=background(at))
     place, digit = rng.randrange(9), rng.randrange(10)
-    x = part * (place % 3) + part // 2 + rng.randint(-6, 6)
-    y = part * (place // 3) + part // 2 + rng.randint(-6, 6)
+    x = part * (place % 3) + part // 2 + rng.randint(-1, 1)
+    y = part * (place // 3) + part // 2 + rng.randint(-1, 1)
     color = COLORS[rng.choice(sorted(COLORS))]
     draw.rectangle((x - FRAME, y - FRAME, x + FRAME, y + FRAME), (255, 255, 255), color, 5)
-    draw_digit(draw, digit, x - 5 + rng.randint(-2, 2), y - 10 + rng.randint(-2, 2), 10, (0, 0, 0), 3)
+    draw_digit(draw, digit, x - 5 + rng.randint(-1, 1), y - 9 + rng.randint(-1, 1), 9, (0, 0, 0), 3)
     return FramedPicture(image, place, digit)
 
 

@@ -43,7 +43,7 @@ LONGEST_NAME = 36
 """Characters of a task's name: dstack's 41, less what a fleet's name has behind it."""
 CODE = "/spotrl"
 """Where the repository stands in the container."""
-PARTS = ("", "data_prep", "trainer/fleet", "trainer/node", "trainer/rewards/grading")
+PARTS = ("", "data_prep", "trainer/checkpoint", "trainer/fleet", "trainer/node", "trainer/rewards/grading")
 """The repository in uploads: one is 2 MB at most, and `.dstackignore` leaves the others out of the first."""
 CHECKS = (
     "recipes/gpu_check.py",
@@ -52,6 +52,7 @@ CHECKS = (
     "recipes/plan",
     "recipes/presets",
     "tests/conftest.py",
+    "tests/families.py",
     "tests/servers.py",
     "tests/gpu",
     "tests/learning",

@@ -47,7 +47,7 @@ LEFT_OUT = (
 )
 """Files and folders that no node needs, locks of other environments among them, besides hidden ones and those
 of `never_sent`."""
-CHECKS = ("tests/conftest.py", "tests/servers.py", "tests/gpu", "tests/learning")
+CHECKS = ("tests/conftest.py", "tests/families.py", "tests/servers.py", "tests/gpu", "tests/learning")
 """What a check of a card needs of it all the same."""
 CONTAINER, NODE = "spotrl", "node"
 """Name of the container, and of the JobSet's one Job."""

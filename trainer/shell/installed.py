@@ -59,6 +59,7 @@ MODULES = (
     "tensorboard",
     "uvicorn",
     "wandb",
+    "websockets",
     "yaml",
 )
 """What the processes of a run on GPUs import; tests/test_installed.py holds it against the trainer's code."""
