@@ -210,10 +210,12 @@ class Dialogs:
     def shown(self, split: Split, trace: Trace) -> Iterator[Shown]:
         """An episode's observations that showed images, which are made again. Raises RuntimeError as
         `encoded` does."""
+        # A text is logged, whatever it was: a tool may have been too slow for once.
+        turns = [turn for turn in range(len(trace.dialog) // 2) if self._images_in(trace, turn)]
+        if not turns:
+            return  # nor is the row's picture decoded
         situation = self.situation(split, trace.row)
-        for turn in range(len(trace.dialog) // 2):
-            if not self._images_in(trace, turn):
-                continue  # a text is logged, whatever it was: a tool may have been too slow for once
+        for turn in turns:
             observation = self.environment.answer(situation, trace.dialog[: 2 * turn + 1 : 2])
             if observation is None or observation.text != trace.dialog[2 * turn + 1]:
                 raise RuntimeError(
