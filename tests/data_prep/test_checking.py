@@ -15,7 +15,7 @@ import pytest
 from data_prep.ingest import checking
 from data_prep.ingest.images import ImageLimits
 from tests.data_prep.raw import image
-from trainer.system.processes import process_state
+from trainer.system.processes import has_ended
 
 ROOT = str(Path(__file__).parents[2])
 BATCHES, EACH = 30, 4
@@ -139,4 +139,4 @@ if __name__ == "__main__":
     process.kill()
     process.wait()
     _, alive = psutil.wait_procs(others, timeout=15)
-    assert all(process_state(one.pid) in ("", "Z") for one in alive)
+    assert all(has_ended(one.pid) for one in alive)

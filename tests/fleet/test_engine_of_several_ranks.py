@@ -28,7 +28,7 @@ from trainer.ranks.environment import rank_environment
 from trainer.storage.seal import Seal
 from trainer.storage.storage import Storage
 from trainer.system.exit_codes import EXIT_NODE_LOST
-from trainer.system.processes import process_state
+from trainer.system.processes import has_ended
 
 PAIR = ("--set", "rollout.tensor_parallel=2")
 
@@ -71,10 +71,6 @@ def unit(head: FleetSampler, name: str, rows: int, tokens: int, version: int = 0
 def sampled(head: FleetSampler, asked: RolloutUnit) -> list[Trace]:
     """Waits for a unit's traces, by group and index."""
     return sorted(head.dispatcher.take(asked), key=lambda trace: (trace.group, trace.index))
-
-
-def gone(pid: int) -> bool:
-    return process_state(pid) in ("", "Z")
 
 
 @pytest.mark.slow
@@ -160,11 +156,11 @@ def test_ranks_end_with_rank_0_and_it_hears_of_theirs(config, tmp_path):
             assert rank_0.stdout is not None
             said = rank_0.stdout.readline()
             assert said == f"rank 1 of its engine has ended by signal 9 {EXIT_NODE_LOST}\n"
-            assert not gone(other)
+            assert not has_ended(other)
         finally:
             rank_0.kill()
             rank_0.wait()
-        wait_for(lambda: gone(other), 10)
+        wait_for(lambda: has_ended(other), 10)
 
 
 def ignores_sigterm(pid: int) -> bool:

@@ -22,7 +22,7 @@ from trainer.fleet.run_follower import RunFollower
 from trainer.storage.seal import KEY_VARIABLE, Seal
 from trainer.storage.storage import Storage
 from trainer.system.exit_codes import EXIT_PREEMPTED, EXIT_STORAGE
-from trainer.system.processes import process_state
+from trainer.system.processes import has_ended
 
 HOURS = 3600.0
 
@@ -105,7 +105,7 @@ def test_no_worker_outlives_a_machine_s_process_that_is_killed():
         assert one.stdout is not None
         worker = int(one.stdout.readline())
         one.kill()
-    wait_for(lambda: process_state(worker) in ("", "Z"), 10)
+    wait_for(lambda: has_ended(worker), 10)
 
 
 def test_each_gpu_has_a_worker_of_its_own(tmp_path, monkeypatch):

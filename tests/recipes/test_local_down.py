@@ -52,7 +52,7 @@ def test_it_ends(start, tmp_path, detach):
         assert time.monotonic() < end
         time.sleep(0.02)
     assert down(commands, tmp_path).returncode == 0
-    while processes.process_state(pid) not in ("", "Z"):
+    while not processes.has_ended(pid):
         assert time.monotonic() < end
         time.sleep(0.02)
 

@@ -255,6 +255,6 @@ def test_a_server_ends_with_the_process_that_started_it():
     ours.kill()
     ours.communicate()
     end = time.monotonic() + 10
-    while processes.process_state(server) not in ("", "Z"):
+    while not processes.has_ended(server):
         assert time.monotonic() < end
         time.sleep(0.05)

@@ -22,7 +22,7 @@ from trainer.rewards.functions import LoadedFunction, rewards_of
 from trainer.rewards.grade import ErrorRateError
 from trainer.rewards.scorer import Scorer
 from trainer.system.own_file import OwnFileError, load_named
-from trainer.system.processes import process_state
+from trainer.system.processes import has_ended
 
 TEXT = "<think>a</think><answer>42</answer>"
 ROW = {
@@ -329,6 +329,6 @@ def test_what_a_function_started_ends_with_its_grader(tmp_path, end):
 def _gone(pids: list[int]) -> None:
     deadline = time.monotonic() + 10
     for pid in pids:
-        while process_state(pid) not in ("", "Z"):
+        while not has_ended(pid):
             assert time.monotonic() < deadline, f"process {pid} has outlived its grader"
             time.sleep(0.02)

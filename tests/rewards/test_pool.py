@@ -15,7 +15,7 @@ from trainer.config import ConfigError
 from trainer.rewards import process_pool
 from trainer.rewards.grading import grader
 from trainer.rewards.scorer import Scorer, TimeoutRateError
-from trainer.system.processes import process_state
+from trainer.system.processes import has_ended
 
 ROOT = Path(__file__).resolve().parents[2]
 CASES = [
@@ -165,7 +165,7 @@ def test_close_leaves_no_process():
     processes = workers_of(scorer)
     assert processes
     scorer.close()
-    assert until(lambda: all(process_state(p.pid) in ("", "Z") for p in processes))
+    assert until(lambda: all(has_ended(p.pid) for p in processes))
     with pytest.raises(RuntimeError, match="closed"):
         scorer.score([wrap(ALGEBRA[9])], REFERENCES[9:10], ["math"])
 
@@ -191,7 +191,7 @@ time.sleep(60)
         assert until(lambda: all(busy(p) for p in processes), 30.0)
         trainer.kill()
         trainer.wait()
-    assert until(lambda: all(process_state(p.pid) in ("", "Z") for p in processes), 5.0)
+    assert until(lambda: all(has_ended(p.pid) for p in processes), 5.0)
 
 
 def test_memory_of_all_workers_together_is_capped(monkeypatch):

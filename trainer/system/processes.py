@@ -22,6 +22,11 @@ def process_state(pid: int) -> str:
     return fields[0] if fields else ""
 
 
+def has_ended(pid: int) -> bool:
+    """Whether there is no such process, or only what its parent has not heard of yet."""
+    return process_state(pid) in ("", "Z")
+
+
 def started_ticks(pid: int) -> int:
     """When a process of this machine was started, in clock ticks since boot; 0 if there is none, or if it is
     a zombie. Two processes that had the same id differ in it."""

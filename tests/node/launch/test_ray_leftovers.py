@@ -8,7 +8,7 @@ import threading
 import time
 
 from trainer.node.launch.ray_leftovers import watch_process
-from trainer.system.processes import process_state, started_ticks
+from trainer.system.processes import has_ended, process_state, started_ticks
 
 DRIVER = """
 import subprocess, sys, time
@@ -33,7 +33,7 @@ def test_a_killed_drivers_descendants_end_and_no_others():
         driver.wait()
         watching.join(20)
         deadline = time.monotonic() + 10
-        while process_state(agent) not in ("", "Z"):
+        while not has_ended(agent):
             assert time.monotonic() < deadline, "the agent outlives its driver"
             time.sleep(0.02)
         assert other.poll() is None

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from trainer.system.processes import process_state, started_ticks
+from trainer.system.processes import has_ended, started_ticks
 
 LOOK_S = 2.0
 GRACE_S = 3.0
@@ -55,7 +55,7 @@ def _wait_for_its_end(pid: int, timeout_s: float) -> None:
     try:
         descriptor = os.pidfd_open(pid)
     except OSError:
-        return time.sleep(0 if process_state(pid) in ("", "Z") else timeout_s)
+        return time.sleep(0 if has_ended(pid) else timeout_s)
     try:
         select.select([descriptor], [], [], timeout_s)
     finally:

@@ -319,7 +319,7 @@ def _drivers(folder: Path) -> dict[int, Path]:
 
     found: dict[int, Path] = {}
     for pid, path in files.items():
-        if processes.process_state(pid) not in ("", "Z"):
+        if not processes.has_ended(pid):
             found[pid] = path
     return found
 
