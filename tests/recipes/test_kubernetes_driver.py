@@ -138,6 +138,7 @@ def test_a_check_of_a_card_brings_its_tests_and_fits(tmp_path):
     with tarfile.open(fileobj=io.BytesIO(data)) as archive:
         names = set(archive.getnames())
     assert {"tests/conftest.py", "tests/gpu", "tests/learning"} <= names and "tests/lab" not in names
+    assert len(data) < 0.92 * kubernetes_driver.MOST_BYTES, "a user's own modules come on top"
     (tmp_path / "rows.bin").write_bytes(os.urandom(2 << 20))
     with pytest.raises(ConfigError, match="a ConfigMap holds 1024: move data and results out of it"):
         kubernetes_driver.packed_tree(tmp_path, get("preflight"))

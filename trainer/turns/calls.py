@@ -90,6 +90,14 @@ def with_tools(messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any
     return [first | {"content": [*content, {"type": "text", "text": offer}]}, *rest]
 
 
+def offered(name: str, description: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """A tool as chat templates take it. parameters: JSON schema of its arguments."""
+    return {
+        "type": "function",
+        "function": {"name": name, "description": description, "parameters": parameters},
+    }
+
+
 def as_result(text: str) -> tuple[str, str]:
     """What stands before and behind a tool's images, for templates that know of no tools."""
     return f"<tool_response>\n{text}", "\n</tool_response>"

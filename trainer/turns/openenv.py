@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from trainer.turns.calls import BadCallError
+from trainer.turns.calls import BadCallError, offered
 from trainer.turns.episode import ERROR, Environment, Observation, Situation
 from trainer.turns.messages import image_of
 
@@ -117,7 +117,7 @@ class OpenEnvTools(OpenEnv):
             listed = ask("step", {"type": "list_tools"})["observation"].get("tools")
         if not isinstance(listed, list) or not listed:
             raise ValueError(f"the server {self.url} names no tools")
-        self.tools = [_schema(tool) for tool in listed]
+        self.tools = [offered(tool["name"], tool["description"], tool["input_schema"]) for tool in listed]
 
     def action(self, situation: Situation, reply: str) -> dict[str, Any] | None:
         """`OpenEnv.action`."""
@@ -159,9 +159,3 @@ def _said(message: str | bytes) -> dict[str, Any]:
     if not isinstance(reward, int | float | None):
         raise ValueError(f"the server's reward is {str(reward)[:80]!r}")
     return {"observation": observation, "reward": reward, "done": done}
-
-
-def _schema(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool as chat templates take it."""
-    function = {"name": tool["name"], "description": tool["description"], "parameters": tool["input_schema"]}
-    return {"type": "function", "function": function}

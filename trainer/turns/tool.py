@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from trainer.turns.calls import SHOWN, BadCallError, call_in
+from trainer.turns.calls import SHOWN, BadCallError, call_in, offered
 from trainer.turns.episode import ERROR, FAILED, Environment, Observation, Situation
 from trainer.turns.tool_processes import ToolFailure
 
@@ -28,7 +28,7 @@ class ToolEnvironment(Environment):
 
     def __init__(self, tool: Tool) -> None:
         self.tool = tool
-        self.tools: Sequence[dict[str, Any]] = ({"type": "function", "function": tool.schema},)
+        self.tools: Sequence[dict[str, Any]] = (offered(**tool.schema),)
         self.shows_images = tool.shows_images
         self.slow = tool.slow
 

@@ -12,7 +12,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from trainer.turns.calls import MARK, BadCallError
+from trainer.turns.calls import MARK, BadCallError, offered
 from trainer.turns.episode import Environment, Observation, Situation
 from trainer.turns.messages import image_of
 
@@ -48,10 +48,8 @@ class VerifiersEnvironment(Environment):
         self._environment = self.load()
         self._client = OpenAIChatCompletionsClient(None)  # its requests are answered by `_rolled`
         self._loop = asyncio.new_event_loop()
-        self.tools = []
-        for tool in self._environment.tool_defs or ():
-            function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
-            self.tools.append({"type": "function", "function": function})
+        tools = self._environment.tool_defs or ()
+        self.tools = [offered(tool.name, tool.description, tool.parameters) for tool in tools]
 
     def answer(self, situation: Situation, replies: Sequence[str]) -> Observation | None:
         """`Environment.answer`. Raises what the environment raises, and ValueError for messages that are no
