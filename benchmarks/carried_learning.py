@@ -97,7 +97,7 @@ def config_of(task: str, seed: int, folder: Path) -> c.RunConfig:
             "checkpoint.export_hf=never",
             "checkpoint.keep_last=1",
             "placement.workers_per_node=1",
-            "placement.threads_per_worker=2",
+            "placement.threads_per_worker=1",
         ],
     )
 

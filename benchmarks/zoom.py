@@ -31,8 +31,8 @@ from trainer.observe.history import read_history
 OUT = Path(__file__).with_suffix(".json")
 SPLITS = {"zoom": "warm", "off": "plain"}
 """`turns.environment`, and the split of the supervised phase before."""
-WARM_STEPS = 300
-STEPS = 40
+WARM_STEPS = 200
+STEPS = 30
 LIMITS = ("model.max_pixels=7056", "placement.workers_per_node=1", "placement.threads_per_worker=1")
 TOLD = ("turns/replies_mean", "turns/errors_mean", "tokens/response_mean")
 

@@ -8,9 +8,10 @@ high; what `zoom` shows of a frame is as large as the digits that the demo witho
 lies within one image token, as there.
 
     train, test    questions alone
-    warm           half of the rows show a frame as `zoom` does, without a tool; the others are worked
-                   episodes that call it, and for every three of these a reply that answers at once
-    plain          the pictures of warm, but for the crops all answered at once, where no tool is offered
+    warm           a quarter of the rows show a frame as `zoom` does, and a quarter ask where it is, both
+                   without the tool; the others are worked episodes that call it, and for every three of
+                   these a reply that answers at once all the same
+    plain          the pictures of warm, the episodes' too answered at once, where no tool is offered
 
 Every row is a pure function of (seed, split, index).
 """
@@ -46,7 +47,7 @@ SEEN = 3 * CELL
 """Side of a picture as the model sees it, in pixels: a place is one image token."""
 SCALE = 6
 SIDE = SCALE * SEEN
-FRAME = 21
+FRAME = 54
 """Half of a frame's side, in pixels of the picture."""
 MARGIN = 9
 """Between an image token's edge and the box of a worked call, in pixels as the model sees them."""
@@ -80,14 +81,14 @@ def picture(seed: int, split: str, index: int) -> FramedPicture:
     x = part * (place % 3) + part // 2 + rng.randint(-1, 1)
     y = part * (place // 3) + part // 2 + rng.randint(-1, 1)
     color = COLORS[rng.choice(sorted(COLORS))]
-    draw.rectangle((x - FRAME, y - FRAME, x + FRAME, y + FRAME), (255, 255, 255), color, 5)
+    draw.rectangle((x - FRAME, y - FRAME, x + FRAME, y + FRAME), (255, 255, 255), color, 18)
     draw_digit(draw, digit, x - 5 + rng.randint(-1, 1), y - 9 + rng.randint(-1, 1), 9, (0, 0, 0), 3)
     return FramedPicture(image, place, digit)
 
 
 def background(place: int) -> tuple[int, int, int]:
     """Color of a place: its column in red, its row in green."""
-    return 255 - 50 * (place % 3), 255 - 50 * (place // 3), 255
+    return 255 - 100 * (place % 3), 255 - 100 * (place // 3), 255
 
 
 def box_of(place: int) -> list[int]:
@@ -97,11 +98,12 @@ def box_of(place: int) -> list[int]:
 
 
 QUESTION = "Which digit is in the frame?"
+WHERE = "Where is the frame?"
 
 
-def asked() -> list[dict[str, Any]]:
+def asked(question: str = QUESTION) -> list[dict[str, Any]]:
     """The question as a chat."""
-    content = [{"type": "text", "text": QUESTION}, {"type": "image"}]
+    content = [{"type": "text", "text": question}, {"type": "image"}]
     return [{"role": "system", "content": SYSTEM_PROMPT}, {"role": "user", "content": content}]
 
 
@@ -124,9 +126,13 @@ def rows(seed: int, split: str, count: int) -> Iterator[Row]:
         one = picture(seed, "warm" if learned else split, index)
         messages = asked()
         images = [one.image]
+        answer, solution = str(one.digit), one.solution if learned else ""
         extra: dict[str, Any] = {}
-        if learned and index % 2:
+        if learned and index % 4 == 1:
             images = [looked(one)[1]]
+        elif learned and index % 4 == 3:
+            messages = asked(WHERE)
+            answer = solution = str(box_of(one.place))
         elif split == "warm":
             messages = with_tools(messages, tools_of(TURNS))
             if index % 8:
@@ -140,9 +146,9 @@ def rows(seed: int, split: str, count: int) -> Iterator[Row]:
             source="framed",
             messages=messages,
             images=encoded,
-            answer=str(one.digit),
-            answer_type="number",
-            solution=one.solution if learned else "",
+            answer=answer,
+            answer_type="number" if answer.isdigit() else "text",
+            solution=solution,
             extra=extra,
         )
 
@@ -172,7 +178,7 @@ def tokenizer() -> Any:
             content = message["content"]
             parts = [{"text": content}] if isinstance(content, str) else content
             texts += [f"{message['role']}\n{part.get('text', '')}" for part in parts]
-        texts.append(one.solution)
+        texts += [one.solution, WHERE]
     return build_tokenizer(texts, merges=4096)
 
 
