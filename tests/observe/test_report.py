@@ -170,6 +170,16 @@ def test_a_supervised_run_has_its_own_curves(tmp_path):
     assert "SFT of" in page
 
 
+def test_a_run_with_tools_has_curves_of_its_turns():
+    history = [{"step": s, "turns/replies_mean": 1 + s / 5, "turns/errors_mean": 0.1} for s in range(1, 6)]
+    drawn = "".join(charts.line_chart(chart, history) for chart in report_charts.CHARTS)
+    assert "<h3>Turns</h3>" in drawn and "wrong calls" in drawn
+    assert "<h3>Time in tools</h3>" not in drawn, "a run whose tools take no time"
+    waited = [line | {"perf/tool_s_max": line["step"], "perf/tool_wait_s_max": 0.5} for line in history]
+    drawn = "".join(charts.line_chart(chart, waited) for chart in report_charts.CHARTS)
+    assert "<h3>Time in tools</h3>" in drawn
+
+
 def test_one_step_is_enough_and_a_configuration_of_another_version_is_shown_as_it_is(tmp_path):
     Metrics(tmp_path, PLAIN).log(1, {"reward/mean": 0.0, "time/step_s": 0.0})
     (tmp_path / "config.yaml").write_text("run:\n  colour: blue\n")

@@ -45,6 +45,29 @@ CHARTS = (
         percent=True,
     ),
     Chart(
+        "Turns",
+        (Line("turns/replies_mean", "replies", 1), Line("turns/errors_mean", "wrong calls", 4)),
+        "Of an episode, in the mean.",
+        zero=True,
+    ),
+    Chart(
+        "Episodes cut short, and tools that fail",
+        (
+            Line("turns/limit_fraction", "at the limit of turns", 2),
+            Line("turns/images_fraction", "at the limit of images", 8),
+            Line("turns/failed_fraction", "observations of a failure", 4),
+        ),
+        percent=True,
+        skip_flat=True,
+    ),
+    Chart(
+        "Time in tools",
+        (Line("perf/tool_s_max", "s in tools", 1), Line("perf/tool_wait_s_max", "s waited for", 4)),
+        "Slow tools of one engine, calls added up, and what the engine waited for them; the largest of each.",
+        zero=True,
+        skip_flat=True,
+    ),
+    Chart(
         "Losses",
         (Line("loss/total", "total", 1), Line("loss/policy", "policy", 2)),
         "The policy loss is near 0 by construction where each step is one update.",
