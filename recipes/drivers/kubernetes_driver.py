@@ -122,7 +122,8 @@ def packed_tree(root: Path, recipe: Recipe) -> bytes:
 
     def as_packed(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
         name = Path(entry.name).name
-        if name.startswith(".") or name in kubernetes.LEFT_OUT or is_secret(name):
+        left_out = name in kubernetes.LEFT_OUT or entry.name in kubernetes.LEFT_OUT
+        if name.startswith(".") or left_out or is_secret(name):
             return None
         # Whose files they are, and since when, is left out: equal files make equal archives.
         entry.mtime = 0

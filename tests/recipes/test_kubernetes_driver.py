@@ -139,6 +139,12 @@ def test_a_check_of_a_card_brings_its_tests_and_fits(tmp_path):
         names = set(archive.getnames())
     assert {"tests/conftest.py", "tests/gpu", "tests/learning"} <= names and "tests/lab" not in names
     assert len(data) < 0.92 * kubernetes_driver.MOST_BYTES, "a user's own modules come on top"
+    (tmp_path / "mine" / "targets").mkdir(parents=True)
+    (tmp_path / "mine" / "targets" / "test.txt").write_text("a name of ours, in a folder of a user's")
+    with tarfile.open(
+        fileobj=io.BytesIO(kubernetes_driver.packed_tree(tmp_path, get("preflight")))
+    ) as archive:
+        assert "mine/targets/test.txt" in archive.getnames()
     (tmp_path / "rows.bin").write_bytes(os.urandom(2 << 20))
     with pytest.raises(ConfigError, match="a ConfigMap holds 1024: move data and results out of it"):
         kubernetes_driver.packed_tree(tmp_path, get("preflight"))
