@@ -5,8 +5,6 @@
 Digits that cannot be read in the picture as the model sees it (examples/zoom/framed.py), with the tool `zoom`
 beside without. For every seed: a tiny model of random weights, a supervised phase on the same pictures (with
 episodes that call the tool, or with replies that answer at once), and GRPO for the same number of steps.
-A seed whose supervised phase with the tool ends before it reads what it is shown has one of twice the steps
-instead, with the tool and without.
 Accuracy is the mean over two completions of every held-out row at temperature 1; a tenth is chance.
 
 Rows, models and runs stay in the folder: a call that is stopped goes on where it was. Every finished run is
@@ -22,8 +20,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from benchmarks import one_process
 from benchmarks.learning import demo_config
 from benchmarks.machine import processor
@@ -35,39 +31,26 @@ from trainer.observe.history import read_history
 OUT = Path(__file__).with_suffix(".json")
 SPLITS = {"zoom": "warm", "off": "plain"}
 """`turns.environment`, and the split of the supervised phase before."""
-WARM_STEPS, MOST_WARM_STEPS = 200, 800
-READS = 0.03
-"""Loss below which a model reads crops and places: what is left is whether to call, and digits by luck."""
+WARM_STEPS = 200
 STEPS = 30
 LIMITS = ("model.max_pixels=7056", "placement.workers_per_node=1", "placement.threads_per_worker=1")
 TOLD = ("turns/replies_mean", "turns/errors_mean", "tokens/response_mean")
 
 
-def warmed(environment: str, seed: int, steps: int, data: Path, folder: Path) -> Path:
-    """The run of a supervised phase."""
-    out = folder / f"warm-{environment}-{seed}-{steps}"
+def warmed(environment: str, seed: int, data: Path, folder: Path) -> Path:
+    """The model after its supervised phase."""
+    out = folder / f"warm-{environment}-{seed}"
     if not (out / "hf" / "config.json").exists():
         base = tiny_model.build(folder / f"base-{seed}", seed, tokenizer=framed.tokenizer())
-        config = warm_start.configuration(base, str(data), out, seed, steps, 1, "cpu")
+        config = warm_start.configuration(base, str(data), out, seed, WARM_STEPS, 1, "cpu")
         changes = [f"data.split={SPLITS[environment]}", "sft.batch_size=64", *LIMITS]
         one_process.run(c.override(config, changes))
-    return out
+    return out / "hf"
 
 
-def steps_to_read(seed: int, data: Path, folder: Path) -> int:
-    """Supervised steps of a seed."""
-    steps = WARM_STEPS
-    while steps < MOST_WARM_STEPS:
-        lines = read_history(warmed("zoom", seed, steps, data, folder))
-        if np.mean([line["sft/loss"] for line in lines[-20:]]) < READS:
-            break
-        steps *= 2
-    return steps
-
-
-def config_of(environment: str, seed: int, steps: int, data: Path, folder: Path) -> c.RunConfig:
-    """The GRPO run. steps: of the supervised phase before."""
-    config = demo_config(seed, data, warmed(environment, seed, steps, data, folder) / "hf")
+def config_of(environment: str, seed: int, data: Path, folder: Path) -> c.RunConfig:
+    """The GRPO run."""
+    config = demo_config(seed, data, warmed(environment, seed, data, folder))
     name = f"grpo-{environment}-{seed}"
     turns = replace(framed.TURNS, environment=environment)
     config = replace(
@@ -120,15 +103,14 @@ def main() -> None:
         for environment in SPLITS:
             if (environment, seed) in done:
                 continue
-            steps = steps_to_read(seed, data, folder)
-            config = config_of(environment, seed, steps, data, folder)
+            config = config_of(environment, seed, data, folder)
             one_process.run(config)
-            runs.append({"environment": environment, "seed": seed, "warm_steps": steps, **measured(config)})
+            runs.append({"environment": environment, "seed": seed, **measured(config)})
             print(json.dumps(runs[-1]), flush=True)
             result = {
                 "machine": f"{os.cpu_count()} cores, {processor()}",
                 "metric": "held-out accuracy, 128 rows x 2 completions at temperature 1; chance is 0.1",
-                "warm_up": "supervised steps of 64 rows",
+                "warm_up": f"{WARM_STEPS} supervised steps of 64 rows",
                 "runs": runs,
             }
             options.out.write_text(json.dumps(result, indent=1) + "\n")
