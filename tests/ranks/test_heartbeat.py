@@ -3,11 +3,13 @@
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from trainer.ranks.heartbeat import ENDED, Heartbeat
 from trainer.ranks.torchrun import is_collective
 from trainer.system.exit_codes import EXIT_NODE_LOST
 
@@ -64,6 +66,36 @@ def said(process):
     assert process.wait(60) == EXIT_NODE_LOST
     (line,) = process.stderr.read().splitlines()
     return line.removeprefix("error: a worker or node was lost: ")
+
+
+class SlowStore:
+    """A store where a beat takes until it may go on."""
+
+    def __init__(self):
+        self.values = {}
+        self.entered, self.goes_on = threading.Event(), threading.Event()
+
+    def set(self, key, value):
+        if value == b"1":
+            self.entered.set()
+            assert self.goes_on.wait(10)
+        self.values[key] = value
+
+    def check(self, keys):
+        return False
+
+
+def test_a_beat_under_way_does_not_overwrite_that_a_rank_has_ended():
+    store = SlowStore()
+    beating = Heartbeat(store, 0, ["a"], silent_s=10.0, beat_s=0.01).start()
+    assert store.entered.wait(10)
+    ending = threading.Thread(target=beating.stop)
+    ending.start()
+    ending.join(0.2)
+    store.goes_on.set()
+    ending.join(10)
+    time.sleep(0.2)
+    assert store.values == {"alive/0": ENDED}
 
 
 @pytest.mark.slow

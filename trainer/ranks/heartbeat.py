@@ -38,6 +38,7 @@ class Heartbeat:
         self._silent_s = silent_s
         self._beat_s = beat_s
         self._ending = threading.Event()
+        self._beating = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         self._count = 0
         self._seen: dict[int, tuple[bytes, float]] = {}
         self._answered = time.monotonic()
@@ -46,19 +47,24 @@ class Heartbeat:
     def start(self) -> Heartbeat:
         self._store.set(self._key(self._rank), b"0")
         self._answered = time.monotonic()
-        for work in (self._beat, self._watch_store):
-            threading.Thread(target=work, name="heartbeat", daemon=True).start()
+        self._beating.start()
+        threading.Thread(target=self._watch_store, name="heartbeat", daemon=True).start()
         return self
 
     def stop(self) -> None:
         """Says that this rank ends as it should."""
-        self._ending.set()
+        self._rest()
         self._store.set(self._key(self._rank), ENDED)
 
     def failed(self, why: str) -> None:
         """Says why this rank ends, to all others."""
-        self._ending.set()
+        self._rest()
         self._store.set("failed", f"rank {self._rank} on {self._hosts[self._rank]} failed: {why}".encode())
+
+    def _rest(self) -> None:
+        """Waits for a beat under way: it would overwrite the last word, and abort a process that ends."""
+        self._ending.set()
+        self._beating.join(self._silent_s)
 
     def wait_for_cause(self) -> None:
         """After a broken collective: waits until the rank that broke it is named, which ends this process."""
