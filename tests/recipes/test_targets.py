@@ -122,10 +122,8 @@ def test_shellcheck():
         text = next(iter(render(with_hosts(name, target), target).values()))
         shell = text if text.startswith("#!") else "#!/usr/bin/env bash\n" + shell_of(text)
         without = re.sub(r"<<YAML.*?^YAML$", "</dev/null", shell, flags=re.M | re.S)
-        without = re.sub(r"^#.*\n", "", without, flags=re.M)  # names and dates of jobs
-        alike = re.sub(
-            r"\b(grpo|sft|opd)-[\w.-]+|(?<={DATA}/)[\w-]+|(?<= prepare ).*?(?= --out)|\d+", "x", without
-        )
+        without = re.sub(r"^#(?! shellcheck).*\n", "", without, flags=re.M)  # names of jobs
+        alike = re.sub(r"\b(grpo|sft|opd)-[\w.-]+|(?<={DATA}/)[\w-]+|\d+", "x", without)
         shells[alike] = (f"{name} on {target}", shell)
     for where, shell in shells.values():
         done = subprocess.run(
