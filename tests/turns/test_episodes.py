@@ -10,6 +10,7 @@ import pytest
 from tests.loops.jobs import Job
 from tests.loops.test_resume import kill_and_resume, placed, weights_of
 from tests.turns.talking import teach
+from tests.turns.test_openenv import MINE, Server
 from trainer.config import override
 
 pytestmark = [pytest.mark.timeout(3000)]
@@ -217,3 +218,20 @@ def test_killed_in_a_call_of_a_slow_tool_it_is_the_same_run(config, tmp_path):
     assert job.metrics() == undisturbed.metrics()
     assert weights_of(job) == weights_of(undisturbed)
     assert job.left_over() == []
+
+
+@pytest.mark.long
+def test_a_run_learns_from_a_servers_episodes_and_rewards(config, tmp_path):
+    """A server of OpenEnv's protocol that answers whatever is said, and ends an episode with its reward."""
+    server = Server()
+    (tmp_path / "mine.py").write_text(MINE.format(port=server.port))
+    undisturbed, job = runs(config, tmp_path, f"turns.environment={tmp_path}/mine.py:Words")
+    for line in undisturbed.metrics():
+        assert 1 < line["turns/replies_mean"] < 3 and line["turns/failed_fraction"] == 0
+        assert 0 < line["reward/mean"] < 1 and line["mismatch/logprob_abs_mean"] < 1e-5
+    assert any(line["grad/norm"] > 0 for line in undisturbed.metrics())
+    for sample in map(json.loads, (undisturbed.run_dir / "samples.jsonl").read_text().splitlines()):
+        assert (sample["reward"] >= 1) == ("boxed{3}" in sample["completion"])
+
+    kill_and_resume(job, undisturbed, [("rollout", lambda: job.in_phase("rollout", 2), False)])
+    server.server.shutdown()

@@ -78,7 +78,9 @@ class Server:
                 tool = {"name": "add", "description": "Adds.", "input_schema": schema}
                 connection.send(self.said({"tools": [tool]}))
             elif "word" in action:
-                connection.send(self.said({"said": action["word"][::-1]}))
+                right = "boxed{3}" in action["word"]
+                said = {"said": action["word"][::-1]}
+                connection.send(self.said(said, reward=float(right), done=right))
             else:
                 count += 1
                 connection.send(self.reply(action["arguments"].get("number"), count))
