@@ -3,8 +3,9 @@
     python -m benchmarks.zoom --folder KEPT
 
 Digits that cannot be read in the picture as the model sees it (examples/zoom/framed.py), with the tool `zoom`
-beside without. For every seed: a tiny model of random weights, a supervised phase on the same pictures (with
-episodes that call the tool, or with replies that answer at once), and GRPO for the same number of steps.
+beside without. For every seed: a tiny model of random weights, a supervised phase on short rows, another on
+the same pictures (with episodes that call the tool, or with replies that answer at once), and GRPO for the
+same number of steps.
 Accuracy is the mean over two completions of every held-out row at temperature 1; a tenth is chance.
 
 Rows, models and runs stay in the folder: a call that is stopped goes on where it was. Every finished run is
@@ -30,27 +31,29 @@ from trainer.observe.history import read_history
 
 OUT = Path(__file__).with_suffix(".json")
 SPLITS = {"zoom": "warm", "off": "plain"}
-"""`turns.environment`, and the split of the supervised phase before."""
-WARM_STEPS = 200
+"""`turns.environment`, and the split of the second supervised phase."""
+SUPERVISED_STEPS = {"short": 150, "warm": 100, "plain": 100}
 STEPS = 30
 LIMITS = ("model.max_pixels=7056", "placement.workers_per_node=1", "placement.threads_per_worker=1")
 TOLD = ("turns/replies_mean", "turns/errors_mean", "tokens/response_mean")
 
 
-def warmed(environment: str, seed: int, data: Path, folder: Path) -> Path:
-    """The model after its supervised phase."""
-    out = folder / f"warm-{environment}-{seed}"
+def supervised(split: str, seed: int, data: Path, folder: Path) -> Path:
+    """The model after learning a split: `short` from random weights, the others after it."""
+    out = folder / f"{split}-{seed}"
     if not (out / "hf" / "config.json").exists():
-        base = tiny_model.build(folder / f"base-{seed}", seed, tokenizer=framed.tokenizer())
-        config = warm_start.configuration(base, str(data), out, seed, WARM_STEPS, 1, "cpu")
-        changes = [f"data.split={SPLITS[environment]}", "sft.batch_size=64", *LIMITS]
-        one_process.run(c.override(config, changes))
+        if split == "short":
+            before = tiny_model.build(folder / f"base-{seed}", seed, tokenizer=framed.tokenizer())
+        else:
+            before = supervised("short", seed, data, folder)
+        config = warm_start.configuration(before, str(data), out, seed, SUPERVISED_STEPS[split], 1, "cpu")
+        one_process.run(c.override(config, [f"data.split={split}", *LIMITS]))
     return out / "hf"
 
 
 def config_of(environment: str, seed: int, data: Path, folder: Path) -> c.RunConfig:
     """The GRPO run."""
-    config = demo_config(seed, data, warmed(environment, seed, data, folder))
+    config = demo_config(seed, data, supervised(SPLITS[environment], seed, data, folder))
     name = f"grpo-{environment}-{seed}"
     turns = replace(framed.TURNS, environment=environment)
     config = replace(
@@ -110,7 +113,7 @@ def main() -> None:
             result = {
                 "machine": f"{os.cpu_count()} cores, {processor()}",
                 "metric": "held-out accuracy, 128 rows x 2 completions at temperature 1; chance is 0.1",
-                "warm_up": f"{WARM_STEPS} supervised steps of 64 rows",
+                "supervised_steps": SUPERVISED_STEPS,
                 "runs": runs,
             }
             options.out.write_text(json.dumps(result, indent=1) + "\n")

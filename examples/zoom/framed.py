@@ -8,10 +8,11 @@ high; what `zoom` shows of a frame is as large as the digits that the demo witho
 lies within one image token, as there.
 
     train, test    questions alone
-    warm           a quarter of the rows show a frame as `zoom` does, and a quarter ask where it is, both
-                   without the tool; the others are worked episodes that call it, and for every three of
-                   these a reply that answers at once all the same
-    plain          the pictures of warm, the episodes' too answered at once, where no tool is offered
+    short          what `zoom` shows of a frame, and where the frame is, without the tool: a tiny model learns
+                   both within a few steps, and not always among the long rows of warm
+    warm           worked episodes that call the tool, and for every three of these a reply that answers at
+                   once all the same
+    plain          the pictures of warm answered at once, where no tool is offered
 
 Every row is a pure function of (seed, split, index).
 """
@@ -51,6 +52,8 @@ FRAME = 54
 """Half of a frame's side, in pixels of the picture."""
 MARGIN = 9
 """Between an image token's edge and the box of a worked call, in pixels as the model sees them."""
+WORKED = ("short", "warm", "plain")
+"""The splits with solutions."""
 TURNS = Turns(environment="zoom", limit=3, image_pixels=SEEN**2)
 
 
@@ -122,20 +125,18 @@ def looked(one: FramedPicture) -> tuple[list[dict[str, Any]], Image.Image]:
 def rows(seed: int, split: str, count: int) -> Iterator[Row]:
     """The first `count` rows of a split."""
     for index in range(count):
-        learned = split in ("warm", "plain")
-        one = picture(seed, "warm" if learned else split, index)
-        messages = asked()
-        images = [one.image]
-        answer, solution = str(one.digit), one.solution if learned else ""
+        one = picture(seed, "warm" if split == "plain" else split, index)
+        messages, images = asked(), [one.image]
+        answer, solution = str(one.digit), one.solution if split in WORKED else ""
         extra: dict[str, Any] = {}
-        if learned and index % 4 == 1:
-            images = [looked(one)[1]]
-        elif learned and index % 4 == 3:
+        if split == "short" and index % 2:
             messages = asked(WHERE)
             answer = solution = str(box_of(one.place))
+        elif split == "short":
+            images = [looked(one)[1]]
         elif split == "warm":
             messages = with_tools(messages, tools_of(TURNS))
-            if index % 8:
+            if index % 4:
                 messages_behind, shown = looked(one)
                 extra = {LEARNED: [len(messages)]}
                 messages += messages_behind
@@ -163,8 +164,8 @@ def png(image: Image.Image) -> bytes:
 def prepare(
     out: str | Path, train_rows: int = 1024, test_rows: int = 256, warm_rows: int = 9600, seed: int = 0
 ) -> Manifest:
-    """Writes all four splits."""
-    counts = {"train": train_rows, "test": test_rows, "warm": warm_rows, "plain": warm_rows}
+    """Writes all splits."""
+    counts = {"train": train_rows, "test": test_rows} | dict.fromkeys(WORKED, warm_rows)
     splits = {split: rows(seed, split, count) for split, count in counts.items()}
     return write_dataset(out, "framed", splits, {"seed": seed})
 

@@ -43,15 +43,18 @@ def test_the_box_of_the_worked_call_has_the_digit_and_lies_in_the_frame():
 
 
 def test_questions_have_no_solution_and_worked_rows_are_crops_places_episodes_and_answers_at_once(data):
-    train, test, warm, plain = (Dataset(data, split) for split in ("train", "test", "warm", "plain"))
+    splits = ("train", "test", "short", "warm", "plain")
+    train, test, short, warm, plain = (Dataset(data, split) for split in splits)
     assert not train[0].solution and not test[0].solution and train[0].images != test[0].images
-    assert [len(warm[i].images) for i in range(8)] == [1, 1, 2, 1, 2, 1, 2, 1]
-    assert ["<tools>" in str(warm[i].messages) for i in range(4)] == [True, False, True, False]
-    assert [framed.WHERE in str(warm[i].messages) for i in range(4)] == [False, False, False, True]
-    assert [warm[i].images[0] for i in range(8)] == [plain[i].images[0] for i in range(8)]
+    assert [framed.WHERE in str(short[i].messages) for i in range(4)] == [False, True, False, True]
+    assert [len(short[i].images) for i in range(4)] == [1, 1, 1, 1]
+    assert [len(warm[i].images) for i in range(8)] == [1, 2, 2, 2, 1, 2, 2, 2]
     for i in range(8):
-        assert "<tools>" not in str(plain[i].messages)
+        assert "<tools>" in str(warm[i].messages)
+        assert "<tools>" not in str(plain[i].messages) + str(short[i].messages)
+        assert warm[i].images[0] == plain[i].images[0]
         assert warm[i].answer in warm[i].solution == plain[i].solution
+        assert short[i].answer in short[i].solution
 
 
 def test_a_worked_episode_has_the_tokens_of_a_sampled_one(data, tmp_path):
