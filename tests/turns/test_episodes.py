@@ -221,9 +221,10 @@ def test_killed_in_a_call_of_a_slow_tool_it_is_the_same_run(config, tmp_path):
 
 
 @pytest.mark.long
-def test_a_run_learns_from_a_servers_episodes_and_rewards(config, tmp_path):
+def test_a_run_learns_from_a_servers_episodes_and_rewards(config, tmp_path, request):
     """A server of OpenEnv's protocol that answers whatever is said, and ends an episode with its reward."""
     server = Server()
+    request.addfinalizer(server.server.shutdown)
     (tmp_path / "mine.py").write_text(MINE.format(port=server.port))
     undisturbed, job = runs(config, tmp_path, f"turns.environment={tmp_path}/mine.py:Words")
     for line in undisturbed.metrics():
@@ -234,4 +235,3 @@ def test_a_run_learns_from_a_servers_episodes_and_rewards(config, tmp_path):
         assert (sample["reward"] >= 1) == ("boxed{3}" in sample["completion"])
 
     kill_and_resume(job, undisturbed, [("rollout", lambda: job.in_phase("rollout", 2), False)])
-    server.server.shutdown()
