@@ -36,7 +36,8 @@ def test_table_is_graded_right_at_97_percent(verdicts):
 
 
 def test_held_out_table_has_no_false_positive_and_is_right_at_97_percent():
-    """Written after the grader and not fitted to: its misses are left in."""
+    """Written after the grader and not fitted to: its misses are left in. Two labels were turned when sums
+    and quotients of plain numbers stopped being answers (`2 + 1` for 3)."""
     rows = [
         line.split("\t") for line in (Path(__file__).parent / "held_out.tsv").read_text().splitlines()[1:]
     ]
@@ -147,6 +148,10 @@ def test_reference_answer_of_another_row_is_wrong_not_looked_up():
         ("x", "x + 0y, y"),
         ("Yes", "Yes No"),
         ("60", "60 \\\\ 61"),
+        ("84", "12 * 7"),
+        ("84", "80 + 4"),
+        ("84", "168/2"),
+        ("x = 12", "2x + 3 = 27"),
         ("60", "\\begin{cases}60\\\\61\\end{cases}"),
     ],
 )

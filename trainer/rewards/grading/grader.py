@@ -234,10 +234,11 @@ class _Comparison:
     rules: set[Rule]
     """What decided so far."""
 
-    def values(self, reference: str, answer: str, inner: bool = False) -> bool:
+    def values(self, reference: str, answer: str, inner: bool = False, step: bool = False) -> bool:
         """Compares numbers, then structures and relations, then expressions.
 
-        Parts of structures are compared by it, too (`inner`).
+        Parts of structures are compared by it, too (`inner`), and what a result follows (`step`), in which
+        sums may be left.
         """
         raw = reference, answer
         reference, answer = common_notation(reference), common_notation(answer)
@@ -250,6 +251,8 @@ class _Comparison:
         answered_number = quantity.parse(answer, self.context)
         if number is not None and answered_number is not None:
             self.rules.add("exact")
+            if answered_number.divides and not (step or number.divides):
+                return False
             return quantity.equal(number, answered_number)
         angles = in_radians(reference, answer)
         if angles is not None:
@@ -281,7 +284,7 @@ class _Comparison:
         if wanted is not None or given is not None:
             return False
         if number is not None:
-            return self.expression_of_number(number, reference, answer, raw[1])
+            return self.expression_of_number(number, reference, answer, raw[1], step)
         return self.expressions(*self.without_units(raw, (reference, answer)))
 
     def unnamed(self, s: str, other: str) -> str:
@@ -327,7 +330,7 @@ class _Comparison:
         if not all(sides) or len(sides) > 4:
             return False
         *exact, last = sides
-        if not all(self.values(reference, side, inner=True) for side in exact):
+        if not all(self.values(reference, side, inner=True, step=True) for side in exact):
             return False
         if "\\approx" in last:
             return self.approximation(reference, last)
@@ -347,7 +350,7 @@ class _Comparison:
         if unit and decimal.unit and unit != decimal.unit:
             return False
         stated = sides[:1] if number and number.decimals >= 0 else sides
-        if not any(self.values(reference, side, inner=True) for side in stated):
+        if not any(self.values(reference, side, inner=True, step=True) for side in stated):
             return False
         exact = f"{number.value.numerator}/{number.value.denominator}" if number else value
 
@@ -395,15 +398,20 @@ class _Comparison:
                 relations.check(reference)
             except Unreadable:
                 raise BadReferenceError(reference) from None
-            if not comparable:
+            if not comparable or relations.work_left(answer) > relations.work_left(reference):
                 return False
             self.rules.add(relations.rule(reference, answer))
             return relations.equal(reference, answer)
 
         return self.spelled_alike(reference, answer) or self.evaluated(same)
 
-    def expression_of_number(self, r: quantity.Quantity, reference: str, answer: str, raw: str) -> bool:
-        """Whether an answer that is not simplified equals a number: `\\sqrt{16}`, `2^3`; 3:4 for 3/4."""
+    def expression_of_number(
+        self, r: quantity.Quantity, reference: str, answer: str, raw: str, step: bool
+    ) -> bool:
+        """Whether an answer that is not simplified equals a number: `\\sqrt{16}`, `2^3`; 3:4 for 3/4.
+
+        Sums and products are work that is left undone: a policy that need not do it learns not to.
+        """
         ratio = structures.ratio(answer)
         if ratio is not None:
             of_two = structures.clock_time(answer) is None and len(ratio) == 2 and ratio[1] != 0
@@ -413,7 +421,7 @@ class _Comparison:
         if "," in answer or ":" in answer or (unit and r.unit and unit != r.unit):
             return False
         value = r.value / 100 if r.percent else r.value
-        return self.expressions(f"{value.numerator}/{value.denominator}", answer)
+        return self.expressions(f"{value.numerator}/{value.denominator}", answer, done=not step)
 
     def without_units(self, raw: tuple[str, str], cleaned: tuple[str, str]) -> tuple[str, str]:
         """Both expressions without units, the answer scaled to the unit of the reference.
@@ -436,8 +444,8 @@ class _Comparison:
             answer = f"({scale.numerator}/{scale.denominator})({answer})"
         return reference, answer
 
-    def expressions(self, reference: str, answer: str) -> bool:
-        """Whether two expressions have the same value."""
+    def expressions(self, reference: str, answer: str, done: bool = False) -> bool:
+        """Whether two expressions have the same value, the answer without sums and products if `done`."""
         wanted = _read(reference)
         if self.spelled_alike(reference, answer):
             return True
@@ -445,7 +453,7 @@ class _Comparison:
             given = expression.read(answer)
         except Unreadable:
             return False
-        if not given.symbols <= wanted.symbols:
+        if not given.symbols <= wanted.symbols or (done and given.arithmetic):
             return False
 
         def same() -> bool:

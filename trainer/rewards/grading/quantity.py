@@ -33,6 +33,8 @@ class Quantity:
     """None if none was written, or only the word `units`."""
     glued: bool = False
     """The unit is one letter right after the digits, so it may be a variable: `5h`."""
+    divides: bool = False
+    """A quotient that comes out even: `168/2`."""
 
 
 _D = (
@@ -102,7 +104,8 @@ def _single(s: str, context: str) -> Quantity | None:
     if measured_in is not None and not measured_in.dimensions:
         measured_in = None
     glued = len(match["rest"]) == 1 and rest.isascii() and rest.isalpha()
-    return Quantity(value, decimals, unit=measured_in, glued=glued)
+    divides = (match["fn"] or match["sn"]) is not None and value.denominator == 1
+    return Quantity(value, decimals, unit=measured_in, glued=glued, divides=divides)
 
 
 def _in_words(s: str, context: str) -> Quantity | None:

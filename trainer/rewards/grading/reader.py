@@ -29,6 +29,8 @@ class Expression:
     analytic: bool
     """Whether it has no |x| and the like, so that its values at complex points have a meaning."""
     bare_log: bool
+    arithmetic: bool
+    r"""Whether it has a sum, or a product by a sign or a bracket: `10 + 2`, `7(12)`, not `2\sqrt{3}`."""
 
     @cached_property
     def exact(self) -> bool:
@@ -71,7 +73,7 @@ def read(text: str) -> Expression:
     node = reader.sum()
     if reader.next is not None:
         raise Unreadable(f"unexpected {reader.next!r}")
-    return Expression(node, frozenset(reader.symbols), reader.analytic, reader.bare_log)
+    return Expression(node, frozenset(reader.symbols), reader.analytic, reader.bare_log, reader.arithmetic)
 
 
 class _Reader:
@@ -84,6 +86,7 @@ class _Reader:
         self.symbols: set[str] = set()
         self.analytic = True
         self.bare_log = False
+        self.arithmetic = False
         self.bars = False
         """Whether the reader is inside of |…|, which the next bar closes."""
         self.angle = False
@@ -107,6 +110,7 @@ class _Reader:
     def sum(self) -> Node:
         node = self.product()
         while self.next in ("+", "-"):
+            self.arithmetic = True
             minus = self.take() == "-"
             node = values.subtract(node, self.product()) if minus else values.add(node, self.product())
         return node
@@ -117,6 +121,7 @@ class _Reader:
         while (token := self.next) in _TIMES or token in _OVER:
             middle = self.at
             self.take()
+            self.arithmetic |= token != "/"
             if token == "\\times" and self.vectors(start, middle):
                 right = self.factors(self.signed())
                 multiply = values.cross_product if self.vectors(middle, self.at) else values.multiply
@@ -135,6 +140,7 @@ class _Reader:
                 break
             if self.kind == "number":
                 raise Unreadable("a number after a factor")  # 1 2
+            self.arithmetic |= token in _GROUPS
             node = values.multiply(node, self.power())
         return node
 
