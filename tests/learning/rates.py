@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 import torch
@@ -101,6 +102,8 @@ def rates(config, rank, port):
 def bare(config, rank, port):
     """The same prompts by vLLM as its users call it: no seeds, no log-probabilities, no ban, no weight
     sync."""
+    # Its start would compile a sampler of top-p, which takes minutes and headers of all of CUDA.
+    os.environ["VLLM_USE_FLASHINFER_SAMPLER"] = "0"
     from vllm import LLM, SamplingParams
 
     worker = OneRank(config)

@@ -46,6 +46,20 @@ def test_the_report_holds_curves_samples_phases_and_configuration_and_asks_nothi
     assert "default-src 'none'" in page
 
 
+def test_a_run_that_is_over_does_not_fail_by_its_page(tmp_path, monkeypatch):
+    write_run(tmp_path, 10)
+    assert report.last_line(tmp_path) == f"report: {tmp_path / 'report.html'}"
+
+    def broken(*_):
+        raise ValueError("math domain error")
+
+    monkeypatch.setattr(report, "line_chart", broken)
+    assert re.fullmatch(
+        r"warning: the report was not written \(ValueError: math domain error\); `python3 .* tries again",
+        report.last_line(tmp_path),
+    )
+
+
 def test_a_run_with_rollout_workers_shows_them_their_dollars_and_why_they_ended(tmp_path):
     write_run(tmp_path, 40)
     page = report.write_report(tmp_path).read_text()
@@ -268,6 +282,14 @@ def test_smoothing_is_the_mean_of_the_neighbours():
 )
 def test_ticks_are_round_and_cover(low, high, ticks):
     assert charts.nice_ticks(low, high) == pytest.approx(ticks)
+
+
+@pytest.mark.parametrize("log", [False, True])
+@pytest.mark.parametrize("values", [[6e-212, 5e-324, 1e-190], [1e-150, 1e250, 1.0], [-1.7e308, 1.7e308, 2.0]])
+def test_numbers_that_have_no_power_of_ten_end_no_report(log, values):
+    history = [{"step": step, "x": value} for step, value in enumerate(values)]
+    chart = charts.Chart("x", (charts.Line("x", "x"),), log=log)
+    assert "<svg" in charts.line_chart(chart, history)
 
 
 def test_log_ticks_are_powers_of_ten():

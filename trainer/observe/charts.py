@@ -123,6 +123,8 @@ def smooth(points: Sequence[Point], span: int) -> list[Point]:
 
 LEAST = 1e-200
 """Numbers below it are drawn as 0."""
+MOST = 1e200
+"""Numbers of this size and above are not drawn."""
 
 
 def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
@@ -253,11 +255,11 @@ def _mean_of_each_key(rows: Sequence[tuple[float, Sequence[float]]]) -> list[flo
 
 
 def _drawable(points: Sequence[Point], log: bool) -> list[Point]:
-    """The points that have a place in the chart: not those that are not finite or, on a logarithmic axis, not
-    positive."""
+    """The points that have a place in the chart: those that are finite, with ticks beyond them too, and
+    positive on a logarithmic axis."""
     drawn = []
     for step, value in points:
-        if math.isfinite(value) and (value > 0 or not log):
+        if abs(value) < MOST and (value > LEAST or not log):
             drawn.append((step, value))
     return drawn
 

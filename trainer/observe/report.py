@@ -49,6 +49,16 @@ MAX_PICTURE_BYTES = 6_000_000
 """Bytes of all images in the page; those beyond it are named, not shown."""
 
 
+def last_line(run_dir: str | Path) -> str:
+    """Writes the report of a run that has ended, and says where it is, or why there is none: all that was
+    paid for is kept by then, and a failed end would start the run again."""
+    try:
+        return f"report: {write_report(run_dir)}"
+    except Exception as error:
+        again = f"python3 -m trainer.observe.report {run_dir}"
+        return f"warning: the report was not written ({type(error).__name__}: {error}); `{again}` tries again"
+
+
 def write_report(run_dir: str | Path) -> Path:
     """Writes `report.html` into the run directory and returns its path.
 

@@ -39,7 +39,7 @@ from trainer.observe.history import read_history
 from trainer.observe.metrics import Metrics
 from trainer.observe.node_monitor import NodeStats
 from trainer.observe.phases import Phases
-from trainer.observe.report import write_report
+from trainer.observe.report import last_line
 from trainer.observe.start_clock import StartClock
 from trainer.observe.step_profile import StepProfiles
 from trainer.observe.step_stats import one_line, throughput, utilisation
@@ -444,7 +444,7 @@ class Session:
                 self.export()
         self.phases.finish()
         self.metrics.close()
-        print(f"report: {write_report(self.config.run.dir)}", flush=True)
+        print(last_line(self.config.run.dir), flush=True)
 
     def export(self) -> Path:
         """Writes the newest checkpoint as a Hugging Face model folder, or its adapter as peft's, and pushes

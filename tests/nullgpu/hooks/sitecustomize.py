@@ -55,9 +55,11 @@ def with_masks(torch) -> None:
     def differences(tensor, n=1, dim=-1, prepend=None, append=None):
         # Lengths of sequences from their bounds: vLLM's convolution makes a list as long as they are.
         if tensor.dtype in (torch.int32, torch.int64) and tensor.numel() < 1024 and tensor.is_cuda:
-            return put(here(tensor).diff(n, dim), tensor.device)
-        last = tensor.size(dim) - 1
-        return tensor.narrow(dim, 1, last) - tensor.narrow(dim, 0, last)
+            before, after = (end if end is None else here(end) for end in (prepend, append))
+            return put(here(tensor).diff(n, dim, before, after), tensor.device)
+        joined = torch.cat([part for part in (prepend, tensor, append) if part is not None], dim)
+        last = joined.size(dim) - 1
+        return joined.narrow(dim, 1, last) - joined.narrow(dim, 0, last)
 
     def nonzero(tensor):
         torch.cuda.current_stream(tensor.device).synchronize()  # as torch waits for the count

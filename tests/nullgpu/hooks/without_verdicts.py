@@ -4,8 +4,11 @@ nothing that the device computes has a meaning. A test that ends has executed al
 from __future__ import annotations
 
 import ast
+from pathlib import Path
 
 from _pytest.assertion import rewrite
+
+with_verdicts = rewrite.rewrite_asserts
 
 
 class Computed(ast.NodeTransformer):
@@ -15,8 +18,12 @@ class Computed(ast.NodeTransformer):
         return ast.copy_location(ast.Expr(node.test), node)
 
 
-def computed(module, *_) -> None:
-    ast.fix_missing_locations(Computed().visit(module))
+def computed(module, source, module_path=None, config=None) -> None:
+    """Leaves fixtures their assertions, which say that a rank failed, and why."""
+    if Path(module_path or "").name.startswith("test_"):
+        ast.fix_missing_locations(Computed().visit(module))
+    else:
+        with_verdicts(module, source, module_path, config)
 
 
 rewrite.rewrite_asserts = computed
