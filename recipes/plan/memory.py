@@ -61,6 +61,8 @@ CUDA graphs (computed for 256 sequences, not measured)."""
 ENGINE_ASLEEP = 1.5 * GIB
 """What stays of an engine at sleep level 2: CUDA graphs, input buffers, token tables (planning figure, not
 measured)."""
+RESIDENT = "engine's graphs and buffers"
+"""What stays at sleep is there during a sync too."""
 MOST_OF_A_CARD = 0.9
 """Share of a GPU that a recipe of ours may plan: the rest is for what fragments (a choice, not measured)."""
 OWN_WORKERS = "own workers"
@@ -224,6 +226,7 @@ def _sampling(config: RunConfig, shape: Shape, weights: float, engine_bytes: flo
     found = [Phase("rollout", parts | cache)]
     if config.rollout.tensor_parallel > 1:
         del parts["engine workspace"]  # free, since nothing is decoded meanwhile
+        parts[RESIDENT] = ENGINE_ASLEEP
         group = max(config.rollout.sync_bucket_bytes, shape.largest_parameter * dtype_bytes(config))
         found.append(Phase("sync", parts | cache | {"bucket and its copy": 2.0 * group}))
     return found
@@ -286,6 +289,7 @@ def memory_phases(config: RunConfig, shape: Shape, engine_bytes: float) -> list[
         parts = {"engine weights": weights, "bucket and its copy": 2.0 * group, "merging adapters": merged}
         # vLLM makes a layer anew and copies that over the old one.
         parts["layer being packed"] = shape.largest_parameter * width / config.rollout.tensor_parallel
+        parts[RESIDENT] = ENGINE_ASLEEP if on_gpu else 0.0
         out.append(Phase("sync", base | parts))
     out.append(Phase("save", all_held))
     return [Phase(phase.name, without_zeros(phase.parts)) for phase in out]

@@ -199,7 +199,8 @@ def test_more_ahead_and_more_workers_are_never_slower(found):
 
 def test_an_engine_takes_the_fewest_gpus_that_hold_the_model():
     workers = {worker.gpu: worker for worker in fleet_cost.worker_kinds(get(BIG), None, None)}
-    assert workers["A100-80GB"].gpus == 4 and workers["L40S"].gpus == 8 and "L4" not in workers
+    # Eight L40S hold 72B and its cache, but not the weights that come in beside an engine's CUDA graphs.
+    assert workers["A100-80GB"].gpus == 4 and not {"L40S", "L4"} & workers.keys()
     assert {worker.gpus for worker in fleet_cost.worker_kinds(get(ONE), None, None)} == {1}
 
 
