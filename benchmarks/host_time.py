@@ -8,7 +8,9 @@ transformers' model alone in the same process: the ratio is what a machine tells
 
 from __future__ import annotations
 
+import gc
 import json
+import math
 import os
 import subprocess
 import sys
@@ -40,7 +42,9 @@ SHOWN = (
 """Recipes, and numbers of ranks."""
 WAITS = 8
 """Host waits of a pass at most: none for each block."""
-ROUNDS = 2
+WARM = 2
+"""Times that nothing is measured of: DeepSpeed learns the order of modules, and memory is given."""
+ROUNDS = 8
 DEVICE = {
     "NULLGPU_COPY": "65536",
     "NULLGPU_GIB": "1024",
@@ -111,15 +115,16 @@ def play(name: str, ranks: int) -> dict[str, Any]:
         "blocks": shape.layers + (shape.vision.depth if shape.vision else 0),
         "tokens": {kind: batch.input_ids.numel() for kind, batch in batches.items()},
     }
-    for _ in range(2):  # DeepSpeed learns the order of modules
-        one_pass([item], 1, 0.0)
-    found["score"] = _measured(lambda: policy.logprobs([batches["score"]]))
-    once = _measured(lambda: one_pass([item], 1, 0.0))
-    thrice = _measured(lambda: one_pass([item] * 3, 3, 0.0))
-    found["learn"] = {key: (thrice[key] - once[key]) / 2 for key in once}
     unset_hf_deepspeed_config()  # else transformers' model would be built in shards
-    found |= _plain(shape, batches, device)
-    return found
+    work = {
+        "score": lambda: policy.logprobs([batches["score"]]),
+        "once": lambda: one_pass([item], 1, 0.0),
+        "thrice": lambda: one_pass([item] * 3, 3, 0.0),
+    }
+    measured = _in_turn(work | _plain(shape, batches, device))
+    once, thrice = measured.pop("once"), measured.pop("thrice")
+    measured["learn"] = {key: (thrice[key] - once[key]) / 2 for key in once}
+    return found | measured
 
 
 def _of_ranks(config: RunConfig, folder: str, ranks: int) -> RunConfig:
@@ -131,7 +136,7 @@ def _of_ranks(config: RunConfig, folder: str, ranks: int) -> RunConfig:
     )
 
 
-def _plain(shape: Any, batches: dict[str, Any], device: Any) -> dict[str, Any]:
+def _plain(shape: Any, batches: dict[str, Any], device: Any) -> dict[str, Callable[[], Any]]:
     """The same rows through transformers' model with its own checkpoints: no ZeRO, no head, no loss."""
     import torch
 
@@ -155,22 +160,26 @@ def _plain(shape: Any, batches: dict[str, Any], device: Any) -> dict[str, Any]:
         with torch.no_grad():
             model._hidden(on_device["score"])
 
-    learn()
-    return {"plain_score": _measured(score), "plain_learn": _measured(learn)}
+    return {"plain_score": score, "plain_learn": learn}
 
 
-def _measured(work: Callable[[], Any]) -> dict[str, float]:
-    """The least CPU seconds of a few runs, and the launches and host waits of one."""
+def _in_turn(work: dict[str, Callable[[], Any]]) -> dict[str, dict[str, float]]:
+    """The least CPU seconds of each, with the launches and host waits of its last time; one after the other,
+    so that what slows the machine down slows all of them."""
     from tests.nullgpu import counts
 
-    seconds = []
-    for _ in range(ROUNDS):
-        before = {kind: counts.count(kind) for kind in ("launch", "wait")}
-        began = time.process_time()
-        work()
-        seconds.append(time.process_time() - began)
-    events = {kind: float(counts.count(kind) - before[kind]) for kind in before}
-    return {"seconds": min(seconds), "launches": events["launch"], "waits": events["wait"]}
+    found: dict[str, dict[str, float]] = {name: {"seconds": math.inf} for name in work}
+    for number in range(WARM + ROUNDS):
+        for name, once in work.items():
+            gc.collect()
+            before = {kind: counts.count(kind) for kind in ("launch", "wait")}
+            began = time.process_time()
+            once()
+            seconds = time.process_time() - began
+            launches, waits = (float(counts.count(kind) - before[kind]) for kind in before)
+            least = min(found[name]["seconds"], seconds) if number >= WARM else math.inf
+            found[name] = {"seconds": least, "launches": launches, "waits": waits}
+    return found
 
 
 def gpu_seconds(recipe: Recipe, kind: str, tokens: int) -> float:

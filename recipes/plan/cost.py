@@ -69,8 +69,7 @@ transformers' layers took on a device that computes nothing, put on an H100's ho
 both have run."""
 SHARDED = 1.5
 """How many times longer the host takes for a block whose weights ZeRO-3 gathers and whose gradients it
-reduces (assumption): benchmarks/host_time.json has 1.0 to 1.3 times for passes that learn, 1.0 to 2.2 for
-those that score."""
+reduces (assumption): benchmarks/host_time.json has 1.4 to 1.6 times what one rank takes."""
 DOWNLOAD_BYTES_S = 500e6
 """Model download."""
 UPLOAD_BYTES_S = 1e9
