@@ -11,6 +11,7 @@ eager: CUDA graphs are not counted.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -216,9 +217,25 @@ def played(name: str) -> dict[str, dict[str, float]]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def main(names: list[str]) -> None:
+def main() -> None:
     """Plays recipes and writes each one's figures at once."""
-    for name in names or SHOWN:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "recipes", nargs="*", default=SHOWN, metavar="RECIPE", help="or `table`: what is known, as Markdown"
+    )
+    parser.add_argument(
+        "--rank", metavar="RECIPE", help="what the device runs: one rank, to its standard output"
+    )
+    asked = parser.parse_args()
+    if asked.rank:
+        print(json.dumps(play(asked.rank)))
+        return
+    if asked.recipes == ["table"]:
+        print("\n".join(table()))
+        return
+    for name in asked.recipes:
         found = played(name)
         for phase, gib in planned_now(get(name)).items():
             found[phase]["planned"] = round(gib, 2)
@@ -231,9 +248,4 @@ def main(names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--rank"]:
-        print(json.dumps(play(sys.argv[2])))
-    elif sys.argv[1:2] == ["table"]:
-        print("\n".join(table()))
-    else:
-        main(sys.argv[1:])
+    main()

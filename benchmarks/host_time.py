@@ -8,6 +8,7 @@ transformers' model alone in the same process: the ratio is what a machine tells
 
 from __future__ import annotations
 
+import argparse
 import gc
 import json
 import math
@@ -212,9 +213,26 @@ def table() -> list[str]:
     return lines
 
 
-def main(names: list[str]) -> None:
+def main() -> None:
     """Plays the recipes and writes each result at once."""
-    chosen = [one for one in SHOWN if not names or one[0] in names]
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    shown = list(dict(SHOWN))
+    parser.add_argument("recipes", nargs="*", metavar="RECIPE", help=f"{', '.join(shown)} (default: all)")
+    parser.add_argument(
+        "--rank",
+        nargs=2,
+        metavar=("RECIPE", "RANKS"),
+        help="what the device runs: one rank, to its standard output",
+    )
+    asked = parser.parse_args()
+    if asked.rank:
+        print(json.dumps(play(asked.rank[0], int(asked.rank[1]))))
+        return
+    if unknown := set(asked.recipes) - set(shown):
+        parser.error(f"not measured: {', '.join(sorted(unknown))}; choose from {', '.join(shown)}")
+    chosen = [one for one in SHOWN if not asked.recipes or one[0] in asked.recipes]
     found = json.loads(OUT.read_text()) if OUT.exists() else {"passes": {}}
     for name, ranks in chosen:
         found["machine"] = processor()
@@ -224,7 +242,4 @@ def main(names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--rank"]:
-        print(json.dumps(play(sys.argv[2], int(sys.argv[3]))))
-    else:
-        main(sys.argv[1:])
+    main()
