@@ -61,8 +61,6 @@ CUDA graphs (computed for 256 sequences, not measured)."""
 ENGINE_ASLEEP = 1.5 * GIB
 """What stays of an engine at sleep level 2: CUDA graphs, input buffers, token tables (planning figure, not
 measured)."""
-RESIDENT = "engine's graphs and buffers"
-"""What stays at sleep is there during a sync too."""
 MOST_OF_A_CARD = 0.9
 """Share of a GPU that a recipe of ours may plan: the rest is for what fragments (a choice, not measured)."""
 OWN_WORKERS = "own workers"
@@ -226,7 +224,7 @@ def _sampling(config: RunConfig, shape: Shape, weights: float, engine_bytes: flo
     found = [Phase("rollout", parts | cache)]
     if config.rollout.tensor_parallel > 1:
         del parts["engine workspace"]  # free, since nothing is decoded meanwhile
-        parts[RESIDENT] = ENGINE_ASLEEP
+        parts["engine's graphs"] = ENGINE_ASLEEP
         group = max(config.rollout.sync_bucket_bytes, shape.largest_parameter * dtype_bytes(config))
         found.append(Phase("sync", parts | cache | {"bucket and its copy": 2.0 * group}))
     return found
@@ -252,7 +250,7 @@ def memory_phases(config: RunConfig, shape: Shape, engine_bytes: float) -> list[
     master = 0.0 if offloaded else 4.0 * t / world
     adam = 0.0 if offloaded else 8.0 * t / world
     gradients = update_memory.gradient_bytes(config, t)
-    asleep = {"engine asleep": ENGINE_ASLEEP} if samples and on_gpu else {}
+    asleep = {"engine's graphs": ENGINE_ASLEEP} if samples and on_gpu else {}
     all_held = base | {"fp32 master": master, "Adam moments": adam} | gradients | asleep
 
     # Adam's moments are made in the first step; DeepSpeed tries that step out with fp32 gradients of a
@@ -269,9 +267,8 @@ def memory_phases(config: RunConfig, shape: Shape, engine_bytes: float) -> list[
         cache = max(0.0, engine_bytes - weights)
         out.append(Phase("rollout", base | {"engine weights": weights, "engine KV cache": cache}))
 
-    # An update keeps what its backward pass will want again, and so does the pass without gradients that
-    # follows it: DeepSpeed goes by the order that it has recorded. The reference has its own. One rank's
-    # shard is the weights.
+    # An update keeps what its backward pass will want again, and so does the pass that scores after it:
+    # DeepSpeed goes by the order that it has recorded. The reference has its own. One rank has all weights.
     gathers = world > 1 and stage == 3
     kept = gathering(config, shape, _small_bytes(config, shape)) if gathers else {}
     out.append(Phase("logprobs", all_held | kept | _scoring_pass(config, shape)))
@@ -289,8 +286,7 @@ def memory_phases(config: RunConfig, shape: Shape, engine_bytes: float) -> list[
         parts = {"engine weights": weights, "bucket and its copy": 2.0 * group, "merging adapters": merged}
         # vLLM makes a layer anew and copies that over the old one.
         parts["layer being packed"] = shape.largest_parameter * width / config.rollout.tensor_parallel
-        parts[RESIDENT] = ENGINE_ASLEEP if on_gpu else 0.0
-        out.append(Phase("sync", base | parts))
+        out.append(Phase("sync", base | parts | asleep))
     out.append(Phase("save", all_held))
     return [Phase(phase.name, without_zeros(phase.parts)) for phase in out]
 

@@ -237,7 +237,7 @@ def test_three_billion_parameters(tmp_path, run_ranks, three_billion, gpu_config
         for phase in memory.memory_phases(config, shape_of(config.model.path), 0.0)
         if phase.name in ("logprobs", "update", "optimizer step")
     ]
-    outside = ("CUDA context", "engine asleep")  # not torch's
+    outside = ("CUDA context", "engine's graphs")  # not torch's
     peak = max(sum(v for part, v in parts.items() if part not in outside) for parts in policys) / GIB
     figure("3B shape: peak memory of the policy", last["perf/peak_memory_gib"], "GiB", planned=peak)
     if DEVICE == "cpu":
