@@ -21,6 +21,7 @@ from trainer.checkpoint.attempt import Attempts
 from trainer.config import RunConfig, override
 from trainer.data.reader import Datasets
 from trainer.fleet.head import FleetSampler
+from trainer.fleet.heartbeat import SAMPLING
 from trainer.fleet.mirror import WeightVersion
 from trainer.fleet.objects import next_lineage, version_key, worker_key
 from trainer.fleet.units import RolloutUnit
@@ -94,6 +95,8 @@ def test_it_samples_with_rank_0_s_weights_and_ends_with_any_of_its_ranks(config,
         of_pair = sampled(head, first)
         (rank_1,) = other_ranks(pair.process.pid)
 
+        # Said to be there before the store shows it.
+        head.dispatcher.announce(version=1, lineage=late.lineage)
         head.dispatcher.offer([late])
         wait_for(lambda: "late: weights/00000001" in pair.said(), 60)
         assert "not in" in pair.said()
@@ -102,7 +105,7 @@ def test_it_samples_with_rank_0_s_weights_and_ends_with_any_of_its_ranks(config,
         assert {trace.versions for trace in sampled(head, late)} == {(1, 1)}
 
         head.dispatcher.offer([lengthy])
-        wait_for(lambda: head.objects.get_json(worker_key("pair"))["unit"] == "lengthy", 60)
+        wait_for(lambda: head.objects.get_json(worker_key("pair"))["state"] == SAMPLING, 60)
         os.kill(rank_1, signal.SIGKILL)
         killed = time.monotonic()
         assert pair.wait(20) == EXIT_NODE_LOST, pair.said()
@@ -110,7 +113,7 @@ def test_it_samples_with_rank_0_s_weights_and_ends_with_any_of_its_ranks(config,
         assert time.monotonic() - killed < 15 < head.dispatcher.scheduler.lost_s
         mark = head.objects.get_json(worker_key("pair"))
         assert mark["goodbye"] == "rank 1 of its engine has ended by signal 9"
-        assert mark["device"] == "2x cpu" and mark["completions"] == 20
+        assert mark["device"] == "2x cpu" and [name for name, _ in mark["sent"]] == ["first", "late"]
 
         worker("single")
         assert len(sampled(head, lengthy)) == 24
