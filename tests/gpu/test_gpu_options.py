@@ -15,6 +15,7 @@ from tests.conftest import ROOT
 from tests.gpu.conftest import DEVICE, changed
 from tests.gpu.test_gpu import check_parity
 from trainer import config as c
+from trainer.observe.history import read_history
 
 LIMIT_S = 220
 """A check of recipes/gpu_check.py is ended a little later."""
@@ -78,8 +79,7 @@ def test_supervised_steps_on_four_bits(tmp_path, gpu_config, figure):
     path.write_text(c.dump(replace(config, method="sft")))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1"]
     subprocess.run([*command, "-m", "trainer.loops.sft", "--config", str(path)], cwd=ROOT, check=True)
-    lines = [json.loads(line) for line in Path(config.run.dir, "metrics.jsonl").read_text().splitlines()]
-    losses = [line["sft/loss"] for line in lines if "sft/loss" in line]
+    losses = [line["sft/loss"] for line in read_history(config.run.dir) if "sft/loss" in line]
     figure(f"adapters on 4 bits: change of the loss in three steps on {DEVICE}", losses[-1] - losses[0], "")
     assert len(losses) == 3 and losses[-1] < losses[0]
 

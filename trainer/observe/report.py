@@ -55,7 +55,7 @@ def last_line(run_dir: str | Path) -> str:
     try:
         return f"report: {write_report(run_dir)}"
     except Exception as error:
-        again = f"python3 -m trainer.observe.report {run_dir}"
+        again = f"python3 launch.py report {run_dir}"
         return f"warning: the report was not written ({type(error).__name__}: {error}); `{again}` tries again"
 
 
