@@ -89,6 +89,7 @@ def play(name: str, ranks: int) -> dict[str, Any]:
     from tests.rehearsal.fake_pass import to_learn
     from tests.rehearsal.models import VOCABULARY, model_config
     from tests.rehearsal.rows import usual
+    from trainer.algorithm.batching import pin_record
     from trainer.learning.policy import Policy, init_distributed
 
     recipe = memory.with_rows(get(name))
@@ -101,7 +102,8 @@ def play(name: str, ranks: int) -> dict[str, Any]:
         "score": usual(recipe, shape, logprob_tokens(config, shape)),
         "learn": usual(recipe, shape, config.algorithm.micro_batch_tokens),
     }
-    batches = {kind: row.micro_batch() for kind, row in rows.items()}
+    # A run's passes are built in a thread, in page-locked memory.
+    batches = {kind: pin_record(row.micro_batch()) for kind, row in rows.items()}
 
     os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(ranks)}
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=ranks)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
 from typing import Any, Protocol, TypeVar
 
@@ -115,12 +116,21 @@ class MicroBatch:
 
 def move_record(record: Any, device: torch.device) -> Any:
     """A dataclass of tensors, nested or not, on `device`; copies from pinned memory do not wait."""
+    return _changed(record, partial(send_tensor, device=device))
+
+
+def pin_record(record: Any) -> Any:
+    """A dataclass of tensors, nested or not, in page-locked memory."""
+    return _changed(record, Tensor.pin_memory)
+
+
+def _changed(record: Any, change: Callable[[Tensor], Tensor]) -> Any:
     values = {}
     for name, value in vars(record).items():
         if isinstance(value, Tensor):
-            values[name] = send_tensor(value, device)
+            values[name] = change(value)
         elif isinstance(value, MicroBatch | Layout):
-            values[name] = move_record(value, device)
+            values[name] = _changed(value, change)
     return replace(record, **values)
 
 

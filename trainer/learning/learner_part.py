@@ -5,17 +5,17 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from trainer.algorithm.batching import MicroBatch, TrainBatch, collate
+from trainer.algorithm.batching import MicroBatch, TrainBatch, collate, pin_record
 from trainer.algorithm.losses import token_weights
 from trainer.algorithm.scheduling import PassCost
 from trainer.algorithm.traces import Trace
@@ -36,6 +36,8 @@ from trainer.storage.seal import Seal
 
 if TYPE_CHECKING:
     from trainer.learning.policy import Policy, TrainMicroBatch
+
+T = TypeVar("T")
 
 
 class LearnerPart:
@@ -108,7 +110,7 @@ class LearnerPart:
         """Log-probabilities of the learned tokens under policy (`old`) and `reference`, flat, [N] float32 per
         pass."""
         with self.process.recording("logprobs"):
-            batches = build_ahead(lambda traces: self.collate(traces, split), passes)
+            batches = self._ahead(lambda traces: self.collate(traces, split), passes)
             scored = self.policy.logprobs(batches, old, reference)
         arrays = {}
         for name, tensors in scored.items():
@@ -127,7 +129,7 @@ class LearnerPart:
             # SFT has no engine, whose sleep would start the measurement of the peak anew.
             if self.config.method == "sft":
                 self.forget_peak()
-            batches = build_ahead(lambda batch: self.micro_batch(batch, tokens, sequences), passes)
+            batches = self._ahead(lambda batch: self.micro_batch(batch, tokens, sequences), passes)
             stats = self.policy.update(batches, len(passes), kl_coef)
             self._heap.trim()
         stats |= {"perf/peak_memory_gib": self._peak_memory_gib()} | self._fragments()
@@ -135,6 +137,12 @@ class LearnerPart:
             stats |= {"perf/tool_s_max": self.tool_s, "perf/tool_wait_s_max": self.tool_wait_s}
             self.tool_s = self.tool_wait_s = 0.0
         return stats
+
+    def _ahead(self, build: Callable[[T], Any], passes: list[T]) -> Iterator[Any]:
+        """Builds passes in a thread, for a GPU in memory that is copied from without a wait: images of a
+        pass are tens of MiB, which the thread that launches kernels would have to copy first."""
+        on_gpu = self.process.device.type == "cuda"
+        return build_ahead(lambda one: pin_record(build(one)) if on_gpu else build(one), passes)
 
     def pass_over(self) -> None:
         """Counts an update that has nothing to learn from, for the learning-rate schedule. Weights and

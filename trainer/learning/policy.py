@@ -111,6 +111,8 @@ class Policy:
         self.updates = 0
         self.without_gradient: list[str] = []
         self._moves = device.type == "cuda" and not config.optimizer.offload_optimizer
+        self._draws = config.lora.dropout > 0
+        """Whether a pass draws random numbers: only then is a model of `FAMILIES` another one in training."""
         ds_config = zero_config(config, shape)
         temperature = config.rollout.temperature if config.method == "grpo" else 1.0
         scorer = self._scorer(config, ds_config, banned_token_ids, temperature, empty)
@@ -161,7 +163,7 @@ class Policy:
         found = blocks.blocks_of(model)
         recomputes = self.config.model.gradient_checkpointing
         if recomputes:
-            blocks.recompute(found, random=self.config.lora.dropout > 0)
+            blocks.recompute(found, random=self._draws)
         if self.config.optimizer.zero_stage == 3 and self.world_size > 1:
             blocks.keep_no_gathered_weights(model, found if recomputes else [])
         if self.config.lora.rank:
@@ -227,14 +229,16 @@ class Policy:
             models["reference"] = self.reference
 
         on_device: dict[str, list[Tensor]] = {name: [] for name in models}
-        self.trained.eval()
+        if self._draws:
+            self.trained.eval()
         for batch in batches:
             batch = move_record(batch, self.device)
             for name, model in models.items():
                 # The engine chose experts for the policy; a reference chooses for itself.
                 own = batch if name == "old" else replace(batch, routes=None)
                 on_device[name].append(model(own)[0])
-        self.trained.train()
+        if self._draws:
+            self.trained.train()
 
         on_host = {}
         for name, parts in on_device.items():
@@ -250,7 +254,7 @@ class Policy:
         rate = learning_rate(self.config.optimizer, self.updates, self.total_updates)
         for group in self.zero.param_groups:
             group["lr"] = rate
-        if self.config.lora.dropout:  # a resumed run drops the same
+        if self._draws:  # a resumed run drops the same
             torch.manual_seed(seed_of(self.config.run.seed, "dropout", self.updates, self.rank))
         first = FirstGradients(self.partition.trained, self.device) if self.updates == 0 else None
         gathered_before = GATHERS.bytes

@@ -4,6 +4,7 @@ logging and to what it patches in torch."""
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from deepspeed.runtime.engine import DeepSpeedEngine
 from deepspeed.runtime.zero import partition_parameters
 from deepspeed.runtime.zero.config import ZERO_OPTIMIZATION
+from deepspeed.runtime.zero.parameter_offload import ZeROOrderedDict
 from deepspeed.utils import nvtx, set_z3_leaf_module
 from torch import Tensor, nn
 
@@ -45,6 +47,18 @@ def gather_whole(blocks: list[torch.nn.Module]) -> None:
         set_z3_leaf_module(block, True)
 
 
+class UnwatchedParameters(ZeROOrderedDict):
+    """A module's parameters. DeepSpeed looks at each one that a forward pass reads; here it does not."""
+
+    __getitem__ = OrderedDict.__getitem__
+
+
+def without_watch(root: nn.Module) -> None:
+    """For modules whose parameters are whole in a pass without DeepSpeed."""
+    for module in root.modules():
+        module._parameters = UnwatchedParameters(module, module._parameters)
+
+
 class GatherCounts:
     """Counts how often the passes of this process gather weights, and how many bytes."""
 
@@ -54,12 +68,16 @@ class GatherCounts:
         inner = partition_parameters._dist_allgather_fn
 
         def counted(input_tensor: Tensor, output_tensor: Tensor, group: Any = None) -> Any:
-            self.calls += 1
-            self.bytes += output_tensor.nbytes
+            self.count(output_tensor)
             return inner(input_tensor, output_tensor, group)
 
         module: Any = partition_parameters
         module._dist_allgather_fn = counted
+
+    def count(self, gathered: Tensor) -> None:
+        """One gather more."""
+        self.calls += 1
+        self.bytes += gathered.nbytes
 
 
 GATHERS = GatherCounts()

@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from deepspeed.runtime.zero import partition_parameters
-from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
 from torch import Tensor, nn
+
+from trainer.learning.zero.setup import GATHERS, without_watch
 
 
 class _Lane:
@@ -28,6 +28,7 @@ class _Lane:
         self._stream = None
         if device.type == "cuda":
             self._stream = stream or torch.cuda.Stream(device)
+            self._computing = torch.cuda.current_stream(device)
 
     def event(self) -> Any:
         """What `beside` and `wait` are told by."""
@@ -39,31 +40,31 @@ class _Lane:
         if self._stream is None:
             yield
             return
-        event.record()
+        event.record(self._computing)
         self._stream.wait_event(event)
-        with torch.cuda.stream(self._stream):
+        torch.cuda.set_stream(self._stream)
+        try:
             yield
-            event.record()
+        finally:
+            torch.cuda.set_stream(self._computing)
+        event.record(self._stream)
 
     def wait(self, event: Any) -> None:
         """What is launched from here on waits for `event`; the host does not."""
         if self._stream is not None:
-            torch.cuda.current_stream().wait_event(event)
+            self._computing.wait_event(event)
 
 
 class _Block:
-    """One block's weights."""
+    """One block's weights. Outside of a pass, and to DeepSpeed always, they are shards; views of the whole
+    ones are made once, for memory that is there only while the block is whole."""
 
     def __init__(self, module: nn.Module, lane: _Lane) -> None:
         self.module = module
-        parameters: list[Any] = list(module.parameters())
-        self.trained = any(p.requires_grad for p in parameters)
-        self.sharded = [p for p in parameters if not p.ds_persist]
-        """DeepSpeed keeps small ones whole."""
+        self.sharded: list[Any] = list(module.parameters())
+        self.trained = any(p.requires_grad for p in self.sharded)
         self.shards = [p.ds_tensor for p in self.sharded]
         self.sizes = [shard.numel() for shard in self.shards]
-        self.world = dist.get_world_size()
-        self.elements = sum(self.sizes) * self.world
         self.following: _Block | None = None
         """Gathered while this one computes forward."""
         self.preceding: _Block | None = None
@@ -72,26 +73,38 @@ class _Block:
         """Whether it stays whole from the forward to the backward pass."""
         self._lane = lane
         self._ready = lane.event()
-        self._whole: list[Tensor] = []
+        self._gathered = False
         self._in_place = False
-        self._nothing = self.shards[0].new_empty(0) if self.shards else None
+        self._group = self.sharded[0].ds_process_group
+        world = dist.get_world_size()
+        flat = self.shards[0].new_empty(sum(self.sizes) * world)
+        pieces = flat.split([size * world for size in self.sizes])
+        self._parts = [piece.view(world, -1) for piece in pieces]
+        """Of each parameter [ranks, a rank's elements]."""
+        self._whole = [
+            piece[: parameter.ds_numel].view(parameter.ds_shape)
+            for parameter, piece in zip(self.sharded, pieces, strict=True)
+        ]
+        self._nothing = flat.new_empty(0)
+        self.elements = len(flat)
+        self._memory = flat.untyped_storage()
+        self._bytes = self._memory.nbytes()
+        self._memory.resize_(0)
 
     def gather(self) -> None:
         """Begins to gather the weights, unless that has begun."""
-        if self._whole or not self.shards:
+        if self._gathered:
             return
         # Memory of the stream that computes: what is launched there later may have it as soon as it is free
         # here, so the host can be ahead by any number of blocks and needs no more of it.
-        pieces = self.shards[0].new_empty(self.elements).split([size * self.world for size in self.sizes])
+        self._memory.resize_(self._bytes)
         with self._lane.beside(self._ready):
             shard = torch.cat(self.shards)
-            ranks = shard.new_empty(self.world, len(shard))
-            group = self.sharded[0].ds_process_group
-            partition_parameters._dist_allgather_fn(shard, ranks.view(-1), group).wait()
-            rows = [piece.view(self.world, -1) for piece in pieces]
-            torch.split_with_sizes_copy(ranks, self.sizes, 1, out=rows)
-        for parameter, piece in zip(self.sharded, pieces, strict=True):
-            self._whole.append(piece[: parameter.ds_numel].view(parameter.ds_shape))
+            ranks = shard.new_empty(len(self._parts[0]), len(shard))
+            dist.all_gather_single(ranks.view(-1), shard, self._group)
+            torch.split_with_sizes_copy(ranks, self.sizes, 1, out=self._parts)
+        GATHERS.count(ranks)
+        self._gathered = True
 
     def use(self) -> None:
         """Lets the module compute with its whole weights."""
@@ -101,16 +114,14 @@ class _Block:
         self._lane.wait(self._ready)
         for parameter, whole in zip(self.sharded, self._whole, strict=True):
             parameter.data = whole
-            parameter.ds_status = ZeroParamStatus.AVAILABLE
         self._in_place = True
 
     def release(self) -> None:
         """Lets go of the whole weights."""
         for parameter in self.sharded:
             parameter.data = self._nothing
-            parameter.ds_status = ZeroParamStatus.NOT_AVAILABLE
-        self._whole = []
-        self._in_place = False
+        self._memory.resize_(0)
+        self._gathered = self._in_place = False
 
     def before_forward(self, *_: Any) -> None:
         """A hook."""
@@ -139,12 +150,16 @@ class Blocks:
 
     def __init__(self, modules: Sequence[nn.Module], offload: Any, device: torch.device, live: int) -> None:
         """modules: the blocks, in the order of a pass. offload: DeepSpeed's hooks on the model, of which
-        those on the blocks go. live: elements that may be whole beside a block: half for the next one or
-        for those kept between two passes, half for what lies between the blocks."""
-        hooks = {id(one) for m in modules for one in (m._forward_pre_hooks, m._forward_hooks)}
+        those on the blocks go, and those on modules that hold nothing. live: elements that may be whole
+        beside a block: half for the next one or for those kept between two passes, half for what lies
+        between the blocks."""
+        root = offload.module
+        bare = [module for module in root.modules() if module is not root and not module._parameters]
+        hooks = {id(one) for m in (*modules, *bare) for one in (m._forward_pre_hooks, m._forward_hooks)}
         for handle in (*offload.forward_hooks, *offload.backward_hooks):
             if id(handle.hooks_dict_ref()) in hooks:
                 handle.remove()
+        _shard_small_ones(modules, offload.persistent_parameters)
         lane = _Lane(device)
         blocks = [_Block(module, lane) for module in modules]
         for block, following in pairwise(blocks):
@@ -160,11 +175,22 @@ class Blocks:
             kept += block.elements
             block.kept = kept <= live // 2
         for block in blocks:
+            without_watch(block.module)
             block.module.register_forward_pre_hook(block.before_forward)
             block.module.register_forward_hook(block.after_forward)
         for block in trained:
             block.module.register_full_backward_pre_hook(block.before_backward)
             block.module.register_full_backward_hook(block.after_backward)
+
+
+def _shard_small_ones(modules: Sequence[nn.Module], persistent: list[Any]) -> None:
+    """Small parameters of blocks are gathered with the others. DeepSpeed would keep them whole, and gather
+    them apart after each of its steps."""
+    for parameter in (p for module in modules for p in module.parameters()):
+        if parameter.ds_persist:
+            parameter.ds_persist = False
+            parameter.partition()
+    persistent[:] = [parameter for parameter in persistent if parameter.ds_persist]
 
 
 class BlockGradients:
@@ -205,7 +231,7 @@ class BlockGradients:
         del gradients, found
         with self._lane.beside(self._reduced):
             part = self._rows.new_empty(self._rows.shape[1])
-            dist.reduce_scatter_tensor(part, self._rows.view(-1), group=trained[0].ds_process_group)
+            dist.reduce_scatter_single(part, self._rows.view(-1), group=trained[0].ds_process_group)
             parts = part.to(sums[0].dtype).split([len(one) for one in sums])
             if self._zero.micro_step_id == 0:
                 torch._foreach_copy_(sums, parts)
