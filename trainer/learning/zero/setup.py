@@ -50,7 +50,7 @@ def gather_whole(blocks: list[torch.nn.Module]) -> None:
 class UnwatchedParameters(ZeROOrderedDict):
     """A module's parameters. DeepSpeed looks at each one that a forward pass reads; here it does not."""
 
-    __getitem__ = OrderedDict.__getitem__
+    __getitem__: Any = OrderedDict.__getitem__
 
 
 def without_watch(root: nn.Module) -> None:

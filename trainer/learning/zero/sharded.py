@@ -186,7 +186,8 @@ class Blocks:
 def _shard_small_ones(modules: Sequence[nn.Module], persistent: list[Any]) -> None:
     """Small parameters of blocks are gathered with the others. DeepSpeed would keep them whole, and gather
     them apart after each of its steps."""
-    for parameter in (p for module in modules for p in module.parameters()):
+    parameters: list[Any] = [p for module in modules for p in module.parameters()]
+    for parameter in parameters:
         if parameter.ds_persist:
             parameter.ds_persist = False
             parameter.partition()
