@@ -140,7 +140,8 @@ def _of_ranks(config: RunConfig, folder: str, ranks: int) -> RunConfig:
 
 
 def _plain(shape: Any, batches: dict[str, Any], device: Any) -> dict[str, Callable[[], Any]]:
-    """The same rows through transformers' model with its own checkpoints: no ZeRO, no head, no loss."""
+    """The same rows through transformers' model, with its own checkpoints where it learns: no ZeRO, no head,
+    no loss."""
     import torch
 
     from tests.rehearsal.models import model_class, model_config
@@ -153,6 +154,7 @@ def _plain(shape: Any, batches: dict[str, Any], device: Any) -> dict[str, Callab
     torch.set_default_dtype(torch.float32)
     hf.gradient_checkpointing_enable({"use_reentrant": False})
     model = LogprobModel(hf, [], 1.0, False).to(device).train()
+    recomputed = [layer for layer in hf.modules() if getattr(layer, "gradient_checkpointing", False)]
     on_device = {kind: move_record(batch, device) for kind, batch in batches.items()}
 
     def learn() -> None:
@@ -160,8 +162,12 @@ def _plain(shape: Any, batches: dict[str, Any], device: Any) -> dict[str, Callab
         model.zero_grad()
 
     def score() -> None:
+        for layer in recomputed:
+            layer.gradient_checkpointing = False
         with torch.no_grad():
             model._hidden(on_device["score"])
+        for layer in recomputed:
+            layer.gradient_checkpointing = True
 
     return {"plain_score": score, "plain_learn": learn}
 

@@ -41,6 +41,7 @@ from trainer.learning.zero.setup import (
     exact_frequencies,
     gather_whole,
     initialize_quietly,
+    without_watch,
     zero_config,
 )
 from trainer.ranks import torchrun
@@ -132,6 +133,7 @@ class Policy:
         self._gradients: whole.WholeGradients | None = None
         if self._whole:
             whole.keep_weights(scorer, self.zero.parameter_offload)
+            without_watch(self.trained, [scorer])
             if not config.optimizer.offload_optimizer:
                 self._gradients = whole.WholeGradients(self.zero)
         elif budget.takes_blocks(config):
@@ -139,6 +141,7 @@ class Policy:
             if budget.reduces_blocks(config):
                 sharded.BlockGradients(found, self.zero, device)
             sharded.Blocks(found, self.zero.parameter_offload, device, config.optimizer.live_parameters)
+            without_watch(self.trained, found)
         self._states = OffloadedStates(self.zero, device)
         self.names: dict[str, Any] = {
             name.removeprefix("model."): parameter for name, parameter in scorer.named_parameters()
@@ -180,10 +183,12 @@ class Policy:
         engine = initialize_quietly(deepspeed.initialize, model=scorer, config=ds_config)[0]
         if whole.is_whole(scorer, self.device):
             whole.keep_weights(scorer, engine.optimizer)
+            without_watch(engine, [scorer])
         elif budget.takes_blocks(frozen.config, inference=True):
             found = blocks.blocks_of(scorer.model)
             live = frozen.config.optimizer.live_parameters
             sharded.Blocks(found, engine.optimizer, self.device, live)
+            without_watch(engine, found)
         return engine
 
     def _scorer(

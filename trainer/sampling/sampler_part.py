@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Sequence
 from contextlib import closing, nullcontext
 from functools import partial
@@ -35,6 +36,9 @@ class SamplerPart:
         from trainer.sampling.vllm_engine import Engine
 
         self.learner.policy.offload()
+        # As it starts, vLLM collects garbage a dozen times, each time among all that is there for good.
+        gc.collect()
+        gc.freeze()
         before = self.process.allocated_bytes()
         self.engine = Engine(self.config, self.reader.prompter, self.reader.images_per_prompt())
         if self.engine.sleeps:

@@ -53,9 +53,13 @@ class UnwatchedParameters(ZeROOrderedDict):
     __getitem__: Any = OrderedDict.__getitem__
 
 
-def without_watch(root: nn.Module) -> None:
-    """For modules whose parameters are whole in a pass without DeepSpeed."""
-    for module in root.modules():
+def without_watch(engine: Any, roots: list[nn.Module]) -> None:
+    """Ends DeepSpeed's search for parameters that a module reads of another one: before and behind a forward
+    pass it marks all modules. Below `roots` it does not look at what is read either. No model of `FAMILIES`
+    reads so; of one that did, a pass would find nothing in a parameter that is in shards."""
+    engine.module_forward_pre_hook.remove()
+    engine.module_forward_post_hook.remove()
+    for module in (module for root in roots for module in root.modules()):
         module._parameters = UnwatchedParameters(module, module._parameters)
 
 

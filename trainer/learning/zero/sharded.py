@@ -8,17 +8,19 @@ blocks.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from trainer.learning.zero.setup import GATHERS, without_watch
+from trainer.learning.zero.setup import GATHERS
+
+AHEAD = 4
+"""Blocks that are gathered one after the other: in between, the processor's caches forget how."""
 
 
 class _Lane:
@@ -28,7 +30,6 @@ class _Lane:
         self._stream = None
         if device.type == "cuda":
             self._stream = stream or torch.cuda.Stream(device)
-            self._computing = torch.cuda.current_stream(device)
 
     def event(self) -> Any:
         """What `beside` and `wait` are told by."""
@@ -40,19 +41,20 @@ class _Lane:
         if self._stream is None:
             yield
             return
-        event.record(self._computing)
+        computing = torch.cuda.current_stream()
+        event.record(computing)
         self._stream.wait_event(event)
         torch.cuda.set_stream(self._stream)
         try:
             yield
         finally:
-            torch.cuda.set_stream(self._computing)
+            torch.cuda.set_stream(computing)
         event.record(self._stream)
 
     def wait(self, event: Any) -> None:
         """What is launched from here on waits for `event`; the host does not."""
         if self._stream is not None:
-            self._computing.wait_event(event)
+            torch.cuda.current_stream().wait_event(event)
 
 
 class _Block:
@@ -65,9 +67,9 @@ class _Block:
         self.trained = any(p.requires_grad for p in self.sharded)
         self.shards = [p.ds_tensor for p in self.sharded]
         self.sizes = [shard.numel() for shard in self.shards]
-        self.following: _Block | None = None
+        self.following: list[_Block] = []
         """Gathered while this one computes forward."""
-        self.preceding: _Block | None = None
+        self.preceding: list[_Block] = []
         """Gathered while this one computes backward."""
         self.kept = False
         """Whether it stays whole from the forward to the backward pass."""
@@ -80,7 +82,7 @@ class _Block:
         flat = self.shards[0].new_empty(sum(self.sizes) * world)
         pieces = flat.split([size * world for size in self.sizes])
         self._parts = [piece.view(world, -1) for piece in pieces]
-        """Of each parameter [ranks, a rank's elements]."""
+        """A parameter's [ranks, a rank's elements]."""
         self._whole = [
             piece[: parameter.ds_numel].view(parameter.ds_shape)
             for parameter, piece in zip(self.sharded, pieces, strict=True)
@@ -126,8 +128,8 @@ class _Block:
     def before_forward(self, *_: Any) -> None:
         """A hook."""
         self.use()
-        if self.following:
-            self.following.gather()
+        for block in self.following:
+            block.gather()
 
     def after_forward(self, *_: Any) -> None:
         """A hook."""
@@ -137,8 +139,8 @@ class _Block:
     def before_backward(self, *_: Any) -> None:
         """A hook."""
         self.use()
-        if self.preceding:
-            self.preceding.gather()
+        for block in self.preceding:
+            block.gather()
 
     def after_backward(self, *_: Any) -> None:
         """A hook."""
@@ -162,25 +164,35 @@ class Blocks:
         _shard_small_ones(modules, offload.persistent_parameters)
         lane = _Lane(device)
         blocks = [_Block(module, lane) for module in modules]
-        for block, following in pairwise(blocks):
-            if following.elements <= live:
-                block.following = following
+        for block, ahead in _gathered_ahead(blocks, live):
+            block.following = ahead
         trained = [block for block in blocks if block.trained]
-        for preceding, block in pairwise(trained):
-            if preceding.elements <= live:
-                block.preceding = preceding
+        for block, ahead in _gathered_ahead(trained[::-1], live):
+            block.preceding = ahead
 
         kept = 0
         for block in reversed(trained):
             kept += block.elements
             block.kept = kept <= live // 2
         for block in blocks:
-            without_watch(block.module)
             block.module.register_forward_pre_hook(block.before_forward)
             block.module.register_forward_hook(block.after_forward)
         for block in trained:
             block.module.register_full_backward_pre_hook(block.before_backward)
             block.module.register_full_backward_hook(block.after_backward)
+
+
+def _gathered_ahead(blocks: list[_Block], live: int) -> Iterator[tuple[_Block, list[_Block]]]:
+    """Blocks in the order of a pass that begin to gather others, and these: the next one, if it may live, or
+    up to `AHEAD` in half of what may. live: elements, as in `Blocks`."""
+    at = 0
+    while at + 1 < len(blocks):
+        ahead = blocks[at + 1 : at + 1 + AHEAD]
+        while len(ahead) > 1 and sum(block.elements for block in ahead) > live // 2:
+            ahead.pop()
+        if ahead[0].elements <= live:
+            yield blocks[at], ahead
+        at += len(ahead)
 
 
 def _shard_small_ones(modules: Sequence[nn.Module], persistent: list[Any]) -> None:

@@ -15,8 +15,6 @@ import torch.distributed as dist
 from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
 from torch import Tensor, nn
 
-from trainer.learning.zero.setup import without_watch
-
 
 def is_whole(module: nn.Module, device: torch.device) -> bool:
     """Whether this rank's shards are the whole weights of a model at stage 3, and lie on its device."""
@@ -30,7 +28,6 @@ def keep_weights(module: nn.Module, offload: Any) -> None:
     """Makes every parameter a view of its shard, for good. offload: DeepSpeed's hooks on the module."""
     offload._remove_module_hooks()
     offload.partition_all_parameters = _nothing
-    without_watch(module)
     parameters: list[Any] = list(module.parameters())
     for parameter in parameters:
         parameter.data = parameter.ds_tensor.data.view(parameter.ds_shape)
