@@ -45,12 +45,14 @@ def test_a_pass_takes_the_longest_of_gpu_and_host(monkeypatch):
 
 
 def test_the_host_keeps_up_by_what_was_measured():
-    """Against transformers' own passes."""
+    """Against transformers' own passes: learning on any number of ranks, scoring where nothing is
+    gathered."""
     found = json.loads(host_time.OUT.read_text())["passes"]
-    one = found[f"{RECIPE}, 1"]
-    for kind in ("score", "learn"):
-        assert one[kind]["seconds"] < 1.5 * one[f"plain_{kind}"]["seconds"], kind
-    assert one["learn"]["waits"] <= host_time.WAITS
+    assert found[f"{RECIPE}, 1"]["score"]["seconds"] < 1.5 * found[f"{RECIPE}, 1"]["plain_score"]["seconds"]
+    for name, one in found.items():
+        assert one["learn"]["seconds"] < 1.5 * one["plain_learn"]["seconds"], name
+        assert one["score"]["seconds"] < 2 * one["plain_score"]["seconds"], name
+        assert max(one["learn"]["waits"], one["score"]["waits"]) <= host_time.WAITS, name
 
 
 def test_it_needs_less_than_half_of_a_pass_by_the_plan_but_in_the_recipes_that_the_page_names(monkeypatch):
