@@ -1,5 +1,5 @@
-"""A model's blocks under ZeRO-3 on several ranks: each is gathered at once, one ahead of its use, and let go
-of behind it; its gradients are reduced together.
+"""A model's blocks under ZeRO-3 on several ranks: each is gathered at once, ahead of its use, and let go of
+behind it; its gradients are reduced together.
 
 DeepSpeed does the same for each parameter, in Python, which took the host as long as the whole block's
 kernels. It keeps what it lays out (shards, flat buffers, the optimizer's step), and the modules between the
@@ -20,20 +20,24 @@ from torch import Tensor, nn
 from trainer.learning.zero.setup import GATHERS
 
 AHEAD = 4
-"""Blocks that are gathered one after the other: in between, the processor's caches forget how."""
+"""Blocks that are gathered one after the other, at most: to come back to it for each of them takes the host's
+caches as long again."""
 
 
 class _Lane:
-    """A CUDA stream beside the one that computes. On a CPU one thing is done after the other."""
+    """A stream of a GPU beside the one that computes. On a CPU one thing is done after the other.
+
+    torch's streams of any accelerator: those of `torch.cuda` take the host ten times as long."""
 
     def __init__(self, device: torch.device, stream: Any = None) -> None:
+        self._device = device
         self._stream = None
         if device.type == "cuda":
-            self._stream = stream or torch.cuda.Stream(device)
+            self._stream = stream or torch.Stream(device)
 
     def event(self) -> Any:
         """What `beside` and `wait` are told by."""
-        return torch.cuda.Event() if self._stream else None
+        return torch.Event(self._device) if self._stream else None
 
     @contextmanager
     def beside(self, event: Any) -> Generator[None]:
@@ -41,20 +45,20 @@ class _Lane:
         if self._stream is None:
             yield
             return
-        computing = torch.cuda.current_stream()
+        computing = torch.accelerator.current_stream()
         event.record(computing)
-        self._stream.wait_event(event)
-        torch.cuda.set_stream(self._stream)
+        event.wait(self._stream)
+        torch.accelerator.set_stream(self._stream)
         try:
             yield
         finally:
-            torch.cuda.set_stream(computing)
+            torch.accelerator.set_stream(computing)
         event.record(self._stream)
 
     def wait(self, event: Any) -> None:
         """What is launched from here on waits for `event`; the host does not."""
         if self._stream is not None:
-            torch.cuda.current_stream().wait_event(event)
+            event.wait()
 
 
 class _Block:
@@ -153,7 +157,7 @@ class Blocks:
     def __init__(self, modules: Sequence[nn.Module], offload: Any, device: torch.device, live: int) -> None:
         """modules: the blocks, in the order of a pass. offload: DeepSpeed's hooks on the model, of which
         those on the blocks go, and those on modules that hold nothing. live: elements that may be whole
-        beside a block: half for the next one or for those kept between two passes, half for what lies
+        beside a block: half for those gathered ahead or kept between two passes, half for what lies
         between the blocks."""
         root = offload.module
         bare = [module for module in root.modules() if module is not root and not module._parameters]
