@@ -68,7 +68,7 @@ OWN_WORKERS = "own workers"
 ROW_STEP = 1024
 """Tokens by which rows are shortened until they fit."""
 PERSISTENT = 100_000
-"""DeepSpeed's stage3_param_persistence_threshold: parameters of fewer elements stay whole on every rank."""
+"""DeepSpeed's threshold: smaller parameters stay whole on every rank (those of blocks, some MiB, do not)."""
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,17 @@ backward."""
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from transformers import AutoConfig
 
 from tests.families import FAMILIES, loader
 from trainer.learning import blocks
+from trainer.learning.zero import sharded
 
 FRAMES = 24
 """Python frames with which a block is gathered, released and reduced in a pass, of any number of
@@ -118,6 +121,23 @@ def test_linear_layers_of_recomputed_blocks_are_torchs_own():
     model = nn.Sequential(Block(), nn.Linear(6, 6))
     blocks.keep_no_gathered_weights(model, [model[0]])
     assert "forward" not in vars(model[0].linear) and "forward" in vars(model[1])
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 6, 32])
+def test_whole_parameters_begin_where_kernels_for_matrices_want_them(monkeypatch, ranks):
+    """Behind a bias of 3,420 elements, as in Qwen2.5-VL's tower, an address would be a multiple of 8."""
+    monkeypatch.setattr(dist, "get_world_size", lambda: ranks)
+    module = nn.ParameterList(
+        [torch.zeros(shape, dtype=torch.bfloat16) for shape in ((3420,), (7, 9), (16,))]
+    )
+    parameters: list[Any] = list(module)
+    for parameter in parameters:
+        parameter.ds_shape, parameter.ds_numel = parameter.shape, parameter.numel()
+        parameter.ds_tensor = parameter.new_empty(-(-parameter.numel() // ranks))
+        parameter.ds_process_group = None
+    block = sharded._Block(module, sharded._Lane(torch.device("cpu")))
+    assert [list(whole.shape) for whole in block._whole] == [[3420], [7, 9], [16]]
+    assert all(whole.storage_offset() * 2 % 16 == 0 for whole in block._whole)
 
 
 @pytest.mark.slow

@@ -45,8 +45,8 @@ def test_a_pass_takes_the_longest_of_gpu_and_host(monkeypatch):
 
 
 def test_the_host_keeps_up_by_what_was_measured():
-    """Against transformers' own passes: learning on any number of ranks, scoring where nothing is
-    gathered."""
+    """Against transformers' own passes: learning within 1.5 times, scoring too where nothing is gathered, and
+    within twice in shards."""
     found = json.loads(host_time.OUT.read_text())["passes"]
     assert found[f"{RECIPE}, 1"]["score"]["seconds"] < 1.5 * found[f"{RECIPE}, 1"]["plain_score"]["seconds"]
     for name, one in found.items():

@@ -113,7 +113,7 @@ class Policy:
         self.without_gradient: list[str] = []
         self._moves = device.type == "cuda" and not config.optimizer.offload_optimizer
         self._draws = config.lora.dropout > 0
-        """Whether a pass draws random numbers: only then is a model of `FAMILIES` another one in training."""
+        """Whether a pass draws random numbers: only then does it matter that a model is in training."""
         ds_config = zero_config(config, shape)
         temperature = config.rollout.temperature if config.method == "grpo" else 1.0
         scorer = self._scorer(config, ds_config, banned_token_ids, temperature, empty)

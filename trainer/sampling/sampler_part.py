@@ -36,7 +36,8 @@ class SamplerPart:
         from trainer.sampling.vllm_engine import Engine
 
         self.learner.policy.offload()
-        # As it starts, vLLM collects garbage a dozen times, each time among all that is there for good.
+        # As it starts, vLLM collects garbage a dozen times, each time among all that is there for good; its
+        # first CUDA graph ends what is frozen here.
         gc.collect()
         gc.freeze()
         before = self.process.allocated_bytes()

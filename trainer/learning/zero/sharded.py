@@ -20,8 +20,10 @@ from torch import Tensor, nn
 from trainer.learning.zero.setup import GATHERS
 
 AHEAD = 4
-"""Blocks that are gathered one after the other, at most: to come back to it for each of them takes the host's
-caches as long again."""
+"""Blocks that are gathered ahead in a forward pass, at most: one at a time, between other work, took the host
+twice as long, whose caches had gone cold. In a backward pass the reduction of a block would wait for all."""
+ALIGNED = 64
+"""Elements at whose multiples a parameter begins: kernels for matrices want 16 bytes."""
 
 
 class _Lane:
@@ -83,14 +85,14 @@ class _Block:
         self._in_place = False
         self._group = self.sharded[0].ds_process_group
         world = dist.get_world_size()
-        flat = self.shards[0].new_empty(sum(self.sizes) * world)
-        pieces = flat.split([size * world for size in self.sizes])
-        self._parts = [piece.view(world, -1) for piece in pieces]
+        room = [-(-size * world // ALIGNED) * ALIGNED for size in self.sizes]
+        flat = self.shards[0].new_empty(sum(room))
+        self._parts: list[Tensor] = []
         """A parameter's [ranks, a rank's elements]."""
-        self._whole = [
-            piece[: parameter.ds_numel].view(parameter.ds_shape)
-            for parameter, piece in zip(self.sharded, pieces, strict=True)
-        ]
+        self._whole: list[Tensor] = []
+        for parameter, size, piece in zip(self.sharded, self.sizes, flat.split(room), strict=True):
+            self._parts.append(piece[: size * world].view(world, size))
+            self._whole.append(piece[: parameter.ds_numel].view(parameter.ds_shape))
         self._nothing = flat.new_empty(0)
         self.elements = len(flat)
         self._memory = flat.untyped_storage()
@@ -157,8 +159,8 @@ class Blocks:
     def __init__(self, modules: Sequence[nn.Module], offload: Any, device: torch.device, live: int) -> None:
         """modules: the blocks, in the order of a pass. offload: DeepSpeed's hooks on the model, of which
         those on the blocks go, and those on modules that hold nothing. live: elements that may be whole
-        beside a block: half for those gathered ahead or kept between two passes, half for what lies
-        between the blocks."""
+        beside a block: half for those gathered ahead (all of it for the next one alone) or kept between two
+        passes, half for what lies between the blocks."""
         root = offload.module
         bare = [module for module in root.modules() if module is not root and not module._parameters]
         hooks = {id(one) for m in (*modules, *bare) for one in (m._forward_pre_hooks, m._forward_hooks)}
@@ -168,10 +170,10 @@ class Blocks:
         _shard_small_ones(modules, offload.persistent_parameters)
         lane = _Lane(device)
         blocks = [_Block(module, lane) for module in modules]
-        for block, ahead in _gathered_ahead(blocks, live):
+        for block, ahead in _gathered_ahead(blocks, live, AHEAD):
             block.following = ahead
         trained = [block for block in blocks if block.trained]
-        for block, ahead in _gathered_ahead(trained[::-1], live):
+        for block, ahead in _gathered_ahead(trained[::-1], live, 1):
             block.preceding = ahead
 
         kept = 0
@@ -186,12 +188,12 @@ class Blocks:
             block.module.register_full_backward_hook(block.after_backward)
 
 
-def _gathered_ahead(blocks: list[_Block], live: int) -> Iterator[tuple[_Block, list[_Block]]]:
+def _gathered_ahead(blocks: list[_Block], live: int, most: int) -> Iterator[tuple[_Block, list[_Block]]]:
     """Blocks in the order of a pass that begin to gather others, and these: the next one, if it may live, or
-    up to `AHEAD` in half of what may. live: elements, as in `Blocks`."""
+    up to `most` in half of what may. live: elements, as in `Blocks`."""
     at = 0
     while at + 1 < len(blocks):
-        ahead = blocks[at + 1 : at + 1 + AHEAD]
+        ahead = blocks[at + 1 : at + 1 + most]
         while len(ahead) > 1 and sum(block.elements for block in ahead) > live // 2:
             ahead.pop()
         if ahead[0].elements <= live:
