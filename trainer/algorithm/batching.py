@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import accumulate
 from typing import Any, Protocol, TypeVar
 
@@ -116,7 +115,7 @@ class MicroBatch:
 
 def move_record(record: Any, device: torch.device) -> Any:
     """A dataclass of tensors, nested or not, on `device`; copies from pinned memory do not wait."""
-    return _changed(record, partial(send_tensor, device=device))
+    return _changed(record, lambda tensor: send_tensor(tensor, device))
 
 
 def pin_record(record: Any) -> Any:
