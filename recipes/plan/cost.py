@@ -70,7 +70,7 @@ both have run."""
 SHARDED = 1.3
 """How many times longer the host takes for a block whose weights ZeRO-3 gathers and whose gradients it
 reduces (assumption): benchmarks/host_time.json has for 3B on two ranks 1.3 times what one rank takes to
-learn, and 1.4 to score."""
+learn, and 1.5 to score."""
 DOWNLOAD_BYTES_S = 500e6
 """Model download."""
 UPLOAD_BYTES_S = 1e9

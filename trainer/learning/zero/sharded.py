@@ -21,7 +21,7 @@ from trainer.learning.zero.setup import GATHERS
 
 AHEAD = 4
 """Blocks that are gathered ahead in a forward pass, at most: one at a time, between other work, took the host
-twice as long, whose caches had gone cold. In a backward pass the reduction of a block would wait for all."""
+half as long again: its caches had gone cold. In a backward pass a reduction would wait for all of them."""
 ALIGNED = 64
 """Elements at whose multiples a parameter begins: kernels for matrices want 16 bytes."""
 
