@@ -133,6 +133,7 @@ def _range(text: str) -> tuple[float, float]:
 def prepare(options: argparse.Namespace) -> int:
     """Prepares one dataset, at a URL by way of a local directory that is removed afterwards."""
     from data_prep import show
+    from data_prep.sources.source import BadRecord, split_name
 
     if options.list:
         print(show.catalog())
@@ -144,6 +145,10 @@ def prepare(options: argparse.Namespace) -> int:
         )
     if not 0 <= options.validation < 1:
         raise ConfigError(f"--validation {options.validation}: give a share from 0 to below 1")
+    try:
+        split_name(options.split)
+    except BadRecord as error:
+        raise ConfigError(f"--split: {error.args[1]}") from None
     parts = show.source_parts(options.sources)
     name = options.name or "-".join(_name_of(source) for source, _ in parts)
     where = options.out or f"data/{name}"
@@ -262,7 +267,7 @@ def _sources(
     mapping = _mapping(options.map)
     if Path(source).exists():
         return own(source, name, options.images, mapping, options.split, keep=evaluation, sft=options.sft)
-    if re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", source) and Path(source).suffix not in records.ENDINGS:
+    if re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", source) and Path(source).suffix not in records.ENDINGS:
         repository = Repository(source, options.revision, options.mirror)
         return catalog.any_repository(
             repository, mapping, show, options.split, keep=evaluation, sft=options.sft

@@ -19,21 +19,14 @@ from data_prep.ingest.archive import TAR_ENDINGS, Member, Refused, files_under, 
 from data_prep.ingest.wanted import Wanted
 from data_prep.sources.forms import Form, detect
 from data_prep.sources.records import ENDINGS, RAW_CHARS, UnreadableRecord, first_object, first_value, read
-from data_prep.sources.source import BadRecord, BadRow, Candidate
+from data_prep.sources.source import SPLITS, BadRecord, BadRow, Candidate, split_name
 from trainer.config import ConfigError
 from trainer.data.dataset import file_sha256
 
 SAMPLE = 50
 """Number of records by which the form of a file is found."""
-_SPLITS = {
-    "train": "train",
-    "validation": "validation",
-    "valid": "validation",
-    "val": "validation",
-    "dev": "validation",
-    "test": "test",
-    "testmini": "test",
-}
+MAX_SPLITS = 32
+"""Most splits that a column may name: each one keeps a file open. A column of ids names thousands."""
 BROKEN = (KeyError, TypeError, ValueError, AttributeError, RecursionError)
 """What reading a record of an unexpected shape may raise."""
 _BASE64 = ("iVBOR", "/9j/", "R0lGOD", "UklGR", "SUkq", "TU0AK", "Qk0")
@@ -71,12 +64,17 @@ class RecordSource:
 
     def rows(self) -> Iterator[Candidate | BadRow]:
         """Parses the records one by one. A record that cannot be parsed is a BadRow, never an exception."""
+        splits: set[str] = set()
         for index, split, record in self._records():
             if isinstance(record, UnreadableRecord):
                 yield BadRow(index, "bad_json", record.detail, record.raw)
                 continue
             try:
-                yield self._candidate(index, split, record)
+                row = self._candidate(index, split, record)
+                if row.split not in splits and len(splits) == MAX_SPLITS:
+                    raise BadRecord("bad_record", f"{row.split!r} is a split after {MAX_SPLITS} others")
+                splits.add(row.split)
+                yield row
             except BadRecord as error:
                 yield BadRow(index, *error.args, str(record)[:RAW_CHARS])
             except BROKEN as error:
@@ -100,7 +98,7 @@ class RecordSource:
             images=images,
             answer=parsed.answer,
             solution=parsed.solution,
-            split=split or _SPLITS.get(parsed.split, parsed.split),
+            split=split_name(split or parsed.split),
             extra=parsed.extra,
         )
 
@@ -215,8 +213,8 @@ def split_of(path: str) -> str:
     """The split that a file's name states, or empty."""
     words = re.split(r"[/_.\-]", path.lower())
     for word in words:
-        if word in _SPLITS:
-            return _SPLITS[word]
+        if word in ("train", "validation", "test", *SPLITS):
+            return split_name(word)
     return ""
 
 

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from data_prep.ingest.archive import Member, Refused
 from data_prep.ingest.wanted import Wanted
+from trainer.data.schema import SPLIT_NAME
 from trainer.rewards.grading import grader
 from trainer.rewards.grading.extraction import boxed_contents, unbox
 
@@ -80,6 +81,21 @@ class Source(Protocol):
     def image_bytes(self) -> int:
         """About how many bytes all images have."""
         ...
+
+
+SPLITS = {"valid": "validation", "val": "validation", "dev": "validation", "testmini": "test"}
+"""Other names of splits."""
+
+
+def split_name(stated: str) -> str:
+    """The split that a text names, whatever its case and outer blanks; empty for none.
+
+    Raises BadRecord for one that is no name of files.
+    """
+    name = stated.strip().lower()
+    if name and not SPLIT_NAME.fullmatch(name):
+        raise BadRecord("bad_record", f"the split is named {name!r:.80}: use letters, digits, _, - and .")
+    return SPLITS.get(name, name)
 
 
 def unboxed(answer: str) -> str:

@@ -8,6 +8,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import threading
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
@@ -20,7 +21,7 @@ import pyarrow.parquet as pq
 
 from trainer.config import ConfigError
 from trainer.data.prompts import PromptWording
-from trainer.data.schema import COLUMNS, DIFFICULTY, FORMAT, LEARNED, Manifest, Row
+from trainer.data.schema import COLUMNS, DIFFICULTY, FORMAT, LEARNED, SPLIT_NAME, Manifest, Row
 
 MANIFEST = "manifest.json"
 AS_STORED = PromptWording()
@@ -58,9 +59,24 @@ def read_manifest(path: str | Path) -> Manifest:
             )
         for key in data.keys() - Manifest.__annotations__.keys():
             del data[key]
-        return Manifest(**data)
+        manifest = Manifest(**data)
+        _refuse_paths(manifest)
+        return manifest
     except (ValueError, TypeError, AttributeError, KeyError) as error:
         raise ConfigError(f"{text}/{MANIFEST} is damaged ({error}): prepare the dataset again") from None
+
+
+def _refuse_paths(manifest: Manifest) -> None:
+    """Raises ValueError for a name that no preparation gives and that could lead out of a folder: a
+    manifest may come from a bucket."""
+    for split in manifest.rows:
+        if not SPLIT_NAME.fullmatch(split):
+            raise ValueError(f"a split named {split!r:.80}")
+    for file in manifest.files:
+        if not re.fullmatch(r"\w[\w.-]*\.parquet", file["path"]):
+            raise ValueError(f"a file named {file['path']!r:.80}")
+    if not re.fullmatch("[0-9a-f]*", manifest.fingerprint):
+        raise ValueError(f"a fingerprint {manifest.fingerprint!r:.80}")
 
 
 def file_sha256(path: str | Path) -> str:

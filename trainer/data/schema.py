@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -27,6 +28,8 @@ AnswerType = Literal["letter", "number", "text", "math", "task"]
 """How an answer is compared. task: by the verifier of the family that made the row
 (trainer/rewards/task_families.py)."""
 
+SPLIT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
+"""Name of a split, which begins the names of its files: it leads out of no folder."""
 COLUMNS = ("id", "source", "messages", "images", "answer", "answer_type", "solution", "extra")
 FORMAT = 2
 LEARNED = "learned_turns"
