@@ -79,8 +79,8 @@ def usd_per_1000_of(run: str, folder: Path) -> dict[str, float]:
 
 
 def _of_samples(rows: Sequence[dict[str, Any]], usd: dict[str, float], samples: int) -> dict[str, float]:
-    """Dollars of 1,000 samples. usd: dollars of all samples, by GPU. samples: of the workers, and of the
-    trainer's own engines."""
+    """Dollars of 1,000 samples. usd: dollars of all samples, by GPU. samples: of all
+    workers."""
     sampled: dict[str, float] = {}
     for row in rows:
         for name, number in row.items():

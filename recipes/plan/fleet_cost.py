@@ -282,8 +282,6 @@ def fleet_refusal(recipe: Recipe) -> str:
         return f"{recipe.name} runs on CPU workers"
     if not recipe.config.loads_policy:
         return "an evaluation has no steps whose seconds could be planned"
-    if recipe.config.fleet.workers == "beside":
-        return "no trainer that samples too is planned: set fleet.workers to only to see what workers bring"
     if recipe.config.turns.environment != "off":
         return "workers sample one turn alone: set turns.environment to off to see what workers bring"
     if recipe.config.rollout.tokens_per_step:

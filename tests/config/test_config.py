@@ -119,7 +119,6 @@ def test_an_unknown_key_in_a_file_names_the_nearest(tmp_path):
         (["rollout.staleness=2", "algorithm.refill_rounds=3"], "rewards that are not known yet"),
         (["rollout.staleness=2", "data.curriculum=0.7"], "the level of the next rows"),
         (["rollout.staleness=2", "evaluation.pass_rate_samples=8"], "set rollout.staleness to 0"),
-        (["fleet.workers=beside", "fleet.unit_prompts=2", "rollout.staleness=1"], "hold the newest weights"),
         (["rollout.tokens_per_step=8"], "has no later phase to go on in"),
         (["algorithm.max_token_age=1", "rollout.staleness=2"], "all tokens of a step are of one version"),
         (
@@ -137,7 +136,6 @@ def test_an_unknown_key_in_a_file_names_the_nearest(tmp_path):
             ],
             "what they send is of one version",
         ),
-        (["fleet.workers=beside"], "nothing to share: set it to a fraction"),
         (["algorithm.routing_replay=true", "method=sft"], "replays what an engine chose"),
         (["rollout.expert_parallel=true"], "tensor_parallel is 1: set it to the GPUs of an engine"),
         (
@@ -147,20 +145,6 @@ def test_an_unknown_key_in_a_file_names_the_nearest(tmp_path):
         (
             ["algorithm.routing_replay=true", "placement.device=cuda", "rollout.tensor_parallel=2"],
             "keeps the choices on the first alone",
-        ),
-        (
-            [
-                *("fleet.workers=beside", "fleet.unit_prompts=4", "checkpoint.remote=s3://b"),
-                *("rollout.prompts_per_step=8", "placement.workers_per_node=8"),
-            ],
-            "leaves the trainer's 8 engines less than a prompt each; set it to less",
-        ),
-        (
-            [
-                *("fleet.workers=beside", "fleet.unit_prompts=7", "checkpoint.remote=s3://b"),
-                *("rollout.prompts_per_step=8", "placement.workers_per_node=8", "rollout.tensor_parallel=4"),
-            ],
-            "leaves the trainer's 2 engines less than a prompt each",
         ),
         (["algorithm.kl_estimator=k1"], "use k2 or k3, or set algorithm.kl_in to reward"),
         (["algorithm.kl_in=reward", "algorithm.kl_estimator=k3"], "not the KL's .*: use k1, or leave it"),
@@ -272,8 +256,11 @@ def test_workers_may_have_larger_engines_than_the_trainer_has_ranks():
     c.validate(c.override(c.RunConfig(), [*ranks, *fleet]))
     with pytest.raises(c.ConfigError, match="use a divisor of 2"):
         c.validate(c.override(c.RunConfig(), ranks))
-    beside = [*fleet, "placement.workers_per_node=4", "rollout.tensor_parallel=2", "fleet.workers=beside"]
-    c.validate(c.override(c.RunConfig(), [*beside, "fleet.unit_prompts=8"]))
+
+
+def test_a_run_that_samples_on_both_sides_is_refused_with_the_choices_that_are_left():
+    with pytest.raises(c.ConfigError, match="fleet.workers.*off.*only"):
+        c.override(c.RunConfig(), ["fleet.workers=beside"])
 
 
 def test_resume_compares_what_is_computed_and_nothing_else():

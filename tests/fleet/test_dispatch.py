@@ -76,7 +76,6 @@ def head(tmp_path, monkeypatch):
     def started(
         lost_s: float = 30.0,
         wait_s: float = 30.0,
-        own: bool = False,
         moved: Callable[[], None] = lambda: None,
     ) -> Dispatcher:
         held = attempts.take(0)
@@ -88,7 +87,6 @@ def head(tmp_path, monkeypatch):
             EXPECTED,
             lost_s=lost_s,
             wait_s=wait_s,
-            own_engines=own,
             say=said.append,
             moved=moved,
             poll_s=0.02,
@@ -110,6 +108,13 @@ def until(condition: Callable[[], object]) -> None:
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.01)
+
+
+def send_another(worker: PlayedWorker, sent: list[str], traces) -> None:
+    """Waits until the worker's mail begins with a unit that is not among `sent`, and sends traces for it."""
+    until(lambda: worker.mail().mail[0][0].name not in sent)
+    sent.append(worker.mail().mail[0][0].name)
+    worker.send(traces)
 
 
 def test_a_unit_goes_out_and_its_samples_come_back(head, tmp_path):
@@ -192,58 +197,40 @@ def test_a_refusal_after_a_loss_is_the_first(head, tmp_path):
     assert len(one.take(UNIT)) == 4
 
 
-def test_a_bad_worker_beside_the_trainers_engines_ends_nothing(head, tmp_path):
-    one = head(own=True)
-    worker = PlayedWorker(tmp_path, "w0")
-    worker.join(one.held.name)
-    units = [replace(UNIT, name=f"00000{number}") for number in range(3)]
-    one.offer(units)
-    for count, unit in enumerate(units, 1):
-        until(lambda unit=unit: worker.mail().mail[0][0] == unit)
-        worker.send(good()[:-1])
-        until(lambda count=count: one.counts.refused == count)
-    until(lambda: worker.following.look() and worker.following.turned_away)
-    assert "3 units of it in a row were refused, the last because it lacks a completion" in str(one.said[-1])
-    assert one.counts.turned_away == 1 and not one.scheduler.workers
-    mine = one.claim("share")
-    assert mine == [GivenUnit(unit.name, 2) for unit in units]
-    one.give(dict.fromkeys(mine, good()), 3.0)
-    assert one.scheduler.own_rate == 4.0
-    assert one.has(units) and one.counts.own == 3
-
-
-def test_refusals_with_accepted_units_between_them_turn_nobody_away(head, tmp_path):
-    one = head(own=True)
-    worker = PlayedWorker(tmp_path, "w0")
-    worker.join(one.held.name)
-    units = [replace(UNIT, name=f"00000{number}") for number in range(6)]
-    one.offer(units)
-    for number, unit in enumerate(units, 1):
-        until(lambda unit=unit: worker.mail().mail[0][0] == unit)
-        worker.send(good() if number % 3 == 0 else good()[:-1])
-        until(lambda number=number: one.counts.refused + one.counts.units == number)
-    assert one.counts.refused == 4 and one.counts.turned_away == 0
-
-
-def test_a_worker_that_is_of_no_use_for_long_is_told_to_end(head, tmp_path, monkeypatch):
-    monkeypatch.setattr(dispatch, "MOST_IN_VAIN", 3)
-    one = head(own=True)
-    useful, slow = PlayedWorker(tmp_path, "w0"), PlayedWorker(tmp_path, "w1")
-    for worker in (useful, slow):
+def test_three_refused_units_in_a_row_turn_a_worker_away_and_another_samples_them(head, tmp_path):
+    one = head()
+    broken, sound = PlayedWorker(tmp_path, "w0"), PlayedWorker(tmp_path, "w1")
+    for worker in (broken, sound):
         worker.join(one.held.name)
     until(lambda: len(one.scheduler.workers) == 2)
-    for number in range(4):
-        assert one.counts.turned_away == 0, number
-        units = [replace(UNIT, name=f"{number}{i:05d}") for i in range(2)]
-        one.offer(units)
-        until(lambda units=units: useful.mail().mail[0][0] in units)
-        useful.send()
-        until(lambda number=number: one.counts.units == number + 1)
-        mine = [*one.claim("share"), *one.claim("late")]
-        one.give(dict.fromkeys(mine, good()))
-    until(lambda: slow.following.look() and slow.following.turned_away)
-    assert "nothing that it samples was used for 3 steps" in slow.following.turned_away
-    assert "smaller units" in slow.following.turned_away.lower() and set(one.scheduler.workers) == {"w0"}
+    units = [replace(UNIT, name=f"00000{number}") for number in range(8)]
+    one.offer(units)
+    sent: list[str] = []
+    for count in (1, 2, 3):
+        send_another(broken, sent, good()[:-1])
+        until(lambda count=count: one.counts.refused == count)
+    until(lambda: broken.following.look() and broken.following.turned_away)
+    assert "3 units of it in a row were refused, the last because it lacks a completion" in str(one.said[-1])
+    assert one.counts.turned_away == 1 and set(one.scheduler.workers) == {"w1"}
+    sent.clear()
+    for count in range(1, 9):
+        send_another(sound, sent, good())
+        until(lambda count=count: one.counts.units == count)
+    assert one.has(units)
+
+
+def test_an_accepted_unit_among_three_refused_ones_turns_nobody_away(head, tmp_path):
+    one = head()
+    worker, other = PlayedWorker(tmp_path, "w0"), PlayedWorker(tmp_path, "w1")
+    for joining in (worker, other):
+        joining.join(one.held.name)
+    until(lambda: len(one.scheduler.workers) == 2)
+    one.offer([replace(UNIT, name=f"00000{number}") for number in range(6)])
+    sent: list[str] = []
+    for number in (1, 2, 3, 4):
+        send_another(worker, sent, good() if number == 3 else good()[:-1])
+        until(lambda number=number: one.counts.refused + one.counts.units == number)
+    assert one.counts.refused == 3 and one.counts.turned_away == 0
 
 
 def test_a_silent_workers_unit_goes_to_the_next_that_comes(head, tmp_path):
@@ -400,45 +387,17 @@ def test_a_store_that_answers_late_makes_nobody_lost(head, tmp_path, monkeypatch
     assert asked and one.scheduler.lost == 0
 
 
-def test_the_trainers_own_engines_take_units_beside_the_workers(head, tmp_path):
-    one = head()
-    two = replace(UNIT, name="000005")
-    one.offer([UNIT, two])
-    worker = PlayedWorker(tmp_path, "w0")
-    worker.join(one.held.name)
-    assert worker.mail().mail[0][0] == UNIT
-    mine = one.claim("share")
-    assert mine == [GivenUnit(two.name, 2)], "taken back: the worker has not begun it"
-    until(lambda: len(worker.mail().mail) == 1)
-    one.give({mine[0]: good()}, 1.0)
-    assert len(one.take(two)) == 4 and (one.counts.own, one.counts.units) == (1, 0)
-    assert one.claim("rest") == []
-    doubled = one.claim("late")
-    assert doubled == [GivenUnit(UNIT.name, 2)]
-    worker.send()
-    until(lambda: one.has([UNIT]))
-    one.give({doubled[0]: good()})
-    assert one.counts.late == 1 and one.counts.units == 1
-    assert one.scheduler.own_rate == 4.0, "what was late says nothing of the engines' speed"
-    found = one.take_metrics()
-    assert found.pop("fleet/idle_share") >= 0 and found == {
-        "fleet/sampled_own": 4.0,
-        "fleet/sampled_cpu": 4.0,
-    }
-    assert one.take_metrics().keys() == {"fleet/idle_share"}
-
-
 def test_samples_that_were_read_while_others_were_taken_are_late(head, tmp_path):
-    one = head(own=True)
+    one = head()
     one.offer([UNIT])
-    worker = PlayedWorker(tmp_path, "w0")
-    mine = one.claim("share")
-    one.give({mine[0]: good()}, 1.0)
+    worker, second = PlayedWorker(tmp_path, "w0"), PlayedWorker(tmp_path, "w1")
+    worker.join(one.held.name)
+    worker.send()
     assert len(one.take(UNIT)) == 4
-    key = samples_key(one.held.name, UNIT.name, 1, "w0")
-    worker.objects.put(key, pack_samples(UNIT, 1, "w0", good()))
-    sent = SentUnit("w0", GivenUnit(UNIT.name, 1), key, UNIT)
+    key = samples_key(one.held.name, UNIT.name, 2, "w1")
+    second.objects.put(key, pack_samples(UNIT, 2, "w1", good()))
+    sent = SentUnit("w1", GivenUnit(UNIT.name, 2), key, UNIT)
     for read in read_samples([sent], one.objects, EXPECTED, one._pool):
         one._look_at(*read)
-    assert (one.counts.late, one.counts.units) == (1, 0)
+    assert (one.counts.late, one.counts.units) == (1, 1)
     assert not one._traces, "nobody would ever take it"

@@ -18,7 +18,7 @@ from trainer.config import RunConfig, override
 from trainer.config.run_folder import read_roster
 from trainer.observe.history import read_history
 from trainer.storage.storage import Storage
-from trainer.system.exit_codes import EXIT_CONFIG, EXIT_NODE_LOST
+from trainer.system.exit_codes import EXIT_NODE_LOST
 
 STEPS = 5
 
@@ -170,46 +170,6 @@ def test_a_worker_with_an_engine_of_two_ranks_is_the_engine_of_two_of_the_traine
     assert min(row["completions"] for row in sampled.values()) > 0 and second.process.returncode == 0
     assert sampled["first"]["why"] == "rank 1 of its engine has ended by signal 9"
     assert "fleet/sampled_2x-cpu" in read_history(job.run_dir)[-1]
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_a_trainer_that_samples_beside_its_workers_is_the_colocated_run(run_config, tmp_path):
-    """Two workers, whose engines are there when the trainer begins. One holds other weights than it says, and
-    is turned away; the other is killed once it has sampled: from then on the trainer samples alone."""
-    more = ["fleet.workers=beside"]
-    options = ["rollout.prompts_per_step=8"]
-    job = FleetJob(run_config("fleet", *options), tmp_path / "fleet", str(tmp_path / "stored"), more=more)
-
-    def units() -> float:
-        history = read_history(job.run_dir)
-        return history[-1].get("fleet/units", 0) if history else 0
-
-    try:
-        liar = job.add_worker("liar", module="tests.fleet.lying_worker")
-        honest = job.add_worker("honest")
-        job.start()
-        job.until(lambda: job.in_phase("rollout", 1), 400)
-        job.signal(signal.SIGSTOP)  # it would not wait for a worker
-        wait_for(lambda: all("ready after" in worker.said() for worker in (liar, honest)))
-        job.signal(signal.SIGCONT)
-        job.until(units, 400, poll_s=0.1)
-        honest.signal(signal.SIGKILL)
-        honest.process.wait()
-        assert job.wait(400) == 0, job.told()
-        assert liar.wait() == EXIT_CONFIG, liar.said()
-    finally:
-        job.kill()
-        job.end_workers()
-    assert "and the policy differ by" in liar.said() and "rollout.sync_tolerance" in liar.said()
-    last = read_history(job.run_dir)[-1]
-    assert last["fleet/turned_away"] == 1 and last["fleet/refused"] == 0
-    assert last["fleet/units"] > 0 and last["fleet/own_units"] + last["fleet/units"] == 4 * STEPS + 3 * 3
-    sampled = {row["worker"]: row["completions"] for row in read_roster(job.run_dir)}
-    assert sampled["liar"] == 0 < sampled["honest"]
-
-    colocated = without_workers(run_config("colocated", *options), tmp_path / "colocated", 400)
-    assert_same_run(colocated, job)
 
 
 @contextlib.contextmanager

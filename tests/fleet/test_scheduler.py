@@ -8,23 +8,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.fleet.scheduler import COPIES, DEPTH, Claim, GivenUnit, Scheduler
+from trainer.fleet.scheduler import COPIES, DEPTH, GivenUnit, Scheduler
 
-EVENTS = ("offer", "join", "work", "work", "work", "die", "leave", "fail", "late", "pause", "claim", "own")
+EVENTS = ("offer", "join", "work", "work", "work", "die", "leave", "fail", "late", "pause")
 
 
 @settings(max_examples=200, deadline=None)
 @given(events=st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 5)), max_size=60))
 def test_any_interleaving_ends_every_unit_once(events):
-    """Workers join, work, die silently, leave, send rubbish, or send what another has sent before; the
-    trainer's own engines take units too."""
+    """Workers join, work, die silently, leave, send rubbish, or send what another has sent before."""
     scheduler = Scheduler(lost_s=10.0)
     now = 0.0
     offered, done = 0, dict[str, int]()
     alive: dict[str, float] = {}
     queues: dict[str, list[GivenUnit]] = {}
     late: list[str] = []
-    claimed: list[str] = []
 
     def end(unit: str) -> None:
         if unit in scheduler.cost:
@@ -48,8 +46,6 @@ def test_any_interleaving_ends_every_unit_once(events):
         owners = [given.unit for queue in queues.values() for given in queue]
         assert all(owners.count(unit) <= COPIES for unit in owners)
         assert set(owners) <= scheduler.cost.keys()
-        waiting = [given.unit for queue in queues.values() for given in queue[1:]]
-        assert not set(waiting) & set(claimed), "what the trainer's engines sample is given to nobody else"
 
     for event, number in events:
         name = f"w{number}"
@@ -70,20 +66,12 @@ def test_any_interleaving_ends_every_unit_once(events):
                 scheduler.fail(queues[name][0], name)
             case "late" if late:
                 scheduler.done(late[0])
-            case "claim":
-                taken = scheduler.claim(("share", "rest", "late")[number % 3])
-                claimed += [one.unit for one in taken]
-                assert len(set(claimed)) == len(claimed)
-            case "own" if claimed:
-                end(claimed.pop(0))
             case "pause":
                 now += 100.0
                 scheduler.forgive(now)
         tick(1.0)
 
     alive |= {"last": 1.0, "other": 0.0}
-    for unit in claimed:
-        end(unit)
     for _ in range(40 + 3 * offered):
         tick(4.0)
         for name in list(alive):
@@ -225,64 +213,3 @@ def test_fifty_workers_that_die_and_come_back_lose_no_unit(seed):
             assert now < 20_000
     assert results == {f"s{step}.{i:03d}": 1 for step in range(10) for i in range(200)}
     assert deaths > 10 and scheduler.lost > 0
-
-
-def claimed(scheduler: Scheduler, what: Claim) -> list[str]:
-    return [one.unit for one in scheduler.claim(what)]
-
-
-def test_the_trainers_own_engines_take_the_last_units_by_their_share_of_the_speed():
-    scheduler = filled({"w": 1.0}, 10)
-    scheduler.own_rate = 4.0
-    scheduler.tick(0.0)  # w: u0, u1
-    assert claimed(scheduler, "share") == [f"u{i}" for i in range(2, 10)], "eight of ten"
-    assert named(scheduler.tick(1.0)) == {"w": ["u0", "u1"]}, "nothing else is left for it"
-    for number in range(1, 10):
-        scheduler.done(f"u{number}")
-    assert claimed(scheduler, "rest") == [], "a worker samples what is left"
-    assert claimed(scheduler, "late") == ["u0"] and scheduler.doubled == 1
-
-
-def test_units_that_a_slow_worker_has_not_begun_are_taken_back():
-    scheduler = filled({"slow": 0.1}, 8)
-    scheduler.own_rate = 10.0
-    scheduler.tick(0.0)
-    assert claimed(scheduler, "share") == [f"u{i}" for i in range(1, 8)]
-    assert named(scheduler.tick(1.0)) == {"slow": ["u0"]}
-    assert scheduler.again == 0
-
-
-def test_fast_workers_get_most_of_a_step_and_the_trainers_engines_at_least_a_unit():
-    scheduler = filled({"a": 50.0, "b": 50.0}, 8)
-    scheduler.own_rate = 1.0
-    assert claimed(scheduler, "share") == ["u7"]
-    assert named(scheduler.tick(0.0)) == {"a": ["u0", "u2"], "b": ["u1", "u3"]}
-    for number in range(8):
-        scheduler.done(f"u{number}")
-    assert claimed(scheduler, "share") == []
-
-
-def test_while_a_speed_is_unknown_every_worker_has_one_unit():
-    scheduler = filled({"a": 0.0, "b": 0.0}, 8)
-    assert claimed(scheduler, "share") == [f"u{i}" for i in range(2, 8)]
-    scheduler = filled({"a": 1.0}, 8)
-    assert claimed(scheduler, "share") == [f"u{i}" for i in range(1, 8)], "its own speed is unknown"
-    assert claimed(filled({}, 3), "share") == ["u0", "u1", "u2"], "nobody else is there"
-
-
-def test_a_unit_that_workers_have_twice_is_no_bar_to_the_trainers_engines():
-    scheduler = filled({"slow": 0.1}, 1)
-    scheduler.tick(0.0)
-    scheduler.beat("idle", 1.0, 0.1)
-    assert named(scheduler.tick(1.0)) == {"slow": ["u0"], "idle": ["u0"]}
-    assert claimed(scheduler, "late") == ["u0"]
-    scheduler.beat("third", 2.0, 9.0)
-    assert named(scheduler.tick(2.0))["third"] == [], "three have it"
-
-
-def test_what_the_trainers_engines_sample_is_doubled_by_no_idle_worker():
-    scheduler = filled({"slow": 0.1}, 1)
-    scheduler.tick(0.0)
-    assert claimed(scheduler, "late") == ["u0"]
-    scheduler.beat("idle", 1.0, 9.0)
-    assert named(scheduler.tick(1.0)) == {"slow": ["u0"], "idle": []}

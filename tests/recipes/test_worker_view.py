@@ -84,11 +84,6 @@ def test_dollars_of_a_thousand_samples_by_gpu():
     assert worker_view.usd_per_1000([], rates, 512, 100.0) == {}
 
 
-def test_what_the_trainers_own_engines_sampled_is_not_the_workers():
-    rows = [{"fleet/sampled_own": 384.0, "fleet/sampled_NVIDIA-L40S": 128.0}]
-    assert worker_view.usd_per_1000(rows, [("L40S", 3.6)], 512, 100.0) == {"L40S": pytest.approx(0.1 / 0.128)}
-
-
 def test_dollars_of_a_thousand_samples_of_the_run_s_own_gpus(elsewhere):
     """Two of eight GPUs of each node sample: a quarter of what the run costs. In `status` while it runs, in
     the report afterwards."""
@@ -128,8 +123,8 @@ def test_dollars_of_a_thousand_samples_of_a_whole_run_are_in_its_report(capsys, 
     replace(workers(), confirmed=True, counted_usd=2.0, ended_s=time.time()).save()
     folder = run_record.RUNS / "mine"
     (folder / "config.yaml").write_text(configuration.dump(RunConfig()))
-    metrics = '{"step": 1, "fleet/sampled_NVIDIA-L40S": 900}\n{"step": 40, "fleet/sampled_own": 300}\n'
-    (folder / "metrics.jsonl").write_text(metrics)  # of two attempts, the second without a worker
+    metrics = '{"step": 1, "fleet/sampled_NVIDIA-L40S": 900}\n{"step": 40, "fleet/sampled_NVIDIA-L4": 300}\n'
+    (folder / "metrics.jsonl").write_text(metrics)  # of two attempts, the second with other machines
     roster = [{"worker": "w0", "device": "NVIDIA L40S", "lives": False, "why": "over", "completions": 0}]
     (folder / "fleet.json").write_text(json.dumps({"workers": roster}))
     assert run(capsys, "report", "mine")[0] == 0

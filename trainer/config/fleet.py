@@ -17,9 +17,8 @@ SHARED_BY = "SPOTRL_PROCESSES_ON_NODE"
 class Fleet:
     """Rollout workers outside the trainer's cluster, fed through the bucket alone (docs/fleet.md)."""
 
-    workers: Literal["off", "only", "beside"] = "off"
-    """off: the trainer's GPUs sample. only: workers sample everything, and the trainer builds no engine.
-    beside: both, each step in units of `fleet.unit_prompts`."""
+    workers: Literal["off", "only"] = "off"
+    """off: the trainer's GPUs sample. only: workers sample everything, and the trainer builds no engine."""
     gpus_per_node: int = ranged_field(0, least=0)
     """GPUs of each of the run's own nodes that sample for it while the others learn (processes, on CPU). 0:
     none; workers are on other machines alone."""

@@ -146,7 +146,6 @@ def _refused_fleet(c: RunConfig) -> list[tuple[bool, str]]:
     if c.fleet.workers == "off":
         change = f"fleet.gpus_per_node is {own} and fleet.workers off, so they would wait for nothing"
         return [(own > 0, f"{change}: set fleet.workers to only, or fleet.gpus_per_node to 0")]
-    engines = c.placement.world_size // c.rollout.tensor_parallel
     return [
         (
             own % c.rollout.tensor_parallel > 0,
@@ -156,29 +155,6 @@ def _refused_fleet(c: RunConfig) -> list[tuple[bool, str]]:
                 f" {c.rollout.tensor_parallel}"
             ),
         ),
-        (
-            c.fleet.workers == "beside" and c.rollout.staleness > 0,
-            (
-                f"rollout.staleness is {c.rollout.staleness} with fleet.workers beside: the trainer's own"
-                " engines hold the newest weights only; set rollout.staleness to 0, or fleet.workers to only"
-            ),
-        ),
-        (
-            c.fleet.workers == "beside" and not 0 < c.fleet.unit_prompts < c.rollout.prompts_per_step,
-            (
-                f"fleet.unit_prompts is {c.fleet.unit_prompts} with fleet.workers beside, so a step of"
-                f" {c.rollout.prompts_per_step} prompts is one unit, and nothing to share: set it to a"
-                " fraction of that"
-            ),
-        ),
-        (
-            c.fleet.workers == "beside" and c.rollout.prompts_per_step - c.fleet.unit_prompts < engines,
-            (
-                f"fleet.unit_prompts is {c.fleet.unit_prompts} with fleet.workers beside: without one unit of"
-                f" a worker, a step of {c.rollout.prompts_per_step} prompts leaves the trainer's"
-                f" {engines} engines less than a prompt each; set it to less, or fleet.workers to off"
-            ),
-        ),
         (c.method != "grpo", "fleet.workers is for method grpo, which samples: set it to off"),
         (
             not c.checkpoint.remote,
@@ -186,11 +162,6 @@ def _refused_fleet(c: RunConfig) -> list[tuple[bool, str]]:
                 "fleet.workers needs a bucket, through which trainer and workers speak: set checkpoint.remote"
                 " to one that both reach"
             ),
-        ),
-        (
-            bool(c.evaluation.pass_rate_samples) and c.fleet.workers == "beside",
-            "fleet.workers beside shares the steps of a training run, and evaluation.pass_rate_samples trains"
-            " nothing: set fleet.workers to only or off",
         ),
     ]
 

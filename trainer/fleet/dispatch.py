@@ -18,9 +18,9 @@ from trainer.fleet import objects as keys
 from trainer.fleet.admission import Probes
 from trainer.fleet.heartbeat import HEARTBEAT_S, LOADING, NOT_READY, SAMPLING
 from trainer.fleet.objects import Objects
-from trainer.fleet.roster import OWN, FleetCounts, Roster
+from trainer.fleet.roster import FleetCounts, Roster
 from trainer.fleet.sample_intake import Received, RefusedSamples, SentUnit, read_samples
-from trainer.fleet.scheduler import Claim, GivenUnit, Scheduler
+from trainer.fleet.scheduler import GivenUnit, Scheduler
 from trainer.fleet.units import RolloutUnit
 from trainer.fleet.verify import NOT_FINITE, AskedUnit
 from trainer.system.errors import StorageError, StoreRefused
@@ -36,9 +36,6 @@ MOST_REFUSALS = 2
 """Workers that may send samples of one unit that are refused; then the run ends."""
 MOST_IN_A_ROW = 3
 """Units of one worker that may be refused in a row; then it is told to end."""
-MOST_IN_VAIN = 20
-"""Steps and evaluations in a row for which a worker beside the trainer's own engines may sample nothing that
-is used; then it is told to end."""
 
 
 class NoWorkers(ConnectionError):
@@ -60,18 +57,16 @@ class Dispatcher:
         *,
         lost_s: float,
         wait_s: float,
-        own_engines: bool = False,
         say: Callable[[str], None] = print,
         moved: Callable[[], None] = lambda: None,
         poll_s: float = POLL_S,
     ) -> None:
-        """own_engines: whether the trainer's own engines sample what nobody else can. moved: called, from the
-        head's thread, when a worker's engine has made progress."""
+        """moved: called, from the head's thread, when a worker's engine has made progress."""
         self.objects, self.held = objects, held
         self._expected = expected
         self.wait_s, self.poll_s = wait_s, poll_s
         self._say, self._moved_on = say, moved
-        self.scheduler = Scheduler(lost_s, own_engines=own_engines)
+        self.scheduler = Scheduler(lost_s)
         self.counts = FleetCounts()
         self._pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix="fleet")
         self._arriving = ThreadPoolExecutor(1, thread_name_prefix="fleet-patches")
@@ -209,36 +204,6 @@ class Dispatcher:
             self._probes.drop(worker)
             self.scheduler.leave(worker)
         self._wake.set()
-
-    def claim(self, what: Claim) -> list[GivenUnit]:
-        """Units for the trainer's own engines; none where nothing of that kind is left. A worker that was of
-        no use for long is told to end. Raises what ended the thread."""
-        with self._changed:
-            if self._error is not None:
-                raise self._error
-            claimed = self.scheduler.claim(what)
-            useless = [name for name, seen in self.scheduler.workers.items() if seen.in_vain > MOST_IN_VAIN]
-        for name in useless:
-            self.turn_away(
-                name,
-                f"nothing that it samples was used for {MOST_IN_VAIN} steps and evaluations in a row: others"
-                " end each unit sooner. Smaller units (fleet.unit_prompts) leave a slow machine a share",
-            )
-        return claimed
-
-    def give(self, sampled: Mapping[GivenUnit, list[Trace]], share_s: float | None = None) -> None:
-        """What the trainer's own engines sampled in one go. share_s: how long that took where it was their
-        share of a step. A few units take as long as many, so others do not tell their speed."""
-        with self._changed:
-            if share_s is not None:
-                self.scheduler.own_rate = sum(map(len, sampled.values())) / max(share_s, 1e-3)
-            for given, traces in sampled.items():
-                if given.unit not in self.scheduler.cost:
-                    self.counts.late += 1
-                    continue
-                self.counts.own += 1
-                self.counts.sampled_on(OWN, len(traces))
-                self._accept(given.unit, traces)
 
     def pause(self) -> None:
         """Waits for something new, a second at most."""
@@ -444,15 +409,10 @@ class Dispatcher:
                 self._changed.notify_all()
             return
         self._in_a_row.pop(sent.worker, None)
-        if seen := self.scheduler.workers.get(sent.worker):
-            seen.in_vain = 0
         self.counts.accepted(sent.worker, self.workers.device(sent.worker), len(traces))
-        self._accept(sent.given.unit, traces)
-
-    def _accept(self, unit: str, traces: list[Trace]) -> None:
-        self.scheduler.done(unit)
-        self._refused.pop(unit, None)
-        self._traces[unit] = traces
+        self.scheduler.done(unit.name)
+        self._refused.pop(unit.name, None)
+        self._traces[unit.name] = traces
         self._changed.notify_all()
 
     def _refuse(self, worker: str, given: GivenUnit, why: str) -> None:
@@ -464,7 +424,7 @@ class Dispatcher:
             in_a_row = self._in_a_row[worker] = self._in_a_row.get(worker, 0) + 1
             again = self.scheduler.fail(given, worker)
             # A broken card says nothing of the unit: elsewhere that is a function of its seeds.
-            if again and not self.scheduler.own_engines and NOT_FINITE not in why:
+            if again and NOT_FINITE not in why:
                 self._refused.setdefault(given.unit, []).append(worker)
             refused = self._refused.get(given.unit, [])
             others = len(self.scheduler.workers) > 1

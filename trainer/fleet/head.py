@@ -125,7 +125,6 @@ class FleetSampler:
             self._expected(),
             lost_s=fleet.lost_s,
             wait_s=fleet.wait_s,
-            own_engines=fleet.workers == "beside",
             say=lambda text: print(f"fleet: {text}", flush=True),
             moved=self._moved,
             poll_s=poll_s,
@@ -354,13 +353,6 @@ class FleetSampler:
         self.write_roster()
         return sorted(traces, key=lambda trace: (trace.group, trace.index))
 
-    def pause(self) -> None:
-        """Waits a moment for something new."""
-        began = time.monotonic()
-        self.dispatcher.pause()
-        self.meanwhile()
-        self._times["fleet/wait_s"] += time.monotonic() - began
-
     def rest(self) -> None:
         """`Sampler.rest`: nothing is shared with the learner, whose weights change from now on: until the
         next `load` no probe can be scored."""
@@ -394,7 +386,6 @@ class FleetSampler:
             "fleet/workers": float(len(scheduler.workers)),
             "fleet/completions_per_s": sum(seen.rate for seen in scheduler.workers.values()),
             "fleet/units": float(counts.units),
-            "fleet/own_units": float(counts.own),
             "fleet/late": float(counts.late),
             "fleet/refused": float(counts.refused),
             "fleet/turned_away": float(counts.turned_away),

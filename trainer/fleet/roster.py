@@ -17,8 +17,6 @@ LIST_S = 10.0
 """Seconds between two looks for workers that are new."""
 FORGET_S = 3600.0
 """Silence after which a worker's heartbeat and mail are deleted; until then they tell how it ended."""
-OWN = "own"
-"""The trainer's own engines, among the devices that sample."""
 
 
 @dataclass
@@ -26,17 +24,15 @@ class FleetCounts:
     """What a head counts since its start."""
 
     units: int = 0
-    own: int = 0
-    """Units that the trainer's own engines sampled."""
     late: int = 0
     refused: int = 0
     forged: int = 0
     turned_away: int = 0
-    """Workers that were told to end: for their probe, or since their samples were refused or of no use."""
+    """Workers that were told to end: for their probe, or since their samples were refused."""
     by_worker: dict[str, int] = field(default_factory=dict)
     """Completions of every worker that were accepted."""
     by_device: dict[str, int] = field(default_factory=dict)
-    """Completions that were accepted since the last step was logged, by what sampled them."""
+    """Completions that were accepted since the last step was logged, by the device that sampled them."""
     worker_s: float = 0.0
     """Seconds that workers have lived, all added up."""
     idle_s: float = 0.0
@@ -47,15 +43,11 @@ class FleetCounts:
         """A unit of a worker's was accepted."""
         self.units += 1
         self.by_worker[worker] = self.by_worker.get(worker, 0) + completions
-        self.sampled_on(device, completions)
-
-    def sampled_on(self, device: str, completions: int) -> None:
-        """Completions of workers on a device, or of the trainer's own engines, were accepted."""
         name = device.replace(" ", "-")
         self.by_device[name] = self.by_device.get(name, 0) + completions
 
     def take_metrics(self) -> dict[str, float]:
-        """Metrics of what is counted since the last call: completions by what sampled them, and the share of
+        """Metrics of what is counted since the last call: completions by device, and the share of
         the workers' time in which they had no unit; 0 without workers."""
         found = {f"fleet/sampled_{name}": float(number) for name, number in self.by_device.items()}
         found["fleet/idle_share"] = self.idle_s / self.worker_s if self.worker_s else 0.0

@@ -8,15 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
-from typing import Literal
 
 DEPTH = 2
 """Units that a worker has been given at a time."""
 COPIES = 2
 """Workers that may have one unit at a time."""
-Claim = Literal["share", "rest", "late"]
-"""What the trainer's own engines take: their share of what no worker samples yet, by speed; all of that; or
-all without a result, whoever samples it."""
 
 
 @dataclass(frozen=True)
@@ -39,27 +35,19 @@ class SeenWorker:
     admitted: bool = True
     """Whether it may have units; else it has a probe, or nothing."""
     queue: list[GivenUnit] = field(default_factory=list)
-    in_vain: int = 0
-    """Times that the trainer's own engines have taken their share since it was admitted, or sampled a unit
-    that was used."""
 
 
 class Scheduler:
-    """lost_s: seconds without a heartbeat after which a worker is lost. own_engines: whether the trainer's
-    own engines take the units of which workers' samples were refused."""
+    """lost_s: seconds without a heartbeat after which a worker is lost."""
 
-    def __init__(self, lost_s: float, own_engines: bool = False) -> None:
-        self.lost_s, self.own_engines = lost_s, own_engines
+    def __init__(self, lost_s: float) -> None:
+        self.lost_s = lost_s
         self.workers: dict[str, SeenWorker] = {}
         self.cost: dict[str, float] = {}
         """Completions of the units without a result, in the order in which they are given out."""
         self._turns: dict[str, int] = {}
         self._refused: dict[str, set[str]] = {}
         """Workers whose samples of a unit were refused."""
-        self._claimed: set[str] = set()
-        """Units that the trainer's own engines are sampling."""
-        self.own_rate = 0.0
-        """Completions per second of these engines; 0 while that is unknown."""
         self.lost = self.doubled = self.again = 0
         """Workers lost; units given to a second worker while a first one has them; units given out anew."""
 
@@ -95,7 +83,6 @@ class Scheduler:
         self.cost.pop(unit, None)
         self._turns.pop(unit, None)
         self._refused.pop(unit, None)
-        self._claimed.discard(unit)
         for seen in self.workers.values():
             seen.queue = [given for given in seen.queue if given.unit != unit]
 
@@ -118,8 +105,6 @@ class Scheduler:
             self.lost += 1
         owned = self._owned()
         for unit in [unit for unit in self.cost if unit not in owned and unit not in unready]:
-            if self.own_engines and unit in self._refused:
-                continue
             name = self._next_free(unit)
             if name is None:
                 break
@@ -132,57 +117,9 @@ class Scheduler:
                 self.doubled += 1
         return {name: list(seen.queue) for name, seen in self.workers.items()}
 
-    def claim(self, what: Claim) -> list[GivenUnit]:
-        """Units for the trainer's own engines, to be sampled in one go. A unit that a worker has been given
-        and has not begun is taken back from it."""
-        begun = {seen.queue[0].unit for seen in self.workers.values() if seen.queue}
-        left = [unit for unit in self.cost if unit not in self._claimed]
-        if what == "late":
-            self.doubled += sum(unit in begun for unit in left)
-            return self._claim(left)
-        if what == "share":
-            for seen in self.workers.values():
-                if seen.admitted:
-                    seen.in_vain += 1
-        waiting = [unit for unit in left if unit not in begun]
-        return self._claim(self._share(waiting, begun) if what == "share" else waiting)
-
-    def _claim(self, units: list[str]) -> list[GivenUnit]:
-        for seen in self.workers.values():
-            seen.queue = [given for i, given in enumerate(seen.queue) if not i or given.unit not in units]
-        self._claimed.update(units)
-        claimed = []
-        for unit in units:
-            self._turns[unit] += 1
-            claimed.append(GivenUnit(unit, self._turns[unit]))
-        return claimed
-
-    def _share(self, waiting: list[str], begun: Set[str]) -> list[str]:
-        """The last of the units that nobody has begun, so many that workers and the trainer's engines should
-        end together; at least one. Those that workers may not sample are among them."""
-        left = self._of_workers() - sum(self.cost.get(unit, 0.0) for unit in begun)
-        kept: list[str] = []
-        for unit in waiting[: len(waiting) - 1]:
-            if unit in self._refused or left < self.cost[unit] / 2:
-                continue
-            kept.append(unit)
-            left -= self.cost[unit]
-        return [unit for unit in waiting if unit not in kept]
-
-    def _of_workers(self) -> float:
-        """Completions of those without a result that should be the workers': by speed, or one unit for each
-        worker while a speed is unknown."""
-        total = sum(self.cost.values())
-        admitted = [name for name, seen in self.workers.items() if seen.admitted]
-        if not self.own_rate or not any(self.workers[name].rate for name in admitted):
-            return len(admitted) * max(self.cost.values(), default=0.0)
-        rates = self._rates()
-        theirs = sum(rates[name] for name in admitted)
-        return total * theirs / (theirs + self.own_rate)
-
     def _owned(self) -> dict[str, int]:
         """By how many each unit is being sampled, of those that are by any."""
-        owned = dict.fromkeys(self._claimed, 1)
+        owned: dict[str, int] = {}
         for seen in self.workers.values():
             for given in seen.queue:
                 owned[given.unit] = owned.get(given.unit, 0) + 1

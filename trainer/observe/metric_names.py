@@ -362,9 +362,6 @@ NAMES: dict[str, MetricName] = {
     ),
     "fleet/completions_per_s": MetricName("1/s", "What these sample, by each one's last unit."),
     "fleet/units": MetricName("count", "Units whose samples were accepted."),
-    "fleet/own_units": MetricName(
-        "count", "Units that the trainer's own engines sampled (`fleet.workers=beside`)."
-    ),
     "fleet/late": MetricName("count", "Units that a second worker sent after the first."),
     "fleet/doubled": MetricName("count", "Units that an idle worker was given too."),
     "fleet/again": MetricName("count", "Units given out anew after a loss, a refusal or a damaged object."),
@@ -373,8 +370,7 @@ NAMES: dict[str, MetricName] = {
         "count", "Units whose samples could not be trained on; why is in the bucket."
     ),
     "fleet/turned_away": MetricName(
-        "count",
-        "Workers told to end: for a probe that is not the policy's, or for samples refused or of no use.",
+        "count", "Workers told to end: for a probe that is not the policy's, or for samples refused."
     ),
     "fleet/forged": MetricName(
         "count", "Objects that were not written with the run's key, or not for their place."
@@ -392,10 +388,7 @@ PREFIXES = {
     ),
     "turns/calls_": "Mean number of an episode's answered calls of a tool that prompts offer.",
     "eval/accuracy_": "Held-out accuracy on one source of a data set that has several.",
-    "fleet/sampled_": (
-        "Completions since the last line that workers on one kind of GPU sampled, or (`own`) the trainer's"
-        " engines."
-    ),
+    "fleet/sampled_": "Completions since the last line that workers on one kind of GPU sampled.",
 }
 """Names that end in what the data, or a driver, calls them."""
 

@@ -26,7 +26,6 @@ from trainer.data.prompt_form import LOOKED_AT, PromptForm
 from trainer.data.prompt_stream import PromptStream
 from trainer.data.reader import Datasets
 from trainer.data.schema import TASK, Row, question_text
-from trainer.fleet.beside_sampler import BesideSampler
 from trainer.fleet.head import FleetSampler
 from trainer.hardware.gpus import peak_flops
 from trainer.hardware.model_shapes import shape_of
@@ -188,12 +187,11 @@ class Session:
         self.profiles = StepProfiles(config, record, partial(self.ranks.all, RankProcess.recorded))
 
     def _make_sampler(self, stages: contextlib.ExitStack) -> Sampler:
-        """Engines in the learner's ranks, a fleet of workers, or both."""
+        """Engines in the learner's ranks, or a fleet of workers."""
         config = self.config
-        colocated = Colocated(config, self.ranks)
-        if config.fleet.workers != "only":
-            colocated.start()
         if config.fleet.workers == "off":
+            colocated = Colocated(config, self.ranks)
+            colocated.start()
             return colocated
         probes = admission_test(config, self.learner, self.rows) if config.loads_policy else None
         fleet = FleetSampler(
@@ -202,7 +200,7 @@ class Session:
         fleet.start()
         stages.callback(fleet.leave)
         self.fleet = fleet
-        return fleet if config.fleet.workers == "only" else BesideSampler(colocated, fleet)
+        return fleet
 
     def __enter__(self) -> Session:
         return self
