@@ -26,9 +26,9 @@ from recipes.plan import (
     sizing,
     zero_stages,
 )
-from recipes.plan.memory import GIB, MemoryPlan
 from recipes.presets import resolve
 from recipes.recipe import sample_group
+from recipes.recipe.resolved import GIB, MemoryPlan
 from recipes.recipe.spec import Recipe
 from recipes.screens import fleet_screen, fleet_table, limits, plan_facts, plan_screen, whole_plan
 from recipes.screens.plan_facts import PlanLimits

@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from recipes.plan.memory import GIB, MemoryPlan
+from recipes.recipe.resolved import GIB, MemoryPlan
 
 PATH = Path(__file__).with_suffix(".json")
 NOT_THERE = ("CUDA context", "NCCL's communicators")

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from recipes.plan import cost, memory
-from recipes.plan.memory import GIB
+from recipes.recipe.resolved import GIB
 from trainer.config import ConfigError
 from trainer.config.run_folder import GPU_CHECK
 

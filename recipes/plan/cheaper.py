@@ -9,7 +9,7 @@ from pathlib import Path
 from recipes.capabilities import CAPABILITIES
 from recipes.plan import cost, decode_slots, fleet_cost, rank_balance
 from recipes.plan.cost import Offer
-from recipes.plan.memory import MemoryPlan
+from recipes.recipe.resolved import MemoryPlan
 from recipes.recipe.spec import Recipe, override, validate
 from trainer.config import ConfigError
 

@@ -21,10 +21,11 @@ from recipes.capabilities import (
 )
 from recipes.plan import hub_config, image_cost, passes, rollout_phase, spread, start_time
 from recipes.plan.exchange import update_time
-from recipes.plan.memory import MemoryPlan, plan_memory, with_resources, with_rows
+from recipes.plan.memory import plan_memory, with_resources, with_rows
 from recipes.plan.passes import Passes
 from recipes.plan.prices import Price, gpu_price
 from recipes.plan.step_time import StepTime
+from recipes.recipe.resolved import MemoryPlan
 from recipes.recipe.spec import Recipe
 from trainer.config import ConfigError, RunConfig, checkpoint_suffices, nodes_share_weights
 from trainer.config.budget import linear_weights, policy_bytes, trained
@@ -273,11 +274,9 @@ def stall_seconds(recipe: Recipe, shape: Shape, card: Gpu) -> float:
     """Seconds that training stands still for one checkpoint: the copy to the host, or the whole write."""
     shard = 12.0 * trained(recipe.config, shape)
     copy = shard / recipe.config.placement.world_size / (card.pcie_gb_per_s * 1e9)
-    return (
-        copy
-        if recipe.config.checkpoint.asynchronous
-        else copy + shard / recipe.cluster.nodes / UPLOAD_BYTES_S
-    )
+    if recipe.config.checkpoint.asynchronous:
+        return copy
+    return copy + shard / recipe.cluster.nodes / UPLOAD_BYTES_S
 
 
 def rollout_seconds(recipe: Recipe, shape: Shape, card: Gpu, need: MemoryPlan, step: Passes) -> float:

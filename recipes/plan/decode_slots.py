@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from recipes.plan import cost, memory, passes, rollout_phase
-from recipes.plan.memory import MemoryPlan
+from recipes.recipe.resolved import MemoryPlan
 from recipes.recipe.spec import Recipe, override, validate
 from trainer.config import ConfigError
 

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from recipes.capabilities import targets_for
 from recipes.plan import cost, hourly, image_cost, memory, passes, store_cost
-from recipes.plan.memory import MemoryPlan
 from recipes.plan.passes import Passes
 from recipes.recipe import sample_group
+from recipes.recipe.resolved import MemoryPlan
 from recipes.recipe.spec import Recipe, SampleGroup, override, validate, without_rollouts
 from trainer.config import ConfigError, RunConfig
 from trainer.config.budget import trained

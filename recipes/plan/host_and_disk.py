@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from recipes.plan import hub_config
 from recipes.plan.activations import dtype_bytes
+from recipes.recipe.resolved import GIB
 from recipes.recipe.spec import Recipe
 from trainer.config import RunConfig
 from trainer.config.budget import checkpoints_bytes, downloaded_bytes, policy_bytes, trained
 from trainer.hardware.host_memory import worker_bytes
 from trainer.hardware.model_shapes import Shape
 
-GIB = 2**30
 HOST_SYSTEM = 8 * GIB
 """Ray, graders and the system, and one more GiB per GPU."""
 SERVER = 16 * GIB

@@ -14,13 +14,12 @@ describes):
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache, partial
 
 from recipes.plan import activations, hub_config, update_memory
 from recipes.plan.activations import dtype_bytes
 from recipes.plan.host_and_disk import (
-    GIB,
     HOST_SYSTEM,
     SERVER,
     disk,
@@ -30,6 +29,7 @@ from recipes.plan.host_and_disk import (
     without_zeros,
 )
 from recipes.plan.update_memory import peak_of
+from recipes.recipe.resolved import GIB, MemoryPlan, Phase
 from recipes.recipe.spec import Recipe, override, validate, with_placement
 from trainer.config import ConfigError, RunConfig
 from trainer.config.budget import (
@@ -69,60 +69,6 @@ ROW_STEP = 1024
 """Tokens by which rows are shortened until they fit."""
 PERSISTENT = 100_000
 """DeepSpeed's threshold: smaller parameters stay whole on every rank (those of blocks, some MiB, do not)."""
-
-
-@dataclass(frozen=True)
-class Phase:
-    """Peak of one phase on one GPU, by what it is made of; bytes."""
-
-    name: str
-    parts: dict[str, float]
-
-    @property
-    def total(self) -> float:
-        return sum(self.parts.values())
-
-
-@dataclass(frozen=True, kw_only=True)
-class MemoryPlan:
-    shape: Shape
-    gpu: str
-    gpu_bytes: float
-    phases: list[Phase]
-    kv_cache_tokens: int
-    """Tokens that one engine's KV cache holds: a rank's engine, else one of the run's own workers."""
-    host: dict[str, float]
-    shm_bytes: float
-    disk: dict[str, float]
-    checkpoint_bytes: float
-    """One whole checkpoint, all ranks."""
-
-    @property
-    def peak(self) -> Phase:
-        """The phase that needs most."""
-        return max(self.phases, key=lambda phase: phase.total)
-
-    @property
-    def fits(self) -> bool:
-        """Whether every phase fits, and the KV cache takes at least one longest sequence."""
-        return self.problem == ""
-
-    @property
-    def problem(self) -> str:
-        """Why it does not fit; empty if it does."""
-        if any(phase.name.endswith("rollout") for phase in self.phases) and self.kv_cache_tokens <= 0:
-            return "the engine's share of memory leaves nothing for the KV cache"
-        if self.peak.total > self.gpu_bytes:
-            return f"{self.peak.name} needs {self.peak.total / GIB:.1f} GiB of {self.gpu_bytes / GIB:.1f} GiB"
-        return ""
-
-    @property
-    def host_bytes(self) -> float:
-        return sum(self.host.values())
-
-    @property
-    def disk_bytes(self) -> float:
-        return sum(self.disk.values())
 
 
 def plan_memory(recipe: Recipe, gpu: str = "") -> MemoryPlan | None:

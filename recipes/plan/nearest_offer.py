@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from recipes.plan import decode_slots, memory, offer_choice
 from recipes.plan.cost import Offer
-from recipes.plan.memory import MemoryPlan
 from recipes.plan.offer_choice import JudgedOffer
+from recipes.recipe.resolved import MemoryPlan
 from recipes.recipe.spec import Recipe, override
 
 FACTORS = (2, 4, 8, 0.5, 0.25)

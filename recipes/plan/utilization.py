@@ -4,7 +4,8 @@ weighs against computing few of them."""
 from __future__ import annotations
 
 from recipes.plan import cost, passes
-from recipes.plan.memory import MemoryPlan, with_rows
+from recipes.plan.memory import with_rows
+from recipes.recipe.resolved import MemoryPlan
 from recipes.recipe.spec import Recipe
 from trainer.hardware.flops import CompletedSequence, image_grids, logprob_flops, train_flops, utilisation
 from trainer.hardware.gpus import gpu_named

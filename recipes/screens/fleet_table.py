@@ -11,8 +11,8 @@ from rich.table import Table
 from recipes.capabilities import capability
 from recipes.plan import cost, decode_slots, fleet_cost, hourly, memory, prices, store_cost
 from recipes.plan.fleet_cost import FleetRow, Fleets
-from recipes.plan.memory import GIB
 from recipes.recipe import sample_group
+from recipes.recipe.resolved import GIB
 from recipes.recipe.spec import Recipe, SampleGroup
 from recipes.records.run_record import RunRecord
 from trainer.config import ConfigError

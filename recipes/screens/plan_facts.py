@@ -10,7 +10,7 @@ from recipes.capabilities import CAPABILITIES
 from recipes.plan import allocated, cost, offer_choice, prices, spread, start_time
 from recipes.plan.cheaper import CheaperChange
 from recipes.plan.hourly import HourlyPrice
-from recipes.plan.memory import GIB, MemoryPlan
+from recipes.recipe.resolved import GIB, MemoryPlan
 from recipes.recipe.spec import Recipe
 from recipes.screens.recipe_list import machine_shape
 

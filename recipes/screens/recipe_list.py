@@ -117,8 +117,8 @@ def show_recipe(name: str, console: Console) -> None:
     """A recipe with its details. Raises ConfigError naming the nearest one."""
     from recipes.capabilities import targets_for
     from recipes.plan import cost, memory
-    from recipes.plan.memory import GIB
     from recipes.presets import get
+    from recipes.recipe.resolved import GIB
 
     recipe = get(name)
     need = memory.plan_memory(recipe)

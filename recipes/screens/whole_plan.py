@@ -23,8 +23,8 @@ from recipes.plan import (
     utilization,
     zero_stages,
 )
-from recipes.plan.memory import GIB, MemoryPlan
 from recipes.recipe import sample_group
+from recipes.recipe.resolved import GIB, MemoryPlan
 from recipes.recipe.spec import Recipe
 from recipes.records import image_record
 from recipes.screens.plan_facts import PlanFacts, PlannedOffer

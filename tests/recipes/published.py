@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from recipes.plan.memory import MemoryPlan, plan_memory
+from recipes.plan.memory import plan_memory
 from recipes.presets import get
+from recipes.recipe.resolved import MemoryPlan
 from recipes.recipe.spec import DataFacts, Recipe, override
 from trainer.hardware.model_shapes import Shape
 

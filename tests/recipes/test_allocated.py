@@ -8,6 +8,7 @@ from benchmarks.allocated import planned_now, table
 from recipes.plan import memory
 from recipes.plan.allocated import PATH, absent, allocated_by_phase, beside
 from recipes.presets import get, resolve
+from recipes.recipe.resolved import GIB
 from tests.conftest import ROOT
 
 CLOSE = 0.15
@@ -42,7 +43,7 @@ def test_figures_stand_beside_the_plan_that_they_are_of():
     found = beside(name, need)
     for phase in need.phases:
         if phase.name in ("load", "rollout", "logprobs"):
-            more = absent(phase.parts) / memory.GIB
+            more = absent(phase.parts) / GIB
             assert (
                 more > 2 and found[phase.name].tensors == allocated_by_phase(name)[phase.name].tensors + more
             )

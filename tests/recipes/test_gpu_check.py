@@ -18,6 +18,7 @@ from recipes.commands import cli, plan_command
 from recipes.gpu_check import CHECKS, DEMO, Check, Runner, chosen_checks, outcome_of
 from recipes.plan import calibration, cost, memory
 from recipes.presets import get, resolve
+from recipes.recipe.resolved import GIB
 from recipes.targets.render import render
 from tests.conftest import ROOT
 from trainer import config as configuration
@@ -216,7 +217,7 @@ def test_a_calibrated_plan_uses_what_was_measured_and_the_next_one_does_not():
     found = calibration.measured_constants(figures(CONTEXT=2.5, MATMUL=0.2)["figures"])
     with calibration.calibrated(found):
         after = planned()
-    assert after[0] - before[0] == pytest.approx(1.0 * memory.GIB)
+    assert after[0] - before[0] == pytest.approx(1.0 * GIB)
     assert after[1] > 1.8 * before[1]
     assert planned() == before
 

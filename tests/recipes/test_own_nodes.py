@@ -9,6 +9,7 @@ import pytest
 from recipes.drivers import fleet_launch, launch_checks
 from recipes.plan import fleet_cost, memory, prices
 from recipes.presets import resolve
+from recipes.recipe.resolved import GIB
 from recipes.recipe.spec import Recipe
 from recipes.records.run_record import RunRecord
 from recipes.screens import fleet_table
@@ -74,7 +75,7 @@ def test_an_engine_that_its_gpus_do_not_hold_is_refused_before_anything_is_rente
     assert of_four and of_four.fits, of_four
     assert of_four.kv_cache_tokens > 400_000
     (sync,) = (phase for phase in of_four.phases if phase.name == "own workers' sync")
-    assert sync.parts["bucket and its copy"] > 4 * memory.GIB
+    assert sync.parts["bucket and its copy"] > 4 * GIB
 
 
 def test_what_is_planned_has_the_engines_and_units_of_the_recipe():

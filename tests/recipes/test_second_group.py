@@ -5,9 +5,9 @@ import pytest
 from recipes import capabilities
 from recipes.commands import cli
 from recipes.plan import cost, hourly, memory, prices
-from recipes.plan.memory import GIB
 from recipes.presets import RECIPES, get, resolve
 from recipes.recipe import recipe_files, sample_group
+from recipes.recipe.resolved import GIB
 from recipes.recipe.spec import SampleGroup, validate
 from recipes.targets import local
 from trainer.config import ConfigError

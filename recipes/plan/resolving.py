@@ -1,0 +1,85 @@
+"""Makes a `ResolvedRecipe`: the one place where a recipe meets a target, its memory plan and its machines."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from recipes import capabilities
+from recipes.plan import cost, memory
+from recipes.recipe import sample_group
+from recipes.recipe.resolved import Limits, MachineChoice, ResolvedRecipe
+from recipes.recipe.spec import Recipe, validate
+from trainer.config import ConfigError
+
+
+def resolve_target(recipe: Recipe, target: str) -> ResolvedRecipe:
+    """The recipe on a target, both groups of its machines. Raises ConfigError where it is not valid, or the
+    target cannot run it: why, and which can."""
+    validate(recipe)
+    capabilities.check_target(recipe, target)
+    group = recipe.sample if recipe.kind != "sample" else None
+    if group and (why := sample_group.nothing_to_sample(recipe)):
+        raise ConfigError(why)
+    return resolve_groups(recipe, target)
+
+
+def resolve_groups(recipe: Recipe, target: str) -> ResolvedRecipe:
+    """Both groups of a recipe that was checked. A group is a job of its own: a SkyPilot job group would keep
+    both in one place and wait for all of them."""
+    if recipe.kind == "sample":
+        return _resolved(recipe, target)
+    if capabilities.capability(target).shared_files and recipe.cluster.nodes > 1 and recipe.saves:
+        saving = replace(recipe.config.checkpoint, shared_files=True)  # so that the bucket may be left out
+        recipe = replace(recipe, config=replace(recipe.config, checkpoint=saving))
+    run = _resolved(recipe, target)
+    view = sample_group.sampling_machines(recipe)
+    if view is None or recipe.sample is None:
+        return run
+    return replace(run, sampling=_resolved(view, recipe.sample.target or target))
+
+
+def _resolved(recipe: Recipe, target: str) -> ResolvedRecipe:
+    recipe = memory.with_resources(recipe)
+    need = memory.plan_memory(recipe)
+    budget = recipe.budget
+    return ResolvedRecipe(
+        recipe=recipe,
+        target=target,
+        shape=need.shape if need else None,
+        memory=need,
+        machines=possible_machines(recipe, target),
+        limits=Limits(budget.max_hours, recipe.job_hours, budget.max_hourly_usd),
+    )
+
+
+def possible_machines(recipe: Recipe, target: str) -> tuple[MachineChoice, ...]:
+    """What a target may be asked for, in order of what the run is expected to cost there, preemptions and
+    restarts included (what trains nothing: per hour); then those whose price or memory is not known, spot
+    before on-demand. Raises ConfigError where none of several clouds can run it."""
+    names = cost.target_members(recipe, target)
+    if not names:
+        clouds = capabilities.sky_targets(recipe)
+        why = capabilities.refusal(recipe, clouds[0])
+        raise ConfigError(f"no cloud of site.clouds can run {recipe.name}: {why}")
+    expected = _expected_usd(recipe, names)
+    found = []
+    for name in names:
+        for gpu in capabilities.gpus_for(recipe, name) if recipe.cluster.gpus_per_node else [""]:
+            for spot in cost.markets(recipe, name):
+                found.append(MachineChoice(name, gpu, spot, expected.get((name, gpu, spot))))
+    return tuple(sorted(found, key=lambda one: (math.inf if one.usd is None else one.usd, not one.spot)))
+
+
+def _expected_usd(recipe: Recipe, targets: list[str]) -> dict[tuple[str, str, bool], float]:
+    """Expected dollars by target, GPU and market."""
+    known = {}
+    if recipe.kind == "train":
+        for offer in cost.offers(recipe, targets=targets):
+            if offer.usd is not None:
+                known[offer.target, offer.gpu, offer.spot] = offer.usd
+        return known
+    for name in targets:
+        for usd, gpu, spot in cost.node_prices(recipe, name):
+            known[name, gpu, spot] = usd
+    return known
