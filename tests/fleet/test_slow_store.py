@@ -109,7 +109,7 @@ def test_the_trainer_does_not_wait_for_what_the_head_writes(head, tmp_path, monk
     assert asked.wait(MET_S)
     one.offer([UNIT])
     one.announce({"weights/00000007-ab.json": {"version": 7}}, version=7)
-    assert not one.has([UNIT]) and not one.probing() and one.roster() and one.claim("rest")
+    assert not one.has([UNIT]) and not one.probing() and one.roster()
     assert not taken.is_set(), "none of these has waited"
     taken.set()
 
