@@ -13,7 +13,6 @@ import subprocess
 import sys
 import time
 import urllib.error
-import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from recipes.records import run_record
 from recipes.records.run_record import RunRecord
 from trainer.config import ConfigError
 from trainer.config.run_folder import CONFIG, METRICS, read_lines, read_progress, write_whole
+from trainer.system.web_request import send_request
 
 WEBHOOK = "SPOTRL_ALERT_WEBHOOK"
 """Variable with the webhook's address, which is a secret."""
@@ -132,13 +132,12 @@ def send_alert(run: str, alert: Alert, webhook: str, command: str) -> None:
     text = f"{run}: {alert.text}"
     if webhook:
         body = json.dumps({"text": text}).encode()
-        request = urllib.request.Request(webhook, body, {"Content-Type": "application/json"})
+        headers = {"Content-Type": "application/json"}
         try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT_S):
-                pass
+            send_request(webhook, method="POST", body=body, headers=headers, timeout_s=TIMEOUT_S)
         except urllib.error.HTTPError as error:
             raise OSError(f"the webhook answered {error.code}") from None
-        except ValueError:  # its address is not one, and is a secret
+        except ConfigError:  # its address is not one, and is a secret
             raise ConfigError(f"{WEBHOOK} is no address: https://hooks.slack.com/...") from None
     if command:
         env = os.environ | {"RUN_ID": run, "ALERT": alert.kind, "ALERT_TEXT": alert.text}

@@ -11,7 +11,6 @@ import os
 import subprocess
 import sys
 import urllib.error
-import urllib.request
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -20,6 +19,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from recipes.recipe.spec import Recipe
 from trainer.config import ConfigError, RunConfig
+from trainer.system.web_request import send_request
 
 SERVER_S = 5.0
 """Longest wait for a server from the desk."""
@@ -73,10 +73,9 @@ def ask_servers(config: RunConfig, env: Mapping[str, str]) -> list[str]:
 
 def _get(url: str, key: str) -> tuple[int, str]:
     """Status and body of a page; 0 and why, where nothing answers."""
-    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {key}"} if key else {})
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
-        with urllib.request.urlopen(request, timeout=SERVER_S) as response:
-            return response.status, response.read(1 << 20).decode(errors="replace")
+        return 200, send_request(url, headers=headers, timeout_s=SERVER_S).decode(errors="replace")
     except urllib.error.HTTPError as error:
         return error.code, f"status {error.code}"
     except (OSError, ValueError) as error:

@@ -7,13 +7,13 @@ import json
 import os
 import urllib.error
 import urllib.parse
-import urllib.request
 from pathlib import Path
 
 from trainer.config import ConfigError, Model, RunConfig, of_teacher
 from trainer.config.run_folder import write_whole
 from trainer.hardware import architectures, model_shapes
 from trainer.hardware.model_shapes import Shape
+from trainer.system.web_request import send_request
 
 CACHE = Path(".cache/hub")
 TIMEOUT_S = 10.0
@@ -49,10 +49,9 @@ def fetch_config(path: str, revision: str, token: str) -> bytes:
         raise ConfigError(f"the shape of {path} is not known and HF_HUB_OFFLINE is set: {advice}")
     endpoint = os.environ.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/")
     url = f"{endpoint}/{path}/resolve/{urllib.parse.quote(revision, safe='')}/config.json"
-    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
-            text = answer.read()
+        text = send_request(url, headers=headers, timeout_s=TIMEOUT_S, redirects=5)
         json.loads(text)
         return text
     except urllib.error.HTTPError as error:

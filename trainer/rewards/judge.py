@@ -14,7 +14,6 @@ import re
 import threading
 import time
 import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -24,9 +23,10 @@ from trainer import config as configuration
 from trainer.algorithm.traces import Verdict
 from trainer.config import ConfigError
 from trainer.rewards.grade import Grade, ServerAway, one_line
-from trainer.rewards.server_failures import FAILURES, failure_reason, is_away, shown_address
+from trainer.rewards.server_failures import failure_reason, is_away
 from trainer.system.backoff import Backoff, retry_after_s
 from trainer.system.waiting import Waiter, waiting_for
+from trainer.system.web_request import ReplyUnfinished, send_request, shown_address
 
 KEY_VARIABLE = "SPOTRL_JUDGE_KEY"
 """Environment variable with the endpoint's key, sent as a bearer token; unset: none is sent."""
@@ -143,7 +143,7 @@ class Judge:
 
         try:
             return self._grade(TRIES.call(partial(self._post, case), may_pass, tell))
-        except FAILURES as error:
+        except OSError as error:
             if not is_away(error):
                 raise ConfigError(f"{self.name} {self._reason(error)}") from None
             if self._answered_s < began:
@@ -155,7 +155,7 @@ class Judge:
             return Grade(verdict, 0.0, f"{self.name} {self._reason(error)}, {TRIES.attempts} times")
 
     def _reason(self, error: Exception) -> str:
-        if isinstance(error, TimeoutError) or isinstance(getattr(error, "reason", None), TimeoutError):
+        if isinstance(error, TimeoutError):
             return f"gave no reply within rewards.judge_timeout_s {self.timeout_s:g} s"
         return failure_reason(error)
 
@@ -196,27 +196,24 @@ class Judge:
         if key:
             headers["Authorization"] = f"Bearer {key}"
 
-        deadline = time.monotonic() + self.timeout_s
-        reply = b""
-        request = urllib.request.Request(self.url, data=body, headers=headers, method="POST")
-        with self._opened(request) as response:
-            self._answered_s = time.monotonic()
-            while piece := response.read1(1 << 16):
-                reply += piece
-                if time.monotonic() > deadline or len(reply) > REPLY_BYTES:
-                    raise TimeoutError
-        return reply
-
-    def _opened(self, request: urllib.request.Request) -> Any:
-        """The reply to a request. One that the endpoint sends back or never gets does not count against the
-        budget."""
         try:
-            return urllib.request.urlopen(request, timeout=self.timeout_s)
-        except urllib.error.URLError as error:
-            if not isinstance(error.reason, TimeoutError):
-                with self._lock:
-                    self.requests -= 1
+            reply = send_request(
+                self.url,
+                method="POST",
+                body=body,
+                headers=headers,
+                timeout_s=self.timeout_s,
+                most_bytes=REPLY_BYTES,
+            )
+        except ReplyUnfinished:
+            self._answered_s = time.monotonic()
             raise
+        except urllib.error.URLError:  # what the endpoint sends back or never gets is not paid for
+            with self._lock:
+                self.requests -= 1
+            raise
+        self._answered_s = time.monotonic()
+        return reply
 
     def _grade(self, reply: bytes) -> Grade:
         verdict, said = read_verdict(reply)

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import time
-import urllib.request
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -16,9 +15,10 @@ from trainer import config as configuration
 from trainer.algorithm.traces import Verdict
 from trainer.config import ConfigError
 from trainer.rewards.grade import Grade, ServerAway, one_line
-from trainer.rewards.server_failures import FAILURES, failure_reason, is_away, shown_address
+from trainer.rewards.server_failures import failure_reason, is_away
 from trainer.system.backoff import Backoff, retry_after_s
 from trainer.system.waiting import Waiter, waiting_for
+from trainer.system.web_request import send_request, shown_address
 
 TOKEN_VARIABLE = "SPOTRL_REWARD_TOKEN"
 """Environment variable with the bearer token, on both sides."""
@@ -82,9 +82,7 @@ class RewardClient:
         data = json.dumps(body).encode()
 
         def send() -> bytes:
-            request = urllib.request.Request(self.url, data=data, headers=headers, method="POST")
-            with urllib.request.urlopen(request, timeout=self.timeout_s) as response:
-                return response.read()
+            return send_request(self.url, method="POST", body=data, headers=headers, timeout_s=self.timeout_s)
 
         def tell(error: Exception, _: int, __: float) -> None:
             self.busy += retry_after_s(error) is not None
@@ -93,7 +91,7 @@ class RewardClient:
         began = time.monotonic()
         try:
             reply = TRIES.call(send, is_away, tell)
-        except FAILURES as error:
+        except OSError as error:
             if not is_away(error):
                 raise ConfigError(f"{self.name} {failure_reason(error)}") from None
             waited_s = time.monotonic() - began

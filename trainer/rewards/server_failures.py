@@ -3,15 +3,11 @@ them."""
 
 from __future__ import annotations
 
-import http.client
 import ssl
 import urllib.error
-import urllib.parse
 
 from trainer.rewards.grade import one_line
 
-FAILURES = (OSError, http.client.HTTPException)
-"""What a request raises: URLError, a broken connection and a timeout are OSErrors."""
 PASSING_CODES = (408, 425, 429)
 """Codes below 500 after which the same request may succeed."""
 
@@ -22,7 +18,7 @@ def is_away(error: BaseException) -> bool:
         return error.code >= 500 and error.code != 501 or error.code in PASSING_CODES
     if isinstance(getattr(error, "reason", error), ssl.SSLCertVerificationError):
         return False
-    return isinstance(error, FAILURES)
+    return isinstance(error, OSError)
 
 
 def failure_reason(error: BaseException) -> str:
@@ -30,14 +26,8 @@ def failure_reason(error: BaseException) -> str:
     if isinstance(error, urllib.error.HTTPError):
         try:
             detail = error.read(500).decode(errors="replace")
-        except (*FAILURES, ValueError):  # read before, or cut off
+        except ValueError:  # closed
             detail = ""
         return f"answers {error.code}: {one_line(detail or str(error.reason))}"
     cause = getattr(error, "reason", error)
     return f"cannot be reached: {one_line(str(cause)) or type(cause).__name__}"
-
-
-def shown_address(url: str) -> str:
-    """An address without user, password and query, for messages."""
-    parts = urllib.parse.urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"

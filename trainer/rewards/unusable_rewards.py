@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from trainer.algorithm.traces import Outcome, Trace
 from trainer.config import ConfigError, Rewards
-from trainer.rewards.server_failures import shown_address
+from trainer.system.web_request import shown_address
 
 LARGEST = 1e30
 """Largest size of a reward. Sums of squares of larger ones may leave the range of the numbers."""

@@ -15,7 +15,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from functools import partial
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from trainer.config import ConfigError, RunConfig
 from trainer.hardware.model_shapes import KNOWN, config_file
 from trainer.system.exit_codes import EXIT_CONFIG, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK
 from trainer.system.processes import end_with_parent
+from trainer.system.web_request import send_request
 from trainer.turns.environments import tools_of
 
 READY_S = 3600.0
@@ -144,10 +144,10 @@ def serve(config: RunConfig, host: str, port: int, hours: float) -> int:
 def server_answers(port: int) -> bool:
     """Whether the server on this machine is ready for requests."""
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5.0) as got:
-            return got.status == 200
+        send_request(f"http://127.0.0.1:{port}/health", timeout_s=5.0)
     except OSError:
         return False
+    return True
 
 
 def end_server(server: subprocess.Popen[bytes]) -> None:

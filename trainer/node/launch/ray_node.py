@@ -20,7 +20,6 @@ import sys
 import tempfile
 import time
 import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from functools import partial
@@ -31,6 +30,7 @@ import psutil
 
 from trainer.config import ConfigError
 from trainer.system.processes import end_with_parent
+from trainer.system.web_request import send_request
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -327,9 +327,15 @@ class RayNode:
         """One call of Ray's REST interface. Raises OSError (urllib's errors are such)."""
         data = json.dumps(body).encode() if body is not None else None
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self.token}"}
-        request = urllib.request.Request(self.dashboard + path, data=data, headers=headers, method=method)
-        with urllib.request.urlopen(request, timeout=timeout_s) as answer:
-            return json.loads(answer.read() or b"{}")
+        reply = send_request(
+            self.dashboard + path,
+            method=method,
+            body=data,
+            headers=headers,
+            timeout_s=timeout_s,
+            direct=True,
+        )
+        return json.loads(reply or b"{}")
 
     def submit(
         self,

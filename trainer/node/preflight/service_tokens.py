@@ -9,11 +9,11 @@ import base64
 import json
 import os
 import urllib.error
-import urllib.request
 from collections.abc import Mapping
 
 from trainer.config import RunConfig, by_model
 from trainer.node.preflight.findings import Finding
+from trainer.system.web_request import send_request
 
 TIMEOUT_S = 10.0
 
@@ -43,8 +43,9 @@ def _refused(url: str, authorization: str, body: dict[str, str] | None = None) -
     data = json.dumps(body).encode() if body else None
     headers = {"Authorization": authorization, "Content-Type": "application/json"}
     try:
-        with urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=TIMEOUT_S) as answer:
-            said = json.loads(answer.read())
+        method = "POST" if data else "GET"
+        reply = send_request(url, method=method, body=data, headers=headers, timeout_s=TIMEOUT_S)
+        said = json.loads(reply)
     except urllib.error.HTTPError as error:
         return f"{error.code} from {url}" if error.code in (401, 403) else None
     except (OSError, ValueError):

@@ -11,11 +11,11 @@ import json
 import math
 import os
 import signal
+import sys
 import tempfile
 import threading
 import time
 import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,9 +24,12 @@ from typing import Literal
 from trainer.config.run_folder import write_whole
 from trainer.node.watch.signals import Signals
 from trainer.system.exit_codes import EXIT_PREEMPTED
+from trainer.system.web_request import send_request
 
 Provider = Literal["runpod", "gcp", "aws", "kubernetes", "slurm", "none"]
 
+TOLD_AFTER = 6
+"""Looks in a row at a metadata service that fail before a person is told."""
 NOTICE_S: dict[Provider, float] = {
     "runpod": 5.0,
     "gcp": 30.0,
@@ -97,12 +100,8 @@ class MetadataServer:
                 value = self._get("/computeMetadata/v1/instance/preempted", {"Metadata-Flavor": "Google"})
                 return "gcp: instance preempted" if value.strip().upper() == "TRUE" else None
             case "aws":
-                token = self._get(
-                    "/latest/api/token",
-                    {"X-aws-ec2-metadata-token-ttl-seconds": "21600"},
-                    method="PUT",
-                    missing="",
-                )
+                ttl = {"X-aws-ec2-metadata-token-ttl-seconds": "21600"}
+                token = self._get("/latest/api/token", ttl, method="PUT", missing="")
                 headers = {"X-aws-ec2-metadata-token": token} if token else {}
                 action = self._get("/latest/meta-data/spot/instance-action", headers, missing="")
                 return f"aws: spot instance will {json.loads(action)['action']}" if action.strip() else None
@@ -110,14 +109,16 @@ class MetadataServer:
     def _get(
         self, path: str, headers: dict[str, str], method: str = "GET", missing: str | None = None
     ) -> str:
-        request = urllib.request.Request(self.base_url.rstrip("/") + path, headers=headers, method=method)
+        url = self.base_url.rstrip("/") + path
         try:
-            with urllib.request.urlopen(request, timeout=self.timeout_s) as answer:
-                return answer.read().decode()
+            reply = send_request(
+                url, method=method, headers=headers, timeout_s=self.timeout_s, most_bytes=1 << 20, direct=True
+            )
         except urllib.error.HTTPError as error:
-            if missing is not None and error.code in (403, 404, 405):
+            if missing is not None and error.code == 404:
                 return missing
             raise
+        return reply.decode()
 
 
 def metadata_server(env: Mapping[str, str] = os.environ) -> MetadataServer | None:
@@ -134,6 +135,16 @@ def metadata_server(env: Mapping[str, str] = os.environ) -> MetadataServer | Non
             )
         case _:
             return None
+
+
+def _unanswered(error: Exception) -> str:
+    """The line about a metadata service that has failed for a while."""
+    answered = isinstance(error, urllib.error.HTTPError)
+    what = f"answers {error.code}" if answered else f"cannot be asked ({error or type(error).__name__})"
+    return (
+        f"the cloud's metadata service {what}: a spot notice is learned from SIGTERM alone, if that comes;"
+        " allow it to this machine's processes, or set SPOTRL_METADATA=off"
+    )
 
 
 # --- the notice -----------------------------------------------------------------------------------------
@@ -252,11 +263,16 @@ class PreemptionNotice:
 
     def _watch(self, poll_s: float) -> None:
         assert self._server is not None
+        failures = 0
         while not self._stop.is_set():
+            reason = None
             try:
                 reason = self._server.ask()
-            except (OSError, ValueError, KeyError):
-                reason = None  # unreachable for a moment, or a malformed reply: SIGTERM still comes
+                failures = 0
+            except (OSError, ValueError, KeyError) as error:  # for a moment, perhaps
+                failures += 1
+                if failures == TOLD_AFTER:
+                    print(_unanswered(error), file=sys.stderr, flush=True)
             if reason:
                 return self._notice(reason)
             self._stop.wait(poll_s)
