@@ -21,6 +21,7 @@ from recipes.records.run_record import RUNS, RunRecord
 from trainer.config import ConfigError, load, run_folder
 from trainer.config.expected import compare_with_bands
 from trainer.config.run_folder import LAUNCH_LOG
+from trainer.system.terminal_text import terminal_text
 
 WIDTH = 80
 """Columns of the table, which is that of a terminal nobody has resized."""
@@ -65,15 +66,16 @@ def show_run(run: str | None) -> int:
                 of_workers += [f"{record.run_id}: {line}" for line in answer.text.splitlines()]
         else:
             shown.append(_gone(record))
-    print("\n".join(status_table(shown, whole=bool(run))) if shown else "no run was launched from here")
+    lines = status_table(shown, whole=bool(run)) or ["no run was launched from here"]
+    print(terminal_text("\n".join(lines)))
     if not run:
         for name, bucket in run_view.remembered_buckets().items():
-            print(f"{name}: fetched from {bucket}, not launched from here")
+            print(terminal_text(f"{name}: fetched from {bucket}, not launched from here"))
         return 0
     for line in worker_view.worker_lines(run) + of_workers + _left_over(shown):
-        print(line)
+        print(terminal_text(line))
     if said:
-        print(said.text)
+        print(terminal_text(said.text))
     if said and said.usd_per_hour:
         print(f"rented: {said.rented}: ${said.usd_per_hour:.2f} per hour{_expected(shown[0])}")
     return 0 if said and said.whole else launched_run.drive_run(run, "status")

@@ -22,6 +22,8 @@ METRICS = "metrics.jsonl"
 """One line per step."""
 SAMPLES = "samples.jsonl"
 """Some of the completions with their grades."""
+SAMPLE_IMAGES = "samples"
+"""Folder of their images, each named by its content."""
 NODES = "nodes.jsonl"
 """Samples of the nodes' GPUs, disks and memory."""
 ATTEMPTS = "attempts.jsonl"
@@ -47,6 +49,10 @@ GPU_CHECK_PAGE = "gpu-check.md"
 RUNNING, DIED = "running", "died"
 LEARNING, SAMPLING = "learning", "sampling"
 """The lanes of a run, where sampling and learning do not take turns."""
+WORDS = ("status", "phase", "message", "restarts", "why", "pid_space")
+"""Fields of the progress file that are text; all others are numbers."""
+MOST = 1e15
+"""No count and no time of a run is as large."""
 TAIL_BYTES = 256 << 10
 """Read from the end of a file: the newest samples of some hundred nodes, or metrics of as many steps."""
 
@@ -74,9 +80,10 @@ def write_whole(path: Path, data: bytes, private: bool = False) -> None:
 def read_roster(folder: Path) -> list[dict[str, Any]]:
     """The rollout workers of a run; [] where it has none, or none was seen yet."""
     try:
-        return json.loads((folder / ROSTER).read_text())["workers"]
-    except (OSError, ValueError, KeyError):
+        workers = json.loads((folder / ROSTER).read_text())["workers"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return []
+    return workers if isinstance(workers, list) else []
 
 
 # --- lines that a kill may have torn ----------------------------------------------------------------------
@@ -88,7 +95,7 @@ def parse_line(line: bytes) -> dict[str, Any] | None:
         return None
     try:
         record = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) else None
 
@@ -128,15 +135,37 @@ def read_progress(run_dir: str | Path) -> dict[str, Any]:
     A run whose process was killed cannot say so: where its process was one of this machine and is gone,
     `status` is `died`.
     """
-    try:
-        progress = json.loads((Path(run_dir) / PROGRESS).read_text())
-    except (FileNotFoundError, NotADirectoryError, ValueError):
-        return {}
-    if not isinstance(progress, dict):
-        return {}
-    if progress.get("status") == RUNNING and processes.is_gone(progress):
+    progress = written_progress(run_dir)
+    if progress.get("status") == RUNNING and "pid" in progress and processes.is_gone(progress):
         progress |= {"status": DIED, "phase": DIED}
     return progress
+
+
+def written_progress(run_dir: str | Path) -> dict[str, Any]:
+    """What a run has written into `progress.json`, as far as it is of its kind; {} where there is none yet."""
+    try:
+        content = json.loads((Path(run_dir) / PROGRESS).read_text())
+    except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):
+        return {}
+    progress = _of_their_kind(content)
+    if "status" not in progress:
+        return {}
+    if isinstance(content.get("lanes"), dict):
+        progress["lanes"] = {name: _of_their_kind(lane) for name, lane in content["lanes"].items()}
+    return progress
+
+
+def _of_their_kind(content: Any) -> dict[str, Any]:
+    """The words and finite numbers of a progress file."""
+    kept = {}
+    for name, value in content.items() if isinstance(content, dict) else ():
+        if name in WORDS:
+            fits = isinstance(value, str)
+        else:
+            fits = type(value) in (int, float) and abs(value) < MOST
+        if fits:
+            kept[name] = value
+    return kept
 
 
 @dataclass(frozen=True)
@@ -160,6 +189,6 @@ def lane_progress(progress: Mapping[str, Any]) -> list[LaneProgress]:
     else:
         states = {"": progress}
     return [
-        LaneProgress(name, state.get("step", 0), state["phase"], state.get("phase_since_unix_s", 0.0))
+        LaneProgress(name, state.get("step", 0), state.get("phase", ""), state.get("phase_since_unix_s", 0.0))
         for name, state in states.items()
     ]

@@ -13,12 +13,12 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from dataclasses import dataclass
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
 from rich import box
-from rich.columns import Columns
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
@@ -27,10 +27,11 @@ from rich.table import Table
 from rich.text import Text
 
 from trainer.config.growing_file import GrowingFile
-from trainer.config.run_folder import METRICS, lane_progress, read_progress, read_roster
+from trainer.config.run_folder import METRICS, NODES, ROSTER, lane_progress, read_progress, read_roster
 from trainer.observe.history import column, merge_lines, newest_samples, read_history
 from trainer.observe.phases import mean_seconds
 from trainer.observe.report_page import run_name
+from trainer.system.terminal_text import terminal_line
 
 REFRESH_S = 1.0
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -48,27 +49,27 @@ PHASE_COLORS = {
     "other": "grey50",
 }
 ROWS = (
-    ("reward", "reward/mean", "{:.3f}"),
-    ("accuracy", "reward/accuracy", "{:.1%}"),
-    ("format", "reward/format", "{:.1%}"),
-    ("held-out accuracy", "eval/accuracy", "{:.1%}"),
-    ("loss", "sft/loss", "{:.4f}"),
-    ("KL to reference", "kl/mean", "{:.2e}"),
-    ("entropy", "entropy/mean", "{:.3f}"),
-    ("completion tokens", "tokens/response_mean", "{:.1f}"),
-    ("cut short", "tokens/truncated_fraction", "{:.1%}"),
-    ("groups all alike", "group/zero_std_fraction", "{:.1%}"),
-    ("gradient norm", "grad/norm", "{:.3f}"),
-    ("engine mismatch", "mismatch/logprob_abs_mean", "{:.1e}"),
-    ("older weights", "staleness/logprob_abs_mean", "{:.1e}"),
-    ("waited for samples", "fleet/wait_s", "{:.1f} s"),
-    ("workers", "fleet/workers", "{:.0f}"),
-    ("workers idle", "fleet/idle_share", "{:.0%}"),
-    ("decode slots used", "perf/slots_used", "{:.0%}"),
-    ("rollout tokens/s", "perf/rollout_tokens_per_s", "{:,.0f}"),
-    ("training tokens/s", "perf/train_tokens_per_s", "{:,.0f}"),
+    ("reward", "reward/mean", "{:.3f}", 0),
+    ("accuracy", "reward/accuracy", "{:.1%}", 1),
+    ("format", "reward/format", "{:.1%}", 4),
+    ("held-out accuracy", "eval/accuracy", "{:.1%}", 0),
+    ("loss", "sft/loss", "{:.4f}", 0),
+    ("KL to reference", "kl/mean", "{:.2e}", 2),
+    ("entropy", "entropy/mean", "{:.3f}", 4),
+    ("completion tokens", "tokens/response_mean", "{:.1f}", 2),
+    ("cut short", "tokens/truncated_fraction", "{:.1%}", 3),
+    ("groups all alike", "group/zero_std_fraction", "{:.1%}", 3),
+    ("gradient norm", "grad/norm", "{:.3f}", 4),
+    ("engine mismatch", "mismatch/logprob_abs_mean", "{:.1e}", 5),
+    ("older weights", "staleness/logprob_abs_mean", "{:.1e}", 6),
+    ("waited for samples", "fleet/wait_s", "{:.1f} s", 4),
+    ("workers", "fleet/workers", "{:.0f}", 4),
+    ("workers idle", "fleet/idle_share", "{:.0%}", 6),
+    ("decode slots used", "perf/slots_used", "{:.0%}", 6),
+    ("rollout tokens/s", "perf/rollout_tokens_per_s", "{:,.0f}", 3),
+    ("training tokens/s", "perf/train_tokens_per_s", "{:,.0f}", 5),
 )
-"""Label, metric, format; a row is shown once its metric has been seen."""
+"""Label, metric, format, rank (see `Row`); a row is shown once its metric has been seen."""
 
 
 class MetricsTail:
@@ -112,7 +113,9 @@ def follow(
         with Live(console=console, auto_refresh=False, vertical_overflow="visible") as live:
             for progress, history, _ in _watch(run_dir, tail, began, stop, poll_s):
                 who = last_samples(run_dir), read_roster(run_dir)
-                shown = render_display(run_name(run_dir), progress, history, console.width, *who)
+                shown = render_display(
+                    run_name(run_dir), progress, history, console.width, *who, console.height
+                )
                 live.update(shown, refresh=True)
     else:
         shown = began
@@ -156,7 +159,7 @@ def plain_line(record: dict[str, Any], progress: dict[str, Any]) -> str:
         "sft/loss": "loss",
     }
     short |= {"kl/mean": "kl", "tokens/response_mean": "tokens", "mismatch/logprob_abs_mean": "mismatch"}
-    for _, name, form in ROWS:
+    for _, name, form, _ in ROWS:
         if name in short and name in record:
             parts.append(f"{short[name]} {form.format(record[name])}")
     if "time/step_s" in record:
@@ -180,6 +183,8 @@ def eta_s(history: Sequence[dict[str, Any]], total_steps: int) -> float | None:
 
 def format_duration(seconds: float) -> str:
     """3 -> "3 s", 200 -> "3 min 20 s", 8000 -> "2 h 13 min", 200000 -> "2 d 7 h"."""
+    if not math.isfinite(seconds):
+        return "–"
     s = round(seconds)
     for big, small, unit, sub in ((86400, 3600, "d", "h"), (3600, 60, "h", "min"), (60, 1, "min", "s")):
         if s >= big:
@@ -219,8 +224,22 @@ def _parts(values: Sequence[float], most: int) -> list[Sequence[float]]:
 
 def last_samples(run_dir: Path) -> list[dict[str, Any]]:
     """The newest sample of every node."""
-    newest = {sample["node"]: sample for sample in newest_samples(run_dir)}
+    newest = {}
+    for sample in newest_samples(run_dir):
+        if type(sample.get("node")) is int:
+            newest[sample["node"]] = sample
     return [newest[node] for node in sorted(newest)]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the display."""
+
+    group: str
+    """Rows of one group stand in one table, groups apart."""
+    rank: int
+    """The rows of the highest rank are left out first where the terminal is low."""
+    cells: tuple[RenderableType, ...]
 
 
 def render_display(
@@ -230,54 +249,94 @@ def render_display(
     width: int,
     nodes: Sequence[dict[str, Any]] = (),
     workers: Sequence[dict[str, Any]] = (),
+    height: int = 0,
 ) -> RenderableType:
     """The whole display. nodes: the newest sample of each (trainer/observe/node_monitor.py). workers: those
-    that sample, as the head of a fleet tells them."""
+    that sample, as the head of a fleet tells them. height: the terminal's lines, of which one stays free; 0:
+    as many as it takes."""
     inner = min(width, 110) - 6
-    body: list[RenderableType] = [_headline(progress, history, inner)]
-    if history:
-        body += [Text(""), _values(history, inner)]
+    rows = [Row("headline", 0, (_headline(progress, history, inner),))]
+    for key in ("why", "restarts"):
+        if progress.get(key):
+            rows.append(Row("why", 1, (_text(progress[key], "dim"),)))
+    rows += _values(history, inner)
     if column(history, "time/step_s"):
         for lane, phases in mean_seconds(history[-20:]).items():
-            body += [Text(""), _phase_bar(lane, phases, inner)]
-    if nodes:
-        body += [Text(""), _nodes(nodes)]
-    if workers:
-        body += [Text(""), _workers(workers)]
-    if restarts := progress.get("restarts"):
-        body += [Text(""), Text(restarts, style="dim")]
+            rows += _phase_rows(lane, phases, inner)
+    rows += _readable(NODES, _node_rows, nodes)
+    rows += _readable(ROSTER, _worker_rows, workers)
+
+    room = height - 3 if height else len(rows) * 2 + 2
+    by_rank = sorted(rows, key=lambda row: row.rank)
+    kept = [row for row in rows if row in by_rank[: max(room, 1)]]
     status = progress.get("status", "starting")
     color = {"running": "cyan", "finished": "green", "failed": "red"}.get(status, "yellow")
+    body, spread = _grouped(kept, room)
     return Panel(
         Group(*body),
-        title=f"[bold]{name}[/bold]",
+        title=Text(terminal_line(name), "bold"),
         title_align="left",
         subtitle=_state(progress),
         subtitle_align="right",
         border_style=color,
         box=box.ROUNDED,
-        padding=(1, 2),
+        padding=(1 if spread else 0, 2),
         width=min(width, 110),
     )
+
+
+def _grouped(rows: Sequence[Row], room: int) -> tuple[list[RenderableType], bool]:
+    """The rows as one table per group; blank lines between them, and at the edges of the panel, as far as
+    there is room. Returns whether there is room at the edges, too."""
+    groups = [list(group) for _, group in groupby(rows, key=lambda row: row.group)]
+    free = room - len(rows)
+    apart = free >= len(groups) - 1
+    body: list[RenderableType] = []
+    for group in groups:
+        if body and apart:
+            body.append(Text(""))
+        table = Table.grid(padding=(0, 2))
+        table.add_column(no_wrap=True, style="dim" if len(group[0].cells) > 1 else "")
+        if group[0].group == "values":
+            table.add_column(justify="right", style="bold", no_wrap=True, min_width=9)
+        for row in group:
+            table.add_row(*row.cells)
+        for cells in table.columns:
+            cells.no_wrap = True
+        body.append(table)
+    return body, free >= len(groups) + 1
+
+
+def _readable(file: str, rows: Callable[[Sequence[Any]], list[Row]], content: Sequence[Any]) -> list[Row]:
+    """Rows made from one file of the run, or that it is none of a run's: it may be a stranger's."""
+    try:
+        return rows(content)
+    except (TypeError, ValueError, KeyError, AttributeError, OverflowError):
+        return [Row(file, 3, (_text(f"{file} is not what a run writes", "dim"),))]
+
+
+def _text(words: object, style: str = "") -> Text:
+    """Words from outside: no markup, no control character, one line."""
+    return Text(terminal_line(words), style, no_wrap=True, overflow="ellipsis")
 
 
 def _state(progress: dict[str, Any]) -> Text:
     status = progress.get("status", "starting")
     if status != "running":
         styles = {"finished": "bold green", "failed": "bold red"}
-        return Text(status, style=styles.get(status, "bold"))
-    text = Text()
+        return _text(status, styles.get(status, "bold"))
+    text = _text("")
     for lane in lane_progress(progress):
         what = progress.get("message") or lane.phase
         if lane.name:
             what = f"{lane.name} step {lane.step}: {what}"
-        text.append(f" · {what} " if text else f"{what} ")
+        text.append(f" · {terminal_line(what)} " if text else f"{terminal_line(what)} ")
         text.append(format_duration(max(time.time() - lane.since_unix_s, 0)), style="dim")
     return text
 
 
 def _headline(progress: dict[str, Any], history: Sequence[dict[str, Any]], width: int) -> RenderableType:
-    total = progress.get("total_steps") or 0
+    total = round(progress.get("total_steps") or 0)
     done = history[-1]["step"] if history else 0
     left = eta_s(history, total)
     text = Text.assemble(("step ", "dim"), (f"{done}", "bold"), (f" of {total}" if total else "", "dim"))
@@ -297,12 +356,9 @@ def _headline(progress: dict[str, Any], history: Sequence[dict[str, Any]], width
     return grid
 
 
-def _values(history: Sequence[dict[str, Any]], width: int) -> Table:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(justify="right", style="bold", no_wrap=True, min_width=9)
-    table.add_column(no_wrap=True)
-    for label, name, form in ROWS:
+def _values(history: Sequence[dict[str, Any]], width: int) -> list[Row]:
+    rows = []
+    for label, name, form, rank in ROWS:
         values = column(history, name)
         if not values:
             continue
@@ -311,72 +367,78 @@ def _values(history: Sequence[dict[str, Any]], width: int) -> Table:
             style = "green"
         elif name.startswith("perf/"):
             style = "magenta"
-        line = Text(sparkline(values, max(8, width - 34)), style=style)
-        if name.startswith("eval/"):
+        began = ""
+        if name.startswith("eval/") and width > 60:
             first = next(record["step"] for record in history if name in record)
-            line.append(f"  {form.format(values[0])} at step {first}", style="dim")
-        table.add_row(label, form.format(values[-1]), line)
-    return table
+            began = f"  {form.format(values[0])} at step {first}"
+        line = Text(sparkline(values, max(8, width - 34 - len(began))), style=style)
+        line.append(began, style="dim")
+        rows.append(Row("values", rank, (label, form.format(values[-1]), line)))
+    return rows
 
 
-def _phase_bar(lane: str, phases: Sequence[tuple[str, float]], width: int) -> Group:
+def _phase_rows(lane: str, phases: Sequence[tuple[str, float]], width: int) -> list[Row]:
+    """A bar, and a legend that names the longest phases first, on as many lines as it takes."""
     total = sum(s for _, s in phases) or 1.0
     bar = Text()
-    legend = []
     before = 0.0
     for name, seconds in phases:
-        color = PHASE_COLORS[name]
         cells = round((before + seconds) / total * width) - round(before / total * width)
         before += seconds
-        bar.append("█" * cells, style=color)
-        if seconds / total >= 0.005:
-            legend.append(Text.assemble(("■ ", color), f"{name} ", (f"{seconds:.2f} s", "dim")))
-    if lane:
-        legend.insert(0, Text(f"{lane}:"))
-    return Group(bar, Columns(legend, padding=(0, 3)))
+        bar.append("█" * cells, style=PHASE_COLORS[name])
+
+    legend = [Text(f"{lane}: " if lane else "")]
+    for name, seconds in sorted(phases, key=lambda phase: -phase[1]):
+        if seconds / total < 0.005:
+            continue
+        entry = Text.assemble(("■ ", PHASE_COLORS[name]), f"{name} ", (f"{seconds:.2f} s   ", "dim"))
+        if legend[-1].cell_len + entry.cell_len - 3 > width:
+            legend.append(Text())
+        legend[-1].append(entry)
+    group = f"phases {lane}"
+    return [
+        Row(group, 3, (bar,)),
+        Row(group, 2, (legend[0],)),
+        *[Row(group, 4, (line,)) for line in legend[1:]],
+    ]
 
 
-def _nodes(nodes: Sequence[dict[str, Any]]) -> Table:
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim", no_wrap=True)
+def _node_rows(nodes: Sequence[dict[str, Any]]) -> list[Row]:
+    rows = []
     for node in nodes[:MAX_NODES]:
         gpus = node.get("gpus", [])
-        cells = []
+        words = [f"{format_duration(max(0.0, time.time() - node['unix_s']))} ago"]
         if gpus:
             busy = column(gpus, "busy_fraction")
             memory = max(column(gpus, "memory_bytes")) / 2**30
             hot = max(column(gpus, "temperature_c"))
-            cells = [
+            words += [
                 f"{len(gpus)} GPUs {sum(busy) / len(busy):.0%} busy",
                 f"{memory:.0f} GiB, {hot} °C at most",
             ]
-        cells += [f"CPU {node.get('cpu_fraction', 0):.0%}", f"memory {node.get('memory_fraction', 0):.0%}"]
-        cells.append(f"disk {node.get('disk_free_bytes', 0) / 2**30:.0f} GiB free")
-        cells.append(f"{format_duration(max(0.0, time.time() - node['unix_s']))} ago")
-        table.add_row(f"node {node['node']}", *cells)
+        words += [f"CPU {node.get('cpu_fraction', 0):.0%}", f"memory {node.get('memory_fraction', 0):.0%}"]
+        words.append(f"disk {node.get('disk_free_bytes', 0) / 2**30:.0f} GiB free")
+        rows.append(Row("nodes", 4, (_text(f"node {node['node']}"), *map(_text, words))))
     if len(nodes) > MAX_NODES:
-        table.add_row(f"and {len(nodes) - MAX_NODES} more")
-    return table
+        rows.append(Row("nodes", 4, (f"and {len(nodes) - MAX_NODES} more",)))
+    return rows
 
 
-def _workers(workers: Sequence[dict[str, Any]]) -> Table:
+def _worker_rows(workers: Sequence[dict[str, Any]]) -> list[Row]:
     """A line for each kind of GPU, then why the workers that ended last did."""
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="dim", no_wrap=True)
+    rows = []
     for device in dict.fromkeys(worker["device"] for worker in workers):
         mine = [worker for worker in workers if worker["device"] == device]
         alive = [worker for worker in mine if worker["lives"]]
-        speed = sum(column(alive, "completions_per_s"))
-        sampled = sum(column(mine, "completions"))
-        table.add_row(
-            device,
+        words = [
             f"{len(alive)} of {len(mine)} workers alive",
-            f"{speed:.1f} completions/s",
-            f"{sampled:,} taken",
-        )
+            f"{sum(column(alive, 'completions_per_s')):.1f} completions/s",
+            f"{sum(column(mine, 'completions')):,} taken",
+        ]
+        rows.append(Row("workers", 3, (_text(device), *words)))
     for worker in [worker for worker in workers if not worker["lives"]][-MAX_ENDED:]:
-        table.add_row(worker["worker"], f"ended: {worker['why']}")
-    return table
+        rows.append(Row("ended", 5, (_text(worker["worker"]), _text(f"ended: {worker['why']}"))))
+    return rows
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -15,12 +15,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import re
 import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 from trainer.config import ConfigError
 from trainer.config.run_folder import (
@@ -35,17 +35,27 @@ from trainer.config.run_folder import (
     read_lines,
     read_progress,
     write_whole,
+    written_progress,
 )
 from trainer.config.run_store import CHECKPOINTS, EXPORTED, PROFILES, STREAM, RunStore
-from trainer.observe.stream import PROFILE_REQUEST
+from trainer.observe.stream import PROFILE_REQUEST, WHOLE
 from trainer.storage.attempt_record import AttemptRecord, NewestAttempt
 from trainer.storage.command import exit_code
 from trainer.storage.storage import Storage
 from trainer.storage.stores import RetryPolicy
+from trainer.system.contained_path import inside
+from trainer.system.terminal_text import terminal_line, terminal_text
 
 GROWING = (METRICS, SAMPLES, LAUNCH_LOG, NODES)
 FETCHES = 16
 """Objects that are fetched at once."""
+WRITTEN = re.compile(
+    rf"{STREAM}/[0-9]{{1,12}}-[0-9a-z]{{1,32}}/"
+    rf"((?:{'|'.join(map(re.escape, GROWING))})/[0-9]{{8}}|(?:{'|'.join(map(re.escape, WHOLE))})"
+    r"|samples/[0-9a-f]{16}\.(?:png|jpeg|webp|gif)|left_out\.json|hang-[A-Za-z0-9._-]+/[A-Za-z0-9._-]+)"
+)
+"""Keys that a run's stream writes (trainer/observe/stream.py). Of others nothing is fetched: a file of the
+desk's own, such as the note which bucket a run is in, would be another's words."""
 QUICK = RetryPolicy(attempts=2, request_retries=2, request_retry_s=10.0, stall_s=15.0)
 """Retries while a person waits."""
 
@@ -64,6 +74,7 @@ class RunMirror:
     def update(self) -> NewestAttempt | None:
         """Fetches what is new; returns what the record says of the newest attempt."""
         listed = self.storage.list(STREAM)
+        listed = [entry for entry in listed if WRITTEN.fullmatch(entry[0])]
         attempts = sorted({key.split("/")[1] for key, _ in listed}, key=_epoch)
         if not attempts:
             raise ConfigError(
@@ -96,7 +107,9 @@ class RunMirror:
         """Whole files of the newest attempt may change and keep their size: they are read every time."""
         wanted = []
         for key, size in listed:
-            path = self.cache / key.removeprefix(f"{STREAM}/")
+            path = inside(self.cache, key.removeprefix(f"{STREAM}/"))
+            if path is None:
+                continue
             growing = path.parent.name in GROWING
             known = path.stat().st_size if path.is_file() else -1
             if known != size or (
@@ -126,7 +139,9 @@ class RunMirror:
                 self._write(str(name), path.read_bytes())
 
     def _write(self, name: str, data: bytes) -> None:
-        path = self.folder / name
+        path = inside(self.folder, name)
+        if path is None:
+            return
         path.parent.mkdir(parents=True, exist_ok=True)
         if (data or path.exists()) and (not path.exists() or path.read_bytes() != data):
             write_whole(path, data)
@@ -137,10 +152,7 @@ class RunMirror:
 
     def _progress(self, attempt: str, newest: NewestAttempt | None) -> None:
         """The newest attempt's own progress, corrected by the record where its process was killed."""
-        path = self.cache / attempt / PROGRESS
-        progress: dict[str, Any] = {"status": "running", "phase": "start"}
-        if path.exists():
-            progress = json.loads(path.read_bytes())
+        progress = written_progress(self.cache / attempt) or {"status": "running", "phase": "start"}
         if newest and newest.attempt.left and newest.attempt.code != 0 and newest.final is None:
             progress["restarts"] = newest.attempt.left
         if newest and not newest.alive and progress["status"] == "running":
@@ -166,14 +178,20 @@ class RunMirror:
         if not weights:
             raise ConfigError("the run has exported no weights: it does so at its end (checkpoint.export_hf)")
         for key, _ in weights:
-            self.storage.get(key, self.folder / key.removeprefix(f"{CHECKPOINTS}/"))
+            self._get(key, key.removeprefix(f"{CHECKPOINTS}/"))
         return self.folder / EXPORTED
+
+    def _get(self, key: str, name: str) -> None:
+        """Fetches an object into the folder; one whose name leads out of it is left where it is."""
+        path = inside(self.folder, name)
+        if path is not None:
+            self.storage.get(key, path)
 
     def gpu_check(self) -> None:
         """Fetches the findings of a GPU check, if the run is one."""
         for name in (GPU_CHECK, GPU_CHECK_PAGE):
             if self.storage.exists(name):
-                self.storage.get(name, self.folder / name)
+                self._get(name, name)
 
     def request_profile(self) -> str:
         """Asks the run for a profile of its next step. Raises ConfigError where it is over."""
@@ -191,7 +209,7 @@ class RunMirror:
             raise ConfigError("the run has profiled no step yet: `python3 launch.py profile RUN` asks it to")
         for key, _ in files:
             if not (self.folder / key).exists():
-                self.storage.get(key, self.folder / key)
+                self._get(key, key)
         return str(self.folder / PROFILES)
 
 
@@ -216,7 +234,7 @@ def show_log(mirror: RunMirror, follow: bool, every_s: float) -> None:
         over = run_has_ended(mirror, mirror.update()) or not follow
         data = path.read_bytes() if path.exists() else b""
         at = min(at, len(data))  # it is shorter where the middle of a long log was deleted
-        sys.stdout.write(data[at:].decode(errors="replace"))
+        sys.stdout.write(terminal_text(data[at:].decode(errors="replace")))
         sys.stdout.flush()
         at = len(data)
         if over:
@@ -246,7 +264,7 @@ def run_lines(bucket: str) -> list[str]:
     lines = []
     for run, newest in sorted(found, key=lambda one: one[1].attempt.begun_unix_s):
         began = time.strftime("%m-%d %H:%M", time.gmtime(newest.attempt.begun_unix_s))
-        lines += [f"{run:<66}{began}", f"  {describe_standing(newest)}"]
+        lines += [f"{terminal_line(run):<66}{began}", f"  {terminal_line(describe_standing(newest))}"]
     return lines
 
 

@@ -16,7 +16,7 @@ import math
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,8 @@ from trainer.config.run_folder import (
     CONFIG,
     NODES,
     REPORT,
+    ROSTER,
+    SAMPLE_IMAGES,
     SAMPLES,
     read_lines,
     read_progress,
@@ -36,15 +38,23 @@ from trainer.config.run_folder import (
 )
 from trainer.observe import compare, report_nodes, report_page, report_workers
 from trainer.observe.charts import Chart, Line, format_number, line_chart, series
-from trainer.observe.history import column, read_history
+from trainer.observe.history import MOST_S, column, read_history
 from trainer.observe.live import format_duration
 from trainer.observe.report_bands import chart_with_band, expectation_section, with_edges
 from trainer.observe.report_charts import CHARTS, HELD_OUT
 from trainer.observe.report_page import html_page
 from trainer.observe.report_phases import phases_section
 from trainer.observe.report_scores import scores_page
+from trainer.system.contained_path import inside
 
 MAX_SAMPLES = 24
+IMAGE_KINDS = (
+    (b"\x89PNG\r\n\x1a\n", "png"),
+    (b"\xff\xd8\xff", "jpeg"),
+    (b"GIF8", "gif"),
+    (b"RIFF", "webp"),
+)
+"""First bytes of the images that a run keeps."""
 MAX_PICTURE_BYTES = 6_000_000
 """Bytes of all images in the page; those beyond it are named, not shown."""
 
@@ -75,7 +85,7 @@ def write_report(run_dir: str | Path) -> Path:
         raise ConfigError(
             f"no metrics in {run_dir}: give the directory of a run that has made at least one step"
         )
-    attempts = read_lines(run_dir / ATTEMPTS)
+    attempts = _starts(run_dir)
     marks = [a["resume_step"] for a in attempts if a["resume_step"] > 0]
     progress = read_progress(run_dir)
     config, config_html = _config(run_dir / CONFIG)
@@ -86,23 +96,43 @@ def write_report(run_dir: str | Path) -> Path:
     charts += line_chart(_by_source(history), history, marks)
     for chart in CHARTS:
         charts += line_chart(chart_with_band(chart, expected), drawn, marks)
+    cost = report_page.read_cost(run_dir)
     sections = [
         _header(name, config, progress, history, attempts),
-        _tiles(history, progress, attempts, report_page.read_cost(run_dir)),
+        _tiles(history, progress, attempts, cost),
         expectation_section(expected, history),
         f'<section class="charts">{charts}</section>',
         phases_section(history),
-        report_nodes.nodes_section(read_lines(run_dir / NODES)),
-        report_workers.workers_section(
-            read_roster(run_dir), report_page.read_cost(run_dir).get("usd_per_1000", {})
+        _readable(NODES, lambda: report_nodes.nodes_section(read_lines(run_dir / NODES))),
+        _readable(
+            ROSTER, lambda: report_workers.workers_section(read_roster(run_dir), cost.get("usd_per_1000", {}))
         ),
-        _samples(run_dir, read_lines(run_dir / SAMPLES)),
+        _samples(run_dir, _written_samples(run_dir)),
         config_html,
         _attempts(attempts),
     ]
     path = run_dir / REPORT
     path.write_text(html_page(name, "".join(sections)), encoding="utf-8")
     return path
+
+
+def _starts(run_dir: Path) -> list[dict[str, Any]]:
+    """The starts of the trainer, without lines that no trainer wrote."""
+    starts = []
+    for line in read_lines(run_dir / ATTEMPTS):
+        at, step = line.get("unix_s"), line.get("resume_step")
+        if isinstance(at, int | float) and 0 <= at < MOST_S and type(step) is int:
+            starts.append(line)
+    return starts
+
+
+def _readable(file: str, section: Callable[[], str]) -> str:
+    """A section made from one file of the run, or the sentence that the file is none of a run's: it may be a
+    stranger's, and costs no other section."""
+    try:
+        return section()
+    except Exception as error:
+        return f'<p class="absent">{file} is not what a run writes ({type(error).__name__}): left out.</p>'
 
 
 def _by_source(history: Sequence[dict[str, Any]]) -> Chart:
@@ -208,6 +238,16 @@ def _tiles(
 # --- samples --------------------------------------------------------------------------------------------
 
 
+def _written_samples(run_dir: Path) -> list[dict[str, Any]]:
+    """The samples of a run, without lines that no run wrote."""
+    samples = []
+    for line in read_lines(run_dir / SAMPLES):
+        images = line.get("images", [])
+        if type(line.get("step")) is int and isinstance(images, list):
+            samples.append(line | {"verdict": str(line.get("verdict", "")), "images": images})
+    return samples
+
+
 def choose_samples(samples: Sequence[dict[str, Any]], limit: int = MAX_SAMPLES) -> list[dict[str, Any]]:
     """At most `limit` samples, by whole steps: the first and the last ones, and evenly between; newest step
     first."""
@@ -253,8 +293,8 @@ def _samples(run_dir: Path, samples: Sequence[dict[str, Any]]) -> str:
         if sample["step"] != step:
             step = sample["step"]
             rows.append(f'<h3 class="step">step {step:,}</h3>')
-        pictures, budget = _pictures(run_dir, sample.get("images", []), budget)
-        rows.append(_card(sample, pictures))
+        pictures, budget = _pictures(run_dir / SAMPLE_IMAGES, sample["images"], budget)
+        rows.append(_readable(SAMPLES, lambda sample=sample, pictures=pictures: _card(sample, pictures)))
     return (
         f"<h2>Samples <small>{left}</small></h2>"
         f'<div class="filter"><button data-verdict="" class="on">all</button>'
@@ -325,20 +365,21 @@ def _answer(text: str, limit: int = 4000) -> str:
     return re.sub(r"(&lt;answer&gt;.*?&lt;/answer&gt;)", r"<b>\1</b>", safe, flags=re.DOTALL)
 
 
-def _pictures(run_dir: Path, paths: Sequence[str], budget: int) -> tuple[list[str], int]:
-    """Each image in the page, or its name where the budget of bytes is spent; and what is left of it."""
+def _pictures(folder: Path, names: Sequence[Any], budget: int) -> tuple[list[str], int]:
+    """Each image in the page, or its name where it is no image of the run's own or the budget of bytes is
+    spent; and what is left of it. folder: that of the run's sample images. The page is made to be handed on:
+    no other file of this machine may come into it."""
     parts = []
-    for path in paths:
-        file = run_dir / path
-        size = file.stat().st_size if file.is_file() else 0
-        if not size or size > budget:
-            parts.append(f'<span class="absent">{html.escape(path)}</span>')
+    for name in names:
+        file = inside(folder, str(name).removeprefix(f"{SAMPLE_IMAGES}/"))
+        size = file.stat().st_size if file is not None and file.is_file() else 0
+        data = file.read_bytes() if file is not None and 0 < size <= budget else b""
+        kinds = [kind for first_bytes, kind in IMAGE_KINDS if data.startswith(first_bytes)]
+        if not kinds:
+            parts.append(f'<span class="absent">{html.escape(str(name))}</span>')
             continue
         budget -= size
-        kind = {".jpg": "jpeg"}.get(file.suffix, file.suffix[1:])
-        parts.append(
-            f'<img alt="" src="data:image/{kind};base64,{base64.b64encode(file.read_bytes()).decode()}">'
-        )
+        parts.append(f'<img alt="" src="data:image/{kinds[0]};base64,{base64.b64encode(data).decode()}">')
     return parts, budget
 
 

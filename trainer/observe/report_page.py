@@ -42,8 +42,13 @@ def run_name(folder: Path) -> str:
 def read_cost(folder: Path) -> dict[str, Any]:
     """`cost.json`, which the desk writes: usd, hours; planned_usd and planned_hours where there is a plan;
     usd_per_1000, dollars of 1,000 samples by GPU, where rollout workers sample."""
-    path = folder / "cost.json"
-    return json.loads(path.read_text()) if path.exists() else {}
+    try:
+        cost = json.loads((folder / "cost.json").read_text())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    if not isinstance(cost, dict):
+        return {}
+    return {name: value for name, value in cost.items() if isinstance(value, int | float | dict)}
 
 
 def format_cost(folder: Path) -> str:

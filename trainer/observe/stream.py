@@ -32,12 +32,14 @@ from trainer.config.run_folder import (
     NODES,
     PROGRESS,
     ROSTER,
+    SAMPLE_IMAGES,
     SAMPLES,
     parse_line,
 )
 from trainer.config.run_store import STREAM
 from trainer.observe.step_profile import REQUEST
 from trainer.storage.storage import Storage
+from trainer.system.contained_path import inside
 from trainer.system.errors import StorageError
 
 PROFILE_REQUEST = "requests/profile"
@@ -235,8 +237,8 @@ class Stream:
         """Pushes the images of samples first, so that whoever reads a sample finds them."""
         for line in new.splitlines(keepends=True):
             for name in (parse_line(line) or {}).get("images", []):
-                path = self.run_dir / name
-                if name in self._sent or not path.is_file():
+                path = inside(self.run_dir / SAMPLE_IMAGES, str(name).removeprefix(f"{SAMPLE_IMAGES}/"))
+                if path is None or name in self._sent or not path.is_file():
                     continue
                 if self._image_bytes + path.stat().st_size > IMAGE_BYTES:
                     self._images_left_out += 1

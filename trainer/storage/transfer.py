@@ -14,6 +14,7 @@ from pathlib import Path
 from trainer.config import ConfigError
 from trainer.config.never_sent import is_secret
 from trainer.storage.storage import Storage
+from trainer.system.contained_path import inside
 
 TELL_S = 10.0
 """Seconds between two lines."""
@@ -97,7 +98,10 @@ def download(url: str, target: Path) -> tuple[int, int]:
         found = [(name, store.size(name) or 0)]
     told = TransferProgress(f"download of {url}", sum(count for _, count in found))
     for key, _ in found:
-        store.get(key, target / key, told)
+        path = inside(target, key)
+        if path is None:
+            raise ConfigError(f"{url} holds {key!r}, which would be written outside of {target}: remove it")
+        store.get(key, path, told)
     return len(found), told.total
 
 
