@@ -142,7 +142,7 @@ def read_progress(run_dir: str | Path) -> dict[str, Any]:
 
 
 def written_progress(run_dir: str | Path) -> dict[str, Any]:
-    """What a run has written into `progress.json`, as far as it is of its kind; {} where there is none yet."""
+    """What a run has written into `progress.json`, as far as it is of its kind; {} where there is none."""
     try:
         content = json.loads((Path(run_dir) / PROGRESS).read_text())
     except (FileNotFoundError, NotADirectoryError, ValueError, RecursionError):

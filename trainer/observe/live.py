@@ -69,7 +69,7 @@ ROWS = (
     ("rollout tokens/s", "perf/rollout_tokens_per_s", "{:,.0f}", 3),
     ("training tokens/s", "perf/train_tokens_per_s", "{:,.0f}", 5),
 )
-"""Label, metric, format, rank (see `Row`); a row is shown once its metric has been seen."""
+"""Label, metric, format, rank (see `DisplayRow`); a row is shown once its metric has been seen."""
 
 
 class MetricsTail:
@@ -232,7 +232,7 @@ def last_samples(run_dir: Path) -> list[dict[str, Any]]:
 
 
 @dataclass(frozen=True)
-class Row:
+class DisplayRow:
     """One line of the display."""
 
     group: str
@@ -255,10 +255,10 @@ def render_display(
     that sample, as the head of a fleet tells them. height: the terminal's lines, of which one stays free; 0:
     as many as it takes."""
     inner = min(width, 110) - 6
-    rows = [Row("headline", 0, (_headline(progress, history, inner),))]
+    rows = [DisplayRow("headline", 0, (_headline(progress, history, inner),))]
     for key in ("why", "restarts"):
         if progress.get(key):
-            rows.append(Row("why", 1, (_text(progress[key], "dim"),)))
+            rows.append(DisplayRow("why", 1, (_text(progress[key], "dim"),)))
     rows += _values(history, inner)
     if column(history, "time/step_s"):
         for lane, phases in mean_seconds(history[-20:]).items():
@@ -285,7 +285,7 @@ def render_display(
     )
 
 
-def _grouped(rows: Sequence[Row], room: int) -> tuple[list[RenderableType], bool]:
+def _grouped(rows: Sequence[DisplayRow], room: int) -> tuple[list[RenderableType], bool]:
     """The rows as one table per group; blank lines between them, and at the edges of the panel, as far as
     there is room. Returns whether there is room at the edges, too."""
     groups = [list(group) for _, group in groupby(rows, key=lambda row: row.group)]
@@ -307,12 +307,14 @@ def _grouped(rows: Sequence[Row], room: int) -> tuple[list[RenderableType], bool
     return body, free >= len(groups) + 1
 
 
-def _readable(file: str, rows: Callable[[Sequence[Any]], list[Row]], content: Sequence[Any]) -> list[Row]:
+def _readable(
+    file: str, rows: Callable[[Sequence[Any]], list[DisplayRow]], content: Sequence[Any]
+) -> list[DisplayRow]:
     """Rows made from one file of the run, or that it is none of a run's: it may be a stranger's."""
     try:
         return rows(content)
     except (TypeError, ValueError, KeyError, AttributeError, OverflowError):
-        return [Row(file, 3, (_text(f"{file} is not what a run writes", "dim"),))]
+        return [DisplayRow(file, 3, (_text(f"{file} is not what a run writes", "dim"),))]
 
 
 def _text(words: object, style: str = "") -> Text:
@@ -356,7 +358,7 @@ def _headline(progress: dict[str, Any], history: Sequence[dict[str, Any]], width
     return grid
 
 
-def _values(history: Sequence[dict[str, Any]], width: int) -> list[Row]:
+def _values(history: Sequence[dict[str, Any]], width: int) -> list[DisplayRow]:
     rows = []
     for label, name, form, rank in ROWS:
         values = column(history, name)
@@ -373,11 +375,11 @@ def _values(history: Sequence[dict[str, Any]], width: int) -> list[Row]:
             began = f"  {form.format(values[0])} at step {first}"
         line = Text(sparkline(values, max(8, width - 34 - len(began))), style=style)
         line.append(began, style="dim")
-        rows.append(Row("values", rank, (label, form.format(values[-1]), line)))
+        rows.append(DisplayRow("values", rank, (label, form.format(values[-1]), line)))
     return rows
 
 
-def _phase_rows(lane: str, phases: Sequence[tuple[str, float]], width: int) -> list[Row]:
+def _phase_rows(lane: str, phases: Sequence[tuple[str, float]], width: int) -> list[DisplayRow]:
     """A bar, and a legend that names the longest phases first, on as many lines as it takes."""
     total = sum(s for _, s in phases) or 1.0
     bar = Text()
@@ -397,13 +399,13 @@ def _phase_rows(lane: str, phases: Sequence[tuple[str, float]], width: int) -> l
         legend[-1].append(entry)
     group = f"phases {lane}"
     return [
-        Row(group, 3, (bar,)),
-        Row(group, 2, (legend[0],)),
-        *[Row(group, 4, (line,)) for line in legend[1:]],
+        DisplayRow(group, 3, (bar,)),
+        DisplayRow(group, 2, (legend[0],)),
+        *[DisplayRow(group, 4, (line,)) for line in legend[1:]],
     ]
 
 
-def _node_rows(nodes: Sequence[dict[str, Any]]) -> list[Row]:
+def _node_rows(nodes: Sequence[dict[str, Any]]) -> list[DisplayRow]:
     rows = []
     for node in nodes[:MAX_NODES]:
         gpus = node.get("gpus", [])
@@ -418,13 +420,13 @@ def _node_rows(nodes: Sequence[dict[str, Any]]) -> list[Row]:
             ]
         words += [f"CPU {node.get('cpu_fraction', 0):.0%}", f"memory {node.get('memory_fraction', 0):.0%}"]
         words.append(f"disk {node.get('disk_free_bytes', 0) / 2**30:.0f} GiB free")
-        rows.append(Row("nodes", 4, (_text(f"node {node['node']}"), *map(_text, words))))
+        rows.append(DisplayRow("nodes", 4, (_text(f"node {node['node']}"), *map(_text, words))))
     if len(nodes) > MAX_NODES:
-        rows.append(Row("nodes", 4, (f"and {len(nodes) - MAX_NODES} more",)))
+        rows.append(DisplayRow("nodes", 4, (f"and {len(nodes) - MAX_NODES} more",)))
     return rows
 
 
-def _worker_rows(workers: Sequence[dict[str, Any]]) -> list[Row]:
+def _worker_rows(workers: Sequence[dict[str, Any]]) -> list[DisplayRow]:
     """A line for each kind of GPU, then why the workers that ended last did."""
     rows = []
     for device in dict.fromkeys(worker["device"] for worker in workers):
@@ -435,9 +437,9 @@ def _worker_rows(workers: Sequence[dict[str, Any]]) -> list[Row]:
             f"{sum(column(alive, 'completions_per_s')):.1f} completions/s",
             f"{sum(column(mine, 'completions')):,} taken",
         ]
-        rows.append(Row("workers", 3, (_text(device), *words)))
+        rows.append(DisplayRow("workers", 3, (_text(device), *words)))
     for worker in [worker for worker in workers if not worker["lives"]][-MAX_ENDED:]:
-        rows.append(Row("ended", 5, (_text(worker["worker"]), _text(f"ended: {worker['why']}"))))
+        rows.append(DisplayRow("ended", 5, (_text(worker["worker"]), _text(f"ended: {worker['why']}"))))
     return rows
 
 

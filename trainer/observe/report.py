@@ -327,7 +327,7 @@ def _card(sample: dict[str, Any], pictures: Sequence[str]) -> str:
         f'<p class="grade"><span class="chip {html.escape(verdict)}">'
         f"{html.escape(verdict.replace('_', ' '))}</span>"
         f"<span>ground truth <b>{html.escape(str(sample.get('ground_truth', '')))}</b></span>"
-        f"<small>{' · '.join(numbers)}</small></p>"
+        f"<small>{html.escape(' · '.join(numbers))}</small></p>"
         "</div></article>"
     )
 
