@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 # /// script
 # requires-python = ">=3.11"
-# dependencies = ["click>=8.1", "pyyaml>=6", "rich>=14"]
+# dependencies = ["click>=8.1", "msgspec>=0.20", "pyyaml>=6", "rich>=14"]
 # ///
 """SpotRL's front door: `python3 launch.py COMMAND`, see `python3 launch.py --help`. The command line is
 recipes/commands/cli.py.
 
-Any Python from 3.9 on will do. Where this one is older than the code needs or lacks Click, PyYAML and rich,
+Any Python from 3.9 on will do. Where this one is older than the code needs or lacks Click, msgspec, PyYAML or rich,
 the file starts itself again under uv, which brings them; without uv, pip installs that into .cache/uv.
 """
 
@@ -54,14 +54,16 @@ def trust_this_machine() -> None:
 def ready() -> bool:
     """Whether this interpreter can run the command line."""
     return sys.version_info >= (3, 11) and all(
-        importlib.util.find_spec(name) for name in ("click", "yaml", "rich")
+        importlib.util.find_spec(name) for name in ("click", "msgspec", "yaml", "rich")
     )
 
 
 def restart(arguments: list[str]) -> int:
     """Replaces this process by the same command under uv. Returns only where that cannot be: 2."""
     if os.environ.get(RESTARTED):
-        return fail("uv started this file without Click, PyYAML and rich: remove .cache/uv and call it again")
+        return fail(
+            "uv started this file without Click, msgspec, PyYAML or rich: remove .cache/uv and call it again"
+        )
     uv = find_uv() or install_uv()
     if not uv:
         return 2

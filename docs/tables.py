@@ -1,7 +1,7 @@
 """Writes the pages' tables that restate code: `python docs/tables.py`; tests/test_docs.py holds them to it.
 
 A table stands between two comments: `<!-- NAME: python docs/tables.py -->` and `<!-- end of NAME -->`. Needs
-what launch.py needs: Click, PyYAML and rich.
+what launch.py needs: Click, msgspec, PyYAML and rich.
 """
 
 from __future__ import annotations

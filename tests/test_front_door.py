@@ -85,7 +85,7 @@ def test_a_uv_that_brings_nothing_ends_the_second_start(bare, tmp_path):
     )
     shim.chmod(0o755)
     done = bare("list", path=str(shim.parent))
-    assert done.returncode == 2 and "without Click, PyYAML and rich" in done.stderr
+    assert done.returncode == 2 and "without Click, msgspec, PyYAML or rich" in done.stderr
 
 
 def test_the_front_page_is_short():

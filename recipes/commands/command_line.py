@@ -123,7 +123,7 @@ class Command(click.Command):
         if given.get("recipe") == WORKER and "overrides" in given:
             from recipes.drivers import fleet_launch
 
-            where = given.get("bucket", ""), given.get("target")
+            where = given.get("bucket", ""), given.get("target"), given.get("trust", False)
             given["recipe"], given["overrides"] = fleet_launch.of_run(given["overrides"], *where)
         return super().invoke(ctx)
 
@@ -231,6 +231,9 @@ RUN = click.argument(
 RUN_OR_FOLDER = NameType("run", run_ids, folders=True)
 ONE_RUN = click.argument("run", cls=Argument, type=RUN_OR_FOLDER, help="id of a run, or its folder")
 STORED = bucket("of a run that was not launched from here")
+TRUST = click.option(
+    "--trust", is_flag=True, help="run what the bucket says of somebody else's launch without asking"
+)
 TARGET = click.option(
     "--target",
     type=NameType("target", target_names),
@@ -282,9 +285,10 @@ LAUNCH_NAMES = (
     "takeover",
     "hosts",
     "detach",
+    "trust",
     "dry_run",
 )
-LAUNCH = options(TARGET, SET, RECORDED, TAKEOVER, REMOTE, DRY_RUN)
+LAUNCH = options(TARGET, SET, RECORDED, TAKEOVER, REMOTE, TRUST, DRY_RUN)
 """What every command that starts a recipe takes, and the names that its function gets it by."""
 FLEET = options(
     click.option(

@@ -12,7 +12,7 @@ from recipes.drivers.launching import LaunchOptions
 from recipes.plan import sizing
 from recipes.presets import benchmarks, resolve
 from recipes.presets import demo as demo_recipe
-from recipes.records import run_record
+from recipes.records import run_process, run_record
 from trainer.config import ConfigError
 
 NOTHING_AHEAD = ("rollout.staleness=0", "rollout.tokens_per_step=0", "algorithm.max_token_age=0")
@@ -93,7 +93,7 @@ def start_run(request: LaunchRequest) -> int:
         return fleet_launch.launch_fleet_run(name, recipe, target, overrides, options, request.yes)
     if name.startswith("demo") and recipe.kind == "train" and not options.run_id:
         model = Path(recipe.config.model.path).name
-        run_id = run_record.interrupted_run(name, target or "local", overrides, model)
+        run_id = run_process.interrupted_run(name, target or "local", overrides, model)
         options = replace(options, run_id=run_id)
         if run_id:
             print(f"resuming {run_id}, which was interrupted (--run-id NEW starts from scratch)")
@@ -128,6 +128,7 @@ class BenchmarkRequest:
 
 def start_evaluation(request: LaunchRequest, wanted: BenchmarkRequest) -> int:
     """Scores a recipe, a model or a run on benchmarks. What the user sets wins."""
+    trained_model.adopt_where_shared(request.recipe, request.bucket, request.options.trust)
     recipe, own = trained_model.what_to_evaluate(request.recipe, request.bucket, request.target)
     prompt = wanted.prompt
     if not prompt:
@@ -154,6 +155,7 @@ def start_evaluation(request: LaunchRequest, wanted: BenchmarkRequest) -> int:
 
 def start_server(request: LaunchRequest) -> int:
     """Serves a run's weights, or a model, with vLLM."""
+    trained_model.adopt_where_shared(request.recipe, request.bucket, request.options.trust)
     own = trained_model.what_to_serve(request.recipe, request.bucket, request.target)
     overrides = _sized("serve", tuple(own), request.overrides)
     return start_run(replace(request, recipe="serve", overrides=overrides))
@@ -181,7 +183,7 @@ BEFORE = "checkpoint.before="
 def resume_run(run: str, bucket: str, options: LaunchOptions, before: int = 0) -> int:
     """Starts a run again with its own id; the trainer resumes from the last committed checkpoint, or from the
     newest one before step `before`. bucket: of a run that was not launched from here. Raises ConfigError."""
-    shared_record.known_or_adopted(run, bucket)
+    shared_record.known_or_adopted(run, bucket, options.trust)
     record = run_record.load_record(run)
     options = replace(options, run_id=record.run_id, flags=options.flags or tuple(record.flags))
     overrides = list(record.overrides)

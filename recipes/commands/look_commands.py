@@ -14,6 +14,7 @@ from recipes.commands.command_line import (
     RUN,
     RUN_OR_FOLDER,
     STORED,
+    TRUST,
     Argument,
     bucket,
     launch,
@@ -148,12 +149,13 @@ def profile_run(run: str, bucket: str, fetch: bool) -> int:
 @launch.command("dashboard", panel="look")
 @RUN
 @STORED
+@TRUST
 @DRY_RUN
-def open_dashboard(run: str, bucket: str, dry_run: bool) -> int:
+def open_dashboard(run: str, bucket: str, trust: bool, dry_run: bool) -> int:
     """Open a tunnel to Ray's dashboard of a running run."""
     from recipes.drivers import dashboard, shared_record
 
-    shared_record.known_or_adopted(run, bucket)
+    shared_record.known_or_adopted(run, bucket, trust)
     return dashboard.open_tunnel(run, dry_run)
 
 

@@ -27,6 +27,7 @@ from recipes.commands.command_line import (
     STORED,
     TAKEOVER,
     TARGET,
+    TRUST,
     Argument,
     PassedOn,
     files_from_here,
@@ -181,6 +182,7 @@ def launch_run(recipe: str, target: str | None, **given: Any) -> int:
     help="go back: from the newest checkpoint before this step, dropping what came after it",
 )
 @TAKEOVER
+@TRUST
 @DRY_RUN
 def resume_run(run: str, bucket: str, before: int, **given: Any) -> int:
     """Start a run again, from its last committed checkpoint."""
@@ -194,12 +196,13 @@ def resume_run(run: str, bucket: str, before: int, **given: Any) -> int:
 @launch.command("down", panel="run")
 @RUN
 @STORED
+@TRUST
 @DRY_RUN
-def stop_run(run: str, bucket: str, dry_run: bool) -> int:
+def stop_run(run: str, bucket: str, trust: bool, dry_run: bool) -> int:
     """Stop a run and give its machines back."""
     from recipes.drivers import launched_run, shared_record
 
-    shared_record.known_or_adopted(run, bucket)
+    shared_record.known_or_adopted(run, bucket, trust)
     return launched_run.end_run(run, dry_run)
 
 

@@ -55,7 +55,9 @@ def with_group(name: str, overrides: list[str], text: str) -> list[str]:
     return [*fleet_overrides(text), *overrides]
 
 
-def of_run(overrides: list[str], bucket: str, target: str | None) -> tuple[str, list[str]]:
+def of_run(
+    overrides: list[str], bucket: str, target: str | None, trust: bool = False
+) -> tuple[str, list[str]]:
     """(recipe, overrides) of `rollout-worker`: those of the run that `fleet.run` names, then those that are
     given. Raises ConfigError without one."""
     run_id = ""
@@ -67,7 +69,7 @@ def of_run(overrides: list[str], bucket: str, target: str | None) -> tuple[str, 
         raise ConfigError(
             "a rollout worker samples for a run: name it with --set fleet.run=RUN, see `status`"
         )
-    shared_record.known_or_adopted(run_id, bucket)
+    shared_record.known_or_adopted(run_id, bucket, trust)
     record = run_record.load_record(run_id)
     kept = []
     for one in record.overrides:

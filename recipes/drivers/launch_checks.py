@@ -15,7 +15,7 @@ from recipes.drivers.platforms import Commands
 from recipes.plan import cost, memory, prices, sizing
 from recipes.presets import own_data
 from recipes.recipe.spec import Recipe
-from recipes.records import manifest, run_record
+from recipes.records import manifest, run_process, run_record
 from recipes.records.run_record import RunRecord
 from recipes.targets import dstack, ssh
 from trainer.config import ConfigError
@@ -180,6 +180,9 @@ def earlier_launch(record: RunRecord, env: dict[str, str]) -> EarlierLaunch | No
     Two attempts at once never write to one checkpoint (trainer/checkpoint/attempt.py); but both cost.
     """
     before = run_record.load_record(record.run_id) if run_record.is_known(record.run_id) else None
+    here = run_process.process_of(record.run_id) if before and before.target == "local" else 0
+    if here:
+        return EarlierLaunch(f"process {here} on this machine", sure=True)
     said = platform_state.ask_platform(before) if before and not before.ended_s else None
     if said and said.known and said.whole and not said.ended_s:
         return EarlierLaunch(said.text, sure=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import socket
 import subprocess
@@ -13,7 +12,7 @@ from dataclasses import replace
 from recipes import capabilities
 from recipes.drivers import platform_state, platforms
 from recipes.drivers.launch_checks import check_tool
-from recipes.records import run_record
+from recipes.records import run_process, run_record
 from recipes.records.run_record import RunRecord
 from trainer.config import ConfigError
 from trainer.system.exit_codes import EXIT_INTERRUPTED
@@ -83,25 +82,29 @@ def _told_down(run: str, dry_run: bool = False) -> int:
         return 1
 
 
+STARTING_S = 60.0
+"""A launch on this machine that has left no process id after so long has not begun."""
+
+
 def gone_here(record: RunRecord) -> bool:
-    """Whether a launch on this machine, which was left to itself, has no process any more."""
-    path = run_record.RUNS / record.run_id / "local.pgid"
-    if record.target != "local" or not path.is_file():
+    """Whether a launch on this machine has no process any more."""
+    if record.target != "local" or record.desk not in ("", socket.gethostname()):
         return False
-    try:
-        os.killpg(int(path.read_text()), 0)
-    except (ProcessLookupError, ValueError):
-        return True
-    return False
+    path = run_record.RUNS / record.run_id / run_process.PROCESS
+    if not path.is_file() and time.time() - record.started_s < STARTING_S:
+        return False
+    return not run_process.process_of(record.run_id)
 
 
-def settle_launch(run_id: str, code: int, detached: bool, cluster_minutes: float) -> None:
+def settle_launch(launched: RunRecord, code: int, detached: bool, cluster_minutes: float) -> None:
     """Notes what came of a launch whose commands have ended with `code`: what still costs, what never began,
-    and why.
+    and why. The record of a later launch of the same run is left alone.
 
     cluster_minutes: until a SkyPilot cluster goes down by itself after its job.
     """
-    record = run_record.load_record(run_id)
+    record = run_record.load_record(launched.run_id)
+    if record.started_s != launched.started_s:
+        return
     platform = capabilities.capability(record.target).platform
     down_s = time.time() + (60 * cluster_minutes if _is_cluster(record) else 0)
     if not code:

@@ -32,7 +32,7 @@ from recipes.drivers import (
 from recipes.drivers.platforms import Commands
 from recipes.plan import cost, fleet_cost, offer_choice, prices
 from recipes.recipe.spec import Recipe
-from recipes.records import manifest, run_record
+from recipes.records import manifest, run_process, run_record
 from recipes.records.run_record import RunRecord
 from recipes.targets import kubernetes, script
 from recipes.targets.render import render
@@ -62,6 +62,8 @@ class LaunchOptions:
     """Keep the contents of untracked files in the run's manifest."""
     dry_run: bool = False
     """Show what would run, start nothing."""
+    trust: bool = False
+    """Take from a bucket what somebody else's launch says, without asking."""
     launch: str = ""
     """Value of SPOTRL_LAUNCH; "": a new one."""
 
@@ -283,7 +285,7 @@ def replace_earlier(launch: Launch, takeover: bool) -> None:
     run_id = launch.record.run_id
     lives = (
         launch_checks.earlier_launch(launch.record, launch.env | launch.secrets)
-        if launch.recipe.kind == "train"
+        if launch.recipe.kind == "train" or launch.record.target == "local"
         else None
     )
     if not lives:
@@ -321,6 +323,7 @@ def start_launch(launch: Launch, detach: bool) -> int:
     if capabilities.capability(record.target).platform == "qsub":
         used = (*launch.secrets, script.API_KEY, script.FLEET_KEY)
         platforms.write_tokens(record.run_id, {name: env[name] for name in used if name in env})
+    (launch.folder.parent / run_process.PROCESS).unlink(missing_ok=True)
     record.save()
     if recipe.kind == "train":
         shared_record.publish_manifest(record, env)
@@ -332,13 +335,13 @@ def start_launch(launch: Launch, detach: bool) -> int:
     # Ctrl-C, a program that cannot be started: nothing may cost for ever in `status`
     except BaseException as error:
         code = EXIT_INTERRUPTED if isinstance(error, KeyboardInterrupt) else EXIT_CONFIG
-        launched_run.settle_launch(record.run_id, code, detach, 0)
+        launched_run.settle_launch(record, code, detach, 0)
         raise
     if code == EXIT_INTERRUPTED and record.target == "local" and not run_record.has_begun(record.run_id):
         print("stopped before the run began: the same command goes on where the preparation was", flush=True)
         run_record.forget_launch(record.run_id)
         return code
-    launched_run.settle_launch(record.run_id, code, detach, 1 + recipe.budget.keep_minutes)
+    launched_run.settle_launch(record, code, detach, 1 + recipe.budget.keep_minutes)
     now = run_record.load_record(record.run_id)
     # the platform's name for it, which `down` needs
     if recipe.kind == "train" and (now.cluster, now.confirmed) != (record.cluster, record.confirmed):

@@ -4,6 +4,7 @@ nothing runs."""
 from __future__ import annotations
 
 import hashlib
+import re
 import shlex
 import shutil
 import sys
@@ -40,6 +41,10 @@ LAUNCHERS = (
 )
 
 
+JOB_IDS = {"slurm": r"\d+(_\d+)?", "pbs": r"\d+(\[\d*\])?(\.[A-Za-z0-9][A-Za-z0-9.-]*)?"}
+"""What a job's number looks like: `qdel all` would end all of a person's jobs."""
+
+
 def launch_commands(
     record: RunRecord, files: list[str], env: dict[str, str], secrets: list[str], detach: bool
 ) -> Commands:
@@ -48,6 +53,11 @@ def launch_commands(
     if record.flags and record.target in ("local", "ssh"):
         raise ConfigError(
             f"{record.target} has no platform that {' '.join(record.flags)} could be passed on to"
+        )
+    pattern = JOB_IDS.get(record.target)
+    if pattern and record.cluster and not re.fullmatch(pattern, record.cluster):
+        raise ConfigError(
+            f"{record.cluster!r} is no job of {record.target}: end it by your platform's own program"
         )
     match record.target.partition("-")[0]:
         case "skypilot":
@@ -63,7 +73,7 @@ def launch_commands(
         case "ssh":
             return _ssh(record, detach)
         case "local":
-            return _local(record, files, detach)
+            return _local(record, detach)
     raise AssertionError(record.target)
 
 
@@ -261,28 +271,13 @@ def _ssh(record: RunRecord, detach: bool) -> Commands:
     )
 
 
-def _local(record: RunRecord, files: list[str], detach: bool) -> Commands:
-    # Not the job's own launch.log: what the launcher prints of that would stand in it twice.
-    folder = f"runs/{record.run_id}"
-    log = f"{folder}/local.log"
-    group = f"{folder}/local.pgid"
-    process = f"{folder}/local.pid"
-    newest = f"$(ls {log} {folder}/launch.log 2>/dev/null | tail -n 1)"
-    up = ["bash", "-c", f"rm -f {group}; echo $$ >{process}; exec bash {files[0]}"]
-    if detach:
-        detached = f"setsid bash {files[0]} >{log} 2>&1 </dev/null & echo $! >{group}"
-        up = ["bash", "-c", f"rm -f {process}; {detached}"]
-    # The process id alone may be another process by now.
-    ours = f'{{ tr "\\0" "\\n" </proc/$pid/environ; }} 2>/dev/null | grep -qx "RUN_ID={record.run_id}"'
-    alone = f"pid=$(cat {process} 2>/dev/null) && {ours} && exec kill -TERM $pid"
-    gone = f"echo 'no process of {record.run_id} is left' >&2"
-    together = f"test -f {group} && kill -TERM -- -$(cat {group}) 2>/dev/null && exit"
-    down = f"{together}; {alone}; {gone}"
+def _local(record: RunRecord, detach: bool) -> Commands:
+    driver = [sys.executable, "-m", "recipes.drivers.local_driver"]
     return Commands(
-        up=[up],
+        up=[[*driver, "start" if detach else "up", record.run_id]],
         status=[],
-        logs=[["bash", "-c", f"exec tail -n 100 -F {newest}"]],
-        down=[["bash", "-c", down]],
+        logs=[[*driver, "logs", record.run_id]],
+        down=[[*driver, "down", record.run_id]],
         tool="bash",
         hint="install bash",
     )

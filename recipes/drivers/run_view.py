@@ -103,8 +103,7 @@ def pull_run(run: str, bucket: str, weights: bool) -> int:
 def list_runs(bucket: str) -> int:
     """Lists the runs of a bucket; of the buckets that this desk knows where none is named. Raises
     ConfigError."""
-    records = map(run_record.load_record, run_record.known_ids())
-    known = {record.bucket for record in records} | set(remembered_buckets().values())
+    known = {record.bucket for record in run_record.known_records()} | set(remembered_buckets().values())
     buckets = [bucket] if bucket else sorted(known - {""})
     if not buckets:
         raise ConfigError("no run was launched from here into a bucket: give --bucket")

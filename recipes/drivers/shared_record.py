@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
 import tempfile
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
+from msgspec import Meta, Struct
+
+from recipes import capabilities
 from recipes.drivers import bucket_access, desk_python, run_view, tokens
 from recipes.recipe import recipe_files
 from recipes.recipe.recipe_files import is_python
@@ -25,9 +29,11 @@ from trainer.config import ConfigError
 from trainer.config.run_folder import MANIFEST, write_whole
 from trainer.config.run_store import RunStore
 from trainer.system.exit_codes import EXIT_STORAGE
+from trainer.system.records import BadRecord, as_line, decode_record
 
 ANSWER_S = 10.0
 """That a store has for a small file."""
+RECIPE_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.py:[A-Za-z_][A-Za-z0-9_]*")
 ADOPTED = "adopted"
 """Folder of an adopted run's record that holds what came with it: the Python file of its recipe."""
 
@@ -54,47 +60,101 @@ def publish_manifest(record: RunRecord, env: dict[str, str]) -> None:
         print(f"warning: no other desk can drive {record.run_id}: {said}", file=sys.stderr, flush=True)
 
 
-def known_or_adopted(run: str, bucket: str = "") -> None:
+class NotTrusted(ConfigError):
+    """A launch of somebody else that nobody said yes to."""
+
+
+class SharedLaunch(Struct):
+    """The launch as the manifest in a bucket tells it."""
+
+    record: RunRecord | None = None
+    recipe_file: Annotated[str, Meta(max_length=1 << 20)] | None = None
+    """Text of the Python file of the recipe."""
+
+
+class SharedManifest(Struct):
+    launch: SharedLaunch
+
+
+def known_or_adopted(run: str, bucket: str = "", trust: bool = False) -> None:
     """Makes sure that this desk has a record of a run. Raises ConfigError where its bucket has none, or
-    none is named."""
+    none is named, or nobody trusts what it says."""
     if run_record.is_known(run):
         return
     where = bucket or run_view.remembered_buckets().get(run, "")
     if not where:
         run_record.load_record(run)  # says which runs are known
-    adopt_run(run, where)
+    adopt_run(run, where, trust)
 
 
-def adopt_run(run: str, bucket: str) -> RunRecord:
-    """The record of a run that was launched elsewhere, from its bucket's manifest. Raises ConfigError."""
+def adopt_run(run: str, bucket: str, trust: bool = False) -> RunRecord:
+    """The record of a run that was launched elsewhere, from its bucket's manifest. Raises ConfigError.
+
+    The bucket's words are a stranger's: each must be what such a word may be, and those that decide what is
+    run here are shown, and kept only after a yes. Later commands use what was kept, not the bucket.
+    """
     run_record.check_run_id(run)
     folder = run_record.RUNS / run
     store = RunStore.in_bucket(bucket, run)
     done = _storage("cat", store.root, MANIFEST, env=tokens.find_tokens() | tokens.find_settings())
     if done.returncode:
-        said = (done.stderr.strip() or "no word").splitlines()[-1]
-        raise ConfigError(f"no launch of {run} in {store.bucket} ({said.removeprefix('error: ')})")
+        reason = (done.stderr.strip() or "no word").splitlines()[-1]
+        raise ConfigError(f"no launch of {run} in {store.bucket} ({reason.removeprefix('error: ')})")
+    try:
+        launch = decode_record(done.stdout, SharedManifest, f"{store.root}/{MANIFEST}").launch
+    except BadRecord as error:
+        raise ConfigError(str(error)) from None
+    record = launch.record
+    if record is None:
+        raise ConfigError(f"the manifest of {run} has no record of its launch: an earlier version wrote it")
+    if record.run_id != run:
+        raise ConfigError(
+            f"the manifest of {run} in {store.bucket} is that of {record.run_id}: it is not used"
+        )
+    if record.target not in capabilities.CAPABILITIES:
+        raise ConfigError(f"the manifest of {run} names the target {record.target}, which there is not")
+    record = replace(record, bucket=store.bucket)
+    _ask_trust(record, launch.recipe_file, trust)
+
     (folder / ADOPTED).mkdir(parents=True, exist_ok=True)
     write_whole(folder / MANIFEST, done.stdout.encode())
-    record = _record(run, json.loads(done.stdout), folder / ADOPTED)
-    record = replace(record, bucket=store.bucket)
+    if launch.recipe_file is not None:
+        name, _, function = record.recipe.rpartition(":")
+        file = (folder / ADOPTED).absolute() / Path(name).name
+        file.write_text(launch.recipe_file)
+        record = replace(record, recipe=f"{file}:{function}")
     record.save()
     print(f"adopted {run}, launched on {record.desk} for {record.target}", file=sys.stderr, flush=True)
     return record
 
 
-def _record(run: str, data: dict[str, Any], kept: Path) -> RunRecord:
-    told = data.get("launch", {})
-    if "record" not in told:
-        raise ConfigError(f"the manifest of {run} has no record of its launch: an earlier version wrote it")
-    known = {key: value for key, value in told["record"].items() if key in RunRecord.__dataclass_fields__}
-    record = RunRecord(**known)
-    if "recipe_file" in told:
-        name, _, function = record.recipe.rpartition(":")
-        file = kept.absolute() / Path(name).name
-        file.write_text(told["recipe_file"])
-        record = replace(record, recipe=f"{file}:{function}")
-    return record
+def _ask_trust(record: RunRecord, recipe_file: str | None, trust: bool) -> None:
+    """Shows what a launch of somebody else would have this desk run, and asks. Raises ConfigError without a
+    yes, and for a recipe that can be none."""
+    if recipe_file is None and is_python(record.recipe):
+        raise ConfigError(f"{record.run_id} was made by {record.recipe}, which its manifest does not hold")
+    if recipe_file is not None and not RECIPE_FILE.fullmatch(Path(record.recipe).name):
+        raise ConfigError(f"{record.run_id} names the recipe {record.recipe}, which is no FILE.py:FUNCTION")
+    lines = []
+    for option in record.overrides:
+        if option != f"storage.bucket={record.bucket}":
+            lines.append(f"  option {as_line(option)}")
+    if record.flags:
+        lines.append(f"  passed on to the platform: {as_line(' '.join(record.flags))}")
+    if recipe_file is not None:
+        lines.append(f"  its recipe is this Python file, {Path(record.recipe).name}:")
+        lines += [f"    {as_line(line)}" for line in recipe_file.splitlines()]
+    if not lines:
+        return
+    origin = f"{record.run_id} was launched on {record.desk or 'another desk'} for {record.target}"
+    print(f"{origin}, and its bucket says of it:", *lines, sep="\n", file=sys.stderr, flush=True)
+    if trust:
+        return
+    question = f"whoever can write to {record.bucket} wrote that. Run it with your keys? [y/N] "
+    if not sys.stdin.isatty() or input(question).strip().lower() not in ("y", "yes"):
+        raise NotTrusted(
+            f"nothing of {record.run_id} was run: read the lines above, and give --trust if they are right"
+        )
 
 
 def fetched_shape(store: str, folder: Path, key: str) -> str:

@@ -3,7 +3,6 @@ the hub."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -109,12 +108,21 @@ def _asked(config: RunConfig) -> list[str]:
     ]
 
 
+def adopt_where_shared(name: str, bucket: str, trust: bool) -> None:
+    """Takes the record of a run from its bucket where it has one. Raises NotTrusted."""
+    if not bucket or "/" in name or run_record.is_known(name):
+        return
+    try:
+        shared_record.adopt_run(name, bucket, trust)
+    except shared_record.NotTrusted:
+        raise
+    except ConfigError:  # an earlier version's run, whose stream has its configuration
+        return
+
+
 def of_run(name: str, bucket: str, target: str | None) -> TrainedRun | None:
     """The run of that name, with its weights from here where the target sees them, else from its bucket; None
     where it is no run. Raises ConfigError where it has no weights."""
-    if bucket and "/" not in name and not run_record.is_known(name):
-        with contextlib.suppress(ConfigError):  # an earlier version's run, whose stream has its configuration
-            shared_record.adopt_run(name, bucket)
     known = run_record.is_known(name)
     name = run_record.load_record(name).run_id if known else name  # of its folder, too
     folders = [Path(name), run_record.RUNS / name, run_record.RUNS / name / run_record.PULLED]

@@ -7,74 +7,80 @@ import json
 import re
 import secrets
 import shutil
+import sys
 import time
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated
+
+from msgspec import Meta
 
 from trainer.config import ConfigError
-from trainer.config.run_folder import CONFIG, LAUNCH, METRICS, PROGRESS, write_whole
-from trainer.system import processes
+from trainer.config.run_folder import LAUNCH, METRICS, PROGRESS, write_whole
+from trainer.system.records import Amount, BadRecord, Line, Name, UnixTime, as_line, decode_record
 
 RUNS = Path("runs")
+RunId = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9-]{0,62}\Z")]
+Option = Annotated[str, Meta(pattern=r"^[^\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]*\Z", max_length=1 << 16)]
+"""Of a launch: a person's own words, which may have several lines (`site.prelude`)."""
+PlatformName = Annotated[str, Meta(pattern=r"^([A-Za-z0-9][A-Za-z0-9._\[\]@:,-]*)?\Z", max_length=4096)]
+"""Never one that a program would take for an option."""
 PULLED = "pulled"
 """Folder of a run's record that its files are fetched into."""
-GOING_DOWN_S = 5.0
-"""Until the processes of a killed run are gone: a second start in that time resumes it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunRecord:
-    run_id: str
-    recipe: str
-    target: str
-    overrides: list[str] = field(default_factory=list)
-    bucket: str = ""
-    cluster: str = ""
+    run_id: RunId
+    recipe: Line
+    target: Name
+    overrides: list[Option] = field(default_factory=list)
+    bucket: Line = ""
+    cluster: PlatformName = ""
     """The platform's name for it: SkyPilot cluster or managed job, dstack run, Slurm or PBS job id, ssh
     hosts."""
-    flags: list[str] = field(default_factory=list)
+    flags: list[Option] = field(default_factory=list)
     """Passed on to the platform's program as they are: what stood after `--`."""
-    uploads: dict[str, str] = field(default_factory=dict)
+    uploads: dict[Line, Line] = field(default_factory=dict)
     """Fields that name a folder of this machine, and where that was uploaded to below the bucket."""
     managed: bool = False
     """SkyPilot managed job (spot, recovered by the jobs controller)."""
-    started_s: float = 0.0
+    started_s: UnixTime = 0.0
     """Unix time of the launch."""
-    usd_per_hour: float = 0.0
+    usd_per_hour: Amount = 0.0
     """Price of all nodes at launch; 0 where nothing is billed to you."""
-    planned_usd: float = 0.0
+    planned_usd: Amount = 0.0
     """Expected dollars of the whole run as planned at the launch; 0: no plan with known prices."""
-    planned_hours: float = 0.0
+    planned_hours: Amount = 0.0
     """Expected hours of the whole run as planned at the launch; 0: no plan."""
-    rented: list[tuple[float, float, str]] = field(default_factory=list)
+    rented: list[tuple[UnixTime, Amount, Line]] = field(default_factory=list)
     """(Unix time, dollars per hour of all nodes, what) of each kind of machine that the platform was seen to
     rent."""
-    ended_s: float = 0.0
+    ended_s: UnixTime = 0.0
     """Unix time from which on nothing is billed any more; 0: not known to have ended."""
     confirmed: bool = True
     """Whether the platform was seen to have the run: until then its launch is an intention, which costs
     nothing."""
-    state: str = ""
+    state: Line = ""
     """What the run was last seen to be: running, finished, failed, stopped, gone, launch failed; "": nobody
     looked."""
-    why: str = ""
+    why: Line = ""
     """Why it ended or never began, in a line; "": nobody said."""
-    earlier_usd: float = 0.0
+    earlier_usd: Amount = 0.0
     """What launches of the same run cost before this one."""
-    desk: str = ""
+    desk: Line = ""
     """Host that it was launched on; "": this one, or an earlier version's record."""
-    planned_most_usd: float = 0.0
+    planned_most_usd: Amount = 0.0
     """Dollars that nine in ten such runs stay below, as planned at the launch; 0: no plan with known
     prices."""
-    planned_most_hours: float = 0.0
+    planned_most_hours: Amount = 0.0
     """The same for hours; 0: no plan."""
-    samples_for: str = ""
+    samples_for: Annotated[str, Meta(pattern=r"^([a-z][a-z0-9-]{0,62})?\Z")] = ""
     """The run that these machines sample for; "": this is a run itself."""
-    jobs: int = 1
+    jobs: Annotated[int, Meta(ge=1, le=10_000)] = 1
     """Jobs that the machines were started as, each with a number behind the id where there are several."""
-    counted_usd: float | None = None
+    counted_usd: Amount | None = None
     """What this one cost as its platform counted, where it counts and was asked."""
 
     def hours(self) -> float:
@@ -137,7 +143,9 @@ class RunRecord:
         """Writes the record and returns its path."""
         path = RUNS / self.run_id / LAUNCH
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, f"{json.dumps(dataclasses.asdict(self), indent=1)}\n".encode())
+        # A platform's own words may have line breaks and colors.
+        kept = replace(self, why=as_line(self.why), state=as_line(self.state))
+        write_whole(path, f"{json.dumps(dataclasses.asdict(kept), indent=1)}\n".encode())
         return path
 
 
@@ -182,16 +190,27 @@ def known_ids() -> list[str]:
     return sorted(path.parent.name for path in RUNS.glob(f"*/{LAUNCH}"))
 
 
+def known_records() -> list[RunRecord]:
+    """The records of all runs that were launched from here; a damaged one is named and passed over."""
+    records = []
+    for run_id in known_ids():
+        try:
+            records.append(load_record(run_id))
+        except ConfigError as error:
+            print(f"warning: {error}", file=sys.stderr, flush=True)
+    return records
+
+
 def workers_of(run_id: str) -> list[RunRecord]:
     """The launches of machines that sample for a run, oldest first."""
-    found = [record for record in map(load_record, known_ids()) if record.samples_for == run_id]
-    return sorted(found, key=lambda record: record.started_s)
+    workers = [record for record in known_records() if record.samples_for == run_id]
+    return sorted(workers, key=lambda record: record.started_s)
 
 
 def newest_first() -> list[RunRecord]:
     """All records by their launch. The files' times would not do: a record is written again when its run
     ends."""
-    return sorted(map(load_record, known_ids()), key=lambda record: record.started_s, reverse=True)
+    return sorted(known_records(), key=lambda record: record.started_s, reverse=True)
 
 
 def load_record(run_id: str) -> RunRecord:
@@ -201,36 +220,16 @@ def load_record(run_id: str) -> RunRecord:
         raise ConfigError(
             f"no run {run_id} was launched from here: " + (f"known: {others}" if others else "none")
         )
-    return RunRecord(**json.loads((RUNS / run_id / LAUNCH).read_text()))
-
-
-def interrupted_run(recipe: str, target: str, overrides: list[str], model: str) -> str:
-    """The newest run of this very recipe and model that neither finished nor is running now; empty if there
-    is none."""
-    for record in newest_first():
-        if (record.recipe, record.target, record.overrides) != (recipe, target, overrides):
-            continue
-        try:
-            progress = json.loads((RUNS / record.run_id / PROGRESS).read_text())
-            same_model = model in (RUNS / record.run_id / CONFIG).read_text()
-        except (OSError, ValueError):
-            continue  # it ended before its first step: there is nothing to resume from
-        if progress["status"] == "finished":
-            return ""
-        if same_model and _gone(progress):
-            return record.run_id
-    return ""
-
-
-def _gone(progress: dict[str, Any]) -> bool:
-    """Whether a run's process has ended; waits GOING_DOWN_S for one that was killed just now."""
-    until = time.monotonic() + GOING_DOWN_S
-    # The id alone is asked too: a run of an earlier version wrote no more.
-    while not processes.is_gone(progress) and processes.process_state(progress["pid"]):
-        if time.monotonic() > until:
-            return False
-        time.sleep(0.1)
-    return True
+    path = RUNS / run_id / LAUNCH
+    try:
+        record = decode_record(path.read_bytes(), RunRecord, str(path))
+    except BadRecord as error:
+        raise ConfigError(
+            f"{error}: move the folder {path.parent} away, and adopt the run from its bucket"
+        ) from None
+    if record.run_id != run_id:
+        raise ConfigError(f"{path} is the record of {record.run_id}: move the folder {path.parent} away")
+    return record
 
 
 def new_run_id(recipe: str) -> str:

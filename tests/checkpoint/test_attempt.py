@@ -293,6 +293,18 @@ def test_a_fenced_attempt_writes_nothing_at_its_end(record):
     assert record.storage.list() == before
 
 
+@pytest.mark.parametrize("code", [EXIT_OK, EXIT_CONFIG, EXIT_GAVE_UP, EXIT_NODE_LOST])
+def test_the_end_of_a_replaced_attempt_does_not_end_the_run(record, code):
+    """It was replaced less than a beat ago, and has not heard of it."""
+    old = record.take(0, "monday")
+    living = record.take(0, "tuesday")
+    before = record.storage.list()
+    assert record.close(old, code, "no such option", 0) == EXIT_FENCED
+    assert record.storage.list() == before and record.final() is None
+    living.beat()
+    assert record.take(0, "tuesday").epoch == 3
+
+
 def test_whether_a_run_is_alive(record, monkeypatch):
     assert record.alive() is None
     taken = record.take(0)

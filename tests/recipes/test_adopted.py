@@ -53,6 +53,9 @@ def test_another_desk_ends_and_resumes_a_run(bucket, capfd, tmp_path, monkeypatc
     first = launched(capfd, bucket, SEVEN, "--set", "optimizer.learning_rate=2e-6", "--", "--exclude=gpu-7")
     at_another_desk(tmp_path, monkeypatch)
     code, _, err = run(capfd, "down", "far", "--bucket", bucket)
+    assert code == 2 and "passed on to the platform: --exclude=gpu-7" in err and "give --trust" in err
+    assert "scancel" not in (tmp_path / "calls").read_text() and not run_record.is_known("far")
+    code, _, err = run(capfd, "down", "far", "--bucket", bucket, "--trust")
     assert code == 0, err
     assert "scancel 77" in (tmp_path / "calls").read_text()
     adopted = run_record.load_record("far")
@@ -81,7 +84,10 @@ def test_a_recipe_of_a_file_comes_with_the_run(bucket, capfd, tmp_path, monkeypa
     launched(capfd, bucket, f"{mine}:recipe")
     mine.unlink()
     at_another_desk(tmp_path, monkeypatch)
-    code, out, err = run(capfd, "resume", "far", "--bucket", bucket, "--dry-run")
+    resume = ["resume", "far", "--bucket", bucket, "--dry-run"]
+    code, out, err = run(capfd, *resume)
+    assert code == 2 and "    def recipe():" in err and not run_record.is_known("far"), err
+    code, out, err = run(capfd, *resume, "--trust")
     assert code == 0 and "--job-name=mine" in out, err
 
 
@@ -128,7 +134,7 @@ def _served_elsewhere(bucket, mine, shape, capfd, tmp_path, monkeypatch):
     (mine / "config.json").unlink()
     exported = Storage(RunStore(f"{bucket}/far").exported)
     at_another_desk(tmp_path, monkeypatch)
-    serve = ["serve", "far", "--bucket", bucket, "--target", "skypilot-runpod", "--dry-run"]
+    serve = ["serve", "far", "--bucket", bucket, "--target", "skypilot-runpod", "--dry-run", "--trust"]
     code, _, err = run(capfd, *serve)
     assert code == 2 and f"began with {mine}, which is not here" in err and "has no config.json" in err
     exported.put_bytes("config.json", json.dumps(shape).encode())
@@ -138,3 +144,66 @@ def _served_elsewhere(bucket, mine, shape, capfd, tmp_path, monkeypatch):
         task = out[out.index("# --- ") :]
         assert f"-m trainer.checkpoint.weights {bucket}/far/checkpoints/hf" in task
         assert "would upload" not in out
+
+
+def forged(tmp_path, **changed):
+    """Changes the record of a launch in its bucket, as anybody may who can write there."""
+    file = tmp_path / "bucket/far/manifest.json"
+    data = json.loads(file.read_text())
+    for key, value in changed.items():
+        part = data["launch"] if key == "recipe_file" else data["launch"]["record"]
+        part[key] = value
+    file.write_text(json.dumps(data))
+
+
+MARK = "touch MARK"
+DRIVEN = (
+    ["down", "far"],
+    ["resume", "far", "--dry-run"],
+    ["serve", "far", "--target", "slurm", "--dry-run"],
+    ["dashboard", "far", "--dry-run"],
+)
+HOSTILE = {
+    "a shell line as the id": {"run_id": f"x;{MARK}", "target": "local"},
+    "an option as the job": {"cluster": "--user=root"},
+    "all jobs": {"cluster": "all"},
+    "a target that is none": {"target": "local;x"},
+    "another run": {"run_id": "other"},
+    "another server": {"flags": ["--server=https://evil.example"]},
+    "options of somebody else": {"overrides": [f"site.prelude={MARK}"]},
+    "a recipe of its own": {"recipe": "evil.py:recipe", "recipe_file": f"import os; os.system('{MARK}')"},
+    "a recipe elsewhere": {"recipe": "../../evil.py:recipe"},
+    "numbers that are none": {"started_s": 1e300},
+    "more jobs than there are": {"jobs": 10**9},
+    "escape sequences": {"desk": "\x1b]0;owned\x07"},
+    "a list for a text": {"bucket": ["s3://other"]},
+}
+
+
+@pytest.mark.parametrize("command", DRIVEN, ids=lambda words: words[0])
+@pytest.mark.parametrize("words", HOSTILE.values(), ids=HOSTILE)
+def test_what_a_bucket_says_is_never_run(words, command, bucket, capfd, tmp_path, monkeypatch):
+    launched(capfd, bucket)
+    forged(tmp_path, **json.loads(json.dumps(words).replace("MARK", str(tmp_path / "ran"))))
+    at_another_desk(tmp_path, monkeypatch)
+    (tmp_path / "calls").unlink()
+    try:
+        code, out, err = run(capfd, *command, "--bucket", bucket)
+    except SystemExit as refused:  # `serve` looks for the run's stream, and says that there is none
+        code, (out, err) = refused.code, capfd.readouterr()
+    assert not (tmp_path / "ran").exists() and "Traceback" not in out + err
+    assert not (tmp_path / "calls").exists(), "no program of a platform was called"
+    assert "\x1b" not in out + err
+    if words == {"cluster": "all"} and command[0] != "down":  # which names no job
+        return
+    assert code == 2 and err.strip(), out
+    assert not run_record.is_known("far") or words == {"cluster": "all"}
+
+
+def test_a_manifest_of_gigabytes_is_not_read(bucket, capfd, tmp_path, monkeypatch):
+    launched(capfd, bucket)
+    with (tmp_path / "bucket/far/manifest.json").open("r+b") as file:
+        file.truncate(1 << 32)
+    at_another_desk(tmp_path, monkeypatch)
+    code, _, err = run(capfd, "down", "far", "--bucket", bucket)
+    assert code == 2 and "at most" in err and "Traceback" not in err

@@ -420,6 +420,6 @@ def test_down_leaves_workers_of_this_machine_that_ended_by_themselves(capsys, mo
     replace(workers(), target="local").save()
     ended = subprocess.Popen(["true"], start_new_session=True)
     ended.wait()
-    (run_record.RUNS / workers().run_id / "local.pgid").write_text(str(ended.pid))
+    (run_record.RUNS / workers().run_id / "local.pid").write_text(str(ended.pid))
     assert run(capsys, "down", "mine")[0] == 0
     assert not workers().ended_s, "nothing was asked of it"

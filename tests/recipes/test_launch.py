@@ -20,7 +20,7 @@ import launch
 from recipes.drivers import launch_checks, platforms, tokens
 from recipes.plan import cost
 from recipes.presets import resolve
-from recipes.records import run_record
+from recipes.records import run_process, run_record
 from recipes.records.run_record import RunRecord
 from recipes.targets import ssh
 from tests import servers
@@ -330,7 +330,7 @@ def test_an_interrupted_demo_is_found_and_a_finished_or_other_one_is_not(monkeyp
         os.utime(tmp_path / name / "launch.json", (-started, -started))  # written again when a run ends
 
     def find(overrides=()):
-        return run_record.interrupted_run("demo", "local", list(overrides), "demo-abc")
+        return run_process.interrupted_run("demo", "local", list(overrides), "demo-abc")
 
     assert find() == ""
     run("demo-a", "running")
@@ -339,7 +339,8 @@ def test_an_interrupted_demo_is_found_and_a_finished_or_other_one_is_not(monkeyp
     run("demo-c", "running", model="demo-of-older-code")
     run("demo-d", "", config=False)
     run("demo-e", "failed", ["run.seed=1"])
-    assert find() == "demo-a" and find(["run.seed=1"]) == "demo-e"
+    assert find() == "demo-d", "killed before its trainer began: its preparation goes on where it was"
+    assert find(["run.seed=1"]) == "demo-e"
     run("demo-f", "finished")
     assert find() == ""
 
@@ -349,7 +350,7 @@ def test_a_demo_waits_for_the_processes_of_a_killed_one_and_leaves_a_running_one
     killed, found, monkeypatch, tmp_path
 ):
     monkeypatch.setattr(run_record, "RUNS", tmp_path)
-    monkeypatch.setattr(run_record, "GOING_DOWN_S", 30.0 if killed else 0.3)
+    monkeypatch.setattr(run_process, "GOING_DOWN_S", 30.0 if killed else 0.3)
     run_record.RunRecord(run_id="demo-a", recipe="demo", target="local").save()
     (tmp_path / "demo-a/config.yaml").write_text("path: /x/demo-abc\n")
     with subprocess.Popen(["sleep", "60"]) as driver:
@@ -363,7 +364,7 @@ def test_a_demo_waits_for_the_processes_of_a_killed_one_and_leaves_a_running_one
         if killed:
             timer.start()
         began = time.monotonic()
-        assert run_record.interrupted_run("demo", "local", [], "demo-abc") == found
+        assert run_process.interrupted_run("demo", "local", [], "demo-abc") == found
         waited = time.monotonic() - began
         assert 0.4 < waited < 30 if killed else 0.3 <= waited < 30
         end()

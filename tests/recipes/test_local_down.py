@@ -1,78 +1,144 @@
-"""`down` of a run on this machine ends it, whether it was started with --detach or not."""
+"""A run on this machine is found by its process, ended, followed and never forgotten while it lives."""
 
+import json
 import os
+import signal
 import subprocess
+import sys
 import time
 
 import pytest
 
-from recipes.drivers import platforms
-from recipes.records import run_record
+from recipes.drivers import launch_checks, launched_run, platforms
+from recipes.records import run_process, run_record
+from recipes.records.run_record import RunRecord
+from tests.conftest import ROOT
 from trainer.system import processes
+
+ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
+TASK = """\
+trap 'echo asked to end >> runs/mine/launch.log; exit 143' TERM
+echo begun >> runs/mine/launch.log
+while :; do sleep 0.1; done
+"""
 
 
 @pytest.fixture
-def start(tmp_path):
-    """Starts a run's commands with a task file that waits; returns them with the process."""
-    folder = tmp_path / "runs/mine/task"
-    folder.mkdir(parents=True)
-    (folder / "demo.sh").write_text("exec sleep 300\n")
-    record = run_record.RunRecord(run_id="mine", recipe="demo", target="local")
+def record(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(run_record, "RUNS", tmp_path / "runs")
+    made = RunRecord(run_id="mine", recipe="demo", target="local", started_s=time.time())
+    made.save()
+    (tmp_path / "runs/mine/task").mkdir()
+    (tmp_path / "runs/mine/task/demo.sh").write_text(TASK)
+    return made
+
+
+@pytest.fixture
+def start(record, tmp_path):
+    """Starts the run's command, waits until its task runs, and ends what is left of it."""
     started = []
 
-    def run(detach):
-        commands = platforms.launch_commands(
-            record, ["runs/mine/task/demo.sh"], {"RUN_ID": "mine"}, [], detach
-        )
-        (up,) = commands.up
-        started.append(subprocess.Popen(up, cwd=tmp_path, env=os.environ | {"RUN_ID": "mine"}))
-        file = tmp_path / f"runs/mine/local.{'pgid' if detach else 'pid'}"
-        end = time.monotonic() + 10
-        while not (file.exists() and file.read_text().strip()):
-            assert time.monotonic() < end
-            time.sleep(0.02)
-        return commands, int(file.read_text())
+    def run(detach=False):
+        (up,) = platforms.launch_commands(record, [], {"RUN_ID": "mine"}, [], detach).up
+        started.append(subprocess.Popen(up, cwd=tmp_path, env=ENVIRONMENT | {"RUN_ID": "mine"}))
+        wait_for(lambda: (tmp_path / "runs/mine/launch.log").exists())
+        return run_process.process_of("mine")
 
     yield run
     for process in started:
+        if pid := run_process.process_of("mine"):
+            os.kill(pid, signal.SIGKILL)
         process.kill()
         process.wait()
 
 
-def down(commands, folder):
-    (words,) = commands.down
-    return subprocess.run(words, cwd=folder, capture_output=True, text=True)
+def wait_for(condition, seconds=30):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def call(record, what, folder):
+    (words,) = getattr(platforms.launch_commands(record, [], {"RUN_ID": "mine"}, [], False), what)
+    return subprocess.run(words, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
 
 
 @pytest.mark.parametrize("detach", [False, True])
-def test_it_ends(start, tmp_path, detach):
-    commands, pid = start(detach)
-    end = time.monotonic() + 10
-    while "sleep" not in (tmp_path / f"/proc/{pid}/comm").read_text():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-    assert down(commands, tmp_path).returncode == 0
-    while not processes.has_ended(pid):
-        assert time.monotonic() < end
-        time.sleep(0.02)
+def test_it_ends_by_its_own_way(start, record, tmp_path, detach):
+    pid = start(detach)
+    assert pid and not launched_run.gone_here(record)
+    assert call(record, "down", tmp_path).returncode == 0
+    wait_for(lambda: processes.has_ended(pid))
+    assert (tmp_path / "runs/mine/launch.log").read_text() == "begun\nasked to end\n"
+    assert launched_run.gone_here(record)
 
 
-def test_a_process_that_has_its_number_by_now_is_left_alone(start, tmp_path):
-    commands, _ = start(False)
-    other = subprocess.Popen(["sleep", "300"], env={"RUN_ID": "another"})
-    try:
+def test_a_second_launch_of_it_is_refused_before_anything_is_touched(start, record, tmp_path):
+    pid = start()
+    lives = launch_checks.earlier_launch(RunRecord(run_id="mine", recipe="demo", target="local"), {})
+    assert lives and lives.sure and lives.what == f"process {pid} on this machine"
+
+
+def test_down_finds_a_run_whose_process_id_was_lost_by_its_launcher(start, record, tmp_path):
+    pid = start()
+    (tmp_path / "runs/mine/local.pid").unlink()
+    (tmp_path / "runs/mine/.launcher.lock").write_text(json.dumps({"pid": pid, "host": "here"}).ljust(256))
+    assert call(record, "down", tmp_path).returncode == 0
+    wait_for(lambda: processes.has_ended(pid))
+
+
+def test_down_that_finds_nothing_of_a_run_that_beats_says_so_and_fails(record, tmp_path):
+    with subprocess.Popen(["sleep", "300"]) as beating:
+        stamp = processes.own_stamp() | {"pid": beating.pid}
+        stamp["pid_started"] = processes.started_ticks(beating.pid)
+        (tmp_path / "runs/mine/progress.json").write_text(json.dumps({"status": "running"} | stamp))
+        done = call(record, "down", tmp_path)
+        assert done.returncode == 2 and f"mine goes on: process {beating.pid}" in done.stderr
+        assert "Traceback" not in done.stderr
+        beating.kill()
+
+
+def test_a_process_that_has_its_number_by_now_is_left_alone(record, tmp_path):
+    with subprocess.Popen(["sleep", "300"], env={"RUN_ID": "another"}) as other:
         (tmp_path / "runs/mine/local.pid").write_text(f"{other.pid}\n")
-        done = down(commands, tmp_path)
+        done = call(record, "down", tmp_path)
         assert "no process of mine is left" in done.stderr and other.poll() is None
-    finally:
         other.kill()
-        other.wait()
 
 
-@pytest.mark.parametrize("file", ["local.pid", "local.pgid"])
-def test_of_a_run_that_has_ended_it_says_that_and_nothing_else(tmp_path, file):
-    (tmp_path / "runs/mine").mkdir(parents=True)
-    (tmp_path / "runs/mine" / file).write_text("4194303")  # no such process
-    record = run_record.RunRecord(run_id="mine", recipe="demo", target="local")
-    done = down(platforms.launch_commands(record, ["demo.sh"], {"RUN_ID": "mine"}, [], False), tmp_path)
+@pytest.mark.parametrize("content", ["4194303", "", "-1", "x", "[]"])
+def test_of_a_run_that_has_ended_it_says_that_and_nothing_else(record, tmp_path, content):
+    (tmp_path / "runs/mine/local.pid").write_text(content)
+    (tmp_path / "runs/mine/.launcher.lock").write_text(content)
+    done = call(record, "down", tmp_path)
     assert done.stderr == "no process of mine is left\n" and not done.stdout and done.returncode == 0
+
+
+def test_logs_of_a_run_that_has_ended_return(record, tmp_path):
+    (tmp_path / "runs/mine/launch.log").write_text("first\nlast\n")
+    assert call(record, "logs", tmp_path).stdout == "first\nlast\n"
+
+
+def test_logs_follow_a_run_until_it_ends(start, record, tmp_path):
+    pid = start()
+    (words,) = platforms.launch_commands(record, [], {"RUN_ID": "mine"}, [], False).logs
+    with subprocess.Popen(words, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as follower:
+        assert follower.stdout.readline() == "begun\n"
+        os.kill(pid, signal.SIGTERM)
+        os.waitpid(pid, 0)  # as its desk does
+        assert follower.communicate(timeout=60)[0] == "asked to end\n" and follower.returncode == 0
+
+
+def test_a_run_that_never_began_is_no_launch_for_ever(record):
+    assert not launched_run.gone_here(record), "it may be on its way"
+    old = RunRecord(run_id="mine", recipe="demo", target="local", started_s=time.time() - 3600)
+    assert launched_run.gone_here(old)
+    assert not launched_run.gone_here(RunRecord(run_id="mine", recipe="demo", target="local", desk="far"))
+
+
+def test_a_launch_is_never_a_shell_line(record):
+    commands = platforms.launch_commands(record, ["runs/mine/task/demo.sh"], {"RUN_ID": "mine"}, [], False)
+    for words in [*commands.up, *commands.down, *commands.logs]:
+        assert words[0] == sys.executable and "-c" not in words

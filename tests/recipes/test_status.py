@@ -222,7 +222,7 @@ def test_a_server_that_was_left_to_itself_and_ended_is_not_launched(capsys, tmp_
     RunRecord(
         run_id="mine", recipe="serve", target="local", started_s=time.time() - 60, confirmed=True
     ).save()
-    (tmp_path / "runs/mine/local.pgid").write_text("4194303")  # no such process
+    (tmp_path / "runs/mine/local.pid").write_text("4194303")  # no such process
     (tmp_path / "runs/mine/local.log").write_text("listening\nerror: the model is gone\n")
     out = run(capsys, "status")[1]
     assert "launched" not in out.split("mine")[1] and "ended" in out and "the model is gone" in out

@@ -234,10 +234,16 @@ class Attempts(AttemptRecord):
 
         Where no restart can help, or none is left, the run is over for good, so that the platform need not
         start once more to find out. machines: those that failed their checks. died_at_step: as in
-        `PastAttempt`. A fenced attempt writes nothing.
+        `PastAttempt`. An attempt that was replaced writes nothing, however it ends: what it came to says
+        nothing of the run, which goes on.
         """
         if code == EXIT_FENCED:
             return code
+        try:
+            attempt.check()
+        except AttemptFenced as fenced:
+            print(f"error: {fenced}", flush=True)
+            return EXIT_FENCED
         end = {
             "name": attempt.name,
             "code": code,
@@ -246,7 +252,7 @@ class Attempts(AttemptRecord):
             "died_at_step": died_at_step,
         }
         self.write(f"{attempt.epoch:08d}.end", end)
-        past = self.past()
+        past = [one for one in self.past() if one.epoch <= attempt.epoch]
         launch = past[-1].launch if past else ""
         if code in FINAL_EXIT_CODES:
             self.finish(code, why, launch)

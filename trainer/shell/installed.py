@@ -48,6 +48,7 @@ MODULES = (
     "isal.igzip_threaded",
     "math_verify",
     "mpmath",
+    "msgspec",
     "numpy",
     "obstore",
     "orjson",

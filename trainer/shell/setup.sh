@@ -110,7 +110,7 @@ else
     if [ "$name" = desk ]; then
         # The stores, and the hub's client with what it needs.
         hub='huggingface-hub|anyio|click|filelock|fsspec|h11|hf-xet|httpcore2|httpx2|idna|packaging|tqdm|truststore'
-        desk="^(obstore|pyyaml|typing-extensions|$hub)=="
+        desk="^(msgspec|obstore|pyyaml|typing-extensions|$hub)=="
         awk -v desk="$desk" '/^[A-Za-z0-9]/ {keep = ($0 ~ desk)} keep' "$lock" >".venvs/.desk.txt"
         lock=".venvs/.desk.txt"
     fi

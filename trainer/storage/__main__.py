@@ -18,6 +18,9 @@ from trainer.storage.probe import QUICK, probe_store
 from trainer.storage.storage import Storage
 from trainer.storage.transfer import download, fetch_whole_folder, format_size, upload
 
+MOST_SHOWN = 4 << 20
+"""Bytes of an object that `cat` reads into memory."""
+
 
 def copy_files(how: str, source: str, target: str) -> tuple[int, int]:
     """Copies a file or folder between a local path and a store. Returns (files, bytes)."""
@@ -39,7 +42,7 @@ def run(arguments: list[str]) -> None:
             for key, count in Storage(url).list():
                 print(f"{count:>14} {key}")
         case ["cat", url, key]:
-            sys.stdout.buffer.write(Storage(url).get_bytes(key))
+            sys.stdout.buffer.write(Storage(url).get_bytes(key, MOST_SHOWN))
         case ["probe", url, *rest] if rest in ([], ["--read-only"]):
             probe_store(url, write=not rest, retry=QUICK)
             print(f"{url} can be {'listed' if rest else 'written, listed, read and cleared'}")

@@ -150,6 +150,23 @@ def test_each_fault_of_a_gpu_is_named(change, finding):
     assert wrong(Recorded(gpu5=change)) == [finding]
 
 
+ALL_DOWN = {"down": tuple(range(18))}
+
+
+def test_cards_without_a_bridge_have_no_fault():
+    """PCIe cards, and a board whose fabric is off: each of their links says that it is inactive."""
+    assert wrong(Recorded(**{f"gpu{i}": ALL_DOWN for i in range(8)})) == []
+    found = gpus.judge_gpus(
+        gpus.read_gpus(Recorded(gpu0=ALL_DOWN), {"CUDA_VISIBLE_DEVICES": "0"}), 0, 1, 13, ""
+    )
+    assert {f.figure for f in found if f.check == "NVLink"} == {"no bridge: none of 18 links is up"}
+
+
+def test_a_card_without_links_beside_linked_ones_is_at_fault():
+    (level, check, figure), *others = wrong(Recorded(gpu5=ALL_DOWN))
+    assert (level, check, others) == ("fail", "NVLink", []) and figure.endswith("of 18 down")
+
+
 def test_what_a_gpu_does_not_support_is_no_fault():
     bare = {
         "ecc": None,

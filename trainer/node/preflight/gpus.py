@@ -193,6 +193,7 @@ def judge_gpus(reading: GpuReading, rank: int, wanted: int, cuda: int, log: str)
     found = [_found("driver", rank, wrong, driver, f"CUDA {cuda}", "")] if cuda else []
     kinds = set()
     fastest = 0
+    linked = any(any(gpu.nvlinks) for gpu in reading.gpus)
     for gpu in used:
         kinds.add(f"{gpu.name} of {gpu.memory_bytes / 2**30:.0f} GiB")
         fastest = max(fastest, gpu.pcie_generation or 0)
@@ -201,7 +202,7 @@ def judge_gpus(reading: GpuReading, rank: int, wanted: int, cuda: int, log: str)
     models = f"{len(used)} x {names}"
     found.append(_found("GPU model", rank, mixed, models, "all alike", "take a machine with one kind of GPU"))
     for gpu in used:
-        for check, wrong, figure, target, remedy, level in _complaints(gpu, fastest):
+        for check, wrong, figure, target, remedy, level in _complaints(gpu, fastest, linked):
             text = f"GPU {gpu.index} {wrong}" if wrong else ""
             found.append(_found(check, rank, text, figure, target, remedy, level))
     xids = sorted(set(map(int, re.findall(r"NVRM: Xid \([^)]*\): (\d+)", log))) & XIDS.keys())
@@ -241,14 +242,27 @@ def compare_gpus(found: Iterable[Finding]) -> list[Finding]:
     return out
 
 
-def _complaints(gpu: MeasuredGpu, fastest: int) -> list[tuple[str, str, str, str, str, Any]]:
+def _nvlink(gpu: MeasuredGpu, linked: bool) -> tuple[str, str]:
+    """(what is wrong or "", figure) of a GPU's NVLinks. linked: some GPU of the node has a link that is up.
+
+    A card without a bridge, and one of a board whose fabric is off, answers "inactive" for every link that it
+    could have (NVSentinel's pull request 1481; DCGM 49): that is a fault only where a neighbor's are up.
+    """
+    down = [str(i) for i, up in enumerate(gpu.nvlinks) if not up]
+    if not down:
+        return "", f"{len(gpu.nvlinks)} links"
+    if len(down) == len(gpu.nvlinks) and not linked:
+        return "", f"no bridge: none of {len(down)} links is up"
+    return f"has NVLink {', '.join(down)} of {len(gpu.nvlinks)} down", ""
+
+
+def _complaints(gpu: MeasuredGpu, fastest: int, linked: bool) -> list[tuple[str, str, str, str, str, Any]]:
     """(check, what is wrong or "", figure, target, remedy, level) of one GPU. fastest: PCIe generation of the
-    node."""
+    node. linked: as for `_nvlink`."""
     ecc = f"has {gpu.uncorrected_ecc} uncorrectable memory errors" if gpu.uncorrected_ecc else ""
     rows = "has failed to remap a memory row" if gpu.remap_failed else ""
     pending = "" if rows or not gpu.remap_pending else "waits for a reset to remap a memory row"
-    down = [str(i) for i, up in enumerate(gpu.nvlinks) if not up]
-    links = f"has NVLink {', '.join(down)} of {len(gpu.nvlinks)} down" if down else ""
+    links, link_figure = _nvlink(gpu, linked)
     narrow = gpu.pcie_width and gpu.pcie_width_max and gpu.pcie_width < gpu.pcie_width_max
     pcie = f"is on PCIe x{gpu.pcie_width}, it can do x{gpu.pcie_width_max}" if narrow else ""
     if not pcie and (gpu.pcie_generation or fastest) < fastest:
@@ -267,7 +281,7 @@ def _complaints(gpu: MeasuredGpu, fastest: int) -> list[tuple[str, str, str, str
     return [
         ("ECC", ecc or rows, "no error", "no uncorrectable error", another, "fail"),
         ("row remapping", pending, "none pending", "", "restart the machine or take another", "warn"),
-        ("NVLink", links, f"{len(gpu.nvlinks)} links", "all up", another, "fail"),
+        ("NVLink", links, link_figure, "all up, or no bridge", another, "fail"),
         (
             "PCIe",
             pcie,
