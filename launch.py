@@ -6,8 +6,8 @@
 """SpotRL's front door: `python3 launch.py COMMAND`, see `python3 launch.py --help`. The command line is
 recipes/commands/cli.py.
 
-Any Python from 3.9 on will do. Where this one is older than the code needs or lacks Click, msgspec, PyYAML or rich,
-the file starts itself again under uv, which brings them; without uv, pip installs that into .cache/uv.
+Any Python from 3.9 on will do. Where this one is older than the code needs or lacks Click, msgspec, PyYAML or
+rich, the file starts itself again under uv, which brings them; without uv, pip installs that into .cache/uv.
 """
 
 from __future__ import annotations

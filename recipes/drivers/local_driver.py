@@ -97,9 +97,7 @@ def _check_silent(run_id: str) -> None:
         )
     silent_s = time.time() - path.stat().st_mtime
     if silent_s < 60 and "pid_started" not in progress:
-        raise ConfigError(
-            f"{run_id} goes on: {path} was written {silent_s:.0f} s ago by a process unknown here"
-        )
+        raise ConfigError(f"{run_id} goes on: {path} was written {silent_s:.0f} s ago by an unknown process")
 
 
 COMMANDS = {"up": up, "start": start, "logs": logs, "down": down}

@@ -29,7 +29,7 @@ from trainer.config import ConfigError
 from trainer.config.run_folder import MANIFEST, write_whole
 from trainer.config.run_store import RunStore
 from trainer.system.exit_codes import EXIT_STORAGE
-from trainer.system.records import BadRecord, as_line, decode_record
+from trainer.system.records import MalformedRecord, as_line, decode_record
 
 ANSWER_S = 10.0
 """That a store has for a small file."""
@@ -102,7 +102,7 @@ def adopt_run(run: str, bucket: str, trust: bool = False) -> RunRecord:
         raise ConfigError(f"no launch of {run} in {store.bucket} ({reason.removeprefix('error: ')})")
     try:
         launch = decode_record(done.stdout, SharedManifest, f"{store.root}/{MANIFEST}").launch
-    except BadRecord as error:
+    except MalformedRecord as error:
         raise ConfigError(str(error)) from None
     record = launch.record
     if record is None:

@@ -1,7 +1,7 @@
 """The process of a run on this machine, for all who ask whether it lives.
 
-A start leaves its process id in the run's folder, the launcher and the driver leave theirs. An id alone may be
-another process by now, so one counts only if its environment has this run's id.
+A start leaves its process id in the run's folder, the launcher and the driver leave theirs. An id alone may
+be another process by now, so one counts only if its environment has this run's id.
 """
 
 from __future__ import annotations

@@ -18,12 +18,12 @@ from msgspec import Meta
 
 from trainer.config import ConfigError
 from trainer.config.run_folder import LAUNCH, METRICS, PROGRESS, write_whole
-from trainer.system.records import Amount, BadRecord, Line, Name, UnixTime, as_line, decode_record
+from trainer.system.records import Amount, Line, MalformedRecord, Name, UnixTime, as_line, decode_record
 
 RUNS = Path("runs")
 RunId = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9-]{0,62}\Z")]
 Option = Annotated[str, Meta(pattern=r"^[^\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]*\Z", max_length=1 << 16)]
-"""Of a launch: a person's own words, which may have several lines (`site.prelude`)."""
+"""An option of a launch: a person's own words, which may have several lines (`site.prelude`)."""
 PlatformName = Annotated[str, Meta(pattern=r"^([A-Za-z0-9][A-Za-z0-9._\[\]@:,-]*)?\Z", max_length=4096)]
 """Never one that a program would take for an option."""
 PULLED = "pulled"
@@ -223,7 +223,7 @@ def load_record(run_id: str) -> RunRecord:
     path = RUNS / run_id / LAUNCH
     try:
         record = decode_record(path.read_bytes(), RunRecord, str(path))
-    except BadRecord as error:
+    except MalformedRecord as error:
         raise ConfigError(
             f"{error}: move the folder {path.parent} away, and adopt the run from its bucket"
         ) from None

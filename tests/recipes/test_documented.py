@@ -78,6 +78,7 @@ def test_our_command_is_taken_and_its_dry_run_ends_well(page, words, refusal, mo
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     arguments = [word.replace(":PORT", ":2201") for word in words[1:]]
+    arguments = ["my-run" if word == "RUN" else word for word in arguments]
     if arguments[0] in ("data", "test"):
         return
     if "..." in arguments[-1]:  # hosts that the page leaves to the reader
@@ -89,11 +90,12 @@ def test_our_command_is_taken_and_its_dry_run_ends_well(page, words, refusal, mo
     given = launch.commands[command].make_context(command, arguments[1:]).params
     if command not in ("list", "plan", "render", "scaling", *STARTS):
         return
-    seven = run_record.RunRecord(run_id="RUN", recipe="grpo-qwen2.5-vl-7b-mathv60k", target="skypilot-runpod")
+    seven = run_record.RunRecord(
+        run_id="my-run", recipe="grpo-qwen2.5-vl-7b-mathv60k", target="skypilot-runpod"
+    )
     own = ["storage.bucket=s3://mine"]
     if "rollout-worker" in arguments:
         own += ["fleet.workers=only", "rollout.tensor_parallel=1"]
-        seven = replace(seven, run_id="my-run")
     replace(seven, bucket="s3://mine", overrides=own).save()  # what pages call yours
     if command in ("serve", "evaluate") or "rollout-worker" in arguments:
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "stand-in")
