@@ -91,9 +91,10 @@ def _check_silent(run_id: str) -> None:
         return
     if "pid_started" in progress and not processes.is_gone(progress):
         pid = progress.get("pid")
+        machine = progress.get("pid_space", "another machine")
         raise ConfigError(
-            f"{run_id} goes on: process {pid} of {progress.get('pid_space', 'another machine')} writes {path}, "
-            f"and it cannot be ended from here: `kill {pid}` on that machine ends it"
+            f"{run_id} goes on: process {pid} of {machine} writes {path}, and it cannot be ended from here:"
+            f" `kill {pid}` on that machine ends it"
         )
     silent_s = time.time() - path.stat().st_mtime
     if silent_s < 60 and "pid_started" not in progress:

@@ -29,7 +29,8 @@ from trainer.config import ConfigError
 from trainer.config.run_folder import MANIFEST, write_whole
 from trainer.config.run_store import RunStore
 from trainer.system.exit_codes import EXIT_STORAGE
-from trainer.system.records import MalformedRecord, as_line, decode_record
+from trainer.system.records import MalformedRecord, decode_record
+from trainer.system.terminal_text import terminal_line
 
 ANSWER_S = 10.0
 """That a store has for a small file."""
@@ -138,12 +139,12 @@ def _ask_trust(record: RunRecord, recipe_file: str | None, trust: bool) -> None:
     lines = []
     for option in record.overrides:
         if option != f"storage.bucket={record.bucket}":
-            lines.append(f"  option {as_line(option)}")
+            lines.append(f"  option {terminal_line(option)}")
     if record.flags:
-        lines.append(f"  passed on to the platform: {as_line(' '.join(record.flags))}")
+        lines.append(f"  passed on to the platform: {terminal_line(' '.join(record.flags))}")
     if recipe_file is not None:
         lines.append(f"  its recipe is this Python file, {Path(record.recipe).name}:")
-        lines += [f"    {as_line(line)}" for line in recipe_file.splitlines()]
+        lines += [f"    {terminal_line(line)}" for line in recipe_file.splitlines()]
     if not lines:
         return
     origin = f"{record.run_id} was launched on {record.desk or 'another desk'} for {record.target}"

@@ -18,7 +18,8 @@ from msgspec import Meta
 
 from trainer.config import ConfigError
 from trainer.config.run_folder import LAUNCH, METRICS, PROGRESS, write_whole
-from trainer.system.records import Amount, Line, MalformedRecord, Name, UnixTime, as_line, decode_record
+from trainer.system.records import Amount, Line, MalformedRecord, Name, UnixTime, decode_record
+from trainer.system.terminal_text import terminal_line
 
 RUNS = Path("runs")
 RunId = Annotated[str, Meta(pattern=r"^[a-z][a-z0-9-]{0,62}\Z")]
@@ -144,7 +145,7 @@ class RunRecord:
         path = RUNS / self.run_id / LAUNCH
         path.parent.mkdir(parents=True, exist_ok=True)
         # A platform's own words may have line breaks and colors.
-        kept = replace(self, why=as_line(self.why), state=as_line(self.state))
+        kept = replace(self, why=terminal_line(self.why)[:4096], state=terminal_line(self.state))
         write_whole(path, f"{json.dumps(dataclasses.asdict(kept), indent=1)}\n".encode())
         return path
 

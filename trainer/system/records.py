@@ -7,7 +7,6 @@ error: msgspec's strict types hold for every field, sizes and ranges stand besid
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -27,13 +26,6 @@ Amount = Annotated[float, Meta(ge=0, le=1e9)]
 """Dollars or hours."""
 
 Record = TypeVar("Record")
-_CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x1f\x7f-\x9f]+")
-"""A terminal's escape sequence, or other control characters."""
-
-
-def as_line(text: str) -> str:
-    """A text from outside as a `Line`: control characters are blanks, and it is cut where it is too long."""
-    return _CONTROL.sub(" ", text)[:4096]
 
 
 class MalformedRecord(ValueError):
@@ -43,7 +35,8 @@ class MalformedRecord(ValueError):
 def decode_record(data: bytes | str, kind: type[Record], name: str, most_bytes: int = MOST_BYTES) -> Record:
     """The record as a value of its type (a msgspec Struct or a dataclass with annotated fields).
 
-    name: of the object, for the error. Raises MalformedRecord for what is too large, no JSON, or of another form.
+    name: of the object, for the error. Raises MalformedRecord for what is too large, is no JSON, or has
+    another form.
     """
     if len(data) > most_bytes:
         raise MalformedRecord(f"{name} has {len(data):,} bytes, and such a record has {most_bytes:,} at most")
