@@ -256,6 +256,7 @@ def _sources(
     from data_prep.ingest.hub import Repository
     from data_prep.sources import catalog, records
     from data_prep.sources.own import own
+    from data_prep.sources.text_files import text_form
 
     if _is_drawn(source):
         return [_drawn(source, options, evaluation)]
@@ -265,13 +266,12 @@ def _sources(
             source, Repository(entry.repo, options.revision or entry.revision, options.mirror), show
         )
     mapping = _mapping(options.map)
+    text = text_form(options.encoding, options.delimiter)
     if Path(source).exists():
-        return own(source, name, options.images, mapping, options.split, keep=evaluation, sft=options.sft)
+        return own(source, name, options.images, mapping, options.split, evaluation, options.sft, text)
     if re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", source) and Path(source).suffix not in records.ENDINGS:
         repository = Repository(source, options.revision, options.mirror)
-        return catalog.any_repository(
-            repository, mapping, show, options.split, keep=evaluation, sft=options.sft
-        )
+        return catalog.any_repository(repository, mapping, show, options.split, evaluation, options.sft, text)
     raise ConfigError(
         f"no file, folder or dataset {source!r}: the names are {', '.join(NAMES)}, generated, "
         f"{TASK_FAMILIES}FAMILY; on the hub "
@@ -340,6 +340,13 @@ def _summary(manifest: Manifest, where: str) -> None:
             f"  refused from the archive: {len(stats['images']['refused']):,} members, listed in the manifest"
         )
     if stats:
+        frames = stats["images"].get("with_more_frames", 0)
+        notes = stats.get("notes", {}) | {
+            "images with more frames or pages, of which the first is taken": frames
+        }
+        for note, count in notes.items():
+            if count:
+                print(f"  note: {count:,} {note}")
         for split, count in stats["groups"]["rows_near_train"].items():
             near = "have an image that train nearly has (the source's own split)"
             print(f"  note: {count:,} rows of {split} {near}")

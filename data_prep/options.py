@@ -146,6 +146,8 @@ def _prepare_parser(commands: Any) -> None:
         help="the split of all rows (default: by file names or a split column, "
         "else train and validation by content)",
     )
+    where.add_argument("--encoding", default="", help="of text files (default: recognized)")
+    where.add_argument("--delimiter", default="", help="between fields of a table (default: recognized)")
     where.add_argument(
         "--revision",
         default="",

@@ -161,6 +161,7 @@ def prepare(
     stats = statistics.collect(kept, images.facts, groups)
     stats["images"] |= _of_unpacking(opened)
     stats["overlaps"] = overlaps
+    stats["notes"] = dict(sum((one.source.notes for one in opened), Counter()))
     manifest = dataclasses.replace(manifest, statistics=stats)
     write_preview(out, manifest, samples)
     write_manifest(out, manifest)
@@ -435,7 +436,7 @@ def _write(
     counts = dict.fromkeys(rows, 0)
     total = sum(map(len, judged)) + sum(map(len, problems))
     done = 0
-    with open(out / "quarantine.jsonl", "w", encoding="utf-8") as file:
+    with open(out / "quarantine.jsonl", "w", encoding="utf-8", errors="backslashreplace") as file:
         quarantine = Quarantine(file)
         for one, verdicts in zip(opened, judged, strict=True):
             verdict = iter(verdicts)

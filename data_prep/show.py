@@ -12,6 +12,7 @@ from data_prep.ingest.images import image_tokens
 from data_prep.options import TASK_FAMILIES
 from data_prep.sources.catalog import CATALOG
 from data_prep.sources.own import RecordSource
+from data_prep.sources.text_files import recognize
 from trainer.config import ConfigError
 from trainer.data.dataset import Dataset, read_manifest
 from trainer.data.images import image_size
@@ -45,6 +46,9 @@ def detected(sources: Sequence[RecordSource]) -> str:
         files = ", ".join(path.name for path, _ in source.tables[:4])
         more = f" and {len(source.tables) - 4} more" if len(source.tables) > 4 else ""
         lines.append(f"{files}{more}: read as {source.form.name}")
+        for path, _ in source.tables:
+            if path.suffix != ".parquet" and (unusual := recognize(path, source.text).unusual(path)):
+                lines.append(f"  {path.name}: {unusual}")
         for role, column, value in source.describe():
             arrow = "<-" if value else ":"
             lines.append(f"  {role:<9} {arrow} {column:<24} {value}".rstrip())
@@ -53,7 +57,7 @@ def detected(sources: Sequence[RecordSource]) -> str:
             places.append(f"paths from {source.beside}")
         if "images" in source.form.columns or "chat" in source.form.columns:
             lines.append(f"  images are looked for in the records, {', '.join(places)}")
-    return "\n".join(lines)
+    return "\n".join(lines).encode("utf-8", "backslashreplace").decode()
 
 
 def row(dataset: Dataset, index: int, tokenizer: str, min_pixels: int, max_pixels: int) -> str:

@@ -13,6 +13,7 @@ from data_prep.sources.source import Candidate
 from trainer.data.schema import TASK, AnswerType, count_placeholders, question_text, reference_of
 
 _SPECIAL = re.compile(r"<\|[a-z0-9_]+\|>")
+_MEDIA = re.compile(r"<(?:video|audio)(?:[ _:-]?\d{1,3})?>|\[(?:VIDEO|AUDIO)\]", re.IGNORECASE)
 UNASKABLE = frozenset(
     {
         "image_count",
@@ -25,6 +26,7 @@ UNASKABLE = frozenset(
         "image_ratio",
         "image_too_large",
         "no_question",
+        "other_media",
         "special_token",
     }
 )
@@ -172,6 +174,8 @@ def judge(
         reason = f"image_count: {asked} placeholders, {len(row.images)} images"
     elif not question_text(row.messages).strip():
         reason = "no_question: the user's turns hold no text"
+    elif mark := _MEDIA.search(question_text(row.messages)):
+        reason = f"other_media: {mark[0]} in the text, and only images are shown"
     elif token := special_token(row):
         reason = f"special_token: {token} in the text would be read as one of the model's own"
     reason = image_error(row.images, facts) or reason

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -64,6 +65,7 @@ class Families:
     name: str = NAME
     revision: str = ""
     weight: float = 1.0
+    notes: Counter[str] = field(default_factory=Counter)
     _made: dict[tuple[str, int, int], Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import PIL
@@ -74,6 +75,7 @@ class Generated:
     name: str = "generated"
     revision: str = ""
     weight: float = 1.0
+    notes: Counter[str] = field(default_factory=Counter)
 
     @property
     def files(self) -> list[dict[str, Any]]:

@@ -21,6 +21,8 @@ from trainer.config import ConfigError
 
 MAX_MEMBER_BYTES = 128 << 20
 """Largest file that is read; a larger one is no image that could be trained on."""
+MAX_NAME = 4096
+"""Characters of a member's name."""
 MAX_INFLATION = 1000
 """Largest factor by which a zip member beyond SMALL_BYTES may inflate. Images inflate by less."""
 SMALL_BYTES = 16 << 20
@@ -33,18 +35,17 @@ class Refused:
 
     members: list[tuple[str, str]] = field(default_factory=list)
     """(name, reason)."""
+    _reasons: dict[str, str] = field(default_factory=dict)
+    """Reason by the last part of a name."""
 
     def add(self, name: str, reason: str) -> None:
         printable = name[:300].encode("utf-8", "backslashreplace").decode()
         self.members.append((printable, reason))
+        self._reasons.setdefault(printable.rpartition("/")[2], reason)
 
     def reason(self, path: str) -> str:
         """Why the file that a path names was not read; empty if it was not refused."""
-        name = path.rpartition("/")[2]
-        for refused, why in self.members:
-            if refused.rpartition("/")[2] == name:
-                return why
-        return ""
+        return self._reasons.get(path.rpartition("/")[2], "")
 
 
 def safe_name(name: str) -> str:
@@ -55,6 +56,8 @@ def safe_name(name: str) -> str:
     """
     if "\0" in name:
         raise ValueError("name contains a NUL byte")
+    if len(name) > MAX_NAME:
+        raise ValueError(f"name of {len(name)} characters")
     if not _is_utf8(name):
         raise ValueError("name is not UTF-8")
     if "\\" in name:
@@ -244,14 +247,27 @@ def _safe_in_zip(info: zipfile.ZipInfo) -> str:
 def _folder(root: Path, refused: Refused) -> Iterator[Member]:
     """Symbolic links are followed, also out of the folder: the hub's cache consists of such links."""
     for path in files_under(root, refused):
-        size = path.stat().st_size
-        relative = path.relative_to(root).as_posix()
-        if size > MAX_MEMBER_BYTES:
-            refused.add(relative, f"{size} bytes, more than {MAX_MEMBER_BYTES}")
-        elif not _is_utf8(relative):
-            refused.add(relative, "name is not UTF-8")
-        else:
-            yield Member(relative, size, path.read_bytes)
+        yield from file_member(path.relative_to(root).as_posix(), path, refused)
+
+
+def file_member(name: str, path: Path, refused: Refused) -> Iterator[Member]:
+    """A file of this machine as a member, unless it is too large, has a name that is no text, or may not be
+    read."""
+    size = path.stat().st_size
+    if size > MAX_MEMBER_BYTES:
+        refused.add(name, f"{size} bytes, more than {MAX_MEMBER_BYTES}")
+    elif not _is_utf8(name):
+        refused.add(name, "name is not UTF-8")
+    elif not os.access(path, os.R_OK):
+        refused.add(name, "this user may not read it")
+    else:
+        yield Member(name, size, partial(_first_bytes, path, size))
+
+
+def _first_bytes(path: Path, size: int) -> bytes:
+    """As many bytes as the file stated: one of the kernel's may not end."""
+    with open(path, "rb") as file:
+        return file.read(size)
 
 
 def files_under(root: Path, refused: Refused) -> Iterator[Path]:

@@ -38,6 +38,8 @@ class ImageFacts:
     """Pillow's name: RGB, RGBA, P, L, CMYK..."""
     look: str = ""
     """Thumbnail by which near-identical images are found, in hex (see `stretched`)."""
+    frames: int = 1
+    """Frames or pages, of which the first is the image."""
     error: str = ""
     """Why it cannot be used; empty if it can. The word before the colon is the reason that is counted."""
 
@@ -102,10 +104,10 @@ def inspect(data: bytes, limits: ImageLimits) -> ImageFacts:
             error = size_error(width, height, limits)
             if error:
                 return ImageFacts(sha256, width, height, kind, mode, error=error)
+            frames = getattr(image, "n_frames", 1)
             image.draft("L", (4 * LOOK_SIDE, 4 * LOOK_SIDE))
-            return ImageFacts(
-                sha256, width, height, kind, mode, stretched(levels(to_rgb(image))).tobytes().hex()
-            )
+            look = stretched(levels(to_rgb(image))).tobytes().hex()
+            return ImageFacts(sha256, width, height, kind, mode, look, frames)
     except Image.DecompressionBombError:
         return ImageFacts(
             sha256, width, height, kind, mode, error="image_too_large: refused as a decompression bomb"

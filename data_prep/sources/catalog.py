@@ -13,6 +13,7 @@ from data_prep.sources import mathv60k
 from data_prep.sources.forms import Form
 from data_prep.sources.own import RecordSource, by_form, no_subsource, split_of, subsource
 from data_prep.sources.records import ENDINGS, first_object, read
+from data_prep.sources.text_files import TextForm
 from trainer.config import ConfigError
 
 QA = {"question": "question", "answer": "answer"}
@@ -292,6 +293,7 @@ def any_repository(
     split: str = "",
     keep: bool = False,
     sft: bool = False,
+    text: TextForm = TextForm(),  # noqa: B008 - frozen
 ) -> list[RecordSource]:
     """Any dataset repository: its Parquet files, or else its other data files, and its archives."""
     data = _ending_in(repository.files, ".parquet") or _ending_in(repository.files, ENDINGS)
@@ -305,7 +307,8 @@ def any_repository(
     local = [one.local for one in fetched]
     tables = list(zip(local, splits, strict=False))
     roots = local[len(data) :]
-    sources = by_form(tables, repository.repo.partition("/")[2].lower(), roots, None, mapping, keep, sft)
+    name = repository.repo.partition("/")[2].lower()
+    sources = by_form(tables, name, roots, None, mapping, keep, sft, text)
     for source in sources:
         source.revision = repository.revision
         source.record = lambda: [one.record for one in fetched]

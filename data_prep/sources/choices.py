@@ -23,6 +23,8 @@ def texts_of(found: Sequence[Any]) -> tuple[list[str], list[str]]:
         labels, values = _structure(values[0])
     if any(isinstance(value, (dict, list)) for value in values):
         raise BadRecord("bad_choices", f"the choices are no texts: {str(found)[:200]}")
+    if len(values) > len(LETTERS):
+        raise BadRecord("bad_choices", f"{len(values)} choices, and letters for {len(LETTERS)}")
     texts = [text_of(value).strip() for value in values]
     own = list(map(_OWN_LETTER.match, texts))
     letters = [(match[1] or match[2]).upper() for match in own if match]

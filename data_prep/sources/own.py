@@ -3,10 +3,11 @@ their images."""
 
 from __future__ import annotations
 
-import base64
-import binascii
 import hashlib
+import json
+import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache, partial
@@ -15,11 +16,30 @@ from operator import itemgetter
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from data_prep.ingest.archive import TAR_ENDINGS, Member, Refused, files_under, members, unpacked_bytes
+from data_prep.ingest.archive import (
+    TAR_ENDINGS,
+    Member,
+    Refused,
+    file_member,
+    files_under,
+    members,
+    unpacked_bytes,
+)
 from data_prep.ingest.wanted import Wanted
 from data_prep.sources.forms import Form, detect
-from data_prep.sources.records import ENDINGS, RAW_CHARS, UnreadableRecord, first_object, first_value, read
-from data_prep.sources.source import SPLITS, BadRecord, BadRow, Candidate, split_name
+from data_prep.sources.image_values import image_content, image_path
+from data_prep.sources.records import ENDINGS, first_object, read
+from data_prep.sources.source import (
+    RAW_CHARS,
+    SPLITS,
+    BadRecord,
+    BadRow,
+    Candidate,
+    UnreadableRecord,
+    split_name,
+    text_of,
+)
+from data_prep.sources.text_files import TextForm
 from trainer.config import ConfigError
 from trainer.data.dataset import file_sha256
 
@@ -29,8 +49,8 @@ MAX_SPLITS = 32
 """Most splits that a column may name: each one keeps a file open. A column of ids names thousands."""
 BROKEN = (KeyError, TypeError, ValueError, AttributeError, RecursionError)
 """What reading a record of an unexpected shape may raise."""
-_BASE64 = ("iVBOR", "/9j/", "R0lGOD", "UklGR", "SUkq", "TU0AK", "Qk0")
-"""First characters of PNG, JPEG, GIF, WebP, TIFF and BMP in base64."""
+MEDIA = ("video", "videos", "video_path", "audio", "audios", "audio_path")
+"""Columns of what a model is not shown here."""
 
 
 def no_subsource(images: Sequence[str]) -> str:
@@ -56,6 +76,10 @@ class RecordSource:
     subsource: Callable[[list[str]], str] = no_subsource
     """Gives the origin of a row that its images' paths name."""
     weight: float = 1.0
+    text: TextForm = TextForm()
+    """How its text files are read, as far as a person said so."""
+    notes: Counter[str] = field(default_factory=Counter)
+    """What was remarkable about the records when they were last read, counted."""
 
     @property
     def files(self) -> list[dict[str, Any]]:
@@ -76,22 +100,24 @@ class RecordSource:
                 splits.add(row.split)
                 yield row
             except BadRecord as error:
-                yield BadRow(index, *error.args, str(record)[:RAW_CHARS])
+                yield BadRow(index, *error.args, _raw(record))
             except BROKEN as error:
-                yield BadRow(index, "bad_record", f"{type(error).__name__}: {error}", str(record)[:RAW_CHARS])
+                yield BadRow(index, "bad_record", f"{type(error).__name__}: {error}", _raw(record))
 
     def _records(self) -> Iterator[tuple[int, str, dict[str, Any] | UnreadableRecord]]:
         index = 0
+        self.notes.clear()
         for path, split in self.tables:
-            for record in read(path):
+            for record in read(path, self.text, self.notes):
                 yield index, split, record
                 index += 1
 
     def _candidate(self, index: int, split: str, record: dict[str, Any]) -> Candidate:
         parsed = self.form.parse(record)
-        images = [_path(value) or f"@{index}-{k}" for k, value in enumerate(parsed.images)]
+        self._refuse_media(record)
+        images = [image_path(value) or f"@{index}-{k}" for k, value in enumerate(parsed.images)]
         origin = parsed.source or self.subsource(images)
-        return Candidate(
+        row = Candidate(
             index=index,
             source=f"{self.name}/{origin}" if origin and origin != self.name else self.name,
             messages=parsed.messages,
@@ -99,8 +125,18 @@ class RecordSource:
             answer=parsed.answer,
             solution=parsed.solution,
             split=split_name(split or parsed.split),
-            extra=parsed.extra,
+            extra=json.loads(json.dumps(parsed.extra, default=text_of)) if parsed.extra else {},
         )
+        _refuse_halves(row)
+        return row
+
+    def _refuse_media(self, record: dict[str, Any]) -> None:
+        """Raises BadRecord for a record with a video or sound, which training would ask about unshown."""
+        for name in MEDIA:
+            value = record.get(name)
+            stated = any(value.values()) if isinstance(value, dict) else value
+            if stated and name not in self.form.columns.values():
+                raise BadRecord("other_media", f"there is something in {name}, and only images are shown")
 
     def members(self, refused: Refused, wanted: Wanted) -> Iterator[Member]:
         """Images inside the records, those of archives and folders, then what lies where the paths say."""
@@ -112,7 +148,7 @@ class RecordSource:
             for path in sorted(wanted.paths):
                 found = self._beside(path)
                 if wanted.member(path) is None and found:
-                    yield Member(path, found.stat().st_size, found.read_bytes)
+                    yield from file_member(path, found, refused)
 
     def _inside(self, refused: Refused) -> Iterator[Member]:
         for index, _, record in self._records():
@@ -123,17 +159,17 @@ class RecordSource:
             except (BadRecord, *BROKEN):
                 continue  # `rows` reports it
             for k, value in enumerate(values):
-                if not _path(value):
+                if not image_path(value):
                     try:
-                        yield Member.of(f"@{index}-{k}", _content(value))
-                    except (ValueError, binascii.Error) as error:
+                        yield Member.of(f"@{index}-{k}", image_content(value))
+                    except ValueError as error:
                         refused.add(f"@{index}-{k}", str(error))
 
     def _beside(self, path: str) -> Path | None:
         if self.beside is None or path.startswith("@"):
             return None
         for folder in (self.beside, Path("/")):
-            if (folder / path).is_file():
+            if os.path.isfile(folder / path):
                 return folder / path
         return None
 
@@ -160,39 +196,29 @@ class RecordSource:
         return lines
 
 
-def _path(value: Any) -> str:
-    """The path of an image that is a file of its own; empty where its content stands in the record."""
-    if isinstance(value, dict):
-        if value.get("bytes") is not None:
-            return ""
-        return _path(first_value(value, ("path", "url", "image", "image_url")))
-    if not isinstance(value, str) or value.startswith(("data:", *_BASE64)) and len(value) > 64:
-        return ""
-    if re.match(r"https?://", value):
-        raise BadRecord(
-            "image_url", f"{value[:200]} is not on this machine: download the images, and give --images"
-        )
-    return normalized(value)
+def _refuse_halves(row: Candidate) -> None:
+    """Raises BadRecord where a text has half a character, such as half an emoji, which no file can hold."""
+    texts = [row.source, row.messages, row.images, row.answer, row.solution, row.extra]
+    try:
+        json.dumps(texts, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        near = error.object[max(0, error.start - 20) : error.end + 20]
+        raise BadRecord("bad_record", f"half a character in {near!r}") from None
 
 
-def _content(value: Any) -> bytes:
-    """Bytes of an image inside a record. Raises ValueError."""
-    if isinstance(value, dict):
-        return _content(first_value(value, ("bytes", "url", "image", "image_url", "path"), b""))
-    if isinstance(value, bytes):
-        return value
-    if isinstance(value, str):
-        head, comma, body = value.partition(",")
-        encoded = body if comma and head.startswith("data:") else value
-        return base64.b64decode("".join(encoded.split()), validate=True)  # lines of 76 characters
-    raise ValueError(f"a {type(value).__name__} where an image should be")
+def _raw(record: dict[str, Any]) -> str:
+    return str(_start(record))[:RAW_CHARS]
 
 
-def normalized(path: str) -> str:
-    """An image's path without scheme, backslashes, `.` and leading slash; `..` is kept, and then
-    matches nothing."""
-    path = re.sub(r"^file:(//(localhost)?(?=/))?", "", path.strip()).replace("\\/", "/").replace("\\", "/")
-    return str(PurePosixPath("/" + path)).lstrip("/")
+def _start(value: Any, depth: int = 8) -> Any:
+    """The start of a value: an image in it is not written as text first."""
+    if isinstance(value, (str, bytes)):
+        return value[:400]
+    if isinstance(value, dict) and depth:
+        return {name: _start(inside, depth - 1) for name, inside in islice(value.items(), 50)}
+    if isinstance(value, list) and depth:
+        return [_start(inside, depth - 1) for inside in value[:20]]
+    return "..." if isinstance(value, (dict, list)) else value
 
 
 @lru_cache(maxsize=1 << 16)
@@ -226,6 +252,7 @@ def own(
     split: str = "",
     keep: bool = False,
     sft: bool = False,
+    text: TextForm = TextForm(),  # noqa: B008 - frozen
 ) -> list[RecordSource]:
     """Sources of a local file or folder: one per form that its data files have.
 
@@ -237,6 +264,7 @@ def own(
         split: the split of all rows; default: by the files' names, else train and validation by content.
         keep: whether columns without a role are kept in `extra`.
         sft: whether replies are learned as they are.
+        text: encoding and delimiter of text files, where a person names them.
 
     Raises ConfigError if there is no data file, or none in a known form.
     """
@@ -263,7 +291,7 @@ def own(
     if set(splits) == {"train"} and not split:
         splits = [""] * len(splits)  # nothing else is there to validate on
     tables = list(zip(files, splits, strict=True))
-    return by_form(tables, name or path.stem, roots, beside, mapping or {}, keep, sft)
+    return by_form(tables, name or path.stem, roots, beside, mapping or {}, keep, sft, text)
 
 
 def by_form(
@@ -274,15 +302,16 @@ def by_form(
     mapping: dict[str, str],
     keep: bool,
     sft: bool = False,
+    text: TextForm = TextForm(),  # noqa: B008 - frozen
 ) -> list[RecordSource]:
     """One source for each form among the files. Raises ConfigError for a file in no known form."""
     groups: dict[str, tuple[Form, list[tuple[Path, str]]]] = {}
     for table in tables:
-        form = form_of(table[0], mapping, keep, sft)
+        form = form_of(table[0], mapping, keep, sft, text)
         groups.setdefault(str(form), (form, []))[1].append(table)
     sources = []
     for form, files in groups.values():
-        source = RecordSource(name, files, form, roots, beside)
+        source = RecordSource(name, files, form, roots, beside, text=text)
         if form.name == "MathV60K":
             source.subsource = subsource
         source.record = cache(partial(hashes, source))
@@ -290,9 +319,9 @@ def by_form(
     return sources
 
 
-def form_of(path: Path, mapping: dict[str, str], keep: bool = False, sft: bool = False) -> Form:
+def form_of(path: Path, mapping: dict[str, str], keep: bool, sft: bool, text: TextForm) -> Form:
     """The form of a file. Raises ConfigError that shows its first records and what was looked for."""
-    sample = list(islice(read(path), SAMPLE))
+    sample = list(islice(read(path, text), SAMPLE))
     good = [record for record in sample if isinstance(record, dict)]
     try:
         if not good:
@@ -308,7 +337,7 @@ def form_of(path: Path, mapping: dict[str, str], keep: bool = False, sft: bool =
 def _short(record: dict[str, Any] | UnreadableRecord) -> str:
     if isinstance(record, UnreadableRecord):
         return f"{record.raw[:200]!r} ({record.detail})"
-    return str(record)[:300]
+    return _raw(record)[:300]
 
 
 def hashes(source: RecordSource) -> list[dict[str, Any]]:

@@ -9,8 +9,19 @@ from typing import Any
 from data_prep.sources.source import BadRecord
 
 _MARK = re.compile(
-    r"(?:Picture \d+:\s*)?<img>(?P<path>.*?)</img>\n?|<image(?:[ _]?(?P<number>\d{1,3}))?>", re.DOTALL
+    r"""
+    (?:Picture\ \d+:\s*)?<img>(?P<path>[^<>]*)</img>\n?
+    | <img\s[^<>]*?src\s*=\s*["'](?P<source>[^"'<>]*)["'][^<>]*>
+    | <\|vision_start\|><\|image_pad\|><\|vision_end\|>
+    | <image(?:[ _:-]?(?P<number>\d{1,3}))?>
+    | <\|image(?:_(?P<phi>\d{1,3}))?\|>
+    | <image[_ ](?:placeholder|token|here)> | <imagehere>
+    | <img> | \[(?:img|image)\]
+    """,
+    re.IGNORECASE | re.VERBOSE,
 )
+"""How texts of published sets name an image: of Qwen-VL, HTML, Qwen2-VL, LLaVA and MMMU, Phi, DeepSeek,
+InternLM."""
 
 
 def is_marked(text: str) -> bool:
@@ -58,10 +69,12 @@ class ImagePlaces:
         return [{"type": "image"}]
 
     def _place(self, mark: re.Match[str]) -> None:
-        if mark["path"] is not None:
-            self.images.append(mark["path"])
-        elif mark["number"] is not None:
-            number = int(mark["number"])
+        path = mark["path"] if mark["path"] is not None else mark["source"]
+        written = mark["number"] or mark["phi"]
+        if path is not None:
+            self.images.append(path)
+        elif written is not None:
+            number = int(written)
             if number not in self.numbered:
                 raise BadRecord(
                     "image_count", f"{mark[0]} is named, and there are {len(self.numbered)} images"

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import csv
 import json
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,44 +17,48 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from data_prep.sources import separated
+from data_prep.sources.source import RAW_CHARS, UnreadableRecord
+from data_prep.sources.text_files import TextForm, bounded_lines, recognize
 from trainer.config import ConfigError
 
 ENDINGS = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet")
-RAW_CHARS = 2000
-"""How much of an unreadable record goes into the quarantine file."""
 BATCH_ROWS = 64
 
 
-@dataclass(frozen=True)
-class UnreadableRecord:
-    """A place in a file where a record should be."""
+def read(
+    path: Path,
+    text: TextForm = TextForm(),  # noqa: B008 - frozen
+    notes: Counter[str] | None = None,
+) -> Iterator[dict[str, Any] | UnreadableRecord]:
+    """All records of a file, by its ending; what is remarkable about them is counted in `notes`.
 
-    detail: str
-    raw: str
-
-
-def read(path: Path) -> Iterator[dict[str, Any] | UnreadableRecord]:
-    """All records of a file, by its ending. Raises ConfigError where the file as a whole cannot be read."""
+    Raises ConfigError where the file as a whole cannot be read.
+    """
     try:
         match path.suffix:
             case ".jsonl" | ".ndjson":
-                yield from _lines(path)
+                yield from _lines(path, recognize(path, text))
             case ".json":
-                yield from _document(path)
+                yield from _document(path, recognize(path, text))
             case ".csv" | ".tsv":
-                yield from _separated(path, "\t" if path.suffix == ".tsv" else ",")
+                form = recognize(path, text)
+                with form.open(path, newline="") as file:
+                    yield from separated.records(file, form.delimiter, Counter() if notes is None else notes)
             case ".parquet":
                 for batch in pq.ParquetFile(path).iter_batches(BATCH_ROWS):
-                    yield from _shortest_decimals(batch).to_pylist()
+                    yield from _rows(_shortest_decimals(batch))
             case _:
                 raise ConfigError(f"{path}: not a data file that can be read; use {', '.join(ENDINGS)}")
-    except (pa.ArrowException, UnicodeDecodeError, csv.Error) as error:
+    except (pa.ArrowException, UnicodeError, csv.Error, OSError) as error:
+        if isinstance(error, OSError) and error.errno:
+            raise  # of the disk, and not of what pyarrow reads from it
         raise ConfigError(
             f"{path} is damaged or not what its name says ({str(error).splitlines()[0]})"
         ) from None
 
 
-def parse_json(text: str | bytes) -> Any:
+def parse_json(text: str) -> Any:
     """JSON with decimals kept as text. Raises ValueError."""
     try:
         return json.loads(text, parse_float=str)
@@ -73,6 +77,17 @@ def _shortest_decimals(batch: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, names=batch.schema.names)
 
 
+def _rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any] | UnreadableRecord]:
+    """The rows of a batch; one with a value that Python has none for costs itself alone."""
+    try:
+        yield from batch.to_pylist()
+    except (ValueError, OverflowError, pa.ArrowException) as error:
+        if batch.num_rows == 1:
+            yield UnreadableRecord(str(error), "")
+        for row in range(batch.num_rows) if batch.num_rows > 1 else ():
+            yield from _rows(batch.slice(row, 1))
+
+
 def _as_text(kind: pa.DataType) -> pa.DataType:
     """A type with text where it has floats of 32 bits."""
     if pa.types.is_float32(kind):
@@ -86,15 +101,15 @@ def _as_text(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any] | UnreadableRecord]:
-    with open(path, "rb") as file:
-        for line in file:
+def _lines(path: Path, form: TextForm) -> Iterator[dict[str, Any] | UnreadableRecord]:
+    with form.open(path, newline="\n") as file:
+        for line in bounded_lines(file):
             if not line.strip():
                 continue
             try:
                 yield _object(parse_json(line))
-            except (ValueError, RecursionError) as error:
-                yield UnreadableRecord(str(error), line[:RAW_CHARS].decode("utf-8", "replace"))
+            except ValueError as error:
+                yield UnreadableRecord(str(error), line[:RAW_CHARS])
 
 
 def first_object(records: Iterable[Any]) -> dict[str, Any]:
@@ -123,11 +138,12 @@ def _holds_objects(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and isinstance(value[0], dict)
 
 
-def _document(path: Path) -> Iterator[dict[str, Any] | UnreadableRecord]:
+def _document(path: Path, form: TextForm) -> Iterator[dict[str, Any] | UnreadableRecord]:
     """A list of objects, an object with one such list inside, or objects by their id."""
     try:
-        whole = parse_json(path.read_bytes())
-    except (ValueError, RecursionError) as error:
+        with form.open(path, newline="\n") as file:
+            whole = parse_json(file.read())
+    except ValueError as error:
         raise ConfigError(
             f"{path} is not JSON ({error}): one object per line belongs into a .jsonl"
         ) from None
@@ -139,13 +155,3 @@ def _document(path: Path) -> Iterator[dict[str, Any] | UnreadableRecord]:
             yield _object(value)
         except ValueError as error:
             yield UnreadableRecord(str(error), str(value)[:RAW_CHARS])
-
-
-def _separated(path: Path, delimiter: str) -> Iterator[dict[str, Any] | UnreadableRecord]:
-    csv.field_size_limit(1 << 30)  # images may be inside, in base64
-    with open(path, newline="", encoding="utf-8-sig") as file:
-        for record in csv.DictReader(file, delimiter=delimiter):
-            if None in record:
-                yield UnreadableRecord("more fields than the header has", str(record)[:RAW_CHARS])
-            else:
-                yield record

@@ -4,6 +4,7 @@ images are."""
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -16,6 +17,18 @@ from trainer.rewards.grading.extraction import boxed_contents, unbox
 
 SHORT = 200
 """Up to this many characters a text without a marked answer is the answer."""
+
+
+RAW_CHARS = 2000
+"""How much of an unreadable record goes into the quarantine file."""
+
+
+@dataclass(frozen=True)
+class UnreadableRecord:
+    """A place in a file where a record should be."""
+
+    detail: str
+    raw: str
 
 
 class BadRecord(Exception):
@@ -63,6 +76,8 @@ class Source(Protocol):
     """Commit of the hub repository, or empty."""
     weight: float
     """How often its training rows are taken; 1: once each."""
+    notes: Counter[str]
+    """What was remarkable about the records when they were last read, counted."""
 
     @property
     def files(self) -> list[dict[str, Any]]:

@@ -86,6 +86,7 @@ def collect(
             "distinct": len(images),
             "references": references,
             "formats": dict(formats.most_common()),
+            "with_more_frames": sum(image.frames > 1 for image in images),
             "width": percentiles(widths),
             "height": percentiles(heights),
             "longest_side": histogram(longest_sides, (56, 112, 224, 448, 896, 1792, 3584)),

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import tracemalloc
 from collections import Counter
 
 import pytest
 
+from data_prep.ingest.wanted import Wanted
+from data_prep.sources.own import own
+from data_prep.sources.source import Candidate
+from tests.data_prep import raw
 from tests.data_prep.test_own import lines, run
 from trainer.config import ConfigError
 from trainer.data.dataset import Dataset, read_manifest
@@ -103,3 +109,186 @@ def test_a_manifest_of_a_bucket_leads_out_of_no_folder(tmp_path, change):
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | change))
     with pytest.raises(ConfigError, match="is damaged"):
         Dataset(tmp_path / "out")
+
+
+def prepared(source, out, *more) -> tuple[list, Counter]:
+    """Rows that are kept, and the reasons for which the others are left out."""
+    assert run("prepare", source, "--out", out, "--validation", 0, *more) == 0
+    return list(Dataset(out)), left_out(out)
+
+
+def peak_mib(action) -> float:
+    tracemalloc.start()
+    action()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return peak / 2**20
+
+
+PNG = raw.image(1)
+HEIC = b"\0\0\0\x18ftypheic" + bytes(range(256)) * 40
+
+
+@pytest.mark.parametrize(
+    ("image", "reason"),
+    [
+        (base64.b64encode(HEIC).decode(), "image_undecodable"),
+        ("data:image/heic;base64," + base64.b64encode(HEIC).decode(), "image_undecodable"),
+        (base64.b64encode(b"%PDF-1.7" + b"x" * 4000).decode(), "image_undecodable"),
+        ("A photo of a dog, sitting. " * 200, "image_missing"),
+        ("a/" * 60_000 + "b.png", "image_refused"),
+        ("../" * 60_000 + "b.png", "image_missing"),
+        ("x" * 300 + ".png", "image_missing"),
+        ("caption\nof two lines", "image_missing"),
+        ("<PIL.PngImagePlugin.PngImageFile image mode=RGB size=4x4>", "image_missing"),
+        (str(PNG)[:-200], "image_missing"),
+        ("a\0b.png", "image_missing"),
+        ("\ud83d.png", "bad_record"),
+        (["ok.png"] * 2 + ["/" * 5000], "image_missing"),
+        ({"bytes": "no base64!"}, "image_refused"),
+        ({"path": {"path": {"bytes": 5}}}, "image_refused"),
+        (17, "image_refused"),
+    ],
+)
+def test_a_text_that_is_no_image_costs_its_row_alone(tmp_path, image, reason):
+    source = lines(tmp_path / "d.jsonl", questions({"image": image}))
+    rows, others = prepared(source, tmp_path / "out")
+    assert len(rows) == ROWS and others == {reason: 1}
+
+
+@pytest.mark.parametrize(
+    "image", [str(PNG), str({"bytes": PNG, "path": None}), base64.b64encode(PNG).decode()]
+)
+def test_images_as_data_frames_write_them_are_read(tmp_path, image):
+    source = lines(tmp_path / "d.jsonl", questions({"image": image}))
+    rows, others = prepared(source, tmp_path / "out")
+    assert [row.images for row in rows if row.images] == [[PNG]] and not others
+
+
+def test_the_memory_of_a_long_text_does_not_grow_with_its_square(tmp_path):
+    texts = ("/" + "+/ab" * 60_000, "a/" * 120_000, "word / " * 40_000)
+    source = lines(tmp_path / "d.jsonl", questions(*({"image": text} for text in texts)))
+
+    def read():
+        (rows,) = own(source)
+        assert len(list(rows.rows())) == ROWS + len(texts)
+        wanted = Wanted(path for row in rows.rows() if isinstance(row, Candidate) for path in row.images)
+        assert not any(map(wanted.match, ("ab", "a", "word "))), "contents, or no images"
+
+    assert peak_mib(read) < 30
+
+
+HALF = "an emoji \ud83d in two"
+TURNS = [{"role": "user", "content": "What?"}, {"role": "assistant", "content": "5"}]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"question": HALF},
+        {"answer": HALF},
+        {"solution": HALF + " so \\boxed{5}"},
+        {"image": HALF},
+        {"source": HALF},
+        {"split": HALF},
+        {"pass_rate": HALF},
+        {"choices": ["5", HALF], "answer": "A"},
+        {"system": HALF},
+        {"messages": [{"role": "user", "content": HALF}, TURNS[1]]},
+        {"messages": [{"role": HALF, "content": HALF}]},
+        {"metadata": {HALF: HALF}, HALF: HALF, "question": None},
+    ],
+)
+@pytest.mark.parametrize("more", [(), ("--sft",)])
+def test_half_an_emoji_costs_its_row_alone(tmp_path, change, more):
+    form = "messages" if "messages" in change else "question"
+    sound = [{"messages": [{"role": "user", "content": f"{i}?"}, TURNS[1]]} for i in range(ROWS)]
+    records = [*sound, change] if form == "messages" else questions(change)
+    rows, others = prepared(lines(tmp_path / "d.jsonl", records), tmp_path / "out", *more)
+    assert len(rows) == ROWS and others.total() == 1
+
+
+@pytest.mark.parametrize("more", [(), ("--evaluation", "--split", "test")])
+def test_an_evaluation_set_refuses_half_an_emoji_in_one_line(tmp_path, capsys, more):
+    source = lines(tmp_path / "d.jsonl", [{"question": HALF, "answer": 1}])
+    assert run("prepare", source, "--out", tmp_path / "out", *more) == 2
+    assert "bad_record" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("count", [26, 27, 100])
+def test_more_choices_than_letters_cost_their_row_alone(tmp_path, count):
+    choices = {"choices": [f"choice {i}" for i in range(count)], "answer": f"choice {count - 1}"}
+    rows, others = prepared(lines(tmp_path / "d.jsonl", questions(choices)), tmp_path / "out")
+    assert len(rows) == ROWS + (count == 26) and others == ({} if count == 26 else {"bad_choices": 1})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"video": "a.mp4"},
+        {"videos": ["a.mp4"]},
+        {"audio": {"bytes": "x", "path": None}},
+        {"question": "<video>\nWhat happens?"},
+        {"question": "What is said in <audio>?"},
+        {"question": "<VIDEO_1> What?"},
+    ],
+)
+def test_videos_and_sounds_are_left_out_with_a_reason(tmp_path, change):
+    none = {"video": None, "audio": {"bytes": None, "path": None}, "videos": []}
+    records = [one | none | change if i == ROWS else one | none for i, one in enumerate(questions({}))]
+    rows, others = prepared(lines(tmp_path / "d.jsonl", records), tmp_path / "out")
+    assert len(rows) == ROWS and others == {"other_media": 1}
+
+
+def test_the_parts_of_a_chat_that_are_videos_are_named(tmp_path):
+    video = [{"type": "video", "video": "a.mp4"}, {"type": "text", "text": "?"}]
+    records = [{"messages": [{"role": "user", "content": one}, TURNS[1]]} for one in ("1?", video)]
+    rows, others = prepared(lines(tmp_path / "d.jsonl", records), tmp_path / "out")
+    assert len(rows) == 1 and others == {"bad_message": 1}
+
+
+MARKS = [
+    "<image>",
+    "<IMAGE>",
+    "<Image>",
+    "<img>",
+    "[IMG]",
+    "[image]",
+    "<image:1>",
+    "<image 1>",
+    "<image_1>",
+    "<image-1>",
+    "<|image|>",
+    "<|image_1|>",
+    "<image_placeholder>",
+    "<ImageHere>",
+    "<|vision_start|><|image_pad|><|vision_end|>",
+    "<img>a.png</img>",
+    '<img src="a.png" width=40>',
+]
+
+
+@pytest.mark.parametrize("mark", MARKS)
+def test_every_mark_of_an_image_is_understood(tmp_path, mark):
+    (tmp_path / "a.png").write_bytes(PNG)
+    record = {"question": f"Before. {mark} After?", "answer": 5, "image": "a.png"}
+    if "a.png" in mark:
+        del record["image"]
+    rows, others = prepared(lines(tmp_path / "d.jsonl", [record]), tmp_path / "out")
+    texts = [{"type": "text", "text": text} for text in ("Before.", "After?")]
+    assert rows[0].messages[-1]["content"] == [texts[0], {"type": "image"}, texts[1]]
+    assert rows[0].images == [PNG] and not others
+
+
+def test_frames_and_pages_beyond_the_first_are_counted(tmp_path, capsys):
+    first, second = raw.drawing(1), raw.drawing(2)
+    for kind in ("GIF", "TIFF", "WEBP", "PNG"):
+        whole = raw.encoded(first, kind, save_all=True, append_images=[second])
+        (tmp_path / kind.lower()).write_bytes(whole)
+    (tmp_path / "one").write_bytes(PNG)
+    records = [
+        {"question": name, "answer": 1, "image": name} for name in ("gif", "tiff", "webp", "png", "one")
+    ]
+    rows, _ = prepared(lines(tmp_path / "d.jsonl", records), tmp_path / "out")
+    assert len(rows) == 5 and read_manifest(tmp_path / "out").statistics["images"]["with_more_frames"] == 4
+    assert "note: 4 images with more frames or pages" in capsys.readouterr().out

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from data_prep.ingest.wanted import Wanted
-from data_prep.sources.own import normalized, subsource
+from data_prep.sources.image_values import normalized
+from data_prep.sources.own import subsource
 
 
 def found(paths: list[str], members: list[str]) -> list[str | None]:
