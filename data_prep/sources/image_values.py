@@ -1,4 +1,4 @@
-"""What stands in a record where an image should be: a path, or the content of a file in one of several forms."""
+"""What stands in a record where an image should be: a path, or a file's content in one of several forms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records of CSV and TSV files. A quote without a partner costs its line at most, never the lines below it."""
+"""Records of CSV and TSV files. A quote without a partner costs its line at most, never those below it."""
 
 from __future__ import annotations
 
