@@ -100,7 +100,7 @@ def _advantages(config: RunConfig, graded: GradedStep, norm: RunningNorm | None)
     credit = reward_step(config, graded.traces, graded.outcomes)
     total = credit.rewards.total
     if config.algorithm.normalize_reward and norm is not None:
-        total = norm(total)
+        total = norm.normalize(total)
     if config.kl_in_reward or (norm is None and config.algorithm.normalize_reward):
         return {}
     members = credit.members(config.rollout.prompts_per_step)

@@ -15,7 +15,7 @@ from recipes.presets import demo as demo_recipe
 from recipes.records import run_process, run_record
 from trainer.config import ConfigError
 
-NOTHING_AHEAD = ("rollout.staleness=0", "rollout.tokens_per_step=0", "algorithm.max_token_age=0")
+NOTHING_AHEAD = ("rollout.staleness=0", "rollout.tokens_per_step=0")
 NO_TRAINING = ("lora.rank=1", "lora.vision=false", "lora.dropout=0", *NOTHING_AHEAD)
 """An adapter that changes nothing, B being 0: a model that is only asked then needs no optimizer states, and
 a fraction of the GPUs."""

@@ -249,10 +249,10 @@ def test_the_kl_coefficient_is_steered_by_at_most_a_fifth_per_horizon():
 
 
 def test_a_checkpoint_without_the_newer_fields_goes_on_where_it_stood():
-    carried = LoopState.resume({"count": 3.0, "mean": 0.5, "m2": 0.1}, RunConfig(), 5)
-    assert (carried.prompts, carried.kl_coef) == (5 * 64, 1e-3)
-    assert (carried.count, carried.mean, carried.m2) == (3.0, 0.5, 0.1)
-    assert LoopState.resume(carried.state() | {"gone": 1.0}, RunConfig(), 6) == carried
+    loop_state = LoopState.resume({"count": 3.0, "mean": 0.5, "m2": 0.1}, RunConfig(), 5)
+    assert (loop_state.prompts, loop_state.kl_coef) == (5 * 64, 1e-3)
+    assert (loop_state.count, loop_state.mean, loop_state.m2) == (3.0, 0.5, 0.1)
+    assert LoopState.resume(loop_state.state() | {"gone": 1.0}, RunConfig(), 6) == loop_state
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=60), st.integers(1, 40))

@@ -6,8 +6,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from trainer.algorithm.batching import TrainBatch
-from trainer.algorithm.credit import learnable_indices
 from trainer.algorithm.staleness import (
     RATIOS,
     kernel_mismatch,
@@ -15,9 +13,8 @@ from trainer.algorithm.staleness import (
     separate_mismatch,
     slots_used,
     versions_behind,
-    young_enough,
 )
-from trainer.algorithm.traces import completed_trace, continue_trace
+from trainer.algorithm.traces import completed_trace
 
 
 def trace(logprobs, version=0):
@@ -96,27 +93,3 @@ def test_slots_by_hand():
     assert slots_used(traces, 3) == (3 + 3) / (2 * 3)
     assert slots_used(traces, 4) == 0.0
     assert slots_used(traces) == (5 + 4 + 3) / (3 * 5)
-
-
-def test_tokens_of_older_versions_are_left_out_and_still_read():
-    """Three tokens of version 4, two of version 5, one of version 6; and one that ended in version 4."""
-    begun = completed_trace(
-        [7, 8], [1, 2, 3], group=0, row=0, logprobs=[-1.0, -2.0, -3.0], version=4, end="cut"
-    )
-    second = completed_trace(
-        begun.tokens, [4, 5], group=0, row=0, logprobs=[-4.0, -5.0], version=5, end="cut"
-    )
-    both = continue_trace(begun, second)
-    third = completed_trace(both.tokens, [6], group=0, row=0, logprobs=[-6.0], version=6)
-    spans, ended = continue_trace(both, third), trace([-1.0, -2.0], 4)
-    values = [np.arange(6, dtype=np.float32), np.arange(2, dtype=np.float32)]
-    batch = TrainBatch([spans, ended], values, old=[-one for one in values])
-
-    kept = young_enough(batch, 5)
-    assert kept.tokens == 3 and learnable_indices(kept.traces, False) == [0]
-    (found, emptied) = kept.traces
-    assert found.learned.tolist() == [5, 6, 7] and found.tokens is spans.tokens
-    assert found.logprobs.tolist() == [-4.0, -5.0, -6.0] and emptied.learned.tolist() == []
-    assert kept.advantages[0].tolist() == [3.0, 4.0, 5.0] and kept.old[0].tolist() == [-3.0, -4.0, -5.0]
-    assert kept.reference is None and kept.advantages[1].tolist() == []
-    assert young_enough(batch, 6).tokens == 1 and young_enough(batch, 4).tokens == batch.tokens == 8

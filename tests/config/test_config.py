@@ -120,11 +120,6 @@ def test_an_unknown_key_in_a_file_names_the_nearest(tmp_path):
         (["rollout.staleness=2", "data.curriculum=0.7"], "the level of the next rows"),
         (["rollout.staleness=2", "evaluation.pass_rate_samples=8"], "set rollout.staleness to 0"),
         (["rollout.tokens_per_step=8"], "has no later phase to go on in"),
-        (["algorithm.max_token_age=1", "rollout.staleness=2"], "all tokens of a step are of one version"),
-        (
-            ["algorithm.max_token_age=2", "rollout.staleness=2", "rollout.tokens_per_step=8"],
-            "is older than that; set it lower",
-        ),
         (
             ["rollout.tokens_per_step=8", "rollout.staleness=1", "algorithm.routing_replay=true"],
             "chooses experts anew",

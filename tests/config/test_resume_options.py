@@ -94,6 +94,13 @@ def test_options_that_were_renamed_or_removed(monkeypatch):
     assert c.difference(config, older | {"algorithm.old_clip": 2.0}).startswith("algorithm.dual_clip is 0.0")
 
 
+def test_a_run_that_left_old_tokens_out_is_not_resumed_and_any_other_is():
+    older = c.resume_view(c.RunConfig()) | {"algorithm.max_token_age": 0}
+    assert c.difference(c.RunConfig(), older) == ""
+    refused = c.difference(c.RunConfig(), older | {"algorithm.max_token_age": 2})
+    assert refused.startswith("algorithm.max_token_age is an option that this version does not know")
+
+
 def test_the_file_of_an_older_run_is_read(tmp_path, monkeypatch):
     """`resume`, `evaluate` and `serve` read the config.yaml that the run was started with."""
     path = tmp_path / "config.yaml"

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from tests.learning.one_rank import OneRank, lessons, same, trace
-from trainer.algorithm.staleness import young_enough
 from trainer.algorithm.traces import Prompt, Trace
 from trainer.config import RunConfig
 
@@ -50,11 +49,8 @@ def continuing(config: RunConfig, rank: int, port: int) -> dict[str, Any]:
         for was, now in zip(cut(begun), cut(begun, ended), strict=True)
     )
 
-    young = young_enough(lessons(ended, [1.0] * len(ended)), 1).traces
-    (of_all,), (of_young,) = worker.logprobs([ended])["old"], worker.logprobs([young])["old"]
     newest = np.concatenate([one.token_versions for one in ended]) == 1
-    out["young"] = bool(np.array_equal(of_all[newest], of_young))
-    out["young_tokens"] = int(newest.sum())
+    out["newest_tokens"] = int(newest.sum())
     return out
 
 

@@ -87,10 +87,10 @@ def die(kind: str, step: int):
                 raise Killed
             return super().score(samples)
 
-        def keep(self, at, *values):
+        def log_graded(self, at, *values):
             if (kind, at) == ("before the log", step):
                 raise Killed
-            graded = Session.keep(self, at, *values)  # ty: ignore[invalid-argument-type]
+            graded = Session.log_graded(self, at, *values)  # ty: ignore[invalid-argument-type]
             if (kind, at) == ("after the log", step):
                 raise Killed
             return graded
@@ -177,41 +177,6 @@ def test_phases_that_sample_nothing_load_no_weights(config):
     run = train(Run(carrying(config, 19, 3)))
     asked = [step for name, step in run.model.calls if name == "generate"]
     assert asked == list(range(1, STEPS - 2))
-
-
-@pytest.mark.parametrize("age", [1, 2])
-def test_tokens_that_are_too_old_are_in_no_update(config, tmp_path, age):
-    """Each update learns the youngest tokens of every completion; all of them are counted in the rewards."""
-    seen = []
-
-    class Watched(Run):
-        def log(self, step, stats, samples, shown):
-            super().log(step, stats, samples, shown)
-            assert len(samples) == config.samples_per_step
-
-    config = carrying(config, 3, 3, f"algorithm.max_token_age={age}")
-    run = Watched(config)
-    update = run.model.update
-
-    def watched(batch, kl_coef):
-        seen.append((run.model.step, batch))
-        return update(batch, kl_coef)
-
-    run.model.update = watched
-    train(run)
-    found = logged(config)
-    for step in range(1, STEPS + 1):
-        young = 0
-        total = 0
-        for trace in found[step].traces:
-            young += int((trace.token_versions >= step - 1 - age).sum())
-            total += len(trace.completion)
-        of_step = [batch for at, batch in seen if at == step]
-        assert sum(batch.tokens for batch in of_step) == config.algorithm.epochs * young
-        for batch in of_step:
-            assert all(len(trace.learned) for trace in batch.traces)
-        assert run.lines[step]["tokens/too_old_fraction"] == pytest.approx(1 - young / total)
-    assert 0 < run.lines[STEPS]["tokens/too_old_fraction"] < 1
 
 
 def test_the_picture_is_what_its_script_draws_and_shows_what_the_schedule_does(monkeypatch):

@@ -23,6 +23,7 @@ from trainer.checkpoint.rollout_log import RolloutLog
 from trainer.data.prompt_stream import PromptStream
 from trainer.learning.learner import Logprobs
 from trainer.loops import grpo
+from trainer.run.probe import Probe
 from trainer.run.session import ResumedRun, Session, needed_logs
 from trainer.sampling.sampler import SampledGroups
 
@@ -38,7 +39,7 @@ class Killed(BaseException):
 class Model:
     """Learner and sampler: a number that updates change and completions depend on."""
 
-    beside = False
+    overlaps_learning = False
 
     def __init__(self, weights: int, dies_in: int) -> None:
         self.value = weights
@@ -119,7 +120,7 @@ class Phases:
 class Run:
     """What the loop asks of a session."""
 
-    due, keep = staticmethod(Session.due), Session.keep
+    due, log_graded = staticmethod(Session.due), Session.log_graded
     ask_teacher = Session.ask_teacher
 
     def __init__(self, config, saved=(0, 0, None, ()), dies_in=0) -> None:
@@ -133,6 +134,7 @@ class Run:
         self.lines = {}
         self.saves = {}
         self.model = self.learner = self.sampler = Model(saved[1], dies_in)
+        self.probe = Probe(config, self.rows, self.learner)  # ty: ignore[invalid-argument-type]
         self.rollouts = RolloutLog(config, "rows")
         self.rewards = SimpleNamespace(
             stats=lambda: {"reward/algebra_fraction": 0.25, "perf/grader_restarts": 0.0}
@@ -158,12 +160,12 @@ class Run:
     def log(self, step, stats, samples, shown):
         self.lines[step] = stats
 
-    def save(self, step, total, updates, carried, score):
+    def save(self, step, total, updates, loop_state, score):
         ahead = needed_logs(self.config, step, total)
         assert self.rollouts.durable(ahead), "saved before what was sampled ahead of it was logged"
-        self.saves[step] = (step, self.model.value, dict(carried), ahead)
+        self.saves[step] = (step, self.model.value, dict(loop_state), ahead)
 
-    def finish(self, step, updates, carried):
+    def finish(self, step, updates, loop_state):
         self.rollouts.close()
 
 
@@ -275,7 +277,7 @@ def test_while_workers_sample_what_was_asked_they_can_be_probed_with_the_learner
     config, monkeypatch
 ):
     """Two steps ahead no step of the 8 is sampled with versions 6 and 7, and they are loaded nevertheless."""
-    monkeypatch.setattr(Model, "beside", True)
+    monkeypatch.setattr(Model, "overlaps_learning", True)
     config = c.override(config, ["rollout.staleness=2", "evaluation.every_steps=0"])
     monkeypatch.setattr(SampledGroups, "whole", False)
     monkeypatch.setattr(Run, "save", lambda *_: None)  # waits for the logs of what was asked

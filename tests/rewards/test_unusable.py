@@ -72,15 +72,15 @@ def test_the_running_mean_is_never_poisoned(bad):
     import torch
 
     norm = RunningNorm()
-    norm(torch.tensor([0.0, 1.0, 1.0], dtype=torch.float64))
+    norm.normalize(torch.tensor([0.0, 1.0, 1.0], dtype=torch.float64))
     before = (norm.count, norm.mean, norm.m2)
     with pytest.raises(ValueError, match="not finite"):
-        norm(torch.tensor([0.5, bad], dtype=torch.float64))
+        norm.normalize(torch.tensor([0.5, bad], dtype=torch.float64))
     assert (norm.count, norm.mean, norm.m2) == before
 
 
 def test_a_checkpoint_of_older_code_does_not_bring_poison():
     saved = {"count": 8.0, "mean": math.nan, "m2": math.inf, "kl_coef": 0.5, "prompts": 7}
-    carried = LoopState.resume(saved, RunConfig(), 2)
-    assert (carried.count, carried.mean, carried.m2) == (0.0, 0.0, 0.0)
-    assert (carried.kl_coef, carried.prompts) == (0.5, 7)
+    loop_state = LoopState.resume(saved, RunConfig(), 2)
+    assert (loop_state.count, loop_state.mean, loop_state.m2) == (0.0, 0.0, 0.0)
+    assert (loop_state.kl_coef, loop_state.prompts) == (0.5, 7)

@@ -69,7 +69,7 @@ def test_what_it_returns_is_whole_and_in_the_order_of_the_step(colocated):
     sampler.load(RankWeights(4, ranks))
     sampled = sampler.sample(ask(sampler.config, 4))
     assert [name for name, _ in ranks.calls] == ["load", "sample", "sample"], "all of it is sampled"
-    assert sampled.whole and not sampler.beside
+    assert sampled.whole and not sampler.overlaps_learning
     assert [trace.group for trace in sampled.all()] == [0, 1, 2, 3]
     assert [trace.row for trace in sampled.all()] == [10, 11, 12, 13], "and may be asked for again"
 

@@ -44,4 +44,4 @@ def test_each_piece_agrees_with_the_policy_of_its_version(
         assert found["tokens_beside"] or config.model.dtype == "bf16"
         for segments, (shared, count, end) in zip(found["segments"], found["pieces"], strict=True):
             assert segments == [[shared, 0], [shared + CUT, 1]][: 1 + (count > CUT)] and end != "cut"
-        assert found["young"] and found["young_tokens"] > 4 * CUT
+        assert found["newest_tokens"] > 4 * CUT

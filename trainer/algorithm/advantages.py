@@ -208,7 +208,7 @@ class RunningNorm:
     m2: float = 0.0
     """Sum of squared differences from the mean."""
 
-    def __call__(self, rewards: Tensor) -> Tensor:
+    def normalize(self, rewards: Tensor) -> Tensor:
         """Adds rewards [N] to the statistics, and returns them normalized by the statistics, [N].
 
         Raises ValueError, and leaves the statistics as they were, where they would no longer be finite.

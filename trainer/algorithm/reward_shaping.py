@@ -36,17 +36,17 @@ class LoopState(RunningNorm, CurriculumState):
         saved: `state` of the step's checkpoint. A checkpoint of an older version may lack fields; a fresh run
         has none.
         """
-        carried = cls()
+        loop_state = cls()
         for field in fields(cls):
-            setattr(carried, field.name, saved.get(field.name, field.default))
-        if not all(map(math.isfinite, (carried.count, carried.mean, carried.m2))):
+            setattr(loop_state, field.name, saved.get(field.name, field.default))
+        if not all(map(math.isfinite, (loop_state.count, loop_state.mean, loop_state.m2))):
             # The checkpoint is of a version that let rewards in that are not finite.
-            carried.count = 0.0
-            carried.mean = 0.0
-            carried.m2 = 0.0
-        carried.kl_coef = carried.kl_coef or config.algorithm.kl_coef
-        carried.prompts = carried.prompts or step * config.rollout.prompts_per_step
-        return carried
+            loop_state.count = 0.0
+            loop_state.mean = 0.0
+            loop_state.m2 = 0.0
+        loop_state.kl_coef = loop_state.kl_coef or config.algorithm.kl_coef
+        loop_state.prompts = loop_state.prompts or step * config.rollout.prompts_per_step
+        return loop_state
 
     def stepped(
         self,

@@ -8,12 +8,10 @@ is due to the second.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 import torch
 
-from trainer.algorithm.batching import TrainBatch
 from trainer.algorithm.losses import LOG_RATIO
 from trainer.algorithm.rollout_correction import mismatch_sums
 from trainer.algorithm.traces import Trace
@@ -98,28 +96,6 @@ def mismatch_by_age(
     return out
 
 
-def young_enough(batch: TrainBatch, oldest: int) -> TrainBatch:
-    """The batch without the tokens that versions before `oldest` sampled; a trace may be left with no learned
-    token. Such tokens are still read, as what the others follow on."""
-    traces = []
-    taken = []
-    for trace in batch.traces:
-        keep = trace.token_versions[trace.learned - trace.shared] >= oldest
-        logprobs = None if trace.logprobs is None else trace.logprobs[keep]
-        traces.append(replace(trace, learned=trace.learned[keep], logprobs=logprobs))
-        taken.append(keep)
-
-    def of_these(column: list[np.ndarray]) -> list[np.ndarray]:
-        return [values[keep] for values, keep in zip(column, taken, strict=True)]
-
-    return TrainBatch(
-        traces=traces,
-        advantages=of_these(batch.advantages),
-        old=None if batch.old is None else of_these(batch.old),
-        reference=None if batch.reference is None else of_these(batch.reference),
-    )
-
-
 def slots_used(traces: Sequence[Trace], version: int | None = None) -> float:
     """Share of the decode slots of a rollout phase that held an unfinished completion, if each of those that
     the weights of `version` sampled had a slot until the last was done; 0 if they sampled none. None: all
@@ -133,13 +109,10 @@ def slots_used(traces: Sequence[Trace], version: int | None = None) -> float:
     return sum(grown) / (len(grown) * max(grown)) if grown else 0.0
 
 
-def separate_mismatch(stats: Mapping[str, float], kernels: Mapping[str, float]) -> dict[str, float]:
-    """Metrics of a step that older weights sampled. The ratios that the update measured are renamed to
-    `staleness/*`; `mismatch/*` is the part that kernels alone cause.
-
-    kernels: result of `kernel_mismatch`; empty if it was not measured.
-    """
+def separate_mismatch(stats: Mapping[str, float], measured: Mapping[str, float]) -> dict[str, float]:
+    """Metrics of a step that older weights sampled. The ratios of its update, `stats`, are renamed to
+    `staleness/*`; `mismatch/*` is the part that kernels alone cause, where it was `measured` before."""
     out = {}
     for name, value in stats.items():
         out[RATIOS.get(name, name)] = value
-    return out | dict(kernels)
+    return out | dict(measured)

@@ -66,7 +66,7 @@ class Trace:
     sampled, in order; empty if no engine did."""
     end: End = "stop"
     """Why the trace ended: the model's end token, the limits of tokens, turns or images, or an error. `cut`:
-    it has not, and goes on in the next rollout phase (`rollout.tokens_per_step`)."""
+    it has not, and goes on in the next rollout phase."""
     text: str = ""
     """What was sampled, as text without special tokens; of an episode of several turns, its last reply."""
     dialog: tuple[str, ...] = ()

@@ -6,8 +6,8 @@ again.
 
 A restart from step 20 replays what is logged of 21, 22, ...: same token ids, log-probabilities and outcomes,
 so same updates, bit for bit. With `rollout.staleness` k the steps 21 to 20 + k were sampled by weights that
-the checkpoint of step 20 does not hold: their logs belong to it, and it is committed after them. With
-`rollout.tokens_per_step` the log of step 20 also has what its rollout phase sampled of the steps 21 to
+the checkpoint of step 20 does not hold: their logs belong to it, and it is committed after them. Where completions
+are carried over, the log of step 20 also has what its rollout phase sampled of the steps 21 to
 20 + k, and belongs to that checkpoint itself. Files are plain NumPy archives without pickles; the CRC of
 every array is compared on reading. Those in the store of a run with a key are signed, for their step and
 attempt (trainer/storage/seal.py).
@@ -69,7 +69,7 @@ class GradedStep:
     """Log-probabilities of the learned tokens under the teacher, [T] float32 per trace, [0] of traces that
     are not trained on; None: not asked yet."""
     waiting: Sequence[Trace] = ()
-    """Completions of later steps, so far (`rollout.tokens_per_step`). Their groups count on from the step's:
+    """Completions of later steps, so far, where they are carried over. Their groups count on from the step's:
     with P prompts a step, group P is the first of the next step."""
 
 
@@ -106,7 +106,7 @@ class RolloutLog:
         # A run that goes back samples again: what it goes back behind may be what the engine sampled.
         self._replays = not config.checkpoint.before
         self._keeps = config.logging.keep_rollouts
-        self._goes_on_from_logs = config.rollout.tokens_per_step > 0
+        self._goes_on_from_logs = config.carries_over
         self.folder = Path(RunStore.at_run_folder(config).rollouts)
         store = RunStore.of(config)
         self.storage = storage
@@ -122,6 +122,7 @@ class RolloutLog:
         self.replayed = 0
         self.failures = 0
         self._usable: dict[int, list[_Place]] = {}
+        self._opened_at = 0
         self._needed: Sequence[int] = ()
         self._ready: dict[int, GradedStep] = {}
         self._sampled_by: dict[int, tuple[int, str]] = {}
@@ -155,7 +156,7 @@ class RolloutLog:
         at once, also those that an older version of the code wrote. Raises CorruptCheckpoint where one cannot
         be read.
         """
-        self._needed = needed
+        self._opened_at, self._needed = step, needed
         self._usable = {}
         self._ready = {}
         at = min([step + 1, *needed])
@@ -180,10 +181,10 @@ class RolloutLog:
             self._say(f"steps {step + 1} to {at - 1} are replayed: their completions are not sampled again")
         return list(range(step + 1, at))
 
-    def waiting(self, step: int) -> Sequence[Trace]:
-        """What the rollout phase of a checkpoint's step had sampled of later steps; empty where nothing
+    def waiting(self) -> Sequence[Trace]:
+        """What the rollout phase of the checkpoint's step had sampled of later steps; empty where nothing
         is carried over."""
-        graded = self._ready.pop(step, None)
+        graded = self._ready.pop(self._opened_at, None)
         return graded.waiting if graded else ()
 
     def _places(self, after: int) -> dict[int, list[_Place]]:

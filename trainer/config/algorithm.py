@@ -61,10 +61,6 @@ class Algorithm:
     """Lower bound of the ratio."""
     correction_high: float = ranged_field(2.0, least=1)
     """Upper bound of the ratio."""
-    max_token_age: int = ranged_field(0, least=0, most=8)
-    """Leave tokens out of the loss that weights more than this many versions older than the step's sampled,
-    with rollout.tokens_per_step; must be below rollout.staleness. Their completions' rewards count in their
-    groups. 0: no token is too old."""
     routing_replay: bool = False
     """Send each token through the experts that the engine chose for it, in the passes that compute old
     log-probabilities and in updates (arXiv 2510.11370); for mixtures of experts alone. The rollout log holds

@@ -68,7 +68,7 @@ with. Every other option that a checkpoint does not name had today's default: it
 RENAMED: dict[str, str] = {}
 """Options that have another name today: {name in older checkpoints: name of today}."""
 
-REMOVED: dict[str, tuple[Any, ...]] = {"lora.dora": (False,)}
+REMOVED: dict[str, tuple[Any, ...]] = {"lora.dora": (False,), "algorithm.max_token_age": (0,)}
 """Options that are gone: {name: values of which today's code does the same}."""
 
 

@@ -403,11 +403,16 @@ class RunConfig:
     @property
     def engine_sequences(self) -> int:
         """Completions that an engine samples at once: its share of a step, as a power of two. With
-        `rollout.tokens_per_step` those of all steps that are begun: a run's first phase begins them all."""
+        completions that are carried over those of all steps: a run's first phase begins them all."""
         engines = self.placement.world_size // self.rollout.tensor_parallel
-        steps = 1 + self.rollout.staleness if self.rollout.tokens_per_step else 1
+        steps = 1 + self.rollout.staleness if self.carries_over else 1
         share = -(-self.samples_per_step * steps // max(engines, 1))
         return max(LEAST_SEQUENCES, 1 << (share - 1).bit_length())
+
+    @property
+    def carries_over(self) -> bool:
+        """Whether a completion may be sampled in the rollout phases of several steps."""
+        return self.rollout.tokens_per_step > 0
 
     @property
     def samples_per_step(self) -> int:

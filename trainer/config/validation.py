@@ -371,8 +371,7 @@ def _refused(a: Algorithm) -> list[tuple[bool, str]]:
 
 def _refused_ahead(c: RunConfig) -> list[tuple[bool, str]]:
     """What a run that samples ahead of learning cannot do, and what to change."""
-    ahead, carries = c.rollout.staleness > 0, c.rollout.tokens_per_step > 0
-    oldest = c.algorithm.max_token_age
+    ahead, carries = c.rollout.staleness > 0, c.carries_over
     return [
         (
             carries and not ahead,
@@ -396,21 +395,6 @@ def _refused_ahead(c: RunConfig) -> list[tuple[bool, str]]:
                 f"rollout.tokens_per_step is {c.rollout.tokens_per_step} with algorithm.routing_replay: the"
                 " engine chooses experts anew for the tokens that older weights sampled; set one of them to 0"
                 " or false"
-            ),
-        ),
-        (
-            oldest > 0 and not carries,
-            (
-                f"algorithm.max_token_age is {oldest} and rollout.tokens_per_step 0: all tokens of a step are"
-                " of one version, so none of them would be left out or all; leave it out, or set"
-                " rollout.tokens_per_step"
-            ),
-        ),
-        (
-            carries and oldest >= c.rollout.staleness > 0,
-            (
-                f"algorithm.max_token_age is {oldest} and rollout.staleness {c.rollout.staleness}: no token"
-                " is older than that; set it lower, or leave it out"
             ),
         ),
         (

@@ -75,7 +75,7 @@ class FleetGroups(SampledGroups):
 class FleetSampler:
     """A `Sampler` whose engines are on machines of their own."""
 
-    beside = True
+    overlaps_learning = True
 
     def __init__(
         self,

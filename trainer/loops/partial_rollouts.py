@@ -13,17 +13,16 @@ steps so far. It is there before the update, so a restart samples no token twice
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from trainer.algorithm.reward_shaping import LoopState
-from trainer.algorithm.staleness import mismatch_by_age, slots_used
-from trainer.algorithm.traces import Trace
+from trainer.algorithm.staleness import mismatch_by_age, slots_used, versions_behind
+from trainer.algorithm.traces import Prompt, Trace
 from trainer.checkpoint.rollout_log import GradedStep
 from trainer.config import RunConfig
-from trainer.loops.sampling_schedule import fresh_mismatch, score_by_policy
-from trainer.sampling.sampler import SamplingRequest
+from trainer.loops.sampling_schedule import training_request
 
 if TYPE_CHECKING:
     from trainer.run.session import Session
@@ -37,18 +36,15 @@ class PartialRollouts:
     the next step.
     """
 
-    awaited = False
-
-    def __init__(self, config: RunConfig, run: Session, total: int, carried: LoopState, step: int) -> None:
-        """total: steps of the run. carried: the run's, as the step under way finds it. step: the last one
-        that is done."""
+    def __init__(self, config: RunConfig, run: Session, total: int, loop_state: LoopState) -> None:
+        """As of `SamplingSchedule`."""
         self.config, self.run = config, run
-        self.total, self.carried = total, carried
-        self._waiting = self._next(run.rollouts.waiting(step))
-        self._taken: Sequence[Trace] = ()
+        self.total, self.loop_state = total, loop_state
+        self._size = config.rollout.prompts_per_step
+        self._waiting = self._next(run.rollouts.waiting())
         self._logged: dict[int, GradedStep | None] = {}
 
-    def samples(self, step: int) -> bool:
+    def needs_weights(self, step: int) -> bool:
         """Whether the phase of a step samples anything, so that weights must be loaded."""
         if step > self.total:
             return False
@@ -56,97 +52,70 @@ class PartialRollouts:
             self._logged[step] = self.run.rollouts.read(step)
         if self._logged[step] is not None:
             return False
-        begins = bool(self._begun_in(step))
+        begun = {step + trace.group // self._size for trace in self._waiting}
+        begins = any(due not in begun for due in range(step, self._last(step) + 1))
         return begins or any(trace.end == "cut" for trace in self._waiting)
-
-    def ask(self, step: int) -> None:
-        """Nothing: colocated engines sample when a step is taken."""
 
     def take(self, step: int) -> GradedStep:
         """The step's completions, graded and logged with those of later steps so far."""
-        self.samples(step)  # reads the log
+        samples = self.needs_weights(step)  # reads the log
         graded = self._logged.pop(step)
         if graded is None:
-            graded = self._phase(step)
+            graded = self._phase(step, samples)
         self._waiting = self._next(graded.waiting)
-        self._taken = graded.traces
         return graded
 
-    def measure(self, version: int) -> dict[str, float]:
-        """`Ahead.measure`, on what the step's phase has begun; `staleness/age_*`, on a group of the step per
-        rank."""
-        algorithm, few = self.config.algorithm, self.config.placement.world_size
-        size = self.config.rollout.prompts_per_step
+    def measure(self, step: int, graded: GradedStep) -> dict[str, float]:
+        """As of `SamplingSchedule`, on what the step's phase has begun; and `staleness/age_*`, on a group of
+        the step per rank."""
+        algorithm, ranks = self.config.algorithm, self.config.placement.world_size
+        version, traces = step - 1, graded.traces
         fresh = []
         for trace in self._waiting:
-            if trace.group % size < few and trace.versions == (version, version):
+            if trace.group % self._size < ranks and trace.versions == (version, version):
                 fresh.append(trace)
-        out = fresh_mismatch(self.run, fresh) if fresh else {}
-        old = [trace for trace in self._taken if trace.group < few]
+        measured = versions_behind(traces, step) | self.run.probe.mismatch(fresh)
+        old = [trace for trace in traces if trace.group < ranks]
         limits = algorithm.correction_low, algorithm.correction_high
-        out |= mismatch_by_age(old, score_by_policy(self.run, old), version, *limits)
-        carried = [trace for trace in self._taken if trace.versions[0] < trace.versions[1]]
-        out["rollout/carried_fraction"] = len(carried) / len(self._taken)
-        return out
+        measured |= mismatch_by_age(old, self.run.probe.policy_logprobs(old), version, *limits)
+        carried = [trace for trace in traces if trace.versions[0] < trace.versions[1]]
+        measured["rollout/carried_fraction"] = len(carried) / len(traces)
+        if used := slots_used([*traces, *self._waiting], version):
+            measured["perf/slots_used"] = used
+        return measured
 
-    def slots(self, version: int, traces: list[Trace]) -> dict[str, float]:
-        """`perf/slots_used` of the step's phase; empty if it had nothing to sample."""
-        used = slots_used([*traces, *self._waiting], version)
-        return {"perf/slots_used": used} if used else {}
-
-    def probe(self, version: int) -> Callable[[], dict[str, float]]:
-        """Nothing: `measure` does."""
-        return dict
+    def _last(self, step: int) -> int:
+        """The last step of which the phase of a step samples."""
+        return min(step + self.config.rollout.staleness, self.total)
 
     def _next(self, waiting: Sequence[Trace]) -> list[Trace]:
         """Traces of a phase as the next one counts their groups."""
-        size = self.config.rollout.prompts_per_step
-        return [replace(trace, group=trace.group - size) for trace in waiting]
+        return [replace(trace, group=trace.group - self._size) for trace in waiting]
 
-    def _begun_in(self, step: int) -> list[int]:
-        """Steps that the phase of `step` begins."""
-        size = self.config.rollout.prompts_per_step
-        begun = {step + trace.group // size for trace in self._waiting}
-        last = min(step + self.config.rollout.staleness, self.total)
-        return [due for due in range(step, last + 1) if due not in begun]
-
-    def _phase(self, step: int) -> GradedStep:
+    def _phase(self, step: int, samples: bool) -> GradedStep:
         """Samples, grades and logs."""
-        run, size = self.run, self.config.rollout.prompts_per_step
+        run = self.run
         with run.phases("rollout"):
-            sampled = self._sample(step) if self.samples(step) else []
+            sampled = self._sample(step) if samples else []
             again = {(trace.group, trace.index) for trace in sampled}
-            traces = sampled + [one for one in self._waiting if (one.group, one.index) not in again]
-            traces.sort(key=lambda trace: (trace.group, trace.index))
-        mine = [trace for trace in traces if trace.group < size]
+            kept = [trace for trace in self._waiting if (trace.group, trace.index) not in again]
+            traces = sorted(sampled + kept, key=lambda trace: (trace.group, trace.index))
+        of_step = [trace for trace in traces if trace.group < self._size]
         with run.phases("grade"):
-            outcomes = run.score(mine)
-        return run.keep(step, mine, outcomes, traces[len(mine) :])
+            outcomes = run.score(of_step)
+        return run.log_graded(step, of_step, outcomes, traces[len(of_step) :])
 
     def _sample(self, step: int) -> list[Trace]:
         """What the engines sample of all steps from `step` on, in one call."""
-        config, stream = self.config, self.run.stream
-        rollout = config.rollout
-        size = rollout.prompts_per_step
-        last = min(step + rollout.staleness, self.total)
-        prompts = []
+        stream, size = self.run.stream, self._size
+        first, last = self.loop_state.prompts, self._last(step)
+        prompts: list[Prompt] = []
         for due in range(step, last + 1):
-            before = (due - step) * size
-            drawn = stream.draw(self.carried.prompts + before, size, due, before)
+            drawn = stream.draw(first + len(prompts), size, due, len(prompts))
             if due > step:
-                drawn = [replace(prompt, cut=rollout.tokens_per_step) for prompt in drawn]
+                limit = self.config.rollout.tokens_per_step
+                drawn = [replace(prompt, cut=limit) for prompt in drawn]
             prompts += drawn
-        ask = SamplingRequest(
-            kind="train",
-            step=step,
-            version=step - 1,
-            prompts=prompts,
-            split=config.train_split,
-            prompt_tokens=self.run.rows.prompt_tokens(config.train_split),
-            samples_per_prompt=rollout.samples_per_prompt,
-            temperature=rollout.temperature,
-            max_tokens=rollout.max_tokens,
-            upcoming=stream.draw(self.carried.prompts + len(prompts), size, last + 1),
-            begun=self._waiting,
-        )
-        return self.run.sampler.sample(ask).all()
+        upcoming = stream.draw(first + len(prompts), size, last + 1)
+        request = training_request(self.run, step, step - 1, prompts, upcoming, self._waiting)
+        return self.run.sampler.sample(request).all()

@@ -91,7 +91,7 @@ def _sampled(
     config: RunConfig, run: Session, todo: Sequence[tuple[int, Sequence[int]]], total: int
 ) -> Iterator[tuple[Sequence[int], list[Trace]]]:
     """Every block with its traces, in order. Rollout workers have further blocks to go on with meanwhile."""
-    ahead = AHEAD if run.sampler.beside else 0
+    ahead = AHEAD if run.sampler.overlaps_learning else 0
     asked: deque[tuple[int, Sequence[int], SampledGroups]] = deque()
     left = deque(todo)
     while left or asked:

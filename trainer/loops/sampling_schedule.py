@@ -8,54 +8,100 @@ sampled is a function of the run's seed and k. With k = 0 every step is sampled 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from trainer.algorithm.credit import reward_step
 from trainer.algorithm.dynamic_sampling import prompts_to_refill
 from trainer.algorithm.reward_shaping import LoopState
-from trainer.algorithm.staleness import kernel_mismatch, slots_used
-from trainer.algorithm.traces import Outcome, Trace
+from trainer.algorithm.staleness import slots_used, versions_behind
+from trainer.algorithm.traces import Outcome, Prompt, Trace
 from trainer.checkpoint.rollout_log import GradedStep
 from trainer.config import RunConfig
-from trainer.run.probe import ask_probe
 from trainer.sampling.sampler import SampledGroups, SamplingRequest
 
 if TYPE_CHECKING:
     from trainer.run.session import Session
 
 
-def fresh_mismatch(run: Session, fresh: list[Trace]) -> dict[str, float]:
-    """`mismatch/*` of traces that the policy's current weights sampled."""
-    return kernel_mismatch(fresh, score_by_policy(run, fresh))
-
-
-def score_by_policy(run: Session, traces: list[Trace]) -> list[np.ndarray]:
-    """The policy's log-probabilities of the learned tokens, [T] per trace."""
-    found = run.learner.logprobs(traces, run.config.train_split, old=True, reference=False)
-    assert found.old is not None
-    return found.old
+def training_request(
+    run: Session,
+    step: int,
+    version: int,
+    prompts: Sequence[Prompt],
+    upcoming: Sequence[Prompt],
+    begun: Sequence[Trace] = (),
+) -> SamplingRequest:
+    """Prompts of a step for the engines, which hold the weights of `version`; see `SamplingRequest`."""
+    split, rollout = run.config.train_split, run.config.rollout
+    return SamplingRequest(
+        kind="train",
+        step=step,
+        version=version,
+        prompts=prompts,
+        split=split,
+        prompt_tokens=run.rows.prompt_tokens(split),
+        samples_per_prompt=rollout.samples_per_prompt,
+        temperature=rollout.temperature,
+        max_tokens=rollout.max_tokens,
+        upcoming=upcoming,
+        begun=begun,
+    )
 
 
 class SamplingSchedule:
     """The steps that are asked for and not trained on yet: `rollout.staleness` + 1 at most."""
 
-    def __init__(self, config: RunConfig, run: Session, total: int, carried: LoopState) -> None:
-        """total: steps of the run. carried: the run's, as the step under way finds it."""
+    def __init__(self, config: RunConfig, run: Session, total: int, loop_state: LoopState) -> None:
+        """total: steps of the run. loop_state: the run's, as the step under way finds it."""
         self.config, self.run = config, run
-        self.total, self.carried = total, carried
-        self._asked: dict[int, SampledGroups] = {}
+        self.total, self.loop_state = total, loop_state
+        self._sampling: dict[int, SampledGroups] = {}
         self._graded: dict[int, GradedStep] = {}
 
-    def samples(self, step: int) -> bool:
-        """Whether anything is sampled with the weights before a step, so that they must be loaded."""
-        return self.lacks(step + self.config.rollout.staleness)
+    def needs_weights(self, step: int) -> bool:
+        """Whether the weights before a step must be loaded: because something is sampled with them, or
+        because workers still sample what was asked for before. One that joins then is probed with the
+        learner's own weights."""
+        asks = self._lacks(step + self.config.rollout.staleness)
+        return asks or (self.run.sampler.overlaps_learning and bool(self._sampling))
 
-    def lacks(self, step: int) -> bool:
+    def take(self, step: int) -> GradedStep:
+        """The step's completions, graded and logged. Starts to sample what is due with the weights before the
+        step; later steps that are whole are graded and logged too."""
+        for due in range(step, step + self.config.rollout.staleness + 1):
+            if self._lacks(due):
+                with self.run.phases(self._phase):
+                    self._sampling[due] = self._sample(due, step, 0, self.config.rollout.prompts_per_step)
+        for due in sorted(self._sampling):
+            if due == step or self._sampling[due].whole:
+                self._graded[due] = self._grade(due)
+        return self._graded.pop(step)
+
+    def measure(self, step: int, graded: GradedStep) -> dict[str, float]:
+        """What the step's completions say of the engines, before its update: how old their weights were, how
+        full they were, and how far they are from the policy at its own version (`mismatch/*`), on a few
+        groups of a later step, one per rank.
+
+        The last is left out where no later step was sampled with that version. Engines that sample while the
+        learner learns are whole at a time that is left to chance: they are compared at evaluations.
+        """
+        ahead = self.config.rollout.staleness > 0
+        measured = versions_behind(graded.traces, step) if ahead else {}
+        if self.run.sampler.overlaps_learning:
+            return measured
+        measured["perf/slots_used"] = slots_used(graded.traces)
+        version, ranks = step - 1, self.config.placement.world_size
+        fresh = []
+        for later in self._graded.values():
+            for trace in later.traces:
+                if trace.versions == (version, version) and trace.group < ranks:
+                    fresh.append(trace)
+        return measured | self.run.probe.mismatch(fresh)
+
+    def _lacks(self, step: int) -> bool:
         """Whether a step of the run is neither asked for nor logged."""
-        if step > self.total or step in self._asked or step in self._graded:
+        if step > self.total or step in self._sampling or step in self._graded:
             return False
         logged = self.run.rollouts.read(step)
         if logged is None:
@@ -64,59 +110,8 @@ class SamplingSchedule:
         return False
 
     @property
-    def awaited(self) -> bool:
-        """Whether workers sample a step that was asked for. One that joins then is probed with the learner's
-        own weights, so these are published, also where no further step is sampled with them."""
-        return self.run.sampler.beside and bool(self._asked)
-
-    def ask(self, step: int) -> None:
-        """Before step `step`: starts to sample what is due with the weights of the step before it."""
-        for due in range(step, step + self.config.rollout.staleness + 1):
-            if self.lacks(due):
-                with self.run.phases(self._phase):
-                    self._asked[due] = self._sample(due, step, 0, self.config.rollout.prompts_per_step)
-
-    def take(self, step: int) -> GradedStep:
-        """The step's completions, graded and logged. Later steps that are whole are graded and logged too."""
-        for due in sorted(self._asked):
-            if due == step or self._asked[due].whole:
-                self._graded[due] = self._grade(due)
-        return self._graded.pop(step)
-
-    def measure(self, version: int) -> dict[str, float]:
-        """`mismatch/*`: how far engine and policy are apart at the policy's own version, on a few groups of a
-        later step, one per rank.
-
-        Empty where no later step was sampled with it, and for a sampler beside the learner, whose later steps
-        are whole at a time that is left to chance: it is probed at evaluations (`probe`).
-        """
-        fresh = []
-        for graded in self._graded.values():
-            for trace in graded.traces:
-                if trace.versions == (version, version) and trace.group < self.config.placement.world_size:
-                    fresh.append(trace)
-        if not fresh or self.run.sampler.beside:
-            return {}
-        return fresh_mismatch(self.run, fresh)
-
-    def slots(self, version: int, traces: list[Trace]) -> dict[str, float]:
-        """`perf/slots_used` of the rollout that sampled a step's traces; empty for a sampler beside the
-        learner, whose workers sample a unit at a time."""
-        return {} if self.run.sampler.beside else {"perf/slots_used": slots_used(traces)}
-
-    def probe(self, version: int) -> Callable[[], dict[str, float]]:
-        """Where a sampler beside the learner samples ahead: asks for a few short completions of `version`,
-        which is both the policy's and the newest that was loaded. Returns what waits for them and compares
-        the two, as `measure` does."""
-        run = self.run
-        if not (run.sampler.beside and self.config.rollout.staleness):
-            return dict
-        asked = ask_probe(self.config, run.sampler, run.rows, version)
-        return lambda: fresh_mismatch(run, asked.all())
-
-    @property
     def _phase(self) -> str:
-        return "wait" if self.run.sampler.beside else "rollout"
+        return "wait" if self.run.sampler.overlaps_learning else "rollout"
 
     def _sample(self, step: int, next_step: int, done: int, count: int) -> SampledGroups:
         """Starts to sample `count` prompts of a step of which `done` were asked already.
@@ -124,29 +119,18 @@ class SamplingSchedule:
         next_step: the one that is trained next. Steps between the two take `prompts_per_step` prompts each:
         staleness excludes new prompts for groups of equal rewards.
         """
-        config, stream = self.config, self.run.stream
-        rollout = config.rollout
-        size = rollout.prompts_per_step
-        asked = self.carried.prompts + (step - next_step) * size + done
-        ask = SamplingRequest(
-            kind="train",
-            step=step,
-            version=next_step - 1,
-            prompts=stream.draw(asked, count, step, done, self.carried.level),
-            split=config.train_split,
-            prompt_tokens=self.run.rows.prompt_tokens(config.train_split),
-            samples_per_prompt=rollout.samples_per_prompt,
-            temperature=rollout.temperature,
-            max_tokens=rollout.max_tokens,
-            upcoming=stream.draw(asked + count, size, step + 1, level=self.carried.level),
-        )
-        return self.run.sampler.sample(ask)
+        stream, size = self.run.stream, self.config.rollout.prompts_per_step
+        level = self.loop_state.level
+        drawn = self.loop_state.prompts + (step - next_step) * size + done
+        prompts = stream.draw(drawn, count, step, done, level)
+        upcoming = stream.draw(drawn + count, size, step + 1, level=level)
+        return self.run.sampler.sample(training_request(self.run, step, next_step - 1, prompts, upcoming))
 
     def _grade(self, step: int) -> GradedStep:
         """Waits for a step, grades and logs it; and further prompts while groups of unequal rewards are
         missing."""
         run, config = self.run, self.config
-        sampled = self._asked.pop(step)
+        sampled = self._sampling.pop(step)
         traces: list[Trace] = []
         outcomes: list[Outcome] = []
         missing = 0
@@ -164,4 +148,4 @@ class SamplingSchedule:
             )
             if not missing:
                 break
-        return run.keep(step, traces, outcomes)
+        return run.log_graded(step, traces, outcomes)

@@ -216,10 +216,6 @@ NAMES: dict[str, MetricName] = {
         "fraction",
         "Share of completions left out of the loss because they were cut (`algorithm.mask_truncated`).",
     ),
-    "tokens/too_old_fraction": MetricName(
-        "fraction",
-        "Share of learned tokens left out of the loss because of their age (`algorithm.max_token_age`).",
-    ),
     "tokens/step": MetricName("tokens", "Prompt and completion tokens of the step, over all ranks."),
     # --- the data
     "data/left_out": MetricName(

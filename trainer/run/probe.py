@@ -1,12 +1,12 @@
-"""Whether engine and policy are the same model: sample, score by the learner, compare."""
+"""Compares engines and policy: on a few short completions, which the learner scores with the same weights."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import numpy as np
 
+from trainer.algorithm.staleness import kernel_mismatch
 from trainer.algorithm.traces import Prompt, Trace
 from trainer.config import RunConfig
 from trainer.fleet.admission import AdmissionTest
@@ -18,68 +18,70 @@ PROBE_TOKENS = 16
 PROBE_SEED = 7
 
 
-def probe_ask(config: RunConfig, rows: Rows, version: int) -> SamplingRequest:
-    """What a probe asks: short completions of a few prompts, one for each engine that the ranks would
-    have."""
-    engines = config.placement.world_size // config.rollout.tensor_parallel
-    usable, split = rows.usable(config.train_split), config.train_split
-    prompts = []
-    for i in range(engines):
-        prompts.append(Prompt(group=i, row=usable[i % len(usable)], seed=PROBE_SEED))
-    return SamplingRequest(
-        kind="probe",
-        step=version,
-        version=version,
-        prompts=prompts,
-        split=split,
-        prompt_tokens=rows.prompt_tokens(split),
-        samples_per_prompt=2,
-        temperature=config.rollout.temperature,
-        max_tokens=min(PROBE_TOKENS, config.rollout.max_tokens),
-    )
+class Probe:
+    """Works for any sampler and any learner."""
 
+    def __init__(self, config: RunConfig, rows: Rows, learner: Learner) -> None:
+        self.config, self.rows, self.learner = config, rows, learner
 
-def ask_probe(config: RunConfig, sampler: Sampler, rows: Rows, version: int) -> SampledGroups:
-    """Starts to sample a probe with the weights of `version`, just loaded."""
-    return sampler.sample(probe_ask(config, rows, version))
+    def request(self, version: int) -> SamplingRequest:
+        """Short completions of a few prompts, one for each engine that the ranks would have."""
+        rollout, split = self.config.rollout, self.config.train_split
+        usable = self.rows.usable(split)
+        prompts = []
+        for i in range(self.config.placement.world_size // rollout.tensor_parallel):
+            prompts.append(Prompt(group=i, row=usable[i % len(usable)], seed=PROBE_SEED))
+        return SamplingRequest(
+            kind="probe",
+            step=version,
+            version=version,
+            prompts=prompts,
+            split=split,
+            prompt_tokens=self.rows.prompt_tokens(split),
+            samples_per_prompt=2,
+            temperature=rollout.temperature,
+            max_tokens=min(PROBE_TOKENS, rollout.max_tokens),
+        )
 
+    def start(self, sampler: Sampler, version: int) -> SampledGroups:
+        """Starts to sample a probe with the weights of `version`, just loaded."""
+        return sampler.sample(self.request(version))
 
-def admission_test(config: RunConfig, learner: Learner, rows: Rows) -> AdmissionTest:
-    """How rollout workers are probed, each one before its samples train."""
-
-    def score(traces: Sequence[Trace]) -> Sequence[np.ndarray]:
-        scored = learner.logprobs(traces, config.train_split, old=True, reference=False).old
+    def policy_logprobs(self, traces: Sequence[Trace]) -> list[np.ndarray]:
+        """The policy's log-probabilities of the learned tokens, [T] per trace."""
+        scored = self.learner.logprobs(traces, self.config.train_split, old=True, reference=False).old
         assert scored is not None
         return scored
 
-    return AdmissionTest(partial(probe_ask, config, rows), score, config.engine_tolerance)
+    def mismatch(self, traces: list[Trace]) -> dict[str, float]:
+        """`mismatch/*` of traces that the policy's current weights sampled; empty of none."""
+        return kernel_mismatch(traces, self.policy_logprobs(traces)) if traces else {}
 
+    def admission_test(self) -> AdmissionTest:
+        """How rollout workers are probed, each one before its samples train."""
+        return AdmissionTest(self.request, self.policy_logprobs, self.config.engine_tolerance)
 
-def check_first_sync(config: RunConfig, sampler: Sampler, learner: Learner, rows: Rows, version: int) -> None:
-    """Compares the two on a few prompts, right after the first load, that of `version`. It works for any
-    sampler and any learner.
+    def check_first_sync(self, sampler: Sampler, version: int) -> None:
+        """Compares the two right after the first load, that of `version`. Raises RuntimeError if they are not
+        the same model."""
+        traces = self.start(sampler, version).all()
+        gaps: dict[int, list[np.ndarray]] = {}
+        for trace, policy in zip(traces, self.policy_logprobs(traces), strict=True):
+            gaps.setdefault(trace.group, []).append(np.abs(policy - trace.logprobs))
+        means = []
+        largest = []
+        for parts in gaps.values():
+            of_engine = np.concatenate(parts)
+            means.append(of_engine.mean())
+            largest.append(of_engine.max())
+        mean, worst = float(np.max(means)), float(np.max(largest))
 
-    Raises RuntimeError if they are not the same model.
-    """
-    traces = ask_probe(config, sampler, rows, version).all()
-    scored = learner.logprobs(traces, config.train_split, old=True, reference=False).old
-    assert scored is not None
-    gaps: dict[int, list[np.ndarray]] = {}
-    for trace, policy in zip(traces, scored, strict=True):
-        gaps.setdefault(trace.group, []).append(np.abs(policy - trace.logprobs))
-    means = []
-    largest = []
-    for parts in gaps.values():
-        of_engine = np.concatenate(parts)
-        means.append(of_engine.mean())
-        largest.append(of_engine.max())
-    mean, worst = float(np.max(means)), float(np.max(largest))
-
-    limit = config.engine_tolerance
-    print(f"weight sync: engine and policy differ by {mean:.1e} nats (mean), {worst:.1e} (max)", flush=True)
-    if not mean <= limit:
-        raise RuntimeError(
-            f"after the weight sync engine and policy differ by {mean:.2e} nats per token (limit"
-            f" {limit:.0e}): the engine does not hold the policy's weights; training on it would be noise."
-            " See docs/failures.md"
-        )
+        limit = self.config.engine_tolerance
+        differ = f"engine and policy differ by {mean:.1e} nats (mean), {worst:.1e} (max)"
+        print(f"weight sync: {differ}", flush=True)
+        if not mean <= limit:
+            raise RuntimeError(
+                f"after the weight sync engine and policy differ by {mean:.2e} nats per token (limit"
+                f" {limit:.0e}): the engine does not hold the policy's weights; training on it would be noise."
+                " See docs/failures.md"
+            )

@@ -31,7 +31,7 @@ class RunPosition:
     """The run's state between two steps: what a checkpoint holds besides the ranks' shards."""
 
     step: int
-    carried: dict[str, float]
+    loop_state: dict[str, float]
     """What the loop needs for its next step besides the weights."""
     updates: int
     """Optimizer steps so far."""
@@ -79,7 +79,7 @@ class Saving:
 
         last: whether it was the last step of the run.
         """
-        self._position = replace(position, carried=dict(position.carried))
+        self._position = replace(position, loop_state=dict(position.loop_state))
         self._advance()
         step_s = self._step_times[-1] if self._step_times else 0.0
         if self.checkpoints.due(position.step, step_s, last=last):
@@ -90,7 +90,7 @@ class Saving:
     def _save(self, at: RunPosition) -> None:
         checkpoints = self.checkpoints
         attach = [self.run_dir / name for name in ATTACHED]
-        state = {"updates": at.updates, "skipped": at.skipped, "reward_norm": at.carried}
+        state = {"updates": at.updates, "skipped": at.skipped, "reward_norm": at.loop_state}
         checkpoints.begin(at.step, state, score=at.score, attach=attach, ahead=at.ahead)
         try:
             keep, to = checkpoints.local_steps(), checkpoints.attempt

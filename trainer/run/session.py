@@ -48,7 +48,7 @@ from trainer.ranks.ray_ranks import RayRanks
 from trainer.rewards.grading.forms import FORMS
 from trainer.rewards.scorer import Scorer
 from trainer.rewards.unusable_rewards import describe_largest_reward, refuse_unusable
-from trainer.run.probe import admission_test, check_first_sync
+from trainer.run.probe import Probe
 from trainer.run.rows import Rows
 from trainer.run.saving import ATTACHED, RunPosition, Saving
 from trainer.sampling.colocated import Colocated
@@ -65,7 +65,7 @@ class ResumedRun:
 
     step: int
     """The last step that is done; 0 for a fresh start."""
-    carried: dict[str, float]
+    loop_state: dict[str, float]
     """What the loop left in the checkpoint for its next step; empty for a fresh start."""
 
 
@@ -168,6 +168,7 @@ class Session:
             learner = DistributedLearner(config, self.ranks)
             learner.start(total_updates(config, len(self.stream.rows)), self._newest)
             self.learner = learner
+            self.probe = Probe(config, self.rows, learner)
             device_name = learner.facts.device_name
         if config.method == "grpo":
             self.sampler = self._make_sampler(stages)
@@ -193,9 +194,9 @@ class Session:
             colocated = Colocated(config, self.ranks)
             colocated.start()
             return colocated
-        probes = admission_test(config, self.learner, self.rows) if config.loads_policy else None
+        admission = self.probe.admission_test() if config.loads_policy else None
         fleet = FleetSampler(
-            config, self.ranks, self.held, self.datasets, self.checkpoints, probes, self.phases.sampled
+            config, self.ranks, self.held, self.datasets, self.checkpoints, admission, self.phases.sampled
         )
         fleet.start()
         stages.callback(fleet.leave)
@@ -273,7 +274,7 @@ class Session:
     def check_first_sync(self, version: int) -> None:
         """Compares engine and policy after the first load, that of `version`. Raises RuntimeError if they are
         not the same model."""
-        check_first_sync(self.config, self.sampler, self.learner, self.rows, version)
+        self.probe.check_first_sync(self.sampler, version)
         self.clock.mark("sync")
 
     @property
@@ -350,7 +351,7 @@ class Session:
             causes["engine"] = f"row {unsound[0].row}, completion {shortened_completion(unsound[0].text)!r}"
         return causes
 
-    def keep(
+    def log_graded(
         self, step: int, traces: list[Trace], outcomes: list[Outcome], waiting: Sequence[Trace] = ()
     ) -> GradedStep:
         """Logs a step's graded completions, before the weights change; and with them those of later steps so
@@ -419,22 +420,22 @@ class Session:
         print(one_line(step, stats), flush=True)
 
     def save(
-        self, step: int, total: int, updates: int, carried: dict[str, float], score: float | None = None
+        self, step: int, total: int, updates: int, loop_state: dict[str, float], score: float | None = None
     ) -> None:
         """Saves the run's state after a step, if a save is due.
 
-        updates: optimizer steps so far. carried: what the loop needs for its next step. score: the step's
+        updates: optimizer steps so far. loop_state: what the loop needs for its next step. score: the step's
         evaluation.
         """
         ahead = needed_logs(self.config, step, total)
-        position = RunPosition(step, carried, updates, self.learner.skipped, score, ahead)
+        position = RunPosition(step, loop_state, updates, self.learner.skipped, score, ahead)
         with self.phases("checkpoint"):
             self.saving.maybe_save(position, last=step == total)
 
-    def finish(self, step: int, updates: int, carried: dict[str, float]) -> None:
+    def finish(self, step: int, updates: int, loop_state: dict[str, float]) -> None:
         """Waits until the last checkpoint is committed, exports the weights, writes the report."""
         with self.phases("checkpoint"):
-            self.saving.finish(RunPosition(step, carried, updates, self.learner.skipped))
+            self.saving.finish(RunPosition(step, loop_state, updates, self.learner.skipped))
         if self.config.fleet.workers != "off":
             self.fleet.close()  # before the export, which workers need not wait for
         if self.config.checkpoint.export_hf != "never":
@@ -475,8 +476,8 @@ class Session:
 
 def needed_logs(config: RunConfig, step: int, total: int) -> range:
     """Steps whose rollout logs a checkpoint of `step` needs: weights that are gone have sampled what is in
-    them. The log of a step has the carried completions of later ones."""
-    if config.rollout.tokens_per_step:
+    them. Where completions are carried over, the log of a step has those of later ones."""
+    if config.carries_over:
         return range(step, min(step + 1, total))
     return range(step + 1, min(step + config.rollout.staleness, total) + 1)
 

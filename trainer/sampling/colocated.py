@@ -18,7 +18,7 @@ class Colocated:
     """A `Sampler` that shares its GPUs with the learner: `load` wakes the engines, `rest` puts them to
     sleep."""
 
-    beside = False
+    overlaps_learning = False
 
     def __init__(self, config: RunConfig, ranks: Ranks) -> None:
         self.config, self.ranks = config, ranks

@@ -38,12 +38,12 @@ class SamplingRequest:
     top_p: float = 1.0
     """Below 1 in evaluations alone: engine and policy use one distribution."""
     begun: Sequence[Trace] = ()
-    """Completions of these prompts that older weights began (`rollout.tokens_per_step`). Those that were cut
-    go on; a prompt whose completions have all ended is not sampled."""
+    """Completions of these prompts that older weights began. Those that were cut go on; a prompt whose
+    completions have all ended is not sampled."""
 
 
 class SampledGroups:
-    """What becomes of an ask. This one is whole; that of a sampler beside the learner may still be
+    """What becomes of an ask. This one is whole; that of a sampler that overlaps learning may still be
     sampled."""
 
     def __init__(self, groups: Iterable[list[Trace]]) -> None:
@@ -63,7 +63,7 @@ class SampledGroups:
 class Sampler(Protocol):
     """Rollout engines, wherever they run."""
 
-    beside: bool
+    overlaps_learning: bool
     """Whether it samples on GPUs of its own while the learner learns."""
 
     def load(self, weights: WeightSource) -> None:
@@ -72,7 +72,7 @@ class Sampler(Protocol):
     def sample(self, ask: SamplingRequest) -> SampledGroups:
         """Starts to sample with the weights that are loaded, which are those of `ask.version`.
 
-        One that samples beside the learner returns at once; the others return when all of it is sampled.
+        One that overlaps learning returns at once; the others return when all of it is sampled.
         Every completion draws from a seed of its own, so neither order nor batch matters to it.
         """
 
