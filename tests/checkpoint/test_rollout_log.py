@@ -125,7 +125,7 @@ def test_what_waits_comes_back_with_the_versions_of_its_tokens(start):
     assert equal(replayed(log, 0)[1], step)
     log = start("run")
     log.open(1, needed=[1])
-    found = log.waiting(1)
+    found = log.waiting()
     assert all(same(one, other) for one, other in zip(found, waiting, strict=True))
     assert found[5].token_versions.tolist() == [0] * 2 + [1] * 3 + [3] * 7
     assert found[0].token_versions.tolist() == [] and found[0].versions == (-1, -1)
