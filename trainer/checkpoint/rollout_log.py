@@ -6,8 +6,8 @@ again.
 
 A restart from step 20 replays what is logged of 21, 22, ...: same token ids, log-probabilities and outcomes,
 so same updates, bit for bit. With `rollout.staleness` k the steps 21 to 20 + k were sampled by weights that
-the checkpoint of step 20 does not hold: their logs belong to it, and it is committed after them. Where completions
-are carried over, the log of step 20 also has what its rollout phase sampled of the steps 21 to
+the checkpoint of step 20 does not hold: their logs belong to it, and it is committed after them. Where
+completions are carried over, the log of step 20 also has what its rollout phase sampled of the steps 21 to
 20 + k, and belongs to that checkpoint itself. Files are plain NumPy archives without pickles; the CRC of
 every array is compared on reading. Those in the store of a run with a key are signed, for their step and
 attempt (trainer/storage/seal.py).

@@ -25,7 +25,8 @@ from trainer.run.shown import ShownImages
 
 def train(config: RunConfig, run: Session) -> None:
     """Runs to the last step."""
-    learner, sampler, phases = run.learner, run.sampler, run.phases
+    learner, sampler = run.learner, run.sampler
+    phases = run.phases
     images = ShownImages(config)
     total, per_step = total_steps(config, len(run.train_rows)), updates_per_step(config)
     resumed = run.resume()

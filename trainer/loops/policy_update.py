@@ -1,4 +1,4 @@
-"""A GRPO step's update of the policy: from graded completions to advantages, and from these to new weights."""
+"""A step's update of the policy: from graded completions to advantages, from these to new weights."""
 
 from __future__ import annotations
 

@@ -22,7 +22,8 @@ class Probe:
     """Works for any sampler and any learner."""
 
     def __init__(self, config: RunConfig, rows: Rows, learner: Learner) -> None:
-        self.config, self.rows, self.learner = config, rows, learner
+        self.config = config
+        self.rows, self.learner = rows, learner
 
     def request(self, version: int) -> SamplingRequest:
         """Short completions of a few prompts, one for each engine that the ranks would have."""
@@ -82,6 +83,6 @@ class Probe:
         if not mean <= limit:
             raise RuntimeError(
                 f"after the weight sync engine and policy differ by {mean:.2e} nats per token (limit"
-                f" {limit:.0e}): the engine does not hold the policy's weights; training on it would be noise."
-                " See docs/failures.md"
+                f" {limit:.0e}): the engine does not hold the policy's weights; training on it would be"
+                " noise. See docs/failures.md"
             )
