@@ -88,6 +88,20 @@ def test_a_step_in_which_all_rewards_are_equal_has_no_gradient():
     assert alarm.guard == "variance"
 
 
+def test_a_constant_reward_is_named_with_what_gave_it_and_not_blamed_on_the_cut():
+    flat = {"group/zero_std_fraction": 1.0, "reward/std": 0.0, "reward/mean": 1.0}
+    flat |= {"tokens/truncated_fraction": 0.6}
+    watch = GuardWatch(Limits(), scored_by="rewards.function mine.py:score")
+    texts = {alarm.guard: alarm.text for alarm in watch.look(3, flat)}
+    assert texts["variance"] == (
+        "step 3: groups without variance teach nothing: share 1 (limit 0.9): all rewards of the step were"
+        " 1.000, given by rewards.function mine.py:score (guard variance, 1 in a row)"
+    )
+    differ = flat | {"reward/std": 0.1}
+    texts = {alarm.guard: alarm.text for alarm in GuardWatch(Limits()).look(3, differ)}
+    assert "(limit 0.9): most were cut at rollout.max_tokens (guard" in texts["variance"]
+
+
 def test_equal_rewards_of_graders_that_fail_are_not_blamed_on_the_rows():
     for failed in ("reward/error_rate", "reward/timeout_rate"):
         ((alarm,),) = run({"group/zero_std_fraction": 0.95, failed: 0.9, "reward/accuracy": 0.0})

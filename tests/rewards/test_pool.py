@@ -109,6 +109,21 @@ def test_timeout_kills_one_worker_and_the_batch_goes_on():
         assert scorer.stats()["perf/grader_restarts"] == 1.0
 
 
+def test_a_function_that_hangs_ends_the_batch_as_soon_as_its_limit_cannot_be_met(tmp_path, capsys):
+    (tmp_path / "own.py").write_text("def score(text, reference):\n    while True: pass\n")
+    limits = settings(deadline_s=0.4, max_timeout_rate=0.2, function=f"{tmp_path / 'own.py'}:score")
+    with Scorer(limits) as scorer:
+        with pytest.raises(TimeoutRateError) as ended:
+            scorer.score([f"completion {i}" for i in range(40)], ["1"] * 40, ["number"] * 40)
+        assert scorer.stats()["perf/grader_restarts"] <= 11, "no further completion was graded"
+    assert str(ended.value).startswith(
+        "9 of 40 completions timed out in grading (31 are not graded), more than rewards.max_timeout_rate 0.2"
+    )
+    assert "raise rewards.deadline_s" in str(ended.value) and "own.py" in str(ended.value)
+    warned = capsys.readouterr().out
+    assert warned.count("warning: a completion was not graded, and earns nothing: rewards.function") == 1
+
+
 def test_too_many_timeouts_abort():
     with Scorer(settings(deadline_s=0.5, max_timeout_rate=0.2)) as scorer:
         scorer.score([wrap(ALGEBRA[1])], REFERENCES[1:2], ["math"])

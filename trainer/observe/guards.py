@@ -21,7 +21,8 @@ from typing import Any
 
 from trainer import config
 from trainer.config.expected import ExpectationWatch
-from trainer.config.run_folder import CONFIG, METRICS, read_lines
+from trainer.config.run_folder import CONFIG
+from trainer.observe.history import read_history
 
 WINDOW = 20
 """Number of the last steps whose median counts as usual."""
@@ -75,13 +76,16 @@ class GuardWatch:
         form: str = "",
         engine_tolerance: float = math.inf,
         expected: config.Expected = NOTHING_EXPECTED,
+        scored_by: str = "",
     ) -> None:
         """form: what an answer has to look like, for a person. engine_tolerance: largest mean difference of
-        engine and policy, nats per token. expected: the bands of the run's recipe."""
+        engine and policy, nats per token. expected: the bands of the run's recipe. scored_by: the user's
+        reward function; "" where the built-in grader scores."""
         self.limits = limits
         self._expected = ExpectationWatch(expected)
         self._form = form
         self._engine_tolerance = engine_tolerance
+        self._scored_by = scored_by
         self._ends = limits.ending
         self._usual: dict[str, deque[float]] = {}
         self._first: dict[str, list[float]] = {}
@@ -193,6 +197,9 @@ class GuardWatch:
             return f"{failed:.0%} of completions could not be graded: look at the grader, not at the rows"
         if stats.get(NO_ANSWER, 0.0) > self.limits.no_answer_max:
             return "no answer was found in them"
+        if self._scored_by and stats.get("reward/std") == 0.0:
+            value = stats.get("reward/mean", math.nan)
+            return f"all rewards of the step were {value:.3f}, given by {self._scored_by}"
         if stats.get("tokens/truncated_fraction", 0.0) > self.limits.truncated_max:
             return "most were cut at rollout.max_tokens"
         right = stats.get("reward/accuracy", 0.5)
@@ -241,7 +248,8 @@ class GuardWatch:
     @staticmethod
     def _above(stats: Mapping[str, float], name: str, limit: float, text: str, why: str = "") -> str:
         now = stats.get(name, -math.inf)
-        return f"{text} {now:.3g} (limit {limit:.3g}){why}" if now > limit else ""
+        reason = f": {why}" if why else ""
+        return f"{text} {now:.3g} (limit {limit:.3g}){reason}" if now > limit else ""
 
     @staticmethod
     def _below(stats: Mapping[str, float], name: str, limit: float, text: str) -> str:
@@ -311,20 +319,28 @@ def shortened_completion(text: str) -> str:
     return text if len(text) <= SHOWN_CHARS else f"... {text[-SHOWN_CHARS:]}"
 
 
-def of_folder(folder: Path) -> list[Alarm]:
-    """The alarms of a run's files, by the run's own limits."""
-    settings = config.load(str(folder / CONFIG))
-    watch = GuardWatch(
-        settings.guards, engine_tolerance=settings.engine_tolerance, expected=settings.expected
+def guards_of(settings: config.RunConfig, form: str = "") -> GuardWatch:
+    """The guards of a run. form: as `GuardWatch` takes it."""
+    functions = " + ".join(function.path for function in settings.rewards.own)
+    return GuardWatch(
+        settings.guards,
+        form,
+        settings.engine_tolerance,
+        settings.expected,
+        scored_by=f"rewards.function {functions}" if functions else "",
     )
+
+
+def alarms_of(settings: config.RunConfig, history: Iterable[Mapping[str, Any]]) -> list[Alarm]:
+    """The alarms of a run's metrics, by the run's own limits."""
+    watch = guards_of(settings)
     alarms = []
-    for line in read_lines(folder / METRICS):
-        if "step" in line:
-            numbers = {key: value for key, value in line.items() if isinstance(value, int | float)}
-            alarms += watch.look(line["step"], numbers)
+    for record in history:
+        alarms += watch.look(record["step"], record)
     return alarms
 
 
 if __name__ == "__main__":
-    alarms = of_folder(Path(sys.argv[1]))
+    run_folder = Path(sys.argv[1])
+    alarms = alarms_of(config.load(str(run_folder / CONFIG)), read_history(run_folder))
     print(json.dumps([(alarm.guard, alarm.text) for alarm in alarms]))

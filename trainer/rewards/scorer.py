@@ -10,7 +10,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, as_completed
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
@@ -179,17 +179,22 @@ class Scorer:
     def finish(self, batch: PendingBatch) -> list[Outcome]:
         """Waits for the processes, then asks the judge.
 
-        Raises TimeoutRateError, and ConfigError as the judge does.
+        Raises TimeoutRateError and ErrorRateError, as soon as their limits cannot be met any more, and
+        ConfigError as the judge does.
         """
-        for task, members in batch.members.items():
-            grade = grade_of(batch.futures[task].result(), self._named)
-            kept = task[0] == "grade" and task[3] != "task"
-            if kept and grade.verdict in ("correct", "wrong"):
-                if len(self._known) >= MAX_REMEMBERED:
-                    self._known.clear()
-                self._known[task[1:]] = grade
-            for i in members:
-                batch.graded[i] = grade
+        tasks = {future: task for task, future in batch.futures.items()}
+        try:
+            for future in as_completed(tasks):
+                task = tasks[future]
+                grade = grade_of(future.result(), self._named)
+                self._remember(task, grade)
+                for i in batch.members[task]:
+                    batch.graded[i] = grade
+                if grade.verdict in ("timeout", "error"):
+                    self._refuse_failures(list(filter(None, batch.graded)), len(batch.texts))
+        finally:
+            for future in tasks:
+                future.cancel()
         graded = list(filter(None, batch.graded))
 
         judged = 0
@@ -198,6 +203,14 @@ class Scorer:
         batch.graded[:] = graded
         evaluated = sum(map(len, batch.members.values()))
         return self._outcomes(batch.texts, graded, evaluated, judged)
+
+    def _remember(self, task: tuple[str, ...], grade: Grade) -> None:
+        """Keeps the verdict of an expression, which equal answers have, too."""
+        if task[0] != "grade" or task[3] == "task" or grade.verdict not in ("correct", "wrong"):
+            return
+        if len(self._known) >= MAX_REMEMBERED:
+            self._known.clear()
+        self._known[task[1:]] = grade
 
     @property
     def _named(self) -> str:
@@ -320,7 +333,7 @@ class Scorer:
         return outcomes
 
     def _count(self, graded: Sequence[Grade], evaluated: int, judged: int) -> None:
-        """Keeps the batch's shares. Raises where the graders themselves fail too often."""
+        """Keeps the batch's shares. Raises as `_refuse_failures`."""
         counts = Counter(grade.verdict for grade in graded)
         shares = {}
         for verdict in ("timeout", "error", "no_answer"):
@@ -337,7 +350,11 @@ class Scorer:
                 if gave:
                     shares[f"reward/function_{function.metric}"] = sum(gave) / len(gave)
         self._last_shares = shares
+        self._refuse_failures(graded, len(graded))
 
+    def _refuse_failures(self, graded: Sequence[Grade], completions: int) -> None:
+        """Raises where the graders themselves fail too often; else prints each kind of failure once. graded:
+        those of the batch's completions so far."""
         limits = self.config
         for verdict, limit, kind in (
             ("timeout", limits.max_timeout_rate, TimeoutRateError),
@@ -347,9 +364,10 @@ class Scorer:
             failed = [
                 grade.why for grade in graded if grade.verdict == verdict and math.isfinite(grade.accuracy)
             ]
-            if len(failed) > limit * len(graded):
-                raise kind(_too_many(verdict, failed, len(graded), limit))
             self._tell(failed)
+            if len(failed) > limit * completions:
+                left = completions - len(graded)
+                raise kind(_too_many(verdict, failed, completions, left, limit))
 
     def _tell(self, failed: Sequence[str]) -> None:
         """Prints each kind of failure once."""
@@ -359,11 +377,13 @@ class Scorer:
                 print(f"warning: a completion was not graded, and earns nothing: {why}", flush=True)
 
 
-def _too_many(verdict: str, failed: Sequence[str], completions: int, limit: float) -> str:
-    """Why a run ends whose graders fail: how often, which one and how, and what to do."""
+def _too_many(verdict: str, failed: Sequence[str], completions: int, left: int, limit: float) -> str:
+    """Why a run ends whose graders fail: how often, which one and how, and what to do. left: completions that
+    were not graded any more."""
     (often, times), *others = Counter(failed).most_common()
     what = "timed out in grading" if verdict == "timeout" else "could not be graded"
     more = f" ({times} times; {len(others)} other failures)" if others else ""
+    unseen = f" ({left} are not graded)" if left else ""
     cure = "correct what fails"
     if verdict == "timeout" and not often.startswith("rewards.judge"):
         cure = "look at the samples, and raise rewards.deadline_s if the node is overloaded"
@@ -372,8 +392,8 @@ def _too_many(verdict: str, failed: Sequence[str], completions: int, limit: floa
     if verdict == "timeout" and often.startswith("rewards.remote_url"):
         cure = "look at the samples, and raise --deadline-s or --workers of the server"
     return (
-        f"{len(failed)} of {completions} completions {what}, more than rewards.max_{verdict}_rate {limit:g}:"
-        f" {often}{more}; {cure}. Nothing was learned from this step"
+        f"{len(failed)} of {completions} completions {what}{unseen},"
+        f" more than rewards.max_{verdict}_rate {limit:g}: {often}{more}; {cure}. Nothing was learned from this step"
     )
 
 

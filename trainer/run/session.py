@@ -33,7 +33,7 @@ from trainer.learning.distributed import DistributedLearner
 from trainer.learning.learner import Learner
 from trainer.node.watch.preemption import PreemptionNotice
 from trainer.node.watch.run_lock import RunLock
-from trainer.observe.guards import GuardWatch, shortened_completion
+from trainer.observe.guards import guards_of, shortened_completion
 from trainer.observe.history import read_history
 from trainer.observe.metrics import Metrics
 from trainer.observe.node_monitor import NodeStats
@@ -180,7 +180,7 @@ class Session:
         measured = by_model(config) if self._peak_flops else []
         self._shapes = [shape for one in measured if (shape := shape_of(str(hub.model_folder(one))))]
         form = FORMS[config.rewards.answer].expected
-        self.guards = GuardWatch(config.guards, form, config.engine_tolerance, config.expected)
+        self.guards = guards_of(config, form)
         self._causes: dict[str, str] = {}
         self.nodes = NodeStats(config.run.dir)
         self.saving = Saving(config.run.dir, self.checkpoints, learner, self.notice)
