@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from trainer.algorithm.batching import Layout, MicroBatch
 from trainer.learning.first_gradients import FirstGradients
 
 
@@ -37,12 +38,35 @@ class Small(nn.Module):
         return (x + hidden + self.lora_B["default"](self.lora_A["default"](x))).square().sum()
 
 
+IMAGE = 9
+
+
+def row(*groups: tuple[bool, float]) -> tuple[MicroBatch, torch.Tensor]:
+    """A packed row of groups, each of a prompt of four tokens and two completions of two, with an image or
+    without, and what its first completion's tokens have as their advantage; the second has none."""
+    ids, places, logits_at, advantages = [], [], [], []
+    for pictured, advantage in groups:
+        start = len(ids)
+        ids += [1, IMAGE if pictured else 2, IMAGE if pictured else 2, 3, 4, 5, 4, 5]
+        places += [0, 1, 1, 3, 4, 5, 4, 5]
+        logits_at += [start + 3, start + 4, start + 3, start + 6]
+        advantages += [advantage, advantage, 0.0, 0.0]
+    batch = MicroBatch(
+        input_ids=torch.tensor([ids]),
+        position_ids=torch.tensor([[places]] * 3),
+        logits_at=torch.tensor(logits_at),
+        targets=torch.zeros(len(logits_at), dtype=torch.long),
+        layout=Layout((), (), torch.zeros(1), torch.zeros(1), None),
+    )
+    return batch, torch.tensor(advantages)
+
+
 def missing(model: Small, *passes: tuple, factor: float = 1.0) -> list[str]:
     names = {f"model.{name}": parameter for name, parameter in model.named_parameters()}
-    watch = FirstGradients(names, torch.device("cpu"))
+    watch = FirstGradients(names, torch.device("cpu"), IMAGE)
     for x, picture, packed in passes:
         if picture is not None:
-            watch.pictured()
+            watch.look(*row((True, 1.0)))
         (factor * model(x, picture, packed)).backward()
     return watch.missing()
 
@@ -62,6 +86,26 @@ def test_what_has_nothing_to_learn_in_the_step_is_not(alone):
     blind.visual.register_forward_hook(lambda module, given, output: output.detach())
     assert missing(blind, (X, X, False)) == ["model.visual.weight", "model.visual.bias"]
     assert missing(Small(), (X, X, False), factor=0.0) == [], "every advantage was 0"
+
+
+@pytest.mark.parametrize(
+    ("groups", "named"),
+    [
+        ([(True, 0.0)], False),
+        ([(True, 0.0), (False, 1.0)], False),
+        ([(False, 1.0), (True, 0.0), (False, -1.0)], False),
+        ([(True, 0.5)], True),
+        ([(True, 0.0), (False, 1.0), (True, -0.5)], True),
+    ],
+)
+def test_a_tower_is_named_only_where_a_sample_with_an_image_had_something_to_teach(alone, groups, named):
+    blind = Small()
+    blind.visual.register_forward_hook(lambda module, given, output: output.detach())
+    names = {f"model.{name}": parameter for name, parameter in blind.named_parameters()}
+    watch = FirstGradients(names, torch.device("cpu"), IMAGE)
+    watch.look(*row(*groups))
+    blind(X, X).backward()
+    assert watch.missing() == (["model.visual.weight", "model.visual.bias"] if named else [])
 
 
 def test_a_run_says_so_in_its_first_update(run_ranks, small_config):

@@ -261,7 +261,7 @@ class Policy:
             group["lr"] = rate
         if self._draws:  # a resumed run drops the same
             torch.manual_seed(seed_of(self.config.run.seed, "dropout", self.updates, self.rank))
-        first = FirstGradients(self.partition.trained, self.device) if self.updates == 0 else None
+        first = self._first_gradients() if self.updates == 0 else None
         gathered_before = GATHERS.bytes
         if self._gradients is not None:
             self._gradients.begin()
@@ -272,7 +272,7 @@ class Policy:
             self.trained.set_gradient_accumulation_boundary(i == count - 1)
             item = move_record(item, self.device)
             if first and item.batch.pixel_values is not None:
-                first.pictured()
+                first.look(item.batch, item.advantages)
             loss, stats, most = self._loss(item, kl_coef)
             self.trained.backward(loss * self.world_size)  # DeepSpeed averages over ranks; our loss is a sum
             if self._gradients is not None and i == count - 1:
@@ -297,6 +297,10 @@ class Policy:
         if not self.zero.overflow:
             metrics["grad/norm"] = float(self.trained.get_global_grad_norm() or 0.0)
         return metrics
+
+    def _first_gradients(self) -> FirstGradients:
+        image_token_id = getattr(self.trained.module.model.config, "image_token_id", -1)
+        return FirstGradients(self.partition.trained, self.device, image_token_id)
 
     def _loss(self, item: TrainMicroBatch, kl_coef: float) -> tuple[Tensor, Tensor, Tensor]:
         """The loss, the values of `SUMS`, and those of `LARGEST`; all on the device."""
