@@ -78,6 +78,31 @@ def test_a_folder_holds_weights_card_curves_and_record(run, tmp_path):
     assert "/home/somebody" not in card.text
 
 
+def test_nothing_but_files_of_a_models_own_kinds_is_sent(run, tmp_path, capsys):
+    weights = run / "hf"
+    (tmp_path / "secret.json").write_text('{"key": "AKIA"}')
+    for name in ("evil.py", "pytorch_model.bin", "notes.html", "model.pkl", ".netrc", "README.md"):
+        (weights / name).write_bytes(b"import os")
+    (weights / "more.safetensors").write_bytes(b"\x80\x04cposix\nsystem\n.")
+    (weights / "huge.safetensors").write_bytes((1 << 62).to_bytes(8, "little") + b"{}")
+    (weights / "torn.json").write_text("{")
+    (weights / "link.json").symlink_to(tmp_path / "secret.json")
+    (weights / "config.json").write_text('{"auto_map": {"AutoModel": "evil/repo--evil.Model"}, "a": 1}')
+    for name in ("merges.txt", "chat_template.jinja", "LICENSE"):
+        (weights / name).write_text("text")
+    out = tmp_path / "out"
+    assert published(run, out, "--yes") == 0
+    sent = {path.name for path in out.iterdir()}
+    kept = {"model.safetensors", "config.json", "merges.txt", "chat_template.jinja", "LICENSE"}
+    assert sent == kept | {"README.md", "run", publish.CURVES}
+    assert json.loads((out / "config.json").read_text()) == {"a": 1}
+    assert (out / "README.md").read_text().startswith("---"), "the card is ours"
+    said = capsys.readouterr().out
+    for name in ("evil.py", "more.safetensors", "huge.safetensors", "torn.json", "link.json"):
+        assert f"{name} is not sent: it is no file of a model" in said
+    assert "config.json is sent without auto_map" in said
+
+
 @pytest.mark.parametrize("with_diff", [False, True])
 def test_changes_of_the_tree_are_published_only_when_asked_for(run, tmp_path, with_diff):
     assert published(run, tmp_path / "out", "--yes", *(["--with-diff"] if with_diff else [])) == 0

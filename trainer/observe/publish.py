@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +30,17 @@ from trainer.config.run_folder import CONFIG, MANIFEST, METRICS
 from trainer.observe.history import read_history
 from trainer.observe.model_card import CURVES, draw_curves, model_card
 from trainer.observe.report_page import run_name
+from trainer.system.contained_path import inside
+from trainer.system.terminal_text import terminal_line
 
 CARD = "README.md"
+SENT = (
+    *("*.safetensors", "*.json", "*.jinja", "merges.txt", "vocab.txt", "tokenizer.model"),
+    *("LICENSE*", "NOTICE*"),
+)
+"""Names of the files that a run exports with its weights, without the card, which is written here."""
+RUNS_CODE = "auto_map"
+"""Field of a configuration that names Python code which a reader's library is to run."""
 
 
 def assemble_publication(
@@ -51,8 +61,7 @@ def assemble_publication(
         )
     config = load(run_dir / CONFIG)
     for path in sorted(weights.iterdir()):
-        if path.is_file():
-            _link(path, out / path.name)
+        _take(weights, path.name, out)
     manifest = _json(run_dir / MANIFEST)
     launch = manifest.get("launch", {})
     if not with_diff and (launch.get("diff") or launch.get("untracked")):
@@ -68,6 +77,37 @@ def assemble_publication(
     if manifest:
         (out / "run" / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
     return sorted(path for path in out.rglob("*") if path.is_file())
+
+
+def _take(weights: Path, name: str, out: Path) -> None:
+    """Takes one file of the weights' folder if it is of a model's kinds: the folder may come from a bucket,
+    and goes out in this person's name to people whose libraries run what it holds."""
+    source = inside(weights, name)
+    if source is None or not _is_of_a_model(source):
+        print(f"{terminal_line(name)} is not sent: it is no file of a model")
+        return
+    content = json.loads(source.read_bytes()) if source.suffix == ".json" else None
+    if isinstance(content, dict) and content.pop(RUNS_CODE, None) is not None:
+        print(f"{name} is sent without {RUNS_CODE}, which has a reader's library run somebody's code")
+        (out / name).write_text(json.dumps(content, indent=2))
+    else:
+        _link(source, out / name)
+
+
+def _is_of_a_model(path: Path) -> bool:
+    """Whether a file is of a kind that a run exports, by its name and by what it holds."""
+    if not path.is_file() or not any(fnmatchcase(path.name, pattern) for pattern in SENT):
+        return False
+    try:
+        if path.suffix == ".json":
+            json.loads(path.read_bytes())
+        if path.suffix == ".safetensors":
+            with path.open("rb") as file:
+                length = int.from_bytes(file.read(8), "little")
+                return length < path.stat().st_size and isinstance(json.loads(file.read(length)), dict)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _link(source: Path, target: Path) -> None:
