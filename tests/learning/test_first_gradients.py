@@ -44,7 +44,10 @@ IMAGE = 9
 def row(*groups: tuple[bool, float]) -> tuple[MicroBatch, torch.Tensor]:
     """A packed row of groups, each of a prompt of four tokens and two completions of two, with an image or
     without, and what its first completion's tokens have as their advantage; the second has none."""
-    ids, places, logits_at, advantages = [], [], [], []
+    ids: list[int] = []
+    places: list[int] = []
+    logits_at: list[int] = []
+    advantages: list[float] = []
     for pictured, advantage in groups:
         start = len(ids)
         ids += [1, IMAGE if pictured else 2, IMAGE if pictured else 2, 3, 4, 5, 4, 5]

@@ -378,8 +378,10 @@ class Scorer:
 
 
 def _too_many(verdict: str, failed: Sequence[str], completions: int, left: int, limit: float) -> str:
-    """Why a run ends whose graders fail: how often, which one and how, and what to do. left: completions that
-    were not graded any more."""
+    """Why a run ends whose graders fail: how often, which one and how, and what to do.
+
+    left: completions that were not graded any more.
+    """
     (often, times), *others = Counter(failed).most_common()
     what = "timed out in grading" if verdict == "timeout" else "could not be graded"
     more = f" ({times} times; {len(others)} other failures)" if others else ""
@@ -393,7 +395,8 @@ def _too_many(verdict: str, failed: Sequence[str], completions: int, left: int, 
         cure = "look at the samples, and raise --deadline-s or --workers of the server"
     return (
         f"{len(failed)} of {completions} completions {what}{unseen},"
-        f" more than rewards.max_{verdict}_rate {limit:g}: {often}{more}; {cure}. Nothing was learned from this step"
+        f" more than rewards.max_{verdict}_rate {limit:g}: {often}{more}; {cure}."
+        " Nothing was learned from this step"
     )
 
 
