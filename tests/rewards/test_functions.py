@@ -321,7 +321,7 @@ def test_what_a_function_started_ends_with_its_grader(tmp_path, end):
         started = [int(pid) for pid in note.read_text().split()]
         started.append(int(Path(f"{note}.orphan").read_text()))
         if end == "killed":
-            for pid in scorer._pool.pids():
+            for pid in scorer._pool.processes.pids():
                 psutil.Process(pid).send_signal(signal.SIGKILL)
             _gone(started)
     _gone(started)

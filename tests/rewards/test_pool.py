@@ -44,7 +44,7 @@ def settings(workers=2, deadline_s=20.0, max_timeout_rate=1.0, function="") -> c
 
 
 def workers_of(scorer: Scorer) -> list[psutil.Process]:
-    return [psutil.Process(pid) for pid in scorer._pool.pids()]
+    return [psutil.Process(pid) for pid in scorer._pool.processes.pids()]
 
 
 def until(condition, timeout_s=10.0):
@@ -193,9 +193,9 @@ from trainer.rewards.scorer import Scorer
 scorer = Scorer(config.Rewards(workers=2, deadline_s=60.0))
 rows = [{wrap(HANG)!r}, {wrap(HANG + "+ 1")!r}], ["x", "x"], ["math"] * 2
 threading.Thread(target=scorer.score, args=rows).start()
-while len(scorer._pool.pids()) < 2:
+while len(scorer._pool.processes.pids()) < 2:
     time.sleep(0.05)
-print(*scorer._pool.pids(), flush=True)
+print(*scorer._pool.processes.pids(), flush=True)
 time.sleep(60)
 """
     with subprocess.Popen(

@@ -66,7 +66,7 @@ def test_a_function_that_prints_without_end_is_cut_off(own, capfd):
         verdicts, seconds = timed(scorer, "prints", "fine")
     assert verdicts == ["timeout", "correct"] and seconds < 15
     said = capfd.readouterr().err
-    assert "a grader prints more; the rest is dropped" in said
+    assert "rewards.function prints more; the rest is dropped" in said
     assert len(said) < 2 * guarded_process.OUTPUT_BYTES
 
 
@@ -94,20 +94,22 @@ def test_a_call_that_takes_all_memory_is_ended_and_named(own, capfd, monkeypatch
 
 def test_the_calls_of_all_graders_may_take_half_of_what_is_free(own):
     free = host_memory.available_memory()
-    pool = process_pool.ProcessPool(4, 1.0, own.function)
-    assert pool._call_bytes == pytest.approx(free / 8, rel=0.1) or pool._call_bytes == process_pool.LEAK_BYTES
-    assert process_pool.ProcessPool(4, 1.0)._call_bytes == 0, "the built-in graders have a limit of their own"
+    most = process_pool.ProcessPool(4, 1.0, own.function).processes.guard.most_bytes
+    assert most == pytest.approx(free / 8, rel=0.1) or most == process_pool.LEAK_BYTES
+    assert process_pool.ProcessPool(4, 1.0).processes.guard.most_bytes == 0, (
+        "the built-in graders have a limit of their own"
+    )
 
 
 def test_a_grader_that_is_stopped_is_replaced(own):
     """SIGSTOP, as a debugger or a control group's freezer does it."""
     with Scorer(own) as scorer:
         assert timed(scorer, "fine")[0] == ["correct"]
-        (stopped,) = scorer._pool.pids()
+        (stopped,) = scorer._pool.processes.pids()
         os.kill(stopped, signal.SIGSTOP)
         verdicts, seconds = timed(scorer, "stopped", "fine")
         assert verdicts == ["timeout", "correct"] and seconds < 15
-        assert stopped not in scorer._pool.pids()
+        assert stopped not in scorer._pool.processes.pids()
 
 
 def test_no_thread_is_left(own):

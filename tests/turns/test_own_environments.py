@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from concurrent.futures import wait
 
@@ -13,6 +14,9 @@ from trainer.config import ConfigError, Turns, override
 from trainer.data.dialog import dialogs_of
 from trainer.data.reader import RowReader
 from trainer.sampling.episodes import Episodes
+from trainer.system import process_set
+from trainer.system.backoff import Backoff
+from trainer.turns import own as own_environment
 from trainer.turns import tool_processes
 from trainer.turns.environments import environment_of
 from trainer.turns.episode import FAILED, SeenPicture, Situation
@@ -32,6 +36,8 @@ class Mine:
     def answer(self, situation, replies):
         said = replies[-1]
         if said == "turn":
+            while os.path.exists(PATH + ".slow"):
+                time.sleep(0.01)
             return Observation("Turned:", (situation.pictures[0].image.rotate(90, expand=True),), "user")
         if said == "row":
             return f"{{situation.row['question']}} {{situation.row['reference']}} {{situation.verdict(said)}}"
@@ -168,7 +174,7 @@ def test_one_that_was_killed_from_outside_is_asked_again(own):
 
 
 def test_a_reply_of_a_gigabyte_is_not_read(own, monkeypatch):
-    monkeypatch.setattr(tool_processes, "LONGEST_REPLY", 1000)
+    monkeypatch.setattr(process_set, "LONGEST_REPLY", 1000)
     assert own().answer(situation(Image.new("RGB", (30, 50))), ["turn"]).text == f"{FAILED}the tool crashed"
 
 
@@ -203,7 +209,7 @@ def episodes(own, small_config, picture_dataset):
     def made(name="Mine", **options):
         environment = own(name, **options)
         settings = [f"turns.{key}={value}" for key, value in options.items()]
-        spec = f"{environment.processes._arguments[0]}"
+        spec = f"{environment.spec}"
         settings += [f"turns.environment={spec}", f"data.path={picture_dataset}", "rollout.max_tokens=600"]
         config = override(small_config, settings)
         reader = RowReader(config)
@@ -256,18 +262,41 @@ def test_a_tool_that_fails_costs_one_observation_and_pictures_are_made_again(epi
     under_way.close()
 
 
+@pytest.mark.parametrize("passes", [True, False])
+def test_a_tool_that_is_too_slow_while_a_picture_is_made_again(episodes, tmp_path, monkeypatch, passes):
+    """It answered once, so it is asked again and the run goes on; one that never does is named."""
+    reader, under_way = episodes()
+    (grown,) = under_way.answered([replied(reader, 0, "turn")], idle=True)
+    encoded = under_way._dialogs.encoded
+    monkeypatch.setattr(own_environment, "REPLAY_S", 0.5)
+    monkeypatch.setattr(under_way._dialogs.environment.processes, "deadline_s", 0.5)
+    patience_s = 60.0 if passes else 0.0
+    monkeypatch.setattr(own_environment, "REPLAYS", Backoff(1, first_wait_s=0.01, patience_s=patience_s))
+    slow = tmp_path / "seen.slow"
+    slow.touch()
+    if passes:
+        threading.Timer(1.5, slow.unlink).start()
+        assert encoded(reader.config.train_split, grown.trace).grid_thw.shape[0] == 1
+        assert not slow.exists()
+    else:
+        named = r"behind its reply 1 cannot be made again: turns.environment .*: no result within"
+        with pytest.raises(RuntimeError, match=named):
+            encoded(reader.config.train_split, grown.trace)
+    under_way.close()
+
+
 def test_processes_outlive_the_threads_that_called_them(episodes):
     """Linux may end a process with the thread that started it: then a later phase would meet dead ones."""
     reader, first = episodes()
     first.answered([replied(reader, 0, "row")], idle=True)
     first._threads.submit(first._dialogs.environment.processes.about).result()
     first._threads.shutdown(wait=True)
-    running = {process.pid for process in first._dialogs.environment.processes._idle}
+    running = {process.pid for process in first._dialogs.environment.processes.processes._idle}
     time.sleep(0.5)
     later = Episodes(first._dialogs, reader.config.train_split, 600)
     (grown,) = later.answered([replied(reader, 0, "row")], idle=True)
     assert grown.trace.end == "cut" and not grown.trace.dialog[1].startswith(FAILED)
-    assert {process.pid for process in first._dialogs.environment.processes._idle} == running
+    assert {process.pid for process in first._dialogs.environment.processes.processes._idle} == running
     assert len(running) == 2
     later.close()
 

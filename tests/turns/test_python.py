@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import time
 
@@ -140,3 +141,47 @@ def test_a_program_that_kills_its_process_is_an_observation(python):
 @pytest.mark.parametrize("code", [5, None, "x" * 20_001])
 def test_what_is_no_program_is_refused(python, code):
     assert ran(python, code).startswith(ERROR)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import random\nrandom.random(), random.randint(1, 10**9), random.Random().random()",
+        "import random\nrandom.seed()\nx = list(range(99))\nrandom.shuffle(x)\nx",
+        "import random\nrandom.Random(None).gauss(0, 1)",
+    ],
+)
+def test_random_numbers_are_a_function_of_the_program(python, code):
+    first = ran(python, code)
+    for pid in python.tool.processes.processes.pids():  # and of no process
+        os.kill(pid, signal.SIGKILL)
+    assert ran(python, code) == first
+    assert ran(python, code + " ") != first
+
+
+def test_a_generator_with_a_seed_is_as_it_always_is(python):
+    import random
+
+    code = "import random\nrandom.seed(7)\n(random.random(), random.Random(8).random())"
+    random.seed(7)
+    assert ran(python, code) == f"{(random.random(), random.Random(8).random())}\n"
+
+
+def test_no_program_can_say_that_it_was_not_locked_up(python):
+    said = "\0no sandbox: x"
+    assert ran(python, f"import sys\nsys.stdout.write({said!r})\nNone") == said
+    assert ran(python, f"import os\nos.write(0, b'x'), {said!r}").startswith("OSError")
+    assert ran(python, "6 * 7") == "42\n"
+
+
+def test_a_program_that_waits_for_a_processor_is_said_to_have_taken_longer(monkeypatch):
+    """On a busy node its own time stretches, and that of the process around it never ends before."""
+    from trainer.turns import python_process
+
+    monkeypatch.setattr(python_process, "waited_for_cpu_s", lambda pid: 1000.0)
+    began = time.monotonic()
+    told = python_process.run_program("while True: pass", 0.5)
+    assert told == {"wrong": "the program took longer than 0.5 seconds"}
+    assert 1.9 < time.monotonic() - began < 10
+    tool = environment_of(Turns(environment="python", tool_seconds=2.0)).tool
+    assert tool.processes.deadline_s > python_process.MAX_STRETCH * 2.0

@@ -64,6 +64,9 @@ class Rewards:
     reward. It gets what its parameters name (docs/rewards.md)."""
     functions: tuple[RewardFunction, ...] = ()
     """Several of them: their weighted sum replaces the accuracy reward, and each has a metric."""
+    env: str = ""
+    """Names of environment variables that the functions get, separated by commas: they find no token and no
+    setting of the run otherwise."""
     judge_url: str = ""
     """OpenAI-compatible endpoint (https://HOST/v1) that decides what the rules call wrong among
     `judge_types`."""

@@ -36,6 +36,10 @@ class Turns:
     """The interpreter of an environment of your own that needs other packages than the trainer has, 3.11 or
     newer with Pillow: `/path/to/venv/bin/python`. Empty: the trainer's."""
 
+    env: str = ""
+    """Names of environment variables that an environment of your own gets, separated by commas: it finds no
+    token and no setting of the run otherwise."""
+
     @property
     def own(self) -> bool:
         """Whether the environment is a user's."""

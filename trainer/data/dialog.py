@@ -19,6 +19,7 @@ from trainer.data.schema import Row, question_text
 from trainer.turns.calls import as_result
 from trainer.turns.environments import environment_of
 from trainer.turns.episode import Environment, Observation, SeenPicture, Situation
+from trainer.turns.tool_processes import ToolFailure
 
 ASKED = {"role": "user", "content": [{"type": "text", "text": "?"}]}
 MARK = "a reply, 1e5d70b2"
@@ -216,13 +217,23 @@ class Dialogs:
             return  # nor is the row's picture decoded
         situation = self.situation(split, trace.row)
         for turn in turns:
-            observation = self.environment.answer(situation, trace.dialog[: 2 * turn + 1 : 2])
+            observation = self._answered_again(trace, turn, situation)
             if observation is None or observation.text != trace.dialog[2 * turn + 1]:
                 raise RuntimeError(
                     f"row {trace.row}: its reply {turn + 1} is answered otherwise than it was:"
                     " the environment is not a function of row and replies"
                 )
             yield Shown(*self._place(trace, turn), observation.images)
+
+    def _answered_again(self, trace: Trace, turn: int, situation: Situation) -> Observation | None:
+        """What answered a reply once. Raises RuntimeError that names the tool's failure."""
+        try:
+            return self.environment.answer_again(situation, trace.dialog[: 2 * turn + 1 : 2])
+        except ToolFailure as failure:
+            raise RuntimeError(
+                f"row {trace.row}: the picture behind its reply {turn + 1} cannot be made again:"
+                f" turns.environment {self.config.turns.environment}: {failure.fault}"
+            ) from None
 
 
 def no_verdict(row: Row, reply: str) -> None:

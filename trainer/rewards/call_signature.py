@@ -9,10 +9,11 @@ Each call is about one completion; a function of lists gets lists of one.
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from trainer.system.own_file import result_of
 
 OURS = {
     "text": ("text", "completion", "response", "solution_str", "predict_str"),
@@ -171,8 +172,7 @@ def returned_number(returned: Any, of_lists: bool) -> float | None:
 
     Raises TypeError for anything else.
     """
-    if inspect.isawaitable(returned):
-        returned = asyncio.run(_awaited(returned))
+    returned = result_of(returned)
     if hasattr(returned, "tolist"):  # of numpy or torch
         returned = returned.tolist()
     if of_lists:
@@ -190,7 +190,3 @@ def returned_number(returned: Any, of_lists: bool) -> float | None:
     if isinstance(returned, str | bytes) or not hasattr(returned, "__float__"):
         raise TypeError(f"it returned {returned!r:.80}: return a number")
     return float(returned)
-
-
-async def _awaited(returned: Any) -> Any:
-    return await returned

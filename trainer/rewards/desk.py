@@ -17,8 +17,9 @@ from typing import Any
 from trainer.config import Rewards, from_dict
 from trainer.rewards.completion_facts import facts_of, function_specs, sample_completion
 from trainer.rewards.grade import grade_of
-from trainer.rewards.process_pool import LacksModule, ProcessPool
+from trainer.rewards.process_pool import ProcessPool
 from trainer.system.errors import ConfigError
+from trainer.system.process_set import LacksModule
 
 MADE_UP = "4", "number", "How many sides has a square?"
 """Reference answer, its type and question of a row that is nobody's."""

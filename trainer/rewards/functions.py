@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainer.rewards.call_signature import CallSignature
-from trainer.system.own_file import OwnFileError, at_fault, load_named
+from trainer.system.own_file import OwnFileError, fault_of, load_named
 
 KEY = "rewards.function"
 
@@ -31,12 +31,8 @@ class LoadedFunction:
         """Its reward, before the weight. Raises OwnFileError, which names exception and line."""
         try:
             return self.asking(facts)
-        except (Exception, SystemExit) as error:
-            where = at_fault(error, self.path.rpartition(":")[0])
-            said = " ".join(str(error).split())[:300]
-            raise OwnFileError(
-                f"rewards.function {self.path}: {type(error).__name__}: {said}{where}"
-            ) from None
+        except BaseException as error:  # an exit and a canceled task, too
+            raise OwnFileError(fault_of(KEY, self.path, error)) from None
 
 
 def load_all(specs: str) -> list[LoadedFunction]:

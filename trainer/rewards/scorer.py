@@ -66,7 +66,8 @@ class Scorer:
         self._judge = Judge(config) if config.judge_url else None
         self._judged_types = [name.strip() for name in config.judge_types.split(",")]
         self._remote = remote.RewardClient(config) if config.remote_url else None
-        self._pool = ProcessPool(config.workers, config.deadline_s, function_specs(config.own))
+        specs = function_specs(config.own)
+        self._pool = ProcessPool(config.workers, config.deadline_s, specs, env=config.env)
         self._families: ProcessPool | None = None
         self._known: dict[tuple[str, ...], Grade] = {}
         self._last_shares: dict[str, float] = {}

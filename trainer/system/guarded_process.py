@@ -3,6 +3,7 @@ hang, crash, print without end or take all memory."""
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import subprocess
@@ -31,22 +32,37 @@ class TookTooMuch(Exception):
         self.taken_bytes = taken_bytes
 
 
+HANDED_ON = """
+PATH HOME USER LOGNAME SHELL LANG LANGUAGE TZ TMPDIR TMP TEMP VIRTUAL_ENV PYTHONPATH PYTHONHASHSEED
+LD_LIBRARY_PATH LD_PRELOAD HF_HOME HF_HUB_CACHE HF_HUB_OFFLINE TRANSFORMERS_OFFLINE SSL_CERT_FILE SSL_CERT_DIR
+REQUESTS_CA_BUNDLE CURL_CA_BUNDLE NO_PROXY no_proxy
+"""
+"""Variables that code which is not the trainer's finds without asking; and LC_*."""
+
+
+def handed_on(names: str = "", env: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The environment of code that is not the trainer's: no token of the run, unless it is among the names
+    that were asked for, which commas separate."""
+    wanted = {*HANDED_ON.split(), *(name.strip() for name in names.split(","))}
+    return {name: value for name, value in env.items() if name in wanted or name.startswith("LC_")}
+
+
 class GuardedProcess:
-    """A process that was started as `python -m MODULE FD PARENT ARGUMENTS`, and the connection FD to it."""
+    """A process of `answering_process.py`, and the connection to it."""
 
     def __init__(
         self,
-        module: str,
+        maker: str,
         arguments: Sequence[str],
         *,
         kept: bool,
         what: str,
-        environment: Mapping[str, str] = os.environ,
+        environment: Mapping[str, str],
         python: str = "",
     ) -> None:
-        """kept: whether what is started is the process's keeper (process_keeper.py), which ends all that the
-        process started. what: who prints, for the log: "rewards: a grader". python: the interpreter;
-        empty: this one."""
+        """maker: `module:name`, which makes what answers of the arguments. kept: whether what is started is
+        the process's keeper (process_keeper.py), which ends all that the process started. what: who prints,
+        for the log: "rewards: a grader". python: the interpreter; empty: this one."""
         root = str(Path(__file__).resolve().parents[2])
         paths = [root, environment.get("PYTHONPATH", "")]
         own = {
@@ -55,10 +71,10 @@ class GuardedProcess:
             "CUDA_VISIBLE_DEVICES": "",
         }
         self.connection, theirs = multiprocessing.Pipe()
-        words = [str(theirs.fileno()), str(os.getpid()), *arguments]
+        words = [str(theirs.fileno()), str(os.getpid()), "kept" if kept else "bare", maker, *arguments]
         with theirs:
             self.process = subprocess.Popen(
-                [python or sys.executable, "-P", "-m", module, *words],
+                [python or sys.executable, "-P", "-m", "trainer.system.answering_process", *words],
                 pass_fds=[theirs.fileno()],
                 env={**environment, **own},
                 stdin=subprocess.DEVNULL,
@@ -88,13 +104,11 @@ class GuardedProcess:
             self.process.wait()
         self.connection.close()
 
-    @property
-    def held_bytes(self) -> int:
-        """Its resident memory; 0 if it is gone."""
-        try:
-            return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-        except (OSError, IndexError, ValueError):
-            return 0
+    def held_bytes(self, shared_once: bool = False) -> int:
+        """Resident memory of it and of what it started; 0 if it is gone. shared_once: pages that several of
+        them share count once, which takes longer to find out."""
+        resident = _proportional_bytes if shared_once else _resident_bytes
+        return sum(resident(pid) for pid in [self.pid, *_started_by(self.process.pid)])
 
     def ask(
         self, message: bytes, deadline_s: float, most_bytes: int = 0, longest_reply: int | None = None
@@ -108,7 +122,7 @@ class GuardedProcess:
         """
         started = time.monotonic()
         waited_before_s = waited_for_cpu_s(self.pid)
-        held_before = self.held_bytes if most_bytes else 0
+        held_before = self.held_bytes() if most_bytes else 0
         self.connection.send_bytes(message)
         while True:
             elapsed = time.monotonic() - started
@@ -119,9 +133,42 @@ class GuardedProcess:
             pause = min(left, LOOK_S) if most_bytes else left
             if self.connection.poll(max(pause, 0.01)):
                 return self.connection.recv_bytes(longest_reply)
-            taken = self.held_bytes - held_before if most_bytes else 0
-            if taken > most_bytes:
-                raise TookTooMuch(taken)
+            if most_bytes and self.held_bytes() - held_before > most_bytes:
+                taken = self.held_bytes(shared_once=True) - held_before
+                if taken > most_bytes:
+                    raise TookTooMuch(taken)
+
+
+def _started_by(root: int) -> list[int]:
+    """Processes that a process started, and those that they started, as the kernel lists children; none where
+    it does not."""
+    found: list[int] = []
+    queue = [root]
+    while queue:
+        for children in Path(f"/proc/{queue.pop()}/task").glob("*/children"):
+            with contextlib.suppress(OSError, ValueError):
+                below = [int(pid) for pid in children.read_text().split()]
+                found += below
+                queue += below
+    return found
+
+
+def _resident_bytes(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def _proportional_bytes(pid: int) -> int:
+    """Memory of a process, its part alone of what it shares with others."""
+    try:
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1]) << 10
+    except (OSError, IndexError, ValueError):
+        pass
+    return _resident_bytes(pid)
 
 
 def _forward(process: subprocess.Popen[bytes], what: str) -> None:

@@ -38,7 +38,7 @@ def run_under_keeper(parent: int, connection: int, body: Callable[[], None]) -> 
     me = os.getpid()
     child = os.fork()
     if not child:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, ends)
+        _usual_signals()
         end_with_parent(me)
         with contextlib.suppress(BaseException):
             body()
@@ -56,6 +56,15 @@ def run_under_keeper(parent: int, connection: int, body: Callable[[], None]) -> 
         time.sleep(0.005)
         _reaped()
     os._exit(0)
+
+
+def _usual_signals() -> None:
+    """Signals as a program finds them that nothing was done to: what is ignored or blocked stays so in all
+    that the program starts, and `Process.terminate()` would end nothing."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def _reaped() -> set[int]:

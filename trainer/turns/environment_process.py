@@ -1,25 +1,20 @@
-"""A process with a user's environment: `python -m trainer.turns.environment_process FD PARENT SPEC`.
+"""A user's environment in a process of its own (trainer/system/answering_process.py).
 
-SPEC is `path/to/file.py:NAME`, a class or function that is called without arguments. What it gives has the
+It is `path/to/file.py:NAME`, a class or function that is called without arguments. What it gives has the
 methods of `episode.Environment`; `answer` is enough.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import os
-import signal
 import sys
 from collections.abc import Mapping, Sequence
-from multiprocessing.connection import Connection
 from typing import Any
 
 from PIL import Image
 
-from trainer.system.own_file import OwnFileError, at_fault, load_named
-from trainer.system.process_keeper import run_under_keeper
+from trainer.system.own_file import OwnFileError, fault_of, load_named, result_of
 from trainer.turns.calls import BadCallError, Call
 from trainer.turns.episode import Environment, Observation, SeenPicture, Situation
 from trainer.turns.messages import packed, unpacked
@@ -33,6 +28,8 @@ MOST_IMAGES = 16
 """Images of one observation."""
 MOST_WRONG = 400
 """Characters of what is wrong with a call."""
+MOST_SAID = 200
+"""Characters of an exception that a model reads."""
 
 
 def loaded(spec: str) -> Any:
@@ -41,8 +38,8 @@ def loaded(spec: str) -> Any:
         environment = load_named(KEY, spec)()
     except OwnFileError:
         raise
-    except (Exception, SystemExit) as error:
-        raise OwnFileError(_said(spec, error)) from None
+    except BaseException as error:
+        raise OwnFileError(fault_of(KEY, spec, error)) from None
     if not callable(getattr(environment, "answer", None)):
         raise OwnFileError(f"{KEY} {spec}: it has no method `answer(situation, replies)`")
     return environment
@@ -52,7 +49,6 @@ def described(environment: Any) -> dict[str, Any]:
     """What a rank must know of it."""
     scorer = getattr(type(environment), "score", None)
     return {
-        "pid": os.getpid(),
         "tools": list(getattr(environment, "tools", ())),
         "shows_images": bool(getattr(environment, "shows_images", False)),
         "replayable": bool(getattr(environment, "replayable", True)),
@@ -80,12 +76,12 @@ def answered(environment: Any, about: Mapping[str, Any], images: Sequence[Image.
     be shown."""
     situation = situation_of(about, images)
     if about["asks"] == "score":
-        value = float(environment.score(situation, about["replies"]))
+        value = float(result_of(environment.score(situation, about["replies"])))
         if not math.isfinite(value):
             raise ValueError(f"its score is {value}")
         return packed({"score": value})
     try:
-        observation = environment.answer(situation, about["replies"])
+        observation = result_of(environment.answer(situation, about["replies"]))
     except BadCallError as error:
         return packed({"wrong": " ".join(str(error).split())[:MOST_WRONG]})
     if observation is None:
@@ -112,44 +108,27 @@ def answered(environment: Any, about: Mapping[str, Any], images: Sequence[Image.
     return packed({"text": text, "role": role}, shown)
 
 
-def serve(connection: Connection, spec: str) -> None:
-    """Sends ["ready", about] or ["failed", why], then answers until the rank closes the connection."""
-    try:
-        environment = loaded(spec)
-        about = described(environment)
-        hello = json.dumps(["ready", about])
-    except (OwnFileError, TypeError, ValueError) as error:
-        connection.send_bytes(json.dumps(["failed", str(error)]).encode())
-        return
-    connection.send_bytes(hello.encode())
-    while True:
-        question, images = unpacked(connection.recv_bytes())
+class ServedEnvironment:
+    """An `Answerer` of a rank's questions."""
+
+    def __init__(self, spec: str) -> None:
+        """Raises OwnFileError."""
+        self.spec = spec
+        self.environment = loaded(spec)
+        self.about = described(self.environment)
         try:
-            reply = answered(environment, question, images)
-        except (Exception, SystemExit) as error:
-            said = _said(spec, error)
-            print(f"turns: {said}", file=sys.stderr, flush=True)
+            json.dumps(self.about)
+        except (TypeError, ValueError) as error:
+            raise OwnFileError(f"{KEY} {spec}: its `tools` are no JSON: {error}") from None
+
+    def answer(self, message: bytes) -> bytes:
+        """`Answerer.answer`."""
+        question, images = unpacked(message)
+        try:
+            return answered(self.environment, question, images)
+        except BaseException as error:  # an exit and a canceled task, too
+            fault = fault_of(KEY, self.spec, error)
+            print(f"turns: {fault}", file=sys.stderr, flush=True)
             # The model reads what went wrong, and not where a person keeps files.
-            reply = packed({"failed": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"})
-        connection.send_bytes(reply)
-
-
-def _said(spec: str, error: BaseException) -> str:
-    said = " ".join(str(error).split())[:300]
-    return f"{KEY} {spec}: {type(error).__name__}: {said}{at_fault(error, spec.rpartition(':')[0])}"
-
-
-def main() -> None:
-    descriptor, parent, spec = sys.argv[1:]
-
-    def body() -> None:
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
-        with contextlib.suppress(EOFError, OSError):
-            serve(Connection(int(descriptor)), spec)
-
-    run_under_keeper(int(parent), int(descriptor), body)
-
-
-if __name__ == "__main__":
-    main()
+            said = " ".join(str(error).split())[:MOST_SAID]
+            return packed({"failed": f"{type(error).__name__}: {said}", "fault": fault})

@@ -30,8 +30,8 @@ def environment_of(turns: Turns) -> Environment | None:
             return ToolEnvironment(Zoom(turns.image_pixels))
         case "python":
             return ToolEnvironment(Python(turns.tool_seconds))
-        case own:
-            return OwnEnvironment(own, turns.tool_seconds, turns.python)
+        case _:
+            return OwnEnvironment(turns)
 
 
 def tools_of(turns: Turns) -> list[dict[str, Any]]:

@@ -80,6 +80,10 @@ class Environment(Protocol):
         What is wrong with a reply is said in the observation. One that is not slow raises nothing.
         """
 
+    def answer_again(self, situation: Situation, replies: Sequence[str]) -> Observation | None:
+        """What `answer` gave to these replies once, for its images. One that is slow raises ToolFailure."""
+        return self.answer(situation, replies)
+
     def score(self, situation: Situation, replies: Sequence[str]) -> float | None:
         """What a finished episode earned, any finite number; None: its score failed."""
         return None

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from trainer.config import ConfigError
+from trainer.config import ConfigError, Turns
+from trainer.system.backoff import Backoff
+from trainer.system.guarded_process import handed_on
+from trainer.system.own_file import own_path
+from trainer.system.process_set import Guard
+from trainer.system.waiting import waiting_for
+from trainer.turns import tool_processes
 from trainer.turns.calls import BadCallError
 from trainer.turns.episode import ERROR, FAILED, Environment, Observation, Situation
 from trainer.turns.messages import packed, unpacked
 from trainer.turns.tool_processes import ToolFailure, ToolProcesses
 
-ROOT = Path(__file__).resolve().parents[2]
+REPLAYS = Backoff(attempts=3, patience_s=600.0)
+"""Tries of an answer whose picture a learner makes again: it was given once, so it is waited for."""
+REPLAY_S = 60.0
+"""Least time for such an answer."""
 
 
 class OwnEnvironment(Environment):
@@ -21,17 +28,18 @@ class OwnEnvironment(Environment):
 
     slow = True
 
-    def __init__(self, spec: str, deadline_s: float, python: str = "") -> None:
-        """spec: a path that is not absolute is one from the current folder, or from the repository's root,
-        where ranks on other machines find it. python: the interpreter that runs it; empty: this one. Raises
-        ConfigError if it cannot be loaded, or cannot be used.
-        """
-        path, _, name = spec.rpartition(":")
-        if not Path(path).is_file() and (ROOT / path).is_file():
-            path = str(ROOT / path)
-        module = "trainer.turns.environment_process"
-        arguments = [f"{os.path.abspath(path)}:{name}"]
-        self.processes = ToolProcesses(module, arguments, deadline_s, kept=True, python=python)
+    def __init__(self, turns: Turns) -> None:
+        """Raises ConfigError if it cannot be loaded, or cannot be used."""
+        self.spec = spec = turns.environment
+        guard = Guard(
+            maker="trainer.turns.environment_process:ServedEnvironment",
+            arguments=[f"{own_path(spec)}:{spec.rpartition(':')[2]}"],
+            key="turns.environment",
+            most_bytes=tool_processes.MOST_BYTES,
+            environment=handed_on(turns.env),
+            python=turns.python,
+        )
+        self.processes = ToolProcesses(guard, turns.tool_seconds)
         about = self.processes.about()
         self.tools = about["tools"]
         self.shows_images = about["shows_images"]
@@ -47,9 +55,28 @@ class OwnEnvironment(Environment):
     def answer(self, situation: Situation, replies: Sequence[str]) -> Observation | None:
         """`Environment.answer`. Raises nothing: what fails is said in the observation."""
         try:
-            said, images = self._ask("answer", situation, replies)
+            return self.answer_or_fail(situation, replies)
         except ToolFailure as failure:
             return Observation(f"{FAILED}{failure}")
+
+    def answer_again(self, situation: Situation, replies: Sequence[str]) -> Observation | None:
+        """`Environment.answer_again`: a tool that fails now is asked again, for as long as REPLAYS says."""
+        deadline_s = max(REPLAY_S, self.processes.deadline_s)
+        limit_s = REPLAYS.patience_s + deadline_s
+        with waiting_for(
+            "grading", f"turns.environment {self.spec}, to show a picture again", limit_s
+        ) as waiter:
+            return REPLAYS.call(
+                lambda: self.answer_or_fail(situation, replies, deadline_s),
+                lambda error: isinstance(error, ToolFailure),
+                lambda error, *_: waiter.failed(str(error)),
+            )
+
+    def answer_or_fail(
+        self, situation: Situation, replies: Sequence[str], deadline_s: float = 0.0
+    ) -> Observation | None:
+        """As `answer`; raises ToolFailure instead of saying it."""
+        said, images = self._ask("answer", situation, replies, deadline_s)
         if "wrong" in said:
             return Observation(f"{ERROR}{said['wrong']}")
         return Observation(said["text"], images, said["role"]) if said else None
@@ -61,7 +88,9 @@ class OwnEnvironment(Environment):
         except ToolFailure:
             return None
 
-    def _ask(self, what: str, situation: Situation, replies: Sequence[str]) -> tuple[dict[str, Any], list]:
+    def _ask(
+        self, what: str, situation: Situation, replies: Sequence[str], deadline_s: float = 0.0
+    ) -> tuple[dict[str, Any], list]:
         verdicts = {}
         calls = {}
         for reply in replies:
@@ -78,11 +107,11 @@ class OwnEnvironment(Environment):
         }
         images = [picture.image for picture in situation.pictures]
         try:
-            said, shown = unpacked(self.processes.ask(packed(about, images)))
+            said, shown = unpacked(self.processes.ask(packed(about, images), deadline_s))
         except ValueError:
             raise ToolFailure("the tool said nothing that can be read") from None
         if "failed" in said:
-            raise ToolFailure(said["failed"])
+            raise ToolFailure(said["failed"], said["fault"])
         return said, shown
 
 

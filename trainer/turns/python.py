@@ -6,13 +6,15 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from trainer.system.guarded_process import MAX_STRETCH
+from trainer.system.process_set import Guard
 from trainer.turns.calls import BadCallError
 from trainer.turns.episode import Observation, Situation
 from trainer.turns.python_process import LONGEST, MODULES
-from trainer.turns.tool_processes import ToolProcesses
+from trainer.turns.tool_processes import MOST_BYTES, ToolProcesses
 
 SPARE_S = 10.0
-"""Seconds beyond a program's own after which the process around it is ended, too."""
+"""Seconds beyond a program's longest after which the process around it is ended, too."""
 BARE = {"PYTHONHASHSEED": "0", "LANG": "C.UTF-8"}
 """All that programs find of the environment: equal programs print the same, and no key is there to print."""
 
@@ -36,10 +38,15 @@ class Python:
 
     def __init__(self, seconds: float) -> None:
         """seconds: for one program. Raises ConfigError where the machine cannot lock a process up."""
-        module = "trainer.turns.python_process"
-        self.processes = ToolProcesses(
-            module, [str(seconds)], seconds + SPARE_S, kept=False, environment=BARE
+        guard = Guard(
+            maker="trainer.turns.python_process:Programs",
+            arguments=[str(seconds)],
+            key="turns.environment python",
+            kept=False,
+            most_bytes=MOST_BYTES,
+            environment=BARE,
         )
+        self.processes = ToolProcesses(guard, MAX_STRETCH * seconds + SPARE_S)
         self.processes.about()
 
     def use(self, situation: Situation, arguments: Mapping[str, Any]) -> Observation:

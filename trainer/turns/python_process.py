@@ -1,4 +1,4 @@
-"""Runs Python that a model wrote: `python -m trainer.turns.python_process FD PARENT SECONDS`.
+"""Runs Python that a model wrote, in a process of its own (trainer/system/answering_process.py).
 
 Every program runs in a child that is locked up (sandbox.py) and knows nothing of earlier ones.
 """
@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import hashlib
 import io
 import json
 import math
 import os
+import random
 import select
 import signal
 import sys
 import time
-from multiprocessing.connection import Connection
+from functools import partial
 
-from trainer.system.guarded_process import waited_for_cpu_s
+from trainer.system.errors import ConfigError
+from trainer.system.guarded_process import MAX_STRETCH, waited_for_cpu_s
 from trainer.system.processes import end_with_parent
 from trainer.turns.sandbox import NoSandbox, lock_up
 
@@ -31,8 +34,6 @@ MEMORY_BYTES = 512 << 20
 OUTPUT_BYTES = 4000
 """Bytes of what a program prints; the rest is cut off."""
 CUT = "\n... (the rest of the output is cut off)"
-NO_SANDBOX = "\0no sandbox: "
-"""What a child says first that could not be locked up."""
 LONGEST = 20_000
 """Characters of a program."""
 TRIAL = "import os\ntry:\n    os.open('/', 0)\nexcept PermissionError:\n    print('locked')"
@@ -42,16 +43,19 @@ TRIAL = "import os\ntry:\n    os.open('/', 0)\nexcept PermissionError:\n    prin
 def run_program(program: str, seconds: float) -> dict[str, str]:
     """{"text": what a program printed} or {"wrong": what was wrong with it}. Raises NoSandbox."""
     reads, writes = os.pipe()
+    fault_reads, fault_writes = os.pipe()
     child = os.fork()
     if not child:
-        _child(program, writes, os.getppid(), seconds)
+        _child(program, writes, fault_writes, os.getppid(), seconds)
     os.close(writes)
+    os.close(fault_writes)
     started = time.monotonic()
     printed = b""
     try:
         while len(printed) <= OUTPUT_BYTES:
-            left = seconds - (time.monotonic() - started) + waited_for_cpu_s(child)
-            if left <= 0:
+            elapsed = time.monotonic() - started
+            left = seconds - elapsed + waited_for_cpu_s(child)
+            if left <= 0 or elapsed > MAX_STRETCH * seconds:
                 return {"wrong": f"the program took longer than {seconds:g} seconds"}
             if select.select([reads], [], [], min(left, 0.25))[0]:
                 piece = os.read(reads, OUTPUT_BYTES + 1)
@@ -62,35 +66,53 @@ def run_program(program: str, seconds: float) -> dict[str, str]:
         os.close(reads)
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
+        fault = os.read(fault_reads, OUTPUT_BYTES)
+        os.close(fault_reads)
+    if fault:
+        raise NoSandbox(fault.decode(errors="replace"))
     text = printed[:OUTPUT_BYTES].decode(errors="ignore")
     if len(printed) > OUTPUT_BYTES:
         return {"text": text + CUT}
-    if text.startswith(NO_SANDBOX):
-        raise NoSandbox(text.removeprefix(NO_SANDBOX))
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) not in (signal.SIGKILL,):
         return {"wrong": "the program crashed"}
     return {"text": text or "(the program printed nothing)"}
 
 
-def _child(program: str, out: int, parent: int, seconds: float) -> None:
-    """What runs in the child; it does not return."""
+def _child(program: str, out: int, fault: int, parent: int, seconds: float) -> None:
+    """What runs in the child; it does not return. fault: what takes the reason why it cannot be locked up,
+    closed before the program runs."""
     code = 1
     with contextlib.suppress(BaseException):
         end_with_parent(parent)
+        os.dup2(fault, 0)
         os.dup2(out, 1)
         os.dup2(out, 2)
-        os.close(0)
         os.closerange(3, 65536)
         sys.stdout = sys.stderr = io.TextIOWrapper(io.FileIO(1, "w"), "utf-8", "replace")
         try:
             lock_up(MEMORY_BYTES, math.ceil(seconds) + 1)
         except Exception as error:
-            print(f"{NO_SANDBOX}{error}", end="", flush=True)
+            os.write(0, str(error).encode())
             os._exit(code)
+        os.close(0)
+        _seed(program)
         _execute(program)
         sys.stdout.flush()
         code = 0
     os._exit(code)
+
+
+def _seed(program: str) -> None:
+    """Makes random numbers a function of the program, those of a generator without a seed, too."""
+    own = int.from_bytes(hashlib.sha256(program.encode(errors="replace")).digest()[:8], "big")
+    usual = random.Random.seed
+
+    def seed(self: random.Random, a: int | float | str | bytes | None = None, version: int = 2) -> None:
+        usual(self, own if a is None else a, version)
+
+    random.Random.seed = seed  # ty: ignore[invalid-assignment]
+    random.seed = partial(seed, random._inst)  # ty: ignore[invalid-assignment]
+    random.seed()
 
 
 def _execute(program: str) -> None:
@@ -119,34 +141,26 @@ def _line(error: BaseException) -> str:
     return f" (line {line})" if line else ""
 
 
-def serve(connection: Connection, seconds: float) -> None:
-    """Sends ["ready", about] or ["failed", why], then runs programs until the rank closes the connection."""
-    for name in MODULES:
-        __import__(name)
-    sys.setrecursionlimit(1000)
-    try:
-        trial = run_program(TRIAL, 60.0)
-        fault = "" if trial == {"text": "locked\n"} else f"a program was not locked up: {trial}"
-    except NoSandbox as error:
-        fault = str(error)
-    if fault:
-        said = f"turns.environment python: {fault}; use another machine, or another environment"
-        connection.send_bytes(json.dumps(["failed", said]).encode())
-        return
-    connection.send_bytes(json.dumps(["ready", {"pid": os.getpid()}]).encode())
-    while True:
-        program = connection.recv_bytes().decode()
-        connection.send_bytes(json.dumps(run_program(program, seconds)).encode())
+class Programs:
+    """An `Answerer` of programs."""
 
+    def __init__(self, seconds: str) -> None:
+        """seconds: for one program. Raises ConfigError where it cannot be locked up."""
+        self.seconds = float(seconds)
+        self.about: dict[str, str] = {}
+        for name in MODULES:
+            __import__(name)
+        sys.setrecursionlimit(1000)
+        try:
+            trial = run_program(TRIAL, 60.0)
+            fault = "" if trial == {"text": "locked\n"} else f"a program was not locked up: {trial}"
+        except NoSandbox as error:
+            fault = str(error)
+        if fault:
+            raise ConfigError(
+                f"turns.environment python: {fault}; use another machine, or another environment"
+            )
 
-def main() -> None:
-    descriptor, parent, seconds = sys.argv[1:]
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    end_with_parent(int(parent))
-    with contextlib.suppress(EOFError, OSError):
-        serve(Connection(int(descriptor)), float(seconds))
-
-
-if __name__ == "__main__":
-    main()
+    def answer(self, message: bytes) -> bytes:
+        """`Answerer.answer`."""
+        return json.dumps(run_program(message.decode(), self.seconds)).encode()
