@@ -72,9 +72,7 @@ def list_recipes(recipe: str, model: str) -> int:
 @RECIPE
 @TARGET
 @SET
-@click.option(
-    "--all", "whole", is_flag=True, help="every table: memory by part, disk, all offers, ZeRO stages"
-)
+@click.option("--all", "whole", is_flag=True, help="every row: memory by part, disk, all offers")
 @click.option("--json", "as_json", is_flag=True, help="the same facts for programs (docs/memory.md)")
 @click.option("--network-gbit", type=float, metavar="G", help="Gb/s between nodes, as preflight found")
 @click.option("--deadline", default="", metavar="24h", help="choose what ends in time (90m, 24h, 3d)")

@@ -12,32 +12,16 @@ from pathlib import Path
 from typing import Literal
 
 from recipes import capabilities
-from recipes.drivers import launching, uploads
-from recipes.plan import (
-    calibration,
-    cheaper,
-    cost,
-    fleet_cost,
-    hourly,
-    memory,
-    nearest_offer,
-    offer_choice,
-    prices,
-    sizing,
-    zero_stages,
-)
+from recipes.drivers import uploads
+from recipes.plan import calibration, cost, fleet_cost, memory, nearest_offer, offer_choice, prices
 from recipes.presets import resolve
-from recipes.recipe import sample_group
-from recipes.recipe.resolved import GIB, MemoryPlan
 from recipes.recipe.spec import Recipe
-from recipes.screens import fleet_screen, fleet_table, limits, plan_facts, plan_screen, whole_plan
-from recipes.screens.plan_facts import PlanLimits
+from recipes.screens import fleet_screen, limits, plan_facts, plan_screen, tables
+from recipes.screens.plan_facts import PlanLimits, Where
 from trainer.config import ConfigError
 
 Form = Literal["screen", "all", "json"]
 """One screen, every table, or facts for programs."""
-Where = tuple[Path, list[str] | None]
-"""SkyPilot's catalogs, and the targets that were asked for."""
 
 
 def show_plan(
@@ -71,102 +55,17 @@ def show_plan(
     kept = None
     if deadline or budget_usd:
         kept = _kept(name, overrides, recipe, offers, where, hours, usd)
-    remarks = _of_workers(recipe, where)
-    facts = _facts(recipe, offers, target, network_gbit_s, remarks, kept, where, proposed=form != "all")
+    plan = plan_facts.make_plan(recipe, offers, target, where, network_gbit_s, kept)
     match form:
         case "json":
-            print(json.dumps(asdict(facts), indent=2))
+            print(json.dumps(asdict(plan.facts), indent=2))
         case "screen":
-            plan_screen.show_plan_screen(facts, plan_screen.narrow_console())
+            plan_screen.show_plan(plan, tables.narrow_console())
         case "all":
-            console = whole_plan.wide_console()
-            network = network_gbit_s or zero_stages.network_of(recipe, target)
-            left_out = cost.short_of_ram(recipe, *where)
-            whole_plan.show_whole_plan(recipe, offers, left_out, console, network, facts, target)
-            print(*remarks, sep="\n", end="\n" if remarks else "")
-            _second_group(recipe, offers, *where)
-            if kept:
-                print("", *kept.said, sep="\n")
+            plan_screen.show_plan(plan, tables.wide_console(), whole=True)
     if kept:
         return 0 if kept.kept else 2
-    return 2 if facts.problem else 0
-
-
-def _facts(
-    recipe: Recipe,
-    offers: list[cost.Offer],
-    target: str | None,
-    network_gbit_s: float | None,
-    remarks: list[str],
-    kept: PlanLimits | None,
-    where: Where,
-    proposed: bool,
-) -> plan_facts.PlanFacts:
-    """The plan as facts. proposed: also what would make it cheaper, which takes a second."""
-    need = memory.plan_memory(recipe)
-    targets = where[1] or launching.driven_targets(recipe)
-    taken = next((offer for offer in _priced(offers) if offer.target in targets), None)
-    if target and taken is None:
-        taken = next(iter(offers), None)
-    network = network_gbit_s or zero_stages.network_of(recipe, taken.target if taken else target)
-    better = []
-    if proposed and need and taken:
-        better = cheaper.cheaper_changes(recipe, need, taken, offers, targets, network, where[0])
-    rates = []
-    if recipe.kind != "train":
-        rates = hourly.prices_of(recipe, where[1] or capabilities.targets_for(recipe), where[0])
-    said = [recipe.dataset.guess] if recipe.dataset.guess and not recipe.config.run.max_steps else []
-    said += _of_second_group(recipe, offers, where)
-    if recipe.kind == "train" and need:
-        advice = zero_stages.stage_advice(recipe, zero_stages.compare_stages(recipe, network), network)
-        said += [advice] if advice else []
-    said += [*remarks, *(f"left out: {line}" for line in cost.short_of_ram(recipe, *where))]
-    return plan_facts.plan_facts(
-        recipe, need, offers, taken, targets, target, better, rates, *_problem(recipe, need), said, kept
-    )
-
-
-def _problem(recipe: Recipe, need: MemoryPlan | None) -> tuple[str, str]:
-    """Why it does not fit, and the cheapest change that makes it fit; "" twice where it does. need: the
-    recipe's."""
-    if need and not need.fits:
-        return need.problem, sizing.advice(recipe)
-    sampling = sample_group.sampling_machines(recipe) if recipe.kind != "sample" else None
-    need = memory.plan_memory(sampling) if sampling else None
-    if need and not need.fits:
-        return f"the second group: {need.problem}", fleet_table.LARGER
-    return "", ""
-
-
-def _of_workers(recipe: Recipe, where: Where) -> list[str]:
-    """Whose seconds the offers have, where rollout workers sample for the run."""
-    if recipe.kind != "train":
-        return []
-    if recipe.config.fleet.gpus_per_node:
-        return [fleet_table.own_nodes(recipe, fleet_cost.own_plan(recipe, *where))]
-    if recipe.config.fleet.workers == "only":
-        return [
-            "rollout workers sample for this run: its hours and dollars above are those of engines on its own"
-            " GPUs; `python3 launch.py plan RECIPE --fleet` has those with workers"
-        ]
-    return []
-
-
-def _of_second_group(recipe: Recipe, offers: list[cost.Offer], where: Where) -> list[str]:
-    """The machines of `sample` in a line: their memory, and what both groups cost an hour."""
-    sampling = sample_group.sampling_machines(recipe)
-    need = memory.plan_memory(sampling) if sampling else None
-    if sampling is None or need is None or recipe.sample is None or recipe.kind == "sample":
-        return []
-    room = f"{need.peak.total / GIB:.1f} of {need.gpu_bytes / GIB:.1f} GiB a GPU"
-    said = (
-        f"second group: {sample_group.describe_machines(recipe.sample)}, {room}, "
-        f"KV cache of {need.kv_cache_tokens:,} tokens"
-    )
-    rates = hourly.of_groups(recipe, offers, *where)
-    if rates and rates[0].usd is not None:
-        said += f"; both groups ${rates[0].usd:.2f} an hour on {rates[0].target} (--fleet: hours of both)"
-    return [said]
+    return 2 if plan.facts.problem else 0
 
 
 def _kept(
@@ -218,19 +117,15 @@ def show_fleet_plan(
     found = fleet_cost.compare_fleets(recipe, prices.sky_catalogs(), [target] if target else None)
     if not (found.colocated or found.fleets):
         raise ConfigError("no price is known of machines that this recipe fits")
-    facts = fleet_screen.fleet_facts(recipe, found, most)
-    limited = bool(deadline or budget_usd)
+    plan = fleet_screen.fleet_plan(recipe, found, most)
     match form:
         case "json":
-            print(json.dumps(asdict(facts), indent=2))
+            print(json.dumps(asdict(plan.facts), indent=2))
         case "screen":
-            fleet_screen.show_fleet_screen(facts, plan_screen.narrow_console(), name, overrides)
+            fleet_screen.show_fleets(plan, tables.narrow_console(), name, overrides)
         case "all":
-            console = whole_plan.wide_console()
-            fleet_table.show_fleets(recipe, found, console)
-            if limited:
-                fleet_table.show_choice(recipe, found, most, console, name, overrides)
-    ends_well = facts.taken is not None if limited else facts.gain
+            fleet_screen.show_fleets(plan, tables.wide_console(), name, overrides, whole=True)
+    ends_well = plan.facts.taken is not None if deadline or budget_usd else plan.facts.gain
     return 0 if ends_well else 2
 
 
@@ -245,18 +140,6 @@ def _limits(deadline: str, budget_usd: float | None) -> tuple[float, float]:
     if not hours > 0:
         raise ConfigError(f"--deadline {deadline!r}: give more than no time")
     return hours, budget_usd or math.inf
-
-
-def _second_group(
-    recipe: Recipe, offers: list[cost.Offer], catalogs: Path, targets: list[str] | None
-) -> None:
-    """Shows the machines of `sample`, where there are any."""
-    sampling = sample_group.sampling_machines(recipe)
-    if sampling is None or recipe.kind == "sample":
-        return
-    found = hourly.of_groups(recipe, offers, catalogs, targets)
-    left_out = cost.short_of_ram(sampling, catalogs, targets)
-    fleet_table.second_group(recipe, found, left_out, whole_plan.wide_console())
 
 
 def _priced(offers: list[cost.Offer]) -> list[cost.Offer]:

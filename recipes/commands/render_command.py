@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 from recipes.capabilities import targets_for
-from recipes.drivers import launching, uploads
+from recipes.drivers import uploads
+from recipes.plan import choice
 from recipes.presets import own_data, resolve
 from recipes.targets.render import render
 
@@ -15,7 +16,7 @@ def write_task_files(name: str, target: str | None, overrides: list[str], out: P
     """Writes or prints the files. Returns the exit code."""
     recipe = resolve(name, overrides)
     if not target:
-        target = launching.cheapest_target(recipe)
+        target = choice.cheapest_target(recipe)
         print(f"for {target}, the cheapest of {', '.join(targets_for(recipe))}", file=sys.stderr)
     own_data.check_there(recipe)
     recipe = uploads.with_uploads(recipe, target, {})

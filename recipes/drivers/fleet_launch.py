@@ -15,12 +15,13 @@ from secrets import token_hex
 from recipes import capabilities
 from recipes.drivers import launched_run, launching, platform_state, shared_record, store_policy, tokens
 from recipes.drivers.launching import Launch, LaunchOptions
+from recipes.plan import choice
 from recipes.plan.fleet_cost import FleetRow
 from recipes.presets import resolve
 from recipes.recipe.spec import Recipe
 from recipes.records import run_record
 from recipes.records.run_record import RunRecord
-from recipes.screens import fleet_table
+from recipes.screens import fleet_words
 from recipes.targets.options import is_obeyed
 from trainer.config import ConfigError
 from trainer.system.exit_codes import EXIT_INTERRUPTED
@@ -88,7 +89,7 @@ def launch_fleet_run(
     The run is started first, and its workers when it has its machines, as far as its platform tells: no
     machine waits for a run that waits itself. In the foreground on this machine its workers are first."""
     assert recipe.sample is not None
-    target = target or launching.cheapest_target(recipe)
+    target = target or choice.cheapest_target(recipe)
     run_id = options.run_id or run_record.new_run_id(recipe.name)
     options = replace(options, run_id=run_id, launch=token_hex(4))
     foreground = capabilities.capability(target).platform in ("", "ssh") and not options.detach
@@ -97,7 +98,7 @@ def launch_fleet_run(
     theirs = recipe.sample.target or target
     kept = [one for one in overrides if theirs == target or _means(recipe, theirs, one)]
     workers = _workers(name, kept, theirs, options)
-    lines, plan = fleet_table.describe_both_groups(recipe, run.record, workers.record)
+    lines, plan = fleet_words.describe_both_groups(recipe, run.record, workers.record)
     print(*lines, *store_policy.policy_lines(workers.record.bucket, run_id), sep="\n", flush=True)
     run, workers = _planned(run, plan), _planned(workers, plan)
     if options.dry_run:

@@ -31,6 +31,7 @@ from recipes.drivers import (
 )
 from recipes.drivers.platforms import Commands
 from recipes.plan import cost, fleet_cost, offer_choice, prices
+from recipes.plan.choice import cheapest_target
 from recipes.recipe.spec import Recipe
 from recipes.records import manifest, run_process, run_record
 from recipes.records.run_record import RunRecord
@@ -365,40 +366,6 @@ def _summary(recipe: Recipe, record: RunRecord) -> str:
     if record.planned_usd:
         text += f", planned: {record.planned_hours:.1f} h and ${record.planned_usd:,.0f}"
     return text
-
-
-def cheapest_target(recipe: Recipe) -> str:
-    """The default target of a recipe: this machine without GPUs, else the cheapest offer of a cloud that can
-    be driven from here."""
-    if not recipe.cluster.gpus_per_node:
-        return "local"
-    targets = driven_targets(recipe)
-    for offer in cost.offers(recipe, prices.sky_catalogs(), targets) if targets else ():
-        if offer.usd is not None:
-            return offer.target
-
-    rented = []
-    for name in targets:
-        if name != "skypilot":
-            known = cost.node_prices(recipe, name, prices.sky_catalogs())
-            if known:
-                rented.append((known[0][0], name))
-    if recipe.kind != "train" and rented:
-        return min(rented)[1]
-    raise ConfigError(
-        f"no target with known prices can run {recipe.name}: name one with --target (docs/targets.md)"
-    )
-
-
-def driven_targets(recipe: Recipe) -> list[str]:
-    """The targets of a recipe whose launch needs nothing besides our launch environment, or where a SkyPilot
-    of yours has fetched the cloud's prices."""
-    found = []
-    for target in capabilities.targets_for(recipe):
-        can = capabilities.CAPABILITIES[target]
-        if not can.needs or (prices.sky_catalogs() / can.cloud).is_dir():
-            found.append(target)
-    return found
 
 
 def _run(commands: Commands, record: RunRecord, env: dict[str, str]) -> int:

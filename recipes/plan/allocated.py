@@ -55,6 +55,8 @@ def beside(recipe: str, need: MemoryPlan) -> dict[str, Allocated]:
     if not found:
         return {}
     now = planned(need)
+    if not found.keys() <= now.keys():  # another machine samples, say
+        return {}
     if any(abs(now[name] - one.planned) > SAME_GIB for name, one in found.items()):
         return {}
     beside = {}

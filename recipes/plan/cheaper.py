@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from recipes.capabilities import CAPABILITIES
-from recipes.plan import cost, decode_slots, fleet_cost, rank_balance
+from recipes.plan import cost, decode_slots, fleet_cost
 from recipes.plan.cost import Offer
 from recipes.recipe.resolved import MemoryPlan
 from recipes.recipe.spec import Recipe, override, validate
@@ -22,7 +22,7 @@ class CheaperChange:
     """A change, and what the run then takes."""
 
     what: str
-    """In two words: more prompts, carried over, fuller ranks, spot, another cloud, workers."""
+    """In two words: more prompts, carried over, spot, another cloud, workers."""
     change: str
     """What to write on the command line."""
     hours: float
@@ -48,7 +48,6 @@ def cheaper_changes(
     found = [
         *_more_prompts(recipe, taken, network_gbit_s, catalogs),
         *_carried_over(recipe, need, taken, catalogs),
-        *_fuller_ranks(recipe, need, taken, catalogs),
         *_spot(recipe, targets, catalogs),
         *_elsewhere(offers, targets),
         *_workers(recipe, taken, catalogs),
@@ -79,13 +78,6 @@ def _carried_over(recipe: Recipe, need: MemoryPlan, taken: Offer, catalogs: Path
     for changes in decode_slots.piece_options(recipe, need):
         if found := _with_options("carried over", recipe, list(changes), taken, but, catalogs):
             return found
-    return []
-
-
-def _fuller_ranks(recipe: Recipe, need: MemoryPlan, taken: Offer, catalogs: Path) -> list[CheaperChange]:
-    """Where ranks wait for the slowest one."""
-    for best in rank_balance.balance_proposals(recipe, need.shape)[:1]:
-        return _with_options("fuller ranks", recipe, [best.change], taken, best.effect, catalogs)
     return []
 
 

@@ -90,32 +90,3 @@ def piece_options(recipe: Recipe, need: MemoryPlan) -> list[tuple[str, str]]:
         limit = -(-config.rollout.max_tokens // (ahead + 1))
         found.append((f"rollout.staleness={ahead}", f"rollout.tokens_per_step={limit}"))
     return found
-
-
-def carried_over(recipe: Recipe, need: MemoryPlan, network_gbit_s: float) -> str:
-    """What the plan says of completions that are carried over, in equal pieces of the longest one; "" where
-    slots are full, where the options are refused, or where it brings little."""
-    before_s = cost.step_time(recipe, need.gpu, network_gbit_s, need).total
-    lines = []
-    for changes in piece_options(recipe, need):
-        try:
-            changed = override(recipe, list(changes))
-            validate(changed)
-        except ConfigError:
-            continue
-        after = memory.plan_memory(changed, need.gpu)
-        if after is None or not after.fits:
-            continue
-        step_s = cost.step_time(changed, need.gpu, network_gbit_s, after).total
-        if step_s <= WORTH * before_s:
-            options = " ".join(f"--set {change}" for change in changes)
-            lines.append(
-                f"  {options}: {step_s:.1f} s, {1 - share_of_slots(changed, after):.0%} of the "
-                f"slots are empty\n"
-            )
-    if not lines:
-        return ""
-    return (
-        f"completions that are carried over to later steps (docs/asynchronous.md, not run on a GPU) shorten"
-        f" a step of {before_s:.1f} s ({need.gpu}):\n{''.join(lines)}\n"
-    )

@@ -18,12 +18,6 @@ H100's own step of 3B what the plan says of the code that it ran (docs/performan
 PUBLISHED_VISION_END = 7.6
 """The slowest published step of a vision model beside its plan (docs/planned.md): eight images a prompt, and
 its host was the limit."""
-VISION_REASONS = (
-    "Why others are slower, where it is known: update, each completion computes its prompt and image anew (a"
-    " third of the gap); rollout, `generate` of transformers without an engine; host, one run whose"
-    " processors were the limit; the rest is not explained (docs/planned.md)."
-)
-"""What is known of the gap, per phase; the plan prints it."""
 SEVERAL_NODES = 1.9
 """How many times longer a step of supervised training takes on several nodes than its parts add up to: the
 middle of Qwen's published steps on two servers, 1.6 to 2.4 times at every length alike, so it is not their

@@ -7,15 +7,14 @@ import textwrap
 from dataclasses import dataclass
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from recipes.plan import cost
 from recipes.plan.fleet_cost import FleetRow, Fleets
 from recipes.recipe.spec import Recipe
-from recipes.screens import fleet_table
+from recipes.screens import fleet_words
 from recipes.screens.plan_facts import SCHEMA
-from recipes.screens.plan_screen import WIDTH
+from recipes.screens.tables import WIDTH, show_lines, show_table
 
 ALONE = 3
 FLEETS = 8
@@ -84,13 +83,23 @@ class FleetFacts:
     """Warnings, in sentences."""
 
 
-def fleet_facts(recipe: Recipe, found: Fleets, limits: tuple[float, float]) -> FleetFacts:
+@dataclass(frozen=True)
+class FleetPlan:
+    """All that `plan --fleet` shows: the facts for programs, and what `--all` has besides."""
+
+    facts: FleetFacts
+    verdicts: dict[str, str]
+    """Whether workers are a gain, in words, by the options that start them."""
+
+
+def fleet_plan(recipe: Recipe, found: Fleets, limits: tuple[float, float]) -> FleetPlan:
     """Puts what was compared into words. limits: hours and dollars, infinite where none were given."""
-    gain = fleet_table.is_gain(recipe, found)
-    taken = fleet_table.cheapest_row(found, limits)
-    fleets = [planned_fleet(recipe, row) for row in found.cheapest(found.fleets)]
+    gain = fleet_words.is_gain(recipe, found)
+    taken = fleet_words.cheapest_row(found, limits)
+    cheapest = found.cheapest(found.fleets)
+    fleets = [planned_fleet(recipe, row) for row in cheapest]
     rows = [*found.colocated, *found.fleets]
-    return FleetFacts(
+    facts = FleetFacts(
         recipe=recipe.name,
         steps=rows[0].offer.steps,
         verdict=_verdict(found, taken, gain),
@@ -98,8 +107,12 @@ def fleet_facts(recipe: Recipe, found: Fleets, limits: tuple[float, float]) -> F
         alone=[planned_fleet(recipe, row) for row in found.colocated],
         fleets=fleets,
         taken=planned_fleet(recipe, taken) if taken else None,
-        remarks=fleet_table.fleet_remarks(recipe, found),
+        remarks=fleet_words.fleet_remarks(recipe, found),
     )
+    verdicts = {}
+    for fleet, row in zip(fleets, cheapest, strict=True):
+        verdicts[fleet.options] = fleet_words.fleet_verdict(row, found)
+    return FleetPlan(facts, verdicts)
 
 
 def planned_fleet(recipe: Recipe, row: FleetRow) -> PlannedFleet:
@@ -120,7 +133,7 @@ def planned_fleet(recipe: Recipe, row: FleetRow) -> PlannedFleet:
         hours=row.hours,
         usd=row.run_usd,
         egress_usd=row.egress_usd,
-        options=fleet_table.row_options(recipe, row),
+        options=fleet_words.row_options(recipe, row),
     )
 
 
@@ -129,7 +142,7 @@ def _verdict(found: Fleets, taken: FleetRow | None, gain: bool) -> str:
     if not gain:
         return "workers are a loss: without them the run is as fast and costs as little"
     if taken is None:
-        return f"nothing is expected to keep the limits: {fleet_table.nearest_rows(found)}"
+        return f"nothing is expected to keep the limits: {fleet_words.nearest_rows(found)}"
     run = f"{taken.hours:.1f} h and ${taken.run_usd:,.0f} on {taken.offer.target}"
     if taken.worker is None:
         return f"cheapest without workers: {run}, {taken.trainer}"
@@ -139,38 +152,42 @@ def _verdict(found: Fleets, taken: FleetRow | None, gain: bool) -> str:
     return f"workers are a gain: {run}, without them {alone.hours:.1f} h and ${alone.run_usd:,.0f}"
 
 
-def show_fleet_screen(facts: FleetFacts, console: Console, name: str, asked: list[str]) -> None:
-    """The whole screen. name: the recipe's, or its file. asked: overrides that it was planned with."""
+def show_fleets(
+    plan: FleetPlan, console: Console, name: str, overrides: list[str], whole: bool = False
+) -> None:
+    """The whole screen. name: the recipe's, or its file. overrides: those that it was planned with. whole:
+    with every row, and what speaks for and against each."""
+    facts = plan.facts
     console.print(Text(facts.verdict, style="green" if facts.gain else "red"))
-    console.print(
-        Text(
-            f"{facts.recipe}: {facts.steps:,} steps, cheapest step first; on demand where spot is not said\n"
-        )
-    )
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for column in ("that learn", "that sample", "ahead", "s/step", "hours", "$"):
-        words = column.startswith("that")
-        table.add_column(column, justify="left" if words else "right", no_wrap=not words)
-    for one in (*facts.alone[:ALONE], *facts.fleets[:FLEETS]):
-        style = "bold" if one == facts.taken else ""
-        table.add_row(*_cells(one), style=style)
-    console.print(table)
+    head = "cheapest step first; on demand where spot is not said"
+    console.print(Text(f"{facts.recipe}: {facts.steps:,} steps, {head}\n"))
+    alone, fleets = len(facts.alone), len(facts.fleets)
+    if not whole:
+        alone, fleets = ALONE, FLEETS
+    shown = (*facts.alone[:alone], *facts.fleets[:fleets])
+    rows = []
+    for one in shown:
+        figures = (str(one.ahead), f"{one.step_s:.1f}", f"{one.hours:.1f}", f"{one.usd:,.0f}")
+        more = ()
+        if whole:
+            unit = (str(one.enough), str(one.unit_prompts)) if one.worker else ("", "")
+            more = (*unit, f"{one.egress_usd:.3f}", plan.verdicts.get(one.options, ""))
+        rows.append((_learners(one), _workers(one), *figures, *more))
+    columns = ("that learn", "that sample", "ahead", "s/step", "hours", "$")
+    if whole:
+        columns = (*columns, "enough", "a unit", "egress $", "")
+    marked = shown.index(facts.taken) if facts.taken in shown else -1
+    show_table(console, columns, rows, words=2, marked=marked, last_is_words=whole)
     if facts.taken:
         taken = facts.taken
         price = f"{taken.hours:.1f} h, ${taken.usd:,.0f}"
         console.print(Text(f"\ncheapest: {_learners(taken)}; workers: {_workers(taken)}; {price}"))
-        sets = fleet_table.shell_overrides(asked)
+        sets = fleet_words.shell_overrides(overrides)
         words = f"python3 launch.py up {name} {sets}{taken.options}"
-        console.print(Text(continued_command(words)), soft_wrap=True)
+        console.print(Text(words if whole else continued_command(words)), soft_wrap=True)
     console.print()
-    for line in (*facts.remarks[:REMARKS], fleet_table.MODEL):
-        console.print(Text(line))
+    show_lines(console, (*facts.remarks[: None if whole else REMARKS], fleet_words.MODEL), whole=whole)
     console.print("more: --all, --json; to choose: --deadline 24h, --budget 100")
-
-
-def _cells(one: PlannedFleet) -> list[str]:
-    figures = (f"{one.step_s:.1f}", f"{one.hours:.1f}", f"{one.usd:,.0f}")
-    return [_learners(one), _workers(one), str(one.ahead), *figures]
 
 
 def _learners(one: PlannedFleet) -> str:

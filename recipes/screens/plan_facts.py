@@ -4,14 +4,32 @@ they have here (docs/memory.md)."""
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
-from recipes.capabilities import CAPABILITIES
-from recipes.plan import allocated, cost, offer_choice, prices, spread, start_time
-from recipes.plan.cheaper import CheaperChange
-from recipes.plan.hourly import HourlyPrice
+from recipes.capabilities import CAPABILITIES, targets_for
+from recipes.plan import (
+    allocated,
+    choice,
+    cost,
+    exchange,
+    fleet_cost,
+    host_and_disk,
+    hourly,
+    memory,
+    offer_choice,
+    prices,
+    sizing,
+    spread,
+    start_time,
+)
+from recipes.plan.cheaper import CheaperChange, cheaper_changes
+from recipes.plan.hourly import Hourly, HourlyPrice
+from recipes.recipe import sample_group
 from recipes.recipe.resolved import GIB, MemoryPlan
 from recipes.recipe.spec import Recipe
+from recipes.records import image_record
+from recipes.screens import fleet_words
 from recipes.screens.recipe_list import machine_shape
 
 SCHEMA = 1
@@ -125,34 +143,96 @@ class PlanFacts:
     """What --deadline and --budget asked for; null without them."""
 
 
-def plan_facts(
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """All that `plan` shows: the facts for programs, and what `--all` has besides."""
+
+    facts: PlanFacts
+    memory: MemoryPlan | None
+    """The run's own machines."""
+    sampling: MemoryPlan | None
+    """A machine of the second group."""
+    rates: list[Hourly]
+    """Dollars per hour of both groups, by target."""
+    notes: list[str]
+    """How long a start and a restart take, and which machines of the second group are short of memory."""
+
+
+Where = tuple[Path, list[str] | None]
+"""SkyPilot's catalogs, and the targets that were named; None: any."""
+
+
+def make_plan(
+    recipe: Recipe,
+    offers: list[cost.Offer],
+    target: str | None,
+    where: Where,
+    network_gbit_s: float | None,
+    limits: PlanLimits | None,
+) -> Plan:
+    """Plans a recipe once. offers: its own. target: the one that was named. limits: what --deadline and
+    --budget asked for."""
+    need = memory.plan_memory(recipe)
+    catalogs, named = where
+    targets = named or choice.driven_targets(recipe)
+    taken = choice.taken_offer(offers, targets)
+    if target and taken is None:
+        taken = next(iter(offers), None)
+    better: list[CheaperChange] = []
+    if need and taken:
+        network = network_gbit_s or exchange.network_of(recipe, taken.target)
+        better = cheaper_changes(recipe, need, taken, offers, targets, network, catalogs)
+    prices_of_hours: list[HourlyPrice] = []
+    if recipe.kind != "train":
+        prices_of_hours = hourly.prices_of(recipe, named or targets_for(recipe), catalogs)
+    view = sample_group.sampling_machines(recipe) if recipe.kind != "sample" else None
+    sampling = memory.plan_memory(view) if view else None
+    rates = hourly.of_groups(recipe, offers, catalogs, named) if sampling else []
+    remarks = [recipe.dataset.guess] if recipe.dataset.guess and not recipe.config.run.max_steps else []
+    if sampling:
+        remarks.append(_of_second_group(recipe, sampling, rates))
+    remarks += _of_workers(recipe, where)
+    remarks += [f"left out: {line}" for line in cost.short_of_ram(recipe, catalogs, named)]
+    facts = _facts(recipe, need, sampling, offers, taken, targets, target, better, prices_of_hours)
+    facts = replace(facts, remarks=remarks, limits=limits)
+    if limits and not limits.kept and not facts.problem and need:
+        facts = replace(facts, verdict=f"{_room(need)}, but no offer keeps the limits")
+    notes = _starts(recipe, offers)
+    replayed = need.host.get("experts to replay", 0.0) if need else 0.0
+    if need and replayed:
+        tokens = host_and_disk.experts_of_token(need.shape)
+        notes.append(
+            f"routing replay: {tokens} bytes of chosen experts a token, {replayed / GIB:.2f} GiB a step"
+        )
+    for line in cost.short_of_ram(view, catalogs, named) if view else ():
+        notes.append(f"left out of the second group: {line}")
+    return Plan(facts=facts, memory=need, sampling=sampling, rates=rates, notes=notes)
+
+
+def _facts(
     recipe: Recipe,
     need: MemoryPlan | None,
+    sampling: MemoryPlan | None,
     offers: list[cost.Offer],
     taken: cost.Offer | None,
     targets: list[str],
-    asked: str | None,
-    cheaper: list[CheaperChange],
-    hourly: list[HourlyPrice],
-    problem: str,
-    cure: str,
-    remarks: list[str],
-    limits: PlanLimits | None,
+    named: str | None,
+    better: list[CheaperChange],
+    rates: list[HourlyPrice],
 ) -> PlanFacts:
     """Puts what was planned into words. taken: the offer that `up` takes. targets: those that can be driven
-    from here. asked: the target that was named. problem, cure: why it does not fit, and what makes it fit; ""
-    where it does."""
+    from here. named: the target that was."""
     expected = recipe.config.expected
-    rate = next((one for one in hourly if one.target in targets), None)
+    rate = next((one for one in rates if one.target in targets), None)
+    problem, cure = _problem(recipe, need, sampling)
     verdict = f"does not fit: {problem}. Cheapest change that makes it fit: {cure}"
     if not problem:
-        verdict = _verdict(recipe, need, _price(taken, rate, asked), limits)
-    by_phase = {phase.name: phase.total / GIB for phase in need.phases} if need else {}
-    allocated_gib = {}
-    if need:
-        for phase, one in allocated.beside(recipe.name, need).items():
-            allocated_gib[phase] = one.tensors
-    seconds = {phase: getattr(taken.step, phase) for phase in PHASES} if taken else {}
+        verdict = _verdict(recipe, need, _price(taken, rate, named))
+    memory_gib = {phase.name: phase.total / GIB for phase in need.phases} if need else {}
+    beside = allocated.beside(recipe.name, need) if need else {}
+    allocated_gib = {phase: one.tensors for phase, one in beside.items()}
+    seconds = _seconds(taken) if taken else {}
+    bands = [f"{band} ({band.source})" for band in expected.bands]
     return PlanFacts(
         recipe=recipe.name,
         description=recipe.description,
@@ -163,7 +243,7 @@ def plan_facts(
         cure=cure,
         gpu=need.gpu if need else "",
         gpu_gib=need.gpu_bytes / GIB if need else None,
-        memory_gib=by_phase,
+        memory_gib=memory_gib,
         allocated_gib=allocated_gib,
         tightest=need.peak.name if need else "",
         host_gib=need.host_bytes / GIB if need else None,
@@ -172,15 +252,88 @@ def plan_facts(
         step_s=seconds,
         offers=[planned_offer(offer) for offer in offers],
         taken=planned_offer(taken) if taken else None,
-        why=_why(taken, offers, asked),
-        cheaper=cheaper,
-        hourly=hourly,
+        why=_why(taken, offers, named),
+        cheaper=better,
+        hourly=rates,
         assumptions=_assumptions(recipe, taken or next(iter(offers), None)),
-        remarks=remarks,
-        expected=[f"{band} ({band.source})" for band in expected.bands],
+        remarks=[],
+        expected=bands,
         not_promised=expected.not_promised,
-        limits=limits,
     )
+
+
+def _seconds(offer: cost.Offer) -> dict[str, float]:
+    return {phase: getattr(offer.step, phase) for phase in PHASES}
+
+
+LARGER = "GPUs with more memory, or more of them in an engine (sample.tensor_parallel)"
+"""What to take where a machine that samples does not hold its model."""
+
+
+def _problem(recipe: Recipe, need: MemoryPlan | None, sampling: MemoryPlan | None) -> tuple[str, str]:
+    """Why it does not fit, and the cheapest change that makes it fit; "" twice where it does."""
+    if need and not need.fits:
+        return need.problem, sizing.advice(recipe)
+    if sampling and not sampling.fits:
+        return f"the second group: {sampling.problem}", LARGER
+    return "", ""
+
+
+def _of_workers(recipe: Recipe, where: Where) -> list[str]:
+    """Whose seconds the offers have, where rollout workers sample for the run."""
+    if recipe.kind != "train":
+        return []
+    if recipe.config.fleet.gpus_per_node:
+        return [fleet_words.own_nodes(recipe, fleet_cost.own_plan(recipe, *where))]
+    if recipe.config.fleet.workers == "only":
+        return [
+            "rollout workers sample for this run: its hours and dollars above are those of engines on its own"
+            " GPUs; `python3 launch.py plan RECIPE --fleet` has those with workers"
+        ]
+    return []
+
+
+def _of_second_group(recipe: Recipe, need: MemoryPlan, rates: list[Hourly]) -> str:
+    """The machines of `sample` in a line: their memory, and what both groups cost an hour."""
+    assert recipe.sample is not None
+    room = f"{need.peak.total / GIB:.1f} of {need.gpu_bytes / GIB:.1f} GiB a GPU"
+    line = (
+        f"second group: {sample_group.describe_machines(recipe.sample)}, {room}, "
+        f"KV cache of {need.kv_cache_tokens:,} tokens"
+    )
+    if rates and rates[0].usd is not None:
+        line += f"; both groups ${rates[0].usd:.2f} an hour on {rates[0].target} (--fleet: hours of both)"
+    return line
+
+
+def _starts(recipe: Recipe, offers: list[cost.Offer]) -> list[str]:
+    """How long a start takes, by the runs of this machine where it had some, and what a restart waits for."""
+    if not offers:
+        return []
+    pull = start_time.pull_seconds(recipe.cluster.image)
+    by_target = {offer.target: start_time.start_seconds(offer.target, pull is not None) for offer in offers}
+    measured = []
+    for name, (took, runs) in by_target.items():
+        if runs:
+            measured.append(f"{name} {took:.0f} s ({runs} runs launched from here)")
+    assumed = start_time.Restart(0.0, 0.0, pull=pull).total()
+    longer = f"longer where the model's download takes over {start_time.START_S:.0f} s"
+    measured.append(f"{'else ' if measured else ''}{assumed:.0f} s assumed, {longer}")
+    lines = [f"launch to first step: {', '.join(measured)}"]
+    took, received, runs = start_time.setup_medians()
+    if runs:
+        lines.append(
+            f"of that the environment: {took:.0f} s, {received / 1e9:.1f} GB downloaded ({runs} runs)"
+        )
+    if spot := next((offer for offer in offers if offer.spot), None):
+        lines.append(f"back after a preemption on {spot.target}: {spot.restart}")
+    image = image_record.find_image(recipe.cluster.image)
+    if image and not image.current:
+        lines.append(
+            "cluster.image holds another environment than this checkout's, so each machine makes its own: "
+            "`python3 launch.py image --push` builds the one of this checkout"
+        )
+    return lines
 
 
 def planned_offer(offer: cost.Offer) -> PlannedOffer:
@@ -222,17 +375,16 @@ def _price(taken: cost.Offer | None, rate: HourlyPrice | None, asked: str | None
     return f"no price is known of {asked or 'its machines'}"
 
 
-def _verdict(recipe: Recipe, need: MemoryPlan | None, price: str, limits: PlanLimits | None) -> str:
+def _verdict(recipe: Recipe, need: MemoryPlan | None, price: str) -> str:
     """The verdict on what fits, or needs no GPU."""
     if need is None and not recipe.cluster.gpus_per_node:
         return f"needs no GPU: {machine_shape(recipe)}"
-    if need is None:
-        return f"holds no model: {price}"
+    return f"holds no model: {price}" if need is None else f"{_room(need)}; {price}"
+
+
+def _room(need: MemoryPlan) -> str:
     spare = (need.gpu_bytes - need.peak.total) / GIB
-    room = f"{spare:.1f} of {need.gpu_bytes / GIB:.1f} GiB to spare ({need.peak.name})"
-    if limits and not limits.kept:
-        return f"fits with {room}, but no offer keeps the limits"
-    return f"fits with {room}; {price}"
+    return f"fits with {spare:.1f} of {need.gpu_bytes / GIB:.1f} GiB to spare ({need.peak.name})"
 
 
 def _why(taken: cost.Offer | None, offers: list[cost.Offer], asked: str | None) -> str:

@@ -1,133 +1,180 @@
 """`plan` on one screen of 100 columns and 40 lines: the verdict, a step's time, the cheapest offers and the
-one that `up` takes, what would make it cheaper, and what all of it assumes."""
+one that `up` takes, what would make it cheaper, and what all of it assumes. `--all` shows the same with every
+row, and memory by its parts."""
 
 from __future__ import annotations
 
 from rich.bar import Bar
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from recipes.plan import cost
-from recipes.plan.cheaper import CheaperChange
-from recipes.screens.plan_facts import TITLES, PlanFacts, PlannedOffer
-from recipes.screens.whole_plan import verdict_line
+from recipes.plan.hourly import GroupRate
+from recipes.recipe.resolved import GIB, MemoryPlan
+from recipes.screens.plan_facts import TITLES, Plan, PlanFacts, PlannedOffer
+from recipes.screens.tables import show_lines, show_table, verdict_line
 
-WIDTH = 100
 OFFERS = 5
 CHEAPER = 4
 REMARKS = 3
 """Most of each that are shown; `--all` and `--json` have the others."""
+ALL = 10_000
 BAR = 40
 """Columns of the longest bar."""
 
 
-def narrow_console() -> Console:
-    """A console of at most WIDTH columns, and of as many where output goes to a file."""
-    console = Console()
-    return Console(width=min(WIDTH, console.width) if console.is_terminal else WIDTH)
-
-
-def show_plan_screen(facts: PlanFacts, console: Console) -> None:
-    """The whole screen; colors and bars on a terminal, plain text elsewhere."""
-    console.print(verdict_line(facts.verdict))
+def show_plan(plan: Plan, console: Console, whole: bool = False) -> None:
+    """The whole screen; colors and bars on a terminal, plain text elsewhere. whole: with every row."""
+    facts = plan.facts
+    console.print(verdict_line(facts.verdict), soft_wrap=whole)
     console.print(Text(f"{facts.recipe}: {facts.description}; {facts.machines}"))
+    if whole and plan.memory:
+        _memory(plan.memory, facts.allocated_gib, console)
     if facts.taken:
         _step(facts, facts.taken, console)
     if facts.offers:
-        _offers(facts, console)
+        _offers(facts, console, ALL if whole else OFFERS)
     if facts.hourly:
-        _hourly(facts, console)
+        _hourly(facts, console, ALL if whole else OFFERS)
+    if whole and plan.sampling:
+        _second_group(plan, plan.sampling, console)
     if facts.limits:
         console.print()
-        for line in facts.limits.said:
-            console.print(Text(line))
+        show_lines(console, facts.limits.said, whole=whole)
     if facts.cheaper:
-        _cheaper(facts.cheaper[:CHEAPER], console)
-    _assumed(facts, console)
+        _cheaper(facts, console, ALL if whole else CHEAPER)
+    _assumed(plan, console, whole)
     console.print()
-    console.print(verdict_line(facts.verdict))
+    console.print(verdict_line(facts.verdict), soft_wrap=whole)
 
 
-def _table(*columns: str, words: int) -> Table:
-    """A table without lines, whose first columns are words and whose others are figures."""
-    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for i, column in enumerate(columns):
-        table.add_column(column, justify="left" if i < words else "right", no_wrap=True)
-    return table
+def _memory(need: MemoryPlan, allocated_gib: dict[str, float], console: Console) -> None:
+    """Every part in every phase, what a device that computes nothing allocated, and what a node needs."""
+    rows: dict[str, list[str]] = {}
+    for i, phase in enumerate(need.phases):
+        sizes = phase.parts | {"sum": phase.total}
+        for part, size in sizes.items():
+            cells = rows.setdefault(part, [""] * len(need.phases))
+            cells[i] = f"{size / GIB:.1f}"
+    rows["sum"] = rows.pop("sum")
+    if allocated_gib:
+        taken = [allocated_gib.get(phase.name) for phase in need.phases]
+        rows["allocated (docs/first-gpu-hour.md)"] = ["" if one is None else f"{one:.1f}" for one in taken]
+    console.print()
+    head = f"GiB of {need.gpu_bytes / GIB:.1f} ({need.gpu})"
+    columns = (head, *(phase.name for phase in need.phases))
+    show_table(console, columns, [(part, *cells) for part, cells in rows.items()], words=1)
+    if any(phase.name.endswith("rollout") for phase in need.phases):
+        console.print(f"KV cache: {need.kv_cache_tokens:,} tokens per engine", highlight=False)
+    for name, values in (("host RAM per node", need.host), ("disk per node", need.disk)):
+        inside = ", ".join(f"{part} {value / GIB:.0f}" for part, value in values.items())
+        console.print(f"{name}: {sum(values.values()) / GIB:.0f} GiB ({inside})", highlight=False)
+    saved = f"; one checkpoint: {need.checkpoint_bytes / GIB:.0f} GiB" if need.checkpoint_bytes else ""
+    console.print(f"/dev/shm per node: {need.shm_bytes / GIB:.0f} GiB{saved}", highlight=False)
 
 
 def _step(facts: PlanFacts, taken: PlannedOffer, console: Console) -> None:
     console.print()
-    table = _table(f"a step of {taken.step_s:.1f} s on {taken.gpu}", "seconds", "share", "", words=1)
-    table.columns[3].justify = "left"
     longest = max(facts.step_s.values())
+    rows = []
     for phase, seconds in facts.step_s.items():
-        if seconds < 0.005:
-            continue
-        bar = Bar(longest, 0, seconds, width=BAR, color="cyan") if console.is_terminal else ""
-        table.add_row(TITLES.get(phase, phase), f"{seconds:.2f}", f"{seconds / taken.step_s:.0%}", bar)
-    console.print(table)
+        if seconds >= 0.005:
+            bar = Bar(longest, 0, seconds, width=BAR, color="cyan") if console.is_terminal else ""
+            rows.append((TITLES.get(phase, phase), f"{seconds:.2f}", f"{seconds / taken.step_s:.0%}", bar))
+    columns = (f"a step of {taken.step_s:.1f} s on {taken.gpu}", "seconds", "share", "")
+    show_table(console, columns, rows, words=1, last_is_words=True)
     if facts.host_gib and facts.disk_gib:
         console.print(f"a node needs {facts.host_gib:.0f} GiB of RAM and {facts.disk_gib:.0f} of disk")
 
 
-def _offers(facts: PlanFacts, console: Console) -> None:
+def _offers(facts: PlanFacts, console: Console, most: int) -> None:
     console.print()
-    head = f"{facts.steps:,} steps on"
-    table = _table("", head, "GPU", "market", "hours", "10-90%", "$", "10-90%", "preempted", words=4)
-    shown = facts.offers[:OFFERS]
+    shown = facts.offers[:most]
     if facts.taken and facts.taken not in shown:
         shown.append(facts.taken)
+    rows = []
     for offer in shown:
         dollars = ("-", "-")
         if offer.usd is not None:
             dollars = f"{offer.usd:,.0f}", f"{offer.usd_10:,.0f}-{offer.usd_90:,.0f}"
-        taken = offer == facts.taken
         hours = f"{offer.hours:.1f}", f"{offer.hours_10:.1f}-{offer.hours_90:.1f}"
-        lost = f"{offer.preemptions:.1f}"
-        cells = (offer.target, offer.gpu, offer.market, *hours, *dollars, lost)
-        table.add_row(">" if taken else "", *cells, style="bold" if taken else "")
-    console.print(table)
+        mark = ">" if offer == facts.taken else ""
+        rows.append(
+            (mark, offer.target, offer.gpu, offer.market, *hours, *dollars, f"{offer.preemptions:.1f}")
+        )
+    columns = (
+        "",
+        f"{facts.steps:,} steps on",
+        "GPU",
+        "market",
+        "hours",
+        "10-90%",
+        "$",
+        "10-90%",
+        "preempted",
+    )
+    marked = shown.index(facts.taken) if facts.taken else -1
+    show_table(console, columns, rows, words=4, marked=marked)
     if facts.taken:
         console.print(Text(f"`up` takes {facts.taken.target} (>): {facts.why}"))
     elif facts.why:
         console.print(Text(facts.why))
 
 
-def _hourly(facts: PlanFacts, console: Console) -> None:
+def _hourly(facts: PlanFacts, console: Console, most: int) -> None:
     console.print()
     check = facts.hourly[0].most_usd is not None
-    table = _table("", "GPU", "market", "$/hour", *(["$ at most"] if check else []), words=3)
-    for one in facts.hourly[:OFFERS]:
-        most = [] if one.most_usd is None else [f"{one.most_usd:.2f}"]
-        table.add_row(one.target, one.gpu, cost.market_of(one.spot), f"{one.usd:.2f}", *most)
-    console.print(table)
+    rows = []
+    for one in facts.hourly[:most]:
+        limit = [] if one.most_usd is None else [f"{one.most_usd:.2f}"]
+        rows.append((one.target, one.gpu, cost.market_of(one.spot), f"{one.usd:.2f}", *limit))
+    show_table(console, ("", "GPU", "market", "$/hour", *(["$ at most"] if check else [])), rows, words=3)
     if check:
         console.print("at most: for its checks; start and set-up come on top")
 
 
-def _cheaper(found: list[CheaperChange], console: Console) -> None:
+def _second_group(plan: Plan, need: MemoryPlan, console: Console) -> None:
+    """What a sampling machine needs, and dollars per hour by group."""
+    console.print("\nsecond group, each a job that samples:", style="bold")
+    _memory(need, {}, console)
+    rows = []
+    for one in plan.rates:
+        both = f"{one.usd:.2f}" if one.usd is not None else "-"
+        rows.append((one.target, *_rate(one.run), *_rate(one.sample), both))
+    if rows and need.fits:
+        console.print()
+        columns = ("", "the run's machines", "machines that sample", "$/hour", "$/hour", "both, $/hour")
+        show_table(console, columns, [(r[0], r[1], r[3], r[2], r[4], r[5]) for r in rows], words=3)
+
+
+def _rate(rate: GroupRate | None) -> tuple[str, str]:
+    if rate is None:
+        return "no known price", "-"
+    return f"{rate.gpu} {cost.market_of(rate.spot)}", f"{rate.usd:.2f}"
+
+
+def _cheaper(facts: PlanFacts, console: Console, most: int) -> None:
     console.print("\ncheaper:", style="bold")
-    table = _table("", "", "", "", words=1)
-    table.columns[3].justify = "left"
-    table.columns[3].no_wrap = False
-    table.show_header = False
-    for one in found:
+    rows = []
+    for one in facts.cheaper[:most]:
         usd = "" if one.usd is None else f"${one.usd:,.0f}"
-        said = Text(f"{one.change}: {one.but}")
-        table.add_row(one.what, f"{one.hours:.1f} h", usd, said)
-    console.print(table)
+        rows.append((one.what, f"{one.hours:.1f} h", usd, f"{one.change}: {one.but}"))
+    show_table(console, ("", "", "", ""), rows, words=1, last_is_words=True)
 
 
-def _assumed(facts: PlanFacts, console: Console) -> None:
+def _assumed(plan: Plan, console: Console, whole: bool) -> None:
+    facts = plan.facts
     console.print()
     if facts.assumptions:
         console.print("assumed, and checked by one hour of one H100 alone (docs/first-gpu-hour.md):")
-    for line in facts.assumptions:
-        console.print(Text(f"  {line}"))
-    for line in facts.remarks[:REMARKS]:
-        console.print(Text(line))
+    show_lines(console, facts.assumptions, indent="  ", whole=whole)
+    if whole:
+        show_lines(console, (*plan.notes, *facts.remarks), whole=True)
+        show_lines(console, (f"expected: {one}" for one in facts.expected), whole=True)
+        if facts.not_promised:
+            console.print(Text(f"not promised: {facts.not_promised}"))
+        return
+    show_lines(console, facts.remarks[:REMARKS])
     if len(facts.remarks) > REMARKS:
         console.print(f"{len(facts.remarks) - REMARKS} more remarks: --all")
     if facts.expected:

@@ -49,3 +49,9 @@ def test_figures_stand_beside_the_plan_that_they_are_of():
             )
     other = memory.plan_memory(resolve(name, ["algorithm.micro_batch_tokens=12288"]))
     assert other and beside(name, other) == {}
+
+
+def test_nothing_is_beside_a_plan_without_one_of_the_phases():
+    name = "grpo-qwen2.5-vl-3b-mathv60k"
+    alone = memory.plan_memory(resolve(name, ["fleet.workers=only"]))
+    assert "rollout" not in [phase.name for phase in alone.phases] and beside(name, alone) == {}

@@ -8,8 +8,7 @@ import pytest
 import yaml
 
 from recipes.capabilities import CAPABILITIES, COUNTS
-from recipes.drivers import launching
-from recipes.plan import cost, prices
+from recipes.plan import choice, cost, prices
 from recipes.presets import get
 from recipes.recipe.spec import override
 from recipes.targets.render import render
@@ -135,10 +134,10 @@ def test_a_plan_without_catalogs_compares_every_cloud(tmp_path):
 def test_the_default_target_is_one_that_our_launch_environment_drives(tmp_path, monkeypatch):
     monkeypatch.setenv("SKY_RUNTIME_DIR", str(tmp_path))
     cheapest = next(o.target for o in cost.offers(get(SEVEN), tmp_path) if o.usd is not None)
-    assert CAPABILITIES[cheapest].needs and launching.cheapest_target(get(SEVEN)) == "skypilot-runpod"
+    assert CAPABILITIES[cheapest].needs and choice.cheapest_target(get(SEVEN)) == "skypilot-runpod"
     prices.sky_catalogs().mkdir(parents=True)
     catalog(prices.sky_catalogs(), "nebius", ROW | {"Price": "4"})
-    assert launching.cheapest_target(get(SEVEN)) == "skypilot-nebius"
+    assert choice.cheapest_target(get(SEVEN)) == "skypilot-nebius"
 
 
 @pytest.mark.parametrize("clouds", ["aws,nebius,lambda", "azure", "runpod,gcp,aws,azure,lambda,nebius"])

@@ -12,7 +12,7 @@ from recipes.plan import cost, decode_slots, fleet_cost, memory, passes, rollout
 from recipes.plan.fleet_cost import FleetRow, Fleets
 from recipes.presets import get, resolve
 from recipes.recipe.spec import SampleGroup, override, validate
-from recipes.screens import fleet_table
+from recipes.screens import fleet_words
 from trainer.algorithm.scheduling import SampleLength
 from trainer.config import ConfigError
 from trainer.config.budget import image_token_cost, trained
@@ -167,13 +167,13 @@ def test_losses_are_told_from_gains(found):
         return FleetRow(replace(offer, usd_per_hour=usd_per_hour), 8, step_s, worker, 1)
 
     said = {
-        fleet_table.fleet_verdict(fleet(*one), some).partition(":")[0]
+        fleet_words.fleet_verdict(fleet(*one), some).partition(":")[0]
         for one in ((40.0, 10.0), (30.0, 10.0))  # slower; as fast and dearer
     }
     assert said == {"loss"}
-    assert fleet_table.fleet_verdict(fleet(20.0, 10.0), some) == "gain: 1.50x speed, 0.73x dollars"
-    assert fleet_table.fleet_verdict(fleet(29.0, 12.0), some).startswith("faster, dearer")
-    assert fleet_table.fleet_verdict(fleet(40.0, 5.0), some).startswith("cheaper, slower")
+    assert fleet_words.fleet_verdict(fleet(20.0, 10.0), some) == "gain: 1.50x speed, 0.73x dollars"
+    assert fleet_words.fleet_verdict(fleet(29.0, 12.0), some).startswith("faster, dearer")
+    assert fleet_words.fleet_verdict(fleet(40.0, 5.0), some).startswith("cheaper, slower")
     assert some.within(float("inf"), float("inf")) == [alone]
 
 
@@ -218,7 +218,7 @@ def test_the_named_command_has_engines_of_as_many_gpus_as_were_planned(ranks, sa
     recipe = override(get(BIG), [f"rollout.tensor_parallel={ranks}"])
     offer = cost.offers(get(BIG))[0]
     row = FleetRow(offer, 32, 40.0, kind(recipe, "A100-80GB", 4), 2, 3, unit_prompts=64)
-    assert f"--set rollout.staleness=3{said} --fleet 2x4xA100-80GB:" in fleet_table.row_options(recipe, row)
+    assert f"--set rollout.staleness=3{said} --fleet 2x4xA100-80GB:" in fleet_words.row_options(recipe, row)
 
 
 def run(capsys, *arguments):
@@ -234,9 +234,9 @@ def test_the_table_names_the_steps_ahead_the_losses_and_the_egress(capsys):
     assert "without workers 80% of the decode slots are empty; --set rollout.prompts_per_step=256" in said
     assert re.search(r"warning: egress is up to \d+% of a step's dollars: keep the bucket on R2", said)
     assert re.search(
-        r"cheapest within 4 h: .*--set rollout.staleness=\d .*--fleet \d+x[\w-]+:(spot|on-demand)@\w+", said
+        r"cheapest: .* h, \$\d+ .*--set rollout.staleness=\d .*--fleet \d+x[\w-]+:(spot|on-demand)@\w+", said
     )
-    changes = re.findall(r"--set '?([^\s']+)", said.rpartition("expected")[2])
+    changes = re.findall(r"--set '?([^\s']+)", said[said.index("launch.py up") :])
     chosen = fleet_cost.compare_fleets(resolve(ONE, changes), None, None)
     assert any(row.hours <= 4 for row in chosen.fleets if row.gpus == 8)
     assert "warning" not in run(capsys, ONE, "--fleet", "--set", "storage.bucket=r2://mine")[1]
@@ -353,13 +353,6 @@ def test_completions_that_are_carried_over_fill_the_slots(ahead, limit, least):
     before = cost.step_time(recipe, need.gpu, 100.0, need)
     after = cost.step_time(changed, need.gpu, 100.0, memory.plan_memory(changed))
     assert before.rollout > least * after.rollout and before.update == after.update
-    said = decode_slots.carried_over(recipe, need, 100.0)
-    empty = 1 - decode_slots.share_of_slots(changed, memory.plan_memory(changed))
-    line = (
-        f"  --set {changes[0]} --set {changes[1]}: {after.total:.1f} s, {empty:.0%} of the slots are empty\n"
-    )
-    assert line in said
-    assert decode_slots.carried_over(changed, need, 100.0) == ""
 
 
 def test_a_limit_that_no_completion_reaches_plans_the_same_step():
@@ -370,22 +363,9 @@ def test_a_limit_that_no_completion_reaches_plans_the_same_step():
     assert cost.step_time(changed, need.gpu, 100.0, need) == cost.step_time(recipe, need.gpu, 100.0, need)
 
 
-def test_nothing_is_carried_over_where_it_is_refused_or_slots_are_full():
-    for options in (["algorithm.rollout_correction=off"], ["rollout.max_tokens=401"]):
-        recipe = override(get(ONE), options)
-        assert decode_slots.carried_over(recipe, memory.plan_memory(recipe), 100.0) == ""
-    supervised = get("sft-qwen2.5-vl-7b-full")
-    assert decode_slots.carried_over(supervised, memory.plan_memory(supervised), 100.0) == ""
-
-
-def test_the_plan_says_so(capsys):
-    code, said = run(capsys, ONE)
-    assert code == 0
-    assert re.search(
-        r"80% of the decode slots are empty .* with 4 times the prompts a sample takes \d+ ms", said
-    )
-    assert "engines use 20% of their decode slots" in said and "rollout.tokens_per_step=512" in said
-    assert "--set rollout.prompts_per_step=256 --set algorithm.samples_per_update=512" in said
+def test_nothing_is_carried_over_where_slots_are_full_or_nothing_samples():
+    for recipe in (override(get(ONE), ["rollout.max_tokens=401"]), get("sft-qwen2.5-vl-7b-full")):
+        assert decode_slots.piece_options(recipe, memory.plan_memory(recipe)) == []
 
 
 def test_one_line_names_the_unit_that_lets_all_workers_sample(capsys):
@@ -399,7 +379,10 @@ def test_one_line_names_the_unit_that_lets_all_workers_sample(capsys):
     unit, seconds, before = named.groups()
     assert float(seconds) < float(before)
     _, said = run(capsys, ONE, "--fleet", *group, "--set", f"fleet.unit_prompts={unit}")
-    assert re.search(rf"8 x H100, [^|]*? 32 x L40S,.*? {unit} {seconds} ", said) and "a step has" not in said
+    assert (
+        re.search(rf"8 x H100 [^|]*? 32 x L40S, \S+ spot 3 {seconds} [^|]*? {unit} ", said)
+        and "a step has" not in said
+    )
     one = ("--set", "sample.gpu=L40S", "--set", "sample.nodes=1", "--set", "rollout.staleness=3")
     assert "fleet.unit_prompts" not in run(capsys, ONE, "--fleet", *one)[1], "it samples all the time"
 

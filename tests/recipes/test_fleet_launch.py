@@ -309,7 +309,7 @@ def test_the_command_of_a_run_whose_own_nodes_sample_records_what_was_planned(ca
     code, out, err = run(capsys, *words, "--bucket", "s3://mine", "--run-id", "mine", "--dry-run")
     assert code == 0, err
     assert f"gpus_per_node: {own}" in out and KEY in out
-    hours, dollars = re.search(r"on the same nodes; ([\d.]+) h and \$(\d+) expected", said).groups()
+    hours, dollars = re.search(r"same nodes; ([\d.]+) h, \$(\d+)", said).groups()
     changes = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
     plan = launching.planned_fields(resolve(SEVEN, changes), words[words.index("--target") + 1])
     assert (f"{plan['planned_hours']:.1f}", f"{plan['planned_usd']:.0f}") == (hours, dollars)

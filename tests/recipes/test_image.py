@@ -225,7 +225,7 @@ def test_the_plan_says_whose_environment_an_image_holds(checkout, capsys):
     image_record.remember_image(Image(f"{NAME}@{PIN}", f"gpu-{image_record.environment_digest()}"))
     asked = ["plan", SEVEN, "--all", "--target", "skypilot-gcp", "--set", f"cluster.image={NAME}@{PIN}"]
     out = " ".join(run(capsys, *asked)[1].split())
-    assert "Launch to first step: 270 s assumed" in out and "machine 90 + image 60 +" in out
+    assert "launch to first step: 270 s assumed" in out and "machine 90 + image 60 +" in out
     (checkout / "trainer/shell/setup.sh").write_text("# another\n")
     out = " ".join(run(capsys, *asked)[1].split())
     assert "480 s assumed" in out and "cluster.image holds another environment than this checkout's" in out

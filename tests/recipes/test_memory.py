@@ -300,7 +300,7 @@ def test_replayed_experts_take_host_memory(capsys):
     assert need.host["experts to replay"] == pytest.approx(2 * tokens * 48 * 8), "48 layers, 8 experts each"
     options = [word for change in changes for word in ("--set", change)]
     _, said, _ = run(capsys, "plan", name, "--target", "slurm", "--all", *options)
-    assert "routing replay: 384 bytes of chosen experts for each token" in " ".join(said.split())
+    assert "routing replay: 384 bytes of chosen experts a token" in " ".join(said.split())
 
 
 def test_images_of_later_turns_count_by_the_limits():

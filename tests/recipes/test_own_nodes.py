@@ -12,7 +12,7 @@ from recipes.presets import resolve
 from recipes.recipe.resolved import GIB
 from recipes.recipe.spec import Recipe
 from recipes.records.run_record import RunRecord
-from recipes.screens import fleet_table
+from recipes.screens import fleet_words
 from trainer.config import ConfigError
 
 NAME = "grpo-qwen2.5-vl-7b-mathv60k"
@@ -44,7 +44,7 @@ def test_the_options_of_a_row_are_those_of_a_recipe_with_that_plan():
     recipe = resolve(NAME, [])
     found = fleet_cost.compare_fleets(recipe, prices.sky_catalogs(), ["skypilot-aws"])
     best = min((row for row in found.fleets if row.worker and row.worker.own), key=lambda row: row.usd)
-    words = shlex.split(fleet_table.row_options(recipe, best))
+    words = shlex.split(fleet_words.row_options(recipe, best))
     assert "--fleet" not in words
     chosen = resolve(NAME, [words[i + 1] for i, word in enumerate(words) if word == "--set"])
     assert chosen.config.placement.workers_per_node == best.gpus
@@ -52,7 +52,7 @@ def test_the_options_of_a_row_are_those_of_a_recipe_with_that_plan():
     assert (
         again and again.step_s == pytest.approx(best.step_s) and again.run_usd == pytest.approx(best.run_usd)
     )
-    line = fleet_table.own_nodes(chosen, again)
+    line = fleet_words.own_nodes(chosen, again)
     assert f"{best.worker.own} of each node's 8 GPUs" in line and f"{again.step_s:.1f} s" in line
 
 
@@ -104,7 +104,7 @@ def test_a_node_s_workers_begin_with_the_whole_model():
 def test_with_machines_elsewhere_besides_no_plan_of_both_is_claimed():
     recipe = resolve(NAME, [*fleet_launch.fleet_overrides("2xL40S"), *SPLIT])
     record = RunRecord(run_id="mine", recipe=NAME, target="skypilot-aws", usd_per_hour=10.0)
-    lines, row = fleet_table.describe_both_groups(recipe, record, record)
+    lines, row = fleet_words.describe_both_groups(recipe, record, record)
     assert row is None and "sample too" in lines[-1]
 
 

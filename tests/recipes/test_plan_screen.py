@@ -11,8 +11,7 @@ import pytest
 from desk import run
 from rich.console import Console
 
-from recipes.drivers import launching
-from recipes.plan import cheaper, cost, fleet_cost, hourly, memory, prices
+from recipes.plan import cheaper, choice, cost, fleet_cost, hourly, memory, prices
 from recipes.presets import RECIPES, get, resolve
 from recipes.screens import fleet_screen, plan_facts, plan_screen
 
@@ -77,7 +76,7 @@ def test_the_offer_that_is_marked_is_the_one_that_up_takes(capsys):
     for name in (SEVEN, BIG, "sft-qwen2.5-72b-full"):
         said = "\n".join(screen(capsys, name))
         (marked,) = re.findall(r"^>  (\S+)", said, re.M)
-        assert marked == launching.cheapest_target(get(name))
+        assert marked == choice.cheapest_target(get(name))
         assert f"`up` takes {marked} (>): the cheapest that can be driven from here" in said
     assert ">  slurm" in "\n".join(screen(capsys, SEVEN, "--target", "slurm"))
 
@@ -87,7 +86,7 @@ def test_what_would_be_cheaper_costs_what_it_says():
     recipe = get(SEVEN)
     catalogs = prices.sky_catalogs()
     offers = cost.offers(recipe, catalogs, ranges=True)
-    targets = launching.driven_targets(recipe)
+    targets = choice.driven_targets(recipe)
     taken = next(offer for offer in offers if offer.usd is not None and offer.target in targets)
     need = memory.plan_memory(recipe)
     found = cheaper.cheaper_changes(recipe, need, taken, offers, targets, 100.0, catalogs)
@@ -116,12 +115,10 @@ def test_spot_is_proposed_where_a_recipe_wants_none(capsys):
 def test_a_terminal_has_color_and_bars():
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=COLUMNS, color_system="standard")
-    offers = cost.offers(get(SEVEN), ranges=True)
-    need = memory.plan_memory(get(SEVEN))
-    told = plan_facts.plan_facts(
-        get(SEVEN), need, offers, offers[0], [], None, [], [], "", "", ["a remark [with brackets]"], None
-    )
-    plan_screen.show_plan_screen(told, console)
+    where = prices.sky_catalogs(), None
+    plan = plan_facts.make_plan(get(SEVEN), cost.offers(get(SEVEN), ranges=True), None, where, None, None)
+    remarked = dataclasses.replace(plan.facts, remarks=["a remark [with brackets]"])
+    plan_screen.show_plan(dataclasses.replace(plan, facts=remarked), console)
     said = file.getvalue()
     assert "█" in said and "\x1b[32mfits" in said and "a remark [with brackets]" in said
     assert len(said.splitlines()) <= LINES

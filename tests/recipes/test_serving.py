@@ -106,7 +106,7 @@ def test_larger_models_take_more_gpus_and_tell_where_none_do():
 def test_the_plan_of_a_server_tells_its_memory_and_its_hourly_price(capsys):
     code, out, _ = run(capsys, "plan", "serve", "--all")
     assert code == 0 and "engine KV cache" in out and "checkpoint" not in out
-    hourly = [float(usd) for usd in re.findall(r"\$([\d.]+) per hour: ", out)]
+    hourly = [float(usd) for usd in re.findall(r"(?:spot|on demand) +([\d.]+)\n", out)]
     assert len(hourly) > 4 and hourly == sorted(hourly)
 
 

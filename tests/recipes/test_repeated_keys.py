@@ -1,49 +1,13 @@
-"""How long ranks wait in a recipe's updates, what the plan proposes, and what the repeated keys take."""
+"""What the repeated keys of an update take."""
 
 import pytest
 
-from recipes.plan import activations, hub_config, memory, rank_balance
+from recipes.plan import activations, hub_config, memory
 from recipes.presets import get
 from recipes.recipe.spec import override
-from tests.recipes.desk import run
 from trainer.config import budget
 
 RECIPE = "grpo-qwen2.5-vl-72b-mathv60k"
-
-
-def busy(recipe):
-    shape = hub_config.shape(recipe.config.model)
-    assert shape is not None
-    return rank_balance.busy_shares(recipe, shape)
-
-
-def test_two_samples_a_rank_wait_for_the_longest():
-    """The original's four updates of 64 samples on 32 ranks against one of 256."""
-    ours, original = busy(get(RECIPE)), busy(get(f"{RECIPE}-orig"))
-    assert original.typical == pytest.approx(0.84, abs=0.03) and original.heavy < 0.6 and original.worst < 0.5
-    assert ours.typical > 0.9 and ours.heavy > 0.85 and ours.worst > 0.75
-    assert busy(get("grpo-qwen2.5-vl-3b-mathv60k")) == rank_balance.BusyShares(1.0, 1.0, 1.0), (
-        "one rank waits for nobody"
-    )
-
-
-def test_what_is_proposed_does_what_it_says():
-    recipe = get(f"{RECIPE}-orig")
-    shape = hub_config.shape(recipe.config.model)
-    assert shape is not None
-    first, *others = rank_balance.balance_proposals(recipe, shape)
-    assert first.change == "algorithm.samples_per_update=0"
-    assert rank_balance.busy_shares(override(recipe, [first.change]), shape) == first.busy
-    assert all(one.busy.heavy > busy(recipe).heavy for one in (first, *others))
-    assert rank_balance.balance_proposals(get(RECIPE), shape) == []
-
-
-def test_the_plan_says_the_share_and_the_change(capsys):
-    code, out, err = run(capsys, "plan", f"{RECIPE}-orig", "--target", "slurm", "--all")
-    assert code == 0, err
-    said = " ".join(out.split())
-    assert "ranks compute 84% of the updates at drawn lengths, 55% where" in said
-    assert "--set algorithm.samples_per_update=0: 93% and 89%; one optimizer step per rollout" in said
 
 
 @pytest.mark.parametrize(

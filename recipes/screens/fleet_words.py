@@ -1,24 +1,16 @@
-"""Tables for the terminal: the machines that sample, and a run with them beside the same run without."""
+"""Sentences on rollout workers: whether they are a gain, what speaks against a plan, and what starts it."""
 
 from __future__ import annotations
 
-import math
 import shlex
 
-from rich.console import Console
-from rich.table import Table
-
 from recipes.capabilities import capability
-from recipes.plan import cost, decode_slots, fleet_cost, hourly, memory, prices, store_cost
+from recipes.plan import cost, decode_slots, fleet_cost, memory, prices, store_cost
 from recipes.plan.fleet_cost import FleetRow, Fleets
-from recipes.recipe import sample_group
-from recipes.recipe.resolved import GIB
 from recipes.recipe.spec import Recipe, SampleGroup
 from recipes.records.run_record import RunRecord
 from trainer.config import ConfigError
 
-COLUMNS = ("trainer", "workers", "steps ahead", "enough", "prompts a unit", "s/step", "$/step",
-           "of it store", "hours", "$ per run", "")  # fmt: skip
 NETWORK_GBIT_S = 100.0
 """Between nodes, for the remark on prompts."""
 SHOWN = 12
@@ -27,29 +19,6 @@ MODEL = (
     "A model (recipes/plan/fleet_cost.py states every assumption): no worker has run on a GPU. Preempted"
     " workers are not in it."
 )
-
-
-def show_fleets(recipe: Recipe, found: Fleets, console: Console) -> bool:
-    """The table, and what speaks against its rows. Returns whether the machines that the recipe names are a
-    gain; True where it names none."""
-    if not (found.colocated or found.fleets):
-        console.print("no price is known of machines that this recipe fits")
-        return False
-    rows = found.cheapest(found.fleets)
-    table = Table(title=_title(recipe, found), box=None, title_justify="left")
-    for column in COLUMNS:
-        words = column in ("trainer", "workers", "")
-        table.add_column(column, justify="left" if words else "right", no_wrap=words)
-    for row in found.colocated:
-        table.add_row(*_cells(row), "this recipe" if row.gpus == _gpus(recipe) else "")
-    for row in rows[:SHOWN]:
-        table.add_row(*_cells(row), fleet_verdict(row, found))
-    console.print(table)
-    for line in (*fleet_remarks(recipe, found), MODEL):
-        console.print(line, highlight=False)
-    if recipe.sample and not rows:
-        console.print("[red]no fleet[/red]: the machines of `sample` do not hold the model, or have no price")
-    return is_gain(recipe, found)
 
 
 def fleet_remarks(recipe: Recipe, found: Fleets) -> list[str]:
@@ -68,27 +37,6 @@ def is_gain(recipe: Recipe, found: Fleets) -> bool:
 
 def _gpus(recipe: Recipe) -> int:
     return recipe.cluster.nodes * recipe.cluster.gpus_per_node
-
-
-def _title(recipe: Recipe, found: Fleets) -> str:
-    steps = (found.colocated or found.fleets)[0].offer.steps
-    return f"{recipe.name}: {steps} steps, with and without rollout workers, cheapest step first"
-
-
-def _cells(row: FleetRow) -> list[str]:
-    market = cost.market_of(row.offer.spot)
-    trainer = f"{row.trainer}, {row.offer.target}, {market}"
-    workers = "none"
-    enough = ""
-    unit = ""
-    if row.worker:
-        rented = f"{row.worker.target}, {'spot' if row.worker.spot else 'on demand'}"
-        place = "on the same nodes" if row.worker.own else rented
-        workers = f"{row.count} x {row.worker.name}, {place}"
-        enough, unit = str(row.enough), str(row.unit_prompts)
-    money = (f"{row.usd:.3f}", f"{row.store_usd:.3f}" if row.worker else "")
-    whole = (f"{row.hours:.1f}", f"{row.run_usd:,.0f}")
-    return [trainer, workers, str(row.ahead), enough, unit, f"{row.step_s:.1f}", *money, *whole]
 
 
 def fleet_verdict(row: FleetRow, found: Fleets) -> str:
@@ -206,34 +154,6 @@ def nearest_rows(found: Fleets) -> str:
     return f"the quickest takes {hours:.1f} h, the cheapest costs ${usd:,.0f}"
 
 
-def show_choice(
-    recipe: Recipe, found: Fleets, limits: tuple[float, float], console: Console, name: str, asked: list[str]
-) -> bool:
-    """The cheapest run that is expected to keep hours and dollars. Returns whether there is one.
-
-    name: the recipe's, or its file. asked: overrides that it was planned with.
-    """
-    row = cheapest_row(found, limits)
-    if row is None:
-        told = f"nothing is expected to keep the limits: {nearest_rows(found)}"
-        console.print(f"\n{told}", highlight=False)
-        return False
-    trainer, workers, *_ = _cells(row)
-    limit = f"within {limits[0]:g} h" if math.isfinite(limits[0]) else "of all"
-    console.print(
-        f"\n[bold]cheapest {limit}[/bold]: {trainer}; workers: {workers}; {row.hours:.1f} h and"
-        f" ${row.run_usd:,.0f} expected",
-        highlight=False,
-    )
-    # One line however narrow the terminal is: it is there to be copied.
-    console.print(
-        f"  python3 launch.py up {name} {shell_overrides(asked)}{row_options(recipe, row)}",
-        highlight=False,
-        soft_wrap=True,
-    )
-    return True
-
-
 def shell_overrides(asked: list[str]) -> str:
     """Overrides as a shell takes them, a space behind each."""
     return "".join(f"--set {shlex.quote(one)} " for one in asked)
@@ -262,79 +182,6 @@ def row_options(recipe: Recipe, row: FleetRow) -> str:
         market = "spot" if row.worker.spot else "on-demand"
         words.append(f"--fleet {row.count}x{row.worker.name}:{market}@{row.worker.target}")
     return " ".join(words)
-
-
-LARGER = "GPUs with more memory, or more of them in an engine (sample.tensor_parallel)"
-"""What to take where a machine that samples does not hold its model."""
-
-
-def second_group(recipe: Recipe, found: list[hourly.Hourly], left_out: list[str], console: Console) -> None:
-    """What a sampling machine needs, and dollars per hour by group."""
-    sampling = sample_group.sampling_machines(recipe)
-    need = memory.plan_memory(sampling) if sampling else None
-    if recipe.sample is None or sampling is None or need is None:
-        return
-    engine = sampling.config.rollout.tensor_parallel
-    console.print(
-        f"\n[bold]second group[/bold]: {sample_group.describe_machines(recipe.sample)}, each a "
-        f"job that samples, "
-        f"an engine on {engine} of its GPUs",
-        highlight=False,
-    )
-    longest = recipe.config.longest_sequence
-    on_gpu = need.peak.parts | {"sum": need.peak.total}
-    told = (
-        (f"GPU memory, GiB of {need.gpu_bytes / GIB:.1f} ({need.gpu})", _gib(on_gpu, 1)),
-        (
-            "KV cache",
-            (
-                f"{need.kv_cache_tokens:,} tokens per engine, {need.kv_cache_tokens // longest:,} of the"
-                f" longest sequences ({longest:,})"
-            ),
-        ),
-        ("host RAM per machine", _gib(need.host | {"sum": need.host_bytes}, 0)),
-        ("disk per machine", _gib(need.disk | {"sum": need.disk_bytes}, 0)),
-    )
-    for name, value in told:
-        console.print(f"{name}: {value}", highlight=False)
-    if not need.fits:
-        console.print(f"[red]does not fit[/red]: {need.problem}. Take {LARGER}")
-    elif found:
-        console.print()
-        console.print(_rates(found))
-        console.print(
-            "Hours and dollars of the run above are those of its own machines alone: `python3 launch.py plan"
-            " RECIPE --fleet` has those of both."
-        )
-    for line in left_out:
-        console.print(f"left out of the second group: {line}", highlight=False)
-
-
-def _gib(parts: dict[str, float], digits: int) -> str:
-    return ", ".join(f"{part} {value / GIB:.{digits}f}" for part, value in parts.items())
-
-
-def _rates(found: list[hourly.Hourly]) -> Table:
-    table = Table(title="Dollars per hour by group, cheapest first", box=None, title_justify="left")
-    for column in (
-        "target",
-        "the run's machines",
-        "$/hour",
-        "machines that sample",
-        "$/hour",
-        "both, $/hour",
-    ):
-        table.add_column(column, justify="right" if "$" in column else "left")
-    for one in found:
-        both = f"{one.usd:.2f}" if one.usd is not None else "-"
-        table.add_row(one.target, *_rate(one.run), *_rate(one.sample), both)
-    return table
-
-
-def _rate(rate: hourly.GroupRate | None) -> tuple[str, str]:
-    if rate is None:
-        return "no known price", "-"
-    return f"{rate.gpu}, {'spot' if rate.spot else 'on demand'}", f"{rate.usd:.2f}"
 
 
 def own_nodes(recipe: Recipe, row: FleetRow | None) -> str:
