@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, Field, fields, is_dataclass
@@ -34,7 +33,6 @@ from trainer.system import exit_codes  # noqa: E402
 COMMAND = "python docs/tables.py"
 RECIPE_SECTIONS = ("cluster", "sample", "storage", "budget", "site")
 OF_A_COMMAND = ("argument or option", "what it is")
-EXIT_NAMES = re.compile(r'^EXIT_\w+ = (\d+)\n"""(.*?)"""', re.M | re.S)
 PLATFORMS = {
     "": "`bash`",
     "sky": "SkyPilot",
@@ -113,11 +111,11 @@ def options(whole: type, only: tuple[str, ...] = ()) -> str:
 def codes() -> str:
     """Exit codes, what they mean and whether a platform starts the run again."""
     rows = []
-    for code, meaning in EXIT_NAMES.findall(Path(exit_codes.__file__).read_text()):
-        again = "yes" if int(code) in exit_codes.RECOVER_EXIT_CODES else ""
-        if int(code) in exit_codes.FINAL_EXIT_CODES:
+    for code, meaning in exit_codes.MEANINGS.items():
+        again = "yes" if code in exit_codes.RECOVER_EXIT_CODES else ""
+        if code in exit_codes.FINAL_EXIT_CODES:
             again = "never"
-        rows.append((code, " ".join(meaning.split()), again))
+        rows.append((str(code), meaning, again))
     return table(("code", "meaning", "started again"), rows)
 
 

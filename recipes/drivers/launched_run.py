@@ -12,10 +12,10 @@ from dataclasses import replace
 from recipes import capabilities
 from recipes.drivers import platform_state, platforms
 from recipes.drivers.launch_checks import check_tool
-from recipes.records import run_process, run_record
+from recipes.records import run_end, run_process, run_record
 from recipes.records.run_record import RunRecord
 from trainer.config import ConfigError
-from trainer.system.exit_codes import EXIT_INTERRUPTED
+from trainer.system.exit_codes import EXIT_INTERRUPTED, describe_code
 
 
 def drive_run(run: str, what: str, dry_run: bool = False, job: int = 0) -> int:
@@ -114,10 +114,12 @@ def settle_launch(launched: RunRecord, code: int, detached: bool, cluster_minute
     elif platform in capabilities.DISPOSABLE:
         record = _asked(record, code, down_s)
     elif platform in ("", "ssh") and not detached:
-        state, why = ("stopped", "Ctrl-C") if code == EXIT_INTERRUPTED else ("failed", f"exit code {code}")
+        state, why = "stopped", "Ctrl-C"
+        if code != EXIT_INTERRUPTED:
+            state, why = "failed", run_end.describe_end(record.run_id, code, record.started_s)
         record = replace(record, ended_s=time.time(), state=state, why=why)
     elif not record.ended_s and (not record.confirmed or detached):
-        why = "Ctrl-C" if code == EXIT_INTERRUPTED else f"exit code {code}"
+        why = "Ctrl-C" if code == EXIT_INTERRUPTED else describe_code(code)
         record = platform_state.launch_failed(record, why)
     record.save()
 
@@ -129,7 +131,7 @@ def _asked(record: RunRecord, code: int, down_s: float) -> RunRecord:
     record = platform_state.with_answer(record, said)
     if record.confirmed:
         if _is_cluster(record) and not interrupted:
-            return replace(record, ended_s=down_s, why=f"exit code {code}")
+            return replace(record, ended_s=down_s, why=describe_code(code))
         return record
     if said and not interrupted:
         return platform_state.launch_failed(record, f"{said.text}; the launch ended with exit code {code}")

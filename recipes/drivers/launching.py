@@ -38,7 +38,7 @@ from recipes.records.run_record import RunRecord
 from recipes.targets import kubernetes, script
 from recipes.targets.render import render
 from trainer.config import ConfigError
-from trainer.system.exit_codes import EXIT_CONFIG, EXIT_INTERRUPTED
+from trainer.system.exit_codes import EXIT_CONFIG, EXIT_INTERRUPTED, FINAL_EXIT_CODES, RECOVER_EXIT_CODES
 from trainer.system.processes import end_with_parent
 
 ONE_BY_ONE = ("sky", "dstack", "sbatch", "qsub")
@@ -383,8 +383,11 @@ def _run(commands: Commands, record: RunRecord, env: dict[str, str]) -> int:
         code, interrupted = _foreground(argv, os.environ | env)
         if interrupted and command[0] in ("tail", "sky"):
             print(f"\nthe run continues: `python3 launch.py logs {record.run_id}` follows it, `down` ends it")
-        if code or interrupted:
-            return EXIT_INTERRUPTED if interrupted else code
+        # A run that ended by itself while Ctrl-C was pressed says so by its code.
+        if interrupted and code not in (*RECOVER_EXIT_CODES, *FINAL_EXIT_CODES):
+            return EXIT_INTERRUPTED
+        if code:
+            return code
     return 0
 
 

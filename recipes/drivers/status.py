@@ -6,28 +6,26 @@ says.
 
 from __future__ import annotations
 
+import re
 import sys
 import textwrap
 import time
 from dataclasses import replace
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from recipes.drivers import launched_run, platform_state, run_view, worker_view
 from recipes.drivers.platform_state import LAUNCH_FAILED, PlatformAnswer
-from recipes.records import run_record
+from recipes.records import run_end, run_record
 from recipes.records.run_record import RUNS, RunRecord
 from trainer.config import ConfigError, load, run_folder
 from trainer.config.expected import compare_with_bands
-from trainer.config.run_folder import LAUNCH_LOG
 from trainer.system.terminal_text import terminal_text
 
 WIDTH = 80
 """Columns of the table, which is that of a terminal nobody has resized."""
 NOT_CONFIRMED = "launch not confirmed"
 BAD_ENDS = ("failed", "died", LAUNCH_FAILED)
-LOGS = (LAUNCH_LOG, f"{run_record.PULLED}/{LAUNCH_LOG}", "slurm.log", "pbs.log", "local.log")
 
 
 def show_runs(run: str | None, bucket: str, watch: bool) -> int:
@@ -100,7 +98,7 @@ def _gone(record: RunRecord) -> RunRecord:
         return record
     told = _of_progress(record)
     state = "ended" if told in ("", "running") else told
-    ended = replace(record, ended_s=time.time(), state=state, why=last_words(record))
+    ended = replace(record, ended_s=time.time(), state=state, why=run_end.last_words(record.run_id))
     ended.save()
     return ended
 
@@ -146,9 +144,9 @@ def _lines(record: RunRecord, whole: bool) -> list[str]:
     said = expectation(record)
     if said:
         lines.append(f"  {said if whole else textwrap.shorten(said, WIDTH - 2, placeholder=' ...')}")
-    words = last_words(record) if state in BAD_ENDS else ""
+    words = run_end.last_words(record.run_id) if state in BAD_ENDS else ""
     # `exit code 34` alone says little; the run's own line says why.
-    bare = record.why.startswith("exit code") and words
+    bare = re.fullmatch(r"exit code \d+", record.why) and words
     reason = f"{record.why}: {words}" if bare else record.why or words
     if reason:
         lines.append(f"  {reason if whole else textwrap.shorten(reason, WIDTH - 2, placeholder=' ...')}")
@@ -205,23 +203,6 @@ def expectation(record: RunRecord) -> str:
 
 def _steps(path: Path) -> list[dict[str, Any]]:
     return [row for row in run_folder.read_lines(path) if "step" in row]
-
-
-def last_words(record: RunRecord) -> str:
-    """The line in which the newest log that is here says why it ended, else its last line; "" without
-    one."""
-    found = []
-    for name in LOGS:
-        path = RUNS / record.run_id / name
-        if path.is_file():
-            found.append((path.stat().st_mtime, path))
-    for _, path in sorted(found, key=itemgetter(0), reverse=True):
-        text = run_folder.file_tail(path).decode(errors="replace").strip()
-        if text:
-            lines = text.splitlines()
-            reasons = [line for line in lines if line.lstrip().startswith(("error: ", "launch.py: "))]
-            return (reasons or lines)[-1].strip()
-    return ""
 
 
 def billed_lines(records: list[RunRecord]) -> list[str]:

@@ -2,6 +2,7 @@
 
 import json
 import time
+from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from desk import elsewhere as elsewhere
 from desk import run, stand_in
 
-from recipes.drivers import run_view
+from recipes.drivers import launched_run, launching, run_view
 from recipes.records import run_record
 from recipes.records.run_record import RunRecord
 
@@ -215,7 +216,44 @@ def test_a_failed_run_is_shown_with_the_line_that_says_why(capsys, tmp_path):
         why="exit code 2",
     ).save()
     (tmp_path / "runs/mine/launch.log").write_text("error: data.path has no split test\nstopping\n")
-    assert "exit code 2: error: data.path has no split test" in run(capsys, "status")[1]
+    assert "exit code 2: data.path has no split test" in run(capsys, "status")[1]
+
+
+@pytest.mark.parametrize(
+    ("progress", "log", "reason"),
+    [
+        (
+            {"why": "rank 1 on node 0 is stopped (state T)", "ended_unix_s": 4e9},
+            "step 1 reward 0.904\n",
+            "exit code 34: rank 1 on node 0 is stopped (state T)",
+        ),
+        ({}, "error: the disk is full\nstep 1 reward 0.904\n", "exit code 34: the disk is full"),
+        (
+            {"why": "of an earlier launch", "ended_unix_s": 1.0},
+            "step 1 reward 0.904\n",
+            "exit code 34: another node, or a rank, vanished, did not come, or hangs",
+        ),
+    ],
+)
+def test_a_launch_that_ended_is_kept_with_the_reason_that_the_run_gave(
+    capsys, tmp_path, progress, log, reason
+):
+    record = RunRecord(run_id="mine", recipe="demo", target="local", started_s=time.time() - 60)
+    record.save()
+    (tmp_path / "runs/mine/progress.json").write_text(json.dumps({"status": "failed"} | progress))
+    (tmp_path / "runs/mine/launch.log").write_text(log)
+    launched_run.settle_launch(record, 34, False, 0)
+    assert run_record.load_record("mine").why == reason
+    assert reason in " ".join(run(capsys, "status")[1].split())
+
+
+def test_ctrl_c_is_not_why_a_run_ended_that_a_guard_had_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(launching, "_foreground", lambda argv, env: (2, True))
+    commands = Namespace(up=[["bash", "task.sh"]])
+    record = RunRecord(run_id="mine", recipe="demo", target="local")
+    assert launching._run(commands, record, {}) == 2
+    monkeypatch.setattr(launching, "_foreground", lambda argv, env: (-2, True))
+    assert launching._run(commands, record, {}) == 130
 
 
 def test_a_server_that_was_left_to_itself_and_ended_is_not_launched(capsys, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from trainer.checkpoint.attempt import Attempts
 from trainer.config import RunConfig
+from trainer.config.run_folder import read_progress
 from trainer.node import topology
 from trainer.node.launch.head import HeadLauncher
 from trainer.node.launch.job_watch import JobWatch
@@ -19,7 +21,14 @@ from trainer.node.launch.launcher import LaunchEnded
 from trainer.node.launch.ray_node import JobEnd
 from trainer.node.watch import preemption
 from trainer.node.watch.attempt_holder import AttemptHolder
-from trainer.system.exit_codes import EXIT_GAVE_UP, EXIT_NODE_LOST, EXIT_PREEMPTED, EXIT_RAY
+from trainer.system.exit_codes import (
+    EXIT_CONFIG,
+    EXIT_GAVE_UP,
+    EXIT_INTERRUPTED,
+    EXIT_NODE_LOST,
+    EXIT_PREEMPTED,
+    EXIT_RAY,
+)
 
 
 class NoSignals:
@@ -123,3 +132,70 @@ def test_a_job_that_outlasts_the_runs_hours_is_ended(head, tmp_path):
         watch.run()
     assert end.value.code == EXIT_GAVE_UP
     head.ray = None
+
+
+def told(head: HeadLauncher) -> tuple[str, str]:
+    """(the reason in the progress of the run, its log)."""
+    folder = Path(head.config.run.dir)
+    log = folder / "launch.log"
+    return read_progress(folder)["why"], log.read_text() if log.exists() else ""
+
+
+def test_the_sentence_on_the_screen_is_in_the_progress_the_record_and_the_log(head):
+    reach(head, 5, time.time())
+    head.died, head.said = True, "step 5 reward 0.904"
+    head.why = "no progress in phase update of step 5: rank 1 on node 0 is stopped (state T)"
+    head.settle(EXIT_NODE_LOST)
+    assert told(head) == (head.why, f"error: {head.why}\n")
+    assert Attempts.of(head.config).past()[-1].why == head.why
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "reason"),
+    [
+        (EXIT_CONFIG, "data.path has no split test", "data.path has no split test"),
+        (EXIT_NODE_LOST, "", "exit code 34: another node, or a rank, vanished, did not come, or hangs"),
+    ],
+)
+def test_what_the_job_said_or_what_the_code_means_is_the_reason(head, code, said, reason):
+    reach(head, 5, time.time())
+    head.said = said
+    head.settle(code)
+    assert told(head) == (reason, ""), "the job's own line is in the log already"
+
+
+class EndedByItself(Asleep):
+    """A job whose driver a guard has ended, while Ray has not said so yet."""
+
+    def __init__(self, flag: Path):
+        super().__init__(flag)
+        self.asked = 0
+
+    def signal(self, number: int) -> bool:
+        return False
+
+    def pid(self) -> int | None:
+        return 4194303
+
+    def ended(self) -> JobEnd | None:
+        self.asked += 1
+        return JobEnd("FAILED", EXIT_CONFIG, "") if self.asked > 3 else None
+
+
+def test_ctrl_c_is_not_the_cause_of_a_job_that_ended_by_itself(head, tmp_path):
+    watch = watch_of(head, tmp_path)
+    watch.job = EndedByItself(tmp_path / "notice")
+    head.signals.number, head.signals.code = signal.SIGINT, EXIT_INTERRUPTED
+    assert watch.run() == EXIT_CONFIG
+    head.signals.number, head.ray = None, None
+
+
+def test_ctrl_c_before_the_job_began_is_the_cause(head, tmp_path):
+    watch = watch_of(head, tmp_path)
+    watch.job = EndedByItself(tmp_path / "notice")
+    watch.job.pid = lambda: None
+    head.signals.number, head.signals.code = signal.SIGINT, EXIT_INTERRUPTED
+    with pytest.raises(LaunchEnded) as end:
+        watch.run()
+    assert end.value.code == EXIT_INTERRUPTED
+    head.signals.number, head.ray = None, None

@@ -247,6 +247,8 @@ class HeadLauncher(Launcher):
 
     def settle(self, code: int) -> int:
         """Records how the launch ended; returns the exit code for every node."""
+        if code and not self.arguments.preflight:
+            attempt_holder.note_end(self.config.run.dir, code, self.why, self.said)
         if self.holder:
             # Ray that fails before the first step may have met a busy machine: that one is lost, nothing
             # died.

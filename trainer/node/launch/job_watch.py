@@ -217,7 +217,8 @@ class JobWatch:
         if number == signal.SIGTERM:
             self.launcher.announce(reason)
             self.others.tell({"kind": "notice", "reason": reason})
-        if not self.job.signal(number) and signals.number is not None:
+        never_began = not self.job.signal(number) and self.job.pid() is None
+        if never_began and signals.number is not None:
             raise LaunchEnded(signals.code, STOPPED)
 
     def _hung(self, why: str) -> None:

@@ -29,7 +29,7 @@ from trainer.checkpoint.attempt import (
 from trainer.checkpoint.layout import attempts_url
 from trainer.checkpoint.resumable import check_resumable
 from trainer.config import ConfigError, RunConfig
-from trainer.config.run_folder import PROGRESS, read_progress, write_whole
+from trainer.config.run_folder import LAUNCH_LOG, PROGRESS, read_progress, write_whole
 from trainer.config.run_store import RunStore
 from trainer.data.dataset import Dataset
 from trainer.node.preflight import findings
@@ -43,7 +43,13 @@ from trainer.storage.probe import probe_store
 from trainer.storage.storage import Storage
 from trainer.storage.stores import RetryPolicy
 from trainer.system.errors import StorageError
-from trainer.system.exit_codes import EXIT_FENCED, EXIT_NODE_LOST
+from trainer.system.exit_codes import (
+    EXIT_FENCED,
+    EXIT_INTERRUPTED,
+    EXIT_NODE_LOST,
+    EXIT_PREEMPTED,
+    describe_code,
+)
 
 
 def mark_run_status(run_dir: str, status: str) -> None:
@@ -52,6 +58,21 @@ def mark_run_status(run_dir: str, status: str) -> None:
     if state and status:
         with contextlib.suppress(OSError):
             write_whole(Path(run_dir) / PROGRESS, json.dumps(state | {"status": status}).encode())
+
+
+def note_end(run_dir: str, code: int, why: str, said: str) -> None:
+    """Puts why a launch ended where `status`, the log and the report find it. why: what the launcher found,
+    which the job's log does not have. said: what the job said."""
+    lines = (why or said).strip().splitlines()
+    reason = lines[-1] if lines else describe_code(code)  # of a traceback its last line
+    with contextlib.suppress(OSError):
+        if why and code not in (EXIT_PREEMPTED, EXIT_INTERRUPTED):
+            with (Path(run_dir) / LAUNCH_LOG).open("a", encoding="utf-8") as log:
+                log.write(f"error: {why}\n")
+        state = read_progress(run_dir)
+        if state:
+            end = {"code": code, "why": reason, "ended_unix_s": time.time()}
+            write_whole(Path(run_dir) / PROGRESS, json.dumps(state | end).encode())
 
 
 POLL_S = 15.0
