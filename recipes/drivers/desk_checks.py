@@ -18,6 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from recipes.recipe.spec import Recipe
+from recipes.records import manifest
 from trainer.config import ConfigError, RunConfig
 from trainer.system.web_request import send_request
 
@@ -26,7 +27,7 @@ SERVER_S = 5.0
 JUDGE_KEY, REWARD_TOKEN = "SPOTRL_JUDGE_KEY", "SPOTRL_REWARD_TOKEN"
 
 
-def check_from_desk(recipe: Recipe) -> list[str]:
+def check_from_desk(recipe: Recipe, target: str = "") -> list[str]:
     """What could not be told from the files of this machine, as lines. Raises ConfigError for what is
     wrong with them."""
     if recipe.kind != "train":
@@ -34,8 +35,8 @@ def check_from_desk(recipe: Recipe) -> list[str]:
     config = recipe.config
     _look_at_teacher(config)
     notes = _look_at_rows(config)
-    if config.method == "grpo" and config.rewards.own:
-        notes += _call_functions(config)
+    if config.method == "grpo" and (config.rewards.own or config.turns.own):
+        notes += _call_own_code(config, target)
     return notes
 
 
@@ -189,26 +190,31 @@ def _split(manifest: dict[str, Any], path: str, split: str, key: str) -> int:
     return rows
 
 
-def _call_functions(config: RunConfig) -> list[str]:
-    """Calls the reward functions on one row in a process of its own. Raises ConfigError."""
-    for function in config.rewards.own:
-        file = Path(function.path.rpartition(":")[0])
-        if file.is_absolute() and not file.exists():
-            return [
-                f"rewards.function {function.path} is not on this machine: the node is the first to call it"
-            ]
-    asked = {"rewards": asdict(config.rewards), "data": config.data.path, "split": config.data.split}
+def _call_own_code(config: RunConfig, target: str) -> list[str]:
+    """Calls reward functions and environment on one row in processes of their own. Raises ConfigError."""
+    needed = [(f"{key} {path}", path.rpartition(":")[0]) for key, path in manifest.own_code(config)]
+    needed.append((f"turns.python {config.turns.python}", config.turns.python))
+    for named, path in needed:
+        file = Path(path).expanduser()
+        if target != "local" and file.is_absolute() and not file.exists():
+            return [f"{named} is not on this machine: the node is the first to call it"]
+    asked = {
+        "rewards": asdict(config.rewards),
+        "turns": asdict(config.turns),
+        "data": config.data.path,
+        "split": config.data.split,
+    }
     if "://" in config.data.path or "$" in config.data.path:
         asked["data"] = ""
     known = (Path(f".venvs/{name}/bin/python") for name in ("cpu", "test", "desk"))
     python = next((str(path) for path in known if path.exists()), sys.executable)
-    command = [python, "-m", "trainer.rewards.desk"]
+    command = [python, "-m", "trainer.rewards.trial"]
     done = subprocess.run(command, input=json.dumps(asked), capture_output=True, text=True, env=os.environ)
     try:
         told = json.loads(done.stdout.splitlines()[-1])
     except (ValueError, IndexError):
         said = (done.stderr.strip() or "nothing").splitlines()[-1]
-        return [f"the reward function could not be called on this machine: {said}"]
+        return [f"{needed[0][0]} could not be called on this machine: {said}"]
     if told["refused"]:
         raise ConfigError(told["refused"])
     return told["notes"]

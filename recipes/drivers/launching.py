@@ -104,7 +104,7 @@ def launch_recipe(
     launch = prepare_launch(name, recipe, target, overrides, replace(options, detach=not follow))
     for line in bucket_access.unverified(launch.recipe, launch.secrets):
         print(f"# --- {line}" if options.dry_run else line, flush=True)
-    notes = desk_checks.check_from_desk(launch.recipe)
+    notes = desk_checks.check_from_desk(launch.recipe, target)
     if not options.dry_run:
         notes += desk_checks.ask_servers(launch.recipe.config, os.environ | launch.secrets)
     for line in notes:

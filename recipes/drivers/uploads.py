@@ -12,6 +12,7 @@ from pathlib import Path
 from recipes import capabilities
 from recipes.recipe.recipe_files import STORED_NOTE
 from recipes.recipe.spec import MARKS, Recipe, Upload
+from recipes.records import manifest
 from trainer.config import ConfigError
 
 FIELDS = {
@@ -62,17 +63,22 @@ def with_uploads(recipe: Recipe, target: str, earlier: dict[str, str]) -> Recipe
             f"the nodes of {target} have no {recipe.storage.weights}: give the run's bucket, or --target"
             " local"
         )
-    named = [("rewards.function", function.path) for function in recipe.config.rewards.own]
-    if recipe.config.turns.own:
-        named.append(("turns.environment", recipe.config.turns.environment))
-    for key, path in named:
+    _check_own_code(recipe, target)
+    return replace(recipe, uploads=tuple(found))
+
+
+def _check_own_code(recipe: Recipe, target: str) -> None:
+    """Raises ConfigError where code of the run's own is not copied to the nodes with the repository."""
+    for key, path in manifest.own_code(recipe.config):
         file = path.rpartition(":")[0]
-        if file.startswith(("/", "~")):
+        outside = Path(file).is_absolute() or ".." in Path(file).parts
+        if outside or file.startswith("~"):
             raise ConfigError(
                 f"{key} {file} is not on the nodes of {target}: put it into the repository, which"
                 " is copied there, and name it from its root"
             )
-    return replace(recipe, uploads=tuple(found))
+        if Path(file).is_file() and manifest.is_ignored(file):
+            raise ConfigError(f"{key} {file} is not copied to the nodes of {target}, since git ignores it")
 
 
 def check_model_folder(recipe: Recipe) -> None:

@@ -114,6 +114,29 @@ def source_of(commit: str, patch: str, others: Mapping[str, str]) -> str:
     return f"{commit}+{hashlib.sha256(changes.encode()).hexdigest()[:12]}" if changes else commit
 
 
+def own_code(config: run_config.RunConfig) -> list[tuple[str, str]]:
+    """The options that name code of the run's own, with what they name: `path/to/file.py:name`."""
+    named = [("rewards.function", function.path) for function in config.rewards.own]
+    return named + ([("turns.environment", config.turns.environment)] if config.turns.own else [])
+
+
+def code_hashes(config: run_config.RunConfig) -> dict[str, str]:
+    """sha256 of the files of the run's own code that are on this machine, and of the Python files beside
+    each, which it can import."""
+    found = {}
+    for _, spec in own_code(config):
+        file = Path(spec.rpartition(":")[0]).expanduser()
+        if file.is_file():
+            for path in {file, *file.parent.glob("*.py"), *file.parent.glob("*/*.py")}:
+                found[str(path)] = _digest(path)
+    return dict(sorted(found.items()))
+
+
+def is_ignored(name: str) -> bool:
+    """Whether git leaves a file out."""
+    return bool(run_git("check-ignore", "--", name))
+
+
 def lock_hashes(root: Path = Path(".")) -> dict[str, str]:
     """sha256 of every requirements file."""
     files = sorted((root / LOCKS).glob("*.txt"))
@@ -135,6 +158,7 @@ def write_launch(recipe: Recipe, record: RunRecord, keep_untracked: bool = False
             "untracked": others,
             "untracked_diff": new_files(others) if keep_untracked else "",
             "locks": lock_hashes(),
+            "code": code_hashes(recipe.config),
             "recipe": record.recipe,
             "overrides": record.overrides,
             "target": record.target,

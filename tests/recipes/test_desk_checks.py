@@ -9,7 +9,9 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from recipes.commands.cli import main
-from recipes.drivers import desk_checks
+from recipes.drivers import desk_checks, uploads
+from recipes.presets import resolve
+from recipes.records import manifest
 from trainer import config as c
 from trainer.config import ConfigError, RunConfig
 
@@ -41,10 +43,10 @@ def test_a_dry_run_refuses_a_function_that_cannot_be_called(tmp_path, capsys, pr
 def test_what_fails_on_a_made_up_row_is_said_and_refuses_nothing(tmp_path):
     (tmp_path / "mine.py").write_text("def reward(text, reference):\n    return {}[reference]\n")
     config = c.override(RunConfig(), [f"rewards.function={tmp_path}/mine.py:reward"])
-    (note,) = desk_checks._call_functions(config)
+    (note,) = desk_checks._call_own_code(config, "local")
     assert "KeyError: '4' (mine.py:2)" in note and "made-up row" in note
     (tmp_path / "mine.py").write_text("import no_such_module\n")
-    (note,) = desk_checks._call_functions(config)
+    (note,) = desk_checks._call_own_code(config, "local")
     assert "no_such_module" in note and "not on this machine" in note
 
 
@@ -144,3 +146,75 @@ def test_a_reward_server_that_is_not_reached_from_here_is_said(served):
         return desk_checks.ask_servers(c.override(RunConfig(), [f"rewards.remote_url={url}/get_reward"]), {})
 
     assert ask(served) == [] and "the run waits for it" in ask("http://127.0.0.1:9")[0]
+
+
+ENVIRONMENT = """
+class Mine:
+    calls = 0
+    def answer(self, situation, replies):
+        Mine.calls += 1
+        {body}
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "name", "said"),
+    [
+        ("return None", "Other", "has no function 'Other'"),
+        ("return situation.no_such", "Mine", "no attribute 'no_such' (mine.py:6)"),
+        ("assert Mine.calls < 2, open('/nowhere')", "Mine", "mine.py:6) (at call 2 in one process)"),
+        ("return 5", "Mine", "turns.environment"),
+    ],
+)
+def test_a_dry_run_refuses_an_environment_that_cannot_answer(tmp_path, capsys, body, name, said):
+    (tmp_path / "mine.py").write_text(ENVIRONMENT.format(body=body))
+    code, text = dry_run(capsys, "--set", f"turns.environment={tmp_path}/mine.py:{name}")
+    assert code == 2 and said in text and "would run" not in text
+    assert "at call 1" not in text
+
+
+def test_an_environment_that_answers_passes(tmp_path, capsys):
+    (tmp_path / "mine.py").write_text(
+        ENVIRONMENT.format(body="return 'Look again.' if len(replies) < 2 else None")
+    )
+    assert dry_run(capsys, "--set", f"turns.environment={tmp_path}/mine.py:Mine")[0] == 0
+
+
+@pytest.mark.parametrize("option", ["rewards.function", "turns.environment"])
+@pytest.mark.parametrize("path", ["nope.py", "/nowhere/nope.py"])
+def test_a_file_that_is_not_there_is_refused_where_the_run_is_to_be_here(capsys, option, path):
+    code, text = dry_run(capsys, "--set", f"{option}={path}:Nope")
+    assert code == 2 and "with a file that exists" in text and "would run" not in text
+
+
+def test_a_file_that_only_the_nodes_have_is_said(tmp_path):
+    config = c.override(RunConfig(), ["turns.environment=/nowhere/nope.py:Nope"])
+    (note,) = desk_checks._call_own_code(config, "slurm")
+    assert "turns.environment /nowhere/nope.py:Nope is not on this machine" in note
+
+
+def test_a_function_that_works_once_only_is_refused(tmp_path, capsys):
+    program = (
+        "calls = []\ndef reward(text, reference):\n    calls.append(1)\n    return {1: 1.0}.get(len(calls))\n"
+    )
+    (tmp_path / "mine.py").write_text(program)
+    code, text = dry_run(capsys, "--set", f"rewards.function={tmp_path}/mine.py:reward")
+    assert code == 2 and "it returned None" in text and "(at call 2 in one process)" in text
+
+
+@pytest.mark.parametrize("path", ["../mine.py", "runs/mine.py"])
+def test_code_that_is_not_copied_with_the_repository_is_refused(path, monkeypatch):
+    recipe = resolve("grpo-qwen2.5-7b-gsm8k", [f"turns.environment={path}:Mine"])
+    monkeypatch.setattr(uploads.Path, "is_file", lambda self: True)
+    with pytest.raises(ConfigError, match="turns.environment .*mine.py is not .*nodes of skypilot-runpod"):
+        uploads.with_uploads(recipe, "skypilot-runpod", {})
+
+
+def test_own_code_and_what_stands_beside_it_is_hashed(tmp_path):
+    for name in ("mine.py", "helper.py", "other.txt"):
+        (tmp_path / name).write_text(name)
+    config = c.override(RunConfig(), [f"rewards.function={tmp_path}/mine.py:reward"])
+    hashes = manifest.code_hashes(config)
+    assert [name.rpartition("/")[2] for name in hashes] == ["helper.py", "mine.py"]
+    (tmp_path / "helper.py").write_text("changed")
+    assert manifest.code_hashes(config) != hashes

@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from trainer.config import ConfigError, RewardFunction
-from trainer.rewards.grade import grade_of
-from trainer.rewards.process_pool import ProcessPool
+from trainer.config import RewardFunction
+from trainer.data.schema import TASK, Row
 
 UNKNOWN = {"id": "", "source": "", "solution": "", "image_count": 0, "extra": {}}
 """The facts of a row that nobody stated."""
@@ -27,17 +26,21 @@ def facts_of(reference: str, answer_type: str, question: str, row: Mapping[str, 
     return json.dumps(facts, sort_keys=True)
 
 
+def facts_of_row(row: Row) -> dict[str, Any]:
+    """What a row says, as UNKNOWN."""
+    return {
+        "id": row.id,
+        "source": row.source,
+        "solution": row.solution,
+        "image_count": len(row.images),
+        "extra": {name: value for name, value in row.extra.items() if name != TASK},
+    }
+
+
 def function_specs(functions: Sequence[RewardFunction]) -> str:
     """The functions for a grader process (`functions.load_all`); empty where there are none."""
     specs = [asdict(function) | {"name": function.metric} for function in functions]
     return json.dumps(specs) if specs else ""
-
-
-def try_functions(pool: ProcessPool, text: str, facts: str, named: str) -> None:
-    """Calls the functions of a pool for one completion. Raises ConfigError that names exception and line."""
-    grade = grade_of(pool.submit(["user", text, facts]).result(), named)
-    if grade.verdict in ("timeout", "error"):
-        raise ConfigError(f"{grade.why} (called for one row, before the run)")
 
 
 def sample_completion(reference: str) -> str:

@@ -18,7 +18,7 @@ from trainer import config as configuration
 from trainer.algorithm.traces import Outcome
 from trainer.config.reward_checks import check_rewards
 from trainer.rewards import remote, task_families
-from trainer.rewards.completion_facts import facts_of, function_specs, sample_completion, try_functions
+from trainer.rewards.completion_facts import facts_of, function_specs
 from trainer.rewards.grade import ErrorRateError, Grade, TimeoutRateError, grade_of
 from trainer.rewards.grading import grader
 from trainer.rewards.grading.expression import Rule
@@ -122,13 +122,6 @@ class Scorer:
             else:
                 graded.append(Grade("correct" if score > 0 else "wrong", score))
         return self._outcomes(texts, graded, 0, 0)
-
-    def try_functions(self, reference: str, answer_type: str, question: str, row: Mapping[str, Any]) -> None:
-        """Calls the user's functions for one row, before anything depends on them. Raises ConfigError."""
-        if self.config.own:
-            text = sample_completion(reference)
-            sample = dict(row) | ({"completion_ids": list(range(8))} if self.wants_ids else {})
-            try_functions(self._pool, text, facts_of(reference, answer_type, question, sample), self._named)
 
     def begin(
         self,

@@ -25,7 +25,7 @@ from trainer.data.dataset import Dataset
 from trainer.data.prompt_form import LOOKED_AT, PromptForm
 from trainer.data.prompt_stream import PromptStream
 from trainer.data.reader import Datasets
-from trainer.data.schema import TASK, Row, question_text
+from trainer.data.schema import Row, question_text
 from trainer.fleet.head import FleetSampler
 from trainer.hardware.gpus import peak_flops
 from trainer.hardware.model_shapes import shape_of
@@ -45,8 +45,10 @@ from trainer.observe.step_stats import one_line, throughput, utilisation
 from trainer.ranks.process import RankProcess
 from trainer.ranks.ranks import Ranks
 from trainer.ranks.ray_ranks import RayRanks
+from trainer.rewards.completion_facts import facts_of_row
 from trainer.rewards.grading.forms import FORMS
 from trainer.rewards.scorer import Scorer
+from trainer.rewards.trial import try_at_start
 from trainer.rewards.unusable_rewards import describe_largest_reward, refuse_unusable
 from trainer.run.probe import Probe
 from trainer.run.rows import Rows
@@ -121,10 +123,7 @@ class Session:
         """Opens the grader, the rollout log and the checkpoints."""
         self.rewards = Scorer(self.config.rewards)
         stages.callback(self.rewards.close)
-        if self.config.rewards.own:
-            row = self.train_set[0]
-            about = row.reference, row.answer_type, question_text(row.messages)
-            self.rewards.try_functions(*about, _facts(row))
+        try_at_start(self.config.rewards, self.config.turns, self.train_set[0])
         self.held = of_this_job(self.config)
         held = self.held
         if "task" in self.train_set.manifest.statistics.get("answer_types", ()):
@@ -327,7 +326,7 @@ class Session:
                 ids = (
                     {"completion_ids": trace.tokens[trace.learned].tolist()} if self.rewards.wants_ids else {}
                 )
-                facts.append(_facts(row) | ids)
+                facts.append(facts_of_row(row) | ids)
         completions = [trace.text for trace in traces]
         environment = environment_of(self.config.turns)
         if environment is not None and environment.scores:
@@ -480,17 +479,6 @@ def needed_logs(config: RunConfig, step: int, total: int) -> range:
     if config.carries_over:
         return range(step, min(step + 1, total))
     return range(step + 1, min(step + config.rollout.staleness, total) + 1)
-
-
-def _facts(row: Row) -> dict[str, Any]:
-    """What a reward function may ask for of a row."""
-    return {
-        "id": row.id,
-        "source": row.source,
-        "solution": row.solution,
-        "image_count": len(row.images),
-        "extra": {name: value for name, value in row.extra.items() if name != TASK},
-    }
 
 
 def _attached(found: FoundCheckpoint, name: str) -> bytes:

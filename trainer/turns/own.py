@@ -31,9 +31,10 @@ class OwnEnvironment(Environment):
     def __init__(self, turns: Turns) -> None:
         """Raises ConfigError if it cannot be loaded, or cannot be used."""
         self.spec = spec = turns.environment
+        self.path = f"{own_path(spec)}:{spec.rpartition(':')[2]}"
         guard = Guard(
             maker="trainer.turns.environment_process:ServedEnvironment",
-            arguments=[f"{own_path(spec)}:{spec.rpartition(':')[2]}"],
+            arguments=[self.path],
             key="turns.environment",
             most_bytes=tool_processes.MOST_BYTES,
             environment=handed_on(turns.env),
@@ -84,9 +85,13 @@ class OwnEnvironment(Environment):
     def score(self, situation: Situation, replies: Sequence[str]) -> float | None:
         """`Environment.score`."""
         try:
-            return self._ask("score", situation, replies)[0]["score"]
+            return self.score_or_fail(situation, replies)
         except ToolFailure:
             return None
+
+    def score_or_fail(self, situation: Situation, replies: Sequence[str]) -> float:
+        """As `score`; raises ToolFailure."""
+        return self._ask("score", situation, replies)[0]["score"]
 
     def _ask(
         self, what: str, situation: Situation, replies: Sequence[str], deadline_s: float = 0.0
