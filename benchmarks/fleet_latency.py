@@ -5,7 +5,7 @@
 The head's thread and the workers' own loop are real, and so is the S3 server on loopback; before it stands a
 proxy that holds every answer back. Engines are played: a unit takes them about five seconds of sleep. So what
 is lost is the waiting of workers for units and for their own requests. Each delay is played twice, with a
-head that makes one request at a time and with one that makes `dispatch.PARALLEL`, which is what it does.
+head that makes one request at a time and with one that makes `store_requests.PARALLEL`, as it does.
 Weights are not sent: the benchmark of links has them. `trainer_waited_s` is the longest time that the
 trainer's own thread spent in one call of the head.
 """
@@ -29,10 +29,11 @@ from typing import Any
 
 from benchmarks.machine import processor
 from tests import servers
+from tests.fleet.jobs import about_run
 from tests.fleet.test_verify import EXPECTED, UNIT, good
 from trainer.checkpoint.attempt import Attempts
 from trainer.config.run_store import RunStore
-from trainer.fleet import dispatch
+from trainer.fleet import dispatch, store_requests
 from trainer.fleet.objects import Objects, about_key
 from trainer.fleet.worker import Worker
 from trainer.storage.seal import KEY_VARIABLE, Seal
@@ -125,14 +126,14 @@ def play(root: str, names: Sequence[str]) -> None:
 
 def lead(root: str, workers: int, delay_s: float, at_once: int, window_s: float) -> Measured:
     """The head's side: offers units without end, and counts what comes of them."""
-    dispatch.PARALLEL = at_once
+    store_requests.PARALLEL = at_once
     seal = Seal("run", KEY.encode())
     place = RunStore(root)
     held = Attempts(Storage(place.attempts), seal=seal).take(0)
     objects = Objects(Storage(place.fleet), seal)
     head = dispatch.Dispatcher(objects, held, EXPECTED, lost_s=60.0, wait_s=60.0, say=lambda text: None)
-    objects.put_json(about_key(held.name), {"layout": []})
-    head.announce(version=UNIT.version, lineage=UNIT.lineage, anchors=[])
+    objects.put_record(about_key(held.name), about_run(held.name))
+    head.announce(version=UNIT.version, lineage=UNIT.lineage)
     head.start()
     offered = []
     number = 0
@@ -145,11 +146,11 @@ def lead(root: str, workers: int, delay_s: float, at_once: int, window_s: float)
             number += 1
             fresh.append(replace(UNIT, name=f"{number:06d}"))
         if fresh:
-            head.offer(fresh)
+            head.add_units(fresh)
         offered += fresh
-        done = [unit for unit in offered if head.has([unit])]
+        done = [unit for unit in offered if head.has_samples([unit])]
         for unit in done:
-            head.take(unit)
+            head.wait_for(unit)
             offered.remove(unit)
         if since:
             longest = max(longest, time.monotonic() - began)
@@ -216,7 +217,7 @@ def main() -> None:
     options.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
-PARALLEL = dispatch.PARALLEL
+PARALLEL = store_requests.PARALLEL
 
 if __name__ == "__main__":
     main()

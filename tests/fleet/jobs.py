@@ -16,7 +16,19 @@ import numpy as np
 from safetensors import safe_open
 
 from tests.loops.jobs import ROOT, Job
+from trainer.checkpoint.manifest import code_fingerprint
 from trainer.config import RunConfig, override
+from trainer.fleet.fleet_records import AboutRun
+from trainer.fleet.same_software import sampling_packages
+
+
+def about_run(attempt: str) -> AboutRun:
+    """What a head says of a run that this code trains and nobody configured."""
+    packages = sampling_packages()
+    return AboutRun(
+        attempt=attempt, config={}, code=code_fingerprint(), packages=packages, data="", layout=[]
+    )
+
 
 KEY = "a secret of the tests, long enough"
 

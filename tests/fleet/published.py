@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -10,8 +9,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainer.config.run_store import RunStore
-from trainer.fleet.mirror import WeightMirror, WeightVersion
-from trainer.fleet.objects import Anchor, Objects, first_lineage, next_lineage, version_key
+from trainer.fleet.fleet_records import Anchor, WeightVersion
+from trainer.fleet.mirror import WeightMirror
+from trainer.fleet.objects import Objects, first_lineage, next_lineage, version_key
 from trainer.fleet.publish import PublisherPart
 from trainer.fleet.starting_weights import load_pretrained
 from trainer.storage.seal import Seal
@@ -63,22 +63,23 @@ def published(config, rank, port):
         out["same start"] = mirror.digests() == [one.digest for one in opened]
     for number in range(1, VERSIONS + 1):
         update(worker, fixed_items(worker), config.algorithm.micro_batch_tokens)
-        entries = from_all(publisher.publish(number, ATTEMPT, True))
+        shards = from_all(publisher.publish(number, ATTEMPT, True))
         publisher.settle()
         dist.barrier()
         weights = gathered(worker)
         if mirror is None:
             continue
-        after = next_lineage(lineage, [entry["sha256"] for entry in entries])
-        digests = tuple(entry["digest"] for entry in entries)
-        version = WeightVersion(number, after, number - 1, lineage, tuple(entries), digests)
-        objects.put_json(version_key(number, after), asdict(version))
+        after = next_lineage(lineage, [shard.patch.sha256 for shard in shards])
+        digests = tuple(shard.digest for shard in shards)
+        patches = tuple(shard.patch for shard in shards)
+        version = WeightVersion(number, after, number - 1, lineage, patches, digests)
+        objects.put_record(version_key(number, after), version)
         mirror.to(number, after, [anchor])
         held = dict(tensor for group in mirror.groups() for tensor in group)
         assert held.keys() == weights.keys()
         out["whole"] = sum(tensor.nbytes for tensor in held.values())
         out["equal"].append(all(torch.equal(held[name], weights[name]) for name in weights))
-        out["bytes"].append(sum(entry["bytes"] for entry in entries))
+        out["bytes"].append(sum(patch.bytes for patch in patches))
         lineage = after
     dist.barrier()
     return out

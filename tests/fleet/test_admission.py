@@ -7,16 +7,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from tests.fleet.test_dispatch import PlayedWorker, until
 from tests.fleet.test_dispatch import head as head
 from tests.fleet.test_verify import UNIT, good
 from tests.fleet.test_worker_ends import Run, sampled
 from trainer.checkpoint.attempt import Attempt
-from trainer.fleet import dispatch
+from trainer.fleet import announcement
 from trainer.fleet.admission import AdmissionTest
 from trainer.fleet.dispatch import NoWorkers
-from trainer.fleet.objects import samples_key, worker_key
+from trainer.fleet.heartbeat import read_heartbeat
+from trainer.fleet.objects import samples_key
 from trainer.fleet.scheduler import GivenUnit
 from trainer.fleet.units import pack_samples
 from trainer.system.errors import StorageError
@@ -49,17 +51,17 @@ def test_a_worker_gets_no_unit_before_its_probe_is_scored(head, tmp_path):
     one.probe_with(PROBE)
     worker = PlayedWorker(tmp_path, "w0")
     worker.join(one.held.name)
-    one.offer([UNIT])
-    (probe, _), *more = worker.mail().mail
-    assert probe == replace(PROBE, name="probe-000001") and not more
+    one.add_units([UNIT])
+    mailed, *more = worker.mail().mail
+    assert mailed.unit == replace(PROBE, name="probe-000001") and not more
     worker.send()
     until(lambda: one.probing() == {"w0"} and not worker.following.look().mail)
     ((name, device, traces),) = one.probed()
     assert (name, device, len(traces)) == ("w0", "cpu", 4)
     one.admit("w0")
-    assert worker.mail().mail[0][0] == UNIT and one.probing() == set()
+    assert worker.mail().mail[0].unit == UNIT and one.probing() == set()
     worker.send()
-    assert len(one.take(UNIT)) == 4 and (one.counts.units, one.counts.late) == (1, 0)
+    assert len(one.wait_for(UNIT)) == 4 and (one.counts.units, one.counts.late) == (1, 0)
 
 
 def test_the_trainer_scores_probes_while_it_waits(head, tmp_path):
@@ -67,7 +69,7 @@ def test_the_trainer_scores_probes_while_it_waits(head, tmp_path):
     one.probe_with(PROBE)
     worker = PlayedWorker(tmp_path, "w0")
     worker.join(one.held.name)
-    one.offer([UNIT])
+    one.add_units([UNIT])
     worker.send()
     seen = []
 
@@ -75,10 +77,10 @@ def test_the_trainer_scores_probes_while_it_waits(head, tmp_path):
         for name, _, _ in one.probed():
             seen.append(name)
             one.admit(name)
-            until(lambda: worker.mail().mail[0][0] == UNIT)  # its mail has the probe until then
+            until(lambda: worker.mail().mail[0].unit == UNIT)  # its mail has the probe until then
             worker.send()
 
-    assert len(one.take(UNIT, meanwhile)) == 4 and seen == ["w0"]
+    assert len(one.wait_for(UNIT, meanwhile)) == 4 and seen == ["w0"]
 
 
 def test_a_probe_of_weights_that_the_learner_has_no_more_is_made_again(head, tmp_path):
@@ -90,7 +92,7 @@ def test_a_probe_of_weights_that_the_learner_has_no_more_is_made_again(head, tmp
     newer = replace(PROBE, version=7)
     one.announce(version=7)
     one.probe_with(newer)
-    until(lambda: worker.mail().mail[0][0] == replace(newer, name="probe-000002"))
+    until(lambda: worker.mail().mail[0].unit == replace(newer, name="probe-000002"))
     assert one.probed() == []
     versions = [replace(trace, segments=((trace.shared, 7),)) for trace in good()]
     worker.send(versions)
@@ -102,17 +104,17 @@ def test_a_worker_that_was_lost_before_it_was_admitted_gets_a_probe_when_it_retu
     one.probe_with(PROBE)
     worker = PlayedWorker(tmp_path, "w0")
     worker.join(one.held.name)
-    one.offer([UNIT])
+    one.add_units([UNIT])
     worker.send()
     until(lambda: one.probing() == {"w0"} and one._probes._sampled)
     until(lambda: one.scheduler.lost == 1 and not one._probes._given)
     worker.join(one.held.name)
-    until(lambda: [given.unit for _, given in worker.mail().mail] == ["probe-000002"])
+    until(lambda: [mailed.unit.name for mailed in worker.mail().mail] == ["probe-000002"])
     assert [name for name, _, _ in one.probed()] == ["w0"]
     one.admit("w0")  # for its first probe, while it has the second
-    until(lambda: worker.mail().mail[0][0] == UNIT)
+    until(lambda: worker.mail().mail[0].unit == UNIT)
     worker.send()
-    assert len(one.take(UNIT)) == 4
+    assert len(one.wait_for(UNIT)) == 4
 
 
 def test_another_process_of_the_same_name_is_probed_too(head, tmp_path):
@@ -122,12 +124,12 @@ def test_another_process_of_the_same_name_is_probed_too(head, tmp_path):
     worker.join(one.held.name)
     worker.mail()
     one.admit("w0")
-    one.offer([UNIT])
-    until(lambda: worker.mail().mail[0][0] == UNIT)
+    one.add_units([UNIT])
+    until(lambda: worker.mail().mail[0].unit == UNIT)
     other = PlayedWorker(tmp_path, "w0")
-    other.heartbeat._state["device"], other.heartbeat._serial = "another GPU", 100
+    other.heartbeat._newest = structs.replace(other.heartbeat._newest, device="another GPU", serial=100)
     other.join(one.held.name)
-    until(lambda: [given.unit for _, given in other.mail().mail] == ["probe-000002"])
+    until(lambda: [mailed.unit.name for mailed in other.mail().mail] == ["probe-000002"])
     assert one.probing() == {"w0"}
 
 
@@ -136,19 +138,19 @@ def test_samples_of_a_worker_that_is_not_admitted_train_nothing(head, tmp_path):
     one.probe_with(PROBE)
     worker = PlayedWorker(tmp_path, "w0")
     worker.join(one.held.name)
-    one.offer([UNIT])
+    one.add_units([UNIT])
     worker.mail()
     given = GivenUnit(UNIT.name, 1)
     worker.objects.put(samples_key(one.held.name, UNIT.name, 1, "w0"), pack_samples(UNIT, 1, "w0", good()))
-    worker.heartbeat.sent(one.held.name, given, 4.0)
+    worker.heartbeat.add_sent(one.held.name, given, 4.0)
     until(lambda: one.counts.late == 1)
-    assert not one.has([UNIT]) and one.counts.units == 0
+    assert not one.has_samples([UNIT]) and one.counts.units == 0
 
 
 def test_who_is_turned_away_while_the_store_is_away_is_told_by_the_next_word_of_the_head(
     head, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(dispatch, "HEARTBEAT_S", 0.05)
+    monkeypatch.setattr(announcement, "HEARTBEAT_S", 0.05)
     one = head()
     one.probe_with(PROBE)
     worker = PlayedWorker(tmp_path, "w0")
@@ -175,9 +177,9 @@ def test_who_is_turned_away_is_told_gets_nothing_and_its_place_is_free(head, tmp
     until(lambda: liar.following.look() and liar.following.turned_away == "its weights are others")
     liar.join(one.held.name)
     with pytest.raises(NoWorkers):
-        one.offer([UNIT])
-        one.take(UNIT)
-    (row,) = one.roster()
+        one.add_units([UNIT])
+        one.wait_for(UNIT)
+    (row,) = one.rows()
     assert (row["lives"], row["why"]) == (False, "its weights are others")
     assert one.counts.turned_away == 1
     honest.join(one.held.name)
@@ -204,5 +206,5 @@ def test_a_worker_that_is_turned_away_ends_for_good(tmp_path, monkeypatch):
     one.turn_away("w0", "other kernels")
     run.thread.join(10.0)
     assert run.code == EXIT_CONFIG
-    assert run.objects.get_json(worker_key("w0"))["goodbye"] == "other kernels"
+    assert read_heartbeat(run.objects, "w0").goodbye == "other kernels"
     one.close("away", "the test has ended")

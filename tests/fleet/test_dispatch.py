@@ -11,14 +11,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.fleet.jobs import about_run
 from tests.fleet.test_verify import EXPECTED, UNIT, good
 from trainer.checkpoint.attempt import AttemptFenced, Attempts
-from trainer.fleet import dispatch, roster
+from trainer.fleet import announcement, dispatch, roster
 from trainer.fleet.dispatch import Dispatcher, NoWorkers, UnitRefused
 from trainer.fleet.heartbeat import WorkerHeartbeat
-from trainer.fleet.objects import Objects, mail_key, samples_key, worker_key
+from trainer.fleet.objects import Objects, about_key, mail_key, samples_key, worker_key
 from trainer.fleet.run_follower import RunFollower, SeenRun
-from trainer.fleet.sample_intake import SentUnit, read_samples
+from trainer.fleet.sample_intake import SentUnit
 from trainer.fleet.scheduler import GivenUnit
 from trainer.fleet.units import pack_samples
 from trainer.observe import beacon
@@ -40,7 +41,7 @@ class PlayedWorker:
         self.heartbeat = WorkerHeartbeat(self.objects, name, "cpu")
 
     def join(self, attempt: str) -> None:
-        self.heartbeat.say(attempt=attempt, state="idle")
+        self.heartbeat.write(attempt=attempt, state="idle")
 
     def mail(self) -> SeenRun:
         """Waits for a unit."""
@@ -55,7 +56,7 @@ class PlayedWorker:
     def send(self, traces=None, body: bytes | None = None) -> None:
         """Sends something for the first unit of its mail; `body` unsigned."""
         seen = self.mail()
-        unit, given = seen.mail[0]
+        unit, given = seen.mail[0].unit, seen.mail[0].given
         key = samples_key(seen.attempt, given.unit, given.turn, self.name)
         if body is None:
             self.objects.put(
@@ -63,7 +64,7 @@ class PlayedWorker:
             )
         else:
             self.objects.storage.put_bytes(key, body)
-        self.heartbeat.sent(seen.attempt, given, 4.0)
+        self.heartbeat.add_sent(seen.attempt, given, 4.0)
 
 
 @pytest.fixture
@@ -76,7 +77,7 @@ def head(tmp_path, monkeypatch):
     def started(
         lost_s: float = 30.0,
         wait_s: float = 30.0,
-        moved: Callable[[], None] = lambda: None,
+        engine_moved: Callable[[], None] = lambda: None,
     ) -> Dispatcher:
         held = attempts.take(0)
         objects = Objects(Storage(tmp_path / "run/fleet"), Seal("run", KEY))
@@ -88,12 +89,12 @@ def head(tmp_path, monkeypatch):
             lost_s=lost_s,
             wait_s=wait_s,
             say=said.append,
-            moved=moved,
+            engine_moved=engine_moved,
             poll_s=0.02,
         )
         one.said = said  # ty: ignore[unresolved-attribute]
-        objects.put_json(f"about/{held.name}.json", {"layout": []})
-        one.announce(version=6, lineage=UNIT.lineage, anchors=[])
+        objects.put_record(about_key(held.name), about_run(held.name))
+        one.announce(version=6, lineage=UNIT.lineage)
         one.start()
         made.append(one)
         return one
@@ -110,10 +111,16 @@ def until(condition: Callable[[], object]) -> None:
         time.sleep(0.01)
 
 
+def serial_of(one: Dispatcher, name: str) -> int:
+    """The serial of a worker's newest heartbeat that the head has seen; -1 before the first."""
+    known = one.roster.workers.get(name)
+    return known.heartbeat.serial if known else -1
+
+
 def send_another(worker: PlayedWorker, sent: list[str], traces) -> None:
     """Waits until the worker's mail begins with a unit that is not among `sent`, and sends traces for it."""
-    until(lambda: worker.mail().mail[0][0].name not in sent)
-    sent.append(worker.mail().mail[0][0].name)
+    until(lambda: worker.mail().mail[0].unit.name not in sent)
+    sent.append(worker.mail().mail[0].unit.name)
     worker.send(traces)
 
 
@@ -121,22 +128,21 @@ def test_a_unit_goes_out_and_its_samples_come_back(head, tmp_path):
     one = head()
     worker = PlayedWorker(tmp_path, "w0")
     worker.join(one.held.name)
-    one.offer([UNIT])
+    one.add_units([UNIT])
     worker.send()
-    assert len(one.take(UNIT)) == 4 and one.counts.units == 1
+    assert len(one.wait_for(UNIT)) == 4 and one.counts.units == 1
     # deleted once they were read, folders too: os.walk passes over what vanishes meanwhile
     until(lambda: not any(names for _, _, names in os.walk(tmp_path / "run/fleet/samples")))
-    seen = worker.following.look()
-    assert seen is not None and not seen.mail
+    until(lambda: not worker.following.look().mail)
 
 
 def test_every_mark_of_an_engine_that_goes_on_is_progress(head, tmp_path):
     moved: list[float] = []
-    one = head(moved=lambda: moved.append(time.monotonic()))
+    one = head(engine_moved=lambda: moved.append(time.monotonic()))
     worker = PlayedWorker(tmp_path, "w0")
     for number in range(1, 4):
         worker.join(one.held.name)
-        until(lambda: one.workers.newest.get("w0", {}).get("serial") == worker.heartbeat._serial)
+        until(lambda: serial_of(one, "w0") == worker.heartbeat._newest.serial)
         assert len(moved) == number - 1, "nothing was sampled since"
         beacon.count_piece()
         worker.join(one.held.name)
@@ -147,11 +153,11 @@ def test_what_a_stranger_wrote_is_asked_for_again(head, tmp_path):
     one = head()
     worker = PlayedWorker(tmp_path, "w0")
     worker.join(one.held.name)
-    one.offer([UNIT])
+    one.add_units([UNIT])
     worker.send(body=os.urandom(3000))
-    until(lambda: one.counts.forged == 1 and worker.mail().mail[0][1].turn == 2)
+    until(lambda: one.counts.forged == 1 and worker.mail().mail[0].given.turn == 2)
     worker.send()
-    assert len(one.take(UNIT)) == 4
+    assert len(one.wait_for(UNIT)) == 4
 
 
 def test_a_refused_unit_goes_to_another_worker_and_the_reason_is_kept(head, tmp_path):
@@ -160,26 +166,26 @@ def test_a_refused_unit_goes_to_another_worker_and_the_reason_is_kept(head, tmp_
     for worker in workers:
         worker.join(one.held.name)
     until(lambda: len(one.scheduler.workers) == 2)
-    one.offer([UNIT])
+    one.add_units([UNIT])
     first, other = workers  # of two that would end it at once, the first by name
     first.send(good()[:-1])
     until(lambda: one.counts.refused == 1 and list((tmp_path / "run/fleet/refused").rglob("*.json")))
     (reason,) = (tmp_path / "run/fleet/refused").rglob("*.json")
     assert "lacks a completion" in reason.read_text("latin1")
     other.send()
-    assert len(one.take(UNIT)) == 4
+    assert len(one.wait_for(UNIT)) == 4
 
 
 def test_refused_twice_ends_the_run_with_the_reason(head, tmp_path):
     one = head()
     worker = PlayedWorker(tmp_path, "w0")
     worker.join(one.held.name)
-    one.offer([UNIT])
+    one.add_units([UNIT])
     worker.send(good()[:-1])
-    until(lambda: one.counts.refused == 1 and worker.mail().mail[0][1].turn == 2)
+    until(lambda: one.counts.refused == 1 and worker.mail().mail[0].given.turn == 2)
     worker.send(good()[:-1])
     with pytest.raises(UnitRefused, match="lacks a completion"):
-        one.take(UNIT)
+        one.wait_for(UNIT)
 
 
 def test_a_refusal_after_a_loss_is_the_first(head, tmp_path):
@@ -187,14 +193,14 @@ def test_a_refusal_after_a_loss_is_the_first(head, tmp_path):
     one = head()
     gone, worker = PlayedWorker(tmp_path, "w0"), PlayedWorker(tmp_path, "w1")
     gone.join(one.held.name)
-    one.offer([UNIT])
+    one.add_units([UNIT])
     gone.mail()
     gone.heartbeat.goodbye("the machine is taken away")
     worker.join(one.held.name)
     worker.send(good()[:-1])
-    until(lambda: one.counts.refused == 1 and worker.mail().mail[0][1].turn == 3)
+    until(lambda: one.counts.refused == 1 and worker.mail().mail[0].given.turn == 3)
     worker.send()
-    assert len(one.take(UNIT)) == 4
+    assert len(one.wait_for(UNIT)) == 4
 
 
 def test_three_refused_units_in_a_row_turn_a_worker_away_and_another_samples_them(head, tmp_path):
@@ -204,7 +210,7 @@ def test_three_refused_units_in_a_row_turn_a_worker_away_and_another_samples_the
         worker.join(one.held.name)
     until(lambda: len(one.scheduler.workers) == 2)
     units = [replace(UNIT, name=f"00000{number}") for number in range(8)]
-    one.offer(units)
+    one.add_units(units)
     sent: list[str] = []
     for count in (1, 2, 3):
         send_another(broken, sent, good()[:-1])
@@ -216,7 +222,7 @@ def test_three_refused_units_in_a_row_turn_a_worker_away_and_another_samples_the
     for count in range(1, 9):
         send_another(sound, sent, good())
         until(lambda count=count: one.counts.units == count)
-    assert one.has(units)
+    assert one.has_samples(units)
 
 
 def test_an_accepted_unit_among_three_refused_ones_turns_nobody_away(head, tmp_path):
@@ -225,7 +231,7 @@ def test_an_accepted_unit_among_three_refused_ones_turns_nobody_away(head, tmp_p
     for joining in (worker, other):
         joining.join(one.held.name)
     until(lambda: len(one.scheduler.workers) == 2)
-    one.offer([replace(UNIT, name=f"00000{number}") for number in range(6)])
+    one.add_units([replace(UNIT, name=f"00000{number}") for number in range(6)])
     sent: list[str] = []
     for number in (1, 2, 3, 4):
         send_another(worker, sent, good() if number == 3 else good()[:-1])
@@ -237,33 +243,33 @@ def test_a_silent_workers_unit_goes_to_the_next_that_comes(head, tmp_path):
     one = head(lost_s=0.3)
     gone = PlayedWorker(tmp_path, "w0")
     gone.join(one.held.name)
-    one.offer([UNIT])
+    one.add_units([UNIT])
     gone.mail()
     until(lambda: one.scheduler.lost == 1)
     late = PlayedWorker(tmp_path, "w1")
     late.join(one.held.name)
     late.send()
-    assert len(one.take(UNIT)) == 4 and one.scheduler.again == 1
+    assert len(one.wait_for(UNIT)) == 4 and one.scheduler.reassigned == 1
 
 
 def test_a_worker_that_says_goodbye_is_not_waited_for(head, tmp_path):
     one = head()
     leaving, other = PlayedWorker(tmp_path, "w0"), PlayedWorker(tmp_path, "w1")
     leaving.join(one.held.name)
-    one.offer([UNIT])
+    one.add_units([UNIT])
     leaving.mail()
     leaving.heartbeat.goodbye("aws: spot instance will terminate")
     other.join(one.held.name)
     other.send()
-    assert len(one.take(UNIT)) == 4 and one.scheduler.lost == 0
+    assert len(one.wait_for(UNIT)) == 4 and one.scheduler.lost == 0
     assert any("aws: spot instance" in line for line in one.said)
 
 
 def test_without_any_worker_the_trainer_ends(head):
     one = head(wait_s=0.3)
-    one.offer([UNIT])
+    one.add_units([UNIT])
     with pytest.raises(NoWorkers, match="fleet.wait_s"):
-        one.take(UNIT)
+        one.wait_for(UNIT)
 
 
 def test_strangers_among_the_workers_are_counted_and_not_asked(head, tmp_path):
@@ -273,53 +279,53 @@ def test_strangers_among_the_workers_are_counted_and_not_asked(head, tmp_path):
     storage = worker.objects.storage
     storage.put_bytes(worker_key("copied"), storage.get_bytes(worker_key("w0")))
     storage.put_bytes(worker_key("noise"), os.urandom(99))
-    one.offer([UNIT])
+    one.add_units([UNIT])
     worker.send()
-    one.take(UNIT)
+    one.wait_for(UNIT)
     until(lambda: one.counts.forged >= 2)
     assert set(one.scheduler.workers) == {"w0"}
     two = replace(UNIT, name="000005")
-    one.offer([two])
+    one.add_units([two])
     worker.mail()
     storage.put_bytes(mail_key(one.held.name, "w0"), os.urandom(99))
-    assert worker.mail().mail[0][0] == two  # it was written again
+    assert worker.mail().mail[0].unit == two  # it was written again
 
 
 def test_an_attempt_that_was_replaced_is_left_by_its_workers_and_ends(head, tmp_path, monkeypatch):
     """The old head goes on: it may neither announce nor mail, and nobody looks at it."""
-    monkeypatch.setattr(dispatch, "HEARTBEAT_S", 0.05)
+    monkeypatch.setattr(announcement, "HEARTBEAT_S", 0.05)
     old = head()
     worker = PlayedWorker(tmp_path, "w0")
     worker.join(old.held.name)
-    old.offer([UNIT])
+    old.add_units([UNIT])
     worker.mail()
     new = head()
-    worker.following._looked = -100.0
+    worker.following.look_for_newer()
     assert worker.following.newest() == new.held.name
     with pytest.raises(AttemptFenced):
-        old.take(UNIT)
+        old.wait_for(UNIT)
     with pytest.raises(AttemptFenced):
         old.announce(version=7)
     worker.heartbeat.follow(new.held.name)
-    worker.heartbeat.say(state="idle")
-    new.offer([UNIT])
+    worker.heartbeat.write(state="idle")
+    new.add_units([UNIT])
     worker.send()
-    assert len(new.take(UNIT)) == 4
+    assert len(new.wait_for(UNIT)) == 4
 
 
 def test_late_samples_of_a_doubled_unit_change_nothing(head, tmp_path):
     one = head()
     slow, fast = PlayedWorker(tmp_path, "w0"), PlayedWorker(tmp_path, "w1")
     slow.join(one.held.name)
-    one.offer([UNIT])
+    one.add_units([UNIT])
     slow.mail()
     fast.join(one.held.name)
     fast.send()
-    assert len(one.take(UNIT)) == 4 and one.scheduler.doubled == 1
-    until(lambda: any(name == "w1" for name, _ in one._taken))
-    (given,) = [given for name, given in one._taken if name == "w1"]
+    assert len(one.wait_for(UNIT)) == 4 and one.scheduler.duplicated == 1
+    until(lambda: any(name == "w1" for name, _ in one._intake._units_read))
+    (given,) = [given for name, given in one._intake._units_read if name == "w1"]
     slow.objects.put(samples_key(one.held.name, given.unit, given.turn, "w0"), b"late")
-    slow.heartbeat.sent(one.held.name, given, 1.0)
+    slow.heartbeat.add_sent(one.held.name, given, 1.0)
     until(lambda: one.counts.late == 1)
     assert one.counts.units == 1
     until(lambda: not any(key.endswith(".npz") for key, _ in slow.objects.storage.list("samples")))
@@ -329,9 +335,9 @@ def test_marks_and_mail_of_who_is_long_gone_are_deleted(head, tmp_path, monkeypa
     one = head(lost_s=0.2)
     gone, alive = PlayedWorker(tmp_path, "w0"), PlayedWorker(tmp_path, "w1")
     gone.join(one.held.name)
-    one.offer([UNIT])
+    one.add_units([UNIT])
     gone.send()
-    one.take(UNIT)
+    one.wait_for(UNIT)
     gone.heartbeat.goodbye("the machine is taken away")
     monkeypatch.setattr(roster, "FORGET_S", 0.5)
 
@@ -341,7 +347,7 @@ def test_marks_and_mail_of_who_is_long_gone_are_deleted(head, tmp_path, monkeypa
         return not any("w0" in key for key in left)
 
     until(forgotten)
-    until(lambda: "w0" not in one.workers.newest)
+    until(lambda: "w0" not in one.roster.workers)
     assert alive.objects.storage.exists(worker_key("w1"))
 
 
@@ -349,7 +355,7 @@ def test_samples_that_the_store_did_not_give_are_read_with_the_next_beat(head, t
     one = head()
     worker = PlayedWorker(tmp_path, "w0")
     worker.join(one.held.name)
-    one.offer([UNIT])
+    one.add_units([UNIT])
     get, failed = one.objects.get, []
 
     def away(key: str, *limit: int) -> bytes:
@@ -362,7 +368,7 @@ def test_samples_that_the_store_did_not_give_are_read_with_the_next_beat(head, t
     worker.send()
     until(lambda: failed)
     worker.join(one.held.name)
-    assert len(one.take(UNIT)) == 4 and one.counts.units == 1
+    assert len(one.wait_for(UNIT)) == 4 and one.counts.units == 1
 
 
 def test_a_store_that_answers_late_makes_nobody_lost(head, tmp_path, monkeypatch):
@@ -371,33 +377,33 @@ def test_a_store_that_answers_late_makes_nobody_lost(head, tmp_path, monkeypatch
     worker = PlayedWorker(tmp_path, "w0")
     worker.join(one.held.name)
     until(lambda: one.scheduler.workers)
-    answer, asked = one.objects.get_json, []
+    answer, asked = one.objects.get_record, []
 
-    def late(key: str) -> object:
-        found = answer(key)
+    def late(key: str, kind: type) -> object:
+        record = answer(key, kind)
         if not asked:
             asked.append(key)
             time.sleep(1.0)
             worker.join(one.held.name)
-        return found
+        return record
 
-    monkeypatch.setattr(one.objects, "get_json", late)
-    serial = worker.heartbeat._serial
-    until(lambda: one.workers.newest["w0"]["serial"] > serial)
+    monkeypatch.setattr(one.objects, "get_record", late)
+    serial = worker.heartbeat._newest.serial
+    until(lambda: serial_of(one, "w0") > serial)
     assert asked and one.scheduler.lost == 0
 
 
 def test_samples_that_were_read_while_others_were_taken_are_late(head, tmp_path):
     one = head()
-    one.offer([UNIT])
+    one.add_units([UNIT])
     worker, second = PlayedWorker(tmp_path, "w0"), PlayedWorker(tmp_path, "w1")
     worker.join(one.held.name)
     worker.send()
-    assert len(one.take(UNIT)) == 4
+    assert len(one.wait_for(UNIT)) == 4
     key = samples_key(one.held.name, UNIT.name, 2, "w1")
     second.objects.put(key, pack_samples(UNIT, 2, "w1", good()))
     sent = SentUnit("w1", GivenUnit(UNIT.name, 2), key, UNIT)
-    for read in read_samples([sent], one.objects, EXPECTED, one._pool):
-        one._look_at(*read)
+    for read in one._intake.read([sent]):
+        one._keep_or_refuse(*read)
     assert (one.counts.late, one.counts.units) == (1, 1)
-    assert not one._traces, "nobody would ever take it"
+    assert not one._results.samples, "nobody would ever take it"

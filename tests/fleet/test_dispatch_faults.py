@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from tests.fleet.test_dispatch import PlayedWorker, until
+from tests.fleet.test_dispatch import PlayedWorker, serial_of, until
 from tests.fleet.test_dispatch import head as head
 from tests.fleet.test_verify import UNIT, good
 from trainer.fleet.objects import samples_key, worker_key
@@ -33,33 +33,34 @@ def test_a_worker_that_turned_to_nan_is_sent_away_and_the_run_goes_on(head, tmp_
         sent: set[GivenUnit] = set()
         while not over():
             seen = worker.following.look()
-            for unit, given in seen.mail if seen else ():
+            for mailed in seen.mail if seen else ():
+                unit, given = mailed.unit, mailed.given
                 if given not in sent:
                     sent.add(given)
                     key = samples_key(seen.attempt, given.unit, given.turn, worker.name)
                     worker.objects.put(key, pack_samples(unit, given.turn, worker.name, traces))
-                    worker.heartbeat.sent(seen.attempt, given, 4.0)
+                    worker.heartbeat.add_sent(seen.attempt, given, 4.0)
             time.sleep(0.01)
 
     bad.join(one.held.name)
-    one.offer(units)
+    one.add_units(units)
     send_all_until(bad, broken(), lambda: "bad" in one._turned_away)
     assert "not finite" in one._turned_away["bad"]
     well.join(one.held.name)
-    send_all_until(well, good(), lambda: one.has(units))
-    assert one._error is None and one.counts.units == 4
+    send_all_until(well, good(), lambda: one.has_samples(units))
+    assert one._thread.error is None and one.counts.units == 4
 
 
 def test_a_heartbeat_without_a_field_is_told_to_its_worker_and_ends_nothing(head, tmp_path):
     one = head()
     worker = PlayedWorker(tmp_path, "w0")
-    worker.objects.put_json(worker_key("odd"), {"attempt": one.held.name, "serial": 1})
+    worker.objects.put_record(worker_key("odd"), {"attempt": one.held.name, "serial": 1})
     until(lambda: "odd" in one._turned_away)
-    assert "its heartbeat has no worker" in one._turned_away["odd"]
+    assert "Object missing required field `worker`: its code is another" in one._turned_away["odd"]
     worker.join(one.held.name)
-    one.offer([UNIT])
+    one.add_units([UNIT])
     worker.send()
-    assert len(one.take(UNIT)) == 4
+    assert len(one.wait_for(UNIT)) == 4
 
 
 def test_a_large_object_of_a_stranger_is_not_read(head, tmp_path):
@@ -74,9 +75,9 @@ def test_a_large_object_of_a_stranger_is_not_read(head, tmp_path):
         (path.parent / f"foreign-{number}.json").write_bytes(os.urandom(64))
     worker = PlayedWorker(tmp_path, "w0")
     worker.join(one.held.name)
-    one.offer([UNIT])
+    one.add_units([UNIT])
     worker.send()
-    assert len(one.take(UNIT)) == 4
+    assert len(one.wait_for(UNIT)) == 4
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert grown << 10 < 256 << 20
 
@@ -86,15 +87,15 @@ def test_a_worker_that_loads_is_waited_for(head, tmp_path, monkeypatch):
     one = head(wait_s=1.2)
     worker = PlayedWorker(tmp_path, "w0")
     worker.heartbeat.begin(one.held.name, "cpu")
-    one.offer([UNIT])
+    one.add_units([UNIT])
     began = time.monotonic()
 
     def samples_at_last() -> None:
-        if time.monotonic() - began > 2.5 and worker.heartbeat._state["state"] == "loading":
+        if time.monotonic() - began > 2.5 and worker.heartbeat._newest.state == "loading":
             worker.join(one.held.name)
             worker.send()
 
-    assert len(one.take(UNIT, samples_at_last)) == 4, "twice fleet.wait_s have passed meanwhile"
+    assert len(one.wait_for(UNIT, samples_at_last)) == 4, "twice fleet.wait_s have passed meanwhile"
     worker.heartbeat.goodbye("done")
 
 
@@ -102,7 +103,7 @@ def test_a_store_that_refuses_once_it_has_served_is_silence(head, tmp_path, monk
     one = head()
     worker = PlayedWorker(tmp_path, "w0")
     worker.join(one.held.name)
-    until(lambda: "w0" in one.workers.newest)
+    until(lambda: "w0" in one.roster.workers)
     real = one.objects.storage.get_bytes
     refused: list[str] = []
 
@@ -113,10 +114,10 @@ def test_a_store_that_refuses_once_it_has_served_is_silence(head, tmp_path, monk
         return real(*arguments, **options)
 
     monkeypatch.setattr(one.objects.storage, "get_bytes", refusing)
-    one.offer([UNIT])
+    one.add_units([UNIT])
     until(lambda: len(refused) == 3)
     worker.send()
-    assert len(one.take(UNIT)) == 4
+    assert len(one.wait_for(UNIT)) == 4
     until(lambda: any("store is back" in line for line in one.said))
     assert any("403" in line for line in one.said)
 
@@ -125,7 +126,7 @@ def test_nothing_is_read_that_a_worker_sends_after_it_was_turned_away(head, tmp_
     one = head()
     away, well = PlayedWorker(tmp_path, "away"), PlayedWorker(tmp_path, "well")
     away.join(one.held.name)
-    one.offer([UNIT])
+    one.add_units([UNIT])
     seen = away.mail()
     one.turn_away("away", "its weights are others")
     read: list[str] = []
@@ -136,13 +137,13 @@ def test_nothing_is_read_that_a_worker_sends_after_it_was_turned_away(head, tmp_
         return real(key, *limit)
 
     monkeypatch.setattr(one.objects, "get", counted)
-    unit, given = seen.mail[0]
+    unit, given = seen.mail[0].unit, seen.mail[0].given
     key = samples_key(seen.attempt, given.unit, given.turn, "away")
     away.objects.put(key, pack_samples(unit, given.turn, "away", good()))
-    away.heartbeat.sent(seen.attempt, given, 4.0)
-    serial = away.heartbeat._serial
-    until(lambda: one.workers.newest["away"]["serial"] == serial)
+    away.heartbeat.add_sent(seen.attempt, given, 4.0)
+    serial = away.heartbeat._newest.serial
+    until(lambda: serial_of(one, "away") == serial)
     well.join(one.held.name)
     well.send()
-    assert len(one.take(UNIT)) == 4 and key not in read
+    assert len(one.wait_for(UNIT)) == 4 and key not in read
     assert one.counts.by_worker == {"well": 4}

@@ -7,8 +7,9 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,10 +21,10 @@ from trainer.algorithm.traces import Prompt, Trace
 from trainer.checkpoint.attempt import Attempts
 from trainer.config import RunConfig, override
 from trainer.data.reader import Datasets
+from trainer.fleet.fleet_records import SAMPLING, WeightVersion
 from trainer.fleet.head import FleetSampler
-from trainer.fleet.heartbeat import SAMPLING
-from trainer.fleet.mirror import WeightVersion
-from trainer.fleet.objects import next_lineage, version_key, worker_key
+from trainer.fleet.heartbeat import read_heartbeat
+from trainer.fleet.objects import next_lineage, version_key
 from trainer.fleet.units import RolloutUnit
 from trainer.ranks.environment import rank_environment
 from trainer.storage.seal import Seal
@@ -57,8 +58,7 @@ def head(config, tmp_path, monkeypatch):
     monkeypatch.setenv("SPOTRL_FLEET_KEY", KEY)
     seal = Seal("mine", KEY.encode())
     held = Attempts(Storage(tmp_path / "bucket/mine/attempts"), seal=seal).take(0)
-    one = FleetSampler(config, None, held, Datasets(config), None)  # ty: ignore[invalid-argument-type]
-    one.start(poll_s=0.05)
+    one = FleetSampler(config, Any, held, Datasets(config), Any, poll_s=0.05)
     one.open_pretrained()
     yield one
     one.close()
@@ -66,12 +66,12 @@ def head(config, tmp_path, monkeypatch):
 
 def unit(head: FleetSampler, name: str, rows: int, tokens: int, version: int = 0) -> RolloutUnit:
     prompts = tuple(Prompt(row, row, 1000 + 100 * row) for row in range(rows))
-    return RolloutUnit(name, 1, version, head.lineage, "train", prompts, 4, 1.0, 1.0, tokens)
+    return RolloutUnit(name, 1, version, head.publisher.lineages[0], "train", prompts, 4, 1.0, 1.0, tokens)
 
 
 def sampled(head: FleetSampler, asked: RolloutUnit) -> list[Trace]:
     """Waits for a unit's traces, by group and index."""
-    return sorted(head.dispatcher.take(asked), key=lambda trace: (trace.group, trace.index))
+    return sorted(head.dispatcher.wait_for(asked), key=lambda trace: (trace.group, trace.index))
 
 
 @pytest.mark.slow
@@ -80,6 +80,7 @@ def test_it_samples_with_rank_0_s_weights_and_ends_with_any_of_its_ranks(config,
     """What it samples is what an engine of one rank samples; weights that are late hold up no rank; and
     when its second rank is killed, another worker samples its unit."""
     root = str(tmp_path / "bucket/mine")
+    objects = head.dispatcher.objects
     started = []
 
     def worker(name: str, *more: str) -> WorkerProcess:
@@ -87,38 +88,38 @@ def test_it_samples_with_rank_0_s_weights_and_ends_with_any_of_its_ranks(config,
         return started[-1]
 
     first, late = unit(head, "first", 3, 24), unit(head, "late", 2, 8, version=1)
-    late = replace(late, lineage=next_lineage(head.lineage, []))
+    late = replace(late, lineage=next_lineage(head.publisher.lineages[0], []))
     lengthy = unit(head, "lengthy", 6, 200)
     try:
         pair = worker("pair", *PAIR)
-        head.dispatcher.offer([first])
+        head.dispatcher.add_units([first])
         of_pair = sampled(head, first)
         (rank_1,) = other_ranks(pair.process.pid)
 
         # Said to be there before the store shows it.
         head.dispatcher.announce(version=1, lineage=late.lineage)
-        head.dispatcher.offer([late])
+        head.dispatcher.add_units([late])
         wait_for(lambda: "late: weights/00000001" in pair.said(), 60)
         assert "not in" in pair.said()
-        made = WeightVersion(1, late.lineage, 0, head.lineage, (), ())
-        head.objects.put_json(version_key(1, late.lineage), asdict(made))
+        made = WeightVersion(1, late.lineage, 0, head.publisher.lineages[0], (), ())
+        objects.put_record(version_key(1, late.lineage), made)
         assert {trace.versions for trace in sampled(head, late)} == {(1, 1)}
 
-        head.dispatcher.offer([lengthy])
-        wait_for(lambda: head.objects.get_json(worker_key("pair"))["state"] == SAMPLING, 60)
+        head.dispatcher.add_units([lengthy])
+        wait_for(lambda: read_heartbeat(objects, "pair").state == SAMPLING, 60)
         os.kill(rank_1, signal.SIGKILL)
         killed = time.monotonic()
         assert pair.wait(20) == EXIT_NODE_LOST, pair.said()
         wait_for(lambda: "pair" not in head.dispatcher.scheduler.workers, 20)
         assert time.monotonic() - killed < 15 < head.dispatcher.scheduler.lost_s
-        mark = head.objects.get_json(worker_key("pair"))
-        assert mark["goodbye"] == "rank 1 of its engine has ended by signal 9"
-        assert mark["device"] == "2x cpu" and [name for name, _ in mark["sent"]] == ["first", "late"]
+        last = read_heartbeat(objects, "pair")
+        assert last.goodbye == "rank 1 of its engine has ended by signal 9"
+        assert last.device == "2x cpu" and [given.unit for given in last.sent] == ["first", "late"]
 
         worker("single")
         assert len(sampled(head, lengthy)) == 24
         again = replace(first, name="again")
-        head.dispatcher.offer([again])
+        head.dispatcher.add_units([again])
         of_single = sampled(head, again)
     finally:
         for one in started:

@@ -26,7 +26,7 @@ from trainer.checkpoint.resumable import check_resumable
 from trainer.checkpoint.rollout_log import RolloutLog
 from trainer.config import ConfigError, override
 from trainer.fleet import starting_weights
-from trainer.fleet.objects import Anchor
+from trainer.fleet.fleet_records import Anchor
 from trainer.storage import seal
 from trainer.storage.attempt_record import AttemptRecord
 from trainer.storage.seal import FIELD, KEY_VARIABLE, Seal

@@ -8,14 +8,16 @@ import subprocess
 import sys
 import threading
 import time
+from typing import Literal
 
 import pytest
 
-from tests.fleet.jobs import wait_for
+from tests.fleet.jobs import about_run, wait_for
 from tests.loops.jobs import ROOT
 from trainer.checkpoint.attempt import LAUNCH_VARIABLE, Attempts
 from trainer.config import ConfigError, Fleet, RunConfig, override
 from trainer.fleet import machine
+from trainer.fleet.fleet_records import HeadRecord
 from trainer.fleet.machine import RunOver, WorkerOnMachine, start_workers, tend_workers
 from trainer.fleet.objects import Objects, about_key, head_key
 from trainer.fleet.run_follower import RunFollower
@@ -164,11 +166,10 @@ def asked(tmp_path, monkeypatch):
     return RunOver(config), objects, Attempts(Storage(tmp_path / "mine/attempts"), seal=seal)
 
 
-def head(objects: Objects, attempt: str, serial: int, state: str = "running") -> None:
-    objects.put_json(about_key(attempt), {})
-    said = {"attempt": attempt, "serial": serial, "state": state, "why": "all is done", "anchors": []}
-    said |= {"version": 0, "lineage": ""}
-    objects.put_json(head_key(attempt), said)
+def head(objects: Objects, attempt: str, serial: int, state: Literal["running", "over"] = "running") -> None:
+    objects.put_record(about_key(attempt), about_run(attempt))
+    record = HeadRecord(attempt=attempt, serial=serial, state=state, why="all is done")
+    objects.put_record(head_key(attempt), record)
 
 
 def attempt(record: Attempts, epoch: int, launch: str) -> str:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from msgspec import structs
 from torch import Tensor
 
 from tests.checkpoint.synthetic import configure
 from trainer.checkpoint.attempt import Attempts
 from trainer.fleet import patch
-from trainer.fleet.head import FleetSampler
-from trainer.fleet.mirror import Layout, WeightMirror, WeightsDiverged, WeightVersion, weights_digest
+from trainer.fleet.fleet_records import Anchor, Layout, RankPatch, WeightVersion
+from trainer.fleet.mirror import WeightMirror, WeightsDiverged, read_version, weights_digest
 from trainer.fleet.objects import (
-    Anchor,
     Objects,
     first_lineage,
     next_lineage,
@@ -24,6 +24,7 @@ from trainer.fleet.objects import (
     version_key,
     version_of,
 )
+from trainer.fleet.version_publisher import VersionPublisher
 from trainer.storage.seal import KEY_VARIABLE, ForgedObject, Seal
 from trainer.storage.storage import Storage
 
@@ -62,18 +63,18 @@ class Trainer:
             hit = torch.rand(tensor.shape, generator=g) < 0.02
             if name != "frozen":
                 tensor[hit] = (tensor[hit].float() * 1.01).bfloat16()
-        entries = []
+        patches = []
         for rank in range(len(self.layout)):
             data = patch.encode_patch(self.pieces(self.weights, rank), self.pieces(new, rank))
             key = patch_key(self.attempt, self.version + by, rank)
             self.objects.storage.put_bytes(key, data)
-            entries.append({"key": key, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()})
-        after = next_lineage(self.lineage, [entry["sha256"] for entry in entries])
+            patches.append(RankPatch(key, len(data), hashlib.sha256(data).hexdigest()))
+        after = next_lineage(self.lineage, [published.sha256 for published in patches])
         sums = tuple(weights_digest(self.pieces(new, rank)) for rank in range(len(self.layout)))
         version = WeightVersion(
-            self.version + by, after, self.version, self.lineage, tuple(entries), sums if with_digest else ()
+            self.version + by, after, self.version, self.lineage, tuple(patches), sums if with_digest else ()
         )
-        self.objects.put_json(version_key(version.number, after), asdict(version))
+        self.objects.put_record(version_key(version.number, after), version)
         self.weights, self.lineage = new, after
         self.version += by
         self.past[self.version] = (new, after)
@@ -249,11 +250,11 @@ def test_damaged_and_foreign_objects_change_nothing(trainer):
 
 def test_a_manifest_under_anothers_name_is_refused(trainer):
     """Signed with the run's key, so by a head with a defect."""
-    version = WeightVersion.read(trainer.objects, 4, trainer.past[4][1])
-    forged = replace(version, patches=version.patches[::-1])
-    trainer.objects.put_json(version_key(4, version.lineage), asdict(forged))
+    version = read_version(trainer.objects, 4, trainer.past[4][1])
+    forged = structs.replace(version, patches=version.patches[::-1])
+    trainer.objects.put_record(version_key(4, version.lineage), forged)
     with pytest.raises(ForgedObject, match="another version"):
-        WeightVersion.read(trainer.objects, 4, version.lineage)
+        read_version(trainer.objects, 4, version.lineage)
 
 
 def test_one_flipped_bit_is_found_by_the_digest_and_mended_from_the_anchor(trainer):
@@ -296,17 +297,18 @@ def test_a_new_attempt_leaves_what_workers_need_to_go_back(tmp_path, monkeypatch
     mirror = trainer.mirror()
     trainer.bring(mirror, 5)
     held = Attempts.of(config).take(3)
-    sampler = FleetSampler(config, None, held, {}, None)  # ty: ignore[invalid-argument-type]
-    trainer.objects.storage.delete(sampler._of_older_attempts(3))
+    head = SimpleNamespace(objects=trainer.objects)
+    publisher = VersionPublisher(config, None, held, None, head, "")  # ty: ignore[invalid-argument-type]
+    trainer.objects.storage.delete(publisher._left_by_older_attempts(3))
     left = [key for key, _ in trainer.objects.storage.list()]
     assert {version_of(key) for key in left} == {4, 5} and len(left) == 2 * 3
     trainer.restart(3, "2-bbbbbb")
     read = mirror.anchors_read
     trainer.bring(mirror, 3)
     assert trainer.holds(mirror, 3) and mirror.anchors_read == read
-    assert {version_of(key) for key in sampler._older_to(4)} == {4}
-    assert {version_of(key) for key in sampler._older_to(9)} == {5}
-    assert sampler._older_to(9) == []
+    assert {version_of(key) for key in publisher._drop_keys_to(4)} == {4}
+    assert {version_of(key) for key in publisher._drop_keys_to(9)} == {5}
+    assert publisher._drop_keys_to(9) == []
 
 
 @pytest.mark.parametrize(

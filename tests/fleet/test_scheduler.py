@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.fleet.scheduler import COPIES, DEPTH, GivenUnit, Scheduler
+from trainer.fleet.scheduler import MOST_COPIES, MOST_QUEUED, GivenUnit, Scheduler
 
 EVENTS = ("offer", "join", "work", "work", "work", "die", "leave", "fail", "late", "pause")
 
@@ -25,9 +25,9 @@ def test_any_interleaving_ends_every_unit_once(events):
     late: list[str] = []
 
     def end(unit: str) -> None:
-        if unit in scheduler.cost:
+        if unit in scheduler.unfinished:
             done[unit] = done.get(unit, 0) + 1
-        scheduler.done(unit)
+        scheduler.finish(unit)
 
     def work(name: str) -> None:
         if queues.get(name):
@@ -39,19 +39,19 @@ def test_any_interleaving_ends_every_unit_once(events):
         nonlocal now, queues
         now += passed
         for name in alive:
-            scheduler.beat(name, now, alive[name])
-        queues = scheduler.tick(now)
+            scheduler.heartbeat(name, now, alive[name])
+        queues = scheduler.schedule(now)
         for queue in queues.values():
-            assert len(queue) <= DEPTH and len({given.unit for given in queue}) == len(queue)
+            assert len(queue) <= MOST_QUEUED and len({given.unit for given in queue}) == len(queue)
         owners = [given.unit for queue in queues.values() for given in queue]
-        assert all(owners.count(unit) <= COPIES for unit in owners)
-        assert set(owners) <= scheduler.cost.keys()
+        assert all(owners.count(unit) <= MOST_COPIES for unit in owners)
+        assert set(owners) <= scheduler.unfinished.keys()
 
     for event, number in events:
         name = f"w{number}"
         match event:
             case "offer":
-                scheduler.offer({f"u{offered + i:03d}": 1.0 + number for i in range(number)})
+                scheduler.add({f"u{offered + i:03d}": 1.0 + number for i in range(number)})
                 offered += number
             case "join":
                 alive[name] = float(number)
@@ -61,14 +61,14 @@ def test_any_interleaving_ends_every_unit_once(events):
                 alive.pop(name, None)
             case "leave":
                 alive.pop(name, None)
-                scheduler.leave(name)
+                scheduler.remove_worker(name)
             case "fail" if queues.get(name):
-                scheduler.fail(queues[name][0], name)
+                scheduler.requeue(queues[name][0], name)
             case "late" if late:
-                scheduler.done(late[0])
+                scheduler.finish(late[0])
             case "pause":
                 now += 100.0
-                scheduler.forgive(now)
+                scheduler.restart_clocks(now)
         tick(1.0)
 
     alive |= {"last": 1.0, "other": 0.0}
@@ -77,14 +77,14 @@ def test_any_interleaving_ends_every_unit_once(events):
         for name in list(alive):
             work(name)
     assert done == {f"u{i:03d}": 1 for i in range(offered)}
-    assert not scheduler.cost and not any(queues.values())
+    assert not scheduler.unfinished and not any(queues.values())
 
 
 def filled(rates: dict[str, float], units: int) -> Scheduler:
     scheduler = Scheduler(lost_s=30.0)
-    scheduler.offer({f"u{i}": 10.0 for i in range(units)})
+    scheduler.add({f"u{i}": 10.0 for i in range(units)})
     for name, rate in rates.items():
-        scheduler.beat(name, 0.0, rate)
+        scheduler.heartbeat(name, 0.0, rate)
     return scheduler
 
 
@@ -93,70 +93,70 @@ def named(queues: dict[str, list[GivenUnit]]) -> dict[str, list[str]]:
 
 
 def test_units_go_in_order_to_who_would_end_them_first():
-    queues = named(filled({"fast": 10.0, "slow": 1.0}, 3).tick(0.0))
+    queues = named(filled({"fast": 10.0, "slow": 1.0}, 3).schedule(0.0))
     assert queues == {"fast": ["u0", "u1"], "slow": ["u2"]}
 
 
 def test_what_the_trainer_waits_for_goes_before_what_nobody_has_yet():
     scheduler = filled({"a": 1.0}, 4)
-    scheduler.tick(0.0)
-    scheduler.offer({"evaluation": 1.0}, first=True)
-    scheduler.done("u0")
-    assert named(scheduler.tick(0.0)) == {"a": ["u1", "evaluation"]}
+    scheduler.schedule(0.0)
+    scheduler.add({"evaluation": 1.0}, first=True)
+    scheduler.finish("u0")
+    assert named(scheduler.schedule(0.0)) == {"a": ["u1", "evaluation"]}
 
 
 def test_a_silent_workers_units_are_the_next_to_be_given_out():
     scheduler = filled({"a": 1.0, "b": 1.0}, 6)
-    before = named(scheduler.tick(0.0))
-    scheduler.beat("b", 31.0, 1.0)
+    before = named(scheduler.schedule(0.0))
+    scheduler.heartbeat("b", 31.0, 1.0)
     for unit in before["b"]:
-        scheduler.done(unit)
-    after = scheduler.tick(31.0)
+        scheduler.finish(unit)
+    after = scheduler.schedule(31.0)
     assert named(after) == {"b": before["a"]} and [given.turn for given in after["b"]] == [2, 2]
-    assert scheduler.lost == 1 and scheduler.again == 2
+    assert scheduler.lost == 1 and scheduler.reassigned == 2
 
 
 def test_an_idle_worker_doubles_what_a_slow_one_would_end_last():
     scheduler = filled({"fast": 10.0, "slow": 0.1}, 4)
-    assert named(scheduler.tick(0.0)) == {"fast": ["u0", "u1"], "slow": ["u2", "u3"]}
-    scheduler.done("u0")
-    scheduler.done("u1")
-    assert named(scheduler.tick(1.0)) == {"fast": ["u3"], "slow": ["u2", "u3"]}
-    scheduler.done("u3")
-    assert named(scheduler.tick(2.0)) == {"fast": ["u2"], "slow": ["u2"]} and scheduler.doubled == 2
+    assert named(scheduler.schedule(0.0)) == {"fast": ["u0", "u1"], "slow": ["u2", "u3"]}
+    scheduler.finish("u0")
+    scheduler.finish("u1")
+    assert named(scheduler.schedule(1.0)) == {"fast": ["u3"], "slow": ["u2", "u3"]}
+    scheduler.finish("u3")
+    assert named(scheduler.schedule(2.0)) == {"fast": ["u2"], "slow": ["u2"]} and scheduler.duplicated == 2
 
 
 def test_a_worker_that_joins_late_gets_the_next_units():
     scheduler = filled({"a": 1.0}, 5)
-    scheduler.tick(0.0)
-    scheduler.beat("b", 1.0, 0.0)
-    assert named(scheduler.tick(1.0)) == {"a": ["u0", "u1"], "b": ["u2", "u3"]}
+    scheduler.schedule(0.0)
+    scheduler.heartbeat("b", 1.0, 0.0)
+    assert named(scheduler.schedule(1.0)) == {"a": ["u0", "u1"], "b": ["u2", "u3"]}
 
 
 def test_refused_samples_are_asked_of_another_worker():
     scheduler = filled({"a": 1.0, "b": 1.0}, 1)
-    queues = scheduler.tick(0.0)
+    queues = scheduler.schedule(0.0)
     (owner,) = [name for name, queue in queues.items() if queue[0].turn == 1]
     (other,) = {"a", "b"} - {owner}
-    scheduler.leave(other)
-    scheduler.beat(other, 0.0, 1.0)
-    assert scheduler.fail(GivenUnit("u0", 1), owner) == 1
-    again = scheduler.tick(1.0)
+    scheduler.remove_worker(other)
+    scheduler.heartbeat(other, 0.0, 1.0)
+    assert scheduler.requeue(GivenUnit("u0", 1), owner) == 1
+    again = scheduler.schedule(1.0)
     assert named(again) == {owner: [], other: ["u0"]}
-    assert scheduler.fail(again[other][0], other) == 2
+    assert scheduler.requeue(again[other][0], other) == 2
 
 
 def test_where_there_is_no_other_worker_it_is_asked_of_the_same():
     scheduler = filled({"a": 1.0}, 1)
-    assert scheduler.fail(scheduler.tick(0.0)["a"][0], "a") == 1
-    assert scheduler.tick(1.0)["a"] == [GivenUnit("u0", 2)]
+    assert scheduler.requeue(scheduler.schedule(0.0)["a"][0], "a") == 1
+    assert scheduler.schedule(1.0)["a"] == [GivenUnit("u0", 2)]
 
 
 def test_a_store_that_was_away_makes_nobody_late():
     scheduler = filled({"a": 1.0}, 1)
-    scheduler.tick(0.0)
-    scheduler.forgive(500.0)
-    assert scheduler.tick(501.0) == {"a": [GivenUnit("u0", 1)]} and scheduler.lost == 0
+    scheduler.schedule(0.0)
+    scheduler.restart_clocks(500.0)
+    assert scheduler.schedule(501.0) == {"a": [GivenUnit("u0", 1)]} and scheduler.lost == 0
 
 
 class Machine:
@@ -180,8 +180,8 @@ def test_fifty_workers_that_die_and_come_back_lose_no_unit(seed):
     made, deaths = 50, 0
     for step in range(10):
         units = [f"s{step}.{i:03d}" for i in range(200)]
-        scheduler.offer(dict.fromkeys(units, 8.0))
-        while scheduler.cost:
+        scheduler.add(dict.fromkeys(units, 8.0))
+        while scheduler.unfinished:
             now += 1.0
             for name in [name for name, machine in machines.items() if now > machine.dies]:
                 del machines[name]
@@ -194,14 +194,14 @@ def test_fifty_workers_that_die_and_come_back_lose_no_unit(seed):
             for name, machine in machines.items():
                 if now >= machine.beats + 5:
                     machine.beats = now
-                    scheduler.beat(name, now, machine.rate)
+                    scheduler.heartbeat(name, now, machine.rate)
                 for one, ends in list(machine.work.items()):
                     if now >= ends:
                         del machine.work[one]
-                        if one.unit in scheduler.cost:
+                        if one.unit in scheduler.unfinished:
                             results[one.unit] = results.get(one.unit, 0) + 1
-                        scheduler.done(one.unit)
-            for name, queue in scheduler.tick(now).items():
+                        scheduler.finish(one.unit)
+            for name, queue in scheduler.schedule(now).items():
                 if name in machines:
                     machine = machines[name]
                     at = now

@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -16,12 +17,12 @@ from tests.fleet.test_dispatch import head as head
 from tests.fleet.test_mirror import Trainer
 from tests.fleet.test_verify import UNIT, good
 from trainer.checkpoint.attempt import AttemptFenced, Attempts
-from trainer.fleet.head import FleetSampler
-from trainer.fleet.heartbeat import IDLE, SAMPLING
-from trainer.fleet.objects import patch_key, samples_key
+from trainer.fleet.fleet_records import IDLE, SAMPLING, HeadRecord
+from trainer.fleet.objects import head_key, patch_key, samples_key
 from trainer.fleet.publish import PublisherPart
 from trainer.fleet.scheduler import GivenUnit
 from trainer.fleet.units import pack_samples
+from trainer.fleet.version_publisher import VersionPublisher
 from trainer.fleet.worker import Sender
 from trainer.storage.seal import KEY_VARIABLE
 from trainer.storage.storage import Storage
@@ -39,7 +40,7 @@ def side_by_side(monkeypatch, storage, name: str, folder: str, count: int) -> th
     meeting = threading.Barrier(count, action=met.set, timeout=MET_S)
 
     def waiting(key: str, *more: object) -> object:
-        empty = any(isinstance(data, bytes) and data.endswith(b"[]") for data in more)
+        empty = any(isinstance(data, bytes) and data.endswith(b'{"units":[]}') for data in more)
         if key.startswith(folder) and not empty and not met.is_set():
             meeting.wait()
         return real(key, *more)
@@ -62,22 +63,22 @@ def test_mail_goes_out_and_samples_come_in_side_by_side(head, tmp_path, monkeypa
     workers = several(tmp_path, one, 6)
     mailed = side_by_side(monkeypatch, one.objects.storage, "put_bytes", "mail/", 6)
     units = [replace(UNIT, name=f"{number:06d}") for number in range(6)]
-    one.offer(units)
+    one.add_units(units)
     until(mailed.is_set)
     asked = [worker.mail() for worker in workers]
     read = side_by_side(monkeypatch, one.objects.storage, "get_bytes", "samples/", 6)
     for worker, seen in zip(workers, asked, strict=True):
-        unit, given = seen.mail[0]
+        unit, given = seen.mail[0].unit, seen.mail[0].given
         key = samples_key(seen.attempt, given.unit, given.turn, worker.name)
         worker.objects.put(key, pack_samples(unit, given.turn, worker.name, good()))
     looked = threading.Event()
     with monkeypatch.context() as held:
         # so that the head sees all six in one round
-        held.setattr(one, "_due", lambda now: looked.set() or [])
+        held.setattr(one, "_names_due", lambda now: looked.set() or [])
         assert looked.wait(MET_S), "the round before has ended"
         for worker, seen in zip(workers, asked, strict=True):
-            worker.heartbeat.sent(seen.attempt, seen.mail[0][1], 4.0)
-    until(lambda: one.has(units))
+            worker.heartbeat.add_sent(seen.attempt, seen.mail[0].given, 4.0)
+    until(lambda: one.has_samples(units))
     assert read.is_set() and one.counts.units == 6
 
 
@@ -107,17 +108,19 @@ def test_the_trainer_does_not_wait_for_what_the_head_writes(head, tmp_path, monk
     monkeypatch.setattr(one.objects.storage, "put_bytes", held)
     one.announce(version=6)
     assert asked.wait(MET_S)
-    one.offer([UNIT])
+    one.add_units([UNIT])
     one.announce({"weights/00000007-ab.json": {"version": 7}}, version=7)
-    assert not one.has([UNIT]) and not one.probing() and one.roster()
+    assert not one.has_samples([UNIT]) and not one.probing() and one.rows()
     assert not taken.is_set(), "none of these has waited"
     taken.set()
 
     def announced() -> bool:
-        return (one.objects.get_json(f"head/{one.held.name}.json") or {}).get("version") == 7
+        return (
+            head_says := one.objects.get_record(head_key(one.held.name), HeadRecord)
+        ) and head_says.version == 7
 
     until(announced)
-    assert one.objects.get_json("weights/00000007-ab.json") == {"version": 7}
+    assert one.objects.get_record("weights/00000007-ab.json", dict) == {"version": 7}
 
 
 def test_a_version_is_announced_and_asked_for_when_every_rank_s_patch_is_there(head, tmp_path):
@@ -128,22 +131,24 @@ def test_a_version_is_announced_and_asked_for_when_every_rank_s_patch_is_there(h
     manifest = "weights/00000007-ab.json"
     newer = replace(UNIT, name="000002", version=7, lineage="ab")
 
-    def head_says() -> dict:
-        return one.objects.get_json(f"head/{one.held.name}.json") or {}
+    def head_says() -> HeadRecord:
+        return one.objects.get_record(head_key(one.held.name), HeadRecord)
 
     storage.put_bytes("weights/old", b"old")
     one.publish(patches, {manifest: {"version": 7}}, ["weights/old"], version=7, lineage="ab")
     one.publish([], {"weights/00000008-cd.json": {"version": 8}}, [], version=8, lineage="cd")
-    one.offer([newer, UNIT])
-    assert [unit.name for unit, _ in worker.mail().mail] == [UNIT.name], "the other has no weights yet"
+    one.add_units([newer, UNIT])
+    assert [mailed.unit.name for mailed in worker.mail().mail] == [UNIT.name], "the other has no weights yet"
     storage.put_bytes(patches[1], b"patch of rank 1")
-    serial = head_says()["serial"]
-    one.announce(anchors=[])
-    until(lambda: head_says()["serial"] > serial)
-    assert head_says()["version"] == 6 and not storage.exists(manifest) and storage.exists("weights/old")
+    serial = head_says().serial
+    one.announce(anchors=())
+    until(lambda: head_says().serial > serial)
+    assert head_says().version == 6 and not storage.exists(manifest) and storage.exists("weights/old")
     storage.put_bytes(patches[0], b"patch of rank 0")
-    until(lambda: head_says()["version"] == 8)
-    assert storage.exists(manifest) and one.objects.get_json("weights/00000008-cd.json") == {"version": 8}
+    until(lambda: head_says().version == 8)
+    assert storage.exists(manifest) and one.objects.get_record("weights/00000008-cd.json", dict) == {
+        "version": 8
+    }
     until(lambda: len(worker.mail().mail) == 2 and not storage.exists("weights/old"))
 
 
@@ -153,7 +158,7 @@ def test_a_fenced_head_announces_no_version_and_deletes_nothing(head, tmp_path):
     Attempts(Storage(tmp_path / "run/attempts")).take(0)
     one.publish([], {"weights/00000007-ab.json": {"version": 7}}, ["weights/old"], version=7)
     with pytest.raises(AttemptFenced):
-        one.take(UNIT)
+        one.wait_for(UNIT)
     assert [key for key, _ in one.objects.storage.list("weights")] == ["weights/old"]
 
 
@@ -230,16 +235,16 @@ def test_a_trainer_that_waits_for_samples_hears_of_a_patch_that_was_not_sent(ran
     part, shard, attempts = rank
     held = attempts.take(0)
     ranks = SimpleNamespace(all=lambda method, *args: [method(part, *args)])
-    sampler = FleetSampler(part.process.config, ranks, held, {}, None)  # ty: ignore[invalid-argument-type]
+    publisher = VersionPublisher(part.process.config, ranks, held, Any, Any, "")
     store = HeldStore(part.storage, monkeypatch)
     store.error = StorageError("the store is full")
     part.publish(1, held.name, False)
-    sampler._sent = False
-    sampler.meanwhile()
-    assert not sampler._sent, "it is on its way"
+    publisher._all_sent = False
+    publisher.check_sending()
+    assert not publisher._all_sent, "it is on its way"
     store.takes.set()
     with pytest.raises(StorageError, match="the store is full"):
-        until(sampler.meanwhile)
+        until(publisher.check_sending)
 
 
 def test_a_rank_of_an_attempt_that_was_replaced_sends_nothing(rank):
@@ -256,10 +261,10 @@ def test_a_rank_of_an_attempt_that_was_replaced_sends_nothing(rank):
 def test_mail_is_written_where_it_changed(head, tmp_path, monkeypatch):
     one = head()
     (worker,) = several(tmp_path, one, 1)
-    worker.heartbeat.say(state=SAMPLING)
-    one.offer([UNIT])
+    worker.heartbeat.write(state=SAMPLING)
+    one.add_units([UNIT])
     worker.mail()
-    until(lambda: one.workers.newest["w0"]["state"] == SAMPLING)
+    until(lambda: one.roster.workers["w0"].heartbeat.state == SAMPLING)
     written: Counter[str] = Counter()
     real_put, real_list = one.objects.storage.put_bytes, one.objects.storage.list
 
@@ -275,7 +280,7 @@ def test_mail_is_written_where_it_changed(head, tmp_path, monkeypatch):
     monkeypatch.setattr(one.objects.storage, "list", counted_list)
     until(lambda: written["listings"] > 3)
     assert written["mail"] == 0
-    worker.heartbeat.say(state=IDLE)  # it may have found none
+    worker.heartbeat.write(state=IDLE)  # it may have found none
     until(lambda: written["mail"])
 
 
@@ -300,7 +305,7 @@ def test_samples_are_sent_while_the_next_unit_is_sampled_and_none_is_lost(tmp_pa
     assert sender.is_full(), "no third unit is begun"
     there.set()
     until(lambda: not sender.is_full() and not sender._unsent)
-    assert worker.heartbeat._state["sent"] == [["000001", 1], ["000002", 1]]
+    assert worker.heartbeat._newest.sent == (GivenUnit("000001", 1), GivenUnit("000002", 1))
     assert "the store is away" in capsys.readouterr().out
     there.clear()
     away.clear()
@@ -309,5 +314,5 @@ def test_samples_are_sent_while_the_next_unit_is_sampled_and_none_is_lost(tmp_pa
     sender.follow("2-b")  # its trainer has begun anew, and asks again
     there.set()
     until(lambda: not sender.is_full() and not sender._unsent)
-    assert len(worker.heartbeat._state["sent"]) == 2
+    assert len(worker.heartbeat._newest.sent) == 2
     assert not worker.objects.storage.exists("samples/three")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from trainer.config import ConfigError, Model, RunConfig, override
-from trainer.fleet.objects import Anchor
+from trainer.fleet.fleet_records import Anchor
 from trainer.fleet.starting_weights import fill_from_anchor, load_pretrained
 
 MODEL = Anchor("model", 0, "")
@@ -51,7 +51,7 @@ import resource, sys, torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from trainer.config import Model, RunConfig
 from trainer.fleet.starting_weights import fill_from_anchor, load_pretrained
-from trainer.fleet.objects import Anchor
+from trainer.fleet.fleet_records import Anchor
 
 def peak_mib():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

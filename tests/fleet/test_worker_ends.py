@@ -17,15 +17,15 @@ import pytest
 import torch
 
 from tests.conftest import ROOT
+from tests.fleet.jobs import about_run
 from tests.fleet.test_verify import EXPECTED, UNIT, good
 from trainer.checkpoint.attempt import Attempts
-from trainer.checkpoint.manifest import code_fingerprint
 from trainer.config import ConfigError
-from trainer.fleet import dispatch, heartbeat, roster, run_follower, worker
+from trainer.fleet import announcement, heartbeat, roster, run_follower, worker
 from trainer.fleet.dispatch import Dispatcher
 from trainer.fleet.engine_worker import check_layout
-from trainer.fleet.objects import Objects, about_key, worker_key
-from trainer.fleet.same_software import sampling_packages
+from trainer.fleet.objects import Objects, about_key, head_key
+from trainer.fleet.run_follower import RunFollower
 from trainer.fleet.worker import Worker
 from trainer.storage.seal import Seal
 from trainer.storage.storage import Storage
@@ -63,7 +63,7 @@ class Run:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, name: str = "w0") -> None:
         monkeypatch.setenv("SPOTRL_FLEET_KEY", KEY)
         monkeypatch.setattr(roster, "LIST_S", 0.02)
-        monkeypatch.setattr(dispatch, "HEARTBEAT_S", 0.1)
+        monkeypatch.setattr(announcement, "HEARTBEAT_S", 0.1)
         monkeypatch.setattr(run_follower, "NEWER_S", 0.05)
         self.root = str(folder / "run")
         seal = Seal("run", KEY.encode())
@@ -78,9 +78,8 @@ class Run:
         """The head of a new attempt; its thread has begun."""
         held = self.attempts.take(0, launch)
         one = Dispatcher(self.objects, held, EXPECTED, lost_s=30.0, wait_s=30.0, poll_s=0.02)
-        about = {"layout": [], "code": code_fingerprint(), "packages": sampling_packages()}
-        self.objects.put_json(about_key(held.name), about)
-        one.announce(version=6, lineage=UNIT.lineage, anchors=[])
+        self.objects.put_record(about_key(held.name), about_run(held.name))
+        one.announce(version=6, lineage=UNIT.lineage)
         one.start()
         return one
 
@@ -106,8 +105,8 @@ class Run:
         """Waits for the worker's end; what its last mark says of it."""
         self.thread.join(10.0)
         assert not self.thread.is_alive() and self.code == EXIT_OK
-        mark = self.objects.get_json(worker_key("w0"))
-        return mark["goodbye"] if mark else self.worker.why
+        newest = heartbeat.read_heartbeat(self.objects, "w0")
+        return newest.goodbye if newest else self.worker.why
 
 
 @pytest.fixture
@@ -116,8 +115,8 @@ def run(tmp_path, monkeypatch):
 
 
 def sampled(head: Dispatcher) -> bool:
-    head.offer([UNIT])
-    return len(head.take(UNIT)) == 4
+    head.add_units([UNIT])
+    return len(head.wait_for(UNIT)) == 4
 
 
 def test_it_ends_when_its_run_is_over(run):
@@ -132,7 +131,7 @@ def test_it_does_not_start_for_a_run_that_is_over(run):
     run.head().close("over", "the run has reached its last step")
     run.serve()
     assert run.ended() == "the run has reached its last step"
-    assert run.objects.get_json(worker_key("w0")) is None, "it was about to load an engine"
+    assert heartbeat.read_heartbeat(run.objects, "w0") is None, "it was about to load an engine"
 
 
 @pytest.mark.parametrize("served", [True, False], ids=["it sampled", "it came later"])
@@ -142,9 +141,7 @@ def test_it_ends_when_an_attempt_finds_no_step_left(run, served):
     if served:
         run.serve()
         assert sampled(first)
-    first._stop.set()
-    first._wake.set()
-    first._thread.join()
+    first._thread.stop()
     held = run.attempts.take(9, "")
     Dispatcher(run.objects, held, EXPECTED, lost_s=30.0, wait_s=30.0).close("over", "no step is left")
     if not served:
@@ -175,22 +172,22 @@ def test_no_trainer_waits_for_a_worker_whose_weights_are_on_their_way(run):
     first = run.head()
     run.engine.there.clear()
     run.serve()
-    first.offer([UNIT])
+    first.add_units([UNIT])
     run.fetching()
     time.sleep(0.3)
     assert run.engine.took == [(6, UNIT.lineage)] and not first.probing()
-    assert [(row["state"], row["lives"]) for row in first.roster()] == [("fetching", True)]
+    assert [(row["state"], row["lives"]) for row in first.rows()] == [("fetching", True)]
     run.engine.there.set()
-    assert len(first.take(UNIT)) == 4
+    assert len(first.wait_for(UNIT)) == 4
     first.close("away", "this attempt of the trainer has ended")
     run.engine.there.clear()
     second = run.head()
-    second.offer([UNIT])
+    second.add_units([UNIT])
     run.fetching(2)
     time.sleep(0.3)
-    assert [row["state"] for row in second.roster()] == ["fetching"]
+    assert [row["state"] for row in second.rows()] == ["fetching"]
     run.engine.there.set()
-    assert len(second.take(UNIT)) == 4
+    assert len(second.wait_for(UNIT)) == 4
     second.close("over", "the run has reached its last step")
     run.ended()
 
@@ -263,6 +260,36 @@ def test_a_worker_with_another_run_s_key_says_so_at_once_and_for_good(run, monke
         stranger._wait_for_run()
 
 
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(lambda run, key: b"a stranger's bytes, without the run's key", id="not signed"),
+        pytest.param(lambda run, key: signed(run, key, b'{"layout": 3}'), id="of other types"),
+        pytest.param(lambda run, key: signed(run, key, b"no JSON"), id="no JSON"),
+    ],
+)
+def test_forged_words_of_a_head_end_no_worker(run, content):
+    """Whoever may write to the bucket: the worker passes over what it cannot believe, and waits."""
+    head = run.head()
+    head.close("away", "nothing of it changes from now on")
+    follower = RunFollower(run.objects, run.worker.following.record, "w0")
+    storage = run.objects.storage
+    names = [about_key(head.held.name), head_key(head.held.name)]
+    written = {name: storage.get_bytes(name) for name in names}
+    for name in names:
+        storage.put_bytes(name, content(run, name))
+    for _ in range(3):
+        assert follower.newest() == "" and follower.look() is None
+    for name, data in written.items():
+        storage.put_bytes(name, data)
+    assert follower.newest() == head.held.name
+    assert follower.about() is not None and follower.look() is not None
+
+
+def signed(run: Run, key: str, body: bytes) -> bytes:
+    return run.objects.seal.signature(f"fleet/{key}", body) + body
+
+
 def test_a_second_worker_of_a_name_ends_while_the_first_lives(run, monkeypatch):
     monkeypatch.setattr(heartbeat, "HEARTBEAT_S", 0.05)
     monkeypatch.setattr(worker, "SAME_NAME_S", 0.5)
@@ -280,7 +307,7 @@ def test_a_second_worker_of_a_name_ends_while_the_first_lives(run, monkeypatch):
 def test_the_mark_of_a_worker_that_was_killed_holds_nobody_up(run, monkeypatch):
     monkeypatch.setattr(worker, "SAME_NAME_S", 0.2)
     killed = heartbeat.WorkerHeartbeat(run.objects, "w0")
-    killed.say(state="sampling")
+    killed.write(state="sampling")
     run.worker._check_name()
 
 

@@ -3,15 +3,18 @@ with the same weights: so the head knows whether the worker's engine is the poli
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from trainer.algorithm.traces import Trace
-from trainer.fleet.scheduler import Scheduler
-from trainer.fleet.units import RolloutUnit
+from trainer.fleet.dispatch import Dispatcher
 from trainer.sampling.sampler import SamplingRequest
+
+PROBE_S = 60.0
+"""Longest time that the trainer waits for a worker's probe where it has no other reason to wait."""
 
 
 @dataclass(frozen=True)
@@ -40,82 +43,42 @@ class AdmissionTest:
         )
 
 
-class Probes:
-    """Probes of one attempt, all of the newest version of the weights. Under its dispatcher's lock."""
+class WorkerAdmission:
+    """Admits workers by their probes, from the trainer's own thread while it waits: the learner scores them
+    with the weights that it holds."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
-        self._scheduler = scheduler
-        self._wanted: RolloutUnit | None = None
-        """What a worker samples before it is admitted; None: all are admitted."""
-        self._given: dict[str, RolloutUnit] = {}
-        """The probe that each worker has been given, which is not admitted yet."""
-        self._sampled: dict[str, list[Trace]] = {}
-        """What they sampled of it."""
-        self._admitted: set[str] = set()
-        self._number = 0
+    def __init__(self, test: AdmissionTest | None, dispatcher: Dispatcher) -> None:
+        """test: None where all workers may sample."""
+        self._test, self._dispatcher = test, dispatcher
+        self.learner_holds_newest = False
+        """Whether the learner holds the newest version that was published, of which the probes are."""
+        self._waited_s: dict[str, float] = {}
+        """How long the trainer has waited for each worker's probe."""
 
-    def renew(self, unit: RolloutUnit) -> None:
-        """From now on workers are probed with this unit; what they sampled of others says nothing."""
-        self._wanted = unit
-        self._sampled.clear()
+    def probe_request(self, version: int) -> SamplingRequest | None:
+        """What workers that join sample of a version; None where they are not probed."""
+        return self._test.ask(version) if self._test else None
 
-    def may_sample(self, worker: str) -> bool:
-        """Whether the worker may have units."""
-        return self._wanted is None or worker in self._admitted
-
-    def pending(self) -> set[str]:
-        """Workers that have a probe, or are about to get one."""
-        return {name for name, seen in self._scheduler.workers.items() if not seen.admitted}
-
-    def take(self) -> list[tuple[str, list[Trace]]]:
-        """(worker, what it sampled) of the probes that have come in since the last call."""
-        found = list(self._sampled.items())
-        self._sampled.clear()
-        return found
-
-    def admit(self, worker: str) -> None:
-        """The worker may have units."""
-        self._admitted.add(worker)
-        self.drop(worker)
-        if seen := self._scheduler.workers.get(worker):
-            seen.admitted = True
-            seen.queue = []  # it may have been lost meanwhile, and have a second probe
-
-    def drop(self, worker: str) -> None:
-        """The worker's probe is over."""
-        self._given.pop(worker, None)
-
-    def forget(self, worker: str) -> None:
-        """The name is another process's from now on, or nobody's."""
-        self._admitted.discard(worker)
-        self._sampled.pop(worker, None)
-        self.drop(worker)
-
-    def of(self, worker: str, unit: str) -> RolloutUnit | None:
-        """The worker's probe, if it has this name."""
-        held = self._given.get(worker)
-        return held if held is not None and held.name == unit else None
-
-    def came_in(self, worker: str, unit: RolloutUnit, traces: list[Trace]) -> bool:
-        """A worker has sampled its probe. Returns whether it is one to score."""
-        if self._wanted is None or unit.version != self._wanted.version:
-            self.drop(worker)  # the learner has other weights by now: once more
-            return False
-        self._sampled[worker] = traces
-        return True
-
-    def give(self, announced: int) -> None:
-        """Gives a probe to every worker that has none of the newest version and is not admitted. announced:
-        the newest version that workers can fetch."""
-        for name in self._given.keys() - self._scheduler.workers.keys():
-            self.drop(name)  # it is lost; where it comes back, it has nothing to do
-        if self._wanted is None or self._wanted.version > announced:
+    def judge_probes(self) -> None:
+        """Admits workers whose probe is the policy's, and turns the others away."""
+        if self._test is None or not self.learner_holds_newest:
             return
-        for name, seen in self._scheduler.workers.items():
-            held = self._given.get(name)
-            if seen.admitted or (held and held.version == self._wanted.version):
-                continue
-            self._number += 1
-            unit = replace(self._wanted, name=f"probe-{self._number:06d}")
-            self._given[name] = unit
-            self._scheduler.probe(name, unit.name)
+        for worker, device, traces in self._dispatcher.probed():
+            if why := self._test.refusal(traces, device):
+                self._dispatcher.turn_away(worker, why)
+            else:
+                self._dispatcher.admit(worker)
+
+    def await_probes(self, meanwhile: Callable[[], None]) -> None:
+        """Waits a while for workers that are being probed: their probes are of the weights that the learner
+        holds now, and a trainer that never waits would admit nobody. meanwhile: called at every news."""
+        while self.learner_holds_newest and (names := self._worth_waiting_for()):
+            began = time.monotonic()
+            self._dispatcher.pause()
+            meanwhile()
+            for name in names:
+                self._waited_s[name] = self._waited_s.get(name, 0.0) + time.monotonic() - began
+
+    def _worth_waiting_for(self) -> list[str]:
+        """Workers that are being probed and were not waited for too long."""
+        return [name for name in self._dispatcher.probing() if self._waited_s.get(name, 0.0) < PROBE_S]

@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
+import msgspec
 import torch
 import torch.distributed as dist
 
@@ -166,7 +167,7 @@ def follow_orders(part: EnginePart, orders: Iterable[bytes]) -> None:
             case "forget":
                 part.forget_prefixes()
             case "sample":
-                part.sample(RolloutUnit.read(order["unit"]))
+                part.sample(msgspec.convert(order["unit"], RolloutUnit))
 
 
 def main() -> NoReturn:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
 
+import msgspec
 from torch import Tensor
 
 from trainer.algorithm.traces import Trace
 from trainer.config import ConfigError, RunConfig
 from trainer.fleet.engine_ranks import EnginePart, OtherRanks
-from trainer.fleet.mirror import Layout, WeightMirror
+from trainer.fleet.fleet_records import AboutRun, Layout
+from trainer.fleet.mirror import WeightMirror
 from trainer.fleet.objects import Objects
 from trainer.fleet.run_follower import SeenRun
 from trainer.fleet.starting_weights import fill_from_anchor, load_pretrained
@@ -30,7 +31,7 @@ class EngineWorker:
         self,
         config: RunConfig,
         objects: Objects,
-        about: dict[str, Any],
+        about: AboutRun,
         lost: Callable[[str, int], None],
         known: Callable[[str], None] = lambda device: None,
     ) -> None:
@@ -38,18 +39,18 @@ class EngineWorker:
         the model is read. Raises ConfigError where data or model are others."""
         self.part = EnginePart(config, 0)
         fingerprint = self.part.reader.datasets[config.train_split].fingerprint
-        if fingerprint != about["data"]:
+        if fingerprint != about.data:
             raise ConfigError(
                 f"data.path {config.data.path} holds other rows than the trainer's ({fingerprint[:12]}, not"
-                f" {about['data'][:12]}): give this worker the dataset that the run trains on"
+                f" {about.data[:12]}): give this worker the dataset that the run trains on"
             )
         known(self.device)
         self.others = OtherRanks(config, lost)
         self.model = load_pretrained(config)
-        check_layout(about["layout"], self.model.tensors, config.model.path)
+        check_layout(about.layout, self.model.tensors, config.model.path)
         self.mirror = WeightMirror(
             objects,
-            about["layout"],
+            about.layout,
             self.model.tensors,
             partial(fill_from_anchor, self.model, config),
             config.rollout.sync_bucket_bytes,
@@ -89,7 +90,7 @@ class EngineWorker:
             self.others.tell(do="forget")
             self.part.forget_prefixes()
         began = time.monotonic()
-        self.others.tell(do="sample", unit=unit.to_json())
+        self.others.tell(do="sample", unit=msgspec.to_builtins(unit))
         traces = self.part.sample(unit)
         self.out_of_step = False
         traces.sort(key=lambda trace: (trace.group, trace.index))

@@ -9,19 +9,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from trainer.fleet import patch
-from trainer.fleet.objects import Anchor, Objects, first_lineage, next_lineage, version_key
+from trainer.fleet.fleet_records import Anchor, Layout, RankPatch, WeightVersion
+from trainer.fleet.objects import Objects, first_lineage, next_lineage, version_key
 from trainer.storage.seal import ForgedObject
 from trainer.system.errors import ObjectTooLarge
 
-Layout = list[list[tuple[str, int, int]]]
-"""By rank: which elements [start, stop) of which flat parameter it holds, in the order of its patches."""
 KEPT_VERSIONS = 256
 """Manifests of versions that a mirror remembers it has come through."""
 FETCHED_AT_ONCE = 16
@@ -32,32 +29,16 @@ class WeightsDiverged(RuntimeError):
     """The weights are not those that the trainer published, although every patch was."""
 
 
-@dataclass(frozen=True)
-class WeightVersion:
-    """What a manifest says of a version, by these names."""
-
-    number: int
-    lineage: str
-    parent: int
-    parent_lineage: str
-    patches: Sequence[dict[str, Any]]
-    """By rank: key, bytes, sha256."""
-    digests: Sequence[str]
-    """By rank: sha256 of its shard; empty where none were taken."""
-
-    @classmethod
-    def read(cls, objects: Objects, number: int, lineage: str) -> WeightVersion:
-        """The manifest of a version. Raises FileNotFoundError, and Forged where it is not what its name
-        says."""
-        key = version_key(number, lineage)
-        value = objects.get_json(key)
-        if value is None:
-            raise FileNotFoundError(f"{key}: not in {objects.storage.url}")
-        found = cls(**value)
-        made = next_lineage(found.parent_lineage, [one["sha256"] for one in found.patches])
-        if (found.number, found.lineage) != (number, lineage) or made != lineage:
-            raise ForgedObject(f"{key} is of another version than its name says")
-        return found
+def read_version(objects: Objects, number: int, lineage: str) -> WeightVersion:
+    """The manifest of a version. Raises FileNotFoundError, and Forged where it is not what its name says."""
+    key = version_key(number, lineage)
+    version = objects.get_record(key, WeightVersion)
+    if version is None:
+        raise FileNotFoundError(f"{key}: not in {objects.storage.url}")
+    made = next_lineage(version.parent_lineage, [patch.sha256 for patch in version.patches])
+    if (version.number, version.lineage) != (number, lineage) or made != lineage:
+        raise ForgedObject(f"{key} is of another version than its name says")
+    return version
 
 
 def weights_digest(pieces: Sequence[Tensor]) -> str:
@@ -166,7 +147,7 @@ class WeightMirror:
                 if not held:
                     break
             try:
-                version = WeightVersion.read(self.objects, number, lineage)
+                version = read_version(self.objects, number, lineage)
             except FileNotFoundError:
                 if to_anchor is None:
                     raise
@@ -227,13 +208,13 @@ class WeightMirror:
             patch.apply_patch(self.pieces(rank), change, sign)
         self.dirty = False
 
-    def _fetch(self, entry: dict[str, Any]) -> bytes:
+    def _fetch(self, published: RankPatch) -> bytes:
         try:
-            data = self.objects.storage.get_bytes(entry["key"], entry["bytes"])
+            data = self.objects.storage.get_bytes(published.key, published.bytes)
         except ObjectTooLarge as error:
             raise ForgedObject(f"{error}: it is not the patch that was published") from error
-        if hashlib.sha256(data).hexdigest() != entry["sha256"]:
-            raise ForgedObject(f"{entry['key']} is not the patch that was published")
+        if hashlib.sha256(data).hexdigest() != published.sha256:
+            raise ForgedObject(f"{published.key} is not the patch that was published")
         return data
 
     def _compare(self, digests: Sequence[str]) -> None:

@@ -20,12 +20,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
 from threading import Event
-from typing import Any, Literal
+from typing import Any, TypeVar
+
+import msgspec
 
 from trainer.config.run_store import FLEET
 from trainer.storage.seal import ForgedObject, Seal
@@ -43,6 +43,13 @@ WORKERS = "workers"
 WEIGHTS = "weights"
 SAMPLES = "samples"
 MAIL = "mail"
+
+
+Record = TypeVar("Record")
+
+
+class MalformedObject(ForgedObject):
+    """An object that was signed with the run's key, and is no record of its kind: other code wrote it."""
 
 
 class Objects:
@@ -80,31 +87,20 @@ class Objects:
                 return False
         return True
 
-    def put_json(self, name: str, value: Any) -> None:
-        """Writes JSON data."""
-        self.put(name, json.dumps(value).encode())
+    def put_record(self, name: str, value: Any) -> None:
+        """Writes a record of `fleet_records`, or other JSON data."""
+        self.put(name, msgspec.json.encode(value))
 
-    def get_json(self, name: str) -> Any:
-        """JSON data; None where there is no such object. Raises Forged."""
+    def get_record(self, name: str, kind: type[Record]) -> Record | None:
+        """A record of a type; None where there is no such object. Raises Forged, Malformed."""
         try:
             body = self.get(name)
         except FileNotFoundError:
             return None
         try:
-            return json.loads(body)
-        except (ValueError, RecursionError) as error:
-            raise ForgedObject(f"{name} holds no JSON: {error}") from error
-
-
-@dataclass(frozen=True)
-class Anchor:
-    """Where whole weights are found, and which version they are."""
-
-    kind: Literal["model", "checkpoint"]
-    version: int
-    lineage: str
-    attempt: str = ""
-    """The attempt that wrote the checkpoint."""
+            return msgspec.json.decode(body, type=kind)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise MalformedObject(f"{name} is not what the run's code writes: {error}") from error
 
 
 # --- keys ---------------------------------------------------------------------------------------------------

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import threading
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +12,7 @@ from torch import Tensor
 from trainer.checkpoint.attempt import Attempt, Attempts
 from trainer.config.run_store import RunStore
 from trainer.fleet import patch
+from trainer.fleet.fleet_records import RankPatch
 from trainer.fleet.mirror import weights_digest
 from trainer.fleet.objects import patch_key
 from trainer.learning.learner_part import LearnerPart
@@ -29,6 +29,15 @@ class OpenedShard:
     digest: str
     """sha256 of their content."""
     nbytes: int
+
+
+@dataclass(frozen=True)
+class PublishedShard:
+    """What a rank publishes of a version."""
+
+    patch: RankPatch
+    digest: str
+    """sha256 of its shard; empty where it was not taken."""
 
 
 class PublisherPart:
@@ -57,9 +66,9 @@ class PublisherPart:
         return OpenedShard(layout, weights_digest(self._published), nbytes)
 
     @torch.no_grad()
-    def publish(self, version: int, attempt: str, with_digest: bool) -> dict[str, Any]:
+    def publish(self, version: int, attempt: str, with_digest: bool) -> PublishedShard:
         """Begins to send what changed since the version before, once that is sent: so one patch is on its
-        way, and at most one more in memory. Returns this rank's entry in the manifest.
+        way, and at most one more in memory.
 
         Raises what `settle` does, of the version before.
         """
@@ -71,12 +80,8 @@ class PublisherPart:
         self._sending.start()
         for before, after in zip(self._published, now, strict=True):
             before.copy_(after)
-        return {
-            "key": key,
-            "bytes": len(data),
-            "sha256": hashlib.sha256(data).hexdigest(),
-            "digest": weights_digest(self._published) if with_digest else "",
-        }
+        digest = weights_digest(self._published) if with_digest else ""
+        return PublishedShard(RankPatch(key, len(data), hashlib.sha256(data).hexdigest()), digest)
 
     def _send(self, attempt: str, key: str, data: bytes) -> None:
         try:

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from typing import Any
 
 from trainer.fleet import objects as keys
-from trainer.fleet.heartbeat import heartbeat_refusal
-from trainer.fleet.objects import Objects
+from trainer.fleet.fleet_records import LOADING, HeartbeatRecord
+from trainer.fleet.heartbeat import read_heartbeat
+from trainer.fleet.objects import MalformedObject, Objects
+from trainer.fleet.scheduler import GivenUnit
 from trainer.storage.seal import ForgedObject
 
 LIST_S = 10.0
 """Seconds between two looks for workers that are new."""
 FORGET_S = 3600.0
 """Silence after which a worker's heartbeat and mail are deleted; until then they tell how it ended."""
+LOADING_S = 3600.0
+"""Longest time for which a worker that builds its engine counts as one that will come."""
 
 
 @dataclass
@@ -39,23 +43,23 @@ class FleetCounts:
     """Those of them in which a worker had no unit."""
     counted_at: float = field(default_factory=time.monotonic)
 
-    def accepted(self, worker: str, device: str, completions: int) -> None:
-        """A unit of a worker's was accepted."""
+    def count_accepted(self, worker: str, device: str, completions: int) -> None:
+        """Counts a worker's unit that was accepted."""
         self.units += 1
         self.by_worker[worker] = self.by_worker.get(worker, 0) + completions
         name = device.replace(" ", "-")
         self.by_device[name] = self.by_device.get(name, 0) + completions
 
     def take_metrics(self) -> dict[str, float]:
-        """Metrics of what is counted since the last call: completions by device, and the share of
-        the workers' time in which they had no unit; 0 without workers."""
-        found = {f"fleet/sampled_{name}": float(number) for name, number in self.by_device.items()}
-        found["fleet/idle_share"] = self.idle_s / self.worker_s if self.worker_s else 0.0
+        """Metrics since the last call: completions by device, and the share of the workers' time in which
+        they had no unit; 0 without workers."""
+        metrics = {f"fleet/sampled_{name}": float(number) for name, number in self.by_device.items()}
+        metrics["fleet/idle_share"] = self.idle_s / self.worker_s if self.worker_s else 0.0
         self.by_device = {}
         self.worker_s = self.idle_s = 0.0
-        return found
+        return metrics
 
-    def lived(self, busy: Sequence[bool]) -> None:
+    def count_lived(self, busy: Sequence[bool]) -> None:
         """Adds the time since the last call to what workers lived and idled. busy: whether each of them had a
         unit in it."""
         now = time.monotonic()
@@ -63,6 +67,20 @@ class FleetCounts:
         self.counted_at = now
         self.worker_s += passed_s * len(busy)
         self.idle_s += passed_s * busy.count(False)
+
+
+@dataclass
+class KnownWorker:
+    """What the head knows of a worker that follows its attempt."""
+
+    heartbeat: HeartbeatRecord
+    """The newest."""
+    loading_since: float | None = None
+    """When the head saw it first build its engine; None once it has one."""
+    refused_in_a_row: int = 0
+    """Units of it that were refused since one was accepted."""
+    mailed: list[GivenUnit] | None = None
+    """What its mail in the bucket asks for; None where that must be written again."""
 
 
 class Roster:
@@ -73,95 +91,107 @@ class Roster:
         objects: Objects,
         attempt: str,
         counts: FleetCounts,
-        pool: ThreadPoolExecutor,
+        pool: Executor,
         poll_s: float,
-        malformed: Callable[[str, str], None],
+        on_malformed: Callable[[str, str], None],
     ) -> None:
-        """poll_s: seconds between two looks while nobody is there. malformed: is told the worker whose
-        heartbeat this code could not have written, and why, as the end of a sentence."""
+        """poll_s: seconds between two looks while nobody is there. on_malformed: is told the worker whose
+        heartbeat this code could not have written, and why."""
         self.objects, self.attempt = objects, attempt
         self.counts = counts
         self._pool, self._poll_s = pool, poll_s
-        self._malformed = malformed
-        self.newest: dict[str, dict[str, Any]] = {}
-        """The newest heartbeat of every worker that follows this attempt."""
-        self.seen_at: dict[str, float] = {}
-        """When each worker's newest heartbeat was read first."""
+        self._on_malformed = on_malformed
+        self.workers: dict[str, KnownWorker] = {}
+        self.alive_at = time.monotonic()
+        """When a worker was last seen that samples, or may soon."""
         self._serials: dict[str, int] = {}
-        self._known: set[str] = set()
+        """By worker, of the newest heartbeat that was read, whatever attempt it follows."""
+        self._seen_at: dict[str, float] = {}
+        """When that was read first."""
+        self._listed: set[str] = set()
         """Workers with a heartbeat in the bucket."""
-        self._listed = -LIST_S
+        self._listed_at = -LIST_S
 
     def list_due(self, now: float) -> bool:
         """Whether it is time to look for workers that are new."""
-        return now - self._listed >= (LIST_S if self._known else self._poll_s)
+        return now - self._listed_at >= (LIST_S if self._listed else self._poll_s)
 
     def list_all(self, now: float) -> None:
         """Looks for workers that are new. Raises StorageError."""
         names = [key for key, _ in self.objects.storage.list(keys.WORKERS)]
-        self._known = {name.rpartition("/")[2].removesuffix(".json") for name in names}
-        self._listed = now
+        self._listed = {name.rpartition("/")[2].removesuffix(".json") for name in names}
+        self._listed_at = now
 
     def everyone(self) -> list[str]:
         """All that have a heartbeat in the bucket."""
-        return sorted(self._known)
+        return sorted(self._listed)
 
-    def read(self, workers: Collection[str]) -> dict[str, dict[str, Any]]:
-        """Their heartbeats that are new, read side by side, in the order of the names given. Raises
+    def read(self, names: Collection[str]) -> dict[str, HeartbeatRecord]:
+        """The heartbeats of these workers that are new, read side by side, in the order of the names. Raises
         StorageError."""
-        heard = {}
-        for name, found in zip(workers, self._pool.map(self._fetch, workers), strict=True):
-            if isinstance(found, ForgedObject):
-                self.counts.forged += 1
-                self._known.discard(name)  # until the next listing
-            elif found is not None and self._is_new(name, found):
-                heard[name] = found
-        return heard
+        fresh = {}
+        for name, heartbeat in zip(names, self._pool.map(self._fetch, names), strict=True):
+            if isinstance(heartbeat, ForgedObject):
+                self._listed.discard(name)  # until the next listing
+                if isinstance(heartbeat, MalformedObject):
+                    self._on_malformed(name, str(heartbeat))
+                else:
+                    self.counts.forged += 1
+            elif heartbeat is not None and self._serials.get(name) != heartbeat.serial:
+                self._serials[name] = heartbeat.serial
+                self._seen_at[name] = time.monotonic()
+                if heartbeat.attempt == self.attempt:
+                    fresh[name] = heartbeat
+        return fresh
 
-    def _fetch(self, worker: str) -> Any:
+    def _fetch(self, name: str) -> HeartbeatRecord | ForgedObject | None:
         try:
-            return self.objects.get_json(keys.worker_key(worker))
+            return read_heartbeat(self.objects, name)
         except ForgedObject as error:
             return error
 
-    def _is_new(self, worker: str, beat: Any) -> bool:
-        """Whether the heartbeat is one of this attempt's that was not read before."""
-        if why := heartbeat_refusal(beat, worker):
-            self._known.discard(worker)
-            self._malformed(worker, why)
-            return False
-        if self._serials.get(worker) == beat["serial"]:
-            return False
-        self._serials[worker] = beat["serial"]
-        self.seen_at[worker] = time.monotonic()
-        return beat["attempt"] == self.attempt
+    def update(self, name: str, heartbeat: HeartbeatRecord) -> None:
+        """Keeps a worker's newest heartbeat."""
+        worker = self.workers.setdefault(name, KnownWorker(heartbeat))
+        worker.heartbeat = heartbeat
+
+    def note_alive(self, name: str, now: float) -> None:
+        """Takes note that a worker lives, which may be asked for samples. One that builds its engine for too
+        long does not count."""
+        worker = self.workers[name]
+        if worker.heartbeat.state != LOADING:
+            worker.loading_since = None
+        elif worker.loading_since is None:
+            worker.loading_since = now
+        if worker.loading_since is None or now - worker.loading_since < LOADING_S:
+            self.alive_at = now
+
+    def silent_s(self, name: str) -> float:
+        """Seconds since a worker's newest heartbeat was read."""
+        return time.monotonic() - self._seen_at.get(name, 0.0)
 
     def drop_silent(self, now: float) -> list[str]:
         """Forgets the workers that have been silent for long, with their heartbeats and mail; returns them.
         Raises StorageError."""
-        silent = [name for name, since in self.seen_at.items() if now - since > FORGET_S]
+        silent = [name for name, since in self._seen_at.items() if now - since > FORGET_S]
         for name in silent:
             self.objects.storage.delete([keys.worker_key(name), keys.mail_key(self.attempt, name)])
-            self._known.discard(name)
-            self.newest.pop(name, None)
+            self._listed.discard(name)
+            self.workers.pop(name, None)
             self._serials.pop(name, None)
-            del self.seen_at[name]
+            del self._seen_at[name]
         return silent
 
-    def device(self, worker: str) -> str:
-        """What its engine is on."""
-        return self.newest[worker]["device"]
-
-    def entry(self, worker: str, lives: bool, why: str) -> dict[str, Any]:
-        """A worker as display and report tell it. why: it does not live, where it does not."""
-        beat = self.newest[worker]
+    def row(self, name: str, lives: bool, why: str) -> dict[str, Any]:
+        """A worker as display and report show it. why: the reason of its end, where it does not live."""
+        heartbeat = self.workers[name].heartbeat
         return {
-            "worker": worker,
-            "host": beat["host"],
-            "device": beat["device"],
+            "worker": name,
+            "host": heartbeat.host,
+            "device": heartbeat.device,
             "lives": lives,
             "why": "" if lives else why,
-            "state": beat["state"],
-            "completions": self.counts.by_worker.get(worker, 0),
-            "completions_per_s": beat["rate"] if lives else 0.0,
+            "state": heartbeat.state,
+            "completions": self.counts.by_worker.get(name, 0),
+            "completions_per_s": heartbeat.rate if lives else 0.0,
         }

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass
 
 from trainer.algorithm.traces import Trace
@@ -34,27 +34,41 @@ class RefusedSamples(ValueError):
 
 
 Received = list[Trace] | RefusedSamples | ForgedObject | FileNotFoundError | None
-"""What came of it: samples; why they may not train; why what lies there is not what the worker wrote; or
-nothing, where they were not read."""
+"""Samples; or why they may not train; or why what lies there is not what the worker wrote; or nothing, where
+they were not read."""
 
 
-def read_samples(
-    sent: Sequence[SentUnit], objects: Objects, expected: AskedUnit, pool: ThreadPoolExecutor
-) -> Iterator[tuple[SentUnit, Received]]:
-    """All of them, in order. Raises StorageError."""
+class SampleIntake:
+    """Reads every unit that workers have sent once."""
 
-    def fetch(one: SentUnit, most_bytes: int) -> bytes | ForgedObject | FileNotFoundError | None:
+    def __init__(self, objects: Objects, expected: AskedUnit, pool: Executor) -> None:
+        self._objects, self._expected = objects, expected
+        self._pool = pool
+        self._units_read: set[tuple[str, GivenUnit]] = set()
+        """(worker, the unit as it was assigned to it)"""
+
+    def unread(self, worker: str, sent: Iterable[GivenUnit]) -> list[GivenUnit]:
+        """The units that were not read before."""
+        return [given for given in sent if (worker, given) not in self._units_read]
+
+    def mark_read(self, sent: SentUnit) -> None:
+        """Lets `unread` leave a unit out from now on."""
+        self._units_read.add((sent.worker, sent.given))
+
+    def read(self, sent: Sequence[SentUnit]) -> Iterator[tuple[SentUnit, Received]]:
+        """Reads and checks samples, in the order of `sent`. Raises StorageError."""
+        for start in range(0, len(sent), MOST_AT_ONCE):
+            batch = sent[start : start + MOST_AT_ONCE]
+            # a row's prompt is made into tokens by this thread alone
+            limits = [self._expected.most_bytes(unit.unit) if unit.unit else 0 for unit in batch]
+            for unit, body in zip(batch, self._pool.map(self._fetch, batch, limits), strict=True):
+                yield unit, check_samples(unit, body, self._expected) if isinstance(body, bytes) else body
+
+    def _fetch(self, sent: SentUnit, most_bytes: int) -> bytes | ForgedObject | FileNotFoundError | None:
         try:
-            return objects.get(one.key, most_bytes) if one.unit else None
+            return self._objects.get(sent.key, most_bytes) if sent.unit else None
         except (ForgedObject, FileNotFoundError) as error:
             return error
-
-    for start in range(0, len(sent), MOST_AT_ONCE):
-        some = sent[start : start + MOST_AT_ONCE]
-        # a row's prompt is made into tokens by this thread alone
-        limits = [expected.most_bytes(one.unit) if one.unit else 0 for one in some]
-        for one, found in zip(some, pool.map(fetch, some, limits), strict=True):
-            yield one, check_samples(one, found, expected) if isinstance(found, bytes) else found
 
 
 def check_samples(sent: SentUnit, body: bytes, expected: AskedUnit) -> list[Trace] | RefusedSamples:

@@ -1,34 +1,40 @@
 """Who samples which unit: a pure state machine, which the head alone runs.
 
-A worker that dies costs what it had not sent. Units are given out in the order in which they were offered,
-two to a worker: the one that it samples, and the next.
+A worker that dies costs what it had not sent. Units are assigned in the order in which they were added, two
+to a worker: the one that it samples, and the next.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
+from typing import Annotated
 
-DEPTH = 2
-"""Units that a worker has been given at a time."""
-COPIES = 2
-"""Workers that may have one unit at a time."""
+from msgspec import Meta, Struct
+
+MOST_QUEUED = 2
+"""Units in a worker's queue."""
+MOST_COPIES = 2
+"""Workers that may sample one unit at a time."""
 
 
-@dataclass(frozen=True)
-class GivenUnit:
-    """A unit as it was given to one worker."""
+Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
+UnitName = Annotated[str, Meta(pattern=r"\A[0-9A-Za-z-]{1,64}\Z")]
 
-    unit: str
-    turn: int
-    """How often the unit had been given out by then."""
+
+class GivenUnit(Struct, frozen=True, array_like=True):
+    """A unit as it was assigned to one worker; in JSON a pair."""
+
+    unit: UnitName
+    turn: Count
+    """How often the unit had been assigned by then."""
 
 
 @dataclass
-class SeenWorker:
-    """A worker as its heartbeats tell it."""
+class WorkerQueue:
+    """A living worker, and the units that it is to sample."""
 
-    at: float
+    heartbeat_at: float
     """When the head saw its newest heartbeat, by the head's clock."""
     rate: float = 0.0
     """Completions per second; 0 while that is unknown."""
@@ -38,133 +44,140 @@ class SeenWorker:
 
 
 class Scheduler:
-    """lost_s: seconds without a heartbeat after which a worker is lost."""
+    """Assigns units to workers. A unit is unfinished from `add` to `finish`: it waits while no worker has it
+    in its queue, and runs while one or two have."""
 
     def __init__(self, lost_s: float) -> None:
+        """lost_s: seconds without a heartbeat after which a worker is lost."""
         self.lost_s = lost_s
-        self.workers: dict[str, SeenWorker] = {}
-        self.cost: dict[str, float] = {}
-        """Completions of the units without a result, in the order in which they are given out."""
+        self.workers: dict[str, WorkerQueue] = {}
+        self.unfinished: dict[str, float] = {}
+        """Completions of each unit without a result, in the order in which units are assigned."""
         self._turns: dict[str, int] = {}
         self._refused: dict[str, set[str]] = {}
         """Workers whose samples of a unit were refused."""
-        self.lost = self.doubled = self.again = 0
-        """Workers lost; units given to a second worker while a first one has them; units given out anew."""
+        self.lost = self.duplicated = self.reassigned = 0
+        """Workers lost; units assigned to a second worker while a first one has them; units that had to be
+        assigned anew."""
 
-    def offer(self, units: Mapping[str, float], first: bool = False) -> None:
-        """Further units, with their completions. first: before all that nobody has been given yet."""
-        self.cost = {**units, **self.cost} if first else {**self.cost, **units}
+    def add(self, units: Mapping[str, float], first: bool = False) -> None:
+        """Adds units, with their completions. first: before all that wait already."""
+        self.unfinished = {**units, **self.unfinished} if first else {**self.unfinished, **units}
         self._turns |= dict.fromkeys(units, 0)
 
-    def beat(self, worker: str, now: float, rate: float, admitted: bool = True) -> None:
-        """A new heartbeat of a worker, which may be its first. admitted: whether it may have units from then
-        on."""
-        seen = self.workers.setdefault(worker, SeenWorker(now, admitted=admitted))
-        seen.at = now
-        seen.rate = rate
-
-    def forgive(self, now: float) -> None:
-        """The store was away: nobody could be seen, so nobody is late."""
-        for seen in self.workers.values():
-            seen.at = now
-
-    def probe(self, worker: str, unit: str) -> None:
-        """Gives a unit that is for this worker alone, which has no other."""
-        self.workers[worker].queue = [GivenUnit(unit, 1)]
-
-    def leave(self, worker: str) -> None:
-        """A worker is gone; its units are free again."""
-        seen = self.workers.pop(worker, None)
-        if seen is not None:
-            self.again += sum(given.unit in self.cost for given in seen.queue)
-
-    def done(self, unit: str) -> None:
-        """A unit has its result. A second result changes nothing."""
-        self.cost.pop(unit, None)
+    def finish(self, unit: str) -> None:
+        """Takes note of a unit's result. A second result changes nothing."""
+        self.unfinished.pop(unit, None)
         self._turns.pop(unit, None)
         self._refused.pop(unit, None)
-        for seen in self.workers.values():
-            seen.queue = [given for given in seen.queue if given.unit != unit]
+        for worker in self.workers.values():
+            worker.queue = [given for given in worker.queue if given.unit != unit]
 
-    def fail(self, given: GivenUnit, worker: str) -> int:
-        """What a worker sent cannot be used; returns how often that has happened to the unit."""
-        seen = self.workers.get(worker)
-        if seen is not None:
-            seen.queue = [other for other in seen.queue if other != given]
-        if given.unit not in self.cost:
+    def requeue(self, given: GivenUnit, name: str) -> int:
+        """Lets a unit wait again whose samples cannot be used; returns how many workers have sent such."""
+        self.unqueue(given, name)
+        if given.unit not in self.unfinished:
             return 0
-        self.again += 1
-        self._refused.setdefault(given.unit, set()).add(worker)
+        self.reassigned += 1
+        self._refused.setdefault(given.unit, set()).add(name)
         return len(self._refused[given.unit])
 
-    def tick(self, now: float, unready: Set[str] = frozenset()) -> dict[str, list[GivenUnit]]:
-        """Gives units out; returns what every living worker is to sample, in order. unready: units whose
-        weights no worker can fetch yet."""
-        for name in [name for name, seen in self.workers.items() if now - seen.at > self.lost_s]:
-            self.leave(name)
+    def unqueue(self, given: GivenUnit, name: str) -> None:
+        """Takes a unit from a worker's queue, where it is there."""
+        if worker := self.workers.get(name):
+            worker.queue = [queued for queued in worker.queue if queued != given]
+
+    def heartbeat(self, name: str, now: float, rate: float, admitted: bool = True) -> None:
+        """Takes note of a worker's heartbeat. admitted: whether a worker may have units that was not there
+        before."""
+        worker = self.workers.setdefault(name, WorkerQueue(now, admitted=admitted))
+        worker.heartbeat_at = now
+        worker.rate = rate
+
+    def restart_clocks(self, now: float) -> None:
+        """Counts every worker's silence from now: the store was away, so nobody could be seen."""
+        for worker in self.workers.values():
+            worker.heartbeat_at = now
+
+    def assign_probe(self, name: str, unit: str) -> None:
+        """Assigns a unit to one worker alone, which has no other."""
+        self.workers[name].queue = [GivenUnit(unit, 1)]
+
+    def remove_worker(self, name: str) -> None:
+        """Forgets a worker; its units wait again."""
+        if worker := self.workers.pop(name, None):
+            self.reassigned += sum(given.unit in self.unfinished for given in worker.queue)
+
+    def schedule(self, now: float, unready: Set[str] = frozenset()) -> dict[str, list[GivenUnit]]:
+        """Assigns units; returns the queue of every living worker. unready: units whose weights no worker can
+        fetch yet."""
+        for name in [
+            name for name, worker in self.workers.items() if now - worker.heartbeat_at > self.lost_s
+        ]:
+            self.remove_worker(name)
             self.lost += 1
-        owned = self._owned()
-        for unit in [unit for unit in self.cost if unit not in owned and unit not in unready]:
-            name = self._next_free(unit)
-            if name is None:
+        copies = self._copies()
+        for unit in self.unfinished:
+            if copies[unit] or unit in unready:
+                continue
+            free = self._fastest_free(unit)
+            if free is None:
                 break
-            self._give(unit, name)
-            owned[unit] = 1
-        for name, seen in sorted(self.workers.items()):
-            if seen.admitted and not seen.queue and (unit := self._latest(name, owned)):
-                self._give(unit, name)
-                owned[unit] += 1
-                self.doubled += 1
-        return {name: list(seen.queue) for name, seen in self.workers.items()}
+            self._assign(unit, free)
+            copies[unit] = 1
+        for name, worker in sorted(self.workers.items()):
+            if worker.admitted and not worker.queue and (unit := self._latest_of_others(name, copies)):
+                self._assign(unit, name)
+                copies[unit] += 1
+                self.duplicated += 1
+        return {name: list(worker.queue) for name, worker in self.workers.items()}
 
-    def _owned(self) -> dict[str, int]:
-        """By how many each unit is being sampled, of those that are by any."""
-        owned: dict[str, int] = {}
-        for seen in self.workers.values():
-            for given in seen.queue:
-                owned[given.unit] = owned.get(given.unit, 0) + 1
-        return owned
+    def _copies(self) -> dict[str, int]:
+        """Workers that have each unfinished unit in their queues; of those that wait, 0."""
+        copies = dict.fromkeys(self.unfinished, 0)
+        for worker in self.workers.values():
+            for given in worker.queue if worker.admitted else ():
+                copies[given.unit] += 1
+        return copies
 
-    def _give(self, unit: str, worker: str) -> None:
+    def _assign(self, unit: str, name: str) -> None:
         self._turns[unit] += 1
-        self.workers[worker].queue.append(GivenUnit(unit, self._turns[unit]))
+        self.workers[name].queue.append(GivenUnit(unit, self._turns[unit]))
 
-    def _next_free(self, unit: str) -> str | None:
-        """The worker that would end this unit first, among those that take one more; None if all are full."""
+    def _fastest_free(self, unit: str) -> str | None:
+        """The worker that would end this unit first, among those with a place in their queues; None if there
+        is none."""
         refused = self._refused.get(unit, set())
-        admitted = {name: seen for name, seen in self.workers.items() if seen.admitted}
-        free = [name for name, seen in admitted.items() if len(seen.queue) < DEPTH]
-        others = [name for name in free if name not in refused]
+        admitted = {name: worker for name, worker in self.workers.items() if worker.admitted}
+        free = [name for name, worker in admitted.items() if len(worker.queue) < MOST_QUEUED]
+        trusted = [name for name in free if name not in refused]
         # a worker whose samples of this unit were refused gets it again only where there is no other
-        if not others and any(name not in refused for name in admitted):
-            return None
-        candidates = others or free
-        if not candidates:
+        if not trusted and any(name not in refused for name in admitted):
             return None
         rates = self._rates()
 
         def end_s(name: str) -> float:
-            queued = sum(self.cost[given.unit] for given in admitted[name].queue)
-            return (queued + self.cost[unit]) / rates[name]
+            queued = sum(self.unfinished[given.unit] for given in admitted[name].queue)
+            return (queued + self.unfinished[unit]) / rates[name]
 
-        return min(candidates, key=lambda name: (end_s(name), name))
+        return min(trusted or free, key=lambda name: (end_s(name), name), default=None)
 
-    def _latest(self, worker: str, owned: Mapping[str, int]) -> str | None:
-        """The unit that its owner would end last, for an idle worker to sample too."""
+    def _latest_of_others(self, idle: str, copies: Mapping[str, int]) -> str | None:
+        """The unit that its worker would end last, for an idle worker to sample too."""
         rates = self._rates()
         latest: tuple[float, str] | None = None
-        for name, seen in self.workers.items():
+        for name, worker in self.workers.items():
             queued = 0.0
-            for given in seen.queue if seen.admitted else ():
-                queued += self.cost[given.unit]
-                refused = worker in self._refused.get(given.unit, set())
-                if name == worker or refused or owned[given.unit] >= COPIES:
+            for given in worker.queue if worker.admitted else ():
+                queued += self.unfinished[given.unit]
+                refused = idle in self._refused.get(given.unit, set())
+                if name == idle or refused or copies[given.unit] >= MOST_COPIES:
                     continue
                 latest = max(latest or (0.0, ""), (queued / rates[name], given.unit))
         return latest[1] if latest else None
 
     def _rates(self) -> dict[str, float]:
         """Completions per second of every worker; of one that is new, the median of the others."""
-        known = sorted(seen.rate for seen in self.workers.values() if seen.rate > 0)
+        known = sorted(worker.rate for worker in self.workers.values() if worker.rate > 0)
         usual = known[len(known) // 2] if known else 1.0
-        return {name: seen.rate or usual for name, seen in self.workers.items()}
+        return {name: worker.rate or usual for name, worker in self.workers.items()}

@@ -14,7 +14,7 @@ from trainer.checkpoint.layout import local_dir, remote_folder, remote_url, step
 from trainer.checkpoint.manifest import unpack
 from trainer.checkpoint.reader import FoundCheckpoint, ShardReader
 from trainer.config import RunConfig
-from trainer.fleet.objects import Anchor
+from trainer.fleet.fleet_records import Anchor
 from trainer.learning import lora
 from trainer.storage import hub
 from trainer.storage.seal import Seal

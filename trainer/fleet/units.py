@@ -7,13 +7,16 @@ import json
 import math
 import zipfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
+import msgspec
 import numpy as np
+from msgspec import Meta
 
 from trainer.algorithm.traces import Prompt, Trace
 from trainer.checkpoint.trace_columns import text_array, trace_columns, traces_of
+from trainer.fleet.scheduler import Count, UnitName
 
 UNREADABLE = (
     AttributeError,
@@ -30,24 +33,28 @@ UNREADABLE = (
 """What reading an archive raises that is not whole, is none, or holds something else than samples."""
 
 
+Lineage = Annotated[str, Meta(pattern=r"\A[0-9A-Za-z]{0,64}\Z")]
+"""What weights are, by content."""
+AtLeastOne = Annotated[int, Meta(ge=1, lt=1 << 31)]
+
+
 @dataclass(frozen=True)
 class RolloutUnit:
-    """Some groups of one step, and all that their samples depend on."""
+    """Some groups of one step, and all that their samples depend on. Workers read it with these types."""
 
-    name: str
+    name: UnitName
     """Tells it from every other unit of the attempt."""
-    step: int
-    version: int
+    step: Count
+    version: Count
     """Version of the weights that sample it."""
-    lineage: str
-    """What these weights are, by content."""
+    lineage: Lineage
     split: Literal["train", "evaluation"]
     """Where the prompts' rows stand."""
     prompts: tuple[Prompt, ...]
-    samples_per_prompt: int
-    temperature: float
-    top_p: float
-    max_tokens: int
+    samples_per_prompt: AtLeastOne
+    temperature: Annotated[float, Meta(ge=0)]
+    top_p: Annotated[float, Meta(gt=0, le=1)]
+    max_tokens: AtLeastOne
     with_routes: bool = False
     """Whether its samples have the experts that the engine chose, which the policy is to use."""
 
@@ -55,17 +62,6 @@ class RolloutUnit:
     def cost(self) -> float:
         """Completions that it asks for."""
         return float(len(self.prompts) * self.samples_per_prompt)
-
-    def to_json(self) -> dict[str, Any]:
-        """The unit as a worker's mail holds it."""
-        prompts = [[prompt.group, prompt.row, prompt.seed] for prompt in self.prompts]
-        return asdict(self) | {"prompts": prompts}
-
-    @classmethod
-    def read(cls, value: dict[str, Any]) -> RolloutUnit:
-        """The inverse of `to_json`. Raises TypeError for another record."""
-        fields: dict[str, Any] = value | {"prompts": tuple(Prompt(*prompt) for prompt in value["prompts"])}
-        return cls(**fields)
 
 
 @dataclass(frozen=True)
@@ -83,7 +79,7 @@ class SampledUnit:
 
 def pack_samples(unit: RolloutUnit, turn: int, worker: str, traces: Sequence[Trace]) -> bytes:
     """A unit's samples as one NumPy archive without pickles."""
-    about = {"unit": unit.to_json(), "turn": turn, "worker": worker}
+    about = {"unit": msgspec.to_builtins(unit), "turn": turn, "worker": worker}
     out = io.BytesIO()
     arrays = {"about": text_array(about)} | trace_columns(traces)
     np.savez(out, **arrays)  # ty: ignore[invalid-argument-type]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from trainer.algorithm.traces import Trace
@@ -65,7 +66,7 @@ def samples_refusal(
     unit: RolloutUnit, turn: int, worker: str, sampled: SampledUnit, expected: AskedUnit
 ) -> str:
     """Why a unit's samples may not train, as a sentence; empty where they may."""
-    asked = unit.to_json()
+    asked = msgspec.json.decode(msgspec.json.encode(unit))
     for name, value in asked.items():
         if sampled.unit.get(name) != value:
             return f"it was sampled for another unit: its {name} is {sampled.unit.get(name)!r}, not {value!r}"

@@ -28,18 +28,19 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from trainer import config as configuration
 from trainer.config import ConfigError, RunConfig, from_dict, override
 from trainer.config.fleet import WORKER_GPU_SHARE
 from trainer.config.run_store import RunStore
-from trainer.fleet.heartbeat import HEARTBEAT_S, IDLE, SAMPLING, WorkerHeartbeat, heartbeat_refusal
-from trainer.fleet.objects import Objects, samples_key, worker_key
+from trainer.fleet.fleet_records import IDLE, SAMPLING, AboutRun, HeartbeatRecord, MailedUnit
+from trainer.fleet.heartbeat import HEARTBEAT_S, WorkerHeartbeat, read_heartbeat
+from trainer.fleet.objects import Objects, samples_key
 from trainer.fleet.run_follower import Lookout, RunFollower, SeenRun
 from trainer.fleet.same_software import check_same
 from trainer.fleet.scheduler import GivenUnit
-from trainer.fleet.units import RolloutUnit, pack_samples
+from trainer.fleet.units import pack_samples
 from trainer.node.watch.preemption import PreemptionNotice
 from trainer.storage.seal import ForgedObject
 from trainer.system.errors import StorageError, StoreRefused
@@ -56,9 +57,9 @@ MACHINE_OPTIONS = ("model.path", "data.path", "evaluation.path", "rollout.gpu_me
 FAILURES = 3
 """Times in a row that a unit may fail for its weights before the worker ends."""
 SAME_NAME_S = 2.5 * HEARTBEAT_S
-"""Seconds in which a worker of the same name that lives would mark."""
+"""Seconds in which a worker of the same name that lives would write a heartbeat."""
 GOODBYE_S = 5.0
-"""Longest time that the last mark may take when a rank has ended: the others compute nothing any more."""
+"""Longest time that the last heartbeat may take when a rank has ended: the others compute no more."""
 MOST_UNSENT = 2
 """Units whose samples are kept while the store does not take them; then no other is begun."""
 END_S = 60.0
@@ -68,10 +69,10 @@ RANK_SAYS_S = 1.0
 """An error in a call of all ranks is most often that one of them has ended, which its watcher soon says."""
 
 
-def worker_config(about: dict[str, Any], root: str, folder: str, overrides: Sequence[str]) -> RunConfig:
+def worker_config(about: AboutRun, root: str, folder: str, overrides: Sequence[str]) -> RunConfig:
     """The run's configuration as this machine runs it. root: BUCKET/RUN. Raises ConfigError where an
     override would change what is sampled."""
-    run = from_dict(RunConfig, about["config"])
+    run = from_dict(RunConfig, about.config)
     here = replace(
         run,
         run=replace(run.run, dir=folder),
@@ -109,9 +110,9 @@ class Sender:
 
     def is_full(self) -> bool:
         """Whether as much as may be is on its way. Raises what has ended a unit's, if that was no store's."""
-        for one in [one for one in self._unsent if one.done()]:
-            self._unsent.remove(one)
-            one.result()
+        for sending in [sending for sending in self._unsent if sending.done()]:
+            self._unsent.remove(sending)
+            sending.result()
         return len(self._unsent) >= MOST_UNSENT
 
     def send(self, attempt: str, given: GivenUnit, key: str, body: bytes, rate: float) -> None:
@@ -125,7 +126,7 @@ class Sender:
                     print(f"worker: unit {given.unit}: {error}", flush=True)
                     self._closed.wait(self._pause_s)
                 else:
-                    return self.heartbeat.sent(attempt, given, rate)
+                    return self.heartbeat.add_sent(attempt, given, rate)
 
         self._unsent.append(self._pool.submit(work))
 
@@ -194,8 +195,8 @@ class Worker:
         self.heartbeat.goodbye(why)
         os._exit(code or EXIT_ERROR)
 
-    def _wait_for_run(self) -> dict[str, Any] | None:
-        told = False
+    def _wait_for_run(self) -> AboutRun | None:
+        is_announced = False
         while True:
             self.following.look()
             about = self.following.about()
@@ -205,9 +206,9 @@ class Worker:
             if about is not None:
                 self.attempt = self.following.attempt
                 return about
-            if not told:
+            if not is_announced:
                 print(f"worker {self.name}: waits for the trainer of {self.root}", flush=True)
-                told = True
+                is_announced = True
             most_s = self.following.patience_s(self.idle_s)
             if self.following.silent_s() > most_s:
                 self.why = f"no trainer of {self.root} within {most_s:.0f} s"
@@ -215,29 +216,28 @@ class Worker:
             time.sleep(self.poll_s)
 
     def _check_name(self) -> None:
-        """Raises ConfigError where another process marks under this worker's name: the two would take each
-        other's mail. A mark that stands still is that of one that has ended."""
-        mark = self._own_mark()
-        if mark is None or mark["goodbye"]:
+        """Raises ConfigError where another process writes heartbeats under this worker's name: the two would
+        take each other's mail. A heartbeat that stands still is that of one that has ended."""
+        before = self._namesake()
+        if before is None or before.goodbye:
             return
         deadline = time.monotonic() + SAME_NAME_S
         while time.monotonic() < deadline:
             time.sleep(self.poll_s)
-            now = self._own_mark()
-            if now and now["serial"] != mark["serial"]:
+            now = self._namesake()
+            if now and now.serial != before.serial:
                 raise ConfigError(
-                    f"a worker called {self.name} is alive on {now['host']}: give this one another --name"
+                    f"a worker called {self.name} is alive on {now.host}: give this one another --name"
                 )
 
-    def _own_mark(self) -> dict[str, Any] | None:
-        """The mark under this worker's name; None where there is none that can be read."""
+    def _namesake(self) -> HeartbeatRecord | None:
+        """The heartbeat under this worker's name; None where there is none that can be read."""
         try:
-            mark = self.objects.get_json(worker_key(self.name))
+            return read_heartbeat(self.objects, self.name)
         except ForgedObject:
             return None
-        return None if mark is None or heartbeat_refusal(mark, self.name) else mark
 
-    def _serve(self, about: dict[str, Any]) -> int:
+    def _serve(self, about: AboutRun) -> int:
         check_same(about)
         self._check_name()
         with tempfile.TemporaryDirectory(prefix="spotrl-worker-") as folder:
@@ -290,35 +290,35 @@ class Worker:
                 seen = self._lookout.newer()
                 continue
             try:
-                self._sample(engine, seen, *todo[0])
-                done.add(todo[0][1])
+                self._sample(engine, seen, todo[0])
+                done.add(todo[0].given)
                 failures = 0
                 seen = self._lookout.last()
             except (StorageError, StoreRefused) as error:
                 # the same unit again, as long as the trainer asks for it
-                print(f"worker {self.name}: unit {todo[0][1].unit}: {error}", flush=True)
+                print(f"worker {self.name}: unit {todo[0].unit.name}: {error}", flush=True)
                 seen = self._lookout.newer()
             except (ValueError, RuntimeError, FileNotFoundError) as error:
                 failures += 1
-                print(f"worker {self.name}: unit {todo[0][1].unit}: {error}", flush=True)
+                print(f"worker {self.name}: unit {todo[0].unit.name}: {error}", flush=True)
                 if failures == FAILURES:
                     self.heartbeat.goodbye(str(error))
                     raise
-                self.following.doubt()
+                self.following.look_for_newer()
                 seen = self._lookout.newer()
 
-    def _todo(self, seen: SeenRun | None, done: set[GivenUnit]) -> list[tuple[RolloutUnit, GivenUnit]]:
+    def _todo(self, seen: SeenRun | None, done: set[GivenUnit]) -> list[MailedUnit]:
         """What this worker is asked for and has not sampled; nothing while what it has sampled waits to be
         sent."""
         if seen is None or seen.attempt != self.attempt or self._sender.is_full():
             return []
-        return [(unit, given) for unit, given in seen.mail if given not in done]
+        return [mailed for mailed in seen.mail if mailed.given not in done]
 
     def _change_attempt(self, engine: EngineWorker) -> None:
         about = self.following.about()
         assert about is not None
         check_same(about)
-        engine.follow(about["layout"])
+        engine.follow(about.layout)
         self._follow(engine, self.following.attempt)
         print(f"worker {self.name}: follows attempt {self.attempt}", flush=True)
 
@@ -335,20 +335,21 @@ class Worker:
                 engine.take_weights(seen)
         except (StorageError, ValueError, RuntimeError, FileNotFoundError) as error:
             print(f"worker {self.name}: {error}", flush=True)
-        self.heartbeat.say(state=IDLE)
+        self.heartbeat.write(state=IDLE)
 
-    def _sample(self, engine: EngineWorker, seen: SeenRun, unit: RolloutUnit, given: GivenUnit) -> None:
+    def _sample(self, engine: EngineWorker, seen: SeenRun, mailed: MailedUnit) -> None:
         self.heartbeat.note(state=SAMPLING)
         try:
-            traces, seconds = engine.sample(unit, seen)
+            traces, seconds = engine.sample(mailed.unit, seen)
         except Exception as error:
             if not engine.out_of_step:
                 raise
             time.sleep(RANK_SAYS_S)
             self.heartbeat.goodbye(f"the ranks of its engine are out of step: {error}")
             raise OutOfStep from error
+        given = mailed.given
         key = samples_key(seen.attempt, given.unit, given.turn, self.name)
-        body = pack_samples(unit, given.turn, self.name, traces)
+        body = pack_samples(mailed.unit, given.turn, self.name, traces)
         self._sender.send(seen.attempt, given, key, body, len(traces) / max(seconds, 1e-3))
 
     def _ended(self, why: str) -> int:
@@ -415,11 +416,11 @@ def _machine_config(path: Path) -> RunConfig:
 def machine_options(config: RunConfig) -> list[str]:
     """What a machine's configuration says of the machine: where model and data lie, and how much of it an
     engine takes."""
-    found = []
+    options = []
     for name in MACHINE_OPTIONS:
         section, _, key = name.partition(".")
-        found.append(f"{name}={json.dumps(getattr(getattr(config, section), key))}")
-    return found
+        options.append(f"{name}={json.dumps(getattr(getattr(config, section), key))}")
+    return options
 
 
 if __name__ == "__main__":

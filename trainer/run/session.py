@@ -197,7 +197,6 @@ class Session:
         fleet = FleetSampler(
             config, self.ranks, self.held, self.datasets, self.checkpoints, admission, self.phases.sampled
         )
-        fleet.start()
         stages.callback(fleet.leave)
         self.fleet = fleet
         return fleet

@@ -1,0 +1,142 @@
+"""What head and workers write as JSON into a run's folder `fleet`, with the types and bounds that its readers
+rely on. A record of other types is refused as a whole, by name (`Objects.get_record`)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from trainer.fleet.scheduler import Count, GivenUnit
+from trainer.fleet.units import Lineage, RolloutUnit
+
+Word = Annotated[str, Meta(max_length=256)]
+AttemptName = Annotated[str, Meta(pattern=r"\A[0-9A-Za-z-]{0,64}\Z")]
+WorkerState = Literal["loading", "fetching", "idle", "sampling"]
+LOADING: WorkerState = "loading"
+"""State of a worker that builds its engine."""
+FETCHING: WorkerState = "fetching"
+"""State of a worker that has an engine and does not have the weights yet: it can sample nothing."""
+NOT_READY = (LOADING, FETCHING)
+IDLE: WorkerState = "idle"
+SAMPLING: WorkerState = "sampling"
+
+
+Layout = list[list[tuple[str, Count, Count]]]
+"""By rank: which elements [start, stop) of which flat parameter it holds, in the order of its patches."""
+
+
+class AboutRun(Struct, frozen=True, kw_only=True):
+    """`about/ATTEMPT.json`: what the run is, written once by the head of an attempt."""
+
+    attempt: AttemptName
+    config: dict[str, Any]
+    """The run's configuration, which `from_dict` checks."""
+    code: str
+    """Fingerprint of the trainer's code."""
+    packages: dict[str, str]
+    """Versions of the packages that decide a sample's bits."""
+    data: str
+    """Fingerprint of the training split."""
+    layout: Layout
+
+
+class Anchor(Struct, frozen=True):
+    """Where whole weights are found, and which version they are."""
+
+    kind: Literal["model", "checkpoint"]
+    version: Count
+    lineage: Lineage
+    attempt: AttemptName = ""
+    """The attempt that wrote the checkpoint."""
+
+
+class HeadRecord(Struct, frozen=True, kw_only=True):
+    """`head/ATTEMPT.json`: the newest version of the weights, and whether the run goes on."""
+
+    attempt: AttemptName
+    serial: Count = 0
+    """Rises with every writing."""
+    state: Literal["running", "away", "over"] = "running"
+    why: str = ""
+    """Why this head is silent from now on."""
+    version: Count = 0
+    lineage: Lineage = ""
+    anchors: tuple[Anchor, ...] = ()
+    turned_away: dict[Word, str] = {}
+    """Workers that are to end, and why."""
+
+
+class HeartbeatRecord(Struct, frozen=True, kw_only=True):
+    """`workers/NAME.json`: what a worker is, does, and has sent."""
+
+    worker: Word
+    attempt: AttemptName
+    state: WorkerState
+    host: Word
+    device: Word
+    goodbye: str
+    """Why it has ended; empty while it lives."""
+    process: Count
+    serial: Count
+    """Rises with every writing."""
+    pieces: Count
+    """Pieces of work that its engine has done."""
+    rate: Annotated[float, Meta(ge=0)]
+    """Completions per second."""
+    sent: tuple[GivenUnit, ...]
+    """The newest units whose samples are in the bucket."""
+
+    @property
+    def origin(self) -> tuple[str, int, str]:
+        """What tells the process that wrote it from another of the worker's name."""
+        return self.host, self.process, self.device
+
+
+class MailedUnit(Struct, frozen=True):
+    """A unit as a worker's mail holds it."""
+
+    unit: RolloutUnit
+    turn: Count
+    """How often the unit had been assigned by then."""
+
+    @property
+    def given(self) -> GivenUnit:
+        """The unit by its name."""
+        return GivenUnit(self.unit.name, self.turn)
+
+
+class Mail(Struct, frozen=True):
+    """`mail/ATTEMPT/WORKER.json`: what a worker is to sample, in order."""
+
+    units: tuple[MailedUnit, ...]
+
+
+class RefusedUnit(Struct, frozen=True):
+    """`refused/...`: why samples of a unit were not trained on, for people."""
+
+    unit: str
+    worker: str
+    why: str
+
+
+class RankPatch(Struct, frozen=True):
+    """What a rank's shard changed by, from one version to the next."""
+
+    key: str
+    """Where the patch lies."""
+    bytes: Count
+    sha256: str
+
+
+class WeightVersion(Struct, frozen=True):
+    """`weights/VERSION-LINEAGE.json`: the patches that make a version of its parent."""
+
+    number: Count
+    lineage: Lineage
+    parent: Count
+    parent_lineage: Lineage
+    patches: tuple[RankPatch, ...]
+    """By rank."""
+    digests: tuple[str, ...]
+    """By rank: sha256 of its shard; empty where none were taken."""
