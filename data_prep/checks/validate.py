@@ -88,13 +88,14 @@ class References:
         from trainer.rewards.scorer import Scorer
 
         self._scorer = Scorer(Config(workers=workers, deadline_s=deadline_s, max_error_rate=1.0))
-        self._known: dict[str, tuple[AnswerType, str]] = {}
+        self._known: dict[tuple[str, str], tuple[AnswerType, str]] = {}
 
     def check(self, rows: list[Candidate]) -> list[tuple[AnswerType, str]]:
         """The grader's route for each row's answer, and why it is no reference (empty if it is one)."""
         tasks = [reference_of(row.answer, row.extra) for row in rows if TASK in row.extra]
         faults = iter(self._scorer.reference_errors(tasks, ["task"] * len(tasks)))
-        by_form = iter(self._by_form([row.answer for row in rows if TASK not in row.extra]))
+        plain = [row for row in rows if TASK not in row.extra]
+        by_form = iter(self._by_form([(row.answer, question_text(row.messages)) for row in plain]))
         checked: list[tuple[AnswerType, str]] = []
         for row in rows:
             if TASK in row.extra:
@@ -104,24 +105,27 @@ class References:
                 checked.append(next(by_form))
         return checked
 
-    def _by_form(self, answers: list[str]) -> list[tuple[AnswerType, str]]:
+    def _by_form(self, answers: list[tuple[str, str]]) -> list[tuple[AnswerType, str]]:
+        """`check` for (answer, question) of rows that are no tasks."""
         from trainer.rewards.grading import grader
 
-        algebra: list[str] = []
-        for answer in dict.fromkeys(answers):
-            if answer in self._known:
+        algebra: list[tuple[str, str]] = []
+        for asked in dict.fromkeys(answers):
+            if asked in self._known:
                 continue
-            kind = grader.classify(answer)
+            answer, question = asked
+            kind = grader.classify(answer, question)
             if kind == "math":
-                algebra.append(answer)
+                algebra.append(asked)
             else:
-                error = grader.reference_error(answer, kind)
-                self._known[answer] = kind, f"bad_answer: {error}" if error else ""
+                error = grader.reference_error(answer, kind, question)
+                self._known[asked] = kind, f"bad_answer: {error}" if error else ""
         if algebra:
-            errors = self._scorer.reference_errors(algebra, ["math"] * len(algebra))
-            for answer, error in zip(algebra, errors, strict=True):
-                self._known[answer] = "math", f"bad_answer: {error}" if error else ""
-        return [self._known[answer] for answer in answers]
+            references, questions = zip(*algebra, strict=True)
+            errors = self._scorer.reference_errors(references, ["math"] * len(algebra), questions)
+            for asked, error in zip(algebra, errors, strict=True):
+                self._known[asked] = "math", f"bad_answer: {error}" if error else ""
+        return [self._known[asked] for asked in answers]
 
     def same(self, first: CheckedRow, second: CheckedRow) -> bool:
         """Whether two reference answers are equal for the grader, as `0.5` and `1/2` are.

@@ -70,7 +70,7 @@ def test_towers_modulo_primes_are_those_of_whole_numbers():
     text = expression.read("3^{2^{5^{2^{3}}}}")
     exponent = 2 ** (5**8)
     for ring in exact.PRIMES:
-        residue = text.value(expression.Point(1, "residue", ring))
+        residue = text.value.at(expression.Point(1, "residue", ring))
         assert residue.number == pow(3, exponent, ring.prime)
 
 

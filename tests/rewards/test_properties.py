@@ -239,7 +239,6 @@ def spellings(value: str) -> list[str]:
         ways += [
             f"1 \\cdot ({value})",
             f"({value}) + 0",
-            f"\\frac{{2({value})}}{{2}}",
             f"-(-({value}))",
             f"({value})^1",
         ]

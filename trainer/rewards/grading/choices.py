@@ -20,7 +20,7 @@ _LEAD = (
     r"(?:answer|option|choice)s?(?: is| are)?\s*:?\s*){0,3}(?:答案|选项)?(?:是|为|选择?)?:?\s*"
 )
 _BARE = re.compile(
-    rf"{_LEAD}[\"{{]*(?P<letter>[A-Za-z])[\"}}]*(?:项| is (?:correct|right|the (?:correct |right )?answer))?"
+    rf"{_LEAD}[\"{{]*(?P<letter>[A-Za-z])[\"}}]*(?:项|选项| is (?:correct|right|the (?:correct |right )?answer))?"
     r"(?P<rest>\s*\(.*\))?",
     re.ASCII | re.IGNORECASE,
 )
@@ -42,10 +42,16 @@ _TAKEN_BACK = re.compile(
 )
 
 
-@lru_cache(maxsize=8192)
 def option_letter(content: str) -> str | None:
     r"""The one option that the content names, upper case: `A.`, `(a)`, `(A) 12`, `\text{Option A}`;
     else None."""
+    named = option(content)
+    return named[0] if named else None
+
+
+@lru_cache(maxsize=8192)
+def option(content: str) -> tuple[str, str] | None:
+    """`option_letter`, and what follows the letter."""
     if len(content) > MAX_CHARS:
         return None
     s = common_notation(content).strip("*")
@@ -56,7 +62,7 @@ def option_letter(content: str) -> str | None:
         named = bare["letter"].upper()
         rest = bare["rest"] or ""
         contradicted = _letters(_OPTION, rest) - {named} or "=" in rest
-        return None if contradicted else named
+        return None if contradicted else (named, rest.strip())
 
     marked = _MARKED.fullmatch(s)
     if marked is None:
@@ -69,7 +75,56 @@ def option_letter(content: str) -> str | None:
     taken_back = _TAKEN_BACK.fullmatch(rest)
     if taken_back is not None and (taken_back[1] or "").upper() != named:
         return None
-    return named
+    return named, rest
+
+
+_CHOICE = re.compile(
+    r"(?:^|(?<=[\s;,]))\(?([A-J])[.):、．]\s*(\S.*?)(?=[\s;,]+\(?[A-J][.):、．]\s*\S|\s*\n|\s*$)"
+)
+
+
+@lru_cache(maxsize=2048)
+def listed(question: str) -> dict[str, str]:
+    """The choices that a question lists behind letters from A on, by their letters; none for fewer than two."""
+    found: dict[str, str] = {}
+    for letter, text in _CHOICE.findall(question[-20_000:]):
+        if ord(letter) == ord("A") + len(found):
+            found[letter] = plain_words(text)
+        elif letter == "A":
+            found = {"A": plain_words(text)}
+    return found if len(found) > 1 else {}
+
+
+def reference_letter(content: str, question: str) -> str | None:
+    """The letter that a reference answer is, alone or with the text that the question gives it."""
+    named = option(content)
+    if named is None:
+        return None
+    letter, rest = named
+    return letter if not rest or listed(question).get(letter) == plain_words(rest) else None
+
+
+def names_letter(content: str, letter: str, question: str) -> bool:
+    """Whether an answer names this option, and does not give it the text of another."""
+    named = option(content)
+    if named is None or named[0] != letter:
+        return False
+    choices = listed(question)
+    text = plain_words(named[1])
+    return not text or text == choices.get(letter) or text not in choices.values()
+
+
+_LETTERS = re.compile(r"[A-H](?:(?:\s*[,;&/]\s*|\s*and\s*|\s*)[A-H]){1,7}")
+
+
+def letters(content: str, question: str) -> frozenset[str] | None:
+    """The options that `BD` or `B, D` names in a question that lists some; None for anything else."""
+    s = common_notation(content)
+    if len(s) > 60 or _LETTERS.fullmatch(s) is None:
+        return None
+    named = re.findall("[A-H]", s)
+    known = len(set(named)) == len(named) and listed(question).keys() >= set(named)
+    return frozenset(named) if known else None
 
 
 def _letters(pattern: re.Pattern[str], text: str) -> set[str]:
@@ -162,7 +217,10 @@ def plain_words(content: str) -> str:
     `\text{Yes}.` -> `yes`; `North-East` -> `northeast`; `是` -> `yes`.
     """
     s = common_notation(content[: 4 * MAX_CHARS]).casefold().strip(_EDGES)
-    return _TRANSLATED.get(s) or re.sub(r"[\s_-]+", "", _ARTICLES.sub("", s))
+    return _TRANSLATED.get(s) or _BETWEEN_LETTERS.sub("", _ARTICLES.sub("", s))
+
+
+_BETWEEN_LETTERS = re.compile(r"(?<![0-9])[\s_]+|[\s_]+(?![0-9])|(?<=[^\W\d_])-(?=[^\W\d_])")
 
 
 IN_WORDS = {

@@ -178,7 +178,11 @@ def proportional(first: Expression, second: Expression, base: int, positive: boo
 
 def _times_at(f: Node, g: Node, elsewhere: Point) -> Node:
     """The product of `f` and of what `g` is at another point."""
-    return lambda p: f(p) * g(replace(elsewhere, context=p.context, reach=p.reach))
+
+    def product(p: Point) -> Any:
+        return f.at(p) * g.at(replace(elsewhere, context=p.context, reach=p.reach, terms=[0]))
+
+    return Node("*", (f, g), product)
 
 
 def _is_zero(f: Node, point: Point) -> bool:

@@ -55,7 +55,21 @@ def strip_name(s: str, other: str, context: str) -> str:
     sides = _EQUALS.split(s)
     if len(sides) != 2 or not sides[1] or "=" in other or "\\approx" in other:
         return s
-    return sides[1] if is_name(sides[0], context) else s
+    named = is_name(sides[0], context) and not _occurs(sides[0], other)
+    return sides[1] if named or _is_asked_for(sides[0], context) else s
+
+
+def _occurs(name: str, text: str) -> bool:
+    """Whether a value holds its own name, and so is another thing: `CO = CO_2`."""
+    return re.search(rf"(?<![A-Za-z\\]){re.escape(name)}(?![A-Za-z])", text) is not None
+
+
+_OF_NAMES = re.compile(r"[a-zA-Z]\w?(?:\s*[-+*/^]\s*\w{1,3}){1,6}", re.ASCII)
+
+
+def _is_asked_for(side: str, context: str) -> bool:
+    """Whether it is an expression of names that the question has: the `m + n` of "find m+n"."""
+    return _OF_NAMES.fullmatch(side) is not None and side.replace(" ", "") in context.replace(" ", "")
 
 
 def is_name(s: str, context: str) -> bool:

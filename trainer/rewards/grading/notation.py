@@ -8,6 +8,7 @@ becomes ` cm`. Every pattern takes linear time on the short strings that it gets
 
 from __future__ import annotations
 
+import html
 import re
 import unicodedata
 from functools import lru_cache
@@ -17,7 +18,7 @@ DOLLAR = "＄"
 """Sign of money, after the dollar signs of mathematics were taken off."""
 
 _CHARACTERS = {
-    "−": "-", "–": "-", "﹣": "-", "－": "-", "＋": "+", "÷": "/",
+    "−": "-", "–": "-", "—": "-", "‐": "-", "‑": "-", "﹣": "-", "－": "-", "＋": "+", "÷": "/",
     "×": "\\times ", "⋅": "\\cdot ", "·": "\\cdot ",
     "∕": "/", "⁄": "/", "。": ".", "、": ",", "和": " and ", "或": " or ", "′": "'", "″": "''", "∞": "\\infty ",
     "∛": "\\sqrt[3]", "∜": "\\sqrt[4]", "√": "\\sqrt", "ℝ": "\\mathbb{R}", "∂": "\\partial ", "…": "\\ldots ",
@@ -44,10 +45,11 @@ GREEK = tuple(_GREEK_TEXT.split())
 _LETTERS = "αβγδεζηθικλμνξπρστυφχψωΓΔΘΛΞΠΣΦΨΩ"
 for _letter, _name in zip(_LETTERS, GREEK, strict=True):
     _CHARACTERS[_letter] = f"\\{_name} "
-_SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻ⁿ", "0123456789-n")
+_RAISED = "⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ"
+_SUPERSCRIPTS = str.maketrans(_RAISED, "0123456789-+n")
 
 _RULES = [
-    ("⁰¹²³⁴⁵⁶⁷⁸⁹⁻ⁿ", r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁻ⁿ]+", lambda m: "^{" + m[0].translate(_SUPERSCRIPTS) + "}"),
+    (_RAISED, rf"[{_RAISED}]+", lambda m: "^{" + m[0].translate(_SUPERSCRIPTS) + "}"),
     ("\\", r"\\[hv]?phantom\s*\{(?:[^{}]|\{[^{}]*\})*\}|\\[hv]space\*?\s*\{[^{}]*\}", " "),
     ("\\", r"\\(?:text)?color\s*\{[a-zA-Z]{3,20}\}", " "),
     ("\\", r"\\dot\s*\{?([0-9])\}?([0-9]*)\\dot\s*\{?([0-9])\}?", r"\\overline{\1\2\3}"),
@@ -88,7 +90,7 @@ _RULES = [
     ("fo", r"(?<![\\a-zA-Z])(?:inf|infinity|oo)(?![a-zA-Z])", r"\\infty "),
     ("*", r"\*\*(?=[\s{(0-9-])", "^"),
     ("\\", r"\\%", "%"),
-    ("\\", r"\\#", "#"),
+    ("\\", r"\\([#&])", r"\1"),
     ("<\\", r"<=", r"\\le "),
     (">\\", r">=", r"\\ge "),
     ("!", r"!=", r"\\ne "),
@@ -114,6 +116,8 @@ _OLD_FONT = re.compile(r"\{?\\(?:bf|rm|it|mathrm|mathbf)(?![a-zA-Z{])\s*([^{}\\]
 def common_notation(content: str) -> str:
     """The common spelling of a box's content. Any string gives some string."""
     s = content.strip().strip("\0")
+    if "&" in s and ";" in s:
+        s = html.unescape(s)
     if _PLAIN_NUMBER.fullmatch(s):
         return s
     if not s.isascii():

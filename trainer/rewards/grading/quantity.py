@@ -11,6 +11,8 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from math import gcd
+from typing import Literal
 
 from trainer.rewards.grading import numerals
 from trainer.rewards.grading.notation import common_notation, strip_outer
@@ -19,6 +21,9 @@ from trainer.rewards.grading.units import Unit, unit
 MAX_CHARS = 200
 MAX_EXPONENT = 400
 """Powers of ten beyond this are no answer to a question about an image."""
+
+
+Form = Literal["plain", "fraction", "mixed", "scientific", "recurring"]
 
 
 @dataclass(frozen=True)
@@ -35,10 +40,18 @@ class Quantity:
     """The unit is one letter right after the digits, so it may be a variable: `5h`."""
     divides: bool = False
     """A quotient that comes out even: `168/2`."""
+    form: Form = "plain"
+    """How the number is written."""
+    written: str = ""
+    """The number as it stands, without spaces, sign, unit and separators of thousands."""
+    scale: int = 1
+    """Of `5 million` a million."""
 
 
 _D = (
     r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?|[0-9]{1,3}(?: [0-9]{3})+(?:\.[0-9]+)?"
+    r"|[0-9]{1,2}(?:,[0-9]{2})+,[0-9]{3}(?:\.[0-9]+)?(?![0-9,])|[0-9]{1,3}(?:\.[0-9]{3}){2,}(?![0-9.])"
+    r"|[0-9]{1,3}(?:'[0-9]{3})+(?:\.[0-9]+)?(?![0-9'])"
     r"|[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
 )
 """Digits, with or without separators of thousands and a decimal point."""
@@ -80,14 +93,26 @@ def _single(s: str, context: str) -> Quantity | None:
     match = _NUMBER.fullmatch(s)
     if match is None:
         return None
-    value, decimals = _value(match.groupdict())
+    value, decimals, form = _value(match.groupdict())
     if value is None:
+        return None
+    if match["sign2"] and match["sign"] and not match["money"]:
         return None
     if (match["sign"] in ("-", "negative ", "minus ")) != (match["sign2"] == "-"):
         value = -value
     rest = match["rest"].strip()
+    if form == "plain" and _DECADE.fullmatch(match["plain"] + match["rest"]):
+        return None
+    number = s[: match.start("rest")]
+    written = _NOT_WRITTEN.sub("", number)
+    scale = 1
+    scaled = _SCALED.match(rest) if form == "plain" else None
+    if scaled is not None and (match["money"] or scaled[1].endswith("illion")):
+        scale = _SCALES[scaled[1].lower()[:2]]
+        rest = rest[scaled.end() :].strip()
+        value *= scale
     if rest == "%" or rest.lower() in ("percent", "percentage", "per cent", "pct"):
-        return Quantity(value, decimals, percent=True)
+        return Quantity(value, decimals, percent=True, form=form, written=written)
     if rest.startswith("%"):
         return None
 
@@ -104,8 +129,8 @@ def _single(s: str, context: str) -> Quantity | None:
     if measured_in is not None and not measured_in.dimensions:
         measured_in = None
     glued = len(match["rest"]) == 1 and rest.isascii() and rest.isalpha()
-    divides = (match["fn"] or match["sn"]) is not None and value.denominator == 1
-    return Quantity(value, decimals, unit=measured_in, glued=glued, divides=divides)
+    divides = form == "fraction" and value.denominator == 1
+    return Quantity(value, decimals, False, measured_in, glued, divides, form, written, scale)
 
 
 def _in_words(s: str, context: str) -> Quantity | None:
@@ -139,25 +164,40 @@ def _compound(s: str, context: str) -> Quantity | None:
     return Quantity(total / last.size, unit=last)
 
 
+_DECADE = re.compile(r"[0-9]{1,3}0'?s")
+_NOT_WRITTEN = re.compile(r"[\s,＄€£¥₹+]|\\(?:times|cdot)|\*|\b(?:negative|minus)\b")
+_SCALED = re.compile(r"(thousand|million|billion|trillion|mn|bn|[KMBkmb])(?![A-Za-z])")
+_SCALES = {"th": 10**3, "k": 10**3, "m": 10**6, "mi": 10**6, "mn": 10**6}
+_SCALES |= {"b": 10**9, "bi": 10**9, "bn": 10**9, "tr": 10**12}
+
+
 def _digits(text: str) -> Fraction:
-    return Fraction(text.replace(",", "").replace(" ", "").rstrip(".") or "0")
+    """The value of digits, with whatever separators of thousands."""
+    text = _SEPARATOR.sub("", text)
+    if text.count(".") > 1:
+        text = text.replace(".", "")
+    return Fraction(text.rstrip(".") or "0")
 
 
-def _value(g: dict[str, str | None]) -> tuple[Fraction | None, int]:
-    """Value and decimals of a number from the groups of `_NUMBER`; no value if it divides by zero or is
-    too large."""
+_SEPARATOR = re.compile("[, ']")
+
+
+def _value(g: dict[str, str | None]) -> tuple[Fraction | None, int, Form]:
+    """Value, decimals and form of a number from the groups of `_NUMBER`; no value if it divides by zero or
+    is too large."""
     if plain := g["plain"]:
-        return _digits(plain), len(plain.partition(".")[2])
+        grouped = plain.count(".") > 1
+        return _digits(plain), 0 if grouped else len(plain.partition(".")[2]), "plain"
     if whole := g["mixed"]:
         top = int(g["mn"] or 0)
         bottom = int(g["md"] or 0)
-        return (int(whole) + Fraction(top, bottom), -1) if bottom else (None, 0)
+        return int(whole) + Fraction(top, bottom) if bottom else None, -1, "mixed"
     if period := g["rp"] or g["rp2"] or g["rp3"] or g["rp4"]:
         # 0.1(23) is (1 * 99 + 23) / 990.
         head = g["rh"] or ""
         nines = 10 ** len(period) - 1
         before = int((g["rn"] or "0") + head)
-        return Fraction(before * nines + int(period), nines * 10 ** len(head)), -1
+        return Fraction(before * nines + int(period), nines * 10 ** len(head)), -1, "recurring"
     if g["fn"] is not None:
         return _quotient(g["fn"], g["fd"], g["fsign"], g["fdsign"])
     if g["sn"] is not None:
@@ -165,19 +205,32 @@ def _value(g: dict[str, str | None]) -> tuple[Fraction | None, int]:
 
     exponent = int(g["ee"] or g["te1"] or g["te2"] or g["te3"] or 0)
     if abs(exponent) > MAX_EXPONENT:
-        return None, 0
-    return _digits(g["em"] or g["tm"] or "1") * Fraction(10) ** exponent, -1
+        return None, 0, "scientific"
+    return _digits(g["em"] or g["tm"] or "1") * Fraction(10) ** exponent, -1, "scientific"
 
 
 def _quotient(
     top: str, bottom: str | None, sign: str | None, bottom_sign: str | None
-) -> tuple[Fraction | None, int]:
+) -> tuple[Fraction | None, int, Form]:
     """`_value` of a fraction."""
     divisor = _digits(bottom or "")
     if not divisor:
-        return None, 0
+        return None, 0, "fraction"
     value = _digits(top) / divisor
-    return (-value if (sign == "-") != (bottom_sign == "-") else value), -1
+    return -value if (sign == "-") != (bottom_sign == "-") else value, -1, "fraction"
+
+
+def is_reduced(number: Quantity) -> bool:
+    """Whether a fraction of whole numbers is in lowest terms; true of other forms."""
+    written = re.findall("[0-9]+", number.written)
+    if number.form != "fraction" or len(written) != 2:
+        return number.form != "fraction"
+    return gcd(*map(int, written)) == 1
+
+
+def is_normalized(number: Quantity) -> bool:
+    """Whether scientific notation has one digit before its point: `4.5 \\times 10^6`, not `45 \\times 10^5`."""
+    return re.match(r"-?[1-9](?:\.[0-9]*)?(?![0-9.])", number.written) is not None
 
 
 def equal(reference: Quantity, answer: Quantity) -> bool:

@@ -157,7 +157,7 @@ class _Reader:
         if self.next in ("+", "-"):
             minus = self.take() == "-"
             with_sign = self.deeper(self.signed)
-            return values.subtract(values.constant("0"), with_sign) if minus else with_sign
+            return values.negative(with_sign) if minus else with_sign
         return self.power()
 
     def deeper(self, parse: Callable[[], Node]) -> Node:
@@ -195,7 +195,7 @@ class _Reader:
         if tokens != [whole, "\\frac", "{", top, "}", "{", bottom, "}"]:
             return node
         proper = whole.isdigit() and top.isdigit() and bottom.isdigit() and int(top) < int(bottom)
-        return values.add(node, self.atom()) if proper else node
+        return values.add(node, self.atom(), "mixed") if proper else node
 
     def postfix(self, node: Node) -> Node:
         while self.next in ("!", "%", "°"):
@@ -212,7 +212,7 @@ class _Reader:
 
     def exponent(self) -> Node:
         if self.next in ("-", "+"):
-            return values.subtract(values.constant("0"), self.atom()) if self.take() == "-" else self.atom()
+            return values.negative(self.atom()) if self.take() == "-" else self.atom()
         return self.group() if self.next in ("{", "(") else self.atom()
 
     def group(self) -> Node:
@@ -263,17 +263,13 @@ class _Reader:
 
     def symbol(self, name: str) -> Node:
         self.symbols.add(name)
-        return lambda p: p.symbol(name)
+        return values.symbol(name)
 
     def letter(self, letter: str) -> Node:
         name = self.name(letter)
         if self.next == "(" and (letter in "fgF" or name.endswith("'")):
             return self.application(name)
-        if name == "e":
-            return lambda p: p.context.e
-        if name == "i":
-            return lambda p: p.context.mpc(0, 1)
-        return self.symbol(name)
+        return values.symbol(name) if name in ("e", "i") else self.symbol(name)
 
     def application(self, name: str) -> Node:
         """A function that is not known: each name has a cosine of its own, so that f(x) is not f(y),
@@ -290,10 +286,10 @@ class _Reader:
         def apply(p: Point) -> Any:
             total = p.symbol(name)
             for part, argument in parts:
-                total += p.symbol(part) * values.check_size(argument(p), p)
+                total += p.symbol(part) * values.check_size(argument.at(p), p)
             return p.context.cos(total)
 
-        return apply
+        return values.Node(name, tuple(arguments), apply)
 
     def atom(self) -> Node:
         kind, text = self.kind, self.next
@@ -335,9 +331,9 @@ class _Reader:
             return self.symbol(self.name(f"{accent} {accented}"))
         match name:
             case "pi":
-                return lambda p: +p.context.pi
+                return values.symbol("\\pi")
             case "imath":
-                return lambda p: p.context.mpc(0, 1)
+                return values.symbol("i")
             case "frac":
                 return values.divide(self.braced(), self.braced())
             case "binom":

@@ -10,11 +10,12 @@ answers, if their branches do.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from trainer.rewards.grading import expression, structures
+from trainer.rewards.grading import expression, shape, structures
 from trainer.rewards.grading.expression import Expression, Rule, Unreadable
 from trainer.rewards.grading.notation import GREEK, is_one_group, split_top
 
@@ -110,8 +111,24 @@ def work_left(s: str) -> int:
             name, number = sorted((relation.left, relation.right), key=_is_variable, reverse=True)
             given_by = expression.read(number)
             solved = _is_variable(name) and not given_by.symbols
-            most = max(most, int(given_by.arithmetic) if solved else 2)
+            undone = given_by.arithmetic or shape.folds(given_by.value) > 0
+            most = max(most, int(undone) if solved else 2)
     return most
+
+
+def is_as_long(reference: str, answer: str) -> bool:
+    """Whether an equation in one variable holds the numbers of the reference, none of which was worked out;
+    true where there are more variables. Raises Unreadable."""
+    wanted = _leaves(reference)
+    symbols = [leaf for leaf in wanted if not leaf[0].isdigit()]
+    return len(symbols) != 1 or wanted == _leaves(answer)
+
+
+def _leaves(s: str) -> Counter[str]:
+    held: Counter[str] = Counter()
+    for side in SIGN.split(s)[::2]:
+        held += shape.leaves(expression.read(side).value)
+    return held
 
 
 def _is_variable(s: str) -> bool:

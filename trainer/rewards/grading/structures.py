@@ -207,6 +207,8 @@ def compatible(
         as_many = different == _different_parts(answer) and (same_length or each_once)
         return "unordered" if as_many or "set" in kinds else "no"
     column = f"{len(reference.parts)}x1 matrix"
+    if "list" in kinds and reference.kind in INTERVALS and re.search(r"\bintervals?\b", context):
+        return "no"
     same_kind = len(kinds) == 1 or kinds in ({"()", "list"}, {"()", column})
     if reference.kind == "[]" and answer.kind == "list" and not _ASKS_FOR_INTERVAL.search(context):
         same_kind = all(map(quantity.parse, reference.parts))
@@ -274,45 +276,6 @@ def proportion(content: str) -> tuple[str, ...] | None:
     if not 2 <= len(parts) <= 4 or not all(parts) or re.search(r"[=<>|,]|\\[{}]|\\in(?![a-z])", content):
         return None
     return tuple(parts)
-
-
-_CLOCK = re.compile(
-    r"([0-9]{1,2}):([0-5][0-9])(?::([0-5][0-9]))?\s*(?:(a|p)\.?\s?m\.?)?", re.ASCII | re.IGNORECASE
-)
-
-
-@lru_cache(maxsize=8192)
-def clock_time(content: str) -> tuple[int, int, int, str] | None:
-    """(hour, minute, second, "a" | "p" | "") of a time of day such as `3:45 p.m.`; None if it is none."""
-    if len(content) > 40:
-        return None
-    match = _CLOCK.fullmatch(common_notation(content))
-    if match is None or int(match[1]) > 24:
-        return None
-    hour = int(match[1])
-    half = (match[4] or "").lower()
-    if half and not 1 <= hour <= 12:
-        return None
-    return hour, int(match[2]), int(match[3] or 0), half
-
-
-def same_time(reference: tuple[int, int, int, str], answer: tuple[int, int, int, str]) -> bool:
-    """Whether two times of day are the same.
-
-    A marker in the reference must be met (3:45 PM is 15:45). A marker in the answer alone does no harm.
-    """
-
-    def hour24(t: tuple[int, int, int, str]) -> int:
-        hour, _, _, half = t
-        if not half:
-            return hour
-        return hour % 12 + 12 if half == "p" else hour % 12
-
-    if reference[1:3] != answer[1:3]:
-        return False
-    if reference[3]:
-        return hour24(reference) == hour24(answer) and (answer[3] != "" or answer[0] > 12)
-    return reference[0] == answer[0] or (answer[3] == "" and reference[0] == answer[0])
 
 
 @lru_cache(maxsize=8192)

@@ -21,7 +21,7 @@ MAX_FACTORIAL = 100_000
 MAX_ARGUMENT = 10**15
 """Largest argument of a sine: the larger it is, the more digits its reduction takes."""
 MAX_TERMS = 5_000
-"""Most terms of a sum or product sign."""
+"""Most terms of all sum and product signs of one expression, those inside of others counted each time."""
 
 
 class Unreadable(ValueError):
@@ -63,6 +63,8 @@ class Point:
     reach: list[float] = field(default_factory=lambda: [0.0], compare=False)
     """One number: the decimal digits of all that was met at this point, the exponents of powers included.
     No difference of two of its values is smaller by more digits, unless by chance."""
+    terms: list[int] = field(default_factory=lambda: [0], compare=False)
+    """One number: how many terms of sums and products the expression has taken so far at this point."""
 
     def symbol(self, name: str) -> Any:
         """Value of a symbol, which is a function of its name and the seed."""
@@ -89,8 +91,18 @@ class Point:
         return value
 
 
-Node = Callable[[Point], Any]
-"""An expression's value at a point. Raises Unreadable, Undefined or ArithmeticError."""
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One operation of an expression: what it does, to which parts, and its value at a point."""
+
+    operation: str
+    """`number`, `symbol`, `+`, `-`, `negative`, `*`, `/`, `^`, `root`, `mixed`, `degrees`, or the name of a
+    function."""
+    parts: tuple[Node, ...]
+    at: Callable[[Point], Any]
+    """The value at a point. Raises Unreadable, Undefined or ArithmeticError."""
+    text: str = ""
+    """Digits of a number, name of a symbol."""
 
 
 def value(node: Node, point: Point) -> Any:
@@ -98,8 +110,9 @@ def value(node: Node, point: Point) -> Any:
 
     Raises Undefined if there is none, Unreadable if it is too expensive.
     """
+    point.terms[0] = 0
     try:
-        number = node(point)
+        number = node.at(point)
     except (ZeroDivisionError, OverflowError, ValueError) as error:
         if isinstance(error, Unreadable):
             raise
@@ -114,24 +127,40 @@ def constant(digits: str) -> Node:
         p.reach[0] += len(digits)
         return p.context.mpf(digits)
 
-    return constant
+    return Node("number", (), constant, digits)
+
+
+def symbol(name: str) -> Node:
+    """A variable, or one of the constants `\\pi`, `e`, `i`."""
+    match name:
+        case "\\pi":
+            return Node("symbol", (), lambda p: +p.context.pi, name)
+        case "e":
+            return Node("symbol", (), lambda p: p.context.e, name)
+        case "i":
+            return Node("symbol", (), lambda p: p.context.mpc(0, 1), name)
+    return Node("symbol", (), lambda p: p.symbol(name), name)
 
 
 def fraction(node: Node, p: Point) -> Fraction:
     """The exact value of a node that is a fraction at every point. Raises Inexact for another."""
-    return node(replace(p, context=FRACTIONS))
+    return node.at(replace(p, context=FRACTIONS))
 
 
-def add(a: Node, b: Node) -> Node:
-    return lambda p: a(p) + b(p)
+def add(a: Node, b: Node, operation: str = "+") -> Node:
+    return Node(operation, (a, b), lambda p: a.at(p) + b.at(p))
 
 
 def subtract(a: Node, b: Node) -> Node:
-    return lambda p: a(p) - b(p)
+    return Node("-", (a, b), lambda p: a.at(p) - b.at(p))
+
+
+def negative(a: Node) -> Node:
+    return Node("negative", (a,), lambda p: p.context.mpf("0") - a.at(p))
 
 
 def multiply(a: Node, b: Node) -> Node:
-    return lambda p: a(p) * b(p)
+    return Node("*", (a, b), lambda p: a.at(p) * b.at(p))
 
 
 def cross_product(a: Node, b: Node) -> Node:
@@ -139,18 +168,18 @@ def cross_product(a: Node, b: Node) -> Node:
 
     def cross(p: Point) -> Any:
         q = replace(p, component=p.component + 1)
-        return a(p) * b(q) - b(p) * a(q)
+        return a.at(p) * b.at(q) - b.at(p) * a.at(q)
 
-    return cross
+    return Node("cross", (a, b), cross)
 
 
 def divide(a: Node, b: Node) -> Node:
-    return lambda p: a(p) / b(p)
+    return Node("/", (a, b), lambda p: a.at(p) / b.at(p))
 
 
 def degrees(a: Node) -> Node:
     """An angle in degrees, as radians."""
-    return lambda p: a(p) * p.context.pi / 180
+    return Node("degrees", (a,), lambda p: a.at(p) * p.context.pi / 180)
 
 
 def check_size(v: Any, p: Point, limit: float = MAX_ARGUMENT) -> Any:
@@ -172,8 +201,8 @@ def power(base: Node, exponent: Node) -> Node:
     def power(p: Point) -> Any:
         if isinstance(p.context, EXACT):
             return _exact_power(base, exponent, p)
-        b = base(p)
-        e = check_size(exponent(p), p)
+        b = base.at(p)
+        e = check_size(exponent.at(p), p)
         if b == 0:
             return b**e if e.imag == 0 and e.real > 0 else _undefined()
         # A logarithm takes longer than the power, so it is taken where the size may be too large.
@@ -184,7 +213,7 @@ def power(base: Node, exponent: Node) -> Node:
             raise Undefined
         return p.met(b**e)
 
-    return power
+    return Node("^", (base, exponent), power)
 
 
 def _exact_power(base: Node, exponent: Node, p: Point) -> Any:
@@ -194,11 +223,11 @@ def _exact_power(base: Node, exponent: Node, p: Point) -> Any:
     except exact.TooManyBits:
         # A tower: its exponent is known by what exponents count by.
         ring = p.context.exponents()
-        return p.context.tower(base(p), exponent(replace(p, context=ring)))
+        return p.context.tower(base.at(p), exponent.at(replace(p, context=ring)))
     if e.denominator != 1:
         degree = e.denominator
         return p.context.power(p.context.mpf(exact.root(fraction(base, p), degree)), e.numerator)
-    b = base(p)
+    b = base.at(p)
     zero = b == 0 if isinstance(b, Fraction) else b.number == 0
     if zero and e <= 0:
         raise Undefined
@@ -215,15 +244,15 @@ def root(radicand: Node, degree: Node) -> Node:
     def root(p: Point) -> Any:
         if isinstance(p.context, EXACT):
             return p.context.mpf(exact.root(fraction(radicand, p), exact.whole(fraction(degree, p))))
-        v = radicand(p)
-        n = check_size(degree(p), p)
+        v = radicand.at(p)
+        n = check_size(degree.at(p), p)
         if v.imag == 0 and v.real < 0 and n.imag == 0 and n.real % 2 == 1:  # the real root, as on paper
             return -((-v) ** (1 / n))
         if _negative(v, p):
             raise Undefined
         return p.context.sqrt(v) if n == 2 else v ** (1 / n) if v else v
 
-    return root
+    return Node("root", (radicand, degree), root)
 
 
 def log(argument: Node, base: Node | None) -> Node:
@@ -231,25 +260,25 @@ def log(argument: Node, base: Node | None) -> Node:
 
     def log(p: Point) -> Any:
         _refuse_exact(p)
-        v = argument(p)
+        v = argument.at(p)
         if _negative(v, p):
             raise Undefined
         if base is not None:
-            return p.context.ln(v) / p.context.ln(base(p))
+            return p.context.ln(v) / p.context.ln(base.at(p))
         return p.context.ln(v) / p.context.ln(p.log_base) if p.log_base else p.context.ln(v)
 
-    return log
+    return Node("log", (argument,), log)
 
 
 def function(name: str, argument: Node) -> Node:
     """One of mpmath's functions of one number."""
     if name in ("ln", "lg"):
-        return log(argument, constant("10") if name == "lg" else lambda p: +p.context.e)
+        return log(argument, constant("10") if name == "lg" else symbol("e"))
 
     def function(p: Point) -> Any:
         _refuse_exact(p)
         limit = MAX_POWER_BITS if name.endswith(("exp", "h")) else MAX_ARGUMENT
-        x = check_size(argument(p), p, limit)
+        x = check_size(argument.at(p), p, limit)
         result = getattr(p.context, name)(x)
         partly_real = name in ("asin", "acos", "acosh", "atanh", "asec", "acsc")
         if p.kind != "complex" and partly_real and result.imag != 0:
@@ -258,7 +287,7 @@ def function(name: str, argument: Node) -> Node:
             p.reach[0] += 0.87 * float(abs(x))
         return result
 
-    return function
+    return Node(name, (argument,), function)
 
 
 def _refuse_exact(p: Point) -> None:
@@ -272,9 +301,9 @@ def absolute_value(argument: Node) -> Node:
     def absolute(p: Point) -> Any:
         if isinstance(p.context, EXACT):
             return p.context.mpf(abs(fraction(argument, p)))
-        return abs(argument(p))
+        return abs(argument.at(p))
 
-    return absolute
+    return Node("absolute", (argument,), absolute)
 
 
 def round_whole(argument: Node, down: bool) -> Node:
@@ -284,9 +313,9 @@ def round_whole(argument: Node, down: bool) -> Node:
         if isinstance(p.context, EXACT):
             v = fraction(argument, p)
             return p.context.mpf(math.floor(v) if down else math.ceil(v))
-        return p.context.floor(argument(p)) if down else p.context.ceil(argument(p))
+        return p.context.floor(argument.at(p)) if down else p.context.ceil(argument.at(p))
 
-    return rounded
+    return Node("rounded", (argument,), rounded)
 
 
 def series(name: str, index: str, first: Node, last: Node, term: Node) -> Node:
@@ -298,12 +327,13 @@ def series(name: str, index: str, first: Node, last: Node, term: Node) -> Node:
             end = exact.whole(fraction(last, p))
         except Inexact:
             raise Unreadable("no number of terms") from None
-        if end - start >= MAX_TERMS:
+        p.terms[0] += max(end - start + 1, 0)
+        if p.terms[0] > MAX_TERMS:
             raise Unreadable("too many terms")
         total = p.context.mpf(int(name == "prod"))
         before = most = p.reach[0]
         for k in range(start, end + 1):
-            v = term(replace(p, bound={**p.bound, index: k}))
+            v = term.at(replace(p, bound={**p.bound, index: k}))
             total = total * v if name == "prod" else total + v
             if isinstance(total, Fraction):
                 exact.bounded(total)
@@ -313,7 +343,7 @@ def series(name: str, index: str, first: Node, last: Node, term: Node) -> Node:
         p.reach[0] = max(most, p.reach[0])
         return total
 
-    return series
+    return Node(name, (term,), series)
 
 
 def factorial(argument: Node) -> Node:
@@ -322,7 +352,7 @@ def factorial(argument: Node) -> Node:
             return p.context.factorial(_counted(argument, p))
         return p.met(p.context.factorial(_countable(argument, p)))
 
-    return factorial
+    return Node("factorial", (argument,), factorial)
 
 
 def binomial(over: Node, under: Node) -> Node:
@@ -333,7 +363,7 @@ def binomial(over: Node, under: Node) -> Node:
             return p.context.mpf(math.comb(_counted(over, p), _counted(under, p)))
         return p.met(p.context.binomial(_countable(over, p), _countable(under, p)))
 
-    return binomial
+    return Node("binomial", (over, under), binomial)
 
 
 def _counted(node: Node, p: Point) -> int:
@@ -348,7 +378,7 @@ def _counted(node: Node, p: Point) -> int:
 
 def _countable(node: Node, p: Point) -> Any:
     """What a factorial is taken of. Between whole numbers it is the gamma function, slow in many digits."""
-    n = check_size(node(p), p, MAX_FACTORIAL)
+    n = check_size(node.at(p), p, MAX_FACTORIAL)
     if p.context.dps > 2 * DIGITS and not p.context.isint(n):
         raise Unreadable("a factorial in many digits")
     return n

@@ -1,0 +1,351 @@
+"""What a reference answer is: one kind of a closed union, read once, with its parts.
+
+The order in which kinds are tried is that of what they keep of a text: a code keeps all, a range its two
+ends and their order, an expression only its value.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+
+from trainer.rewards.grading import choices, clock, expression, quantity, relations, structures
+from trainer.rewards.grading.dates import Date, date
+from trainer.rewards.grading.notation import common_notation
+from trainer.rewards.grading.quantity import Quantity
+from trainer.rewards.grading.question import read_question
+
+
+class BadReferenceError(ValueError):
+    """The reference answer cannot be read: the row is wrong, not the completion."""
+
+
+@dataclass(frozen=True)
+class Letters:
+    """One of the options, or several where all are to be named."""
+
+    letters: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number, percentage, sum of money, duration or other quantity with a unit."""
+
+    quantity: Quantity
+
+
+@dataclass(frozen=True)
+class Range:
+    """From one value to another, in this order: a bin, a season, a score."""
+
+    low: Quantity
+    high: Quantity
+
+
+@dataclass(frozen=True)
+class Bound:
+    """All values on one side of one: `65+`, `>5`."""
+
+    sign: str
+    value: Quantity
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Parts of a ratio of numbers, divided by the first that is not zero."""
+
+    parts: tuple[Fraction, ...]
+
+
+@dataclass(frozen=True)
+class Proportion:
+    """A ratio of expressions: `\\sqrt{2}:1`."""
+
+    parts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Time:
+    """A time of day."""
+
+    time: clock.Time
+
+
+@dataclass(frozen=True)
+class Day:
+    """A date."""
+
+    date: Date
+
+
+@dataclass(frozen=True)
+class Based:
+    """Digits in a base that is not ten: `204_5`."""
+
+    digits: str
+    base: str
+
+
+@dataclass(frozen=True)
+class Collection:
+    """A tuple, point, interval, list, set or matrix, by its brackets, or the values of lettered parts."""
+
+    structure: structures.Structure
+    ordered: bool = False
+    """Whether a list has the order that the question asks for."""
+
+
+@dataclass(frozen=True)
+class Relation:
+    """An equation, an inequality, or a set that is no list."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Formula:
+    """An expression, which only its value tells from others."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Words:
+    """A name or a phrase."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Code:
+    """Characters that stand for themselves: a version, a part number, `CO_2`, `Q3 2019`."""
+
+    key: str
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """The empty set, or that there is no solution."""
+
+
+Kind = (
+    Letters | Number | Range | Bound | Ratio | Proportion | Time | Day | Based | Collection | Relation | Formula
+    | Words | Code | Nothing
+)  # fmt: skip
+
+_PLAIN = re.compile(r"-?(?:[1-9][0-9]{0,14}|0)(?:\.[0-9]{1,15})?")
+_EMPTY_SET = re.compile(r"\\\{\s*\\\}|\\emptyset(?![a-zA-Z])")
+_CODE = re.compile(
+    r"[0-9]+\s*\^?\{?\s*(?:st|nd|rd|th)\}?|0[0-9]+|[0-9]+(?:[-/.][0-9]+){2,}|[0-9]*[-/]0[0-9]+|0[0-9]+[-/][0-9]+|[0-9]{1,3}0'?s|[A-Z]{2,}-[0-9]+"
+    r"|[0-9]{1,2}:[0-9]{2}\s*-\s*[0-9]{1,2}:[0-9]{2}",
+    re.ASCII,
+)
+"""Digits and letters whose arithmetic would lose a zero, a hyphen or a point."""
+_THOUSANDS = re.compile(r"[0-9]{1,3}(?:\.[0-9]{3}){2,}")
+_ELEMENTS_TEXT = (
+    "H He Li Be B C N O F Ne Na Mg Al Si P S Cl Ar K Ca Sc Ti V Cr Mn Fe Co Ni Cu Zn Ga Ge As Se Br Kr Rb Sr Ag Cd "
+    "In Sn Sb Te I Xe Cs Ba W Pt Au Hg Pb Bi Ra U"
+)
+_ELEMENT = rf"(?:{'|'.join(sorted(_ELEMENTS_TEXT.split(), key=len, reverse=True))})"
+_COUNT = r"(?:_?(?:[2-9]|\{[0-9]{1,2}\}))?"
+_CHEMICAL = re.compile(
+    rf"(?=.*[0-9+^])(?=(?:.*[A-Z]){{2}}|.*\^)(?:{_ELEMENT}{_COUNT}){{1,8}}(?:\^?\{{?[0-9]?[+-]\}}?)?"
+)
+_EVERY_COUNTED = re.compile(rf"(?:{_ELEMENT}_(?:[2-9]|\{{[0-9]{{1,2}}\}}))+")
+"""`P_2V_2`: variables with subscripts."""
+_BY_LETTERS = re.compile(r"(?=.*[A-Za-z+#&@/-])(?=.*\w)[^\\{}|=<>]{1,80}")
+"""What may stand for itself where no mathematics can be read."""
+
+
+def kind_name(kind: Kind) -> str:
+    """The kind in words, for people: `number`, `percent`, `ordered list`."""
+    match kind:
+        case Letters(letters):
+            return "letter" if len(letters) == 1 else "letters"
+        case Number(number):
+            money = number.unit is not None and number.written != "" and number.unit.dimensions in _MONEY
+            plain = "quantity" if number.unit else "number"
+            return "percent" if number.percent else "money" if money else plain
+        case Collection(structure, ordered):
+            named = {"list": "list", "set": "set", "()": "tuple", "parts": "lettered parts"}
+            return "ordered list" if ordered else named.get(structure.kind, structure.kind)
+    return type(kind).__name__.lower()
+
+
+_MONEY = {((name, 1),) for name in ("dollar", "euro", "sterling", "yen", "yuan", "rupee")}
+
+
+@lru_cache(maxsize=8192)
+def read_kind(reference: str, question: str = "", context: str = "") -> Kind:
+    """The kind of a reference answer, as `extraction.unbox` leaves it. Raises BadReferenceError.
+
+    context: question and whole reference answer, where this is a part of one.
+    """
+    asked = read_question(question)
+    if "code" in asked.forms and re.fullmatch(r"[0-9]+\.[0-9]*0", reference):
+        return Code(code_key(reference))
+    if _PLAIN.fullmatch(reference):
+        return Number(_number(reference))
+
+    s = common_notation(reference)
+    if not s:
+        raise BadReferenceError("empty reference answer")
+    letter = choices.reference_letter(reference, question)
+    if letter is not None and not reference.strip().islower():
+        return Letters(frozenset(letter))
+    several = choices.letters(reference, question)
+    if several is not None:
+        return Letters(several)
+    return _of_text(reference, s, question) or _of_mathematics(
+        reference, s, f"{context or question} {reference}"
+    )
+
+
+def _of_text(reference: str, s: str, question: str) -> Kind | None:
+    """The kinds that keep more of a text than its value."""
+    day = date(reference)
+    if day is not None:
+        return Day(day)
+    time = clock.time_of_day(s)
+    if time is not None:
+        return Time(time)
+    if _CODE.fullmatch(s) and not _THOUSANDS.fullmatch(s):
+        return Code(code_key(s))
+    if "expression" not in read_question(question).forms:
+        ends = range_of(s, f"{question} {reference}")
+        if ends is not None:
+            return Range(*ends)
+    bound = bound_of(s, f"{question} {reference}")
+    if bound is not None:
+        return Bound(*bound)
+    if _CHEMICAL.fullmatch(s.replace(" ", "")) and not _EVERY_COUNTED.fullmatch(s.replace(" ", "")):
+        return Code(code_key(s))
+    return None
+
+
+def _of_mathematics(reference: str, s: str, context: str) -> Kind:
+    """The kinds of which the value counts, and words."""
+    symbols = choices.in_symbols(reference)
+    if _EMPTY_SET.fullmatch(common_notation(symbols)):
+        return Nothing()
+    if symbols != reference:
+        return Relation(symbols)
+    number = quantity.parse(reference, context)
+    if number is not None:
+        return Number(number)
+    parts = structures.lettered_parts(reference)
+    if parts is not None:
+        return Collection(structures.Structure("parts", parts), True)
+    if choices.is_text(reference):
+        if not choices.plain_words(reference):
+            raise BadReferenceError(f"the reference answer {reference[:80]!r} has no words")
+        return Words(reference)
+
+    ratio = structures.ratio(s)
+    if ratio is not None:
+        return Ratio(ratio)
+    based = structures.digits_and_base(s)
+    if based is not None:
+        return Based(*based)
+    proportion = structures.proportion(s)
+    if proportion is not None:
+        return Proportion(proportion)
+    structure = structures.parse(s)
+    asked = read_question(context)
+    if structure is not None and not ("\\in" in s and "matrix" in structure.kind):
+        named = "=" in s or structure.kind not in ("list", "set") or s.startswith(("\\{", "{"))
+        return Collection(structure, "ordered" in asked.forms and not named and "\\pm" not in s)
+    if relations.is_relation(s):
+        return Relation(s)
+    try:
+        expression.read(expression_text(reference, context))
+    except expression.Unreadable as error:
+        if _BY_LETTERS.fullmatch(s) and s.count("(") == s.count(")") and s.count("[") == s.count("]"):
+            return Code(code_key(s))
+        raise BadReferenceError(f"{reference[:80]!r}: {error}") from None
+    return Formula(s)
+
+
+def expression_text(reference: str, context: str) -> str:
+    """The expression of a reference answer, without its unit."""
+    from trainer.rewards.grading.units import split_unit
+
+    bare, measured_in = split_unit(reference, context)
+    return bare if measured_in else common_notation(reference)
+
+
+def _number(text: str) -> Quantity:
+    number = quantity.parse(text)
+    assert number is not None, text
+    return number
+
+
+_ENDS = re.compile(
+    r"(between |from )?\s*(\S.*?)"
+    r"(?:(?<=[\w%°])\s*[-~]\s*(?=[\d＄€£.])|\s(to|and|through|until) )\s*(\S.*)"
+)
+
+
+def range_of(s: str, context: str) -> tuple[Quantity, Quantity] | None:
+    """The two values of `20-30`, `5 to 7 years` or `between 10% and 20%`; None for anything else."""
+    match = _ENDS.fullmatch(s) if len(s) <= 80 else None
+    if match is None or (match[3] == "and") != ((match[1] or "").strip() == "between"):
+        return None
+    low = quantity.parse(match[2], context)
+    high = quantity.parse(match[4], context)
+    if low is None or high is None or "fraction" in (low.form, high.form) or low.glued or high.glued:
+        return None
+    if low.percent and not high.percent or (low.unit and high.unit and low.unit != high.unit):
+        return None
+    return low, high
+
+
+_BOUND = re.compile(
+    r"(?:(?P<before><|>|\\le|\\ge|over|above|under|below|more than|less than|fewer than|at least|at most)\s*)?"
+    r"(?P<value>[＄€£]?[0-9].*?)"
+    r"(?:\s*(?P<after>\+)|\s+(?:and|or) (?P<word>over|above|more|older|up|under|below|less|younger))?"
+)
+_SIGNS = {
+    "<": "<",
+    ">": ">",
+    "\\le": "\\le",
+    "\\ge": "\\ge",
+    "+": "\\ge",
+    "at least": "\\ge",
+    "at most": "\\le",
+}
+_SIGNS |= dict.fromkeys(("over", "above", "more than"), ">")
+_SIGNS |= dict.fromkeys(("under", "below", "less than", "fewer than"), "<")
+
+
+def bound_of(s: str, context: str) -> tuple[str, Quantity] | None:
+    """Sign and value of `65+`, `>5` or `10 and under`; None for anything else."""
+    match = _BOUND.fullmatch(s) if len(s) <= 60 else None
+    if match is None or bool(match["before"]) == bool(match["after"] or match["word"]):
+        return None
+    if match["word"]:
+        sign = "\\le" if match["word"] in ("under", "below", "less", "younger") else "\\ge"
+    else:
+        sign = _SIGNS[match["before"] or match["after"]]
+    value = quantity.parse(match["value"], context)
+    return None if value is None else (sign, value)
+
+
+_LEAD = re.compile(r"(?:the )?(?:version|release|code|number|score)\s+(?=\S)|the (?=[0-9])|v(?=[0-9])")
+_LATE = re.compile(r"\^(?=\s*\{?\s*(?:[+-]|st|nd|rd|th))|[{}_\s]")
+_ORDINALS_TEXT = "first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth"
+_ENDINGS = {1: "st", 2: "nd", 3: "rd"}
+_ORDINALS = {word: f"{n}{_ENDINGS.get(n, 'th')}" for n, word in enumerate(_ORDINALS_TEXT.split(), 1)}
+
+
+@lru_cache(maxsize=8192)
+def code_key(text: str) -> str:
+    """The characters of a code by which it is compared: spaces and braces do not matter, nor does case, but
+    that of chemical formulas."""
+    s = common_notation(text)
+    chemical = _CHEMICAL.fullmatch(s.replace(" ", "")) is not None
+    s = s if chemical else _LEAD.sub("", s.lower(), count=1)
+    s = _LATE.sub("", _ORDINALS.get(s, s)).rstrip(".,;:!?").strip("\"'`")
+    return s.replace(".", "") if re.fullmatch(r"(?:[a-z]\.)+[a-z]", s) else s

@@ -1,0 +1,166 @@
+"""The shape of an expression, which its value does not tell: work that is left, brackets, factors."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from math import gcd
+
+from trainer.rewards.grading.question import Form
+from trainer.rewards.grading.reader import Expression
+from trainer.rewards.grading.values import Node
+
+_PLAIN = frozenset(("number", "symbol"))
+
+
+def nodes(node: Node) -> Iterator[Node]:
+    """The node and all below it."""
+    waiting = [node]
+    while waiting:
+        this = waiting.pop()
+        waiting += this.parts
+        yield this
+
+
+def leaves(node: Node) -> Counter[str]:
+    """Numbers and symbols, each as often as it occurs; a factor 1 is none."""
+    return Counter(n.text for n in nodes(node) if n.operation in _PLAIN and n.text != "1")
+
+
+def is_stated(node: Node, whole: bool) -> bool:
+    r"""Whether it states a number in a customary form: `\sqrt{16}`, `2^3`, `2\sqrt{3}`, not `\frac{6!}{6}`.
+
+    whole: whether the number is whole, so that a quotient of it is a division left undone.
+    """
+    parts = node.parts
+    match node.operation:
+        case "number" | "symbol":
+            return True
+        case "negative":
+            return parts[0].operation != "negative" and is_stated(parts[0], whole)
+        case "^":
+            return parts[1].text != "1" and all(is_stated(part, False) for part in parts)
+        case "/":
+            quotient = all(part.operation != "/" and "." not in part.text for part in parts)
+            return not whole and quotient and all(is_stated(part, True) for part in parts)
+        case "root" | "mixed" | "*" | "degrees" | "absolute":
+            return all(is_stated(part, whole) for part in parts)
+    return False
+
+
+def folds(node: Node) -> int:
+    r"""How many operations on two plain numbers are left: `2 \cdot 3\pi`, `x + 2 + 2`, `\frac{12\pi}{2}`."""
+    count = 0
+    inner_products: set[int] = set()
+    for n in nodes(node):
+        if n.operation == "*":
+            inner_products.update(id(part) for part in n.parts if part.operation == "*")
+        if n.operation == "*" and id(n) not in inner_products:
+            count += max(sum(map(_number, _multiplied(n))) - 1, 0)
+        elif n.operation in ("+", "-"):
+            count += all(part.operation == "number" for part in n.parts)
+        elif n.operation == "/":
+            top = _coefficient(n.parts[0])
+            bottom = _coefficient(n.parts[1])
+            count += top is not None and bottom is not None and bottom > 1 and top % bottom == 0
+    return count
+
+
+def _multiplied(node: Node) -> list[Node]:
+    """The factors of a product, with powers as they are."""
+    if node.operation != "*":
+        return [node]
+    return _multiplied(node.parts[0]) + _multiplied(node.parts[1])
+
+
+def _number(node: Node) -> bool:
+    """Whether it is a plain number, or a quotient of two."""
+    quotient = node.operation == "/" and all(part.operation == "number" for part in node.parts)
+    return quotient or (node.operation == "number" and node.text != "1")
+
+
+def _coefficient(node: Node) -> int | None:
+    """The whole number by which a product begins; None if it begins with none."""
+    first = _multiplied(node)[0]
+    return int(first.text) if first.operation == "number" and first.text.isdigit() else None
+
+
+def factors(node: Node) -> list[Node]:
+    """What a product is made of; a sign counts for nothing, a power as often as it says."""
+    match node.operation:
+        case "*":
+            return factors(node.parts[0]) + factors(node.parts[1])
+        case "negative":
+            return factors(node.parts[0])
+        case "^" if node.parts[1].text.isdigit() and 1 < int(node.parts[1].text) < 20:
+            return factors(node.parts[0]) * int(node.parts[1].text)
+    return [node]
+
+
+def terms(node: Node) -> int:
+    """How many terms a sum has."""
+    if node.operation in ("+", "-"):
+        return sum(map(terms, node.parts))
+    return terms(node.parts[0]) if node.operation == "negative" else 1
+
+
+def is_expanded(node: Node) -> bool:
+    """Whether no product or power holds a sum."""
+    for n in nodes(node):
+        held = n.parts[:1] if n.operation == "^" else n.parts
+        if n.operation in ("*", "^") and any(terms(part) > 1 for part in held):
+            return False
+    return True
+
+
+def is_factored(node: Node, reference: Node) -> bool:
+    """Whether it is a product of as many factors as the reference, and no sum."""
+    return terms(node) == 1 and len(_symbolic(node)) >= len(_symbolic(reference))
+
+
+def _symbolic(node: Node) -> list[Node]:
+    return [f for f in factors(node) if any(n.operation == "symbol" for n in nodes(f))]
+
+
+def is_simpler(node: Node, reference: Node) -> bool:
+    """Whether it is as short as a reference that is simplified, with no root or fraction larger than its."""
+    if sum(leaves(node).values()) > sum(leaves(reference).values()) or folds(node) > folds(reference):
+        return False
+    if _radicands(reference) and not _radicands(node) <= _radicands(reference):
+        return False
+    if _roots_below(node) > _roots_below(reference):
+        return False
+    return all(_reduced(n) for n in nodes(node)) or not all(_reduced(n) for n in nodes(reference))
+
+
+def _radicands(node: Node) -> set[tuple[str, ...]]:
+    return {tuple(sorted(leaves(n).elements())) for n in nodes(node) if n.operation == "root"}
+
+
+def _roots_below(node: Node) -> int:
+    """How many roots stand in denominators."""
+    below = [n.parts[1] for n in nodes(node) if n.operation == "/"]
+    return sum(n.operation == "root" for part in below for n in nodes(part))
+
+
+def _reduced(node: Node) -> bool:
+    """Whether a quotient of numbers is in lowest terms; true of anything else."""
+    if node.operation != "/":
+        return True
+    top = _coefficient(node.parts[0])
+    bottom = _coefficient(node.parts[1])
+    return top is None or bottom is None or gcd(top, bottom) == 1
+
+
+def has_asked_form(forms: frozenset[Form], reference: Expression, answer: Expression) -> bool:
+    """Whether an expression has the form that a question asks for, as far as the reference has it."""
+    wanted = reference.value
+    given = answer.value
+    if "factored" in forms and terms(wanted) == 1 and len(_symbolic(wanted)) > 1:
+        return is_factored(given, wanted)
+    if "expanded" in forms and is_expanded(wanted) and terms(wanted) > 1:
+        return is_expanded(given) and terms(given) <= terms(wanted)
+    if "simplified" in forms:
+        return is_simpler(given, wanted)
+    states_work = "power" in forms or ("expression" in forms and not reference.symbols)
+    return not states_work or leaves(given) == leaves(wanted)
