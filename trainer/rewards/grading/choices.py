@@ -20,7 +20,8 @@ _LEAD = (
     r"(?:answer|option|choice)s?(?: is| are)?\s*:?\s*){0,3}(?:答案|选项)?(?:是|为|选择?)?:?\s*"
 )
 _BARE = re.compile(
-    rf"{_LEAD}[\"{{]*(?P<letter>[A-Za-z])[\"}}]*(?:项|选项| is (?:correct|right|the (?:correct |right )?answer))?"
+    rf"{_LEAD}[\"{{]*(?P<letter>[A-Za-z])[\"}}]*"
+    rf"(?:项|选项| is (?:correct|right|the (?:correct |right )?answer))?"
     r"(?P<rest>\s*\(.*\))?",
     re.ASCII | re.IGNORECASE,
 )
@@ -85,7 +86,7 @@ _CHOICE = re.compile(
 
 @lru_cache(maxsize=2048)
 def listed(question: str) -> dict[str, str]:
-    """The choices that a question lists behind letters from A on, by their letters; none for fewer than two."""
+    """The choices that a question lists, by their letters from A on; none for fewer than two."""
     found: dict[str, str] = {}
     for letter, text in _CHOICE.findall(question[-20_000:]):
         if ord(letter) == ord("A") + len(found):

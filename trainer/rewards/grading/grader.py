@@ -114,7 +114,7 @@ def classify(reference: str, question: str = "") -> AnswerType:
             return "letter"
         case kinds.Number():
             return "number"
-        case kinds.Words() | kinds.Code() | kinds.Day() | kinds.Range() | kinds.Bound():
+        case kinds.Words() | kinds.Code() | kinds.Day() | kinds.ValueRange() | kinds.Bound():
             return "text"
     return "math"
 
@@ -146,7 +146,7 @@ def _is_promised(kind: Kind, answer_type: AnswerType, reference: str) -> bool:
     question may be a name or a code to another."""
     if answer_type == "letter":
         return choices.option_letter(reference) is not None or isinstance(kind, kinds.Letters)
-    of_number = (kinds.Number, kinds.Range, kinds.Bound, kinds.Time, kinds.Code, kinds.Day, kinds.Ratio)
+    of_number = (kinds.Number, kinds.ValueRange, kinds.Bound, kinds.Time, kinds.Code, kinds.Day, kinds.Ratio)
     return answer_type != "number" or isinstance(kind, of_number)
 
 

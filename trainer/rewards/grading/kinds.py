@@ -37,7 +37,7 @@ class Number:
 
 
 @dataclass(frozen=True)
-class Range:
+class ValueRange:
     """From one value to another, in this order: a bin, a season, a score."""
 
     low: Quantity
@@ -98,7 +98,7 @@ class Collection:
 
 
 @dataclass(frozen=True)
-class Relation:
+class Condition:
     """An equation, an inequality, or a set that is no list."""
 
     text: str
@@ -130,10 +130,11 @@ class Nothing:
     """The empty set, or that there is no solution."""
 
 
-Kind = (
-    Letters | Number | Range | Bound | Ratio | Proportion | Time | Day | Based | Collection | Relation | Formula
-    | Words | Code | Nothing
-)  # fmt: skip
+Text = Letters | Words | Code | Day | Time | ValueRange | Bound | Based | Nothing
+"""Kinds of which nothing may be lost."""
+Mathematics = Number | Ratio | Proportion | Collection | Condition | Formula
+"""Kinds of which the value counts."""
+Kind = Text | Mathematics
 
 _PLAIN = re.compile(r"-?(?:[1-9][0-9]{0,14}|0)(?:\.[0-9]{1,15})?")
 _EMPTY_SET = re.compile(r"\\\{\s*\\\}|\\emptyset(?![a-zA-Z])")
@@ -145,8 +146,8 @@ _CODE = re.compile(
 """Digits and letters whose arithmetic would lose a zero, a hyphen or a point."""
 _THOUSANDS = re.compile(r"[0-9]{1,3}(?:\.[0-9]{3}){2,}")
 _ELEMENTS_TEXT = (
-    "H He Li Be B C N O F Ne Na Mg Al Si P S Cl Ar K Ca Sc Ti V Cr Mn Fe Co Ni Cu Zn Ga Ge As Se Br Kr Rb Sr Ag Cd "
-    "In Sn Sb Te I Xe Cs Ba W Pt Au Hg Pb Bi Ra U"
+    "H He Li Be B C N O F Ne Na Mg Al Si P S Cl Ar K Ca Sc Ti V Cr Mn Fe Co Ni Cu Zn Ga Ge As Se Br Kr Rb Sr "
+    "Ag Cd In Sn Sb Te I Xe Cs Ba W Pt Au Hg Pb Bi Ra U"
 )
 _ELEMENT = rf"(?:{'|'.join(sorted(_ELEMENTS_TEXT.split(), key=len, reverse=True))})"
 _COUNT = r"(?:_?(?:[2-9]|\{[0-9]{1,2}\}))?"
@@ -216,7 +217,7 @@ def _of_text(reference: str, s: str, question: str) -> Kind | None:
     if "expression" not in read_question(question).forms:
         ends = range_of(s, f"{question} {reference}")
         if ends is not None:
-            return Range(*ends)
+            return ValueRange(*ends)
     bound = bound_of(s, f"{question} {reference}")
     if bound is not None:
         return Bound(*bound)
@@ -231,7 +232,7 @@ def _of_mathematics(reference: str, s: str, context: str) -> Kind:
     if _EMPTY_SET.fullmatch(common_notation(symbols)):
         return Nothing()
     if symbols != reference:
-        return Relation(symbols)
+        return Condition(symbols)
     number = quantity.parse(reference, context)
     if number is not None:
         return Number(number)
@@ -258,7 +259,7 @@ def _of_mathematics(reference: str, s: str, context: str) -> Kind:
         named = "=" in s or structure.kind not in ("list", "set") or s.startswith(("\\{", "{"))
         return Collection(structure, "ordered" in asked.forms and not named and "\\pm" not in s)
     if relations.is_relation(s):
-        return Relation(s)
+        return Condition(s)
     try:
         expression.read(expression_text(reference, context))
     except expression.Unreadable as error:
@@ -303,7 +304,7 @@ def range_of(s: str, context: str) -> tuple[Quantity, Quantity] | None:
 
 
 _BOUND = re.compile(
-    r"(?:(?P<before><|>|\\le|\\ge|over|above|under|below|more than|less than|fewer than|at least|at most)\s*)?"
+    r"(?:(?P<before><|>|\\le|\\ge|over|above|under|below|(?:more|less|fewer) than|at (?:least|most))\s*)?"
     r"(?P<value>[＄€£]?[0-9].*?)"
     r"(?:\s*(?P<after>\+)|\s+(?:and|or) (?P<word>over|above|more|older|up|under|below|less|younger))?"
 )

@@ -82,7 +82,7 @@ class Comparison:
             case kinds.Time(time):
                 given = clock.time_of_day(self.unnamed(common_notation(answer), reference))
                 return given is not None and clock.same_time(time, given)
-            case kinds.Range():
+            case kinds.ValueRange():
                 ends = kinds.range_of(common_notation(answer), self.context)
                 return ends is not None and all(map(_same_end, (kind.low, kind.high), ends))
             case kinds.Bound(sign, value):
@@ -100,12 +100,12 @@ class Comparison:
     def mathematics(self, kind: Kind, reference: str, answer: str, inner: bool, step: bool) -> bool:
         """The licences of the kinds whose value counts."""
         raw = reference, answer
-        if isinstance(kind, kinds.Relation):
+        if isinstance(kind, kinds.Condition):
             reference = kind.text  # `all real numbers` in symbols
         reference, answer = common_notation(reference), common_notation(answer)
         reference, answer = self.unnamed(reference, answer), self.unnamed(answer, reference)
         reference, answer = naming.function_bodies(reference, answer)
-        if isinstance(kind, kinds.Relation) and not relations.is_relation(reference):
+        if isinstance(kind, kinds.Condition) and not relations.is_relation(reference):
             return self.same(reference, answer)  # `x = 5` without its name
         match kind:
             case kinds.Number(number):
@@ -116,7 +116,7 @@ class Comparison:
                 return self.proportions(parts, structures.proportion(answer) or ("",))
             case kinds.Collection():
                 return self.collection(kind, reference, answer, raw[1], inner)
-            case kinds.Relation():
+            case kinds.Condition():
                 given = structures.parse(answer)
                 return self.relations(reference, answer, relations.is_relation(answer) or given is not None)
             case kinds.Formula():

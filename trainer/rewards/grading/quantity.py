@@ -45,7 +45,7 @@ class Quantity:
     written: str = ""
     """The number as it stands, without spaces, sign, unit and separators of thousands."""
     scale: int = 1
-    """Of `5 million` a million."""
+    """A million for `5 million`."""
 
 
 _D = (
@@ -229,7 +229,7 @@ def is_reduced(number: Quantity) -> bool:
 
 
 def is_normalized(number: Quantity) -> bool:
-    """Whether scientific notation has one digit before its point: `4.5 \\times 10^6`, not `45 \\times 10^5`."""
+    """Whether scientific notation has one digit before its point: `4.5e6`, not `45e5`."""
     return re.match(r"-?[1-9](?:\.[0-9]*)?(?![0-9.])", number.written) is not None
 
 

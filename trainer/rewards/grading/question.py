@@ -56,7 +56,8 @@ for _form, _pattern in (
     ("power", r"\bas an? (?:single )?power\b|in exponential form"),
     (
         "equation",
-        r"\b(?:write|form|set up|which|give|find|state|what)\b[^.?!]{0,40}?\b(?:equation|inequality|formula)\b",
+        r"\b(?:write|form|set up|which|give|find|state|what)\b[^.?!]{0,40}?"
+        r"\b(?:equation|inequality|formula)\b",
     ),
     ("expression", r"\b(?:write|form|set up|which|give|find)\b[^.?!]{0,30}?\bexpression\b"),
     ("evaluated", r"\b(?:evaluate|compute|calculate|work out)\b|计算"),
@@ -66,14 +67,16 @@ for _form, _pattern in (
         r"\b(?:in|by|into) (?:[a-z]+ )?order\b(?! to\b)|\border(?:ed|ing)?\b(?! (?:of|did|does|do)\b)"
         r"|\b(?:ascending|descending)\b"
         r"|\b(?:least|smallest|shortest|lowest|lightest|largest|greatest|highest|tallest|longest|biggest|oldest|youngest"
-        r"|slowest|fastest|earliest|latest|first|most|left|top|nearest|farthest|cheapest)(?: [a-z]+)? (?:to|first)\b"
-        r"|\b(?:rank|arrange|sort)(?:ed|ing)?\b|\bfirst (?:\w+ ){1,2}(?:terms|numbers|multiples|values|planets)"
+        r"|slowest|fastest|earliest|latest|first|most|left|top|nearest|farthest|cheapest)"
+        r"(?: [a-z]+)? (?:to|first)\b"
+        r"|\b(?:rank|arrange|sort)(?:ed|ing)?\b"
+        r"|\bfirst (?:\w+ ){1,2}(?:terms|numbers|multiples|values|planets)"
         r"|\bsequence\b|\bconsecutive(?:ly)?\b|\brespectively\b|\bchronological|\bin turn\b"
         r"|\b(?:by|in) (?:height|size|age|weight|length|order)\b|从小到大|从大到小|顺序|排列",
     ),
     (
         "code",
-        r"\b(?:version|release|build|code|serial|part number|number plate|licen[cs]e|phone|telephone|fax|zip|postal"
+        r"\b(?:version|release|build|code|serial|part number|number plate|licen[cs]e|phone|fax|zip|postal"
         r"|isbn|barcode|account|invoice|model number|id|label(?:led)?|stamp|score|route|room number)\b",
     ),
     (
