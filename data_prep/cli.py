@@ -197,9 +197,9 @@ def _prepare_local(
     """None after a dry run."""
     from data_prep import show
     from data_prep.checks.validate import Settings
-    from data_prep.ingest.images import ImageLimits
     from data_prep.prepare import prepare as run
     from data_prep.sources.catalog import CATALOG
+    from trainer.images.decoding import ImageLimits
 
     kinds = set()
     learned = set()

@@ -15,8 +15,8 @@ from data_prep.sources.own import RecordSource
 from data_prep.sources.text_files import recognize
 from trainer.config import ConfigError
 from trainer.data.dataset import Dataset, read_manifest
-from trainer.data.images import image_size
 from trainer.data.schema import Manifest, Row
+from trainer.images.decoding import image_size
 
 
 def catalog() -> str:

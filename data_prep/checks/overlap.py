@@ -12,10 +12,10 @@ import numpy as np
 
 from data_prep.checks.split import near_pairs, stacked
 from data_prep.checks.validate import CheckedRow, question_hash
-from data_prep.ingest.images import ImageFacts, ImageLimits, inspect, levels
+from data_prep.ingest.images import ImageFacts, inspect, levels
 from trainer.data.dataset import Dataset, read_manifest
-from trainer.data.images import decode_image
 from trainer.data.schema import question_text
+from trainer.images.decoding import ImageLimits, decode_image
 
 BATCH_IMAGES = 4096
 """Images that two datasets are compared by at a time."""

@@ -8,9 +8,10 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from data_prep.ingest.images import FACTOR, ImageFacts, ImageLimits, image_tokens
+from data_prep.ingest.images import FACTOR, ImageFacts, image_tokens
 from data_prep.sources.source import Candidate
 from trainer.data.schema import TASK, AnswerType, count_placeholders, question_text, reference_of
+from trainer.images.decoding import ImageLimits
 
 _SPECIAL = re.compile(r"<\|[a-z0-9_]+\|>")
 _MEDIA = re.compile(r"<(?:video|audio)(?:[ _:-]?\d{1,3})?>|\[(?:VIDEO|AUDIO)\]", re.IGNORECASE)

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 
-from data_prep.ingest.images import ImageFacts, ImageLimits, inspect
+from data_prep.ingest.images import ImageFacts, inspect
+from trainer.images.decoding import ImageLimits
 
 IMAGE_TIMEOUT_S = 60.0
 """Time for each image of a batch, after which its worker is killed: the decoder hangs."""

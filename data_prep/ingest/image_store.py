@@ -18,8 +18,9 @@ from pathlib import Path
 
 from data_prep.ingest.archive import Member
 from data_prep.ingest.checking import Checks
-from data_prep.ingest.images import ImageFacts, ImageLimits
+from data_prep.ingest.images import ImageFacts
 from data_prep.ingest.wanted import Wanted
+from trainer.images.decoding import ImageLimits
 
 BATCH_BYTES = 4 << 20
 """About how many bytes of images a worker gets at once."""

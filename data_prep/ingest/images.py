@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from trainer.data.images import FORMATS, MAX_PIXELS, open_image, to_rgb, upright_size
+from trainer.images.decoding import FORMATS, ImageLimits, open_image, size_error, to_rgb, upright_size
 
 FACTOR = 28
 """Side in pixels of an image token of Qwen2.5-VL (patches of 14, merged 2 x 2)."""
@@ -73,18 +73,6 @@ def image_tokens(width: int, height: int, min_pixels: int, max_pixels: int, fact
     return (new_height // factor) * (new_width // factor)
 
 
-@dataclass(frozen=True)
-class ImageLimits:
-    """Limits of an image."""
-
-    min_side: int = FACTOR
-    """Shortest side in pixels. Below 28 the processors in use disagree about the size after resizing."""
-    max_ratio: float = 100.0
-    """Longest over shortest side. The processor refuses above 200, and near it also its own output."""
-    max_image_pixels: int = MAX_PIXELS
-    """Largest area in pixels."""
-
-
 def inspect(data: bytes, limits: ImageLimits) -> ImageFacts:
     """Decodes the whole image, as training will, and returns the facts; never raises for bad data.
 
@@ -119,19 +107,6 @@ def inspect(data: bytes, limits: ImageLimits) -> ImageFacts:
     except Exception as error:  # decoders raise anything: OSError, SyntaxError, ValueError, struct.error, ...
         detail = str(error).splitlines()[0][:200] if str(error) else type(error).__name__
         return ImageFacts(sha256, width, height, kind, mode, error=f"image_undecodable: {detail}")
-
-
-def size_error(width: int, height: int, limits: ImageLimits) -> str:
-    """Why an image of this size is left out; empty if it is not."""
-    short = min(width, height)
-    long = max(width, height)
-    if short < limits.min_side:
-        return f"image_too_small: {width}x{height}, shortest side below {limits.min_side}"
-    if long > limits.max_ratio * short:
-        return f"image_ratio: {width}x{height}, ratio above {limits.max_ratio:g}"
-    if width * height > limits.max_image_pixels:
-        return f"image_too_large: {width}x{height}, more than {limits.max_image_pixels} pixels"
-    return ""
 
 
 def levels(image: Image.Image, side: int = LOOK_SIDE) -> np.ndarray:

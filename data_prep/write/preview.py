@@ -10,8 +10,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainer.data.images import open_image, to_rgb
 from trainer.data.schema import Manifest, Row, question_text
+from trainer.images.decoding import open_image, to_rgb
 
 if TYPE_CHECKING:
     from trainer.data.dataset import Dataset

@@ -13,8 +13,8 @@ import psutil
 import pytest
 
 from data_prep.ingest import checking
-from data_prep.ingest.images import ImageLimits
 from tests.data_prep.raw import image
+from trainer.images.decoding import ImageLimits
 from trainer.system.processes import has_ended
 
 ROOT = str(Path(__file__).parents[2])
@@ -124,7 +124,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from data_prep.ingest import checking
-from data_prep.ingest.images import ImageLimits
+from trainer.images.decoding import ImageLimits
 if __name__ == "__main__":
     checks = checking.Checks(Path("{tmp_path}/pack"), ImageLimits(), 2)
     for _ in range(4):

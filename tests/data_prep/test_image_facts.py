@@ -9,8 +9,9 @@ import random
 import pytest
 from PIL import Image, ImageDraw
 
-from data_prep.ingest.images import NEAR_LEVELS, ImageLimits, image_tokens, inspect, smart_resize
+from data_prep.ingest.images import NEAR_LEVELS, image_tokens, inspect, smart_resize
 from tests.data_prep.raw import drawing, encoded, image
+from trainer.images.decoding import ImageLimits
 
 LIMITS = ImageLimits()
 

@@ -14,9 +14,9 @@ import pytest
 
 from data_prep.ingest.archive import Member, Refused, members
 from data_prep.ingest.image_store import ImageStore
-from data_prep.ingest.images import ImageLimits
 from data_prep.ingest.wanted import Wanted
 from tests.data_prep.raw import image, write_tar
+from trainer.images.decoding import ImageLimits
 
 LIMITS = ImageLimits()
 FILES = {f"top/{i}.png": image(i) for i in range(40)}
@@ -106,7 +106,7 @@ import sys, time
 from pathlib import Path
 from data_prep.ingest import image_store
 from data_prep.ingest.archive import Refused, members
-from data_prep.ingest.images import ImageLimits
+from trainer.images.decoding import ImageLimits
 from data_prep.ingest.wanted import Wanted
 def slowly():
     for member in members(Path(sys.argv[1]), Refused()):

@@ -13,13 +13,13 @@ import pytest
 from PIL import Image
 
 from data_prep.checks.validate import Settings
-from data_prep.ingest.images import ImageLimits
 from data_prep.prepare import prepare
 from data_prep.sources import mathv60k
 from tests.data_prep import raw
 from trainer.config import ConfigError
 from trainer.data.dataset import Dataset
 from trainer.data.schema import question_text
+from trainer.images.decoding import ImageLimits
 
 IMG = raw.FOREIGN + "mathv60k_img/"
 WHOLE = Settings(validation=0)

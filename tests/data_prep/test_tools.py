@@ -45,7 +45,7 @@ def test_the_mask_shows_every_token_of_the_whole_chat_and_which_are_learned(
 ):
     from transformers import AutoProcessor
 
-    from trainer.data.images import decode_image
+    from trainer.images.decoding import decode_image
 
     processor = AutoProcessor.from_pretrained(tiny_model)
     options = ("--tokenizer", tiny_model, "--min-pixels", 784, "--max-pixels", 50176, "-n", 4, "--mask")

@@ -99,7 +99,7 @@ def held_out_loss(model, config):
 
 def solution_logprobs(model, processor, config, row):
     """[tokens of the solution and the end token]"""
-    from trainer.data.images import decode_image
+    from trainer.images.decoding import decode_image
 
     prompt = processor.apply_chat_template(row.messages, add_generation_prompt=True)
     images = {"images": [decode_image(data, row.id) for data in row.images]} if row.images else {}

@@ -16,9 +16,9 @@ from PIL import Image
 from torch import Tensor
 
 from trainer.config import ConfigError, Model, RunConfig
-from trainer.data.images import decode_image, image_size
 from trainer.data.schema import LEARNED, Row, content_text
 from trainer.hardware import architectures
+from trainer.images.decoding import decode_image, image_size
 from trainer.storage import hub
 from trainer.system.errors import StorageError
 from trainer.turns.calls import with_tools

@@ -14,9 +14,9 @@ from trainer.config.turns import images_of
 from trainer.data import lengths
 from trainer.data.byte_cache import ByteCache
 from trainer.data.dataset import Dataset
-from trainer.data.images import decode_image
 from trainer.data.processor import EncodedPrompt, EngineRequest, Prompter
 from trainer.data.prompts import PromptWording
+from trainer.images.decoding import decode_image
 from trainer.turns.environments import tools_of
 
 

@@ -162,7 +162,7 @@ def thumbnail(data: bytes, side: int) -> tuple[bytes, str]:
 
     A small image is kept as it is if a browser shows it the same way.
     """
-    from trainer.data.images import open_image, to_rgb
+    from trainer.images.decoding import open_image, to_rgb
 
     with open_image(data) as image:
         kind = (image.format or "").lower()

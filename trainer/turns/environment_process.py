@@ -22,8 +22,6 @@ from trainer.turns.messages import packed, unpacked
 KEY = "turns.environment"
 LONGEST_TEXT = 20_000
 """Characters of an observation."""
-LARGEST_IMAGE = 16_000_000
-"""Pixels of an image of an observation."""
 MOST_IMAGES = 16
 """Images of one observation."""
 MOST_WRONG = 400
@@ -99,13 +97,7 @@ def answered(environment: Any, about: Mapping[str, Any], images: Sequence[Image.
         raise ValueError("it shows an image without `shows_images`")
     if len(shown) > MOST_IMAGES:
         raise ValueError(f"it shows {len(shown)} images, more than {MOST_IMAGES}")
-    for image in shown:
-        # By the header of one that is not decoded yet, which may be a bomb.
-        if image.width * image.height > LARGEST_IMAGE:
-            raise ValueError(
-                f"an image of {image.width} x {image.height} has more than {LARGEST_IMAGE} pixels"
-            )
-    return packed({"text": text, "role": role}, shown)
+    return packed({"text": text, "role": role}, Observation(text, shown).images)
 
 
 class ServedEnvironment:

@@ -14,12 +14,20 @@ from typing import Any, Literal, Protocol
 from PIL import Image
 
 from trainer.algorithm.traces import Verdict
+from trainer.images.decoding import ImageLimits, shown_image
 from trainer.turns.calls import Call, call_in
 
 ERROR = "Error: "
 """What the observation of a call begins with that could not be answered."""
 FAILED = "Tool failure: "
 """What the observation of a call begins with whose tool hung, crashed or gave what cannot be shown."""
+SHOWN = ImageLimits(min_side=4, max_image_pixels=16_000_000)
+"""Limits of an observation's images. With sides of 1 or 3 processors cannot tell pixels from channels."""
+
+
+def whole_characters(text: str) -> str:
+    """A text with a question mark for each half of a character, which no tokenizer takes."""
+    return text.encode(errors="replace").decode()
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,6 +65,15 @@ class Observation:
     """Shown behind the text."""
     role: Literal["user", "tool"] = "tool"
     """Who says it, in the words of chat templates."""
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for what no model can be shown."""
+        if not isinstance(self.text, str):
+            raise ValueError(f"its text is a {type(self.text).__name__}")
+        if self.text != whole_characters(self.text):
+            raise ValueError("its text has half a character, such as half an emoji")
+        images = [shown_image(image, SHOWN) for image in self.images]
+        object.__setattr__(self, "images", images)
 
 
 class Environment(Protocol):

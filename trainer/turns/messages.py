@@ -4,7 +4,6 @@ images that others send."""
 from __future__ import annotations
 
 import base64
-import io
 import json
 import struct
 from collections.abc import Sequence
@@ -12,15 +11,17 @@ from typing import Any
 
 from PIL import Image
 
+from trainer.images.decoding import open_image, to_rgb
+
 LENGTH = struct.Struct("!Q")
 
 
 def packed(about: Any, images: Sequence[Image.Image] = ()) -> bytes:
-    """about: JSON values. images: any, sent as RGB."""
-    sizes = [image.size for image in images]
-    header = json.dumps([about, sizes]).encode()
-    pixels = [image.convert("RGB").tobytes() for image in images]
-    return b"".join([LENGTH.pack(len(header)), header, *pixels])
+    """about: JSON values, in which half a character becomes a question mark. images: any, sent as RGB."""
+    shown = list(map(to_rgb, images))
+    sizes = [image.size for image in shown]
+    header = json.dumps([about, sizes], ensure_ascii=False).encode(errors="replace")
+    return b"".join([LENGTH.pack(len(header)), header, *map(Image.Image.tobytes, shown)])
 
 
 def unpacked(message: bytes) -> tuple[Any, list[Image.Image]]:
@@ -39,4 +40,4 @@ def unpacked(message: bytes) -> tuple[Any, list[Image.Image]]:
 
 def image_of(encoded: str) -> Image.Image:
     """The image of a file in base64, not decoded yet. Raises ValueError or OSError."""
-    return Image.open(io.BytesIO(base64.b64decode(encoded, validate=True)))
+    return open_image(base64.b64decode(encoded, validate=True))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from trainer.turns.calls import SHOWN, BadCallError, call_in, offered
-from trainer.turns.episode import ERROR, FAILED, Environment, Observation, Situation
+from trainer.turns.episode import ERROR, FAILED, Environment, Observation, Situation, whole_characters
 from trainer.turns.tool_processes import ToolFailure
 
 
@@ -43,6 +43,6 @@ class ToolEnvironment(Environment):
                 raise BadCallError(f"there is no tool {named!r}, only {self.tool.schema['name']}")
             return self.tool.use(situation, call.arguments)
         except BadCallError as error:
-            return Observation(f"{ERROR}{error}")
-        except ToolFailure as failure:
-            return Observation(f"{FAILED}{failure}")
+            return Observation(whole_characters(f"{ERROR}{error}"))
+        except (ToolFailure, ValueError) as failure:
+            return Observation(whole_characters(f"{FAILED}{failure}"))

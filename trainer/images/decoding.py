@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import re
 from bisect import bisect_left
+from dataclasses import dataclass
 
 import numpy as np
 from PIL import ExifTags, Image, ImageOps
@@ -20,6 +21,10 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF")
 """Formats that are opened. Some others that Pillow knows start programs (EPS: Ghostscript)."""
 MAX_PIXELS = 89_478_485
 """Largest area that is decoded. Beyond it Pillow, too, suspects a decompression bomb."""
+MIN_SIDE = 28
+"""Shortest side in pixels. Below 28 the processors in use disagree about the size after resizing."""
+MAX_RATIO = 100.0
+"""Longest over shortest side. The processor refuses above 200, and near it also its own output."""
 _EXIF_IN_PNG = re.compile(rb"eXIf|Raw profile type exif|XML:com\.adobe\.xmp")
 
 
@@ -29,6 +34,41 @@ def open_image(data: bytes) -> Image.Image:
     Raises what Pillow raises for other formats and damaged files.
     """
     return Image.open(io.BytesIO(data), formats=FORMATS)
+
+
+@dataclass(frozen=True)
+class ImageLimits:
+    """Limits of an image."""
+
+    min_side: int = MIN_SIDE
+    max_ratio: float = MAX_RATIO
+    max_image_pixels: int = MAX_PIXELS
+    """Largest area in pixels."""
+
+
+def size_error(width: int, height: int, limits: ImageLimits) -> str:
+    """Why an image of this size is left out; empty if it is not. The word before the colon is counted."""
+    short = min(width, height)
+    long = max(width, height)
+    if short < limits.min_side:
+        return f"image_too_small: {width}x{height}, shortest side below {limits.min_side}"
+    if long > limits.max_ratio * short:
+        return f"image_ratio: {width}x{height}, ratio above {limits.max_ratio:g}"
+    if width * height > limits.max_image_pixels:
+        return f"image_too_large: {width}x{height}, more than {limits.max_image_pixels} pixels"
+    return ""
+
+
+def shown_image(image: Image.Image, limits: ImageLimits) -> Image.Image:
+    """The RGB image of one that a tool made or opened, which `to_rgb` may change.
+
+    Raises ValueError for one that no model can be shown, by its header if it is not decoded yet.
+    """
+    error = size_error(image.width, image.height, limits)
+    if error:
+        detail = error.partition(", ")[2]
+        raise ValueError(f"an image of {image.width} x {image.height} cannot be shown: {detail}")
+    return to_rgb(image)
 
 
 def upright_size(image: Image.Image, data: bytes) -> tuple[int, int]:

@@ -9,8 +9,8 @@ import pytest
 from PIL import Image, ImageOps
 
 from trainer.config import ConfigError
-from trainer.data import images
-from trainer.data.images import decode_image, image_size
+from trainer.images import decoding
+from trainer.images.decoding import decode_image, image_size
 
 
 def encoded(image: Image.Image, kind: str = "PNG", **options) -> bytes:
@@ -107,7 +107,7 @@ def test_what_is_not_allowed_or_damaged_is_one_line_that_names_the_row(data):
 
 
 def test_an_image_above_the_limit_is_not_decoded(monkeypatch):
-    monkeypatch.setattr(images, "MAX_PIXELS", 2000)
+    monkeypatch.setattr(decoding, "MAX_PIXELS", 2000)
     with pytest.raises(ConfigError, match="60x40 is more than 2000 pixels"):
         decode_image(encoded(scene()), "r")
 
