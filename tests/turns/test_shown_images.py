@@ -13,7 +13,7 @@ from trainer.turns.environments import environment_of
 from trainer.turns.episode import FAILED, Observation, Situation
 from trainer.turns.messages import image_of, packed, unpacked
 
-MINE = '''
+MINE = """
 from PIL import Image
 from trainer.turns.episode import Observation
 
@@ -26,7 +26,7 @@ class Shows:
         if width < 0:
             return text
         return Observation(text, [Image.new("RGB", (width, height))])
-'''
+"""
 
 
 @pytest.fixture(scope="module")

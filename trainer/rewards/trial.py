@@ -108,7 +108,7 @@ def fault_of_environment(turns: Turns, row: TrialRow) -> str:
     """What became of a call of the environment; "" if it answered. Raises ConfigError."""
     from PIL import Image
 
-    from trainer.data.images import decode_image
+    from trainer.images.decoding import decode_image
     from trainer.turns.episode import SeenPicture, Situation
     from trainer.turns.own import OwnEnvironment
     from trainer.turns.tool_processes import ToolFailure
