@@ -50,7 +50,7 @@ def test_a_worker_gets_no_unit_before_its_probe_is_scored(head, tmp_path):
     one = head()
     one.probe_with(PROBE)
     worker = PlayedWorker(tmp_path, "w0")
-    worker.join(one.held.name)
+    worker.join(one.attempt.name)
     one.add_units([UNIT])
     mailed, *more = worker.mail().mail
     assert mailed.unit == replace(PROBE, name="probe-000001") and not more
@@ -68,7 +68,7 @@ def test_the_trainer_scores_probes_while_it_waits(head, tmp_path):
     one = head()
     one.probe_with(PROBE)
     worker = PlayedWorker(tmp_path, "w0")
-    worker.join(one.held.name)
+    worker.join(one.attempt.name)
     one.add_units([UNIT])
     worker.send()
     seen = []
@@ -87,7 +87,7 @@ def test_a_probe_of_weights_that_the_learner_has_no_more_is_made_again(head, tmp
     one = head()
     one.probe_with(PROBE)
     worker = PlayedWorker(tmp_path, "w0")
-    worker.join(one.held.name)
+    worker.join(one.attempt.name)
     worker.mail()
     newer = replace(PROBE, version=7)
     one.announce(version=7)
@@ -103,12 +103,12 @@ def test_a_worker_that_was_lost_before_it_was_admitted_gets_a_probe_when_it_retu
     one = head(lost_s=0.3)
     one.probe_with(PROBE)
     worker = PlayedWorker(tmp_path, "w0")
-    worker.join(one.held.name)
+    worker.join(one.attempt.name)
     one.add_units([UNIT])
     worker.send()
     until(lambda: one.probing() == {"w0"} and one._probes._sampled)
     until(lambda: one.scheduler.lost == 1 and not one._probes._given)
-    worker.join(one.held.name)
+    worker.join(one.attempt.name)
     until(lambda: [mailed.unit.name for mailed in worker.mail().mail] == ["probe-000002"])
     assert [name for name, _, _ in one.probed()] == ["w0"]
     one.admit("w0")  # for its first probe, while it has the second
@@ -121,14 +121,14 @@ def test_another_process_of_the_same_name_is_probed_too(head, tmp_path):
     one = head()
     one.probe_with(PROBE)
     worker = PlayedWorker(tmp_path, "w0")
-    worker.join(one.held.name)
+    worker.join(one.attempt.name)
     worker.mail()
     one.admit("w0")
     one.add_units([UNIT])
     until(lambda: worker.mail().mail[0].unit == UNIT)
     other = PlayedWorker(tmp_path, "w0")
     other.heartbeat._newest = structs.replace(other.heartbeat._newest, device="another GPU", serial=100)
-    other.join(one.held.name)
+    other.join(one.attempt.name)
     until(lambda: [mailed.unit.name for mailed in other.mail().mail] == ["probe-000002"])
     assert one.probing() == {"w0"}
 
@@ -137,12 +137,12 @@ def test_samples_of_a_worker_that_is_not_admitted_train_nothing(head, tmp_path):
     one = head()
     one.probe_with(PROBE)
     worker = PlayedWorker(tmp_path, "w0")
-    worker.join(one.held.name)
+    worker.join(one.attempt.name)
     one.add_units([UNIT])
     worker.mail()
     given = GivenUnit(UNIT.name, 1)
-    worker.objects.put(samples_key(one.held.name, UNIT.name, 1, "w0"), pack_samples(UNIT, 1, "w0", good()))
-    worker.heartbeat.add_sent(one.held.name, given, 4.0)
+    worker.objects.put(samples_key(one.attempt.name, UNIT.name, 1, "w0"), pack_samples(UNIT, 1, "w0", good()))
+    worker.heartbeat.add_sent(one.attempt.name, given, 4.0)
     until(lambda: one.counts.late == 1)
     assert not one.has_samples([UNIT]) and one.counts.units == 0
 
@@ -154,7 +154,7 @@ def test_who_is_turned_away_while_the_store_is_away_is_told_by_the_next_word_of_
     one = head()
     one.probe_with(PROBE)
     worker = PlayedWorker(tmp_path, "w0")
-    worker.join(one.held.name)
+    worker.join(one.attempt.name)
     worker.mail()
 
     def away(self: Attempt) -> None:
@@ -171,18 +171,18 @@ def test_who_is_turned_away_is_told_gets_nothing_and_its_place_is_free(head, tmp
     one = head(wait_s=0.5)
     one.probe_with(PROBE)
     liar, honest = PlayedWorker(tmp_path, "w0"), PlayedWorker(tmp_path, "w1")
-    liar.join(one.held.name)
+    liar.join(one.attempt.name)
     liar.mail()
     one.turn_away("w0", "its weights are others")
     until(lambda: liar.following.look() and liar.following.turned_away == "its weights are others")
-    liar.join(one.held.name)
+    liar.join(one.attempt.name)
     with pytest.raises(NoWorkers):
         one.add_units([UNIT])
         one.wait_for(UNIT)
     (row,) = one.rows()
     assert (row["lives"], row["why"]) == (False, "its weights are others")
     assert one.counts.turned_away == 1
-    honest.join(one.held.name)
+    honest.join(one.attempt.name)
     honest.mail()
     assert honest.following.turned_away == ""
 
@@ -191,7 +191,7 @@ def test_a_probe_that_is_not_what_was_asked_turns_its_worker_away(head, tmp_path
     one = head()
     one.probe_with(PROBE)
     worker = PlayedWorker(tmp_path, "w0")
-    worker.join(one.held.name)
+    worker.join(one.attempt.name)
     worker.send(good()[:-1])
     until(lambda: worker.following.look() and worker.following.turned_away)
     assert "its probe is refused: it lacks a completion" in worker.following.turned_away

@@ -127,7 +127,7 @@ def send_another(worker: PlayedWorker, sent: list[str], traces) -> None:
 def test_a_unit_goes_out_and_its_samples_come_back(head, tmp_path):
     one = head()
     worker = PlayedWorker(tmp_path, "w0")
-    worker.join(one.held.name)
+    worker.join(one.attempt.name)
     one.add_units([UNIT])
     worker.send()
     assert len(one.wait_for(UNIT)) == 4 and one.counts.units == 1
@@ -141,18 +141,18 @@ def test_every_mark_of_an_engine_that_goes_on_is_progress(head, tmp_path):
     one = head(engine_moved=lambda: moved.append(time.monotonic()))
     worker = PlayedWorker(tmp_path, "w0")
     for number in range(1, 4):
-        worker.join(one.held.name)
+        worker.join(one.attempt.name)
         until(lambda: serial_of(one, "w0") == worker.heartbeat._newest.serial)
         assert len(moved) == number - 1, "nothing was sampled since"
         beacon.count_piece()
-        worker.join(one.held.name)
+        worker.join(one.attempt.name)
         until(lambda number=number: len(moved) == number)
 
 
 def test_what_a_stranger_wrote_is_asked_for_again(head, tmp_path):
     one = head()
     worker = PlayedWorker(tmp_path, "w0")
-    worker.join(one.held.name)
+    worker.join(one.attempt.name)
     one.add_units([UNIT])
     worker.send(body=os.urandom(3000))
     until(lambda: one.counts.forged == 1 and worker.mail().mail[0].given.turn == 2)
@@ -164,7 +164,7 @@ def test_a_refused_unit_goes_to_another_worker_and_the_reason_is_kept(head, tmp_
     one = head()
     workers = [PlayedWorker(tmp_path, name) for name in ("w0", "w1")]
     for worker in workers:
-        worker.join(one.held.name)
+        worker.join(one.attempt.name)
     until(lambda: len(one.scheduler.workers) == 2)
     one.add_units([UNIT])
     first, other = workers  # of two that would end it at once, the first by name
@@ -179,7 +179,7 @@ def test_a_refused_unit_goes_to_another_worker_and_the_reason_is_kept(head, tmp_
 def test_refused_twice_ends_the_run_with_the_reason(head, tmp_path):
     one = head()
     worker = PlayedWorker(tmp_path, "w0")
-    worker.join(one.held.name)
+    worker.join(one.attempt.name)
     one.add_units([UNIT])
     worker.send(good()[:-1])
     until(lambda: one.counts.refused == 1 and worker.mail().mail[0].given.turn == 2)
@@ -192,11 +192,11 @@ def test_a_refusal_after_a_loss_is_the_first(head, tmp_path):
     """The unit's second turn, by the only worker that is left."""
     one = head()
     gone, worker = PlayedWorker(tmp_path, "w0"), PlayedWorker(tmp_path, "w1")
-    gone.join(one.held.name)
+    gone.join(one.attempt.name)
     one.add_units([UNIT])
     gone.mail()
     gone.heartbeat.goodbye("the machine is taken away")
-    worker.join(one.held.name)
+    worker.join(one.attempt.name)
     worker.send(good()[:-1])
     until(lambda: one.counts.refused == 1 and worker.mail().mail[0].given.turn == 3)
     worker.send()
@@ -207,7 +207,7 @@ def test_three_refused_units_in_a_row_turn_a_worker_away_and_another_samples_the
     one = head()
     broken, sound = PlayedWorker(tmp_path, "w0"), PlayedWorker(tmp_path, "w1")
     for worker in (broken, sound):
-        worker.join(one.held.name)
+        worker.join(one.attempt.name)
     until(lambda: len(one.scheduler.workers) == 2)
     units = [replace(UNIT, name=f"00000{number}") for number in range(8)]
     one.add_units(units)
@@ -229,7 +229,7 @@ def test_an_accepted_unit_among_three_refused_ones_turns_nobody_away(head, tmp_p
     one = head()
     worker, other = PlayedWorker(tmp_path, "w0"), PlayedWorker(tmp_path, "w1")
     for joining in (worker, other):
-        joining.join(one.held.name)
+        joining.join(one.attempt.name)
     until(lambda: len(one.scheduler.workers) == 2)
     one.add_units([replace(UNIT, name=f"00000{number}") for number in range(6)])
     sent: list[str] = []
@@ -242,12 +242,12 @@ def test_an_accepted_unit_among_three_refused_ones_turns_nobody_away(head, tmp_p
 def test_a_silent_workers_unit_goes_to_the_next_that_comes(head, tmp_path):
     one = head(lost_s=0.3)
     gone = PlayedWorker(tmp_path, "w0")
-    gone.join(one.held.name)
+    gone.join(one.attempt.name)
     one.add_units([UNIT])
     gone.mail()
     until(lambda: one.scheduler.lost == 1)
     late = PlayedWorker(tmp_path, "w1")
-    late.join(one.held.name)
+    late.join(one.attempt.name)
     late.send()
     assert len(one.wait_for(UNIT)) == 4 and one.scheduler.reassigned == 1
 
@@ -255,11 +255,11 @@ def test_a_silent_workers_unit_goes_to_the_next_that_comes(head, tmp_path):
 def test_a_worker_that_says_goodbye_is_not_waited_for(head, tmp_path):
     one = head()
     leaving, other = PlayedWorker(tmp_path, "w0"), PlayedWorker(tmp_path, "w1")
-    leaving.join(one.held.name)
+    leaving.join(one.attempt.name)
     one.add_units([UNIT])
     leaving.mail()
     leaving.heartbeat.goodbye("aws: spot instance will terminate")
-    other.join(one.held.name)
+    other.join(one.attempt.name)
     other.send()
     assert len(one.wait_for(UNIT)) == 4 and one.scheduler.lost == 0
     assert any("aws: spot instance" in line for line in one.said)
@@ -275,7 +275,7 @@ def test_without_any_worker_the_trainer_ends(head):
 def test_strangers_among_the_workers_are_counted_and_not_asked(head, tmp_path):
     one = head()
     worker = PlayedWorker(tmp_path, "w0")
-    worker.join(one.held.name)
+    worker.join(one.attempt.name)
     storage = worker.objects.storage
     storage.put_bytes(worker_key("copied"), storage.get_bytes(worker_key("w0")))
     storage.put_bytes(worker_key("noise"), os.urandom(99))
@@ -287,7 +287,7 @@ def test_strangers_among_the_workers_are_counted_and_not_asked(head, tmp_path):
     two = replace(UNIT, name="000005")
     one.add_units([two])
     worker.mail()
-    storage.put_bytes(mail_key(one.held.name, "w0"), os.urandom(99))
+    storage.put_bytes(mail_key(one.attempt.name, "w0"), os.urandom(99))
     assert worker.mail().mail[0].unit == two  # it was written again
 
 
@@ -296,17 +296,17 @@ def test_an_attempt_that_was_replaced_is_left_by_its_workers_and_ends(head, tmp_
     monkeypatch.setattr(announcement, "HEARTBEAT_S", 0.05)
     old = head()
     worker = PlayedWorker(tmp_path, "w0")
-    worker.join(old.held.name)
+    worker.join(old.attempt.name)
     old.add_units([UNIT])
     worker.mail()
     new = head()
     worker.following.look_for_newer()
-    assert worker.following.newest() == new.held.name
+    assert worker.following.newest() == new.attempt.name
     with pytest.raises(AttemptFenced):
         old.wait_for(UNIT)
     with pytest.raises(AttemptFenced):
         old.announce(version=7)
-    worker.heartbeat.follow(new.held.name)
+    worker.heartbeat.follow(new.attempt.name)
     worker.heartbeat.write(state="idle")
     new.add_units([UNIT])
     worker.send()
@@ -316,16 +316,16 @@ def test_an_attempt_that_was_replaced_is_left_by_its_workers_and_ends(head, tmp_
 def test_late_samples_of_a_doubled_unit_change_nothing(head, tmp_path):
     one = head()
     slow, fast = PlayedWorker(tmp_path, "w0"), PlayedWorker(tmp_path, "w1")
-    slow.join(one.held.name)
+    slow.join(one.attempt.name)
     one.add_units([UNIT])
     slow.mail()
-    fast.join(one.held.name)
+    fast.join(one.attempt.name)
     fast.send()
     assert len(one.wait_for(UNIT)) == 4 and one.scheduler.duplicated == 1
     until(lambda: any(name == "w1" for name, _ in one._intake._units_read))
     (given,) = [given for name, given in one._intake._units_read if name == "w1"]
-    slow.objects.put(samples_key(one.held.name, given.unit, given.turn, "w0"), b"late")
-    slow.heartbeat.add_sent(one.held.name, given, 1.0)
+    slow.objects.put(samples_key(one.attempt.name, given.unit, given.turn, "w0"), b"late")
+    slow.heartbeat.add_sent(one.attempt.name, given, 1.0)
     until(lambda: one.counts.late == 1)
     assert one.counts.units == 1
     until(lambda: not any(key.endswith(".npz") for key, _ in slow.objects.storage.list("samples")))
@@ -334,7 +334,7 @@ def test_late_samples_of_a_doubled_unit_change_nothing(head, tmp_path):
 def test_marks_and_mail_of_who_is_long_gone_are_deleted(head, tmp_path, monkeypatch):
     one = head(lost_s=0.2)
     gone, alive = PlayedWorker(tmp_path, "w0"), PlayedWorker(tmp_path, "w1")
-    gone.join(one.held.name)
+    gone.join(one.attempt.name)
     one.add_units([UNIT])
     gone.send()
     one.wait_for(UNIT)
@@ -342,7 +342,7 @@ def test_marks_and_mail_of_who_is_long_gone_are_deleted(head, tmp_path, monkeypa
     monkeypatch.setattr(roster, "FORGET_S", 0.5)
 
     def forgotten() -> bool:
-        alive.join(one.held.name)
+        alive.join(one.attempt.name)
         left = {key for folder in ("workers", "mail") for key, _ in alive.objects.storage.list(folder)}
         return not any("w0" in key for key in left)
 
@@ -354,7 +354,7 @@ def test_marks_and_mail_of_who_is_long_gone_are_deleted(head, tmp_path, monkeypa
 def test_samples_that_the_store_did_not_give_are_read_with_the_next_beat(head, tmp_path, monkeypatch):
     one = head()
     worker = PlayedWorker(tmp_path, "w0")
-    worker.join(one.held.name)
+    worker.join(one.attempt.name)
     one.add_units([UNIT])
     get, failed = one.objects.get, []
 
@@ -367,7 +367,7 @@ def test_samples_that_the_store_did_not_give_are_read_with_the_next_beat(head, t
     monkeypatch.setattr(one.objects, "get", away)
     worker.send()
     until(lambda: failed)
-    worker.join(one.held.name)
+    worker.join(one.attempt.name)
     assert len(one.wait_for(UNIT)) == 4 and one.counts.units == 1
 
 
@@ -375,7 +375,7 @@ def test_a_store_that_answers_late_makes_nobody_lost(head, tmp_path, monkeypatch
     monkeypatch.setattr(dispatch, "HEARTBEAT_S", 0.2)
     one = head(lost_s=0.6)
     worker = PlayedWorker(tmp_path, "w0")
-    worker.join(one.held.name)
+    worker.join(one.attempt.name)
     until(lambda: one.scheduler.workers)
     answer, asked = one.objects.get_record, []
 
@@ -384,7 +384,7 @@ def test_a_store_that_answers_late_makes_nobody_lost(head, tmp_path, monkeypatch
         if not asked:
             asked.append(key)
             time.sleep(1.0)
-            worker.join(one.held.name)
+            worker.join(one.attempt.name)
         return record
 
     monkeypatch.setattr(one.objects, "get_record", late)
@@ -397,10 +397,10 @@ def test_samples_that_were_read_while_others_were_taken_are_late(head, tmp_path)
     one = head()
     one.add_units([UNIT])
     worker, second = PlayedWorker(tmp_path, "w0"), PlayedWorker(tmp_path, "w1")
-    worker.join(one.held.name)
+    worker.join(one.attempt.name)
     worker.send()
     assert len(one.wait_for(UNIT)) == 4
-    key = samples_key(one.held.name, UNIT.name, 2, "w1")
+    key = samples_key(one.attempt.name, UNIT.name, 2, "w1")
     second.objects.put(key, pack_samples(UNIT, 2, "w1", good()))
     sent = SentUnit("w1", GivenUnit(UNIT.name, 2), key, UNIT)
     for read in one._intake.read([sent]):

@@ -42,11 +42,11 @@ def test_a_worker_that_turned_to_nan_is_sent_away_and_the_run_goes_on(head, tmp_
                     worker.heartbeat.add_sent(seen.attempt, given, 4.0)
             time.sleep(0.01)
 
-    bad.join(one.held.name)
+    bad.join(one.attempt.name)
     one.add_units(units)
     send_all_until(bad, broken(), lambda: "bad" in one._turned_away)
     assert "not finite" in one._turned_away["bad"]
-    well.join(one.held.name)
+    well.join(one.attempt.name)
     send_all_until(well, good(), lambda: one.has_samples(units))
     assert one._thread.error is None and one.counts.units == 4
 
@@ -54,10 +54,10 @@ def test_a_worker_that_turned_to_nan_is_sent_away_and_the_run_goes_on(head, tmp_
 def test_a_heartbeat_without_a_field_is_told_to_its_worker_and_ends_nothing(head, tmp_path):
     one = head()
     worker = PlayedWorker(tmp_path, "w0")
-    worker.objects.put_record(worker_key("odd"), {"attempt": one.held.name, "serial": 1})
+    worker.objects.put_record(worker_key("odd"), {"attempt": one.attempt.name, "serial": 1})
     until(lambda: "odd" in one._turned_away)
     assert "Object missing required field `worker`: its code is another" in one._turned_away["odd"]
-    worker.join(one.held.name)
+    worker.join(one.attempt.name)
     one.add_units([UNIT])
     worker.send()
     assert len(one.wait_for(UNIT)) == 4
@@ -74,7 +74,7 @@ def test_a_large_object_of_a_stranger_is_not_read(head, tmp_path):
     for number in range(200):
         (path.parent / f"foreign-{number}.json").write_bytes(os.urandom(64))
     worker = PlayedWorker(tmp_path, "w0")
-    worker.join(one.held.name)
+    worker.join(one.attempt.name)
     one.add_units([UNIT])
     worker.send()
     assert len(one.wait_for(UNIT)) == 4
@@ -86,13 +86,13 @@ def test_a_worker_that_loads_is_waited_for(head, tmp_path, monkeypatch):
     monkeypatch.setattr("trainer.fleet.heartbeat.HEARTBEAT_S", 0.1)
     one = head(wait_s=1.2)
     worker = PlayedWorker(tmp_path, "w0")
-    worker.heartbeat.begin(one.held.name, "cpu")
+    worker.heartbeat.begin(one.attempt.name, "cpu")
     one.add_units([UNIT])
     began = time.monotonic()
 
     def samples_at_last() -> None:
         if time.monotonic() - began > 2.5 and worker.heartbeat._newest.state == "loading":
-            worker.join(one.held.name)
+            worker.join(one.attempt.name)
             worker.send()
 
     assert len(one.wait_for(UNIT, samples_at_last)) == 4, "twice fleet.wait_s have passed meanwhile"
@@ -102,7 +102,7 @@ def test_a_worker_that_loads_is_waited_for(head, tmp_path, monkeypatch):
 def test_a_store_that_refuses_once_it_has_served_is_silence(head, tmp_path, monkeypatch):
     one = head()
     worker = PlayedWorker(tmp_path, "w0")
-    worker.join(one.held.name)
+    worker.join(one.attempt.name)
     until(lambda: "w0" in one.roster.workers)
     real = one.objects.storage.get_bytes
     refused: list[str] = []
@@ -125,7 +125,7 @@ def test_a_store_that_refuses_once_it_has_served_is_silence(head, tmp_path, monk
 def test_nothing_is_read_that_a_worker_sends_after_it_was_turned_away(head, tmp_path, monkeypatch):
     one = head()
     away, well = PlayedWorker(tmp_path, "away"), PlayedWorker(tmp_path, "well")
-    away.join(one.held.name)
+    away.join(one.attempt.name)
     one.add_units([UNIT])
     seen = away.mail()
     one.turn_away("away", "its weights are others")
@@ -143,7 +143,7 @@ def test_nothing_is_read_that_a_worker_sends_after_it_was_turned_away(head, tmp_
     away.heartbeat.add_sent(seen.attempt, given, 4.0)
     serial = away.heartbeat._newest.serial
     until(lambda: serial_of(one, "away") == serial)
-    well.join(one.held.name)
+    well.join(one.attempt.name)
     well.send()
     assert len(one.wait_for(UNIT)) == 4 and key not in read
     assert one.counts.by_worker == {"well": 4}

@@ -53,7 +53,7 @@ def several(folder, one, count: int) -> list[PlayedWorker]:
     """Workers that have joined, and are seen."""
     workers = [PlayedWorker(folder, f"w{number}") for number in range(count)]
     for worker in workers:
-        worker.join(one.held.name)
+        worker.join(one.attempt.name)
     until(lambda: len(one.scheduler.workers) == count)
     return workers
 
@@ -116,7 +116,7 @@ def test_the_trainer_does_not_wait_for_what_the_head_writes(head, tmp_path, monk
 
     def announced() -> bool:
         return (
-            head_says := one.objects.get_record(head_key(one.held.name), HeadRecord)
+            head_says := one.objects.get_record(head_key(one.attempt.name), HeadRecord)
         ) and head_says.version == 7
 
     until(announced)
@@ -127,12 +127,12 @@ def test_a_version_is_announced_and_asked_for_when_every_rank_s_patch_is_there(h
     one = head()
     (worker,) = several(tmp_path, one, 1)
     storage = one.objects.storage
-    patches = [patch_key(one.held.name, 7, rank) for rank in range(2)]
+    patches = [patch_key(one.attempt.name, 7, rank) for rank in range(2)]
     manifest = "weights/00000007-ab.json"
     newer = replace(UNIT, name="000002", version=7, lineage="ab")
 
     def head_says() -> HeadRecord:
-        return one.objects.get_record(head_key(one.held.name), HeadRecord)
+        return one.objects.get_record(head_key(one.attempt.name), HeadRecord)
 
     storage.put_bytes("weights/old", b"old")
     one.publish(patches, {manifest: {"version": 7}}, ["weights/old"], version=7, lineage="ab")

@@ -274,7 +274,7 @@ def test_forged_words_of_a_head_end_no_worker(run, content):
     head.close("away", "nothing of it changes from now on")
     follower = RunFollower(run.objects, run.worker.following.record, "w0")
     storage = run.objects.storage
-    names = [about_key(head.held.name), head_key(head.held.name)]
+    names = [about_key(head.attempt.name), head_key(head.attempt.name)]
     written = {name: storage.get_bytes(name) for name in names}
     for name in names:
         storage.put_bytes(name, content(run, name))
@@ -282,7 +282,7 @@ def test_forged_words_of_a_head_end_no_worker(run, content):
         assert follower.newest() == "" and follower.look() is None
     for name, data in written.items():
         storage.put_bytes(name, data)
-    assert follower.newest() == head.held.name
+    assert follower.newest() == head.attempt.name
     assert follower.about() is not None and follower.look() is not None
 
 

@@ -20,11 +20,11 @@ class HeadAnnouncement:
     """`head/ATTEMPT.json`. Any thread may change it; one thread writes it, when it is new and from time to
     time."""
 
-    def __init__(self, objects: Objects, held: Attempt, pool: Executor) -> None:
-        self._objects, self._held = objects, held
+    def __init__(self, objects: Objects, attempt: Attempt, pool: Executor) -> None:
+        self._objects, self._attempt = objects, attempt
         self._pool = pool
         self._lock = threading.Lock()
-        self.newest = HeadRecord(attempt=held.name)
+        self.newest = HeadRecord(attempt=attempt.name)
         self.written: HeadRecord | None = None
         """What lies in the bucket, but for its serial."""
         self._before: dict[str, Any] = {}
@@ -50,11 +50,11 @@ class HeadAnnouncement:
             newest, before = self.newest, dict(self._before)
         if newest is self.written and time.monotonic() - self._written_at < HEARTBEAT_S:
             return
-        self._held.check()
+        self._attempt.check()
         list(self._pool.map(self._objects.put_record, before.keys(), before.values()))
         self._serial += 1
         record = structs.replace(newest, serial=self._serial)
-        self._objects.put_record(head_key(self._held.name), record)
+        self._objects.put_record(head_key(self._attempt.name), record)
         self.written, self._written_at = newest, time.monotonic()
         with self._lock:
             self._before = {key: value for key, value in self._before.items() if key not in before}

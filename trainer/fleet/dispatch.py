@@ -49,7 +49,7 @@ class Dispatcher:
     def __init__(
         self,
         objects: Objects,
-        held: Attempt,
+        attempt: Attempt,
         expected: AskedUnit,
         *,
         lost_s: float,
@@ -59,7 +59,7 @@ class Dispatcher:
         poll_s: float = POLL_S,
     ) -> None:
         """engine_moved: called, from the head's thread, when a worker's engine has made progress."""
-        self.objects, self.held = objects, held
+        self.objects, self.attempt = objects, attempt
         self.wait_s = wait_s
         self._say, self._engine_moved = say, engine_moved
         self._changed = threading.Condition()
@@ -68,8 +68,8 @@ class Dispatcher:
         self.counts = FleetCounts()
         self._requests = StoreRequests(objects)
         pool = self._requests.pool
-        self.roster = Roster(objects, held.name, self.counts, pool, poll_s, self._refuse_heartbeat)
-        self._announcement = HeadAnnouncement(objects, held, pool)
+        self.roster = Roster(objects, attempt.name, self.counts, pool, poll_s, self._refuse_heartbeat)
+        self._announcement = HeadAnnouncement(objects, attempt, pool)
         self._results = UnitResults()
         self._probes = Probes(self.scheduler)
         self._intake = SampleIntake(objects, expected, pool)
@@ -98,7 +98,7 @@ class Dispatcher:
         itself."""
 
         def announce() -> None:
-            self.held.check()
+            self.attempt.check()
             self.announce(before, **fields)
             self.delete(outdated)
 
@@ -300,7 +300,7 @@ class Dispatcher:
             self.delete([unit.key])
 
     def _sent(self, worker: str, given: GivenUnit) -> SentUnit:
-        key = keys.samples_key(self.held.name, given.unit, given.turn, worker)
+        key = keys.samples_key(self.attempt.name, given.unit, given.turn, worker)
         if probe := self._probes.probe_of(worker, given.unit):
             return SentUnit(worker, given, key, probe, is_probe=True)
         wanted = given.unit in self.scheduler.unfinished and self._probes.may_sample(worker)
@@ -342,7 +342,7 @@ class Dispatcher:
     def _refuse(self, worker: str, given: GivenUnit, why: str) -> None:
         """Lets a unit be sampled again, and ends a worker, or the run, of which too much was refused."""
         self.counts.refused += 1
-        key = keys.refused_key(self.held.name, given.unit, given.turn, worker)
+        key = keys.refused_key(self.attempt.name, given.unit, given.turn, worker)
         self.objects.put_record(key, RefusedUnit(given.unit, worker, why))
         self._say(f"unit {given.unit} of worker {worker} is refused: {why}")
         with self._changed:
@@ -389,10 +389,10 @@ class Dispatcher:
                         )
                     )
         if any(letter.units for letter in mail.values()):
-            self.held.check()
+            self.attempt.check()
 
         def send(name: str) -> None:
-            self.objects.put_record(keys.mail_key(self.held.name, name), mail[name])
+            self.objects.put_record(keys.mail_key(self.attempt.name, name), mail[name])
             self.roster.workers[name].mailed = queues[name]
 
         list(self._requests.pool.map(send, mail))

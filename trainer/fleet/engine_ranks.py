@@ -44,7 +44,7 @@ ON_ONE_MACHINE = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
 
 
 class EnginePart:
-    """Its process is made as a trainer's rank is, so that both compute the same."""
+    """One rank of the engine. Its process is made as a trainer's rank is, so that both compute the same."""
 
     def __init__(self, config: RunConfig, rank: int) -> None:
         """Raises ConfigError where the machine has no GPU for the rank, or the data is damaged."""
@@ -146,7 +146,7 @@ class OtherRanks:
         self._lost(f"rank {rank} of its engine has ended {how}", EXIT_NODE_LOST if code < 0 else code)
 
     def tell(self, **order: Any) -> None:
-        """What every rank does next, with rank 0. Returns at once."""
+        """Tells every other rank what to do next, and returns at once."""
         line = json.dumps(order).encode() + b"\n"
         for process in self._processes:
             assert process.stdin is not None

@@ -137,6 +137,6 @@ class WeightVersion(Struct, frozen=True):
     parent: Count
     parent_lineage: Lineage
     patches: tuple[RankPatch, ...]
-    """By rank."""
+    """One for each rank, in their order."""
     digests: tuple[str, ...]
-    """By rank: sha256 of its shard; empty where none were taken."""
+    """The sha256 of each rank's shard; empty where none were taken."""

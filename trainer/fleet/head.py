@@ -62,7 +62,7 @@ class FleetSampler:
         self,
         config: RunConfig,
         ranks: Ranks,
-        held: Attempt,
+        attempt: Attempt,
         datasets: Datasets,
         checkpoints: Checkpoints,
         admission_test: AdmissionTest | None = None,
@@ -77,7 +77,7 @@ class FleetSampler:
         self.prompter = Prompter(config.model)
         self.dispatcher = Dispatcher(
             Objects(Storage(store.fleet), Seal.of(config)),
-            held,
+            attempt,
             expected_samples(config, self.prompter, datasets),
             lost_s=config.fleet.lost_s,
             wait_s=config.fleet.wait_s,
@@ -86,7 +86,7 @@ class FleetSampler:
             poll_s=poll_s,
         )
         fingerprint = datasets[config.train_split].fingerprint
-        self.publisher = VersionPublisher(config, ranks, held, checkpoints, self.dispatcher, fingerprint)
+        self.publisher = VersionPublisher(config, ranks, attempt, checkpoints, self.dispatcher, fingerprint)
         self.admission = WorkerAdmission(admission_test, self.dispatcher)
         self._units_made = 0
         self._is_over = False

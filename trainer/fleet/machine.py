@@ -32,7 +32,7 @@ LOOK_S = 15.0
 LATE_S = 60.0
 """A worker that goes on for this long after its run is over is told to end."""
 KILL_S = 30.0
-"""Then it has this long until it is killed."""
+"""A worker that was told to end has this long until it is killed."""
 PAUSE_S = 10.0
 """Seconds until a worker that failed is started again; twice as many after each further time in a row."""
 HEALTHY_S = 1800.0
@@ -109,19 +109,19 @@ def tend_workers(
 
     over: why the run needs no worker any more; empty while it does. most_s: after which the machine ends.
     """
-    told: list[int] = []
+    signals: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda number, frame: told.append(number))
+        signal.signal(number, lambda number, frame: signals.append(number))
     began = time.monotonic()
     looked = began
     end_at = kill_at = float("inf")
     why = ""
     while any(engine.code is None for engine in engines):
         now = time.monotonic()
-        if told:
+        if signals:
             for engine in engines:
-                engine.stop(told[0])
-            told.clear()
+                engine.stop(signals[0])
+            signals.clear()
             kill_at = min(kill_at, now + KILL_S)
         elif not why and now - looked > look_s:
             looked = now
@@ -131,10 +131,10 @@ def tend_workers(
             end_at = now + LATE_S if why else end_at
         if now > end_at:
             print(f"machine: {why}: its workers are ended", flush=True)
-            told.append(signal.SIGTERM)
+            signals.append(signal.SIGTERM)
             end_at = float("inf")
         if now > kill_at:
-            told.append(signal.SIGKILL)
+            signals.append(signal.SIGKILL)
         for engine in engines:
             engine.tend()
         time.sleep(0.1)

@@ -122,7 +122,7 @@ class WeightMirror:
         known = {anchor.lineage: anchor for anchor in anchors}
         way = self._way(number, lineage, set(known))
         start = way[-1].parent_lineage if way else lineage
-        if start not in self._held():
+        if start not in self._reachable():
             self._begin(known[start])
         while self.lineage != start:
             self._undo()
@@ -132,19 +132,19 @@ class WeightMirror:
             self.version, self.lineage = version.number, version.lineage
             self._compare(version.digests)
 
-    def _held(self) -> set[str]:
+    def _reachable(self) -> set[str]:
         """Lineages that undoing leads to."""
         return set() if self.dirty else {self.lineage, *(version.parent_lineage for version in self._behind)}
 
     def _way(self, number: int, lineage: str, anchors: set[str]) -> list[WeightVersion]:
         """The versions from the wanted one back to the first whose parent is held, else to an anchor."""
-        held = self._held()
+        reachable = self._reachable()
         way: list[WeightVersion] = []
         to_anchor: list[WeightVersion] | None = None
-        while lineage not in held:
+        while lineage not in reachable:
             if lineage in anchors and to_anchor is None:
                 to_anchor = list(way)
-                if not held:
+                if not reachable:
                     break
             try:
                 version = read_version(self.objects, number, lineage)
@@ -154,7 +154,7 @@ class WeightMirror:
                 return to_anchor
             way.append(version)
             number, lineage = version.parent, version.parent_lineage
-        return way if lineage in held or to_anchor is None else to_anchor
+        return way if lineage in reachable or to_anchor is None else to_anchor
 
     def _is_here(self, anchor: Anchor) -> bool:
         """Whether the tensors hold a checkpoint's weights, perhaps after newer versions were undone: a new

@@ -81,8 +81,8 @@ class Objects:
         missing = list(names)
         while missing:
             with contextlib.suppress(StorageError, StoreRefused):
-                found = list(pool.map(self.storage.exists, missing))
-                missing = [name for name, is_there in zip(missing, found, strict=True) if not is_there]
+                are_there = list(pool.map(self.storage.exists, missing))
+                missing = [name for name, is_there in zip(missing, are_there, strict=True) if not is_there]
             if missing and stop.wait(ARRIVES_S):
                 return False
         return True

@@ -10,7 +10,7 @@ from trainer.fleet.units import RolloutUnit
 
 
 class Probes:
-    """Probes of one attempt, all of the newest version of the weights. Under its dispatcher's lock."""
+    """Probes of one attempt, all of the newest version of the weights. Its dispatcher's lock guards them."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
@@ -43,7 +43,7 @@ class Probes:
         return sampled
 
     def admit(self, worker: str) -> None:
-        """The worker may have units."""
+        """Lets the worker have units."""
         self._admitted.add(worker)
         self.end_probe(worker)
         if queued := self._scheduler.workers.get(worker):
@@ -51,22 +51,22 @@ class Probes:
             queued.queue = []  # it may have been lost meanwhile, and have a second probe
 
     def end_probe(self, worker: str) -> None:
-        """The worker's probe is over."""
+        """Forgets the worker's probe."""
         self._given.pop(worker, None)
 
     def forget(self, worker: str) -> None:
-        """The name is another process's from now on, or nobody's."""
+        """Forgets who had a name, which is another process's from now on, or nobody's."""
         self._admitted.discard(worker)
         self._sampled.pop(worker, None)
         self.end_probe(worker)
 
     def probe_of(self, worker: str, unit: str) -> RolloutUnit | None:
         """The worker's probe, if it has this name."""
-        held = self._given.get(worker)
-        return held if held is not None and held.name == unit else None
+        probe = self._given.get(worker)
+        return probe if probe is not None and probe.name == unit else None
 
     def keep_sampled(self, worker: str, unit: RolloutUnit, traces: list[Trace]) -> bool:
-        """A worker has sampled its probe. Returns whether it is one to score."""
+        """Keeps what a worker sampled of its probe. Returns whether that is to be scored."""
         if self._wanted is None or unit.version != self._wanted.version:
             self.end_probe(worker)  # the learner has other weights by now: once more
             return False
@@ -81,8 +81,8 @@ class Probes:
         if self._wanted is None or self._wanted.version > announced:
             return
         for name, worker in self._scheduler.workers.items():
-            held = self._given.get(name)
-            if worker.admitted or (held and held.version == self._wanted.version):
+            probe = self._given.get(name)
+            if worker.admitted or (probe and probe.version == self._wanted.version):
                 continue
             self._number += 1
             unit = replace(self._wanted, name=f"probe-{self._number:06d}")

@@ -74,7 +74,7 @@ class KnownWorker:
     """What the head knows of a worker that follows its attempt."""
 
     heartbeat: HeartbeatRecord
-    """The newest."""
+    """The newest heartbeat."""
     loading_since: float | None = None
     """When the head saw it first build its engine; None once it has one."""
     refused_in_a_row: int = 0
@@ -105,9 +105,9 @@ class Roster:
         self.alive_at = time.monotonic()
         """When a worker was last seen that samples, or may soon."""
         self._serials: dict[str, int] = {}
-        """By worker, of the newest heartbeat that was read, whatever attempt it follows."""
+        """The serial of each worker's newest heartbeat, whatever attempt that follows."""
         self._seen_at: dict[str, float] = {}
-        """When that was read first."""
+        """When each worker's newest heartbeat was read first."""
         self._listed: set[str] = set()
         """Workers with a heartbeat in the bucket."""
         self._listed_at = -LIST_S

@@ -66,12 +66,12 @@ class KeyDoubt:
         self._is_right = False
         self._refused = 0
 
-    def end(self) -> None:
-        """Something was signed with this worker's key."""
+    def dispel(self) -> None:
+        """Takes note that something was signed with this worker's key."""
         self._is_right = True
 
-    def count(self, why: str) -> None:
-        """An object was not signed with this worker's key. Raises ConfigError where no other was."""
+    def count_refused(self, why: str) -> None:
+        """Counts an object of another key. Raises ConfigError where none was signed with this worker's."""
         self._refused += 1
         if not self._is_right and self._refused >= MOST_FORGED:
             raise ConfigError(
@@ -170,9 +170,9 @@ class RunFollower:
             newest = self.record.newest()
             epoch = newest.attempt.epoch if newest else 0
             if newest is not None:
-                self._key_doubt.end()  # the record is signed
+                self._key_doubt.dispel()  # the record is signed
             elif self.record.seal.refused:
-                self._key_doubt.count(f"{min(self.record.seal.refused)} was written with another")
+                self._key_doubt.count_refused(f"{min(self.record.seal.refused)} was written with another")
         while epoch and (newer := self.record.next_after(epoch)) is not None:
             epoch = newer["epoch"]
         return epoch
@@ -215,10 +215,10 @@ class RunFollower:
             print(f"worker {self.worker}: {error}: it is passed over", flush=True)
             record = None
         except ForgedObject as error:
-            self._key_doubt.count(str(error))
+            self._key_doubt.count_refused(str(error))
             return None
         if record is not None:
-            self._key_doubt.end()
+            self._key_doubt.dispel()
         return record
 
 

@@ -60,7 +60,7 @@ class HostModel:
 def load_pretrained(config: RunConfig) -> HostModel:
     """The pretrained model in the run's type, with the run's adapters as they begin.
 
-    Loaded by the classes that the policy is loaded by, so that names and values are the policy's own.
+    The classes that load it are those that load the policy, so that names and values are the policy's own.
     """
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
@@ -96,7 +96,7 @@ def fill_from_anchor(model: HostModel, config: RunConfig, anchor: Anchor) -> Non
     if manifest is None or manifest["step"] != anchor.version:
         raise CorruptCheckpoint(f"{folder}/manifest.json is damaged, or was not signed with the run's key")
     here = Path(local_dir(config)) / f"{step_name(anchor.version)}-{anchor.attempt}"
-    found = FoundCheckpoint(anchor.version, str(here), folder, manifest)
-    reader = ShardReader(found, ranged=True, by_sha256=True)
+    checkpoint = FoundCheckpoint(anchor.version, str(here), folder, manifest)
+    reader = ShardReader(checkpoint, ranged=True, by_sha256=True)
     for name in reader.names():
         model.tensors[name].view(-1).copy_(reader.read("master", name))

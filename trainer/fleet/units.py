@@ -74,7 +74,7 @@ class SampledUnit:
     """How often the unit had been given out when this worker got it."""
     worker: str
     traces: list[Trace]
-    """Without their text, which the head decodes from the tokens."""
+    """The completions without their text, which the head decodes from the tokens."""
 
 
 def pack_samples(unit: RolloutUnit, turn: int, worker: str, traces: Sequence[Trace]) -> bytes:

@@ -37,7 +37,7 @@ class RouterShape:
     experts: int
     """Experts of a layer."""
     active: int
-    """Those of them that compute a token."""
+    """Experts of a layer that compute a token."""
 
 
 @dataclass(frozen=True)
@@ -66,23 +66,23 @@ def samples_refusal(
     unit: RolloutUnit, turn: int, worker: str, sampled: SampledUnit, expected: AskedUnit
 ) -> str:
     """Why a unit's samples may not train, as a sentence; empty where they may."""
-    asked = msgspec.json.decode(msgspec.json.encode(unit))
-    for name, value in asked.items():
+    wanted_unit = msgspec.json.decode(msgspec.json.encode(unit))
+    for name, value in wanted_unit.items():
         if sampled.unit.get(name) != value:
             return f"it was sampled for another unit: its {name} is {sampled.unit.get(name)!r}, not {value!r}"
-    if sampled.unit.keys() != asked.keys():
+    if sampled.unit.keys() != wanted_unit.keys():
         return "it was sampled for a unit with other fields: the worker's code is another"
     if (sampled.turn, sampled.worker) != (turn, worker):
         return f"it is of turn {sampled.turn} and worker {sampled.worker}, not of {turn} and {worker}"
 
     rows = {prompt.group: prompt.row for prompt in unit.prompts}
     wanted = {(group, index) for group in rows for index in range(unit.samples_per_prompt)}
-    found = [(trace.group, trace.index) for trace in sampled.traces]
-    if len(found) != len(set(found)):
+    sent = [(trace.group, trace.index) for trace in sampled.traces]
+    if len(sent) != len(set(sent)):
         return "it has a completion twice"
-    if surplus := set(found) - wanted:
+    if surplus := set(sent) - wanted:
         return f"it has a completion that was not asked for: group and index {min(surplus)}"
-    if missing := wanted - set(found):
+    if missing := wanted - set(sent):
         return f"it lacks a completion: group and index {min(missing)}"
 
     for trace in sampled.traces:
@@ -96,8 +96,8 @@ def samples_refusal(
 
 def _all_certain(traces: Sequence[Trace]) -> bool:
     """Whether every token of a unit is said to have been certain."""
-    found = [trace.logprobs for trace in traces if trace.logprobs is not None]
-    flat = np.concatenate(found) if found else np.zeros(0, np.float32)
+    logprobs = [trace.logprobs for trace in traces if trace.logprobs is not None]
+    flat = np.concatenate(logprobs) if logprobs else np.zeros(0, np.float32)
     return len(flat) >= CERTAIN_TOKENS and not flat.any()
 
 

@@ -38,22 +38,22 @@ class VersionPublisher:
         self,
         config: RunConfig,
         ranks: Ranks,
-        held: Attempt,
+        attempt: Attempt,
         checkpoints: Checkpoints,
         dispatcher: Dispatcher,
         data_fingerprint: str,
     ) -> None:
         """checkpoints: the run's, with which workers may begin."""
         self.config, self.ranks = config, ranks
-        self.held, self.dispatcher = held, dispatcher
+        self.attempt, self.dispatcher = attempt, dispatcher
         self._checkpoints = checkpoints
         self._data_fingerprint = data_fingerprint
         self.version: int | None = None
-        """The newest; None before the first."""
+        """The newest version; None before the first."""
         self.lineages: dict[int, str] = {}
         """What every version of this attempt is, by content."""
         self.patch_bytes = 0
-        """The newest version's, of all ranks."""
+        """Bytes of the newest version's patches, of all ranks together."""
         self._shard_bytes = 0
         self._anchors: list[Anchor] = []
         self._keys: list[str] = []
@@ -83,14 +83,14 @@ class VersionPublisher:
         self.version, self.lineages = number, {number: lineage}
         self._anchors = [Anchor(kind, number, lineage, self._checkpoint_attempt(number) if number else "")]
         about = AboutRun(
-            attempt=self.held.name,
+            attempt=self.attempt.name,
             config=to_dict(self.config),
             code=code_fingerprint(),
             packages=sampling_packages(),
             data=self._data_fingerprint,
             layout=layout,
         )
-        self.dispatcher.objects.put_record(keys.about_key(self.held.name), about)
+        self.dispatcher.objects.put_record(keys.about_key(self.attempt.name), about)
         outdated = self._left_by_older_attempts(number)
         self.dispatcher.announce(**self._newest())
         self.dispatcher.delete(outdated)
@@ -100,7 +100,7 @@ class VersionPublisher:
         where it does not get there."""
         while self._checkpoints.busy and self._checkpoints.stored < step:
             time.sleep(0.1)
-        counts = history.history_from_record(self.held.record, self.held.epoch).counts
+        counts = history.history_from_record(self.attempt.record, self.attempt.epoch).counts
         remote = Storage(remote_url(self.config))
         manifests, _ = manifests_there(remote, counts, self.dispatcher.objects.seal)
         if step not in manifests:
@@ -117,7 +117,7 @@ class VersionPublisher:
         storage = self.dispatcher.objects.storage
         samples_and_mail = [key for folder in (keys.SAMPLES, keys.MAIL) for key, _ in storage.list(folder)]
         self._keys = [key for key, _ in storage.list(keys.WEIGHTS)]
-        self.held.check()
+        self.attempt.check()
         return samples_and_mail + self._drop_keys_to(number)
 
     def _drop_keys_to(self, number: int) -> list[str]:
@@ -132,7 +132,7 @@ class VersionPublisher:
         assert self.version is not None
         parent, parent_lineage = self.version, self.lineages[self.version]
         with_digest = self._shard_bytes <= SMALL_BYTES or len(self.lineages) % DIGEST_EVERY == 0
-        shards = self.ranks.all(PublisherPart.publish, number, self.held.name, with_digest)
+        shards = self.ranks.all(PublisherPart.publish, number, self.attempt.name, with_digest)
         patches = tuple(shard.patch for shard in shards)
         digests = tuple(shard.digest for shard in shards) if with_digest else ()
         lineage = next_lineage(parent_lineage, [patch.sha256 for patch in patches])
@@ -164,7 +164,7 @@ class VersionPublisher:
         that they may begin with."""
         step = self._checkpoints.stored
         if step in self.lineages and step != self._anchors[-1].version:
-            self._anchors.append(Anchor("checkpoint", step, self.lineages[step], self.held.name))
+            self._anchors.append(Anchor("checkpoint", step, self.lineages[step], self.attempt.name))
         if len(self._anchors) <= KEPT_ANCHORS:
             return []
         # no unit needs an older one: a checkpoint is committed after all that older weights had sampled

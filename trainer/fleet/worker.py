@@ -109,14 +109,15 @@ class Sender:
         self._attempt = attempt
 
     def is_full(self) -> bool:
-        """Whether as much as may be is on its way. Raises what has ended a unit's, if that was no store's."""
+        """Whether as many units as may be wait to be sent. Raises what ended the sending of one, but no
+        error of the store."""
         for sending in [sending for sending in self._unsent if sending.done()]:
             self._unsent.remove(sending)
             sending.result()
         return len(self._unsent) >= MOST_UNSENT
 
     def send(self, attempt: str, given: GivenUnit, key: str, body: bytes, rate: float) -> None:
-        """Returns at once. The head hears of the samples when they are in the bucket."""
+        """Sends samples, and returns at once. The head hears of them when they are in the bucket."""
 
         def work() -> None:
             while attempt == self._attempt and not self._closed.is_set():
@@ -131,7 +132,7 @@ class Sender:
         self._unsent.append(self._pool.submit(work))
 
     def close(self) -> None:
-        """What is not sent by now is not sent."""
+        """Ends sending: what is not sent by now is not sent."""
         self._closed.set()
 
 
@@ -164,7 +165,7 @@ class Worker:
         """The attempt of the trainer that it samples for."""
         self._notice: PreemptionNotice | None = None
         self._engine: EngineWorker | None = None
-        """Kept to the end of the process: see `main`."""
+        """The engine is kept to the end of the process: see `main`."""
 
     def run(self) -> int:
         """Serves until there is nothing more to do; returns the exit code."""
@@ -179,8 +180,8 @@ class Worker:
             self._notice.close()
 
     def _leave(self, reason: str) -> None:
-        """At a notice, from a thread of its own: what is half sampled is lost, and somebody else samples
-        it."""
+        """Ends the worker at a notice, from a thread of its own. What is half sampled is lost: somebody else
+        samples it."""
         print(f"worker {self.name}: {reason}", flush=True)
         self.heartbeat.goodbye(reason)
         sys.stdout.flush()
@@ -188,7 +189,7 @@ class Worker:
         os._exit(self._notice.exit_code)
 
     def _rank_lost(self, why: str, code: int) -> None:
-        """When another rank has ended, from a thread of its own: the engine is no more."""
+        """Ends the worker when another rank has ended, from a thread of its own."""
         print(f"worker {self.name}: ends: {why}", flush=True)
         timer = threading.Timer(GOODBYE_S, os._exit, (code or EXIT_ERROR,))
         timer.start()
