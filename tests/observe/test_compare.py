@@ -8,10 +8,10 @@ import pytest
 from written_run import write_run
 
 from trainer.config import ConfigError
-from trainer.observe import report, report_nodes
+from trainer.observe import report, report_page
 from trainer.observe.compare import MAX_RUNS, write_comparison
 from trainer.observe.node_monitor import append_sample
-from trainer.observe.report_nodes import stragglers, waits_by_phase
+from trainer.observe.report_page import stragglers, waits_by_phase
 
 
 def test_runs_lie_over_each_other_and_what_differs_is_named(tmp_path):
@@ -88,6 +88,6 @@ def test_the_report_shows_nodes_gpus_and_the_straggler(tmp_path):
 
 
 def test_a_run_without_samples_has_no_such_part(tmp_path):
-    assert report_nodes.nodes_section([]) == ""
+    assert report_page.nodes_section([]) == ""
     append_sample(tmp_path, {"node": 0, "unix_s": 1.0, "ranks": {}, "gpus": []})
     assert json.loads((tmp_path / "nodes.jsonl").read_text())["phase"] == ""

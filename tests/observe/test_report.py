@@ -1,3 +1,4 @@
+import html
 import json
 import math
 import re
@@ -10,7 +11,8 @@ import pytest
 from written_run import picture, values, write_run
 
 from trainer.config import ConfigError, RunConfig, override
-from trainer.observe import charts, report, report_charts
+from trainer.config.watching import GUARDS
+from trainer.observe import charts, guards, report, report_charts, report_page
 from trainer.observe.charts import Chart, Frame, Line
 from trainer.observe.metrics import Metrics
 from trainer.observe.phases import Phases
@@ -38,7 +40,7 @@ def test_the_report_holds_curves_samples_phases_and_configuration_and_asks_nothi
     ):
         assert f"<h3>{title}</h3>" in page
     assert "Seconds per step" in page and "Where the time went" in page
-    assert page.count("<article ") == report.MAX_SAMPLES and "24 of 48 written" in page
+    assert page.count("<article ") == report_page.MAX_SAMPLES and "24 of 48 written" in page
     assert "<tr class=set><td>learning_rate</td><td>0.0002</td></tr>" in page
     assert "<tr><td>temperature</td><td>1</td></tr>" in page
     assert not re.findall(r"""(?:src|href|action)\s*=\s*["'](?!data:)""", page)
@@ -131,7 +133,7 @@ def test_pictures_are_inlined_up_to_the_budget_and_named_beyond_it_or_where_lost
     one = len(picture(1))
     (tmp_path / json.loads((tmp_path / "samples.jsonl").read_text().splitlines()[-1])["images"][0]).unlink()
     assert '<span class="absent">samples/' in report.write_report(tmp_path).read_text()
-    monkeypatch.setattr(report, "MAX_PICTURE_BYTES", 5 * one)
+    monkeypatch.setattr(report_page, "MAX_PICTURE_BYTES", 5 * one)
     page = report.write_report(tmp_path).read_text()
     assert 1 <= page.count("data:image/png;base64,") <= 5 < page.count('class="absent"')
 
@@ -148,6 +150,76 @@ def test_a_run_of_fifty_thousand_steps_gives_a_small_page_quickly(tmp_path):
     path = report.write_report(tmp_path)
     assert path.stat().st_size < 2_000_000
     assert time.process_time() - began < 30
+
+
+def failing(folder, steps=40, **changed):
+    """A run of equal rewards, most of whose completions are cut and have no answer."""
+    metrics, phases = Metrics(folder, PLAIN), Phases(folder, total_steps=steps)
+    cut = {"reward/mean": 0.0, "reward/std": 0.0, "reward/no_answer_rate": 1.0, "grad/norm": 0.0}
+    cut |= {"tokens/truncated_fraction": 0.97, "group/zero_std_fraction": 1.0}
+    for step in range(1, steps + 1):
+        metrics.log(step, cut | changed)
+    phases.finish()
+    return metrics
+
+
+def problems(page):
+    """(what is said, what to do) of each entry at the top of a page, without its marks."""
+    section = page.partition('<section class="problems">')[2].partition("</section>")[0]
+    items = re.findall(r"<li><b>(.*?):</b>(.*?)</li>", section, re.DOTALL)
+    return [(html.unescape(head), html.unescape(re.sub("<.*?>", " ", rest))) for head, rest in items]
+
+
+def test_a_run_that_learned_nothing_is_not_praised_and_its_top_says_what_went_wrong(tmp_path):
+    failing(tmp_path)
+    lines = [
+        "starting from scratch",
+        "warning: step 1: x (guard variance, 1 in a row)",
+        "step 1 reward 0.000",
+    ]
+    lines += ["warning: a completion was not graded, and earns nothing: <b>f.py</b>", "report: x"]
+    (tmp_path / "launch.log").write_text("\n".join([*lines, lines[-2]]) + "\n")
+    page = report.write_report(tmp_path).read_text()
+    assert 'chip interrupted">finished, nothing learned' in page and 'chip finished"' not in page
+    said = dict(problems(page))
+    assert list(said)[0] == "Nothing was learned"
+    assert "the reward was 0 in every step" in said["Nothing was learned"]
+    cut = said["Step 1 to 40 (guard truncated)"]
+    assert "responses cut at rollout.max_tokens: share 0.97" in cut and "Raise rollout.max_tokens" in cut
+    assert "no answer was found" in said["Step 1 to 40 (guard no_answer)"]
+    assert "groups without variance" in said["Step 1 to 40 (guard variance)"]
+    assert said["Warning"].strip().startswith("a completion was not graded, and earns nothing: <b>f.py</b>")
+    assert len(said) == 5, "what the log says of guards is not said twice"
+    assert page.index("Nothing was learned") < page.index('<section class="tiles"')
+
+
+def test_the_report_says_first_why_a_run_ended(tmp_path):
+    write_run(tmp_path, 20)
+    path = tmp_path / "progress.json"
+    ended = {"status": "failed", "why": "rank 1 on node 0 is <stopped> (state T)", "code": 34}
+    path.write_text(json.dumps(json.loads(path.read_text()) | ended))
+    ((head, text),) = problems(report.write_report(tmp_path).read_text())
+    assert head == "It ended with exit code 34" and "rank 1 on node 0 is <stopped> (state T)" in text
+
+
+def test_a_run_without_trouble_has_no_such_section_and_is_called_by_its_id(tmp_path):
+    write_run(tmp_path, 40, overrides=("logging.tensorboard=false", "run.id=mine-1128-1500-ab12"))
+    page = report.write_report(tmp_path).read_text()
+    assert problems(page) == [] and '<section class="problems">' not in page
+    assert "<h1>mine-1128-1500-ab12<" in page and "<title>mine-1128-1500-ab12</title>" in page
+    assert "<p>written · GRPO of" in page
+
+
+def test_a_guard_that_trips_on_one_step_alone_is_said_with_it(tmp_path):
+    write_run(tmp_path, 20)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 13, "grad/norm": 5000.0}\n')
+    said = dict(problems(report.write_report(tmp_path).read_text()))
+    assert "Step 13 (guard gradient)" in said and "Nothing was learned" not in said
+
+
+def test_every_guard_has_a_remedy():
+    assert guards.REMEDIES.keys() == set(GUARDS)
 
 
 def test_steps_that_are_not_finite_are_counted_and_marked(tmp_path):
@@ -209,44 +281,80 @@ def test_no_run_is_one_line(tmp_path, capsys):
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-@pytest.mark.lab
-def test_a_browser_draws_it_without_complaint(tmp_path):
+FLAGS = (
+    *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"),
+    *(
+        "--disable-component-update",
+        "--disable-sync",
+        "--enable-logging=stderr",
+        "--virtual-time-budget=5000",
+    ),
+)
+
+
+def browse(page, scratch):
+    """(document, what was logged) of a page after its scripts, in Chromium."""
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     if not chromium:
         pytest.skip("no Chromium on this machine")
+    command = [chromium, *FLAGS, f"--user-data-dir={scratch / 'profile'}", "--dump-dom", page.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+
+
+@pytest.mark.lab
+def test_a_browser_draws_it_without_complaint(tmp_path):
     write_run(tmp_path, 60)
-    page = report.write_report(tmp_path)
-    flags = [
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--no-first-run",
-        "--disable-background-networking",
-        "--disable-component-update",
-        "--disable-sync",
-        f"--user-data-dir={tmp_path / 'profile'}",
-        "--enable-logging=stderr",
+    document, complaints = browse(report.write_report(tmp_path), tmp_path)
+    assert document.count('class="tip"') == document.count("data-x0=")  # the script ran to its end
+    assert not complaints
+
+
+MEASURE = """<script>
+const frame = document.querySelector("iframe");
+frame.onload = () => {
+  const page = frame.contentDocument;
+  const boxes = [...page.querySelectorAll("svg")].map((svg) => svg.getBoundingClientRect());
+  const heights = boxes.map((box) => box.height).filter((height) => height > 0);
+  const keys = [...page.querySelectorAll(".config td:first-child")].map((td) => td.getClientRects().length);
+  const lines = [...page.querySelectorAll(".config td:first-child")].map((td) => td.offsetHeight);
+  document.title = JSON.stringify({
+    width: page.documentElement.scrollWidth, lowest: Math.min(...heights), drawings: heights.length,
+    problems: page.querySelector(".problems").getBoundingClientRect().width, keys: keys.length,
+    key: Math.min(...lines),
+  });
+};
+</script>"""
+
+
+@pytest.mark.lab
+def test_on_a_phone_nothing_is_wider_than_the_page_and_no_chart_is_a_line(tmp_path):
+    bands = [
+        "expected.bands=[{metric: eval/accuracy, steps: [10, 60], low: [0.5, 0.7198], high: [0.9, 1.05],"
     ]
-    done = subprocess.run(
-        [chromium, *flags, "--dump-dom", page.as_uri()],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    assert done.stdout.count('class="tip"') == done.stdout.count("data-x0=")  # the script ran to its end
-    assert "CONSOLE" not in done.stderr, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+    bands[0] += " source: 'our own runs with five seeds on two processors of one kind, scored by rules'}]"
+    write_run(tmp_path, 60, overrides=("logging.tensorboard=false", *bands))
+    (tmp_path / "launch.log").write_text(f"warning: {'a_long_word_without_a_blank_' * 9}\n")
+    page = html.escape(report.write_report(tmp_path).read_text())
+    wrapper = tmp_path / "wrapper.html"
+    style = "width:390px;height:9000px;border:0"
+    wrapper.write_text(f'<meta charset=utf-8><iframe style="{style}" srcdoc="{page}"></iframe>{MEASURE}')
+    document, _ = browse(wrapper, tmp_path)
+    measured = json.loads(html.unescape(re.search(r"<title>(.*?)</title>", document)[1]))
+    assert measured["width"] <= 390, measured
+    assert measured["lowest"] >= 120 and measured["drawings"] > 12, measured
+    assert measured["key"] < 30, "no option's name is broken"
 
 
 def test_samples_are_chosen_by_whole_steps_first_and_last_among_them():
     samples = [{"step": s, "k": k} for s in range(5, 505, 5) for k in range(4)]
-    chosen = report.choose_samples(samples, 24)
+    chosen = report_page.choose_samples(samples, 24)
     steps = sorted({s["step"] for s in chosen})
     assert len(chosen) == 24 and len(steps) == 6 and steps[0] == 5 and steps[-1] == 500
     assert [s["k"] for s in chosen[:4]] == [0, 1, 2, 3] and chosen[0]["step"] == 500
-    assert report.choose_samples(samples[:8], 24) == samples[4:8] + samples[:4]
-    assert len(report.choose_samples([{"step": 1}] * 100, 24)) == 24
-    assert report.choose_samples([], 24) == []
+    assert report_page.choose_samples(samples[:8], 24) == samples[4:8] + samples[:4]
+    assert len(report_page.choose_samples([{"step": 1}] * 100, 24)) == 24
+    assert report_page.choose_samples([], 24) == []
 
 
 # --- numbers of the drawings --------------------------------------------------------------------------------
@@ -321,7 +429,7 @@ def test_a_point_is_drawn_where_it_belongs():
 def test_a_stack_is_as_tall_as_its_sum_and_buckets_are_means():
     rows = [(step, [1.0, 3.0]) for step in range(1, 301)]
     svg = ET.fromstring(
-        re.search(r"<svg.*</svg>", charts.stacked_bars(Chart("t", ()), rows, [("a", 1), ("b", 2)]))[0]
+        re.search(r"<svg.*?</svg>", charts.stacked_bars(Chart("t", ()), rows, [("a", 1), ("b", 2)]))[0]
     )
     bars = list(svg.iter("rect"))
     assert len(bars) == 200

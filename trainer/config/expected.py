@@ -16,6 +16,9 @@ from typing import Any
 from trainer.config.ranges import ranged_field
 from trainer.system.errors import ConfigError
 
+SHARES = ("accuracy", "_fraction", "_rate", "_share", "format")
+"""Endings of metrics between 0 and 1."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Band:
@@ -47,7 +50,9 @@ class Band:
         last = self.steps[-1]
         low = self.low[-1] if self.low else -math.inf
         high = self.high[-1] if self.high else math.inf
-        return f"{self.metric} {_interval(low, high)} at step {last}"
+        if self.metric.endswith(SHARES) and high >= 1.0:  # no share is larger
+            high = math.inf
+        return f"{self.metric} {_interval(low, high, 2)} at step {last}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,9 +189,9 @@ def _between(steps: Sequence[int], values: Sequence[float], step: int) -> float:
     return values[left] + share * (values[right] - values[left])
 
 
-def _interval(low: float, high: float) -> str:
+def _interval(low: float, high: float, digits: int = 4) -> str:
     if math.isinf(low):
-        return f"at most {high:.4g}"
+        return f"at most {high:.{digits}g}"
     if math.isinf(high):
-        return f"at least {low:.4g}"
-    return f"{low:.4g} to {high:.4g}"
+        return f"at least {low:.{digits}g}"
+    return f"{low:.{digits}g} to {high:.{digits}g}"

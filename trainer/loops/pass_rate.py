@@ -27,7 +27,7 @@ from trainer.data.schema import question_text
 from trainer.hardware import model_shapes
 from trainer.loops.process import main
 from trainer.observe import scores
-from trainer.observe.report_scores import scores_page
+from trainer.observe.report_charts import scores_page
 from trainer.rewards.grading.forms import FORMS
 from trainer.rewards.grading.published import SCORERS
 from trainer.run.session import Session

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from operator import itemgetter
 from typing import Any
@@ -194,22 +194,24 @@ def line_chart(chart: Chart, history: Sequence[dict[str, Any]], marks: Sequence[
     values = [value for _, value in drawn]
     if not values or (chart.skip_flat and len(set(values)) == 1):
         return ""
-    frame = _frame(chart, values, min(measured)[0], max(measured)[0])
-    shapes = [_axes(frame), _marks(frame, marks)]
-    if len(edges) == 2 and all(edges):
-        shapes.append(_band(frame, *edges))
     legend = ""
     for line, points in curves:
-        shapes.append(_curve(frame, line, _drawable(points, chart.log)))
         last = format_number(points[-1][1], chart.percent)
         legend += f'<span class="key s{line.color}"><i></i>{html.escape(line.label)} <b>{last}</b></span>'
-
     bad = [step for step, value in measured if not math.isfinite(value)]
-    for step in sorted(set(bad))[:200]:
-        shapes.append(f'<path class="bad" d="M{frame.x(step):.1f} {HEIGHT - BOTTOM}v-9"/>')
     if bad:
         legend += f'<span class="key alarm">{len(bad)} not finite</span>'
-    return _figure(chart, frame, legend, "".join(shapes))
+
+    def shapes(frame: Frame) -> str:
+        parts = [_axes(frame), _marks(frame, marks)]
+        if len(edges) == 2 and all(edges):
+            parts.append(_band(frame, *edges))
+        parts += [_curve(frame, line, _drawable(points, chart.log)) for line, points in curves]
+        for step in sorted(set(bad))[:200]:
+            parts.append(f'<path class="bad" d="M{frame.x(step):.1f} {HEIGHT - BOTTOM}v-9"/>')
+        return "".join(parts)
+
+    return _figure(chart, _frame(chart, values, min(measured)[0], max(measured)[0]), legend, shapes)
 
 
 def stacked_bars(
@@ -229,13 +231,27 @@ def stacked_bars(
     width = 2 * WIDTH + 20
     ticks = nice_ticks(0, max(map(sum, stacks)))
     frame = Frame(rows[0][0] - 0.5, rows[-1][0] + 0.5, 0, ticks[-1], y_ticks=ticks, width=width)
+    legend = ""
+    for name, color in keys:
+        legend += f'<span class="key s{color}"><i></i>{html.escape(name)}</span>'
+    colors = [color for _, color in keys]
+    return _figure(chart, frame, legend, lambda frame: _bars(frame, buckets, stacks, colors), hover=False)
+
+
+def _bars(
+    frame: Frame,
+    buckets: Sequence[Sequence[tuple[float, Sequence[float]]]],
+    stacks: Sequence[Sequence[float]],
+    colors: Sequence[int],
+) -> str:
+    """A bar for each bucket of steps, a stack of one value per color."""
     shapes = [_axes(frame)]
     for bucket, stack in zip(buckets, stacks, strict=True):
         left = frame.x(bucket[0][0] - 0.5)
         right = frame.x(bucket[-1][0] + 0.5)
         base = 0.0
         gap = min(1.5, (right - left) * 0.15)
-        for (_, color), value in zip(keys, stack, strict=True):
+        for color, value in zip(colors, stack, strict=True):
             top, bottom = frame.y(base + value), frame.y(base)
             if bottom - top > 0.05:
                 shapes.append(
@@ -243,10 +259,7 @@ def stacked_bars(
                     f'width="{right - left - gap:.1f}" height="{bottom - top:.1f}"/>'
                 )
             base += value
-    legend = ""
-    for name, color in keys:
-        legend += f'<span class="key s{color}"><i></i>{html.escape(name)}</span>'
-    return _figure(chart, frame, legend, "".join(shapes), hover=False)
+    return "".join(shapes)
 
 
 def _mean_of_each_key(rows: Sequence[tuple[float, Sequence[float]]]) -> list[float]:
@@ -348,15 +361,25 @@ def _band(frame: Frame, lower: Sequence[Point], upper: Sequence[Point]) -> str:
     return f'<path class="band" d="{_path(frame, [*upper, *reversed(lower)])}Z"/>'
 
 
-def _figure(chart: Chart, frame: Frame, legend: str, shapes: str, hover: bool = True) -> str:
+def _figure(
+    chart: Chart, frame: Frame, legend: str, shapes: Callable[[Frame], str], hover: bool = True
+) -> str:
+    """The figure with its drawing; one of the page's whole width is drawn a second time for a phone, where it
+    would be a line of 40 pixels."""
     note = f"<p>{html.escape(chart.note)}</p>" if chart.note else ""
     scale = f'data-x0="{frame.x0}" data-x1="{frame.x1}" data-y0="{frame.y0:g}" data-y1="{frame.y1:g}"'
     kind = f' data-log="{int(frame.log)}" data-percent="{int(frame.percent)}"'
     size = " wide" if frame.width > WIDTH else ""
     title = html.escape(chart.title)
+    widths = {"broad": frame.width, "narrow": WIDTH} if size else {"": WIDTH}
+    drawings = ""
+    for name, width in widths.items():
+        drawn = shapes(replace(frame, width=width))
+        drawings += (
+            f'<svg class="{name}" viewBox="0 0 {width} {HEIGHT}" role="img" '
+            f'aria-label="{title}" {scale + kind if hover else ""}>{drawn}</svg>'
+        )
     return (
         f'<figure class="chart{size}"><figcaption><h3>{title}</h3>'
-        f'<div class="legend">{legend}</div></figcaption>{note}'
-        f'<svg viewBox="0 0 {frame.width} {HEIGHT}" role="img" '
-        f'aria-label="{title}" {scale + kind if hover else ""}>{shapes}</svg></figure>'
+        f'<div class="legend">{legend}</div></figcaption>{note}{drawings}</figure>'
     )

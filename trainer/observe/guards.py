@@ -14,7 +14,7 @@ import statistics
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -59,12 +59,42 @@ NEARLY_ALL = 0.9
 """Share of right (or wrong) completions from which on hardly any group has unequal rewards."""
 
 
+REMEDIES = {
+    "nonfinite": "Look at the rows of this step, or start a new run with a lower optimizer.learning_rate.",
+    "reward": "Bound what the reward function returns.",
+    "engine": "The engine must hold the policy's weights: send its maintainers what `bundle RUN` makes.",
+    "spike": "Lower optimizer.learning_rate or optimizer.max_grad_norm if it comes again.",
+    "gradient": "Lower optimizer.learning_rate or optimizer.max_grad_norm; at 0, look at the loss.",
+    "skipped": "Lower optimizer.learning_rate.",
+    "kl": "Lower optimizer.learning_rate, or raise algorithm.kl_coef.",
+    "truncated": "Raise rollout.max_tokens, or ask for shorter answers in data.system_prompt.",
+    "no_answer": "Say in data.system_prompt how to give the answer (rewards.answer), and leave room for it.",
+    "variance": "Take rows that the model solves sometimes, or a reward with more values.",
+    "entropy": "Lower optimizer.learning_rate; python3 launch.py resume RUN --before STEP goes back.",
+    "length": "Look at the samples, and at what the reward pays for.",
+    "mismatch": "Lower rollout.staleness, and look at mismatch/logprob_abs_mean.",
+    "disk": "Free the disk, or keep fewer checkpoints (checkpoint.keep_last).",
+    "memory": "Lower data.image_cache_gib, or take machines with more memory.",
+    "expected": "See where it left its bands: python3 launch.py compare RUN --expected.",
+    "tools": "Correct the tool that fails.",
+}
+"""Guard -> what to change, for the report."""
+
+
 @dataclass(frozen=True)
 class Alarm:
     guard: str
-    text: str
+    finding: str
+    """What is wrong, in words."""
     end: bool
     """Whether the run must end."""
+    step: int
+    streak: int
+    """Steps in a row that have tripped the guard, this one included."""
+
+    @property
+    def text(self) -> str:
+        return f"step {self.step}: {self.finding} (guard {self.guard}, {self.streak} in a row)"
 
 
 class GuardWatch:
@@ -129,9 +159,14 @@ class GuardWatch:
             end = guard in self._ends and streak >= self.limits.patience
             # A lasting alarm is repeated after 1, 2, 4, 8, ... steps.
             if end or streak & (streak - 1) == 0:
-                alarms.append(Alarm(guard, f"step {step}: {text} (guard {guard}, {streak} in a row)", end))
+                alarms.append(Alarm(guard, text, end, step, streak))
         self._alarms = {guard: at for guard, at in self._alarms.items() if step - at[1] < QUIET}
         return alarms
+
+    @property
+    def tripped(self) -> list[str]:
+        """The guards that the newest step has tripped."""
+        return [guard for guard, streak in self._streak.items() if streak]
 
     @property
     def trouble_since(self) -> int:
@@ -338,6 +373,31 @@ def alarms_of(settings: config.RunConfig, history: Iterable[Mapping[str, Any]]) 
     for record in history:
         alarms += watch.look(record["step"], record)
     return alarms
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """What one guard has seen in a whole run."""
+
+    guard: str
+    finding: str
+    """What was wrong when it tripped first."""
+    first: int
+    last: int
+    """Steps of its first and its last alarm."""
+
+
+def troubles_of(settings: config.RunConfig, history: Iterable[Mapping[str, Any]]) -> list[Trouble]:
+    """What each guard that tripped has seen in a run's metrics, the first one first."""
+    watch = guards_of(settings)
+    troubles: dict[str, Trouble] = {}
+    for record in history:
+        step = record["step"]
+        for alarm in watch.look(step, record):
+            troubles.setdefault(alarm.guard, Trouble(alarm.guard, alarm.finding, step, step))
+        for guard in watch.tripped:
+            troubles[guard] = replace(troubles[guard], last=step)
+    return list(troubles.values())
 
 
 if __name__ == "__main__":

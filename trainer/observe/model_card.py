@@ -22,8 +22,7 @@ from trainer.config.model_name import is_hub_name, model_name
 from trainer.observe.charts import Chart, line_chart
 from trainer.observe.history import column
 from trainer.observe.live import format_duration
-from trainer.observe.report_bands import chart_with_band, with_edges
-from trainer.observe.report_charts import CHARTS, HELD_OUT
+from trainer.observe.report_charts import CHARTS, HELD_OUT, chart_with_band, with_edges
 from trainer.observe.report_page import format_cost
 
 CURVES = "curves.svg"
@@ -87,7 +86,7 @@ def draw_curves(history: Sequence[dict[str, Any]], config: RunConfig) -> str:
 def _picture(chart: Chart, history: Sequence[dict[str, Any]]) -> Picture | None:
     """None where the chart has no value."""
     figure = line_chart(chart, history)
-    found = re.search(r'<svg viewBox="0 0 (\d+) (\d+)"[^>]*>(.*)</svg>', figure, re.DOTALL)
+    found = re.search(r'<svg class="\w*" viewBox="0 0 (\d+) (\d+)"[^>]*>(.*?)</svg>', figure, re.DOTALL)
     if found is None:
         return None
     title = html.escape(chart.title)

@@ -9,14 +9,12 @@ inlined.
 from __future__ import annotations
 
 import argparse
-import base64
 import html
 import json
 import math
-import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,36 +25,37 @@ from trainer.config.model_name import model_name
 from trainer.config.run_folder import (
     ATTEMPTS,
     CONFIG,
+    LAUNCH_LOG,
     NODES,
     REPORT,
     ROSTER,
-    SAMPLE_IMAGES,
-    SAMPLES,
+    file_tail,
     read_lines,
     read_progress,
     read_roster,
 )
-from trainer.observe import compare, report_nodes, report_page, report_workers
+from trainer.observe import compare, guards, report_page
 from trainer.observe.charts import Chart, Line, format_number, line_chart, series
 from trainer.observe.history import MOST_S, column, read_history
 from trainer.observe.live import format_duration
-from trainer.observe.report_bands import chart_with_band, expectation_section, with_edges
-from trainer.observe.report_charts import CHARTS, HELD_OUT
-from trainer.observe.report_page import html_page
-from trainer.observe.report_phases import phases_section
-from trainer.observe.report_scores import scores_page
-from trainer.system.contained_path import inside
-
-MAX_SAMPLES = 24
-IMAGE_KINDS = (
-    (b"\x89PNG\r\n\x1a\n", "png"),
-    (b"\xff\xd8\xff", "jpeg"),
-    (b"GIF8", "gif"),
-    (b"RIFF", "webp"),
+from trainer.observe.report_charts import (
+    CHARTS,
+    HELD_OUT,
+    chart_with_band,
+    expectation_section,
+    phases_section,
+    scores_page,
+    with_edges,
 )
-"""First bytes of the images that a run keeps."""
-MAX_PICTURE_BYTES = 6_000_000
-"""Bytes of all images in the page; those beyond it are named, not shown."""
+from trainer.observe.report_page import html_page, readable
+from trainer.system.exit_codes import MEANINGS
+from trainer.system.terminal_text import terminal_line
+
+WARNING = "warning: "
+MOST_WARNINGS = 8
+"""Warnings of the log that the page repeats, the newest."""
+STOOD_STILL = 1e-6
+"""A reward whose values differ by less has not moved."""
 
 
 def last_line(run_dir: str | Path) -> str:
@@ -89,7 +88,7 @@ def write_report(run_dir: str | Path) -> Path:
     marks = [a["resume_step"] for a in attempts if a["resume_step"] > 0]
     progress = read_progress(run_dir)
     config, config_html = _config(run_dir / CONFIG)
-    name = config.run.name if config else report_page.run_name(run_dir)
+    name = config.run_id if config else report_page.run_name(run_dir)
     expected = config.expected if config else Expected()
     drawn = with_edges(history, expected)
     charts = line_chart(chart_with_band(_hero(marks), expected), drawn, marks)
@@ -97,17 +96,18 @@ def write_report(run_dir: str | Path) -> Path:
     for chart in CHARTS:
         charts += line_chart(chart_with_band(chart, expected), drawn, marks)
     cost = report_page.read_cost(run_dir)
+    learned = not _stood_still(history)
+    workers = read_roster(run_dir), cost.get("usd_per_1000", {})
     sections = [
-        _header(name, config, progress, history, attempts),
+        _header(name, config, progress, history, attempts, learned),
+        _problems(run_dir, config, progress, history, learned),
         _tiles(history, progress, attempts, cost),
         expectation_section(expected, history),
         f'<section class="charts">{charts}</section>',
         phases_section(history),
-        _readable(NODES, lambda: report_nodes.nodes_section(read_lines(run_dir / NODES))),
-        _readable(
-            ROSTER, lambda: report_workers.workers_section(read_roster(run_dir), cost.get("usd_per_1000", {}))
-        ),
-        _samples(run_dir, _written_samples(run_dir)),
+        readable(NODES, lambda: report_page.nodes_section(read_lines(run_dir / NODES))),
+        readable(ROSTER, lambda: report_page.workers_section(*workers)),
+        report_page.samples_section(run_dir),
         config_html,
         _attempts(attempts),
     ]
@@ -124,15 +124,6 @@ def _starts(run_dir: Path) -> list[dict[str, Any]]:
         if isinstance(at, int | float) and 0 <= at < MOST_S and type(step) is int:
             starts.append(line)
     return starts
-
-
-def _readable(file: str, section: Callable[[], str]) -> str:
-    """A section made from one file of the run, or the sentence that the file is none of a run's: it may be a
-    stranger's, and costs no other section."""
-    try:
-        return section()
-    except Exception as error:
-        return f'<p class="absent">{file} is not what a run writes ({type(error).__name__}): left out.</p>'
 
 
 def _by_source(history: Sequence[dict[str, Any]]) -> Chart:
@@ -164,20 +155,84 @@ def _header(
     progress: dict[str, Any],
     history: Sequence[dict[str, Any]],
     attempts: Sequence[dict[str, Any]],
+    learned: bool,
 ) -> str:
     status = progress.get("status", "unknown")
+    kind = status
+    if status == "finished" and not learned:
+        status, kind = "finished, nothing learned", "interrupted"
     began = attempts[0]["unix_s"] if attempts else history[0].get("time/unix_s", 0)
     facts = [time.strftime("%-d %B %Y, %H:%M UTC", time.gmtime(began))] if began else []
     if config:
         facts.insert(0, f"{config.method.upper()} of {model_name(config.model.path)}")
+        if config.run.name != name:
+            facts.insert(0, config.run.name)
         where = "GPU" if config.placement.device == "cuda" else "CPU rank"
         world = config.placement.world_size
-        facts.insert(1, f"{world} {where}{'s' if world > 1 else ''}")
+        facts.insert(len(facts) - bool(began), f"{world} {where}{'s' if world > 1 else ''}")
     return (
         f"<header><h1>{html.escape(name)}"
-        f'<span class="chip {html.escape(status)}">{html.escape(status)}</span></h1>'
+        f'<span class="chip {html.escape(kind)}">{html.escape(status)}</span></h1>'
         f"<p>{html.escape(' · '.join(facts))}</p></header>"
     )
+
+
+def _stood_still(history: Sequence[dict[str, Any]]) -> bool:
+    """Whether nothing can have been learned: one reward in all steps, or none that differed within a
+    group."""
+    rewards = column(history, "reward/mean")
+    flat = column(history, "group/zero_std_fraction")
+    if len(rewards) < 2 or column(history, "teacher/kl"):
+        return False
+    return max(rewards) - min(rewards) < STOOD_STILL or (len(flat) > 1 and min(flat) >= 1.0)
+
+
+def _problems(
+    run_dir: Path,
+    config: RunConfig | None,
+    progress: dict[str, Any],
+    history: Sequence[dict[str, Any]],
+    learned: bool,
+) -> str:
+    """What went wrong: why the run ended, that it learned nothing, its guards with step and remedy, and the
+    warnings of its log; "" where nothing did."""
+    problems = []
+    why = progress.get("why") or progress.get("message", "")
+    if why and progress.get("status") != "finished":
+        code = progress.get("code")
+        problems.append((f"It ended with exit code {code}" if code in MEANINGS else "It ended", why, ""))
+    if not learned:
+        rewards = column(history, "reward/mean")
+        still = f"the reward was {format_number(rewards[-1])} in every step"
+        if max(rewards) - min(rewards) >= STOOD_STILL:
+            still = "in no step had a prompt completions of different rewards"
+        problems.append(("Nothing was learned", still, ""))
+    for trouble in guards.troubles_of(config, history) if config else []:
+        steps = (
+            f"{trouble.first:,}"
+            if trouble.first == trouble.last
+            else f"{trouble.first:,} to {trouble.last:,}"
+        )
+        what = f"Step {steps} (guard {trouble.guard})"
+        problems.append((what, trouble.finding, guards.REMEDIES[trouble.guard]))
+    problems += [("Warning", warning, "") for warning in _warnings(run_dir)]
+    if not problems:
+        return ""
+    items = ""
+    for what, finding, remedy in problems:
+        sentence = html.escape(terminal_line(finding).rstrip("."))
+        items += f"<li><b>{html.escape(what)}:</b> {sentence}. <i>{html.escape(remedy)}</i></li>"
+    return f'<section class="problems"><h2>What went wrong</h2><ul>{items}</ul></section>'
+
+
+def _warnings(run_dir: Path) -> list[str]:
+    """The newest warnings of the run's log that are no guard's, each once."""
+    path = run_dir / LAUNCH_LOG
+    warnings: dict[str, None] = {}
+    for line in file_tail(path).decode(errors="replace").splitlines() if path.is_file() else ():
+        if line.startswith(WARNING) and "(guard " not in line:
+            warnings[line.removeprefix(WARNING)] = None
+    return list(warnings)[-MOST_WARNINGS:]
 
 
 def _tiles(
@@ -205,7 +260,10 @@ def _tiles(
         if values:
             window = max(1, min(10, len(values) // 4))
             early, late = sum(values[:window]) / window, sum(values[-window:]) / window
-            tiles.append((title, form.format(late), f"from {form.format(early)}" if len(values) > 1 else ""))
+            of = "last step" if window == 1 else f"mean of the last {window} steps"
+            tiles.append(
+                (title, form.format(late), f"{of}, from {form.format(early)}" if len(values) > 1 else "")
+            )
     total = progress.get("total_steps") or 0
     last_step = history[-1]["step"]
     tiles.append(("steps", f"{last_step:,}", f"of {total:,}" if total and total != last_step else ""))
@@ -233,154 +291,6 @@ def _tiles(
     columns = min((6, 5, 4, 3), key=lambda c: (-len(tiles) % c, -c)) if len(tiles) > 2 else len(tiles)
     cells += '<div class="tile filler"></div>' * (-len(tiles) % columns)
     return f'<section class="tiles" style="--columns:{columns}">{cells}</section>'
-
-
-# --- samples --------------------------------------------------------------------------------------------
-
-
-def _written_samples(run_dir: Path) -> list[dict[str, Any]]:
-    """The samples of a run, without lines that no run wrote."""
-    samples = []
-    for line in read_lines(run_dir / SAMPLES):
-        images = line.get("images", [])
-        if type(line.get("step")) is int and isinstance(images, list):
-            samples.append(line | {"verdict": str(line.get("verdict", "")), "images": images})
-    return samples
-
-
-def choose_samples(samples: Sequence[dict[str, Any]], limit: int = MAX_SAMPLES) -> list[dict[str, Any]]:
-    """At most `limit` samples, by whole steps: the first and the last ones, and evenly between; newest step
-    first."""
-    steps: dict[int, list[dict[str, Any]]] = {}
-    for sample in samples:
-        steps.setdefault(sample["step"], []).append(sample)
-    order = sorted(steps)
-    while len(order) > 1:
-        counts = [len(steps[step]) for step in order]
-        if sum(min(count, limit) for count in counts) <= limit:
-            break
-        keep = max(len(order) * limit // sum(counts), 1)
-        order = _evenly(order, min(keep, len(order) - 1))
-
-    chosen = []
-    for step in reversed(order):
-        chosen += steps[step][:limit]
-    return chosen
-
-
-def _evenly(steps: list[int], count: int) -> list[int]:
-    """`count` of the steps, at even distances from the first to the last; the last if one is asked for."""
-    if count == 1:
-        return steps[-1:]
-    return [steps[round(i * (len(steps) - 1) / (count - 1))] for i in range(count)]
-
-
-def _samples(run_dir: Path, samples: Sequence[dict[str, Any]]) -> str:
-    if not samples:
-        return ""
-    chosen = choose_samples(samples)
-    left = f"{len(chosen)} written"
-    if len(chosen) < len(samples):
-        left = f"{len(chosen)} of {len(samples):,} written"
-    buttons = ""
-    for verdict in sorted({sample.get("verdict", "") for sample in chosen}):
-        text = html.escape(verdict.replace("_", " "))
-        buttons += f'<button data-verdict="{html.escape(verdict)}">{text}</button>'
-    budget = MAX_PICTURE_BYTES
-    rows = []
-    step = None
-    for sample in chosen:
-        if sample["step"] != step:
-            step = sample["step"]
-            rows.append(f'<h3 class="step">step {step:,}</h3>')
-        pictures, budget = _pictures(run_dir / SAMPLE_IMAGES, sample["images"], budget)
-        rows.append(_readable(SAMPLES, lambda sample=sample, pictures=pictures: _card(sample, pictures)))
-    return (
-        f"<h2>Samples <small>{left}</small></h2>"
-        f'<div class="filter"><button data-verdict="" class="on">all</button>'
-        f'{buttons}</div><section class="samples">{"".join(rows)}</section>'
-    )
-
-
-DECIDED_BY = {"exact": "exact arithmetic", "points": "values at points", "text": "its text"}
-"""How a card says what decided (docs/rewards.md)."""
-
-
-def _card(sample: dict[str, Any], pictures: Sequence[str]) -> str:
-    verdict = str(sample.get("verdict", ""))
-    asked = len(pictures) - sum(sample.get("shown", []))
-    beside = "".join(pictures[:asked])
-    numbers = [f"reward {format_number(float(sample['reward']))}"] if "reward" in sample else []
-    if "advantage" in sample:
-        numbers.append(f"advantage {float(sample['advantage']):+.2f}")
-    if "tokens" in sample:
-        numbers.append(f"{sample['tokens']} tokens")
-    rule = DECIDED_BY.get(str(sample.get("rule", "")))
-    if rule:
-        numbers.append(f"decided by {rule}")
-    numbers.append(f"row {sample.get('row', '?')}")
-    return (
-        f'<article data-verdict="{html.escape(verdict)}"><div class="pictures">{beside}</div>'
-        f'<div class="said">'
-        f'<p class="question">{html.escape(str(sample.get("question", "")))}</p>'
-        f"{_said(sample, pictures[asked:])}"
-        f'<p class="grade"><span class="chip {html.escape(verdict)}">'
-        f"{html.escape(verdict.replace('_', ' '))}</span>"
-        f"<span>ground truth <b>{html.escape(str(sample.get('ground_truth', '')))}</b></span>"
-        f"<small>{html.escape(' · '.join(numbers))}</small></p>"
-        "</div></article>"
-    )
-
-
-def _said(sample: dict[str, Any], shown: Sequence[str]) -> str:
-    """What the model said; of an episode, each reply and what was observed then, with the images that it
-    showed."""
-    dialog = sample.get("dialog")
-    if not dialog:
-        return f'<div class="answer">{_answer(str(sample.get("completion", "")))}</div>'
-    left = list(shown)
-    counts = iter(sample["shown"])
-    turns = []
-    for turn, text in enumerate(dialog):
-        if turn % 2 == 0:
-            turns.append(f'<div class="answer">{_answer(text)}</div>')
-            continue
-        count = next(counts, 0)
-        images, left = left[:count], left[count:]
-        turns.append(f'<div class="observed"><p>{html.escape(text)}</p>{"".join(images)}</div>')
-    return "".join(turns)
-
-
-def _answer(text: str, limit: int = 4000) -> str:
-    """The completion with its think block dimmed and its answer block strong; the middle of a long one is
-    left out."""
-    if len(text) > limit:
-        text = (
-            text[: limit // 2] + f"\n[… {len(text) - limit:,} characters left out …]\n" + text[-limit // 2 :]
-        )
-    safe = html.escape(text)
-    safe = re.sub(
-        r"(&lt;think&gt;.*?(?:&lt;/think&gt;|$))", r'<span class="think">\1</span>', safe, flags=re.DOTALL
-    )
-    return re.sub(r"(&lt;answer&gt;.*?&lt;/answer&gt;)", r"<b>\1</b>", safe, flags=re.DOTALL)
-
-
-def _pictures(folder: Path, names: Sequence[Any], budget: int) -> tuple[list[str], int]:
-    """Each image in the page, or its name where it is no image of the run's own or the budget of bytes is
-    spent; and what is left of it. folder: that of the run's sample images. The page is made to be handed on:
-    no other file of this machine may come into it."""
-    parts = []
-    for name in names:
-        file = inside(folder, str(name).removeprefix(f"{SAMPLE_IMAGES}/"))
-        size = file.stat().st_size if file is not None and file.is_file() else 0
-        data = file.read_bytes() if file is not None and 0 < size <= budget else b""
-        kinds = [kind for first_bytes, kind in IMAGE_KINDS if data.startswith(first_bytes)]
-        if not kinds:
-            parts.append(f'<span class="absent">{html.escape(str(name))}</span>')
-            continue
-        budget -= size
-        parts.append(f'<img alt="" src="data:image/{kinds[0]};base64,{base64.b64encode(data).decode()}">')
-    return parts, budget
 
 
 # --- configuration and attempts -------------------------------------------------------------------------

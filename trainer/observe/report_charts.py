@@ -1,8 +1,24 @@
-"""The curves of a report, in order: data for trainer/observe/charts.py."""
+"""What a report draws: its curves in order, the bands that are expected of them, where the time of a step
+went, and scores on benchmarks."""
 
 from __future__ import annotations
 
-from trainer.observe.charts import Chart, Line
+import html
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from trainer.config import Expected
+from trainer.config.expected import compare_with_bands
+from trainer.config.run_folder import SAMPLING
+from trainer.observe.charts import Chart, Line, stacked_bars
+from trainer.observe.differences import state_of
+from trainer.observe.history import column
+from trainer.observe.live import format_duration
+from trainer.observe.phases import mean_seconds
+from trainer.observe.report_page import html_page, table_cells
+from trainer.observe.scores import PUBLISHED_BY, describe_prompt
 
 HELD_OUT = Chart(
     "Accuracy",
@@ -162,3 +178,186 @@ PHASE_COLORS = {
     "checkpoint": 4,
     "eval": 7,
 }
+
+
+# --- what is expected -----------------------------------------------------------------------------------
+
+
+def _edge(metric: str, side: str) -> str:
+    """Name of a band's edge among the metrics of a step."""
+    return f"expected/{side}/{metric}"
+
+
+def with_edges(history: Sequence[dict[str, Any]], expected: Expected) -> list[dict[str, Any]]:
+    """The history with both edges of every band as metrics of its steps, as far as the run has come."""
+    records = []
+    for record in history:
+        edges: dict[str, float] = {}
+        for band in expected.bands:
+            found = band.edges(record["step"])
+            if found is not None and all(map(math.isfinite, found)):
+                edges[_edge(band.metric, "low")], edges[_edge(band.metric, "high")] = found
+        records.append(record | edges)
+    return records
+
+
+def chart_with_band(chart: Chart, expected: Expected) -> Chart:
+    """The chart with the band of one of its lines, if one has any and the chart has no other."""
+    if chart.band:
+        return chart
+    lines = {line.name: line.label for line in chart.lines}
+    for band in expected.bands:
+        if band.metric in lines and band.low and band.high:
+            what = lines[band.metric]
+            note = f"{chart.note} Shaded: what is expected of {what or band.metric}.".strip()
+            return replace(chart, note=note, band=(_edge(band.metric, "low"), _edge(band.metric, "high")))
+    return chart
+
+
+def expectation_section(expected: Expected, history: Sequence[dict[str, Any]]) -> str:
+    """How the run compares with what was expected of it; empty where nothing was."""
+    if not expected.bands:
+        return ""
+    verdict = compare_with_bands(expected, history)
+    rows = ""
+    for band in expected.bands:
+        cells = (band.metric, str(band).removeprefix(band.metric), state_of(band, verdict), band.source)
+        rows += f"<tr>{table_cells(cells)}</tr>"
+    head = table_cells(("metric", "expected", "this run", "source"), "th")
+    promise = f"<p>Not promised: {html.escape(expected.not_promised)}</p>" if expected.not_promised else ""
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+    title = f"<h2>Expected <small>{html.escape(str(verdict))}</small></h2>"
+    return f'{title}<section class="phases">{table}</section>{promise}'
+
+
+# --- where the time went --------------------------------------------------------------------------------
+
+OTHER = 8
+"""Color of the time that no phase covers."""
+
+
+def phases_section(history: Sequence[Mapping[str, Any]]) -> str:
+    """A bar, a chart over steps and a table for each lane; empty where no step was timed."""
+    shown = ""
+    for lane, means in mean_seconds(history).items():
+        if means:
+            shown += _lane(history, lane, means)
+    if not shown:
+        return ""
+    return f'<h2>Where the time went</h2><section class="phases">{shown}</section>'
+
+
+def _lane(history: Sequence[Mapping[str, Any]], lane: str, means: Sequence[tuple[str, float]]) -> str:
+    whole = f"time/{SAMPLING}_s" if lane == SAMPLING else "time/step_s"
+    timed = [record for record in history if whole in record]
+    keys = [(name, PHASE_COLORS.get(name, OTHER)) for name, _ in means]
+    rows = []
+    for record in timed:
+        values: list[float] = []
+        for name, _ in means:
+            if name == "other":
+                values.append(max(record[whole] - sum(values), 0.0))
+            else:
+                values.append(record.get(f"time/{name}_s", 0.0))
+        rows.append((record["step"], values))
+
+    title = f"Seconds per step: {lane}" if lane else "Seconds per step"
+    chart = Chart(title, (), "What each step spent its time on.", wide=True)
+    total = sum(seconds for _, seconds in means) or 1.0
+    bar, table = "", ""
+    for (name, color), (_, seconds) in zip(keys, means, strict=True):
+        share = 100 * seconds / total
+        bar += f'<i class="b{color}" style="width:{share:.2f}%" title="{html.escape(name)}"></i>'
+        table += (
+            f'<tr><td><span class="key s{color}"><i></i>{html.escape(name)}</span></td>'
+            f"<td>{share:.1f}%</td><td>{seconds:.3g} s</td>"
+            f"<td>{format_duration(seconds * len(timed))}</td></tr>"
+        )
+    head = "<th>phase</th><th>share</th><th>mean per step</th><th>total</th>"
+    return (
+        f'<div class="bar">{bar}</div>{stacked_bars(chart, rows, keys)}'
+        f"<table><thead><tr>{head}</tr></thead><tbody>{table}</tbody></table>"
+    )
+
+
+# --- scores on benchmarks -------------------------------------------------------------------------------
+
+WIDTH = 1140
+NAME = 250
+"""Width of the labels."""
+ROW = 24
+"""Height of a row."""
+FIGURES = 200
+"""Width of the figures at the right."""
+MOST_CATEGORIES = 40
+
+
+def scores_page(name: str, found: dict[str, Any]) -> str:
+    """The report of an evaluation, from the content of `benchmarks.json`."""
+    samples = found["samples"]
+    how = f"temperature {found['temperature']:g}"
+    if samples == 1 and not found["temperature"]:
+        how = "greedy"
+    completions = "1 completion" if samples == 1 else f"{samples} completions"
+    facts = [found["model"], f"{completions} per problem, {how}"]
+    facts.append(describe_prompt(found.get("system_prompt", "rows")))
+    if found["judge"]:
+        facts.append(f"judged by {found['judge']}")
+    head = f"<header><h1>{html.escape(name)}</h1><p>{html.escape(' · '.join(facts))}</p></header>"
+    note = "Accuracy; the line is its 95% interval over problems."
+    published = column(found["benchmarks"].values(), "published")
+    if published:
+        model = published[0]["model"]
+        note += f" Triangle: published for {model} ({PUBLISHED_BY}), with another prompt and scorer."
+    charts = ""
+    for benchmark, one in found["benchmarks"].items():
+        charts += _chart(benchmark, one)
+    return html_page(name, f'{head}<p>{html.escape(note)}</p><section class="charts">{charts}</section>')
+
+
+def _chart(benchmark: str, one: dict[str, Any]) -> str:
+    """One benchmark's bars: the whole, then its categories from the best to the worst."""
+    parts = sorted(one.get("categories", {}).items(), key=lambda part: -part[1]["accuracy"])
+    rows = [("all", one)]
+    for part, figures in parts[:MOST_CATEGORIES]:
+        rows.append((part or "(none)", figures))
+    height = ROW * (len(rows) + 1)
+
+    def x(share: float) -> float:
+        return NAME + share * (WIDTH - NAME - FIGURES)
+
+    shapes = []
+    for t in range(5):
+        shapes.append(
+            f'<path class="grid" d="M{x(t / 4):.1f} 0V{height - ROW}"/>'
+            f'<text class="xtick" x="{x(t / 4):.1f}" y="{height - 6}">{25 * t}%</text>'
+        )
+
+    for i, (label, figures) in enumerate(rows):
+        y = ROW * i
+        low, high = figures["interval"]
+        value = f"{figures['accuracy']:.1%} of {figures['problems']:,}"
+        shapes.append(
+            f'<text class="ytick" x="{NAME - 10}" y="{y + 16}">{html.escape(label[:36])}</text>'
+            f'<rect class="f{1 if i else 3}" x="{NAME}" y="{y + 5}" '
+            f'width="{x(figures["accuracy"]) - NAME:.1f}" height="{ROW - 10}"/>'
+            f'<path class="interval" d="M{x(low):.1f} {y + ROW / 2}H{x(high):.1f}"/>'
+            f'<text class="value" x="{x(1) + 12}" y="{y + 16}">{value}</text>'
+        )
+    if "published" in one:
+        at = x(one["published"]["accuracy"])
+        shapes.append(f'<path class="published" d="M{at:.1f} 6l-5 -6h10z"/>')
+    more = ""
+    if len(parts) > MOST_CATEGORIES:
+        more = f" {len(parts) - MOST_CATEGORIES} more categories in benchmarks.md."
+    extra = [f"{key} {one[key]:.1%}" for key in one if "@" in key]
+    if "by_published_rules" in one:
+        extra.append(f"by the authors' rules {one['by_published_rules']:.1%}")
+    if "published" in one:
+        extra.append(f"published {one['published']['accuracy']:.1%}")
+    note = f"<p>{html.escape(', '.join(extra))}.{more}</p>" if extra or more else ""
+    return (
+        f'<figure class="chart wide"><figcaption><h3>{html.escape(benchmark)}</h3></figcaption>{note}'
+        f'<svg viewBox="0 -4 {WIDTH} {height + 4}" role="img" aria-label="{html.escape(benchmark)}">'
+        f"{''.join(shapes)}</svg></figure>"
+    )
