@@ -225,7 +225,7 @@ class PlannedFields(TypedDict, total=False):
 
 
 def planned_fields(recipe: Recipe, target: str) -> PlannedFields:
-    """Hours and dollars that a run is expected to take, and those that nine in ten such runs stay below, as
+    """Hours and dollars that a run is likely to take, and those that nine in ten such runs stay below, as
     fields of its record; 0 where no price is known."""
     catalogs = prices.sky_catalogs()
     if recipe.kind == "train" and recipe.config.fleet.gpus_per_node:
@@ -236,8 +236,8 @@ def planned_fields(recipe: Recipe, target: str) -> PlannedFields:
         return {}
     judged = offer_choice.judge_offer(plan, math.inf, math.inf)
     return {
-        "planned_usd": plan.usd or 0.0,
-        "planned_hours": plan.hours,
+        "planned_usd": judged.median * (plan.usd_per_hour or 0.0),
+        "planned_hours": judged.median,
         "planned_most_usd": judged.usd or 0.0,
         "planned_most_hours": judged.hours,
     }
@@ -364,7 +364,11 @@ def _summary(recipe: Recipe, record: RunRecord) -> str:
             " left; starting the machines and setting them up come on top"
         )
     if record.planned_usd:
-        text += f", planned: {record.planned_hours:.1f} h and ${record.planned_usd:,.0f}"
+        text += f", likely {record.planned_hours:.1f} h and ${record.planned_usd:,.0f}"
+    if record.planned_most_usd:
+        text += (
+            f" (nine in ten: within {record.planned_most_hours:.1f} h and ${record.planned_most_usd:,.0f})"
+        )
     return text
 
 

@@ -2,22 +2,56 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+from pathlib import Path
+
 from recipes import capabilities
 from recipes.plan import cost, prices
 from recipes.plan.cost import Offer
 from recipes.recipe.spec import Recipe
 from trainer.config import ConfigError
 
+KEYS = {
+    "runpod": ("", "~/.runpod/config.toml"),
+    "gcp": ("GOOGLE_APPLICATION_CREDENTIALS", "~/.config/gcloud/application_default_credentials.json"),
+    "aws": ("AWS_ACCESS_KEY_ID", "~/.aws/credentials"),
+    "azure": ("", "~/.azure/azureProfile.json"),
+    "lambda": ("", "~/.lambda_cloud/lambda_keys"),
+    "nebius": ("", "~/.nebius"),
+    "kubernetes": ("KUBECONFIG", "~/.kube/config"),
+}
+"""Cloud -> the variable or the file in which SkyPilot 0.14.1 finds its key."""
+DSTACK = ("", "~/.dstack/config.yml")
+"""The same of dstack, whose server has the clouds' keys."""
+LAUNCH_BIN = Path(".venvs/launch/bin")
+
 
 def driven_targets(recipe: Recipe) -> list[str]:
-    """The targets of a recipe whose launch needs nothing besides our launch environment, or where a SkyPilot
-    of yours has fetched the cloud's prices."""
-    found = []
+    """The targets of a recipe that can be driven from here. Where nothing for rent can be, those that our
+    launch environment would drive, or a SkyPilot of yours that has fetched the cloud's prices."""
+    able = []
     for target in capabilities.targets_for(recipe):
         can = capabilities.CAPABILITIES[target]
         if not can.needs or (prices.sky_catalogs() / can.cloud).is_dir():
-            found.append(target)
-    return found
+            able.append(target)
+    ready = [target for target in able if not missing_here(target)]
+    for_rent = [one for one in ready if capabilities.CAPABILITIES[one].cloud not in ("", "kubernetes")]
+    return ready if for_rent else able
+
+
+def missing_here(target: str) -> str:
+    """What a launch on a target for rent lacks on this machine, its program or its key; "" if nothing."""
+    can = capabilities.CAPABILITIES[target]
+    if can.platform not in ("sky", "dstack"):
+        return ""
+    missing = []
+    if not (shutil.which(can.platform) or (LAUNCH_BIN / can.platform).is_file()):
+        missing.append(can.platform)
+    variable, file = DSTACK if can.platform == "dstack" else KEYS.get(can.cloud, ("", ""))
+    if file and not os.environ.get(variable) and not Path(file).expanduser().exists():
+        missing.append(f"a key in {file}")
+    return " and ".join(missing)
 
 
 def taken_offer(offers: list[Offer], targets: list[str]) -> Offer | None:

@@ -32,6 +32,8 @@ class JudgedOffer:
     offer: Offer
     least: float
     """Hours within which the quickest tenth of the runs end."""
+    median: float
+    """Hours within which half of the runs end: what is likely."""
     hours: float
     """Hours within which SURE of the runs end."""
     usd: float | None
@@ -87,6 +89,7 @@ def judge_offer(
         hours.append(simulate_run(mortal, rng, luck))
     hours.sort()
     least = hours[math.ceil((1 - SURE) * RUNS) - 1]
+    median = hours[RUNS // 2 - 1]
     most = hours[math.ceil(SURE * RUNS) - 1]
     rate = offer.usd_per_hour or 0.0
     kept = 0
@@ -94,7 +97,7 @@ def judge_offer(
         if run_h <= deadline_h and run_h * rate <= budget_usd:
             kept += 1
     usd = None if offer.usd_per_hour is None else most * rate
-    return JudgedOffer(offer, least, most, usd, kept / len(hours))
+    return JudgedOffer(offer, least, median, most, usd, kept / len(hours))
 
 
 def choose_offer(

@@ -144,6 +144,7 @@ def qwen2_5_vl_7b_lora() -> Recipe:
         batch=128,
         tokens=4096,
         rank=RANK,
+        hours=48,
     )
 
 

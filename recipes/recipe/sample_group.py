@@ -95,3 +95,11 @@ def describe_machines(cluster: Cluster) -> str:
     """Nodes and GPUs of one group of machines."""
     kinds = "/".join((cluster.gpu, *cluster.alternatives))
     return f"{cluster.nodes} x {cluster.gpus_per_node} {kinds}"
+
+
+def machine_shape(recipe: Recipe) -> str:
+    """Nodes and GPUs in a word, with all GPUs that do."""
+    if not recipe.cluster.gpus_per_node:
+        return f"{recipe.config.placement.world_size} CPU ranks"
+    more = f" + {describe_machines(recipe.sample)} to sample" if recipe.sample else ""
+    return describe_machines(recipe.cluster) + more

@@ -30,7 +30,6 @@ from recipes.recipe.resolved import GIB, MemoryPlan
 from recipes.recipe.spec import Recipe
 from recipes.records import image_record
 from recipes.screens import fleet_words
-from recipes.screens.recipe_list import machine_shape
 
 SCHEMA = 1
 """Goes up when a name of the answer goes or changes its meaning; new names leave it."""
@@ -54,13 +53,17 @@ class PlannedOffer:
     step_s: float
     """Seconds of a whole step."""
     hours: float
-    """Expected, preemptions included."""
+    """As planned, preemptions included: nothing is slower than the plan, and no completion longer."""
+    hours_50: float
+    """Likely: within which half of the simulated runs end."""
     hours_10: float
     """Within which a tenth of the simulated runs end."""
     hours_90: float
     """Within which nine tenths end."""
     usd: float | None
-    """Expected dollars of the run."""
+    """Dollars at hours."""
+    usd_50: float | None
+    """Likely: dollars at hours_50."""
     usd_10: float | None
     """Dollars at hours_10."""
     usd_90: float | None
@@ -194,7 +197,7 @@ def make_plan(
     remarks += _of_workers(recipe, where)
     remarks += [f"left out: {line}" for line in cost.short_of_ram(recipe, catalogs, named)]
     facts = _facts(recipe, need, sampling, offers, taken, targets, target, better, prices_of_hours)
-    facts = replace(facts, remarks=remarks, limits=limits)
+    facts = replace(facts, remarks=[*facts.remarks, *remarks], limits=limits)
     if limits and not limits.kept and not facts.problem and need:
         facts = replace(facts, verdict=f"{_room(need)}, but no offer keeps the limits")
     notes = _starts(recipe, offers)
@@ -225,9 +228,10 @@ def _facts(
     expected = recipe.config.expected
     rate = next((one for one in rates if one.target in targets), None)
     problem, cure = _problem(recipe, need, sampling)
+    shown = planned_offer(taken) if taken else None
     verdict = f"does not fit: {problem}. Cheapest change that makes it fit: {cure}"
     if not problem:
-        verdict = _verdict(recipe, need, _price(taken, rate, named))
+        verdict = _verdict(recipe, need, shown, _price(shown, rate, named))
     memory_gib = {phase.name: phase.total / GIB for phase in need.phases} if need else {}
     beside = allocated.beside(recipe.name, need) if need else {}
     allocated_gib = {phase: one.tensors for phase, one in beside.items()}
@@ -236,7 +240,7 @@ def _facts(
     return PlanFacts(
         recipe=recipe.name,
         description=recipe.description,
-        machines=machine_shape(recipe),
+        machines=sample_group.machine_shape(recipe),
         fits=None if need is None else not problem,
         verdict=verdict,
         problem=problem,
@@ -251,12 +255,12 @@ def _facts(
         steps=offers[0].steps if offers else None,
         step_s=seconds,
         offers=[planned_offer(offer) for offer in offers],
-        taken=planned_offer(taken) if taken else None,
+        taken=shown,
         why=_why(taken, offers, named),
         cheaper=better,
         hourly=rates,
         assumptions=_assumptions(recipe, taken or next(iter(offers), None)),
-        remarks=[],
+        remarks=_ended_early(recipe, shown),
         expected=bands,
         not_promised=expected.not_promised,
     )
@@ -349,9 +353,11 @@ def planned_offer(offer: cost.Offer) -> PlannedOffer:
         usd_per_hour=rate,
         step_s=offer.step.total,
         hours=offer.hours,
+        hours_50=judged.median,
         hours_10=least,
         hours_90=most,
         usd=offer.usd,
+        usd_50=None if rate is None else judged.median * rate,
         usd_10=None if rate is None else least * rate,
         usd_90=None if rate is None else most * rate,
         preemptions=offer.preemptions,
@@ -365,26 +371,54 @@ def market_name(offer: cost.Offer) -> str:
     return cost.market_of(offer.spot)
 
 
-def _price(taken: cost.Offer | None, rate: HourlyPrice | None, asked: str | None) -> str:
+def likely_range(offer: PlannedOffer) -> str:
+    """What a run there is likely to take and cost, and between what eight in ten such runs lie."""
+    hours = f"{_hours(offer.hours_50)} h ({_hours(offer.hours_10)}-{_hours(offer.hours_90)})"
+    if offer.usd_50 is None:
+        return hours
+    return f"{hours}, ${offer.usd_50:,.0f} ({offer.usd_10:,.0f}-{offer.usd_90:,.0f})"
+
+
+def _hours(value: float) -> str:
+    return f"{value:.1f}" if value < 9.95 else f"{value:,.0f}"
+
+
+def _price(taken: PlannedOffer | None, rate: HourlyPrice | None, named: str | None) -> str:
     """What the machines cost that are taken."""
     if taken:
-        usd = "" if taken.usd is None else f", ${taken.usd:,.0f}"
-        return f"{taken.target}, {taken.gpu} {market_name(taken)}: {taken.hours:.1f} h{usd}"
+        return f"{taken.target}, {taken.gpu} {taken.market}: {likely_range(taken)}"
     if rate:
         return f"${rate.usd:.2f} an hour on {rate.target}"
-    return f"no price is known of {asked or 'its machines'}"
+    return f"no price is known of {named or 'its machines'}"
 
 
-def _verdict(recipe: Recipe, need: MemoryPlan | None, price: str) -> str:
-    """The verdict on what fits, or needs no GPU."""
+def _verdict(recipe: Recipe, need: MemoryPlan | None, taken: PlannedOffer | None, price: str) -> str:
+    """The verdict on what fits, or needs no GPU; that a run is likely to be ended before it is done."""
     if need is None and not recipe.cluster.gpus_per_node:
-        return f"needs no GPU: {machine_shape(recipe)}"
-    return f"holds no model: {price}" if need is None else f"{_room(need)}; {price}"
+        return f"needs no GPU: {sample_group.machine_shape(recipe)}"
+    if need is None:
+        return f"holds no model: {price}"
+    most = recipe.budget.max_hours
+    if taken and taken.hours_50 > most:
+        takes = f"{taken.target} likely takes {_hours(taken.hours_50)} h"
+        return f"fits, but {takes}, and budget.max_hours ends it for good at {most:g} h"
+    return f"{_room(need)}; {price}"
 
 
 def _room(need: MemoryPlan) -> str:
-    spare = (need.gpu_bytes - need.peak.total) / GIB
-    return f"fits with {spare:.1f} of {need.gpu_bytes / GIB:.1f} GiB to spare ({need.peak.name})"
+    return f"fits with {(need.gpu_bytes - need.peak.total) / GIB:.1f} GiB to spare"
+
+
+def _ended_early(recipe: Recipe, taken: PlannedOffer | None) -> list[str]:
+    """That runs which take long are ended before they are done, if more than one in ten would be."""
+    most = recipe.budget.max_hours
+    if taken is None or taken.hours_90 <= most:
+        return []
+    enough = math.ceil(taken.hours_90)
+    return [
+        f"budget.max_hours ends it at {most:g} h; nine in ten such runs end within {enough}:"
+        f" --set budget.max_hours={enough}"
+    ]
 
 
 def _why(taken: cost.Offer | None, offers: list[cost.Offer], asked: str | None) -> str:
@@ -394,7 +428,10 @@ def _why(taken: cost.Offer | None, offers: list[cost.Offer], asked: str | None) 
         return none if offers else ""
     if asked:
         return f"named with --target, its cheapest{'' if taken.usd is not None else ' in hours'}"
-    return "the cheapest that can be driven from here"
+    missing = choice.missing_here(taken.target)
+    return (
+        f"the cheapest; first it needs {missing}" if missing else "the cheapest that can be driven from here"
+    )
 
 
 def _assumptions(recipe: Recipe, offer: cost.Offer | None) -> list[str]:
@@ -415,6 +452,12 @@ def _assumptions(recipe: Recipe, offer: cost.Offer | None) -> list[str]:
     if recipe.cluster.nodes > 1:
         can = CAPABILITIES[offer.target].network_gbit_s
         data += f"; {can.get(offer.gpu, can['']) or 100.0:g} Gb/s between nodes of {offer.target}"
+    lines = [data, ranges]
+    if offer.vision:
+        lines.append(
+            f"{high:.2f}: what others published of such steps;"
+            " no card has run this code since its host time fell"
+        )
     slow = f"the slowest published step is {offer.published_end:g} times its plan"
     slow += "; --deadline and --budget count with it"
     pull = start_time.pull_seconds(recipe.cluster.image)
@@ -423,4 +466,4 @@ def _assumptions(recipe: Recipe, offer: cost.Offer | None) -> list[str]:
     known = f" ({runs} runs from here)" if runs else ""
     dates = sorted(row.read for row in prices.price_snapshot())
     read = f"prices of {dates[0]} to {dates[-1]} or SkyPilot's catalog"
-    return [data, ranges, slow, f"{seconds:.0f} s to the first step{known}; {read}"]
+    return [*lines, slow, f"{seconds:.0f} s to the first step{known}; {read}"]

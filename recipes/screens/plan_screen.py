@@ -84,7 +84,13 @@ def _step(facts: PlanFacts, taken: PlannedOffer, console: Console) -> None:
     columns = (f"a step of {taken.step_s:.1f} s on {taken.gpu}", "seconds", "share", "")
     show_table(console, columns, rows, words=1, last_is_words=True)
     if facts.host_gib and facts.disk_gib:
-        console.print(f"a node needs {facts.host_gib:.0f} GiB of RAM and {facts.disk_gib:.0f} of disk")
+        peak = (
+            f"{facts.tightest} needs {facts.memory_gib[facts.tightest]:.1f} of {facts.gpu_gib:.1f} GiB a GPU"
+        )
+        console.print(
+            f"{peak}, a node {facts.host_gib:.0f} GiB of RAM and {facts.disk_gib:.0f} of disk",
+            highlight=False,
+        )
 
 
 def _offers(facts: PlanFacts, console: Console, most: int) -> None:
@@ -96,8 +102,8 @@ def _offers(facts: PlanFacts, console: Console, most: int) -> None:
     for offer in shown:
         dollars = ("-", "-")
         if offer.usd is not None:
-            dollars = f"{offer.usd:,.0f}", f"{offer.usd_10:,.0f}-{offer.usd_90:,.0f}"
-        hours = f"{offer.hours:.1f}", f"{offer.hours_10:.1f}-{offer.hours_90:.1f}"
+            dollars = f"{offer.usd_50:,.0f}", f"{offer.usd_10:,.0f}-{offer.usd_90:,.0f}"
+        hours = f"{offer.hours_50:.1f}", f"{offer.hours_10:.1f}-{offer.hours_90:.1f}"
         mark = ">" if offer == facts.taken else ""
         rows.append(
             (mark, offer.target, offer.gpu, offer.market, *hours, *dollars, f"{offer.preemptions:.1f}")
@@ -154,12 +160,16 @@ def _rate(rate: GroupRate | None) -> tuple[str, str]:
 
 
 def _cheaper(facts: PlanFacts, console: Console, most: int) -> None:
-    console.print("\ncheaper:", style="bold")
+    console.print("\ncheaper, beside the run as it is planned:", style="bold")
     rows = []
     for one in facts.cheaper[:most]:
-        usd = "" if one.usd is None else f"${one.usd:,.0f}"
-        rows.append((one.what, f"{one.hours:.1f} h", usd, f"{one.change}: {one.but}"))
-    show_table(console, ("", "", "", ""), rows, words=1, last_is_words=True)
+        now = facts.taken
+        assert now is not None
+        share = one.hours / now.hours if one.usd is None or not now.usd else one.usd / now.usd
+        rows.append(
+            (one.what, f"{share - 1:+.0%} {'h' if one.usd is None else '$'}", f"{one.change}: {one.but}")
+        )
+    show_table(console, ("", "", ""), rows, words=1, last_is_words=True)
 
 
 def _assumed(plan: Plan, console: Console, whole: bool) -> None:

@@ -22,6 +22,7 @@ from trainer.hardware import architectures
 
 if TYPE_CHECKING:
     from recipes.recipe.spec import Recipe
+    from recipes.screens.plan_facts import PlannedOffer
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = Path(".cache/list.json")
@@ -69,8 +70,9 @@ class ListedRecipe:
     gpus: str
     """Nodes, GPUs of each, and the GPU of the cheapest offer."""
     hours: float | None
-    """The cheapest offer's; None where no price is known or nothing is trained."""
+    """Likely on the offer that `up` takes; None where no price is known or nothing is trained."""
     usd: float | None
+    """Likely dollars there."""
     steps: int | None
     where: str
     """A letter of PLACES for each place that can run it, a dot for the others."""
@@ -96,7 +98,7 @@ def show_list(console: Console, model: str = "") -> None:
             console.print(escape(_line(one, widths)), highlight=False, soft_wrap=True)
     legend = ", ".join(f"{letter} {place}" for letter, (place, _) in PLACES.items())
     console.print(
-        f"\n{legend}.\nHours and dollars are planned, for the cheapest offer of the price snapshot.\n"
+        f"\n{legend}.\nHours and dollars are likely ones, of the offer that `up` takes.\n"
         "`python3 launch.py list NAME` shows one, `plan NAME` what it needs and costs, `up NAME` starts it;\n"
         "`up rollout-worker --set fleet.run=RUN` adds a machine that samples for a run (docs/fleet.md)",
         highlight=False,
@@ -118,18 +120,20 @@ def show_recipe(name: str, console: Console) -> None:
     from recipes.capabilities import targets_for
     from recipes.plan import cost, memory
     from recipes.presets import get
+    from recipes.recipe import sample_group
     from recipes.recipe.resolved import GIB
+    from recipes.screens.plan_facts import likely_range
 
     recipe = get(name)
     need = memory.plan_memory(recipe)
-    offer = next((one for one in cost.offers(recipe) if one.usd is not None), None)
+    likely = likely_offer(recipe)
     data = recipe.dataset
     rows = f", {data.rows:,} rows" if data.rows else ""
     said = {
         "model": "" if recipe.kind in ("preflight", "check") else recipe.config.model.path,
         "method": recipe_method(recipe),
         "data": f"{data.name}{rows}" if data.name else "",
-        "machines": machine_shape(recipe),
+        "machines": sample_group.machine_shape(recipe),
         "runs on": _families(targets_for(recipe)),
     }
     if need:
@@ -137,10 +141,11 @@ def show_recipe(name: str, console: Console) -> None:
         said["a node has"] = (
             f"{need.host_bytes / GIB:.0f} GiB of RAM and {need.disk_bytes / GIB:.0f} of disk, planned"
         )
-    if offer:
-        market = cost.market_of(offer.spot)
-        price = f"{offer.hours:.1f} h and ${offer.usd or 0.0:,.0f} on {offer.target}, {offer.gpu} {market}"
-        said["a run"] = f"{offer.steps:,} steps, {price}, planned: the cheapest of the price snapshot"
+    if likely:
+        where = f"{likely.target}, {likely.gpu} {likely.market}"
+        said["a run"] = (
+            f"{cost.steps_of(recipe):,} steps, likely {likely_range(likely)} on {where}, which `up` takes"
+        )
     expected = recipe.config.expected
     if expected.bands:
         said["expected"] = f"{len(expected.bands)} bands, `compare RUN --expected` checks them"
@@ -160,7 +165,7 @@ def show_recipe(name: str, console: Console) -> None:
 def listed_recipes() -> list[ListedRecipe]:
     """Every recipe, as kept from an earlier call if nothing that decides the figures has changed since. A
     damaged file is ignored."""
-    key = sources_hash()
+    key = f"{sources_hash()} {hashlib.sha256(desk_state().encode()).hexdigest()}"
     with contextlib.suppress(OSError, UnicodeDecodeError):
         seal, _, rows = CACHE.read_text().partition("\n")
         if seal == _seal(key, rows):
@@ -198,6 +203,30 @@ def sources_hash(root: Path = ROOT) -> str:
     return found.hexdigest()
 
 
+def likely_offer(recipe: Recipe) -> PlannedOffer | None:
+    """The offer that `up` takes, with the range of its runs; None where no price is known."""
+    from recipes.plan import choice, cost, prices
+    from recipes.screens.plan_facts import planned_offer
+
+    targets = choice.driven_targets(recipe) if recipe.kind == "train" else []
+    offers = cost.offers(recipe, prices.sky_catalogs(), targets, ranges=True) if targets else []
+    taken = choice.taken_offer(offers, targets)
+    return planned_offer(taken) if taken else None
+
+
+def desk_state() -> str:
+    """What of this machine decides which offer is taken and what it costs: programs, keys, catalogs, and how
+    long the starts of earlier runs took."""
+    from recipes.capabilities import CAPABILITIES
+    from recipes.plan import choice, prices
+
+    found = [f"{target} {choice.missing_here(target)}" for target in CAPABILITIES]
+    for path in (*sorted(prices.sky_catalogs().glob("*/vms.csv")), Path("runs")):
+        if path.exists():
+            found.append(f"{path} {path.stat().st_mtime_ns}")
+    return "\n".join(found)
+
+
 def planned_recipes() -> list[ListedRecipe]:
     """Every recipe, planned now."""
     from recipes.capabilities import targets_for
@@ -207,17 +236,17 @@ def planned_recipes() -> list[ListedRecipe]:
     found = []
     for name in RECIPES:
         recipe = get(name)
-        offer = next((one for one in cost.offers(recipe) if one.usd is not None), None)
+        likely = likely_offer(recipe)
         found.append(
             ListedRecipe(
                 name=name,
                 purpose=recipe_purpose(recipe),
                 path=recipe.config.model.path,
                 model=_model(recipe),
-                gpus=_gpus(recipe, offer.gpu if offer else recipe.cluster.gpu),
-                hours=offer.hours if offer else None,
-                usd=offer.usd if offer else None,
-                steps=offer.steps if offer else None,
+                gpus=_gpus(recipe, likely.gpu if likely else recipe.cluster.gpu),
+                hours=likely.hours_50 if likely else None,
+                usd=likely.usd_50 if likely else None,
+                steps=cost.steps_of(recipe) if likely else None,
                 where=_where(targets_for(recipe)),
             )
         )
@@ -268,17 +297,6 @@ def _where(targets: list[str]) -> str:
 def recipe_method(recipe: Recipe) -> str:
     """What it does in a word: the training method, else its kind."""
     return recipe.config.method if recipe.kind == "train" else recipe.kind
-
-
-def machine_shape(recipe: Recipe) -> str:
-    """Nodes and GPUs in a word, with all GPUs that do."""
-    from recipes.recipe import sample_group
-
-    cluster = recipe.cluster
-    if not cluster.gpus_per_node:
-        return f"{recipe.config.placement.world_size} CPU ranks"
-    more = f" + {sample_group.describe_machines(recipe.sample)} to sample" if recipe.sample else ""
-    return sample_group.describe_machines(cluster) + more
 
 
 def _families(targets: list[str]) -> str:

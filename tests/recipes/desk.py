@@ -7,6 +7,7 @@ import pytest
 
 import launch
 from recipes.drivers import bucket_access, launch_checks, shared_record
+from recipes.plan import choice
 from recipes.records import run_record
 from recipes.targets.script import SECRETS
 
@@ -46,3 +47,13 @@ def bucket(elsewhere, monkeypatch):
     monkeypatch.setattr(bucket_access, "probe_bucket", lambda *a: None)
     monkeypatch.setattr(shared_record, "publish_manifest", lambda *a: None)
     monkeypatch.setattr(launch_checks, "earlier_launch", lambda *a: None)
+
+
+def bare_desk(monkeypatch, folder):
+    """Makes this machine one of a person who has just cloned: no program of a platform, key or catalog."""
+    monkeypatch.setenv("SKY_RUNTIME_DIR", str(folder))
+    monkeypatch.setenv("HOME", str(folder))
+    monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.setattr(choice, "LAUNCH_BIN", folder / "bin")
+    for variable, _ in choice.KEYS.values():
+        monkeypatch.delenv(variable or "NONE", raising=False)

@@ -8,7 +8,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from desk import run
+from desk import bare_desk, run
 from rich.console import Console
 
 from recipes.plan import cheaper, choice, cost, fleet_cost, hourly, memory, prices
@@ -24,7 +24,7 @@ PAGE = ROOT / "docs/memory.md"
 
 @pytest.fixture(autouse=True)
 def no_catalogs(monkeypatch, tmp_path):
-    monkeypatch.setenv("SKY_RUNTIME_DIR", str(tmp_path))
+    bare_desk(monkeypatch, tmp_path)
 
 
 def screen(capsys, *arguments):
@@ -77,7 +77,7 @@ def test_the_offer_that_is_marked_is_the_one_that_up_takes(capsys):
         said = "\n".join(screen(capsys, name))
         (marked,) = re.findall(r"^>  (\S+)", said, re.M)
         assert marked == choice.cheapest_target(get(name))
-        assert f"`up` takes {marked} (>): the cheapest that can be driven from here" in said
+        assert f"`up` takes {marked} (>): the cheapest; first it needs " in said
     assert ">  slurm" in "\n".join(screen(capsys, SEVEN, "--target", "slurm"))
 
 

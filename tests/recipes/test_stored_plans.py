@@ -6,13 +6,13 @@ tests.recipes.test_stored_plans` writes the answers anew: their difference belon
 
 import contextlib
 import io
-import os
 import tempfile
 from pathlib import Path
 
 import pytest
 
 from recipes.commands import cli
+from tests.recipes.desk import bare_desk
 
 STORED = Path(__file__).with_name("stored_plans")
 SEVEN = "grpo-qwen2.5-vl-7b-mathv60k"
@@ -43,7 +43,7 @@ def answer(name: str) -> str:
 
 @pytest.mark.parametrize("name", ANSWERS)
 def test_the_answer_for_programs_is_the_stored_one(name, monkeypatch, tmp_path):
-    monkeypatch.setenv("SKY_RUNTIME_DIR", str(tmp_path))
+    bare_desk(monkeypatch, tmp_path)
     assert answer(name) == (STORED / f"{name}.json").read_text()
 
 
@@ -52,7 +52,7 @@ def test_no_answer_is_stored_that_nobody_asks_for():
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as empty:
-        os.environ["SKY_RUNTIME_DIR"] = empty
+    with tempfile.TemporaryDirectory() as empty, pytest.MonkeyPatch.context() as patch:
+        bare_desk(patch, Path(empty))
         for name in ANSWERS:
             (STORED / f"{name}.json").write_text(answer(name))
