@@ -64,7 +64,7 @@ def show_run(run: str | None) -> int:
                 of_workers += [f"{record.run_id}: {line}" for line in answer.text.splitlines()]
         else:
             shown.append(_gone(record))
-    lines = status_table(shown, whole=bool(run)) or ["no run was launched from here"]
+    lines = status_table(shown, whole=bool(run)) if shown else ["no run was launched from here"]
     print(terminal_text("\n".join(lines)))
     if not run:
         for name, bucket in run_view.remembered_buckets().items():
