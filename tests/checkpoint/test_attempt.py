@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -402,11 +403,51 @@ def test_a_start_that_fails_early_replaces_only_what_its_engine_has_ended(record
         held.check()
 
 
+def store_dates(storage, clock, monkeypatch):
+    """The store stamps what it is given by this clock."""
+    dates = {}
+
+    def stamped(method):
+        def write(key, data):
+            dates[key] = clock[0]
+            return method(key, data)
+
+        return write
+
+    monkeypatch.setattr(storage, "put_bytes", stamped(storage.put_bytes))
+    monkeypatch.setattr(storage, "create", stamped(storage.create))
+    monkeypatch.setattr(storage, "written_s", dates.get)
+
+
+def test_a_machines_clock_that_is_a_day_off_costs_no_hours(record, monkeypatch):
+    right = time.time
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time", lambda: right() - 86400)
+        taken = record.take(0, "launch")
+    record.close(taken, EXIT_PREEMPTED, "", 0)
+    assert attempt_hours.spent_s(record, "launch") < 60
+
+
+def test_a_forged_number_costs_no_start_an_hour(record, capsys):
+    """One object far above the others: the store is not asked for all the numbers below it."""
+    record.take(0, "launch")
+    forged = {"epoch": 99999999, "name": "99999999-abcdef", "launch": "launch", "committed": 0, "host": "x"}
+    record.write("99999999", forged | {"begun_unix_s": 1.0})
+    for name in ("0000000\u00b2", "00000002.end.end", "9" * 12):
+        record.storage.put_bytes(f"{name}.json", b"{}")
+    asked = []
+    get = record.storage.get_bytes
+    record.storage.get_bytes = lambda *given: asked.append(given) or get(*given)
+    assert record.take(0, "launch").epoch == 2 and len(asked) < 20
+    assert attempt_hours.spent_s(record, "launch") < 3600
+    assert "99999999.json follows no other attempt" in capsys.readouterr().err
+
+
 def test_the_hours_of_a_launch_are_counted_over_its_attempts(record, monkeypatch):
     """Attempts that ended count, and one that was killed; another launch begins anew."""
     record.max_hours = 10
     clock = [1_000_000.0]
-    monkeypatch.setattr("time.time", lambda: clock[0])
+    store_dates(record.storage, clock, monkeypatch)
 
     def attempt_of(hours: float, code: int | None) -> int | None:
         taken = record.take(int(clock[0]), "launch")

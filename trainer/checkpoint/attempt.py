@@ -100,11 +100,11 @@ class Attempt:
         """Raises Fenced if a newer attempt has started. Call it before every commit and every deletion."""
         newer = self.record.next_after(self.epoch)
         own = self.record.read(self.epoch)
-        if newer is None and own is not None and own["name"] != self.name:
+        if newer is None and own is not None and own.name != self.name:
             newer = own
         if newer is not None:
             raise AttemptFenced(
-                f"attempt {self.name} is over: attempt {newer['name']} of this run started on {newer['host']}"
+                f"attempt {self.name} is over: attempt {newer.name} of this run started on {newer.host}"
                 " and has taken over; this one has stopped, and what it had not committed is left out"
             )
 
@@ -168,9 +168,9 @@ class Attempts(AttemptRecord):
 
         Raises Final where the run is over, or has spent its restarts: then it is over from here on.
         """
-        final = self.content("final")
-        if final is not None and final["launch"] == launch:
-            raise RunIsFinal(final["code"], final["why"])
+        final = self.final_record()
+        if final is not None and final.launch == launch:
+            raise RunIsFinal(final.code, final.why)
         past = self.past()
         left = self._refuse_spent(past, launch, committed)
         self._refuse_late(launch, committed)
@@ -272,8 +272,8 @@ class Attempts(AttemptRecord):
         often."""
         if not machines:
             return
-        known = self.content("machines") or {}
-        times: dict[str, int] = known.get("times", {}) if known.get("launch") == launch else {}
+        known = self.machines()
+        times = known.times if known and known.launch == launch else {}
         counted = {}
         for machine in machines:
             counted[machine.name] = 1 + max(times.get(mark, 0) for mark in machine.marks)

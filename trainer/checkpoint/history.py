@@ -47,16 +47,14 @@ def history_from_record(record: AttemptRecord, epoch: int | None = None) -> Chec
     if epoch is None:
         newest = record.newest()
         epoch = newest.attempt.epoch if newest else 0
-    for number in range(epoch, 0, -1):
-        mine = record.read(number)
-        if mine is not None and "counted" in mine:
-            noted = record.content(f"{number:08d}.from")
-            own = noted is not None and noted["name"] == mine["name"]
+    for begun in record.starts(epoch):
+        if begun.counted is not None:
+            origin = record.origin(begun.epoch)
             return CheckpointHistory(
-                attempt=mine["name"],
-                counted=frozenset((step, attempt) for step, attempt in mine["counted"]),
-                goes_on_from=noted["step"] if noted and own else None,
-                before=mine.get("before", 0),
+                attempt=begun.name,
+                counted=frozenset(begun.counted),
+                goes_on_from=origin.step if origin and origin.name == begun.name else None,
+                before=begun.before,
             )
     return CheckpointHistory()
 

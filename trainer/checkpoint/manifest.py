@@ -9,21 +9,50 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
 
 from trainer.checkpoint.layout import MANIFEST, CheckpointKey, Counts, count_every_checkpoint, step_of
 from trainer.config import RunConfig, fingerprint, resume_view
 from trainer.config.run_store import CHECKPOINTS
 from trainer.storage.seal import OPEN, Seal
 from trainer.storage.storage import Storage
+from trainer.system.errors import ObjectTooLarge
+from trainer.system.records import Count, Line, convert_record
 
 Manifests = dict[int, dict[str, Any]]
 """step -> manifest."""
 
-FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
-SHA256 = re.compile(r"[0-9a-f]{64}")
-ATTEMPT = re.compile(r"(\d+-[0-9a-f]{6})?")
-"""An attempt's name, or nothing: the layout before attempts had folders."""
+MANIFEST_FILE = "manifest.json"
+MOST_BYTES = 16 << 20
+"""The largest manifest that is read from a store."""
+
+
+class ManifestFile(Struct):
+    """One file, whose name leads out of no folder."""
+
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*\Z", max_length=255)]
+    bytes: Count
+    sha256: Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
+
+
+class ManifestForm(Struct):
+    """What every reader of a manifest relies on."""
+
+    run_id: Line
+    step: Count
+    world_size: Annotated[int, Meta(ge=1)]
+    bytes: Count
+    files: list[ManifestFile]
+    score: float | None
+    data_fingerprint: Line
+    code_fingerprint: Line
+    config: dict[str, Any]
+    attempt: Annotated[str, Meta(pattern=r"^([0-9]{1,8}-[0-9a-f]{6})?\Z")] = ""
+    """An attempt's name, or nothing: the layout before attempts had folders."""
+    ahead: list[Count] = []
+    before: Count = 0
 
 
 @dataclass(frozen=True)
@@ -97,8 +126,10 @@ def unpack(data: bytes, seal: Seal = OPEN, folder: str = "") -> dict[str, Any] |
         seal.check_json(_place(folder), outer)
         manifest = outer["manifest"]
         whole = _digest(manifest) == outer["sha256"]
-        return manifest if whole and _well_formed(manifest) else None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return (
+            manifest if whole and _is_whole(convert_record(manifest, ManifestForm, MANIFEST_FILE)) else None
+        )
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
@@ -106,43 +137,14 @@ def _place(folder: str) -> str:
     return f"{CHECKPOINTS}/{folder}/manifest.json"
 
 
-def _well_formed(manifest: dict[str, Any]) -> bool:
-    """Whether every value that a reader relies on is of its kind, and no file name leads out of its
-    folder."""
-    counts = [manifest["step"], manifest["world_size"], manifest["bytes"], *manifest.get("ahead", [])]
-    if not all(map(_is_count, counts)):
-        return False
-
-    names = set()
-    for entry in manifest["files"]:
-        names.add(entry["name"])
-        named = FILE_NAME.fullmatch(entry["name"])
-        if not (named and SHA256.fullmatch(entry["sha256"]) and _is_count(entry["bytes"])):
-            return False
-
-    ranks = manifest["world_size"]
+def _is_whole(form: ManifestForm) -> bool:
+    """Whether the files that a manifest lists make a checkpoint: each named once, one of every rank."""
+    names = {entry.name for entry in form.files}
     # The number of ranks is compared with the files first: it may be too large to make a name for each.
-    if not 0 < ranks <= len(manifest["files"]) == len(names):
+    if not form.world_size <= len(form.files) == len(names):
         return False
-    if "state.json" not in names:
-        return False
-    if any(f"{rank_stem(rank, ranks)}.json" not in names for rank in range(ranks)):
-        return False
-
-    for key in ("run_id", "data_fingerprint", "code_fingerprint"):
-        if not isinstance(manifest[key], str):
-            return False
-    score = manifest["score"]
-    return (
-        (score is None or isinstance(score, int | float))
-        and ATTEMPT.fullmatch(manifest.get("attempt", "")) is not None
-        and isinstance(manifest["config"], dict)
-    )
-
-
-def _is_count(value: Any) -> bool:
-    """Whether this is a whole number that may count something. `type`, as True and False are `int` too."""
-    return type(value) is int and value >= 0
+    ranks = (f"{rank_stem(rank, form.world_size)}.json" for rank in range(form.world_size))
+    return "state.json" in names and names.issuperset(ranks)
 
 
 def _digest(manifest: dict[str, Any]) -> str:
@@ -180,8 +182,9 @@ def every_manifest(
     found = {}
     oldest_attempt_first = sorted(filter(None, map(MANIFEST.fullmatch, sizes)), key=_attempt_number)
     for match in oldest_attempt_first:
-        with contextlib.suppress(FileNotFoundError):  # one that is being dropped
-            manifest = unpack(storage.get_bytes(match[0]), seal, match[0].removesuffix("/manifest.json"))
+        with contextlib.suppress(FileNotFoundError, ObjectTooLarge):  # one that is being dropped, or is none
+            data = storage.get_bytes(match[0], MOST_BYTES)
+            manifest = unpack(data, seal, match[0].removesuffix("/manifest.json"))
             key = (step_of(match[1]) or 0, match[2] or "")
             if manifest is not None and (manifest["step"], manifest.get("attempt", "")) == key:
                 found[key] = manifest

@@ -210,7 +210,7 @@ class RolloutLog:
             return True
         attempt = key.rpartition("/")[2].removesuffix(".npz")
         begun = self._held.record.read(_epoch(attempt))
-        if begun is not None and begun["name"] == attempt:
+        if begun is not None and begun.name == attempt:
             return True
         with contextlib.suppress(ForgedObject):
             self._seal.refuse(f"{ROLLOUTS}/{key}", "is of an attempt that there was not")

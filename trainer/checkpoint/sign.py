@@ -11,6 +11,8 @@ from __future__ import annotations
 import re
 import sys
 
+import msgspec
+
 from trainer.checkpoint.layout import remote_folder
 from trainer.checkpoint.manifest import every_manifest, pack
 from trainer.checkpoint.rollout_log import OBJECT
@@ -38,7 +40,7 @@ def sign_run(root: str) -> dict[str, int]:
         match = RECORD.fullmatch(key)
         value = anybodys.content(match[1]) if match else None
         if match and value is not None:
-            own.write(match[1], value)
+            own.write(match[1], msgspec.to_builtins(value))
             signed["records of attempts"] += 1
 
     checkpoints = Storage(store.checkpoints)

@@ -147,10 +147,10 @@ class RunFollower:
         if record is None or self._awaited_launch:
             return self.attempt
         # `resume` opens a run that was over: its end was that of another launch
-        final = self.record.content("final")
-        if final is not None and final["launch"] == record["launch"]:
-            self.over = final["why"]
-        name = record["name"]
+        final = self.record.final_record()
+        if final is not None and final.launch == record.launch:
+            self.over = final.why
+        name = record.name
         # an attempt that found no step left to train has a head, which says so, and no more
         about = self._signed(keys.about_key(name), AboutRun)
         if about is None and self._signed(keys.head_key(name), HeadRecord) is None:
@@ -174,7 +174,7 @@ class RunFollower:
             elif self.record.seal.refused:
                 self._key_doubt.count_refused(f"{min(self.record.seal.refused)} was written with another")
         while epoch and (newer := self.record.next_after(epoch)) is not None:
-            epoch = newer["epoch"]
+            epoch = newer.epoch
         return epoch
 
     def _hear_launcher(self, epoch: int, name: str) -> None:

@@ -19,20 +19,23 @@ not is a stranger's, and passed over whatever it says.
 from __future__ import annotations
 
 import json
-import math
 import re
 import sys
 import time
-from collections.abc import Callable, Collection
-from dataclasses import MISSING, dataclass, fields
-from typing import Any
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
+
+from msgspec import Meta, Struct
 
 from trainer.config import ConfigError
 from trainer.config.run_store import ATTEMPTS
 from trainer.storage.seal import OPEN, ForgedObject, Seal
 from trainer.storage.storage import Storage
-from trainer.system.errors import StorageError
+from trainer.system.errors import ObjectTooLarge, StorageError
 from trainer.system.exit_codes import EXIT_OK
+from trainer.system.records import Count, Line, MalformedRecord, UnixTime, convert_record, decode_record
+from trainer.system.terminal_text import terminal_line
 
 BEAT_S = 60.0
 """Seconds between a living attempt's marks."""
@@ -64,91 +67,82 @@ class PastAttempt:
     """What was left of the restarts when it ended, else when it started, in words."""
 
 
-STARTED = tuple(field.name for field in fields(PastAttempt) if field.default is MISSING)
-"""Fields of `PastAttempt` that every attempt writes when it starts."""
-
-# --- what an object of the record must be ---------------------------------------------------------------
-
-Check = Callable[[Any], bool]
-NAME = re.compile(r"\d+-[0-9a-z]{1,32}")
-"""An attempt's name."""
+AttemptName = Annotated[str, Meta(pattern=r"^[0-9]{1,8}-[0-9a-z]{1,32}\Z")]
+Reason = Annotated[str, Meta(max_length=1 << 16)]
+"""Why something ended, in any number of lines."""
+ExitCode = Annotated[int, Meta(ge=-255, le=255)]
+CountedKey = tuple[Count, Annotated[str, Meta(pattern=r"^([0-9]{1,8}-[0-9a-z]{1,32})?\Z")]]
+"""(step, attempt) of a checkpoint; the attempt is "" in the oldest layout."""
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
+class StartRecord(Struct, frozen=True):
+    """What an attempt writes when it starts, once."""
+
+    epoch: Count
+    name: AttemptName
+    launch: Line
+    committed: Count
+    host: Line
+    begun_unix_s: UnixTime
+    left: Reason = ""
+    counted: list[CountedKey] | None = None
+    """The checkpoints that count; None in a record of an earlier version."""
+    before: Count = 0
+    """`checkpoint.before` of the attempt."""
 
 
-def _is_name(value: Any) -> bool:
-    return _is_text(value) and NAME.fullmatch(value) is not None
+class OriginRecord(Struct, frozen=True):
+    """The step that an attempt's own checkpoints go on from."""
+
+    name: AttemptName
+    step: Count
 
 
-def _is_whole(value: Any) -> bool:
-    return type(value) is int  # True is an int too
+class BeatRecord(Struct, frozen=True):
+    name: AttemptName
+    unix_s: UnixTime
 
 
-def _is_count(value: Any) -> bool:
-    return _is_whole(value) and value >= 0
+class EndRecord(Struct, frozen=True):
+    name: AttemptName
+    code: ExitCode
+    why: Reason = ""
+    left: Reason = ""
+    died_at_step: Count | None = None
+    unix_s: UnixTime = 0.0
 
 
-def _is_time(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
+class FinalRecord(Struct, frozen=True):
+    """The run is over for good, as far as this launch goes."""
+
+    code: ExitCode
+    why: Reason
+    launch: Line
+    unix_s: UnixTime = 0.0
 
 
-def _is_step_or_none(value: Any) -> bool:
-    return value is None or _is_count(value)
+class MachinesRecord(Struct, frozen=True):
+    launch: Line
+    times: dict[str, Count]
+    """Mark of a machine -> how often it failed its checks."""
 
 
-def _is_counted(value: Any) -> bool:
-    """Whether this is a list of [step, name of an attempt], the name "" in the oldest layout."""
-    if not isinstance(value, list):
-        return False
-    for pair in value:
-        if not isinstance(pair, list) or len(pair) != 2:
-            return False
-        if not _is_count(pair[0]) or not (pair[1] == "" or _is_name(pair[1])):
-            return False
-    return True
-
-
-def _are_times(value: Any) -> bool:
-    return isinstance(value, dict) and all(map(_is_count, value.values()))
-
-
-NEEDED: dict[str, dict[str, Check]] = {
-    "": {
-        "epoch": _is_count,
-        "name": _is_name,
-        "launch": _is_text,
-        "committed": _is_count,
-        "host": _is_text,
-        "begun_unix_s": _is_time,
-    },
-    "beat": {"name": _is_name, "unix_s": _is_time},
-    "from": {"name": _is_name, "step": _is_count},
-    "end": {"name": _is_name, "code": _is_whole},
-    "final": {"code": _is_whole, "why": _is_text, "launch": _is_text},
-    "machines": {"launch": _is_text, "times": _are_times},
+RecordObject = StartRecord | OriginRecord | BeatRecord | EndRecord | FinalRecord | MachinesRecord
+Kind = TypeVar("Kind", bound=RecordObject)
+KINDS: dict[str, type[RecordObject]] = {
+    "": StartRecord,
+    "from": OriginRecord,
+    "beat": BeatRecord,
+    "end": EndRecord,
+    "final": FinalRecord,
+    "machines": MachinesRecord,
 }
-"""Kind of an object -> the fields that it must have."""
-ALLOWED: dict[str, dict[str, Check]] = {
-    "": {"left": _is_text, "counted": _is_counted, "before": _is_count},
-    "end": {"why": _is_text, "left": _is_text, "died_at_step": _is_step_or_none},
-}
-"""The same for fields that it may have."""
-
-
-def well_formed(name: str, value: Any) -> bool:
-    """Whether an object of the record is what its readers rely on. name: of the object, without `.json`."""
-    number, _, kind = name.partition(".") if name[:1].isdigit() else ("", "", name)
-    if not isinstance(value, dict):
-        return False
-    for field, check in NEEDED[kind].items():
-        if field not in value or not check(value[field]):
-            return False
-    for field, check in ALLOWED.get(kind, {}).items():
-        if field in value and not check(value[field]):
-            return False
-    return not number or int(value["name"].partition("-")[0]) == int(number)
+"""What stands behind an object's number, or its whole name without one -> what it must be."""
+MOST_BYTES = 1 << 20
+"""The largest object of the record that is read: the list of checkpoints that count is the longest."""
+MOST_GAP = 1000
+"""Numbers that may be missing in a row. Attempts leave no gap, and a listing hides no more."""
+OBJECT = re.compile(r"([0-9]{8})\.json")
 
 
 @dataclass(frozen=True)
@@ -197,15 +191,15 @@ class AttemptRecord:
                 break
         else:
             return None
-        final = self.content("final") if "final.json" in names else None
-        over = final is not None and final["launch"] == attempt.launch
+        final = self.final_record() if "final.json" in names else None
+        over = final is not None and final.launch == attempt.launch
         now = time.time()
         silent_s = self._silent_s(epoch, by_store and attempt.code is None and not over)
         return NewestAttempt(
             attempt=attempt,
             seen_unix_s=attempt.begun_unix_s if silent_s is None else now - silent_s,
             silent_s=silent_s,
-            final=final["why"] if final and over else None,
+            final=final.why if final and over else None,
         )
 
     def _silent_s(self, epoch: int, by_store: bool) -> float | None:
@@ -222,8 +216,8 @@ class AttemptRecord:
 
     def final(self) -> tuple[int, str] | None:
         """(exit code, reason) of a run that is over for good."""
-        marker = self.content("final")
-        return (marker["code"], marker["why"]) if marker else None
+        marker = self.final_record()
+        return (marker.code, marker.why) if marker else None
 
     def alive(self) -> PastAttempt | None:
         """The newest attempt if it is alive, or if nobody can tell: ask before a second launch."""
@@ -233,11 +227,7 @@ class AttemptRecord:
     def has_begun(self, launch: str, newest: int) -> bool:
         """Whether an attempt of a launch has begun, be it before a later launch that went on from it. newest:
         epoch of the newest attempt, 0 before the first."""
-        for epoch in range(newest, 0, -1):
-            attempt = self.read(epoch)
-            if attempt is not None and attempt["launch"] == launch:
-                return True
-        return False
+        return any(begun.launch == launch for begun in self.starts(newest))
 
     def over(self, awaited: str = "") -> str:
         """Why the run needs no machine any more; empty while it may. awaited: a launch that may still be in a
@@ -268,35 +258,67 @@ class AttemptRecord:
 
     def _attempt(self, epoch: int, names: Collection[str]) -> PastAttempt | None:
         """One attempt, with its end if `names`, the record's objects, hold one."""
-        mine = self.read(epoch)
-        if mine is None:
+        begun = self.read(epoch)
+        if begun is None:
             return None
-        end = (self.content(f"{epoch:08d}.end") if f"{epoch:08d}.end.json" in names else None) or {}
+        end = self.end(epoch) if f"{epoch:08d}.end.json" in names else None
         return PastAttempt(
-            **{name: mine[name] for name in STARTED},
-            code=end.get("code"),
-            died_at_step=end.get("died_at_step"),
-            why=end.get("why", ""),
-            left=end.get("left") or mine.get("left", ""),
+            epoch=begun.epoch,
+            name=begun.name,
+            launch=begun.launch,
+            committed=begun.committed,
+            host=begun.host,
+            begun_unix_s=begun.begun_unix_s,
+            code=end.code if end else None,
+            died_at_step=end.died_at_step if end else None,
+            why=end.why if end else "",
+            left=(end.left if end else "") or begun.left,
         )
 
-    def read(self, epoch: int) -> dict[str, Any] | None:
-        """The record of an epoch, or None."""
-        return self.content(f"{epoch:08d}")
+    def starts(self, newest: int) -> Iterator[StartRecord]:
+        """How the attempts began, from number `newest` down; those that cannot be read are passed over.
 
-    def next_after(self, epoch: int) -> dict[str, Any] | None:
+        Only numbers that are listed are asked for, and `newest` itself, which a listing may not show yet.
+        """
+        listed = {epoch for epoch in _epochs(self._names()) if epoch < newest}
+        for epoch in sorted(listed | {newest}, reverse=True):
+            begun = self.read(epoch) if epoch > 0 else None
+            if begun is not None:
+                yield begun
+
+    def read(self, epoch: int) -> StartRecord | None:
+        """How the attempt of an epoch began, or None."""
+        return self._object(f"{epoch:08d}", StartRecord)
+
+    def end(self, epoch: int) -> EndRecord | None:
+        """How the attempt of an epoch ended; None while it lives, and after a kill."""
+        return self._object(f"{epoch:08d}.end", EndRecord)
+
+    def origin(self, epoch: int) -> OriginRecord | None:
+        """The step that an epoch's own checkpoints go on from; None before the first of them."""
+        return self._object(f"{epoch:08d}.from", OriginRecord)
+
+    def mark(self, epoch: int) -> BeatRecord | None:
+        """What the launcher of an epoch's attempt wrote last to say that it lives, or None."""
+        return self._object(f"{epoch:08d}.beat", BeatRecord)
+
+    def final_record(self) -> FinalRecord | None:
+        """Why the run is over for good, or None. Raises ConfigError for a malformed object."""
+        return self._object("final", FinalRecord)
+
+    def machines(self) -> MachinesRecord | None:
+        """The machines that failed their checks, or None."""
+        return self._object("machines", MachinesRecord)
+
+    def next_after(self, epoch: int) -> StartRecord | None:
         """The record of the next attempt, or None. Numbers have no gaps, so a malformed one may hide another
         behind it."""
         while self.storage.exists(f"{epoch + 1:08d}.json"):
             epoch += 1
-            found = self.read(epoch)
-            if found is not None:
-                return found
+            begun = self.read(epoch)
+            if begun is not None:
+                return begun
         return None
-
-    def mark(self, epoch: int) -> dict[str, Any] | None:
-        """What the launcher of an epoch's attempt wrote last to say that it lives, or None."""
-        return self.content(f"{epoch:08d}.beat")
 
     def write(self, name: str, value: dict[str, Any]) -> None:
         """Writes one small object of the record."""
@@ -305,27 +327,29 @@ class AttemptRecord:
     def _signed(self, name: str, value: dict[str, Any]) -> bytes:
         return json.dumps(self.seal.signed_json(f"{ATTEMPTS}/{name}.json", value)).encode()
 
-    def content(self, name: str) -> dict[str, Any] | None:
+    def content(self, name: str) -> RecordObject | None:
+        """One object of the record by its name without `.json`. As `_object`."""
+        return self._object(name, KINDS[_kind(name)])
+
+    def _object(self, name: str, kind: type[Kind]) -> Kind | None:
         """One object of the record; None where there is none, or a malformed or forged one, which is told.
 
         Raises ConfigError for a malformed `final.json`.
         """
         try:
-            data = self.storage.get_bytes(f"{name}.json")
-        except FileNotFoundError:
-            return None
-        try:
-            value = json.loads(data)
-        except (ValueError, RecursionError):
-            value = None
-        try:
+            data = self.storage.get_bytes(f"{name}.json", MOST_BYTES)
+            value = decode_record(data, dict, name)
             self.seal.check_json(f"{ATTEMPTS}/{name}.json", value)
-        except ForgedObject:
+            found = convert_record(value, kind, name)
+            if isinstance(found, FinalRecord | MachinesRecord) or _number(found.name) == _number(name):
+                return found
+            why = f"it is that of attempt {found.name}"
+        except (FileNotFoundError, ForgedObject):
             return None
-        if well_formed(name, value):
-            return value
-        what = f"{self.storage.url}/{name}.json is not what an attempt writes"
-        if name == "final":
+        except (MalformedRecord, ObjectTooLarge) as error:
+            why = str(error)
+        what = f"{self.storage.url}/{name}.json is not what an attempt writes ({terminal_line(why)})"
+        if kind is FinalRecord:
             raise ConfigError(
                 f"{what}, so whether the run is over cannot be told: delete it to let the run start again"
             )
@@ -338,6 +362,28 @@ class AttemptRecord:
         return self.storage.create(f"{name}.json", self._signed(name, value))
 
 
+def _kind(name: str) -> str:
+    """The kind of an object by its name without `.json`: what stands behind its number."""
+    return name.partition(".")[2] if name[:1].isdigit() else name
+
+
+def _number(name: str) -> int:
+    """The number that an attempt's name or object begins with."""
+    return int(re.split("[-.]", name)[0])
+
+
 def _epochs(names: Collection[str]) -> list[int]:
-    """The attempts' numbers, ascending."""
-    return sorted(int(name[:8]) for name in names if len(name) == 13 and name[:8].isdigit())
+    """The attempts' numbers, ascending. One that is far above the others is nobody's: attempts leave no
+    gap."""
+    numbers = []
+    for match in filter(None, map(OBJECT.fullmatch, sorted(names))):
+        number = int(match[1])
+        if number - (numbers[-1] if numbers else 0) > MOST_GAP:
+            print(
+                f"attempt: {match[0]} follows no other attempt: it is passed over",
+                file=sys.stderr,
+                flush=True,
+            )
+            break
+        numbers.append(number)
+    return numbers

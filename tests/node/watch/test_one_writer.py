@@ -247,7 +247,7 @@ def test_a_lost_rank_gives_the_machine_back_only_without_a_new_checkpoint(base):
         assert said.count("starting Ray") == 1 and said.count("the job starts again on them") == 2, said
         record = Attempts(Storage(f"{folder}/run/attempts"))
         for epoch in (1, 2, 3):
-            assert f"attempt {record.read(epoch)['name']}" in said
+            assert f"attempt {record.read(epoch).name}" in said
         assert record.past()[-1].code == EXIT_NODE_LOST and record.final() is None
 
 

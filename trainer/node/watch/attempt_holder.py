@@ -164,12 +164,12 @@ class AttemptHolder:
             self.attempt.check()
             begun = self.attempt.record.read(self.attempt.epoch)
             committed = committed_step(self.config)
-            if begun is None or committed <= begun["committed"]:
+            if begun is None or committed <= begun.committed:
                 return {}
             why = why or "a rank's process died"
             self.attempt.record.close(self.attempt, EXIT_NODE_LOST, why, committed, died_at_step=died_at_step)
             self._over.set()
-            return self._begin(begun["launch"])
+            return self._begin(begun.launch)
         except AttemptFenced as fenced:
             self.fenced = str(fenced)
             print(f"error: {fenced}", file=sys.stderr, flush=True)
