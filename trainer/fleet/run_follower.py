@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 from trainer.checkpoint.attempt import LAUNCH_VARIABLE
 from trainer.config import ConfigError
@@ -18,7 +17,7 @@ from trainer.fleet import objects as keys
 from trainer.fleet.fleet_records import AboutRun, Anchor, HeadRecord, Mail, MailedUnit
 from trainer.fleet.heartbeat import HEARTBEAT_S
 from trainer.fleet.objects import MalformedObject, Objects, Record
-from trainer.storage.attempt_record import AttemptRecord
+from trainer.storage.attempt_record import AttemptRecord, BeatRecord
 from trainer.storage.seal import KEY_VARIABLE, ForgedObject, Seal, read_secret
 from trainer.storage.storage import Storage
 from trainer.system.errors import StorageError, StoreRefused
@@ -55,7 +54,7 @@ class StartingAttempt:
     name: str
     since: float
     """When this worker saw it first."""
-    mark: dict[str, Any] | None = None
+    mark: BeatRecord | None = None
     """The newest mark of its launcher."""
 
 
