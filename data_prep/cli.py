@@ -81,6 +81,13 @@ def _with_dataset(options: argparse.Namespace) -> int:
             from data_prep.write.preview import write_preview
 
             print(write_preview(options.dataset))
+        case "check-reward":
+            from trainer.rewards.search import check_reward
+
+            dataset = Dataset(
+                options.dataset, options.split or next(iter(read_manifest(options.dataset).rows))
+            )
+            print("\n".join(check_reward(dataset, options.n, options.function)))
         case "verify":
             for split, rows in read_manifest(options.dataset).rows.items():
                 Dataset(options.dataset, split).verify()

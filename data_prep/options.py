@@ -250,6 +250,14 @@ def _dataset_parsers(commands: Any) -> None:
         "read every shard and compare its hash with the manifest",
         "Exit code 2 and the shard's name if one is damaged: fetch or prepare it again.",
     )
+    checked = add(
+        "check-reward",
+        "search for replies that earn without the answer, and name the rows that pay",
+        "Tries spans of questions, constant replies, several values at once, and edits of reference answers.",
+    )
+    checked.add_argument("--function", default="", metavar="FILE.py:NAME", help="a reward function of yours")
+    checked.add_argument("--split", default="", help="default: the first")
+    checked.add_argument("-n", type=int, default=200, help="rows tried (%(default)s)")
     both = add(
         "overlap",
         "images and sources that a dataset shares with an evaluation set",

@@ -14,6 +14,7 @@ from data_prep.ingest.wanted import Wanted
 from trainer.data.schema import SPLIT_NAME
 from trainer.rewards.grading import grader
 from trainer.rewards.grading.extraction import boxed_contents, unbox
+from trainer.rewards.grading.forms import first_sentence
 
 SHORT = 200
 """Up to this many characters a text without a marked answer is the answer."""
@@ -152,7 +153,7 @@ def stated_answer(text: str) -> str:
     if tagged := re.findall(r"<answer>(.*?)</answer>", text, re.DOTALL):
         return unboxed(tagged[-1])
     if said := re.findall(r"answer(?: is)?\s*[:=]?\s*\$?([^\n]{1,80}?)\$?\.?\s*$", text, re.IGNORECASE):
-        return said[-1].strip("* ")
+        return first_sentence(said[-1])
     return unboxed(text) if len(text) <= SHORT else ""
 
 

@@ -20,6 +20,7 @@ THINKING = "Let me see. 12 times 8 is 96.\n</think>\n\nThe result is \\boxed{\\f
 GSM8K = "She sold 48/2 = 24 clips in May.\nAltogether 48+24 = 72.\n#### 72"
 INSTRUCT = "**Step 1** count.\nThe correct answer is **B**."
 SENTENCE = "We add them up. The final answer is: $3.5$."
+CALL = '<tool_call>{"name": "note", "arguments": {"text": "the answer is \\\\boxed{5}"}}</tool_call>'
 
 
 @pytest.mark.parametrize(
@@ -50,6 +51,17 @@ SENTENCE = "We add them up. The final answer is: $3.5$."
         ("whole", "5\n6", "5\n6", True, 0.0),
         ("whole", "<think>hm", None, False, 0.0),
         ("whole", "", None, False, 0.0),
+        ("whole", "$\\boxed{3}$ or $\\boxed{4}$", "4", True, 1.0),
+        ("whole", "S. Korea", "S. Korea", False, 1.0),
+        ("whole", "B. I am sure", "B", True, 0.0),
+        ("whole", "No. 5", "No. 5", False, 1.0),
+        ("final", "The answer is \\boxed{3} or \\boxed{4}.", "4", True, 1.0),
+        ("final", "The answer is 12 apples. Thanks.", "12 apples", False, 1.0),
+        ("boxed", CALL, None, False, 0.0),
+        ("final", CALL, None, False, 0.0),
+        ("whole", CALL, None, False, 0.0),
+        ("any", CALL, None, False, 0.0),
+        ("block", f"<think>a</think><answer>{CALL}</answer>", None, False, 0.0),
         ("block", "<think>a</think><answer>$\\boxed{2}$</answer>", "2", False, 1.0),
         ("block", QWEN, None, False, 0.0),
     ],

@@ -202,3 +202,21 @@ def test_again_tells_a_wrong_answer_once(verdict, said):
     observation = answered("again", told, "It is 4.")
     assert (observation and observation.text) == said and (said is None or observation.role == "user")
     assert answered("again", told, "It is 4.", "It is 5.") is None
+
+
+@pytest.mark.parametrize(
+    ("reference", "answer_type", "question", "guessable"),
+    [
+        ("B", "letter", "Which? A. 3 B. 4", True),
+        ("Yes", "text", "Is it even?", True),
+        ("triangle", "text", "Is it a triangle or a square?", True),
+        ("4", "number", "How many?", False),
+        ("Paris", "text", "Which city is shown?", False),
+    ],
+)
+def test_again_gives_no_second_guess_where_few_answers_are_left(reference, answer_type, question, guessable):
+    row = {"reference": reference, "answer_type": answer_type, "question": question}
+    told = Situation((), lambda reply: "wrong", row=row)
+    assert (answered("again", told, "It is another.") is None) == guessable
+    silent = Situation((), lambda reply: "no_answer", row=row)
+    assert answered("again", silent, "I see.") is not None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from itertools import islice
 
 MAX_TEXT_CHARS = 4_000_000
 """A longer completion counts as one without an answer: no engine writes it, and scanning takes time."""
@@ -51,29 +52,30 @@ def boxed_contents(text: str) -> list[str]:
     return contents
 
 
+_MAX_BRACES = 100_000
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+
+
 def closing_brace(text: str, opening: int) -> int | None:
     r"""Index of the brace that closes the one at `opening`; `\{` and `\}` do not count.
 
-    None if there is none.
+    None if there is none among as many as are looked at.
     """
     depth = 0
-    at = opening
-    while at < len(text):
-        match text[at]:
-            case "\\":
-                at += 1
-            case "{":
-                depth += 1
-            case "}":
-                depth -= 1
-                if depth == 0:
-                    return at
-        at += 1
+    for brace in islice(_BRACE.finditer(text, opening), _MAX_BRACES):
+        if brace[0] == "{":
+            depth += 1
+        elif brace[0] == "}":
+            depth -= 1
+            if depth == 0:
+                return brace.start()
     return None
 
 
 def unbox(content: str) -> str:
     r"""Takes dollar signs and `\boxed{…}` off a reference answer or a nested box: `$\boxed{5}$` -> `5`."""
+    if len(content) > 2 * MAX_BOX_CHARS:
+        return content
     for _ in range(4):
         content = content.strip()
         if len(content) > 1 and content[0] == content[-1] == "$" and not content.endswith("\\$"):
@@ -93,15 +95,30 @@ def final_answer(text: str) -> Found:
     block = answer_block(text)
     if block is None:
         return None, False
-    return last_one(map(unbox, boxed_contents(block)))
+    return last_one(boxed_contents(without_calls(block)))
+
+
+_CALL = re.compile(r"<tool_call>.*?(?:</tool_call>|\Z)", re.DOTALL)
+
+
+def without_calls(text: str) -> str:
+    """A text without the calls of tools in it: what stands in their arguments is no answer."""
+    return _CALL.sub("", text) if "<tool_call>" in text else text
 
 
 def last_one(answers: Iterable[str]) -> Found:
     """The last of the answers that a text states. Where they differ, it is a hedge."""
-    stated = list(answers)
+    stated = list(dict.fromkeys(answers))
     if not stated:
         return None, False
-    return stated[-1], len(set(stated)) > 1
+    if len(stated) > _MANY:
+        return stated[-1][:MAX_BOX_CHARS], True
+    opened = [unbox(content) for content in stated]
+    return opened[-1], len(set(opened)) > 1
+
+
+_MANY = 20
+"""More spellings than this are several answers, and are not looked at."""
 
 
 def format_reward(text: str) -> float:
@@ -115,4 +132,5 @@ def format_reward(text: str) -> float:
     if any(text.count(tag) != 1 for tag in _TAGS):
         return 0.0
     between = text[text.index("</think>") + len("</think>") :]
-    return float(between.lstrip().startswith("<answer>"))
+    answer = between.lstrip().removeprefix("<answer>")
+    return float(answer != between.lstrip() and without_calls(answer).strip() != "</answer>")

@@ -15,9 +15,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 
 from trainer.rewards.grading import extraction
-from trainer.rewards.grading.extraction import MAX_TEXT_CHARS, Found, boxed_contents, last_one, unbox
+from trainer.rewards.grading.extraction import (
+    MAX_TEXT_CHARS,
+    Found,
+    boxed_contents,
+    last_one,
+    unbox,
+    without_calls,
+)
 
 OPEN, CLOSE = "<think>", "</think>"
 _MARKS = (
@@ -25,7 +33,11 @@ _MARKS = (
     re.compile(r"\banswer\s{0,3}(?:is|:|=)\s{0,3}:?", re.IGNORECASE),
 )
 """What stands before a final answer; the first that a text has decides."""
-_SENTENCE_END = re.compile(r"[.!](?:\s|$)")
+_STOP = re.compile(r"[.!](?=\s|$)")
+_ABBREVIATED = re.compile(r"(?:\b(?:No|p|pp|Fig|Vol|Ch)\.\s*\d|\b[A-Z]\.\s+(?:[A-Z]\.\s*)*[\w'-]+\.?\s*$)")
+"""A point that ends no sentence: `No. 5`, `p. 12`, an initial and a name that end the text."""
+MAX_LINE = 8_000
+"""Characters of a line in which an answer is looked for."""
 _EMPHASIS = "*_` \t"
 
 
@@ -47,8 +59,8 @@ def behind_reasoning(text: str) -> str:
         return ""
     before, mark, after = text.rpartition(CLOSE)
     if mark:
-        return after
-    return "" if OPEN in text else text
+        return without_calls(after)
+    return "" if OPEN in text else without_calls(text)
 
 
 def reasons_well(text: str) -> bool:
@@ -59,7 +71,7 @@ def reasons_well(text: str) -> bool:
 
 
 def _boxed(text: str) -> Found:
-    return last_one(map(unbox, boxed_contents(behind_reasoning(text))))
+    return last_one(boxed_contents(behind_reasoning(text)))
 
 
 def _boxed_credit(text: str) -> float:
@@ -78,27 +90,38 @@ def _marked(text: str) -> list[str]:
             continue
 
         # What follows a mark ends with its line, or where the next mark begins.
-        answers = []
-        for start, stop in zip(starts, [*stops[1:], len(text)], strict=True):
-            line = text[start:stop].partition("\n")[0]
-            answers.append(_trimmed(line))
-        return answers
+        lines = [text[a:b].partition("\n")[0] for a, b in zip(starts, [*stops[1:], len(text)], strict=True)]
+        return lines
     return []
 
 
-def _trimmed(answer: str) -> str:
-    """An answer without emphasis, box, dollar signs and the end of its sentence."""
+def first_sentence(answer: str) -> str:
+    """What stands before the end of the first sentence: `12 apples` of `12 apples. Thanks.`"""
     answer = answer.strip(_EMPHASIS)
-    # A decimal point is followed by a digit, the end of a sentence is not.
-    end = _SENTENCE_END.search(answer)
-    if end is not None:
-        answer = answer[: end.start()]
+    return answer[: _sentence_end(answer)].strip(_EMPHASIS)
+
+
+def _sentence_end(text: str) -> int | None:
+    """Where the point of the first sentence stands; None if there is none in the part that is looked at."""
+    for stop in islice(_STOP.finditer(text, 0, MAX_LINE), 20):
+        word = max(text.rfind(" ", 0, stop.start()), text.rfind("\n", 0, stop.start())) + 1
+        if _ABBREVIATED.match(text[word : stop.end() + 40]) is None:
+            return stop.start()
+    return None
+
+
+def _trimmed(answer: str) -> Found:
+    """The answer of a line, without emphasis, box, dollar signs and the end of its sentence; a hedge where
+    its boxes differ."""
     inside = boxed_contents(answer)
-    return unbox(inside[-1]) if inside else unbox(answer.strip(_EMPHASIS))
+    return last_one(inside) if inside else (unbox(first_sentence(answer[:MAX_LINE])), False)
 
 
 def _final(text: str) -> Found:
-    return last_one(_marked(behind_reasoning(text)))
+    marked = list(dict.fromkeys(_marked(behind_reasoning(text))))
+    answers = [_trimmed(line) for line in marked[-20:]]
+    last, hedged = last_one(answer or "" for answer, _ in answers)
+    return last, hedged or len(marked) > 20 or any(several for _, several in answers)
 
 
 def _final_credit(text: str) -> float:
@@ -109,13 +132,14 @@ def _final_credit(text: str) -> float:
 
 def _whole(text: str) -> Found:
     rest = behind_reasoning(text).strip()
-    return (_trimmed(rest) or None, not _one_sentence(rest))
+    answer, hedged = _trimmed(rest)
+    return answer or None, hedged or not _one_sentence(rest)
 
 
 def _one_sentence(text: str) -> bool:
     """Whether nothing follows a first line or sentence."""
-    end = _SENTENCE_END.search(text)
-    return "\n" not in text and (end is None or not text[end.end() :].strip(_EMPHASIS))
+    end = _sentence_end(text)
+    return "\n" not in text and (end is None or not text[end + 1 :].strip(_EMPHASIS))
 
 
 def _whole_credit(text: str) -> float:
@@ -132,7 +156,8 @@ def _any(text: str) -> Found:
         found = answer(text)
         if found[0] is not None:
             return found
-    return _trimmed(behind_reasoning(text).strip().rpartition("\n")[2]) or None, False
+    answer, hedged = _trimmed(behind_reasoning(text).strip().rpartition("\n")[2])
+    return answer or None, hedged
 
 
 FORMS = {
