@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,35 @@ from tests.conftest import ROOT
 from trainer.shell import installed
 
 FOREIGN = {"examples", "recipes", "trainer"}
-ONE_BY_ONE = {"reasoning_gym", "starlette", "verifiers"}
-"""A package that is installed when first needed, one that fastapi imports, and one of `turns.python`."""
+ONE_BY_ONE = {"reasoning_gym", "starlette"}
+"""A package that is installed when first needed, and one that fastapi imports."""
+OF_OTHERS = {
+    "torchvision": "processors of transformers",
+    "triton": "kernels of torch and vLLM",
+    "accelerate": "transformers and peft, to load weights",
+    "fla": "vLLM and the delta rule's kernels",
+    "cuda": "vLLM", "flashinfer": "vLLM", "cutlass": "vLLM",
+    "pytest": "the checks of a card", "pytest_timeout": "the checks of a card",
+    "tensorboard": "torch.utils.tensorboard",
+}  # fmt: skip
+"""Packages that no line of ours imports, and who does."""
+MODULE_OF = {
+    "huggingface-hub": "huggingface_hub",
+    "pillow": "PIL",
+    "pyyaml": "yaml",
+    "nvidia-ml-py": "pynvml",
+}
+IMPORTED = re.compile(r"(?m)^ *(?:import|from) (\w+)[.\w]*(?: import | as |$)")
+
+
+def imported_by(*rooms: str) -> set[str]:
+    """Packages that files of these rooms import."""
+    names: set[str] = set()
+    for room in rooms:
+        for path in (ROOT / room).rglob("*.py"):
+            names.update(IMPORTED.findall(path.read_text()))
+    return names
+
 
 UV = """#!/bin/sh
 echo "$*" >> uv.log
@@ -69,12 +97,20 @@ def test_what_cannot_be_imported_is_named_with_its_error(tmp_path, monkeypatch):
 
 
 def test_all_that_the_trainer_imports_is_imported():
-    wanted = set()
-    for path in (ROOT / "trainer").rglob("*.py"):
-        wanted.update(re.findall(r"(?m)^ *(?:import|from) (\w+)[.\w]*(?: import | as |$)", path.read_text()))
+    wanted = imported_by("trainer")
     listed = {module.partition(".")[0] for module in installed.MODULES}
     assert wanted - set(sys.stdlib_module_names) - FOREIGN - ONE_BY_ONE <= listed
     assert {"flashinfer", "cutlass", "vllm.v1.worker.gpu.sample.sampler"} <= set(installed.MODULES)
+    wanted = imported_by("trainer", "recipes", "data_prep")
+    assert listed - wanted - OF_OTHERS.keys() == set(), "imported by nobody"
+
+
+def test_nothing_is_installed_on_nodes_that_nobody_imports():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    used = imported_by("trainer", "recipes", "data_prep") | OF_OTHERS.keys()
+    names = [re.split(r"[\[=<>]", requirement)[0] for requirement in extras["train"]]
+    unused = [name for name in names if MODULE_OF.get(name, name.replace("-", "_")) not in used]
+    assert unused == [], "name who imports it in OF_OTHERS, or move it to another extra"
 
 
 @pytest.mark.parametrize("fails", [False, True])

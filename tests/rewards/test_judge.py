@@ -322,6 +322,6 @@ def test_refusals_and_a_spent_budget_end_the_run_in_one_line(endpoint, settings)
 def test_the_worked_example_of_a_user_s_function():
     answers = ["10", "9.9", "5", "x+1", "many"]
     references, kinds = ["10", "10", "10", "1+x", "10"], ["number"] * 3 + ["math", "number"]
-    with Scorer(Rewards(function="examples/own_reward.py:reward")) as scorer:
+    with Scorer(Rewards(function="examples/reward.py:reward")) as scorer:
         found = scorer.score([completion(a) for a in answers], references, kinds)
     assert [o.accuracy for o in found] == [1.0, 0.5, 0.0, 1.0, 0.0]

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.examples.test_openenv import MINE, Server
 from tests.loops.jobs import Job
 from tests.loops.test_resume import kill_and_resume, placed, weights_of
 from tests.turns.talking import teach
-from tests.turns.test_openenv import MINE, Server
 from trainer.config import override
 
 pytestmark = [pytest.mark.timeout(3000)]

@@ -43,15 +43,12 @@ MODULES = (
     "vllm.v1.worker.gpu_worker",
     "PIL",
     "fastapi",
-    "httpx",
     "huggingface_hub",
     "isal.igzip_threaded",
-    "math_verify",
     "mpmath",
     "msgspec",
     "numpy",
     "obstore",
-    "orjson",
     "psutil",
     "pyarrow.parquet",
     "pynvml",
@@ -60,7 +57,6 @@ MODULES = (
     "tensorboard",
     "uvicorn",
     "wandb",
-    "websockets",
     "yaml",
 )
 """What the processes of a run on GPUs import; tests/test_installed.py holds it against the trainer's code."""

@@ -1,13 +1,16 @@
 """Environments behind a server of OpenEnv's, by its WebSocket protocol: none of its packages is needed.
 
-A class of a user's names the server (examples/openenv_tools.py). An environment is a function of row and
-replies, so each answer opens a session, resets it with a seed of the row, and plays all replies again.
+    --set turns.environment=examples/openenv_server.py:Tools --set turns.env=OPENENV_URL
+
+An environment is a function of row and replies, so each answer opens a session, resets it with a seed of the
+row, and plays all replies again. A class of your own names another server, or other actions (docs/turns.md).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -143,6 +146,14 @@ class OpenEnvTools(OpenEnv):
                 case other:
                     raise ValueError(f"the tool gives a part of the type {other!r}")
         return Observation("\n".join(texts), images)
+
+
+class Tools(OpenEnvTools):
+    """The server at OPENENV_URL. Its tools are offered, a call is a step, and the sum of the rewards grades
+    the episode; with `score = Environment.score` the run's graders grade the last reply."""
+
+    url = os.environ.get("OPENENV_URL", "ws://127.0.0.1:8000")
+    shows_images = True
 
 
 def _said(message: str | bytes) -> dict[str, Any]:

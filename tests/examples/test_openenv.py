@@ -23,7 +23,7 @@ from trainer.turns.episode import ERROR, FAILED, Situation
 
 MINE = """
 from trainer.turns.episode import Environment
-from trainer.turns.openenv import OpenEnv, OpenEnvTools
+from examples.openenv_server import OpenEnv, OpenEnvTools
 
 class Tools(OpenEnvTools):
     url = "http://127.0.0.1:{port}"
@@ -277,7 +277,9 @@ def test_a_server_of_openenv_itself(tmp_path, monkeypatch):
     try:
         wait_for_port(port, server, timeout_s=900)
         monkeypatch.setitem(os.environ, "OPENENV_URL", f"http://127.0.0.1:{port}")
-        tools = environment_of(Turns(environment="examples/openenv_tools.py:Tools", tool_seconds=30.0))
+        tools = environment_of(
+            Turns(environment="examples/openenv_server.py:Tools", env="OPENENV_URL", tool_seconds=30.0)
+        )
         first = tools.answer(of_row(), [add(3)]).text
         start = int(first.removeprefix("The count is ").removesuffix(".")) - 3
         assert tools.tools[0]["function"]["parameters"]["properties"] == {"number": {"type": "integer"}}

@@ -1,4 +1,4 @@
-"""A reward of your own: `--set rewards.function=examples/own_reward.py:reward`. See docs/rewards.md.
+"""A reward of your own: `--set rewards.function=examples/reward.py:reward`. See docs/rewards.md.
 
 A number within 10% of the reference earns half; all else is the built-in grader's.
 """

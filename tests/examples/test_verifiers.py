@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
+from tests.examples.test_openenv import venv_with
 from tests.turns.test_built_in_tools import called
-from tests.turns.test_openenv import venv_with
 from trainer.config import ConfigError, RunConfig, Turns, override, validate
 from trainer.turns.environments import environment_of
 from trainer.turns.episode import ERROR, FAILED, Environment, Situation
@@ -56,7 +56,7 @@ import base64, io
 import verifiers as vf
 from datasets import Dataset
 from PIL import Image
-from trainer.turns.verifiers_multi_turn import VerifiersEnvironment
+from examples.verifiers_multi_turn import VerifiersEnvironment
 
 ROWS = Dataset.from_list([{"question": "not used", "answer": "not used"}])
 
