@@ -20,10 +20,11 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from data_prep import options as data_options  # noqa: E402
-from recipes.capabilities import CAPABILITIES, Capability  # noqa: E402
 from recipes.commands.command_line import LAUNCH_NAMES, PANELS, Argument, Command  # noqa: E402
 from recipes.commands.main_commands import launch  # noqa: E402
 from recipes.plan import cheaper, hourly  # noqa: E402
+from recipes.platforms.base import Platform  # noqa: E402
+from recipes.platforms.targets import TARGETS  # noqa: E402
 from recipes.recipe import spec  # noqa: E402
 from recipes.screens import fleet_screen, plan_facts  # noqa: E402
 from trainer import config  # noqa: E402
@@ -33,15 +34,6 @@ from trainer.system import exit_codes  # noqa: E402
 COMMAND = "python docs/tables.py"
 RECIPE_SECTIONS = ("cluster", "sample", "storage", "budget", "site")
 OF_A_COMMAND = ("argument or option", "what it is")
-PLATFORMS = {
-    "": "`bash`",
-    "sky": "SkyPilot",
-    "dstack": "dstack",
-    "kubectl": "`kubectl`",
-    "sbatch": "Slurm",
-    "qsub": "PBS",
-    "ssh": "`ssh`",
-}
 
 
 def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
@@ -131,7 +123,7 @@ def metrics() -> str:
     return "\n".join(parts).strip()
 
 
-def nodes(one: Capability) -> str:
+def nodes(one: Platform) -> str:
     """How many nodes a run may have there."""
     return "1" if one.max_nodes == 1 else f"1–{one.max_nodes}"
 
@@ -139,10 +131,10 @@ def nodes(one: Capability) -> str:
 def targets() -> str:
     """What every target can do."""
     rows = []
-    for name, one in CAPABILITIES.items():
+    for name, one in TARGETS.items():
         spot = "yes" if one.spot else ""
         gpus = ", ".join(one.gpus)
-        rows.append((f"`{name}`", PLATFORMS[one.platform], nodes(one), spot, gpus, one.note))
+        rows.append((f"`{name}`", one.title, nodes(one), spot, gpus, one.note))
     return table(("target", "driven by", "nodes", "spot", "GPUs", "to know"), rows)
 
 

@@ -109,9 +109,9 @@ def recipe_names() -> Iterable[str]:
 
 
 def target_names() -> Iterable[str]:
-    from recipes.capabilities import CAPABILITIES
+    from recipes.platforms.targets import TARGETS
 
-    return CAPABILITIES
+    return TARGETS
 
 
 def run_ids() -> Iterable[str]:

@@ -11,9 +11,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
 
-from recipes import capabilities
 from recipes.drivers import uploads
 from recipes.plan import calibration, cost, fleet_cost, memory, nearest_offer, offer_choice, prices
+from recipes.platforms.targets import check_target
 from recipes.presets import resolve
 from recipes.recipe.spec import Recipe
 from recipes.screens import fleet_screen, limits, plan_facts, plan_screen, tables
@@ -49,7 +49,7 @@ def show_plan(
         )
     uploads.check_model_folder(recipe)
     if target:
-        capabilities.check_target(recipe, target)
+        check_target(recipe, target)
     where: Where = prices.sky_catalogs(), cost.target_members(recipe, target) if target else None
     offers = cost.offers(recipe, *where, ranges=True)
     kept = None
@@ -113,7 +113,7 @@ def show_fleet_plan(
     recipe = resolve(name, overrides)
     uploads.check_model_folder(recipe)
     if target:
-        capabilities.check_target(recipe, target)
+        check_target(recipe, target)
     found = fleet_cost.compare_fleets(recipe, prices.sky_catalogs(), [target] if target else None)
     if not (found.colocated or found.fleets):
         raise ConfigError("no price is known of machines that this recipe fits")

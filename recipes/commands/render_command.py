@@ -5,11 +5,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from recipes.capabilities import targets_for
 from recipes.drivers import uploads
+from recipes.drivers.task_files import render, resolve_task
 from recipes.plan import choice
+from recipes.platforms.targets import targets_for
 from recipes.presets import own_data, resolve
-from recipes.targets.render import render
 
 
 def write_task_files(name: str, target: str | None, overrides: list[str], out: Path | None) -> int:
@@ -20,7 +20,7 @@ def write_task_files(name: str, target: str | None, overrides: list[str], out: P
         print(f"for {target}, the cheapest of {', '.join(targets_for(recipe))}", file=sys.stderr)
     own_data.check_there(recipe)
     recipe = uploads.with_uploads(recipe, target, {})
-    files = render(recipe, target)
+    files = render(resolve_task(recipe, target))
     for line in uploads.upload_lines(recipe):
         print(
             f"`python3 launch.py up` would upload {line}: do so before you launch this file", file=sys.stderr

@@ -7,8 +7,8 @@ import os
 import subprocess
 from collections.abc import Collection
 
-from recipes import capabilities
 from recipes.drivers import desk_python
+from recipes.platforms.targets import target_named
 from recipes.recipe.spec import Recipe
 from trainer.config import ConfigError
 from trainer.config.bucket_address import BucketAddress, is_address
@@ -32,7 +32,7 @@ def check_credentials(recipe: Recipe, target: str, secrets: Collection[str]) -> 
 
     secrets: names of the tokens that this machine has for the run.
     """
-    on_gcp = capabilities.capability(target).cloud == "gcp"
+    on_gcp = target_named(target).cloud == "gcp"
     for address in bucket_addresses(recipe).values():
         match address.scheme:
             case "s3" if "AWS_ACCESS_KEY_ID" not in secrets:

@@ -12,10 +12,10 @@ import urllib.parse
 from pathlib import Path
 
 from recipes.drivers import kubernetes_driver, platforms
+from recipes.platforms import ssh
 from recipes.presets import resolve
 from recipes.records import run_record
 from recipes.records.run_record import RunRecord
-from recipes.targets import ssh
 from trainer.config import ConfigError
 
 PUBLISHED = ".cache/spotrl/{run_id}.json"

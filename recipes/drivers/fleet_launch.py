@@ -12,17 +12,17 @@ from contextlib import suppress
 from dataclasses import replace
 from secrets import token_hex
 
-from recipes import capabilities
 from recipes.drivers import launched_run, launching, platform_state, shared_record, store_policy, tokens
 from recipes.drivers.launching import Launch, LaunchOptions
 from recipes.plan import choice
 from recipes.plan.fleet_cost import FleetRow
+from recipes.platforms.options import is_obeyed
+from recipes.platforms.targets import target_named
 from recipes.presets import resolve
 from recipes.recipe.spec import Recipe
 from recipes.records import run_record
 from recipes.records.run_record import RunRecord
 from recipes.screens import fleet_words
-from recipes.targets.options import is_obeyed
 from trainer.config import ConfigError
 from trainer.system.exit_codes import EXIT_INTERRUPTED
 
@@ -92,7 +92,7 @@ def launch_fleet_run(
     target = target or choice.cheapest_target(recipe)
     run_id = options.run_id or run_record.new_run_id(recipe.name)
     options = replace(options, run_id=run_id, launch=token_hex(4))
-    foreground = capabilities.capability(target).platform in ("", "ssh") and not options.detach
+    foreground = target_named(target).program in ("bash", "ssh") and not options.detach
     alone = replace(recipe, sample=None)
     run = launching.prepare_launch(name, alone, target, overrides, replace(options, detach=not foreground))
     theirs = recipe.sample.target or target
@@ -215,7 +215,7 @@ def _wait_for(record: RunRecord) -> None:
 def _replaced(record: RunRecord) -> bool:
     """Ends workers of which nobody tells whether they live, so that others are started: those on Slurm, PBS
     and ssh. Returns whether it did."""
-    if capabilities.capability(record.target).platform not in ("sbatch", "qsub", "ssh"):
+    if target_named(record.target).program not in ("sbatch", "qsub", "ssh"):
         return False
     with suppress(ConfigError):
         print(f"ending what is left of {record.run_id}, which may sample for it still", flush=True)

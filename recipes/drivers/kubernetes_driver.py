@@ -18,15 +18,17 @@ import sys
 import tarfile
 import time
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from recipes.drivers import platform_state, platforms
+from recipes.platforms import kubernetes, script
+from recipes.platforms.job_set import ARCHIVE, RANK_LABEL, SET_LABEL
 from recipes.presets import resolve
 from recipes.recipe.spec import Recipe
 from recipes.records import run_record
 from recipes.records.run_record import RunRecord
-from recipes.targets import kubernetes, script
 from trainer.config import ConfigError
 from trainer.config.never_sent import is_secret
 from trainer.system.exit_codes import EXIT_CONFIG, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK
@@ -112,7 +114,7 @@ def given_objects(record: RunRecord, name: str, owner: str) -> list[dict[str, An
     secret = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": values}
     code = base64.b64encode(packed_tree(ROOT, recipe)).decode()
     files = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
-    files |= {"binaryData": {kubernetes.ARCHIVE: code}}
+    files |= {"binaryData": {ARCHIVE: code}}
     return [secret, files]
 
 
@@ -123,7 +125,12 @@ def packed_tree(root: Path, recipe: Recipe) -> bytes:
     def as_packed(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
         name = Path(entry.name).name
         left_out = name in kubernetes.LEFT_OUT or entry.name in kubernetes.LEFT_OUT
-        if name.startswith(".") or left_out or is_secret(name):
+        if (
+            fnmatchcase(entry.name, kubernetes.NOT_CHECKED)
+            or name.startswith(".")
+            or left_out
+            or is_secret(name)
+        ):
             return None
         # Whose files they are, and since when, is left out: equal files make equal archives.
         entry.mtime = 0
@@ -202,7 +209,7 @@ class HeadPod:
 def _head_pods(record: RunRecord) -> list[HeadPod]:
     """The head's pods, oldest first; none where the cluster does not answer."""
     name = kubernetes.set_name(record.run_id)
-    labels = f"{kubernetes.SET_LABEL}={name},{kubernetes.RANK_LABEL}=0"
+    labels = f"{SET_LABEL}={name},{RANK_LABEL}=0"
     done = _said([*_program(record), "get", "pods", "-l", labels, "-o", "json"])
     if done.returncode:
         return []

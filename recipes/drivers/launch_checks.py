@@ -9,15 +9,16 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from recipes import capabilities
 from recipes.drivers import bucket_access, desk_python, platform_state, platforms, sent_tree, uploads
 from recipes.drivers.platforms import Commands
 from recipes.plan import cost, memory, prices, sizing
+from recipes.platforms import ssh
+from recipes.platforms.dstack import Dstack
+from recipes.platforms.targets import target_named
 from recipes.presets import own_data
 from recipes.recipe.spec import Recipe
 from recipes.records import manifest, run_process, run_record
 from recipes.records.run_record import RunRecord
-from recipes.targets import dstack, ssh
 from trainer.config import ConfigError
 from trainer.config.bucket_address import is_address
 from trainer.config.run_store import RunStore
@@ -61,8 +62,9 @@ def check_outside(recipe: Recipe, record: RunRecord, commands: Commands, env: di
     check_tool(commands)
     if record.target == "ssh" and not platforms.find_program("rsync"):
         raise ConfigError("rsync is not installed: it copies the repository to the machines, so install it")
-    if capabilities.capability(record.target).platform == "dstack":
-        _check_secrets(recipe, record.target)
+    platform = target_named(record.target)
+    if isinstance(platform, Dstack):
+        _check_secrets(recipe, platform)
     if recipe.storage.weights:
         bucket_access.check_weights(recipe.storage.weights, env)
     if recipe.kind == "train" and is_address(recipe.config.data.path):
@@ -73,7 +75,7 @@ def check_outside(recipe: Recipe, record: RunRecord, commands: Commands, env: di
 
 def _check_data(recipe: Recipe, target: str) -> None:
     files = own_data.source_files(recipe.config.data.source) if recipe.config.data.source else []
-    if files and not capabilities.capability(target).shared_files:
+    if files and not target_named(target).shared_files:
         raise ConfigError(
             f"data.source names {files[0]}, and the nodes of {target} do not have it: put the rows into a "
             "bucket, "
@@ -98,7 +100,7 @@ def _check_rows(recipe: Recipe, env: dict[str, str]) -> None:
 
 
 def _check_without_bucket(recipe: Recipe, target: str) -> None:
-    can = capabilities.capability(target)
+    can = target_named(target)
     if can.asks_bucket:
         raise ConfigError(
             f"{target} throws its machines away, so checkpoints need a bucket: give --bucket s3://..."
@@ -123,7 +125,7 @@ def _check_hourly(recipe: Recipe, target: str) -> None:
 
 
 def _check_memory(recipe: Recipe, target: str) -> None:
-    mine = capabilities.gpus_for(recipe, target)
+    mine = target_named(target).gpus_for(recipe)
     bad = {}
     for gpu in mine:
         need = memory.plan_memory(recipe, gpu)
@@ -137,9 +139,9 @@ def _check_memory(recipe: Recipe, target: str) -> None:
     )
 
 
-def _check_secrets(recipe: Recipe, target: str) -> None:
+def _check_secrets(recipe: Recipe, platform: Dstack) -> None:
     """dstack's secrets: its server looks for them only when the machines are there."""
-    wanted = dstack.secrets(recipe, target)
+    wanted = platform.secrets(recipe)
     if not wanted:
         return
     done = subprocess.run(

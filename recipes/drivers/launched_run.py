@@ -9,9 +9,9 @@ import sys
 import time
 from dataclasses import replace
 
-from recipes import capabilities
 from recipes.drivers import platform_state, platforms
 from recipes.drivers.launch_checks import check_tool
+from recipes.platforms.targets import target_named
 from recipes.records import run_end, run_process, run_record
 from recipes.records.run_record import RunRecord
 from trainer.config import ConfigError
@@ -68,7 +68,7 @@ def give_up(*runs: str) -> None:
 
 def _may_have_begun(record: RunRecord) -> bool:
     """Whether any job of a launch may run. Slurm and PBS take all of an array or none."""
-    batch = capabilities.capability(record.target).platform in ("sbatch", "qsub")
+    batch = target_named(record.target).program in ("sbatch", "qsub")
     return bool(record.cluster) if batch else not gone_here(record)
 
 
@@ -105,15 +105,15 @@ def settle_launch(launched: RunRecord, code: int, detached: bool, cluster_minute
     record = run_record.load_record(launched.run_id)
     if record.started_s != launched.started_s:
         return
-    platform = capabilities.capability(record.target).platform
+    platform = target_named(record.target)
     down_s = time.time() + (60 * cluster_minutes if _is_cluster(record) else 0)
     if not code:
         record = replace(record, confirmed=True)
         if not detached:
             record = replace(record, ended_s=down_s, state="finished")
-    elif platform in capabilities.DISPOSABLE:
+    elif platform.disposable:
         record = _asked(record, code, down_s)
-    elif platform in ("", "ssh") and not detached:
+    elif platform.program in ("bash", "ssh") and not detached:
         state, why = "stopped", "Ctrl-C"
         if code != EXIT_INTERRUPTED:
             state, why = "failed", run_end.describe_end(record.run_id, code, record.started_s)

@@ -14,7 +14,6 @@ from pathlib import Path
 from secrets import token_hex
 from typing import TypedDict
 
-from recipes import capabilities
 from recipes.drivers import (
     bucket_access,
     desk_checks,
@@ -26,17 +25,18 @@ from recipes.drivers import (
     platforms,
     shared_record,
     ssh_driver,
+    task_files,
     tokens,
     uploads,
 )
 from recipes.drivers.platforms import Commands
 from recipes.plan import cost, fleet_cost, offer_choice, prices
 from recipes.plan.choice import cheapest_target
+from recipes.platforms import kubernetes, script
+from recipes.platforms.targets import target_named
 from recipes.recipe.spec import Recipe
 from recipes.records import manifest, run_process, run_record
 from recipes.records.run_record import RunRecord
-from recipes.targets import kubernetes, script
-from recipes.targets.render import render
 from trainer.config import ConfigError
 from trainer.system.exit_codes import EXIT_CONFIG, EXIT_INTERRUPTED, FINAL_EXIT_CODES, RECOVER_EXIT_CODES
 from trainer.system.processes import end_with_parent
@@ -99,7 +99,7 @@ def launch_recipe(
     `name` and `overrides` are what `recipe` was resolved from: the record keeps them for `resume`.
     """
     target = target or cheapest_target(recipe)
-    several = recipe.jobs > 1 and capabilities.capability(target).platform in ONE_BY_ONE
+    several = recipe.jobs > 1 and target_named(target).program in ONE_BY_ONE
     follow = not (options.detach or several)
     launch = prepare_launch(name, recipe, target, overrides, replace(options, detach=not follow))
     for line in bucket_access.unverified(launch.recipe, launch.secrets):
@@ -155,7 +155,7 @@ def prepare_launch(
     before = run_record.load_record(began) if run_record.is_known(began) else None
     recipe = uploads.with_uploads(recipe, target, before.uploads if before else {})
     files = {}
-    for file, text in render(recipe, target).items():
+    for file, text in task_files.render(task_files.resolve_task(recipe, target)).items():
         files[file] = with_head(text, recipe, target, run_id)
         if target == "kubernetes":
             files[file] = kubernetes.of_run(files[file], run_id)
@@ -181,14 +181,14 @@ def prepare_launch(
         flags=list(options.flags),
         uploads={upload.field: upload.key for upload in recipe.uploads},
         bucket=recipe.storage.bucket,
-        managed=capabilities.is_managed(recipe, target),
+        managed=target_named(target).is_managed(recipe),
         started_s=time.time(),
         usd_per_hour=cost.usd_per_hour(recipe, target, prices.sky_catalogs()),
         **planned_fields(recipe, target),
         earlier_usd=before.usd() if before and not samples_for else 0.0,
         samples_for=samples_for,
         jobs=recipe.jobs,
-        confirmed=capabilities.capability(target).platform in ("", "ssh"),
+        confirmed=target_named(target).program in ("bash", "ssh"),
     )
 
     env = {"RUN_ID": run_id}
@@ -321,7 +321,7 @@ def start_launch(launch: Launch, detach: bool) -> int:
     for name, text in launch.files.items():
         (launch.folder / name).write_text(text)
     manifest.write_launch(recipe, record, launch.keep_untracked)
-    if capabilities.capability(record.target).platform == "qsub":
+    if target_named(record.target).program == "qsub":
         used = (*launch.secrets, script.API_KEY, script.FLEET_KEY)
         platforms.write_tokens(record.run_id, {name: env[name] for name in used if name in env})
     (launch.folder.parent / run_process.PROCESS).unlink(missing_ok=True)

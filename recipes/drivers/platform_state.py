@@ -15,9 +15,10 @@ from typing import Any
 
 from recipes.drivers import platforms
 from recipes.plan import cost, prices
+from recipes.platforms import kubernetes, restarts
+from recipes.platforms.job_set import SET_LABEL
 from recipes.presets import resolve
 from recipes.records.run_record import RunRecord
-from recipes.targets import kubernetes, restarts
 from trainer.config import ConfigError
 
 STATES = {
@@ -306,7 +307,7 @@ def _job_set(record: RunRecord, answers: PlatformAnswers) -> PlatformAnswer | No
         text = f"JobSet {name}: not in the cluster"
         return PlatformAnswer(text=text, state="gone", ended_s=time.time(), known=False)
 
-    of_set = ("-l", f"{kubernetes.SET_LABEL}={name}", "-o", "json")
+    of_set = ("-l", f"{SET_LABEL}={name}", "-o", "json")
     jobs = (answers.rows(*program, "get", "jobs", *of_set) or {"items": []})["items"]
     status = mine[0].get("status", {})
     restarted = status.get("restarts", 0)

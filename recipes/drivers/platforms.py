@@ -12,11 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from recipes.platforms import job_set, kubernetes, script
+from recipes.platforms.pbs import TOKENS_FILE
 from recipes.presets import resolve
 from recipes.records import run_record
 from recipes.records.run_record import RunRecord
-from recipes.targets import kubernetes, script
-from recipes.targets.pbs import TOKENS_FILE
 from trainer.config import ConfigError
 from trainer.config.run_folder import write_whole
 
@@ -158,7 +158,7 @@ def how_to_call(record: RunRecord, model: str) -> str:
     if record.target.startswith("dstack"):
         attach = f" (`dstack attach {dstack_name(record.run_id)}` opens the port)"
     if record.target == "kubernetes":
-        name = f"job/{kubernetes.set_name(record.run_id)}-{kubernetes.NODE}-0"
+        name = f"job/{kubernetes.set_name(record.run_id)}-{job_set.NODE}-0"
         port = f"{' '.join(kubectl(record))} port-forward {name} {script.PORT}"
         attach = f" (`{port}` opens the port)"
     key = f"$(cat {run_record.RUNS / record.run_id / 'api.key'})"
@@ -191,7 +191,7 @@ def remove_job_set(record: RunRecord) -> list[str]:
 
 def _kubernetes(record: RunRecord, detach: bool) -> Commands:
     driver = [sys.executable, "-m", "recipes.drivers.kubernetes_driver"]
-    label = f"{kubernetes.INSTANCE}={kubernetes.set_name(record.run_id)}"
+    label = f"{job_set.INSTANCE}={kubernetes.set_name(record.run_id)}"
     return Commands(
         up=[[*driver, "start" if detach else "up", record.run_id]],
         status=[[*kubectl(record), "get", f"{kubernetes.KIND},pods", "-l", label]],

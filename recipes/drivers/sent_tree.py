@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from recipes import capabilities
+from recipes.platforms.targets import target_named
 from recipes.records import manifest
 from trainer.config import ConfigError
 from trainer.config.never_sent import is_secret
@@ -43,7 +43,7 @@ def check_sent_tree(target: str, secrets: Mapping[str, str]) -> None:
 
     secrets: the tokens of this launch by name, which are looked for too.
     """
-    platform = capabilities.capability(target).platform
+    platform = target_named(target).program
     if platform not in COPIED_BY:
         return
     if platform == "sky":

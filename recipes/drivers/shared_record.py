@@ -19,8 +19,8 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from recipes import capabilities
 from recipes.drivers import bucket_access, desk_python, run_view, tokens
+from recipes.platforms.targets import TARGETS
 from recipes.recipe import recipe_files
 from recipes.recipe.recipe_files import is_python
 from recipes.records import run_record
@@ -112,7 +112,7 @@ def adopt_run(run: str, bucket: str, trust: bool = False) -> RunRecord:
         raise ConfigError(
             f"the manifest of {run} in {store.bucket} is that of {record.run_id}: it is not used"
         )
-    if record.target not in capabilities.CAPABILITIES:
+    if record.target not in TARGETS:
         raise ConfigError(f"the manifest of {run} names the target {record.target}, which there is not")
     record = replace(record, bucket=store.bucket)
     _ask_trust(record, launch.recipe_file, trust)

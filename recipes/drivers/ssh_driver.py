@@ -17,12 +17,12 @@ import threading
 import time
 from pathlib import Path
 
+from recipes.platforms import ssh
+from recipes.platforms.script import SETTINGS, secret_names
 from recipes.presets import resolve
 from recipes.recipe.spec import Recipe
 from recipes.records import run_record
 from recipes.records.run_record import RUNS, RunRecord
-from recipes.targets import ssh
-from recipes.targets.script import SETTINGS, secret_names
 
 GRACE_S = 60.0
 """After one node has ended, the others have this long to end by themselves."""

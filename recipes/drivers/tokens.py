@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from recipes.platforms.script import API_KEY, FLEET_KEY, SECRETS, SETTINGS
 from recipes.records import run_record
-from recipes.targets.script import API_KEY, FLEET_KEY, SECRETS, SETTINGS
 from trainer.config import ConfigError
 
 AWS_FIELDS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")

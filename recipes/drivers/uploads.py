@@ -9,7 +9,7 @@ import subprocess
 from dataclasses import replace
 from pathlib import Path
 
-from recipes import capabilities
+from recipes.platforms.targets import target_named
 from recipes.recipe.recipe_files import STORED_NOTE
 from recipes.recipe.spec import MARKS, Recipe, Upload
 from recipes.records import manifest
@@ -29,7 +29,7 @@ def with_uploads(recipe: Recipe, target: str, earlier: dict[str, str]) -> Recipe
 
     earlier: field -> key of an earlier launch of the run, which stays with what it began with.
     """
-    if capabilities.capability(target).platform not in capabilities.DISPOSABLE:
+    if not target_named(target).disposable:
         return recipe
     found = []
     for field, kind in FIELDS.items():

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from recipes.capabilities import CAPABILITIES
 from recipes.plan import choice, cost, decode_slots, fleet_cost
 from recipes.plan.cost import Offer
+from recipes.platforms.targets import TARGETS
 from recipes.recipe.resolved import MemoryPlan
 from recipes.recipe.spec import Recipe, override, validate
 from trainer.config import ConfigError
@@ -114,7 +114,7 @@ def _elsewhere(offers: list[Offer], targets: list[str]) -> list[CheaperChange]:
     """The cheapest machines of a cloud that cannot be driven from here as it is."""
     for offer in offers:
         if offer.usd is not None and offer.target not in targets:
-            needs = CAPABILITIES[offer.target].needs or choice.missing_here(offer.target)
+            needs = TARGETS[offer.target].needs or choice.missing_here(offer.target)
             but = f"{offer.gpu} {cost.market_of(offer.spot)}; needs {needs}"
             what = "spot elsewhere" if offer.spot else "another cloud"
             return [CheaperChange(what, f"--target {offer.target}", offer.hours, offer.usd, but)]

@@ -6,9 +6,9 @@ import os
 import shutil
 from pathlib import Path
 
-from recipes import capabilities
 from recipes.plan import cost, prices
 from recipes.plan.cost import Offer
+from recipes.platforms.targets import TARGETS, targets_for
 from recipes.recipe.spec import Recipe
 from trainer.config import ConfigError
 
@@ -31,24 +31,24 @@ def driven_targets(recipe: Recipe) -> list[str]:
     """The targets of a recipe that can be driven from here. Where nothing for rent can be, those that our
     launch environment would drive, or a SkyPilot of yours that has fetched the cloud's prices."""
     able = []
-    for target in capabilities.targets_for(recipe):
-        can = capabilities.CAPABILITIES[target]
+    for target in targets_for(recipe):
+        can = TARGETS[target]
         if not can.needs or (prices.sky_catalogs() / can.cloud).is_dir():
             able.append(target)
     ready = [target for target in able if not missing_here(target)]
-    for_rent = [one for one in ready if capabilities.CAPABILITIES[one].cloud not in ("", "kubernetes")]
+    for_rent = [one for one in ready if TARGETS[one].sold]
     return ready if for_rent else able
 
 
 def missing_here(target: str) -> str:
     """What a launch on a target for rent lacks on this machine, its program or its key; "" if nothing."""
-    can = capabilities.CAPABILITIES[target]
-    if can.platform not in ("sky", "dstack"):
+    can = TARGETS[target]
+    if can.program not in ("sky", "dstack"):
         return ""
     missing = []
-    if not (shutil.which(can.platform) or (LAUNCH_BIN / can.platform).is_file()):
-        missing.append(can.platform)
-    variable, file = DSTACK if can.platform == "dstack" else KEYS.get(can.cloud, ("", ""))
+    if not (shutil.which(can.program) or (LAUNCH_BIN / can.program).is_file()):
+        missing.append(can.program)
+    variable, file = DSTACK if can.program == "dstack" else KEYS.get(can.cloud, ("", ""))
     if file and not os.environ.get(variable) and not Path(file).expanduser().exists():
         missing.append(f"a key in {file}")
     return " and ".join(missing)
@@ -73,7 +73,7 @@ def cheapest_target(recipe: Recipe) -> str:
         return taken.target
     rented = []
     for name in targets if recipe.kind != "train" else ():
-        known = cost.node_prices(recipe, name, prices.sky_catalogs()) if name != "skypilot" else []
+        known = [] if TARGETS[name].chooses else cost.node_prices(recipe, name, prices.sky_catalogs())
         if known:
             rented.append((known[0][0], name))
     if rented:

@@ -8,23 +8,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from recipes.capabilities import (
-    CAPABILITIES,
-    engine_gpu,
-    gpus_for,
-    price_market,
-    price_variant,
-    refusal,
-    sky_targets,
-    targets_for,
-    uses_spot,
-)
 from recipes.plan import hub_config, image_cost, passes, rollout_phase, spread, start_time
 from recipes.plan.exchange import update_time
 from recipes.plan.memory import plan_memory, with_resources, with_rows
 from recipes.plan.passes import Passes
 from recipes.plan.prices import Price, gpu_price
 from recipes.plan.step_time import StepTime
+from recipes.platforms.targets import TARGETS, refusal, target_named, targets_for
 from recipes.recipe.resolved import MemoryPlan
 from recipes.recipe.spec import Recipe
 from trainer.config import ConfigError, RunConfig, checkpoint_suffices, nodes_share_weights
@@ -311,8 +301,8 @@ def offers(
     found, recipe = [], with_resources(recipe)
     most = recipe.budget.max_hourly_usd or math.inf
     for target, gpu, need, row in possible_places(recipe, catalogs, targets):
-        can = CAPABILITIES[target]
-        if can.cloud and not row and can.cloud != "kubernetes":
+        can = TARGETS[target]
+        if can.sold and not row:
             continue
         if row and lacks_ram(recipe, row):
             continue
@@ -335,7 +325,7 @@ def node_prices(recipe: Recipe, target: str, catalogs: Path | None = None) -> li
     first."""
     found = []
     for name in target_members(recipe, target):
-        for gpu in gpus_for(recipe, name) if recipe.cluster.gpus_per_node else []:
+        for gpu in TARGETS[name].gpus_for(recipe) if recipe.cluster.gpus_per_node else []:
             row = _price(recipe, name, gpu, catalogs)
             if row is None:
                 continue
@@ -371,9 +361,10 @@ def rented_usd(
     """What all nodes cost per hour of what a platform says that it has rented. 0: not known."""
     count = recipe.cluster.gpus_per_node
     for name in target_members(recipe, target):
-        for gpu in gpus_for(recipe, name) if CAPABILITIES[name].cloud == cloud else []:
+        can = TARGETS[name]
+        for gpu in can.gpus_for(recipe) if can.cloud == cloud else []:
             row = _price(recipe, name, gpu, catalogs)
-            if row and engine_gpu(name, gpu, count) == engine_name:
+            if row and can.engine_gpu(gpu, count) == engine_name:
                 return ((row.spot if spot else row.on_demand) or 0.0) * count * recipe.cluster.nodes
     return 0.0
 
@@ -381,8 +372,8 @@ def rented_usd(
 def target_members(recipe: Recipe, target: str) -> list[str]:
     """The targets that one stands for: `skypilot` chooses among clouds. Raises ConfigError where site.clouds
     names another than SkyPilot's."""
-    names = sky_targets(recipe) if target == "skypilot" else [target]
-    return [name for name in names if not refusal(recipe, name)]
+    members = target_named(target).members(recipe)
+    return [member.name for member in members if not refusal(recipe, member.name)]
 
 
 def market_of(spot: bool) -> str:
@@ -392,7 +383,7 @@ def market_of(spot: bool) -> str:
 
 def markets(recipe: Recipe, target: str) -> tuple[bool, ...]:
     """Whether spot, on-demand or both are asked for."""
-    if not recipe.cluster.gpus_per_node or not uses_spot(recipe, target):
+    if not recipe.cluster.gpus_per_node or not target_named(target).uses_spot(recipe):
         return (False,)
     return (True,) if recipe.cluster.spot == "only" else (True, False)
 
@@ -417,9 +408,9 @@ def possible_places(
     """Every target and GPU that the model fits, with the price if one is known."""
     plans: dict[str, MemoryPlan | None] = {}  # the same on every target
     for target in targets or targets_for(recipe):
-        if target == "skypilot":
+        if target_named(target).chooses:
             continue
-        for gpu in gpus_for(recipe, target):
+        for gpu in target_named(target).gpus_for(recipe):
             if gpu not in plans:
                 plans[gpu] = plan_memory(recipe, gpu)
             need = plans[gpu]
@@ -429,8 +420,15 @@ def possible_places(
 
 def _price(recipe: Recipe, target: str, gpu: str, catalogs: Path | None) -> Price | None:
     """What a GPU costs in the machines that the recipe asks for."""
-    form, count = price_variant(recipe, target, gpu), recipe.cluster.gpus_per_node
-    return gpu_price(price_market(recipe, target), gpu, catalogs, form, count)
+    can, count = target_named(target), recipe.cluster.gpus_per_node
+    return gpu_price(can.price_market(recipe), gpu, catalogs, can.price_variant(recipe, gpu), count)
+
+
+def listed_usd(recipe: Recipe, target: str, gpu: str) -> float:
+    """Dollars per hour of one GPU on demand, whatever the machine has of them; 0: not known."""
+    can = target_named(target)
+    row = gpu_price(can.price_market(recipe), gpu, variant=can.price_variant(recipe, gpu)) if gpu else None
+    return row.on_demand if row else 0.0
 
 
 def lacks_ram(recipe: Recipe, row: Price) -> bool:

@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from recipes.capabilities import CAPABILITIES
 from recipes.plan.passes import backward_gathers
+from recipes.platforms.targets import TARGETS
 from recipes.recipe.spec import Recipe
 from trainer.config import RunConfig
 from trainer.config.budget import trained
@@ -26,7 +26,7 @@ from trainer.hardware.model_shapes import Shape
 
 def network_of(recipe: Recipe, target: str | None) -> float:
     """Gbit/s between nodes that the target is taken to have; 100 where that is not said."""
-    can = CAPABILITIES.get(target or "")
+    can = TARGETS.get(target or "")
     if not can or recipe.cluster.nodes == 1:  # one pod has no network to others
         return 100.0
     return can.network_gbit_s.get(recipe.cluster.gpu, can.network_gbit_s[""]) or 100.0

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
-from recipes.capabilities import targets_for
 from recipes.plan import cost, hourly, image_cost, memory, passes, store_cost
 from recipes.plan.passes import Passes
+from recipes.platforms.targets import targets_for
 from recipes.recipe import sample_group
 from recipes.recipe.resolved import MemoryPlan
 from recipes.recipe.spec import Recipe, SampleGroup, override, validate, without_rollouts

@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from recipes.capabilities import targets_for
 from recipes.plan import cost
 from recipes.plan.memory import with_resources
+from recipes.platforms.targets import target_named, targets_for
 from recipes.recipe import sample_group
 from recipes.recipe.spec import Recipe
 
@@ -57,7 +57,7 @@ def prices_of(recipe: Recipe, targets: list[str], catalogs: Path) -> list[Hourly
     """Every target's known prices, cheapest first."""
     found = []
     for target in targets:
-        if target == "skypilot":  # it chooses among the others
+        if target_named(target).chooses:  # it chooses among the others
             continue
         for usd, gpu, spot in cost.node_prices(recipe, target, catalogs):
             hourly = usd * recipe.cluster.nodes
@@ -79,7 +79,7 @@ def of_groups(
         return []
     found = []
     for target in targets or targets_for(recipe):
-        if target == "skypilot":  # its machines are those of RunPod and GCP
+        if target_named(target).chooses:  # its machines are those of RunPod and GCP
             continue
         own = [offer for offer in offers if offer.target == target and offer.usd_per_hour]
         run = GroupRate(own[0].gpu, own[0].spot, own[0].usd_per_hour or 0.0) if own else None

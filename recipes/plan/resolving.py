@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from recipes import capabilities
 from recipes.plan import cost, memory
+from recipes.platforms.targets import check_target, refusal, target_named
 from recipes.recipe import sample_group
 from recipes.recipe.resolved import Limits, MachineChoice, ResolvedRecipe
 from recipes.recipe.spec import Recipe, validate
@@ -17,7 +17,7 @@ def resolve_target(recipe: Recipe, target: str) -> ResolvedRecipe:
     """The recipe on a target, both groups of its machines. Raises ConfigError where it is not valid, or the
     target cannot run it: why, and which can."""
     validate(recipe)
-    capabilities.check_target(recipe, target)
+    check_target(recipe, target)
     group = recipe.sample if recipe.kind != "sample" else None
     if group and (why := sample_group.nothing_to_sample(recipe)):
         raise ConfigError(why)
@@ -29,7 +29,7 @@ def resolve_groups(recipe: Recipe, target: str) -> ResolvedRecipe:
     both in one place and wait for all of them."""
     if recipe.kind == "sample":
         return _resolved(recipe, target)
-    if capabilities.capability(target).shared_files and recipe.cluster.nodes > 1 and recipe.saves:
+    if target_named(target).shared_files and recipe.cluster.nodes > 1 and recipe.saves:
         saving = replace(recipe.config.checkpoint, shared_files=True)  # so that the bucket may be left out
         recipe = replace(recipe, config=replace(recipe.config, checkpoint=saving))
     run = _resolved(recipe, target)
@@ -59,15 +59,16 @@ def possible_machines(recipe: Recipe, target: str) -> tuple[MachineChoice, ...]:
     before on-demand. Raises ConfigError where none of several clouds can run it."""
     names = cost.target_members(recipe, target)
     if not names:
-        clouds = capabilities.sky_targets(recipe)
-        why = capabilities.refusal(recipe, clouds[0])
+        why = refusal(recipe, target_named(target).members(recipe)[0].name)
         raise ConfigError(f"no cloud of site.clouds can run {recipe.name}: {why}")
     expected = _expected_usd(recipe, names)
     found = []
     for name in names:
-        for gpu in capabilities.gpus_for(recipe, name) if recipe.cluster.gpus_per_node else [""]:
+        for gpu in target_named(name).gpus_for(recipe) if recipe.cluster.gpus_per_node else [""]:
+            listed = cost.listed_usd(recipe, name, gpu)
             for spot in cost.markets(recipe, name):
-                found.append(MachineChoice(name, gpu, spot, expected.get((name, gpu, spot))))
+                usd = expected.get((name, gpu, spot))
+                found.append(MachineChoice(name, gpu, spot, usd, listed))
     return tuple(sorted(found, key=lambda one: (math.inf if one.usd is None else one.usd, not one.spot)))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from recipes.capabilities import CAPABILITIES
+from recipes.platforms.targets import TARGETS
 from recipes.recipe.spec import Recipe
 
 EGRESS_USD_PER_GB = {"s3": 0.09, "gs": 0.12, "r2": 0.0, "file": 0.0}
@@ -30,7 +30,7 @@ def egress_per_gb(recipe: Recipe, target: str) -> float:
     """Dollars of a gigabyte from the recipe's store to a target's machines; from S3 where no bucket is named
     yet."""
     scheme = scheme_of(recipe)
-    if STORE_CLOUD.get(scheme) == CAPABILITIES[target].cloud:
+    if STORE_CLOUD.get(scheme) == TARGETS[target].cloud:
         return 0.0
     return EGRESS_USD_PER_GB[scheme]
 

@@ -78,6 +78,8 @@ class MachineChoice:
     usd: float | None
     """Expected dollars of the run there by the price snapshot, or of a node and hour where nothing is
     trained: machines are tried in their order. None: no price is known, or it is short of memory."""
+    listed_usd: float = 0.0
+    """Dollars per hour of one of its GPUs on demand, by the price snapshot; 0: not known."""
 
 
 @dataclass(frozen=True)

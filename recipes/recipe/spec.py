@@ -1,7 +1,7 @@
 """What a recipe is: one run's configuration, and the machines, data, storage and budget that it needs.
 
 A recipe is data. Presets return one (`recipes/presets`), targets turn it into the text that a platform takes
-(`recipes/targets`), the plan says what it needs and costs (`recipes/plan`). Nothing here imports torch, ray
+(`recipes/platforms`), the plan says what it needs and costs (`recipes/plan`). Nothing here imports torch, ray
 or vllm.
 """
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import shlex
 
-from recipes.capabilities import capability
 from recipes.plan import cost, decode_slots, fleet_cost, memory, prices, store_cost
 from recipes.plan.fleet_cost import FleetRow, Fleets
+from recipes.platforms.targets import target_named
 from recipes.recipe.spec import Recipe, SampleGroup
 from recipes.records.run_record import RunRecord
 from trainer.config import ConfigError
@@ -258,6 +258,6 @@ def _sampling(recipe: Recipe) -> str:
 
 
 def _per_hour(record: RunRecord) -> str:
-    if not capability(record.target).cloud:
+    if not target_named(record.target).cloud:
         return "machines of your own"
     return f"${record.usd_per_hour:.2f} per hour" if record.usd_per_hour else "no known price"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from recipes.capabilities import price_market, price_variant
 from recipes.plan import cost, offer_choice, prices
 from recipes.plan.nearest_offer import Cure
+from recipes.platforms.targets import target_named
 from recipes.recipe.spec import Recipe
 
 REGIONS = 4
@@ -41,8 +41,8 @@ def _regions(recipe: Recipe, offer: cost.Offer, catalogs: Path) -> str:
     """The regions that the platform tries, cheapest first, and how to keep to one."""
     if recipe.site.region:
         return f"in {recipe.site.region} alone (site.region)"
-    cloud = price_market(recipe, offer.target)
-    form = price_variant(recipe, offer.target, offer.gpu)
+    cloud = target_named(offer.target).price_market(recipe)
+    form = target_named(offer.target).price_variant(recipe, offer.gpu)
     count = recipe.cluster.gpus_per_node
     found = prices.region_prices(cloud, offer.gpu, offer.spot, catalogs, form, count)
     if not found:

@@ -7,7 +7,6 @@ import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from recipes.capabilities import CAPABILITIES, targets_for
 from recipes.plan import (
     allocated,
     choice,
@@ -25,6 +24,7 @@ from recipes.plan import (
 )
 from recipes.plan.cheaper import CheaperChange, cheaper_changes
 from recipes.plan.hourly import Hourly, HourlyPrice
+from recipes.platforms.targets import TARGETS, targets_for
 from recipes.recipe import sample_group
 from recipes.recipe.resolved import GIB, MemoryPlan
 from recipes.recipe.spec import Recipe
@@ -450,7 +450,7 @@ def _assumptions(recipe: Recipe, offer: cost.Offer | None) -> list[str]:
         ranges += f", completions of {ends[0]:,} to {ends[1]:,} tokens"
     ranges += ", lost machines"
     if recipe.cluster.nodes > 1:
-        can = CAPABILITIES[offer.target].network_gbit_s
+        can = TARGETS[offer.target].network_gbit_s
         data += f"; {can.get(offer.gpu, can['']) or 100.0:g} Gb/s between nodes of {offer.target}"
     lines = [data, ranges]
     if offer.vision:

@@ -30,7 +30,7 @@ SOURCES = ("recipes", "trainer/config", "trainer/hardware", "trainer/algorithm")
 """Folders of all code and data that decide the figures: recipes, plan, prices, options and cards. A test
 holds them against the modules that are loaded for it."""
 SUFFIXES = (".py", ".json", ".yaml")
-NOT_SOURCES = ("recipes/generated", "recipes/drivers", "recipes/targets")
+NOT_SOURCES = ("recipes/generated", "recipes/drivers")
 PLACES = {
     "L": ("here", ("local",)),
     "H": ("ssh hosts", ("ssh", "dstack-ssh")),
@@ -117,8 +117,8 @@ def _line(one: ListedRecipe, widths: list[int]) -> str:
 
 def show_recipe(name: str, console: Console) -> None:
     """A recipe with its details. Raises ConfigError naming the nearest one."""
-    from recipes.capabilities import targets_for
     from recipes.plan import cost, memory
+    from recipes.platforms.targets import targets_for
     from recipes.presets import get
     from recipes.recipe import sample_group
     from recipes.recipe.resolved import GIB
@@ -217,10 +217,10 @@ def likely_offer(recipe: Recipe) -> PlannedOffer | None:
 def desk_state() -> str:
     """What of this machine decides which offer is taken and what it costs: programs, keys, catalogs, and how
     long the starts of earlier runs took."""
-    from recipes.capabilities import CAPABILITIES
     from recipes.plan import choice, prices
+    from recipes.platforms.targets import TARGETS
 
-    found = [f"{target} {choice.missing_here(target)}" for target in CAPABILITIES]
+    found = [f"{target} {choice.missing_here(target)}" for target in TARGETS]
     for path in (*sorted(prices.sky_catalogs().glob("*/vms.csv")), Path("runs")):
         if path.exists():
             found.append(f"{path} {path.stat().st_mtime_ns}")
@@ -229,8 +229,8 @@ def desk_state() -> str:
 
 def planned_recipes() -> list[ListedRecipe]:
     """Every recipe, planned now."""
-    from recipes.capabilities import targets_for
     from recipes.plan import cost
+    from recipes.platforms.targets import targets_for
     from recipes.presets import RECIPES, get
 
     found = []

@@ -42,9 +42,9 @@ def test_a_wrong_key_is_answered_by_its_meaning(given, answered):
 
 
 def test_a_cloud_and_a_model_are_enough_to_be_understood():
-    from recipes.capabilities import capability
+    from recipes.platforms.targets import target_named
 
     with pytest.raises(ConfigError, match="did you mean skypilot-runpod or dstack-runpod"):
-        capability("runpod")
+        target_named("runpod")
     with pytest.raises(ConfigError, match="it is part of grpo-qwen2.5-vl-7b-mathv60k, grpo-"):
         get("qwen2.5-vl-7b")

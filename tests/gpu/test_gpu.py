@@ -269,8 +269,8 @@ def test_sleep_gives_memory_back_and_a_sync_restores_the_engine(run_ranks, gpu_c
 @pytest.mark.timeout(2000)
 def test_demo_learns(tmp_path, figure):
     """The demo recipe with its device set to cuda."""
+    from recipes.platforms import script
     from recipes.presets import get
-    from recipes.targets import script
 
     values = dict.fromkeys(("MODELS", "DATA", "RUNS"), str(tmp_path)) | {"RUN_ID": "demo", "BUCKET": ""}
     for step in get("demo").steps:

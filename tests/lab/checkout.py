@@ -11,9 +11,10 @@ from pathlib import Path
 
 import hosts
 
+from recipes.drivers.task_files import GENERATED
 from recipes.presets import resolve
 from recipes.recipe.spec import Recipe
-from recipes.targets.render import GENERATED, render
+from tests.recipes.rendered import render
 
 ROOT = Path(__file__).resolve().parents[2]
 LEFT_OUT = {".venvs", ".cache", "runs", ".git", "wandb"}

@@ -14,16 +14,16 @@ import pytest
 import yaml
 
 from recipes.drivers import kubernetes_driver
+from recipes.platforms import job_set, kubernetes
 from recipes.presets import resolve
-from recipes.targets import kubernetes
-from recipes.targets.render import render
+from tests.recipes.rendered import render
 
 pytestmark = [
     pytest.mark.lab,
     pytest.mark.slow,
     pytest.mark.skipif(bool(hosts.missing()), reason=hosts.missing()),
 ]
-NAMES = [f"try-{kubernetes.NODE}-0-{rank}.try" for rank in range(2)]
+NAMES = [f"try-{job_set.NODE}-0-{rank}.try" for rank in range(2)]
 
 
 OLD = "old"
@@ -45,13 +45,13 @@ def lab():
 def pod(lab, folder, host, rank, restart):
     """(process, log) of one pod of a run called `try`, on a host."""
     recipe = small()
-    archive = folder / kubernetes.ARCHIVE
+    archive = folder / job_set.ARCHIVE
     archive.write_bytes(kubernetes_driver.packed_tree(checkout.ROOT, recipe))
     text = kubernetes.of_run(next(iter(render(recipe, "kubernetes").values())), "try")
     job = yaml.safe_load(text)["spec"]["replicatedJobs"][0]["template"]["spec"]
     (container,) = job["template"]["spec"]["containers"]
     *shell, body = container["command"]
-    body = body.replace(f"{kubernetes.ARCHIVE_FOLDER}/{kubernetes.ARCHIVE}", str(archive))
+    body = body.replace(f"{job_set.ARCHIVE_FOLDER}/{job_set.ARCHIVE}", str(archive))
     place = checkout.environment(folder / host, recipe.environment)
     env = {entry["name"]: entry["value"] for entry in container["env"] if "value" in entry}
     env |= {"JOB_COMPLETION_INDEX": str(rank), "SPOTRL_RESTART": str(restart)}

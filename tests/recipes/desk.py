@@ -8,8 +8,8 @@ import pytest
 import launch
 from recipes.drivers import bucket_access, launch_checks, shared_record
 from recipes.plan import choice
+from recipes.platforms.script import SECRETS
 from recipes.records import run_record
-from recipes.targets.script import SECRETS
 
 
 @pytest.fixture(autouse=True)

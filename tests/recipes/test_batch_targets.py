@@ -13,7 +13,7 @@ from recipes.drivers import platforms
 from recipes.presets import get
 from recipes.recipe.spec import override
 from recipes.records.run_record import RunRecord
-from recipes.targets.render import render
+from tests.recipes.rendered import render
 
 ROOT = Path(__file__).parents[2]
 
@@ -53,7 +53,7 @@ def test_slurm_containers(container, inside):
 
 
 def test_pyxis_sets_a_registry_apart():
-    from recipes.targets.slurm import pyxis_name
+    from recipes.platforms.slurm import pyxis_name
 
     assert pyxis_name("nvcr.io/nvidia/pytorch:25.01-py3") == "nvcr.io#nvidia/pytorch:25.01-py3"
     assert pyxis_name("localhost:5000/mine") == "localhost:5000#mine"

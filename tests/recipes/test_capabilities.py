@@ -4,11 +4,11 @@ import re
 
 import pytest
 
-from recipes import capabilities
-from recipes.capabilities import CAPABILITIES, refusal
+from recipes.platforms import targets
+from recipes.platforms.targets import TARGETS, refusal
 from recipes.presets import RECIPES, get
 from recipes.recipe.spec import override
-from recipes.targets.render import render
+from tests.recipes.rendered import render
 from trainer.config import ConfigError
 
 
@@ -56,9 +56,9 @@ def test_refused_with_the_target_that_can(name, target, overrides, message):
 
 def test_what_is_offered_instead_can_run_it():
     for name in RECIPES:
-        for target in CAPABILITIES:
+        for target in TARGETS:
             try:
-                capabilities.check_target(get(name), target)
+                targets.check_target(get(name), target)
             except ConfigError as error:
                 for other in re.findall(r"(?:use|or) ((?:skypilot|dstack)-\w+|slurm|pbs|ssh)", str(error)):
                     assert not refusal(get(name), other), f"{name} on {target}: {error}"

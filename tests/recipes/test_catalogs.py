@@ -7,11 +7,12 @@ import csv
 import pytest
 import yaml
 
-from recipes.capabilities import CAPABILITIES, COUNTS
 from recipes.plan import choice, cost, prices
+from recipes.platforms.clouds import COUNTS
+from recipes.platforms.targets import TARGETS
 from recipes.presets import get
 from recipes.recipe.spec import override
-from recipes.targets.render import render
+from tests.recipes.rendered import render
 from trainer.config import ConfigError
 
 SEVEN = "grpo-qwen2.5-vl-7b-mathv60k"
@@ -103,9 +104,9 @@ def test_a_row_of_the_snapshot_can_be_planned_with(row):
     assert 0.2 < row.on_demand < 20
     assert row.spot is None or 0.2 < row.spot <= row.on_demand
     assert row.host_gib is None or 50 <= row.host_gib <= 512
-    targets = [name for name, can in CAPABILITIES.items() if can.cloud == row.cloud]
+    targets = [name for name, can in TARGETS.items() if can.cloud == row.cloud]
     assert targets and row.cloud.removesuffix("-cluster") in SKY_NAMES
-    assert any(row.gpu in CAPABILITIES[name].gpus for name in targets)
+    assert any(row.gpu in TARGETS[name].gpus for name in targets)
     sold = COUNTS.get((row.cloud, row.gpu), range(1, 9))
     assert set(row.sizes) <= set(sold)
 
@@ -134,7 +135,7 @@ def test_a_plan_without_catalogs_compares_every_cloud(tmp_path):
 def test_the_default_target_is_one_that_our_launch_environment_drives(tmp_path, monkeypatch):
     monkeypatch.setenv("SKY_RUNTIME_DIR", str(tmp_path))
     cheapest = next(o.target for o in cost.offers(get(SEVEN), tmp_path) if o.usd is not None)
-    assert CAPABILITIES[cheapest].needs and choice.cheapest_target(get(SEVEN)) == "skypilot-runpod"
+    assert TARGETS[cheapest].needs and choice.cheapest_target(get(SEVEN)) == "skypilot-runpod"
     prices.sky_catalogs().mkdir(parents=True)
     catalog(prices.sky_catalogs(), "nebius", ROW | {"Price": "4"})
     assert choice.cheapest_target(get(SEVEN)) == "skypilot-nebius"

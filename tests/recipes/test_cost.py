@@ -9,8 +9,8 @@ import pytest
 from published import LLAMA_8B, QWEN3_32B, nemo, with_shape
 
 from benchmarks import spot_simulation
-from recipes import capabilities
 from recipes.plan import cost, memory, passes, prices
+from recipes.platforms import targets
 from recipes.presets import get
 from recipes.recipe.spec import override
 from trainer.config.budget import attended_cost
@@ -110,7 +110,7 @@ def test_the_price_is_that_of_the_card_which_is_rented():
     """RunPod's A100 comes as PCIe and as SXM: files of one GPU rent the one, those of eight the other."""
 
     def card(name):
-        return capabilities.price_variant(get(name), "skypilot-runpod", "A100-80GB")
+        return targets.target_named("skypilot-runpod").price_variant(get(name), "A100-80GB")
 
     assert card("grpo-qwen2.5-vl-3b-mathv60k") == "A100-80GB"
     assert card("grpo-qwen2.5-vl-7b-mathv60k") == "A100-80GB-SXM"

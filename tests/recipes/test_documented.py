@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from recipes.capabilities import targets_for
 from recipes.commands import cli
 from recipes.commands.main_commands import launch
 from recipes.drivers import platforms
+from recipes.platforms.script import SECRETS
+from recipes.platforms.targets import targets_for
 from recipes.presets import RECIPES, get, resolve
 from recipes.records import run_record
-from recipes.targets.render import render
-from recipes.targets.script import SECRETS
+from tests.recipes.rendered import render
 
 ROOT = Path(__file__).parents[2]
 LAUNCH = ROOT / ".venvs/launch/bin/python"
@@ -118,13 +118,13 @@ def test_our_command_is_taken_and_its_dry_run_ends_well(page, words, refusal, mo
 
 
 def test_preflight_of_every_target_needs_neither_bucket_nor_keys(monkeypatch, tmp_path, capsys):
-    from recipes.capabilities import CAPABILITIES
+    from recipes.platforms.targets import TARGETS
 
     monkeypatch.setattr(run_record, "RUNS", tmp_path / "runs")
     for name in SECRETS:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
-    for target in CAPABILITIES:
+    for target in TARGETS:
         given = ["preflight", "--target", target, "--dry-run"]
         if target in ("ssh", "dstack-ssh"):
             given += ["--hosts", "a,b"]

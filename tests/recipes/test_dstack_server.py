@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from recipes.capabilities import targets_for
+from recipes.platforms.targets import targets_for
 from recipes.presets import RECIPES, get
-from recipes.targets.render import render
+from tests.recipes.rendered import render
 
 ROOT = Path(__file__).parents[2]
 LAUNCH = ROOT / ".venvs/launch/bin/python"

@@ -13,9 +13,9 @@ from desk import bucket as bucket
 from desk import elsewhere as elsewhere
 from desk import run, stand_in
 
-from recipes.capabilities import CAPABILITIES
 from recipes.drivers import fleet_launch, launched_run, launching
 from recipes.drivers.platforms import launch_commands
+from recipes.platforms.targets import TARGETS
 from recipes.presets import resolve
 from recipes.records import run_record
 from trainer.config import ConfigError
@@ -83,10 +83,10 @@ def test_one_command_starts_the_run_and_then_a_job_for_each_machine(capsys, monk
     assert "launch.py up rollout-worker --set fleet.run=mine --target skypilot-runpod" in task
 
 
-@pytest.mark.parametrize("target", [name for name in CAPABILITIES if name != "local"])
+@pytest.mark.parametrize("target", [name for name in TARGETS if name != "local"])
 def test_every_target_has_files_and_commands_for_both_groups(target, capsys):
     """On a dry run, which names what would be started."""
-    has = CAPABILITIES[target].gpus
+    has = TARGETS[target].gpus
     gpu = "L40S" if "L40S" in has else "A100-80GB"
     count = "8x" if target == "skypilot-lambda" else ""
     hosts = ["--hosts", "a", "--set", "sample.hosts=[b,c]"] if target.endswith("ssh") else []

@@ -19,8 +19,8 @@ from recipes.gpu_check import CHECKS, DEMO, Check, Runner, chosen_checks, outcom
 from recipes.plan import calibration, cost, memory
 from recipes.presets import get, resolve
 from recipes.recipe.resolved import GIB
-from recipes.targets.render import render
 from tests.conftest import ROOT
+from tests.recipes.rendered import render
 from trainer import config as configuration
 from trainer.config import ConfigError
 from trainer.config.run_folder import GPU_CHECK, GPU_CHECK_PAGE

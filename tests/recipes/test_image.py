@@ -21,7 +21,7 @@ from recipes.recipe.spec import override
 from recipes.records import image_record
 from recipes.records.image_record import Image
 from recipes.records.run_record import RunRecord
-from recipes.targets.render import render
+from tests.recipes.rendered import render
 from trainer.config import ConfigError
 
 ROOT = Path(__file__).parents[2]

@@ -13,11 +13,12 @@ import jsonschema
 import pytest
 import yaml
 
-from recipes.capabilities import targets_for
 from recipes.plan.memory import with_resources
+from recipes.platforms import kubernetes, script
+from recipes.platforms.job_set import ARCHIVE, ARCHIVE_FOLDER, NODE
+from recipes.platforms.targets import targets_for
 from recipes.presets import RECIPES, get, resolve
-from recipes.targets import kubernetes, script
-from recipes.targets.render import of_groups, render
+from tests.recipes.rendered import render, render_unchecked
 from tests.recipes.test_restarts import AGAIN, CODES
 from tests.recipes.test_targets import pod_of
 from trainer.config import ConfigError
@@ -146,7 +147,7 @@ def test_names_of_pods_have_63_characters_at_most():
     names = {kubernetes.set_name(f"{'a' * length}") for length in range(1, 64)}
     assert len(names) == 63 and max(map(len, names)) == kubernetes.LONGEST_NAME
     for suffix, pods in (("", 64), ("-sample", 64)):
-        pod = f"{'a' * kubernetes.LONGEST_NAME}{suffix}-{kubernetes.NODE}-0-{pods - 1}-abcde"
+        pod = f"{'a' * kubernetes.LONGEST_NAME}{suffix}-{NODE}-0-{pods - 1}-abcde"
         assert len(pod) <= 63, pod
     long = "a" * 62 + "b"
     data = yaml.safe_load(kubernetes.of_run(next(iter(render(get(BIG), "kubernetes").values())), long))
@@ -267,7 +268,7 @@ def test_the_deadline_is_the_runs_hours():
 def test_machines_that_sample_are_pods_that_restart_each_for_itself(monkeypatch):
     monkeypatch.setattr(script, "SAMPLING_PROGRAM", "sampler_of_this_test")
     recipe = resolve(BIG, ["sample.nodes=4", "storage.volume=cache", "site.topology=rack"])
-    files = of_groups(recipe, "kubernetes")
+    files = render_unchecked(recipe, "kubernetes")
     task = yaml.safe_load(files[f"{BIG}.sample.yaml"])
     check_schema(task)
     job = job_of(task)
@@ -291,7 +292,7 @@ def test_a_shell_that_kubernetes_would_change_is_refused():
         render(resolve(ONE, ["model.path=/models/a$(b)"]), "kubernetes")
 
 
-NODE = """
+TOPOLOGY_PROBE = """
 import json, os, sys
 sys.path.insert(0, {root!r})
 from trainer.node import topology
@@ -310,13 +311,13 @@ def code(tmp_path):
         shutil.copy(ROOT / "trainer/shell" / name, folder / "trainer/shell")
     (folder / "trainer/shell/driver.sh").write_text('echo "driver $1"\n')
     (folder / "trainer/shell/setup.sh").write_text('echo "setup $1"\n')
-    (folder / "node.py").write_text(NODE.format(root=str(ROOT)))
+    (folder / "node.py").write_text(TOPOLOGY_PROBE.format(root=str(ROOT)))
     python = folder / ".venvs/gpu/bin/python"
     python.parent.mkdir(parents=True)
     body = f'[ "$2" = trainer.node ] || {{ echo "$2"; exit 0; }}\nexec {sys.executable} -P node.py "$@"\n'
     python.write_text("#!/bin/bash\n" + body)
     python.chmod(0o755)
-    path = tmp_path / "mounted" / kubernetes.ARCHIVE
+    path = tmp_path / "mounted" / ARCHIVE
     path.parent.mkdir()
     with tarfile.open(path, "w:gz") as archive:
         archive.add(folder, ".")
@@ -328,7 +329,7 @@ def pods(tmp_path, archive, name, run_id="try", ranks=1, **more):
     text = kubernetes.of_run(next(iter(render(get(name), "kubernetes").values())), run_id)
     task = yaml.safe_load(text)
     command = list(container_of(task)["command"])
-    mounted = f"{kubernetes.ARCHIVE_FOLDER}/{kubernetes.ARCHIVE}"
+    mounted = f"{ARCHIVE_FOLDER}/{ARCHIVE}"
     assert mounted in command[2]
     command[2] = command[2].replace(mounted, str(archive))
     processes = []

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from recipes.drivers import dashboard, kubernetes_driver, platform_state
+from recipes.drivers.task_files import GENERATED
+from recipes.platforms import job_set, kubernetes, script
 from recipes.presets import get
 from recipes.records import run_record
-from recipes.targets import kubernetes, script
-from recipes.targets.render import GENERATED
 from tests.recipes.desk import elsewhere, run, stand_in  # noqa: F401
 from tests.recipes.kubernetes_api import Api
 from tests.recipes.test_kubernetes import check_schema, container_of, env_of
@@ -77,11 +77,11 @@ def the_set(api):
 def play(api, pods=1, ready=0, failed=0, conditions=(), of_job=()):
     """What the controllers write: a Job with its pods of rank 0, and the JobSet's conditions."""
     name = the_set(api)["metadata"]["name"]
-    labels = {kubernetes.SET_LABEL: name}
+    labels = {job_set.SET_LABEL: name}
     status = {"ready": ready, "failed": failed, "conditions": list(of_job)}
     api.put("jobs", {"metadata": {"name": f"{name}-node-0", "labels": labels}, "status": status})
     for number in range(pods):
-        metadata = {"name": f"{name}-node-0-0-{number}", "labels": labels | {kubernetes.RANK_LABEL: "0"}}
+        metadata = {"name": f"{name}-node-0-0-{number}", "labels": labels | {job_set.RANK_LABEL: "0"}}
         metadata["creationTimestamp"] = f"2026-11-24T01:0{number}:00Z"
         state = {"running": {}} if number == pods - 1 else {"terminated": {}}
         status = {"containerStatuses": [{"name": "spotrl", "state": state}]}
@@ -118,7 +118,7 @@ def test_up_creates_the_set_and_what_its_pods_wait_for(api, capsys, monkeypatch)
         ]
     for path in (run_record.RUNS / "try").rglob("*"):
         assert not path.is_file() or TOKEN not in path.read_text()
-    data = base64.b64decode(code["binaryData"][kubernetes.ARCHIVE])
+    data = base64.b64decode(code["binaryData"][job_set.ARCHIVE])
     with tarfile.open(fileobj=io.BytesIO(data)) as archive:
         names = archive.getnames()
     modules = {
@@ -212,8 +212,8 @@ def test_the_head_of_a_committed_file_is_commands_that_start_it(api, tmp_path, m
     done = subprocess.run(["bash", "-euc", "\n".join(commands)], cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert {key[2] for key in api.objects} == {"try-1"}
-    assert kubernetes.NAME not in json.dumps(the_set(api))
-    data = base64.b64decode(api.named("configmaps")[0]["binaryData"][kubernetes.ARCHIVE])
+    assert job_set.NAME not in json.dumps(the_set(api))
+    data = base64.b64decode(api.named("configmaps")[0]["binaryData"][job_set.ARCHIVE])
     with tarfile.open(fileobj=io.BytesIO(data)) as archive:
         names = archive.getnames()
     assert not any(one.endswith("tokens.env") for one in names)

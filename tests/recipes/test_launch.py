@@ -19,10 +19,10 @@ from desk import run, stand_in
 import launch
 from recipes.drivers import launch_checks, platforms, tokens
 from recipes.plan import cost
+from recipes.platforms import ssh
 from recipes.presets import resolve
 from recipes.records import run_process, run_record
 from recipes.records.run_record import RunRecord
-from recipes.targets import ssh
 from tests import servers
 from trainer.config import ConfigError
 

@@ -19,7 +19,7 @@ from recipes.presets import get, resolve
 from recipes.recipe.spec import override
 from recipes.records import run_record
 from recipes.records.run_record import RunRecord
-from recipes.targets.render import render
+from tests.recipes.rendered import render
 from trainer.system import processes
 
 ROOT = Path(__file__).parents[2]

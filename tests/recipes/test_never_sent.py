@@ -12,11 +12,11 @@ import pytest
 from desk import elsewhere as elsewhere
 
 from recipes.drivers import kubernetes_driver, sent_tree
+from recipes.platforms import kubernetes, ssh
 from recipes.presets import get, resolve
 from recipes.records import manifest
 from recipes.records.run_record import RunRecord
-from recipes.targets import kubernetes, ssh
-from recipes.targets.render import render
+from tests.recipes.rendered import render
 from trainer.config import ConfigError
 from trainer.config.never_sent import is_secret, secret_patterns
 from trainer.storage import transfer

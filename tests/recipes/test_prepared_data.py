@@ -6,8 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from recipes.platforms import script
 from recipes.presets import get
-from recipes.targets import script
 
 ROOT = Path(__file__).parents[2]
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from recipes.capabilities import targets_for
+from recipes.platforms.targets import targets_for
 from recipes.presets import RECIPES, get, resolve
-from recipes.targets.render import render
+from tests.recipes.rendered import render
 from trainer import config as c
 from trainer.config.expected import check_bands
 

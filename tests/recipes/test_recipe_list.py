@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from recipes.capabilities import CAPABILITIES, targets_for
 from recipes.plan import cost
+from recipes.platforms.targets import TARGETS, targets_for
 from recipes.presets import RECIPES, get
 from recipes.screens import recipe_list
 from recipes.screens.recipe_list import ListedRecipe
@@ -117,7 +117,7 @@ PLAIN = (
 
 def test_lines_say_what_the_plan_says_and_where_each_target_is():
     named = [target for _, targets in recipe_list.PLACES.values() for target in targets]
-    assert sorted([*named, "skypilot"]) == sorted(CAPABILITIES), "skypilot stands for its clouds"
+    assert sorted([*named, "skypilot"]) == sorted(TARGETS), "skypilot stands for its clouds"
     rows = {one.name: one for one in recipe_list.planned_recipes()}
     assert list(rows) == list(RECIPES)
     for name in ("demo", "serve", "grpo-qwen2.5-vl-72b-mathv60k", "sft-qwen2.5-7b-lora"):

@@ -12,7 +12,7 @@ import yaml
 from recipes.drivers.launching import with_head
 from recipes.presets import get
 from recipes.recipe.spec import override
-from recipes.targets.render import render
+from tests.recipes.rendered import render
 
 ROOT = Path(__file__).parents[2]
 

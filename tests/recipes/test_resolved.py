@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from recipes.capabilities import targets_for
 from recipes.plan import cost, memory
 from recipes.plan.resolving import resolve_target
+from recipes.platforms.targets import targets_for
 from recipes.presets import get, resolve
-from recipes.targets.render import render
+from tests.recipes.rendered import render
 from trainer.config import ConfigError
 
 SEVEN = "grpo-qwen2.5-vl-7b-mathv60k"

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from recipes.platforms import restarts
 from recipes.presets import get
 from recipes.recipe.spec import override
-from recipes.targets import restarts
-from recipes.targets.render import render
+from tests.recipes.rendered import render
 from trainer.system.exit_codes import FINAL_EXIT_CODES, RECOVER_EXIT_CODES
 
 ROOT = Path(__file__).parents[2]

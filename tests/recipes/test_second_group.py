@@ -4,14 +4,15 @@ import re
 
 import pytest
 
-from recipes import capabilities
 from recipes.commands import cli
+from recipes.drivers import task_files
 from recipes.plan import cost, hourly, memory, prices
+from recipes.plan.resolving import resolve_groups
+from recipes.platforms import targets
 from recipes.presets import RECIPES, get, resolve
 from recipes.recipe import recipe_files, sample_group
 from recipes.recipe.resolved import GIB
 from recipes.recipe.spec import SampleGroup, validate
-from recipes.targets import local
 from trainer.config import ConfigError
 
 ONE, BIG = "grpo-qwen2.5-vl-7b-mathv60k", "grpo-qwen2.5-vl-72b-mathv60k"
@@ -132,7 +133,7 @@ def test_a_view_is_one_machine_with_engines_of_its_own():
         resolve("demo", [*on_cpu, "rollout.tensor_parallel=2", "fleet.workers=only"])
     )
     assert pairs.config.placement.workers_per_node == pairs.config.rollout.tensor_parallel == 2
-    (text,) = local.render(pairs).values()
+    (text,) = task_files.render(resolve_groups(pairs, "local")).values()
     assert "workers_per_node: 6\n" in text, "ranks of three engines"
 
 
@@ -272,18 +273,16 @@ def test_the_first_groups_offers_do_not_depend_on_the_second():
     ],
 )
 def test_capabilities_are_checked_per_group(target, overrides, said):
-    assert said in capabilities.refusal(with_group(ONE, *overrides), target)
-    assert capabilities.refusal(get(ONE), target) == ""
+    assert said in targets.refusal(with_group(ONE, *overrides), target)
+    assert targets.refusal(get(ONE), target) == ""
 
 
 def test_a_target_that_can_run_both_groups_is_named():
-    assert capabilities.refusal(with_group(ONE, "sample.nodes=20"), "skypilot-runpod") == "", (
-        "20 jobs of one node"
-    )
+    assert targets.refusal(with_group(ONE, "sample.nodes=20"), "skypilot-runpod") == "", "20 jobs of one node"
     with pytest.raises(ConfigError, match="use .*skypilot-runpod"):
-        capabilities.check_target(with_group(ONE), "skypilot-gcp")
+        targets.check_target(with_group(ONE), "skypilot-gcp")
     with pytest.raises(ConfigError, match="or those of sample"):
-        capabilities.check_target(with_group(ONE, "sample.gpu=L4", "sample.gpus_per_node=16"), "slurm")
+        targets.check_target(with_group(ONE, "sample.gpu=L4", "sample.gpus_per_node=16"), "slurm")
 
 
 def test_a_recipe_whose_second_group_would_sample_nothing_is_not_launched(capsys):

@@ -16,10 +16,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from recipes import capabilities
+from recipes.platforms import restarts, script, targets
 from recipes.presets import RECIPES, get, resolve
-from recipes.targets import restarts, script
-from recipes.targets.render import of_groups, render
+from tests.recipes.rendered import render, render_unchecked
 from tests.recipes.test_restarts import CODES, decisions
 from tests.recipes.test_targets import CHECK_DSTACK, CHECK_SKY, LAUNCH, needs_launch, shell_of
 from tests.servers import rclone
@@ -31,11 +30,7 @@ from trainer.system.exit_codes import EXIT_OK
 ROOT = Path(__file__).parents[2]
 ONE, BIG = "grpo-qwen2.5-vl-7b-mathv60k", "grpo-qwen2.5-vl-72b-mathv60k"
 PROGRAM = "sampler_of_this_test"
-TARGETS = [
-    name
-    for name, can in capabilities.CAPABILITIES.items()
-    if can.platform not in ("", "ssh") and "ssh" not in name
-]
+TARGETS = [name for name, can in targets.TARGETS.items() if name != "local" and "ssh" not in name]
 """Those over ssh name machines, `local` is one machine."""
 FLEET = ("fleet.workers=only", "rollout.tensor_parallel=1")
 
@@ -47,11 +42,11 @@ def program(monkeypatch):
 
 def both(name, target, *overrides):
     """(the run's recipe alone, files of both groups) with 4 machines of two GPUs that the target has."""
-    gpu = "L40S" if "L40S" in capabilities.capability(target).gpus else "A100-80GB"
+    gpu = "L40S" if "L40S" in targets.target_named(target).gpus else "A100-80GB"
     count = 8 if target in ("skypilot-aws", "skypilot-lambda") else 2
     group = [f"sample.gpu={gpu}", "sample.nodes=4", f"sample.gpus_per_node={count}"]
     recipe = resolve(name, [*group, *FLEET, *overrides])
-    return resolve(name, ["sample=null", *FLEET, *overrides]), of_groups(recipe, target)
+    return resolve(name, ["sample=null", *FLEET, *overrides]), render_unchecked(recipe, target)
 
 
 def sampling_file(name, target, *overrides):
@@ -104,14 +99,14 @@ def test_a_token_of_the_tracker_or_of_rewards_is_not_given_to_sampling_machines(
 
 def test_a_volume_of_the_run_is_not_mounted_by_sampling_machines():
     recipe = resolve(ONE, ["sample.nodes=4", "storage.volume=data", "site.region=US/US-KS-2"])
-    files = of_groups(recipe, "skypilot-runpod")
+    files = render_unchecked(recipe, "skypilot-runpod")
     assert "volumes" in yaml.safe_load(files[f"{ONE}.yaml"])
     assert "volumes" not in yaml.safe_load(files[f"{ONE}.sample.yaml"])
     assert f"{ONE}.sample.volume.yaml" not in files
     on_it = resolve(ONE, ["sample.nodes=4", "storage.volume=data", "site.region=US/US-KS-2",
                           "storage.bucket=file:///workspace/runs"])  # fmt: skip
     with pytest.raises(ConfigError, match="throws its machines away"):
-        of_groups(on_it, "skypilot-runpod")
+        render_unchecked(on_it, "skypilot-runpod")
 
 
 # --- The machines ---------------------------------------------------------------------------------
@@ -158,7 +153,7 @@ def test_names_of_sampling_tasks_are_short_enough_for_dstack_and_differ():
         recipe = get(name)
         if recipe.config.method == "grpo" and recipe.kind == "train" and recipe.cluster.gpus_per_node:
             asked = resolve(name, ["sample={gpu: A100-80GB, gpus_per_node: 8}"])
-            files = of_groups(asked, "dstack-kubernetes")
+            files = render_unchecked(asked, "dstack-kubernetes")
             tasks.append(yaml.safe_load(files[f"{name}.sample.yaml"])["name"])
             fleets.append(yaml.safe_load(files[f"{name}.sample.fleet.yaml"])["name"])
     assert len(set(tasks)) == len(tasks) > 15 and len(set(fleets)) == len(fleets)

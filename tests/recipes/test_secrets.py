@@ -10,10 +10,10 @@ from desk import elsewhere as elsewhere
 from desk import run, stand_in
 
 from recipes.drivers import platforms
+from recipes.platforms import script
+from recipes.platforms.pbs import TAKE_TOKENS
 from recipes.presets import resolve
-from recipes.targets import script
-from recipes.targets.pbs import TAKE_TOKENS
-from recipes.targets.render import render
+from tests.recipes.rendered import render
 from trainer.config import ConfigError
 from trainer.config.run_store import RunStore
 from trainer.storage.storage import Storage

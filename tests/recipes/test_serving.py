@@ -23,8 +23,8 @@ from recipes.plan import sizing
 from recipes.presets import resolve
 from recipes.records import run_record
 from recipes.records.run_record import RunRecord
-from recipes.targets.render import render
 from tests import servers
+from tests.recipes.rendered import render
 from trainer import config as c
 from trainer.config import ConfigError
 from trainer.config.run_store import RunStore

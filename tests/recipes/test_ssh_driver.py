@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from recipes.drivers import ssh_driver
+from recipes.platforms.script import SECRETS
 from recipes.records import run_record
 from recipes.records.run_record import RunRecord
-from recipes.targets.render import render
-from recipes.targets.script import SECRETS
+from tests.recipes.rendered import render
 
 ROOT = Path(__file__).parents[2]
 

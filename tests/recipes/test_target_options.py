@@ -9,11 +9,11 @@ from functools import cache
 
 import pytest
 
-from recipes.capabilities import CAPABILITIES
+from recipes.platforms import options, ssh
+from recipes.platforms.targets import TARGETS
 from recipes.presets import RECIPES, resolve
 from recipes.recipe.spec import Budget, Cluster, Recipe, Site, StorageSite
-from recipes.targets import options, ssh
-from recipes.targets.render import render
+from tests.recipes.rendered import render
 from trainer.config import ConfigError
 
 NAME = "grpo-qwen2.5-vl-7b-mathv60k"
@@ -87,19 +87,19 @@ def made(target: str, overrides: tuple[str, ...]) -> tuple[Recipe, dict[str, str
 
 
 @pytest.mark.parametrize(
-    "targets", [KINDS, pytest.param(CAPABILITIES, marks=pytest.mark.long)], ids=["kinds", "all"]
+    "targets", [KINDS, pytest.param(TARGETS, marks=pytest.mark.long)], ids=["kinds", "all"]
 )
 @pytest.mark.parametrize("option", every_option())
 def test_an_option_has_an_effect_or_is_refused(option, targets):
     for target in targets:
         beside = BESIDE.get(option, ())
-        if "cluster.nodes=2" in (*beside, f"{option}=2") and CAPABILITIES[target].max_nodes == 1:
+        if "cluster.nodes=2" in (*beside, f"{option}=2") and TARGETS[target].max_nodes == 1:
             continue  # refused as a shape (test_capabilities)
         try:
             _, files = made(target, (*beside, f"{option}={value_of(option)}"))
         except ConfigError as error:
             text = str(error)
-            known = any(re.search(rf"\b{other}\b", text) for other in CAPABILITIES if other != target)
+            known = any(re.search(rf"\b{other}\b", text) for other in TARGETS if other != target)
             assert known or "leave it out" in text or "set site.region" in text, text
             continue
         assert option in PLANNED or files != made(target, beside)[1], f"{option} does nothing on {target}"
@@ -159,11 +159,11 @@ def test_an_option_of_the_site_has_an_effect_on_one_of_two_targets_or_is_refused
 def test_presets_are_rendered_wherever_they_are_meant_for(name):
     """What a preset asks for itself is not refused."""
     recipe = RECIPES[name]()
-    for target in CAPABILITIES:
+    for target in TARGETS:
         options.check_options(recipe, target)
 
 
 def test_hours_are_the_runs_own_on_every_target():
-    for target in CAPABILITIES:
+    for target in TARGETS:
         files = made(target, ("budget.max_hours=7",))[1]
         assert any("max_hours: 7" in text for text in files.values()), target

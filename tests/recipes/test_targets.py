@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from recipes import capabilities
-from recipes.capabilities import targets_for
+from recipes.drivers.task_files import COMMITTED, GENERATED, committed
+from recipes.platforms import dstack, script, targets
+from recipes.platforms.targets import targets_for
 from recipes.presets import RECIPES, get, own_data
 from recipes.recipe.spec import override
-from recipes.targets import dstack, script
-from recipes.targets.render import COMMITTED, GENERATED, committed, render
+from tests.recipes.rendered import render
 from trainer import config as run_config
 
 ROOT = Path(__file__).parents[2]
@@ -64,9 +64,9 @@ def rendered(prefix=""):
 def test_committed_files_are_what_the_code_writes():
     files = committed()
     there = {p.relative_to(GENERATED).as_posix(): p.read_text() for p in GENERATED.rglob("*") if p.is_file()}
-    assert there.keys() == files.keys(), "run python -m recipes.targets.render"
+    assert there.keys() == files.keys(), "run python -m recipes.drivers.task_files"
     assert [name for name in files if files[name] != there[name]] == [], (
-        "run python -m recipes.targets.render"
+        "run python -m recipes.drivers.task_files"
     )
 
 
@@ -74,7 +74,7 @@ def test_the_committed_set_is_small_and_of_recipes_and_targets_that_exist():
     assert 60 <= len(committed()) <= 80
     assert COMMITTED.keys() <= RECIPES.keys()
     named = {target for targets in COMMITTED.values() for target in targets}
-    assert named <= capabilities.CAPABILITIES.keys()
+    assert named <= targets.TARGETS.keys()
     assert {"demo", "preflight"} <= COMMITTED.keys()
 
 
@@ -191,7 +191,7 @@ def test_skypilot_asks_for_the_network_that_is_planned_between_nodes():
     assert "config" not in sky_task("grpo-qwen2.5-vl-7b-mathv60k", "skypilot-gcp")
     # GPUDirect brings an image with a driver of its own and 1 GiB of /dev/shm.
     assert {e.get("network_tier") for e in task["resources"]["ordered"]} == {None}
-    assert max(capabilities.capability("skypilot-gcp").network_gbit_s.values()) == 200
+    assert max(targets.target_named("skypilot-gcp").network_gbit_s.values()) == 200
     nebius = sky_task("grpo-qwen2.5-vl-32b-mathv60k", "skypilot-nebius", "cluster.gpu=H100")["resources"]
     found = [place.get("network_tier") for place in nebius.get("ordered", [nebius])]
     assert set(found) == {"best"}, "InfiniBand"
@@ -219,8 +219,8 @@ def test_kubernetes_pods_can_have_a_claim_and_wait_in_kueue():
     assert task["config"]["kubernetes"]["kueue"] == {"local_queue_name": "research"}
     own = task["config"]["kubernetes"]["pod_config"]["spec"]["containers"][0]["resources"]["requests"]
     assert own == {"ephemeral-storage": "60Gi"}, "of the pod's own disk: the rest lies on the claim"
-    assert capabilities.is_managed(recipe, "skypilot-kubernetes"), "evicted pods come back"
-    assert not capabilities.is_managed(get("preflight"), "skypilot-kubernetes")
+    assert targets.target_named("skypilot-kubernetes").is_managed(recipe), "evicted pods come back"
+    assert not targets.target_named("skypilot-kubernetes").is_managed(get("preflight"))
 
 
 def test_runpod_volume_is_written_beside_the_task():

@@ -6,10 +6,10 @@ import pytest
 
 from recipes.drivers import uploads
 from recipes.plan import cost, memory, passes
+from recipes.platforms import script
 from recipes.presets import get
 from recipes.recipe.recipe_files import expand_paths
 from recipes.recipe.spec import override
-from recipes.targets import script
 from trainer.hardware.gpus import gpu_named
 from trainer.hardware.model_shapes import KNOWN
 

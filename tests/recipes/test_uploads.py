@@ -11,12 +11,12 @@ from desk import elsewhere as elsewhere
 from desk import run, stand_in
 
 from recipes.drivers import uploads
+from recipes.platforms import script
 from recipes.presets import resolve
 from recipes.recipe.spec import Step
 from recipes.records import run_record
-from recipes.targets import script
-from recipes.targets.render import render
 from tests import servers
+from tests.recipes.rendered import render
 from trainer.config import ConfigError, override
 
 ROOT = Path(__file__).parents[2]

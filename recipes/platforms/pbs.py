@@ -6,10 +6,11 @@ none.
 
 from __future__ import annotations
 
+from recipes.platforms import clouds, restarts, script
+from recipes.platforms.batch import Batch, runs_folder, work_folder
+from recipes.recipe.resolved import ResolvedRecipe
 from recipes.recipe.spec import Recipe
-from recipes.targets import restarts, script
-from recipes.targets.skypilot import job_name
-from recipes.targets.slurm import runs
+from trainer.system.exit_codes import EXIT_CONFIG
 
 TOKENS_FILE = "SPOTRL_TOKENS_FILE"
 """Names the file with a job's tokens, NAME=value a line as a shell takes them."""
@@ -75,49 +76,63 @@ ARRAY = {"pro": "-J", "torque": "-t"}
 """Option of qsub that starts a script several times."""
 
 
-def render(recipe: Recipe) -> dict[str, str]:
-    """The batch script, submitted from the repository's root: `qsub -v RUN_ID=my-run FILE`. Machines that
-    sample are an array of jobs."""
-    again = "the same RUN_ID resumes from its last committed checkpoint"
-    own_id = f"${{RUN_ID:-{job_name(recipe)}-${{PBS_JOBID%%.*}}}}"
-    named = f'export RUN_ID="{own_id}" # keeps its number when run again'
-    sampling = recipe.kind == "sample"
-    if sampling:
-        again = "RUN_ID is that of the run"
-        named = 'export SPOTRL_MACHINE="${PBS_JOBID%%.*}"'
-    work = recipe.site.shared_dir or "$PWD/.cache"
-    # Machines that sample have no way to the run but the bucket.
-    begin = script.preamble(recipe, work, asks_bucket=sampling, runs=runs(recipe))
-    names = " ".join((*script.secret_names(recipe), *script.SETTINGS))
-    node = NODE.replace("WANTED", str(recipe.cluster.nodes)).replace("VARIABLES", names)
-    gpus = f" SPOTRL_GPUS_PER_NODE={recipe.cluster.gpus_per_node}" if recipe.cluster.gpus_per_node else ""
-    node = node.replace("GPUS", gpus).replace("COMMAND", script.node_command(recipe))
-    node = node.replace("DRIVER", script.driver_check(recipe))
-    launch = LAUNCH.replace("WHERE", WHERE[recipe.site.pbs])
-    text = "\n".join(
-        [
-            "#!/usr/bin/env bash",
-            *pbs_directives(recipe),
-            f"# {recipe.description}.",
-            (
-                f"# qsub -v RUN_ID=my-run recipes/generated/pbs/{recipe.name}.pbs   (from the repository's"
-                " root, on a file"
-            ),
-            f"# system that all nodes see; {again})",
-            'cd "${PBS_O_WORKDIR:?}"',
-            named,
-            TAKE_TOKENS.rstrip("\n"),
-            begin.rstrip("\n"),
-            restarts.pbs_begin(recipe).rstrip("\n"),
-            *script.site_lines(recipe),
-            script.setup_commands(recipe, prepare=not sampling).rstrip("\n"),
-            script.write_config(recipe).rstrip("\n"),
-            node.rstrip("\n"),
-            script.OUTLAST.rstrip("\n"),
-            launch.rstrip("\n"),
-        ]
-    )
-    return {f"{recipe.name}.pbs": text + "\n"} | script.login_files(recipe, runs(recipe))
+class Pbs(Batch):
+    program = "qsub"
+    title = "PBS"
+
+    def render(self, run: ResolvedRecipe) -> dict[str, str]:
+        """The batch script, submitted from the repository's root: `qsub -v RUN_ID=my-run FILE`. Machines that
+        sample are an array of jobs."""
+        recipe = run.recipe
+        again = "the same RUN_ID resumes from its last committed checkpoint"
+        own_id = f"${{RUN_ID:-{script.job_name(recipe)}-${{PBS_JOBID%%.*}}}}"
+        named = f'export RUN_ID="{own_id}" # keeps its number when run again'
+        sampling = recipe.kind == "sample"
+        if sampling:
+            again = "RUN_ID is that of the run"
+            named = 'export SPOTRL_MACHINE="${PBS_JOBID%%.*}"'
+        # Machines that sample have no way to the run but the bucket.
+        begin = script.preamble(recipe, work_folder(recipe), asks_bucket=sampling, runs=runs_folder(recipe))
+        names = " ".join((*script.secret_names(recipe), *script.SETTINGS))
+        node = NODE.replace("WANTED", str(recipe.cluster.nodes)).replace("VARIABLES", names)
+        gpus = f" SPOTRL_GPUS_PER_NODE={recipe.cluster.gpus_per_node}" if recipe.cluster.gpus_per_node else ""
+        node = node.replace("GPUS", gpus).replace("COMMAND", script.node_command(recipe))
+        node = node.replace("DRIVER", script.driver_check(recipe))
+        launch = LAUNCH.replace("WHERE", WHERE[recipe.site.pbs])
+        text = "\n".join(
+            [
+                "#!/usr/bin/env bash",
+                *pbs_directives(recipe),
+                f"# {recipe.description}.",
+                f"# qsub -v RUN_ID=my-run recipes/generated/{self.name}/{recipe.name}.pbs"
+                "   (from the repository's root, on a file",
+                f"# system that all nodes see; {again})",
+                'cd "${PBS_O_WORKDIR:?}"',
+                named,
+                TAKE_TOKENS.rstrip("\n"),
+                begin.rstrip("\n"),
+                leave_if_started_too_often(recipe).rstrip("\n"),
+                *script.site_lines(recipe),
+                script.setup_commands(recipe, prepare=not sampling).rstrip("\n"),
+                script.write_config(recipe).rstrip("\n"),
+                node.rstrip("\n"),
+                script.OUTLAST.rstrip("\n"),
+                launch.rstrip("\n"),
+            ]
+        )
+        return {f"{recipe.name}.pbs": text + "\n"} | script.login_files(recipe, runs_folder(recipe))
+
+    def obeys(self, recipe: Recipe) -> frozenset[str]:
+        return self.OBEYS | {"site.pbs"}
+
+
+PBS = Pbs(
+    name="pbs",
+    max_nodes=64,
+    gpus=clouds.ANY,
+    network_gbit_s={"": 400},
+    note="PBS Professional, OpenPBS, Torque: pbsdsh where it is, else ssh over the node file",
+)
 
 
 def pbs_directives(recipe: Recipe) -> list[str]:
@@ -133,9 +148,23 @@ def pbs_directives(recipe: Recipe) -> list[str]:
     else:
         request = f"select={cluster.nodes}:ncpus={recipe.cpus}" + (f":ngpus={gpus}" if gpus else "")
         options = [f"-l {request}:mem={cluster.memory_gib}gb:mpiprocs=1", "-l place=scatter"]
-    options = [f"-N {job_name(recipe)[:15]}", *options, f"-l walltime={walltime}", "-j oe", "-r y"]
+    options = [f"-N {script.job_name(recipe)[:15]}", *options, f"-l walltime={walltime}", "-j oe", "-r y"]
     if recipe.jobs > 1:  # PBS takes no array of one
         options.append(f"{ARRAY[site.pbs]} 0-{recipe.jobs - 1}")
     options += [f"-q {site.partition}"] if site.partition else []
     options += [f"-A {site.account}"] if site.account else []
     return [f"#PBS {option}" for option in options]
+
+
+def leave_if_started_too_often(recipe: Recipe) -> str:
+    """Counts the starts of this job in a file, since PBS does not report them, and ends one that has had too
+    many."""
+    most = recipe.budget.max_requeues
+    return f"""\
+starts=".cache/$RUN_ID.$PBS_JOBID.starts"
+echo >> "$starts"
+if [ "$(wc -l < "$starts")" -gt {most + 1} ]; then
+  echo "{restarts.FINAL}: PBS has restarted this job {most} times: that is budget.max_requeues" >&2
+  exit {EXIT_CONFIG}
+fi
+"""

@@ -74,6 +74,11 @@ def on_node(recipe: Recipe) -> Recipe:
     return replace(recipe, config=config, steps=(*uploads, *steps))
 
 
+def job_name(recipe: Recipe) -> str:
+    """The recipe's name as platforms take it: no dots."""
+    return recipe.name.replace(".", "-")
+
+
 def bucket_of(recipe: Recipe) -> str:
     """The recipe's bucket without a slash at its end; empty where it is asked for at launch."""
     given = recipe.storage.bucket
@@ -157,6 +162,12 @@ def secret_names(recipe: Recipe) -> tuple[str, ...]:
     return (*(name for name in SECRETS if name in used), *own)
 
 
+def launch_secrets(recipe: Recipe) -> tuple[str, ...]:
+    """Secrets of the launch itself, which no platform has for it."""
+    used = secret_names(recipe)
+    return tuple(name for name in (API_KEY, FLEET_KEY) if name in used)
+
+
 def sparse_config(config: RunConfig) -> dict:
     """The configuration without the fields that have their default value."""
     default = to_dict(RunConfig())
@@ -218,7 +229,7 @@ def preamble(
 
     `data` goes elsewhere where `work` is a volume that all nodes see: each prepares its own copy there.
     kept_folder: what outlives the machine, so that BUCKET may be a file:// address below it
-    (capabilities.kept_folder).
+    (Platform.kept_folder).
     """
     own = bucket_of(recipe) or ("asked" if asks_bucket else "''")
     folders = [f'export WORK="${{WORK:-{work}}}"']

@@ -1,64 +1,30 @@
-"""Kubernetes without a tool between: a JobSet of one indexed Job, whose pods are the run's nodes.
-
-The code comes in a ConfigMap: packed it takes nine tenths of the 1 MiB that one may hold, kubectl alone
-writes it, and a pod unpacks it before it has an environment or any client of a bucket. (A tarball in the
-bucket would need such a client in every image, and a git URL would leave out what is not committed, and
-private repositories.)
+"""The JobSet that a run on Kubernetes is: one indexed Job, whose pods are the run's nodes.
 
 Fields of JobSet v1alpha2 and Kubernetes 1.31.
 """
 
 from __future__ import annotations
 
-import hashlib
 from typing import Any
 
-from recipes.capabilities import gpus_for, kept_folder, uses_spot
+from recipes.platforms import pods, restarts, script
+from recipes.platforms.disposable import Disposable
 from recipes.recipe.spec import Recipe
-from recipes.targets import restarts, script
-from recipes.targets.skypilot import ENVIRONMENT_GIB, to_yaml
-from trainer.config import ConfigError, never_sent
+from trainer.config import ConfigError
 from trainer.system.exit_codes import EXIT_CONFIG, EXIT_PREFLIGHT
 
 NAME = "spotrl-run-id"
 """What stands for the run's id in a rendered file, and for the name of its JobSet, Secret and ConfigMap."""
-LONGEST_NAME = 40
-"""Characters of a JobSet's name: those of its pods have up to 23 more, and 63 is the limit."""
 CODE = "/spotrl"
 """Where the repository stands in the container."""
 ARCHIVE, ARCHIVE_FOLDER = "code.tar.gz", "/etc/spotrl"
 """Key of the ConfigMap that holds the code, and where that is mounted."""
-TOKENS = "$HOME/.spotrl/tokens.env"
-"""File with tokens that the head of a rendered file names: no place of the repository, which is sent."""
-LEFT_OUT = (
-    "tests",
-    "docs",
-    "benchmarks",
-    "runs",
-    "recipes/commands",
-    "recipes/drivers",
-    "recipes/generated",
-    "recipes/screens",
-    "recipes/targets",
-    "CHANGELOG.md",
-    "requirements/launch.txt",
-    "requirements/test.txt",
-    "__pycache__",
-    "code.tar",
-    ARCHIVE,
-)
-"""Files and folders that no node needs, locks of other environments among them, besides hidden ones and those
-of `never_sent`."""
-CHECKS = ("tests/conftest.py", "tests/families.py", "tests/servers.py", "tests/gpu", "tests/learning")
-"""What a check of a card needs of it all the same."""
 CONTAINER, NODE = "spotrl", "node"
 """Name of the container, and of the JobSet's one Job."""
 KEPT_S = 3 * 24 * 3600
 """Seconds until a JobSet that has ended is removed, and the tokens and the code with it."""
 SPOT_NOTICE_S = 15
 """Seconds that a pod has on a spot node of GKE; elsewhere it is site.grace_s."""
-KIND = "jobsets.jobset.x-k8s.io"
-"""JobSets, as kubectl takes the word."""
 INSTANCE = "app.kubernetes.io/instance"
 """Label of a JobSet and its pods: the JobSet's name."""
 SET_LABEL = "jobset.sigs.k8s.io/jobset-name"
@@ -100,65 +66,11 @@ SINGLE_CARDS = {
     "H100": ("NVIDIA-H100-PCIe",),
 }
 """Cards without NVLink, which do where a node has one."""
+UNLIMITED = 2**31 - 1
+"""Pods that a Job may replace: the run counts."""
 
 
-def render(recipe: Recipe, target: str) -> dict[str, str]:
-    """The JobSet and, where the recipe names a volume, its claim."""
-    job_set = to_yaml(_job_set(recipe, target), _head(recipe, target))
-    files = {f"{recipe.name}.yaml": job_set}
-    if recipe.storage.volume:
-        files[f"{recipe.name}.volume.yaml"] = to_yaml(
-            _claim(recipe), "The claim at /workspace; once, before the run."
-        )
-    return files
-
-
-def set_name(run_id: str) -> str:
-    """The run's id as the name of its JobSet: cut, and still one of a kind, where it is too long."""
-    if len(run_id) <= LONGEST_NAME:
-        return run_id.rstrip("-")
-    return f"{run_id[: LONGEST_NAME - 9]}-{hashlib.sha256(run_id.encode()).hexdigest()[:8]}"
-
-
-def of_run(text: str, run_id: str) -> str:
-    """A rendered file with the id of a launch, and with its JobSet's name, which may be shorter. Machines
-    that sample are launched under an id of their own, so their set needs no other name than that."""
-    whole = text.replace(f"value: {NAME}\n", f"value: {run_id}\n")
-    return whole.replace(f"{NAME}-sample", NAME).replace(NAME, set_name(run_id))
-
-
-def kubectl(recipe: Recipe, flags: list[str]) -> list[str]:
-    """kubectl with what it takes to find the recipe's cluster and namespace. flags: after `--` at the
-    launch."""
-    site = recipe.site
-    context = ["--context", site.kubernetes_context] if site.kubernetes_context else []
-    namespace = ["--namespace", site.namespace] if site.namespace else []
-    return ["kubectl", *context, *namespace, *flags]
-
-
-def _head(recipe: Recipe, target: str) -> str:
-    path = f"recipes/generated/{target}/{recipe.name}"
-    program = " ".join(kubectl(recipe, []))
-    tokens = script.API_KEY if recipe.kind == "serve" else "HF_TOKEN, AWS_ACCESS_KEY_ID"
-    if recipe.uses_bucket and not recipe.storage.bucket:
-        tokens += ", BUCKET"
-    secrets = f"--exclude-from={never_sent.IN_TREE}"
-    tar = f"tar -cf code.tar {secrets} {' '.join(f'--exclude={name}' for name in LEFT_OUT)} *"
-    tar += f" && tar -rf code.tar {secrets} {' '.join(CHECKS)}" if recipe.kind == "check" else ""
-    lines = [
-        script.written_by(recipe, target),
-        f"  {tar} && gzip -f code.tar",
-        f"  {program} create configmap try-1 --from-file={ARCHIVE}",
-        f"  {program} create secret generic try-1 --from-env-file={TOKENS}    # NAME=value: {tokens}, ...",
-        *([f"  {program} apply -f {path}.volume.yaml"] if recipe.storage.volume else []),
-        f"  sed s/{NAME}/try-1/g {path}.yaml | {program} create -f -",
-        f"The cluster needs the JobSet controller. A name has at most {LONGEST_NAME} characters.",
-        script.run_id_comment(recipe),
-    ]
-    return "\n".join(lines)
-
-
-def _job_set(recipe: Recipe, target: str) -> dict[str, Any]:
+def job_set(platform: Disposable, recipe: Recipe) -> dict[str, Any]:
     site = recipe.site
     pods = recipe.jobs if recipe.kind == "sample" else recipe.cluster.nodes
     name = f"{NAME}-sample" if recipe.kind == "sample" else NAME
@@ -175,8 +87,8 @@ def _job_set(recipe: Recipe, target: str) -> dict[str, Any]:
         "completions": pods,
         "parallelism": pods,
         "activeDeadlineSeconds": round(3600 * recipe.budget.max_hours),
-        **restarts.kubernetes_job(recipe, CONTAINER),
-        "template": {"metadata": {"labels": labels}, "spec": _pod(recipe, target)},
+        **_restarts_of_job(recipe, CONTAINER),
+        "template": {"metadata": {"labels": labels}, "spec": _pod(platform, recipe)},
     }
     return {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
@@ -184,14 +96,14 @@ def _job_set(recipe: Recipe, target: str) -> dict[str, Any]:
         "metadata": metadata,
         "spec": {
             "network": {"enableDNSHostnames": True, "publishNotReadyAddresses": True},
-            "failurePolicy": restarts.kubernetes_set(recipe),
+            "failurePolicy": _restarts_of_set(recipe),
             "ttlSecondsAfterFinished": KEPT_S,
             "replicatedJobs": [{"name": NODE, "replicas": 1, "template": {"spec": job}}],
         },
     }
 
 
-def _pod(recipe: Recipe, target: str) -> dict[str, Any]:
+def _pod(platform: Disposable, recipe: Recipe) -> dict[str, Any]:
     work: dict[str, Any] = {"emptyDir": {}}
     if recipe.storage.volume:
         work = {"persistentVolumeClaim": {"claimName": recipe.storage.volume}}
@@ -202,8 +114,8 @@ def _pod(recipe: Recipe, target: str) -> dict[str, Any]:
         "automountServiceAccountToken": False,
         # A shell that is process 1 ignores SIGTERM, so an eviction would wait for the set-up to end.
         "shareProcessNamespace": True,
-        **_placement(recipe, target),
-        "containers": [_container(recipe, target)],
+        **_placement(platform, recipe),
+        "containers": [_container(platform, recipe)],
         "volumes": [
             {"name": "code", "configMap": {"name": NAME}},
             {"name": "shm", "emptyDir": shm},
@@ -212,13 +124,13 @@ def _pod(recipe: Recipe, target: str) -> dict[str, Any]:
     }
 
 
-def _container(recipe: Recipe, target: str) -> dict[str, Any]:
+def _container(platform: Disposable, recipe: Recipe) -> dict[str, Any]:
     container: dict[str, Any] = {
         "name": CONTAINER,
         "image": recipe.cluster.image,
         "workingDir": CODE,
-        "command": ["bash", "-c", _shell(recipe, target)],
-        "env": _env(recipe, target),
+        "command": ["bash", "-c", _shell(platform, recipe)],
+        "env": _env(platform, recipe),
         "envFrom": [{"secretRef": {"name": NAME}}],
         "resources": _resources(recipe),
         "volumeMounts": [
@@ -232,18 +144,11 @@ def _container(recipe: Recipe, target: str) -> dict[str, Any]:
     return container
 
 
-def _shell(recipe: Recipe, target: str) -> str:
-    begin = script.preamble(
-        recipe,
-        "/workspace",
-        asks_bucket=recipe.uses_bucket,
-        data=script.data_directory(recipe),
-        kept_folder=kept_folder(recipe, target),
-    )
+def _shell(platform: Disposable, recipe: Recipe) -> str:
     unpack = f"tar -xzf {ARCHIVE_FOLDER}/{ARCHIVE} || exit {EXIT_CONFIG}\n"
     rank = 'export SPOTRL_NODE_RANK="${JOB_COMPLETION_INDEX:?}"\n' if recipe.cluster.nodes > 1 else ""
     body = script.setup_commands(recipe, EXIT_PREFLIGHT) + script.write_config(recipe)
-    text = unpack + rank + begin + body + script.keep_commands(recipe)
+    text = unpack + rank + platform.begin_shell(recipe) + body + script.keep_commands(recipe)
     text += f"exec {script.node_command(recipe)}\n"
     if "$$" in text or "$(" in text:
         raise ConfigError(
@@ -252,13 +157,13 @@ def _shell(recipe: Recipe, target: str) -> str:
     return text
 
 
-def _env(recipe: Recipe, target: str) -> list[dict[str, Any]]:
+def _env(platform: Disposable, recipe: Recipe) -> list[dict[str, Any]]:
     """The run's id and this node's place, as trainer/node/topology.py reads it; the rest is in the Secret."""
     values = {"RUN_ID": NAME}
     if recipe.uses_bucket and recipe.storage.bucket:
         values["BUCKET"] = recipe.storage.bucket
     notice_s = recipe.site.grace_s
-    if uses_spot(recipe, target):
+    if platform.uses_spot(recipe):
         notice_s = min(SPOT_NOTICE_S, notice_s)
     values["SPOTRL_NOTICE_S"] = str(notice_s)
     if recipe.cluster.gpus_per_node:
@@ -279,22 +184,19 @@ def _resources(recipe: Recipe) -> dict[str, Any]:
     """CPU, memory and disk as planned, so that no pod goes to a node that is too small. Of GPUs and
     InfiniBand devices the limit is the request."""
     cluster = recipe.cluster
-    disk_gib = ENVIRONMENT_GIB if recipe.storage.volume else cluster.disk_gib
     requests = {
         "cpu": str(recipe.cpus),
         "memory": f"{cluster.memory_gib}Gi",
-        "ephemeral-storage": f"{disk_gib}Gi",
+        "ephemeral-storage": f"{pods.own_disk_gib(recipe)}Gi",
     }
     limits: dict[str, int] = {}
     if cluster.gpus_per_node:
         limits["nvidia.com/gpu"] = cluster.gpus_per_node
-    if recipe.site.rdma:
-        name, _, count = recipe.site.rdma.rpartition(":")
-        limits[name] = int(count)
+    limits |= pods.rdma_devices(recipe)
     return {"requests": requests} | ({"limits": limits} if limits else {})
 
 
-def _placement(recipe: Recipe, target: str) -> dict[str, Any]:
+def _placement(platform: Disposable, recipe: Recipe) -> dict[str, Any]:
     """Which nodes the pods may go to: those with the planned GPU, preemptible or not."""
     selector = {"kubernetes.io/arch": "amd64"}  # the locked environments are for it
     if recipe.site.node_pool:
@@ -316,7 +218,7 @@ def _placement(recipe: Recipe, target: str) -> dict[str, Any]:
 
     affinity: dict[str, Any] = {}
     spot: list[list[dict[str, Any]]] = [[]]
-    if not uses_spot(recipe, target):
+    if not platform.uses_spot(recipe):
         spot = [never_spot]
     else:
         for key, value in SPOT_LABELS.items():
@@ -328,7 +230,7 @@ def _placement(recipe: Recipe, target: str) -> dict[str, Any]:
 
     # A node must meet all conditions of one term: those of a card, and those of a market.
     terms = []
-    cards = [[card] for card in _cards(recipe, target)]
+    cards = [[card] for card in _card_labels(platform, recipe)]
     for card in cards or [[]]:
         for market in spot:
             if card or market:
@@ -339,7 +241,7 @@ def _placement(recipe: Recipe, target: str) -> dict[str, Any]:
     return placement | ({"tolerations": tolerations} if tolerations else {})
 
 
-def _cards(recipe: Recipe, target: str) -> list[dict[str, Any]]:
+def _card_labels(platform: Disposable, recipe: Recipe) -> list[dict[str, Any]]:
     """Conditions of which a node must meet one: NVIDIA's label of the planned cards, or GKE's. Several nodes
     take the first choice alone, since each could get another card."""
     if not recipe.cluster.gpus_per_node:
@@ -347,10 +249,8 @@ def _cards(recipe: Recipe, target: str) -> list[dict[str, Any]]:
     if recipe.site.gpu_label:
         key, _, value = recipe.site.gpu_label.partition("=")
         return [{"key": key, "operator": "In", "values": [value]}]
-    names = gpus_for(recipe, target)
-    if recipe.cluster.nodes > 1:
-        names = names[:1]
-    found = []
+    names = platform.cards(recipe)
+    conditions = []
     for label, cards in ((NVIDIA_LABEL, NVIDIA_CARDS), (GKE_LABEL, GKE_CARDS)):
         values: list[str] = []
         for name in names:
@@ -359,18 +259,63 @@ def _cards(recipe: Recipe, target: str) -> list[dict[str, Any]]:
             for name in names:
                 values += SINGLE_CARDS.get(name, ())
         if values:
-            found.append({"key": label, "operator": "In", "values": values})
-    return found
+            conditions.append({"key": label, "operator": "In", "values": values})
+    return conditions
 
 
-def _claim(recipe: Recipe) -> dict[str, Any]:
+def claim(recipe: Recipe) -> dict[str, Any]:
     """The claim at /workspace, which outlives the pods: models, data and runs are there after a restart."""
-    size = recipe.storage.volume_gib or recipe.cluster.disk_gib
-    mode = "ReadWriteMany" if recipe.cluster.nodes > 1 else "ReadWriteOnce"
     metadata = {"name": recipe.storage.volume}
     if recipe.site.namespace:
         metadata["namespace"] = recipe.site.namespace
-    spec: dict[str, Any] = {"accessModes": [mode], "resources": {"requests": {"storage": f"{size}Gi"}}}
+    spec: dict[str, Any] = {
+        "accessModes": [pods.claim_mode(recipe)],
+        "resources": {"requests": {"storage": f"{pods.claim_gib(recipe)}Gi"}},
+    }
     if recipe.site.storage_class:
         spec["storageClassName"] = recipe.site.storage_class
     return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec}
+
+
+def _restarts_of_job(recipe: Recipe, container: str) -> dict[str, Any]:
+    """Fields of the Job: after which codes its pods are started again, and how often.
+
+    One pod is replaced by its Job, whose deadline then holds for all attempts together. Several pods start
+    and end together: the first that ends fails their Job, and the JobSet starts all of them again. Pods that
+    sample are restarted each for itself.
+    """
+    again = restarts.restart_codes(recipe)
+    if not again:
+        return {"backoffLimit": 0}
+    alone = recipe.cluster.nodes == 1
+    disrupted = {
+        "action": "Ignore" if alone else "Count",
+        "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
+    }
+    ended = {
+        "action": "FailIndex" if recipe.kind == "sample" else "FailJob",
+        "onExitCodes": {"containerName": container, "operator": "NotIn", "values": list(again)},
+    }
+    policy = {"podFailurePolicy": {"rules": [disrupted, ended]}}
+    if recipe.kind == "sample":
+        return {"backoffLimitPerIndex": recipe.budget.max_requeues} | policy
+    return {"backoffLimit": UNLIMITED if alone else 0} | policy
+
+
+def _restarts_of_set(recipe: Recipe) -> dict[str, Any]:
+    """The JobSet's `failurePolicy`: several nodes are started again together, unless a code or the deadline
+    was final. What is no end of a pod counts against `budget.max_requeues`."""
+    together = recipe.cluster.nodes > 1 and restarts.restart_codes(recipe)
+    final = {
+        "name": "endedForGood",
+        "action": "FailJobSet",
+        "onJobFailureReasons": ["PodFailurePolicy", "DeadlineExceeded"],
+    }
+    if not together:
+        return {"maxRestarts": 0, "rules": [final]}
+    again = {
+        "name": "countedByTheRun",
+        "action": "RestartJobSetAndIgnoreMaxRestarts",
+        "onJobFailureReasons": ["BackoffLimitExceeded"],
+    }
+    return {"maxRestarts": recipe.budget.max_requeues, "rules": [final, again]}

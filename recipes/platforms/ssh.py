@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import shlex
 
+from recipes.platforms import clouds, script
+from recipes.platforms.base import Platform
+from recipes.recipe.resolved import ResolvedRecipe
 from recipes.recipe.spec import Recipe
-from recipes.targets import script
 from trainer.config import ConfigError, never_sent
 
 DIRECTORY = "spotrl"
@@ -18,14 +20,33 @@ STOP_S = NOTICE_S + 15
 """Until a node that does not end is killed."""
 
 
-def render(recipe: Recipe) -> dict[str, str]:
-    """Set-up and run script of every node. SPOTRL_NODE_RANK, SPOTRL_NODES and SPOTRL_PEERS come from the
-    driver."""
-    begin = script.preamble(recipe, recipe.site.shared_dir or "$HOME/spotrl-work")
-    usage = f"# {recipe.description}: one node. Driven by `python3 launch.py up {recipe.name} --target ssh`."
-    head = f"#!/usr/bin/env bash\n{usage}\n"
-    body = begin + script.setup_commands(recipe) + script.write_config(recipe)
-    return {f"{recipe.name}.sh": head + body + f"exec {script.node_command(recipe)}\n"}
+class Ssh(Platform):
+    program = "ssh"
+    title = "`ssh`"
+
+    def render(self, run: ResolvedRecipe) -> dict[str, str]:
+        """Set-up and run script of every node. SPOTRL_NODE_RANK, SPOTRL_NODES and SPOTRL_PEERS come from the
+        driver."""
+        recipe = run.recipe
+        begin = script.preamble(recipe, recipe.site.shared_dir or "$HOME/spotrl-work")
+        usage = (
+            f"# {recipe.description}: one node. Driven by `python3 launch.py up {recipe.name} --target ssh`."
+        )
+        head = f"#!/usr/bin/env bash\n{usage}\n"
+        body = begin + script.setup_commands(recipe) + script.write_config(recipe)
+        return {f"{recipe.name}.sh": head + body + f"exec {script.node_command(recipe)}\n"}
+
+    def obeys(self, recipe: Recipe) -> frozenset[str]:
+        return frozenset({"site.hosts", "site.ssh_key", "site.shared_dir"})
+
+
+SSH = Ssh(
+    name="ssh",
+    max_nodes=64,
+    gpus=clouds.ANY,
+    network_gbit_s={"": 100},
+    note="bare machines by hand: --hosts a,b,c,d, head first",
+)
 
 
 def parse_address(host: str) -> tuple[str, str, int]:

@@ -1,0 +1,52 @@
+"""GPUs of the clouds: what each is called there, how many a machine has, how fast machines are joined."""
+
+from __future__ import annotations
+
+RUNPOD = {"L4": "L4", "L40S": "L40S", "A100-80GB": "A100-80GB-SXM", "H100": "H100-SXM", "H200": "H200-SXM",
+          "B200": "B200", "MI300X": "MI300X"}  # fmt: skip
+GCP = {"L4": "L4", "A100": "A100", "A100-80GB": "A100-80GB", "H100": "H100", "H200": "H200", "B200": "B200"}
+LABELLED = {name: name for name in ("L4", "L40S", "A100", "A100-80GB", "H100", "H200", "B200")}
+DSTACK = {name: "A100" if name == "A100-80GB" else name for name in LABELLED}
+DSTACK_RUNPOD = {name: DSTACK[name] for name in RUNPOD if name in DSTACK}
+DSTACK_GCP = {name: DSTACK[name] for name in GCP}
+AWS = {name: name for name in ("L4", "L40S", "A100", "A100-80GB", "H100", "H200", "B200")}
+AZURE = {name: name for name in ("A100", "A100-80GB", "H100")}
+LAMBDA = {name: name for name in ("A100", "A100-80GB", "H100", "B200")}
+NEBIUS = {name: name for name in ("L40S", "H100", "H200", "B200")}
+ANY = {name: name for name in (*LABELLED, "MI300X")}
+"""Our name of a GPU -> the platform's, of each cloud; ANY: machines of your own."""
+NIC = {"A100-80GB": 100.0, "A100": 100.0, "H100": 200.0, "H200": 200.0, "B200": 200.0, "L4": 50.0}
+"""Gb/s of GCP's machines by their first network interface, a gVNIC. Machines of eight H100 have four more,
+which only GPUDirect's own images use."""
+
+COUNTS = {
+    ("gcp", "H100"): (1, 2, 4, 8),
+    ("gcp", "H200"): (8,),
+    ("gcp", "B200"): (8,),
+    ("gcp", "A100-80GB"): (1, 2, 4, 8),
+    ("aws", "A100"): (8,),
+    ("aws", "A100-80GB"): (8,),
+    ("aws", "H100"): (1, 8),
+    ("aws", "H200"): (8,),
+    ("aws", "B200"): (8,),
+    ("aws", "L4"): (1, 4, 8),
+    ("aws", "L40S"): (1, 4, 8),
+    ("azure", "A100"): (8,),
+    ("azure", "A100-80GB"): (1, 2, 4, 8),
+    ("azure", "H100"): (1, 2),
+    ("lambda", "A100"): (1, 2, 4, 8),
+    ("lambda", "A100-80GB"): (8,),
+    ("lambda", "H100"): (1, 2, 4, 8),
+    ("lambda", "B200"): (1, 2, 4, 8),
+    ("nebius", "L40S"): (1, 2, 4),
+    ("nebius", "H100"): (1, 8),
+    ("nebius", "H200"): (1, 8),
+    ("nebius", "B200"): (1, 8),
+}
+"""GPUs per node that a cloud sells, where it is not every number up to 8."""
+
+
+def runpod_card(gpu: str, count: int) -> str:
+    """SkyPilot's name of `count` GPUs in one pod of RunPod: a single A100 does without NVLink, and is the
+    cheaper PCIe card."""
+    return "A100-80GB" if (gpu, count) == ("A100-80GB", 1) else RUNPOD[gpu]

@@ -1,0 +1,392 @@
+"""dstack: a task, the fleet that it runs on, and the volume where the recipe names one. Checked against
+0.22.5.
+
+What shapes them: a node lost on RunPod, Kubernetes or own machines counts as `error`, not as `interruption`,
+so both are retried; several nodes need a fleet with `placement: cluster`; commands are joined with && unless
+one block.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from recipes.platforms import clouds, pods, restarts, script
+from recipes.platforms.disposable import Disposable
+from recipes.platforms.ssh import hosts_of, parse_address
+from recipes.platforms.task_yaml import to_yaml
+from recipes.recipe.resolved import MachineChoice, ResolvedRecipe
+from recipes.recipe.spec import Recipe
+from trainer.config import ConfigError
+from trainer.hardware.gpus import gpu_named
+from trainer.system.exit_codes import EXIT_PREFLIGHT
+
+INSTANT_CLUSTER = "runpod-cluster"
+"""What the price list calls RunPod's clusters of several pods."""
+RUNPOD_CARDS = {
+    "L4": "NVIDIA L4",
+    "L40S": "NVIDIA L40S",
+    "A100-80GB": "NVIDIA A100 80GB PCIe",
+    "A100-80GB-SXM": "NVIDIA A100-SXM4-80GB",
+    "H100-SXM": "NVIDIA H100 80GB HBM3",
+    "H200-SXM": "NVIDIA H200",
+    "B200": "NVIDIA B200",
+}
+"""RunPod's own names, which dstack takes for instance types, by SkyPilot's."""
+LONGEST_NAME = 36
+"""Characters of a task's name: dstack's 41, less what a fleet's name has behind it."""
+CODE = "/spotrl"
+"""Where the repository stands in the container."""
+PARTS = ("", "data_prep", "trainer/checkpoint", "trainer/fleet", "trainer/node", "trainer/rewards/grading")
+"""The repository in uploads: one is 2 MB at most, and `.dstackignore` leaves the others out of the first."""
+CHECKS = (
+    "recipes/gpu_check.py",
+    "recipes/recipe/recipe_files.py",
+    "recipes/plan",
+    "recipes/platforms",
+    "recipes/presets",
+    "tests/conftest.py",
+    "tests/families.py",
+    "tests/servers.py",
+    "tests/gpu",
+    "tests/learning",
+)
+"""What a check of a card needs besides, left out of the first too."""
+CAPACITY_HOURS = 8.0
+"""How long dstack looks for machines before it gives up, hours."""
+
+
+class Dstack(Disposable):
+    program = "dstack"
+    title = "dstack"
+
+    @property
+    def asks_bucket(self) -> bool:
+        return bool(self.cloud)
+
+    @property
+    def backend(self) -> str:
+        """dstack's name of the cloud; "": machines of your own."""
+        return "runpod" if self.cloud == INSTANT_CLUSTER else self.cloud
+
+    def price_market(self, recipe: Recipe) -> str:
+        """RunPod has one price for pods and another for clusters."""
+        return self.backend if recipe.cluster.nodes == 1 else self.cloud
+
+    def obeys(self, recipe: Recipe) -> frozenset[str]:
+        own = {"cluster.shm_gib"}
+        if not self.cloud:
+            return (self.OBEYS - {"storage.volume"}) | own | {"site.hosts", "site.ssh_key"}
+        own.add("budget.idle_minutes" if restarts.restart_codes(recipe) else "budget.keep_minutes")
+        if self.sold:
+            own |= {"budget.max_hourly_usd", "site.region"}
+        if recipe.storage.volume:
+            own.add("storage.volume_gib")
+        return self.OBEYS | own
+
+    def render(self, run: ResolvedRecipe) -> dict[str, str]:
+        """Task, fleet and, where the recipe names one, volume."""
+        recipe = run.recipe
+        name = _task_name(recipe)
+        if len(name) > LONGEST_NAME:
+            raise ConfigError(
+                f"dstack takes names of up to {LONGEST_NAME} characters here, and {name} has {len(name)}: "
+                "rename the recipe"
+            )
+        rented = self._rented(recipe, run.machines)
+        files = {
+            f"{recipe.name}.yaml": to_yaml(self._task(recipe, rented, name), self._head(recipe)),
+            f"{recipe.name}.fleet.yaml": to_yaml(
+                self._fleet(recipe, rented, name), "The machines; once, before the task."
+            ),
+        }
+        if recipe.storage.volume:
+            files[f"{recipe.name}.volume.yaml"] = to_yaml(
+                self._volume(recipe), "The volume; once, before the fleet."
+            )
+        return files
+
+    def fleet_name(self, name: str) -> str:
+        """One fleet per recipe and cloud."""
+        return f"{name}-{self.name.partition('-')[2].replace('kubernetes', 'k8s').replace('runpod', 'rp')}"
+
+    def _head(self, recipe: Recipe) -> str:
+        folder = f"recipes/generated/{self.name}/{recipe.name}"
+        apply = f"dstack apply -f {folder}.yaml -e RUN_ID=my-run"
+        if recipe.uses_bucket and not recipe.storage.bucket:
+            apply += " -e BUCKET=s3://..."
+        for name in script.launch_secrets(recipe):
+            apply += f" -e {name}"
+        if recipe.kind == "sample":
+            each = apply.replace("apply", f"apply -y -d -n {_task_name(recipe)}-$i")
+            apply = f"for i in $(seq {recipe.jobs}); do {each}; done"
+
+        lines = [script.written_by(recipe, self.name)]
+        for name in self.secrets(recipe):
+            lines.append(f"  dstack secret set {name.lower()} ...")
+        lines.append(f"  dstack apply -f {folder}.fleet.yaml")
+        lines.append(f"  {apply}")
+        lines.append(script.run_id_comment(recipe))
+        return "\n".join(lines)
+
+    def secrets(self, recipe: Recipe) -> tuple[str, ...]:
+        """Tokens that the task takes from dstack's own secrets, which have these names in lower case.
+
+        No others: a secret that the task names and the server does not have ends the run, once the machines
+        are there.
+        """
+        if not recipe.uses_bucket and not recipe.storage.weights:
+            return ()
+        default = "gs" if self.cloud == "gcp" else "s3"
+        names = script.bucket_keys(recipe.storage.bucket or recipe.storage.weights or f"{default}://")
+        online = recipe.config.logging.wandb == "online" and recipe.kind != "sample"
+        return names + (("WANDB_API_KEY",) if online else ())
+
+    def _task(self, recipe: Recipe, rented: dict[str, Any], name: str) -> dict[str, Any]:
+        budget = recipe.budget
+        task: dict[str, Any] = {
+            "type": "task",
+            "name": name,
+            "nodes": recipe.cluster.nodes,
+            "fleets": [self.fleet_name(name)],
+            "image": recipe.cluster.image,
+            "user": "root",
+            "shell": "bash",
+            "working_dir": CODE,
+            "files": [_file(path) for path in (*PARTS, *(CHECKS if recipe.kind == "check" else ()))],
+            "env": self._env(recipe),
+            **({"ports": [script.PORT]} if recipe.kind == "serve" else {}),
+            "resources": self._resources(recipe),
+        }
+        if self.cloud:
+            task |= rented | {"idle_duration": _idle(recipe)}
+        if recipe.storage.volume:
+            task["volumes"] = [{"name": recipe.storage.volume, "path": "/workspace"}]
+        task |= {
+            "retry": retry(recipe),
+            "max_duration": duration(budget.max_hours),
+            "stop_duration": "5m",
+            "startup_order": "master-first",
+            "stop_criteria": "master-done",
+        }
+        if recipe.cluster.gpus_per_node and recipe.kind != "serve":
+            task["utilization_policy"] = {"min_gpu_utilization": 5, "time_window": "1h"}
+        body = (
+            self.begin_shell(recipe)
+            + script.setup_commands(recipe, EXIT_PREFLIGHT)
+            + script.write_config(recipe)
+        )
+        body += script.keep_commands(recipe)
+        task["commands"] = [command(recipe, body)]
+        return task
+
+    def _env(self, recipe: Recipe) -> list[str]:
+        env = ["RUN_ID"]
+        if recipe.uses_bucket:
+            # A name without a value is asked for at the launch.
+            env.append(f"BUCKET={recipe.storage.bucket}" if recipe.storage.bucket else "BUCKET")
+        env += script.launch_secrets(recipe)
+        for key in self.secrets(recipe):
+            env.append(f"{key}=${{{{ secrets.{key.lower()} }}}}")
+        return env
+
+    def _resources(self, recipe: Recipe) -> dict[str, Any]:
+        cluster = recipe.cluster
+        cpus = recipe.cpus if cluster.cpus or not cluster.gpus_per_node else 8 * cluster.gpus_per_node
+        resources: dict[str, Any] = {
+            "cpu": f"x86:{cpus}..",
+            "memory": f"{cluster.memory_gib}GB..",
+            "shm_size": f"{cluster.shm_gib}GB",
+            "disk": f"{cluster.disk_gib}GB..",
+        }
+        if cluster.gpus_per_node:
+            cards = self.cards(recipe)
+            least = min(gpu_named(gpu).memory_gib for gpu in cards)
+            resources["gpu"] = {
+                "vendor": "amd" if cluster.gpu.startswith("MI") else "nvidia",
+                "name": list(dict.fromkeys(self.gpus[gpu] for gpu in cards)),
+                "memory": f"{int(least)}GB..",
+                "count": cluster.gpus_per_node,
+            }
+        return resources
+
+    def _rented(self, recipe: Recipe, machines: Sequence[MachineChoice]) -> dict[str, Any]:
+        """Which machines task and fleet take; of your own all."""
+        if not self.cloud:
+            return {}
+        site = recipe.site
+        where: dict[str, Any] = {"backends": [self.backend]}
+        if site.region:
+            where["regions"] = [site.region]
+        if forms := self._forms(recipe):
+            where["instance_types"] = forms
+        if self.uses_spot(recipe):
+            where["spot_policy"] = "spot" if recipe.cluster.spot == "only" else "auto"
+        else:
+            where["spot_policy"] = "on-demand"
+        # Dollars per node and hour: the recipe's, else one and a half times the dearest known price.
+        cards = self.cards(recipe)
+        dearest = max((choice.listed_usd for choice in machines if choice.gpu in cards), default=0.0)
+        most = recipe.budget.max_hourly_usd or round(1.5 * dearest * recipe.cluster.gpus_per_node, 2)
+        if most:
+            where["max_price"] = most
+        return where
+
+    def _forms(self, recipe: Recipe) -> list[str]:
+        """RunPod's names of the cards that were planned: `gpu: name` alone takes PCIe cards too."""
+        count = recipe.cluster.gpus_per_node
+        if self.cloud != INSTANT_CLUSTER or not count:
+            return []
+        return [RUNPOD_CARDS[clouds.runpod_card(gpu, count)] for gpu in self.cards(recipe)]
+
+    def _fleet(self, recipe: Recipe, rented: dict[str, Any], name: str) -> dict[str, Any]:
+        cluster = recipe.cluster
+        site = recipe.site
+        fleet: dict[str, Any] = {"type": "fleet", "name": self.fleet_name(name)}
+        if cluster.nodes > 1:
+            fleet["placement"] = "cluster"
+        if not self.cloud:
+            user = ""
+            hosts = []
+            for host in hosts_of(recipe):
+                login, at, machine = parse_address(host)[0].rpartition("@")
+                if at and not user:
+                    user = login
+                hosts.append(machine)
+            user = user or "ubuntu"
+            return fleet | {
+                "ssh_config": {
+                    "user": user,
+                    "identity_file": site.ssh_key or "~/.ssh/id_ed25519",
+                    "hosts": hosts,
+                }
+            }
+        fleet |= {
+            "nodes": f"0..{cluster.nodes * recipe.jobs}",
+            "resources": self._resources(recipe),
+        } | rented
+        return fleet | {"idle_duration": _idle(recipe)}
+
+    def _volume(self, recipe: Recipe) -> dict[str, Any]:
+        cloud = self.backend
+        if not cloud:
+            raise ConfigError(
+                f"{self.name} runs on your machines: mount the volume there and leave storage.volume empty"
+            )
+        if not recipe.site.region and not self.on_kubernetes:
+            raise ConfigError("a volume lives in one region: set site.region, for example US-KS-2 on RunPod")
+        size = pods.claim_gib(recipe)
+        where = {"region": recipe.site.region} if recipe.site.region else {}
+        return (
+            {"type": "volume", "name": recipe.storage.volume, "backend": cloud}
+            | where
+            | {"size": f"{size}GB"}
+        )
+
+
+TARGETS = (
+    Dstack(
+        name="dstack-runpod",
+        cloud=INSTANT_CLUSTER,
+        max_nodes=8,
+        cpu_only=False,
+        gpus=clouds.DSTACK_RUNPOD,
+        network_gbit_s={"A100-80GB": 1600, "H100": 3200, "": 3200},
+        note="one pod, or an Instant Cluster of 2 to 8: on demand, one network volume, never spot",
+    ),
+    Dstack(
+        name="dstack-gcp",
+        cloud="gcp",
+        max_nodes=16,
+        spot=True,
+        gpus=clouds.DSTACK_GCP,
+        network_gbit_s=clouds.NIC | {"": 100},
+    ),
+    Dstack(
+        name="dstack-kubernetes",
+        cloud="kubernetes",
+        max_nodes=64,
+        gpus=clouds.DSTACK,
+        network_gbit_s={"": 400},
+        note="your cluster's node pools",
+    ),
+    Dstack(
+        name="dstack-ssh",
+        max_nodes=64,
+        gpus=clouds.DSTACK,
+        network_gbit_s={"": 100},
+        note="own machines as an SSH fleet: --hosts",
+    ),
+)
+
+
+def _task_name(recipe: Recipe) -> str:
+    """The task's name. That of a sampling machine is cut, where the run's own name is almost as long as one
+    can be."""
+    name = script.job_name(recipe)
+    if recipe.kind != "sample" or len(name) <= LONGEST_NAME:
+        return name
+    run = script.job_name(recipe).removesuffix("-sample")
+    return f"{run[:20].rstrip('-')}-{hashlib.sha256(run.encode()).hexdigest()[:4]}-sample"
+
+
+def _idle(recipe: Recipe) -> str:
+    """How long a machine without a job costs on. dstack submits a failed job again after 15 seconds, and then
+    after 30 and 60 more."""
+    waits = bool(restarts.restart_codes(recipe))
+    return f"{recipe.budget.idle_minutes if waits else recipe.budget.keep_minutes}m"
+
+
+def _file(path: str) -> dict[str, str]:
+    """A folder or file of the repository, as seen from the rendered file."""
+    return {"local_path": f"../../../{path}".rstrip("/"), "path": f"{CODE}/{path}".rstrip("/")}
+
+
+def retry(recipe: Recipe) -> dict[str, Any]:
+    """dstack's `retry`. A node lost on RunPod, Kubernetes or own machines is an `error` to it, as is a failed
+    job."""
+    events = ["no-capacity", "interruption", "error"] if restarts.restart_codes(recipe) else ["no-capacity"]
+    return {"on_events": events, "duration": duration(min(recipe.budget.max_hours, CAPACITY_HOURS))}
+
+
+def duration(hours: float) -> str:
+    """Hours as dstack writes them: it takes whole numbers only."""
+    return f"{hours:g}h" if hours == int(hours) else f"{math.ceil(hours * 60)}m"
+
+
+def command(recipe: Recipe, body: str) -> str:
+    """The task's one command: `body`, then the node's process; dstack sees 0 for what it must not start
+    again.
+
+    In a shell of its own, because dstack's is interactive, where an unset variable ends less than it should.
+    """
+    node = script.node_command(recipe)
+    if not restarts.restart_codes(recipe):
+        return f"{body}exec {node}\n"
+    keep = "|".join(map(str, (0, *restarts.restart_codes(recipe))))
+    then = (
+        "start this machine again"
+        if recipe.kind == "sample"
+        else "\\`python3 launch.py resume ${RUN_ID:-}\\`"
+    )
+    task = f"""\
+final() {{
+  code=$?
+  case "$code" in
+    {keep}) ;;
+    *)
+      echo "{restarts.FINAL}: exit code $code; fix what the lines above say, then {then}"
+      exit 0 # dstack starts a job again after every other code
+      ;;
+  esac
+}}
+trap final EXIT
+{body}{script.OUTLAST}{node} &
+node=$!
+trap 'kill -s INT "$node" 2>/dev/null || true' INT
+trap 'kill -s TERM "$node" 2>/dev/null || true' TERM
+outlast "$node"
+"""
+    return f'exec bash -c "$(cat <<"TASK"\n{task}TASK\n)"\n'

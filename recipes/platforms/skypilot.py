@@ -1,0 +1,320 @@
+"""SkyPilot: `sky launch` on demand, `sky jobs launch` for spot. Checked against SkyPilot 0.14.1.
+
+What shapes its tasks: RunPod runs one node and has no FUSE, so nothing is mounted and checkpoints go up by
+our own uploader; SkyPilot's ids change on recovery, so checkpoints are keyed by RUN_ID; rclone's cached
+mounts upload in any order and may lose their tail on `down` (skypilot#8519), so no checkpoint is ever
+committed through one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from recipes.platforms import clouds, pods, restarts, script
+from recipes.platforms.base import Platform
+from recipes.platforms.disposable import Disposable
+from recipes.platforms.task_yaml import to_yaml
+from recipes.recipe.resolved import MachineChoice, ResolvedRecipe
+from recipes.recipe.spec import ASKED_BUCKET, Recipe
+from trainer.config import ConfigError
+from trainer.system.exit_codes import EXIT_PREFLIGHT
+
+DEFAULT_CLOUDS = ("runpod", "gcp")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SkyPilot(Disposable):
+    fast: tuple[str, ...] = ()
+    """GPUs of which nodes of eight take SkyPilot's `network_tier: best`."""
+
+    program = "sky"
+    title = "SkyPilot"
+
+    @property
+    def chooses(self) -> bool:
+        return not self.cloud
+
+    def members(self, recipe: Recipe) -> list[Platform]:
+        if not self.chooses:
+            return [self]
+        known = {target.cloud: target for target in (*TARGETS, *MORE_CLOUDS) if target.sold and target.cloud}
+        chosen = recipe.site.clouds or DEFAULT_CLOUDS
+        unknown = [cloud for cloud in chosen if cloud not in known]
+        if unknown:
+            raise ConfigError(
+                f"site.clouds has {', '.join(unknown)}: give some of {', '.join(sorted(known))}"
+            )
+        return [known[cloud] for cloud in chosen]
+
+    def is_managed(self, recipe: Recipe) -> bool:
+        """Whether SkyPilot's jobs controller runs it."""
+        trains = recipe.cluster.gpus_per_node > 0 and recipe.kind in ("train", "sample")
+        return trains and (self.uses_spot(recipe) or self.on_kubernetes)
+
+    def engine_gpu(self, gpu: str, count: int) -> str:
+        return clouds.runpod_card(gpu, count) if self.cloud == "runpod" else self.gpus[gpu]
+
+    def obeys(self, recipe: Recipe) -> frozenset[str]:
+        managed = self.is_managed(recipe)
+        own = {"budget.idle_minutes" if managed else "budget.keep_minutes"}
+        if self.sold:
+            own |= {"budget.max_hourly_usd", "site.region"}
+        if self.chooses:
+            own.add("site.clouds")
+        if self.on_kubernetes:
+            own |= pods.obeyed(recipe)
+        if self.cloud == "runpod" and recipe.storage.volume:
+            own.add("storage.volume_gib")
+        if self.bucket_mount:
+            own.add("storage.mount")
+        return self.OBEYS | own
+
+    def render(self, run: ResolvedRecipe) -> dict[str, str]:
+        """Task file, and the volume's where the recipe names one."""
+        recipe = run.recipe
+        task: dict[str, Any] = {
+            "name": script.job_name(recipe),
+            "workdir": ".",
+            "num_nodes": recipe.cluster.nodes,
+            "resources": self._resources(recipe, run.machines),
+            "envs": _envs(recipe),
+            "secrets": dict.fromkeys(script.secret_names(recipe), ""),
+        }
+        if recipe.storage.volume:
+            task["volumes"] = {"/workspace": recipe.storage.volume}
+        if recipe.storage.mount:
+            cached = {"source": script.bucket_of(recipe) or ASKED_BUCKET, "mode": "MOUNT_CACHED"}
+            task["file_mounts"] = {recipe.storage.mount: cached}
+        if self.on_kubernetes:
+            queue = {"kueue": {"local_queue_name": recipe.site.queue}} if recipe.site.queue else {}
+            task["config"] = {"kubernetes": {"provision_timeout": 900, **queue, "pod_config": _pod(recipe)}}
+        elif recipe.cluster.nodes > 1 and any(place.target == "skypilot-gcp" for place in run.machines):
+            # GCP's older interface stays below 50 Gb/s, and SkyPilot takes that unless it is told.
+            task["config"] = {"gcp": {"enable_gvnic": True}}
+        begin = self.begin_shell(
+            recipe, "/workspace" if self.cloud == "runpod" or recipe.storage.volume else "$HOME/spotrl"
+        )
+        task["setup"] = begin + script.setup_commands(recipe, EXIT_PREFLIGHT)
+        check = script.leave_if_over(recipe) + script.driver_check(recipe, EXIT_PREFLIGHT)
+        ready = check + script.write_config(recipe) + script.keep_commands(recipe)
+        task["run"] = begin + ready + f"exec {script.node_command(recipe, '0.0.0.0')}\n"
+        name = f"{recipe.name}.yaml"
+        files = {name: to_yaml(task, self._head(recipe, f"recipes/generated/{self.name}/{name}"))}
+        if recipe.storage.volume and self.cloud == "runpod":
+            files[f"{recipe.name}.volume.yaml"] = _volume(recipe)
+        if recipe.storage.volume and self.on_kubernetes:
+            files[f"{recipe.name}.volume.yaml"] = _claim(recipe)
+        return files
+
+    def _head(self, recipe: Recipe, path: str) -> str:
+        managed = self.is_managed(recipe)
+        bucket = "" if recipe.storage.bucket or not recipe.uses_bucket else " --env BUCKET=s3://..."
+        command = "sky jobs launch" if managed else "sky launch"
+        begin = end = ""
+        if recipe.kind == "sample":
+            own_name = "-n" if managed else "-c"
+            begin = f"for i in $(seq {recipe.jobs}); do "
+            command, end = f"{command} -y -d {own_name} {script.job_name(recipe)}-$i", "; done"
+        url = recipe.storage.bucket or recipe.storage.weights or ("s3://" if recipe.uses_bucket else "")
+        needs = script.bucket_keys(url)
+        if url.startswith("gs://") and self.cloud == "gcp":
+            needs = ()  # the machines' own account
+        secrets = "".join(f" --secret {name}" for name in (*needs, *script.launch_secrets(recipe)))
+        return (
+            f"{script.written_by(recipe, self.name)}\n"
+            f"  {begin}{command} {path} --env RUN_ID=my-run{bucket}{secrets}{end}\n"
+            f"{script.run_id_comment(recipe)}"
+        )
+
+    def _resources(self, recipe: Recipe, places: Sequence[MachineChoice]) -> dict[str, Any]:
+        cluster = recipe.cluster
+        budget = recipe.budget
+        common: dict[str, Any] = {
+            "image_id": f"docker:{cluster.image}",
+            "memory": f"{cluster.memory_gib}+",
+            "disk_size": cluster.disk_gib,
+            "autostop": self._autostop(recipe),
+            "job_recovery": recovery(recipe),
+        }
+        if recipe.kind == "serve":  # Ray's dashboard goes through ssh: a port here is open to the internet
+            common["ports"] = [script.PORT]
+        if cluster.cpus or not cluster.gpus_per_node or self.on_kubernetes:
+            common = {"cpus": f"{recipe.cpus}+"} | common
+        if budget.max_hourly_usd:
+            common["max_hourly_cost"] = budget.max_hourly_usd
+        if self.on_kubernetes:
+            del common["disk_size"]  # pods have their node's disk, or the claim
+        rows = {target.name: target for target in (*TARGETS, *MORE_CLOUDS)}
+        choices = [rows[place.target]._choice(recipe, place) for place in places]
+        if len(choices) == 1:
+            return choices[0] | common
+        return {"ordered": choices} | common
+
+    def _autostop(self, recipe: Recipe) -> dict[str, Any]:
+        """When machines without a job go down. SkyPilot takes 0 minutes for 1; an open ssh session, which is
+        also that of `launch.py dashboard`, would keep a cluster, so only jobs count."""
+        if self.is_managed(recipe):
+            return {"idle_minutes": recipe.budget.idle_minutes, "down": True}
+        return {"idle_minutes": recipe.budget.keep_minutes, "wait_for": "jobs", "down": True}
+
+    def _choice(self, recipe: Recipe, place: MachineChoice) -> dict[str, Any]:
+        """A place as SkyPilot takes it."""
+        cluster, site = recipe.cluster, recipe.site
+        where = site.kubernetes_context if self.on_kubernetes else site.region
+        cloud = "k8s" if self.on_kubernetes else self.cloud
+        entry: dict[str, Any] = {"infra": f"{cloud}/{where}" if where else cloud}
+        if place.gpu:
+            card = self.engine_gpu(place.gpu, cluster.gpus_per_node)
+            entry["accelerators"] = f"{card}:{cluster.gpus_per_node}"
+        whole = cluster.gpus_per_node == 8 or self.on_kubernetes
+        if cluster.nodes > 1 and whole and place.gpu in self.fast:
+            entry["network_tier"] = "best"
+        if self.spot and place.gpu:
+            entry["use_spot"] = place.spot
+        return entry
+
+
+TARGETS = (
+    SkyPilot(
+        name="skypilot",
+        max_nodes=16,
+        spot=True,
+        gpus=clouds.GCP,
+        network_gbit_s=clouds.NIC | {"": 100},
+        note="cheapest of RunPod (one node only) and GCP, or of site.clouds, spot before on-demand",
+    ),
+    SkyPilot(
+        name="skypilot-runpod",
+        cloud="runpod",
+        spot=True,
+        gpus=clouds.RUNPOD,
+        network_gbit_s={"": 0},
+        note="one node; no FUSE, so checkpoints go up by our own uploader; machines go down, never stop",
+    ),
+    SkyPilot(
+        name="skypilot-gcp",
+        cloud="gcp",
+        max_nodes=16,
+        spot=True,
+        gpus=clouds.GCP,
+        network_gbit_s=clouds.NIC | {"": 100},
+        bucket_mount=True,
+        note="between nodes one gVNIC: GPUDirect's images have drivers of their own",
+    ),
+    SkyPilot(
+        name="skypilot-kubernetes",
+        cloud="kubernetes",
+        max_nodes=64,
+        gpus=clouds.LABELLED,
+        network_gbit_s={"": 400},
+        bucket_mount=True,
+        fast=tuple(clouds.LABELLED),
+        note="your cluster's own node pools; spot only as the pool you name",
+    ),
+)
+MORE_CLOUDS = (
+    SkyPilot(
+        name="skypilot-aws",
+        cloud="aws",
+        max_nodes=16,
+        spot=True,
+        gpus=clouds.AWS,
+        network_gbit_s={"": 100},
+        bucket_mount=True,
+        needs="skypilot[aws]",
+        note="between nodes TCP: EFA is not set up",
+    ),
+    SkyPilot(
+        name="skypilot-azure",
+        cloud="azure",
+        max_nodes=16,
+        spot=True,
+        gpus=clouds.AZURE,
+        network_gbit_s={"": 24},
+        bucket_mount=True,
+        needs="skypilot[azure]",
+        note="between nodes TCP; H100 by one and two: SkyPilot lists the machine of eight as one of twelve",
+    ),
+    SkyPilot(
+        name="skypilot-lambda",
+        cloud="lambda",
+        max_nodes=16,
+        gpus=clouds.LAMBDA,
+        network_gbit_s={"": 100},
+        bucket_mount=True,
+        note="on demand; machines go down, never stop",
+    ),
+    SkyPilot(
+        name="skypilot-nebius",
+        cloud="nebius",
+        max_nodes=16,
+        spot=True,
+        gpus=clouds.NEBIUS,
+        bucket_mount=True,
+        network_gbit_s={"H100": 3200, "H200": 3200, "B200": 3200, "": 100},
+        fast=("H100", "H200", "B200"),
+        needs="skypilot[nebius]",
+        note="InfiniBand between nodes of eight (network_tier: best)",
+    ),
+)
+"""Clouds that are named after all other targets where a recipe is refused."""
+
+
+def recovery(recipe: Recipe) -> dict[str, Any]:
+    """SkyPilot's `job_recovery`."""
+    rule: dict[str, Any] = {"strategy": "EAGER_NEXT_REGION", "max_restarts_on_errors": 0}
+    codes = restarts.restart_codes(recipe)
+    return rule | ({"recover_on_exit_codes": list(codes)} if codes else {})
+
+
+def _envs(recipe: Recipe) -> dict[str, str | None]:
+    envs: dict[str, str | None] = {
+        "RUN_ID": None,
+        "BUCKET": recipe.storage.bucket or (None if recipe.uses_bucket else ""),
+    }
+    return envs | dict.fromkeys(script.SETTINGS, "")
+
+
+def _pod(recipe: Recipe) -> dict[str, Any]:
+    """What is merged into SkyPilot's own pod, lists by name: `dshm` is its memory volume at /dev/shm."""
+    memory = {"medium": "Memory", "sizeLimit": f"{recipe.cluster.shm_gib}Gi"}
+    # Else pods go to nodes whose disk is too small, and are evicted amid training.
+    requests: dict[str, Any] = {"ephemeral-storage": f"{pods.own_disk_gib(recipe)}Gi"}
+    resources = {"requests": requests}
+    container: dict[str, Any] = {"resources": resources}
+    if recipe.cluster.nodes > 1:
+        container["securityContext"] = {"capabilities": {"add": ["IPC_LOCK"]}}
+    devices = pods.rdma_devices(recipe)
+    if devices:
+        resources["limits"] = devices
+        requests |= devices
+    spec: dict[str, Any] = {"containers": [container], "volumes": [{"name": "dshm", "emptyDir": memory}]}
+    if recipe.site.node_pool:
+        spec["nodeSelector"] = {"cloud.google.com/gke-nodepool": recipe.site.node_pool}
+    return {"spec": spec}
+
+
+def _claim(recipe: Recipe) -> str:
+    """The claim at /workspace, which outlives the pods: models, data and packages are there after a
+    recovery."""
+    where = f"k8s/{recipe.site.kubernetes_context}" if recipe.site.kubernetes_context else "k8s"
+    config = {"access_mode": pods.claim_mode(recipe)}
+    if recipe.site.storage_class:
+        config["storage_class_name"] = recipe.site.storage_class
+    return _volume_file(recipe, "claim", {"type": "k8s-pvc", "infra": where}, {"config": config})
+
+
+def _volume(recipe: Recipe) -> str:
+    if len(recipe.storage.volume) > 30:
+        raise ConfigError(f"storage.volume {recipe.storage.volume!r}: RunPod takes at most 30 characters")
+    if "/" not in recipe.site.region:
+        raise ConfigError("a RunPod volume lives in one data centre: set site.region, for example US/US-KS-2")
+    where = {"type": "runpod-network-volume", "infra": f"runpod/{recipe.site.region}"}
+    return _volume_file(recipe, "volume", where, {})
+
+
+def _volume_file(recipe: Recipe, word: str, where: dict[str, str], more: dict[str, Any]) -> str:
+    data = {"name": recipe.storage.volume, **where, "size": str(pods.claim_gib(recipe)), **more}
+    return to_yaml(data, f"The {word} at /workspace; once: sky volumes apply {recipe.name}.volume.yaml")
