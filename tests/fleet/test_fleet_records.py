@@ -22,10 +22,11 @@ from trainer.fleet.fleet_records import (
     WeightVersion,
 )
 from trainer.fleet.heartbeat import read_heartbeat
-from trainer.fleet.objects import MalformedObject, Objects, worker_key
+from trainer.fleet.objects import Objects, worker_key
 from trainer.fleet.scheduler import GivenUnit
 from trainer.storage.seal import Seal
 from trainer.storage.storage import Storage
+from trainer.system.records import MalformedRecord
 
 HEARTBEAT = HeartbeatRecord(
     worker="w0",
@@ -71,7 +72,7 @@ def test_a_record_is_read_as_it_was_written(objects, kind):
 def test_a_heartbeat_lacks_no_field(objects, name):
     value = {key: field for key, field in msgspec.to_builtins(HEARTBEAT).items() if key != name}
     objects.put_record(worker_key("w0"), value)
-    with pytest.raises(MalformedObject, match=f"workers/w0.json is not .* field `{name}`"):
+    with pytest.raises(MalformedRecord, match=f"workers/w0.json is not .* field `{name}`"):
         read_heartbeat(objects, "w0")
 
 
@@ -95,6 +96,8 @@ WRONG: dict[str, tuple[type, dict[str, Any] | list[Any] | None]] = {
     ),
     "an unknown kind of anchor": (HeadRecord, {"anchors": [{"kind": "x", "version": 1, "lineage": ""}]}),
     "a version below 0": (HeadRecord, {"version": -1}),
+    "an attempt that is a path": (HeadRecord, {"attempt": "../1-a"}),
+    "a host that moves the cursor": (HeartbeatRecord, {"host": "\x1b[2J"}),
     "a lineage that is a path": (HeadRecord, {"lineage": "../../x"}),
     "reasons that are a list": (HeadRecord, {"turned_away": ["w0"]}),
     "a configuration that is a list": (AboutRun, {"config": []}),
@@ -120,20 +123,20 @@ def test_a_record_of_other_types_is_refused(objects, name):
     kind, changes = WRONG[name]
     value = msgspec.to_builtins(RECORDS[kind]) | changes if isinstance(changes, dict) else changes
     objects.put_record("x", value)
-    with pytest.raises(MalformedObject, match="x is not what the run's code writes"):
+    with pytest.raises(MalformedRecord, match="x is not what a run writes"):
         objects.get_record("x", kind)
 
 
 @pytest.mark.parametrize("body", [b'{"rate": NaN}', b'{"rate": -Infinity}', b"[" * 100_000, b"\xff", b""])
 def test_what_is_no_json_is_refused(objects, body):
     objects.put("x", body)
-    with pytest.raises(MalformedObject):
+    with pytest.raises(MalformedRecord):
         objects.get_record("x", HeartbeatRecord)
 
 
 def test_a_heartbeat_under_another_s_name_is_refused(objects):
     objects.put_record(worker_key("w1"), HEARTBEAT)
-    with pytest.raises(MalformedObject, match="workers/w1.json is the heartbeat of w0"):
+    with pytest.raises(MalformedRecord, match="workers/w1.json is the heartbeat of w0"):
         read_heartbeat(objects, "w1")
 
 
@@ -155,5 +158,5 @@ def test_any_value_of_any_field_is_a_record_or_refused(tmp_path_factory, kind, d
     objects.put_record("x", value)
     try:
         assert isinstance(objects.get_record("x", kind), kind)
-    except MalformedObject as error:
-        assert "x is not what the run's code writes" in str(error)
+    except MalformedRecord as error:
+        assert "x is not what a run writes" in str(error)

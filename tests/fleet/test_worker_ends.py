@@ -307,7 +307,7 @@ def test_a_second_worker_of_a_name_ends_while_the_first_lives(run, monkeypatch):
 def test_the_mark_of_a_worker_that_was_killed_holds_nobody_up(run, monkeypatch):
     monkeypatch.setattr(worker, "SAME_NAME_S", 0.2)
     killed = heartbeat.WorkerHeartbeat(run.objects, "w0")
-    killed.write(state="sampling")
+    killed.write(attempt="1-a", state="sampling")
     run.worker._check_name()
 
 

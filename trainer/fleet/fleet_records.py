@@ -7,11 +7,11 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from trainer.fleet.scheduler import Count, GivenUnit
+from trainer.fleet.scheduler import GivenUnit
 from trainer.fleet.units import Lineage, RolloutUnit
+from trainer.storage.attempt_record import AttemptName
+from trainer.system.records import Count, Line
 
-Word = Annotated[str, Meta(max_length=256)]
-AttemptName = Annotated[str, Meta(pattern=r"\A[0-9A-Za-z-]{0,64}\Z")]
 WorkerState = Literal["loading", "fetching", "idle", "sampling"]
 LOADING: WorkerState = "loading"
 """State of a worker that builds its engine."""
@@ -47,8 +47,8 @@ class Anchor(Struct, frozen=True):
     kind: Literal["model", "checkpoint"]
     version: Count
     lineage: Lineage
-    attempt: AttemptName = ""
-    """The attempt that wrote the checkpoint."""
+    attempt: Annotated[str, Meta(pattern=r"^([0-9]{1,8}-[0-9a-z]{1,32})?\Z")] = ""
+    """The attempt that wrote the checkpoint; "" in the oldest layout, and for the pretrained model."""
 
 
 class HeadRecord(Struct, frozen=True, kw_only=True):
@@ -63,18 +63,18 @@ class HeadRecord(Struct, frozen=True, kw_only=True):
     version: Count = 0
     lineage: Lineage = ""
     anchors: tuple[Anchor, ...] = ()
-    turned_away: dict[Word, str] = {}
+    turned_away: dict[Line, str] = {}
     """Workers that are to end, and why."""
 
 
 class HeartbeatRecord(Struct, frozen=True, kw_only=True):
     """`workers/NAME.json`: what a worker is, does, and has sent."""
 
-    worker: Word
+    worker: Line
     attempt: AttemptName
     state: WorkerState
-    host: Word
-    device: Word
+    host: Line
+    device: Line
     goodbye: str
     """Why it has ended; empty while it lives."""
     process: Count

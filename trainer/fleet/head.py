@@ -33,6 +33,7 @@ from trainer.ranks.ranks import Ranks
 from trainer.sampling.sampler import SampledGroups, SamplingRequest
 from trainer.storage.seal import Seal
 from trainer.storage.storage import Storage
+from trainer.system.terminal_text import terminal_line
 from trainer.weights.source import WeightSource
 
 
@@ -81,7 +82,7 @@ class FleetSampler:
             expected_samples(config, self.prompter, datasets),
             lost_s=config.fleet.lost_s,
             wait_s=config.fleet.wait_s,
-            say=lambda text: print(f"fleet: {text}", flush=True),
+            say=lambda text: print(f"fleet: {terminal_line(text)}", flush=True),
             engine_moved=engine_moved,
             poll_s=poll_s,
         )

@@ -10,10 +10,11 @@ from typing import Any
 from msgspec import structs
 
 from trainer.fleet.fleet_records import FETCHING, LOADING, HeartbeatRecord
-from trainer.fleet.objects import MalformedObject, Objects, worker_key
+from trainer.fleet.objects import Objects, worker_key
 from trainer.fleet.scheduler import GivenUnit
 from trainer.observe import beacon
 from trainer.system.errors import StorageError, StoreRefused
+from trainer.system.records import MalformedRecord
 
 HEARTBEAT_S = 5.0
 """Seconds between two heartbeats of a head or a worker that has nothing new to say."""
@@ -98,8 +99,8 @@ class WorkerHeartbeat:
 
 
 def read_heartbeat(objects: Objects, worker: str) -> HeartbeatRecord | None:
-    """A worker's heartbeat; None where there is none. Raises Forged, Malformed, StorageError."""
+    """A worker's heartbeat; None where there is none. Raises Forged, MalformedRecord, StorageError."""
     heartbeat = objects.get_record(worker_key(worker), HeartbeatRecord)
     if heartbeat is not None and heartbeat.worker != worker:
-        raise MalformedObject(f"{worker_key(worker)} is the heartbeat of {heartbeat.worker}")
+        raise MalformedRecord(f"{worker_key(worker)} is the heartbeat of {heartbeat.worker}")
     return heartbeat

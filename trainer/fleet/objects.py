@@ -23,7 +23,7 @@ import hashlib
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from threading import Event
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -31,6 +31,7 @@ from trainer.config.run_store import FLEET
 from trainer.storage.seal import ForgedObject, Seal
 from trainer.storage.storage import Storage
 from trainer.system.errors import ObjectTooLarge, StorageError, StoreRefused
+from trainer.system.records import Record, decode_record
 
 SIGNATURE_BYTES = 32
 ARRIVES_S = 0.2
@@ -43,13 +44,6 @@ WORKERS = "workers"
 WEIGHTS = "weights"
 SAMPLES = "samples"
 MAIL = "mail"
-
-
-Record = TypeVar("Record")
-
-
-class MalformedObject(ForgedObject):
-    """An object that was signed with the run's key, and is no record of its kind: other code wrote it."""
 
 
 class Objects:
@@ -92,15 +86,13 @@ class Objects:
         self.put(name, msgspec.json.encode(value))
 
     def get_record(self, name: str, kind: type[Record]) -> Record | None:
-        """A record of a type; None where there is no such object. Raises Forged, Malformed."""
+        """A record of a type; None where there is no such object. Raises Forged; MalformedRecord where other
+        code has written it with the run's key."""
         try:
             body = self.get(name)
         except FileNotFoundError:
             return None
-        try:
-            return msgspec.json.decode(body, type=kind)
-        except (msgspec.MsgspecError, RecursionError) as error:
-            raise MalformedObject(f"{name} is not what the run's code writes: {error}") from error
+        return decode_record(body, kind, name, MOST_OTHER_BYTES)
 
 
 # --- keys ---------------------------------------------------------------------------------------------------

@@ -11,9 +11,10 @@ from typing import Any
 from trainer.fleet import objects as keys
 from trainer.fleet.fleet_records import LOADING, HeartbeatRecord
 from trainer.fleet.heartbeat import read_heartbeat
-from trainer.fleet.objects import MalformedObject, Objects
+from trainer.fleet.objects import Objects
 from trainer.fleet.scheduler import GivenUnit
 from trainer.storage.seal import ForgedObject
+from trainer.system.records import MalformedRecord
 
 LIST_S = 10.0
 """Seconds between two looks for workers that are new."""
@@ -131,9 +132,9 @@ class Roster:
         StorageError."""
         fresh = {}
         for name, heartbeat in zip(names, self._pool.map(self._fetch, names), strict=True):
-            if isinstance(heartbeat, ForgedObject):
+            if isinstance(heartbeat, Exception):
                 self._listed.discard(name)  # until the next listing
-                if isinstance(heartbeat, MalformedObject):
+                if isinstance(heartbeat, MalformedRecord):
                     self._on_malformed(name, str(heartbeat))
                 else:
                     self.counts.forged += 1
@@ -144,10 +145,10 @@ class Roster:
                     fresh[name] = heartbeat
         return fresh
 
-    def _fetch(self, name: str) -> HeartbeatRecord | ForgedObject | None:
+    def _fetch(self, name: str) -> HeartbeatRecord | ForgedObject | MalformedRecord | None:
         try:
             return read_heartbeat(self.objects, name)
-        except ForgedObject as error:
+        except (ForgedObject, MalformedRecord) as error:
             return error
 
     def update(self, name: str, heartbeat: HeartbeatRecord) -> None:

@@ -16,11 +16,12 @@ from trainer.config.run_store import RunStore
 from trainer.fleet import objects as keys
 from trainer.fleet.fleet_records import AboutRun, Anchor, HeadRecord, Mail, MailedUnit
 from trainer.fleet.heartbeat import HEARTBEAT_S
-from trainer.fleet.objects import MalformedObject, Objects, Record
+from trainer.fleet.objects import Objects
 from trainer.storage.attempt_record import AttemptRecord, BeatRecord
 from trainer.storage.seal import KEY_VARIABLE, ForgedObject, Seal, read_secret
 from trainer.storage.storage import Storage
 from trainer.system.errors import StorageError, StoreRefused
+from trainer.system.records import MalformedRecord, Record
 
 MOST_FORGED = 3
 """Objects of other keys that are read before the first of this worker's own."""
@@ -210,7 +211,7 @@ class RunFollower:
         ConfigError where all that the run has ever said is signed with another key."""
         try:
             record = self.objects.get_record(key, kind)
-        except MalformedObject as error:
+        except MalformedRecord as error:
             print(f"worker {self.worker}: {error}: it is passed over", flush=True)
             record = None
         except ForgedObject as error:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
-from typing import Annotated
 
-from msgspec import Meta, Struct
+from msgspec import Struct
+
+from trainer.system.records import Count, Name
 
 MOST_QUEUED = 2
 """Units in a worker's queue."""
@@ -18,14 +19,10 @@ MOST_COPIES = 2
 """Workers that may sample one unit at a time."""
 
 
-Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
-UnitName = Annotated[str, Meta(pattern=r"\A[0-9A-Za-z-]{1,64}\Z")]
-
-
 class GivenUnit(Struct, frozen=True, array_like=True):
     """A unit as it was assigned to one worker; in JSON a pair."""
 
-    unit: UnitName
+    unit: Name
     turn: Count
     """How often the unit had been assigned by then."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import math
 import zipfile
 from collections.abc import Sequence
@@ -12,11 +11,11 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
-from msgspec import Meta
+from msgspec import Meta, Struct
 
 from trainer.algorithm.traces import Prompt, Trace
 from trainer.checkpoint.trace_columns import text_array, trace_columns, traces_of
-from trainer.fleet.scheduler import Count, UnitName
+from trainer.system.records import Count, Line, Name, decode_record
 
 UNREADABLE = (
     AttributeError,
@@ -42,7 +41,7 @@ AtLeastOne = Annotated[int, Meta(ge=1, lt=1 << 31)]
 class RolloutUnit:
     """Some groups of one step, and all that their samples depend on. Workers read it with these types."""
 
-    name: UnitName
+    name: Name
     """Tells it from every other unit of the attempt."""
     step: Count
     version: Count
@@ -64,6 +63,15 @@ class RolloutUnit:
         return float(len(self.prompts) * self.samples_per_prompt)
 
 
+class SamplesAbout(Struct, frozen=True):
+    """What an archive of samples says of itself."""
+
+    unit: dict[str, Any]
+    """The unit as the worker was given it, which is compared field by field with what was asked."""
+    turn: Count
+    worker: Line
+
+
 @dataclass(frozen=True)
 class SampledUnit:
     """What a worker sends of a unit."""
@@ -79,7 +87,7 @@ class SampledUnit:
 
 def pack_samples(unit: RolloutUnit, turn: int, worker: str, traces: Sequence[Trace]) -> bytes:
     """A unit's samples as one NumPy archive without pickles."""
-    about = {"unit": msgspec.to_builtins(unit), "turn": turn, "worker": worker}
+    about = msgspec.to_builtins(SamplesAbout(msgspec.to_builtins(unit), turn, worker))
     out = io.BytesIO()
     arrays = {"about": text_array(about)} | trace_columns(traces)
     np.savez(out, **arrays)  # ty: ignore[invalid-argument-type]
@@ -108,6 +116,6 @@ def unpack_samples(body: bytes) -> SampledUnit:
     check_archive(body)
     with np.load(io.BytesIO(body), allow_pickle=False) as archive:
         arrays = dict(archive)
-    about = json.loads(arrays["about"].tobytes())
+    about = decode_record(arrays["about"].tobytes(), SamplesAbout, "about")
     traces = traces_of(arrays, [""] * len(arrays["group"]))
-    return SampledUnit(about["unit"], about["turn"], about["worker"], traces)
+    return SampledUnit(about.unit, about.turn, about.worker, traces)

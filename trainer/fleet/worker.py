@@ -45,6 +45,7 @@ from trainer.node.watch.preemption import PreemptionNotice
 from trainer.storage.seal import ForgedObject
 from trainer.system.errors import StorageError, StoreRefused
 from trainer.system.exit_codes import EXIT_CONFIG, EXIT_ERROR, EXIT_OK, EXIT_STORAGE
+from trainer.system.records import MalformedRecord
 
 if TYPE_CHECKING:
     from trainer.fleet.engine_worker import EngineWorker
@@ -235,7 +236,7 @@ class Worker:
         """The heartbeat under this worker's name; None where there is none that can be read."""
         try:
             return read_heartbeat(self.objects, self.name)
-        except ForgedObject:
+        except (ForgedObject, MalformedRecord):
             return None
 
     def _serve(self, about: AboutRun) -> int:
