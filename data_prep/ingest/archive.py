@@ -4,14 +4,14 @@ archive chose."""
 from __future__ import annotations
 
 import bz2
-import gzip
+import contextlib
+import errno
 import io
 import lzma
 import os
 import tarfile
 import zipfile
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -143,56 +143,57 @@ def _decompressed(path: Path) -> IO[bytes]:
 
 
 def _tar(path: Path, refused: Refused) -> Iterator[Member]:
-    count = 0
+    with (
+        _damage_named(path),
+        _decompressed(path) as stream,
+        tarfile.open(fileobj=stream, mode="r|", bufsize=1 << 18) as tar,
+    ):
+        index: Any = tar
+        for info in tar:
+            index.members = []  # a stream is read once, so tarfile need not remember its members
+            if info.isdir():
+                continue
+            try:
+                name = safe_name(info.name)
+                if info.islnk() or info.issym():
+                    yield Member(name, link=link_target(name, info.linkname, hard=info.islnk()))
+                    continue
+            except ValueError as error:
+                refused.add(info.name, str(error))
+                continue
+            file = tar.extractfile(info) if info.isfile() else None
+            if file is None:
+                refused.add(info.name, "neither file, folder nor link")
+                continue
+            if info.size > MAX_MEMBER_BYTES:
+                refused.add(name, f"{info.size} bytes, more than {MAX_MEMBER_BYTES}")
+                continue
+            yield Member(name, info.size, partial(_whole, file, info.size, path))
+        _expect_end(tar)
+
+
+@contextlib.contextmanager
+def _damage_named(path: Path) -> Generator[None]:
+    """Turns what a damaged archive raises into ConfigError: decoders raise anything. The disk's pass."""
     try:
-        with (
-            _decompressed(path) as stream,
-            tarfile.open(fileobj=stream, mode="r|", bufsize=1 << 18) as tar,
-        ):
-            index: Any = tar
-            for info in tar:
-                index.members = []  # a stream is read once, so tarfile need not remember its members
-                if info.isdir():
-                    continue
-                try:
-                    name = safe_name(info.name)
-                    if info.islnk() or info.issym():
-                        yield Member(name, link=link_target(name, info.linkname, hard=info.islnk()))
-                        continue
-                except ValueError as error:
-                    refused.add(info.name, str(error))
-                    continue
-                file = tar.extractfile(info) if info.isfile() else None
-                if file is None:
-                    refused.add(info.name, "neither file, folder nor link")
-                    continue
-                if info.size > MAX_MEMBER_BYTES:
-                    refused.add(name, f"{info.size} bytes, more than {MAX_MEMBER_BYTES}")
-                    continue
-                count += 1
-                yield Member(name, info.size, partial(_whole, file, info.size, path))
-            _expect_end(tar)
-    except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError, _Damaged) as error:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno not in (None, errno.EINVAL):
+            raise
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(
-            f"{path} is truncated or damaged after {count} files ({reason}): download it again"
+            f"{path} is truncated, damaged or no archive ({reason}): download it again"
         ) from None
 
 
 def _whole(file: IO[bytes], size: int, path: Path) -> bytes:
-    try:
+    with _damage_named(path):
         data = file.read()
-    except (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError) as error:
-        raise ConfigError(
-            f"{path} is truncated or damaged after some files ({error}): download it again"
-        ) from None
-    if len(data) != size:
-        raise ConfigError(f"{path} is truncated or damaged after some files (a short one): download it again")
+        if len(data) != size:
+            raise ValueError("a file that is shorter than it says")
     return data
-
-
-class _Damaged(Exception):
-    """The archive is damaged, as our own checks show."""
 
 
 def _expect_end(tar: tarfile.TarFile) -> None:
@@ -201,35 +202,27 @@ def _expect_end(tar: tarfile.TarFile) -> None:
     stream: Any = tar.fileobj
     while chunk := stream.read(1 << 20):
         if chunk.strip(b"\0"):
-            raise _Damaged("not a header where one should be")
+            raise ValueError("not a header where one should be")
 
 
 def _zip(path: Path, refused: Refused) -> Iterator[Member]:
-    try:
-        with zipfile.ZipFile(path) as archive:
-            for info in archive.infolist():
-                if info.is_dir():
-                    continue
-                if info.flag_bits & 1:
-                    raise ConfigError(
-                        f"{info.filename} in {path} is encrypted: unpack it, and give the folder"
-                    )
-                try:
-                    name = _safe_in_zip(info)
-                except ValueError as error:
-                    refused.add(info.filename, str(error))
-                    continue
-                yield Member(name, info.file_size, partial(_inflated, archive, info))
-    except zipfile.BadZipFile as error:
-        raise ConfigError(f"{path} is truncated, damaged or no zip ({error}): download it again") from None
+    with _damage_named(path), zipfile.ZipFile(path) as archive:
+        for info in archive.infolist():
+            if info.is_dir():
+                continue
+            if info.flag_bits & 1:
+                raise ConfigError(f"{info.filename} in {path} is encrypted: unpack it, and give the folder")
+            try:
+                name = _safe_in_zip(info)
+            except ValueError as error:
+                refused.add(info.filename, str(error))
+                continue
+            yield Member(name, info.file_size, partial(_inflated, archive, info, path))
 
 
-def _inflated(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
-    try:
+def _inflated(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> bytes:
+    with _damage_named(path):
         return archive.read(info)
-    except (zipfile.BadZipFile, EOFError, zlib.error, NotImplementedError) as error:
-        where = f"{info.filename} in {archive.filename}"
-        raise ConfigError(f"{where} is truncated, damaged or no zip ({error}): download it again") from None
 
 
 def _safe_in_zip(info: zipfile.ZipInfo) -> str:
@@ -303,14 +296,9 @@ def unpacked_bytes(path: Path) -> int:
         return sum(file.stat().st_size for file in files_under(path, Refused()))
     size = path.stat().st_size
     if path.suffix == ".zip":
-        try:
-            with zipfile.ZipFile(path) as archive:
-                sizes = [info.file_size for info in archive.infolist()]
-                return sum(size for size in sizes if size <= MAX_MEMBER_BYTES)
-        except zipfile.BadZipFile as error:
-            raise ConfigError(
-                f"{path} is truncated, damaged or no zip ({error}): download it again"
-            ) from None
+        with _damage_named(path), zipfile.ZipFile(path) as archive:
+            sizes = [info.file_size for info in archive.infolist()]
+            return sum(size for size in sizes if size <= MAX_MEMBER_BYTES)
     if path.name.endswith((".gz", ".tgz")) and size > 4:
         with open(path, "rb") as file:
             file.seek(-4, io.SEEK_END)

@@ -26,7 +26,7 @@ from data_prep.ingest.archive import (
     unpacked_bytes,
 )
 from data_prep.ingest.wanted import Wanted
-from data_prep.sources.forms import Form, detect
+from data_prep.sources.forms import CHATS, ROLES, Form, detect
 from data_prep.sources.image_values import image_content, image_path
 from data_prep.sources.records import ENDINGS, first_object, read
 from data_prep.sources.source import (
@@ -45,6 +45,8 @@ from trainer.data.dataset import file_sha256
 
 SAMPLE = 50
 """Number of records by which the form of a file is found."""
+STRAY = 4
+"""A column is a stray one where so many times as many records have another one for the same."""
 MAX_SPLITS = 32
 """Most splits that a column may name: each one keeps a file open. A column of ids names thousands."""
 BROKEN = (KeyError, TypeError, ValueError, AttributeError, RecursionError)
@@ -131,12 +133,17 @@ class RecordSource:
         return row
 
     def _refuse_media(self, record: dict[str, Any]) -> None:
-        """Raises BadRecord for a record with a video or sound, which training would ask about unshown."""
+        """Raises BadRecord for a video, sound or image that training would ask about without showing it."""
         for name in MEDIA:
             value = record.get(name)
             stated = any(value.values()) if isinstance(value, dict) else value
             if stated and name not in self.form.columns.values():
                 raise BadRecord("other_media", f"there is something in {name}, and only images are shown")
+        if "images" in self.form.columns and not self.form.value(record, "images"):
+            for name in ROLES["images"]:
+                if record.get(name):
+                    column = self.form.columns["images"]
+                    raise BadRecord("image_count", f"there is an image in {name}, and none in {column}")
 
     def members(self, refused: Refused, wanted: Wanted) -> Iterator[Member]:
         """Images inside the records, those of archives and folders, then what lies where the paths say."""
@@ -156,14 +163,14 @@ class RecordSource:
                 continue
             try:
                 values = self.form.parse(record).images
+                inside = [(k, value) for k, value in enumerate(values) if not image_path(value)]
             except (BadRecord, *BROKEN):
                 continue  # `rows` reports it
-            for k, value in enumerate(values):
-                if not image_path(value):
-                    try:
-                        yield Member.of(f"@{index}-{k}", image_content(value))
-                    except ValueError as error:
-                        refused.add(f"@{index}-{k}", str(error))
+            for k, value in inside:
+                try:
+                    yield Member.of(f"@{index}-{k}", image_content(value))
+                except ValueError as error:
+                    refused.add(f"@{index}-{k}", str(error))
 
     def _beside(self, path: str) -> Path | None:
         if self.beside is None or path.startswith("@"):
@@ -203,7 +210,8 @@ def _refuse_halves(row: Candidate) -> None:
         json.dumps(texts, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         near = error.object[max(0, error.start - 20) : error.end + 20]
-        raise BadRecord("bad_record", f"half a character in {near!r}") from None
+        detail = f"half a character in {near!r}; if many rows have some, name the file's --encoding"
+        raise BadRecord("bad_record", detail) from None
 
 
 def _raw(record: dict[str, Any]) -> str:
@@ -326,12 +334,26 @@ def form_of(path: Path, mapping: dict[str, str], keep: bool, sft: bool, text: Te
     try:
         if not good:
             raise ValueError("it has no record that can be read")
-        return detect(good, mapping, keep, sft)
+        return detect(_without_strays(good, mapping), mapping, keep, sft)
     except ValueError as error:
         shown = ""
         for i, record in enumerate(sample[:3]):
             shown += f"\n  record {i}: {_short(record)}"
         raise ConfigError(f"{path}: {error}{shown}") from None
+
+
+def _without_strays(records: list[dict[str, Any]], mapping: dict[str, str]) -> list[dict[str, Any]]:
+    """Records without columns that a few of them have in place of what the others have: these would be read
+    by the column of a few."""
+    counts: Counter[str] = Counter()
+    for record in records:
+        counts.update(name for name, value in record.items() if value not in (None, "", []))
+    strays: set[str] = set()
+    for names in ((*ROLES["question"], *CHATS), *ROLES.values()):
+        usual = max(counts[name] for name in names)
+        strays |= {name for name in names if STRAY * counts[name] < usual}
+    strays -= {column.partition(".")[0] for column in mapping.values()}
+    return [{name: value for name, value in record.items() if name not in strays} for record in records]
 
 
 def _short(record: dict[str, Any] | UnreadableRecord) -> str:

@@ -74,7 +74,7 @@ def text_form(encoding: str, delimiter: str) -> TextForm:
 
 
 def recognize(path: Path, given: TextForm = TextForm()) -> TextForm:
-    """How the file is read, `given` first. Raises ConfigError for an encoding that only a person can name."""
+    """How the file is read, `given` first."""
     facts = path.stat()
     return _recognize(path, given, facts.st_size, facts.st_mtime_ns)
 
@@ -123,13 +123,10 @@ def _encoding(path: Path) -> str:
             for run in _HIGH.findall(chunk) if broken_here else ():
                 high += len(run)
                 high_together += len(run) if len(run) > 2 else 0
-    if broken <= sound:
+    # In Latin letters an accent stands alone; other scripts have runs of such bytes. What is neither is UTF-8
+    # with broken rows, or in an encoding that only a person can name.
+    if broken <= sound or (high >= 4 and 2 * high_together > high):
         return UTF8
-    # In Latin letters an accent stands alone; other scripts have runs of such bytes.
-    if high >= 4 and 2 * high_together > high:
-        raise ConfigError(
-            f"{path} is neither UTF-8 nor Latin text: give --encoding, such as gb18030, shift_jis or cp1251"
-        )
     return LATIN
 
 

@@ -133,7 +133,7 @@ def test_long_and_foreign_names_survive(tmp_path):
 def test_a_damaged_archive_is_never_taken_for_a_short_one(tmp_path, what, damage):
     path = write_tar(tmp_path / "img.tar.gz", FILES)
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(ConfigError, match="is truncated or damaged after .*: download it again"):
+    with pytest.raises(ConfigError, match="is truncated, damaged or no archive .*: download it again"):
         read(path)
 
 
@@ -194,9 +194,9 @@ def test_a_large_member_of_a_tar_or_folder_is_refused_unread(tmp_path, monkeypat
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
-        (lambda data: b"<html>404</html>", "truncated, damaged or no zip"),
-        (lambda data: data[: len(data) // 2], "truncated, damaged or no zip"),
-        (lambda data: data[:60] + bytes(40) + data[100:], "truncated, damaged or no zip"),
+        (lambda data: b"<html>404</html>", "truncated, damaged or no archive"),
+        (lambda data: data[: len(data) // 2], "truncated, damaged or no archive"),
+        (lambda data: data[:60] + bytes(40) + data[100:], "truncated, damaged or no archive"),
         (
             lambda data: data.replace(
                 b"PK\x01\x02\x14\x03\x14\0\0\0\x08", b"PK\x01\x02\x14\x03\x14\0\0\0\x63"

@@ -60,23 +60,35 @@ def read_manifest(path: str | Path) -> Manifest:
         for key in data.keys() - Manifest.__annotations__.keys():
             del data[key]
         manifest = Manifest(**data)
-        _refuse_paths(manifest)
+        _refuse_malformed(manifest)
         return manifest
-    except (ValueError, TypeError, AttributeError, KeyError) as error:
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
         raise ConfigError(f"{text}/{MANIFEST} is damaged ({error}): prepare the dataset again") from None
 
 
-def _refuse_paths(manifest: Manifest) -> None:
-    """Raises ValueError for a name that no preparation gives and that could lead out of a folder: a
-    manifest may come from a bucket."""
-    for split in manifest.rows:
-        if not SPLIT_NAME.fullmatch(split):
-            raise ValueError(f"a split named {split!r:.80}")
+def _refuse_malformed(manifest: Manifest) -> None:
+    """Raises ValueError for values that no preparation writes: a manifest may come from a bucket, and its
+    names must not lead out of a folder."""
+    for split, count in manifest.rows.items():
+        if not SPLIT_NAME.fullmatch(split) or type(count) is not int or count < 0:
+            raise ValueError(f"a split {split!r:.80} of {count!r:.80} rows")
     for file in manifest.files:
-        if not re.fullmatch(r"\w[\w.-]*\.parquet", file["path"]):
-            raise ValueError(f"a file named {file['path']!r:.80}")
+        numbers = (file["rows"], file["bytes"])
+        named = re.fullmatch(r"\w[\w.-]*\.parquet", file["path"]) and re.fullmatch(
+            "[0-9a-f]*", file["sha256"]
+        )
+        if (
+            not named
+            or file["split"] not in manifest.rows
+            or min(numbers) < 0
+            or set(map(type, numbers)) != {int}
+        ):
+            raise ValueError(f"a file {file!r:.200}")
     if not re.fullmatch("[0-9a-f]*", manifest.fingerprint):
         raise ValueError(f"a fingerprint {manifest.fingerprint!r:.80}")
+    for counts in (manifest.images_per_row, manifest.quarantined):
+        if set(map(type, counts.values())) - {int}:
+            raise ValueError(f"counts {counts!r:.80}")
 
 
 def file_sha256(path: str | Path) -> str:

@@ -29,12 +29,17 @@ def unpacked(message: bytes) -> tuple[Any, list[Image.Image]]:
     if len(message) < LENGTH.size:
         raise ValueError("a message without a length")
     start = LENGTH.size + LENGTH.unpack_from(message)[0]
-    about, sizes = json.loads(message[LENGTH.size : start])
-    images = []
-    for width, height in sizes:
-        end = start + 3 * width * height
-        images.append(Image.frombytes("RGB", (width, height), message[start:end]))
-        start = end
+    try:
+        about, sizes = json.loads(message[LENGTH.size : start])
+        images = []
+        for width, height in sizes:
+            end = start + 3 * width * height
+            if type(end) is not int or not start < end <= len(message):
+                raise ValueError("an image of another size than it says")
+            images.append(Image.frombytes("RGB", (width, height), message[start:end]))
+            start = end
+    except (TypeError, RecursionError) as error:
+        raise ValueError(str(error)) from None
     return about, images
 
 
