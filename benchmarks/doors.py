@@ -87,7 +87,7 @@ def mutated(draw: Draw, data: bytes) -> bytes:
     return bytes(changed)
 
 
-# --- Values that stand where others are expected --------------------------------------------------------------
+# --- Values that stand where others are expected ---
 
 TEXTS = (
     *("", " ", "\0", "\ud83d", "half \ud83d of it", "\udcff", "﻿", "\u2028", "\r\n", "a" * 5000),
@@ -154,7 +154,7 @@ def hostile_record(draw: Draw) -> dict[str, Any]:
     return record
 
 
-# --- Doors ----------------------------------------------------------------------------------------------------
+# --- Doors ---
 
 
 def read_rows(path: Path) -> list[Candidate | BadRow]:

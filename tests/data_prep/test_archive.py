@@ -143,7 +143,7 @@ def test_a_damaged_header_does_not_end_the_archive_in_silence(tmp_path):
     second = 512 + -(-len(FILES["top/0.png"]) // 512) * 512
     data[second + 148 : second + 156] = b"garbage!"
     path.write_bytes(data)
-    with pytest.raises(ConfigError, match="after 1 files"):
+    with pytest.raises(ConfigError, match="not a header where one should be"):
         read(path)
 
 
@@ -201,7 +201,7 @@ def test_a_large_member_of_a_tar_or_folder_is_refused_unread(tmp_path, monkeypat
             lambda data: data.replace(
                 b"PK\x01\x02\x14\x03\x14\0\0\0\x08", b"PK\x01\x02\x14\x03\x14\0\0\0\x63"
             ),
-            "no zip",
+            "no archive",
         ),
     ],
     ids=["html", "cut", "damaged deflate", "unknown method"],
