@@ -138,6 +138,8 @@ def supervised(scratch: Path, steps: int) -> int:
             except KeyboardInterrupt:  # it got the same Ctrl-C, and saves where it stands
                 if interrupted:
                     process.kill()
+                else:
+                    progress.say("stopping the warm-up, which saves first; Ctrl-C again ends it at once")
                 interrupted = True
         progress.show(max(0, last_step(metrics, steps)))
     if interrupted:
@@ -181,6 +183,13 @@ class Progress:
             self.told = quarter
             print(f"{STAGE}: step {step} of {self.steps}", flush=True)
 
+    def say(self, text: str) -> None:
+        """Prints a line above the bar, at once."""
+        if self.bar:
+            self.bar.console.print(text)
+        else:
+            print(text, flush=True)
+
     def __exit__(self, *_: object) -> None:
         if self.bar:
             self.bar.stop()
@@ -192,3 +201,6 @@ if __name__ == "__main__":
     except c.ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(EXIT_CONFIG)
+    except KeyboardInterrupt:
+        print("stopped in the warm-up: the same command begins it again", file=sys.stderr)
+        sys.exit(EXIT_INTERRUPTED)

@@ -18,8 +18,26 @@ LAST_FAILED = Path(".pytest_cache/v/cache/lastfailed")
 """Where pytest keeps the names of tests that failed."""
 
 
+TEST_HELP = """usage: python3 launch.py test [--fast | --rest] [-m MARK] [any argument of pytest]
+
+  (no arguments)       all that needs neither root nor a GPU, in two halves; failures are tried again alone
+  --fast               minutes, on all cores: no engine, no Ray
+  --rest               only what --fast leaves out
+  --within=SECONDS     leaves out tests that take longer
+  -m long              long fault drills and soaks
+  -m lab               network namespaces, sshd, Slurm, SkyPilot and dstack servers (tests/lab/README.md)
+  -m nullgpu           on a CUDA device that is not there (tests/nullgpu/README.md)
+  --record-durations   renews tests/durations.json
+  tests/FOLDER, -k, -x, ...   go to pytest as they are
+
+The first run installs the locked test environment into .venvs/test (7.5 GB on the disk)."""
+
+
 def run_in_training_environment(what: str, arguments: list[str]) -> int:
-    """Commands that need the training environment: data (but not its help), test."""
+    """Commands that need the training environment, but for their help: data, test."""
+    if what == "test" and {"-h", "--help"} & set(arguments):
+        print(TEST_HELP)
+        return 0
     if what == "data" and (not arguments or {"-h", "--help"} & set(arguments)):
         return subprocess.run([sys.executable, "-m", "data_prep", *(arguments or ["--help"])]).returncode
     environment = "test" if what == "test" else "cpu"

@@ -38,6 +38,7 @@ from recipes.recipe.spec import Recipe
 from recipes.records import manifest, run_process, run_record
 from recipes.records.run_record import RunRecord
 from trainer.config import ConfigError
+from trainer.hardware import model_shapes
 from trainer.system.exit_codes import EXIT_CONFIG, EXIT_INTERRUPTED, FINAL_EXIT_CODES, RECOVER_EXIT_CODES
 from trainer.system.processes import end_with_parent
 
@@ -330,7 +331,7 @@ def start_launch(launch: Launch, detach: bool) -> int:
         shared_record.publish_manifest(record, env)
     print(_summary(recipe, record), flush=True)
     if recipe.kind == "serve":
-        print(platforms.how_to_call(record, recipe.config.run.name), flush=True)
+        print(platforms.how_to_call(record, recipe.config.run.name, _sees_images(recipe)), flush=True)
     try:
         code = _run(launch.commands, record, env)
     # Ctrl-C, a program that cannot be started: nothing may cost for ever in `status`
@@ -348,6 +349,15 @@ def start_launch(launch: Launch, detach: bool) -> int:
     if recipe.kind == "train" and (now.cluster, now.confirmed) != (record.cluster, record.confirmed):
         shared_record.publish_manifest(now, env)
     return code
+
+
+def _sees_images(recipe: Recipe) -> bool:
+    """Whether a server's model takes images; False where its shape is not known here."""
+    try:
+        shape = model_shapes.shape_of(recipe.config.model.path, recipe.config.model.revision)
+    except ConfigError:
+        return False
+    return shape is not None and shape.vision is not None
 
 
 def _summary(recipe: Recipe, record: RunRecord) -> str:

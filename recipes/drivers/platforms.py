@@ -4,6 +4,7 @@ nothing runs."""
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 import shlex
 import shutil
@@ -11,6 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from recipes.platforms import job_set, kubernetes, script
 from recipes.platforms.pbs import TOKENS_FILE
@@ -149,8 +151,20 @@ def _dstack(
     )
 
 
-def how_to_call(record: RunRecord, model: str) -> str:
-    """What a person types to reach a server."""
+RED_SQUARE = (
+    "iVBORw0KGgoAAAANSUhEUgAAACAAAAAgCAIAAAD8GO2jAAAAKklEQVR42mO4oKBAU8QwasGoBaMWjFowasGoBaMWjFow"
+    "asGoBaMWDBULAE7YQD2B7wk2AAAAAElFTkSuQmCC"
+)
+"""A PNG of 32 by 32 pixels, base64."""
+
+
+def how_to_call(record: RunRecord, model: str, sees: bool = False) -> str:
+    """What a person types to reach a server. sees: whether its model takes images."""
+    question: str | list[dict[str, Any]] = "What is 2 + 2?"
+    if sees:
+        image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{RED_SQUARE}"}}
+        question = [image, {"type": "text", "text": "Which color is this?"}]
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": question}]})
     where = f"http://127.0.0.1:{script.PORT}"
     if record.target.startswith("skypilot"):
         where = f"http://$(sky status --endpoint {script.PORT} {record.run_id})"
@@ -166,7 +180,7 @@ def how_to_call(record: RunRecord, model: str) -> str:
     return (
         f"once it says `serving`{attach}:\n"
         f"  curl {where}/v1/chat/completions {headers} \\\n"
-        f'    -d \'{{"model": "{model}", "messages": [{{"role": "user", "content": "What is 2 + 2?"}}]}}\''
+        f"    -d {shlex.quote(body)}"
     )
 
 

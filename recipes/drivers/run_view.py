@@ -75,6 +75,20 @@ def url_of(run: str, bucket: str = "") -> str:
     return RunStore.in_bucket(bucket, run).root if bucket else ""
 
 
+def known_url(run: str, bucket: str = "") -> str:
+    """Where a run's files are in its bucket. Raises ConfigError for an id that nobody here knows, and for a
+    run without a bucket."""
+    url = url_of(run, bucket)
+    if url:
+        return url
+    if run_record.is_known(run):
+        raise ConfigError(f"{run} has no bucket that this machine knows of: give --bucket")
+    known = ", ".join(run_record.known_ids()) or "none"
+    raise ConfigError(
+        f"no run {run} was launched from here (known: {known}): give --bucket for one of another desk"
+    )
+
+
 def call_mirror(command: str, url: str, folder: Path, *flags: str) -> int:
     """Runs trainer/observe/mirror.py; returns its exit code."""
     return subprocess.run(_mirror(command, url, folder, *flags), env=_env()).returncode
@@ -90,8 +104,7 @@ def _env() -> dict[str, str]:
 
 def pull_run(run: str, bucket: str, weights: bool) -> int:
     """Fetches metrics, samples, log and configuration; the exported weights on request."""
-    if not (url := url_of(run, bucket)):
-        raise ConfigError(f"{run} has no bucket that this machine knows of: give --bucket")
+    url = known_url(run, bucket)
     folder = run_record.RUNS / run / PULLED
     code = call_mirror("pull", url, folder, *(["--weights"] if weights else []))
     if not code:
@@ -125,8 +138,7 @@ def profile_run(run: str, bucket: str, fetch: bool) -> int:
             (here / "profile.request").touch()
         print(f"{here / 'profile'}" + ("" if fetch else ": the next step is profiled"))
         return 0
-    if not (url := url_of(run, bucket)):
-        raise ConfigError(f"{run} has no bucket that this machine knows of: give --bucket")
+    url = known_url(run, bucket)
     return call_mirror("profile", url, here / PULLED, *(["--fetch"] if fetch else []))
 
 
@@ -175,11 +187,10 @@ def show_logs(run: str, bucket: str, stored: bool, worker: int = 0) -> int:
             raise ConfigError(f"--worker {worker}: {len(jobs)} machines were started from here for {run}")
         record, job = jobs[worker - 1]
         return launched_run.drive_run(record.run_id, "logs", job=job)
-    url = url_of(run, bucket)
     if stored or bucket or not run_record.is_known(run):
-        if not url:
-            raise ConfigError(f"{run} has no bucket that this machine knows of: give --bucket")
+        url = known_url(run, bucket)
         return call_mirror("logs", url, run_record.RUNS / run / PULLED, "--follow")
+    url = url_of(run)
     if not (url and run_record.load_record(run).ended_s):
         try:
             code = launched_run.drive_run(run, "logs")

@@ -30,6 +30,7 @@ from recipes.recipe import recipe_files, sample_group
 from recipes.recipe.spec import Recipe, override, validate, with_placement
 from trainer.config import ConfigError
 from trainer.config.bucket_address import BucketAddress
+from trainer.hardware import model_shapes
 
 RECIPES: dict[str, Callable[[], Recipe]] = {
     "demo": demo.demo,
@@ -92,6 +93,11 @@ def get(name: str) -> Recipe:
         if held and not near:
             held.sort(key=lambda one: not one.startswith("grpo"))
             raise ConfigError(f"unknown recipe {name}: it is part of {', '.join(held[:6])}")
+        if "/" in name and model_shapes.is_hub_id(name):
+            raise ConfigError(
+                f"{name} is a model, and here stands a recipe's name: give a recipe of a model of its kind"
+                f" (`python3 launch.py list`) and --set model.path={name}"
+            )
         near = near or difflib.get_close_matches(name, RECIPES, n=1, cutoff=0.4)
         hint = f"did you mean {near[0]}?" if near else "see `python3 launch.py list`"
         if len(near) > 1:

@@ -30,6 +30,7 @@ def test_every_answer_is_an_option_that_there_is():
         ("actor_rollout_ref.rollout.n=8", "it is rollout.samples_per_prompt here"),
         ("rollout.num_generations=8", "it is rollout.samples_per_prompt here"),
         ("algorithm.beta=0.1", "it is algorithm.kl_coef here"),
+        ("algorithm.kl=0.1", "it is algorithm.kl_coef here"),
         ("trainer.n_gpus_per_node=8", "it is cluster.gpus_per_node here"),
         ("clusta.nodes=2", "did you mean cluster?"),
         ("rolout.temperature=1", "did you mean rollout?"),

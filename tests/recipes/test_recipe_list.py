@@ -149,3 +149,12 @@ def test_one_recipe_is_shown_with_its_details(name, capsys):
     assert f"{name}: {get(name).description}" in said and f"launch.py plan {name}" in said
     assert main(["list", "grpo-qwen2.5-vl-72b-mathv6k"]) == 2
     assert "unknown recipe" in capsys.readouterr().err
+
+
+def test_a_models_name_where_a_recipes_stands_is_known_for_one(capsys):
+    from recipes.commands.cli import main
+
+    assert main(["plan", "google/gemma-3-4b-it"]) == 2
+    said = capsys.readouterr().err
+    assert "google/gemma-3-4b-it is a model, and here stands a recipe's name" in said
+    assert "--set model.path=google/gemma-3-4b-it" in said

@@ -239,3 +239,12 @@ def test_the_dashboard_is_found_through_ssh_and_its_token_kept_private(capfd, mo
 def test_how_each_target_is_reached(target, managed, login):
     found = dashboard.ssh_to_head(RunRecord(run_id="far", recipe="demo", target=target, managed=managed))
     assert found == [] if login is None else found[-1] == login
+
+
+def test_logs_of_an_id_that_nobody_knows_name_it_and_those_that_are_known(capsys, elsewhere):
+    RunRecord(run_id="mine", recipe="demo", target="local").save()
+    for command in ("logs", "pull"):
+        code, _, err = run(capsys, command, "nosuch")
+        assert code == 2 and "no run nosuch was launched from here (known: mine)" in err
+    code, _, err = run(capsys, "pull", "mine")
+    assert code == 2 and "mine has no bucket that this machine knows of: give --bucket" in err

@@ -28,7 +28,7 @@ OPTIONS = {
     "optimizer.zero_stage": "zero_stage stage",
     "optimizer.offload_optimizer": "optimizer_offload adam_offload offload_optimizer cpu_offload",
     "optimizer.offload_reference": "offload_reference ref_reward_offload",
-    "algorithm.kl_coef": "beta kl_coef kl_loss_coef init_kl_coef",
+    "algorithm.kl_coef": "beta kl kl_coef kl_loss_coef init_kl_coef",
     "algorithm.kl_estimator": "kl_loss_type kl_penalty kl_estimator",
     "algorithm.kl_in": "use_kl_loss use_kl_in_reward",
     "algorithm.clip_low": "epsilon clip_ratio clip_ratio_low eps_clip clip_range",

@@ -25,7 +25,7 @@ from trainer.ranks.ranks import Ranks
 from trainer.run.saving import Preempted
 from trainer.run.session import Session
 from trainer.system import last_words
-from trainer.system.errors import OF_THE_DISK, RayError, StorageError
+from trainer.system.errors import OF_THE_DISK, RayError, StorageError, describe_disk_error
 from trainer.system.exit_codes import (
     EXIT_CONFIG,
     EXIT_ERROR,
@@ -123,7 +123,7 @@ def explain_error(error: Exception, ranks: Ranks | None = None) -> tuple[int, st
     cause = getattr(error, "cause", None) or error  # what a rank raised
     disk = isinstance(cause, OSError) and cause.errno in OF_THE_DISK
     if isinstance(error, StorageError) or disk:
-        return EXIT_STORAGE, f"error: {cause}"
+        return EXIT_STORAGE, f"error: {describe_disk_error(cause) if disk else cause}"
     if isinstance(error, DEAD):
         said = str(error)
         who = ranks.named(said) if ranks else ""

@@ -26,7 +26,7 @@ try:
     from trainer.node.launch.node_worker import NodeWorkerLauncher
     from trainer.node.launch.ray_node import RayEnded, adopt_orphans
     from trainer.node.topology import NodeEnvironment
-    from trainer.system.errors import OF_THE_DISK, StorageError
+    from trainer.system.errors import OF_THE_DISK, StorageError, describe_disk_error
     from trainer.system.exit_codes import EXIT_CONFIG, EXIT_ERROR, EXIT_NODE_LOST, EXIT_RAY, EXIT_STORAGE
 except ImportError as missing:  # the other nodes must hear of it
     from trainer.node.launch.missing_package import leave_for_missing_package
@@ -99,7 +99,7 @@ def explain(error: OSError, launcher: Launcher) -> tuple[int, str]:
     A process that Ray's end took away shows as a broken connection, often before Ray itself has ended.
     """
     if error.errno in OF_THE_DISK:
-        return EXIT_STORAGE, f"the disk is full or fails: {error}"
+        return EXIT_STORAGE, describe_disk_error(error)
     ray = launcher.ray
     if ray is not None and ray.process is not None and not ray.alive():
         return EXIT_NODE_LOST, f"Ray ended on this node ({ray.complaint()}): {error}"

@@ -27,7 +27,15 @@ from rich.table import Table
 from rich.text import Text
 
 from trainer.config.growing_file import GrowingFile
-from trainer.config.run_folder import METRICS, NODES, ROSTER, lane_progress, read_progress, read_roster
+from trainer.config.run_folder import (
+    LAUNCH_LOG,
+    METRICS,
+    NODES,
+    ROSTER,
+    lane_progress,
+    read_progress,
+    read_roster,
+)
 from trainer.observe.history import column, merge_lines, newest_samples, read_history
 from trainer.observe.phases import mean_seconds
 from trainer.observe.report_page import run_name
@@ -108,13 +116,19 @@ def follow(
     console = console or Console()
     run_dir = Path(run_dir)
     began = time.time() if stop else 0.0
+    log = GrowingFile(run_dir / LAUNCH_LOG)
+    if stop:
+        log.read()
+    warning = ""
     tail = MetricsTail(run_dir / METRICS)
     if console.is_terminal:
         with Live(console=console, auto_refresh=False, vertical_overflow="visible") as live:
             for progress, history, _ in _watch(run_dir, tail, began, stop, poll_s):
                 who = last_samples(run_dir), read_roster(run_dir)
+                warning = newest_warning(log.read()) or warning
+                size = console.size
                 shown = render_display(
-                    run_name(run_dir), progress, history, console.width, *who, console.height
+                    run_name(run_dir), progress, history, size.width, *who, size.height, warning
                 )
                 live.update(shown, refresh=True)
     else:
@@ -125,6 +139,12 @@ def follow(
                     shown = record.get("time/unix_s", shown)
                     console.print(plain_line(record, progress), highlight=False, soft_wrap=True)
     return str(progress.get("status", "unknown"))
+
+
+def newest_warning(log: bytes) -> str:
+    """The last line of a log that warns; "" without one."""
+    lines = log.decode(errors="replace").splitlines()
+    return next((line for line in reversed(lines) if line.startswith("warning: ")), "")
 
 
 def _watch(
@@ -250,15 +270,18 @@ def render_display(
     nodes: Sequence[dict[str, Any]] = (),
     workers: Sequence[dict[str, Any]] = (),
     height: int = 0,
+    warning: str = "",
 ) -> RenderableType:
     """The whole display. nodes: the newest sample of each (trainer/observe/node_monitor.py). workers: those
     that sample, as the head of a fleet tells them. height: the terminal's lines, of which one stays free; 0:
-    as many as it takes."""
+    as many as it takes. warning: the newest of the run's log."""
     inner = min(width, 110) - 6
     rows = [DisplayRow("headline", 0, (_headline(progress, history, inner),))]
     for key in ("why", "restarts"):
         if progress.get(key):
             rows.append(DisplayRow("why", 1, (_text(progress[key], "dim"),)))
+    if warning:
+        rows.append(DisplayRow("why", 1, (_text(warning, "yellow"),)))
     rows += _values(history, inner)
     if column(history, "time/step_s"):
         for lane, phases in mean_seconds(history[-20:]).items():

@@ -7,6 +7,20 @@ OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 it well, or find another machine."""
 
 
+def describe_disk_error(error: OSError) -> str:
+    """What is wrong with a disk, where, and what to do."""
+    match error.errno:
+        case errno.ENOSPC | errno.EDQUOT:
+            state = "is full"
+            cure = "free some of it, keep fewer checkpoints (checkpoint.keep_last), or move run.dir"
+        case errno.EROFS:
+            state, cure = "is read-only", "mount it writable, or move run.dir"
+        case _:
+            state, cure = "fails", "take another disk or machine"
+    where = f" at {error.filename}" if error.filename else ""
+    return f"the disk {state}{where} ({error.strerror or error}): {cure}"
+
+
 class ConfigError(ValueError):
     """A configuration, data set or machine that cannot run. The message is one line and says what to
     change."""
