@@ -34,7 +34,8 @@ from data_prep.write.quarantine import Quarantine
 from data_prep.write.shards import SplitWriter, clear, fingerprint, others_in, write_manifest
 from trainer.config import ConfigError
 from trainer.data.dataset import MANIFEST, read_manifest
-from trainer.data.schema import SYSTEM_PROMPT, TEXT_SYSTEM_PROMPT, Manifest, Row, row_id_of
+from trainer.data.schema import SYSTEM_PROMPT, TEXT_SYSTEM_PROMPT, Manifest, Row, question_text, row_id_of
+from trainer.rewards.grading.kinds import reading
 
 Progress = Callable[[str, int, int], None]
 """(stage, done, total): called often; total 0 where it is not known."""
@@ -416,6 +417,7 @@ def _written(row: Candidate, result: CheckedRow, origin: _OpenSource) -> Row:
         answer=row.answer,
         answer_type=result.answer_type,
         solution=row.solution,
+        reading="" if result.answer_type == "task" else reading(row.answer, question_text(row.messages)),
         extra=row.extra,
     )
 

@@ -15,8 +15,9 @@ from data_prep.sources.own import RecordSource
 from data_prep.sources.text_files import recognize
 from trainer.config import ConfigError
 from trainer.data.dataset import Dataset, read_manifest
-from trainer.data.schema import Manifest, Row
+from trainer.data.schema import Manifest, Row, question_text
 from trainer.images.decoding import image_size
+from trainer.rewards.grading.kinds import in_words, reading
 
 
 def catalog() -> str:
@@ -75,6 +76,9 @@ def row(dataset: Dataset, index: int, tokenizer: str, min_pixels: int, max_pixel
                 text = _image(next(images), min_pixels, max_pixels, side)
             lines.append(f"  {message['role']:<10}{text}")
     lines.append(f"  reference answer: {one.answer} ({one.answer_type})")
+    if one.answer_type != "task":
+        question = question_text(one.messages)
+        lines.append(f"  read as: {in_words(one.reading or reading(one.answer, question))}")
     if one.solution:
         lines.append(f"  solution: {one.solution}")
     if one.extra:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from data_prep.sources.source import BadRecord, text_of
+from trainer.rewards.grading.choices import listed, plain_words
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _OWN_LETTER = re.compile(r"\s*(?:\(([A-Za-z])\)|([A-Za-z])\s*[.):])\s*(?=\S)")
@@ -54,6 +55,10 @@ def with_choices(asked: str, found: Sequence[Any], answer: Any, keep: bool) -> t
     letter = _letter(texts, labels, answer)
     if not letter and not keep:
         raise BadRecord("bad_choices", f"answer {text_of(answer)!r} is not one of the choices {texts}")
+    in_question = list(listed(asked).values())
+    in_column = list(map(plain_words, texts))
+    if in_question != in_column and sorted(in_question) == sorted(in_column):
+        raise BadRecord("bad_choices", f"the question lists its choices in another order than {texts}"[:200])
     if not shows(asked, texts):
         lines = [f"{LETTERS[i]}. {text}" for i, text in enumerate(texts)]
         asked = "\n".join([f"{asked}\n", *lines])

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainer.data.schema import Manifest, Row, question_text
 from trainer.images.decoding import open_image, to_rgb
+from trainer.rewards.grading.kinds import in_words, reading
 
 if TYPE_CHECKING:
     from trainer.data.dataset import Dataset
@@ -161,7 +162,9 @@ def _row(row: Row) -> str:
         solution = f"<details><summary>solution</summary><p>{_text(row.solution)}</p></details>"
     system = next((m["content"] for m in row.messages if m["role"] == "system"), "")
     system = system if isinstance(system, str) else json.dumps(system)
-    about = " · ".join(map(_text, (row.answer_type, row.source, row.id)))
+    question = question_text(row.messages)
+    read_as = "" if row.answer_type == "task" else in_words(row.reading or reading(row.answer, question))
+    about = " · ".join(map(_text, filter(None, (row.answer_type, read_as, row.source, row.id))))
     return (
         f"<div class=row>{images}<p>{_text(question_text(row.messages))}</p>"
         f"<span class=reference>{_text(row.answer)}</span> <span class=meta>{about}</span>{solution}"

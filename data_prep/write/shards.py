@@ -105,7 +105,7 @@ class SplitWriter:
         path = self._dir / f".{self._split}-{len(self._shards):05d}.part"
         file = _HashedFile(path)
         self._shards.append({"part": path, "rows": 0})
-        repeated = ["source", "answer_type"]
+        repeated = ["source", "answer_type", "reading"]
         writer = pq.ParquetWriter(
             file, SCHEMA, compression="none", use_dictionary=repeated, write_statistics=False
         )

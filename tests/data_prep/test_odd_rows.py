@@ -169,6 +169,7 @@ def test_choices_are_shown_with_letters_once(record, answer, shown):
         {"question": "?", "choices": {"first": "red", "second": "blue"}, "answer": "red"},
         {"question": "?", "choices": COLORS, "answer": 2},
         {"question": "?", "choices": COLORS, "answer": "C"},
+        {"question": "Which?\nA. blue\nB. red", "choices": ["red", "blue"], "answer": "red"},
     ],
 )
 def test_choices_whose_answer_could_be_two_are_left_out_by_name(record):
@@ -214,6 +215,9 @@ def test_json_that_says_nan_or_infinity_has_no_answer(tmp_path):
         ("#### 1,2", "1,2"),
         ("#### {100,200}", "{100,200}"),
         ("so \\boxed{5}. Again \\boxed{5}", "5"),
+        ("The answer is 12 apples. Thanks.", "12 apples"),
+        ("The answer is J. R. Smith.", "J. R. Smith"),
+        ("The answer is 3.5.", "3.5"),
         ("so \\boxed{0.5}, that is \\boxed{\\frac12}", "\\frac12"),
     ],
 )

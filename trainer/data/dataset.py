@@ -178,7 +178,7 @@ class Dataset:
                     yield self._row(table, i)
 
     def _row(self, table: pa.Table, i: int) -> Row:
-        values: dict[str, Any] = {name: table.column(name)[i].as_py() for name in COLUMNS}
+        values: dict[str, Any] = {n: table.column(n)[i].as_py() for n in COLUMNS if n in table.column_names}
         stored = chat_messages(values["messages"])
         asked = values["messages"] = self.prompting.asked(stored, values["source"])
         values["images"] = list(map(itemgetter("bytes"), values["images"]))

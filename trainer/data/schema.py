@@ -30,7 +30,7 @@ AnswerType = Literal["letter", "number", "text", "math", "task"]
 
 SPLIT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 """Name of a split, which begins the names of its files: it leads out of no folder."""
-COLUMNS = ("id", "source", "messages", "images", "answer", "answer_type", "solution", "extra")
+COLUMNS = ("id", "source", "messages", "images", "answer", "answer_type", "solution", "extra", "reading")
 FORMAT = 2
 LEARNED = "learned_turns"
 """Key of `Row.extra`: numbers of the messages that supervised training learns besides the solution."""
@@ -70,6 +70,9 @@ class Row:
     """Worked solution for supervised training, or empty: `<think>…</think><answer>…</answer>`."""
     extra: dict[str, Any] = field(default_factory=dict)
     """The dataset's own fields of the row, JSON values: `precision`, `choices`, `pass_rate`, `LEARNED`..."""
+    reading: str = ""
+    """As what the grader reads the answer, as JSON: its kind, parts, order and unit, and what the question asks
+    for (`grading.kinds.reading`). Empty in rows that were prepared before it was kept: it is derived."""
 
     @property
     def reference(self) -> str:

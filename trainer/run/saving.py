@@ -14,6 +14,7 @@ from trainer.checkpoint.manager import Checkpoints
 from trainer.config.run_folder import METRICS, SAMPLES
 from trainer.learning.learner import Learner
 from trainer.node.watch.preemption import PreemptionNotice
+from trainer.rewards.grading import RULES
 from trainer.system.errors import StorageError
 
 ATTACHED = (METRICS, SAMPLES)
@@ -91,6 +92,7 @@ class Saving:
         checkpoints = self.checkpoints
         attach = [self.run_dir / name for name in ATTACHED]
         state = {"updates": at.updates, "skipped": at.skipped, "reward_norm": at.loop_state}
+        state["grading"] = RULES
         checkpoints.begin(at.step, state, score=at.score, attach=attach, ahead=at.ahead)
         try:
             keep, to = checkpoints.local_steps(), checkpoints.attempt

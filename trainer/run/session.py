@@ -46,6 +46,7 @@ from trainer.ranks.process import RankProcess
 from trainer.ranks.ranks import Ranks
 from trainer.ranks.ray_ranks import RayRanks
 from trainer.rewards.completion_facts import facts_of_row
+from trainer.rewards.grading import RULES
 from trainer.rewards.grading.forms import FORMS
 from trainer.rewards.scorer import Scorer
 from trainer.rewards.trial import try_at_start
@@ -250,6 +251,12 @@ class Session:
         logged = newest_lines(Path(self.config.run.dir) / METRICS)
         self.rewards.resume(logged[-1] if logged else {})
         print(f"resumed from step {step}" if found else "starting from scratch", flush=True)
+        began_with = found.state.get("grading", 1) if found else RULES
+        if began_with != RULES and self.config.method != "sft":
+            print(
+                f"answers are graded by rules {RULES} from here on: until step {step} it was by {began_with}",
+                flush=True,
+            )
         self.clock.mark("resume")
         return ResumedRun(step, dict(found.state["reward_norm"]) if found else {})
 

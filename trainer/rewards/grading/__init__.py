@@ -5,3 +5,6 @@ expressions.
 In: two strings. Out: a verdict and the rule that decided.
 May import: the standard library and mpmath.
 """
+
+RULES = 2
+"""Number of the rules by which answers are graded; it rises with every change of verdicts. Checkpoints keep it."""

@@ -6,13 +6,16 @@ ends and their order, an expression only its value.
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from typing import Any
 
 from trainer.rewards.grading import choices, clock, expression, quantity, relations, structures
 from trainer.rewards.grading.dates import Date, date
+from trainer.rewards.grading.extraction import unbox
 from trainer.rewards.grading.notation import common_notation
 from trainer.rewards.grading.quantity import Quantity
 from trainer.rewards.grading.question import read_question
@@ -139,7 +142,7 @@ Kind = Text | Mathematics
 _PLAIN = re.compile(r"-?(?:[1-9][0-9]{0,14}|0)(?:\.[0-9]{1,15})?")
 _EMPTY_SET = re.compile(r"\\\{\s*\\\}|\\emptyset(?![a-zA-Z])")
 _CODE = re.compile(
-    r"[0-9]+\s*\^?\{?\s*(?:st|nd|rd|th)\}?|0[0-9]+|[0-9]+(?:[-/.][0-9]+){2,}|[0-9]*[-/]0[0-9]+|0[0-9]+[-/][0-9]+|[0-9]{1,3}0'?s|[A-Z]{2,}-[0-9]+"
+    r"[0-9]+\s*\^?\{?\s*(?:st|nd|rd|th)\}?|0[0-9]+|[0-9]+(?:[-/.][0-9]+){2,}|[0-9]*[-/]0[0-9]+|0[0-9]+[-/][0-9]+|[0-9]{1,3}0'?s|[A-Z]{2,}-[0-9]+|(?:19|20)[0-9]{2}/[0-9]{2}"
     r"|[0-9]{1,2}:[0-9]{2}\s*-\s*[0-9]{1,2}:[0-9]{2}",
     re.ASCII,
 )
@@ -156,22 +159,61 @@ _CHEMICAL = re.compile(
 )
 _EVERY_COUNTED = re.compile(rf"(?:{_ELEMENT}_(?:[2-9]|\{{[0-9]{{1,2}}\}}))+")
 """`P_2V_2`: variables with subscripts."""
+_FIGURES = re.compile(
+    r"\\(?:triangle|parallel|perp|sim|cong|square|rightarrow|to|leftrightarrow)(?![a-z])|[{}]"
+)
 _BY_LETTERS = re.compile(r"(?=.*[A-Za-z+#&@/-])(?=.*\w)[^\\{}|=<>]{1,80}")
 """What may stand for itself where no mathematics can be read."""
 
 
+def reading(reference: str, question: str = "") -> str:
+    """As what a reference answer is read, and what its question asks for, as JSON for the row."""
+    reference = unbox(reference)
+    try:
+        kind = read_kind(reference, question)
+    except BadReferenceError:
+        return json.dumps({"kind": "unreadable"})
+    read: dict[str, Any] = {"kind": kind_name(kind)}
+    match kind:
+        case Letters(letters):
+            read["parts"] = sorted(letters)
+        case Number(number) if number.unit is not None:
+            read["unit"] = " ".join(f"{name}^{power}" for name, power in number.unit.dimensions)
+        case ValueRange(low, high):
+            read["parts"] = [str(low.value), str(high.value)]
+        case Collection(structure, ordered):
+            read |= {
+                "parts": list(structure.parts),
+                "ordered": ordered or structure.kind not in ("list", "set"),
+            }
+    asked = read_question(question)
+    read["asked"] = sorted(asked.forms | asked.counted)
+    return json.dumps({name: value for name, value in read.items() if value}, ensure_ascii=False)
+
+
+def in_words(read: str) -> str:
+    """A reading for people: `ordered list of 0.25, 0.5, 0.75; asked: ordered`."""
+    known = json.loads(read)
+    text = known["kind"] + (f" of {', '.join(known['parts'])}" if "parts" in known else "")
+    text += f" in {known['unit']}" if "unit" in known else ""
+    return text + (f"; asked: {', '.join(known['asked'])}" if "asked" in known else "")
+
+
 def kind_name(kind: Kind) -> str:
-    """The kind in words, for people: `number`, `percent`, `ordered list`."""
+    """The kind in a word or two: `number`, `percent`, `ordered list`."""
     match kind:
         case Letters(letters):
             return "letter" if len(letters) == 1 else "letters"
         case Number(number):
-            money = number.unit is not None and number.written != "" and number.unit.dimensions in _MONEY
-            plain = "quantity" if number.unit else "number"
-            return "percent" if number.percent else "money" if money else plain
+            unit = number.unit
+            if number.percent or unit is None:
+                return "percent" if number.percent else "number"
+            return "money" if unit.dimensions in _MONEY else "quantity"
         case Collection(structure, ordered):
-            named = {"list": "list", "set": "set", "()": "tuple", "parts": "lettered parts"}
-            return "ordered list" if ordered else named.get(structure.kind, structure.kind)
+            names = {"()": "tuple", "parts": "lettered parts"}
+            return "ordered list" if ordered else names.get(structure.kind, structure.kind)
+        case ValueRange():
+            return "range"
     return type(kind).__name__.lower()
 
 
@@ -185,7 +227,7 @@ def read_kind(reference: str, question: str = "", context: str = "") -> Kind:
     context: question and whole reference answer, where this is a part of one.
     """
     asked = read_question(question)
-    if "code" in asked.forms and re.fullmatch(r"[0-9]+\.[0-9]*0", reference):
+    if "code" in asked.forms and re.fullmatch(r"[0-9]+(?:\.[0-9]*0|/[0-9]+)", reference):
         return Code(code_key(reference))
     if _PLAIN.fullmatch(reference):
         return Number(_number(reference))
@@ -263,7 +305,11 @@ def _of_mathematics(reference: str, s: str, context: str) -> Kind:
     try:
         expression.read(expression_text(reference, context))
     except expression.Unreadable as error:
-        if _BY_LETTERS.fullmatch(s) and s.count("(") == s.count(")") and s.count("[") == s.count("]"):
+        if (
+            _BY_LETTERS.fullmatch(_FIGURES.sub("", s))
+            and s.count("(") == s.count(")")
+            and s.count("[") == s.count("]")
+        ):
             return Code(code_key(s))
         raise BadReferenceError(f"{reference[:80]!r}: {error}") from None
     return Formula(s)

@@ -191,7 +191,11 @@ class Comparison:
         wanted = parsed or wanted
         if kind.ordered:
             return self.ordered(wanted.parts, answer)
+        if not self.allows_or(reference, answer):
+            return False
         found = structures.parse(answer)
+        if found is None and _LOOSE.sub("", answer).lower() == _LOOSE.sub("", reference).lower():
+            return not any(map(str.isdigit, answer))  # `Washington D.C.`
         if found is not None and _is_one(wanted) == _is_one(found):
             return self.parts(wanted, found, inner)
         if relations.is_relation(answer):
@@ -200,6 +204,14 @@ class Comparison:
         if _is_one(wanted):
             return self.same(wanted.parts[0], answer)
         return _is_one(found) and found is not None and self.of_kind(kind, reference, found.parts[0], True)
+
+    def allows_or(self, reference: str, answer: str) -> bool:
+        """Whether an answer may join values by "or", as solutions of an equation are; else it is a hedge."""
+        if "=" in answer or not _OR.search(answer) or _OR.search(reference):
+            return True
+        found = structures.parse(reference)
+        words = found is not None and any(map(choices.is_text, found.parts))
+        return not words and not _AND.search(reference) and _SOLVED.search(self.question) is not None
 
     def ordered(self, parts: tuple[str, ...], answer: str) -> bool:
         """Whether an answer lists the parts in their order, between commas or signs of one direction."""
@@ -397,6 +409,10 @@ _DONE = ("evaluated", "simplified", "decimal", "rounded")
 """Forms for which a number is written as one, and as no root or power."""
 Allowed = Callable[[expression.Expression, expression.Expression], bool]
 _NO_SOLUTION = ("\\emptyset", "\\varnothing", "\\{\\}", "\\{ \\}", "∅")
+_OR = re.compile(r"(?<![A-Za-z\\])or(?![A-Za-z])")
+_AND = re.compile(r"(?<![A-Za-z\\])and(?![A-Za-z])")
+_SOLVED = re.compile(r"\A\Z|=|\b(?:solv|solution|root|zero|value|equation)", re.IGNORECASE)
+_LOOSE = re.compile(r"[\s,]+")
 _DIRECTION = re.compile(r"\s*(<|>|\\le(?![a-z])|\\ge(?![a-z])|\\to(?![a-z])|->)\s*")
 
 

@@ -70,14 +70,14 @@ for _form, _pattern in (
         r"|slowest|fastest|earliest|latest|first|most|left|top|nearest|farthest|cheapest)"
         r"(?: [a-z]+)? (?:to|first)\b"
         r"|\b(?:rank|arrange|sort)(?:ed|ing)?\b"
-        r"|\bfirst (?:\w+ ){1,2}(?:terms|numbers|multiples|values|planets)"
+        r"|\bfirst (?:two|three|four|five|six|seven|eight|nine|ten|few|n|\d+)\b"
         r"|\bsequence\b|\bconsecutive(?:ly)?\b|\brespectively\b|\bchronological|\bin turn\b"
         r"|\b(?:by|in) (?:height|size|age|weight|length|order)\b|从小到大|从大到小|顺序|排列",
     ),
     (
         "code",
         r"\b(?:version|release|build|code|serial|part number|number plate|licen[cs]e|phone|fax|zip|postal"
-        r"|isbn|barcode|account|invoice|model number|id|label(?:led)?|stamp|score|route|room number)\b",
+        r"|isbn|barcode|account|invoice|model number|id|label(?:led)?|stamp|score|route|room number|seasons?|dated?)\b",
     ),
     (
         "interval",

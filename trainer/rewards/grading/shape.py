@@ -49,16 +49,16 @@ def is_stated(node: Node, whole: bool) -> bool:
 
 
 def folds(node: Node) -> int:
-    r"""How many operations on two plain numbers are left: `2 \cdot 3\pi`, `x + 2 + 2`, `\frac{12\pi}{2}`."""
+    r"""How many operations on two plain numbers are left: `2 \cdot 3\pi`, `2x + 3 + 3`, `\frac{12\pi}{2}`."""
     count = 0
-    inner_products: set[int] = set()
+    inner: set[int] = set()
     for n in nodes(node):
-        if n.operation == "*":
-            inner_products.update(id(part) for part in n.parts if part.operation == "*")
-        if n.operation == "*" and id(n) not in inner_products:
-            count += max(sum(map(_number, _multiplied(n))) - 1, 0)
-        elif n.operation in ("+", "-"):
-            count += all(part.operation == "number" for part in n.parts)
+        if n.operation in _FLAT:
+            inner.update(id(part) for part in n.parts if part.operation in _FLAT[n.operation])
+        if n.operation in _FLAT and id(n) not in inner:
+            neutral = "1" if n.operation == "*" else "0"
+            plain = sum(_number(part) and part.text != neutral for part in _flat(n))
+            count += max(plain - 1, 0)
         elif n.operation == "/":
             top = _coefficient(n.parts[0])
             bottom = _coefficient(n.parts[1])
@@ -66,22 +66,29 @@ def folds(node: Node) -> int:
     return count
 
 
-def _multiplied(node: Node) -> list[Node]:
-    """The factors of a product, with powers as they are."""
-    if node.operation != "*":
-        return [node]
-    return _multiplied(node.parts[0]) + _multiplied(node.parts[1])
+_FLAT = {"*": ("*",), "+": ("+", "-"), "-": ("+", "-")}
+"""Operations in whose place, among those of the same kind, only their parts count."""
+
+
+def _flat(node: Node) -> list[Node]:
+    """The factors of a product, with powers as they are, or the terms of a sum."""
+    flat = []
+    for part in node.parts:
+        flat += _flat(part) if part.operation in _FLAT[node.operation] else [part]
+    return flat
 
 
 def _number(node: Node) -> bool:
-    """Whether it is a plain number, or a quotient of two."""
-    quotient = node.operation == "/" and all(part.operation == "number" for part in node.parts)
-    return quotient or (node.operation == "number" and node.text != "1")
+    """Whether it is a plain number, or a quotient or small power of two."""
+    if node.operation == "^" and (not node.parts[1].text.isdigit() or int(node.parts[1].text) > 4):
+        return False
+    of_two = node.operation in ("/", "^") and all(part.operation == "number" for part in node.parts)
+    return of_two or node.operation == "number"
 
 
 def _coefficient(node: Node) -> int | None:
     """The whole number by which a product begins; None if it begins with none."""
-    first = _multiplied(node)[0]
+    first = _flat(node)[0] if node.operation == "*" else node
     return int(first.text) if first.operation == "number" and first.text.isdigit() else None
 
 
@@ -114,12 +121,18 @@ def is_expanded(node: Node) -> bool:
 
 
 def is_factored(node: Node, reference: Node) -> bool:
-    """Whether it is a product of as many factors as the reference, and no sum."""
-    return terms(node) == 1 and len(_symbolic(node)) >= len(_symbolic(reference))
+    """Whether it is a product of as many factors as the reference, none of them a sum with a common factor."""
+    if terms(node) > 1 or len(factors(node)) < len(factors(reference)):
+        return False
+    return max(map(_common, factors(node))) <= max(map(_common, factors(reference)))
 
 
-def _symbolic(node: Node) -> list[Node]:
-    return [f for f in factors(node) if any(n.operation == "symbol" for n in nodes(f))]
+def _common(node: Node) -> int:
+    """The whole number that divides all terms of a sum; 1 for anything else."""
+    if terms(node) == 1:
+        return 1
+    coefficients = [_coefficient(part) or 1 for part in _flat(node)]
+    return gcd(*coefficients)
 
 
 def is_simpler(node: Node, reference: Node) -> bool:
@@ -156,7 +169,7 @@ def has_asked_form(forms: frozenset[Form], reference: Expression, answer: Expres
     """Whether an expression has the form that a question asks for, as far as the reference has it."""
     wanted = reference.value
     given = answer.value
-    if "factored" in forms and terms(wanted) == 1 and len(_symbolic(wanted)) > 1:
+    if "factored" in forms and terms(wanted) == 1 and len(factors(wanted)) > 1:
         return is_factored(given, wanted)
     if "expanded" in forms and is_expanded(wanted) and terms(wanted) > 1:
         return is_expanded(given) and terms(given) <= terms(wanted)

@@ -269,7 +269,7 @@ def unit(text: str, context: str = "") -> Unit | None:
 
 def _normalized(text: str) -> str:
     text = _CELSIUS.sub(lambda m: "°" + m[1].upper(), text)
-    text = text.strip(" ~").removeprefix("-").strip()
+    text = text.strip(" ~").removeprefix("-").removesuffix(" old").removesuffix(" of age").strip()
     text = _FRACTION.sub(r"\1/(\2)", text).replace("\\Omega", "Ω").replace("每", "/")
     text = re.sub(r"\\mu\s*", "µ", text).replace("mm Hg", "mmHg")
     if text.startswith("(") and text.endswith(")") and text.count("(") == 1:
