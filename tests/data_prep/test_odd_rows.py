@@ -122,11 +122,6 @@ COLORS = ["red", "blue"]
         ),
         ({"question": f"{QUESTION} A: red B: blue", "choices": COLORS, "answer": "B"}, "B", "B: blue"),
         (
-            {"question": f"{QUESTION} A. blue B. red", "choices": COLORS, "answer": "B"},
-            "B",
-            "A. red\nB. blue",
-        ),
-        (
             {"question": QUESTION, "choices": ["A. red", "B. blue"], "answer": "B. blue"},
             "B",
             "A. red\nB. blue",

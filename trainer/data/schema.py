@@ -71,8 +71,8 @@ class Row:
     extra: dict[str, Any] = field(default_factory=dict)
     """The dataset's own fields of the row, JSON values: `precision`, `choices`, `pass_rate`, `LEARNED`..."""
     reading: str = ""
-    """As what the grader reads the answer, as JSON: its kind, parts, order and unit, and what the question asks
-    for (`grading.kinds.reading`). Empty in rows that were prepared before it was kept: it is derived."""
+    """JSON of how the grader reads the answer: kind, parts, order, unit, and what the question asks for
+    (`grading.kinds.reading`). Empty in rows that were prepared before it was kept: it is derived."""
 
     @property
     def reference(self) -> str:

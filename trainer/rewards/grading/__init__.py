@@ -7,4 +7,4 @@ May import: the standard library and mpmath.
 """
 
 RULES = 2
-"""Number of the rules by which answers are graded; it rises with every change of verdicts. Checkpoints keep it."""
+"""Number of the rules by which answers are graded, which checkpoints keep: it rises when verdicts change."""

@@ -105,14 +105,14 @@ def reference_letter(content: str, question: str) -> str | None:
     return letter if not rest or listed(question).get(letter) == plain_words(rest) else None
 
 
-def names_letter(content: str, letter: str, question: str) -> bool:
-    """Whether an answer names this option, and does not give it the text of another."""
+def names_letters(content: str, wanted: frozenset[str], question: str) -> bool:
+    """Whether an answer names these options, and gives a single one no other's text."""
     named = option(content)
-    if named is None or named[0] != letter:
-        return False
+    if len(wanted) > 1 or named is None or named[0] not in wanted:
+        return len(wanted) > 1 and letters(content, question) == wanted
     choices = listed(question)
     text = plain_words(named[1])
-    return not text or text == choices.get(letter) or text not in choices.values()
+    return not text or text == choices.get(named[0]) or text not in choices.values()
 
 
 _LETTERS = re.compile(r"[A-H](?:(?:\s*[,;&/]\s*|\s*and\s*|\s*)[A-H]){1,7}")

@@ -69,10 +69,8 @@ class Comparison:
     ) -> bool:
         """The licences: reads the answer as the reference's kind, and as nothing else."""
         match kind:
-            case kinds.Letters(letters) if len(letters) == 1:
-                return choices.names_letter(answer, *letters, self.question)
             case kinds.Letters(letters):
-                return choices.letters(answer, self.question) == letters
+                return choices.names_letters(answer, letters, self.question)
             case kinds.Words():
                 return choices.same_words(reference, answer, self.question)
             case kinds.Code(key):

@@ -77,7 +77,8 @@ for _form, _pattern in (
     (
         "code",
         r"\b(?:version|release|build|code|serial|part number|number plate|licen[cs]e|phone|fax|zip|postal"
-        r"|isbn|barcode|account|invoice|model number|id|label(?:led)?|stamp|score|route|room number|seasons?|dated?)\b",
+        r"|isbn|barcode|account|invoice|model number|id|label(?:led)?|stamp|score|route|room number"
+        r"|seasons?|dated?)\b",
     ),
     (
         "interval",

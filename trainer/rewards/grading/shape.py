@@ -121,7 +121,7 @@ def is_expanded(node: Node) -> bool:
 
 
 def is_factored(node: Node, reference: Node) -> bool:
-    """Whether it is a product of as many factors as the reference, none of them a sum with a common factor."""
+    """Whether it is a product of as many factors as the reference, and no sum in it has a common factor."""
     if terms(node) > 1 or len(factors(node)) < len(factors(reference)):
         return False
     return max(map(_common, factors(node))) <= max(map(_common, factors(reference)))
