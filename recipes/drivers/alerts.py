@@ -22,7 +22,7 @@ from recipes.drivers import run_view
 from recipes.records import run_record
 from recipes.records.run_record import RunRecord
 from trainer.config import ConfigError
-from trainer.config.run_folder import CONFIG, METRICS, read_lines, read_progress, write_whole
+from trainer.config.run_folder import CONFIG, METRICS, newest_metrics, read_progress, write_whole
 from trainer.system.web_request import send_request
 
 WEBHOOK = "SPOTRL_ALERT_WEBHOOK"
@@ -122,8 +122,8 @@ def _limits(record: RunRecord | None) -> list[Alert]:
 
 def _last_sign(folder: Path, progress: dict[str, Any]) -> float:
     """Unix time of the newest thing that the run has written of itself; 0 where it wrote nothing."""
-    lines = read_lines(folder / METRICS)
-    steps = [line["time/unix_s"] for line in lines[-1:] if "time/unix_s" in line]
+    newest = newest_metrics(folder / METRICS)[-1:]
+    steps = [metrics["time/unix_s"] for metrics in newest if "time/unix_s" in metrics]
     return max([0.0, progress.get("phase_since_unix_s", 0.0), *steps])
 
 

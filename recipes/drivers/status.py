@@ -11,8 +11,7 @@ import sys
 import textwrap
 import time
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from operator import itemgetter
 
 from recipes.drivers import launched_run, platform_state, run_view, worker_view
 from recipes.drivers.platform_state import LAUNCH_FAILED, PlatformAnswer
@@ -176,11 +175,11 @@ def _of_progress(record: RunRecord) -> str:
 def last_step(record: RunRecord) -> str:
     """The last whole line of the run's metrics, where they are on this machine or were fetched; else ""."""
     path = run_record.metrics_of(RUNS / record.run_id)
-    for row in reversed(run_folder.newest_lines(path) if path else []):
-        if "step" in row:
-            reward = row.get("reward/mean")
-            return f"{row['step']}" + (f", reward {float(reward):.2f}" if reward is not None else "")
-    return ""
+    newest = run_folder.newest_metrics(path)
+    if not newest:
+        return ""
+    reward = newest[-1].get("reward/mean")
+    return f"{newest[-1]['step']}" + (f", reward {reward:.2f}" if reward is not None else "")
 
 
 def expectation(record: RunRecord) -> str:
@@ -197,12 +196,8 @@ def expectation(record: RunRecord) -> str:
         return ""
     if not expected.bands:  # most runs: their metrics need not be read
         return ""
-    verdict = compare_with_bands(expected, sorted(_steps(path), key=lambda row: row["step"]))
+    verdict = compare_with_bands(expected, sorted(run_folder.all_metrics(path), key=itemgetter("step")))
     return str(verdict) if verdict.last_step >= 0 else ""
-
-
-def _steps(path: Path) -> list[dict[str, Any]]:
-    return [row for row in run_folder.read_lines(path) if "step" in row]
 
 
 def billed_lines(records: list[RunRecord]) -> list[str]:

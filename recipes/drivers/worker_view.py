@@ -69,7 +69,7 @@ def usd_per_1000_of(run: str, folder: Path) -> dict[str, float]:
         gpu = gpu_of(record)
         if gpu:
             usd[gpu] = usd.get(gpu, 0.0) + record.usd()
-    rows = run_folder.read_lines(folder / METRICS)
+    rows = run_folder.all_metrics(folder / METRICS)
     steps = [row["step"] for row in rows]
     try:
         samples = load(folder / CONFIG).samples_per_step * max(steps, default=0)
@@ -123,7 +123,7 @@ def _costs(folder: Path, rates: list[tuple[str, float]], metrics: Path) -> list[
         samples = load(folder / CONFIG).samples_per_step
     except ConfigError:  # another version's
         return []
-    rows = run_folder.newest_lines(metrics)[-STEPS:]
+    rows = run_folder.newest_metrics(metrics)[-STEPS:]
     seconds = [row["time/step_s"] for row in rows if "time/step_s" in row]
     if not seconds:
         return []

@@ -120,7 +120,7 @@ def train(config: RunConfig, run: Session) -> None:
         raise RuntimeError("injected failure")
     learner: Any = run.learner
     resumed, total = run.resume(), config.run.max_steps
-    step, carried = resumed.step, {"count": 0.0} | resumed.carried
+    step, carried = resumed.step, {"count": 0.0} | resumed.loop_state
     while step < total:
         step += 1
         run.phases.begin(step, total)

@@ -272,3 +272,17 @@ def test_a_launch_that_was_stopped_before_it_began_leaves_no_folder(tmp_path, mo
     assert not run_record.has_begun("mine")
     run_record.forget_launch("mine")
     assert run_record.known_ids() == []
+
+
+@pytest.mark.parametrize("number", ["word", "NaN", [1], None, 10**400, {"a": 1}])
+def test_no_line_of_a_runs_metrics_costs_its_status(capsys, tmp_path, number):
+    RunRecord(run_id="mine", recipe="demo", target="local", started_s=time.time() - 60).save()
+    lines = [{"step": 7, "reward/mean": 0.5}, {"step": number, "reward/mean": 0.1}]
+    lines += [{"step": 8, "time/unix_s": number, "reward/mean": number, "fleet/samples_L40S": number}]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (tmp_path / "runs/mine/metrics.jsonl").write_text(text)
+    (tmp_path / "runs/mine/progress.json").write_text('{"status": ["running"], "pid": "../../etc"}')
+    for command in (["status"], ["status", "mine"], ["report", "mine"]):
+        code, out, err = run(capsys, *command)
+        assert code == 0 and "Traceback" not in err, err
+    assert "8" in run(capsys, "status")[1]

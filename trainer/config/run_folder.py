@@ -53,6 +53,10 @@ WORDS = ("status", "phase", "message", "restarts", "why", "pid_space")
 """Fields of the progress file that are text; all others are numbers."""
 MOST = 1e15
 """No count and no time of a run is as large."""
+MOST_STEPS = 10**12
+"""No run has as many; a line with such a step is none of a run's."""
+MOST_S = 1e11
+"""No time of a run is later, in seconds since 1970."""
 TAIL_BYTES = 256 << 10
 """Read from the end of a file: the newest samples of some hundred nodes, or metrics of as many steps."""
 
@@ -98,6 +102,47 @@ def parse_line(line: bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         return None
     return record if isinstance(record, dict) else None
+
+
+def metrics_of_line(line: bytes) -> dict[str, Any] | None:
+    """The metrics of a step that a line holds; None where the line is torn or names no step.
+
+    "NaN" and "Infinity" are floats again. A value that is no number, or no time, is passed over.
+    """
+    record = parse_line(line) or {}
+    step = record.pop("step", None)
+    if type(step) is not int or not 0 <= step < MOST_STEPS:
+        return None
+    metrics: dict[str, Any] = {"step": step}
+    for name, value in record.items():
+        number = _number(value)
+        if number is None or (name.startswith("time/") and not 0 <= number < MOST_S):
+            continue
+        metrics[name] = number
+    return metrics
+
+
+def _number(value: Any) -> int | float | None:
+    """The number that a line holds; None for anything else, and for one that no float holds."""
+    try:
+        number = float(value) if isinstance(value, str | int | float) else None
+    except (ValueError, OverflowError):
+        return None
+    return value if type(value) is int else number
+
+
+def newest_metrics(path: Path | None) -> list[dict[str, Any]]:
+    """The metrics of the newest steps, however long the file is; [] where there is none."""
+    if path is None or not path.exists():
+        return []
+    return list(filter(None, map(metrics_of_line, file_tail(path).splitlines(keepends=True))))
+
+
+def all_metrics(path: Path) -> list[dict[str, Any]]:
+    """The metrics of all lines, as they were written; [] where there is no file."""
+    if not path.exists():
+        return []
+    return list(filter(None, map(metrics_of_line, path.read_bytes().splitlines(keepends=True))))
 
 
 def read_lines(path: str | Path) -> list[dict[str, Any]]:

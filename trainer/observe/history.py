@@ -9,48 +9,29 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.config.run_folder import METRICS, NODES, newest_lines, parse_line, read_lines, write_whole
+from trainer.config.run_folder import (
+    METRICS,
+    NODES,
+    metrics_of_line,
+    newest_lines,
+    parse_line,
+    read_lines,
+    write_whole,
+)
 
 SLOWED = 8 | 32 | 64 | 128
 """Bits of a GPU's clocks' event reasons that stand for a fault (trainer/node/preflight/gpus.py)."""
-MOST_STEPS = 10**12
-"""No run has as many; a line with such a step is none of a run's."""
-MOST_S = 1e11
-"""No time of a run is later, in seconds since 1970."""
 STRAGGLES = 0.3
 """A rank straggles if the share of time that it waits in collectives is this much below the others'
 median."""
 
 
 def merge_lines(steps: dict[int, dict[str, Any]], lines: Iterable[bytes]) -> list[dict[str, Any]]:
-    """Adds lines to the metrics per step, merging those of one step, and returns their records.
-
-    "NaN" and "Infinity" are floats again. A line that is torn or names no step is passed over, and so is a
-    value that is no number, or no time.
-    """
-    new = []
-    for record in filter(None, map(parse_line, lines)):
-        step = record.pop("step", None)
-        if type(step) is not int or not 0 <= step < MOST_STEPS:
-            continue
-        numbers: dict[str, Any] = {"step": step}
-        for name, value in record.items():
-            number = _number(value)
-            if number is None or (name.startswith("time/") and not 0 <= number < MOST_S):
-                continue
-            numbers[name] = number
-        new.append(numbers)
-        steps.setdefault(step, {}).update(numbers)
+    """Adds lines to the metrics per step, merging those of one step, and returns their records."""
+    new = list(filter(None, map(metrics_of_line, lines)))
+    for record in new:
+        steps.setdefault(record["step"], {}).update(record)
     return new
-
-
-def _number(value: Any) -> int | float | None:
-    """The number that a line holds; None for anything else, and for one that no float holds."""
-    try:
-        number = float(value) if isinstance(value, str | int | float) else None
-    except (ValueError, OverflowError):
-        return None
-    return value if type(value) is int else number
 
 
 def read_history(run_dir: str | Path) -> list[dict[str, Any]]:

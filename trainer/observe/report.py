@@ -26,6 +26,7 @@ from trainer.config.run_folder import (
     ATTEMPTS,
     CONFIG,
     LAUNCH_LOG,
+    MOST_S,
     NODES,
     REPORT,
     ROSTER,
@@ -36,7 +37,7 @@ from trainer.config.run_folder import (
 )
 from trainer.observe import compare, guards, report_page
 from trainer.observe.charts import Chart, Line, format_number, line_chart, series
-from trainer.observe.history import MOST_S, column, read_history
+from trainer.observe.history import column, read_history
 from trainer.observe.live import format_duration
 from trainer.observe.report_charts import (
     CHARTS,
