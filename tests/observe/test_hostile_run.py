@@ -10,7 +10,7 @@ from rich.console import Console
 from written_run import picture, values, write_run
 
 from trainer.config import RunConfig, override
-from trainer.observe import live, mirror, report
+from trainer.observe import compare, live, mirror, report
 from trainer.observe.metrics import Metrics
 
 PLAIN = override(RunConfig(), ["logging.tensorboard=false"])
@@ -145,6 +145,7 @@ FILES = {
     "cost.json": ["[]", '{"usd": "much"}', '{"usd": 1, "planned_usd": [1]}', '{"usd_per_1000": 7}', "x"],
     "config.yaml": ["- 1", "run: 7", "\x00", "a: [", "!!python/object/apply:os.system [id]"],
 }
+FILES["config.yaml"] += ["7", "? [1]\n: 2", "expected: 7", "expected: {bands: [{metric: a}]}", "&a [*a]"]
 CASES = [(name, text) for name, texts in FILES.items() for text in texts]
 
 
@@ -154,6 +155,8 @@ def test_no_file_of_a_run_costs_its_report_or_its_display(tmp_path, name, text):
     (tmp_path / name).write_text(text + "\n")
     assert "<h3>Reward</h3>" in report.write_report(tmp_path).read_text()
     assert live.main([str(tmp_path), "--once"]) == 0
+    page = compare.write_comparison([tmp_path, tmp_path], tmp_path / "both.html").read_text()
+    assert "<h3>Reward: mean</h3>" in page
 
 
 def test_what_a_run_says_of_itself_moves_no_cursor(tmp_path, capsys):

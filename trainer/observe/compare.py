@@ -73,9 +73,13 @@ def _read(folder: Path) -> ComparedRun:
         raise ConfigError(
             f"no metrics in {folder}: give the directory of a run that has made at least one step"
         )
-    path = folder / CONFIG
-    config = yaml.safe_load(path.read_text()) if path.exists() else {}
-    return ComparedRun(run_name(folder), folder, history, dict(_flat(config or {})))
+    try:
+        config = yaml.safe_load((folder / CONFIG).read_text())
+    except (OSError, ValueError, yaml.YAMLError, RecursionError):  # none, or not a run's
+        config = None
+    return ComparedRun(
+        run_name(folder), folder, history, dict(_flat(config if isinstance(config, dict) else {}))
+    )
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
