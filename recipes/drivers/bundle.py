@@ -10,15 +10,13 @@ import io
 import json
 import os
 import platform
-import re
 import sys
 import tarfile
 import time
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from recipes.drivers import run_view, sent_tree, tokens
+from recipes.drivers import run_view, tokens
 from recipes.records import manifest, run_record
 from recipes.records.run_record import PULLED
 from trainer.config import ConfigError
@@ -32,6 +30,7 @@ from trainer.config.run_folder import (
     PROGRESS,
     ROSTER,
 )
+from trainer.system.redaction import LEAST_REMOVED, SECRET_NAME, secret_cleaner, secret_in_text
 
 WHOLE = (CONFIG, LAUNCH, MANIFEST, PROGRESS, ATTEMPTS, ROSTER, "preflight.json", "gpu-check.json", "refused")
 """Files that are taken as they are."""
@@ -41,23 +40,6 @@ PATTERNS = ("*.log", "*.out", "*.err", "logs/**/*", "hang-*/*", "post-mortem*/*"
 """Logs of all nodes, stacks of processes that hung or died, and rendered task files."""
 TAIL_BYTES = 256 << 10
 """Taken from the end of each file."""
-SECRET_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL")
-LEAST_SECRET = 6
-"""Characters from which on the value of such a variable is looked for."""
-ASSIGNED = (
-    r"\b(?P<name>[A-Z0-9_]*(?:TOKEN|SECRET|PASSWORD|API_KEY|ACCESS_KEY|PRIVATE_KEY|CREDENTIALS)[A-Z0-9_]*"
-    r"[\"']?\s*[=:]\s*)"
-    r"(?P<value>\"[^\"\n]+\"|'[^'\n]+'|[^\s\"',}]+)",
-    r"(?P<name>(?i:\b(?:api_?key|access_?key|secret_?key|private_?key|password|passwd|auth_?token|access_?token)"
-    r"\b[\"']?\s*[=:]\s*))"
-    r"(?P<value>\"[^\"\n]+\"|'[^'\n]+'|[^\s\"',}]+)",
-    r"(?P<name>(?i:\b(?:bearer|basic)\s+))(?P<value>[A-Za-z0-9._~+/=-]{8,})",
-    r"(?P<name>[?&](?i:[a-z0-9_-]*(?:token|key|secret|sig|signature|credential|password))=)"
-    r"(?P<value>[^&\s\"']+)",
-    r"(?P<name>\b[a-z][a-z0-9+.-]*://)(?P<value>[^\s/@\"']+)(?=@)",
-)
-"""A secret after the name that it is given to."""
-BLOCK = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY[\s\S]*?(-----END [A-Z ]*PRIVATE KEY-----|\Z)")
 
 
 @dataclass(frozen=True)
@@ -124,7 +106,7 @@ def collect_parts(run: str, folders: list[Path]) -> list[BundlePart]:
                 text = without_changes(_tail(path)) if path.name == MANIFEST else _tail(path)
                 parts.append(BundlePart(inside + path.relative_to(folder).as_posix(), *clean(text)))
     for part in parts:
-        what = sent_tree.secret_in_text(part.text.encode(), {})
+        what = secret_in_text(part.text.encode(), {})
         if what:
             raise ConfigError(f"{part.name} holds {what} that could not be taken out: no bundle is written")
     return parts if len(parts) > 1 else []
@@ -138,36 +120,7 @@ def known_secrets(folders: list[Path]) -> dict[str, str]:
         for path in (*folder.glob("*.key"), folder / "tokens"):
             if path.is_file():
                 found[path.name] = path.read_text().strip()
-    return {name: value.strip() for name, value in found.items() if len(value.strip()) >= LEAST_SECRET}
-
-
-def secret_cleaner(secrets: Mapping[str, str]) -> Callable[[str], tuple[str, int]]:
-    """A function that takes a text to (the text without secrets, how many were replaced)."""
-    values = sorted(secrets.items(), key=lambda one: -len(one[1]))
-
-    def clean(text: str) -> tuple[str, int]:
-        removed = 0
-        for name, value in values:
-            for form in {value, json.dumps(value)[1:-1]}:
-                removed += text.count(form)
-                text = text.replace(form, f"[{name} removed]")
-        text, count = BLOCK.subn("[a private key removed]", text)
-        removed += count
-        for what, pattern in sent_tree.SIGNS.items():
-            text, count = re.subn(pattern.decode(), f"[{what} removed]", text)
-            removed += count
-        for pattern in ASSIGNED:
-            text, count = re.subn(pattern, _without_value, text)
-            removed += count
-        return text, removed
-
-    return clean
-
-
-def _without_value(found: re.Match[str]) -> str:
-    value = found["value"]
-    kept = "removed]" in value or value.startswith("$") or value in ("null", "true", "false", '""', "''")
-    return found[0] if kept else f"{found['name']}[removed]"
+    return {name: value.strip() for name, value in found.items() if len(value.strip()) >= LEAST_REMOVED}
 
 
 def without_changes(text: str) -> str:

@@ -7,7 +7,6 @@ repository, and a secret in a file of another name.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,27 +14,12 @@ from recipes.platforms.targets import target_named
 from recipes.records import manifest
 from trainer.config import ConfigError
 from trainer.config.never_sent import is_secret
+from trainer.system.redaction import secret_in_text
 
 COPIED_BY = ("sky", "dstack", "kubectl", "ssh")
 """Platforms whose machines get a copy of the repository."""
 MOST_BYTES = 1 << 20
 """Largest file that is searched: secrets are small."""
-LEAST_SECRET = 16
-"""Characters from which on a token is looked for by its value."""
-SIGNS = {
-    "a private key": rb"-----BEGIN [A-Z ]*PRIVATE KEY",
-    "a service account's key": rb'"private_key"\s*:\s*"[^"]{20}',
-    "the key of a cluster's client": rb"client-key-data:\s*\S{20}",
-    "an AWS key": rb"\b(AKIA|ASIA)[0-9A-Z]{16}\b",
-    "an AWS secret": rb"(?i)aws_secret_access_key\W{1,6}[A-Za-z0-9/+]{40}\b",
-    "a Hugging Face token": rb"\bhf_[A-Za-z0-9]{30,}\b",
-    "a GitHub token": rb"\b(gh[pousr]_[A-Za-z0-9]{36}|github_pat_\w{40,})\b",
-    "a RunPod key": rb"\brpa_[A-Z0-9]{40,}",
-    "an API key": rb"\bsk-[A-Za-z0-9_-]{32,}\b",
-    "a login of .netrc": rb"\bmachine\s+\S+\s+(login\s+\S+\s+)?password\s+\S{8,}",
-    "an address with a password": rb"\b[a-z]{3,}://[^\s/@:'\"{}$]+:[^\s/@:'\"{}$]{8,}@",
-}
-"""What a secret looks like, by what it is called."""
 
 
 def check_sent_tree(target: str, secrets: Mapping[str, str]) -> None:
@@ -88,11 +72,3 @@ def secret_in_file(path: Path, secrets: Mapping[str, str]) -> str:
     except OSError:
         return ""
     return secret_in_text(text, secrets)
-
-
-def secret_in_text(text: bytes, secrets: Mapping[str, str]) -> str:
-    """What secret a text holds; "" if none is seen. secrets: values that are looked for too, by name."""
-    for name, value in secrets.items():
-        if len(value) >= LEAST_SECRET and value.strip().encode() in text:
-            return f"the value of {name}"
-    return next((what for what, pattern in SIGNS.items() if re.search(pattern, text)), "")

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from trainer.system.errors import ConfigError, StorageError
+from trainer.system.redaction import without_secrets
 
 if TYPE_CHECKING:  # NumPy comes with it, which a desk may lack
     from trainer.algorithm.traces import Verdict
@@ -50,6 +51,6 @@ def grade_of(result: list, blamed: str) -> Grade:
 
 
 def one_line(text: str, chars: int = 300) -> str:
-    """A text of somebody else's for a line of ours."""
-    text = " ".join(text.split())
+    """A text of somebody else's for a line of ours, without secrets."""
+    text = without_secrets(" ".join(text.split()))
     return text if len(text) <= chars else f"{text[:chars]}…"

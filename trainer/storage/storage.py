@@ -29,6 +29,7 @@ from trainer.config import ConfigError
 from trainer.storage.errors import code_of, permanent_cause, status_of
 from trainer.storage.stores import DOWNLOAD_TIMEOUT_S, RetryPolicy, open_store
 from trainer.system.errors import ObjectTooLarge, StorageError, StoreRefused
+from trainer.system.redaction import without_secrets
 from trainer.system.waiting import waiting_for
 
 T = TypeVar("T")
@@ -374,7 +375,7 @@ def _reopen(url: str, retry: RetryPolicy) -> Storage:
 
 
 def _first(error: BaseException) -> str:
-    text = " ".join(str(error).split("\n\nDebug source")[0].split())
+    text = without_secrets(" ".join(str(error).split("\n\nDebug source")[0].split()))
     return text if len(text) <= 300 else text[:300] + "…"
 
 

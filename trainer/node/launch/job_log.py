@@ -10,6 +10,7 @@ from pathlib import Path
 
 from trainer.config.growing_file import GrowingFile
 from trainer.config.run_folder import LAUNCH_LOG
+from trainer.system.redaction import without_secrets
 
 ERROR = "error: "
 """Begins the line in which a loop says why it ended (trainer/loops/process.py)."""
@@ -41,7 +42,7 @@ class JobLog:
         if unfinished:
             lines.append(unfinished)
         for raw in lines:
-            line = raw.decode(errors="replace")
+            line = without_secrets(raw.decode(errors="replace"))
             if RAYS_OWN.match(line):
                 continue
             self._last.append(line)
