@@ -13,6 +13,13 @@ from urllib.parse import parse_qs, quote, urlsplit
 FORWARDED = ("content-type", "range", "if-match", "if-none-match", "x-amz-content-sha256", "authorization")
 RETURNED = ("Content-Type", "ETag", "Last-Modified", "Content-Range", "Accept-Ranges")
 
+EMPTY = (
+    b'<?xml version="1.0" encoding="UTF-8"?>'
+    b'<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
+    b"<Name>bucket</Name><KeyCount>0</KeyCount><MaxKeys>1000</MaxKeys><IsTruncated>false</IsTruncated>"
+    b"</ListBucketResult>"
+)
+
 
 class LyingStore:
     """What is told to the server on `port`, and what it has counted."""
@@ -26,6 +33,8 @@ class LyingStore:
         """Pages that were asked for."""
         self.stale = False
         """Whether a listing is answered as the same one was answered first since this was set."""
+        self.empty = False
+        """Whether a listing is answered with no key."""
         self.loses = ""
         """Uploads of keys that end so are acknowledged and dropped; empty: none are."""
         self.lost: list[str] = []
@@ -42,6 +51,8 @@ class LyingStore:
             if self.page:
                 query["max-keys"] = [str(self.page)]
                 path = parts.path + "?" + "&".join(f"{k}={quote(v[0], safe='')}" for k, v in query.items())
+            if self.empty:
+                return 200, {"Content-Type": "application/xml"}, EMPTY
             if self.stale:
                 if path not in self._remembered:
                     self._remembered[path] = self.forward(method, path, headers, body)

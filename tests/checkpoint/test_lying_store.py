@@ -101,6 +101,27 @@ def test_what_a_listing_still_shows_may_be_gone(store, config, told):
     assert holds(again(config, told).find(), 2, 2)
 
 
+@pytest.mark.parametrize("shown", ["nothing", "not the newest"])
+def test_a_listing_that_hides_checkpoints_starts_no_run_anew(store, config, told, shown):
+    """It answers 200, and a start that believed it would train from step 0 and prune what is there."""
+    first = attempt(config, told)
+    ranks = writers(config, 2)
+    if shown == "nothing":
+        store.empty = True
+    for step in (2, 4):
+        save(first, ranks, step)
+        if shown != "nothing" and step == 2:
+            store.remember()
+            first.storage.list()
+    fresh(config)
+    with pytest.raises(StorageError, match=r"lists nothing newer than step .* and keeps step-0000000"):
+        attempts.start_attempt(config, "again")
+    assert Attempts.of(config).alive().name == first.attempt, "the desk sees that it lives"
+    store.stale = store.empty = False
+    assert attempts.start_attempt(config, "again").epoch == 2
+    assert holds(again(config, told).find(), 4, 2)
+
+
 @pytest.mark.parametrize("what", [".safetensors", "rank-00001-of-00002.json", "state.json"])
 def test_a_file_that_is_acknowledged_and_lost_holds_up_the_commit(store, config, told, what):
     checkpoints = attempt(config, told)

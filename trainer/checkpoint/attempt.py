@@ -18,6 +18,7 @@ from typing import Any
 
 from trainer.checkpoint import history
 from trainer.checkpoint.layout import attempts_url, newest_step, remote_url
+from trainer.checkpoint.listing_proof import check_listing
 from trainer.config import RunConfig
 from trainer.storage import attempt_hours
 from trainer.storage.attempt_record import AttemptRecord, PastAttempt
@@ -123,7 +124,12 @@ def of_this_job(config: RunConfig, env: Mapping[str, str] = os.environ) -> Attem
 
 def start_attempt(config: RunConfig, launch: str) -> Attempt:
     """A new attempt, which replaces every earlier one. Raises Final, and what `Storage` does."""
-    return Attempts.of(config).take(committed_step(config), launch)
+    record = Attempts.of(config)
+    committed = committed_step(config)
+    newest = record.newest()
+    if newest is not None:
+        check_listing(config, record, newest.attempt.epoch, committed)
+    return record.take(committed, launch)
 
 
 def committed_step(config: RunConfig, retry: RetryPolicy | None = None) -> int:

@@ -184,17 +184,13 @@ class AttemptRecord:
         by_store: its age is taken by the store's own clock, for which a small object is written and removed;
         else by the clock of this machine, which may differ from the store's.
         """
-        names = self._names()
-        for epoch in reversed(_epochs(names)):
-            attempt = self._attempt(epoch, names)
-            if attempt is not None:
-                break
-        else:
+        attempt = next(self._back_from_newest(), None)
+        if attempt is None:
             return None
-        final = self.final_record() if "final.json" in names else None
+        final = self.final_record()
         over = final is not None and final.launch == attempt.launch
         now = time.time()
-        silent_s = self._silent_s(epoch, by_store and attempt.code is None and not over)
+        silent_s = self._silent_s(attempt.epoch, by_store and attempt.code is None and not over)
         return NewestAttempt(
             attempt=attempt,
             seen_unix_s=attempt.begun_unix_s if silent_s is None else now - silent_s,
@@ -242,12 +238,8 @@ class AttemptRecord:
     def past(self) -> list[PastAttempt]:
         """The attempts since the last that got further than the one before it, oldest first; the newest at
         least."""
-        names = self._names()
         found: list[PastAttempt] = []
-        for epoch in reversed(_epochs(names)):
-            attempt = self._attempt(epoch, names)
-            if attempt is None:
-                continue
+        for attempt in self._back_from_newest():
             found.append(attempt)
             if len(found) > 1 and found[-2].committed > found[-1].committed:
                 break
@@ -256,12 +248,22 @@ class AttemptRecord:
     def _names(self) -> set[str]:
         return {key for key, _ in self.storage.list()}
 
-    def _attempt(self, epoch: int, names: Collection[str]) -> PastAttempt | None:
-        """One attempt, with its end if `names`, the record's objects, hold one."""
-        begun = self.read(epoch)
-        if begun is None:
-            return None
-        end = self.end(epoch) if f"{epoch:08d}.end.json" in names else None
+    def _back_from_newest(self) -> Iterator[PastAttempt]:
+        """The attempts from the newest down; those that cannot be read are passed over.
+
+        A listing may lag, or lie, so what follows the newest number in it is asked for by its key.
+        """
+        epochs = _epochs(self._names())
+        while (newer := self.next_after(epochs[-1] if epochs else 0)) is not None:
+            epochs.append(newer.epoch)
+        for epoch in reversed(epochs):
+            begun = self.read(epoch)
+            if begun is not None:
+                yield self._past(begun)
+
+    def _past(self, begun: StartRecord) -> PastAttempt:
+        """One attempt, with its end if it has one."""
+        end = self.end(begun.epoch)
         return PastAttempt(
             epoch=begun.epoch,
             name=begun.name,

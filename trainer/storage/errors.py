@@ -15,7 +15,10 @@ CURES = {
     "InvalidAccessKeyId": (
         "the store does not know the access key: check AWS_ACCESS_KEY_ID (R2: R2_ACCESS_KEY_ID)"
     ),
-    "InvalidToken": "the session token is wrong: set AWS_SESSION_TOKEN again, or unset it",
+    "InvalidToken": (
+        "the session token is wrong: set AWS_SESSION_TOKEN again, or unset it; where none is set, the store"
+        " does not know its own listing's next page, and cannot hold a run"
+    ),
     "ExpiredToken": "the session token has expired: set AWS_SESSION_TOKEN again",
     "RequestTimeTooSkewed": "this machine's clock is off: set it (chronyc makestep, or ntpdate)",
     "RequestExpired": "this machine's clock is off: set it (chronyc makestep, or ntpdate)",
@@ -93,6 +96,6 @@ def permanent_cause(error: BaseException, *, bucket_missing_is_404: bool) -> str
     for words, cure in TEXTS.items():
         if words in text:
             return cure.format(region="")
-    if status == 404 and bucket_missing_is_404:
+    if status == 404 and bucket_missing_is_404 and code in ("", "notFound", "NotFound"):
         return CURES["NoSuchBucket"]
     return STATUS.get(status, "").format(region="")

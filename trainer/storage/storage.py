@@ -257,8 +257,15 @@ class Storage:
         """(key, bytes) of every object below the folder `prefix`, sorted."""
 
         def fetch() -> Listing:
-            batches = obstore.list(self._quick_store, prefix=prefix or None, chunk_size=1000)
-            return sorted((meta["path"], meta["size"]) for batch in batches for meta in batch)
+            sizes: dict[str, int] = {}
+            for batch in obstore.list(self._quick_store, prefix=prefix or None, chunk_size=1000):
+                known = len(sizes)
+                sizes |= {meta["path"]: meta["size"] for meta in batch}
+                if batch and len(sizes) == known:
+                    raise StorageError(
+                        f"{self.url} lists the same keys again and again: it cannot hold a run"
+                    )
+            return sorted(sizes.items())
 
         return self._try(f"listing of {prefix or 'everything'}", fetch, whole=True)
 
