@@ -37,6 +37,8 @@ class LyingStore:
         """Whether a listing is answered with no key."""
         self.loses = ""
         """Uploads of keys that end so are acknowledged and dropped; empty: none are."""
+        self.spoils = ""
+        """Uploads of keys that end so are kept with one byte changed; empty: none are."""
         self.lost: list[str] = []
         self._remembered: dict[str, tuple[int, dict[str, str], bytes]] = {}
 
@@ -60,6 +62,8 @@ class LyingStore:
         if method == "PUT" and self.loses and parts.path.endswith(self.loses):
             self.lost.append(parts.path)
             return 200, {"ETag": '"d41d8cd98f00b204e9800998ecf8427e"'}, b""
+        if method == "PUT" and self.spoils and parts.path.endswith(self.spoils):
+            body = body[:-1] + bytes([body[-1] ^ 1]) if body else body
         return self.forward(method, path, headers, body)
 
     def forward(

@@ -1,8 +1,8 @@
 """Whether what a store lists can be all that it holds: a start that believed an empty list would train from
 step 0 over the checkpoints of the run, and prune them.
 
-The proof is asked for by key, which a store answers truly where its listing lags or lies: the checkpoints that
-the newest attempt counted when it started, and those that it will have made since.
+The proof is asked for by key, which a store answers truly where its listing lags or lies: the checkpoints
+that the newest attempt counted when it started, and those that it will have made since.
 """
 
 from __future__ import annotations

@@ -398,13 +398,8 @@ class Checkpoints:
             self._logs.make_durable(manifest["ahead"])
         self._course.go_on_from(self._found.step if self._found else 0)
         self._check()
-        packed = pack(manifest, Seal.of(self.config), inside)
-        self.storage.put_bytes(f"{inside}/manifest.json", packed)
-        # Older checkpoints are dropped for this one, so it is looked at once more.
-        if self.storage.size(f"{inside}/manifest.json") != len(packed):
-            raise StorageError(
-                f"step {step} is committed locally only: the store does not have the manifest that it took"
-            )
+        # Older checkpoints are dropped for this one, so it is read back.
+        self.storage.put_proven(f"{inside}/manifest.json", pack(manifest, Seal.of(self.config), inside))
         self.stored = max(self.stored, step)
         self._commits.append(step)
         self.failures_in_a_row = 0

@@ -58,6 +58,8 @@ class ShardWriter:
         self._error: BaseException | None = None
         self._memory = HostMemory()
         self._attempt = ""
+        self._proven: set[str] = set()
+        """Names of files of which the store was seen to keep what it was sent: once in a run."""
 
     def staged_bytes(self) -> int:
         """Host memory that the copies of the last checkpoint take."""
@@ -167,7 +169,11 @@ class ShardWriter:
         inside = remote_folder(step, self._attempt)
         records = []
         for record in self._written[step]:
-            records.append(upload_file(self.storage, folder, inside, record))
+            proves = record.name not in self._proven
+            sent = upload_file(self.storage, folder, inside, record, proves)
+            if sent.uploaded:
+                self._proven.add(record.name)
+            records.append(sent)
 
         self.seconds["upload"] = time.monotonic() - begun
         self._sent[step] = records
@@ -190,11 +196,16 @@ def _thread(name: str, action: Any, *arguments: Any) -> threading.Thread:
     return thread
 
 
-def upload_file(storage: Storage, folder: Path, inside: str, record: FileRecord) -> FileRecord:
+def upload_file(
+    storage: Storage, folder: Path, inside: str, record: FileRecord, proves: bool = False
+) -> FileRecord:
     """Uploads one file of a checkpoint to `inside` unless it is already there. The record says whether it
-    worked."""
+    worked. proves: some of it is read back and compared."""
+    key = f"{inside}/{record.name}"
     try:
-        storage.put(folder / record.name, f"{inside}/{record.name}", sha256=record.sha256)
+        storage.put(folder / record.name, key, sha256=record.sha256)
+        if proves:
+            storage.check_kept(folder / record.name, key)
     except Exception as error:  # of the store, the credentials or the disk: the driver counts and tells it
         return replace(record, error=str(error))
     return replace(record, uploaded=True, error="")

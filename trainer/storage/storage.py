@@ -43,6 +43,8 @@ SMALL_TIMEOUT_S = 60.0
 """Deadline of a request that moves little: a listing's page, a look-up, a deletion, an attempt's record."""
 WAIT_S = 1200.0
 """Time after a first failure for which the run's watchdog takes further tries for progress."""
+PROOF_BYTES = 1 << 20
+"""Read back of an upload, at each of two places."""
 CHUNK_BYTES = 256 << 10
 """Smallest chunk of a download, bytes."""
 
@@ -205,6 +207,30 @@ class Storage:
             lambda: obstore.put(self._store, key, data, use_multipart=False),
             whole=True,
         )
+
+    def put_proven(self, key: str, data: bytes) -> None:
+        """Writes a small object and reads it back. Raises StorageError where the store has lost it, or keeps
+        other bytes."""
+        self.put_bytes(key, data)
+        try:
+            kept = self.get_bytes(key)
+        except FileNotFoundError:
+            raise StorageError(f"{self.url} does not have {key}, which it took") from None
+        if kept != data:
+            raise StorageError(f"{self.url} keeps other bytes of {key} than it was sent")
+
+    def check_kept(self, path: Path, key: str) -> None:
+        """Compares two MiB of an object with the file that it was made of: one at a random place, and its
+        last. Raises StorageError where they differ: not every store keeps a checksum."""
+        size = path.stat().st_size
+        for start in (secrets.randbelow(max(1, size - PROOF_BYTES)), max(0, size - PROOF_BYTES)):
+            with path.open("rb") as file:
+                file.seek(start)
+                sent = file.read(PROOF_BYTES)
+            if self.get_range(key, start, start + len(sent)) != sent:
+                raise StorageError(
+                    f"{self.url} keeps other bytes of {key} than it was sent (at byte {start})"
+                )
 
     def create(self, key: str, data: bytes) -> bool:
         """Writes a small object that must not exist yet, by a conditional put; False if another writer was
