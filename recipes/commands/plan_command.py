@@ -36,7 +36,7 @@ def show_plan(
     """Memory, disk, time and dollars of a recipe. Exit code 2 where it does not fit, or no offer keeps the
     limits.
 
-    network_gbit_s: between nodes, for the comparison of ZeRO stages; None: the target's.
+    network_gbit_s: between nodes, as it was measured; None: the targets'.
     """
     if network_gbit_s is not None and not network_gbit_s > 0:
         raise ConfigError(f"--network-gbit {network_gbit_s:g}: give Gb/s above 0")
@@ -51,10 +51,10 @@ def show_plan(
     if target:
         check_target(recipe, target)
     where: Where = prices.sky_catalogs(), cost.target_members(recipe, target) if target else None
-    offers = cost.offers(recipe, *where, ranges=True)
+    offers = cost.offers(recipe, *where, ranges=True, network_gbit_s=network_gbit_s)
     kept = None
     if deadline or budget_usd:
-        kept = _kept(name, overrides, recipe, offers, where, hours, usd)
+        kept = _kept(name, overrides, recipe, offers, where, hours, usd, network_gbit_s)
     plan = plan_facts.make_plan(recipe, offers, target, where, network_gbit_s, kept)
     match form:
         case "json":
@@ -76,6 +76,7 @@ def _kept(
     where: Where,
     hours: float,
     usd: float,
+    network_gbit_s: float | None,
 ) -> PlanLimits:
     """The offer that keeps a deadline and a budget, or what would."""
     asked = None if math.isinf(hours) else hours, None if math.isinf(usd) else usd
@@ -86,7 +87,7 @@ def _kept(
     def offers_of(changes: Sequence[str]) -> list[cost.Offer]:
         try:
             changed = resolve(name, [*overrides, *changes])
-            return _priced(cost.offers(changed, *where, ranges=True))
+            return _priced(cost.offers(changed, *where, ranges=True, network_gbit_s=network_gbit_s))
         except ConfigError:  # its rows do not divide, say
             return []
 

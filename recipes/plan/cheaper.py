@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from recipes.plan import choice, cost, decode_slots, fleet_cost
+from recipes.plan import choice, cost, decode_slots, exchange, fleet_cost
 from recipes.plan.cost import Offer
 from recipes.platforms.targets import TARGETS
 from recipes.recipe.resolved import MemoryPlan
@@ -39,16 +39,17 @@ def cheaper_changes(
     taken: Offer,
     offers: list[Offer],
     targets: list[str],
-    network_gbit_s: float,
+    network_gbit_s: float | None,
     catalogs: Path,
 ) -> list[CheaperChange]:
     """Every change that brings something, the cheapest run first. taken: the offer that it is held against.
-    offers: all of the recipe. targets: those that can be driven from here. network_gbit_s: between nodes."""
+    offers: all of the recipe. targets: those that can be driven from here. network_gbit_s: between
+    nodes, as it was measured; None: the target's."""
     now = _cost(taken.hours, taken.usd)
     found = [
         *_more_prompts(recipe, taken, network_gbit_s, catalogs),
-        *_carried_over(recipe, need, taken, catalogs),
-        *_spot(recipe, targets, catalogs),
+        *_carried_over(recipe, need, taken, network_gbit_s, catalogs),
+        *_spot(recipe, targets, network_gbit_s, catalogs),
         *_elsewhere(offers, targets),
         *_workers(recipe, taken, catalogs),
     ]
@@ -61,34 +62,47 @@ def _cost(hours: float, usd: float | None) -> float:
     return hours if usd is None else usd
 
 
-def _more_prompts(recipe: Recipe, taken: Offer, network_gbit_s: float, catalogs: Path) -> list[CheaperChange]:
-    more = decode_slots.more_prompts(recipe, network_gbit_s)
+def _more_prompts(
+    recipe: Recipe, taken: Offer, network_gbit_s: float | None, catalogs: Path
+) -> list[CheaperChange]:
+    network = network_gbit_s or exchange.network_of(recipe, taken.target)
+    more = decode_slots.more_prompts(recipe, network)
     if more is None:
         return []
     changes = list(more.changes)
     if steps := recipe.config.run.max_steps:  # as many samples in all
         changes.append(f"run.max_steps={math.ceil(steps / decode_slots.TIMES)}")
     but = f"{more.updates} updates a step, not {more.before}, on older samples"
-    return _with_options("more prompts", recipe, changes, taken, but, catalogs)
+    return _with_options("more prompts", recipe, changes, taken, but, network_gbit_s, catalogs)
 
 
-def _carried_over(recipe: Recipe, need: MemoryPlan, taken: Offer, catalogs: Path) -> list[CheaperChange]:
+def _carried_over(
+    recipe: Recipe, need: MemoryPlan, taken: Offer, network_gbit_s: float | None, catalogs: Path
+) -> list[CheaperChange]:
     """Completions in pieces, so that no decode slot waits for the longest one; the fewest steps ahead."""
     but = "samples of older weights; not run on a GPU"
     for changes in decode_slots.piece_options(recipe, need):
-        if found := _with_options("carried over", recipe, list(changes), taken, but, catalogs):
+        if found := _with_options(
+            "carried over", recipe, list(changes), taken, but, network_gbit_s, catalogs
+        ):
             return found
     return []
 
 
 def _with_options(
-    what: str, recipe: Recipe, changes: list[str], taken: Offer, but: str, catalogs: Path
+    what: str,
+    recipe: Recipe,
+    changes: list[str],
+    taken: Offer,
+    but: str,
+    network_gbit_s: float | None,
+    catalogs: Path,
 ) -> list[CheaperChange]:
     """The same machines with other options."""
     try:
         changed = override(recipe, changes)
         validate(changed)
-        offers = cost.offers(changed, catalogs, [taken.target])
+        offers = cost.offers(changed, catalogs, [taken.target], network_gbit_s=network_gbit_s)
     except ConfigError:  # its rows do not divide, say
         return []
     change = " ".join(f"--set {one}" for one in changes)
@@ -98,11 +112,14 @@ def _with_options(
     return []
 
 
-def _spot(recipe: Recipe, targets: list[str], catalogs: Path) -> list[CheaperChange]:
+def _spot(
+    recipe: Recipe, targets: list[str], network_gbit_s: float | None, catalogs: Path
+) -> list[CheaperChange]:
     """Machines that may vanish, where the recipe wants none."""
     if recipe.cluster.spot != "never":
         return []
-    for offer in cost.offers(override(recipe, ["cluster.spot=prefer"]), catalogs, targets):
+    wanted = override(recipe, ["cluster.spot=prefer"])
+    for offer in cost.offers(wanted, catalogs, targets, network_gbit_s=network_gbit_s):
         if offer.usd is not None and offer.spot:
             change = f"--set cluster.spot=prefer --target {offer.target}"
             but = f"{offer.gpu}, {offer.preemptions:.1f} preemptions expected"

@@ -291,11 +291,16 @@ def rollout_seconds(recipe: Recipe, shape: Shape, card: Gpu, need: MemoryPlan, s
 
 
 def offers(
-    recipe: Recipe, catalogs: Path | None = None, targets: list[str] | None = None, ranges: bool = False
+    recipe: Recipe,
+    catalogs: Path | None = None,
+    targets: list[str] | None = None,
+    ranges: bool = False,
+    network_gbit_s: float | None = None,
 ) -> list[Offer]:
     """Every target, GPU and market that can run the recipe within its hourly limit, in order of the expected
     dollars of the run; machines of your own last. None of what trains nothing: `node_prices` is all that it
-    costs. ranges: also how a step's time follows the length of completions."""
+    costs. ranges: also how a step's time follows the length of completions. network_gbit_s: between nodes, as
+    it was measured; None: the target's."""
     if recipe.kind != "train":
         return []
     found, recipe = [], with_resources(recipe)
@@ -306,9 +311,9 @@ def offers(
             continue
         if row and lacks_ram(recipe, row):
             continue
-        network = can.network_gbit_s.get(gpu, can.network_gbit_s[""])
-        step = step_time(recipe, gpu, network or 100.0, need)
-        stretch = stretched_steps(recipe, gpu, network or 100.0, need, step) if ranges else ()
+        network = network_gbit_s or can.network_gbit_s.get(gpu, can.network_gbit_s[""]) or 100.0
+        step = step_time(recipe, gpu, network, need)
+        stretch = stretched_steps(recipe, gpu, network, need, step) if ranges else ()
         for spot in markets(recipe, target):
             hourly = (row.spot if spot else row.on_demand) if row else None
             if (row and hourly is None) or (hourly or 0.0) * recipe.cluster.gpus_per_node > most:
@@ -326,7 +331,7 @@ def node_prices(recipe: Recipe, target: str, catalogs: Path | None = None) -> li
     found = []
     for name in target_members(recipe, target):
         for gpu in TARGETS[name].gpus_for(recipe) if recipe.cluster.gpus_per_node else []:
-            row = _price(recipe, name, gpu, catalogs)
+            row = gpu_row(recipe, name, gpu, catalogs)
             if row is None:
                 continue
             for spot in markets(recipe, name):
@@ -363,7 +368,7 @@ def rented_usd(
     for name in target_members(recipe, target):
         can = TARGETS[name]
         for gpu in can.gpus_for(recipe) if can.cloud == cloud else []:
-            row = _price(recipe, name, gpu, catalogs)
+            row = gpu_row(recipe, name, gpu, catalogs)
             if row and can.engine_gpu(gpu, count) == engine_name:
                 return ((row.spot if spot else row.on_demand) or 0.0) * count * recipe.cluster.nodes
     return 0.0
@@ -388,20 +393,6 @@ def markets(recipe: Recipe, target: str) -> tuple[bool, ...]:
     return (True,) if recipe.cluster.spot == "only" else (True, False)
 
 
-def short_of_ram(recipe: Recipe, catalogs: Path | None = None, targets: list[str] | None = None) -> list[str]:
-    """A line for every machine that has the GPUs but not the RAM that the recipe asks for."""
-    recipe = with_resources(recipe)
-    asked = recipe.cluster.memory_gib
-    lines = []
-    for target, gpu, _, row in possible_places(recipe, catalogs, targets):
-        if row and lacks_ram(recipe, row):
-            lines.append(
-                f"{target}, {gpu}: {row.host_gib:g} GiB of RAM come with a GPU,"
-                f" {asked} GiB are asked for per node"
-            )
-    return lines
-
-
 def possible_places(
     recipe: Recipe, catalogs: Path | None, targets: list[str] | None
 ) -> Iterator[tuple[str, str, MemoryPlan, Price | None]]:
@@ -415,10 +406,10 @@ def possible_places(
                 plans[gpu] = plan_memory(recipe, gpu)
             need = plans[gpu]
             if need is not None and need.fits:
-                yield target, gpu, need, _price(recipe, target, gpu, catalogs)
+                yield target, gpu, need, gpu_row(recipe, target, gpu, catalogs)
 
 
-def _price(recipe: Recipe, target: str, gpu: str, catalogs: Path | None) -> Price | None:
+def gpu_row(recipe: Recipe, target: str, gpu: str, catalogs: Path | None) -> Price | None:
     """What a GPU costs in the machines that the recipe asks for."""
     can, count = target_named(target), recipe.cluster.gpus_per_node
     return gpu_price(can.price_market(recipe), gpu, catalogs, can.price_variant(recipe, gpu), count)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from recipes.plan import cost
 from recipes.plan.memory import with_resources
+from recipes.plan.prices import Price
 from recipes.platforms.targets import target_named, targets_for
 from recipes.recipe import sample_group
 from recipes.recipe.spec import Recipe
@@ -103,3 +104,29 @@ def cheapest(sampling: Recipe, target: str, catalogs: Path | None = None) -> Gro
             if usd is not None and usd * gpus <= most:
                 rates.append(GroupRate(gpu, spot, usd * gpus * sampling.jobs))
     return min(rates, key=lambda rate: rate.usd, default=None)
+
+
+def short_of_ram(recipe: Recipe, catalogs: Path | None = None, targets: list[str] | None = None) -> list[str]:
+    """A line for every machine that has the GPUs but not the RAM that the recipe asks for."""
+    recipe = with_resources(recipe)
+    asked = recipe.cluster.memory_gib
+    lines = []
+    for target, gpu, _, row in cost.possible_places(recipe, catalogs, targets):
+        if row and cost.lacks_ram(recipe, row):
+            lines.append(
+                f"{target}, {gpu}: {row.host_gib:g} GiB of RAM come with a GPU,"
+                f" {asked} GiB are asked for per node"
+            )
+    return lines
+
+
+def other_prices(
+    recipe: Recipe, offers: list[cost.Offer], catalogs: Path | None
+) -> dict[tuple[str, str], Price]:
+    """By cloud and GPU the rows among the offers whose price another list has much higher or lower."""
+    found = {}
+    for offer in offers:
+        row = cost.gpu_row(recipe, offer.target, offer.gpu, catalogs)
+        if row and row.other_usd:
+            found[row.cloud, row.gpu] = row
+    return found

@@ -11,7 +11,6 @@ from recipes.plan import (
     allocated,
     choice,
     cost,
-    exchange,
     fleet_cost,
     host_and_disk,
     hourly,
@@ -183,8 +182,7 @@ def make_plan(
         taken = next(iter(offers), None)
     better: list[CheaperChange] = []
     if need and taken:
-        network = network_gbit_s or exchange.network_of(recipe, taken.target)
-        better = cheaper_changes(recipe, need, taken, offers, targets, network, catalogs)
+        better = cheaper_changes(recipe, need, taken, offers, targets, network_gbit_s, catalogs)
     prices_of_hours: list[HourlyPrice] = []
     if recipe.kind != "train":
         prices_of_hours = hourly.prices_of(recipe, named or targets_for(recipe), catalogs)
@@ -195,19 +193,26 @@ def make_plan(
     if sampling:
         remarks.append(_of_second_group(recipe, sampling, rates))
     remarks += _of_workers(recipe, where)
-    remarks += [f"left out: {line}" for line in cost.short_of_ram(recipe, catalogs, named)]
-    facts = _facts(recipe, need, sampling, offers, taken, targets, target, better, prices_of_hours)
+    otherwise = hourly.other_prices(recipe, offers, catalogs)
+    if otherwise:
+        told = [f"{r.cloud} {r.gpu} ${r.other_usd:.2f} (here ${r.on_demand:.2f})" for r in otherwise.values()]
+        remarks.append(f"prices by other lists: {', '.join(told)}")
+    remarks += [f"left out: {line}" for line in hourly.short_of_ram(recipe, catalogs, named)]
+    facts = _facts(
+        recipe, need, sampling, offers, taken, targets, target, better, prices_of_hours, network_gbit_s
+    )
     facts = replace(facts, remarks=[*facts.remarks, *remarks], limits=limits)
     if limits and not limits.kept and not facts.problem and need:
         facts = replace(facts, verdict=f"{_room(need)}, but no offer keeps the limits")
     notes = _starts(recipe, offers)
+    notes += [f"{row.cloud} {row.gpu}: here {row.source}; other {row.other}" for row in otherwise.values()]
     replayed = need.host.get("experts to replay", 0.0) if need else 0.0
     if need and replayed:
         tokens = host_and_disk.experts_of_token(need.shape)
         notes.append(
             f"routing replay: {tokens} bytes of chosen experts a token, {replayed / GIB:.2f} GiB a step"
         )
-    for line in cost.short_of_ram(view, catalogs, named) if view else ():
+    for line in hourly.short_of_ram(view, catalogs, named) if view else ():
         notes.append(f"left out of the second group: {line}")
     return Plan(facts=facts, memory=need, sampling=sampling, rates=rates, notes=notes)
 
@@ -222,6 +227,7 @@ def _facts(
     named: str | None,
     better: list[CheaperChange],
     rates: list[HourlyPrice],
+    network_gbit_s: float | None,
 ) -> PlanFacts:
     """Puts what was planned into words. taken: the offer that `up` takes. targets: those that can be driven
     from here. named: the target that was."""
@@ -259,7 +265,7 @@ def _facts(
         why=_why(taken, offers, named),
         cheaper=better,
         hourly=rates,
-        assumptions=_assumptions(recipe, taken or next(iter(offers), None)),
+        assumptions=_assumptions(recipe, taken or next(iter(offers), None), network_gbit_s),
         remarks=_ended_early(recipe, shown),
         expected=bands,
         not_promised=expected.not_promised,
@@ -434,7 +440,7 @@ def _why(taken: cost.Offer | None, offers: list[cost.Offer], asked: str | None) 
     )
 
 
-def _assumptions(recipe: Recipe, offer: cost.Offer | None) -> list[str]:
+def _assumptions(recipe: Recipe, offer: cost.Offer | None, network_gbit_s: float | None) -> list[str]:
     """Those that move hours and dollars most."""
     if offer is None:
         return []
@@ -451,7 +457,8 @@ def _assumptions(recipe: Recipe, offer: cost.Offer | None) -> list[str]:
     ranges += ", lost machines"
     if recipe.cluster.nodes > 1:
         can = TARGETS[offer.target].network_gbit_s
-        data += f"; {can.get(offer.gpu, can['']) or 100.0:g} Gb/s between nodes of {offer.target}"
+        whose = "as given" if network_gbit_s else f"of {offer.target}"
+        data += f"; {network_gbit_s or can.get(offer.gpu, can['']) or 100.0:g} Gb/s between nodes {whose}"
     lines = [data, ranges]
     if offer.vision:
         lines.append(

@@ -184,3 +184,17 @@ def test_a_long_command_is_one_for_the_shell():
     lines = fleet_screen.continued_command(command).splitlines()
     assert len(lines) > 2 and max(map(len, lines)) <= COLUMNS
     assert joined("\n".join(lines)) == shlex.split(command)
+
+
+def test_a_slow_network_between_nodes_costs_hours_and_dollars(capsys):
+    given = json.loads(run(capsys, "plan", BIG, "--target", "dstack-runpod", "--json")[1])
+    slow = json.loads(
+        run(capsys, "plan", BIG, "--target", "dstack-runpod", "--json", "--network-gbit", "10")[1]
+    )
+    for name in ("step_s", "hours", "hours_50", "usd", "usd_50"):
+        assert slow["taken"][name] > 3 * given["taken"][name], name
+    assert "10 Gb/s between nodes as given" in slow["assumptions"][0]
+    alone = [
+        json.loads(run(capsys, "plan", SEVEN, "--json", *more)[1]) for more in ((), ("--network-gbit", "10"))
+    ]
+    assert alone[0]["offers"] == alone[1]["offers"], "one node has no network to others"

@@ -241,7 +241,7 @@ def test_a_group_takes_its_cheapest_gpu_and_one_card_is_a_pcie_card():
 def test_a_group_without_memory_or_dollars_has_no_price():
     small = sample_group.sampling_machines(with_group(ONE, "sample.memory_gib=64"))
     assert hourly.cheapest(small, "skypilot-runpod") is None, "62 GiB come with an L40S"
-    assert "62 GiB of RAM come with a GPU, 64 GiB are asked for" in cost.short_of_ram(small)[0]
+    assert "62 GiB of RAM come with a GPU, 64 GiB are asked for" in hourly.short_of_ram(small)[0]
     dear = sample_group.sampling_machines(with_group(ONE, "budget.max_hourly_usd=1"))
     assert hourly.cheapest(dear, "skypilot-runpod") is None
     assert hourly.cheapest(sample_group.sampling_machines(with_group(ONE)), "slurm") is None, (
