@@ -294,5 +294,5 @@ FLEET = options(
     click.option(
         "--fleet", default="", metavar="4xL40S:spot", help="machines that sample for it (docs/fleet.md)"
     ),
-    click.option("--yes", is_flag=True, help="start both groups of machines without asking"),
+    click.option("--yes", is_flag=True, help="start without asking, whatever it costs"),
 )

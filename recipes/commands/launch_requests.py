@@ -37,8 +37,6 @@ class LaunchRequest:
     """How it is launched."""
     fleet: str = ""
     """Machines that sample for it, as `--fleet` writes them."""
-    yes: bool = False
-    """Nothing is asked before two groups of machines are started."""
 
 
 def launch_request(
@@ -59,9 +57,8 @@ def launch_request(
         overrides=tuple(overrides),
         bucket=bucket,
         hosts=hosts,
-        options=LaunchOptions(**options),
+        options=LaunchOptions(yes=yes, **options),
         fleet=fleet,
-        yes=yes,
     )
 
 
@@ -90,7 +87,7 @@ def start_run(request: LaunchRequest) -> int:
         overrides = fleet_launch.with_group(name, overrides, request.fleet)
     recipe = resolve(name, overrides)
     if recipe.sample and recipe.kind == "train":
-        return fleet_launch.launch_fleet_run(name, recipe, target, overrides, options, request.yes)
+        return fleet_launch.launch_fleet_run(name, recipe, target, overrides, options, options.yes)
     if name.startswith("demo") and recipe.kind == "train" and not options.run_id:
         model = Path(recipe.config.model.path).name
         run_id = run_process.interrupted_run(name, target or "local", overrides, model)
@@ -185,7 +182,8 @@ def resume_run(run: str, bucket: str, options: LaunchOptions, before: int = 0) -
     newest one before step `before`. bucket: of a run that was not launched from here. Raises ConfigError."""
     shared_record.known_or_adopted(run, bucket, options.trust)
     record = run_record.load_record(run)
-    options = replace(options, run_id=record.run_id, flags=options.flags or tuple(record.flags))
+    # what it costs was agreed to when it was started
+    options = replace(options, yes=True, run_id=record.run_id, flags=options.flags or tuple(record.flags))
     overrides = list(record.overrides)
     if before < 0:
         raise ConfigError(f"--before {before}: give a step of the run, above 0")

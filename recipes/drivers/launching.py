@@ -7,6 +7,7 @@ import os
 import shlex
 import signal
 import subprocess
+import sys
 import time
 from dataclasses import dataclass, replace
 from functools import partial
@@ -42,6 +43,8 @@ from trainer.hardware import model_shapes
 from trainer.system.exit_codes import EXIT_CONFIG, EXIT_INTERRUPTED, FINAL_EXIT_CODES, RECOVER_EXIT_CODES
 from trainer.system.processes import end_with_parent
 
+ASK_USD = 20.0
+"""Likely dollars of a run from which on `up` asks before it starts one."""
 ONE_BY_ONE = ("sky", "dstack", "sbatch", "qsub")
 """Platforms that follow the log of one job, and until it ends would start no other."""
 
@@ -62,6 +65,8 @@ class LaunchOptions:
     """Refuse a dirty git tree."""
     keep_untracked: bool = False
     """Keep the contents of untracked files in the run's manifest."""
+    yes: bool = False
+    """Ask nothing before it is started, whatever it costs."""
     dry_run: bool = False
     """Show what would run, start nothing."""
     trust: bool = False
@@ -114,11 +119,25 @@ def launch_recipe(
         show_launch(launch)
         return 0
     check_prepared(launch)
+    if not (options.yes or agrees_to_spend(launch.record)):
+        print("nothing was started")
+        return EXIT_INTERRUPTED
     replace_earlier(launch, options.takeover)
     code = start_launch(launch, detach=not follow)
     if recipe.jobs > 1 and not follow:
         _say_how_several_go_on(launch.record, code, options.detach)
     return code
+
+
+def agrees_to_spend(record: RunRecord) -> bool:
+    """Whether the person at the terminal wants a run that is likely to cost more than ASK_USD. A script is
+    not asked."""
+    if record.planned_usd <= ASK_USD or not sys.stdin.isatty():
+        return True
+    question = f"likely ${record.planned_usd:,.0f} in {record.planned_hours:.1f} h on {record.target}"
+    if record.planned_most_usd:
+        question += f", at most ${record.planned_most_usd:,.0f} in nine of ten runs"
+    return input(f"{question}: start it? [y/N] ").strip().lower() in ("y", "yes")
 
 
 def _say_how_several_go_on(record: RunRecord, code: int, detach: bool) -> None:
