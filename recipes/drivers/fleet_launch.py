@@ -92,7 +92,7 @@ def launch_fleet_run(
     target = target or choice.cheapest_target(recipe)
     run_id = options.run_id or run_record.new_run_id(recipe.name)
     options = replace(options, run_id=run_id, launch=token_hex(4))
-    foreground = target_named(target).program in ("bash", "ssh") and not options.detach
+    foreground = target_named(target).driven_from_here and not options.detach
     alone = replace(recipe, sample=None)
     run = launching.prepare_launch(name, alone, target, overrides, replace(options, detach=not foreground))
     theirs = recipe.sample.target or target
@@ -208,14 +208,19 @@ def _in_foreground(run: Launch, workers: Launch | None) -> int:
 def _wait_for(record: RunRecord) -> None:
     """Waits until workers on this machine have ended by themselves."""
     end = time.monotonic() + END_S
-    while record.target == "local" and not launched_run.gone_here(record) and time.monotonic() < end:
+    while (
+        target_named(record.target).runs_here
+        and not launched_run.gone_here(record)
+        and time.monotonic() < end
+    ):
         time.sleep(0.2)
 
 
 def _replaced(record: RunRecord) -> bool:
     """Ends workers of which nobody tells whether they live, so that others are started: those on Slurm, PBS
     and ssh. Returns whether it did."""
-    if target_named(record.target).program not in ("sbatch", "qsub", "ssh"):
+    platform = target_named(record.target)
+    if platform.disposable or platform.runs_here:
         return False
     with suppress(ConfigError):
         print(f"ending what is left of {record.run_id}, which may sample for it still", flush=True)

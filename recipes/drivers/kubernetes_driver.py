@@ -12,19 +12,18 @@ import gzip
 import io
 import json
 import os
-import shlex
 import subprocess
 import sys
 import tarfile
 import time
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from recipes.drivers import platform_state, platforms
+from recipes.drivers import platform_state
 from recipes.platforms import kubernetes, script
-from recipes.platforms.job_set import ARCHIVE, RANK_LABEL, SET_LABEL
+from recipes.platforms.job_set import ARCHIVE, set_name
+from recipes.platforms.kubectl import checked_output, head_pods, kubectl_program, remove_job_set, run_kubectl
 from recipes.presets import resolve
 from recipes.recipe.spec import Recipe
 from recipes.records import run_record
@@ -38,19 +37,7 @@ MOST_BYTES = 1 << 20
 """What a ConfigMap may hold."""
 GIVEN = ("SPOTRL_SOURCE", "SPOTRL_LAUNCH", *script.SETTINGS)
 """Variables of a launch that its pods get besides tokens."""
-APPLY = ("apply", "--server-side", "--force-conflicts", "-f", "-")
-"""The server's own apply leaves no second copy of the tokens in an annotation."""
-AWAY = ("Unable to connect", "connection to the server", "dial tcp")
-"""What kubectl says where no API server answers."""
 POLL_S = float(os.environ.get("SPOTRL_POLL_S", "5"))
-
-
-def check_job_set(record: RunRecord, text: str) -> None:
-    """Has the cluster judge a JobSet without creating it: its controller, your rights, quotas. Raises
-    ConfigError with the change to make."""
-    done = _said([*_program(record), "create", "--dry-run=server", "-f", "-"], given=text)
-    if done.returncode and "already exists" not in done.stderr:
-        raise ConfigError(_refusal(done.stderr))
 
 
 def up(record: RunRecord) -> int:
@@ -61,42 +48,32 @@ def up(record: RunRecord) -> int:
 
 def logs(record: RunRecord) -> int:
     """Follows the newest pod of the head from its last lines on, and those that come after it."""
-    begun = [pod.name for pod in _head_pods(record) if pod.begun]
+    begun = [pod.name for pod in head_pods(record) if pod.begun]
     return follow(record, set(begun[:-1]), tail=100)
 
 
 def start(record: RunRecord) -> int:
     """Creates the run's objects, in the place of those of a launch that has ended. Raises ConfigError."""
-    program = _program(record)
-    name = kubernetes.set_name(record.run_id)
-    said = platform_state.ask_platform(record)
-    if said and said.known and not said.ended_s:
-        raise ConfigError(f"{said.text}: `python3 launch.py down {record.run_id}` ends it")
+    program = kubectl_program(record)
+    name = set_name(record.run_id)
+    answer = platform_state.ask_platform(record)
+    if answer and answer.known and not answer.ended_s:
+        raise ConfigError(f"{answer.text}: `python3 launch.py down {record.run_id}` ends it")
     task, *claims = map(str, record.task_files())
-    remove = [program[0], *platforms.remove_job_set(record)[1:]]
-    if said and said.known:
-        _run(remove)
+    remove = [program[0], *remove_job_set(record)[1:]]
+    if answer and answer.known:
+        checked_output(remove)
     for claim in claims:
-        _run([*program, "apply", "-f", claim])
-    made = _run([*program, "create", "-f", task, "-o", "json"])
+        checked_output([*program, "apply", "-f", claim])
+    made = checked_output([*program, "create", "-f", task, "-o", "json"])
     print(f"JobSet {name} is created", flush=True)
     try:
         objects = given_objects(record, name, json.loads(made)["metadata"]["uid"])
-        _run([*program, *APPLY], given="\n".join(map(json.dumps, objects)))
+        checked_output([*program, *kubernetes.APPLY], given="\n".join(map(json.dumps, objects)))
     except BaseException:  # its pods would wait for tokens and code for ever
-        _said(remove)
+        run_kubectl(remove)
         raise
     return EXIT_OK
-
-
-def shown_commands(record: RunRecord, files: list[Path]) -> list[str]:
-    """The commands of `start`, for a dry run."""
-    program = platforms.kubectl(record)
-    task, *claims = map(str, files)
-    commands = [[*program, "apply", "-f", claim] for claim in claims]
-    commands.append([*program, "create", "-f", task])
-    commands.append([*program, *APPLY])
-    return list(map(shlex.join, commands))
 
 
 def given_objects(record: RunRecord, name: str, owner: str) -> list[dict[str, Any]]:
@@ -163,103 +140,28 @@ def follow(record: RunRecord, seen: set[str], tail: int = -1) -> int:
     0, or 1 where it failed. tail: lines to begin with; -1: all."""
     last = ""
     while True:
-        said = platform_state.ask_platform(record)
-        new = [pod.name for pod in _head_pods(record) if pod.begun and pod.name not in seen]
+        answer = platform_state.ask_platform(record)
+        new = [pod.name for pod in head_pods(record) if pod.begun and pod.name not in seen]
         if new:
             seen.add(new[0])
             _show_log(record, new[0], tail)
             continue
-        if said and (said.ended_s or not said.known):
-            print(said.text, flush=True)
-            return EXIT_OK if said.state == "finished" else EXIT_ERROR
-        if said and said.text != last:
-            last = said.text
+        if answer and (answer.ended_s or not answer.known):
+            print(answer.text, flush=True)
+            return EXIT_OK if answer.state == "finished" else EXIT_ERROR
+        if answer and answer.text != last:
+            last = answer.text
             print(last, flush=True)
         time.sleep(POLL_S)
 
 
 def _show_log(record: RunRecord, pod: str, tail: int) -> None:
-    process = subprocess.Popen([*_program(record), "logs", "--follow", f"--tail={tail}", pod])
+    process = subprocess.Popen([*kubectl_program(record), "logs", "--follow", f"--tail={tail}", pod])
     try:
         process.wait()
     except KeyboardInterrupt:
         process.wait()
         raise
-
-
-def head_pod(record: RunRecord) -> str:
-    """The head's pod that is running now, as kubectl takes it. Raises ConfigError without one."""
-    running = [pod.name for pod in _head_pods(record) if pod.begun and not pod.over]
-    if not running:
-        raise ConfigError(f"no pod of {record.run_id} is running: `python3 launch.py status {record.run_id}`")
-    return f"pod/{running[-1]}"
-
-
-@dataclass
-class HeadPod:
-    """A pod of the head. Each try of a run has one of its own."""
-
-    name: str
-    begun: bool = False
-    """Whether its container runs, or has run."""
-    over: bool = False
-    """Whether its container has ended."""
-
-
-def _head_pods(record: RunRecord) -> list[HeadPod]:
-    """The head's pods, oldest first; none where the cluster does not answer."""
-    name = kubernetes.set_name(record.run_id)
-    labels = f"{SET_LABEL}={name},{RANK_LABEL}=0"
-    done = _said([*_program(record), "get", "pods", "-l", labels, "-o", "json"])
-    if done.returncode:
-        return []
-    found = []
-    pods = json.loads(done.stdout)["items"]
-    for described in sorted(pods, key=lambda pod: pod["metadata"]["creationTimestamp"]):
-        pod = HeadPod(described["metadata"]["name"])
-        for container in described.get("status", {}).get("containerStatuses", []):
-            if "terminated" in container["state"]:
-                pod.begun = True
-                pod.over = True
-            if "running" in container["state"]:
-                pod.begun = True
-        found.append(pod)
-    return found
-
-
-def _program(record: RunRecord) -> list[str]:
-    program, *options = platforms.kubectl(record)
-    return [platforms.find_program(program) or program, *options]
-
-
-def _said(command: list[str], given: str | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, input=given, capture_output=True, text=True)
-
-
-def _run(command: list[str], given: str | None = None) -> str:
-    """What a command of kubectl printed. Raises ConfigError with the change to make."""
-    done = _said(command, given)
-    if done.returncode:
-        raise ConfigError(_refusal(done.stderr))
-    return done.stdout
-
-
-def _refusal(complaint: str) -> str:
-    """What kubectl complained about, and the change to make where that is known."""
-    said = "nothing"
-    for line in complaint.strip().splitlines():
-        if not line.startswith("ensure CRDs"):
-            said = line
-    if "no matches for kind" in said:
-        return "the cluster has no JobSet controller: have JobSet installed there"
-    if "(Forbidden)" in said:
-        return f"your account lacks a right ({said}): ask for a role that has it, or set site.namespace"
-    if any(words in said for words in AWAY):
-        return (
-            f"kubectl does not reach the cluster ({said}): choose one with `kubectl config use-context`, or "
-            "set site.kubernetes_context"
-        )
-    return f"kubectl says: {said}"
 
 
 def main(what: str, run_id: str) -> int:

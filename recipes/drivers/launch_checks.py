@@ -9,11 +9,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from recipes.drivers import bucket_access, desk_python, platform_state, platforms, sent_tree, uploads
-from recipes.drivers.platforms import Commands
+from recipes.drivers import bucket_access, desk_python, platform_state, sent_tree, uploads
 from recipes.plan import cost, memory, prices, sizing
-from recipes.platforms import ssh
-from recipes.platforms.dstack import Dstack
 from recipes.platforms.targets import target_named
 from recipes.presets import own_data
 from recipes.recipe.spec import Recipe
@@ -31,10 +28,10 @@ def check_launch(recipe: Recipe, target: str, reproducible: bool) -> None:
     if recipe.cluster.gpus_per_node and recipe.kind in ("train", "sample"):
         _check_memory(recipe, target)
     _check_hourly(recipe, target)
-    if target == "local":
+    platform = target_named(target)
+    if platform.runs_here:
         uploads.check_model_folder(recipe)
-    if target == "ssh":
-        ssh.hosts_of(recipe)
+    platform.check_machines(recipe)
     if recipe.kind == "sample" and not recipe.storage.bucket:
         raise ConfigError(
             "a rollout worker speaks with its run through the bucket alone: give --bucket of the run"
@@ -56,15 +53,12 @@ def check_keys(recipe: Recipe, target: str, secrets: Mapping[str, str]) -> None:
     sent_tree.check_sent_tree(target, secrets)
 
 
-def check_outside(recipe: Recipe, record: RunRecord, commands: Commands, env: dict[str, str]) -> None:
-    """What only others can tell: programs, dstack's secrets, buckets. Raises ConfigError with the change to
-    make."""
-    check_tool(commands)
-    if record.target == "ssh" and not platforms.find_program("rsync"):
-        raise ConfigError("rsync is not installed: it copies the repository to the machines, so install it")
+def check_outside(recipe: Recipe, record: RunRecord, task: str, env: dict[str, str]) -> None:
+    """What only others can tell: buckets. task: text of the main file. Raises ConfigError with the
+    change to make."""
     platform = target_named(record.target)
-    if isinstance(platform, Dstack):
-        _check_secrets(recipe, platform)
+    platform.check_program()
+    platform.check(recipe, record, task)
     if recipe.storage.weights:
         bucket_access.check_weights(recipe.storage.weights, env)
     if recipe.kind == "train" and is_address(recipe.config.data.path):
@@ -139,33 +133,6 @@ def _check_memory(recipe: Recipe, target: str) -> None:
     )
 
 
-def _check_secrets(recipe: Recipe, platform: Dstack) -> None:
-    """dstack's secrets: its server looks for them only when the machines are there."""
-    wanted = platform.secrets(recipe)
-    if not wanted:
-        return
-    done = subprocess.run(
-        [platforms.find_program("dstack"), "secret", "list"], capture_output=True, text=True
-    )
-    if done.returncode:
-        said = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()[-1]
-        raise ConfigError(
-            f"dstack secret list said {said!r}: point dstack at your server (dstack project add)"
-        )
-    missing = [name.lower() for name in wanted if name.lower() not in done.stdout.split()]
-    if missing:
-        raise ConfigError(
-            f"dstack has no secret {', '.join(missing)}: run dstack secret set {missing[0]} VALUE"
-        )
-
-
-def check_tool(commands: Commands) -> None:
-    """Raises ConfigError where the platform's program is missing; the launch environment counts as
-    installed."""
-    if not platforms.find_program(commands.tool):
-        raise ConfigError(f"{commands.tool} is not installed: {commands.hint}")
-
-
 @dataclass(frozen=True)
 class EarlierLaunch:
     """What is known of an earlier launch of a run that may not have ended."""
@@ -182,12 +149,12 @@ def earlier_launch(record: RunRecord, env: dict[str, str]) -> EarlierLaunch | No
     Two attempts at once never write to one checkpoint (trainer/checkpoint/attempt.py); but both cost.
     """
     before = run_record.load_record(record.run_id) if run_record.is_known(record.run_id) else None
-    here = run_process.process_of(record.run_id) if before and before.target == "local" else 0
+    here = run_process.process_of(record.run_id) if before and target_named(before.target).runs_here else 0
     if here:
         return EarlierLaunch(f"process {here} on this machine", sure=True)
-    said = platform_state.ask_platform(before) if before and not before.ended_s else None
-    if said and said.known and said.whole and not said.ended_s:
-        return EarlierLaunch(said.text, sure=True)
+    answer = platform_state.ask_platform(before) if before and not before.ended_s else None
+    if answer and answer.known and answer.whole and not answer.ended_s:
+        return EarlierLaunch(answer.text, sure=True)
     if not record.bucket or not bucket_access.can_open(record.bucket, env):
         return None  # `bucket_access.unverified` says so
     command = [

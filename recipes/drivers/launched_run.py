@@ -9,8 +9,9 @@ import sys
 import time
 from dataclasses import replace
 
-from recipes.drivers import platform_state, platforms
-from recipes.drivers.launch_checks import check_tool
+from recipes.drivers import platform_state
+from recipes.platforms import programs
+from recipes.platforms.base import LaunchGiven
 from recipes.platforms.targets import target_named
 from recipes.records import run_end, run_process, run_record
 from recipes.records.run_record import RunRecord
@@ -22,15 +23,18 @@ def drive_run(run: str, what: str, dry_run: bool = False, job: int = 0) -> int:
     """`status`, `logs` or `down` of a run that was launched from here. job: the one of several whose log is
     meant, from 0 on."""
     record = run_record.load_record(run)
-    if record.target == "local" and record.desk not in ("", socket.gethostname()):
+    platform = target_named(record.target)
+    if platform.runs_here and record.desk not in ("", socket.gethostname()):
         raise ConfigError(f"{run} runs on {record.desk} itself: drive it there")
     if record.managed and what == "logs":
         record = replace(record, run_id=record.names()[job], jobs=1)
-        if not dry_run and (said := platform_state.ask_platform(record)):
-            record = replace(record, cluster=said.name)  # by its name SkyPilot finds only one that is running
+        if not dry_run and (answer := platform_state.ask_platform(record)):
+            record = replace(
+                record, cluster=answer.name
+            )  # by its name SkyPilot finds only one that is running
     # Of an adopted run there are no task files here, and nothing but `up` needs them.
     files = [str(path) for path in record.task_files()] or [""]
-    commands = platforms.launch_commands(record, files, {"RUN_ID": run}, [], False)
+    commands = platform.commands(record, LaunchGiven(files, {"RUN_ID": run}, [], detach=False))
     code = 0
     wanted = getattr(commands, what)
     if what == "logs":  # on Kubernetes and ssh one command follows the log of all jobs
@@ -39,11 +43,9 @@ def drive_run(run: str, what: str, dry_run: bool = False, job: int = 0) -> int:
         if dry_run:
             print(shlex.join(command))
             continue
-        check_tool(commands)
-        code = (
-            subprocess.run([platforms.find_program(command[0]) or command[0], *command[1:]]).returncode
-            or code
-        )
+        platform.check_program()
+        argv = [programs.find_program(command[0]) or command[0], *command[1:]]
+        code = subprocess.run(argv).returncode or code
     if what == "down" and not code and not dry_run:
         note_end(run)
     return code
@@ -54,7 +56,7 @@ def end_run(run: str, dry_run: bool = False) -> int:
     code = 0
     for record in run_record.workers_of(run):
         if not record.ended_s and not gone_here(record):
-            code = _told_down(record.run_id, dry_run) or code
+            code = _end_launch(record.run_id, dry_run) or code
     return drive_run(run, "down", dry_run) or code
 
 
@@ -63,16 +65,15 @@ def give_up(*runs: str) -> None:
     that ended with an error may have begun some of them."""
     for run in runs:
         if run_record.is_known(run) and _may_have_begun(run_record.load_record(run)):
-            _told_down(run)
+            _end_launch(run)
 
 
 def _may_have_begun(record: RunRecord) -> bool:
     """Whether any job of a launch may run. Slurm and PBS take all of an array or none."""
-    batch = target_named(record.target).program in ("sbatch", "qsub")
-    return bool(record.cluster) if batch else not gone_here(record)
+    return bool(record.cluster) if target_named(record.target).submits else not gone_here(record)
 
 
-def _told_down(run: str, dry_run: bool = False) -> int:
+def _end_launch(run: str, dry_run: bool = False) -> int:
     """`down` of one launch. What keeps it from being ended is printed, so that others are ended all the
     same."""
     try:
@@ -88,7 +89,7 @@ STARTING_S = 60.0
 
 def gone_here(record: RunRecord) -> bool:
     """Whether a launch on this machine has no process any more."""
-    if record.target != "local" or record.desk not in ("", socket.gethostname()):
+    if not target_named(record.target).runs_here or record.desk not in ("", socket.gethostname()):
         return False
     path = run_record.RUNS / record.run_id / run_process.PROCESS
     if not path.is_file() and time.time() - record.started_s < STARTING_S:
@@ -106,14 +107,14 @@ def settle_launch(launched: RunRecord, code: int, detached: bool, cluster_minute
     if record.started_s != launched.started_s:
         return
     platform = target_named(record.target)
-    down_s = time.time() + (60 * cluster_minutes if _is_cluster(record) else 0)
+    down_s = time.time() + (60 * cluster_minutes if platform.is_cluster(record) else 0)
     if not code:
         record = replace(record, confirmed=True)
         if not detached:
             record = replace(record, ended_s=down_s, state="finished")
     elif platform.disposable:
-        record = _asked(record, code, down_s)
-    elif platform.program in ("bash", "ssh") and not detached:
+        record = _record_as_platform_tells(record, code, down_s)
+    elif platform.driven_from_here and not detached:
         state, why = "stopped", "Ctrl-C"
         if code != EXIT_INTERRUPTED:
             state, why = "failed", run_end.describe_end(record.run_id, code, record.started_s)
@@ -124,17 +125,17 @@ def settle_launch(launched: RunRecord, code: int, detached: bool, cluster_minute
     record.save()
 
 
-def _asked(record: RunRecord, code: int, down_s: float) -> RunRecord:
+def _record_as_platform_tells(record: RunRecord, code: int, down_s: float) -> RunRecord:
     """The record after a launch that did not end with 0, as its platform tells what it has of it."""
     interrupted = code == EXIT_INTERRUPTED
-    said = platform_state.ask_platform(record)
-    record = platform_state.with_answer(record, said)
+    answer = platform_state.ask_platform(record)
+    record = platform_state.with_answer(record, answer)
     if record.confirmed:
-        if _is_cluster(record) and not interrupted:
+        if target_named(record.target).is_cluster(record) and not interrupted:
             return replace(record, ended_s=down_s, why=describe_code(code))
         return record
-    if said and not interrupted:
-        return platform_state.launch_failed(record, f"{said.text}; the launch ended with exit code {code}")
+    if answer and not interrupted:
+        return platform_state.launch_failed(record, f"{answer.text}; the launch ended with exit code {code}")
     # After Ctrl-C SkyPilot's server works on what it was asked for, and may have it a minute later.
     run_id = record.run_id
     print(
@@ -144,15 +145,10 @@ def _asked(record: RunRecord, code: int, down_s: float) -> RunRecord:
     return record
 
 
-def _is_cluster(record: RunRecord) -> bool:
-    """Whether the run is on a SkyPilot cluster of its own, which no jobs controller takes down."""
-    return record.target.startswith("skypilot") and not record.managed
-
-
 def note_end(run: str) -> None:
     """Notes that `down` has given a run's machines back."""
     record = run_record.load_record(run)
     state = record.state if record.ended_s else "stopped"
-    if _is_cluster(record):
+    if target_named(record.target).is_cluster(record):
         state = "gone"
     replace(record, ended_s=record.ended_s or time.time(), state=state).save()

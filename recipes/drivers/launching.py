@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import shlex
@@ -13,27 +14,24 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from secrets import token_hex
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from recipes.drivers import (
     bucket_access,
     desk_checks,
     desk_python,
-    kubernetes_driver,
     launch_checks,
     launched_run,
     platform_state,
-    platforms,
     shared_record,
-    ssh_driver,
     task_files,
     tokens,
     uploads,
 )
-from recipes.drivers.platforms import Commands
 from recipes.plan import cost, fleet_cost, offer_choice, prices
 from recipes.plan.choice import cheapest_target
-from recipes.platforms import kubernetes, script
+from recipes.platforms import programs, script
+from recipes.platforms.base import Commands, LaunchGiven
 from recipes.platforms.targets import target_named
 from recipes.recipe.spec import Recipe
 from recipes.records import manifest, run_process, run_record
@@ -45,9 +43,6 @@ from trainer.system.processes import end_with_parent
 
 ASK_USD = 20.0
 """Likely dollars of a run from which on `up` asks before it starts one."""
-ONE_BY_ONE = ("sky", "dstack", "sbatch", "qsub")
-"""Platforms that follow the log of one job, and until it ends would start no other."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchOptions:
@@ -105,7 +100,7 @@ def launch_recipe(
     `name` and `overrides` are what `recipe` was resolved from: the record keeps them for `resume`.
     """
     target = target or cheapest_target(recipe)
-    several = recipe.jobs > 1 and target_named(target).program in ONE_BY_ONE
+    several = recipe.jobs > 1 and target_named(target).follows_one_job
     follow = not (options.detach or several)
     launch = prepare_launch(name, recipe, target, overrides, replace(options, detach=not follow))
     for line in bucket_access.unverified(launch.recipe, launch.secrets):
@@ -158,9 +153,8 @@ def _say_how_several_go_on(record: RunRecord, code: int, detach: bool) -> None:
 
 def check_prepared(launch: Launch) -> None:
     """Everything that only others can tell, before anything is rented. Raises ConfigError."""
-    launch_checks.check_outside(launch.recipe, launch.record, launch.commands, launch.env | launch.secrets)
-    if launch.record.target == "kubernetes":
-        kubernetes_driver.check_job_set(launch.record, next(iter(launch.files.values())))
+    task = next(iter(launch.files.values()))
+    launch_checks.check_outside(launch.recipe, launch.record, task, launch.env | launch.secrets)
 
 
 def prepare_launch(
@@ -168,6 +162,7 @@ def prepare_launch(
 ) -> Launch:
     """The launch of a recipe, checked as far as this machine alone can. Raises ConfigError."""
     target = target or cheapest_target(recipe)
+    platform = target_named(target)
     samples_for = recipe.config.fleet.run if recipe.kind == "sample" else ""
     new_id = run_record.new_worker_id(samples_for) if samples_for else run_record.new_run_id(recipe.name)
     run_id = run_record.check_run_id(options.run_id or new_id)
@@ -176,9 +171,7 @@ def prepare_launch(
     recipe = uploads.with_uploads(recipe, target, before.uploads if before else {})
     files = {}
     for file, text in task_files.render(task_files.resolve_task(recipe, target)).items():
-        files[file] = with_head(text, recipe, target, run_id)
-        if target == "kubernetes":
-            files[file] = kubernetes.of_run(files[file], run_id)
+        files[file] = platform.with_run_id(with_head(text, recipe, target, run_id), run_id)
     used = script.secret_names(recipe)
     secrets = {}
     for token, value in tokens.find_tokens().items():
@@ -201,14 +194,14 @@ def prepare_launch(
         flags=list(options.flags),
         uploads={upload.field: upload.key for upload in recipe.uploads},
         bucket=recipe.storage.bucket,
-        managed=target_named(target).is_managed(recipe),
+        managed=platform.is_managed(recipe),
         started_s=time.time(),
         usd_per_hour=cost.usd_per_hour(recipe, target, prices.sky_catalogs()),
         **planned_fields(recipe, target),
         earlier_usd=before.usd() if before and not samples_for else 0.0,
         samples_for=samples_for,
         jobs=recipe.jobs,
-        confirmed=target_named(target).program in ("bash", "ssh"),
+        confirmed=platform.driven_from_here,
     )
 
     env = {"RUN_ID": run_id}
@@ -223,7 +216,7 @@ def prepare_launch(
     paths = [str(run_record.RUNS / run_id / "task" / file) for file in files]
     own = [name for name in (script.API_KEY, script.FLEET_KEY) if name in used]
     names = list(dict.fromkeys([*secrets, *own]))
-    commands = platforms.launch_commands(record, paths, env, names, options.detach)
+    commands = platform.commands(record, LaunchGiven(paths, env, names, options.detach))
     return Launch(
         recipe=recipe,
         record=record,
@@ -289,16 +282,9 @@ def show_launch(launch: Launch) -> None:
     print(f"# --- would run: {_summary(launch.recipe, launch.record)}")
     for command in launch.commands.up:
         print(f"{exports} {shlex.join(command)}")
-    if launch.record.target == "ssh":
-        lines = ssh_driver.shown_commands(
-            launch.recipe, launch.record, launch.folder / next(iter(launch.files))
-        )
-        print("# --- which runs, with tokens on standard input", *lines, sep="\n")
-    if launch.record.target == "kubernetes":
-        lines = kubernetes_driver.shown_commands(
-            launch.record, [launch.folder / name for name in launch.files]
-        )
-        print("# --- which runs, with tokens and code on standard input", *lines, sep="\n")
+    files = [launch.folder / name for name in launch.files]
+    lines = target_named(launch.record.target).shown_commands(launch.record, files)
+    print(*lines, sep="\n", end="\n" if lines else "")
 
 
 def replace_earlier(launch: Launch, takeover: bool) -> None:
@@ -306,7 +292,7 @@ def replace_earlier(launch: Launch, takeover: bool) -> None:
     run_id = launch.record.run_id
     lives = (
         launch_checks.earlier_launch(launch.record, launch.env | launch.secrets)
-        if launch.recipe.kind == "train" or launch.record.target == "local"
+        if launch.recipe.kind == "train" or target_named(launch.record.target).runs_here
         else None
     )
     if not lives:
@@ -341,16 +327,16 @@ def start_launch(launch: Launch, detach: bool) -> int:
     for name, text in launch.files.items():
         (launch.folder / name).write_text(text)
     manifest.write_launch(recipe, record, launch.keep_untracked)
-    if target_named(record.target).program == "qsub":
-        used = (*launch.secrets, script.API_KEY, script.FLEET_KEY)
-        platforms.write_tokens(record.run_id, {name: env[name] for name in used if name in env})
+    platform = target_named(record.target)
+    used = (*launch.secrets, script.API_KEY, script.FLEET_KEY)
+    platform.keep_tokens(record.run_id, {name: env[name] for name in used if name in env})
     (launch.folder.parent / run_process.PROCESS).unlink(missing_ok=True)
     record.save()
     if recipe.kind == "train":
         shared_record.publish_manifest(record, env)
     print(_summary(recipe, record), flush=True)
     if recipe.kind == "serve":
-        print(platforms.how_to_call(record, recipe.config.run.name, _sees_images(recipe)), flush=True)
+        print(how_to_call(record, recipe.config.run.name, _sees_images(recipe)), flush=True)
     try:
         code = _run(launch.commands, record, env)
     # Ctrl-C, a program that cannot be started: nothing may cost for ever in `status`
@@ -358,7 +344,7 @@ def start_launch(launch: Launch, detach: bool) -> int:
         code = EXIT_INTERRUPTED if isinstance(error, KeyboardInterrupt) else EXIT_CONFIG
         launched_run.settle_launch(record, code, detach, 0)
         raise
-    if code == EXIT_INTERRUPTED and record.target == "local" and not run_record.has_begun(record.run_id):
+    if code == EXIT_INTERRUPTED and platform.runs_here and not run_record.has_begun(record.run_id):
         print("stopped before the run began: the same command goes on where the preparation was", flush=True)
         run_record.forget_launch(record.run_id)
         return code
@@ -401,20 +387,45 @@ def _summary(recipe: Recipe, record: RunRecord) -> str:
     return text
 
 
+RED_SQUARE = (
+    "iVBORw0KGgoAAAANSUhEUgAAACAAAAAgCAIAAAD8GO2jAAAAKklEQVR42mO4oKBAU8QwasGoBaMWjFowasGoBaMWjFow"
+    "asGoBaMWDBULAE7YQD2B7wk2AAAAAElFTkSuQmCC"
+)
+"""A PNG of 32 by 32 pixels, base64."""
+
+
+def how_to_call(record: RunRecord, model: str, sees: bool = False) -> str:
+    """What a person types to reach a server. sees: whether its model takes images."""
+    question: str | list[dict[str, Any]] = "What is 2 + 2?"
+    if sees:
+        image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{RED_SQUARE}"}}
+        question = [image, {"type": "text", "text": "Which color is this?"}]
+    body = json.dumps({"model": model, "messages": [{"role": "user", "content": question}]})
+    where, attach = target_named(record.target).server_address(record)
+    key = f"$(cat {run_record.RUNS / record.run_id / 'api.key'})"
+    headers = f'-H "Authorization: Bearer {key}" -H "Content-Type: application/json"'
+    return (
+        f"once it says `serving`{attach}:\n"
+        f"  curl {where}/v1/chat/completions {headers} \\\n"
+        f"    -d {shlex.quote(body)}"
+    )
+
+
 def _run(commands: Commands, record: RunRecord, env: dict[str, str]) -> int:
+    platform = target_named(record.target)
     for command in commands.up:
-        argv = [platforms.find_program(command[0]) or command[0], *command[1:]]
-        if command[0] in ("sbatch", "qsub"):
+        argv = [programs.find_program(command[0]) or command[0], *command[1:]]
+        if platform.submits and command[0] == platform.program:
             done = subprocess.run(argv, env=os.environ | env, capture_output=True, text=True)
-            said = done.stdout.strip() or done.stderr.strip()
-            print(said)
+            printed = done.stdout.strip() or done.stderr.strip()
+            print(printed)
             if done.returncode:
-                platform_state.launch_failed(record, (said or "no word").splitlines()[-1]).save()
+                platform_state.launch_failed(record, (printed or "no word").splitlines()[-1]).save()
                 return done.returncode
             replace(record, cluster=done.stdout.strip().partition(";")[0], confirmed=True).save()
             continue
         code, interrupted = _foreground(argv, os.environ | env)
-        if interrupted and command[0] in ("tail", "sky"):
+        if interrupted and command[0] == platform.log_program:
             print(f"\nthe run continues: `python3 launch.py logs {record.run_id}` follows it, `down` ends it")
         # A run that ended by itself while Ctrl-C was pressed says so by its code.
         if interrupted and code not in (*RECOVER_EXIT_CODES, *FINAL_EXIT_CODES):

@@ -16,8 +16,6 @@ from trainer.config import ConfigError
 from trainer.config.never_sent import is_secret
 from trainer.system.redaction import secret_in_text
 
-COPIED_BY = ("sky", "dstack", "kubectl", "ssh")
-"""Platforms whose machines get a copy of the repository."""
 MOST_BYTES = 1 << 20
 """Largest file that is searched: secrets are small."""
 
@@ -27,13 +25,13 @@ def check_sent_tree(target: str, secrets: Mapping[str, str]) -> None:
 
     secrets: the tokens of this launch by name, which are looked for too.
     """
-    platform = target_named(target).program
-    if platform not in COPIED_BY:
+    platform = target_named(target)
+    if not platform.copies_tree:
         return
-    if platform == "sky":
+    if platform.copies_git:
         _check_names()
     changed = manifest.changed_files() + manifest.untracked_files()
-    config = [".git/config"] if platform == "sky" else []  # SkyPilot copies .git as well
+    config = [".git/config"] if platform.copies_git else []
     for name in changed + config:
         made_up = name.startswith("tests/")  # keys there are of the tests
         what = "" if made_up or is_secret(name) else secret_in_file(Path(name), secrets)

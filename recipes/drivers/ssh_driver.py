@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import signal
 import subprocess
 import sys
@@ -18,7 +17,7 @@ import time
 from pathlib import Path
 
 from recipes.platforms import ssh
-from recipes.platforms.script import SETTINGS, secret_names
+from recipes.platforms.script import secret_names
 from recipes.presets import resolve
 from recipes.recipe.spec import Recipe
 from recipes.records import run_record
@@ -75,12 +74,12 @@ def up(record: RunRecord, follow: bool = True) -> int:
     tasks = {}
     for host in hosts:
         copies[host] = ssh.copy_command(recipe, host)
-        tasks[host] = _task_command(recipe, host, task, record.run_id)
+        tasks[host] = ssh.task_command(recipe, host, str(task), record.run_id)
     code = _everywhere("copy", copies) or _everywhere("task", tasks)
     if code:
         return code
 
-    env = _environment(record)
+    env = ssh.run_environment(record)
     tokens = ""
     for name in secret_names(recipe):
         if os.environ.get(name):
@@ -99,32 +98,6 @@ def up(record: RunRecord, follow: bool = True) -> int:
         return 130
 
 
-def shown_commands(recipe: Recipe, record: RunRecord, task: Path) -> list[str]:
-    """The commands of `up`, for a dry run: copy, task and start of every machine."""
-    env = _environment(record)
-    lines = []
-    for rank, host in enumerate(ssh.hosts_of(recipe)):
-        lines.append(shlex.join(ssh.copy_command(recipe, host)))
-        lines.append(shlex.join(_task_command(recipe, host, task, record.run_id)))
-        lines.append(shlex.join(ssh.run_command(recipe, rank, env, record.run_id)))
-    return lines
-
-
-def _environment(record: RunRecord) -> dict[str, str]:
-    env = {
-        "RUN_ID": record.run_id,
-        "BUCKET": record.bucket,
-        "SPOTRL_SOURCE": os.environ.get("SPOTRL_SOURCE", ""),
-    }
-    if "SPOTRL_LAUNCH" in os.environ:
-        env["SPOTRL_LAUNCH"] = os.environ["SPOTRL_LAUNCH"]
-    env["SPOTRL_NOTICE_S"] = os.environ.get("SPOTRL_NOTICE_S", str(ssh.NOTICE_S))
-    for name in SETTINGS:
-        if os.environ.get(name):
-            env[name] = os.environ[name]
-    return env
-
-
 def start(record: RunRecord) -> int:
     """Starts all nodes and leaves them to themselves."""
     code = up(record, follow=False)
@@ -138,14 +111,6 @@ def _stop(record: RunRecord) -> None:
         down(record)
     except KeyboardInterrupt:
         down(record, patience_s=0)
-
-
-def _task_command(recipe: Recipe, host: str, task: Path, run_id: str) -> list[str]:
-    login, _, port = ssh.parse_address(host)
-    options = []
-    for option in ssh.ssh_options(recipe, port):
-        options.append("-P" if option == "-p" else option)  # scp's letter for the port
-    return ["scp", "-q", *options, str(task), f"{login}:{ssh.DIRECTORY}/.cache/{run_id}.sh"]
 
 
 def _everywhere(what: str, commands: dict[str, list[str]]) -> int:

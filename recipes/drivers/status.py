@@ -14,7 +14,8 @@ from dataclasses import replace
 from operator import itemgetter
 
 from recipes.drivers import launched_run, platform_state, run_view, worker_view
-from recipes.drivers.platform_state import LAUNCH_FAILED, PlatformAnswer
+from recipes.platforms.answers import LAUNCH_FAILED, PlatformAnswer
+from recipes.platforms.targets import target_named
 from recipes.records import run_end, run_record
 from recipes.records.run_record import RUNS, RunRecord
 from trainer.config import ConfigError, load, run_folder
@@ -50,19 +51,19 @@ def show_run(run: str | None) -> int:
     records = (
         [run_record.load_record(run), *run_record.workers_of(run)] if run else run_record.newest_first()[::-1]
     )
-    answers = platform_state.PlatformAnswers()
+    answers = platform_state.new_answers()
     said = None
     shown = []
     of_workers = []
     for record in records:
-        if run or platform_state.is_open(record):
+        if run or target_named(record.target).is_open(record):
             answer = platform_state.ask_platform(record, answers)
-            shown.append(_noted(_gone(record), answer))
+            shown.append(with_platform_answer(if_vanished(record), answer))
             said = answer if record.run_id == run else said
             if answer and record.samples_for == run:
                 of_workers += [f"{record.run_id}: {line}" for line in answer.text.splitlines()]
         else:
-            shown.append(_gone(record))
+            shown.append(if_vanished(record))
     lines = status_table(shown, whole=bool(run)) if shown else ["no run was launched from here"]
     print(terminal_text("\n".join(lines)))
     if not run:
@@ -91,7 +92,7 @@ def _left_over(shown: list[RunRecord]) -> list[str]:
     ]
 
 
-def _gone(record: RunRecord) -> RunRecord:
+def if_vanished(record: RunRecord) -> RunRecord:
     """The record; of what was left to itself on this machine and is gone, with its end."""
     if record.ended_s or not launched_run.gone_here(record):
         return record
@@ -102,7 +103,7 @@ def _gone(record: RunRecord) -> RunRecord:
     return ended
 
 
-def _noted(record: RunRecord, said: PlatformAnswer | None) -> RunRecord:
+def with_platform_answer(record: RunRecord, said: PlatformAnswer | None) -> RunRecord:
     """The record as its platform says it is, kept for the next look; dollars of a run that goes on are only
     shown."""
     noted = platform_state.with_answer(record, said)

@@ -2,15 +2,54 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
+from urllib.parse import SplitResult
 
-from recipes.platforms import clouds
+from recipes.platforms import clouds, programs, script
+from recipes.platforms.answers import PlatformAnswer, PlatformAnswers
 from recipes.recipe import sample_group
 from recipes.recipe.resolved import ResolvedRecipe
 from recipes.recipe.spec import Recipe
+from recipes.records.run_record import RunRecord
 from trainer.config import ConfigError
 from trainer.config.bucket_address import BucketAddress
+
+
+@dataclass(frozen=True, kw_only=True)
+class Commands:
+    """How one launch is driven; each is a list of argument vectors, run in order."""
+
+    up: list[list[str]]
+    status: list[list[str]]
+    logs: list[list[str]]
+    down: list[list[str]]
+
+
+@dataclass(frozen=True)
+class LaunchGiven:
+    """What the program of a platform is given for a launch."""
+
+    files: Sequence[str]
+    """Rendered task files, the main one first."""
+    env: Mapping[str, str]
+    secrets: Sequence[str]
+    """Names of tokens, never values."""
+    detach: bool
+    """Whether it leaves once the platform has the run, without following the logs."""
+
+    def files_ending(self, *endings: str) -> list[str]:
+        """The files whose names end so, in the order of the endings."""
+        return [file for ending in endings for file in self.files[1:] if file.endswith(ending)]
+
+    def options(self, option: str) -> list[str]:
+        """The environment as options of a program: `--env NAME=value`."""
+        words = []
+        for name, value in self.env.items():
+            words += [option, f"{name}={value}"]
+        return words
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -49,6 +88,22 @@ class Platform:
     """Machines or containers are thrown away, with all that is on them."""
     shared_files: ClassVar[bool] = False
     """All nodes see one file system."""
+    hint: ClassVar[str]
+    """How to get its program."""
+    runs_here: ClassVar[bool] = False
+    """Nodes are processes of this machine."""
+    driven_from_here: ClassVar[bool] = False
+    """No platform stands between: a launch is confirmed at once, and ends with its command."""
+    submits: ClassVar[bool] = False
+    """Its command takes all jobs of a launch or none, and prints their number."""
+    follows_one_job: ClassVar[bool] = False
+    """Its command follows the log of one job, and until that ends would start no other."""
+    copies_tree: ClassVar[bool] = False
+    """Machines get a copy of the repository."""
+    copies_git: ClassVar[bool] = False
+    """That copy has all that git does not ignore, and the folder .git."""
+    log_program: ClassVar[str] = ""
+    """Program of `up` that follows a log, and may be interrupted while the run goes on."""
 
     def render(self, run: ResolvedRecipe) -> dict[str, str]:
         """The files of one group of machines, name -> text; the first is the one to launch. Raises
@@ -160,3 +215,77 @@ class Platform:
             f"storage.bucket {address.url} is a folder of one machine, and {self.name} throws its machines "
             f"away: give s3://NAME/PREFIX, gs:// or r2://{volume}"
         )
+
+    def commands(self, record: RunRecord, given: LaunchGiven) -> Commands:
+        """What `up`, `status`, `logs` and `down` run. Raises ConfigError where the record names no run of
+        this platform."""
+        raise NotImplementedError
+
+    def shown_commands(self, record: RunRecord, files: Sequence[Path]) -> list[str]:
+        """What the commands of `up` run in their turn, for a dry run, with a heading; [] if nothing."""
+        return []
+
+    def with_run_id(self, text: str, run_id: str) -> str:
+        """A rendered file for one launch."""
+        return text
+
+    def keep_tokens(self, run_id: str, tokens: Mapping[str, str]) -> None:
+        """Writes tokens to where the jobs take them from, if no command takes them along."""
+
+    def ask(self, record: RunRecord, answers: PlatformAnswers) -> PlatformAnswer | None:
+        """What it says of a run; None where it does not answer, or has nothing to say."""
+        return None
+
+    def is_open(self, record: RunRecord) -> bool:
+        """Whether it alone can tell if the run still costs."""
+        return False
+
+    def is_cluster(self, record: RunRecord) -> bool:
+        """Whether the run has a cluster of its own, which no controller takes down."""
+        return False
+
+    def check_program(self) -> None:
+        """Raises ConfigError where its program is missing; the launch environment counts as installed."""
+        if not programs.find_program(self.program):
+            raise ConfigError(f"{self.program} is not installed: {self.hint}")
+
+    def check_machines(self, recipe: Recipe) -> None:
+        """Raises ConfigError where a recipe does not name the machines that it needs named."""
+
+    def check(self, recipe: Recipe, record: RunRecord, task: str) -> None:
+        """What it alone can tell before anything is rented. task: text of the main file. Raises ConfigError
+        with the change to make."""
+
+    def server_address(self, record: RunRecord) -> tuple[str, str]:
+        """(address of a run's server, what to do before it can be reached)."""
+        return f"http://127.0.0.1:{script.PORT}", ""
+
+    def read_from_head(self, record: RunRecord, path: str, dry_run: bool) -> list[str]:
+        """The command that prints a file of the home directory of a run's head. Raises ConfigError."""
+        return ["cat", str(Path.home() / path)]
+
+    def tunnel(self, record: RunRecord, port: int, there: SplitResult) -> list[str]:
+        """The command that holds a tunnel from a port here to an address there; [] where none is needed."""
+        return []
+
+    def cure_of_silence(self, record: RunRecord) -> str:
+        """What to try where a run's head does not answer."""
+        return f"is it running? `python3 launch.py status {record.run_id}` says"
+
+
+def for_each(words: Sequence[str], names: Sequence[str], more: Sequence[str] = ()) -> list[list[str]]:
+    """One command for every name."""
+    return [[*words, name, *more] for name in names]
+
+
+def no_flags(record: RunRecord) -> None:
+    """Raises ConfigError for flags that no platform's program would get."""
+    if record.flags:
+        flags = " ".join(record.flags)
+        raise ConfigError(f"{record.target} has no platform that {flags} could be passed on to")
+
+
+def ssh_tunnel(login: Sequence[str], port: int, there: SplitResult) -> list[str]:
+    """ssh that does nothing but forward a port. login: the ssh command that logs in."""
+    forward = f"127.0.0.1:{port}:{there.hostname}:{there.port}"
+    return [login[0], "-N", "-o", "ExitOnForwardFailure=yes", "-L", forward, *login[1:]]

@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
-from recipes.platforms.base import Platform
+import re
+import socket
+from typing import ClassVar
+from urllib.parse import SplitResult
+
+from recipes.platforms.base import Commands, LaunchGiven, Platform, for_each, ssh_tunnel
 from recipes.recipe.spec import Recipe
+from recipes.records.run_record import RunRecord
+from trainer.config import ConfigError
+
+FOLLOW = ["tail", "-n", "+1", "--retry", "-F"]
 
 
 class Batch(Platform):
+    hint = "submit from a login node of the cluster"
     shared_files = True
+    submits = True
+    follows_one_job = True
+    log_program = "tail"
+
+    job_id: ClassVar[str]
+    """What a job's number looks like: `qdel all` would end all of a person's jobs."""
+    asks: ClassVar[str]
+    """Program that says how a job is."""
+    cancels: ClassVar[str]
+    """Program that ends a job."""
+    index: ClassVar[str]
+    """The index of a job of an array in the name of its log, as the platform writes it."""
 
     OBEYS = frozenset(
         {
@@ -21,6 +43,38 @@ class Batch(Platform):
             "site.offline",
         }
     )
+
+    def submit(self, record: RunRecord, given: LaunchGiven, output: str) -> list[str]:
+        """The command that submits the jobs. output: the log's file."""
+        raise NotImplementedError
+
+    def commands(self, record: RunRecord, given: LaunchGiven) -> Commands:
+        if record.cluster and not re.fullmatch(self.job_id, record.cluster):
+            raise ConfigError(
+                f"{record.cluster!r} is no job of {self.name}: end it by your platform's own program"
+            )
+        job = record.cluster or "JOBID"
+        log = f"runs/{record.run_id}/{self.name}.log"
+        output, logs = log, [log]
+        if record.jobs > 1:
+            output = f"runs/{record.run_id}/{self.name}.{self.index}.log"
+            logs = [f"runs/{record.run_id}/{self.name}.{i}.log" for i in range(record.jobs)]
+        # Set-up on this node, where the compute nodes have no internet.
+        up = [*for_each(["bash"], given.files[1:]), self.submit(record, given, output)]
+        if not given.detach:
+            up.append([*FOLLOW, log])
+        return Commands(
+            up=up,
+            status=[[*self.asks.split(), job]],
+            logs=for_each(["tail", "-n", "100", "-F"], logs),
+            down=[[self.cancels, job]],
+        )
+
+    def tunnel(self, record: RunRecord, port: int, there: SplitResult) -> list[str]:
+        """From the login node to the head."""
+        if there.hostname in ("127.0.0.1", socket.gethostname()):
+            return []
+        return ssh_tunnel(["ssh", str(there.hostname)], port, there)
 
 
 def work_folder(recipe: Recipe) -> str:

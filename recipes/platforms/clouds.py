@@ -15,6 +15,16 @@ LAMBDA = {name: name for name in ("A100", "A100-80GB", "H100", "B200")}
 NEBIUS = {name: name for name in ("L40S", "H100", "H200", "B200")}
 ANY = {name: name for name in (*LABELLED, "MI300X")}
 """Our name of a GPU -> the platform's, of each cloud; ANY: machines of your own."""
+RUNPOD_CARDS = {
+    "L4": "NVIDIA L4",
+    "L40S": "NVIDIA L40S",
+    "A100-80GB": "NVIDIA A100 80GB PCIe",
+    "A100-80GB-SXM": "NVIDIA A100-SXM4-80GB",
+    "H100-SXM": "NVIDIA H100 80GB HBM3",
+    "H200-SXM": "NVIDIA H200",
+    "B200": "NVIDIA B200",
+}
+"""RunPod's own names, which dstack takes for instance types, by SkyPilot's."""
 NIC = {"A100-80GB": 100.0, "A100": 100.0, "H100": 200.0, "H200": 200.0, "B200": 200.0, "L4": 50.0}
 """Gb/s of GCP's machines by their first network interface, a gVNIC. Machines of eight H100 have four more,
 which only GPUDirect's own images use."""

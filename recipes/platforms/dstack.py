@@ -10,31 +10,28 @@ from __future__ import annotations
 
 import hashlib
 import math
+import subprocess
 from collections.abc import Sequence
+from datetime import datetime
+from operator import itemgetter
 from typing import Any
+from urllib.parse import SplitResult
 
-from recipes.platforms import clouds, pods, restarts, script
+from recipes.platforms import clouds, pods, programs, restarts, script
+from recipes.platforms.answers import PlatformAnswer, PlatformAnswers, is_end, state_word
+from recipes.platforms.base import Commands, LaunchGiven, for_each, ssh_tunnel
 from recipes.platforms.disposable import Disposable
 from recipes.platforms.ssh import hosts_of, parse_address
 from recipes.platforms.task_yaml import to_yaml
 from recipes.recipe.resolved import MachineChoice, ResolvedRecipe
 from recipes.recipe.spec import Recipe
+from recipes.records.run_record import RunRecord
 from trainer.config import ConfigError
 from trainer.hardware.gpus import gpu_named
 from trainer.system.exit_codes import EXIT_PREFLIGHT
 
 INSTANT_CLUSTER = "runpod-cluster"
 """What the price list calls RunPod's clusters of several pods."""
-RUNPOD_CARDS = {
-    "L4": "NVIDIA L4",
-    "L40S": "NVIDIA L40S",
-    "A100-80GB": "NVIDIA A100 80GB PCIe",
-    "A100-80GB-SXM": "NVIDIA A100-SXM4-80GB",
-    "H100-SXM": "NVIDIA H100 80GB HBM3",
-    "H200-SXM": "NVIDIA H200",
-    "B200": "NVIDIA B200",
-}
-"""RunPod's own names, which dstack takes for instance types, by SkyPilot's."""
 LONGEST_NAME = 36
 """Characters of a task's name: dstack's 41, less what a fleet's name has behind it."""
 CODE = "/spotrl"
@@ -61,6 +58,8 @@ CAPACITY_HOURS = 8.0
 class Dstack(Disposable):
     program = "dstack"
     title = "dstack"
+    hint = programs.LAUNCHERS
+    follows_one_job = True
 
     @property
     def asks_bucket(self) -> bool:
@@ -107,6 +106,65 @@ class Dstack(Disposable):
                 self._volume(recipe), "The volume; once, before the fleet."
             )
         return files
+
+    def commands(self, record: RunRecord, given: LaunchGiven) -> Commands:
+        before = given.files_ending(".volume.yaml", ".fleet.yaml")
+        options = given.options("-e")
+        for name in ("HF_TOKEN", script.API_KEY, script.FLEET_KEY):
+            if name in given.secrets:
+                # Without a value dstack's client takes its own environment's. Other secrets are its server's.
+                options += ["-e", name]
+        names = list(map(run_name, record.names()))
+        apply = ["dstack", "apply", "-y", "-f"]
+        what = [*options, *(["-d"] if given.detach else []), *record.flags]
+        return Commands(
+            up=[*for_each(apply, before), *for_each([*apply, given.files[0], "-n"], names, what)],
+            status=[["dstack", "ps", "-a"]],
+            logs=for_each(["dstack", "logs"], names),
+            down=for_each(["dstack", "stop", "-y"], names),
+        )
+
+    def check(self, recipe: Recipe, record: RunRecord, task: str) -> None:
+        """dstack's secrets: its server looks for them only when the machines are there."""
+        wanted = self.secrets(recipe)
+        if not wanted:
+            return
+        command = [programs.find_program("dstack"), "secret", "list"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            complaint = (done.stderr.strip() or done.stdout.strip() or "nothing").splitlines()[-1]
+            raise ConfigError(
+                f"dstack secret list said {complaint!r}: point dstack at your server (dstack project add)"
+            )
+        missing = [name.lower() for name in wanted if name.lower() not in done.stdout.split()]
+        if missing:
+            raise ConfigError(
+                f"dstack has no secret {', '.join(missing)}: run dstack secret set {missing[0]} VALUE"
+            )
+
+    def ask_job(self, record: RunRecord, answers: PlatformAnswers) -> PlatformAnswer | None:
+        name = run_name(record.run_id)
+        listed = answers.rows("dstack", "ps", "-a", "--json")
+        if listed is None:
+            return None
+        same_name = [row for row in listed.get("runs", []) if row["run_spec"]["run_name"] == name]
+        if not same_name:
+            return PlatformAnswer(text=f"dstack run {name}: not known to dstack", known=False)
+        return _answer(name, max(same_name, key=itemgetter("submitted_at")))
+
+    def server_address(self, record: RunRecord) -> tuple[str, str]:
+        attach = f" (`dstack attach {run_name(record.run_id)}` opens the port)"
+        return super().server_address(record)[0], attach
+
+    def read_from_head(self, record: RunRecord, path: str, dry_run: bool) -> list[str]:
+        return ["ssh", "-o", "BatchMode=yes", run_name(record.run_id), f"cat {path}"]
+
+    def tunnel(self, record: RunRecord, port: int, there: SplitResult) -> list[str]:
+        return ssh_tunnel(["ssh", "-o", "BatchMode=yes", run_name(record.run_id)], port, there)
+
+    def cure_of_silence(self, record: RunRecord) -> str:
+        attach = f"dstack attach {run_name(record.run_id)}"
+        return f"is it running? `{attach}` in another terminal opens its ssh"
 
     def fleet_name(self, name: str) -> str:
         """One fleet per recipe and cloud."""
@@ -239,7 +297,7 @@ class Dstack(Disposable):
         count = recipe.cluster.gpus_per_node
         if self.cloud != INSTANT_CLUSTER or not count:
             return []
-        return [RUNPOD_CARDS[clouds.runpod_card(gpu, count)] for gpu in self.cards(recipe)]
+        return [clouds.RUNPOD_CARDS[clouds.runpod_card(gpu, count)] for gpu in self.cards(recipe)]
 
     def _fleet(self, recipe: Recipe, rented: dict[str, Any], name: str) -> dict[str, Any]:
         cluster = recipe.cluster
@@ -320,6 +378,49 @@ TARGETS = (
         note="own machines as an SSH fleet: --hosts",
     ),
 )
+
+
+def run_name(run_id: str) -> str:
+    """The run id as dstack takes it: at most 40 characters, still one of a kind."""
+    if len(run_id) <= 40:
+        return run_id
+    digest = hashlib.sha256(run_id.encode()).hexdigest()
+    return f"{run_id[:31]}-{digest[:8]}"
+
+
+def _answer(name: str, run: dict[str, Any]) -> PlatformAnswer:
+    why = run.get("error") or run.get("termination_reason") or ""
+    ended_s = 0.0
+    if is_end(run["status"]):
+        ended_s = datetime.fromisoformat(run["last_processed_at"]).timestamp()
+    # dstack gets 0 so that it does not start the run again: its own status does not show success.
+    line = _final_line(name) if run["status"] == "done" else ""
+    if line:
+        text = f"dstack run {name}: FAILED: {line}"
+        return PlatformAnswer(text=text, state="failed", why=line, ended_s=ended_s, usd=run.get("cost"))
+    text = f"dstack run {name}: {run['status']}" + (f" ({why})" if why else "")
+    state = state_word(run["status"])
+    if ended_s:
+        return PlatformAnswer(text=text, state=state, why=why, ended_s=ended_s, usd=run.get("cost"))
+
+    nodes = []
+    for job in run.get("jobs", []):
+        node = job["job_submissions"][-1].get("job_provisioning_data")
+        if node:
+            nodes.append(node)
+    what = ""
+    if nodes:
+        what = f"{len(nodes)} x {nodes[0]['instance_type']['name']} in {nodes[0]['region']}"
+    per_hour = sum(node["price"] for node in nodes)
+    return PlatformAnswer(text=text, state=state, usd=run.get("cost"), usd_per_hour=per_hour, rented=what)
+
+
+def _final_line(name: str) -> str:
+    """The line with which a run says that it ended for good, if its log has one."""
+    for line in reversed(programs.printed_text(["dstack", "logs", name]).splitlines()):
+        if restarts.FINAL in line:
+            return line.strip()
+    return ""
 
 
 def _task_name(recipe: Recipe) -> str:

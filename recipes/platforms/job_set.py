@@ -5,6 +5,7 @@ Fields of JobSet v1alpha2 and Kubernetes 1.31.
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 from recipes.platforms import pods, restarts, script
@@ -15,6 +16,8 @@ from trainer.system.exit_codes import EXIT_CONFIG, EXIT_PREFLIGHT
 
 NAME = "spotrl-run-id"
 """What stands for the run's id in a rendered file, and for the name of its JobSet, Secret and ConfigMap."""
+LONGEST_NAME = 40
+"""Characters of a JobSet's name: those of its pods have up to 23 more, and 63 is the limit."""
 CODE = "/spotrl"
 """Where the repository stands in the container."""
 ARCHIVE, ARCHIVE_FOLDER = "code.tar.gz", "/etc/spotrl"
@@ -319,3 +322,17 @@ def _restarts_of_set(recipe: Recipe) -> dict[str, Any]:
         "onJobFailureReasons": ["BackoffLimitExceeded"],
     }
     return {"maxRestarts": recipe.budget.max_requeues, "rules": [final, again]}
+
+
+def set_name(run_id: str) -> str:
+    """The run's id as the name of its JobSet: cut, and still one of a kind, where it is too long."""
+    if len(run_id) <= LONGEST_NAME:
+        return run_id.rstrip("-")
+    return f"{run_id[: LONGEST_NAME - 9]}-{hashlib.sha256(run_id.encode()).hexdigest()[:8]}"
+
+
+def of_run(text: str, run_id: str) -> str:
+    """A rendered file with the id of a launch, and with its JobSet's name, which may be shorter. Machines
+    that sample are launched under an id of their own, so their set needs no other name than that."""
+    whole = text.replace(f"value: {NAME}\n", f"value: {run_id}\n")
+    return whole.replace(f"{NAME}-sample", NAME).replace(NAME, set_name(run_id))

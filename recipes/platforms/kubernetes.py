@@ -8,18 +8,48 @@ private repositories.)
 
 from __future__ import annotations
 
-import hashlib
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+from urllib.parse import SplitResult
 
 from recipes.platforms import clouds, pods, restarts, script
+from recipes.platforms.answers import PlatformAnswer, PlatformAnswers
+from recipes.platforms.base import Commands, LaunchGiven, for_each
 from recipes.platforms.disposable import Disposable
-from recipes.platforms.job_set import ARCHIVE, NAME, claim, job_set
+from recipes.platforms.job_set import (
+    ARCHIVE,
+    INSTANCE,
+    LONGEST_NAME,
+    NAME,
+    NODE,
+    SET_LABEL,
+    claim,
+    job_set,
+    of_run,
+    set_name,
+)
+from recipes.platforms.kubectl import (
+    KIND,
+    head_pod,
+    kubectl,
+    kubectl_of,
+    kubectl_program,
+    refusal_of,
+    remove_job_set,
+    run_kubectl,
+)
 from recipes.platforms.task_yaml import to_yaml
 from recipes.recipe.resolved import ResolvedRecipe
 from recipes.recipe.spec import Recipe
-from trainer.config import never_sent
+from recipes.records.run_record import RunRecord
+from trainer.config import ConfigError, never_sent
 
-LONGEST_NAME = 40
-"""Characters of a JobSet's name: those of its pods have up to 23 more, and 63 is the limit."""
 TOKENS = "$HOME/.spotrl/tokens.env"
 """File with tokens that the head of a rendered file names: no place of the repository, which is sent."""
 LEFT_OUT = (
@@ -44,13 +74,14 @@ CHECKS = ("tests/conftest.py", "tests/families.py", "tests/servers.py", "tests/g
 """What a check of a card needs of it all the same."""
 NOT_CHECKED = "tests/learning/test_*.py"
 """Tests in one of these folders that need no card."""
-KIND = "jobsets.jobset.x-k8s.io"
-"""JobSets, as kubectl takes the word."""
+APPLY = ("apply", "--server-side", "--force-conflicts", "-f", "-")
+"""The server's own apply leaves no second copy of the tokens in an annotation."""
 
 
 class Kubernetes(Disposable):
     program = "kubectl"
     title = "`kubectl`"
+    hint = "install the client of your cluster's version, with a kubeconfig"
 
     def render(self, run: ResolvedRecipe) -> dict[str, str]:
         """The JobSet and, where the recipe names a volume, its claim."""
@@ -61,6 +92,69 @@ class Kubernetes(Disposable):
                 claim(recipe), "The claim at /workspace; once, before the run."
             )
         return files
+
+    def commands(self, record: RunRecord, given: LaunchGiven) -> Commands:
+        driver = [sys.executable, "-m", "recipes.drivers.kubernetes_driver"]
+        label = f"{INSTANCE}={set_name(record.run_id)}"
+        return Commands(
+            up=[[*driver, "start" if given.detach else "up", record.run_id]],
+            status=[[*kubectl_of(record), "get", f"{KIND},pods", "-l", label]],
+            logs=[[*driver, "logs", record.run_id]],
+            down=[remove_job_set(record)],
+        )
+
+    def shown_commands(self, record: RunRecord, files: Sequence[Path]) -> list[str]:
+        program = kubectl_of(record)
+        task, *claims = map(str, files)
+        commands = for_each([*program, "apply", "-f"], claims)
+        commands += [[*program, "create", "-f", task], [*program, *APPLY]]
+        return ["# --- which runs, with tokens and code on standard input", *map(shlex.join, commands)]
+
+    def with_run_id(self, text: str, run_id: str) -> str:
+        return of_run(text, run_id)
+
+    def check(self, recipe: Recipe, record: RunRecord, task: str) -> None:
+        """Has the cluster judge the JobSet without creating it: its controller, your rights, quotas."""
+        done = run_kubectl([*kubectl_program(record), "create", "--dry-run=server", "-f", "-"], given=task)
+        if done.returncode and "already exists" not in done.stderr:
+            raise ConfigError(refusal_of(done.stderr))
+
+    def ask(self, record: RunRecord, answers: PlatformAnswers) -> PlatformAnswer | None:
+        """One set has all jobs of a run."""
+        name = set_name(record.run_id)
+        program = kubectl_of(record)
+        listed = answers.rows(*program, "get", KIND, "-o", "json")
+        if listed is None:
+            return None
+        sets = [row for row in listed["items"] if row["metadata"]["name"] == name]
+        if not sets:
+            text = f"JobSet {name}: not in the cluster"
+            return PlatformAnswer(text=text, state="gone", ended_s=time.time(), known=False)
+        of_set = ("-l", f"{SET_LABEL}={name}", "-o", "json")
+        jobs = answers.rows(*program, "get", "jobs", *of_set) or {"items": []}
+        ended = _condition(sets[0].get("status", {}), "Completed", "Failed")
+        if ended:
+            return _end(name, ended, jobs["items"])
+        if sets[0]["spec"].get("suspend"):
+            return PlatformAnswer(text=f"JobSet {name}: waits for its queue", state="queued")
+        answer = _progress(name, sets[0], jobs["items"])
+        if answer.state != "starting":
+            return answer
+        pods_of_set = answers.rows(*program, "get", "pods", *of_set) or {"items": []}
+        reasons = filter(None, dict.fromkeys(map(_waits_for, pods_of_set["items"])))
+        return replace(answer, text="; ".join([answer.text, *reasons]))
+
+    def server_address(self, record: RunRecord) -> tuple[str, str]:
+        job = f"job/{set_name(record.run_id)}-{NODE}-0"
+        port = f"{' '.join(kubectl_of(record))} port-forward {job} {script.PORT}"
+        return super().server_address(record)[0], f" (`{port}` opens the port)"
+
+    def read_from_head(self, record: RunRecord, path: str, dry_run: bool) -> list[str]:
+        pod = "pod/HEAD" if dry_run else head_pod(record)
+        return [*kubectl_of(record), "exec", pod, "--", "sh", "-c", f'cat "$HOME"/{path}']
+
+    def tunnel(self, record: RunRecord, port: int, there: SplitResult) -> list[str]:
+        return [*kubectl_of(record), "port-forward", head_pod(record), f"{port}:{there.port}"]
 
     def obeys(self, recipe: Recipe) -> frozenset[str]:
         own = {"site.namespace", "site.gpu_label", "site.grace_s"}
@@ -83,27 +177,52 @@ KUBERNETES = Kubernetes(
 )
 
 
-def set_name(run_id: str) -> str:
-    """The run's id as the name of its JobSet: cut, and still one of a kind, where it is too long."""
-    if len(run_id) <= LONGEST_NAME:
-        return run_id.rstrip("-")
-    return f"{run_id[: LONGEST_NAME - 9]}-{hashlib.sha256(run_id.encode()).hexdigest()[:8]}"
+def _end(name: str, ended: dict[str, Any], jobs: list[dict[str, Any]]) -> PlatformAnswer:
+    """The answer for a set that has ended, by that condition."""
+    why = ""
+    if ended["type"] == "Failed":  # a job says more of its failure than the set that it ended
+        failures = [_condition(job.get("status", {}), "Failed") for job in jobs]
+        why = [*filter(None, failures), ended][0]["message"]
+    return PlatformAnswer(
+        text=f"JobSet {name}: {ended['type']}" + (f" ({why})" if why else ""),
+        state="failed" if ended["type"] == "Failed" else "finished",
+        why=why,
+        ended_s=datetime.fromisoformat(ended["lastTransitionTime"]).timestamp(),
+    )
 
 
-def of_run(text: str, run_id: str) -> str:
-    """A rendered file with the id of a launch, and with its JobSet's name, which may be shorter. Machines
-    that sample are launched under an id of their own, so their set needs no other name than that."""
-    whole = text.replace(f"value: {NAME}\n", f"value: {run_id}\n")
-    return whole.replace(f"{NAME}-sample", NAME).replace(NAME, set_name(run_id))
+def _progress(name: str, job_set: dict[str, Any], jobs: list[dict[str, Any]]) -> PlatformAnswer:
+    """The answer for a set that goes on."""
+    restarted = job_set.get("status", {}).get("restarts", 0)
+    ready = 0
+    for job in jobs:
+        restarted += job.get("status", {}).get("failed", 0)
+        ready += job.get("status", {}).get("ready", 0)
+    wanted = job_set["spec"]["replicatedJobs"][0]["template"]["spec"]["parallelism"]
+    state = "running" if ready == wanted else "starting"
+    text = f"JobSet {name}: {state}, {ready} of {wanted} pods run, restarted {restarted} times"
+    return PlatformAnswer(text=text, state=state)
 
 
-def kubectl(recipe: Recipe, flags: list[str]) -> list[str]:
-    """kubectl with what it takes to find the recipe's cluster and namespace. flags: after `--` at the
-    launch."""
-    site = recipe.site
-    context = ["--context", site.kubernetes_context] if site.kubernetes_context else []
-    namespace = ["--namespace", site.namespace] if site.namespace else []
-    return ["kubectl", *context, *namespace, *flags]
+def _condition(status: dict[str, Any], *types: str) -> dict[str, Any] | None:
+    """The condition of one of these types that holds; None without one."""
+    for condition in status.get("conditions", []):
+        if condition["type"] in types and condition["status"] == "True":
+            return condition
+    return None
+
+
+def _waits_for(pod: dict[str, Any]) -> str:
+    """Why a pod does not run yet, in the scheduler's or the node's words; "" where neither says."""
+    status = pod.get("status", {})
+    for condition in status.get("conditions", []):
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            return condition.get("message", "")
+    for container in status.get("containerStatuses", []):
+        waiting = container["state"].get("waiting", {})
+        if waiting.get("message"):
+            return f"{waiting['reason']}: {waiting['message']}"
+    return ""
 
 
 def _head(recipe: Recipe) -> str:

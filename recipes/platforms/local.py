@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 from recipes.platforms import clouds, script
-from recipes.platforms.base import Platform
+from recipes.platforms.base import Commands, LaunchGiven, Platform, no_flags
 from recipes.recipe.resolved import ResolvedRecipe
 from recipes.recipe.spec import Recipe
+from recipes.records.run_record import RunRecord
 
 
 class Local(Platform):
     program = "bash"
     title = "`bash`"
+    hint = "install bash"
     shared_files = True
+    runs_here = True
+    driven_from_here = True
 
     def render(self, run: ResolvedRecipe) -> dict[str, str]:
         """One shell script, run in the repository. Here the machines of a second group are processes of
@@ -35,6 +40,16 @@ class Local(Platform):
 
     def obeys(self, recipe: Recipe) -> frozenset[str]:
         return frozenset()
+
+    def commands(self, record: RunRecord, given: LaunchGiven) -> Commands:
+        no_flags(record)
+        driver = [sys.executable, "-m", "recipes.drivers.local_driver"]
+        return Commands(
+            up=[[*driver, "start" if given.detach else "up", record.run_id]],
+            status=[],
+            logs=[[*driver, "logs", record.run_id]],
+            down=[[*driver, "down", record.run_id]],
+        )
 
     def refusal(self, recipe: Recipe) -> str:
         if recipe.cluster.nodes == 1 and recipe.jobs > 1 and recipe.cluster.gpus_per_node:

@@ -6,10 +6,18 @@ none.
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+
 from recipes.platforms import clouds, restarts, script
+from recipes.platforms.base import LaunchGiven
 from recipes.platforms.batch import Batch, runs_folder, work_folder
 from recipes.recipe.resolved import ResolvedRecipe
 from recipes.recipe.spec import Recipe
+from recipes.records import run_record
+from recipes.records.run_record import RunRecord
+from trainer.config.run_folder import write_whole
 from trainer.system.exit_codes import EXIT_CONFIG
 
 TOKENS_FILE = "SPOTRL_TOKENS_FILE"
@@ -79,6 +87,10 @@ ARRAY = {"pro": "-J", "torque": "-t"}
 class Pbs(Batch):
     program = "qsub"
     title = "PBS"
+    job_id = r"\d+(\[\d*\])?(\.[A-Za-z0-9][A-Za-z0-9.-]*)?"
+    asks = "qstat"
+    cancels = "qdel"
+    index = "^array_index^"
 
     def render(self, run: ResolvedRecipe) -> dict[str, str]:
         """The batch script, submitted from the repository's root: `qsub -v RUN_ID=my-run FILE`. Machines that
@@ -125,6 +137,20 @@ class Pbs(Batch):
     def obeys(self, recipe: Recipe) -> frozenset[str]:
         return self.OBEYS | {"site.pbs"}
 
+    def submit(self, record: RunRecord, given: LaunchGiven, output: str) -> list[str]:
+        # What `-v` names stands in `qstat -f`, and is cut at commas: secrets go by a file.
+        names = list(given.env)
+        if given.secrets:
+            names.append(f"{TOKENS_FILE}={tokens_file(record.run_id)}")
+        return ["qsub", "-v", ",".join(names), "-o", output, *record.flags, given.files[0]]
+
+    def keep_tokens(self, run_id: str, tokens: Mapping[str, str]) -> None:
+        """Writes the tokens as a shell takes them."""
+        lines = [f"{name}={shlex.quote(value)}\n" for name, value in tokens.items()]
+        path = tokens_file(run_id)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, "".join(lines).encode(), private=True)
+
 
 PBS = Pbs(
     name="pbs",
@@ -133,6 +159,11 @@ PBS = Pbs(
     network_gbit_s={"": 400},
     note="PBS Professional, OpenPBS, Torque: pbsdsh where it is, else ssh over the node file",
 )
+
+
+def tokens_file(run_id: str) -> Path:
+    """Where a job's tokens wait for it: on the file system that its nodes share, for you alone."""
+    return run_record.RUNS / run_id / "tokens"
 
 
 def pbs_directives(recipe: Recipe) -> list[str]:

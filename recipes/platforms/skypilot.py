@@ -8,16 +8,21 @@ committed through one.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
+from urllib.parse import SplitResult
 
-from recipes.platforms import clouds, pods, restarts, script
-from recipes.platforms.base import Platform
+from recipes.platforms import clouds, pods, programs, restarts, script
+from recipes.platforms.answers import LAUNCH_FAILED, PlatformAnswer, PlatformAnswers, is_end, state_word
+from recipes.platforms.base import Commands, LaunchGiven, Platform, for_each, ssh_tunnel
 from recipes.platforms.disposable import Disposable
 from recipes.platforms.task_yaml import to_yaml
 from recipes.recipe.resolved import MachineChoice, ResolvedRecipe
 from recipes.recipe.spec import ASKED_BUCKET, Recipe
+from recipes.records.run_record import RunRecord
 from trainer.config import ConfigError
 from trainer.system.exit_codes import EXIT_PREFLIGHT
 
@@ -31,6 +36,10 @@ class SkyPilot(Disposable):
 
     program = "sky"
     title = "SkyPilot"
+    hint = programs.LAUNCHERS
+    follows_one_job = True
+    copies_git = True
+    log_program = "sky"
 
     @property
     def chooses(self) -> bool:
@@ -107,6 +116,57 @@ class SkyPilot(Disposable):
         if recipe.storage.volume and self.on_kubernetes:
             files[f"{recipe.name}.volume.yaml"] = _claim(recipe)
         return files
+
+    def commands(self, record: RunRecord, given: LaunchGiven) -> Commands:
+        options = given.options("--env")
+        for name in given.secrets:
+            options += ["--secret", name]
+        names = record.names()
+        volume = for_each(["sky", "volumes", "apply", "-y"], given.files_ending(".volume.yaml"))
+        what = [*(["-d"] if given.detach else []), *record.flags, given.files[0], *options]
+        if record.managed:
+            jobs = ["sky", "jobs"]
+            return Commands(
+                up=[*volume, *for_each([*jobs, "launch", "-y", "-n"], names, what)],
+                status=[[*jobs, "queue"]],
+                logs=[[*jobs, "logs", record.cluster]]
+                if record.cluster
+                else for_each([*jobs, "logs", "-n"], names),
+                down=for_each([*jobs, "cancel", "-y", "-n"], names),
+            )
+        endpoint = [["sky", "status", "--endpoint", str(script.PORT), record.run_id]]
+        return Commands(
+            up=[*volume, *for_each(["sky", "launch", "-y", "-c"], names, what)],
+            status=[*for_each(["sky", "queue"], names), *(endpoint if record.recipe == "serve" else [])],
+            logs=for_each(["sky", "logs"], names),
+            down=for_each(["sky", "down", "-y"], names),
+        )
+
+    def is_cluster(self, record: RunRecord) -> bool:
+        return not record.managed
+
+    def is_open(self, record: RunRecord) -> bool:
+        """A cluster counts until it was seen to be gone."""
+        if record.managed:
+            return not record.ended_s
+        return record.state not in ("gone", LAUNCH_FAILED)
+
+    def ask_job(self, record: RunRecord, answers: PlatformAnswers) -> PlatformAnswer | None:
+        return _managed_job(record, answers) if record.managed else _cluster(record, answers)
+
+    def server_address(self, record: RunRecord) -> tuple[str, str]:
+        return f"http://$(sky status --endpoint {script.PORT} {record.run_id})", ""
+
+    def read_from_head(self, record: RunRecord, path: str, dry_run: bool) -> list[str]:
+        if record.managed:
+            raise ConfigError(
+                f"{record.run_id} is a managed job, and only its controller knows the machines: use `status"
+                " --watch`"
+            )
+        return ["ssh", "-o", "BatchMode=yes", record.run_id, f"cat {path}"]
+
+    def tunnel(self, record: RunRecord, port: int, there: SplitResult) -> list[str]:
+        return ssh_tunnel(["ssh", "-o", "BatchMode=yes", record.run_id], port, there)
 
     def _head(self, recipe: Recipe, path: str) -> str:
         managed = self.is_managed(recipe)
@@ -267,6 +327,64 @@ def recovery(recipe: Recipe) -> dict[str, Any]:
     rule: dict[str, Any] = {"strategy": "EAGER_NEXT_REGION", "max_restarts_on_errors": 0}
     codes = restarts.restart_codes(recipe)
     return rule | ({"recover_on_exit_codes": list(codes)} if codes else {})
+
+
+def _managed_job(record: RunRecord, answers: PlatformAnswers) -> PlatformAnswer | None:
+    rows = answers.rows("sky", "jobs", "queue", "-a", "-v", "-o", "json")
+    if rows is None:
+        return None
+    same_name = [row for row in rows if row["job_name"] == record.run_id]
+    if not same_name:
+        return PlatformAnswer(text=f"managed job {record.run_id}: not known to SkyPilot", known=False)
+    job = max(same_name, key=itemgetter("job_id"))
+    places = []
+    for key in ("infra", "cluster_resources"):
+        if job.get(key) not in (None, "", "-"):
+            places.append(job[key])
+    place = ", ".join(places) or "no machine yet"
+    reason = job.get("failure_reason") or ""
+    why = f" ({reason})" if reason else ""
+    moved = f"recovered {job.get('recovery_count') or 0} times"
+
+    ended_s = 0.0
+    usd_per_hour = 0.0
+    if is_end(job["status"]):
+        ended_s = job.get("end_at") or time.time()
+    else:
+        usd_per_hour = _usd_per_hour(record, job, answers)
+    return PlatformAnswer(
+        text=f"managed job {job['job_id']}: {job['status']}{why}, {place}, {moved}",
+        state=state_word(job["status"]),
+        why=reason,
+        ended_s=ended_s,
+        name=str(job["job_id"]),
+        usd_per_hour=usd_per_hour,
+        rented=f"{job.get('infra') or (job.get('cloud') or '').lower()}, {job['cluster_resources']}"
+        if usd_per_hour
+        else "",
+    )
+
+
+def _usd_per_hour(record: RunRecord, job: dict[str, Any], answers: PlatformAnswers) -> float:
+    """Of a managed job's machines, from SkyPilot's description and our price list; 0: not known."""
+    gpu = next(iter(job.get("accelerators") or {}), "")
+    spot = "[spot]" in (job.get("cluster_resources") or "")
+    return answers.price(record, (job.get("cloud") or "").lower(), gpu, spot) if gpu else 0.0
+
+
+def _cluster(record: RunRecord, answers: PlatformAnswers) -> PlatformAnswer | None:
+    # Refreshed: SkyPilot's own list has a cluster that went down by itself until it is asked again.
+    rows = answers.rows("sky", "status", "--refresh", "-o", "json")
+    if rows is None:
+        return None
+    same_name = [row for row in rows if row["name"] == record.run_id]
+    if not same_name:
+        text = f"cluster {record.run_id}: gone"
+        return PlatformAnswer(text=text, state="gone", ended_s=time.time(), known=False)
+    status = same_name[0]["status"]
+    text = f"cluster {record.run_id}: {status}, {same_name[0].get('resources_str') or ''}"
+    state = {"INIT": "starting", "UP": "running"}.get(status, status.lower())
+    return PlatformAnswer(text=text, state=state, whole=False)
 
 
 def _envs(recipe: Recipe) -> dict[str, str | None]:

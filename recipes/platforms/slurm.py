@@ -4,10 +4,12 @@ an option."""
 from __future__ import annotations
 
 from recipes.platforms import clouds, script
+from recipes.platforms.base import LaunchGiven
 from recipes.platforms.batch import Batch, runs_folder, work_folder
 from recipes.platforms.restarts import FINAL, restart_codes
 from recipes.recipe.resolved import ResolvedRecipe
 from recipes.recipe.spec import Recipe
+from recipes.records.run_record import RunRecord
 from trainer.system.exit_codes import EXIT_CONFIG, EXIT_PREFLIGHT
 
 ROCM = """\
@@ -47,6 +49,10 @@ EXCLUDE = f"""\
 class Slurm(Batch):
     program = "sbatch"
     title = "Slurm"
+    job_id = r"\d+(_\d+)?"
+    asks = "squeue -j"
+    cancels = "scancel"
+    index = "%a"
 
     def render(self, run: ResolvedRecipe) -> dict[str, str]:
         """The batch script, submitted from the repository's root: `sbatch FILE`. Machines that sample are an
@@ -108,6 +114,9 @@ class Slurm(Batch):
         if recipe.site.container:
             own.add("cluster.image")
         return self.OBEYS | own
+
+    def submit(self, record: RunRecord, given: LaunchGiven, output: str) -> list[str]:
+        return ["sbatch", "--parsable", f"--output={output}", *record.flags, given.files[0]]
 
 
 SLURM = Slurm(

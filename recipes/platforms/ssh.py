@@ -3,12 +3,19 @@ it."""
 
 from __future__ import annotations
 
+import os
 import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import SplitResult
 
-from recipes.platforms import clouds, script
-from recipes.platforms.base import Platform
+from recipes.platforms import clouds, programs, script
+from recipes.platforms.base import Commands, LaunchGiven, Platform, no_flags, ssh_tunnel
+from recipes.presets import resolve
 from recipes.recipe.resolved import ResolvedRecipe
 from recipes.recipe.spec import Recipe
+from recipes.records.run_record import RunRecord
 from trainer.config import ConfigError, never_sent
 
 DIRECTORY = "spotrl"
@@ -23,6 +30,9 @@ STOP_S = NOTICE_S + 15
 class Ssh(Platform):
     program = "ssh"
     title = "`ssh`"
+    hint = "install an ssh client and rsync"
+    driven_from_here = True
+    copies_tree = True
 
     def render(self, run: ResolvedRecipe) -> dict[str, str]:
         """Set-up and run script of every node. SPOTRL_NODE_RANK, SPOTRL_NODES and SPOTRL_PEERS come from the
@@ -38,6 +48,41 @@ class Ssh(Platform):
 
     def obeys(self, recipe: Recipe) -> frozenset[str]:
         return frozenset({"site.hosts", "site.ssh_key", "site.shared_dir"})
+
+    def commands(self, record: RunRecord, given: LaunchGiven) -> Commands:
+        no_flags(record)
+        driver = [sys.executable, "-m", "recipes.drivers.ssh_driver"]
+        return Commands(
+            up=[[*driver, "start" if given.detach else "up", record.run_id]],
+            status=[[*driver, "status", record.run_id]],
+            logs=[[*driver, "logs", record.run_id]],
+            down=[[*driver, "down", record.run_id]],
+        )
+
+    def check_machines(self, recipe: Recipe) -> None:
+        hosts_of(recipe)
+
+    def check(self, recipe: Recipe, record: RunRecord, task: str) -> None:
+        if not programs.find_program("rsync"):
+            raise ConfigError(
+                "rsync is not installed: it copies the repository to the machines, so install it"
+            )
+
+    def shown_commands(self, record: RunRecord, files: Sequence[Path]) -> list[str]:
+        recipe = resolve(record.recipe, record.overrides)
+        env = run_environment(record)
+        lines = ["# --- which runs, with tokens on standard input"]
+        for rank, host in enumerate(hosts_of(recipe)):
+            lines.append(shlex.join(copy_command(recipe, host)))
+            lines.append(shlex.join(task_command(recipe, host, str(files[0]), record.run_id)))
+            lines.append(shlex.join(run_command(recipe, rank, env, record.run_id)))
+        return lines
+
+    def read_from_head(self, record: RunRecord, path: str, dry_run: bool) -> list[str]:
+        return [*head_login(record), f"cat {path}"]
+
+    def tunnel(self, record: RunRecord, port: int, there: SplitResult) -> list[str]:
+        return ssh_tunnel(head_login(record), port, there)
 
 
 SSH = Ssh(
@@ -113,6 +158,38 @@ def copy_command(recipe: Recipe, host: str) -> list[str]:
         "./",
         f"{login}:{DIRECTORY}/",
     ]
+
+
+def task_command(recipe: Recipe, host: str, task: str, run_id: str) -> list[str]:
+    """scp of the task file to one machine."""
+    login, _, port = parse_address(host)
+    options = []
+    for option in ssh_options(recipe, port):
+        options.append("-P" if option == "-p" else option)  # scp's letter for the port
+    return ["scp", "-q", *options, task, f"{login}:{DIRECTORY}/.cache/{run_id}.sh"]
+
+
+def run_environment(record: RunRecord) -> dict[str, str]:
+    """What every node is given by name and value, besides its place."""
+    env = {
+        "RUN_ID": record.run_id,
+        "BUCKET": record.bucket,
+        "SPOTRL_SOURCE": os.environ.get("SPOTRL_SOURCE", ""),
+    }
+    if "SPOTRL_LAUNCH" in os.environ:
+        env["SPOTRL_LAUNCH"] = os.environ["SPOTRL_LAUNCH"]
+    env["SPOTRL_NOTICE_S"] = os.environ.get("SPOTRL_NOTICE_S", str(NOTICE_S))
+    for name in script.SETTINGS:
+        if os.environ.get(name):
+            env[name] = os.environ[name]
+    return env
+
+
+def head_login(record: RunRecord) -> list[str]:
+    """ssh to a run's head."""
+    recipe = resolve(record.recipe, record.overrides)
+    login, _, port = parse_address(hosts_of(recipe)[0])
+    return ["ssh", *ssh_options(recipe, port), login]
 
 
 def run_command(

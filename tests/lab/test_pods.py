@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from recipes.drivers import kubernetes_driver
-from recipes.platforms import job_set, kubernetes
+from recipes.platforms import job_set
 from recipes.presets import resolve
 from tests.recipes.rendered import render
 
@@ -47,7 +47,7 @@ def pod(lab, folder, host, rank, restart):
     recipe = small()
     archive = folder / job_set.ARCHIVE
     archive.write_bytes(kubernetes_driver.packed_tree(checkout.ROOT, recipe))
-    text = kubernetes.of_run(next(iter(render(recipe, "kubernetes").values())), "try")
+    text = job_set.of_run(next(iter(render(recipe, "kubernetes").values())), "try")
     job = yaml.safe_load(text)["spec"]["replicatedJobs"][0]["template"]["spec"]
     (container,) = job["template"]["spec"]["containers"]
     *shell, body = container["command"]

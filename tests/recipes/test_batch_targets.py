@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from recipes.drivers import platforms
 from recipes.presets import get
 from recipes.recipe.spec import override
 from recipes.records.run_record import RunRecord
-from tests.recipes.rendered import render
+from tests.recipes.rendered import launch_commands, render
 
 ROOT = Path(__file__).parents[2]
 
@@ -138,7 +137,7 @@ def test_where_compute_nodes_have_no_internet_all_is_prepared_where_the_job_is_s
     assert lines[:2] == ["module load", "setup gpu"] and "data_prep prepare mathv60k" in lines[2]
     assert lines[3] == "hf download Qwen/Qwen2.5-VL-7B-Instruct"
     record = RunRecord(run_id="r", recipe="r", target=target)
-    up = platforms.launch_commands(record, ["a", "a.setup.sh"], {}, [], True).up
+    up = launch_commands(record, ["a", "a.setup.sh"], {}, [], True).up
     assert [command[0] for command in up] == ["bash", {"slurm": "sbatch", "pbs": "qsub"}[target]]
 
 

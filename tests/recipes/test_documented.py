@@ -12,12 +12,11 @@ import pytest
 
 from recipes.commands import cli
 from recipes.commands.main_commands import launch
-from recipes.drivers import platforms
 from recipes.platforms.script import SECRETS
 from recipes.platforms.targets import targets_for
 from recipes.presets import RECIPES, get, resolve
 from recipes.records import run_record
-from tests.recipes.rendered import render
+from tests.recipes.rendered import launch_commands, render
 
 ROOT = Path(__file__).parents[2]
 LAUNCH = ROOT / ".venvs/launch/bin/python"
@@ -209,7 +208,7 @@ def test_platforms_take_every_command_of_docs_rendered_files_and_drivers():
             files, env = ["t.yaml", "t.fleet.yaml", "t.volume.yaml"], {"RUN_ID": "r", "SPOTRL_LAUNCH": "x"}
             secrets = ["HF_TOKEN", "VLLM_API_KEY", "SPOTRL_FLEET_KEY"]
             for one in (record, replace(record, jobs=3)):  # a run, machines that sample for one
-                driven = platforms.launch_commands(one, files, env, secrets, True)
+                driven = launch_commands(one, files, env, secrets, True)
                 taken += [*driven.up, *driven.status, *driven.logs, *driven.down]
     assert len(taken) > 200
     # recipes' commands differ in the file's name alone

@@ -14,10 +14,10 @@ from desk import elsewhere as elsewhere
 from desk import run, stand_in
 
 from recipes.drivers import fleet_launch, launched_run, launching
-from recipes.drivers.platforms import launch_commands
 from recipes.platforms.targets import TARGETS
 from recipes.presets import resolve
 from recipes.records import run_record
+from tests.recipes.rendered import launch_commands
 from trainer.config import ConfigError
 
 SEVEN, BIG = "grpo-qwen2.5-vl-7b-mathv60k", "grpo-qwen2.5-vl-72b-mathv60k"

@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from recipes.plan.memory import with_resources
-from recipes.platforms import kubernetes, script
-from recipes.platforms.job_set import ARCHIVE, ARCHIVE_FOLDER, NODE
+from recipes.platforms import script
+from recipes.platforms.job_set import ARCHIVE, ARCHIVE_FOLDER, LONGEST_NAME, NODE, of_run, set_name
 from recipes.platforms.targets import targets_for
 from recipes.presets import RECIPES, get, resolve
 from tests.recipes.rendered import render, render_unchecked
@@ -126,7 +126,7 @@ def test_nodes_are_the_pods_of_one_indexed_job():
 
 
 def test_a_pods_place_is_its_completion_index_and_the_head_is_the_name_of_index_0():
-    text = kubernetes.of_run(next(iter(render(get(BIG), "kubernetes").values())), "try")
+    text = of_run(next(iter(render(get(BIG), "kubernetes").values())), "try")
     env = {name: value for name, value in env_of(yaml.safe_load(text)).items() if value is not None}
     assert env["RUN_ID"] == "try"
     node = topology.read_node_environment(env | {"SPOTRL_NODE_RANK": "2"})
@@ -144,14 +144,14 @@ def test_two_starts_of_several_nodes_have_different_names():
 
 
 def test_names_of_pods_have_63_characters_at_most():
-    names = {kubernetes.set_name(f"{'a' * length}") for length in range(1, 64)}
-    assert len(names) == 63 and max(map(len, names)) == kubernetes.LONGEST_NAME
+    names = {set_name(f"{'a' * length}") for length in range(1, 64)}
+    assert len(names) == 63 and max(map(len, names)) == LONGEST_NAME
     for suffix, pods in (("", 64), ("-sample", 64)):
-        pod = f"{'a' * kubernetes.LONGEST_NAME}{suffix}-{NODE}-0-{pods - 1}-abcde"
+        pod = f"{'a' * LONGEST_NAME}{suffix}-{NODE}-0-{pods - 1}-abcde"
         assert len(pod) <= 63, pod
     long = "a" * 62 + "b"
-    data = yaml.safe_load(kubernetes.of_run(next(iter(render(get(BIG), "kubernetes").values())), long))
-    name = kubernetes.set_name(long)
+    data = yaml.safe_load(of_run(next(iter(render(get(BIG), "kubernetes").values())), long))
+    name = set_name(long)
     assert env_of(data)["RUN_ID"] == long and data["metadata"]["name"] == name
     assert env_of(data)["SPOTRL_HEAD"] == f"{name}-node-0-0.{name}"
 
@@ -326,7 +326,7 @@ def code(tmp_path):
 
 def pods(tmp_path, archive, name, run_id="try", ranks=1, **more):
     """[(exit code, output)] of the pods' own command, each a process in an empty folder of its own."""
-    text = kubernetes.of_run(next(iter(render(get(name), "kubernetes").values())), run_id)
+    text = of_run(next(iter(render(get(name), "kubernetes").values())), run_id)
     task = yaml.safe_load(text)
     command = list(container_of(task)["command"])
     mounted = f"{ARCHIVE_FOLDER}/{ARCHIVE}"

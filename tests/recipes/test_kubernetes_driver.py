@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from recipes.drivers import dashboard, kubernetes_driver, platform_state
+from recipes.drivers import dashboard, kubernetes_driver
 from recipes.drivers.task_files import GENERATED
-from recipes.platforms import job_set, kubernetes, script
+from recipes.platforms import job_set, kubectl, kubernetes, script
+from recipes.platforms.answers import LAUNCH_FAILED
 from recipes.presets import get
 from recipes.records import run_record
 from tests.recipes.desk import elsewhere, run, stand_in  # noqa: F401
@@ -40,7 +41,7 @@ def api(tmp_path, monkeypatch):
     server.kubeconfig(tmp_path / "kubeconfig")
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
     monkeypatch.setattr(kubernetes_driver, "POLL_S", 0.05)
-    monkeypatch.setattr("recipes.drivers.platforms.sys.executable", "at_run_folder")
+    monkeypatch.setattr("sys.executable", "at_run_folder")
     yield server
     server.close()
 
@@ -249,7 +250,7 @@ def test_a_cluster_that_does_not_answer_is_named(api, capsys):
 
 
 def test_without_kubectl_it_is_said_how_to_get_it(api, capsys, monkeypatch):
-    monkeypatch.setattr("recipes.drivers.platforms.find_program", lambda program: "")
+    monkeypatch.setattr("recipes.platforms.programs.find_program", lambda program: "")
     assert "kubectl is not installed: install the client of your cluster's version" in refused(capsys)
 
 
@@ -257,7 +258,7 @@ def test_a_set_whose_tokens_are_refused_is_removed_again(api, capsys):
     api.forbidden = {"secrets"}
     assert "your account lacks a right (" in refused(capsys)
     assert not api.objects, "its pods would wait for ever"
-    assert run_record.load_record("try").state == platform_state.LAUNCH_FAILED
+    assert run_record.load_record("try").state == LAUNCH_FAILED
 
 
 # --- status, logs, down, dashboard --------------------------------------------------------------------
@@ -307,7 +308,7 @@ def test_logs_are_those_of_the_newest_head(api, capfd):
     assert kubernetes_driver.main("logs", "try") == 0
     out = capfd.readouterr().out
     assert "line of pod 2" in out and "line of pod 1" not in out and "JobSet try: Completed" in out
-    assert kubernetes_driver.head_pod(run_record.load_record("try")) == "pod/try-node-0-0-2"
+    assert kubectl.head_pod(run_record.load_record("try")) == "pod/try-node-0-0-2"
 
 
 def test_the_dashboard_is_reached_through_the_head(api, tmp_path, capsys, monkeypatch):

@@ -17,13 +17,14 @@ from desk import elsewhere as elsewhere
 from desk import run, stand_in
 
 import launch
-from recipes.drivers import launch_checks, platforms, tokens
+from recipes.drivers import launch_checks, tokens
 from recipes.plan import cost
-from recipes.platforms import ssh
+from recipes.platforms import dstack, programs, ssh
 from recipes.presets import resolve
 from recipes.records import run_process, run_record
 from recipes.records.run_record import RunRecord
 from tests import servers
+from tests.recipes.rendered import launch_commands
 from trainer.config import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -85,7 +86,7 @@ def test_help_of_data_needs_no_environment(given):
 
 
 def test_a_missing_platform_is_refused_before_anything_is_written(capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr(platforms, "find_program", lambda program: "")
+    monkeypatch.setattr(programs, "find_program", lambda program: "")
     code, _, err = run(capsys, "up", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "slurm")
     assert code == 2 and "sbatch is not installed: submit from a login node" in err
     assert not list((tmp_path / "runs").glob("*"))
@@ -262,8 +263,8 @@ def test_a_rented_gpu_can_be_left_alone():
 def test_run_ids_fit_every_engine():
     run_id = run_record.new_run_id("grpo-qwen2.5-vl-72b-geometry3k")
     assert run_record.check_run_id(run_id) == run_id
-    assert len(platforms.dstack_name(run_id)) <= 40 and platforms.dstack_name("short") == "short"
-    assert platforms.dstack_name(run_id) != platforms.dstack_name(run_id[:-1] + "x")
+    assert len(dstack.run_name(run_id)) <= 40 and dstack.run_name("short") == "short"
+    assert dstack.run_name(run_id) != dstack.run_name(run_id[:-1] + "x")
 
 
 @pytest.mark.parametrize(
@@ -286,7 +287,7 @@ def test_odd_hosts_are_refused(host):
 
 def test_on_demand_tasks_use_sky_launch_and_down():
     record = RunRecord(run_id="mine", recipe="r", target="skypilot-kubernetes")
-    commands = platforms.launch_commands(record, ["task.yaml"], {"RUN_ID": "mine"}, [], True)
+    commands = launch_commands(record, ["task.yaml"], {"RUN_ID": "mine"}, [], True)
     assert commands.up == [["sky", "launch", "-y", "-c", "mine", "-d", "task.yaml", "--env", "RUN_ID=mine"]]
     assert commands.down == [["sky", "down", "-y", "mine"]]
 
@@ -294,7 +295,7 @@ def test_on_demand_tasks_use_sky_launch_and_down():
 def test_dstack_applies_volume_then_fleet_then_task():
     record = RunRecord(run_id="mine", recipe="r", target="dstack-runpod")
     files = ["t.yaml", "t.fleet.yaml", "t.volume.yaml"]
-    commands = platforms.launch_commands(record, files, {"RUN_ID": "mine"}, [], False)
+    commands = launch_commands(record, files, {"RUN_ID": "mine"}, [], False)
     assert [command[4] for command in commands.up] == ["t.volume.yaml", "t.fleet.yaml", "t.yaml"]
 
 
@@ -310,7 +311,7 @@ def test_dstack_takes_the_hubs_token_from_the_environment_where_there_is_one():
     record = RunRecord(run_id="mine", recipe="r", target="dstack-runpod")
 
     def given(secrets):
-        return platforms.launch_commands(record, ["t.yaml"], {"RUN_ID": "mine"}, secrets, False).up[-1][7:]
+        return launch_commands(record, ["t.yaml"], {"RUN_ID": "mine"}, secrets, False).up[-1][7:]
 
     assert given(["HF_TOKEN", "AWS_ACCESS_KEY_ID"]) == ["-e", "RUN_ID=mine", "-e", "HF_TOKEN"]
     assert given(["AWS_ACCESS_KEY_ID"]) == ["-e", "RUN_ID=mine"]

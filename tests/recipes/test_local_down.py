@@ -9,10 +9,11 @@ import time
 
 import pytest
 
-from recipes.drivers import launch_checks, launched_run, platforms
+from recipes.drivers import launch_checks, launched_run
 from recipes.records import run_process, run_record
 from recipes.records.run_record import RunRecord
 from tests.conftest import ROOT
+from tests.recipes.rendered import launch_commands
 from trainer.system import processes
 
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -40,7 +41,7 @@ def start(record, tmp_path):
     started = []
 
     def run(detach=False):
-        (up,) = platforms.launch_commands(record, [], {"RUN_ID": "mine"}, [], detach).up
+        (up,) = launch_commands(record, [], {"RUN_ID": "mine"}, [], detach).up
         started.append(subprocess.Popen(up, cwd=tmp_path, env=ENVIRONMENT | {"RUN_ID": "mine"}))
         wait_for(lambda: (tmp_path / "runs/mine/launch.log").exists())
         return run_process.process_of("mine")
@@ -61,7 +62,7 @@ def wait_for(condition, seconds=30):
 
 
 def call(record, what, folder):
-    (words,) = getattr(platforms.launch_commands(record, [], {"RUN_ID": "mine"}, [], False), what)
+    (words,) = getattr(launch_commands(record, [], {"RUN_ID": "mine"}, [], False), what)
     return subprocess.run(words, cwd=folder, env=ENVIRONMENT, capture_output=True, text=True, timeout=60)
 
 
@@ -123,7 +124,7 @@ def test_logs_of_a_run_that_has_ended_return(record, tmp_path):
 
 def test_logs_follow_a_run_until_it_ends(start, record, tmp_path):
     pid = start()
-    (words,) = platforms.launch_commands(record, [], {"RUN_ID": "mine"}, [], False).logs
+    (words,) = launch_commands(record, [], {"RUN_ID": "mine"}, [], False).logs
     with subprocess.Popen(words, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as follower:
         assert follower.stdout.readline() == "begun\n"
         os.kill(pid, signal.SIGTERM)
@@ -139,6 +140,6 @@ def test_a_run_that_never_began_is_no_launch_for_ever(record):
 
 
 def test_a_launch_is_never_a_shell_line(record):
-    commands = platforms.launch_commands(record, ["runs/mine/task/demo.sh"], {"RUN_ID": "mine"}, [], False)
+    commands = launch_commands(record, ["runs/mine/task/demo.sh"], {"RUN_ID": "mine"}, [], False)
     for words in [*commands.up, *commands.down, *commands.logs]:
         assert words[0] == sys.executable and "-c" not in words

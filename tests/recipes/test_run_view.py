@@ -14,7 +14,8 @@ import pytest
 from desk import elsewhere as elsewhere
 from desk import run, stand_in
 
-from recipes.drivers import dashboard, desk_python, trained_model
+from recipes.drivers import desk_python, trained_model
+from recipes.platforms.targets import target_named
 from recipes.records import run_record
 from recipes.records.run_record import RunRecord
 from tests.observe.written_run import write_run
@@ -237,8 +238,9 @@ def test_the_dashboard_is_found_through_ssh_and_its_token_kept_private(capfd, mo
     ],
 )
 def test_how_each_target_is_reached(target, managed, login):
-    found = dashboard.ssh_to_head(RunRecord(run_id="far", recipe="demo", target=target, managed=managed))
-    assert found == [] if login is None else found[-1] == login
+    record = RunRecord(run_id="far", recipe="demo", target=target, managed=managed)
+    read = target_named(target).read_from_head(record, "file", dry_run=True)
+    assert read[0] == "cat" if login is None else read[0] == "ssh" and read[-2:] == [login, "cat file"]
 
 
 def test_logs_of_an_id_that_nobody_knows_name_it_and_those_that_are_known(capsys, elsewhere):

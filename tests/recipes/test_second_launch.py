@@ -7,6 +7,7 @@ from desk import elsewhere as elsewhere
 from desk import run, stand_in
 
 from recipes.drivers import launch_checks, platform_state
+from recipes.platforms.answers import PlatformAnswer
 from recipes.records import run_record
 from recipes.records.run_record import RunRecord
 from tests import servers
@@ -52,7 +53,7 @@ def test_a_job_that_waits_for_its_machines_is_alive(capsys, monkeypatch, tmp_pat
         managed=True,
         overrides=["storage.bucket=s3://mine"],
     ).save()
-    said = platform_state.PlatformAnswer(text="managed job 3: STARTING", name="3")
+    said = PlatformAnswer(text="managed job 3: STARTING", name="3")
     monkeypatch.setattr(platform_state, "ask_platform", lambda record: said)
     monkeypatch.setattr("recipes.drivers.bucket_access.probe_bucket", lambda *a: None)
     monkeypatch.setattr("recipes.drivers.shared_record.publish_manifest", lambda *a: None)

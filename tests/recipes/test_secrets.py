@@ -9,8 +9,7 @@ import yaml
 from desk import elsewhere as elsewhere
 from desk import run, stand_in
 
-from recipes.drivers import platforms
-from recipes.platforms import script
+from recipes.platforms import pbs, script
 from recipes.platforms.pbs import TAKE_TOKENS
 from recipes.presets import resolve
 from tests.recipes.rendered import render
@@ -77,7 +76,7 @@ def test_a_job_of_pbs_gets_its_tokens_from_a_file_and_whole(capsys, monkeypatch,
     assert code == 0, err
     call = (tmp_path / "calls").read_text()
     assert "GOOGLE" not in call and "service_account" not in call and "SPOTRL_TOKENS_FILE=" in call
-    path = platforms.tokens_file("mine")
+    path = pbs.tokens_file("mine")
     assert path.stat().st_mode & 0o777 == 0o600
     take = f'{TAKE_TOKENS}python3 -c \'import os; print(os.environ["GOOGLE_SERVICE_ACCOUNT_KEY"], end="")\''
     env = {"PATH": os.environ["PATH"], "SPOTRL_TOKENS_FILE": str(path)}
