@@ -99,13 +99,15 @@ def packed_tree(root: Path, recipe: Recipe) -> bytes:
     """The repository as a node of the recipe needs it: a compressed archive, the same for the same files.
     Raises ConfigError where a ConfigMap cannot hold it."""
 
+    left_out = kubernetes.left_out(recipe)
+
     def as_packed(entry: tarfile.TarInfo) -> tarfile.TarInfo | None:
         name = Path(entry.name).name
-        left_out = name in kubernetes.LEFT_OUT or entry.name in kubernetes.LEFT_OUT
+        needless = name in left_out or entry.name in left_out
         if (
             fnmatchcase(entry.name, kubernetes.NOT_CHECKED)
             or name.startswith(".")
-            or left_out
+            or needless
             or is_secret(name)
         ):
             return None

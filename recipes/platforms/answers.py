@@ -82,8 +82,10 @@ def merge_answers(jobs: list[PlatformAnswer]) -> PlatformAnswer:
     counted = []
     reasons: dict[str, None] = {}
     rented = []
+    usd_per_hour = 0.0
     for number, job in enumerate(jobs, 1):
         lines.append(f"worker {number}: {job.text}")
+        usd_per_hour += job.usd_per_hour
         if job.usd is not None:
             counted.append(job.usd)
         if job.why:
@@ -102,7 +104,7 @@ def merge_answers(jobs: list[PlatformAnswer]) -> PlatformAnswer:
         why="; ".join(reasons),
         ended_s=0.0 if costing else max(job.ended_s for job in jobs),
         usd=sum(counted) if counted else None,
-        usd_per_hour=sum(job.usd_per_hour for job in jobs),
+        usd_per_hour=usd_per_hour,
         rented=", ".join(rented),
         known=bool(known),
         whole=all(job.whole for job in jobs),

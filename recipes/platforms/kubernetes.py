@@ -61,7 +61,22 @@ LEFT_OUT = (
     "recipes/drivers",
     "recipes/generated",
     "recipes/screens",
+    "recipes/records/reproduce.py",
+    "trainer/observe/bands.py",
+    "trainer/observe/mirror.py",
+    "trainer/observe/model_card.py",
+    "trainer/observe/publish.py",
+    "trainer/rewards/connection_guard.py",
+    "trainer/rewards/server.py",
     "CHANGELOG.md",
+    "CITATION.cff",
+    "CONTRIBUTING.md",
+    "Dockerfile",
+    "LICENSE",
+    "README.md",
+    "SECURITY.md",
+    "requirements/owners.py",
+    "requirements/lock.py",
     "requirements/launch.txt",
     "requirements/test.txt",
     "__pycache__",
@@ -70,6 +85,8 @@ LEFT_OUT = (
 )
 """Files and folders that no node needs, locks of other environments among them, besides hidden ones and those
 of `never_sent`."""
+CPU_LOCK = "requirements/cpu.txt"
+"""Left out too, where the nodes have GPUs."""
 CHECKS = ("tests/conftest.py", "tests/families.py", "tests/servers.py", "tests/gpu", "tests/learning")
 """What a check of a card needs of it all the same."""
 NOT_CHECKED = "tests/learning/test_*.py"
@@ -225,6 +242,11 @@ def _waits_for(pod: dict[str, Any]) -> str:
     return ""
 
 
+def left_out(recipe: Recipe) -> tuple[str, ...]:
+    """Files and folders that no node of the recipe needs."""
+    return LEFT_OUT if recipe.environment == "cpu" else (*LEFT_OUT, CPU_LOCK)
+
+
 def _head(recipe: Recipe) -> str:
     path = f"recipes/generated/{KUBERNETES.name}/{recipe.name}"
     program = " ".join(kubectl(recipe, []))
@@ -232,7 +254,7 @@ def _head(recipe: Recipe) -> str:
     if recipe.uses_bucket and not recipe.storage.bucket:
         tokens += ", BUCKET"
     secrets = f"--exclude-from={never_sent.IN_TREE}"
-    tar = f"tar -cf code.tar {secrets} {' '.join(f'--exclude={name}' for name in LEFT_OUT)} *"
+    tar = f"tar -cf code.tar {secrets} {' '.join(f'--exclude={name}' for name in left_out(recipe))} *"
     tar += (
         f" && tar -rf code.tar {secrets} --exclude={NOT_CHECKED} {' '.join(CHECKS)}"
         if recipe.kind == "check"

@@ -366,7 +366,7 @@ def _managed_job(record: RunRecord, answers: PlatformAnswers) -> PlatformAnswer 
 
 
 def _usd_per_hour(record: RunRecord, job: dict[str, Any], answers: PlatformAnswers) -> float:
-    """Of a managed job's machines, from SkyPilot's description and our price list; 0: not known."""
+    """Dollars per hour of a managed job's machines by our price list; 0: not known."""
     gpu = next(iter(job.get("accelerators") or {}), "")
     spot = "[spot]" in (job.get("cluster_resources") or "")
     return answers.price(record, (job.get("cloud") or "").lower(), gpu, spot) if gpu else 0.0
