@@ -71,7 +71,6 @@ LEFT_OUT = (
     "CHANGELOG.md",
     "CITATION.cff",
     "CONTRIBUTING.md",
-    "Dockerfile",
     "LICENSE",
     "README.md",
     "SECURITY.md",

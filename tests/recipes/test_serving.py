@@ -22,7 +22,7 @@ from desk import elsewhere as elsewhere
 from desk import run, stand_in
 from PIL import Image
 
-from recipes.drivers import platforms, trained_model
+from recipes.drivers import launching, trained_model
 from recipes.plan import sizing
 from recipes.presets import resolve
 from recipes.records import run_record
@@ -267,7 +267,7 @@ def test_a_server_ends_with_the_process_that_started_it():
 @pytest.mark.parametrize("sees", [True, False])
 def test_the_example_of_a_vision_models_server_shows_it_an_image(sees):
     record = RunRecord(run_id="mine", recipe="serve", target="local")
-    words = shlex.split(platforms.how_to_call(record, "it's", sees).partition("curl")[2].replace("\\\n", ""))
+    words = shlex.split(launching.how_to_call(record, "it's", sees).partition("curl")[2].replace("\\\n", ""))
     body = json.loads(words[words.index("-d") + 1])
     (message,) = body["messages"]
     assert body["model"] == "it's" and message["role"] == "user"
