@@ -44,6 +44,7 @@ from trainer.system.processes import end_with_parent
 ASK_USD = 20.0
 """Likely dollars of a run from which on `up` asks before it starts one."""
 
+
 @dataclass(frozen=True, kw_only=True)
 class LaunchOptions:
     """How a recipe is launched, whatever the recipe."""
