@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import re
 
 import pytest
@@ -9,9 +10,10 @@ from PIL import Image
 
 from tests.conftest import ROOT
 from tests.turns.test_built_in_tools import called
-from trainer.config import Rewards, Turns
+from trainer.config import ConfigError, Rewards, Turns
+from trainer.data.schema import Row
 from trainer.rewards.scorer import Scorer
-from trainer.rewards.trial import try_at_desk
+from trainer.rewards.trial import try_at_desk, try_at_start
 from trainer.turns.environments import environment_of
 from trainer.turns.episode import ERROR, SeenPicture, Situation
 
@@ -53,6 +55,24 @@ def test_a_call_of_the_tool_shows_the_picture_under_a_grid(ruler):
 def test_both_pass_the_desk():
     tried = try_at_desk(Rewards(function=REWARD), Turns(environment=RULER, tool_seconds=30.0), "", "train")
     assert tried == {"refused": "", "notes": []}
+
+
+def row_with_a_picture() -> Row:
+    file = io.BytesIO()
+    Image.new("RGB", (60, 40), "white").save(file, "PNG")
+    message = {"role": "user", "content": [{"type": "text", "text": "How many?"}, {"type": "image"}]}
+    return Row("a1", "mine", [message], [file.getvalue()], "$\\boxed{3}$", "number", "", {"level": 2})
+
+
+def test_both_pass_the_start_of_a_run_which_names_the_row_otherwise(tmp_path):
+    row = row_with_a_picture()
+    turns = Turns(environment=RULER, tool_seconds=30.0)
+    try_at_start(Rewards(function=REWARD), turns, row)
+    (tmp_path / "mine.py").write_text("def reward(text, reference, level):\n    return level / 0\n")
+    with pytest.raises(
+        ConfigError, match=r"division by zero \(mine.py:2\), called for row a1 before the run"
+    ):
+        try_at_start(Rewards(function=f"{tmp_path}/mine.py:reward"), turns, row)
 
 
 @pytest.mark.parametrize(("page", "spec"), [("rewards", REWARD), ("turns", RULER)])
