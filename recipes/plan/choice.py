@@ -2,29 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-from pathlib import Path
-
-from recipes.plan import cost, prices
+from recipes.plan import cost, keys, prices
 from recipes.plan.cost import Offer
 from recipes.platforms.targets import TARGETS, targets_for
 from recipes.recipe.spec import Recipe
 from trainer.config import ConfigError
-
-KEYS = {
-    "runpod": ("", "~/.runpod/config.toml"),
-    "gcp": ("GOOGLE_APPLICATION_CREDENTIALS", "~/.config/gcloud/application_default_credentials.json"),
-    "aws": ("AWS_ACCESS_KEY_ID", "~/.aws/credentials"),
-    "azure": ("", "~/.azure/azureProfile.json"),
-    "lambda": ("", "~/.lambda_cloud/lambda_keys"),
-    "nebius": ("", "~/.nebius"),
-    "kubernetes": ("KUBECONFIG", "~/.kube/config"),
-}
-"""Cloud -> the variable or the file in which SkyPilot 0.14.1 finds its key."""
-DSTACK = ("", "~/.dstack/config.yml")
-"""The same of dstack, whose server has the clouds' keys."""
-LAUNCH_BIN = Path(".venvs/launch/bin")
 
 
 def driven_targets(recipe: Recipe) -> list[str]:
@@ -45,13 +27,7 @@ def missing_here(target: str) -> str:
     can = TARGETS[target]
     if can.program not in ("sky", "dstack"):
         return ""
-    missing = []
-    if not (shutil.which(can.program) or (LAUNCH_BIN / can.program).is_file()):
-        missing.append(can.program)
-    variable, file = DSTACK if can.program == "dstack" else KEYS.get(can.cloud, ("", ""))
-    if file and not os.environ.get(variable) and not Path(file).expanduser().exists():
-        missing.append(f"a key in {file}")
-    return " and ".join(missing)
+    return keys.missing(can.program, can.cloud)
 
 
 def taken_offer(offers: list[Offer], targets: list[str]) -> Offer | None:

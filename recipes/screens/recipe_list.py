@@ -217,10 +217,9 @@ def likely_offer(recipe: Recipe) -> PlannedOffer | None:
 def desk_state() -> str:
     """What of this machine decides which offer is taken and what it costs: programs, keys, catalogs, and how
     long the starts of earlier runs took."""
-    from recipes.plan import choice, prices
-    from recipes.platforms.targets import TARGETS
+    from recipes.plan import keys, prices
 
-    found = [f"{target} {choice.missing_here(target)}" for target in TARGETS]
+    found = keys.desk_state()
     for path in (*sorted(prices.sky_catalogs().glob("*/vms.csv")), Path("runs")):
         if path.exists():
             found.append(f"{path} {path.stat().st_mtime_ns}")

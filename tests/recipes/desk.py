@@ -7,7 +7,7 @@ import pytest
 
 import launch
 from recipes.drivers import bucket_access, launch_checks, shared_record
-from recipes.plan import choice
+from recipes.plan import keys
 from recipes.platforms.script import SECRETS
 from recipes.records import run_record
 
@@ -54,6 +54,6 @@ def bare_desk(monkeypatch, folder):
     monkeypatch.setenv("SKY_RUNTIME_DIR", str(folder))
     monkeypatch.setenv("HOME", str(folder))
     monkeypatch.setenv("PATH", str(folder))
-    monkeypatch.setattr(choice, "LAUNCH_BIN", folder / "bin")
-    for variable, _ in choice.KEYS.values():
+    monkeypatch.setattr(keys, "LAUNCH_BIN", folder / "bin")
+    for variable, _ in keys.KEYS.values():
         monkeypatch.delenv(variable or "NONE", raising=False)
