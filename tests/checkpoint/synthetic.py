@@ -92,7 +92,9 @@ def save(
     for writer in ranks:
         shards = cut(full, writer.rank, writer.world_size)
         extra = {"rng": torch.tensor([step, writer.rank])}
-        writer.start(step, shards, extra, checkpoints.local_steps(), checkpoints.sends, checkpoints.attempt)
+        writer.start(
+            step, shards, extra, checkpoints.retention.local_steps(), checkpoints.sends, checkpoints.attempt
+        )
     finish(checkpoints, ranks)
 
 
@@ -129,7 +131,7 @@ def holds(source, step: int, world_size: int = 1) -> bool:
 
 def attempt(config: RunConfig, told: list[str], **options) -> Checkpoints:
     """The checkpoints of a new attempt of the run, which replaces the one before."""
-    return Checkpoints(config, "data", held=Attempts.of(config).take(0), say=told.append, **options)
+    return Checkpoints(config, "data", attempt=Attempts.of(config).take(0), say=told.append, **options)
 
 
 def place(folder, step: int):

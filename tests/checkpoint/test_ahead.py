@@ -30,7 +30,7 @@ class Attempt:
     def __init__(self, config, told):
         held = Attempts.of(config).take(0)
         self.log = RolloutLog(config, "data", held=held, say=told.append)
-        self.checkpoints = Checkpoints(config, "data", held=held, logs=self.log, say=told.append)
+        self.checkpoints = Checkpoints(config, "data", attempt=held, logs=self.log, say=told.append)
         self.ranks = writers(config, 1)
 
     def begin(self, step, ahead):
@@ -105,7 +105,7 @@ def test_the_store_has_the_logs_before_it_has_the_checkpoint(start, tmp_path, to
     attempt.save(2, [3, 4])
     assert steps_in(tmp_path / "run/checkpoints") == [2]
     assert steps_in(tmp_path / "remote/test/checkpoints") == []
-    assert attempt.checkpoints.failures == 1
+    assert attempt.checkpoints.failures.total == 1
     assert any("the rollout log of step 4, sampled ahead, is not in the store" in text for text in told)
     in_the_way.unlink()
     assert resend(attempt.checkpoints, attempt.ranks) == 2
@@ -125,7 +125,7 @@ def test_one_committed_on_the_disk_alone_is_sent_with_its_logs_by_the_next_attem
     found = second.checkpoints.find()
     assert found is not None
     deadline = time.monotonic() + 60
-    while second.checkpoints.safe != 2 and time.monotonic() < deadline:
+    while second.checkpoints.progress.safe != 2 and time.monotonic() < deadline:
         second.checkpoints.poll()
         time.sleep(0.05)
     assert steps_in(tmp_path / "remote/test/checkpoints") == [2]
@@ -145,7 +145,7 @@ def test_a_log_that_could_not_be_written_fails_the_checkpoint(start):
     attempt.log.folder.unlink()
     attempt.log.write(4, graded(4))
     attempt.save(3, [4])
-    assert attempt.checkpoints.safe == 3
+    assert attempt.checkpoints.progress.safe == 3
 
 
 @pytest.mark.parametrize("damage", [*ARCHIVE_DAMAGE, "remove"])

@@ -101,7 +101,7 @@ def test_two_attempts_of_other_world_sizes_at_once(request, tmp_path, told, serv
     store = Storage(f"{url}/test/checkpoints", env=server.env)
     record = Attempts(Storage(f"{url}/test/attempts", env=server.env))
 
-    older = Checkpoints(one, "data", held=record.take(0), storage=store, say=told.append)
+    older = Checkpoints(one, "data", attempt=record.take(0), storage=store, say=told.append)
     older_ranks = writers(one, 2, storage=store)
     save(older, older_ranks, 2)
     # The older attempt has uploaded all of step 4, and is about to commit it, when the newer one starts.
@@ -110,7 +110,7 @@ def test_two_attempts_of_other_world_sizes_at_once(request, tmp_path, told, serv
         writer.start(4, cut(whole(400), writer.rank, 2), {}, attempt=older.attempt)
         writer.wait()
 
-    newer = Checkpoints(two, "data", held=record.take(2), storage=store, say=told.append)
+    newer = Checkpoints(two, "data", attempt=record.take(2), storage=store, say=told.append)
     assert newer.find().step == 2
     newer_ranks = writers(two, 1, storage=store)
     save(newer, newer_ranks, 4)
@@ -371,12 +371,12 @@ def test_the_commit_waits_for_a_store_that_is_away(tmp_path, told):
         config = override(configure(tmp_path), ["checkpoint.remote=s3://bucket/x"])
         store = Storage("s3://bucket/x/test/checkpoints", env=env)
         held = Attempts(Storage("s3://bucket/x/test/attempts", env=env)).take(0)
-        checkpoints = Checkpoints(config, "data", held=held, storage=store, say=told.append)
+        checkpoints = Checkpoints(config, "data", attempt=held, storage=store, say=told.append)
         ranks = writers(config, 1, storage=store)
         relay.cut()
         threading.Timer(2.0, relay.restore).start()
         save(checkpoints, ranks, 2)
-        assert (checkpoints.failures, checkpoints.safe) == (0, 2)
+        assert (checkpoints.failures.total, checkpoints.progress.safe) == (0, 2)
 
 
 def test_a_machine_that_fails_its_checks_again_and_again_ends_the_run(record, capsys):

@@ -57,7 +57,9 @@ def begin(checkpoints, ranks, step: int) -> None:
     checkpoints.begin(step, {"step": step, "offset": 8 * step})
     for rank in ranks:
         shards = cut(whole(step), rank.rank, rank.world_size)
-        rank.start(step, shards, {}, checkpoints.local_steps(), checkpoints.sends, checkpoints.attempt)
+        rank.start(
+            step, shards, {}, checkpoints.retention.local_steps(), checkpoints.sends, checkpoints.attempt
+        )
 
 
 def test_while_ranks_write_and_at_the_commit(disk, tmp_path, told):
@@ -79,11 +81,11 @@ def test_while_ranks_write_and_at_the_commit(disk, tmp_path, told):
     filler = fill(disk)
     finish(checkpoints, ranks)
     assert any("the commit of step 5 failed" in text and "No space left" in text for text in told)
-    assert (checkpoints.failures, checkpoints.committed) == (2, 2)
+    assert (checkpoints.failures.total, checkpoints.progress.committed) == (2, 2)
     filler.unlink()
 
     save(checkpoints, ranks, 6)
-    assert checkpoints.safe == 6 and checkpoints.failures_in_a_row == 0
+    assert checkpoints.progress.safe == 6 and checkpoints.failures.in_a_row == 0
     assert holds(again(config, told).find(), 6)
 
 
@@ -203,7 +205,7 @@ def test_a_disk_that_turns_read_only(disk, tmp_path, told):
     assert holds(again(config, told).find(), 2)
     read_only(disk, False)
     save(checkpoints, ranks, 4)
-    assert checkpoints.safe == 4
+    assert checkpoints.progress.safe == 4
 
 
 @pytest.mark.long

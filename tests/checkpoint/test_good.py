@@ -33,14 +33,17 @@ def test_they_stay_here_and_in_the_store_until_the_trouble_is_over(tmp_path, tol
     checkpoints, ranks = attempt(config, told), writers(config, 1)
     for step in (2, 4, 6):
         save(checkpoints, ranks, step)
-    checkpoints.trouble = 7
+    checkpoints.retention.trouble = 7
     for step in (8, 10, 12, 14):
         save(checkpoints, ranks, step)
     assert steps(checkpoints) == ([4, 6, 10, 12, 14], [4, 6, 10, 12, 14])
-    assert checkpoints.from_before_the_trouble() == 6
-    checkpoints.trouble = 0
+    assert checkpoints.retention.from_before_the_trouble() == 6
+    checkpoints.retention.trouble = 0
     save(checkpoints, ranks, 16)
-    assert steps(checkpoints) == ([12, 14, 16], [12, 14, 16]) and checkpoints.from_before_the_trouble() == 0
+    assert (
+        steps(checkpoints) == ([12, 14, 16], [12, 14, 16])
+        and checkpoints.retention.from_before_the_trouble() == 0
+    )
     checkpoints.close()
 
 

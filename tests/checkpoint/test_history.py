@@ -132,7 +132,7 @@ def test_an_attempt_that_never_trained_keeps_the_history(tmp_path, told):
     made(config, told, (2, 4)).close()
     back = made(replace_before(config, 4), told, (3,))
     back.close()
-    Attempts(back._course.held.record.storage).take(0)
+    Attempts(back.place.attempt.record.storage).take(0)
     assert committed_step(config) == 3 and attempt(config, told).find().step == 3
 
 

@@ -50,7 +50,7 @@ def test_a_listing_in_pages_is_read_to_its_end(store, config, told):
     ranks = writers(config, 2)
     for step in (2, 4, 6):
         save(first, ranks, step)
-    assert first.safe == 6 and store.listings > 30
+    assert first.progress.safe == 6 and store.listings > 30
     fresh(config)
     assert holds(again(config, told).find(), 6, 2)
     last = attempt(override(config, ["checkpoint.keep_last_remote=1"]), told)
@@ -82,7 +82,7 @@ def test_a_listing_that_lags_delays_no_commit_and_deletes_nothing(store, config,
     store.remember()
     for step in (4, 6):
         save(checkpoints, ranks, step)
-    assert (checkpoints.failures, checkpoints.safe) == (0, 6)
+    assert (checkpoints.failures.total, checkpoints.progress.safe) == (0, 6)
     store.stale = False
     assert sorted(manifests_there(checkpoints.storage)[0]) == [2, 4, 6]
     fresh(config)
@@ -129,11 +129,11 @@ def test_a_file_that_is_acknowledged_and_lost_holds_up_the_commit(store, config,
     save(checkpoints, ranks, 2)
     store.loses = what
     save(checkpoints, ranks, 4)
-    assert store.lost and checkpoints.safe == 2
+    assert store.lost and checkpoints.progress.safe == 2
     assert any("is not whole in the store" in text for text in told)
     store.loses = ""
     assert resend(checkpoints, ranks) == 4
-    assert checkpoints.safe == 4
+    assert checkpoints.progress.safe == 4
     fresh(config)
     assert holds(again(config, told).find(), 4, 2)
 
@@ -145,10 +145,10 @@ def test_a_file_that_is_kept_with_other_bytes_holds_up_the_commit(store, config,
     ranks = writers(config, 2)
     store.spoils = what
     save(checkpoints, ranks, 2)
-    assert checkpoints.safe != 2 and any("keeps other bytes of" in text for text in told), told
+    assert checkpoints.progress.safe != 2 and any("keeps other bytes of" in text for text in told), told
     store.spoils = ""
     save(checkpoints, ranks, 4)
-    assert checkpoints.safe == 4
+    assert checkpoints.progress.safe == 4
     fresh(config)
     assert holds(again(config, told).find(), 4, 2)
 
@@ -160,12 +160,12 @@ def test_a_manifest_that_is_acknowledged_and_lost_is_no_commit(store, config, to
     save(checkpoints, ranks, 2)
     store.loses = "manifest.json"
     save(checkpoints, ranks, 4)
-    assert len(store.lost) == 1 and checkpoints.safe == 2
-    assert checkpoints.local_steps() == [2, 4], "the older one stays here, too"
+    assert len(store.lost) == 1 and checkpoints.progress.safe == 2
+    assert checkpoints.retention.local_steps() == [2, 4], "the older one stays here, too"
     assert any("manifest.json, which it took" in text for text in told)
     store.loses = ""
     assert resend(checkpoints, ranks) == 4
-    assert checkpoints.safe == 4
+    assert checkpoints.progress.safe == 4
 
 
 def test_a_store_that_keeps_nothing_ends_the_start(store, config, monkeypatch):

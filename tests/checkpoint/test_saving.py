@@ -73,7 +73,11 @@ def test_old_ones_stay_until_the_store_has_the_new_one(tmp_path, told, monkeypat
         server.kill()
         save(checkpoints, ranks, 4)
         assert steps_in(tmp_path / "run/checkpoints") == [2, 4]
-        assert (checkpoints.failures, checkpoints.committed, checkpoints.safe) == (1, 4, 2)
+        assert (checkpoints.failures.total, checkpoints.progress.committed, checkpoints.progress.safe) == (
+            1,
+            4,
+            2,
+        )
         assert any("committed locally only" in text for text in told)
         assert not checkpoints.due(5, 1.0), "what is whole on the disk need not be written again"
         save(checkpoints, ranks, 6)
@@ -82,7 +86,7 @@ def test_old_ones_stay_until_the_store_has_the_new_one(tmp_path, told, monkeypat
         assert resend(checkpoints, ranks) == 6
         assert steps_in(tmp_path / "run/checkpoints") == [6]
         assert {key.split("/")[0] for key, _ in store.list()} == {"step-00000006"}
-        assert (checkpoints.failures_in_a_row, checkpoints.safe) == (0, 6)
+        assert (checkpoints.failures.in_a_row, checkpoints.progress.safe) == (0, 6)
         assert resend(checkpoints, ranks) is None
         shutil.rmtree(tmp_path / "run")
         for name, value in server.env.items():
@@ -115,11 +119,11 @@ def test_a_file_that_the_store_lost_is_sent_again_before_the_commit(run, tmp_pat
     there = place(tmp_path / "remote/test/checkpoints", 2)
     (there / "rank-00001-of-00002.json").write_text("cut off")
     finish(checkpoints, ranks)
-    assert (checkpoints.failures, checkpoints.safe) == (1, 0)
+    assert (checkpoints.failures.total, checkpoints.progress.safe) == (1, 0)
     assert any("rank-00001-of-00002.json is not whole in the store" in text for text in told)
     assert not (there / "manifest.json").exists()
     assert resend(checkpoints, ranks) == 2
-    assert checkpoints.safe == 2
+    assert checkpoints.progress.safe == 2
     assert (there / "manifest.json").exists()
 
 
@@ -226,15 +230,19 @@ def test_training_goes_on_while_it_is_written(tmp_path, told):
                 tensor.zero_()
         stall = time.monotonic() - begun
         assert not checkpoints.due(4, 1.0), "one is written at a time"
-        while checkpoints.in_flight:
+        while checkpoints.progress.writing:
             checkpoints.advance([writer.status()])
         local_s = time.monotonic() - begun
-        assert (checkpoints.committed, checkpoints.safe, checkpoints.uploading) == (2, 0, 2)
+        assert (
+            checkpoints.progress.committed,
+            checkpoints.progress.safe,
+            checkpoints.progress.uploading,
+        ) == (2, 0, 2)
         assert holds(again(config_without_store(config), told).find(), 2), "committed here before it is there"
         finish(checkpoints, [writer])
-        assert stall < checkpoints.save_s / 4
-        assert local_s < checkpoints.save_s / 2, "what the disk takes does not wait for the store"
-        assert checkpoints.safe == 2
+        assert stall < checkpoints.schedule.save_s / 4
+        assert local_s < checkpoints.schedule.save_s / 2, "what the disk takes does not wait for the store"
+        assert checkpoints.progress.safe == 2
         assert checkpoints.due(4, 1.0)
         assert holds(checkpoints.find(), 2)
 
@@ -258,16 +266,20 @@ def test_the_next_one_is_written_while_one_is_uploaded(tmp_path, told, monkeypat
             assert checkpoints.sends == (step == 2)
             for writer in ranks:
                 shards = cut(whole(step), writer.rank, 2)
-                writer.start(step, shards, {}, checkpoints.local_steps(), checkpoints.sends)
-            while checkpoints.in_flight:
+                writer.start(step, shards, {}, checkpoints.retention.local_steps(), checkpoints.sends)
+            while checkpoints.progress.writing:
                 checkpoints.advance([writer.status() for writer in ranks])
-            assert (checkpoints.committed, checkpoints.safe, checkpoints.uploading) == (step, 0, 2)
+            assert (
+                checkpoints.progress.committed,
+                checkpoints.progress.safe,
+                checkpoints.progress.uploading,
+            ) == (step, 0, 2)
         assert steps_in(tmp_path / "run/checkpoints") == [2, 6], "what is being uploaded, and the newest"
         relay.restore()
         finish(checkpoints, ranks)
-        assert checkpoints.safe == 2
+        assert checkpoints.progress.safe == 2
         assert resend(checkpoints, ranks) == 6
-        assert checkpoints.safe == 6
+        assert checkpoints.progress.safe == 6
         assert steps_in(tmp_path / "run/checkpoints") == [6]
         shutil.rmtree(tmp_path / "run")
         for name, value in server.env.items():
@@ -412,11 +424,11 @@ def test_interval_by_daly_is_measured_and_told(tmp_path, told):
     checkpoints, ranks = attempt(config, told), writers(config, 1)
     assert checkpoints.due(1, 10.0), "the first step is saved, to measure"
     save(checkpoints, ranks, 1)
-    checkpoints.stall_s = 5.0
+    checkpoints.schedule.stall_s = 5.0
     due = [step for step in range(2, 40) if checkpoints.due(step, 10.0)]
     assert due[0] == 19, "sqrt(2 * 5 * 3600) = 190 s, less the stall: 18 or 19 steps of 10 s"
     assert any("saving every" in text and "one preemption in 3600 s" in text for text in told)
-    assert checkpoints.metrics()["perf/checkpoint_interval_steps"] == checkpoints.interval_steps
+    assert checkpoints.metrics()["perf/checkpoint_interval_steps"] == checkpoints.schedule.interval_steps
 
 
 def test_whether_a_save_fits_the_notice(run):
@@ -425,12 +437,12 @@ def test_whether_a_save_fits_the_notice(run):
     assert not checkpoints.fits(0.0)
     save(checkpoints, ranks, 2)
     assert checkpoints.fits(30.0)
-    checkpoints.write_s = 20.0
+    checkpoints.schedule.write_s = 20.0
     assert checkpoints.fits(30.0)
     checkpoints.begin(4, {})
     assert not checkpoints.fits(30.0), "the one under way comes first"
     checkpoints.failed("given up")
-    checkpoints.write_s = 40.0
+    checkpoints.schedule.write_s = 40.0
     assert not checkpoints.fits(30.0)
 
 
@@ -450,7 +462,7 @@ ranks = writers(config, 2)
 while step < 60:
     step += 2
     save(checkpoints, ranks, step)
-    print("saved" if checkpoints.stored == step else "the store lacks", step, flush=True)
+    print("saved" if checkpoints.progress.stored == step else "the store lacks", step, flush=True)
 """
 
 

@@ -233,7 +233,7 @@ def test_a_run_that_gets_its_key_later_is_signed_by_a_person(tmp_path, config, r
     before = override(config, ["fleet.workers=off"])
     checkpoints = attempt(before, told)
     save(checkpoints, writers(before, 2), 2)
-    log = RolloutLog(before, "data", held=checkpoints._course.held, say=told.append)
+    log = RolloutLog(before, "data", held=checkpoints.place.attempt, say=told.append)
     write(log, 3)
     log.close()
     assert not any(FIELD.encode() in path.read_bytes() for path in remote.rglob("*.json"))
@@ -243,9 +243,9 @@ def test_a_run_that_gets_its_key_later_is_signed_by_a_person(tmp_path, config, r
     seal._of_run.cache_clear()  # another process
     assert sign.sign_run(str(tmp_path / "remote/test"))["checkpoints"] == 1
     now = attempt(config, told)
-    assert holds(now.find(), 2) and now._course.held.epoch == 2
+    assert holds(now.find(), 2) and now.place.attempt.epoch == 2
     assert equal(
-        replayed(RolloutLog(config, "data", held=now._course.held, say=told.append), 2)[3], graded(3)
+        replayed(RolloutLog(config, "data", held=now.place.attempt, say=told.append), 2)[3], graded(3)
     )
     assert not Seal.of(config).refused
 

@@ -156,7 +156,7 @@ def test_the_log_that_the_oldest_checkpoint_goes_on_from_is_kept(config):
     class KeepsTwo(Run):
         def save(self, step, *values):
             super().save(step, *values)
-            self.checkpoints.floor = step - 2
+            self.checkpoints.retention.floor = step - 2
 
     run = train(KeepsTwo(carrying(config, 5, 1)))
     kept = sorted(int(path.stem[5:]) for path in run.rollouts.folder.iterdir())

@@ -140,7 +140,7 @@ class Run:
             stats=lambda: {"reward/algebra_fraction": 0.25, "perf/grader_restarts": 0.0}
         )
         self.metrics = SimpleNamespace(log=lambda *_: None)
-        self.checkpoints = SimpleNamespace(floor=0)
+        self.checkpoints = SimpleNamespace(retention=SimpleNamespace(floor=0))
 
     def resume(self):
         step, _, state, ahead = self.saved

@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import re
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,16 @@ from trainer.checkpoint.layout import (
     step_name,
     step_of,
 )
-from trainer.checkpoint.manifest import Manifests, every_manifest, manifests_here, newest_of_each, unpack
+from trainer.checkpoint.manifest import (
+    Manifests,
+    every_manifest,
+    manifests_here,
+    manifests_there,
+    newest_of_each,
+    unpack,
+)
+from trainer.checkpoint.place import CheckpointPlace, CheckpointProgress
+from trainer.checkpoint.writer import disk_room
 from trainer.config import ConfigError, RunConfig
 from trainer.storage.seal import Seal
 from trainer.storage.storage import Storage
@@ -220,3 +231,69 @@ def drop(folder: Path) -> None:
                 path.unlink()
     with contextlib.suppress(OSError):
         folder.rmdir()
+
+
+class Retention:
+    """Drops what need not stay of one run's checkpoints, as newer ones are committed."""
+
+    def __init__(self, place: CheckpointPlace, progress: CheckpointProgress) -> None:
+        self._place, self._progress = place, progress
+        self._settings = place.config.checkpoint
+        self.trouble = 0
+        """Step of the first alarm of a guard that lasts; 0: none. The loop sets it."""
+        kept = max(self._settings.keep_last, self._settings.keep_last_remote)
+        self._commits: deque[int] = deque(maxlen=kept)
+
+    def committed(self, step: int) -> None:
+        """Notes a checkpoint that is committed where it has to be."""
+        self._commits.append(step)
+
+    def resumed(self, step: int, *, committed: bool) -> None:
+        """Begins anew with the checkpoint that the run goes on from."""
+        self._commits.clear()
+        if committed:
+            self._commits.append(step)
+
+    @property
+    def floor(self) -> int:
+        """Oldest step that `keep_last` and `keep_last_remote` keep for a resume; 0: none."""
+        return self._commits[0] if len(self._commits) == self._commits.maxlen else 0
+
+    def local_steps(self) -> list[int]:
+        """Steps of the committed local checkpoints: what the writers of the ranks must keep."""
+        return sorted(manifests_here(self._place.folder, self._place.course.counts))
+
+    def from_before_the_trouble(self) -> int:
+        """Newest checkpoint of this run from before the first alarm, here or in the store; 0: there is none,
+        or no trouble."""
+        steps = set(self.local_steps())
+        if self._place.storage:
+            counts = self._place.course.counts
+            steps |= manifests_there(self._place.storage, counts, self._place.seal)[0].keys()
+        return max((step for step in steps if step < self.trouble), default=0)
+
+    def make_room(self, wanted: int) -> int:
+        """Drops old local checkpoints, never the newest, until `wanted` bytes fit. Returns the room."""
+        folder = self._place.folder
+        room = partial(disk_room, folder, self._settings.max_disk_gib)
+        spared = self._keep(0).sound(manifests_here(folder))
+        return make_room(folder, wanted, room, {self._progress.uploading}, self._place.say, spared)
+
+    def prune_local(self) -> None:
+        """Drops local checkpoints that need not stay."""
+        place, progress = self._place, self._progress
+        safe = max(progress.safe, progress.resumed_from)
+        keep = self._keep(self._settings.keep_last)
+        prune_local(place.config.run_id, place.folder, keep, safe, progress.busy, place.course.counts)
+
+    def prune_remote(self, storage: Storage) -> None:
+        """Drops checkpoints in the store that need not stay."""
+        place = self._place
+        busy = self._progress.busy
+        with tidying("older checkpoints", place.say):
+            keep = self._keep(self._settings.keep_last_remote)
+            prune_remote(place.config, storage, keep, busy, place.check, place.course.counts)
+
+    def _keep(self, last: int) -> Keep:
+        """What stays besides the `last` newest checkpoints."""
+        return Keep(last, self._settings.keep_best, self._settings.keep_good, self.trouble)

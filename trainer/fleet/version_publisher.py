@@ -98,7 +98,7 @@ class VersionPublisher:
     def _checkpoint_attempt(self, step: int) -> str:
         """The attempt that wrote the checkpoint of a step. Waits until the bucket has it. Raises StorageError
         where it does not get there."""
-        while self._checkpoints.busy and self._checkpoints.stored < step:
+        while self._checkpoints.busy and self._checkpoints.progress.stored < step:
             time.sleep(0.1)
         counts = history.history_from_record(self.attempt.record, self.attempt.epoch).counts
         remote = Storage(remote_url(self.config))
@@ -162,7 +162,7 @@ class VersionPublisher:
     def _advance_anchors(self) -> list[str]:
         """Lets workers begin with a new checkpoint, too; returns the objects of versions before the oldest
         that they may begin with."""
-        step = self._checkpoints.stored
+        step = self._checkpoints.progress.stored
         if step in self.lineages and step != self._anchors[-1].version:
             self._anchors.append(Anchor("checkpoint", step, self.lineages[step], self.attempt.name))
         if len(self._anchors) <= KEPT_ANCHORS:

@@ -88,7 +88,7 @@ def _run(train: Any, total_updates: Any, path: str, overrides: list[str]) -> int
             except Preempted as notice:
                 session.saving.flush()
                 session.mark("interrupted" if session.notice.reason == "interrupted" else "preempted")
-                step = session.checkpoints.committed or 0
+                step = session.checkpoints.progress.committed or 0
                 print(f"stopping: {notice}; the run resumes from step {step}", file=sys.stderr, flush=True)
                 return session.notice.exit_code
         return 0

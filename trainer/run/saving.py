@@ -95,8 +95,8 @@ class Saving:
         state["grading"] = RULES
         checkpoints.begin(at.step, state, score=at.score, attach=attach, ahead=at.ahead)
         try:
-            keep, to = checkpoints.local_steps(), checkpoints.attempt
-            checkpoints.stall_s = self.learner.save(at.step, keep, checkpoints.sends, to)
+            keep, to = checkpoints.retention.local_steps(), checkpoints.attempt
+            checkpoints.schedule.stall_s = self.learner.save(at.step, keep, checkpoints.sends, to)
         except CheckpointError as error:
             checkpoints.failed(error)
 
@@ -109,7 +109,7 @@ class Saving:
 
     def finish(self, position: RunPosition) -> None:
         """Waits until the checkpoint of the last step is committed."""
-        while self.checkpoints.safe != position.step:
+        while self.checkpoints.progress.safe != position.step:
             self.maybe_save(position, last=True)
             while self.checkpoints.busy:
                 self._advance()
@@ -137,9 +137,8 @@ class Saving:
             return False
         if not self._announced:
             self._announced = True
-            plan = (
-                f"finishing the step (about {rest_s:.1f} s) and saving it ({self.checkpoints.write_s:.1f} s)"
-            )
+            write_s = self.checkpoints.schedule.write_s
+            plan = f"finishing the step (about {rest_s:.1f} s) and saving it ({write_s:.1f} s)"
             print(f"notice: {self.notice.reason}, {left_s:.0f} s left: {plan}", flush=True)
         return True
 
@@ -150,10 +149,9 @@ class Saving:
         try:
             while (left_s := self.notice.left_s()) > 0:
                 self._advance()
-                unsaved = (
-                    at is not None and at.step != checkpoints.last_begun and checkpoints.in_flight is None
-                )
-                if at is not None and unsaved and checkpoints.fits(left_s):
+                unsaved = at is not None and at.step != checkpoints.schedule.last_begun
+                idle = checkpoints.progress.writing is None
+                if at is not None and unsaved and idle and checkpoints.fits(left_s):
                     self._save(at)
                 elif checkpoints.busy:
                     time.sleep(0.05)

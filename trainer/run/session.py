@@ -131,7 +131,9 @@ class Session:
             self.rewards.open_families()
         self.rollouts = RolloutLog(self.config, self.train_set.fingerprint, held=held)
         stages.callback(self.rollouts.close)
-        self.checkpoints = Checkpoints(self.config, self.train_set.fingerprint, held=held, logs=self.rollouts)
+        self.checkpoints = Checkpoints(
+            self.config, self.train_set.fingerprint, attempt=held, logs=self.rollouts
+        )
         stages.callback(self.checkpoints.close)
 
     def _measure_rows(self, ranks: Ranks | None) -> None:
@@ -212,11 +214,11 @@ class Session:
 
     def _say_what_stands(self) -> None:
         """Prints which checkpoint is older than the alarms that the guards had given before an error."""
-        trouble = self.checkpoints.trouble
+        trouble = self.checkpoints.retention.trouble
         if not trouble:
             return
         try:
-            good = self.checkpoints.from_before_the_trouble()
+            good = self.checkpoints.retention.from_before_the_trouble()
         except StorageError:
             return  # the error that ends the run is printed anyway
         run = self.config.run_id
@@ -247,7 +249,7 @@ class Session:
         self.metrics = Metrics(self.config.run.dir, self.config, step, history, shown)
         self._stages.callback(self.metrics.close)
         self.guards.remember(read_history(self.config.run.dir))
-        self.checkpoints.trouble = self.guards.trouble_since
+        self.checkpoints.retention.trouble = self.guards.trouble_since
         logged = newest_lines(Path(self.config.run.dir) / METRICS)
         self.rewards.resume(logged[-1] if logged else {})
         print(f"resumed from step {step}" if found else "starting from scratch", flush=True)
@@ -363,7 +365,7 @@ class Session:
         far, as `Graded.waiting`."""
         stats = {name: value for name, value in self.rewards.stats().items() if not name.startswith("perf/")}
         graded = GradedStep(traces, outcomes, stats, waiting=waiting)
-        self.rollouts.write(step, graded, self.checkpoints.floor)
+        self.rollouts.write(step, graded, self.checkpoints.retention.floor)
         return graded
 
     def ask_teacher(self, step: int, graded: GradedStep, members: Sequence[int]) -> GradedStep:
@@ -376,7 +378,7 @@ class Session:
         for i, values in zip(members, scored.reference, strict=True):
             teacher[i] = values
         judged = replace(graded, teacher=teacher)
-        self.rollouts.write(step, judged, self.checkpoints.floor)
+        self.rollouts.write(step, judged, self.checkpoints.retention.floor)
         return judged
 
     @staticmethod
@@ -415,7 +417,7 @@ class Session:
         stats |= self.nodes.take()
         self.metrics.log(step, stats)
         alarms = self.guards.look(step, stats, traces[0].text if traces else "", self._causes)
-        self.checkpoints.trouble = self.guards.trouble_since
+        self.checkpoints.retention.trouble = self.guards.trouble_since
         for alarm in alarms:
             if alarm.end:
                 raise ConfigError(f"{alarm.text}; the run ends: guards.end names this guard")
