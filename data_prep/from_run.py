@@ -14,7 +14,8 @@ from typing import Any
 from trainer import config as configuration
 from trainer.algorithm.advantages import RunningNorm
 from trainer.algorithm.credit import reward_step
-from trainer.checkpoint.rollout_log import GradedStep, logged_steps
+from trainer.checkpoint.rollout_archive import GradedStep
+from trainer.checkpoint.rollout_log import logged_steps
 from trainer.config import ConfigError, RunConfig
 from trainer.config.run_folder import CONFIG, LAUNCH
 from trainer.config.run_store import ROLLOUTS, RunStore

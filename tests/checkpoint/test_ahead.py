@@ -29,7 +29,7 @@ class Attempt:
 
     def __init__(self, config, told):
         held = Attempts.of(config).take(0)
-        self.log = RolloutLog(config, "data", held=held, say=told.append)
+        self.log = RolloutLog(config, "data", attempt=held, say=told.append)
         self.checkpoints = Checkpoints(config, "data", attempt=held, logs=self.log, say=told.append)
         self.ranks = writers(config, 1)
 
@@ -135,14 +135,14 @@ def test_one_committed_on_the_disk_alone_is_sent_with_its_logs_by_the_next_attem
 
 def test_a_log_that_could_not_be_written_fails_the_checkpoint(start):
     attempt = start()
-    attempt.log.folder.parent.mkdir(parents=True, exist_ok=True)
-    attempt.log.folder.write_text("in the way")
+    attempt.log.place.folder.parent.mkdir(parents=True, exist_ok=True)
+    attempt.log.place.folder.write_text("in the way")
     attempt.log.write(3, graded(3))
     attempt.begin(2, [3])
     with pytest.raises(CheckpointError, match="the rollout log of step 3 is not there"):
         attempt.advance()
     attempt.checkpoints.failed("told")
-    attempt.log.folder.unlink()
+    attempt.log.place.folder.unlink()
     attempt.log.write(4, graded(4))
     attempt.save(3, [4])
     assert attempt.checkpoints.progress.safe == 3

@@ -114,7 +114,7 @@ def test_while_completions_are_logged(disk, tmp_path, told):
     log.write(2, graded(2))
     assert any("step 2 is not logged" in text and "No space left" in text for text in told)
     assert log.metrics()["perf/rollout_log_failures"] == 1
-    assert sorted(path.name for path in log.folder.iterdir()) == ["step-00000001.npz"]
+    assert sorted(path.name for path in log.place.folder.iterdir()) == ["step-00000001.npz"]
     with pytest.raises(CheckpointError, match="the rollout log of step 2 is not there: .*No space left"):
         log.durable([2])
     filler.unlink()

@@ -14,7 +14,8 @@ from tests.checkpoint.synthetic import ARCHIVE_DAMAGE, configure, spoil_archive
 from tests.learning.one_rank import same
 from trainer.algorithm.traces import ImageRef, Outcome, completed_trace
 from trainer.checkpoint.attempt import Attempts
-from trainer.checkpoint.rollout_log import GradedStep, RolloutLog, logged_steps
+from trainer.checkpoint.rollout_archive import GradedStep
+from trainer.checkpoint.rollout_log import RolloutLog, logged_steps
 from trainer.config import override
 from trainer.storage.storage import Storage
 
@@ -68,7 +69,7 @@ def start(config, told):
     def started(disk="run", **others):
         mine = override(config, [f"run.dir={config.run.dir}-{disk}"])
         held = Attempts(Storage(f"{config.checkpoint.remote}/{config.run_id}/attempts")).take(0)
-        logs.append(RolloutLog(mine, others.get("data", "data"), held=held, say=told.append))
+        logs.append(RolloutLog(mine, others.get("data", "data"), attempt=held, say=told.append))
         return logs[-1]
 
     yield started
@@ -100,13 +101,13 @@ def test_what_was_sampled_comes_back_to_the_bit(start, disk):
 def test_a_log_of_the_second_format_is_read_for_a_checkpoint_and_by_a_desk_and_never_replayed(config, told):
     """golden/rollout-2.npz: `graded(3)`, as the revision before segments wrote it."""
     log = RolloutLog(config, "data", say=told.append)
-    log.folder.mkdir(parents=True)
-    path = log.folder / "step-00000003.npz"
+    log.place.folder.mkdir(parents=True)
+    path = log.place.folder / "step-00000003.npz"
     shutil.copyfile(Path(__file__).with_name("golden") / "rollout-2.npz", path)
     assert log.open(2, needed=[3]) == [3]
     found = log.read(3)
     assert found is not None and equal(found, graded(3)) and found.waiting == ()
-    ((step, read),) = logged_steps(log.folder, None)
+    ((step, read),) = logged_steps(log.place.folder, None)
     assert step == 3 and equal(read, found)
     assert log.open(2) == []
     log.close()
@@ -155,7 +156,11 @@ def test_another_run_configuration_dataset_or_code_is_not_replayed(start, config
     write(start(), 1)
     log = start("run", data="others")
     assert log.open(0) == [1], "the store's are read when their turn comes"
-    assert log.read(1) is None and "data_fingerprint" in told[-1] and log.failures == 1
+    assert (
+        log.read(1) is None
+        and "data_fingerprint" in told[-1]
+        and log.metrics()["perf/rollout_log_failures"] == 1
+    )
     monkeypatch.setattr("trainer.checkpoint.rollout_log.code_fingerprint", lambda: "changed")
     log = start()
     log.open(0)
@@ -172,7 +177,10 @@ def test_a_run_that_must_not_resume_replays_nothing(start, config):
 def test_damage_is_sampled_again_and_so_is_all_that_follows(start, told, damage):
     log = start()
     write(log, 1, 2, 3)
-    for path in (log.folder / "step-00000002.npz", *log.folder.parent.parent.rglob("step-00000002/*.npz")):
+    for path in (
+        log.place.folder / "step-00000002.npz",
+        *log.place.folder.parent.parent.rglob("step-00000002/*.npz"),
+    ):
         spoil_archive(path, damage, "token_ids")
     log = start()
     log.open(0)
@@ -185,7 +193,7 @@ def test_damage_is_sampled_again_and_so_is_all_that_follows(start, told, damage)
 def test_damage_here_is_fetched_from_the_store(start, damage):
     log = start()
     write(log, 1)
-    spoil_archive(log.folder / "step-00000001.npz", damage, "logprobs")
+    spoil_archive(log.place.folder / "step-00000001.npz", damage, "logprobs")
     found = replayed(start(), 0)
     assert list(found) == [1] and equal(found[1], graded(1))
 
@@ -197,7 +205,7 @@ def test_an_attempt_that_was_replaced_is_no_part_of_the_history(start, config):
     assert second.open(1) == [2, 3]
     write(second, 2)  # it could not read the first one's, say
     write(first, 4)  # fenced: its disk has it, the store does not
-    assert not list(Storage(first.storage.url).list("step-00000004"))
+    assert not list(Storage(first.place.storage.url).list("step-00000004"))
     assert start("three").open(1) == [2], "step 3 was sampled by weights that are no longer this run's"
     assert start("one").open(1) == [2]
 
@@ -205,21 +213,21 @@ def test_an_attempt_that_was_replaced_is_no_part_of_the_history(start, config):
 def test_what_no_restart_needs_goes_and_what_is_not_ours_stays(start):
     log = start()
     write(log, 1, 2, 3)
-    (log.folder / "step-00000001.npz.keep").write_text("mine")
-    log.storage.put_bytes("notes/step-1", b"mine")
+    (log.place.folder / "step-00000001.npz.keep").write_text("mine")
+    log.place.storage.put_bytes("notes/step-1", b"mine")
     write(log, 4, floor=2)
-    assert sorted(p.name for p in log.folder.iterdir()) == [
+    assert sorted(p.name for p in log.place.folder.iterdir()) == [
         "step-00000001.npz.keep",
         "step-00000003.npz",
         "step-00000004.npz",
     ]
-    keys = [key.partition("/")[0] for key, _ in log.storage.list()]
+    keys = [key.partition("/")[0] for key, _ in log.place.storage.list()]
     assert keys == ["notes", "step-00000003", "step-00000004"]
 
 
 def test_a_log_that_cannot_be_written_is_counted_and_costs_nothing_else(start, told):
     log = start()
-    log.folder.parent.mkdir(parents=True, exist_ok=True)
-    log.folder.write_text("in the way")
+    log.place.folder.parent.mkdir(parents=True, exist_ok=True)
+    log.place.folder.write_text("in the way")
     log.write(1, graded(1))
-    assert log.failures == 1 and "step 1 is not logged" in told[-1]
+    assert log.metrics()["perf/rollout_log_failures"] == 1 and "step 1 is not logged" in told[-1]

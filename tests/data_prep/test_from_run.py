@@ -11,7 +11,8 @@ from data_prep.write.derive import read_completions
 from trainer import config as configuration
 from trainer.algorithm.traces import Outcome, completed_trace
 from trainer.checkpoint.attempt import Attempts
-from trainer.checkpoint.rollout_log import GradedStep, RolloutLog
+from trainer.checkpoint.rollout_archive import GradedStep
+from trainer.checkpoint.rollout_log import RolloutLog
 from trainer.config import ConfigError, override
 from trainer.storage.storage import Storage
 
@@ -46,7 +47,7 @@ def log(config, *steps, text="so", disk="mine"):
     """The next attempt logs these steps, on a node whose disk is gone afterwards unless it is `mine`."""
     mine = override(config, [f"run.dir={config.run.dir}-{disk}"]) if disk != "mine" else config
     held = Attempts(Storage(f"{config.checkpoint.remote}/mine/attempts")).take(0)
-    one = RolloutLog(mine, held=held)
+    one = RolloutLog(mine, attempt=held)
     for step in steps:
         one.write(step, graded(step, text), floor=step - 1)
         one._pool.submit(int).result()

@@ -67,7 +67,7 @@ def logged(config, told):
     def new(disk: str) -> RolloutLog:
         held = Attempts.of(config).take(0)
         return RolloutLog(
-            override(config, [f"run.dir={config.run.dir}-{disk}"]), "data", held=held, say=told.append
+            override(config, [f"run.dir={config.run.dir}-{disk}"]), "data", attempt=held, say=told.append
         )
 
     first = new("one")
@@ -90,15 +90,15 @@ def rewritten(data: bytes, **about: Any) -> bytes:
 @pytest.mark.parametrize("how", ["copied", "copied and signed as it was", "of a later attempt", "rewritten"])
 def test_a_rollout_log_of_a_stranger_is_not_replayed(logged, remote, how):
     first, new = logged
-    mine = remote / f"rollouts/step-00000001/{first._attempt}.npz"
+    mine = remote / f"rollouts/step-00000001/{first.place.attempt_name}.npz"
     data = mine.read_bytes()
     steps = [1, 2]
     match how:
         case "copied":
-            forged, steps = remote / f"rollouts/step-00000003/{first._attempt}.npz", [1, 2, 3]
+            forged, steps = remote / f"rollouts/step-00000003/{first.place.attempt_name}.npz", [1, 2, 3]
             data = rewritten(data, step=3)
         case "copied and signed as it was":
-            forged, steps = remote / f"rollouts/step-00000003/{first._attempt}.npz", [1, 2, 3]
+            forged, steps = remote / f"rollouts/step-00000003/{first.place.attempt_name}.npz", [1, 2, 3]
         case "of a later attempt":
             forged = remote / "rollouts/step-00000001/999-abcdef.npz"
             data = rewritten(data, attempt="999-abcdef", epoch=999)
@@ -114,15 +114,15 @@ def test_a_rollout_log_of_a_stranger_is_not_replayed(logged, remote, how):
     else:
         assert all(equal(read[step], graded(step)) for step in (1, 2)) and read.get(3) is None
     place = f"{forged.relative_to(remote)}"
-    assert log._seal.refused == {place}
+    assert log.place.seal.refused == {place}
 
 
 def test_a_signed_log_is_read_by_who_has_no_key(logged, remote):
     first, _ = logged
-    path = remote / f"rollouts/step-00000002/{first._attempt}.npz"
+    path = remote / f"rollouts/step-00000002/{first.place.attempt_name}.npz"
     with np.load(path, allow_pickle=False) as archive:
         assert json.loads(archive["about"].tobytes())["step"] == 2
-    local = (first.folder / "step-00000002.npz").read_bytes()
+    local = (first.place.folder / "step-00000002.npz").read_bytes()
     assert (
         Seal("test", KEY.encode()).signed_archive(f"rollouts/{path.parent.name}/{path.name}", local)
         == path.read_bytes()
@@ -233,7 +233,7 @@ def test_a_run_that_gets_its_key_later_is_signed_by_a_person(tmp_path, config, r
     before = override(config, ["fleet.workers=off"])
     checkpoints = attempt(before, told)
     save(checkpoints, writers(before, 2), 2)
-    log = RolloutLog(before, "data", held=checkpoints.place.attempt, say=told.append)
+    log = RolloutLog(before, "data", attempt=checkpoints.place.attempt, say=told.append)
     write(log, 3)
     log.close()
     assert not any(FIELD.encode() in path.read_bytes() for path in remote.rglob("*.json"))
@@ -245,7 +245,7 @@ def test_a_run_that_gets_its_key_later_is_signed_by_a_person(tmp_path, config, r
     now = attempt(config, told)
     assert holds(now.find(), 2) and now.place.attempt.epoch == 2
     assert equal(
-        replayed(RolloutLog(config, "data", held=now.place.attempt, say=told.append), 2)[3], graded(3)
+        replayed(RolloutLog(config, "data", attempt=now.place.attempt, say=told.append), 2)[3], graded(3)
     )
     assert not Seal.of(config).refused
 

@@ -147,7 +147,7 @@ def test_a_checkpoint_without_the_log_that_it_goes_on_from_is_not_resumed(config
     with pytest.raises(Killed):
         train(killed)
     assert list(killed.saves[4][3]) == [4]
-    (killed.rollouts.folder / "step-00000004.npz").unlink()
+    (killed.rollouts.place.folder / "step-00000004.npz").unlink()
     with pytest.raises(CorruptCheckpoint, match="the completions of step 4"):
         Run(config, killed.saves[4]).resume()
 
@@ -159,7 +159,7 @@ def test_the_log_that_the_oldest_checkpoint_goes_on_from_is_kept(config):
             self.checkpoints.retention.floor = step - 2
 
     run = train(KeepsTwo(carrying(config, 5, 1)))
-    kept = sorted(int(path.stem[5:]) for path in run.rollouts.folder.iterdir())
+    kept = sorted(int(path.stem[5:]) for path in run.rollouts.place.folder.iterdir())
     assert kept == [5, 6, 7, 8], "the last write knew of checkpoints 5 to 7"
 
 

@@ -206,7 +206,7 @@ def test_a_restart_repeats_updates_and_nothing_else(config, tmp_path, staleness)
     # At the start; for the evaluations after steps 4 and 8; after every step whose weights sample another.
     samples = [step for step in range(SAVED, STEPS) if logged < step + 1 + staleness <= STEPS]
     assert [step for name, step in calls if name == "sync"] == [0, *sorted({4, 8, *samples})]
-    assert again.rollouts.replayed == (logged - SAVED) * config.samples_per_step
+    assert again.rollouts.metrics()["perf/replayed_completions"] == (logged - SAVED) * config.samples_per_step
 
 
 @pytest.mark.parametrize("staleness", [0, 2])
@@ -258,7 +258,7 @@ def test_a_checkpoint_without_the_logs_that_it_needs_is_not_resumed_from(config)
     killed = Run(config, dies_in=5)
     with pytest.raises(Killed):
         train(killed)
-    (killed.rollouts.folder / "step-00000006.npz").unlink()
+    (killed.rollouts.place.folder / "step-00000006.npz").unlink()
     with pytest.raises(CorruptCheckpoint, match="the completions of step 6, which older weights sampled"):
         Run(config, killed.saves[4]).resume()
     calm = train(Run(c.override(config, [f"run.dir={config.run.dir}/calm"])))

@@ -15,8 +15,8 @@ from tests.turns.test_built_in_tools import called
 from trainer.algorithm.batching import collate, trace_length
 from trainer.algorithm.scheduling import PassCost
 from trainer.algorithm.traces import Outcome
-from trainer.checkpoint.rollout_log import FORMAT as LOG_FORMAT
-from trainer.checkpoint.rollout_log import GradedStep, _archive, _graded
+from trainer.checkpoint.rollout_archive import FORMAT as LOG_FORMAT
+from trainer.checkpoint.rollout_archive import GradedStep, archive_of, graded_of
 from trainer.config import ConfigError, RunConfig, Turns, override, validate
 from trainer.config.turns import images_of
 from trainer.data.processor import mrope_positions
@@ -91,8 +91,8 @@ def test_the_schedule_counts_images_of_later_turns():
 def test_an_episode_is_in_the_rollout_log_without_loss():
     outcomes = [Outcome("correct", 1.0, 1.0, 1.0)] * 3
     about = {"format": LOG_FORMAT, "stats": {}}
-    arrays = dict(np.load(io.BytesIO(_archive(about, GradedStep(EPISODES, outcomes, {})))))
-    read = _graded(about, arrays)
+    arrays = dict(np.load(io.BytesIO(archive_of(about, GradedStep(EPISODES, outcomes, {})))))
+    read = graded_of(about, arrays)
     assert all(map(same, read.traces, EPISODES))
     assert [one.dialog for one in read.traces] == [("a", "Picture 1:"), (), ("d", "Error: no")]
 

@@ -111,7 +111,7 @@ class Checkpoints:
         if config.teaches:
             self._about["teacher_fingerprint"] = hub.model_fingerprint(of_teacher(config))
         self._files: DriverFiles | None = None
-        """Of the checkpoint that the ranks are writing."""
+        """What goes with the checkpoint that the ranks are writing."""
         self._found: FoundCheckpoint | None = None
         """What the run goes on from."""
         self._stale: list[int] = []

@@ -28,7 +28,7 @@ class CheckpointPlace:
 
     @property
     def folder(self) -> Path:
-        """Of this disk."""
+        """Where they lie on this disk."""
         return local_dir(self.config)
 
     @property

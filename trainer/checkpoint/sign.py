@@ -15,7 +15,7 @@ import msgspec
 
 from trainer.checkpoint.layout import remote_folder
 from trainer.checkpoint.manifest import every_manifest, pack
-from trainer.checkpoint.rollout_log import OBJECT
+from trainer.checkpoint.rollout_place import OBJECT
 from trainer.config import ConfigError
 from trainer.config.run_store import ROLLOUTS, RunStore
 from trainer.storage.attempt_record import AttemptRecord

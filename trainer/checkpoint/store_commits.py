@@ -31,8 +31,9 @@ class StoreCommits:
         failures: CheckpointFailures,
         logs: RolloutLog | None,
     ) -> None:
-        self._storage, self._place, self._progress = storage, place, progress
-        self._retention, self._failures, self._logs = retention, failures, logs
+        self._storage, self._place = storage, place
+        self._progress, self._retention = progress, retention
+        self._failures, self._logs = failures, logs
         self._commit: Future | None = None
         self._pool: ThreadPoolExecutor | None = None
 

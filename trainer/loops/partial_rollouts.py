@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from trainer.algorithm.reward_shaping import LoopState
 from trainer.algorithm.staleness import mismatch_by_age, slots_used, versions_behind
 from trainer.algorithm.traces import Prompt, Trace
-from trainer.checkpoint.rollout_log import GradedStep
+from trainer.checkpoint.rollout_archive import GradedStep
 from trainer.config import RunConfig
 from trainer.loops.sampling_schedule import training_request
 

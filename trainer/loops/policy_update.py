@@ -16,7 +16,7 @@ from trainer.algorithm.credit import (
 from trainer.algorithm.distillation import add_teacher_advantages, teacher_metrics
 from trainer.algorithm.reward_shaping import LoopState
 from trainer.algorithm.seeding import seed_of
-from trainer.checkpoint.rollout_log import GradedStep
+from trainer.checkpoint.rollout_archive import GradedStep
 from trainer.config import RunConfig
 from trainer.learning.distributed import join_update_stats
 from trainer.observe.step_stats import describe_completions

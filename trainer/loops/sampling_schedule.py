@@ -16,7 +16,7 @@ from trainer.algorithm.dynamic_sampling import prompts_to_refill
 from trainer.algorithm.reward_shaping import LoopState
 from trainer.algorithm.staleness import slots_used, versions_behind
 from trainer.algorithm.traces import Outcome, Prompt, Trace
-from trainer.checkpoint.rollout_log import GradedStep
+from trainer.checkpoint.rollout_archive import GradedStep
 from trainer.config import RunConfig
 from trainer.sampling.sampler import SampledGroups, SamplingRequest
 

@@ -17,7 +17,8 @@ from trainer.checkpoint.attempt import of_this_job
 from trainer.checkpoint.export import export_adapter, export_hf
 from trainer.checkpoint.manager import Checkpoints
 from trainer.checkpoint.reader import FoundCheckpoint
-from trainer.checkpoint.rollout_log import GradedStep, RolloutLog
+from trainer.checkpoint.rollout_archive import GradedStep
+from trainer.checkpoint.rollout_log import RolloutLog
 from trainer.config import ConfigError, RunConfig, by_model
 from trainer.config.run_folder import METRICS, newest_lines
 from trainer.config.run_store import EXPORTED
@@ -129,7 +130,7 @@ class Session:
         held = self.held
         if "task" in self.train_set.manifest.statistics.get("answer_types", ()):
             self.rewards.open_families()
-        self.rollouts = RolloutLog(self.config, self.train_set.fingerprint, held=held)
+        self.rollouts = RolloutLog(self.config, self.train_set.fingerprint, attempt=held)
         stages.callback(self.rollouts.close)
         self.checkpoints = Checkpoints(
             self.config, self.train_set.fingerprint, attempt=held, logs=self.rollouts
