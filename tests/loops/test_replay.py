@@ -136,10 +136,9 @@ class Run:
         self.model = self.learner = self.sampler = Model(saved[1], dies_in)
         self.probe = Probe(config, self.rows, self.learner)  # ty: ignore[invalid-argument-type]
         self.rollouts = RolloutLog(config, "rows")
-        self.rewards = SimpleNamespace(
-            stats=lambda: {"reward/algebra_fraction": 0.25, "perf/grader_restarts": 0.0}
-        )
-        self.metrics = SimpleNamespace(log=lambda *_: None)
+        stats = {"reward/algebra_fraction": 0.25, "perf/grader_restarts": 0.0}
+        self.grader = SimpleNamespace(scorer=SimpleNamespace(stats=lambda: stats))
+        self.step_log = SimpleNamespace(metrics=SimpleNamespace(log=lambda *_: None))
         self.checkpoints = SimpleNamespace(retention=SimpleNamespace(floor=0))
 
     def resume(self):

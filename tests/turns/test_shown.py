@@ -20,7 +20,7 @@ from trainer.data.reader import RowReader
 from trainer.observe.metrics import Metrics
 from trainer.observe.report import write_report
 from trainer.observe.step_stats import sample_rows
-from trainer.run.shown import ShownImages
+from trainer.run.episode_images import EpisodeImages
 
 EVIL = "<script>alert(1)</script>"
 
@@ -43,7 +43,7 @@ def test_the_report_shows_an_episode_turn_by_turn_with_its_crops(small_config, p
     outcome = Outcome("correct", 1.0, 1.0, 1.5)
     batch = CreditedTraces([episode, at_once], [outcome, outcome], Advantages(torch.zeros(2)))
     dataset = Dataset(str(picture_dataset), "train")
-    rows = sample_rows(config, dataset, 1, batch, ShownImages(config).of)
+    rows = sample_rows(config, dataset, 1, batch, EpisodeImages(config).of)
     assert rows[0]["shown"] == [1, 0, 1] and len(rows[0]["dialog"]) == 7
     again = [Image.open(io.BytesIO(data)).tobytes() for data in rows[0]["image_pngs"][1:]]
     assert again == [crop.tobytes() for crop in crops]

@@ -19,15 +19,15 @@ from trainer.loops.policy_update import update_policy
 from trainer.loops.process import main
 from trainer.loops.sampling_schedule import SamplingSchedule
 from trainer.observe.step_stats import sample_rows
+from trainer.run.episode_images import EpisodeImages
 from trainer.run.session import Session
-from trainer.run.shown import ShownImages
 
 
 def train(config: RunConfig, run: Session) -> None:
     """Runs to the last step."""
     learner, sampler = run.learner, run.sampler
     phases = run.phases
-    images = ShownImages(config)
+    images = EpisodeImages(config)
     total, per_step = total_steps(config, len(run.train_rows)), updates_per_step(config)
     resumed = run.resume()
     step, loop_state = resumed.step, LoopState.resume(resumed.loop_state, config, resumed.step)
@@ -38,7 +38,7 @@ def train(config: RunConfig, run: Session) -> None:
             run.check_first_sync(step)
     if step == 0 and config.evaluation.every_steps:
         with phases("eval"):
-            run.metrics.log(0, evaluate(config, run, step))
+            run.step_log.metrics.log(0, evaluate(config, run, step))
 
     make = PartialRollouts if config.carries_over else SamplingSchedule
     schedule = make(config, run, total, loop_state)

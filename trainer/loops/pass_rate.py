@@ -216,12 +216,14 @@ def add_scores(
         texts[trace.row].append(trace.text)
     for row, record in zip(rows, records, strict=True):
         asked = run.train_set[row]
-        record["answers"] = run.rewards.by_value(
+        record["answers"] = run.grader.scorer.by_value(
             record["answers"], asked.answer_type, question_text(asked.messages)
         )
         benchmark = asked.source.partition("/")[0]
         if config.evaluation.scoring == "published" and benchmark in SCORERS:
-            record["published"] = run.rewards.as_published(benchmark, texts[row], asked.answer, asked.extra)
+            record["published"] = run.grader.scorer.as_published(
+                benchmark, texts[row], asked.answer, asked.extra
+            )
 
 
 def _voted(text: str, form: str) -> str | None:

@@ -87,10 +87,10 @@ def _run(train: Any, total_updates: Any, path: str, overrides: list[str]) -> int
                 train(config, session)
             except Preempted as notice:
                 session.saving.flush()
-                session.mark("interrupted" if session.notice.reason == "interrupted" else "preempted")
+                session.mark("interrupted" if session.saving.notice.reason == "interrupted" else "preempted")
                 step = session.checkpoints.progress.committed or 0
                 print(f"stopping: {notice}; the run resumes from step {step}", file=sys.stderr, flush=True)
-                return session.notice.exit_code
+                return session.saving.notice.exit_code
         return 0
     except KeyboardInterrupt:
         if session is not None:
@@ -108,7 +108,7 @@ def _run(train: Any, total_updates: Any, path: str, overrides: list[str]) -> int
         if ray.is_initialized():
             ray.shutdown()
         if session is not None:
-            session.notice.close()  # last: until here it ends the process before the provider does
+            session.saving.notice.close()  # last: until here it ends the process before the provider does
 
 
 def explain_error(error: Exception, ranks: Ranks | None = None) -> tuple[int, str]:

@@ -30,7 +30,7 @@ def train(config: RunConfig, run: Session) -> None:
     held_out = HeldOut(config, run, prompter) if config.evaluation.every_steps else None
     if held_out and step == 0:
         with phases("eval"):
-            run.metrics.log(0, held_out.loss())
+            run.step_log.metrics.log(0, held_out.loss())
 
     def read(step: int) -> TrainBatch:
         traces = []

@@ -11,7 +11,7 @@ from trainer.algorithm.traces import Prompt, Trace
 from trainer.config import RunConfig
 from trainer.fleet.admission import AdmissionTest
 from trainer.learning.learner import Learner
-from trainer.run.rows import Rows
+from trainer.run.measured_rows import Rows
 from trainer.sampling.sampler import SampledGroups, Sampler, SamplingRequest
 
 PROBE_TOKENS = 16

@@ -14,53 +14,41 @@ import numpy as np
 
 from trainer.algorithm.traces import Outcome, Trace
 from trainer.checkpoint.attempt import of_this_job
-from trainer.checkpoint.export import export_adapter, export_hf
 from trainer.checkpoint.manager import Checkpoints
 from trainer.checkpoint.reader import FoundCheckpoint
 from trainer.checkpoint.rollout_archive import GradedStep
 from trainer.checkpoint.rollout_log import RolloutLog
-from trainer.config import ConfigError, RunConfig, by_model
+from trainer.config import ConfigError, RunConfig
 from trainer.config.run_folder import METRICS, newest_lines
-from trainer.config.run_store import EXPORTED
 from trainer.data.dataset import Dataset
-from trainer.data.prompt_form import LOOKED_AT, PromptForm
+from trainer.data.prompt_form import PromptForm
 from trainer.data.prompt_stream import PromptStream
 from trainer.data.reader import Datasets
-from trainer.data.schema import Row, question_text
 from trainer.fleet.head import FleetSampler
-from trainer.hardware.gpus import peak_flops
-from trainer.hardware.model_shapes import shape_of
 from trainer.learning.distributed import DistributedLearner
-from trainer.learning.learner import Learner
+from trainer.learning.learner import Learner, LearnerFacts
 from trainer.node.watch.preemption import PreemptionNotice
 from trainer.node.watch.run_lock import RunLock
-from trainer.observe.guards import guards_of, shortened_completion
-from trainer.observe.history import read_history
-from trainer.observe.metrics import Metrics
-from trainer.observe.node_monitor import NodeStats
 from trainer.observe.phases import Phases
 from trainer.observe.report import last_line
 from trainer.observe.start_clock import StartClock
 from trainer.observe.step_profile import StepProfiles
-from trainer.observe.step_stats import one_line, throughput, utilisation
 from trainer.ranks.process import RankProcess
 from trainer.ranks.ranks import Ranks
 from trainer.ranks.ray_ranks import RayRanks
-from trainer.rewards.completion_facts import facts_of_row
 from trainer.rewards.grading import RULES
 from trainer.rewards.grading.forms import FORMS
 from trainer.rewards.scorer import Scorer
 from trainer.rewards.trial import try_at_start
-from trainer.rewards.unusable_rewards import describe_largest_reward, refuse_unusable
+from trainer.run.completion_grader import CompletionGrader
+from trainer.run.measured_rows import Rows
 from trainer.run.probe import Probe
-from trainer.run.rows import Rows
 from trainer.run.saving import ATTACHED, RunPosition, Saving
+from trainer.run.step_log import StepLog
+from trainer.run.weights_export import export_weights
 from trainer.sampling.colocated import Colocated
 from trainer.sampling.sampler import Sampler
-from trainer.storage import hub
 from trainer.system.errors import StorageError
-from trainer.turns.counts import names_of, usual_failure
-from trainer.turns.environments import environment_of, tools_of
 
 
 @dataclass(frozen=True)
@@ -82,10 +70,10 @@ class Session:
 
     learner: Learner
     """The policy's, where one is loaded."""
+    probe: Probe
+    """Compares engines with it."""
     sampler: Sampler
-    fleet: FleetSampler
-    """The sampler, where `fleet.workers` is not off."""
-    metrics: Metrics
+    """The engines, where completions are sampled."""
 
     def __init__(
         self, config: RunConfig, total_updates: Callable[[RunConfig, int], int], ranks: Ranks | None = None
@@ -95,54 +83,55 @@ class Session:
         ranks: those that are there already; None: Ray places them.
         """
         self.config = config
-        self.clock = StartClock()
-        self.clock.mark("launch")
-        with contextlib.ExitStack() as stages:
-            self._claim_run(stages)
-            self._open_stores(stages)
-            self._measure_rows(ranks)
-            self._load(stages, total_updates)
-            self._stages = stages.pop_all()
+        clock = StartClock()
+        clock.mark("launch")
+        with contextlib.ExitStack() as exits:
+            datasets = Datasets(config)
+            notice = self._claim_run(exits, datasets)
+            self._open_stores(exits, datasets)
+            self._measure_rows(ranks, datasets)
+            clock.mark("place")
+            self._load(exits, total_updates, notice, clock)
+            self._exits = exits.pop_all()
 
-    def _claim_run(self, stages: contextlib.ExitStack) -> None:
-        """Takes the run's folder for this process."""
-        self.datasets = Datasets(self.config)
-        self.train_set = self.datasets[self.config.train_split]
-        self.lock = RunLock(self.config.run.dir, "driver")
-        stages.callback(self.lock.close)
-        self.lock.take(wait=True)
-        self.notice = PreemptionNotice(exit_at_deadline=True)
+    def _claim_run(self, exits: contextlib.ExitStack, datasets: Datasets) -> PreemptionNotice:
+        """Takes the run's folder for this process. From here on a notice is heard."""
+        datasets[self.config.train_split]  # ends the run before anything is claimed, where it is none
+        lock = RunLock(self.config.run.dir, "driver")
+        exits.callback(lock.close)
+        lock.take(wait=True)
+        notice = PreemptionNotice(exit_at_deadline=True)
         self.phases = Phases(self.config.run.dir, lambda phase: self.saving.on_boundary(phase))
         self.phases.note(message="loading model and engine")
-        stages.push(self._mark_failed_start)
+        exits.push(self._mark_failed_start)
+        return notice
 
     def _mark_failed_start(self, kind: type[BaseException] | None, *_: object) -> None:
         """Marks the run as failed if the session cannot be made: its `progress.json` would say "running"."""
-        if kind is not None and not hasattr(self, "_stages"):
+        if kind is not None and not hasattr(self, "_exits"):
             self.mark("interrupted" if issubclass(kind, KeyboardInterrupt) else "failed")
 
-    def _open_stores(self, stages: contextlib.ExitStack) -> None:
+    def _open_stores(self, exits: contextlib.ExitStack, datasets: Datasets) -> None:
         """Opens the grader, the rollout log and the checkpoints."""
-        self.rewards = Scorer(self.config.rewards)
-        stages.callback(self.rewards.close)
-        try_at_start(self.config.rewards, self.config.turns, self.train_set[0])
-        self.held = of_this_job(self.config)
-        held = self.held
-        if "task" in self.train_set.manifest.statistics.get("answer_types", ()):
-            self.rewards.open_families()
-        self.rollouts = RolloutLog(self.config, self.train_set.fingerprint, attempt=held)
-        stages.callback(self.rollouts.close)
-        self.checkpoints = Checkpoints(
-            self.config, self.train_set.fingerprint, attempt=held, logs=self.rollouts
-        )
-        stages.callback(self.checkpoints.close)
+        config, train_set = self.config, datasets[self.config.train_split]
+        scorer = Scorer(config.rewards)
+        exits.callback(scorer.close)
+        try_at_start(config.rewards, config.turns, train_set[0])
+        attempt = of_this_job(config)
+        if "task" in train_set.manifest.statistics.get("answer_types", ()):
+            scorer.open_families()
+        self.grader = CompletionGrader(config, scorer, train_set)
+        self.rollouts = RolloutLog(config, train_set.fingerprint, attempt=attempt)
+        exits.callback(self.rollouts.close)
+        self.checkpoints = Checkpoints(config, train_set.fingerprint, attempt=attempt, logs=self.rollouts)
+        exits.callback(self.checkpoints.close)
 
-    def _measure_rows(self, ranks: Ranks | None) -> None:
+    def _measure_rows(self, ranks: Ranks | None, datasets: Datasets) -> None:
         """Places the ranks and has them measure the rows. What is wrong with rows ends the run before models
         load."""
         config = self.config
         self.ranks = ranks or RayRanks(config)
-        self.rows = Rows(config, self.ranks, self.datasets)
+        self.rows = Rows(config, self.ranks, datasets)
         train_rows = self.rows.usable(config.train_split)
         if config.evaluation.every_steps and config.method == "sft":
             self.rows.usable(config.evaluation_split)
@@ -158,51 +147,49 @@ class Session:
         if config.evaluation.pass_rate_samples:  # there are blocks of rows instead of steps
             size = max(1, min(size, len(train_rows)))
         self.stream = PromptStream(train_rows, size, config.run.seed, levels)
-        self.clock.mark("place")
 
-    def _load(self, stages: contextlib.ExitStack, total_updates: Callable[[RunConfig, int], int]) -> None:
+    def _load(
+        self,
+        exits: contextlib.ExitStack,
+        total_updates: Callable[[RunConfig, int], int],
+        notice: PreemptionNotice,
+        clock: StartClock,
+    ) -> None:
         """Loads policy, reference and engine on every rank."""
         config = self.config
         self._newest = self.checkpoints.find()  # before the model: every rank fetches its files beside that
-        device_name = ""
         learner = None
+        facts: LearnerFacts | None = None
         if config.loads_policy:
             self.ranks.start()
             learner = DistributedLearner(config, self.ranks)
             learner.start(total_updates(config, len(self.stream.rows)), self._newest)
-            self.learner = learner
+            self.learner, facts = learner, learner.facts
             self.probe = Probe(config, self.rows, learner)
-            device_name = learner.facts.device_name
         if config.method == "grpo":
-            self.sampler = self._make_sampler(stages)
-        self.clock.mark("load")
-
+            self.sampler = self._make_sampler(exits)
+        clock.mark("load")
         if config.method == "grpo":
             self._say_what_is_asked()
-        self._peak_flops = peak_flops(device_name)
-        measured = by_model(config) if self._peak_flops else []
-        self._shapes = [shape for one in measured if (shape := shape_of(str(hub.model_folder(one))))]
-        form = FORMS[config.rewards.answer].expected
-        self.guards = guards_of(config, form)
-        self._causes: dict[str, str] = {}
-        self.nodes = NodeStats(config.run.dir)
-        self.saving = Saving(config.run.dir, self.checkpoints, learner, self.notice)
+        self.saving = Saving(config.run.dir, self.checkpoints, learner, notice)
         record = partial(self.ranks.all, RankProcess.record)
-        self.profiles = StepProfiles(config, record, partial(self.ranks.all, RankProcess.recorded))
+        profiles = StepProfiles(config, record, partial(self.ranks.all, RankProcess.recorded))
+        self.step_log = StepLog(config, clock, self.phases, profiles, self.checkpoints.retention, facts)
 
-    def _make_sampler(self, stages: contextlib.ExitStack) -> Sampler:
+    def _make_sampler(self, exits: contextlib.ExitStack) -> Sampler:
         """Engines in the learner's ranks, or a fleet of workers."""
-        config = self.config
+        config, checkpoints = self.config, self.checkpoints
         if config.fleet.workers == "off":
             colocated = Colocated(config, self.ranks)
             colocated.start()
             return colocated
         admission = self.probe.admission_test() if config.loads_policy else None
+        attempt = checkpoints.place.attempt
+        assert attempt is not None, "a session has the right to write for its run"
         fleet = FleetSampler(
-            config, self.ranks, self.held, self.datasets, self.checkpoints, admission, self.phases.sampled
+            config, self.ranks, attempt, self.rows.datasets, checkpoints, admission, self.phases.sampled
         )
-        stages.callback(fleet.leave)
-        self.fleet = fleet
+        exits.callback(fleet.leave)
         return fleet
 
     def __enter__(self) -> Session:
@@ -211,7 +198,20 @@ class Session:
     def __exit__(self, kind: object, error: BaseException | None, *_: object) -> None:
         if isinstance(error, ConfigError | RuntimeError):
             self._say_what_stands()
-        self._stages.close()
+        self._exits.close()
+
+    @property
+    def train_set(self) -> Dataset:
+        """The rows that are trained on."""
+        return self.rows.dataset(self.config.train_split)
+
+    @property
+    def fleet(self) -> FleetSampler | None:
+        """The sampler, where rollout workers sample."""
+        if self.config.fleet.workers == "off":
+            return None
+        assert isinstance(self.sampler, FleetSampler)
+        return self.sampler
 
     def _say_what_stands(self) -> None:
         """Prints which checkpoint is older than the alarms that the guards had given before an error."""
@@ -225,10 +225,10 @@ class Session:
         run = self.config.run_id
         if good:
             command = f"python3 launch.py resume {run} --before {trouble}"
-            said = f"the checkpoint of step {good} is from before it: `{command}`"
+            advice = f"the checkpoint of step {good} is from before it: `{command}`"
         else:
-            said = "no checkpoint is from before it: start a new run"
-        print(f"guards: trouble since step {trouble}; {said}", flush=True)
+            advice = "no checkpoint is from before it: start a new run"
+        print(f"guards: trouble since step {trouble}; {advice}", flush=True)
 
     def resume(self) -> ResumedRun:
         """Loads the newest complete checkpoint, if there is one."""
@@ -246,13 +246,11 @@ class Session:
         step = found.step if found else 0
         if found is None:
             self.rollouts.open(step)
-        history, shown = [_attached(found, name) if found else b"" for name in ATTACHED]
-        self.metrics = Metrics(self.config.run.dir, self.config, step, history, shown)
-        self._stages.callback(self.metrics.close)
-        self.guards.remember(read_history(self.config.run.dir))
-        self.checkpoints.retention.trouble = self.guards.trouble_since
+        history, samples = [_attached(found, name) if found else b"" for name in ATTACHED]
+        self.step_log.open(step, history, samples)
+        self._exits.callback(self.step_log.metrics.close)
         logged = newest_lines(Path(self.config.run.dir) / METRICS)
-        self.rewards.resume(logged[-1] if logged else {})
+        self.grader.scorer.resume(logged[-1] if logged else {})
         print(f"resumed from step {step}" if found else "starting from scratch", flush=True)
         began_with = found.state.get("grading", 1) if found else RULES
         if began_with != RULES and self.config.method != "sft":
@@ -260,7 +258,7 @@ class Session:
                 f"answers are graded by rules {RULES} from here on: until step {step} it was by {began_with}",
                 flush=True,
             )
-        self.clock.mark("resume")
+        self.step_log.clock.mark("resume")
         return ResumedRun(step, dict(found.state["reward_norm"]) if found else {})
 
     def _restore(self, found: FoundCheckpoint) -> None:
@@ -273,6 +271,7 @@ class Session:
         `check_first_sync`."""
         with self.phases("sync"):
             if not self.config.loads_policy:
+                assert self.fleet is not None
                 self.fleet.open_pretrained()
                 return
             self.sampler.rest()
@@ -283,7 +282,7 @@ class Session:
         """Compares engine and policy after the first load, that of `version`. Raises RuntimeError if they are
         not the same model."""
         self.probe.check_first_sync(self.sampler, version)
-        self.clock.mark("sync")
+        self.step_log.clock.mark("sync")
 
     @property
     def train_rows(self) -> Sequence[int]:
@@ -308,63 +307,20 @@ class Session:
 
     def begin(self, step: int, total: int) -> None:
         """Before every step."""
-        self.phases.begin(step, total)
-        self.profiles.begin(step)
+        self.step_log.begin(step, total)
 
     def score(self, traces: Sequence[Trace], dataset: Dataset | None = None) -> list[Outcome]:
-        """Grades completions against the reference answers of their rows, or as their environment scored
-        them.
-
-        Raises ConfigError, naming it, for a reward that is not a finite number.
-        """
-        dataset = dataset or self.train_set
-        rows: dict[int, Row] = {}
-        references = []
-        answer_types = []
-        questions = []
-        facts: list[dict[str, Any]] = []
-        for trace in traces:
-            # A row's completions are many, and reading it reads its images.
-            if trace.row not in rows:
-                rows[trace.row] = dataset[trace.row]
-            row = rows[trace.row]
-            references.append(row.reference)
-            answer_types.append(row.answer_type)
-            questions.append(question_text(row.messages))
-            if self.config.rewards.own:
-                ids = (
-                    {"completion_ids": trace.tokens[trace.learned].tolist()} if self.rewards.wants_ids else {}
-                )
-                facts.append(facts_of_row(row) | ids)
-        completions = [trace.text for trace in traces]
-        environment = environment_of(self.config.turns)
-        if environment is not None and environment.scores:
-            outcomes = self.rewards.scored_elsewhere(completions, [trace.score for trace in traces])
-        else:
-            outcomes = self.rewards.score(completions, references, answer_types, questions, facts)
-        refuse_unusable(self.config.rewards, traces, outcomes)
-        if dataset is self.train_set:
-            self._causes = self._suspects(traces, outcomes)
-        return outcomes
-
-    def _suspects(self, traces: Sequence[Trace], outcomes: Sequence[Outcome]) -> dict[str, str]:
-        """What the guards of rewards, tools and the engine would name, by guard."""
-        unsound = [trace for trace in traces if not trace.sound]
-        causes = {"reward": describe_largest_reward(self.config.rewards, traces, outcomes)}
-        named = ", ".join(names_of(tools_of(self.config.turns)))
-        failure = usual_failure(traces)
-        if failure:
-            causes["tools"] = f"{named or self.config.turns.environment}: {failure}"
-        if unsound:
-            causes["engine"] = f"row {unsound[0].row}, completion {shortened_completion(unsound[0].text)!r}"
-        return causes
+        """`CompletionGrader.score`."""
+        return self.grader.score(traces, dataset)
 
     def log_graded(
         self, step: int, traces: list[Trace], outcomes: list[Outcome], waiting: Sequence[Trace] = ()
     ) -> GradedStep:
         """Logs a step's graded completions, before the weights change; and with them those of later steps so
         far, as `Graded.waiting`."""
-        stats = {name: value for name, value in self.rewards.stats().items() if not name.startswith("perf/")}
+        stats = {
+            name: value for name, value in self.grader.scorer.stats().items() if not name.startswith("perf/")
+        }
         graded = GradedStep(traces, outcomes, stats, waiting=waiting)
         self.rollouts.write(step, graded, self.checkpoints.retention.floor)
         return graded
@@ -399,33 +355,14 @@ class Session:
 
         traces: all that was trained on, for the utilization.
         """
-        times = self.phases.take()
-        self.profiles.end()
+        times = self.step_log.end()
         self.saving.stepped(times["time/step_s"])
         # the loop's own before an evaluation's
-        stats = self.rewards.stats() | stats | {"data/left_out": self.left_out}
-        gpus = self.config.placement.nodes * self.config.processes_per_node
-        stats |= throughput(stats, times, gpus) | times
-        stats |= self.checkpoints.metrics() | self.rollouts.metrics()
-        if self.config.fleet.workers != "off":
-            stats |= self.fleet.metrics()
-        if not self.clock.told:
-            print(self.clock.tell(), flush=True)
-            stats |= self.clock.metrics()
-        if self._peak_flops and len(self._shapes) == len(by_model(self.config)):
-            image = self.learner.facts.image_token_id
-            stats |= utilisation(self.config, self._shapes, self._peak_flops, image, traces, times)
-        stats |= self.nodes.take()
-        self.metrics.log(step, stats)
-        alarms = self.guards.look(step, stats, traces[0].text if traces else "", self._causes)
-        self.checkpoints.retention.trouble = self.guards.trouble_since
-        for alarm in alarms:
-            if alarm.end:
-                raise ConfigError(f"{alarm.text}; the run ends: guards.end names this guard")
-            print(f"warning: {alarm.text}", flush=True)
-        if shown:
-            self.metrics.samples(step, list(shown))
-        print(one_line(step, stats), flush=True)
+        stats = self.grader.scorer.stats() | stats | {"data/left_out": self.left_out}
+        parts = self.checkpoints.metrics() | self.rollouts.metrics()
+        if self.fleet:
+            parts |= self.fleet.metrics()
+        self.step_log.write(step, stats, times, parts, traces, self.grader.suspects, shown)
 
     def save(
         self, step: int, total: int, updates: int, loop_state: dict[str, float], score: float | None = None
@@ -444,37 +381,14 @@ class Session:
         """Waits until the last checkpoint is committed, exports the weights, writes the report."""
         with self.phases("checkpoint"):
             self.saving.finish(RunPosition(step, loop_state, updates, self.learner.skipped))
-        if self.config.fleet.workers != "off":
+        if self.fleet:
             self.fleet.close()  # before the export, which workers need not wait for
         if self.config.checkpoint.export_hf != "never":
             with self.phases("export"):
-                self.export()
+                export_weights(self.config, self.checkpoints, self.train_set)
         self.phases.finish()
-        self.metrics.close()
+        self.step_log.metrics.close()
         print(last_line(self.config.run.dir), flush=True)
-
-    def export(self) -> Path:
-        """Writes the newest checkpoint as a Hugging Face model folder, or its adapter as peft's, and pushes
-        it beside the checkpoints."""
-        found = self.checkpoints.find()
-        out = Path(self.config.run.dir) / EXPORTED
-        assert found is not None
-        if self.config.lora.rank:
-            export_adapter(found, out, self.config)
-        else:
-            # its weights are the base model's, of which this node may have a share
-            if self.config.model.freeze_vision:
-                hub.fetch_files(self.config, hub.weight_files(self.config))
-            export_hf(found, out, hub.model_folder(self.config), self.config.model.dtype)
-        looked_at = range(min(LOOKED_AT, len(self.train_set)))
-        asked = PromptForm.of(self.train_set[row].messages for row in looked_at)
-        if asked:
-            asked.write(out)
-        if self.checkpoints.storage:
-            for path in sorted(out.iterdir()):
-                self.checkpoints.storage.put(path, f"{EXPORTED}/{path.name}")
-        print(f"weights: {out}", flush=True)
-        return out
 
     def mark(self, status: str) -> None:
         """Writes for other processes how the run ended, if the disk allows it."""

@@ -11,7 +11,7 @@ from trainer.data.dialog import Dialogs, dialogs_of
 from trainer.data.reader import RowReader
 
 
-class ShownImages:
+class EpisodeImages:
     """Makes the images of later turns again, in the driver."""
 
     def __init__(self, config: RunConfig) -> None:

@@ -1,0 +1,103 @@
+"""What a run says of each step: its line of metrics, its samples, its alarms, its profile."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from trainer.algorithm.traces import Trace
+from trainer.checkpoint.retention import Retention
+from trainer.config import ConfigError, RunConfig, by_model
+from trainer.hardware.gpus import peak_flops
+from trainer.hardware.model_shapes import shape_of
+from trainer.learning.learner import LearnerFacts
+from trainer.observe.guards import guards_of
+from trainer.observe.history import read_history
+from trainer.observe.metrics import Metrics
+from trainer.observe.node_monitor import NodeStats
+from trainer.observe.phases import Phases
+from trainer.observe.start_clock import StartClock
+from trainer.observe.step_profile import StepProfiles
+from trainer.observe.step_stats import one_line, throughput, utilisation
+from trainer.rewards.grading.forms import FORMS
+from trainer.storage import hub
+
+
+class StepLog:
+    """Gathers what a step took, writes it, and watches it. `metrics` is opened on resume."""
+
+    metrics: Metrics
+
+    def __init__(
+        self,
+        config: RunConfig,
+        clock: StartClock,
+        phases: Phases,
+        profiles: StepProfiles,
+        retention: Retention,
+        learner: LearnerFacts | None,
+    ) -> None:
+        """retention: of the checkpoints, which is told since when there is trouble. learner: None where
+        nothing is learned."""
+        self.config, self.clock = config, clock
+        self._phases, self._profiles = phases, profiles
+        self._retention, self._learner = retention, learner
+        self._guards = guards_of(config, FORMS[config.rewards.answer].expected)
+        self._nodes = NodeStats(config.run.dir)
+        self._peak_flops = peak_flops(learner.device_name if learner else "")
+        models = by_model(config) if self._peak_flops else []
+        self._shapes = [shape_of(str(hub.model_folder(model))) for model in models]
+
+    def open(self, step: int, history: bytes, samples: bytes) -> None:
+        """Goes on behind `step`. history, samples: as `Metrics` takes them."""
+        self.metrics = Metrics(self.config.run.dir, self.config, step, history, samples)
+        self._guards.remember(read_history(self.config.run.dir))
+        self._retention.trouble = self._guards.trouble_since
+
+    def begin(self, step: int, total: int) -> None:
+        """Before every step."""
+        self._phases.begin(step, total)
+        self._profiles.begin(step)
+
+    def end(self) -> dict[str, float]:
+        """After every step: the seconds of its phases, as metrics."""
+        times = self._phases.take()
+        self._profiles.end()
+        return times
+
+    def write(
+        self,
+        step: int,
+        stats: dict[str, float],
+        times: dict[str, float],
+        parts: dict[str, float],
+        traces: Sequence[Trace],
+        suspects: dict[str, str],
+        samples: Sequence[dict[str, Any]],
+    ) -> None:
+        """Writes the step's metrics and samples, and prints its alarms and its line. Raises ConfigError where
+        an alarm ends the run.
+
+        stats: the loop's. times: those of `end`. parts: metrics of the run's parts. traces: all that was
+        trained on, for the utilization. suspects: what a guard would name.
+        """
+        gpus = self.config.placement.nodes * self.config.processes_per_node
+        stats = stats | throughput(stats, times, gpus) | times | parts
+        if not self.clock.told:
+            print(self.clock.tell(), flush=True)
+            stats |= self.clock.metrics()
+        shapes = [shape for shape in self._shapes if shape]
+        if self._peak_flops and self._learner and len(shapes) == len(by_model(self.config)):
+            image = self._learner.image_token_id
+            stats |= utilisation(self.config, shapes, self._peak_flops, image, traces, times)
+        stats |= self._nodes.take()
+        self.metrics.log(step, stats)
+        alarms = self._guards.look(step, stats, traces[0].text if traces else "", suspects)
+        self._retention.trouble = self._guards.trouble_since
+        for alarm in alarms:
+            if alarm.end:
+                raise ConfigError(f"{alarm.text}; the run ends: guards.end names this guard")
+            print(f"warning: {alarm.text}", flush=True)
+        if samples:
+            self.metrics.samples(step, list(samples))
+        print(one_line(step, stats), flush=True)
