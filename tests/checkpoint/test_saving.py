@@ -73,11 +73,8 @@ def test_old_ones_stay_until_the_store_has_the_new_one(tmp_path, told, monkeypat
         server.kill()
         save(checkpoints, ranks, 4)
         assert steps_in(tmp_path / "run/checkpoints") == [2, 4]
-        assert (checkpoints.failures.total, checkpoints.progress.committed, checkpoints.progress.safe) == (
-            1,
-            4,
-            2,
-        )
+        progress = checkpoints.progress
+        assert (checkpoints.failures.total, progress.committed, progress.safe) == (1, 4, 2)
         assert any("committed locally only" in text for text in told)
         assert not checkpoints.due(5, 1.0), "what is whole on the disk need not be written again"
         save(checkpoints, ranks, 6)
@@ -233,11 +230,8 @@ def test_training_goes_on_while_it_is_written(tmp_path, told):
         while checkpoints.progress.writing:
             checkpoints.advance([writer.status()])
         local_s = time.monotonic() - begun
-        assert (
-            checkpoints.progress.committed,
-            checkpoints.progress.safe,
-            checkpoints.progress.uploading,
-        ) == (2, 0, 2)
+        progress = checkpoints.progress
+        assert (progress.committed, progress.safe, progress.uploading) == (2, 0, 2)
         assert holds(again(config_without_store(config), told).find(), 2), "committed here before it is there"
         finish(checkpoints, [writer])
         assert stall < checkpoints.schedule.save_s / 4
@@ -269,11 +263,8 @@ def test_the_next_one_is_written_while_one_is_uploaded(tmp_path, told, monkeypat
                 writer.start(step, shards, {}, checkpoints.retention.local_steps(), checkpoints.sends)
             while checkpoints.progress.writing:
                 checkpoints.advance([writer.status() for writer in ranks])
-            assert (
-                checkpoints.progress.committed,
-                checkpoints.progress.safe,
-                checkpoints.progress.uploading,
-            ) == (step, 0, 2)
+            progress = checkpoints.progress
+            assert (progress.committed, progress.safe, progress.uploading) == (step, 0, 2)
         assert steps_in(tmp_path / "run/checkpoints") == [2, 6], "what is being uploaded, and the newest"
         relay.restore()
         finish(checkpoints, ranks)
