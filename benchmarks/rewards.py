@@ -2,8 +2,8 @@
 
     python -m benchmarks.rewards [--rounds 5] [--answers 1024]       writes benchmarks/rewards.json
 
-Accuracy: the tables `cases.tsv` and `held_out.tsv` of tests/rewards (the second written after the grader and
-not fitted to), each answer in the think/answer format, against math-verify as it comes (`parse` of the whole
+Accuracy: the tables `cases.tsv`, `held_out.tsv` (written after the grader and not fitted to) and
+`held_out_kinds.tsv` (written before answers were read as kinds) of tests/rewards, each answer in the think/answer format, against math-verify as it comes (`parse` of the whole
 text, `verify(reference, answer)`), TRL's `accuracy_reward` and the original server's settings.
 
 Throughput, medians of paired rounds on the same answers and cores:
@@ -34,7 +34,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-TABLES = {"cases": "cases.tsv", "held out": "held_out.tsv"}
+TABLES = {"cases": "cases.tsv", "held out": "held_out.tsv", "held out by kinds": "held_out_kinds.tsv"}
 RESULT = Path(__file__).with_suffix(".json")
 STAND_IN = Path(__file__).with_name("rewards_stand_in.py")
 
@@ -52,7 +52,7 @@ def wrap(thought: str, content: str) -> str:
 def by_this_grader(text: str, reference: str, question: str = "") -> bool:
     from trainer.rewards.grading import grader
 
-    return grader.grade(text, reference, grader.classify(reference), question) == "correct"
+    return grader.grade(text, reference, grader.classify(reference, question), question) == "correct"
 
 
 def by_math_verify(text: str, reference: str) -> bool:

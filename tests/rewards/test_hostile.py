@@ -8,6 +8,7 @@ import pytest
 
 from trainer import config
 from trainer.rewards.grading import grader
+from trainer.rewards.grading.forms import FORMS
 from trainer.rewards.scorer import Scorer
 
 HOSTILE = {
@@ -151,3 +152,26 @@ def test_worker_memory_is_limited(scorer):
     """Powers that fit the deadline but not the memory end as wrong, an error or a timeout, in a worker."""
     (outcome,) = scorer.score([wrap("2^{2^{36}} + x")], ["x"], ["math"])
     assert outcome.verdict in ("wrong", "timeout", "error")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "x + \\sum_{a=1}^{5000} \\sum_{b=1}^{5000} \\sin(a b)",
+        "x + \\sum_{a=1}^{4999} \\frac{1}{a} + \\sum_{a=1}^{4999} \\frac{1}{a^2 + \\sin a}",
+        "x + \\prod_{a=1}^{60} \\sum_{b=1}^{60} \\sum_{c=1}^{60} c^{99}",
+    ],
+)
+def test_the_terms_of_one_expression_are_bounded_together(answer):
+    started = time.thread_time()
+    assert grader.decide(answer, "x", "math") == "wrong"
+    assert time.thread_time() - started < 1.0
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("inside", ["7" * 1_000_000, "a{b}" * 250_000, "7}\\boxed{8" * 100_000])
+def test_a_megabyte_in_boxes_costs_the_caller_milliseconds(form, inside):
+    started = time.thread_time()
+    content, hedged = FORMS[form].answer(f"<think>a</think><answer>\\boxed{{{inside}}}</answer>")
+    assert grader.decide_fast("" if hedged else content or "", "7", "number") == "wrong"
+    assert time.thread_time() - started < 0.5
