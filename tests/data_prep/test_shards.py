@@ -12,9 +12,11 @@ import random
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from data_prep.write import shards
 from data_prep.write.shards import SplitWriter, write_dataset, write_manifest
 from tests.data_prep.raw import image
 from trainer.config import ConfigError
@@ -232,3 +234,11 @@ def test_a_dataset_of_an_older_format_is_refused(dataset, tmp_path):
     (tmp_path / MANIFEST).write_text(json.dumps(manifest | {"format": 1}))
     with pytest.raises(ConfigError, match="is of format 1, this version reads 2: prepare it again"):
         read_manifest(tmp_path)
+
+
+def test_rows_that_were_prepared_without_a_reading_are_read_as_before(tmp_path, monkeypatch):
+    columns = [field for field in shards.SCHEMA if field.name != "reading"]
+    monkeypatch.setattr(shards, "SCHEMA", pa.schema(columns, metadata=shards.SCHEMA.metadata))
+    write_dataset(tmp_path / "old", "old", {"train": rows(3)}, {})
+    old = list(Dataset(tmp_path / "old", "train"))
+    assert [row.answer for row in old] == ["0", "1", "2"] and {row.reading for row in old} == {""}

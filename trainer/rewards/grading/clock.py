@@ -39,7 +39,9 @@ def same_time(reference: Time, answer: Time) -> bool:
         return False
     if reference[3]:
         return _hour24(reference) == _hour24(answer) and (answer[3] != "" or answer[0] > 12)
-    return reference[0] == answer[0] or (answer[3] != "" and _hour24(answer) == reference[0] > 12)
+    return reference[0] == answer[0] or (
+        answer[3] != "" and _hour24(answer) == reference[0] and not 0 < reference[0] < 13
+    )
 
 
 def _hour24(time: Time) -> int:
