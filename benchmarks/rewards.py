@@ -4,7 +4,8 @@
 
 Accuracy: the tables `cases.tsv`, `held_out.tsv` (written after the grader and not fitted to) and
 `held_out_kinds.tsv` (written before answers were read as kinds) of tests/rewards, each answer in the
-think/answer format, against math-verify as it comes (`parse` of the whole text, `verify(reference, answer)`), TRL's `accuracy_reward` and the original server's settings.
+think/answer format, against math-verify as it comes (`parse` of the whole text, `verify(reference,
+answer)`), TRL's `accuracy_reward` and the original server's settings.
 
 Throughput, medians of paired rounds on the same answers and cores:
 - servers: ours against a stand-in of the original (Flask's own server, 16 grading processes, math-verify on
