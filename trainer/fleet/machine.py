@@ -26,6 +26,7 @@ from trainer.fleet.run_follower import RunFollower
 from trainer.system.errors import StorageError
 from trainer.system.exit_codes import EXIT_CONFIG, EXIT_OK, EXIT_PREEMPTED
 from trainer.system.processes import end_with_parent
+from trainer.system.terminal_text import terminal_line
 
 LOOK_S = 15.0
 """Seconds between two looks at the run."""
@@ -130,7 +131,7 @@ def tend_workers(
                 why = f"{most_s / 3600:g} hours are over (budget.max_hours)"
             end_at = now + LATE_S if why else end_at
         if now > end_at:
-            print(f"machine: {why}: its workers are ended", flush=True)
+            print(f"machine: {terminal_line(why)}: its workers are ended", flush=True)
             signals.append(signal.SIGTERM)
             end_at = float("inf")
         if now > kill_at:

@@ -17,6 +17,7 @@ from trainer.storage.command import exit_code
 from trainer.storage.probe import QUICK
 from trainer.storage.seal import Seal
 from trainer.storage.storage import Storage
+from trainer.system.terminal_text import terminal_line
 
 
 def print_why_over(bucket: str, run_id: str) -> None:
@@ -25,7 +26,7 @@ def print_why_over(bucket: str, run_id: str) -> None:
     record = AttemptRecord(Storage(store.attempts, retry=QUICK), Seal.of_environment(run_id))
     why = record.over(os.environ.get(LAUNCH_VARIABLE, ""))
     if why:
-        print(why)
+        print(terminal_line(why))
 
 
 if __name__ == "__main__":

@@ -46,6 +46,7 @@ from trainer.storage.seal import ForgedObject
 from trainer.system.errors import StorageError, StoreRefused
 from trainer.system.exit_codes import EXIT_CONFIG, EXIT_ERROR, EXIT_OK, EXIT_STORAGE
 from trainer.system.records import MalformedRecord
+from trainer.system.terminal_text import terminal_line
 
 if TYPE_CHECKING:
     from trainer.fleet.engine_worker import EngineWorker
@@ -356,7 +357,7 @@ class Worker:
 
     def _ended(self, why: str) -> int:
         self._ends()
-        print(f"worker {self.name}: ends: {why}", flush=True)
+        print(f"worker {self.name}: ends: {terminal_line(why)}", flush=True)
         self.heartbeat.goodbye(why)
         return EXIT_OK
 
