@@ -16,39 +16,36 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
-import random
 import signal
 import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tests import servers
 from tests.fleet.drill_sight import Sight
-from tests.fleet.jobs import FleetJob, WorkerProcess, assert_same_run
+from tests.fleet.fault_run import FAULTS, READY, FaultRun
+from tests.fleet.jobs import WorkerProcess, assert_same_run
 from tests.loops.drill import configure, show
 from tests.loops.jobs import Job
 from trainer import config as c
 from trainer.observe.history import read_history
 from trainer.storage.storage import Storage
-from trainer.system.exit_codes import EXIT_PREEMPTED, RECOVER_EXIT_CODES
+from trainer.system.exit_codes import EXIT_PREEMPTED
 
-FAULTS = (
-    "worker killed",
-    "worker noticed",
-    "worker stopped",
-    "trainer killed",
-    "network cut",
-    "objects forged",
-)
-WEIGHTS = (4, 2, 2, 1, 2, 2)
+WEIGHTS = {
+    "worker killed": 4,
+    "worker noticed": 2,
+    "worker stopped": 2,
+    "trainer killed": 1,
+    "network cut": 2,
+    "objects forged": 2,
+}
+"""How often each of the faults is drawn, of 13."""
 WORKERS = 2
-READY = "ready after"
-LOST_S = 8.0
 LASTING = "w1"
 """The worker that is never ended."""
 MOST_VERSIONS = 24
@@ -56,66 +53,37 @@ MOST_VERSIONS = 24
 is committed."""
 
 
-@dataclass
-class FleetDrill:
-    """One run with its faults."""
+class FleetDrill(FaultRun):
+    """A run with faults at random."""
 
-    job: FleetJob
-    relay: servers.Proxy
-    store: Storage
-    sight: Sight
-    rng: random.Random
-    strikes: list[dict[str, Any]] = field(default_factory=list)
-    names: int = 0
-    starts: int = 0
-    ended: list[WorkerProcess] = field(default_factory=list)
+    pause_s = 1.0
+
+    def __init__(self, sight: Sight, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.sight = sight
+        self.strikes: list[dict[str, Any]] = []
+        self.ended: list[WorkerProcess] = []
 
     def run(self, faults: int, seconds: float) -> None:
         """Strikes as often within this time, then waits for the end of the run and of its workers."""
-        self._trainer()
-        self._refill()
-        while self.job.progress().get("step", 0) < 1:
-            self._live(1.0)
+        self.start_trainer()
+        self.look()
+        self.live(until=lambda: self.job.progress().get("step", 0) >= 1)
         begun = time.monotonic()
         while len(self.strikes) < faults and self.job.process and self.job.process.poll() is None:
             due = begun + (len(self.strikes) + self.rng.random()) * seconds / faults
-            self._live(max(1.0, due - time.monotonic()))
-            self._strike()
-        self._refill()
-        self._live(1.0, until_end=True)
-        for worker in self.job.workers.values():
-            assert worker.wait(180) == 0, worker.said()[-3000:]
+            self.live(max(1.0, due - time.monotonic()))
+            self.strike()
+        self.finish()
 
-    def _trainer(self) -> None:
-        self.starts += 1
-        self.job.start()
-
-    def _refill(self) -> None:
-        """A platform that brings every worker back that has gone."""
+    def look(self) -> None:
+        """Brings every worker back that has gone, as a platform does, and watches the bucket and the
+        processes that are ready."""
         for name, worker in list(self.job.workers.items()):
             if worker.process.poll() is not None:
                 self.ended.append(self.job.workers.pop(name))
         while len(self.job.workers) < WORKERS:
-            self.names += 1
-            self.job.add_worker(f"w{self.names}")
-
-    def _live(self, seconds: float, until_end: bool = False) -> int:
-        """Lets them work; the exit code of the trainer where it has ended."""
-        end = time.monotonic() + seconds
-        assert self.job.process
-        while (code := self.job.process.poll()) is None and (until_end or time.monotonic() < end):
-            self._look()
-            if not until_end:
-                self._refill()
-            time.sleep(1.0)
-        if code is None or code == 0:
-            return code or 0
-        assert code in RECOVER_EXIT_CODES or code < 0, f"exit code {code}\n{self.job.told()}"
-        self._trainer()
-        return self._live(seconds, until_end)
-
-    def _look(self) -> None:
-        """Watches the processes that are ready, and the bucket."""
+            self.add_worker()
         ready = {}
         for name, worker in self.job.workers.items():
             if READY in worker.said():
@@ -124,49 +92,17 @@ class FleetDrill:
             ready[f"trainer {self.starts}"] = self.job.pids()
         self.sight.look(ready)
 
-    def _strike(self) -> None:
+    def strike(self) -> None:
+        """Draws a fault, and a worker for it: one that is ready, where there is one."""
         if not self.job.process or self.job.process.poll() is not None:
             return
-        (fault,) = self.rng.choices(FAULTS, WEIGHTS)
+        (fault,) = self.rng.choices(list(WEIGHTS), list(WEIGHTS.values()))
         state = self.job.progress()
         self.strikes.append({"fault": fault, "step": state.get("step", 0), "phase": state.get("phase", "")})
         print(f"{len(self.strikes)}: {fault} in step {state.get('step', 0)}", flush=True)
-        worker = self._victim(may_last=fault == "worker stopped")
-        match fault:
-            case "worker killed":
-                worker.signal(signal.SIGKILL)
-                worker.process.wait()
-            case "worker noticed":
-                worker.signal(signal.SIGTERM)
-                self._live(2.0)
-            case "worker stopped":
-                worker.signal(signal.SIGSTOP)
-                self._live(LOST_S + 2)
-                worker.signal(signal.SIGCONT)
-            case "trainer killed":
-                self.job.kill()
-                self._trainer()
-            case "network cut":
-                self.relay.cut()
-                self._live(self.rng.uniform(1.0, 5.0))
-                self.relay.restore()
-            case "objects forged":
-                self._forge()
-
-    def _victim(self, may_last: bool) -> WorkerProcess:
-        """A worker that is ready, where there is one: those that load are worth little."""
-        names = [name for name in sorted(self.job.workers) if may_last or name != LASTING]
+        names = [name for name in sorted(self.job.workers) if fault == "worker stopped" or name != LASTING]
         ready = [name for name in names if READY in self.job.workers[name].said()]
-        return self.job.workers[self.rng.choice(ready or names)]
-
-    def _forge(self) -> None:
-        """Somebody who may write to the bucket and has no key."""
-        with contextlib.suppress(FileNotFoundError):
-            there = [key for key, _ in self.store.list()]
-            for key in self.rng.sample(there, min(6, len(there))):
-                if key.startswith(("workers/", "mail/", "samples/")):
-                    self.store.put_bytes(key, os.urandom(300))
-            self.store.put_bytes(f"workers/stranger{self.rng.randrange(3)}.json", os.urandom(300))
+        FAULTS[fault].strike(self, self.job.workers[self.rng.choice(ready or names)])
 
 
 def play(folder: Path, faults: int, seconds: float, steps: int, staleness: int, seed: int) -> dict[str, Any]:
@@ -177,10 +113,10 @@ def play(folder: Path, faults: int, seconds: float, steps: int, staleness: int, 
     )
     with servers.rclone(folder / "store") as server, servers.proxy(server.port) as relay:
         config = replace(base, run=replace(base.run, dir=str(folder / "job/run")))
-        env = servers.s3_environment(relay.port) | {"SPOTRL_NOTICE_S": "5"}
-        job = FleetJob(config, folder / "job", "s3://bucket/runs", env, [f"fleet.lost_s={LOST_S}"])
         store = Storage(f"s3://bucket/runs/{config.run_id}/fleet", env=server.env)
-        drill = FleetDrill(job, relay, store, Sight(store), random.Random(seed))
+        where = folder / "job", "s3://bucket/runs", server, relay, seed
+        drill = FleetDrill(Sight(store), config, *where)
+        job = drill.job
         calm = Job(base, folder / "calm").start()  # beside the other, which takes longer
         begun = time.monotonic()
         try:
@@ -204,7 +140,7 @@ def play(folder: Path, faults: int, seconds: float, steps: int, staleness: int, 
         "steps": steps,
         "staleness": staleness,
         "faults": sum(struck.values()),
-        "faults_by_kind": {name: struck[name] for name in FAULTS},
+        "faults_by_kind": {name: struck[name] for name in WEIGHTS},
         "seconds": round(wall_s),
         "starts_of_the_trainer": drill.starts,
         "workers_started": drill.names,

@@ -35,6 +35,9 @@ class FaultRun:
     """A trainer, its workers and their bucket. A trainer that ends with a code after which a platform starts
     it again is started again."""
 
+    pause_s = 0.02
+    """Seconds between two looks at what goes on."""
+
     def __init__(
         self,
         config: RunConfig,
@@ -94,7 +97,7 @@ class FaultRun:
                 assert code in RECOVER_EXIT_CODES or code < 0, f"exit code {code}\n{self.job.told()}"
                 self.start_trainer()
             self.look()
-            time.sleep(0.02)
+            time.sleep(self.pause_s)
 
     def look(self) -> None:
         """What happens between two moments; nothing here."""
@@ -254,11 +257,13 @@ def forge_objects(run: FaultRun, _: WorkerProcess) -> None:
     other names, and noise in the place of real ones."""
     store, bucket = run.store, "fleet"
     keys = [key for key, _ in store.list(bucket)]
-    (head,) = [key for key in keys if key.startswith(f"{bucket}/head/{run.starts}-")]
-    attempt = head.rpartition("/")[2].removesuffix(".json")
+    heads = sorted(key for key in keys if key.startswith(f"{bucket}/head/") and "ffffff" not in key)
+    heartbeats = [key for key in keys if key.startswith(f"{bucket}/workers/w")]
+    if not heads or not heartbeats:  # the trainer or its workers have just begun
+        return
+    attempt = heads[-1].rpartition("/")[2].removesuffix(".json")
     store.put_bytes(f"{bucket}/workers/stranger.json", os.urandom(32) + b'{"worker": "stranger"}')
-    heartbeat = next(key for key in keys if key.startswith(f"{bucket}/workers/w"))
-    store.put_bytes(f"{bucket}/workers/copied.json", store.get_bytes(heartbeat))
+    store.put_bytes(f"{bucket}/workers/copied.json", store.get_bytes(heartbeats[0]))
     store.put_bytes(f"{bucket}/mail/{attempt}/stranger.json", os.urandom(64))
     for folder in ("head", "about"):
         copy = store.get_bytes(f"{bucket}/{folder}/{attempt}.json")

@@ -1,45 +1,49 @@
-"""The gate of the fleet: samples of workers outside the cluster train the same run, bit for bit."""
+"""The gate of the fleet: samples of workers outside the cluster train the same run, bit for bit, whatever
+dies meanwhile. Runs of the same options share one that nothing disturbs."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import random
+import re
 import signal
-import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 
 from tests.families import VISION
-from tests.fleet.jobs import FleetJob, assert_same_run, other_ranks, rollouts, wait_for, without_workers
-from tests.loops.jobs import REWARD
-from tests.servers import rclone
+from tests.fleet.fault_run import FaultRun, is_committed
+from tests.fleet.jobs import FleetJob, assert_same_run, rollouts, wait_for, without_workers
+from tests.loops.jobs import REWARD, Job
+from tests.servers import proxy, rclone
 from trainer.config import RunConfig, override
 from trainer.config.run_folder import read_roster
-from trainer.observe.history import read_history
-from trainer.storage.storage import Storage
-from trainer.system.exit_codes import EXIT_NODE_LOST
+from trainer.system.exit_codes import EXIT_FENCED
 
-STEPS = 5
+pytestmark = [pytest.mark.slow, pytest.mark.long]
+STEPS = 6
 
 
 @pytest.fixture
-def run_config(small_config, tmp_path):
-    """A run of a few steps that learns, evaluates, and keeps all that it sampled."""
-    (tmp_path / "reward.py").write_text(REWARD)
+def run_config(small_config, tmp_path_factory):
+    """A run of a few steps that learns, evaluates, saves every second step, and keeps all that it sampled."""
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "reward.py").write_text(REWARD)
 
-    def configured(folder: str, *more: str) -> RunConfig:
+    def configured(name: str, *more: str) -> RunConfig:
         return override(
             small_config,
             [
-                f"run.dir={tmp_path / folder / 'run'}",
-                f"run.id={folder}",
+                f"run.dir={folder / name / 'run'}",
+                f"run.id={name}",
                 f"run.max_steps={STEPS}",
-                f"rewards.function={tmp_path / 'reward.py'}:reward",
+                f"rewards.function={folder / 'reward.py'}:reward",
                 "rewards.workers=1",
                 "evaluation.every_steps=4",
                 "evaluation.max_samples=6",
-                f"checkpoint.every_steps={STEPS}",
+                "checkpoint.every_steps=2",
                 "logging.keep_rollouts=true",
                 "placement.workers_per_node=1",
                 *more,
@@ -49,61 +53,91 @@ def run_config(small_config, tmp_path):
     return configured
 
 
-def attack(storage: Storage) -> None:
-    """Somebody with access to the run's folder `fleet` and without the key."""
-    ((about, _),) = storage.list("about")
-    attempt = about.removeprefix("about/").removesuffix(".json")
-    storage.put_bytes("workers/stranger.json", os.urandom(32) + b'{"worker": "stranger", "serial": 1}')
-    storage.put_bytes("workers/copied.json", storage.get_bytes("workers/w1.json"))
-    storage.put_bytes(f"mail/{attempt}/stranger.json", os.urandom(64))
-    for folder in ("head", "about"):
-        storage.put_bytes(f"{folder}/99-ffffff.json", storage.get_bytes(f"{folder}/{attempt}.json"))
-    for number in range(8, 20):
-        storage.put_bytes(f"samples/{attempt}/{number:06d}.1-w1.npz", os.urandom(2048))
+@pytest.fixture(scope="module")
+def played() -> dict[tuple[str, ...], Job]:
+    """Runs that nothing disturbs, by their options."""
+    return {}
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(
-    "dtype, world, store, lora",
-    [("fp32", 1, "folder", 0), ("bf16", 2, "folder", 0), ("bf16", 1, "s3", 0), ("bf16", 1, "folder", 4)],
-)
-def test_a_run_fed_by_workers_is_the_colocated_run(run_config, tmp_path, dtype, world, store, lora):
-    """Two workers, of which one is killed in step 2, and forged objects in the bucket. lora: rank of the
-    adapters, which are all that is sent."""
-    rate = "1e-4" if dtype == "bf16" else "1e-3"
-    options = [
-        f"model.dtype={dtype}",
-        f"placement.workers_per_node={world}",
-        f"optimizer.learning_rate={rate}",
-        f"lora.rank={lora}",
-    ]
-    colocated = without_workers(run_config("colocated", *options), tmp_path / "colocated")
+@pytest.fixture
+def undisturbed(run_config, played, tmp_path_factory) -> Callable[..., Job]:
+    """The run of some options whose own engines sample, played once."""
 
-    folder = tmp_path / "stored"
-    with rclone(folder) if store == "s3" else contextlib.nullcontext() as server:
-        bucket = "s3://bucket/runs" if server else str(folder / "bucket/runs")
-        env = server.env if server else {}
-        job = FleetJob(run_config("fleet", *options), tmp_path / "fleet", bucket, env)
-        try:
-            job.add_worker("w0")
-            job.add_worker("w1")
-            job.start()
-            job.until(lambda: job.in_phase("wait", 2), 600)
-            job.workers["w0"].signal(signal.SIGKILL)
-            storage = Storage(f"{bucket}/fleet/fleet", env=os.environ | env)
-            wait_for(lambda: storage.exists("workers/w1.json"))
-            attack(storage)
-            job.finish()
-        finally:
-            job.kill()
-            job.end_workers()
-        assert_same_run(colocated, job)
-        last = read_history(job.run_dir)[-1]
-        assert last["fleet/units"] >= 2 * STEPS and last["fleet/forged"] > 0 and last["fleet/refused"] == 0
-        assert "the run has reached its last step" in job.workers["w1"].said()
+    def of_options(*options: str) -> Job:
+        if options not in played:
+            played[options] = without_workers(
+                run_config("colocated", *options), tmp_path_factory.mktemp("colocated")
+            )
+        return played[options]
+
+    return of_options
 
 
-@pytest.mark.long
+@dataclass(frozen=True)
+class Case:
+    """A run, and what happens to it."""
+
+    name: str
+    faults: tuple[str, ...]
+    options: tuple[str, ...] = ()
+    store: str = "folder"
+    workers: int = 2
+
+
+BF16 = ("model.dtype=bf16", "optimizer.learning_rate=1e-4")
+PAIR = ("placement.workers_per_node=2", "rollout.tensor_parallel=2", "data.image_cache_gib=0.05")
+ONE_AHEAD, TWO_AHEAD = ("rollout.staleness=1",), ("rollout.staleness=2",)
+STOPS = ("workers stopped at random",)
+CASES = [
+    Case("on policy", ("liar", "worker killed", "objects forged")),
+    Case("on policy, the trainer killed twice", ("trainer killed early", "trainer killed")),
+    Case("bf16, two ranks", ("worker killed", "objects forged"), (*BF16, "placement.workers_per_node=2")),
+    Case("bf16, a server", ("worker killed", "objects forged", "network cut"), BF16, store="s3"),
+    Case("adapters, one ahead", ("worker killed", "objects forged", "trainer killed"),
+         (*BF16, "lora.rank=4", "rollout.staleness=1")),
+    Case("an engine of two ranks", ("rank of an engine killed",), PAIR),
+    Case("two ahead", STOPS, TWO_AHEAD),
+    Case("two ahead, the trainer killed", ("worker stopped", "worker noticed", "trainer killed"), TWO_AHEAD),
+    Case("two ahead, a cable pulled", ("network stalled",), TWO_AHEAD, store="s3"),
+    Case("one ahead", STOPS, ONE_AHEAD),
+    Case("one ahead, a teacher", STOPS, (*ONE_AHEAD, "TEACHER"), workers=1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_run_fed_by_workers_is_the_colocated_run(run_config, undisturbed, larger_model, tmp_path, case):
+    """TEACHER: one judges what they sample; the trainer's ranks hold it, and no worker."""
+    options = case.options
+    if "TEACHER" in options:
+        teacher = (f"algorithm.teacher={larger_model}", "algorithm.kl_coef=0", "algorithm.kl_target=0")
+        options = (*options[:-1], *teacher)
+    with contextlib.ExitStack() as stack:
+        server = relay = None
+        bucket = str(tmp_path / "stored")
+        if case.store == "s3":
+            server = stack.enter_context(rclone(tmp_path / "stored"))
+            relay, bucket = stack.enter_context(proxy(server.port)), "s3://bucket/runs"
+        run = FaultRun(run_config("fleet", *options), tmp_path / "fleet", bucket, server, relay)
+        run.play(case.faults, case.workers)
+    config, job = run.job.config, run.job
+    ahead = config.rollout.staleness
+    apart = ahead or run.starts > 1
+    assert_same_run(undisturbed(*options), job, but=("mismatch/",) if apart else ())
+    lines = job.metrics()[1:]
+    assert all(("teacher/kl" in line) == bool(config.algorithm.teacher) for line in lines)
+    if ahead:
+        behind = [line.get("rollout/staleness_max") for line in lines]
+        assert behind == [min(step, ahead) for step in range(STEPS)]
+    if ahead and run.starts == 1:
+        probed = {line["step"]: line["mismatch/kl"] for line in lines if "mismatch/kl" in line}
+        assert probed.keys() == {4, 6} and max(probed.values()) < 1e-6, "engine and policy at evaluations"
+    if case.options == PAIR:
+        rows = {row["worker"]: row for row in read_roster(job.run_dir)}
+        assert rows["w1"]["completions"] > 0
+        assert rows["w1"]["why"] == "rank 1 of its engine has ended by signal 9"
+        assert "fleet/sampled_2x-cpu" in run.trained()[-1]
+
+
 @pytest.mark.parametrize(
     "family, dtype, replays, ahead",
     [
@@ -114,10 +148,10 @@ def test_a_run_fed_by_workers_is_the_colocated_run(run_config, tmp_path, dtype, 
     ],
 )
 def test_a_mixture_of_experts_fed_by_workers_is_the_colocated_run(
-    run_config, tmp_path, family_model, text_dataset, family, dtype, replays, ahead
+    run_config, undisturbed, tmp_path, family_model, text_dataset, family, dtype, replays, ahead
 ):
-    """Two workers, of which one is killed in step 2. replays: whether the update goes through the experts
-    that the workers' engines chose; with steps ahead these are the choices of older weights."""
+    """replays: whether the update goes through the experts that the workers' engines chose; with steps ahead
+    these are the choices of older weights."""
     options = [
         f"model.path={family_model(family)}",
         f"model.dtype={dtype}",
@@ -127,127 +161,61 @@ def test_a_mixture_of_experts_fed_by_workers_is_the_colocated_run(
     ]
     if family not in VISION:
         options += [f"data.path={text_dataset}", "evaluation.every_steps=0"]
-    job = FleetJob(run_config("fleet", *options), tmp_path / "fleet", str(tmp_path / "stored"))
-    try:
-        first, _ = job.add_worker("w0"), job.add_worker("w1")
-        job.start()
-        job.until(lambda: job.in_phase("wait", 2), 600)
-        first.signal(signal.SIGKILL)
-        job.finish()
-    finally:
-        job.kill()
-        job.end_workers()
-    colocated = without_workers(run_config("colocated", *options), tmp_path / "colocated")
-    assert_same_run(colocated, job, but=("mismatch/",) if ahead else ())
-    assert read_history(job.run_dir)[-1]["fleet/refused"] == 0
-    logged = rollouts(job).values()
-    assert [replays] * STEPS == ["routes" in arrays for arrays in logged]
+    run = FaultRun(run_config("fleet", *options), tmp_path / "fleet", str(tmp_path / "stored"))
+    run.play(["worker killed"])
+    assert_same_run(undisturbed(*options), run.job, but=("mismatch/",) if ahead else ())
+    assert run.trained()[-1]["fleet/refused"] == 0
+    assert [replays] * STEPS == ["routes" in arrays for arrays in rollouts(run.job).values()]
     rerouted = "staleness/rerouted_fraction" if ahead else "mismatch/rerouted_fraction"
-    assert [replays] * STEPS == [rerouted in line for line in job.metrics() if line["step"]]
+    assert [replays] * STEPS == [rerouted in line for line in run.job.metrics() if line["step"]]
 
 
-@pytest.mark.slow
-@pytest.mark.long
-def test_a_worker_with_an_engine_of_two_ranks_is_the_engine_of_two_of_the_trainer_s(run_config, tmp_path):
-    """The worker loses its second rank in step 2, and another one samples the rest."""
-    options = ["placement.workers_per_node=2", "rollout.tensor_parallel=2", "data.image_cache_gib=0.05"]
-    colocated = without_workers(run_config("colocated", *options), tmp_path / "colocated")
-    job = FleetJob(run_config("fleet", *options), tmp_path / "fleet", str(tmp_path / "stored"))
+def test_two_heads(run_config, undisturbed, tmp_path):
+    """The first trainer's driver is stopped, as by a machine that hangs, and goes on beside the second."""
+    run = FaultRun(run_config("fleet"), tmp_path / "fleet", str(tmp_path / "stored"))
+    old = run.job
+    elsewhere = replace(old.config, run=replace(old.config.run, dir=str(tmp_path / "elsewhere/run")))
+    new = FleetJob(elsewhere, tmp_path / "elsewhere", str(tmp_path / "stored"))
     try:
-        first = job.add_worker("first")
-        job.start()
-        job.until(lambda: job.in_phase("wait", 2), 600)
-        (rank_1,) = other_ranks(first.process.pid)
-        os.kill(rank_1, signal.SIGKILL)
-        assert first.wait() == EXIT_NODE_LOST, job.told()
-        second = job.add_worker("second")
-        job.finish()
+        run.add_worker()
+        run.add_worker()
+        run.start_trainer()
+        run.live(until=lambda: is_committed(run) and old.in_phase("wait", 4))
+        assert old.process
+        os.kill(old.process.pid, signal.SIGSTOP)
+        new.start()
+        new.until(lambda: new.in_phase("wait", 3), 600)
+        os.kill(old.process.pid, signal.SIGCONT)
+        assert old.wait(300) == EXIT_FENCED, old.tail()
+        assert new.wait(900) == 0, new.tail()
+        wait_for(lambda: all(worker.process.poll() == 0 for worker in old.workers.values()))
     finally:
-        job.kill()
-        job.end_workers()
-    assert_same_run(colocated, job)
-    sampled = {row["worker"]: row for row in read_roster(job.run_dir)}
-    assert min(row["completions"] for row in sampled.values()) > 0 and second.process.returncode == 0
-    assert sampled["first"]["why"] == "rank 1 of its engine has ended by signal 9"
-    assert "fleet/sampled_2x-cpu" in read_history(job.run_dir)[-1]
+        old.kill()
+        new.kill()
+        old.end_workers()
+    assert "attempt 1-" in old.tail() and "has taken over" in old.tail()
+    assert_same_run(undisturbed(), new, since=last_step_of_old(new.log) + 1)
 
 
-@contextlib.contextmanager
-def stops_at_random(job: FleetJob, seed: int):
-    """Stops workers for up to two seconds, again and again, one at a time: who is first is left to chance."""
-    draw = random.Random(seed)
-    ended = threading.Event()
-
-    def disturb() -> None:
-        while not ended.wait(draw.uniform(0.2, 2.0)):
-            worker = draw.choice(list(job.workers.values()))
-            worker.signal(signal.SIGSTOP)
-            ended.wait(draw.uniform(0.2, 2.0))
-            worker.signal(signal.SIGCONT)
-
-    thread = threading.Thread(target=disturb)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
+def last_step_of_old(log: Path) -> int:
+    """The last step that the first trainer had sampled, which is read from the bucket and not written to the
+    second one's disk."""
+    text = log.read_text()
+    resumed = re.search(r"^resumed from step (\d)$", text, re.MULTILINE)
+    assert resumed and int(resumed[1]) >= 2, "the second trainer began anew"
+    replayed = re.search(r"^rollout log: steps \d to (\d) are replayed", text, re.MULTILINE)
+    logged = int(replayed[1]) if replayed else int(resumed[1])
+    assert logged < STEPS
+    return logged
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "ahead, workers, taught",
-    [
-        pytest.param(2, 2, False, marks=pytest.mark.long),
-        pytest.param(1, 1, True, marks=pytest.mark.long),
-        pytest.param(1, 2, False, marks=pytest.mark.long),
-    ],
-)
-def test_sampled_ahead_by_workers_it_is_the_colocated_run(
-    run_config, tmp_path, larger_model, ahead, workers, taught
-):
-    """Workers that are stopped at random times: a function of the seed and the steps ahead, not of time.
-
-    taught: whether a teacher judges what they sample; the trainer's ranks hold it, and no worker."""
-    options = [f"rollout.staleness={ahead}"]
-    if taught:
-        options += [f"algorithm.teacher={larger_model}", "algorithm.kl_coef=0", "algorithm.kl_target=0"]
-    job = FleetJob(run_config("fleet", *options), tmp_path / "fleet", str(tmp_path / "stored"))
-    try:
-        for number in range(workers):
-            job.add_worker(f"w{number}")
-        job.start()
-        with stops_at_random(job, seed=ahead):
-            job.finish()
-    finally:
-        job.kill()
-        job.end_workers()
-    colocated = without_workers(run_config("colocated", *options), tmp_path / "colocated")
-    assert_same_run(colocated, job, but=("mismatch/",))
-    probed = {line["step"]: line["mismatch/kl"] for line in job.metrics() if "mismatch/kl" in line}
-    assert probed.keys() == {4, 5} and max(probed.values()) < 1e-6, "engine and policy at evaluations"
-    assert all(("teacher/kl" in line) == taught for line in job.metrics()[1:])
-    behind = [line.get("rollout/staleness_max") for line in job.metrics()[1:]]
-    assert behind == [min(step, ahead) for step in range(STEPS)]
-
-
-@pytest.mark.slow
-@pytest.mark.long
-def test_ranks_without_engines_need_not_divide_the_prompts(run_config, tmp_path):
+def test_ranks_without_engines_need_not_divide_the_prompts(run_config, undisturbed, tmp_path):
     """Three ranks learn from four prompts a step, which a worker samples: the run of one rank, up to
     rounding."""
-    job = FleetJob(
-        run_config("fleet", "placement.workers_per_node=3"), tmp_path / "fleet", str(tmp_path / "stored")
-    )
-    try:
-        job.add_worker("w0")
-        job.start()
-        job.finish()
-    finally:
-        job.kill()
-        job.end_workers()
-    colocated = without_workers(run_config("colocated"), tmp_path / "colocated")
-    ours, theirs = job.metrics(), colocated.metrics()
+    ranks = "placement.workers_per_node=3"
+    run = FaultRun(run_config("fleet", ranks), tmp_path / "fleet", str(tmp_path / "stored"))
+    run.play([], workers=1)
+    ours, theirs = run.job.metrics(), undisturbed().metrics()
     assert [line["step"] for line in ours] == [line["step"] for line in theirs]
     for line, against in zip(ours[1:], theirs[1:], strict=True):
         assert line["reward/mean"] == against["reward/mean"]
