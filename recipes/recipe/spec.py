@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 
+from recipes.recipe.plain_texts import check_texts
 from trainer import config as run_config
 from trainer.config import ConfigError, RunConfig, unknown_key
 from trainer.config.bucket_address import FORMS, BucketAddress, is_address
@@ -395,6 +396,8 @@ def validate(recipe: Recipe) -> None:
     cluster = recipe.cluster
     for section in (cluster, recipe.dataset, recipe.storage, recipe.budget, recipe.site):
         check_ranges(section, f"{type(section).__name__.lower()}.")
+    for name in ("cluster", "storage", "site"):
+        check_texts(getattr(recipe, name), f"{name}.")
     if not re.fullmatch(r"[a-z0-9][a-z0-9.\-]*", recipe.name):
         raise ConfigError(f"recipe name {recipe.name!r}: use lower-case letters, digits, dots and dashes")
     for name in (cluster.gpu, *cluster.alternatives) if cluster.gpus_per_node else ():
@@ -455,6 +458,7 @@ def _check_sample(recipe: Recipe, sample: SampleGroup) -> None:
             "empty: set it, or --set sample=null"
         )
     check_ranges(sample, "sample.")
+    check_texts(sample, "sample.")
     for name in (sample.gpu, *sample.alternatives) if sample.gpus_per_node else ():
         gpu_named(name)
     engine = sample.engine_gpus(recipe.config.rollout.tensor_parallel)

@@ -1,12 +1,16 @@
 """What the command line refuses: one line each, and nothing is started."""
 
 import subprocess
+from dataclasses import replace
 
 import pytest
 from desk import elsewhere as elsewhere
 from desk import run
 
 from recipes.drivers import launching
+from recipes.presets import get
+from recipes.recipe.spec import override, validate
+from trainer.config import ConfigError
 
 BAD = [
     (["up", "grpo-qwen2.5-vl-7b-mathv60"], "did you mean grpo-qwen2.5-vl-7b-mathv60k?"),
@@ -133,3 +137,29 @@ def test_bad_input_is_one_line_and_starts_nothing(arguments, message, capsys, mo
     code, out, err = run(capsys, *arguments)
     assert code == 2 and err.startswith("launch.py: ") and err.count("\n") == 1 and message in err
     assert started == [] and out == "" and not list((tmp_path / "runs").glob("*"))
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["site.account", "site.partition", "site.qos", "site.reservation", "site.gres", "site.shared_dir",
+     "site.namespace", "site.node_pool", "cluster.image", "storage.volume", "storage.mount"],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    "text", ["x\ntouch ran", "$(touch ran)", "`touch ran`", "x; touch ran", "--account=x", 'x"y']
+)
+def test_a_text_of_a_recipe_is_one_word_of_its_task_file(option, text):
+    recipe = get("grpo-qwen2.5-vl-7b-mathv60k")
+    section, _, name = option.partition(".")
+    recipe = replace(recipe, **{section: replace(getattr(recipe, section), **{name: text})})
+    with pytest.raises(ConfigError, match=f"{option} is .* more than one word"):
+        validate(recipe)
+
+
+def test_what_is_no_yaml_is_named(capsys):
+    code, _, err = run(capsys, "plan", "demo", "--set", "site.account=`x`")
+    assert code == 2 and "cannot be read as YAML: put it in quotes" in err
+
+
+def test_paths_may_have_blanks_and_variables():
+    options = ["site.shared_dir=/scratch/my lab/${USER}/$PROJECT", "site.gres=gpu:h100:8"]
+    validate(override(get("grpo-qwen2.5-vl-7b-mathv60k"), [*options, "site.constraint='[a100|h100]&ib'"]))

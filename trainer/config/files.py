@@ -25,8 +25,8 @@ def load(path: str | Path) -> RunConfig:
         data = read_yaml(Path(path).read_text())
     except FileNotFoundError:
         raise ConfigError(f"no configuration at {path}") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not YAML: {str(error).splitlines()[0]}") from None
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"{path} is not YAML: {(str(error).splitlines() or ['too deep'])[0]}") from None
     config = from_dict(RunConfig, of_today(data) if isinstance(data, dict) else data or {})
     validate(config)
     return config

@@ -12,6 +12,8 @@ import typing
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, Literal, Union
 
+import yaml
+
 from trainer.config.other_names import name_for_message, our_option
 from trainer.config.plain_yaml import WORDS, read_yaml
 from trainer.system.errors import ConfigError
@@ -109,7 +111,10 @@ def _set(config: Any, keys: list[str], text: str, path: str) -> Any:
     if keys[0] not in known:
         raise ConfigError(unknown_key(path, keys[0], known))
     child = getattr(config, keys[0])
-    value = read_yaml(text) if text else ""
+    try:
+        value = read_yaml(text) if text else ""
+    except (yaml.YAMLError, RecursionError):
+        raise ConfigError(f"{path}: {text!r} cannot be read as YAML: put it in quotes of its own") from None
     if len(keys) == 1 and isinstance(value, str) and is_dataclass(child):
         return replace(config, **{keys[0]: _preset(child, value, path)})
     if len(keys) == 1:

@@ -44,6 +44,7 @@ from trainer.storage.command import exit_code
 from trainer.storage.storage import Storage
 from trainer.storage.stores import RetryPolicy
 from trainer.system.contained_path import inside
+from trainer.system.errors import StorageError
 from trainer.system.terminal_text import terminal_line, terminal_text
 
 GROWING = (METRICS, SAMPLES, LAUNCH_LOG, NODES)
@@ -56,6 +57,8 @@ WRITTEN = re.compile(
 )
 """Keys that a run's stream writes (trainer/observe/stream.py). Of others nothing is fetched: a file of the
 desk's own, such as the note which bucket a run is in, would be another's words."""
+MOST_BYTES = 64 << 20
+"""The largest object of a stream that is fetched: pieces have a few MiB, and logs of a hang some more."""
 QUICK = RetryPolicy(attempts=2, request_retries=2, request_retry_s=10.0, stall_s=15.0)
 """Retries while a person waits."""
 
@@ -94,7 +97,8 @@ class RunMirror:
             logs += b"--- attempt %s\n%s" % (attempt.encode(), self._joined(attempt, LAUNCH_LOG))
             self._copy(attempt)
             for start in read_lines(self.cache / attempt / ATTEMPTS):
-                starts[start["unix_s"]] = start
+                if isinstance(start.get("unix_s"), int | float):
+                    starts[start["unix_s"]] = start
         self._write(NODES, nodes)
         self._write(LAUNCH_LOG, logs)
         lines = [json.dumps(starts[at], sort_keys=True) + "\n" for at in sorted(starts)]
@@ -109,6 +113,9 @@ class RunMirror:
         for key, size in listed:
             path = inside(self.cache, key.removeprefix(f"{STREAM}/"))
             if path is None:
+                continue
+            if size > MOST_BYTES:
+                print(f"{key} has {size:,} bytes, which no run writes: it is left out", file=sys.stderr)
                 continue
             growing = path.parent.name in GROWING
             known = path.stat().st_size if path.is_file() else -1
@@ -253,8 +260,9 @@ def run_lines(bucket: str) -> list[str]:
     def look(run: str) -> tuple[str, NewestAttempt | None]:
         try:
             return run, RunMirror(RunStore.in_bucket(storage.url, run).root, "").newest()
-        except ConfigError as error:  # a record that is not whole must not hide the other runs
-            print(f"{run}: {error}", file=sys.stderr, flush=True)
+        # A record that is not whole, or that cannot be read, must not hide the other runs.
+        except (ConfigError, StorageError) as error:
+            print(terminal_line(f"{run}: {error}"), file=sys.stderr, flush=True)
             return run, None
 
     with ThreadPoolExecutor(FETCHES) as pool:
