@@ -304,7 +304,10 @@ def _config(path: Path) -> tuple[RunConfig | None, str]:
     try:
         config = configuration.load(path)
     except ConfigError:  # written by another version: show it as it is
-        return None, f'<h2>Configuration</h2><pre class="raw">{html.escape(path.read_text())}</pre>'
+        return (
+            None,
+            f'<h2>Configuration</h2><pre class="raw">{html.escape(path.read_text(errors="replace"))}</pre>',
+        )
     default = configuration.to_dict(RunConfig())
     blocks = ""
     for section, values in configuration.to_dict(config).items():
