@@ -167,7 +167,7 @@ def ray_temporary_folder(env: Mapping[str, str]) -> Path:
 
     Raises ConfigError if SPOTRL_TMP is too long.
     """
-    longest = 107 - len("/spotrl-12345678/session_2026-01-01_00-00-00_123456_1234567/sockets/plasma_store")
+    longest = 107 - len("/spotrl-12345678/r/session_2026-01-01_00-00-00_123456_1234567/sockets/plasma_store")
     if given := env.get("SPOTRL_TMP"):
         if len(given) > longest:
             raise ConfigError(
@@ -198,6 +198,8 @@ class RayNode:
         """address: this node's on the job's network. gpus: None lets Ray count. token: for a worker, the
         head's."""
         self.temp = Path(tempfile.mkdtemp(prefix="spotrl-", dir=ray_temporary_folder(env)))
+        self.ray_folder = self.temp / "r"
+        """Ray's own, which it opens to every user; ours around it stays closed."""
         self.address, self.ports = address, ports
         self.cpus, self.gpus = cpus, gpus
         self.token = token or secrets.token_hex(32)
@@ -231,7 +233,11 @@ class RayNode:
     def _start(self, *role: str) -> None:
         p = self.ports
         command = [sys.executable, "-c", RAY, "start", "--block", "--disable-usage-stats", *role]
-        command += [f"--node-ip-address={self.address}", f"--temp-dir={self.temp}", f"--num-cpus={self.cpus}"]
+        command += [
+            f"--node-ip-address={self.address}",
+            f"--temp-dir={self.ray_folder}",
+            f"--num-cpus={self.cpus}",
+        ]
         command += [f"--node-manager-port={p.node_manager}", f"--object-manager-port={p.object_manager}"]
         command += [
             f"--dashboard-agent-listen-port={p.agent_http}",
@@ -259,7 +265,7 @@ class RayNode:
         if not self.alive():
             raise RayEnded("Ray ended on this node: " + self.complaint())
         said = self.log.read_bytes()
-        dashboard_log = self.temp / "session_latest" / "logs" / "dashboard.log"
+        dashboard_log = self.ray_folder / "session_latest" / "logs" / "dashboard.log"
         later = dashboard_log.read_bytes() if dashboard_log.exists() else b""
         # Ray itself would run without its dashboard.
         if b"already occupied" in said or b"Failed to find a valid port" in later:
@@ -388,7 +394,7 @@ class Job:
     def __init__(self, node: RayNode, job_id: str, pid_file: Path):
         self.node, self.id = node, job_id
         self._pid_file = pid_file
-        self.log = node.temp / "session_latest" / "logs" / f"job-driver-{job_id}.log"
+        self.log = node.ray_folder / "session_latest" / "logs" / f"job-driver-{job_id}.log"
 
     def pid(self) -> int | None:
         """Process id of the driver once it runs."""
