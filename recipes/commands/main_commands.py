@@ -34,7 +34,7 @@ from recipes.commands.command_line import (
 )
 from recipes.commands.completion import SCRIPTS, NameType, recipe_names, run_ids
 from recipes.commands.look_commands import launch
-from recipes.commands.training_environment import run_in_training_environment
+from recipes.commands import training_environment
 
 BIG, MIDDLE = "grpo-qwen2.5-vl-72b-mathv60k", "grpo-qwen2.5-vl-7b-mathv60k"
 """Recipes of the examples."""
@@ -406,7 +406,7 @@ def push_image(push: str, dry_run: bool) -> int:
 @launch.command("data", panel="data and this checkout", cls=PassedOn, files=True)
 def prepare_data(arguments: list[str]) -> int:
     """Prepare, preview, verify and compare datasets."""
-    return run_in_training_environment("data", arguments)
+    return training_environment.prepare_data(arguments)
 
 
 @launch.command("test", panel="data and this checkout", cls=PassedOn)
@@ -414,7 +414,7 @@ def run_tests(arguments: list[str]) -> int:
     """Run the tests; --fast: those without engine.
 
     All arguments go to pytest."""
-    return run_in_training_environment("test", arguments)
+    return training_environment.run_tests(arguments)
 
 
 @launch.command("completion", panel="data and this checkout", examples=("bash >> ~/.bashrc",))

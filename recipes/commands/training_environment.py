@@ -1,4 +1,4 @@
-"""Commands that run in a training environment: `launch.py data` and `launch.py test`."""
+"""Commands that run in an environment of their own: `launch.py data` and `launch.py test`."""
 
 from __future__ import annotations
 
@@ -33,23 +33,31 @@ TEST_HELP = """usage: python3 launch.py test [--fast | --rest] [-m MARK] [any ar
 The first run installs the locked test environment into .venvs/test (7.5 GB on the disk)."""
 
 
-def run_in_training_environment(what: str, arguments: list[str]) -> int:
-    """Commands that need the training environment, but for their help: data, test."""
-    if what == "test" and {"-h", "--help"} & set(arguments):
+def prepare_data(arguments: list[str]) -> int:
+    """Runs a command of `data` in a training environment that is here, or else in a small one, which lacks
+    what reads a run's log or a model's processor."""
+    if not arguments or {"-h", "--help"} & set(arguments):
+        return subprocess.run([sys.executable, "-m", "data_prep", *(arguments or ["--help"])]).returncode
+    with_torch = arguments[0] == "from-run" or "--mask" in arguments
+    names = ("cpu", "test") if with_torch else ("data", "cpu", "test")
+    name = next((name for name in names if Path(f".venvs/{name}/.stamp").exists()), names[0])
+    code = subprocess.run(["bash", "trainer/shell/setup.sh", name]).returncode
+    return code or subprocess.run([f".venvs/{name}/bin/python", "-m", "data_prep", *arguments]).returncode
+
+
+def run_tests(arguments: list[str]) -> int:
+    """Runs pytest with these arguments; without any, all tests."""
+    if {"-h", "--help"} & set(arguments):
         print(TEST_HELP)
         return 0
-    if what == "data" and (not arguments or {"-h", "--help"} & set(arguments)):
-        return subprocess.run([sys.executable, "-m", "data_prep", *(arguments or ["--help"])]).returncode
-    environment = "test" if what == "test" else "cpu"
-    code = subprocess.run(["bash", "trainer/shell/setup.sh", environment]).returncode
+    code = subprocess.run(["bash", "trainer/shell/setup.sh", "test"]).returncode
     if code:
         return code
-    python = f".venvs/{environment}/bin/python"
+    python = ".venvs/test/bin/python"
     # Tests start hundreds of processes: what one has compiled, the others read.
     env = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    if what == "data" or arguments:
-        command = [python, "-m", "data_prep" if what == "data" else "pytest", *arguments]
-        return subprocess.run(command, env=env).returncode
+    if arguments:
+        return subprocess.run([python, "-m", "pytest", *arguments], env=env).returncode
     # All tests: first those of one process, then those that bring ranks and servers of their own.
     halves = (["--fast", WITHIN], ["--rest", WITHIN])
     return max((run_half(python, half, env) for half in halves), key=abs)

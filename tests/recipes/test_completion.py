@@ -165,7 +165,7 @@ def test_ctrl_c_leaves_with_its_code(monkeypatch, capsys):
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("recipes.commands.main_commands.run_in_training_environment", interrupted)
+    monkeypatch.setattr("recipes.commands.training_environment.run_tests", interrupted)
     assert run(capsys, "test") == (130, "", "")
 
 

@@ -17,6 +17,7 @@ from desk import elsewhere as elsewhere
 from desk import run, stand_in
 
 import launch
+from recipes.commands import training_environment
 from recipes.drivers import launch_checks, tokens
 from recipes.plan import cost
 from recipes.platforms import dstack, programs, ssh
@@ -64,12 +65,36 @@ def test_light_commands_import_no_framework():
 )
 def test_tests_and_data_get_their_arguments_whole(given, monkeypatch):
     passed = []
-    monkeypatch.setattr(
-        "recipes.commands.main_commands.run_in_training_environment",
-        lambda what, arguments: passed.append((what, arguments)) or 0,
-    )
+    for what, function in (("test", "run_tests"), ("data", "prepare_data")):
+        name = f"recipes.commands.training_environment.{function}"
+        monkeypatch.setattr(name, lambda arguments, what=what: passed.append((what, arguments)) or 0)
     assert launch.main(given) == 0
     assert passed == [(given[0], given[1:])]
+
+
+@pytest.mark.parametrize(
+    ("there", "arguments", "expected"),
+    [
+        ((), ["prepare", "a.csv"], "data"),
+        (("cpu",), ["prepare", "a.csv"], "cpu"),
+        (("cpu", "data"), ["stats", "d"], "data"),
+        ((), ["from-run", "r"], "cpu"),
+        (("data", "test"), ["show", "d", "--mask"], "test"),
+    ],
+)
+def test_data_runs_in_the_smallest_environment_that_has_what_it_needs(
+    monkeypatch, tmp_path, there, arguments, expected
+):
+    for name in there:
+        (tmp_path / ".venvs" / name).mkdir(parents=True)
+        (tmp_path / ".venvs" / name / ".stamp").touch()
+    monkeypatch.chdir(tmp_path)
+    calls = []
+    done = subprocess.CompletedProcess([], 0)
+    monkeypatch.setattr(training_environment.subprocess, "run", lambda words: calls.append(words) or done)
+    assert training_environment.prepare_data(arguments) == 0
+    python = f".venvs/{expected}/bin/python"
+    assert calls == [["bash", "trainer/shell/setup.sh", expected], [python, "-m", "data_prep", *arguments]]
 
 
 @pytest.mark.parametrize("given", [["data"], ["data", "--help"], ["data", "prepare", "--help"]])
@@ -374,8 +399,7 @@ def test_a_demo_waits_for_the_processes_of_a_killed_one_and_leaves_a_running_one
 def test_data_reads_files_and_writes_folders_where_the_command_is_given(monkeypatch, tmp_path):
     passed = []
     monkeypatch.setattr(
-        "recipes.commands.main_commands.run_in_training_environment",
-        lambda what, arguments: passed.append(arguments) or 0,
+        "recipes.commands.training_environment.prepare_data", lambda given: passed.append(given) or 0
     )
     for name in ("mine.jsonl", "photos.zip", "a=b.csv"):
         (tmp_path / name).touch()
