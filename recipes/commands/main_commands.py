@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from recipes.commands import training_environment
 from recipes.commands.command_line import (
     CHECKPOINTS,
     DRY_RUN,
@@ -34,7 +35,6 @@ from recipes.commands.command_line import (
 )
 from recipes.commands.completion import SCRIPTS, NameType, recipe_names, run_ids
 from recipes.commands.look_commands import launch
-from recipes.commands import training_environment
 
 BIG, MIDDLE = "grpo-qwen2.5-vl-72b-mathv60k", "grpo-qwen2.5-vl-7b-mathv60k"
 """Recipes of the examples."""
