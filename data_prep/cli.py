@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from data_prep.options import GENERATED, NAMES, TASK_FAMILIES, parser
 from trainer.config import ConfigError
-from trainer.system.errors import StorageError
+from trainer.system.errors import OF_THE_DISK, UNWRITABLE, StorageError
 from trainer.system.exit_codes import EXIT_CONFIG, EXIT_INTERRUPTED, EXIT_STORAGE
 
 if TYPE_CHECKING:
@@ -43,6 +43,16 @@ def main(arguments: Sequence[str]) -> int:
     except StorageError as error:
         print(f"data_prep: {error}", file=sys.stderr)
         return EXIT_STORAGE
+    except OSError as error:
+        if error.errno not in (*OF_THE_DISK, *UNWRITABLE):
+            raise
+        place = error.filename or "the disk"
+        what = "give --out (and --work) a folder that can be written and has room"
+        print(
+            f"data_prep: {place}: {error.strerror}: {what}; SPOTRL_CACHE and HF_HOME where HOME is read-only",
+            file=sys.stderr,
+        )
+        return EXIT_CONFIG if error.errno in UNWRITABLE else EXIT_STORAGE
     except KeyboardInterrupt:
         print("data_prep: interrupted; the same command resumes from here", file=sys.stderr)
         return EXIT_INTERRUPTED

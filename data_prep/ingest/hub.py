@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from trainer.config import ConfigError
 from trainer.data.dataset import file_sha256
 from trainer.system.backoff import Backoff
-from trainer.system.errors import StorageError
+from trainer.system.errors import OF_THE_DISK, UNWRITABLE, StorageError
 
 T = TypeVar("T")
 Progress = Callable[[str, int, int], None]
@@ -180,6 +180,8 @@ def _one_line(where: str) -> Generator[None]:
     except Exception as error:  # httpx's own errors have no base class that huggingface_hub names
         if not isinstance(error, (errors.HfHubHTTPError, OSError)) and "http" not in type(error).__module__:
             raise
+        if isinstance(error, OSError) and error.errno in (*OF_THE_DISK, *UNWRITABLE):
+            raise  # of the cache here, and not of the hub
         status = getattr(getattr(error, "response", None), "status_code", 0)
         refused = 400 <= status < 500 and status not in (408, 429)
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]

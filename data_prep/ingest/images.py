@@ -92,6 +92,8 @@ def inspect(data: bytes, limits: ImageLimits) -> ImageFacts:
             error = size_error(width, height, limits)
             if error:
                 return ImageFacts(sha256, width, height, kind, mode, error=error)
+            if kind == "PNG":
+                open_image(data).verify()  # decoding takes what is damaged inside for black
             frames = getattr(image, "n_frames", 1)
             image.draft("L", (4 * LOOK_SIDE, 4 * LOOK_SIDE))
             look = stretched(levels(to_rgb(image))).tobytes().hex()

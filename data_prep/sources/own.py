@@ -78,6 +78,8 @@ class RecordSource:
     subsource: Callable[[list[str]], str] = no_subsource
     """Gives the origin of a row that its images' paths name."""
     weight: float = 1.0
+    detected: bool = False
+    """Whether the form was found by the first records, and nobody stated it."""
     text: TextForm = TextForm()
     """How its text files are read, as far as a person said so."""
     notes: Counter[str] = field(default_factory=Counter)
@@ -133,17 +135,19 @@ class RecordSource:
         return row
 
     def _refuse_media(self, record: dict[str, Any]) -> None:
-        """Raises BadRecord for a video, sound or image that training would ask about without showing it."""
+        """Raises BadRecord for a video, sound, image or choices that training would not show."""
         for name in MEDIA:
             value = record.get(name)
             stated = any(value.values()) if isinstance(value, dict) else value
             if stated and name not in self.form.columns.values():
                 raise BadRecord("other_media", f"there is something in {name}, and only images are shown")
-        if "images" in self.form.columns and not self.form.value(record, "images"):
-            for name in ROLES["images"]:
-                if record.get(name):
-                    column = self.form.columns["images"]
-                    raise BadRecord("image_count", f"there is an image in {name}, and none in {column}")
+        for role in ("images", "choices") if self.detected else ():
+            if self.form.value(record, role):
+                continue
+            for name in ROLES[role]:
+                if record.get(name) and name not in self.form.columns.values():
+                    read_from = self.form.columns.get(role, f"no column of the first {SAMPLE} records")
+                    raise BadRecord("bad_record", f"{role} in {name}, and they are read from {read_from}")
 
     def members(self, refused: Refused, wanted: Wanted) -> Iterator[Member]:
         """Images inside the records, those of archives and folders, then what lies where the paths say."""
@@ -319,7 +323,7 @@ def by_form(
         groups.setdefault(str(form), (form, []))[1].append(table)
     sources = []
     for form, files in groups.values():
-        source = RecordSource(name, files, form, roots, beside, text=text)
+        source = RecordSource(name, files, form, roots, beside, detected=True, text=text)
         if form.name == "MathV60K":
             source.subsource = subsource
         source.record = cache(partial(hashes, source))

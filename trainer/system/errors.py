@@ -21,6 +21,10 @@ def describe_disk_error(error: OSError) -> str:
     return f"the disk {state}{where} ({error.strerror or error}): {cure}"
 
 
+UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENAMETOOLONG)
+"""What the system says of a place where this user can write nothing: another place is to be named."""
+
+
 class ConfigError(ValueError):
     """A configuration, data set or machine that cannot run. The message is one line and says what to
     change."""
