@@ -292,3 +292,10 @@ def test_frames_and_pages_beyond_the_first_are_counted(tmp_path, capsys):
     rows, _ = prepared(lines(tmp_path / "d.jsonl", records), tmp_path / "out")
     assert len(rows) == 5 and read_manifest(tmp_path / "out").statistics["images"]["with_more_frames"] == 4
     assert "note: 4 images with more frames or pages" in capsys.readouterr().out
+
+
+@pytest.mark.timeout(60)
+def test_a_file_of_the_kernel_that_does_not_end_costs_its_row_alone(tmp_path):
+    endless = [{"image": path} for path in ("/proc/kmsg", "/dev/zero", "/dev/tty")]
+    rows, others = prepared(lines(tmp_path / "d.jsonl", questions(*endless)), tmp_path / "out")
+    assert len(rows) == ROWS and others.total() == len(endless)
