@@ -29,7 +29,7 @@ from trainer.system.backoff import Backoff
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKEN = "only-for-this-test"
-HANG = "\\sum_{a=1}^{999} \\sum_{b=1}^{999} \\sum_{c=1}^{999} x"
+HANG = "\\sum_{a=1}^{4999} " + "(x+\\frac{1}{a})!" * 20 + "x"
 """A thousand million terms."""
 
 
