@@ -19,7 +19,6 @@ from recipes.platforms.targets import targets_for
 from recipes.presets import RECIPES, get, own_data
 from recipes.recipe.spec import override
 from tests.recipes.rendered import render
-from trainer import config as run_config
 
 ROOT = Path(__file__).parents[2]
 LAUNCH = ROOT / ".venvs/launch/bin/python"
@@ -82,23 +81,6 @@ def test_a_committed_file_makes_the_rows_that_it_reads_and_has_no_figure_of_bina
     for name in COMMITTED:
         own_data.check_there(get(name))
     assert [name for name, text in committed().items() if re.search(r"\d\.\d{9}", text)] == []
-
-
-@pytest.mark.parametrize(("name", "target"), PAIRS)
-def test_shell_is_valid_and_configuration_is_whole(name, target):
-    recipe = with_hosts(name, target)
-    main = next(iter(render(recipe, target).values()))
-    shell = shell_of(main)
-    assert subprocess.run(["bash", "-n"], input=shell, text=True, capture_output=True).stderr == ""
-    inside = re.search(r"<<YAML\n(.*?)^YAML$", shell, re.S | re.M)
-    assert inside, shell
-    resolved = run_config.from_dict(
-        run_config.RunConfig, yaml.safe_load(script.fill_placeholders(inside[1], VALUES))
-    )
-    assert resolved.run_id == "r" and resolved.placement == recipe.config.placement
-    if recipe.kind == "train":
-        run_config.validate(resolved)
-        assert resolved.checkpoint.remote == "s3://mine"
 
 
 def test_heredoc_expands_placeholders_and_nothing_else(tmp_path):
