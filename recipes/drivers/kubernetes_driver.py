@@ -105,7 +105,7 @@ def packed_tree(root: Path, recipe: Recipe) -> bytes:
         name = Path(entry.name).name
         needless = name in left_out or entry.name in left_out
         if (
-            fnmatchcase(entry.name, kubernetes.NOT_CHECKED)
+            any(fnmatchcase(entry.name, pattern) for pattern in kubernetes.NOT_CHECKED)
             or name.startswith(".")
             or needless
             or is_secret(name)
