@@ -254,11 +254,9 @@ def _head(recipe: Recipe) -> str:
         tokens += ", BUCKET"
     secrets = f"--exclude-from={never_sent.IN_TREE}"
     tar = f"tar -cf code.tar {secrets} {' '.join(f'--exclude={name}' for name in left_out(recipe))} *"
-    tar += (
-        f" && tar -rf code.tar {secrets} {' '.join(f'--exclude={name}' for name in NOT_CHECKED)} {' '.join(CHECKS)}"
-        if recipe.kind == "check"
-        else ""
-    )
+    if recipe.kind == "check":
+        needless = " ".join(f"--exclude={name}" for name in NOT_CHECKED)
+        tar += f" && tar -rf code.tar {secrets} {needless} {' '.join(CHECKS)}"
     lines = [
         script.written_by(recipe, KUBERNETES.name),
         f"  {tar} && gzip -f code.tar",
