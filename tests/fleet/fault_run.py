@@ -68,6 +68,7 @@ class FaultRun:
             self.start_trainer()
             for name in faults:
                 self.live(until=lambda name=name: FAULTS[name].moment(self))
+                assert self.job.process and self.job.process.poll() is None, f"over before {name}"
                 FAULTS[name].strike(self, self.job.workers["w1"])
             self.finish()
         finally:
@@ -155,14 +156,17 @@ def kill_worker(run: FaultRun, worker: WorkerProcess) -> None:
 def notice_worker(run: FaultRun, worker: WorkerProcess) -> None:
     """SIGTERM, as before its machine is taken away."""
     worker.signal(signal.SIGTERM)
-    run.live(2.0)
 
 
 def stop_worker(run: FaultRun, worker: WorkerProcess) -> None:
-    """Silent for longer than `fleet.lost_s`; then it goes on."""
+    """Silent for longer than `fleet.lost_s`, while the run goes on; then it goes on too."""
     worker.signal(signal.SIGSTOP)
-    run.live(LOST_S + 2)
-    worker.signal(signal.SIGCONT)
+
+    def go_on() -> None:
+        run.over.wait(LOST_S + 2)
+        worker.signal(signal.SIGCONT)
+
+    threading.Thread(target=go_on, daemon=True).start()
 
 
 def stop_workers_at_random(run: FaultRun, _: WorkerProcess) -> None:
