@@ -133,8 +133,9 @@ def test_each_gpu_has_a_worker_of_its_own(tmp_path, monkeypatch):
 def test_an_engine_of_several_gpus_has_as_many_of_its_own(
     tmp_path, monkeypatch, visible, ranks, size, workers
 ):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    code = f"import os; open({str(tmp_path)!r} + '/' + (os.environ['CUDA_VISIBLE_DEVICES'] or 'none'), 'w')"
+    if visible:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    code = f"import os; open({str(tmp_path)!r} + '/' + os.environ.get('CUDA_VISIBLE_DEVICES', 'none'), 'w')"
     sets = [f"placement.workers_per_node={ranks}", f"rollout.tensor_parallel={size}"]
     config = override(RunConfig(), [*sets, "placement.device=cuda"])
     assert tend_workers(start_workers(config, [sys.executable, "-c", code]), lambda: "", HOURS) == 0

@@ -17,6 +17,7 @@ from trainer.ranks.devices import SHOW_ALL, device_position
         ("3", {}, 3),
         ("5", {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}, 1),
         ("GPU-bb", {"CUDA_VISIBLE_DEVICES": "GPU-aa, GPU-bb"}, 1),
+        (" GPU-bb", {"CUDA_VISIBLE_DEVICES": "GPU-aa, GPU-bb"}, 1),
         ("MIG-2", {"CUDA_VISIBLE_DEVICES": "MIG-1,MIG-2"}, 1),
         ("1", {"HIP_VISIBLE_DEVICES": "2,1"}, 1),
     ],
@@ -28,7 +29,6 @@ def test_a_gpu_is_found_by_its_index_or_its_uuid(gpu, env, found):
 ACTORS = """
 import json, os, ray
 from trainer.config import Placement, RunConfig
-from trainer.ranks.devices import SEEN
 from trainer.ranks.environment import rank_environment
 from trainer.ranks.process import RankProcess
 

@@ -23,6 +23,7 @@ from trainer.config import ConfigError, RunConfig
 from trainer.config.fleet import SHARED_BY
 from trainer.config.run_store import RunStore
 from trainer.fleet.run_follower import RunFollower
+from trainer.hardware.visible_gpus import gpu_names, gpu_variable
 from trainer.system.errors import StorageError
 from trainer.system.exit_codes import EXIT_CONFIG, EXIT_OK, EXIT_PREEMPTED
 from trainer.system.processes import end_with_parent
@@ -184,15 +185,15 @@ def start_workers(config: RunConfig, command: Sequence[str]) -> list[WorkerOnMac
     shared = {SHARED_BY: os.environ.get(SHARED_BY, str(ranks))}
     envs = [dict(shared if config.placement.device == "cuda" else {}) for _ in range(ranks // size)]
     if config.placement.device == "cuda" and len(envs) > 1:
-        given = os.environ.get("CUDA_VISIBLE_DEVICES", "")
-        cards = given.split(",") if given else [str(i) for i in range(ranks)]
+        names = gpu_names()
+        cards = [str(i) for i in range(ranks)] if names is None else names
         if len(cards) < ranks:
             raise ConfigError(
-                f"CUDA_VISIBLE_DEVICES names {len(cards)} GPUs, and placement.workers_per_node is {ranks}:"
+                f"{gpu_variable()} names {len(cards)} GPUs, and placement.workers_per_node is {ranks}:"
                 " name as many"
             )
         for number, env in enumerate(envs):
-            env["CUDA_VISIBLE_DEVICES"] = ",".join(cards[number * size : (number + 1) * size])
+            env[gpu_variable()] = ",".join(cards[number * size : (number + 1) * size])
     return [WorkerOnMachine(command, env, config.checkpoint.max_restarts) for env in envs]
 
 

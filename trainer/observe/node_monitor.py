@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 
 from trainer.config.run_folder import NODES, read_progress
+from trainer.hardware.visible_gpus import nvml_positions
 from trainer.observe import beacon
 from trainer.observe.history import SLOWED, STRAGGLES, column, newest_samples
 from trainer.system import waiting
@@ -85,10 +86,12 @@ class NodeMonitor:
         self._files: dict[int, int] = {}
         self._at = time.monotonic()
         self._nvml: Any = None
+        self._mine: list[int] = []
         with contextlib.suppress(Exception):  # no driver, or none that this library knows
             import pynvml
 
             pynvml.nvmlInit()
+            self._mine = nvml_positions(pynvml)
             self._nvml = pynvml
 
     def due(self) -> dict[str, Any] | None:
@@ -153,7 +156,7 @@ class NodeMonitor:
         if nvml is None:
             return []
         gpus = []
-        for index in range(nvml.nvmlDeviceGetCount()):
+        for index in self._mine:
             with contextlib.suppress(nvml.NVMLError):
                 handle = nvml.nvmlDeviceGetHandleByIndex(index)
                 use = nvml.nvmlDeviceGetUtilizationRates(handle)

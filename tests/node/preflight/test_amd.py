@@ -35,7 +35,7 @@ class Recorded:
             temperature=48,
             processes=[],
         )
-        self.cards = [dict(card) for _ in range(8)]
+        self.cards = [card | {"serial": f"0xC{i}C{i}"} for i in range(8)]
         self.cards[5] |= changes
         self.open = 0
 
@@ -52,7 +52,7 @@ class Recorded:
         return {"driver_name": "amdgpu", "driver_version": "6.12.12", "driver_date": "N/A"}
 
     def amdsmi_get_gpu_asic_info(self, card):
-        return {"market_name": card.get("name", "AMD Instinct MI300X"), "vendor_id": 0x1002}
+        return {"market_name": card.get("name", "AMD Instinct MI300X"), "asic_serial": card["serial"]}
 
     def amdsmi_get_gpu_memory_total(self, card, kind):
         return 192 * GIB
@@ -85,6 +85,8 @@ def faults(**changes):
 def test_healthy_gpus_have_no_finding():
     assert faults() == []
     reading = amd.read_amd_gpus(Recorded(), {"HIP_VISIBLE_DEVICES": "4,5"})
+    serials = amd.read_amd_gpus(Recorded(), {"ROCR_VISIBLE_DEVICES": "GPU-c5c5, 4"})
+    assert [g.index for g in serials.gpus] == [5, 4]
     assert [g.index for g in reading.gpus] == [4, 5] and reading.gpus[0].memory_bytes == 192 * GIB
 
 

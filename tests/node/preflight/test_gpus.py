@@ -13,6 +13,7 @@ import pytest
 
 from trainer.hardware import driver
 from trainer.node.preflight import gpus, host, infiniband, speed
+from trainer.observe.node_monitor import NodeMonitor
 
 ROOT = Path(__file__).parents[3]
 GIB = 1 << 30
@@ -36,7 +37,7 @@ class Recorded:
 
     def __init__(self, driver: str = "580.95.05", cuda: int = 13000, **changes):
         self.driver, self.cuda = driver, cuda
-        self.cards = [H100 | changes.get(f"gpu{i}", {}) for i in range(8)]
+        self.cards = [H100 | {"uuid": f"GPU-{i}00{i}"} | changes.get(f"gpu{i}", {}) for i in range(8)]
         self.open = 0
 
     def __getattr__(self, name):
@@ -65,6 +66,23 @@ class Recorded:
 
     def nvmlDeviceGetHandleByIndex(self, index):
         return self.cards[index]
+
+    def nvmlDeviceGetUUID(self, card):
+        return card["uuid"]
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, card):
+        return 7 if card["uuid"] == "GPU-5005" else 0
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, card, number):
+        if number > 2:
+            raise pynvml.NVMLError_NotFound
+        return {"uuid": f"MIG-5{number}"}
+
+    def nvmlDeviceGetUtilizationRates(self, card):
+        return SimpleNamespace(gpu=50)
+
+    def nvmlDeviceGetPowerUsage(self, card):
+        return 300_000
 
     def nvmlDeviceGetName(self, card):
         return card["name"]
@@ -201,6 +219,29 @@ def test_a_node_with_other_gpus_or_another_driver_than_the_rest_is_named():
     )
 
 
+@pytest.mark.parametrize(
+    "listed", ["5,7", "5, 7", "GPU-5005,GPU-7007", "GPU-50, GPU-70", "MIG-51,MIG-52,GPU-7007"]
+)
+def test_a_neighbor_s_fault_is_its_own_and_ours_is_ours(listed):
+    env = {"CUDA_VISIBLE_DEVICES": listed}
+    for faulty, levels in (("gpu3", set()), ("gpu7", {"fail"})):
+        reading = gpus.read_gpus(Recorded(**{faulty: {"ecc": 3}}), env)
+        assert [g.index for g in reading.gpus] == [5, 7]
+        found = gpus.judge_gpus(reading, 0, 2, 13, "")
+        assert {f.level for f in found if f.level != "pass"} == levels
+
+
+@pytest.mark.parametrize("listed", ["", "-1"])
+def test_where_no_gpu_is_ours_none_is_read(listed):
+    assert gpus.read_gpus(Recorded(gpu3={"ecc": 3}), {"CUDA_VISIBLE_DEVICES": listed}).gpus == ()
+
+
+def test_the_monitor_samples_our_gpus_alone(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "pynvml", Recorded())
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-5005, GPU-70")
+    assert [gpu["gpu"] for gpu in NodeMonitor(0, tmp_path, tmp_path).sample()["gpus"]] == [5, 7]
+
+
 def test_only_visible_gpus_are_read():
     reading = gpus.read_gpus(Recorded(), {"CUDA_VISIBLE_DEVICES": "1,6"})
     assert [g.index for g in reading.gpus] == [1, 6] and reading.cuda == 13000
@@ -335,3 +376,17 @@ def test_a_line_about_a_lost_gpu_counts_none(tmp_path, monkeypatch):
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     assert host.count_gpus({}) == 1
+
+
+@pytest.mark.parametrize(
+    ("listed", "count"),
+    [("GPU-5f, GPU-77", 2), ("MIG-5f-1,MIG-5f-2", 2), ("0,9", 1), ("GPU-gone", 0), ("", 0), ("-1", 0)],
+)
+def test_gpus_are_counted_as_the_driver_names_them(tmp_path, monkeypatch, listed, count):
+    lines = "GPU 0: NVIDIA A100 (UUID: GPU-5f3c)\\n  MIG 3g.40gb Device 0: (UUID: MIG-5f-1)\\n"
+    lines += "  MIG 3g.40gb Device 1: (UUID: MIG-5f-2)\\nGPU 1: NVIDIA A100 (UUID: GPU-77aa)\\n"
+    (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\nprintf '{lines}'\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert host.count_gpus({"CUDA_VISIBLE_DEVICES": listed}) == count
+    assert host.count_gpus({}) == 2

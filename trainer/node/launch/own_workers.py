@@ -15,6 +15,7 @@ from pathlib import Path
 from trainer import config as configuration
 from trainer.config import RunConfig, override
 from trainer.config.fleet import SHARED_BY, WORKER_GPU_SHARE
+from trainer.hardware.visible_gpus import gpu_names, gpu_variable
 from trainer.node.topology import NodeEnvironment
 from trainer.system.exit_codes import EXIT_CONFIG, EXIT_NODE_LOST, EXIT_OK, EXIT_PREEMPTED
 
@@ -44,10 +45,10 @@ def worker_variables(config: RunConfig, env: Mapping[str, str]) -> dict[str, str
     node's cores; none on CPU."""
     if config.placement.device == "cpu":
         return {}
-    given = env.get("CUDA_VISIBLE_DEVICES", "")
-    cards = given.split(",") if given else [str(i) for i in range(config.processes_per_node)]
+    names = gpu_names(env)
+    cards = [str(i) for i in range(config.processes_per_node)] if names is None else names
     mine = cards[config.placement.workers_per_node : config.processes_per_node]
-    return {"CUDA_VISIBLE_DEVICES": ",".join(mine), SHARED_BY: str(config.processes_per_node)}
+    return {gpu_variable(env): ",".join(mine), SHARED_BY: str(config.processes_per_node)}
 
 
 def worker_command(config: RunConfig, node: NodeEnvironment) -> list[str]:

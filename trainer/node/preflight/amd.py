@@ -6,13 +6,15 @@ Calls and fields: AMD SMI Python API reference, ROCm 6 and 7 (*read*; no AMD GPU
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 from collections.abc import Mapping
 from typing import Any
 
+from trainer.hardware.visible_gpus import visible_positions
 from trainer.node.preflight.findings import Finding
-from trainer.node.preflight.gpus import GpuReading, MeasuredGpu, judge_gpus, visible_indices
+from trainer.node.preflight.gpus import GpuReading, MeasuredGpu, judge_gpus
 
 UNKNOWN = "N/A"
 """What the library answers where a GPU does not support a reading."""
@@ -35,8 +37,7 @@ def read_amd_gpus(amdsmi: Any, env: Mapping[str, str] = os.environ) -> GpuReadin
     amdsmi.amdsmi_init()
     try:
         handles = amdsmi.amdsmi_get_processor_handles()
-        visible = env.get("HIP_VISIBLE_DEVICES") or env.get("ROCR_VISIBLE_DEVICES") or ""
-        indices = visible_indices(visible, len(handles))
+        indices = visible_positions([_ids(amdsmi, handle) for handle in handles], env)
         driver = ""
         if indices:
             driver = str(amdsmi.amdsmi_get_gpu_driver_info(handles[indices[0]])["driver_version"])
@@ -44,6 +45,14 @@ def read_amd_gpus(amdsmi: Any, env: Mapping[str, str] = os.environ) -> GpuReadin
         return GpuReading(driver=driver, cuda=0, gpus=tuple(gpus))
     finally:
         amdsmi.amdsmi_shut_down()
+
+
+def _ids(amdsmi: Any, handle: Any) -> list[str]:
+    """A GPU's name in ROCR_VISIBLE_DEVICES: GPU- and its serial number in hexadecimal digits."""
+    with contextlib.suppress(amdsmi.AmdSmiException, KeyError):
+        serial = str(amdsmi.amdsmi_get_gpu_asic_info(handle)["asic_serial"])
+        return [f"GPU-{serial.lower().removeprefix('0x')}"]
+    return []
 
 
 def _read_one(amdsmi: Any, index: int, handle: Any) -> MeasuredGpu:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.hardware import driver as drivers
+from trainer.hardware.visible_gpus import nvml_positions
 from trainer.node.preflight import thresholds
 from trainer.node.preflight.findings import Finding
 
@@ -77,22 +78,14 @@ class GpuReading:
     gpus: tuple[MeasuredGpu, ...]
 
 
-def visible_indices(wanted: str, count: int) -> list[int]:
-    """The GPUs that a variable such as CUDA_VISIBLE_DEVICES names by number; all `count` if it does not."""
-    if not re.fullmatch(r"\d+(,\d+)*", wanted):
-        return list(range(count))
-    return [index for index in map(int, wanted.split(",")) if index < count]
-
-
 def read_gpus(nvml: Any, env: Mapping[str, str] = os.environ) -> GpuReading:
     """Reads every visible GPU. nvml: the module pynvml. Raises its NVMLError if there is no driver."""
     nvml.nvmlInit()
     try:
-        indices = visible_indices(env.get("CUDA_VISIBLE_DEVICES", ""), nvml.nvmlDeviceGetCount())
         return GpuReading(
             driver=_text(nvml.nvmlSystemGetDriverVersion()),
             cuda=nvml.nvmlSystemGetCudaDriverVersion_v2(),
-            gpus=tuple(_read_one(nvml, i) for i in indices),
+            gpus=tuple(_read_one(nvml, i) for i in nvml_positions(nvml, env)),
         )
     finally:
         nvml.nvmlShutdown()

@@ -24,6 +24,7 @@ from trainer.config.budget import CHECKPOINT_BYTES_PER_PARAMETER, checkpoints_by
 from trainer.hardware import cgroups
 from trainer.hardware.host_memory import available_memory, worker_bytes
 from trainer.hardware.model_shapes import shape_of
+from trainer.hardware.visible_gpus import gpu_names, visible_positions
 from trainer.node.preflight import compiler, thresholds
 from trainer.node.preflight.findings import Finding
 from trainer.node.topology import NodeEnvironment
@@ -118,20 +119,32 @@ def loopback_answers() -> bool:
 
 
 def count_gpus(env: Mapping[str, str] = os.environ) -> int | None:
-    """GPUs that a process here sees; None if neither nvidia-smi nor rocm-smi is installed."""
-    for variable in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
-        if variable in env:
-            devices = map(str.strip, env[variable].split(","))
-            return len([device for device in devices if device not in ("", "-1")])
-    for command, mark in ((["nvidia-smi", "-L"], r"GPU \d"), (["rocm-smi", "--showid"], ".*Device Name")):
-        if shutil.which(command[0]):
-            try:
-                done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-            except subprocess.TimeoutExpired:
-                return 0  # a hung driver: no GPU of this node can be used
-            lines = [line for line in done.stdout.splitlines() if re.match(mark, line)]
-            return len(lines) if done.returncode == 0 else 0
+    """GPUs that a process here sees; None if neither nvidia-smi nor rocm-smi is installed and none is
+    named."""
+    names = gpu_names(env)
+    if shutil.which("nvidia-smi"):
+        ids: list[list[str]] = []
+        for line in _printed_lines(["nvidia-smi", "-L"]):
+            if re.match(r"GPU \d", line):
+                ids.append([])
+            if ids:  # a GPU's line, or one of its MIG instances
+                ids[-1] += re.findall(r"\(UUID: ([^)]+)\)", line)
+        return len(visible_positions(ids, env))
+    if names is not None:
+        return len(names)
+    if shutil.which("rocm-smi"):
+        return len([line for line in _printed_lines(["rocm-smi", "--showid"]) if "Device Name" in line])
     return None
+
+
+def _printed_lines(command: list[str]) -> list[str]:
+    """What a driver's tool prints; nothing where it fails or hangs: no GPU of this node can be used."""
+    try:
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=60, check=True
+        ).stdout.splitlines()
+    except subprocess.SubprocessError:
+        return []
 
 
 # --- disks ----------------------------------------------------------------------------------------------
