@@ -222,7 +222,10 @@ def _zip(path: Path, refused: Refused) -> Iterator[Member]:
 
 def _inflated(archive: zipfile.ZipFile, info: zipfile.ZipInfo, path: Path) -> bytes:
     with _damage_named(path):
-        return archive.read(info)
+        data = archive.read(info)
+        if len(data) != info.file_size:
+            raise ValueError("a file of another size than it says")
+        return data
 
 
 def _safe_in_zip(info: zipfile.ZipInfo) -> str:

@@ -46,7 +46,7 @@ from trainer.data.dataset import file_sha256
 
 SAMPLE = 50
 """Number of records by which the form of a file is found."""
-STRAY = 4
+STRAY = 2
 """A column is a stray one where so many times as many records have another one for the same."""
 MAX_SPLITS = 32
 """Most splits that a column may name: each one keeps a file open. A column of ids names thousands."""
