@@ -133,9 +133,14 @@ class Fault:
     """What must be seen of it after the run. Raises AssertionError."""
 
 
-def in_step(step: int) -> Callable[[FaultRun], bool]:
-    """Whether the trainer waits for the samples of this step or of a later one."""
+def waits_in(step: int) -> Callable[[FaultRun], bool]:
+    """Whether the trainer waits for the samples of this step or of a later one, as it does on policy."""
     return lambda run: run.job.in_phase("wait", step)
+
+
+def in_step(step: int) -> Callable[[FaultRun], bool]:
+    """Whether the trainer is in this step or in a later one; with steps ahead it may never wait."""
+    return lambda run: run.job.progress().get("step", 0) >= step
 
 
 def is_committed(run: FaultRun) -> bool:
@@ -290,9 +295,9 @@ FAULTS = {
     "worker stopped": Fault(in_step(2), stop_worker),
     "workers stopped at random": Fault(lambda run: True, stop_workers_at_random),
     "rank of an engine killed": Fault(in_step(2), kill_rank),
-    "liar": Fault(in_step(1), add_liar, check_liar),
+    "liar": Fault(waits_in(1), add_liar, check_liar),
     "trainer killed early": Fault(
-        lambda run: in_step(2)(run) and run.store.list("fleet/weights"),
+        lambda run: waits_in(2)(run) and run.store.list("fleet/weights"),
         kill_trainer_without_checkpoint,
         check_from_scratch,
     ),
