@@ -14,7 +14,7 @@ from data_prep.write.shards import write_dataset
 from tests.conftest import make_rows
 from tests.loops.jobs import ROOT
 from trainer import config as c
-from trainer.rewards.grading import published
+from trainer.rewards import published
 
 CHOICES = ["red", "green", "blue", "black"]
 ABOUT = {

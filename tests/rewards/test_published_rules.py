@@ -4,7 +4,7 @@ import pytest
 
 from trainer import config
 from trainer.rewards.grading import grader
-from trainer.rewards.grading.published import SCORERS, score
+from trainer.rewards.published import SCORERS, score
 from trainer.rewards.scorer import Scorer
 
 COLORS = ["red", "green", "dark green"]

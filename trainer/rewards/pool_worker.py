@@ -23,8 +23,8 @@ def grade_task(task: list[str], functions: Sequence[LoadedFunction]) -> list[Any
     type, question], ["published", benchmark, text, reference, fields as JSON, form] and ["user", text,
     facts as JSON]. Those of the type `task` are their family's.
     """
-    from trainer.rewards import task_families
-    from trainer.rewards.grading import grader, published
+    from trainer.rewards import published, task_families
+    from trainer.rewards.grading import grader
 
     match task:
         case ["grade", answer, reference, "task", _]:
