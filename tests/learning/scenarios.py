@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import json
 import os
 import sys
@@ -13,21 +14,26 @@ from typing import NoReturn
 import numpy as np
 import torch
 
-from tests.fleet.published import published  # noqa: F401
-from tests.learning.carried import carried  # noqa: F401
-from tests.learning.continuing import continuing  # noqa: F401
-from tests.learning.filled import filled  # noqa: F401
 from tests.learning.held import held_bytes
-from tests.learning.hooked import hooked  # noqa: F401
 from tests.learning.one_rank import OneRank, lessons, trace, with_logprobs
-from tests.learning.rates import alone, bare, communicators, context, decoding, rates  # noqa: F401
-from tests.learning.replayed import replayed  # noqa: F401
-from tests.learning.rounded import rounded  # noqa: F401
-from tests.learning.silenced import silent  # noqa: F401
-from tests.turns.watched import episodes, limited_episodes  # noqa: F401
 from trainer import config as configuration
 from trainer.algorithm.batching import TrainBatch
 from trainer.algorithm.traces import Prompt, Trace
+
+IN_MODULES = {
+    "tests.fleet.published": ("published",),
+    "tests.learning.carried": ("carried",),
+    "tests.learning.continuing": ("continuing",),
+    "tests.learning.filled": ("filled",),
+    "tests.learning.hooked": ("hooked",),
+    "tests.learning.rates": ("alone", "bare", "communicators", "context", "decoding", "rates"),
+    "tests.learning.replayed": ("replayed",),
+    "tests.learning.rounded": ("rounded",),
+    "tests.learning.silenced": ("silent",),
+    "tests.turns.watched": ("episodes", "limited_episodes"),
+}
+"""Scenarios of other modules, which are imported where one runs: a check of a card has only those that it
+runs."""
 
 
 def start(config, rank, port) -> OneRank:
@@ -481,7 +487,8 @@ def added_later(config, rank, port):
 def run(name: str, path: Path, rank: int, port: int, out: Path) -> NoReturn:
     """Writes what the scenario returns, and ends the process."""
     config = configuration.load(path)
-    result = globals()[name](config, rank, port)
+    module = next((module for module, names in IN_MODULES.items() if name in names), __name__)
+    result = getattr(importlib.import_module(module), name)(config, rank, port)
     out.write_text(json.dumps(result))
     sys.stdout.flush()
     os._exit(0)  # torch and gloo threads of a finished rank need no further ceremony

@@ -1,10 +1,12 @@
 """`launch.py` on Kubernetes with the real kubectl, against a stand-in for the API server; what the cluster's
 controllers do is played."""
 
+import ast
 import base64
 import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import tarfile
@@ -133,12 +135,35 @@ def test_up_creates_the_set_and_what_its_pods_wait_for(api, capsys, monkeypatch)
     assert not hidden and not any(name.startswith(("tests", "docs", "runs")) for name in names)
 
 
+def missing_test_modules(root: Path) -> list[str]:
+    """Modules of tests/ that those under `root` import when they are imported, or that have a scenario of
+    tests/gpu, and that are not there."""
+    wanted = set()
+    asked = set()
+    for path in (root / "tests").rglob("*.py"):
+        text = path.read_text()
+        asked |= set(re.findall(r'run_ranks\(\s*"(\w+)"', text)) if path.parent.name == "gpu" else set()
+        for node in ast.parse(text).body:
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("tests."):
+                wanted.add(node.module)
+            if path.name == "scenarios.py" and ast.unparse(node).startswith("IN_MODULES ="):
+                scenarios = ast.literal_eval(node.value)
+    wanted |= {module for module, names in scenarios.items() if asked & set(names)}
+    assert {"rates", "replayed", "parity"} <= asked
+    files = {module: Path(root, *module.split(".")) for module in wanted}
+    return [
+        module for module, path in files.items() if not (path.is_dir() or path.with_suffix(".py").exists())
+    ]
+
+
 def test_a_check_of_a_card_brings_its_tests_and_fits(tmp_path):
     data = kubernetes_driver.packed_tree(kubernetes_driver.ROOT, get("gpu-check"))
     assert data == kubernetes_driver.packed_tree(kubernetes_driver.ROOT, get("gpu-check")), "the same files"
     with tarfile.open(fileobj=io.BytesIO(data)) as archive:
         names = set(archive.getnames())
+        archive.extractall(tmp_path / "node", filter="data")
     assert {"tests/conftest.py", "tests/gpu", "tests/learning"} <= names and "tests/lab" not in names
+    assert missing_test_modules(tmp_path / "node") == [], "a rank would end with ModuleNotFoundError"
     assert len(data) < 0.92 * kubernetes_driver.MOST_BYTES, "a user's own modules come on top"
     (tmp_path / "mine" / "targets").mkdir(parents=True)
     (tmp_path / "mine" / "targets" / "test.txt").write_text("a name of ours, in a folder of a user's")
