@@ -39,6 +39,8 @@ QUIET = {"RAY_AUTH_MODE": "token"}
 """What Ray would choose by itself, after a warning."""
 STAGE = "2. warm-up"
 POLL_S = 0.5
+SILENT_S = 600.0
+"""A step takes a second or two, and the start one minute: a warm-up that writes nothing for so long hangs."""
 LOG_LINES = 20
 """Last lines of the log that are shown where the warm-up fails."""
 
@@ -132,6 +134,10 @@ def supervised(scratch: Path, steps: int) -> int:
         )
         interrupted = False
         while process.poll() is None:
+            silent_s = time.time() - max(path.stat().st_mtime for path in (log, metrics) if path.exists())
+            if silent_s > SILENT_S:
+                process.kill()
+                progress.say(f"the warm-up has written nothing for {silent_s:.0f} s, and is ended")
             try:
                 progress.show(max(0, last_step(metrics, steps)))
                 time.sleep(POLL_S)

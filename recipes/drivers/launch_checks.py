@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from recipes.drivers import bucket_access, desk_python, platform_state, sent_tree, uploads
 from recipes.plan import cost, memory, prices, sizing
@@ -30,6 +31,7 @@ def check_launch(recipe: Recipe, target: str, reproducible: bool) -> None:
     _check_hourly(recipe, target)
     platform = target_named(target)
     if platform.runs_here:
+        _check_path()
         uploads.check_model_folder(recipe)
     platform.check_machines(recipe)
     if recipe.kind == "sample" and not recipe.storage.bucket:
@@ -40,6 +42,15 @@ def check_launch(recipe: Recipe, target: str, reproducible: bool) -> None:
         _check_without_bucket(recipe, target)
     if reproducible and (dirty := manifest.dirty_files()):
         raise ConfigError(f"--reproducible wants a clean git tree: commit or drop {', '.join(dirty[:4])}")
+
+
+def _check_path() -> None:
+    """Raises ConfigError where Ray could start no rank: it splits a worker's command at blanks."""
+    here = str(Path.cwd())
+    if len(here.split()) > 1:
+        raise ConfigError(
+            f"this checkout lies in {here!r}, and Ray starts nothing below a path with a blank: move it"
+        )
 
 
 def check_keys(recipe: Recipe, target: str, secrets: Mapping[str, str]) -> None:

@@ -200,6 +200,8 @@ def prepare_launch(
         usd_per_hour=cost.usd_per_hour(recipe, target, prices.sky_catalogs()),
         **planned_fields(recipe, target),
         earlier_usd=before.usd() if before and not samples_for else 0.0,
+        earlier_hours=before.hours() if before and not samples_for else 0.0,
+        first_started_s=(before.first_started_s or before.started_s) if before and not samples_for else 0.0,
         samples_for=samples_for,
         jobs=recipe.jobs,
         confirmed=platform.driven_from_here,

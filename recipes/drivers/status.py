@@ -12,14 +12,17 @@ import textwrap
 import time
 from dataclasses import replace
 from operator import itemgetter
+from pathlib import Path
 
 from recipes.drivers import launched_run, platform_state, run_view, worker_view
 from recipes.platforms.answers import LAUNCH_FAILED, PlatformAnswer
 from recipes.platforms.targets import target_named
-from recipes.records import run_end, run_record
+from recipes.presets import resolve
+from recipes.records import run_end, run_process, run_record
 from recipes.records.run_record import RUNS, RunRecord
 from trainer.config import ConfigError, load, run_folder
 from trainer.config.expected import compare_with_bands
+from trainer.config.run_folder import RUNNING, SERVING
 from trainer.system.terminal_text import terminal_text
 
 WIDTH = 80
@@ -97,7 +100,7 @@ def if_vanished(record: RunRecord) -> RunRecord:
     if record.ended_s or not launched_run.gone_here(record):
         return record
     told = _of_progress(record)
-    state = "ended" if told in ("", "running") else told
+    state = "ended" if told in ("", RUNNING, SERVING) else told
     ended = replace(record, ended_s=time.time(), state=state, why=run_end.last_words(record.run_id))
     ended.save()
     return ended
@@ -126,7 +129,7 @@ def status_table(records: list[RunRecord], whole: bool) -> list[str]:
 
 
 def _lines(record: RunRecord, whole: bool) -> list[str]:
-    started = time.strftime("%m-%d %H:%M", time.gmtime(record.started_s))
+    started = time.strftime("%m-%d %H:%M", time.gmtime(record.first_started_s or record.started_s))
     hours = f"{record.hours():.1f}" + (f" ({record.planned_hours:.1f})" if record.planned_hours else "")
     billed = record.usd_per_hour or record.rented or record.counted_usd or record.earlier_usd
     dollars = f"{record.usd():.2f}" if billed else "-"
@@ -161,7 +164,21 @@ def state_of(record: RunRecord) -> str:
         return "going down"
     if record.ended_s and record.state:
         return record.state
-    return _of_progress(record) or record.state or ("ended" if record.ended_s else "launched")
+    state = _of_progress(record) or record.state
+    return state or ("ended" if record.ended_s else _before_the_run(record))
+
+
+def _before_the_run(record: RunRecord) -> str:
+    """What a launch is that has written nothing yet: on this machine its environment is made first, then its
+    data and model, then the run begins."""
+    if not run_process.process_of(record.run_id):
+        return "launched"
+    try:
+        environment = resolve(record.recipe, record.overrides).environment
+    except ConfigError:  # a recipe file that is gone
+        return "preparing"
+    made = (Path(".venvs") / environment / ".stamp").exists()
+    return "preparing (2 of 3)" if made else "preparing (1 of 3)"
 
 
 def _of_progress(record: RunRecord) -> str:

@@ -70,6 +70,10 @@ class RunRecord:
     """Why it ended or never began, in a line; "": nobody said."""
     earlier_usd: Amount = 0.0
     """What launches of the same run cost before this one."""
+    earlier_hours: Amount = 0.0
+    """Hours of launches of the same run before this one."""
+    first_started_s: UnixTime = 0.0
+    """Unix time of the run's first launch; 0: this is it."""
     desk: Line = ""
     """Host that it was launched on; "": this one, or an earlier version's record."""
     planned_most_usd: Amount = 0.0
@@ -85,10 +89,10 @@ class RunRecord:
     """What this one cost as its platform counted, where it counts and was asked."""
 
     def hours(self) -> float:
-        """Since the launch, up to its end; none of a launch that was never confirmed."""
+        """Hours of all launches, this one up to its end; one that was never confirmed has none."""
         if not self.confirmed:
-            return 0.0
-        return max(0.0, self._until() - self.started_s) / 3600
+            return self.earlier_hours
+        return self.earlier_hours + max(0.0, self._until() - self.started_s) / 3600
 
     def usd(self) -> float:
         """Dollars so far, all launches together; at most, because machines are billed only once they are

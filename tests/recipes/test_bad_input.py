@@ -7,7 +7,7 @@ import pytest
 from desk import elsewhere as elsewhere
 from desk import run
 
-from recipes.drivers import launching
+from recipes.drivers import launch_checks, launching
 from recipes.presets import get
 from recipes.recipe.spec import override, validate
 from trainer.config import ConfigError
@@ -163,3 +163,10 @@ def test_what_is_no_yaml_is_named(capsys):
 def test_paths_may_have_blanks_and_variables():
     options = ["site.shared_dir=/scratch/my lab/${USER}/$PROJECT", "site.gres=gpu:h100:8"]
     validate(override(get("grpo-qwen2.5-vl-7b-mathv60k"), [*options, "site.constraint='[a100|h100]&ib'"]))
+
+
+def test_a_checkout_below_a_blank_is_refused_before_anything_starts(capsys, monkeypatch, tmp_path):
+    (tmp_path / "my work").mkdir()
+    monkeypatch.setattr(launch_checks.Path, "cwd", lambda: tmp_path / "my work")
+    code, _, err = run(capsys, "demo", "--dry-run")
+    assert code == 2 and "below a path with a blank: move it" in err and err.count("\n") == 1

@@ -1,6 +1,7 @@
 """What `status` says of a run: cost, last step, and what its engine says."""
 
 import json
+import subprocess
 import time
 from argparse import Namespace
 from dataclasses import replace
@@ -10,9 +11,12 @@ import pytest
 from desk import elsewhere as elsewhere
 from desk import run, stand_in
 
-from recipes.drivers import launched_run, launching, run_view
+from recipes.drivers import launched_run, launching, run_view, status
 from recipes.records import run_record
 from recipes.records.run_record import RunRecord
+from trainer.config import RunConfig, override
+from trainer.config.run_folder import SERVING
+from trainer.sampling.serve import note_state
 
 ROOT = Path(__file__).parents[2]
 
@@ -286,3 +290,46 @@ def test_no_line_of_a_runs_metrics_costs_its_status(capsys, tmp_path, number):
         code, out, err = run(capsys, *command)
         assert code == 0 and "Traceback" not in err, err
     assert "8" in run(capsys, "status")[1]
+
+
+def test_a_row_counts_all_launches_of_its_run(capsys):
+    now = time.time()
+    RunRecord(
+        run_id="mine",
+        recipe="grpo-qwen2.5-vl-7b-mathv60k",
+        target="slurm",
+        started_s=now - 3600,
+        earlier_hours=5.0,
+        earlier_usd=50.0,
+        first_started_s=now - 30 * 3600,
+    ).save()
+    out = run(capsys, "status")[1]
+    assert (
+        time.strftime("%m-%d %H:%M", time.gmtime(now - 30 * 3600)) in out
+        and " 6.0 " in out
+        and "50.00" in out
+    )
+
+
+def test_what_has_not_begun_to_train_says_how_far_it_is(capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    record = RunRecord(run_id="mine", recipe="demo", target="local", started_s=time.time())
+    record.save()
+    with subprocess.Popen(["sleep", "60"], env={"RUN_ID": "mine"}) as process:
+        (tmp_path / "runs/mine/local.pid").write_text(str(process.pid))
+        assert status.state_of(record) == "preparing (1 of 3)"
+        (tmp_path / ".venvs/cpu").mkdir(parents=True)
+        (tmp_path / ".venvs/cpu/.stamp").touch()
+        assert status.state_of(record) == "preparing (2 of 3)"
+        process.kill()
+
+
+def test_a_server_that_answers_is_serving_until_its_process_is_gone(tmp_path):
+    record = RunRecord(run_id="mine", recipe="serve", target="local", started_s=time.time())
+    record.save()
+    config = override(RunConfig(), [f"run.dir={tmp_path}/runs/mine"])
+    note_state(config, SERVING)
+    assert status.state_of(record) == "serving"
+    path = tmp_path / "runs/mine/progress.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"pid": 2**22 - 1, "pid_started": 7}))
+    assert status.state_of(record) == "died"

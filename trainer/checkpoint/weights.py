@@ -84,7 +84,7 @@ def make_model_folder(source: str, folder: Path, base: str, revision: str = "") 
     elif here == fetched:
         fetched.rename(folder)
     else:
-        folder.symlink_to(here)
+        folder.symlink_to(here.absolute())
     return folder
 
 

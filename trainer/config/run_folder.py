@@ -47,6 +47,8 @@ GPU_CHECK_PAGE = "gpu-check.md"
 """The same, to be read."""
 
 RUNNING, DIED = "running", "died"
+SERVING = "serving"
+"""The state of a server that answers."""
 LEARNING, SAMPLING = "learning", "sampling"
 """The lanes of a run, where sampling and learning do not take turns."""
 WORDS = ("status", "phase", "message", "restarts", "why", "pid_space")
@@ -181,7 +183,7 @@ def read_progress(run_dir: str | Path) -> dict[str, Any]:
     `status` is `died`.
     """
     progress = written_progress(run_dir)
-    if progress.get("status") == RUNNING and "pid" in progress and processes.is_gone(progress):
+    if progress.get("status") in (RUNNING, SERVING) and "pid" in progress and processes.is_gone(progress):
         progress |= {"status": DIED, "phase": DIED}
     return progress
 

@@ -20,9 +20,10 @@ from pathlib import Path
 
 from trainer import config as configuration
 from trainer.config import ConfigError, RunConfig
+from trainer.config.run_folder import PROGRESS, SERVING, write_whole
 from trainer.hardware.model_shapes import KNOWN, config_file
 from trainer.system.exit_codes import EXIT_CONFIG, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK
-from trainer.system.processes import end_with_parent
+from trainer.system.processes import end_with_parent, own_stamp
 from trainer.system.web_request import send_request
 from trainer.turns.environments import tools_of
 
@@ -125,20 +126,30 @@ def serve(config: RunConfig, host: str, port: int, hours: float) -> int:
                     f"serving {config.run.name} on port {port} after {after:.0f} s, for {hours:g} hours",
                     flush=True,
                 )
+                note_state(config, SERVING)
             if not ready and after > READY_S:
                 print(f"error: the server does not answer after {after:.0f} s", file=sys.stderr, flush=True)
                 return EXIT_ERROR
             if after > 3600 * hours:
                 print(f"{hours:g} hours are over: serving ends (budget.max_hours)", flush=True)
+                told.append(signal.SIGTERM)
                 return EXIT_OK
             time.sleep(0.5)
     finally:
         end_server(server)
         scratch.cleanup()
+        note_state(config, "finished" if told else "failed")
     if told:
         return EXIT_INTERRUPTED if signal.SIGINT in told else EXIT_OK
     print(f"error: vLLM ended with {server.returncode}: the lines above say why", file=sys.stderr, flush=True)
     return EXIT_ERROR
+
+
+def note_state(config: RunConfig, status: str) -> None:
+    """Writes what `status` reads on this machine."""
+    path = Path(config.run.dir) / PROGRESS
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, json.dumps(own_stamp() | {"status": status, "phase": status}).encode())
 
 
 def server_answers(port: int) -> bool:
