@@ -28,6 +28,7 @@ from recipes.platforms.targets import TARGETS  # noqa: E402
 from recipes.recipe import spec  # noqa: E402
 from recipes.screens import fleet_screen, plan_facts  # noqa: E402
 from trainer import config  # noqa: E402
+from trainer.node.preflight.findings import ANOTHER_MACHINE_HELPS  # noqa: E402
 from trainer.observe.metric_names import NAMES  # noqa: E402
 from trainer.system import exit_codes  # noqa: E402
 
@@ -210,6 +211,11 @@ def launches() -> str:
     return table(OF_A_COMMAND, [(f"`{one[0]}`", one[1]) for one in records if one])
 
 
+def machine_checks() -> str:
+    """The failed checks after which another machine is taken."""
+    return table(("failed check", "why another machine helps"), list(ANOTHER_MACHINE_HELPS.items()))
+
+
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "reference.md": {
         "run": lambda: options(config.RunConfig),
@@ -219,6 +225,7 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "failures.md": {"codes": codes},
     "memory.md": {"facts": facts},
     "metrics.md": {"metrics": metrics},
+    "preflight.md": {"machine": machine_checks},
     "targets.md": {"targets": targets},
 }
 

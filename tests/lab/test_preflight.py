@@ -227,7 +227,7 @@ FAULTS = {
     "other MTU": (0, [("warn", "MTU", (2,))]),
     "clock": (36, [("fail", "clock", (3,))]),
     "full disk": (2, [("fail", "disk space", (1,))]),
-    "file limit": (36, [("fail", "open files", (2,))]),
+    "file limit": (2, [("fail", "open files", (2,))]),
     "other package": (2, [("fail", "packages", (1,))]),
     "other data": (2, [("fail", "data", (3,))]),
 }

@@ -208,9 +208,9 @@ def disks(**change) -> dict:
     ("change", "message", "machine"),
     [
         ({"gpus": 7}, "7 GPUs are visible and placement.workers_per_node is 8", False),
-        ({"gpus": None}, "no nvidia-smi", True),
-        ({"shm_bytes": GIB}, "/dev/shm has 1.0 GiB free and 2.0 are needed", True),
-        ({"memory_bytes": 10 * GIB}, "10.0 GiB of memory are available and 56.0 are needed", True),
+        ({"gpus": None}, "no nvidia-smi", False),
+        ({"shm_bytes": GIB}, "/dev/shm has 1.0 GiB free and 2.0 are needed", False),
+        ({"memory_bytes": 10 * GIB}, "10.0 GiB of memory are available and 56.0 are needed", False),
         (
             disks(free_bytes=GIB),
             "1.0 GiB are free for run and Ray's temporary folder (/runs) and 3.0 are needed",
@@ -233,17 +233,31 @@ def disks(**change) -> dict:
             False,
         ),
         (disks(free_files=5), "/runs has room for 5 more files", False),
-        ({"cpus": 0.1}, "its 8 ranks may use 0.1 processors", True),
-        ({"loopback": False}, "127.0.0.1 does not answer", True),
-        ({"files": 1024}, "only 1024 files may be open", True),
-        ({"processes": 100}, "only 100 processes may be started", True),
-        ({"locked_bytes": 65536, "infiniband": True}, "only 65536 bytes may be pinned", True),
+        ({"cpus": 0.1}, "its 8 ranks may use 0.1 processors", False),
+        ({"loopback": False}, "127.0.0.1 does not answer", False),
+        ({"files": 1024}, "only 1024 files may be open", False),
+        ({"processes": 100}, "only 100 processes may be started", False),
     ],
 )
 def test_each_lack_is_one_finding_with_its_remedy(tmp_path, change, message, machine):
     assert wrong(tmp_path, GOOD) == []
     (finding,) = wrong(tmp_path, dataclasses.replace(GOOD, **change))
     assert message in finding.figure and finding.remedy and finding.machine is machine
+
+
+@pytest.mark.parametrize(("nodes", "figures"), [(1, []), (2, ["only 65536 bytes may be pinned"])])
+def test_pinned_memory_is_asked_for_where_infiniband_is_used(tmp_path, nodes, figures):
+    node = dataclasses.replace(LOCAL, nodes=nodes)
+    findings = wrong(tmp_path, dataclasses.replace(GOOD, locked_bytes=65536, infiniband=True), node)
+    assert [f.figure.partition(" and there")[0] for f in findings] == figures
+    assert not any(f.machine for f in findings)
+
+
+def test_a_machine_of_one_gpu_needs_what_one_rank_needs(tmp_path):
+    """Docker's /dev/shm of 64 MiB, and limits that eight ranks would not fit."""
+    config = c.override(gpu_run(tmp_path), ["placement.workers_per_node=1"])
+    host = dataclasses.replace(GOOD, gpus=1, shm_bytes=60 << 20, files=8192, processes=1024, cpus=1.0)
+    assert [f for f in preflight.check_host(config, LOCAL, host) if f.level != "pass"] == []
 
 
 def test_a_gpu_that_dropped_out_is_the_machines_fault(tmp_path):

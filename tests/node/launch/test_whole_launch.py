@@ -193,8 +193,11 @@ def test_another_number_of_nodes_than_asked_for_is_refused(tmp_path):
 
 
 def test_a_machine_that_fails_its_checks_is_counted_until_the_run_ends(tmp_path):
-    """A platform that restarts after 36 and gets this machine, which has no GPU, again and again."""
+    """A platform that restarts after 36 and gets this machine, which has lost its GPUs, again and again."""
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
     env = {"SPOTRL_NODES": "1", "SPOTRL_GPUS_PER_NODE": "2", "SPOTRL_LAUNCH": "one"}
+    env["PATH"] = f"{tmp_path}:{os.environ['PATH']}"
     left = []
     for _ in range(4):
         process = launch(tmp_path, device="cuda", **env)

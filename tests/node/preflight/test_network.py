@@ -144,11 +144,23 @@ def test_blocks_are_named_by_direction():
     )
     found.reached[3] = [(1, "10.0.0.1", port, "no answer") for port in (6381, 6383, 6384)]
     (finding,) = [f for f in judge_network(found, True) if f.level == "fail"]
-    assert finding.figure == "no connection either way" and finding.nodes == (1, 3)
+    assert finding.figure == "no connection either way" and finding.nodes == (1, 3) and finding.machine
     found.reached[3] = []
     found.reached[1] = [(3, "10.0.0.3", 6384, "connection refused")]
     (finding,) = [f for f in judge_network(found, True) if f.level == "fail"]
     assert finding.figure == "port 6384 of 10.0.0.3: connection refused" and finding.nodes == (1, 3)
+
+
+@pytest.mark.parametrize("ports", [(6381, 6383, 6384), (6384,), (40001, 50001)])
+def test_a_rule_that_shuts_all_pairs_out_takes_no_other_machine(ports):
+    found = measured()
+    for source in range(4):
+        found.reached[source] = []
+        for to in range(4):
+            blocked = [(to, f"10.0.0.{to}", port, "no answer") for port in ports]
+            found.reached[source] += blocked if to != source else []
+    failures = [f for f in judge_network(found, True) if f.level == "fail"]
+    assert failures and not any(f.machine for f in failures)
 
 
 def test_interfaces_clocks_mtu_and_names_are_judged_per_node():
@@ -175,7 +187,7 @@ def test_ports_of_the_systems_own_range_are_named_apart():
         found.reached[source] = [(1, "10.0.0.1", port, "connection refused") for port in (40001, 50001)]
     (finding,) = [f for f in judge_network(found, True) if f.level == "fail"]
     assert (finding.check, finding.nodes) == ("ports", (1,))
-    assert "ports 40001, 50001 of 10.0.0.1, such as Gloo and NCCL get" in finding.figure
+    assert "ports 40001, 50001 of 10.0.0.1, such as Gloo and NCCL get" in finding.figure and finding.machine
     found.reached[2] = found.reached[3] = []
     assert wrong(found) == [("fail", "ports", (0, 1))]
 

@@ -14,6 +14,26 @@ from trainer.system.exit_codes import EXIT_CONFIG, EXIT_OK, EXIT_PREFLIGHT
 
 Level = Literal["pass", "warn", "fail"]
 FILE = "preflight.json"
+ANOTHER_MACHINE_HELPS = {
+    "GPUs": "a GPU has dropped out, or the driver has stopped",
+    "GPU model": "its GPUs are not alike, or not the other nodes'",
+    "driver": "hosts of one offer have different drivers",
+    "ECC": "this GPU's memory is faulty",
+    "NVLink": "links of this board are down",
+    "clocks": "power or cooling of this machine",
+    "kernel log": "a GPU of this machine has reported an error of its hardware",
+    "matrix product": "this GPU is slower than the job's others",
+    "GPU memory": "this GPU is slower than the job's others",
+    "all-reduce in the node": "links of this board, unless all nodes are slow",
+    "InfiniBand": "its port is down or slower than another node's",
+    "ports": "its host's firewall, unless no pair of nodes gets through",
+    "MTU": "its port of the network, unless no pair of nodes gets through",
+    "loss": "its cable or switch port",
+    "bandwidth": "its cable or switch port, where other pairs are faster",
+    "clock": "a host sets the clock of its containers",
+}
+"""Why another machine helps, by check. Of any other check (image, set-up, limits, options, data) the next
+machine shares the cause."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +53,12 @@ class Finding:
     remedy: str = ""
     """What to change. Every warning and failure has one."""
     machine: bool = True
-    """Another machine would fix it (exit code 36); else only the user can (exit code 2)."""
+    """Another machine would fix it (exit code 36); else only the user can (exit code 2). Never true of a
+    check that is not in `ANOTHER_MACHINE_HELPS`."""
+
+    def __post_init__(self) -> None:
+        if self.check not in ANOTHER_MACHINE_HELPS:
+            object.__setattr__(self, "machine", False)
 
     def line(self, name_of: Callable[[int], str]) -> str:
         """The finding in one line that names the node or the pair; `name_of` gives "" where there is one node

@@ -30,8 +30,8 @@ from trainer.node.preflight.findings import Finding
 from trainer.node.topology import NodeEnvironment
 
 GIB = 1 << 30
-MIN_FILES = 65536
-"""Open files that a node of eight ranks with Ray needs."""
+RANK_FILES = 8192
+"""Open files that a rank on a GPU needs, with its share of Ray's."""
 MIN_NEW_FILES = 4096
 """Files that a run's checkpoints, or Ray's session, need room for."""
 LEAST_CPUS = 0.5
@@ -253,7 +253,7 @@ def check_host(
             "use larger nodes, or fewer placement.workers_per_node",
         ),
     ]
-    files = MIN_FILES if config.placement.device == "cuda" else 1024
+    files = RANK_FILES * config.processes_per_node if config.placement.device == "cuda" else 1024
     found.append(
         _limit(
             "open files",
@@ -275,7 +275,7 @@ def check_host(
             f"raise the hard limit to {threads} (ulimit -Hu)",
         )
     )
-    if host.infiniband:
+    if host.infiniband and node.nodes > 1:
         found.append(
             _limit(
                 "pinned memory",
@@ -337,7 +337,7 @@ def _loopback(host: MeasuredHost, rank: int) -> Finding:
         nodes=(rank,),
         level="fail",
         figure="127.0.0.1 does not answer: Ray's and torch's processes find each other there",
-        remedy="ip link set lo up, or take another machine",
+        remedy="ip link set lo up",
     )
 
 
@@ -347,12 +347,9 @@ def _gpu_count(config: RunConfig, node: NodeEnvironment, host: MeasuredHost) -> 
     wanted = config.processes_per_node
     rank = (node.rank,)
     if host.gpus is None:
+        figure = "no nvidia-smi or rocm-smi here"
         remedy = "install the GPU driver, or use a GPU image"
-        return [
-            Finding(
-                check="GPUs", nodes=rank, level="fail", figure="no nvidia-smi or rocm-smi here", remedy=remedy
-            )
-        ]
+        return [Finding(check="GPUs", nodes=rank, level="fail", figure=figure, remedy=remedy, machine=False)]
     if host.gpus < wanted:
         whole = node.gpus_per_node is not None and node.gpus_per_node >= wanted
         remedy = (
@@ -390,34 +387,20 @@ def _disks(config: RunConfig, node: NodeEnvironment, disks: tuple[Disk, ...], al
         remedy = (
             "free some, lower checkpoint.keep_last, or set run.dir, HF_HOME and SPOTRL_TMP to a larger disk"
         )
-        found.append(
-            Finding(check="disk space", nodes=rank, level="fail", figure=figure, remedy=remedy, machine=False)
-        )
+        found.append(Finding(check="disk space", nodes=rank, level="fail", figure=figure, remedy=remedy))
     for disk in disks:
         if disk.need_bytes and 0 <= disk.free_files < MIN_NEW_FILES:
             figure = f"{disk.path} has room for {disk.free_files} more files ({disk.purpose})"
             remedy = "remove small files there (df -i), or set run.dir, HF_HOME or SPOTRL_TMP to another disk"
-            found.append(
-                Finding(
-                    check="disk space", nodes=rank, level="fail", figure=figure, remedy=remedy, machine=False
-                )
-            )
+            found.append(Finding(check="disk space", nodes=rank, level="fail", figure=figure, remedy=remedy))
         if disk.need_bytes and not disk.writable:  # a model that is there may be on a disk to read from
             figure = f"{disk.path} cannot be written ({disk.purpose})"
             remedy = "mount it writable, or set run.dir, HF_HOME or SPOTRL_TMP to another disk"
-            found.append(
-                Finding(
-                    check="disk space", nodes=rank, level="fail", figure=figure, remedy=remedy, machine=False
-                )
-            )
+            found.append(Finding(check="disk space", nodes=rank, level="fail", figure=figure, remedy=remedy))
         if disk.purpose.startswith("Ray") and disk.filesystem.startswith(NETWORK_FILESYSTEMS):
             figure = f"{disk.purpose} {disk.path} is on {disk.filesystem}, over the network"
             remedy = "set SPOTRL_TMP to a local disk"
-            found.append(
-                Finding(
-                    check="local disk", nodes=rank, level="warn", figure=figure, remedy=remedy, machine=False
-                )
-            )
+            found.append(Finding(check="local disk", nodes=rank, level="warn", figure=figure, remedy=remedy))
         if disk.write_bytes_per_s:
             found.append(_disk_speed(config, disk, rank, alone))
     return found
@@ -451,13 +434,14 @@ def _disk_speed(config: RunConfig, disk: Disk, rank: tuple[int, ...], alone: boo
         figure=figure,
         target=target,
         remedy=remedy,
-        machine=False,
     )
 
 
 def shm_bytes(config: RunConfig) -> int:
-    """Bytes of shared memory: NCCL's buffers per rank pair on GPUs; Ray's object store takes what is left."""
-    return (GIB // 4) * config.processes_per_node if config.placement.device == "cuda" else GIB // 16
+    """Bytes of shared memory: NCCL's buffers where several ranks of a node have GPUs. Ray's object store
+    takes what is left, and goes to a disk where that is too little."""
+    several = config.placement.device == "cuda" and config.processes_per_node > 1
+    return (GIB // 4) * config.processes_per_node if several else 0
 
 
 def memory_bytes(config: RunConfig) -> int:
@@ -483,7 +467,6 @@ def _paths(config: RunConfig, node: NodeEnvironment) -> list[Finding]:
                     level="fail",
                     figure=f"{name} {path} is not on this node",
                     remedy="copy it to every node, or give a URL",
-                    machine=False,
                 )
             )
     return found

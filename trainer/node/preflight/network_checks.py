@@ -30,7 +30,7 @@ def explain_bad_pairs(bad: Iterable[tuple[int, int]], nodes: int) -> tuple[list[
     """Nodes all of whose pairs are bad while others are good, and the bad pairs that they do not explain."""
     bad = set(bad)
     touched = set(map(frozenset, bad))
-    if nodes < 3 or len(touched) == nodes * (nodes - 1) // 2:
+    if nodes < 3 or are_all_pairs(bad, nodes):
         return [], sorted(bad)
     bad_pairs = Counter(chain.from_iterable(touched))
     guilty = []
@@ -43,6 +43,11 @@ def explain_bad_pairs(bad: Iterable[tuple[int, int]], nodes: int) -> tuple[list[
         if not set(pair) & set(guilty):
             rest.append(pair)
     return guilty, rest
+
+
+def are_all_pairs(bad: Iterable[tuple[int, int]], nodes: int) -> bool:
+    """Whether every pair of the job is bad, as a rule of the network makes it: other machines share it."""
+    return len(set(map(frozenset, bad))) == nodes * (nodes - 1) // 2
 
 
 def bad_nodes_and_pairs(bad: Iterable[tuple[int, int]], nodes: int) -> list[tuple[int, ...]]:
@@ -62,7 +67,7 @@ def _interfaces(found: Survey) -> list[Finding]:
             remedy = "give all nodes addresses on one network in SPOTRL_PEERS"
             wrong.append(_warn("interface", (rank,), figure, remedy))
         for why in hello["wrong"]:
-            wrong.append(_fail("interface", (rank,), why, "set it on no node, or alike", machine=False))
+            wrong.append(_fail("interface", (rank,), why, "set it on no node, or alike"))
         wrong += _host_names(found, rank)
         if hello["taken"]:
             figure = f"ports {', '.join(map(str, hello['taken']))} are taken"
@@ -82,14 +87,14 @@ def _host_names(found: Survey, rank: int) -> list[Finding]:
     elif not any(address in hello["addresses"] or address.startswith("127.") for address in own):
         figure = f"its own host name {hello['name']} resolves to {', '.join(own)}, which is not its address"
         remedy = "correct /etc/hosts or DNS there"
-        out.append(_fail("host name", (rank,), figure, remedy, machine=False))
+        out.append(_fail("host name", (rank,), figure, remedy))
     for other, addresses in found.names.get(rank, {}).items():
         for third, theirs in found.addresses.items():
             if third != other and theirs in addresses and theirs not in found.hellos[other]["addresses"]:
                 name = found.hellos[other]["name"]
                 figure = f"it resolves {name}, which is node {other}, to {theirs}, which is node {third}"
                 remedy = "correct /etc/hosts or DNS there"
-                out.append(_fail("host name", (rank,), figure, remedy, machine=False))
+                out.append(_fail("host name", (rank,), figure, remedy))
     return out
 
 
@@ -104,7 +109,7 @@ def duplicate_addresses(
             taken = address in hello["addresses"] or (addresses[other] == address and other > rank)
             if other != rank and taken and not address.startswith("127."):
                 figure = f"both have the address {address}"
-                out.append(_fail("address", (rank, other), figure, "give each node its own", machine=False))
+                out.append(_fail("address", (rank, other), figure, "give each node its own"))
     return out
 
 
@@ -127,7 +132,7 @@ def _misleading_variables(found: Survey, rank: int, route: str) -> list[Finding]
                 f"the other nodes is {route}"
             )
             remedy = f"unset {variable}, or set it to {route}"
-            out.append(_fail("interface", (rank,), figure, remedy, machine=False))
+            out.append(_fail("interface", (rank,), figure, remedy))
     return out
 
 
@@ -164,16 +169,18 @@ def _ports(found: Survey) -> list[Finding]:
     for pair in cut:
         if not set(pair) & set(guilty):
             unexplained.add((min(pair), max(pair)))
+    own = not are_all_pairs(cut, count)
     for a, b in sorted(unexplained):
         both = (a, b) in rest and (b, a) in rest
         source, to = (a, b) if (a, b) in cut else (b, a)
         figure = (
             "no connection either way" if both else f"no connection to any port, though node {to} reaches it"
         )
-        out.append(
-            _fail("ports", (source, to), figure, "open all TCP between the nodes (security group, firewall)")
-        )
+        remedy = "open all TCP between the nodes (security group, firewall)"
+        out.append(_fail("ports", (source, to), figure, remedy, machine=own))
     out += _free_ports(found, cut)
+    some_ports = [(source, wrong[0]) for source, reached in found.reached.items() for wrong in reached]
+    own = not are_all_pairs(some_ports, count)
     for source, wrong in found.reached.items():
         for to, hello in found.hellos.items():
             ports = []
@@ -184,7 +191,8 @@ def _ports(found: Survey) -> list[Finding]:
                     reasons.append(reason)
             if ports and (source, to) not in cut:
                 figure = f"port {', '.join(ports)} of {found.addresses[to]}: {reasons[0]}"
-                out.append(_fail("ports", (source, to), figure, "open all TCP between the nodes"))
+                remedy = "open all TCP between the nodes"
+                out.append(_fail("ports", (source, to), figure, remedy, machine=own))
     if not out:
         ports = sum(1 + len(h["ports"]) + len(h["free"]) for h in found.hellos.values())
         out.append(Finding(check="ports", figure=f"{ports} ports, from every node"))
@@ -202,6 +210,7 @@ def _free_ports(found: Survey, cut: set[tuple[int, int]]) -> list[Finding]:
     out = []
     remedy = "open all TCP between the nodes (sysctl net.ipv4.ip_local_port_range has the range)"
     everyone = set(found.hellos)
+    own = not are_all_pairs(lost, len(everyone))
     for to in found.hellos:
         sources = {source for source, at in lost if at == to}
         if not sources:
@@ -209,9 +218,9 @@ def _free_ports(found: Survey, cut: set[tuple[int, int]]) -> list[Finding]:
         address, reason, ports = lost[min(sources), to]
         figure = f"ports {', '.join(ports)} of {address}, such as Gloo and NCCL get: {reason}"
         if len(everyone) > 2 and sources == everyone - {to}:
-            out.append(_fail("ports", (to,), f"no other node reaches {figure}", remedy))
+            out.append(_fail("ports", (to,), f"no other node reaches {figure}", remedy, machine=own))
         else:
-            out += [_fail("ports", (source, to), figure, remedy) for source in sorted(sources)]
+            out += [_fail("ports", (source, to), figure, remedy, machine=own) for source in sorted(sources)]
     return out
 
 
@@ -233,7 +242,9 @@ def _mtus(found: Survey) -> list[Finding]:
     for nodes in bad_nodes_and_pairs(too_narrow, len(found.hellos)):
         size = min(sizes[n] for n in nodes)
         figure = f"packets of {size} bytes do not arrive, small ones do"
-        out.append(_fail("MTU", nodes, figure, "lower the interfaces' MTU to what the network carries"))
+        remedy = "lower the interfaces' MTU to what the network carries"
+        own = not are_all_pairs(too_narrow, len(found.hellos))
+        out.append(_fail("MTU", nodes, figure, remedy, machine=own))
     return out or [Finding(check="MTU", figure=f"{usual} bytes")]
 
 
@@ -318,7 +329,16 @@ def _bandwidth(found: Survey, gpus: bool) -> list[Finding]:
         figure = f"{format_gbit(usual)} between nodes over TCP"
         remedy = "ask for a faster network tier, or train on one node: ZeRO-3 gathers all weights over it"
         target = f"a {floor:.0f} Gb/s link"
-        out.append(Finding(check="bandwidth", level="fail", figure=figure, target=target, remedy=remedy))
+        out.append(
+            Finding(
+                check="bandwidth",
+                level="fail",
+                figure=figure,
+                target=target,
+                remedy=remedy,
+                machine=False,
+            )
+        )
     if not out:
         figure = f"{format_gbit(min(speed.values()))} to {format_gbit(max(speed.values()))}"
         target = (

@@ -159,4 +159,4 @@ def _unlike(ours: Mapping[str, str], theirs: Mapping[str, str]) -> Iterator[str]
 
 
 def _fail(check: str, rank: int, figure: str, remedy: str) -> Finding:
-    return Finding(check=check, nodes=(rank,), level="fail", figure=figure, remedy=remedy, machine=False)
+    return Finding(check=check, nodes=(rank,), level="fail", figure=figure, remedy=remedy)

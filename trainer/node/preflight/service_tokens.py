@@ -62,7 +62,6 @@ def _finding(name: str, rank: int, refused: str | None) -> Finding:
             level="warn",
             figure=f"{name} could not be tried: no answer",
             remedy="look whether this machine reaches the service",
-            machine=False,
         )
     if refused:
         return Finding(
@@ -72,6 +71,5 @@ def _finding(name: str, rank: int, refused: str | None) -> Finding:
             figure=f"{name} is refused: {refused}",
             target="accepted",
             remedy="make a new token and export it",
-            machine=False,
         )
     return Finding(check="tokens", nodes=(rank,), figure=f"{name} is accepted", target="accepted")

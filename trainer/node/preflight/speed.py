@@ -14,6 +14,7 @@ import os
 import statistics
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -220,8 +221,12 @@ def judge_speed(ranks: list[dict[str, Any]], fabric_gbit_per_s: float) -> list[F
     by_node: dict[int, list[dict[str, Any]]] = {}
     for rank in ranks:
         by_node.setdefault(rank["node"], []).append(rank)
+    inside = []
     for node in sorted(by_node):
-        out += _inside(node, by_node[node])
+        inside += _inside(node, by_node[node])
+    if len(inside) > 1 and all(finding.level == "fail" for finding in inside):  # what all nodes share
+        inside = [replace(finding, machine=False) for finding in inside]
+    out += inside
     if len(by_node) > 1:
         slowest = min(rank["between_gb_per_s"] for rank in ranks)
         out.append(_between(slowest, fabric_gbit_per_s))
