@@ -16,7 +16,6 @@ from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 
@@ -24,6 +23,7 @@ from recipes.plan import cost, memory
 from recipes.presets import get
 from tests.conftest import ROOT
 from tests.gpu.conftest import DEVICE, changed
+from tests.gpu.job_memory import children_bytes
 from tests.learning.loads import FEW, MANY
 from trainer import config as c
 from trainer.config.run_folder import read_progress
@@ -44,7 +44,7 @@ def card() -> str:
 
 
 class Watch(threading.Thread):
-    """Reads, twice a second, the host's memory and the GPU's, by the phase that a run is in."""
+    """Reads, twice a second, the job's host memory and the GPU's, by the phase that a run is in."""
 
     def __init__(self, folder: str) -> None:
         super().__init__(daemon=True)
@@ -63,7 +63,7 @@ class Watch(threading.Thread):
             pynvml.nvmlInit()
             handle = pynvml.nvmlDeviceGetHandleByIndex(0)
         while not self.over.wait(0.5):
-            used = psutil.virtual_memory().used
+            used = children_bytes()
             self.host = max(self.host, used)
             if not any(Path(self.folder).glob("checkpoints/step-*")):
                 self.host_before_a_save = max(self.host_before_a_save, used)
@@ -198,7 +198,6 @@ def test_three_billion_parameters(tmp_path, run_ranks, three_billion, gpu_config
     )
     path = tmp_path / "run.yaml"
     path.write_text(c.dump(config))
-    before = psutil.virtual_memory().used
     watch = Watch(config.run.dir)
     watch.start()
     command = [sys.executable, "-m", "trainer.loops.grpo", "--config", str(path)]
@@ -226,9 +225,9 @@ def test_three_billion_parameters(tmp_path, run_ranks, three_billion, gpu_config
         figure(f"3B shape: {phase}", last[f"time/{phase}_s"], "s", planned=seconds.get(phase))
     figure("3B shape: rollout", last["perf/rollout_tokens_per_s"], "tokens/s")
     figure("3B shape: training", last["perf/train_tokens_per_s"], "tokens/s")
-    figure("3B shape: host memory before the first save", (watch.host_before_a_save - before) / GIB, "GiB")
+    figure("3B shape: host memory before the first save", watch.host_before_a_save / GIB, "GiB")
     planned_host = need.host_bytes / GIB if need else None
-    host = (watch.host - before) / GIB
+    host = watch.host / GIB
     if saves:
         figure("3B shape: host memory at most, a save after every step", host, "GiB", planned=planned_host)
 
