@@ -47,7 +47,8 @@ def checkout(tmp_path):
     (bin / "uv").write_text(
         '#!/bin/bash\necho "$*" >> calls\n'
         'if [ -s fails ]; then sed -i 1d fails; cat said >&2; exit "$(cat code 2>/dev/null || echo 2)"; fi\n'
-        'case "$1" in venv) p="${@: -1}"; mkdir -p "$p/bin"; touch "$p/bin/python"\n'
+        'case "$1" in venv) p="${@: -1}"; [ ! -e "$p" ] || { echo "error: a directory already exists at $p" >&2; exit 2; }\n'
+        '  mkdir -p "$p/bin"; touch "$p/bin/python"\n'
         '  chmod +x "$p/bin/python" ;; esac\n'
     )
     (bin / "uv").chmod(0o755)
@@ -84,6 +85,37 @@ def test_what_no_retry_can_cure_ends_at_once(checkout, said, uv_code):
     (checkout / "fails").write_text("x\n" * 9)
     code, out = shell(checkout, "bash trainer/shell/setup.sh desk")
     assert code == 2 and "again in" not in out and said.strip() in out
+
+
+@pytest.mark.parametrize("python", [None, "gone", "another system's", "the image's"])
+def test_a_folder_without_a_python_that_runs_is_made_anew(checkout, python):
+    """Half of an environment, and one whose Python an upgrade or another image has taken away."""
+    venv = checkout / ".venvs/desk"
+    if python == "the image's":
+        venv.parent.mkdir()
+        venv.symlink_to("/gone/with/the/image")
+    else:
+        (venv / "bin").mkdir(parents=True)
+        (venv / "lib").mkdir()
+    if python == "gone":
+        (venv / "bin/python").symlink_to("/usr/bin/python-that-went")
+    if python == "another system's":
+        (venv / "bin/python").write_text("#!/nowhere/python\n")
+        (venv / "bin/python").chmod(0o755)
+    code, out = shell(checkout, "bash trainer/shell/setup.sh desk")
+    assert code == 0 and "environment desk is ready" in out, out
+    (checkout / "calls").unlink()
+    assert shell(checkout, "bash trainer/shell/setup.sh desk") == (0, ""), "one that runs stays"
+    assert not (checkout / "calls").exists()
+
+
+def test_an_environment_of_one_s_own_that_does_not_run_is_left_and_named(checkout):
+    venv = checkout / ".venvs/desk"
+    (venv / "bin").mkdir(parents=True)
+    (venv / ".pinned").touch()
+    (venv / "bin/python").symlink_to("/usr/bin/python-that-went")
+    code, out = shell(checkout, "bash trainer/shell/setup.sh desk")
+    assert code == 2 and f"{venv}" in out and (venv / ".pinned").exists()
 
 
 NO_ROOM = (

@@ -59,7 +59,7 @@ def test_the_head_keeps_in_the_bucket_what_it_has_prepared_and_the_next_machine_
 
     def start(node, rank):
         data = tmp_path / node
-        data.mkdir()
+        data.mkdir(exist_ok=True)
         shutil.rmtree(tmp_path / ".cache", ignore_errors=True)
         (tmp_path / ".cache").mkdir()
         env = os.environ | {"DATA": str(data), "MODELS": str(data), "RUN_ID": "r", "PYTHONPATH": str(ROOT)}
@@ -76,3 +76,10 @@ def test_the_head_keeps_in_the_bucket_what_it_has_prepared_and_the_next_machine_
     assert "trainer.storage cp" in again and not {"examples.demo.shapes --out", "trainer.storage send"} & set(
         again
     )
+
+    # A kept disk on which a preparation was cut short: what the bucket has takes its place.
+    half = tmp_path / "kept" / name
+    half.mkdir(parents=True)
+    (half / "half-a-shard").touch()
+    assert "trainer.storage cp" in start("kept", 0)
+    assert [path.name for path in half.iterdir()] == ["manifest.json"]

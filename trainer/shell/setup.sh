@@ -30,7 +30,7 @@ patiently() { # runs what downloads again for minutes while the network or the p
         # A full disk also keeps what was said.
         if grep -qiE "$no_room" "$said" || [ "$(free_kib)" -lt 1024 ]; then leave_full; fi
         if ! grep -qiE "$passing" "$said" || grep -qi 'hash mismatch' "$said"; then
-            echo "error: environment $name cannot be made: see the line above" >&2
+            echo "error: environment $name cannot be made in $PWD/.venvs/$name: see the line above" >&2
             exit 2
         fi
         if [ "$((SECONDS + wait_s))" -gt "$until" ]; then
@@ -53,7 +53,8 @@ esac
 
 venv=".venvs/$name"
 stamp="$(cat "$lock" trainer/shell/setup.sh | sha256sum | cut -d' ' -f1)"
-done_already() { [ -x "$venv/bin/python" ] && { [ -e "$venv/.pinned" ] || [ "$(cat "$venv/.stamp" 2>/dev/null)" = "$stamp" ]; }; }
+runs() { "$venv/bin/python" -c "" 2>/dev/null; }
+done_already() { runs && { [ -e "$venv/.pinned" ] || [ "$(cat "$venv/.stamp" 2>/dev/null)" = "$stamp" ]; }; }
 done_already && exit 0
 
 mkdir -p .venvs .cache || leave_full
@@ -91,6 +92,16 @@ if [ "$(free_kib)" -lt $((need_gib * 1024 * 1024)) ]; then
     exit 2
 fi
 
+make_venv() { # in place of what a start that was cut short, or a Python that has gone, has left there
+    if runs; then return 0; fi
+    if [ -e "$venv/.pinned" ]; then
+        echo "error: the Python of $PWD/$venv does not run, and its .pinned keeps it as it is: mend or remove that folder" >&2
+        exit 2
+    fi
+    rm -rf "$venv" || leave_full
+    patiently uv venv --quiet "$@" "$venv"
+}
+
 received() { # bytes from the network since boot; 0 where the system does not count them
     sed 's/:/ /' /proc/net/dev 2>/dev/null | awk '$1 != "lo" && $2 + 0 > 0 {sum += $2} END {printf "%.0f", sum}' || true
 }
@@ -101,12 +112,12 @@ if [ "$name" = rocm ]; then
     # torch, vLLM and their GPU libraries come from the image (rocm/vllm); everything else is pinned by us.
     python3 -c "import torch, vllm; assert torch.version.hip" 2>/dev/null ||
         { echo "environment rocm is built on an image that has PyTorch and vLLM for ROCm, such as rocm/vllm: start there" >&2; exit 2; }
-    [ -x "$venv/bin/python" ] || uv venv --quiet --python "$(command -v python3)" --system-site-packages "$venv"
+    make_venv --python "$(command -v python3)" --system-site-packages
     image='^(torch|torchvision|torchaudio|triton|vllm|xformers|flashinfer[a-z-]*|nvidia-[a-z0-9-]+|cuda-[a-z0-9-]+)=='
     awk -v image="$image" '/^[A-Za-z0-9]/ {skip = ($0 ~ image)} !skip' "$lock" >".venvs/.rocm.txt"
     patiently uv pip install --quiet --python "$venv/bin/python" --no-deps --require-hashes -r .venvs/.rocm.txt
 else
-    [ -x "$venv/bin/python" ] || patiently uv venv --quiet --python "${SPOTRL_PYTHON:-3.11}" "$venv"
+    make_venv --python "${SPOTRL_PYTHON:-3.11}"
     if [ "$name" = desk ] || [ "$name" = data ]; then
         # The stores, and the hub's client with what it needs.
         hub='huggingface-hub|anyio|click|filelock|fsspec|h11|hf-xet|httpcore2|httpx2|idna|packaging|tqdm|truststore'

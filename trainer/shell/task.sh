@@ -74,7 +74,7 @@ missing() { # whether a step's result is not there; data at a URL is read where 
 
 fetch() { # $1: Python, $2: name of prepared data, which come from the bucket if they are there
   [ -n "$BUCKET" ] && rm -rf "$DATA/.$2" && "$1" -m trainer.storage cp "$BUCKET/data/$2" "$DATA/.$2" 2>/dev/null \
-    && [ -e "$DATA/.$2/manifest.json" ] && mv "$DATA/.$2" "$DATA/$2"
+    && [ -e "$DATA/.$2/manifest.json" ] && rm -rf "${DATA:?}/$2" && mv "$DATA/.$2" "$DATA/$2"
 }
 
 step() {
