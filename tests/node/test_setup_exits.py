@@ -47,7 +47,8 @@ def checkout(tmp_path):
     (bin / "uv").write_text(
         '#!/bin/bash\necho "$*" >> calls\n'
         'if [ -s fails ]; then sed -i 1d fails; cat said >&2; exit "$(cat code 2>/dev/null || echo 2)"; fi\n'
-        'case "$1" in venv) p="${@: -1}"; [ ! -e "$p" ] || { echo "error: a directory already exists at $p" >&2; exit 2; }\n'
+        'case "$1" in venv) p="${@: -1}"\n'
+        '  [ ! -e "$p" ] || { echo "error: a directory already exists at $p" >&2; exit 2; }\n'
         '  mkdir -p "$p/bin"; touch "$p/bin/python"\n'
         '  chmod +x "$p/bin/python" ;; esac\n'
     )
