@@ -165,7 +165,7 @@ def _prepare_parser(commands: Any) -> None:
         "--families",
         default="",
         metavar="NAME,...",
-        help="only these: geometry, charts, counting, clocks, tables, functions (all), details",
+        help="only these: geometry, counting (both unless given), details",
     )
     checks = make.add_argument_group("what is kept")
     checks.add_argument(

@@ -33,8 +33,7 @@ def catalog() -> str:
         lines.append(
             f"{'':<12}commit: {entry.revision or 'main, named in the manifest'}; checked: {entry.checked}"
         )
-    families = "geometry, charts, counting, clocks, tables, functions"
-    lines.append(f"{'generated':<12}training: {families}; five difficulties")
+    lines.append(f"{'generated':<12}training: geometry, counting; five difficulties")
     lines.append(f"{'':<12}drawn here, as many rows as are asked for (--rows, --difficulty, --seed)")
     lines.append(f"{'':<12}checked: every kind of question by an independent solver (tests)")
     return "\n".join(lines)

@@ -18,8 +18,6 @@ LARGEST = (800, 600)
 SMOOTH = 2
 """Factor by which marks are drawn larger before they are averaged, so that sloped lines have no stairs."""
 BLACK = (20, 20, 20)
-GRAY = (120, 120, 120)
-PALE = (215, 215, 215)
 WHITE = (255, 255, 255)
 COLORS = {
     "red": (214, 39, 40),
@@ -133,12 +131,3 @@ class Problem:
     def key(self) -> str:
         """Hash of the problem without size, place and color of its drawing."""
         return hashlib.sha256(json.dumps([self.kind, self.question, self.facts]).encode()).hexdigest()
-
-
-def lettered(rng: random.Random, question: str, answer: str, names: list[str]) -> tuple[str, str]:
-    """A question for a name, every other time with the names as choices and a letter as the answer."""
-    if rng.random() < 0.5:
-        return f"{question} Answer with the name.", answer
-    order = rng.sample(names, len(names))
-    choices = "\n".join(f"{chr(65 + i)}. {name}" for i, name in enumerate(order))
-    return f"{question}\n\n{choices}", chr(65 + order.index(answer))
