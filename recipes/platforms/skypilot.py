@@ -21,7 +21,7 @@ from recipes.platforms.base import Commands, LaunchGiven, Platform, for_each, ss
 from recipes.platforms.disposable import Disposable
 from recipes.platforms.task_yaml import to_yaml
 from recipes.recipe.resolved import MachineChoice, ResolvedRecipe
-from recipes.recipe.spec import ASKED_BUCKET, Recipe
+from recipes.recipe.spec import ASKED_BUCKET, Cluster, Recipe
 from recipes.records.run_record import RunRecord
 from trainer.config import ConfigError
 from trainer.system.exit_codes import EXIT_PREFLIGHT
@@ -33,6 +33,8 @@ DEFAULT_CLOUDS = ("runpod", "gcp")
 class SkyPilot(Disposable):
     fast: tuple[str, ...] = ()
     """GPUs of which nodes of eight take SkyPilot's `network_tier: best`."""
+    disk_tier: str = ""
+    """SkyPilot's name of the disk that checkpoints are written to, where its own choice is too slow."""
 
     program = "sky"
     title = "SkyPilot"
@@ -56,6 +58,15 @@ class SkyPilot(Disposable):
                 f"site.clouds has {', '.join(unknown)}: give some of {', '.join(sorted(known))}"
             )
         return [known[cloud] for cloud in chosen]
+
+    def refusal(self, recipe: Recipe) -> str:
+        cluster = recipe.cluster
+        if recipe.environment == "rocm" and cluster.image == Cluster.image:
+            return (
+                f"{cluster.image} is for NVIDIA's GPUs, and {self.name} runs {recipe.name} on"
+                f" {cluster.gpu}: set cluster.image to one with PyTorch and vLLM for ROCm"
+            )
+        return super().refusal(recipe)
 
     def is_managed(self, recipe: Recipe) -> bool:
         """Whether SkyPilot's jobs controller runs it."""
@@ -89,7 +100,6 @@ class SkyPilot(Disposable):
             "num_nodes": recipe.cluster.nodes,
             "resources": self._resources(recipe, run.machines),
             "envs": _envs(recipe),
-            "secrets": dict.fromkeys(script.secret_names(recipe), ""),
         }
         if recipe.storage.volume:
             task["volumes"] = {"/workspace": recipe.storage.volume}
@@ -97,8 +107,10 @@ class SkyPilot(Disposable):
             cached = {"source": script.bucket_of(recipe) or ASKED_BUCKET, "mode": "MOUNT_CACHED"}
             task["file_mounts"] = {recipe.storage.mount: cached}
         if self.on_kubernetes:
-            queue = {"kueue": {"local_queue_name": recipe.site.queue}} if recipe.site.queue else {}
-            task["config"] = {"kubernetes": {"provision_timeout": 900, **queue, "pod_config": _pod(recipe)}}
+            own: dict[str, Any] = {"provision_timeout": 900}
+            if recipe.site.queue:  # SkyPilot gives a queue, and DWS behind one, a day
+                own = {"kueue": {"local_queue_name": recipe.site.queue}}
+            task["config"] = {"kubernetes": {**own, "pod_config": _pod(recipe)}}
         elif recipe.cluster.nodes > 1 and any(place.target == "skypilot-gcp" for place in run.machines):
             # GCP's older interface stays below 50 Gb/s, and SkyPilot takes that unless it is told.
             task["config"] = {"gcp": {"enable_gvnic": True}}
@@ -182,10 +194,15 @@ class SkyPilot(Disposable):
         if url.startswith("gs://") and self.cloud == "gcp":
             needs = ()  # the machines' own account
         secrets = "".join(f" --secret {name}" for name in (*needs, *script.launch_secrets(recipe)))
+        again = ""
+        if restarts.restart_codes(recipe) and not managed:
+            again = (
+                "\nSkyPilot does not start it again after a failure or a lost machine: the same command does."
+            )
         return (
             f"{script.written_by(recipe, self.name)}\n"
             f"  {begin}{command} {path} --env RUN_ID=my-run{bucket}{secrets}{end}\n"
-            f"{script.run_id_comment(recipe)}"
+            f"{script.run_id_comment(recipe)}{again}"
         )
 
     def _resources(self, recipe: Recipe, places: Sequence[MachineChoice]) -> dict[str, Any]:
@@ -196,8 +213,9 @@ class SkyPilot(Disposable):
             "memory": f"{cluster.memory_gib}+",
             "disk_size": cluster.disk_gib,
             "autostop": self._autostop(recipe),
-            "job_recovery": recovery(recipe),
         }
+        if self.is_managed(recipe):  # nothing else reads it
+            common["job_recovery"] = recovery(recipe)
         if recipe.kind == "serve":  # Ray's dashboard goes through ssh: a port here is open to the internet
             common["ports"] = [script.PORT]
         if cluster.cpus or not cluster.gpus_per_node or self.on_kubernetes:
@@ -228,9 +246,10 @@ class SkyPilot(Disposable):
         if place.gpu:
             card = self.engine_gpu(place.gpu, cluster.gpus_per_node)
             entry["accelerators"] = f"{card}:{cluster.gpus_per_node}"
-        whole = cluster.gpus_per_node == 8 or self.on_kubernetes
-        if cluster.nodes > 1 and whole and place.gpu in self.fast:
+        if cluster.nodes > 1 and cluster.gpus_per_node == 8 and place.gpu in self.fast:
             entry["network_tier"] = "best"
+        if self.disk_tier and place.gpu and recipe.kind == "train":
+            entry["disk_tier"] = self.disk_tier
         if self.spot and place.gpu:
             entry["use_spot"] = place.spot
         return entry
@@ -261,6 +280,7 @@ TARGETS = (
         gpus=clouds.GCP,
         network_gbit_s=clouds.NIC | {"": 100},
         bucket_mount=True,
+        disk_tier="high",
         note="between nodes one gVNIC: GPUDirect's images have drivers of their own",
     ),
     SkyPilot(
@@ -270,7 +290,6 @@ TARGETS = (
         gpus=clouds.LABELLED,
         network_gbit_s={"": 400},
         bucket_mount=True,
-        fast=tuple(clouds.LABELLED),
         note="your cluster's own node pools; spot only as the pool you name",
     ),
 )
@@ -284,6 +303,7 @@ MORE_CLOUDS = (
         network_gbit_s={"": 100},
         bucket_mount=True,
         needs="skypilot[aws]",
+        disk_tier="high",
         note="between nodes TCP: EFA is not set up",
     ),
     SkyPilot(
@@ -402,10 +422,10 @@ def _pod(recipe: Recipe) -> dict[str, Any]:
     requests: dict[str, Any] = {"ephemeral-storage": f"{pods.own_disk_gib(recipe)}Gi"}
     resources = {"requests": requests}
     container: dict[str, Any] = {"resources": resources}
-    if recipe.cluster.nodes > 1:
-        container["securityContext"] = {"capabilities": {"add": ["IPC_LOCK"]}}
     devices = pods.rdma_devices(recipe)
     if devices:
+        # A namespace with the policy `baseline` refuses it.
+        container["securityContext"] = {"capabilities": {"add": ["IPC_LOCK"]}}
         resources["limits"] = devices
         requests |= devices
     spec: dict[str, Any] = {"containers": [container], "volumes": [{"name": "dshm", "emptyDir": memory}]}

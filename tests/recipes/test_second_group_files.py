@@ -18,6 +18,7 @@ import yaml
 
 from recipes.platforms import restarts, script, targets
 from recipes.presets import RECIPES, get, resolve
+from recipes.recipe.sample_group import sampling_machines
 from tests.recipes.rendered import render, render_unchecked
 from tests.recipes.test_restarts import CODES, decisions
 from tests.recipes.test_targets import CHECK_DSTACK, CHECK_SKY, LAUNCH, needs_launch, shell_of
@@ -88,8 +89,8 @@ def test_shell_is_valid_and_touches_nothing_of_the_run(target):
 
 def test_a_token_of_the_tracker_or_of_rewards_is_not_given_to_sampling_machines():
     asked = ("logging.wandb=online", "storage.bucket=s3://mine", "rewards.remote_url=http://x/y")
-    task = yaml.safe_load(sampling_file(ONE, "skypilot-runpod", *asked))
-    assert set(task["secrets"]) == {
+    recipe = resolve(ONE, ["sample.nodes=4", *FLEET, *asked])
+    assert set(script.secret_names(sampling_machines(recipe))) == {
         "HF_TOKEN", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "SPOTRL_FLEET_KEY"
     }  # fmt: skip
     task = yaml.safe_load(sampling_file(ONE, "dstack-runpod", *asked))
@@ -126,6 +127,7 @@ def test_skypilot_starts_each_machine_as_a_managed_job_of_its_own():
     never = sampling_file(ONE, "skypilot-runpod", "sample.spot=never")
     assert yaml.safe_load(never)["resources"]["use_spot"] is False
     assert "sky launch -y -d -c grpo-qwen2-5-vl-7b-mathv60k-sample-$i " in never
+    assert "job_recovery" not in never and "SkyPilot does not start it again" in never
 
 
 def test_kubernetes_pods_that_sample_need_neither_fast_network_nor_the_runs_pool():

@@ -19,6 +19,7 @@ from recipes.platforms.targets import targets_for
 from recipes.presets import RECIPES, get, own_data
 from recipes.recipe.spec import override
 from tests.recipes.rendered import render
+from trainer.config import ConfigError
 
 ROOT = Path(__file__).parents[2]
 LAUNCH = ROOT / ".venvs/launch/bin/python"
@@ -126,7 +127,7 @@ def test_no_secret_is_ever_written(monkeypatch):
         if not name.endswith(".yaml"):
             continue
         data = yaml.safe_load(text)
-        assert all(value == "" for value in data.get("secrets", {}).values())
+        assert "secrets" not in data, "an empty one overrides `--env NAME=value`"
         assert not set(script.SECRETS) & set(data.get("envs", {}))
         for entry in data.get("env", []):
             key, _, value = entry.partition("=")
@@ -177,6 +178,39 @@ def test_skypilot_asks_for_the_network_that_is_planned_between_nodes():
     nebius = sky_task("grpo-qwen2.5-vl-32b-mathv60k", "skypilot-nebius", "cluster.gpu=H100")["resources"]
     found = [place.get("network_tier") for place in nebius.get("ordered", [nebius])]
     assert set(found) == {"best"}, "InfiniBand"
+    # Refused by SkyPilot on a cluster with InfiniBand of its own, on AKS and on GKE's A2.
+    pods = sky_task("grpo-qwen2.5-vl-72b-mathv60k", "skypilot-kubernetes")
+    assert "network_tier" not in pods["resources"]
+    container = pods["config"]["kubernetes"]["pod_config"]["spec"]["containers"][0]
+    assert "securityContext" not in container, "the policy `baseline` refuses IPC_LOCK"
+
+
+def test_skypilot_starts_again_what_its_controller_runs_and_says_so_of_the_rest():
+    recipe = override(get("grpo-qwen2.5-vl-7b-mathv60k"), ["cluster.spot=never"])
+    (text,) = render(recipe, "skypilot-gcp").values()
+    assert "job_recovery" not in yaml.safe_load(text)["resources"], "only managed jobs read it"
+    assert "# SkyPilot does not start it again after a failure or a lost machine" in text
+    (text,) = render(get("grpo-qwen2.5-vl-7b-mathv60k"), "skypilot-gcp").values()
+    assert yaml.safe_load(text)["resources"]["job_recovery"]["recover_on_exit_codes"]
+    assert "does not start it again" not in text
+
+
+def test_checkpoints_are_written_to_a_fast_disk_where_the_cloud_has_a_choice():
+    for target in ("skypilot-gcp", "skypilot-aws"):
+        resources = sky_task("grpo-qwen2.5-vl-72b-mathv60k", target)["resources"]
+        assert {e["disk_tier"] for e in resources.get("ordered", [resources])} == {"high"}, target
+    mixed = sky_task("grpo-qwen2.5-vl-7b-mathv60k", "skypilot")["resources"]["ordered"]
+    tiers = {(place["infra"], place.get("disk_tier")) for place in mixed}
+    assert tiers == {("runpod", None), ("gcp", "high")}, "SkyPilot refuses a tier on RunPod"
+
+
+def test_an_amd_card_without_an_image_for_it_is_refused():
+    amd = ["cluster.gpu=MI300X", "cluster.alternatives=[]"]
+    recipe = override(get("grpo-qwen2.5-vl-7b-mathv60k"), amd)
+    for target in ("skypilot-runpod", "skypilot"):
+        with pytest.raises(ConfigError, match="set cluster.image to one with PyTorch and vLLM for ROCm"):
+            render(recipe, target)
+    render(override(recipe, ["cluster.image=rocm/vllm:latest"]), "skypilot-runpod")
 
 
 def test_kubernetes_pods_get_shared_memory_and_infiniband():
@@ -199,6 +233,7 @@ def test_kubernetes_pods_can_have_a_claim_and_wait_in_kueue():
         "ReadWriteMany",
     ), "two nodes write to it"
     assert task["config"]["kubernetes"]["kueue"] == {"local_queue_name": "research"}
+    assert "provision_timeout" not in task["config"]["kubernetes"], "SkyPilot's own, which knows queues"
     own = task["config"]["kubernetes"]["pod_config"]["spec"]["containers"][0]["resources"]["requests"]
     assert own == {"ephemeral-storage": "60Gi"}, "of the pod's own disk: the rest lies on the claim"
     assert targets.target_named("skypilot-kubernetes").is_managed(recipe), "evicted pods come back"
