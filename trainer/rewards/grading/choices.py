@@ -139,17 +139,8 @@ def _letters(pattern: re.Pattern[str], text: str) -> set[str]:
 
 _EDGES = " \t\"'.,;:!?*`()[]{}"
 _ARTICLES = re.compile(r"^(?:the|a|an) (?=.)")
-_TRANSLATED = {
-    "是": "yes",
-    "是的": "yes",
-    "否": "no",
-    "不": "no",
-    "不是": "no",
-    "正确": "true",
-    "对": "true",
-    "错误": "false",
-    "错": "false",
-}
+_TRANSLATED = dict.fromkeys(("是", "是的"), "yes") | dict.fromkeys(("否", "不", "不是"), "no")
+_TRANSLATED |= dict.fromkeys(("正确", "对"), "true") | dict.fromkeys(("错误", "错"), "false")
 _CASE_MATTERS = re.compile(r"(?=.*[a-z0-9].*[A-Z]|[A-Z]{2,3}$)[A-Za-z0-9]{2,10}", re.ASCII)
 _ANSWERS = frozenset(("YES", "NO", "TRUE", "FALSE"))
 _LABEL = re.compile(r"[A-Za-z]|[IVX]{1,5}|[ivx]{1,5}|[0-9]{1,2}", re.ASCII)

@@ -1,6 +1,5 @@
-"""Dates with the month in words or the year first: `June 5, 2020`, `5th of June 2020`, `2020-06-05`.
-
-`5/6/2020` names two days, so it equals itself alone; `25/12/2020` names one.
+"""Times of day (`14:30`, `2:30 PM`) and dates with the month in words or the year first (`June 5, 2020`,
+`2020-06-05`). `5/6/2020` names two days, so it equals itself alone; `25/12/2020` names one.
 """
 
 from __future__ import annotations
@@ -43,9 +42,8 @@ def date(content: str) -> Date | None:
     both = _NUMBERS.fullmatch(text)
     if both is not None:
         first, second, year = map(int, both.groups())
-        if first > 12:
-            return _valid(year, second, first)
-        return _valid(year, first, second) if second > 12 or first == second else None
+        days = set(filter(None, (_valid(year, first, second), _valid(year, second, first))))
+        return days.pop() if len(days) == 1 else None
     for form in (*_FORMS, _CHINESE):
         match = form.fullmatch(text)
         if match is None:
@@ -58,3 +56,47 @@ def date(content: str) -> Date | None:
 
 def _valid(year: int, month: int, day: int) -> Date | None:
     return (year, month, day) if 1 <= month <= 12 and 1 <= day <= 31 else None
+
+
+ClockTime = tuple[int, int, int, str]
+"""(hour, minute, second, "a" | "p" | "")."""
+
+_CLOCK = re.compile(
+    r"(?:at )?([0-9]{1,2})(?::([0-5][0-9])(?::([0-5][0-9]))?)?\s*(?:(a|p)\.?\s?m\.?|h(?:ours)?|o'clock)?",
+    re.ASCII | re.IGNORECASE,
+)
+
+
+@lru_cache(maxsize=8192)
+def time_of_day(content: str) -> ClockTime | None:
+    """The time of day that a text names; None if it names none."""
+    match = _CLOCK.fullmatch(common_notation(content)) if len(content) <= 40 else None
+    if match is None or int(match[1]) > 24 or (match[2] is None and match[4] is None):
+        return None
+    hour = int(match[1])
+    half = (match[4] or "").lower()
+    if half and not 1 <= hour <= 12:
+        return None
+    return hour, int(match[2] or 0), int(match[3] or 0), half
+
+
+def same_time(reference: ClockTime, answer: ClockTime) -> bool:
+    """Whether two times of day are the same.
+
+    A marker in the reference must be met (3:45 PM is 15:45). An answer's own marker must fit an hour that
+    only one half of the day has; beside another hour it does no harm.
+    """
+    if reference[1:3] != answer[1:3]:
+        return False
+    if reference[3]:
+        return _hour24(reference) == _hour24(answer) and (answer[3] != "" or answer[0] > 12)
+    return reference[0] == answer[0] or (
+        answer[3] != "" and _hour24(answer) == reference[0] and not 0 < reference[0] < 13
+    )
+
+
+def _hour24(time: ClockTime) -> int:
+    hour, _, _, half = time
+    if not half:
+        return hour
+    return hour % 12 + 12 if half == "p" else hour % 12

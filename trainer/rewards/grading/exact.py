@@ -55,9 +55,6 @@ class Fractions:
     def exponents(self) -> Any:
         raise TooManyBits
 
-    def symbol(self, name: str, seed: int) -> Any:
-        raise Inexact
-
     def __getattr__(self, name: str) -> Any:
         raise Inexact
 
@@ -160,9 +157,6 @@ class Residue:
 
     def __pos__(self) -> Residue:
         return self
-
-    def __abs__(self) -> Residue:
-        raise Inexact
 
 
 FRACTIONS = Fractions()

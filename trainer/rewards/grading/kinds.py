@@ -13,12 +13,13 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
-from trainer.rewards.grading import choices, clock, expression, quantity, relations, structures
-from trainer.rewards.grading.dates import Date, date
+from trainer.rewards.grading import choices, expression, quantity, relations, structures
+from trainer.rewards.grading.dates import ClockTime, Date, date, time_of_day
 from trainer.rewards.grading.extraction import unbox
 from trainer.rewards.grading.notation import common_notation
 from trainer.rewards.grading.quantity import Quantity
 from trainer.rewards.grading.question import read_question
+from trainer.rewards.grading.units import split_unit
 
 
 class BadReferenceError(ValueError):
@@ -73,7 +74,7 @@ class Proportion:
 class Time:
     """A time of day."""
 
-    time: clock.Time
+    time: ClockTime
 
 
 @dataclass(frozen=True)
@@ -111,14 +112,10 @@ class Condition:
 class Formula:
     """An expression, which only its value tells from others."""
 
-    text: str
-
 
 @dataclass(frozen=True)
 class Words:
     """A name or a phrase."""
-
-    text: str
 
 
 @dataclass(frozen=True)
@@ -229,8 +226,9 @@ def read_kind(reference: str, question: str = "", context: str = "") -> Kind:
     asked = read_question(question)
     if "code" in asked.forms and re.fullmatch(r"[0-9]+(?:\.[0-9]*0|/[0-9]+)", reference):
         return Code(code_key(reference))
-    if _PLAIN.fullmatch(reference):
-        return Number(_number(reference))
+    plain = quantity.parse(reference) if _PLAIN.fullmatch(reference) else None
+    if plain is not None:
+        return Number(plain)
 
     s = common_notation(reference)
     if not s:
@@ -251,7 +249,7 @@ def _of_text(reference: str, s: str, question: str) -> Kind | None:
     day = date(reference)
     if day is not None:
         return Day(day)
-    time = clock.time_of_day(s)
+    time = time_of_day(s)
     if time is not None:
         return Time(time)
     if _CODE.fullmatch(s) and not _THOUSANDS.fullmatch(s):
@@ -284,7 +282,7 @@ def _of_mathematics(reference: str, s: str, context: str) -> Kind:
     if choices.is_text(reference):
         if not choices.plain_words(reference):
             raise BadReferenceError(f"the reference answer {reference[:80]!r} has no words")
-        return Words(reference)
+        return Words()
 
     ratio = structures.ratio(s)
     if ratio is not None:
@@ -302,8 +300,9 @@ def _of_mathematics(reference: str, s: str, context: str) -> Kind:
         return Collection(structure, "ordered" in asked.forms and not named and "\\pm" not in s)
     if relations.is_relation(s):
         return Condition(s)
+    bare, measured_in = split_unit(reference, context)
     try:
-        expression.read(expression_text(reference, context))
+        expression.read(bare if measured_in else s)
     except expression.Unreadable as error:
         if (
             _BY_LETTERS.fullmatch(_FIGURES.sub("", s))
@@ -312,21 +311,7 @@ def _of_mathematics(reference: str, s: str, context: str) -> Kind:
         ):
             return Code(code_key(s))
         raise BadReferenceError(f"{reference[:80]!r}: {error}") from None
-    return Formula(s)
-
-
-def expression_text(reference: str, context: str) -> str:
-    """The expression of a reference answer, without its unit."""
-    from trainer.rewards.grading.units import split_unit
-
-    bare, measured_in = split_unit(reference, context)
-    return bare if measured_in else common_notation(reference)
-
-
-def _number(text: str) -> Quantity:
-    number = quantity.parse(text)
-    assert number is not None, text
-    return number
+    return Formula()
 
 
 _ENDS = re.compile(
@@ -354,15 +339,8 @@ _BOUND = re.compile(
     r"(?P<value>[＄€£]?[0-9].*?)"
     r"(?:\s*(?P<after>\+)|\s+(?:and|or) (?P<word>over|above|more|older|up|under|below|less|younger))?"
 )
-_SIGNS = {
-    "<": "<",
-    ">": ">",
-    "\\le": "\\le",
-    "\\ge": "\\ge",
-    "+": "\\ge",
-    "at least": "\\ge",
-    "at most": "\\le",
-}
+_SIGNS = {sign: sign for sign in ("<", ">", "\\le", "\\ge")}
+_SIGNS |= {"+": "\\ge", "at least": "\\ge", "at most": "\\le"}
 _SIGNS |= dict.fromkeys(("over", "above", "more than"), ">")
 _SIGNS |= dict.fromkeys(("under", "below", "less than", "fewer than"), "<")
 

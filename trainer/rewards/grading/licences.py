@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from trainer.rewards.grading import (
     choices,
-    clock,
     expression,
     kinds,
     naming,
@@ -20,14 +19,13 @@ from trainer.rewards.grading import (
     shape,
     structures,
 )
-from trainer.rewards.grading.angles import in_radians
-from trainer.rewards.grading.dates import date
+from trainer.rewards.grading.dates import date, same_time, time_of_day
 from trainer.rewards.grading.expression import Rule, Unreadable
 from trainer.rewards.grading.kinds import BadReferenceError, Kind, read_kind
 from trainer.rewards.grading.notation import common_notation
 from trainer.rewards.grading.quantity import Quantity
 from trainer.rewards.grading.question import NOTHING, Asked, spelling
-from trainer.rewards.grading.units import split_unit
+from trainer.rewards.grading.units import in_radians, split_unit
 
 
 class NeedsEvaluation(Exception):
@@ -78,8 +76,8 @@ class Comparison:
             case kinds.Day(day):
                 return date(answer) == day
             case kinds.Time(time):
-                given = clock.time_of_day(self.unnamed(common_notation(answer), reference))
-                return given is not None and clock.same_time(time, given)
+                given = time_of_day(self.unnamed(common_notation(answer), reference))
+                return given is not None and same_time(time, given)
             case kinds.ValueRange():
                 ends = kinds.range_of(common_notation(answer), self.context)
                 return ends is not None and all(map(_same_end, (kind.low, kind.high), ends))
@@ -165,7 +163,7 @@ class Comparison:
         """
         ratio = structures.ratio(answer)
         if ratio is not None:
-            of_two = clock.time_of_day(answer) is None and len(ratio) == 2 and ratio[1] != 0
+            of_two = time_of_day(answer) is None and len(ratio) == 2 and ratio[1] != 0
             return of_two and number.decimals < 0 and number.value == ratio[0] / ratio[1]
         answer, unit = split_unit(raw, self.context)
         answer = self.unnamed(answer, reference)

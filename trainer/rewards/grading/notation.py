@@ -11,6 +11,7 @@ from __future__ import annotations
 import html
 import re
 import unicodedata
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -153,17 +154,23 @@ def _digit(character: str) -> str:
 _BRACKETS = {"(": ")", "[": "]", "{": "}"}
 
 
-def split_top(s: str, separators: str = ",;") -> list[str]:
-    r"""Splits at separators outside of all brackets; intervals may close with the other kind."""
-    parts = []
+def open_brackets(s: str) -> Iterator[int]:
+    """How many brackets of any kind are open behind each character: intervals may close with the other kind."""
     depth = 0
-    start = 0
-    for i, c in enumerate(s):
-        if c in "([{":
+    for character in s:
+        if character in "([{":
             depth += 1
-        elif c in ")]}":
+        elif character in ")]}":
             depth -= 1
-        elif depth == 0 and c in separators:
+        yield depth
+
+
+def split_top(s: str, separators: str = ",;") -> list[str]:
+    """Splits at separators outside of all brackets."""
+    parts = []
+    start = 0
+    for i, depth in enumerate(open_brackets(s)):
+        if depth == 0 and s[i] in separators:
             parts.append(s[start:i].strip())
             start = i + 1
     return [*parts, s[start:].strip()]
@@ -181,12 +188,5 @@ def strip_outer(s: str) -> str:
 
 def is_one_group(s: str) -> bool:
     """Whether the bracket that opens `s` is closed by its last character and no sooner."""
-    depth = 0
-    for i, c in enumerate(s):
-        if c in "([{":
-            depth += 1
-        elif c in ")]}":
-            depth -= 1
-        if depth == 0:
-            return i == len(s) - 1
-    return False
+    closing = next((i for i, depth in enumerate(open_brackets(s)) if depth == 0), -1)
+    return bool(s) and closing == len(s) - 1

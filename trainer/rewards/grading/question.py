@@ -14,26 +14,10 @@ MAX_CHARS = 6_000
 """Characters of a question that are read, from its end: what is asked for stands there."""
 
 Form = Literal[
-    "factored",
-    "expanded",
-    "simplified",
-    "fraction",
-    "mixed",
-    "decimal",
-    "percent",
-    "scientific",
-    "rounded",
-    "power",
-    "equation",
-    "expression",
-    "converted",
-    "evaluated",
-    "ordered",
-    "code",
-    "interval",
-]
-_FORMS: dict[Form, re.Pattern[str]] = {}
-for _form, _pattern in (
+    "factored", "expanded", "simplified", "fraction", "mixed", "decimal", "percent", "scientific", "rounded", "power",
+    "equation", "expression", "converted", "evaluated", "ordered", "code", "interval",
+]  # fmt: skip
+_FORMS: tuple[tuple[Form, str], ...] = (
     ("factored", r"\bfactor(?:i[sz])?(?:e|ed|ing|ization)?\b|分解"),
     ("expanded", r"\bexpand(?:ed)?\b|multiply out|remove (?:the )?(?:brackets|parentheses)|展开"),
     (
@@ -85,8 +69,8 @@ for _form, _pattern in (
         r"\b(?:intervals?|domain|range|inequalit|solution set|values? (?:of|for)|for (?:which|what))"
         r"|[<>≤≥]|\\[lg]eq?(?![a-z])",
     ),
-):
-    _FORMS[_form] = re.compile(_pattern, re.IGNORECASE)
+)
+_PATTERNS = {form: re.compile(pattern, re.IGNORECASE) for form, pattern in _FORMS}
 _COUNTED = re.compile(
     r"\b(?:how (?:many|much)|(?:the )?(?:total )?number of)\s+((?:[a-z]+[ -]?){1,4})", re.IGNORECASE
 )
@@ -152,7 +136,7 @@ def read_question(question: str) -> Asked:
         known = unit(phrase) if len(phrase) > 1 or phrase in _LETTER_UNITS else None
         if known is not None and known.dimensions:
             units.append(known)
-    forms = {form for form, pattern in _FORMS.items() if pattern.search(question)}
+    forms = {form for form, pattern in _PATTERNS.items() if pattern.search(question)}
     return Asked(frozenset(forms), tuple(units), frozenset(counted), spelling(question))
 
 

@@ -111,8 +111,7 @@ class _Reader:
         node = self.product()
         while self.next in ("+", "-"):
             self.arithmetic = True
-            minus = self.take() == "-"
-            node = values.subtract(node, self.product()) if minus else values.add(node, self.product())
+            node = values.binary(self.take(), node, self.product())
         return node
 
     def product(self) -> Node:
@@ -124,12 +123,10 @@ class _Reader:
             self.arithmetic |= token != "/"
             if token == "\\times" and self.vectors(start, middle):
                 right = self.factors(self.signed())
-                multiply = values.cross_product if self.vectors(middle, self.at) else values.multiply
-                node = multiply(node, right)
-            elif token in _TIMES:
-                node = values.multiply(node, self.signed())
+                crossed = self.vectors(middle, self.at)
+                node = values.cross_product(node, right) if crossed else values.binary("*", node, right)
             else:
-                node = values.divide(node, self.signed())
+                node = values.binary("*" if token in _TIMES else "/", node, self.signed())
             node = self.factors(node)
         return node
 
@@ -141,7 +138,7 @@ class _Reader:
             if self.kind == "number":
                 raise Unreadable("a number after a factor")  # 1 2
             self.arithmetic |= token in _GROUPS
-            node = values.multiply(node, self.power())
+            node = values.binary("*", node, self.power())
         return node
 
     def vectors(self, start: int, end: int) -> bool:
@@ -195,7 +192,7 @@ class _Reader:
         if tokens != [whole, "\\frac", "{", top, "}", "{", bottom, "}"]:
             return node
         proper = whole.isdigit() and top.isdigit() and bottom.isdigit() and int(top) < int(bottom)
-        return values.add(node, self.atom(), "mixed") if proper else node
+        return values.binary("+", node, self.atom(), "mixed") if proper else node
 
     def postfix(self, node: Node) -> Node:
         while self.next in ("!", "%", "°"):
@@ -203,7 +200,7 @@ class _Reader:
                 case "!":
                     node = values.factorial(node)
                 case "%":
-                    node = values.divide(node, values.constant("100"))
+                    node = values.binary("/", node, values.constant("100"))
                 case _:
                     node = values.degrees(node) if self.angle else node
             if self.next == "!":
@@ -335,7 +332,7 @@ class _Reader:
             case "imath":
                 return values.symbol("i")
             case "frac":
-                return values.divide(self.braced(), self.braced())
+                return values.binary("/", self.braced(), self.braced())
             case "binom":
                 return values.binomial(self.braced(), self.braced())
             case "sqrt":
@@ -387,7 +384,7 @@ class _Reader:
             return self.absolute()
         node = self.deeper(self.power)
         while self.continues_argument():
-            node = values.multiply(node, self.deeper(self.power))
+            node = values.binary("*", node, self.deeper(self.power))
         return node
 
     def continues_argument(self) -> bool:

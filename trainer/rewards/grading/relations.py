@@ -33,22 +33,8 @@ _VARIABLE = re.compile(
     rf"(?:(?<![A-Za-z\\])[A-Za-z](?![A-Za-z])|\\(?:{'|'.join(GREEK)})(?![A-Za-z]))(?:_\{{?\w{{1,3}}\}}?)?(?:\([a-z]\))?",
     re.ASCII,
 )
-_CONSTANTS = (
-    "\\pi",
-    "\\infty",
-    "e",
-    "i",
-    "\\frac",
-    "\\sqrt",
-    "\\le",
-    "\\ge",
-    "\\ne",
-    "\\mid",
-    "\\in",
-    "\\cdot",
-    "or",
-    "and",
-)
+_CONSTANTS_TEXT = r"\pi \infty e i \frac \sqrt \le \ge \ne \mid \in \cdot or and"
+_CONSTANTS = frozenset(_CONSTANTS_TEXT.split())
 _ANY = "⟪member⟫"
 """The variable of a bare set, which has no name."""
 

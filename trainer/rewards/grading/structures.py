@@ -13,7 +13,8 @@ from functools import lru_cache
 from typing import Literal
 
 from trainer.rewards.grading import quantity
-from trainer.rewards.grading.notation import common_notation, is_one_group, split_top
+from trainer.rewards.grading.notation import common_notation, is_one_group, open_brackets, split_top
+from trainer.rewards.grading.question import read_question
 
 MAX_CHARS = 500
 
@@ -126,7 +127,8 @@ def _parts(s: str) -> tuple[str, ...]:
     `\pm` is two. No parts if one is empty or has several such signs."""
     if quantity.parse(s):  # the comma of 1,234
         return (s.strip(),)
-    s = _AND.sub(lambda m: "," if _depth(s[: m.start()]) == 0 else m[0], s)
+    depths = [0, *open_brackets(s)]
+    s = _AND.sub(lambda m: m[0] if depths[m.start()] else ",", s)
     parts = []
     for part in split_top(s):
         parts += _signs(part)
@@ -152,17 +154,6 @@ def _names_and_values(parts: Iterable[str]) -> list[tuple[str, str]]:
     return pairs
 
 
-def _depth(s: str) -> int:
-    """Number of brackets of any kind that `s` leaves open."""
-    depth = 0
-    for character in s:
-        if character in "([{":
-            depth += 1
-        elif character in ")]}":
-            depth -= 1
-    return depth
-
-
 def _signs(part: str) -> list[str]:
     r"""The two values of `1 \pm x`, `1 + x` and `1 - x`; a part with more such signs needs algebra."""
     if part.count("\\pm") != 1:
@@ -181,13 +172,6 @@ def values(structure: Structure, by_name: bool = False) -> Structure:
     if by_name:
         pairs.sort()
     return Structure("()", tuple(value for _, value in pairs))
-
-
-_ASKS_FOR_INTERVAL = re.compile(
-    r"\b(?:intervals?|domain|range|inequalit|solution set|values? (?:of|for)|for (?:which|what))"
-    r"|[<>≤≥]|\\[lg]eq?(?![a-z])",
-    re.IGNORECASE,
-)
 
 
 def compatible(
@@ -210,7 +194,7 @@ def compatible(
     if "list" in kinds and reference.kind in INTERVALS and re.search(r"\bintervals?\b", context):
         return "no"
     same_kind = len(kinds) == 1 or kinds in ({"()", "list"}, {"()", column})
-    if reference.kind == "[]" and answer.kind == "list" and not _ASKS_FOR_INTERVAL.search(context):
+    if reference.kind == "[]" and answer.kind == "list" and "interval" not in read_question(context).forms:
         same_kind = all(map(quantity.parse, reference.parts))
     return "ordered" if same_kind and same_length else "no"
 
@@ -246,12 +230,8 @@ def lettered_parts(content: str) -> tuple[str, ...] | None:
 
 def infinite_end(end: str) -> str:
     """`-` or `+` for an infinite end of an interval, else empty."""
-    match end.replace(" ", "").replace("{", "").replace("}", ""):
-        case "\\infty" | "+\\infty":
-            return "+"
-        case "-\\infty":
-            return "-"
-    return ""
+    bare = re.sub(r"[\s{}]", "", end)
+    return {"\\infty": "+", "+\\infty": "+", "-\\infty": "-"}.get(bare, "")
 
 
 _BASED = re.compile(r"([0-9A-F]+)_(?:([0-9]{1,2})|\{\s*([0-9]{1,2}|[a-z]{3,12})\s*\})", re.ASCII)

@@ -6,37 +6,12 @@ import re
 
 from trainer.rewards.grading.values import Unreadable
 
-FUNCTIONS = {
-    "sin": "sin",
-    "cos": "cos",
-    "tan": "tan",
-    "cot": "cot",
-    "sec": "sec",
-    "csc": "csc",
-    "sinh": "sinh",
-    "cosh": "cosh",
-    "tanh": "tanh",
-    "coth": "coth",
-    "arcsin": "asin",
-    "arccos": "acos",
-    "arctan": "atan",
-    "asin": "asin",
-    "acos": "acos",
-    "atan": "atan",
-    "arccot": "acot",
-    "arcsec": "asec",
-    "arccsc": "acsc",
-    "tg": "tan",
-    "ctg": "cot",
-    "arctg": "atan",
-    "arcsinh": "asinh",
-    "arccosh": "acosh",
-    "arctanh": "atanh",
-    "ln": "ln",
-    "log": "log",
-    "lg": "lg",
-    "exp": "exp",
-}
+_OWN_NAMES = "sin cos tan cot sec csc sinh cosh tanh coth asin acos atan ln log lg exp"
+FUNCTIONS: dict[str, str] = {name: name for name in _OWN_NAMES.split()}
+for _name in _OWN_NAMES.split()[:9]:  # to tanh
+    FUNCTIONS["arc" + _name] = "a" + _name
+FUNCTIONS |= {"tg": "tan", "ctg": "cot", "arctg": "atan"}
+"""mpmath's names of functions, by how they are written."""
 _PLAIN_WORDS = frozenset([*FUNCTIONS, "sqrt", "pi"])
 
 _TOKEN = re.compile(

@@ -27,24 +27,7 @@ class Unit:
     """(base unit or noun, exponent), sorted."""
 
 
-_KNOWN: dict[str, Unit] = {}
-_CASED: set[str] = {"ml"}
-"""Symbols with a small prefix, in lower case, whose case matters: `mg` is not `Mg`, but `KM` can only
-be `km`."""
-
-
-def _define(size: str | int | Fraction, dimensions: str, names: str) -> None:
-    """Adds one unit under several names. `dimensions` is written as `kg m2 s-2`."""
-    powers = []
-    for dimension in dimensions.split():
-        base = dimension.rstrip("-0123456789")
-        exponent = dimension.removeprefix(base)
-        powers.append((base, int(exponent or 1)))
-    for name in names.split():
-        _KNOWN[name] = Unit(Fraction(size), tuple(sorted(powers)))
-
-
-for _size, _dimensions, _names in (
+_UNITS = (
     ("0.0254", "m", "in inch inche"),
     ("0.3048", "m", "ft foot feet"),
     ("0.9144", "m", "yd yard"),
@@ -101,77 +84,86 @@ for _size, _dimensions, _names in (
     (3600, "A s", "Ah"),
     ("3.6", "A s", "mAh"),
     (1, "", "unit sq.unit 个 只 条 本 张 人 辆 棵 支 块 次 岁 件 名 位 種 种"),
-):
-    _define(_size, _dimensions, _names)
-_PREFIXES = {
-    "": 0,
-    "p pico": -12,
-    "n nano": -9,
-    "µ μ u micro": -6,
-    "m milli": -3,
-    "c centi": -2,
-    "d deci": -1,
-    "k kilo": 3,
-    "M mega": 6,
-    "G giga": 9,
-    "T tera": 12,
-}
-for _symbol, _long, _size, _dimensions, _chosen in (
-    ("m", "meter metre", 1, "m", "numµckd"),
-    ("g", "gram gramme gm", "0.001", "kg", "nuµmk"),
-    ("s", "second sec", 1, "s", "nuµm"),
-    ("A", "ampere amp", 1, "A", "nuµmk"),
-    ("mol", "mole", 1, "mol", "nuµmk"),
-    ("N", "newton", 1, "kg m s-2", "nuµmkM"),
-    ("J", "joule", 1, "kg m2 s-2", "nuµmkMG"),
-    ("W", "watt", 1, "kg m2 s-3", "nuµmkMG"),
-    ("Pa", "pascal", 1, "kg m-1 s-2", "mkMGh"),
+)
+"""(size, dimensions, names) of units that take no prefix."""
+_PREFIXES = (
+    ("p", "pico", -12),
+    ("n", "nano", -9),
+    ("µμu", "micro", -6),
+    ("m", "milli", -3),
+    ("c", "centi", -2),
+    ("d", "deci", -1),
+    ("k", "kilo", 3),
+    ("M", "mega", 6),
+    ("G", "giga", 9),
+    ("T", "tera", 12),
+)
+"""(letters, word, power of ten)."""
+_PREFIXED = (
+    ("m", "meter metre", 1, "m", "nµmckd"),
+    ("g", "gram gramme gm", "0.001", "kg", "nµmk"),
+    ("s", "second sec", 1, "s", "nµm"),
+    ("A", "ampere amp", 1, "A", "nµmk"),
+    ("mol", "mole", 1, "mol", "nµmk"),
+    ("N", "newton", 1, "kg m s-2", "nµmkM"),
+    ("J", "joule", 1, "kg m2 s-2", "nµmkMG"),
+    ("W", "watt", 1, "kg m2 s-3", "nµmkMG"),
+    ("Pa", "pascal", 1, "kg m-1 s-2", "mkMG"),
     ("Hz", "hertz", 1, "s-1", "mkMGT"),
-    ("V", "volt", 1, "kg m2 s-3 A-1", "nuµmkM"),
+    ("V", "volt", 1, "kg m2 s-3 A-1", "nµmkM"),
     ("Ω", "ohm Ohm", 1, "kg m2 s-3 A-2", "mkMG"),
     ("eV", "electronvolt", "1.602176634e-19", "kg m2 s-2", "mkMG"),
-    ("T", "tesla", 1, "kg s-2 A-1", "nuµm"),
-    ("H", "henry", 1, "kg m2 s-2 A-2", "nuµm"),
+    ("T", "tesla", 1, "kg s-2 A-1", "nµm"),
+    ("H", "henry", 1, "kg m2 s-2 A-2", "nµm"),
     ("Wb", "weber", 1, "kg m2 s-2 A-1", "m"),
     ("lm", "lumen", 1, "lm", ""),
     ("cd", "candela", 1, "cd", ""),
-    ("C", "coulomb", 1, "A s", "pnuµm"),
-    ("F", "farad", 1, "kg-1 m-2 s4 A2", "pnuµm"),  # a bare C, F: degrees
-):
-    for _prefix, _exponent in _PREFIXES.items():
-        _short, _, _word = _prefix.rpartition(" ")
-        _letters = _short.split()
-        if _prefix and set(_letters).isdisjoint(_chosen):
-            continue
-        _scaled = Fraction(_size) * Fraction(10) ** _exponent
-        _new = []
-        for _letter in _letters or [""]:
-            _name = _letter + _symbol
-            if _name not in _KNOWN:
-                _new.append(_name)
-            if _short and _short[0] in "pnuµm":
-                _CASED.add(_name.lower())
-        _define(_scaled, _dimensions, " ".join(_new))
-        for _name in _long.split():
-            _define(_scaled, _dimensions, _word + _name)
-for _name, _unit in (
-    ("厘米", "cm"),
-    ("米", "m"),
-    ("毫米", "mm"),
-    ("分米", "dm"),
-    ("千米", "km"),
-    ("公里", "km"),
-    ("克", "g"),
-    ("千克", "kg"),
-    ("公斤", "kg"),
-    ("秒", "s"),
-    ("时", "h"),
-    ("分", "min"),
-):
-    _KNOWN[_name] = _KNOWN[_unit]
-for _prefix, _power in (("平方", 2), ("立方", 3)):
-    for _name in ("厘米", "米", "毫米", "分米", "千米"):
-        _KNOWN[_prefix + _name] = Unit(_KNOWN[_name].size ** _power, (("m", _power),))
+    ("C", "coulomb", 1, "A s", "pnµm"),
+    ("F", "farad", 1, "kg-1 m-2 s4 A2", "pnµm"),  # a bare C, F: degrees
+)
+"""(symbol, words, size, dimensions, prefixes that its symbol and words take)."""
+_CHINESE = "厘米 cm 米 m 毫米 mm 分米 dm 千米 km 公里 km 克 g 千克 kg 公斤 kg 秒 s 时 h 分 min"
+
+
+def _measure(size: str | int | Fraction, dimensions: str, exponent: int = 0) -> Unit:
+    """A unit of so many base units, times a power of ten. `dimensions` is written as `kg m2 s-2`."""
+    powers = []
+    for dimension in dimensions.split():
+        base = dimension.rstrip("-0123456789")
+        powers.append((base, int(dimension.removeprefix(base) or 1)))
+    return Unit(Fraction(size) * Fraction(10) ** exponent, tuple(sorted(powers)))
+
+
+def known_units() -> dict[str, Unit]:
+    """Every unit by each of its names, with prefixes."""
+    known = {}
+    for size, dimensions, names in _UNITS:
+        known |= dict.fromkeys(names.split(), _measure(size, dimensions))
+    for symbol, words, size, dimensions, prefixes in _PREFIXED:
+        for letters, prefix, exponent in (("", "", 0), *_PREFIXES):
+            if letters and letters[0] not in prefixes:
+                continue
+            scaled = _measure(size, dimensions, exponent)
+            for name in [letter + symbol for letter in letters] or [symbol]:
+                known.setdefault(name, scaled)
+            for word in words.split():
+                known[prefix + word] = scaled
+
+    names = _CHINESE.split()
+    known |= {name: known[symbol] for name, symbol in zip(names[::2], names[1::2], strict=True)}
+    for name in ("厘米", "米", "毫米", "分米", "千米"):
+        for prefix, power in (("平方", 2), ("立方", 3)):
+            known[prefix + name] = Unit(known[name].size ** power, (("m", power),))
+    return known
+
+
+_KNOWN = known_units()
+_CASED = {"ml"}
+"""Symbols with a small prefix, in lower case, whose case matters: `mg` is not `Mg`, but `KM` can only be `km`."""
+for _symbol, *_, _prefixes in _PREFIXED:
+    for _letters, _, _exponent in _PREFIXES:
+        if _exponent < -2 and _letters[0] in _prefixes:
+            _CASED |= {(_letter + _symbol).lower() for _letter in _letters}
 
 _CARDINALS_TEXT = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
@@ -399,3 +391,41 @@ def split_unit(raw: str, context: str) -> tuple[str, Unit | None]:
 _MARKED = re.compile(r"\\(?:text|mathrm|mbox|rm|operatorname|textrm)(?![a-z])")
 _START = re.compile(r"(?<=[\s})°㐀-鿿])(?:\\Omega|\\mu|[A-Za-z㐀-鿿°µμ])")
 _NUMERIC_END = re.compile(r"(?:[0-9})]|\\pi)$")
+
+
+_DEGREES = ("°", "degrees", "degree", "deg")
+_RADIANS = ("radians", "radian", "rad")
+_NO_ANGLE = re.compile(r"[=<>,:°]|(?<![A-Za-z\\])[A-Za-z]{2,}", re.ASCII)
+
+
+def in_radians(reference: str, answer: str) -> tuple[str, str] | None:
+    r"""Both cleaned angles in radians, if one is in degrees and the other in radians: `60°` is `\frac{\pi}{3}`.
+
+    What holds pi and no unit is in radians. None for anything else.
+    """
+    if len(reference) > 200 or len(answer) > 200:
+        return None
+    if _without(reference, _DEGREES):
+        first, second = _from_degrees(reference), _from_radians(answer)
+    else:
+        first, second = _from_radians(reference), _from_degrees(answer)
+    return (first, second) if first and second else None
+
+
+def _without(angle: str, units: tuple[str, ...]) -> str:
+    """An angle without its unit; empty for one that has another unit, or none."""
+    for name in units:
+        bare = angle.removesuffix(name).rstrip()
+        if bare and bare != angle and not _NO_ANGLE.search(bare):
+            return bare
+    return ""
+
+
+def _from_degrees(angle: str) -> str:
+    bare = _without(angle, _DEGREES)
+    return f"({bare})\\pi/180" if bare else ""
+
+
+def _from_radians(angle: str) -> str:
+    has_pi = "\\pi" in angle and not _NO_ANGLE.search(angle)
+    return _without(angle, _RADIANS) or (angle if has_pi else "")

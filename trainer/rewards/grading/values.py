@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -147,20 +148,22 @@ def fraction(node: Node, p: Point) -> Fraction:
     return node.at(replace(p, context=FRACTIONS))
 
 
-def add(a: Node, b: Node, operation: str = "+") -> Node:
-    return Node(operation, (a, b), lambda p: a.at(p) + b.at(p))
+_BINARY: dict[str, Callable[[Any, Any], Any]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "/": operator.truediv,
+}
 
 
-def subtract(a: Node, b: Node) -> Node:
-    return Node("-", (a, b), lambda p: a.at(p) - b.at(p))
+def binary(sign: str, a: Node, b: Node, operation: str = "") -> Node:
+    """A sum, difference, product or quotient; operation: what it is called instead of its sign."""
+    apply = _BINARY[sign]
+    return Node(operation or sign, (a, b), lambda p: apply(a.at(p), b.at(p)))
 
 
 def negative(a: Node) -> Node:
     return Node("negative", (a,), lambda p: p.context.mpf("0") - a.at(p))
-
-
-def multiply(a: Node, b: Node) -> Node:
-    return Node("*", (a, b), lambda p: a.at(p) * b.at(p))
 
 
 def cross_product(a: Node, b: Node) -> Node:
@@ -171,10 +174,6 @@ def cross_product(a: Node, b: Node) -> Node:
         return a.at(p) * b.at(q) - b.at(p) * a.at(q)
 
     return Node("cross", (a, b), cross)
-
-
-def divide(a: Node, b: Node) -> Node:
-    return Node("/", (a, b), lambda p: a.at(p) / b.at(p))
 
 
 def degrees(a: Node) -> Node:
