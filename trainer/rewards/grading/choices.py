@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from trainer.rewards.grading.dates import date
 from trainer.rewards.grading.notation import common_notation
 
 MAX_CHARS = 400
@@ -240,18 +239,15 @@ _MATHS_TEXT = (
     "sinh cosh tanh "
 )
 _MATHS = frozenset(_MATHS_TEXT.split())
-_DATE = re.compile(r"\d{4}[-/]\d{1,2}[-/]\d{1,2}|\d{1,2}[-/]\d{1,2}[-/]\d{4}", re.ASCII)
 
 
 @lru_cache(maxsize=8192)
 def is_text(content: str) -> bool:
-    """Whether a reference answer is words (`Yes`, `North America`, `June 5`) or a date, not an expression."""
+    """Whether a reference answer is words (`Yes`, `North America`), not an expression."""
     joined = "\\text{ or" in content or "\\text{ and" in content
     if not content.isascii() or ("\\text" in content and not joined):
         content = common_notation(content)
     s = content.strip().rstrip(".!?")
-    if _DATE.fullmatch(s) or date(content) is not None:
-        return True
     tokens = re.findall(r"[^\W\d_]+", s)
     if not tokens or re.search(r"[\\^=<>{}$|+*/;√π×≤≥]", s):
         return False

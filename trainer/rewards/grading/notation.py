@@ -155,7 +155,7 @@ _BRACKETS = {"(": ")", "[": "]", "{": "}"}
 
 
 def open_brackets(s: str) -> Iterator[int]:
-    """How many brackets of any kind are open behind each character: intervals may close with the other kind."""
+    """How many brackets are open behind each character; intervals may close with the other kind."""
     depth = 0
     for character in s:
         if character in "([{":

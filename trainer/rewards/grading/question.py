@@ -14,8 +14,8 @@ MAX_CHARS = 6_000
 """Characters of a question that are read, from its end: what is asked for stands there."""
 
 Form = Literal[
-    "factored", "expanded", "simplified", "fraction", "mixed", "decimal", "percent", "scientific", "rounded", "power",
-    "equation", "expression", "converted", "evaluated", "ordered", "code", "interval",
+    "factored", "expanded", "simplified", "fraction", "mixed", "decimal", "percent", "scientific", "rounded",
+    "power", "equation", "expression", "converted", "evaluated", "ordered", "code", "interval",
 ]  # fmt: skip
 _FORMS: tuple[tuple[Form, str], ...] = (
     ("factored", r"\bfactor(?:i[sz])?(?:e|ed|ing|ization)?\b|分解"),

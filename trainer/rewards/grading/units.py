@@ -159,7 +159,8 @@ def known_units() -> dict[str, Unit]:
 
 _KNOWN = known_units()
 _CASED = {"ml"}
-"""Symbols with a small prefix, in lower case, whose case matters: `mg` is not `Mg`, but `KM` can only be `km`."""
+"""Symbols with a small prefix, in lower case, whose case matters: `mg` is not `Mg`, but `KM` can only
+be `km`."""
 for _symbol, *_, _prefixes in _PREFIXED:
     for _letters, _, _exponent in _PREFIXES:
         if _exponent < -2 and _letters[0] in _prefixes:
@@ -399,9 +400,9 @@ _NO_ANGLE = re.compile(r"[=<>,:°]|(?<![A-Za-z\\])[A-Za-z]{2,}", re.ASCII)
 
 
 def in_radians(reference: str, answer: str) -> tuple[str, str] | None:
-    r"""Both cleaned angles in radians, if one is in degrees and the other in radians: `60°` is `\frac{\pi}{3}`.
+    r"""Both cleaned angles in radians, if one is in degrees and the other in radians; else None.
 
-    What holds pi and no unit is in radians. None for anything else.
+    `60°` is `\frac{\pi}{3}`: what holds pi and no unit is in radians.
     """
     if len(reference) > 200 or len(answer) > 200:
         return None
