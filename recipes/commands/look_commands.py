@@ -84,7 +84,7 @@ def report_runs(runs: tuple[str, ...], bucket: str) -> int:
     flag_value="own",
     default="",
     metavar="[FILE.yaml]",
-    help="one run against the bands of its recipe, or of a file (docs/expected.md)",
+    help="one run against the bands of its recipe, or of a file (docs/watching.md)",
 )
 @several_runs("id of a run, or its folder: two, or one --expected")
 def compare_runs(runs: tuple[str, ...], bucket: str, expected: str) -> int:
@@ -140,7 +140,7 @@ def alert_on_run(run: str, bucket: str, webhook: str, shell: str, every: float, 
 def profile_run(run: str, bucket: str, fetch: bool) -> int:
     """Ask a running run for a profile of its next step.
 
-    See docs/debugging.md."""
+    See docs/failures.md."""
     from recipes.drivers import run_view
 
     return run_view.profile_run(run, bucket, fetch)

@@ -256,7 +256,7 @@ def test_inline_commands_name_commands_and_options_that_exist():
 def test_the_figures_of_the_72b_page_are_those_of_the_plan():
     from recipes.plan import cost, memory
 
-    page, recipe = (ROOT / "docs/72b.md").read_text(), resolve("grpo-qwen2.5-vl-72b-mathv60k", [])
+    page, recipe = (ROOT / "docs/quickstart.md").read_text(), resolve("grpo-qwen2.5-vl-72b-mathv60k", [])
     need = memory.plan_memory(recipe)
     assert need is not None
     peak, ram, disk = (n / 2**30 for n in (need.peak.total, need.host_bytes, need.disk_bytes))

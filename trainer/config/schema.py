@@ -305,7 +305,7 @@ class Logging:
     """Seconds between two pushes of metrics, samples, log and node samples to `checkpoint.remote`; 0:
     never."""
     profile_step: int = ranged_field(0, least=0)
-    """Step whose phases are profiled on every rank (docs/debugging.md); 0: none but on request."""
+    """Step whose phases are profiled on every rank (docs/failures.md); 0: none but on request."""
     profile_s: float = ranged_field(20.0, above=0)
     """Seconds of each call of a rank that are recorded: a rollout of thousands of tokens would fill the
     disk."""

@@ -25,7 +25,7 @@ class Watch:
     """Limit of the start. Reading and writing files stops this clock, as in the phases of checkpoints and
     exports."""
     post_mortem: bool = False
-    """A rank that raises waits for a debugger in place of ending the run (docs/debugging.md)."""
+    """A rank that raises waits for a debugger in place of ending the run (docs/failures.md)."""
 
 
 GUARDS = (

@@ -1,6 +1,6 @@
 """Ray's post-mortem debugger in a rank: a rank that raises waits for a person, and its launcher learns of it.
 
-`watch.post_mortem` sets the variables; docs/debugging.md says how to attach.
+`watch.post_mortem` sets the variables; docs/failures.md says how to attach.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class HangingRank:
     """As in /proc: R, S, D, T; empty where the process is gone."""
     stacks: str
     paused: str = ""
-    """The exception for which it waits for a debugger (docs/debugging.md)."""
+    """The exception for which it waits for a debugger (docs/failures.md)."""
     trace: str = ""
     """NCCL's flight recorder: its file, compressed, in base64."""
 
