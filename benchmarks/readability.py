@@ -1,8 +1,7 @@
 """How dense a tree of Python files is, in the figures by which trainers can be compared.
 
     python -m benchmarks.readability trainer                # prints them
-    python -m benchmarks.readability trainer --name NAME    # ... and keeps them in readability.json
-    python -m benchmarks.readability --before CHECKOUT      # a table of both repositories, kept there too
+    python -m benchmarks.readability --before CHECKOUT      # a table of both repositories
 
 A code line has at least one token of Python that is neither a comment nor a part of a docstring. Its
 characters are counted without the indentation.
@@ -13,7 +12,6 @@ from __future__ import annotations
 import argparse
 import ast
 import io
-import json
 import tokenize
 from collections import Counter
 from pathlib import Path
@@ -21,8 +19,6 @@ from pathlib import Path
 from docs.draw_architecture import reduced, rooms
 
 ROOT = Path(__file__).resolve().parents[1]
-TABLE = "before and after"
-KEPT = Path(__file__).with_suffix(".json")
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 RANK_CALLS = {"all", "each"}
 NOT_CODE = {
@@ -137,38 +133,24 @@ def house(root: Path) -> dict[str, float]:
     return found | figures(root / "trainer")
 
 
-def compare(before: Path) -> dict[str, dict[str, float]]:
-    """Prints and returns the figures of another checkout and of this one, side by side."""
-    table = {}
+def compare(before: Path) -> None:
+    """Prints the figures of another checkout and of this one, side by side."""
     then, now = house(before), house(ROOT)
     print(f"{'':40} {'before':>10} {'after':>10}")
-    for name in now:
-        table[name] = {"before": then.get(name, 0), "after": now[name]}
-        print(f"{name:40} {table[name]['before']:>10} {now[name]:>10}")
-    return table
-
-
-def keep(name: str, measured: dict) -> None:
-    kept = json.loads(KEPT.read_text()) if KEPT.exists() else {}
-    kept[name] = measured
-    KEPT.write_text(json.dumps(kept, indent=1) + "\n")
+    for name, value in now.items():
+        print(f"{name:40} {then.get(name, 0):>10} {value:>10}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("folder", type=Path, nargs="?", default=ROOT / "trainer")
-    parser.add_argument("--name", help="keep the figures under this name, such as a revision")
     parser.add_argument("--before", type=Path, help="a checkout of the repository to compare this one with")
     args = parser.parse_args()
     if args.before:
-        keep(TABLE, compare(args.before))
+        compare(args.before)
         return
-
-    measured = figures(args.folder)
-    for name, value in measured.items():
+    for name, value in figures(args.folder).items():
         print(f"{name:40} {value}")
-    if args.name:
-        keep(args.name, measured)
 
 
 if __name__ == "__main__":
