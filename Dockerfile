@@ -6,7 +6,8 @@
 # `trainer/shell/setup.sh` takes it where its requirements and the checkout's are the same, byte for byte. All files that are copied
 # are named in recipes/records/image_record.py too: the tag is their digest.
 FROM pytorch/pytorch:2.13.0-cuda13.0-cudnn9-devel
-RUN apt-get update && apt-get install -y --no-install-recommends openssh-server rsync curl && rm -rf /var/lib/apt/lists/*
+RUN apt-get update && apt-get install -y --no-install-recommends openssh-server rsync curl \
+    libibverbs1 ibverbs-providers librdmacm1 && rm -rf /var/lib/apt/lists/*
 ENV UV_PYTHON_INSTALL_DIR=/opt/spotrl/python
 WORKDIR /opt/spotrl
 COPY requirements/gpu.txt requirements/gpu.txt

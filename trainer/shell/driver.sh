@@ -2,7 +2,7 @@
 # runs the CUDA of the locked environment. An older one (RunPod's hosts are not filtered by driver) gets NVIDIA's
 # forward-compatibility libraries where the image has them and they work (data-center GPUs); else the shell is left with
 # CODE, and one line says why. A rented machine (36) is counted in the run's record first, with LOSSES as its limit: else a
-# platform that keeps getting such machines would continue for ever.
+# platform that keeps getting such machines would continue for ever. Then the library of InfiniBand is looked for.
 
 cuda_of_driver() { # the driver's CUDA version as 1000 * major + 10 * minor, or what is wrong with it
   timeout 120 python3 trainer/hardware/driver.py --version || echo "the driver does not answer"
@@ -34,3 +34,22 @@ use_driver "$(sed -n 's/^nvidia-cuda-runtime==\([0-9]*\)\..*/\1000/p' requiremen
   fi
   exit "$driver_exit"
 }
+
+use_infiniband() { # where several nodes have it, NCCL must find its library: root installs it, anybody else is told the command
+  local devices="${SPOTRL_INFINIBAND:-/sys/class/infiniband}" packages="libibverbs1 ibverbs-providers librdmacm1" missing nodes
+  nodes="${SPOTRL_NODES:-${SKYPILOT_NUM_NODES:-${DSTACK_NODES_NUM:-${SLURM_JOB_NUM_NODES:-}}}}" # "": a set-up is not told
+  if [ "$nodes" = 1 ] || [ "${NCCL_IB_DISABLE:-0}" = 1 ]; then return 0; fi
+  missing="$(python3 trainer/hardware/verbs.py "$devices")"
+  if [ -n "$missing" ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    echo "InfiniBand has no $missing here: installing $packages"
+    # shellcheck disable=SC2086
+    { timeout 300 apt-get update -qq && timeout 300 apt-get install -y -qq --no-install-recommends $packages; } >&2 || true
+    missing="$(python3 trainer/hardware/verbs.py "$devices")"
+  fi
+  if [ -z "$missing" ] || [ -z "$nodes" ]; then return 0; fi
+  echo "error: without $missing NCCL trains over TCP, and this machine has InfiniBand: put" \
+    "\`apt-get install $packages\` into the image, or set NCCL_IB_DISABLE=1" >&2
+  exit 2
+}
+
+use_infiniband

@@ -253,6 +253,14 @@ def test_pinned_memory_is_asked_for_where_infiniband_is_used(tmp_path, nodes, fi
     assert not any(f.machine for f in findings)
 
 
+def test_infiniband_without_its_library_is_the_images_fault(tmp_path):
+    host = dataclasses.replace(GOOD, infiniband=True, lacks_verbs=("libibverbs.so.1",))
+    assert wrong(tmp_path, host) == [], "one node does not use it"
+    (finding,) = wrong(tmp_path, host, dataclasses.replace(LOCAL, nodes=2))
+    assert finding.figure.startswith("without libibverbs.so.1 NCCL trains over TCP") and not finding.machine
+    assert "apt-get install libibverbs1 ibverbs-providers librdmacm1" in finding.remedy
+
+
 def test_a_machine_of_one_gpu_needs_what_one_rank_needs(tmp_path):
     """Docker's /dev/shm of 64 MiB, and limits that eight ranks would not fit."""
     config = c.override(gpu_run(tmp_path), ["placement.workers_per_node=1"])

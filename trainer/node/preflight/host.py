@@ -21,11 +21,11 @@ import psutil
 from trainer.checkpoint.layout import held_bytes, local_dir
 from trainer.config import ConfigError, RunConfig, by_model
 from trainer.config.budget import CHECKPOINT_BYTES_PER_PARAMETER, checkpoints_bytes, downloaded_bytes, trained
-from trainer.hardware import cgroups
+from trainer.hardware import cgroups, verbs
 from trainer.hardware.host_memory import available_memory, worker_bytes
 from trainer.hardware.model_shapes import shape_of
 from trainer.hardware.visible_gpus import gpu_names, visible_positions
-from trainer.node.preflight import compiler, thresholds
+from trainer.node.preflight import compiler, infiniband, thresholds
 from trainer.node.preflight.findings import Finding
 from trainer.node.topology import NodeEnvironment
 
@@ -79,6 +79,8 @@ class MeasuredHost:
     """Hard limit of memory that may be pinned; -1 for none."""
     infiniband: bool = False
     """Whether there is a device that needs pinned memory."""
+    lacks_verbs: tuple[str, ...] = ()
+    """Libraries without which NCCL does not use that device."""
     lacks: tuple[str, ...] = ()
     """What Triton would not find here, on a machine with GPUs."""
     cpus: float = math.inf
@@ -99,7 +101,8 @@ def measure_host(config: RunConfig, env: Mapping[str, str] = os.environ, alone: 
         processes=resource.getrlimit(resource.RLIMIT_NPROC)[1],
         locked_bytes=resource.getrlimit(resource.RLIMIT_MEMLOCK)[1],
         lacks=tuple(compiler.missing_compiler_parts(env)) if config.placement.device == "cuda" else (),
-        infiniband=Path("/sys/class/infiniband").is_dir() and any(Path("/sys/class/infiniband").iterdir()),
+        infiniband=verbs.DEVICES.is_dir() and any(verbs.DEVICES.iterdir()),
+        lacks_verbs=tuple(verbs.missing_libraries()) if env.get("NCCL_IB_DISABLE") != "1" else (),
         cpus=cgroups.cpus(),
         loopback=loopback_answers(),
     )
@@ -286,6 +289,8 @@ def check_host(
                 "docker: --ulimit memlock=-1:-1",
             )
         )
+        if config.placement.device == "cuda":
+            found.append(infiniband.check_library(node.rank, host.lacks_verbs))
     found.append(_processors(config, host.cpus, node.rank))
     found.append(_loopback(host, node.rank))
     if config.placement.device == "cuda":

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainer.hardware import verbs
 from trainer.node.preflight.findings import Finding
 
 SYSFS = Path("/sys/class/infiniband")
@@ -65,6 +66,16 @@ def nccl_variables(found: list[Port], env: Mapping[str, str]) -> tuple[dict[str,
     value = f"={','.join(names)}"
     why = f"NCCL_IB_HCA={value}: {', '.join(left)} is down or slower, and NCCL would use it, too"
     return {"NCCL_IB_HCA": value}, why
+
+
+def check_library(rank: int, missing: Sequence[str]) -> Finding:
+    """The finding on the libraries that NCCL opens. missing: as `verbs.missing_libraries` gave it."""
+    check = "InfiniBand's library"
+    if not missing:
+        return Finding(check=check, nodes=(rank,), figure="it opens")
+    figure = f"without {' and '.join(missing)} NCCL trains over TCP, and this machine has InfiniBand"
+    remedy = f"put `apt-get install {verbs.PACKAGES}` into the image, or set NCCL_IB_DISABLE=1"
+    return Finding(check=check, nodes=(rank,), level="fail", figure=figure, remedy=remedy)
 
 
 def judge_infiniband(nodes: Mapping[int, list[dict[str, Any]]]) -> list[Finding]:
