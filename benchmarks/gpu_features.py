@@ -1,4 +1,4 @@
-"""What is known of each feature of the GPU path, and by what: the table of docs/first-gpu-hour.md, and a
+"""What is known of each feature of the GPU path, and by what: the table of docs/planned.md, and a
 sentence of the README.
 
     python -m benchmarks.gpu_features           # writes both anew
@@ -22,7 +22,7 @@ from recipes.plan.allocated import allocated_by_phase
 ROOT = Path(__file__).parents[1]
 CARD = Path(__file__).with_name("gpu.json")
 EXECUTED = Path(__file__).with_name("nullgpu.json")
-PAGE = ROOT / "docs/first-gpu-hour.md"
+PAGE = ROOT / "docs/planned.md"
 README = ROOT / "README.md"
 BEGIN = "<!-- features: python -m benchmarks.gpu_features -->"
 END = "<!-- end of features -->"

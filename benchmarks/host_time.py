@@ -202,7 +202,7 @@ def gpu_seconds(recipe: Recipe, kind: str, tokens: int) -> float:
 
 
 def table() -> list[str]:
-    """The table of docs/performance.md, a line each."""
+    """The table of docs/planned.md, a line each."""
     lines = [
         "| recipe | ranks | pass | tokens | host / transformers alone | launches | waits | GPU s, planned |",
         "|---|---|---|---|---|---|---|---|",

@@ -26,7 +26,6 @@ from trainer.hardware.gpus import gpu_named
 from trainer.hardware.model_shapes import Shape
 
 OUT = Path(__file__).with_suffix(".json")
-HOUR = Path(__file__).parents[1] / "docs/first-gpu-hour.md"
 SHOWN = tuple(f"grpo-qwen2.5-vl-{size}-mathv60k" for size in ("3b", "7b", "32b", "72b"))
 """Recipes whose rooflines docs/planned.md shows."""
 EACH = (("logprobs", "longest"), ("update", "longest"))
@@ -142,7 +141,7 @@ def roofline() -> str:
 
 
 def activation_row(recipe: str, passes: dict[str, Any]) -> str:
-    """The recipe in the table of docs/first-gpu-hour.md: the largest peaks beside the plan."""
+    """The recipe in the table of docs/planned.md: the largest peaks beside the plan."""
     config = get(recipe).config
     shape = hub_config.shape(config.model)
     assert shape is not None
@@ -155,7 +154,7 @@ def activation_row(recipe: str, passes: dict[str, Any]) -> str:
 
 
 def peaks() -> str:
-    """The table of docs/first-gpu-hour.md."""
+    """The table of docs/planned.md."""
     passes = json.loads(OUT.read_text())["passes"]
     rows = [activation_row(recipe, passes[recipe]) for recipe in distinct() if recipe in passes]
     return "\n".join(["| recipe | log-probabilities | update |", "|---|---|---|", *rows])
@@ -164,8 +163,7 @@ def peaks() -> str:
 def write_tables() -> None:
     """Writes the documents' tables between their marks."""
     command = "python -m benchmarks.rehearsal tables"
-    plan_tables.write(plan_tables.DOCS, command, {"roofline": roofline()})
-    plan_tables.write(HOUR, command, {"peaks": peaks()})
+    plan_tables.write(plan_tables.DOCS, command, {"roofline": roofline(), "peaks": peaks()})
 
 
 def record(recipe: str, what: str, kind: str) -> None:

@@ -59,7 +59,7 @@ def _memory(need: MemoryPlan, allocated_gib: dict[str, float], console: Console)
     rows["sum"] = rows.pop("sum")
     if allocated_gib:
         taken = [allocated_gib.get(phase.name) for phase in need.phases]
-        rows["allocated (docs/first-gpu-hour.md)"] = ["" if one is None else f"{one:.1f}" for one in taken]
+        rows["allocated (docs/planned.md)"] = ["" if one is None else f"{one:.1f}" for one in taken]
     console.print()
     head = f"GiB of {need.gpu_bytes / GIB:.1f} ({need.gpu})"
     columns = (head, *(phase.name for phase in need.phases))
@@ -176,7 +176,7 @@ def _assumed(plan: Plan, console: Console, whole: bool) -> None:
     facts = plan.facts
     console.print()
     if facts.assumptions:
-        console.print("assumed, and checked by one hour of one H100 alone (docs/first-gpu-hour.md):")
+        console.print("assumed, and checked by one hour of one H100 alone (docs/planned.md):")
     show_lines(console, facts.assumptions, indent="  ", whole=whole)
     if whole:
         show_lines(console, (*plan.notes, *facts.remarks), whole=True)

@@ -1,6 +1,6 @@
 """Tests on the device that is not there: `pytest -m nullgpu`. They need the GPU environment (`bash
 trainer/shell/setup.sh gpu`), gcc, and no GPU; they are in no other selection. With SPOTRL_RECORD=1 each
-result goes into benchmarks/nullgpu.json, from which docs/first-gpu-hour.md says what was executed."""
+result goes into benchmarks/nullgpu.json, from which docs/planned.md says what was executed."""
 
 from __future__ import annotations
 

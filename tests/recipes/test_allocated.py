@@ -29,7 +29,7 @@ def test_the_plan_covers_what_tensors_took():
 
 
 def test_the_page_has_the_figures():
-    assert "\n".join(table()) in (ROOT / "docs/first-gpu-hour.md").read_text()
+    assert "\n".join(table()) in (ROOT / "docs/planned.md").read_text()
 
 
 def test_a_recipe_that_was_not_run_has_no_figures():

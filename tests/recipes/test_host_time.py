@@ -10,7 +10,7 @@ from recipes.plan import cost, memory, passes
 from recipes.presets import RECIPES, get
 from recipes.recipe.spec import override
 
-DOCS = Path(__file__).parents[2] / "docs/performance.md"
+DOCS = Path(__file__).parents[2] / "docs/planned.md"
 RECIPE = "grpo-qwen2.5-vl-3b-mathv60k"
 OLD_ROW_S = 1.82
 """Host seconds of a row of 3B with hooks at every module, on the device that computes nothing."""
