@@ -252,3 +252,10 @@ def test_every_run_is_shown_whole_in_80_columns(capsys, monkeypatch, tmp_path):
     assert "step 41, reward 0.50" in out, "the last whole line"
     code, out, _ = run(capsys, "status", "near")
     assert out.count("no memory left") == 20, "of one run the whole reason"
+
+
+def test_a_run_that_was_killed_says_by_what():
+    from trainer.system.exit_codes import EXIT_NODE_LOST, describe_code
+
+    assert describe_code(-9) == "killed by SIGKILL: nobody was told why"
+    assert describe_code(EXIT_NODE_LOST).startswith("exit code 34: ") and describe_code(77) == "exit code 77"

@@ -6,6 +6,8 @@ mapping to 0, no requeue) is data in recipes.
 
 from __future__ import annotations
 
+import signal
+
 EXIT_OK = 0
 EXIT_ERROR = 1
 EXIT_CONFIG = 2
@@ -56,6 +58,8 @@ given 0."""
 
 def describe_code(code: int) -> str:
     """`exit code 34: another node, or a rank, vanished, did not come, or hangs`; the number alone for a code
-    that is none of the trainer's."""
+    that is none of the trainer's; of a process that a signal ended (-9), the signal."""
+    if code < 0:
+        return f"killed by {signal.Signals(-code).name}: nobody was told why"
     meaning = MEANINGS.get(code, "").rstrip(".")
     return f"exit code {code}: {meaning[0].lower()}{meaning[1:]}" if meaning else f"exit code {code}"
