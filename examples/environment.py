@@ -1,6 +1,7 @@
 """An environment of your own, with a tool that shows a picture. See docs/turns.md.
 
-    python3 launch.py demo --set turns.environment=examples/environment.py:Ruler --set data.prompt_max_tokens=2048
+    python3 launch.py demo --set turns.environment=examples/environment.py:Ruler \\
+        --set data.prompt_max_tokens=2048
 
 The demo's tiny model has a token a character, so that the tools alone take 500 of them; it learns no calls.
 
