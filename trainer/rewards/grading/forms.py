@@ -79,19 +79,11 @@ def _boxed_credit(text: str) -> float:
 
 
 def _marked(text: str) -> list[str]:
-    """What the first kind of mark that a text has is followed by, in order."""
+    """What follows each mark of the first kind that a text has, to the end of its line or to the next mark."""
     for mark in _MARKS:
-        starts = []
-        stops = []
-        for match in mark.finditer(text):
-            stops.append(match.start())
-            starts.append(match.end())
-        if not starts:
-            continue
-
-        # What follows a mark ends with its line, or where the next mark begins.
-        lines = [text[a:b].partition("\n")[0] for a, b in zip(starts, [*stops[1:], len(text)], strict=True)]
-        return lines
+        answers = [piece.partition("\n")[0] for piece in mark.split(text)[1:]]
+        if answers:
+            return answers
     return []
 
 

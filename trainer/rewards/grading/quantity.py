@@ -38,14 +38,17 @@ class Quantity:
     """None if none was written, or only the word `units`."""
     glued: bool = False
     """The unit is one letter right after the digits, so it may be a variable: `5h`."""
-    divides: bool = False
-    """A quotient that comes out even: `168/2`."""
     form: Form = "plain"
     """How the number is written."""
     written: str = ""
     """The number as it stands, without spaces, sign, unit and separators of thousands."""
     scale: int = 1
     """A million for `5 million`."""
+
+    @property
+    def divides(self) -> bool:
+        """Whether it is a quotient that comes out even: `168/2`."""
+        return self.form == "fraction" and self.value.denominator == 1
 
 
 _D = (
@@ -129,8 +132,7 @@ def _single(s: str, context: str) -> Quantity | None:
     if measured_in is not None and not measured_in.dimensions:
         measured_in = None
     glued = len(match["rest"]) == 1 and rest.isascii() and rest.isalpha()
-    divides = form == "fraction" and value.denominator == 1
-    return Quantity(value, decimals, False, measured_in, glued, divides, form, written, scale)
+    return Quantity(value, decimals, False, measured_in, glued, form, written, scale)
 
 
 def _in_words(s: str, context: str) -> Quantity | None:

@@ -203,7 +203,9 @@ def power(base: Node, exponent: Node) -> Node:
         b = base.at(p)
         e = check_size(exponent.at(p), p)
         if b == 0:
-            return b**e if e.imag == 0 and e.real > 0 else _undefined()
+            if e.imag == 0 and e.real > 0:
+                return b**e
+            raise Undefined
         # A logarithm takes longer than the power, so it is taken where the size may be too large.
         may_be_large = abs(e) * (abs(p.context.mag(b)) + 1) > MAX_POWER_BITS
         if may_be_large and abs(e) * (abs(CONTEXT.ln(b)) + 1) > MAX_POWER_BITS:
@@ -231,10 +233,6 @@ def _exact_power(base: Node, exponent: Node, p: Point) -> Any:
     if zero and e <= 0:
         raise Undefined
     return p.context.power(b, e.numerator)
-
-
-def _undefined() -> Any:
-    raise Undefined
 
 
 def root(radicand: Node, degree: Node) -> Node:
