@@ -399,7 +399,7 @@ def _decided(answer: str, reference: str, answer_type: str, question: str) -> Gr
     if answer_type == "task":
         return None if 0 < len(answer) <= MAX_BOX_CHARS else Grade("wrong", 0.0)
     task = answer, reference, answer_type, question
-    verdict, rule = grader.judge_fast(*task)  # ty: ignore[invalid-argument-type]
+    verdict, rule = grader.judge(*task, evaluate=False)  # ty: ignore[invalid-argument-type]
     if verdict is None:
         return None
     why = f"{GRADER} cannot read the reference answer {reference[:80]!r}" if verdict == "error" else ""

@@ -79,7 +79,7 @@ def _boxed_credit(text: str) -> float:
 
 
 def _marked(text: str) -> list[str]:
-    """What follows each mark of the first kind that a text has, to the end of its line or to the next mark."""
+    """What follows each mark of the first kind that a text has: the rest of its line, up to the next mark."""
     for mark in _MARKS:
         answers = [piece.partition("\n")[0] for piece in mark.split(text)[1:]]
         if answers:

@@ -2,8 +2,8 @@ r"""Decides whether an answer is the reference answer, by pure functions of stri
 
 The reference answer comes with the request; nothing is looked up by the text of a prompt. It is read as
 one kind (`kinds.py`), and the answer is read as that kind, by what `licences.py` allows for it; nothing
-else is tried. `judge_fast` decides what needs no evaluation. `judge` decides all. Its time is bounded for
-all input that is known, but it belongs in a process that can be killed.
+else is tried. `decide_fast` decides what needs no evaluation, `decide` all. Its time is bounded for all
+input that is known, but it belongs in a process that can be killed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ __all__ = [
     "format_reward",
     "grade",
     "judge",
-    "judge_fast",
     "reference_error",
 ]
 
@@ -59,41 +58,30 @@ def decide(content: str, reference: str, answer_type: AnswerType, question: str 
 
     "error" if the reference answer cannot be read, or cannot be told from the answer (`Undecided`).
     """
-    return judge(content, reference, answer_type, question)[0]
-
-
-def judge(
-    content: str, reference: str, answer_type: AnswerType, question: str = ""
-) -> tuple[Verdict, Rule | None]:
-    """`decide`, and the rule that decided; None for an error."""
-    rules: set[Rule] = set()
-    try:
-        same = _equal(reference, content, answer_type, question, True, rules)
-    except (BadReferenceError, Undecided):
-        return "error", None
-    return "correct" if same else "wrong", weakest(rules)
-
-
-def judge_fast(
-    content: str, reference: str, answer_type: AnswerType, question: str = ""
-) -> tuple[Verdict | None, Rule | None]:
-    """Like `judge`, by the form of the strings alone: microseconds.
-
-    No verdict where something must be evaluated.
-    """
-    rules: set[Rule] = set()
-    try:
-        same = _equal(reference, content, answer_type, question, False, rules)
-    except BadReferenceError:
-        return "error", None
-    except (NeedsEvaluation, RecursionError):
-        return None, None
-    return "correct" if same else "wrong", weakest(rules)
+    verdict, _ = judge(content, reference, answer_type, question)
+    assert verdict is not None
+    return verdict
 
 
 def decide_fast(content: str, reference: str, answer_type: AnswerType, question: str = "") -> Verdict | None:
-    """The verdict of `judge_fast`."""
-    return judge_fast(content, reference, answer_type, question)[0]
+    """`decide` by the form of the strings alone, in microseconds; None where something must be evaluated."""
+    return judge(content, reference, answer_type, question, evaluate=False)[0]
+
+
+def judge(
+    content: str, reference: str, answer_type: AnswerType, question: str = "", evaluate: bool = True
+) -> tuple[Verdict | None, Rule | None]:
+    """`decide` or `decide_fast`, and the rule that decided; None for an error."""
+    rules: set[Rule] = set()
+    try:
+        same = _equal(reference, content, answer_type, question, evaluate, rules)
+    except (BadReferenceError, Undecided):
+        return "error", None
+    except (NeedsEvaluation, RecursionError):
+        if evaluate:
+            raise
+        return None, None
+    return "correct" if same else "wrong", weakest(rules)
 
 
 def weakest(rules: set[Rule]) -> Rule:
