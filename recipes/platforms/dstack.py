@@ -110,7 +110,10 @@ class Dstack(Disposable):
     def commands(self, record: RunRecord, given: LaunchGiven) -> Commands:
         before = given.files_ending(".volume.yaml", ".fleet.yaml")
         options = given.options("-e")
-        for name in ("HF_TOKEN", script.API_KEY, script.FLEET_KEY):
+        own = ["HF_TOKEN", script.API_KEY, script.FLEET_KEY]
+        if "AWS_SESSION_TOKEN" in given.secrets:  # temporary keys open nothing without each other
+            own += ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"]
+        for name in own:
             if name in given.secrets:
                 # Without a value dstack's client takes its own environment's. Other secrets are its server's.
                 options += ["-e", name]
@@ -306,19 +309,12 @@ class Dstack(Disposable):
         if cluster.nodes > 1:
             fleet["placement"] = "cluster"
         if not self.cloud:
-            user = ""
-            hosts = []
-            for host in hosts_of(recipe):
-                login, at, machine = parse_address(host)[0].rpartition("@")
-                if at and not user:
-                    user = login
-                hosts.append(machine)
-            user = user or "ubuntu"
+            users = [parse_address(host)[0].rpartition("@")[0] for host in hosts_of(recipe)]
             return fleet | {
                 "ssh_config": {
-                    "user": user,
+                    "user": next(filter(None, users), "ubuntu"),
                     "identity_file": site.ssh_key or "~/.ssh/id_ed25519",
-                    "hosts": hosts,
+                    "hosts": list(map(_host, hosts_of(recipe))),
                 }
             }
         fleet |= {
@@ -438,6 +434,20 @@ def _idle(recipe: Recipe) -> str:
     after 30 and 60 more."""
     waits = bool(restarts.restart_codes(recipe))
     return f"{recipe.budget.idle_minutes if waits else recipe.budget.keep_minutes}m"
+
+
+def _host(address: str) -> str | dict[str, Any]:
+    """A machine as dstack takes it: its address alone where no more is given."""
+    login, internal, port = parse_address(address)
+    user, _, machine = login.rpartition("@")
+    host: dict[str, Any] = {"hostname": machine}
+    if user:
+        host["user"] = user
+    if port != 22:
+        host["port"] = port
+    if internal != machine:
+        host["internal_ip"] = internal
+    return host if len(host) > 1 else machine
 
 
 def _file(path: str) -> dict[str, str]:

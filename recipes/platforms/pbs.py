@@ -24,7 +24,7 @@ TOKENS_FILE = "SPOTRL_TOKENS_FILE"
 """Names the file with a job's tokens, NAME=value a line as a shell takes them."""
 
 NODE = """\
-# pbsdsh and ssh carry no environment along: the node's script holds what it needs.
+# pbsdsh and ssh carry no environment along: the node's script holds this one, but for what is a node's own.
 mapfile -t hosts < <(awk '!seen[$0]++' "${PBS_NODEFILE:?}")
 [ "${#hosts[@]}" -eq WANTED ] || { echo "PBS gave ${#hosts[@]} nodes, the recipe wants WANTED" >&2; exit 2; }
 script=".cache/$RUN_ID.$PBS_JOBID.sh"
@@ -33,9 +33,12 @@ install -m 700 /dev/null "$script" # it holds the tokens that you exported
   echo "#!/usr/bin/env bash"
   echo "set -euo pipefail"
   printf 'hosts=(%s)\\n' "${hosts[*]}"
-  for name in RUN_ID BUCKET WORK DATA MODELS RUNS HF_HOME HF_HUB_OFFLINE PBS_JOBID PATH LD_LIBRARY_PATH \\
-    VARIABLES "${!SPOTRL_@}"; do
-    if [ -n "${!name:-}" ]; then printf 'export %s=%q\\n' "$name" "${!name}"; fi
+  for name in $(compgen -e); do
+    case "$name" in
+      HOST | HOSTNAME | PWD | OLDPWD | SHLVL | _ | TMPDIR | XDG_RUNTIME_DIR | SSH_* | SHELLOPTS | BASHOPTS) ;;
+      *_VISIBLE_DEVICES | GPU_DEVICE_ORDINAL | PBS_NODENUM | PBS_TASKNUM | PBS_VNODENUM | PBS_MOMPORT) ;;
+      *) printf 'export %s=%q\\n' "$name" "${!name}" ;;
+    esac
   done
   printf 'cd %q\\n' "$PWD"
   cat <<"BODY"
@@ -105,8 +108,7 @@ class Pbs(Batch):
             named = 'export SPOTRL_MACHINE="${PBS_JOBID%%.*}"'
         # Machines that sample have no way to the run but the bucket.
         begin = script.preamble(recipe, work_folder(recipe), asks_bucket=sampling, runs=runs_folder(recipe))
-        names = " ".join((*script.secret_names(recipe), *script.SETTINGS))
-        node = NODE.replace("WANTED", str(recipe.cluster.nodes)).replace("VARIABLES", names)
+        node = NODE.replace("WANTED", str(recipe.cluster.nodes))
         gpus = f" SPOTRL_GPUS_PER_NODE={recipe.cluster.gpus_per_node}" if recipe.cluster.gpus_per_node else ""
         node = node.replace("GPUS", gpus).replace("COMMAND", script.node_command(recipe))
         node = node.replace("DRIVER", script.driver_check(recipe))

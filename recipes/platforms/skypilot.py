@@ -61,12 +61,13 @@ class SkyPilot(Disposable):
 
     def refusal(self, recipe: Recipe) -> str:
         cluster = recipe.cluster
-        if recipe.environment == "rocm" and cluster.image == Cluster.image:
+        refusal = super().refusal(recipe)
+        if not refusal and recipe.environment == "rocm" and cluster.image == Cluster.image:
             return (
                 f"{cluster.image} is for NVIDIA's GPUs, and {self.name} runs {recipe.name} on"
                 f" {cluster.gpu}: set cluster.image to one with PyTorch and vLLM for ROCm"
             )
-        return super().refusal(recipe)
+        return refusal
 
     def is_managed(self, recipe: Recipe) -> bool:
         """Whether SkyPilot's jobs controller runs it."""

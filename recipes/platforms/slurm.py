@@ -10,6 +10,7 @@ from recipes.platforms.restarts import FINAL, restart_codes
 from recipes.recipe.resolved import ResolvedRecipe
 from recipes.recipe.spec import Recipe
 from recipes.records.run_record import RunRecord
+from trainer.config import ConfigError
 from trainer.system.exit_codes import EXIT_CONFIG, EXIT_PREFLIGHT
 
 ROCM = """\
@@ -58,6 +59,11 @@ class Slurm(Batch):
         """The batch script, submitted from the repository's root: `sbatch FILE`. Machines that sample are an
         array of jobs."""
         recipe = run.recipe
+        if recipe.site.offline and recipe.site.container:
+            raise ConfigError(
+                "site.offline prepares the environment with this machine's Python, and a container has one of"
+                " its own: leave one of site.offline and site.container out"
+            )
         again = "the same RUN_ID resumes from its last committed checkpoint"
         own_id = f"${{RUN_ID:-{script.job_name(recipe)}-${{SLURM_JOB_ID:?}}}}"
         named = f'export RUN_ID="{own_id}" # a requeued job keeps its number'
@@ -171,10 +177,9 @@ def container(recipe: Recipe) -> str:
         case "apptainer":
             flag = ("--rocm " if recipe.environment == "rocm" else "--nv ") if gpus else ""
             binds = ",".join(folders)
-            return (
-                f'{keep}inside=(apptainer exec {flag}--bind "{binds}" --pwd "$PWD"'
-                f" docker://{recipe.cluster.image})"
-            )
+            image = recipe.cluster.image
+            image = image if image.startswith("/") else f"docker://{image}"
+            return f'{keep}inside=(apptainer exec {flag}--bind "{binds}" --pwd "$PWD" {image})'
         case _:
             return "inside=()"
 

@@ -391,6 +391,21 @@ def with_placement(recipe: Recipe) -> Recipe:
     return replace(recipe, config=replace(recipe.config, placement=place, checkpoint=save))
 
 
+def _check_image(recipe: Recipe) -> None:
+    """Raises ConfigError for an image that one platform would take, and others for another's name."""
+    image = recipe.cluster.image
+    name = image.removeprefix("docker:").removeprefix("//")
+    if name != image:
+        raise ConfigError(f"cluster.image is {image}: leave docker: out, for example {name}")
+    if (image.startswith("/") or image.endswith((".sif", ".sqsh"))) and not (
+        recipe.site.container and image.startswith("/")
+    ):
+        raise ConfigError(
+            f"cluster.image is {image}, an image's file, which site.container alone takes, by its absolute"
+            " path: give the name of an image of a registry"
+        )
+
+
 def validate(recipe: Recipe) -> None:
     """Checks a recipe by itself, before any target. Raises ConfigError with the change to make."""
     cluster = recipe.cluster
@@ -402,6 +417,7 @@ def validate(recipe: Recipe) -> None:
         raise ConfigError(f"recipe name {recipe.name!r}: use lower-case letters, digits, dots and dashes")
     for name in (cluster.gpu, *cluster.alternatives) if cluster.gpus_per_node else ():
         gpu_named(name)
+    _check_image(recipe)
     if recipe.storage.bucket:
         BucketAddress.parse(recipe.storage.bucket, "storage.bucket")
     weights = recipe.storage.weights

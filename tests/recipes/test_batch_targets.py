@@ -13,6 +13,7 @@ from recipes.presets import get
 from recipes.recipe.spec import override
 from recipes.records.run_record import RunRecord
 from tests.recipes.rendered import launch_commands, render
+from trainer.config import ConfigError
 
 ROOT = Path(__file__).parents[2]
 
@@ -165,7 +166,7 @@ def test_pbs_dialects(dialect, request_):
 def test_pbs_body_starts_one_launcher_per_node(tmp_path):
     """The body under a stand-in for PBS: two hosts in the node file, pbsdsh that runs here, a launcher that
     reports."""
-    recipe = get("preflight")
+    recipe = override(get("preflight"), ["site.prelude=[export NCCL_IB_HCA=mlx5]"])
     text = next(iter(render(recipe, "pbs").values()))
     (tmp_path / "trainer/shell").mkdir(parents=True)
     shutil.copy(ROOT / "trainer/shell/task.sh", tmp_path / "trainer/shell")
@@ -173,7 +174,8 @@ def test_pbs_body_starts_one_launcher_per_node(tmp_path):
     (tmp_path / "trainer/shell/driver.sh").write_text("")
     python = tmp_path / ".venvs/gpu/bin/python"
     python.parent.mkdir(parents=True)
-    report = 'echo "$SPOTRL_NODE_RANK/$SPOTRL_NODES peers=$SPOTRL_PEERS run=$RUN_ID token=${HF_TOKEN:-}"'
+    report = 'echo "$SPOTRL_NODE_RANK/$SPOTRL_NODES peers=$SPOTRL_PEERS run=$RUN_ID token=${HF_TOKEN:-}'
+    report += ' nccl=${NCCL_IB_HCA:-} ${NCCL_SOCKET_IFNAME:-} proxy=${https_proxy:-} tmp=${TMPDIR:-}"'
     python.write_text(f'#!/bin/bash\n[ "$2" = trainer.node ] || exit 0\n{report}\n')
     python.chmod(0o755)
     pbsdsh = tmp_path / "bin/pbsdsh"
@@ -191,13 +193,42 @@ def test_pbs_body_starts_one_launcher_per_node(tmp_path):
         "RUN_ID": "run",
         "HF_TOKEN": "a b'c",
         "HOME": str(tmp_path),
+        "NCCL_SOCKET_IFNAME": "ib0",  # by qsub -v or -V, as the proxy
+        "https_proxy": "http://proxy:3128",
+        "CUDA_VISIBLE_DEVICES": "0",
+        "TMPDIR": str(tmp_path),
     }
     done = subprocess.run(["bash"], input=text, text=True, capture_output=True, env=env)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == [
-        f"{rank}/2 peers=alpha beta run=run token=a b'c" for rank in (0, 1)
+        f"{rank}/2 peers=alpha beta run=run token=a b'c nccl=mlx5 ib0 proxy=http://proxy:3128 tmp={own}"
+        for rank, own in enumerate([tmp_path, ""])
     ]
     assert not list((tmp_path / ".cache").glob("*.sh")), "the node's script holds tokens and must be gone"
+
+
+@pytest.mark.parametrize(
+    ("container", "image", "inside"),
+    [
+        ("apptainer", "/shared/spotrl.sif", '--pwd "$PWD" /shared/spotrl.sif)'),
+        ("pyxis", "/shared/spotrl.sqsh", "--container-image=/shared/spotrl.sqsh "),
+    ],
+)
+def test_an_image_may_be_a_file_where_a_site_runs_containers(container, image, inside):
+    given = [f"site.container={container}", f"cluster.image={image}"]
+    (text,) = render(override(get("preflight"), given), "slurm").values()
+    assert inside in text and "docker://" not in text
+    with pytest.raises(ConfigError, match=r"an image's file, which site.container alone takes"):
+        render(override(get("preflight"), given[1:]), "kubernetes")
+    for name in ("docker://rocm/vllm", "docker:rocm/vllm"):
+        with pytest.raises(ConfigError, match="leave docker: out, for example rocm/vllm"):
+            render(override(get("preflight"), [f"cluster.image={name}"]), "skypilot-gcp")
+
+
+def test_containers_without_internet_are_refused_since_their_environment_is_made_elsewhere():
+    given = ["site.container=apptainer", "site.offline=true"]
+    with pytest.raises(ConfigError, match="leave one of site.offline and site.container out"):
+        render(override(get("preflight"), given), "slurm")
 
 
 def test_pbs_refuses_a_node_file_of_the_wrong_length(tmp_path):

@@ -339,6 +339,8 @@ def test_dstack_takes_the_hubs_token_from_the_environment_where_there_is_one():
         return launch_commands(record, ["t.yaml"], {"RUN_ID": "mine"}, secrets, False).up[-1][7:]
 
     assert given(["HF_TOKEN", "AWS_ACCESS_KEY_ID"]) == ["-e", "RUN_ID=mine", "-e", "HF_TOKEN"]
+    temporary = ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"]
+    assert given(temporary)[3::2] == temporary, "the session's token, with the keys that it belongs to"
     assert given(["AWS_ACCESS_KEY_ID"]) == ["-e", "RUN_ID=mine"]
 
 

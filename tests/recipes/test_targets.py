@@ -204,12 +204,24 @@ def test_checkpoints_are_written_to_a_fast_disk_where_the_cloud_has_a_choice():
     assert tiers == {("runpod", None), ("gcp", "high")}, "SkyPilot refuses a tier on RunPod"
 
 
+def test_dstack_reaches_each_machine_by_its_own_port_user_and_private_address():
+    hosts = "site.hosts=[root@203.0.113.7:2201/10.65.0.2,me@203.0.113.8,203.0.113.9,n4]"
+    recipe = override(get("grpo-qwen2.5-vl-72b-mathv60k"), [hosts])
+    fleet = yaml.safe_load(render(recipe, "dstack-ssh")["grpo-qwen2.5-vl-72b-mathv60k.fleet.yaml"])
+    assert fleet["ssh_config"]["user"] == "root", "of machines that name none"
+    assert fleet["ssh_config"]["hosts"] == [
+        {"hostname": "203.0.113.7", "user": "root", "port": 2201, "internal_ip": "10.65.0.2"},
+        {"hostname": "203.0.113.8", "user": "me"},
+        "203.0.113.9",
+        "n4",
+    ]
+
+
 def test_an_amd_card_without_an_image_for_it_is_refused():
     amd = ["cluster.gpu=MI300X", "cluster.alternatives=[]"]
     recipe = override(get("grpo-qwen2.5-vl-7b-mathv60k"), amd)
-    for target in ("skypilot-runpod", "skypilot"):
-        with pytest.raises(ConfigError, match="set cluster.image to one with PyTorch and vLLM for ROCm"):
-            render(recipe, target)
+    with pytest.raises(ConfigError, match="set cluster.image to one with PyTorch and vLLM for ROCm"):
+        render(recipe, "skypilot-runpod")
     render(override(recipe, ["cluster.image=rocm/vllm:latest"]), "skypilot-runpod")
 
 

@@ -6,7 +6,7 @@ export RUNS="${RUNS:-$PWD/runs}"
 . trainer/shell/task.sh begin '' "/" "10 3"
 bash trainer/shell/setup.sh cpu
 step "${DATA}/shapes-a2f75214/manifest.json" .venvs/cpu/bin/python -m examples.demo.shapes --out "${DATA}/shapes-a2f75214"
-step "${MODELS}/demo-8b55acbb/config.json" .venvs/cpu/bin/python -m examples.demo.warm_start --data "${DATA}/shapes-a2f75214" --out "${MODELS}/demo-8b55acbb"
+step "${MODELS}/demo-48145083/config.json" .venvs/cpu/bin/python -m examples.demo.warm_start --data "${DATA}/shapes-a2f75214" --out "${MODELS}/demo-48145083"
 write ".cache/$RUN_ID.yaml" <<YAML
 method: grpo
 run:
@@ -15,7 +15,7 @@ run:
   dir: "${RUNS}/${RUN_ID}"
   max_steps: 60
 model:
-  path: "${MODELS}/demo-8b55acbb"
+  path: "${MODELS}/demo-48145083"
   dtype: fp32
   gradient_checkpointing: false
   min_pixels: 784
