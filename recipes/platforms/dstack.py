@@ -440,11 +440,8 @@ def _host(address: str) -> str | dict[str, Any]:
     """A machine as dstack takes it: its address alone where no more is given."""
     login, internal, port = parse_address(address)
     user, _, machine = login.rpartition("@")
-    host: dict[str, Any] = {"hostname": machine}
-    if user:
-        host["user"] = user
-    if port != 22:
-        host["port"] = port
+    host: dict[str, Any] = {"hostname": machine} | ({"user": user} if user else {})
+    host |= {"port": port} if port != 22 else {}
     if internal != machine:
         host["internal_ip"] = internal
     return host if len(host) > 1 else machine

@@ -397,12 +397,10 @@ def _check_image(recipe: Recipe) -> None:
     name = image.removeprefix("docker:").removeprefix("//")
     if name != image:
         raise ConfigError(f"cluster.image is {image}: leave docker: out, for example {name}")
-    if (image.startswith("/") or image.endswith((".sif", ".sqsh"))) and not (
-        recipe.site.container and image.startswith("/")
-    ):
+    is_file = image.startswith("/") or image.endswith((".sif", ".sqsh"))
+    if is_file and not (recipe.site.container and image.startswith("/")):
         raise ConfigError(
-            f"cluster.image is {image}, an image's file, which site.container alone takes, by its absolute"
-            " path: give the name of an image of a registry"
+            f"cluster.image is {image}, an image's file, which site.container alone takes, by its path"
         )
 
 
