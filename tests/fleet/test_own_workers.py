@@ -22,6 +22,7 @@ from tests.loops.jobs import ROOT, Job
 from trainer import config as c
 from trainer.config import ConfigError, to_dict
 from trainer.config.fleet import SHARED_BY
+from trainer.fleet.fleet_records import AboutRun
 from trainer.fleet.worker import machine_options, worker_config
 from trainer.node import topology
 from trainer.node.launch import own_workers
@@ -58,12 +59,15 @@ def test_ranks_and_workers_share_the_cores_of_their_node(monkeypatch):
     assert threads_of_a_gpu(of_worker) == 8
 
 
+def about(run):
+    """What the head of a run says of it."""
+    return AboutRun(attempt="1-abcdef", config=to_dict(run), code="", packages={}, data="", layout={})
+
+
 def test_workers_with_other_engines_on_other_machines_may_sample_too():
     """The run's own split is nothing to them: here one GPU of each of its nodes samples."""
     run = split("fleet.gpus_per_node=1", "placement.workers_per_node=7")
-    there = worker_config(
-        {"config": to_dict(run)}, "s3://bucket/runs/mine", "here", ["rollout.tensor_parallel=2"]
-    )
+    there = worker_config(about(run), "s3://bucket/runs/mine", "here", ["rollout.tensor_parallel=2"])
     c.validate(there)
     assert there.placement.workers_per_node == 2 and there.processes_per_node == 2
 
@@ -72,7 +76,7 @@ def test_workers_outlast_any_silence_of_a_trainer_that_starts():
     """A trainer that loads for longer than fleet.idle_s would come to no worker, again and again."""
     run = split("fleet.idle_s=900")
     own = machine_options(own_workers.own_worker_config(run))
-    mine = worker_config({"config": to_dict(run)}, "s3://bucket/runs/mine", "here", own)
+    mine = worker_config(about(run), "s3://bucket/runs/mine", "here", own)
     assert mine.fleet.idle_s == own_workers.UNTIL_THE_LAUNCH_ENDS_S > 30 * 86_400
 
 
