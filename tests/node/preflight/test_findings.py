@@ -16,6 +16,7 @@ def test_every_check_that_takes_another_machine_has_its_reason_on_the_page():
     section = page.partition("## When another machine is taken")[2].partition("\n## ")[0]
     rows = dict(re.findall(r"^\| ([^|]+) \| ([^|]+) \|$", section, re.MULTILINE))
     assert rows.pop("failed check") == "why another machine helps"
+    rows.pop("---", None)
     assert rows == ANOTHER_MACHINE_HELPS and all(rows.values())
 
 
