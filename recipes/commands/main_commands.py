@@ -331,17 +331,25 @@ def publish_run(run: str, bucket: str, to: str, scores: str, **given: bool) -> i
 @RECORDED
 @TAKEOVER
 @REMOTE
+@TRUST
 @DRY_RUN
 @click.argument("manifest", cls=Argument, type=FILE, help="manifest.json of a run, or the run's folder")
 def reproduce_run(
-    manifest: str, run_id: str, target: str | None, bucket: str, hosts: str, dry_run: bool, **_: Any
+    manifest: str,
+    run_id: str,
+    target: str | None,
+    bucket: str,
+    hosts: str,
+    trust: bool,
+    dry_run: bool,
+    **_: Any,
 ) -> int:
     """Run again what a manifest describes.
 
     Refuses where it cannot, and names what differs."""
     from recipes.records import reproduce
 
-    return reproduce.reproduce(Path(manifest), run_id, target, bucket, hosts, dry_run)
+    return reproduce.reproduce(Path(manifest), run_id, target, bucket, hosts, dry_run, trust)
 
 
 @launch.command("preflight", panel="cluster", examples=("--target ssh --hosts 10.0.0.1,10.0.0.2",))

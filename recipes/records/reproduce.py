@@ -7,17 +7,56 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
 
 from recipes.records import manifest, run_record
+from recipes.records.run_record import Option
 from trainer.config import ConfigError
+from trainer.system.records import Line, MalformedRecord, Name, convert_record, decode_record
+from trainer.system.terminal_text import terminal_line, terminal_text
 
 TREES = Path(".cache/reproduce")
+MOST_BYTES = 256 << 20
+"""The largest manifest that is read: `--keep-untracked` keeps whole files in it."""
 
 
-def reproduce(path: Path, run_id: str, target: str | None, bucket: str, hosts: str, dry_run: bool) -> int:
+Relative = Annotated[
+    str, Meta(pattern=r"^(?!/)(?!(.*/)?\.\.(/|\Z))[^\x00-\x1f\x7f-\x9f]+\Z", max_length=1024)
+]
+"""A path that leads out of no folder."""
+Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{0,64}\Z")]
+
+
+class RunHalf(Struct):
+    """What is read of the second half."""
+
+    source: Line = ""
+    locks: dict[Name, Sha256] = {}
+
+
+class LaunchHalf(Struct):
+    """What is read of a manifest's first half."""
+
+    commit: Annotated[str, Meta(pattern=r"^([0-9a-f]{40,64})?\Z")]
+    diff: str | None
+    locks: dict[Name, Sha256]
+    recipe: Line
+    overrides: list[Option]
+    target: Name
+    config: dict[str, Any]
+    untracked: dict[Relative, Sha256] = {}
+    untracked_diff: str = ""
+
+
+def reproduce(
+    path: Path, run_id: str, target: str | None, bucket: str, hosts: str, dry_run: bool, trust: bool = False
+) -> int:
     """Makes a worktree of the manifest's commit and diff, checks it, and launches the recipe from there."""
     launch = read_launch_half(path)
+    if not (trust or _is_of_this_desk(path)):
+        _ask_trust(path, launch)
     run_id = run_record.check_run_id(run_id or run_record.new_run_id(launch["recipe"]))
     tree = worktree(launch)
     check_locks(launch, tree)
@@ -32,45 +71,74 @@ def reproduce(path: Path, run_id: str, target: str | None, bucket: str, hosts: s
     return subprocess.run(command, cwd=tree).returncode
 
 
+def _is_of_this_desk(path: Path) -> bool:
+    """Whether a manifest lies where this desk has written it."""
+    folder = path if path.is_dir() else path.parent
+    return folder.resolve().parent == run_record.RUNS.resolve() and run_record.is_known(folder.name)
+
+
+def _ask_trust(path: Path, launch: dict[str, Any]) -> None:
+    """Shows what a manifest from elsewhere would have this desk run, and asks. Raises ConfigError without a
+    yes."""
+    patch = launch["diff"] + launch.get("untracked_diff", "")
+    files = [line.removeprefix("+++ b/") for line in patch.splitlines() if line.startswith("+++ ")]
+    lines = [f"  recipe {launch['recipe']}"]
+    lines += [f"  option {option}" for option in launch["overrides"]]
+    lines += [f"  changed file {name}" for name in files]
+    print(f"{path} says of its run:", *map(terminal_text, lines), sep="\n", file=sys.stderr, flush=True)
+    question = "all of that is run with your keys. Trust whoever wrote it? [y/N] "
+    if not sys.stdin.isatty() or input(question).strip().lower() not in ("y", "yes"):
+        raise ConfigError(
+            f"nothing of {path} was run: read the lines above, and give --trust if they are right"
+        )
+
+
 def read_launch_half(path: Path) -> dict[str, Any]:
     """The launch half of a manifest, given as the file or the folder of its run. Raises ConfigError where it
     cannot be reproduced from."""
     if path.is_dir():
         path = path / "manifest.json"
     try:
-        data = json.loads(path.read_text())
+        data = decode_record(path.read_bytes(), dict, str(path), MOST_BYTES)
     except FileNotFoundError:
         raise ConfigError(f"no manifest at {path}") from None
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{path} is not a manifest: {error}") from None
+    except MalformedRecord as error:
+        raise ConfigError(str(error)) from None
     if data.get("format") != manifest.FORMAT:
         raise ConfigError(f"{path} has format {data.get('format')}, and this version reads {manifest.FORMAT}")
     if "launch" not in data:
-        source = data.get("run", {}).get("source", "an unknown commit")
+        run = data.get("run")
+        source = run.get("source", "") if isinstance(run, dict) else ""
         raise ConfigError(
-            f"{path} holds only what the node knew ({source}): give the manifest.json of the launching"
-            " machine"
+            f"{path} holds only what the node knew ({terminal_line(source)}): give the manifest.json of the"
+            " launching machine"
         )
     launch = data["launch"]
+    try:
+        convert_record(launch, LaunchHalf, f"the launch in {path}")
+        run = convert_record(data["run"], RunHalf, f"the run in {path}") if data.get("run") else None
+    except MalformedRecord as error:
+        raise ConfigError(str(error)) from None
     if launch["diff"] is None:
         raise ConfigError(
             f"{path} was launched from a changed tree, and its changes stayed there: "
             f"give the manifest.json of {launch.get('record', {}).get('desk') or 'the launching machine'}"
         )
-    check_run_half(launch, data.get("run"))
+    if run is not None:
+        check_run_half(launch, run)
     return launch
 
 
-def check_run_half(launch: dict[str, Any], run: dict[str, Any] | None) -> None:
+def check_run_half(launch: dict[str, Any], run: RunHalf) -> None:
     """Raises ConfigError where the node ran something else than was launched."""
-    if not run or not run.get("source"):
+    if not run.source:
         return
     expected = manifest.source_of(launch["commit"], launch["diff"], launch.get("untracked", {}))
-    if run["source"] != expected:
+    if run.source != expected:
         raise ConfigError(
-            f"the node ran {run['source']}, and {expected} was launched: the two halves are of different runs"
+            f"the node ran {run.source}, and {expected} was launched: the two halves are of different runs"
         )
-    wrong = [name for name, digest in launch["locks"].items() if run["locks"].get(name, digest) != digest]
+    wrong = [name for name, digest in launch["locks"].items() if run.locks.get(name, digest) != digest]
     if wrong:
         raise ConfigError(f"the node had other locked requirements than were launched: {', '.join(wrong)}")
 

@@ -60,7 +60,7 @@ def written(clone):
 def reproduce(clone, data):
     path = clone.parent / "manifest.json"
     path.write_text(json.dumps(data))
-    return launch(clone, "reproduce", str(path), "--dry-run")
+    return launch(clone, "reproduce", str(path), "--dry-run", "--trust")
 
 
 def changed(data, **launch_fields):
@@ -157,3 +157,31 @@ def test_the_node_adds_its_half(tmp_path, monkeypatch):
 
 def test_differences_are_dotted_keys():
     assert differing_keys({"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"b": 1, "c": 9}}) == ["a.c", "d"]
+
+
+def test_a_manifest_from_elsewhere_is_shown_and_asked_for(clone, written):
+    """Its diff is code, which would run with the reader's keys."""
+    path = clone.parent / "manifest.json"
+    path.write_text(json.dumps(written))
+    done = launch(clone, "reproduce", str(path), "--dry-run")
+    assert done.returncode == 2 and "give --trust" in done.stderr
+    assert "option run.seed=7" in done.stderr and "changed file " in done.stderr
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"commit": "--output=/tmp/x"},
+        {"commit": "../../../x"},
+        {"commit": 7},
+        {"untracked": {"../../above": "0"}},
+        {"untracked": {"/etc/x": "0"}},
+        {"target": "--help"},
+        {"overrides": "run.seed=1"},
+        {"locks": []},
+        {"config": "x"},
+    ],
+)
+def test_a_manifest_of_a_stranger_is_named(clone, written, change):
+    done = reproduce(clone, changed(written, **change))
+    assert done.returncode == 2 and "is not what a run writes" in done.stderr and done.stderr.count("\n") == 1
