@@ -2,25 +2,55 @@
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import os
 import re
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from data_prep.options import GENERATED, NAMES, TASK_FAMILIES, parser
+import click
+
+from data_prep.options import (
+    DATASET,
+    EPILOG,
+    EXAMPLES,
+    GENERATED,
+    NAMES,
+    OUT,
+    PIXELS,
+    PREPARE,
+    SPLIT,
+    TASK_FAMILIES,
+    DataGroup,
+    argument,
+    flag,
+    needed,
+    option,
+)
 from trainer.config import ConfigError
 from trainer.system.errors import OF_THE_DISK, UNWRITABLE, StorageError
 from trainer.system.exit_codes import EXIT_CONFIG, EXIT_INTERRUPTED, EXIT_STORAGE
 
 if TYPE_CHECKING:
     from data_prep.prepare import Progress
+    from data_prep.write.export import Target
+    from trainer.data.dataset import Dataset
     from trainer.data.schema import Manifest
+
+
+@click.group(
+    cls=DataGroup,
+    no_args_is_help=False,
+    epilog=EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+def data() -> None:
+    """Downloads, checks and converts datasets to one format: Parquet shards with the images."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -29,20 +59,20 @@ def main(arguments: Sequence[str]) -> int:
     Exit code 0, 2 for what cannot work, 35 for a hub or store that stays away (a line on stderr), 130:
     Ctrl-C.
     """
-    options = parser().parse_args(arguments)
     try:
-        match options.command:
-            case "prepare":
-                return prepare(options)
-            case "from-run":
-                return _from_run(options)
-        return _with_dataset(options)
-    except ConfigError as error:
-        print(f"data_prep: {error}", file=sys.stderr)
+        with data.make_context("launch.py data", list(arguments)) as context:
+            data.invoke(context)
+        return 0
+    except click.exceptions.Exit as done:  # after --help
+        return done.exit_code
+    except click.UsageError as error:
+        path = error.ctx.command_path if error.ctx else "launch.py data"
+        reason = " ".join(error.format_message().split()).rstrip(".")
+        print(f"data_prep: {reason}; see `python3 {path} --help`", file=sys.stderr)
         return EXIT_CONFIG
-    except StorageError as error:
+    except (ConfigError, StorageError) as error:
         print(f"data_prep: {error}", file=sys.stderr)
-        return EXIT_STORAGE
+        return EXIT_CONFIG if isinstance(error, ConfigError) else EXIT_STORAGE
     except OSError as error:
         if error.errno not in (*OF_THE_DISK, *UNWRITABLE):
             raise
@@ -58,103 +88,18 @@ def main(arguments: Sequence[str]) -> int:
         return EXIT_INTERRUPTED
 
 
-def _from_run(options: argparse.Namespace) -> int:
-    """The rollout log of a run as rows."""
-    from data_prep import from_run
+@data.command(epilog=EXAMPLES, params=[*PREPARE])
+def prepare(**given: Any) -> None:
+    """Download, check and convert your own data, or a published set.
 
-    out = options.out or f"data/{Path(options.run).name}.jsonl"
-    counts = from_run.write(options.run, options.bucket, out, options.tokens)
-    print(f"{out}: {_listed(counts)}")
-    return 0
-
-
-def _with_dataset(options: argparse.Namespace) -> int:
-    """The commands for datasets that are prepared already."""
-    from data_prep import show
-    from trainer.data.dataset import Dataset, read_manifest
-
-    match options.command:
-        case "show":
-            dataset = Dataset(
-                options.dataset, options.split or next(iter(read_manifest(options.dataset).rows))
-            )
-            if options.mask and not options.tokenizer:
-                raise ConfigError(
-                    "--mask needs the model whose chat template is used: give --tokenizer MODEL"
-                )
-            shown = show.mask if options.mask else show.row
-            for index in range(options.row, min(options.row + options.n, len(dataset))):
-                print(shown(dataset, index, options.tokenizer, options.min_pixels, options.max_pixels))
-        case "stats":
-            print(show.stats(options.dataset))
-        case "preview":
-            from data_prep.write.preview import write_preview
-
-            print(write_preview(options.dataset))
-        case "check-reward":
-            from trainer.rewards.search import check_reward
-
-            dataset = Dataset(
-                options.dataset, options.split or next(iter(read_manifest(options.dataset).rows))
-            )
-            print("\n".join(check_reward(dataset, options.n, options.function)))
-        case "verify":
-            for split, rows in read_manifest(options.dataset).rows.items():
-                Dataset(options.dataset, split).verify()
-                print(f"{split}: {rows:,} rows, all shards as in the manifest")
-        case "overlap":
-            from data_prep.checks.overlap import overlap_report
-
-            print(
-                json.dumps(overlap_report(options.dataset, options.evaluation), indent=2, ensure_ascii=False)
-            )
-        case "mix":
-            from data_prep.write.derive import mix
-
-            _summary(
-                mix(show.source_parts(options.parts), options.out, Path(options.out).name, options.seed),
-                options.out,
-            )
-        case "filter":
-            from data_prep.write.derive import keep_by_rate, read_rates
-
-            rates = read_rates(options.rates) if options.rates else None
-            manifest, counts = keep_by_rate(options.dataset, options.out, *_range(options.pass_rate), rates)
-            print(_listed(counts))
-            _summary(manifest, options.out)
-        case "worked":
-            from data_prep.write.derive import with_completions
-
-            manifest, unsolved = with_completions(options.dataset, options.out, options.log)
-            print(f"without a correct completion: {unsolved:,} rows, left out")
-            _summary(manifest, options.out)
-        case "export":
-            from data_prep.write.export import export
-
-            rows = export(options.dataset, options.to, options.out)
-            print(f"{options.out}: {_listed(rows, '{}.parquet {:,}')} rows")
-    return 0
-
-
-def _range(text: str) -> tuple[float, float]:
-    low, dots, high = text.partition("..")
-    try:
-        ends = float(low), float(high)
-    except ValueError:
-        ends = 1.0, 0.0
-    if not dots or not 0 <= ends[0] <= ends[1] <= 1:
-        raise ConfigError(f"--pass-rate {text}: give two shares such as 0.1..0.9")
-    return ends
-
-
-def prepare(options: argparse.Namespace) -> int:
-    """Prepares one dataset, at a URL by way of a local directory that is removed afterwards."""
+    Reads sources, checks every row and image, writes shards. For a URL a local directory comes first."""
     from data_prep import show
     from data_prep.sources.source import BadRecord, split_name
 
+    options = SimpleNamespace(**given)
     if options.list:
         print(show.catalog())
-        return 0
+        return
     if not options.sources:
         raise ConfigError(
             f"name a source: a file, a folder, OWNER/NAME on the hub, or one of {', '.join(NAMES)}, "
@@ -186,10 +131,176 @@ def prepare(options: argparse.Namespace) -> int:
 
             upload(local, where, bars.show)
     if manifest:
-        _summary(manifest, where)
+        show.summary(manifest, where)
     if at_url and manifest:
         shutil.rmtree(local)
-    return 0
+
+
+ROW = option("--row", "first row shown (0)", default=0)
+SHOWN = option("-n count", "rows shown", default=3)
+TOKENS = option("--tokenizer", "count the text's tokens too", "MODEL")
+MASK = flag("--mask", "every token by MODEL's template; + marks what SFT learns")
+
+
+@data.command("show", params=[DATASET, SPLIT, ROW, SHOWN, TOKENS, MASK, *PIXELS])
+def show_rows(
+    dataset: str, split: str, row: int, count: int, mask: bool, tokenizer: str, **pixels: int
+) -> None:
+    """Print rows: the chat, image sizes, tokens, reference answer, what is learned from."""
+    from data_prep import show
+
+    rows = _split_of(dataset, split)
+    if mask and not tokenizer:
+        raise ConfigError("--mask needs the model whose chat template is used: give --tokenizer MODEL")
+    for index in range(row, min(row + count, len(rows))):
+        print((show.mask if mask else show.row)(rows, index, tokenizer, **pixels))
+
+
+@data.command(params=[DATASET])
+def stats(dataset: str) -> None:
+    """Print counts: rows, sources, answer types, lengths, sizes, reasons for leaving rows out."""
+    from data_prep import show
+
+    print(show.stats(dataset))
+
+
+@data.command(params=[argument("dataset", "a prepared dataset", "DIR")])
+def preview(dataset: str) -> None:
+    """Write DIR/preview.html: samples with their images, and tables.
+
+    `prepare` writes it too."""
+    from data_prep.write.preview import write_preview
+
+    print(write_preview(dataset))
+
+
+@data.command(params=[DATASET])
+def verify(dataset: str) -> None:
+    """Read every shard and compare its hash with the manifest.
+
+    Exit code 2 and the shard's name if one is damaged: fetch or prepare it again."""
+    from trainer.data.dataset import Dataset, read_manifest
+
+    for split, rows in read_manifest(dataset).rows.items():
+        Dataset(dataset, split).verify()
+        print(f"{split}: {rows:,} rows, all shards as in the manifest")
+
+
+FUNCTION = option("--function", "a reward function of yours", "FILE.py:NAME")
+
+
+@data.command(params=[DATASET, FUNCTION, SPLIT, option("-n count", "rows tried", default=200)])
+def check_reward(dataset: str, function: str, split: str, count: int) -> None:
+    """Search for replies that earn without the answer, and name the rows that pay.
+
+    Tries spans of questions, constant replies, several values at once, and edits of reference answers."""
+    from trainer.rewards import search
+
+    print("\n".join(search.check_reward(_split_of(dataset, split), count, function)))
+
+
+@data.command(params=[DATASET, argument("evaluation", "a prepared evaluation set", "EVALUATION")])
+def overlap(dataset: str, evaluation: str) -> None:
+    """Images and sources that a dataset shares with an evaluation set.
+
+    Prints JSON. `prepare --exclude EVALUATION` leaves such rows out."""
+    from data_prep.checks.overlap import overlap_report
+
+    print(json.dumps(overlap_report(dataset, evaluation), indent=2, ensure_ascii=False))
+
+
+WEIGHTED = "DIR=2 takes its training rows twice, DIR=0.5 half of them"
+PARTS = argument("parts", WEIGHTED, "DIR[=WEIGHT]", nargs=-1, required=True)
+
+
+@data.command("mix", params=[PARTS, option("--seed", "of the order (0)", default=0), OUT])
+def mix_datasets(parts: tuple[str, ...], seed: int, out: str) -> None:
+    """Join prepared datasets by weights.
+
+    Training rows are shuffled, others joined as they are."""
+    from data_prep import show
+    from data_prep.write.derive import mix
+
+    show.summary(mix(show.source_parts(parts), out, Path(out).name, seed), out)
+
+
+BOUNDS = needed("--pass-rate", "both ends included: 0.1..0.9", metavar="LOW..HIGH")
+RATES = option("--rates", 'lines of {"id", "pass_rate"} (default: the rates that came with the rows)', "FILE")
+
+
+@data.command("filter", params=[DATASET, BOUNDS, RATES, OUT])
+def keep_useful(dataset: str, pass_rate: str, rates: str, out: str) -> None:
+    """Keep training rows by their pass rate.
+
+    Rows that are always or never solved teach nothing."""
+    from data_prep import show
+    from data_prep.write.derive import keep_by_rate, read_rates
+
+    manifest, counts = keep_by_rate(dataset, out, *_range(pass_rate), read_rates(rates) if rates else None)
+    print(show.listed(counts))
+    show.summary(manifest, out)
+
+
+LOG = needed("--log", "samples.jsonl or pass_rates.jsonl of a run on DIR", metavar="FILE")
+
+
+@data.command(params=[DATASET, LOG, OUT])
+def worked(dataset: str, log: str, out: str) -> None:
+    """Solved rows with a run's correct completions, for supervised training (method: sft)."""
+    from data_prep import show
+    from data_prep.write.derive import with_completions
+
+    manifest, unsolved = with_completions(dataset, out, log)
+    print(f"without a correct completion: {unsolved:,} rows, left out")
+    show.summary(manifest, out)
+
+
+RUN = argument("run", "id or folder of a run", "RUN")
+BUCKET = option("--bucket", "of a run that was not launched from here")
+TOKEN_IDS = flag("--tokens", "token ids and log-probabilities, too")
+LINES = option("--out", "default: data/RUN.jsonl", "FILE")
+
+
+@data.command("from-run", params=[RUN, BUCKET, TOKEN_IDS, LINES])
+def write_completions(run: str, bucket: str, tokens: bool, out: str) -> None:
+    """The completions of a run as rows: text, verdict, rewards, advantage.
+
+    Writes one line of JSON per completion of the run's rollout log. A run keeps what a restart may need; with
+    logging.keep_rollouts all of it."""
+    from data_prep import from_run, show
+
+    out = out or f"data/{Path(run).name}.jsonl"
+    print(f"{out}: {show.listed(from_run.write(run, bucket, out, tokens))}")
+
+
+TRAINER = needed("--to", "the trainer", type=click.Choice(["trl", "verl"]))
+
+
+@data.command("export", params=[DATASET, TRAINER, OUT])
+def export_dataset(dataset: str, to: Target, out: str) -> None:
+    """Write a dataset as another trainer loads it."""
+    from data_prep import show
+    from data_prep.write.export import export
+
+    print(f"{out}: {show.listed(export(dataset, to, out), '{}.parquet {:,}')} rows")
+
+
+def _split_of(path: str, split: str) -> Dataset:
+    """A split of a prepared dataset, the first unless one is named."""
+    from trainer.data.dataset import Dataset, read_manifest
+
+    return Dataset(path, split or next(iter(read_manifest(path).rows)))
+
+
+def _range(text: str) -> tuple[float, float]:
+    low, dots, high = text.partition("..")
+    try:
+        ends = float(low), float(high)
+    except ValueError:
+        ends = 1.0, 0.0
+    if not dots or not 0 <= ends[0] <= ends[1] <= 1:
+        raise ConfigError(f"--pass-rate {text}: give two shares such as 0.1..0.9")
+    return ends
 
 
 def _name_of(source: str) -> str:
@@ -205,7 +316,7 @@ def _staging(url: str) -> Path:
 
 
 def _prepare_local(
-    options: argparse.Namespace,
+    options: SimpleNamespace,
     parts: Sequence[tuple[str, float]],
     name: str,
     out: Path,
@@ -267,7 +378,7 @@ def _prepare_local(
 
 
 def _sources(
-    source: str, options: argparse.Namespace, name: str, evaluation: bool, show: Progress
+    source: str, options: SimpleNamespace, name: str, evaluation: bool, show: Progress
 ) -> Sequence[Any]:
     """One SOURCE of the command line: a name of the catalog, a file or folder, or a repository of the hub."""
     from data_prep.ingest.hub import Repository
@@ -283,12 +394,12 @@ def _sources(
             source, Repository(entry.repo, options.revision or entry.revision, options.mirror), show
         )
     mapping = _mapping(options.map)
-    text = text_form(options.encoding, options.delimiter)
+    form = text_form(options.encoding, options.delimiter)
     if Path(source).exists():
-        return own(source, name, options.images, mapping, options.split, evaluation, options.sft, text)
+        return own(source, name, options.images, mapping, options.split, evaluation, options.sft, form)
     if re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", source) and Path(source).suffix not in records.ENDINGS:
         repository = Repository(source, options.revision, options.mirror)
-        return catalog.any_repository(repository, mapping, show, options.split, evaluation, options.sft, text)
+        return catalog.any_repository(repository, mapping, show, options.split, evaluation, options.sft, form)
     raise ConfigError(
         f"no file, folder or dataset {source!r}: the names are {', '.join(NAMES)}, generated, "
         f"{TASK_FAMILIES}FAMILY; on the hub "
@@ -301,7 +412,7 @@ def _is_drawn(source: str) -> bool:
     return source == GENERATED or source.startswith(TASK_FAMILIES)
 
 
-def _drawn(source: str, options: argparse.Namespace, evaluation: bool) -> Any:
+def _drawn(source: str, options: SimpleNamespace, evaluation: bool) -> Any:
     """A source of drawn problems. Raises ConfigError if rows, difficulty or families are not known."""
     low, dots, high = options.difficulty.partition("..")
     ends = (low, high if dots else low)
@@ -333,47 +444,6 @@ def _mapping(text: str) -> dict[str, str]:
             raise ConfigError(f"--map {pair}: write ROLE=COLUMN, with a role of {', '.join(ROLES)}")
         mapping[role] = column
     return mapping
-
-
-def _listed(counts: Mapping[str, int], form: str = "{}: {:,}") -> str:
-    return ", ".join(form.format(name, count) for name, count in counts.items())
-
-
-def _summary(manifest: Manifest, where: str) -> None:
-    rows = _listed(manifest.rows, "{} {:,}")
-    size = manifest.size_bytes / 2**20
-    print(f"{manifest.name}: {rows} rows, {len(manifest.files)} shards, {size:,.1f} MiB in {where}")
-    for reason, count in manifest.quarantined.items():
-        print(f"  left out: {count:>7,}  {reason}")
-    stats = manifest.statistics
-    if stats:
-        from data_prep import show
-
-        print(show.answers(manifest))
-        for finding, count in stats["found"].items():
-            print(f"  kept as published: {count:>7,}  {finding}")
-    if stats and stats["images"]["refused"]:
-        print(
-            f"  refused from the archive: {len(stats['images']['refused']):,} members, listed in the manifest"
-        )
-    if stats:
-        frames = stats["images"].get("with_more_frames", 0)
-        notes = stats.get("notes", {}) | {
-            "images with more frames or pages, of which the first is taken": frames
-        }
-        for note, count in notes.items():
-            if count:
-                print(f"  note: {count:,} {note}")
-        for split, count in stats["groups"]["rows_near_train"].items():
-            near = "have an image that train nearly has (the source's own split)"
-            print(f"  note: {count:,} rows of {split} {near}")
-        for overlap in stats["overlaps"]:
-            touched = sum(overlap["evaluation_rows_touched"].values())
-            excluded = f"{overlap['rows_excluded']:,} rows left out"
-            print(f"  {overlap['set']}: {excluded}, with images of {touched:,} of its rows")
-    print(
-        f"  fingerprint {manifest.fingerprint[:16]}; see preview.html and quarantine.jsonl beside the shards"
-    )
 
 
 class _Bars:

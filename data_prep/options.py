@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
+
+import click
 
 NAMES = (
     "mathv60k",
@@ -87,218 +88,112 @@ its reason.
 """
 
 
-def parser() -> argparse.ArgumentParser:
-    """The parser of all commands."""
-    top = argparse.ArgumentParser(
-        prog="launch.py data",
-        description="Downloads, checks and converts datasets to one format: Parquet shards with the images.",
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    _prepare_parser(commands)
-    _dataset_parsers(commands)
-    return top
+class DataArgument(click.Argument):
+    """An argument that `--help` explains."""
+
+    def __init__(self, names: list[str], help: str, **options: Any) -> None:
+        super().__init__(names, **options)
+        self.about = help
 
 
-def _prepare_parser(commands: Any) -> None:
-    make = commands.add_parser(
-        "prepare",
-        help="download, check and convert your own data, or a published set",
-        description="Reads sources, checks every row and image, writes shards.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    make.add_argument(
-        "sources",
-        nargs="*",
-        metavar="SOURCE",
-        help="a file, a folder, a name (--list) or OWNER/NAME on "
-        "the hub; SOURCE=WEIGHT takes its training rows so often",
-    )
-    make.add_argument(
-        "--out",
-        default="",
-        metavar="DIR|URL",
-        help="local directory, or s3:// gs:// r2:// prefix (default: data/NAME)",
-    )
-    make.add_argument("--name", default="", help="of the dataset (default: that of the source)")
-    make.add_argument("--list", action="store_true", help="show the named sets and end")
-    make.add_argument("--dry-run", action="store_true", help="show how own data would be read and end")
-    where = make.add_argument_group("how it is read")
-    where.add_argument(
-        "--map",
-        default="",
-        metavar="ROLE=COLUMN,...",
-        help="roles: question, answer, images, choices, "
-        "solution, system, source, split; a dot goes inside: answer=solution.value",
-    )
-    where.add_argument(
-        "--images",
-        action="append",
-        default=[],
-        metavar="PATH",
-        help="folder or archive (.zip, .tar, .tar.gz, .tar.bz2, .tar.xz) with the images; repeatable",
-    )
-    where.add_argument(
-        "--split",
-        default="",
-        help="the split of all rows (default: by file names or a split column, "
-        "else train and validation by content)",
-    )
-    where.add_argument("--encoding", default="", help="of text files (default: recognized)")
-    where.add_argument("--delimiter", default="", help="between fields of a table (default: recognized)")
-    where.add_argument(
-        "--revision",
-        default="",
-        help="branch, tag or commit on the hub (default: main, and the commit "
-        "that it meant is saved in the manifest)",
-    )
-    where.add_argument(
-        "--mirror", default="", metavar="DIR", help="folder with OWNER/REPO/FILE instead of the hub"
-    )
-    drawn = make.add_argument_group(f"{GENERATED} and {TASK_FAMILIES}...: problems drawn here")
-    drawn.add_argument("--rows", type=int, default=10_000, help="different problems (%(default)s)")
-    drawn.add_argument("--difficulty", default="1..5", metavar="LEVEL|LOW..HIGH", help="1 to 5 (%(default)s)")
-    drawn.add_argument("--seed", type=int, default=0, help="of the problems (%(default)s)")
-    drawn.add_argument(
-        "--families",
-        default="",
-        metavar="NAME,...",
-        help="only these: geometry, counting (both unless given), details",
-    )
-    checks = make.add_argument_group("what is kept")
-    checks.add_argument(
-        "--evaluation", action="store_true", help="an evaluation set: all rows stay as published"
-    )
-    checks.add_argument(
-        "--sft",
-        action="store_true",
-        help="for supervised training (method: sft): replies are learned "
-        "as they stand, and need no answer that can be graded",
-    )
-    checks.add_argument(
-        "--tokenizer",
-        default="",
-        metavar="MODEL",
-        help="count the text's tokens too, with this "
-        "model's tokenizer and chat template: directory, hub id, or id@revision",
-    )
-    checks.add_argument(
-        "--max-tokens", type=int, default=4096, help="longest prompt, images included (%(default)s)"
-    )
-    _pixels(checks)
-    checks.add_argument(
-        "--min-side", type=int, default=28, help="shortest side of an image, pixels (%(default)s)"
-    )
-    checks.add_argument(
-        "--exclude",
-        action="append",
-        default=[],
-        metavar="DIR|URL",
-        help="prepared evaluation set: rows with an image that it has are left out; repeatable",
-    )
-    checks.add_argument(
-        "--limit", type=int, default=0, metavar="N", help="only the first N rows of each source"
-    )
-    split = make.add_argument_group("train and validation (where the source has no splits)")
-    split.add_argument(
-        "--validation", type=float, default=0.02, help="share of the rows (%(default)s); 0 for none"
-    )
-    split.add_argument("--split-seed", type=int, default=0, help="another split of the same data")
-    how = make.add_argument_group("how")
-    how.add_argument(
-        "--workers", type=int, default=0, help="processes that decode images (default: one per core)"
-    )
-    how.add_argument("--work", default="", metavar="DIR", help="for unpacked images (default: inside OUT)")
-    how.add_argument("--overwrite", action="store_true", help="replace another dataset in OUT")
+class DataCommand(click.Command):
+    """A command whose `--help` explains its arguments, too, and leaves the lines of its examples whole."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Arguments"):
+            arguments = [one for one in self.params if isinstance(one, DataArgument)]
+            formatter.write_dl([(str(one.metavar), one.about) for one in arguments])
+        super().format_options(ctx, formatter)
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        formatter.write(self.epilog or "")
 
 
-def _pixels(parser: Any) -> None:
-    parser.add_argument(
-        "--min-pixels", type=int, default=4 * 28 * 28, help="model.min_pixels of the run (%(default)s)"
-    )
-    parser.add_argument(
-        "--max-pixels", type=int, default=1280 * 28 * 28, help="model.max_pixels (%(default)s)"
+class DataGroup(click.Group):
+    """All commands, in their own order."""
+
+    command_class = DataCommand
+    format_epilog = DataCommand.format_epilog
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
+def option(names: str, help: str, metavar: str | None = None, default: Any = "", **more: Any) -> click.Option:
+    """An option with a value: a text that is empty unless it is given, or what the default is."""
+    shown = bool(default)
+    return click.Option(
+        names.split(), metavar=metavar, default=default, show_default=shown, help=help, **more
     )
 
 
-def _dataset_parsers(commands: Any) -> None:
-    def add(name: str, about: str, more: str = "", dataset: str = "DIR|URL") -> argparse.ArgumentParser:
-        one = commands.add_parser(name, help=about, description=f"{about[0].upper()}{about[1:]}. {more}")
-        one.add_argument("dataset", metavar=dataset, help="a prepared dataset")
-        return one
+def needed(name: str, help: str, **more: Any) -> click.Option:
+    """An option that must be given."""
+    return click.Option([name], required=True, help=help, **more)
 
-    show = add("show", "print rows: the chat, image sizes, tokens, reference answer, what is learned from")
-    show.add_argument("--split", default="", help="default: the first")
-    show.add_argument("--row", type=int, default=0, help="first row shown (%(default)s)")
-    show.add_argument("-n", type=int, default=3, help="rows shown (%(default)s)")
-    show.add_argument("--tokenizer", default="", metavar="MODEL", help="count the text's tokens too")
-    show.add_argument(
-        "--mask", action="store_true", help="every token by MODEL's template; + marks what SFT learns"
-    )
-    _pixels(show)
-    add("stats", "print counts: rows, sources, answer types, lengths, sizes, reasons for leaving rows out")
-    add(
-        "preview",
-        "write DIR/preview.html: samples with their images, and tables",
-        "`prepare` writes it too.",
-        "DIR",
-    )
-    add(
-        "verify",
-        "read every shard and compare its hash with the manifest",
-        "Exit code 2 and the shard's name if one is damaged: fetch or prepare it again.",
-    )
-    checked = add(
-        "check-reward",
-        "search for replies that earn without the answer, and name the rows that pay",
-        "Tries spans of questions, constant replies, several values at once, and edits of reference answers.",
-    )
-    checked.add_argument("--function", default="", metavar="FILE.py:NAME", help="a reward function of yours")
-    checked.add_argument("--split", default="", help="default: the first")
-    checked.add_argument("-n", type=int, default=200, help="rows tried (%(default)s)")
-    both = add(
-        "overlap",
-        "images and sources that a dataset shares with an evaluation set",
-        "Prints JSON. `prepare --exclude EVALUATION` leaves such rows out.",
-    )
-    both.add_argument("evaluation", metavar="EVALUATION", help="a prepared evaluation set")
-    mixed = commands.add_parser(
-        "mix",
-        help="join prepared datasets by weights",
-        description="Joins prepared datasets: DIR=2 takes its training rows twice, DIR=0.5 "
-        "half of them. Training rows are shuffled, others joined as they are.",
-    )
-    mixed.add_argument("parts", nargs="+", metavar="DIR[=WEIGHT]")
-    mixed.add_argument("--seed", type=int, default=0)
-    some = add(
-        "filter",
-        "keep training rows by their pass rate",
-        "Rows that are always or never solved teach nothing.",
-    )
-    some.add_argument("--pass-rate", required=True, metavar="LOW..HIGH", help="both ends included: 0.1..0.9")
-    some.add_argument(
-        "--rates",
-        default="",
-        metavar="FILE",
-        help='lines of {"id", "pass_rate"} (default: the rates that came with the rows)',
-    )
-    own = add("worked", "solved rows with a run's correct completions, for supervised training (method: sft)")
-    own.add_argument(
-        "--log", required=True, metavar="FILE", help="samples.jsonl or pass_rates.jsonl of a run on DIR"
-    )
-    run = commands.add_parser(
-        "from-run",
-        help="the completions of a run as rows: text, verdict, rewards, advantage",
-        description="Writes one line of JSON per completion of the run's rollout log. A run "
-        "keeps what a restart may need; with logging.keep_rollouts all of it.",
-    )
-    run.add_argument("run", metavar="RUN", help="id or folder of a run")
-    run.add_argument("--bucket", default="", help="of a run that was not launched from here")
-    run.add_argument("--tokens", action="store_true", help="token ids and log-probabilities, too")
-    run.add_argument("--out", default="", metavar="FILE", help="default: data/RUN.jsonl")
-    other = add("export", "write a dataset as another trainer loads it")
-    other.add_argument("--to", required=True, choices=["trl", "verl"])
-    for one in (mixed, some, own, other):
-        one.add_argument("--out", required=True, metavar="DIR")
+
+def flag(name: str, help: str) -> click.Option:
+    """An option without a value."""
+    return click.Option([name], is_flag=True, help=help)
+
+
+def argument(name: str, help: str, metavar: str, **more: Any) -> DataArgument:
+    """An argument: one word, or more by `nargs`."""
+    return DataArgument([name], help, metavar=metavar, **more)
+
+
+DATASET = argument("dataset", "a prepared dataset", "DIR|URL")
+OUT = needed("--out", "folder of the new dataset", metavar="DIR")
+SPLIT = option("--split", "default: the first")
+PIXELS = (
+    option("--min-pixels", "model.min_pixels of the run", default=4 * 28 * 28),
+    option("--max-pixels", "model.max_pixels", default=1280 * 28 * 28),
+)
+SOURCES = (
+    "a file, a folder, a name (--list), OWNER/NAME on the hub; SOURCE=WEIGHT: its training rows so often"
+)
+ROLES = (
+    "roles: question, answer, images, choices, solution, system, source, split; a dot goes inside:"
+    " answer=solution.value"
+)
+ARCHIVES = "folder or archive (.zip, .tar, .tar.gz, .tar.bz2, .tar.xz) with the images; repeatable"
+SPLITS = "of all rows (default: by file names or a split column, else train and validation by content)"
+REVISION = "branch, tag or commit on the hub (default: main; its commit is saved in the manifest)"
+SFT = "for supervised training (method: sft): replies are learned as they stand, and need no gradable answer"
+TOKENIZER = "count the text's tokens too, by this model's chat template: directory, hub id, or id@revision"
+EXCLUDE = "prepared evaluation set: rows with an image that it has are left out; repeatable"
+PREPARE = (
+    argument("sources", SOURCES, "SOURCE", nargs=-1),
+    option("--out", "local directory, or s3:// gs:// r2:// prefix (default: data/NAME)", "DIR|URL"),
+    option("--name", "of the dataset (default: that of the source)"),
+    flag("--list", "show the named sets and end"),
+    flag("--dry-run", "show how own data would be read and end"),
+    # How it is read.
+    option("--map", ROLES, "ROLE=COLUMN,..."),
+    option("--images", ARCHIVES, "PATH", (), multiple=True),
+    option("--split", SPLITS),
+    option("--encoding", "of text files (default: recognized)"),
+    option("--delimiter", "between fields of a table (default: recognized)"),
+    option("--revision", REVISION),
+    option("--mirror", "folder with OWNER/REPO/FILE instead of the hub", "DIR"),
+    # What is drawn, of `generated` and of task families.
+    option("--rows", f"different problems of {GENERATED} and {TASK_FAMILIES}...", default=10_000),
+    option("--difficulty", "1 to 5", "LEVEL|LOW..HIGH", "1..5"),
+    option("--seed", "of the problems (0)", default=0),
+    option("--families", "only these: geometry, counting (both unless given), details", "NAME,..."),
+    # What is kept, and in which split.
+    flag("--evaluation", "an evaluation set: all rows stay as published"),
+    flag("--sft", SFT),
+    option("--tokenizer", TOKENIZER, "MODEL"),
+    option("--max-tokens", "longest prompt, images included", default=4096),
+    *PIXELS,
+    option("--min-side", "shortest side of an image, pixels", default=28),
+    option("--exclude", EXCLUDE, "DIR|URL", (), multiple=True),
+    option("--limit", "only the first N rows of each source", "N", 0),
+    option("--validation", "share of the rows, where the source has no splits; 0 for none", default=0.02),
+    option("--split-seed", "another split of the same data", default=0),
+    option("--workers", "processes that decode images (default: one per core)", default=0),
+    option("--work", "for unpacked images (default: inside OUT)", "DIR"),
+    flag("--overwrite", "replace another dataset in OUT"),
+)
+"""Everything that `prepare` takes."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -192,3 +192,44 @@ def source_parts(texts: Sequence[str]) -> list[tuple[str, float]]:
             raise ConfigError(f"{text}: a weight is above 0 and below 1000")
         parts.append((path, value))
     return parts
+
+
+def listed(counts: Mapping[str, int], form: str = "{}: {:,}") -> str:
+    """Counts on one line."""
+    return ", ".join(form.format(name, count) for name, count in counts.items())
+
+
+def summary(manifest: Manifest, where: str) -> None:
+    """Prints what a preparation made, and what it left out."""
+    rows = listed(manifest.rows, "{} {:,}")
+    size = manifest.size_bytes / 2**20
+    print(f"{manifest.name}: {rows} rows, {len(manifest.files)} shards, {size:,.1f} MiB in {where}")
+    for reason, count in manifest.quarantined.items():
+        print(f"  left out: {count:>7,}  {reason}")
+    stats = manifest.statistics
+    if stats:
+        print(answers(manifest))
+        for finding, count in stats["found"].items():
+            print(f"  kept as published: {count:>7,}  {finding}")
+    if stats and stats["images"]["refused"]:
+        print(
+            f"  refused from the archive: {len(stats['images']['refused']):,} members, listed in the manifest"
+        )
+    if stats:
+        frames = stats["images"].get("with_more_frames", 0)
+        notes = stats.get("notes", {}) | {
+            "images with more frames or pages, of which the first is taken": frames
+        }
+        for note, count in notes.items():
+            if count:
+                print(f"  note: {count:,} {note}")
+        for split, count in stats["groups"]["rows_near_train"].items():
+            near = "have an image that train nearly has (the source's own split)"
+            print(f"  note: {count:,} rows of {split} {near}")
+        for overlap in stats["overlaps"]:
+            touched = sum(overlap["evaluation_rows_touched"].values())
+            excluded = f"{overlap['rows_excluded']:,} rows left out"
+            print(f"  {overlap['set']}: {excluded}, with images of {touched:,} of its rows")
+    print(
+        f"  fingerprint {manifest.fingerprint[:16]}; see preview.html and quarantine.jsonl beside the shards"
+    )

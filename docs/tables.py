@@ -6,7 +6,6 @@ what launch.py needs: Click, msgspec, PyYAML and rich.
 
 from __future__ import annotations
 
-import argparse
 import ast
 import sys
 from collections.abc import Callable, Iterator
@@ -19,7 +18,8 @@ import click
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from data_prep import options as data_options  # noqa: E402
+from data_prep.cli import data  # noqa: E402
+from data_prep.options import DataArgument  # noqa: E402
 from recipes.commands.command_line import LAUNCH_NAMES, PANELS, Argument, Command  # noqa: E402
 from recipes.commands.main_commands import launch  # noqa: E402
 from recipes.plan import cheaper, hourly  # noqa: E402
@@ -165,7 +165,7 @@ def parameters(command: click.Command) -> Iterator[tuple[str, str]]:
     context = click.Context(command)
     starts = isinstance(command, Command) and command.starts
     for parameter in command.params:
-        if isinstance(parameter, Argument):
+        if isinstance(parameter, Argument | DataArgument):
             yield f"`{parameter.metavar or parameter.human_readable_name.upper()}`", parameter.about
         elif not (starts and parameter.name in LAUNCH_NAMES):
             record = parameter.get_help_record(context)
@@ -188,18 +188,10 @@ def commands() -> str:
 
 def data_commands() -> str:
     """The commands of `launch.py data` with their arguments and options."""
-    parser = data_options.parser()
-    group = next(one for one in parser._actions if isinstance(one, argparse._SubParsersAction))
-    about = {one.dest: one.help for one in group._choices_actions}
     parts = []
-    for name, command in group.choices.items():
-        rows = []
-        for one in command._actions[1:]:  # behind --help
-            takes = one.metavar or "|".join(one.choices or ()) or ("" if one.option_strings else one.dest)
-            words = (", ".join(one.option_strings), takes)
-            said = (one.help or "") % {"default": one.default}
-            rows.append((f"`{' '.join(filter(None, map(str, words)))}`", said))
-        parts.append(f"### data {name}\n\n{about[name]}\n\n{table(OF_A_COMMAND, rows)}")
+    for name, command in data.commands.items():
+        about = (command.help or "").partition("\n")[0]
+        parts.append(f"### data {name}\n\n{about}\n\n{table(OF_A_COMMAND, list(parameters(command)))}")
     return "\n\n".join(parts)
 
 

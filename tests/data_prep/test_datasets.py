@@ -428,6 +428,13 @@ def test_straight_to_a_bucket_and_read_from_there(tmp_path, monkeypatch):
         (["prepare", "gsm8k", "--out", "x", "--mirror", "/nowhere"], "the mirror has no folder"),
         (["preview", "/nowhere"], "no prepared dataset at /nowhere"),
         (["verify", "/nowhere"], "no prepared dataset at /nowhere"),
+        (["export", "x", "--to", "nemo", "--out", "y"], "'nemo' is not one of 'trl', 'verl'; see `python3"),
+        (
+            ["filter", "x", "--out", "y"],
+            "Missing option '--pass-rate'; see `python3 launch.py data filter --help`",
+        ),
+        (["nothing"], "No such command 'nothing'"),
+        ([], "Missing command; see `python3 launch.py data --help`"),
     ],
 )
 def test_mistakes_are_one_line_and_exit_2(arguments, says, capsys, tmp_path, monkeypatch):
