@@ -45,6 +45,7 @@ from trainer.storage.storage import Storage
 from trainer.storage.stores import RetryPolicy
 from trainer.system.contained_path import inside
 from trainer.system.errors import StorageError
+from trainer.system.exit_codes import EXIT_OK
 from trainer.system.terminal_text import terminal_line, terminal_text
 
 GROWING = (METRICS, SAMPLES, LAUNCH_LOG, NODES)
@@ -174,6 +175,8 @@ class RunMirror:
             progress |= {"message": message, "phase_since_unix_s": newest.seen_unix_s}
             if newest.final is not None:
                 progress["status"] = "failed"
+            elif newest.attempt.code == EXIT_OK:
+                progress["status"] = "finished"
         self._write(PROGRESS, json.dumps(progress).encode())
 
     def weights(self) -> Path:
