@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from trainer.config import ConfigError, Rewards
+from trainer.node.launch import ray_node
 from trainer.node.launch.ray_node import Ports, RayNode
 from trainer.node.watch.preemption import FLAG_VARIABLE, MetadataServer, PreemptionNotice
 from trainer.rewards import judge, remote
@@ -229,6 +230,8 @@ def test_this_machine_is_asked_without_a_proxy(bad_proxy, place, monkeypatch):
         address="127.0.0.1", ports=Ports(dashboard=place.server.server_port), cpus=1, gpus=0, env={}
     )
     ray.dashboard_host = "127.0.0.1"
+    # A node that closes ends every descendant of its process, which here has those of other tests.
+    monkeypatch.setattr(ray_node, "end_descendants", lambda grace_s: 0)
     assert ray.request("GET", "/api/version") == {}
     ray.close(keep_logs=False)
     place.pieces = [b'{"rewards": [1.0]}']

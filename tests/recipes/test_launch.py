@@ -106,7 +106,7 @@ def test_help_of_data_needs_no_environment(given):
     assert done.returncode == 0, done.stderr
     assert all(name in said for name in ("mathv60k", "mathvista", "launch.py data prepare"))
     assert "prepare" in given or all(
-        f"    {name}" in said for name in ("prepare", "preview", "verify", "overlap")
+        f"\n  {name} " in said for name in ("prepare", "preview", "verify", "overlap")
     )
 
 
