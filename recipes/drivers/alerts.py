@@ -14,7 +14,7 @@ import sys
 import time
 import urllib.error
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from recipes.records import run_record
 from recipes.records.run_record import RunRecord
 from trainer.config import ConfigError
 from trainer.config.run_folder import CONFIG, METRICS, newest_metrics, read_progress, write_whole
+from trainer.system.terminal_text import terminal_line
 from trainer.system.web_request import send_request
 
 WEBHOOK = "SPOTRL_ALERT_WEBHOOK"
@@ -63,6 +64,7 @@ def watch_run(run: str, bucket: str, webhook: str, command: str, every_s: float,
         alerts, over = alerts_of_run(run, folder)
         failed = False
         for alert in _new(alerts, told):
+            alert = replace(alert, text=terminal_line(alert.text))
             try:
                 send_alert(run, alert, webhook, command)
             except (OSError, subprocess.SubprocessError) as error:

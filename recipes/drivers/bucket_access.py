@@ -95,7 +95,7 @@ def read_text(url: str, name: str, env: dict[str, str]) -> str:
 def _storage(command: str, url: str, env: dict[str, str], *more: str) -> str:
     """What `python -m trainer.storage COMMAND URL ...` prints. Raises ConfigError with its last line."""
     argv = [desk_python.find_python(), "-m", "trainer.storage", command, url, *more]
-    done = subprocess.run(argv, env=os.environ | env, capture_output=True, text=True)
+    done = subprocess.run(argv, env=os.environ | env, capture_output=True, text=True, errors="replace")
     if done.returncode:
         said = (done.stderr.strip() or "it said nothing").splitlines()[-1]
         raise ConfigError(said.removeprefix("error: "))

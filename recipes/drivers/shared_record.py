@@ -173,7 +173,9 @@ def _storage(*words: str, env: dict[str, str]) -> subprocess.CompletedProcess[st
     """A command of the store, which has failed where it does not answer in time: no launch waits for it."""
     argv = [desk_python.find_python(), "-m", "trainer.storage", *words]
     try:
-        return subprocess.run(argv, env=os.environ | env, capture_output=True, text=True, timeout=ANSWER_S)
+        return subprocess.run(
+            argv, env=os.environ | env, capture_output=True, text=True, errors="replace", timeout=ANSWER_S
+        )
     except subprocess.TimeoutExpired:
         said = f"the bucket has not answered in {ANSWER_S:g} s"
         return subprocess.CompletedProcess(argv, EXIT_STORAGE, "", said)
