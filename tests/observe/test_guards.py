@@ -102,6 +102,13 @@ def test_a_constant_reward_is_named_with_what_gave_it_and_not_blamed_on_the_cut(
     assert "(limit 0.9): most were cut at rollout.max_tokens (guard" in texts["variance"]
 
 
+def test_a_function_that_gives_everything_one_value_is_named_though_a_form_is_rewarded_too():
+    flat = {"group/zero_std_fraction": 0.97, "reward/std": 0.1, "reward/mean": 1.5, "reward/accuracy": 1.0}
+    watch = GuardWatch(Limits(), scored_by="rewards.function mine.py:score")
+    (alarm,) = [one for one in watch.look(3, flat) if one.guard == "variance"]
+    assert "rewards.function mine.py:score gave 1.000 to every completion of the step" in alarm.text
+
+
 def test_equal_rewards_of_graders_that_fail_are_not_blamed_on_the_rows():
     for failed in ("reward/error_rate", "reward/timeout_rate"):
         ((alarm,),) = run({"group/zero_std_fraction": 0.95, failed: 0.9, "reward/accuracy": 0.0})

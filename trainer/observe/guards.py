@@ -238,6 +238,8 @@ class GuardWatch:
         if stats.get("tokens/truncated_fraction", 0.0) > self.limits.truncated_max:
             return "most were cut at rollout.max_tokens"
         right = stats.get("reward/accuracy", 0.5)
+        if self._scored_by and right in (0.0, 1.0):
+            return f"{self._scored_by} gave {right:.3f} to every completion of the step"
         if right > 0.9:
             return "nearly all are right: harder rows would"
         return (
