@@ -40,6 +40,10 @@ def check_launch(recipe: Recipe, target: str, reproducible: bool) -> None:
         )
     if recipe.saves and not recipe.storage.bucket:
         _check_without_bucket(recipe, target)
+    if reproducible and not manifest.run_git("rev-parse", "HEAD").strip():
+        raise ConfigError(
+            "--reproducible wants a commit to go back to, and this folder is no git checkout: clone one"
+        )
     if reproducible and (dirty := manifest.dirty_files()):
         raise ConfigError(f"--reproducible wants a clean git tree: commit or drop {', '.join(dirty[:4])}")
 

@@ -170,3 +170,9 @@ def test_a_checkout_below_a_blank_is_refused_before_anything_starts(capsys, monk
     monkeypatch.setattr(launch_checks.Path, "cwd", lambda: tmp_path / "my work")
     code, _, err = run(capsys, "demo", "--dry-run")
     assert code == 2 and "below a path with a blank: move it" in err and err.count("\n") == 1
+
+
+def test_reproducible_wants_a_git_checkout(capsys, monkeypatch):
+    monkeypatch.setattr(launch_checks.manifest, "run_git", lambda *words, **_: "")  # as where there is none
+    code, _, err = run(capsys, "demo", "--reproducible", "--dry-run")
+    assert code == 2 and "this folder is no git checkout: clone one" in err and err.count("\n") == 1
