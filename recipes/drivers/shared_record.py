@@ -25,12 +25,12 @@ from recipes.recipe import recipe_files
 from recipes.recipe.recipe_files import is_python
 from recipes.records import run_record
 from recipes.records.run_record import RunRecord
+from recipes.records.trust import ask_trust
 from trainer.config import ConfigError
 from trainer.config.run_folder import MANIFEST, write_whole
 from trainer.config.run_store import RunStore
 from trainer.system.exit_codes import EXIT_STORAGE
 from trainer.system.records import MalformedRecord, decode_record
-from trainer.system.terminal_text import terminal_line
 
 ANSWER_S = 10.0
 """That a store has for a small file."""
@@ -59,10 +59,6 @@ def publish_manifest(record: RunRecord, env: dict[str, str]) -> None:
     if done.returncode:
         said = (done.stderr.strip() or "no word").splitlines()[-1]
         print(f"warning: no other desk can drive {record.run_id}: {said}", file=sys.stderr, flush=True)
-
-
-class NotTrusted(ConfigError):
-    """A launch of somebody else that nobody said yes to."""
 
 
 class SharedLaunch(Struct):
@@ -139,23 +135,17 @@ def _ask_trust(record: RunRecord, recipe_file: str | None, trust: bool) -> None:
     lines = []
     for option in record.overrides:
         if option != f"storage.bucket={record.bucket}":
-            lines.append(f"  option {terminal_line(option)}")
+            lines.append(f"option {option}")
     if record.flags:
-        lines.append(f"  passed on to the platform: {terminal_line(' '.join(record.flags))}")
+        lines.append(f"passed on to the platform: {' '.join(record.flags)}")
     if recipe_file is not None:
-        lines.append(f"  its recipe is this Python file, {Path(record.recipe).name}:")
-        lines += [f"    {terminal_line(line)}" for line in recipe_file.splitlines()]
+        lines.append(f"its recipe is this Python file, {Path(record.recipe).name}:")
+        lines += [f"  {line}" for line in recipe_file.splitlines()]
     if not lines:
         return
     origin = f"{record.run_id} was launched on {record.desk or 'another desk'} for {record.target}"
-    print(f"{origin}, and its bucket says of it:", *lines, sep="\n", file=sys.stderr, flush=True)
-    if trust:
-        return
-    question = f"whoever can write to {record.bucket} wrote that. Run it with your keys? [y/N] "
-    if not sys.stdin.isatty() or input(question).strip().lower() not in ("y", "yes"):
-        raise NotTrusted(
-            f"nothing of {record.run_id} was run: read the lines above, and give --trust if they are right"
-        )
+    writer = f"whoever can write to {record.bucket}"
+    ask_trust(f"{origin}, and its bucket says of it:", lines, writer, record.run_id, trust)
 
 
 def fetched_shape(store: str, folder: Path, key: str) -> str:

@@ -11,6 +11,7 @@ from recipes.drivers import run_view, shared_record
 from recipes.presets import RECIPES, benchmarks, resolve
 from recipes.recipe.recipe_files import is_python
 from recipes.records import run_record
+from recipes.records.trust import NotTrusted
 from trainer import config as run_config
 from trainer.config import ConfigError, RunConfig
 from trainer.config.run_folder import CONFIG
@@ -114,7 +115,7 @@ def adopt_where_shared(name: str, bucket: str, trust: bool) -> None:
         return
     try:
         shared_record.adopt_run(name, bucket, trust)
-    except shared_record.NotTrusted:
+    except NotTrusted:
         raise
     except ConfigError:  # an earlier version's run, whose stream has its configuration
         return

@@ -13,9 +13,10 @@ from msgspec import Meta, Struct
 
 from recipes.records import manifest, run_record
 from recipes.records.run_record import Option
+from recipes.records.trust import ask_trust
 from trainer.config import ConfigError
 from trainer.system.records import Line, MalformedRecord, Name, convert_record, decode_record
-from trainer.system.terminal_text import terminal_line, terminal_text
+from trainer.system.terminal_text import terminal_line
 
 TREES = Path(".cache/reproduce")
 MOST_BYTES = 256 << 20
@@ -82,15 +83,10 @@ def _ask_trust(path: Path, launch: dict[str, Any]) -> None:
     yes."""
     patch = launch["diff"] + launch.get("untracked_diff", "")
     files = [line.removeprefix("+++ b/") for line in patch.splitlines() if line.startswith("+++ ")]
-    lines = [f"  recipe {launch['recipe']}"]
-    lines += [f"  option {option}" for option in launch["overrides"]]
-    lines += [f"  changed file {name}" for name in files]
-    print(f"{path} says of its run:", *map(terminal_text, lines), sep="\n", file=sys.stderr, flush=True)
-    question = "all of that is run with your keys. Trust whoever wrote it? [y/N] "
-    if not sys.stdin.isatty() or input(question).strip().lower() not in ("y", "yes"):
-        raise ConfigError(
-            f"nothing of {path} was run: read the lines above, and give --trust if they are right"
-        )
+    lines = [f"recipe {launch['recipe']}"]
+    lines += [f"option {option}" for option in launch["overrides"]]
+    lines += [f"changed file {name}" for name in files]
+    ask_trust(f"{path} says of its run:", lines, "whoever wrote the file", str(path))
 
 
 def read_launch_half(path: Path) -> dict[str, Any]:

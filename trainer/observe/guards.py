@@ -55,8 +55,6 @@ LENGTH = (
 """A metric with a usual range, and what is said below and above it."""
 FAILED_GRADES = 0.05
 """Share of completions that graders failed on from which equal rewards are blamed on the graders."""
-NEARLY_ALL = 0.9
-"""Share of right (or wrong) completions from which on hardly any group has unequal rewards."""
 
 
 REMEDIES = {
