@@ -29,7 +29,6 @@ from recipes.recipe import spec  # noqa: E402
 from recipes.screens import fleet_screen, plan_facts  # noqa: E402
 from trainer import config  # noqa: E402
 from trainer.node.preflight.findings import ANOTHER_MACHINE_HELPS  # noqa: E402
-from trainer.observe.metric_names import NAMES  # noqa: E402
 from trainer.system import exit_codes  # noqa: E402
 
 COMMAND = "python docs/tables.py"
@@ -110,18 +109,6 @@ def codes() -> str:
             again = "never"
         rows.append((str(code), meaning, again))
     return table(("code", "meaning", "started again"), rows)
-
-
-def metrics() -> str:
-    """Every metric by its section."""
-    parts, here = [], ""
-    for name, (unit, meaning) in NAMES.items():
-        section = name.partition("/")[0]
-        if section != here:
-            parts.append(f"\n### {section}\n\n| metric | unit | meaning |\n|---|---|---|")
-            here = section
-        parts.append(f"| `{name}` | {unit} | {meaning} |")
-    return "\n".join(parts).strip()
 
 
 def nodes(one: Platform) -> str:
@@ -216,7 +203,6 @@ TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "commands.md": {"commands": commands, "data": data_commands, "launches": launches},
     "failures.md": {"codes": codes},
     "memory.md": {"facts": facts},
-    "metrics.md": {"metrics": metrics},
     "preflight.md": {"machine": machine_checks},
     "targets.md": {"targets": targets},
 }

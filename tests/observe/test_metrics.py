@@ -13,10 +13,10 @@ import pytest
 import torch
 from written_run import picture, write_run
 
+from tests import metric_table
 from trainer.algorithm.traces import Verdict
 from trainer.config import RunConfig, load, override
 from trainer.config.run_folder import read_lines, read_progress
-from trainer.observe import metric_names
 from trainer.observe.history import read_history, reproducible_part, truncate_metrics
 from trainer.observe.metrics import Metrics, thumbnail
 from trainer.observe.phases import Phases
@@ -317,36 +317,29 @@ def test_another_process_can_read_which_phase_runs(tmp_path):
 # --- the table ----------------------------------------------------------------------------------------------
 
 
-def test_the_documented_table_is_the_table():
-    rows = re.findall(
-        r"^\| `([^`]+)` \| (.*?) \| (.*) \|$", (ROOT / "docs/metrics.md").read_text(), re.MULTILINE
-    )
-    assert rows == [(name, n.unit, n.meaning) for name, n in metric_names.NAMES.items()]
-
-
 def test_names_carry_their_units():
-    for name, (unit, meaning) in metric_names.NAMES.items():
+    for name, (unit, meaning) in metric_table.NAMES.items():
         assert meaning.endswith("."), name
         if name.startswith("time/"):
             assert unit == "s" and name.endswith("_s"), name
-    assert metric_names.unknown_names(["reward/mean", "eval/accuracy_IconQA", "b/x", "a/y"]) == ["a/y", "b/x"]
+    assert metric_table.unknown_names(["reward/mean", "eval/accuracy_IconQA", "b/x", "a/y"]) == ["a/y", "b/x"]
 
 
 def test_the_table_names_what_the_trainer_writes_and_nothing_else():
-    """A name that is new in the code belongs into metric_names.py and, as a row, into docs/metrics.md."""
-    sections = {name.split("/")[0] for name in metric_names.NAMES}
+    """A name that is new in the code belongs into docs/metrics.md."""
+    sections = {name.split("/")[0] for name in metric_table.NAMES}
     written = {"time/step_s", "time/unix_s", "time/checkpoint_s"} | {
         f"reward/{v}_rate" for v in typing.get_args(Verdict)
     }
     written |= {f"reward/decided_{rule}" for rule in typing.get_args(Rule)}
     written |= {"time/wait_s", "time/sampling_s"}  # of a run with two lanes
     for path in (ROOT / "trainer").rglob("*.py"):
-        if path.name in ("metric_names.py", "report.py", "report_charts.py", "progress.py"):
+        if path.name in ("report.py", "report_charts.py"):
             continue
         source = path.read_text()
         written |= {n for n in re.findall(r'"([a-z]+/[a-z_0-9]+)"', source) if n.split("/")[0] in sections}
         if path.name in ("grpo.py", "sampling_schedule.py", "sft.py"):
             written |= {f"time/{phase}_s" for phase in re.findall(r'phases\("([a-z]+)"\)', source)}
     written |= {"time/rollout_s"}
-    assert metric_names.unknown_names(written) == []
-    assert sorted(set(metric_names.NAMES) - written) == []
+    assert metric_table.unknown_names(written) == []
+    assert sorted(set(metric_table.NAMES) - written) == []

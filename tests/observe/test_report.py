@@ -446,7 +446,7 @@ def test_flat_charts_can_be_left_out():
 
 
 def test_every_charted_metric_is_in_the_table():
-    from trainer.observe.metric_names import unknown_names
+    from tests.metric_table import unknown_names
 
     drawn = [line.name for chart in (*report_charts.CHARTS, report_charts.HELD_OUT) for line in chart.lines]
     drawn += [name for chart in report_charts.CHARTS for name in chart.band or ()]
@@ -454,8 +454,8 @@ def test_every_charted_metric_is_in_the_table():
 
 
 def test_phases_have_a_colour_in_both_displays_and_a_row_in_the_table():
+    from tests.metric_table import NAMES
     from trainer.observe.live import PHASE_COLORS
-    from trainer.observe.metric_names import NAMES
 
     phases = {n[5:-2] for n in NAMES if n.startswith("time/")} - {"step", "unix", "sampling"}
     assert phases == set(PHASE_COLORS) - {"other"} == set(report_charts.PHASE_COLORS)

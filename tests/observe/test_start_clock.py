@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from trainer.observe.metric_names import unknown_names
+from tests.metric_table import unknown_names
 from trainer.observe.start_clock import STARTED_VARIABLE, StartClock
 
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.learning.one_rank import same, trace
+from tests.metric_table import unknown_names
 from tests.turns.test_built_in_tools import called
 from trainer.algorithm.batching import collate, trace_length
 from trainer.algorithm.scheduling import PassCost
@@ -20,7 +21,6 @@ from trainer.checkpoint.rollout_archive import GradedStep, archive_of, graded_of
 from trainer.config import ConfigError, RunConfig, Turns, override, validate
 from trainer.config.turns import images_of
 from trainer.data.processor import mrope_positions
-from trainer.observe.metric_names import unknown_names
 from trainer.turns.counts import describe_episodes, usual_failure
 
 IMAGE = 9

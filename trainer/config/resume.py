@@ -68,7 +68,12 @@ with. Every other option that a checkpoint does not name had today's default: it
 RENAMED: dict[str, str] = {}
 """Options that have another name today: {name in older checkpoints: name of today}."""
 
-REMOVED: dict[str, tuple[Any, ...]] = {"lora.dora": (False,), "algorithm.max_token_age": (0,)}
+REMOVED: dict[str, tuple[Any, ...]] = {
+    "lora.dora": (False,),
+    "algorithm.max_token_age": (0,),
+    "logging.trackio": ("",),
+    "logging.mlflow": ("",),
+}
 """Options that are gone: {name: values of which today's code does the same}."""
 
 

@@ -291,12 +291,6 @@ class Logging:
     """Weights & Biases mode; offline needs no account."""
     wandb_project: str = "spotrl"
     """W&B project."""
-    trackio: str = ""
-    """Project of trackio, which is kept on the head's machine, or in the Space that TRACKIO_SPACE_ID names;
-    empty: not used. It is not in the locked environments (docs/metrics.md)."""
-    mlflow: str = ""
-    """Tracking URI of MLflow, whose experiment is wandb_project: `http://HOST:5000`, `sqlite:///mlflow.db`;
-    empty: not used. It is not in the locked environments either."""
     samples_per_step: int = ranged_field(4, least=0)
     """Sample generations written per step, with their grades."""
     samples_every_steps: int = ranged_field(5, least=1)

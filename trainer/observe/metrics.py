@@ -30,7 +30,6 @@ from trainer import config as configuration
 from trainer.config import RunConfig
 from trainer.config.run_folder import ATTEMPTS, CONFIG, METRICS, SAMPLES, write_whole
 from trainer.observe.history import last_step, truncate_metrics
-from trainer.observe.optional_trackers import MLflow, Trackio
 from trainer.observe.trackers import TensorBoard, WeightsAndBiases
 
 IMAGE_SIDE = 448
@@ -88,10 +87,6 @@ class Metrics:
             trackers.append(TensorBoard(self.run_dir / "tensorboard", resume_step))
         if self.config.logging.wandb != "disabled":
             trackers.append(WeightsAndBiases(self.run_dir, self.config, resume_step))
-        if self.config.logging.trackio:
-            trackers.append(Trackio(self.config, resume_step))
-        if self.config.logging.mlflow:
-            trackers.append(MLflow(self.config, resume_step))
         return trackers
 
     def log(self, step: int, values: Mapping[str, float]) -> None:

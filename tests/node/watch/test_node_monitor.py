@@ -8,8 +8,8 @@ import time
 
 import pytest
 
+from tests.metric_table import unknown_names
 from trainer.node.watch import watchdog
-from trainer.observe.metric_names import unknown_names
 from trainer.observe.node_monitor import NodeMonitor, NodeStats, Stragglers, append_sample, straggler
 
 RENAMED = "import ctypes, sys; ctypes.CDLL(None).prctl(15, sys.argv[1][:15].encode())"
