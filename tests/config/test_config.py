@@ -117,7 +117,6 @@ def test_an_unknown_key_in_a_file_names_the_nearest(tmp_path):
         (["rollout.staleness=9"], "rollout.staleness is 9: it must be at least 0 and at most 8"),
         (["rollout.staleness=1", "algorithm.rollout_correction=off"], "set it to truncate"),
         (["rollout.staleness=2", "algorithm.refill_rounds=3"], "rewards that are not known yet"),
-        (["rollout.staleness=2", "data.curriculum=0.7"], "the level of the next rows"),
         (["rollout.staleness=2", "evaluation.pass_rate_samples=8"], "set rollout.staleness to 0"),
         (["rollout.tokens_per_step=8"], "has no later phase to go on in"),
         (

@@ -94,11 +94,14 @@ def test_options_that_were_renamed_or_removed(monkeypatch):
     assert c.difference(config, older | {"algorithm.old_clip": 2.0}).startswith("algorithm.dual_clip is 0.0")
 
 
-def test_a_run_that_left_old_tokens_out_is_not_resumed_and_any_other_is():
-    older = c.resume_view(c.RunConfig()) | {"algorithm.max_token_age": 0}
+@pytest.mark.parametrize(
+    ("option", "unused", "used"), [("algorithm.max_token_age", 0, 2), ("data.curriculum", 0.0, 0.6)]
+)
+def test_a_run_that_used_an_option_that_is_gone_is_not_resumed_and_any_other_is(option, unused, used):
+    older = c.resume_view(c.RunConfig()) | {option: unused}
     assert c.difference(c.RunConfig(), older) == ""
-    refused = c.difference(c.RunConfig(), older | {"algorithm.max_token_age": 2})
-    assert refused.startswith("algorithm.max_token_age is an option that this version does not know")
+    refused = c.difference(c.RunConfig(), older | {option: used})
+    assert refused.startswith(f"{option} is an option that this version does not know")
 
 
 def test_the_file_of_an_older_run_is_read(tmp_path, monkeypatch):

@@ -10,7 +10,6 @@ from data_prep.generate.families import Families, weights_of
 from tests.task_packages import needed
 from trainer.config import ConfigError
 from trainer.data.dataset import Dataset
-from trainer.data.prompt_stream import PromptStream
 from trainer.data.schema import reference_of
 from trainer.rewards import task_families
 
@@ -49,10 +48,6 @@ def test_one_command_prepares_a_mixture(tmp_path):
 
     assert cli.main([*command, "--out", str(tmp_path / "b")]) == 0
     assert (tmp_path / "a" / "manifest.json").read_bytes() == (tmp_path / "b" / "manifest.json").read_bytes()
-
-    difficulty = Dataset(tmp_path / "a", "train").difficulties()
-    assert difficulty == {index: row.extra["difficulty"] for index, row in enumerate(train)}
-    assert PromptStream(range(len(train)), 4, 0, difficulty).levels == [1, 2, 3]
 
 
 def test_a_shorter_set_is_the_start_of_a_longer_one():
@@ -140,7 +135,7 @@ def test_generated_images_stand_beside_it(tmp_path):
     rows = list(Dataset(tmp_path, "train"))
     assert {row.answer_type == "task" for row in rows if not row.images} == {True}
     assert {row.answer_type == "task" for row in rows if row.images} == {False}
-    assert len(Dataset(tmp_path, "train").difficulties()) == len(rows)
+    assert all("difficulty" in row.extra for row in rows)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from trainer.algorithm.advantages import RewardParts, RunningNorm
-from trainer.algorithm.curriculum import CurriculumState
 from trainer.algorithm.traces import Outcome, Trace
 from trainer.config import RunConfig
 
@@ -20,9 +19,9 @@ TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 
 
 @dataclass
-class LoopState(RunningNorm, CurriculumState):
+class LoopState(RunningNorm):
     """State besides the weights that a step passes on to the next one, with the running statistics of the
-    rewards and the level of the rows."""
+    rewards."""
 
     kl_coef: float = 0.0
     """KL coefficient of the next step."""
@@ -49,23 +48,14 @@ class LoopState(RunningNorm, CurriculumState):
         return loop_state
 
     def stepped(
-        self,
-        config: RunConfig,
-        metrics: Mapping[str, float],
-        levels: Sequence[float],
-        prompts: int,
-        completions: int,
+        self, config: RunConfig, metrics: Mapping[str, float], prompts: int, completions: int
     ) -> dict[str, float]:
         """Moves on after a step with these metrics; returns what the step itself had, as metrics.
 
-        levels: difficulties of the rows, the easiest first. prompts: number that was sampled. completions:
-        number that was trained on.
+        prompts: number that was sampled. completions: number that was trained on.
         """
         had = {}
         self.prompts += prompts
-        if config.data.curriculum:
-            had["data/level"] = levels[self.level]
-            self.passed(metrics["reward/correct_rate"], config.data, len(levels))
         target = config.algorithm.kl_target
         if target:
             had["kl/coef"] = self.kl_coef

@@ -73,6 +73,8 @@ REMOVED: dict[str, tuple[Any, ...]] = {
     "algorithm.max_token_age": (0,),
     "logging.trackio": ("",),
     "logging.mlflow": ("",),
+    "data.curriculum": (0.0,),
+    "data.curriculum_steps": (5,),
 }
 """Options that are gone: {name: values of which today's code does the same}."""
 

@@ -91,11 +91,6 @@ class Data:
     """Use only the first this many rows (in the dataset's own order); 0 means all."""
     episodes: int = ranged_field(1, least=1)
     """Passes over the data (the original's --num_episodes)."""
-    curriculum: float = ranged_field(0.0, least=0, most=1)
-    """Take rows of one difficulty at a time, the easiest first, and go to the next when this share of the
-    completions of the last `curriculum_steps` steps was correct; 0: all rows at once."""
-    curriculum_steps: int = ranged_field(5, least=1)
-    """Steps whose pass rate decides; then it is counted anew."""
     prompt_max_tokens: int = ranged_field(4096, least=1)
     """Longest prompt, image tokens included. Longer rows are left out and counted."""
     image_cache_gib: float = ranged_field(0.5, least=0)

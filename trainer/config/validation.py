@@ -61,10 +61,6 @@ def validate(config: RunConfig) -> None:
         if name not in GUARDS:
             raise ConfigError(f"guards.end: {name!r} is no guard; {nearest_name(name, GUARDS)}")
     if c.method == "sft":
-        if c.data.curriculum:
-            raise ConfigError(
-                "data.curriculum goes by the pass rate, which method sft has none of: set it to 0"
-            )
         if c.evaluation.pass_rate_samples:
             raise ConfigError("evaluation.pass_rate_samples needs the engine: set method to grpo")
         if c.sft.batch_size < world:
@@ -410,13 +406,6 @@ def _refused_ahead(c: RunConfig) -> list[tuple[bool, str]]:
                 f"rollout.staleness is {c.rollout.staleness} with algorithm.refill_rounds"
                 f" {c.algorithm.refill_rounds}: which prompts come next would depend on rewards that are not"
                 " known yet; set one of them to 0"
-            ),
-        ),
-        (
-            ahead and c.data.curriculum > 0,
-            (
-                f"rollout.staleness is {c.rollout.staleness} with data.curriculum: the level of the next rows"
-                " would depend on rewards that are not known yet; set rollout.staleness to 0"
             ),
         ),
         (

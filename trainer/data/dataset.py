@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from trainer.config import ConfigError
 from trainer.data.prompts import PromptWording
-from trainer.data.schema import COLUMNS, DIFFICULTY, FORMAT, LEARNED, SPLIT_NAME, Manifest, Row
+from trainer.data.schema import COLUMNS, FORMAT, LEARNED, SPLIT_NAME, Manifest, Row
 
 MANIFEST = "manifest.json"
 AS_STORED = PromptWording()
@@ -195,17 +195,6 @@ class Dataset:
                 reader, _ = self._reader(shard)
                 values += reader.read(columns=[name]).column(0).to_pylist()
         return values
-
-    def difficulties(self) -> dict[int, int]:
-        """Level of every row that has one, by index."""
-        levels = {}
-        for index, text in enumerate(self.column("extra")):
-            # Most rows have no level: only what may hold one is parsed.
-            if text and DIFFICULTY in text:
-                extra = json.loads(text)
-                if DIFFICULTY in extra:
-                    levels[index] = extra[DIFFICULTY]
-        return levels
 
     @property
     def images_per_row(self) -> int:

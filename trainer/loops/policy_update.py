@@ -59,7 +59,7 @@ def update_policy(
     if graded.teacher is not None and batch.old is not None:
         judged = [graded.teacher[members[i]] for i in sorted(trainable)]
         metrics |= teacher_metrics(judged, [batch.old[i] for i in sorted(trainable)])
-    metrics |= loop_state.stepped(config, metrics, run.stream.levels, len(credit.flat), len(batch))
+    metrics |= loop_state.stepped(config, metrics, len(credit.flat), len(batch))
     return metrics, trained
 
 

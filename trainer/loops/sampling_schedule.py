@@ -120,10 +120,9 @@ class SamplingSchedule:
         staleness excludes new prompts for groups of equal rewards.
         """
         stream, size = self.run.stream, self.config.rollout.prompts_per_step
-        level = self.loop_state.level
         drawn = self.loop_state.prompts + (step - next_step) * size + done
-        prompts = stream.draw(drawn, count, step, done, level)
-        upcoming = stream.draw(drawn + count, size, step + 1, level=level)
+        prompts = stream.draw(drawn, count, step, done)
+        upcoming = stream.draw(drawn + count, size, step + 1)
         return self.run.sampler.sample(training_request(self.run, step, next_step - 1, prompts, upcoming))
 
     def _grade(self, step: int) -> GradedStep:

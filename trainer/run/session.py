@@ -137,16 +137,10 @@ class Session:
             self.rows.usable(config.evaluation_split)
         elif config.evaluation.every_steps:
             self.rows.lengths(config.evaluation_split)
-        levels = self.train_set.difficulties() if config.data.curriculum else {}
-        if config.data.curriculum and not levels:
-            raise ConfigError(
-                "data.curriculum goes from level to level, and no row states its difficulty: prepare"
-                " `generated` or `reasoning-gym:FAMILY`, or set it to 0"
-            )
         size = config.rows_per_step
         if config.evaluation.pass_rate_samples:  # there are blocks of rows instead of steps
             size = max(1, min(size, len(train_rows)))
-        self.stream = PromptStream(train_rows, size, config.run.seed, levels)
+        self.stream = PromptStream(train_rows, size, config.run.seed)
 
     def _load(
         self,
