@@ -1,26 +1,42 @@
 """A run that workers sample, and the faults that strike it: what dies, when, and how that must show.
 
+    python -m tests.fleet.fault_run [--faults 100] [--seconds 2400] [--steps 800] [--json FILE]
+
 The run with its faults is held against one whose own engines sample and which nothing disturbs, bit for bit.
+The command plays a long one, two steps ahead, over an S3 server on loopback, with faults that are drawn; what
+its processes hold of memory and files, and the bucket of objects, must stay flat.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import random
 import re
 import signal
+import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from tests import servers
-from tests.fleet.jobs import FleetJob, WorkerProcess, other_ranks, wait_for
-from trainer.config import RunConfig
+from tests.fleet.jobs import (
+    FleetJob,
+    WorkerProcess,
+    assert_same_run,
+    other_ranks,
+    wait_for,
+    without_workers,
+)
+from tests.soak.sampling import Sampler
+from trainer.config import RunConfig, override
 from trainer.observe.history import read_history
 from trainer.storage.storage import Storage
-from trainer.system.exit_codes import EXIT_CONFIG, EXIT_NODE_LOST, RECOVER_EXIT_CODES
+from trainer.system.exit_codes import EXIT_CONFIG, EXIT_NODE_LOST, EXIT_PREEMPTED, RECOVER_EXIT_CODES
 
 LOST_S = 8.0
 READY = "ready after"
@@ -29,6 +45,29 @@ LATE_S = 120.0
 CUT_S = 12.0
 STALLED_S = 300.0
 """Seconds without an answer of the store: longer than a request is tried again."""
+DRAWN = {
+    "worker killed": 4,
+    "worker noticed": 2,
+    "worker stopped": 2,
+    "trainer killed": 1,
+    "network cut": 2,
+    "objects forged": 2,
+}
+"""How often each of the faults is drawn, of 13."""
+LASTING = "w1"
+"""The worker that is never ended: what it holds is that of the whole run."""
+MOST_VERSIONS = 24
+"""Versions that the bucket may hold: two checkpoints, two steps apart, and what is behind them while the next
+is committed."""
+
+
+@dataclass
+class Strike:
+    """A fault that was drawn."""
+
+    fault: str
+    step: int
+    phase: str
 
 
 class FaultRun:
@@ -46,8 +85,11 @@ class FaultRun:
         server: servers.S3Server | None = None,
         relay: servers.Proxy | None = None,
         seed: int = 0,
+        draws: int = 8,
+        seconds: float = 90.0,
     ) -> None:
-        """bucket: a folder, or `s3://...` of the server. relay: what the run reaches the server through."""
+        """bucket: a folder, or `s3://...` of the server. relay: what the run reaches the server through.
+        draws: faults that are drawn where some are, within about so many seconds."""
         env = dict(server.env) if server else {}
         through = servers.s3_environment(relay.port) if relay else env
         self.job = FleetJob(config, folder, bucket, through, [f"fleet.lost_s={LOST_S}"])
@@ -57,6 +99,12 @@ class FaultRun:
         self.names = 0
         self.over = threading.Event()
         """Set when the run has ended."""
+        self.draws, self.seconds = draws, seconds
+        self.drawn: list[Strike] = []
+        self.replaced: list[WorkerProcess] = []
+        """Workers that had ended, for each of which another has come."""
+        self.most_objects: Counter[str] = Counter()
+        """The most objects that a folder of `fleet` was seen with."""
         self.store = Storage(f"{bucket}/{config.run_id}", env=os.environ | env)
 
     def play(self, faults: Sequence[str], workers: int = 2) -> None:
@@ -97,11 +145,30 @@ class FaultRun:
             if code is not None:
                 assert code in RECOVER_EXIT_CODES or code < 0, f"exit code {code}\n{self.job.told()}"
                 self.start_trainer()
-            self.look()
             time.sleep(self.pause_s)
 
-    def look(self) -> None:
-        """What happens between two moments; nothing here."""
+    def replace_workers(self) -> None:
+        """Brings another for every worker that has gone, as a platform does."""
+        for name, worker in list(self.job.workers.items()):
+            if worker.process.poll() is not None:
+                self.replaced.append(self.job.workers.pop(name))
+                self.add_worker()
+
+    def count_objects(self) -> Counter[str]:
+        """Objects of each folder of `fleet` that the bucket holds now."""
+        objects = Counter(key.split("/")[1] for key, _ in self.store.list("fleet"))
+        self.most_objects |= objects
+        return objects
+
+    def processes(self) -> dict[str, list[int]]:
+        """Processes that are ready, by name."""
+        ready = {}
+        for name, worker in list(self.job.workers.items()):
+            if READY in worker.said():
+                ready[name] = [worker.process.pid]
+        if self.job.progress().get("step", 0) >= 1:
+            ready[f"trainer {self.starts}"] = self.job.pids()
+        return ready
 
     def finish(self) -> None:
         """Waits for the end of the run, and of its workers."""
@@ -289,6 +356,30 @@ def check_forged(run: FaultRun) -> None:
     assert last["fleet/forged"] > 0 and last["fleet/refused"] == 0
 
 
+def draw_faults(run: FaultRun, _: WorkerProcess) -> None:
+    """Some of DRAWN, one after the other; another worker comes for each that has gone."""
+    begun = time.monotonic()
+    while len(run.drawn) < run.draws and run.job.process and run.job.process.poll() != 0:
+        due = begun + (len(run.drawn) + run.rng.random()) * run.seconds / run.draws
+        run.live(max(1.0, due - time.monotonic()))
+        run.replace_workers()
+        run.count_objects()
+        (fault,) = run.rng.choices(list(DRAWN), list(DRAWN.values()))
+        progress = run.job.progress()
+        run.drawn.append(Strike(fault, progress.get("step", 0), progress.get("phase", "")))
+        names = [name for name in sorted(run.job.workers) if fault == "worker stopped" or name != LASTING]
+        ready = [name for name in names if READY in run.job.workers[name].said()]
+        FAULTS[fault].strike(run, run.job.workers[run.rng.choice(ready or names)])
+    run.replace_workers()
+
+
+def check_drawn(run: FaultRun) -> None:
+    """Every worker has ended as it must, and the bucket held no more than the newest checkpoints need."""
+    codes = {worker.process.returncode for worker in (*run.replaced, *run.job.workers.values())}
+    assert codes <= {0, -signal.SIGKILL, -signal.SIGTERM, EXIT_PREEMPTED}, codes
+    assert run.drawn and run.most_objects["weights"] <= 2 * MOST_VERSIONS, run.most_objects
+
+
 FAULTS = {
     "worker killed": Fault(in_step(2), kill_worker),
     "worker noticed": Fault(in_step(2), notice_worker),
@@ -305,4 +396,59 @@ FAULTS = {
     "network cut": Fault(in_step(3), cut_network),
     "network stalled": Fault(in_step(3), stall_network),
     "objects forged": Fault(in_step(2), forge_objects, check_forged),
+    "faults drawn": Fault(in_step(1), draw_faults, check_drawn),
 }
+
+
+def play_long(folder: Path, steps: int, draws: int, seconds: float, seed: int) -> dict[str, Any]:
+    """A run of so many steps with faults that are drawn, and its figures. Raises AssertionError where it is
+    another than the run that nothing disturbs."""
+    from tests.loops.drill import configure
+
+    more = ["logging.keep_rollouts=true", "evaluation.every_steps=8", "evaluation.max_samples=8"]
+    base = override(configure(folder, steps, 1, False, staleness=2), more)
+    calm = without_workers(base, folder / "calm")
+    with servers.rclone(folder / "store") as server, servers.proxy(server.port) as relay:
+        config = replace(base, run=replace(base.run, dir=str(folder / "job/run")))
+        where = folder / "job", "s3://bucket/runs", server, relay
+        run = FaultRun(config, *where, seed, draws, seconds)
+        sampler = Sampler(run.processes, {"run_mib": run.job.run_dir, "store_mib": folder / "store"})
+        sampler.start()
+        begun = time.time()
+        run.play(["faults drawn"])
+        sampler.stop()
+        left = run.count_objects()
+    last = run.trained()[-1]
+    names = ("units", "late", "again", "lost", "doubled", "refused", "forged")
+    counts = {name: last[f"fleet/{name}"] for name in names}
+    codes = Counter(worker.process.returncode for worker in (*run.replaced, *run.job.workers.values()))
+    return {
+        "steps": steps,
+        "staleness": 2,
+        "faults": len(run.drawn),
+        "faults_by_kind": Counter(strike.fault for strike in run.drawn),
+        "seconds": round(time.time() - begun),
+        "starts_of_the_trainer": run.starts,
+        "workers_started": run.names,
+        "workers_ended_by_code": dict(sorted(codes.items())),
+        "equal_to_the_colocated_run": assert_same_run(calm, run.job, but=("mismatch/",)),
+        "objects_at_most": run.most_objects,
+        "objects_at_the_end": left,
+        "counts_of_the_last_attempt": counts,
+        "over_time": sampler.growth(begun, time.time()),
+        "strikes": [asdict(strike) for strike in run.drawn],
+    }
+
+
+if __name__ == "__main__":
+    from tests.loops.drill import show
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--faults", type=int, default=100)
+    parser.add_argument("--seconds", type=float, default=2400.0, help="strike within so long")
+    parser.add_argument("--steps", type=int, default=800)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--json", type=Path, help="where the figures go")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="faults-") as name:
+        show(play_long(Path(name), asked.steps, asked.faults, asked.seconds, asked.seed), asked.json)

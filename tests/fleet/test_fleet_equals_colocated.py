@@ -99,6 +99,7 @@ CASES = [
     Case("two ahead", STOPS, TWO_AHEAD),
     Case("two ahead, the trainer killed", ("worker stopped", "trainer killed"), TWO_AHEAD),
     Case("two ahead, a cable pulled", ("network stalled",), TWO_AHEAD, store="s3"),
+    Case("two ahead, faults drawn", ("faults drawn",), (*TWO_AHEAD, "run.max_steps=40"), store="s3"),
     Case("one ahead", STOPS, ONE_AHEAD),
     Case("one ahead, a teacher", STOPS, (*ONE_AHEAD, "TEACHER"), workers=1),
 ]  # fmt: skip
@@ -127,7 +128,7 @@ def test_a_run_fed_by_workers_is_the_colocated_run(run_config, undisturbed, larg
     assert all(("teacher/kl" in line) == bool(config.algorithm.teacher) for line in lines)
     if ahead:
         behind = [line.get("rollout/staleness_max") for line in lines]
-        assert behind == [min(step, ahead) for step in range(STEPS)]
+        assert behind == [min(step, ahead) for step in range(config.run.max_steps)]
     if ahead and run.starts == 1:
         probed = {line["step"]: line["mismatch/kl"] for line in lines if "mismatch/kl" in line}
         assert probed.keys() == {4, 6} and max(probed.values()) < 1e-6, "engine and policy at evaluations"

@@ -26,7 +26,7 @@ from tests.families import VISION, dtype
 from tests.loops.jobs import REWARD, ROOT, Job
 from tests.soak import model, rows
 from tests.soak.lengths import environment
-from tests.soak.sampling import Sampler, command
+from tests.soak.sampling import Sampler, by_command, command
 from tests.soak.settings import LONGEST, PROMPTS, settings
 from trainer import config as c
 from trainer.system.exit_codes import EXIT_PREEMPTED
@@ -104,7 +104,8 @@ class Soak:
         job.start().until(lambda: time.time() > end and job.in_phase("update", 4), 10 * seconds)
         killed = job.progress()["step"]
         job.kill()
-        sampler = Sampler(job, self.ray)
+        folders = {"shm_mib": Path("/dev/shm"), "ray_mib": self.ray, "run_mib": job.run_dir}
+        sampler = Sampler(lambda: by_command(job.pids()), folders)
         job.start().until(lambda: job.progress().get("step", 0) > killed, 10 * seconds)
         start = time.time()
         sampler.start()

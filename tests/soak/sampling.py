@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import statistics
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-from tests.loops.jobs import Job
 
 EVERY_S = 5.0
 ALLOWED = 0.02
@@ -42,13 +41,20 @@ def command(pid: int) -> str:
         return ""
 
 
-class Sampler(threading.Thread):
-    """Samples memory and descriptors of every process of a job, /dev/shm, Ray's folder and the run's."""
+def by_command(pids: Iterable[int]) -> dict[str, list[int]]:
+    """Each process under the name of its program and its number."""
+    return {f"{Path((command(pid).split() or '?')[0]).name} {pid}": [pid] for pid in pids}
 
-    def __init__(self, job: Job, ray: Path) -> None:
+
+class Sampler(threading.Thread):
+    """Samples memory and descriptors of processes, and the size of folders."""
+
+    def __init__(
+        self, processes: Callable[[], Mapping[str, Sequence[int]]], folders: Mapping[str, Path]
+    ) -> None:
+        """processes: those that are there, by name. folders: by the name of their series."""
         super().__init__(daemon=True)
-        self.job = job
-        self.ray = ray
+        self.processes, self.folders = processes, folders
         self.done = threading.Event()
         self.series: dict[str, list[tuple[float, float]]] = defaultdict(list)
 
@@ -58,20 +64,18 @@ class Sampler(threading.Thread):
 
     def sample(self) -> None:
         now = time.time()
-        for pid in self.job.pids():
-            folder = Path(f"/proc/{pid}")
-            try:
-                words = command(pid).split()
-                resident = int((folder / "statm").read_text().split()[1]) * PAGE_KIB / 1024
-                descriptors = len(list((folder / "fd").iterdir()))
-            except (OSError, IndexError):
-                continue
-            name = f"{Path(words[0]).name if words else '?'} {pid}"
-            self.series[f"rss_mib {name}"].append((now, resident))
-            self.series[f"descriptors {name}"].append((now, descriptors))
-        self.series["shm_mib"].append((now, size_mib([Path("/dev/shm")])))
-        self.series["ray_mib"].append((now, size_mib([self.ray])))
-        self.series["run_mib"].append((now, size_mib([self.job.run_dir])))
+        for name, pids in self.processes().items():
+            resident = descriptors = 0
+            for pid in pids:
+                folder = Path(f"/proc/{pid}")
+                with contextlib.suppress(OSError, IndexError):  # it ends meanwhile
+                    descriptors += len(list((folder / "fd").iterdir()))
+                    resident += int((folder / "statm").read_text().split()[1])
+            if resident:
+                self.series[f"rss_mib {name}"].append((now, resident * PAGE_KIB / 1024))
+                self.series[f"descriptors {name}"].append((now, descriptors))
+        for name, folder in self.folders.items():
+            self.series[name].append((now, size_mib([folder])))
 
     def stop(self) -> None:
         self.done.set()
