@@ -1,7 +1,6 @@
 """Passes of the recipes at their true shapes on tensors that hold nothing, against the plan: `python -m
-benchmarks.rehearsal`, or with the names of some recipes; with `tables` it only writes the tables of the
-documents anew. Arithmetic of what torch would allocate (tests/rehearsal/fake_pass.py), so no processor
-matters to it."""
+benchmarks.rehearsal`, or with the names of some recipes. Arithmetic of what torch would allocate
+(tests/rehearsal/fake_pass.py), so no processor matters to it."""
 
 from __future__ import annotations
 
@@ -15,7 +14,6 @@ from typing import Any
 import torch
 import transformers
 
-from benchmarks import plan_tables
 from recipes.plan import activations, cost, hub_config
 from recipes.presets import RECIPES, get
 from recipes.recipe.spec import Recipe
@@ -27,7 +25,7 @@ from trainer.hardware.model_shapes import Shape
 
 OUT = Path(__file__).with_suffix(".json")
 SHOWN = tuple(f"grpo-qwen2.5-vl-{size}-mathv60k" for size in ("3b", "7b", "32b", "72b"))
-"""Recipes whose rooflines docs/planned.md shows."""
+"""Recipes whose plan is held against their roofline."""
 EACH = (("logprobs", "longest"), ("update", "longest"))
 """(what, kind of row) of the passes that nearly every recipe plays: longest samples."""
 SHARED = (("logprobs", "shared"), ("update", "shared"))
@@ -116,56 +114,6 @@ def seconds(recipe: str, what: str, one: dict[str, Any], gpu: str = "H100") -> t
     return products + others, forwards * one["tokens"] * cost.token_seconds(shape, card)
 
 
-def roofline_row(recipe: str, what: str, one: dict[str, Any]) -> str:
-    """The pass in the table of docs/planned.md."""
-    roof, planned = seconds(recipe, what, one)
-    size = recipe.split("-")[3].upper()
-    work = f"{one['matrix_flops'] / 1e12:,.0f} | {one['moved_bytes'] / 1e9:,.0f}"
-    tokens = f"{one['tokens']:,}"
-    return f"| {size} {what} | {tokens} | {work} | {roof:.2f} | {planned:.2f} | {planned / roof:.2f} |"
-
-
-def roofline() -> str:
-    """The table of docs/planned.md."""
-    passes = json.loads(OUT.read_text())["passes"]
-    head = (
-        "| pass | tokens | products, TFLOP | other kernels, GB | roofline s | plan s | plan / roofline |\n"
-        + "|---" * 7
-        + "|"
-    )
-    rows = []
-    for recipe in SHOWN:
-        for what, kind in EACH:
-            rows.append(roofline_row(recipe, what, passes[recipe][f"{what}, {kind}"]))
-    return "\n".join([head, *rows])
-
-
-def activation_row(recipe: str, passes: dict[str, Any]) -> str:
-    """The recipe in the table of docs/planned.md: the largest peaks beside the plan."""
-    config = get(recipe).config
-    shape = hub_config.shape(config.model)
-    assert shape is not None
-    cells = [recipe]
-    for what, _ in EACH:
-        peak = max(one["peak_bytes"] for name, one in passes.items() if name.startswith(what))
-        planned = planned_bytes(config, shape, what != "logprobs")
-        cells.append(f"{peak / 2**30:.2f} of {planned / 2**30:.2f} GiB")
-    return "| " + " | ".join(cells) + " |"
-
-
-def peaks() -> str:
-    """The table of docs/planned.md."""
-    passes = json.loads(OUT.read_text())["passes"]
-    rows = [activation_row(recipe, passes[recipe]) for recipe in distinct() if recipe in passes]
-    return "\n".join(["| recipe | log-probabilities | update |", "|---|---|---|", *rows])
-
-
-def write_tables() -> None:
-    """Writes the documents' tables between their marks."""
-    command = "python -m benchmarks.rehearsal tables"
-    plan_tables.write(plan_tables.DOCS, command, {"roofline": roofline(), "peaks": peaks()})
-
-
 def record(recipe: str, what: str, kind: str) -> None:
     """Plays a pass and merges it into the file at once: several may run."""
     one = played(recipe, what, kind)
@@ -183,13 +131,9 @@ def record(recipe: str, what: str, kind: str) -> None:
 
 def main(recipes: list[str]) -> None:
     """Plays the recipes' passes."""
-    if recipes == ["tables"]:
-        write_tables()
-        return
     for recipe in recipes or distinct():
         for what, kind in plays(recipe):
             record(recipe, what, kind)
-    write_tables()
 
 
 if __name__ == "__main__":

@@ -8,17 +8,14 @@ from typing import Any, get_args
 
 import pytest
 
-from benchmarks import plan_tables
 from benchmarks.rehearsal import (
     EACH,
     OUT,
     SHOWN,
     distinct,
-    peaks,
     planned_bytes,
     played,
     plays,
-    roofline,
     seconds,
 )
 from recipes.plan import hub_config
@@ -130,15 +127,6 @@ def test_every_pass_is_what_the_file_says(recipe):
 def test_the_plan_stays_above_the_roofline(recipe, what, kind):
     roof, planned = seconds(recipe, what, recorded()[recipe][f"{what}, {kind}"])
     assert 0.96 <= planned / roof <= 1.5
-
-
-@pytest.mark.parametrize("table", [roofline, peaks])
-def test_the_page_shows_both(table):
-    lines = set(plan_tables.DOCS.read_text().splitlines())
-    missing = [row for row in table().splitlines() if row not in lines]
-    if missing:
-        renew = "`.venvs/test/bin/python -m benchmarks.rehearsal tables` writes its table anew"
-        pytest.fail(f"docs/planned.md: {renew} (rows: {missing})", pytrace=False)
 
 
 CHOICES: list[dict[str, Any]] = [
