@@ -1,7 +1,7 @@
 """Float32 matrix products of the CPU ranks by oneDNN.
 
-torch gives them to MKL, which runs at half of oneDNN's speed on AMD's processors (benchmarks/cpu_matmul.json),
-and has no switch. The dispatcher's kernel is overridden, so that forward and backward passes of all layers
+torch gives them to MKL, which runs at half of oneDNN's speed on AMD's processors
+(benchmarks/cpu_matmul.json), and has no switch. The dispatcher's kernel is overridden, so that forward and backward passes of all layers
 use it. Equal shapes still give equal bits.
 """
 
