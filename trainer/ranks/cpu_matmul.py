@@ -1,8 +1,8 @@
 """Float32 matrix products of the CPU ranks by oneDNN.
 
 torch gives them to MKL, which runs at half of oneDNN's speed on AMD's processors
-(benchmarks/cpu_matmul.json), and has no switch. The dispatcher's kernel is overridden, so that forward and backward passes of all layers
-use it. Equal shapes still give equal bits.
+(benchmarks/cpu_matmul.json), and has no switch. The dispatcher's kernel is overridden, so that forward and
+backward passes of all layers use it. Equal shapes still give equal bits.
 """
 
 from __future__ import annotations
