@@ -27,7 +27,7 @@ from typing import Any
 from benchmarks.machine import processor
 from data_prep.write.shards import write_dataset
 from examples.demo import tiny_model
-from recipes.plan.exchange import update_time
+from recipes.plan.cost import update_seconds
 from tests.lab import hosts
 from tests.soak import rows as soak_rows
 from trainer import config as c
@@ -175,8 +175,8 @@ def predicted(found: dict[Case, Measured], folder: Path) -> dict[Case, float]:
             continue
         passes = round(measured.passes)
         gather = shape.parameters * 4 * HEADER * (case.hosts - 1) / case.hosts / (case.megabit * 1e6 / 8)
-        own = update_time(settings(case, folder, folder), shape, [0.0] * passes, 0.0, gather, gather, 0.0)
-        out[case] = free.step_s + own.wire + own.after + (passes * gather if case.stage == 3 else 0.0)
+        own = update_seconds(settings(case, folder, folder), shape, [0.0] * passes, 0.0, gather, gather, 0.0)
+        out[case] = free.step_s + own + (passes * gather if case.stage == 3 else 0.0)
     return out
 
 

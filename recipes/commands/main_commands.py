@@ -78,12 +78,6 @@ def list_recipes(recipe: str, model: str) -> int:
 @click.option("--deadline", default="", metavar="24h", help="choose what ends in time (90m, 24h, 3d)")
 @click.option("--budget", type=float, metavar="USD", help="choose an offer that costs no more")
 @click.option("--fleet", is_flag=True, help="compare it with fleets of rollout workers")
-@click.option(
-    "--calibrate",
-    type=FILE,
-    metavar="FILE",
-    help="plan with what a card showed: gpu-check.json, or the folder of such a run",
-)
 def plan_recipe(
     recipe: str,
     target: str | None,
@@ -94,18 +88,14 @@ def plan_recipe(
     deadline: str,
     budget: float | None,
     fleet: bool,
-    calibrate: str | None,
 ) -> int:
     """Whether it fits, what it takes and costs, and what would be cheaper."""
     from recipes.commands import plan_command
 
-    def planned() -> int:
-        form: plan_command.Form = "json" if as_json else "all" if whole else "screen"
-        if fleet:
-            return plan_command.show_fleet_plan(recipe, target, overrides, deadline, budget, form=form)
-        return plan_command.show_plan(recipe, target, overrides, deadline, budget, network_gbit, form)
-
-    return plan_command.with_measured(Path(calibrate), planned) if calibrate else planned()
+    form: plan_command.Form = "json" if as_json else "all" if whole else "screen"
+    if fleet:
+        return plan_command.show_fleet_plan(recipe, target, overrides, deadline, budget, form=form)
+    return plan_command.show_plan(recipe, target, overrides, deadline, budget, network_gbit, form)
 
 
 @launch.command("render", panel="decide", examples=(f"{MIDDLE} --target skypilot-runpod",))

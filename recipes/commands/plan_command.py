@@ -5,14 +5,12 @@ from __future__ import annotations
 
 import json
 import math
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Literal
 
 from recipes.drivers import uploads
-from recipes.plan import calibration, cost, fleet_cost, memory, nearest_offer, offer_choice, prices
+from recipes.plan import cost, fleet_cost, nearest_offer, offer_choice, prices
 from recipes.platforms.targets import check_target
 from recipes.presets import resolve
 from recipes.recipe.spec import Recipe
@@ -92,12 +90,8 @@ def _kept(
             return []
 
     near = nearest_offer.describe_nearest(judged, hours, usd)
-    need = memory.plan_memory(recipe)
-    cures = [
-        nearest_offer.other_nodes(recipe.cluster.nodes, offers_of, hours, usd),
-        nearest_offer.in_pieces(recipe, need, offers_of, hours, usd) if need else None,
-    ]
-    return PlanLimits(*asked, False, limits.describe_no_choice(near, [cure for cure in cures if cure]))
+    cure = nearest_offer.other_nodes(recipe.cluster.nodes, offers_of, hours, usd)
+    return PlanLimits(*asked, False, limits.describe_no_choice(near, cure))
 
 
 def show_fleet_plan(
@@ -146,19 +140,3 @@ def _limits(deadline: str, budget_usd: float | None) -> tuple[float, float]:
 def _priced(offers: list[cost.Offer]) -> list[cost.Offer]:
     """The offers of machines for rent: those of your own are not chosen among."""
     return [offer for offer in offers if offer.usd is not None]
-
-
-def with_measured(path: Path, planned: Callable[[], int]) -> int:
-    """Plans with what a card showed, and says which of the plan's constants that changes. Raises
-    ConfigError."""
-    said = calibration.read_check(path)
-    found = calibration.measured_constants(said["figures"])
-    if not found:
-        raise ConfigError(f"{path} measures none of the plan's constants: it was cut short")
-    off = [one for one in found if one.off or not one.believed]
-    device = said.get("device", "a card")
-    # `--json` leaves standard output to the facts
-    print(f"planned with what {device} showed, in {len(found)} constants", file=sys.stderr)
-    print(*(f"  {one}" for one in off), sep="\n", file=sys.stderr)
-    with calibration.calibrated(found):
-        return planned()

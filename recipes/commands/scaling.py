@@ -13,7 +13,7 @@ from pathlib import Path
 
 from recipes.commands import launch_requests
 from recipes.commands.launch_requests import LaunchRequest
-from recipes.plan import cost, exchange, memory
+from recipes.plan import cost, memory
 from recipes.presets import resolve
 from recipes.recipe.spec import Recipe
 from recipes.records import run_record
@@ -113,7 +113,7 @@ def measured_run(recipe: Recipe, target: str | None, lines: Sequence[dict[str, f
     """A run's medians, beside its plan."""
     placement, need = recipe.config.placement, memory.plan_memory(recipe)
     gpus = placement.nodes * recipe.config.processes_per_node
-    network, planned = exchange.network_of(recipe, target), 0.0
+    network, planned = cost.network_of(recipe, target), 0.0
     if need is not None:
         planned = cost.step_time(recipe, recipe.cluster.gpu, network, need).total
     tokens = statistics.median(line["perf/tokens_per_s_per_gpu"] for line in lines) * gpus

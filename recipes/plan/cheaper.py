@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from recipes.plan import choice, cost, decode_slots, exchange, fleet_cost
+from recipes.plan import choice, cost, fleet_cost
 from recipes.plan.cost import Offer
 from recipes.platforms.targets import TARGETS
-from recipes.recipe.resolved import MemoryPlan
-from recipes.recipe.spec import Recipe, override, validate
-from trainer.config import ConfigError
+from recipes.recipe.spec import Recipe, override
 
 WORTH = 0.97
 """Share of the cost that a proposal may at most leave."""
@@ -22,7 +19,7 @@ class CheaperChange:
     """A change, and what the run then takes."""
 
     what: str
-    """In two words: more prompts, carried over, spot, another cloud, workers."""
+    """In two words: spot, spot elsewhere, another cloud, workers."""
     change: str
     """What to write on the command line."""
     hours: float
@@ -35,7 +32,6 @@ class CheaperChange:
 
 def cheaper_changes(
     recipe: Recipe,
-    need: MemoryPlan,
     taken: Offer,
     offers: list[Offer],
     targets: list[str],
@@ -47,8 +43,6 @@ def cheaper_changes(
     nodes, as it was measured; None: the target's."""
     now = _cost(taken.hours, taken.usd)
     found = [
-        *_more_prompts(recipe, taken, network_gbit_s, catalogs),
-        *_carried_over(recipe, need, taken, network_gbit_s, catalogs),
         *_spot(recipe, targets, network_gbit_s, catalogs),
         *_elsewhere(offers, targets),
         *_workers(recipe, taken, catalogs),
@@ -60,56 +54,6 @@ def cheaper_changes(
 def _cost(hours: float, usd: float | None) -> float:
     """Dollars, or hours of machines that cost none."""
     return hours if usd is None else usd
-
-
-def _more_prompts(
-    recipe: Recipe, taken: Offer, network_gbit_s: float | None, catalogs: Path
-) -> list[CheaperChange]:
-    network = network_gbit_s or exchange.network_of(recipe, taken.target)
-    more = decode_slots.more_prompts(recipe, network)
-    if more is None:
-        return []
-    changes = list(more.changes)
-    if steps := recipe.config.run.max_steps:  # as many samples in all
-        changes.append(f"run.max_steps={math.ceil(steps / decode_slots.TIMES)}")
-    but = f"{more.updates} updates a step, not {more.before}, on older samples"
-    return _with_options("more prompts", recipe, changes, taken, but, network_gbit_s, catalogs)
-
-
-def _carried_over(
-    recipe: Recipe, need: MemoryPlan, taken: Offer, network_gbit_s: float | None, catalogs: Path
-) -> list[CheaperChange]:
-    """Completions in pieces, so that no decode slot waits for the longest one; the fewest steps ahead."""
-    but = "samples of older weights; not run on a GPU"
-    for changes in decode_slots.piece_options(recipe, need):
-        if found := _with_options(
-            "carried over", recipe, list(changes), taken, but, network_gbit_s, catalogs
-        ):
-            return found
-    return []
-
-
-def _with_options(
-    what: str,
-    recipe: Recipe,
-    changes: list[str],
-    taken: Offer,
-    but: str,
-    network_gbit_s: float | None,
-    catalogs: Path,
-) -> list[CheaperChange]:
-    """The same machines with other options."""
-    try:
-        changed = override(recipe, changes)
-        validate(changed)
-        offers = cost.offers(changed, catalogs, [taken.target], network_gbit_s=network_gbit_s)
-    except ConfigError:  # its rows do not divide, say
-        return []
-    change = " ".join(f"--set {one}" for one in changes)
-    for offer in offers:
-        if (offer.gpu, offer.spot) == (taken.gpu, taken.spot):
-            return [CheaperChange(what, change, offer.hours, offer.usd, but)]
-    return []
 
 
 def _spot(

@@ -4,21 +4,19 @@ measurement."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from recipes.plan import hub_config, image_cost, passes, rollout_phase, spread, start_time
-from recipes.plan.exchange import update_time
+from recipes.plan import hub_config, passes, spread, start_time
 from recipes.plan.memory import plan_memory, with_resources, with_rows
 from recipes.plan.passes import Passes
 from recipes.plan.prices import Price, gpu_price
-from recipes.plan.step_time import StepTime
 from recipes.platforms.targets import TARGETS, refusal, target_named, targets_for
 from recipes.recipe.resolved import MemoryPlan
 from recipes.recipe.spec import Recipe
 from trainer.config import ConfigError, RunConfig, checkpoint_suffices, nodes_share_weights
-from trainer.config.budget import linear_weights, policy_bytes, trained
+from trainer.config.budget import image_token_cost, linear_weights, policy_bytes, trained
 from trainer.hardware.gpus import Gpu, gpu_named
 from trainer.hardware.model_shapes import Shape
 from trainer.hardware.save_interval import save_interval_s
@@ -45,9 +43,6 @@ NETWORK = 0.7
 SEQUENCE_S = 20e-6
 """The same for every sequence of a decode step: its seeded draw, its log-probability and its output on the
 host (assumption)."""
-PHASE_S = 0.03
-"""What each phase of a step begins with: samples that are dealt, calls of the ranks. On an H100 a step of 3B
-spent 0.15 s outside of its phases (measured)."""
 ALL_REDUCE_S = 25e-6
 """Latency of one tensor-parallel all-reduce of a decode step; two per layer."""
 UNPACKED = 70.0
@@ -66,6 +61,21 @@ DOWNLOAD_BYTES_S = 500e6
 """Model download."""
 UPLOAD_BYTES_S = 1e9
 """Checkpoint upload per node."""
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of one step by phase."""
+
+    rollout: float
+    logprobs: float
+    update: float
+    sync: float
+    checkpoint: float
+
+    @property
+    def total(self) -> float:
+        return self.rollout + self.logprobs + self.update + self.sync + self.checkpoint
 
 
 @dataclass(frozen=True)
@@ -172,7 +182,7 @@ def step_time(recipe: Recipe, gpu: str, network_gbit_s: float, need: MemoryPlan)
     token = token_seconds(shape, card)
     host = host_seconds(config, shape)
     unpack = unpack_seconds(config, shape, card)
-    update = update_time(config, shape, step.updates, token, gather, within, host, unpack).total
+    update = update_seconds(config, shape, step.updates, token, gather, within, host, unpack)
     every = config.checkpoint.every_steps or 1e9
     stall = stall_seconds(recipe, shape, card) / every
     if config.method == "sft":
@@ -185,9 +195,49 @@ def step_time(recipe: Recipe, gpu: str, network_gbit_s: float, need: MemoryPlan)
     move = 0.0 if config.optimizer.offload_optimizer else 2 * states / (card.pcie_gb_per_s * 1e9)
     sync = gather + shape.parameters * 2 / config.rollout.tensor_parallel / (card.hbm_gb_per_s * 1e9) + move
     rollout = rollout_seconds(recipe, shape, card, need, step)
-    pictures = image_cost.host_seconds(config, shape, step)
-    begun = (5 if step.models else 4) * PHASE_S  # rollout, logprobs, scoring and dealing, update, sync
-    return StepTime(rollout, logprobs, update, sync, stall, pictures, begun)
+    return StepTime(rollout, logprobs, update, sync, stall)
+
+
+def network_of(recipe: Recipe, target: str | None) -> float:
+    """Gbit/s between nodes that the target is taken to have; 100 where that is not said."""
+    can = TARGETS.get(target or "")
+    if not can or recipe.cluster.nodes == 1:  # one pod has no network to others
+        return 100.0
+    return can.network_gbit_s.get(recipe.cluster.gpu, can.network_gbit_s[""]) or 100.0
+
+
+def update_seconds(
+    config: RunConfig,
+    shape: Shape,
+    costs: Sequence[float],
+    token_s: float,
+    gather_s: float,
+    within_s: float,
+    host_s: float,
+    unpack_s: float = 0.0,
+) -> float:
+    """Seconds of one optimizer step: a pass takes as long as its products, its collectives or its host's work
+    does, whichever is longest; below stage 3 the updated weights are gathered after all of them.
+
+    costs: of each pass, in tokens' worth of matrix products. token_s: forward seconds of one. gather_s: until
+    every rank has seen all weights; within_s: the same in the backward pass, which hpZ keeps inside the node.
+    host_s: for which a pass keeps the host busy. unpack_s: unpacking of 4-bit weights in a pass. At stage 3
+    every pass gathers weights, forward and again backward, and reduce-scatters gradients; DeepSpeed's stages
+    1 and 2 all-reduce them, which sends twice as much, in the last pass or in every one.
+    """
+    stage = config.optimizer.zero_stage
+    reduced = gather_s * trained(config, shape) / shape.parameters
+    wire = [2 * reduced] * len(costs)
+    if stage == 3:
+        wire = [gather_s + passes.backward_gathers(config, shape) * within_s + reduced] * len(costs)
+    elif stage == 1:
+        wire[:-1] = [0.0] * (len(costs) - 1)
+    # Weights that are not trained need no gradients.
+    flops = 3 + config.model.gradient_checkpointing - bool(config.lora.rank)
+    seconds = 0.0 if stage == 3 else reduced
+    for cost, sent in zip(costs, wire, strict=True):
+        seconds += max(flops * cost * token_s + unpack_s, sent, host_s)
+    return seconds
 
 
 def stretched_steps(
@@ -270,15 +320,14 @@ def stall_seconds(recipe: Recipe, shape: Shape, card: Gpu) -> float:
 
 
 def rollout_seconds(recipe: Recipe, shape: Shape, card: Gpu, need: MemoryPlan, step: Passes) -> float:
-    """An engine decodes until the longest completion of the phase is done, or is cut, and reads all weights
-    for every token of that one."""
+    """An engine decodes until its longest completion is done, and reads all weights for every token of that
+    one. Prompts, and images in the tower, are read once for a group."""
     config = recipe.config
-    phase = rollout_phase.of_step(step, config)
     tp = config.rollout.tensor_parallel
     engines = config.placement.world_size / tp
     flops, bandwidth = tp * card.bf16_tflops * 1e12 * PREFILL, tp * card.hbm_gb_per_s * 1e9 * DECODE
-    waves = max(1.0, phase.cached / engines / max(need.kv_cache_tokens, 1))
-    steps = phase.longest + (waves - 1) * phase.mean
+    waves = max(1.0, step.tokens / engines / max(need.kv_cache_tokens, 1))
+    steps = step.longest + (waves - 1) * step.mean
     at_once = step.mean * len(step.lengths) / engines / steps
     read = (
         steps * shape.read_parameters(at_once) * 2.0 + step.context / engines * shape.kv_bytes_per_token()
@@ -286,7 +335,10 @@ def rollout_seconds(recipe: Recipe, shape: Shape, card: Gpu, need: MemoryPlan, s
     compute = step.mean * len(step.lengths) / engines * 2 * shape.matmul_parameters / flops
     latency = ENGINE_STEP_S + (2 * shape.layers * ALL_REDUCE_S if tp > 1 else 0.0)
     sampled = step.mean * len(step.lengths) / engines * SEQUENCE_S
-    prefill = rollout_phase.prefill_flops(shape, step, config)
+    once = config.rollout.samples_per_prompt if config.rollout.prefix_caching else 1
+    prompts, seen = step.prompts
+    images = step.image_tokens * image_token_cost(shape) * 2 * shape.matmul_parameters
+    prefill = prompts * shape.flops_per_token(seen) / once + images
     return prefill / engines / flops + max(read, compute) + steps * latency + sampled
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
-from recipes.plan import cost, hourly, image_cost, memory, passes, store_cost
+from recipes.plan import cost, hourly, memory, passes, store_cost
 from recipes.plan.passes import Passes
 from recipes.platforms.targets import targets_for
 from recipes.recipe import sample_group
@@ -210,7 +210,7 @@ def unit_seconds(worker: WorkerKind, shape: Shape, step: Passes, prompts: int) -
         unit = Passes(step.lengths[start : start + size], (), (), 0)
         decoding = cost.rollout_seconds(worker.recipe, shape, card, worker.need, unit) + unit.longest * hop_s
         sent = 2 * passes.experts_bytes(worker.recipe.config, shape, unit.lengths) / FETCH_BYTES_S
-        found.append(decoding + image_cost.host_seconds(worker.recipe.config, shape, unit) + sent)
+        found.append(decoding + sent)
     return found
 
 
@@ -219,8 +219,7 @@ def update_seconds(recipe: Recipe, shape: Shape, step: cost.StepTime) -> float:
     patch = patch_rate(recipe.config) * trained(recipe.config, shape)
     compared = 2 * trained(recipe.config, shape) / recipe.config.placement.world_size / ENCODE_BYTES_S
     publish = compared + patch / recipe.cluster.nodes / cost.UPLOAD_BYTES_S
-    learning = step.logprobs + step.update + step.checkpoint + step.images
-    return learning + step.phases - cost.PHASE_S + publish
+    return step.logprobs + step.update + step.checkpoint + publish
 
 
 def switch_seconds(recipe: Recipe, shape: Shape, worker: WorkerKind) -> float:

@@ -1,5 +1,5 @@
-"""What is said where no offer keeps a deadline or a budget: how far off the nearest is, how many nodes would
-do, and whether completions that are carried over would."""
+"""What is said where no offer keeps a deadline or a budget: how far off the nearest is, and how many nodes
+would do."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from recipes.plan import decode_slots, memory, offer_choice
+from recipes.plan import offer_choice
 from recipes.plan.cost import Offer
 from recipes.plan.offer_choice import JudgedOffer
-from recipes.recipe.resolved import MemoryPlan
-from recipes.recipe.spec import Recipe, override
 
 FACTORS = (2, 4, 8, 0.5, 0.25)
 """Times the recipe's nodes that are tried: more for a deadline, fewer for a budget."""
@@ -27,8 +25,6 @@ class Cure:
     change: str
     """What to write on the command line."""
     judged: JudgedOffer
-    why: str = ""
-    """What it does, and what it gives up; "" where that is plain."""
 
 
 def limit_excess(judged: JudgedOffer, deadline_h: float, budget_usd: float) -> float:
@@ -64,23 +60,4 @@ def other_nodes(nodes: int, offers_of: OffersOf, deadline_h: float, budget_usd: 
         chosen, _ = offer_choice.choose_offer(offers_of([change]), deadline_h, budget_usd)
         if chosen:
             return Cure(f"--set {change}", chosen)
-    return None
-
-
-def in_pieces(
-    recipe: Recipe, need: MemoryPlan, offers_of: OffersOf, deadline_h: float, budget_usd: float
-) -> Cure | None:
-    """Completions that are carried over, the fewest steps ahead that keep both limits. need: the recipe's."""
-    for changes in decode_slots.piece_options(recipe, need):
-        chosen, _ = offer_choice.choose_offer(offers_of(changes), deadline_h, budget_usd)
-        if chosen is None:
-            continue
-        changed = override(recipe, list(changes))
-        after = memory.plan_memory(changed, need.gpu) or need
-        full, before = decode_slots.share_of_slots(changed, after), decode_slots.share_of_slots(recipe, need)
-        why = (
-            f"no slot waits for the longest completion: engines use {full:.0%} of their decode slots, not"
-            f" {before:.0%}; samples of older weights (docs/asynchronous.md), not run on a GPU"
-        )
-        return Cure(" ".join(f"--set {change}" for change in changes), chosen, why)
     return None

@@ -68,6 +68,11 @@ class Passes:
         return sum(x.completion_tokens * (x.prompt_tokens + x.completion_tokens / 2) for x in self.lengths)
 
     @cached_property
+    def image_tokens(self) -> int:
+        """Tokens of all prompts' images; a prompt's samples share them."""
+        return sum({x.prompt: x.image_tokens for x in self.lengths}.values())
+
+    @cached_property
     def prompts(self) -> tuple[int, float]:
         """Tokens of all samples' prompts, and the context that they see: the mean prompt, weighted by its
         length."""

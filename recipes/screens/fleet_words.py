@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import shlex
 
-from recipes.plan import cost, decode_slots, fleet_cost, memory, prices, store_cost
+from recipes.plan import cost, fleet_cost, prices, store_cost
 from recipes.plan.fleet_cost import FleetRow, Fleets
 from recipes.platforms.targets import target_named
 from recipes.recipe.spec import Recipe, SampleGroup
 from recipes.records.run_record import RunRecord
 from trainer.config import ConfigError
 
-NETWORK_GBIT_S = 100.0
-"""Between nodes, for the remark on prompts."""
 SHOWN = 12
 """Fleets in the table."""
 MODEL = (
@@ -24,7 +22,7 @@ MODEL = (
 def fleet_remarks(recipe: Recipe, found: Fleets) -> list[str]:
     """What speaks for other options, and what the bucket costs."""
     rows = found.cheapest(found.fleets)
-    return [*_ahead(recipe, found, rows), *_prompts(recipe), *_egress(recipe, rows[:SHOWN])]
+    return [*_ahead(recipe, found, rows), *_egress(recipe, rows[:SHOWN])]
 
 
 def is_gain(recipe: Recipe, found: Fleets) -> bool:
@@ -91,21 +89,6 @@ def unit_line(recipe: Recipe, row: FleetRow) -> str:
         f" {best.step_s:.1f} s and ${best.usd:.3f} a step, not {row.step_s:.1f} s and ${row.usd:.3f} in units"
         f" of {row.unit_prompts} prompts, of which a step has {row.units}"
     )
-
-
-def _prompts(recipe: Recipe) -> list[str]:
-    """What more prompts a step would bring without any worker, where decode slots are mostly empty."""
-    need = memory.plan_memory(recipe)
-    more = decode_slots.more_prompts(recipe, NETWORK_GBIT_S) if need else None
-    if need is None or more is None:
-        return []
-    sets = " ".join(f"--set {one}" for one in more.changes)
-    empty = 1 - decode_slots.share_of_slots(recipe, need)
-    times = f"{1000 * more.sample_s:.0f} ms a sample, not {1000 * more.before_s:.0f} ({need.gpu})"
-    return [
-        f"without workers {empty:.0%} of the decode slots are empty; {sets} takes {times}, with the"
-        " optimizer's batch unchanged"
-    ]
 
 
 def _egress(recipe: Recipe, rows: list[FleetRow]) -> list[str]:

@@ -25,15 +25,14 @@ def describe_choice(
     return [f"{expected}; {sure}, {saved}", _regions(recipe, offer, catalogs), *gives_up]
 
 
-def describe_no_choice(near: str, cures: list[Cure]) -> list[str]:
+def describe_no_choice(near: str, cure: Cure | None) -> list[str]:
     """That no offer keeps the limits, which misses them least, and what would keep them."""
     told = f"no offer keeps the limits in {offer_choice.SURE:.0%} of {offer_choice.RUNS} simulated runs"
     lines = [f"{told}: {near or 'no price is known'}"]
-    for cure in cures:
+    if cure:
         judged = cure.judged
         takes = f"{judged.hours:.1f} h and ${judged.usd or 0:,.0f} in {offer_choice.SURE:.0%} of its runs"
-        because = f": {cure.why}" if cure.why else ""
-        lines.append(f"{cure.change} keeps them: {offer_choice.offer_name(judged)}, {takes}{because}")
+        lines.append(f"{cure.change} keeps them: {offer_choice.offer_name(judged)}, {takes}")
     return lines
 
 

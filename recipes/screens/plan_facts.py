@@ -4,7 +4,7 @@ they have here (docs/memory.md)."""
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from recipes.plan import (
@@ -30,11 +30,8 @@ from recipes.recipe.spec import Recipe
 from recipes.records import image_record
 from recipes.screens import fleet_words
 
-SCHEMA = 1
+SCHEMA = 2
 """Goes up when a name of the answer goes or changes its meaning; new names leave it."""
-PHASES = ("images", "rollout", "logprobs", "update", "sync", "checkpoint", "phases")
-"""A step's, in order: the fields of StepTime."""
-TITLES = {"phases": "start of each"}
 
 
 @dataclass(frozen=True)
@@ -182,7 +179,7 @@ def make_plan(
         taken = next(iter(offers), None)
     better: list[CheaperChange] = []
     if need and taken:
-        better = cheaper_changes(recipe, need, taken, offers, targets, network_gbit_s, catalogs)
+        better = cheaper_changes(recipe, taken, offers, targets, network_gbit_s, catalogs)
     prices_of_hours: list[HourlyPrice] = []
     if recipe.kind != "train":
         prices_of_hours = hourly.prices_of(recipe, named or targets_for(recipe), catalogs)
@@ -241,7 +238,7 @@ def _facts(
     memory_gib = {phase.name: phase.total / GIB for phase in need.phases} if need else {}
     beside = allocated.beside(recipe.name, need) if need else {}
     allocated_gib = {phase: one.tensors for phase, one in beside.items()}
-    seconds = _seconds(taken) if taken else {}
+    seconds = asdict(taken.step) if taken else {}
     bands = [f"{band} ({band.source})" for band in expected.bands]
     return PlanFacts(
         recipe=recipe.name,
@@ -270,10 +267,6 @@ def _facts(
         expected=bands,
         not_promised=expected.not_promised,
     )
-
-
-def _seconds(offer: cost.Offer) -> dict[str, float]:
-    return {phase: getattr(offer.step, phase) for phase in PHASES}
 
 
 LARGER = "GPUs with more memory, or more of them in an engine (sample.tensor_parallel)"

@@ -11,7 +11,7 @@ from rich.text import Text
 from recipes.plan import cost
 from recipes.plan.hourly import GroupRate
 from recipes.recipe.resolved import GIB, MemoryPlan
-from recipes.screens.plan_facts import TITLES, Plan, PlanFacts, PlannedOffer
+from recipes.screens.plan_facts import Plan, PlanFacts, PlannedOffer
 from recipes.screens.tables import show_lines, show_table, verdict_line
 
 OFFERS = 5
@@ -80,7 +80,7 @@ def _step(facts: PlanFacts, taken: PlannedOffer, console: Console) -> None:
     for phase, seconds in facts.step_s.items():
         if seconds >= 0.005:
             bar = Bar(longest, 0, seconds, width=BAR, color="cyan") if console.is_terminal else ""
-            rows.append((TITLES.get(phase, phase), f"{seconds:.2f}", f"{seconds / taken.step_s:.0%}", bar))
+            rows.append((phase, f"{seconds:.2f}", f"{seconds / taken.step_s:.0%}", bar))
     columns = (f"a step of {taken.step_s:.1f} s on {taken.gpu}", "seconds", "share", "")
     show_table(console, columns, rows, words=1, last_is_words=True)
     if facts.host_gib and facts.disk_gib:

@@ -42,7 +42,7 @@ class Note(Protocol):
         self, name: str, value: float, unit: str, *, planned: float | None = None, constant: str = ""
     ) -> None:
         """planned: what the plan says of the same, in the same unit. constant: name of the plan's constant
-        that this figure measures, in that constant's own unit (recipes/plan/calibration.py)."""
+        that this figure measures, in that constant's own unit (recipes/gpu_check.py)."""
 
 
 def why_not() -> str:

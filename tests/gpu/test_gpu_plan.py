@@ -1,7 +1,7 @@
 """What the plan assumes of a card, measured on one: memory that is not the model's, rates of decoding and
 training, and four steps of 3B beside their plan.
 
-A figure that names a constant of the plan is what `launch.py plan --calibrate` puts in its place.
+A figure that names a constant of the plan is reported where it is off.
 """
 
 from __future__ import annotations

@@ -108,37 +108,6 @@ def test_no_offer_in_time_says_how_far_off_the_nearest_is_and_how_many_nodes_wou
     assert code == 2 and re.search(r"take up to \$\d+ where \$10 were given", out) and "keeps them" not in out
 
 
-def test_completions_in_pieces_are_named_where_they_keep_the_limits(capsys):
-    """At a deadline between the nearest offer's hours in pieces and as it is, and where they are refused."""
-    asked = [
-        "plan",
-        "grpo-qwen2.5-vl-7b-mathv60k",
-        "--target",
-        "skypilot-aws",
-        "--all",
-        "--set",
-        "cluster.gpu=H100",
-    ]
-    nearest = r"90% of its runs take up to ([\d.]+) hours"
-    _, out, _ = run(capsys, *asked, "--deadline", "10m")
-    whole = float(re.search(nearest, out)[1])
-    pieces = "--set", "rollout.staleness=1", "--set", "rollout.tokens_per_step=1024"
-    _, out, _ = run(capsys, *asked, *pieces, "--deadline", "10m")
-    cut = float(re.search(nearest, out)[1])
-    assert cut < 0.9 * whole
-    deadline = f"{(cut + whole) / 2:.0f}h"
-    code, out, _ = run(capsys, *asked, "--deadline", deadline)
-    found = re.search(
-        r"tokens_per_step=1024 keeps them: skypilot-aws .* h and \$.*: no slot waits for the longest"
-        r" completion: engines use (\d+)% of their decode slots, not 20%; samples of older weights",
-        out,
-    )
-    assert code == 2 and found and int(found[1]) > 30
-    assert run(capsys, *asked, *pieces, "--deadline", deadline)[0] == 0
-    refused = ["--set", "algorithm.rollout_correction=off"]
-    assert "tokens_per_step" not in run(capsys, *asked, *refused, "--deadline", deadline)[1]
-
-
 def test_an_offer_on_demand_has_a_range_too():
     """Its runs differ in speed, length of completions, starts and lost machines; a supervised run's in no
     length."""

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from recipes.plan import cost, exchange, memory, spread
+from recipes.plan import cost, memory, spread
 from recipes.plan.cost import token_seconds
 from recipes.presets import get
 from trainer.config import LoRA, Model, Optimizer, RunConfig
@@ -41,10 +41,9 @@ def planned(size, length, qlora):
     )
     unpack = cost.unpack_seconds(config, shape, card)
     host = cost.host_seconds(config, shape)
-    time = exchange.update_time(
+    return cost.update_seconds(
         config, shape, [float(length)] * 8, token_seconds(shape, card), 0.0, 0.0, host, unpack
     )
-    return time.total
 
 
 @pytest.mark.parametrize(("size", "length", "seconds"), CELLS)
