@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import processor
-from recipes.plan import cost, hub_config, memory
+from recipes.plan import hub_config, memory, step_seconds
 from recipes.presets import get
 from recipes.recipe.spec import Recipe
 from trainer.config import RunConfig
@@ -198,7 +198,7 @@ def gpu_seconds(recipe: Recipe, kind: str, tokens: int) -> float:
     forwards = 1
     if kind == "learn":
         forwards = 3 + recipe.config.model.gradient_checkpointing
-    return forwards * tokens * cost.token_seconds(shape, gpu_named(recipe.cluster.gpu))
+    return forwards * tokens * step_seconds.token_seconds(shape, gpu_named(recipe.cluster.gpu))
 
 
 def table() -> list[str]:

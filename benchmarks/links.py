@@ -27,7 +27,7 @@ from typing import Any
 from benchmarks.machine import processor
 from data_prep.write.shards import write_dataset
 from examples.demo import tiny_model
-from recipes.plan.cost import update_seconds
+from recipes.plan.step_seconds import update_seconds
 from tests.lab import hosts
 from tests.soak import rows as soak_rows
 from trainer import config as c
@@ -165,7 +165,7 @@ def watch(
 
 def predicted(found: dict[Case, Measured], folder: Path) -> dict[Case, float]:
     """Seconds per step where the link is limited: those of the same hosts and stage without a limit, and what
-    `recipes.plan.exchange` says is sent, at the link's rate. Here nothing is sent beside the arithmetic, and
+    `recipes.plan.cost` says is sent, at the link's rate. Here nothing is sent beside the arithmetic, and
     gloo's reduce-scatter is an all-reduce, which sends twice as much."""
     shape = from_config(json.loads((folder / "model/config.json").read_text()))
     out = {}

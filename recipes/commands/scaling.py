@@ -13,7 +13,7 @@ from pathlib import Path
 
 from recipes.commands import launch_requests
 from recipes.commands.launch_requests import LaunchRequest
-from recipes.plan import cost, memory
+from recipes.plan import cost, memory, step_seconds
 from recipes.presets import resolve
 from recipes.recipe.spec import Recipe
 from recipes.records import run_record
@@ -115,7 +115,7 @@ def measured_run(recipe: Recipe, target: str | None, lines: Sequence[dict[str, f
     gpus = placement.nodes * recipe.config.processes_per_node
     network, planned = cost.network_of(recipe, target), 0.0
     if need is not None:
-        planned = cost.step_time(recipe, recipe.cluster.gpu, network, need).total
+        planned = step_seconds.step_time(recipe, recipe.cluster.gpu, network, need).total
     tokens = statistics.median(line["perf/tokens_per_s_per_gpu"] for line in lines) * gpus
     step_s = statistics.median(line["time/step_s"] for line in lines)
     return MeasuredRun(recipe.cluster.nodes, placement.world_size, step_s, tokens, planned)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
-from recipes.plan import cost, hourly, memory, passes, store_cost
+from recipes.plan import cost, hourly, memory, passes, step_seconds, store_cost
 from recipes.plan.passes import Passes
 from recipes.platforms.targets import targets_for
 from recipes.recipe import sample_group
@@ -208,17 +208,19 @@ def unit_seconds(worker: WorkerKind, shape: Shape, step: Passes, prompts: int) -
     size = prompts * worker.recipe.config.rollout.samples_per_prompt  # the lengths are in order of prompts
     for start in range(0, len(step.lengths), size):
         unit = Passes(step.lengths[start : start + size], (), (), 0)
-        decoding = cost.rollout_seconds(worker.recipe, shape, card, worker.need, unit) + unit.longest * hop_s
+        decoding = (
+            step_seconds.rollout_seconds(worker.recipe, shape, card, worker.need, unit) + unit.longest * hop_s
+        )
         sent = 2 * passes.experts_bytes(worker.recipe.config, shape, unit.lengths) / FETCH_BYTES_S
         found.append(decoding + sent)
     return found
 
 
-def update_seconds(recipe: Recipe, shape: Shape, step: cost.StepTime) -> float:
+def update_seconds(recipe: Recipe, shape: Shape, step: step_seconds.StepTime) -> float:
     """Seconds of a step in which a trainer without engines learns and publishes."""
     patch = patch_rate(recipe.config) * trained(recipe.config, shape)
     compared = 2 * trained(recipe.config, shape) / recipe.config.placement.world_size / ENCODE_BYTES_S
-    publish = compared + patch / recipe.cluster.nodes / cost.UPLOAD_BYTES_S
+    publish = compared + patch / recipe.cluster.nodes / step_seconds.UPLOAD_BYTES_S
     return step.logprobs + step.update + step.checkpoint + publish
 
 

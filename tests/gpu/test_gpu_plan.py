@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from recipes.plan import cost, memory
+from recipes.plan import memory, step_seconds
 from recipes.presets import get
 from tests.conftest import ROOT
 from tests.gpu.conftest import DEVICE, changed
@@ -100,8 +100,10 @@ def test_seconds_of_a_decode_step(run_ranks, gpu_config, three_billion, figure):
     tiny = run_ranks("decoding", changed(gpu_config, rollout=rollout), timeout_s=300)[0]
     sequence = max(0.0, (tiny["many"] - tiny["few"]) / (MANY - FEW))
     step = tiny["few"] - FEW * sequence
-    figure("a decode step's host work", step, "s", planned=cost.ENGINE_STEP_S, constant="ENGINE_STEP_S")
-    figure("each sequence of it", sequence, "s", planned=cost.SEQUENCE_S, constant="SEQUENCE_S")
+    figure(
+        "a decode step's host work", step, "s", planned=step_seconds.ENGINE_STEP_S, constant="ENGINE_STEP_S"
+    )
+    figure("each sequence of it", sequence, "s", planned=step_seconds.SEQUENCE_S, constant="SEQUENCE_S")
 
     share = 0.4
     config = changed(
@@ -116,7 +118,7 @@ def test_seconds_of_a_decode_step(run_ranks, gpu_config, three_billion, figure):
     shape = shape_of(str(three_billion))
     traffic = shape.matmul_parameters * 2 / (GPUS[name].hbm_gb_per_s * 1e9)
     reached = traffic / (large["few"] - step - FEW * sequence)
-    figure("decoding: share of memory bandwidth", reached, "", planned=cost.DECODE, constant="DECODE")
+    figure("decoding: share of memory bandwidth", reached, "", planned=step_seconds.DECODE, constant="DECODE")
     total = torch.cuda.get_device_properties(0).total_memory
     cache = large["cache_tokens"] * shape.kv_bytes_per_token(2)
     workspace = (share * total - shape.parameters * 2 - cache) / GIB
@@ -144,7 +146,7 @@ def test_rates_of_three_billion_parameters(run_ranks, three_billion, gpu_config,
         figure("3B shape: MFU of an update (aim 0.5)", ours["model_flops"] / most, "")
         reached = ours["hardware_flops"] / most
         what = "3B shape: share of the peak in an update, recomputation counted"
-        figure(what, reached, "", planned=cost.MATMUL, constant="MATMUL")
+        figure(what, reached, "", planned=step_seconds.MATMUL, constant="MATMUL")
 
 
 @pytest.mark.timeout(1200)
@@ -216,9 +218,9 @@ def test_three_billion_parameters(tmp_path, run_ranks, three_billion, gpu_config
     need = memory.plan_memory(recipe, name) if name else None
     seconds = {}
     if need:
-        step = cost.step_time(recipe, name, 100.0, need)
+        step = step_seconds.step_time(recipe, name, 100.0, need)
         seconds = {"rollout": step.rollout, "update": step.update, "sync": step.sync, "step": step.total}
-        stall = cost.stall_seconds(recipe, need.shape, GPUS[name])
+        stall = step_seconds.stall_seconds(recipe, need.shape, GPUS[name])
         if saves:
             figure("3B shape: a save holds up", last["perf/checkpoint_stall_s"], "s", planned=stall)
     for phase in ("rollout", "update", "sync", "step"):

@@ -9,7 +9,7 @@ import pytest
 from published import LLAMA_8B, QWEN3_32B, nemo, with_shape
 
 from benchmarks import spot_simulation
-from recipes.plan import cost, hourly, memory, passes, prices
+from recipes.plan import cost, hourly, memory, passes, prices, step_seconds
 from recipes.platforms import targets
 from recipes.presets import get
 from recipes.recipe.spec import override
@@ -156,16 +156,19 @@ def test_slow_networks_cost_time_in_multi_node_updates():
     recipe = get("grpo-qwen2.5-vl-72b-mathv60k-orig")
     need = memory.plan_memory(recipe)
     assert need
-    slow, fast = (cost.step_time(recipe, "A100-80GB", gbit, need) for gbit in (100.0, 1600.0))
+    slow, fast = (step_seconds.step_time(recipe, "A100-80GB", gbit, need) for gbit in (100.0, 1600.0))
     # three of four parts come over the wire
-    gather = 73_410_777_344 * 2 * 3 / 4 / (100 / 8 * 1e9 * cost.NETWORK)
+    gather = 73_410_777_344 * 2 * 3 / 4 / (100 / 8 * 1e9 * step_seconds.NETWORK)
     # Forward; backward, but for what is kept of the last layers; gradients.
     live = recipe.config.optimizer.live_parameters
     backward = 1 - live / (2 * 73_410_777_344)
     assert slow.update == pytest.approx(4 * (2 + backward) * gather) and slow.update > 4 * fast.update
     assert slow.logprobs == pytest.approx(2 * gather)
     near = override(recipe, ["optimizer.hpz_ranks=8"])
-    assert slow.update - cost.step_time(near, "A100-80GB", 100.0, need).update > 4 * 0.9 * backward * gather
+    assert (
+        slow.update - step_seconds.step_time(near, "A100-80GB", 100.0, need).update
+        > 4 * 0.9 * backward * gather
+    )
     assert slow.rollout == fast.rollout
 
 
@@ -219,7 +222,7 @@ def test_steps_take_as_long_as_nemo_rl_measured(shape, nodes, tensor_parallel, m
     """The same samples on the same GPUs, within a factor of 1.3: prompt lengths and the spread of lengths are
     not published, and its training runs on Megatron. No constant was fitted to these two."""
     recipe, need = with_shape(nemo(nodes, tensor_parallel, mean_length), shape)
-    step = cost.step_time(recipe, "H100", 3200.0, need)
+    step = step_seconds.step_time(recipe, "H100", 3200.0, need)
     assert 1 / 1.3 < step.total / seconds < 1.3
 
 
@@ -227,7 +230,9 @@ def test_the_update_is_no_faster_than_what_others_train_at():
     """Tokens per second and GPU of forward, recomputation and backward pass alone."""
 
     def speed(shape, gpu, context):
-        return 1 / (4 * cost.token_seconds(shape, gpu_named(gpu)) * (1 + attended_cost(shape) * context))
+        return 1 / (
+            4 * step_seconds.token_seconds(shape, gpu_named(gpu)) * (1 + attended_cost(shape) * context)
+        )
 
     # torchtitan, benchmarks/: Llama-70B on 256 H100, 8,192 tokens, all recomputed: 597, and 652 with async
     # TP.

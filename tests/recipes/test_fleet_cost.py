@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from recipes.commands import cli
-from recipes.plan import cost, fleet_cost, memory, passes, store_cost
+from recipes.plan import cost, fleet_cost, memory, passes, step_seconds, store_cost
 from recipes.plan.fleet_cost import FleetRow, Fleets
 from recipes.presets import get, resolve
 from recipes.recipe.spec import SampleGroup, override, validate
@@ -148,7 +148,7 @@ def test_a_worker_decodes_as_the_plan_says_of_an_engine():
     need = memory.plan_memory(recipe)
     worker = kind(recipe, recipe.cluster.gpu)
     step = passes.of_step(recipe, need.shape)
-    planned = cost.step_time(recipe, recipe.cluster.gpu, 100.0, need)
+    planned = step_seconds.step_time(recipe, recipe.cluster.gpu, 100.0, need)
     (whole,) = fleet_cost.unit_seconds(worker, need.shape, step, recipe.config.rollout.prompts_per_step)
     assert whole == pytest.approx(planned.rollout, rel=1e-6)
     parts = fleet_cost.unit_seconds(worker, need.shape, step, 8)

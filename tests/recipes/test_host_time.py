@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import host_time
-from recipes.plan import cost, memory, passes
+from recipes.plan import memory, passes, step_seconds
 from recipes.presets import RECIPES, get
 from recipes.recipe.spec import override
 
@@ -23,11 +23,11 @@ def test_with_the_host_time_of_the_code_that_ran_the_plan_is_what_an_h100_took(m
     assert need is not None
     block = OLD_ROW_S / 3 / passes.count_blocks(need.shape)
     with monkeypatch.context() as then:
-        then.setattr(cost, "BLOCK_S", block)
-        step = cost.step_time(recipe, "H100", 100.0, need)
+        then.setattr(step_seconds, "BLOCK_S", block)
+        step = step_seconds.step_time(recipe, "H100", 100.0, need)
     assert step.total == pytest.approx(H100_STEP_S, rel=0.15)
     assert step.update + step.logprobs == pytest.approx(H100_LEARNING_S, rel=0.15)
-    quicker = cost.step_time(recipe, "H100", 100.0, need)
+    quicker = step_seconds.step_time(recipe, "H100", 100.0, need)
     assert quicker.total < 0.6 * H100_STEP_S
 
 
@@ -35,12 +35,14 @@ def test_a_pass_takes_the_longest_of_gpu_and_host(monkeypatch):
     recipe = get(RECIPE)
     need = memory.plan_memory(recipe)
     assert need is not None
-    idle = cost.step_time(recipe, "H100", 100.0, need)
-    monkeypatch.setattr(cost, "BLOCK_S", 0.0)
-    assert cost.step_time(recipe, "H100", 100.0, need).update == idle.update, "hidden behind the products"
-    monkeypatch.setattr(cost, "BLOCK_S", 1.0)
+    idle = step_seconds.step_time(recipe, "H100", 100.0, need)
+    monkeypatch.setattr(step_seconds, "BLOCK_S", 0.0)
+    assert step_seconds.step_time(recipe, "H100", 100.0, need).update == idle.update, (
+        "hidden behind the products"
+    )
+    monkeypatch.setattr(step_seconds, "BLOCK_S", 1.0)
     rows = len(passes.of_step(memory.with_rows(recipe), need.shape).updates)
-    busy = cost.step_time(recipe, "H100", 100.0, need)
+    busy = step_seconds.step_time(recipe, "H100", 100.0, need)
     assert busy.update == pytest.approx(rows * 3 * passes.count_blocks(need.shape))
 
 
@@ -64,10 +66,10 @@ def test_it_needs_less_than_half_of_a_pass_by_the_plan_but_in_the_recipes_that_t
         if not rows:
             continue
         assert need is not None
-        host = cost.host_seconds(recipe.config, need.shape)
+        host = step_seconds.host_seconds(recipe.config, need.shape)
         with monkeypatch.context() as then:
-            then.setattr(cost, "BLOCK_S", 0.0)
-            alone = cost.step_time(recipe, recipe.cluster.gpu, 100.0, need).update / rows
+            then.setattr(step_seconds, "BLOCK_S", 0.0)
+            alone = step_seconds.step_time(recipe, recipe.cluster.gpu, 100.0, need).update / rows
         if host > alone / 2:
             busy.add(name)
     assert busy == {"grpo-qwen2.5-vl-3b-clevr", "grpo-qwen2.5-vl-3b-counting"}

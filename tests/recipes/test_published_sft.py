@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from recipes.plan import cost, memory, spread
-from recipes.plan.cost import token_seconds
+from recipes.plan import cost, memory, spread, step_seconds
+from recipes.plan.step_seconds import token_seconds
 from recipes.presets import get
 from trainer.config import LoRA, Model, Optimizer, RunConfig
 from trainer.hardware.gpus import gpu_named
@@ -39,9 +39,9 @@ def planned(size, length, qlora):
         model=Model(gradient_checkpointing=True),
         optimizer=Optimizer(zero_stage=2),
     )
-    unpack = cost.unpack_seconds(config, shape, card)
-    host = cost.host_seconds(config, shape)
-    return cost.update_seconds(
+    unpack = step_seconds.unpack_seconds(config, shape, card)
+    host = step_seconds.host_seconds(config, shape)
+    return step_seconds.update_seconds(
         config, shape, [float(length)] * 8, token_seconds(shape, card), 0.0, 0.0, host, unpack
     )
 
@@ -65,7 +65,7 @@ def test_a_second_node_costs_supervised_training_that_factor_and_rl_nothing():
     two = get("sft-qwen2.5-72b-full")
     one = replace(two, cluster=replace(two.cluster, nodes=1))
     need = memory.plan_memory(two, "H100")
-    steps = [cost.step_time(recipe, "H100", 1e9, need).update for recipe in (one, two)]
+    steps = [step_seconds.step_time(recipe, "H100", 1e9, need).update for recipe in (one, two)]
     assert steps[1] == pytest.approx(spread.SEVERAL_NODES * steps[0], rel=1e-3)
 
 

@@ -6,18 +6,18 @@ from pathlib import Path
 import pytest
 from published import VISION_RUNS, VisionRun
 
-from recipes.plan import cost, memory, passes, spread
+from recipes.plan import memory, passes, spread, step_seconds
 from recipes.presets import get
 from recipes.recipe.spec import override
 
 DOCS = Path(__file__).parents[2] / "docs/planned.md"
 
 
-def planned(run: VisionRun, alone: bool) -> cost.StepTime:
+def planned(run: VisionRun, alone: bool) -> step_seconds.StepTime:
     recipe = run.recipe(alone)
     need = memory.plan_memory(recipe)
     assert need
-    return cost.step_time(recipe, recipe.cluster.gpu, 3200.0, need)
+    return step_seconds.step_time(recipe, recipe.cluster.gpu, 3200.0, need)
 
 
 @pytest.mark.parametrize("run", VISION_RUNS[:3], ids=lambda run: run.name)
@@ -46,5 +46,5 @@ def test_larger_images_cost_the_tower_and_the_updates():
     assert need
     large = override(recipe, ["dataset.prompt_tokens=1400", "data.prompt_max_tokens=4096"])
     of_small, of_large = (passes.of_step(r, need.shape) for r in (recipe, large))
-    small, more = (cost.step_time(r, "H100", 3200.0, need) for r in (recipe, large))
+    small, more = (step_seconds.step_time(r, "H100", 3200.0, need) for r in (recipe, large))
     assert more.update > 1.3 * small.update and of_large.image_tokens > 3 * of_small.image_tokens

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from recipes.drivers import uploads
-from recipes.plan import cost, memory, passes
+from recipes.plan import cost, memory, passes, step_seconds
 from recipes.platforms import script
 from recipes.presets import get
 from recipes.recipe.recipe_files import expand_paths
@@ -56,7 +56,7 @@ def test_seconds_of_a_step(recipe):
     need = memory.plan_memory(recipe)
     alone = override(recipe, ["algorithm.teacher="])
     assert need
-    with_teacher, without = (cost.step_time(one, "H100", 100.0, need) for one in (recipe, alone))
+    with_teacher, without = (step_seconds.step_time(one, "H100", 100.0, need) for one in (recipe, alone))
     step = passes.of_step(recipe, need.shape)
     teacher = KNOWN["Qwen/Qwen2.5-VL-72B-Instruct"]
     card = gpu_named("H100")
@@ -66,7 +66,7 @@ def test_seconds_of_a_step(recipe):
     )
 
     products = sum(step.teacher) * 2 * teacher.matmul_parameters / (card.bf16_tflops * 1e12)
-    judged = cost.teacher_seconds(recipe, card, 100.0, step)
+    judged = step_seconds.teacher_seconds(recipe, card, 100.0, step)
     assert products / 0.7 < judged < products / 0.3
     assert with_teacher.logprobs - without.logprobs > judged
     assert with_teacher.update == without.update

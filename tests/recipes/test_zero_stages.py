@@ -2,7 +2,7 @@
 
 import pytest
 
-from recipes.plan import cost, memory
+from recipes.plan import cost, memory, step_seconds
 from recipes.presets import RECIPES, get
 from recipes.recipe.spec import override
 from trainer.config import LoRA, Optimizer, RunConfig
@@ -15,7 +15,7 @@ FULL = "sft-qwen2.5-14b-full"
 
 def at(stage, costs=(1000.0, 1000.0), gather=2.0, lora=0, host=0.4):
     config = RunConfig(method="sft", optimizer=Optimizer(zero_stage=stage), lora=LoRA(rank=lora))
-    return cost.update_seconds(config, SHAPE, costs, 1e-3, gather, gather, host)
+    return step_seconds.update_seconds(config, SHAPE, costs, 1e-3, gather, gather, host)
 
 
 def test_seconds_by_hand():
@@ -59,7 +59,7 @@ def test_sft_recipes_are_planned_as_such(name):
     need = memory.plan_memory(recipe)
     assert need is not None and need.fits
     assert {phase.name for phase in need.phases}.isdisjoint({"rollout", "sync"})
-    step = cost.step_time(recipe, recipe.cluster.gpu, 400.0, need)
+    step = step_seconds.step_time(recipe, recipe.cluster.gpu, 400.0, need)
     assert step.rollout == step.logprobs == step.sync == 0 < step.update
     rows = recipe.dataset.rows * recipe.config.sft.epochs
     assert cost.steps_of(recipe) == rows // recipe.config.sft.batch_size
