@@ -13,7 +13,7 @@ import math
 import statistics
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -22,6 +22,7 @@ from typing import Any
 from trainer import config
 from trainer.config.expected import ExpectationWatch
 from trainer.config.run_folder import CONFIG
+from trainer.config.watching import GUARDS
 from trainer.observe.history import read_history
 
 WINDOW = 20
@@ -42,17 +43,45 @@ NOTHING_EXPECTED = config.Expected()
 QUIET = 10
 """Steps without a guard's alarm after which it no longer lasts."""
 SHOWN_CHARS = 200
-ENTROPY = (
-    "entropy/mean",
-    "entropy collapsed to {}: the policy says one thing only",
-    "entropy grew to {}: the policy speaks at random",
-)
-LENGTH = (
-    "tokens/response_mean",
-    "completions shrank to {}: the policy hardly says anything",
-    "completions grew to {}: the policy does not come to an end",
-)
-"""A metric with a usual range, and what is said below and above it."""
+LIMITS = {
+    "reward": ("reward/largest", "reward_max", "a reward is very large, which drowns all others:"),
+    "skipped": ("optim/skipped_updates", "", "updates were skipped, gradients not finite:"),
+    "kl": ("kl/mean", "kl_max", "the policy has left the reference: KL"),
+    "truncated": ("tokens/truncated_fraction", "truncated_max", "responses cut at rollout.max_tokens: share"),
+    "no_answer": (NO_ANSWER, "no_answer_max", "no answer was found where one is expected{form}: share"),
+    "variance": ("group/zero_std_fraction", "zero_std_max", "groups without variance teach nothing: share"),
+    "disk": ("perf/disk_free_gib", "disk_free_gib", "the disk fills up: GiB free"),
+    "memory": ("perf/host_memory_fraction", "host_memory_max", "host memory fills up: share used"),
+    "tools": (
+        "turns/failed_fraction",
+        "tool_failures_max",
+        "tools fail instead of answering: share of observations",
+    ),
+}
+"""Guard -> its metric, the option that limits it ("": 0), and what is said beyond that."""
+DRIFTS = {
+    "entropy": (
+        "entropy/mean",
+        "entropy collapsed to {now:.3g} from {usual:.3g} at the start: the policy says one thing only",
+        "entropy grew to {now:.3g} from {usual:.3g} at the start: the policy speaks at random",
+    ),
+    "length": (
+        "tokens/response_mean",
+        "completions shrank to {now:.3g} from {usual:.3g} at the start: the policy hardly says anything",
+        "completions grew to {now:.3g} from {usual:.3g} at the start: the policy does not come to an end",
+    ),
+    "mismatch": (
+        "mismatch/logprob_abs_mean",
+        "",
+        "engine and policy drift apart: {now:.2g} nats per token, {usual:.2g} at the start",
+    ),
+    "memory": (
+        "perf/host_memory_fraction",
+        "",
+        "host memory grows: {now:.0%} in use, {usual:.0%} at the start",
+    ),
+}
+"""Guard -> a metric that is compared with the run's first steps, and what is said below and above its range."""
 FAILED_GRADES = 0.05
 """Share of completions that graders failed on from which equal rewards are blamed on the graders."""
 
@@ -178,42 +207,29 @@ class GuardWatch:
 
     def _trips(self, step: int, stats: Mapping[str, float]) -> dict[str, str]:
         """Guard -> what is wrong; empty if nothing is."""
-        limits = self.limits
-        skipped = "updates were skipped, gradients not finite:"
-        left = "the policy has left the reference: KL"
-        cut = "responses cut at rollout.max_tokens: share"
-        flat = "groups without variance teach nothing: share"
-        formless = "no answer was found where one is expected"
-        if self._form:
-            formless += f" ({self._form}; rewards.answer, data.system_prompt)"
-        disk = "the disk fills up: GiB free"
-        memory = "host memory fills up: share used"
-        failing = "tools fail instead of answering: share of observations"
-        large = "a reward is very large, which drowns all others:"
-        host_memory = self._above(stats, "perf/host_memory_fraction", limits.host_memory_max, memory)
-        return {
-            "nonfinite": self._nonfinite(stats),
-            "reward": self._above(stats, "reward/largest", limits.reward_max, large),
-            "engine": self._engine(stats),
-            "spike": self._spike(stats),
-            "gradient": self._gradient(stats),
-            "skipped": self._above(stats, "optim/skipped_updates", 0.0, skipped),
-            "kl": self._above(stats, "kl/mean", limits.kl_max, left),
-            "truncated": self._above(stats, "tokens/truncated_fraction", limits.truncated_max, cut),
-            "no_answer": self._above(stats, NO_ANSWER, limits.no_answer_max, f"{formless}: share"),
-            "variance": ""
-            if "teacher/kl" in stats  # groups of equal rewards learn from the teacher
-            else self._above(
-                stats, "group/zero_std_fraction", limits.zero_std_max, flat, self._why_flat(stats)
-            ),
-            "entropy": self._ranged(stats, limits.entropy_min_share, limits.entropy_max_factor, *ENTROPY),
-            "length": self._ranged(stats, limits.length_min_share, limits.length_max_factor, *LENGTH),
-            "mismatch": self._grown(stats),
-            "disk": self._below(stats, "perf/disk_free_gib", limits.disk_free_gib, disk),
-            "memory": host_memory or self._leaking(stats),
-            "expected": self._unexpected(step, stats),
-            "tools": self._above(stats, "turns/failed_fraction", limits.tool_failures_max, failing),
-        }
+        findings = {guard: self._beyond_limit(guard, stats) for guard in GUARDS}
+        findings["nonfinite"] = self._nonfinite(stats)
+        findings["engine"] = self._engine(stats)
+        findings["spike"] = self._spike(stats)
+        findings["gradient"] = self._gradient(stats)
+        findings["expected"] = self._unexpected(step, stats)
+        if "teacher/kl" in stats:  # groups of equal rewards learn from the teacher
+            findings["variance"] = ""
+        elif findings["variance"]:
+            findings["variance"] += f": {self._why_flat(stats)}"
+        for guard in DRIFTS:
+            findings[guard] = findings[guard] or self._drifted(guard, stats)
+        return findings
+
+    def _beyond_limit(self, guard: str, stats: Mapping[str, float]) -> str:
+        """What is wrong with a guard's metric by its limit, which free disk is below and all others above."""
+        metric, option, words = LIMITS.get(guard, ("", "", ""))
+        limit = getattr(self.limits, option) if option else 0.0
+        now = stats.get(metric, math.nan)
+        if not (now < limit if guard == "disk" else now > limit):
+            return ""
+        form = f" ({self._form}; rewards.answer, data.system_prompt)" if self._form else ""
+        return f"{words.format(form=form)} {now:.3g} (limit {limit:.3g})"
 
     def _unexpected(self, step: int, stats: Mapping[str, float]) -> str:
         """The first band that the run is outside of. Bands of seconds and memory are left out: they depend on
@@ -280,16 +296,6 @@ class GuardWatch:
             return f"the gradient norm is {norm:.3g} (limit {self.limits.grad_norm_max:.3g})"
         return ""
 
-    @staticmethod
-    def _above(stats: Mapping[str, float], name: str, limit: float, text: str, why: str = "") -> str:
-        now = stats.get(name, -math.inf)
-        reason = f": {why}" if why else ""
-        return f"{text} {now:.3g} (limit {limit:.3g}){reason}" if now > limit else ""
-
-    @staticmethod
-    def _below(stats: Mapping[str, float], name: str, limit: float, text: str) -> str:
-        return f"{text} {stats[name]:.3g} (limit {limit:.3g})" if stats.get(name, math.inf) < limit else ""
-
     def _engine(self, stats: Mapping[str, float]) -> str:
         """What is wrong with the engine's log-probabilities, judged by this step alone."""
         count = stats.get("rollout/not_finite", 0.0)
@@ -303,49 +309,36 @@ class GuardWatch:
             " engine does not hold the policy's weights"
         )
 
-    def _beyond(
-        self, stats: Mapping[str, float], name: str, wrong: Callable[[float, float], bool]
-    ) -> tuple[float, float] | None:
-        """A metric and the median of the run's first steps, if `wrong(metric, median)`.
+    def _drifted(self, guard: str, stats: Mapping[str, float]) -> str:
+        """What is wrong with a metric that has left its range around the median of the run's first steps.
 
-        None where the step lacks the metric and until there are enough steps. A value that is wrong is not
+        Nothing where the step lacks the metric, and until there are enough steps. A value that is wrong is not
         taken for usual, so a collapse in the first steps does not hide itself.
         """
-        now = stats.get(name, math.nan)
+        metric, below, above = DRIFTS[guard]
+        now = stats.get(metric, math.nan)
         if not math.isfinite(now):
-            return None
-        first = self._first.setdefault(name, [])
-        usual = statistics.median(first) if len(first) >= FEWEST else math.nan
-        if len(first) >= FEWEST and wrong(now, usual):
-            return now, usual
+            return ""
+        first = self._first.setdefault(metric, [])
+        if len(first) >= FEWEST:
+            usual = statistics.median(first)
+            low, high = self._usual_range(guard, usual)
+            if not low <= now <= high:
+                return (below if now < low else above).format(now=now, usual=usual)
         if len(first) < REFERENCE:
             first.append(now)
-        return None
+        return ""
 
-    def _leaking(self, stats: Mapping[str, float]) -> str:
-        growth = self.limits.host_memory_growth
-        found = self._beyond(stats, "perf/host_memory_fraction", lambda now, usual: now - usual > growth)
-        return f"host memory grows: {found[0]:.0%} in use, {found[1]:.0%} at the start" if found else ""
-
-    def _ranged(
-        self, stats: Mapping[str, float], least: float, most: float, name: str, below: str, above: str
-    ) -> str:
-        """What is wrong with a metric that left its usual range: shares of its first steps' median."""
-        found = self._beyond(stats, name, lambda now, usual: not least * usual <= now <= most * usual)
-        if not found:
-            return ""
-        now, usual = found
-        text = below if now < usual else above
-        return text.format(f"{now:.3g} from {usual:.3g} at the start")
-
-    def _grown(self, stats: Mapping[str, float]) -> str:
-        factor = self.limits.mismatch_factor
-        found = self._beyond(
-            stats, "mismatch/logprob_abs_mean", lambda now, usual: now > factor * max(usual, 1e-4)
-        )
-        if not found:
-            return ""
-        return f"engine and policy drift apart: {found[0]:.2g} nats per token, {found[1]:.2g} at the start"
+    def _usual_range(self, guard: str, usual: float) -> tuple[float, float]:
+        limits = self.limits
+        match guard:
+            case "entropy":
+                return limits.entropy_min_share * usual, limits.entropy_max_factor * usual
+            case "length":
+                return limits.length_min_share * usual, limits.length_max_factor * usual
+            case "mismatch":
+                return -math.inf, limits.mismatch_factor * max(usual, 1e-4)
+        return -math.inf, usual + limits.host_memory_growth
 
 
 def shortened_completion(text: str) -> str:
@@ -369,10 +362,7 @@ def guards_of(settings: config.RunConfig, form: str = "") -> GuardWatch:
 def alarms_of(settings: config.RunConfig, history: Iterable[Mapping[str, Any]]) -> list[Alarm]:
     """The alarms of a run's metrics, by the run's own limits."""
     watch = guards_of(settings)
-    alarms = []
-    for record in history:
-        alarms += watch.look(record["step"], record)
-    return alarms
+    return [alarm for record in history for alarm in watch.look(record["step"], record)]
 
 
 @dataclass(frozen=True)
