@@ -50,6 +50,7 @@ REMOVED: dict[str, tuple[Any, ...]] = {
     "algorithm.max_token_age": (0,),
     "logging.trackio": ("",),
     "logging.mlflow": ("",),
+    "watch.post_mortem": (False,),
     "data.curriculum": (0.0,),
     "data.curriculum_steps": (5,),
 }

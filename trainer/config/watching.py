@@ -24,8 +24,6 @@ class Watch:
     start_s: float = ranged_field(900.0, above=0)
     """Limit of the start. Reading and writing files stops this clock, as in the phases of checkpoints and
     exports."""
-    post_mortem: bool = False
-    """A rank that raises waits for a debugger in place of ending the run (docs/failures.md)."""
 
 
 GUARDS = (

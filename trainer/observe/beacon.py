@@ -106,21 +106,6 @@ def _answer(stacks: Path) -> None:
     faulthandler.register(SIGNAL, file=stacks.open("w"), all_threads=True)
 
 
-def note_pause(what: str) -> None:
-    """Notes that this rank waits for a debugger, and why; "" if it no longer waits."""
-    folder = os.environ.get(FOLDER_VARIABLE)
-    if not folder:
-        return
-    for path in Path(folder).glob(f"rank-*-{os.getpid()}.beacon"):
-        path.with_suffix(".paused").write_text(what)
-
-
-def read_pause(folder: Path, one: Beacon) -> str:
-    """Why a rank waits for a debugger; "" if it does not wait."""
-    path = folder / f"rank-{one.rank}-{one.pid}.paused"
-    return path.read_text() if path.exists() else ""
-
-
 def _recorded(
     function: Callable[..., Any], name: bytes, memory: mmap.mmap, state: list[Any]
 ) -> Callable[..., Any]:

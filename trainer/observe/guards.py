@@ -81,7 +81,7 @@ DRIFTS = {
         "host memory grows: {now:.0%} in use, {usual:.0%} at the start",
     ),
 }
-"""Guard -> a metric that is compared with the run's first steps, and what is said below and above its range."""
+"""Guard -> a metric that is compared with the run's first steps, and what is said below and above."""
 FAILED_GRADES = 0.05
 """Share of completions that graders failed on from which equal rewards are blamed on the graders."""
 
@@ -312,8 +312,8 @@ class GuardWatch:
     def _drifted(self, guard: str, stats: Mapping[str, float]) -> str:
         """What is wrong with a metric that has left its range around the median of the run's first steps.
 
-        Nothing where the step lacks the metric, and until there are enough steps. A value that is wrong is not
-        taken for usual, so a collapse in the first steps does not hide itself.
+        Nothing where the step lacks the metric, and until there are enough steps. A value that is wrong
+        is not taken for usual, so a collapse in the first steps does not hide itself.
         """
         metric, below, above = DRIFTS[guard]
         now = stats.get(metric, math.nan)

@@ -119,14 +119,10 @@ class NodeMonitor:
         self._bytes = traffic
         self._files = files
         waits = {}
-        paused = {}
         pieces = 0
         for rank in beacon.read_beacons(self.beacons):
             waits[str(rank.rank)] = [rank.calls, rank.waited_s]
             pieces += rank.pieces
-            why = beacon.read_pause(self.beacons, rank)
-            if why:
-                paused[str(rank.rank)] = why
         servers = []
         for wait in waiting.read_waits(self.beacons):
             servers.append({"kind": wait.kind, "what": wait.what, "tell": str(wait) if wait.notable else ""})
@@ -147,7 +143,6 @@ class NodeMonitor:
             "gpus": self._gpus(),
             "ranks": waits,
             "pieces": pieces,
-            "paused": paused,
             "waits": servers,
         }
 

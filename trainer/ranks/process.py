@@ -17,11 +17,10 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from trainer.checkpoint.errors import CheckpointError
 from trainer.config import RunConfig, Split
 from trainer.config.fleet import SHARED_BY
 from trainer.data.reader import RowReader
-from trainer.observe import beacon, post_mortem
+from trainer.observe import beacon
 from trainer.observe.step_profile import RankProfile, Recorder
 from trainer.ranks import cpu_matmul
 from trainer.ranks.devices import device_position
@@ -125,7 +124,6 @@ class RankProcess:
         torch._C._set_print_stack_traces_on_fatal_signal(True)
         faulthandler.enable(all_threads=True)
         beacon.start_beacon(rank)  # before DeepSpeed and vLLM bind torch.distributed's functions
-        post_mortem.install_debugger(handled=(CheckpointError,))
         self.rank = rank
         os.environ |= {
             "RANK": str(rank),

@@ -104,7 +104,7 @@ class Asleep:
 def watch_of(head: HeadLauncher, folder: Path) -> JobWatch:
     """The watch over a job, beside a Ray that stands still."""
     ray = argparse.Namespace(temp=folder, env={preemption.FLAG_VARIABLE: str(folder / "notice")})
-    ray.debug_command, ray.stopped = lambda: [], lambda: ""
+    ray.stopped = lambda: ""
     head.ray = ray
     return JobWatch(head, head.others, head.holder, ray, Asleep(folder / "notice"), lambda: [])
 

@@ -105,7 +105,6 @@ def test_a_gpu_that_is_gone_or_stays_slow_is_told_of_once(tmp_path):
             "node": 1,
             "unix_s": 1.0,
             "ranks": {},
-            "paused": {},
             "pieces": 0,
             "bytes_per_s": {},
             "gpus": list(gpus),
@@ -223,14 +222,13 @@ def test_real_ranks_say_where_they_are(tmp_path, monkeypatch):
 
 def test_reading_and_writing_files_is_progress_where_that_is_the_work(tmp_path, monkeypatch):
     monkeypatch.setattr(watchdog, "LOOK_S", 0.0)
-    dog = Watchdog(config(tmp_path, first_s=0.2), attach="ray debug")
+    dog = Watchdog(config(tmp_path, first_s=0.2))
     phases = Phases(tmp_path)
     phases.begin(1, 9)
     busy = {
         "node": 1,
         "unix_s": 1.0,
         "ranks": {},
-        "paused": {},
         "pieces": 0,
         "bytes_per_s": {"files": 50_000_000},
     }
@@ -291,23 +289,6 @@ def test_nccl_s_flight_recorder_is_asked_for_and_lies_beside_the_stacks(tmp_path
     )
     assert (folder / "nccl_trace_1").read_bytes() == recorded and len(traces[1]) < len(recorded) / 4
     assert sorted(p.name for p in folder.iterdir()) == ["nccl_trace_1", "rank-0.txt", "rank-1.txt"]
-
-
-def test_a_rank_that_waits_for_a_debugger_is_told_of_once(tmp_path, monkeypatch):
-    monkeypatch.setenv(beacon.FOLDER_VARIABLE, str(tmp_path))
-    mine = tmp_path / f"rank-3-{os.getpid()}.beacon"
-    mine.write_bytes(beacon.beacon_record(pieces=0))
-    monitor, dog = NodeMonitor(2, tmp_path, tmp_path), Watchdog(config(tmp_path), attach="ray debug")
-    assert dog.look(monitor.sample()) == []
-    beacon.note_pause("ValueError: row 7 is broken")
-    line = (
-        "rank 3 on node 2 has raised ValueError: row 7 is broken and waits for a debugger; on node 2: ray"
-        " debug"
-    )
-    assert [dog.look(monitor.sample()), dog.look(monitor.sample())] == [[line], []]
-    beacon.note_pause("")
-    mine.write_bytes(beacon.beacon_record(pieces=5))
-    assert monitor.sample()["paused"] == {} and monitor.sample()["pieces"] == 5
 
 
 # --- a real job of two ranks ----------------------------------------------------------------------------

@@ -63,7 +63,7 @@ class JobWatch:
         self.run_dir = launcher.config.run.dir
         self.beacons = launcher.beacons(ray)
         self.log = JobLog(job.log, Path(self.run_dir), show=not sys.stdout.isatty())
-        self.dog = watchdog.Watchdog(launcher.config, ray.debug_command())
+        self.dog = watchdog.Watchdog(launcher.config)
         self.monitor = NodeMonitor(0, self.run_dir, self.beacons)
         self.memory_kills = last_words.memory_kills()
         self.told_to_stop = False
@@ -222,8 +222,7 @@ class JobWatch:
             raise LaunchEnded(signals.code, STOPPED)
 
     def _hung(self, why: str) -> None:
-        """Writes all ranks' stacks, names the rank at fault. Raises Ended unless told to warn, or a rank
-        waits."""
+        """Writes all ranks' stacks, names the rank at fault. Raises Ended unless told to warn."""
         self.others.tell({"kind": "dump"})
         ranks = [watchdog.HangingRank(**one) for one in watchdog.dump_stacks(self.beacons, 0)]
         waiting = set(self.others.ranks)
@@ -235,7 +234,7 @@ class JobWatch:
                     ranks += [watchdog.HangingRank(**one) for one in message["ranks"]]
             time.sleep(POLL_S)
         text = watchdog.report_hang(self.beacons, ranks, why, self.run_dir)
-        if self.launcher.config.watch.on_hang == "end" and not any(rank.paused for rank in ranks):
+        if self.launcher.config.watch.on_hang == "end":
             raise LaunchEnded(EXIT_NODE_LOST, text, died=True)
         self.launcher.say(f"warning: {text}")
 

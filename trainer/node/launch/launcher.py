@@ -133,7 +133,7 @@ class Launcher(ABC):
         ray = RayNode(address=address, ports=ports, cpus=cpus, gpus=gpus, env=self.env, token=token)
         # The launcher passes a notice to its node's ranks through this file.
         ray.env[preempt.FLAG_VARIABLE] = str(ray.temp / "notice")
-        ray.env |= watchdog.watchdog_variables(self.beacons(ray), self.config.watch.post_mortem)
+        ray.env |= watchdog.watchdog_variables(self.beacons(ray))
         ray.env[hub.NODE_VARIABLE] = str(self.node.rank)  # the ranks read what is downloaded here
         self.ray = ray
         self.fetch_model()

@@ -312,15 +312,6 @@ class RayNode:
         if not keep_logs:
             shutil.rmtree(self.temp, ignore_errors=True)
 
-    def debug_command(self) -> str:
-        """The command that attaches a debugger to a rank. It runs on the rank's own node, where the folder of
-        the token has another name."""
-        token = f"$(ls -t {self.temp.parent}/spotrl-*/token | head -1)"
-        ray = Path(sys.executable).with_name("ray")
-        address = f"{self.address}:{self.ports.gcs}"
-        env = f"RAY_DEBUG=legacy RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH={token}"
-        return f"{env} {ray} debug --address {address}"
-
     # --- the job, on the head ---------------------------------------------------------------------------
 
     @property

@@ -21,7 +21,6 @@ from typing import Any
 from trainer.config import RunConfig
 from trainer.config.run_folder import LaneProgress, lane_progress, read_progress
 from trainer.observe import beacon
-from trainer.observe import post_mortem as debugger
 from trainer.observe.history import SLOWED, read_history
 from trainer.observe.node_monitor import Stragglers
 from trainer.system import processes
@@ -73,8 +72,6 @@ class HangingRank:
     state: str
     """As in /proc: R, S, D, T; empty where the process is gone."""
     stacks: str
-    paused: str = ""
-    """The exception for which it waits for a debugger (docs/failures.md)."""
     trace: str = ""
     """NCCL's flight recorder: its file, compressed, in base64."""
 
@@ -87,9 +84,8 @@ class HangingRank:
 class Watchdog:
     """Reads the run's progress file and the nodes' samples; part of the head's launcher."""
 
-    def __init__(self, config: RunConfig, attach: str = "") -> None:
-        """attach: the command that attaches a debugger to a rank, on the rank's own node."""
-        self.config, self.attach = config, attach
+    def __init__(self, config: RunConfig) -> None:
+        self.config = config
         self._looked = 0.0
         self._born = time.time()
         self._offset = time.time() - time.monotonic()
@@ -98,7 +94,6 @@ class Watchdog:
         self._worked = 0.0
         self._moved = 0.0
         self._stragglers = Stragglers()
-        self._paused: set[tuple[str, str]] = set()
         self._gpus = dict[int, int]()
         self._hot = dict[tuple[int, int], int]()
         self._waited = dict[str, float]()
@@ -107,31 +102,19 @@ class Watchdog:
         """When a person was last told of a node's wait for a server; 0: not yet."""
 
     def look(self, sample: Mapping[str, Any]) -> list[str]:
-        """Takes in a node's sample; returns what is new in it, as lines: ranks that straggle or wait for a
-        debugger, GPUs that are slowed down or gone."""
+        """Takes in a node's sample; returns what is new in it, as lines: ranks that straggle, GPUs that are
+        slowed down or gone."""
         if sample["bytes_per_s"].get("files", 0) >= MOVES:
             self._moved = time.time()
         if sample["pieces"] != self._pieces.get(sample["node"], 0):
             self._pieces[sample["node"]] = sample["pieces"]
             self._worked = time.time()
-        new = []
-        for one in sample["paused"].items():
-            if one not in self._paused:
-                new.append(one)
         for wait in sample.get("waits", ()):
             self._waited[wait["kind"]] = time.time()
 
-        self._paused.update(new)
-        where = f"on node {sample['node']}"
         warning = self._stragglers.look(sample)
-        lines = []
-        for r, why in new:
-            lines.append(
-                f"rank {r} {where} has raised {why} and waits for a debugger; {where}: {self.attach}"
-            )
-
-        lines += self._of_servers(sample)
-        return lines + [f"warning: {text}" for text in (warning, *self._of_gpus(sample)) if text]
+        warnings = filter(None, (warning, *self._of_gpus(sample)))
+        return [*self._of_servers(sample), *(f"warning: {text}" for text in warnings)]
 
     def _of_servers(self, sample: Mapping[str, Any]) -> Iterator[str]:
         """Which servers a node waits for, once in a while, and which have answered since."""
@@ -235,11 +218,10 @@ class Watchdog:
         return max(watch.floor_s, fleet_s, watch.factor * statistics.median(times[-STEPS:]))
 
 
-def watchdog_variables(folder: Path, post_mortem: bool = False) -> dict[str, str]:
-    """Environment variables that let the ranks report where they are, and wait for a debugger where asked
-    to."""
+def watchdog_variables(folder: Path) -> dict[str, str]:
+    """Environment variables that let the ranks report where they are."""
     folder.mkdir(exist_ok=True)
-    return (debugger.debugger_variables() if post_mortem else {}) | {
+    return {
         FOLDER_VARIABLE: str(folder),
         "TORCH_FR_BUFFER_SIZE": "2000",
         "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": str(folder / "nccl_pipe_"),
@@ -275,7 +257,6 @@ def dump_stacks(folder: Path, node: int) -> list[dict[str, Any]]:
                     b.name,
                     processes.process_state(b.pid),
                     stacks[b.rank].read_text(),
-                    beacon.read_pause(folder, b),
                     traces.get(b.rank, ""),
                 )
             )
