@@ -112,15 +112,15 @@ def show_fleet_plan(
     found = fleet_cost.compare_fleets(recipe, prices.sky_catalogs(), [target] if target else None)
     if not (found.colocated or found.fleets):
         raise ConfigError("no price is known of machines that this recipe fits")
-    plan = fleet_screen.fleet_plan(recipe, found, most)
+    facts = fleet_screen.fleet_facts(recipe, found, most)
     match form:
         case "json":
-            print(json.dumps(asdict(plan.facts), indent=2))
+            print(json.dumps(asdict(facts), indent=2))
         case "screen":
-            fleet_screen.show_fleets(plan, tables.narrow_console(), name, overrides)
+            fleet_screen.show_fleets(facts, tables.narrow_console(), name, overrides)
         case "all":
-            fleet_screen.show_fleets(plan, tables.wide_console(), name, overrides, whole=True)
-    ends_well = plan.facts.taken is not None if deadline or budget_usd else plan.facts.gain
+            fleet_screen.show_fleets(facts, tables.wide_console(), name, overrides, whole=True)
+    ends_well = facts.taken is not None if deadline or budget_usd else facts.gain
     return 0 if ends_well else 2
 
 

