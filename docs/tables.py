@@ -33,6 +33,14 @@ from trainer.system import exit_codes  # noqa: E402
 
 COMMAND = "python docs/tables.py"
 RECIPE_SECTIONS = ("cluster", "sample", "storage", "budget", "site")
+SET_FIRST = (
+    *("model.path", "data.source", "run.max_steps", "run.seed"),
+    *("rollout.prompts_per_step", "rollout.samples_per_prompt", "rollout.max_tokens"),
+    *("rollout.tensor_parallel", "algorithm.kl_coef", "algorithm.samples_per_update"),
+    *("optimizer.learning_rate", "lora.rank", "sft.batch_size", "sft.epochs", "rewards.functions"),
+    *("cluster.nodes", "cluster.gpus_per_node", "cluster.gpu", "storage.bucket", "budget.max_hours"),
+)
+"""The twenty options that people set."""
 OF_A_COMMAND = ("argument or option", "what it is")
 
 
@@ -98,6 +106,14 @@ def options(whole: type, only: tuple[str, ...] = ()) -> str:
     head = ("option", "default (limits)", "meaning")
     parts = [f"### {name}\n\n{table(head, options_of(name, kind))}" for name, kind in sections(whole, only)]
     return "\n\n".join(parts)
+
+
+def first_options() -> str:
+    """The options that people set, in one table."""
+    rows = {}
+    for name, kind in (*sections(config.RunConfig), *sections(spec.Recipe, RECIPE_SECTIONS)):
+        rows |= {row[0].strip("`"): row for row in options_of(name, kind)}
+    return table(("option", "default (limits)", "meaning"), [rows[name] for name in SET_FIRST])
 
 
 def codes() -> str:
@@ -197,6 +213,7 @@ def machine_checks() -> str:
 
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "reference.md": {
+        "first": first_options,
         "run": lambda: options(config.RunConfig),
         "recipe": lambda: options(spec.Recipe, RECIPE_SECTIONS),
     },

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import click
+from click.shell_completion import shell_complete
 
-from recipes.commands import completion
-from recipes.commands.main_commands import launch
+from recipes.commands.main_commands import COMPLETE, launch
 from trainer.system.errors import OF_THE_DISK, ConfigError
 from trainer.system.exit_codes import EXIT_CONFIG, EXIT_INTERRUPTED, EXIT_STORAGE
 
@@ -18,9 +18,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def main(arguments: list[str]) -> int:
     """Runs one command and returns the exit code. Configuration errors are one line and exit 2."""
-    if completion.LINE in os.environ:
+    if asked := os.environ.pop(COMPLETE, ""):  # by the shell, for a line
         os.chdir(ROOT)
-        return completion.print_candidates(launch)
+        return shell_complete(launch, {}, "spotrl", COMPLETE, asked)
     if not arguments:
         click.echo(launch.get_help(click.Context(launch, info_name="launch.py")), err=True)
         return EXIT_CONFIG
@@ -44,3 +44,8 @@ def main(arguments: list[str]) -> int:
         return EXIT_STORAGE
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+
+
+def run() -> None:
+    """The command `spotrl` of an installation."""
+    sys.exit(main(sys.argv[1:]))

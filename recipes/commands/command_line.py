@@ -19,12 +19,10 @@ from trainer.system.errors import ConfigError
 
 WORKER = "rollout-worker"
 """What the command line calls one machine that samples for a run: a view of that run's recipe."""
-PANELS = ("decide", "run", "look", "after", "cluster", "data and this checkout")
+LATER = "after the first week"
+PANELS = ("decide", "run", "look", "after", LATER)
 """Panels of the commands, in the order of `--help`."""
-EXAMPLES = (
-    "demo        # the whole pipeline on this machine, without a GPU",
-    "up grpo-qwen2.5-vl-7b-mathv60k --target skypilot-runpod --bucket s3://mine",
-)
+EXAMPLES = ("up grpo-qwen2.5-vl-7b-mathv60k --target skypilot-runpod --bucket s3://mine",)
 MOST_COLUMNS = 100
 Rows = list[tuple[str, str]]
 
@@ -170,7 +168,10 @@ class Group(click.Group):
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
 def launch() -> None:
-    """SpotRL: recipes for post-training vision-language models, and where to run them."""
+    """SpotRL: recipes for post-training vision-language models, and where to run them.
+
+    `up` starts any recipe of `list` (`up gpu-check`), and `evaluate` scores one; `demo`, `preflight` and
+    `serve` start the recipe of their name."""
 
 
 def _paragraphs(text: str) -> list[str]:

@@ -10,6 +10,7 @@ import click
 from recipes.commands.command_line import (
     DRY_RUN,
     FILE,
+    LATER,
     ONE_RUN,
     RUN,
     RUN_OR_FOLDER,
@@ -111,7 +112,7 @@ def pull_run(run: str, bucket: str, weights: bool) -> int:
 
 @launch.command(
     "alert",
-    panel="look",
+    panel=LATER,
     examples=('RUN --command \'mail -s "$RUN_ID $ALERT" me@example.org <<< "$ALERT_TEXT"\'',),
 )
 @RUN
@@ -133,7 +134,7 @@ def alert_on_run(run: str, bucket: str, webhook: str, shell: str, every: float, 
     return alerts.watch_run(run, bucket, webhook, shell, every, once)
 
 
-@launch.command("profile", panel="look")
+@launch.command("profile", panel=LATER)
 @RUN
 @STORED
 @click.option("--fetch", is_flag=True, help="fetch the profiles that it has taken")
@@ -146,7 +147,7 @@ def profile_run(run: str, bucket: str, fetch: bool) -> int:
     return run_view.profile_run(run, bucket, fetch)
 
 
-@launch.command("dashboard", panel="look")
+@launch.command("dashboard", panel=LATER)
 @RUN
 @STORED
 @TRUST
@@ -159,7 +160,7 @@ def open_dashboard(run: str, bucket: str, trust: bool, dry_run: bool) -> int:
     return dashboard.open_tunnel(run, dry_run)
 
 
-@launch.command("bundle", panel="look", examples=("RUN",))
+@launch.command("bundle", panel=LATER, examples=("RUN",))
 @ONE_RUN
 @STORED
 @click.option("--out", type=FILE, metavar="FILE", help="file to write; default: runs/RUN/RUN-bundle.tar.gz")

@@ -6,6 +6,7 @@ returns the exit code. Those that look at runs are in recipes/commands/look_comm
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from recipes.commands.command_line import (
     DRY_RUN,
     FILE,
     FLEET,
+    LATER,
     LAUNCH,
     ONE_RUN,
     RECIPE,
@@ -33,11 +35,13 @@ from recipes.commands.command_line import (
     PassedOn,
     files_from_here,
 )
-from recipes.commands.completion import SCRIPTS, NameType, recipe_names, run_ids
+from recipes.commands.completion import NameType, recipe_names, run_ids
 from recipes.commands.look_commands import launch
 
 BIG, MIDDLE = "grpo-qwen2.5-vl-72b-mathv60k", "grpo-qwen2.5-vl-7b-mathv60k"
 """Recipes of the examples."""
+COMPLETE = "_SPOTRL_COMPLETE"
+"""The variable by which a shell asks for completions."""
 
 
 @launch.command("list", panel="decide")
@@ -316,7 +320,7 @@ def publish_run(run: str, bucket: str, to: str, scores: str, **given: bool) -> i
     return run_view.publish_run(run, bucket, to, scores, flags)
 
 
-@launch.command("reproduce", panel="after", examples=("runs/demo-x/manifest.json",))
+@launch.command("reproduce", panel=LATER, examples=("runs/demo-x/manifest.json",))
 @TARGET
 @RECORDED
 @TAKEOVER
@@ -342,7 +346,7 @@ def reproduce_run(
     return reproduce.reproduce(Path(manifest), run_id, target, bucket, hosts, dry_run, trust)
 
 
-@launch.command("preflight", panel="cluster", examples=("--target ssh --hosts 10.0.0.1,10.0.0.2",))
+@launch.command("preflight", panel="run", examples=("--target ssh --hosts 10.0.0.1,10.0.0.2",))
 @LAUNCH
 def check_cluster(target: str | None, **given: Any) -> int:
     """Check every node, and a collective between all of them."""
@@ -351,7 +355,7 @@ def check_cluster(target: str | None, **given: Any) -> int:
     return launch_requests.start_run(launch_requests.launch_request("preflight", target, **given))
 
 
-@launch.command("scaling", panel="cluster", examples=("sft-qwen2.5-72b-full --target slurm --nodes 4,8,16",))
+@launch.command("scaling", panel=LATER, examples=("sft-qwen2.5-72b-full --target slurm --nodes 4,8,16",))
 @RECIPE
 @LAUNCH
 @click.option("--nodes", default="1,2,4,8", metavar="N,...", show_default=True, help="numbers of nodes")
@@ -367,7 +371,7 @@ def measure_scaling(recipe: str, target: str | None, nodes: str, steps: int, **g
 
 @launch.command(
     "config",
-    panel="cluster",
+    panel=LATER,
     examples=("sft-qwen2.5-7b-lora --set cluster.nodes=2 --set checkpoint.shared_files=true --out run.yaml",),
 )
 @RECIPE
@@ -384,7 +388,7 @@ def write_torchrun_config(recipe: str, overrides: list[str], run_id: str, bucket
     return torchrun_config.write_config_file(recipe, overrides, bucket, run_id, Path(out))
 
 
-@launch.command("image", panel="cluster", examples=("--push registry.example.org/me/spotrl",))
+@launch.command("image", panel=LATER, examples=("--push registry.example.org/me/spotrl",))
 @click.option(
     "--push",
     required=True,
@@ -401,13 +405,13 @@ def push_image(push: str, dry_run: bool) -> int:
     return image_build.push_image(push, dry_run)
 
 
-@launch.command("data", panel="data and this checkout", cls=PassedOn, files=True)
+@launch.command("data", panel="decide", cls=PassedOn, files=True)
 def prepare_data(arguments: list[str]) -> int:
     """Prepare, preview, verify and compare datasets."""
     return training_environment.prepare_data(arguments)
 
 
-@launch.command("test", panel="data and this checkout", cls=PassedOn)
+@launch.command("test", panel=LATER, cls=PassedOn)
 def run_tests(arguments: list[str]) -> int:
     """Run the tests; --fast: those without engine.
 
@@ -415,11 +419,15 @@ def run_tests(arguments: list[str]) -> int:
     return training_environment.run_tests(arguments)
 
 
-@launch.command("completion", panel="data and this checkout", examples=("bash >> ~/.bashrc",))
-@click.argument("shell", cls=Argument, type=click.Choice(tuple(SCRIPTS)), help="bash, zsh or fish")
+@launch.command("completion", panel=LATER, examples=("bash >> ~/.bashrc",))
+@click.argument("shell", cls=Argument, type=click.Choice(("bash", "zsh", "fish")), help="bash, zsh or fish")
 def print_completion(shell: str) -> int:
     """Print what completes commands, recipes, runs and options.
 
-    It works for `python3 launch.py` and for `./launch.py`."""
-    print(SCRIPTS[shell], end="")
+    For `spotrl`, or for `./launch.py` where that is what printed it."""
+    from click.shell_completion import get_completion_class
+
+    complete = get_completion_class(shell)
+    assert complete
+    print(complete(launch, {}, Path(sys.argv[0]).name, COMPLETE).source())
     return 0
