@@ -14,9 +14,9 @@ from tests.fleet.test_dispatch import head as head
 from tests.fleet.test_verify import UNIT, good
 from tests.fleet.test_worker_ends import Run, sampled
 from trainer.checkpoint.attempt import Attempt
-from trainer.fleet import announcement
-from trainer.fleet.admission import AdmissionTest
+from trainer.fleet import head_thread
 from trainer.fleet.dispatch import NoWorkers
+from trainer.fleet.head import AdmissionTest
 from trainer.fleet.heartbeat import read_heartbeat
 from trainer.fleet.objects import samples_key
 from trainer.fleet.scheduler import GivenUnit
@@ -150,7 +150,7 @@ def test_samples_of_a_worker_that_is_not_admitted_train_nothing(head, tmp_path):
 def test_who_is_turned_away_while_the_store_is_away_is_told_by_the_next_word_of_the_head(
     head, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(announcement, "HEARTBEAT_S", 0.05)
+    monkeypatch.setattr(head_thread, "HEARTBEAT_S", 0.05)
     one = head()
     one.probe_with(PROBE)
     worker = PlayedWorker(tmp_path, "w0")

@@ -14,7 +14,7 @@ import pytest
 from tests.fleet.jobs import about_run
 from tests.fleet.test_verify import EXPECTED, UNIT, good
 from trainer.checkpoint.attempt import AttemptFenced, Attempts
-from trainer.fleet import announcement, dispatch, roster
+from trainer.fleet import dispatch, head_thread, roster
 from trainer.fleet.dispatch import Dispatcher, NoWorkers, UnitRefused
 from trainer.fleet.heartbeat import WorkerHeartbeat
 from trainer.fleet.objects import Objects, about_key, mail_key, samples_key, worker_key
@@ -293,7 +293,7 @@ def test_strangers_among_the_workers_are_counted_and_not_asked(head, tmp_path):
 
 def test_an_attempt_that_was_replaced_is_left_by_its_workers_and_ends(head, tmp_path, monkeypatch):
     """The old head goes on: it may neither announce nor mail, and nobody looks at it."""
-    monkeypatch.setattr(announcement, "HEARTBEAT_S", 0.05)
+    monkeypatch.setattr(head_thread, "HEARTBEAT_S", 0.05)
     old = head()
     worker = PlayedWorker(tmp_path, "w0")
     worker.join(old.attempt.name)

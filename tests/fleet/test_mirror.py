@@ -24,7 +24,7 @@ from trainer.fleet.objects import (
     version_key,
     version_of,
 )
-from trainer.fleet.version_publisher import VersionPublisher
+from trainer.fleet.publish import VersionPublisher
 from trainer.storage.seal import KEY_VARIABLE, ForgedObject, Seal
 from trainer.storage.storage import Storage
 

@@ -19,10 +19,9 @@ from tests.fleet.test_verify import UNIT, good
 from trainer.checkpoint.attempt import AttemptFenced, Attempts
 from trainer.fleet.fleet_records import IDLE, SAMPLING, HeadRecord
 from trainer.fleet.objects import head_key, patch_key, samples_key
-from trainer.fleet.publish import PublisherPart
+from trainer.fleet.publish import PublisherPart, VersionPublisher
 from trainer.fleet.scheduler import GivenUnit
 from trainer.fleet.units import pack_samples
-from trainer.fleet.version_publisher import VersionPublisher
 from trainer.fleet.worker import Sender
 from trainer.storage.seal import KEY_VARIABLE
 from trainer.storage.storage import Storage

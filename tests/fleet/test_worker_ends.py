@@ -21,7 +21,7 @@ from tests.fleet.jobs import about_run
 from tests.fleet.test_verify import EXPECTED, UNIT, good
 from trainer.checkpoint.attempt import Attempts
 from trainer.config import ConfigError
-from trainer.fleet import announcement, heartbeat, roster, run_follower, worker
+from trainer.fleet import head_thread, heartbeat, roster, run_follower, worker
 from trainer.fleet.dispatch import Dispatcher
 from trainer.fleet.engine_worker import check_layout
 from trainer.fleet.objects import Objects, about_key, head_key
@@ -63,7 +63,7 @@ class Run:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, name: str = "w0") -> None:
         monkeypatch.setenv("SPOTRL_FLEET_KEY", KEY)
         monkeypatch.setattr(roster, "LIST_S", 0.02)
-        monkeypatch.setattr(announcement, "HEARTBEAT_S", 0.1)
+        monkeypatch.setattr(head_thread, "HEARTBEAT_S", 0.1)
         monkeypatch.setattr(run_follower, "NEWER_S", 0.05)
         self.root = str(folder / "run")
         seal = Seal("run", KEY.encode())

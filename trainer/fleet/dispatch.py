@@ -14,19 +14,48 @@ from typing import Any
 from trainer.algorithm.traces import Trace
 from trainer.checkpoint.attempt import Attempt
 from trainer.fleet import objects as keys
-from trainer.fleet.announcement import HeadAnnouncement
 from trainer.fleet.fleet_records import NOT_READY, SAMPLING, HeartbeatRecord, Mail, MailedUnit, RefusedUnit
-from trainer.fleet.head_thread import HeadThread
+from trainer.fleet.head_thread import HeadAnnouncement, HeadThread, StoreRequests
 from trainer.fleet.heartbeat import HEARTBEAT_S
 from trainer.fleet.objects import Objects
 from trainer.fleet.probes import Probes
 from trainer.fleet.roster import FleetCounts, Roster
-from trainer.fleet.sample_intake import Received, RefusedSamples, SampleIntake, SentUnit
+from trainer.fleet.sample_intake import (
+    NOT_FINITE,
+    AskedUnit,
+    Received,
+    RefusedSamples,
+    SampleIntake,
+    SentUnit,
+)
 from trainer.fleet.scheduler import GivenUnit, Scheduler
-from trainer.fleet.store_requests import StoreRequests
-from trainer.fleet.unit_results import UnitResults
 from trainer.fleet.units import RolloutUnit
-from trainer.fleet.verify import NOT_FINITE, AskedUnit
+
+
+class UnitResults:
+    """Every unit from when it is added until its samples are taken."""
+
+    def __init__(self) -> None:
+        self.units: dict[str, RolloutUnit] = {}
+        self.samples: dict[str, list[Trace]] = {}
+        """What was sampled of the units that are finished."""
+        self.refusals: dict[str, list[str]] = {}
+        """Workers whose samples of a unit were refused, one for each time."""
+
+    def keep(self, unit: str, traces: list[Trace]) -> None:
+        """Keeps the samples of a unit until they are taken."""
+        self.refusals.pop(unit, None)
+        self.samples[unit] = traces
+
+    def count_refusal(self, unit: str, worker: str) -> None:
+        """Takes note that a worker's samples of a unit were refused."""
+        self.refusals.setdefault(unit, []).append(worker)
+
+    def take(self, unit: str) -> list[Trace]:
+        """Forgets a unit; returns its samples."""
+        self.units.pop(unit)
+        return self.samples.pop(unit)
+
 
 POLL_S = 1.0
 MOST_REFUSALS = 2

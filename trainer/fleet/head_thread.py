@@ -1,11 +1,20 @@
-"""The head's thread: a round a second, and patience with a store that is away."""
+"""What works for a head beside the trainer's own thread: its rounds, with patience for a store that is away;
+what it says of itself in the bucket; and requests to the store that are made side by side."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from typing import Any
 
+from msgspec import structs
+
+from trainer.checkpoint.attempt import Attempt
+from trainer.fleet.fleet_records import HeadRecord
+from trainer.fleet.heartbeat import HEARTBEAT_S
+from trainer.fleet.objects import Objects, head_key
 from trainer.system.errors import StorageError, StoreRefused
 
 
@@ -84,3 +93,96 @@ class HeadThread:
                 self._say(f"{error}; workers go on with what they have")
             except Exception as error:
                 return self.fail(error)
+
+
+class HeadAnnouncement:
+    """`head/ATTEMPT.json`. Any thread may change it; one thread writes it, when it is new and from time to
+    time."""
+
+    def __init__(self, objects: Objects, attempt: Attempt, pool: Executor) -> None:
+        self._objects, self._attempt = objects, attempt
+        self._pool = pool
+        self._lock = threading.Lock()
+        self.newest = HeadRecord(attempt=attempt.name)
+        self.written: HeadRecord | None = None
+        """What lies in the bucket, but for its serial."""
+        self._before: dict[str, Any] = {}
+        """Objects that are written before the newest record."""
+        self._serial = 0
+        self._written_at = -HEARTBEAT_S
+
+    def change(self, before: Mapping[str, Any] | None = None, **fields: Any) -> None:
+        """Changes fields of the record. before: objects that must be in the bucket by then, by key."""
+        with self._lock:
+            self._before |= before or {}
+            self.newest = structs.replace(self.newest, **fields)
+
+    def turn_away(self, worker: str, why: str) -> None:
+        """Tells a worker to end."""
+        with self._lock:
+            turned_away = self.newest.turned_away | {worker: why}
+            self.newest = structs.replace(self.newest, turned_away=turned_away)
+
+    def write_if_due(self) -> None:
+        """Writes what is new, and that the head lives. Raises Fenced, StorageError."""
+        with self._lock:
+            newest, before = self.newest, dict(self._before)
+        if newest is self.written and time.monotonic() - self._written_at < HEARTBEAT_S:
+            return
+        self._attempt.check()
+        list(self._pool.map(self._objects.put_record, before.keys(), before.values()))
+        self._serial += 1
+        record = structs.replace(newest, serial=self._serial)
+        self._objects.put_record(head_key(self._attempt.name), record)
+        self.written, self._written_at = newest, time.monotonic()
+        with self._lock:
+            self._before = {key: value for key, value in self._before.items() if key not in before}
+
+
+PARALLEL = 32
+"""Requests that are made at a time."""
+DELETING = 4
+"""Objects that are deleted at a time, beside all else."""
+
+
+class StoreRequests:
+    """The head's threads for requests."""
+
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
+        self.pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix="fleet")
+        self._arriving = ThreadPoolExecutor(1, thread_name_prefix="fleet-patches")
+        self._deleting = ThreadPoolExecutor(DELETING, thread_name_prefix="fleet-delete")
+
+    def delete(self, names: Iterable[str]) -> None:
+        """Deletes objects, and returns at once. One that the store keeps is deleted by the next attempt."""
+        for name in names:
+            self._deleting.submit(self._objects.storage.delete, [name])
+
+    def when_all_are_there(
+        self,
+        names: Sequence[str],
+        stop: threading.Event,
+        then: Callable[[], None],
+        fail: Callable[[Exception], None],
+    ) -> None:
+        """Calls `then` once the bucket has all these objects, in the order of these calls; returns at once.
+        fail: is called with what waiting or `then` raised."""
+
+        def wait() -> None:
+            try:
+                if self._objects.wait_for(names, self.pool, stop):
+                    then()
+            except Exception as error:
+                fail(error)
+
+        self._arriving.submit(wait)
+
+    def stop_waiting(self) -> None:
+        """Ends what waits for objects, which `stop` of each has ended."""
+        self._arriving.shutdown(cancel_futures=True)
+
+    def close(self, finish_deleting: bool) -> None:
+        """Ends the threads."""
+        self._deleting.shutdown(cancel_futures=not finish_deleting)
+        self.pool.shutdown()

@@ -1,23 +1,36 @@
-"""A rank's part in publishing weights: what changed of its own ZeRO-3 shard, without a gather."""
+"""Versions of the weights as workers find them: what an attempt begins with, and a patch of every rank for
+each version, which is what changed of its own ZeRO-3 shard, without a gather."""
 
 from __future__ import annotations
 
 import hashlib
 import threading
+import time
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from trainer.checkpoint import history
 from trainer.checkpoint.attempt import Attempt, Attempts
+from trainer.checkpoint.layout import remote_url
+from trainer.checkpoint.manager import Checkpoints
+from trainer.checkpoint.manifest import code_fingerprint, manifests_there
+from trainer.config import ConfigError, RunConfig, to_dict
 from trainer.config.run_store import RunStore
+from trainer.fleet import objects as keys
 from trainer.fleet import patch
-from trainer.fleet.fleet_records import RankPatch
+from trainer.fleet.dispatch import Dispatcher
+from trainer.fleet.fleet_records import AboutRun, Anchor, Layout, RankPatch, WeightVersion
 from trainer.fleet.mirror import weights_digest
-from trainer.fleet.objects import patch_key
+from trainer.fleet.objects import first_lineage, next_lineage, patch_key
+from trainer.fleet.same_software import sampling_packages
 from trainer.learning.learner_part import LearnerPart
 from trainer.ranks.process import RankProcess
+from trainer.ranks.ranks import Ranks
 from trainer.storage.storage import Storage
+from trainer.system.errors import StorageError
 
 
 @dataclass(frozen=True)
@@ -109,3 +122,158 @@ def _on_host(values: Tensor) -> Tensor:
     """A copy in host memory, page-locked where it comes from a GPU."""
     host = torch.empty(values.shape, dtype=values.dtype, pin_memory=values.device.type == "cuda")
     return host.copy_(values)
+
+
+DIGEST_EVERY = 20
+"""Versions between two whose content is hashed, for mirrors to compare."""
+SMALL_BYTES = 256 << 20
+"""Shards up to this size are hashed at every version."""
+MOST_FP32_BYTES = 1 << 30
+"""Largest shard of fp32 weights: their patches are as large as they are."""
+KEPT_ANCHORS = 2
+"""Newest checkpoints that a worker may begin with; older versions are deleted."""
+
+
+class VersionPublisher:
+    """Publishes the versions of one attempt."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        ranks: Ranks,
+        attempt: Attempt,
+        checkpoints: Checkpoints,
+        dispatcher: Dispatcher,
+        data_fingerprint: str,
+    ) -> None:
+        """checkpoints: the run's, with which workers may begin."""
+        self.config, self.ranks = config, ranks
+        self.attempt, self.dispatcher = attempt, dispatcher
+        self._checkpoints = checkpoints
+        self._data_fingerprint = data_fingerprint
+        self.version: int | None = None
+        """The newest version; None before the first."""
+        self.lineages: dict[int, str] = {}
+        """What every version of this attempt is, by content."""
+        self.patch_bytes = 0
+        """Bytes of the newest version's patches, of all ranks together."""
+        self._shard_bytes = 0
+        self._anchors: list[Anchor] = []
+        self._keys: list[str] = []
+        """Manifests and patches that are in the bucket, of this attempt and of older ones."""
+        self._all_sent = True
+        """Whether every rank has sent its part of the newest version."""
+
+    def open(self, number: int) -> None:
+        """Begins the attempt with the pretrained model, or with the checkpoint that it resumed from."""
+        shards = self.ranks.all(PublisherPart.open)
+        self._shard_bytes = max(shard.nbytes for shard in shards)
+        if self.config.model.dtype == "fp32" and self._shard_bytes > MOST_FP32_BYTES:
+            raise ConfigError(
+                "fleet.workers: fp32 weights change in every element, so a version would be as large as the"
+                " model: set model.dtype to bf16"
+            )
+        self._begin(number, [shard.layout for shard in shards], [shard.digest for shard in shards])
+
+    def open_pretrained(self) -> None:
+        """Begins the attempt with the pretrained model, which no rank holds: workers have its files."""
+        self._begin(0, [], [])
+
+    def _begin(self, number: int, layout: Layout, digests: list[str]) -> None:
+        """Tells workers what they begin with. layout, digests: of each rank's shard."""
+        kind: Literal["model", "checkpoint"] = "checkpoint" if number else "model"
+        lineage = first_lineage(kind, number, digests)
+        self.version, self.lineages = number, {number: lineage}
+        self._anchors = [Anchor(kind, number, lineage, self._checkpoint_attempt(number) if number else "")]
+        about = AboutRun(
+            attempt=self.attempt.name,
+            config=to_dict(self.config),
+            code=code_fingerprint(),
+            packages=sampling_packages(),
+            data=self._data_fingerprint,
+            layout=layout,
+        )
+        self.dispatcher.objects.put_record(keys.about_key(self.attempt.name), about)
+        outdated = self._left_by_older_attempts(number)
+        self.dispatcher.announce(**self._newest())
+        self.dispatcher.delete(outdated)
+
+    def _checkpoint_attempt(self, step: int) -> str:
+        """The attempt that wrote the checkpoint of a step. Waits until the bucket has it. Raises StorageError
+        where it does not get there."""
+        while self._checkpoints.busy and self._checkpoints.progress.stored < step:
+            time.sleep(0.1)
+        counts = history.history_from_record(self.attempt.record, self.attempt.epoch).counts
+        remote = Storage(remote_url(self.config))
+        manifests, _ = manifests_there(remote, counts, self.dispatcher.objects.seal)
+        if step not in manifests:
+            raise StorageError(
+                f"the run resumes from a checkpoint of step {step} that is on this machine only, and it could"
+                f" not be sent to {remote_url(self.config)}, where rollout workers begin"
+            )
+        return manifests[step].get("attempt", "")
+
+    def _left_by_older_attempts(self, number: int) -> list[str]:
+        """Objects that older attempts have left and nobody needs: this one begins with whole weights, and
+        samples that are needed are in the rollout log. Patches behind its first version stay until nobody may
+        hold what they made: a worker undoes them instead of reading whole weights."""
+        storage = self.dispatcher.objects.storage
+        samples_and_mail = [key for folder in (keys.SAMPLES, keys.MAIL) for key, _ in storage.list(folder)]
+        self._keys = [key for key, _ in storage.list(keys.WEIGHTS)]
+        self.attempt.check()
+        return samples_and_mail + self._drop_keys_to(number)
+
+    def _drop_keys_to(self, number: int) -> list[str]:
+        """Forgets what was published up to a version; returns it."""
+        outdated = [key for key in self._keys if keys.version_of(key) <= number]
+        self._keys = [key for key in self._keys if keys.version_of(key) > number]
+        return outdated
+
+    def publish(self, number: int) -> None:
+        """Publishes a version: every rank begins to send what changed of its shard since the version before.
+        Raises what kept a rank from sending that one."""
+        assert self.version is not None
+        parent, parent_lineage = self.version, self.lineages[self.version]
+        with_digest = self._shard_bytes <= SMALL_BYTES or len(self.lineages) % DIGEST_EVERY == 0
+        shards = self.ranks.all(PublisherPart.publish, number, self.attempt.name, with_digest)
+        patches = tuple(shard.patch for shard in shards)
+        digests = tuple(shard.digest for shard in shards) if with_digest else ()
+        lineage = next_lineage(parent_lineage, [patch.sha256 for patch in patches])
+        version = WeightVersion(number, lineage, parent, parent_lineage, patches, digests)
+        self.version = number
+        self.lineages[number] = lineage
+        self.patch_bytes = sum(patch.bytes for patch in patches)
+        self._all_sent = False
+        outdated = self._advance_anchors()
+        manifest = keys.version_key(number, lineage)
+        patch_keys = [patch.key for patch in patches]
+        self._keys += [manifest, *patch_keys]
+        self.dispatcher.publish(patch_keys, {manifest: version}, outdated, **self._newest())
+
+    def _newest(self) -> dict[str, Any]:
+        """The head's word on the newest version."""
+        assert self.version is not None
+        lineage = self.lineages[self.version]
+        return {"version": self.version, "lineage": lineage, "anchors": tuple(self._anchors)}
+
+    def check_sending(self) -> None:
+        """Raises what keeps a rank from sending its part of the newest version, for which the trainer may be
+        about to wait."""
+        if not self._all_sent:
+            self._all_sent = all(self.ranks.all(PublisherPart.has_sent))
+
+    def _advance_anchors(self) -> list[str]:
+        """Lets workers begin with a new checkpoint, too; returns the objects of versions before the oldest
+        that they may begin with."""
+        step = self._checkpoints.progress.stored
+        if step in self.lineages and step != self._anchors[-1].version:
+            self._anchors.append(Anchor("checkpoint", step, self.lineages[step], self.attempt.name))
+        if len(self._anchors) <= KEPT_ANCHORS:
+            return []
+        # no unit needs an older one: a checkpoint is committed after all that older weights had sampled
+        self._anchors = self._anchors[-KEPT_ANCHORS:]
+        return self._drop_keys_to(self._anchors[0].version)
+
+    def published_keys(self) -> list[str]:
+        """Objects that nobody needs once the run is over."""
+        return list(self._keys)

@@ -1,17 +1,206 @@
-"""What workers have sent: fetched side by side, and checked in order."""
+"""What workers have sent: fetched side by side, and checked in order before it may train, by what can be said
+without running the model.
+
+A unit's samples are a function of its seeds. So a refused unit is sampled once more, by another worker
+if there is one; refused again it ends the run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+
+import msgspec
+import numpy as np
 
 from trainer.algorithm.traces import Trace
 from trainer.fleet.objects import Objects
 from trainer.fleet.scheduler import GivenUnit
-from trainer.fleet.units import UNREADABLE, RolloutUnit, unpack_samples
-from trainer.fleet.verify import AskedUnit, samples_refusal
+from trainer.fleet.units import UNREADABLE, RolloutUnit, SampledUnit, unpack_samples
 from trainer.storage.seal import ForgedObject
+
+ROUNDING = 1e-4
+"""Nats above 0 that a log-probability may be by rounding."""
+LEAST_LOGPROB = -1e4
+"""Nats below which no sampled token is."""
+NOT_FINITE = "a log-probability is not finite: its GPU or its weights are broken"
+"""Ends a refusal that is its worker's alone: another worker would send something else."""
+ABOUT_BYTES = 4 << 20
+"""Largest part of a unit's samples that is not in its tokens."""
+TOKEN_BYTES = 32
+"""Most bytes that a token takes in a unit's samples, its experts aside."""
+CERTAIN_TOKENS = 64
+"""Sampled tokens of a unit that cannot all have been certain."""
+
+
+@dataclass(frozen=True)
+class RouterShape:
+    """What a model's routers choose for a token."""
+
+    layers: int
+    experts: int
+    """Experts of a layer."""
+    active: int
+    """Experts of a layer that compute a token."""
+
+
+@dataclass(frozen=True)
+class AskedUnit:
+    """What the head knows of the model and of its rows."""
+
+    vocabulary: int
+    ends: Collection[int]
+    """Token ids at which the engine stops."""
+    banned: Collection[int]
+    """Token ids that are never sampled."""
+    row: Callable[[str, int], tuple[Sequence[int], int]]
+    """(split, row) -> token ids of the row's prompt, and how many images it has."""
+    routers: RouterShape | None = None
+    """None: the model has no experts."""
+
+    def most_bytes(self, unit: RolloutUnit) -> int:
+        """The largest object that holds a unit's samples."""
+        prompts = [len(self.row(unit.split, prompt.row)[0]) for prompt in unit.prompts]
+        routes = 2 * self.routers.layers * self.routers.active if self.routers else 0
+        tokens = int(unit.cost) * (unit.max_tokens + max(prompts, default=0))
+        return ABOUT_BYTES + tokens * (TOKEN_BYTES + routes)
+
+
+def samples_refusal(
+    unit: RolloutUnit, turn: int, worker: str, sampled: SampledUnit, expected: AskedUnit
+) -> str:
+    """Why a unit's samples may not train, as a sentence; empty where they may."""
+    wanted_unit = msgspec.json.decode(msgspec.json.encode(unit))
+    for name, value in wanted_unit.items():
+        if sampled.unit.get(name) != value:
+            return f"it was sampled for another unit: its {name} is {sampled.unit.get(name)!r}, not {value!r}"
+    if sampled.unit.keys() != wanted_unit.keys():
+        return "it was sampled for a unit with other fields: the worker's code is another"
+    if (sampled.turn, sampled.worker) != (turn, worker):
+        return f"it is of turn {sampled.turn} and worker {sampled.worker}, not of {turn} and {worker}"
+
+    rows = {prompt.group: prompt.row for prompt in unit.prompts}
+    wanted = {(group, index) for group in rows for index in range(unit.samples_per_prompt)}
+    sent = [(trace.group, trace.index) for trace in sampled.traces]
+    if len(sent) != len(set(sent)):
+        return "it has a completion twice"
+    if surplus := set(sent) - wanted:
+        return f"it has a completion that was not asked for: group and index {min(surplus)}"
+    if missing := wanted - set(sent):
+        return f"it lacks a completion: group and index {min(missing)}"
+
+    for trace in sampled.traces:
+        why = _trace(unit, rows[trace.group], trace, expected)
+        if why:
+            return f"group {trace.group}, completion {trace.index}: {why}"
+    if unit.split == "train" and unit.temperature >= 1 and _all_certain(sampled.traces):
+        return "every log-probability is 0, as if nothing had been sampled"
+    return ""
+
+
+def _all_certain(traces: Sequence[Trace]) -> bool:
+    """Whether every token of a unit is said to have been certain."""
+    logprobs = [trace.logprobs for trace in traces if trace.logprobs is not None]
+    flat = np.concatenate(logprobs) if logprobs else np.zeros(0, np.float32)
+    return len(flat) >= CERTAIN_TOKENS and not flat.any()
+
+
+def _types(trace: Trace) -> str:
+    """What is wrong with the types of a completion's arrays: a value of another type may pass for one."""
+    if trace.tokens.ndim != 1 or trace.tokens.dtype.kind not in "iu":
+        return f"its tokens are {trace.tokens.dtype} in {trace.tokens.ndim} dimensions, not a row of integers"
+    logprobs = trace.logprobs
+    if logprobs is not None and (logprobs.ndim != 1 or logprobs.dtype != np.float32):
+        return (
+            f"its log-probabilities are {logprobs.dtype} in {logprobs.ndim} dimensions, not a row of float32"
+        )
+    return ""
+
+
+def _trace(unit: RolloutUnit, row: int, trace: Trace, expected: AskedUnit) -> str:
+    """Why one completion may not train; empty where it may."""
+    if why := _types(trace):
+        return why
+    if trace.row != row:
+        return f"it is of row {trace.row}, not of {row}"
+    if trace.segments != ((trace.shared, unit.version),):
+        return f"its versions by first token are {trace.segments}, not {unit.version} for all of it"
+    ids, count = expected.row(unit.split, row)
+    if not np.array_equal(trace.prompt, ids):
+        return f"its prompt has other tokens ({len(trace.prompt)}) than the row's ({len(ids)})"
+    images = tuple((ref.row, ref.number) for ref in trace.images)
+    if images != tuple((row, number) for number in range(count)):
+        return "its images are not those of the row"
+    if not np.array_equal(trace.learned, np.arange(trace.shared, len(trace.tokens))):
+        return "what is learned is not the whole completion"
+    return _completion(unit, trace, expected) or _logprobs(trace) or _routes(unit, trace, expected.routers)
+
+
+def _completion(unit: RolloutUnit, trace: Trace, expected: AskedUnit) -> str:
+    """What is wrong with the tokens and with their end."""
+    tokens = trace.completion
+    if not len(tokens):
+        return "it is empty"
+    if len(tokens) > unit.max_tokens:
+        return f"it has {len(tokens)} tokens, and {unit.max_tokens} were allowed"
+    if tokens.min() < 0 or tokens.max() >= expected.vocabulary:
+        return f"it has a token outside the vocabulary of {expected.vocabulary}"
+    sampled = set(tokens.tolist())
+    if banned := sampled & set(expected.banned):
+        return f"it has token {min(banned)}, which is never sampled"
+    ends = set(expected.ends)
+    if early := ends & set(tokens[:-1].tolist()):
+        return f"it goes on behind the end token {min(early)}"
+    ended = int(tokens[-1]) in ends
+    match trace.end:
+        case "stop":
+            return "" if ended else f"it is said to have stopped, and ends on token {tokens[-1]}"
+        case "length" if ended:
+            return "it is said to be cut, and ends on an end token"
+        case "length":
+            short = len(tokens) < unit.max_tokens
+            return f"it is said to be cut, after {len(tokens)} of {unit.max_tokens} tokens" if short else ""
+    return f"it ended by {trace.end!r}, which no completion here does"
+
+
+def _logprobs(trace: Trace) -> str:
+    """What is wrong with the engine's log-probabilities."""
+    logprobs = trace.logprobs
+    if logprobs is None:
+        return "it has no log-probabilities"
+    if len(logprobs) != len(trace.completion):
+        return f"it has {len(logprobs)} log-probabilities for {len(trace.completion)} tokens"
+    if not np.isfinite(logprobs).all():
+        return NOT_FINITE
+    highest, lowest = float(logprobs.max()), float(logprobs.min())
+    if highest > ROUNDING:
+        return f"a log-probability is {highest:.3g}, above 0"
+    if lowest < LEAST_LOGPROB:
+        return f"a log-probability is {lowest:.3g}, which no sampled token has"
+    return ""
+
+
+def _routes(unit: RolloutUnit, trace: Trace, routers: RouterShape | None) -> str:
+    """What is wrong with the experts that the engine chose, [tokens - 1, layers, experts of a token]."""
+    routes = trace.routes
+    if not unit.with_routes:
+        return "" if routes is None else "it says which experts computed its tokens, which was not asked"
+    if routes is None or routers is None:
+        return "it does not say which experts computed its tokens (algorithm.routing_replay)"
+    shape = len(trace.tokens) - 1, routers.layers, routers.active
+    if routes.shape != shape:
+        return f"its experts have the shape {routes.shape}, not {shape}: tokens, layers, experts of a token"
+    dtype = "uint8" if routers.experts <= 256 else "uint16"
+    if routes.dtype != dtype:
+        return f"its experts are numbers of type {routes.dtype}, not {dtype}"
+    if routes.size and routes.max() >= routers.experts:
+        return f"it went through expert {routes.max()} of a layer, which has {routers.experts}"
+    ordered = np.sort(routes, axis=-1)
+    if (ordered[..., 1:] == ordered[..., :-1]).any():
+        return "a token of it went through one expert twice"
+    return ""
+
 
 MOST_AT_ONCE = 16
 """Units whose samples are in memory at a time, before they are checked."""
