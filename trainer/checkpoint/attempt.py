@@ -21,7 +21,7 @@ from trainer.checkpoint.layout import attempts_url, newest_step, remote_url
 from trainer.checkpoint.listing_proof import check_listing
 from trainer.config import RunConfig
 from trainer.storage import attempt_hours
-from trainer.storage.attempt_record import AttemptRecord, PastAttempt
+from trainer.storage.attempt_record import AttemptRecord, PastAttempt, attempt_number
 from trainer.storage.seal import OPEN, Seal
 from trainer.storage.storage import Storage
 from trainer.storage.stores import RetryPolicy
@@ -89,7 +89,7 @@ class Attempt:
     @property
     def epoch(self) -> int:
         """Its number."""
-        return int(self.name.partition("-")[0])
+        return attempt_number(self.name)
 
     def goes_on_from(self, step: int) -> None:
         """Notes the step that its own checkpoints go on from: what older attempts have after it counts no

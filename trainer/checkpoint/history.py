@@ -15,7 +15,7 @@ from typing import Protocol
 from trainer.checkpoint.layout import CheckpointKey, Counts, attempts_url, checkpoint_keys, local_dir
 from trainer.checkpoint.manifest import every_manifest, manifests_here
 from trainer.config import RunConfig
-from trainer.storage.attempt_record import AttemptRecord
+from trainer.storage.attempt_record import AttemptRecord, attempt_number
 from trainer.storage.seal import Seal
 from trainer.storage.storage import Storage
 from trainer.storage.stores import RetryPolicy
@@ -36,7 +36,11 @@ class CheckpointHistory:
 
     def counts(self, step: int, attempt: str) -> bool:
         """Whether a checkpoint is of the history that the run goes on with."""
-        if not self.attempt or attempt == self.attempt or _epoch(attempt) > _epoch(self.attempt):
+        if (
+            not self.attempt
+            or attempt == self.attempt
+            or attempt_number(attempt) > attempt_number(self.attempt)
+        ):
             return True
         left_behind = self.goes_on_from is not None and step > self.goes_on_from
         return (step, attempt) in self.counted and not left_behind
@@ -134,7 +138,3 @@ class CheckpointCourse:
             return
         self.held.goes_on_from(step)
         self._past = replace(self.past, goes_on_from=step)
-
-
-def _epoch(attempt: str) -> int:
-    return int(attempt.partition("-")[0] or 0)

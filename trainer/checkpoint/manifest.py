@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from msgspec import Meta, Struct
 from trainer.checkpoint.layout import MANIFEST, CheckpointKey, Counts, count_every_checkpoint, step_of
 from trainer.config import RunConfig, fingerprint, resume_view
 from trainer.config.run_store import CHECKPOINTS
+from trainer.storage.attempt_record import attempt_number
 from trainer.storage.seal import OPEN, Seal
 from trainer.storage.storage import Storage
 from trainer.system.errors import ObjectTooLarge
@@ -180,8 +180,8 @@ def every_manifest(
     there. seal: of the run, which has signed them if it has a key."""
     sizes = dict(storage.list())
     found = {}
-    oldest_attempt_first = sorted(filter(None, map(MANIFEST.fullmatch, sizes)), key=_attempt_number)
-    for match in oldest_attempt_first:
+    found_keys = filter(None, map(MANIFEST.fullmatch, sizes))
+    for match in sorted(found_keys, key=lambda match: attempt_number(match[2] or "")):  # the newest last
         with contextlib.suppress(FileNotFoundError, ObjectTooLarge):  # one that is being dropped, or is none
             data = storage.get_bytes(match[0], MOST_BYTES)
             manifest = unpack(data, seal, match[0].removesuffix("/manifest.json"))
@@ -194,8 +194,3 @@ def every_manifest(
 def newest_of_each(found: Mapping[CheckpointKey, dict[str, Any]]) -> Manifests:
     """The newest attempt's checkpoint of each step. found: those of older attempts first."""
     return {step: manifest for (step, _), manifest in found.items()}
-
-
-def _attempt_number(match: re.Match[str]) -> int:
-    """Number of the attempt whose manifest MANIFEST matched; 0 in the layout before attempts had folders."""
-    return int((match[2] or "0").partition("-")[0])

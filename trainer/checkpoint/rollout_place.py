@@ -17,6 +17,7 @@ from trainer.checkpoint.attempt import Attempt
 from trainer.checkpoint.layout import step_name
 from trainer.checkpoint.rollout_archive import FORMAT, SECOND_FORMAT, GradedStep, graded_of
 from trainer.config.run_store import ROLLOUTS
+from trainer.storage.attempt_record import attempt_number
 from trainer.storage.seal import ForgedObject, Seal
 from trainer.storage.storage import Storage
 
@@ -93,7 +94,7 @@ class LogPlace:
         if not self.seal or self.attempt is None:
             return True
         name = key.rpartition("/")[2].removesuffix(".npz")
-        begun = self.attempt.record.read(epoch_of(name))
+        begun = self.attempt.record.read(attempt_number(name))
         if begun is not None and begun.name == name:
             return True
         with contextlib.suppress(ForgedObject):
@@ -120,11 +121,6 @@ class LoggedSteps:
         """Tells and counts what a log could not do; the run goes on."""
         self.failures += 1
         self.say(str(error))
-
-
-def epoch_of(attempt: str) -> int:
-    """Number of an attempt by its name."""
-    return int(attempt.partition("-")[0])
 
 
 def log_files(folder: Path) -> Iterator[tuple[int, Path]]:

@@ -39,7 +39,7 @@ from trainer.config.run_folder import (
 )
 from trainer.config.run_store import CHECKPOINTS, EXPORTED, PROFILES, STREAM, RunStore
 from trainer.observe.stream import PROFILE_REQUEST, WHOLE
-from trainer.storage.attempt_record import AttemptRecord, NewestAttempt
+from trainer.storage.attempt_record import AttemptRecord, NewestAttempt, attempt_number
 from trainer.storage.command import exit_code
 from trainer.storage.storage import Storage
 from trainer.storage.stores import RetryPolicy
@@ -79,7 +79,7 @@ class RunMirror:
         """Fetches what is new; returns what the record says of the newest attempt."""
         listed = self.storage.list(STREAM)
         listed = [entry for entry in listed if WRITTEN.fullmatch(entry[0])]
-        attempts = sorted({key.split("/")[1] for key, _ in listed}, key=_epoch)
+        attempts = sorted({key.split("/")[1] for key, _ in listed}, key=attempt_number)
         if not attempts:
             raise ConfigError(
                 f"no stream of a run in {self.storage.url}: check the bucket and the run's id; "
@@ -221,10 +221,6 @@ class RunMirror:
             if not (self.folder / key).exists():
                 self._get(key, key)
         return str(self.folder / PROFILES)
-
-
-def _epoch(attempt: str) -> int:
-    return int(attempt.partition("-")[0])
 
 
 def _clock(unix_s: float) -> str:

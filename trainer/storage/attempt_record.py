@@ -343,7 +343,9 @@ class AttemptRecord:
             value = decode_record(data, dict, name)
             self.seal.check_json(f"{ATTEMPTS}/{name}.json", value)
             found = convert_record(value, kind, name)
-            if isinstance(found, FinalRecord | MachinesRecord) or _number(found.name) == _number(name):
+            if isinstance(found, FinalRecord | MachinesRecord) or attempt_number(
+                found.name
+            ) == attempt_number(name):
                 return found
             why = f"it is that of attempt {found.name}"
         except (FileNotFoundError, ForgedObject):
@@ -369,9 +371,9 @@ def _kind(name: str) -> str:
     return name.partition(".")[2] if name[:1].isdigit() else name
 
 
-def _number(name: str) -> int:
-    """The number that an attempt's name or object begins with."""
-    return int(re.split("[-.]", name)[0])
+def attempt_number(name: str) -> int:
+    """The number that an attempt's name or object begins with; 0 where there is no name."""
+    return int(re.split("[-.]", name)[0] or 0)
 
 
 def _epochs(names: Collection[str]) -> list[int]:

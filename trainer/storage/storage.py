@@ -76,7 +76,7 @@ class Storage:
     def __reduce__(self) -> tuple:
         return (_reopen, (self.url, self.retry))
 
-    def put(self, path: str | Path, key: str, progress: Progress | None = None, *, sha256: str = "") -> bool:
+    def put(self, path: str | Path, key: str, *, sha256: str = "") -> bool:
         """Uploads one file; it appears whole or not at all. Returns False if it was already there.
 
         With `sha256` the upload is resumable per file: `key.sha256` is written after the file, and a file of
@@ -85,17 +85,14 @@ class Storage:
         path = Path(path)
         size = path.stat().st_size
         if sha256 and self._has(key, size, sha256):
-            if progress:
-                progress(size)
             return False
         if sha256:
             self.delete([_note(key)])
         part = self.limits.part_for(size)
 
         def send() -> None:
-            with _Counted(path, progress) if progress else contextlib.nullcontext(path) as source:
-                parallel = self.limits.parallel(part)
-                obstore.put(self._store, key, source, chunk_size=part, max_concurrency=parallel)
+            parallel = self.limits.parallel(part)
+            obstore.put(self._store, key, path, chunk_size=part, max_concurrency=parallel)
 
         self._try(f"upload of {key}", send, whole=True)
         if sha256:
@@ -410,35 +407,3 @@ def _reopen(url: str, retry: RetryPolicy) -> Storage:
 def _first(error: BaseException) -> str:
     text = without_secrets(" ".join(str(error).split("\n\nDebug source")[0].split()))
     return text if len(text) <= 300 else text[:300] + "…"
-
-
-class _Counted:
-    """A file that reports what is read from it, and takes the report back if the upload fails.
-
-    Reading through Python costs a third of the speed: used only to tell the progress.
-    """
-
-    def __init__(self, path: Path, progress: Progress):
-        self._file = open(path, "rb")  # noqa: SIM115
-        self._progress = progress
-        self._count = 0
-
-    def __enter__(self) -> Any:  # obstore takes anything with read, seek and tell
-        return self
-
-    def __exit__(self, kind: type | None, *rest: object) -> None:
-        self._file.close()
-        if kind:
-            self._progress(-self._count)
-
-    def read(self, size: int = -1) -> bytes:
-        data = self._file.read(size)
-        self._count += len(data)
-        self._progress(len(data))
-        return data
-
-    def seek(self, *args: int) -> int:
-        return self._file.seek(*args)
-
-    def tell(self) -> int:
-        return self._file.tell()

@@ -83,8 +83,9 @@ def upload(source: Path, url: str, resume: bool = False) -> tuple[int, int]:
         elif there.get(key) != count:
             wanted.append((key, count))
     told = TransferProgress(f"upload to {url}", sum(count for _, count in wanted))
-    for key, _ in sorted(wanted, key=lambda file: file[0] in LAST):
-        store.put(root / key, key, told)
+    for key, count in sorted(wanted, key=lambda file: file[0] in LAST):
+        store.put(root / key, key)
+        told(count)
     return len(wanted), told.total
 
 
