@@ -1,8 +1,7 @@
 """What of the repository would go up to the machines of a launch and must not.
 
 Names of secrets are left out by every platform (`trainer/config/never_sent.txt`). This looks at what could
-slip through: a listed file that SkyPilot would send because git tracks it or because the folder is no git
-repository, and a secret in a file of another name.
+slip through: a secret in a file of another name.
 """
 
 from __future__ import annotations
@@ -25,14 +24,9 @@ def check_sent_tree(target: str, secrets: Mapping[str, str]) -> None:
 
     secrets: the tokens of this launch by name, which are looked for too.
     """
-    platform = target_named(target)
-    if not platform.copies_tree:
+    if not target_named(target).copies_tree:
         return
-    if platform.copies_git:
-        _check_names()
-    changed = manifest.changed_files() + manifest.untracked_files()
-    config = [".git/config"] if platform.copies_git else []
-    for name in changed + config:
+    for name in manifest.changed_files() + manifest.untracked_files():
         made_up = name.startswith("tests/")  # keys there are of the tests
         what = "" if made_up or is_secret(name) else secret_in_file(Path(name), secrets)
         if what:
@@ -40,24 +34,6 @@ def check_sent_tree(target: str, secrets: Mapping[str, str]) -> None:
                 f"{name} holds {what}, and the repository is copied to the machines of {target}: move it out"
                 f" of {Path.cwd()}"
             )
-
-
-def _check_names() -> None:
-    """Raises ConfigError where SkyPilot, which leaves out what git ignores and nothing else, would send a
-    file of the list."""
-    repository = bool(manifest.run_git("rev-parse", "--git-dir"))
-    listed = manifest.kept_files() if repository else _all_files()
-    sent = [name for name in listed if is_secret(name)]
-    if sent:
-        why = "git knows it" if repository else "this folder is no git repository, so .gitignore says nothing"
-        raise ConfigError(
-            f"SkyPilot would copy {sent[0]} to the machines ({why}), and its name is that of a secret: move"
-            f" it out of {Path.cwd()}"
-        )
-
-
-def _all_files() -> list[str]:
-    return [str(path) for path in Path(".").rglob("*") if path.is_file()]
 
 
 def secret_in_file(path: Path, secrets: Mapping[str, str]) -> str:

@@ -262,6 +262,13 @@ def lacks_ram(recipe: Recipe, row: Price) -> bool:
     )
 
 
+def save_seconds(recipe: Recipe, target: str, need: MemoryPlan) -> float:
+    """Seconds until a checkpoint is in the bucket: written to the node's disk, then sent."""
+    part = need.checkpoint_bytes / recipe.cluster.nodes
+    disk = target_named(target).disk
+    return part / UPLOAD_BYTES_S + (part / disk.write_bytes_per_s(recipe.cluster.disk_gib) if disk else 0.0)
+
+
 def _offer(
     recipe: Recipe,
     target: str,
@@ -280,7 +287,7 @@ def _offer(
     stall = stall_seconds(recipe, need.shape, gpu_named(gpu))
     between = config.checkpoint.mean_time_between_preemptions_s if spot else math.inf
     # a save is of use only once it is in the bucket
-    upload = need.checkpoint_bytes / cluster.nodes / UPLOAD_BYTES_S
+    upload = save_seconds(recipe, target, need)
     if config.checkpoint.every_steps:
         interval = config.checkpoint.every_steps * (step.total - step.checkpoint)
     else:
@@ -297,7 +304,9 @@ def _offer(
     restart = start_time.Restart(again, upload, measured, pull)
     lost = restart.total() + upload  # what was being uploaded is lost
     seconds = start + expected_seconds(work, interval, stall, lost, between)
-    usd_per_hour = None if hourly is None else hourly * cluster.gpus_per_node * cluster.nodes
+    disk = target_named(target).disk
+    disk_usd = disk.usd_per_hour(cluster.disk_gib) if disk else 0.0
+    usd_per_hour = None if hourly is None else (hourly * cluster.gpus_per_node + disk_usd) * cluster.nodes
     preemptions = 0.0 if math.isinf(between) else seconds / between
     return Offer(
         target,

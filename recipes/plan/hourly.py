@@ -68,10 +68,7 @@ def prices_of(recipe: Recipe, targets: list[str], catalogs: Path) -> list[Hourly
 
 
 def of_groups(
-    recipe: Recipe,
-    offers: list[cost.Offer],
-    catalogs: Path | None = None,
-    targets: list[str] | None = None,
+    recipe: Recipe, offers: list[cost.Offer], catalogs: Path | None = None, targets: list[str] | None = None
 ) -> list[Hourly]:
     """Both groups on every target for rent, cheapest first. offers: of the run's own machines, in order; the
     first of a target is what a launch there is expected to get. Empty without a second group."""

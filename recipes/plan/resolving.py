@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from recipes.plan import cost, memory
-from recipes.platforms.targets import check_target, refusal, target_named
+from recipes.platforms.targets import check_target, target_named
 from recipes.recipe import sample_group
 from recipes.recipe.resolved import Limits, MachineChoice, ResolvedRecipe
 from recipes.recipe.spec import Recipe, validate
@@ -56,11 +56,8 @@ def _resolved(recipe: Recipe, target: str) -> ResolvedRecipe:
 def possible_machines(recipe: Recipe, target: str) -> tuple[MachineChoice, ...]:
     """What a target may be asked for, in order of what the run is expected to cost there, preemptions and
     restarts included (what trains nothing: per hour); then those whose price or memory is not known, spot
-    before on-demand. Raises ConfigError where none of several clouds can run it."""
+    before on-demand."""
     names = cost.target_members(recipe, target)
-    if not names:
-        why = refusal(recipe, target_named(target).members(recipe)[0].name)
-        raise ConfigError(f"no cloud of site.clouds can run {recipe.name}: {why}")
     expected = _expected_usd(recipe, names)
     found = []
     for name in names:

@@ -74,6 +74,9 @@ class Platform:
     ones."""
     bucket_mount: bool = False
     """The platform can mount a bucket on the node (FUSE)."""
+    disk: clouds.Disk | None = None
+    """What checkpoints are written to, where it is slower than their upload; None: a disk of the host's own, or
+    not known."""
     needs: str = ""
     """SkyPilot's part for the cloud where our launch environment lacks it: then no launch goes there unless
     the target is named or SkyPilot has fetched the cloud's catalog."""
@@ -100,8 +103,6 @@ class Platform:
     """Its command follows the log of one job, and until that ends would start no other."""
     copies_tree: ClassVar[bool] = False
     """Machines get a copy of the repository."""
-    copies_git: ClassVar[bool] = False
-    """That copy has all that git does not ignore, and the folder .git."""
     log_program: ClassVar[str] = ""
     """Program of `up` that follows a log, and may be interrupted while the run goes on."""
 

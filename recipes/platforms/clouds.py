@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 RUNPOD = {"L4": "L4", "L40S": "L40S", "A100-80GB": "A100-80GB-SXM", "H100": "H100-SXM", "H200": "H200-SXM",
           "B200": "B200", "MI300X": "MI300X"}  # fmt: skip
 GCP = {"L4": "L4", "A100": "A100", "A100-80GB": "A100-80GB", "H100": "H100", "H200": "H200", "B200": "B200"}
@@ -54,6 +56,47 @@ COUNTS = {
     ("nebius", "B200"): (1, 8),
 }
 """GPUs per node that a cloud sells, where it is not every number up to 8."""
+
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Disk:
+    """A cloud's disk as a task file asks for it: how fast it takes a checkpoint, and what it costs."""
+
+    tier: str
+    """SkyPilot's `disk_tier`; "": it has nothing faster than its default."""
+    bytes_per_s: float
+    """Writing, whatever the size."""
+    bytes_per_s_gib: float
+    """Writing, for each GiB."""
+    most_bytes_per_s: float
+    usd_gib_month: float
+    usd_month: float = 0.0
+    """Besides, whatever the size."""
+
+    def write_bytes_per_s(self, gib: float) -> float:
+        """How fast a disk of that size is written."""
+        return min(self.bytes_per_s + gib * self.bytes_per_s_gib, self.most_bytes_per_s)
+
+    def usd_per_hour(self, gib: float) -> float:
+        return (self.usd_month + gib * self.usd_gib_month) / 730
+
+
+DISKS = {
+    # gp3 of 7,000 IOPS and 437 MiB/s (SkyPilot 0.14.1); its `medium` has 218, and `ultra` costs $1,300 a month
+    "aws": Disk("high", 437 * MIB, 0, 437 * MIB, 0.08, 32.5),
+    # pd-ssd: 0.48 MiB/s a GiB, 1,200 at most (Google's page on disks); `medium`, pd-balanced, has 0.28.
+    "gcp": Disk("high", 0, 0.48 * MIB, 1200 * MIB, 0.17),
+    "dstack-gcp": Disk("", 0, 0.28 * MIB, 1200 * MIB, 0.10),
+    # Premium SSD by its size, 200 MB/s for up to 1 TiB: SkyPilot's `high` and `medium` are the same.
+    "azure": Disk("", 200e6, 0, 200e6, 0.132),
+    # Network SSD IO M3 in place of Network SSD (assumptions: 1 GB/s, and its price).
+    "nebius": Disk("high", 1e9, 0, 1e9, 0.118),
+}
+"""Planning figures by cloud, list prices of November 2026. RunPod's and Lambda's disks are the hosts' own NVMe,
+in the machine's price."""
 
 
 def runpod_card(gpu: str, count: int) -> str:

@@ -317,10 +317,7 @@ class Dstack(Disposable):
                     "hosts": list(map(_host, hosts_of(recipe))),
                 }
             }
-        fleet |= {
-            "nodes": f"0..{cluster.nodes * recipe.jobs}",
-            "resources": self._resources(recipe),
-        } | rented
+        fleet |= {"nodes": f"0..{cluster.nodes * recipe.jobs}", "resources": self._resources(recipe)} | rented
         return fleet | {"idle_duration": _idle(recipe)}
 
     def _volume(self, recipe: Recipe) -> dict[str, Any]:
@@ -357,6 +354,7 @@ TARGETS = (
         spot=True,
         gpus=clouds.DSTACK_GCP,
         network_gbit_s=clouds.NIC | {"": 100},
+        disk=clouds.DISKS["dstack-gcp"],
     ),
     Dstack(
         name="dstack-kubernetes",

@@ -27,20 +27,19 @@ from trainer.config import ConfigError
 from trainer.system.exit_codes import EXIT_PREFLIGHT
 
 DEFAULT_CLOUDS = ("runpod", "gcp")
+PENDING_S = 2400
+"""How long pods may wait for nodes. SkyPilot's own 10 seconds end before an autoscaler has begun; this is
+what it gives DWS for many nodes."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SkyPilot(Disposable):
     fast: tuple[str, ...] = ()
     """GPUs of which nodes of eight take SkyPilot's `network_tier: best`."""
-    disk_tier: str = ""
-    """SkyPilot's name of the disk that checkpoints are written to, where its own choice is too slow."""
-
     program = "sky"
     title = "SkyPilot"
     hint = programs.LAUNCHERS
     follows_one_job = True
-    copies_git = True
     log_program = "sky"
 
     @property
@@ -60,6 +59,9 @@ class SkyPilot(Disposable):
         return [known[cloud] for cloud in chosen]
 
     def refusal(self, recipe: Recipe) -> str:
+        if self.chooses:
+            reasons = [cloud.refusal(recipe) for cloud in self.members(recipe)]
+            return "; ".join(dict.fromkeys(reasons)) if all(reasons) else ""
         cluster = recipe.cluster
         refusal = super().refusal(recipe)
         if not refusal and recipe.environment == "rocm" and cluster.image == Cluster.image:
@@ -108,7 +110,7 @@ class SkyPilot(Disposable):
             cached = {"source": script.bucket_of(recipe) or ASKED_BUCKET, "mode": "MOUNT_CACHED"}
             task["file_mounts"] = {recipe.storage.mount: cached}
         if self.on_kubernetes:
-            own: dict[str, Any] = {"provision_timeout": 900}
+            own: dict[str, Any] = {"provision_timeout": PENDING_S}
             if recipe.site.queue:  # SkyPilot gives a queue, and DWS behind one, a day
                 own = {"kueue": {"local_queue_name": recipe.site.queue}}
             task["config"] = {"kubernetes": {**own, "pod_config": _pod(recipe)}}
@@ -249,8 +251,8 @@ class SkyPilot(Disposable):
             entry["accelerators"] = f"{card}:{cluster.gpus_per_node}"
         if cluster.nodes > 1 and cluster.gpus_per_node == 8 and place.gpu in self.fast:
             entry["network_tier"] = "best"
-        if self.disk_tier and place.gpu and recipe.kind == "train":
-            entry["disk_tier"] = self.disk_tier
+        if self.disk and self.disk.tier and place.gpu and recipe.kind == "train":
+            entry["disk_tier"] = self.disk.tier
         if self.spot and place.gpu:
             entry["use_spot"] = place.spot
         return entry
@@ -261,7 +263,7 @@ TARGETS = (
         name="skypilot",
         max_nodes=16,
         spot=True,
-        gpus=clouds.GCP,
+        gpus=clouds.ANY,
         network_gbit_s=clouds.NIC | {"": 100},
         note="cheapest of RunPod (one node only) and GCP, or of site.clouds, spot before on-demand",
     ),
@@ -281,7 +283,7 @@ TARGETS = (
         gpus=clouds.GCP,
         network_gbit_s=clouds.NIC | {"": 100},
         bucket_mount=True,
-        disk_tier="high",
+        disk=clouds.DISKS["gcp"],
         note="between nodes one gVNIC: GPUDirect's images have drivers of their own",
     ),
     SkyPilot(
@@ -304,7 +306,7 @@ MORE_CLOUDS = (
         network_gbit_s={"": 100},
         bucket_mount=True,
         needs="skypilot[aws]",
-        disk_tier="high",
+        disk=clouds.DISKS["aws"],
         note="between nodes TCP: EFA is not set up",
     ),
     SkyPilot(
@@ -316,6 +318,7 @@ MORE_CLOUDS = (
         network_gbit_s={"": 24},
         bucket_mount=True,
         needs="skypilot[azure]",
+        disk=clouds.DISKS["azure"],
         note="between nodes TCP; H100 by one and two: SkyPilot lists the machine of eight as one of twelve",
     ),
     SkyPilot(
@@ -337,6 +340,7 @@ MORE_CLOUDS = (
         network_gbit_s={"H100": 3200, "H200": 3200, "B200": 3200, "": 100},
         fast=("H100", "H200", "B200"),
         needs="skypilot[nebius]",
+        disk=clouds.DISKS["nebius"],
         note="InfiniBand between nodes of eight (network_tier: best)",
     ),
 )

@@ -111,10 +111,11 @@ def hosts_of(recipe: Recipe) -> list[str]:
     wanted = recipe.cluster.nodes * recipe.jobs
     if len(hosts) != wanted:
         given = f"{len(hosts)} were given" if hosts else "none were given"
-        option = "--set sample.hosts=[...]" if recipe.kind == "sample" else "--hosts head,second,..."
+        section = "sample" if recipe.kind == "sample" else "site"
+        option = f"--set {section}.hosts=[first,second]"
         raise ConfigError(f"{recipe.name} wants {wanted} machines and {given}: {option}")
     if len(set(hosts)) != len(hosts):
-        raise ConfigError("--hosts names a machine twice: each node must be a machine of its own")
+        raise ConfigError("site.hosts names a machine twice: each node must be a machine of its own")
     for host in hosts:
         parse_address(host)
     return hosts

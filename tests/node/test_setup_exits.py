@@ -231,6 +231,19 @@ def test_what_must_be_done_leaves_with_a_code_of_the_project(checkout, ends, cod
     assert shell(checkout, f"{begin} must bash -c 'exit {ends}'; exit 0")[0] == code
 
 
+def test_a_file_that_is_run_without_its_set_up_names_what_does_both(checkout):
+    begin = 'export RUN_ID=r BUCKET= WORK="$PWD/work"; . trainer/shell/task.sh begin "" "";'
+    code, out = shell(checkout, f"{begin} must .venvs/gpu/bin/python -m recipes.records.manifest; exit 0")
+    assert code == 2 and "`sky launch`, not `sky exec`" in out
+
+
+def test_an_arm_processor_is_refused_by_name(checkout):
+    (checkout / "bin/uname").write_text("#!/bin/bash\necho aarch64\n")
+    (checkout / "bin/uname").chmod(0o755)
+    code, out = shell(checkout, "bash trainer/shell/setup.sh gpu")
+    assert code == 2 and "this machine is aarch64" in out and not (checkout / "calls").exists()
+
+
 def test_rendered_files_run_nothing_whose_code_could_be_another():
     """Every program of the environments is started by `step`, `must` or `keep`, or is the node's own."""
     called = re.compile(r"^\s*(?:(\w+) )?(?:\S+ )?\.venvs/\w+/bin/python -m ([\w.]+)")

@@ -3,10 +3,11 @@
 import re
 
 import pytest
+import yaml
 
 from recipes.platforms import targets
 from recipes.platforms.targets import TARGETS, refusal
-from recipes.presets import RECIPES, get
+from recipes.presets import RECIPES, get, resolve
 from recipes.recipe.spec import override
 from tests.recipes.rendered import render
 from trainer.config import ConfigError
@@ -42,6 +43,13 @@ from trainer.config import ConfigError
             ["cluster.gpus_per_node=3", "rollout.tensor_parallel=1", "rollout.prompts_per_step=63"],
             "with 3 per node",
         ),
+        (
+            "grpo-qwen2.5-vl-7b-mathv60k",
+            "skypilot",
+            ["cluster.gpu=L40S", "cluster.alternatives=[]", "site.clouds=[gcp,azure]"],
+            "skypilot-gcp has no L40S.*; skypilot-azure has no L40S",
+        ),
+        ("grpo-qwen2.5-vl-7b-mathv60k", "skypilot", ["cluster.gpu=GH200"], "GH200 has an ARM processor"),
         ("demo", "dstack-runpod", [], "rents machines with GPUs"),
         ("demo", "skypilot-azur", [], "unknown target skypilot-azur: did you mean skypilot-azure"),
         ("grpo-qwen2.5-vl-7b-mathv60k", "skypilot-runpod", ["storage.mount=/bucket"], "does nothing with it"),
@@ -62,3 +70,18 @@ def test_what_is_offered_instead_can_run_it():
             except ConfigError as error:
                 for other in re.findall(r"(?:use|or) ((?:skypilot|dstack)-\w+|slurm|pbs|ssh)", str(error)):
                     assert not refusal(get(name), other), f"{name} on {target}: {error}"
+
+
+@pytest.mark.parametrize(
+    ("card", "more", "infra"),
+    [
+        ("L40S", ["site.clouds=[gcp,runpod]"], "runpod"),
+        ("L40S", ["site.clouds=[nebius]", "cluster.gpus_per_node=4"], "nebius"),
+        ("MI300X", ["cluster.image=rocm/vllm:1"], "runpod"),
+    ],
+)
+def test_a_chooser_takes_cards_of_any_of_its_clouds(card, more, infra):
+    given = [f"cluster.gpu={card}", "cluster.alternatives=[]", "cluster.nodes=1", *more]
+    task = yaml.safe_load(next(iter(render(resolve("preflight", given), "skypilot").values())))
+    places = task["resources"].get("ordered", [task["resources"]])
+    assert {place["infra"] for place in places} == {infra} and card in str(places[0]["accelerators"])

@@ -130,7 +130,7 @@ def test_a_plan_without_catalogs_compares_every_cloud(tmp_path):
     catalog(tmp_path, "nebius", ROW | {"Price": "16", "SpotPrice": "8"})
     prices.catalog_entry.cache_clear()
     listed = cost.offers(get(SEVEN), tmp_path, ["skypilot-nebius"])
-    assert {offer.usd_per_hour for offer in listed} == {16.0, 8.0}
+    assert {round(offer.usd_per_hour) for offer in listed} == {16, 8}, "and the disk's cents"
 
 
 def test_the_default_target_is_one_that_our_launch_environment_drives(tmp_path, monkeypatch):
@@ -159,7 +159,7 @@ def test_clouds_that_cannot_be_chosen_among():
     with pytest.raises(ConfigError, match="site.clouds has ibm, oci: give some of aws, azure, gcp"):
         render(override(get(SEVEN), ["site.clouds=[ibm,aws,oci]"]), "skypilot")
     four_nodes = override(get("grpo-qwen2.5-vl-72b-mathv60k"), ["site.clouds=[runpod]"])
-    with pytest.raises(ConfigError, match="no cloud of site.clouds can run .*runs one node"):
+    with pytest.raises(ConfigError, match="skypilot-runpod runs one node"):
         render(four_nodes, "skypilot")
 
 

@@ -90,4 +90,4 @@ def test_what_a_restart_waits_for(tmp_path):
     assert spot().restart_s == kept.total() + kept.checkpoint, "the upload under way is lost"
     assert start_time.Restart(5.0, 6.0).total() == start_time.BOOT_S, "small weights come beside the start"
     assert start_time.Restart(5.0, 6.0, measured=100.0).total() == 106.0
-    assert "base weights 73 + checkpoint 220" in str(kept) and "no base weights" in str(whole)
+    assert "base weights 73 + checkpoint 440" in str(kept) and "no base weights" in str(whole)

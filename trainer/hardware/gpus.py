@@ -123,6 +123,10 @@ def peak_flops(device_name: str) -> float | None:
 
 def gpu_named(name: str) -> Gpu:
     """The GPU of that name. Raises ConfigError naming the nearest one."""
+    if name.upper() in ("GH200", "GB200", "GB300"):
+        raise ConfigError(
+            f"{name} has an ARM processor, for which no environment is locked: take H200 or B200"
+        )
     if name not in GPUS:
         near = difflib.get_close_matches(name.upper(), GPUS, n=1, cutoff=0.4)
         hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(GPUS)}"

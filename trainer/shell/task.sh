@@ -27,7 +27,10 @@ leave() { # with the code of what has failed, as one of the project's codes (tra
   exit 1
 }
 
-must() { "$@" || leave "$?" "$1 ${3:-}"; }
+must() {
+  [[ "$1" != .venvs/* ]] || [ -x "$1" ] || end "the environment $1 is not here: run the file whole (\`sky launch\`, not \`sky exec\`), with its set-up"
+  "$@" || leave "$?" "$1 ${3:-}"
+}
 
 write() { cat >"$1" || { echo "error: $1 cannot be written: the disk is full, read-only or failing" >&2; leave 35 "writing $1"; }; }
 

@@ -309,11 +309,7 @@ class Launcher(ABC):
             end_descendants()
 
     @contextlib.contextmanager
-    def child(
-        self,
-        command: list[str],
-        env: dict[str, str],
-    ) -> Generator[subprocess.Popen[str]]:
+    def child(self, command: list[str], env: dict[str, str]) -> Generator[subprocess.Popen[str]]:
         """A helper process in a session of its own, ended with the block or with this process."""
         process = subprocess.Popen(
             command,

@@ -325,12 +325,7 @@ class RayNode:
         data = json.dumps(body).encode() if body is not None else None
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self.token}"}
         reply = send_request(
-            self.dashboard + path,
-            method=method,
-            body=data,
-            headers=headers,
-            timeout_s=timeout_s,
-            direct=True,
+            self.dashboard + path, method=method, body=data, headers=headers, timeout_s=timeout_s, direct=True
         )
         return json.loads(reply or b"{}")
 

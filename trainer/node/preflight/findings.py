@@ -132,11 +132,7 @@ def write_findings(findings: Sequence[Finding], measured: dict[str, Any], run_di
     """Writes everything that was found and measured to `preflight.json` of the run's folder."""
     folder = Path(run_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    content = {
-        "unix_s": time.time(),
-        "code": exit_code(findings),
-        "findings": list(map(asdict, findings)),
-    }
+    content = {"unix_s": time.time(), "code": exit_code(findings), "findings": list(map(asdict, findings))}
     path = folder / FILE
     write_whole(path, f"{json.dumps(content | measured, indent=1)}\n".encode())
     return path

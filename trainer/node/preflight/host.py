@@ -432,14 +432,7 @@ def _disk_speed(config: RunConfig, disk: Disk, rank: tuple[int, ...], alone: boo
         return Finding(check="disk speed", nodes=rank, figure=figure, target=target)
     figure = f"{disk.path} takes {speed / 1e6:.0f} MB/s: {what} would take {size / speed:.0f} s to write"
     remedy = "set run.dir, HF_HOME or SPOTRL_TMP to a faster, local disk"
-    return Finding(
-        check="disk speed",
-        nodes=rank,
-        level="warn",
-        figure=figure,
-        target=target,
-        remedy=remedy,
-    )
+    return Finding(check="disk speed", nodes=rank, level="warn", figure=figure, target=target, remedy=remedy)
 
 
 def shm_bytes(config: RunConfig) -> int:

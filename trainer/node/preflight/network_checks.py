@@ -331,12 +331,7 @@ def _bandwidth(found: Survey, gpus: bool) -> list[Finding]:
         target = f"a {floor:.0f} Gb/s link"
         out.append(
             Finding(
-                check="bandwidth",
-                level="fail",
-                figure=figure,
-                target=target,
-                remedy=remedy,
-                machine=False,
+                check="bandwidth", level="fail", figure=figure, target=target, remedy=remedy, machine=False
             )
         )
     if not out:
