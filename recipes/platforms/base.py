@@ -74,9 +74,9 @@ class Platform:
     ones."""
     bucket_mount: bool = False
     """The platform can mount a bucket on the node (FUSE)."""
-    disk: clouds.Disk | None = None
-    """What checkpoints are written to, where it is slower than their upload; None: a disk of the host's own, or
-    not known."""
+    disk: clouds.CloudDisk | None = None
+    """What checkpoints are written to, where that is slower than their upload; None: a disk of the host's
+    own, or not known."""
     needs: str = ""
     """SkyPilot's part for the cloud where our launch environment lacks it: then no launch goes there unless
     the target is named or SkyPilot has fetched the cloud's catalog."""

@@ -62,7 +62,7 @@ MIB = 1 << 20
 
 
 @dataclass(frozen=True)
-class Disk:
+class CloudDisk:
     """A cloud's disk as a task file asks for it: how fast it takes a checkpoint, and what it costs."""
 
     tier: str
@@ -85,18 +85,18 @@ class Disk:
 
 
 DISKS = {
-    # gp3 of 7,000 IOPS and 437 MiB/s (SkyPilot 0.14.1); its `medium` has 218, and `ultra` costs $1,300 a month
-    "aws": Disk("high", 437 * MIB, 0, 437 * MIB, 0.08, 32.5),
+    # gp3 of 7,000 IOPS and 437 MiB/s (SkyPilot 0.14.1); its `medium` has 218, `ultra` costs $1,300 a month
+    "aws": CloudDisk("high", 437 * MIB, 0, 437 * MIB, 0.08, 32.5),
     # pd-ssd: 0.48 MiB/s a GiB, 1,200 at most (Google's page on disks); `medium`, pd-balanced, has 0.28.
-    "gcp": Disk("high", 0, 0.48 * MIB, 1200 * MIB, 0.17),
-    "dstack-gcp": Disk("", 0, 0.28 * MIB, 1200 * MIB, 0.10),
+    "gcp": CloudDisk("high", 0, 0.48 * MIB, 1200 * MIB, 0.17),
+    "dstack-gcp": CloudDisk("", 0, 0.28 * MIB, 1200 * MIB, 0.10),
     # Premium SSD by its size, 200 MB/s for up to 1 TiB: SkyPilot's `high` and `medium` are the same.
-    "azure": Disk("", 200e6, 0, 200e6, 0.132),
+    "azure": CloudDisk("", 200e6, 0, 200e6, 0.132),
     # Network SSD IO M3 in place of Network SSD (assumptions: 1 GB/s, and its price).
-    "nebius": Disk("high", 1e9, 0, 1e9, 0.118),
+    "nebius": CloudDisk("high", 1e9, 0, 1e9, 0.118),
 }
-"""Planning figures by cloud, list prices of November 2026. RunPod's and Lambda's disks are the hosts' own NVMe,
-in the machine's price."""
+"""Planning figures by cloud, list prices of November 2026. RunPod's and Lambda's disks are the hosts' own
+NVMe, in the machine's price."""
 
 
 def runpod_card(gpu: str, count: int) -> str:
