@@ -35,6 +35,7 @@ from data_prep.options import (
 from trainer.config import ConfigError
 from trainer.system.errors import OF_THE_DISK, UNWRITABLE, StorageError
 from trainer.system.exit_codes import EXIT_CONFIG, EXIT_INTERRUPTED, EXIT_STORAGE
+from trainer.system.own_file import looked_in
 
 if TYPE_CHECKING:
     from data_prep.prepare import Progress
@@ -401,9 +402,8 @@ def _sources(
         repository = Repository(source, options.revision, options.mirror)
         return catalog.any_repository(repository, mapping, show, options.split, evaluation, options.sft, form)
     raise ConfigError(
-        f"no file, folder or dataset {source!r}: the names are {', '.join(NAMES)}, generated, "
-        f"{TASK_FAMILIES}FAMILY; on the hub "
-        "a dataset is OWNER/NAME"
+        f"no file, folder or dataset {source!r}{looked_in(source)}: the names are {', '.join(NAMES)},"
+        f" generated, {TASK_FAMILIES}FAMILY; on the hub a dataset is OWNER/NAME"
     )
 
 

@@ -235,3 +235,22 @@ def test_pages_that_children_share_count_once(tmp_path, monkeypatch):
 def test_an_exit_is_a_fault(tmp_path, opened):
     with opened(written(tmp_path, "import sys\n", "sys.exit('over') if text == 'x' else 1")) as call:
         assert "SystemExit: over" in call("x") and call("y") == "1.0"
+
+
+BREAKS = """
+import os, sys
+def breaks(text):
+    if text == "fork":
+        os.fork()
+    if text == "modules":
+        sys.modules.clear()
+    return len(text)
+"""
+
+
+@both
+@pytest.mark.parametrize("way", ["fork", "modules"])
+def test_code_that_breaks_its_process_costs_no_other_completion(tmp_path, opened, way):
+    with opened(written(tmp_path, BREAKS, "breaks(text)")) as call:
+        call(way)
+        assert [call("a" * n) for n in (1, 2, 3)] == ["1.0", "2.0", "3.0"]

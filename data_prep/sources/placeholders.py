@@ -11,6 +11,7 @@ from data_prep.sources.source import BadRecord
 _MARK = re.compile(
     r"""
     (?:Picture\ \d+:\s*)?<img>(?P<path>[^<>]*)</img>\n?
+    | !\[[^\[\]\n]*\]\( (?P<markdown>[^()\s]+) (?:\s+"[^"\n]*")? \)
     | <img\s[^<>]*?src\s*=\s*["'](?P<source>[^"'<>]*)["'][^<>]*>
     | <\|vision_start\|><\|image_pad\|><\|vision_end\|>
     | <image(?:[ _:-]?(?P<number>\d{1,3}))?>
@@ -20,7 +21,7 @@ _MARK = re.compile(
     """,
     re.IGNORECASE | re.VERBOSE,
 )
-"""How texts of published sets name an image: of Qwen-VL, HTML, Qwen2-VL, LLaVA and MMMU, Phi, DeepSeek,
+"""How texts of published sets name an image: of Qwen-VL, Markdown, HTML, Qwen2-VL, LLaVA and MMMU, Phi, DeepSeek,
 InternLM."""
 
 
@@ -69,10 +70,11 @@ class ImagePlaces:
         return [{"type": "image"}]
 
     def _place(self, mark: re.Match[str]) -> None:
-        path = mark["path"] if mark["path"] is not None else mark["source"]
+        path = next((mark[name] for name in ("path", "markdown", "source") if mark[name] is not None), None)
         written = mark["number"] or mark["phi"]
         if path is not None:
             self.images.append(path)
+            self._numbers.update(n for n, beside in self.numbered.items() if beside == path)
         elif written is not None:
             number = int(written)
             if number not in self.numbered:

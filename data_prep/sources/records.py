@@ -46,10 +46,14 @@ def read(
                 with form.open(path, newline="") as file:
                     yield from separated.records(file, form.delimiter, Counter() if notes is None else notes)
             case ".parquet":
-                for batch in pq.ParquetFile(path).iter_batches(BATCH_ROWS):
+                file = pq.ParquetFile(path)
+                separated.refuse_repeats(file.schema_arrow.names)
+                for batch in file.iter_batches(BATCH_ROWS):
                     yield from _rows(_shortest_decimals(batch))
             case _:
                 raise ConfigError(f"{path}: not a data file that can be read; use {', '.join(ENDINGS)}")
+    except separated.RepeatedColumn as error:
+        raise ConfigError(f"{path}: {error}") from None
     except (pa.ArrowException, UnicodeError, csv.Error, OSError) as error:
         if isinstance(error, OSError) and error.errno:
             raise  # of the disk, and not of what pyarrow reads from it
@@ -59,11 +63,19 @@ def read(
 
 
 def parse_json(text: str) -> Any:
-    """JSON with decimals kept as text. Raises ValueError."""
+    """JSON with decimals kept as text. Raises ValueError, and for a key that an object has twice."""
     try:
-        return json.loads(text, parse_float=str)
+        return json.loads(text, parse_float=str, object_pairs_hook=_distinct)
     except RecursionError:
         raise ValueError("JSON that is nested too deeply") from None
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        (name, _), *_ = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"the key {name!r} twice")
+    return values
 
 
 def _shortest_decimals(batch: pa.RecordBatch) -> pa.RecordBatch:

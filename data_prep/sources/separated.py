@@ -6,10 +6,11 @@ import csv
 from collections import Counter, deque
 from collections.abc import Iterator
 from itertools import zip_longest
+from operator import itemgetter
 from typing import Any, TextIO
 
 from data_prep.sources.source import RAW_CHARS, UnreadableRecord
-from data_prep.sources.text_files import bounded_lines
+from data_prep.sources.text_files import SEPARATOR, bounded_lines
 
 LOOKAHEAD_LINES = 1000
 """Most lines of one quoted field."""
@@ -19,6 +20,17 @@ LINE_BREAKS = "rows with line breaks inside a quoted field"
 STRAY_QUOTES = "lines whose quotes do not pair, read as they stand"
 
 csv.field_size_limit(1 << 30)  # images may be inside, in base64
+
+
+class RepeatedColumn(Exception):
+    """A table that names two columns alike."""
+
+
+def refuse_repeats(names: list[str]) -> None:
+    """Raises RepeatedColumn for a name that two columns have: nobody knows which one is meant."""
+    name, times = max(Counter(filter(None, names)).items(), key=itemgetter(1), default=("", 0))
+    if times > 1:
+        raise RepeatedColumn(f"{times} columns are named {name!r}: give each its own name")
 
 
 class _Lines:
@@ -55,11 +67,14 @@ class _Lines:
 
 
 def records(file: TextIO, delimiter: str, notes: Counter[str]) -> Iterator[dict[str, Any] | UnreadableRecord]:
-    """The rows below the header. What is remarkable is counted in `notes`."""
+    """The rows below the header. What is remarkable is counted in `notes`. Raises RepeatedColumn."""
     lines = _Lines(file)
     header = _fields(lines, delimiter, 0, notes)
+    if isinstance(header, list) and SEPARATOR.fullmatch(delimiter.join(header)):
+        header = _fields(lines, delimiter, 0, notes)
     if not isinstance(header, list):
         return
+    refuse_repeats(header)
     while (fields := _fields(lines, delimiter, len(header), notes)) is not None:
         if isinstance(fields, UnreadableRecord):
             yield fields

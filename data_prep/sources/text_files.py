@@ -25,6 +25,8 @@ MOST_CHARACTERS = 256 << 20
 """Longest line of a file: a row with its images in base64."""
 _BROKEN = re.compile("[\udc80-\udcff]")
 _HIGH = re.compile(rb"[\x80-\xff]+")
+SEPARATOR = re.compile(r"sep=(.?)", re.IGNORECASE)
+"""A first line of spreadsheet programs, which names what stands between fields."""
 UTF8 = "utf-8-sig"
 LATIN = "cp1252"
 
@@ -87,6 +89,8 @@ def _recognize(path: Path, given: TextForm, size: int, changed_ns: int) -> TextF
     with encoded.open(path, newline="") as file:
         lines = list(islice(bounded_lines(file), SAMPLE_LINES))
     best = _usual_delimiter(path)
+    if lines and (stated := SEPARATOR.fullmatch(lines[0].rstrip("\r\n"))):
+        return TextForm(encoded.encoding, stated[1] or best)
     for delimiter in DELIMITERS:
         if _agreement(lines, delimiter) > _agreement(lines, best):
             best = delimiter

@@ -10,7 +10,7 @@ import click
 from click.shell_completion import shell_complete
 
 from recipes.commands.main_commands import COMPLETE, launch
-from trainer.system.errors import OF_THE_DISK, ConfigError
+from trainer.system.errors import OF_THE_DISK, UNWRITABLE, ConfigError
 from trainer.system.exit_codes import EXIT_CONFIG, EXIT_INTERRUPTED, EXIT_STORAGE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,6 +38,10 @@ def main(arguments: list[str]) -> int:
         print(f"launch.py: {error}", file=sys.stderr)
         return EXIT_CONFIG
     except OSError as error:
+        if error.filename and error.errno in UNWRITABLE:
+            cure = "name a folder that this user can write, or run a checkout of your own (runs/ is in it)"
+            print(f"launch.py: {error.filename}: {error.strerror}: {cure}", file=sys.stderr)
+            return EXIT_CONFIG
         if error.errno not in OF_THE_DISK:
             raise
         print(f"launch.py: the disk is full or fails: {error}", file=sys.stderr)

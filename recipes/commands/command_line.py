@@ -16,6 +16,7 @@ import click
 
 from recipes.commands.completion import NameType, option_names, recipe_names, run_ids, target_names
 from trainer.system.errors import ConfigError
+from trainer.system.own_file import GIVEN_IN
 
 WORKER = "rollout-worker"
 """What the command line calls one machine that samples for a run: a view of that run's recipe."""
@@ -117,6 +118,7 @@ class Command(click.Command):
             recipe, given["overrides"] = recipe_files.expand_paths(recipe, list(given["overrides"]))
             if "recipe" in given:
                 given["recipe"] = recipe
+        os.environ[GIVEN_IN] = os.getcwd()
         os.chdir(ctx.obj)
         if given.get("recipe") == WORKER and "overrides" in given:
             from recipes.drivers import fleet_launch

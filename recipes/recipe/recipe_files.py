@@ -7,10 +7,10 @@ those, so `resume` and `reproduce` do not depend on the file. A Python file is r
 
 from __future__ import annotations
 
-import importlib.util
 import json
+import os
 import shlex
-import sys
+from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,17 @@ from typing import Any
 import yaml
 
 from recipes.recipe.spec import Recipe
-from trainer.config import ConfigError
+from trainer.config import ConfigError, from_dict
 from trainer.config.plain_yaml import read_yaml
+from trainer.system.own_file import ROOT, OwnFileError, fault_of, load_named
+from trainer.system.process_set import Guard, ProcessSet
+from trainer.system.redaction import SECRET_NAME
 
 YAML = (".yaml", ".yml")
 STORED_NOTE = "in-the-bucket"
 """File beside a config.json whose model lies in a bucket: the key that nodes fetch it from, or nothing."""
+CODE = ("rewards.function", "turns.environment")
+"""Fields that name code of a file, from where the command is given."""
 FOLDERS = ("model.path", "algorithm.teacher", "data.path", "evaluation.path", "storage.weights")
 """Fields that may name a folder from where the command is given."""
 
@@ -60,6 +65,9 @@ def from_here(arguments: list[str]) -> list[str]:
 def _absolute(assignment: str) -> str:
     """`data.source=mine.jsonl --images imgs` with absolute paths, where files of these names are here."""
     key, _, text = assignment.partition("=")
+    if key.strip() in CODE:
+        file, colon, name = text.rpartition(":")
+        return f"{key}={_in_repository(file)}{colon}{name}" if Path(file).is_file() else assignment
     if key.strip() in FOLDERS and Path(text).is_dir() and text.strip():
         return f"{key}={Path(text).absolute()}"
     if key.strip() == "data.system_prompt" and text.startswith("@"):
@@ -79,6 +87,12 @@ def _absolute(assignment: str) -> str:
         if not plain and Path(path).exists():
             words[i] = f"{Path(path).absolute()}{equals}{weight}"
     return f"{key}={json.dumps(shlex.join(words))}"
+
+
+def _in_repository(file: str) -> str:
+    """A file's path from the repository's root, where nodes find it, or its whole path if it is outside."""
+    path = Path(file).absolute()
+    return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)
 
 
 def _text_of(path: Path) -> str:
@@ -138,33 +152,31 @@ def flatten(values: dict[Any, Any], above: str = "") -> list[str]:
 
 
 def from_python(reference: str) -> Recipe:
-    """Calls the function of `file.py:function`. The file's folder can be imported from. Raises
-    ConfigError."""
-    name, _, function = reference.rpartition(":")
-    path = Path(name)
-    if not name or not function:
-        raise ConfigError(f"{reference}: name the function that returns the recipe, {reference}:FUNCTION")
-    if not path.is_file():
-        raise ConfigError(f"{path} is not there")
-    spec = importlib.util.spec_from_file_location(f"recipe_file_{path.stem}", path)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses of the file look themselves up there
-    if str(path.parent) not in sys.path:
-        sys.path.append(str(path.parent))
+    """The recipe that the function of `file.py:function` returns, called in a process of its own as all code
+    of people's. The file's folder can be imported from. Raises ConfigError."""
+    harmless = {name: value for name, value in os.environ.items() if not SECRET_NAME.search(name)}
+    process = ProcessSet(Guard(maker=MAKER, arguments=[reference], key="recipe", environment=harmless))
     try:
-        spec.loader.exec_module(module)
-        make = getattr(module, function, None)
-        recipe = make() if callable(make) else None
-    except ConfigError:
-        raise
-    except Exception as error:
-        what = " ".join(str(error).split())
-        raise ConfigError(f"{reference} failed: {type(error).__name__}: {what}") from error
-    if not callable(make):
-        raise ConfigError(f"{path} has no function {function}")
-    if not isinstance(recipe, Recipe):
-        raise ConfigError(
-            f"{reference} returned {type(recipe).__name__}, and a recipe is recipes.recipe.spec.Recipe"
-        )
-    return recipe
+        return from_dict(Recipe, process.about()["recipe"], "recipe")
+    finally:
+        process.close()
+
+
+class MadeRecipe:
+    """What a process answers that was started for a recipe of a file."""
+
+    def __init__(self, reference: str) -> None:
+        """Raises OwnFileError."""
+        make = load_named("recipe", reference)
+        try:
+            recipe = make()
+        except BaseException as error:
+            raise OwnFileError(fault_of("recipe", reference, error)) from None
+        if not isinstance(recipe, Recipe):
+            raise OwnFileError(
+                f"{reference} returned {type(recipe).__name__}, and a recipe is recipes.recipe.spec.Recipe"
+            )
+        self.about = {"recipe": asdict(recipe)}
+
+
+MAKER = f"{MadeRecipe.__module__}:{MadeRecipe.__name__}"

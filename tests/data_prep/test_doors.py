@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
 import tempfile
@@ -11,10 +12,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from benchmarks import doors
+from benchmarks import doors, hostile
+from data_prep.ingest.images import inspect
+from trainer.images.decoding import ImageLimits
 
-SLOW = {doors.prepared: 3, doors.archive: 60}
+SLOW = {doors.prepared: 3, doors.archive: 60, doors.code: 3}
+SLOW |= {doors.reward_function: 12, doors.own_environment: 12}
 """Inputs of doors that take longer than milliseconds."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ended():
+    yield
+    doors.end_processes()
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -40,23 +50,23 @@ def test_every_input_is_right_or_named(door):
 
 TEXT = st.text(st.characters(), max_size=300)
 VALUE = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | TEXT | st.sampled_from(doors.TEXTS),
+    st.none() | st.booleans() | st.integers() | st.floats() | TEXT | st.sampled_from(hostile.TEXTS),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXT, inner, max_size=4),
     max_leaves=10,
 )
 
 
 @settings(max_examples=150, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(record=st.dictionaries(st.sampled_from(doors.COLUMNS), VALUE, max_size=5))
+@given(record=st.dictionaries(st.sampled_from(hostile.COLUMNS), VALUE, max_size=5))
 def test_a_record_of_any_structure_costs_itself_alone(record):
-    sound = doors.sound_records(random.Random(0))
+    sound = hostile.sound_records(random.Random(0))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "d.jsonl"
-        path.write_text("\n".join(map(doors.json.dumps, [*sound, record])))
+        path.write_text("\n".join(map(json.dumps, [*sound, record])))
         doors.expect_sound(doors.read_rows(path), sound, len(sound) + 1)
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(data=st.binary(max_size=300))
 def test_bytes_that_are_no_image_have_a_reason(data):
-    assert doors.inspect(data, doors.ImageLimits()).error
+    assert inspect(data, ImageLimits()).error

@@ -59,6 +59,7 @@ PART = {"type": "image"}
         {"question": "<image> and <image>?", "answer": 5, "image": "a.png"},
         {"question": "<image>?", "answer": 5, "images": ["a.png", "b.png"]},
         {"question": "<image 2>?", "answer": 5, "images": ["a.png", "b.png"]},
+        {"question": "![](c.png)?", "answer": 5, "images": ["a.png"]},
         {"question": "<image 1> and <image>?", "answer": 5, "images": ["a.png", "b.png"]},
         {"question": "<image 3>?", "answer": 5, "images": ["a.png", "b.png"]},
         {"messages": turns("<image>How many?")},
@@ -93,6 +94,12 @@ def test_a_text_that_names_other_images_than_there_are_is_left_out(record):
         ({"question": "<image 1>, <image 2>, <image 1>", "answer": 5, "images": [A, B]}, [A, B, A]),
         ({"question": "<img>c.png</img> and <image>", "answer": 5, "images": [A]}, ["c.png", A]),
         ({"question": "<image> and <img>c.png</img>", "answer": 5, "images": [A]}, [A, "c.png"]),
+        ({"question": '![](a/b.png) and ![a (b)](c.png "t")?', "answer": 5}, ["a/b.png", "c.png"]),
+        (
+            {"question": "![x](b.png), ![](a.png)?", "answer": 5, "images": ["a.png", "b.png"]},
+            ["b.png", "a.png"],
+        ),
+        ({"question": "<img src='a.png'>?", "answer": 5, "image": "a.png"}, ["a.png"]),
         ({"question": "?", "answer": 5, "images": [[A], [B]]}, [A, B]),
         ({"question": "?", "answer": 5, "image_1": A, "image_2": B}, [A, B]),
         ({"question": "?", "choices": ["<image 2>", "<image 1>"], "answer": "B", "images": [A, B]}, [B, A]),
@@ -104,7 +111,7 @@ def test_images_stand_where_the_text_names_them(record, images):
     found = parsed(record)
     assert found.images == images
     assert count_placeholders(found.messages) == len(images)
-    assert "<im" not in question_text(found.messages)
+    assert "<im" not in question_text(found.messages) and "![" not in question_text(found.messages)
 
 
 QUESTION = "Is the ball red or blue?"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from data_prep.sources.separated import LINE_BREAKS, STRAY_QUOTES
@@ -85,6 +87,32 @@ def test_what_is_recognized_can_be_named(tmp_path):
     told = "--encoding", "gb18030", "--delimiter", "|", "--map", "question=question;and"
     kept, _ = prepared(source, tmp_path / "out", *told)
     assert [question_text(row.messages) for row in kept] == ["你;好 1?", "你;好 2?"]
+
+
+@pytest.mark.parametrize(
+    ("first", "between"), [("sep=;", ";"), ("SEP=,", ","), ("sep=\t", "\t"), ("sep=", ",")]
+)
+def test_a_first_line_of_spreadsheets_names_the_separator(tmp_path, first, between):
+    rows = [first, f"question{between}answer", *(f"How many, {i}; or more?{between}{i}" for i in range(4))]
+    rows = [row.replace(between, "", row.count(between) - 1) if "How" in row else row for row in rows]
+    kept, others = prepared(table(tmp_path, "d.csv", rows), tmp_path / "out")
+    assert [row.answer for row in kept] == ["0", "1", "2", "3"] and not others
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path, capsys):
+    columns = ["question", "answer", "answer"]
+    source = table(tmp_path, "d.csv", [",".join(columns), "How many?,1,2"])
+    whole = tmp_path / "d.parquet"
+    pq.write_table(pa.table([["How many?"], ["1"], ["2"]], names=columns), whole)
+    for path in (source, whole):
+        assert run("prepare", path, "--out", tmp_path / "out") == 2
+        assert f"{path}: 2 columns are named 'answer'" in capsys.readouterr().err
+    source = table(tmp_path, "d.csv", ["question,answer,,", "How many?,1,,"])
+    assert [row.answer for row in prepared(source, tmp_path / "out")[0]] == ["1"]
+    text = '{"question": "And?", "answer": 3}\n{"question": "Q?", "answer": 1, "answer": 2}\n'
+    (tmp_path / "d.jsonl").write_text(text)
+    kept, others = prepared(tmp_path / "d.jsonl", tmp_path / "lines")
+    assert [row.answer for row in kept] == ["3"] and others == {"bad_json": 1}
 
 
 def test_an_encoding_that_only_a_person_knows_is_asked_for(tmp_path, capsys):

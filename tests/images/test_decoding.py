@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 
 import numpy as np
@@ -11,6 +12,7 @@ from PIL import Image, ImageOps
 from trainer.config import ConfigError
 from trainer.images import decoding
 from trainer.images.decoding import decode_image, image_size
+from trainer.sampling import api_server
 
 
 def encoded(image: Image.Image, kind: str = "PNG", **options) -> bytes:
@@ -117,3 +119,29 @@ def test_sizes_are_read_without_decoding(monkeypatch):
     monkeypatch.setattr(Image.Image, "load", lambda self: pytest.fail("decoded"))
     for one in data:
         assert image_size(one, "r") == (60, 40)
+
+
+@pytest.fixture
+def served(monkeypatch):
+    """vLLM's loader of a request's images, as `serve` has it."""
+    from vllm.multimodal.media.connector import MediaConnector
+    from vllm.multimodal.media.image import ImageMediaIO
+
+    monkeypatch.setattr(ImageMediaIO, "load_bytes", ImageMediaIO.load_bytes)
+    api_server.decode_as_training()
+
+    def load(data: bytes) -> Image.Image:
+        url = f"data:image/png;base64,{base64.b64encode(data).decode()}"
+        return MediaConnector().fetch_image(url)
+
+    return load
+
+
+def test_serving_shows_what_training_shows(served):
+    deep = encoded(Image.fromarray((RAMP * 65535).astype(np.uint16)))
+    clear = encoded(Image.new("LA", (40, 40), (0, 0)))
+    for data in (deep, clear, encoded(scene(), "JPEG"), encoded(scene().convert("CMYK"), "TIFF")):
+        assert served(data).tobytes() == decode_image(data, "r").tobytes()
+    for size, kind in (((40, 3), "PNG"), ((600, 5), "PNG"), ((40, 40), "PPM")):
+        with pytest.raises(ValueError, match="the image cannot be shown: "):
+            served(encoded(Image.new("RGB", size), kind))

@@ -147,6 +147,8 @@ def test_what_cannot_be_published_is_said(run, tmp_path, capsys):
     (tmp_path / "full/file").write_text("")
     assert published(run, tmp_path / "full", "--yes") == 2
     assert "is not empty" in capsys.readouterr().err
+    assert published(run, "/sys/kernel/out", "--yes") == 2
+    assert "/sys/kernel/out: Operation not permitted: give --to a folder" in capsys.readouterr().err
     (run / "hf/model.safetensors").unlink()
     assert published(run, tmp_path / "out", "--yes") == 2
     assert "no weights in" in capsys.readouterr().err

@@ -2,16 +2,19 @@
 
 import json
 import os
+import shutil
+from pathlib import Path
 
 import pytest
 from desk import elsewhere as elsewhere
 from desk import run, stand_in
 
 from recipes.recipe.recipe_files import expand_paths, flatten
-from recipes.records import run_record
+from recipes.records import manifest, run_record
 from recipes.records.reproduce import check_config
 from trainer.config import ConfigError
 
+ROOT = Path(__file__).parents[2]
 BASE = "grpo-qwen2.5-vl-7b-mathv60k"
 PYTHON = f"""\
 from dataclasses import dataclass, replace
@@ -131,13 +134,13 @@ def test_up_records_what_resume_and_reproduce_need(capsys, here, monkeypatch, tm
 
 BAD = [
     (["nothing.yaml"], "nothing.yaml cannot be read: No such file"),
-    (["nothing.py:mine"], "nothing.py is not there"),
-    (["mine.py"], "name the function that returns the recipe"),
-    (["mine.py:other"], "has no function other"),
-    (["mine.py:VALUE"], "has no function VALUE"),
+    (["nothing.py:mine"], "write path/to/file.py:function, with a file that exists"),
+    (["mine.py"], "write path/to/file.py:function"),
+    (["mine.py:other"], "has no function 'other'"),
+    (["mine.py:VALUE"], "has no function 'VALUE'"),
     (["mine.py:nothing"], "returned int, and a recipe is recipes.recipe.spec.Recipe"),
-    (["mine.py:broken"], "failed: KeyError"),
-    (["syntax.py:mine"], "failed: SyntaxError"),
+    (["mine.py:broken"], r":broken: KeyError: 'two\nlines' (mine.py:"),
+    (["syntax.py:mine"], "SyntaxError: invalid syntax (syntax.py, line 1) (syntax.py:1)"),
     (["baseless.yaml"], "base is missing"),
     (["circle.yaml"], "its base leads back to it"),
     ([BASE, "--set", "@nothing.yaml"], "nothing.yaml cannot be read"),
@@ -154,6 +157,40 @@ def test_bad_files_are_one_line(command, arguments, message, capsys, tmp_path):
     code, out, err = run(capsys, command, *arguments, "--target", "slurm")
     assert code == 2 and out == "" and err.count("\n") == 1 and message in err
     assert not (tmp_path / "runs").exists()
+
+
+def test_runs_that_cannot_be_written_are_one_line(capsys, monkeypatch):
+    for module in (run_record, manifest):
+        monkeypatch.setattr(module, "RUNS", Path("/sys/kernel/runs"))
+    code, _, err = run(capsys, "up", "demo", "--target", "local", "--detach")
+    assert code == 2 and err.count("\n") == 1 and "/sys/kernel/runs: Operation not permitted: name" in err
+
+
+def test_code_is_looked_for_where_the_command_is_given(capsys, here):
+    shutil.copy(ROOT / "examples/reward.py", here / "own_reward.py")
+    words = "up", "demo", "--target", "local", "--dry-run", "--set"
+    code, _, err = run(capsys, *words, "rewards.function=own_reward.py:reward")
+    assert code == 0, err
+    os.chdir(here)
+    code, _, err = run(capsys, *words, "rewards.function=nope.py:reward")
+    assert code == 2 and f"a file that exists (looked in {here} and {ROOT})" in err
+    os.chdir(ROOT / "examples")
+    assert expand_paths("demo", ["turns.environment=environment.py:Ruler"])[1] == [
+        "turns.environment=examples/environment.py:Ruler"
+    ]
+
+
+def test_a_recipe_of_a_file_finds_no_token_and_ends_no_command(capsys, here, monkeypatch):
+    monkeypatch.setenv("MY_TOKEN", "secret")
+    monkeypatch.setenv("MY_SITE", "here")
+    code = 'import os\ndef mine():\n    print(os.environ["MY_SITE"])\n    os.environ["MY_TOKEN"]\n'
+    (here / "tokens.py").write_text(code)
+    (here / "ends.py").write_text("import os\ndef mine():\n    os._exit(0)\n")
+    code, _, err = run(capsys, "plan", "tokens.py:mine", "--target", "slurm")
+    assert code == 2 and "KeyError: 'MY_TOKEN' (tokens.py:4)" in err
+    os.chdir(here)
+    code, _, err = run(capsys, "plan", "ends.py:mine", "--target", "slurm")
+    assert code == 2 and "recipe: no process started in 3 attempts" in err
 
 
 def test_flattened_values_keep_their_types():

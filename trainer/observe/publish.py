@@ -31,6 +31,7 @@ from trainer.observe.history import read_history
 from trainer.observe.model_card import CURVES, draw_curves, model_card
 from trainer.observe.report_page import run_name
 from trainer.system.contained_path import inside
+from trainer.system.errors import UNWRITABLE
 from trainer.system.terminal_text import terminal_line
 
 CARD = "README.md"
@@ -197,6 +198,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         publish(what, args.yes)
     except ConfigError as error:
         print(error, file=sys.stderr)
+        return 2
+    except OSError as error:
+        if error.errno not in UNWRITABLE:
+            raise
+        cure = "give --to a folder that this user can write; weights are linked from a folder beside them"
+        print(f"{error.filename}: {error.strerror}: {cure}", file=sys.stderr)
         return 2
     return 0
 

@@ -40,7 +40,7 @@ def server_command(config: RunConfig, host: str, port: int) -> list[str]:
         # Not `vllm serve`: it asks for the version of a package vllm, and the CPU's is called otherwise.
         sys.executable,
         "-m",
-        "vllm.entrypoints.launchers.api_server.entry",
+        "trainer.sampling.api_server",
         "--host",
         host,
         "--port",

@@ -49,8 +49,12 @@ def serve(connection: Connection, maker: str, arguments: Sequence[str]) -> None:
         connection.send_bytes(json.dumps([state, f"{named}{error}"]).encode())
         return
     connection.send_bytes(hello.encode())
+    own = os.getpid()
     while True:
-        connection.send_bytes(answerer.answer(connection.recv_bytes()))
+        reply = answerer.answer(connection.recv_bytes())
+        if os.getpid() != own:  # the code has forked and came back twice
+            os._exit(0)
+        connection.send_bytes(reply)
 
 
 def main() -> None:

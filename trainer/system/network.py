@@ -31,6 +31,21 @@ def interfaces() -> list[Interface]:
     return found
 
 
+def ipv4_problem(peers: Iterable[str]) -> str:
+    """Which node has no address of IPv4, which launcher, Ray and Gloo speak; "" if none is known."""
+    for peer in peers:
+        try:
+            families = {found[0] for found in socket.getaddrinfo(peer, None)}
+        except OSError:  # a name that is not known yet
+            continue
+        if families == {socket.AF_INET6}:
+            return (
+                f"{peer} has an address of IPv6 alone, and launcher, Ray and Gloo speak IPv4: give the nodes"
+                " IPv4 addresses"
+            )
+    return ""
+
+
 def route_address(peer: str) -> str:
     """This machine's address on the route to `peer`, from the kernel; nothing is sent. Raises OSError."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

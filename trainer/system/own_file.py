@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import os
 import sys
 import sysconfig
 import traceback
@@ -15,6 +16,8 @@ from typing import Any
 from trainer.system.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
+GIVEN_IN = "SPOTRL_GIVEN_IN"
+"""Names the folder in which a person gave the command, where the process has gone elsewhere since."""
 FAULT_CHARS = 300
 _runner: Any = None
 """The event loop of this process, once something was awaited."""
@@ -25,6 +28,16 @@ class OwnFileError(ConfigError):
 
     lacks_module = False
     """Whether the file imports a package that this machine does not have."""
+
+
+def looked_in(path: str) -> str:
+    """Where a path that names nothing was looked for, for a message: in the folder in which the command was
+    given, and in the repository."""
+    if path.startswith(("/", "~")):
+        return ""
+    here = os.getcwd()
+    given_in = os.environ.get(GIVEN_IN, here) if Path(here) == ROOT else here
+    return f" (looked in {' and '.join(dict.fromkeys([given_in, str(ROOT)]))})"
 
 
 def own_path(spec: str) -> Path:
@@ -42,8 +55,8 @@ def load_named(key: str, spec: str) -> Callable[..., Any]:
     given, _, name = spec.rpartition(":")
     path = own_path(spec)
     if not given or not path.is_file():
-        places = f" (looked in {Path.cwd()} and {ROOT})" if given and not given.startswith(("/", "~")) else ""
-        raise OwnFileError(f"{key} {spec!r}: write path/to/file.py:function, with a file that exists{places}")
+        where = looked_in(given) if given else ""
+        raise OwnFileError(f"{key} {spec!r}: write path/to/file.py:function, with a file that exists{where}")
     module_name = "users_" + path.stem
     module_spec = importlib.util.spec_from_file_location(module_name, path)
     if module_spec is None or module_spec.loader is None:

@@ -12,6 +12,7 @@ from trainer.system.network import (
     chosen_interfaces,
     interface_of,
     interfaces,
+    ipv4_problem,
     network_variables,
     route_address,
 )
@@ -204,6 +205,15 @@ def test_an_interface_is_read_as_its_library_reads_it(variable, given, taken):
     if taken is None:
         with pytest.raises(ConfigError, match=re.escape(f"{variable} is {given}")):
             network_variables(CARDS[2], {variable: given}, CARDS)
+
+
+@pytest.mark.parametrize(
+    ("peers", "named"),
+    [(["10.0.0.1", "fd00::2"], "fd00::2"), (["::1"], "::1"), (["10.0.0.1", "no.such"], "")],
+)
+def test_a_node_with_an_address_of_ipv6_alone_is_named(peers, named):
+    problem = ipv4_problem(peers)
+    assert problem.startswith(named) and ("give the nodes IPv4 addresses" in problem) is bool(named)
 
 
 def test_a_node_with_the_address_of_another_rank_is_misplaced():

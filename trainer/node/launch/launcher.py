@@ -143,6 +143,8 @@ class Launcher(ABC):
         """Raises Ended where this node's addresses are those of another rank: two nodes have one rank, or one
         address. The head hears of it first."""
         node = self.node
+        if node.nodes > 1 and (problem := network.ipv4_problem(node.peers)):
+            raise LaunchEnded(EXIT_CONFIG, problem)
         own = [one.address for one in network.interfaces()]
         holds = topology.misplaced_rank(node, own, addresses_of) if node.nodes > 1 else None
         if holds is None:
