@@ -21,8 +21,8 @@ _MARK = re.compile(
     """,
     re.IGNORECASE | re.VERBOSE,
 )
-"""How texts of published sets name an image: of Qwen-VL, Markdown, HTML, Qwen2-VL, LLaVA and MMMU, Phi, DeepSeek,
-InternLM."""
+"""How texts of published sets name an image: of Qwen-VL, Markdown, HTML, Qwen2-VL, LLaVA and MMMU, Phi,
+DeepSeek, InternLM."""
 
 
 def is_marked(text: str) -> bool:

@@ -29,7 +29,7 @@ def decode_as_training() -> None:
         except Exception as error:  # decoders raise anything
             raise ValueError(f"the image cannot be shown: {type(error).__name__}: {error}") from None
 
-    ImageMediaIO.load_bytes = load_bytes  # ty: ignore[invalid-assignment]
+    ImageMediaIO.load_bytes = load_bytes
 
 
 if __name__ == "__main__":
