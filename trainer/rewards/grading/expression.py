@@ -11,7 +11,7 @@ undefined there. Two analytic functions that agree at a point that nobody chose 
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Literal
 
@@ -149,7 +149,7 @@ def proportional(first: Expression, second: Expression, base: int, positive: boo
     exactly = rule(first, second) == "exact"
     if exactly:
         at = Point(2, "residue")
-        if not _agree_exactly(_times_at(f, g, at), _times_at(g, f, at)):
+        if not _agree_exactly(_Product("*", (f, g), "", at), _Product("*", (g, f), "", at)):
             return False
 
     compared_at = points(first, second)
@@ -166,7 +166,9 @@ def proportional(first: Expression, second: Expression, base: int, positive: boo
                 factor = value(f, point) / value(g, point)
                 if positive and not (factor.real > 0 and abs(factor.imag) <= _EQUAL * abs(factor)):
                     return False
-            elif not exactly and not _close(_times_at(f, g, start), _times_at(g, f, start), point):
+            elif not exactly and not _close(
+                _Product("*", (f, g), "", start), _Product("*", (g, f), "", start), point
+            ):
                 return False
         except Undefined:
             continue
@@ -176,13 +178,16 @@ def proportional(first: Expression, second: Expression, base: int, positive: boo
     return start is not None
 
 
-def _times_at(f: Node, g: Node, elsewhere: Point) -> Node:
-    """The product of `f` and of what `g` is at another point."""
+@dataclass(frozen=True, slots=True)
+class _Product(Node):
+    """The product of its first part and of what its second part is at another point."""
 
-    def product(p: Point) -> Any:
-        return f.at(p) * g.at(replace(elsewhere, context=p.context, reach=p.reach, terms=[0]))
+    elsewhere: Point = Point(0, "complex")
 
-    return Node("*", (f, g), product)
+    def at(self, p: Point) -> Any:
+        """`Node.at`."""
+        f, g = self.parts
+        return f.at(p) * g.at(replace(self.elsewhere, context=p.context, reach=p.reach, terms=[0]))
 
 
 def _is_zero(f: Node, point: Point) -> bool:

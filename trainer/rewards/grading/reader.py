@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
 
 from trainer.rewards.grading import values
 from trainer.rewards.grading.exact import PRIMES, Inexact
@@ -45,13 +44,9 @@ class Expression:
 
 
 _SYMBOLS = {name: name for name in (*GREEK, "Upsilon", "hbar", "infty") if name != "pi"} | {
-    "ell": "l",
-    "varepsilon": "epsilon",
-    "vartheta": "theta",
-    "varphi": "phi",
-    "varrho": "rho",
+    "ell": "l", "varepsilon": "epsilon", "vartheta": "theta", "varphi": "phi", "varrho": "rho",
     "varsigma": "sigma",
-}
+}  # fmt: skip
 _ACCENT_NAMES = (
     "vec hat bar overline tilde dot ddot overrightarrow widehat widetilde mathcal mathscr mathfrak mathbb"
 )
@@ -62,6 +57,10 @@ _GROUPS = {"(": ")", "[": "]", "{": "}", "\\lfloor": "\\rfloor", "\\lceil": "\\r
 _TIMES = ("*", "\\cdot", "\\times", "\\ast", "\\bullet")
 _OVER = ("/", "\\div")
 _ENDS = frozenset(("+", "-", ")", "]", "}", ",", "\\rfloor", "\\rceil"))
+_IN_ARGUMENTS = frozenset("\\" + name for name in (*_SYMBOLS, "pi", "frac", "sqrt"))
+"""Commands that go on with an argument without brackets."""
+_ARGUMENTS = {"frac": "/", "binom": "binomial"}
+"""Commands of two arguments."""
 
 
 @lru_cache(maxsize=2048)
@@ -71,7 +70,7 @@ def read(text: str) -> Expression:
         raise Unreadable("too long")
     reader = _Reader(text)
     node = reader.sum()
-    if reader.next is not None:
+    if reader.next:
         raise Unreadable(f"unexpected {reader.next!r}")
     return Expression(node, frozenset(reader.symbols), reader.analytic, reader.bare_log, reader.arithmetic)
 
@@ -93,16 +92,16 @@ class _Reader:
         """Whether the reader is in a trigonometric function, where degrees become radians."""
 
     @property
-    def next(self) -> str | None:
-        return self.tokens[self.at][1] if self.at < len(self.tokens) else None
+    def next(self) -> str:
+        """The next token; empty at the end."""
+        return self.tokens[self.at] if self.at < len(self.tokens) else ""
 
-    @property
-    def kind(self) -> str:
-        return self.tokens[self.at][0] if self.at < len(self.tokens) else ""
+    def next_is(self, *expected: str) -> bool:
+        return self.tokens[self.at : self.at + len(expected)] == list(expected)
 
-    def take(self, expected: str | None = None) -> str:
+    def take(self, expected: str = "") -> str:
         token = self.next
-        if token is None or (expected is not None and token != expected):
+        if not token or (expected and token != expected):
             raise Unreadable(f"{token!r} instead of {expected!r}")
         self.at += 1
         return token
@@ -111,51 +110,46 @@ class _Reader:
         node = self.product()
         while self.next in ("+", "-"):
             self.arithmetic = True
-            node = values.binary(self.take(), node, self.product())
+            node = Node(self.take(), (node, self.product()))
         return node
 
     def product(self) -> Node:
         start = self.at
         node = self.factors(self.signed())
-        while (token := self.next) in _TIMES or token in _OVER:
+        while self.next in _TIMES or self.next in _OVER:
             middle = self.at
-            self.take()
+            token = self.take()
             self.arithmetic |= token != "/"
-            if token == "\\times" and self.vectors(start, middle):
+            if token == "\\times" and self.is_vector(start, middle):
                 right = self.factors(self.signed())
-                crossed = self.vectors(middle, self.at)
-                node = values.cross_product(node, right) if crossed else values.binary("*", node, right)
+                node = Node("cross" if self.is_vector(middle, self.at) else "*", (node, right))
             else:
-                node = values.binary("*" if token in _TIMES else "/", node, self.signed())
+                node = Node("*" if token in _TIMES else "/", (node, self.signed()))
             node = self.factors(node)
         return node
 
     def factors(self, node: Node) -> Node:
         """The product of `node` and the factors that follow it without a sign."""
-        while (token := self.next) is not None and token not in _ENDS and not (token == "|" and self.bars):
+        while (token := self.next) and token not in _ENDS and not (token == "|" and self.bars):
             if token in _TIMES or token in _OVER:
                 break
-            if self.kind == "number":
+            if is_number(token):
                 raise Unreadable("a number after a factor")  # 1 2
             self.arithmetic |= token in _GROUPS
-            node = values.binary("*", node, self.power())
+            node = Node("*", (node, self.power()))
         return node
 
-    def vectors(self, start: int, end: int) -> bool:
+    def is_vector(self, start: int, end: int) -> bool:
         """Whether these tokens are a vector: `2\\vec{a}`, not its length."""
-        tokens = self.texts(start, end)
-        return "|" not in tokens and any(token in _VECTORS for token in tokens)
-
-    def texts(self, start: int, end: int) -> list[str]:
-        """These tokens without their kinds."""
-        return [text for _, text in self.tokens[start:end]]
+        held = self.tokens[start:end]
+        return "|" not in held and any(token in _VECTORS for token in held)
 
     def signed(self) -> Node:
-        if self.next in ("+", "-"):
-            minus = self.take() == "-"
-            with_sign = self.deeper(self.signed)
-            return values.negative(with_sign) if minus else with_sign
-        return self.power()
+        if self.next not in ("+", "-"):
+            return self.power()
+        minus = self.take() == "-"
+        node = self.deeper(self.signed)
+        return Node("negative", (node,)) if minus else node
 
     def deeper(self, parse: Callable[[], Node]) -> Node:
         self.depth += 1
@@ -172,9 +166,9 @@ class _Reader:
             return self.mixed(start, node)
         self.take()
         exponent_at = self.at
-        node = values.power(node, self.exponent())
-        letters = [text for kind, text in self.tokens[exponent_at : self.at] if kind == "letter"]
-        if not {"e", "i"}.issuperset(letters):
+        node = Node("^", (node, self.exponent()))
+        letters = set(filter(str.isalpha, self.tokens[exponent_at : self.at]))
+        if not letters <= {"e", "i"}:
             # A power with a letter in its exponent has a value for positive bases.
             self.analytic = False
         if self.next == "^":
@@ -183,44 +177,41 @@ class _Reader:
 
     def mixed(self, start: int, node: Node) -> Node:
         r"""`3\frac{1}{2}` is a mixed number, `2\frac{\pi}{3}` and `2\frac{5}{3}` are products."""
-        tokens = self.texts(start, start + 8)
-        if self.at != start + 1 or len(tokens) < 8:
+        held = self.tokens[start : start + 8]
+        if self.at != start + 1 or len(held) < 8:
             return node
-        whole = tokens[0]
-        top = tokens[3]
-        bottom = tokens[6]
-        if tokens != [whole, "\\frac", "{", top, "}", "{", bottom, "}"]:
+        whole, _, _, top, _, _, bottom, _ = held
+        if held != [whole, "\\frac", "{", top, "}", "{", bottom, "}"]:
             return node
         proper = whole.isdigit() and top.isdigit() and bottom.isdigit() and int(top) < int(bottom)
-        return values.binary("+", node, self.atom(), "mixed") if proper else node
+        return Node("mixed", (node, self.atom())) if proper else node
 
     def postfix(self, node: Node) -> Node:
         while self.next in ("!", "%", "°"):
             match self.take():
                 case "!":
-                    node = values.factorial(node)
+                    node = Node("factorial", (node,))
                 case "%":
-                    node = values.binary("/", node, values.constant("100"))
-                case _:
-                    node = values.degrees(node) if self.angle else node
+                    node = Node("/", (node, constant("100")))
+                case _ if self.angle:
+                    node = Node("degrees", (node,))
             if self.next == "!":
                 raise Unreadable("a double factorial")
         return node
 
     def exponent(self) -> Node:
         if self.next in ("-", "+"):
-            return values.negative(self.atom()) if self.take() == "-" else self.atom()
+            return Node("negative", (self.atom(),)) if self.take() == "-" else self.atom()
         return self.group() if self.next in ("{", "(") else self.atom()
 
     def group(self) -> Node:
         opening = self.take()
-        closing = _GROUPS.get(opening)
-        if closing is None:
+        if opening not in _GROUPS:
             raise Unreadable(f"{opening!r} instead of a bracket")
         bars = self.bars
         self.bars = False
         node = self.deeper(self.sum)
-        self.take(closing)
+        self.take(_GROUPS[opening])
         self.bars = bars
         return node
 
@@ -232,45 +223,42 @@ class _Reader:
         """A symbol with its subscript and primes."""
         if self.next == "_":
             self.take()
-            base += "_" + (self.raw() if self.next == "{" else self.take())
+            base += "_" + self.raw()
         while self.next == "'":
             base += self.take()
         if base in ("e", "i") or self.at + 3 >= len(self.tokens):
             return base
         # A derivative: y^{(3)}.
-        order = self.tokens[self.at + 3][1]
+        order = self.tokens[self.at + 3]
         if order in "123456789n" and self.next_is("^", "{", "(", order, ")", "}"):
             self.at += 6
             base += "^(n)" if order == "n" else "'" * int(order)
         return base
 
     def raw(self) -> str:
-        """The text of a group in braces."""
-        text = ""
-        depth = 0
-        while True:
+        """The next token, or the text of a group in braces."""
+        text = self.take()
+        if text != "{":
+            return text
+        depth = 1
+        while depth:
             token = self.take()
-            if token == "{":
-                depth += 1
-            elif token == "}":
-                depth -= 1
-            if depth == 0:
-                return text.removeprefix("{")
+            depth += {"{": 1, "}": -1}.get(token, 0)
             text += token
+        return text[1:-1]
 
     def symbol(self, name: str) -> Node:
         self.symbols.add(name)
-        return values.symbol(name)
+        return Node("symbol", (), name)
 
     def letter(self, letter: str) -> Node:
         name = self.name(letter)
         if self.next == "(" and (letter in "fgF" or name.endswith("'")):
             return self.application(name)
-        return values.symbol(name) if name in ("e", "i") else self.symbol(name)
+        return Node("symbol", (), name) if name in ("e", "i") else self.symbol(name)
 
     def application(self, name: str) -> Node:
-        """A function that is not known: each name has a cosine of its own, so that f(x) is not f(y),
-        nor f times x."""
+        """A function that is not known, and its arguments."""
         self.take("(")
         arguments = [self.deeper(self.sum)]
         while self.next == ",":
@@ -278,33 +266,22 @@ class _Reader:
             arguments.append(self.deeper(self.sum))
         self.take(")")
         self.symbols.add(name)
-        parts = [(f"{name} {i}", argument) for i, argument in enumerate(arguments)]
-
-        def apply(p: Point) -> Any:
-            total = p.symbol(name)
-            for part, argument in parts:
-                total += p.symbol(part) * values.check_size(argument.at(p), p)
-            return p.context.cos(total)
-
-        return values.Node(name, tuple(arguments), apply)
+        return Node("application", tuple(arguments), name)
 
     def atom(self) -> Node:
-        kind, text = self.kind, self.next
-        if kind == "number":
+        token = self.next
+        if is_number(token):
             self.take()
             if self.next in ("\\overline", "\\dot", "\\bar"):
                 raise Unreadable("a recurring decimal inside of an expression")
-            return values.constant((text or "").replace(",", ""))
-        if kind == "symbol":
-            self.take()
-            return self.symbol(text or "")
-        if kind == "letter":
+            return constant(token.replace(",", ""))
+        if token[:1] == "⟪":
+            return self.symbol(self.take())
+        if token.isalpha():
             return self.letter(self.take())
-        if kind == "command":
+        if token[:1] == "\\":
             return self.command(self.take()[1:])
-        if text == "|":
-            return self.absolute()
-        return self.group()
+        return self.absolute() if token == "|" else self.group()
 
     def absolute(self) -> Node:
         if self.bars:
@@ -315,7 +292,7 @@ class _Reader:
         node = self.deeper(self.sum)
         self.take("|")
         self.bars = False
-        return values.absolute_value(node)
+        return Node("absolute", (node,))
 
     def command(self, name: str) -> Node:
         if name in FUNCTIONS:
@@ -324,27 +301,23 @@ class _Reader:
             return self.symbol(self.name(_SYMBOLS[name]))
         if name in _ACCENTS:
             accent = "vec" if name == "overrightarrow" else name
-            accented = self.raw() if self.next == "{" else self.take()
-            return self.symbol(self.name(f"{accent} {accented}"))
+            return self.symbol(self.name(f"{accent} {self.raw()}"))
         match name:
             case "pi":
-                return values.symbol("\\pi")
+                return Node("symbol", (), "\\pi")
             case "imath":
-                return values.symbol("i")
-            case "frac":
-                return values.binary("/", self.braced(), self.braced())
-            case "binom":
-                return values.binomial(self.braced(), self.braced())
+                return Node("symbol", (), "i")
+            case "frac" | "binom":
+                return Node(_ARGUMENTS[name], (self.braced(), self.braced()))
             case "sqrt":
-                degree = self.group() if self.next == "[" else values.constant("2")
-                return values.root(self.braced(), degree)
+                degree = self.group() if self.next == "[" else constant("2")
+                return Node("root", (self.braced(), degree))
             case "sum" | "prod":
                 return self.series(name)
             case "lfloor" | "lceil":
                 self.at -= 1
                 self.analytic = False
-                inside = self.group()
-                return values.round_whole(inside, down=name == "lfloor")
+                return Node(name[1:], (self.group(),))
         raise Unreadable(f"\\{name} is not known")
 
     def function(self, name: str) -> Node:
@@ -352,30 +325,28 @@ class _Reader:
 
         An argument without brackets ends at a sign or a function.
         """
-        base = None
+        bases: list[Node] = []
         exponent = None
+        angle = name in _TRIGONOMETRIC
         for _ in range(2):
-            if self.next == "_" and name == "log" and base is None:
+            if self.next == "_" and name == "log" and not bases:
                 self.take()
-                base = self.braced()
+                bases.append(self.braced())
             elif self.next == "^" and exponent is None:
                 self.take()
-                if self.next_is("{", "-", "1", "}") and name in _TRIGONOMETRIC:
+                if angle and self.next_is("{", "-", "1", "}"):
                     self.at += 4
                     name = "a" + name
+                    angle = False
                 else:
                     exponent = self.exponent()
-        if name == "log" and base is None:
-            self.bare_log = True
-        angle = self.angle
-        self.angle = name in _TRIGONOMETRIC
-        argument = self.argument()
+        self.bare_log |= name == "log" and not bases
+        outside = self.angle
         self.angle = angle
-        node = values.log(argument, base) if name == "log" else values.function(name, argument)
-        return node if exponent is None else values.power(node, exponent)
-
-    def next_is(self, *tokens: str) -> bool:
-        return self.texts(self.at, self.at + len(tokens)) == list(tokens)
+        argument = self.argument()
+        self.angle = outside
+        node = Node(name, (argument, *bases))
+        return node if exponent is None else Node("^", (node, exponent))
 
     def argument(self) -> Node:
         if self.next in ("(", "[", "{"):
@@ -383,15 +354,9 @@ class _Reader:
         if self.next == "|" and not self.bars:
             return self.absolute()
         node = self.deeper(self.power)
-        while self.continues_argument():
-            node = values.binary("*", node, self.deeper(self.power))
+        while self.next.isalpha() or self.next[:1] == "⟪" or self.next in _IN_ARGUMENTS:
+            node = Node("*", (node, self.deeper(self.power)))
         return node
-
-    def continues_argument(self) -> bool:
-        """Whether the next token belongs to a bare argument: a letter, a symbol, a fraction or a root."""
-        if self.kind == "command":
-            return (self.next or "")[1:] in {*_SYMBOLS, "pi", "frac", "sqrt"}
-        return self.kind in ("letter", "symbol")
 
     def series(self, name: str) -> Node:
         r"""A sum or product whose number of terms is known: `\sum_{k=1}^{9} k^2`."""
@@ -409,4 +374,12 @@ class _Reader:
         term = self.deeper(self.product)
         if not known:
             self.symbols.discard(index)
-        return values.series(name, index, first, last, term)
+        return Node(name, (first, last, term), index)
+
+
+def constant(digits: str) -> Node:
+    return Node("number", (), digits)
+
+
+def is_number(token: str) -> bool:
+    return token[:1].isdigit() or (token[:1] == "." and len(token) > 1)

@@ -16,7 +16,7 @@ _PLAIN_WORDS = frozenset([*FUNCTIONS, "sqrt", "pi"])
 
 _TOKEN = re.compile(
     r"\s*(?:(?P<number>[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]+)?(?![0-9,])|[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
-    r"|(?P<command>\\[a-zA-Z]+)|(?P<word>[a-zA-Z]+)|(?P<symbol>⟪[^⟫]*⟫)|(?P<sign>[-+*/^_()\[\]{}|!',°%≔]))",
+    r"|\\[a-zA-Z]+|(?P<word>[a-zA-Z]+)|⟪[^⟫]*⟫|[-+*/^_()\[\]{}|!',°%≔])",
     re.ASCII,
 )
 _ORDER = r"(?:\^\s*(?:\{\s*([0-9n])\s*\}|([0-9n])))?"
@@ -35,33 +35,28 @@ def _derivative(m: re.Match[str]) -> str:
     return "⟪" + " ".join(parts).replace("\\", "") + "⟫"
 
 
-def tokens(text: str) -> list[tuple[str, str]]:
-    """(kind, text) of each token. Raises Unreadable.
-
-    The kinds are number, command, letter, symbol (a derivative) and sign.
-    """
-    found: list[tuple[str, str]] = []
+def tokens(text: str) -> list[str]:
+    """Numbers, commands, letters, derivatives and signs. Raises Unreadable."""
+    found: list[str] = []
     text = _DERIVATIVE.sub(_derivative, text)
     position = 0
-    while position < len(text):
+    while text[position:].strip():
         match = _TOKEN.match(text, position)
-        if match is None or match.lastgroup is None:
-            if text[position:].isspace():
-                break
+        if match is None:
             raise Unreadable(f"unexpected {text[position:][:10]!r}")
-        if match["number"] and match.start("number") == position and found and found[-1][0] == "letter":
-            found.append(("sign", "_"))  # x1
-        found += _split_word(match["word"]) if match["word"] else [(match.lastgroup, match[match.lastgroup])]
+        if match["number"] and match.start("number") == position and found and found[-1].isalpha():
+            found.append("_")  # x1
+        found += _split_word(match["word"]) if match["word"] else [match[0].strip()]
         position = match.end()
     return found
 
 
-def _split_word(word: str) -> list[tuple[str, str]]:
+def _split_word(word: str) -> list[str]:
     """A known name is a command (`sin`, `2xsin`), other letters stand for themselves; a long word is no
     mathematics."""
     for start in range(min(3, len(word))):
         if word[start:] in _PLAIN_WORDS:
-            return [*(("letter", c) for c in word[:start]), ("command", "\\" + word[start:])]
+            return [*word[:start], "\\" + word[start:]]
     if len(word) > 5:
         raise Unreadable(f"the word {word!r}")
-    return [("letter", c) for c in word]
+    return list(word)

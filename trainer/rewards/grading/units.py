@@ -10,9 +10,11 @@ never`) are never units.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from operator import itemgetter
 
 from trainer.rewards.grading.notation import common_notation
 
@@ -27,105 +29,47 @@ class Unit:
     """(base unit or noun, exponent), sorted."""
 
 
-_UNITS = (
-    ("0.0254", "m", "in inch inche"),
-    ("0.3048", "m", "ft foot feet"),
-    ("0.9144", "m", "yd yard"),
-    ("1609.344", "m", "mi mile"),
-    (1852, "m", "nmi"),
-    (9460730472580800, "m", "ly lightyear light-year"),
-    ("0.45359237", "kg", "lb lbs pound"),
-    ("0.028349523125", "kg", "oz ounce"),
-    (1000, "kg", "t ton tonne 吨"),
-    (60, "s", "min minute 分钟"),
-    (3600, "s", "h hr hour 小时"),
-    (86400, "s", "d day 天 日"),
-    (604800, "s", "wk week 周"),
-    (1, "month", "month 月"),
-    (12, "month", "yr year 年"),
-    (120, "month", "decade"),
-    (1200, "month", "century centurie"),
-    ("0.001", "m3", "L l liter litre 升"),
-    ("0.000001", "m3", "mL ml milliliter millilitre cc 毫升"),
-    ("0.003785411784", "m3", "gal gallon"),
-    ("4046.8564224", "m2", "acre"),
-    (10000, "m2", "ha hectare 公顷"),
-    (1, "dollar", "＄ dollar usd USD buck"),
-    ("0.01", "dollar", "cent ¢"),
-    (1, "euro", "€ euro EUR"),
-    (1, "sterling", "£ GBP"),
-    (1, "yen", "¥ yen JPY"),
-    (1, "yuan", "yuan RMB rmb 元"),
-    (1, "rupee", "₹ rupee Rs rs"),
-    (1, "degree", "° degree deg 度"),
-    (1, "radian", "rad radian"),
-    (Fraction(1, 60), "degree", "arcmin arcminute"),
-    (1, "Celsius", "°C C ℃ celsius Celsius"),
-    (1, "Fahrenheit", "°F F fahrenheit Fahrenheit"),
-    (1, "K", "K kelvin"),
-    (1, "revolution s-1", "rps"),
-    (Fraction(1, 60), "revolution s-1", "rpm"),
-    (1, "revolution", "revolution rev turn"),
-    (Fraction(10, 36), "m s-1", "kph kmh kmph"),
-    ("0.44704", "m s-1", "mph"),
-    (Fraction(1852, 3600), "m s-1", "knot"),
-    ("4.184", "kg m2 s-2", "cal calorie"),
-    (4184, "kg m2 s-2", "kcal Cal kilocalorie"),
-    (3600000, "kg m2 s-2", "kWh"),
-    (101325, "kg m-1 s-2", "atm atmosphere"),
-    (100000, "kg m-1 s-2", "bar"),
-    ("133.322387415", "kg m-1 s-2", "mmHg torr"),
-    (1, "bit", "bit"),
-    (8, "bit", "byte"),
-    (1, "decibel", "dB decibel"),
-    (1, "kg m2 s-2", "Nm"),
-    (1, "kg m s-1", "Ns"),
-    (3600, "kg m2 s-2", "Wh"),
-    (3600, "A s", "Ah"),
-    ("3.6", "A s", "mAh"),
-    (1, "", "unit sq.unit 个 只 条 本 张 人 辆 棵 支 块 次 岁 件 名 位 種 种"),
-)
-"""(size, dimensions, names) of units that take no prefix."""
-_PREFIXES = (
-    ("p", "pico", -12),
-    ("n", "nano", -9),
-    ("µμu", "micro", -6),
-    ("m", "milli", -3),
-    ("c", "centi", -2),
-    ("d", "deci", -1),
-    ("k", "kilo", 3),
-    ("M", "mega", 6),
-    ("G", "giga", 9),
-    ("T", "tera", 12),
-)
-"""(letters, word, power of ten)."""
+_UNITS = {
+    "m": "0.0254 in inch inche, 0.3048 ft foot feet, 0.9144 yd yard, 1609.344 mi mile, 1852 nmi,"
+         "9460730472580800 ly lightyear light-year",
+    "kg": "0.45359237 lb lbs pound, 0.028349523125 oz ounce, 1000 t ton tonne 吨",
+    "s": "60 min minute 分钟, 3600 h hr hour 小时, 86400 d day 天 日, 604800 wk week 周",
+    "month": "1 month 月, 12 yr year 年, 120 decade, 1200 century centurie",
+    "m2": "4046.8564224 acre, 10000 ha hectare 公顷",
+    "m3": "0.001 L l liter litre 升, 0.000001 mL ml milliliter millilitre cc 毫升, 0.003785411784 gal gallon",
+    "dollar": "1 ＄ dollar usd USD buck, 0.01 cent ¢", "euro": "1 € euro EUR", "sterling": "1 £ GBP",
+    "yen": "1 ¥ yen JPY", "yuan": "1 yuan RMB rmb 元", "rupee": "1 ₹ rupee Rs rs",
+    "degree": "1 ° degree deg 度, 1/60 arcmin arcminute", "radian": "1 rad radian",
+    "Celsius": "1 °C C ℃ celsius Celsius", "Fahrenheit": "1 °F F fahrenheit Fahrenheit", "K": "1 K kelvin",
+    "revolution": "1 revolution rev turn", "revolution s-1": "1 rps, 1/60 rpm",
+    "m s-1": "5/18 kph kmh kmph, 0.44704 mph, 1852/3600 knot", "kg m s-1": "1 Ns",
+    "kg m2 s-2": "4.184 cal calorie, 4184 kcal Cal kilocalorie, 3600000 kWh, 3600 Wh, 1 Nm",
+    "kg m-1 s-2": "101325 atm atmosphere, 100000 bar, 133.322387415 mmHg torr",
+    "A s": "3600 Ah, 3.6 mAh", "bit": "1 bit, 8 byte", "decibel": "1 dB decibel",
+    "": "1 unit sq.unit 个 只 条 本 张 人 辆 棵 支 块 次 岁 件 名 位 種 种",
+}  # fmt: skip
+"""Dimensions -> sizes and names of units that take no prefix."""
+_PREFIXES = {
+    "p": ("pico", -12), "n": ("nano", -9), "µμu": ("micro", -6), "m": ("milli", -3), "c": ("centi", -2),
+    "d": ("deci", -1), "k": ("kilo", 3), "M": ("mega", 6), "G": ("giga", 9), "T": ("tera", 12),
+}  # fmt: skip
+"""Letters -> word, power of ten."""
 _PREFIXED = (
-    ("m", "meter metre", 1, "m", "nµmckd"),
-    ("g", "gram gramme gm", "0.001", "kg", "nµmk"),
-    ("s", "second sec", 1, "s", "nµm"),
-    ("A", "ampere amp", 1, "A", "nµmk"),
-    ("mol", "mole", 1, "mol", "nµmk"),
-    ("N", "newton", 1, "kg m s-2", "nµmkM"),
-    ("J", "joule", 1, "kg m2 s-2", "nµmkMG"),
-    ("W", "watt", 1, "kg m2 s-3", "nµmkMG"),
-    ("Pa", "pascal", 1, "kg m-1 s-2", "mkMG"),
-    ("Hz", "hertz", 1, "s-1", "mkMGT"),
-    ("V", "volt", 1, "kg m2 s-3 A-1", "nµmkM"),
-    ("Ω", "ohm Ohm", 1, "kg m2 s-3 A-2", "mkMG"),
-    ("eV", "electronvolt", "1.602176634e-19", "kg m2 s-2", "mkMG"),
-    ("T", "tesla", 1, "kg s-2 A-1", "nµm"),
-    ("H", "henry", 1, "kg m2 s-2 A-2", "nµm"),
-    ("Wb", "weber", 1, "kg m2 s-2 A-1", "m"),
-    ("lm", "lumen", 1, "lm", ""),
-    ("cd", "candela", 1, "cd", ""),
-    ("C", "coulomb", 1, "A s", "pnµm"),
-    ("F", "farad", 1, "kg-1 m-2 s4 A2", "pnµm"),  # a bare C, F: degrees
-)
+    ("m", "meter metre", 1, "m", "nµmckd"), ("g", "gram gramme gm", "0.001", "kg", "nµmk"),
+    ("s", "second sec", 1, "s", "nµm"), ("A", "ampere amp", 1, "A", "nµmk"), ("mol", "mole", 1, "mol", "nµmk"),
+    ("N", "newton", 1, "kg m s-2", "nµmkM"), ("J", "joule", 1, "kg m2 s-2", "nµmkMG"),
+    ("W", "watt", 1, "kg m2 s-3", "nµmkMG"), ("Pa", "pascal", 1, "kg m-1 s-2", "mkMG"),
+    ("Hz", "hertz", 1, "s-1", "mkMGT"), ("V", "volt", 1, "kg m2 s-3 A-1", "nµmkM"),
+    ("Ω", "ohm Ohm", 1, "kg m2 s-3 A-2", "mkMG"), ("eV", "electronvolt", "1.602176634e-19", "kg m2 s-2", "mkMG"),
+    ("T", "tesla", 1, "kg s-2 A-1", "nµm"), ("H", "henry", 1, "kg m2 s-2 A-2", "nµm"),
+    ("Wb", "weber", 1, "kg m2 s-2 A-1", "m"), ("lm", "lumen", 1, "lm", ""), ("cd", "candela", 1, "cd", ""),
+    ("C", "coulomb", 1, "A s", "pnµm"), ("F", "farad", 1, "kg-1 m-2 s4 A2", "pnµm"),  # a bare C, F: degrees
+)  # fmt: skip
 """(symbol, words, size, dimensions, prefixes that its symbol and words take)."""
 _CHINESE = "厘米 cm 米 m 毫米 mm 分米 dm 千米 km 公里 km 克 g 千克 kg 公斤 kg 秒 s 时 h 分 min"
 
 
-def _measure(size: str | int | Fraction, dimensions: str, exponent: int = 0) -> Unit:
+def _measure(size: str | int, dimensions: str, exponent: int = 0) -> Unit:
     """A unit of so many base units, times a power of ten. `dimensions` is written as `kg m2 s-2`."""
     powers = []
     for dimension in dimensions.split():
@@ -134,37 +78,36 @@ def _measure(size: str | int | Fraction, dimensions: str, exponent: int = 0) -> 
     return Unit(Fraction(size) * Fraction(10) ** exponent, tuple(sorted(powers)))
 
 
-def known_units() -> dict[str, Unit]:
-    """Every unit by each of its names, with prefixes."""
+def known_units() -> tuple[dict[str, Unit], frozenset[str]]:
+    """Every unit by each of its names, with prefixes, and the lower case of symbols whose case matters: `mg`
+    is not `Mg`, but `KM` can only be `km`."""
     known = {}
-    for size, dimensions, names in _UNITS:
-        known |= dict.fromkeys(names.split(), _measure(size, dimensions))
+    cased = {"ml"}
+    for dimensions, row in _UNITS.items():
+        for size, *names in map(str.split, row.split(",")):
+            known |= dict.fromkeys(names, _measure(size, dimensions))
     for symbol, words, size, dimensions, prefixes in _PREFIXED:
-        for letters, prefix, exponent in (("", "", 0), *_PREFIXES):
-            if letters and letters[0] not in prefixes:
+        known.setdefault(symbol, _measure(size, dimensions))
+        known |= dict.fromkeys(words.split(), _measure(size, dimensions))
+        for letters, (prefix, exponent) in _PREFIXES.items():
+            if letters[0] not in prefixes:
                 continue
             scaled = _measure(size, dimensions, exponent)
-            for name in [letter + symbol for letter in letters] or [symbol]:
-                known.setdefault(name, scaled)
-            for word in words.split():
-                known[prefix + word] = scaled
+            symbols = [letter + symbol for letter in letters]
+            known = dict.fromkeys(symbols, scaled) | known
+            known |= {prefix + word: scaled for word in words.split()}
+            if exponent < -2:
+                cased |= set(map(str.lower, symbols))
 
     names = _CHINESE.split()
     known |= {name: known[symbol] for name, symbol in zip(names[::2], names[1::2], strict=True)}
     for name in ("厘米", "米", "毫米", "分米", "千米"):
         for prefix, power in (("平方", 2), ("立方", 3)):
             known[prefix + name] = Unit(known[name].size ** power, (("m", power),))
-    return known
+    return known, frozenset(cased)
 
 
-_KNOWN = known_units()
-_CASED = {"ml"}
-"""Symbols with a small prefix, in lower case, whose case matters: `mg` is not `Mg`, but `KM` can only
-be `km`."""
-for _symbol, *_, _prefixes in _PREFIXED:
-    for _letters, _, _exponent in _PREFIXES:
-        if _exponent < -2 and _letters[0] in _prefixes:
-            _CASED |= {(_letter + _symbol).lower() for _letter in _letters}
+_KNOWN, _CASED = known_units()
 
 _CARDINALS_TEXT = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
@@ -219,10 +162,13 @@ def nouns(text: str) -> frozenset[str]:
 
 _PIECE = re.compile(
     r"\s*(?:(?P<over>/|(?<![A-Za-z])per(?![A-Za-z]))|(?P<times>[*()]|\\cdot(?![a-zA-Z])|\\times(?![a-zA-Z]))"
-    r"|(?P<before>square|sq\.?|cubic|cu\.?)(?=\s)|(?P<after>squared|cubed)(?![A-Za-z])"
-    r"|(?P<name>\\Omega(?![a-zA-Z])|\\mu\s*[A-Za-z]+|°\s?[CF](?![A-Za-z])|[A-Za-zΩµμ]+\.?|[°¢＄€£¥₹℃]|[㐀-鿿]+)"
-    r"|(?:\^\s*\{?\(?\s*|(?<=[A-Za-z])(?=[23]))(?P<power>-?[0-9])\s*\)?\}?)"
+    r"|(?:(?P<before>square|sq\.?|cubic|cu\.?)\s+)?"
+    r"(?P<name>\\Omega(?![a-zA-Z])|\\mu\s*[A-Za-z]+|°\s?[CF](?![A-Za-z])|[A-Za-zΩµμ]+\.?|[°¢＄€£¥₹℃]|[㐀-鿿]+)"
+    r"(?:\s*\^\s*\{?\(?\s*(?P<power>-?[1-6])\s*\)?\}?|(?<=[A-Za-z])(?P<digit>[23])"
+    r"|\s*(?P<after>squared|cubed)(?![A-Za-z]))?)\s*"
 )
+_POWERS = {"": 1, "s": 2, "c": 3}
+"""Of words before or behind a name, by how they begin: `square`, `sq.`, `cubed`."""
 _FRACTION = re.compile(r"\\frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
 
 _CELSIUS = re.compile(r"(?:degrees?|deg|°)\s*([CF])(?:elsius|ahrenheit)?(?![a-z])", re.IGNORECASE)
@@ -242,22 +188,39 @@ def unit(text: str, context: str = "") -> Unit | None:
         context: question and reference answer, for their nouns.
     """
     text = _normalized(text)
-    if not text or len(text) > 60:
+    if not text or len(text) > 60 or text.count("(") != text.count(")"):
         return None
-    reader = _UnitReader(context)
+    size = Fraction(1)
+    powers: Counter[str] = Counter()
+    sign = 1  # -1 below a fraction bar
+    inside = ended = False  # within brackets, behind what may end a unit
     position = 0
     while position < len(text):
         piece = _PIECE.match(text, position)
-        if piece is None or piece.end() == position:
-            if text[position:].isspace():
-                break
-            return None
-        if not reader.take(piece):
+        if piece is None:
             return None
         position = piece.end()
-    if not reader.complete or text.count("(") != text.count(")"):  # `5 *` and `5 (` have no unit
-        return None
-    return reader.unit()
+        mark = piece["times"]
+        if piece["name"]:
+            factor = _lookup(piece["name"], context)
+            if factor is None:
+                return None
+            word = piece["before"] or piece["after"] or ""
+            power = sign * _POWERS[word[:1]] * int(piece["power"] or piece["digit"] or 1)
+            size *= factor.size**power
+            for name, exponent in factor.dimensions:
+                powers[name] += exponent * power
+            ended = True
+        elif mark:
+            ended = inside and mark == ")"
+            inside = mark == "(" or (inside and mark != ")")
+            sign = 1 if mark == ")" or not inside else sign
+        elif not ended or inside or sign < 0:
+            return None
+        else:
+            sign = -1
+            ended = False
+    return Unit(size, tuple(sorted(filter(itemgetter(1), powers.items())))) if ended else None
 
 
 def _normalized(text: str) -> str:

@@ -94,16 +94,18 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One operation of an expression: what it does, to which parts, and its value at a point."""
+    """One operation of an expression: what it does, and to which parts."""
 
     operation: str
     """`number`, `symbol`, `+`, `-`, `negative`, `*`, `/`, `^`, `root`, `mixed`, `degrees`, or the name of a
     function."""
-    parts: tuple[Node, ...]
-    at: Callable[[Point], Any]
-    """The value at a point. Raises Unreadable, Undefined or ArithmeticError."""
+    parts: tuple[Node, ...] = ()
     text: str = ""
-    """Digits of a number, name of a symbol."""
+    """Digits of a number, name of a symbol, index of a sum."""
+
+    def at(self, p: Point) -> Any:
+        """The value at a point. Raises Unreadable, Undefined or ArithmeticError."""
+        return _OPERATIONS.get(self.operation, _function)(self, p)
 
 
 def value(node: Node, point: Point) -> Any:
@@ -123,62 +125,9 @@ def value(node: Node, point: Point) -> Any:
     return number
 
 
-def constant(digits: str) -> Node:
-    def constant(p: Point) -> Any:
-        p.reach[0] += len(digits)
-        return p.context.mpf(digits)
-
-    return Node("number", (), constant, digits)
-
-
-def symbol(name: str) -> Node:
-    """A variable, or one of the constants `\\pi`, `e`, `i`."""
-    match name:
-        case "\\pi":
-            return Node("symbol", (), lambda p: +p.context.pi, name)
-        case "e":
-            return Node("symbol", (), lambda p: p.context.e, name)
-        case "i":
-            return Node("symbol", (), lambda p: p.context.mpc(0, 1), name)
-    return Node("symbol", (), lambda p: p.symbol(name), name)
-
-
 def fraction(node: Node, p: Point) -> Fraction:
     """The exact value of a node that is a fraction at every point. Raises Inexact for another."""
     return node.at(replace(p, context=FRACTIONS))
-
-
-_BINARY: dict[str, Callable[[Any, Any], Any]] = {
-    "+": operator.add,
-    "-": operator.sub,
-    "*": operator.mul,
-    "/": operator.truediv,
-}
-
-
-def binary(sign: str, a: Node, b: Node, operation: str = "") -> Node:
-    """A sum, difference, product or quotient; operation: what it is called instead of its sign."""
-    apply = _BINARY[sign]
-    return Node(operation or sign, (a, b), lambda p: apply(a.at(p), b.at(p)))
-
-
-def negative(a: Node) -> Node:
-    return Node("negative", (a,), lambda p: p.context.mpf("0") - a.at(p))
-
-
-def cross_product(a: Node, b: Node) -> Node:
-    """The cross product of vectors: linear in both, and `-(b x a)`."""
-
-    def cross(p: Point) -> Any:
-        q = replace(p, component=p.component + 1)
-        return a.at(p) * b.at(q) - b.at(p) * a.at(q)
-
-    return Node("cross", (a, b), cross)
-
-
-def degrees(a: Node) -> Node:
-    """An angle in degrees, as radians."""
-    return Node("degrees", (a,), lambda p: a.at(p) * p.context.pi / 180)
 
 
 def check_size(v: Any, p: Point, limit: float = MAX_ARGUMENT) -> Any:
@@ -190,31 +139,79 @@ def check_size(v: Any, p: Point, limit: float = MAX_ARGUMENT) -> Any:
     return v
 
 
-def _negative(v: Any, p: Point) -> bool:
+def _is_negative(v: Any, p: Point) -> bool:
     return p.kind != "complex" and v.imag == 0 and v.real < 0
 
 
-def power(base: Node, exponent: Node) -> Node:
+def _number(node: Node, p: Point) -> Any:
+    p.reach[0] += len(node.text)
+    return p.context.mpf(node.text)
+
+
+def _symbol(node: Node, p: Point) -> Any:
+    """A variable, or one of the constants `\\pi`, `e`, `i`."""
+    match node.text:
+        case "\\pi":
+            return +p.context.pi
+        case "e":
+            return p.context.e
+        case "i":
+            return p.context.mpc(0, 1)
+    return p.symbol(node.text)
+
+
+_ARITHMETIC = {"+": operator.add, "mixed": operator.add, "-": operator.sub}
+_ARITHMETIC |= {"*": operator.mul, "/": operator.truediv}
+
+
+def _arithmetic(node: Node, p: Point) -> Any:
+    a, b = node.parts
+    return _ARITHMETIC[node.operation](a.at(p), b.at(p))
+
+
+def _negative(node: Node, p: Point) -> Any:
+    return p.context.mpf("0") - node.parts[0].at(p)
+
+
+def _cross(node: Node, p: Point) -> Any:
+    """The cross product of vectors: linear in both, and `-(b x a)`."""
+    a, b = node.parts
+    q = replace(p, component=p.component + 1)
+    return a.at(p) * b.at(q) - b.at(p) * a.at(q)
+
+
+def _degrees(node: Node, p: Point) -> Any:
+    """An angle in degrees, as radians."""
+    return node.parts[0].at(p) * p.context.pi / 180
+
+
+def _application(node: Node, p: Point) -> Any:
+    """A function that is not known: each name has a cosine of its own, so that f(x) is not f(y), nor f times
+    x."""
+    total = p.symbol(node.text)
+    for i, argument in enumerate(node.parts):
+        total += p.symbol(f"{node.text} {i}") * check_size(argument.at(p), p)
+    return p.context.cos(total)
+
+
+def _power(node: Node, p: Point) -> Any:
     """`base^exponent`; undefined for a negative base and a broken exponent at a real point."""
-
-    def power(p: Point) -> Any:
-        if isinstance(p.context, EXACT):
-            return _exact_power(base, exponent, p)
-        b = base.at(p)
-        e = check_size(exponent.at(p), p)
-        if b == 0:
-            if e.imag == 0 and e.real > 0:
-                return b**e
-            raise Undefined
-        # A logarithm takes longer than the power, so it is taken where the size may be too large.
-        may_be_large = abs(e) * (abs(p.context.mag(b)) + 1) > MAX_POWER_BITS
-        if may_be_large and abs(e) * (abs(CONTEXT.ln(b)) + 1) > MAX_POWER_BITS:
-            raise Unreadable("a tower of powers")
-        if _negative(b, p) and (e.imag != 0 or e.real != p.context.floor(e.real)):
-            raise Undefined
-        return p.met(b**e)
-
-    return Node("^", (base, exponent), power)
+    base, exponent = node.parts
+    if isinstance(p.context, EXACT):
+        return _exact_power(base, exponent, p)
+    b = base.at(p)
+    e = check_size(exponent.at(p), p)
+    if b == 0:
+        if e.imag == 0 and e.real > 0:
+            return b**e
+        raise Undefined
+    # A logarithm takes longer than the power, so it is taken where the size may be too large.
+    may_be_large = abs(e) * (abs(p.context.mag(b)) + 1) > MAX_POWER_BITS
+    if may_be_large and abs(e) * (abs(CONTEXT.ln(b)) + 1) > MAX_POWER_BITS:
+        raise Unreadable("a tower of powers")
+    if _is_negative(b, p) and (e.imag != 0 or e.real != p.context.floor(e.real)):
+        raise Undefined
+    return p.met(b**e)
 
 
 def _exact_power(base: Node, exponent: Node, p: Point) -> Any:
@@ -235,56 +232,45 @@ def _exact_power(base: Node, exponent: Node, p: Point) -> Any:
     return p.context.power(b, e.numerator)
 
 
-def root(radicand: Node, degree: Node) -> Node:
+def _root(node: Node, p: Point) -> Any:
     """The real root of odd degree, else the principal one."""
-
-    def root(p: Point) -> Any:
-        if isinstance(p.context, EXACT):
-            return p.context.mpf(exact.root(fraction(radicand, p), exact.whole(fraction(degree, p))))
-        v = radicand.at(p)
-        n = check_size(degree.at(p), p)
-        if v.imag == 0 and v.real < 0 and n.imag == 0 and n.real % 2 == 1:  # the real root, as on paper
-            return -((-v) ** (1 / n))
-        if _negative(v, p):
-            raise Undefined
-        return p.context.sqrt(v) if n == 2 else v ** (1 / n) if v else v
-
-    return Node("root", (radicand, degree), root)
+    radicand, degree = node.parts
+    if isinstance(p.context, EXACT):
+        return p.context.mpf(exact.root(fraction(radicand, p), exact.whole(fraction(degree, p))))
+    v = radicand.at(p)
+    n = check_size(degree.at(p), p)
+    if v.imag == 0 and v.real < 0 and n.imag == 0 and n.real % 2 == 1:  # the real root, as on paper
+        return -((-v) ** (1 / n))
+    if _is_negative(v, p):
+        raise Undefined
+    return p.context.sqrt(v) if n == 2 else v ** (1 / n) if v else v
 
 
-def log(argument: Node, base: Node | None) -> Node:
-    r"""Logarithm to a base, or as the point reads a bare `\\log`."""
-
-    def log(p: Point) -> Any:
-        _refuse_exact(p)
-        v = argument.at(p)
-        if _negative(v, p):
-            raise Undefined
-        if base is not None:
-            return p.context.ln(v) / p.context.ln(base.at(p))
-        return p.context.ln(v) / p.context.ln(p.log_base) if p.log_base else p.context.ln(v)
-
-    return Node("log", (argument,), log)
+def _log(node: Node, p: Point) -> Any:
+    r"""Logarithm to a base, or as the point reads a bare `\log`."""
+    _refuse_exact(p)
+    v = node.parts[0].at(p)
+    if _is_negative(v, p):
+        raise Undefined
+    written = node.parts[1:]
+    base = written[0].at(p) if written else {"ln": 0, "lg": 10}.get(node.operation, p.log_base)
+    natural = p.context.ln(v)
+    return natural / p.context.ln(base) if written or base else natural
 
 
-def function(name: str, argument: Node) -> Node:
+def _function(node: Node, p: Point) -> Any:
     """One of mpmath's functions of one number."""
-    if name in ("ln", "lg"):
-        return log(argument, constant("10") if name == "lg" else symbol("e"))
-
-    def function(p: Point) -> Any:
-        _refuse_exact(p)
-        limit = MAX_POWER_BITS if name.endswith(("exp", "h")) else MAX_ARGUMENT
-        x = check_size(argument.at(p), p, limit)
-        result = getattr(p.context, name)(x)
-        partly_real = name in ("asin", "acos", "acosh", "atanh", "asec", "acsc")
-        if p.kind != "complex" and partly_real and result.imag != 0:
-            raise Undefined
-        if limit == MAX_POWER_BITS:  # \tanh 1000 is 1 less 10^-868
-            p.reach[0] += 0.87 * float(abs(x))
-        return result
-
-    return Node(name, (argument,), function)
+    _refuse_exact(p)
+    name = node.operation
+    limit = MAX_POWER_BITS if name.endswith(("exp", "h")) else MAX_ARGUMENT
+    x = check_size(node.parts[0].at(p), p, limit)
+    result = getattr(p.context, name)(x)
+    partly_real = name in ("asin", "acos", "acosh", "atanh", "asec", "acsc")
+    if p.kind != "complex" and partly_real and result.imag != 0:
+        raise Undefined
+    if limit == MAX_POWER_BITS:  # \tanh 1000 is 1 less 10^-868
+        p.reach[0] += 0.87 * float(abs(x))
+    return result
 
 
 def _refuse_exact(p: Point) -> None:
@@ -292,75 +278,51 @@ def _refuse_exact(p: Point) -> None:
         raise Inexact
 
 
-def absolute_value(argument: Node) -> Node:
-    """`|x|`; in exact arithmetic of fractions only."""
-
-    def absolute(p: Point) -> Any:
-        if isinstance(p.context, EXACT):
-            return p.context.mpf(abs(fraction(argument, p)))
-        return abs(argument.at(p))
-
-    return Node("absolute", (argument,), absolute)
+_WHOLE = {"absolute": abs, "floor": math.floor, "ceil": math.ceil}
 
 
-def round_whole(argument: Node, down: bool) -> Node:
-    """The whole number below or above; in exact arithmetic of fractions only."""
-
-    def rounded(p: Point) -> Any:
-        if isinstance(p.context, EXACT):
-            v = fraction(argument, p)
-            return p.context.mpf(math.floor(v) if down else math.ceil(v))
-        return p.context.floor(argument.at(p)) if down else p.context.ceil(argument.at(p))
-
-    return Node("rounded", (argument,), rounded)
+def _whole_or_size(node: Node, p: Point) -> Any:
+    """`|x|` and the whole numbers below and above; in exact arithmetic of fractions only."""
+    (argument,) = node.parts
+    if isinstance(p.context, EXACT):
+        return p.context.mpf(_WHOLE[node.operation](fraction(argument, p)))
+    v = argument.at(p)
+    return abs(v) if node.operation == "absolute" else getattr(p.context, node.operation)(v)
 
 
-def series(name: str, index: str, first: Node, last: Node, term: Node) -> Node:
+def _series(node: Node, p: Point) -> Any:
     """A sum or product over whole numbers."""
-
-    def series(p: Point) -> Any:
-        try:
-            start = exact.whole(fraction(first, p))
-            end = exact.whole(fraction(last, p))
-        except Inexact:
-            raise Unreadable("no number of terms") from None
-        p.terms[0] += max(end - start + 1, 0)
-        if p.terms[0] > MAX_TERMS:
-            raise Unreadable("too many terms")
-        total = p.context.mpf(int(name == "prod"))
-        before = most = p.reach[0]
-        for k in range(start, end + 1):
-            v = term.at(replace(p, bound={**p.bound, index: k}))
-            total = total * v if name == "prod" else total + v
-            if isinstance(total, Fraction):
-                exact.bounded(total)
-            if name == "sum":  # its size is that of its largest term
-                most = max(most, p.reach[0])
-                p.reach[0] = before
-        p.reach[0] = max(most, p.reach[0])
-        return total
-
-    return Node(name, (term,), series)
+    first, last, term = node.parts
+    try:
+        start = exact.whole(fraction(first, p))
+        end = exact.whole(fraction(last, p))
+    except Inexact:
+        raise Unreadable("no number of terms") from None
+    p.terms[0] += max(end - start + 1, 0)
+    if p.terms[0] > MAX_TERMS:
+        raise Unreadable("too many terms")
+    product = node.operation == "prod"
+    total = p.context.mpf(int(product))
+    before = most = p.reach[0]
+    for k in range(start, end + 1):
+        v = term.at(replace(p, bound={**p.bound, node.text: k}))
+        total = total * v if product else total + v
+        if isinstance(total, Fraction):
+            exact.bounded(total)
+        if not product:  # its size is that of its largest term
+            most = max(most, p.reach[0])
+            p.reach[0] = before
+    p.reach[0] = max(most, p.reach[0])
+    return total
 
 
-def factorial(argument: Node) -> Node:
-    def factorial(p: Point) -> Any:
-        if isinstance(p.context, EXACT):
-            return p.context.factorial(_counted(argument, p))
-        return p.met(p.context.factorial(_countable(argument, p)))
-
-    return Node("factorial", (argument,), factorial)
-
-
-def binomial(over: Node, under: Node) -> Node:
-    """`n` over `k`."""
-
-    def binomial(p: Point) -> Any:
-        if isinstance(p.context, EXACT):
-            return p.context.mpf(math.comb(_counted(over, p), _counted(under, p)))
-        return p.met(p.context.binomial(_countable(over, p), _countable(under, p)))
-
-    return Node("binomial", (over, under), binomial)
+def _combinations(node: Node, p: Point) -> Any:
+    """A factorial, or `n` over `k`."""
+    name = node.operation
+    if isinstance(p.context, EXACT):
+        counted = [_counted(part, p) for part in node.parts]
+        return p.context.factorial(*counted) if name == "factorial" else p.context.mpf(math.comb(*counted))
+    return p.met(getattr(p.context, name)(*(_countable(part, p) for part in node.parts)))
 
 
 def _counted(node: Node, p: Point) -> int:
@@ -379,3 +341,11 @@ def _countable(node: Node, p: Point) -> Any:
     if p.context.dps > 2 * DIGITS and not p.context.isint(n):
         raise Unreadable("a factorial in many digits")
     return n
+
+
+_OPERATIONS: dict[str, Callable[[Node, Point], Any]] = {
+    "number": _number, "symbol": _symbol, "negative": _negative, "cross": _cross, "degrees": _degrees,
+    "application": _application, "^": _power, "root": _root, "sum": _series, "prod": _series,
+    "factorial": _combinations, "binomial": _combinations, "ln": _log, "lg": _log, "log": _log,
+}  # fmt: skip
+_OPERATIONS |= dict.fromkeys(_ARITHMETIC, _arithmetic) | dict.fromkeys(_WHOLE, _whole_or_size)
