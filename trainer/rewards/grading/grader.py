@@ -102,7 +102,7 @@ def classify(reference: str, question: str = "") -> AnswerType:
             return "letter"
         case kinds.Number():
             return "number"
-        case kinds.Words() | kinds.Code() | kinds.Day() | kinds.ValueRange() | kinds.Bound():
+        case kinds.Words() | kinds.ValueRange() | kinds.Bound() | kinds.Exactly("code" | "day"):
             return "text"
     return "math"
 
@@ -134,7 +134,9 @@ def _is_promised(kind: Kind, answer_type: AnswerType, reference: str) -> bool:
     question may be a name or a code to another."""
     if answer_type == "letter":
         return choices.option_letter(reference) is not None or isinstance(kind, kinds.Letters)
-    of_number = (kinds.Number, kinds.ValueRange, kinds.Bound, kinds.Time, kinds.Code, kinds.Day, kinds.Ratio)
+    if isinstance(kind, kinds.Exactly):
+        return answer_type != "number" or kind.name in ("code", "day")
+    of_number = (kinds.Number, kinds.ValueRange, kinds.Bound, kinds.Time, kinds.Ratio)
     return answer_type != "number" or isinstance(kind, of_number)
 
 
@@ -156,7 +158,8 @@ def _equal(
         return False
     answer = unbox(answer)
     asked = read_question(question)
-    if not isinstance(kind, (kinds.Letters, kinds.Words, kinds.Code)):
+    of_characters = isinstance(kind, kinds.Exactly) and kind.name == "code"
+    if not of_characters and not isinstance(kind, (kinds.Letters, kinds.Words)):
         stated = spelling(answer)
         if asked.shows(stated) and not is_spelled_alike(kind, reference, answer, question):
             return False

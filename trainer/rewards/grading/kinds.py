@@ -9,12 +9,11 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
 from trainer.rewards.grading import choices, expression, quantity, relations, structures
-from trainer.rewards.grading.dates import ClockTime, Date, date, time_of_day
+from trainer.rewards.grading.dates import ClockTime, date, time_of_day
 from trainer.rewards.grading.extraction import unbox
 from trainer.rewards.grading.notation import common_notation
 from trainer.rewards.grading.quantity import Quantity
@@ -58,16 +57,9 @@ class Bound:
 
 @dataclass(frozen=True)
 class Ratio:
-    """Parts of a ratio of numbers, divided by the first that is not zero."""
+    """A ratio (`structures.ratio`): of numbers, divided by the first that is not zero, or of expressions."""
 
-    parts: tuple[Fraction, ...]
-
-
-@dataclass(frozen=True)
-class Proportion:
-    """A ratio of expressions: `\\sqrt{2}:1`."""
-
-    parts: tuple[str, ...]
+    parts: structures.Ratio
 
 
 @dataclass(frozen=True)
@@ -75,21 +67,6 @@ class Time:
     """A time of day."""
 
     time: ClockTime
-
-
-@dataclass(frozen=True)
-class Day:
-    """A date."""
-
-    date: Date
-
-
-@dataclass(frozen=True)
-class Based:
-    """Digits in a base that is not ten: `204_5`."""
-
-    digits: str
-    base: str
 
 
 @dataclass(frozen=True)
@@ -119,20 +96,18 @@ class Words:
 
 
 @dataclass(frozen=True)
-class Code:
-    """Characters that stand for themselves: a version, a part number, `CO_2`, `Q3 2019`."""
+class Exactly:
+    """What stands for itself: a `code` (a version, a part number, `CO_2`, `Q3 2019`), a `day`, digits in a base
+    that is not ten (`based`), or `nothing`: the empty set, or that there is no solution."""
 
-    key: str
-
-
-@dataclass(frozen=True)
-class Nothing:
-    """The empty set, or that there is no solution."""
+    name: str
+    key: Any
+    """What `key_of` reads the reference answer as."""
 
 
-Text = Letters | Words | Code | Day | Time | ValueRange | Bound | Based | Nothing
+Text = Letters | Words | Exactly | Time | ValueRange | Bound
 """Kinds of which nothing may be lost."""
-Mathematics = Number | Ratio | Proportion | Collection | Condition | Formula
+Mathematics = Number | Ratio | Collection | Condition | Formula
 """Kinds of which the value counts."""
 Kind = Text | Mathematics
 
@@ -165,24 +140,10 @@ _BY_LETTERS = re.compile(r"(?=.*[A-Za-z+#&@/-])(?=.*\w)[^\\{}|=<>]{1,80}")
 
 def reading(reference: str, question: str = "") -> str:
     """As what a reference answer is read, and what its question asks for, as JSON for the row."""
-    reference = unbox(reference)
     try:
-        kind = read_kind(reference, question)
+        read = _description(read_kind(unbox(reference), question))
     except BadReferenceError:
         return json.dumps({"kind": "unreadable"})
-    read: dict[str, Any] = {"kind": kind_name(kind)}
-    match kind:
-        case Letters(letters):
-            read["parts"] = sorted(letters)
-        case Number(number) if number.unit is not None:
-            read["unit"] = " ".join(f"{name}^{power}" for name, power in number.unit.dimensions)
-        case ValueRange(low, high):
-            read["parts"] = [str(low.value), str(high.value)]
-        case Collection(structure, ordered):
-            read |= {
-                "parts": list(structure.parts),
-                "ordered": ordered or structure.kind not in ("list", "set"),
-            }
     asked = read_question(question)
     read["asked"] = sorted(asked.forms | asked.counted)
     return json.dumps({name: value for name, value in read.items() if value}, ensure_ascii=False)
@@ -196,22 +157,27 @@ def in_words(read: str) -> str:
     return text + (f"; asked: {', '.join(known['asked'])}" if "asked" in known else "")
 
 
-def kind_name(kind: Kind) -> str:
-    """The kind in a word or two: `number`, `percent`, `ordered list`."""
+def _description(kind: Kind) -> dict[str, Any]:
+    """The kind in a word or two (`number`, `percent`, `ordered list`), its parts and its unit."""
     match kind:
         case Letters(letters):
-            return "letter" if len(letters) == 1 else "letters"
-        case Number(number):
-            unit = number.unit
-            if number.percent or unit is None:
-                return "percent" if number.percent else "number"
-            return "money" if unit.dimensions in _MONEY else "quantity"
+            return {"kind": "letter" if len(letters) == 1 else "letters", "parts": sorted(letters)}
+        case Number(number) if number.percent or number.unit is None:
+            return {"kind": "percent" if number.percent else "number"}
+        case Number(number) if number.unit is not None:
+            dimensions = number.unit.dimensions
+            unit = " ".join(f"{name}^{power}" for name, power in dimensions)
+            return {"kind": "money" if dimensions in _MONEY else "quantity", "unit": unit}
+        case ValueRange(low, high):
+            return {"kind": "range", "parts": [str(low.value), str(high.value)]}
         case Collection(structure, ordered):
-            names = {"()": "tuple", "parts": "lettered parts"}
-            return "ordered list" if ordered else names.get(structure.kind, structure.kind)
-        case ValueRange():
-            return "range"
-    return type(kind).__name__.lower()
+            name = {"()": "tuple", "parts": "lettered parts"}.get(structure.kind, structure.kind)
+            in_order = ordered or structure.kind not in ("list", "set")
+            name = "ordered list" if ordered else name
+            return {"kind": name, "parts": list(structure.parts), "ordered": in_order}
+        case Exactly(name):
+            return {"kind": name}
+    return {"kind": type(kind).__name__.lower()}
 
 
 _MONEY = {((name, 1),) for name in ("dollar", "euro", "sterling", "yen", "yuan", "rupee")}
@@ -225,7 +191,7 @@ def read_kind(reference: str, question: str = "", context: str = "") -> Kind:
     """
     asked = read_question(question)
     if "code" in asked.forms and re.fullmatch(r"[0-9]+(?:\.[0-9]*0|/[0-9]+)", reference):
-        return Code(code_key(reference))
+        return Exactly("code", code_key(reference))
     plain = quantity.parse(reference) if _PLAIN.fullmatch(reference) else None
     if plain is not None:
         return Number(plain)
@@ -248,12 +214,12 @@ def _of_text(reference: str, s: str, question: str) -> Kind | None:
     """The kinds that keep more of a text than its value."""
     day = date(reference)
     if day is not None:
-        return Day(day)
+        return Exactly("day", day)
     time = time_of_day(s)
     if time is not None:
         return Time(time)
     if _CODE.fullmatch(s) and not _THOUSANDS.fullmatch(s):
-        return Code(code_key(s))
+        return Exactly("code", code_key(s))
     if "expression" not in read_question(question).forms:
         ends = range_of(s, f"{question} {reference}")
         if ends is not None:
@@ -262,15 +228,15 @@ def _of_text(reference: str, s: str, question: str) -> Kind | None:
     if bound is not None:
         return Bound(*bound)
     if _CHEMICAL.fullmatch(s.replace(" ", "")) and not _EVERY_COUNTED.fullmatch(s.replace(" ", "")):
-        return Code(code_key(s))
+        return Exactly("code", code_key(s))
     return None
 
 
 def _of_mathematics(reference: str, s: str, context: str) -> Kind:
     """The kinds of which the value counts, and words."""
     symbols = choices.in_symbols(reference)
-    if _EMPTY_SET.fullmatch(common_notation(symbols)):
-        return Nothing()
+    if key_of("nothing", symbols):
+        return Exactly("nothing", True)
     if symbols != reference:
         return Condition(symbols)
     number = quantity.parse(reference, context)
@@ -289,10 +255,7 @@ def _of_mathematics(reference: str, s: str, context: str) -> Kind:
         return Ratio(ratio)
     based = structures.digits_and_base(s)
     if based is not None:
-        return Based(*based)
-    proportion = structures.proportion(s)
-    if proportion is not None:
-        return Proportion(proportion)
+        return Exactly("based", based)
     structure = structures.parse(s)
     asked = read_question(context)
     if structure is not None and not ("\\in" in s and "matrix" in structure.kind):
@@ -304,12 +267,9 @@ def _of_mathematics(reference: str, s: str, context: str) -> Kind:
     try:
         expression.read(bare if measured_in else s)
     except expression.Unreadable as error:
-        if (
-            _BY_LETTERS.fullmatch(_FIGURES.sub("", s))
-            and s.count("(") == s.count(")")
-            and s.count("[") == s.count("]")
-        ):
-            return Code(code_key(s))
+        balanced = s.count("(") == s.count(")") and s.count("[") == s.count("]")
+        if balanced and _BY_LETTERS.fullmatch(_FIGURES.sub("", s)):
+            return Exactly("code", code_key(s))
         raise BadReferenceError(f"{reference[:80]!r}: {error}") from None
     return Formula()
 
@@ -374,3 +334,15 @@ def code_key(text: str) -> str:
     s = s if chemical else _LEAD.sub("", s.lower(), count=1)
     s = _LATE.sub("", _ORDINALS.get(s, s)).rstrip(".,;:!?").strip("\"'`")
     return s.replace(".", "") if re.fullmatch(r"(?:[a-z]\.)+[a-z]", s) else s
+
+
+def key_of(name: str, text: str) -> Any:
+    """What a text is as a kind of `Exactly`: equal keys are one answer; None or False for no such kind."""
+    match name:
+        case "code":
+            return code_key(text)
+        case "day":
+            return date(text)
+        case "nothing":
+            return _EMPTY_SET.fullmatch(common_notation(choices.in_symbols(text))) is not None
+    return structures.digits_and_base(text)

@@ -6,7 +6,7 @@ r"""The licences: as what a reply may be read for each kind of reference answer.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from trainer.rewards.grading import (
@@ -19,7 +19,7 @@ from trainer.rewards.grading import (
     shape,
     structures,
 )
-from trainer.rewards.grading.dates import date, same_time, time_of_day
+from trainer.rewards.grading.dates import same_time, time_of_day
 from trainer.rewards.grading.expression import Rule, Unreadable
 from trainer.rewards.grading.kinds import BadReferenceError, Kind, read_kind
 from trainer.rewards.grading.notation import common_notation
@@ -71,10 +71,10 @@ class Comparison:
                 return choices.names_letters(answer, letters, self.question)
             case kinds.Words():
                 return choices.same_words(reference, answer, self.question)
-            case kinds.Code(key):
-                return kinds.code_key(answer) == key
-            case kinds.Day(day):
-                return date(answer) == day
+            case kinds.Exactly("based", key):
+                return kinds.key_of("based", self.unnamed(common_notation(answer), reference)) == key
+            case kinds.Exactly(name, key):
+                return kinds.key_of(name, answer) == key
             case kinds.Time(time):
                 given = time_of_day(self.unnamed(common_notation(answer), reference))
                 return given is not None and same_time(time, given)
@@ -84,13 +84,6 @@ class Comparison:
             case kinds.Bound(sign, value):
                 bound = kinds.bound_of(common_notation(answer), self.context)
                 return bound is not None and bound[0] == sign and quantity.equal(value, bound[1])
-            case kinds.Nothing():
-                return choices.in_symbols(answer) in _NO_SOLUTION
-            case kinds.Based(digits, base):
-                return structures.digits_and_base(self.unnamed(common_notation(answer), reference)) == (
-                    digits,
-                    base,
-                )
         return self.mathematics(kind, reference, choices.in_symbols(answer), inner, step)
 
     def mathematics(self, kind: Kind, reference: str, answer: str, inner: bool, step: bool) -> bool:
@@ -107,9 +100,7 @@ class Comparison:
             case kinds.Number(number):
                 return self.number(number, reference, answer, raw[1], inner, step)
             case kinds.Ratio(parts):
-                return _ratio_equal(parts, answer)
-            case kinds.Proportion(parts):
-                return self.proportions(parts, structures.proportion(answer) or ("",))
+                return self.ratio(parts, answer)
             case kinds.Collection():
                 return self.collection(kind, reference, answer, raw[1], inner)
             case kinds.Condition():
@@ -162,9 +153,8 @@ class Comparison:
         Work that is left undone is none: a policy that need not do it learns not to.
         """
         ratio = structures.ratio(answer)
-        if ratio is not None:
-            of_two = time_of_day(answer) is None and len(ratio) == 2 and ratio[1] != 0
-            return of_two and number.decimals < 0 and number.value == ratio[0] / ratio[1]
+        if ratio is not None and isinstance(ratio[0], quantity.Fraction):
+            return time_of_day(answer) is None and number.decimals < 0 and _is_quotient(ratio, number)
         answer, unit = split_unit(raw, self.context)
         answer = self.unnamed(answer, reference)
         if "," in answer or ":" in answer or (unit and number.unit and unit != number.unit):
@@ -245,14 +235,20 @@ class Comparison:
 
         return self.expressions(bare_reference, scale + bare_answer, allowed)
 
-    def proportions(self, reference: Sequence[str], answer: Sequence[str]) -> bool:
-        """Whether all terms have the same quotient by the first one: `a:b` and `2a:2b`."""
-        if len(reference) != len(answer):
+    def ratio(self, reference: structures.Ratio, answer: str) -> bool:
+        """A ratio's licences: one of numbers, and their quotient; where the reference has expressions, one whose
+        terms have the same quotients by the first one: `a:b` and `2a:2b`."""
+        given = structures.ratio(answer)
+        if given is None:
+            number = quantity.parse(answer)
+            stated = number is not None and not number.percent and not number.unit and number.decimals < 0
+            return stated and number is not None and _is_quotient(reference, number)
+        if given == reference or isinstance(reference[0], quantity.Fraction):
+            return given == reference
+        if len(reference) != len(given):
             return False
-        for r, a in zip(reference[1:], answer[1:], strict=True):
-            if not self.expressions(f"({r})/({reference[0]})", f"({a})/({answer[0]})"):
-                return False
-        return True
+        first = [f"({part})/({reference[0]})" for part in reference[1:]]
+        return all(map(self.expressions, first, [f"({part})/({given[0]})" for part in given[1:]]))
 
     def chain(self, reference: str, answer: str) -> bool:
         """Whether all sides of a chain are the reference: `x = \\frac12 = 0.5`, but not `61 = 60` or `A
@@ -404,7 +400,6 @@ class Comparison:
 _DONE = ("evaluated", "simplified", "decimal", "rounded")
 """Forms for which a number is written as one, and as no root or power."""
 Allowed = Callable[[expression.Expression, expression.Expression], bool]
-_NO_SOLUTION = ("\\emptyset", "\\varnothing", "\\{\\}", "\\{ \\}", "∅")
 _OR = re.compile(r"(?<![A-Za-z\\])or(?![A-Za-z])")
 _AND = re.compile(r"(?<![A-Za-z\\])and(?![A-Za-z])")
 _SOLVED = re.compile(r"\A\Z|=|\b(?:solv|solution|root|zero|value|equation)", re.IGNORECASE)
@@ -466,14 +461,12 @@ def _has_asked_unit(asked: Asked, answer: Quantity) -> bool:
     return not asked.counted.isdisjoint(counted)
 
 
-def _ratio_equal(reference: tuple[quantity.Fraction, ...], answer: str) -> bool:
-    ratio = structures.ratio(answer)
-    if ratio is not None:
-        return ratio == reference
-    number = quantity.parse(answer)
-    if number is None or number.percent or number.unit or len(reference) != 2 or not reference[1]:
-        return False
-    return number.decimals < 0 and number.value == reference[0] / reference[1]
+def _is_quotient(ratio: structures.Ratio | None, number: Quantity) -> bool:
+    """Whether a ratio of two numbers is a fraction."""
+    match ratio:
+        case (quantity.Fraction() as top, quantity.Fraction() as bottom) if bottom:
+            return number.value == top / bottom
+    return False
 
 
 def is_spelled_alike(kind: Kind, reference: str, answer: str, question: str) -> bool:

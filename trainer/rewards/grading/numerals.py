@@ -20,12 +20,12 @@ _CARDINALS = {word: n for n, word in enumerate(_UNDER_TWENTY.split())} | {
     "a hundred": 100,
     "one hundred": 100,
 }
-for _tens, _ten in enumerate("twenty thirty forty fifty sixty seventy eighty ninety".split(), 2):
+for _tens, _ten in enumerate(["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"], 2):
     _CARDINALS[_ten] = 10 * _tens
     for _word in _UNDER_TWENTY.split()[1:10]:
         _CARDINALS[f"{_ten} {_word}"] = 10 * _tens + _CARDINALS[_word]
 _PARTS = {"half": 2, "halves": 2, "quarter": 4, "quarters": 4, "hundredth": 100, "hundredths": 100}
-for _n, _part in enumerate("third fourth fifth sixth seventh eighth ninth tenth".split(), 3):
+for _n, _part in enumerate(["third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth"], 3):
     _PARTS |= {_part: _n, _part + "s": _n}
 _WORD = re.compile(r"[a-z]+")
 

@@ -69,8 +69,7 @@ _NUMBER = re.compile(
     rf"|(?P<sn>{_D})\s*/\s*(?P<sdsign>-?)\s*(?P<sd>{_D})"
     rf"|(?P<em>{_D})[eE](?P<ee>[-+]?[0-9]{{1,4}})(?![0-9.])"
     rf"|(?:(?P<tm>{_D})\s*(?:\\times|\\cdot|\*|x)\s*)?10\s*\^\s*"
-    rf"(?:\{{\s*(?P<te1>[-+]?[0-9]{{1,4}})\s*\}}|\(\s*(?P<te3>[-+]?[0-9]{{1,4}})\s*\)"
-    rf"|(?P<te2>-?[0-9]{{1,4}})(?![0-9.]))"
+    rf"(?:[{{(]\s*(?P<te1>[-+]?[0-9]{{1,4}})\s*[)}}]|(?P<te2>-?[0-9]{{1,4}})(?![0-9.]))"
     rf"|(?P<plain>{_D})"
     rf")(?P<rest>.*)",
     re.ASCII,
@@ -94,54 +93,39 @@ def parse(content: str, context: str = "") -> Quantity | None:
 
 def _single(s: str, context: str) -> Quantity | None:
     match = _NUMBER.fullmatch(s)
-    if match is None:
+    if match is None or (match["sign2"] and match["sign"] and not match["money"]):
         return None
     value, decimals, form = _value(match.groupdict())
-    if value is None:
-        return None
-    if match["sign2"] and match["sign"] and not match["money"]:
+    if value is None or (form == "plain" and _DECADE.fullmatch(match["plain"] + match["rest"])):
         return None
     if (match["sign"] in ("-", "negative ", "minus ")) != (match["sign2"] == "-"):
         value = -value
     rest = match["rest"].strip()
-    if form == "plain" and _DECADE.fullmatch(match["plain"] + match["rest"]):
-        return None
-    number = s[: match.start("rest")]
-    written = _NOT_WRITTEN.sub("", number)
+    written = _NOT_WRITTEN.sub("", s[: match.start("rest")])
     scale = 1
     scaled = _SCALED.match(rest) if form == "plain" else None
     if scaled is not None and (match["money"] or scaled[1].endswith("illion")):
         scale = _SCALES[scaled[1].lower()[:2]]
         rest = rest[scaled.end() :].strip()
-        value *= scale
-    if rest == "%" or rest.lower() in ("percent", "percentage", "per cent", "pct"):
-        return Quantity(value, decimals, percent=True, form=form, written=written)
-    if rest.startswith("%"):
-        return None
+    if rest.lower() in ("%", "percent", "percentage", "per cent", "pct"):
+        return Quantity(value * scale, decimals, percent=True, form=form, written=written)
 
-    measured_in = None
-    if rest not in ("", "."):
-        measured_in = unit(rest, context)
-        if measured_in is None:
-            return None
-    if match["money"]:
-        money = unit(match["money"])
-        if measured_in is not None and measured_in != money:
-            return None
-        measured_in = money
-    if measured_in is not None and not measured_in.dimensions:
-        measured_in = None
+    measured_in = unit(rest, context) if rest not in ("", ".") else _NO_UNIT
+    money = unit(match["money"] or "") or measured_in
+    if measured_in is None or measured_in not in (_NO_UNIT, money):
+        return None
     glued = len(match["rest"]) == 1 and rest.isascii() and rest.isalpha()
-    return Quantity(value, decimals, False, measured_in, glued, form, written, scale)
+    known = money if money and money.dimensions else None
+    return Quantity(value * scale, decimals, False, known, glued, form, written, scale)
+
+
+_NO_UNIT = Unit(Fraction(1), ())
 
 
 def _in_words(s: str, context: str) -> Quantity | None:
     """`two thirds`, `seven apples`: a number in words, and perhaps its unit."""
-    found = numerals.read_number_words(s)
-    if found is None:
-        return None
-    number, rest = found
-    return _single(number + rest, context)
+    number = numerals.read_number_words(s)
+    return _single("".join(number), context) if number else None
 
 
 _COMPOUND = re.compile(r"([0-9]+)\s*([A-Za-z°'\"㐀-鿿]+\.?)[\s,]*(?:and\s+)?(?=[0-9]|$)", re.ASCII)
@@ -153,17 +137,15 @@ def _compound(s: str, context: str) -> Quantity | None:
     if not 2 <= len(pieces) <= 4 or _COMPOUND.sub("", s).strip():
         return None
     total = Fraction(0)
-    last: Unit | None = None
+    parts: list[Unit] = []
     for count, name in pieces:
         part = unit(name, context)
-        if part is None:
-            return None
-        if last is not None and (part.dimensions != last.dimensions or part.size >= last.size):
+        above = parts[-1:] or [part]
+        if part is None or part.dimensions != above[0].dimensions or (parts and part.size >= above[0].size):
             return None
         total += int(count) * part.size
-        last = part
-    assert last is not None
-    return Quantity(total / last.size, unit=last)
+        parts.append(part)
+    return Quantity(total / parts[-1].size, unit=parts[-1])
 
 
 _DECADE = re.compile(r"[0-9]{1,3}0'?s")
@@ -190,36 +172,25 @@ def _value(g: dict[str, str | None]) -> tuple[Fraction | None, int, Form]:
     if plain := g["plain"]:
         grouped = plain.count(".") > 1
         return _digits(plain), 0 if grouped else len(plain.partition(".")[2]), "plain"
-    if whole := g["mixed"]:
-        top = int(g["mn"] or 0)
-        bottom = int(g["md"] or 0)
-        return int(whole) + Fraction(top, bottom) if bottom else None, -1, "mixed"
     if period := g["rp"] or g["rp2"] or g["rp3"] or g["rp4"]:
         # 0.1(23) is (1 * 99 + 23) / 990.
         head = g["rh"] or ""
         nines = 10 ** len(period) - 1
         before = int((g["rn"] or "0") + head)
         return Fraction(before * nines + int(period), nines * 10 ** len(head)), -1, "recurring"
-    if g["fn"] is not None:
-        return _quotient(g["fn"], g["fd"], g["fsign"], g["fdsign"])
-    if g["sn"] is not None:
-        return _quotient(g["sn"], g["sd"], "", g["sdsign"])
-
-    exponent = int(g["ee"] or g["te1"] or g["te2"] or g["te3"] or 0)
+    top = g["mn"] or g["fn"] or g["sn"]
+    if top:
+        form: Form = "mixed" if g["mixed"] else "fraction"
+        divisor = _digits(g["md"] or g["fd"] or g["sd"] or "")
+        if not divisor:
+            return None, -1, form
+        negative = (g["fsign"] == "-") != ("-" in (g["fdsign"], g["sdsign"]))
+        part = _digits(top) / divisor
+        return _digits(g["mixed"] or "") + (-part if negative else part), -1, form
+    exponent = int(g["ee"] or g["te1"] or g["te2"] or 0)
     if abs(exponent) > MAX_EXPONENT:
-        return None, 0, "scientific"
+        return None, -1, "scientific"
     return _digits(g["em"] or g["tm"] or "1") * Fraction(10) ** exponent, -1, "scientific"
-
-
-def _quotient(
-    top: str, bottom: str | None, sign: str | None, bottom_sign: str | None
-) -> tuple[Fraction | None, int, Form]:
-    """`_value` of a fraction."""
-    divisor = _digits(bottom or "")
-    if not divisor:
-        return None, 0, "fraction"
-    value = _digits(top) / divisor
-    return -value if (sign == "-") != (bottom_sign == "-") else value, -1, "fraction"
 
 
 def is_reduced(number: Quantity) -> bool:
@@ -257,14 +228,12 @@ def _percent_equal(reference: Quantity, answer: Quantity) -> bool:
     if reference.unit or answer.unit:
         return False
     exact = reference.value / 100 if reference.percent else reference.value
-    stated = answer.value / 100 if answer.percent else answer.value
-    if exact == stated:
+    if exact == (answer.value / 100 if answer.percent else answer.value):
         return True
-    if reference.percent == answer.percent:
-        return False
     # One side left the sign out. A bare number of at most one may be a share, so only the exact reading
     # counts.
-    return reference.value == answer.value and abs(reference.value) > 1
+    one_bare = reference.percent != answer.percent and abs(reference.value) > 1
+    return one_bare and reference.value == answer.value
 
 
 def _rounds_to(reference: Quantity, answer: Quantity) -> bool:
@@ -274,13 +243,8 @@ def _rounds_to(reference: Quantity, answer: Quantity) -> bool:
     correct rounding counts. If the decimal is, its digits must show the fraction's whole period, else
     3.14 would be 22/7.
     """
-    if reference.decimals < 0 <= answer.decimals:
-        fraction = reference.value
-        decimal = answer
-    elif answer.decimals < 0 <= reference.decimals:
-        fraction = answer.value
-        decimal = reference
-    else:
+    decimal, fraction = (reference, answer.value) if answer.decimals < 0 else (answer, reference.value)
+    if (reference.decimals < 0) == (answer.decimals < 0):
         return False
     if decimal.decimals < 3 or decimal.decimals > 30 or abs(decimal.value * 10**decimal.decimals) < 100:
         return False
@@ -294,17 +258,9 @@ def _expansion(denominator: int, limit: int) -> tuple[int, int]:
     """Lengths of the non-recurring and the recurring part of 1/denominator; a period beyond `limit`
     reads limit + 1."""
     head = 0
-    for prime in (2, 5):
-        count = 0
-        while denominator % prime == 0:
-            denominator //= prime
-            count += 1
-        head = max(head, count)
+    while (common := gcd(denominator, 10)) > 1:
+        denominator //= common
+        head += 1
     if denominator == 1:
         return head, 0
-    power = 10 % denominator
-    period = 1
-    while power != 1 and period <= limit:
-        power = power * 10 % denominator
-        period += 1
-    return head, period
+    return head, next((n for n in range(1, limit + 1) if pow(10, n, denominator) == 1), limit + 1)

@@ -248,27 +248,18 @@ def digits_and_base(content: str) -> tuple[str, str] | None:
 
 
 _RATIO = re.compile(r"([0-9]+(?:\.[0-9]+)?)((?:\s*(?::|to)\s*[0-9]+(?:\.[0-9]+)?){1,4})", re.ASCII)
-
-
-def proportion(content: str) -> tuple[str, ...] | None:
-    r"""The parts of a ratio of expressions, `\sqrt{2}:1`; None if it is none."""
-    parts = split_top(content, ":")
-    if not 2 <= len(parts) <= 4 or not all(parts) or re.search(r"[=<>|,]|\\[{}]|\\in(?![a-z])", content):
-        return None
-    return tuple(parts)
+_NO_RATIO = re.compile(r"[=<>|,]|\\[{}]|\\in(?![a-z])")
+Ratio = tuple[quantity.Fraction, ...] | tuple[str, ...]
 
 
 @lru_cache(maxsize=8192)
-def ratio(content: str) -> tuple[quantity.Fraction, ...] | None:
-    """The parts of `3:4` or `3 to 4:5`, divided by the first that is not zero; None if it is no ratio."""
-    if len(content) > 60:
-        return None
-    match = _RATIO.fullmatch(common_notation(content))
-    if match is None:
-        return None
-    numbers = re.split(r"\s*(?::|to)\s*", match[1] + match[2])
-    parts = list(map(quantity.Fraction, numbers))
-    unit = next(filter(None, parts), None)
-    if unit is None:
-        return None
-    return tuple(part / unit for part in parts)
+def ratio(content: str) -> Ratio | None:
+    r"""The parts of `3:4` or `3 to 4:5`, divided by the first that is not zero, or the texts of those of
+    `\sqrt{2}:1`; None if it is no ratio."""
+    match = _RATIO.fullmatch(common_notation(content)) if len(content) <= 60 else None
+    if match is not None:
+        parts = list(map(quantity.Fraction, re.split(r"\s*(?::|to)\s*", match[1] + match[2])))
+        unit = next(filter(None, parts), None)
+        return tuple(part / unit for part in parts) if unit else None
+    texts = split_top(content, ":")
+    return tuple(texts) if 2 <= len(texts) <= 4 and all(texts) and not _NO_RATIO.search(content) else None
