@@ -11,8 +11,11 @@ undefined there. Two analytic functions that agree at a point that nobody chose 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
 from typing import Any, Literal
 
 from trainer.rewards.grading.exact import PRIMES
@@ -69,8 +72,12 @@ def equal(reference: Expression, answer: Expression) -> bool:
         return False
     if rule(reference, answer) == "exact":
         return _agree_exactly(reference.value, answer.value)
+    close = partial(_close, reference.value, answer.value)
     compared_at = points(reference, answer)
-    return any(_agree(reference, answer, compared_at, base) for base in readings(reference, answer))
+    for base in readings(reference, answer):
+        if _agree_at((replace(point, log_base=base) for point in compared_at), close):
+            return True
+    return False
 
 
 def rule(*expressions: Expression) -> Rule:
@@ -80,27 +87,20 @@ def rule(*expressions: Expression) -> Rule:
 
 def _agree_exactly(f: Node, g: Node) -> bool:
     """Whether two nodes are the same number modulo every prime."""
-    seen = False
-    for ring in PRIMES:
-        point = Point(1, "residue", ring)
-        try:
-            if value(f, point).number != value(g, point).number:
-                return False
-            seen = True
-        except Undefined:
-            continue
-    return seen
+    return _agree_at(
+        [Point(1, "residue", ring) for ring in PRIMES],
+        lambda p: value(f, p).number == value(g, p).number,
+    )
 
 
-def _agree(first: Expression, second: Expression, where: list[Point], base: int) -> bool:
+def _agree_at(points: Iterable[Point], same: Callable[[Point], bool]) -> bool:
+    """Whether two values are the same wherever both have one, and that they have one anywhere."""
     seen = False
-    for point in where:
-        try:
-            if not _close(first.value, second.value, replace(point, log_base=base)):
+    for point in points:
+        with suppress(Undefined):
+            if not same(point):
                 return False
             seen = True
-        except Undefined:
-            continue
     return seen
 
 
@@ -108,17 +108,13 @@ def _close(f: Node, g: Node, point: Point) -> bool:
     """Whether two nodes have the same value at a point, in as many digits as their sizes ask for."""
     gap, size, reach = _gap(f, g, point, DIGITS)
     far = gap > _FAR * size and gap > _SMALL
-    if far and reach < DIGITS / 4:
+    # 2^{1000} and 2^{1000} - 1 differ after 301 digits.
+    digits = DIGITS + (int(2 * reach) if reach > MODERATE else 0)
+    if far and (reach < DIGITS / 4 or digits > MAX_DIGITS):
         return False
-
-    digits = DIGITS
-    if reach > MODERATE:
-        # 2^{1000} and 2^{1000} - 1 differ after 301 digits.
-        digits += int(2 * reach)
-        if digits > MAX_DIGITS and not far:
-            raise Undecided
-        if digits > MAX_DIGITS:
-            return False
+    if digits > MAX_DIGITS:
+        raise Undecided
+    if digits > DIGITS:
         gap, size, _ = _gap(f, g, point, digits)
     tolerance = CONTEXT.mpf(10) ** (60 - digits + int(reach))
     if gap <= tolerance * size:
@@ -134,8 +130,7 @@ def _gap(f: Node, g: Node, point: Point, digits: int) -> tuple[Any, Any, float]:
     """Difference and size of two values in this many digits, and the reach of both."""
     rounded_up = DIGITS * -(-digits // DIGITS)
     point = replace(point, context=context_of(rounded_up), reach=[0.0])
-    a = value(f, point)
-    b = value(g, point)
+    a, b = value(f, point), value(g, point)
     return abs(a - b), max(abs(a), abs(b)), point.reach[0]
 
 
@@ -144,13 +139,14 @@ def proportional(first: Expression, second: Expression, base: int, positive: boo
 
     Raises Undecided.
     """
-    f = first.value
-    g = second.value
+    f, g = first.value, second.value
+
+    def same_quotient(at: Point, where: Callable[[Node, Node], bool]) -> bool:
+        return where(_Product("*", (f, g), "", at), _Product("*", (g, f), "", at))
+
     exactly = rule(first, second) == "exact"
-    if exactly:
-        at = Point(2, "residue")
-        if not _agree_exactly(_Product("*", (f, g), "", at), _Product("*", (g, f), "", at)):
-            return False
+    if exactly and not same_quotient(Point(2, "residue"), _agree_exactly):
+        return False
 
     compared_at = points(first, second)
     # Any two are proportional at a single point.
@@ -166,9 +162,7 @@ def proportional(first: Expression, second: Expression, base: int, positive: boo
                 factor = value(f, point) / value(g, point)
                 if positive and not (factor.real > 0 and abs(factor.imag) <= _EQUAL * abs(factor)):
                     return False
-            elif not exactly and not _close(
-                _Product("*", (f, g), "", start), _Product("*", (g, f), "", start), point
-            ):
+            elif not exactly and not same_quotient(start, partial(_close, point=point)):
                 return False
         except Undefined:
             continue

@@ -97,8 +97,8 @@ class Words:
 
 @dataclass(frozen=True)
 class Exactly:
-    """What stands for itself: a `code` (a version, a part number, `CO_2`, `Q3 2019`), a `day`, digits in a base
-    that is not ten (`based`), or `nothing`: the empty set, or that there is no solution."""
+    """What stands for itself: a `code` (a version, a part number, `CO_2`, `Q3 2019`), a `day`, digits in a
+    base that is not ten (`based`), or `nothing`: the empty set, or that there is no solution."""
 
     name: str
     key: Any

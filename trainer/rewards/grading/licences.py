@@ -129,21 +129,25 @@ class Comparison:
                 return False
             asked_so = inner or _has_asked_form(self.asked, number, given)
             return asked_so and quantity.equal(number, given)
+        restated = self.restated(reference, answer, inner)
+        if restated is not None or (not inner and not self.asked.forms.isdisjoint(_DONE)):
+            return restated is True
+        return self.expression_of_number(number, reference, answer, raw, step)
+
+    def restated(self, reference: str, answer: str, inner: bool) -> bool | None:
+        """Whether the reference is the answer in degrees or radians, the one member of its set, or what its
+        chain or approximation ends in; False for another relation, None for what is none of these."""
         angles = in_radians(reference, answer)
         if angles is not None:
             return self.expressions(*angles)
         structure = structures.parse(answer)
-        if structure is not None and _is_one(structure):
-            return self.same(reference, structure.parts[0])
-        if structure is None and "=" in answer:
+        if structure is not None:
+            return _is_one(structure) and self.same(reference, structure.parts[0])
+        if "=" in answer:
             return not inner and self.chain(reference, answer)
-        if structure is None and _APPROXIMATELY.search(answer):
+        if _APPROXIMATELY.search(answer):
             return not inner and self.approximation(reference, answer)
-        if structure is not None or relations.is_relation(answer):
-            return False
-        if not inner and not self.asked.forms.isdisjoint(_DONE):
-            return False
-        return self.expression_of_number(number, reference, answer, raw, step)
+        return False if relations.is_relation(answer) else None
 
     def expression_of_number(
         self, number: Quantity, reference: str, answer: str, raw: str, step: bool
@@ -213,18 +217,9 @@ class Comparison:
     def formula(self, reference: str, answer: str, raw: tuple[str, str], inner: bool, step: bool) -> bool:
         """An expression's licences: one of the same value, in the form that the question asks for, with no
         arithmetic left that the reference has done; a chain or an approximation that ends in it."""
-        angles = in_radians(reference, answer)
-        if angles is not None:
-            return self.expressions(*angles)
-        structure = structures.parse(answer)
-        if structure is not None:
-            return _is_one(structure) and self.same(reference, structure.parts[0])
-        if "=" in answer:
-            return not inner and self.chain(reference, answer)
-        if _APPROXIMATELY.search(answer):
-            return not inner and self.approximation(reference, answer)
-        if relations.is_relation(answer):
-            return False
+        restated = self.restated(reference, answer, inner)
+        if restated is not None:
+            return restated
         bare_reference, scale, bare_answer = self.without_units(raw, (reference, answer))
 
         def allowed(wanted: expression.Expression, given: expression.Expression) -> bool:
@@ -236,8 +231,8 @@ class Comparison:
         return self.expressions(bare_reference, scale + bare_answer, allowed)
 
     def ratio(self, reference: structures.Ratio, answer: str) -> bool:
-        """A ratio's licences: one of numbers, and their quotient; where the reference has expressions, one whose
-        terms have the same quotients by the first one: `a:b` and `2a:2b`."""
+        """A ratio's licences: one of numbers, and their quotient; where the reference has expressions, one
+        whose terms have the same quotients by the first one: `a:b` and `2a:2b`."""
         given = structures.ratio(answer)
         if given is None:
             number = quantity.parse(answer)
@@ -340,20 +335,15 @@ class Comparison:
 
         The answer is empty if the units do not fit.
         """
-        reference, answer = cleaned
         bare_reference, wanted = split_unit(raw[0], self.context)
         bare_answer, unit = split_unit(raw[1], self.context)
-        if wanted:
-            reference = self.unnamed(bare_reference, cleaned[1])
-        if unit:
-            answer = self.unnamed(bare_answer, cleaned[0])
+        reference = self.unnamed(bare_reference, cleaned[1]) if wanted else cleaned[0]
+        answer = self.unnamed(bare_answer, cleaned[0]) if unit else cleaned[1]
         if not wanted or not unit or not wanted.dimensions or not unit.dimensions:
             return reference, "", answer
-        if wanted.dimensions != unit.dimensions:
-            return reference, "", ""
+        if wanted.dimensions != unit.dimensions or wanted.size == unit.size:
+            return reference, "", answer if wanted.dimensions == unit.dimensions else ""
         scale = unit.size / wanted.size
-        if scale == 1:
-            return reference, "", answer
         return reference, f"({scale.numerator}/{scale.denominator})", f"({answer})"
 
     def expressions(self, reference: str, answer: str, allowed: Allowed = lambda *_: True) -> bool:
@@ -477,9 +467,9 @@ def is_spelled_alike(kind: Kind, reference: str, answer: str, question: str) -> 
         wanted = kind.quantity
         if number is None:
             return spelling(reference) == spelling(answer)
-        same_number = (number.form, number.percent) == (wanted.form, wanted.percent)
         plain = number.form == "plain" and number.value == wanted.value
         same_unit = number.unit is None or wanted.unit is None or number.unit.size == wanted.unit.size
+        same_number = (number.form, number.percent) == (wanted.form, wanted.percent)
         return same_number and same_unit and (plain or number.written == wanted.written)
     if isinstance(kind, kinds.Collection):
         found = structures.parse(answer)

@@ -20,7 +20,9 @@ _CARDINALS = {word: n for n, word in enumerate(_UNDER_TWENTY.split())} | {
     "a hundred": 100,
     "one hundred": 100,
 }
-for _tens, _ten in enumerate(["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"], 2):
+for _tens, _ten in enumerate(
+    ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"], 2
+):
     _CARDINALS[_ten] = 10 * _tens
     for _word in _UNDER_TWENTY.split()[1:10]:
         _CARDINALS[f"{_ten} {_word}"] = 10 * _tens + _CARDINALS[_word]

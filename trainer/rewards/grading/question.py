@@ -20,56 +20,35 @@ Form = Literal[
 _FORMS: tuple[tuple[Form, str], ...] = (
     ("factored", r"\bfactor(?:i[sz])?(?:e|ed|ing|ization)?\b|分解"),
     ("expanded", r"\bexpand(?:ed)?\b|multiply out|remove (?:the )?(?:brackets|parentheses)|展开"),
-    (
-        "simplified",
-        r"\bsimplif|\breduc(?:e|ed)\b|\bsimplest\b|lowest terms|rationali[sz]e|like terms|化简|约分",
-    ),
+    ("simplified",
+     r"\bsimplif|\breduc(?:e|ed)\b|\bsimplest\b|lowest terms|rationali[sz]e|like terms|化简|约分"),
     ("fraction", r"(?:\bas|\bin|\binto|\bto) (?:an? )?(?:[a-z]+ ){0,2}fractions?\b|fraction(?:al)? form"),
     ("mixed", r"\bmixed (?:number|numeral|fraction)"),
-    (
-        "decimal",
-        r"(?:\bas|\bin|\binto|\bto) (?:an? )?(?:[a-z]+ )?decimals?\b|decimal (?:form|number|notation)",
-    ),
+    ("decimal",
+     r"(?:\bas|\bin|\binto|\bto) (?:an? )?(?:[a-z]+ )?decimals?\b|decimal (?:form|number|notation)"),
     ("percent", r"(?:\bas|\bin|\binto|\bto) (?:an? )?percent"),
     ("scientific", r"scientific notation|standard index form"),
-    (
-        "rounded",
-        r"decimal (?:place|point)|\bround(?:ed)?\b|(?:to|significant) (?:figures|digits)"
-        r"|nearest (?:ten|hundred|thousand|whole|integer|cent)",
-    ),
+    ("rounded", r"decimal (?:place|point)|\bround(?:ed)?\b|(?:to|significant) (?:figures|digits)"
+     r"|nearest (?:ten|hundred|thousand|whole|integer|cent)"),
     ("power", r"\bas an? (?:single )?power\b|in exponential form"),
-    (
-        "equation",
-        r"\b(?:write|form|set up|which|give|find|state|what)\b[^.?!]{0,40}?"
-        r"\b(?:equation|inequality|formula)\b",
-    ),
+    ("equation", r"\b(?:write|form|set up|which|give|find|state|what)\b[^.?!]{0,40}?"
+     r"\b(?:equation|inequality|formula)\b"),
     ("expression", r"\b(?:write|form|set up|which|give|find)\b[^.?!]{0,30}?\bexpression\b"),
     ("evaluated", r"\b(?:evaluate|compute|calculate|work out)\b|计算"),
     ("converted", r"\bconvert|\bchange [^.?!]{1,40} (?:to|into)\b|\bexpress [^.?!]{1,40} in\b"),
-    (
-        "ordered",
-        r"\b(?:in|by|into) (?:[a-z]+ )?order\b(?! to\b)|\border(?:ed|ing)?\b(?! (?:of|did|does|do)\b)"
-        r"|\b(?:ascending|descending)\b"
-        r"|\b(?:least|smallest|shortest|lowest|lightest|largest|greatest|highest|tallest|longest|biggest|oldest|youngest"
-        r"|slowest|fastest|earliest|latest|first|most|left|top|nearest|farthest|cheapest)"
-        r"(?: [a-z]+)? (?:to|first)\b"
-        r"|\b(?:rank|arrange|sort)(?:ed|ing)?\b"
-        r"|\bfirst (?:two|three|four|five|six|seven|eight|nine|ten|few|n|\d+)\b"
-        r"|\bsequence\b|\bconsecutive(?:ly)?\b|\brespectively\b|\bchronological|\bin turn\b"
-        r"|\b(?:by|in) (?:height|size|age|weight|length|order)\b|从小到大|从大到小|顺序|排列",
-    ),
-    (
-        "code",
-        r"\b(?:version|release|build|code|serial|part number|number plate|licen[cs]e|phone|fax|zip|postal"
-        r"|isbn|barcode|account|invoice|model number|id|label(?:led)?|stamp|score|route|room number"
-        r"|seasons?|dated?)\b",
-    ),
-    (
-        "interval",
-        r"\b(?:intervals?|domain|range|inequalit|solution set|values? (?:of|for)|for (?:which|what))"
-        r"|[<>≤≥]|\\[lg]eq?(?![a-z])",
-    ),
-)
+    ("ordered", r"\b(?:in|by|into) (?:[a-z]+ )?order\b(?! to\b)|\border(?:ed|ing)?\b(?! (?:of|did|does|do)\b)"
+     r"|\b(?:ascending|descending)\b|\b(?:least|smallest|shortest|lowest|lightest|largest|greatest|highest"
+     r"|tallest|longest|biggest|oldest|youngest|slowest|fastest|earliest|latest|first|most|left|top|nearest"
+     r"|farthest|cheapest)(?: [a-z]+)? (?:to|first)\b|\b(?:rank|arrange|sort)(?:ed|ing)?\b"
+     r"|\bfirst (?:two|three|four|five|six|seven|eight|nine|ten|few|n|\d+)\b"
+     r"|\bsequence\b|\bconsecutive(?:ly)?\b|\brespectively\b|\bchronological|\bin turn\b"
+     r"|\b(?:by|in) (?:height|size|age|weight|length)\b|从小到大|从大到小|顺序|排列"),
+    ("code", r"\b(?:version|release|build|code|serial|part number|number plate|licen[cs]e|phone|fax|zip|postal"
+     r"|isbn|barcode|account|invoice|model number|id|label(?:led)?|stamp|score|route|room number|seasons?"
+     r"|dated?)\b"),
+    ("interval", r"\b(?:intervals?|domain|range|inequalit|solution set|values? (?:of|for)|for (?:which|what))"
+     r"|[<>≤≥]|\\[lg]eq?(?![a-z])"),
+)  # fmt: skip
 _PATTERNS = {form: re.compile(pattern, re.IGNORECASE) for form, pattern in _FORMS}
 _COUNTED = re.compile(
     r"\b(?:how (?:many|much)|(?:the )?(?:total )?number of)\s+((?:[a-z]+[ -]?){1,4})", re.IGNORECASE
@@ -100,20 +79,13 @@ class Asked:
 
     def shows(self, answer: str) -> bool:
         """Whether the question itself states this answer, which is given as `spelling` spells it."""
-        start = self.text.find(answer) if answer else -1
-        while start >= 0:
-            end = start + len(answer)
-            before = self.text[start - 1 : start] if answer[0] in _IN_NUMBERS else ""
-            after = self.text[end : end + 2] if answer[-1].isdigit() else ""
-            within = before[-1:] in _IN_NUMBERS and before != ""
-            goes_on = after[:1].isdigit() or (after[:1] == "." and after[1:].isdigit())
-            if not within and not goes_on:
-                return True
-            start = self.text.find(answer, start + 1)
-        return False
+        if not answer or answer not in self.text:
+            return False
+        before = r"(?<![0-9.])" if answer[0] in "0123456789." else ""
+        after = r"(?!\.?[0-9])" if answer[-1].isdigit() else ""
+        return re.search(before + re.escape(answer) + after, self.text) is not None
 
 
-_IN_NUMBERS = "0123456789."
 NOTHING = Asked()
 
 

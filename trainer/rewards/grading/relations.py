@@ -13,7 +13,8 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
+from itertools import chain, starmap
 
 from trainer.rewards.grading import expression, shape, structures
 from trainer.rewards.grading.expression import Expression, Rule, Unreadable
@@ -58,32 +59,26 @@ def is_relation(s: str) -> bool:
 
 def equal(reference: str, answer: str) -> bool:
     """Whether two cleaned relations or sets say the same. Raises Unreadable for either, and Undecided."""
-    return _pair(*_both(reference, answer), _same_branch)
+    return _pair(*_both(reference, answer), partial(_pair, same=_same_relation))
 
 
 def rule(reference: str, answer: str) -> Rule:
     """What decides whether they do. Raises Unreadable for either."""
-    differences = []
-    wanted, given = _both(reference, answer)
-    for branch in wanted + given:
-        differences += map(_difference, branch)
-    return expression.rule(*differences)
+    relations = chain.from_iterable(sum(_both(reference, answer), ()))
+    return expression.rule(*map(_difference, relations))
 
 
 def _both(reference: str, answer: str) -> tuple[Branches, Branches]:
-    wanted_variable = _variable(reference)
-    given_variable = _variable(answer)
+    variables = _variable(reference), _variable(answer)
     # A bare set takes its variable from the other side.
-    wanted = branches(reference, wanted_variable or given_variable or _ANY)
-    given = branches(answer, given_variable or wanted_variable or _ANY)
-    return wanted, given
+    wanted = branches(reference, variables[0] or variables[1] or _ANY)
+    return wanted, branches(answer, variables[1] or variables[0] or _ANY)
 
 
 def check(reference: str) -> None:
     """Raises Unreadable if a reference answer cannot be compared."""
-    for branch in branches(reference, _variable(reference) or _ANY):
-        for relation in branch:
-            _difference(relation)
+    for relation in chain.from_iterable(branches(reference, _variable(reference) or _ANY)):
+        _difference(relation)
 
 
 def work_left(s: str) -> int:
@@ -92,29 +87,24 @@ def work_left(s: str) -> int:
     0 gives variables by numbers, 1 by sums and products of numbers (`x = 6 + 6`), 2 is the rest (`2x = 24`).
     """
     most = 0
-    for branch in branches(s, _variable(s) or _ANY):
-        for relation in branch:
-            name, number = sorted((relation.left, relation.right), key=_is_variable, reverse=True)
-            given_by = expression.read(number)
-            solved = _is_variable(name) and not given_by.symbols
-            undone = given_by.arithmetic or shape.folds(given_by.value) > 0
-            most = max(most, int(undone) if solved else 2)
+    for relation in chain.from_iterable(branches(s, _variable(s) or _ANY)):
+        name, number = sorted((relation.left, relation.right), key=_is_variable, reverse=True)
+        given_by = expression.read(number)
+        if not _is_variable(name) or given_by.symbols:
+            return 2
+        most = max(most, int(given_by.arithmetic or shape.folds(given_by.value) > 0))
     return most
 
 
 def is_as_long(reference: str, answer: str) -> bool:
     """Whether an equation in one variable holds the numbers of the reference, none of which was worked out;
     true where there are more variables. Raises Unreadable."""
-    wanted = _leaves(reference)
+    wanted, given = (
+        sum((shape.leaves(expression.read(side).value) for side in SIGN.split(s)[::2]), Counter())
+        for s in (reference, answer)
+    )
     symbols = [leaf for leaf in wanted if not leaf[0].isdigit()]
-    return len(symbols) != 1 or wanted == _leaves(answer)
-
-
-def _leaves(s: str) -> Counter[str]:
-    held: Counter[str] = Counter()
-    for side in SIGN.split(s)[::2]:
-        held += shape.leaves(expression.read(side).value)
-    return held
+    return len(symbols) != 1 or wanted == given
 
 
 def _is_variable(s: str) -> bool:
@@ -127,20 +117,13 @@ def _variable(s: str) -> str:
     if not SIGN.search(s) and not _MEMBER.search(s):
         return ""
     middle = []
-    every_side = []
+    sides: list[str] = []
     for piece in _AND.split(_OR.sub(",", s)):
-        sides = SIGN.split(_MEMBER.split(piece)[0])[::2]
-        if len(sides) == 3:  # the x of 1 < x < 2
-            middle.append(sides[1])
-        every_side += sides
-
-    for side in middle + every_side:
-        if _is_variable(side):
-            return side
-    for name in _VARIABLE.findall(s):
-        if name not in _CONSTANTS:
-            return name
-    return ""
+        chained = SIGN.split(_MEMBER.split(piece)[0])[::2]
+        middle += chained[1:2] if len(chained) == 3 else []  # the x of 1 < x < 2
+        sides += chained
+    names = [name for name in _VARIABLE.findall(s) if name not in _CONSTANTS]
+    return next(filter(_is_variable, middle + sides), "") or next(iter(names), "")
 
 
 def _builder(s: str) -> str:
@@ -148,11 +131,9 @@ def _builder(s: str) -> str:
     match = _BUILDER.fullmatch(s)
     if match is None:
         return s
-    head = match["head"].strip()
-    if _MEMBER.sub("", head) != head:
-        head = _MEMBER.split(match["head"])[0].strip()
-        if not re.search(r"\\in\s*\\mathbb\{R\}", match["head"]):
-            raise Unreadable("a set within another set than the real numbers")
+    head, *within = map(str.strip, _MEMBER.split(match["head"]))
+    if within and within != ["\\mathbb{R}"]:
+        raise Unreadable("a set within another set than the real numbers")
     if not _VARIABLE.fullmatch(head) or head not in _VARIABLE.findall(match["body"]):
         raise Unreadable(f"set of {head!r}")
     return re.sub(r"^\\\{.*", "", match["body"]).strip() or s
@@ -191,36 +172,29 @@ def _without_holes(found: Branches) -> Branches:
 
 def _chains(part: str) -> list[tuple[Relation, ...]]:
     """The relations that all hold in `a < b \\le c`, `x > 1, x < 3`; two alternatives for `|x| > 1`."""
-    alternatives: list[list[Relation]] = [[]]
-    for chain in filter(None, split_top(_AND.sub(",", part))):
-        pieces = SIGN.split(chain)
+    alternatives: list[tuple[Relation, ...]] = [()]
+    for signs in filter(None, split_top(_AND.sub(",", part))):
+        pieces = SIGN.split(signs)
         if len(pieces) < 3 or not all(pieces[::2]):
             raise Unreadable("a relation without two sides")
         if len(pieces) == 5 and (inside := _inside_bars(pieces[2])):  # 1 < |f| < 2
             low, first, _, second, high = pieces
             positive = [(low, first, inside), (inside, second, high)]
             negative = [(f"-({high})", second, inside), (inside, first, f"-({low})")]
-            alternatives = _combined(alternatives, [positive, negative])
-            continue
-        for left, sign, right in zip(pieces[:-2:2], pieces[1::2], pieces[2::2], strict=True):
-            alternatives = _combined(alternatives, _absolute(left, sign, right))
-    return list(map(tuple, alternatives))
+            options = [[positive, negative]]
+        else:
+            options = list(map(_absolute, pieces[:-2:2], pieces[1::2], pieces[2::2]))
+        for option in options:
+            alternatives = _combined(alternatives, option)
+    return alternatives
 
 
 def _combined(
-    alternatives: list[list[Relation]], options: list[list[tuple[str, str, str]]]
-) -> list[list[Relation]]:
+    alternatives: list[tuple[Relation, ...]], options: list[list[tuple[str, str, str]]]
+) -> list[tuple[Relation, ...]]:
     """Every alternative together with the relations of every option."""
-    combined = []
-    for alternative in alternatives:
-        for option in options:
-            relations = list(alternative)
-            for left, sign, right in option:
-                relation = _oriented(left, sign, right)
-                if relation is not None:
-                    relations.append(relation)
-            combined.append(relations)
-    return combined
+    added = [tuple(filter(None, starmap(_oriented, option))) for option in options]
+    return [alternative + relations for alternative in alternatives for relations in added]
 
 
 def _absolute(left: str, sign: str, right: str) -> list[list[tuple[str, str, str]]]:
@@ -273,14 +247,10 @@ def _set(s: str, variable: str) -> list[tuple[Relation, ...]]:
         interval = structures.parse(part)
         if interval is None or interval.kind not in structures.INTERVALS or len(interval.parts) != 2:
             raise Unreadable(f"the set {part!r}")
-        signs = []
-        for bracket in interval.kind:
-            signs.append("\\le" if bracket in "[]" else "<")
-
+        low_sign, high_sign = ("\\le" if bracket in "[]" else "<" for bracket in interval.kind)
         low, high = interval.parts
-        from_low = _oriented(low, signs[0], variable)
-        to_high = _oriented(variable, signs[1], high)
-        found.append(tuple(filter(None, (from_low, to_high))))
+        ends = _oriented(low, low_sign, variable), _oriented(variable, high_sign, high)
+        found.append(tuple(filter(None, ends)))
     return found
 
 
@@ -288,12 +258,10 @@ def _pair(these: Sequence, those: Sequence, same: Callable) -> bool:
     """Whether the elements of both pair up, one to one, so that the two of a pair are the same."""
     left = list(those)
     for this in these:
-        for i, that in enumerate(left):
-            if same(this, that):
-                del left[i]
-                break
-        else:
+        i = next((i for i, that in enumerate(left) if same(this, that)), None)
+        if i is None:
             return False
+        del left[i]
     return not left
 
 
@@ -302,18 +270,12 @@ def _difference(relation: Relation) -> Expression:
     return expression.read(f"({relation.left}) - ({relation.right})")
 
 
-def _same_branch(first: tuple[Relation, ...], second: tuple[Relation, ...]) -> bool:
-    """Whether the relations of two branches pair up."""
-    return _pair(first, second, _same_relation)
-
-
 def _same_relation(first: Relation, second: Relation) -> bool:
     """Whether two relations have one sign, and functions whose quotient is a number."""
     if first.sign != second.sign:
         return False
-    f = _difference(first)
-    g = _difference(second)
+    f, g = _difference(first), _difference(second)
+    positive = first.sign in (">", "\\ge")
     if not g.symbols <= f.symbols:
         return False
-    positive = first.sign in (">", "\\ge")
     return any(expression.proportional(f, g, base, positive) for base in expression.readings(f, g))

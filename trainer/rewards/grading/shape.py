@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from itertools import chain
 from math import gcd
 
 from trainer.rewards.grading.question import Form
 from trainer.rewards.grading.reader import Expression
 from trainer.rewards.grading.values import Node
-
-_PLAIN = frozenset(("number", "symbol"))
 
 
 def nodes(node: Node) -> Iterator[Node]:
@@ -24,7 +23,7 @@ def nodes(node: Node) -> Iterator[Node]:
 
 def leaves(node: Node) -> Counter[str]:
     """Numbers and symbols, each as often as it occurs; a factor 1 is none."""
-    return Counter(n.text for n in nodes(node) if n.operation in _PLAIN and n.text != "1")
+    return Counter(n.text for n in nodes(node) if n.operation in ("number", "symbol") and n.text != "1")
 
 
 def is_stated(node: Node, whole: bool) -> bool:
@@ -94,13 +93,13 @@ def _coefficient(node: Node) -> int | None:
 
 def factors(node: Node) -> list[Node]:
     """What a product is made of; a sign counts for nothing, a power as often as it says."""
-    match node.operation:
-        case "*":
-            return factors(node.parts[0]) + factors(node.parts[1])
-        case "negative":
-            return factors(node.parts[0])
-        case "^" if node.parts[1].text.isdigit() and 1 < int(node.parts[1].text) < 20:
-            return factors(node.parts[0]) * int(node.parts[1].text)
+    match node.operation, *node.parts:
+        case "*", first, second:
+            return factors(first) + factors(second)
+        case "negative", part:
+            return factors(part)
+        case "^", base, exponent if exponent.text.isdigit() and 1 < int(exponent.text) < 20:
+            return factors(base) * int(exponent.text)
     return [node]
 
 
@@ -113,11 +112,9 @@ def terms(node: Node) -> int:
 
 def is_expanded(node: Node) -> bool:
     """Whether no product or power holds a sum."""
-    for n in nodes(node):
-        held = n.parts[:1] if n.operation == "^" else n.parts
-        if n.operation in ("*", "^") and any(terms(part) > 1 for part in held):
-            return False
-    return True
+    products = [n.parts for n in nodes(node) if n.operation == "*"]
+    held = chain(*products, (n.parts[0] for n in nodes(node) if n.operation == "^"))
+    return max(map(terms, held), default=1) == 1
 
 
 def is_factored(node: Node, reference: Node) -> bool:
@@ -129,21 +126,16 @@ def is_factored(node: Node, reference: Node) -> bool:
 
 def _common(node: Node) -> int:
     """The whole number that divides all terms of a sum; 1 for anything else."""
-    if terms(node) == 1:
-        return 1
-    coefficients = [_coefficient(part) or 1 for part in _flat(node)]
-    return gcd(*coefficients)
+    return gcd(*(_coefficient(part) or 1 for part in _flat(node))) if terms(node) > 1 else 1
 
 
 def is_simpler(node: Node, reference: Node) -> bool:
     """Whether it is as short as a reference that is simplified, with no root or fraction larger than its."""
-    if sum(leaves(node).values()) > sum(leaves(reference).values()) or folds(node) > folds(reference):
+    longer = sum(leaves(node).values()) > sum(leaves(reference).values()) or folds(node) > folds(reference)
+    roots = _radicands(reference)
+    if longer or (roots and not _radicands(node) <= roots) or _roots_below(node) > _roots_below(reference):
         return False
-    if _radicands(reference) and not _radicands(node) <= _radicands(reference):
-        return False
-    if _roots_below(node) > _roots_below(reference):
-        return False
-    return all(_reduced(n) for n in nodes(node)) or not all(_reduced(n) for n in nodes(reference))
+    return all(map(_reduced, nodes(node))) or not all(map(_reduced, nodes(reference)))
 
 
 def _radicands(node: Node) -> set[tuple[str, ...]]:
@@ -158,17 +150,13 @@ def _roots_below(node: Node) -> int:
 
 def _reduced(node: Node) -> bool:
     """Whether a quotient of numbers is in lowest terms; true of anything else."""
-    if node.operation != "/":
-        return True
-    top = _coefficient(node.parts[0])
-    bottom = _coefficient(node.parts[1])
-    return top is None or bottom is None or gcd(top, bottom) == 1
+    ends = [_coefficient(part) for part in node.parts] if node.operation == "/" else []
+    return None in ends or gcd(*map(int, filter(None, ends))) < 2
 
 
 def has_asked_form(forms: frozenset[Form], reference: Expression, answer: Expression) -> bool:
     """Whether an expression has the form that a question asks for, as far as the reference has it."""
-    wanted = reference.value
-    given = answer.value
+    wanted, given = reference.value, answer.value
     if "factored" in forms and terms(wanted) == 1 and len(factors(wanted)) > 1:
         return is_factored(given, wanted)
     if "expanded" in forms and is_expanded(wanted) and terms(wanted) > 1:

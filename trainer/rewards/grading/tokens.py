@@ -28,10 +28,8 @@ _DERIVATIVE = re.compile(
 
 
 def _derivative(m: re.Match[str]) -> str:
-    if m[8]:
-        parts = (m[8], m[9], m[10], "1", "1")
-    else:
-        parts = (m[1], m[4].strip(), m[5], m[2] or m[3] or "1", m[6] or m[7] or "1")
+    order = m[2] or m[3] or "1", m[6] or m[7] or "1"
+    parts = (m[8], m[9], m[10], "1", "1") if m[8] else (m[1], m[4].strip(), m[5], *order)
     return "⟪" + " ".join(parts).replace("\\", "") + "⟫"
 
 

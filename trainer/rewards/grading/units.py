@@ -56,13 +56,15 @@ _PREFIXES = {
 """Letters -> word, power of ten."""
 _PREFIXED = (
     ("m", "meter metre", 1, "m", "nµmckd"), ("g", "gram gramme gm", "0.001", "kg", "nµmk"),
-    ("s", "second sec", 1, "s", "nµm"), ("A", "ampere amp", 1, "A", "nµmk"), ("mol", "mole", 1, "mol", "nµmk"),
+    ("s", "second sec", 1, "s", "nµm"), ("A", "ampere amp", 1, "A", "nµmk"),
+    ("mol", "mole", 1, "mol", "nµmk"), ("cd", "candela", 1, "cd", ""), ("lm", "lumen", 1, "lm", ""),
     ("N", "newton", 1, "kg m s-2", "nµmkM"), ("J", "joule", 1, "kg m2 s-2", "nµmkMG"),
     ("W", "watt", 1, "kg m2 s-3", "nµmkMG"), ("Pa", "pascal", 1, "kg m-1 s-2", "mkMG"),
     ("Hz", "hertz", 1, "s-1", "mkMGT"), ("V", "volt", 1, "kg m2 s-3 A-1", "nµmkM"),
-    ("Ω", "ohm Ohm", 1, "kg m2 s-3 A-2", "mkMG"), ("eV", "electronvolt", "1.602176634e-19", "kg m2 s-2", "mkMG"),
+    ("Ω", "ohm Ohm", 1, "kg m2 s-3 A-2", "mkMG"),
+    ("eV", "electronvolt", "1.602176634e-19", "kg m2 s-2", "mkMG"),
     ("T", "tesla", 1, "kg s-2 A-1", "nµm"), ("H", "henry", 1, "kg m2 s-2 A-2", "nµm"),
-    ("Wb", "weber", 1, "kg m2 s-2 A-1", "m"), ("lm", "lumen", 1, "lm", ""), ("cd", "candela", 1, "cd", ""),
+    ("Wb", "weber", 1, "kg m2 s-2 A-1", "m"),
     ("C", "coulomb", 1, "A s", "pnµm"), ("F", "farad", 1, "kg-1 m-2 s4 A2", "pnµm"),  # a bare C, F: degrees
 )  # fmt: skip
 """(symbol, words, size, dimensions, prefixes that its symbol and words take)."""
@@ -168,7 +170,7 @@ _PIECE = re.compile(
     r"|\s*(?P<after>squared|cubed)(?![A-Za-z]))?)\s*"
 )
 _POWERS = {"": 1, "s": 2, "c": 3}
-"""Of words before or behind a name, by how they begin: `square`, `sq.`, `cubed`."""
+"""Powers that words before or behind a name ask for, by how they begin: `square`, `sq.`, `cubed`."""
 _FRACTION = re.compile(r"\\frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}")
 
 _CELSIUS = re.compile(r"(?:degrees?|deg|°)\s*([CF])(?:elsius|ahrenheit)?(?![a-z])", re.IGNORECASE)
