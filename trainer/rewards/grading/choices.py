@@ -86,13 +86,12 @@ _CHOICE = re.compile(
 @lru_cache(maxsize=2048)
 def listed(question: str) -> dict[str, str]:
     """The choices that a question lists, by their letters from A on; none for fewer than two."""
-    found: dict[str, str] = {}
+    listed: dict[str, str] = {}
     for letter, text in _CHOICE.findall(question[-20_000:]):
-        if ord(letter) == ord("A") + len(found):
-            found[letter] = plain_words(text)
-        elif letter == "A":
-            found = {"A": plain_words(text)}
-    return found if len(found) > 1 else {}
+        listed = {} if letter == "A" else listed
+        if ord(letter) == ord("A") + len(listed):
+            listed[letter] = plain_words(text)
+    return listed if len(listed) > 1 else {}
 
 
 def reference_letter(content: str, question: str) -> str | None:
@@ -129,11 +128,7 @@ def letters(content: str, question: str) -> frozenset[str] | None:
 
 def _letters(pattern: re.Pattern[str], text: str) -> set[str]:
     """The letters that a pattern of several groups finds, upper case."""
-    found: set[str] = set()
-    for groups in pattern.findall(text):
-        letter = next(filter(None, groups))
-        found.add(letter.upper())
-    return found
+    return {next(filter(None, groups)).upper() for groups in pattern.findall(text)}
 
 
 _EDGES = " \t\"'.,;:!?*`()[]{}"
@@ -179,13 +174,8 @@ def _asked_for(question: str) -> frozenset[str]:
     """The nouns that a question asks about: `triangle` of "what kind of triangle is it?". None of its
     alternatives ("a triangle or a square?")."""
     text = question[:20_000].lower()
-    found = set(_HEAD.findall(text))
-    for noun in _NOUNS.split():
-        if re.search(rf"\b{noun}s?\b", text):
-            found.add(noun)
-    for alternatives in _ALTERNATIVE.findall(text):
-        found.difference_update(alternatives)
-    return frozenset(found - _DENIALS)
+    nouns = {noun for noun in _NOUNS.split() if re.search(rf"\b{noun}s?\b", text)} | set(_HEAD.findall(text))
+    return frozenset(nouns.difference(_DENIALS, *_ALTERNATIVE.findall(text)))
 
 
 def _labels(text: str) -> frozenset[str] | None:
@@ -214,21 +204,17 @@ def plain_words(content: str) -> str:
 _BETWEEN_LETTERS = re.compile(r"(?<![0-9])[\s_]+|[\s_]+(?![0-9])|(?<=[^\W\d_])-(?=[^\W\d_])")
 
 
-IN_WORDS = {
-    "\\mathbb{R}": re.compile(
-        r"(?:x is )?(?:all|any|every|the set of(?: all)?) (?:real numbers?|reals?)", re.IGNORECASE
-    ),
-    "\\emptyset": re.compile(
-        r"(?:there (?:is|are) )?no (?:real )?solutions?|(?:the )?empty set", re.IGNORECASE
-    ),
-}
+IN_WORDS = (
+    ("\\mathbb{R}", r"(?:x is )?(?:all|any|every|the set of(?: all)?) (?:real numbers?|reals?)"),
+    ("\\emptyset", r"(?:there (?:is|are) )?no (?:real )?solutions?|(?:the )?empty set"),
+)
 
 
 def in_symbols(content: str) -> str:
     """`all real numbers` and `no solution` as sets; anything else stays the same."""
     words = common_notation(content)
-    for symbol, pattern in IN_WORDS.items():
-        if pattern.fullmatch(words):
+    for symbol, pattern in IN_WORDS:
+        if re.fullmatch(pattern, words, re.IGNORECASE):
             return symbol
     return content
 
@@ -254,11 +240,6 @@ def is_text(content: str) -> bool:
     if not _MATHS.isdisjoint(map(str.casefold, tokens)):
         return False
     if len(tokens) == 1:
-        (token,) = tokens
-        alone = token == s.strip("\"'")
-        shortest = 2 if alone else 4
-        return len(token) >= shortest or s in _TRANSLATED
-
-    longest = max(map(len, tokens))
-    one_list = "," not in s or _labels(s) is not None
-    return longest >= 3 and one_list
+        shortest = 2 if tokens[0] == s.strip("\"'") else 4
+        return len(tokens[0]) >= shortest or s in _TRANSLATED
+    return max(map(len, tokens)) >= 3 and ("," not in s or _labels(s) is not None)

@@ -11,11 +11,7 @@ from trainer.rewards.grading.notation import common_notation
 
 MAX_CHARS = 60
 _NAMES = "january february march april may june july august september october november december"
-_MONTHS = {}
-for _number, _name in enumerate(_NAMES.split(), 1):
-    _MONTHS[_name] = _number
-    _MONTHS[_name[:3]] = _number
-_MONTHS["sept"] = 9
+_MONTHS = {name[:length]: n for n, name in enumerate(_NAMES.split(), 1) for length in (3, 9)} | {"sept": 9}
 _DAY = r"(?P<day>[0-9]{1,2})(?:\s?(?:st|nd|rd|th))?"
 _MONTH = r"(?P<month>[a-z]{3,9})\.?"
 _YEAR = r"(?:(?:\s*,\s*|\s+)(?P<year>[0-9]{4}))?"
@@ -44,14 +40,12 @@ def date(content: str) -> Date | None:
         first, second, year = map(int, both.groups())
         days = set(filter(None, (_valid(year, first, second), _valid(year, second, first))))
         return days.pop() if len(days) == 1 else None
-    for form in (*_FORMS, _CHINESE):
-        match = form.fullmatch(text)
-        if match is None:
-            continue
-        found = match.groupdict()
-        month = int(found.get("number") or 0) or _MONTHS.get(found.get("month") or "", 0)
-        return _valid(int(found["year"] or 0), month, int(found["day"]))
-    return None
+    match = next(filter(None, (form.fullmatch(text) for form in (*_FORMS, _CHINESE))), None)
+    if match is None:
+        return None
+    named = match.groupdict()
+    month = int(named.get("number") or 0) or _MONTHS.get(named.get("month") or "", 0)
+    return _valid(int(named["year"] or 0), month, int(named["day"]))
 
 
 def _valid(year: int, month: int, day: int) -> Date | None:

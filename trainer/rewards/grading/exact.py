@@ -15,7 +15,7 @@ import math
 import random
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Any
 
 LARGEST = (12170096399022066719, 17997958577494612799, 15192721579465955039)
@@ -123,10 +123,7 @@ class Residues:
 
 @lru_cache(maxsize=64)
 def _factorial(n: int, modulus: int) -> int:
-    product = 1
-    for k in range(2, n + 1):
-        product = product * k % modulus
-    return product
+    return reduce(lambda product, k: product * k % modulus, range(2, n + 1), 1)
 
 
 class Residue:
@@ -183,19 +180,14 @@ def root(number: Fraction, degree: int) -> Fraction:
     """The root of a fraction that has one among the fractions. Raises Inexact for another."""
     if degree < 1 or degree > 64 or number < 0:
         raise Inexact
-    top = _whole_root(number.numerator, degree)
-    bottom = _whole_root(number.denominator, degree)
-    return Fraction(top, bottom)
+    return Fraction(_whole_root(number.numerator, degree), _whole_root(number.denominator, degree))
 
 
 def _whole_root(number: int, degree: int) -> int:
     """Newton's method on whole numbers."""
-    found = 1 << -(-number.bit_length() // degree)
-    while True:
-        next_one = ((degree - 1) * found + number // found ** (degree - 1)) // degree
-        if next_one >= found:
-            break
-        found = next_one
-    if found**degree != number:
+    root = 1 << -(-number.bit_length() // degree)
+    while (nearer := ((degree - 1) * root + number // root ** (degree - 1)) // degree) < root:
+        root = nearer
+    if root**degree != number:
         raise Inexact
-    return found
+    return root

@@ -43,10 +43,7 @@ def boxed_contents(text: str) -> list[str]:
     r"""Contents of all complete outermost `\boxed{…}` and `\fbox{…}` in order (`unbox` opens nested ones)."""
     contents = []
     box = _BOX.search(text)
-    while box is not None:
-        end = closing_brace(text, box.end() - 1)
-        if end is None:
-            break
+    while box is not None and (end := closing_brace(text, box.end() - 1)) is not None:
         contents.append(text[box.end() : end])
         box = _BOX.search(text, end + 1)
     return contents
@@ -63,12 +60,9 @@ def closing_brace(text: str, opening: int) -> int | None:
     """
     depth = 0
     for brace in islice(_BRACE.finditer(text, opening), _MAX_BRACES):
-        if brace[0] == "{":
-            depth += 1
-        elif brace[0] == "}":
-            depth -= 1
-            if depth == 0:
-                return brace.start()
+        depth += {"{": 1, "}": -1}.get(brace[0], 0)
+        if depth == 0:
+            return brace.start()
     return None
 
 
@@ -93,9 +87,7 @@ def final_answer(text: str) -> Found:
     Returns (None, False) if there is no answer block or no complete box in it.
     """
     block = answer_block(text)
-    if block is None:
-        return None, False
-    return last_one(boxed_contents(without_calls(block)))
+    return last_one(boxed_contents(without_calls(block or "")))
 
 
 _CALL = re.compile(r"<tool_call>.*?(?:</tool_call>|\Z)", re.DOTALL)
@@ -109,12 +101,10 @@ def without_calls(text: str) -> str:
 def last_one(answers: Iterable[str]) -> Found:
     """The last of the answers that a text states. Where they differ, it is a hedge."""
     stated = list(dict.fromkeys(answers))
-    if not stated:
-        return None, False
     if len(stated) > _MANY:
         return stated[-1][:MAX_BOX_CHARS], True
-    opened = [unbox(content) for content in stated]
-    return opened[-1], len(set(opened)) > 1
+    opened = list(map(unbox, stated))
+    return (opened[-1] if opened else None), len(set(opened)) > 1
 
 
 _MANY = 20

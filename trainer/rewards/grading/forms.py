@@ -17,11 +17,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 
-from trainer.rewards.grading import extraction
 from trainer.rewards.grading.extraction import (
     MAX_TEXT_CHARS,
     Found,
     boxed_contents,
+    final_answer,
+    format_reward,
     last_one,
     unbox,
     without_calls,
@@ -57,10 +58,8 @@ def behind_reasoning(text: str) -> str:
     """What follows the last `</think>`; all of a text that has none, unless it is still reasoning."""
     if len(text) > MAX_TEXT_CHARS:
         return ""
-    before, mark, after = text.rpartition(CLOSE)
-    if mark:
-        return without_calls(after)
-    return "" if OPEN in text else without_calls(text)
+    _, mark, after = text.rpartition(CLOSE)
+    return without_calls(after) if mark or OPEN not in text else ""
 
 
 def reasons_well(text: str) -> bool:
@@ -80,11 +79,8 @@ def _boxed_credit(text: str) -> float:
 
 def _marked(text: str) -> list[str]:
     """What follows each mark of the first kind that a text has: the rest of its line, up to the next mark."""
-    for mark in _MARKS:
-        answers = [piece.partition("\n")[0] for piece in mark.split(text)[1:]]
-        if answers:
-            return answers
-    return []
+    pieces = (mark.split(text)[1:] for mark in _MARKS)
+    return [piece.partition("\n")[0] for piece in next(filter(None, pieces), ())]
 
 
 def first_sentence(answer: str) -> str:
@@ -144,20 +140,15 @@ def _any_credit(text: str) -> float:
 
 
 def _any(text: str) -> Found:
-    for answer in (_boxed, _final):
-        found = answer(text)
-        if found[0] is not None:
-            return found
+    boxed, final = _boxed(text), _final(text)
+    if boxed[0] is not None or final[0] is not None:
+        return final if boxed[0] is None else boxed
     answer, hedged = _trimmed(behind_reasoning(text).strip().rpartition("\n")[2])
     return answer or None, hedged
 
 
 FORMS = {
-    "block": AnswerForm(
-        extraction.final_answer,
-        extraction.format_reward,
-        "<think> ... </think><answer> $\\boxed{...}$ </answer>",
-    ),
+    "block": AnswerForm(final_answer, format_reward, "<think> ... </think><answer> $\\boxed{...}$ </answer>"),
     "boxed": AnswerForm(_boxed, _boxed_credit, "one \\boxed{...} behind the reasoning"),
     "final": AnswerForm(_final, _final_credit, '"#### ..." or "The answer is ..." at the end'),
     "whole": AnswerForm(_whole, _whole_credit, "the answer and nothing else, in one line"),

@@ -58,9 +58,7 @@ def decide(content: str, reference: str, answer_type: AnswerType, question: str 
 
     "error" if the reference answer cannot be read, or cannot be told from the answer (`Undecided`).
     """
-    verdict, _ = judge(content, reference, answer_type, question)
-    assert verdict is not None
-    return verdict
+    return judge(content, reference, answer_type, question)[0] or "error"
 
 
 def decide_fast(content: str, reference: str, answer_type: AnswerType, question: str = "") -> Verdict | None:
@@ -81,14 +79,9 @@ def judge(
         if evaluate:
             raise
         return None, None
-    return "correct" if same else "wrong", weakest(rules)
-
-
-def weakest(rules: set[Rule]) -> Rule:
-    """The rule that an answer of several parts rests on: points, then exact values, then texts."""
-    if "points" in rules:
-        return "points"
-    return "exact" if "exact" in rules else "text"
+    # An answer of several parts rests on points, then exact values, then texts.
+    weakest: Rule = "points" if "points" in rules else "exact" if "exact" in rules else "text"
+    return "correct" if same else "wrong", weakest
 
 
 def classify(reference: str, question: str = "") -> AnswerType:

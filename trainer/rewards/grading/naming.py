@@ -42,12 +42,8 @@ def strip_name(s: str, other: str, context: str) -> str:
     """
     pair = _TUPLES.fullmatch(s) if "=" in other else None
     if pair is not None:
-        names = split_top(pair[1])
-        values = split_top(pair[2])
-        if len(names) != len(values):
-            return s
-        return ", ".join(f"{n} = {v}" for n, v in zip(names, values, strict=True))
-
+        names, values = split_top(pair[1]), split_top(pair[2])
+        return s if len(names) != len(values) else ", ".join(map("{} = {}".format, names, values))
     s = _LEAD.sub("", s)
     point = _POINT.fullmatch(s) if other.startswith("(") else None
     if point is not None:

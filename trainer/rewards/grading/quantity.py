@@ -137,15 +137,14 @@ def _compound(s: str, context: str) -> Quantity | None:
     if not 2 <= len(pieces) <= 4 or _COMPOUND.sub("", s).strip():
         return None
     total = Fraction(0)
-    parts: list[Unit] = []
+    above: Unit | None = None
     for count, name in pieces:
         part = unit(name, context)
-        above = parts[-1:] or [part]
-        if part is None or part.dimensions != above[0].dimensions or (parts and part.size >= above[0].size):
+        if part is None or (above and (part.dimensions != above.dimensions or part.size >= above.size)):
             return None
         total += int(count) * part.size
-        parts.append(part)
-    return Quantity(total / parts[-1].size, unit=parts[-1])
+        above = part
+    return Quantity(total / above.size, unit=above) if above else None
 
 
 _DECADE = re.compile(r"[0-9]{1,3}0'?s")

@@ -43,8 +43,8 @@ _FORMS: tuple[tuple[Form, str], ...] = (
      r"|\bfirst (?:two|three|four|five|six|seven|eight|nine|ten|few|n|\d+)\b"
      r"|\bsequence\b|\bconsecutive(?:ly)?\b|\brespectively\b|\bchronological|\bin turn\b"
      r"|\b(?:by|in) (?:height|size|age|weight|length)\b|从小到大|从大到小|顺序|排列"),
-    ("code", r"\b(?:version|release|build|code|serial|part number|number plate|licen[cs]e|phone|fax|zip|postal"
-     r"|isbn|barcode|account|invoice|model number|id|label(?:led)?|stamp|score|route|room number|seasons?"
+    ("code", r"\b(?:version|release|build|code|serial|part number|number plate|licen[cs]e|phone|fax|zip"
+     r"|postal|isbn|barcode|account|invoice|model number|id|label(?:led)?|stamp|score|route|room number|seasons?"
      r"|dated?)\b"),
     ("interval", r"\b(?:intervals?|domain|range|inequalit|solution set|values? (?:of|for)|for (?:which|what))"
      r"|[<>≤≥]|\\[lg]eq?(?![a-z])"),

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from typing import Literal
 
 from trainer.rewards.grading import quantity
@@ -82,18 +83,13 @@ def _bracketed(s: str) -> Structure | None:
 def _listed(s: str) -> Structure | None:
     """A list without brackets. It has no order if its parts are values of one name, or joined by "and"."""
     parts = _parts(s)
-    if len(parts) < 2:
+    names = set(filter(None, (name for name, _ in _names_and_values(parts))))
+    # x = 1 or y = 2 has no two values
+    if len(parts) < 2 or (len(names) > 1 and _OR.search(s)):
         return None
-    named = _names_and_values(parts)
-    names = {name for name, _ in named if name}
-    if len(names) > 1 and _OR.search(s):  # x = 1 or y = 2 has no two values
-        return None
-
-    has_equals = "=" in s
-    values_of_one_name = has_equals and not any("=" in part for part in parts)
-    joined = not has_equals and _AND.search(s)
-    unordered = values_of_one_name or joined or "\\pm" in s
-    return Structure("set" if unordered else "list", parts)
+    values_of_one_name = "=" in s and not any("=" in part for part in parts)
+    joined = "=" not in s and _AND.search(s)
+    return Structure("set" if values_of_one_name or joined or "\\pm" in s else "list", parts)
 
 
 _MATRIX = re.compile(
@@ -106,20 +102,14 @@ def _matrix(match: re.Match[str]) -> Structure | None:
     """A matrix or determinant, row by row. None unless all rows are equally long and no entry is empty."""
     rows = []
     for row in re.split(r"\\\\|\\cr(?![a-zA-Z])", match[2].strip()):
-        rows.append([cell.strip() for cell in row.split("&")])
+        rows.append(list(map(str.strip, row.split("&"))))
     if rows[-1] == [""]:
         rows.pop()
-    holds_another = "\\begin" in match[2]
-    widths = set(map(len, rows))
-    if holds_another or len(widths) != 1 or not all(map(all, rows)):
+    cells = tuple(chain(*rows))
+    if "\\begin" in match[2] or len(set(map(len, rows))) != 1 or not all(cells):
         return None
-
     bars = match[1] == "vmatrix" or match[0].startswith("|")
-    name = "determinant" if bars else "matrix"
-    cells: list[str] = []
-    for row in rows:
-        cells += row
-    return Structure(f"{len(rows)}x{len(rows[0])} {name}", tuple(cells))
+    return Structure(f"{len(rows)}x{len(rows[0])} {'determinant' if bars else 'matrix'}", cells)
 
 
 def _parts(s: str) -> tuple[str, ...]:
@@ -129,29 +119,19 @@ def _parts(s: str) -> tuple[str, ...]:
         return (s.strip(),)
     depths = [0, *open_brackets(s)]
     s = _AND.sub(lambda m: m[0] if depths[m.start()] else ",", s)
-    parts = []
-    for part in split_top(s):
-        parts += _signs(part)
-
+    parts = list(chain.from_iterable(map(_signs, split_top(s))))
     if not all(parts) or any("\\pm" in part for part in parts):
         return ()
-
-    pairs = _names_and_values(parts)
-    names = [name for name, _ in pairs]
+    names, stated = zip(*_names_and_values(parts), strict=True)
     one_name = len(set(filter(None, names))) == 1
-    only_first = not any(names[1:])
-    if one_name and (all(names) or only_first):  # x = 1, x = 2 or x = 1, 2
-        return tuple(value for _, value in pairs)
-    return tuple(parts)
+    # x = 1, x = 2 or x = 1, 2
+    return stated if one_name and (all(names) or not any(names[1:])) else tuple(parts)
 
 
 def _names_and_values(parts: Iterable[str]) -> list[tuple[str, str]]:
     """(name, value) of each part, such as `x = 1`. The name is empty where a part has none."""
-    pairs = []
-    for part in parts:
-        match = _NAMED.fullmatch(part)
-        pairs.append((match[1], match[2].strip()) if match else ("", part))
-    return pairs
+    matches = ((part, _NAMED.fullmatch(part)) for part in parts)
+    return [(match[1], match[2].strip()) if match else ("", part) for part, match in matches]
 
 
 def _signs(part: str) -> list[str]:
@@ -190,9 +170,9 @@ def compatible(
         each_once = different == len(reference.parts)
         as_many = different == _different_parts(answer) and (same_length or each_once)
         return "unordered" if as_many or "set" in kinds else "no"
-    column = f"{len(reference.parts)}x1 matrix"
     if "list" in kinds and reference.kind in INTERVALS and re.search(r"\bintervals?\b", context):
         return "no"
+    column = f"{len(reference.parts)}x1 matrix"
     same_kind = len(kinds) == 1 or kinds in ({"()", "list"}, {"()", column})
     if reference.kind == "[]" and answer.kind == "list" and "interval" not in read_question(context).forms:
         same_kind = all(map(quantity.parse, reference.parts))
@@ -218,9 +198,8 @@ def lettered_parts(content: str) -> tuple[str, ...] | None:
     marks = list(_LABEL.finditer(s)) if len(s) <= MAX_CHARS else []
     if len(marks) < 2 or marks[0].start() > 0:
         return None
-    parts = {}
-    for mark, end in zip(marks, [*(m.start() for m in marks[1:]), len(s)], strict=True):
-        parts[mark[1].lower()] = s[mark.end() : end].strip(" ,;")
+    ends = [*(mark.start() for mark in marks[1:]), len(s)]
+    parts = {mark[1].lower(): s[mark.end() : end].strip(" ,;") for mark, end in zip(marks, ends, strict=True)}
     for labels in _LABELS:
         in_order = tuple(parts.get(label, "") for label in labels[: len(marks)])
         if len(parts) == len(marks) and all(in_order):
@@ -239,12 +218,8 @@ _BASED = re.compile(r"([0-9A-F]+)_(?:([0-9]{1,2})|\{\s*([0-9]{1,2}|[a-z]{3,12})\
 
 def digits_and_base(content: str) -> tuple[str, str] | None:
     """(digits, base) of a number such as `204_5` or `1A_{16}`; None if it is none."""
-    if len(content) > 60:
-        return None
-    match = _BASED.fullmatch(common_notation(content).replace(" ", ""))
-    if match is None:
-        return None
-    return match[1].lstrip("0"), match[2] or match[3]
+    match = _BASED.fullmatch(common_notation(content).replace(" ", "")) if len(content) <= 60 else None
+    return (match[1].lstrip("0"), match[2] or match[3]) if match else None
 
 
 _RATIO = re.compile(r"([0-9]+(?:\.[0-9]+)?)((?:\s*(?::|to)\s*[0-9]+(?:\.[0-9]+)?){1,4})", re.ASCII)

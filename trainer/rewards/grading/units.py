@@ -132,15 +132,13 @@ _NEVER_TEXT = (
     "gamma theta phi repeating recurring impossible undefined unknown cannot can can't don't doesn't "
     "does did do has have had will would could should may might must"
 )
-_CARDINAL_FORMS = []
-for _cardinal in _CARDINALS:
-    _tenth = _cardinal.removesuffix("y") + "ieth"
-    _CARDINAL_FORMS += [_cardinal, _cardinal + "th", _cardinal + "fold", _tenth]
-_NEVER = frozenset(_NEVER_TEXT.split() + _CARDINAL_FORMS)
+_CARDINAL_FORMS = {c + end for c in _CARDINALS for end in ("", "th", "fold")}
+_CARDINAL_FORMS |= {c.removesuffix("y") + "ieth" for c in _CARDINALS}
+_NEVER = frozenset(_NEVER_TEXT.split()) | _CARDINAL_FORMS
 """Words that change a number, deny it or hedge; they are units in no question. They are compared in the
 singular."""
 _COUNTED = frozenset(
-    ("squares", "points", "roots", "sums", "differences", "products", "quotients", "cubes", "powers")
+    {"squares", "points", "roots", "sums", "differences", "products", "quotients", "cubes", "powers"}
 )
 """Plurals of such words whose number a question may ask for: `12 squares`, `3 points`."""
 
@@ -155,11 +153,8 @@ def singular(word: str) -> str:
 def nouns(text: str) -> frozenset[str]:
     """The words of a question or reference answer that may stand behind a number, lower case and singular."""
     words = set(re.findall(r"[a-z]{2,20}", text[:20_000].lower()))
-    found = words & _COUNTED
-    for word in map(singular, words):
-        if word not in _NEVER and len(word) > 2:
-            found.add(word)
-    return frozenset(found)
+    counted = (word for word in map(singular, words) if word not in _NEVER and len(word) > 2)
+    return frozenset(counted) | (words & _COUNTED)
 
 
 _PIECE = re.compile(
@@ -325,10 +320,9 @@ def _lookup(name: str, context: str) -> Unit | None:
         return None
     forms = [name.rstrip("."), word]
     if len(word) > 1 and word.lower() not in _CASED:
-        forms += [name.lower().rstrip("."), word.lower()]
-    for form in forms:
-        if form in _KNOWN:
-            return _KNOWN[form]
+        forms += list(map(str.lower, forms))
+    if known := next(filter(None, map(_KNOWN.get, forms)), None):
+        return known
     lowered = name.lower() if name.lower() in _COUNTED else word.lower()
     if lowered in _NEVER or lowered not in nouns(context):
         return None
@@ -371,20 +365,16 @@ def in_radians(reference: str, answer: str) -> tuple[str, str] | None:
     """
     if len(reference) > 200 or len(answer) > 200:
         return None
-    if _without(reference, _DEGREES):
-        first, second = _from_degrees(reference), _from_radians(answer)
-    else:
-        first, second = _from_radians(reference), _from_degrees(answer)
-    return (first, second) if first and second else None
+    converted = _from_degrees, _from_radians
+    first, second = converted if _without(reference, _DEGREES) else reversed(converted)
+    angles = first(reference), second(answer)
+    return angles if all(angles) else None
 
 
 def _without(angle: str, units: tuple[str, ...]) -> str:
     """An angle without its unit; empty for one that has another unit, or none."""
-    for name in units:
-        bare = angle.removesuffix(name).rstrip()
-        if bare and bare != angle and not _NO_ANGLE.search(bare):
-            return bare
-    return ""
+    bare = (angle.removesuffix(name).rstrip() for name in units if angle.endswith(name))
+    return next((s for s in bare if s and not _NO_ANGLE.search(s)), "")
 
 
 def _from_degrees(angle: str) -> str:
@@ -393,5 +383,4 @@ def _from_degrees(angle: str) -> str:
 
 
 def _from_radians(angle: str) -> str:
-    has_pi = "\\pi" in angle and not _NO_ANGLE.search(angle)
-    return _without(angle, _RADIANS) or (angle if has_pi else "")
+    return _without(angle, _RADIANS) or (angle if "\\pi" in angle and not _NO_ANGLE.search(angle) else "")
