@@ -44,8 +44,8 @@ _FORMS: tuple[tuple[Form, str], ...] = (
      r"|\bsequence\b|\bconsecutive(?:ly)?\b|\brespectively\b|\bchronological|\bin turn\b"
      r"|\b(?:by|in) (?:height|size|age|weight|length)\b|从小到大|从大到小|顺序|排列"),
     ("code", r"\b(?:version|release|build|code|serial|part number|number plate|licen[cs]e|phone|fax|zip"
-     r"|postal|isbn|barcode|account|invoice|model number|id|label(?:led)?|stamp|score|route|room number|seasons?"
-     r"|dated?)\b"),
+     r"|postal|isbn|barcode|account|invoice|model number|id|label(?:led)?|stamp|score|route"
+     r"|room number|seasons?|dated?)\b"),
     ("interval", r"\b(?:intervals?|domain|range|inequalit|solution set|values? (?:of|for)|for (?:which|what))"
      r"|[<>≤≥]|\\[lg]eq?(?![a-z])"),
 )  # fmt: skip
