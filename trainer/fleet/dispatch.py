@@ -235,7 +235,17 @@ class Dispatcher:
         comes = heartbeat.state in NOT_READY and self.roster.silent_s(name) < lost_s and not heartbeat.goodbye
         silent = f"silent for more than {lost_s:.0f} s"
         why = self._turned_away.get(name) or heartbeat.goodbye or silent
-        return self.roster.row(name, name in self.scheduler.workers or comes, why)
+        lives = name in self.scheduler.workers or comes
+        return {
+            "worker": name,
+            "host": heartbeat.host,
+            "device": heartbeat.device,
+            "lives": lives,
+            "why": "" if lives else why,
+            "state": heartbeat.state,
+            "completions": self.counts.by_worker.get(name, 0),
+            "completions_per_s": heartbeat.rate if lives else 0.0,
+        }
 
     # --- the thread -----------------------------------------------------------------------------------------
 

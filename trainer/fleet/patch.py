@@ -3,9 +3,9 @@
 Both sides give the weights as pieces: flat tensors that stand for one tensor of all their elements.
 
 Sparse, for types of two bytes: the gaps between changed elements, and each change as a number of units in the
-last place, from the smaller numbers to the larger. Most gaps and nearly all changes fit in a byte; the others
-are an escape and stand in a list of their own. Dense, for other types and where more than DENSE_SHARE of the
-elements changed: the xor of all elements, with the bytes of one significance together. zstd packs both.
+last place, from the smaller numbers to the larger. Dense, for other types and where more than DENSE_SHARE of
+the elements changed: the xor of all elements. Either way the bytes of one significance stand together, most
+of them zero, and zstd packs them.
 """
 
 from __future__ import annotations
@@ -20,10 +20,8 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-SPARSE_MAGIC, DENSE_MAGIC = b"SPD1", b"SPX1"
+SPARSE_MAGIC, DENSE_MAGIC = b"SPD2", b"SPX1"
 DENSE_SHARE = 0.15
-ESCAPE = 255
-"""Byte that stands for a number in the list of large ones."""
 LARGEST_GAP = 2**32 - 1
 CHUNK_ELEMENTS = 1 << 24
 """Elements per pass, which bounds the scratch memory of both sides."""
@@ -32,8 +30,8 @@ HEADER = struct.Struct("<4sBQQ")
 COLUMN = struct.Struct("<QQ")
 """Numbers of a column, and its packed bytes."""
 CHECKSUM = struct.Struct("<I")
-COLUMN_TYPES = ("u1", "<u4", "u1", "<u4")
-"""Gaps, large gaps, changes, large changes."""
+NUMBER = np.dtype("<u4")
+"""What the gaps and the changes of a sparse patch are, its two columns."""
 
 
 @dataclass(frozen=True)
@@ -74,36 +72,20 @@ def _folded(steps: Tensor) -> Tensor:
     return torch.where(steps < 0, -2 * steps - 1, 2 * steps - 2)
 
 
-def _unfolded(folded: np.ndarray) -> np.ndarray:
-    return np.where(folded & 1, -(folded + 1) // 2, folded // 2 + 1).astype(np.int32)
-
-
-def _escaped(numbers: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Numbers from 0 on as bytes, and the large ones among them."""
-    large = numbers[numbers >= ESCAPE].to(torch.int64).cpu().numpy().astype("<u4")
-    return numbers.clamp(max=ESCAPE).to(torch.uint8).cpu().numpy(), large
-
-
-def _unescaped(small: np.ndarray, large: np.ndarray) -> np.ndarray:
-    out = small.astype(np.int64)
-    escapes = small == ESCAPE
-    if int(escapes.sum()) != len(large):
-        raise ValueError("the patch has another number of large values than of escapes")
-    out[escapes] = large
-    return out
-
-
-def _pack(values: np.ndarray) -> bytes:
-    if not values.size:
+def _pack(numbers: np.ndarray, width: int) -> bytes:
+    """Numbers of `width` bytes, the bytes of one significance together."""
+    if not numbers.size:
         return b""
-    return pa.Codec("zstd", compression_level=1).compress(np.ascontiguousarray(values).data, asbytes=True)
+    planes = np.ascontiguousarray(numbers).view("u1").reshape(-1, width).T
+    return pa.Codec("zstd", compression_level=1).compress(np.ascontiguousarray(planes).data, asbytes=True)
 
 
-def _unpack(data: memoryview, count: int, kind: str) -> np.ndarray:
+def _unpack(data: memoryview, count: int, width: int) -> np.ndarray:
+    """The inverse of `_pack`, as bytes."""
     if not count:
-        return np.zeros(0, kind)
-    raw = pa.Codec("zstd").decompress(data, count * np.dtype(kind).itemsize, asbytes=True)
-    return np.frombuffer(raw, kind)
+        return np.zeros(0, "u1")
+    raw = pa.Codec("zstd").decompress(data, count * width, asbytes=True)
+    return np.frombuffer(raw, "u1").reshape(width, -1).T.reshape(-1)
 
 
 # --- encoding -----------------------------------------------------------------------------------------------
@@ -129,7 +111,8 @@ def _chunks(old: Sequence[Tensor], new: Sequence[Tensor]) -> Iterator[tuple[Tens
 def _encode_sparse(old: Sequence[Tensor], new: Sequence[Tensor]) -> bytes | None:
     """None where dense is smaller."""
     elements = sum(len(piece) for piece in new)
-    columns: list[list[np.ndarray]] = [[], [], [], []]
+    gap_parts: list[Tensor] = []
+    step_parts: list[Tensor] = []
     start = count = 0
     last = -1
     for before, after in _chunks(old, new):
@@ -142,28 +125,32 @@ def _encode_sparse(old: Sequence[Tensor], new: Sequence[Tensor]) -> bytes | None
             last = start + int(at[-1])
             if count > DENSE_SHARE * elements or int(gaps[0]) > LARGEST_GAP:
                 return None
-            for column, part in zip(columns, (*_escaped(gaps), *_escaped(_folded(steps))), strict=True):
-                column.append(part)
+            gap_parts.append(gaps.cpu())
+            step_parts.append(_folded(steps).cpu())
         start += len(after)
 
-    whole = []
-    for column, kind in zip(columns, COLUMN_TYPES, strict=True):
-        whole.append(np.concatenate([np.zeros(0, kind), *column]).astype(kind))
-    packed = [_pack(column) for column in whole]
-    lengths = [COLUMN.pack(len(column), len(data)) for column, data in zip(whole, packed, strict=True)]
-    return b"".join([HEADER.pack(SPARSE_MAGIC, 2, elements, count), *lengths, *packed])
+    columns = []
+    for parts in (gap_parts, step_parts):
+        numbers = torch.cat(parts).numpy() if parts else np.zeros(0)
+        columns.append((count, _pack(numbers.astype(NUMBER), NUMBER.itemsize)))
+    return _assembled(SPARSE_MAGIC, 2, elements, count, columns)
 
 
 def _encode_dense(old: Sequence[Tensor], new: Sequence[Tensor], width: int) -> bytes:
-    lengths, packed = [], []
+    columns = []
     for before, after in _chunks(old, new):
-        xor = before.view(torch.uint8) ^ after.view(torch.uint8)
-        planes = xor.view(-1, width).t().contiguous().cpu().numpy()
-        data = _pack(planes)
-        lengths.append(COLUMN.pack(planes.size, len(data)))
-        packed.append(data)
-    elements = sum(len(piece) for piece in new)
-    return b"".join([HEADER.pack(DENSE_MAGIC, width, elements, len(packed)), *lengths, *packed])
+        xor = (before.view(torch.uint8) ^ after.view(torch.uint8)).cpu().numpy()
+        columns.append((len(xor) // width, _pack(xor, width)))
+    return _assembled(DENSE_MAGIC, width, sum(len(piece) for piece in new), len(columns), columns)
+
+
+def _assembled(
+    magic: bytes, width: int, elements: int, count: int, columns: Sequence[tuple[int, bytes]]
+) -> bytes:
+    """A patch without its checksum. columns: each with how many numbers it has."""
+    lengths = [COLUMN.pack(numbers, len(packed)) for numbers, packed in columns]
+    packed_columns = [packed for _, packed in columns]
+    return b"".join([HEADER.pack(magic, width, elements, count), *lengths, *packed_columns])
 
 
 # --- decoding -----------------------------------------------------------------------------------------------
@@ -211,25 +198,26 @@ def _columns(body: memoryview, count: int, limit: int) -> Iterator[tuple[int, me
 
 def _decode_sparse(body: memoryview, elements: int, count: int) -> SparseChange:
     read = []
-    for (size, data), kind in zip(_columns(body, len(COLUMN_TYPES), count), COLUMN_TYPES, strict=True):
-        read.append(_unpack(data, size, kind))
-    gaps, folded = _unescaped(read[0], read[1]), _unescaped(read[2], read[3])
-    if len(gaps) != count or len(folded) != count:
-        raise ValueError("the patch is damaged: it lacks some of its changes")
+    for size, data in _columns(body, 2, count):
+        if size != count:
+            raise ValueError("the patch is damaged: it lacks some of its changes")
+        read.append(_unpack(data, size, NUMBER.itemsize).view(NUMBER).astype(np.int64))
+    gaps, folded = read
+    steps = np.where(folded & 1, -(folded + 1) // 2, folded // 2 + 1).astype(np.int32)
     positions = np.cumsum(gaps + 1) - 1
     if count and positions[-1] >= elements:
         raise ValueError("the patch is damaged: it changes elements behind the end")
-    return SparseChange(torch.from_numpy(positions), torch.from_numpy(_unfolded(folded)))
+    return SparseChange(torch.from_numpy(positions), torch.from_numpy(steps))
 
 
 def _decode_dense(body: memoryview, elements: int, width: int, count: int) -> DenseChange:
     xor = np.empty(elements * width, np.uint8)
     at = 0
-    for size, data in _columns(body, count, elements * width):
-        if at + size > len(xor) or size % width:
+    for size, data in _columns(body, count, elements):
+        if at + size * width > len(xor):
             raise ValueError("the patch is damaged: it changes elements behind the end")
-        xor[at : at + size] = _unpack(data, size, "u1").reshape(width, -1).T.reshape(-1)
-        at += size
+        xor[at : at + size * width] = _unpack(data, size, width)
+        at += size * width
     if at != len(xor):
         raise ValueError("the patch is damaged: it ends early")
     return DenseChange(torch.from_numpy(xor))

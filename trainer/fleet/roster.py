@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from typing import Any
 
 from trainer.fleet import objects as keys
 from trainer.fleet.fleet_records import LOADING, HeartbeatRecord
@@ -182,17 +181,3 @@ class Roster:
             self._serials.pop(name, None)
             del self._seen_at[name]
         return silent
-
-    def row(self, name: str, lives: bool, why: str) -> dict[str, Any]:
-        """A worker as display and report show it. why: the reason of its end, where it does not live."""
-        heartbeat = self.workers[name].heartbeat
-        return {
-            "worker": name,
-            "host": heartbeat.host,
-            "device": heartbeat.device,
-            "lives": lives,
-            "why": "" if lives else why,
-            "state": heartbeat.state,
-            "completions": self.counts.by_worker.get(name, 0),
-            "completions_per_s": heartbeat.rate if lives else 0.0,
-        }
