@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from tests.fleet.test_dispatch import PlayedWorker, until
 from tests.fleet.test_dispatch import head as head
+from tests.fleet.test_dispatch import until
 from tests.fleet.test_verify import UNIT, good
 from tests.fleet.test_worker_ends import Run, sampled
 from trainer.checkpoint.attempt import Attempt
@@ -46,11 +46,8 @@ def test_the_policy_is_admitted_and_another_model_is_not():
     assert "differ by nan" in admission.refusal(broken, "cpu")
 
 
-def test_a_worker_gets_no_unit_before_its_probe_is_scored(head, tmp_path):
-    one = head()
-    one.probe_with(PROBE)
-    worker = PlayedWorker(tmp_path, "w0")
-    worker.join(one.attempt.name)
+def test_a_worker_gets_no_unit_before_its_probe_is_scored(head):
+    one, worker = head.joined("w0", probe=PROBE)
     one.add_units([UNIT])
     mailed, *more = worker.mail().mail
     assert mailed.unit == replace(PROBE, name="probe-000001") and not more
@@ -64,11 +61,8 @@ def test_a_worker_gets_no_unit_before_its_probe_is_scored(head, tmp_path):
     assert len(one.wait_for(UNIT)) == 4 and (one.counts.units, one.counts.late) == (1, 0)
 
 
-def test_the_trainer_scores_probes_while_it_waits(head, tmp_path):
-    one = head()
-    one.probe_with(PROBE)
-    worker = PlayedWorker(tmp_path, "w0")
-    worker.join(one.attempt.name)
+def test_the_trainer_scores_probes_while_it_waits(head):
+    one, worker = head.joined("w0", probe=PROBE)
     one.add_units([UNIT])
     worker.send()
     seen = []
@@ -83,11 +77,8 @@ def test_the_trainer_scores_probes_while_it_waits(head, tmp_path):
     assert len(one.wait_for(UNIT, meanwhile)) == 4 and seen == ["w0"]
 
 
-def test_a_probe_of_weights_that_the_learner_has_no_more_is_made_again(head, tmp_path):
-    one = head()
-    one.probe_with(PROBE)
-    worker = PlayedWorker(tmp_path, "w0")
-    worker.join(one.attempt.name)
+def test_a_probe_of_weights_that_the_learner_has_no_more_is_made_again(head):
+    one, worker = head.joined("w0", probe=PROBE)
     worker.mail()
     newer = replace(PROBE, version=7)
     one.announce(version=7)
@@ -99,11 +90,8 @@ def test_a_probe_of_weights_that_the_learner_has_no_more_is_made_again(head, tmp
     until(lambda: one.probed())
 
 
-def test_a_worker_that_was_lost_before_it_was_admitted_gets_a_probe_when_it_returns(head, tmp_path):
-    one = head(lost_s=0.3)
-    one.probe_with(PROBE)
-    worker = PlayedWorker(tmp_path, "w0")
-    worker.join(one.attempt.name)
+def test_a_worker_that_was_lost_before_it_was_admitted_gets_a_probe_when_it_returns(head):
+    one, worker = head.joined("w0", probe=PROBE, lost_s=0.3)
     one.add_units([UNIT])
     worker.send()
     until(lambda: one.probing() == {"w0"} and one._probes._sampled)
@@ -117,27 +105,21 @@ def test_a_worker_that_was_lost_before_it_was_admitted_gets_a_probe_when_it_retu
     assert len(one.wait_for(UNIT)) == 4
 
 
-def test_another_process_of_the_same_name_is_probed_too(head, tmp_path):
-    one = head()
-    one.probe_with(PROBE)
-    worker = PlayedWorker(tmp_path, "w0")
-    worker.join(one.attempt.name)
+def test_another_process_of_the_same_name_is_probed_too(head):
+    one, worker = head.joined("w0", probe=PROBE)
     worker.mail()
     one.admit("w0")
     one.add_units([UNIT])
     until(lambda: worker.mail().mail[0].unit == UNIT)
-    other = PlayedWorker(tmp_path, "w0")
+    other = head.worker("w0")
     other.heartbeat._newest = structs.replace(other.heartbeat._newest, device="another GPU", serial=100)
     other.join(one.attempt.name)
     until(lambda: [mailed.unit.name for mailed in other.mail().mail] == ["probe-000002"])
     assert one.probing() == {"w0"}
 
 
-def test_samples_of_a_worker_that_is_not_admitted_train_nothing(head, tmp_path):
-    one = head()
-    one.probe_with(PROBE)
-    worker = PlayedWorker(tmp_path, "w0")
-    worker.join(one.attempt.name)
+def test_samples_of_a_worker_that_is_not_admitted_train_nothing(head):
+    one, worker = head.joined("w0", probe=PROBE)
     one.add_units([UNIT])
     worker.mail()
     given = GivenUnit(UNIT.name, 1)
@@ -147,14 +129,9 @@ def test_samples_of_a_worker_that_is_not_admitted_train_nothing(head, tmp_path):
     assert not one.has_samples([UNIT]) and one.counts.units == 0
 
 
-def test_who_is_turned_away_while_the_store_is_away_is_told_by_the_next_word_of_the_head(
-    head, tmp_path, monkeypatch
-):
+def test_who_is_turned_away_while_the_store_is_away_is_told_by_the_next_word_of_the_head(head, monkeypatch):
     monkeypatch.setattr(head_thread, "HEARTBEAT_S", 0.05)
-    one = head()
-    one.probe_with(PROBE)
-    worker = PlayedWorker(tmp_path, "w0")
-    worker.join(one.attempt.name)
+    one, worker = head.joined("w0", probe=PROBE)
     worker.mail()
 
     def away(self: Attempt) -> None:
@@ -167,10 +144,10 @@ def test_who_is_turned_away_while_the_store_is_away_is_told_by_the_next_word_of_
     until(lambda: worker.following.look() and worker.following.turned_away == "its weights are others")
 
 
-def test_who_is_turned_away_is_told_gets_nothing_and_its_place_is_free(head, tmp_path):
+def test_who_is_turned_away_is_told_gets_nothing_and_its_place_is_free(head):
     one = head(wait_s=0.5)
     one.probe_with(PROBE)
-    liar, honest = PlayedWorker(tmp_path, "w0"), PlayedWorker(tmp_path, "w1")
+    liar, honest = head.worker("w0"), head.worker("w1")
     liar.join(one.attempt.name)
     liar.mail()
     one.turn_away("w0", "its weights are others")
@@ -187,11 +164,8 @@ def test_who_is_turned_away_is_told_gets_nothing_and_its_place_is_free(head, tmp
     assert honest.following.turned_away == ""
 
 
-def test_a_probe_that_is_not_what_was_asked_turns_its_worker_away(head, tmp_path):
-    one = head()
-    one.probe_with(PROBE)
-    worker = PlayedWorker(tmp_path, "w0")
-    worker.join(one.attempt.name)
+def test_a_probe_that_is_not_what_was_asked_turns_its_worker_away(head):
+    one, worker = head.joined("w0", probe=PROBE)
     worker.send(good()[:-1])
     until(lambda: worker.following.look() and worker.following.turned_away)
     assert "its probe is refused: it lacks a completion" in worker.following.turned_away

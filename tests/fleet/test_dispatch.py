@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ from trainer.fleet.objects import Objects, about_key, mail_key, samples_key, wor
 from trainer.fleet.run_follower import RunFollower, SeenRun
 from trainer.fleet.sample_intake import SentUnit
 from trainer.fleet.scheduler import GivenUnit
-from trainer.fleet.units import pack_samples
+from trainer.fleet.units import RolloutUnit, pack_samples
 from trainer.observe import beacon
 from trainer.storage.seal import Seal
 from trainer.storage.storage import Storage
@@ -67,40 +68,50 @@ class PlayedWorker:
         self.heartbeat.add_sent(seen.attempt, given, 4.0)
 
 
-@pytest.fixture
-def head(tmp_path, monkeypatch):
-    """A dispatcher whose attempt has begun; ended after the test."""
-    monkeypatch.setattr(roster, "LIST_S", 0.02)
-    attempts = Attempts(Storage(tmp_path / "run/attempts"))
-    made = []
+class Heads:
+    """Heads of attempts of one run, and workers that are played."""
 
-    def started(
-        lost_s: float = 30.0,
-        wait_s: float = 30.0,
-        engine_moved: Callable[[], None] = lambda: None,
-    ) -> Dispatcher:
-        held = attempts.take(0)
-        objects = Objects(Storage(tmp_path / "run/fleet"), Seal("run", KEY))
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.attempts = Attempts(Storage(folder / "run/attempts"))
+        self.begun: list[Dispatcher] = []
+
+    def __call__(self, lost_s: float = 30.0, wait_s: float = 30.0, **options: Any) -> Dispatcher:
+        """A dispatcher whose attempt has begun."""
+        held = self.attempts.take(0)
+        objects = Objects(Storage(self.folder / "run/fleet"), Seal("run", KEY))
         said: list[str] = []
-        one = Dispatcher(
-            objects,
-            held,
-            EXPECTED,
-            lost_s=lost_s,
-            wait_s=wait_s,
-            say=said.append,
-            engine_moved=engine_moved,
-            poll_s=0.02,
-        )
+        options |= {"lost_s": lost_s, "wait_s": wait_s, "say": said.append, "poll_s": 0.02}
+        one = Dispatcher(objects, held, EXPECTED, **options)
         one.said = said  # ty: ignore[unresolved-attribute]
         objects.put_record(about_key(held.name), about_run(held.name))
         one.announce(version=6, lineage=UNIT.lineage)
         one.start()
-        made.append(one)
+        self.begun.append(one)
         return one
 
-    yield started
-    for one in made:
+    def worker(self, name: str) -> PlayedWorker:
+        """A worker that has not joined."""
+        return PlayedWorker(self.folder, name)
+
+    def joined(self, *names: str, probe: RolloutUnit | None = None, **options: Any) -> tuple[Any, ...]:
+        """A dispatcher, and workers that have joined it. probe: what it has them sample first."""
+        one = self(**options)
+        if probe is not None:
+            one.probe_with(probe)
+        workers = [self.worker(name) for name in names]
+        for worker in workers:
+            worker.join(one.attempt.name)
+        return one, *workers
+
+
+@pytest.fixture
+def head(tmp_path, monkeypatch):
+    """Begins attempts, whose heads are ended after the test."""
+    monkeypatch.setattr(roster, "LIST_S", 0.02)
+    heads = Heads(tmp_path)
+    yield heads
+    for one in heads.begun:
         one.close("away", "the test has ended")
 
 
@@ -125,9 +136,7 @@ def send_another(worker: PlayedWorker, sent: list[str], traces) -> None:
 
 
 def test_a_unit_goes_out_and_its_samples_come_back(head, tmp_path):
-    one = head()
-    worker = PlayedWorker(tmp_path, "w0")
-    worker.join(one.attempt.name)
+    one, worker = head.joined("w0")
     one.add_units([UNIT])
     worker.send()
     assert len(one.wait_for(UNIT)) == 4 and one.counts.units == 1
@@ -136,10 +145,10 @@ def test_a_unit_goes_out_and_its_samples_come_back(head, tmp_path):
     until(lambda: not worker.following.look().mail)
 
 
-def test_every_mark_of_an_engine_that_goes_on_is_progress(head, tmp_path):
+def test_every_mark_of_an_engine_that_goes_on_is_progress(head):
     moved: list[float] = []
     one = head(engine_moved=lambda: moved.append(time.monotonic()))
-    worker = PlayedWorker(tmp_path, "w0")
+    worker = head.worker("w0")
     for number in range(1, 4):
         worker.join(one.attempt.name)
         until(lambda: serial_of(one, "w0") == worker.heartbeat._newest.serial)
@@ -149,10 +158,8 @@ def test_every_mark_of_an_engine_that_goes_on_is_progress(head, tmp_path):
         until(lambda number=number: len(moved) == number)
 
 
-def test_what_a_stranger_wrote_is_asked_for_again(head, tmp_path):
-    one = head()
-    worker = PlayedWorker(tmp_path, "w0")
-    worker.join(one.attempt.name)
+def test_what_a_stranger_wrote_is_asked_for_again(head):
+    one, worker = head.joined("w0")
     one.add_units([UNIT])
     worker.send(body=os.urandom(3000))
     until(lambda: one.counts.forged == 1 and worker.mail().mail[0].given.turn == 2)
@@ -161,13 +168,9 @@ def test_what_a_stranger_wrote_is_asked_for_again(head, tmp_path):
 
 
 def test_a_refused_unit_goes_to_another_worker_and_the_reason_is_kept(head, tmp_path):
-    one = head()
-    workers = [PlayedWorker(tmp_path, name) for name in ("w0", "w1")]
-    for worker in workers:
-        worker.join(one.attempt.name)
+    one, first, other = head.joined("w0", "w1")  # of two that would end it at once, the first by name
     until(lambda: len(one.scheduler.workers) == 2)
     one.add_units([UNIT])
-    first, other = workers  # of two that would end it at once, the first by name
     first.send(good()[:-1])
     until(lambda: one.counts.refused == 1 and list((tmp_path / "run/fleet/refused").rglob("*.json")))
     (reason,) = (tmp_path / "run/fleet/refused").rglob("*.json")
@@ -176,10 +179,8 @@ def test_a_refused_unit_goes_to_another_worker_and_the_reason_is_kept(head, tmp_
     assert len(one.wait_for(UNIT)) == 4
 
 
-def test_refused_twice_ends_the_run_with_the_reason(head, tmp_path):
-    one = head()
-    worker = PlayedWorker(tmp_path, "w0")
-    worker.join(one.attempt.name)
+def test_refused_twice_ends_the_run_with_the_reason(head):
+    one, worker = head.joined("w0")
     one.add_units([UNIT])
     worker.send(good()[:-1])
     until(lambda: one.counts.refused == 1 and worker.mail().mail[0].given.turn == 2)
@@ -188,11 +189,10 @@ def test_refused_twice_ends_the_run_with_the_reason(head, tmp_path):
         one.wait_for(UNIT)
 
 
-def test_a_refusal_after_a_loss_is_the_first(head, tmp_path):
+def test_a_refusal_after_a_loss_is_the_first(head):
     """The unit's second turn, by the only worker that is left."""
-    one = head()
-    gone, worker = PlayedWorker(tmp_path, "w0"), PlayedWorker(tmp_path, "w1")
-    gone.join(one.attempt.name)
+    one, gone = head.joined("w0")
+    worker = head.worker("w1")
     one.add_units([UNIT])
     gone.mail()
     gone.heartbeat.goodbye("the machine is taken away")
@@ -203,11 +203,8 @@ def test_a_refusal_after_a_loss_is_the_first(head, tmp_path):
     assert len(one.wait_for(UNIT)) == 4
 
 
-def test_three_refused_units_in_a_row_turn_a_worker_away_and_another_samples_them(head, tmp_path):
-    one = head()
-    broken, sound = PlayedWorker(tmp_path, "w0"), PlayedWorker(tmp_path, "w1")
-    for worker in (broken, sound):
-        worker.join(one.attempt.name)
+def test_three_refused_units_in_a_row_turn_a_worker_away_and_another_samples_them(head):
+    one, broken, sound = head.joined("w0", "w1")
     until(lambda: len(one.scheduler.workers) == 2)
     units = [replace(UNIT, name=f"00000{number}") for number in range(8)]
     one.add_units(units)
@@ -225,11 +222,8 @@ def test_three_refused_units_in_a_row_turn_a_worker_away_and_another_samples_the
     assert one.has_samples(units)
 
 
-def test_an_accepted_unit_among_three_refused_ones_turns_nobody_away(head, tmp_path):
-    one = head()
-    worker, other = PlayedWorker(tmp_path, "w0"), PlayedWorker(tmp_path, "w1")
-    for joining in (worker, other):
-        joining.join(one.attempt.name)
+def test_an_accepted_unit_among_three_refused_ones_turns_nobody_away(head):
+    one, worker, other = head.joined("w0", "w1")
     until(lambda: len(one.scheduler.workers) == 2)
     one.add_units([replace(UNIT, name=f"00000{number}") for number in range(6)])
     sent: list[str] = []
@@ -239,23 +233,22 @@ def test_an_accepted_unit_among_three_refused_ones_turns_nobody_away(head, tmp_p
     assert one.counts.refused == 3 and one.counts.turned_away == 0
 
 
-def test_a_silent_workers_unit_goes_to_the_next_that_comes(head, tmp_path):
+def test_a_silent_workers_unit_goes_to_the_next_that_comes(head):
     one = head(lost_s=0.3)
-    gone = PlayedWorker(tmp_path, "w0")
+    gone = head.worker("w0")
     gone.join(one.attempt.name)
     one.add_units([UNIT])
     gone.mail()
     until(lambda: one.scheduler.lost == 1)
-    late = PlayedWorker(tmp_path, "w1")
+    late = head.worker("w1")
     late.join(one.attempt.name)
     late.send()
     assert len(one.wait_for(UNIT)) == 4 and one.scheduler.reassigned == 1
 
 
-def test_a_worker_that_says_goodbye_is_not_waited_for(head, tmp_path):
-    one = head()
-    leaving, other = PlayedWorker(tmp_path, "w0"), PlayedWorker(tmp_path, "w1")
-    leaving.join(one.attempt.name)
+def test_a_worker_that_says_goodbye_is_not_waited_for(head):
+    one, leaving = head.joined("w0")
+    other = head.worker("w1")
     one.add_units([UNIT])
     leaving.mail()
     leaving.heartbeat.goodbye("aws: spot instance will terminate")
@@ -272,10 +265,8 @@ def test_without_any_worker_the_trainer_ends(head):
         one.wait_for(UNIT)
 
 
-def test_strangers_among_the_workers_are_counted_and_not_asked(head, tmp_path):
-    one = head()
-    worker = PlayedWorker(tmp_path, "w0")
-    worker.join(one.attempt.name)
+def test_strangers_among_the_workers_are_counted_and_not_asked(head):
+    one, worker = head.joined("w0")
     storage = worker.objects.storage
     storage.put_bytes(worker_key("copied"), storage.get_bytes(worker_key("w0")))
     storage.put_bytes(worker_key("noise"), os.urandom(99))
@@ -291,11 +282,11 @@ def test_strangers_among_the_workers_are_counted_and_not_asked(head, tmp_path):
     assert worker.mail().mail[0].unit == two  # it was written again
 
 
-def test_an_attempt_that_was_replaced_is_left_by_its_workers_and_ends(head, tmp_path, monkeypatch):
+def test_an_attempt_that_was_replaced_is_left_by_its_workers_and_ends(head, monkeypatch):
     """The old head goes on: it may neither announce nor mail, and nobody looks at it."""
     monkeypatch.setattr(head_thread, "HEARTBEAT_S", 0.05)
     old = head()
-    worker = PlayedWorker(tmp_path, "w0")
+    worker = head.worker("w0")
     worker.join(old.attempt.name)
     old.add_units([UNIT])
     worker.mail()
@@ -313,10 +304,9 @@ def test_an_attempt_that_was_replaced_is_left_by_its_workers_and_ends(head, tmp_
     assert len(new.wait_for(UNIT)) == 4
 
 
-def test_late_samples_of_a_doubled_unit_change_nothing(head, tmp_path):
-    one = head()
-    slow, fast = PlayedWorker(tmp_path, "w0"), PlayedWorker(tmp_path, "w1")
-    slow.join(one.attempt.name)
+def test_late_samples_of_a_doubled_unit_change_nothing(head):
+    one, slow = head.joined("w0")
+    fast = head.worker("w1")
     one.add_units([UNIT])
     slow.mail()
     fast.join(one.attempt.name)
@@ -331,10 +321,9 @@ def test_late_samples_of_a_doubled_unit_change_nothing(head, tmp_path):
     until(lambda: not any(key.endswith(".npz") for key, _ in slow.objects.storage.list("samples")))
 
 
-def test_marks_and_mail_of_who_is_long_gone_are_deleted(head, tmp_path, monkeypatch):
-    one = head(lost_s=0.2)
-    gone, alive = PlayedWorker(tmp_path, "w0"), PlayedWorker(tmp_path, "w1")
-    gone.join(one.attempt.name)
+def test_marks_and_mail_of_who_is_long_gone_are_deleted(head, monkeypatch):
+    one, gone = head.joined("w0", lost_s=0.2)
+    alive = head.worker("w1")
     one.add_units([UNIT])
     gone.send()
     one.wait_for(UNIT)
@@ -351,10 +340,8 @@ def test_marks_and_mail_of_who_is_long_gone_are_deleted(head, tmp_path, monkeypa
     assert alive.objects.storage.exists(worker_key("w1"))
 
 
-def test_samples_that_the_store_did_not_give_are_read_with_the_next_beat(head, tmp_path, monkeypatch):
-    one = head()
-    worker = PlayedWorker(tmp_path, "w0")
-    worker.join(one.attempt.name)
+def test_samples_that_the_store_did_not_give_are_read_with_the_next_beat(head, monkeypatch):
+    one, worker = head.joined("w0")
     one.add_units([UNIT])
     get, failed = one.objects.get, []
 
@@ -371,11 +358,9 @@ def test_samples_that_the_store_did_not_give_are_read_with_the_next_beat(head, t
     assert len(one.wait_for(UNIT)) == 4 and one.counts.units == 1
 
 
-def test_a_store_that_answers_late_makes_nobody_lost(head, tmp_path, monkeypatch):
+def test_a_store_that_answers_late_makes_nobody_lost(head, monkeypatch):
     monkeypatch.setattr(dispatch, "HEARTBEAT_S", 0.2)
-    one = head(lost_s=0.6)
-    worker = PlayedWorker(tmp_path, "w0")
-    worker.join(one.attempt.name)
+    one, worker = head.joined("w0", lost_s=0.6)
     until(lambda: one.scheduler.workers)
     answer, asked = one.objects.get_record, []
 
@@ -393,10 +378,10 @@ def test_a_store_that_answers_late_makes_nobody_lost(head, tmp_path, monkeypatch
     assert asked and one.scheduler.lost == 0
 
 
-def test_samples_that_were_read_while_others_were_taken_are_late(head, tmp_path):
+def test_samples_that_were_read_while_others_were_taken_are_late(head):
     one = head()
     one.add_units([UNIT])
-    worker, second = PlayedWorker(tmp_path, "w0"), PlayedWorker(tmp_path, "w1")
+    worker, second = head.worker("w0"), head.worker("w1")
     worker.join(one.attempt.name)
     worker.send()
     assert len(one.wait_for(UNIT)) == 4

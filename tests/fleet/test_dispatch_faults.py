@@ -24,9 +24,9 @@ def broken() -> list:
     return [replace(one, logprobs=np.full(len(one.completion), np.nan, np.float32)) for one in good()]
 
 
-def test_a_worker_that_turned_to_nan_is_sent_away_and_the_run_goes_on(head, tmp_path):
+def test_a_worker_that_turned_to_nan_is_sent_away_and_the_run_goes_on(head):
     one = head()
-    bad, well = PlayedWorker(tmp_path, "bad"), PlayedWorker(tmp_path, "well")
+    bad, well = head.worker("bad"), head.worker("well")
     units = [replace(UNIT, name=f"{number:06d}") for number in range(4)]
 
     def send_all_until(worker: PlayedWorker, traces: list, over: Callable[[], object]) -> None:
@@ -51,9 +51,9 @@ def test_a_worker_that_turned_to_nan_is_sent_away_and_the_run_goes_on(head, tmp_
     assert one._thread.error is None and one.counts.units == 4
 
 
-def test_a_heartbeat_without_a_field_is_told_to_its_worker_and_ends_nothing(head, tmp_path):
+def test_a_heartbeat_without_a_field_is_told_to_its_worker_and_ends_nothing(head):
     one = head()
-    worker = PlayedWorker(tmp_path, "w0")
+    worker = head.worker("w0")
     worker.objects.put_record(worker_key("odd"), {"attempt": one.attempt.name, "serial": 1})
     until(lambda: "odd" in one._turned_away)
     assert "Object missing required field `worker`: its code is another" in one._turned_away["odd"]
@@ -73,7 +73,7 @@ def test_a_large_object_of_a_stranger_is_not_read(head, tmp_path):
     until(lambda: one.counts.forged)
     for number in range(200):
         (path.parent / f"foreign-{number}.json").write_bytes(os.urandom(64))
-    worker = PlayedWorker(tmp_path, "w0")
+    worker = head.worker("w0")
     worker.join(one.attempt.name)
     one.add_units([UNIT])
     worker.send()
@@ -82,10 +82,10 @@ def test_a_large_object_of_a_stranger_is_not_read(head, tmp_path):
     assert grown << 10 < 256 << 20
 
 
-def test_a_worker_that_loads_is_waited_for(head, tmp_path, monkeypatch):
+def test_a_worker_that_loads_is_waited_for(head, monkeypatch):
     monkeypatch.setattr("trainer.fleet.heartbeat.HEARTBEAT_S", 0.1)
     one = head(wait_s=1.2)
-    worker = PlayedWorker(tmp_path, "w0")
+    worker = head.worker("w0")
     worker.heartbeat.begin(one.attempt.name, "cpu")
     one.add_units([UNIT])
     began = time.monotonic()
@@ -99,10 +99,8 @@ def test_a_worker_that_loads_is_waited_for(head, tmp_path, monkeypatch):
     worker.heartbeat.goodbye("done")
 
 
-def test_a_store_that_refuses_once_it_has_served_is_silence(head, tmp_path, monkeypatch):
-    one = head()
-    worker = PlayedWorker(tmp_path, "w0")
-    worker.join(one.attempt.name)
+def test_a_store_that_refuses_once_it_has_served_is_silence(head, monkeypatch):
+    one, worker = head.joined("w0")
     until(lambda: "w0" in one.roster.workers)
     real = one.objects.storage.get_bytes
     refused: list[str] = []
@@ -122,10 +120,9 @@ def test_a_store_that_refuses_once_it_has_served_is_silence(head, tmp_path, monk
     assert any("403" in line for line in one.said)
 
 
-def test_nothing_is_read_that_a_worker_sends_after_it_was_turned_away(head, tmp_path, monkeypatch):
-    one = head()
-    away, well = PlayedWorker(tmp_path, "away"), PlayedWorker(tmp_path, "well")
-    away.join(one.attempt.name)
+def test_nothing_is_read_that_a_worker_sends_after_it_was_turned_away(head, monkeypatch):
+    one, away = head.joined("away")
+    well = head.worker("well")
     one.add_units([UNIT])
     seen = away.mail()
     one.turn_away("away", "its weights are others")
