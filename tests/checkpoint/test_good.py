@@ -13,8 +13,8 @@ import pytest
 from tests.checkpoint.synthetic import attempt, configure, holds, save, writers
 from tests.loops.drill import configure as drill
 from trainer import config as c
+from trainer.checkpoint import retention
 from trainer.checkpoint.manifest import manifests_here, manifests_there
-from trainer.checkpoint.retention import make_room
 from trainer.config import ConfigError
 from trainer.config.run_folder import read_lines
 from trainer.system.exit_codes import EXIT_CONFIG
@@ -47,18 +47,20 @@ def test_they_stay_here_and_in_the_store_until_the_trouble_is_over(tmp_path, tol
     checkpoints.close()
 
 
-def test_a_disk_without_room_gives_them_up_last(tmp_path, told):
+def test_a_disk_without_room_gives_them_up_last(tmp_path, told, monkeypatch):
     config = configure(tmp_path, "checkpoint.keep_last=9")
     checkpoints, ranks = attempt(config, told), writers(config, 1)
     for step in (2, 4, 6, 8):
         save(checkpoints, ranks, step)
     left = []
 
-    def room() -> int:
+    def room(*_) -> int:
         left.append(sorted(manifests_here(checkpoints.folder)))
         return 0
 
-    make_room(checkpoints.folder, 1, room, (), told.append, spared={2, 4})
+    monkeypatch.setattr(retention, "disk_room", room)
+    checkpoints.retention.trouble = 5
+    checkpoints.retention.make_room(1)
     assert left == [[2, 4, 6, 8], [2, 4, 8], [4, 8], [8]]
     checkpoints.close()
 

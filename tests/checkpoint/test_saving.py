@@ -290,7 +290,7 @@ def test_staging_takes_the_bytes_that_it_holds(run, monkeypatch):
     for number, size in enumerate(sizes):
         writer.host(f"master/{number}", torch.zeros(size))
         writer.host(f"exp_avg/{number}", torch.zeros(size))
-    assert writer.staged_bytes() == 2 * 4 * sum(sizes) and not pinned
+    assert writer._memory.nbytes == 2 * 4 * sum(sizes) and not pinned
 
 
 class Driver:

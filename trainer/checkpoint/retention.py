@@ -13,15 +13,12 @@ from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from trainer.checkpoint.layout import (
     MANIFEST,
     CheckpointKey,
-    Counts,
-    count_every_checkpoint,
     step_name,
     step_of,
 )
@@ -35,8 +32,7 @@ from trainer.checkpoint.manifest import (
 )
 from trainer.checkpoint.place import CheckpointPlace, CheckpointProgress
 from trainer.checkpoint.writer import disk_room
-from trainer.config import ConfigError, RunConfig
-from trainer.storage.seal import Seal
+from trainer.config import ConfigError
 from trainer.storage.storage import Storage
 from trainer.system.errors import StorageError
 
@@ -87,103 +83,6 @@ OWN_FILE = re.compile(r"(manifest|state)\.json|(metrics|samples)\.jsonl|\.?rank-
 """Files that the trainer writes into a checkpoint, besides those that its manifest lists."""
 
 
-def prune_local(
-    run_id: str,
-    folder: Path,
-    wanted: Keep,
-    safe: int,
-    busy: Collection[int | None],
-    counts: Counts = count_every_checkpoint,
-) -> None:
-    """Drops local checkpoints that need not stay, that do not count, and what no manifest ever followed.
-    busy: steps being worked on."""
-    there = manifests_here(folder)
-    mine = {}
-    left_behind = set()
-    theirs = set()
-    for step, manifest in there.items():
-        if manifest["run_id"] != run_id:
-            theirs.add(step)
-        elif counts(step, manifest.get("attempt", "")):
-            mine[step] = manifest
-        else:
-            left_behind.add(step)
-
-    keep = steps_to_keep(mine, wanted, safe) | theirs
-    newest = max(mine, default=0)
-    for path in folder.glob("step-*"):
-        step = step_of(path.name)
-        if step is None or step in keep or step in busy:
-            continue
-        if step <= newest or step in left_behind:
-            drop(path)
-
-
-def prune_remote(
-    config: RunConfig,
-    storage: Storage,
-    wanted: Keep,
-    busy: Collection[int | None],
-    check: Callable[[], None],
-    counts: Counts = count_every_checkpoint,
-) -> None:
-    """The same in the store: of a step that stays, what other attempts left of it goes too.
-
-    check: raises if this attempt may no longer delete; called before every step's deletion. Of a run with a
-    key nothing goes for a checkpoint that a stranger wrote.
-    """
-    found, sizes = every_manifest(storage, Seal.of(config))
-    mine = {}
-    theirs = set()
-    for key, manifest in found.items():
-        if manifest["run_id"] != config.run_id:
-            theirs.add(key)
-        elif counts(*key):
-            mine[key] = manifest
-    newest_of_step = newest_of_each(mine)
-    foreign_steps = {step for step, _ in theirs} - newest_of_step.keys()
-    newest = max(newest_of_step, default=0)
-    keep = steps_to_keep(newest_of_step, wanted, newest)
-
-    folders: dict[CheckpointKey, list[str]] = {}
-    for match in filter(None, map(OBJECT.fullmatch, sizes)):
-        folder = (step_of(match[1]) or 0, match[2] or "")
-        if _is_own(match[3], found.get(folder)):
-            folders.setdefault(folder, []).append(match[0])
-    for (step, attempt), keys in folders.items():
-        stays = step in keep and attempt == newest_of_step[step].get("attempt", "")
-        if stays or step in foreign_steps or (step, attempt) in theirs or step in busy:
-            continue
-        if step <= newest or not counts(step, attempt):
-            check()
-            # The manifest goes first: from then on it is no checkpoint.
-            storage.delete([key for key in keys if key.endswith("/manifest.json")])
-            storage.delete(keys)
-
-
-@contextmanager
-def tidying(what: str, say: Callable[[str], Any]) -> Generator[None]:
-    """Tells, and no more, where a store refuses a deletion: what counts is not decided by what is gone."""
-    try:
-        yield
-    except (ConfigError, StorageError) as error:
-        say(f"{what} stay in the store, which they fill: {error}")
-
-
-def withdraw(
-    storage: Storage, steps: Collection[int], check: Callable[[], None], say: Callable[[str], Any]
-) -> None:
-    """Takes back the manifests of checkpoints in the store that were passed over."""
-    with tidying(f"the checkpoints of steps {sorted(steps)}, which were passed over,", say):
-        unusable = []
-        for key, _ in storage.list():
-            match = MANIFEST.fullmatch(key)
-            if match is not None and step_of(match[1]) in steps:
-                unusable.append(key)
-        check()
-        storage.delete(unusable)
-
-
 def _is_own(name: str, manifest: dict[str, Any] | None) -> bool:
     """Whether a file in a checkpoint's folder is the trainer's; all others are a person's. manifest: the
     folder's, if it has one."""
@@ -191,32 +90,6 @@ def _is_own(name: str, manifest: dict[str, Any] | None) -> bool:
     return OWN_FILE.fullmatch(name) is not None or any(
         entry["name"] == name for entry in (manifest or {}).get("files", ())
     )
-
-
-def make_room(
-    folder: Path,
-    wanted: int,
-    room: Callable[[], int],
-    busy: Collection[int | None],
-    say: Callable[[str], Any],
-    spared: Collection[int] = (),
-) -> int:
-    """Drops local checkpoints but the newest, oldest first and those in `spared` last, while `wanted` bytes
-    do not fit; returns the room.
-
-    Where that is not enough the writers refuse, with the figures.
-    """
-    free = room()
-    while free < wanted:
-        older = sorted(manifests_here(folder))[:-1]
-        idle = [step for step in older if step not in busy]
-        if not idle:
-            break
-        oldest = min(idle, key=lambda step: (step in spared, step))
-        say(f"dropping the local checkpoint of step {oldest} early: the disk budget needs its room")
-        drop(folder / step_name(oldest))
-        free = room()
-    return free
 
 
 def drop(folder: Path) -> None:
@@ -273,27 +146,106 @@ class Retention:
         return max((step for step in steps if step < self.trouble), default=0)
 
     def make_room(self, wanted: int) -> int:
-        """Drops old local checkpoints, never the newest, until `wanted` bytes fit. Returns the room."""
+        """Drops local checkpoints but the newest, oldest first and those from before the trouble last, while
+        `wanted` bytes do not fit. Returns the room; where that is not enough the writers refuse, with the
+        figures."""
         folder = self._place.folder
-        room = partial(disk_room, folder, self._settings.max_disk_gib)
         spared = self._keep(0).sound(manifests_here(folder))
-        return make_room(folder, wanted, room, {self._progress.uploading}, self._place.say, spared)
+        free = disk_room(folder, self._settings.max_disk_gib)
+        while free < wanted:
+            older = sorted(manifests_here(folder))[:-1]
+            idle = [step for step in older if step != self._progress.uploading]
+            if not idle:
+                break
+            oldest = min(idle, key=lambda step: (step in spared, step))
+            self._place.say(
+                f"dropping the local checkpoint of step {oldest} early: the disk budget needs its room"
+            )
+            drop(folder / step_name(oldest))
+            free = disk_room(folder, self._settings.max_disk_gib)
+        return free
 
     def prune_local(self) -> None:
-        """Drops local checkpoints that need not stay."""
+        """Drops local checkpoints that need not stay, that do not count, and what no manifest ever
+        followed."""
         place, progress = self._place, self._progress
-        safe = max(progress.safe, progress.resumed_from)
-        keep = self._keep(self._settings.keep_last)
-        prune_local(place.config.run_id, place.folder, keep, safe, progress.busy, place.course.counts)
+        mine = {}
+        left_behind = set()
+        theirs = set()
+        for step, manifest in manifests_here(place.folder).items():
+            if manifest["run_id"] != place.config.run_id:
+                theirs.add(step)
+            elif place.course.counts(step, manifest.get("attempt", "")):
+                mine[step] = manifest
+            else:
+                left_behind.add(step)
+
+        wanted = self._keep(self._settings.keep_last)
+        keep = steps_to_keep(mine, wanted, max(progress.safe, progress.resumed_from)) | theirs | progress.busy
+        newest = max(mine, default=0)
+        for path in place.folder.glob("step-*"):
+            step = step_of(path.name)
+            if step is not None and step not in keep and (step <= newest or step in left_behind):
+                drop(path)
 
     def prune_remote(self, storage: Storage) -> None:
-        """Drops checkpoints in the store that need not stay."""
-        place = self._place
-        busy = self._progress.busy
+        """The same in the store: of a step that stays, what other attempts left of it goes too. Of a run
+        with a key nothing goes for a checkpoint that a stranger wrote."""
+        place, counts = self._place, self._place.course.counts
         with tidying("older checkpoints", place.say):
-            keep = self._keep(self._settings.keep_last_remote)
-            prune_remote(place.config, storage, keep, busy, place.check, place.course.counts)
+            found, sizes = every_manifest(storage, place.seal)
+            mine = {}
+            theirs = set()
+            for key, manifest in found.items():
+                if manifest["run_id"] != place.config.run_id:
+                    theirs.add(key)
+                elif counts(*key):
+                    mine[key] = manifest
+            newest_of_step = newest_of_each(mine)
+            foreign_steps = {step for step, _ in theirs} - newest_of_step.keys()
+            newest = max(newest_of_step, default=0)
+            keep = steps_to_keep(newest_of_step, self._keep(self._settings.keep_last_remote), newest)
+
+            folders: dict[CheckpointKey, list[str]] = {}
+            for match in filter(None, map(OBJECT.fullmatch, sizes)):
+                folder = (step_of(match[1]) or 0, match[2] or "")
+                if _is_own(match[3], found.get(folder)):
+                    folders.setdefault(folder, []).append(match[0])
+            for (step, attempt), keys in folders.items():
+                stays = step in keep and attempt == newest_of_step[step].get("attempt", "")
+                stays = stays or step in foreign_steps or (step, attempt) in theirs
+                if stays or step in self._progress.busy:
+                    continue
+                if step <= newest or not counts(step, attempt):
+                    _delete_checkpoint(storage, place, keys)
+
+    def withdraw(self, storage: Storage, steps: Collection[int]) -> None:
+        """Takes back the manifests of checkpoints in the store that were passed over."""
+        with tidying(f"the checkpoints of steps {sorted(steps)}, which were passed over,", self._place.say):
+            unusable = []
+            for key, _ in storage.list():
+                match = MANIFEST.fullmatch(key)
+                if match is not None and step_of(match[1]) in steps:
+                    unusable.append(key)
+            self._place.check()
+            storage.delete(unusable)
 
     def _keep(self, last: int) -> Keep:
         """What stays besides the `last` newest checkpoints."""
         return Keep(last, self._settings.keep_best, self._settings.keep_good, self.trouble)
+
+
+def _delete_checkpoint(storage: Storage, place: CheckpointPlace, keys: Collection[str]) -> None:
+    """Deletes a checkpoint, its manifest first: from then on it is none. Raises AttemptFenced."""
+    place.check()
+    storage.delete([key for key in keys if key.endswith("/manifest.json")])
+    storage.delete(keys)
+
+
+@contextmanager
+def tidying(what: str, say: Callable[[str], Any]) -> Generator[None]:
+    """Tells, and no more, where a store refuses a deletion: what counts is not decided by what is gone."""
+    try:
+        yield
+    except (ConfigError, StorageError) as error:
+        say(f"{what} stay in the store, which they fill: {error}")

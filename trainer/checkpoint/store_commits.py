@@ -12,7 +12,7 @@ from trainer.checkpoint.layout import remote_folder, step_name
 from trainer.checkpoint.manifest import FileRecord, manifests_here, pack
 from trainer.checkpoint.place import CheckpointPlace, CheckpointProgress
 from trainer.checkpoint.reader import FoundCheckpoint
-from trainer.checkpoint.retention import Retention, withdraw
+from trainer.checkpoint.retention import Retention
 from trainer.checkpoint.rollout_log import RolloutLog
 from trainer.checkpoint.writer import upload_file
 from trainer.storage.storage import Storage
@@ -65,7 +65,7 @@ class StoreCommits:
 
     def withdraw(self, steps: set[int]) -> None:
         """Starts to take checkpoints back that were passed over on resume."""
-        self._submit(withdraw, self._storage, steps, self._place.check, self._place.say)
+        self._submit(self._retention.withdraw, self._storage, steps)
 
     def close(self) -> None:
         """Waits for what is being committed, and ends the thread (a later commit starts it again)."""

@@ -61,10 +61,6 @@ class ShardWriter:
         self._proven: set[str] = set()
         """Names of files of which the store was seen to keep what it was sent: once in a run."""
 
-    def staged_bytes(self) -> int:
-        """Host memory that the copies of the last checkpoint take."""
-        return self._memory.nbytes
-
     def host(self, key: str, tensor: torch.Tensor) -> torch.Tensor:
         """A flat host copy of `tensor` in a buffer that is kept for the next checkpoint. The buffer's pages
         are locked behind the first one, if the tensor is on a GPU.
