@@ -25,7 +25,7 @@ from typing import Any
 
 from recipes.plan import cost
 from recipes.presets import get
-from recipes.presets.parts import with_parts
+from recipes.presets.models_and_data import with_parts
 from recipes.recipe.spec import Recipe
 from trainer.hardware.save_interval import save_interval_s
 

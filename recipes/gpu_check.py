@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from recipes.plan import cost, memory
+from recipes.plan import memory, step_seconds
 from recipes.recipe.resolved import GIB
 from trainer import config as configuration
 from trainer.config import RunConfig
@@ -146,10 +146,10 @@ CONSTANTS = {
     "COMMUNICATORS": (memory, GIB),
     "ENGINE_WORKSPACE": (memory, GIB),
     "ENGINE_ASLEEP": (memory, GIB),
-    "MATMUL": (cost, 1),
-    "DECODE": (cost, 1),
-    "ENGINE_STEP_S": (cost, 1),
-    "SEQUENCE_S": (cost, 1),
+    "MATMUL": (step_seconds, 1),
+    "DECODE": (step_seconds, 1),
+    "ENGINE_STEP_S": (step_seconds, 1),
+    "SEQUENCE_S": (step_seconds, 1),
 }
 """Assumptions of the plan that a card can answer: where each is, and its unit."""
 OFF = 0.1

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from recipes.drivers import fleet_launch, launching, shared_record, tokens, trained_model
+from recipes.drivers import fleet_launch, launch_tokens, launching, shared_record, trained_model
 from recipes.drivers.launching import LaunchOptions
 from recipes.plan import sizing
 from recipes.presets import benchmarks, resolve
@@ -198,7 +198,7 @@ def resume_run(run: str, bucket: str, options: LaunchOptions, before: int = 0) -
         overrides.append(f"{BEFORE}{before}")
     recipe = resolve(record.recipe, overrides)
     if recipe.kind == "train" and recipe.config.fleet.workers != "off":
-        tokens.check_resumed(run)
+        launch_tokens.check_resumed(run)
     if recipe.sample and recipe.kind == "train":
         return fleet_launch.launch_fleet_run(
             record.recipe, recipe, record.target, overrides, options, yes=True

@@ -41,9 +41,9 @@ def show_status(run: str | None, bucket: str, watch: bool) -> int:
 @bucket("s3://NAME/PREFIX as given to `up`; default: all that this desk has used")
 def list_runs(bucket: str) -> int:
     """Runs in a bucket, whoever launched them, and why they ended."""
-    from recipes.drivers import run_view
+    from recipes.drivers import fetched_runs
 
-    return run_view.list_runs(bucket)
+    return fetched_runs.list_runs(bucket)
 
 
 @launch.command("logs", panel="look")
@@ -53,9 +53,9 @@ def list_runs(bucket: str) -> int:
 @click.option("--worker", type=int, default=0, metavar="N", help="of the Nth machine that samples for it")
 def follow_logs(run: str, bucket: str, stored: bool, worker: int) -> int:
     """Follow the log of a run."""
-    from recipes.drivers import run_view
+    from recipes.drivers import fetched_runs
 
-    return run_view.show_logs(run, bucket, stored, worker)
+    return fetched_runs.show_logs(run, bucket, stored, worker)
 
 
 def several_runs(text: str) -> Callable[[Any], Any]:
@@ -72,9 +72,9 @@ def report_runs(runs: tuple[str, ...], bucket: str) -> int:
     """One HTML file: curves, samples, phases, nodes, options.
 
     Of several runs their curves over each other."""
-    from recipes.drivers import run_view
+    from recipes.drivers import fetched_runs
 
-    return run_view.write_report(list(runs), bucket)
+    return fetched_runs.write_report(list(runs), bucket)
 
 
 @launch.command("compare", panel="look", examples=("demo-1 --expected", "demo-1 demo-2"))
@@ -92,11 +92,11 @@ def compare_runs(runs: tuple[str, ...], bucket: str, expected: str) -> int:
     """Where a run left its recipe's bands, or two runs part.
 
     The exit code is 1 if so."""
-    from recipes.drivers import run_view
+    from recipes.drivers import fetched_runs
 
     if len(runs) != (1 if expected else 2):
         raise ConfigError("compare one run with --expected, or two runs")
-    return run_view.compare_runs(list(runs), bucket, expected)
+    return fetched_runs.compare_runs(list(runs), bucket, expected)
 
 
 @launch.command("pull", panel="look")
@@ -105,9 +105,9 @@ def compare_runs(runs: tuple[str, ...], bucket: str, expected: str) -> int:
 @click.option("--weights", is_flag=True, help="the exported weights, too")
 def pull_run(run: str, bucket: str, weights: bool) -> int:
     """Fetch metrics, samples, log and options from a bucket."""
-    from recipes.drivers import run_view
+    from recipes.drivers import fetched_runs
 
-    return run_view.pull_run(run, bucket, weights)
+    return fetched_runs.pull_run(run, bucket, weights)
 
 
 @launch.command(
@@ -142,9 +142,9 @@ def profile_run(run: str, bucket: str, fetch: bool) -> int:
     """Ask a running run for a profile of its next step.
 
     See docs/failures.md."""
-    from recipes.drivers import run_view
+    from recipes.drivers import fetched_runs
 
-    return run_view.profile_run(run, bucket, fetch)
+    return fetched_runs.profile_run(run, bucket, fetch)
 
 
 @launch.command("dashboard", panel=LATER)
@@ -154,10 +154,10 @@ def profile_run(run: str, bucket: str, fetch: bool) -> int:
 @DRY_RUN
 def open_dashboard(run: str, bucket: str, trust: bool, dry_run: bool) -> int:
     """Open a tunnel to Ray's dashboard of a running run."""
-    from recipes.drivers import dashboard, shared_record
+    from recipes.drivers import dashboard_tunnel, shared_record
 
     shared_record.known_or_adopted(run, bucket, trust)
-    return dashboard.open_tunnel(run, dry_run)
+    return dashboard_tunnel.open_tunnel(run, dry_run)
 
 
 @launch.command("bundle", panel=LATER, examples=("RUN",))

@@ -314,10 +314,10 @@ def publish_run(run: str, bucket: str, to: str, scores: str, **given: bool) -> i
     """A run's weights, model card, curves and record to the hub.
 
     Or to a folder; --yes sends them."""
-    from recipes.drivers import run_view
+    from recipes.drivers import fetched_runs
 
     flags = [f"--{name.replace('_', '-')}" for name, wanted in given.items() if wanted]
-    return run_view.publish_run(run, bucket, to, scores, flags)
+    return fetched_runs.publish_run(run, bucket, to, scores, flags)
 
 
 @launch.command("reproduce", panel=LATER, examples=("runs/demo-x/manifest.json",))

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from recipes.drivers import run_view
+from recipes.drivers import fetched_runs
 from recipes.records import run_record
 from recipes.records.run_record import RunRecord
 from trainer.config import ConfigError
@@ -55,7 +55,7 @@ def watch_run(run: str, bucket: str, webhook: str, command: str, every_s: float,
     told = run_record.RUNS / run / TOLD
     while True:
         try:
-            folder = run_view.run_files(run, bucket)
+            folder = fetched_runs.run_files(run, bucket)
         except SystemExit:  # nothing in its bucket: it has not begun, or it is none
             if once or not run_record.is_known(run):
                 raise

@@ -7,7 +7,7 @@ import os
 import subprocess
 from collections.abc import Collection
 
-from recipes.drivers import desk_python
+from recipes.drivers import storage_python
 from recipes.platforms.targets import target_named
 from recipes.recipe.spec import Recipe
 from trainer.config import ConfigError
@@ -94,7 +94,7 @@ def read_text(url: str, name: str, env: dict[str, str]) -> str:
 
 def _storage(command: str, url: str, env: dict[str, str], *more: str) -> str:
     """What `python -m trainer.storage COMMAND URL ...` prints. Raises ConfigError with its last line."""
-    argv = [desk_python.find_python(), "-m", "trainer.storage", command, url, *more]
+    argv = [storage_python.find_python(), "-m", "trainer.storage", command, url, *more]
     done = subprocess.run(argv, env=os.environ | env, capture_output=True, text=True, errors="replace")
     if done.returncode:
         said = (done.stderr.strip() or "it said nothing").splitlines()[-1]

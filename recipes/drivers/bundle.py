@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from recipes.drivers import run_view, tokens
+from recipes.drivers import fetched_runs, launch_tokens
 from recipes.records import manifest, run_record
 from recipes.records.run_record import PULLED
 from trainer.config import ConfigError
@@ -85,7 +85,7 @@ def folders_of(run: str, bucket: str) -> list[Path]:
     run_record.check_run_id(run)
     record = run_record.RUNS / run
     try:
-        found = run_view.run_files(run, bucket)
+        found = fetched_runs.run_files(run, bucket)
     except (ConfigError, SystemExit) as error:  # a run that failed before it wrote anything has a record
         print(f"only the record of this desk is taken: {error}", file=sys.stderr, flush=True)
         found = record / PULLED
@@ -115,7 +115,7 @@ def collect_parts(run: str, folders: list[Path]) -> list[BundlePart]:
 def known_secrets(folders: list[Path]) -> dict[str, str]:
     """Every secret that this desk knows, by its name."""
     found = {name: value for name, value in os.environ.items() if SECRET_NAME.search(name)}
-    found |= tokens.find_tokens()
+    found |= launch_tokens.find_tokens()
     for folder in folders:
         for path in (*folder.glob("*.key"), folder / "tokens"):
             if path.is_file():

@@ -12,7 +12,14 @@ from contextlib import suppress
 from dataclasses import replace
 from secrets import token_hex
 
-from recipes.drivers import launched_run, launching, platform_state, shared_record, store_policy, tokens
+from recipes.drivers import (
+    launch_tokens,
+    launched_run,
+    launching,
+    platform_state,
+    shared_record,
+    store_policy,
+)
 from recipes.drivers.launching import Launch, LaunchOptions
 from recipes.plan import choice
 from recipes.plan.fleet_cost import FleetRow
@@ -187,7 +194,7 @@ def _workers(name: str, overrides: list[str], target: str, options: LaunchOption
 def _in_foreground(run: Launch, workers: Launch | None) -> int:
     """Starts the workers, then follows the run to its end. They go with it."""
     run_id = run.record.run_id
-    tokens.fleet_key(run_id, begins=True)
+    launch_tokens.fleet_key(run_id, begins=True)
     code = EXIT_INTERRUPTED
     try:
         code = launching.start_launch(workers, detach=True) if workers else 0

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from recipes.drivers import bucket_access, desk_python, platform_state, sent_tree, uploads
+from recipes.drivers import bucket_access, platform_state, secrets_in_tree, storage_python, uploads
 from recipes.plan import cost, memory, prices, sizing
 from recipes.platforms.targets import target_named
 from recipes.presets import own_data
@@ -65,7 +65,7 @@ def check_keys(recipe: Recipe, target: str, secrets: Mapping[str, str]) -> None:
         raise ConfigError(
             "logging.wandb is online and there is no token: export WANDB_API_KEY, or set it to offline"
         )
-    sent_tree.check_sent_tree(target, secrets)
+    secrets_in_tree.check_sent_tree(target, secrets)
 
 
 def check_outside(recipe: Recipe, record: RunRecord, task: str, env: dict[str, str]) -> None:
@@ -173,7 +173,7 @@ def earlier_launch(record: RunRecord, env: dict[str, str]) -> EarlierLaunch | No
     if not record.bucket or not bucket_access.can_open(record.bucket, env):
         return None  # `bucket_access.unverified` says so
     command = [
-        desk_python.find_python(),
+        storage_python.find_python(),
         "-m",
         "trainer.checkpoint",
         RunStore.in_bucket(record.bucket, record.run_id).root,

@@ -19,13 +19,13 @@ from typing import Any, TypedDict
 from recipes.drivers import (
     bucket_access,
     desk_checks,
-    desk_python,
     launch_checks,
+    launch_tokens,
     launched_run,
     platform_state,
     shared_record,
+    storage_python,
     task_files,
-    tokens,
     uploads,
 )
 from recipes.plan import cost, fleet_cost, offer_choice, prices
@@ -175,10 +175,10 @@ def prepare_launch(
         files[file] = platform.with_run_id(with_head(text, recipe, target, run_id), run_id)
     used = script.secret_names(recipe)
     secrets = {}
-    for token, value in tokens.find_tokens().items():
+    for token, value in launch_tokens.find_tokens().items():
         if token in used:
             secrets[token] = value
-    tokens.check_fleet_key(secrets)
+    launch_tokens.check_fleet_key(secrets)
     launch_checks.check_launch(recipe, target, options.reproducible)
     try:
         launch_checks.check_keys(recipe, target, secrets)
@@ -210,7 +210,7 @@ def prepare_launch(
     env = {"RUN_ID": run_id}
     if recipe.storage.bucket:
         env["BUCKET"] = recipe.storage.bucket
-    env |= tokens.find_settings()
+    env |= launch_tokens.find_settings()
     env |= {"SPOTRL_SOURCE": manifest.source_id()}
     # The same through all restarts by the platform; a new one opens a run that had ended for good
     # (trainer/checkpoint). Machines that sample have that of their run, where both are started at once.
@@ -320,12 +320,12 @@ def start_launch(launch: Launch, detach: bool) -> int:
     recipe, record = launch.recipe, launch.record
     env = launch.env | launch.secrets
     if recipe.kind == "serve":
-        env |= {script.API_KEY: tokens.api_key(record.run_id)}
+        env |= {script.API_KEY: launch_tokens.api_key(record.run_id)}
     if script.FLEET_KEY in script.secret_names(recipe):
-        key = tokens.fleet_key(record.samples_for or record.run_id, begins=not record.samples_for)
+        key = launch_tokens.fleet_key(record.samples_for or record.run_id, begins=not record.samples_for)
         env |= {script.FLEET_KEY: key}
     if recipe.uploads:
-        uploads.send_uploads(recipe, desk_python.find_python(), env)
+        uploads.send_uploads(recipe, storage_python.find_python(), env)
     launch.folder.mkdir(parents=True, exist_ok=True)
     for name, text in launch.files.items():
         (launch.folder / name).write_text(text)

@@ -19,7 +19,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from recipes.drivers import bucket_access, desk_python, run_view, tokens
+from recipes.drivers import bucket_access, fetched_runs, launch_tokens, storage_python
 from recipes.platforms.targets import TARGETS
 from recipes.recipe import recipe_files
 from recipes.recipe.recipe_files import is_python
@@ -78,7 +78,7 @@ def known_or_adopted(run: str, bucket: str = "", trust: bool = False) -> None:
     none is named, or nobody trusts what it says."""
     if run_record.is_known(run):
         return
-    where = bucket or run_view.remembered_buckets().get(run, "")
+    where = bucket or fetched_runs.remembered_buckets().get(run, "")
     if not where:
         run_record.load_record(run)  # says which runs are known
     adopt_run(run, where, trust)
@@ -93,7 +93,9 @@ def adopt_run(run: str, bucket: str, trust: bool = False) -> RunRecord:
     run_record.check_run_id(run)
     folder = run_record.RUNS / run
     store = RunStore.in_bucket(bucket, run)
-    done = _storage("cat", store.root, MANIFEST, env=tokens.find_tokens() | tokens.find_settings())
+    done = _storage(
+        "cat", store.root, MANIFEST, env=launch_tokens.find_tokens() | launch_tokens.find_settings()
+    )
     if done.returncode:
         reason = (done.stderr.strip() or "no word").splitlines()[-1]
         raise ConfigError(f"no launch of {run} in {store.bucket} ({reason.removeprefix('error: ')})")
@@ -150,7 +152,9 @@ def _ask_trust(record: RunRecord, recipe_file: str | None, trust: bool) -> None:
 
 def fetched_shape(store: str, folder: Path, key: str) -> str:
     """The absolute path of `folder` with the config.json of a model in a bucket; "" where it has none."""
-    done = _storage("cat", store, "config.json", env=tokens.find_tokens() | tokens.find_settings())
+    done = _storage(
+        "cat", store, "config.json", env=launch_tokens.find_tokens() | launch_tokens.find_settings()
+    )
     if done.returncode:
         return ""
     folder.mkdir(parents=True, exist_ok=True)
@@ -161,7 +165,7 @@ def fetched_shape(store: str, folder: Path, key: str) -> str:
 
 def _storage(*words: str, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
     """A command of the store, which has failed where it does not answer in time: no launch waits for it."""
-    argv = [desk_python.find_python(), "-m", "trainer.storage", *words]
+    argv = [storage_python.find_python(), "-m", "trainer.storage", *words]
     try:
         return subprocess.run(
             argv, env=os.environ | env, capture_output=True, text=True, errors="replace", timeout=ANSWER_S

@@ -14,7 +14,7 @@ from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
 
-from recipes.drivers import launched_run, platform_state, run_view, worker_view
+from recipes.drivers import fetched_runs, launched_run, platform_state, worker_view
 from recipes.platforms.answers import LAUNCH_FAILED, PlatformAnswer
 from recipes.platforms.targets import target_named
 from recipes.presets import resolve
@@ -35,18 +35,18 @@ def show_runs(run: str | None, bucket: str, watch: bool) -> int:
     """The runs launched from here, or one with what its platform and its files say; live with `watch`.
     Returns the exit code."""
     if watch:
-        return run_view.watch_run(run or run_view.newest_run(), bucket)
-    if run and not run_record.is_known(run) and run_view.url_of(run, bucket):
-        return run_view.show_now(run, bucket)
+        return fetched_runs.watch_run(run or fetched_runs.newest_run(), bucket)
+    if run and not run_record.is_known(run) and fetched_runs.url_of(run, bucket):
+        return fetched_runs.show_now(run, bucket)
     try:
         code = show_run(run)
     # the platform's program is not installed here: the bucket is asked all the same
     except ConfigError as error:
-        if not (run and run_view.url_of(run, bucket)):
+        if not (run and fetched_runs.url_of(run, bucket)):
             raise
         print(f"warning: {error}", file=sys.stderr, flush=True)
         code = 0
-    return (run_view.show_now(run, bucket) or code) if run else code
+    return (fetched_runs.show_now(run, bucket) or code) if run else code
 
 
 def show_run(run: str | None) -> int:
@@ -70,7 +70,7 @@ def show_run(run: str | None) -> int:
     lines = status_table(shown, whole=bool(run)) if shown else ["no run was launched from here"]
     print(terminal_text("\n".join(lines)))
     if not run:
-        for name, bucket in run_view.remembered_buckets().items():
+        for name, bucket in fetched_runs.remembered_buckets().items():
             print(terminal_text(f"{name}: fetched from {bucket}, not launched from here"))
         return 0
     for line in worker_view.worker_lines(run) + of_workers + _left_over(shown):

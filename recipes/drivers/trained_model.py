@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from recipes.drivers import run_view, shared_record
+from recipes.drivers import fetched_runs, shared_record
 from recipes.presets import RECIPES, benchmarks, resolve
 from recipes.recipe.recipe_files import is_python
 from recipes.records import run_record
@@ -129,7 +129,7 @@ def of_run(name: str, bucket: str, target: str | None) -> TrainedRun | None:
     folders = [Path(name), run_record.RUNS / name, run_record.RUNS / name / run_record.PULLED]
     whole = _exported_with("config.json", folders)
     adapter = _exported_with("adapter_config.json", folders)
-    url = run_view.url_of(name, bucket) if known or "/" not in name else ""
+    url = fetched_runs.url_of(name, bucket) if known or "/" not in name else ""
     if not (whole or adapter or url or known):
         return None
     config = _config(name, bucket, folders)
@@ -197,7 +197,7 @@ def _config(name: str, bucket: str, folders: list[Path]) -> RunConfig:
         if (folder / CONFIG).is_file():
             return run_config.load(str(folder / CONFIG))
     if bucket:
-        return run_config.load(str(run_view.run_files(name, bucket) / CONFIG))
+        return run_config.load(str(fetched_runs.run_files(name, bucket) / CONFIG))
     # A folder that holds nothing but a run's weights.
     whole = _exported_with("config.json", folders) or ""
     return run_config.override(RunConfig(), [f"model.path={whole}"])

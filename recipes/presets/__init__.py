@@ -13,18 +13,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from recipes.presets import (
+    as_published,
+    changed_recipe,
     demo,
-    distillation,
-    expectations,
-    gpu_check,
-    gsm8k,
-    headings,
+    fine_tuning,
     own_data,
-    preflight,
-    published,
-    serving,
-    sft,
-    vision,
+    reinforcement,
+    without_training,
 )
 from recipes.recipe import recipe_files, sample_group
 from recipes.recipe.spec import Recipe, override, validate, with_placement
@@ -33,50 +28,11 @@ from trainer.config.bucket_address import BucketAddress
 from trainer.hardware import model_shapes
 
 RECIPES: dict[str, Callable[[], Recipe]] = {
-    "demo": demo.demo,
-    "demo-sft-lora": demo.sft_lora,
-    "demo-pretrained": demo.pretrained,
-    "demo-pretrained-sft-lora": demo.pretrained_sft_lora,
-    "grpo-qwen2.5-vl-3b-mathv60k": vision.qwen2_5_vl_3b_mathv60k,
-    "grpo-qwen2.5-vl-7b-mathv60k": vision.qwen2_5_vl_7b_mathv60k,
-    "grpo-qwen2.5-vl-32b-mathv60k": vision.qwen2_5_vl_32b_mathv60k,
-    "grpo-qwen2.5-vl-72b-mathv60k": vision.qwen2_5_vl_72b_mathv60k,
-    "grpo-qwen2.5-vl-72b-mathv60k-orig": vision.qwen2_5_vl_72b_mathv60k_original,
-    "grpo-qwen2.5-vl-7b-lora-mathv60k": vision.qwen2_5_vl_7b_lora_mathv60k,
-    "grpo-qwen2.5-vl-72b-lora-mathv60k": vision.qwen2_5_vl_72b_lora_mathv60k,
-    "grpo-qwen2.5-vl-3b-geometry3k": published.qwen2_5_vl_3b_geometry3k,
-    "grpo-qwen2.5-vl-7b-geometry3k": published.qwen2_5_vl_7b_geometry3k,
-    "grpo-qwen2.5-vl-32b-geometry3k": vision.qwen2_5_vl_32b_geometry3k,
-    "grpo-qwen2.5-vl-72b-geometry3k": vision.qwen2_5_vl_72b_geometry3k,
-    "grpo-qwen2.5-vl-7b-mmk12": published.qwen2_5_vl_7b_mmk12,
-    "grpo-qwen2.5-vl-3b-clevr": published.qwen2_5_vl_3b_clevr,
-    "grpo-qwen2.5-vl-3b-counting": published.qwen2_5_vl_3b_counting,
-    "grpo-qwen2.5-vl-3b-generated": vision.qwen2_5_vl_3b_generated,
-    "grpo-qwen2.5-vl-7b-generated": vision.qwen2_5_vl_7b_generated,
-    "grpo-qwen2.5-vl-7b-zoom": vision.qwen2_5_vl_7b_zoom,
-    "grpo-qwen3-vl-2b-mathv60k": vision.qwen3_vl_2b_mathv60k,
-    "grpo-qwen3-vl-4b-mathv60k": vision.qwen3_vl_4b_mathv60k,
-    "grpo-qwen3-vl-8b-mathv60k": vision.qwen3_vl_8b_mathv60k,
-    "grpo-qwen3-vl-30b-a3b-mathv60k": vision.qwen3_vl_30b_a3b_mathv60k,
-    "grpo-qwen3-vl-32b-mathv60k": vision.qwen3_vl_32b_mathv60k,
-    "grpo-qwen3.5-0.8b-mathv60k": vision.qwen3_5_0_8b_mathv60k,
-    "grpo-qwen3.5-4b-mathv60k": vision.qwen3_5_4b_mathv60k,
-    "grpo-qwen3.5-9b-mathv60k": vision.qwen3_5_9b_mathv60k,
-    "grpo-qwen3.5-27b-mathv60k": vision.qwen3_5_27b_mathv60k,
-    "grpo-qwen3.5-35b-a3b-mathv60k": vision.qwen3_5_35b_a3b_mathv60k,
-    "opd-qwen3-vl-8b-from-32b-geometry3k": distillation.qwen3_vl_8b_from_32b_geometry3k,
-    "opd-qwen2.5-vl-7b-from-72b-mathv60k": distillation.qwen2_5_vl_7b_from_72b_mathv60k,
-    "grpo-qwen2.5-0.5b-gsm8k": gsm8k.qwen2_5_0_5b_gsm8k,
-    "grpo-qwen2.5-7b-gsm8k": gsm8k.qwen2_5_7b_gsm8k,
-    "sft-qwen2.5-7b-lora": sft.qwen2_5_7b_lora,
-    "sft-qwen2.5-14b-full": sft.qwen2_5_14b_full,
-    "sft-qwen2.5-72b-qlora": sft.qwen2_5_72b_qlora,
-    "sft-qwen2.5-72b-full": sft.qwen2_5_72b_full,
-    "sft-qwen2.5-vl-7b-lora": sft.qwen2_5_vl_7b_lora,
-    "sft-qwen2.5-vl-7b-full": sft.qwen2_5_vl_7b_full,
-    "preflight": preflight.preflight,
-    "gpu-check": gpu_check.gpu_check,
-    "serve": serving.serve,
+    **demo.RECIPES,
+    **as_published.RECIPES,
+    **reinforcement.RECIPES,
+    **fine_tuning.RECIPES,
+    **without_training.RECIPES,
 }
 
 
@@ -120,7 +76,8 @@ def resolve(name: str, overrides: list[str]) -> Recipe:
             f"cluster.gpus_per_node is 0, and {name} is made for GPUs: give 1 or more, or setup=cpu besides "
             "for a try-out on CPU ranks"
         )
-    recipe = expectations.of_changed(headings.with_new_name(recipe, base), base)
+    recipe = changed_recipe.with_new_name(recipe, base)
+    recipe = changed_recipe.without_old_promises(recipe, base)
     validate(recipe)
     if recipe.storage.bucket:
         # keys are joined to it with one slash

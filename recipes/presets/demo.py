@@ -6,6 +6,7 @@ The settings are those of benchmarks/learning.py: held-out accuracy about double
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from recipes.presets.parts import with_parts
+from recipes.presets.models_and_data import with_parts
 from recipes.recipe.spec import ASKED_BUCKET, Cluster, DataFacts, Recipe, Step
 from trainer.config import (
     Algorithm,
@@ -173,3 +174,11 @@ def _by_adapter(recipe: Recipe, what: str, optimizer: dict[str, Any], max_steps:
         config=replace(config, method="sft"),
         targets=("local",),
     )
+
+
+RECIPES: dict[str, Callable[[], Recipe]] = {
+    "demo": demo,
+    "demo-sft-lora": sft_lora,
+    "demo-pretrained": pretrained,
+    "demo-pretrained-sft-lora": pretrained_sft_lora,
+}

@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path, PurePosixPath
 
 from recipes.presets import row_counts
-from recipes.presets.parts import DATASETS, with_parts
+from recipes.presets.models_and_data import DATASETS, with_parts
 from recipes.recipe.spec import DataFacts, Recipe, Step
 from trainer.config import ConfigError
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from recipes.drivers import dashboard, kubernetes_driver
+from recipes.drivers import dashboard_tunnel, kubernetes_driver
 from recipes.drivers.task_files import GENERATED
 from recipes.platforms import job_set, kubectl, kubernetes, script
 from recipes.platforms.answers import LAUNCH_FAILED
@@ -339,13 +339,13 @@ def test_logs_are_those_of_the_newest_head(api, capfd):
 def test_the_dashboard_is_reached_through_the_head(api, tmp_path, capsys, monkeypatch):
     started(capsys)
     with pytest.raises(ConfigError, match="no pod of try is running"):
-        dashboard.open_tunnel("try")
+        dashboard_tunnel.open_tunnel("try")
     play(api)
     published = json.dumps({"url": "http://127.0.0.1:8266", "token": "t"})
     real = shutil.which("kubectl")
     body = f'case "$*" in *exec*) echo \'{published}\' ;; *port-forward*) ;; *) exec {real} "$@" ;; esac'
     stand_in(tmp_path, monkeypatch, "kubectl", body)
-    assert dashboard.open_tunnel("try") == 0
+    assert dashboard_tunnel.open_tunnel("try") == 0
     calls = (tmp_path / "calls").read_text()
     assert 'exec pod/try-node-0-0-0 -- sh -c cat "$HOME"/.cache/spotrl/try.json' in calls
     assert "port-forward pod/try-node-0-0-0 " in calls and ":8266\n" in calls

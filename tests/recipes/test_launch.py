@@ -18,7 +18,7 @@ from desk import run, stand_in
 
 import launch
 from recipes.commands import training_environment
-from recipes.drivers import launch_checks, tokens
+from recipes.drivers import launch_checks, launch_tokens
 from recipes.plan import cost
 from recipes.platforms import dstack, programs, ssh
 from recipes.presets import resolve
@@ -264,7 +264,7 @@ def test_tokens_are_found_where_their_tools_keep_them(monkeypatch, tmp_path):
     monkeypatch.setenv("AWS_PROFILE", "work")
     monkeypatch.setenv("WANDB_API_KEY", "given")
     monkeypatch.delenv("HF_HOME", raising=False)
-    assert tokens.find_tokens() == {
+    assert launch_tokens.find_tokens() == {
         "HF_TOKEN": "hf_x",
         "WANDB_API_KEY": "given",
         "AWS_ACCESS_KEY_ID": "w",
@@ -273,7 +273,7 @@ def test_tokens_are_found_where_their_tools_keep_them(monkeypatch, tmp_path):
         "R2_SECRET_ACCESS_KEY": "r%secret",
         "GOOGLE_SERVICE_ACCOUNT_KEY": '{"type": "service_account"}',
     }
-    assert tokens.find_settings()["R2_ACCOUNT_ID"] == "account"
+    assert launch_tokens.find_settings()["R2_ACCOUNT_ID"] == "account"
 
 
 def test_a_rented_gpu_can_be_left_alone():
@@ -438,7 +438,6 @@ def test_what_is_read_and_written_is_named_from_where_the_command_is_given(monke
     assert (tmp_path / "files/demo.sh").exists()
     for given in ("mine", "mine/manifest.json"):
         assert f"{tmp_path}/mine/manifest.json has format -1" in here("reproduce", given)[2]
-    assert f"{tmp_path}/card.json" in here("plan", "demo", "--calibrate", "card.json")[2]
     assert f"no run at {tmp_path}/mine" in here("report", "mine")[2]
 
 

@@ -66,7 +66,7 @@ def test_a_folder_that_cannot_be_written_is_no_error(kept, tmp_path):
     [
         "recipes/plan/prices.json",
         "recipes/plan/cost.py",
-        "recipes/presets/vision.py",
+        "recipes/presets/reinforcement.py",
         "trainer/hardware/gpus.py",
         "trainer/config/schema.py",
     ],

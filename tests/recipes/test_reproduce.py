@@ -31,7 +31,7 @@ def clone(tmp_path_factory):
     (where / "launch.py").write_text((ROOT / "launch.py").read_text())
     git = ["git", "-c", "user.name=t", "-c", "user.email=t@example.com"]
     subprocess.run([*git, "commit", "-qam", "working tree", "--allow-empty"], cwd=where, check=True)
-    preset = where / "recipes/presets/gsm8k.py"
+    preset = where / "recipes/presets/reinforcement.py"
     preset.write_text(preset.read_text().replace('"episodes": 15', '"episodes": 3'))
     (where / "note.txt").write_text("new\n")
     tools = where.parent / "bin"
@@ -79,11 +79,11 @@ def test_manifest_holds_what_the_run_was_made_from(written):
 
 
 def test_the_run_is_made_again_from_commit_and_diff(clone, written):
-    (clone / "recipes/presets/gsm8k.py").write_text("broken = (\n")  # the tree has moved on
+    (clone / "recipes/presets/reinforcement.py").write_text("broken = (\n")  # the tree has moved on
     try:
         done = reproduce(clone, written)
     finally:
-        subprocess.run(["git", "checkout", "-q", "recipes/presets/gsm8k.py"], cwd=clone, check=True)
+        subprocess.run(["git", "checkout", "-q", "recipes/presets/reinforcement.py"], cwd=clone, check=True)
     assert done.returncode == 0, done.stderr
     assert (
         "episodes: 3" in done.stdout and "seed: 7" in done.stdout and "sbatch" in done.stdout.splitlines()[-2]

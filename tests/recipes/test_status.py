@@ -11,7 +11,7 @@ import pytest
 from desk import elsewhere as elsewhere
 from desk import run, stand_in
 
-from recipes.drivers import launched_run, launching, run_view, status
+from recipes.drivers import fetched_runs, launched_run, launching, status
 from recipes.records import run_record
 from recipes.records.run_record import RunRecord
 from trainer.config import RunConfig, override
@@ -154,7 +154,7 @@ def test_what_was_rented_and_what_was_planned_stand_beside_each_other(capsys, mo
     begun = time.time() - 7200
     past = [(begun, 16.0, "spot"), (begun + 3600, 40.0, "on demand")]
     assert replace(known, started_s=begun, rented=past).usd() == pytest.approx(56.0, abs=0.1)
-    assert run_view.run_costs(known)["planned_usd"] == 321.0
+    assert fetched_runs.run_costs(known)["planned_usd"] == 321.0
 
 
 def test_dstack_says_what_each_node_costs(capsys, monkeypatch, tmp_path):

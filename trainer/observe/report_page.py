@@ -17,7 +17,7 @@ from trainer.observe.history import SLOWED, STRAGGLES, column
 from trainer.system.contained_path import inside
 
 PULLED = "pulled"
-"""Folder of a run's record on the desk that its files are fetched into (recipes/drivers/run_view.py)."""
+"""Folder of a run's record on the desk that its files are fetched into (recipes/drivers/fetched_runs.py)."""
 
 
 def html_page(title: str, body: str) -> str:

@@ -1,4 +1,4 @@
-"""Name and description of a recipe whose model or machines were changed: both say what runs, and not what it
+"""A recipe that overrides have changed: its name, description and promises say what runs, and not what it
 was."""
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 
 from recipes.recipe.spec import Recipe
+from trainer.config import Expected
 from trainer.config.model_name import model_name
 
 LONGEST = 36
@@ -40,3 +41,24 @@ def _of_model(recipe: Recipe, before: str, now: str) -> Recipe:
     if run.name == recipe.name:
         run = replace(run, name=name)
     return replace(recipe, name=name, description=description, config=replace(recipe.config, run=run))
+
+
+def without_old_promises(recipe: Recipe, base: Recipe) -> Recipe:
+    """`recipe`, made from `base` by overrides, without the promises that no longer concern it.
+
+    Another model, another teacher or other data is another run. On other machines seconds and memory are
+    others. Whatever else is changed, a learning rate say, is what the bands are there to catch.
+    """
+    config, before = recipe.config, base.config
+    if config.expected != before.expected:
+        return recipe
+    same_model = config.model.path == before.model.path
+    same_teacher = config.algorithm.teacher == before.algorithm.teacher
+    same_data = (config.data.path, config.data.source) == (before.data.path, before.data.source)
+    if not (same_model and same_teacher and same_data):
+        return replace(recipe, config=replace(config, expected=Expected()))
+    if recipe.cluster == base.cluster:
+        return recipe
+    kept = [band for band in config.expected.bands if not band.metric.startswith(("time/", "perf/", "cost/"))]
+    expected = replace(config.expected, bands=tuple(kept))
+    return replace(recipe, config=replace(config, expected=expected))

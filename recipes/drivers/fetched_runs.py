@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from recipes.drivers import desk_python, launched_run, platform_state, tokens, worker_view
+from recipes.drivers import launch_tokens, launched_run, platform_state, storage_python, worker_view
 from recipes.records import run_record
 from recipes.records.run_record import PULLED, RunRecord
 from trainer.config import ConfigError
@@ -95,11 +95,11 @@ def call_mirror(command: str, url: str, folder: Path, *flags: str) -> int:
 
 
 def _mirror(command: str, url: str, folder: Path, *flags: str) -> list[str]:
-    return [desk_python.find_python(), "-m", "trainer.observe.mirror", command, url, str(folder), *flags]
+    return [storage_python.find_python(), "-m", "trainer.observe.mirror", command, url, str(folder), *flags]
 
 
 def _env() -> dict[str, str]:
-    return os.environ | tokens.find_tokens() | tokens.find_settings()
+    return os.environ | launch_tokens.find_tokens() | launch_tokens.find_settings()
 
 
 def pull_run(run: str, bucket: str, weights: bool) -> int:
@@ -123,7 +123,7 @@ def list_runs(bucket: str) -> int:
     worst = 0
     for url in buckets:
         print(f"{url}:", flush=True)
-        command = [desk_python.find_python(), "-m", "trainer.observe.mirror", "runs", url]
+        command = [storage_python.find_python(), "-m", "trainer.observe.mirror", "runs", url]
         worst = subprocess.run(command, env=_env()).returncode or worst
     return worst
 
@@ -237,7 +237,7 @@ def publish_run(run: str, bucket: str, to: str, scores: str, flags: list[str]) -
         return code
     if run_record.is_known(run):
         _note_costs(run, folder)
-    command = [desk_python.find_python(), "-m", "trainer.observe.publish", str(folder), "--to", to, *flags]
+    command = [storage_python.find_python(), "-m", "trainer.observe.publish", str(folder), "--to", to, *flags]
     command += ["--weights", str(folder / EXPORTED)]
     if scores:
         command += ["--scores", str(run_files(scores) / "benchmarks.json")]
