@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import http.server
-import threading
 from collections.abc import Generator
 from urllib.parse import parse_qs, quote, urlsplit
+
+from tests.servers import Reply, Request, answering
 
 FORWARDED = ("content-type", "range", "if-match", "if-none-match", "x-amz-content-sha256", "authorization")
 RETURNED = ("Content-Type", "ETag", "Last-Modified", "Content-Range", "Accept-Ranges")
@@ -90,30 +90,11 @@ def lying_store(target: int) -> Generator[LyingStore]:
     """A `LyingStore` before the S3 server on the port `target`, which must check no signatures (moto)."""
     store = LyingStore(target)
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    def answer(request: Request) -> Reply:
+        headers = {k: v for k, v in request.headers.items() if k.lower() in FORWARDED}
+        status, returned, data = store.answer(request.method, request.path, headers, request.body)
+        return status, data, returned
 
-        def reply(self) -> None:
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            headers = {k: v for k, v in self.headers.items() if k.lower() in FORWARDED}
-            status, returned, data = store.answer(self.command, self.path, headers, body)
-            self.send_response(status)
-            for name, value in ({"Content-Length": str(len(data))} | returned).items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(data)
-
-        do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = reply
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    store.port = server.server_address[1]
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
+    with answering(answer) as url:
+        store.port = int(url.rpartition(":")[2])
         yield store
-    finally:
-        server.shutdown()
-        server.server_close()

@@ -1,5 +1,5 @@
-"""Real servers on loopback for the tests: `rclone serve s3`, moto's S3, and a TCP proxy that can be cut and
-slowed.
+"""Real servers on loopback for the tests: `rclone serve s3`, moto's S3, a TCP proxy that can be cut and
+slowed, and an HTTP server that answers as a test says.
 
 Every one is a context manager and ends its own process by pid.
 """
@@ -7,6 +7,7 @@ Every one is a context manager and ends its own process by pid.
 from __future__ import annotations
 
 import contextlib
+import http.server
 import os
 import shutil
 import signal
@@ -15,7 +16,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
+from email.message import Message
 from pathlib import Path
 
 KEY, SECRET = "AKIASPOTRLTEST000000", "a-secret-for-the-loopback-server"
@@ -108,6 +111,52 @@ def moto(buckets: tuple[str, ...] = ("bucket",)) -> Generator[S3Server]:
         yield server
     finally:
         server.kill(signal.SIGTERM)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a client has sent."""
+
+    method: str
+    path: str
+    headers: Message
+    body: bytes
+
+
+Reply = tuple[int, bytes, Mapping[str, str]]
+"""Status, body and headers."""
+
+
+@contextlib.contextmanager
+def answering(answer: Callable[[Request], Reply]) -> Generator[str]:
+    """An HTTP server that answers every request as `answer` says; yields its address."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def reply(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            status, data, headers = answer(Request(self.command, self.path, self.headers, body))
+            self.send_response(status)
+            for name, value in ({"Content-Length": str(len(data))} | dict(headers)).items():
+                self.send_header(name, value)
+            self.end_headers()
+            if self.command != "HEAD":
+                self.wfile.write(data)
+
+        do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = reply
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
 
 
 class Proxy:

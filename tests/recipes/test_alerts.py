@@ -1,6 +1,5 @@
 """Alerts of a run, told to a webhook on loopback and to a command."""
 
-import http.server
 import json
 import sys
 import threading
@@ -14,35 +13,32 @@ from recipes.drivers import storage_python
 from recipes.records import run_record
 from recipes.records.run_record import RunRecord
 from tests.observe.written_run import write_run
+from tests.servers import Reply, Request, answering
 from trainer.checkpoint.attempt import Attempts
 from trainer.config.run_folder import METRICS, PROGRESS
 from trainer.observe.stream import Stream
 from trainer.storage.storage import Storage
 
 
-class Hook(http.server.BaseHTTPRequestHandler):
-    """A webhook that keeps what it is sent, and answers as its server says."""
+class Hook:
+    """A webhook that keeps what it is sent, and answers as a test says."""
 
-    def do_POST(self):
-        body = self.rfile.read(int(self.headers["Content-Length"]))
-        self.server.posts.append((self.headers["Content-Type"], json.loads(body)))
-        self.send_response(self.server.answer)
-        self.end_headers()
+    def __init__(self):
+        self.posts = []
+        self.answer = 200
+        self.address = ""
 
-    def log_message(self, *words):
-        pass
+    def reply(self, request: Request) -> Reply:
+        self.posts.append((request.headers["Content-Type"], json.loads(request.body)))
+        return self.answer, b"", {}
 
 
 @pytest.fixture
 def hook():
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hook)
-    server.posts, server.answer = [], 200
-    server.address = f"http://127.0.0.1:{server.server_port}/services/T0/B0/x"
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield server
-    server.shutdown()
-    server.server_close()
+    hook = Hook()
+    with answering(hook.reply) as url:
+        hook.address = f"{url}/services/T0/B0/x"
+        yield hook
 
 
 def texts(hook):

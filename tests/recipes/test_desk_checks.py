@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
@@ -12,6 +10,7 @@ from recipes.commands.cli import main
 from recipes.drivers import desk_checks, uploads
 from recipes.presets import resolve
 from recipes.records import manifest
+from tests.servers import Reply, Request, answering
 from trainer import config as c
 from trainer.config import ConfigError, RunConfig
 
@@ -106,25 +105,13 @@ def test_a_teacher_of_another_vocabulary_is_refused(tmp_path):
 def served():
     """A judge that serves one model to those with the key, and a reward server's /health."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            key = self.headers.get("Authorization")
-            refused = self.path.startswith("/v1/models") and key != "Bearer right"
-            body = json.dumps({"data": [{"id": "m"}]}).encode()
-            self.send_response(401 if refused else 200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+    def answer(request: Request) -> Reply:
+        key = request.headers.get("Authorization")
+        refused = request.path.startswith("/v1/models") and key != "Bearer right"
+        return 401 if refused else 200, json.dumps({"data": [{"id": "m"}]}).encode(), {}
 
-        def log_message(self, format, *args):
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+    with answering(answer) as url:
+        yield url
 
 
 def test_the_judge_is_asked_for_its_model_and_the_key_is_tried(served):

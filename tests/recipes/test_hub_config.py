@@ -2,14 +2,13 @@
 itself."""
 
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from desk import elsewhere as elsewhere
 from desk import run
 
 from recipes.plan import hub_config
+from tests.servers import Reply, Request, answering
 from trainer.hardware import model_shapes
 from trainer.hardware.model_shapes import KNOWN, shape_of
 
@@ -34,25 +33,18 @@ def hub(monkeypatch):
     token."""
     asked = []
 
-    class Hub(BaseHTTPRequestHandler):
-        def do_GET(self):
-            asked.append(self.path)
-            closed = "closed" in self.path and self.headers.get("Authorization") != "Bearer good"
-            config = CODER | ({"model_type": "mistral"} if "other" in self.path else {})
-            known = any(name in self.path for name in ("coder", "other", "closed")) and "/main/" in self.path
-            self.send_response(401 if closed else 200 if known else 404)
-            self.end_headers()
-            self.wfile.write(json.dumps(config).encode())
+    def answer(request: Request) -> Reply:
+        asked.append(request.path)
+        closed = "closed" in request.path and request.headers.get("Authorization") != "Bearer good"
+        config = CODER | ({"model_type": "mistral"} if "other" in request.path else {})
+        known = (
+            any(name in request.path for name in ("coder", "other", "closed")) and "/main/" in request.path
+        )
+        return 401 if closed else 200 if known else 404, json.dumps(config).encode(), {}
 
-        def log_message(self, *args):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
-    yield asked
-    server.shutdown()
-    server.server_close()
+    with answering(answer) as url:
+        monkeypatch.setenv("HF_ENDPOINT", url)
+        yield asked
 
 
 def plan(capsys, path, *more):

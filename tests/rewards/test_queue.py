@@ -4,18 +4,17 @@ import email.utils
 import json
 import socket
 import sys
-import threading
 import time
 import urllib.error
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from email.message import Message
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
 from tests.rewards.test_server import HANG, TOKEN, call, in_this_process, url, wrap  # noqa: F401
+from tests.servers import Reply, Request, answering
 from trainer import config
 from trainer.rewards.byte_queue import ByteQueue, QueueFull
 from trainer.rewards.grade import Grade
@@ -203,28 +202,11 @@ def test_a_judge_that_is_busy_is_waited_for_and_costs_no_request():
     """A provider's limit of the rate: 429 with Retry-After."""
     replies = [429] * 6
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self):
-            self.rfile.read(int(self.headers["Content-Length"]))
-            status = replies.pop() if replies else 200
-            body = json.dumps({"choices": [{"message": {"content": "CORRECT"}}]}).encode()
-            self.send_response(status)
-            self.send_header("Retry-After", "0")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+    def answer(_: Request) -> Reply:
+        body = json.dumps({"choices": [{"message": {"content": "CORRECT"}}]}).encode()
+        return replies.pop() if replies else 200, body, {"Retry-After": "0"}
 
-        def log_message(self, format, *args):
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        address = f"http://127.0.0.1:{server.server_port}/v1"
-        judge = Judge(config.Rewards(judge_url=address, judge_model="m", judge_requests=1))
-        try:
-            assert judge.grades([("a", "b", "c")])[0].verdict == "correct"
-            assert judge.requests == 1
-        finally:
-            server.shutdown()
-            thread.join()
+    with answering(answer) as address:
+        judge = Judge(config.Rewards(judge_url=f"{address}/v1", judge_model="m", judge_requests=1))
+        assert judge.grades([("a", "b", "c")])[0].verdict == "correct"
+        assert judge.requests == 1

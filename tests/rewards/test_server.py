@@ -11,12 +11,12 @@ import urllib.error
 import urllib.request
 from contextlib import contextmanager
 from http.client import HTTPConnection
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 import uvicorn
 
+from tests.servers import answering
 from trainer import config
 from trainer.config import ConfigError
 from trainer.rewards import remote
@@ -283,25 +283,8 @@ def test_token_in_the_url_serves_clients_without_headers(url):
 
 @contextmanager
 def server_that_says(reply: bytes):
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self):
-            self.rfile.read(int(self.headers["Content-Length"]))
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(reply)))
-            self.end_headers()
-            self.wfile.write(reply)
-
-        def log_message(self, format, *args):
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.server_port}/get_reward?model=secret"
-        finally:
-            server.shutdown()
-            thread.join()
+    with answering(lambda _: (200, reply, {})) as url:
+        yield f"{url}/get_reward?model=secret"
 
 
 @pytest.mark.parametrize(

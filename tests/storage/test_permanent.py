@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import http.server
 import inspect
 import json
 import os
@@ -70,30 +69,9 @@ REPLIES = [
 
 @contextlib.contextmanager
 def replying(status: int, body: str):
-    """A server on loopback that gives every request the same reply."""
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def reply(self):
-            self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            data = b"" if self.command == "HEAD" else body.encode()
-            self.send_response(status)
-            self.send_header("Content-Type", "application/xml")
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = reply
-
-        def log_message(self, *_):
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield server.server_address[1]
-    finally:
-        server.shutdown()
-        server.server_close()
+    """The port of a server that gives every request the same reply."""
+    with servers.answering(lambda _: (status, body.encode(), {"Content-Type": "application/xml"})) as url:
+        yield int(url.rpartition(":")[2])
 
 
 def environment(scheme: str, port: int) -> dict[str, str]:

@@ -2,11 +2,10 @@
 printed."""
 
 import json
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from tests.servers import Reply, Request, answering
 from trainer.config import RunConfig, override
 from trainer.node.preflight import service_tokens
 
@@ -15,29 +14,15 @@ GOOD = {"Bearer hf_good": {"name": "me"}, "Basic YXBpOmdvb2Q=": {"data": {"viewe
 NOBODY = {"Basic YXBpOm5vYm9keQ==": {"data": {"viewer": None}}}
 
 
-class Service(BaseHTTPRequestHandler):
-    def _answer(self):
-        self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        known = (GOOD | NOBODY).get(self.headers["Authorization"])
-        body = json.dumps(known or {"error": "invalid"}).encode()
-        self.send_response(200 if known else 401)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    do_GET = do_POST = _answer
-
-    def log_message(self, *arguments):
-        pass
+def answer(request: Request) -> Reply:
+    known = (GOOD | NOBODY).get(request.headers["Authorization"])
+    return 200 if known else 401, json.dumps(known or {"error": "invalid"}).encode(), {}
 
 
 @pytest.fixture
 def service():
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Service)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
+    with answering(answer) as url:
+        yield url
 
 
 def look(url, hub="", wandb="", *overrides):

@@ -1,16 +1,15 @@
 """Notices: signals to real processes, the flag file, metadata servers on loopback; and the save interval."""
 
-import http.server
 import math
 import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 
 import pytest
 
+from tests.servers import Reply, Request, answering
 from trainer.hardware.save_interval import save_interval_s
 from trainer.node.watch import preemption as preempt
 from trainer.node.watch.preemption import MetadataServer, PreemptionNotice
@@ -23,33 +22,19 @@ class Stand:
     def __init__(self):
         self.answers: dict[str, str | int] = {}
         self.asked: list[tuple[str, str, dict]] = []
-        stand = self
+        self.url = ""
 
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_GET(self):
-                stand.asked.append((self.command, self.path, dict(self.headers)))
-                answer = stand.answers.get(self.path, 404)
-                self.send_response(answer if isinstance(answer, int) else 200)
-                self.end_headers()
-                if isinstance(answer, str):
-                    self.wfile.write(answer.encode())
-
-            do_PUT = do_GET
-
-            def log_message(self, format, *args):
-                pass
-
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+    def answer(self, request: Request) -> Reply:
+        self.asked.append((request.method, request.path, dict(request.headers)))
+        answer = self.answers.get(request.path, 404)
+        return (answer, b"", {}) if isinstance(answer, int) else (200, answer.encode(), {})
 
 
 @pytest.fixture
 def stand():
     stand = Stand()
-    yield stand
-    stand.server.shutdown()
-    stand.server.server_close()
+    with answering(stand.answer) as stand.url:
+        yield stand
 
 
 def eventually(condition, timeout_s=5.0):
