@@ -224,7 +224,7 @@ def summary(manifest: Manifest, where: str) -> None:
             if count:
                 print(f"  note: {count:,} {note}")
         for split, count in stats["groups"]["rows_near_train"].items():
-            near = "have an image that train nearly has (the source's own split)"
+            near = "have an image that train nearly has, or its text question (the source's own split)"
             print(f"  note: {count:,} rows of {split} {near}")
         for overlap in stats["overlaps"]:
             touched = sum(overlap["evaluation_rows_touched"].values())

@@ -129,7 +129,10 @@ def _tables(manifest: Manifest) -> str:
             ("Longest side of the images, pixels", images["longest_side"]),
             ("Image formats", images["formats"]),
             ("Images", image_counts),
-            ("Rows whose image the training split nearly has", stats["groups"]["rows_near_train"]),
+            (
+                "Rows whose image the training split nearly has, or whose text question",
+                stats["groups"]["rows_near_train"],
+            ),
         ]
         for overlap in stats["overlaps"]:
             tables.append(

@@ -147,3 +147,21 @@ def test_an_error_after_alarms_names_the_checkpoint_from_before_them(small_confi
     made.saving.notice.close()
     printed = capsys.readouterr().out
     assert "trouble since step 7; no checkpoint is from before it: start a new run" in printed
+
+
+def test_a_run_that_is_resumed_under_other_rules_of_grading_says_so(
+    small_config, closed, monkeypatch, capsys
+):
+    config = c.override(small_config, ["checkpoint.every_steps=1", "run.max_steps=3"])
+    printed = []
+    for rules in (2, 2, 3):
+        monkeypatch.setattr("trainer.run.session.RULES", rules)
+        monkeypatch.setattr("trainer.run.saving.RULES", rules)
+        made = make(config)
+        with made:
+            step = made.resume().step + 1
+            made.save(step, config.run.max_steps, step, {})
+            made.finish(step, step, {})
+        made.saving.notice.close()
+        printed.append([line for line in capsys.readouterr().out.splitlines() if "rules" in line])
+    assert printed == [[], [], ["answers are graded by rules 3 from here on: until step 2 it was by 2"]]

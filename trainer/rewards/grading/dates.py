@@ -53,7 +53,7 @@ def _valid(year: int, month: int, day: int) -> Date | None:
 
 
 ClockTime = tuple[int, int, int, str]
-"""(hour, minute, second, "a" | "p" | "")."""
+"""(hour, minute, second, "a" | "p" | "0" for an hour of two digits below ten, which is before noon | "")."""
 
 _CLOCK = re.compile(
     r"(?:at )?([0-9]{1,2})(?::([0-5][0-9])(?::([0-5][0-9]))?)?\s*(?:(a|p)\.?\s?m\.?|h(?:ours)?|o'clock)?",
@@ -71,7 +71,12 @@ def time_of_day(content: str) -> ClockTime | None:
     half = (match[4] or "").lower()
     if half and not 1 <= hour <= 12:
         return None
-    return hour, int(match[2] or 0), int(match[3] or 0), half
+    return (
+        hour,
+        int(match[2] or 0),
+        int(match[3] or 0),
+        half or match[1][:-1].replace("1", "").replace("2", ""),
+    )
 
 
 def same_time(reference: ClockTime, answer: ClockTime) -> bool:
@@ -82,7 +87,7 @@ def same_time(reference: ClockTime, answer: ClockTime) -> bool:
     """
     if reference[1:3] != answer[1:3]:
         return False
-    if reference[3]:
+    if reference[3] in ("a", "p"):
         return _hour24(reference) == _hour24(answer) and (answer[3] != "" or answer[0] > 12)
     return reference[0] == answer[0] or (
         answer[3] != "" and _hour24(answer) == reference[0] and not 0 < reference[0] < 13
@@ -91,6 +96,6 @@ def same_time(reference: ClockTime, answer: ClockTime) -> bool:
 
 def _hour24(time: ClockTime) -> int:
     hour, _, _, half = time
-    if not half:
+    if half not in ("a", "p"):
         return hour
     return hour % 12 + 12 if half == "p" else hour % 12

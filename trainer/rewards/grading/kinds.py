@@ -114,7 +114,7 @@ Kind = Text | Mathematics
 _PLAIN = re.compile(r"-?(?:[1-9][0-9]{0,14}|0)(?:\.[0-9]{1,15})?")
 _EMPTY_SET = re.compile(r"\\\{\s*\\\}|\\emptyset(?![a-zA-Z])")
 _CODE = re.compile(
-    r"[0-9]+\s*\^?\{?\s*(?:st|nd|rd|th)\}?|0[0-9]+|[0-9]+(?:[-/.][0-9]+){2,}|[0-9]*[-/]0[0-9]+|0[0-9]+[-/][0-9]+|[0-9]{1,3}0'?s|[A-Z]{2,}-[0-9]+|[0-9]+-[A-Z]{1,3}|(?:19|20)[0-9]{2}/[0-9]{2}"
+    r"[0-9]+\s*\^?\{?\s*(?:st|nd|rd|th)\}?|0[0-9]+|[0-9]+(?:[-/.][0-9]+){2,}|[0-9]*[-/]0[0-9]+|0[0-9]+[-/][0-9]+|[0-9]{1,3}0'?s|[A-Z]{2,}-[0-9]+|[A-Z]{1,3}[0-9]{2,5}|[0-9]+-[A-Z]{1,3}|(?:19|20)[0-9]{2}/[0-9]{2}"
     r"|[0-9]{1,2}:[0-9]{2}\s*-\s*[0-9]{1,2}:[0-9]{2}",
     re.ASCII,
 )
@@ -190,7 +190,9 @@ def read_kind(reference: str, question: str = "", context: str = "") -> Kind:
     context: question and whole reference answer, where this is a part of one.
     """
     asked = read_question(question)
-    if "code" in asked.forms and re.fullmatch(r"[0-9]+(?:\.[0-9]*0|/[0-9]+)", reference):
+    if "code" in asked.forms and re.fullmatch(
+        r"[0-9]+(?:\.[0-9]*0|/[0-9]+|[eE][0-9]+)|[A-Z]{1,3}-[0-9]+", reference
+    ):
         return Exactly("code", code_key(reference))
     plain = quantity.parse(reference) if _PLAIN.fullmatch(reference) else None
     if plain is not None:

@@ -24,7 +24,7 @@ from trainer.rewards.grading.expression import Rule, Unreadable
 from trainer.rewards.grading.kinds import BadReferenceError, Kind, read_kind
 from trainer.rewards.grading.notation import common_notation
 from trainer.rewards.grading.quantity import Quantity
-from trainer.rewards.grading.question import NOTHING, Asked, spelling
+from trainer.rewards.grading.question import Asked, spelling
 from trainer.rewards.grading.units import in_radians, split_unit
 
 
@@ -209,7 +209,7 @@ class Comparison:
         if len(signs) == 1 and "," not in answer:
             given = tuple(_DIRECTION.split(answer))[::2]
             return len(given) == len(parts) and all(map(self.same, parts, map(str.strip, given)))
-        found = structures.parse(answer)
+        found = structures.parse(_GOES_ON.sub("", answer))
         if found is None or found.kind not in ("list", "set", "()") or len(found.parts) != len(parts):
             return False
         return all(map(self.same, parts, found.parts))
@@ -249,7 +249,7 @@ class Comparison:
         """Whether all sides of a chain are the reference: `x = \\frac12 = 0.5`, but not `61 = 60` or `A
         = B`."""
         sides = re.split(r"\s*=\s*", answer)
-        if naming.is_name(sides[0], self.context) and sides[0] not in reference:
+        if naming.may_name(sides[0], reference, self.context):
             sides = sides[1:]
         if not all(sides) or len(sides) > 4:
             return False
@@ -393,6 +393,7 @@ Allowed = Callable[[expression.Expression, expression.Expression], bool]
 _OR = re.compile(r"(?<![A-Za-z\\])or(?![A-Za-z])")
 _AND = re.compile(r"(?<![A-Za-z\\])and(?![A-Za-z])")
 _SOLVED = re.compile(r"\A\Z|=|\b(?:solv|solution|root|zero|value|equation)", re.IGNORECASE)
+_GOES_ON = re.compile(r",\s*(?:\.\.\.|\\l?dots)\s*\Z")
 _LOOSE = re.compile(r"[\s,]+")
 _DIRECTION = re.compile(r"\s*(<|>|\\le(?![a-z])|\\ge(?![a-z])|\\to(?![a-z])|->)\s*")
 
@@ -417,9 +418,10 @@ def _has_asked_form(asked: Asked, reference: Quantity, answer: Quantity) -> bool
     """Whether a number has the form and unit that the question asks for, as far as the reference has them."""
     if answer.unit is not None and reference.unit is None and not _has_asked_unit(asked, answer):
         return False
-    if answer.percent and not reference.percent and asked != NOTHING and (asked.units or asked.counted):
-        return False
     forms = asked.forms
+    of_another = asked.units or asked.counted or asked.percents
+    if answer.percent and not reference.percent and of_another and "share" not in forms:
+        return False
     if "converted" in forms and answer.unit and reference.unit and answer.unit.size != reference.unit.size:
         return False
     if "percent" in forms and reference.percent:

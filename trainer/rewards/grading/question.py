@@ -16,6 +16,7 @@ MAX_CHARS = 6_000
 Form = Literal[
     "factored", "expanded", "simplified", "fraction", "mixed", "decimal", "percent", "scientific", "rounded",
     "power", "equation", "expression", "converted", "evaluated", "ordered", "code", "interval",
+    "share",
 ]  # fmt: skip
 _FORMS: tuple[tuple[Form, str], ...] = (
     ("factored", r"\bfactor(?:i[sz])?(?:e|ed|ing|ization)?\b|分解"),
@@ -27,6 +28,7 @@ _FORMS: tuple[tuple[Form, str], ...] = (
     ("decimal",
      r"(?:\bas|\bin|\binto|\bto) (?:an? )?(?:[a-z]+ )?decimals?\b|decimal (?:form|number|notation)"),
     ("percent", r"(?:\bas|\bin|\binto|\bto) (?:an? )?percent"),
+    ("share", r"\b(?:what|which|find|give|calculate|how (?:many|much|large))\b[^.?!%0-9]{0,60}?\bpercent|\(%\)"),
     ("scientific", r"scientific notation|standard index form"),
     ("rounded", r"decimal (?:place|point)|\bround(?:ed)?\b|(?:to|significant) (?:figures|digits)"
      r"|nearest (?:ten|hundred|thousand|whole|integer|cent)"),
@@ -45,7 +47,7 @@ _FORMS: tuple[tuple[Form, str], ...] = (
      r"|\b(?:by|in) (?:height|size|age|weight|length)\b|从小到大|从大到小|顺序|排列"),
     ("code", r"\b(?:version|release|build|code|serial|part number|number plate|licen[cs]e|phone|fax|zip"
      r"|postal|isbn|barcode|account|invoice|model number|id|label(?:led)?|stamp|score|route"
-     r"|room number|seasons?|dated?)\b"),
+     r"|room number|seats?|gate|flight|vitamin|highway|seasons?|dated?)\b"),
     ("interval", r"\b(?:intervals?|domain|range|inequalit|solution set|values? (?:of|for)|for (?:which|what))"
      r"|[<>≤≥]|\\[lg]eq?(?![a-z])"),
 )  # fmt: skip
@@ -74,6 +76,8 @@ class Asked:
     """Units that it names for its answer: `in meters`, `how many dollars`."""
     counted: frozenset[str] = frozenset()
     """Nouns whose number it asks for: `girls` of "how many girls are in the class?", in the singular."""
+    percents: bool = False
+    """Whether it states some, so that an answer may be one that is given."""
     text: str = ""
     """The whole question, spelled as `spelling` spells answers."""
 
@@ -82,7 +86,7 @@ class Asked:
         if not answer or answer not in self.text:
             return False
         before = r"(?<![0-9.])" if answer[0] in "0123456789." else ""
-        after = r"(?!\.?[0-9])" if answer[-1].isdigit() else ""
+        after = r"(?!\.?[0-9]|%)" if answer[-1].isdigit() else ""
         return re.search(before + re.escape(answer) + after, self.text) is not None
 
 
@@ -109,7 +113,8 @@ def read_question(question: str) -> Asked:
         if known is not None and known.dimensions:
             units.append(known)
     forms = {form for form, pattern in _PATTERNS.items() if pattern.search(question)}
-    return Asked(frozenset(forms), tuple(units), frozenset(counted), spelling(question))
+    percents = re.search(r"[0-9]\s*(?:\\?%|percent)", question) is not None
+    return Asked(frozenset(forms), tuple(units), frozenset(counted), percents, spelling(question))
 
 
 _SIGNS = re.compile(r"\\(?:cdot|times|ast)(?![a-zA-Z])|\*")

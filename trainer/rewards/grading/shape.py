@@ -35,14 +35,14 @@ def is_stated(node: Node, whole: bool) -> bool:
     match node.operation:
         case "number" | "symbol":
             return True
-        case "negative":
+        case "negative" | "absolute":
             return parts[0].operation != "negative" and is_stated(parts[0], whole)
         case "^":
             return parts[1].text != "1" and all(is_stated(part, False) for part in parts)
         case "/":
             quotient = all(part.operation != "/" and "." not in part.text for part in parts)
             return not whole and quotient and all(is_stated(part, True) for part in parts)
-        case "root" | "mixed" | "*" | "degrees" | "absolute":
+        case "root" | "mixed" | "*" | "degrees":
             return all(is_stated(part, whole) for part in parts)
     return False
 

@@ -167,8 +167,7 @@ def compatible(
     same_length = len(reference.parts) == len(answer.parts)
     if kinds <= {"set", "list"}:
         different = _different_parts(reference)
-        each_once = different == len(reference.parts)
-        as_many = different == _different_parts(answer) and (same_length or each_once)
+        as_many = different == _different_parts(answer) and same_length
         return "unordered" if as_many or "set" in kinds else "no"
     if "list" in kinds and reference.kind in INTERVALS and re.search(r"\bintervals?\b", context):
         return "no"
