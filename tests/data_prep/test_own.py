@@ -324,20 +324,6 @@ def test_file_names_and_columns_give_the_splits(tmp_path):
     assert read_manifest(tmp_path / "out3").rows == {"test": 2}
 
 
-def test_a_text_question_that_train_and_test_share_is_noted(tmp_path, capsys):
-    asked = [
-        ("train", "What is 2 + 3?"),
-        ("train", "What is 4?"),
-        ("test", "What is 2 + 3?"),
-        ("test", "Why?"),
-    ]
-    rows = [{"question": question, "answer": 5, "split": split} for split, question in asked]
-    assert run("prepare", lines(tmp_path / "d.jsonl", rows), "--out", tmp_path / "out") == 0
-    note = "note: 1 rows of test have an image that train nearly has, or its text question"
-    assert note in capsys.readouterr().out
-    assert "or whose text question" in (tmp_path / "out" / "preview.html").read_text()
-
-
 def test_a_replaced_image_makes_another_dataset(tmp_path, capsys):
     source = plain(tmp_path / "raw")
     assert run("prepare", source, "--out", tmp_path / "out", "--validation", 0) == 0

@@ -115,3 +115,17 @@ def test_exports_load_with_the_datasets_library_and_trl(tmp_path):
     one = verl_rows[4]
     assert one["prompt"][1] == {"role": "user", "content": "Q4?<image>"}
     assert one["reward_model"] == {"style": "rule", "ground_truth": "4"} and one["extra_info"]["index"] == 4
+
+
+def test_a_text_question_that_train_and_test_share_is_noted(tmp_path, capsys):
+    asked = [
+        ("train", "What is 2 + 3?"),
+        ("train", "What is 4?"),
+        ("test", "What is 2 + 3?"),
+        ("test", "Why?"),
+    ]
+    rows = [{"question": question, "answer": 5, "split": split} for split, question in asked]
+    assert run("prepare", lines(tmp_path / "d.jsonl", rows), "--out", tmp_path / "out") == 0
+    note = "note: 1 rows of test have an image that train nearly has, or its text question"
+    assert note in capsys.readouterr().out
+    assert "or whose text question" in (tmp_path / "out" / "preview.html").read_text()

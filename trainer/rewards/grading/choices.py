@@ -64,8 +64,7 @@ def option(content: str) -> tuple[str, str] | None:
         contradicted = _letters(_OPTION, rest) - {named} or "=" in rest
         return None if contradicted else (named, rest.strip())
 
-    marked = _MARKED.fullmatch(s)
-    if marked is None:
+    if (marked := _MARKED.fullmatch(s)) is None:
         return None
     named = (marked["a"] or marked["b"] or marked["c"]).upper()
     rest = marked["rest"].strip()
@@ -96,8 +95,7 @@ def listed(question: str) -> dict[str, str]:
 
 def reference_letter(content: str, question: str) -> str | None:
     """The letter that a reference answer is, alone or with the text that the question gives it."""
-    named = option(content)
-    if named is None:
+    if (named := option(content)) is None:
         return None
     letter, rest = named
     return letter if not rest or listed(question).get(letter) == plain_words(rest) else None

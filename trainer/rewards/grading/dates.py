@@ -35,13 +35,11 @@ def date(content: str) -> Date | None:
     if len(content) > MAX_CHARS or not any(map(str.isdigit, content)):
         return None
     text = common_notation(content).lower().strip(" .")
-    both = _NUMBERS.fullmatch(text)
-    if both is not None:
+    if (both := _NUMBERS.fullmatch(text)) is not None:
         first, second, year = map(int, both.groups())
         days = set(filter(None, (_valid(year, first, second), _valid(year, second, first))))
         return days.pop() if len(days) == 1 else None
-    match = next(filter(None, (form.fullmatch(text) for form in (*_FORMS, _CHINESE))), None)
-    if match is None:
+    if (match := next(filter(None, (form.fullmatch(text) for form in (*_FORMS, _CHINESE))), None)) is None:
         return None
     named = match.groupdict()
     month = int(named.get("number") or 0) or _MONTHS.get(named.get("month") or "", 0)

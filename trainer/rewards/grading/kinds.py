@@ -194,8 +194,7 @@ def read_kind(reference: str, question: str = "", context: str = "") -> Kind:
         r"[0-9]+(?:\.[0-9]*0|/[0-9]+|[eE][0-9]+)|[A-Z]{1,3}-[0-9]+", reference
     ):
         return Exactly("code", code_key(reference))
-    plain = quantity.parse(reference) if _PLAIN.fullmatch(reference) else None
-    if plain is not None:
+    if (plain := quantity.parse(reference) if _PLAIN.fullmatch(reference) else None) is not None:
         return Number(plain)
 
     s = common_notation(reference)
@@ -204,8 +203,7 @@ def read_kind(reference: str, question: str = "", context: str = "") -> Kind:
     letter = choices.reference_letter(reference, question)
     if letter is not None and not reference.strip().islower():
         return Letters(frozenset(letter))
-    several = choices.letters(reference, question)
-    if several is not None:
+    if (several := choices.letters(reference, question)) is not None:
         return Letters(several)
     return _of_text(reference, s, question) or _of_mathematics(
         reference, s, f"{context or question} {reference}"
@@ -214,20 +212,16 @@ def read_kind(reference: str, question: str = "", context: str = "") -> Kind:
 
 def _of_text(reference: str, s: str, question: str) -> Kind | None:
     """The kinds that keep more of a text than its value."""
-    day = date(reference)
-    if day is not None:
+    if (day := date(reference)) is not None:
         return Exactly("day", day)
-    time = time_of_day(s)
-    if time is not None:
+    if (time := time_of_day(s)) is not None:
         return Time(time)
     if _CODE.fullmatch(s) and not _THOUSANDS.fullmatch(s):
         return Exactly("code", code_key(s))
-    if "expression" not in read_question(question).forms:
-        ends = range_of(s, f"{question} {reference}")
-        if ends is not None:
-            return ValueRange(*ends)
-    bound = bound_of(s, f"{question} {reference}")
-    if bound is not None:
+    context = f"{question} {reference}"
+    if (ends := range_of(s, context)) and "expression" not in read_question(question).forms:
+        return ValueRange(*ends)
+    if (bound := bound_of(s, context)) is not None:
         return Bound(*bound)
     if _CHEMICAL.fullmatch(s.replace(" ", "")) and not _EVERY_COUNTED.fullmatch(s.replace(" ", "")):
         return Exactly("code", code_key(s))
@@ -241,22 +235,18 @@ def _of_mathematics(reference: str, s: str, context: str) -> Kind:
         return Exactly("nothing", True)
     if symbols != reference:
         return Condition(symbols)
-    number = quantity.parse(reference, context)
-    if number is not None:
+    if (number := quantity.parse(reference, context)) is not None:
         return Number(number)
-    parts = structures.lettered_parts(reference)
-    if parts is not None:
+    if (parts := structures.lettered_parts(reference)) is not None:
         return Collection(structures.Structure("parts", parts), True)
     if choices.is_text(reference):
         if not choices.plain_words(reference):
             raise BadReferenceError(f"the reference answer {reference[:80]!r} has no words")
         return Words()
 
-    ratio = structures.ratio(s)
-    if ratio is not None:
+    if (ratio := structures.ratio(s)) is not None:
         return Ratio(ratio)
-    based = structures.digits_and_base(s)
-    if based is not None:
+    if (based := structures.digits_and_base(s)) is not None:
         return Exactly("based", based)
     structure = structures.parse(s)
     asked = read_question(context)

@@ -122,8 +122,7 @@ class Comparison:
             answer = _MIXED.sub(r"\1\\frac{\2\4}{\3\5}", answer)
             if 999 < abs(number.value) < 3000 and number.form == "plain" and number.unit is None:
                 answer = _YEAR.sub("", answer, count=1)
-        given = quantity.parse(answer, self.context)
-        if given is not None:
+        if (given := quantity.parse(answer, self.context)) is not None:
             self.rules.add("exact")
             if given.divides and not (step or number.divides):
                 return False
@@ -137,11 +136,9 @@ class Comparison:
     def restated(self, reference: str, answer: str, inner: bool) -> bool | None:
         """Whether the reference is the answer in degrees or radians, the one member of its set, or what its
         chain or approximation ends in; False for another relation, None for what is none of these."""
-        angles = in_radians(reference, answer)
-        if angles is not None:
+        if (angles := in_radians(reference, answer)) is not None:
             return self.expressions(*angles)
-        structure = structures.parse(answer)
-        if structure is not None:
+        if (structure := structures.parse(answer)) is not None:
             return _is_one(structure) and self.same(reference, structure.parts[0])
         if "=" in answer:
             return not inner and self.chain(reference, answer)
@@ -217,8 +214,7 @@ class Comparison:
     def formula(self, reference: str, answer: str, raw: tuple[str, str], inner: bool, step: bool) -> bool:
         """An expression's licences: one of the same value, in the form that the question asks for, with no
         arithmetic left that the reference has done; a chain or an approximation that ends in it."""
-        restated = self.restated(reference, answer, inner)
-        if restated is not None:
+        if (restated := self.restated(reference, answer, inner)) is not None:
             return restated
         bare_reference, scale, bare_answer = self.without_units(raw, (reference, answer))
 
@@ -233,8 +229,7 @@ class Comparison:
     def ratio(self, reference: structures.Ratio, answer: str) -> bool:
         """A ratio's licences: one of numbers, and their quotient; where the reference has expressions, one
         whose terms have the same quotients by the first one: `a:b` and `2a:2b`."""
-        given = structures.ratio(answer)
-        if given is None:
+        if (given := structures.ratio(answer)) is None:
             number = quantity.parse(answer)
             stated = number is not None and not number.percent and not number.unit and number.decimals < 0
             return stated and number is not None and _is_quotient(reference, number)

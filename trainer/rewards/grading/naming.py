@@ -40,8 +40,7 @@ def strip_name(s: str, other: str, context: str) -> str:
 
     If it has one, `(x, y) = (1, 2)` becomes `x = 1, y = 2`. context: question and reference answer.
     """
-    pair = _TUPLES.fullmatch(s) if "=" in other else None
-    if pair is not None:
+    if (pair := _TUPLES.fullmatch(s) if "=" in other else None) is not None:
         names, values = split_top(pair[1]), split_top(pair[2])
         return s if len(names) != len(values) else ", ".join(map("{} = {}".format, names, values))
     s = _LEAD.sub("", s)
@@ -55,63 +54,11 @@ def strip_name(s: str, other: str, context: str) -> str:
 
 
 def may_name(name: str, value: str, context: str) -> bool:
-    """Whether this may name a value: not one that holds it, and so is another thing (`CO = CO_2`), nor another
-    symbol (`O_3 = O_2`), and no segment between points that the question does not have (`CD` for AB)."""
+    """Whether this may name a value: not one that holds it, and so is another thing (`CO = CO_2`), nor
+    another symbol (`O_3 = O_2`), nor a segment between points that the question does not have (`CD`)."""
     if not is_name(name, context) or re.search(rf"(?<![A-Za-z\\]){re.escape(name)}(?![A-Za-z])", value):
         return False
     if re.fullmatch(_SYMBOL, value) and name not in context:
-        return False
-    points = set("".join(re.findall(r"\b[A-Z]{2,4}\b", context)))
-    return not points or re.fullmatch("[A-Z]{2}", name) is None or points.issuperset(name)
-
-
-_OF_NAMES = re.compile(rf"\(\s*{_SYMBOL}(?:\s*,\s*{_SYMBOL}){{1,3}}\s*\)", re.ASCII)
-_TUPLES = re.compile(r"\(([^()=]*,[^()=]*)\)\s*=\s*\((.*,.*)\)")
-_WORDS = re.compile(r"[A-Za-z]{2,20}(?:\s+[A-Za-z]{2,20}){0,5}", re.ASCII)
-_QUANTITIES_TEXT = (
-    "area perimeter volume length width height radius diameter circumference probability answer result "
-    "total value distance speed velocity time cost price number mean median mode average range slope ratio "
-    "ans the of "
-)
-_QUANTITIES = frozenset(_QUANTITIES_TEXT.split())
-_LEAD = re.compile(
-    r"\A(?:(?:so|thus|hence|therefore),? )?(?:the )?(?:final |correct )?(?:answer|result|value) "
-    r"(?:is|equals)(?: equal to)?:? ",
-    re.ASCII | re.IGNORECASE,
-)
-_POINT = re.compile(r"[A-Z]\s*(\([^()]*,.*\))", re.ASCII)
-_FUNCTION = re.compile(r"(y|[a-zA-Z]\s*\(\s*[a-xz]\s*\))\s*=\s*([^=]+)", re.ASCII)
-_EQUALS = re.compile(r"\s*(?:=|\\approx(?![a-zA-Z]))\s*")
-
-
-def strip_name(s: str, other: str, context: str) -> str:
-    """`s` without a name in front (`x =`), if `other` has no equals sign.
-
-    If it has one, `(x, y) = (1, 2)` becomes `x = 1, y = 2`. context: question and reference answer.
-    """
-    pair = _TUPLES.fullmatch(s) if "=" in other else None
-    if pair is not None:
-        names, values = split_top(pair[1]), split_top(pair[2])
-        return s if len(names) != len(values) else ", ".join(map("{} = {}".format, names, values))
-    s = _LEAD.sub("", s)
-    point = _POINT.fullmatch(s) if other.startswith("(") else None
-    if point is not None:
-        return point[1]
-    sides = _EQUALS.split(s)
-    if len(sides) != 2 or not sides[1] or "=" in other or "\\approx" in other:
-        return s
-    return sides[1] if may_name(sides[0], other, context) or _is_asked_for(sides[0], context) else s
-
-
-def _occurs(name: str, text: str) -> bool:
-    """Whether a value holds its own name, and so is another thing: `CO = CO_2`."""
-    return re.search(rf"(?<![A-Za-z\\]){re.escape(name)}(?![A-Za-z])", text) is not None
-
-
-def _fits(name: str, other: str, context: str) -> bool:
-    """Whether a name may be that of the value: not another symbol's (`O_3 = O_2`), nor of a segment between
-    points that the question does not have (`CD` where it asks for AB)."""
-    if re.fullmatch(_SYMBOL, other) and name not in context:
         return False
     points = set("".join(re.findall(r"\b[A-Z]{2,4}\b", context)))
     return not points or re.fullmatch("[A-Z]{2}", name) is None or points.issuperset(name)

@@ -61,8 +61,7 @@ def _quantity(words: list[str]) -> tuple[Fraction | None, int]:
     """A number and how many of the words it takes; (None, 0) if they begin with none."""
     two = " ".join(words[:2])
     used = 2 if two in _CARDINALS and " " in two else int(bool(words) and words[0] in _CARDINALS)
-    whole = _CARDINALS.get(" ".join(words[:used]))
-    if whole is None:
+    if (whole := _CARDINALS.get(" ".join(words[:used]))) is None:
         article = words[:1] == ["a"]
         part = words[article] if len(words) > article else ""
         single = part in _PARTS and not part.endswith("s") and (article or part == "half")

@@ -28,7 +28,8 @@ _FORMS: tuple[tuple[Form, str], ...] = (
     ("decimal",
      r"(?:\bas|\bin|\binto|\bto) (?:an? )?(?:[a-z]+ )?decimals?\b|decimal (?:form|number|notation)"),
     ("percent", r"(?:\bas|\bin|\binto|\bto) (?:an? )?percent"),
-    ("share", r"\b(?:what|which|find|give|calculate|how (?:many|much|large))\b[^.?!%0-9]{0,60}?\bpercent|\(%\)"),
+    ("share",
+     r"\b(?:what|which|find|give|calculate|how (?:many|much|large))\b[^.?!%0-9]{0,60}?\bpercent|\(%\)"),
     ("scientific", r"scientific notation|standard index form"),
     ("rounded", r"decimal (?:place|point)|\bround(?:ed)?\b|(?:to|significant) (?:figures|digits)"
      r"|nearest (?:ten|hundred|thousand|whole|integer|cent)"),

@@ -128,8 +128,7 @@ def _variable(s: str) -> str:
 
 def _builder(s: str) -> str:
     """`\\{x \\mid x > 3\\}` -> `x > 3`."""
-    match = _BUILDER.fullmatch(s)
-    if match is None:
+    if (match := _BUILDER.fullmatch(s)) is None:
         return s
     head, *within = map(str.strip, _MEMBER.split(match["head"]))
     if within and within != ["\\mathbb{R}"]:
@@ -258,8 +257,7 @@ def _pair(these: Sequence, those: Sequence, same: Callable) -> bool:
     """Whether the elements of both pair up, one to one, so that the two of a pair are the same."""
     left = list(those)
     for this in these:
-        i = next((i for i, that in enumerate(left) if same(this, that)), None)
-        if i is None:
+        if (i := next((i for i, that in enumerate(left) if same(this, that)), None)) is None:
             return False
         del left[i]
     return not left

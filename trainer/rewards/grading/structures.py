@@ -50,8 +50,7 @@ def parse(content: str) -> Structure | None:
     if len(content) > MAX_CHARS:
         return None
     s = _MEMBER.sub("", common_notation(content))
-    matrix = _MATRIX.fullmatch(s)
-    if matrix is not None:
+    if (matrix := _MATRIX.fullmatch(s)) is not None:
         return _matrix(matrix)
     if not s or _NEEDS_ALGEBRA.search(s):
         return None
@@ -230,8 +229,7 @@ Ratio = tuple[quantity.Fraction, ...] | tuple[str, ...]
 def ratio(content: str) -> Ratio | None:
     r"""The parts of `3:4` or `3 to 4:5`, divided by the first that is not zero, or the texts of those of
     `\sqrt{2}:1`; None if it is no ratio."""
-    match = _RATIO.fullmatch(common_notation(content)) if len(content) <= 60 else None
-    if match is not None:
+    if (match := _RATIO.fullmatch(common_notation(content)) if len(content) <= 60 else None) is not None:
         parts = list(map(quantity.Fraction, re.split(r"\s*(?::|to)\s*", match[1] + match[2])))
         unit = next(filter(None, parts), None)
         return tuple(part / unit for part in parts) if unit else None

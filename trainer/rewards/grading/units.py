@@ -193,14 +193,12 @@ def unit(text: str, context: str = "") -> Unit | None:
     inside = ended = False  # within brackets, behind what may end a unit
     position = 0
     while position < len(text):
-        piece = _PIECE.match(text, position)
-        if piece is None:
+        if (piece := _PIECE.match(text, position)) is None:
             return None
         position = piece.end()
         mark = piece["times"]
         if piece["name"]:
-            factor = _lookup(piece["name"], context)
-            if factor is None:
+            if (factor := _lookup(piece["name"], context)) is None:
                 return None
             word = piece["before"] or piece["after"] or ""
             power = sign * _POWERS[word[:1]] * int(piece["power"] or piece["digit"] or 1)
@@ -298,8 +296,7 @@ class _UnitReader:
         return True
 
     def _name(self, name: str) -> bool:
-        factor = _lookup(name, self.context)
-        if factor is None:
+        if (factor := _lookup(name, self.context)) is None:
             return False
         exponent = self.sign * self.next_power
         self.next_power = 1
@@ -342,8 +339,7 @@ def split_unit(raw: str, context: str) -> tuple[str, Unit | None]:
         rest = s[match.start() :].strip()
         if not value or not (marked or (len(rest) > 1 and _NUMERIC_END.search(value))):
             continue
-        known = unit(rest, context)
-        if known is not None:
+        if (known := unit(rest, context)) is not None:
             return value, known
     return s, None
 
