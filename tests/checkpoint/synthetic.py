@@ -14,7 +14,7 @@ import torch
 from trainer.checkpoint.attempt import Attempts
 from trainer.checkpoint.format import Shard
 from trainer.checkpoint.manager import Checkpoints
-from trainer.checkpoint.reader import ShardReader
+from trainer.checkpoint.shard_reader import ShardReader
 from trainer.checkpoint.writer import ShardWriter
 from trainer.config import RunConfig, override
 

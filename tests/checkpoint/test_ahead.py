@@ -18,7 +18,7 @@ from tests.checkpoint.synthetic import (
 )
 from tests.checkpoint.test_rollout_log import equal, graded
 from trainer.checkpoint.attempt import Attempts
-from trainer.checkpoint.errors import CheckpointError, CorruptCheckpoint
+from trainer.checkpoint.failures import CheckpointError, CorruptCheckpoint
 from trainer.checkpoint.manager import Checkpoints
 from trainer.checkpoint.rollout_log import RolloutLog
 from trainer.config import override

@@ -28,10 +28,10 @@ from tests.checkpoint.synthetic import (
     whole,
     writers,
 )
-from trainer.checkpoint import reader
+from trainer.checkpoint import shard_reader
 from trainer.checkpoint.format import CheckpointError, decode_state, encode_state
 from trainer.checkpoint.manifest import pack, unpack
-from trainer.checkpoint.reader import CorruptCheckpoint, ShardReader, fetch_rank
+from trainer.checkpoint.shard_reader import CorruptCheckpoint, ShardReader, fetch_rank
 from trainer.config import ConfigError, override
 
 # --- format -------------------------------------------------------------------------------------------------
@@ -347,12 +347,12 @@ def test_a_file_is_hashed_once_by_driver_and_ranks(run, told, monkeypatch):
     found = again(config, told).find()
     assert found is not None
     shards = [p for p in place(checkpoints.folder, 2).iterdir() if p.name.startswith("rank-")]
-    monkeypatch.setattr(reader, "_verified", {})  # as a rank's process begins
+    monkeypatch.setattr(shard_reader, "_verified", {})  # as a rank's process begins
     rank = pickle.loads(pickle.dumps(found))
-    monkeypatch.setattr(reader.hashlib, "file_digest", lambda *_: pytest.fail("hashed again"))
+    monkeypatch.setattr(shard_reader.hashlib, "file_digest", lambda *_: pytest.fail("hashed again"))
     assert {rank.local(p.name) for p in shards} == set(shards)
     monkeypatch.undo()
-    monkeypatch.setattr(reader, "_verified", {})
+    monkeypatch.setattr(shard_reader, "_verified", {})
     spoil(checkpoints.folder / "step-00000002", "flip")
     with pytest.raises(CorruptCheckpoint):
         [replace(rank, url="").local(p.name) for p in shards]

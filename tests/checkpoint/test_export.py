@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 from tests.checkpoint.synthetic import again, configure, finish, save, spoil, writers
 from tests.families import FAMILIES, loader
 from trainer.checkpoint import weights
-from trainer.checkpoint.export import export_adapter, export_hf
 from trainer.checkpoint.format import Shard
-from trainer.checkpoint.reader import CorruptCheckpoint
+from trainer.checkpoint.hf_export import export_adapter, export_hf
+from trainer.checkpoint.shard_reader import CorruptCheckpoint
 from trainer.config import ConfigError
 
 
@@ -242,7 +242,7 @@ def test_a_base_in_4_bits_is_what_training_computed_with_whatever_type_is_writte
 EXPORT = """
 import resource, sys
 sys.path[:0] = [{root!r}]
-from trainer.checkpoint.export import export_hf
+from trainer.checkpoint.hf_export import export_hf
 def anonymous():
     lines = open("/proc/self/status").read().splitlines()
     return int(next(line.split()[1] for line in lines if line.startswith("RssAnon"))) // 1024

@@ -19,11 +19,11 @@ from tests.loops import drill
 from tests.loops.jobs import Job
 from tests.small_disk import fill, read_only, small_disk
 from trainer.checkpoint import writer as writing
-from trainer.checkpoint.errors import CheckpointError
-from trainer.checkpoint.export import export_hf
+from trainer.checkpoint.failures import CheckpointError
+from trainer.checkpoint.hf_export import export_hf
 from trainer.checkpoint.layout import newest_step
-from trainer.checkpoint.reader import fetch_rank
 from trainer.checkpoint.rollout_log import RolloutLog
+from trainer.checkpoint.shard_reader import fetch_rank
 from trainer.config import Model, RunConfig, override
 from trainer.loops.process import explain_error
 from trainer.node.__main__ import explain as explain_launch

@@ -12,7 +12,7 @@ from tests.lying_store import lying_store
 from trainer.checkpoint import attempt as attempts
 from trainer.checkpoint.attempt import AttemptFenced, Attempts
 from trainer.checkpoint.manifest import manifests_there
-from trainer.checkpoint.reader import ShardReader
+from trainer.checkpoint.shard_reader import ShardReader
 from trainer.config import override
 from trainer.system.errors import StorageError
 

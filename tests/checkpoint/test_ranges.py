@@ -24,10 +24,10 @@ from tests.checkpoint.synthetic import (
     whole,
     writers,
 )
-from trainer.checkpoint import ranges
-from trainer.checkpoint.errors import CorruptCheckpoint
-from trainer.checkpoint.ranges import BLOCK_BYTES, BlockSums, RangedShard, unpacked
-from trainer.checkpoint.reader import ShardReader
+from trainer.checkpoint import ranged_shard
+from trainer.checkpoint.failures import CorruptCheckpoint
+from trainer.checkpoint.ranged_shard import BLOCK_BYTES, BlockSums, RangedShard, unpacked
+from trainer.checkpoint.shard_reader import ShardReader
 from trainer.storage.storage import Storage
 
 WIDE = {"embed": (1500, 512), "layer": (512, 1024), "norm": (512,), "head": (1500, 512)}
@@ -146,7 +146,7 @@ def test_a_checkpoint_without_sums_is_read_file_by_file(tmp_path, told, monkeypa
 def test_a_file_that_is_none_is_named(tmp_path, sums, size):
     (tmp_path / "f").write_bytes((1 << 40).to_bytes(8, "little")[:size])
     with pytest.raises(CorruptCheckpoint, match="f"):
-        RangedShard(Storage(str(tmp_path)), "f", size, ranges.array("I", sums))
+        RangedShard(Storage(str(tmp_path)), "f", size, ranged_shard.array("I", sums))
 
 
 def test_an_index_with_sums_that_are_none_falls_back(run, tmp_path, told):

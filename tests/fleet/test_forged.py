@@ -18,12 +18,12 @@ from tests.checkpoint.test_ranges import WIDE, slices, wide
 from tests.checkpoint.test_rollout_log import equal, graded, replayed, write
 from trainer.checkpoint import sign
 from trainer.checkpoint.attempt import Attempts
-from trainer.checkpoint.errors import CorruptCheckpoint
+from trainer.checkpoint.failures import CorruptCheckpoint
 from trainer.checkpoint.manifest import every_manifest, pack, unpack
-from trainer.checkpoint.ranges import BLOCK_BYTES
-from trainer.checkpoint.reader import ShardReader
+from trainer.checkpoint.ranged_shard import BLOCK_BYTES
 from trainer.checkpoint.resumable import check_resumable
 from trainer.checkpoint.rollout_log import RolloutLog
+from trainer.checkpoint.shard_reader import ShardReader
 from trainer.config import ConfigError, override
 from trainer.fleet import starting_weights
 from trainer.fleet.fleet_records import Anchor

@@ -137,7 +137,7 @@ def test_an_adapter_of_4_bits_is_merged_into_what_they_stand_for(tiny_model, tmp
     from safetensors.torch import save_file
     from transformers import AutoModelForImageTextToText, BitsAndBytesConfig
 
-    from trainer.checkpoint.export import QUANTIZATION
+    from trainer.checkpoint.hf_export import QUANTIZATION
     from trainer.checkpoint.weights import make_model_folder
 
     options = c.LoRA(rank=4, qlora=True)

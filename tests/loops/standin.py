@@ -18,7 +18,7 @@ import torch
 
 from tests.checkpoint.synthetic import KINDS, cut, whole
 from trainer.algorithm.scheduling import PassCost
-from trainer.checkpoint.reader import FoundCheckpoint, ShardReader
+from trainer.checkpoint.shard_reader import FoundCheckpoint, ShardReader
 from trainer.checkpoint.writer import RankStatus, ShardWriter
 from trainer.config import RunConfig, Split
 from trainer.learning.learner import LearnerFacts

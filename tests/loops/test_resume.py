@@ -21,7 +21,7 @@ from tests.checkpoint.synthetic import spoil
 from tests.families import dtype
 from tests.loops.jobs import REWARD, Job
 from trainer import config as c
-from trainer.checkpoint.reader import ShardReader
+from trainer.checkpoint.shard_reader import ShardReader
 from trainer.system.exit_codes import EXIT_PREEMPTED
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]

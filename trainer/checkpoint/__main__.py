@@ -16,8 +16,8 @@ from trainer.config import ConfigError
 from trainer.config.run_store import RunStore
 from trainer.storage.attempt_record import AttemptRecord
 from trainer.storage.command import exit_code
-from trainer.storage.probe import QUICK
 from trainer.storage.storage import Storage
+from trainer.storage.store_probe import QUICK
 
 SHOWN = {"attempt": "name", "host": "host", "code": "code", "left": "left"}
 

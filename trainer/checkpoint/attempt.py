@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from trainer.checkpoint import history
+from trainer.checkpoint import course
 from trainer.checkpoint.layout import attempts_url, newest_step, remote_url
 from trainer.checkpoint.listing_proof import check_listing
 from trainer.config import RunConfig
@@ -135,9 +135,9 @@ def start_attempt(config: RunConfig, launch: str) -> Attempt:
 def committed_step(config: RunConfig, retry: RetryPolicy | None = None) -> int:
     """Newest step of a run with a checkpoint that counts, here or in the store; 0 for none."""
     remote = remote_url(config)
-    past = history.history_of(config, retry)
+    past = course.history_of(config, retry)
     storage = Storage(remote, retry=retry) if remote else None
-    return newest_step(config, storage, history.rewound(config, past))
+    return newest_step(config, storage, course.rewound(config, past))
 
 
 class Attempts(AttemptRecord):
@@ -210,7 +210,7 @@ class Attempts(AttemptRecord):
             return {}
         remote = remote_url(self.config)
         storage = Storage(remote, retry=self.storage.retry) if remote else None
-        keys = history.at_start(self.config, history.history_from_record(self, newest), storage)
+        keys = course.at_start(self.config, course.history_from_record(self, newest), storage)
         return {"counted": [list(key) for key in keys], "before": self.config.checkpoint.before}
 
     def count(

@@ -8,17 +8,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint.history import CheckpointHistory, rewound
+from trainer.checkpoint.course import CheckpointHistory, rewound
 from trainer.checkpoint.layout import CheckpointKey, local_dir, remote_folder, remote_url, step_name
 from trainer.checkpoint.manifest import every_manifest, manifests_here, newest_of_each
-from trainer.checkpoint.reader import (
+from trainer.checkpoint.resumable import refuse_other, refuse_unsigned
+from trainer.checkpoint.shard_reader import (
     CorruptCheckpoint,
     FoundCheckpoint,
     damaged_files,
     read_state,
     verified_files,
 )
-from trainer.checkpoint.resumable import refuse_other, refuse_unsigned
 from trainer.config import ConfigError, RunConfig
 from trainer.storage.seal import Seal
 from trainer.storage.storage import Storage

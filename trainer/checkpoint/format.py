@@ -30,9 +30,9 @@ from typing import Any
 
 import torch
 
-from trainer.checkpoint.errors import CheckpointError
+from trainer.checkpoint.failures import CheckpointError
 from trainer.checkpoint.manifest import FileRecord, rank_stem
-from trainer.checkpoint.ranges import BLOCK_BYTES, DTYPES, BlockSums
+from trainer.checkpoint.ranged_shard import BLOCK_BYTES, DTYPES, BlockSums
 
 FILE_BYTES = 4 << 30
 """Largest shard file: a failed upload is repeated from the start of one file, and stores join small files

@@ -19,7 +19,7 @@ MANIFEST = re.compile(r"(step-\d{8})/(?:(\d+-[0-9a-f]{6})/)?manifest\.json")
 CheckpointKey = tuple[int, str]
 """Step and attempt of a checkpoint; attempt "": the layout before attempts had folders."""
 Counts = Callable[[int, str], bool]
-"""(step, attempt) of a checkpoint -> whether it counts (trainer/checkpoint/history.py)."""
+"""(step, attempt) of a checkpoint -> whether it counts (trainer/checkpoint/course.py)."""
 
 
 def step_name(step: int) -> str:

@@ -30,17 +30,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from trainer.checkpoint.attempt import Attempt
-from trainer.checkpoint.errors import CheckpointFailures, CorruptCheckpoint
+from trainer.checkpoint.course import CheckpointCourse
+from trainer.checkpoint.failures import CheckpointFailures, CorruptCheckpoint
 from trainer.checkpoint.find import find_checkpoint
 from trainer.checkpoint.format import encode_state, write_file
-from trainer.checkpoint.history import CheckpointCourse
 from trainer.checkpoint.layout import remote_url, step_name
 from trainer.checkpoint.manifest import FileRecord, manifest_of, pack
 from trainer.checkpoint.place import CheckpointPlace, CheckpointProgress
-from trainer.checkpoint.reader import FoundCheckpoint
 from trainer.checkpoint.retention import Retention, drop
 from trainer.checkpoint.rollout_log import RolloutLog
 from trainer.checkpoint.save_schedule import SaveSchedule
+from trainer.checkpoint.shard_reader import FoundCheckpoint
 from trainer.checkpoint.store_commits import StoreCommits
 from trainer.checkpoint.writer import RankStatus
 from trainer.config import RunConfig, of_teacher

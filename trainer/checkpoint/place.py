@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trainer.checkpoint.attempt import Attempt
-from trainer.checkpoint.history import CheckpointCourse
+from trainer.checkpoint.course import CheckpointCourse
 from trainer.checkpoint.layout import local_dir
 from trainer.config import RunConfig
 from trainer.storage.seal import Seal

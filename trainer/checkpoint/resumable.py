@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path, PurePath
 from typing import Any
 
-from trainer.checkpoint import history
+from trainer.checkpoint import course
 from trainer.checkpoint.layout import local_dir, remote_url
 from trainer.checkpoint.manifest import code_fingerprint, manifests_here, manifests_there
 from trainer.config import ConfigError, RunConfig, difference, of_teacher
@@ -24,7 +24,7 @@ def check_resumable(config: RunConfig, data_fingerprint: str) -> None:
     A start asks this before it replaces an attempt that may be alive: what is refused later would have ended
     that one for nothing. Raises StorageError where the store does not answer.
     """
-    counts = history.rewound(config, history.history_of(config))
+    counts = course.rewound(config, course.history_of(config))
     manifests = manifests_here(local_dir(config), counts)
     remote = remote_url(config)
     if remote:

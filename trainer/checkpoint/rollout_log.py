@@ -29,7 +29,7 @@ import numpy as np
 
 from trainer.algorithm.traces import Trace
 from trainer.checkpoint.attempt import Attempt, AttemptFenced
-from trainer.checkpoint.errors import CheckpointError, CorruptCheckpoint
+from trainer.checkpoint.failures import CheckpointError, CorruptCheckpoint
 from trainer.checkpoint.format import write_file
 from trainer.checkpoint.layout import step_name
 from trainer.checkpoint.manifest import code_fingerprint

@@ -7,13 +7,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint.errors import CheckpointFailures
+from trainer.checkpoint.failures import CheckpointFailures
 from trainer.checkpoint.layout import remote_folder, step_name
 from trainer.checkpoint.manifest import FileRecord, manifests_here, pack
 from trainer.checkpoint.place import CheckpointPlace, CheckpointProgress
-from trainer.checkpoint.reader import FoundCheckpoint
 from trainer.checkpoint.retention import Retention
 from trainer.checkpoint.rollout_log import RolloutLog
+from trainer.checkpoint.shard_reader import FoundCheckpoint
 from trainer.checkpoint.writer import upload_file
 from trainer.storage.storage import Storage
 from trainer.system.errors import StorageError

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from trainer.checkpoint.export import QUANTIZATION, export_hf
+from trainer.checkpoint.hf_export import QUANTIZATION, export_hf
 from trainer.config import ConfigError, LoRA
 from trainer.config.lora import ADAPTER
 from trainer.data.prompt_form import FILE

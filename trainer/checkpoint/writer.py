@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from trainer.checkpoint.errors import CheckpointError
+from trainer.checkpoint.failures import CheckpointError
 from trainer.checkpoint.format import Shard, write_shards
 from trainer.checkpoint.layout import held_bytes, local_dir, remote_folder, remote_url, step_name, step_of
 from trainer.checkpoint.manifest import FileRecord, rank_stem

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from trainer.config.algorithm import Algorithm
+from trainer.config.data_split import Split
 from trainer.config.expected import Expected
 from trainer.config.fleet import Fleet
 from trainer.config.lora import LoRA
 from trainer.config.ranges import ranged_field
 from trainer.config.rewards import Rewards
-from trainer.config.split import Split
 from trainer.config.turns import Turns
 from trainer.config.watching import Guards, Watch
 

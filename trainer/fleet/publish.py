@@ -12,7 +12,6 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from trainer.checkpoint import history
 from trainer.checkpoint.attempt import Attempt, Attempts
 from trainer.checkpoint.layout import remote_url
 from trainer.checkpoint.manager import Checkpoints
@@ -203,7 +202,7 @@ class VersionPublisher:
         where it does not get there."""
         while self._checkpoints.busy and self._checkpoints.progress.stored < step:
             time.sleep(0.1)
-        counts = history.history_from_record(self.attempt.record, self.attempt.epoch).counts
+        counts = course.history_from_record(self.attempt.record, self.attempt.epoch).counts
         remote = Storage(remote_url(self.config))
         manifests, _ = manifests_there(remote, counts, self.dispatcher.objects.seal)
         if step not in manifests:

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.checkpoint.errors import CorruptCheckpoint
+from trainer.checkpoint.failures import CorruptCheckpoint
 from trainer.checkpoint.layout import local_dir, remote_folder, remote_url, step_name
 from trainer.checkpoint.manifest import unpack
-from trainer.checkpoint.reader import FoundCheckpoint, ShardReader
+from trainer.checkpoint.shard_reader import FoundCheckpoint, ShardReader
 from trainer.config import RunConfig
 from trainer.fleet.fleet_records import Anchor
 from trainer.learning import lora

@@ -12,7 +12,7 @@ from torch import Tensor
 from trainer.algorithm.batching import TrainBatch, trace_length
 from trainer.algorithm.scheduling import Plan, busy_fraction, schedule_passes
 from trainer.algorithm.traces import Trace
-from trainer.checkpoint.reader import FoundCheckpoint
+from trainer.checkpoint.shard_reader import FoundCheckpoint
 from trainer.checkpoint.writer import RankStatus
 from trainer.config import ConfigError, RunConfig, Split
 from trainer.learning.learner import LearnerFacts, Logprobs

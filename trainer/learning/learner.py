@@ -11,7 +11,7 @@ import numpy as np
 from trainer.algorithm.batching import TrainBatch
 from trainer.algorithm.scheduling import KEYS, PassCost
 from trainer.algorithm.traces import Trace
-from trainer.checkpoint.reader import FoundCheckpoint
+from trainer.checkpoint.shard_reader import FoundCheckpoint
 from trainer.checkpoint.writer import RankStatus
 from trainer.config import Split
 from trainer.weights.source import WeightSource

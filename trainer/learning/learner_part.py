@@ -19,7 +19,7 @@ from trainer.algorithm.batching import MicroBatch, TrainBatch, collate, pin_reco
 from trainer.algorithm.losses import token_weights
 from trainer.algorithm.scheduling import PassCost
 from trainer.algorithm.traces import Trace
-from trainer.checkpoint.reader import FoundCheckpoint, ShardReader, fetch_rank
+from trainer.checkpoint.shard_reader import FoundCheckpoint, ShardReader, fetch_rank
 from trainer.checkpoint.writer import RankStatus, ShardWriter
 from trainer.config import Split, budget, checkpoint_holds_policy
 from trainer.data.dialog import Dialogs, dialogs_of

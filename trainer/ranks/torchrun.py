@@ -25,7 +25,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import torch.distributed as dist
 
 from trainer import config as configuration
-from trainer.checkpoint.errors import CheckpointError
+from trainer.checkpoint.failures import CheckpointError
 from trainer.config import ConfigError, RunConfig, fingerprint
 from trainer.config.resume import resume_view
 from trainer.data.dataset import Dataset

@@ -15,9 +15,9 @@ import numpy as np
 from trainer.algorithm.traces import Outcome, Trace
 from trainer.checkpoint.attempt import of_this_job
 from trainer.checkpoint.manager import Checkpoints
-from trainer.checkpoint.reader import FoundCheckpoint
 from trainer.checkpoint.rollout_archive import GradedStep
 from trainer.checkpoint.rollout_log import RolloutLog
+from trainer.checkpoint.shard_reader import FoundCheckpoint
 from trainer.config import ConfigError, RunConfig
 from trainer.config.run_folder import METRICS, newest_lines
 from trainer.data.dataset import Dataset

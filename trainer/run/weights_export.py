@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from trainer.checkpoint.export import export_adapter, export_hf
+from trainer.checkpoint.hf_export import export_adapter, export_hf
 from trainer.checkpoint.manager import Checkpoints
 from trainer.config import RunConfig
 from trainer.config.run_store import EXPORTED

@@ -14,8 +14,8 @@ from pathlib import Path
 
 from trainer.config import ConfigError
 from trainer.storage.command import exit_code
-from trainer.storage.probe import QUICK, probe_store
 from trainer.storage.storage import Storage
+from trainer.storage.store_probe import QUICK, probe_store
 from trainer.storage.transfer import download, fetch_whole_folder, format_size, upload
 
 MOST_SHOWN = 4 << 20

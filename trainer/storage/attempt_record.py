@@ -2,7 +2,7 @@
 
     <remote>/<run id>/attempts/00000007.json        written once, when attempt 7 starts: its name, where the
                                                     run stood, how many restarts were left, and the
-                                                    checkpoints that count (trainer/checkpoint/history.py)
+                                                    checkpoints that count (trainer/checkpoint/course.py)
     <remote>/<run id>/attempts/00000007.from.json   before its first checkpoint: the step that it goes on from
     <remote>/<run id>/attempts/00000007.beat.json   rewritten by its launcher while it lives
     <remote>/<run id>/attempts/00000007.end.json    how it ended, how many restarts are left; nothing after a

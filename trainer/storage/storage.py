@@ -26,7 +26,7 @@ import obstore
 from obstore import exceptions
 
 from trainer.config import ConfigError
-from trainer.storage.errors import code_of, permanent_cause, status_of
+from trainer.storage.store_replies import code_of, permanent_cause, status_of
 from trainer.storage.stores import DOWNLOAD_TIMEOUT_S, RetryPolicy, open_store
 from trainer.system.errors import ObjectTooLarge, StorageError, StoreRefused
 from trainer.system.redaction import without_secrets

@@ -39,8 +39,8 @@ from trainer.node.watch.run_lock import LAUNCHER_VARIABLE, RunLock
 from trainer.observe.stream import Stream
 from trainer.storage import attempt_hours
 from trainer.storage.attempt_record import BEAT_S
-from trainer.storage.probe import probe_store
 from trainer.storage.storage import Storage
+from trainer.storage.store_probe import probe_store
 from trainer.storage.stores import RetryPolicy
 from trainer.system.errors import StorageError
 from trainer.system.exit_codes import (

@@ -23,10 +23,10 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from trainer.checkpoint.errors import CheckpointError, CorruptCheckpoint
+from trainer.checkpoint.failures import CheckpointError, CorruptCheckpoint
 from trainer.checkpoint.format import decode_state
 from trainer.checkpoint.manifest import rank_stem, unpack
-from trainer.checkpoint.ranges import BLOCK_BYTES, RangedShard, unpacked, unpacked_sha256
+from trainer.checkpoint.ranged_shard import BLOCK_BYTES, RangedShard, unpacked, unpacked_sha256
 from trainer.config import ConfigError
 from trainer.storage.storage import Storage
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from trainer.checkpoint.errors import CorruptCheckpoint
+from trainer.checkpoint.failures import CorruptCheckpoint
 from trainer.storage.storage import Storage
 
 BLOCK_BYTES = 1 << 20

@@ -19,7 +19,7 @@ import torch
 from safetensors import safe_open
 
 from trainer.checkpoint.format import raw_bytes, safetensors_header, write_file
-from trainer.checkpoint.reader import FoundCheckpoint, ShardReader
+from trainer.checkpoint.shard_reader import FoundCheckpoint, ShardReader
 from trainer.config import ConfigError, LoRA, RunConfig
 from trainer.config.lora import ADAPTER, TEXT
 from trainer.hardware import architectures
