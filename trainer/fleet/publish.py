@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from trainer.checkpoint import course
 from trainer.checkpoint.attempt import Attempt, Attempts
 from trainer.checkpoint.layout import remote_url
 from trainer.checkpoint.manager import Checkpoints
