@@ -125,7 +125,7 @@ def play(name: str) -> dict[str, dict[str, float]]:
     with meter.phase("load"):
         banned = list(range(VOCABULARY, shape.vocabulary))
         policy = learning.Policy(ours, shape, banned, torch.device("cuda", 0), 100)
-    policy.offload()
+    policy.states.offload()
     engine_config, prompter = of_engine(ours, shape)
     with meter.phase("engine's start"):
         before = torch.cuda.memory_allocated()
@@ -142,7 +142,7 @@ def play(name: str) -> dict[str, dict[str, float]]:
     batch = scored.micro_batch()
     item = to_learn(config, learnt.micro_batch(), learnt.completions)
     for version in range(2):  # Adam's moments are there from the first step on
-        policy.offload()
+        policy.states.offload()
         with meter.phase("sync"):
             used = meter.device.nullgpu_used_bytes(0)
             engine.wake_weights()
@@ -154,7 +154,7 @@ def play(name: str) -> dict[str, dict[str, float]]:
             engine.wake_cache()
         engine.sleep()
         meter.asleep = asleep
-        policy.reload()
+        policy.states.reload()
         with meter.phase("logprobs"):
             policy.logprobs([batch], True, policy.reference is not None)
         with meter.phase("update"):

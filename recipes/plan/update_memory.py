@@ -5,7 +5,7 @@ from __future__ import annotations
 from recipes.plan import activations
 from recipes.plan.activations import dtype_bytes, is_whole
 from trainer.config import RunConfig
-from trainer.config.budget import reduce_bucket
+from trainer.config.budget import reduce_bucket, reduces_blocks
 from trainer.hardware.model_shapes import Shape
 
 
@@ -24,7 +24,7 @@ def gradient_bytes(config: RunConfig, t: int) -> dict[str, float]:
 
     elements = reduce_bucket(config)
     bucket = float((elements if on_gpu else min(elements, t)) * width)
-    if adds_up_whole(config):
+    if is_whole(config) and reduces_blocks(config):  # autograd adds up where the optimizer's step reads
         bucket = 0.0
     # Stages 1 and 2 fill one bucket while the other is reduced; at stage 1 in the type that gradients add up
     # in.
@@ -33,12 +33,6 @@ def gradient_bytes(config: RunConfig, t: int) -> dict[str, float]:
     elif on_gpu and stage == 1:
         bucket *= 2 * _gradient_width(config) // width
     return {"gradients": t * _gradient_width(config) * shares, "reduce bucket": bucket}
-
-
-def adds_up_whole(config: RunConfig) -> bool:
-    """Whether autograd adds gradients up where the optimizer's step reads them, as one rank does: nothing is
-    reduced."""
-    return is_whole(config) and not config.optimizer.offload_optimizer
 
 
 def backward(config: RunConfig, shape: Shape, bucket: float, t: int) -> dict[str, float]:

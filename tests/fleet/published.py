@@ -24,7 +24,7 @@ VERSIONS = 3
 def gathered(worker: Any) -> dict[str, Tensor]:
     """The policy's full weights. Collective."""
     found = {}
-    for group in worker.policy.weight_groups(1 << 20):
+    for group in worker.policy.weights.groups(1 << 20):
         found |= {name: tensor.detach().clone() for name, tensor in group}
     return found
 

@@ -60,7 +60,7 @@ def against_peft(config, rank, port):
     def given(split, row):
         return encoded[row]
 
-    shapes = {name: whole_shape(p) for name, p in policy.names.items() if p.requires_grad}
+    shapes = {name: whole_shape(p) for name, p in policy.weights.names.items() if p.requires_grad}
 
     def first(kind, name, start, stop):
         whole = value(name, shapes[name]) if kind == "master" else torch.zeros(shapes[name])
@@ -68,13 +68,13 @@ def against_peft(config, rank, port):
 
     policy.load(lambda wanted: (first(*one) for one in wanted))
     policy.loaded(0)
-    policy.reload()
+    policy.states.reload()
     out: dict = {"trained": sum(math.prod(shape) for shape in shapes.values())}
     if want:
-        full = {name: p.clone() for group in policy.weight_groups(1 << 16) for name, p in group}
+        full = {name: p.clone() for group in policy.weights.groups(1 << 16) for name, p in group}
         out["names"] = sorted(want.keys() ^ full.keys())
         out["merged"] = max(float((full[name] - p).abs().max()) for name, p in want.items() if name in full)
-    four = [p for p in policy.names.values() if hasattr(p, "quant_state")]
+    four = [p for p in policy.weights.names.values() if hasattr(p, "quant_state")]
     out["bytes"] = sum(getattr(p, "ds_tensor", p).nbytes for p in four)
     out["numbers"] = sum(p.quant_state.shape.numel() for p in four)
 
@@ -88,7 +88,7 @@ def against_peft(config, rank, port):
 
     def stepping():
         if policy.trained.is_gradient_accumulation_boundary():
-            ours.update({name: safe_get_full_grad(policy.names[name]).float() for name in shapes})
+            ours.update({name: safe_get_full_grad(policy.weights.names[name]).float() for name in shapes})
         step()
 
     policy.trained.step = stepping
@@ -116,7 +116,7 @@ def against_peft(config, rank, port):
     after = shard_sums(worker)
     policy.load(lambda wanted: (kept[name].tensors[kind] for kind, name, _, _ in wanted))
     policy.loaded(1)
-    policy.reload()
+    policy.states.reload()
     update(worker, items, 150)
     out["resumed"] = shard_sums(worker) == after
     return out

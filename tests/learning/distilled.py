@@ -73,7 +73,7 @@ def against_plain(config: RunConfig, rank: int, port: int) -> dict:
     lessons = add_teacher_advantages(items.advantages, judged, old, config.algorithm.teacher_coef)
     stats = worker.step(replace(items, advantages=lessons, old=old), config.algorithm.micro_batch_tokens)
     ours = {}
-    for group in worker.policy.weight_groups(1 << 30):
+    for group in worker.policy.weights.groups(1 << 30):
         ours |= {name: tensor.clone() for name, tensor in group}
     gaps = [np.abs(mine - other.numpy()).max() for mine, other in zip(judged, theirs["judged"], strict=True)]
     return {

@@ -12,17 +12,16 @@ from typing import Any
 from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator
 
 from tests.learning.one_rank import OneRank, lessons, trace
-from trainer.config import budget
 from trainer.learning import policy
 from trainer.learning.blocks import blocks_of
-from trainer.learning.zero import sharded
+from trainer.learning.zero import private_names, sharded
 from trainer.learning.zero.setup import GATHERS, zero_config
 
 
 def hooked(config, rank, port):
     """Gathers, DeepSpeed's fetches and Python frames in the third update, when DeepSpeed knows the order of
     modules; and a hash of what was learned. Every parameter is sharded, however small. A run that is named
-    `deepspeed` leaves the blocks to DeepSpeed."""
+    `deepspeed` meets a release of DeepSpeed that lacks a name."""
 
     def all_sharded(*args: Any, **kwargs: Any) -> dict[str, Any]:
         made = zero_config(*args, **kwargs)
@@ -30,7 +29,8 @@ def hooked(config, rank, port):
         return made
 
     if config.run.name == "deepspeed":
-        budget.takes_blocks = lambda *_, **__: False
+        absent = {private_names.STAGE_3: "name_of_no_release"}
+        private_names.LACKING = private_names.lacking(private_names.NEEDED, absent)
     policy.zero_config = all_sharded
     worker = OneRank(replace(config, method="sft")).start(rank, port)
     worker.policy.config = replace(config, method="grpo")

@@ -203,7 +203,7 @@ def compared(
         batch = replace(batch, reference=[one.reference.numpy() for one in drawn])
     stats = worker.step(batch, config.algorithm.micro_batch_tokens, kl_coef=algorithm.kl_coef)
     ours = {}
-    for group in worker.policy.weight_groups(1 << 30):
+    for group in worker.policy.weights.groups(1 << 30):
         ours |= {n: tensor.clone() for n, tensor in group}
     return {
         "loss": stats["loss/total"],

@@ -71,7 +71,7 @@ def update(worker: OneRank, batch: TrainBatch, tokens: int, order=None) -> dict[
 def weights(worker: OneRank) -> dict[str, list[float]]:
     """A few entries and the sum of every full parameter."""
     out = {}
-    for group in worker.policy.weight_groups(1 << 30):
+    for group in worker.policy.weights.groups(1 << 30):
         for name, tensor in group:
             flat = tensor.double().flatten()
             out[name] = [float(flat.sum()), float(flat.square().sum()), *map(float, flat[:3])]
@@ -117,7 +117,7 @@ def parity(config, rank, port):
     read = built_empty()
     worker = start(config, rank, port)
     out: dict = {"gaps": [], "sync_bytes": sync_memory(worker), "read": read}
-    largest = max(getattr(p, "ds_numel", 0) * p.element_size() for p in worker.policy.names.values())
+    largest = max(getattr(p, "ds_numel", 0) * p.element_size() for p in worker.policy.weights.names.values())
     out["bucket_bytes"] = max(config.rollout.sync_bucket_bytes, largest)
     rows = [0, 1, 2, 3]
 
@@ -296,7 +296,7 @@ def gradients(config, rank, port):
 
         def stepping(engine=engine, step=step, ours=ours, worker=worker):
             if engine.is_gradient_accumulation_boundary():
-                for name, p in worker.policy.names.items():
+                for name, p in worker.policy.weights.names.items():
                     ours[name] = safe_get_full_grad(p).float()
             step()
 
@@ -371,12 +371,12 @@ def moving(config, rank, port):
     for name in ("kept", "moved"):
         worker = start(replace(config, method="sft"), rank, port)
         worker.policy.config = replace(config, method="grpo")
-        worker.policy._moves = name == "moved"  # on CPU too: another piece of the same memory
+        worker.policy.states.moves = name == "moved"  # on CPU too: another piece of the same memory
         for _ in range(3):
-            worker.policy.offload()
+            worker.policy.states.offload()
             away = shard_sums(worker)
-            list(worker.policy.weight_groups(1 << 20))
-            worker.policy.reload()
+            list(worker.policy.weights.groups(1 << 20))
+            worker.policy.states.reload()
             assert shard_sums(worker) == away
             stats = update(worker, fixed_items(worker), config.algorithm.micro_batch_tokens)
         out[name] = {"norm": stats["grad/norm"], "shards": shard_sums(worker)}
@@ -416,7 +416,9 @@ def skipping(config, rank, port):
     worker.policy.loaded(2, 1)
     update(worker, items, config.algorithm.micro_batch_tokens)
     out["resumed"] = shard_sums(worker)
-    sharded = [p for p in worker.policy.names.values() if not p.ds_persist]  # the small ones stay whole
+    sharded = [
+        p for p in worker.policy.weights.names.values() if not p.ds_persist
+    ]  # the small ones stay whole
     out["model_gib"] = sum(p.ds_numel for p in sharded) * 4 / 2**30
     out["update_gib"] = [update(worker, items, tokens)["perf/gathered_gib"] for tokens in (10_000, 1)]
     return out

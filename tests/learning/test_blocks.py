@@ -13,6 +13,7 @@ from torch import nn
 from transformers import AutoConfig
 
 from tests.families import FAMILIES, loader
+from trainer import config as c
 from trainer.learning import blocks
 from trainer.learning.zero import sharded
 
@@ -161,3 +162,20 @@ def test_a_pass_of_a_rank_gathers_whole_blocks_and_learns_what_deepspeed_does(
         gathers = 2 * times if live == 0 else times  # with much memory a block stays whole between passes
         assert gathers < result["gathers"] <= gathers + result["others"]
         assert result["frames"] <= FRAMES * times < result["frames_of_deepspeed"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("world", "lora"), [(1, 0), (2, 4)])
+def test_where_a_release_lacks_a_name_deepspeed_gathers_and_learns_the_same(
+    run_ranks, small_config, world, lora
+):
+    """On one rank, which keeps its weights; and with adapters, whose blocks are trained in part."""
+    config = replace(
+        small_config,
+        lora=c.LoRA(rank=lora, alpha=8),
+        placement=replace(small_config.placement, workers_per_node=world),
+    )
+    theirs = run_ranks("hooked", replace(config, run=replace(config.run, name="deepspeed")))
+    for result, by_deepspeed in zip(run_ranks("hooked", config), theirs, strict=True):
+        assert result["learned"] == by_deepspeed["learned"]
+        assert by_deepspeed["of_blocks"] > 0 == result["of_blocks"]

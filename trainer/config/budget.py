@@ -47,12 +47,12 @@ NF4_BYTES, NF4_SCALES = 0.5, 1 / 64 + 4 / (64 * 256)
 
 def takes_blocks(config: RunConfig, inference: bool = False) -> bool:
     """Whether the trainer gathers blocks whole under ZeRO-3, instead of DeepSpeed: a rank's shards of a block
-    are of one type, on its device, and trained or frozen together. DeepSpeed gathers the others: adapters,
-    with weights in 4 bits or not, hpZ's second copies, a reference on the host."""
+    are of one type and on its device. DeepSpeed gathers hpZ's second copies, a reference on the host, and
+    weights in 4 bits that are cut over several ranks."""
     on_host = inference and config.optimizer.offload_reference
     copied = not inference and config.optimizer.hpz_ranks > 1
-    plain = not (config.lora.rank or on_host or copied)
-    return config.optimizer.zero_stage == 3 and config.placement.world_size > 1 and plain
+    two_types = config.lora.qlora and config.placement.world_size > 1
+    return config.optimizer.zero_stage == 3 and not (on_host or copied or two_types)
 
 
 def reduces_blocks(config: RunConfig) -> bool:

@@ -71,7 +71,7 @@ class PublisherPart:
 
     def open(self) -> OpenedShard:
         """Takes the weights as they stand for published: workers find them whole elsewhere."""
-        self.learner.policy.reload()  # no engine takes turns with the policy
+        self.learner.policy.states.reload()  # no engine takes turns with the policy
         pieces = self.learner.policy.partition.pieces()
         self._published = [_on_host(piece.values) for piece in pieces]
         layout = [(piece.name, piece.start, piece.stop) for piece in pieces]

@@ -262,7 +262,7 @@ class ShardedWeights:
 
     def groups(self) -> Iterator[list[tuple[str, Tensor]]]:
         """Every group, gathered on all ranks, for as long as it is looked at."""
-        return self.policy.weight_groups(self.bucket_bytes)
+        return self.policy.weights.groups(self.bucket_bytes)
 
 
 def _flat(values: Sequence[np.ndarray]) -> Tensor:

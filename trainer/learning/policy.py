@@ -8,7 +8,6 @@ offloads its shards to save.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
@@ -25,13 +24,13 @@ from trainer.algorithm.lr_schedule import learning_rate
 from trainer.algorithm.rollout_correction import mismatch_sums, rollout_weights
 from trainer.algorithm.seeding import seed_of
 from trainer.checkpoint.format import Shard
-from trainer.config import RunConfig, budget, nodes_share_weights
+from trainer.config import RunConfig, nodes_share_weights
 from trainer.hardware.model_shapes import Shape
 from trainer.learning import blocks, experts_check, fused_layers, gated_delta_kernel, lora
 from trainer.learning.first_gradients import FirstGradients
 from trainer.learning.logprobs import LogprobModel
 from trainer.learning.teacher import FrozenModel
-from trainer.learning.zero import base_weights, sharded, whole
+from trainer.learning.zero import base_weights, sharded
 from trainer.learning.zero.offload import OffloadedStates
 from trainer.learning.zero.partition import Partition, bucket_parameters, whole_shape
 from trainer.learning.zero.setup import (
@@ -40,8 +39,8 @@ from trainer.learning.zero.setup import (
     LINEAR,
     exact_frequencies,
     gather_whole,
+    gathers_blocks,
     initialize_quietly,
-    without_watch,
     zero_config,
 )
 from trainer.ranks import torchrun
@@ -89,6 +88,31 @@ class TrainMicroBatch:
     """None: no KL term."""
 
 
+class WholeWeights:
+    """The policy's weights as an engine takes them."""
+
+    def __init__(self, model: Any, kept: bool) -> None:
+        """kept: whether this rank has them whole already."""
+        self.names: dict[str, Any] = dict(model.named_parameters())
+        self.adapters: dict[str, Any]
+        self._base, self.adapters = lora.adapters(self.names, model)
+        self._kept = kept
+
+    def groups(self, bucket_bytes: int) -> Iterator[list[tuple[str, Tensor]]]:
+        """Full weights in the model's own dtype and Hugging Face names, a group of layers at a time, on every
+        rank; adapters are merged in. Collective.
+
+        A group's tensors are only valid until the next one is asked for. Peak: a bucket, or the largest
+        parameter.
+        """
+        for bucket in bucket_parameters(self._base, bucket_bytes):
+            gathered = []
+            for name, parameter in bucket if not self._kept else ():
+                gathered += [parameter, *lora.adapter_factors(self.adapters.get(name))]
+            with deepspeed.zero.GatheredParameters(gathered, modifier_rank=None):
+                yield [(name, lora.merged_weight(p.data, self.adapters.get(name))) for name, p in bucket]
+
+
 class Policy:
     """One rank's part of the policy. Every method but `load` is collective: all ranks call it, in order."""
 
@@ -107,11 +131,9 @@ class Policy:
         self.config = config
         self.device = device
         self.total_updates = total_updates
-        self.world_size = dist.get_world_size()
-        self.rank = dist.get_rank()
         self.updates = 0
         self.without_gradient: list[str] = []
-        self._moves = device.type == "cuda" and not config.optimizer.offload_optimizer
+        moves = device.type == "cuda" and not config.optimizer.offload_optimizer
         self._draws = config.lora.dropout > 0
         """Whether a pass draws random numbers: only then does it matter that a model is in training."""
         ds_config = zero_config(config, shape)
@@ -124,30 +146,22 @@ class Policy:
             lr=config.optimizer.learning_rate,
             betas=config.optimizer.betas,
             eps=config.optimizer.eps,
-            fused=self._moves,
+            fused=moves,
         )
         self.trained, self.zero = initialize_quietly(
             deepspeed.initialize, model=scorer, optimizer=optimizer, config=ds_config
         )[:2]
-        self._whole = config.optimizer.zero_stage == 3 and whole.is_whole(scorer, device)
-        self._gradients: whole.WholeGradients | None = None
-        if self._whole:
-            whole.keep_weights(scorer, self.zero.parameter_offload)
-            without_watch(self.trained, [scorer])
+        self._gradients = sharded.Gradients()
+        if gathers_blocks(config):
+            modules = blocks.blocks_of(scorer.model)
             if not config.optimizer.offload_optimizer:
-                self._gradients = whole.WholeGradients(self.zero)
-        elif budget.takes_blocks(config):
-            found = blocks.blocks_of(scorer.model)
-            if budget.reduces_blocks(config):
-                sharded.BlockGradients(found, self.zero, device)
-            sharded.Blocks(found, self.zero.parameter_offload, device, config.optimizer.live_parameters)
-            without_watch(self.trained, found)
-        self._states = OffloadedStates(self.zero, device)
-        self.names: dict[str, Any] = {
-            name.removeprefix("model."): parameter for name, parameter in scorer.named_parameters()
-        }
-        self.partition = Partition(self.zero, self.names, config.optimizer.zero_stage, device)
-        self._base, self._adapters = lora.adapters(self.names, scorer.model)
+                self._gradients = sharded.gradients_of(modules, self.zero, device)
+            self._gather(self.trained, modules, self.zero.parameter_offload, config)
+        self.states = OffloadedStates(self.zero, device, moves)
+        kept = gathers_blocks(config) and dist.get_world_size() == 1
+        self.weights = WholeWeights(scorer.model, kept)
+        trained = {name: p for name, p in self.weights.names.items() if p.requires_grad}
+        self.partition = Partition(self.zero, trained, config.optimizer.zero_stage, device)
         adapted = config.lora.rank > 0
         frozen = teacher
         if config.method == "grpo" and config.algorithm.kl_coef and not adapted:
@@ -158,19 +172,23 @@ class Policy:
             read = None if teacher or empty else scorer
             self.reference = self._frozen(frozen, temperature, read)
         elif adapted:
-            self.reference = lora.BaseModel(self.trained, list(self._adapters.values()))
+            self.reference = lora.BaseModel(self.trained, list(self.weights.adapters.values()))
         FUNCTIONAL.linear = LINEAR
 
     def _prepare_backward(self, model: Any) -> None:
         """Says what the passes with gradients keep of a model, before DeepSpeed puts its hooks on it."""
-        found = blocks.blocks_of(model)
+        modules = blocks.blocks_of(model)
         recomputes = self.config.model.gradient_checkpointing
         if recomputes:
-            blocks.recompute(found, random=self._draws)
-        if self.config.optimizer.zero_stage == 3 and self.world_size > 1:
-            blocks.keep_no_gathered_weights(model, found if recomputes else [])
+            blocks.recompute(modules, random=self._draws)
+        if self.config.optimizer.zero_stage == 3 and dist.get_world_size() > 1:
+            blocks.keep_no_gathered_weights(model, modules if recomputes else [])
         if self.config.lora.rank:
-            blocks.begin_gradients(found)
+            blocks.begin_gradients(modules)
+
+    def _gather(self, engine: Any, modules: Any, offload: Any, config: RunConfig) -> None:
+        """Gathers the blocks of a model that `config` names, instead of DeepSpeed."""
+        sharded.gather(engine, modules, offload, self.device, config.optimizer.live_parameters)
 
     def _frozen(self, frozen: FrozenModel, temperature: float, read: LogprobModel | None) -> Any:
         """Loads a model that is never trained; returns DeepSpeed's engine around it. read: the same model,
@@ -181,14 +199,8 @@ class Policy:
             base_weights.copy_weights(read, scorer)
         scorer.requires_grad_(False).eval()
         engine = initialize_quietly(deepspeed.initialize, model=scorer, config=ds_config)[0]
-        if whole.is_whole(scorer, self.device):
-            whole.keep_weights(scorer, engine.optimizer)
-            without_watch(engine, [scorer])
-        elif budget.takes_blocks(frozen.config, inference=True):
-            found = blocks.blocks_of(scorer.model)
-            live = frozen.config.optimizer.live_parameters
-            sharded.Blocks(found, engine.optimizer, self.device, live)
-            without_watch(engine, found)
+        if gathers_blocks(frozen.config, inference=True):
+            self._gather(engine, blocks.blocks_of(scorer.model), engine.optimizer, frozen.config)
         return engine
 
     def _scorer(
@@ -260,11 +272,10 @@ class Policy:
         for group in self.zero.param_groups:
             group["lr"] = rate
         if self._draws:  # a resumed run drops the same
-            torch.manual_seed(seed_of(self.config.run.seed, "dropout", self.updates, self.rank))
+            torch.manual_seed(seed_of(self.config.run.seed, "dropout", self.updates, dist.get_rank()))
         first = self._first_gradients() if self.updates == 0 else None
         gathered_before = GATHERS.bytes
-        if self._gradients is not None:
-            self._gradients.begin()
+        self._gradients.begin()
 
         sums = torch.zeros(len(SUMS), device=self.device, dtype=torch.float64)
         largest = torch.zeros(len(LARGEST), device=self.device)
@@ -274,8 +285,10 @@ class Policy:
             if first and item.batch.pixel_values is not None:
                 first.look(item.batch, item.advantages)
             loss, stats, most = self._loss(item, kl_coef)
-            self.trained.backward(loss * self.world_size)  # DeepSpeed averages over ranks; our loss is a sum
-            if self._gradients is not None and i == count - 1:
+            self.trained.backward(
+                loss * dist.get_world_size()
+            )  # DeepSpeed averages over ranks; our loss is a sum
+            if i == count - 1:
                 self._gradients.end()
             self.trained.step()
             sums += stats
@@ -357,37 +370,6 @@ class Policy:
         largest = torch.stack([_largest(gap.abs()), _largest(ratios)])
         return loss.total, sums, largest
 
-    # --- weights out, states away
-
-    def weight_groups(self, bucket_bytes: int) -> Iterator[list[tuple[str, Tensor]]]:
-        """Full weights in the model's own dtype and Hugging Face names, a group of layers at a time, on every
-        rank; adapters are merged in.
-
-        A group's tensors are only valid until the next one is asked for. Peak: a bucket, or the largest
-        parameter.
-        """
-        gathers = nullcontext() if self._whole else None
-        for bucket in bucket_parameters(self._base, bucket_bytes):
-            sharded = []
-            for name, parameter in bucket:
-                sharded += [parameter, *lora.adapter_factors(self._adapters.get(name))]
-            with gathers or deepspeed.zero.GatheredParameters(sharded, modifier_rank=None):
-                yield [(name, lora.merged_weight(p.data, self._adapters.get(name))) for name, p in bucket]
-
-    def offload(self) -> None:
-        """Moves fp32 weights and Adam's moments to host memory to free GPU memory for the engine (CUDA
-        only)."""
-        if self._moves:
-            self._states.offload()
-
-    def lock_behind(self) -> None:
-        """Prepares the host's memory for faster moves, while the engine samples."""
-        self._states.lock_behind()
-
-    def reload(self) -> None:
-        """Takes back what `offload` moved away."""
-        self._states.reload()
-
     # --- shards in and out
 
     def shards(self, host: Callable[[str, Tensor], Tensor]) -> dict[str, Shard]:
@@ -399,7 +381,7 @@ class Policy:
         """Takes over weights and moments: `stream` gives [stop - start] of every (kind, name, start, stop) of
         a flat parameter.
         """
-        self.reload()
+        self.states.reload()
         self.partition.load(stream)
 
     def loaded(self, updates: int, skipped: int = 0) -> None:
@@ -408,7 +390,7 @@ class Policy:
         self.partition.publish(updates - skipped)
         self.updates = updates
         if self.config.method == "grpo":
-            self.offload()
+            self.states.offload()
 
 
 SUMS = (

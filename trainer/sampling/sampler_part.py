@@ -35,7 +35,7 @@ class SamplerPart:
         # Here, so that the driver, which only names this class, loads no vLLM.
         from trainer.sampling.vllm_engine import Engine
 
-        self.learner.policy.offload()
+        self.learner.policy.states.offload()
         # As it starts, vLLM collects garbage a dozen times, each time among all that is there for good; its
         # first CUDA graph ends what is frozen here.
         gc.collect()
@@ -53,17 +53,17 @@ class SamplerPart:
         from trainer.weights import in_process
 
         with self.process.recording("load"):
-            self.learner.policy.offload()
+            self.learner.policy.states.offload()
             self.engine.wake_weights()
             in_process.push_weights(self.learner.weights(version), self.engine)
             self.engine.wake_cache()
-            self.learner.policy.lock_behind()
+            self.learner.policy.states.lock_behind()
 
     def rest(self) -> None:
         """Puts the engine to sleep and takes the policy's states back."""
         self.engine.sleep()
         self.learner.forget_peak()
-        self.learner.policy.reload()
+        self.learner.policy.states.reload()
 
     def sample(
         self,

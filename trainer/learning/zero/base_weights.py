@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 import deepspeed
 import torch
 import torch.distributed as dist
-from deepspeed.utils import groups
 from safetensors import SafetensorError, safe_open
 from torch import nn
 from transformers.initialization import no_init_weights
@@ -24,6 +23,7 @@ from transformers.modeling_utils import set_zero3_state
 
 from trainer.config import ConfigError, RunConfig
 from trainer.hardware import architectures
+from trainer.learning.zero import private_names
 from trainer.learning.zero.partition import bucket_parameters, whole_shape
 from trainer.storage import expert_files, hub
 from trainer.system.errors import StorageError
@@ -41,7 +41,7 @@ def build_unfilled(kind: Any, hf_config: Any, ds_config: dict[str, Any], **kwarg
     yet."""
     copies_within_node = ds_config["zero_optimization"].get("zero_hpz_partition_size", 1) > 1
     # Where an earlier call has made this group, DeepSpeed must be given it: it refuses to make a second one.
-    node_group = groups._get_zero_param_intra_parallel_group() if copies_within_node else None
+    node_group = private_names.node_group() if copies_within_node else None
     # Imports the model's class before `Init` begins. `Init` restores every class that is defined within it,
     # and takes away the `__init__` that a decorator gave to the class: the next model would be built wrongly.
     kind._model_mapping.get(type(hf_config), None)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from trainer.checkpoint.staging import HostMemory
+from trainer.learning.zero import private_names
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
@@ -22,11 +23,12 @@ class OffloadedStates:
     back.
     """
 
-    def __init__(self, zero: Any, device: torch.device) -> None:
+    def __init__(self, zero: Any, device: torch.device, moves: bool = True) -> None:
         """zero: DeepSpeed's ZeRO-3 optimizer, which keeps the same tensors for life; only their storage
-        moves."""
+        moves. moves: whether they lie on a GPU at all; else nothing is moved."""
         self.zero = zero
         self.device = device
+        self.moves = moves
         self.away = False
         self._memory = HostMemory()
         self._scratch_bytes: list[int] = []
@@ -34,12 +36,12 @@ class OffloadedStates:
     @torch.no_grad()
     def offload(self) -> None:
         """Moves them to host memory. Nothing may be under way in the policy."""
-        if self.away:
+        if self.away or not self.moves:
             return
         self.zero.empty_partition_cache()
         self._wait()  # for the streams of gathering and reducing too
         self._scratch_bytes = []
-        for tensor in self._scratch():
+        for tensor in private_names.gradient_memory(self.zero):
             # DeepSpeed holds views of it by parameter: they stay valid, which they would not if `.data` were
             # replaced.
             storage = tensor.untyped_storage()
@@ -62,7 +64,7 @@ class OffloadedStates:
         for the first time by their first move, it took 27 s of a 3B run's first sync.
         """
         if self.device.type == "cuda":
-            for group, flat in enumerate(self.zero.fp32_partitioned_groups_flat):
+            for group, flat in enumerate(private_names.masters(self.zero)):
                 for moment in MOMENTS:
                     self._memory.like((moment, group), flat, self.device)
         self._memory.lock_behind()
@@ -76,15 +78,15 @@ class OffloadedStates:
             self._memory.like(key, tensor)  # waits while its pages are being locked
             copy = torch.empty_like(tensor, device=self.device)
             tensor.data = copy.copy_(tensor, non_blocking=True)
-        for tensor, size in zip(self._scratch(), self._scratch_bytes, strict=True):
+        for tensor, size in zip(private_names.gradient_memory(self.zero), self._scratch_bytes, strict=True):
             tensor.untyped_storage().resize_(size)
         # no gradient is ever written to the padding of a partition
-        self.zero.grad_partitions_flat_buffer.zero_()
+        private_names.summed_gradients(self.zero).zero_()
         self.away = False
 
     def _states(self) -> Iterator[tuple[tuple[str, int], Tensor]]:
         """Flat fp32 weights and Adam's moments, where there are any yet, by kind and parameter group."""
-        groups = self.zero.fp32_partitioned_groups_flat
+        groups = private_names.masters(self.zero)
         for group, flat in enumerate(groups):
             yield ("master", group), flat
         for group, flat in enumerate(groups):
@@ -92,13 +94,6 @@ class OffloadedStates:
             for moment in MOMENTS:
                 if moment in state:
                     yield (moment, group), state[moment]
-
-    def _scratch(self) -> Iterator[Tensor]:
-        """Gradient memory, whose content means nothing between two steps."""
-        yield self.zero.grad_partitions_flat_buffer
-        for bucket in self.zero.ipg_buckets.values():
-            if bucket.buffer is not None:
-                yield bucket.buffer
 
     def _wait(self) -> None:
         if self.device.type == "cuda":

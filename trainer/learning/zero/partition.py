@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from trainer.checkpoint.format import Shard
+from trainer.learning.zero import private_names
 
 KINDS = ("master", "exp_avg", "exp_avg_sq")
 """What there is of a trained parameter: the fp32 weights and Adam's moments."""
@@ -50,12 +51,12 @@ class ModelPiece:
 class Partition:
     """One rank's states. `publish` is collective; `load` waits for nobody."""
 
-    def __init__(self, zero: Any, names: dict[str, Any], stage: int, device: torch.device) -> None:
-        """zero: DeepSpeed's ZeRO optimizer. names: every parameter of the model, by name."""
+    def __init__(self, zero: Any, trained: dict[str, Any], stage: int, device: torch.device) -> None:
+        """zero: DeepSpeed's ZeRO optimizer. trained: every trained parameter, by name."""
         self.zero = zero
         self.stage = stage
         self.device = device
-        self.trained = {name: p for name, p in names.items() if p.requires_grad}
+        self.trained = trained
 
     def shards(self, host: Callable[[str, Tensor], Tensor]) -> dict[str, Shard]:
         """This rank's part of every trained parameter; `host(key, tensor)` copies it off the device."""
@@ -96,14 +97,7 @@ class Partition:
         Adam."""
         for state in self.zero.optimizer.state.values():
             state["step"].fill_(float(steps))
-        if self.stage < 3:
-            self.zero.update_lp_params()
-            return
-        self.zero.invalidate_secondary_tensor()  # hpZ's copy within the node is of the weights before
-        persistent = self.zero.persistent_parameters
-        if persistent:
-            persistent[0].partition(persistent)
-            persistent[0].all_gather(persistent)
+        private_names.renew_weights(self.zero, self.stage)
 
     def pieces(self) -> list[ModelPiece]:
         """This rank's part of the model's own weights of every trained parameter; stage 3 only. Gathers
@@ -117,27 +111,14 @@ class Partition:
         return found
 
     def _piece(self, p: Any) -> ShardPiece:
-        """This rank's part of a trained parameter."""
-        return self._equal_piece(p) if self.stage == 3 else self._mapped_piece(p)
-
-    def _equal_piece(self, p: Any) -> ShardPiece:
-        """The piece at stage 3, where all ranks hold equally many elements, and those past the parameter's
-        end are padding."""
+        """This rank's part of a trained parameter. At stage 3 all ranks hold equally many elements, and those
+        past the parameter's end are padding."""
+        if self.stage < 3:
+            return ShardPiece(*private_names.fragment_of(self.zero, p))
         size = p.ds_tensor.numel()
         start = min(dist.get_rank() * size, p.ds_numel)
         stop = min(start + size, p.ds_numel)
-        group, at, _ = self.zero.grad_position[self.zero.get_param_id(p)]
-        return ShardPiece(start, stop, at, self.zero.fp32_partitioned_groups_flat[group])
-
-    def _mapped_piece(self, p: Any) -> ShardPiece:
-        """The piece at stages 1 and 2: DeepSpeed keeps where it lies at the parameter (lp) and in the flat
-        buffer (hp)."""
-        mapping = p._hp_mapping
-        if mapping is None:
-            return ShardPiece(0, 0, 0, None)
-        own = mapping.lp_fragment_address
-        flat = self.zero.single_partition_of_fp32_groups[mapping.param_group_index]
-        return ShardPiece(own.start, own.start + own.numel, mapping.hp_fragment_address.start, flat)
+        return ShardPiece(start, stop, *private_names.place_of(self.zero, p))
 
     def _views(self, piece: ShardPiece) -> dict[str, Tensor]:
         """Views [stop - start] of the flat buffers that hold a piece; Adam's are made here before the first

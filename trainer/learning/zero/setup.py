@@ -4,21 +4,17 @@ logging and to what it patches in torch."""
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from deepspeed.runtime.engine import DeepSpeedEngine
-from deepspeed.runtime.zero import partition_parameters
-from deepspeed.runtime.zero.config import ZERO_OPTIMIZATION
-from deepspeed.runtime.zero.parameter_offload import ZeROOrderedDict
-from deepspeed.utils import nvtx, set_z3_leaf_module
+from deepspeed.utils import set_z3_leaf_module
 from torch import Tensor, nn
 
 from trainer.config import ConfigError, RunConfig, budget
 from trainer.config.budget import SUB_GROUP, prefetch_parameters
 from trainer.hardware.model_shapes import Shape
+from trainer.learning.zero import private_names
 
 FUNCTIONAL: Any = nn.functional
 LINEAR = FUNCTIONAL.linear
@@ -47,36 +43,12 @@ def gather_whole(blocks: list[torch.nn.Module]) -> None:
         set_z3_leaf_module(block, True)
 
 
-class UnwatchedParameters(ZeROOrderedDict):
-    """A module's parameters. DeepSpeed looks at each one that a forward pass reads; here it does not."""
-
-    __getitem__: Any = OrderedDict.__getitem__
-
-
-def without_watch(engine: Any, roots: list[nn.Module]) -> None:
-    """Ends DeepSpeed's search for parameters that a module reads of another one: before and behind a forward
-    pass it marks all modules. Below `roots` it does not look at what is read either. No model of `FAMILIES`
-    reads so; of one that did, a pass would find nothing in a parameter that is in shards."""
-    engine.module_forward_pre_hook.remove()
-    engine.module_forward_post_hook.remove()
-    for module in (module for root in roots for module in root.modules()):
-        module._parameters = UnwatchedParameters(module, module._parameters)
-
-
 class GatherCounts:
     """Counts how often the passes of this process gather weights, and how many bytes."""
 
     def __init__(self) -> None:
         self.calls = 0
         self.bytes = 0
-        inner = partition_parameters._dist_allgather_fn
-
-        def counted(input_tensor: Tensor, output_tensor: Tensor, group: Any = None) -> Any:
-            self.count(output_tensor)
-            return inner(input_tensor, output_tensor, group)
-
-        module: Any = partition_parameters
-        module._dist_allgather_fn = counted
 
     def count(self, gathered: Tensor) -> None:
         """One gather more."""
@@ -85,20 +57,13 @@ class GatherCounts:
 
 
 GATHERS = GatherCounts()
-RANGES: Any = nvtx
-RANGES.enable_nvtx = False  # around each of DeepSpeed's functions, for NVIDIA's profiler alone
+private_names.count_gathers(GATHERS.count)
+private_names.use_one_optimizer()
 
 
-def _one_optimizer(engine: Any, optimizer: Any) -> str:
-    """The kind of optimizer that DeepSpeed wraps around ours: ZeRO's at every stage. For bf16 at stage 1
-    DeepSpeed would choose another one, with other buffers, which also steps on a gradient that is not
-    finite."""
-    return ZERO_OPTIMIZATION if engine.zero_optimization() else CHECK(engine, optimizer)
-
-
-ENGINE: Any = DeepSpeedEngine
-CHECK = ENGINE._do_optimizer_sanity_check
-ENGINE._do_optimizer_sanity_check = _one_optimizer
+def gathers_blocks(config: RunConfig, inference: bool = False) -> bool:
+    """Whether the trainer gathers the weights of a model, instead of DeepSpeed."""
+    return budget.takes_blocks(config, inference) and not private_names.LACKING
 
 
 def zero_config(config: RunConfig, shape: Shape, inference: bool = False) -> dict[str, Any]:
@@ -108,11 +73,11 @@ def zero_config(config: RunConfig, shape: Shape, inference: bool = False) -> dic
     offload = {"device": "cpu", "pin_memory": on_gpu}
     zero: dict[str, Any] = {"stage": o.zero_stage, "overlap_comm": on_gpu}
     if o.zero_stage == 3:
-        ours = budget.takes_blocks(config, inference)
+        ours = gathers_blocks(config, inference)
         live = o.live_parameters // 2 if ours else o.live_parameters
         zero |= {
             "sub_group_size": SUB_GROUP,
-            "reduce_bucket_size": budget.reduce_bucket(config),
+            "reduce_bucket_size": budget.reduce_bucket(config) if ours else budget.REDUCE_BUCKET,
             "stage3_max_live_parameters": live,
             "stage3_max_reuse_distance": live,
             # Ahead of the modules between the blocks it would gather the head, for the whole pass.

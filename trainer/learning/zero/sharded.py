@@ -1,9 +1,9 @@
-"""A model's blocks under ZeRO-3 on several ranks: each is gathered at once, ahead of its use, and let go of
-behind it; its gradients are reduced together.
+"""A model's blocks under ZeRO-3: each is gathered at once, ahead of its use, and let go of behind it; its
+gradients are reduced together. On one rank the shards are the weights, for good.
 
 DeepSpeed does the same for each parameter, in Python, which took the host as long as the whole block's
-kernels. It keeps what it lays out (shards, flat buffers, the optimizer's step), and the modules between the
-blocks.
+kernels. It keeps what it lays out (shards, flat buffers, the optimizer's step), and on several ranks the
+modules between the blocks.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from trainer.learning.zero import private_names
 from trainer.learning.zero.setup import GATHERS
 
 AHEAD = 4
@@ -83,7 +84,7 @@ class _Block:
         self._ready = lane.event()
         self._gathered = False
         self._in_place = False
-        self._group = self.sharded[0].ds_process_group
+        self._group = private_names.process_group(self.sharded[0])
         world = dist.get_world_size()
         room = [-(-size * world // ALIGNED) * ALIGNED for size in self.sizes]
         flat = self.shards[0].new_empty(sum(room))
@@ -157,17 +158,10 @@ class Blocks:
     """Gathers the blocks of one model in turn. Passes are collective."""
 
     def __init__(self, modules: Sequence[nn.Module], offload: Any, device: torch.device, live: int) -> None:
-        """modules: the blocks, in the order of a pass. offload: DeepSpeed's hooks on the model, of which
-        those on the blocks go, and those on modules that hold nothing. live: elements that may be whole
-        beside a block: half for those gathered ahead (all of it for the next one alone) or kept between two
-        passes, half for what lies between the blocks."""
-        root = offload.module
-        bare = [module for module in root.modules() if module is not root and not module._parameters]
-        hooks = {id(one) for m in (*modules, *bare) for one in (m._forward_pre_hooks, m._forward_hooks)}
-        for handle in (*offload.forward_hooks, *offload.backward_hooks):
-            if id(handle.hooks_dict_ref()) in hooks:
-                handle.remove()
-        _shard_small_ones(modules, offload.persistent_parameters)
+        """modules: the blocks, in the order of a pass. offload: DeepSpeed's hooks on the model. live:
+        elements that may be whole beside a block: half for those gathered ahead (all of it for the next one
+        alone) or kept between two passes, half for what lies between the blocks."""
+        private_names.release_hooks(modules, offload)
         lane = _Lane(device)
         blocks = [_Block(module, lane) for module in modules]
         for block, ahead in _gathered_ahead(blocks, live, AHEAD):
@@ -201,67 +195,118 @@ def _gathered_ahead(blocks: list[_Block], live: int, most: int) -> Iterator[tupl
         at += len(ahead)
 
 
-def _shard_small_ones(modules: Sequence[nn.Module], persistent: list[Any]) -> None:
-    """Small parameters of blocks are gathered with the others. DeepSpeed would keep them whole, and gather
-    them apart after each of its steps."""
-    parameters: list[Any] = [p for module in modules for p in module.parameters()]
-    for parameter in parameters:
-        if parameter.ds_persist:
-            parameter.ds_persist = False
-            parameter.partition()
-    persistent[:] = [parameter for parameter in persistent if parameter.ds_persist]
+class Gradients:
+    """How gradients come to the sums that the optimizer's step reads: by DeepSpeed."""
+
+    def begin(self) -> None:
+        """Before an update's first pass."""
+
+    def end(self) -> None:
+        """After an update's last pass."""
 
 
-class BlockGradients:
-    """Averages a block's gradients over the ranks, all at once, and adds this rank's part to the sums that
-    the optimizer's step reads. Needs an optimizer on the device of the gradients."""
+class BlockGradients(Gradients):
+    """Averages a block's gradients over the ranks, all at once, and adds this rank's part to the sums. Needs
+    an optimizer on the device of the gradients."""
 
     def __init__(self, modules: Sequence[nn.Module], zero: Any, device: torch.device) -> None:
-        """modules: the blocks, in the order of a pass. zero: DeepSpeed's ZeRO-3 optimizer, whose hooks on
-        them go."""
-        for hook in zero._leaf_module_hooks:
-            hook.remove()
+        """modules: the blocks, in the order of a pass. zero: DeepSpeed's ZeRO-3 optimizer."""
+        private_names.release_reductions(zero, alone=False)
         self._zero = zero
-        self._lane = _Lane(device, zero.reduce_and_partition_stream)
+        self._lane = _Lane(device, private_names.reducing_stream(zero))
         self._reduced = self._lane.event()
         self._rows: Tensor | None = None
-        by_id = zero._DeepSpeedZeroOptimizer_Stage3__param_id_to_grad_partition
         first = True
         for module in modules:
-            parameters: list[Any] = list(module.parameters())
-            trained = [p for p in parameters if p.requires_grad]
+            trained = [p for p in module.parameters() if p.requires_grad]
             if trained:
-                sums = [by_id[p.ds_id] for p in trained]
+                sums = [private_names.sum_of(zero, p) for p in trained]
                 module.register_full_backward_hook(partial(self._block, trained, sums, first))
                 first = False
 
     def _block(self, trained: list[Any], sums: list[Tensor], last: bool, *_: Any) -> None:
         """A hook behind a block's backward pass. last: no other block comes behind it."""
-        self._zero.reenter_backward_if_needed()
+        begins = private_names.begin_reduction(self._zero)
         self._wait()
         world = dist.get_world_size()
         gradients = []
         for parameter in trained:  # an expert that no token came to has none
-            found = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            gradients.append(found.flatten())
+            gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            gradients.append(gradient.flatten())
             parameter.grad = None
-        kind = self._zero.communication_data_type
+        kind = private_names.reduced_type(self._zero)
         self._rows = torch._chunk_cat(gradients, 0, world).to(kind).div_(world)  # [world, a rank's elements]
-        del gradients, found
+        del gradients, gradient
         with self._lane.beside(self._reduced):
             part = self._rows.new_empty(self._rows.shape[1])
-            dist.reduce_scatter_single(part, self._rows.view(-1), group=trained[0].ds_process_group)
-            parts = part.to(sums[0].dtype).split([len(one) for one in sums])
-            if self._zero.micro_step_id == 0:
+            dist.reduce_scatter_single(
+                part, self._rows.view(-1), group=private_names.process_group(trained[0])
+            )
+            parts = part.to(sums[0].dtype).split([len(of_parameter) for of_parameter in sums])
+            if begins:
                 torch._foreach_copy_(sums, parts)
             else:
                 torch._foreach_add_(sums, parts)
         if last:
             self._wait()
-        self._zero.update_hook_state_and_maybe_run_epilogue(1)
+        private_names.end_reduction(self._zero)
 
     def _wait(self) -> None:
         """Frees what is being reduced, for what is launched behind it."""
         if self._rows is not None:
             self._lane.wait(self._reduced)
             self._rows = None
+
+
+class OneRankGradients(Gradients):
+    """Adds gradients up where the optimizer's step reads them: one rank has nothing to reduce. Needs an
+    optimizer on the device of the gradients."""
+
+    def __init__(self, zero: Any) -> None:
+        """zero: DeepSpeed's ZeRO-3 optimizer."""
+        private_names.release_reductions(zero, alone=True)
+        self._flat = private_names.summed_gradients(zero)
+        self._views: list[tuple[Any, Tensor]] = []
+        for parameter in private_names.trained_parameters(zero):
+            self._views.append((parameter, private_names.sum_of(zero, parameter).view(parameter.ds_shape)))
+        self._same_type = all(view.dtype == parameter.dtype for parameter, view in self._views)
+        if not self._same_type:
+            for parameter, view in self._views:
+                parameter.register_post_accumulate_grad_hook(partial(_add, view))
+
+    def begin(self) -> None:
+        """All gradients are 0."""
+        self._flat.zero_()
+        if self._same_type:
+            for parameter, view in self._views:
+                parameter.grad = view
+
+    def end(self) -> None:
+        """DeepSpeed's step finds no gradient at a parameter."""
+        for parameter, _ in self._views:
+            parameter.grad = None
+
+
+def _add(view: Tensor, parameter: Tensor) -> None:
+    """A pass's gradient into the sum of another type."""
+    assert parameter.grad is not None
+    view.add_(parameter.grad)
+    parameter.grad = None
+
+
+def gather(engine: Any, modules: Sequence[nn.Module], offload: Any, device: torch.device, live: int) -> None:
+    """Gathers a model's weights in DeepSpeed's place. engine: DeepSpeed's around it. modules, offload, live:
+    as in `Blocks`. A rank alone has nothing to gather: all modules keep their weights."""
+    if dist.get_world_size() == 1:
+        modules = [engine.module]
+        private_names.keep_gathered(engine.module, offload)
+    else:
+        Blocks(modules, offload, device, live)
+    private_names.unwatch(engine, modules)
+
+
+def gradients_of(modules: Sequence[nn.Module], zero: Any, device: torch.device) -> Gradients:
+    """How the gradients of a model are summed whose weights are gathered so."""
+    if dist.get_world_size() == 1:
+        return OneRankGradients(zero)
+    return BlockGradients(modules, zero, device)
