@@ -88,20 +88,7 @@ CPU_LOCK = "requirements/cpu.txt"
 """Left out too, where the nodes have GPUs."""
 CHECKS = ("tests/conftest.py", "tests/families.py", "tests/servers.py", "tests/gpu", "tests/learning")
 """What a check of a card needs of it all the same."""
-NOT_CHECKED = (
-    "tests/learning/test_*.py",
-    "tests/learning/adapted.py",
-    "tests/learning/carried.py",
-    "tests/learning/continuing.py",
-    "tests/learning/distilled.py",
-    "tests/learning/filled.py",
-    "tests/learning/hooked.py",
-    "tests/learning/interpreted.py",
-    "tests/learning/papers.py",
-    "tests/learning/rounded.py",
-    "tests/learning/silenced.py",
-    "tests/learning/staged.py",
-)
+NOT_CHECKED = ("tests/learning/test_*.py", "tests/learning/rank_scripts")
 """Tests and scenarios in one of these folders that need no card."""
 APPLY = ("apply", "--server-side", "--force-conflicts", "-f", "-")
 """The server's own apply leaves no second copy of the tokens in an annotation."""

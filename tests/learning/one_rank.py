@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 
 import numpy as np
+import torch
 
 from trainer.algorithm.batching import MicroBatch, TrainBatch, trace_length
 from trainer.algorithm.scheduling import schedule_passes
@@ -104,7 +106,7 @@ class OneRank:
         return self.update(passes, batch.tokens, len(batch), kl_coef)
 
 
-def lessons(traces: list[Trace], advantages: list[float]) -> TrainBatch:
+def trainable(traces: list[Trace], advantages: list[float]) -> TrainBatch:
     """Traces with one advantage each."""
     by_token = [np.full(len(t.learned), a, np.float32) for t, a in zip(traces, advantages, strict=True)]
     return TrainBatch(traces, by_token)
@@ -136,3 +138,19 @@ def same(a: Trace, b: Trace) -> bool:
         elif value != other:
             return False
     return True
+
+
+def held_bytes() -> int:
+    """Bytes of all CPU tensors that Python knows; each storage once. Tensors without a storage of their own,
+    such as the FakeTensors that torch.compile leaves, hold nothing and refuse to name one."""
+    gc.collect()
+    storages = {}
+    for found in gc.get_objects():
+        if not issubclass(type(found), torch.Tensor) or found.device.type != "cpu":
+            continue
+        storage = found.untyped_storage()
+        try:
+            storages[storage.data_ptr()] = storage.nbytes()
+        except RuntimeError:
+            continue
+    return sum(storages.values())

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from tests.learning.one_rank import lessons, trace
+from tests.learning.one_rank import trace, trainable
 from trainer.algorithm.batching import TrainBatch
 from trainer.data.processor import EncodedPrompt
 
@@ -47,7 +47,7 @@ def items(encoded: list[EncodedPrompt]) -> TrainBatch:
         for n in lengths:
             traces.append(trace(row, encoded[row].token_ids, text(rng, n)))
             advantages.append(rng.gauss(0, 1))
-    return lessons(traces, advantages)
+    return trainable(traces, advantages)
 
 
 def text(rng: random.Random, n: int) -> list[int]:

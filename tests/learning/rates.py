@@ -8,7 +8,7 @@ import time
 import torch
 
 from tests.learning.loads import FEW, MANY
-from tests.learning.one_rank import OneRank, lessons, trace
+from tests.learning.one_rank import OneRank, trace, trainable
 from trainer.algorithm.batching import TrainBatch
 from trainer.algorithm.traces import Prompt, Trace
 from trainer.hardware import flops, model_shapes
@@ -39,7 +39,7 @@ def packed(worker: OneRank) -> tuple[TrainBatch, int, flops.PhaseFlops]:
     work = flops.train_flops(
         shape, sequences, config.model.gradient_checkpointing, config.model.freeze_vision
     )
-    return lessons(traces, [1.0] * len(traces)), len(sequences), work
+    return trainable(traces, [1.0] * len(traces)), len(sequences), work
 
 
 def alone(config, rank, port):

@@ -14,26 +14,19 @@ from typing import NoReturn
 import numpy as np
 import torch
 
-from tests.learning.held import held_bytes
-from tests.learning.one_rank import OneRank, lessons, trace, with_logprobs
+from tests.learning.one_rank import OneRank, held_bytes, trace, trainable, with_logprobs
 from trainer import config as configuration
 from trainer.algorithm.batching import TrainBatch
 from trainer.algorithm.traces import Prompt, Trace
 
 IN_MODULES = {
     "tests.fleet.published": ("published",),
-    "tests.learning.carried": ("carried",),
-    "tests.learning.continuing": ("continuing",),
-    "tests.learning.filled": ("filled",),
-    "tests.learning.hooked": ("hooked",),
     "tests.learning.rates": ("alone", "bare", "communicators", "context", "decoding", "rates"),
     "tests.learning.replayed": ("replayed",),
-    "tests.learning.rounded": ("rounded",),
-    "tests.learning.silenced": ("silent",),
     "tests.turns.watched": ("episodes", "limited_episodes"),
 }
 """Scenarios of other modules, which are imported where one runs: a check of a card has only those that it
-runs."""
+runs. Any other name is a file of rank_scripts/, with a function of that name."""
 
 
 def start(config, rank, port) -> OneRank:
@@ -61,7 +54,7 @@ def fixed_items(worker: OneRank, count: int = 8) -> TrainBatch:
         answer = [allowed[int(k)] for k in torch.randint(0, len(allowed), (n,), generator=g)]
         traces.append(trace(i, worker.prompt_ids(i), answer))
         advantages.append(float(torch.randn(1, generator=g)))
-    return lessons(traces, advantages)
+    return trainable(traces, advantages)
 
 
 def update(worker: OneRank, batch: TrainBatch, tokens: int, order=None) -> dict[str, float]:
@@ -244,7 +237,7 @@ def unequal(config, rank, port):
     for row, n in enumerate(lengths):
         completion = [allowed[int(k)] for k in torch.randint(0, len(allowed), (n,), generator=g)]
         traces.append(trace(row, worker.prompt_ids(row), completion))
-    items = lessons(traces, [1.0] * len(traces))
+    items = trainable(traces, [1.0] * len(traces))
     out: dict = {"forward": [], "backward": []}
     for _ in range(2):
         before = GATHERS.calls
@@ -306,27 +299,6 @@ def gradients(config, rank, port):
     return out
 
 
-def adapters(config, rank, port):
-    """tests/learning/adapted.py."""
-    from tests.learning import adapted
-
-    return adapted.against_peft(config, rank, port)
-
-
-def papers(config, rank, port):
-    """tests/learning/papers.py; the run's name lists the objectives."""
-    from tests.learning import papers
-
-    return papers.against_papers(config, rank, port, config.run.name.split(), start)
-
-
-def distilled(config, rank, port):
-    """tests/learning/distilled.py."""
-    from tests.learning import distilled
-
-    return distilled.against_plain(config, rank, port)
-
-
 def undistilled(config, rank, port):
     """How far the teacher is from the policy before the first update, on fixed completions."""
     from trainer.algorithm.distillation import teacher_metrics
@@ -337,13 +309,6 @@ def undistilled(config, rank, port):
     items = fixed_items(worker)
     scored = worker.logprobs([items.traces], reference=True)
     return {"tokens": items.tokens} | teacher_metrics(scored["reference"], scored["old"])
-
-
-def stages(config, rank, port):
-    """tests/learning/staged.py."""
-    from tests.learning import staged
-
-    return staged.stages(config, rank, port)
 
 
 def exported(config, rank, port):
@@ -489,7 +454,8 @@ def added_later(config, rank, port):
 def run(name: str, path: Path, rank: int, port: int, out: Path) -> NoReturn:
     """Writes what the scenario returns, and ends the process."""
     config = configuration.load(path)
-    module = next((module for module, names in IN_MODULES.items() if name in names), __name__)
+    elsewhere = __name__ if name in globals() else f"tests.learning.rank_scripts.{name}"
+    module = next((module for module, names in IN_MODULES.items() if name in names), elsewhere)
     result = getattr(importlib.import_module(module), name)(config, rank, port)
     out.write_text(json.dumps(result))
     sys.stdout.flush()

@@ -153,8 +153,8 @@ def test_a_pass_of_a_rank_gathers_whole_blocks_and_learns_what_deepspeed_does(
         model=replace(small_config.model, gradient_checkpointing=again),
         optimizer=replace(small_config.optimizer, live_parameters=live),
     )
-    theirs = run_ranks("hooked", replace(config, run=replace(config.run, name="deepspeed")))
-    for result, by_deepspeed in zip(run_ranks("hooked", config), theirs, strict=True):
+    theirs = run_ranks("block_passes", replace(config, run=replace(config.run, name="deepspeed")))
+    for result, by_deepspeed in zip(run_ranks("block_passes", config), theirs, strict=True):
         assert result["learned"] == by_deepspeed["learned"]
         times = result["blocks"] * result["passes"]
         assert result["blocks"] > 0 and result["of_blocks"] == 0 and result["whole"] == 0
@@ -175,7 +175,7 @@ def test_where_a_release_lacks_a_name_deepspeed_gathers_and_learns_the_same(
         lora=c.LoRA(rank=lora, alpha=8),
         placement=replace(small_config.placement, workers_per_node=world),
     )
-    theirs = run_ranks("hooked", replace(config, run=replace(config.run, name="deepspeed")))
-    for result, by_deepspeed in zip(run_ranks("hooked", config), theirs, strict=True):
+    theirs = run_ranks("block_passes", replace(config, run=replace(config.run, name="deepspeed")))
+    for result, by_deepspeed in zip(run_ranks("block_passes", config), theirs, strict=True):
         assert result["learned"] == by_deepspeed["learned"]
         assert by_deepspeed["of_blocks"] > 0 == result["of_blocks"]

@@ -35,10 +35,10 @@ def kernels(tmp_path_factory):
 
 
 def interpreted(kernels, *arguments) -> dict:
-    """What `tests.learning.interpreted` finds."""
+    """What `tests.learning.rank_scripts.interpreted_kernel` finds."""
     out, *_ = arguments
     env = os.environ | {"TRITON_INTERPRET": "1", "PYTHONPATH": f"{ROOT}:{kernels}"}
-    command = [sys.executable, "-m", "tests.learning.interpreted", *map(str, arguments)]
+    command = [sys.executable, "-m", "tests.learning.rank_scripts.interpreted_kernel", *map(str, arguments)]
     done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(out.read_text())

@@ -27,7 +27,7 @@ def distilling(config, teacher, **algorithm):
 def test_a_step_towards_a_larger_teacher_is_the_plain_one(run_ranks, small_config, larger_model):
     """Two ranks, images, groups cut between passes; the teacher has other widths, depths and untied
     embeddings."""
-    results = run_ranks("distilled", distilling(small_config, larger_model))
+    results = run_ranks("distillation_step", distilling(small_config, larger_model))
     ours = sum(result["loss"] for result in results)
     first = results[0]
     print(

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.learning.one_rank import lessons, trace
+from tests.learning.one_rank import trace, trainable
 from trainer.algorithm.scheduling import PassCost
 from trainer.config import ConfigError, Optimizer, RunConfig
 from trainer.learning.distributed import DistributedLearner, join_rank_stats, join_update_stats
@@ -72,7 +72,7 @@ def test_an_update_without_completions_is_counted_and_has_no_other_metric():
     called = []
     ranks = SimpleNamespace(world_size=1, all=lambda method: called.append(method.__name__))
     learner = DistributedLearner(RunConfig(), ranks)
-    empty = learner.update(lessons([trace(0, [1, 2], [3, 4])], [1.0]).pick([]))
+    empty = learner.update(trainable([trace(0, [1, 2], [3, 4])], [1.0]).pick([]))
     assert empty == {"optim/empty_updates": 1.0} and called == ["pass_over"] and learner.skipped == 1
     assert join_update_stats([empty, empty], [0, 0]) == {"optim/empty_updates": 2.0}
     made = {"entropy/mean": 1.5, "optim/skipped_updates": 0.0}
@@ -85,7 +85,7 @@ def test_the_run_ends_after_so_many_skipped_updates_in_a_row():
     ranks = SimpleNamespace(world_size=1, each=lambda method, calls: [{"optim/skipped_updates": next(fates)}])
     learner = DistributedLearner(RunConfig(optimizer=Optimizer(max_skipped_updates=2)), ranks)
     learner.facts = LearnerFacts("", -1, 100, 100, PassCost())
-    batch = lessons([trace(0, [1, 2], [3, 4])], [1.0])
+    batch = trainable([trace(0, [1, 2], [3, 4])], [1.0])
     for _ in range(5):
         learner.update(batch)
     assert learner.skipped == 4

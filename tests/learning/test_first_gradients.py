@@ -115,7 +115,7 @@ def test_a_run_says_so_in_its_first_update(run_ranks, small_config):
     """By the learner of a run, with a layer whose kernel has no backward pass: the loss falls all the
     same."""
     config = replace(small_config, placement=replace(small_config.placement, workers_per_node=1))
-    (result,) = run_ranks("silent", config)
+    (result,) = run_ranks("silenced_layers", config)
     whole, broken = result["whole"], result["broken"]
     assert whole["counts"] == [None, None] and whole["said"] == ""
     assert broken["counts"] == [4.0, None], "the layer's three matrices and the norm before it"

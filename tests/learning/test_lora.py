@@ -79,7 +79,7 @@ def test_adapters_are_those_of_plain_peft(
     shape = shape_of(config.model.path)
     largest, average = BOUNDS[computed]
     of_all, of_one, of_merged = AGAINST_FP32[computed]
-    for result in run_ranks("adapters", config):
+    for result in run_ranks("adapters_against_peft", config):
         print(family, world, {name: found for name, found in result.items() if name != "reference"})
         assert result["trained"] == sum(adapters.adapter_sizes(shape, config.lora.rank, config.lora.vision))
         together, worst = result["gradients"]
@@ -115,7 +115,7 @@ def test_on_a_base_in_4_bits_that_is_evaluated_first(
         optimizer=replace(config.optimizer, zero_stage=stage, hpz_ranks=1),
     )
     shape = shape_of(config.model.path)
-    for result in run_ranks("adapters", config):
+    for result in run_ranks("adapters_against_peft", config):
         together, worst = result["gradients"]
         assert together < 1e-5 and worst < 1e-4
         assert result["evaluated"] and result["without"] == []

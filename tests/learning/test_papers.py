@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.learning.papers import LONGEST, OPTIONS
+from tests.learning.rank_scripts.steps_of_papers import LONGEST, OPTIONS
 
 
 @pytest.mark.slow
@@ -45,7 +45,7 @@ def test_a_step_is_the_papers(run_ranks, small_config, family_model, family, wor
             live_parameters=live,
         ),
     )
-    results = run_ranks("papers", config)
+    results = run_ranks("steps_of_papers", config)
     for name in names.split():
         first = results[0][name]
         ours = sum(result[name]["loss"] for result in results)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.learning.one_rank import OneRank, lessons, trace
+from tests.learning.one_rank import OneRank, trace, trainable
 from trainer.learning.prefetch import build_ahead
 
 
@@ -37,7 +37,7 @@ def test_an_update_gives_the_policy_one_micro_batch_at_a_time(small_config):
 
     worker.learner.policy = Policy()
     traces = [trace(1, worker.prompt_ids(1), [5, 6]) for _ in range(5)]
-    worker.update([lessons([t], [1.0]) for t in traces], 10, 5)
+    worker.update([trainable([t], [1.0]) for t in traces], 10, 5)
     worker.logprobs([[t] for t in traces])
     assert len(made) == 10 and len(most) == 10
     assert max(most[:5]) <= 2 and max(m - 5 for m in most[5:]) <= 2

@@ -42,7 +42,7 @@ def test_each_node_downloads_its_share_and_every_rank_has_its_slices(
     files = hub_server.in_parts(folder, 3, rename)
     with hub_server.serve() as hub:
         hub.add("owner/model", files)
-        first, second = run_ranks("filled", of(small_config, folder, hub, dtype))
+        first, second = run_ranks("filled_weights", of(small_config, folder, hub, dtype))
     assert first["different"] == second["different"] == []
     assert first["same_names"] and second["same_names"]
     one, two, three = (len(files[name]) for name in sorted(files) if name.endswith(".safetensors"))
@@ -58,19 +58,19 @@ def test_what_the_files_lack_and_what_cannot_be_had_is_said_on_every_rank(
             "owner/model",
             hub_server.in_parts(folder, 3, lambda key: key.replace("model.norm", "model.other")),
         )
-        for result in run_ranks("filled", of(small_config, folder, hub)):
+        for result in run_ranks("filled_weights", of(small_config, folder, hub)):
             assert "owner/model has no model.norm.weight (1 are missing)" in result["error"]
     with hub_server.serve() as hub:
         files = hub_server.in_parts(folder, 3)
         hub.add("owner/model", {name: data for name, data in files.items() if name != lost})
-        for result in run_ranks("filled", of(small_config, folder, hub)):
+        for result in run_ranks("filled_weights", of(small_config, folder, hub)):
             assert (
                 f"rank 1 cannot read the weights of owner/model: owner/model has no {lost}" in result["error"]
             )
             assert result["type"] == "ConfigError", "another start would not find it either"
     with hub_server.serve() as hub:
         hub.add("owner/model", files | {"model.safetensors.index.json": b"{}"})
-        for result in run_ranks("filled", of(small_config, folder, hub)):
+        for result in run_ranks("filled_weights", of(small_config, folder, hub)):
             assert "rank 0 cannot read the weights of owner/model" in result["error"]
             assert "is no index of weights" in result["error"]
 
@@ -88,6 +88,6 @@ def test_every_rank_is_told_whether_another_start_may_help(run_ranks, family_mod
             (second, 403, 1, "ConfigError"),
         ):
             hub.fails = {name: status}
-            for result in run_ranks("filled", of(small_config, folder, hub)):
+            for result in run_ranks("filled_weights", of(small_config, folder, hub)):
                 assert f"rank {rank} cannot read the weights of owner/model: {name}" in result["error"]
                 assert result["type"] == kind and "\n" not in result["error"]

@@ -42,7 +42,7 @@ def test_every_stage_learns_what_plain_torch_learns(
     )
     exact = dtype == "fp32"  # plain torch always is
     loose, near = (1e-5, 1e-4) if exact else (2e-2, 5e-2)
-    for result in run_ranks("stages", config):
+    for result in run_ranks("zero_stages", config):
         for stage, found in result["stages"].items():
             assert found["losses"] == pytest.approx([result["loss"]] * 2, rel=loose), stage
             for together, worst in found["gradients"]:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from tests.learning.one_rank import OneRank, lessons, trace
+from tests.learning.one_rank import OneRank, trace, trainable
 from trainer import config as configuration
 from trainer.algorithm.batching import TrainBatch, trace_length
 from trainer.algorithm.scheduling import schedule_passes
@@ -71,7 +71,7 @@ def items(worker: OneRank, count: int, tokens: int) -> TrainBatch:
         prompt = worker.prompt_ids(row)
         n = tokens - len(prompt)
         traces.append(trace(row, prompt, [100 + i % 50 for i in range(n)], logprobs=[-5.0] * n))
-    return lessons(traces, [1.0] * count)
+    return trainable(traces, [1.0] * count)
 
 
 def batches(worker: OneRank, tokens: int) -> tuple[list[TrainBatch], int, int]:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.conftest import ROOT
-from tests.learning.held import held_bytes
+from tests.learning.one_rank import held_bytes
 
 CASES = (
     "test_gpu.py::test_packed_gradients_in_bf16[True]",

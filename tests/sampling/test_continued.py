@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.families import BOUNDS, VISION, dtype
-from tests.learning.continuing import CUT
+from tests.learning.rank_scripts.continued_completions import CUT
 from trainer import config as c
 
 ADAPTERS = {"rank": 4, "alpha": 8}
@@ -33,7 +33,7 @@ def test_each_piece_agrees_with_the_policy_of_its_version(
         lora=c.LoRA(**ADAPTERS) if adapted else c.LoRA(),
     )
     largest, average = BOUNDS[config.model.dtype]
-    for found in run_ranks("continuing", config):
+    for found in run_ranks("continued_completions", config):
         print(family, tp, adapted, found)
         for worst, mean in (found["begun"], found["newer"]):
             assert worst < largest and mean < average

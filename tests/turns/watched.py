@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from tests.learning.one_rank import OneRank, lessons
+from tests.learning.one_rank import OneRank, trainable
 from trainer.algorithm.traces import Prompt, Trace
 from trainer.config import override
 
@@ -80,7 +80,7 @@ def episodes(config, rank, port):
         "traces": told(worker, traces),
         "again": told(worker, other_order),
     }
-    batch = lessons(traces, [1.0 if trace.index % 2 else -1.0 for trace in traces])
+    batch = trainable(traces, [1.0 if trace.index % 2 else -1.0 for trace in traces])
     norm = worker.step(batch, config.algorithm.micro_batch_tokens)["grad/norm"]
     learned = worker.logprobs([[trace] for trace in traces])["old"]
     return about | {"norm": norm, "learned": [float(values.sum()) for values in learned]}

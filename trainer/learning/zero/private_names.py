@@ -1,5 +1,5 @@
-"""All that this trainer reads of DeepSpeed's inside, which no release promises. Other files read a parameter's
-`ds_shape`, `ds_numel` and `ds_tensor` (its shard) and `overflow` besides.
+"""All that this trainer reads of DeepSpeed's inside, which no release promises. Besides, other files read a
+parameter's `ds_shape`, `ds_numel` and `ds_tensor`, its shard.
 
 A name that is gone ends the import, with the release that has it. Where only the trainer's own gathering
 (sharded.py) needs it, DeepSpeed gathers instead: exact to the bit, and slower.
@@ -39,8 +39,8 @@ NEEDED: Names = {
 }
 """Names without which nothing is trained, by module: where states lie, what a gather is, which optimizer."""
 GATHERING: Names = {
-    STAGE_3: f"_grad_acc_hooks _leaf_module_hooks fp16_groups reduce_and_partition_stream micro_step_id {SUMS}"
-    " communication_data_type parameter_offload",
+    STAGE_3: f"{SUMS} _grad_acc_hooks _leaf_module_hooks fp16_groups reduce_and_partition_stream"
+    " micro_step_id communication_data_type parameter_offload",
     "runtime.base_optimizer": "reenter_backward_if_needed update_hook_state_and_maybe_run_epilogue",
     OFFLOAD: "ZeROOrderedDict _remove_module_hooks forward_hooks backward_hooks partition_all_parameters"
     " persistent_parameters",
@@ -69,8 +69,8 @@ def absent(names: Names) -> list[str]:
 
 
 def lacking(needed: Names, gathering: Names) -> list[str]:
-    """Names that the trainer's own gathering lacks, after a warning. Raises ImportError for those that nothing
-    can do without."""
+    """Names that the trainer's own gathering lacks, after a warning. Raises ImportError for those without
+    which nothing is trained."""
     here = f"deepspeed {version('deepspeed')} has no"
     if gone := absent(needed):
         raise ImportError(f"{here} {', '.join(gone)}: install deepspeed=={RELEASE}, which has")
@@ -133,8 +133,8 @@ def place_of(zero: Any, parameter: Any) -> tuple[int, Tensor]:
 
 
 def fragment_of(zero: Any, parameter: Any) -> tuple[int, int, int, Any]:
-    """Stages 1 and 2: this rank's part of a parameter, [start, stop), which begins at the third in the fourth,
-    the group's flat fp32 weights; nothing and None where the rank has no part."""
+    """Stages 1 and 2: start and stop of this rank's part of a parameter, and where it begins in the group's
+    flat fp32 weights, which come last; None for these where the rank has no part."""
     mapping = parameter._hp_mapping
     if mapping is None:
         return 0, 0, 0, None
@@ -144,7 +144,8 @@ def fragment_of(zero: Any, parameter: Any) -> tuple[int, int, int, Any]:
 
 
 def renew_weights(zero: Any, stage: int) -> None:
-    """Makes the model's own weights those of changed masters (stages 1 and 2) or shards (stage 3). Collective."""
+    """Makes the model's own weights those of changed masters (stages 1 and 2) or shards (stage 3).
+    Collective."""
     if stage < 3:
         zero.update_lp_params()
         return

@@ -1,5 +1,5 @@
 """Rollout phases at drawn lengths, with completions that are carried over and without. Runs inside
-scenarios.py; not a test itself."""
+scenarios.py."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Engine(vllm_engine.Engine):
         return super()._trace(group, index, output, self.lengths[group.prompt.seed][index])
 
 
-def carried(config: RunConfig, rank: int, port: int) -> list[dict[str, Any]]:
+def phases_carried_over(config: RunConfig, rank: int, port: int) -> list[dict[str, Any]]:
     """What `run.max_steps` phases took: all completions of a step at once, then in pieces, with each of a few
     schedules. The first phases, which only fill the pipeline, are left out."""
     vllm_engine.Engine = Engine  # ty: ignore[invalid-assignment]

@@ -1,4 +1,4 @@
-"""How often Python runs on a rank in one update. Runs inside scenarios.py; not a test itself."""
+"""How often Python runs on a rank in one update. Runs inside scenarios.py."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 
 from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator
 
-from tests.learning.one_rank import OneRank, lessons, trace
+from tests.learning.one_rank import OneRank, trace, trainable
 from trainer.learning import policy
 from trainer.learning.blocks import blocks_of
 from trainer.learning.zero import private_names, sharded
 from trainer.learning.zero.setup import GATHERS, zero_config
 
 
-def hooked(config, rank, port):
+def block_passes(config, rank, port):
     """Gathers, DeepSpeed's fetches and Python frames in the third update, when DeepSpeed knows the order of
     modules; and a hash of what was learned. Every parameter is sharded, however small. A run that is named
     `deepspeed` meets a release of DeepSpeed that lacks a name."""
@@ -36,7 +36,7 @@ def hooked(config, rank, port):
     worker.policy.config = replace(config, method="grpo")
     found = blocks_of(worker.policy.trained.module.model)
     inside = {id(module) for block in found for module in block.modules()}
-    items = lessons([trace(row, worker.prompt_ids(row), [101, 102, 103]) for row in range(8)], [1.0] * 8)
+    items = trainable([trace(row, worker.prompt_ids(row), [101, 102, 103]) for row in range(8)], [1.0] * 8)
     for _ in range(2):
         worker.step(items, config.algorithm.micro_batch_tokens)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.learning.one_rank import OneRank, lessons, same, trace
+from tests.learning.one_rank import OneRank, same, trace, trainable
 from trainer.algorithm.traces import Prompt, Trace
 from trainer.config import RunConfig
 
@@ -19,7 +19,7 @@ UPDATES = 3
 """Between the two versions."""
 
 
-def continuing(config: RunConfig, rank: int, port: int) -> dict[str, Any]:
+def continued_completions(config: RunConfig, rank: int, port: int) -> dict[str, Any]:
     """How far engine and policy are apart on each piece, and whether what goes on is a function of what there
     was: the same call twice, in another order, and beside prompts that begin."""
     worker = OneRank(config).start(rank, port)
@@ -30,7 +30,7 @@ def continuing(config: RunConfig, rank: int, port: int) -> dict[str, Any]:
     worker.sampler.rest()
     answers = [trace(row, worker.prompt_ids(row), [5, 6, 7 + row]) for row in range(8)]
     for _ in range(UPDATES):
-        worker.step(lessons(answers, [1.0] * 8), config.algorithm.micro_batch_tokens)
+        worker.step(trainable(answers, [1.0] * 8), config.algorithm.micro_batch_tokens)
 
     worker.sampler.load(1)
     ending = [replace(prompt, cut=0) for prompt in prompts]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tests.learning import plain
 from tests.learning.one_rank import OneRank
-from tests.learning.papers import adamw, images_of, loaded
+from tests.learning.rank_scripts.steps_of_papers import adamw, images_of, loaded
 from trainer.algorithm.distillation import add_teacher_advantages, teacher_metrics
 from trainer.algorithm.traces import Trace
 from trainer.config import RunConfig
@@ -54,7 +54,7 @@ def plainly(config: RunConfig, traces: list[Trace], own: list[float], encoded: l
     }
 
 
-def against_plain(config: RunConfig, rank: int, port: int) -> dict:
+def distillation_step(config: RunConfig, rank: int, port: int) -> dict:
     """The same step by both, and how far teacher and policy are apart at its start."""
     from transformers import AutoConfig
 
@@ -70,8 +70,8 @@ def against_plain(config: RunConfig, rank: int, port: int) -> dict:
     worker.reader.encoded = lambda split, row: encoded[row]
     scored = worker.logprobs([[trace] for trace in traces], reference=True)
     judged, old = scored["reference"], scored["old"]
-    lessons = add_teacher_advantages(items.advantages, judged, old, config.algorithm.teacher_coef)
-    stats = worker.step(replace(items, advantages=lessons, old=old), config.algorithm.micro_batch_tokens)
+    trainable = add_teacher_advantages(items.advantages, judged, old, config.algorithm.teacher_coef)
+    stats = worker.step(replace(items, advantages=trainable, old=old), config.algorithm.micro_batch_tokens)
     ours = {}
     for group in worker.policy.weights.groups(1 << 30):
         ours |= {name: tensor.clone() for name, tensor in group}

@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import AutoConfig
 
 from tests.learning import plain
-from tests.learning.one_rank import OneRank, lessons, with_logprobs
+from tests.learning.one_rank import OneRank, trainable, with_logprobs
+from tests.learning.scenarios import start as start_rank
 from trainer.algorithm.advantages import RewardParts, estimate_advantages
 from trainer.algorithm.batching import TrainBatch
 from trainer.algorithm.traces import Trace
@@ -156,11 +158,10 @@ def drawn_for(name: str, items: TrainBatch, start: list[Tensor], rewards: list[f
     return out
 
 
-def against_papers(config: RunConfig, rank: int, port: int, names: Sequence[str], start: Any) -> dict:
-    """For every objective: the trainer's step against the paper's, from the same weights. start: brings up a
-    rank of the trainer."""
-    from transformers import AutoConfig
-
+def steps_of_papers(config: RunConfig, rank: int, port: int) -> dict:
+    """For every objective that the run's name lists: the trainer's step against the paper's, from the same
+    weights."""
+    names = config.run.name.split()
     encoded = plain.prompts(AutoConfig.from_pretrained(config.model.path))
     items = plain.items(encoded)
     rewards = [(0.0, 0.2, 1.0, 1.2)[(3 * i + i // 3) % 4] for i in range(len(items))]
@@ -172,7 +173,7 @@ def against_papers(config: RunConfig, rank: int, port: int, names: Sequence[str]
 
     out = {}
     for name in names:
-        worker = start(replace(config, method="sft"), rank, port)
+        worker = start_rank(replace(config, method="sft"), rank, port)
         worker.reader.encoded = lambda split, row: encoded[row]
         worker.policy.trained.module.model.lm_head.limit = 20_000
         out[name] = compared(worker, config, name, items, drawn[name], rewards, theirs[name])
@@ -198,7 +199,7 @@ def compared(
     kinds = RewardParts(("reward/accuracy",), parts[:, None], torch.ones(1, dtype=torch.float64))
     values = estimate_advantages(algorithm, kinds, parts, groups, lengths).values
     batch = with_logprobs(items, [one.engine for one in drawn], [one.old for one in drawn])
-    batch = replace(batch, advantages=lessons(items.traces, values.tolist()).advantages)
+    batch = replace(batch, advantages=trainable(items.traces, values.tolist()).advantages)
     if algorithm.kl_coef:
         batch = replace(batch, reference=[one.reference.numpy() for one in drawn])
     stats = worker.step(batch, config.algorithm.micro_batch_tokens, kl_coef=algorithm.kl_coef)

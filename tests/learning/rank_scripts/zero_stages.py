@@ -1,4 +1,4 @@
-"""What one rank is held to at every ZeRO stage. Runs inside scenarios.py; not a test itself."""
+"""What one rank is held to at every ZeRO stage. Runs inside scenarios.py."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from deepspeed.utils import safe_get_full_grad
 from transformers import AutoConfig
 
 from tests.learning import plain
-from tests.learning.one_rank import OneRank, lessons
+from tests.learning.one_rank import OneRank, trainable
 from tests.learning.scenarios import start
 
 BUDGETS = (150, 100_000)
 """Several passes, and all rows packed into one."""
 
 
-def stages(config, rank, port):
+def zero_stages(config, rank, port):
     """Each stage's loss and gradients of a step against one process of plain torch, by several budgets; the
     same step again after a resume, bit for bit; and what every other stage makes of its checkpoint."""
     encoded = plain.prompts(AutoConfig.from_pretrained(config.model.path))
     traces = plain.items(encoded).traces
-    items = lessons(traces, [1.0] * len(traces))
+    items = trainable(traces, [1.0] * len(traces))
     logprobs, theirs = plain.padded_gradients(config.model.path, encoded, items, adapt=adapt(config))
     theirs = {name.removeprefix("base_model.model."): g for name, g in theirs.items()}
     out: dict = {"loss": -float(logprobs.mean()), "stages": {}}

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tests.learning.one_rank import OneRank, lessons, trace
+from tests.learning.one_rank import OneRank, trace, trainable
 from trainer.learning.distributed import DistributedLearner
 from trainer.learning.learner_part import LearnerPart
 
@@ -38,14 +38,14 @@ def inference_only(module: Any, given: Any, output: Tensor) -> Tensor:
     return output.detach()
 
 
-def silent(config, rank, port):
+def silenced_layers(config, rank, port):
     """Two updates by the driver's learner, with a layer that has no backward pass and without; the metric of
     each, and what the driver printed."""
     worker = OneRank(replace(config, method="sft"))
     worker.process.set_rank(rank, rank, "127.0.0.1", port)
     out: dict = {}
     answer = worker.prompter.tokenizer("12")["input_ids"]
-    batch = lessons([trace(row, worker.prompt_ids(row), answer) for row in range(4)], [1.0] * 4)
+    batch = trainable([trace(row, worker.prompt_ids(row), answer) for row in range(4)], [1.0] * 4)
     learner = DistributedLearner(worker.config, OnlyRank(worker.learner))  # ty: ignore[invalid-argument-type]
     learner.start(10)
     for name in ("whole", "broken"):

@@ -1,7 +1,7 @@
 """Two ranks that bring base weights from a hub into a sharded model, each with a cache of its own, as on two
 nodes.
 
-Runs inside scenarios.py; not a test itself.
+Runs inside scenarios.py.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from trainer.system.errors import StorageError
 KINDS = (transformers.AutoModelForImageTextToText, transformers.AutoModelForCausalLM)
 
 
-def filled(config, rank, port):
+def filled_weights(config, rank, port):
     """Tensors that differ from those that transformers loads, and the files that this rank downloaded; or the
     error and its type.
 

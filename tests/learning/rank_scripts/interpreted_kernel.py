@@ -1,6 +1,6 @@
 """flash-linear-attention's kernel in Triton's interpreter, on a CPU:
 
-    TRITON_INTERPRET=1 python -m tests.learning.interpreted OUT.json [MODEL]
+    TRITON_INTERPRET=1 python -m tests.learning.rank_scripts.interpreted_kernel OUT.json [MODEL]
 
 with the package on the path. The interpreter runs the source of the real kernels on numpy arrays; what a
 compiler makes of it on a card it cannot show. Writes how far the kernel is from PyTorch, on a packed row with

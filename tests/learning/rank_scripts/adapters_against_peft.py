@@ -1,4 +1,4 @@
-"""What one rank of a LoRA policy is held to. Runs inside scenarios.py; not a test itself."""
+"""What one rank of a LoRA policy is held to. Runs inside scenarios.py."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainer.algorithm.batching import TrainBatch
 from trainer.learning.zero.partition import whole_shape
 
 
-def against_peft(config, rank, port):
+def adapters_against_peft(config, rank, port):
     """Against plain peft in one process, at factors A and B that are not zero: the gradients of an update,
     and the merged weights; the reference against the model without adapters; the engine, where there is one;
     a resume."""

@@ -17,7 +17,7 @@ from trainer.algorithm.traces import Prompt, Trace
 PROBE_TOKENS = 16
 
 
-def rounded(config, rank, port):
+def rounded_logprobs(config, rank, port):
     """Differences of the engine, of the packed policy and of transformers' own padded forward pass, all in
     the run's dtype, from an fp32 pass of transformers over the same weights and sampled tokens; of an fp32
     pass whose embeddings alone are nudged; and of an engine that lost a layer from its policy."""
