@@ -180,11 +180,11 @@ class Dataset:
     def _row(self, table: pa.Table, i: int) -> Row:
         values: dict[str, Any] = {n: table.column(n)[i].as_py() for n in COLUMNS if n in table.column_names}
         stored = chat_messages(values["messages"])
-        asked = values["messages"] = self.prompting.asked(stored, values["source"])
+        messages = values["messages"] = self.prompting.asked(stored, values["source"])
         values["images"] = list(map(itemgetter("bytes"), values["images"]))
         extra = values["extra"] = json.loads(values["extra"] or "{}")
         if LEARNED in extra:  # they count messages
-            extra[LEARNED] = [turn + len(asked) - len(stored) for turn in extra[LEARNED]]
+            extra[LEARNED] = [turn + len(messages) - len(stored) for turn in extra[LEARNED]]
         return Row(**values)
 
     def column(self, name: str) -> list[Any]:

@@ -180,9 +180,14 @@ class Prompter:
     def vocabulary(self) -> str:
         """sha256 over what token ids mean and how text becomes them: the tokenizer without templates and
         padding."""
-        told = json.loads(self.tokenizer.backend_tokenizer.to_str())
-        added = [[token["id"], token["content"]] for token in told["added_tokens"]]
-        parts = [told["model"], added, told["normalizer"], told["pre_tokenizer"]]
+        tokenizer_json = json.loads(self.tokenizer.backend_tokenizer.to_str())
+        added = [[token["id"], token["content"]] for token in tokenizer_json["added_tokens"]]
+        parts = [
+            tokenizer_json["model"],
+            added,
+            tokenizer_json["normalizer"],
+            tokenizer_json["pre_tokenizer"],
+        ]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
     def patches(self) -> dict[str, Any]:

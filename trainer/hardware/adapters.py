@@ -11,21 +11,21 @@ def adapted_linears(shape: Shape, vision: bool) -> list[tuple[int, int]]:
     h = shape.hidden
     i = shape.intermediate
     mlp = [] if shape.experts else [(h, i), (h, i), (i, h)]
-    found = [*shape.attention_linears, *mlp] * shape.attention_layers
+    linears = [*shape.attention_linears, *mlp] * shape.attention_layers
     if shape.delta:
-        found += [*shape.delta.linears(h), *mlp] * shape.delta.layers
+        linears += [*shape.delta.linears(h), *mlp] * shape.delta.layers
     if vision and (v := shape.vision):
-        found += [(v.hidden, 3 * v.hidden), (v.hidden, v.hidden)] * v.depth
-        found += [(v.hidden, v.intermediate)] * (1 + v.gated) * v.depth + [
+        linears += [(v.hidden, 3 * v.hidden), (v.hidden, v.hidden)] * v.depth
+        linears += [(v.hidden, v.intermediate)] * (1 + v.gated) * v.depth + [
             (v.intermediate, v.hidden)
         ] * v.depth
-    return found
+    return linears
 
 
 def adapter_sizes(shape: Shape, rank: int, vision: bool) -> list[int]:
     """Elements of every A [rank, inputs] and B [outputs, rank]."""
-    found: list[int] = []
+    sizes: list[int] = []
     for pair in adapted_linears(shape, vision) if rank else ():
         for n in pair:
-            found.append(rank * n)
-    return found
+            sizes.append(rank * n)
+    return sizes

@@ -245,7 +245,7 @@ def step_metrics(
     passes = forward * (epochs * reference + old_logprobs)
     if teacher:
         passes += logprob_flops(teacher, sequences)
-    found = {
+    shares = {
         "perf/mfu_rollout": utilisation(rollout, times.get("time/rollout_s", 0.0), devices, peak),
         "perf/mfu_train": utilisation(
             epochs * train.model + passes, times.get("time/update_s", 0.0), devices, peak
@@ -254,4 +254,4 @@ def step_metrics(
             epochs * train.hardware + passes, times.get("time/update_s", 0.0), devices, peak
         ),
     }
-    return {name: value for name, value in found.items() if value is not None}
+    return {name: value for name, value in shares.items() if value is not None}

@@ -197,6 +197,21 @@ class Shape:
         return 2 * self.matmul_parameters + attention
 
 
+def _qwen2(hidden: int, layers: int, heads: int, kv_heads: int, intermediate: int, **more: Any) -> Shape:
+    sizes: dict[str, Any] = {"vocabulary": 152064} | more
+    return Shape(
+        hidden=hidden, layers=layers, heads=heads, kv_heads=kv_heads, intermediate=intermediate, **sizes
+    )
+
+
+def _qwen3(*sizes: int, **more: Any) -> Shape:
+    return _qwen2(*sizes, **{"vocabulary": 151936, "qkv_bias": False, "qk_norm": True} | more)
+
+
+def _qwen3_5(*sizes: int, delta: GatedDelta, vision: Vision, **more: Any) -> Shape:
+    return _qwen3(*sizes, head_dim=256, vocabulary=248320, delta=delta, vision=vision, **more)
+
+
 _TOWER, _LARGE_TOWER = Vision(), Vision(intermediate=3456)
 _QWEN2_VL = Vision(kind="qwen2_vl", intermediate=5120, full=32)
 _QWEN3_VL = Vision(
@@ -204,170 +219,48 @@ _QWEN3_VL = Vision(
 )
 _LARGE_QWEN3_VL = replace(_QWEN3_VL, hidden=1152, depth=27, full=27, intermediate=4304)
 _QWEN3_5 = replace(_LARGE_QWEN3_VL, deepstack=0)
-_QWEN3 = Shape(
-    hidden=2048,
-    layers=28,
-    heads=16,
-    kv_heads=8,
-    intermediate=6144,
-    vocabulary=151936,
-    tied=True,
-    qkv_bias=False,
-    qk_norm=True,
-)
-_QWEN3_30B_A3B = replace(
-    _QWEN3, layers=48, heads=32, kv_heads=4, tied=False, experts=Experts(count=128, active=8)
-)
-_QWEN3_235B_A22B = replace(_QWEN3_30B_A3B, hidden=4096, layers=94, heads=64, intermediate=12288)
+_SMALL_QWEN3_5 = replace(_QWEN3_5, hidden=768, depth=12, full=12, intermediate=3072, heads=12)
+_30B_A3B = _qwen3(2048, 48, 32, 4, 6144, experts=Experts(count=128, active=8))
+_235B_A22B = _qwen3(4096, 94, 64, 4, 12288, experts=Experts(count=128, active=8))
+_MOE_OF_256 = Experts(count=256, active=8, shared=512)
+# Sizes: hidden, layers, heads, key and value heads, width of the MLP.
 KNOWN = {
-    "Qwen/Qwen3-VL-2B-Instruct": replace(_QWEN3, vision=_QWEN3_VL),
-    "Qwen/Qwen3-VL-4B-Instruct": replace(
-        _QWEN3, hidden=2560, layers=36, heads=32, intermediate=9728, vision=_QWEN3_VL
+    "Qwen/Qwen3-VL-2B-Instruct": _qwen3(2048, 28, 16, 8, 6144, tied=True, vision=_QWEN3_VL),
+    "Qwen/Qwen3-VL-4B-Instruct": _qwen3(2560, 36, 32, 8, 9728, tied=True, vision=_QWEN3_VL),
+    "Qwen/Qwen3-VL-8B-Instruct": _qwen3(4096, 36, 32, 8, 12288, vision=_LARGE_QWEN3_VL),
+    "Qwen/Qwen3-VL-32B-Instruct": _qwen3(5120, 64, 64, 8, 25600, vision=_LARGE_QWEN3_VL),
+    "Qwen/Qwen3-VL-30B-A3B-Instruct": replace(_30B_A3B, vision=_LARGE_QWEN3_VL),
+    "Qwen/Qwen3-VL-235B-A22B-Instruct": replace(_235B_A22B, vision=_LARGE_QWEN3_VL),
+    "Qwen/Qwen3-30B-A3B": _30B_A3B,
+    "Qwen/Qwen3-235B-A22B": _235B_A22B,
+    "Qwen/Qwen3.5-0.8B": _qwen3_5(
+        1024, 24, 8, 2, 3584, tied=True, delta=GatedDelta(layers=18, value_heads=16), vision=_SMALL_QWEN3_5
     ),
-    "Qwen/Qwen3-VL-8B-Instruct": replace(
-        _QWEN3, hidden=4096, layers=36, heads=32, intermediate=12288, tied=False, vision=_LARGE_QWEN3_VL
+    "Qwen/Qwen3.5-4B": _qwen3_5(
+        2560, 32, 16, 4, 9216, tied=True, delta=GatedDelta(layers=24), vision=replace(_QWEN3_VL, deepstack=0)
     ),
-    "Qwen/Qwen3-VL-32B-Instruct": replace(
-        _QWEN3, hidden=5120, layers=64, heads=64, intermediate=25600, tied=False, vision=_LARGE_QWEN3_VL
+    "Qwen/Qwen3.5-9B": _qwen3_5(4096, 32, 16, 4, 12288, delta=GatedDelta(layers=24), vision=_QWEN3_5),
+    "Qwen/Qwen3.5-27B": _qwen3_5(
+        5120, 64, 24, 4, 17408, delta=GatedDelta(layers=48, value_heads=48), vision=_QWEN3_5
     ),
-    "Qwen/Qwen3-VL-30B-A3B-Instruct": replace(_QWEN3_30B_A3B, vision=_LARGE_QWEN3_VL),
-    "Qwen/Qwen3-VL-235B-A22B-Instruct": replace(_QWEN3_235B_A22B, vision=_LARGE_QWEN3_VL),
-    "Qwen/Qwen3-30B-A3B": _QWEN3_30B_A3B,
-    "Qwen/Qwen3-235B-A22B": _QWEN3_235B_A22B,
-    "Qwen/Qwen3.5-0.8B": Shape(
-        hidden=1024,
-        layers=24,
-        heads=8,
-        kv_heads=2,
-        head_dim=256,
-        intermediate=3584,
-        vocabulary=248320,
-        tied=True,
-        qkv_bias=False,
-        qk_norm=True,
-        delta=GatedDelta(layers=18, value_heads=16),
-        vision=replace(_QWEN3_5, hidden=768, depth=12, full=12, intermediate=3072, heads=12),
+    "Qwen/Qwen3.5-35B-A3B": _qwen3_5(
+        2048, 40, 16, 2, 9 * 512, delta=GatedDelta(layers=30), experts=_MOE_OF_256, vision=_QWEN3_5
     ),
-    "Qwen/Qwen3.5-4B": Shape(
-        hidden=2560,
-        layers=32,
-        heads=16,
-        kv_heads=4,
-        head_dim=256,
-        intermediate=9216,
-        vocabulary=248320,
-        tied=True,
-        qkv_bias=False,
-        qk_norm=True,
-        delta=GatedDelta(layers=24),
-        vision=replace(_QWEN3_VL, deepstack=0),
+    "Qwen/Qwen2-VL-2B-Instruct": _qwen2(
+        1536, 28, 12, 2, 8960, vocabulary=151936, tied=True, vision=_QWEN2_VL
     ),
-    "Qwen/Qwen3.5-9B": Shape(
-        hidden=4096,
-        layers=32,
-        heads=16,
-        kv_heads=4,
-        head_dim=256,
-        intermediate=12288,
-        vocabulary=248320,
-        qkv_bias=False,
-        qk_norm=True,
-        delta=GatedDelta(layers=24),
-        vision=_QWEN3_5,
+    "Qwen/Qwen2-VL-7B-Instruct": _qwen2(3584, 28, 28, 4, 18944, vision=_QWEN2_VL),
+    "Qwen/Qwen2-VL-72B-Instruct": _qwen2(8192, 80, 64, 8, 29568, vision=_QWEN2_VL),
+    "Qwen/Qwen2.5-VL-3B-Instruct": _qwen2(
+        2048, 36, 16, 2, 11008, vocabulary=151936, tied=True, vision=_TOWER
     ),
-    "Qwen/Qwen3.5-27B": Shape(
-        hidden=5120,
-        layers=64,
-        heads=24,
-        kv_heads=4,
-        head_dim=256,
-        intermediate=17408,
-        vocabulary=248320,
-        qkv_bias=False,
-        qk_norm=True,
-        delta=GatedDelta(layers=48, value_heads=48),
-        vision=_QWEN3_5,
-    ),
-    "Qwen/Qwen3.5-35B-A3B": Shape(
-        hidden=2048,
-        layers=40,
-        heads=16,
-        kv_heads=2,
-        head_dim=256,
-        intermediate=9 * 512,
-        vocabulary=248320,
-        qkv_bias=False,
-        qk_norm=True,
-        delta=GatedDelta(layers=30),
-        experts=Experts(count=256, active=8, shared=512),
-        vision=_QWEN3_5,
-    ),
-    "Qwen/Qwen2-VL-2B-Instruct": Shape(
-        hidden=1536,
-        layers=28,
-        heads=12,
-        kv_heads=2,
-        intermediate=8960,
-        vocabulary=151936,
-        tied=True,
-        vision=_QWEN2_VL,
-    ),
-    "Qwen/Qwen2-VL-7B-Instruct": Shape(
-        hidden=3584, layers=28, heads=28, kv_heads=4, intermediate=18944, vocabulary=152064, vision=_QWEN2_VL
-    ),
-    "Qwen/Qwen2-VL-72B-Instruct": Shape(
-        hidden=8192, layers=80, heads=64, kv_heads=8, intermediate=29568, vocabulary=152064, vision=_QWEN2_VL
-    ),
-    "Qwen/Qwen2.5-VL-3B-Instruct": Shape(
-        hidden=2048,
-        layers=36,
-        heads=16,
-        kv_heads=2,
-        intermediate=11008,
-        vocabulary=151936,
-        tied=True,
-        vision=_TOWER,
-    ),
-    "Qwen/Qwen2.5-VL-7B-Instruct": Shape(
-        hidden=3584, layers=28, heads=28, kv_heads=4, intermediate=18944, vocabulary=152064, vision=_TOWER
-    ),
-    "Qwen/Qwen2.5-VL-32B-Instruct": Shape(
-        hidden=5120,
-        layers=64,
-        heads=40,
-        kv_heads=8,
-        intermediate=27648,
-        vocabulary=152064,
-        vision=_LARGE_TOWER,
-    ),
-    "Qwen/Qwen2.5-VL-72B-Instruct": Shape(
-        hidden=8192,
-        layers=80,
-        heads=64,
-        kv_heads=8,
-        intermediate=29568,
-        vocabulary=152064,
-        vision=_LARGE_TOWER,
-    ),
-    "Qwen/Qwen2.5-0.5B-Instruct": Shape(
-        hidden=896,
-        layers=24,
-        heads=14,
-        kv_heads=2,
-        head_dim=64,
-        intermediate=4864,
-        vocabulary=151936,
-        tied=True,
-    ),
-    "Qwen/Qwen2.5-7B-Instruct": Shape(
-        hidden=3584, layers=28, heads=28, kv_heads=4, intermediate=18944, vocabulary=152064
-    ),
-    "Qwen/Qwen2.5-14B-Instruct": Shape(
-        hidden=5120, layers=48, heads=40, kv_heads=8, intermediate=13824, vocabulary=152064
-    ),
-    "Qwen/Qwen2.5-72B-Instruct": Shape(
-        hidden=8192, layers=80, heads=64, kv_heads=8, intermediate=29568, vocabulary=152064
-    ),
+    "Qwen/Qwen2.5-VL-7B-Instruct": _qwen2(3584, 28, 28, 4, 18944, vision=_TOWER),
+    "Qwen/Qwen2.5-VL-32B-Instruct": _qwen2(5120, 64, 40, 8, 27648, vision=_LARGE_TOWER),
+    "Qwen/Qwen2.5-VL-72B-Instruct": _qwen2(8192, 80, 64, 8, 29568, vision=_LARGE_TOWER),
+    "Qwen/Qwen2.5-0.5B-Instruct": _qwen2(896, 24, 14, 2, 4864, vocabulary=151936, head_dim=64, tied=True),
+    "Qwen/Qwen2.5-7B-Instruct": _qwen2(3584, 28, 28, 4, 18944),
+    "Qwen/Qwen2.5-14B-Instruct": _qwen2(5120, 48, 40, 8, 13824),
+    "Qwen/Qwen2.5-72B-Instruct": _qwen2(8192, 80, 64, 8, 29568),
 }
 """From the models' published config.json."""
 

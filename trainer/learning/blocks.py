@@ -19,11 +19,11 @@ def blocks_of(model: Any) -> list[nn.Module]:
     """The blocks of a model of `FAMILIES`. Raises LookupError where it lacks a class that its family names:
     ZeRO-3 would gather its modules one by one."""
     names = FAMILIES[model.config.model_type].blocks
-    found = [module for module in model.modules() if type(module).__name__ in names]
-    missing = set(names) - {type(block).__name__ for block in found}
+    modules = [module for module in model.modules() if type(module).__name__ in names]
+    missing = set(names) - {type(block).__name__ for block in modules}
     if missing:
         raise LookupError(f"{type(model).__name__} has no {', '.join(sorted(missing))}")
-    return found
+    return modules
 
 
 def recompute(blocks: list[nn.Module], random: bool) -> None:

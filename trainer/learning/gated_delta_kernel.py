@@ -40,10 +40,10 @@ def checked_kernel(
     """The kernel for a model with gated delta-net layers, compared with PyTorch at the sizes of the first of
     them and in the model's type; None for a model without. Raises ConfigError as `load_kernel` does, and
     where the kernel is wrong here or does not run."""
-    found = gated_delta.delta_layers(model)
-    if not found:
+    layers = gated_delta.delta_layers(model)
+    if not layers:
         return None
-    layer = found[0]
+    layer = layers[0]
     kernel = load_kernel()
     here = f"on this GPU ({device_name(device)}, Triton {version('triton')}) flash-linear-attention's kernel"
     try:
@@ -73,18 +73,18 @@ def parts_of_other_kernels() -> Generator[set[str]]:
     """What flash-linear-attention computes by other kernels than its Triton ones, as its log says, such as
     `common.chunk_bwd_dqkwg -> tilelang`. It takes TileLang on Hopper where it finds nvcc, and goes without
     a word to Triton where not. It says each choice once in a process."""
-    found = set[str]()
+    messages = set[str]()
 
     class Hears(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            found.add(record.getMessage().removeprefix("[FLA Backend] "))
+            messages.add(record.getMessage().removeprefix("[FLA Backend] "))
 
     logger = logging.getLogger("fla.backends")
     level, heard = logger.level, Hears()
     logger.addHandler(heard)
     logger.setLevel(logging.INFO)
     try:
-        yield found
+        yield messages
     finally:
         logger.removeHandler(heard)
         logger.setLevel(level)

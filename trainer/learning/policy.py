@@ -252,8 +252,8 @@ class Policy:
             batch = move_record(batch, self.device)
             for name, model in models.items():
                 # The engine chose experts for the policy; a reference chooses for itself.
-                own = batch if name == "old" else replace(batch, routes=None)
-                on_device[name].append(model(own)[0])
+                scored = batch if name == "old" else replace(batch, routes=None)
+                on_device[name].append(model(scored)[0])
         if self._draws:
             self.trained.train()
 

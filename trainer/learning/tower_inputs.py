@@ -29,7 +29,7 @@ def tower_arguments(tower: Any, grid: Tensor, device: torch.device) -> dict[str,
     of positions.
     """
     bounds = get_vision_cu_seqlens(grid)
-    found: dict[str, Any] = {
+    computed: dict[str, Any] = {
         "position_ids": get_vision_position_ids(grid, tower.spatial_merge_size),
         "cu_seqlens": bounds,
         "max_seqlen": int(bounds.diff().max()),
@@ -38,13 +38,13 @@ def tower_arguments(tower: Any, grid: Tensor, device: torch.device) -> dict[str,
         index, window_bounds = get_vision_window_index(
             grid, tower.spatial_merge_size, tower.window_size, tower.patch_size
         )
-        found |= {
+        computed |= {
             "window_index": index,
             "cu_window_seqlens": window_bounds,
             "max_window_seqlen": int(window_bounds.diff().max()),
         }
     if hasattr(tower, "num_grid_per_side"):
-        found["interp_indices"], found["interp_weights"] = get_vision_interpolation_indices_and_weights(
+        computed["interp_indices"], computed["interp_weights"] = get_vision_interpolation_indices_and_weights(
             grid,
             num_grid_per_side=tower.num_grid_per_side,
             mode=tower.interpolation_mode,
@@ -52,6 +52,6 @@ def tower_arguments(tower: Any, grid: Tensor, device: torch.device) -> dict[str,
             spatial_merge_size=tower.spatial_merge_size,
         )
     arguments: dict[str, Tensor | int] = {}
-    for name, value in found.items():
+    for name, value in computed.items():
         arguments[f"image_{name}"] = send_tensor(value, device) if isinstance(value, Tensor) else value
     return arguments

@@ -92,15 +92,15 @@ def _sampled(
 ) -> Iterator[tuple[Sequence[int], list[Trace]]]:
     """Every block with its traces, in order. Rollout workers have further blocks to go on with meanwhile."""
     ahead = AHEAD if run.sampler.overlaps_learning else 0
-    asked: deque[tuple[int, Sequence[int], SampledGroups]] = deque()
+    pending: deque[tuple[int, Sequence[int], SampledGroups]] = deque()
     left = deque(todo)
-    while left or asked:
-        run.phases.begin(asked[0][0] if asked else left[0][0], total)
+    while left or pending:
+        run.phases.begin(pending[0][0] if pending else left[0][0], total)
         with run.phases("rollout"):
-            while left and len(asked) <= ahead:
+            while left and len(pending) <= ahead:
                 number, rows = left.popleft()
-                asked.append((number, rows, run.sampler.sample(_ask(config, run, number, rows))))
-            _, rows, groups = asked.popleft()
+                pending.append((number, rows, run.sampler.sample(_ask(config, run, number, rows))))
+            _, rows, groups = pending.popleft()
             traces = groups.all()
         yield rows, traces
 
@@ -139,7 +139,7 @@ def _score(config: RunConfig, run: Session, path: Path) -> None:
             published=found.get("published"),
         )
     judge = config.rewards.judge_model if config.rewards.judge_url else ""
-    asked = {
+    conditions = {
         "model": config.model.path,
         "samples": n,
         "temperature": config.evaluation.temperature,
@@ -152,7 +152,7 @@ def _score(config: RunConfig, run: Session, path: Path) -> None:
     figures = scores.score_benchmarks(problems, model_shapes.known_as(config.model.path))
     table, found = (
         scores.scores_table(figures, judge, config.data.system_prompt),
-        asked | {"benchmarks": figures},
+        conditions | {"benchmarks": figures},
     )
     for name, text in (
         ("benchmarks.json", json.dumps(found, indent=1)),
@@ -215,14 +215,14 @@ def add_scores(
     for trace in traces:
         texts[trace.row].append(trace.text)
     for row, record in zip(rows, records, strict=True):
-        asked = run.train_set[row]
+        problem = run.train_set[row]
         record["answers"] = run.grader.scorer.by_value(
-            record["answers"], asked.answer_type, question_text(asked.messages)
+            record["answers"], problem.answer_type, question_text(problem.messages)
         )
-        benchmark = asked.source.partition("/")[0]
+        benchmark = problem.source.partition("/")[0]
         if config.evaluation.scoring == "published" and benchmark in SCORERS:
             record["published"] = run.grader.scorer.as_published(
-                benchmark, texts[row], asked.answer, asked.extra
+                benchmark, texts[row], problem.answer, problem.extra
             )
 
 

@@ -73,9 +73,9 @@ class Heartbeat:
     def _beat(self) -> None:
         try:
             while not self._ending.is_set():
-                found = self._look()
-                if found and not self._ending.is_set():
-                    self.end(found)
+                loss = self._look()
+                if loss and not self._ending.is_set():
+                    self.end(loss)
                 self._ending.wait(self._beat_s)
         except dist.DistError:  # the process that held the store is gone
             if not self._ending.wait(self._beat_s):

@@ -36,7 +36,7 @@ class RayRanks(Ranks):
         CPUs."""
         self.config = config
         self.world_size = config.placement.world_size
-        self._asked = ""
+        self._last_call = ""
         if config.placement.device == "cuda":
             bundle = {"CPU": 1.0, "GPU": 1.0}
         else:
@@ -79,16 +79,16 @@ class RayRanks(Ranks):
         self.each(RankProcess.set_rank, meetings)
 
     def each(self, method: Callable[..., R], arguments: Sequence[tuple[Any, ...]]) -> list[R]:
-        self._asked = getattr(method, "__qualname__", repr(method))
+        self._last_call = getattr(method, "__qualname__", repr(method))
         calls = zip(self.actors, arguments, strict=True)
         return ray.get([actor.call.remote(method, *args) for actor, args in calls])
 
     def first(self, method: Callable[Concatenate[Any, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
-        self._asked = getattr(method, "__qualname__", repr(method))
+        self._last_call = getattr(method, "__qualname__", repr(method))
         return ray.get(self.actors[0].call.remote(method, *args))
 
     def stream(self, method: Callable[..., Iterator[R]], arguments: Sequence[tuple[Any, ...]]) -> Iterator[R]:
-        self._asked = getattr(method, "__qualname__", repr(method))
+        self._last_call = getattr(method, "__qualname__", repr(method))
         waiting: list[Any] = []
         for actor, args in zip(self.actors, arguments, strict=True):
             waiting.append(actor.stream.options(num_returns="streaming").remote(method, *args))
@@ -138,13 +138,13 @@ class RayRanks(Ranks):
         try:
             why, log = ray.get(read.remote(place.log, place.memory_kills), timeout=READ_S)
         except (ray.exceptions.RayError, TimeoutError):
-            return f"its machine does not answer; it was asked for {self._asked}"
+            return f"its machine does not answer; it was asked for {self._last_call}"
         out = (
             Path(self.config.run.dir)
             / f"death-rank-{rank}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}.txt"
         )
         out.write_text(log)
-        return f"{why}; it was asked for {self._asked} (its log: {out})"
+        return f"{why}; it was asked for {self._last_call} (its log: {out})"
 
 
 def _await_placement(group: Any, bundle: dict[str, float], count: int, timeout_s: float) -> None:

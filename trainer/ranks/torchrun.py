@@ -112,15 +112,15 @@ def join_ranks(config: RunConfig) -> SharedStore:
             f" x {place.workers_per_node}: make --nnodes and --nproc-per-node the same as placement"
         )
     os.environ |= rank_environment(config)
-    with _named(f"rank {rank}", os.environ["MASTER_PORT"]):
+    with _said_in_a_line(f"rank {rank}", os.environ["MASTER_PORT"]):
         inner, _, _ = next(iter(dist.rendezvous("env://", timeout=timedelta(seconds=MEET_S))))
     restart = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store = SharedStore(dist.PrefixStore(f"spotrl/{restart}", inner), rank, world)
     meet_others(store, config, "rank")
     places = []
     for other in range(world):
-        told = store.look(f"facts/{other}/1")
-        places.append((told["host"], told["address"]))
+        of_other = store.look(f"facts/{other}/1")
+        places.append((of_other["host"], of_other["address"]))
     host, address = places[rank]
     os.environ |= network.shared_variables(address, host, places, os.environ)
     hosts = [name for name, _ in places]
@@ -129,7 +129,7 @@ def join_ranks(config: RunConfig) -> SharedStore:
 
 
 @contextlib.contextmanager
-def _named(who: str, port: str | int) -> Generator[None]:
+def _said_in_a_line(who: str, port: str | int) -> Generator[None]:
     """Turns what torch says of a master that does not answer into one line."""
     try:
         yield
@@ -137,10 +137,10 @@ def _named(who: str, port: str | int) -> Generator[None]:
         raise _no_answer(who, port, str(error).splitlines()[0]) from None
 
 
-def _no_answer(who: str, port: str | int, said: str) -> ConfigError:
+def _no_answer(who: str, port: str | int, reason: str) -> ConfigError:
     return ConfigError(
         f"{who} on {socket.gethostname()} got no answer from the master at"
-        f" {os.environ['MASTER_ADDR']}:{port} ({said}): start node 0, open the port, and give all nodes"
+        f" {os.environ['MASTER_ADDR']}:{port} ({reason}): start node 0, open the port, and give all nodes"
         " its MASTER_ADDR and MASTER_PORT"
     )
 
@@ -151,24 +151,24 @@ def meet_others(store: SharedStore, config: RunConfig, kind: str, wait_s: float 
     Raises ConfigError, on all of them, with one line on the first thing that is wrong: one that came twice,
     some that did not come within `wait_s`, other data, packages, configuration or GPUs.
     """
-    times, own = store.inner.add(f"start/{store.rank}", 1), rank_facts(config)
-    store.put(f"facts/{store.rank}/{times}", own)
+    times, facts = store.inner.add(f"start/{store.rank}", 1), rank_facts(config)
+    store.put(f"facts/{store.rank}/{times}", facts)
     if times > 1:
         raise ConfigError(
-            f"{kind} {store.rank} on {own['host']} was started before: give every node its own NODE_RANK"
+            f"{kind} {store.rank} on {facts['host']} was started before: give every node its own NODE_RANK"
         )
     if store.rank == 0:
         store.put("verdict", disagreement(store, kind, wait_s))
     try:
-        found = store.look("verdict", 2 * wait_s)
+        verdict = store.look("verdict", 2 * wait_s)
     except TimeoutError:
-        found = f"{kind} 0 said nothing for {2 * wait_s:.0f} s: look at its output"
+        verdict = f"{kind} 0 said nothing for {2 * wait_s:.0f} s: look at its output"
     store.inner.add("read", 1)
     end = time.monotonic() + 5.0
     while store.rank == 0 and store.inner.add("read", 0) < store.world and time.monotonic() < end:
         time.sleep(0.05)  # its process may hold the store
-    if found:
-        raise ConfigError(found)
+    if verdict:
+        raise ConfigError(verdict)
 
 
 def rank_facts(config: RunConfig) -> dict[str, Any]:
@@ -183,12 +183,12 @@ def rank_facts(config: RunConfig) -> dict[str, Any]:
 
         gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none"
     packages = ", ".join(f"{name} {version(name)}" for name in PACKAGES)
-    found = {"host": socket.gethostname(), "data": data, "packages": packages, "GPU": gpu}
+    facts = {"host": socket.gethostname(), "data": data, "packages": packages, "GPU": gpu}
     try:
-        found["address"] = network.route_address(os.environ["MASTER_ADDR"])
+        facts["address"] = network.route_address(os.environ["MASTER_ADDR"])
     except (KeyError, OSError):  # nobody else needs it where all are on this host
-        found["address"] = "127.0.0.1"
-    return found | {"configuration": fingerprint(config)[:12], "options": resume_view(config)}
+        facts["address"] = "127.0.0.1"
+    return facts | {"configuration": fingerprint(config)[:12], "options": resume_view(config)}
 
 
 def disagreement(store: SharedStore, kind: str, wait_s: float) -> str:
@@ -207,21 +207,21 @@ def disagreement(store: SharedStore, kind: str, wait_s: float) -> str:
     if absent:
         which = ", ".join(map(str, absent))
         return f"no word from {kind} {which} within {wait_s:.0f} s: start it, or look at its output"
-    for rank, found in come.items():
+    for rank, facts in come.items():
         for what in ("data", "packages", "configuration", "GPU"):
-            if found[what] != come[0][what]:
+            if facts[what] != come[0][what]:
                 if what == "configuration":
-                    return _other_options(f"{kind} {rank} on {found['host']}", found, kind, come[0])
+                    return _other_options(f"{kind} {rank} on {facts['host']}", facts, kind, come[0])
                 return (
-                    f"{what} differs: {kind} {rank} on {found['host']} has {found[what]}, {kind} 0 on "
+                    f"{what} differs: {kind} {rank} on {facts['host']} has {facts[what]}, {kind} 0 on "
                     f"{come[0]['host']} has {come[0][what]}: make them the same"
                 )
     return ""
 
 
-def _other_options(who: str, found: dict[str, Any], kind: str, first: dict[str, Any]) -> str:
+def _other_options(who: str, facts: dict[str, Any], kind: str, first: dict[str, Any]) -> str:
     """The options that differ from those of rank or node 0, with both values."""
-    theirs = found["options"]
+    theirs = facts["options"]
     ours = first["options"]
     different = []
     for key in sorted(theirs.keys() | ours.keys()):
@@ -288,8 +288,8 @@ def serve_rank(config: RunConfig, store: SharedStore) -> None:
         signal.signal(number, signal.SIG_IGN)
     process = RankProcess(config)
     call = 1
-    while (asked := store.take(f"call/{call}/{store.rank}")) is not None:
-        method, arguments = asked
+    while (request := store.take(f"call/{call}/{store.rank}")) is not None:
+        method, arguments = request
         store.put(f"result/{call}/{store.rank}", _called(process, method, arguments, store.heartbeat))
         call += 1
     if store.heartbeat:
@@ -315,8 +315,8 @@ def _called(
 
 def is_collective(error: Exception) -> bool:
     """Whether an error only says that another rank has left a collective."""
-    said = str(error).lower()
-    return isinstance(error, dist.DistError) or "gloo" in said or "connection closed by peer" in said
+    message = str(error).lower()
+    return isinstance(error, dist.DistError) or "gloo" in message or "connection closed by peer" in message
 
 
 def main() -> int:
@@ -347,7 +347,7 @@ def main() -> int:
             )
         if node:
             _await_master(f"node {node}", port + 1, options.wait)
-        with _named(f"node {node}", port + 1):
+        with _said_in_a_line(f"node {node}", port + 1):
             inner = dist.TCPStore(
                 os.environ["MASTER_ADDR"], port + 1, None, node == 0, timedelta(seconds=options.wait), False
             )
@@ -360,15 +360,15 @@ def main() -> int:
 
 def _await_master(who: str, port: int, wait_s: float) -> None:
     """Waits until the master's port is open. torch's own client would print 55 lines before it fails."""
-    end, said = time.monotonic() + wait_s, "no answer"
+    end, reason = time.monotonic() + wait_s, "no answer"
     while time.monotonic() < end:
         try:
             socket.create_connection((os.environ["MASTER_ADDR"], port), timeout=2.0).close()
             return
         except OSError as error:
-            said = str(error)
+            reason = str(error)
             time.sleep(0.2)
-    raise _no_answer(who, port, said)
+    raise _no_answer(who, port, reason)
 
 
 def start_ranks(config: str, ranks: int) -> int:

@@ -236,24 +236,24 @@ class Session:
             raise ConfigError(
                 "checkpoint.resume is `must` and there is no committed checkpoint: check run.id and remote"
             )
-        found = restored[0] if restored else None
-        step = found.step if found else 0
-        if found is None:
+        checkpoint = restored[0] if restored else None
+        step = checkpoint.step if checkpoint else 0
+        if checkpoint is None:
             self.rollouts.open(step)
-        history, samples = [_attached(found, name) if found else b"" for name in ATTACHED]
+        history, samples = [_attached(checkpoint, name) if checkpoint else b"" for name in ATTACHED]
         self.step_log.open(step, history, samples)
         self._exits.callback(self.step_log.metrics.close)
         logged = newest_lines(Path(self.config.run.dir) / METRICS)
         self.grader.scorer.resume(logged[-1] if logged else {})
-        print(f"resumed from step {step}" if found else "starting from scratch", flush=True)
-        began_with = found.state.get("grading", 1) if found else RULES
+        print(f"resumed from step {step}" if checkpoint else "starting from scratch", flush=True)
+        began_with = checkpoint.state.get("grading", 1) if checkpoint else RULES
         if began_with != RULES and self.config.method != "sft":
             print(
                 f"answers are graded by rules {RULES} from here on: until step {step} it was by {began_with}",
                 flush=True,
             )
         self.step_log.clock.mark("resume")
-        return ResumedRun(step, dict(found.state["reward_norm"]) if found else {})
+        return ResumedRun(step, dict(checkpoint.state["reward_norm"]) if checkpoint else {})
 
     def _restore(self, found: FoundCheckpoint) -> None:
         """Loads a checkpoint, and the logs of what was sampled ahead of it. Raises CorruptCheckpoint."""

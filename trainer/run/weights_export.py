@@ -16,16 +16,16 @@ from trainer.storage import hub
 def export_weights(config: RunConfig, checkpoints: Checkpoints, train_set: Dataset) -> Path:
     """Writes the newest checkpoint as a Hugging Face model folder, or its adapter as peft's, and pushes it
     beside the checkpoints."""
-    found = checkpoints.find()
+    checkpoint = checkpoints.find()
     out = Path(config.run.dir) / EXPORTED
-    assert found is not None
+    assert checkpoint is not None
     if config.lora.rank:
-        export_adapter(found, out, config)
+        export_adapter(checkpoint, out, config)
     else:
         # its weights are the base model's, of which this node may have a share
         if config.model.freeze_vision:
             hub.fetch_files(config, hub.weight_files(config))
-        export_hf(found, out, hub.model_folder(config), config.model.dtype)
+        export_hf(checkpoint, out, hub.model_folder(config), config.model.dtype)
     rows = range(min(LOOKED_AT, len(train_set)))
     form = PromptForm.of(train_set[row].messages for row in rows)
     if form:

@@ -59,8 +59,8 @@ def copy_weights(read: nn.Module, unread: nn.Module) -> None:
     unread_weights: dict[str, Any] = dict(unread.named_parameters())
     assert weights.keys() == unread_weights.keys(), "two models of one configuration differ in their weights"
     for name, parameter in unread_weights.items():
-        own = getattr(parameter, "ds_tensor", parameter)
-        own.data.copy_(getattr(weights[name], "ds_tensor", weights[name]).data)
+        shard = getattr(parameter, "ds_tensor", parameter)
+        shard.data.copy_(getattr(weights[name], "ds_tensor", weights[name]).data)
 
 
 @torch.no_grad()
@@ -71,7 +71,7 @@ def fill_weights(model: nn.Module, config: RunConfig) -> None:
     and for tensors that the files lack; StorageError for a hub or disk that failed, which another start may
     find well.
     """
-    names = _told(config, lambda: hub.weight_files(config) if dist.get_rank() == 0 else [])[0]
+    names = _read_by_every_rank(config, lambda: hub.weight_files(config) if dist.get_rank() == 0 else [])[0]
     files = _opened(names, config)
     shapes: dict[str, tuple[int, ...]] = {}
     for file in files:
@@ -110,7 +110,7 @@ def _opened(names: list[str], config: RunConfig) -> list[_File]:
         return {name: _shapes(handle) for name, handle in opened.items()}
 
     shapes: dict[str, dict[str, tuple[int, ...]]] = {}
-    for of_rank in _told(config, open_own):
+    for of_rank in _read_by_every_rank(config, open_own):
         shapes |= of_rank
     files = []
     for name, reader in zip(names, readers, strict=True):
@@ -141,7 +141,7 @@ def _readers(count: int, per_node: int) -> list[int]:
     read its files in turn. Collective."""
     node = int(os.environ.get(hub.NODE_VARIABLE, dist.get_rank() // per_node))
     ranks: dict[int, list[int]] = {}
-    for rank, rank_node in enumerate(_everyone(node)):
+    for rank, rank_node in enumerate(_from_every_rank(node)):
         ranks.setdefault(rank_node, []).append(rank)
     nodes = [on_node for _, on_node in sorted(ranks.items())]
     readers = []
@@ -169,17 +169,17 @@ def _matched(
     filled = dict.fromkeys(parameters, 0)  # number of elements, by parameter
     for key, shape in shapes.items():
         place = expert_files.tensor_place(key, layout)
-        own = sorted(hub.key_aliases(place.name) & parameters.keys())
-        if not own:
+        known_as = sorted(hub.key_aliases(place.name) & parameters.keys())
+        if not known_as:
             continue
-        whole = whole_shape(parameters[own[0]])
+        whole = whole_shape(parameters[known_as[0]])
         # Files may have experts either way: transformers reads both, and writes what its modules have.
-        place = replace(place, name=own[0], transposed=place.transposed and shape != whole)
+        place = replace(place, name=known_as[0], transposed=place.transposed and shape != whole)
         places[key] = place
         expected = tuple(place.inside(torch.empty(whole, device="meta")).shape)
         if shape != expected:
             raise ConfigError(f"{config.model.path}: {key} is {shape}, not {expected}")
-        filled[own[0]] += math.prod(shape)
+        filled[known_as[0]] += math.prod(shape)
 
     missing = []
     for name, parameter in parameters.items():
@@ -192,22 +192,22 @@ def _matched(
     return places
 
 
-def _told(config: RunConfig, read: Callable[[], T]) -> list[T]:
+def _read_by_every_rank(config: RunConfig, read: Callable[[], T]) -> list[T]:
     """What `read` returns on every rank, by rank. Collective.
 
     If `read` fails on any rank, every rank raises that error: as ConfigError if it is PERMANENT, else as
     StorageError. ConfigErrors go first.
     """
-    found: T | None = None
+    value: T | None = None
     failure: ConfigError | StorageError | None = None
     try:
-        found = read()
+        value = read()
     except Exception as error:  # of any kind: the other ranks wait to be told
         kind = ConfigError if isinstance(error, PERMANENT) else StorageError
-        said = str(error) if isinstance(error, (*PERMANENT, StorageError)) else repr(error)
-        failure = kind(f"rank {dist.get_rank()} cannot read the weights of {config.model.path}: {said}")
+        reason = str(error) if isinstance(error, (*PERMANENT, StorageError)) else repr(error)
+        failure = kind(f"rank {dist.get_rank()} cannot read the weights of {config.model.path}: {reason}")
 
-    outcomes = _everyone((found, failure))
+    outcomes = _from_every_rank((value, failure))
     failures = [of_rank for _, of_rank in outcomes if of_rank is not None]
     for of_rank in failures:
         if isinstance(of_rank, ConfigError):
@@ -217,8 +217,8 @@ def _told(config: RunConfig, read: Callable[[], T]) -> list[T]:
     return [of_rank for of_rank, _ in outcomes]
 
 
-def _everyone(own: Any) -> list[Any]:
+def _from_every_rank(value: Any) -> list[Any]:
     """The objects that all ranks have passed in, by rank."""
     out: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(out, own)
+    dist.all_gather_object(out, value)
     return out

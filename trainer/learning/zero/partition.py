@@ -103,12 +103,12 @@ class Partition:
         """This rank's part of the model's own weights of every trained parameter; stage 3 only. Gathers
         nothing."""
         assert self.stage == 3, "at other stages a rank holds the whole model"
-        found = []
+        own_pieces = []
         for name, p in self.trained.items():
             piece = self._piece(p)
             values = p.ds_tensor.detach().view(-1)[: piece.stop - piece.start]
-            found.append(ModelPiece(name, piece.start, piece.stop, values))
-        return found
+            own_pieces.append(ModelPiece(name, piece.start, piece.stop, values))
+        return own_pieces
 
     def _piece(self, p: Any) -> ShardPiece:
         """This rank's part of a trained parameter. At stage 3 all ranks hold equally many elements, and those

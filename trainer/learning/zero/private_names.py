@@ -60,27 +60,27 @@ def _used_in(code: CodeType) -> Iterator[str]:
 
 def absent(names: Names) -> list[str]:
     """Those of `names` that the installed DeepSpeed does not have where they are looked for."""
-    found = []
+    missing = []
     for module, listed in names.items():
         loader: Any = getattr(find_spec(f"deepspeed.{module}"), "loader", None)
         there = set(_used_in(loader.get_code(f"deepspeed.{module}"))) if loader else set()
-        found += [f"{module}.{name}" for name in listed.split() if name not in there]
-    return found
+        missing += [f"{module}.{name}" for name in listed.split() if name not in there]
+    return missing
 
 
 def lacking(needed: Names, gathering: Names) -> list[str]:
     """Names that the trainer's own gathering lacks, after a warning. Raises ImportError for those without
     which nothing is trained."""
     here = f"deepspeed {version('deepspeed')} has no"
-    if gone := absent(needed):
-        raise ImportError(f"{here} {', '.join(gone)}: install deepspeed=={RELEASE}, which has")
-    if gone := absent(gathering):
+    if missing := absent(needed):
+        raise ImportError(f"{here} {', '.join(missing)}: install deepspeed=={RELEASE}, which has")
+    if missing := absent(gathering):
         warnings.warn(
-            f"{here} {', '.join(gone)}, so it gathers and reduces by itself: the same values, and slower;"
+            f"{here} {', '.join(missing)}, so it gathers and reduces by itself: the same values, and slower;"
             f" deepspeed=={RELEASE} has",
             stacklevel=2,
         )
-    return gone
+    return missing
 
 
 LACKING = lacking(NEEDED, GATHERING)
@@ -138,9 +138,9 @@ def fragment_of(zero: Any, parameter: Any) -> tuple[int, int, int, Any]:
     mapping = parameter._hp_mapping
     if mapping is None:
         return 0, 0, 0, None
-    own = mapping.lp_fragment_address
+    part = mapping.lp_fragment_address
     flat = zero.single_partition_of_fp32_groups[mapping.param_group_index]
-    return own.start, own.start + own.numel, mapping.hp_fragment_address.start, flat
+    return part.start, part.start + part.numel, mapping.hp_fragment_address.start, flat
 
 
 def renew_weights(zero: Any, stage: int) -> None:
