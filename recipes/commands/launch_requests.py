@@ -84,7 +84,7 @@ def start_run(request: LaunchRequest) -> int:
     if request.bucket:
         overrides.append(f"storage.bucket={request.bucket}")
     if request.fleet:
-        overrides = fleet_launch.with_group(name, overrides, request.fleet)
+        overrides = [*fleet_launch.fleet_overrides(request.fleet), *overrides]
     recipe = resolve(name, overrides)
     if recipe.sample and recipe.kind == "train":
         return fleet_launch.launch_fleet_run(name, recipe, target, overrides, options, options.yes)

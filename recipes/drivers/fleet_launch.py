@@ -45,32 +45,27 @@ END_S = 60.0
 
 def fleet_overrides(text: str) -> list[str]:
     """Overrides of `--fleet 4xL40S:spot@skypilot-runpod`. Raises ConfigError."""
-    found = FORM.fullmatch(text)
-    if not found or text.startswith("0"):
+    match = FORM.fullmatch(text)
+    if not match or text.startswith("0"):
         raise ConfigError(
             f"--fleet {text!r}: write it as 4xL40S (4 machines of one GPU), 2x8xL40S, 4xL40S:spot, "
             "4xL40S:on-demand, 4xL40S@TARGET; a number alone for a run on CPU"
         )
-    nodes, gpus, gpu, market, target = found.groups()
+    nodes, gpus, gpu, market, target = match.groups()
     sets = [f"sample.nodes={nodes}", f"sample.gpus_per_node={gpus or 1 if gpu else 0}"]
     sets += [f"sample.gpu={gpu}"] if gpu else []
     sets += [f"sample.target={target}"] if target else []
     return [*sets, f"sample.spot={SPOT[market]}", "fleet.workers=only"]
 
 
-def with_group(name: str, overrides: list[str], text: str) -> list[str]:
-    """The overrides of a recipe with the machines of `--fleet`."""
-    return [*fleet_overrides(text), *overrides]
-
-
 def of_run(
     overrides: list[str], bucket: str, target: str | None, trust: bool = False
 ) -> tuple[str, list[str]]:
     """(recipe, overrides) of `rollout-worker`: those of the run that `fleet.run` names, then those that are
-    given. Raises ConfigError without one."""
+    given. Raises ConfigError without override."""
     run_id = ""
-    for one in overrides:
-        option, _, value = one.partition("=")
+    for override in overrides:
+        option, _, value = override.partition("=")
         if option.strip() == "fleet.run":
             run_id = value.strip()
     if not run_id:
@@ -80,11 +75,11 @@ def of_run(
     shared_record.known_or_adopted(run_id, bucket, trust)
     record = run_record.load_record(run_id)
     kept = []
-    for one in record.overrides:
-        section = one.partition("=")[0].partition(".")[0].strip()
+    for override in record.overrides:
+        section = override.partition("=")[0].partition(".")[0].strip()
         # The run's own regions, partitions and hosts are no others'; machines are named for each launch.
         if section != "sample" and (section != "site" or target == record.target):
-            kept.append(one)
+            kept.append(override)
     return record.recipe, [*kept, *overrides]
 
 
@@ -146,19 +141,19 @@ def _without_machines(run_id: str) -> int:
     """Waits until a run has its machines: 0, also where its platform does not tell; 1 if it ended before."""
     record = run_record.load_record(run_id)
     began = time.monotonic()
-    told = False
-    while (said := platform_state.ask_platform(record)) and said.state != "running":
-        missing = not said.known and time.monotonic() - began > UNKNOWN_S
-        if missing or (said.known and said.ended_s):
-            print(said.text, flush=True)
+    is_announced = False
+    while (answer := platform_state.ask_platform(record)) and answer.state != "running":
+        missing = not answer.known and time.monotonic() - began > UNKNOWN_S
+        if missing or (answer.known and answer.ended_s):
+            print(answer.text, flush=True)
             return 1
-        if not told:
+        if not is_announced:
             print(
-                f"machines that sample are rented when {run_id} has its own ({said.text}); Ctrl-C ends it,"
+                f"machines that sample are rented when {run_id} has its own ({answer.text}); Ctrl-C ends it,"
                 " --detach does not wait",
                 flush=True,
             )
-        told = True
+        is_announced = True
         time.sleep(LOOK_S)
     return 0
 
@@ -238,13 +233,13 @@ def _replaced(record: RunRecord) -> bool:
 
 def _living(run_id: str) -> list[RunRecord]:
     """The launches that still sample for a run, as far as their platforms tell."""
-    found = []
+    living = []
     for record in run_record.workers_of(run_id):
         if record.ended_s:
             continue
-        noted = platform_state.with_answer(record, platform_state.ask_platform(record))
-        if noted != record:
-            noted.save()
-        if not noted.ended_s and not launched_run.gone_here(noted):
-            found.append(noted)
-    return found
+        answered = platform_state.with_answer(record, platform_state.ask_platform(record))
+        if answered != record:
+            answered.save()
+        if not answered.ended_s and not launched_run.gone_here(answered):
+            living.append(answered)
+    return living

@@ -88,12 +88,12 @@ def _of_samples(rows: Sequence[dict[str, Any]], usd: dict[str, float], samples: 
                 device = name.removeprefix(SAMPLED)
                 sampled[device] = sampled.get(device, 0.0) + number
     total = sum(sampled.values())
-    found = {}
+    costs = {}
     for gpu, spent in usd.items():
         mine = sum(number for device, number in sampled.items() if _is(gpu, device))
         if mine and spent and samples:
-            found[gpu] = 1000 * spent / (samples * mine / total)
-    return found
+            costs[gpu] = 1000 * spent / (samples * mine / total)
+    return costs
 
 
 def _is(gpu: str, device: str) -> bool:

@@ -170,7 +170,7 @@ def unit_seconds(worker: WorkerKind, shape: Shape, step: Passes, prompts: int) -
     card = gpu_named(worker.gpu)
     far = worker.gpus > 1 and card.nvlink_gb_per_s < NVLINK_GB_PER_S
     hop_s = 2 * shape.layers * SLOW_HOP_S if far else 0.0
-    found = []
+    seconds = []
     size = prompts * worker.recipe.config.rollout.samples_per_prompt  # the lengths are in order of prompts
     for start in range(0, len(step.lengths), size):
         unit = Passes(step.lengths[start : start + size], (), (), 0)
@@ -178,8 +178,8 @@ def unit_seconds(worker: WorkerKind, shape: Shape, step: Passes, prompts: int) -
             step_seconds.rollout_seconds(worker.recipe, shape, card, worker.need, unit) + unit.longest * hop_s
         )
         sent = 2 * passes.experts_bytes(worker.recipe.config, shape, unit.lengths) / FETCH_BYTES_S
-        found.append(decoding + sent)
-    return found
+        seconds.append(decoding + sent)
+    return seconds
 
 
 def update_seconds(recipe: Recipe, shape: Shape, step: step_seconds.StepTime) -> float:
@@ -205,7 +205,7 @@ def switch_seconds(recipe: Recipe, shape: Shape, worker: WorkerKind) -> float:
 def worker_kinds(recipe: Recipe, catalogs: Path | None, targets: list[str] | None) -> list[WorkerKind]:
     """A worker of every GPU that holds the model and has a known price, on the fewest GPUs that do; those of
     the recipe's second group, where it names one."""
-    found = []
+    kinds = []
     named = recipe.sample
     # an engine of several GPUs cannot say which experts it chose
     several = (1,) if recipe.config.algorithm.routing_replay else (1, 2, 4, 8)
@@ -218,9 +218,9 @@ def worker_kinds(recipe: Recipe, catalogs: Path | None, targets: list[str] | Non
                 continue
             if rented := _cheapest(engine[0], catalogs, targets):
                 target, rate = rented
-                found.append(WorkerKind(gpu, gpus, target, rate.spot, rate.usd, *engine))
+                kinds.append(WorkerKind(gpu, gpus, target, rate.spot, rate.usd, *engine))
             break
-    return found
+    return kinds
 
 
 def _engine(recipe: Recipe, group: SampleGroup) -> tuple[Recipe, MemoryPlan] | None:
@@ -382,14 +382,14 @@ def _trainers(recipe: Recipe) -> list[Recipe]:
     needs less."""
     cluster = recipe.cluster
     part = "nodes" if cluster.nodes > 1 else "gpus_per_node"
-    found = [recipe]
+    trainers = [recipe]
     try:
         half = override(recipe, [f"cluster.{part}={getattr(cluster, part) // 2}"])
         validate(half)
     except ConfigError:
-        return found
+        return trainers
     need = memory.plan_memory(half)
-    return [*found, half] if need and need.fits else found
+    return [*trainers, half] if need and need.fits else trainers
 
 
 def _offers(recipe: Recipe, catalogs: Path | None, targets: list[str] | None) -> list[cost.Offer]:

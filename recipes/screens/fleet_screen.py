@@ -85,24 +85,24 @@ class FleetFacts:
     """Warnings, in sentences."""
 
 
-def fleet_facts(recipe: Recipe, found: Fleets, limits: tuple[float, float]) -> FleetFacts:
+def fleet_facts(recipe: Recipe, compared: Fleets, limits: tuple[float, float]) -> FleetFacts:
     """Puts what was compared into words. limits: hours and dollars, infinite where none were given."""
-    gain = fleet_words.is_gain(recipe, found)
-    taken = fleet_words.cheapest_row(found, limits)
-    rows = [*found.colocated, *found.fleets]
+    gain = fleet_words.is_gain(recipe, compared)
+    taken = fleet_words.cheapest_row(compared, limits)
+    rows = [*compared.colocated, *compared.fleets]
     return FleetFacts(
         recipe=recipe.name,
         steps=rows[0].offer.steps,
-        verdict=_verdict(found, taken, gain),
+        verdict=_verdict(compared, taken, gain),
         gain=gain,
-        alone=[planned_fleet(recipe, row, found) for row in found.colocated],
-        fleets=[planned_fleet(recipe, row, found) for row in found.cheapest(found.fleets)],
-        taken=planned_fleet(recipe, taken, found) if taken else None,
-        remarks=fleet_words.fleet_remarks(recipe, found),
+        alone=[planned_fleet(recipe, row, compared) for row in compared.colocated],
+        fleets=[planned_fleet(recipe, row, compared) for row in compared.cheapest(compared.fleets)],
+        taken=planned_fleet(recipe, taken, compared) if taken else None,
+        remarks=fleet_words.fleet_remarks(recipe, compared),
     )
 
 
-def planned_fleet(recipe: Recipe, row: FleetRow, found: Fleets) -> PlannedFleet:
+def planned_fleet(recipe: Recipe, row: FleetRow, compared: Fleets) -> PlannedFleet:
     """A row as facts."""
     worker = row.worker
     return PlannedFleet(
@@ -121,22 +121,22 @@ def planned_fleet(recipe: Recipe, row: FleetRow, found: Fleets) -> PlannedFleet:
         usd=row.run_usd,
         egress_usd=row.egress_usd,
         options=fleet_words.row_options(recipe, row),
-        verdict=fleet_words.fleet_verdict(row, found) if worker else "",
+        verdict=fleet_words.fleet_verdict(row, compared) if worker else "",
     )
 
 
-def _verdict(found: Fleets, taken: FleetRow | None, gain: bool) -> str:
+def _verdict(compared: Fleets, taken: FleetRow | None, gain: bool) -> str:
     """Whether workers are a gain, in a line."""
     if not gain:
         return "workers are a loss: without them the run is as fast and costs as little"
     if taken is None:
-        return f"nothing is expected to keep the limits: {fleet_words.nearest_rows(found)}"
+        return f"nothing is expected to keep the limits: {fleet_words.nearest_rows(compared)}"
     run = f"{taken.hours:.1f} h and ${taken.run_usd:,.0f} on {taken.offer.target}"
     if taken.worker is None:
         return f"cheapest without workers: {run}, {taken.trainer}"
-    if not found.colocated:
+    if not compared.colocated:
         return f"only with workers: {run}, for no machine holds engines beside the learner"
-    alone = min(found.colocated, key=lambda row: row.run_usd)
+    alone = min(compared.colocated, key=lambda row: row.run_usd)
     return f"workers are a gain: {run}, without them {alone.hours:.1f} h and ${alone.run_usd:,.0f}"
 
 
@@ -151,13 +151,13 @@ def show_fleets(
     alone, fleets = (None, None) if whole else (ALONE, FLEETS)
     shown = (*facts.alone[:alone], *facts.fleets[:fleets])
     rows = []
-    for one in shown:
-        figures = (str(one.ahead), f"{one.step_s:.1f}", f"{one.hours:.1f}", f"{one.usd:,.0f}")
+    for fleet in shown:
+        figures = (str(fleet.ahead), f"{fleet.step_s:.1f}", f"{fleet.hours:.1f}", f"{fleet.usd:,.0f}")
         more = ()
         if whole:
-            unit = (str(one.enough), str(one.unit_prompts)) if one.worker else ("", "")
-            more = (*unit, f"{one.egress_usd:.3f}", one.verdict)
-        rows.append((_learners(one), _workers(one), *figures, *more))
+            unit = (str(fleet.enough), str(fleet.unit_prompts)) if fleet.worker else ("", "")
+            more = (*unit, f"{fleet.egress_usd:.3f}", fleet.verdict)
+        rows.append((_learners(fleet), _workers(fleet), *figures, *more))
     columns = ("that learn", "that sample", "ahead", "s/step", "hours", "$")
     if whole:
         columns = (*columns, "enough", "a unit", "egress $", "")
@@ -175,15 +175,15 @@ def show_fleets(
     console.print("more: --all, --json; to choose: --deadline 24h, --budget 100")
 
 
-def _learners(one: PlannedFleet) -> str:
-    return f"{one.trainer} {_place(one.target, one.market)}"
+def _learners(fleet: PlannedFleet) -> str:
+    return f"{fleet.trainer} {_place(fleet.target, fleet.market)}"
 
 
-def _workers(one: PlannedFleet) -> str:
-    if one.worker is None:
+def _workers(fleet: PlannedFleet) -> str:
+    if fleet.worker is None:
         return "none"
-    where = "same nodes" if " of " in one.trainer else _place(one.worker_target, one.worker_market)
-    return f"{one.count} x {one.worker}, {where}"
+    where = "same nodes" if " of " in fleet.trainer else _place(fleet.worker_target, fleet.worker_market)
+    return f"{fleet.count} x {fleet.worker}, {where}"
 
 
 def _place(target: str | None, market: str | None) -> str:

@@ -17,31 +17,31 @@ MODEL = (
 )
 
 
-def fleet_remarks(recipe: Recipe, found: Fleets) -> list[str]:
+def fleet_remarks(recipe: Recipe, compared: Fleets) -> list[str]:
     """What speaks for other options, and what the bucket costs."""
-    rows = found.cheapest(found.fleets)
+    rows = compared.cheapest(compared.fleets)
     return [*_ahead(recipe, rows), *_egress(recipe, rows)]
 
 
-def is_gain(recipe: Recipe, found: Fleets) -> bool:
+def is_gain(recipe: Recipe, compared: Fleets) -> bool:
     """Whether the machines that the recipe names are a gain; True where it names none."""
     if recipe.sample is None:
         return True
-    asked = [row for row in found.cheapest(found.fleets) if row.gpus == _gpus(recipe)]
-    return any(found.beaten_by(row) is None for row in asked)
+    named = [row for row in compared.cheapest(compared.fleets) if row.gpus == _gpus(recipe)]
+    return any(compared.beaten_by(row) is None for row in named)
 
 
 def _gpus(recipe: Recipe) -> int:
     return recipe.cluster.nodes * recipe.cluster.gpus_per_node
 
 
-def fleet_verdict(row: FleetRow, found: Fleets) -> str:
+def fleet_verdict(row: FleetRow, compared: Fleets) -> str:
     """Whether workers are a gain, beside the cheapest run without."""
-    if better := found.beaten_by(row):
+    if better := compared.beaten_by(row):
         return f"loss: {better.trainer} alone is better"
-    if not found.colocated:
+    if not compared.colocated:
         return "gain: without workers no engine fits"
-    rival = found.colocated[0]
+    rival = compared.colocated[0]
     times = f"{rival.step_s / row.step_s:.2f}x speed, {row.usd / rival.usd:.2f}x dollars"
     if row.usd < rival.usd:
         return f"gain: {times}" if row.step_s < rival.step_s else f"cheaper, slower: {times}"
@@ -55,8 +55,8 @@ def _ahead(recipe: Recipe, rows: list[FleetRow]) -> list[str]:
         lines.append(
             "without workers rollout.staleness saves nothing: the same GPUs sample and learn in turns"
         )
-    asked = [row for row in rows if row.gpus == _gpus(recipe)] if recipe.sample else []
-    lines += [line for row in asked if (line := unit_line(recipe, row))]
+    named = [row for row in rows if row.gpus == _gpus(recipe)] if recipe.sample else []
+    lines += [line for row in named if (line := unit_line(recipe, row))]
     for row in rows if recipe.config.rollout.staleness else []:
         if row.worker and row.ahead < row.enough:
             most = fleet_cost.MOST_AHEAD
@@ -101,24 +101,24 @@ def _egress(recipe: Recipe, rows: list[FleetRow]) -> list[str]:
     return lines
 
 
-def cheapest_row(found: Fleets, limits: tuple[float, float]) -> FleetRow | None:
+def cheapest_row(compared: Fleets, limits: tuple[float, float]) -> FleetRow | None:
     """The cheapest run that is expected to keep hours and dollars; with few steps ahead, where dollars are
     about the same."""
-    kept = found.within(*limits)
+    kept = compared.within(*limits)
     return fleet_cost.fewest_ahead(kept, lambda row: row.run_usd) if kept else None
 
 
-def nearest_rows(found: Fleets) -> str:
+def nearest_rows(compared: Fleets) -> str:
     """The quickest and the cheapest run, where neither keeps the limits."""
-    rows = (*found.colocated, *found.fleets)
+    rows = (*compared.colocated, *compared.fleets)
     hours = min(row.hours for row in rows)
     usd = min(row.run_usd for row in rows)
     return f"the quickest takes {hours:.1f} h, the cheapest costs ${usd:,.0f}"
 
 
-def shell_overrides(asked: list[str]) -> str:
+def shell_overrides(overrides: list[str]) -> str:
     """Overrides as a shell takes them, a space behind each."""
-    return "".join(f"--set {shlex.quote(one)} " for one in asked)
+    return "".join(f"--set {shlex.quote(override)} " for override in overrides)
 
 
 def row_options(recipe: Recipe, row: FleetRow) -> str:
@@ -184,17 +184,17 @@ def describe_both_groups(
         return [*lines, "no plan of both: the run's own nodes sample too (fleet.gpus_per_node)"], None
     targets = list(dict.fromkeys((run.target, workers.target)))
     try:
-        found = fleet_cost.compare_fleets(recipe, prices.sky_catalogs(), targets)
+        compared = fleet_cost.compare_fleets(recipe, prices.sky_catalogs(), targets)
     except ConfigError as error:
         return [*lines, f"no plan of both: {error}"], None
     ahead = recipe.config.rollout.staleness
-    mine = [row for row in found.fleets if row.gpus == _gpus(recipe) and row.ahead == ahead]
+    mine = [row for row in compared.fleets if row.gpus == _gpus(recipe) and row.ahead == ahead]
     if not mine:
         return [*lines, "no plan of both: no price is known of machines that this recipe fits"], None
     row = min(mine, key=lambda row: row.usd)
     lines.append(
         f"planned  {row.hours:.1f} h and ${row.run_usd:,.0f}, {row.step_s:.1f} s and ${row.usd:.3f} a step,"
-        f" with rollout.staleness={ahead}: {fleet_verdict(row, found)}"
+        f" with rollout.staleness={ahead}: {fleet_verdict(row, compared)}"
     )
     if line := unit_line(recipe, row):
         lines.append(f"units    {line}")

@@ -35,6 +35,12 @@ def workers():
     return record
 
 
+def launched(capsys, monkeypatch, tmp_path, fleet):
+    """Starts the run with a fleet on SkyPilot, which takes everything."""
+    stand_in(tmp_path, monkeypatch, "sky", "exit 0")
+    run(capsys, *UP, "--target", "skypilot-runpod", "--fleet", fleet)
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -123,8 +129,7 @@ def test_workers_of_a_run_on_this_machine_are_processes_of_one(capsys):
 
 
 def test_down_ends_both_the_workers_first(capsys, monkeypatch, tmp_path):
-    stand_in(tmp_path, monkeypatch, "sky", "exit 0")
-    run(capsys, *UP, "--target", "skypilot-runpod", "--fleet", "2xL40S:on-demand")
+    launched(capsys, monkeypatch, tmp_path, "2xL40S:on-demand")
     mine = workers()
     (tmp_path / "calls").unlink()
     assert run(capsys, "down", "mine")[0] == 0
@@ -227,8 +232,7 @@ def test_no_worker_is_started_for_a_run_that_its_platform_refused(capsys, monkey
 
 
 def test_resume_starts_both_again_unless_the_workers_live(capsys, monkeypatch, tmp_path):
-    stand_in(tmp_path, monkeypatch, "sky", "exit 0")
-    run(capsys, *UP, "--target", "skypilot-runpod", "--fleet", "2xL40S:spot")
+    launched(capsys, monkeypatch, tmp_path, "2xL40S:spot")
     assert run(capsys, "resume", "mine")[0] == 0
     assert len(run_record.workers_of("mine")) == 1, "as far as anybody knows they sample"
     replace(workers(), ended_s=time.time()).save()
@@ -237,8 +241,7 @@ def test_resume_starts_both_again_unless_the_workers_live(capsys, monkeypatch, t
 
 
 def test_resume_on_a_desk_without_the_runs_secret_says_what_to_do(capsys, monkeypatch, tmp_path):
-    stand_in(tmp_path, monkeypatch, "sky", "exit 0")
-    run(capsys, *UP, "--target", "skypilot-runpod", "--fleet", "2xL40S:spot")
+    launched(capsys, monkeypatch, tmp_path, "2xL40S:spot")
     key = run_record.RUNS / "mine/fleet.key"
     secret = key.read_text()
     key.unlink()

@@ -8,7 +8,7 @@ import pytest
 from desk import bucket as bucket
 from desk import elsewhere as elsewhere
 from desk import run, stand_in
-from test_fleet_launch import SEVEN, UP, called, workers
+from test_fleet_launch import SEVEN, called, launched, workers
 
 from recipes.drivers import platform_state, worker_view
 from recipes.records import run_record
@@ -18,8 +18,7 @@ from trainer.config import RunConfig
 
 
 def test_logs_of_a_worker_where_one_command_follows_all(capsys, monkeypatch, tmp_path):
-    stand_in(tmp_path, monkeypatch, "sky", "exit 0")
-    run(capsys, *UP, "--target", "skypilot-runpod", "--fleet", "3xL40S:spot")
+    launched(capsys, monkeypatch, tmp_path, "3xL40S:spot")
     replace(workers(), managed=True, cluster="5").save()
     (tmp_path / "calls").unlink()
     assert run(capsys, "logs", "mine", "--worker", "2")[0] == 0
@@ -27,8 +26,7 @@ def test_logs_of_a_worker_where_one_command_follows_all(capsys, monkeypatch, tmp
 
 
 def test_logs_of_one_worker(capsys, monkeypatch, tmp_path):
-    stand_in(tmp_path, monkeypatch, "sky", "exit 0")
-    run(capsys, *UP, "--target", "skypilot-runpod", "--fleet", "3xL40S:spot")
+    launched(capsys, monkeypatch, tmp_path, "3xL40S:spot")
     mine = workers()
     (tmp_path / "calls").unlink()
     assert run(capsys, "logs", "mine", "--worker", "2")[0] == 0
@@ -39,8 +37,7 @@ def test_logs_of_one_worker(capsys, monkeypatch, tmp_path):
 
 def test_workers_that_have_ended_are_told_one_by_one_and_their_logs_are_found(capsys, monkeypatch, tmp_path):
     """By a job's name SkyPilot finds the log of one that is running only."""
-    stand_in(tmp_path, monkeypatch, "sky", "exit 0")
-    run(capsys, *UP, "--target", "skypilot-runpod", "--fleet", "2xL40S:spot")
+    launched(capsys, monkeypatch, tmp_path, "2xL40S:spot")
     mine = workers()
     rows = []
     for number, name in ((1, "mine"), (2, f"{mine.run_id}-1"), (3, f"{mine.run_id}-2")):
@@ -105,8 +102,7 @@ def test_dollars_of_a_thousand_samples_of_the_run_s_own_gpus(elsewhere):
 
 def test_status_names_the_workers_that_outlive_their_run(capsys, monkeypatch, tmp_path):
     """Their job may still look for a machine."""
-    stand_in(tmp_path, monkeypatch, "sky", "exit 0")
-    run(capsys, *UP, "--target", "skypilot-runpod", "--fleet", "1xL40S:spot")
+    launched(capsys, monkeypatch, tmp_path, "1xL40S:spot")
     name = workers().run_id
     mine = {"job_id": 1, "job_name": "mine", "status": "SUCCEEDED", "recovery_count": 0}
     for status, left in (("STARTING", True), ("SUCCEEDED", False)):
@@ -118,8 +114,7 @@ def test_status_names_the_workers_that_outlive_their_run(capsys, monkeypatch, tm
 
 
 def test_dollars_of_a_thousand_samples_of_a_whole_run_are_in_its_report(capsys, monkeypatch, tmp_path):
-    stand_in(tmp_path, monkeypatch, "sky", "exit 0")
-    run(capsys, *UP, "--target", "skypilot-runpod", "--fleet", "2xL40S:spot")
+    launched(capsys, monkeypatch, tmp_path, "2xL40S:spot")
     replace(workers(), confirmed=True, counted_usd=2.0, ended_s=time.time()).save()
     folder = run_record.RUNS / "mine"
     (folder / "config.yaml").write_text(configuration.dump(RunConfig()))
