@@ -1,17 +1,12 @@
-"""The same code on CUDA: NCCL, bf16, sleep levels 1 and 2, CUDA graphs. Also meant for torch 2.11 with vLLM
-0.26."""
+"""The same code on CUDA: NCCL, bf16, sleep levels 1 and 2, CUDA graphs."""
 
 import inspect
-import json
-import subprocess
-import sys
 import time
 
 import numpy as np
 import pytest
 import torch
 
-from tests.conftest import ROOT
 from tests.families import FAMILIES, loader
 from tests.gpu.conftest import DEVICE, changed
 from trainer.hardware import architectures
@@ -35,46 +30,46 @@ def test_parity_in_bf16(run_ranks, gpu_config, figure, eager):
     figure(f"the same request again, its prompt cached, {what}: same tokens", float(result["repeat"]), "")
 
 
-def test_parity_of_qwen3_vl(run_ranks, family_model, gpu_config, figure):
-    """Its deepstack inputs and positions live beside the weights in vLLM's runner for GPUs."""
-    config = changed(gpu_config, model={"path": str(family_model("qwen3_vl"))})
-    check_parity(run_ranks("parity", config, timeout_s=600)[0], figure, "Qwen3-VL, CUDA graphs")
+PARITY = {
+    "qwen3_vl": ("Qwen3-VL, CUDA graphs", "qwen3_vl", {}),  # deepstack inputs lie beside the weights
+    "qwen3_5": ("Qwen3.5, CUDA graphs", "qwen3_5", {}),  # two kernels: flash-linear-attention's and vLLM's
+    "experts": ("Qwen3-VL with experts, CUDA graphs", "qwen3_vl_moe", {}),
+    "with_compiled": ("compiled kernels", "", {"model": {"kernels": "compiled"}}),
+    "two_engines": ("two engines", "", {"placement": {"workers_per_node": 2}}),  # beside ZeRO-3 over both
+    "tensor_parallel": (
+        "tensor parallel 2",
+        "",
+        {"rollout": {"tensor_parallel": 2}, "placement": {"workers_per_node": 2}},
+    ),
+    "other_sleep-0": ("sleep level 0", "", {"rollout": {"sleep_level": 0}}),
+    "other_sleep-1": ("sleep level 1", "", {"rollout": {"sleep_level": 1}}),
+    "host_memory": (
+        "offload_optimizer and offload_reference",
+        "",
+        {"optimizer": {"offload_optimizer": True, "offload_reference": True}},
+    ),
+}
+"""By a word that recipes/gpu_check.py asks for: the figure's name, a family, options."""
+ON_A_CARD = ("qwen3_5", "experts", "with_compiled")
+"""Cases that a rehearsal on a CPU leaves out."""
 
 
-@pytest.mark.card
-def test_parity_of_qwen3_5(run_ranks, family_model, gpu_config, figure):
-    """The policy by flash-linear-attention's kernel, the engine by vLLM's."""
-    config = changed(gpu_config, model={"path": str(family_model("qwen3_5"))})
-    check_parity(run_ranks("parity", config, timeout_s=600)[0], figure, "Qwen3.5, CUDA graphs")
+def parity_cases():
+    """Names of PARITY, marked where they need a card."""
+    for name in PARITY:
+        yield pytest.param(name, marks=pytest.mark.card if name in ON_A_CARD else ())
 
 
-def test_parity_of_two_engines(run_ranks, gpu_config, figure):
-    """Two ranks, each with an engine of its own beside ZeRO-3 over both."""
-    if DEVICE == "cuda" and torch.cuda.device_count() < 2:
+@pytest.mark.parametrize("name", parity_cases())
+def test_parity(run_ranks, family_model, gpu_config, figure, name):
+    """Before and after two updates, with CUDA graphs."""
+    what, family, options = PARITY[name]
+    if DEVICE == "cuda" and options.get("placement") and torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
-    config = changed(gpu_config, placement={"workers_per_node": 2})
-    check_parity(run_ranks("parity", config, timeout_s=600)[0], figure, "two engines")
-
-
-@pytest.mark.parametrize("level", [0, 1])
-def test_parity_at_other_sleep_levels(run_ranks, gpu_config, figure, level):
-    result = run_ranks("parity", changed(gpu_config, rollout={"sleep_level": level}), timeout_s=600)[0]
-    check_parity(result, figure, f"sleep level {level}")
-
-
-def test_parity_with_optimizer_and_reference_in_host_memory(run_ranks, gpu_config, figure):
-    config = changed(gpu_config, optimizer={"offload_optimizer": True, "offload_reference": True})
-    check_parity(
-        run_ranks("parity", config, timeout_s=600)[0], figure, "offload_optimizer and offload_reference"
-    )
-
-
-def test_parity_in_tensor_parallel(run_ranks, gpu_config, figure):
-    """ZeRO-3 and one engine over two ranks; small all-reduces by vLLM's own kernel."""
-    if DEVICE == "cuda" and torch.cuda.device_count() < 2:
-        pytest.skip("needs two GPUs")
-    config = changed(gpu_config, rollout={"tensor_parallel": 2}, placement={"workers_per_node": 2})
-    check_parity(run_ranks("parity", config, timeout_s=600)[0], figure, "tensor parallel 2")
+    if family:
+        options = options | {"model": {"path": str(family_model(family))}}
+    config = changed(gpu_config, **options)
+    check_parity(run_ranks("parity", config, timeout_s=600)[0], figure, what)
 
 
 def attend(compute, q, k, v, weights):
@@ -263,35 +258,3 @@ def test_sleep_gives_memory_back_and_a_sync_restores_the_engine(run_ranks, gpu_c
     share = min(sum(a == b for a, b in zip(tokens[0], t, strict=False)) / len(tokens[0]) for t in tokens[1:])
     figure(f"the same answers after sleep level {level}: share of tokens", share, "")
     assert share > 0.9
-
-
-@pytest.mark.card
-@pytest.mark.timeout(2000)
-def test_demo_learns(tmp_path, figure):
-    """The demo recipe with its device set to cuda."""
-    from recipes.platforms import script
-    from recipes.presets import get
-
-    values = dict.fromkeys(("MODELS", "DATA", "RUNS"), str(tmp_path)) | {"RUN_ID": "demo", "BUCKET": ""}
-    for step in get("demo").steps:
-        arguments = [script.fill_placeholders(argument, values) for argument in step.args]
-        if step.module.endswith("warm_start"):
-            arguments += ["--device", "best"]
-        subprocess.run([sys.executable, "-m", step.module, *arguments], check=True, cwd=ROOT)
-    path = tmp_path / "run.yaml"
-    path.write_text(script.fill_placeholders(script.config_text(get("demo")), values))
-    command = [
-        sys.executable,
-        "-m",
-        "trainer.loops.grpo",
-        "--config",
-        str(path),
-        "--set",
-        "placement.device=cuda",
-    ]
-    subprocess.run([*command, "--set", "placement.workers_per_node=1"], check=True, cwd=ROOT, timeout=900)
-    lines = [json.loads(x) for x in (tmp_path / "demo" / "metrics.jsonl").read_text().splitlines()]
-    scores = [x["eval/accuracy"] for x in lines if "eval/accuracy" in x]
-    figure("demo: held-out accuracy before", scores[0], "")
-    figure("demo: held-out accuracy after", scores[-1], "")
-    assert scores[-1] > scores[0] + 0.2

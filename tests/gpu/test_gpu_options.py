@@ -13,7 +13,6 @@ import torch
 
 from tests.conftest import ROOT
 from tests.gpu.conftest import DEVICE, changed
-from tests.gpu.test_gpu import check_parity
 from trainer import config as c
 from trainer.observe.history import read_history
 
@@ -34,14 +33,6 @@ def test_grouped_products_of_experts(figure, inputs, outputs):
         empty = counts.count(0)
         figure(f"grouped products {inputs} x {outputs}, {empty} of 128 empty: right", float(not wrong), "")
         assert wrong == ""
-
-
-@pytest.mark.card
-def test_parity_of_experts(run_ranks, family_model, gpu_config, figure):
-    config = changed(gpu_config, model={"path": str(family_model("qwen3_vl_moe"))})
-    check_parity(
-        run_ranks("parity", config, timeout_s=LIMIT_S)[0], figure, "Qwen3-VL with experts, CUDA graphs"
-    )
 
 
 @pytest.mark.card
@@ -111,12 +102,6 @@ def test_a_layer_of_four_bits(figure):
         worst = max(worst, float((ours.float() - theirs).norm() / theirs.norm()))
     figure("a layer of 4 bits: worst relative error", worst, "")
     assert worst < 1e-2
-
-
-@pytest.mark.card
-def test_parity_with_compiled_kernels(run_ranks, gpu_config, figure):
-    config = changed(gpu_config, model={"kernels": "compiled"})
-    check_parity(run_ranks("parity", config, timeout_s=LIMIT_S)[0], figure, "compiled kernels")
 
 
 @pytest.mark.card

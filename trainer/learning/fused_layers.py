@@ -43,10 +43,15 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     return nn.functional.silu(gate) * up
 
 
+GRAPHS = 64
+"""Graphs of one function at most. Policy and reference, text and tower, scoring and learning have one
+each: more than torch's own limit of 8, and the next one ends the run."""
+
+
 @cache
 def compiled_kernel(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function as one kernel, for every length of its rows."""
-    return torch.compile(function, dynamic=True, fullgraph=True)
+    return torch.compile(function, dynamic=True, fullgraph=True, recompile_limit=GRAPHS)
 
 
 def _norm(module: Any, x: Tensor) -> Tensor:

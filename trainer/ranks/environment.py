@@ -51,7 +51,8 @@ def rank_environment(config: RunConfig) -> dict[str, str]:
             # compiled for the last 1,024, 0.6 MB each. This many hold the products of one pass.
             "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128",
             "LRU_CACHE_CAPACITY": "128",
-            "TORCHDYNAMO_DISABLE": "1",  # else the first log-prob call compiles for 14 s
+            # Else the first log-prob call compiles for 14 s.
+            "TORCHDYNAMO_DISABLE": str(int(config.model.kernels == "plain")),
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # ranks of one machine would all bind to its first core
         }
     else:

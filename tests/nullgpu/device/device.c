@@ -53,6 +53,7 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *out, int device) {
     out->warpSize = 32;
     out->maxThreadsPerBlock = 1024;
     out->maxThreadsPerMultiProcessor = 2048;
+    out->maxBlocksPerMultiProcessor = 32; // torch.topk divides by it where the vocabulary is a true one
     out->sharedMemPerBlock = 48 << 10;
     out->sharedMemPerBlockOptin = (size_t)(card->shared_kib - 1) << 10;
     out->sharedMemPerMultiprocessor = (size_t)card->shared_kib << 10;
@@ -80,6 +81,7 @@ cudaError_t cudaDeviceGetAttribute(int *out, enum cudaDeviceAttr attribute, int 
     case cudaDevAttrMaxSharedMemoryPerBlockOptin: *out = (card->shared_kib - 1) << 10; break;
     case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *out = card->shared_kib << 10; break;
     case cudaDevAttrMaxThreadsPerMultiProcessor: *out = 2048; break;
+    case cudaDevAttrMaxBlocksPerMultiprocessor: *out = 32; break;
     case cudaDevAttrMaxThreadsPerBlock:
     case cudaDevAttrMaxBlockDimX:
     case cudaDevAttrMaxBlockDimY: *out = 1024; break;
