@@ -113,9 +113,8 @@ class Journal:
 
     def end(self, check: Check, outcome: str, seconds: float) -> None:
         """Adds how a check ended, writes the page, and sends both."""
-        self.checks.append(
-            {"name": check.name, "what": check.what, "outcome": outcome, "seconds": round(seconds)}
-        )
+        ended = {"name": check.name, "what": check.what, "outcome": outcome, "seconds": round(seconds)}
+        self.checks.append(ended)
         self._write({"figures": {}} | self._said() | self.shape | {"checks": self.checks})
         write_whole(self.folder / GPU_CHECK_PAGE, check_page(self._said()).encode())
         self.send()
@@ -128,15 +127,8 @@ class Journal:
         if self.store is None:
             return
         for name in (GPU_CHECK, GPU_CHECK_PAGE):
-            command = [
-                sys.executable,
-                "-m",
-                "trainer.storage",
-                "cp",
-                str(self.folder / name),
-                self.store.root,
-            ]
-            done = subprocess.run(command, capture_output=True, text=True)
+            copy = [sys.executable, "-m", "trainer.storage", "cp", str(self.folder / name), self.store.root]
+            done = subprocess.run(copy, capture_output=True, text=True)
             if done.returncode:
                 print(f"warning: {name} did not reach the bucket: {done.stderr.strip()}", flush=True)
 

@@ -1,6 +1,6 @@
-"""The engine of each recipe as a run starts it, with its CUDA graphs: widths, vocabulary, sequences and ranks are
-the recipe's. Only the depth is cut, and one rank of an engine is there. It samples eight tokens for as many
-requests as it holds."""
+"""The engine of each recipe as a run starts it, with its CUDA graphs: widths, vocabulary, sequences and ranks
+are the recipe's. Only the depth is cut, and one rank of an engine is there. It samples eight tokens for as
+many requests as it holds."""
 
 from __future__ import annotations
 

@@ -37,13 +37,6 @@ def test_ranges_join_neighbours():
     )
 
 
-def test_the_transfer_engine_is_whole_in_both_versions_of_vllm():
-    """0.26 has one more abstract method than 0.32."""
-    from trainer.weights.in_process import InProcessEngine
-
-    assert not InProcessEngine.__abstractmethods__ and "trainer_send_weights" in vars(InProcessEngine)
-
-
 @pytest.mark.long
 def test_what_gpus_are_measured_by_runs_here_too(run_ranks, small_config):
     """tests/gpu's rates, on the tiny model: both engines answer the same prompts, and every figure is

@@ -51,7 +51,8 @@ each: more than torch's own limit of 8, and the next one ends the run."""
 @cache
 def compiled_kernel(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function as one kernel, for every length of its rows."""
-    return torch.compile(function, dynamic=True, fullgraph=True, recompile_limit=GRAPHS)
+    how: dict[str, Any] = {"recompile_limit": GRAPHS}  # which torch's own types leave out
+    return torch.compile(function, dynamic=True, fullgraph=True, **how)
 
 
 def _norm(module: Any, x: Tensor) -> Tensor:

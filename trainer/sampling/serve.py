@@ -17,6 +17,7 @@ import tempfile
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from trainer import config as configuration
 from trainer.config import ConfigError, RunConfig
@@ -36,29 +37,22 @@ END_S = 30.0
 def server_command(config: RunConfig, host: str, port: int) -> list[str]:
     """The server's command line, with the engine settings of training."""
     model, rollout = config.model, config.rollout
-    words = [
-        # Not `vllm serve`: it asks for the version of a package vllm, and the CPU's is called otherwise.
-        sys.executable,
-        "-m",
-        "trainer.sampling.api_server",
-        "--host",
-        host,
-        "--port",
-        str(port),
-        "--model",
-        model.path,
-        "--served-model-name",
-        config.run.name,
-        "--tensor-parallel-size",
-        str(rollout.tensor_parallel),
-        "--dtype",
-        "bfloat16" if model.dtype == "bf16" else "float32",
-        "--max-model-len",
-        str(config.longest_sequence),
-        "--generation-config",
-        "vllm",
-    ]
-    words += ["--revision", model.revision] if model.revision else []
+    options: dict[str, Any] = {
+        "host": host,
+        "port": port,
+        "model": model.path,
+        "served-model-name": config.run.name,
+        "tensor-parallel-size": rollout.tensor_parallel,
+        "dtype": "bfloat16" if model.dtype == "bf16" else "float32",
+        "max-model-len": config.longest_sequence,
+        "generation-config": "vllm",
+    }
+    if model.revision:
+        options["revision"] = model.revision
+    # Not `vllm serve`: it asks for the version of a package vllm, and the CPU's is called otherwise.
+    words = [sys.executable, "-m", "trainer.sampling.api_server"]
+    for name, value in options.items():
+        words += [f"--{name}", str(value)]
     if rollout.eager or config.placement.device == "cpu":
         words.append("--enforce-eager")
     if config.placement.device == "cuda":

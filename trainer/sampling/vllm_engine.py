@@ -15,6 +15,7 @@ from vllm import LLM, SamplingParams
 from vllm.distributed.parallel_state import get_tp_group
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.sample.logits_processor import LogitsProcessor
+from vllm.v1.worker.gpu.sample import logits_processor as processors_v2
 
 from trainer.algorithm.traces import End, ImageRef, Prompt, Trace, completed_trace, continue_trace
 from trainer.config import ConfigError, RunConfig
@@ -36,13 +37,8 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.sample.logits_processor import BatchUpdate
 
-ProcessorV2: Any = object
-"""The class that vLLM's model runner V2 (on GPUs) wants a logits processor to have. vLLM 0.26 has no such
-class; there these engines run on V1."""
-with contextlib.suppress(ImportError):
-    from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as ProcessorV2
-
-
+ProcessorV2: Any = processors_v2.LogitsProcessor
+"""The class that vLLM's model runner V2 (on GPUs) wants a logits processor to have."""
 ENDS: dict[str | None, End] = {"stop": "stop", "length": "length"}
 """The meaning of vLLM's reasons to finish. Any other reason is an error."""
 

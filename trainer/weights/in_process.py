@@ -127,7 +127,7 @@ class InProcessEngine(WeightTransferEngine[NoInit, WeightGroup]):
         """Ties the head to the embedding again. A tied head gets no weights of its own, so that after a
         reload it would keep the old ones (on CPU it is a packed copy)."""
         head = self._module("lm_head")
-        if head is None:  # vLLM 0.26: the head is the embedding itself
+        if head is None:  # the head is the embedding itself
             return
         head.tie_weights(self._module("embed_tokens"))
         head.quant_method.process_weights_after_loading(head)
@@ -141,11 +141,6 @@ class InProcessEngine(WeightTransferEngine[NoInit, WeightGroup]):
 
     def shutdown(self) -> None:
         """Nothing is held."""
-
-    @staticmethod
-    def trainer_send_weights(iterator: Any, trainer_args: Any) -> None:
-        """Required by vLLM 0.26; not used here."""
-        raise NotImplementedError
 
 
 class NoWeights(BaseModelLoader):

@@ -2,9 +2,9 @@
 
 engine.py RECIPE PORT [--whole] [--tokens N] [--batch N]... [key=value]...
 
-It starts as in a run, with few layers unless `--whole`, and samples N tokens for each `--batch` of requests (by
-default as many as the engine holds). Rank 0 prints a line of JSON: the start, and what an iteration takes of the host.
-With NULLGPU_NCCL=alone it is the only rank, and the others are believed in.
+It starts as in a run, with few layers unless `--whole`, and samples N tokens for each `--batch` of requests
+(by default as many as the engine holds). Rank 0 prints a line of JSON: the start, and what an iteration takes
+of the host. With NULLGPU_NCCL=alone it is the only rank, and the others are believed in.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ DEPTH = 2
 SAMPLES = 8
 """Completions of a prompt."""
 STEADY = 0.25
-"""Share of a batch's iterations at its beginning and at its end that are not timed: prompts, and the last tokens."""
+"""Share of a batch's iterations at its beginning and at its end that are not timed: prompts, last tokens."""
 
 
 def cut(shape: Shape) -> Shape:
@@ -110,12 +110,12 @@ def play(number: int, asked: argparse.Namespace, port: int) -> None:
             groups = list(engine.generate(prompts, read, **how))
         assert sum(map(len, groups)) == batch
         edge = int(STEADY * len(timed))
-        middle = timed[edge : len(timed) - edge] or timed
+        walls, cpus = zip(*timed[edge : len(timed) - edge], strict=True)
         found[f"batch {batch}"] = {
             "iterations": len(timed),
-            "wall_ms": round(1e3 * min(wall for wall, _ in middle), 3),
-            "cpu_ms": round(1e3 * min(cpu for _, cpu in middle), 3),
-            "cpu_ms_median": round(1e3 * statistics.median(cpu for _, cpu in middle), 3),
+            "wall_ms": round(1e3 * min(walls), 3),
+            "cpu_ms": round(1e3 * min(cpus), 3),
+            "cpu_ms_median": round(1e3 * statistics.median(cpus), 3),
             "launches": round((counts.count("launch") - launches) / len(timed), 1),
         }
     if number == 0:
