@@ -1,4 +1,4 @@
-"""The datasets by name, as data: repository, license, and the role of each column."""
+"""The datasets by name (catalog.yaml): repository, license, and the role of each column."""
 
 from __future__ import annotations
 
@@ -15,9 +15,14 @@ from data_prep.sources.own import RecordSource, by_form, no_subsource, split_of,
 from data_prep.sources.records import ENDINGS, first_object, read
 from data_prep.sources.text_files import TextForm
 from trainer.config import ConfigError
+from trainer.config.plain_yaml import read_yaml
 
-QA = {"question": "question", "answer": "answer"}
-MMMU_IMAGES = ",".join(f"image_{i}" for i in range(1, 8))
+CHECKED = {
+    "loopback": "columns as published, from a loopback hub (tests)",
+    "documented": "columns as its documentation or others' code states them, from a loopback hub (tests);"
+    " never downloaded here",
+}
+"""What of an entry was tried, and how, by its word for it."""
 
 
 @dataclass(frozen=True)
@@ -44,197 +49,18 @@ class Entry:
     """Whether all rows are kept as published, with their own fields."""
     sft: bool = False
     """Whether it is for supervised training, which learns replies as they are."""
-    only: tuple[str, tuple[str, ...]] = ("", ())
+    only: tuple[str, Sequence[str]] = ("", ())
     """A column, and the values of it for which a row is taken."""
     checked: str = ""
     """What of this entry was tried, and how."""
 
 
-LOOPBACK = "columns as published, from a loopback hub (tests)"
-TRIED = (
-    "columns as its documentation or others' code states them, from a loopback hub (tests); "
-    "never downloaded here"
-)
-VERL = {"chat": "prompt", "answer": "reward_model.ground_truth"}
-GRADED = ("string_match", "multiple_choice", "numeric", "counting", "search")
-"""Rewards of Vero that compare an answer with a reference; the others want boxes on images, actions or
-a judge."""
-CATALOG = {
-    "mathv60k": Entry(
-        "VLM-Reasoner/VerMulti",
-        "visual math from 24 sets, 2.4 GB",
-        {"": ["mathv60k_message.jsonl"]},
-        mathv60k.FORM.columns,
-        ["mathv60k_img.tar.gz"],
-        checked=LOOPBACK,
-    ),
-    "mathv-geo": Entry(
-        "VLM-Reasoner/VerMulti",
-        "its geometry part alone, 56 MB",
-        {"": ["mathv_geo_message.jsonl"]},
-        mathv60k.FORM.columns,
-        ["mathv_geo_img.tar.gz"],
-        checked=LOOPBACK,
-    ),
-    "geometry3k": Entry(
-        "hiyouga/geometry3k",
-        "geometry with diagrams, free-form answers",
-        {
-            "train": ["data/train-*.parquet"],
-            "validation": ["data/validation-*.parquet"],
-            "test": ["data/test-*.parquet"],
-        },
-        {"question": "problem", "answer": "answer", "images": "images"},
-        rows=3002,
-        checked=LOOPBACK,
-    ),
-    "geometry3k-test": Entry(
-        "hiyouga/geometry3k",
-        "its test split alone, for evaluation",
-        {"test": ["data/test-*.parquet"]},
-        {"question": "problem", "answer": "answer", "images": "images"},
-        rows=601,
-        evaluation=True,
-        checked=TRIED,
-    ),
-    "virl39k": Entry(
-        "TIGER-Lab/ViRL39K",
-        "visual reasoning with pass rates",
-        {"": ["39Krelease.parquet"]},
-        QA | {"images": "image", "source": "category"},
-        ["images.zip"],
-        rows=38870,
-        license="MIT",
-        checked=TRIED,
-    ),
-    "mmk12": Entry(
-        "FanqingM/MMK12",
-        "school mathematics, physics, chemistry, biology",
-        {"train": ["data/train-*.parquet"], "test": ["data/test-*.parquet"]},
-        QA | {"images": "image", "source": "subject"},
-        license="Apache-2.0",
-        checked=TRIED,
-    ),
-    "clevr": Entry(
-        "MMInstruction/Clevr_CoGenT_TrainA_70K_Complex",
-        "counts and comparisons in rendered scenes",
-        {"": ["data/train-*.parquet"]},
-        {"question": "problem", "answer": "solution", "images": "image"},
-        checked=TRIED,
-    ),
-    "deepscaler": Entry(
-        "agentica-org/DeepScaleR-Preview-Dataset",
-        "competition problems, text only",
-        {"": ["deepscaler.json"]},
-        {"question": "problem", "answer": "answer", "solution": "solution"},
-        license="MIT",
-        checked=TRIED,
-    ),
-    "openmmreasoner": Entry(
-        "OpenMMReasoner/OpenMMReasoner-RL-74K",
-        "visual reasoning from eight sets, ViRL39K and MMK12 among them",
-        {"": ["*.parquet"]},
-        VERL | {"images": "images", "source": "data_source"},
-        checked=TRIED,
-    ),
-    "vero": Entry(
-        "zlab-princeton/Vero-600k",
-        "59 sets in six kinds of task; rows that our grader can judge are taken",
-        {"train": ["*train-*.parquet"], "validation": ["*val-*.parquet"]},
-        VERL | {"images": "image", "source": "data_source"},
-        only=("extra_info.reward_type", GRADED),
-        checked=TRIED,
-    ),
-    "alpaca": Entry(
-        "tatsu-lab/alpaca",
-        "instructions with replies, text only, for method: sft",
-        {"": ["data/train-*.parquet"]},
-        {"question": "instruction", "answer": "output"},
-        rows=52002,
-        license="CC-BY-NC-4.0",
-        sft=True,
-        checked=TRIED,
-    ),
-    "gsm8k": Entry(
-        "openai/gsm8k",
-        "word problems, text only, with worked solutions",
-        {"train": ["main/train-*.parquet"], "test": ["main/test-*.parquet"]},
-        QA,
-        rows=8792,
-        license="MIT",
-        marked=True,
-        checked=LOOPBACK,
-    ),
-    "gsm8k-test": Entry(
-        "openai/gsm8k",
-        "its test split alone, for evaluation",
-        {"test": ["main/test-*.parquet"]},
-        QA,
-        rows=1319,
-        license="MIT",
-        evaluation=True,
-        checked=TRIED,
-    ),
-    "math": Entry(
-        "EleutherAI/hendrycks_math",
-        "competition problems, text only, with worked solutions",
-        {"train": ["*/train-*.parquet"], "test": ["*/test-*.parquet"]},
-        {"question": "problem", "solution": "solution", "source": "type"},
-        rows=12500,
-        marked=True,
-        checked=LOOPBACK,
-    ),
-    "mathvista": Entry(
-        "AI4Math/MathVista",
-        "testmini: the answers of its test set are not public",
-        {"test": ["data/testmini-*.parquet"]},
-        {
-            "question": "query",
-            "answer": "answer",
-            "choices": "choices",
-            "images": "decoded_image",
-            "source": "metadata.source",
-        },
-        rows=1000,
-        evaluation=True,
-        checked=LOOPBACK,
-    ),
-    "mathverse": Entry(
-        "AI4Math/MathVerse",
-        "testmini: 788 problems in five versions",
-        {"test": ["testmini.parquet"]},
-        {"question": "query_cot", "answer": "answer", "images": "image", "source": "problem_version"},
-        rows=3940,
-        evaluation=True,
-        checked=TRIED,
-    ),
-    "mathvision": Entry(
-        "MathLLMs/MathVision",
-        "competition problems with diagrams",
-        {"test": ["data/test-*.parquet"]},
-        QA | {"choices": "options", "images": "decoded_image", "source": "subject"},
-        rows=3040,
-        evaluation=True,
-        checked=TRIED,
-    ),
-    "mmmu-pro": Entry(
-        "MMMU/MMMU_Pro",
-        "college subjects, ten options",
-        {"test": ["standard (10 options)/test-*.parquet"]},
-        QA | {"choices": "options", "images": MMMU_IMAGES, "source": "subject"},
-        evaluation=True,
-        checked=TRIED,
-    ),
-    "math-500": Entry(
-        "HuggingFaceH4/MATH-500",
-        "500 problems of MATH's test split, text only",
-        {"test": ["test.jsonl"]},
-        {"question": "problem", "answer": "answer", "solution": "solution", "source": "subject"},
-        rows=500,
-        evaluation=True,
-        checked=TRIED,
-    ),
-}
+def _catalog() -> dict[str, Entry]:
+    rows = read_yaml(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+    return {name: Entry(**row | {"checked": CHECKED[row["checked"]]}) for name, row in rows.items()}
+
+
+CATALOG = _catalog()
 
 
 def sources(name: str, repository: Repository, on_progress: Progress) -> Sequence[RecordSource]:
@@ -258,7 +84,7 @@ def sources(name: str, repository: Repository, on_progress: Progress) -> Sequenc
         name, entry.columns, keep=entry.evaluation, marked=entry.marked, sft=entry.sft, only=entry.only
     )
     _check_columns(name, tables[0][0], form)
-    vermulti = entry.columns is mathv60k.FORM.columns
+    vermulti = entry.columns == mathv60k.FORM.columns
     return [
         RecordSource(
             name,

@@ -80,7 +80,7 @@ class Form:
     """Whether an answer counts only after `####` or in a box."""
     sft: bool = False
     """Whether the reply is learned from as it stands, and no reference answer is needed."""
-    only: tuple[str, tuple[str, ...]] = ("", ())
+    only: tuple[str, Sequence[str]] = ("", ())
     """A column, and the values of it with which a row is taken; the others ask for graders that are not
     here."""
 

@@ -409,7 +409,7 @@ def test_straight_to_a_bucket_and_read_from_there(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["prepare", "mathv", "--out", "x"], "no file, folder or dataset 'mathv': the names are mathv60k"),
+        (["prepare", "mathv", "--out", "x"], "no file, folder or dataset 'mathv' (looked in"),
         (
             ["prepare", "--out", "x"],
             "name a source: a file, a folder, OWNER/NAME on the hub, or one of mathv60k",
