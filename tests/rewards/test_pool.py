@@ -192,7 +192,8 @@ from trainer.rewards.scorer import Scorer
 scorer = Scorer(config.Rewards(workers=2, deadline_s=60.0))
 rows = [{wrap(HANG)!r}, {wrap(HANG + "+ 1")!r}], ["x", "x"], ["math"] * 2
 threading.Thread(target=scorer.score, args=rows).start()
-while len(scorer._pool.processes.pids()) < 2:
+processes = scorer._pool.processes._all
+while len(processes) < 2 or any(process.pid == process.process.pid for process in list(processes)):
     time.sleep(0.05)
 print(*scorer._pool.processes.pids(), flush=True)
 time.sleep(60)

@@ -15,7 +15,7 @@ from trainer import config
 from trainer.hardware import host_memory
 from trainer.rewards import process_pool
 from trainer.rewards.scorer import Scorer, TimeoutRateError
-from trainer.system import guarded_process
+from trainer.system import process_set
 
 FUNCTION = """
 import time
@@ -67,7 +67,7 @@ def test_a_function_that_prints_without_end_is_cut_off(own, capfd):
     assert verdicts == ["timeout", "correct"] and seconds < 15
     said = capfd.readouterr().err
     assert "rewards.function prints more; the rest is dropped" in said
-    assert len(said) < 2 * guarded_process.OUTPUT_BYTES
+    assert len(said) < 2 * process_set.OUTPUT_BYTES
 
 
 def test_a_function_that_leaks_is_started_again(own, capfd, monkeypatch):

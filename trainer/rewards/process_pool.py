@@ -8,8 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from trainer.hardware.host_memory import available_memory
-from trainer.system.guarded_process import TookTooMuch, handed_on
-from trainer.system.process_set import Crashed, Guard, ProcessSet, SetClosed
+from trainer.system.process_set import Crashed, Guard, ProcessSet, SetClosed, TookTooMuch, handed_on
 
 MEMORY_BYTES = 4 << 30
 """Address space of all built-in graders together. A process needs 30 MiB to start."""
@@ -37,7 +36,6 @@ class ProcessPool:
                 maker="trainer.rewards.pool_worker:Graders",
                 arguments=[str(MEMORY_BYTES // workers), functions, task_packages],
                 key="rewards.function" if functions else "rewards: a grader",
-                kept=bool(functions),
                 most_bytes=most_bytes,
                 leak_bytes=LEAK_BYTES if functions else 0,
                 environment=handed_on(env),

@@ -7,9 +7,8 @@ from typing import Any
 
 from trainer.config import ConfigError, Turns
 from trainer.system.backoff import Backoff
-from trainer.system.guarded_process import handed_on
 from trainer.system.own_file import own_path
-from trainer.system.process_set import Guard
+from trainer.system.process_set import Guard, handed_on
 from trainer.system.waiting import waiting_for
 from trainer.turns import tool_processes
 from trainer.turns.calls import BadCallError

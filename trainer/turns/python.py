@@ -6,8 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from trainer.system.guarded_process import MAX_STRETCH
-from trainer.system.process_set import Guard
+from trainer.system.process_set import MAX_STRETCH, Guard
 from trainer.turns.calls import BadCallError
 from trainer.turns.episode import Observation, Situation
 from trainer.turns.python_process import LONGEST, MODULES
@@ -42,7 +41,6 @@ class Python:
             maker="trainer.turns.python_process:Programs",
             arguments=[str(seconds)],
             key="turns.environment python",
-            kept=False,
             most_bytes=MOST_BYTES,
             environment=BARE,
         )

@@ -20,7 +20,7 @@ import time
 from functools import partial
 
 from trainer.system.errors import ConfigError
-from trainer.system.guarded_process import MAX_STRETCH, waited_for_cpu_s
+from trainer.system.process_set import MAX_STRETCH, waited_for_cpu_s
 from trainer.system.processes import end_with_parent
 from trainer.turns.sandbox import NoSandbox, lock_up
 

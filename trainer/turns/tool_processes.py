@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trainer.system.guarded_process import TookTooMuch
-from trainer.system.process_set import Crashed, Guard, ProcessSet, SetClosed
+from trainer.system.process_set import Crashed, Guard, ProcessSet, SetClosed, TookTooMuch
 
 MOST_BYTES = 2 << 30
 """Memory that a process may take for one call."""
