@@ -170,102 +170,49 @@ def vero(truth: str, reward: str) -> dict:
 
 
 ASKED = {"question": "<image>How many?", "answer": "7"}
-OPTIONS = {"question": "Which?", "answer": "B", "options": ["x", "y"]}
+ALPACA = {"instruction": "Add.", "input": "3 and 4", "output": "The sum is seven. " * 20, "text": "Below..."}
+MMMU = {"answer": "B", "options": "['x', 'y']", "subject": "Art", "question": "Which in <image 1>?"}
+MMMU |= {f"image_{i}": image(1) if i == 1 else None for i in range(1, 8)}
+VISION = {"question": "How many?\n<image1>", "answer": "7", "options": [], "decoded_image": image(1)}
+VISION |= {"subject": "counting", "image": "images/1.jpg", "level": 2}
+VERSE = {"query_cot": "How many?", "answer": "7", "image": image(1), "problem_version": "Text Lite"}
+SCALER = {"problem": "1+6?", "answer": "7", "solution": "It is $\\boxed{7}$"}
+TRAIN, TEST = "data/train-00000-of-00001.parquet", "data/test-00000-of-00001.parquet"
 PUBLISHED = {
     "virl39k": {
         "39Krelease.parquet": [ASKED | {"image": ["images/1.png"], "category": "Geo", "PassRate_7BBase": 0.5}]
     },
     "mmk12": {
-        "data/train-00000-of-00001.parquet": [ASKED | {"image": image(1), "subject": "math"}],
-        "data/test-00000-of-00001.parquet": [ASKED | {"image": image(2), "subject": "physics"}],
+        TRAIN: [ASKED | {"image": image(1), "subject": "math"}],
+        TEST: [ASKED | {"image": image(2), "subject": "physics"}],
     },
-    "clevr": {
-        "data/train-00000-of-00001.parquet": [
-            {"image": image(1), "problem": "How many items?", "solution": "<answer> 7 </answer>"}
-        ]
-    },
-    "deepscaler": {"deepscaler.json": [{"problem": "1+6?", "answer": "7", "solution": "It is $\\boxed{7}$"}]},
-    "openmmreasoner": {
-        "tqa/train-00000-of-00001.parquet": [chat("<image>How many?", "7", images=[image(3)])]
-    },
+    "clevr": {TRAIN: [{"image": image(1), "problem": "How many items?", "solution": "<answer> 7 </answer>"}]},
+    "deepscaler": {"deepscaler.json": [SCALER]},
+    "openmmreasoner": {f"tqa/{TRAIN[5:]}": [chat("<image>How many?", "7", images=[image(3)])]},
     "vero": {
-        "stem/train-00000-of-00001.parquet": [vero("7", "numeric"), vero("[[1, 2, 3, 4]]", "grounding")],
+        f"stem/{TRAIN[5:]}": [vero("7", "numeric"), vero("[[1, 2, 3, 4]]", "grounding")],
         "stem/val-00000-of-00001.parquet": [vero("7", "string_match")],
     },
-    "alpaca": {
-        "data/train-00000-of-00001-a0.parquet": [
-            {
-                "instruction": "Add.",
-                "input": "3 and 4",
-                "output": "The sum is seven. " * 20,
-                "text": "Below...",
-            }
-        ]
-    },
-    "gsm8k-test": {
-        "main/test-00000-of-00001.parquet": [{"question": "3+4?", "answer": "<<3+4=7>>7\n#### 7"}] * 2
-    },
-    "geometry3k-test": {
-        "data/test-00000-of-00001.parquet": [
-            {"images": [image(1)], "problem": "<image>How many?", "answer": "7"}
-        ]
-    },
-    "mathverse": {
-        "testmini.parquet": [
-            {"query_cot": "How many?", "answer": "7", "image": image(1), "problem_version": "Text Lite"}
-        ]
-    },
-    "mathvision": {
-        "data/test-00000-of-00001.parquet": [
-            {
-                "question": "How many?\n<image1>",
-                "answer": "7",
-                "options": [],
-                "decoded_image": image(1),
-                "subject": "counting",
-                "image": "images/1.jpg",
-                "level": 2,
-            }
-        ]
-    },
-    "mmmu-pro": {
-        "standard (10 options)/test-00000-of-00001.parquet": [
-            OPTIONS
-            | {
-                "options": "['x', 'y']",
-                "subject": "Art",
-                "question": "Which in <image 1>?",
-                "image_1": image(1),
-            }
-            | {f"image_{i}": None for i in range(2, 8)}
-        ]
-    },
-    "math-500": {
-        "test.jsonl": [
-            {
-                "problem": "3+4?",
-                "answer": "7",
-                "solution": "$\\boxed{7}$",
-                "subject": "Algebra",
-                "unique_id": "test/1.json",
-                "level": 1,
-            }
-        ]
-    },
+    "alpaca": {"data/train-00000-of-00001-a0.parquet": [ALPACA]},
+    "gsm8k-test": {f"main/{TEST[5:]}": [{"question": "3+4?", "answer": "<<3+4=7>>7\n#### 7"}] * 2},
+    "geometry3k-test": {TEST: [{"images": [image(1)], "problem": "<image>How many?", "answer": "7"}]},
+    "mathverse": {"testmini.parquet": [VERSE]},
+    "mathvision": {TEST: [VISION]},
+    "mmmu-pro": {"standard (10 options)/test-00000-of-00001.parquet": [MMMU]},
+    "math-500": {"test.jsonl": [SCALER | {"subject": "Algebra", "unique_id": "test/1.json", "level": 1}]},
 }
+
+
+def file_of(path: str, rows: list[dict]) -> bytes:
+    """A file of the hub, as its name says."""
+    if path.endswith(".parquet"):
+        return parquet(rows)
+    return json.dumps(rows if path.endswith(".json") else rows[0]).encode()
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_the_other_published_sets_by_their_columns(name, hub, tmp_path):
-    files = {path: parquet(rows) for path, rows in PUBLISHED[name].items() if path.endswith(".parquet")}
-    files |= {
-        path: json.dumps(rows).encode() for path, rows in PUBLISHED[name].items() if path.endswith(".json")
-    }
-    files |= {
-        path: json.dumps(rows[0]).encode()
-        for path, rows in PUBLISHED[name].items()
-        if path.endswith(".jsonl")
-    }
+    files = {path: file_of(path, rows) for path, rows in PUBLISHED[name].items()}
     if name == "virl39k":
         archive = io.BytesIO()
         with zipfile.ZipFile(archive, "w") as zipped:
@@ -320,13 +267,8 @@ def test_mathvista_and_the_overlap_with_it(hub, tmp_path, capsys):
     ]
     assert question_text(rows[0].messages) == VISTA["query"]
     assert read_manifest(tmp_path / "vista").quarantined == {}
-    fields = {
-        "pid": "1",
-        "choices": ["12", "14"],
-        "question_type": "multi_choice",
-        "metadata": {"source": "IconQA"},
-    }
-    assert rows[0].extra == fields
+    fields = ("pid", "choices", "question_type", "metadata")
+    assert rows[0].extra == {name: VISTA[name] for name in fields}
 
     jsonl, archive = raw.mathv60k(tmp_path / "raw")  # image 2 is there too, under IconQA
     own = ("prepare", jsonl, "--name", "mathv60k", "--images", archive, "--validation", 0)
@@ -351,19 +293,8 @@ def test_mathv60k_from_hub_and_mirror_is_the_same_dataset(hub, tmp_path):
     mirror.mkdir(parents=True)
     for name, data in files.items():
         (mirror / name).write_bytes(data)
-    assert (
-        run(
-            "prepare",
-            "mathv60k",
-            "--out",
-            tmp_path / "b",
-            "--mirror",
-            tmp_path / "mirror",
-            "--validation",
-            0.3,
-        )
-        == 0
-    )
+    here = "--mirror", tmp_path / "mirror"
+    assert run("prepare", "mathv60k", "--out", tmp_path / "b", *here, "--validation", 0.3) == 0
     first, second = read_manifest(tmp_path / "a"), read_manifest(tmp_path / "b")
     assert [f["sha256"] for f in first.files] == [f["sha256"] for f in second.files]
     assert first.revision == hub.heads["VLM-Reasoner/VerMulti"] and second.revision == ""
@@ -376,23 +307,9 @@ def test_straight_to_a_bucket_and_read_from_there(tmp_path, monkeypatch):
         for key, value in server.env.items():
             monkeypatch.setenv(key, value)
         url = "s3://bucket/data/mathv60k"
-        own = ("prepare", jsonl, "--name", "mathv60k", "--images", archive, "--out", url, "--validation", 0)
-        assert run(*own) == 0
-        assert (
-            run(
-                "prepare",
-                jsonl,
-                "--name",
-                "mathv60k",
-                "--images",
-                archive,
-                "--out",
-                tmp_path / "local",
-                "--validation",
-                0,
-            )
-            == 0
-        )
+        words = ("prepare", jsonl, "--name", "mathv60k", "--images", archive, "--validation", 0, "--out")
+        own = (*words, url)
+        assert run(*own) == 0 and run(*words, tmp_path / "local") == 0
         assert list(Dataset(url)) == list(Dataset(tmp_path / "local"))
         assert Dataset(url).fingerprint == Dataset(tmp_path / "local").fingerprint
         assert not list((tmp_path / "cache").glob("staging-*"))

@@ -129,31 +129,31 @@ PNG = raw.image(1)
 HEIC = b"\0\0\0\x18ftypheic" + bytes(range(256)) * 40
 
 
-@pytest.mark.parametrize(
-    ("image", "reason"),
-    [
-        (base64.b64encode(HEIC).decode(), "image_undecodable"),
-        ("data:image/heic;base64," + base64.b64encode(HEIC).decode(), "image_undecodable"),
-        (base64.b64encode(b"%PDF-1.7" + b"x" * 4000).decode(), "image_undecodable"),
-        ("A photo of a dog, sitting. " * 200, "image_missing"),
-        ("a/" * 60_000 + "b.png", "image_refused"),
-        ("../" * 60_000 + "b.png", "image_missing"),
-        ("x" * 300 + ".png", "image_missing"),
-        ("caption\nof two lines", "image_missing"),
-        ("<PIL.PngImagePlugin.PngImageFile image mode=RGB size=4x4>", "image_missing"),
-        (str(PNG)[:-200], "image_missing"),
-        ("a\0b.png", "image_missing"),
-        ("\ud83d.png", "bad_record"),
-        (["ok.png"] * 2 + ["/" * 5000], "image_missing"),
-        ({"bytes": "no base64!"}, "image_refused"),
-        ({"path": {"path": {"bytes": 5}}}, "image_refused"),
-        (17, "image_refused"),
+NO_IMAGES = {
+    "image_undecodable": [
+        base64.b64encode(HEIC).decode(),
+        "data:image/heic;base64," + base64.b64encode(HEIC).decode(),
+        base64.b64encode(b"%PDF-1.7" + b"x" * 4000).decode(),
     ],
-)
-def test_a_text_that_is_no_image_costs_its_row_alone(tmp_path, image, reason):
-    source = lines(tmp_path / "d.jsonl", questions({"image": image}))
-    rows, others = prepared(source, tmp_path / "out")
-    assert len(rows) == ROWS and others == {reason: 1}
+    "image_missing": [
+        "A photo of a dog, sitting. " * 200,
+        "../" * 60_000 + "b.png",
+        "x" * 300 + ".png",
+        "caption\nof two lines",
+        "<PIL.PngImagePlugin.PngImageFile image mode=RGB size=4x4>",
+        str(PNG)[:-200],
+        "a\0b.png",
+        ["ok.png"] * 2 + ["/" * 5000],
+    ],
+    "bad_record": ["\ud83d.png"],
+    "image_refused": ["a/" * 60_000 + "b.png", {"bytes": "no base64!"}, {"path": {"path": {"bytes": 5}}}, 17],
+}
+
+
+def test_a_text_that_is_no_image_costs_its_row_alone(tmp_path):
+    changes = [{"image": image} for images in NO_IMAGES.values() for image in images]
+    rows, others = prepared(lines(tmp_path / "d.jsonl", questions(*changes)), tmp_path / "out")
+    assert len(rows) == ROWS and others == {reason: len(images) for reason, images in NO_IMAGES.items()}
 
 
 @pytest.mark.parametrize(
@@ -182,30 +182,20 @@ HALF = "an emoji \ud83d in two"
 TURNS = [{"role": "user", "content": "What?"}, {"role": "assistant", "content": "5"}]
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"question": HALF},
-        {"answer": HALF},
-        {"solution": HALF + " so \\boxed{5}"},
-        {"image": HALF},
-        {"source": HALF},
-        {"split": HALF},
-        {"pass_rate": HALF},
-        {"choices": ["5", HALF], "answer": "A"},
-        {"system": HALF},
-        {"messages": [{"role": "user", "content": HALF}, TURNS[1]]},
-        {"messages": [{"role": HALF, "content": HALF}]},
-        {"metadata": {HALF: HALF}, HALF: HALF, "question": None},
-    ],
-)
 @pytest.mark.parametrize("more", [(), ("--sft",)])
-def test_half_an_emoji_costs_its_row_alone(tmp_path, change, more):
-    form = "messages" if "messages" in change else "question"
-    sound = [{"messages": [{"role": "user", "content": f"{i}?"}, TURNS[1]]} for i in range(ROWS)]
-    records = [*sound, change] if form == "messages" else questions(change)
-    rows, others = prepared(lines(tmp_path / "d.jsonl", records), tmp_path / "out", *more)
-    assert len(rows) == ROWS and others.total() == 1
+def test_half_an_emoji_costs_its_row_alone(tmp_path, more):
+    changes = [
+        {name: HALF} for name in ("question", "answer", "image", "source", "split", "pass_rate", "system")
+    ]
+    changes += [{"solution": HALF + " so \\boxed{5}"}, {"choices": ["5", HALF], "answer": "A"}]
+    changes += [{"metadata": {HALF: HALF}, HALF: HALF, "question": None}]
+    rows, others = prepared(lines(tmp_path / "d.jsonl", questions(*changes)), tmp_path / "out", *more)
+    assert len(rows) == ROWS and others.total() == len(changes)
+    chats = [{"messages": [{"role": "user", "content": f"{i}?"}, TURNS[1]]} for i in range(ROWS)]
+    chats += [{"messages": [{"role": "user", "content": HALF}, TURNS[1]]}]
+    chats += [{"messages": [{"role": HALF, "content": HALF}]}]
+    rows, others = prepared(lines(tmp_path / "e.jsonl", chats), tmp_path / "chats", *more)
+    assert len(rows) == ROWS and others.total() == 2
 
 
 @pytest.mark.parametrize("more", [(), ("--evaluation", "--split", "test")])
@@ -215,29 +205,23 @@ def test_an_evaluation_set_refuses_half_an_emoji_in_one_line(tmp_path, capsys, m
     assert "bad_record" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("count", [26, 27, 100])
-def test_more_choices_than_letters_cost_their_row_alone(tmp_path, count):
-    choices = {"choices": [f"choice {i}" for i in range(count)], "answer": f"choice {count - 1}"}
-    rows, others = prepared(lines(tmp_path / "d.jsonl", questions(choices)), tmp_path / "out")
-    assert len(rows) == ROWS + (count == 26) and others == ({} if count == 26 else {"bad_choices": 1})
+def test_more_choices_than_letters_cost_their_row_alone(tmp_path):
+    changes = []
+    for count in (26, 27, 100):
+        changes.append({"choices": [f"choice {i}" for i in range(count)], "answer": f"choice {count - 1}"})
+    rows, others = prepared(lines(tmp_path / "d.jsonl", questions(*changes)), tmp_path / "out")
+    assert len(rows) == ROWS + 1 and others == {"bad_choices": 2}
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"video": "a.mp4"},
-        {"videos": ["a.mp4"]},
-        {"audio": {"bytes": "x", "path": None}},
-        {"question": "<video>\nWhat happens?"},
-        {"question": "What is said in <audio>?"},
-        {"question": "<VIDEO_1> What?"},
-    ],
-)
-def test_videos_and_sounds_are_left_out_with_a_reason(tmp_path, change):
+def test_videos_and_sounds_are_left_out_with_a_reason(tmp_path):
     none = {"video": None, "audio": {"bytes": None, "path": None}, "videos": []}
-    records = [one | none | change if i == ROWS else one | none for i, one in enumerate(questions({}))]
-    rows, others = prepared(lines(tmp_path / "d.jsonl", records), tmp_path / "out")
-    assert len(rows) == ROWS and others == {"other_media": 1}
+    changes = [{"video": "a.mp4"}, {"videos": ["a.mp4"]}, {"audio": {"bytes": "x", "path": None}}]
+    for mark in ("<video>", "<audio>", "<VIDEO_1>"):
+        changes.append({"question": f"{mark} What happens?"})
+    sound = [record | none for record in questions()]
+    hostile = [record | none | change for record, change in zip(sound, changes, strict=False)]
+    rows, others = prepared(lines(tmp_path / "d.jsonl", sound + hostile), tmp_path / "out")
+    assert len(rows) == ROWS and others == {"other_media": len(changes)}
 
 
 def test_the_parts_of_a_chat_that_are_videos_are_named(tmp_path):
@@ -247,25 +231,11 @@ def test_the_parts_of_a_chat_that_are_videos_are_named(tmp_path):
     assert len(rows) == 1 and others == {"bad_message": 1}
 
 
-MARKS = [
-    "<image>",
-    "<IMAGE>",
-    "<Image>",
-    "<img>",
-    "[IMG]",
-    "[image]",
-    "<image:1>",
-    "<image 1>",
-    "<image_1>",
-    "<image-1>",
-    "<|image|>",
-    "<|image_1|>",
-    "<image_placeholder>",
-    "<ImageHere>",
-    "<|vision_start|><|image_pad|><|vision_end|>",
-    "<img>a.png</img>",
-    '<img src="a.png" width=40>',
-]
+MARKS = (
+    *("<image>", "<IMAGE>", "<Image>", "<img>", "[IMG]", "[image]", "<image:1>", "<image 1>", "<image_1>"),
+    *("<image-1>", "<|image|>", "<|image_1|>", "<image_placeholder>", "<ImageHere>", "<img>a.png</img>"),
+    *("<|vision_start|><|image_pad|><|vision_end|>", '<img src="a.png" width=40>', "![a](a.png)"),
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("mark", MARKS)

@@ -41,28 +41,70 @@ def images(folder: Path) -> list[str]:
     return [f"imgs/{i}.png" for i in range(ROWS)]
 
 
-def plain(folder):
-    paths = images(folder)
-    return lines(
-        folder / "d.jsonl", [{"question": f"Q{i}?", "answer": i, "image": p} for i, p in enumerate(paths)]
-    )
+def writer(make, ending: str = "d.jsonl", files: bool = True):
+    """Writes a file of records and, unless they hold them, images beside it. make: record number, path of its
+    image -> record. Returns the file's path."""
+
+    def write(folder: Path) -> Path:
+        paths = images(folder) if files else [""] * ROWS
+        folder.mkdir(parents=True, exist_ok=True)
+        records = [make(i, path) for i, path in enumerate(paths)]
+        path = folder / ending
+        match path.suffix:
+            case ".jsonl":
+                lines(path, records)
+            case ".json":
+                path.write_text(json.dumps(records))
+            case ".parquet":
+                pq.write_table(pa.Table.from_pylist(records), path)
+        return path
+
+    return write
 
 
-def easyr1(folder):
-    rows = [
-        {"images": [{"bytes": raw.image(i), "path": None}], "problem": f"<image>Q{i}?", "answer": str(i)}
-        for i in range(ROWS)
-    ]
-    folder.mkdir()
-    pq.write_table(pa.Table.from_pylist(rows), folder / "d.parquet")
-    return folder / "d.parquet"
+def data_url(i: int) -> str:
+    return DATA_URL + base64.b64encode(raw.image(i)).decode()
 
 
-def binary(folder):
-    folder.mkdir()
-    rows = [{"image": raw.image(i), "question": f"Q{i}?", "answer": i} for i in range(ROWS)]
-    pq.write_table(pa.Table.from_pylist(rows), folder / "d.parquet")
-    return folder / "d.parquet"
+def held(i: int) -> dict:
+    return {"bytes": raw.image(i), "path": None}
+
+
+def said(role: str, *content: object, names: tuple[str, str] = ("role", "content")) -> dict:
+    return dict(zip(names, (role, list(content) if len(content) > 1 else content[0]), strict=True))
+
+
+def text(words: str) -> dict:
+    return {"type": "text", "text": words}
+
+
+def verl_record(i: int, path: str) -> dict:
+    record = {"data_source": "mine", "ability": "math", "images": [held(i)], "extra_info": {"index": i}}
+    truth = {"style": "rule", "ground_truth": str(i)}
+    return record | {"prompt": [said("user", f"<image>Q{i}?")], "reward_model": truth}
+
+
+def llava_record(i: int, path: str) -> dict:
+    pair = ("from", "value")
+    turns = [said("human", f"<image>\nQ{i}?", names=pair), said("gpt", f"The answer is {i}", names=pair)]
+    return {"id": str(i), "image": path, "conversations": turns}
+
+
+def old_qwen_record(i: int, path: str) -> dict:
+    pair = ("from", "value")
+    asked = said("user", f"Picture 1: <img>{path}</img>\nQ{i}?", names=pair)
+    return {"conversations": [asked, said("assistant", str(i), names=pair)]}
+
+
+def qwen_record(i: int, path: str) -> dict:
+    asked = said("user", {"type": "image", "image": path}, text(f"Q{i}?"))
+    return {"messages": [asked, {"role": "assistant", "content": [text(f"So it is $\\boxed{{{i}}}$")]}]}
+
+
+def openai_record(i: int, path: str) -> dict:
+    asked = said("user", text(f"Q{i}?"), {"type": "image_url", "image_url": {"url": data_url(i)}})
+    reply = f"<think>It shows {i} of them, I count.</think><answer>{i}</answer>"
+    return {"messages": [said("system", "Be brief."), asked, said("assistant", reply)]}
 
 
 def virl39k(folder):
@@ -70,172 +112,66 @@ def virl39k(folder):
     with zipfile.ZipFile(folder / "images.zip", "w") as archive:
         for i in range(ROWS):
             archive.writestr(f"images/{i}.png", raw.image(i))
-    rows = [
-        {
-            "question": f"<image>\nQ{i}?",
-            "answer": f"\\boxed{{{i}}}",
-            "image": [f"images/{i}.png"],
-            "qid": f"q{i}",
-            "PassRate_32BTrained": i / 5,
-            "PassRate_7BBase": 0.0,
-        }
-        for i in range(ROWS)
-    ]
+    rows = []
+    for i in range(ROWS):
+        rates = {"PassRate_32BTrained": i / 5, "PassRate_7BBase": 0.0}
+        asked = {"question": f"<image>\nQ{i}?", "answer": f"\\boxed{{{i}}}", "qid": f"q{i}"}
+        rows.append(asked | {"image": [f"images/{i}.png"]} | rates)
     pq.write_table(pa.Table.from_pylist(rows), folder / "d.parquet")
     return folder
 
 
-def verl(folder):
-    folder.mkdir()
-    rows = [
-        {
-            "data_source": "mine",
-            "prompt": [{"role": "user", "content": f"<image>Q{i}?"}],
-            "images": [{"bytes": raw.image(i), "path": None}],
-            "ability": "math",
-            "reward_model": {"style": "rule", "ground_truth": str(i)},
-            "extra_info": {"index": i},
-        }
-        for i in range(ROWS)
-    ]
-    pq.write_table(pa.Table.from_pylist(rows), folder / "d.parquet")
-    return folder / "d.parquet"
-
-
-def llava(folder):
-    records = [
-        {
-            "id": str(i),
-            "image": p,
-            "conversations": [
-                {"from": "human", "value": f"<image>\nQ{i}?"},
-                {"from": "gpt", "value": f"The answer is {i}"},
-            ],
-        }
-        for i, p in enumerate(images(folder))
-    ]
-    (folder / "d.json").write_text(json.dumps(records))
-    return folder / "d.json"
-
-
-def qwen(folder):
-    return lines(
-        folder / "d.jsonl",
-        [
-            {
-                "messages": [
-                    {
-                        "role": "user",
-                        "content": [
-                            {"type": "image", "image": f"file://{folder}/{p}"},
-                            {"type": "text", "text": f"Q{i}?"},
-                        ],
-                    },
-                    {
-                        "role": "assistant",
-                        "content": [{"type": "text", "text": f"So it is $\\boxed{{{i}}}$"}],
-                    },
-                ]
-            }
-            for i, p in enumerate(images(folder))
-        ],
-    )
-
-
-def old_qwen(folder):
-    return lines(
-        folder / "d.jsonl",
-        [
-            {
-                "conversations": [
-                    {"from": "user", "value": f"Picture 1: <img>{p}</img>\nQ{i}?"},
-                    {"from": "assistant", "value": str(i)},
-                ]
-            }
-            for i, p in enumerate(images(folder))
-        ],
-    )
-
-
-def openai(folder):
-    return lines(
-        folder / "d.jsonl",
-        [
-            {
-                "messages": [
-                    {"role": "system", "content": "Be brief."},
-                    {
-                        "role": "user",
-                        "content": [
-                            {"type": "text", "text": f"Q{i}?"},
-                            {
-                                "type": "image_url",
-                                "image_url": {"url": DATA_URL + base64.b64encode(raw.image(i)).decode()},
-                            },
-                        ],
-                    },
-                    {
-                        "role": "assistant",
-                        "content": f"<think>It shows {i} of them, I count.</think><answer>{i}</answer>",
-                    },
-                ]
-            }
-            for i in range(ROWS)
-        ],
-    )
-
-
 def table(folder):
-    paths = images(folder)
+    rows = [[f"Q{i}?", i, path] for i, path in enumerate(images(folder))]
     with open(folder / "d.csv", "w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["query", "label", "img"])
-        writer.writerows([[f"Q{i}?", i, p] for i, p in enumerate(paths)])
+        csv.writer(file).writerows([["query", "label", "img"], *rows])
     return folder / "d.csv"
 
 
-def base64_lines(folder):
-    encoded = [base64.b64encode(raw.image(i)).decode() for i in range(ROWS)]
-    return lines(
-        folder / "d.jsonl", [{"question": f"Q{i}?", "answer": i, "image": e} for i, e in enumerate(encoded)]
-    )
-
-
-def mathv60k(folder):
-    images(folder)
-    return lines(
-        folder / "d.jsonl",
-        [json.loads(raw.line(f"Q{i}?", f"$\\boxed{{{i}}}$", [f"/far/imgs/{i}.png"])) for i in range(ROWS)],
-    )
-
-
-FORMS = {
-    plain: "question and answer",
-    easyr1: "question and answer",
-    binary: "question and answer",
-    virl39k: "question and answer",
-    verl: "verl",
-    llava: "LLaVA / ShareGPT",
-    qwen: "messages",
-    old_qwen: "LLaVA / ShareGPT",
-    openai: "messages",
-    table: "question and answer",
-    base64_lines: "question and answer",
-    mathv60k: "MathV60K",
-}
+plain = writer(lambda i, path: {"question": f"Q{i}?", "answer": i, "image": path})
+easyr1 = writer(
+    lambda i, _: {"images": [held(i)], "problem": f"<image>Q{i}?", "answer": str(i)}, "d.parquet", False
+)
+binary = writer(lambda i, _: {"image": raw.image(i), "question": f"Q{i}?", "answer": i}, "d.parquet", False)
+verl = writer(verl_record, "d.parquet", False)
+llava = writer(llava_record, "d.json")
+qwen = writer(qwen_record)
+old_qwen = writer(old_qwen_record)
+openai = writer(openai_record, files=False)
+base64_lines = writer(
+    lambda i, _: {"question": f"Q{i}?", "answer": i, "image": data_url(i).removeprefix(DATA_URL)}, files=False
+)
+mathv60k = writer(lambda i, _: json.loads(raw.line(f"Q{i}?", f"$\\boxed{{{i}}}$", [f"/far/imgs/{i}.png"])))
+QA, CHAT = "question and answer", "LLaVA / ShareGPT"
+FORMS = {plain: QA, easyr1: QA, binary: QA, virl39k: QA, verl: "verl", llava: CHAT, qwen: "messages"}
+FORMS |= {old_qwen: CHAT, openai: "messages", table: QA, base64_lines: QA, mathv60k: "MathV60K"}
+NAMES = [
+    "plain",
+    "easyr1",
+    "binary",
+    "virl39k",
+    "verl",
+    "llava",
+    "qwen",
+    "old_qwen",
+    "openai",
+    "table",
+    "base64_lines",
+    "mathv60k",
+]
 
 
 def run(*arguments) -> int:
     return cli.main([str(argument) for argument in arguments])
 
 
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
+@pytest.mark.parametrize("form", FORMS, ids=NAMES)
 def test_every_form_is_read_with_its_images_and_answers(form, tmp_path, capsys):
     source = form(tmp_path / "raw")
     extra = ("--images", tmp_path / "raw") if form is mathv60k else ()
     assert run("prepare", source, *extra, "--name", "mine", "--out", tmp_path / "out", "--validation", 0) == 0
-    said = capsys.readouterr()
-    assert f"read as {FORMS[form]}" in said.err and "number         6  100.0%" in said.out
+    shown = capsys.readouterr()
+    assert f"read as {FORMS[form]}" in shown.err and "number         6  100.0%" in shown.out
     rows = list(Dataset(tmp_path / "out"))
     assert [row.images for row in rows] == [[raw.image(i)] for i in range(ROWS)]
     assert [row.answer for row in rows] == [str(i) for i in range(ROWS)]
@@ -265,8 +201,8 @@ def test_text_only_rows_and_types_and_rejected_answers_are_shown(tmp_path, capsy
     assert rows["Big?"].answer == str(2**70) and rows["Yes?"].answer == "true"
     assert (rows["Which?"].answer, rows["Pick."].answer) == ("B", "B")
     assert question_text(rows["Which?"].messages) == "Which?\n\nA. x\nB. y"
-    said = capsys.readouterr().out
-    assert "rejected as math: 1, e.g. ''" in said and "letter         2" in said
+    shown = capsys.readouterr().out
+    assert "rejected as math: 1, e.g. ''" in shown and "letter         2" in shown
     assert read_manifest(tmp_path / "out").quarantined == {"bad_answer": 1}
 
 

@@ -7,7 +7,6 @@ import io
 import json
 import shutil
 import tarfile
-from collections import Counter
 
 import pytest
 from PIL import Image
@@ -68,7 +67,7 @@ def defects(tmp_path_factory):
         "good": line("Good?", "$\\boxed{A}$", [IMG + "good.png"]),
         "rgba escaped": raw.escaped(line("RGBA?", "$\\boxed{B}$", [IMG + "rgba.png"])),
         "palette file://": line("P?", "$\\boxed{0.5}$", ["file://" + IMG + "palette.png"]),
-        "cmyk bare": line("CMYK?", "$\\boxed{7}$", ["cmyk.jpg"]),
+        "cmyk bare": line("<script>CMYK?", "$\\boxed{7}$", ["cmyk.jpg"]),
         "missing": line("Missing?", "$\\boxed{A}$", [IMG + "none.png"]),
         "escape": line("Escape?", "$\\boxed{A}$", ["/x/y/mathv60k_img/escape.png"]),
         "truncated": line("Truncated?", "$\\boxed{A}$", [IMG + "truncated.jpg"]),
@@ -99,14 +98,15 @@ def defects(tmp_path_factory):
 def test_sound_rows_are_kept_with_their_images(defects):
     out, manifest, _ = defects
     rows = list(Dataset(out))
-    assert [question_text(row.messages).strip() for row in rows] == ["Good?", "RGBA?", "P?", "CMYK?", "Half?"]
-    assert [(row.answer, row.answer_type) for row in rows] == [
-        ("A", "letter"),
-        ("B", "letter"),
-        ("0.5", "number"),
-        ("7", "number"),
-        ("0.5", "number"),
+    assert [question_text(row.messages).strip() for row in rows] == [
+        "Good?",
+        "RGBA?",
+        "P?",
+        "<script>CMYK?",
+        "Half?",
     ]
+    assert [row.answer for row in rows] == ["A", "B", "0.5", "7", "0.5"]
+    assert [row.answer_type for row in rows] == ["letter"] * 2 + ["number"] * 3
     assert rows[0].images == [raw.image(1)] and manifest.rows == {"train": 5}
 
 
@@ -136,45 +136,20 @@ def test_every_defect_is_quarantined_with_its_reason(defects):
     assert sum(manifest.rows.values()) + sum(manifest.quarantined.values()) == len(names)
 
 
-def test_an_unsafe_member_is_refused_and_reported(defects):
-    _, manifest, _ = defects
-    assert manifest.statistics["images"]["refused"] == [
-        ["../../mathv60k_img/escape.png", "path leaves the archive"]
-    ]
+def test_an_unsafe_member_is_reported_and_nothing_but_the_dataset_is_left(defects):
+    out, manifest, _ = defects
+    escape = ["../../mathv60k_img/escape.png", "path leaves the archive"]
+    assert manifest.statistics["images"]["refused"] == [escape]
+    names = {"manifest.json", "preview.html", "quarantine.jsonl", "train-00000-of-00001.parquet"}
+    assert {path.name for path in out.iterdir()} == names
 
 
-def test_nothing_but_the_dataset_is_left(defects):
-    out, _, _ = defects
-    assert sorted(path.name for path in out.iterdir()) == [
-        "manifest.json",
-        "preview.html",
-        "quarantine.jsonl",
-        "train-00000-of-00001.parquet",
-    ]
-
-
-def test_the_preview_shows_images_tables_and_reasons(defects):
+def test_the_preview_shows_images_tables_and_reasons_and_runs_no_script_of_a_row(defects):
     page = (defects[0] / "preview.html").read_text()
     assert page.count("data:image/jpeg;base64,") == 5
-    for text in (
-        "CMYK?",
-        "conflicting_answers",
-        "image_undecodable",
-        "Answer types",
-        "letter",
-        "Longest side",
-    ):
+    for text in ("conflicting_answers", "image_undecodable", "Answer types", "letter", "Longest side"):
         assert text in page
-
-
-def test_rows_with_a_hostile_text_cannot_script_the_preview(tmp_path):
-    raw.write_tar(tmp_path / "img.tar.gz", {"mathv60k_img/1.png": raw.image(1)})
-    (tmp_path / "rows.jsonl").write_text(
-        raw.line("<script>alert(1)</script>", "$\\boxed{A}$", ["1.png"]) + "\n"
-    )
-    prepare([mathv60k.local(tmp_path / "rows.jsonl", tmp_path / "img.tar.gz")], tmp_path / "out", "x", WHOLE)
-    page = (tmp_path / "out" / "preview.html").read_text()
-    assert "<script>" not in page and "&lt;script&gt;" in page
+    assert "<script>" not in page and "&lt;script&gt;CMYK?" in page
 
 
 def test_the_same_command_again_does_nothing_and_another_one_refuses(tmp_path):
@@ -197,14 +172,6 @@ def test_a_folder_that_holds_other_files_is_refused_and_left_as_it_is(tmp_path):
     with pytest.raises(ConfigError, match="holds notes.txt and is no dataset's folder"):
         prepare([source], mine, "mathv60k", WHOLE)
     assert [path.name for path in mine.iterdir()] == ["notes.txt"]
-
-
-def test_progress_counts_images(tmp_path):
-    told = []
-    source = mathv60k.local(*raw.mathv60k(tmp_path / "raw"))
-    manifest = prepare([source], tmp_path / "out", "x", WHOLE, on_progress=lambda *stage: told.append(stage))
-    last = [total for stage, done, total in told if stage.startswith("images of") and done == total]
-    assert last and last[-1] == manifest.statistics["images"]["distinct"]
 
 
 def test_a_folder_and_an_archive_give_the_same_rows(tmp_path):
@@ -307,38 +274,18 @@ def test_too_little_disk_is_refused_before_anything_is_unpacked(tmp_path, monkey
     assert (tmp_path / "out" / ".work" / "0" / "images.bin").stat().st_size == 0
 
 
-def test_a_set_without_one_good_row_says_why(tmp_path):
-    raw.write_tar(tmp_path / "img.tar.gz", {"mathv60k_img/other.png": raw.image(1)})
-    (tmp_path / "rows.jsonl").write_text(raw.line("q", "$\\boxed{A}$", ["1.png"]) + "\n")
-    with pytest.raises(ConfigError, match="no row can be used: 1 image_missing"):
-        prepare(
-            [mathv60k.local(tmp_path / "rows.jsonl", tmp_path / "img.tar.gz")], tmp_path / "out", "m", WHOLE
-        )
+def test_statistics_add_up_and_every_stage_reaches_its_end(tmp_path):
+    source = mathv60k.local(*raw.mathv60k(tmp_path / "raw"))
+    last: dict[str, tuple[int, int]] = {}
 
+    def note(stage: str, done: int, total: int) -> None:
+        last[stage] = done, total
 
-def test_statistics_add_up(tmp_path):
-    manifest = prepare([mathv60k.local(*raw.mathv60k(tmp_path / "raw"))], tmp_path / "out", "m", WHOLE)
-    stats = manifest.statistics
+    stats = prepare([source], tmp_path / "out", "m", WHOLE, on_progress=note).statistics
     assert stats["sources"] == {"mathv60k/IconQA": 6, "mathv60k/TabMWP": 6}
     assert sum(stats["answer_types"].values()) == sum(stats["tokens"]["histogram"].values()) == 12
     assert stats["tokens"]["percentiles"]["50"] == 24 == 6 * 4  # 160 x 120 -> 168 x 112 pixels
     assert stats["images"]["formats"] == {"PNG RGB": 6, "JPEG RGB": 6}
-
-
-def test_limits_are_settings(tmp_path):
-    source = mathv60k.local(*raw.mathv60k(tmp_path / "raw"))
+    assert last == dict.fromkeys(("images of mathv60k", "rows checked", "rows written"), (12, 12))
     with pytest.raises(ConfigError, match="no row can be used: 12 image_too_small"):
-        prepare([source], tmp_path / "out", "m", Settings(limits=ImageLimits(min_side=200)))
-
-
-def test_progress_reaches_the_end_of_every_stage(tmp_path):
-    last: dict[str, tuple[int, int]] = {}
-    source = mathv60k.local(*raw.mathv60k(tmp_path / "raw"))
-    prepare(
-        [source],
-        tmp_path / "out",
-        "m",
-        WHOLE,
-        on_progress=lambda s, done, total: last.update({s: (done, total)}),
-    )
-    assert Counter(done == total for done, total in last.values()) == {True: 3} and len(last) == 3
+        prepare([source], tmp_path / "none", "m", Settings(limits=ImageLimits(min_side=200)))

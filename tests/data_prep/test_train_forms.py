@@ -62,10 +62,9 @@ def test_two_steps_on_chats_with_data_urls(small_config, tmp_path, capsys):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "form", [f for f in test_own.FORMS if f is not test_own.openai], ids=lambda f: f.__name__
-)
-def test_two_steps_on_every_other_form(form, small_config, tmp_path):
+@pytest.mark.parametrize("name", [name for name in test_own.NAMES if name != "openai"])
+def test_two_steps_on_every_other_form(name, small_config, tmp_path):
+    form = getattr(test_own, name)
     source = form(tmp_path / "raw")
     lines, job = trained(small_config, tmp_path, source, *arguments_of(form, tmp_path / "raw"))
     check(lines, Dataset(job.config.data.path))
