@@ -13,6 +13,9 @@ Throughput, medians of paired rounds on the same answers and cores:
   answers, 4 at a time;
 - in process on one core: `Rewards` with one worker against math-verify alone, both on whole answers.
 No answer is graded twice, so caching verdicts has no effect.
+
+Besides: when a verdict comes on what never ends, what the search for unearned rewards finds, and the time of
+a reply that needs no evaluation.
 """
 
 from __future__ import annotations
@@ -22,11 +25,13 @@ import json
 import logging
 import os
 import random
+import resource
 import signal
 import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Callable
@@ -313,6 +318,81 @@ def in_process(rounds: int, count: int, make: Callable, ours_count: int) -> dict
             os.sched_setaffinity(0, cores)
 
 
+SPINS = """
+import time
+def reward(text):
+    with open(text, "w") as file:
+        file.write(f"{time.monotonic()} {time.process_time()}")
+    while True:
+        pass
+"""
+
+
+def deadline(calls: int = 10, deadline_s: float = 1.0) -> dict:
+    """When the verdict on a function that never returns comes, in deadlines since its call: by the clock,
+    and by the CPU time that its process had until it was killed, which other load does not lengthen."""
+    from trainer import config
+    from trainer.rewards.scorer import Scorer
+
+    by_clock = []
+    by_cpu = []
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "spins.py"
+        path.write_text(SPINS)
+        function = f"{path}:reward"
+        rewards = config.Rewards(
+            function=function, workers=1, deadline_s=deadline_s, max_timeout_rate=1.0, max_error_rate=1.0
+        )
+        with Scorer(rewards) as scorer:
+            for call in range(calls):
+                note = Path(folder) / str(call)
+                before_s = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2])
+                (outcome,) = scorer.score([str(note)], ["1"], ["number"])
+                ended_s = time.monotonic()
+                assert outcome.verdict == "timeout"
+                called_s, had_s = map(float, note.read_text().split())
+                used_s = sum(resource.getrusage(resource.RUSAGE_CHILDREN)[:2]) - before_s - had_s
+                by_clock.append((ended_s - called_s) / deadline_s)
+                by_cpu.append(used_s / deadline_s)
+    return {
+        "calls": calls,
+        "latest_verdict_by_clock": round(max(by_clock), 2),
+        "latest_verdict_by_cpu": round(max(by_cpu), 2),
+    }
+
+
+def searched() -> dict:
+    """How many of the ordinary questions of tests/rewards/questions.tsv pay for a reply that is no answer."""
+    from trainer import config
+    from trainer.rewards.grading.grader import classify
+    from trainer.rewards.scorer import Scorer
+    from trainer.rewards.search import TriedRow, find_payments
+
+    rows = []
+    for line in (ROOT / "tests" / "rewards" / "questions.tsv").read_text().splitlines()[1:]:
+        reference, question = line.split("\t")
+        rows.append(TriedRow(str(len(rows)), question, reference, classify(reference, question)))
+    with Scorer(config.Rewards(workers=1, max_timeout_rate=1.0, max_error_rate=1.0)) as scorer:
+        paid = {(payment.trick, payment.row.id) for payment in find_payments(scorer, rows)}
+    tricks = ("span", "constant", "template", "edit")
+    return {"rows": len(rows)} | {f"pay for a {trick}": sum(t == trick for t, _ in paid) for trick in tricks}
+
+
+def at_once(count: int = 4000) -> dict:
+    """Microseconds of CPU that a new reply of the typical mix takes where nothing is evaluated."""
+    from trainer.rewards.grading import grader
+    from trainer.rewards.grading.forms import FORMS
+
+    taken = []
+    for text, reference in typical_mix(count, random.Random(5)):
+        answer_type = grader.classify(reference)
+        started = time.thread_time_ns()
+        content, _ = FORMS["block"].answer(text)
+        grader.decide_fast(content or "", reference, answer_type)
+        taken.append((time.thread_time_ns() - started) / 1000)
+    return {"p50_us": round(statistics.median(taken), 1), "p95_us": round(sorted(taken)[count * 19 // 20], 1)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -327,6 +407,9 @@ def main() -> None:
         logging.getLogger(name).setLevel(logging.CRITICAL)
     rounds, count = options.rounds, options.answers
     sections: dict[str, Callable[[], dict]] = {
+        "deadline": deadline,
+        "search of 60 questions": searched,
+        "decided at once, typical mix": at_once,
         "accuracy": lambda: {name: accuracy(file) for name, file in TABLES.items()},
         "servers, typical mix": lambda: servers(rounds, count),
         "one core, typical mix": lambda: in_process(rounds, count // 2, typical_mix, 4 * count),

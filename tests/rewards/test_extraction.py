@@ -64,23 +64,14 @@ def test_unbox_takes_the_wrapping_off_a_gold_answer(gold, content):
     assert unbox(gold) == content
 
 
-@pytest.mark.parametrize(
-    ("text", "reward"),
-    [
-        ("<think>a</think><answer>b</answer>", 1.0),
-        ("<think>a</think>\n<answer>b</answer>\n", 1.0),
-        ("<think>a\nb</think> <answer>c\nd</answer>", 1.0),
-        ("<think>a</think> so <answer>b</answer>", 0.0),
-        ("<think>a</think><answer>b</answer> done", 0.0),
-        ("Well <think>a</think><answer>b</answer>", 0.0),
-        ("<think>a</think><think>a</think><answer>b</answer>", 0.0),
-        ("<think>a</think><answer>b</answer><answer>c</answer>", 0.0),
-        ("<think>a<answer>b</answer></think>", 0.0),
-        ("<answer>b</answer><think>a</think>", 0.0),
-        ("<think>a</think><answer>b", 0.0),
-        ("<answer>b</answer>", 0.0),
-        ("", 0.0),
-    ],
-)
+@pytest.mark.parametrize(("text", "reward"), [
+    ("<think>a</think><answer>b</answer>", 1.0), ("<think>a</think>\n<answer>b</answer>\n", 1.0),
+    ("<think>a\nb</think> <answer>c\nd</answer>", 1.0), ("<think>a</think> so <answer>b</answer>", 0.0),
+    ("<think>a</think><answer>b</answer> done", 0.0), ("Well <think>a</think><answer>b</answer>", 0.0),
+    ("<think>a</think><think>a</think><answer>b</answer>", 0.0),
+    ("<think>a</think><answer>b</answer><answer>c</answer>", 0.0),
+    ("<think>a<answer>b</answer></think>", 0.0), ("<answer>b</answer><think>a</think>", 0.0),
+    ("<think>a</think><answer>b", 0.0), ("<answer>b</answer>", 0.0), ("", 0.0),
+])  # fmt: skip
 def test_format_reward(text, reward):
     assert format_reward(text) == reward

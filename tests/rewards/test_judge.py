@@ -208,61 +208,22 @@ def test_a_verdict_is_read_from_the_closed_form(text, verdict):
     assert read_verdict(reply(text))[0] == verdict
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        # negative
-        "The answer is not correct.",
-        "NOT CORRECT",
-        "INCORRECT (the correct answer: a cat)",
-        "IN-CORRECT",
-        "IN CORRECT",
-        "In\nCORRECT",
-        "This is not CORRECT",
-        "Incorrect. The correct answer is CORRECT",
-        "It would be wrong to say CORRECT",
-        "UNCORRECT",
-        "FALSE",
-        # undecided
-        "CORRECT or INCORRECT",
-        "CORRECT INCORRECT",
-        "CORRECT\nINCORRECT",
-        "CORRECT\n\nWait, no.",
-        "CORRECT?",
-        "PARTIALLY CORRECT",
-        "<think>CORRECT",
-        "<think>hm</think>",
-        "<think>a</think><think>CORRECT",
-        "<think>a</think>INCORRECT<think></think>CORRECT",
-        "<THINK>INCORRECT</THINK>CORRECT",
-        "",
-        " ",
-        "hm",
-        # other forms and languages
-        "correct",
-        "Correct",
-        "CORRECT.",
-        "**CORRECT**",
-        "`CORRECT`",
-        "- CORRECT",
-        '"CORRECT"',
-        "```\nCORRECT\n```",
-        "Verdict: CORRECT",
-        "KORREKT",
-        "NO CORRECTO",
-        "PAS CORRECT",
-        "\u0421ORRECT",
-        "CORRECT\u200b",
-        '{"verdict": "CORRECT", "verdict": "INCORRECT"}',
-        '{"verdict": "CORRECT", "sure": false}',
-        '{"verdict": "correct"}',
-        '{"verdict": true}',
-        '{"correct": "CORRECT"}',
-        '[{"verdict": "CORRECT"}]',
-        '{"verdict": "CORRECT"} {"verdict": "INCORRECT"}',
-    ],
-)
+@pytest.mark.parametrize("text", [
+    "The answer is not correct.", "NOT CORRECT", "INCORRECT (the correct answer: a cat)", "IN-CORRECT",
+    "IN CORRECT", "In\nCORRECT", "This is not CORRECT", "Incorrect. The correct answer is CORRECT",
+    "It would be wrong to say CORRECT", "UNCORRECT", "FALSE", "CORRECT or INCORRECT", "CORRECT INCORRECT",
+    "CORRECT\nINCORRECT", "CORRECT\n\nWait, no.", "CORRECT?", "PARTIALLY CORRECT", "<think>CORRECT",
+    "<think>hm</think>", "<think>a</think><think>CORRECT",
+    "<think>a</think>INCORRECT<think></think>CORRECT", "<THINK>INCORRECT</THINK>CORRECT", "", " ", "hm",
+    "correct", "Correct", "CORRECT.", "**CORRECT**", "`CORRECT`", "- CORRECT", '"CORRECT"',
+    "```\nCORRECT\n```", "Verdict: CORRECT", "KORREKT", "NO CORRECTO", "PAS CORRECT", "\u0421ORRECT",
+    "CORRECT\u200b", '{"verdict": "CORRECT", "verdict": "INCORRECT"}',
+    '{"verdict": "CORRECT", "sure": false}', '{"verdict": "correct"}', '{"verdict": true}',
+    '{"correct": "CORRECT"}', '[{"verdict": "CORRECT"}]',
+    '{"verdict": "CORRECT"} {"verdict": "INCORRECT"}',
+])  # fmt: skip
 def test_everything_else_is_an_error(text):
+    """Denials first, then what is undecided, then other forms and languages."""
     assert read_verdict(reply(text))[0] == "error"
 
 

@@ -16,6 +16,6 @@ def test_rules_are_skipped_only_where_they_would_change_nothing(monkeypatch):
     contents |= {"".join(draw.choices(pieces, k=draw.randint(1, 12))) for _ in range(20_000)}
     clean = notation.common_notation.__wrapped__
     quick = {content: clean(content) for content in contents}
-    monkeypatch.setattr(notation, "_COMPILED", [(frozenset(), *rule) for _, *rule in notation._COMPILED])
+    monkeypatch.setattr(notation, "_COMPILED", [([""], *rule) for _, *rule in notation._COMPILED])
     monkeypatch.setattr(notation, "_PLAIN_NUMBER", re.compile("(?!)"))
     assert {content: clean(content) for content in contents} == quick

@@ -111,19 +111,16 @@ class RewardClient:
             raise BadReplyError(f"{self.name} sent no JSON, but {body[:80]!r}") from None
         if not isinstance(reply, dict):
             raise BadReplyError(f"{self.name} sent {type(reply).__name__} instead of an object")
-        name = "rewards"
-        for candidate in ("acc_rewards", "scores", "rewards"):
-            if reply.get(candidate) is not None:
-                name = candidate
-                break
-        accuracies = reply.get(name)
+        sent = (name for name in ("acc_rewards", "scores", "rewards") if reply.get(name) is not None)
+        name = next(sent, "")
+        if not name:
+            raise BadReplyError(f"{self.name} sent neither acc_rewards, scores nor rewards")
+        accuracies = reply[name]
         verdicts: list[Verdict] | None = reply.get("verdicts")
         whys: list[str] | None = reply.get("whys")
         for key, values in ((name, accuracies), ("verdicts", verdicts), ("whys", whys)):
             if values is not None and (not isinstance(values, list) or len(values) != expected):
                 raise BadReplyError(f"{self.name} sent no list of {expected} {key}, one for each completion")
-        if accuracies is None:
-            raise BadReplyError(f"{self.name} sent neither acc_rewards, scores nor rewards")
         unknown = set(map(str, verdicts or ())) - set(get_args(Verdict))
         if unknown:
             raise BadReplyError(
@@ -131,9 +128,8 @@ class RewardClient:
             )
 
         graded: list[Grade] = []
-        for i, sent in enumerate(accuracies):
+        for i, accuracy in enumerate(accuracies):
             verdict = verdicts[i] if verdicts else None
-            accuracy = sent
             if accuracy is None and verdict == "error":
                 # Our server sends null for an accuracy that is not finite, which JSON does not have.
                 accuracy = math.nan
@@ -141,12 +137,9 @@ class RewardClient:
                 raise BadReplyError(
                     f"{self.name} sent {accuracy!r} among its {name}: every one must be a number"
                 )
-            if verdict is None:
-                verdict = "correct" if accuracy > 0 else "wrong"
             why = ""
             if verdict in ("timeout", "error"):
-                why = f"{self.name} sent the verdict {verdict}"
-                if whys and whys[i]:
-                    why = f"{self.name}: {one_line(str(whys[i]))}"
-            graded.append(Grade(verdict, float(accuracy), why))
+                given = f": {one_line(str(whys[i]))}" if whys and whys[i] else f" sent the verdict {verdict}"
+                why = self.name + given
+            graded.append(Grade(verdict or ("correct" if accuracy > 0 else "wrong"), float(accuracy), why))
         return graded

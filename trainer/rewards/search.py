@@ -17,7 +17,7 @@ from typing import Any
 from trainer.config import Rewards
 from trainer.data.dataset import Dataset
 from trainer.data.schema import question_text
-from trainer.rewards.completion_facts import facts_of_row
+from trainer.rewards.completion_facts import facts_of_row, sample_completion
 from trainer.rewards.grading.choices import listed, option_letter, plain_words
 from trainer.rewards.grading.extraction import unbox
 from trainer.rewards.grading.kinds import BadReferenceError, Letters, read_kind
@@ -93,16 +93,11 @@ def find_payments(scorer: Scorer, rows: Sequence[TriedRow], seed: int = 0) -> li
         batch = tries[start : start + BATCH]
         asked, _, replies = zip(*batch, strict=True)
         columns = zip(*((r.reference, r.answer_type, r.question, r.facts) for r in asked), strict=True)
-        outcomes = scorer.score(list(map(completion, replies)), *map(list, columns))
+        outcomes = scorer.score(list(map(sample_completion, replies)), *map(list, columns))
         for (row, trick, reply), outcome in zip(batch, outcomes, strict=True):
             if outcome.accuracy > 0:
                 paid.append(Payment(row, trick, reply, outcome.accuracy))
     return paid
-
-
-def completion(reply: str) -> str:
-    """A whole completion that states a reply in every form at once."""
-    return f"<think>I guess.</think><answer>$\\boxed{{{reply}}}$</answer>"
 
 
 def _tries(rows: Sequence[TriedRow], draw: random.Random) -> Iterator[tuple[TriedRow, str, str]]:

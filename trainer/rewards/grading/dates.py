@@ -69,12 +69,8 @@ def time_of_day(content: str) -> ClockTime | None:
     half = (match[4] or "").lower()
     if half and not 1 <= hour <= 12:
         return None
-    return (
-        hour,
-        int(match[2] or 0),
-        int(match[3] or 0),
-        half or match[1][:-1].replace("1", "").replace("2", ""),
-    )
+    zero = "" if match[1].startswith(("1", "2")) or len(match[1]) == 1 else "0"
+    return hour, int(match[2] or 0), int(match[3] or 0), half or zero
 
 
 def same_time(reference: ClockTime, answer: ClockTime) -> bool:

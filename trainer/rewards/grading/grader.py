@@ -151,10 +151,9 @@ def _equal(
         return False
     answer = unbox(answer)
     asked = read_question(question)
-    of_characters = isinstance(kind, kinds.Exactly) and kind.name == "code"
-    if not of_characters and not isinstance(kind, (kinds.Letters, kinds.Words)):
-        stated = spelling(answer)
-        if asked.shows(stated) and not is_spelled_alike(kind, reference, answer, question):
-            return False
+    of_characters = isinstance(kind, (kinds.Letters, kinds.Words)) or getattr(kind, "name", "") == "code"
+    copied = not of_characters and asked.text != "" and asked.shows(spelling(answer))
+    if copied and not is_spelled_alike(kind, reference, answer, question):
+        return False
     comparison = Comparison(question, f"{question} {reference}", asked, evaluate, by_spelling, rules)
     return comparison.of_kind(kind, reference, answer)

@@ -25,7 +25,7 @@ from trainer.rewards.grading.kinds import BadReferenceError, Kind, read_kind
 from trainer.rewards.grading.notation import common_notation
 from trainer.rewards.grading.quantity import Quantity
 from trainer.rewards.grading.question import Asked, spelling
-from trainer.rewards.grading.units import in_radians, split_unit
+from trainer.rewards.grading.units import Unit, in_radians, split_unit
 
 
 class NeedsEvaluation(Exception):
@@ -170,12 +170,10 @@ class Comparison:
     def collection(self, kind: kinds.Collection, reference: str, answer: str, raw: str, inner: bool) -> bool:
         """A collection's licences: one of the same brackets, part by part; the inequality of an interval; the
         chain of inequalities of an ordered list; the value of a set that has one."""
-        wanted = kind.structure
-        if wanted.kind == "parts":
-            given = structures.lettered_parts(raw) or _bare_list(raw)
-            return len(given) == len(wanted.parts) and all(map(self.same, wanted.parts, given))
-        parsed = structures.parse(reference)  # its name was taken off, where the answer has none
-        wanted = parsed or wanted
+        if kind.structure.kind == "parts":
+            wanted_parts, given = kind.structure.parts, structures.lettered_parts(raw) or _bare_list(raw)
+            return len(given) == len(wanted_parts) and all(map(self.same, wanted_parts, given))
+        wanted = structures.parse(reference) or kind.structure  # without its name, where the answer has none
         if kind.ordered:
             return self.ordered(wanted.parts, answer)
         if not self.allows_or(reference, answer):
@@ -197,19 +195,17 @@ class Comparison:
         if "=" in answer or not _OR.search(answer) or _OR.search(reference):
             return True
         found = structures.parse(reference)
-        words = found is not None and any(map(choices.is_text, found.parts))
+        words = found and any(map(choices.is_text, found.parts))
         return not words and not _AND.search(reference) and _SOLVED.search(self.question) is not None
 
     def ordered(self, parts: tuple[str, ...], answer: str) -> bool:
         """Whether an answer lists the parts in their order, between commas or signs of one direction."""
-        signs = set(_DIRECTION.findall(answer))
-        if len(signs) == 1 and "," not in answer:
-            given = tuple(_DIRECTION.split(answer))[::2]
-            return len(given) == len(parts) and all(map(self.same, parts, map(str.strip, given)))
-        found = structures.parse(_GOES_ON.sub("", answer))
-        if found is None or found.kind not in ("list", "set", "()") or len(found.parts) != len(parts):
-            return False
-        return all(map(self.same, parts, found.parts))
+        if len(set(_DIRECTION.findall(answer))) == 1 and "," not in answer:
+            given = tuple(map(str.strip, _DIRECTION.split(answer)[::2]))
+        else:
+            found = structures.parse(_GOES_ON.sub("", answer))
+            given = found.parts if found and found.kind in ("list", "set", "()") else ()
+        return len(given) == len(parts) and all(map(self.same, parts, given))
 
     def formula(self, reference: str, answer: str, raw: tuple[str, str], inner: bool, step: bool) -> bool:
         """An expression's licences: one of the same value, in the form that the question asks for, with no
@@ -302,10 +298,7 @@ class Comparison:
         """Whether every part of either side equals a part of the other side."""
         if len(reference) > 20 or len(answer) > 20:
             return reference == answer
-        pairs = []
-        for r in reference:
-            pairs.append([self.same(r, a) for a in answer])
-
+        pairs = [[self.same(r, a) for a in answer] for r in reference]
         return all(map(any, pairs)) and all(map(any, zip(*pairs, strict=True)))
 
     def relations(self, reference: str, answer: str, comparable: bool) -> bool:
@@ -411,7 +404,7 @@ def _same_end(reference: Quantity, answer: Quantity) -> bool:
 
 def _has_asked_form(asked: Asked, reference: Quantity, answer: Quantity) -> bool:
     """Whether a number has the form and unit that the question asks for, as far as the reference has them."""
-    if answer.unit is not None and reference.unit is None and not _has_asked_unit(asked, answer):
+    if answer.unit is not None and reference.unit is None and not _is_asked_unit(asked, answer.unit):
         return False
     forms = asked.forms
     of_another = asked.units or asked.counted or asked.percents
@@ -440,12 +433,10 @@ def _has_asked_form(asked: Asked, reference: Quantity, answer: Quantity) -> bool
 _TENTHS = re.compile(r"(?<![0-9])10*\}?$")
 
 
-def _has_asked_unit(asked: Asked, answer: Quantity) -> bool:
-    assert answer.unit is not None
-    if answer.unit in asked.units or not (asked.units or asked.counted):
-        return True
-    counted = {name for name, power in answer.unit.dimensions if power > 0}
-    return not asked.counted.isdisjoint(counted)
+def _is_asked_unit(asked: Asked, unit: Unit) -> bool:
+    counted = {name for name, power in unit.dimensions if power > 0}
+    named = unit in asked.units or not asked.counted.isdisjoint(counted)
+    return named or not (asked.units or asked.counted)
 
 
 def _is_quotient(ratio: structures.Ratio | None, number: Quantity) -> bool:

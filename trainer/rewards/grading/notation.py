@@ -50,58 +50,61 @@ _RAISED = "⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ"
 _SUPERSCRIPTS = str.maketrans(_RAISED, "0123456789-+n")
 
 _RULES = [
-    (_RAISED, rf"[{_RAISED}]+", lambda m: "^{" + m[0].translate(_SUPERSCRIPTS) + "}"),
-    ("\\", r"\\[hv]?phantom\s*\{(?:[^{}]|\{[^{}]*\})*\}|\\[hv]space\*?\s*\{[^{}]*\}", " "),
-    ("\\", r"\\(?:text)?color\s*\{[a-zA-Z]{3,20}\}", " "),
-    ("\\", r"\\dot\s*\{?([0-9])\}?([0-9]*)\\dot\s*\{?([0-9])\}?", r"\\overline{\1\2\3}"),
-    ("\\", r"\\\\(?=[a-zA-Z])(?!.*\\begin)", r"\\"),
-    ("\\", r"\\(?:left|right|big|Big|bigg|Bigg|displaystyle|textstyle|limits)(?![a-zA-Z])\.?", ""),
-    ("\\{", r"\\!\s*|(?<![a-zA-Z\]}])\{\}", ""),
-    ("\\~", r"(?<!\\)\\[,;: ]|~|\\q?quad(?![a-zA-Z])", " "),
-    ("{", r"\{,\}", ","),
-    ("\\", r"\\(?:d|t|c)frac(?![a-zA-Z])", r"\\frac"),
+    (" ".join(_RAISED), rf"[{_RAISED}]+", lambda m: "^{" + m[0].translate(_SUPERSCRIPTS) + "}"),
+    ("phantom space", r"\\[hv]?phantom\s*\{(?:[^{}]|\{[^{}]*\})*\}|\\[hv]space\*?\s*\{[^{}]*\}", " "),
+    ("color", r"\\(?:text)?color\s*\{[a-zA-Z]{3,20}\}", " "),
+    ("\\dot", r"\\dot\s*\{?([0-9])\}?([0-9]*)\\dot\s*\{?([0-9])\}?", r"\\overline{\1\2\3}"),
+    ("\\\\", r"\\\\(?=[a-zA-Z])(?!.*\\begin)", r"\\"),
+    ("\\left \\right \\big \\Big style \\limits",
+     r"\\(?:left|right|big|Big|bigg|Bigg|displaystyle|textstyle|limits)(?![a-zA-Z])\.?", ""),
+    ("\\! {}", r"\\!\s*|(?<![a-zA-Z\]}])\{\}", ""),
+    ("\\, \\; \\: \\_ ~ quad", r"(?<!\\)\\[,;: ]|~|\\q?quad(?![a-zA-Z])", " "),
+    ("{,}", r"\{,\}", ","),
+    ("\\dfrac \\tfrac \\cfrac", r"\\(?:d|t|c)frac(?![a-zA-Z])", r"\\frac"),
     ("^", r"(\\[a-zA-Z]+|[a-zA-Z])\s*\^\s*([0-9n]|\{[^{}]*\})\s*_\s*(\w|\{[^{}]*\})", r"\1_\3^\2"),
-    ("=", r"(\\(?:sum|prod)\s*_\s*\{\s*[a-zA-Z]\s*)=", r"\1≔"),
-    ("\\", r"\\[dt]binom(?![a-zA-Z])", r"\\binom"),
-    ("\\", r"\{([^{}]*)\\choose(?![a-zA-Z])([^{}]*)\}", r"\\binom{\1}{\2}"),
-    ("\\", r"\\[lr]?vert(?![a-zA-Z])", "|"),
-    ("\\", r"\\varnothing(?![a-zA-Z])", r"\\emptyset"),
-    ("\\", r"\\(?:mathbb|Bbb)\s*(?:\{\s*R\s*\}|R(?![a-zA-Z]))", r"\\mathbb{R}"),
-    ("\\", r"\\not\s*(?:=|\\eq(?![a-zA-Z]))", r"\\ne "),
-    ("\\'", r"\^\s*(?:\{((?:\s*(?:\\prime(?![a-zA-Z])|'))+)\s*\}|(\\prime(?![a-zA-Z])))",
+    ("\\sum \\prod", r"(\\(?:sum|prod)\s*_\s*\{\s*[a-zA-Z]\s*)=", r"\1≔"),
+    ("binom", r"\\[dt]binom(?![a-zA-Z])", r"\\binom"),
+    ("\\choose", r"\{([^{}]*)\\choose(?![a-zA-Z])([^{}]*)\}", r"\\binom{\1}{\2}"),
+    ("vert", r"\\[lr]?vert(?![a-zA-Z])", "|"),
+    ("\\varnothing", r"\\varnothing(?![a-zA-Z])", r"\\emptyset"),
+    ("\\mathbb \\Bbb", r"\\(?:mathbb|Bbb)\s*(?:\{\s*R\s*\}|R(?![a-zA-Z]))", r"\\mathbb{R}"),
+    ("\\not", r"\\not\s*(?:=|\\eq(?![a-zA-Z]))", r"\\ne "),
+    ("^", r"\^\s*(?:\{((?:\s*(?:\\prime(?![a-zA-Z])|'))+)\s*\}|(\\prime(?![a-zA-Z])))",
      lambda m: "'" * (m[0].count("prime") + m[0].count("'"))),
-    ("\\", r"\\(?:geq|geqslant)(?![a-zA-Z])", r"\\ge"),
-    ("\\", r"\\(?:leq|leqslant)(?![a-zA-Z])", r"\\le"),
-    ("\\", r"\\neq(?![a-zA-Z])", r"\\ne"),
-    ("\\", r"\\gt(?![a-zA-Z])", ">"),
-    ("\\", r"\\lt(?![a-zA-Z])", "<"),
-    ("\\", r"\\lbrace(?![a-zA-Z])", r"\\{"),
-    ("\\", r"\\rbrace(?![a-zA-Z])", r"\\}"),
-    ("\\°", r"\^\s*\{?\s*(?:\\circ|°)(?![a-zA-Z])\s*\}?|\\(?:text)?degree(?![a-zA-Z])|\\circ(?![a-zA-Z])",
+    ("\\geq", r"\\(?:geq|geqslant)(?![a-zA-Z])", r"\\ge"),
+    ("\\leq", r"\\(?:leq|leqslant)(?![a-zA-Z])", r"\\le"),
+    ("\\neq", r"\\neq(?![a-zA-Z])", r"\\ne"),
+    ("\\gt", r"\\gt(?![a-zA-Z])", ">"),
+    ("\\lt", r"\\lt(?![a-zA-Z])", "<"),
+    ("\\lbrace", r"\\lbrace(?![a-zA-Z])", r"\\{"),
+    ("\\rbrace", r"\\rbrace(?![a-zA-Z])", r"\\}"),
+    ("circ ° degree",
+     r"\^\s*\{?\s*(?:\\circ|°)(?![a-zA-Z])\s*\}?|\\(?:text)?degree(?![a-zA-Z])|\\circ(?![a-zA-Z])",
      "°"),
-    ("\\", r"\\frac\s*([0-9a-z])\s*([0-9a-z])", r"\\frac{\1}{\2}"),
-    ("\\", r"\\frac\s*([0-9a-z])\s*\{", r"\\frac{\1}{"),
-    ("\\", r"(\\frac\s*\{[^{}]*\})\s*([0-9a-z])", r"\1{\2}"),
-    ("q", r"(?<![\\a-zA-Z])sqrt(?![a-zA-Z])", r"\\sqrt"),
-    ("q", r"\\sqrt\s*((?:\[[^][{}]*\])?)\s*"
+    ("frac", r"\\frac\s*([0-9a-z])\s*([0-9a-z])", r"\\frac{\1}{\2}"),
+    ("frac", r"\\frac\s*([0-9a-z])\s*\{", r"\\frac{\1}{"),
+    ("frac", r"(\\frac\s*\{[^{}]*\})\s*([0-9a-z])", r"\1{\2}"),
+    ("sqrt", r"(?<![\\a-zA-Z])sqrt(?![a-zA-Z])", r"\\sqrt"),
+    ("sqrt", r"\\sqrt\s*((?:\[[^][{}]*\])?)\s*"
           r"([0-9]+(?:\.[0-9]+)?|[a-zA-Z]|\\(?:pi|alpha|beta|theta)(?![a-zA-Z]))",
      r"\\sqrt\1{\2}"),
-    ("q", r"\\sqrt\s*((?:\[[^][{}]*\])?)\s*\(((?:[^()]|\((?:[^()]|\([^()]*\))*\))*)\)", r"\\sqrt\1{\2}"),
-    ("p", r"(?<![\\a-zA-Z])pi(?![a-zA-Z])", r"\\pi "),
-    ("fo", r"(?<![\\a-zA-Z])(?:inf|infinity|oo)(?![a-zA-Z])", r"\\infty "),
-    ("*", r"\*\*(?=[\s{(0-9-])", "^"),
-    ("\\", r"\\%", "%"),
-    ("\\", r"\\([#&])", r"\1"),
-    ("<\\", r"<=", r"\\le "),
-    (">\\", r">=", r"\\ge "),
-    ("!", r"!=", r"\\ne "),
+    ("sqrt", r"\\sqrt\s*((?:\[[^][{}]*\])?)\s*\(((?:[^()]|\((?:[^()]|\([^()]*\))*\))*)\)", r"\\sqrt\1{\2}"),
+    ("pi", r"(?<![\\a-zA-Z])pi(?![a-zA-Z])", r"\\pi "),
+    ("inf oo", r"(?<![\\a-zA-Z])(?:inf|infinity|oo)(?![a-zA-Z])", r"\\infty "),
+    ("**", r"\*\*(?=[\s{(0-9-])", "^"),
+    ("\\%", r"\\%", "%"),
+    ("\\# \\&", r"\\([#&])", r"\1"),
+    ("<=", r"<=", r"\\le "),
+    (">=", r">=", r"\\ge "),
+    ("!=", r"!=", r"\\ne "),
     ("", r"\s+", " "),
     ("/", r"(?<![0-9./])([0-9]+) ([0-9]+)/([0-9]+)(?![0-9/.])", r"\1\\frac{\2}{\3}"),
 ]  # fmt: skip
-"""(needed characters, pattern, replacement). A rule is tried if the text has one of its needed
-characters, or if there are none."""
-_COMPILED: list[tuple[frozenset[str], re.Pattern[str], Any]] = [
-    (frozenset(needs), re.compile(p), replacement) for needs, p, replacement in _RULES
+"""(what it needs, pattern, replacement). A rule is tried if the text has one of the needed strings, of which
+`_` stands for a blank."""
+_COMPILED: list[tuple[list[str], re.Pattern[str], Any]] = [
+    ([need.replace("_", " ") for need in needs.split() or [""]], re.compile(p), replacement)
+    for needs, p, replacement in _RULES
 ]
 _PLAIN_NUMBER = re.compile(r"-?[0-9]+(?:\.[0-9]+)?", re.ASCII)
 _WRAPPER = re.compile(
@@ -136,10 +139,11 @@ def common_notation(content: str) -> str:
         s = unwrapped
     if "\\" in s:
         s = _OLD_FONT.sub(r" \1 ", s)
-    present = frozenset(s)
     for needs, pattern, replacement in _COMPILED:
-        if not needs or not needs.isdisjoint(present):
-            s = pattern.sub(replacement, s)
+        for need in needs:
+            if need in s:
+                s = pattern.sub(replacement, s)
+                break
     s = s.strip()
     if s.endswith((".", ",", ";")) and not s.endswith("..."):
         s = s[:-1].rstrip()

@@ -16,16 +16,16 @@ _UNDER_TWENTY = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
     "seventeen eighteen nineteen"
 )
-_CARDINALS = {word: n for n, word in enumerate(_UNDER_TWENTY.split())} | {
+CARDINALS = {word: n for n, word in enumerate(_UNDER_TWENTY.split())} | {
     "a hundred": 100,
     "one hundred": 100,
 }
 for _tens, _ten in enumerate(
     ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"], 2
 ):
-    _CARDINALS[_ten] = 10 * _tens
+    CARDINALS[_ten] = 10 * _tens
     for _word in _UNDER_TWENTY.split()[1:10]:
-        _CARDINALS[f"{_ten} {_word}"] = 10 * _tens + _CARDINALS[_word]
+        CARDINALS[f"{_ten} {_word}"] = 10 * _tens + CARDINALS[_word]
 _PARTS = {"half": 2, "halves": 2, "quarter": 4, "quarters": 4, "hundredth": 100, "hundredths": 100}
 for _n, _part in enumerate(["third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth"], 3):
     _PARTS |= {_part: _n, _part + "s": _n}
@@ -60,8 +60,8 @@ def _english(text: str) -> tuple[str, str] | None:
 def _quantity(words: list[str]) -> tuple[Fraction | None, int]:
     """A number and how many of the words it takes; (None, 0) if they begin with none."""
     two = " ".join(words[:2])
-    used = 2 if two in _CARDINALS and " " in two else int(bool(words) and words[0] in _CARDINALS)
-    if (whole := _CARDINALS.get(" ".join(words[:used]))) is None:
+    used = 2 if two in CARDINALS and " " in two else int(bool(words) and words[0] in CARDINALS)
+    if (whole := CARDINALS.get(" ".join(words[:used]))) is None:
         article = words[:1] == ["a"]
         part = words[article] if len(words) > article else ""
         single = part in _PARTS and not part.endswith("s") and (article or part == "half")

@@ -106,17 +106,17 @@ def _single(s: str, context: str) -> Quantity | None:
     scaled = _SCALED.match(rest) if form == "plain" else None
     if scaled is not None and (match["money"] or scaled[1].endswith("illion")):
         scale = _SCALES[scaled[1].lower()[:2]]
+        value *= scale
         rest = rest[scaled.end() :].strip()
     if rest.lower() in ("%", "percent", "percentage", "per cent", "pct"):
-        return Quantity(value * scale, decimals, percent=True, form=form, written=written)
+        return Quantity(value, decimals, percent=True, form=form, written=written)
 
     measured_in = unit(rest, context) if rest not in ("", ".") else _NO_UNIT
-    money = unit(match["money"] or "") or measured_in
-    if measured_in is None or measured_in not in (_NO_UNIT, money):
+    money = unit(match["money"]) if match["money"] else measured_in
+    if money is None or measured_in not in (_NO_UNIT, money):
         return None
     glued = len(match["rest"]) == 1 and rest.isascii() and rest.isalpha()
-    known = money if money and money.dimensions else None
-    return Quantity(value * scale, decimals, False, known, glued, form, written, scale)
+    return Quantity(value, decimals, False, money if money.dimensions else None, glued, form, written, scale)
 
 
 _NO_UNIT = Unit(Fraction(1), ())

@@ -17,6 +17,7 @@ from functools import lru_cache
 from operator import itemgetter
 
 from trainer.rewards.grading.notation import common_notation
+from trainer.rewards.grading.numerals import CARDINALS
 
 
 @dataclass(frozen=True)
@@ -111,12 +112,6 @@ def known_units() -> tuple[dict[str, Unit], frozenset[str]]:
 
 _KNOWN, _CASED = known_units()
 
-_CARDINALS_TEXT = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
-    "sixteen seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety "
-    "hundred thousand million billion trillion"
-)
-_CARDINALS = _CARDINALS_TEXT.split()
 _NEVER_TEXT = (
     "first second third fifth eighth ninth twelfth half halve halves quarter dozen score gross lakh "
     "lac crore mega giga tera kilo centi milli micro nano hecto deca deci double triple twice thrice "
@@ -132,6 +127,7 @@ _NEVER_TEXT = (
     "gamma theta phi repeating recurring impossible undefined unknown cannot can can't don't doesn't "
     "does did do has have had will would could should may might must"
 )
+_CARDINALS = (*CARDINALS, "hundred", "thousand", "million", "billion", "trillion")
 _CARDINAL_FORMS = {c + end for c in _CARDINALS for end in ("", "th", "fold")}
 _CARDINAL_FORMS |= {c.removesuffix("y") + "ieth" for c in _CARDINALS}
 _NEVER = frozenset(_NEVER_TEXT.split()) | _CARDINAL_FORMS

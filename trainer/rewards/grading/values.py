@@ -22,7 +22,7 @@ MAX_FACTORIAL = 100_000
 MAX_ARGUMENT = 10**15
 """Largest argument of a sine: the larger it is, the more digits its reduction takes."""
 MAX_TERMS = 5_000
-"""Most terms of all sum and product signs of one expression, those inside of others counted each time."""
+"""Most terms of all sums and products of one expression, those inside of others counted each time."""
 
 
 class Unreadable(ValueError):
@@ -84,11 +84,9 @@ class Point:
         negative_kind = "signs" if draw.random() < 0.5 else "opposite signs"
         return -size if self.kind == negative_kind else size
 
-    def met(self, value: Any, digits: float = 0.0) -> Any:
+    def met(self, value: Any) -> Any:
         """The value itself, whose size is noted."""
-        if value:
-            digits = max(digits, 0.302 * abs(self.context.mag(value)))
-        self.reach[0] += digits
+        self.reach[0] += 0.302 * abs(self.context.mag(value)) if value else 0.0
         return value
 
 
