@@ -119,8 +119,8 @@ class Journal:
         write_whole(self.folder / GPU_CHECK_PAGE, check_page(self._said()).encode())
         self.send()
 
-    def _write(self, said: dict[str, Any]) -> None:
-        write_whole(self.path, f"{json.dumps(said, indent=1)}\n".encode())
+    def _write(self, check: dict[str, Any]) -> None:
+        write_whole(self.path, f"{json.dumps(check, indent=1)}\n".encode())
 
     def send(self) -> None:
         """Copies both files into the bucket, where there is one. A store that fails is said, and no more."""
@@ -163,17 +163,19 @@ def constants_off(figures: dict[str, Any]) -> list[str]:
     return lines
 
 
-def check_page(said: dict[str, Any]) -> str:
+def check_page(check: dict[str, Any]) -> str:
     """What a check found, to be read: outcomes, constants of the plan that are off, all figures."""
-    rows = [f"| {c['name']} | {c['outcome']} | {c['seconds']} s | {c['what']} |" for c in said["checks"]]
-    machine = f"{said['nodes']} x {said['gpus_per_node'] or 'no'} GPU, {said.get('device', 'no figure yet')}"
-    text = ["# What a card was asked", "", f"{machine}, torch {said.get('torch', 'unknown')}", ""]
+    rows = [f"| {c['name']} | {c['outcome']} | {c['seconds']} s | {c['what']} |" for c in check["checks"]]
+    machine = (
+        f"{check['nodes']} x {check['gpus_per_node'] or 'no'} GPU, {check.get('device', 'no figure yet')}"
+    )
+    text = ["# What a card was asked", "", f"{machine}, torch {check.get('torch', 'unknown')}", ""]
     text += ["| check | outcome | took | shows |", "|---|---|---|---|", *rows, ""]
-    off = [] if "CPU" in said.get("device", "") else constants_off(said["figures"])
+    off = [] if "CPU" in check.get("device", "") else constants_off(check["figures"])
     if off:
         text += ["## Constants of the plan that are off", "", *(f"- {line}" for line in off), ""]
     text += ["## Figures", "", "| what | measured | planned |", "|---|---|---|"]
-    for name, figure in said["figures"].items():
+    for name, figure in check["figures"].items():
         planned = f"{figure['planned']:g}" if "planned" in figure else ""
         escaped = name.replace("|", "\\|")
         text.append(f"| {escaped} | {figure['value']:g} {figure['unit']} | {planned} |")
@@ -301,8 +303,8 @@ def chosen_checks(names: str, config: RunConfig) -> list[Check]:
     """The checks to run: those named, or all that these machines allow. Several nodes share the demo alone:
     the others are of one node."""
     known = [check.name for check in CHECKS]
-    asked = names.split(",") if names else known
-    for name in asked:
+    wanted = names.split(",") if names else known
+    for name in wanted:
         if name not in known:
             raise configuration.ConfigError(f"no check is called {name}: choose among {', '.join(known)}")
 
@@ -311,7 +313,7 @@ def chosen_checks(names: str, config: RunConfig) -> list[Check]:
     for check in CHECKS:
         enough_gpus = place.device == "cpu" or check.gpus <= place.workers_per_node
         of_several_nodes = place.nodes == 1 or check.name == DEMO
-        if check.name in asked and of_several_nodes and enough_gpus:
+        if check.name in wanted and of_several_nodes and enough_gpus:
             found.append(check)
     return found
 

@@ -18,9 +18,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def main(arguments: list[str]) -> int:
     """Runs one command and returns the exit code. Configuration errors are one line and exit 2."""
-    if asked := os.environ.pop(COMPLETE, ""):  # by the shell, for a line
+    if instruction := os.environ.pop(COMPLETE, ""):  # by the shell, for a line
         os.chdir(ROOT)
-        return shell_complete(launch, {}, "spotrl", COMPLETE, asked)
+        return shell_complete(launch, {}, "spotrl", COMPLETE, instruction)
     if not arguments:
         click.echo(launch.get_help(click.Context(launch, info_name="launch.py")), err=True)
         return EXIT_CONFIG
@@ -30,9 +30,9 @@ def main(arguments: list[str]) -> int:
     except click.exceptions.Exit as done:  # after --help
         return done.exit_code
     except click.UsageError as error:
-        said = " ".join(error.format_message().split()).rstrip(".")
+        message = " ".join(error.format_message().split()).rstrip(".")
         path = error.ctx.command_path if error.ctx else "launch.py"
-        print(f"launch.py: {said[0].lower()}{said[1:]}; see `python3 {path} --help`", file=sys.stderr)
+        print(f"launch.py: {message[0].lower()}{message[1:]}; see `python3 {path} --help`", file=sys.stderr)
         return EXIT_CONFIG
     except ConfigError as error:
         print(f"launch.py: {error}", file=sys.stderr)

@@ -99,10 +99,10 @@ def start_run(request: LaunchRequest) -> int:
 
 def pass_rates(request: LaunchRequest, samples: int | None) -> int:
     """Measures the pass rate of each of a recipe's training rows."""
-    asked = (f"evaluation.pass_rate_samples={max(1, samples or 8)}", *NOTHING_AHEAD)
-    overrides = (*request.overrides, *asked)
+    of_pass_rates = (f"evaluation.pass_rate_samples={max(1, samples or 8)}", *NOTHING_AHEAD)
+    overrides = (*request.overrides, *of_pass_rates)
     if request.fleet:
-        overrides = _without_model(request.recipe, asked, request.overrides)
+        overrides = _without_model(request.recipe, of_pass_rates, request.overrides)
     return start_run(replace(request, overrides=overrides))
 
 
@@ -135,7 +135,7 @@ def start_evaluation(request: LaunchRequest, wanted: BenchmarkRequest) -> int:
             else "ours"
         )
         print(f"asks: --prompt {prompt} (docs/evaluation.md)")
-    asked = benchmarks.evaluation_overrides(
+    of_benchmarks = benchmarks.evaluation_overrides(
         wanted.benchmarks,
         max(1, wanted.samples or 1),
         wanted.temperature,
@@ -146,7 +146,7 @@ def start_evaluation(request: LaunchRequest, wanted: BenchmarkRequest) -> int:
         bool(request.fleet),
     )
     sized = _without_model if request.fleet else _sized
-    overrides = sized(recipe, (*own, *asked, *NO_TRAINING), request.overrides)
+    overrides = sized(recipe, (*own, *of_benchmarks, *NO_TRAINING), request.overrides)
     return start_run(replace(request, recipe=recipe, overrides=overrides))
 
 

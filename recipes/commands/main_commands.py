@@ -273,10 +273,10 @@ def evaluate_model(
     request = launch_requests.launch_request(recipe, target, **given)
     if pass_rate:
         return launch_requests.pass_rates(request, samples)
-    asked = launch_requests.BenchmarkRequest(
+    wanted = launch_requests.BenchmarkRequest(
         benchmarks, samples, temperature, limit, prompt or "", scoring, mapping
     )
-    return launch_requests.start_evaluation(request, asked)
+    return launch_requests.start_evaluation(request, wanted)
 
 
 @launch.command(

@@ -77,10 +77,10 @@ def _kept(
     network_gbit_s: float | None,
 ) -> PlanLimits:
     """The offer that keeps a deadline and a budget, or what would."""
-    asked = None if math.isinf(hours) else hours, None if math.isinf(usd) else usd
+    limits_given = None if math.isinf(hours) else hours, None if math.isinf(usd) else usd
     chosen, judged = offer_choice.choose_offer(_priced(offers), hours, usd)
     if chosen:
-        return PlanLimits(*asked, True, limits.describe_choice(recipe, chosen, judged, where[0]))
+        return PlanLimits(*limits_given, True, limits.describe_choice(recipe, chosen, judged, where[0]))
 
     def offers_of(changes: Sequence[str]) -> list[cost.Offer]:
         try:
@@ -91,7 +91,7 @@ def _kept(
 
     near = nearest_offer.describe_nearest(judged, hours, usd)
     cure = nearest_offer.other_nodes(recipe.cluster.nodes, offers_of, hours, usd)
-    return PlanLimits(*asked, False, limits.describe_no_choice(near, cure))
+    return PlanLimits(*limits_given, False, limits.describe_no_choice(near, cure))
 
 
 def show_fleet_plan(

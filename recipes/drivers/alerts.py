@@ -52,7 +52,7 @@ def watch_run(run: str, bucket: str, webhook: str, command: str, every_s: float,
     webhook = webhook or os.environ.get(WEBHOOK, "")
     if not webhook and not command:
         raise ConfigError(f"nobody to tell: export {WEBHOOK}, or give --command")
-    told = run_record.RUNS / run / TOLD
+    journal = run_record.RUNS / run / TOLD
     while True:
         try:
             folder = fetched_runs.run_files(run, bucket)
@@ -63,7 +63,7 @@ def watch_run(run: str, bucket: str, webhook: str, command: str, every_s: float,
             continue
         alerts, over = alerts_of_run(run, folder)
         failed = False
-        for alert in _new(alerts, told):
+        for alert in _new(alerts, journal):
             alert = replace(alert, text=terminal_line(alert.text))
             try:
                 send_alert(run, alert, webhook, command)
@@ -71,7 +71,7 @@ def watch_run(run: str, bucket: str, webhook: str, command: str, every_s: float,
                 print(f"alert not told, tried again: {error}", file=sys.stderr, flush=True)
                 failed = True
                 continue
-            _note(alert, told)
+            _note(alert, journal)
         if once or (over and not failed):
             return int(failed)
         time.sleep(every_s)
@@ -100,8 +100,8 @@ def _guards(folder: Path) -> list[Alert]:
     """The guards that the steps have tripped, by the run's own limits."""
     if not (folder / CONFIG).is_file():
         return []
-    asked = [sys.executable, "-m", "trainer.observe.guards", str(folder)]
-    done = subprocess.run(asked, capture_output=True, text=True)
+    command = [sys.executable, "-m", "trainer.observe.guards", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         raise ConfigError(f"{folder / CONFIG} cannot be read: {done.stderr.strip().splitlines()[-1]}")
     return [Alert(f"guard {guard}", "guard", text) for guard, text in json.loads(done.stdout)]
@@ -147,9 +147,9 @@ def send_alert(run: str, alert: Alert, webhook: str, command: str) -> None:
     print(f"told: {text}", flush=True)
 
 
-def _new(alerts: list[Alert], told: Path) -> list[Alert]:
+def _new(alerts: list[Alert], journal: Path) -> list[Alert]:
     """Those that were not told before, one of a key."""
-    known = set(json.loads(told.read_text())) if told.is_file() else set()
+    known = set(json.loads(journal.read_text())) if journal.is_file() else set()
     found: dict[str, Alert] = {}
     for alert in alerts:
         if alert.key not in known:
@@ -157,7 +157,7 @@ def _new(alerts: list[Alert], told: Path) -> list[Alert]:
     return list(found.values())
 
 
-def _note(alert: Alert, told: Path) -> None:
-    known = json.loads(told.read_text()) if told.is_file() else []
-    told.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(told, json.dumps([*known, alert.key]).encode())
+def _note(alert: Alert, journal: Path) -> None:
+    known = json.loads(journal.read_text()) if journal.is_file() else []
+    journal.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(journal, json.dumps([*known, alert.key]).encode())

@@ -97,6 +97,6 @@ def _storage(command: str, url: str, env: dict[str, str], *more: str) -> str:
     argv = [storage_python.find_python(), "-m", "trainer.storage", command, url, *more]
     done = subprocess.run(argv, env=os.environ | env, capture_output=True, text=True, errors="replace")
     if done.returncode:
-        said = (done.stderr.strip() or "it said nothing").splitlines()[-1]
-        raise ConfigError(said.removeprefix("error: "))
+        reason = (done.stderr.strip() or "it said nothing").splitlines()[-1]
+        raise ConfigError(reason.removeprefix("error: "))
     return done.stdout

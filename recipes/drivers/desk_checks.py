@@ -198,23 +198,23 @@ def _call_own_code(config: RunConfig, target: str) -> list[str]:
         file = Path(path).expanduser()
         if target != "local" and file.is_absolute() and not file.exists():
             return [f"{named} is not on this machine: the node is the first to call it"]
-    asked = {
+    request = {
         "rewards": asdict(config.rewards),
         "turns": asdict(config.turns),
         "data": config.data.path,
         "split": config.data.split,
     }
     if "://" in config.data.path or "$" in config.data.path:
-        asked["data"] = ""
+        request["data"] = ""
     known = (Path(f".venvs/{name}/bin/python") for name in ("cpu", "test", "desk"))
     python = next((str(path) for path in known if path.exists()), sys.executable)
     command = [python, "-m", "trainer.rewards.trial"]
-    done = subprocess.run(command, input=json.dumps(asked), capture_output=True, text=True, env=os.environ)
+    done = subprocess.run(command, input=json.dumps(request), capture_output=True, text=True, env=os.environ)
     try:
-        told = json.loads(done.stdout.splitlines()[-1])
+        trial = json.loads(done.stdout.splitlines()[-1])
     except (ValueError, IndexError):
-        said = (done.stderr.strip() or "nothing").splitlines()[-1]
-        return [f"{needed[0][0]} could not be called on this machine: {said}"]
-    if told["refused"]:
-        raise ConfigError(told["refused"])
-    return told["notes"]
+        last_line = (done.stderr.strip() or "nothing").splitlines()[-1]
+        return [f"{needed[0][0]} could not be called on this machine: {last_line}"]
+    if trial["refused"]:
+        raise ConfigError(trial["refused"])
+    return trial["notes"]

@@ -254,18 +254,18 @@ def _with_costs(runs: list[str], bucket: str) -> list[Path]:
 
 
 def _note_costs(run: str, folder: Path) -> None:
-    found: dict[str, Any] = dict(run_costs(run_record.load_record(run)))
+    costs: dict[str, Any] = dict(run_costs(run_record.load_record(run)))
     if by_gpu := worker_view.usd_per_1000_of(run, folder):
-        found["usd_per_1000"] = by_gpu
-    (folder / "cost.json").write_text(json.dumps(found))
+        costs["usd_per_1000"] = by_gpu
+    (folder / "cost.json").write_text(json.dumps(costs))
 
 
 def run_costs(record: RunRecord) -> dict[str, float]:
     """Dollars and hours of a run: so far, and of the whole run as planned at the launch, where prices were
     known."""
-    found = {"usd": record.usd(), "hours": record.hours(), "unix_s": time.time()}
-    if (said := platform_state.ask_platform(record)) and said.usd is not None:
-        found["usd"] = record.earlier_usd + said.usd
+    costs = {"usd": record.usd(), "hours": record.hours(), "unix_s": time.time()}
+    if (answer := platform_state.ask_platform(record)) and answer.usd is not None:
+        costs["usd"] = record.earlier_usd + answer.usd
     if record.planned_usd:
-        found |= {"planned_usd": record.planned_usd, "planned_hours": record.planned_hours}
-    return found
+        costs |= {"planned_usd": record.planned_usd, "planned_hours": record.planned_hours}
+    return costs

@@ -136,11 +136,11 @@ def image_in_registry(builder: Builder, reference: str) -> Image | None:
     """The image that the registry has under the tag, by its digest; None where it has none. Raises
     ConfigError where it does not say."""
     done = subprocess.run(builder.ask, capture_output=True)
-    said = done.stderr.decode(errors="replace")
+    printed = done.stderr.decode(errors="replace")
     if done.returncode:
-        if any(word in said.lower() for word in ABSENT):
+        if any(word in printed.lower() for word in ABSENT):
             return None
-        raise _failed(builder.ask, said, builder, reference)
+        raise _failed(builder.ask, printed, builder, reference)
     name, _, tag = reference.rpartition(":")
     manifest, pinned = _manifest(done.stdout)
     layers = manifest.get("layers", [])
@@ -149,14 +149,14 @@ def image_in_registry(builder: Builder, reference: str) -> Image | None:
 
 def _manifest(text: bytes) -> tuple[dict[str, Any], str]:
     """(Manifest, its digest) of what `ask` printed: docker's own form, or the registry's very bytes."""
-    told = json.loads(text)
-    if isinstance(told, list):  # docker, of an image for several kinds of machines
-        kinds = {one["Descriptor"].get("platform", {}).get("architecture"): one for one in told}
-        told = kinds.get("amd64") or told[0]
-    if "Descriptor" in told:
-        manifest = told.get("SchemaV2Manifest") or told.get("OCIManifest") or {}
-        return manifest, told["Descriptor"]["digest"]
-    return told, f"sha256:{hashlib.sha256(text).hexdigest()}"
+    inspected = json.loads(text)
+    if isinstance(inspected, list):  # docker, of an image for several kinds of machines
+        kinds = {one["Descriptor"].get("platform", {}).get("architecture"): one for one in inspected}
+        inspected = kinds.get("amd64") or inspected[0]
+    if "Descriptor" in inspected:
+        manifest = inspected.get("SchemaV2Manifest") or inspected.get("OCIManifest") or {}
+        return manifest, inspected["Descriptor"]["digest"]
+    return inspected, f"sha256:{hashlib.sha256(text).hexdigest()}"
 
 
 def _run(command: list[str], builder: Builder, reference: str) -> None:
@@ -181,9 +181,9 @@ def _run(command: list[str], builder: Builder, reference: str) -> None:
         raise _failed(command, "".join(last), builder, reference)
 
 
-def _failed(command: list[str], said: str, builder: Builder, reference: str) -> ConfigError:
+def _failed(command: list[str], printed: str, builder: Builder, reference: str) -> ConfigError:
     """Why a command failed, with what to change."""
-    text = said.lower()
+    text = printed.lower()
     registry = reference.partition("/")[0]
     if FULL in text:
         cure = (
@@ -195,5 +195,5 @@ def _failed(command: list[str], said: str, builder: Builder, reference: str) -> 
     elif any(word in text for word in REFUSED):
         cure = f"{registry} does not let you in: `{builder.login}`, with an account that may push {reference}"
     else:
-        cure = said.strip().splitlines()[-1] if said.strip() else "no word of why"
+        cure = printed.strip().splitlines()[-1] if printed.strip() else "no word of why"
     return ConfigError(f"`{shlex.join(command)}` failed: {cure}")

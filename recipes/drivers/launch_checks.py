@@ -182,13 +182,13 @@ def earlier_launch(record: RunRecord, env: dict[str, str]) -> EarlierLaunch | No
     if done.returncode:
         last = (done.stderr.strip() or f"exit code {done.returncode}").splitlines()[-1]
         return EarlierLaunch(last.removeprefix("error: "), sure=False)
-    told = json.loads(done.stdout)
+    attempt_seen = json.loads(done.stdout)
     # our own `down` has ended it
-    if told["alive"] is False or (before and before.ended_s > told["seen_unix_s"]):
+    if attempt_seen["alive"] is False or (before and before.ended_s > attempt_seen["seen_unix_s"]):
         return None
-    seen_s = time.time() - told["seen_unix_s"]
-    attempt = f"attempt {told['attempt']} on {told['host']}"
-    if told["alive"] is None:
+    seen_s = time.time() - attempt_seen["seen_unix_s"]
+    attempt = f"attempt {attempt_seen['attempt']} on {attempt_seen['host']}"
+    if attempt_seen["alive"] is None:
         return EarlierLaunch(
             f"{attempt} has not ended, and the store does not tell when it was seen", sure=False
         )

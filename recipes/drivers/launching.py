@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import shlex
 import signal
@@ -14,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from secrets import token_hex
-from typing import Any, TypedDict
+from typing import Any
 
 from recipes.drivers import (
     bucket_access,
@@ -28,7 +27,7 @@ from recipes.drivers import (
     task_files,
     uploads,
 )
-from recipes.plan import cost, fleet_cost, offer_choice, prices
+from recipes.plan import prices, resolving
 from recipes.plan.choice import cheapest_target
 from recipes.platforms import programs, script
 from recipes.platforms.base import Commands, LaunchGiven
@@ -167,18 +166,14 @@ def prepare_launch(
     samples_for = recipe.config.fleet.run if recipe.kind == "sample" else ""
     new_id = run_record.new_worker_id(samples_for) if samples_for else run_record.new_run_id(recipe.name)
     run_id = run_record.check_run_id(options.run_id or new_id)
-    began = samples_for or run_id  # whose folders were uploaded first
-    before = run_record.load_record(began) if run_record.is_known(began) else None
+    uploader = samples_for or run_id  # whose folders were uploaded first
+    before = run_record.load_record(uploader) if run_record.is_known(uploader) else None
     recipe = uploads.with_uploads(recipe, target, before.uploads if before else {})
+    run = task_files.resolve_task(recipe, target)
     files = {}
-    for file, text in task_files.render(task_files.resolve_task(recipe, target)).items():
+    for file, text in task_files.render(run).items():
         files[file] = platform.with_run_id(with_head(text, recipe, target, run_id), run_id)
-    used = script.secret_names(recipe)
-    secrets = {}
-    for token, value in launch_tokens.find_tokens().items():
-        if token in used:
-            secrets[token] = value
-    launch_tokens.check_fleet_key(secrets)
+    secrets = _secrets_for(recipe)
     launch_checks.check_launch(recipe, target, options.reproducible)
     try:
         launch_checks.check_keys(recipe, target, secrets)
@@ -187,6 +182,7 @@ def prepare_launch(
             raise
         print(f"# --- `up` itself would stop: {error}", flush=True)
 
+    again = None if samples_for else before  # an earlier launch of the same run
     record = RunRecord(
         run_id=run_id,
         recipe=name,
@@ -197,28 +193,18 @@ def prepare_launch(
         bucket=recipe.storage.bucket,
         managed=platform.is_managed(recipe),
         started_s=time.time(),
-        usd_per_hour=cost.usd_per_hour(recipe, target, prices.sky_catalogs()),
-        **planned_fields(recipe, target),
-        earlier_usd=before.usd() if before and not samples_for else 0.0,
-        earlier_hours=before.hours() if before and not samples_for else 0.0,
-        first_started_s=(before.first_started_s or before.started_s) if before and not samples_for else 0.0,
+        **vars(resolving.expect_run(run, prices.sky_catalogs())),
+        earlier_usd=again.usd() if again else 0.0,
+        earlier_hours=again.hours() if again else 0.0,
+        first_started_s=(again.first_started_s or again.started_s) if again else 0.0,
         samples_for=samples_for,
         jobs=recipe.jobs,
         confirmed=platform.driven_from_here,
     )
-
-    env = {"RUN_ID": run_id}
-    if recipe.storage.bucket:
-        env["BUCKET"] = recipe.storage.bucket
-    env |= launch_tokens.find_settings()
-    env |= {"SPOTRL_SOURCE": manifest.source_id()}
-    # The same through all restarts by the platform; a new one opens a run that had ended for good
-    # (trainer/checkpoint). Machines that sample have that of their run, where both are started at once.
-    if options.launch or not samples_for:
-        env |= {"SPOTRL_LAUNCH": options.launch or token_hex(4)}
+    env = _environment_for(recipe, run_id, samples_for, options.launch)
     paths = [str(run_record.RUNS / run_id / "task" / file) for file in files]
-    own = [name for name in (script.API_KEY, script.FLEET_KEY) if name in used]
-    names = list(dict.fromkeys([*secrets, *own]))
+    made_here = [key for key in (script.API_KEY, script.FLEET_KEY) if key in script.secret_names(recipe)]
+    names = list(dict.fromkeys([*secrets, *made_here]))
     commands = platform.commands(record, LaunchGiven(paths, env, names, options.detach))
     return Launch(
         recipe=recipe,
@@ -231,32 +217,25 @@ def prepare_launch(
     )
 
 
-class PlannedFields(TypedDict, total=False):
-    """What a run is expected to take, and what nine in ten such runs stay below; fields of `RunRecord`."""
+def _secrets_for(recipe: Recipe) -> dict[str, str]:
+    """The tokens of this machine that a recipe's nodes use."""
+    used = script.secret_names(recipe)
+    secrets = {name: value for name, value in launch_tokens.find_tokens().items() if name in used}
+    launch_tokens.check_fleet_key(secrets)
+    return secrets
 
-    planned_usd: float
-    planned_hours: float
-    planned_most_usd: float
-    planned_most_hours: float
 
-
-def planned_fields(recipe: Recipe, target: str) -> PlannedFields:
-    """Hours and dollars that a run is likely to take, and those that nine in ten such runs stay below, as
-    fields of its record; 0 where no price is known."""
-    catalogs = prices.sky_catalogs()
-    if recipe.kind == "train" and recipe.config.fleet.gpus_per_node:
-        row = fleet_cost.own_plan(recipe, catalogs, cost.target_members(recipe, target))
-        return {"planned_usd": row.run_usd, "planned_hours": row.hours} if row else {}
-    plan = cost.expected_offer(recipe, target, catalogs)
-    if plan is None:
-        return {}
-    judged = offer_choice.judge_offer(plan, math.inf, math.inf)
-    return {
-        "planned_usd": judged.median * (plan.usd_per_hour or 0.0),
-        "planned_hours": judged.median,
-        "planned_most_usd": judged.usd or 0.0,
-        "planned_most_hours": judged.hours,
-    }
+def _environment_for(recipe: Recipe, run_id: str, samples_for: str, launch: str) -> dict[str, str]:
+    """What a run is given by name and value. launch: of `LaunchOptions`."""
+    env = {"RUN_ID": run_id}
+    if recipe.storage.bucket:
+        env["BUCKET"] = recipe.storage.bucket
+    env |= launch_tokens.find_settings() | {"SPOTRL_SOURCE": manifest.source_id()}
+    # The same through all restarts by the platform; a new one opens a run that had ended for good
+    # (trainer/checkpoint). Machines that sample have that of their run, where both are started at once.
+    if launch or not samples_for:
+        env["SPOTRL_LAUNCH"] = launch or token_hex(4)
+    return env
 
 
 def with_head(text: str, recipe: Recipe, target: str, run_id: str) -> str:

@@ -57,8 +57,8 @@ def publish_manifest(record: RunRecord, env: dict[str, str]) -> None:
         store = RunStore.in_bucket(record.bucket, record.run_id)
         done = _storage("cp", str(path), store.root, env=env)
     if done.returncode:
-        said = (done.stderr.strip() or "no word").splitlines()[-1]
-        print(f"warning: no other desk can drive {record.run_id}: {said}", file=sys.stderr, flush=True)
+        reason = (done.stderr.strip() or "no word").splitlines()[-1]
+        print(f"warning: no other desk can drive {record.run_id}: {reason}", file=sys.stderr, flush=True)
 
 
 class SharedLaunch(Struct):
@@ -171,5 +171,5 @@ def _storage(*words: str, env: dict[str, str]) -> subprocess.CompletedProcess[st
             argv, env=os.environ | env, capture_output=True, text=True, errors="replace", timeout=ANSWER_S
         )
     except subprocess.TimeoutExpired:
-        said = f"the bucket has not answered in {ANSWER_S:g} s"
-        return subprocess.CompletedProcess(argv, EXIT_STORAGE, "", said)
+        reason = f"the bucket has not answered in {ANSWER_S:g} s"
+        return subprocess.CompletedProcess(argv, EXIT_STORAGE, "", reason)

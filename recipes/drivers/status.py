@@ -55,14 +55,14 @@ def show_run(run: str | None) -> int:
         [run_record.load_record(run), *run_record.workers_of(run)] if run else run_record.newest_first()[::-1]
     )
     answers = platform_state.new_answers()
-    said = None
+    of_run = None
     shown = []
     of_workers = []
     for record in records:
         if run or target_named(record.target).is_open(record):
             answer = platform_state.ask_platform(record, answers)
             shown.append(with_platform_answer(if_vanished(record), answer))
-            said = answer if record.run_id == run else said
+            of_run = answer if record.run_id == run else of_run
             if answer and record.samples_for == run:
                 of_workers += [f"{record.run_id}: {line}" for line in answer.text.splitlines()]
         else:
@@ -75,11 +75,11 @@ def show_run(run: str | None) -> int:
         return 0
     for line in worker_view.worker_lines(run) + of_workers + _left_over(shown):
         print(terminal_text(line))
-    if said:
-        print(terminal_text(said.text))
-    if said and said.usd_per_hour:
-        print(f"rented: {said.rented}: ${said.usd_per_hour:.2f} per hour{_expected(shown[0])}")
-    return 0 if said and said.whole else launched_run.drive_run(run, "status")
+    if of_run:
+        print(terminal_text(of_run.text))
+    if of_run and of_run.usd_per_hour:
+        print(f"rented: {of_run.rented}: ${of_run.usd_per_hour:.2f} per hour{_expected(shown[0])}")
+    return 0 if of_run and of_run.whole else launched_run.drive_run(run, "status")
 
 
 def _left_over(shown: list[RunRecord]) -> list[str]:
@@ -99,22 +99,22 @@ def if_vanished(record: RunRecord) -> RunRecord:
     """The record; of what was left to itself on this machine and is gone, with its end."""
     if record.ended_s or not launched_run.gone_here(record):
         return record
-    told = _of_progress(record)
-    state = "ended" if told in ("", RUNNING, SERVING) else told
+    written = _of_progress(record)
+    state = "ended" if written in ("", RUNNING, SERVING) else written
     ended = replace(record, ended_s=time.time(), state=state, why=run_end.last_words(record.run_id))
     ended.save()
     return ended
 
 
-def with_platform_answer(record: RunRecord, said: PlatformAnswer | None) -> RunRecord:
+def with_platform_answer(record: RunRecord, answer: PlatformAnswer | None) -> RunRecord:
     """The record as its platform says it is, kept for the next look; dollars of a run that goes on are only
     shown."""
-    noted = platform_state.with_answer(record, said)
-    if noted != record:
-        noted.save()
-    if said and said.usd is not None:
-        return replace(noted, counted_usd=said.usd)
-    return noted
+    now = platform_state.with_answer(record, answer)
+    if now != record:
+        now.save()
+    if answer and answer.usd is not None:
+        return replace(now, counted_usd=answer.usd)
+    return now
 
 
 def status_table(records: list[RunRecord], whole: bool) -> list[str]:
@@ -144,9 +144,11 @@ def _lines(record: RunRecord, whole: bool) -> list[str]:
     step = last_step(record)
     if step:
         lines.append(f"  step {step}")
-    said = expectation(record)
-    if said:
-        lines.append(f"  {said if whole else textwrap.shorten(said, WIDTH - 2, placeholder=' ...')}")
+    comparison = expectation(record)
+    if comparison:
+        lines.append(
+            f"  {comparison if whole else textwrap.shorten(comparison, WIDTH - 2, placeholder=' ...')}"
+        )
     words = run_end.last_words(record.run_id) if state in BAD_ENDS else ""
     # `exit code 34` alone says little; the run's own line says why.
     bare = re.fullmatch(r"exit code \d+", record.why) and words
@@ -227,9 +229,9 @@ def billed_lines(records: list[RunRecord]) -> list[str]:
             rates[record.run_id] = rate
     if not rates:
         return []
-    told = ", ".join(f"{run} ${rate:.2f}" for run, rate in rates.items())
+    by_run = ", ".join(f"{run} ${rate:.2f}" for run, rate in rates.items())
     text = (
-        f"still costing ${sum(rates.values()):.2f} per hour ({told}): `python3 launch.py down RUN` ends one"
+        f"still costing ${sum(rates.values()):.2f} per hour ({by_run}): `python3 launch.py down RUN` ends one"
     )
     return ["", *textwrap.wrap(text, WIDTH, break_long_words=False, break_on_hyphens=False)]
 

@@ -21,15 +21,18 @@ READ_OF_BUCKET = ("data", "models")
 def policy_lines(bucket: str, run_id: str) -> list[str]:
     """What `up --fleet` prints of workers' rights; nothing for a folder."""
     address = BucketAddress.parse(bucket)
-    said = f"rights   workers of {run_id} need of {bucket} no more than"
+    beginning = f"rights   workers of {run_id} need of {bucket} no more than"
     match address.scheme:
         case "s3":
-            return [f"{said} this policy: {json.dumps(s3_policy(address, run_id))}"]
+            return [f"{beginning} this policy: {json.dumps(s3_policy(address, run_id))}"]
         case "gs":
-            return [f"{said} these bindings:", *(f"         {one}" for one in gs_bindings(address, run_id))]
+            return [
+                f"{beginning} these bindings:",
+                *(f"         {one}" for one in gs_bindings(address, run_id)),
+            ]
         case "r2":
             writes = " and ".join(_prefixes(address, run_id)[1])
-            return [f"{said} to read it, and to write {writes}: R2's tokens know no prefixes"]
+            return [f"{beginning} to read it, and to write {writes}: R2's tokens know no prefixes"]
     return []
 
 

@@ -174,15 +174,10 @@ def node_prices(recipe: Recipe, target: str, catalogs: Path | None = None) -> li
     return sorted(found)
 
 
-def usd_per_hour(recipe: Recipe, target: str, catalogs: Path | None = None) -> float:
-    """What all nodes cost per hour at the cheapest known price, of one whose RAM is enough first. 0: not
-    known."""
-    found = expected_offer(recipe, target, catalogs)
-    if found:
-        return found.usd_per_hour or 0.0
+def cheapest_nodes(recipe: Recipe, target: str, catalogs: Path | None = None) -> float:
+    """What all nodes cost per hour at the cheapest known price. 0: not known."""
     prices = node_prices(recipe, target, catalogs)
-    cheapest = prices[0][0] if prices else 0.0
-    return cheapest * (recipe.cluster.nodes * recipe.jobs)
+    return prices[0][0] * recipe.cluster.nodes * recipe.jobs if prices else 0.0
 
 
 def expected_offer(recipe: Recipe, target: str, catalogs: Path | None = None) -> Offer | None:

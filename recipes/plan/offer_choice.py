@@ -114,24 +114,24 @@ def choose_offer(
 
 def given_up(chosen: JudgedOffer, judged: list[JudgedOffer]) -> list[str]:
     """What other offers had that the chosen one has not: more speed, or fewer dollars."""
-    said = []
+    lines = []
     priced = [j for j in judged if j.offer.usd is not None]
     fast = min(priced, key=lambda j: j.offer.hours, default=chosen)
     cheap = min(priced, key=lambda j: j.offer.usd or 0.0, default=chosen)
     if fast.offer.hours < chosen.offer.hours:
         more = (fast.offer.usd or 0.0) - (chosen.offer.usd or 0.0)
-        said.append(
+        lines.append(
             f"{chosen.offer.hours - fast.offer.hours:.1f} hours: {offer_name(fast)} is faster, "
             f"for ${more:,.0f}"
             " more"
         )
     if (cheap.offer.usd or 0.0) < (chosen.offer.usd or 0.0):
         less = (chosen.offer.usd or 0.0) - (cheap.offer.usd or 0.0)
-        said.append(
+        lines.append(
             f"${less:,.0f}: {offer_name(cheap)} is cheaper, and keeps the limits in "
             f"{cheap.kept:.0%} of its runs"
         )
-    return said
+    return lines
 
 
 def offer_name(judged: JudgedOffer) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
-from recipes.plan import cost, memory
+from recipes.plan import cost, fleet_cost, memory, offer_choice
 from recipes.platforms.targets import check_target, target_named
 from recipes.recipe import sample_group
-from recipes.recipe.resolved import Limits, MachineChoice, ResolvedRecipe
+from recipes.recipe.resolved import Expectation, Limits, MachineChoice, ResolvedRecipe
 from recipes.recipe.spec import Recipe, validate
 from trainer.config import ConfigError
 
@@ -81,3 +82,21 @@ def _expected_usd(recipe: Recipe, targets: list[str]) -> dict[tuple[str, str, bo
         for usd, gpu, spot in cost.node_prices(recipe, name):
             known[name, gpu, spot] = usd
     return known
+
+
+def expect_run(run: ResolvedRecipe, catalogs: Path) -> Expectation:
+    """What a launch is expected to take at the prices of this machine: the cheapest offer of those that are
+    known."""
+    recipe = run.recipe
+    offer = cost.expected_offer(recipe, run.target, catalogs)
+    usd_per_hour = cost.cheapest_nodes(recipe, run.target, catalogs)
+    if offer and offer.usd_per_hour:
+        usd_per_hour = offer.usd_per_hour
+    if recipe.kind == "train" and recipe.config.fleet.gpus_per_node:
+        row = fleet_cost.own_plan(recipe, catalogs, cost.target_members(recipe, run.target))
+        return Expectation(usd_per_hour, row.run_usd, row.hours) if row else Expectation(usd_per_hour)
+    if offer is None:
+        return Expectation(usd_per_hour)
+    judged = offer_choice.judge_offer(offer, math.inf, math.inf)
+    likely_usd = judged.median * usd_per_hour
+    return Expectation(usd_per_hour, likely_usd, judged.median, judged.usd or 0.0, judged.hours)

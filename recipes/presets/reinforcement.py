@@ -17,21 +17,21 @@ from recipes.presets.models_and_data import (
     title_of,
     with_parts,
 )
-from recipes.recipe.spec import Recipe
+from recipes.recipe.spec import Budget, Recipe
 from trainer.config import Expected
 
 SHAPES = {
     # cluster, prompts and samples of each, longest completion, ranks of an engine, learning rate, hours
     "0.8b":    ("1x1", 32, 8, 2048, 1, 1e-6, 48),
     "2b":      ("1x1", 32, 8, 2048, 1, 1e-6, 96),
-    "3b":      ("1x1", 32, 8, 2048, 1, 1e-6, 120),
+    "3b":      ("1x1", 32, 8, 2048, 1, 1e-6, 144),
     "4b":      ("1x8", 64, 8, 2048, 1, 1e-6, 48),
     "7b":      ("1x8", 64, 8, 2048, 2, 1e-6, 48),
     "8b":      ("1x8", 64, 8, 2048, 2, 1e-6, 48),
     "9b":      ("1x8", 64, 8, 2048, 2, 1e-6, 48),
     "27b":     ("2x8", 64, 4, 4096, 4, 5e-7, 96),
     "30b-a3b": ("2x8", 64, 4, 4096, 4, 5e-7, 96),
-    "32b":     ("2x8", 64, 4, 4096, 4, 5e-7, 96),
+    "32b":     ("2x8", 64, 4, 4096, 4, 5e-7, 108),
     "35b-a3b": ("2x8", 64, 4, 4096, 4, 5e-7, 96),
     "72b":     ("4x8", 64, 4, 8000, 8, 5e-7, 72),
 }  # fmt: skip
@@ -98,7 +98,7 @@ def _72b_original() -> Recipe:
     return changed(recipe, f"{recipe.name}-orig", description, algorithm={"samples_per_update": 64})
 
 
-def _lora(recipe: Recipe, machines: str, rank: int = 16) -> Recipe:
+def _lora(recipe: Recipe, machines: str, hours: float, rank: int = 16) -> Recipe:
     """The recipe with adapters on fewer GPUs, at ten times the learning rate: docs/lora.md."""
     shape = CLUSTERS[machines]
     trained = recipe.description.partition(" (")[0]
@@ -113,7 +113,7 @@ def _lora(recipe: Recipe, machines: str, rank: int = 16) -> Recipe:
             "grad_accum_dtype": "fp32",  # an adapter's gradients are small in any type
         },
     )
-    return replace(adapted, cluster=shape)
+    return replace(adapted, cluster=shape, budget=Budget(max_hours=hours))
 
 
 def _zoom() -> Recipe:
@@ -198,8 +198,8 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     **_sizes("qwen2.5-vl", "mathv60k", "3b", "7b", "32b"),
     "grpo-qwen2.5-vl-72b-mathv60k": _72b_mathv60k,
     "grpo-qwen2.5-vl-72b-mathv60k-orig": _72b_original,
-    "grpo-qwen2.5-vl-7b-lora-mathv60k": lambda: _lora(_grpo("7b", "mathv60k"), "1x4"),
-    "grpo-qwen2.5-vl-72b-lora-mathv60k": lambda: _lora(_72b_mathv60k(), "1x8"),
+    "grpo-qwen2.5-vl-7b-lora-mathv60k": lambda: _lora(_grpo("7b", "mathv60k"), "1x4", 60),
+    "grpo-qwen2.5-vl-72b-lora-mathv60k": lambda: _lora(_72b_mathv60k(), "1x8", 72),
     **_sizes("qwen2.5-vl", "geometry3k", "32b", "72b"),
     **_sizes("qwen2.5-vl", "generated", "3b", "7b"),
     "grpo-qwen2.5-vl-7b-zoom": _zoom,

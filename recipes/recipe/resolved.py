@@ -94,6 +94,20 @@ class Limits:
     """The dearest node that may be rented; 0: no limit."""
 
 
+@dataclass(frozen=True)
+class Expectation:
+    """What a run is expected to take and to cost, under the names that its record has; 0 where no price is
+    known."""
+
+    usd_per_hour: float = 0.0
+    """All nodes."""
+    planned_usd: float = 0.0
+    planned_hours: float = 0.0
+    planned_most_usd: float = 0.0
+    """What nine in ten such runs stay below."""
+    planned_most_hours: float = 0.0
+
+
 @dataclass(frozen=True, kw_only=True)
 class ResolvedRecipe:
     """One group of machines of a recipe on its target."""

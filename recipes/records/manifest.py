@@ -195,8 +195,8 @@ def run_half(config: run_config.RunConfig) -> dict[str, Any]:
 def setup_facts() -> dict[str, float]:
     """What the environment's set-up took on this machine: seconds, bytes downloaded; {} where it came
     otherwise."""
-    told = Path(sys.prefix) / ".setup.json"
-    return json.loads(told.read_text()) if told.is_file() else {}
+    noted_at_setup = Path(sys.prefix) / ".setup.json"
+    return json.loads(noted_at_setup.read_text()) if noted_at_setup.is_file() else {}
 
 
 def data_facts(path: str) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def interrupted_run(recipe: str, target: str, overrides: list[str], model: str) 
             return ""
         if progress and model not in _config_text(record.run_id):
             continue
-        if _gone(record.run_id, progress):
+        if _have_ended(record.run_id, progress):
             return record.run_id
     return ""
 
@@ -84,7 +84,7 @@ def _config_text(run_id: str) -> str:
         return ""
 
 
-def _gone(run_id: str, progress: dict[str, Any]) -> bool:
+def _have_ended(run_id: str, progress: dict[str, Any]) -> bool:
     """Whether a run's processes have ended; waits GOING_DOWN_S for one that was killed just now."""
     until = time.monotonic() + GOING_DOWN_S
     while process_of(run_id) or _writes_still(progress):

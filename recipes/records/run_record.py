@@ -182,9 +182,9 @@ def setup_of(folder: Path) -> dict[str, float]:
     here."""
     for path in (folder / PULLED / "manifest.json", folder / "manifest.json"):
         try:
-            told = json.loads(path.read_text())["run"]["setup"]
-            if told:
-                return told
+            setup = json.loads(path.read_text())["run"]["setup"]
+            if setup:
+                return setup
         except (OSError, ValueError, KeyError):
             continue
     return {}

@@ -27,8 +27,8 @@ def describe_choice(
 
 def describe_no_choice(near: str, cure: Cure | None) -> list[str]:
     """That no offer keeps the limits, which misses them least, and what would keep them."""
-    told = f"no offer keeps the limits in {offer_choice.SURE:.0%} of {offer_choice.RUNS} simulated runs"
-    lines = [f"{told}: {near or 'no price is known'}"]
+    refusal = f"no offer keeps the limits in {offer_choice.SURE:.0%} of {offer_choice.RUNS} simulated runs"
+    lines = [f"{refusal}: {near or 'no price is known'}"]
     if cure:
         judged = cure.judged
         takes = f"{judged.hours:.1f} h and ${judged.usd or 0:,.0f} in {offer_choice.SURE:.0%} of its runs"
@@ -46,9 +46,9 @@ def _regions(recipe: Recipe, offer: cost.Offer, catalogs: Path) -> str:
     found = prices.region_prices(cloud, offer.gpu, offer.spot, catalogs, form, count)
     if not found:
         return "in any region: SkyPilot's catalog, which has the prices of each, is not on this machine"
-    told = ", ".join(f"{name} ${usd:.2f}" for name, usd in list(found.items())[:REGIONS])
+    cheapest = ", ".join(f"{name} ${usd:.2f}" for name, usd in list(found.items())[:REGIONS])
     more = f", and {len(found) - REGIONS} more" if len(found) > REGIONS else ""
     return (
-        f"per GPU-hour in {told}{more}: the platform tries the cheapest first; --set site.region=NAME keeps"
+        f"per GPU-hour in {cheapest}{more}: the platform tries the cheapest first; --set site.region=NAME keeps"
         " to one"
     )

@@ -192,8 +192,10 @@ def make_plan(
     remarks += _of_workers(recipe, where)
     otherwise = hourly.other_prices(recipe, offers, catalogs)
     if otherwise:
-        told = [f"{r.cloud} {r.gpu} ${r.other_usd:.2f} (here ${r.on_demand:.2f})" for r in otherwise.values()]
-        remarks.append(f"prices by other lists: {', '.join(told)}")
+        others = [
+            f"{r.cloud} {r.gpu} ${r.other_usd:.2f} (here ${r.on_demand:.2f})" for r in otherwise.values()
+        ]
+        remarks.append(f"prices by other lists: {', '.join(others)}")
     remarks += [f"left out: {line}" for line in hourly.short_of_ram(recipe, catalogs, named)]
     facts = _facts(
         recipe, need, sampling, offers, taken, targets, target, better, prices_of_hours, network_gbit_s
@@ -420,12 +422,12 @@ def _ended_early(recipe: Recipe, taken: PlannedOffer | None) -> list[str]:
     ]
 
 
-def _why(taken: cost.Offer | None, offers: list[cost.Offer], asked: str | None) -> str:
+def _why(taken: cost.Offer | None, offers: list[cost.Offer], named: str | None) -> str:
     """Why `up` takes that one; "" where it takes none of them."""
     if taken is None:
         none = "`up` needs a --target: no machines with a known price can be driven from here"
         return none if offers else ""
-    if asked:
+    if named:
         return f"named with --target, its cheapest{'' if taken.usd is not None else ' in hours'}"
     missing = choice.missing_here(taken.target)
     return (

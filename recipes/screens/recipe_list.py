@@ -129,7 +129,7 @@ def show_recipe(name: str, console: Console) -> None:
     likely = likely_offer(recipe)
     data = recipe.dataset
     rows = f", {data.rows:,} rows" if data.rows else ""
-    said = {
+    details = {
         "model": "" if recipe.kind in ("preflight", "check") else recipe.config.model.path,
         "method": recipe_method(recipe),
         "data": f"{data.name}{rows}" if data.name else "",
@@ -137,24 +137,26 @@ def show_recipe(name: str, console: Console) -> None:
         "runs on": _families(targets_for(recipe)),
     }
     if need:
-        said["GPU memory"] = f"at most {need.peak.total / GIB:.1f} of {need.gpu_bytes / GIB:.1f} GiB, planned"
-        said["a node has"] = (
+        details["GPU memory"] = (
+            f"at most {need.peak.total / GIB:.1f} of {need.gpu_bytes / GIB:.1f} GiB, planned"
+        )
+        details["a node has"] = (
             f"{need.host_bytes / GIB:.0f} GiB of RAM and {need.disk_bytes / GIB:.0f} of disk, planned"
         )
     if likely:
         where = f"{likely.target}, {likely.gpu} {likely.market}"
-        said["a run"] = (
+        details["a run"] = (
             f"{cost.steps_of(recipe):,} steps, likely {likely_range(likely)} on {where}, which `up` takes"
         )
     expected = recipe.config.expected
     if expected.bands:
-        said["expected"] = f"{len(expected.bands)} bands, `compare RUN --expected` checks them"
+        details["expected"] = f"{len(expected.bands)} bands, `compare RUN --expected` checks them"
     if expected.not_promised:
-        said["no promise"] = expected.not_promised
+        details["no promise"] = expected.not_promised
     console.print(
         f"[bold]{recipe.name}[/bold]: {escape(recipe.description)}\n", highlight=False, soft_wrap=True
     )
-    for key, text in said.items():
+    for key, text in details.items():
         if text:
             console.print(f"{key:11} {escape(text)}", highlight=False, soft_wrap=True)
     start = {"preflight": "preflight", "serve": "serve OWNER/NAME"}.get(recipe.kind, f"up {name}")

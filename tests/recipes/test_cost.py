@@ -4,12 +4,13 @@ catalog."""
 import json
 import math
 import random
+from pathlib import Path
 
 import pytest
 from published import LLAMA_8B, QWEN3_32B, nemo, with_shape
 
 from benchmarks import spot_simulation
-from recipes.plan import cost, hourly, memory, passes, prices, step_seconds
+from recipes.plan import cost, hourly, memory, passes, prices, resolving, step_seconds
 from recipes.platforms import targets
 from recipes.presets import get
 from recipes.recipe.spec import override
@@ -130,7 +131,7 @@ def test_the_recorded_price_is_that_of_the_cheapest_offer():
     for name in ("grpo-qwen2.5-vl-7b-mathv60k", "grpo-qwen2.5-vl-72b-mathv60k"):
         for target in ("skypilot-gcp", "dstack-runpod"):
             assert (
-                cost.usd_per_hour(get(name), target)
+                resolving.expect_run(resolving.resolve_target(get(name), target), Path("/none")).usd_per_hour
                 == cost.offers(get(name), targets=[target])[0].usd_per_hour
             )
 

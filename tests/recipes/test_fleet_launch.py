@@ -14,6 +14,7 @@ from desk import elsewhere as elsewhere
 from desk import run, stand_in
 
 from recipes.drivers import fleet_launch, launched_run, launching
+from recipes.plan import prices, resolving
 from recipes.platforms.targets import TARGETS
 from recipes.presets import resolve
 from recipes.records import run_record
@@ -314,8 +315,9 @@ def test_the_command_of_a_run_whose_own_nodes_sample_records_what_was_planned(ca
     assert f"gpus_per_node: {own}" in out and KEY in out
     hours, dollars = re.search(r"same nodes; ([\d.]+) h, \$(\d+)", said).groups()
     changes = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
-    plan = launching.planned_fields(resolve(SEVEN, changes), words[words.index("--target") + 1])
-    assert (f"{plan['planned_hours']:.1f}", f"{plan['planned_usd']:.0f}") == (hours, dollars)
+    resolved = resolving.resolve_target(resolve(SEVEN, changes), words[words.index("--target") + 1])
+    plan = resolving.expect_run(resolved, prices.sky_catalogs())
+    assert (f"{plan.planned_hours:.1f}", f"{plan.planned_usd:.0f}") == (hours, dollars)
 
 
 # --- machines that are started for a run that is there --------------------------------------------

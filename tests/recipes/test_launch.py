@@ -281,8 +281,8 @@ def test_a_rented_gpu_can_be_left_alone():
         "demo", ["setup=cpu", "cluster.gpus_per_node=1", "cluster.gpu=A100-80GB", "cluster.spot=prefer"]
     )
     assert (recipe.config.placement.device, recipe.config.placement.workers_per_node) == ("cpu", 2)
-    assert cost.usd_per_hour(recipe, "skypilot-runpod") == pytest.approx(1.39)
-    assert cost.usd_per_hour(recipe, "slurm") == 0.0
+    assert cost.cheapest_nodes(recipe, "skypilot-runpod") == pytest.approx(1.39)
+    assert cost.cheapest_nodes(recipe, "slurm") == 0.0
 
 
 def test_run_ids_fit_every_engine():

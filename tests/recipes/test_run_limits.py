@@ -8,8 +8,7 @@ import math
 import pytest
 from desk import bare_desk, run
 
-from recipes.drivers import launching
-from recipes.plan import choice, cost, offer_choice
+from recipes.plan import choice, cost, offer_choice, prices, resolving
 from recipes.presets import RECIPES, get
 from recipes.screens import recipe_list
 
@@ -41,9 +40,9 @@ def test_the_first_line_says_that_a_run_is_likely_to_be_ended(capsys):
     _, out, _ = run(capsys, "plan", THREE, "--set", "budget.max_hours=24")
     first = out.splitlines()[0]
     assert (
-        first == "fits, but skypilot-runpod likely takes 62 h, and budget.max_hours ends it for good at 24 h"
+        first == "fits, but skypilot-runpod likely takes 63 h, and budget.max_hours ends it for good at 24 h"
     )
-    assert "--set budget.max_hours=103" in out, "which nine in ten runs keep"
+    assert "--set budget.max_hours=106" in out, "which nine in ten runs keep"
     _, out, _ = run(capsys, "plan", THREE)
     assert "ends it" not in out
 
@@ -51,9 +50,9 @@ def test_the_first_line_says_that_a_run_is_likely_to_be_ended(capsys):
 def test_a_limit_that_one_run_in_ten_would_meet_is_a_remark(capsys):
     _, out, _ = run(capsys, "plan", THREE, "--set", "budget.max_hours=80")
     assert out.startswith(
-        "fits with 7.9 GiB to spare; skypilot-runpod, A100-80GB on demand: 62 h (32-103), $87 (45-143)"
+        "fits with 7.9 GiB to spare; skypilot-runpod, A100-80GB on demand: 63 h (32-106), $87 (44-147)"
     )
-    assert "budget.max_hours ends it at 80 h; nine in ten such runs end within 103" in out
+    assert "budget.max_hours ends it at 80 h; nine in ten such runs end within 106" in out
 
 
 # --- One choice at one price ----------------------------------------------------------------------
@@ -76,9 +75,9 @@ def test_list_plan_and_up_take_one_offer_at_one_price(capsys, desk):
     (row,) = [one for one in recipe_list.planned_recipes() if one.name == SEVEN]
     assert (row.hours, row.usd) == (hours, usd)
     assert choice.cheapest_target(get(SEVEN)) == target
-    fields = launching.planned_fields(get(SEVEN), target)
-    assert (fields["planned_hours"], fields["planned_usd"]) == (hours, usd)
-    assert fields["planned_most_hours"] > hours
+    plan = resolving.expect_run(resolving.resolve_target(get(SEVEN), target), prices.sky_catalogs())
+    assert (plan.planned_hours, plan.planned_usd) == (hours, usd)
+    assert plan.planned_most_hours > hours
 
 
 def test_what_a_launch_needs_is_looked_at(capsys, desk):
