@@ -49,6 +49,6 @@ def _regions(recipe: Recipe, offer: cost.Offer, catalogs: Path) -> str:
     cheapest = ", ".join(f"{name} ${usd:.2f}" for name, usd in list(found.items())[:REGIONS])
     more = f", and {len(found) - REGIONS} more" if len(found) > REGIONS else ""
     return (
-        f"per GPU-hour in {cheapest}{more}: the platform tries the cheapest first; --set site.region=NAME keeps"
-        " to one"
+        f"per GPU-hour in {cheapest}{more}: the platform tries the cheapest first; --set site.region=NAME"
+        " keeps to one"
     )
