@@ -136,9 +136,9 @@ def test_whole_parameters_begin_where_kernels_for_matrices_want_them(monkeypatch
         parameter.ds_shape, parameter.ds_numel = parameter.shape, parameter.numel()
         parameter.ds_tensor = parameter.new_empty(-(-parameter.numel() // ranks))
         parameter.ds_process_group = None
-    block = sharded._Block(module, sharded._Lane(torch.device("cpu")))
-    assert [list(whole.shape) for whole in block._whole] == [[3420], [7, 9], [16]]
-    assert all(whole.storage_offset() * 2 % 16 == 0 for whole in block._whole)
+    memory = sharded._Block(module, sharded._Lane(torch.device("cpu"))).memory
+    assert [list(whole.shape) for whole in memory.whole] == [[3420], [7, 9], [16]]
+    assert all(whole.storage_offset() * 2 % 16 == 0 for whole in memory.whole)
 
 
 @pytest.mark.slow

@@ -64,9 +64,30 @@ class _Lane:
             event.wait()
 
 
+class _Memory:
+    """What a block's whole weights lie in; it is there only while the block is whole. Views of it are made
+    once."""
+
+    def __init__(self, parameters: Sequence[Any], sizes: Sequence[int]) -> None:
+        """sizes: elements of this rank's shard of each parameter."""
+        world = dist.get_world_size()
+        room = [-(-size * world // ALIGNED) * ALIGNED for size in sizes]
+        flat = parameters[0].ds_tensor.new_empty(sum(room))
+        self.parts: list[Tensor] = []
+        """A parameter's [ranks, a rank's elements]."""
+        self.whole: list[Tensor] = []
+        for parameter, size, piece in zip(parameters, sizes, flat.split(room), strict=True):
+            self.parts.append(piece[: size * world].view(world, size))
+            self.whole.append(piece[: parameter.ds_numel].view(parameter.ds_shape))
+        self.nothing = flat.new_empty(0)
+        self.elements = len(flat)
+        self.storage = flat.untyped_storage()
+        self.bytes = self.storage.nbytes()
+        self.storage.resize_(0)
+
+
 class _Block:
-    """One block's weights. Outside of a pass, and to DeepSpeed always, they are shards; views of the whole
-    ones are made once, for memory that is there only while the block is whole."""
+    """One block's weights. Outside of a pass, and to DeepSpeed always, they are shards."""
 
     def __init__(self, module: nn.Module, lane: _Lane) -> None:
         self.module = module
@@ -85,20 +106,7 @@ class _Block:
         self._gathered = False
         self._in_place = False
         self._group = private_names.process_group(self.sharded[0])
-        world = dist.get_world_size()
-        room = [-(-size * world // ALIGNED) * ALIGNED for size in self.sizes]
-        flat = self.shards[0].new_empty(sum(room))
-        self._parts: list[Tensor] = []
-        """A parameter's [ranks, a rank's elements]."""
-        self._whole: list[Tensor] = []
-        for parameter, size, piece in zip(self.sharded, self.sizes, flat.split(room), strict=True):
-            self._parts.append(piece[: size * world].view(world, size))
-            self._whole.append(piece[: parameter.ds_numel].view(parameter.ds_shape))
-        self._nothing = flat.new_empty(0)
-        self.elements = len(flat)
-        self._memory = flat.untyped_storage()
-        self._bytes = self._memory.nbytes()
-        self._memory.resize_(0)
+        self.memory = _Memory(self.sharded, self.sizes)
 
     def gather(self) -> None:
         """Begins to gather the weights, unless that has begun."""
@@ -106,12 +114,12 @@ class _Block:
             return
         # Memory of the stream that computes: what is launched there later may have it as soon as it is free
         # here, so the host can be ahead by any number of blocks and needs no more of it.
-        self._memory.resize_(self._bytes)
+        self.memory.storage.resize_(self.memory.bytes)
         with self._lane.beside(self._ready):
             shard = torch.cat(self.shards)
-            ranks = shard.new_empty(len(self._parts[0]), len(shard))
+            ranks = shard.new_empty(len(self.memory.parts[0]), len(shard))
             dist.all_gather_single(ranks.view(-1), shard, self._group)
-            torch.split_with_sizes_copy(ranks, self.sizes, 1, out=self._parts)
+            torch.split_with_sizes_copy(ranks, self.sizes, 1, out=self.memory.parts)
         GATHERS.count(ranks)
         self._gathered = True
 
@@ -121,15 +129,15 @@ class _Block:
             return
         self.gather()
         self._lane.wait(self._ready)
-        for parameter, whole in zip(self.sharded, self._whole, strict=True):
+        for parameter, whole in zip(self.sharded, self.memory.whole, strict=True):
             parameter.data = whole
         self._in_place = True
 
     def release(self) -> None:
         """Lets go of the whole weights."""
         for parameter in self.sharded:
-            parameter.data = self._nothing
-        self._memory.resize_(0)
+            parameter.data = self.memory.nothing
+        self.memory.storage.resize_(0)
         self._gathered = self._in_place = False
 
     def before_forward(self, *_: Any) -> None:
@@ -172,7 +180,7 @@ class Blocks:
 
         kept = 0
         for block in reversed(trained):
-            kept += block.elements
+            kept += block.memory.elements
             block.kept = kept <= live // 2
         for block in blocks:
             block.module.register_forward_pre_hook(block.before_forward)
@@ -188,9 +196,9 @@ def _gathered_ahead(blocks: list[_Block], live: int, most: int) -> Iterator[tupl
     at = 0
     while at + 1 < len(blocks):
         ahead = blocks[at + 1 : at + 1 + most]
-        while len(ahead) > 1 and sum(block.elements for block in ahead) > live // 2:
+        while len(ahead) > 1 and sum(block.memory.elements for block in ahead) > live // 2:
             ahead.pop()
-        if ahead[0].elements <= live:
+        if ahead[0].memory.elements <= live:
             yield blocks[at], ahead
         at += len(ahead)
 
