@@ -10,10 +10,10 @@ from torch import Tensor
 
 from trainer.config.run_store import RunStore
 from trainer.fleet.fleet_records import Anchor, WeightVersion
-from trainer.fleet.mirror import WeightMirror
 from trainer.fleet.objects import Objects, first_lineage, next_lineage, version_key
-from trainer.fleet.publish import PublisherPart
 from trainer.fleet.starting_weights import load_pretrained
+from trainer.fleet.weight_mirror import WeightMirror
+from trainer.fleet.weight_publisher import PublisherPart
 from trainer.storage.seal import Seal
 from trainer.storage.storage import Storage
 

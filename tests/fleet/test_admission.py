@@ -16,11 +16,11 @@ from tests.fleet.test_worker_ends import Run, sampled
 from trainer.checkpoint.attempt import Attempt
 from trainer.fleet import head_thread
 from trainer.fleet.dispatch import NoWorkers
-from trainer.fleet.head import AdmissionTest
-from trainer.fleet.heartbeat import read_heartbeat
+from trainer.fleet.fleet_sampler import AdmissionTest
 from trainer.fleet.objects import samples_key
+from trainer.fleet.rollout_units import pack_samples
 from trainer.fleet.scheduler import GivenUnit
-from trainer.fleet.units import pack_samples
+from trainer.fleet.worker_heartbeat import read_heartbeat
 from trainer.system.errors import StorageError
 from trainer.system.exit_codes import EXIT_CONFIG
 

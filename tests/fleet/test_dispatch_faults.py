@@ -14,8 +14,8 @@ from tests.fleet.test_dispatch import PlayedWorker, serial_of, until
 from tests.fleet.test_dispatch import head as head
 from tests.fleet.test_verify import UNIT, good
 from trainer.fleet.objects import samples_key, worker_key
+from trainer.fleet.rollout_units import pack_samples
 from trainer.fleet.scheduler import GivenUnit
-from trainer.fleet.units import pack_samples
 from trainer.system.errors import StoreRefused
 
 
@@ -83,7 +83,7 @@ def test_a_large_object_of_a_stranger_is_not_read(head, tmp_path):
 
 
 def test_a_worker_that_loads_is_waited_for(head, monkeypatch):
-    monkeypatch.setattr("trainer.fleet.heartbeat.HEARTBEAT_S", 0.1)
+    monkeypatch.setattr("trainer.fleet.worker_heartbeat.HEARTBEAT_S", 0.1)
     one = head(wait_s=1.2)
     worker = head.worker("w0")
     worker.heartbeat.begin(one.attempt.name, "cpu")

@@ -21,9 +21,9 @@ from trainer.fleet.fleet_records import (
     RankPatch,
     WeightVersion,
 )
-from trainer.fleet.heartbeat import read_heartbeat
 from trainer.fleet.objects import Objects, worker_key
 from trainer.fleet.scheduler import GivenUnit
+from trainer.fleet.worker_heartbeat import read_heartbeat
 from trainer.storage.seal import Seal
 from trainer.storage.storage import Storage
 from trainer.system.records import MalformedRecord

@@ -14,14 +14,14 @@ import torch
 from tests.checkpoint.synthetic import configure
 from tests.fleet.test_dispatch import PlayedWorker, until
 from tests.fleet.test_dispatch import head as head
-from tests.fleet.test_mirror import Trainer
 from tests.fleet.test_verify import UNIT, good
+from tests.fleet.test_weight_mirror import Trainer
 from trainer.checkpoint.attempt import AttemptFenced, Attempts
 from trainer.fleet.fleet_records import IDLE, SAMPLING, HeadRecord
 from trainer.fleet.objects import head_key, patch_key, samples_key
-from trainer.fleet.publish import PublisherPart, VersionPublisher
+from trainer.fleet.rollout_units import pack_samples
 from trainer.fleet.scheduler import GivenUnit
-from trainer.fleet.units import pack_samples
+from trainer.fleet.weight_publisher import PublisherPart, VersionPublisher
 from trainer.fleet.worker import Sender
 from trainer.storage.seal import KEY_VARIABLE
 from trainer.storage.storage import Storage

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from trainer.algorithm.traces import ImageRef, Prompt, Trace, completed_trace
+from trainer.fleet.rollout_units import UNREADABLE, RolloutUnit, SampledUnit, pack_samples, unpack_samples
 from trainer.fleet.sample_intake import AskedUnit, RouterShape, samples_refusal
-from trainer.fleet.units import UNREADABLE, RolloutUnit, SampledUnit, pack_samples, unpack_samples
 
 PROMPTS = {3: [5, 6, 7], 8: [5, 9]}
 IMAGES = {3: 1, 8: 0}

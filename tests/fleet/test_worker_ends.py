@@ -21,7 +21,7 @@ from tests.fleet.jobs import about_run
 from tests.fleet.test_verify import EXPECTED, UNIT, good
 from trainer.checkpoint.attempt import Attempts
 from trainer.config import ConfigError
-from trainer.fleet import head_thread, heartbeat, roster, run_follower, worker
+from trainer.fleet import head_thread, roster, run_follower, worker, worker_heartbeat
 from trainer.fleet.dispatch import Dispatcher
 from trainer.fleet.engine_worker import check_layout
 from trainer.fleet.objects import Objects, about_key, head_key
@@ -105,7 +105,7 @@ class Run:
         """Waits for the worker's end; what its last mark says of it."""
         self.thread.join(10.0)
         assert not self.thread.is_alive() and self.code == EXIT_OK
-        newest = heartbeat.read_heartbeat(self.objects, "w0")
+        newest = worker_heartbeat.read_heartbeat(self.objects, "w0")
         return newest.goodbye if newest else self.worker.why
 
 
@@ -131,7 +131,7 @@ def test_it_does_not_start_for_a_run_that_is_over(run):
     run.head().close("over", "the run has reached its last step")
     run.serve()
     assert run.ended() == "the run has reached its last step"
-    assert heartbeat.read_heartbeat(run.objects, "w0") is None, "it was about to load an engine"
+    assert worker_heartbeat.read_heartbeat(run.objects, "w0") is None, "it was about to load an engine"
 
 
 @pytest.mark.parametrize("served", [True, False], ids=["it sampled", "it came later"])
@@ -194,7 +194,7 @@ def test_no_trainer_waits_for_a_worker_whose_weights_are_on_their_way(run):
 
 def test_a_trainer_waits_for_a_worker_that_fetches_for_longer_than_its_patience(run, monkeypatch):
     """And the worker does not take what it did not hear meanwhile for the trainer's silence."""
-    monkeypatch.setattr(heartbeat, "HEARTBEAT_S", 0.1)
+    monkeypatch.setattr(worker_heartbeat, "HEARTBEAT_S", 0.1)
     head = run.head()
     head.wait_s = 1.5
     run.worker.idle_s = 1.5
@@ -291,7 +291,7 @@ def signed(run: Run, key: str, body: bytes) -> bytes:
 
 
 def test_a_second_worker_of_a_name_ends_while_the_first_lives(run, monkeypatch):
-    monkeypatch.setattr(heartbeat, "HEARTBEAT_S", 0.05)
+    monkeypatch.setattr(worker_heartbeat, "HEARTBEAT_S", 0.05)
     monkeypatch.setattr(worker, "SAME_NAME_S", 0.5)
     head = run.head()
     run.serve()
@@ -306,7 +306,7 @@ def test_a_second_worker_of_a_name_ends_while_the_first_lives(run, monkeypatch):
 
 def test_the_mark_of_a_worker_that_was_killed_holds_nobody_up(run, monkeypatch):
     monkeypatch.setattr(worker, "SAME_NAME_S", 0.2)
-    killed = heartbeat.WorkerHeartbeat(run.objects, "w0")
+    killed = worker_heartbeat.WorkerHeartbeat(run.objects, "w0")
     killed.write(attempt="1-a", state="sampling")
     run.worker._check_name()
 

@@ -16,9 +16,9 @@ from trainer.checkpoint.attempt import Attempt
 from trainer.fleet import objects as keys
 from trainer.fleet.fleet_records import NOT_READY, SAMPLING, HeartbeatRecord, Mail, MailedUnit, RefusedUnit
 from trainer.fleet.head_thread import HeadAnnouncement, HeadThread, StoreRequests
-from trainer.fleet.heartbeat import HEARTBEAT_S
 from trainer.fleet.objects import Objects
 from trainer.fleet.probes import Probes
+from trainer.fleet.rollout_units import RolloutUnit
 from trainer.fleet.roster import FleetCounts, Roster
 from trainer.fleet.sample_intake import (
     NOT_FINITE,
@@ -29,7 +29,7 @@ from trainer.fleet.sample_intake import (
     SentUnit,
 )
 from trainer.fleet.scheduler import GivenUnit, Scheduler
-from trainer.fleet.units import RolloutUnit
+from trainer.fleet.worker_heartbeat import HEARTBEAT_S
 
 
 class UnitResults:

@@ -30,7 +30,7 @@ import torch.distributed as dist
 from trainer import config as configuration
 from trainer.algorithm.traces import Trace
 from trainer.config import ConfigError, RunConfig, Split
-from trainer.fleet.units import RolloutUnit
+from trainer.fleet.rollout_units import RolloutUnit
 from trainer.ranks.process import RankProcess
 from trainer.system.exit_codes import EXIT_CONFIG, EXIT_ERROR, EXIT_NODE_LOST
 from trainer.system.processes import end_with_parent

@@ -13,11 +13,11 @@ from trainer.algorithm.traces import Trace
 from trainer.config import ConfigError, RunConfig
 from trainer.fleet.engine_ranks import EnginePart, OtherRanks
 from trainer.fleet.fleet_records import AboutRun, Layout
-from trainer.fleet.mirror import WeightMirror
 from trainer.fleet.objects import Objects
+from trainer.fleet.rollout_units import RolloutUnit
 from trainer.fleet.run_follower import SeenRun
 from trainer.fleet.starting_weights import fill_from_anchor, load_pretrained
-from trainer.fleet.units import RolloutUnit
+from trainer.fleet.weight_mirror import WeightMirror
 
 
 class EngineWorker:

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from trainer.fleet.rollout_units import Lineage, RolloutUnit
 from trainer.fleet.scheduler import GivenUnit
-from trainer.fleet.units import Lineage, RolloutUnit
 from trainer.storage.attempt_record import AttemptName
 from trainer.system.records import Count, Line
 

@@ -13,8 +13,8 @@ from msgspec import structs
 
 from trainer.checkpoint.attempt import Attempt
 from trainer.fleet.fleet_records import HeadRecord
-from trainer.fleet.heartbeat import HEARTBEAT_S
 from trainer.fleet.objects import Objects, head_key
+from trainer.fleet.worker_heartbeat import HEARTBEAT_S
 from trainer.system.errors import StorageError, StoreRefused
 
 

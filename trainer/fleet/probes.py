@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from trainer.algorithm.traces import Trace
+from trainer.fleet.rollout_units import RolloutUnit
 from trainer.fleet.scheduler import Scheduler
-from trainer.fleet.units import RolloutUnit
 
 
 class Probes:

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 from trainer.fleet import objects as keys
 from trainer.fleet.fleet_records import LOADING, HeartbeatRecord
-from trainer.fleet.heartbeat import read_heartbeat
 from trainer.fleet.objects import Objects
 from trainer.fleet.scheduler import GivenUnit
+from trainer.fleet.worker_heartbeat import read_heartbeat
 from trainer.storage.seal import ForgedObject
 from trainer.system.records import MalformedRecord
 

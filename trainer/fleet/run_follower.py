@@ -15,8 +15,8 @@ from trainer.config import ConfigError
 from trainer.config.run_store import RunStore
 from trainer.fleet import objects as keys
 from trainer.fleet.fleet_records import AboutRun, Anchor, HeadRecord, Mail, MailedUnit
-from trainer.fleet.heartbeat import HEARTBEAT_S
 from trainer.fleet.objects import Objects
+from trainer.fleet.worker_heartbeat import HEARTBEAT_S
 from trainer.storage.attempt_record import AttemptRecord, BeatRecord
 from trainer.storage.seal import KEY_VARIABLE, ForgedObject, Seal, read_secret
 from trainer.storage.storage import Storage

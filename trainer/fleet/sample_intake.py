@@ -16,8 +16,8 @@ import numpy as np
 
 from trainer.algorithm.traces import Trace
 from trainer.fleet.objects import Objects
+from trainer.fleet.rollout_units import UNREADABLE, RolloutUnit, SampledUnit, unpack_samples
 from trainer.fleet.scheduler import GivenUnit
-from trainer.fleet.units import UNREADABLE, RolloutUnit, SampledUnit, unpack_samples
 from trainer.storage.seal import ForgedObject
 
 ROUNDING = 1e-4

@@ -35,12 +35,12 @@ from trainer.config import ConfigError, RunConfig, from_dict, override
 from trainer.config.fleet import WORKER_GPU_SHARE
 from trainer.config.run_store import RunStore
 from trainer.fleet.fleet_records import IDLE, SAMPLING, AboutRun, HeartbeatRecord, MailedUnit
-from trainer.fleet.heartbeat import HEARTBEAT_S, WorkerHeartbeat, read_heartbeat
 from trainer.fleet.objects import Objects, samples_key
+from trainer.fleet.rollout_units import pack_samples
 from trainer.fleet.run_follower import Lookout, RunFollower, SeenRun
 from trainer.fleet.same_software import check_same
 from trainer.fleet.scheduler import GivenUnit
-from trainer.fleet.units import pack_samples
+from trainer.fleet.worker_heartbeat import HEARTBEAT_S, WorkerHeartbeat, read_heartbeat
 from trainer.node.watch.preemption import PreemptionNotice
 from trainer.storage.seal import ForgedObject
 from trainer.system.errors import StorageError, StoreRefused

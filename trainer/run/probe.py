@@ -9,7 +9,7 @@ import numpy as np
 from trainer.algorithm.staleness import kernel_mismatch
 from trainer.algorithm.traces import Prompt, Trace
 from trainer.config import RunConfig
-from trainer.fleet.head import AdmissionTest
+from trainer.fleet.fleet_sampler import AdmissionTest
 from trainer.learning.learner import Learner
 from trainer.run.measured_rows import Rows
 from trainer.sampling.sampler import SampledGroups, Sampler, SamplingRequest

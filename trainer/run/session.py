@@ -24,7 +24,7 @@ from trainer.data.dataset import Dataset
 from trainer.data.prompt_form import PromptForm
 from trainer.data.prompt_stream import PromptStream
 from trainer.data.reader import Datasets
-from trainer.fleet.head import FleetSampler
+from trainer.fleet.fleet_sampler import FleetSampler
 from trainer.learning.distributed import DistributedLearner
 from trainer.learning.learner import Learner, LearnerFacts
 from trainer.node.watch.preemption import PreemptionNotice

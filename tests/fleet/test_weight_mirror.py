@@ -15,7 +15,6 @@ from tests.checkpoint.synthetic import configure
 from trainer.checkpoint.attempt import Attempts
 from trainer.fleet import patch
 from trainer.fleet.fleet_records import Anchor, Layout, RankPatch, WeightVersion
-from trainer.fleet.mirror import WeightMirror, WeightsDiverged, read_version, weights_digest
 from trainer.fleet.objects import (
     Objects,
     first_lineage,
@@ -24,7 +23,8 @@ from trainer.fleet.objects import (
     version_key,
     version_of,
 )
-from trainer.fleet.publish import VersionPublisher
+from trainer.fleet.weight_mirror import WeightMirror, WeightsDiverged, read_version, weights_digest
+from trainer.fleet.weight_publisher import VersionPublisher
 from trainer.storage.seal import KEY_VARIABLE, ForgedObject, Seal
 from trainer.storage.storage import Storage
 

@@ -25,9 +25,9 @@ from trainer.data.processor import Prompter
 from trainer.data.reader import Datasets
 from trainer.fleet.dispatch import POLL_S, Dispatcher
 from trainer.fleet.objects import Objects
-from trainer.fleet.publish import VersionPublisher
+from trainer.fleet.rollout_units import RolloutUnit
 from trainer.fleet.sample_intake import AskedUnit, RouterShape
-from trainer.fleet.units import RolloutUnit
+from trainer.fleet.weight_publisher import VersionPublisher
 from trainer.hardware import model_shapes
 from trainer.learning.distributed import RankWeights
 from trainer.ranks.ranks import Ranks

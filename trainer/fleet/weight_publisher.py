@@ -23,9 +23,9 @@ from trainer.fleet import objects as keys
 from trainer.fleet import patch
 from trainer.fleet.dispatch import Dispatcher
 from trainer.fleet.fleet_records import AboutRun, Anchor, Layout, RankPatch, WeightVersion
-from trainer.fleet.mirror import weights_digest
 from trainer.fleet.objects import first_lineage, next_lineage, patch_key
 from trainer.fleet.same_software import sampling_packages
+from trainer.fleet.weight_mirror import weights_digest
 from trainer.learning.learner_part import LearnerPart
 from trainer.ranks.process import RankProcess
 from trainer.ranks.ranks import Ranks
