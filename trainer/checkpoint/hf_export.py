@@ -193,7 +193,7 @@ def _frozen(model: Path, reader: ShardReader | Adapter, layout: expert_files.Lay
         if ".lora_A." in name:
             stem = name.partition("lora_A.")[0]
             adapted[f"{stem}weight"] = stem
-    lora = _lora(reader)
+    lora, dtype, freezes = _origin(reader)
     tied = json.loads((model / "config.json").read_text()).get("tie_word_embeddings", False)
 
     def known(name: str) -> bool:
@@ -201,7 +201,7 @@ def _frozen(model: Path, reader: ShardReader | Adapter, layout: expert_files.Lay
         return bool(hub.key_aliases(parameter) & trained) or (tied and name == "lm_head.weight")
 
     # Where every weight was trained, a name that is not known belongs to no module.
-    if lora.rank or _settings(reader).get("model.freeze_vision"):
+    if lora.rank or freezes:
         index = model / hub.INDEX
         weight_map = json.loads(index.read_text())["weight_map"] if index.is_file() else {}
         for name, file_name in weight_map.items():
@@ -221,7 +221,7 @@ def _frozen(model: Path, reader: ShardReader | Adapter, layout: expert_files.Lay
 
             stem = adapted.pop(aliases.pop())
             if lora.qlora and re.fullmatch(TEXT, stem.removesuffix(".")):
-                read = partial(_read_nf4, read, shape, EXPORT_DTYPES[_dtype(reader)])
+                read = partial(_read_nf4, read, shape, EXPORT_DTYPES[dtype])
             sources[name] = (shape, partial(_read_merged, read, reader, lora, stem, shape[-1]))
     if adapted:
         raise ConfigError(
@@ -230,25 +230,14 @@ def _frozen(model: Path, reader: ShardReader | Adapter, layout: expert_files.Lay
     return sources
 
 
-def _settings(reader: ShardReader | Adapter) -> dict[str, Any]:
-    """Options of the run that wrote a checkpoint, by dotted name."""
-    return reader.found.manifest["config"] if isinstance(reader, ShardReader) else {}
-
-
-def _lora(reader: ShardReader | Adapter) -> LoRA:
+def _origin(reader: ShardReader | Adapter) -> tuple[LoRA, str, bool]:
+    """What wrote a checkpoint or an adapter: its adapter, what it computed in ("bf16" or "fp32"), and whether
+    it froze the vision tower whole."""
     if not isinstance(reader, ShardReader):
-        return reader.lora
-    options = {}
-    for key, value in _settings(reader).items():
-        section, _, option = key.partition(".")
-        if section == "lora":
-            options[option] = value
-    return LoRA(**options)
-
-
-def _dtype(reader: ShardReader | Adapter) -> str:
-    """What the run that wrote a checkpoint computed in: "bf16" or "fp32"."""
-    return _settings(reader)["model.dtype"] if isinstance(reader, ShardReader) else reader.dtype
+        return reader.lora, reader.dtype, False
+    settings = reader.found.manifest["config"]
+    lora = {key[5:]: value for key, value in settings.items() if key.startswith("lora.")}
+    return LoRA(**lora), settings["model.dtype"], bool(settings.get("model.freeze_vision"))
 
 
 def _read_merged(

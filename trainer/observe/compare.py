@@ -18,7 +18,7 @@ from trainer.observe.charts import Line, format_number, line_chart, series
 from trainer.observe.history import column, read_history
 from trainer.observe.live import format_duration
 from trainer.observe.report_charts import CHARTS, HELD_OUT
-from trainer.observe.report_page import format_cost, html_page, run_name, table_cells
+from trainer.observe.report_page import color_key, format_cost, html_page, html_table, run_name, wide_table
 
 MAX_RUNS = 8
 """Number of colors."""
@@ -112,22 +112,16 @@ def _summary(runs: Sequence[ComparedRun]) -> str:
         if any(column(run.history, name) for run in runs):
             titles.append(title)
             columns.append((name, percent))
-    head = table_cells([*titles, "cost"], "th")
 
-    rows = ""
+    rows = []
     for i, run in enumerate(runs, 1):
         stamps = series(run.history, "time/unix_s")
         took = format_duration(stamps[-1][1] - stamps[0][1]) if stamps else "–"
         cells = [f"{run.history[-1]['step']:,}", took]
         for name, percent in columns:
             cells.append(_reached(run, name, percent))
-        cells.append(format_cost(run.folder))
-        named = f'<td><span class="key s{i}"><i></i>{html.escape(run.name)}</span></td>'
-        rows += f"<tr>{named}{table_cells(cells)}</tr>"
-    return (
-        f'<section class="phases"><table class=wide><thead><tr>{head}</tr></thead>'
-        f"<tbody>{rows}</tbody></table></section>"
-    )
+        rows.append((color_key(run.name, i), *cells, format_cost(run.folder)))
+    return f'<section class="phases">{wide_table([*titles, "cost"], rows)}</section>'
 
 
 def _reached(run: ComparedRun, name: str, percent: bool) -> str:
@@ -150,14 +144,10 @@ def _differences(runs: Sequence[ComparedRun]) -> str:
             shown.append(key)
     if not shown:
         return "<h2>Configuration</h2><p>The configurations are the same.</p>"
-    head = table_cells([run.name for run in runs], "th")
-    rows = ""
-    for key in shown:
-        values = [str(run.config.get(key, "–")) for run in runs]
-        rows += f"<tr>{table_cells([key, *values])}</tr>"
+    rows = [(key, *(str(run.config.get(key, "–")) for run in runs)) for key in shown]
+    table = html_table(["", *(run.name for run in runs)], rows)
     same = len(keys) - len(shown)
     return (
         f"<h2>Configuration <small>{len(shown)} fields differ, {same} are the same</small></h2>"
-        f'<section class="phases"><table><thead><tr><th></th>{head}</tr></thead>'
-        f"<tbody>{rows}</tbody></table></section>"
+        f'<section class="phases">{table}</section>'
     )

@@ -339,16 +339,15 @@ def _value(value: Any) -> str:
 def _attempts(attempts: Sequence[dict[str, Any]]) -> str:
     if len(attempts) < 2:
         return ""
-    rows = ""
+    rows = []
     for i, attempt in enumerate(attempts, 1):
         began = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(attempt["unix_s"]))
-        after = str(attempt["resume_step"] or "the beginning")
-        rows += f"<tr>{report_page.table_cells([str(i), began, str(attempt.get('host', '')), after])}</tr>"
-    return (
-        '<h2>Attempts</h2><section class="phases"><table class="attempts"><thead><tr><th></th>'
-        "<th>started (UTC)</th>"
-        f"<th>host</th><th>continued after step</th></tr></thead><tbody>{rows}</tbody></table></section>"
-    )
+        rows.append(
+            (str(i), began, str(attempt.get("host", "")), str(attempt["resume_step"] or "the beginning"))
+        )
+    head = ("", "started (UTC)", "host", "continued after step")
+    table = report_page.html_table(head, rows, "attempts")
+    return f'<h2>Attempts</h2><section class="phases">{table}</section>'
 
 
 def main(argv: Sequence[str] | None = None) -> int:

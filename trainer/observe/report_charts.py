@@ -17,7 +17,7 @@ from trainer.observe.differences import state_of
 from trainer.observe.history import column
 from trainer.observe.live import format_duration
 from trainer.observe.phases import mean_seconds
-from trainer.observe.report_page import html_page, table_cells
+from trainer.observe.report_page import color_key, html_page, html_table
 from trainer.observe.scores import PUBLISHED_BY, describe_prompt
 
 HELD_OUT = Chart(
@@ -219,13 +219,12 @@ def expectation_section(expected: Expected, history: Sequence[dict[str, Any]]) -
     if not expected.bands:
         return ""
     verdict = compare_with_bands(expected, history)
-    rows = ""
+    rows = []
     for band in expected.bands:
-        cells = (band.metric, str(band).removeprefix(band.metric), state_of(band, verdict), band.source)
-        rows += f"<tr>{table_cells(cells)}</tr>"
-    head = table_cells(("metric", "expected", "this run", "source"), "th")
+        edges = str(band).removeprefix(band.metric)
+        rows.append((band.metric, edges, state_of(band, verdict), band.source))
     promise = f"<p>Not promised: {html.escape(expected.not_promised)}</p>" if expected.not_promised else ""
-    table = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+    table = html_table(("metric", "expected", "this run", "source"), rows)
     title = f"<h2>Expected <small>{html.escape(str(verdict))}</small></h2>"
     return f'{title}<section class="phases">{table}</section>{promise}'
 
@@ -264,20 +263,15 @@ def _lane(history: Sequence[Mapping[str, Any]], lane: str, means: Sequence[tuple
     title = f"Seconds per step: {lane}" if lane else "Seconds per step"
     chart = Chart(title, (), "What each step spent its time on.", wide=True)
     total = sum(seconds for _, seconds in means) or 1.0
-    bar, table = "", ""
+    bar = ""
+    table = []
     for (name, color), (_, seconds) in zip(keys, means, strict=True):
         share = 100 * seconds / total
         bar += f'<i class="b{color}" style="width:{share:.2f}%" title="{html.escape(name)}"></i>'
-        table += (
-            f'<tr><td><span class="key s{color}"><i></i>{html.escape(name)}</span></td>'
-            f"<td>{share:.1f}%</td><td>{seconds:.3g} s</td>"
-            f"<td>{format_duration(seconds * len(timed))}</td></tr>"
-        )
-    head = "<th>phase</th><th>share</th><th>mean per step</th><th>total</th>"
-    return (
-        f'<div class="bar">{bar}</div>{stacked_bars(chart, rows, keys)}'
-        f"<table><thead><tr>{head}</tr></thead><tbody>{table}</tbody></table>"
-    )
+        whole_run = format_duration(seconds * len(timed))
+        table.append((color_key(name, color), f"{share:.1f}%", f"{seconds:.3g} s", whole_run))
+    shown = html_table(("phase", "share", "mean per step", "total"), table)
+    return f'<div class="bar">{bar}</div>{stacked_bars(chart, rows, keys)}{shown}'
 
 
 # --- scores on benchmarks -------------------------------------------------------------------------------

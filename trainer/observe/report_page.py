@@ -42,9 +42,14 @@ def readable(file: str, section: Callable[[], str]) -> str:
         return f'<p class="absent">{file} is not what a run writes ({type(error).__name__}): left out.</p>'
 
 
+class Markup(str):
+    """A cell that is HTML already."""
+
+
 def table_cells(texts: Iterable[str], tag: str = "td") -> str:
     """The cells of a table's row."""
-    return "".join(f"<{tag}>{html.escape(text)}</{tag}>" for text in texts)
+    cells = (text if isinstance(text, Markup) else html.escape(text) for text in texts)
+    return "".join(f"<{tag}>{cell}</{tag}>" for cell in cells)
 
 
 def _asset(name: str) -> str:
@@ -77,10 +82,20 @@ def format_cost(folder: Path) -> str:
     return f"${known['usd']:,.2f}{planned}"
 
 
-def wide_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def html_table(columns: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
+    """A table with a head. kind: its class in the style sheet."""
     head = table_cells(columns, "th")
     body = "".join(f"<tr>{table_cells(row)}</tr>" for row in rows)
-    return f"<table class=wide><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f"<table{kind and f' class={kind}'}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def wide_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    return html_table(columns, rows, "wide")
+
+
+def color_key(name: str, color: int) -> Markup:
+    """A name beside the color that stands for it."""
+    return Markup(f'<span class="key s{color}"><i></i>{html.escape(name)}</span>')
 
 
 # --- machines -------------------------------------------------------------------------------------------
