@@ -258,7 +258,7 @@ class Attempts(AttemptRecord):
             "died_at_step": died_at_step,
         }
         self.write(f"{attempt.epoch:08d}.end", end)
-        past = [one for one in self.past() if one.epoch <= attempt.epoch]
+        past = [earlier for earlier in self.past() if earlier.epoch <= attempt.epoch]
         launch = past[-1].launch if past else ""
         if code in FINAL_EXIT_CODES:
             self.finish(code, why, launch)

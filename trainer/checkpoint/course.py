@@ -73,9 +73,12 @@ def at_start(config: RunConfig, past: CheckpointHistory, storage: Storage | None
     before = config.checkpoint.before
     keys = checkpoint_keys(config, storage)
     if before and not past.attempt:  # of a run whose record does not say yet what counts
+        kept = set()
         manifests = list(manifests_here(local_dir(config)).values())
         manifests += every_manifest(storage, Seal.of(config))[0].values() if storage else []
-        kept = {(one["step"], one.get("attempt", "")) for one in manifests if one.get("before", 0) == before}
+        for manifest in manifests:
+            if manifest.get("before", 0) == before:
+                kept.add((manifest["step"], manifest.get("attempt", "")))
         return sorted(key for key in keys if key[0] < before or key in kept)
     counts = rewound(config, past)
     return sorted(key for key in keys if counts(*key))

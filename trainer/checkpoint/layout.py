@@ -62,16 +62,16 @@ def count_every_checkpoint(step: int, attempt: str) -> bool:
 
 def checkpoint_keys(config: RunConfig, storage: Storage | None) -> set[CheckpointKey]:
     """The checkpoints that have a manifest, here or in the store, whole or not."""
-    found = set()
+    keys = set()
     for match in filter(None, map(MANIFEST.fullmatch, dict(storage.list()) if storage else ())):
-        found.add((step_of(match[1]) or 0, match[2] or ""))
+        keys.add((step_of(match[1]) or 0, match[2] or ""))
     for path in local_dir(config).glob("step-*/manifest.json"):
         # one that is being dropped, or is damaged
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
             attempt = json.loads(path.read_bytes())["manifest"].get("attempt", "")
             if re.fullmatch(r"(\d+-[0-9a-f]{6})?", attempt):
-                found.add((step_of(path.parent.name) or 0, attempt))
-    return found
+                keys.add((step_of(path.parent.name) or 0, attempt))
+    return keys
 
 
 def newest_step(config: RunConfig, storage: Storage | None, counts: Counts = count_every_checkpoint) -> int:

@@ -179,7 +179,7 @@ def every_manifest(
     """The committed checkpoints of a store, those of older attempts first; and {key: bytes} of everything
     there. seal: of the run, which has signed them if it has a key."""
     sizes = dict(storage.list())
-    found = {}
+    manifests = {}
     found_keys = filter(None, map(MANIFEST.fullmatch, sizes))
     for match in sorted(found_keys, key=lambda match: attempt_number(match[2] or "")):  # the newest last
         with contextlib.suppress(FileNotFoundError, ObjectTooLarge):  # one that is being dropped, or is none
@@ -187,10 +187,10 @@ def every_manifest(
             manifest = unpack(data, seal, match[0].removesuffix("/manifest.json"))
             key = (step_of(match[1]) or 0, match[2] or "")
             if manifest is not None and (manifest["step"], manifest.get("attempt", "")) == key:
-                found[key] = manifest
-    return found, sizes
+                manifests[key] = manifest
+    return manifests, sizes
 
 
-def newest_of_each(found: Mapping[CheckpointKey, dict[str, Any]]) -> Manifests:
-    """The newest attempt's checkpoint of each step. found: those of older attempts first."""
-    return {step: manifest for (step, _), manifest in found.items()}
+def newest_of_each(oldest_first: Mapping[CheckpointKey, dict[str, Any]]) -> Manifests:
+    """The newest attempt's checkpoint of each step. oldest_first: by attempt."""
+    return {step: manifest for (step, _), manifest in oldest_first.items()}

@@ -163,6 +163,6 @@ class RangedShard:
                 f"{self.name} in {self.storage.url} is damaged from byte {bad * BLOCK_BYTES} on"
             )
         except BaseException as error:
-            told = CorruptCheckpoint(str(error)) if isinstance(error, FileNotFoundError) else error
+            wrong = CorruptCheckpoint(str(error)) if isinstance(error, FileNotFoundError) else error
             for block in wanted.values():
-                block.set_exception(told)
+                block.set_exception(wrong)

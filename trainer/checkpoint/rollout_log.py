@@ -281,16 +281,16 @@ def logged_steps(
 
     What cannot be read is left out, with a line that says so.
     """
-    found: dict[int, list[tuple[int, Path | str]]] = {}
+    by_step: dict[int, list[tuple[int, Path | str]]] = {}
     for step, path in log_files(folder):
         with contextlib.suppress(*DAMAGED), np.load(path, allow_pickle=False) as archive:
             epoch = json.loads(archive["about"].tobytes())["epoch"]
-            found.setdefault(step, []).append((epoch, path))
+            by_step.setdefault(step, []).append((epoch, path))
     for step, attempt, key in log_objects(storage):
-        found.setdefault(step, []).append((attempt, key))
+        by_step.setdefault(step, []).append((attempt, key))
 
     newest = 0
-    for step, places in sorted(found.items()):
+    for step, places in sorted(by_step.items()):
         # The first place of the newest attempt: this disk's comes before the store's.
         epoch, place = max(places, key=itemgetter(0))
         if epoch < newest:

@@ -253,8 +253,8 @@ class ShardReader:
         """`read` of every (kind, name, start, stop), in order; the next ones are under way meanwhile."""
         coming: deque[Future[torch.Tensor]] = deque()
         with ThreadPoolExecutor(PARALLEL_READS, thread_name_prefix="read") as pool:
-            for one in wanted:
-                coming.append(pool.submit(self.read, *one))
+            for piece in wanted:
+                coming.append(pool.submit(self.read, *piece))
                 if len(coming) > PARALLEL_READS:
                     yield coming.popleft().result()
             while coming:

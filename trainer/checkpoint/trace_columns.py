@@ -130,9 +130,9 @@ def traces_of(arrays: dict[str, np.ndarray], texts: Sequence[str]) -> list[Trace
 
 def _routes_of(arrays: dict[str, np.ndarray], prompts: dict[int, np.ndarray]) -> list[np.ndarray | None]:
     """`Trace.routes` of each trace."""
-    found: list[np.ndarray | None] = [None] * len(arrays["group"])
+    routes_of_traces: list[np.ndarray | None] = [None] * len(arrays["group"])
     if "routes" not in arrays:
-        return found
+        return routes_of_traces
     groups = arrays["prompt_routes_group"].tolist()
     of_prompts = cut_pieces(arrays["prompt_routes"], _lengths([prompts[group] for group in groups]))
     by_group = dict(zip(groups, of_prompts, strict=True))
@@ -140,8 +140,8 @@ def _routes_of(arrays: dict[str, np.ndarray], prompts: dict[int, np.ndarray]) ->
     counts = np.where(arrays["routed"], arrays["tokens"] - 1, 0)
     for i, routes in enumerate(cut_pieces(arrays["routes"], counts)):
         if arrays["routed"][i]:
-            found[i] = np.concatenate([by_group[int(arrays["group"][i])], routes])
-    return found
+            routes_of_traces[i] = np.concatenate([by_group[int(arrays["group"][i])], routes])
+    return routes_of_traces
 
 
 def prompts_of(arrays: dict[str, np.ndarray]) -> dict[int, np.ndarray]:

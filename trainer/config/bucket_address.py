@@ -34,50 +34,52 @@ class BucketAddress:
     @classmethod
     def parse(cls, text: str, what: str = "bucket") -> BucketAddress:
         """Reads an address. Raises ConfigError, which begins with `what` and says what to write instead."""
-        said = f"{what} {text!r}"
+        shown = f"{what} {text!r}"
         if not text.strip():
             raise ConfigError(
-                f"{said} is empty: write {FORMS}; if it was given as $NAME, that variable is not set"
+                f"{shown} is empty: write {FORMS}; if it was given as $NAME, that variable is not set"
             )
         if "$" in text:
             raise ConfigError(
-                f"{said} holds a variable that was not filled in: write {FORMS}, or set the variable"
+                f"{shown} holds a variable that was not filled in: write {FORMS}, or set the variable"
             )
         if re.search(r"\s", text, re.ASCII):
-            raise ConfigError(f"{said} has white space in it: remove that")
+            raise ConfigError(f"{shown} has white space in it: remove that")
 
         scheme, separator, rest = text.partition("://")
         if not separator or scheme not in (*STORES, "file"):
-            raise ConfigError(f"{said}: unknown form of address: write it as {FORMS}")
+            raise ConfigError(f"{shown}: unknown form of address: write it as {FORMS}")
         if scheme == "file":
-            return cls._folder(rest, said)
-        return cls._store(scheme, rest, said)
+            return cls._folder(rest, shown)
+        return cls._store(scheme, rest, shown)
 
     @classmethod
-    def _store(cls, scheme: str, rest: str, said: str) -> BucketAddress:
+    def _store(cls, scheme: str, rest: str, shown: str) -> BucketAddress:
         bucket, slash, prefix = rest.partition("/")
         if not bucket:
             raise ConfigError(
-                f"{said} names no bucket: write {scheme}://NAME/PREFIX; if NAME was a variable, it is not set"
+                f"{shown} names no bucket: write {scheme}://NAME/PREFIX; was NAME a variable, it is not set"
             )
         if not re.fullmatch(NAME, bucket):
             raise ConfigError(
-                f"{said}: {bucket!r} is no bucket name: it takes 3 or more letters, digits, dots and hyphens,"
-                " and begins and ends with a letter or digit"
+                f"{shown}: {bucket!r} is no bucket name: it takes 3 or more letters, digits, dots and"
+                " hyphens, and begins and ends with a letter or digit"
             )
         prefix = prefix.removesuffix("/")
         if prefix or (slash and rest.endswith("//")):
-            _check_parts(prefix, KEY_PART, said)
+            _check_parts(prefix, KEY_PART, shown)
         return cls(scheme, bucket, prefix)
 
     @classmethod
-    def _folder(cls, rest: str, said: str) -> BucketAddress:
+    def _folder(cls, rest: str, shown: str) -> BucketAddress:
         if not rest.startswith("/"):
-            raise ConfigError(f"{said}: write an absolute path, as in file:///data/checkpoints")
+            raise ConfigError(f"{shown}: write an absolute path, as in file:///data/checkpoints")
         path = rest.removesuffix("/")
         if not path:
-            raise ConfigError(f"{said} names no folder: write file:///FOLDER, as in file:///data/checkpoints")
-        _check_parts(path[1:], FOLDER_PART, said)
+            raise ConfigError(
+                f"{shown} names no folder: write file:///FOLDER, as in file:///data/checkpoints"
+            )
+        _check_parts(path[1:], FOLDER_PART, shown)
         return cls("file", "", path)
 
     @property
@@ -105,16 +107,16 @@ def is_address(text: str) -> bool:
     return "://" in text or bool(re.match(rf"({'|'.join(STORES)}|file):", text))
 
 
-def _check_parts(path: str, part: str, said: str) -> None:
+def _check_parts(path: str, part: str, shown: str) -> None:
     """Raises ConfigError unless all that stands between slashes is a name."""
     for name in path.split("/"):
         if not name:
             raise ConfigError(
-                f"{said} has nothing between two slashes: write one slash, or set what stands there"
+                f"{shown} has nothing between two slashes: write one slash, or set what stands there"
             )
         if name in (".", ".."):
-            raise ConfigError(f"{said}: {name!r} is no folder of a bucket: write the path without it")
+            raise ConfigError(f"{shown}: {name!r} is no folder of a bucket: write the path without it")
         if not re.fullmatch(part, name):
             raise ConfigError(
-                f"{said}: {name!r} has characters that a path cannot have here: use letters, digits, - . _"
+                f"{shown}: {name!r} has characters that a path cannot have here: use letters, digits, - . _"
             )

@@ -83,10 +83,10 @@ def _read(folder: Path) -> ComparedRun:
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    found = []
+    pairs = []
     for key, value in values.items():
-        found += _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else [(f"{prefix}{key}", value)]
-    return found
+        pairs += _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else [(f"{prefix}{key}", value)]
+    return pairs
 
 
 def overlay(chart: Any, runs: Sequence[ComparedRun]) -> str:
@@ -100,8 +100,8 @@ def overlay(chart: Any, runs: Sequence[ComparedRun]) -> str:
             for step, value in series(run.history, line.name):
                 merged.setdefault(int(step), {"step": int(step)})[f"run {i}"] = value
         title = f"{chart.title}: {line.label}" if line.label and len(chart.lines) > 1 else chart.title
-        one = replace(chart, title=title, lines=tuple(curves), band=None, wide=False)
-        drawn.append(line_chart(one, [merged[step] for step in sorted(merged)]))
+        of_metric = replace(chart, title=title, lines=tuple(curves), band=None, wide=False)
+        drawn.append(line_chart(of_metric, [merged[step] for step in sorted(merged)]))
     return "".join(drawn)
 
 

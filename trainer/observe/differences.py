@@ -120,15 +120,15 @@ def _by_step(folder: Path) -> dict[int, dict[str, Any]]:
 def _differing(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
     """Metrics that are not the same to the last bit, with both values."""
     left, right = reproducible_part(one), reproducible_part(other)
-    found = []
+    differing = []
     for name in sorted(left.keys() | right.keys()):
         if name.startswith(TIMES):
             continue
         a, b = left.get(name), right.get(name)
         both_nan = isinstance(a, float) and isinstance(b, float) and math.isnan(a) and math.isnan(b)
         if a != b and not both_nan:
-            found.append((name, _shown(a), _shown(b)))
-    return found
+            differing.append((name, _shown(a), _shown(b)))
+    return differing
 
 
 def _shown(value: Any) -> str:

@@ -125,8 +125,8 @@ class RunMirror:
             ):
                 wanted.append((key, path))
 
-        def fetch(one: tuple[str, Path]) -> None:
-            key, path = one
+        def fetch(wanted_file: tuple[str, Path]) -> None:
+            key, path = wanted_file
             path.parent.mkdir(parents=True, exist_ok=True)
             with contextlib.suppress(FileNotFoundError):  # a log's piece, deleted since it was listed
                 write_whole(path, self.storage.get_bytes(key))
@@ -265,11 +265,11 @@ def run_lines(bucket: str) -> list[str]:
             return run, None
 
     with ThreadPoolExecutor(FETCHES) as pool:
-        found = [(run, newest) for run, newest in pool.map(look, storage.folders()) if newest]
-    if not found:
+        standing = [(run, newest) for run, newest in pool.map(look, storage.folders()) if newest]
+    if not standing:
         raise ConfigError(f"no run in {bucket}: check the bucket and its prefix")
     lines = []
-    for run, newest in sorted(found, key=lambda one: one[1].attempt.begun_unix_s):
+    for run, newest in sorted(standing, key=lambda one: one[1].attempt.begun_unix_s):
         began = time.strftime("%m-%d %H:%M", time.gmtime(newest.attempt.begun_unix_s))
         lines += [f"{terminal_line(run):<66}{began}", f"  {terminal_line(describe_standing(newest))}"]
     return lines

@@ -86,14 +86,14 @@ def draw_curves(history: Sequence[dict[str, Any]], config: RunConfig) -> str:
 def _picture(chart: Chart, history: Sequence[dict[str, Any]]) -> Picture | None:
     """None where the chart has no value."""
     figure = line_chart(chart, history)
-    found = re.search(r'<svg class="\w*" viewBox="0 0 (\d+) (\d+)"[^>]*>(.*?)</svg>', figure, re.DOTALL)
-    if found is None:
+    match = re.search(r'<svg class="\w*" viewBox="0 0 (\d+) (\d+)"[^>]*>(.*?)</svg>', figure, re.DOTALL)
+    if match is None:
         return None
     title = html.escape(chart.title)
     for line in chart.lines:
         if line.label:
             title += f' <tspan class="t{line.color}">{html.escape(line.label)}</tspan>'
-    return Picture(title, float(found[1]), float(found[2]), found[3])
+    return Picture(title, float(match[1]), float(match[2]), match[3])
 
 
 def model_card(

@@ -171,19 +171,19 @@ class NodeMonitor:
 
 def _traffic(infiniband: Path = Path("/sys/class/infiniband")) -> dict[str, int]:
     """Bytes in and out so far, of all interfaces but loopback together, and of InfiniBand."""
-    found = {"network_in": 0, "network_out": 0}
+    counts = {"network_in": 0, "network_out": 0}
     for name, card in psutil.net_io_counters(pernic=True).items():
         if name != "lo":
-            found["network_in"] += card.bytes_recv
-            found["network_out"] += card.bytes_sent
+            counts["network_in"] += card.bytes_recv
+            counts["network_out"] += card.bytes_sent
     for name, counter in (("infiniband_in", "port_rcv_data"), ("infiniband_out", "port_xmit_data")):
         words = 0
         for path in infiniband.glob(f"*/ports/*/counters/{counter}"):
             with contextlib.suppress(OSError, ValueError):
                 words += int(path.read_text())
         if words:
-            found[name] = 4 * words  # the counters count words of four bytes
-    return found
+            counts[name] = 4 * words  # the counters count words of four bytes
+    return counts
 
 
 def _file_bytes() -> dict[int, int]:
@@ -191,13 +191,13 @@ def _file_bytes() -> dict[int, int]:
 
     Ray names its actors after what they run. The driver is a child of the process that supervises the job.
     """
-    found: dict[int, int] = {}
+    counts: dict[int, int] = {}
 
     def count(processes: list[psutil.Process]) -> None:
         for process in processes:
             with contextlib.suppress(psutil.Error, OSError):
                 io = process.io_counters()
-                found[process.pid] = io.read_chars + io.write_chars + io.read_bytes
+                counts[process.pid] = io.read_chars + io.write_chars + io.read_bytes
 
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
@@ -206,7 +206,7 @@ def _file_bytes() -> dict[int, int]:
                 count([process])
             if name.startswith("ray::Job"):
                 count(process.children(recursive=True))
-    return found
+    return counts
 
 
 def append_sample(run_dir: str | Path, sample: Mapping[str, Any]) -> None:

@@ -177,11 +177,11 @@ class Phases:
         if not self._path:
             return
         with self._writing:
-            told = self._state | self._learning.state
+            content = self._state | self._learning.state
             if self._others:
                 lanes = {LEARNING: self._learning} | self._others
-                told["lanes"] = {name: lane.state for name, lane in lanes.items()}
-            write_whole(self._path, json.dumps(told | {"updated_unix_s": time.time()}).encode())
+                content["lanes"] = {name: lane.state for name, lane in lanes.items()}
+            write_whole(self._path, json.dumps(content | {"updated_unix_s": time.time()}).encode())
 
 
 # --- read back from the metrics -------------------------------------------------------------------------

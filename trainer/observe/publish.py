@@ -67,11 +67,11 @@ def assemble_publication(
     launch = manifest.get("launch", {})
     if not with_diff and (launch.get("diff") or launch.get("untracked")):
         launch |= {"diff": None, "untracked": {}, "untracked_diff": ""}
-    found = _json(scores) if scores else {}
+    scored = _json(scores) if scores else {}
     picture = draw_curves(history, config)
     if picture:
         (out / CURVES).write_text(picture)
-    model_card(run_name(run_dir), config, history, manifest, found, run_dir, bool(picture)).save(out / CARD)
+    model_card(run_name(run_dir), config, history, manifest, scored, run_dir, bool(picture)).save(out / CARD)
     (out / "run").mkdir()
     for name in (CONFIG, METRICS):
         shutil.copyfile(run_dir / name, out / "run" / name)
@@ -132,9 +132,9 @@ def to_hub(folder: Path, name: str, private: bool) -> str:
             repo_id=name, folder_path=folder, commit_message="Weights, card and record of a run"
         )
     except HfHubHTTPError as error:
-        said = str(error).strip().splitlines()[-1]
+        reply = str(error).strip().splitlines()[-1]
         raise ConfigError(
-            f"the hub refuses {name}: {said}; set HF_TOKEN to one that may write there"
+            f"the hub refuses {name}: {reply}; set HF_TOKEN to one that may write there"
         ) from None
     return str(url)
 

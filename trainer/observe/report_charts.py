@@ -194,9 +194,9 @@ def with_edges(history: Sequence[dict[str, Any]], expected: Expected) -> list[di
     for record in history:
         edges: dict[str, float] = {}
         for band in expected.bands:
-            found = band.edges(record["step"])
-            if found is not None and all(map(math.isfinite, found)):
-                edges[_edge(band.metric, "low")], edges[_edge(band.metric, "high")] = found
+            interval = band.edges(record["step"])
+            if interval is not None and all(map(math.isfinite, interval)):
+                edges[_edge(band.metric, "low")], edges[_edge(band.metric, "high")] = interval
         records.append(record | edges)
     return records
 

@@ -347,8 +347,8 @@ DECIDED_BY = {"exact": "exact arithmetic", "points": "values at points", "text":
 
 def _card(sample: dict[str, Any], pictures: Sequence[str]) -> str:
     verdict = str(sample.get("verdict", ""))
-    asked = len(pictures) - sum(sample.get("shown", []))
-    beside = "".join(pictures[:asked])
+    in_question = len(pictures) - sum(sample.get("shown", []))
+    beside = "".join(pictures[:in_question])
     numbers = [f"reward {format_number(float(sample['reward']))}"] if "reward" in sample else []
     if "advantage" in sample:
         numbers.append(f"advantage {float(sample['advantage']):+.2f}")
@@ -362,7 +362,7 @@ def _card(sample: dict[str, Any], pictures: Sequence[str]) -> str:
         f'<article data-verdict="{html.escape(verdict)}"><div class="pictures">{beside}</div>'
         f'<div class="said">'
         f'<p class="question">{html.escape(str(sample.get("question", "")))}</p>'
-        f"{_said(sample, pictures[asked:])}"
+        f"{_said(sample, pictures[in_question:])}"
         f'<p class="grade"><span class="chip {html.escape(verdict)}">'
         f"{html.escape(verdict.replace('_', ' '))}</span>"
         f"<span>ground truth <b>{html.escape(str(sample.get('ground_truth', '')))}</b></span>"

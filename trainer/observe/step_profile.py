@@ -138,8 +138,8 @@ class StepProfiles:
 
     def begin(self, step: int) -> None:
         """Starts to record, if `step` is to be profiled."""
-        asked = self.request.exists()
-        if not asked and step != self.config.logging.profile_step:
+        requested = self.request.exists()
+        if not requested and step != self.config.logging.profile_step:
             return
         self.request.unlink(missing_ok=True)
         self.step = step

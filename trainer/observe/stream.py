@@ -203,10 +203,10 @@ class Stream:
             self.storage.delete([PROFILE_REQUEST])
 
     def _hangs(self) -> list[str]:
-        found: list[str] = []
+        names: list[str] = []
         for path in sorted(self.run_dir.glob("hang-*/*")):
-            found.append(str(path.relative_to(self.run_dir)))
-        return found
+            names.append(str(path.relative_to(self.run_dir)))
+        return names
 
     def _fresh(self, name: str) -> bool:
         """Whether this attempt has written the file."""

@@ -202,7 +202,7 @@ class AttemptRecord:
         """Seconds since the last mark of an attempt, whatever the clock of its machine says; None where the
         store does not tell the time."""
         marks = (f"{epoch:08d}.beat.json", f"{epoch:08d}.json")
-        times = [found for name in marks if (found := self.storage.written_s(name)) is not None]
+        times = [written_s for name in marks if (written_s := self.storage.written_s(name)) is not None]
         try:
             now = self.storage.clock_s() if by_store else time.time()
         except (ConfigError, FileNotFoundError, StorageError) as error:
@@ -238,12 +238,12 @@ class AttemptRecord:
     def past(self) -> list[PastAttempt]:
         """The attempts since the last that got further than the one before it, oldest first; the newest at
         least."""
-        found: list[PastAttempt] = []
+        newest_first: list[PastAttempt] = []
         for attempt in self._back_from_newest():
-            found.append(attempt)
-            if len(found) > 1 and found[-2].committed > found[-1].committed:
+            newest_first.append(attempt)
+            if len(newest_first) > 1 and newest_first[-2].committed > newest_first[-1].committed:
                 break
-        return found[::-1]
+        return newest_first[::-1]
 
     def _names(self) -> set[str]:
         return {key for key, _ in self.storage.list()}
@@ -342,12 +342,12 @@ class AttemptRecord:
             data = self.storage.get_bytes(f"{name}.json", MOST_BYTES)
             value = decode_record(data, dict, name)
             self.seal.check_json(f"{ATTEMPTS}/{name}.json", value)
-            found = convert_record(value, kind, name)
-            if isinstance(found, FinalRecord | MachinesRecord) or attempt_number(
-                found.name
+            checked = convert_record(value, kind, name)
+            if isinstance(checked, FinalRecord | MachinesRecord) or attempt_number(
+                checked.name
             ) == attempt_number(name):
-                return found
-            why = f"it is that of attempt {found.name}"
+                return checked
+            why = f"it is that of attempt {checked.name}"
         except (FileNotFoundError, ForgedObject):
             return None
         except (MalformedRecord, ObjectTooLarge) as error:

@@ -46,10 +46,10 @@ class TensorPlace:
 def tensor_place(key: str, layout: Layout) -> TensorPlace:
     """Where the tensor `key` of a file lies. Experts that are apart are known by their names, whatever the
     layout says: transformers saves a Qwen3.5-MoE's so."""
-    found = APART.fullmatch(key) if layout else None
-    if not found:
+    match = APART.fullmatch(key) if layout else None
+    if not match:
         return TensorPlace(key, transposed=layout == "transposed" and bool(TOGETHER.fullmatch(key)))
-    prefix, expert, matrix = found.groups()
+    prefix, expert, matrix = match.groups()
     if matrix == "down":
         return TensorPlace(f"{prefix}.down_proj", int(expert))
     return TensorPlace(f"{prefix}.gate_up_proj", int(expert), int(matrix == "up"))
@@ -59,15 +59,15 @@ def written_tensors(
     name: str, shape: tuple[int, ...], read: Read, layout: Layout
 ) -> Iterator[tuple[str, tuple[int, ...], Read]]:
     """(key, shape, read) of the tensors as which files hold a parameter; read: that of the parameter."""
-    found = TOGETHER.fullmatch(name)
-    if not found or layout in ("", "together"):
+    match = TOGETHER.fullmatch(name)
+    if not match or layout in ("", "together"):
         yield name, shape, read
         return
     count, outputs, inputs = shape
     if layout == "transposed":
         yield name, (count, inputs, outputs), partial(_transposed, read, outputs, inputs)
         return
-    prefix, matrices = found.groups()
+    prefix, matrices = match.groups()
     names = matrices.split("_")
     size = outputs // len(names)
     for number in range(count * len(names)):

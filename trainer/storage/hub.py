@@ -91,12 +91,12 @@ def _failure(model: str, name: str, error: BaseException) -> Exception:
         error = error.__cause__
     if isinstance(error, errors.OfflineModeIsEnabled):
         return FileNotFoundError(f"{model} has no {name} in the hub's cache, and the hub is switched off")
-    said = f"{name} of {model}: {type(error).__name__}: {' '.join(str(error).split())}"
+    message = f"{name} of {model}: {type(error).__name__}: {' '.join(str(error).split())}"
     status = getattr(getattr(error, "response", None), "status_code", 0)
     refused = 400 <= status < 500 and status not in (408, 429)  # a timeout, and too many requests
     if refused or isinstance(error, errors.HFValidationError | PermissionError):
-        return ConfigError(said)
-    return StorageError(said)
+        return ConfigError(message)
+    return StorageError(message)
 
 
 def model_folder(config: RunConfig) -> Path:

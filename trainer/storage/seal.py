@@ -79,17 +79,17 @@ class Seal:
 
     def refuse(self, place: str, why: str) -> NoReturn:
         """Counts and tells an object, once. Raises Forged."""
-        told = f"{place} of run {self.run_id} {why}"
+        message = f"{place} of run {self.run_id} {why}"
         if place not in self.refused:
             self.refused.add(place)
-            print(f"signature: {told}: it is not used", file=sys.stderr, flush=True)
-        raise ForgedObject(told)
+            print(f"signature: {message}: it is not used", file=sys.stderr, flush=True)
+        raise ForgedObject(message)
 
-    def check(self, place: str, found: bytes, body: bytes) -> None:
-        """found: the signature that an object carries; empty for none. Raises Forged."""
-        if not found:
+    def check(self, place: str, carried: bytes, body: bytes) -> None:
+        """carried: the signature that an object carries; empty for none. Raises Forged."""
+        if not carried:
             self.refuse(place, f"is not signed, and the run has a key ({KEY_VARIABLE})")
-        if not hmac.compare_digest(found, self.signature(place, body)):
+        if not hmac.compare_digest(carried, self.signature(place, body)):
             self.refuse(place, "was not written with this run's key, or for another place")
 
     def signed_json(self, place: str, value: dict[str, Any]) -> dict[str, Any]:
@@ -104,8 +104,10 @@ class Seal:
         if not self:
             return
         value = value if isinstance(value, dict) else {}
-        found = value.get(FIELD, "")
-        self.check(place, _bytes(found) if isinstance(found, str) else b"", _text(_without_signature(value)))
+        carried = value.get(FIELD, "")
+        self.check(
+            place, _bytes(carried) if isinstance(carried, str) else b"", _text(_without_signature(value))
+        )
 
     def signed_archive(self, place: str, data: bytes) -> bytes:
         """The same zip archive with its signature."""
@@ -118,8 +120,8 @@ class Seal:
     def check_archive(self, place: str, data: bytes) -> None:
         """Raises Forged for a zip archive that is not signed, or not for this place."""
         if self:
-            body, found = _archive_parts(data)
-            self.check(place, found, body)
+            body, carried = _archive_parts(data)
+            self.check(place, carried, body)
 
 
 OPEN = Seal("", b"")

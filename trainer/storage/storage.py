@@ -137,10 +137,10 @@ class Storage:
         at = start
         size = -1
         began = time.monotonic()
-        told = began
+        printed = began
 
         def stream() -> None:
-            nonlocal at, size, told
+            nonlocal at, size, printed
             skip = 0 if self._ranges else at
             part = {"range": {"offset": at} if stop is None else (at, stop)}
             options: Any = part if self._ranges and (at or stop is not None) else None
@@ -155,8 +155,8 @@ class Storage:
                 skip = max(0, skip - len(chunk))
                 take(view)
                 at += len(view)
-                if (now := time.monotonic()) - told > TELL_S:
-                    told = now
+                if (now := time.monotonic()) - printed > TELL_S:
+                    printed = now
                     done, rate = (
                         f"{at / 2**20:.0f} of {size / 2**20:.0f} MiB",
                         (at - start) / 2**20 / (now - began),
@@ -261,11 +261,11 @@ class Storage:
         ObjectTooLarge."""
 
         def fetch() -> bytes:
-            found = obstore.get(self._store, key)
-            size = found.meta["size"]
+            answer = obstore.get(self._store, key)
+            size = answer.meta["size"]
             if most_bytes and size > most_bytes:
                 raise ObjectTooLarge(f"{key} has {size:,} bytes, and at most {most_bytes:,} are read")
-            return bytes(found.bytes())
+            return bytes(answer.bytes())
 
         return self._try(f"download of {key}", fetch)
 
@@ -296,8 +296,8 @@ class Storage:
         """Names of the folders right below this prefix, sorted; what lies in them is not listed."""
 
         def fetch() -> tuple[str, ...]:
-            found = obstore.list_with_delimiter(self._quick_store)["common_prefixes"]
-            return tuple(sorted(str(path).rpartition("/")[2] for path in found))
+            paths = obstore.list_with_delimiter(self._quick_store)["common_prefixes"]
+            return tuple(sorted(str(path).rpartition("/")[2] for path in paths))
 
         return self._try("listing of folders", fetch, whole=True)
 
@@ -315,10 +315,10 @@ class Storage:
     def written_s(self, key: str) -> float | None:
         """Unix time at which the object at `key` was written, by the store's clock; None if there is none."""
         try:
-            found = self._try(f"look-up of {key}", lambda: obstore.head(self._quick_store, key))
+            meta = self._try(f"look-up of {key}", lambda: obstore.head(self._quick_store, key))
         except FileNotFoundError:
             return None
-        return found["last_modified"].timestamp()
+        return meta["last_modified"].timestamp()
 
     def clock_s(self) -> float:
         """Unix time by the store's clock, as it stamps a small object, which is removed again. Raises
@@ -379,17 +379,17 @@ class Storage:
             raise kind(f"{what} at {self.url}: {cure} ({reply})") from error
         if isinstance(error, FileNotFoundError):
             raise FileNotFoundError(f"{what}: not in {self.url}") from error
-        told = _first(error) or f"no byte for {self.retry.stall_s:.0f} s"
+        reason = _first(error) or f"no byte for {self.retry.stall_s:.0f} s"
         if attempt >= self.retry.attempts:
-            raise StorageError(f"{what} failed {attempt} times at {self.url}: {told}") from error
+            raise StorageError(f"{what} failed {attempt} times at {self.url}: {reason}") from error
         with self._lock:
             self.retries += 1
         if attempt <= 1:
             waits.close()
             waiter = waits.enter_context(waiting_for("storing", f"the store at {self.url}", WAIT_S))
-            waiter.failed(told)
+            waiter.failed(reason)
         wait = self.retry.wait_s(max(1, attempt))  # 0 where the download got further since
-        print(f"storage: {what} failed ({told}); again in {wait:.1f} s", file=sys.stderr, flush=True)
+        print(f"storage: {what} failed ({reason}); again in {wait:.1f} s", file=sys.stderr, flush=True)
         time.sleep(wait)
 
 

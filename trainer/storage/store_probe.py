@@ -44,10 +44,10 @@ def probe_store(
     try:
         storage.list()
         try:
-            found = storage.get_range(key, 8, 16)
+            read_back = storage.get_range(key, 8, 16)
         except FileNotFoundError as error:
             raise StorageError(f"{url} keeps nothing of what it acknowledges: {error}") from None
-        if found != data[8:16]:
+        if read_back != data[8:16]:
             raise ConfigError(f"{url}: the store gives back other bytes than it was given: use another one")
     finally:
         storage.delete([key])

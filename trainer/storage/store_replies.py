@@ -67,15 +67,15 @@ TEXTS = {
 
 def status_of(error: BaseException) -> int:
     """HTTP status of the reply in an obstore error; 0 if there was none."""
-    found = re.search(r"status code: (\d{3})", str(error))
-    return int(found[1]) if found else 0
+    match = re.search(r"status code: (\d{3})", str(error))
+    return int(match[1]) if match else 0
 
 
 def code_of(error: BaseException) -> str:
     """Error code in the body of that reply, or an empty string."""
     text = str(error)
-    found = re.search(r"<Code>\s*(\w+)\s*</Code>", text) or re.search(r'"reason":\s*"(\w+)"', text)
-    return found[1] if found else ""
+    match = re.search(r"<Code>\s*(\w+)\s*</Code>", text) or re.search(r'"reason":\s*"(\w+)"', text)
+    return match[1] if match else ""
 
 
 def permanent_cause(error: BaseException, *, bucket_missing_is_404: bool) -> str:

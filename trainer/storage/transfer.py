@@ -82,28 +82,28 @@ def upload(source: Path, url: str, resume: bool = False) -> tuple[int, int]:
             print(f"{key} is not sent: its name is that of a secret", file=sys.stderr, flush=True)
         elif there.get(key) != count:
             wanted.append((key, count))
-    told = TransferProgress(f"upload to {url}", sum(count for _, count in wanted))
+    progress = TransferProgress(f"upload to {url}", sum(count for _, count in wanted))
     for key, count in sorted(wanted, key=lambda file: file[0] in LAST):
         store.put(root / key, key)
-        told(count)
-    return len(wanted), told.total
+        progress(count)
+    return len(wanted), progress.total
 
 
 def download(url: str, target: Path) -> tuple[int, int]:
     """Downloads a folder, or one object, below a folder of this machine. Returns (files, bytes)."""
     store = Storage(url)
-    found = store.list()
-    if not found:  # not a folder: one object
+    objects = store.list()
+    if not objects:  # not a folder: one object
         folder, _, name = url.rstrip("/").rpartition("/")
         store = Storage(folder)
-        found = [(name, store.size(name) or 0)]
-    told = TransferProgress(f"download of {url}", sum(count for _, count in found))
-    for key, _ in found:
+        objects = [(name, store.size(name) or 0)]
+    progress = TransferProgress(f"download of {url}", sum(count for _, count in objects))
+    for key, _ in objects:
         path = inside(target, key)
         if path is None:
             raise ConfigError(f"{url} holds {key!r}, which would be written outside of {target}: remove it")
-        store.get(key, path, told)
-    return len(found), told.total
+        store.get(key, path, progress)
+    return len(objects), progress.total
 
 
 def fetch_whole_folder(url: str, target: Path) -> tuple[int, int]:
