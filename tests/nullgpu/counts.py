@@ -9,7 +9,6 @@ import contextlib
 import ctypes
 import os
 import struct
-import subprocess
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -159,14 +158,6 @@ def _differs(world: str, one: int, ours: list[Collective], other: int, theirs: l
     if len(ours) != len(theirs):
         return [f"{world}: rank {one} made {len(ours)} calls, rank {other} {len(theirs)}"]
     return []
-
-
-def demangled(names: list[str]) -> list[str]:
-    """C++ names as written, where c++filt is installed."""
-    with contextlib.suppress(OSError):
-        done = subprocess.run(["c++filt"], input="\n".join(names), capture_output=True, text=True)
-        return done.stdout.splitlines()
-    return names
 
 
 def by_phase(one: Recorded) -> dict[str, dict[str, int]]:
