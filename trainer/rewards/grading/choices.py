@@ -135,6 +135,9 @@ _TRANSLATED = dict.fromkeys(("是", "是的"), "yes") | dict.fromkeys(("否", "�
 _TRANSLATED |= dict.fromkeys(("正确", "对"), "true") | dict.fromkeys(("错误", "错"), "false")
 _CASE_MATTERS = re.compile(r"(?=.*[a-z0-9].*[A-Z]|[A-Z]{2,3}$)[A-Za-z0-9]{2,10}", re.ASCII)
 _ANSWERS = frozenset(("YES", "NO", "TRUE", "FALSE"))
+_CHEMISTRY = re.compile(
+    r"\b(?:element|symbol|formula|atom|molecule|compound|ion|gas|metal)s?\b", re.IGNORECASE
+)
 _LABEL = re.compile(r"[A-Za-z]|[IVX]{1,5}|[ivx]{1,5}|[0-9]{1,2}", re.ASCII)
 
 
@@ -145,7 +148,8 @@ def same_words(reference: str, answer: str, question: str = "") -> bool:
     """
     r = common_notation(reference).strip(_EDGES)
     a = common_notation(answer).strip(_EDGES)
-    if _CASE_MATTERS.fullmatch(r) and r not in _ANSWERS:
+    of_an_element = re.fullmatch("[A-Z][a-z]", r) and _CHEMISTRY.search(question)
+    if (of_an_element or _CASE_MATTERS.fullmatch(r)) and r.upper() not in _ANSWERS:
         return r == a
     if plain_words(reference) == plain_words(answer):
         return True

@@ -310,7 +310,7 @@ def bound_of(s: str, context: str) -> tuple[str, Quantity] | None:
     return None if value is None else (sign, value)
 
 
-_LEAD = re.compile(r"(?:the )?(?:version|release|code|number|score)\s+(?=\S)|the (?=[0-9])|v(?=[0-9])")
+_LEAD = re.compile(r"(?:the )?(?:version|release|code|number|score)\s+(?=\S)|the (?=[0-9])|[v#](?=[0-9])")
 _LATE = re.compile(r"\^(?=\s*\{?\s*(?:[+-]|st|nd|rd|th))|[{}_\s]")
 _ORDINALS_TEXT = "first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth"
 _ENDINGS = {1: "st", 2: "nd", 3: "rd"}

@@ -200,8 +200,12 @@ class Comparison:
 
     def ordered(self, parts: tuple[str, ...], answer: str) -> bool:
         """Whether an answer lists the parts in their order, between commas or signs of one direction."""
-        if len(set(_DIRECTION.findall(answer))) == 1 and "," not in answer:
+        signs = set(_DIRECTION.findall(answer))
+        if len(signs) == 1 and "," not in answer:
             given = tuple(map(str.strip, _DIRECTION.split(answer)[::2]))
+            low, high = (quantity.parse(given[end], self.context) for end in (0, -1))
+            if low and high and (low.value < high.value) == (signs <= {">", "\\ge"}):
+                return False  # 3 < 2
         else:
             found = structures.parse(_GOES_ON.sub("", answer))
             given = found.parts if found and found.kind in ("list", "set", "()") else ()
@@ -399,7 +403,12 @@ def _bare_list(answer: str) -> tuple[str, ...]:
 def _same_end(reference: Quantity, answer: Quantity) -> bool:
     """Whether one end of a range is another; a percent sign or unit of the upper end holds for both."""
     same_unit = reference.unit is None or answer.unit is None or reference.unit == answer.unit
-    return same_unit and reference.value == answer.value
+    zeros = reference.written.startswith(_ZEROS) == answer.written.startswith(_ZEROS)
+    return same_unit and zeros and reference.value == answer.value
+
+
+_ZEROS = tuple(f"0{digit}" for digit in range(10))
+"""How digits begin that are no plain number: `0-05` is not 0-5."""
 
 
 def _has_asked_form(asked: Asked, reference: Quantity, answer: Quantity) -> bool:
