@@ -381,7 +381,7 @@ def searched() -> dict:
 def at_once(count: int = 4000) -> dict:
     """Microseconds of CPU that a new reply of the typical mix takes where nothing is evaluated."""
     from trainer.rewards.grading import grader
-    from trainer.rewards.grading.forms import FORMS
+    from trainer.rewards.grading.stated_answers import FORMS
 
     taken = []
     for text, reference in typical_mix(count, random.Random(5)):

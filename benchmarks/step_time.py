@@ -239,8 +239,8 @@ def trl_inside(setting: Setting, kind: Trl, folder: Path, steps: int, out: Path)
     from trainer.config import Model
     from trainer.data.dataset import Dataset
     from trainer.data.processor import Prompter
-    from trainer.rewards.grading.forms import FORMS
     from trainer.rewards.grading.grader import grade
+    from trainer.rewards.grading.stated_answers import FORMS
 
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     torch.set_num_threads(2 // processes)

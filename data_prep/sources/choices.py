@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from data_prep.sources.source import BadRecord, text_of
-from trainer.rewards.grading.choices import listed, plain_words
+from trainer.rewards.grading.option_letters import listed, plain_words
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _OWN_LETTER = re.compile(r"\s*(?:\(([A-Za-z])\)|([A-Za-z])\s*[.):])\s*(?=\S)")

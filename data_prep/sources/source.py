@@ -14,7 +14,7 @@ from data_prep.ingest.wanted import Wanted
 from trainer.data.schema import SPLIT_NAME
 from trainer.rewards.grading import grader
 from trainer.rewards.grading.extraction import boxed_contents, unbox
-from trainer.rewards.grading.forms import first_sentence
+from trainer.rewards.grading.stated_answers import first_sentence
 
 SHORT = 200
 """Up to this many characters a text without a marked answer is the answer."""

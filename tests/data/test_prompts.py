@@ -17,7 +17,7 @@ from trainer.data.dataset import Dataset
 from trainer.data.processor import Prompter
 from trainer.data.prompts import PromptWording
 from trainer.data.schema import LEARNED, SYSTEM_PROMPT, TEXT_SYSTEM_PROMPT
-from trainer.rewards.grading.forms import FORMS
+from trainer.rewards.grading.stated_answers import FORMS
 from trainer.rewards.scorer import Scorer
 
 PICTURE = [

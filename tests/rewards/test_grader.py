@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.rewards.grading import grader, quantity, units
+from trainer.rewards.grading import grader, measurement_units, quantity
 from trainer.rewards.grading.notation import common_notation
 
 CASES = [
@@ -108,7 +108,11 @@ def test_clean_is_idempotent_on_the_table():
 def test_quantity(text, value, unit, percent):
     parsed = quantity.parse(text, text)
     assert parsed is not None
-    assert (str(parsed.value), parsed.unit, parsed.percent) == (value, units.unit(unit, text), percent)
+    assert (str(parsed.value), parsed.unit, parsed.percent) == (
+        value,
+        measurement_units.unit(unit, text),
+        percent,
+    )
 
 
 @pytest.mark.parametrize(

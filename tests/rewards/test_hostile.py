@@ -8,7 +8,7 @@ import pytest
 
 from trainer import config
 from trainer.rewards.grading import grader
-from trainer.rewards.grading.forms import FORMS
+from trainer.rewards.grading.stated_answers import FORMS
 from trainer.rewards.scorer import Scorer
 
 HOSTILE = {

@@ -26,7 +26,7 @@ OURS = {
     "whole": "Reply with the answer alone.",
     "any": STEPS_AND_BOX,
 }
-"""System message by form of answer (trainer/rewards/grading/forms.py)."""
+"""System message by form of answer (trainer/rewards/grading/stated_answers.py)."""
 
 BEFORE = {
     "mathvision": 'Please solve the problem step by step and put your answer in one "\\boxed{}". If it is a '

@@ -28,7 +28,7 @@ from trainer.hardware import model_shapes
 from trainer.loops.process import main
 from trainer.observe import scores
 from trainer.observe.report_charts import scores_page
-from trainer.rewards.grading.forms import FORMS
+from trainer.rewards.grading.stated_answers import FORMS
 from trainer.rewards.published import SCORERS
 from trainer.run.session import Session
 from trainer.sampling.sampler import SampledGroups, SamplingRequest

@@ -20,8 +20,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from trainer.rewards.grading.expression import read
-from trainer.rewards.grading.forms import FORMS
 from trainer.rewards.grading.notation import common_notation
+from trainer.rewards.grading.stated_answers import FORMS
 from trainer.rewards.grading.values import Point, Undefined, Unreadable, value
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"

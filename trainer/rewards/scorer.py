@@ -23,7 +23,7 @@ from trainer.rewards.grade import ErrorRateError, Grade, TimeoutRateError, grade
 from trainer.rewards.grading import grader
 from trainer.rewards.grading.expression import Rule
 from trainer.rewards.grading.extraction import MAX_BOX_CHARS
-from trainer.rewards.grading.forms import FORMS
+from trainer.rewards.grading.stated_answers import FORMS
 from trainer.rewards.judge import Case, Judge
 from trainer.rewards.process_pool import ProcessPool
 

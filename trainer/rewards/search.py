@@ -18,10 +18,10 @@ from trainer.config import Rewards
 from trainer.data.dataset import Dataset
 from trainer.data.schema import question_text
 from trainer.rewards.completion_facts import facts_of_row, sample_completion
-from trainer.rewards.grading.choices import listed, option_letter, plain_words
 from trainer.rewards.grading.extraction import unbox
 from trainer.rewards.grading.kinds import BadReferenceError, Letters, read_kind
 from trainer.rewards.grading.licences import is_spelled_alike
+from trainer.rewards.grading.option_letters import listed, option_letter, plain_words
 from trainer.rewards.grading.question import spelling
 from trainer.rewards.scorer import Scorer
 

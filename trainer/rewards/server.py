@@ -44,7 +44,7 @@ from trainer.data.schema import AnswerType
 from trainer.rewards.byte_queue import ByteQueue, QueueFull
 from trainer.rewards.connection_guard import GuardedProtocol
 from trainer.rewards.grading import grader
-from trainer.rewards.grading.forms import FORMS
+from trainer.rewards.grading.stated_answers import FORMS
 from trainer.rewards.remote import TOKEN_VARIABLE
 from trainer.rewards.scorer import Scorer
 

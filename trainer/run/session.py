@@ -37,7 +37,7 @@ from trainer.ranks.process import RankProcess
 from trainer.ranks.ranks import Ranks
 from trainer.ranks.ray_ranks import RayRanks
 from trainer.rewards.grading import RULES
-from trainer.rewards.grading.forms import FORMS
+from trainer.rewards.grading.stated_answers import FORMS
 from trainer.rewards.scorer import Scorer
 from trainer.rewards.trial import try_at_start
 from trainer.run.completion_grader import CompletionGrader

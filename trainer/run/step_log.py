@@ -19,7 +19,7 @@ from trainer.observe.phases import Phases
 from trainer.observe.start_clock import StartClock
 from trainer.observe.step_profile import StepProfiles
 from trainer.observe.step_stats import one_line, throughput, utilisation
-from trainer.rewards.grading.forms import FORMS
+from trainer.rewards.grading.stated_answers import FORMS
 from trainer.storage import hub
 
 

@@ -13,7 +13,7 @@ from trainer.data.dialog import dialogs_of
 from trainer.learning.learner_part import LearnerPart
 from trainer.observe import beacon
 from trainer.ranks.process import RankProcess
-from trainer.rewards.quick import quick_verdict
+from trainer.rewards.verdict_at_once import quick_verdict
 from trainer.sampling.episodes import Episodes
 
 

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, Literal
 
 from trainer.rewards.grading.exact import PRIMES
-from trainer.rewards.grading.reader import Expression, read
+from trainer.rewards.grading.expression_reader import Expression, read
 from trainer.rewards.grading.values import (
     CONTEXT,
     DIGITS,

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from trainer.algorithm.traces import Verdict
 from trainer.data.schema import AnswerType
-from trainer.rewards.grading import choices, kinds
+from trainer.rewards.grading import kinds, option_letters
 from trainer.rewards.grading.expression import Rule, Undecided
 from trainer.rewards.grading.extraction import MAX_BOX_CHARS, format_reward, unbox
-from trainer.rewards.grading.forms import FORMS
 from trainer.rewards.grading.kinds import BadReferenceError, Kind, read_kind
 from trainer.rewards.grading.licences import Comparison, NeedsEvaluation, is_spelled_alike
 from trainer.rewards.grading.notation import common_notation
 from trainer.rewards.grading.question import read_question, spelling
+from trainer.rewards.grading.stated_answers import FORMS
 
 __all__ = [
     "BadReferenceError",
@@ -41,7 +41,7 @@ def grade(
         reference: the content of the reference answer's box, with or without `$…$` and `\\boxed{…}`.
         answer_type: `classify(reference, question)`.
         question: it says in which form, order and unit it wants its answer.
-        form: where the answer stands (`forms.FORMS`).
+        form: where the answer stands (`stated_answers.FORMS`).
 
     Returns:
         "correct", "wrong", "no_answer" (none in that form), or "error" (the reference answer cannot be
@@ -126,7 +126,7 @@ def _is_promised(kind: Kind, answer_type: AnswerType, reference: str) -> bool:
     """Whether a reference answer can have been meant as this type: what is a letter or a number to one
     question may be a name or a code to another."""
     if answer_type == "letter":
-        return choices.option_letter(reference) is not None or isinstance(kind, kinds.Letters)
+        return option_letters.option_letter(reference) is not None or isinstance(kind, kinds.Letters)
     if isinstance(kind, kinds.Exactly):
         return answer_type != "number" or kind.name in ("code", "day")
     of_number = (kinds.Number, kinds.ValueRange, kinds.Bound, kinds.Time, kinds.Ratio)

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from trainer.rewards.grading import choices, expression, quantity, relations, structures
+from trainer.rewards.grading import expression, option_letters, quantity, relations, structures
 from trainer.rewards.grading.dates import ClockTime, date, time_of_day
 from trainer.rewards.grading.extraction import unbox
+from trainer.rewards.grading.measurement_units import split_unit
 from trainer.rewards.grading.notation import common_notation
 from trainer.rewards.grading.quantity import Quantity
 from trainer.rewards.grading.question import read_question
-from trainer.rewards.grading.units import split_unit
 
 
 class BadReferenceError(ValueError):
@@ -200,10 +200,10 @@ def read_kind(reference: str, question: str = "", context: str = "") -> Kind:
     s = common_notation(reference)
     if not s:
         raise BadReferenceError("empty reference answer")
-    letter = choices.reference_letter(reference, question)
+    letter = option_letters.reference_letter(reference, question)
     if letter is not None and not reference.strip().islower():
         return Letters(frozenset(letter))
-    if (several := choices.letters(reference, question)) is not None:
+    if (several := option_letters.letters(reference, question)) is not None:
         return Letters(several)
     return _of_text(reference, s, question) or _of_mathematics(
         reference, s, f"{context or question} {reference}"
@@ -230,7 +230,7 @@ def _of_text(reference: str, s: str, question: str) -> Kind | None:
 
 def _of_mathematics(reference: str, s: str, context: str) -> Kind:
     """The kinds of which the value counts, and words."""
-    symbols = choices.in_symbols(reference)
+    symbols = option_letters.in_symbols(reference)
     if key_of("nothing", symbols):
         return Exactly("nothing", True)
     if symbols != reference:
@@ -239,8 +239,8 @@ def _of_mathematics(reference: str, s: str, context: str) -> Kind:
         return Number(number)
     if (parts := structures.lettered_parts(reference)) is not None:
         return Collection(structures.Structure("parts", parts), True)
-    if choices.is_text(reference):
-        if not choices.plain_words(reference):
+    if option_letters.is_text(reference):
+        if not option_letters.plain_words(reference):
             raise BadReferenceError(f"the reference answer {reference[:80]!r} has no words")
         return Words()
 
@@ -336,5 +336,5 @@ def key_of(name: str, text: str) -> Any:
         case "day":
             return date(text)
         case "nothing":
-            return _EMPTY_SET.fullmatch(common_notation(choices.in_symbols(text))) is not None
+            return _EMPTY_SET.fullmatch(common_notation(option_letters.in_symbols(text))) is not None
     return structures.digits_and_base(text)

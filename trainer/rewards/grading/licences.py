@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from trainer.rewards.grading import (
-    choices,
     expression,
     kinds,
     naming,
+    option_letters,
     quantity,
     relations,
     shape,
@@ -22,10 +22,10 @@ from trainer.rewards.grading import (
 from trainer.rewards.grading.dates import same_time, time_of_day
 from trainer.rewards.grading.expression import Rule, Unreadable
 from trainer.rewards.grading.kinds import BadReferenceError, Kind, read_kind
+from trainer.rewards.grading.measurement_units import Unit, in_radians, split_unit
 from trainer.rewards.grading.notation import common_notation
 from trainer.rewards.grading.quantity import Quantity
 from trainer.rewards.grading.question import Asked, spelling
-from trainer.rewards.grading.units import Unit, in_radians, split_unit
 
 
 class NeedsEvaluation(Exception):
@@ -68,9 +68,9 @@ class Comparison:
         """The licences: reads the answer as the reference's kind, and as nothing else."""
         match kind:
             case kinds.Letters(letters):
-                return choices.names_letters(answer, letters, self.question)
+                return option_letters.names_letters(answer, letters, self.question)
             case kinds.Words():
-                return choices.same_words(reference, answer, self.question)
+                return option_letters.same_words(reference, answer, self.question)
             case kinds.Exactly("based", key):
                 return kinds.key_of("based", self.unnamed(common_notation(answer), reference)) == key
             case kinds.Exactly(name, key):
@@ -84,7 +84,7 @@ class Comparison:
             case kinds.Bound(sign, value):
                 bound = kinds.bound_of(common_notation(answer), self.context)
                 return bound is not None and bound[0] == sign and quantity.equal(value, bound[1])
-        return self.mathematics(kind, reference, choices.in_symbols(answer), inner, step)
+        return self.mathematics(kind, reference, option_letters.in_symbols(answer), inner, step)
 
     def mathematics(self, kind: Kind, reference: str, answer: str, inner: bool, step: bool) -> bool:
         """The licences of the kinds whose value counts."""
@@ -195,7 +195,7 @@ class Comparison:
         if "=" in answer or not _OR.search(answer) or _OR.search(reference):
             return True
         found = structures.parse(reference)
-        words = found and any(map(choices.is_text, found.parts))
+        words = found and any(map(option_letters.is_text, found.parts))
         return not words and not _AND.search(reference) and _SOLVED.search(self.question) is not None
 
     def ordered(self, parts: tuple[str, ...], answer: str) -> bool:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+from trainer.rewards.grading.measurement_units import nouns
 from trainer.rewards.grading.notation import split_top
-from trainer.rewards.grading.units import nouns
 
 _SYMBOL = r"(?:\\?[a-zA-Z]+|\\(?:vec|bar|hat|overline)\s*\{[a-zA-Z]{1,3}\})(?:_(?:\w|\{\w{1,6}\}))?'*"
 _NAME = re.compile(

@@ -15,8 +15,8 @@ from math import gcd
 from typing import Literal
 
 from trainer.rewards.grading import numerals
+from trainer.rewards.grading.measurement_units import Unit, unit
 from trainer.rewards.grading.notation import common_notation, strip_outer
-from trainer.rewards.grading.units import Unit, unit
 
 MAX_CHARS = 200
 MAX_EXPONENT = 400

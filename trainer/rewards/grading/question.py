@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
+from trainer.rewards.grading.measurement_units import Unit, nouns, unit
 from trainer.rewards.grading.notation import common_notation
-from trainer.rewards.grading.units import Unit, nouns, unit
 
 MAX_CHARS = 6_000
 """Characters of a question that are read, from its end: what is asked for stands there."""

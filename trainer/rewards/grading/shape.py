@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from itertools import chain
 from math import gcd
 
+from trainer.rewards.grading.expression_reader import Expression
 from trainer.rewards.grading.question import Form
-from trainer.rewards.grading.reader import Expression
 from trainer.rewards.grading.values import Node
 
 

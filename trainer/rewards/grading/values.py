@@ -1,4 +1,4 @@
-"""What an expression means: functions of a point, built by `reader.py`. Every size is bounded."""
+"""What an expression means: functions of a point, built by `expression_reader.py`. Every size is bounded."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import pytest
 
 from trainer.config import Rewards
 from trainer.data.schema import TASK, Row
-from trainer.rewards.quick import quick_verdict
+from trainer.rewards.verdict_at_once import quick_verdict
 
 TWO_BOXES = "<think> a </think><answer> $\\boxed{3}$ $\\boxed{4}$ </answer>"
 

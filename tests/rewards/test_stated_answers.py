@@ -11,8 +11,8 @@ from types import FrameType
 import pytest
 
 from trainer.rewards.grading.extraction import MAX_TEXT_CHARS
-from trainer.rewards.grading.forms import FORMS
 from trainer.rewards.grading.grader import grade
+from trainer.rewards.grading.stated_answers import FORMS
 
 EASY_R1 = "<think>The sides are 3 and 4, so \\boxed{7} is too long.</think>\nThe hypotenuse is $\\boxed{5}$."
 QWEN = "First, $12 \\cdot 8 = 96$. Adding 2 gives\n\n\\[\\boxed{98}\\]"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from trainer.algorithm.traces import Verdict
 from trainer.config import Rewards
 from trainer.data.schema import Row, question_text
-from trainer.rewards.grading.forms import FORMS
 from trainer.rewards.grading.grader import decide_fast
+from trainer.rewards.grading.stated_answers import FORMS
 
 
 def quick_verdict(rewards: Rewards, row: Row, text: str) -> Verdict | None:
