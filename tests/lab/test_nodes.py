@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import signal
 import sys
 import time
@@ -197,6 +198,8 @@ def test_training_runs_over_two_hosts_to_the_end(lab, tmp_path, small_config):
         json.loads(line)["step"] for line in (Path(config.run.dir) / "metrics.jsonl").read_text().splitlines()
     ]
     assert steps == [1, 2, 3, 4]
+    reached = re.search(r"all-reduce between all nodes: ([\d.]+) GB/s \(wanted: no InfiniBand", launch.text())
+    assert reached and float(reached[1]) > 0 and launch.text().count("all-reduce of") == 1
     assert [h.processes() for h in lab.hosts.values()] == [[], []]
 
 

@@ -49,8 +49,9 @@ case "$name" in
     rocm | desk | data) lock="requirements/gpu.txt" ;;
     *) echo "unknown environment $name: choose cpu, gpu, rocm, test, launch, desk or data" >&2; exit 2 ;;
 esac
-[ "$(uname -m)" = x86_64 ] ||
-    { echo "the environments are locked for x86_64, and this machine is $(uname -m): take one without an ARM processor (GH200 has one)" >&2; exit 2; }
+processor="$(uname -m 2>/dev/null || echo "$HOSTTYPE")"
+[ "$processor" = x86_64 ] ||
+    { echo "the environments are locked for x86_64, and this machine is $processor: take one without an ARM processor (GH200 has one)" >&2; exit 2; }
 [ -f "$lock" ] || { echo "$lock is missing: check out the whole repository" >&2; exit 2; }
 
 venv=".venvs/$name"

@@ -14,18 +14,26 @@ from trainer.node.launch import missing_package, rendezvous
 from trainer.system.exit_codes import EXIT_CONFIG, EXIT_PREFLIGHT
 
 
-def test_a_node_whose_short_message_comes_alone_is_behind_a_path_that_drops_long_ones(monkeypatch):
+@pytest.mark.parametrize(("others", "code"), [(True, EXIT_PREFLIGHT), (False, EXIT_CONFIG)])
+def test_a_node_whose_short_message_comes_alone_is_behind_a_path_that_drops_long_ones(
+    monkeypatch, others, code
+):
+    """Another machine helps where other nodes came through."""
     monkeypatch.setattr(rendezvous, "WHOLE_S", 0.3)
     head = rendezvous.RendezvousHead(3, "run", port=0)
+    if others:
+        hello = {"rank": 1, "nodes": 3, "run": "run", "host": "gpu1"}
+        rendezvous.join_head("127.0.0.1", hello, 5.0, head.port)
+        assert head.accept(5.0) == 1
     with socket.create_connection(("127.0.0.1", head.port)) as node:
         node.sendall(json.dumps({"kind": "here", "run": "run", "rank": 2}).encode() + b"\n")
         with pytest.raises(
             rendezvous.RendezvousError, match="short packets arrive and long ones do not"
         ) as end:
             head.accept(5.0)
-        assert end.value.code == EXIT_PREFLIGHT
+        assert end.value.code == code
         head.send({"kind": "end", "code": end.value.code})
-        assert b'"code": 36' in node.makefile("rb").readline()
+        assert f'"code": {code}'.encode() in node.makefile("rb").readline()
     head.close()
 
 

@@ -344,6 +344,9 @@ def test_speeds_are_held_against_the_targets():
     pcie = [r | {"inside_gb_per_s": 20.0} if r["node"] == 0 else r for r in measured()]
     (finding,) = [f for f in speed.judge_speed(pcie, 3200.0) if f.level != "pass"]
     assert finding.nodes == (0,) and finding.level == "fail" and "400 GB/s (Together" in finding.target
+    for wrong, nodes in (({"r9": {"wrong": True}}, (1,)), ({"r9": {"wrong_between": True}}, ())):
+        (finding,) = [f for f in speed.judge_speed(measured(**wrong), 3200.0) if f.level != "pass"]
+        assert (finding.check, finding.nodes, finding.machine) == ("sums", nodes, True)
     sockets = [r | {"between_gb_per_s": 6.0} for r in measured()]
     (finding,) = [f for f in speed.judge_speed(sockets, 3200.0) if f.level != "pass"]
     assert finding.level == "fail" and finding.target.startswith("320 GB/s: 80% of 3200 Gb/s")

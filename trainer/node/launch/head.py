@@ -15,8 +15,8 @@ from typing import Any
 from trainer.config.run_folder import read_progress
 from trainer.node import topology
 from trainer.node.launch import dashboard, rendezvous
-from trainer.node.launch.gathering import Gathering
 from trainer.node.launch.job_watch import JobWatch
+from trainer.node.launch.joining_nodes import JoiningNodes
 from trainer.node.launch.launcher import MASTER_PORT, POLL_S, SPEED_FILE, LaunchEnded, Launcher
 from trainer.node.launch.other_nodes import OtherNodes
 from trainer.node.launch.ray_node import Job, Ports, RayEnded, RayNode
@@ -25,7 +25,7 @@ from trainer.node.preflight.findings import Finding
 from trainer.node.preflight.probe import Prober
 from trainer.node.watch import attempt_holder
 from trainer.node.watch.attempt_holder import AttemptHolder
-from trainer.system.exit_codes import EXIT_NODE_LOST, EXIT_OK, EXIT_PREFLIGHT, EXIT_RAY
+from trainer.system.exit_codes import EXIT_CONFIG, EXIT_NODE_LOST, EXIT_OK, EXIT_PREFLIGHT, EXIT_RAY
 
 RAY_STARTS = 3
 """Times that Ray is started on a single node, where another run may take a port meanwhile."""
@@ -67,6 +67,8 @@ class HeadLauncher(Launcher):
         if self.arguments.preflight:
             return self.preflight()
 
+        if not self.alone and not self.arguments.command:
+            self.time_all_reduce()
         restarted = self.node.platform != "local"
         self.holder = AttemptHolder(self.config, counts=restarted, trains=not self.arguments.command)
         self.env |= self.holder.take()
@@ -93,13 +95,13 @@ class HeadLauncher(Launcher):
         self.machines = {0: machine_identity.machine_from_message(own["machine"])}
         if not self.alone:
             self.prober = self.make_prober(0)
-            gathering = Gathering(self, self.others, self.prober)
-            gathering.wait_for_all()
-            gathering.compare(own)
-            self.found += gathering.found
-            self.machines |= gathering.machines
-            self.measured = gathering.measured
-            self.fabric_gbit_per_s = gathering.fabric_gbit_per_s
+            joining = JoiningNodes(self, self.others, self.prober)
+            joining.wait_for_all()
+            joining.compare(own)
+            self.found += joining.found
+            self.machines |= joining.machines
+            self.measured = joining.measured
+            self.fabric_gbit_per_s = joining.fabric_gbit_per_s
             self.prober.close()
         self.refuse()
 
@@ -127,21 +129,35 @@ class HeadLauncher(Launcher):
 
     def preflight(self) -> int:
         """Measures the speed of GPUs and collectives, instead of starting Ray and a job."""
-        code = EXIT_OK
         if self.arguments.seconds > 0:
-            out = Path(self.config.run.dir) / SPEED_FILE
-            out.unlink(missing_ok=True)
-            head = self.others.head_address
-            self.others.tell({"kind": "allreduce", "head": head, "port": MASTER_PORT})
-            code = self.measure_speed(head, MASTER_PORT, self.check_others)
-            if out.exists():
-                ranks = json.loads(out.read_text())
-                self.found += speed.judge_speed(ranks, self.fabric_gbit_per_s)
-                self.measured["speed"] = ranks
-                out.unlink()
+            self.reduce(self.arguments.seconds)
         self.refuse(last=True)
-        self.say("preflight failed" if code else "preflight passed")
-        return code
+        self.say("preflight passed")
+        return EXIT_OK
+
+    def reduce(self, seconds: float) -> None:
+        """Has the ranks of all nodes reduce, and takes what they measured to the findings. seconds: 0 for one
+        short all-reduce. Raises Ended where it does not end."""
+        out = Path(self.config.run.dir) / SPEED_FILE
+        out.unlink(missing_ok=True)
+        head = self.others.head_address
+        self.others.tell({"kind": "allreduce", "head": head, "port": MASTER_PORT, "seconds": seconds})
+        failed = self.measure_speed(head, MASTER_PORT, seconds, self.check_others)
+        if not out.exists():
+            raise LaunchEnded(EXIT_CONFIG, failed)
+        ranks = json.loads(out.read_text())
+        out.unlink()
+        self.found += speed.judge_speed(ranks, self.fabric_gbit_per_s)
+        self.measured["speed"] = ranks
+
+    def time_all_reduce(self) -> None:
+        """One short all-reduce before Ray starts, since NCCL on the wrong network trains for days at a
+        fraction of the speed. Raises Ended where it is out of the question."""
+        self.reduce(0.0)
+        between = [finding for finding in self.found if finding.check == speed.BETWEEN]
+        for finding in between:
+            self.say(f"all-reduce between all nodes: {finding.figure} (wanted: {finding.target})")
+        self.refuse()
 
     def start_ray(self) -> None:
         """Starts Ray's head, then waits until every node worker has joined it."""
@@ -195,16 +211,15 @@ class HeadLauncher(Launcher):
         command += [addresses[rank] for rank in sorted(addresses)]
         env = self.ray.env | {"RAY_ADDRESS": f"{addresses[0]}:{self.ray.ports.gcs}"}
         with self.child(command, env) as process:
-            for _ in self.until(lambda: "the nodes did not exchange data through Ray", EXIT_PREFLIGHT):
+            for _ in self.until(lambda: "the nodes did not exchange data through Ray", EXIT_RAY):
                 self.check_others()
                 if process.poll() is not None:
                     break
         if process.returncode == EXIT_RAY:
             raise LaunchEnded(EXIT_RAY, "the check of the transfer could not join Ray (see the lines above)")
         if process.returncode:
-            raise LaunchEnded(
-                EXIT_PREFLIGHT, "the nodes could not exchange data through Ray (see the lines above)"
-            )
+            code = EXIT_CONFIG if process.returncode == EXIT_CONFIG else EXIT_PREFLIGHT
+            raise LaunchEnded(code, "the nodes could not exchange data through Ray (see the lines above)")
 
     # --- the job ----------------------------------------------------------------------------------------
 

@@ -45,7 +45,6 @@ from trainer.system.exit_codes import (
     EXIT_NODE_LOST,
     EXIT_OK,
     EXIT_PREEMPTED,
-    EXIT_PREFLIGHT,
     EXIT_RAY,
     FINAL_EXIT_CODES,
 )
@@ -248,32 +247,32 @@ class Launcher(ABC):
         wanted = [*asdict(Ports()).values(), MASTER_PORT]
         return Prober(self.node.rank, self.config.run_id, port, wanted, self.node.head)
 
-    def measure_speed(self, head: str, port: int, check: Callable[[], object]) -> int:
-        """This node's ranks of the preflight's collectives; returns an exit code."""
+    def measure_speed(self, head: str, port: int, seconds: float, check: Callable[[], object]) -> str:
+        """This node's ranks of the collectives; what went wrong, "" if nothing. What all machines of one image
+        and set-up may share is no reason to take another."""
         known = network.interfaces()
         address = head if self.node.is_head else network.route_address(head)
-        self.env |= network.network_variables(network.interface_of(address, known), os.environ, known)
-        self.env |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TORCH_CPP_LOG_LEVEL": "ERROR"}
+        env = self.env | network.network_variables(network.interface_of(address, known), os.environ, known)
+        env |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TORCH_CPP_LOG_LEVEL": "ERROR"}
         placement = self.config.placement
-        seconds = self.arguments.seconds
-        ranks = placement.workers_per_node if placement.device == "cuda" else 1
         command = speed.speed_command(
             python=sys.executable,
             seconds=seconds,
             device=placement.device,
             rank=self.node.rank,
             nodes=self.node.nodes,
-            ranks_per_node=ranks,
+            ranks_per_node=placement.workers_per_node if placement.device == "cuda" else 1,
             head=head,
             port=port,
             out=os.path.abspath(os.path.join(self.config.run.dir, SPEED_FILE)),
         )
-        with self.child(command, self.env) as process:
-            for _ in self.until(lambda: "the all-reduce did not end", EXIT_PREFLIGHT, 3 * seconds + 180.0):
+        what = "the all-reduce between the ranks did not end"
+        with self.child(command, env) as process:
+            for _ in self.until(lambda: what, EXIT_CONFIG, 3 * seconds + 180.0):
                 check()
                 if process.poll() is not None:
                     break
-        return EXIT_PREFLIGHT if process.returncode else EXIT_OK
+        return f"{what}: the lines above say why, NCCL_DEBUG=INFO more" if process.returncode else ""
 
     @staticmethod
     def beacons(ray: RayNode) -> Path:

@@ -33,7 +33,7 @@ class NodeWorkerLauncher(Launcher):
         self.join(looked)
         order = self.answer_probes()
         if order["kind"] == "allreduce":
-            return self.preflight(order)
+            order = self.reduce(order)
         return self.work(self.start_ray(order))
 
     def join(self, looked: rendezvous.Message) -> None:
@@ -84,13 +84,11 @@ class NodeWorkerLauncher(Launcher):
                 return order
             self.link.send({"kind": "probed", **self.prober.carry_out_order(order)})
 
-    def preflight(self, order: rendezvous.Message) -> int:
-        """This node's part of the preflight's collectives; returns the exit code."""
-        code = self.measure_speed(order["head"], order["port"], lambda: self.hear(0))
-        if not code:
-            # Waits for the head's exit code: a node that exits first counts as lost.
-            self.hear(self.wait_s, "verdict")
-        return code
+    def reduce(self, order: rendezvous.Message) -> rendezvous.Message:
+        """This node's part of the collectives; returns the head's next order. What failed the head says, from
+        its own part: a node that exits first counts as lost."""
+        self.measure_speed(order["head"], order["port"], order["seconds"], lambda: self.hear(0))
+        return self.hear(self.wait_s, "start")
 
     def start_ray(self, order: rendezvous.Message) -> RayNode:
         """Has this node join Ray on the head, and tells the head."""

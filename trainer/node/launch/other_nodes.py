@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from trainer.node.launch import rendezvous
 from trainer.node.launch.launcher import LaunchEnded
 from trainer.node.topology import NodeEnvironment
-from trainer.system.exit_codes import EXIT_NODE_LOST, EXIT_PREFLIGHT
+from trainer.system.exit_codes import EXIT_CONFIG, EXIT_NODE_LOST
 
 
 class OtherNodes:
@@ -61,7 +61,7 @@ class OtherNodes:
         reached = {link.local_address for link in self.links.links.values()}
         if len(reached) > 1:
             raise LaunchEnded(
-                EXIT_PREFLIGHT,
+                EXIT_CONFIG,
                 f"the nodes reach the head at different addresses ({', '.join(sorted(reached))}): "
                 "give all of them the one on the network that they share in SPOTRL_HEAD",
             )

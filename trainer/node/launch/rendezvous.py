@@ -209,8 +209,9 @@ class RendezvousHead:
                 f"node {rank} ({link.peer_address}) -> node 0: short packets arrive and long ones do not:"
                 " lower the interfaces' MTU to what the network carries"
             )
+            own = bool(self.links)  # others came through: it is this machine's port of the network
             self.links[rank] = link  # so that it hears the verdict
-            raise RendezvousError(why, EXIT_PREFLIGHT)
+            raise RendezvousError(why, EXIT_PREFLIGHT if own else EXIT_CONFIG)
         link.close()
 
     def _connect(self, timeout_s: float) -> None:

@@ -13,14 +13,15 @@ import time
 
 from trainer.node.launch import ray_client
 from trainer.system.errors import RayError
-from trainer.system.exit_codes import EXIT_RAY
+from trainer.system.exit_codes import EXIT_CONFIG, EXIT_RAY
 
 BYTES = 16 << 20
 DEADLINE_S = 90.0
 
 
 def main(addresses: list[str]) -> int:
-    """Returns 1 after naming the nodes or the pairs that did not work, EXIT_RAY if Ray cannot be joined."""
+    """Returns 1 after naming the nodes or the pairs that did not work, EXIT_CONFIG where none did, EXIT_RAY if
+    Ray cannot be joined."""
     import ray
 
     try:
@@ -43,7 +44,7 @@ def main(addresses: list[str]) -> int:
                 f"error: Ray does not see {', '.join(missing)}; it sees {', '.join(sorted(alive))}",
                 file=sys.stderr,
             )
-            return 1
+            return 1 if len(missing) < len(addresses) - 1 else EXIT_CONFIG
         time.sleep(0.2)
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -69,18 +70,20 @@ def main(addresses: list[str]) -> int:
         )
 
     ready, late = ray.wait(results, num_returns=len(results), timeout=max(1.0, deadline - time.monotonic()))
+    lost = 0
     for pair, result in zip(pairs, results, strict=True):
         if result in late or ray.get(result) != (BYTES, True):
+            lost += 1
             print(
                 f"error: {pair[0]} could not send {BYTES >> 20} MiB to {pair[1]} through Ray: open all ports "
                 "between the nodes, or check the network interface",
                 file=sys.stderr,
             )
-    if not late:
+    if not lost:
         print(
             f"every node sent {BYTES >> 20} MiB to the next in {time.monotonic() - began:.1f} s", flush=True
         )
-    return int(bool(late))
+    return EXIT_CONFIG if lost == len(pairs) else int(bool(lost))
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ ANOTHER_MACHINE_HELPS = {
     "matrix product": "this GPU is slower than the job's others",
     "GPU memory": "this GPU is slower than the job's others",
     "all-reduce in the node": "links of this board, unless all nodes are slow",
+    "sums": "a GPU or a link of it corrupts data",
     "InfiniBand": "its port is down or slower than another node's",
     "ports": "its host's firewall, unless no pair of nodes gets through",
     "MTU": "its port of the network, unless no pair of nodes gets through",

@@ -50,6 +50,13 @@ def fastest_ports(found: list[Port]) -> list[Port]:
     return [p for p in found if p.active and p.gbit_per_s == rate]
 
 
+def used_gbit_per_s(env: Mapping[str, str]) -> float:
+    """What NCCL may use of this node's InfiniBand or RoCE; 0 for none."""
+    if env.get("NCCL_IB_DISABLE") == "1":
+        return 0.0
+    return sum(port.gbit_per_s for port in fastest_ports(infiniband_ports()))
+
+
 def nccl_variables(found: list[Port], env: Mapping[str, str]) -> tuple[dict[str, str], str]:
     """Variables for NCCL, and why. Nothing where it would choose the same by itself, or the variable is set
     already."""

@@ -35,7 +35,7 @@ DIAGNOSE_S = 15.0
 """Seconds between two diagnoses of missing nodes."""
 
 
-class Gathering:
+class JoiningNodes:
     """The first part of a launch on several nodes: everyone connects, and all are measured and compared."""
 
     def __init__(self, launcher: Launcher, others: OtherNodes, prober: Prober):
@@ -105,7 +105,9 @@ class Gathering:
             name = self.others.names([lost])
             if 0 in reach:
                 why = f"{name} -> node 0: it is up and cannot connect to the head's port {port}"
-                return EXIT_PREFLIGHT, why
+                if self.links.links:  # others can: it is this machine's firewall
+                    return EXIT_PREFLIGHT, why
+                return EXIT_CONFIG, f"{why}, as no node can: open all TCP between the nodes"
             if reach:
                 by = self.others.names(reach)
                 return EXIT_PREFLIGHT, f"node 0 -> {name}: it answers {by}, but not the head: blocked"
@@ -153,9 +155,7 @@ class Gathering:
             return
         self.launcher.say("measuring the network between all nodes")
         survey = network.survey_network(networks, self.others.addresses, self.ask)
-        self.fabric_gbit_per_s = sum(
-            p.gbit_per_s for p in infiniband.fastest_ports(infiniband.infiniband_ports())
-        )
+        self.fabric_gbit_per_s = infiniband.used_gbit_per_s(self.launcher.env)
         # With InfiniBand or RoCE, NCCL leaves TCP to the rendezvous.
         by_tcp = self.launcher.config.placement.device == "cuda" and not self.fabric_gbit_per_s
         self.found += network_checks.judge_network(survey, gpus=by_tcp)
@@ -180,7 +180,7 @@ class Gathering:
 
         if 0 in orders:
             threading.Thread(target=obey, daemon=True).start()
-        for _ in self.launcher.until(late, EXIT_PREFLIGHT, PROBE_S):
+        for _ in self.launcher.until(late, EXIT_NODE_LOST, PROBE_S):
             for rank, message in self.others.messages():
                 if message["kind"] == "probed":
                     answers[rank] = message
