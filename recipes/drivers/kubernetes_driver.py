@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from recipes.drivers import platform_state
-from recipes.platforms import kubernetes, script
+from recipes.platforms import kubernetes, programs, script
 from recipes.platforms.job_set import ARCHIVE, set_name
 from recipes.platforms.kubectl import checked_output, head_pods, kubectl_program, remove_job_set, run_kubectl
 from recipes.presets import resolve
@@ -141,6 +141,8 @@ def follow(record: RunRecord, seen: set[str], tail: int = -1) -> int:
     """Shows the logs of the head's pods but those of `seen`, one after the other, until the JobSet has ended:
     0, or 1 where it failed. tail: lines to begin with; -1: all."""
     last = ""
+    pulling_since = 0.0
+    limit_s = resolve(record.recipe, record.overrides).config.placement.start_timeout_s
     while True:
         answer = platform_state.ask_platform(record)
         new = [pod.name for pod in head_pods(record) if pod.begun and pod.name not in seen]
@@ -151,6 +153,16 @@ def follow(record: RunRecord, seen: set[str], tail: int = -1) -> int:
         if answer and (answer.ended_s or not answer.known):
             print(answer.text, flush=True)
             return EXIT_OK if answer.state == "finished" else EXIT_ERROR
+        no_image = answer is not None and answer.state == "starting" and answer.why
+        pulling_since = (pulling_since or time.monotonic()) if no_image else 0.0
+        if no_image and time.monotonic() - pulling_since > limit_s:
+            print(
+                f"error: {no_image}: ended, so that its GPUs are free (site.image_secret names a login)",
+                flush=True,
+            )
+            program, *remove = remove_job_set(record)
+            run_kubectl([programs.find_program(program) or program, *remove])
+            return EXIT_CONFIG
         if answer and answer.text != last:
             last = answer.text
             print(last, flush=True)

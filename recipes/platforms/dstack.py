@@ -75,7 +75,7 @@ class Dstack(Disposable):
         return self.backend if recipe.cluster.nodes == 1 else self.cloud
 
     def obeys(self, recipe: Recipe) -> frozenset[str]:
-        own = {"cluster.shm_gib"}
+        own = {"cluster.shm_gib", "site.image_secret"}
         if not self.cloud:
             return (self.OBEYS - {"storage.volume"}) | own | {"site.hosts", "site.ssh_key"}
         own.add("budget.idle_minutes" if restarts.restart_codes(recipe) else "budget.keep_minutes")
@@ -129,7 +129,7 @@ class Dstack(Disposable):
 
     def check(self, recipe: Recipe, record: RunRecord, task: str) -> None:
         """dstack's secrets: its server looks for them only when the machines are there."""
-        wanted = self.secrets(recipe)
+        wanted = [*map(str.lower, self.secrets(recipe)), *registry_secrets(recipe)]
         if not wanted:
             return
         command = [programs.find_program("dstack"), "secret", "list"]
@@ -139,7 +139,7 @@ class Dstack(Disposable):
             raise ConfigError(
                 f"dstack secret list said {complaint!r}: point dstack at your server (dstack project add)"
             )
-        missing = [name.lower() for name in wanted if name.lower() not in done.stdout.split()]
+        missing = [name for name in wanted if name not in done.stdout.split()]
         if missing:
             raise ConfigError(
                 f"dstack has no secret {', '.join(missing)}: run dstack secret set {missing[0]} VALUE"
@@ -185,11 +185,9 @@ class Dstack(Disposable):
             apply = f"for i in $(seq {recipe.jobs}); do {each}; done"
 
         lines = [script.written_by(recipe, self.name)]
-        for name in self.secrets(recipe):
-            lines.append(f"  dstack secret set {name.lower()} ...")
-        lines.append(f"  dstack apply -f {folder}.fleet.yaml")
-        lines.append(f"  {apply}")
-        lines.append(script.run_id_comment(recipe))
+        for name in (*map(str.lower, self.secrets(recipe)), *registry_secrets(recipe)):
+            lines.append(f"  dstack secret set {name} ...")
+        lines += [f"  dstack apply -f {folder}.fleet.yaml", f"  {apply}", script.run_id_comment(recipe)]
         return "\n".join(lines)
 
     def secrets(self, recipe: Recipe) -> tuple[str, ...]:
@@ -213,6 +211,7 @@ class Dstack(Disposable):
             "nodes": recipe.cluster.nodes,
             "fleets": [self.fleet_name(name)],
             "image": recipe.cluster.image,
+            **_registry(recipe),
             "user": "root",
             "shell": "bash",
             "working_dir": CODE,
@@ -234,12 +233,8 @@ class Dstack(Disposable):
         }
         if recipe.cluster.gpus_per_node and recipe.kind != "serve":
             task["utilization_policy"] = {"min_gpu_utilization": 5, "time_window": "1h"}
-        body = (
-            self.begin_shell(recipe)
-            + script.setup_commands(recipe, EXIT_PREFLIGHT)
-            + script.write_config(recipe)
-        )
-        body += script.keep_commands(recipe)
+        body = self.begin_shell(recipe) + script.setup_commands(recipe, EXIT_PREFLIGHT)
+        body += script.write_config(recipe) + script.keep_commands(recipe)
         task["commands"] = [command(recipe, body)]
         return task
 
@@ -283,10 +278,8 @@ class Dstack(Disposable):
             where["regions"] = [site.region]
         if forms := self._forms(recipe):
             where["instance_types"] = forms
-        if self.uses_spot(recipe):
-            where["spot_policy"] = "spot" if recipe.cluster.spot == "only" else "auto"
-        else:
-            where["spot_policy"] = "on-demand"
+        market = "spot" if recipe.cluster.spot == "only" else "auto"
+        where["spot_policy"] = market if self.uses_spot(recipe) else "on-demand"
         # Dollars per node and hour: the recipe's, else one and a half times the dearest known price.
         cards = self.cards(recipe)
         dearest = max((choice.listed_usd for choice in machines if choice.gpu in cards), default=0.0)
@@ -328,13 +321,9 @@ class Dstack(Disposable):
             )
         if not recipe.site.region and not self.on_kubernetes:
             raise ConfigError("a volume lives in one region: set site.region, for example US-KS-2 on RunPod")
-        size = pods.claim_gib(recipe)
         where = {"region": recipe.site.region} if recipe.site.region else {}
-        return (
-            {"type": "volume", "name": recipe.storage.volume, "backend": cloud}
-            | where
-            | {"size": f"{size}GB"}
-        )
+        volume = {"type": "volume", "name": recipe.storage.volume, "backend": cloud}
+        return volume | where | {"size": f"{pods.claim_gib(recipe)}GB"}
 
 
 TARGETS = (
@@ -425,6 +414,19 @@ def _task_name(recipe: Recipe) -> str:
         return name
     run = script.job_name(recipe).removesuffix("-sample")
     return f"{run[:20].rstrip('-')}-{hashlib.sha256(run.encode()).hexdigest()[:4]}-sample"
+
+
+def registry_secrets(recipe: Recipe) -> tuple[str, ...]:
+    """dstack's secrets with the login of the image's registry."""
+    name = recipe.site.image_secret
+    return (f"{name}_username", f"{name}_password") if name else ()
+
+
+def _registry(recipe: Recipe) -> dict[str, Any]:
+    login = {}
+    for field, secret in zip(("username", "password"), registry_secrets(recipe), strict=False):
+        login[field] = f"${{{{ secrets.{secret} }}}}"
+    return {"registry_auth": login} if login else {}
 
 
 def _idle(recipe: Recipe) -> str:

@@ -117,6 +117,7 @@ def _pod(platform: Disposable, recipe: Recipe) -> dict[str, Any]:
         "automountServiceAccountToken": False,
         # A shell that is process 1 ignores SIGTERM, so an eviction would wait for the set-up to end.
         "shareProcessNamespace": True,
+        **pods.pull_secret(recipe),
         **_placement(platform, recipe),
         "containers": [_container(platform, recipe)],
         "volumes": [

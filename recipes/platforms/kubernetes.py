@@ -50,6 +50,8 @@ from recipes.recipe.spec import Recipe
 from recipes.records.run_record import RunRecord
 from trainer.config import ConfigError, never_sent
 
+NO_IMAGE = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
+"""Why a pod waits that cannot pull its image: left alone, it holds all GPUs to the end of the run's hours."""
 TOKENS = "$HOME/.spotrl/tokens.env"
 """File with tokens that the head of a rendered file names: no place of the repository, which is sent."""
 LEFT_OUT = (
@@ -157,8 +159,9 @@ class Kubernetes(Disposable):
         if answer.state != "starting":
             return answer
         pods_of_set = answers.rows(*program, "get", "pods", *of_set) or {"items": []}
-        reasons = filter(None, dict.fromkeys(map(_waits_for, pods_of_set["items"])))
-        return replace(answer, text="; ".join([answer.text, *reasons]))
+        reasons = list(filter(None, dict.fromkeys(map(_waits_for, pods_of_set["items"]))))
+        why = next((reason for reason in reasons if reason.startswith(NO_IMAGE)), "")
+        return replace(answer, text="; ".join([answer.text, *reasons]), why=why)
 
     def server_address(self, record: RunRecord) -> tuple[str, str]:
         job = f"job/{set_name(record.run_id)}-{NODE}-0"

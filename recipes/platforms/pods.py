@@ -7,7 +7,16 @@ from recipes.recipe.spec import Recipe
 ENVIRONMENT_GIB = 60
 """Size of a pod's own disk where a claim holds models, data and runs: it has the environment, the repository
 and Ray's files."""
-OBEYS = frozenset({"cluster.shm_gib", "site.kubernetes_context", "site.node_pool", "site.queue", "site.rdma"})
+OBEYS = frozenset(
+    {
+        "cluster.shm_gib",
+        "site.image_secret",
+        "site.kubernetes_context",
+        "site.node_pool",
+        "site.queue",
+        "site.rdma",
+    }
+)
 OF_CLAIMS = frozenset({"site.storage_class", "storage.volume_gib"})
 """Options of the claim that `storage.volume` names."""
 
@@ -20,6 +29,12 @@ def obeyed(recipe: Recipe) -> frozenset[str]:
 def own_disk_gib(recipe: Recipe) -> int:
     """Disk that a pod asks its node for: with a claim the data are there."""
     return ENVIRONMENT_GIB if recipe.storage.volume else recipe.cluster.disk_gib
+
+
+def pull_secret(recipe: Recipe) -> dict[str, list[dict[str, str]]]:
+    """A pod's field for the secret of its image's registry; {} without one."""
+    name = recipe.site.image_secret
+    return {"imagePullSecrets": [{"name": name}]} if name else {}
 
 
 def rdma_devices(recipe: Recipe) -> dict[str, int]:

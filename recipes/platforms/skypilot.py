@@ -436,7 +436,7 @@ def _pod(recipe: Recipe) -> dict[str, Any]:
     spec: dict[str, Any] = {"containers": [container], "volumes": [{"name": "dshm", "emptyDir": memory}]}
     if recipe.site.node_pool:
         spec["nodeSelector"] = {"cloud.google.com/gke-nodepool": recipe.site.node_pool}
-    return {"spec": spec}
+    return {"spec": spec | pods.pull_secret(recipe)}
 
 
 def _claim(recipe: Recipe) -> str:

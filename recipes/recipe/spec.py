@@ -241,20 +241,20 @@ class Site:
     reservation: str = ""
     """Slurm reservation."""
     gres: str = ""
-    """Slurm's generic resource per node, where the site wants it in the place of --gpus-per-node:
-    `gpu:h100:8`."""
+    """Slurm's generic resource per node, where the site wants it for --gpus-per-node: `gpu:h100:8`."""
     prelude: tuple[str, ...] = ()
     """Lines of shell that every node begins with: `module load cuda/13`."""
     offline: bool = False
-    """Compute nodes have no internet (Slurm, PBS): `up` prepares environment, data and model where it is
-    called."""
+    """Compute nodes have no internet (Slurm, PBS): `up` prepares all they need where it is called."""
     container: Literal["", "pyxis", "apptainer"] = ""
     """Run inside cluster.image by this container runtime (Slurm)."""
+    image_secret: str = ""
+    """What opens a private registry: a Secret of the Kubernetes namespace, or NAME of dstack's secrets
+    NAME_username and NAME_password."""
     pbs: Literal["pro", "torque"] = "pro"
     """Dialect of the resource request: PBS Professional and OpenPBS, or Torque."""
     grace_s: int = ranged_field(120, least=0)
-    """Seconds between the preemption notice and the kill: Slurm's GraceTime, Kubernetes'
-    terminationGracePeriodSeconds."""
+    """Seconds from notice to kill: Slurm's GraceTime, Kubernetes' terminationGracePeriodSeconds."""
 
 
 Target = Literal["local", "ssh", "slurm", "pbs", "skypilot", "skypilot-runpod", "skypilot-gcp",

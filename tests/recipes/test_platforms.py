@@ -10,14 +10,15 @@ import sys
 import pytest
 import yaml
 
-from recipes.drivers import launched_run, task_files
+from recipes.drivers import kubernetes_driver, launched_run, task_files
 from recipes.platforms import base, options, programs, script
-from recipes.platforms.answers import PlatformAnswers
+from recipes.platforms.answers import PlatformAnswer, PlatformAnswers
 from recipes.platforms.base import LaunchGiven
 from recipes.platforms.targets import TARGETS
 from recipes.presets import RECIPES, get, resolve
 from recipes.records import run_record
 from recipes.records.run_record import RunRecord
+from tests.recipes.rendered import render
 from tests.recipes.test_targets import PAIRS, VALUES, shell_of, with_hosts
 from trainer import config as run_config
 from trainer.config import ConfigError
@@ -150,3 +151,37 @@ def test_every_class_says_what_it_is():
         assert platform.program and platform.title and platform.hint and isinstance(platform, base.Platform)
         assert platform.gpus and "" in platform.network_gbit_s
     assert len(TARGETS) == 17 and set(RECIPES)
+
+
+def test_a_private_registry_gets_its_login_or_the_platform_is_refused_by_name():
+    """And a name of dstack's server is looked for before anything is rented (`check`)."""
+    recipe = resolve(SEVEN, ["site.image_secret=mine"])
+    login = [{"name": "mine"}]
+    sets = yaml.safe_load(next(iter(render(recipe, "kubernetes").values())))
+    pod = sets["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    sky = yaml.safe_load(next(iter(render(recipe, "skypilot-kubernetes").values())))
+    assert (
+        pod["imagePullSecrets"]
+        == sky["config"]["kubernetes"]["pod_config"]["spec"]["imagePullSecrets"]
+        == login
+    )
+    text = next(iter(render(recipe, "dstack-gcp").values()))
+    names = {"username": "${{ secrets.mine_username }}", "password": "${{ secrets.mine_password }}"}
+    assert yaml.safe_load(text)["registry_auth"] == names and "dstack secret set mine_password" in text
+    for target in ("skypilot-gcp", "slurm"):
+        with pytest.raises(ConfigError, match="site.image_secret is mine, and .* does nothing with it"):
+            render(recipe, target)
+
+
+def test_pods_that_cannot_pull_their_image_are_ended_after_the_starts_limit(monkeypatch, capsys):
+    why = "ImagePullBackOff: Back-off pulling image"
+    answer = PlatformAnswer(text=f"starting; {why}", state="starting", why=why)
+    removed = []
+    monkeypatch.setattr(kubernetes_driver, "POLL_S", 0.05)
+    monkeypatch.setattr(kubernetes_driver.platform_state, "ask_platform", lambda record: answer)
+    monkeypatch.setattr(kubernetes_driver, "head_pods", lambda record: [])
+    monkeypatch.setattr(kubernetes_driver, "run_kubectl", removed.append)
+    limit = ["placement.start_timeout_s=0.1"]
+    record = RunRecord(run_id="mine", recipe=SEVEN, target="kubernetes", overrides=limit)
+    assert kubernetes_driver.follow(record, set()) == 2
+    assert "delete" in removed[0] and "mine" in removed[0] and why in capsys.readouterr().out

@@ -248,8 +248,8 @@ class Launcher(ABC):
         return Prober(self.node.rank, self.config.run_id, port, wanted, self.node.head)
 
     def measure_speed(self, head: str, port: int, seconds: float, check: Callable[[], object]) -> str:
-        """This node's ranks of the collectives; what went wrong, "" if nothing. What all machines of one image
-        and set-up may share is no reason to take another."""
+        """This node's ranks of the collectives; what went wrong, "" if nothing. What all machines of one
+        image and set-up may share is no reason to take another."""
         known = network.interfaces()
         address = head if self.node.is_head else network.route_address(head)
         env = self.env | network.network_variables(network.interface_of(address, known), os.environ, known)

@@ -20,8 +20,8 @@ DEADLINE_S = 90.0
 
 
 def main(addresses: list[str]) -> int:
-    """Returns 1 after naming the nodes or the pairs that did not work, EXIT_CONFIG where none did, EXIT_RAY if
-    Ray cannot be joined."""
+    """Returns 1 after naming the nodes or the pairs that did not work, EXIT_CONFIG where none did, EXIT_RAY
+    if Ray cannot be joined."""
     import ray
 
     try:
