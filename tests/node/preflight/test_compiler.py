@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.node.preflight.compiler import check_compiler, missing_compiler_parts
+from trainer.node.preflight.compiler import compiler_row, missing_compiler_parts
 
 ROOT = Path(__file__).parents[3]
 
@@ -42,9 +42,8 @@ def test_a_compiler_by_any_of_its_names_or_by_cc(tools, tmp_path):
 def test_the_headers_of_this_python(tmp_path):
     lacks = missing_compiler_parts(os.environ, str(tmp_path))
     assert lacks[-1] == f"no Python.h in {tmp_path}"
-    finding = check_compiler(2, lacks)
-    assert finding.level == "fail" and finding.nodes == (2,) and "python3-dev" in finding.remedy
-    assert check_compiler(0, []).level != "fail"
+    wrong, _, _, remedy = compiler_row(lacks)
+    assert wrong and "python3-dev" in remedy and not compiler_row([])[0]
 
 
 def test_the_gpu_environment_is_not_downloaded_in_vain(tools, tmp_path):

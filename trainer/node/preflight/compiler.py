@@ -9,10 +9,8 @@ from __future__ import annotations
 import os
 import shutil
 import sysconfig
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-
-from trainer.node.preflight.findings import Finding
 
 COMPILERS = ("gcc", "clang", "cc")
 """What Triton looks for, where CC names none."""
@@ -31,17 +29,8 @@ def missing_compiler_parts(env: Mapping[str, str] = os.environ, include: str = "
     return found
 
 
-def check_compiler(rank: int, lacks: list[str]) -> Finding:
-    """The finding of one node. lacks: as `missing_compiler_parts` gave it."""
-    target = "a C compiler and Python.h"
-    if not lacks:
-        return Finding(check="compiler", nodes=(rank,), figure="there", target=target)
-    return Finding(
-        check="compiler",
-        nodes=(rank,),
-        level="fail",
-        figure=f"Triton builds its launchers when a kernel first runs: {', '.join(lacks)}",
-        target=target,
-        remedy="install gcc and python3-dev (dnf: gcc python3-devel), load the site's compiler module in "
-        "site.prelude, or set CC",
-    )
+def compiler_row(lacks: Sequence[str]) -> tuple[str, str, str, str]:
+    """(what is wrong or "", figure, target, remedy). lacks: as `missing_compiler_parts` gave it."""
+    wrong = f"Triton builds its launchers when a kernel first runs: {', '.join(lacks)}" if lacks else ""
+    remedy = "install gcc and python3-dev (dnf: gcc python3-devel), load the site's compiler module in "
+    return wrong, "there", "a C compiler and Python.h", remedy + "site.prelude, or set CC"

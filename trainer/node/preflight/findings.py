@@ -68,6 +68,24 @@ class Finding:
         return f"{where + ': ' if where else ''}{self.figure}" + (f": {self.remedy}" if self.remedy else "")
 
 
+def judged(
+    check: str,
+    nodes: tuple[int, ...],
+    wrong: str,
+    figure: str = "",
+    target: str = "",
+    remedy: str = "",
+    level: Level = "fail",
+    machine: bool = True,
+) -> Finding:
+    """A finding that passes where nothing is wrong. wrong: what is, in words; figure: what a pass shows."""
+    if not wrong:
+        return Finding(check=check, nodes=nodes, figure=figure, target=target)
+    return Finding(
+        check=check, nodes=nodes, level=level, figure=wrong, target=target, remedy=remedy, machine=machine
+    )
+
+
 def exit_code(findings: Iterable[Finding]) -> int:
     """0 if nothing failed, 36 if another machine would fix any failure, 2 if only the user can."""
     code = EXIT_OK

@@ -19,7 +19,7 @@ from typing import Any
 from trainer.hardware import driver as drivers
 from trainer.hardware.visible_gpus import nvml_positions
 from trainer.node.preflight import thresholds
-from trainer.node.preflight.findings import Finding
+from trainer.node.preflight.findings import Finding, judged
 
 SLOWDOWNS = {
     8: "hardware slowdown",
@@ -161,7 +161,9 @@ def check_gpus(rank: int, wanted: int) -> list[Finding]:
         remedy = (
             "give the machine back: a GPU has fallen off its bus (Xid 79 in dmesg), or the driver is broken"
         )
-        return [_found("GPUs", rank, f"the driver does not answer: {error}", "", "every GPU answers", remedy)]
+        return [
+            judged("GPUs", (rank,), f"the driver does not answer: {error}", "", "every GPU answers", remedy)
+        ]
     return judge_gpus(reading, rank, wanted, cuda_of_torch(), kernel_log())
 
 
@@ -183,7 +185,7 @@ def judge_gpus(reading: GpuReading, rank: int, wanted: int, cuda: int, log: str)
     used = reading.gpus[:wanted]
     wrong = drivers.driver_problem(reading.cuda, cuda)
     driver = f"driver {reading.driver}, CUDA {reading.cuda // 1000}"
-    found = [_found("driver", rank, wrong, driver, f"CUDA {cuda}", "")] if cuda else []
+    found = [judged("driver", (rank,), wrong, driver, f"CUDA {cuda}", "")] if cuda else []
     kinds = set()
     fastest = 0
     linked = any(any(gpu.nvlinks) for gpu in reading.gpus)
@@ -193,18 +195,20 @@ def judge_gpus(reading: GpuReading, rank: int, wanted: int, cuda: int, log: str)
     names = ", ".join(sorted(kinds))
     mixed = f"its GPUs are not alike: {names}" if len(kinds) > 1 else ""
     models = f"{len(used)} x {names}"
-    found.append(_found("GPU model", rank, mixed, models, "all alike", "take a machine with one kind of GPU"))
+    found.append(
+        judged("GPU model", (rank,), mixed, models, "all alike", "take a machine with one kind of GPU")
+    )
     for gpu in used:
         for check, wrong, figure, target, remedy, level in _complaints(gpu, fastest, linked):
             text = f"GPU {gpu.index} {wrong}" if wrong else ""
-            found.append(_found(check, rank, text, figure, target, remedy, level))
+            found.append(judged(check, (rank,), text, figure, target, remedy, level))
     xids = sorted(set(map(int, re.findall(r"NVRM: Xid \([^)]*\): (\d+)", log))) & XIDS.keys())
     text = ""
     if xids:
         text = "the kernel log has " + ", ".join(f"Xid {number} ({XIDS[number]})" for number in xids)
     figure = "no Xid" if log else "the kernel log is not readable here"
     found.append(
-        _found("kernel log", rank, text, figure, "", "a GPU of this machine is failing: take another")
+        judged("kernel log", (rank,), text, figure, "", "a GPU of this machine is failing: take another")
     )
     return found
 
@@ -231,7 +235,7 @@ def compare_gpus(found: Iterable[Finding]) -> list[Finding]:
         for rank, figure in figures.items():
             if figure != usual:
                 line = f"{text}: {figure}, theirs {usual}"
-                out.append(_found(check, rank, line, "", "alike on all nodes", remedy, level))
+                out.append(judged(check, (rank,), line, "", "alike on all nodes", remedy, level))
     return out
 
 
@@ -294,11 +298,3 @@ def _complaints(gpu: MeasuredGpu, fastest: int, linked: bool) -> list[tuple[str,
             "warn",
         ),
     ]
-
-
-def _found(
-    check: str, rank: int, wrong: str, figure: str, target: str, remedy: str, level: Any = "fail"
-) -> Finding:
-    if not wrong:
-        return Finding(check=check, nodes=(rank,), figure=figure, target=target)
-    return Finding(check=check, nodes=(rank,), level=level, figure=wrong, target=target, remedy=remedy)

@@ -26,7 +26,7 @@ from trainer.hardware.host_memory import available_memory, worker_bytes
 from trainer.hardware.model_shapes import shape_of
 from trainer.hardware.visible_gpus import gpu_names, visible_positions
 from trainer.node.preflight import compiler, infiniband, thresholds
-from trainer.node.preflight.findings import Finding
+from trainer.node.preflight.findings import Finding, judged
 from trainer.node.topology import NodeEnvironment
 
 GIB = 1 << 30
@@ -237,112 +237,92 @@ def check_host(
 ) -> list[Finding]:
     """All findings of this node; pure when `host` is given."""
     host = host or measure_host(config, alone=alone)
-    found = [
-        *_gpu_count(config, node, host),
-        _at_least(
+    cuda = config.placement.device == "cuda"
+    ranks = config.processes_per_node
+    shm, memory = shm_bytes(config), memory_bytes(config)
+    files = RANK_FILES * ranks if cuda else 1024
+    rows = [
+        (
             "shared memory",
-            host.shm_bytes,
-            shm_bytes(config),
-            node.rank,
-            "/dev/shm has {have} free and {need} are needed",
+            host.shm_bytes < shm and f"/dev/shm has {_gib(host.shm_bytes)} free and {_gib(shm)} are needed",
+            _gib(host.shm_bytes),
+            _gib(shm),
             "start the container with a larger --shm-size (Kubernetes: an emptyDir in memory)",
         ),
-        _at_least(
+        (
             "memory",
-            host.memory_bytes,
-            memory_bytes(config),
-            node.rank,
-            "{have} of memory are available and {need} are needed",
+            host.memory_bytes < memory
+            and f"{_gib(host.memory_bytes)} of memory are available and {_gib(memory)} are needed",
+            _gib(host.memory_bytes),
+            _gib(memory),
             "use larger nodes, or fewer placement.workers_per_node",
         ),
-    ]
-    files = RANK_FILES * config.processes_per_node if config.placement.device == "cuda" else 1024
-    found.append(
-        _limit(
+        (
             "open files",
-            host.files,
-            files,
-            node.rank,
-            f"only {host.files} files may be open",
+            0 <= host.files < files and f"only {host.files} files may be open",
+            _count(host.files),
+            str(files),
             f"raise the hard limit to {files} (ulimit -Hn; docker: --ulimit nofile)",
-        )
-    )
-    threads = 1024 * config.processes_per_node
-    found.append(
-        _limit(
+        ),
+        (
             "processes",
-            host.processes,
-            threads,
-            node.rank,
-            f"only {host.processes} processes may be started",
-            f"raise the hard limit to {threads} (ulimit -Hu)",
-        )
-    )
+            0 <= host.processes < 1024 * ranks and f"only {host.processes} processes may be started",
+            _count(host.processes),
+            str(1024 * ranks),
+            f"raise the hard limit to {1024 * ranks} (ulimit -Hu)",
+        ),
+        (
+            "loopback",
+            not host.loopback
+            and "127.0.0.1 does not answer: Ray's and torch's processes find each other there",
+            "127.0.0.1 answers",
+            "",
+            "ip link set lo up",
+        ),
+    ]
     if host.infiniband and node.nodes > 1:
-        found.append(
-            _limit(
+        locked = f"only {host.locked_bytes} bytes may be pinned and there is an InfiniBand device"
+        rows.append(
+            (
                 "pinned memory",
-                host.locked_bytes,
-                1 << 40,
-                node.rank,
-                f"only {host.locked_bytes} bytes may be pinned and there is an InfiniBand device",
+                0 <= host.locked_bytes < 1 << 40 and locked,
+                _count(host.locked_bytes),
+                str(1 << 40),
                 "docker: --ulimit memlock=-1:-1",
             )
         )
-        if config.placement.device == "cuda":
-            found.append(infiniband.check_library(node.rank, host.lacks_verbs))
-    found.append(_processors(config, host.cpus, node.rank))
-    found.append(_loopback(host, node.rank))
-    if config.placement.device == "cuda":
-        found.append(compiler.check_compiler(node.rank, list(host.lacks)))
+        if cuda:
+            rows.append(("InfiniBand's library", *infiniband.library_row(host.lacks_verbs)))
+    if cuda:
+        rows.append(("compiler", *compiler.compiler_row(host.lacks)))
+    here = (node.rank,)
+    found = _gpu_count(config, node, host)
+    for check, wrong, figure, target, remedy in rows:
+        found.append(judged(check, here, str(wrong or ""), figure, target, remedy))
+    found.append(_processors(config, host.cpus, here))
     return found + _disks(config, node, host.disks, alone) + ([] if alone else _paths(config, node))
 
 
-def _at_least(check: str, have: int, need: int, rank: int, text: str, remedy: str) -> Finding:
-    figures = {"have": f"{have / GIB:.1f} GiB", "need": f"{need / GIB:.1f}"}
-    if have >= need:
-        return Finding(
-            check=check, nodes=(rank,), figure=f"{have / GIB:.1f} GiB", target=f"{need / GIB:.1f} GiB"
-        )
-    figure = text.format(**figures)
-    target = f"{need / GIB:.1f} GiB"
-    return Finding(check=check, nodes=(rank,), level="fail", figure=figure, target=target, remedy=remedy)
+def _gib(size: float) -> str:
+    return f"{size / GIB:.1f} GiB"
 
 
-def _limit(check: str, have: int, need: int, rank: int, text: str, remedy: str) -> Finding:
-    if have < 0 or have >= need:
-        return Finding(
-            check=check, nodes=(rank,), figure="no limit" if have < 0 else str(have), target=str(need)
-        )
-    return Finding(check=check, nodes=(rank,), level="fail", figure=text, target=str(need), remedy=remedy)
+def _count(number: int) -> str:
+    return "no limit" if number < 0 else str(number)
 
 
-def _processors(config: RunConfig, cpus: float, rank: int) -> Finding:
+def _processors(config: RunConfig, cpus: float, here: tuple[int, ...]) -> Finding:
     """A rank that has less than half a processor keeps its GPU waiting, and misses heartbeats."""
     ranks = config.processes_per_node
-    target = f"{ranks}, one a rank"
-    figure = f"{cpus:.3g}"
-    if cpus >= ranks:
-        return Finding(check="processors", nodes=(rank,), figure=figure, target=target)
-    return Finding(
-        check="processors",
-        nodes=(rank,),
+    few = f"its {ranks} ranks may use {cpus:.3g} processors (affinity and the control groups' CPU quota)"
+    return judged(
+        "processors",
+        here,
+        few if cpus < ranks else "",
+        f"{cpus:.3g}",
+        f"{ranks}, one a rank",
+        "ask the platform for more CPUs (cluster.cpus), or raise the container's CPU quota",
         level="fail" if cpus < LEAST_CPUS * ranks else "warn",
-        figure=f"its {ranks} ranks may use {figure} processors (affinity and the control groups' CPU quota)",
-        target=target,
-        remedy="ask the platform for more CPUs (cluster.cpus), or raise the container's CPU quota",
-    )
-
-
-def _loopback(host: MeasuredHost, rank: int) -> Finding:
-    if host.loopback:
-        return Finding(check="loopback", nodes=(rank,), figure="127.0.0.1 answers")
-    return Finding(
-        check="loopback",
-        nodes=(rank,),
-        level="fail",
-        figure="127.0.0.1 does not answer: Ray's and torch's processes find each other there",
-        remedy="ip link set lo up",
     )
 
 

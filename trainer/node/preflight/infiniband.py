@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.hardware import verbs
-from trainer.node.preflight.findings import Finding
+from trainer.node.preflight.findings import Finding, judged
 
 SYSFS = Path("/sys/class/infiniband")
 
@@ -75,14 +75,12 @@ def nccl_variables(found: list[Port], env: Mapping[str, str]) -> tuple[dict[str,
     return {"NCCL_IB_HCA": value}, why
 
 
-def check_library(rank: int, missing: Sequence[str]) -> Finding:
-    """The finding on the libraries that NCCL opens. missing: as `verbs.missing_libraries` gave it."""
-    check = "InfiniBand's library"
-    if not missing:
-        return Finding(check=check, nodes=(rank,), figure="it opens")
-    figure = f"without {' and '.join(missing)} NCCL trains over TCP, and this machine has InfiniBand"
+def library_row(missing: Sequence[str]) -> tuple[str, str, str, str]:
+    """(what is wrong or "", figure, target, remedy) of the libraries that NCCL opens. missing: as
+    `verbs.missing_libraries` gave it."""
+    lacks = f"without {' and '.join(missing)} NCCL trains over TCP, and this machine has InfiniBand"
     remedy = f"put `apt-get install {verbs.PACKAGES}` into the image, or set NCCL_IB_DISABLE=1"
-    return Finding(check=check, nodes=(rank,), level="fail", figure=figure, remedy=remedy)
+    return lacks if missing else "", "it opens", "", remedy
 
 
 def judge_infiniband(nodes: Mapping[int, list[dict[str, Any]]]) -> list[Finding]:
@@ -99,7 +97,7 @@ def judge_infiniband(nodes: Mapping[int, list[dict[str, Any]]]) -> list[Finding]
             why = f" ({', '.join(down)} down)" if down else ""
             figure = f"{rate:.0f} Gb/s of InfiniBand or RoCE{why}, another node has {best:.0f}"
             remedy = "ibstat shows the port; take another machine"
-            out.append(Finding(check="InfiniBand", nodes=(rank,), level="fail", figure=figure, remedy=remedy))
+            out.append(judged("InfiniBand", (rank,), figure, remedy=remedy))
         elif best:
             out.append(Finding(check="InfiniBand", nodes=(rank,), figure=f"{rate:.0f} Gb/s"))
     return out
