@@ -1,4 +1,4 @@
-"""Files of several nodes on eight kinds of Kubernetes clusters, by SkyPilot's own look at their nodes' labels."""
+"""Files of several nodes on eight kinds of Kubernetes clusters, as SkyPilot judges them by labels of nodes."""
 
 import json
 import subprocess
@@ -44,10 +44,12 @@ for cluster, own in labels.items():
     node = types.SimpleNamespace(metadata=metadata, status=status)
     utils.get_kubernetes_nodes = lambda context=None, node=node: [node]
     for name, text in texts.items():
-        task = sky.Task.from_yaml_config(yaml.safe_load(text), env_overrides=[("RUN_ID", "r"), ("BUCKET", "gs://b")])
+        given = [("RUN_ID", "r"), ("BUCKET", "gs://b")]
+        task = sky.Task.from_yaml_config(yaml.safe_load(text), env_overrides=given)
         for resources in task.resources:
             wanted = resources.get_required_cloud_features()
-            lacks = wanted & set(kind.Kubernetes._unsupported_features_for_resources(resources, region="mine"))
+            lacks = kind.Kubernetes._unsupported_features_for_resources(resources, region="mine")
+            lacks = wanted & set(lacks)
             if lacks:
                 refused.append([cluster, name, sorted(map(str, lacks))])
 print(json.dumps(refused))

@@ -31,6 +31,9 @@ ANOTHER_MACHINE_HELPS = {
     "MTU": "its port of the network, unless no pair of nodes gets through",
     "loss": "its cable or switch port",
     "bandwidth": "its cable or switch port, where other pairs are faster",
+    "the head's port": "it is up and cannot connect there, and others do",
+    "the first long message": "it does not arrive from there, and others' do",
+    "transfer through Ray": "some pairs of nodes exchange data, its own do not",
     "clock": "a host sets the clock of its containers",
 }
 """Why another machine helps, by check. Of any other check (image, set-up, limits, options, data) the next
