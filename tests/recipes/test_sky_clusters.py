@@ -1,4 +1,4 @@
-"""Files of several nodes on eight kinds of Kubernetes clusters, as SkyPilot judges them by labels of nodes."""
+"""Files of several nodes on eight kinds of Kubernetes clusters, as SkyPilot judges by labels."""
 
 import json
 import subprocess
