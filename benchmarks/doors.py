@@ -14,7 +14,6 @@ import base64
 import contextlib
 import io
 import json
-import math
 import random
 import resource
 import shutil
@@ -25,68 +24,34 @@ import traceback
 import zipfile
 from collections import Counter
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from PIL import Image
 
+from benchmarks import code_doors
 from benchmarks.hostile import (
-    CODE,
-    DEEDS,
-    KINDS,
-    MODES,
     SOUND,
     TEXTS,
     Draw,
+    Silent,
     drawing,
+    expect,
     hostile_record,
     hostile_value,
     mutated,
+    named,
     sound_records,
 )
 from benchmarks.machine import processor
 from data_prep import cli
 from data_prep.ingest.archive import Refused, members
-from data_prep.ingest.images import inspect
 from data_prep.sources.own import own
 from data_prep.sources.source import BadRow, Candidate
-from trainer.config import ConfigError, RewardFunction, Turns
+from trainer.config import ConfigError
 from trainer.data.dataset import Dataset, read_manifest
 from trainer.data.schema import question_text
-from trainer.images.decoding import ImageLimits, decode_image
-from trainer.rewards.completion_facts import facts_of, function_specs
-from trainer.rewards.process_pool import ProcessPool
-from trainer.sampling.api_server import decode_as_training
-from trainer.turns.episode import ERROR, FAILED, Observation, Situation
-from trainer.turns.messages import packed, unpacked
-from trainer.turns.own import OwnEnvironment
-
-DEADLINE_S = 1.0
-"""Longest call of people's code."""
-
-
-class Silent(Exception):
-    """What went wrong without a word."""
-
-
-def expect(sound: Any, what: object) -> None:
-    """Raises Silent where something does not hold."""
-    if not sound:
-        raise Silent(str(what)[:600])
-
-
-class named(contextlib.suppress):
-    """What is refused with a reason, which is one line."""
-
-    def __init__(self) -> None:
-        super().__init__(ConfigError)
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> bool:
-        expect(not isinstance(error, ConfigError) or str(error).strip(), "no reason")
-        return super().__exit__(kind, error, trace)
 
 
 def read_rows(path: Path) -> list[Candidate | BadRow]:
@@ -211,67 +176,6 @@ def archive(draw: Draw, folder: Path) -> str:
     return "named"
 
 
-def picture(draw: Draw, folder: Path) -> str:
-    """An encoded image whose bytes were changed: what the checks call sound, training decodes alike."""
-    data = mutated(draw, drawing(draw, draw.choice(KINDS), draw.choice(MODES)))
-    facts = inspect(data, ImageLimits())
-    if facts.error:
-        return "named"
-    image = decode_image(data, "row")
-    expect(
-        image.mode == "RGB" and image.size == (facts.width, facts.height), f"{image.size}, and not {facts}"
-    )
-    return "right"
-
-
-@cache
-def serving_decoder() -> Any:
-    from vllm.multimodal.media.image import ImageMediaIO
-
-    decode_as_training()
-    return ImageMediaIO()
-
-
-def requested_picture(draw: Draw, folder: Path) -> str:
-    """An image of a request to `serve`: shown as training shows it, or refused with status 400."""
-    data = drawing(draw, draw.choice(KINDS), draw.choice(MODES))
-    data = mutated(draw, data) if draw.random() < 0.7 else data
-    text = base64.b64encode(data).decode() if draw.random() < 0.9 else draw.choice(TEXTS)
-    try:
-        shown = serving_decoder().load_base64("image/png", text).media
-    except ValueError:
-        return "named"
-    expect(
-        shown.tobytes() == decode_image(data, "row").tobytes(), "serving shows another image than training"
-    )
-    return "right"
-
-
-def observation(draw: Draw, folder: Path) -> str:
-    """What a tool shows: any text, and images of any size and mode."""
-    sizes = (0, 1, 4, 30, 500)
-    images = []
-    for _ in range(draw.choice((0, 1, 2))):
-        images.append(Image.new(draw.choice((*MODES, "YCbCr")), (draw.choice(sizes), draw.choice(sizes))))
-    try:
-        shown = Observation(hostile_value(draw, 1), images)
-    except ValueError as error:
-        packed({"failed": str(error)})
-        return "named"
-    about, again = unpacked(packed({"text": shown.text}, shown.images))
-    about["text"].encode()
-    expect([image.mode for image in again] == ["RGB"] * len(images), "images are lost on the way")
-    return "right"
-
-
-def message(draw: Draw, folder: Path) -> str:
-    """What a process with a user's code sends, changed on the way."""
-    with contextlib.suppress(ValueError):
-        unpacked(mutated(draw, packed({"text": "x"}, [Image.new("RGB", (5, 4))])))
-        return "right"
-    return "named"
-
-
 def manifest(draw: Draw, folder: Path) -> str:
     """The manifest of a bucket."""
     file = {
@@ -310,7 +214,7 @@ def prepared(draw: Draw, folder: Path) -> str:
     sound = sound_records(draw, 40)
     records = []
     for i, record in enumerate(sound):
-        records.append(record | ({"image": base64.b64encode(drawing(draw)).decode()} if i % 2 else {}))
+        records.append(record | {"image": base64.b64encode(drawing(draw)).decode() if i % 2 else None})
     for _ in range(20):
         records.insert(draw.randrange(len(records) + 1), hostile_record(draw))
     path, out = folder / "d.jsonl", folder / "out"
@@ -324,85 +228,9 @@ def prepared(draw: Draw, folder: Path) -> str:
     lost = [record for record in sound if record["question"] not in kept]
     counts = sum(known.rows.values()) + sum(known.quarantined.values())
     expect(not lost and counts == len(records), f"lost {lost[:2]}, {counts} of {len(records)} counted")
-    expect(
-        all(file.parent == out for file in out.rglob("*") if file.is_file()), "a file outside of the folder"
-    )
+    outside = [file for file in out.rglob("*") if file.is_file() and file.parent != out]
+    expect(not outside, f"files outside of the folder: {outside}")
     return "named" if known.quarantined else "right"
-
-
-@cache
-def code_file() -> str:
-    path = Path(tempfile.mkdtemp()) / "mine.py"
-    path.write_text(CODE)
-    return str(path)
-
-
-def graders(path: str) -> ProcessPool:
-    return ProcessPool(1, DEADLINE_S, function_specs([RewardFunction(path=f"{path}:reward")]))
-
-
-def environment(path: str) -> OwnEnvironment:
-    return OwnEnvironment(Turns(environment=f"{path}:Mine", tool_seconds=DEADLINE_S))
-
-
-kept_graders, kept_environment = cache(graders), cache(environment)
-
-
-def end_processes() -> None:
-    """Ends the processes of people's code."""
-    kept_graders(code_file()).close()
-    kept_environment(code_file()).processes.close()
-    kept_graders.cache_clear()
-    kept_environment.cache_clear()
-
-
-def deed(draw: Draw) -> str:
-    """What a user's code does."""
-    return repr(hostile_value(draw, 2)) if draw.random() < 0.3 else draw.choice(DEEDS)
-
-
-def reward_function(draw: Draw, folder: Path) -> str:
-    """A user's function returns, raises, prints or does anything; the next completion is graded right."""
-    sound_text = f"={draw.randrange(99)}"
-    outcomes = []
-    for text in (deed(draw), sound_text):
-        task = ["user", text, facts_of("", "number", "", {})]
-        verdict, value, why, _ = kept_graders(code_file()).submit(task).result(timeout=60)
-        sound = verdict in ("correct", "wrong") and math.isfinite(value) and not why
-        expect(
-            sound or (verdict in ("error", "timeout") and len(why.splitlines()) == 1), (text, verdict, why)
-        )
-        outcomes.append("right" if sound else "named")
-    expect(value == float(sound_text[1:]), f"{sound_text} gave {value, why}")
-    return outcomes[0]
-
-
-def own_environment(draw: Draw, folder: Path) -> str:
-    """A user's environment answers and scores with anything; the next reply is answered right."""
-    text, sound_text = deed(draw), f"={draw.randrange(99)}"
-    mine, situation = kept_environment(code_file()), Situation((), lambda reply: None)
-    answer, score = mine.answer(situation, [text]), mine.score(situation, [text])
-    expect(score is None or math.isfinite(score), f"{text} scored {score}")
-    after = mine.answer(situation, [sound_text])
-    right = after is not None and after.text == f"got {sound_text}"
-    expect(right and mine.score(situation, [sound_text]) == float(sound_text[1:]), f"{after} after {text}")
-    return "named" if answer and answer.text.encode().decode().startswith((FAILED, ERROR)) else "right"
-
-
-def code(draw: Draw, folder: Path) -> str:
-    """A user's file whose bytes were changed is loaded or refused in one line."""
-    path = folder / "mine.py"
-    path.write_bytes(mutated(draw, CODE.encode()))
-    try:
-        if draw.random() < 0.5:
-            environment(str(path)).processes.close()
-        else:
-            with contextlib.closing(graders(str(path))) as pool:
-                pool.check()
-    except ConfigError as error:
-        expect(len(str(error).splitlines()) == 1, f"a reason of several lines: {error}")
-        return "named"
-    return "right"
 
 
 DOORS: dict[str, Callable[[Draw, Path], str]] = {
@@ -411,17 +239,17 @@ DOORS: dict[str, Callable[[Draw, Path], str]] = {
     "Parquet rows": parquet,
     "data files": whole_file,
     "archives": archive,
-    "pictures": picture,
-    "observations of tools": observation,
-    "messages of tools": message,
+    "pictures": code_doors.picture,
+    "observations of tools": code_doors.observation,
+    "messages of tools": code_doors.message,
     "manifests": manifest,
     "whole preparations, 20 hostile rows each": prepared,
-    "pictures of requests": requested_picture,
-    "reward functions": reward_function,
-    "environments": own_environment,
-    "files of code": code,
+    "pictures of requests": code_doors.requested_picture,
+    "reward functions": code_doors.reward_function,
+    "environments": code_doors.own_environment,
+    "files of code": code_doors.code,
 }
-ROUND = {prepared: 1, reward_function: 8, own_environment: 8, code: 2}
+ROUND = {prepared: 1, code_doors.reward_function: 8, code_doors.own_environment: 8, code_doors.code: 2}
 """Inputs of a door in one turn, where they take longer than milliseconds."""
 
 
@@ -433,17 +261,16 @@ def fuzz(minutes: float, seed: int) -> dict[str, Any]:
     turn = 0
     while time.monotonic() < end:
         turn += 1
-        for door, number in [
-            (door, n) for door, through in DOORS.items() for n in range(ROUND.get(through, 40))
-        ]:
+        inputs = [(door, n) for door, through in DOORS.items() for n in range(ROUND.get(through, 40))]
+        for door, number in inputs:
             folder = Path(tempfile.mkdtemp())
             try:
                 outcomes[door][DOORS[door](random.Random(f"{seed}/{door}/{turn}/{number}"), folder)] += 1
             except Exception as error:
-                outcomes[door]["silent" if isinstance(error, Silent) else "traceback"] += 1
+                outcomes[door]["silent" if isinstance(error, Silent) else "tracebacks"] += 1
                 faults.append(f"{seed}/{door}/{turn}/{number}: {traceback.format_exc(limit=-4)}"[:1500])
             shutil.rmtree(folder)
-    end_processes()
+    code_doors.end_processes()
     print(*faults[:20], sep="\n", flush=True)
     total = sum(outcomes.values(), Counter())
     return {
@@ -451,10 +278,7 @@ def fuzz(minutes: float, seed: int) -> dict[str, Any]:
         "minutes": minutes,
         "seed": seed,
         "inputs": total.total(),
-        "right": total["right"],
-        "named": total["named"],
-        "tracebacks": total["traceback"],
-        "silent": total["silent"],
+        **{outcome: total[outcome] for outcome in ("right", "named", "tracebacks", "silent")},
         "peak_mib": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
         "doors": {door: dict(counts) for door, counts in outcomes.items()},
         "faults": faults[:20],

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
 import random
 from typing import Any
 
 from PIL import Image
+
+from trainer.config import ConfigError
 
 Draw = random.Random
 SOUND = 12
@@ -71,6 +74,27 @@ DEEDS = (
     *("Observation('x', [Image.new('F', (9, 9))], 'system')", "(lambda f: f(f))(lambda f: f(f))"),
 )  # fmt: skip
 """Expressions that it computes."""
+
+
+class Silent(Exception):
+    """What went wrong without a word."""
+
+
+def expect(sound: Any, what: object) -> None:
+    """Raises Silent where something does not hold."""
+    if not sound:
+        raise Silent(str(what)[:600])
+
+
+class named(contextlib.suppress):
+    """What is refused with a reason, which is one line."""
+
+    def __init__(self) -> None:
+        super().__init__(ConfigError)
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> bool:
+        expect(not isinstance(error, ConfigError) or str(error).strip(), "no reason")
+        return super().__exit__(kind, error, trace)
 
 
 def drawing(draw: Draw, kind: str = "PNG", mode: str = "RGB") -> bytes:

@@ -12,19 +12,19 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from benchmarks import doors, hostile
+from benchmarks import code_doors, doors, hostile
 from data_prep.ingest.images import inspect
 from trainer.images.decoding import ImageLimits
 
-SLOW = {doors.prepared: 3, doors.archive: 60, doors.code: 3}
-SLOW |= {doors.reward_function: 12, doors.own_environment: 12}
+SLOW = {doors.prepared: 3, doors.archive: 60, code_doors.code: 3}
+SLOW |= {code_doors.reward_function: 12, code_doors.own_environment: 12}
 """Inputs of doors that take longer than milliseconds."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def ended():
     yield
-    doors.end_processes()
+    code_doors.end_processes()
 
 
 @pytest.mark.filterwarnings("ignore")
