@@ -18,7 +18,6 @@ import pytest
 
 from data_prep import cli
 from data_prep.sources.own import own
-from data_prep.sources.source import Candidate
 from tests.data_prep import raw
 from trainer.config import ConfigError
 from trainer.data.dataset import Dataset, read_manifest
@@ -223,14 +222,14 @@ def test_an_unknown_form_shows_the_first_rows_and_what_was_looked_for(tmp_path, 
 
 def test_all_rows_malformed_are_quarantined_and_the_first_are_shown(tmp_path, capsys):
     good = {"question": "q", "answer": "1"}
-    source = lines(
-        tmp_path / "d.jsonl", [good | {"answer": None} for _ in range(4)] + [good | {"image": "gone.png"}]
-    )
+    records = [good | {"answer": None}] * 4 + [good | {"image": "https://a.org/b.png"}]
+    source = lines(tmp_path / "d.jsonl", records)
     assert run("prepare", source, "--out", tmp_path / "out") == 2
     error = capsys.readouterr().err
-    assert "no row can be used: 4 no_answer_field, 1 image_missing; all of them are in" in error
+    assert "no row can be used: 4 no_answer_field, 1 image_url; all of them are in" in error
     assert error.count('{"reason": "no_answer_field"') == 3
-    assert len((tmp_path / "out" / "quarantine.jsonl").read_text().splitlines()) == 5
+    *_, last = (tmp_path / "out" / "quarantine.jsonl").read_text().splitlines()
+    assert "https://a.org/b.png is not on this machine: download the images" in json.loads(last)["detail"]
 
 
 def test_a_dry_run_writes_nothing(tmp_path, capsys, monkeypatch):
@@ -270,18 +269,6 @@ def test_a_replaced_image_makes_another_dataset(tmp_path, capsys):
     assert run("prepare", source, "--out", tmp_path / "out", "--validation", 0, "--overwrite") == 0
     assert Dataset(tmp_path / "out")[2].images == [raw.image(99)]
     assert read_manifest(tmp_path / "out").fingerprint != first.fingerprint
-
-
-def test_special_tokens_in_a_text_are_quarantined(tmp_path):
-    source = lines(
-        tmp_path / "d.jsonl",
-        [
-            {"question": "What does <|image_pad|> mean?", "answer": 1},
-            {"question": "Is 1 <|x| true?", "answer": 2},
-        ],
-    )
-    assert run("prepare", source, "--out", tmp_path / "out", "--validation", 0) == 0
-    assert read_manifest(tmp_path / "out").quarantined == {"special_token": 1}
 
 
 def test_two_members_of_one_name_with_other_content_are_ambiguous(tmp_path):
@@ -373,21 +360,6 @@ def test_questions_of_an_evaluation_set_without_images_are_left_out_too(tmp_path
     assert report["evaluation_rows_touched"] == {"e": 1}
 
 
-def test_images_on_the_web_are_refused_with_what_to_do(tmp_path):
-    rows = [
-        {"question": "Q?", "answer": 1, "image": "https://example.org/a.png"},
-        {"question": "R?", "answer": 2},
-    ]
-    assert (
-        run("prepare", lines(tmp_path / "d.jsonl", rows), "--out", tmp_path / "out", "--validation", 0) == 0
-    )
-    (line,) = (tmp_path / "out" / "quarantine.jsonl").read_text().splitlines()
-    assert json.loads(line)["reason"] == "image_url"
-    assert (
-        "https://example.org/a.png is not on this machine: download the images" in json.loads(line)["detail"]
-    )
-
-
 def test_another_language_of_the_machine_changes_nothing(tmp_path):
     source = lines(tmp_path / "d.jsonl", [{"question": "Wie groß ist ∠ABC?", "answer": "60°"}])
     command = [sys.executable, "-m", "data_prep", "prepare", str(source), "--out", str(tmp_path / "out")]
@@ -399,23 +371,6 @@ def test_another_language_of_the_machine_changes_nothing(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert "∠ABC" in (tmp_path / "out" / "preview.html").read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        ("It is \\boxed{x=2}", "x=2"),
-        ("<<6*7=42>>\n#### 1,242", "1242"),
-        ("The answer is B", "B"),
-        ("Answer: 3.5.", "3.5"),
-        ("<think>no</think><answer>7</answer>", "7"),
-        ("\\fbox{4}", "4"),
-    ],
-)
-def test_what_a_solution_states_is_its_answer(tmp_path, text, answer):
-    (source,) = own(lines(tmp_path / "d.jsonl", [{"problem": "q", "solution": text}]))
-    (row,) = source.rows()
-    assert isinstance(row, Candidate) and row.answer == answer
 
 
 def test_a_file_that_is_not_what_its_name_says_is_one_line(tmp_path):

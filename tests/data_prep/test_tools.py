@@ -9,14 +9,9 @@ from trainer.data.dataset import Dataset
 
 
 def test_show_stats_mix_and_filter(tmp_path, capsys):
-    assert (
-        run("prepare", virl39k(tmp_path / "raw"), "--name", "v", "--out", tmp_path / "v", "--validation", 0)
-        == 0
-    )
-    assert (
-        run("prepare", plain(tmp_path / "raw2"), "--name", "p", "--out", tmp_path / "p", "--validation", 0)
-        == 0
-    )
+    for name, write in (("v", virl39k), ("p", plain)):
+        source = write(tmp_path / f"raw-{name}")
+        assert run("prepare", source, "--name", name, "--out", tmp_path / name, "--validation", 0) == 0
     capsys.readouterr()
     assert run("show", tmp_path / "v", "--row", 2, "-n", 1) == 0
     shown = capsys.readouterr().out
