@@ -99,6 +99,7 @@ def test_the_split_of_the_command_line_is_read_alike(tmp_path, capsys):
     [
         {"rows": {"../up": 8}},
         {"files": [{"path": "../up.parquet", "split": "train", "rows": 8, "bytes": 1, "sha256": "0"}]},
+        {"files": [{"path": "x" * 300 + ".parquet", "split": "train", "rows": 8, "bytes": 1, "sha256": "0"}]},
         {"fingerprint": "../../../../above"},
     ],
 )

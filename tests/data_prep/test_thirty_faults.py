@@ -75,6 +75,7 @@ def test_a_hundred_and_seventy_of_two_hundred_rows_are_kept_and_thirty_are_named
         sound.append(record)
     records = list(sound)
     records[1]["choices"], records[1]["answer"] = ["1", "2"], "2"
+    records[2]["question"] += " Is 1 <|x| true?"
     for n, hostile in enumerate(questions(*faults)[8:]):
         records.insert(6 * n + 3, hostile)
     source, out = lines(tmp_path / "d.jsonl", records), tmp_path / "out"

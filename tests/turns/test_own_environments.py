@@ -17,7 +17,7 @@ from trainer.sampling.episodes import Episodes
 from trainer.system import process_set
 from trainer.system.backoff import Backoff
 from trainer.turns import own as own_environment
-from trainer.turns import tool_processes
+from trainer.turns import tool as tool_module
 from trainer.turns.environments import environment_of
 from trainer.turns.episode import FAILED, SeenPicture, Situation
 from trainer.turns.messages import packed, unpacked
@@ -103,7 +103,7 @@ def broken(): raise ValueError("not here")
 @pytest.fixture
 def own(tmp_path, monkeypatch):
     """Makes an environment of the file above; ends its processes."""
-    monkeypatch.setattr(tool_processes, "MOST_BYTES", 256 << 20)
+    monkeypatch.setattr(tool_module, "MOST_BYTES", 256 << 20)
     file = tmp_path / "mine.py"
     file.write_text(MINE.format(path=str(tmp_path / "seen")))
     made = []

@@ -74,7 +74,7 @@ def _refuse_malformed(manifest: Manifest) -> None:
             raise ValueError(f"a split {split!r:.80} of {count!r:.80} rows")
     for file in manifest.files:
         numbers = (file["rows"], file["bytes"])
-        named = re.fullmatch(r"\w[\w.-]*\.parquet", file["path"]) and re.fullmatch(
+        named = re.fullmatch(r"\w[\w.-]{0,150}\.parquet", file["path"], re.ASCII) and re.fullmatch(
             "[0-9a-f]*", file["sha256"]
         )
         if (

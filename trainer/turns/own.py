@@ -10,11 +10,11 @@ from trainer.system.backoff import Backoff
 from trainer.system.own_file import own_path
 from trainer.system.process_set import Guard, handed_on
 from trainer.system.waiting import waiting_for
-from trainer.turns import tool_processes
+from trainer.turns import tool as tool_module
 from trainer.turns.calls import BadCallError
 from trainer.turns.episode import ERROR, FAILED, Environment, Observation, Situation
 from trainer.turns.messages import packed, unpacked
-from trainer.turns.tool_processes import ToolFailure, ToolProcesses
+from trainer.turns.tool import ToolFailure, ToolProcesses
 
 REPLAYS = Backoff(attempts=3, patience_s=600.0)
 """Tries of an answer whose picture a learner makes again: it was given once, so it is waited for."""
@@ -35,7 +35,7 @@ class OwnEnvironment(Environment):
             maker="trainer.turns.environment_process:ServedEnvironment",
             arguments=[self.path],
             key="turns.environment",
-            most_bytes=tool_processes.MOST_BYTES,
+            most_bytes=tool_module.MOST_BYTES,
             environment=handed_on(turns.env),
             python=turns.python,
         )

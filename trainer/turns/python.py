@@ -10,7 +10,7 @@ from trainer.system.process_set import MAX_STRETCH, Guard
 from trainer.turns.calls import BadCallError
 from trainer.turns.episode import Observation, Situation
 from trainer.turns.python_process import LONGEST, MODULES
-from trainer.turns.tool_processes import MOST_BYTES, ToolProcesses
+from trainer.turns.tool import MOST_BYTES, ToolProcesses
 
 SPARE_S = 10.0
 """Seconds beyond a program's longest after which the process around it is ended, too."""
