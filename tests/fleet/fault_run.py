@@ -29,10 +29,10 @@ from tests.fleet.jobs import (
     WorkerProcess,
     assert_same_run,
     other_ranks,
-    wait_for,
     without_workers,
 )
 from tests.soak.sampling import Sampler
+from tests.waiting import until
 from trainer.config import RunConfig, override
 from trainer.observe.history import read_history
 from trainer.storage.storage import Storage
@@ -267,7 +267,7 @@ def add_liar(run: FaultRun, _: WorkerProcess) -> None:
     stands still until it is there."""
     run.job.signal(signal.SIGSTOP)
     liar = run.job.add_worker("liar", module="tests.fleet.lying_worker")
-    wait_for(lambda: READY in liar.said())
+    until(lambda: READY in liar.said(), 300)
     run.job.signal(signal.SIGCONT)
 
 

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -192,11 +191,3 @@ def assert_same_run(one: Job, other: Job, but: tuple[str, ...] = (), since: int 
         "metrics": sum(map(len, metrics)),
         "tensors_of_the_last_checkpoint": len(weights),
     }
-
-
-def wait_for(condition, timeout_s: float = 300.0) -> None:
-    """Waits until something is so."""
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.05)

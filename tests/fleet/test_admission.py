@@ -10,9 +10,9 @@ import pytest
 from msgspec import structs
 
 from tests.fleet.test_dispatch import head as head
-from tests.fleet.test_dispatch import until
 from tests.fleet.test_verify import UNIT, good
 from tests.fleet.test_worker_ends import Run, sampled
+from tests.waiting import until
 from trainer.checkpoint.attempt import Attempt
 from trainer.fleet import head_thread
 from trainer.fleet.dispatch import NoWorkers

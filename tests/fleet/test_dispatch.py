@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 
 from tests.fleet.jobs import about_run
 from tests.fleet.test_verify import EXPECTED, UNIT, good
+from tests.waiting import until
 from trainer.checkpoint.attempt import AttemptFenced, Attempts
 from trainer.fleet import dispatch, head_thread, roster
 from trainer.fleet.dispatch import Dispatcher, NoWorkers, UnitRefused
@@ -113,13 +113,6 @@ def head(tmp_path, monkeypatch):
     yield heads
     for one in heads.begun:
         one.close("away", "the test has ended")
-
-
-def until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def serial_of(one: Dispatcher, name: str) -> int:

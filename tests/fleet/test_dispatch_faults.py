@@ -10,9 +10,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from tests.fleet.test_dispatch import PlayedWorker, serial_of, until
+from tests.fleet.test_dispatch import PlayedWorker, serial_of
 from tests.fleet.test_dispatch import head as head
 from tests.fleet.test_verify import UNIT, good
+from tests.waiting import until
 from trainer.fleet.objects import samples_key, worker_key
 from trainer.fleet.rollout_units import pack_samples
 from trainer.fleet.scheduler import GivenUnit

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.fleet.jobs import KEY, WorkerProcess, other_ranks, wait_for
+from tests.fleet.jobs import KEY, WorkerProcess, other_ranks
 from tests.loops.jobs import ROOT
+from tests.waiting import until
 from trainer import config as configuration
 from trainer.algorithm.traces import Prompt, Trace
 from trainer.checkpoint.attempt import Attempts
@@ -99,18 +100,18 @@ def test_it_samples_with_rank_0_s_weights_and_ends_with_any_of_its_ranks(config,
         # Said to be there before the store shows it.
         head.dispatcher.announce(version=1, lineage=late.lineage)
         head.dispatcher.add_units([late])
-        wait_for(lambda: "late: weights/00000001" in pair.said(), 60)
+        until(lambda: "late: weights/00000001" in pair.said(), 60)
         assert "not in" in pair.said()
         made = WeightVersion(1, late.lineage, 0, head.publisher.lineages[0], (), ())
         objects.put_record(version_key(1, late.lineage), made)
         assert {trace.versions for trace in sampled(head, late)} == {(1, 1)}
 
         head.dispatcher.add_units([lengthy])
-        wait_for(lambda: read_heartbeat(objects, "pair").state == SAMPLING, 60)
+        until(lambda: read_heartbeat(objects, "pair").state == SAMPLING, 60)
         os.kill(rank_1, signal.SIGKILL)
         killed = time.monotonic()
         assert pair.wait(20) == EXIT_NODE_LOST, pair.said()
-        wait_for(lambda: "pair" not in head.dispatcher.scheduler.workers, 20)
+        until(lambda: "pair" not in head.dispatcher.scheduler.workers, 20)
         assert time.monotonic() - killed < 15 < head.dispatcher.scheduler.lost_s
         last = read_heartbeat(objects, "pair")
         assert last.goodbye == "rank 1 of its engine has ended by signal 9"
@@ -152,9 +153,9 @@ def test_ranks_end_with_rank_0_and_it_hears_of_theirs(config, tmp_path):
     env = os.environ | rank_environment(config) | {"PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True) as rank_0:
         try:
-            wait_for(lambda: len(other_ranks(rank_0.pid)) == 2, 60)
+            until(lambda: len(other_ranks(rank_0.pid)) == 2, 60)
             one, other = other_ranks(rank_0.pid)
-            wait_for(lambda: ignores_sigterm(one) and ignores_sigterm(other), 60)
+            until(lambda: ignores_sigterm(one) and ignores_sigterm(other), 60)
             os.kill(one, signal.SIGTERM)
             os.kill(one, signal.SIGKILL)
             assert rank_0.stdout is not None
@@ -164,7 +165,7 @@ def test_ranks_end_with_rank_0_and_it_hears_of_theirs(config, tmp_path):
         finally:
             rank_0.kill()
             rank_0.wait()
-        wait_for(lambda: has_ended(other), 10)
+        until(lambda: has_ended(other), 10)
 
 
 def ignores_sigterm(pid: int) -> bool:

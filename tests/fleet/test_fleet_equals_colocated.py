@@ -15,9 +15,10 @@ import pytest
 
 from tests.families import VISION
 from tests.fleet.fault_run import FaultRun, is_committed
-from tests.fleet.jobs import FleetJob, assert_same_run, rollouts, wait_for, without_workers
+from tests.fleet.jobs import FleetJob, assert_same_run, rollouts, without_workers
 from tests.loops.jobs import REWARD, Job
 from tests.servers import proxy, rclone
+from tests.waiting import until
 from trainer.config import RunConfig, override
 from trainer.config.run_folder import read_roster
 from trainer.system.exit_codes import EXIT_FENCED
@@ -189,7 +190,7 @@ def test_two_heads(run_config, undisturbed, tmp_path):
         os.kill(old.process.pid, signal.SIGCONT)
         assert old.wait(300) == EXIT_FENCED, old.tail()
         assert new.wait(900) == 0, new.tail()
-        wait_for(lambda: all(worker.process.poll() == 0 for worker in old.workers.values()))
+        until(lambda: all(worker.process.poll() == 0 for worker in old.workers.values()), 300)
     finally:
         old.kill()
         new.kill()

@@ -12,8 +12,9 @@ from typing import Literal
 
 import pytest
 
-from tests.fleet.jobs import about_run, wait_for
+from tests.fleet.jobs import about_run
 from tests.loops.jobs import ROOT
+from tests.waiting import until
 from trainer.checkpoint.attempt import LAUNCH_VARIABLE, Attempts
 from trainer.config import ConfigError, Fleet, RunConfig, override
 from trainer.fleet import machine
@@ -107,7 +108,7 @@ def test_no_worker_outlives_a_machine_s_process_that_is_killed():
         assert one.stdout is not None
         worker = int(one.stdout.readline())
         one.kill()
-    wait_for(lambda: has_ended(worker), 10)
+    until(lambda: has_ended(worker), 10)
 
 
 def test_each_gpu_has_a_worker_of_its_own(tmp_path, monkeypatch):

@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from tests.checkpoint.synthetic import configure
-from tests.fleet.test_dispatch import PlayedWorker, until
+from tests.fleet.test_dispatch import PlayedWorker
 from tests.fleet.test_dispatch import head as head
 from tests.fleet.test_verify import UNIT, good
 from tests.fleet.test_weight_mirror import Trainer
+from tests.waiting import until
 from trainer.checkpoint.attempt import AttemptFenced, Attempts
 from trainer.fleet.fleet_records import IDLE, SAMPLING, HeadRecord
 from trainer.fleet.objects import head_key, patch_key, samples_key
@@ -186,8 +187,8 @@ def rank(tmp_path, monkeypatch):
     config = configure(tmp_path, "fleet.workers=only")
     shard = torch.arange(100, dtype=torch.bfloat16)
     pieces = [SimpleNamespace(name="w", start=0, stop=100, values=shard)]
-    partition = SimpleNamespace(pieces=lambda: pieces)
-    learner = SimpleNamespace(policy=SimpleNamespace(reload=lambda: None, partition=partition))
+    partition, states = SimpleNamespace(pieces=lambda: pieces), SimpleNamespace(reload=lambda: None)
+    learner = SimpleNamespace(policy=SimpleNamespace(states=states, partition=partition))
     part = PublisherPart(SimpleNamespace(config=config, rank=3, part=lambda kind: learner))
     part.open()
     return part, shard, Attempts.of(config)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.fleet.jobs import FleetJob, wait_for
+from tests.fleet.jobs import FleetJob
 from tests.loops.jobs import REWARD
+from tests.waiting import until
 from trainer.config import override
 from trainer.observe.history import read_history
 from trainer.storage.attempt_record import AttemptRecord
@@ -62,7 +63,7 @@ def test_it_waits_as_long_as_the_launcher_marks_the_attempt_as_alive(launched, t
 def test_it_ends_when_a_trainer_dies_before_its_head_has_spoken(launched):
     job, root = launched
     worker = job.add_worker("w0", IDLE)
-    wait_for(lambda: "waits for the trainer" in worker.said(), 60)
+    until(lambda: "waits for the trainer" in worker.said(), 60)
     job.kill()
     assert worker.wait(30) == 0, worker.said()
     assert f"no trainer of {root} within 3 s" in worker.said()

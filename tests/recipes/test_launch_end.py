@@ -20,6 +20,7 @@ from recipes.recipe.spec import override
 from recipes.records import run_record
 from recipes.records.run_record import RunRecord
 from tests.recipes.rendered import render
+from tests.waiting import until
 from trainer.system import processes
 
 ROOT = Path(__file__).parents[2]
@@ -99,7 +100,7 @@ def test_a_job_that_failed_after_it_was_taken_costs_until_its_end(capsys, monkey
 def test_ctrl_c_during_a_launch_leaves_the_platform_to_say_what_it_has(jobs, capsys, monkeypatch, tmp_path):
     sky(tmp_path, monkeypatch, jobs=jobs, launch=f"touch {tmp_path}/up; trap 'exit 1' INT; sleep 60 & wait")
     process = desk(tmp_path, *SPOT)
-    wait_for(tmp_path / "up")
+    until((tmp_path / "up").exists)
     os.killpg(process.pid, signal.SIGINT)
     assert process.wait(30) == 130
     assert run_record.load_record("mine").confirmed == (jobs != "[]")
@@ -109,7 +110,7 @@ def test_ctrl_c_during_a_launch_leaves_the_platform_to_say_what_it_has(jobs, cap
 def test_a_desk_that_was_killed_leaves_a_launch_that_is_asked_about(capsys, monkeypatch, tmp_path):
     sky(tmp_path, monkeypatch, jobs="[]", launch=f"touch {tmp_path}/up; sleep 60")
     process = desk(tmp_path, *SPOT)
-    wait_for(tmp_path / "up")
+    until((tmp_path / "up").exists)
     process.kill()
     process.wait(30)
     out, usd = listed(capsys)
@@ -134,13 +135,6 @@ def desk(tmp_path, *arguments):
         "signal.signal(signal.SIGINT, signal.default_int_handler); sys.exit(launch.main(sys.argv[1:]))"
     )
     return subprocess.Popen([sys.executable, "-c", code, *arguments], cwd=ROOT, start_new_session=True)
-
-
-def wait_for(path):
-    deadline = time.monotonic() + 60
-    while not path.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_a_submission_that_the_batch_system_refused_is_closed_with_its_words(capsys, monkeypatch, tmp_path):

@@ -14,6 +14,7 @@ from recipes.records import run_process, run_record
 from recipes.records.run_record import RunRecord
 from tests.conftest import ROOT
 from tests.recipes.rendered import launch_commands
+from tests.waiting import until
 from trainer.system import processes
 
 ENVIRONMENT = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -43,7 +44,7 @@ def start(record, tmp_path):
     def run(detach=False):
         (up,) = launch_commands(record, [], {"RUN_ID": "mine"}, [], detach).up
         started.append(subprocess.Popen(up, cwd=tmp_path, env=ENVIRONMENT | {"RUN_ID": "mine"}))
-        wait_for(lambda: (tmp_path / "runs/mine/launch.log").exists())
+        until(lambda: (tmp_path / "runs/mine/launch.log").exists())
         return run_process.process_of("mine")
 
     yield run
@@ -52,13 +53,6 @@ def start(record, tmp_path):
             os.kill(pid, signal.SIGKILL)
         process.kill()
         process.wait()
-
-
-def wait_for(condition, seconds=30):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def call(record, what, folder):
@@ -71,7 +65,7 @@ def test_it_ends_by_its_own_way(start, record, tmp_path, detach):
     pid = start(detach)
     assert pid and not launched_run.gone_here(record)
     assert call(record, "down", tmp_path).returncode == 0
-    wait_for(lambda: processes.has_ended(pid))
+    until(lambda: processes.has_ended(pid))
     assert (tmp_path / "runs/mine/launch.log").read_text() == "begun\nasked to end\n"
     assert launched_run.gone_here(record)
 
@@ -87,7 +81,7 @@ def test_down_finds_a_run_whose_process_id_was_lost_by_its_launcher(start, recor
     (tmp_path / "runs/mine/local.pid").unlink()
     (tmp_path / "runs/mine/.launcher.lock").write_text(json.dumps({"pid": pid, "host": "here"}).ljust(256))
     assert call(record, "down", tmp_path).returncode == 0
-    wait_for(lambda: processes.has_ended(pid))
+    until(lambda: processes.has_ended(pid))
 
 
 def test_down_that_finds_nothing_of_a_run_that_beats_says_so_and_fails(record, tmp_path):

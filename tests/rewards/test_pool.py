@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.waiting import until
 from trainer import config
 from trainer.config import ConfigError
 from trainer.rewards import process_pool
@@ -44,15 +45,6 @@ def settings(workers=2, deadline_s=20.0, max_timeout_rate=1.0, function="") -> c
 
 def workers_of(scorer: Scorer) -> list[psutil.Process]:
     return [psutil.Process(pid) for pid in scorer._pool.processes.pids()]
-
-
-def until(condition, timeout_s=10.0):
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.02)
-    return False
 
 
 @pytest.fixture(scope="module")
@@ -179,7 +171,7 @@ def test_close_leaves_no_process():
     processes = workers_of(scorer)
     assert processes
     scorer.close()
-    assert until(lambda: all(has_ended(p.pid) for p in processes))
+    until(lambda: all(has_ended(p.pid) for p in processes))
     with pytest.raises(RuntimeError, match="closed"):
         scorer.score([wrap(ALGEBRA[9])], REFERENCES[9:10], ["math"])
 
@@ -203,10 +195,10 @@ time.sleep(60)
     ) as trainer:
         assert trainer.stdout is not None
         processes = [psutil.Process(int(pid)) for pid in trainer.stdout.readline().split()]
-        assert until(lambda: all(busy(p) for p in processes), 30.0)
+        until(lambda: all(busy(p) for p in processes), 30.0)
         trainer.kill()
         trainer.wait()
-    assert until(lambda: all(has_ended(p.pid) for p in processes), 5.0)
+    until(lambda: all(has_ended(p.pid) for p in processes), 5.0)
 
 
 def test_memory_of_all_workers_together_is_capped(monkeypatch):

@@ -10,6 +10,7 @@ import time
 import pytest
 
 from tests.servers import Reply, Request, answering
+from tests.waiting import until
 from trainer.hardware.save_interval import save_interval_s
 from trainer.node.watch import preemption as preempt
 from trainer.node.watch.preemption import MetadataServer, PreemptionNotice
@@ -35,13 +36,6 @@ def stand():
     stand = Stand()
     with answering(stand.answer) as stand.url:
         yield stand
-
-
-def eventually(condition, timeout_s=5.0):
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, "did not happen in time"
-        time.sleep(0.01)
 
 
 def test_gcp_metadata_server(stand):
@@ -78,8 +72,8 @@ def test_notice_from_the_metadata_server(stand, tmp_path):
     assert notice.poll() is None
     assert notice.remaining_s() == math.inf
     stand.answers["/computeMetadata/v1/instance/preempted"] = "TRUE"
-    eventually(notice.poll)
-    eventually(lambda: seen == ["gcp: instance preempted"])
+    until(notice.poll)
+    until(lambda: seen == ["gcp: instance preempted"])
     assert 25 < notice.remaining_s() <= 30
     notice.close()
 
