@@ -9,7 +9,8 @@ from PIL import Image, ImageDraw
 
 from examples.demo import shapes
 from trainer.data.dataset import Dataset
-from trainer.rewards.grading.grader import format_reward, grade
+from trainer.rewards.grading.extraction import format_reward
+from trainer.rewards.grading.grader import grade
 
 
 def read(folder):

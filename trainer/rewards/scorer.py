@@ -33,6 +33,7 @@ MAX_REMEMBERED = 100_000
 MOST_TOLD = 5
 """Different failures of graders that are printed; the metrics count all of them."""
 GRADER = "the built-in grader"
+_COUNTED = ("timeout", "error", "no_answer")
 
 
 @dataclass
@@ -215,10 +216,7 @@ class Scorer:
     def _ask_judge(self, judge: Judge, cases: Mapping[int, Case], graded: list[Grade]) -> int:
         """Replaces the grades of the completions that the rules find wrong by the judge's. Returns their
         number."""
-        wrong: dict[int, Case] = {}
-        for i, case in cases.items():
-            if graded[i].verdict == "wrong":
-                wrong[i] = case
+        wrong = {i: case for i, case in cases.items() if graded[i].verdict == "wrong"}
         for i, grade in zip(wrong, judge.grades(list(wrong.values())), strict=True):
             graded[i] = grade
         return len(wrong)
@@ -329,20 +327,17 @@ class Scorer:
     def _count(self, graded: Sequence[Grade], evaluated: int, judged: int) -> None:
         """Keeps the batch's shares. Raises as `_refuse_failures`."""
         counts = Counter(grade.verdict for grade in graded)
-        shares = {}
-        for verdict in ("timeout", "error", "no_answer"):
-            shares[f"reward/{verdict}_rate"] = counts[verdict] / len(graded)
-        shares["reward/algebra_fraction"] = evaluated / len(graded)
         rules = Counter(grade.rule for grade in graded)
-        for rule in get_args(Rule):
-            shares[f"reward/decided_{rule}"] = rules[rule] / len(graded)
+        total = len(graded)
+        shares = {f"reward/{verdict}_rate": counts[verdict] / total for verdict in _COUNTED}
+        shares |= {f"reward/decided_{rule}": rules[rule] / total for rule in get_args(Rule)}
+        shares["reward/algebra_fraction"] = evaluated / total
         if self._judge is not None:
             shares["reward/judged_fraction"] = judged / len(graded)
-        if self.config.functions:
-            for function in self.config.functions:
-                gave = [grade.parts[function.metric] for grade in graded if function.metric in grade.parts]
-                if gave:
-                    shares[f"reward/function_{function.metric}"] = sum(gave) / len(gave)
+        for function in self.config.functions:
+            gave = [grade.parts[function.metric] for grade in graded if function.metric in grade.parts]
+            if gave:
+                shares[f"reward/function_{function.metric}"] = sum(gave) / len(gave)
         self._last_shares = shares
         self._refuse_failures(graded, len(graded))
 
@@ -355,9 +350,8 @@ class Scorer:
             ("error", limits.max_error_rate, ErrorRateError),
         ):
             # A number that is not finite ends the run elsewhere, with its row (unusable_rewards.py).
-            failed = [
-                grade.why for grade in graded if grade.verdict == verdict and math.isfinite(grade.accuracy)
-            ]
+            ended = [grade for grade in graded if grade.verdict == verdict]
+            failed = [grade.why for grade in ended if math.isfinite(grade.accuracy)]
             self._tell(failed)
             if len(failed) > limit * completions:
                 left = completions - len(graded)

@@ -12,23 +12,12 @@ from trainer.algorithm.traces import Verdict
 from trainer.data.schema import AnswerType
 from trainer.rewards.grading import kinds, option_letters
 from trainer.rewards.grading.expression import Rule, Undecided
-from trainer.rewards.grading.extraction import MAX_BOX_CHARS, format_reward, unbox
+from trainer.rewards.grading.extraction import MAX_BOX_CHARS, unbox
 from trainer.rewards.grading.kinds import BadReferenceError, Kind, read_kind
 from trainer.rewards.grading.licences import Comparison, NeedsEvaluation, is_spelled_alike
 from trainer.rewards.grading.notation import common_notation
 from trainer.rewards.grading.question import read_question, spelling
 from trainer.rewards.grading.stated_answers import FORMS
-
-__all__ = [
-    "BadReferenceError",
-    "classify",
-    "decide",
-    "decide_fast",
-    "format_reward",
-    "grade",
-    "judge",
-    "reference_error",
-]
 
 
 def grade(
