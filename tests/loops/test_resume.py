@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from trainer.checkpoint.reader import ShardReader
 
 from tests import servers
 from tests.checkpoint.synthetic import spoil
@@ -24,6 +23,7 @@ from tests.loops.fault_run import FaultRun, Kill, in_phase, in_save, placed, wei
 from tests.loops.jobs import REWARD, Job
 from trainer import config as c
 from trainer.checkpoint import rollout_log
+from trainer.checkpoint.shard_reader import ShardReader
 from trainer.system.exit_codes import EXIT_PREEMPTED
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
