@@ -31,18 +31,10 @@ class Batch(Platform):
     index: ClassVar[str]
     """The index of a job of an array in the name of its log, as the platform writes it."""
 
-    OBEYS = frozenset(
-        {
-            "cluster.cpus",
-            "cluster.memory_gib",
-            "budget.max_requeues",
-            "site.shared_dir",
-            "site.partition",
-            "site.account",
-            "site.walltime_hours",
-            "site.offline",
-        }
-    )
+    OBEYS = frozenset({
+        "cluster.cpus", "cluster.memory_gib", "budget.max_requeues", "site.shared_dir", "site.partition",
+        "site.account", "site.walltime_hours", "site.offline",
+    })  # fmt: skip
 
     def submit(self, record: RunRecord, given: LaunchGiven, output: str) -> list[str]:
         """The command that submits the jobs. output: the log's file."""

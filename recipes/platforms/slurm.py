@@ -110,12 +110,7 @@ class Slurm(Batch):
 
     def obeys(self, recipe: Recipe) -> frozenset[str]:
         own = {
-            "site.qos",
-            "site.constraint",
-            "site.reservation",
-            "site.gres",
-            "site.container",
-            "site.grace_s",
+            f"site.{name}" for name in ("qos", "constraint", "reservation", "gres", "container", "grace_s")
         }
         if recipe.site.container:
             own.add("cluster.image")

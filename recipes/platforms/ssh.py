@@ -20,6 +20,9 @@ from trainer.config import ConfigError, never_sent
 
 DIRECTORY = "spotrl"
 """Where the repository stands on the machines, under the home directory."""
+NOT_COPIED = (".git", ".venvs", ".venv", "runs", ".cache", "__pycache__", ".*_cache")
+SSH_OPTIONS = ("BatchMode=yes", "ConnectTimeout=15", "ServerAliveInterval=10", "ServerAliveCountMax=3",
+               "StrictHostKeyChecking=accept-new")  # fmt: skip
 NOTICE_S = 60
 """Time to save in after a stop. A bare machine is taken by nobody else: the only notice is our own stop
 command."""
@@ -124,41 +127,21 @@ def hosts_of(recipe: Recipe) -> list[str]:
 def ssh_options(recipe: Recipe, port: int) -> list[str]:
     """Options of ssh: no prompts, keep-alives that notice a dead machine in half a minute."""
     key = ["-i", recipe.site.ssh_key] if recipe.site.ssh_key else []
-    alive = [
-        "-o",
-        "BatchMode=yes",
-        "-o",
-        "ConnectTimeout=15",
-        "-o",
-        "ServerAliveInterval=10",
-        "-o",
-        "ServerAliveCountMax=3",
-    ]
-    return [*key, "-p", str(port), *alive, "-o", "StrictHostKeyChecking=accept-new"]
+    words = [*key, "-p", str(port)]
+    for option in SSH_OPTIONS:
+        words += ["-o", option]
+    return words
 
 
 def copy_command(recipe: Recipe, host: str) -> list[str]:
     """rsync of the repository to one machine."""
     login, _, port = parse_address(host)
     shell = shlex.join(["ssh", *ssh_options(recipe, port)])
-    keep_out = [
-        f"--exclude={name}"
-        for name in (".git", ".venvs", ".venv", "runs", ".cache", "__pycache__", ".*_cache")
-    ]
+    keep_out = [f"--exclude={name}" for name in NOT_COPIED]
     keep_out.append(f"--exclude-from={never_sent.IN_TREE}")
     there = f"mkdir -p {DIRECTORY}/.cache && rsync"
-    return [
-        "rsync",
-        "-az",
-        "--delete",
-        *keep_out,
-        "--rsync-path",
-        there,
-        "-e",
-        shell,
-        "./",
-        f"{login}:{DIRECTORY}/",
-    ]
+    command = ["rsync", "-az", "--delete", *keep_out, "--rsync-path", there, "-e", shell]
+    return [*command, "./", f"{login}:{DIRECTORY}/"]
 
 
 def task_command(recipe: Recipe, host: str, task: str, run_id: str) -> list[str]:
@@ -245,12 +228,8 @@ def running_condition(group: str) -> str:
 def log_command(recipe: Recipe, host: str, run_id: str) -> list[str]:
     """ssh command that follows a node's log."""
     login, _, port = parse_address(host)
-    return [
-        "ssh",
-        *ssh_options(recipe, port),
-        login,
-        f"tail -n 100 -F {DIRECTORY}/.cache/{run_id}.log 2>/dev/null",
-    ]
+    command = f"tail -n 100 -F {DIRECTORY}/.cache/{run_id}.log 2>/dev/null"
+    return ["ssh", *ssh_options(recipe, port), login, command]
 
 
 def stop_command(recipe: Recipe, host: str, run_id: str, patience_s: int = STOP_S) -> list[str]:

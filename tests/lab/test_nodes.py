@@ -177,7 +177,7 @@ def test_what_one_node_lacks_is_said_by_the_head_and_nothing_starts(lab, tmp_pat
     )
     config = dataclasses.replace(config, rollout=dataclasses.replace(config.rollout, prompts_per_step=16))
     launch = Launch(lab, config, tmp_path, "--", *JOB)
-    assert launch.codes(30.0) == [36, 36]
+    assert launch.codes(30.0) == [2, 2], "of the image: the next machine has it too"
     assert "error: node 1 (10.50.0.12): no nvidia-smi or rocm-smi here" in launch.text()
     assert "starting Ray" not in launch.text()
 
