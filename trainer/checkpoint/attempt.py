@@ -12,16 +12,15 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from trainer.checkpoint import course
-from trainer.checkpoint.layout import attempts_url, newest_step, remote_url
-from trainer.checkpoint.listing_proof import check_listing
+from trainer.checkpoint.layout import CheckpointKey, attempts_url, newest_step, remote_folder, remote_url
 from trainer.config import RunConfig
 from trainer.storage import attempt_hours
-from trainer.storage.attempt_record import AttemptRecord, PastAttempt, attempt_number
+from trainer.storage.attempt_record import AttemptRecord, PastAttempt, StartRecord, attempt_number
 from trainer.storage.seal import OPEN, Seal
 from trainer.storage.storage import Storage
 from trainer.storage.stores import RetryPolicy
@@ -53,6 +52,10 @@ SAME_MACHINE = 3
 """How often one machine may fail its checks in one launch. A platform that assigns it once more has no
 other."""
 
+NEXT_SAVES = 3
+"""Saves behind the newest listed one that are asked for at every start."""
+HIDDEN_SAVES = 64
+"""The same where nothing is listed of an attempt that had begun to save."""
 MOST_NUMBERS = 1000
 """Numbers that a start tries for its attempt: each may be taken, or be hidden by a listing that lags."""
 
@@ -93,12 +96,13 @@ class Attempt:
 
     def goes_on_from(self, step: int) -> None:
         """Notes the step that its own checkpoints go on from: what older attempts have after it counts no
-        more. Comes before the first of them. Raises Fenced."""
+        more. Comes before the first of them. Raises AttemptFenced."""
         self.check()
         self.record.write(f"{self.epoch:08d}.from", {"name": self.name, "step": step})
 
     def check(self) -> None:
-        """Raises Fenced if a newer attempt has started. Call it before every commit and every deletion."""
+        """Raises AttemptFenced if a newer attempt has started. Call it before every commit and every
+        deletion."""
         newer = self.record.next_after(self.epoch)
         own = self.record.read(self.epoch)
         if newer is None and own is not None and own.name != self.name:
@@ -110,20 +114,21 @@ class Attempt:
             )
 
     def beat(self) -> None:
-        """Marks the attempt as alive. Raises Fenced."""
+        """Marks the attempt as alive. Raises AttemptFenced."""
         self.check()
         self.record.write(f"{self.epoch:08d}.beat", {"name": self.name, "unix_s": time.time()})
 
 
 def of_this_job(config: RunConfig, env: Mapping[str, str] = os.environ) -> Attempt:
-    """The attempt that the launcher of this job has taken; without a launcher a new one. Raises Final."""
+    """The attempt that the launcher of this job has taken; without a launcher a new one. Raises
+    RunIsFinal."""
     if name := env.get(ATTEMPT_VARIABLE):
         return Attempt(Attempts.of(config), name)
     return start_attempt(config, env.get(LAUNCH_VARIABLE) or secrets.token_hex(4))
 
 
 def start_attempt(config: RunConfig, launch: str) -> Attempt:
-    """A new attempt, which replaces every earlier one. Raises Final, and what `Storage` does."""
+    """A new attempt, which replaces every earlier one. Raises RunIsFinal, and what `Storage` does."""
     record = Attempts.of(config)
     committed = committed_step(config)
     newest = record.newest()
@@ -138,6 +143,46 @@ def committed_step(config: RunConfig, retry: RetryPolicy | None = None) -> int:
     past = course.history_of(config, retry)
     storage = Storage(remote, retry=retry) if remote else None
     return newest_step(config, storage, course.rewound(config, past))
+
+
+def check_listing(config: RunConfig, record: AttemptRecord, newest: int, committed: int) -> None:
+    """Raises StorageError where the store keeps a checkpoint that counts and is newer than all that it
+    lists: a start that believed an empty list would train from step 0 over the run's checkpoints, and
+    prune them. They are asked for by key, which a store answers truly where its listing lags or lies: those
+    that the newest attempt counted when it started, and those that it will have made since.
+
+    newest: number of the newest attempt. committed: newest step that is listed.
+    """
+    remote = remote_url(config)
+    begun = record.read(newest)
+    if not remote or begun is None or config.checkpoint.before:
+        return
+    storage = Storage(remote, retry=record.storage.retry)
+    for step, attempt in _newer_than(config, record, begun, committed):
+        key = f"{remote_folder(step, attempt)}/manifest.json"
+        if storage.exists(key):
+            raise StorageError(
+                f"{storage.url} lists nothing newer than step {committed}, and keeps {key}: a start that"
+                " believed the list would lose that. Start again when its listing is whole"
+            )
+
+
+def _newer_than(
+    config: RunConfig, record: AttemptRecord, begun: StartRecord, committed: int
+) -> Iterator[CheckpointKey]:
+    """The checkpoints after step `committed` that there may be, as the newest attempt's record tells."""
+    for step, attempt in begun.counted or []:
+        if step > committed:
+            yield step, attempt
+    origin = record.origin(begun.epoch)
+    if origin is None:
+        return  # it has saved nothing of its own
+    # Saves come every so many steps, or by the time they take, the first of those right behind the origin.
+    every = config.checkpoint.every_steps or 1
+    saves = HIDDEN_SAVES if committed <= origin.step else NEXT_SAVES
+    first = max(origin.step, committed) // every + 1
+    for number in range(first, first + saves):
+        yield number * every, begun.name
 
 
 class Attempts(AttemptRecord):
@@ -172,7 +217,7 @@ class Attempts(AttemptRecord):
     def take(self, committed: int, launch: str = "") -> Attempt:
         """Starts an attempt, which replaces every earlier one. committed: newest committed step of the run.
 
-        Raises Final where the run is over, or has spent its restarts: then it is over from here on.
+        Raises RunIsFinal where the run is over, or has spent its restarts: then it is over from here on.
         """
         final = self.final_record()
         if final is not None and final.launch == launch:
@@ -218,9 +263,9 @@ class Attempts(AttemptRecord):
     ) -> int:
         """Counts a start that failed before it could take an attempt; returns the exit code to leave with.
 
-        machines: those that failed their checks. Raises Final where the run is over. Replaces nothing that
-        lives: a second launch that fails leaves the first alone; in one launch the platform starts again what
-        has ended.
+        machines: those that failed their checks. Raises RunIsFinal where the run is over. Replaces
+        nothing that lives: a second launch that fails leaves the first alone; in one launch the platform
+        starts again what has ended.
         """
         other = self.alive()
         if other is not None and (not launch or other.launch != launch):
@@ -274,7 +319,7 @@ class Attempts(AttemptRecord):
         return code
 
     def _remember(self, machines: Collection[Machine], why: str, launch: str) -> None:
-        """Counts machines that failed their checks. Raises Final, and ends the run, where one came too
+        """Counts machines that failed their checks. Raises RunIsFinal, and ends the run, where one came too
         often."""
         if not machines:
             return
@@ -300,7 +345,8 @@ class Attempts(AttemptRecord):
         self.write("final", {"code": code, "why": why, "launch": launch, "unix_s": time.time()})
 
     def _refuse_late(self, launch: str, committed: int) -> None:
-        """Raises Final, and ends the run, if the attempts of the launch have used up the hours of the run."""
+        """Raises RunIsFinal, and ends the run, if the attempts of the launch have used up the hours of
+        the run."""
         if math.isinf(self.max_hours):
             return
         why = attempt_hours.hours_refusal(attempt_hours.spent_s(self, launch), self.max_hours)
@@ -312,8 +358,8 @@ class Attempts(AttemptRecord):
     def _refuse_spent(self, past: list[PastAttempt], launch: str, committed: int) -> str:
         """How many of which failures are left, for `status`; "" while nothing has failed.
 
-        Raises Final, and ends the run, if the attempts since the last new commit have spent the budget, or a
-        process has died twice at one step.
+        Raises RunIsFinal, and ends the run, if the attempts since the last new commit have spent the
+        budget, or a process has died twice at one step.
         """
         failed = lost = 0
         deaths: list[PastAttempt] = []  # the newest first

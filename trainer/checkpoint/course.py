@@ -135,7 +135,8 @@ class CheckpointCourse:
         return self.past.counts(step, attempt)
 
     def go_on_from(self, step: int) -> None:
-        """Notes the step that the attempt goes on from, once, before its first checkpoint. Raises Fenced."""
+        """Notes the step that the attempt goes on from, once, before its first checkpoint. Raises
+        AttemptFenced."""
         own = self.held is not None and self.past.attempt == self.held.name
         if self.held is None or not own or self.past.goes_on_from is not None:
             return

@@ -75,8 +75,8 @@ class Checkpoints:
     there is none to lose (reading, tests of one writer). logs: where the run samples ahead, a checkpoint is
     committed after the logs that it needs, on the disk and in the store. Raises StorageError from `advance`
     and `failed` after MAX_FAILURES failures in a row; before that a failure is told, counted, and the next
-    step tries again. Raises Fenced from wherever it would have written or deleted after a newer attempt has
-    started.
+    step tries again. Raises AttemptFenced from wherever it would have written or deleted after a newer
+    attempt has started.
     """
 
     def __init__(

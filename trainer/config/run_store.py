@@ -65,27 +65,22 @@ class RunStore:
 
     @property
     def checkpoints(self) -> str:
-        """See `CHECKPOINTS`."""
         return f"{self.root}/{CHECKPOINTS}"
 
     @property
     def rollouts(self) -> str:
-        """See `ROLLOUTS`."""
         return f"{self.root}/{ROLLOUTS}"
 
     @property
     def attempts(self) -> str:
-        """See `ATTEMPTS`."""
         return f"{self.root}/{ATTEMPTS}"
 
     @property
     def fleet(self) -> str:
-        """See `FLEET`."""
         return f"{self.root}/{FLEET}"
 
     @property
     def profiles(self) -> str:
-        """See `PROFILES`."""
         return f"{self.root}/{PROFILES}"
 
     @property

@@ -78,7 +78,7 @@ class Seal:
         return signed.digest()
 
     def refuse(self, place: str, why: str) -> NoReturn:
-        """Counts and tells an object, once. Raises Forged."""
+        """Counts and tells an object, once. Raises ForgedObject."""
         message = f"{place} of run {self.run_id} {why}"
         if place not in self.refused:
             self.refused.add(place)
@@ -86,7 +86,7 @@ class Seal:
         raise ForgedObject(message)
 
     def check(self, place: str, carried: bytes, body: bytes) -> None:
-        """carried: the signature that an object carries; empty for none. Raises Forged."""
+        """carried: the signature that an object carries; empty for none. Raises ForgedObject."""
         if not carried:
             self.refuse(place, f"is not signed, and the run has a key ({KEY_VARIABLE})")
         if not hmac.compare_digest(carried, self.signature(place, body)):
@@ -100,7 +100,7 @@ class Seal:
         return body | {FIELD: self.signature(place, _text(body)).hex()}
 
     def check_json(self, place: str, value: Any) -> None:
-        """Raises Forged for JSON data that are not signed, or not for this place."""
+        """Raises ForgedObject for JSON data that are not signed, or not for this place."""
         if not self:
             return
         value = value if isinstance(value, dict) else {}
@@ -118,7 +118,7 @@ class Seal:
         return body[:-2] + len(comment).to_bytes(2, "little") + comment
 
     def check_archive(self, place: str, data: bytes) -> None:
-        """Raises Forged for a zip archive that is not signed, or not for this place."""
+        """Raises ForgedObject for a zip archive that is not signed, or not for this place."""
         if self:
             body, carried = _archive_parts(data)
             self.check(place, carried, body)
