@@ -359,9 +359,11 @@ def check_forged(run: FaultRun) -> None:
 def draw_faults(run: FaultRun, _: WorkerProcess) -> None:
     """Some of DRAWN, one after the other; another worker comes for each that has gone."""
     begun = time.monotonic()
-    while len(run.drawn) < run.draws and run.job.process and run.job.process.poll() != 0:
+    while len(run.drawn) < run.draws:
         due = begun + (len(run.drawn) + run.rng.random()) * run.seconds / run.draws
         run.live(max(1.0, due - time.monotonic()))
+        if run.job.process is None or run.job.process.poll() == 0:
+            break
         run.replace_workers()
         run.count_objects()
         (fault,) = run.rng.choices(list(DRAWN), list(DRAWN.values()))
