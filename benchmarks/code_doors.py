@@ -21,7 +21,7 @@ from trainer.rewards.process_pool import ProcessPool
 from trainer.sampling.api_server import decode_as_training
 from trainer.turns.episode import ERROR, FAILED, Observation, Situation
 from trainer.turns.messages import packed, unpacked
-from trainer.turns.own import OwnEnvironment
+from trainer.turns.own_environment import OwnEnvironment
 
 DEADLINE_S = 1.0
 """Longest call of people's code."""

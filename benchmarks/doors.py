@@ -45,10 +45,10 @@ from benchmarks.hostile import (
     sound_records,
 )
 from benchmarks.machine import processor
-from data_prep import cli
+from data_prep import commands
 from data_prep.ingest.archive import Refused, members
-from data_prep.sources.own import own
-from data_prep.sources.source import BadRow, Candidate
+from data_prep.sources.own_files import own
+from data_prep.sources.row_source import BadRow, Candidate
 from trainer.config import ConfigError
 from trainer.data.dataset import Dataset, read_manifest
 from trainer.data.schema import question_text
@@ -221,7 +221,7 @@ def prepared(draw: Draw, folder: Path) -> str:
     path.write_text("\n".join(map(json.dumps, records)))
     stated = io.StringIO()
     with contextlib.redirect_stdout(stated), contextlib.redirect_stderr(stated):
-        code = cli.main(["prepare", str(path), "--out", str(out), "--validation", "0", "--workers", "1"])
+        code = commands.main(["prepare", str(path), "--out", str(out), "--validation", "0", "--workers", "1"])
     expect(code == 0, f"exit code {code}: {stated.getvalue()[-500:]}")
     known = read_manifest(out)
     kept = {question_text(row.messages).strip() for split in known.rows for row in Dataset(out, split)}

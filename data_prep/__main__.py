@@ -2,7 +2,7 @@
 
 import sys
 
-from data_prep.cli import main
+from data_prep.commands import main
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -27,7 +27,7 @@ from data_prep.ingest.checking import warm_up
 from data_prep.ingest.image_store import ImageStore
 from data_prep.ingest.images import ImageFacts
 from data_prep.ingest.wanted import Wanted
-from data_prep.sources.source import BadRow, Candidate, Source
+from data_prep.sources.row_source import BadRow, Candidate, Source
 from data_prep.write import statistics
 from data_prep.write.preview import Samples, write_preview
 from data_prep.write.quarantine import Quarantine

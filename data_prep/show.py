@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.checks.tokens import image_token_side, text_token_counter
+from data_prep.command_options import TASK_FAMILIES
 from data_prep.ingest.images import image_tokens
-from data_prep.options import TASK_FAMILIES
 from data_prep.sources.catalog import CATALOG
-from data_prep.sources.own import RecordSource
+from data_prep.sources.own_files import RecordSource
 from data_prep.sources.text_files import recognize
 from trainer.config import ConfigError
 from trainer.data.dataset import Dataset, read_manifest

@@ -18,8 +18,8 @@ import click
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from data_prep.cli import data  # noqa: E402
-from data_prep.options import DataArgument  # noqa: E402
+from data_prep.command_options import DataArgument  # noqa: E402
+from data_prep.commands import data  # noqa: E402
 from recipes.commands.command_line import LAUNCH_NAMES, PANELS, Argument, Command  # noqa: E402
 from recipes.commands.main_commands import launch  # noqa: E402
 from recipes.plan import cheaper, hourly  # noqa: E402

@@ -15,7 +15,7 @@ from trainer.rewards.completion_facts import facts_of, function_specs
 from trainer.system.own_file import load_named
 from trainer.turns import tool as tool_module
 from trainer.turns.episode import FAILED, Situation
-from trainer.turns.own import OwnEnvironment
+from trainer.turns.own_environment import OwnEnvironment
 
 SAYS = """
 def reward(text, reference):

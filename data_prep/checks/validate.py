@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from data_prep.ingest.images import FACTOR, ImageFacts, image_tokens
-from data_prep.sources.source import Candidate
+from data_prep.sources.row_source import Candidate
 from trainer.data.schema import TASK, AnswerType, count_placeholders, question_text, reference_of
 from trainer.images.decoding import ImageLimits
 

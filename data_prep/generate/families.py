@@ -17,7 +17,7 @@ from typing import Any
 
 from data_prep.ingest.archive import Member, Refused
 from data_prep.ingest.wanted import Wanted
-from data_prep.sources.source import BadRow, Candidate
+from data_prep.sources.row_source import BadRow, Candidate
 from trainer.config import ConfigError
 from trainer.config.overrides import unknown_key
 from trainer.data.schema import DIFFICULTY, TASK

@@ -8,11 +8,11 @@ from functools import cache
 from pathlib import Path
 
 from data_prep.ingest.archive import TAR_ENDINGS
-from data_prep.ingest.hub import Progress, Repository
+from data_prep.ingest.hub_files import Progress, Repository
 from data_prep.sources import mathv60k
+from data_prep.sources.file_records import ENDINGS, first_object, read
 from data_prep.sources.forms import Form
-from data_prep.sources.own import RecordSource, by_form, no_subsource, split_of, subsource
-from data_prep.sources.records import ENDINGS, first_object, read
+from data_prep.sources.own_files import RecordSource, by_form, no_subsource, split_of, subsource
 from data_prep.sources.text_files import TextForm
 from trainer.config import ConfigError
 from trainer.config.plain_yaml import read_yaml

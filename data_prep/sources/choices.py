@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from data_prep.sources.source import BadRecord, text_of
+from data_prep.sources.row_source import BadRecord, text_of
 from trainer.rewards.grading.option_letters import listed, plain_words
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"

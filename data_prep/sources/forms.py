@@ -10,9 +10,9 @@ from itertools import chain
 from typing import Any
 
 from data_prep.sources.choices import with_choices
+from data_prep.sources.file_records import first_value, parse_json
 from data_prep.sources.placeholders import ImagePlaces, is_marked
-from data_prep.sources.records import first_value, parse_json
-from data_prep.sources.source import SHORT, BadRecord, stated_answer, text_of, worked
+from data_prep.sources.row_source import SHORT, BadRecord, stated_answer, text_of, worked
 from trainer.data.schema import LEARNED
 
 ROLES = {

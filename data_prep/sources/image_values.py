@@ -8,8 +8,8 @@ import re
 from pathlib import PurePosixPath
 from typing import Any
 
-from data_prep.sources.records import first_value
-from data_prep.sources.source import BadRecord
+from data_prep.sources.file_records import first_value
+from data_prep.sources.row_source import BadRecord
 
 MOST_PATH = 1024
 """Characters of a path; longer texts are contents, or no images."""

@@ -13,7 +13,7 @@ from functools import cache, partial
 from pathlib import Path
 
 from data_prep.sources.forms import Form
-from data_prep.sources.own import RecordSource, hashes, subsource
+from data_prep.sources.own_files import RecordSource, hashes, subsource
 from trainer.config import ConfigError
 
 FORM = Form("MathV60K", {"chat": "message", "answer": "answer", "solution": "solution"})

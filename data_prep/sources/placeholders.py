@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from data_prep.sources.source import BadRecord
+from data_prep.sources.row_source import BadRecord
 
 _MARK = re.compile(
     r"""

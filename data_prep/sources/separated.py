@@ -9,7 +9,7 @@ from itertools import zip_longest
 from operator import itemgetter
 from typing import Any, TextIO
 
-from data_prep.sources.source import RAW_CHARS, UnreadableRecord
+from data_prep.sources.row_source import RAW_CHARS, UnreadableRecord
 from data_prep.sources.text_files import SEPARATOR, bounded_lines
 
 LOOKAHEAD_LINES = 1000

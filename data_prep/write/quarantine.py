@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from typing import Any, TextIO
 
-from data_prep.sources.source import BadRow, Candidate
+from data_prep.sources.row_source import BadRow, Candidate
 from trainer.data.schema import question_text
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from data_prep.ingest.hub import Progress
+from data_prep.ingest.hub_files import Progress
 from trainer.data.dataset import MANIFEST, read_manifest
 from trainer.data.schema import Manifest
 

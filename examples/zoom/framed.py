@@ -31,7 +31,7 @@ from typing import Any
 
 from PIL import Image, ImageDraw
 
-from data_prep.sources.source import worked
+from data_prep.sources.row_source import worked
 from data_prep.write.shards import write_dataset
 from examples.demo.shapes import COLORS, SYSTEM_PROMPT, draw_digit
 from examples.demo.tiny_model import build_tokenizer

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from data_prep import cli, options
+from data_prep import command_options, commands
 from data_prep.sources.catalog import CATALOG
 from tests import servers
 from tests.data_prep import hub_server, raw
@@ -54,7 +54,7 @@ def hub(monkeypatch, tmp_path):
 
 
 def run(*arguments) -> int:
-    return cli.main([str(argument) for argument in arguments])
+    return commands.main([str(argument) for argument in arguments])
 
 
 def test_gsm8k(hub, tmp_path, capsys):
@@ -363,7 +363,7 @@ def test_mistakes_are_one_line_and_exit_2(arguments, says, capsys, tmp_path, mon
 
 def test_help_is_quick_and_imports_neither_torch_nor_ray():
     code = (
-        "import sys, data_prep.cli as c, data_prep.prepare, data_prep.sources.catalog,"
+        "import sys, data_prep.commands as c, data_prep.prepare, data_prep.sources.catalog,"
         " trainer.rewards.grading.grader;print([m for m in ('torch', 'ray', 'vllm', 'transformers', 'sympy')"
         " if m in sys.modules])"
     )
@@ -375,4 +375,4 @@ def test_help_is_quick_and_imports_neither_torch_nor_ray():
 
 
 def test_the_help_names_every_set_of_the_catalog():
-    assert tuple(CATALOG) == options.NAMES
+    assert tuple(CATALOG) == command_options.NAMES

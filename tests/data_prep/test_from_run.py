@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from data_prep.cli import main
+from data_prep.commands import main
 from data_prep.from_run import rows
 from data_prep.write.derive import read_completions
 from trainer import config as configuration

@@ -14,9 +14,9 @@ from dataclasses import replace
 import pytest
 from PIL import Image
 
-from data_prep import cli
+from data_prep import commands
+from data_prep.generate.generated_source import FAMILIES, LARGE, Generated, held_out, problem
 from data_prep.generate.scene import BLACK, COLORS, LARGEST, SMALLEST, Problem, Scene
-from data_prep.generate.source import FAMILIES, LARGE, Generated, held_out, problem
 from data_prep.ingest.archive import Refused
 from data_prep.ingest.wanted import Wanted
 from trainer.data.dataset import Dataset
@@ -232,14 +232,14 @@ def test_one_command_prepares_it(tmp_path, capsys):
         "--workers",
         "1",
     ]
-    assert cli.main([*command, "--out", str(tmp_path / "a")]) == 0
+    assert commands.main([*command, "--out", str(tmp_path / "a")]) == 0
     dataset = Dataset(tmp_path / "a", "train")
     assert (
         len(dataset) + len(Dataset(tmp_path / "a", "validation")) == 48
         and "left out" not in capsys.readouterr().out
     )
     assert {row.source.partition("/")[2] for row in dataset} == set(FAMILIES)
-    assert cli.main([*command, "--out", str(tmp_path / "b")]) == 0
+    assert commands.main([*command, "--out", str(tmp_path / "b")]) == 0
     assert (tmp_path / "a" / "manifest.json").read_bytes() == (tmp_path / "b" / "manifest.json").read_bytes()
-    assert cli.main(["prepare", "generated", "--difficulty", "4..9", "--out", str(tmp_path / "c")]) == 2
+    assert commands.main(["prepare", "generated", "--difficulty", "4..9", "--out", str(tmp_path / "c")]) == 2
     assert "--difficulty 4..9" in capsys.readouterr().err

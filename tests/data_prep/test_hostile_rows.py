@@ -10,8 +10,8 @@ from collections import Counter
 import pytest
 
 from data_prep.ingest.wanted import Wanted
-from data_prep.sources.own import own
-from data_prep.sources.source import Candidate
+from data_prep.sources.own_files import own
+from data_prep.sources.row_source import Candidate
 from tests.data_prep import raw
 from tests.data_prep.test_own import lines, run
 from trainer.config import ConfigError

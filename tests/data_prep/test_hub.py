@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from data_prep.ingest.hub import Repository
+from data_prep.ingest.hub_files import Repository
 from tests.data_prep import hub_server
 from trainer.config import ConfigError
 from trainer.system.errors import StorageError

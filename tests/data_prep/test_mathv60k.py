@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from data_prep.sources.mathv60k import local
-from data_prep.sources.source import BadRow, Candidate, unboxed
+from data_prep.sources.row_source import BadRow, Candidate, unboxed
 from tests.data_prep import raw
 from trainer.config import ConfigError
 

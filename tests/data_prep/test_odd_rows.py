@@ -16,8 +16,8 @@ from data_prep.checks.validate import Settings, judge
 from data_prep.ingest.archive import Refused, members
 from data_prep.ingest.images import ImageFacts
 from data_prep.sources.forms import BadRecord, detect
-from data_prep.sources.own import own
-from data_prep.sources.source import BadRow, Candidate, stated_answer
+from data_prep.sources.own_files import own
+from data_prep.sources.row_source import BadRow, Candidate, stated_answer
 from tests.data_prep import raw
 from tests.data_prep.test_own import lines, run
 from trainer.config import ConfigError

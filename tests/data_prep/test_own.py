@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from data_prep import cli
-from data_prep.sources.own import own
+from data_prep import commands
+from data_prep.sources.own_files import own
 from tests.data_prep import raw
 from trainer.config import ConfigError
 from trainer.data.dataset import Dataset, read_manifest
@@ -161,7 +161,7 @@ NAMES = [
 
 
 def run(*arguments) -> int:
-    return cli.main([str(argument) for argument in arguments])
+    return commands.main([str(argument) for argument in arguments])
 
 
 @pytest.mark.parametrize("form", FORMS, ids=NAMES)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from data_prep import cli
+from data_prep import commands as data_commands
 from examples.demo import tiny_model
 from recipes.commands.cli import main
 
@@ -61,7 +61,7 @@ def test_its_commands_run_in_their_order_from_an_empty_folder(folder, capsys):
         asked = words[2:]
         if asked[0] == "up":
             asked = [*asked[:2], "--dry-run", *asked[2:]]
-        code = cli.main(asked[1:]) if asked[0] == "data" else main(asked)
+        code = data_commands.main(asked[1:]) if asked[0] == "data" else main(asked)
         said = capsys.readouterr()
         assert code == 0, f"{shlex.join(words)}\n{said.out}\n{said.err}"
         if asked[0] == "up":

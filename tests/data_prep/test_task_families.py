@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from data_prep import cli
+from data_prep import commands
 from data_prep.generate.families import Families, weights_of
 from tests.task_packages import needed
 from trainer.config import ConfigError
@@ -32,7 +32,7 @@ def test_one_command_prepares_a_mixture(tmp_path):
         "1..3",
         *QUICK,
     ]
-    assert cli.main([*command, "--out", str(tmp_path / "a")]) == 0
+    assert commands.main([*command, "--out", str(tmp_path / "a")]) == 0
     train = list(Dataset(tmp_path / "a", "train"))
     rows = train + list(Dataset(tmp_path / "a", "validation"))
     assert len(rows) == 80 and 50 < len(train) < 75
@@ -46,7 +46,7 @@ def test_one_command_prepares_a_mixture(tmp_path):
         assert row.messages[-1]["content"] == task["entry"]["question"]
     assert {row.extra["difficulty"] for row in rows} == {1, 2, 3}
 
-    assert cli.main([*command, "--out", str(tmp_path / "b")]) == 0
+    assert commands.main([*command, "--out", str(tmp_path / "b")]) == 0
     assert (tmp_path / "a" / "manifest.json").read_bytes() == (tmp_path / "b" / "manifest.json").read_bytes()
 
 
@@ -88,7 +88,10 @@ def test_rows_that_no_verifier_can_grade_are_quarantined(tmp_path):
     # states no answer, but checks any
     mixture = "reasoning-gym:rearc,game_of_life_halting,graph_color,gcd=4"
     out = tmp_path / "out"
-    assert cli.main(["prepare", mixture, "--rows", "30", "--difficulty", "1", *QUICK, "--out", str(out)]) == 0
+    assert (
+        commands.main(["prepare", mixture, "--rows", "30", "--difficulty", "1", *QUICK, "--out", str(out)])
+        == 0
+    )
     lines = [json.loads(line) for line in (out / "quarantine.jsonl").read_text().splitlines()]
     reasons = {line["source"]: line["detail"] for line in lines}
     assert "gives its own answer" in reasons["reasoning-gym/rearc"]
@@ -131,7 +134,7 @@ def test_generated_images_stand_beside_it(tmp_path):
         "--out",
         str(tmp_path),
     ]
-    assert cli.main(command) == 0
+    assert commands.main(command) == 0
     rows = list(Dataset(tmp_path, "train"))
     assert {row.answer_type == "task" for row in rows if not row.images} == {True}
     assert {row.answer_type == "task" for row in rows if row.images} == {False}

@@ -19,8 +19,8 @@ ROOT = Path(__file__).parents[2]
 MIB = 1 << 20
 PREPARE = """
 import re, sys
-from data_prep import cli
-code = cli.main(sys.argv[1:])
+from data_prep import commands
+code = commands.main(sys.argv[1:])
 print(re.search("VmHWM:.*", open("/proc/self/status").read())[0])
 sys.exit(code)
 """

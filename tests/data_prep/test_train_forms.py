@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from data_prep import cli
+from data_prep import commands
 from tests.data_prep import test_own
 from tests.loops.jobs import REWARD, Job
 from trainer import config as c
@@ -20,10 +20,10 @@ def trained(config, tmp_path, source, *arguments, module="trainer.loops.grpo") -
     """Prepares, shows and exports `source`, then runs two steps of one rank. Returns the metrics and the
     job."""
     out = str(tmp_path / "prepared")
-    assert cli.main(["prepare", str(source), *arguments, "--out", out, "--validation", "0"]) == 0
-    assert cli.main(["show", out, "--tokenizer", config.model.path]) == 0
+    assert commands.main(["prepare", str(source), *arguments, "--out", out, "--validation", "0"]) == 0
+    assert commands.main(["show", out, "--tokenizer", config.model.path]) == 0
     for target in ("trl", "verl"):
-        assert cli.main(["export", out, "--to", target, "--out", str(tmp_path / target)]) == 0
+        assert commands.main(["export", out, "--to", target, "--out", str(tmp_path / target)]) == 0
     (tmp_path / "reward.py").write_text(REWARD)
     config = replace(
         config,
@@ -100,9 +100,9 @@ def test_pass_rates_are_measured_and_go_on_where_they_were_stopped(small_config,
         again.kill()
     assert path.read_text() == whole, "the same seeds must give the same completions"
     rates = ["--rates", str(path), "--pass-rate", "0..1", "--out", str(tmp_path / "kept")]
-    assert cli.main(["filter", job.config.data.path, *rates]) == 0 and len(Dataset(tmp_path / "kept")) == len(
-        records
-    )
+    assert commands.main(["filter", job.config.data.path, *rates]) == 0 and len(
+        Dataset(tmp_path / "kept")
+    ) == len(records)
 
 
 @pytest.mark.long

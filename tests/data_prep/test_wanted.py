@@ -6,7 +6,7 @@ import pytest
 
 from data_prep.ingest.wanted import Wanted
 from data_prep.sources.image_values import normalized
-from data_prep.sources.own import subsource
+from data_prep.sources.own_files import subsource
 
 
 def found(paths: list[str], members: list[str]) -> list[str | None]:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from data_prep import cli
-from data_prep.ingest import hub
+from data_prep import commands
+from data_prep.ingest import hub_files
 from tests.small_disk import fill, read_only, small_disk
 from trainer.storage.attempt_record import AttemptRecord
 from trainer.storage.storage import Storage
@@ -265,8 +265,8 @@ def test_a_wrong_bucket_or_folder_is_named(checkout):
 
 
 def test_data_preparation_waits_for_a_hub_that_is_away(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(hub, "PATIENT", Backoff(attempts=3, first_wait_s=0.01))
+    monkeypatch.setattr(hub_files, "PATIENT", Backoff(attempts=3, first_wait_s=0.01))
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    code = cli.main(["prepare", "someone/rows", "--out", str(tmp_path / "rows")])
+    code = commands.main(["prepare", "someone/rows", "--out", str(tmp_path / "rows")])
     said = capsys.readouterr().err
     assert code == 35 and said.count("again in") == 2 and "cannot be reached" in said.splitlines()[-1]

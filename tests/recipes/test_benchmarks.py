@@ -106,7 +106,7 @@ def test_a_file_of_rows_is_a_benchmark_of_one_s_own(tmp_path):
 
 
 def test_its_rows_are_kept_with_their_categories(tmp_path):
-    from data_prep import cli
+    from data_prep import commands
     from trainer.data.dataset import Dataset
 
     mine = tmp_path / "own.jsonl"
@@ -114,6 +114,6 @@ def test_its_rows_are_kept_with_their_categories(tmp_path):
         '{"q": "1 + 1?", "gold": "2", "level": "easy"}\n{"q": "1 + 1?", "gold": "2", "level": "hard"}\n'
     )
     words = ["--evaluation", "--split", "test", "--map", "question=q,answer=gold,source=level"]
-    assert cli.main(["prepare", str(mine), *words, "--out", str(tmp_path / "out")]) == 0
+    assert commands.main(["prepare", str(mine), *words, "--out", str(tmp_path / "out")]) == 0
     rows = list(Dataset(tmp_path / "out", "test"))
     assert [row.source for row in rows] == ["own/easy", "own/hard"]

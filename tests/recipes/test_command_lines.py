@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep import cli, options
+from data_prep import command_options, commands
 from recipes.commands import command_line
 from recipes.commands.main_commands import launch
 
@@ -47,7 +47,7 @@ def written():
     for where, example in [*examples, *(("--help", line) for line in command_line.EXAMPLES)]:
         for found in lines_of(f"python3 launch.py {example}"):
             yield where, *found
-    for text in (options.EPILOG, options.EXAMPLES):
+    for text in (command_options.EPILOG, command_options.EXAMPLES):
         for found in lines_of(text):
             yield "--help", *found
     for script in SCRIPTS:
@@ -71,7 +71,7 @@ def source_of(program):
 def takes_data(words):
     """Raises UsageError if `data` does not take these words."""
     name, *given = [word for word in words if word not in ("--help", "-h")]
-    cli.data.commands[name].make_context(name, given)
+    commands.data.commands[name].make_context(name, given)
 
 
 def test_they_are_found_everywhere():

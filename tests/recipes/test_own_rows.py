@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from data_prep.sources.records import read
+from data_prep.sources.file_records import read
 from recipes.commands.cli import main
 from recipes.plan.cost import steps_of
 from recipes.presets import resolve

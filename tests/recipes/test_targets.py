@@ -403,7 +403,7 @@ def test_dstack_uploads_what_a_node_imports(tmp_path):
     called -= {"recipes.gpu_check"}
     code = "import importlib, sys; assert all(importlib.import_module(m) for m in sys.argv[1:])"
     subprocess.run(
-        [sys.executable, "-c", code, *sorted(m for m in called if m != "data_prep"), "data_prep.cli"],
+        [sys.executable, "-c", code, *sorted(m for m in called if m != "data_prep"), "data_prep.commands"],
         cwd=node,
         check=True,
     )

@@ -16,7 +16,7 @@ from trainer.data.reader import RowReader
 from trainer.sampling.episodes import Episodes
 from trainer.system import process_set
 from trainer.system.backoff import Backoff
-from trainer.turns import own as own_environment
+from trainer.turns import own_environment as own_environment
 from trainer.turns import tool as tool_module
 from trainer.turns.environments import environment_of
 from trainer.turns.episode import FAILED, SeenPicture, Situation

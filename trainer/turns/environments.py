@@ -9,7 +9,7 @@ from trainer.config import Turns
 from trainer.turns.again import Again
 from trainer.turns.calculator import Calculator
 from trainer.turns.episode import Environment
-from trainer.turns.own import OwnEnvironment
+from trainer.turns.own_environment import OwnEnvironment
 from trainer.turns.python import Python
 from trainer.turns.tool import ToolEnvironment
 from trainer.turns.zoom import Zoom

@@ -18,7 +18,7 @@ from data_prep.generate import counting, details, geometry
 from data_prep.generate.scene import Problem
 from data_prep.ingest.archive import Member, Refused
 from data_prep.ingest.wanted import Wanted
-from data_prep.sources.source import BadRow, Candidate
+from data_prep.sources.row_source import BadRow, Candidate
 from trainer.config import ConfigError
 from trainer.data.schema import DIFFICULTY
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from data_prep.sources import separated
-from data_prep.sources.source import RAW_CHARS, UnreadableRecord
+from data_prep.sources.row_source import RAW_CHARS, UnreadableRecord
 from data_prep.sources.text_files import TextForm, bounded_lines, recognize
 from trainer.config import ConfigError
 

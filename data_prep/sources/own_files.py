@@ -27,10 +27,10 @@ from data_prep.ingest.archive import (
     unpacked_bytes,
 )
 from data_prep.ingest.wanted import Wanted
+from data_prep.sources.file_records import ENDINGS, first_object, read
 from data_prep.sources.forms import CHATS, ROLES, Form, detect
 from data_prep.sources.image_values import image_content, image_path
-from data_prep.sources.records import ENDINGS, first_object, read
-from data_prep.sources.source import (
+from data_prep.sources.row_source import (
     RAW_CHARS,
     SPLITS,
     BadRecord,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from data_prep.options import (
+from data_prep.command_options import (
     DATASET,
     EPILOG,
     EXAMPLES,
@@ -95,7 +95,7 @@ def prepare(**given: Any) -> None:
 
     Reads sources, checks every row and image, writes shards. For a URL a local directory comes first."""
     from data_prep import show
-    from data_prep.sources.source import BadRecord, split_name
+    from data_prep.sources.row_source import BadRecord, split_name
 
     options = SimpleNamespace(**given)
     if options.list:
@@ -382,9 +382,9 @@ def _sources(
     source: str, options: SimpleNamespace, name: str, evaluation: bool, show: Progress
 ) -> Sequence[Any]:
     """One SOURCE of the command line: a name of the catalog, a file or folder, or a repository of the hub."""
-    from data_prep.ingest.hub import Repository
-    from data_prep.sources import catalog, records
-    from data_prep.sources.own import own
+    from data_prep.ingest.hub_files import Repository
+    from data_prep.sources import catalog, file_records
+    from data_prep.sources.own_files import own
     from data_prep.sources.text_files import text_form
 
     if _is_drawn(source):
@@ -398,7 +398,7 @@ def _sources(
     form = text_form(options.encoding, options.delimiter)
     if Path(source).exists():
         return own(source, name, options.images, mapping, options.split, evaluation, options.sft, form)
-    if re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", source) and Path(source).suffix not in records.ENDINGS:
+    if re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", source) and Path(source).suffix not in file_records.ENDINGS:
         repository = Repository(source, options.revision, options.mirror)
         return catalog.any_repository(repository, mapping, show, options.split, evaluation, options.sft, form)
     raise ConfigError(
@@ -426,7 +426,7 @@ def _drawn(source: str, options: SimpleNamespace, evaluation: bool) -> Any:
         from data_prep.generate.families import Families, weights_of
 
         return Families(weights_of(source), *asked)
-    from data_prep.generate.source import FAMILIES, LARGE, Generated
+    from data_prep.generate.generated_source import FAMILIES, LARGE, Generated
 
     families = tuple(options.families.split(",")) if options.families else tuple(FAMILIES)
     if unknown := sorted(set(families) - FAMILIES.keys() - LARGE.keys()):
