@@ -12,7 +12,7 @@ from recipes.plan import hub_config, spread, start_time
 from recipes.plan.memory import plan_memory, with_resources
 from recipes.plan.prices import Price, gpu_price
 from recipes.plan.step_seconds import UPLOAD_BYTES_S, StepTime, stall_seconds, step_time, stretched_steps
-from recipes.platforms.targets import TARGETS, refusal, target_named, targets_for
+from recipes.platforms.targets import TARGETS, target_named, targets_for
 from recipes.recipe.resolved import MemoryPlan
 from recipes.recipe.spec import Recipe
 from trainer.config import ConfigError, checkpoint_suffices, nodes_share_weights
@@ -206,7 +206,8 @@ def target_members(recipe: Recipe, target: str) -> list[str]:
     """The targets that one stands for: `skypilot` chooses among clouds. Raises ConfigError where site.clouds
     names another than SkyPilot's."""
     members = target_named(target).members(recipe)
-    return [member.name for member in members if not refusal(recipe, member.name)]
+    # Each group of machines is a job of its own, and may find another cloud.
+    return [member.name for member in members if not member.refusal(recipe)]
 
 
 def market_of(spot: bool) -> str:
