@@ -16,7 +16,7 @@ from trainer import config as c
 from trainer.config import ConfigError
 from trainer.data.processor import Prompter
 from trainer.storage import hub as hub_files
-from trainer.system import waiting
+from trainer.system import server_waits
 from trainer.system.backoff import Backoff
 from trainer.system.errors import StorageError
 
@@ -123,7 +123,7 @@ def test_an_outage_after_the_first_file_is_one_too(hub, tiny_model, monkeypatch,
 
 def test_a_hub_that_comes_back_is_waited_for_by_name(hub, monkeypatch, tmp_path):
     """As a launcher sees it."""
-    monkeypatch.setenv(waiting.FOLDER_VARIABLE, str(tmp_path / "beacons"))
+    monkeypatch.setenv(server_waits.FOLDER_VARIABLE, str(tmp_path / "beacons"))
     (tmp_path / "beacons").mkdir()
     monkeypatch.setattr(hub_files, "TRIES", Backoff(attempts=1, first_wait_s=0.05, patience_s=60))
     hub.fails = {WHOLE: 503}
@@ -131,7 +131,7 @@ def test_a_hub_that_comes_back_is_waited_for_by_name(hub, monkeypatch, tmp_path)
     thread = threading.Thread(target=lambda: got.append(hub_files.model_file(CONFIG, WHOLE, tmp_path)))
     thread.start()
     deadline = time.monotonic() + 30
-    while not (waits := waiting.read_waits(tmp_path / "beacons")):
+    while not (waits := server_waits.read_waits(tmp_path / "beacons")):
         assert time.monotonic() < deadline
         time.sleep(0.02)
     (wait,) = waits
@@ -139,7 +139,7 @@ def test_a_hub_that_comes_back_is_waited_for_by_name(hub, monkeypatch, tmp_path)
     assert str(wait).startswith(f"waiting for the hub at {hub.url} since ") and "503" in str(wait)
     hub.fails = {}
     thread.join(30)
-    assert got[0].read_bytes() == b"w" * 2000 and waiting.read_waits(tmp_path / "beacons") == []
+    assert got[0].read_bytes() == b"w" * 2000 and server_waits.read_waits(tmp_path / "beacons") == []
 
 
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "full"), None])

@@ -10,11 +10,11 @@ import pytest
 from PIL import Image
 
 from trainer.config import Turns
-from trainer.turns.again import NO_ANSWER, WRONG
 from trainer.turns.calculator import computed
 from trainer.turns.calls import BadCallError, call_in
 from trainer.turns.environments import environment_of, tools_of
 from trainer.turns.episode import ERROR, SeenPicture, Situation
+from trainer.turns.second_try import NO_ANSWER, WRONG
 from trainer.turns.zoom import in_original, shown_size
 
 BARE = Situation((), lambda reply: None)

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.system.waiting import FOLDER_VARIABLE
+from trainer.system.server_waits import FOLDER_VARIABLE
 
 SIGNAL = signal.SIGUSR2
 RECORD = struct.Struct("!Q?dd48s")

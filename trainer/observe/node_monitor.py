@@ -18,7 +18,7 @@ from trainer.config.run_folder import NODES, read_progress
 from trainer.hardware.visible_gpus import nvml_positions
 from trainer.observe import beacon
 from trainer.observe.history import SLOWED, STRAGGLES, column, newest_samples
-from trainer.system import waiting
+from trainer.system import server_waits
 
 EVERY_S = 10.0
 WINDOW_S = 30.0
@@ -124,7 +124,7 @@ class NodeMonitor:
             waits[str(rank.rank)] = [rank.calls, rank.waited_s]
             pieces += rank.pieces
         servers = []
-        for wait in waiting.read_waits(self.beacons):
+        for wait in server_waits.read_waits(self.beacons):
             servers.append({"kind": wait.kind, "what": wait.what, "tell": str(wait) if wait.notable else ""})
         # The run's folder may not be there yet: its nearest parent is on the same disk.
         existing = self.run_dir.absolute()

@@ -25,7 +25,7 @@ from trainer.config import ConfigError
 from trainer.rewards.grade import Grade, ServerAway, one_line
 from trainer.rewards.server_failures import failure_reason, is_away
 from trainer.system.backoff import Backoff, retry_after_s
-from trainer.system.waiting import Waiter, waiting_for
+from trainer.system.server_waits import Waiter, waiting_for
 from trainer.system.web_request import ReplyUnfinished, send_request, shown_address
 
 KEY_VARIABLE = "SPOTRL_JUDGE_KEY"

@@ -15,7 +15,7 @@ from pathlib import Path
 from trainer.config import ConfigError, RunConfig
 from trainer.system.backoff import Backoff
 from trainer.system.errors import OF_THE_DISK, StorageError
-from trainer.system.waiting import Waiter, waiting_for
+from trainer.system.server_waits import Waiter, waiting_for
 
 INDEX, WHOLE = "model.safetensors.index.json", "model.safetensors"
 READ_FIRST = ("tokenizer.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json")

@@ -30,7 +30,7 @@ from trainer.storage.store_replies import code_of, permanent_cause, status_of
 from trainer.storage.stores import DOWNLOAD_TIMEOUT_S, RetryPolicy, open_store
 from trainer.system.errors import ObjectTooLarge, StorageError, StoreRefused
 from trainer.system.redaction import without_secrets
-from trainer.system.waiting import waiting_for
+from trainer.system.server_waits import waiting_for
 
 T = TypeVar("T")
 Listing = list[tuple[str, int]]

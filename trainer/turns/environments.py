@@ -6,11 +6,11 @@ from functools import cache
 from typing import Any
 
 from trainer.config import Turns
-from trainer.turns.again import Again
 from trainer.turns.calculator import Calculator
 from trainer.turns.episode import Environment
 from trainer.turns.own_environment import OwnEnvironment
 from trainer.turns.python import Python
+from trainer.turns.second_try import Again
 from trainer.turns.tool import ToolEnvironment
 from trainer.turns.zoom import Zoom
 

@@ -9,7 +9,7 @@ from trainer.config import ConfigError, Turns
 from trainer.system.backoff import Backoff
 from trainer.system.own_file import own_path
 from trainer.system.process_set import Guard, handed_on
-from trainer.system.waiting import waiting_for
+from trainer.system.server_waits import waiting_for
 from trainer.turns import tool as tool_module
 from trainer.turns.calls import BadCallError
 from trainer.turns.episode import ERROR, FAILED, Environment, Observation, Situation

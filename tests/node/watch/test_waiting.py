@@ -29,7 +29,7 @@ from trainer.observe.phases import Phases
 from trainer.rewards import remote
 from trainer.rewards.grade import ServerAway
 from trainer.rewards.remote import RewardClient
-from trainer.system import waiting
+from trainer.system import server_waits
 from trainer.system.backoff import Backoff
 from trainer.system.exit_codes import EXIT_CONFIG, EXIT_STORAGE
 
@@ -78,7 +78,7 @@ def port():
 @pytest.fixture
 def watched(tmp_path, monkeypatch):
     """A watchdog whose phases hang after 0.3 s, and what it says while `grade` runs in the background."""
-    monkeypatch.setenv(waiting.FOLDER_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(server_waits.FOLDER_VARIABLE, str(tmp_path))
     monkeypatch.setattr(watchdog, "LOOK_S", 0.0)
     monkeypatch.setattr(
         remote, "TRIES", Backoff(attempts=2, first_wait_s=0.05, max_wait_s=0.1, patience_s=20)
@@ -121,7 +121,7 @@ def client(port: int) -> RewardClient:
 
 
 def test_a_server_that_stands_still_is_waited_for_by_name_and_the_run_goes_on(watched, port, monkeypatch):
-    monkeypatch.setattr(waiting, "TELL_S", 0.4)
+    monkeypatch.setattr(server_waits, "TELL_S", 0.4)
     with server(port) as process:
         os.kill(process.pid, signal.SIGSTOP)
 
@@ -174,18 +174,18 @@ def test_the_client_is_patient_for_half_an_hour():
 
 
 def test_a_wait_ends_with_its_process_and_its_limit(tmp_path, monkeypatch):
-    monkeypatch.setenv(waiting.FOLDER_VARIABLE, str(tmp_path))
-    with waiting.waiting_for("storing", "the store", 0.2):
-        assert [wait.what for wait in waiting.read_waits(tmp_path)] == ["the store"]
+    monkeypatch.setenv(server_waits.FOLDER_VARIABLE, str(tmp_path))
+    with server_waits.waiting_for("storing", "the store", 0.2):
+        assert [wait.what for wait in server_waits.read_waits(tmp_path)] == ["the store"]
         time.sleep(0.3)
-        assert waiting.read_waits(tmp_path) == [], "from here on a hang is a hang"
-    with waiting.waiting_for("grading", "the judge", 60):
+        assert server_waits.read_waits(tmp_path) == [], "from here on a hang is a hang"
+    with server_waits.waiting_for("grading", "the judge", 60):
         mine = tmp_path / f"waits-{os.getpid()}.json"
         gone = subprocess.Popen(["true"])
         gone.wait()
         mine.rename(tmp_path / f"waits-{gone.pid}.json")
         (tmp_path / f"waits-{os.getpid()}.json").write_text("[1, {}]")
-        assert waiting.read_waits(tmp_path) == []
+        assert server_waits.read_waits(tmp_path) == []
 
 
 @pytest.mark.parametrize(("kind", "phase", "hangs"), [

@@ -25,7 +25,7 @@ from trainer.observe.history import SLOWED, read_history
 from trainer.observe.node_monitor import Stragglers
 from trainer.system import processes
 from trainer.system.last_words import innermost_frame
-from trainer.system.waiting import AGAIN_S, FOLDER_VARIABLE
+from trainer.system.server_waits import AGAIN_S, FOLDER_VARIABLE
 
 LOOK_S = 1.0
 CLOCK_SET_S = 5.0
