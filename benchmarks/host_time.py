@@ -1,5 +1,5 @@
-"""Host seconds, kernel launches and host waits of a recipe's passes, on a device that computes nothing:
-`python -m benchmarks.host_time RECIPE...`, or without a name those of `SHOWN`.
+"""Host seconds, kernel launches and host waits of a recipe's passes and of its whole step, on a device that
+computes nothing: `python -m benchmarks.host_time RECIPE...`, or without a name those of `SHOWN`.
 
 Needs the GPU environment and no GPU (tests/nullgpu). One rank of the recipe's number runs; the others are
 only believed in. Seconds are CPU time of the whole process, and are put beside those of the same rows through
@@ -30,6 +30,7 @@ from trainer.config import RunConfig
 from trainer.config.budget import logprob_tokens
 from trainer.config.run_folder import write_whole
 from trainer.hardware.gpus import gpu_named
+from trainer.ranks.environment import rank_environment
 
 ROOT = Path(__file__).parents[1]
 OUT = Path(__file__).with_suffix(".json")
@@ -41,6 +42,8 @@ SHOWN = (
     ("grpo-qwen2.5-vl-72b-mathv60k", 32),
 )
 """Recipes, and numbers of ranks."""
+STEPS = (("grpo-qwen2.5-vl-3b-mathv60k", 1), ("grpo-qwen2.5-vl-7b-mathv60k", 8))
+"""Those of which a whole step is measured, too."""
 WAITS = 8
 """Host waits of a pass at most: none for each block."""
 WARM = 2
@@ -58,25 +61,10 @@ card, however large."""
 
 def played(recipe: str, ranks: int) -> dict[str, Any]:
     """What the passes of one rank take, from a process of its own."""
-    command = [
-        sys.executable,
-        "-m",
-        "tests.nullgpu",
-        str(PYTHON),
-        "-W",
-        "ignore",
-        "-m",
-        "benchmarks.host_time",
-    ]
+    device = [sys.executable, "-m", "tests.nullgpu", "--devices", str(min(ranks, 8)), str(PYTHON)]
+    command = [*device, "-W", "ignore", "-m", "benchmarks.host_time", "--rank", recipe, str(ranks)]
     env = os.environ | DEVICE
-    done = subprocess.run(
-        [*command, "--rank", recipe, str(ranks)],
-        cwd=ROOT,
-        env=env,
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
+    done = subprocess.run(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -86,6 +74,7 @@ def play(name: str, ranks: int) -> dict[str, Any]:
     import torch.distributed as dist
     from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
+    from benchmarks.allocated import believe_in_peers
     from tests.rehearsal.fake_pass import to_learn
     from tests.rehearsal.models import VOCABULARY, model_config
     from tests.rehearsal.rows import usual
@@ -105,7 +94,8 @@ def play(name: str, ranks: int) -> dict[str, Any]:
     # A run's passes are built in a thread, in page-locked memory.
     batches = {kind: pin_record(row.micro_batch()) for kind, row in rows.items()}
 
-    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(ranks)}
+    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(ranks)} | rank_environment(config)
+    believe_in_peers()
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=ranks)
     init_distributed("cuda")
     device = torch.device("cuda", 0)
@@ -127,7 +117,90 @@ def play(name: str, ranks: int) -> dict[str, Any]:
     measured = _in_turn(work | _plain(shape, batches, device))
     once, thrice = measured.pop("once"), measured.pop("thrice")
     measured["learn"] = {key: (thrice[key] - once[key]) / 2 for key in once}
-    return found | measured
+    found |= measured
+    if (name, ranks) in STEPS:
+        del work
+        counts = {kind: len(row.completions) for kind, row in rows.items()}
+        found["step"] = _whole_step(recipe, shape, policy, batches["score"], item, counts)
+    return found
+
+
+def _whole_step(
+    recipe: Recipe, shape: Any, policy: Any, batch: Any, item: Any, counts: dict[str, int]
+) -> dict[str, dict[str, float]]:
+    """CPU seconds of a rank's step by phase, its second one. counts: completions of a pass, by kind.
+
+    Prompts are text: images cost the host what decoding and patches take, beside the engine's iterations.
+    """
+    from benchmarks.allocated import of_engine
+    from tests.nullgpu import counts as device
+    from tests.rehearsal.rows import Row
+    from trainer.algorithm.traces import Prompt
+    from trainer.data.processor import EngineRequest
+    from trainer.learning.learner_part import ShardedWeights
+    from trainer.sampling.open_group import OpenGroup
+    from trainer.sampling.vllm_engine import Engine
+    from trainer.weights import in_process
+
+    config, facts = recipe.config, recipe.dataset
+    engine_config, prompter = of_engine(config, shape)
+    rollout = replace(engine_config.rollout, eager=False, gpu_memory_utilization=0.05)
+    policy.offload()
+    gc.collect()
+    gc.freeze()
+    engine = Engine(replace(engine_config, rollout=rollout), prompter, 1)
+    engine.sleep()
+
+    ranks, samples = config.placement.world_size, config.rollout.samples_per_prompt
+    completions = config.samples_per_step // ranks
+    prompts = config.rollout.prompts_per_step * config.rollout.tensor_parallel // ranks
+    drawn = Row(None)
+    lengths = [drawn.length(facts.answer_tokens, config.rollout.max_tokens) for _ in range(prompts * samples)]
+    lengths[0] = config.rollout.max_tokens  # every step of a recipe has a longest one
+    group: Any = OpenGroup
+    group.left = lambda self, index, _: lengths[self.prompt.group * samples + index]
+    asked = [Prompt(group=number, row=number, seed=number) for number in range(prompts)]
+    ids = [1 + number % 100 for number in range(facts.prompt_tokens)]
+
+    def sync() -> None:
+        policy.offload()
+        engine.wake_weights()
+        in_process.push_weights(ShardedWeights(0, policy, config.rollout.sync_bucket_bytes), engine)
+        engine.wake_cache()
+
+    def sample() -> None:
+        def read(prompt: Prompt) -> EngineRequest:
+            own = [*ids, 1 + prompt.row]  # no prompt is another's prefix
+            return EngineRequest(own, {"prompt_token_ids": own}, 0)
+
+        how: dict[str, Any] = {"samples_per_prompt": samples, "temperature": 1.0}
+        for _ in engine.generate(asked, read, max_tokens=config.rollout.max_tokens, **how):
+            pass
+
+    def rest() -> None:
+        engine.sleep()
+        policy.reload()
+
+    passes = {kind: math.ceil(completions / count) for kind, count in counts.items()}
+    work = {
+        "sync": sync,
+        "rollout": sample,
+        "rest": rest,
+        "score": lambda: policy.logprobs([batch] * passes["score"]),
+        "update": lambda: policy.update([item] * passes["learn"], passes["learn"], 0.0),
+    }
+    found: dict[str, dict[str, float]] = {}
+    for _ in range(2):
+        for phase, once in work.items():
+            before = {kind: device.count(kind) for kind in ("launch", "wait")}
+            began = time.process_time()
+            once()
+            found[phase] = {"seconds": time.process_time() - began}
+            for kind, name in (("launch", "launches"), ("wait", "waits")):
+                found[phase][name] = float(device.count(kind) - before[kind])
+            print(phase, found[phase], file=sys.stderr, flush=True)
+    found["rollout"]["tokens"] = float(sum(lengths))
+    return found | {"passes": {kind: float(number) for kind, number in passes.items()}}
 
 
 def _of_ranks(config: RunConfig, folder: str, ranks: int) -> RunConfig:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from recipes.presets import get
 from tests.nullgpu import counts, null_device
 from tests.nullgpu.null_device import PYTHON
 from trainer import config as configuration
 from trainer.config import RunConfig
+
+VOCABULARY = 151936
 
 
 def tiny(model: Path, data: Path, folder: Path) -> RunConfig:
@@ -34,6 +39,46 @@ def tiny(model: Path, data: Path, folder: Path) -> RunConfig:
         placement=c.Placement(workers_per_node=1, device="cuda"),
         logging=c.Logging(tensorboard=False, samples_per_step=0),
     )
+
+
+def of_recipe(
+    name: str, model: Path, data: Path, folder: Path, ranks: int, options: Sequence[str]
+) -> RunConfig:
+    """Two steps of a recipe with all its options but the sizes of model, step and completions."""
+    changed = [
+        f"run.dir={folder}",
+        "run.id=recipe",
+        "run.max_steps=2",
+        f"model.path={model}",
+        "model.revision=",
+        f"data.path={data}",
+        "rollout.prompts_per_step=4",
+        "rollout.max_tokens=64",
+        f"rollout.tensor_parallel={ranks}",
+        "rollout.gpu_memory_utilization=0.05",
+        "rollout.sync_tolerance=1e9",
+        "algorithm.samples_per_update=0",
+        "evaluation.every_steps=0",
+        "checkpoint.remote=",
+        "checkpoint.export_hf=never",
+        "placement.nodes=1",
+        f"placement.workers_per_node={ranks}",
+        "logging.tensorboard=false",
+        *options,
+    ]
+    return configuration.override(get(name).config, changed)
+
+
+def of_true_vocabulary(tiny: Path, out: Path) -> Path:
+    """The tiny model with as many rows of embeddings as Qwen2.5-VL-3B has, and its longest sequence."""
+    from transformers import AutoModelForImageTextToText
+
+    model = AutoModelForImageTextToText.from_pretrained(tiny, dtype="bfloat16")
+    model.resize_token_embeddings(VOCABULARY)
+    model.config.text_config.max_position_embeddings = 128000
+    shutil.copytree(tiny, out)
+    model.save_pretrained(out)
+    return out
 
 
 @dataclass(frozen=True)

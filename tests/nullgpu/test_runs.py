@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -15,6 +15,48 @@ from trainer import config as configuration
 
 EAGER = "rollout.eager=true"
 """The engine compiles nothing: test_steps.py has a case that does."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A recipe as it runs here."""
+
+    name: str
+    ranks: int = 1
+    options: tuple[str, ...] = ()
+    not_zero: str = "time/step_s"
+    """Metric of the last step that shows what is special about the recipe."""
+
+
+ZOOM = '<tool_call>\n{"name": "zoom", "arguments": {"box": [0, 0, 28, 28]}}\n</tool_call>'
+RECIPES = {
+    "carried over": Recipe(
+        "grpo-qwen2.5-vl-3b-mathv60k",
+        options=("rollout.staleness=1", "rollout.tokens_per_step=32", "run.max_steps=3"),
+        not_zero="rollout/carried_fraction",
+    ),
+    "zoom": Recipe("grpo-qwen2.5-vl-7b-zoom", ranks=2, not_zero="turns/observed_tokens_mean"),
+}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.timeout(2400)
+def test_two_steps_of_a_recipe(tiny_model, mixed_dataset, tmp_path, monkeypatch, record_property, name):
+    """With its CUDA graphs, under Ray, at the true vocabulary."""
+    case = RECIPES[name]
+    model = runs.of_true_vocabulary(tiny_model, tmp_path / "model")
+    options = list(case.options)
+    if name == "zoom":
+        monkeypatch.setenv("NULLGPU_REPLY", ZOOM)
+        options.append("rollout.max_tokens=600")
+    config = runs.of_recipe(case.name, model, mixed_dataset, tmp_path / "run", case.ranks, options)
+    done = runs.run(config, tmp_path, devices=case.ranks, timeout_s=2000)
+    assert done.code == 0, done.said[-6000:]
+    steps = [line for line in done.metrics if "loss/total" in line]
+    assert [line["step"] for line in steps] == list(range(1, config.run.max_steps + 1))
+    assert steps[1][case.not_zero]
+    assert counts.differences(done.ranks) == []
+    record_property("phases of rank 0", counts.by_phase(done.ranks[0]))
 
 
 @pytest.mark.timeout(2400)
@@ -45,10 +87,11 @@ def test_steps_that_are_sampled_ahead(tiny_model, mixed_dataset, tmp_path):
 
 @pytest.mark.timeout(2400)
 def test_a_run_fed_by_a_worker(tiny_model, mixed_dataset, tmp_path, monkeypatch):
-    """The trainer on one card, the worker on another, and a bucket between them."""
-    config = runs.tiny(tiny_model, mixed_dataset, tmp_path / "run")
+    """The trainer on one card, the worker on another at a true vocabulary, and a bucket between them."""
+    model = runs.of_true_vocabulary(tiny_model, tmp_path / "model")
+    config = runs.tiny(model, mixed_dataset, tmp_path / "run")
     bucket = tmp_path / "bucket"
-    fed = ["fleet.workers=only", f"checkpoint.remote={bucket}", "run.id=fed", EAGER]
+    fed = ["fleet.workers=only", f"checkpoint.remote={bucket}", "run.id=fed"]
     config = configuration.override(config, fed)
     monkeypatch.setenv("SPOTRL_FLEET_KEY", "a secret of the tests, long enough")
     monkeypatch.setenv("SPOTRL_METADATA", "off")

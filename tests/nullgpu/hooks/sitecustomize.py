@@ -72,6 +72,10 @@ def with_masks(torch) -> None:
         last = joined.size(dim) - 1
         return joined.narrow(dim, 1, last) - joined.narrow(dim, 0, last)
 
+    def contained(tensor, others, *, assume_unique=False, invert=False):
+        # Of many positions it sorts, and takes sizes from what the sort would have left.
+        return put(torch.isin(here(tensor), here(others), invert=invert), tensor.device)
+
     def nonzero(tensor):
         torch.cuda.current_stream(tensor.device).synchronize()  # as torch waits for the count
         return put(here(tensor).nonzero(), tensor.device)
@@ -82,6 +86,7 @@ def with_masks(torch) -> None:
     library.impl("sum", total, "CUDA")
     library.impl("gt.Tensor", greater, "CUDA")
     library.impl("nonzero", nonzero, "CUDA")
+    library.impl("isin.Tensor_Tensor", contained, "CUDA")
     torch._nullgpu = library  # it counts for as long as it lives
 
 
@@ -102,14 +107,20 @@ def with_this_runtime(module) -> None:
 
 
 def with_tokens(module) -> None:
-    """What the sampler writes is not a token: each becomes one that the vocabulary has."""
+    """What the sampler writes is not a token: each becomes one that the vocabulary has. With NULLGPU_REPLY
+    every reply is that text, ended as the chat template ends it."""
     trace = module.Engine._trace
+    text = os.environ.get("NULLGPU_REPLY")
 
     def of_tokens(self, group, index, output, *more):
         (completion,) = output.outputs
-        number = len(completion.token_ids)
-        completion.token_ids = [50] * number
-        completion.logprobs.logprobs[:] = [-1.0] * number
+        ids = [50] * len(completion.token_ids)
+        if text:
+            tokenizer = self._reply_text.__self__.tokenizer
+            ids = [*tokenizer(text, add_special_tokens=False)["input_ids"], self.eos_token_id]
+            completion.finish_reason = "stop"
+        completion.token_ids = ids
+        completion.logprobs.logprobs[:] = [-1.0] * len(ids)
         return trace(self, group, index, output, *more)
 
     module.Engine._trace = of_tokens
