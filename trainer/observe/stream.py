@@ -143,10 +143,10 @@ class Stream:
         self.prefix = f"{STREAM}/{attempt}"
         self.failures = 0
         self._born = time.time() - 1.0  # clocks of file systems are coarse
-        self._log = self._growing(LAUNCH_LOG, self._size(LAUNCH_LOG))
-        self._nodes = self._growing(NODES, self._size(NODES))
-        self._metrics = self._growing(METRICS)
-        self._samples = self._growing(SAMPLES)
+        self._growing: dict[str, PushedFile] = {}
+        for name in (LAUNCH_LOG, NODES, METRICS, SAMPLES):
+            start = self._size(name) if name in (LAUNCH_LOG, NODES) else 0
+            self._growing[name] = PushedFile(self.run_dir / name, storage, f"{self.prefix}/{name}", start)
         self._sent: dict[str, Any] = {}
         self._node_times: dict[int, float] = {}
         self._image_bytes = 0
@@ -154,9 +154,6 @@ class Stream:
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="stream", daemon=True)
         self._thread.start()
-
-    def _growing(self, name: str, start: int = 0) -> PushedFile:
-        return PushedFile(self.run_dir / name, self.storage, f"{self.prefix}/{name}", start)
 
     def _size(self, name: str) -> int:
         path = self.run_dir / name
@@ -181,16 +178,17 @@ class Stream:
 
     def push(self) -> None:
         """Pushes what is new."""
-        self._log.push(BURST_BYTES)
-        self._log.drop_middle(LOG_PIECES, LOG_HEAD)
-        self._nodes.push(choose=self._thinned)
+        log = self._growing[LAUNCH_LOG]
+        log.push(BURST_BYTES)
+        log.drop_middle(LOG_PIECES, LOG_HEAD)
+        self._growing[NODES].push(choose=self._thinned)
         if self._fresh(ATTEMPTS):  # before that, the metrics are those that an earlier attempt left
-            self._metrics.push()
-            self._samples.push(choose=self._with_images)
+            self._growing[METRICS].push()
+            self._growing[SAMPLES].push(choose=self._with_images)
         for name in (*WHOLE, *self._hangs()):
             if self._fresh(name):
                 self._whole(name)
-        left = {"log_bytes": self._log.left_out, "images": self._images_left_out, "failures": self.failures}
+        left = {"log_bytes": log.left_out, "images": self._images_left_out, "failures": self.failures}
         if any(left.values()) and left != self._sent.get("left_out.json"):
             self.storage.put_bytes(f"{self.prefix}/left_out.json", json.dumps(left).encode())
             self._sent["left_out.json"] = left
