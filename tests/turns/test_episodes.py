@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.examples.test_openenv import MINE, Server
+from tests.loops.fault_run import FaultRun, in_phase, placed
 from tests.loops.jobs import Job
-from tests.loops.test_resume import kill_and_resume, placed, weights_of
 from tests.turns.talking import teach
 from trainer.config import override
 
@@ -163,12 +163,11 @@ def runs(config, tmp_path, *about, env=None) -> tuple[Job, Job]:
     """A run of three steps that was never disturbed, and the same one, which has not begun."""
     about = [*about, "run.max_steps=3", "checkpoint.export_hf=end", "logging.samples_per_step=16"]
     config = override(config, [*about, "optimizer.learning_rate=1e-5"])
-    undisturbed, job = (
-        Job(placed(config, tmp_path / name), tmp_path / name, env) for name in ("undisturbed", "killed")
-    )
+    whole, struck = tmp_path / "undisturbed", tmp_path / "killed"
+    undisturbed = Job(placed(config, whole), whole, env)
     assert undisturbed.start().wait(1500) == 0, undisturbed.tail()
     assert [line["step"] for line in undisturbed.metrics()] == [1, 2, 3]
-    return undisturbed, job
+    return undisturbed, FaultRun(placed(config, struck), struck, env)
 
 
 STALE = "rollout.staleness=1", "algorithm.rollout_correction=truncate"
@@ -179,7 +178,7 @@ STALE = "rollout.staleness=1", "algorithm.rollout_correction=truncate"
 def test_a_run_learns_from_episodes_and_killed_it_is_the_same_run(config, tmp_path, stale):
     """From the configuration through rollout, update, log and resume. With older weights, and carried over
     from phase to phase, too."""
-    undisturbed, job = runs(config, tmp_path, *stale)
+    undisturbed, killed = runs(config, tmp_path, *stale)
     for line in undisturbed.metrics():
         assert 1 < line["turns/replies_mean"] <= 3 and line["turns/observed_tokens_mean"] > 0
         assert stale or line["mismatch/logprob_abs_mean"] < 1e-5
@@ -190,12 +189,8 @@ def test_a_run_learns_from_episodes_and_killed_it_is_the_same_run(config, tmp_pa
     shown = [json.loads(line)["completion"] for line in samples]
     assert any("[observed] Picture 1, box [" in completion for completion in shown)
 
-    plan = [(phase, lambda at=(phase, step): job.in_phase(*at), False) for phase, step in PHASES]
-    kill_and_resume(job, undisturbed, plan)
-    assert "are replayed" in job.log.read_text()
-
-
-PHASES = (("rollout", 2), ("update", 3))
+    killed.play([in_phase("rollout", 2), in_phase("update", 3)], undisturbed, floor=1)
+    assert "are replayed" in killed.job.log.read_text()
 
 
 @pytest.mark.long
@@ -206,8 +201,8 @@ def test_killed_in_a_call_of_a_slow_tool_it_is_the_same_run(config, tmp_path):
     marks = tmp_path / "marks"
     marks.mkdir()
     own = f"turns.environment={tmp_path}/slow.py:Slow"
-    undisturbed, job = runs(config, tmp_path, own, env={"TURNS_MARKS": str(marks)})
-    job.start()
+    undisturbed, killed = runs(config, tmp_path, own, env={"TURNS_MARKS": str(marks)})
+    job = killed.job.start()
 
     def in_a_call() -> bool:
         return job.in_phase("rollout", 2) and any(marks.iterdir())
@@ -215,9 +210,7 @@ def test_killed_in_a_call_of_a_slow_tool_it_is_the_same_run(config, tmp_path):
     job.until(lambda: in_a_call() and job.frozen(in_a_call))
     job.kill()
     assert job.start().wait(900) == 0, job.tail()
-    assert job.metrics() == undisturbed.metrics()
-    assert weights_of(job) == weights_of(undisturbed)
-    assert job.left_over() == []
+    killed.is_like(undisturbed)
 
 
 @pytest.mark.long
@@ -226,7 +219,7 @@ def test_a_run_learns_from_a_servers_episodes_and_rewards(config, tmp_path, requ
     server = Server()
     request.addfinalizer(server.server.shutdown)
     (tmp_path / "mine.py").write_text(MINE.format(port=server.port))
-    undisturbed, job = runs(config, tmp_path, f"turns.environment={tmp_path}/mine.py:Words")
+    undisturbed, killed = runs(config, tmp_path, f"turns.environment={tmp_path}/mine.py:Words")
     for line in undisturbed.metrics():
         assert 1 < line["turns/replies_mean"] < 3 and line["turns/failed_fraction"] == 0
         assert 0 < line["reward/mean"] < 1 and line["mismatch/logprob_abs_mean"] < 1e-5
@@ -234,4 +227,4 @@ def test_a_run_learns_from_a_servers_episodes_and_rewards(config, tmp_path, requ
     for sample in map(json.loads, (undisturbed.run_dir / "samples.jsonl").read_text().splitlines()):
         assert (sample["reward"] >= 1) == ("boxed{3}" in sample["completion"])
 
-    kill_and_resume(job, undisturbed, [("rollout", lambda: job.in_phase("rollout", 2), False)])
+    killed.play([in_phase("rollout", 2)], undisturbed, floor=1)
