@@ -27,11 +27,15 @@ def check_sent_tree(target: str, secrets: Mapping[str, str]) -> None:
     if not target_named(target).copies_tree:
         return
     for name in manifest.changed_files() + manifest.untracked_files():
-        made_up = name.startswith("tests/")  # keys there are of the tests
-        what = "" if made_up or is_secret(name) else secret_in_file(Path(name), secrets)
+        what = ""
+        if is_secret(name):  # left out, but SkyPilot's patterns do not look into hidden folders
+            what = "has a secret's name in a hidden folder" if name.startswith(".") and "/" in name else ""
+        elif not name.startswith("tests/"):  # keys there are of the tests
+            holds = secret_in_file(Path(name), secrets)
+            what = f"holds {holds}" if holds else ""
         if what:
             raise ConfigError(
-                f"{name} holds {what}, and the repository is copied to the machines of {target}: move it out"
+                f"{name} {what}, and the repository is copied to the machines of {target}: move it out"
                 f" of {Path.cwd()}"
             )
 

@@ -85,18 +85,19 @@ class CloudDisk:
 
 
 DISKS = {
-    # gp3 of 7,000 IOPS and 437 MiB/s (SkyPilot 0.14.1); its `medium` has 218, `ultra` costs $1,300 a month
+    # gp3 of 7,000 IOPS and 437 MiB/s (SkyPilot 0.14.1), $0.005 an IOPS above 3,000 and $0.04 a MiB/s above
+    # 125 a month; its `medium` has 218.
     "aws": CloudDisk("high", 437 * MIB, 0, 437 * MIB, 0.08, 32.5),
     # pd-ssd: 0.48 MiB/s a GiB, 1,200 at most (Google's page on disks); `medium`, pd-balanced, has 0.28.
     "gcp": CloudDisk("high", 0, 0.48 * MIB, 1200 * MIB, 0.17),
     "dstack-gcp": CloudDisk("", 0, 0.28 * MIB, 1200 * MIB, 0.10),
-    # Premium SSD by its size, 200 MB/s for up to 1 TiB: SkyPilot's `high` and `medium` are the same.
+    # Premium SSD P30, 1 TiB, 200 MB/s, $135.17 a month: SkyPilot's `high` and `medium` are the same.
     "azure": CloudDisk("", 200e6, 0, 200e6, 0.132),
     # Network SSD IO M3 in place of Network SSD (assumptions: 1 GB/s, and its price).
     "nebius": CloudDisk("high", 1e9, 0, 1e9, 0.118),
 }
-"""Planning figures by cloud, list prices of November 2026. RunPod's and Lambda's disks are the hosts' own
-NVMe, in the machine's price."""
+"""Planning figures by cloud; prices as pages about AWS, Google Cloud and Azure state them, Nebius' is an
+assumption. RunPod's and Lambda's disks are the hosts' own NVMe, in the machine's price."""
 
 
 def runpod_card(gpu: str, count: int) -> str:

@@ -125,6 +125,17 @@ def test_a_secret_under_another_name_stops_a_launch_that_would_copy_it(tree, tex
     secrets_in_tree.check_sent_tree("slurm", {"AWS_SECRET_ACCESS_KEY": VALUE})
 
 
+def test_a_secrets_name_in_a_hidden_folder_stops_a_launch_that_would_copy_it(tree):
+    """git ignores it there, too, unless it was added by force; SkyPilot's patterns do not look there."""
+    Path(".work").mkdir()
+    Path(".work/tokens.env").write_text("TOKEN=1\n")
+    git("add", "-f", ".work/tokens.env")
+    git("commit", "-qm", "a mistake")
+    Path(".work/tokens.env").write_text("TOKEN=2\n")
+    with pytest.raises(ConfigError, match=r"\.work/tokens\.env has a secret's name in a hidden folder"):
+        secrets_in_tree.check_sent_tree("skypilot-gcp", {})
+
+
 def test_kubernetes_packs_none_of_them(tree):
     with tarfile.open(
         fileobj=io.BytesIO(kubernetes_driver.packed_tree(Path.cwd(), get("preflight")))
