@@ -22,6 +22,7 @@ class Recipe:
     """A recipe as it runs here."""
 
     name: str
+    family: str = "qwen2_5_vl"
     ranks: int = 1
     options: tuple[str, ...] = ()
     not_zero: str = "time/step_s"
@@ -36,15 +37,16 @@ RECIPES = {
         not_zero="rollout/carried_fraction",
     ),
     "zoom": Recipe("grpo-qwen2.5-vl-7b-zoom", ranks=2, not_zero="turns/observed_tokens_mean"),
+    "qwen3.5 with graphs": Recipe("grpo-qwen3.5-0.8b-mathv60k", "qwen3_5"),
 }
 
 
 @pytest.mark.parametrize("name", RECIPES)
 @pytest.mark.timeout(2400)
-def test_two_steps_of_a_recipe(tiny_model, mixed_dataset, tmp_path, monkeypatch, record_property, name):
+def test_two_steps_of_a_recipe(family_model, mixed_dataset, tmp_path, monkeypatch, record_property, name):
     """With its CUDA graphs, under Ray, at the true vocabulary."""
     case = RECIPES[name]
-    model = runs.of_true_vocabulary(tiny_model, tmp_path / "model")
+    model = runs.of_true_vocabulary(family_model(case.family), tmp_path / "model")
     options = list(case.options)
     if name == "zoom":
         monkeypatch.setenv("NULLGPU_REPLY", ZOOM)
