@@ -29,6 +29,8 @@ STORED_NOTE = "in-the-bucket"
 """File beside a config.json whose model lies in a bucket: the key that nodes fetch it from, or nothing."""
 CODE = ("rewards.function", "turns.environment")
 """Fields that name code of a file, from where the command is given."""
+CODE_LIST = "rewards.functions"
+"""The field that lists such code: each row's `path`."""
 FOLDERS = ("model.path", "algorithm.teacher", "data.path", "evaluation.path", "storage.weights")
 """Fields that may name a folder from where the command is given."""
 
@@ -65,19 +67,49 @@ def from_here(arguments: list[str]) -> list[str]:
 def _absolute(assignment: str) -> str:
     """`data.source=mine.jsonl --images imgs` with absolute paths, where files of these names are here."""
     key, _, text = assignment.partition("=")
-    if key.strip() in CODE:
-        file, colon, name = text.rpartition(":")
-        return f"{key}={_in_repository(file)}{colon}{name}" if Path(file).is_file() else assignment
-    if key.strip() in FOLDERS and Path(text).is_dir() and text.strip():
-        return f"{key}={Path(text).absolute()}"
-    if key.strip() == "data.system_prompt" and text.startswith("@"):
-        return f"{key}={json.dumps(_text_of(Path(text[1:])))}"
-    if key.strip() != "data.source":
+    key = key.strip()
+    value = _value_of(text)
+    if key in CODE:
+        changed = _code(value)
+    elif key == CODE_LIST and isinstance(value, list):
+        changed = [row | {"path": _code(row.get("path"))} if isinstance(row, dict) else row for row in value]
+    elif key in FOLDERS and value and Path(str(value)).is_dir():
+        changed = str(Path(str(value)).absolute())
+    elif key == "data.system_prompt" and str(value).startswith("@"):
+        changed = _text_of(Path(str(value)[1:]))
+    elif key == "data.source":
+        changed = _absolute_words(str(value))
+    else:
         return assignment
+    if changed == value:
+        return assignment
+    return f"{key}={changed if _value_of(str(changed)) == changed else json.dumps(changed)}"
+
+
+def _value_of(text: str) -> Any:
+    """What the text of an override states; the text itself where it is no YAML, which is refused later."""
     try:
-        words = shlex.split(str(read_yaml(text)))
-    except (ValueError, yaml.YAMLError):
-        return assignment  # refused where it is read
+        return read_yaml(text)
+    except (ValueError, yaml.YAMLError, RecursionError):
+        return text
+
+
+def _code(spec: Any) -> Any:
+    """`file.py:name` with the file's path from the repository's root, where nodes find it, or its whole path
+    if it is outside; unchanged where no such file is here."""
+    file, colon, name = str(spec).rpartition(":")
+    if not Path(file).is_file():
+        return spec
+    path = Path(file).absolute()
+    return f"{path.relative_to(ROOT) if path.is_relative_to(ROOT) else path}{colon}{name}"
+
+
+def _absolute_words(source: str) -> str:
+    """The words of `data.source` with absolute paths."""
+    try:
+        words = shlex.split(source)
+    except ValueError:
+        return source  # refused where it is read
     for i, word in enumerate(words):
         path, equals, weight = ("", "", "") if Path(word).exists() else word.rpartition("=")
         path = path or word
@@ -86,13 +118,7 @@ def _absolute(assignment: str) -> str:
         )
         if not plain and Path(path).exists():
             words[i] = f"{Path(path).absolute()}{equals}{weight}"
-    return f"{key}={json.dumps(shlex.join(words))}"
-
-
-def _in_repository(file: str) -> str:
-    """A file's path from the repository's root, where nodes find it, or its whole path if it is outside."""
-    path = Path(file).absolute()
-    return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)
+    return shlex.join(words)
 
 
 def _text_of(path: Path) -> str:

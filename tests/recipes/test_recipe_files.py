@@ -12,7 +12,7 @@ from desk import run, stand_in
 from recipes.recipe.recipe_files import expand_paths, flatten
 from recipes.records import manifest, run_record
 from recipes.records.reproduce import check_config
-from trainer.config import ConfigError
+from trainer.config import ConfigError, RunConfig, override
 
 ROOT = Path(__file__).parents[2]
 BASE = "grpo-qwen2.5-vl-7b-mathv60k"
@@ -178,6 +178,40 @@ def test_code_is_looked_for_where_the_command_is_given(capsys, here):
     assert expand_paths("demo", ["turns.environment=environment.py:Ruler"])[1] == [
         "turns.environment=examples/environment.py:Ruler"
     ]
+
+
+LISTED = "[{path: own_reward.py:reward, weight: 2}, {path: examples/reward.py:reward, name: theirs}]"
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ([BASE, "--set", f"rewards.functions={LISTED}"], ""),
+        ([BASE, "--set", "@given.yaml"], f"rewards: {{functions: {LISTED}}}"),
+        (["given.yaml"], f"base: {BASE}\nrewards: {{functions: {LISTED}}}"),
+        ([BASE, "--set", "@given.yaml"], "rewards: {function: own_reward.py:reward}"),
+    ],
+)
+def test_code_that_a_list_or_a_file_names_is_looked_for_there_too(capsys, here, given, text):
+    shutil.copy(ROOT / "examples/reward.py", here / "own_reward.py")
+    (here / "given.yaml").write_text(text)
+    _, assignments = expand_paths(given[0], given[2:])
+    paths = [function.path for function in override(RunConfig(), assignments).rewards.own]
+    assert (
+        paths
+        == [f"{here}/own_reward.py:reward", "examples/reward.py:reward"][: 1 if "function:" in text else 2]
+    )
+    (here / "own_reward.py").write_text("def reward(:\n")
+    code, _, err = run(capsys, "up", *given, "--target", "local", "--dry-run")
+    assert code == 2 and "SyntaxError: invalid syntax" in err and "(own_reward.py:1)" in err
+
+
+def test_folders_and_texts_that_a_file_names_are_looked_for_there_too(here):
+    (here / "model").mkdir()
+    (here / "prompt.txt").write_text("Be brief: think.")
+    (here / "given.yaml").write_text('model: {path: model}\ndata: {system_prompt: "@prompt.txt"}')
+    config = override(RunConfig(), expand_paths(BASE, ["@given.yaml"])[1])
+    assert (config.model.path, config.data.system_prompt) == (f"{here}/model", "Be brief: think.")
 
 
 def test_a_recipe_of_a_file_finds_no_token_and_ends_no_command(capsys, here, monkeypatch):
