@@ -6,5 +6,5 @@ In: two strings. Out: a verdict and the rule that decided.
 May import: the standard library and mpmath.
 """
 
-RULES = 3
+RULES = 4
 """Number of the rules by which answers are graded, which checkpoints keep: it rises when verdicts change."""

@@ -1,6 +1,5 @@
 """Times of day (`14:30`, `2:30 PM`) and dates with the month in words or the year first (`June 5, 2020`,
-`2020-06-05`). `5/6/2020` names two days, so it equals itself alone; `25/12/2020` names one.
-"""
+`2020-06-05`). `5/6/2020` names two days, so it equals itself alone."""
 
 from __future__ import annotations
 
@@ -20,10 +19,6 @@ _FORMS = (
     re.compile(rf"(?:the\s+)?{_DAY}\s+(?:of\s+)?{_MONTH}{_YEAR}"),
     re.compile(rf"(?P<year>[0-9]{{4}})[-/.\s]\s*(?:{_MONTH}|(?P<number>[0-9]{{1,2}}))[-/.\s]\s*{_DAY}"),
 )
-_NUMBERS = re.compile(r"([0-9]{1,2})[-/.]([0-9]{1,2})[-/.]([0-9]{4})")
-_CHINESE = re.compile(
-    r"(?:(?P<year>[0-9]{4})\s*年\s*)?(?P<number>[0-9]{1,2})\s*月\s*(?P<day>[0-9]{1,2})\s*[日号]"
-)
 
 Date = tuple[int, int, int]
 """Year (0 if none is named), month, day."""
@@ -35,19 +30,12 @@ def date(content: str) -> Date | None:
     if len(content) > MAX_CHARS or not any(map(str.isdigit, content)):
         return None
     text = common_notation(content).lower().strip(" .")
-    if (both := _NUMBERS.fullmatch(text)) is not None:
-        first, second, year = map(int, both.groups())
-        days = set(filter(None, (_valid(year, first, second), _valid(year, second, first))))
-        return days.pop() if len(days) == 1 else None
-    if (match := next(filter(None, (form.fullmatch(text) for form in (*_FORMS, _CHINESE))), None)) is None:
+    if (match := next(filter(None, (form.fullmatch(text) for form in _FORMS)), None)) is None:
         return None
     named = match.groupdict()
     month = int(named.get("number") or 0) or _MONTHS.get(named.get("month") or "", 0)
-    return _valid(int(named["year"] or 0), month, int(named["day"]))
-
-
-def _valid(year: int, month: int, day: int) -> Date | None:
-    return (year, month, day) if 1 <= month <= 12 and 1 <= day <= 31 else None
+    day = int(named["day"])
+    return (int(named["year"] or 0), month, day) if 1 <= month <= 12 and 1 <= day <= 31 else None
 
 
 ClockTime = tuple[int, int, int, str]

@@ -174,20 +174,3 @@ def whole(number: Fraction) -> int:
     if number.denominator != 1:
         raise Inexact
     return number.numerator
-
-
-def root(number: Fraction, degree: int) -> Fraction:
-    """The root of a fraction that has one among the fractions. Raises Inexact for another."""
-    if degree < 1 or degree > 64 or number < 0:
-        raise Inexact
-    return Fraction(_whole_root(number.numerator, degree), _whole_root(number.denominator, degree))
-
-
-def _whole_root(number: int, degree: int) -> int:
-    """Newton's method on whole numbers."""
-    root = 1 << -(-number.bit_length() // degree)
-    while (nearer := ((degree - 1) * root + number // root ** (degree - 1)) // degree) < root:
-        root = nearer
-    if root**degree != number:
-        raise Inexact
-    return root

@@ -140,8 +140,9 @@ class _Reader:
             token = self.take()
             self.arithmetic |= token != "/"
             if token == "\\times" and self.is_vector(start, middle):
-                right = self.factors(self.signed())
-                node = Node("cross" if self.is_vector(middle, self.at) else "*", (node, right))
+                factors = node, self.factors(self.signed())
+                crossed = self.is_vector(middle, self.at)
+                node = Node("application", factors, "cross") if crossed else Node("*", factors)
             else:
                 node = Node("*" if token in _TIMES else "/", (node, self.signed()))
             node = self.factors(node)

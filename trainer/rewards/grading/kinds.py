@@ -71,7 +71,7 @@ class Time:
 
 @dataclass(frozen=True)
 class Collection:
-    """A tuple, point, interval, list, set or matrix, by its brackets, or the values of lettered parts."""
+    """A tuple, point, interval, list, set or matrix, by its brackets."""
 
     structure: structures.Structure
     ordered: bool = False
@@ -97,8 +97,8 @@ class Words:
 
 @dataclass(frozen=True)
 class Exactly:
-    """What stands for itself: a `code` (a version, a part number, `CO_2`, `Q3 2019`), a `day`, digits in a
-    base that is not ten (`based`), or `nothing`: the empty set, or that there is no solution."""
+    """What stands for itself: a `code` (a version, a part number, `CO_2`, `204_5`), a `day`, or `nothing`:
+    the empty set, or that there is no solution."""
 
     name: str
     key: Any
@@ -115,7 +115,7 @@ _PLAIN = re.compile(r"-?(?:[1-9][0-9]{0,14}|0)(?:\.[0-9]{1,15})?")
 _EMPTY_SET = re.compile(r"\\\{\s*\\\}|\\emptyset(?![a-zA-Z])")
 _CODE = re.compile(
     r"[0-9]+\s*\^?\{?\s*(?:st|nd|rd|th)\}?|0[0-9]+|[0-9]+(?:[-/.][0-9]+){2,}|[0-9]*[-/]0[0-9]+|0[0-9]+[-/][0-9]+|[0-9]{1,3}0'?s|[A-Z]{2,}-[0-9]+|[A-Z]{1,3}[0-9]{2,5}|[0-9]+-[A-Z]{1,3}|(?:19|20)[0-9]{2}/[0-9]{2}"
-    r"|[0-9]{1,2}:[0-9]{2}\s*-\s*[0-9]{1,2}:[0-9]{2}",
+    r"|[0-9A-F]+\s*_\s*(?:[0-9]{1,2}|\{\s*(?:[0-9]{1,2}|[a-z]{3,12})\s*\})|[0-9]{1,2}:[0-9]{2}\s*-\s*[0-9]{1,2}:[0-9]{2}",
     re.ASCII,
 )
 """Digits and letters whose arithmetic would lose a zero, a hyphen or a point."""
@@ -152,9 +152,9 @@ def reading(reference: str, question: str = "") -> str:
 def in_words(read: str) -> str:
     """A reading for people: `ordered list of 0.25, 0.5, 0.75; asked: ordered`."""
     known = json.loads(read)
-    text = known["kind"] + (f" of {', '.join(known['parts'])}" if "parts" in known else "")
-    text += f" in {known['unit']}" if "unit" in known else ""
-    return text + (f"; asked: {', '.join(known['asked'])}" if "asked" in known else "")
+    of, asked = (", ".join(known.get(name, ())) for name in ("parts", "asked"))
+    ends = (" of ", of), (" in ", known.get("unit")), ("; asked: ", asked)
+    return known["kind"] + "".join(lead + text for lead, text in ends if text)
 
 
 def _description(kind: Kind) -> dict[str, Any]:
@@ -171,7 +171,7 @@ def _description(kind: Kind) -> dict[str, Any]:
         case ValueRange(low, high):
             return {"kind": "range", "parts": [str(low.value), str(high.value)]}
         case Collection(structure, ordered):
-            name = {"()": "tuple", "parts": "lettered parts"}.get(structure.kind, structure.kind)
+            name = "tuple" if structure.kind == "()" else structure.kind
             in_order = ordered or structure.kind not in ("list", "set")
             name = "ordered list" if ordered else name
             return {"kind": name, "parts": list(structure.parts), "ordered": in_order}
@@ -237,8 +237,6 @@ def _of_mathematics(reference: str, s: str, context: str) -> Kind:
         return Condition(symbols)
     if (number := quantity.parse(reference, context)) is not None:
         return Number(number)
-    if (parts := structures.lettered_parts(reference)) is not None:
-        return Collection(structures.Structure("parts", parts), True)
     if option_letters.is_text(reference):
         if not option_letters.plain_words(reference):
             raise BadReferenceError(f"the reference answer {reference[:80]!r} has no words")
@@ -246,8 +244,6 @@ def _of_mathematics(reference: str, s: str, context: str) -> Kind:
 
     if (ratio := structures.ratio(s)) is not None:
         return Ratio(ratio)
-    if (based := structures.digits_and_base(s)) is not None:
-        return Exactly("based", based)
     structure = structures.parse(s)
     asked = read_question(context)
     if structure is not None and not ("\\in" in s and "matrix" in structure.kind):
@@ -311,7 +307,7 @@ def bound_of(s: str, context: str) -> tuple[str, Quantity] | None:
 
 
 _LEAD = re.compile(r"(?:the )?(?:version|release|code|number|score)\s+(?=\S)|the (?=[0-9])|[v#](?=[0-9])")
-_LATE = re.compile(r"\^(?=\s*\{?\s*(?:[+-]|st|nd|rd|th))|[{}_\s]")
+_LATE = re.compile(r"\^(?=\s*\{?\s*(?:[+-]|st|nd|rd|th))|[{}\s]|(?<![0-9])_")
 _ORDINALS_TEXT = "first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth"
 _ENDINGS = {1: "st", 2: "nd", 3: "rd"}
 _ORDINALS = {word: f"{n}{_ENDINGS.get(n, 'th')}" for n, word in enumerate(_ORDINALS_TEXT.split(), 1)}
@@ -330,11 +326,6 @@ def code_key(text: str) -> str:
 
 def key_of(name: str, text: str) -> Any:
     """What a text is as a kind of `Exactly`: equal keys are one answer; None or False for no such kind."""
-    match name:
-        case "code":
-            return code_key(text)
-        case "day":
-            return date(text)
-        case "nothing":
-            return _EMPTY_SET.fullmatch(common_notation(option_letters.in_symbols(text))) is not None
-    return structures.digits_and_base(text)
+    if name == "nothing":
+        return _EMPTY_SET.fullmatch(common_notation(option_letters.in_symbols(text))) is not None
+    return date(text) if name == "day" else code_key(text)

@@ -71,8 +71,6 @@ class Comparison:
                 return option_letters.names_letters(answer, letters, self.question)
             case kinds.Words():
                 return option_letters.same_words(reference, answer, self.question)
-            case kinds.Exactly("based", key):
-                return kinds.key_of("based", self.unnamed(common_notation(answer), reference)) == key
             case kinds.Exactly(name, key):
                 return kinds.key_of(name, answer) == key
             case kinds.Time(time):
@@ -102,7 +100,7 @@ class Comparison:
             case kinds.Ratio(parts):
                 return self.ratio(parts, answer)
             case kinds.Collection():
-                return self.collection(kind, reference, answer, raw[1], inner)
+                return self.collection(kind, reference, answer, inner)
             case kinds.Condition():
                 given = structures.parse(answer)
                 return self.relations(reference, answer, relations.is_relation(answer) or given is not None)
@@ -164,15 +162,14 @@ class Comparison:
         return self.expressions(
             f"{value.numerator}/{value.denominator}",
             answer,
-            lambda _, given: step or _is_stated(given, value),
+            lambda _, given: (
+                step or (not given.arithmetic and shape.is_stated(given.value, value.denominator == 1))
+            ),
         )
 
-    def collection(self, kind: kinds.Collection, reference: str, answer: str, raw: str, inner: bool) -> bool:
+    def collection(self, kind: kinds.Collection, reference: str, answer: str, inner: bool) -> bool:
         """A collection's licences: one of the same brackets, part by part; the inequality of an interval; the
         chain of inequalities of an ordered list; the value of a set that has one."""
-        if kind.structure.kind == "parts":
-            wanted_parts, given = kind.structure.parts, structures.lettered_parts(raw) or _bare_list(raw)
-            return len(given) == len(wanted_parts) and all(map(self.same, wanted_parts, given))
         wanted = structures.parse(reference) or kind.structure  # without its name, where the answer has none
         if kind.ordered:
             return self.ordered(wanted.parts, answer)
@@ -388,16 +385,6 @@ _SOLVED = re.compile(r"\A\Z|=|\b(?:solv|solution|root|zero|value|equation)", re.
 _GOES_ON = re.compile(r",\s*(?:\.\.\.|\\l?dots)\s*\Z")
 _LOOSE = re.compile(r"[\s,]+")
 _DIRECTION = re.compile(r"\s*(<|>|\\le(?![a-z])|\\ge(?![a-z])|\\to(?![a-z])|->)\s*")
-
-
-def _is_stated(given: expression.Expression, value: quantity.Fraction) -> bool:
-    return not given.arithmetic and shape.is_stated(given.value, value.denominator == 1)
-
-
-def _bare_list(answer: str) -> tuple[str, ...]:
-    """The parts of a list or tuple; none for anything else."""
-    structure = structures.parse(answer)
-    return structure.parts if structure is not None and structure.kind in ("list", "()") else ()
 
 
 def _same_end(reference: Quantity, answer: Quantity) -> bool:

@@ -104,9 +104,6 @@ def known_units() -> tuple[dict[str, Unit], frozenset[str]]:
 
     names = _CHINESE.split()
     known |= {name: known[symbol] for name, symbol in zip(names[::2], names[1::2], strict=True)}
-    for name in ("厘米", "米", "毫米", "分米", "千米"):
-        for prefix, power in (("平方", 2), ("立方", 3)):
-            known[prefix + name] = Unit(known[name].size ** power, (("m", power),))
     return known, frozenset(cased)
 
 
@@ -127,7 +124,8 @@ _NEVER_TEXT = (
     "gamma theta phi repeating recurring impossible undefined unknown cannot can can't don't doesn't "
     "does did do has have had will would could should may might must"
 )
-_CARDINALS = (*CARDINALS, "hundred", "thousand", "million", "billion", "trillion")
+_LARGE = "thirty forty fifty sixty seventy eighty ninety hundred thousand million billion trillion"
+_CARDINALS = (*CARDINALS, *_LARGE.split())
 _CARDINAL_FORMS = {c + end for c in _CARDINALS for end in ("", "th", "fold")}
 _CARDINAL_FORMS |= {c.removesuffix("y") + "ieth" for c in _CARDINALS}
 _NEVER = frozenset(_NEVER_TEXT.split()) | _CARDINAL_FORMS
@@ -263,9 +261,8 @@ _START = re.compile(r"(?<=[\s})°㐀-鿿])(?:\\Omega|\\mu|[A-Za-z㐀-鿿°µμ])
 _NUMERIC_END = re.compile(r"(?:[0-9})]|\\pi)$")
 
 
-_DEGREES = ("°", "degrees", "degree", "deg")
-_RADIANS = ("radians", "radian", "rad")
-_NO_ANGLE = re.compile(r"[=<>,:°]|(?<![A-Za-z\\])[A-Za-z]{2,}", re.ASCII)
+_ANGLE = re.compile(r"([^=<>,:°]{1,200}?)\s*(?:(°|deg(?:rees?)?)|(rad(?:ians?)?))?", re.ASCII)
+_WORD = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{2,}", re.ASCII)
 
 
 def in_radians(reference: str, answer: str) -> tuple[str, str] | None:
@@ -273,24 +270,10 @@ def in_radians(reference: str, answer: str) -> tuple[str, str] | None:
 
     `60°` is `\frac{\pi}{3}`: what holds pi and no unit is in radians.
     """
-    if len(reference) > 200 or len(answer) > 200:
-        return None
-    converted = _from_degrees, _from_radians
-    first, second = converted if _without(reference, _DEGREES) else reversed(converted)
-    angles = first(reference), second(answer)
-    return angles if all(angles) else None
-
-
-def _without(angle: str, units: tuple[str, ...]) -> str:
-    """An angle without its unit; empty for one that has another unit, or none."""
-    bare = (angle.removesuffix(name).rstrip() for name in units if angle.endswith(name))
-    return next((s for s in bare if s and not _NO_ANGLE.search(s)), "")
-
-
-def _from_degrees(angle: str) -> str:
-    bare = _without(angle, _DEGREES)
-    return f"({bare})\\pi/180" if bare else ""
-
-
-def _from_radians(angle: str) -> str:
-    return _without(angle, _RADIANS) or (angle if "\\pi" in angle and not _NO_ANGLE.search(angle) else "")
+    angles = []
+    matches = _ANGLE.fullmatch(reference), _ANGLE.fullmatch(answer)
+    for bare, degrees, radians in (match.groups() for match in matches if match):
+        if not _WORD.search(bare) and (degrees or radians or "\\pi" in bare):
+            angles.append((f"({bare})\\pi/180" if degrees else bare, bool(degrees)))
+    one_of_each = len({in_degrees for _, in_degrees in angles}) == 2
+    return (angles[0][0], angles[1][0]) if one_of_each else None

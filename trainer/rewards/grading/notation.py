@@ -49,6 +49,11 @@ for _letter, _name in zip(_LETTERS, GREEK, strict=True):
 _RAISED = "⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ"
 _SUPERSCRIPTS = str.maketrans(_RAISED, "0123456789-+n")
 
+_COMMANDS = {
+    "dfrac": "\\frac", "tfrac": "\\frac", "cfrac": "\\frac", "dbinom": "\\binom", "tbinom": "\\binom",
+    "vert": "|", "lvert": "|", "rvert": "|", "varnothing": "\\emptyset", "geq": "\\ge", "geqslant": "\\ge",
+    "leq": "\\le", "leqslant": "\\le", "neq": "\\ne", "gt": ">", "lt": "<", "lbrace": "\\{", "rbrace": "\\}",
+}  # fmt: skip
 _RULES = [
     (" ".join(_RAISED), rf"[{_RAISED}]+", lambda m: "^{" + m[0].translate(_SUPERSCRIPTS) + "}"),
     ("phantom space", r"\\[hv]?phantom\s*\{(?:[^{}]|\{[^{}]*\})*\}|\\[hv]space\*?\s*\{[^{}]*\}", " "),
@@ -60,24 +65,14 @@ _RULES = [
     ("\\! {}", r"\\!\s*|(?<![a-zA-Z\]}])\{\}", ""),
     ("\\, \\; \\: \\_ ~ quad", r"(?<!\\)\\[,;: ]|~|\\q?quad(?![a-zA-Z])", " "),
     ("{,}", r"\{,\}", ","),
-    ("\\dfrac \\tfrac \\cfrac", r"\\(?:d|t|c)frac(?![a-zA-Z])", r"\\frac"),
+    ("\\", rf"\\({'|'.join(_COMMANDS)})(?![a-zA-Z])", lambda m: _COMMANDS[m[1]]),
     ("^", r"(\\[a-zA-Z]+|[a-zA-Z])\s*\^\s*([0-9n]|\{[^{}]*\})\s*_\s*(\w|\{[^{}]*\})", r"\1_\3^\2"),
     ("\\sum \\prod", r"(\\(?:sum|prod)\s*_\s*\{\s*[a-zA-Z]\s*)=", r"\1≔"),
-    ("binom", r"\\[dt]binom(?![a-zA-Z])", r"\\binom"),
     ("\\choose", r"\{([^{}]*)\\choose(?![a-zA-Z])([^{}]*)\}", r"\\binom{\1}{\2}"),
-    ("vert", r"\\[lr]?vert(?![a-zA-Z])", "|"),
-    ("\\varnothing", r"\\varnothing(?![a-zA-Z])", r"\\emptyset"),
     ("\\mathbb \\Bbb", r"\\(?:mathbb|Bbb)\s*(?:\{\s*R\s*\}|R(?![a-zA-Z]))", r"\\mathbb{R}"),
     ("\\not", r"\\not\s*(?:=|\\eq(?![a-zA-Z]))", r"\\ne "),
     ("^", r"\^\s*(?:\{((?:\s*(?:\\prime(?![a-zA-Z])|'))+)\s*\}|(\\prime(?![a-zA-Z])))",
      lambda m: "'" * (m[0].count("prime") + m[0].count("'"))),
-    ("\\geq", r"\\(?:geq|geqslant)(?![a-zA-Z])", r"\\ge"),
-    ("\\leq", r"\\(?:leq|leqslant)(?![a-zA-Z])", r"\\le"),
-    ("\\neq", r"\\neq(?![a-zA-Z])", r"\\ne"),
-    ("\\gt", r"\\gt(?![a-zA-Z])", ">"),
-    ("\\lt", r"\\lt(?![a-zA-Z])", "<"),
-    ("\\lbrace", r"\\lbrace(?![a-zA-Z])", r"\\{"),
-    ("\\rbrace", r"\\rbrace(?![a-zA-Z])", r"\\}"),
     ("circ ° degree",
      r"\^\s*\{?\s*(?:\\circ|°)(?![a-zA-Z])\s*\}?|\\(?:text)?degree(?![a-zA-Z])|\\circ(?![a-zA-Z])",
      "°"),

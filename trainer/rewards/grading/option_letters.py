@@ -151,33 +151,23 @@ def same_words(reference: str, answer: str, question: str = "") -> bool:
     of_an_element = re.fullmatch("[A-Z][a-z]", r) and _CHEMISTRY.search(question)
     if (of_an_element or _CASE_MATTERS.fullmatch(r)) and r.upper() not in _ANSWERS:
         return r == a
-    if plain_words(reference) == plain_words(answer):
-        return True
     labels = _labels(r)
-    if labels is not None and labels == _labels(a):
+    if plain_words(reference) == plain_words(answer) or (labels is not None and labels == _labels(a)):
         return True
     longer, shorter = sorted((r, a), key=len, reverse=True)
-    head = longer.lower().rpartition(" ")
-    return plain_words(head[0]) == plain_words(shorter) and head[2] in _asked_for(question)
+    head, _, noun = longer.lower().rpartition(" ")
+    return plain_words(head) == plain_words(shorter) and _is_asked_about(noun, question[:20_000].lower())
+
+
+def _is_asked_about(noun: str, question: str) -> bool:
+    """Whether it is the `triangle` of "what kind of triangle is it?", and none of its alternatives."""
+    alternative = rf"(?:\bor|\band|,)\s+(?:an? |the )?{noun}\b|\b{noun}\s*(?:,|or\b|and\b)"
+    return noun in _HEAD.findall(question) and not re.search(alternative, question)
 
 
 _HEAD = re.compile(
-    r"\b(?:what|which|classify|name|identify|describe)"
-    r"(?:'s| is| are| the| this| these| an?| kind| type| sort| name| of)* ([a-z]{3,20})\b",
+    r"\b(?:what|which|classify|name)(?: is| the| this| an?| kind| type| of)* (?!not|no)([a-z]{3,20})\b"
 )
-_DENIALS_TEXT = "not wrong incorrect false true yes no none both all any only correct right"
-_DENIALS = frozenset(_DENIALS_TEXT.split())
-_NOUNS = "triangle quadrilateral polygon angle line function graph chart shape figure number equation solid"
-_ALTERNATIVE = re.compile(r"(?:\bor|\band|,)\s+(?:an? |the )?([a-z]+)|\b([a-z]+)\s*(?:,|\bor\b|\band\b)")
-
-
-@lru_cache(maxsize=4096)
-def _asked_for(question: str) -> frozenset[str]:
-    """The nouns that a question asks about: `triangle` of "what kind of triangle is it?". None of its
-    alternatives ("a triangle or a square?")."""
-    text = question[:20_000].lower()
-    nouns = {noun for noun in _NOUNS.split() if re.search(rf"\b{noun}s?\b", text)} | set(_HEAD.findall(text))
-    return frozenset(nouns.difference(_DENIALS, *_ALTERNATIVE.findall(text)))
 
 
 def _labels(text: str) -> frozenset[str] | None:

@@ -1,5 +1,4 @@
-r"""Equations, inequalities and the sets they describe: `2x - y = 1`, `1 \le x < 2`, `|x| < 1`, `(0, 1)
-\cup [2, 3]`.
+r"""Equations, inequalities and the sets they describe: `2x - y = 1`, `1 \le x < 2`, `(0, 1) \cup [2, 3]`.
 
 Each is read into branches (joined by "or") of elementary relations `f = 0`, `f > 0`, `f \ge 0`, `f \ne
 0`. Two relations are one if the quotient of their functions is the same number (a positive one for
@@ -14,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from itertools import chain, starmap
+from itertools import chain
 
 from trainer.rewards.grading import expression, shape, structures
 from trainer.rewards.grading.expression import Expression, Rule, Unreadable
@@ -147,7 +146,7 @@ def branches(s: str, variable: str) -> Branches:
         if len(pieces) == 2 and _VARIABLE.fullmatch(pieces[0].strip()):
             found += _set(pieces[1].strip(), pieces[0].strip())
         elif len(pieces) == 1 and SIGN.search(part):
-            found += _chains(part)
+            found.append(_chain(part))
         elif len(pieces) == 1:
             found += _set(part.strip(), variable)
         else:
@@ -155,62 +154,18 @@ def branches(s: str, variable: str) -> Branches:
     longest = max(map(len, found), default=0)
     if len(found) > MAX_PARTS or longest > MAX_PARTS:
         raise Unreadable("too many parts")
-    return _without_holes(tuple(found))
+    return tuple(found)
 
 
-def _without_holes(found: Branches) -> Branches:
-    """`x < 3 or x > 3` is `x \\ne 3`."""
-    if list(map(len, found)) != [1, 1]:
-        return found
-    ((first,), (second,)) = found
-    mirrored = (first.left, first.right) == (second.right, second.left)
-    if mirrored and first.sign == ">" and second.sign == ">":
-        return ((Relation("\\ne", first.left, first.right),),)
-    return found
-
-
-def _chains(part: str) -> list[tuple[Relation, ...]]:
-    """The relations that all hold in `a < b \\le c`, `x > 1, x < 3`; two alternatives for `|x| > 1`."""
-    alternatives: list[tuple[Relation, ...]] = [()]
+def _chain(part: str) -> tuple[Relation, ...]:
+    """The relations that all hold in `a < b \\le c` or `x > 1, x < 3`."""
+    found: list[Relation | None] = []
     for signs in filter(None, split_top(_AND.sub(",", part))):
         pieces = SIGN.split(signs)
         if len(pieces) < 3 or not all(pieces[::2]):
             raise Unreadable("a relation without two sides")
-        if len(pieces) == 5 and (inside := _inside_bars(pieces[2])):  # 1 < |f| < 2
-            low, first, _, second, high = pieces
-            positive = [(low, first, inside), (inside, second, high)]
-            negative = [(f"-({high})", second, inside), (inside, first, f"-({low})")]
-            options = [[positive, negative]]
-        else:
-            options = list(map(_absolute, pieces[:-2:2], pieces[1::2], pieces[2::2]))
-        for option in options:
-            alternatives = _combined(alternatives, option)
-    return alternatives
-
-
-def _combined(
-    alternatives: list[tuple[Relation, ...]], options: list[list[tuple[str, str, str]]]
-) -> list[tuple[Relation, ...]]:
-    """Every alternative together with the relations of every option."""
-    added = [tuple(filter(None, starmap(_oriented, option))) for option in options]
-    return [alternative + relations for alternative in alternatives for relations in added]
-
-
-def _absolute(left: str, sign: str, right: str) -> list[list[tuple[str, str, str]]]:
-    """The alternatives of a relation, without the bars of |f|; each is a list of (left, sign, right)."""
-    if sign in (">", "\\ge"):
-        return _absolute(right, {">": "<", "\\ge": "\\le"}[sign], left)
-    if sign in ("<", "\\le"):
-        if f := _inside_bars(left):  # |f| < g
-            return [[(f"-({right})", sign, f), (f, sign, right)]]
-        if f := _inside_bars(right):  # g < |f|
-            return [[(left, sign, f)], [(f, sign, f"-({left})")]]
-    return [[(left, sign, right)]]
-
-
-def _inside_bars(s: str) -> str:
-    one_pair = len(s) > 2 and s[0] == s[-1] == "|" and "|" not in s[1:-1]
-    return s[1:-1] if one_pair else ""
+        found += map(_oriented, pieces[:-2:2], pieces[1::2], pieces[2::2])
+    return tuple(filter(None, found))
 
 
 def _oriented(left: str, sign: str, right: str) -> Relation | None:

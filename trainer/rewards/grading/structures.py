@@ -165,8 +165,9 @@ def compatible(
     kinds = {reference.kind, answer.kind}
     same_length = len(reference.parts) == len(answer.parts)
     if kinds <= {"set", "list"}:
-        different = _different_parts(reference)
-        as_many = different == _different_parts(answer) and same_length
+        # Spaces do not tell two parts apart.
+        first, second = ({part.replace(" ", "") for part in s.parts} for s in (reference, answer))
+        as_many = len(first) == len(second) and same_length
         return "unordered" if as_many or "set" in kinds else "no"
     if "list" in kinds and reference.kind in INTERVALS and re.search(r"\bintervals?\b", context):
         return "no"
@@ -177,47 +178,10 @@ def compatible(
     return "ordered" if same_kind and same_length else "no"
 
 
-def _different_parts(structure: Structure) -> int:
-    """Number of parts whose spelling differs by more than spaces."""
-    return len({part.replace(" ", "") for part in structure.parts})
-
-
-_LABEL = re.compile(
-    r"(?:^|(?<=[ ,;.}])|(?<=[0-9])(?=\())(?:and )?"
-    r"\(? ?([a-h]|i{1,3}|iv|v|[1-6])\) ?[:=]?",
-    re.ASCII | re.IGNORECASE,
-)
-_LABELS = ("abcdefgh", ("i", "ii", "iii", "iv", "v"), "123456")
-
-
-def lettered_parts(content: str) -> tuple[str, ...] | None:
-    """The values of `(a) 3, (b) 4`, in the order of their labels; None for anything but two or more parts."""
-    s = common_notation(content)
-    marks = list(_LABEL.finditer(s)) if len(s) <= MAX_CHARS else []
-    if len(marks) < 2 or marks[0].start() > 0:
-        return None
-    ends = [*(mark.start() for mark in marks[1:]), len(s)]
-    parts = {mark[1].lower(): s[mark.end() : end].strip(" ,;") for mark, end in zip(marks, ends, strict=True)}
-    for labels in _LABELS:
-        in_order = tuple(parts.get(label, "") for label in labels[: len(marks)])
-        if len(parts) == len(marks) and all(in_order):
-            return in_order
-    return None
-
-
 def infinite_end(end: str) -> str:
     """`-` or `+` for an infinite end of an interval, else empty."""
     bare = re.sub(r"[\s{}]", "", end)
     return {"\\infty": "+", "+\\infty": "+", "-\\infty": "-"}.get(bare, "")
-
-
-_BASED = re.compile(r"([0-9A-F]+)_(?:([0-9]{1,2})|\{\s*([0-9]{1,2}|[a-z]{3,12})\s*\})", re.ASCII)
-
-
-def digits_and_base(content: str) -> tuple[str, str] | None:
-    """(digits, base) of a number such as `204_5` or `1A_{16}`; None if it is none."""
-    match = _BASED.fullmatch(common_notation(content).replace(" ", "")) if len(content) <= 60 else None
-    return (match[1].lstrip("0"), match[2] or match[3]) if match else None
 
 
 _RATIO = re.compile(r"([0-9]+(?:\.[0-9]+)?)((?:\s*(?::|to)\s*[0-9]+(?:\.[0-9]+)?){1,4})", re.ASCII)

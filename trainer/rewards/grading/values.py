@@ -59,8 +59,6 @@ class Point:
     r"""Base of a bare `\log`: 0 means natural, else 10. Both conventions are in use."""
     bound: dict[str, int] = field(default_factory=dict)
     """Values of the indices of sums."""
-    component: int = 0
-    """Component of vectors; the two factors of a cross product are in different ones."""
     reach: list[float] = field(default_factory=lambda: [0.0], compare=False)
     """One number: the decimal digits of all that was met at this point, the exponents of powers included.
     No difference of two of its values is smaller by more digits, unless by chance."""
@@ -71,10 +69,9 @@ class Point:
         """Value of a symbol, which is a function of its name and the seed."""
         if name in self.bound:
             return self.context.mpf(self.bound[name])
-        component = f"{self.component} " if self.component and name.startswith(("vec ", "hat ")) else ""
         if isinstance(self.context, EXACT):
-            return self.context.symbol(component + name, self.seed)
-        draw = random.Random(f"{self.seed} {component}{name}")
+            return self.context.symbol(name, self.seed)
+        draw = random.Random(f"{self.seed} {name}")
         self.reach[0] += 0.5
         drawn = self.context.mpf(draw.randint(10**17, 4 * 10**17))
         if self.kind == "complex":
@@ -171,13 +168,6 @@ def _negative(node: Node, p: Point) -> Any:
     return p.context.mpf("0") - node.parts[0].at(p)
 
 
-def _cross(node: Node, p: Point) -> Any:
-    """The cross product of vectors: linear in both, and `-(b x a)`."""
-    a, b = node.parts
-    q = replace(p, component=p.component + 1)
-    return a.at(p) * b.at(q) - b.at(p) * a.at(q)
-
-
 def _degrees(node: Node, p: Point) -> Any:
     """An angle in degrees, as radians."""
     return node.parts[0].at(p) * p.context.pi / 180
@@ -215,26 +205,22 @@ def _power(node: Node, p: Point) -> Any:
 def _exact_power(base: Node, exponent: Node, p: Point) -> Any:
     """A power in exact arithmetic, where the exponent is a whole number."""
     try:
-        e = fraction(exponent, p)
+        n = exact.whole(fraction(exponent, p))
     except exact.TooManyBits:
         # A tower: its exponent is known by what exponents count by.
         ring = p.context.exponents()
         return p.context.tower(base.at(p), exponent.at(replace(p, context=ring)))
-    if e.denominator != 1:
-        degree = e.denominator
-        return p.context.power(p.context.mpf(exact.root(fraction(base, p), degree)), e.numerator)
     b = base.at(p)
     zero = b == 0 if isinstance(b, Fraction) else b.number == 0
-    if zero and e <= 0:
+    if zero and n <= 0:
         raise Undefined
-    return p.context.power(b, e.numerator)
+    return p.context.power(b, n)
 
 
 def _root(node: Node, p: Point) -> Any:
     """The real root of odd degree, else the principal one."""
     radicand, degree = node.parts
-    if isinstance(p.context, EXACT):
-        return p.context.mpf(exact.root(fraction(radicand, p), exact.whole(fraction(degree, p))))
+    _refuse_exact(p)
     v = radicand.at(p)
     n = check_size(degree.at(p), p)
     if v.imag == 0 and v.real < 0 and n.imag == 0 and n.real % 2 == 1:  # the real root, as on paper
@@ -342,7 +328,7 @@ def _countable(node: Node, p: Point) -> Any:
 
 
 _OPERATIONS: dict[str, Callable[[Node, Point], Any]] = {
-    "number": _number, "symbol": _symbol, "negative": _negative, "cross": _cross, "degrees": _degrees,
+    "number": _number, "symbol": _symbol, "negative": _negative, "degrees": _degrees,
     "application": _application, "^": _power, "root": _root, "sum": _series, "prod": _series,
     "factorial": _combinations, "binomial": _combinations, "ln": _log, "lg": _log, "log": _log,
 }  # fmt: skip
