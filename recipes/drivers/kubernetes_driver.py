@@ -52,7 +52,7 @@ def logs(record: RunRecord) -> int:
     return follow(record, set(begun[:-1]), tail=100)
 
 
-def start(record: RunRecord) -> int:
+def start(record: RunRecord) -> None:
     """Creates the run's objects, in the place of those of a launch that has ended. Raises ConfigError."""
     program = kubectl_program(record)
     name = set_name(record.run_id)
@@ -73,7 +73,6 @@ def start(record: RunRecord) -> int:
     except BaseException:  # its pods would wait for tokens and code for ever
         run_kubectl(remove)
         raise
-    return EXIT_OK
 
 
 def given_objects(record: RunRecord, name: str, owner: str) -> list[dict[str, Any]]:
@@ -137,15 +136,19 @@ def packed_tree(root: Path, recipe: Recipe) -> bytes:
     return buffer.getvalue()
 
 
-def follow(record: RunRecord, seen: set[str], tail: int = -1) -> int:
+def follow(record: RunRecord, seen: set[str], tail: int = -1, detached: bool = False) -> int:
     """Shows the logs of the head's pods but those of `seen`, one after the other, until the JobSet has ended:
-    0, or 1 where it failed. tail: lines to begin with; -1: all."""
+    0, or 1 where it failed; 2 where the pods could not pull their image for the start's limit, which ends
+    them. tail: lines to begin with; -1: all. detached: shows none, and only until all pods have their image,
+    wait for machines, or have had the start's limit for it."""
     last = ""
+    began_s = time.monotonic()
     pulling_since = 0.0
     limit_s = resolve(record.recipe, record.overrides).config.placement.start_timeout_s
     while True:
         answer = platform_state.ask_platform(record)
-        new = [pod.name for pod in head_pods(record) if pod.begun and pod.name not in seen]
+        heads = [] if detached else head_pods(record)
+        new = [pod.name for pod in heads if pod.begun and pod.name not in seen]
         if new:
             seen.add(new[0])
             _show_log(record, new[0], tail)
@@ -153,7 +156,7 @@ def follow(record: RunRecord, seen: set[str], tail: int = -1) -> int:
         if answer and (answer.ended_s or not answer.known):
             print(answer.text, flush=True)
             return EXIT_OK if answer.state == "finished" else EXIT_ERROR
-        no_image = answer is not None and answer.state == "starting" and answer.why
+        no_image = answer.why if answer else ""
         pulling_since = (pulling_since or time.monotonic()) if no_image else 0.0
         if no_image and time.monotonic() - pulling_since > limit_s:
             print(
@@ -166,6 +169,9 @@ def follow(record: RunRecord, seen: set[str], tail: int = -1) -> int:
         if answer and answer.text != last:
             last = answer.text
             print(last, flush=True)
+        settled = answer is not None and answer.state != "starting"
+        if detached and not no_image and (settled or time.monotonic() - began_s > limit_s):
+            return EXIT_OK
         time.sleep(POLL_S)
 
 
@@ -185,7 +191,8 @@ def main(what: str, run_id: str) -> int:
             case "up":
                 return up(record)
             case "start":
-                return start(record)
+                start(record)
+                return follow(record, set(), detached=True)
             case "logs":
                 return logs(record)
     except ConfigError as error:

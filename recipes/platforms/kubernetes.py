@@ -158,10 +158,12 @@ class Kubernetes(Disposable):
         answer = _progress(name, sets[0], jobs["items"])
         if answer.state != "starting":
             return answer
-        pods_of_set = answers.rows(*program, "get", "pods", *of_set) or {"items": []}
-        reasons = list(filter(None, dict.fromkeys(map(_waits_for, pods_of_set["items"]))))
+        pods_of_set = (answers.rows(*program, "get", "pods", *of_set) or {"items": []})["items"]
+        reasons = list(filter(None, dict.fromkeys(map(_waits_for, pods_of_set))))
         why = next((reason for reason in reasons if reason.startswith(NO_IMAGE)), "")
-        return replace(answer, text="; ".join([answer.text, *reasons]), why=why)
+        waits = bool(pods_of_set) and all(map(_without_machine, pods_of_set))
+        state = "queued" if waits else answer.state
+        return replace(answer, text="; ".join([answer.text, *reasons]), why=why, state=state)
 
     def server_address(self, record: RunRecord) -> tuple[str, str]:
         job = f"job/{set_name(record.run_id)}-{NODE}-0"
@@ -223,21 +225,24 @@ def _progress(name: str, job_set: dict[str, Any], jobs: list[dict[str, Any]]) ->
     return PlatformAnswer(text=text, state=state)
 
 
-def _condition(status: dict[str, Any], *types: str) -> dict[str, Any] | None:
-    """The condition of one of these types that holds; None without one."""
+def _condition(status: dict[str, Any], *types: str, holds: str = "True") -> dict[str, Any] | None:
+    """The condition of one of these types that holds, or does not ("False"); None without one."""
     for condition in status.get("conditions", []):
-        if condition["type"] in types and condition["status"] == "True":
+        if condition["type"] in types and condition["status"] == holds:
             return condition
     return None
 
 
+def _without_machine(pod: dict[str, Any]) -> dict[str, Any] | None:
+    """The scheduler's condition of a pod for which it has found no machine, which costs nothing."""
+    return _condition(pod.get("status", {}), "PodScheduled", holds="False")
+
+
 def _waits_for(pod: dict[str, Any]) -> str:
     """Why a pod does not run yet, in the scheduler's or the node's words; "" where neither says."""
-    status = pod.get("status", {})
-    for condition in status.get("conditions", []):
-        if condition["type"] == "PodScheduled" and condition["status"] == "False":
-            return condition.get("message", "")
-    for container in status.get("containerStatuses", []):
+    if unscheduled := _without_machine(pod):
+        return unscheduled.get("message", "")
+    for container in pod.get("status", {}).get("containerStatuses", []):
         waiting = container["state"].get("waiting", {})
         if waiting.get("message"):
             return f"{waiting['reason']}: {waiting['message']}"

@@ -67,7 +67,9 @@ def in_this_process(monkeypatch):
 
 
 def started(capsys, *more):
-    code, out, err = run(capsys, *CHECK, "--detach", *more)
+    """Of a set whose pods no controller makes."""
+    soon = ("--set", "placement.start_timeout_s=0.01")
+    code, out, err = run(capsys, *CHECK, "--detach", *soon, *more)
     assert code == 0, err
     return out
 
@@ -305,9 +307,11 @@ def test_status_tells_place_restarts_and_end(api, capsys):
     no_room = "0/5 nodes are available: 5 Insufficient nvidia.com/gpu."
     pod["status"] = {"conditions": [{"type": "PodScheduled", "status": "False", "message": no_room}]}
     assert f"JobSet try: starting, 0 of 2 pods run, restarted 0 times; {no_room}" in status(capsys)
+    assert run_record.load_record("try").state == "queued", "it costs nothing yet"
     pull = {"reason": "ImagePullBackOff", "message": "no such image"}
     pod["status"] = {"containerStatuses": [{"state": {"waiting": pull}}]}
     assert "ImagePullBackOff: no such image" in status(capsys)
+    assert run_record.load_record("try").state == "starting"
     play(api, ready=2, failed=1)
     assert "JobSet try: running, 2 of 2 pods run, restarted 1 times" in status(capsys)
     why = "Container spotrl failed with exit code 2 matching FailJob rule at index 1"

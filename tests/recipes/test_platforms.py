@@ -173,15 +173,44 @@ def test_a_private_registry_gets_its_login_or_the_platform_is_refused_by_name():
             render(recipe, target)
 
 
-def test_pods_that_cannot_pull_their_image_are_ended_after_the_starts_limit(monkeypatch, capsys):
-    why = "ImagePullBackOff: Back-off pulling image"
-    answer = PlatformAnswer(text=f"starting; {why}", state="starting", why=why)
-    removed = []
+WHY = "ImagePullBackOff: Back-off pulling image"
+STARTING = PlatformAnswer(text="starting", state="starting")
+NO_IMAGE = PlatformAnswer(text=f"starting; {WHY}", state="starting", why=WHY)
+QUEUED = PlatformAnswer(text="starting; no machine", state="queued")
+RUNNING = PlatformAnswer(text="running", state="running")
+FAILED = PlatformAnswer(text="Failed", state="failed", why="exit code 2", ended_s=1.0)
+
+
+@pytest.mark.parametrize(
+    ("detached", "limit_s", "answers", "code"),
+    [
+        (False, 0.1, [NO_IMAGE], 2),
+        (True, 0.1, [STARTING, NO_IMAGE], 2),
+        (True, 60, [None, STARTING, NO_IMAGE, STARTING, RUNNING], 0),
+        (True, 60, [STARTING, QUEUED], 0),
+        (True, 60, [STARTING, FAILED], 1),
+        (True, 0.1, [STARTING], 0),
+        (True, 0.1, [None], 0),
+    ],
+)
+def test_pods_that_cannot_pull_their_image_are_ended_after_the_starts_limit(
+    monkeypatch, capsys, detached, limit_s, answers, code
+):
+    """A detached start looks that long, too: until all pods have their image, or wait for machines."""
+    left, removed = list(answers), []
+
+    def ask(record):
+        return left.pop(0) if len(left) > 1 else left[0]
+
     monkeypatch.setattr(kubernetes_driver, "POLL_S", 0.05)
-    monkeypatch.setattr(kubernetes_driver.platform_state, "ask_platform", lambda record: answer)
+    monkeypatch.setattr(kubernetes_driver.platform_state, "ask_platform", ask)
+    monkeypatch.setattr(kubernetes_driver, "start", lambda record: None)
     monkeypatch.setattr(kubernetes_driver, "head_pods", lambda record: [])
     monkeypatch.setattr(kubernetes_driver, "run_kubectl", removed.append)
-    limit = ["placement.start_timeout_s=0.1"]
+    monkeypatch.setattr(run_record, "load_record", lambda run_id: record)
+    limit = [f"placement.start_timeout_s={limit_s}"]
     record = RunRecord(run_id="mine", recipe=SEVEN, target="kubernetes", overrides=limit)
-    assert kubernetes_driver.follow(record, set()) == 2
-    assert "delete" in removed[0] and "mine" in removed[0] and why in capsys.readouterr().out
+    assert kubernetes_driver.main("start" if detached else "up", "mine") == code
+    assert left == answers[-1:] and bool(removed) == (code == 2)
+    printed = capsys.readouterr().out
+    assert not removed or ("delete" in removed[0] and "mine" in removed[0] and f"error: {WHY}" in printed)
