@@ -11,7 +11,7 @@ from pathlib import Path
 from recipes.plan import hub_config, spread, start_time
 from recipes.plan.memory import plan_memory, with_resources
 from recipes.plan.prices import Price, gpu_price
-from recipes.plan.step_seconds import UPLOAD_BYTES_S, StepTime, stall_seconds, step_time, stretched_steps
+from recipes.plan.step_seconds import StepTime, save_seconds, stall_seconds, step_time, stretched_steps
 from recipes.platforms.targets import TARGETS, target_named, targets_for
 from recipes.recipe.resolved import MemoryPlan
 from recipes.recipe.spec import Recipe
@@ -145,8 +145,8 @@ def offers(
         if row and lacks_ram(recipe, row):
             continue
         network = network_gbit_s or can.network_gbit_s.get(gpu, can.network_gbit_s[""]) or 100.0
-        step = step_time(recipe, gpu, network, need)
-        stretch = stretched_steps(recipe, gpu, network, need, step) if ranges else ()
+        step = step_time(recipe, gpu, network, need, can.disk)
+        stretch = stretched_steps(recipe, gpu, network, need, can.disk, step) if ranges else ()
         for spot in markets(recipe, target):
             hourly = (row.spot if spot else row.on_demand) if row else None
             if (row and hourly is None) or (hourly or 0.0) * recipe.cluster.gpus_per_node > most:
@@ -258,13 +258,6 @@ def lacks_ram(recipe: Recipe, row: Price) -> bool:
     )
 
 
-def save_seconds(recipe: Recipe, target: str, need: MemoryPlan) -> float:
-    """Seconds until a checkpoint is in the bucket: written to the node's disk, then sent."""
-    part = need.checkpoint_bytes / recipe.cluster.nodes
-    disk = target_named(target).disk
-    return part / UPLOAD_BYTES_S + (part / disk.write_bytes_per_s(recipe.cluster.disk_gib) if disk else 0.0)
-
-
 def _offer(
     recipe: Recipe,
     target: str,
@@ -280,10 +273,11 @@ def _offer(
     config, cluster = recipe.config, recipe.cluster
     steps = steps_of(recipe)
     work = steps * (step.total - step.checkpoint)
-    stall = stall_seconds(recipe, need.shape, gpu_named(gpu))
+    disk = target_named(target).disk
+    stall = stall_seconds(recipe, need, gpu_named(gpu), disk)
     between = config.checkpoint.mean_time_between_preemptions_s if spot else math.inf
     # a save is of use only once it is in the bucket
-    upload = save_seconds(recipe, target, need)
+    upload = save_seconds(recipe, need, disk)
     if config.checkpoint.every_steps:
         interval = config.checkpoint.every_steps * (step.total - step.checkpoint)
     else:
@@ -300,7 +294,6 @@ def _offer(
     restart = start_time.Restart(again, upload, measured, pull)
     lost = restart.total() + upload  # what was being uploaded is lost
     seconds = start + expected_seconds(work, interval, stall, lost, between)
-    disk = target_named(target).disk
     disk_usd = disk.usd_per_hour(cluster.disk_gib) if disk else 0.0
     usd_per_hour = None if hourly is None else (hourly * cluster.gpus_per_node + disk_usd) * cluster.nodes
     preemptions = 0.0 if math.isinf(between) else seconds / between

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from recipes.plan import hub_config, passes, spread
 from recipes.plan.memory import with_rows
 from recipes.plan.passes import Passes
+from recipes.platforms.clouds import CloudDisk
 from recipes.recipe.resolved import MemoryPlan
 from recipes.recipe.spec import Recipe
 from trainer.config import RunConfig
@@ -70,8 +71,10 @@ class StepTime:
         return self.rollout + self.logprobs + self.update + self.sync + self.checkpoint
 
 
-def step_time(recipe: Recipe, gpu: str, network_gbit_s: float, need: MemoryPlan) -> StepTime:
-    """Seconds of one step on a GPU with so much network per node."""
+def step_time(
+    recipe: Recipe, gpu: str, network_gbit_s: float, need: MemoryPlan, disk: CloudDisk | None = None
+) -> StepTime:
+    """Seconds of one step on a GPU with so much network per node, and with that disk (None: NVMe)."""
     recipe = with_rows(recipe)
     config = recipe.config
     shape = need.shape
@@ -84,7 +87,7 @@ def step_time(recipe: Recipe, gpu: str, network_gbit_s: float, need: MemoryPlan)
     unpack = unpack_seconds(config, shape, card)
     update = update_seconds(config, shape, step.updates, token, gather, within, host, unpack)
     every = config.checkpoint.every_steps or 1e9
-    stall = stall_seconds(recipe, shape, card) / every
+    stall = stall_seconds(recipe, need, card, disk) / every
     if config.method == "sft":
         lost = spread.SEVERAL_NODES if recipe.cluster.nodes > 1 else 1.0
         return StepTime(0.0, 0.0, update * lost, 0.0, stall)
@@ -133,7 +136,7 @@ def update_seconds(
 
 
 def stretched_steps(
-    recipe: Recipe, gpu: str, network_gbit_s: float, need: MemoryPlan, step: StepTime
+    recipe: Recipe, gpu: str, network_gbit_s: float, need: MemoryPlan, disk: CloudDisk | None, step: StepTime
 ) -> tuple[float, ...]:
     """A step's time at each of `spread.LENGTHS` as a multiple of `step`; () in supervised training, whose
     data has the lengths."""
@@ -143,7 +146,7 @@ def stretched_steps(
     for factor in spread.LENGTHS:
         tokens = round(recipe.dataset.answer_tokens * factor)
         longer = replace(recipe, dataset=replace(recipe.dataset, answer_tokens=max(1, tokens)))
-        times.append(step_time(longer, gpu, network_gbit_s, need).total / step.total)
+        times.append(step_time(longer, gpu, network_gbit_s, need, disk).total / step.total)
     return tuple(times)
 
 
@@ -202,13 +205,17 @@ def gather_seconds(
     return max(inside, between)
 
 
-def stall_seconds(recipe: Recipe, shape: Shape, card: Gpu) -> float:
-    """Seconds that training stands still for one checkpoint: the copy to the host, or the whole write."""
-    shard = 12.0 * trained(recipe.config, shape)
-    copy = shard / recipe.config.placement.world_size / (card.pcie_gb_per_s * 1e9)
-    if recipe.config.checkpoint.asynchronous:
-        return copy
-    return copy + shard / recipe.cluster.nodes / UPLOAD_BYTES_S
+def save_seconds(recipe: Recipe, need: MemoryPlan, disk: CloudDisk | None) -> float:
+    """Seconds until a checkpoint is in the bucket: written to the node's disk (None: NVMe), then sent."""
+    part = need.checkpoint_bytes / recipe.cluster.nodes
+    return part / UPLOAD_BYTES_S + (part / disk.write_bytes_per_s(recipe.cluster.disk_gib) if disk else 0.0)
+
+
+def stall_seconds(recipe: Recipe, need: MemoryPlan, card: Gpu, disk: CloudDisk | None = None) -> float:
+    """Seconds that training stands still for one checkpoint: the copy to the host and, unless it is saved
+    while training goes on, all that follows."""
+    copy = need.checkpoint_bytes / recipe.config.placement.world_size / (card.pcie_gb_per_s * 1e9)
+    return copy if recipe.config.checkpoint.asynchronous else copy + save_seconds(recipe, need, disk)
 
 
 def rollout_seconds(recipe: Recipe, shape: Shape, card: Gpu, need: MemoryPlan, step: Passes) -> float:

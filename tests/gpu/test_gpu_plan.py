@@ -220,7 +220,7 @@ def test_three_billion_parameters(tmp_path, run_ranks, three_billion, gpu_config
     if need:
         step = step_seconds.step_time(recipe, name, 100.0, need)
         seconds = {"rollout": step.rollout, "update": step.update, "sync": step.sync, "step": step.total}
-        stall = step_seconds.stall_seconds(recipe, need.shape, GPUS[name])
+        stall = step_seconds.stall_seconds(recipe, need, GPUS[name])
         if saves:
             figure("3B shape: a save holds up", last["perf/checkpoint_stall_s"], "s", planned=stall)
     for phase in ("rollout", "update", "sync", "step"):
