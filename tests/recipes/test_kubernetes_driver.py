@@ -67,7 +67,7 @@ def in_this_process(monkeypatch):
 
 
 def started(capsys, *more):
-    """Of a set whose pods no controller makes."""
+    """What a detached `up` prints that soon gives up looking for pods: no controller makes any here."""
     soon = ("--set", "placement.start_timeout_s=0.01")
     code, out, err = run(capsys, *CHECK, "--detach", *soon, *more)
     assert code == 0, err
