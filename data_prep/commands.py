@@ -384,7 +384,7 @@ def _sources(
     """One SOURCE of the command line: a name of the catalog, a file or folder, or a repository of the hub."""
     from data_prep.ingest.hub_files import Repository
     from data_prep.sources import catalog, file_records
-    from data_prep.sources.own_files import own
+    from data_prep.sources.own_files import Given, own
     from data_prep.sources.text_files import text_form
 
     if _is_drawn(source):
@@ -394,13 +394,13 @@ def _sources(
         return catalog.sources(
             source, Repository(entry.repo, options.revision or entry.revision, options.mirror), show
         )
-    mapping = _mapping(options.map)
     form = text_form(options.encoding, options.delimiter)
+    given = Given(_mapping(options.map), options.split, evaluation, options.sft, form)
     if Path(source).exists():
-        return own(source, name, options.images, mapping, options.split, evaluation, options.sft, form)
+        return own(source, name, options.images, given)
     if re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", source) and Path(source).suffix not in file_records.ENDINGS:
         repository = Repository(source, options.revision, options.mirror)
-        return catalog.any_repository(repository, mapping, show, options.split, evaluation, options.sft, form)
+        return catalog.any_repository(repository, given, show)
     raise ConfigError(
         f"no file, folder or dataset {source!r}{looked_in(source)}: the names are {', '.join(NAMES)},"
         f" generated, {TASK_FAMILIES}FAMILY; on the hub a dataset is OWNER/NAME"

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 
 from data_prep.ingest.archive import TAR_ENDINGS
 from data_prep.ingest.hub_files import Progress, Repository
-from data_prep.sources import mathv60k
 from data_prep.sources.file_records import ENDINGS, first_object, read
 from data_prep.sources.forms import Form
-from data_prep.sources.own_files import RecordSource, by_form, no_subsource, split_of, subsource
-from data_prep.sources.text_files import TextForm
+from data_prep.sources.own_files import Given, RecordSource, by_form
 from trainer.config import ConfigError
 from trainer.config.plain_yaml import read_yaml
 
@@ -84,18 +81,9 @@ def sources(name: str, repository: Repository, on_progress: Progress) -> Sequenc
         name, entry.columns, keep=entry.evaluation, marked=entry.marked, sft=entry.sft, only=entry.only
     )
     _check_columns(name, tables[0][0], form)
-    vermulti = entry.columns == mathv60k.FORM.columns
-    return [
-        RecordSource(
-            name,
-            tables,
-            form,
-            [one.local for one in archives],
-            revision=repository.revision,
-            record=cache(lambda: records + [one.record for one in archives]),
-            subsource=subsource if vermulti else no_subsource,
-        )
-    ]
+    roots = [one.local for one in archives]
+    records += [one.record for one in archives]
+    return [RecordSource(name, tables, form, roots, revision=repository.revision, fetched=records)]
 
 
 def _check_columns(name: str, path: Path, form: Form) -> None:
@@ -112,32 +100,19 @@ def _check_columns(name: str, path: Path, form: Form) -> None:
         )
 
 
-def any_repository(
-    repository: Repository,
-    mapping: dict[str, str],
-    on_progress: Progress,
-    split: str = "",
-    keep: bool = False,
-    sft: bool = False,
-    text: TextForm = TextForm(),  # noqa: B008 - frozen
-) -> list[RecordSource]:
+def any_repository(repository: Repository, given: Given, on_progress: Progress) -> list[RecordSource]:
     """Any dataset repository: its Parquet files, or else its other data files, and its archives."""
     data = _ending_in(repository.files, ".parquet") or _ending_in(repository.files, ENDINGS)
     if not data:
         raise ConfigError(f"{repository.repo} has no data file ({', '.join(ENDINGS)})")
     archives = _ending_in(repository.files, (".zip", *TAR_ENDINGS))
     fetched = repository.fetch([*data, *archives], on_progress)
-    splits = [split or split_of(path) for path in data]
-    if set(splits) == {"train"} and not split:
-        splits = [""] * len(data)
     local = [one.local for one in fetched]
-    tables = list(zip(local, splits, strict=False))
-    roots = local[len(data) :]
     name = repository.repo.partition("/")[2].lower()
-    sources = by_form(tables, name, roots, None, mapping, keep, sft, text)
+    sources = by_form(local[: len(data)], data, name, local[len(data) :], None, given)
     for source in sources:
         source.revision = repository.revision
-        source.record = lambda: [one.record for one in fetched]
+        source.fetched = [one.record for one in fetched]
     return sources
 
 

@@ -84,6 +84,13 @@ class Form:
     """A column, and the values of it with which a row is taken; the others ask for graders that are not
     here."""
 
+    @property
+    def is_mathv60k(self) -> bool:
+        """Whether lines hold `question`, `answer` (`$\\boxed{B}$`) and `message`, a JSON list inside a string,
+        whose images are paths of the machine that wrote it: absolute, `file://`, relative or bare, with
+        slashes possibly escaped."""
+        return self.columns.get("chat") == "message"
+
     def parse(self, record: dict[str, Any]) -> Parsed:
         """Reads one record. Raises BadRecord."""
         column, accepted = self.only

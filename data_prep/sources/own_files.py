@@ -8,9 +8,9 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cache, lru_cache, partial
+from functools import cached_property, lru_cache
 from itertools import islice
 from operator import itemgetter
 from pathlib import Path, PurePosixPath
@@ -56,9 +56,20 @@ MEDIA = ("video", "videos", "video_path", "audio", "audios", "audio_path")
 """Columns of what a model is not shown here."""
 
 
-def no_subsource(images: Sequence[str]) -> str:
-    """The origin of rows whose images' paths name none."""
-    return ""
+@dataclass(frozen=True)
+class Given:
+    """What a person says of data files."""
+
+    mapping: dict[str, str] = field(default_factory=dict)
+    """Role -> column; it comes before what is detected."""
+    split: str = ""
+    """The split of all rows; empty: by the files' names, else train and validation by content."""
+    keep: bool = False
+    """Whether columns without a role are kept in `extra`."""
+    sft: bool = False
+    """Whether replies are learned as they are."""
+    text: TextForm = TextForm()
+    """Encoding and delimiter of text files."""
 
 
 @dataclass
@@ -74,10 +85,8 @@ class RecordSource:
     beside: Path | None = None
     """Folder that paths are relative to if none of the roots has them."""
     revision: str = ""
-    record: Callable[[], list[dict[str, Any]]] = list
-    """Gives `files`; may wait until they are hashed."""
-    subsource: Callable[[list[str]], str] = no_subsource
-    """Gives the origin of a row that its images' paths name."""
+    fetched: list[dict[str, Any]] | None = None
+    """`files`, where they were hashed as they were fetched."""
     weight: float = 1.0
     detected: bool = False
     """Whether the form was found by the first records, and nobody stated it."""
@@ -86,10 +95,31 @@ class RecordSource:
     notes: Counter[str] = field(default_factory=Counter)
     """What was remarkable about the records when they were last read, counted."""
 
-    @property
+    @cached_property
     def files(self) -> list[dict[str, Any]]:
-        """[{"path", "bytes", "sha256"}] of all that is read."""
-        return self.record()
+        """[{"path", "bytes", "sha256"}] of all that is read: data files and archives by their content; a
+        folder, or files beside, as one by all names and contents."""
+        if self.fetched is not None:
+            return self.fetched
+        files = [path for path, _ in self.tables]
+        files += filter(Path.is_file, self.roots)
+        entries = []
+        for path in dict.fromkeys(files):
+            entries.append({"path": path.name, "bytes": path.stat().st_size, "sha256": file_sha256(path)})
+        known = set(map(Path.resolve, files))
+        for root in filter(Path.is_dir, self.roots):
+            inside = []
+            for path in files_under(root, Refused()):
+                if path.resolve() not in known:
+                    inside.append((path.relative_to(root).as_posix(), path))
+            entries.append(_digest("images", inside))
+        if self.beside is None or self.roots:
+            return entries
+        paths: set[str] = set()
+        for row in self.rows():
+            paths.update(row.images if isinstance(row, Candidate) else ())
+        files_beside = [(image, file) for image in sorted(paths) if (file := self._beside(image))]
+        return [*entries, *([_digest("images", files_beside)] if files_beside else [])]
 
     def rows(self) -> Iterator[Candidate | BadRow]:
         """Parses the records one by one. A record that cannot be parsed is a BadRow, never an exception."""
@@ -121,7 +151,7 @@ class RecordSource:
         parsed = self.form.parse(record)
         self._refuse_media(record)
         images = [image_path(value) or f"@{index}-{k}" for k, value in enumerate(parsed.images)]
-        origin = parsed.source or self.subsource(images)
+        origin = parsed.source or (subsource(images) if self.form.is_mathv60k else "")
         row = Candidate(
             index=index,
             source=f"{self.name}/{origin}" if origin and origin != self.name else self.name,
@@ -261,11 +291,7 @@ def own(
     path: str | Path,
     name: str = "",
     images: Sequence[str | Path] = (),
-    mapping: dict[str, str] | None = None,
-    split: str = "",
-    keep: bool = False,
-    sft: bool = False,
-    text: TextForm = TextForm(),  # noqa: B008 - frozen
+    given: Given = Given(),
 ) -> list[RecordSource]:
     """Sources of a local file or folder: one per form that its data files have.
 
@@ -273,73 +299,58 @@ def own(
         path: a data file, or a folder with data files, images and archives.
         name: the dataset's name; default: that of the file or folder.
         images: archives and folders with images; default: the folder itself, or the files of the paths.
-        mapping: role -> column; it comes before what is detected.
-        split: the split of all rows; default: by the files' names, else train and validation by content.
-        keep: whether columns without a role are kept in `extra`.
-        sft: whether replies are learned as they are.
-        text: encoding and delimiter of text files, where a person names them.
 
     Raises ConfigError if there is no data file, or none in a known form.
     """
     path = Path(path)
     roots = list(map(Path, images))
+    files = [path]
     if path.is_dir():
-        found = list(files_under(path, Refused()))
-        files = [file for file in found if file.suffix in ENDINGS and not file.name.startswith(".")]
-        archives = [file for file in found if file.suffix == ".zip" or file.name.endswith(TAR_ENDINGS)]
+        inside = list(files_under(path, Refused()))
+        files = [file for file in inside if file.suffix in ENDINGS and not file.name.startswith(".")]
+        archives = [file for file in inside if file.suffix == ".zip" or file.name.endswith(TAR_ENDINGS)]
         if not files:
             raise ConfigError(f"{path} has no data file: one of {', '.join(ENDINGS)} is looked for")
         roots = roots or [path, *archives]
-        beside = path
-    else:
-        files = [path]
-        beside = path.parent
     for root in (*roots, *files):
         if not root.exists():
             raise ConfigError(f"no file or folder {root}")
-    splits = []
-    for file in files:
-        shown = file.name if len(files) == 1 else file.relative_to(path).as_posix()
-        splits.append(split or split_of(shown))
-    if set(splits) == {"train"} and not split:
-        splits = [""] * len(splits)  # nothing else is there to validate on
-    tables = list(zip(files, splits, strict=True))
-    return by_form(tables, name or path.stem, roots, beside, mapping or {}, keep, sft, text)
+    names = [file.name if len(files) == 1 else file.relative_to(path).as_posix() for file in files]
+    beside = path if path.is_dir() else path.parent
+    return by_form(files, names, name or path.stem, roots, beside, given)
 
 
 def by_form(
-    tables: list[tuple[Path, str]],
+    files: Sequence[Path],
+    paths: Sequence[str],
     name: str,
     roots: list[Path],
     beside: Path | None,
-    mapping: dict[str, str],
-    keep: bool,
-    sft: bool = False,
-    text: TextForm = TextForm(),  # noqa: B008 - frozen
+    given: Given,
 ) -> list[RecordSource]:
-    """One source for each form among the files. Raises ConfigError for a file in no known form."""
-    groups: dict[str, tuple[Form, list[tuple[Path, str]]]] = {}
-    for table in tables:
-        form = form_of(table[0], mapping, keep, sft, text)
-        groups.setdefault(str(form), (form, []))[1].append(table)
-    sources = []
-    for form, files in groups.values():
-        source = RecordSource(name, files, form, roots, beside, detected=True, text=text)
-        if form.name == "MathV60K":
-            source.subsource = subsource
-        source.record = cache(partial(hashes, source))
-        sources.append(source)
-    return sources
+    """One source for each form among the files, whose splits their published `paths` state.
+
+    Raises ConfigError for a file in no known form.
+    """
+    splits = [given.split or split_of(path) for path in paths]
+    if set(splits) == {"train"} and not given.split:
+        splits = [""] * len(splits)  # nothing else is there to validate on
+    sources: dict[str, RecordSource] = {}
+    for table in zip(files, splits, strict=True):
+        form = form_of(table[0], given)
+        new = RecordSource(name, [], form, roots, beside, detected=True, text=given.text)
+        sources.setdefault(str(form), new).tables.append(table)
+    return list(sources.values())
 
 
-def form_of(path: Path, mapping: dict[str, str], keep: bool, sft: bool, text: TextForm) -> Form:
+def form_of(path: Path, given: Given) -> Form:
     """The form of a file. Raises ConfigError that shows its first records and what was looked for."""
-    sample = list(islice(read(path, text), SAMPLE))
+    sample = list(islice(read(path, given.text), SAMPLE))
     good = [record for record in sample if isinstance(record, dict)]
     try:
         if not good:
             raise ValueError("it has no record that can be read")
-        return detect(_without_strays(good, mapping), mapping, keep, sft)
+        return detect(_without_strays(good, given.mapping), given.mapping, given.keep, given.sft)
     except ValueError as error:
         shown = ""
         for i, record in enumerate(sample[:3]):
@@ -365,38 +376,6 @@ def _short(record: dict[str, Any] | UnreadableRecord) -> str:
     if isinstance(record, UnreadableRecord):
         return f"{record.raw[:200]!r} ({record.detail})"
     return _raw(record)[:300]
-
-
-def hashes(source: RecordSource) -> list[dict[str, Any]]:
-    """Data files and archives by their content; a folder, or files beside, as one by all names and
-    contents."""
-    files = [path for path, _ in source.tables]
-    files += filter(Path.is_file, source.roots)
-    entries = []
-    for path in dict.fromkeys(files):
-        entries.append({"path": path.name, "bytes": path.stat().st_size, "sha256": file_sha256(path)})
-
-    known = set(map(Path.resolve, files))
-    for root in filter(Path.is_dir, source.roots):
-        inside = []
-        for path in files_under(root, Refused()):
-            if path.resolve() not in known:
-                inside.append((path.relative_to(root).as_posix(), path))
-        entries.append(_digest("images", inside))
-
-    if source.beside is not None and not source.roots:
-        paths = set()
-        for row in source.rows():
-            if isinstance(row, Candidate):
-                paths.update(row.images)
-        files_beside = []
-        for image in sorted(paths):
-            file = source._beside(image)
-            if file:
-                files_beside.append((image, file))
-        if files_beside:
-            entries.append(_digest("images", files_beside))
-    return entries
 
 
 def _digest(name: str, files: list[tuple[str, Path]]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from pathlib import Path
 from PIL import Image, ImageDraw
 
 from data_prep.prepare import prepare as convert
-from data_prep.sources import mathv60k
+from data_prep.sources.own_files import Given, own
 from trainer.data.schema import Manifest
 
 SYSTEM_PROMPT = "Think first, then answer in a box."
@@ -256,8 +256,8 @@ def prepare(
     warm_rows: int = 6400,
     slips: float = SLIPS,
 ) -> Manifest:
-    """The set with the splits `train`, `test` and `warm`, prepared from its raw files by MathV60K's
-    converter.
+    """The set with the splits `train`, `test` and `warm`, prepared from its raw files, which have
+    MathV60K's form.
 
     `warm` is for the supervised phase before: its images are in neither of the others, and `slips` of its
     solutions end on a wrong result.
@@ -272,8 +272,8 @@ def prepare(
         ):
             if rows:
                 raw = write(Path(scratch) / split, rows, seed, split, share, taken)
-                files = raw / "shapes_message.jsonl", raw / "shapes_img.tar.gz"
-                sources.append(mathv60k.local(*files, name="shapes", split=split))
+                images = [raw / "shapes_img.tar.gz"]
+                sources += own(raw / "shapes_message.jsonl", "shapes", images, Given(split=split))
         return convert(sources, out, "shapes")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from data_prep.sources.mathv60k import local
+from data_prep.sources.own_files import own
 from data_prep.sources.row_source import BadRow, Candidate, unboxed
 from tests.data_prep import raw
 from trainer.config import ConfigError
@@ -17,8 +17,10 @@ from trainer.config import ConfigError
 def parse(line: str | bytes):
     with tempfile.TemporaryDirectory() as folder:
         jsonl = Path(folder) / "rows.jsonl"
-        jsonl.write_bytes((line.encode() if isinstance(line, str) else line) + b"\n")
-        (row,) = local(jsonl, folder).rows()
+        sound = raw.line("What stands before?", "$\\boxed{1}$", [PATH])
+        jsonl.write_bytes(f"{sound}\n".encode() + (line.encode() if isinstance(line, str) else line) + b"\n")
+        (source,) = own(jsonl, "mathv60k", [folder])
+        _, row = source.rows()
     return row
 
 
@@ -28,7 +30,7 @@ PATH = raw.FOREIGN + "mathv60k_img/IconQA/3.png"
 def test_a_line_is_parsed_into_chat_image_and_answer():
     row = parse(raw.line("Which?\nA. 1\nB. 2", "$\\boxed{B}$", [PATH]))
     assert isinstance(row, Candidate)
-    assert (row.index, row.source, row.answer) == (0, "mathv60k/IconQA", "B")
+    assert (row.index, row.source, row.answer) == (1, "mathv60k/IconQA", "B")
     assert row.messages == [
         {"role": "system", "content": raw.SYSTEM},
         {"role": "user", "content": [{"type": "text", "text": "Which?\nA. 1\nB. 2"}, {"type": "image"}]},
@@ -77,7 +79,7 @@ def test_a_broken_line_is_a_problem_and_never_an_exception(line, reason, says):
         isinstance(problem, BadRow)
         and problem.reason == reason
         and says in problem.detail
-        and problem.index == 0
+        and problem.index == 1
     )
 
 
@@ -101,5 +103,5 @@ def test_the_reference_answer_is_the_content_of_the_last_complete_box(answer, re
 
 def test_missing_files_are_named(tmp_path):
     (tmp_path / "a.jsonl").write_text("")
-    with pytest.raises(ConfigError, match="no image archive or folder at"):
-        local(tmp_path / "a.jsonl", tmp_path / "none.tar.gz")
+    with pytest.raises(ConfigError, match="no file or folder .*none.tar.gz"):
+        own(tmp_path / "a.jsonl", images=[tmp_path / "none.tar.gz"])

@@ -13,7 +13,7 @@ from PIL import Image
 
 from data_prep.checks.validate import Settings
 from data_prep.prepare import prepare
-from data_prep.sources import mathv60k
+from data_prep.sources.own_files import own
 from tests.data_prep import raw
 from trainer.config import ConfigError
 from trainer.data.dataset import Dataset
@@ -21,6 +21,15 @@ from trainer.data.schema import question_text
 from trainer.images.decoding import ImageLimits
 
 IMG = raw.FOREIGN + "mathv60k_img/"
+
+
+def sound(folder):
+    """The source of twelve sound rows."""
+    jsonl, archive = raw.mathv60k(folder / "raw")
+    (source,) = own(jsonl, "mathv60k", [archive])
+    return source
+
+
 WHOLE = Settings(validation=0)
 
 
@@ -90,7 +99,7 @@ def defects(tmp_path_factory):
     (folder / "rows.jsonl").write_text("\n".join(lines.values()) + "\n")
     raw.write_tar(folder / "img.tar.gz", files, escape)
     out = folder / "out"
-    source = mathv60k.local(folder / "rows.jsonl", folder / "img.tar.gz")
+    (source,) = own(folder / "rows.jsonl", "mathv60k", [folder / "img.tar.gz"])
     manifest = prepare([source], out, "defects", Settings(validation=0, max_tokens=1000))
     return out, manifest, list(lines)
 
@@ -153,7 +162,7 @@ def test_the_preview_shows_images_tables_and_reasons_and_runs_no_script_of_a_row
 
 
 def test_the_same_command_again_does_nothing_and_another_one_refuses(tmp_path):
-    source = mathv60k.local(*raw.mathv60k(tmp_path / "raw"))
+    source = sound(tmp_path)
     first = prepare([source], tmp_path / "out", "mathv60k", WHOLE)
     before = (tmp_path / "out" / "manifest.json").stat().st_mtime_ns
     assert prepare([source], tmp_path / "out", "mathv60k", WHOLE).fingerprint == first.fingerprint
@@ -165,7 +174,7 @@ def test_the_same_command_again_does_nothing_and_another_one_refuses(tmp_path):
 
 
 def test_a_folder_that_holds_other_files_is_refused_and_left_as_it_is(tmp_path):
-    source = mathv60k.local(*raw.mathv60k(tmp_path / "raw"))
+    source = sound(tmp_path)
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "notes.txt").write_text("kept")
@@ -180,13 +189,13 @@ def test_a_folder_and_an_archive_give_the_same_rows(tmp_path):
     rows = [
         list(Dataset(tmp_path / name))
         for name, images in (("a", archive), ("b", tmp_path / "folder"))
-        if prepare([mathv60k.local(jsonl, images)], tmp_path / name, "m", WHOLE)
+        if prepare(own(jsonl, images=[images]), tmp_path / name, "m", WHOLE)
     ]
     assert rows[0] == rows[1] and len(rows[0]) == 12
 
 
 def test_an_interrupted_preparation_goes_on(tmp_path):
-    source = mathv60k.local(*raw.mathv60k(tmp_path / "raw"))
+    source = sound(tmp_path)
 
     class Killed(Exception):
         pass
@@ -219,7 +228,8 @@ def families(folder, count: int = 60, copies: int = 3):
                 lines.append(raw.line(f"Family {family}, question {k}?", f"$\\boxed{{{k}}}$", [IMG + name]))
     folder.mkdir(exist_ok=True)
     (folder / "rows.jsonl").write_text("\n".join(lines) + "\n")
-    return mathv60k.local(folder / "rows.jsonl", raw.write_tar(folder / "img.tar.gz", files))
+    (source,) = own(folder / "rows.jsonl", "mathv60k", [raw.write_tar(folder / "img.tar.gz", files)])
+    return source
 
 
 def family_of(row) -> str:
@@ -265,7 +275,7 @@ def test_rows_near_an_evaluation_set_are_left_out_on_request(tmp_path):
 
 
 def test_too_little_disk_is_refused_before_anything_is_unpacked(tmp_path, monkeypatch):
-    source = mathv60k.local(*raw.mathv60k(tmp_path / "raw"))
+    source = sound(tmp_path)
     free = shutil.disk_usage(tmp_path)._replace(free=50_000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: free)
     with pytest.raises(ConfigError, match=r"GiB free, the preparation needs up to .* GiB: free some"):
@@ -275,7 +285,7 @@ def test_too_little_disk_is_refused_before_anything_is_unpacked(tmp_path, monkey
 
 
 def test_statistics_add_up_and_every_stage_reaches_its_end(tmp_path):
-    source = mathv60k.local(*raw.mathv60k(tmp_path / "raw"))
+    source = sound(tmp_path)
     last: dict[str, tuple[int, int]] = {}
 
     def note(stage: str, done: int, total: int) -> None:

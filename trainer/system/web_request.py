@@ -18,7 +18,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from trainer.system.errors import ConfigError
 
@@ -88,13 +88,13 @@ def _send_once(
     """The body of the reply to one request. Raises as `send_request`."""
     check_address(url)
     left_s = max(0.001, deadline - time.monotonic())
-    connections = _Connections()
+    connections = _Connections(direct or is_local(url))
     clock = threading.Timer(left_s, connections.break_off)
     clock.daemon = True
     clock.start()
     try:
         request = urllib.request.Request(url, data=body, headers=dict(headers), method=method)
-        with connections.opener(direct or is_local(url)).open(request, timeout=left_s) as reply:
+        with connections.opener.open(request, timeout=left_s) as reply:
             return _whole_body(reply, deadline, most_bytes)
     except urllib.error.HTTPError as error:
         raise _with_its_body(error) from None
@@ -174,43 +174,28 @@ def _origin(url: str) -> tuple[str, str | None, str]:
     return parts.scheme, parts.hostname, parts.netloc.rpartition("@")[2].rpartition(":")[2]
 
 
-class _Connections:
-    """The connections of one request. A server that sends a byte now and then never lets a socket's own
-    clock end: all of them are ended from outside."""
+class _Connections(urllib.request.HTTPHandler, urllib.request.HTTPSHandler):
+    """Opens the connections of one request, and follows no redirect. A server that sends a byte now and then
+    never lets a socket's own clock end: all of them are ended from outside."""
 
-    def __init__(self) -> None:
+    def __init__(self, direct: bool) -> None:
+        super().__init__()
         self._sockets: list[socket.socket] = []
+        self.opener = urllib.request.OpenerDirector()
+        """Opens http and https, and nothing else."""
+        outcomes = urllib.request.HTTPErrorProcessor(), urllib.request.HTTPDefaultErrorHandler()
+        for handler in (self, *outcomes, *([] if direct else [urllib.request.ProxyHandler()])):
+            self.opener.add_handler(handler)
 
-    def opener(self, direct: bool) -> urllib.request.OpenerDirector:
-        """What opens http and https, and nothing else; it follows no redirect."""
+    def do_open(self, http_class: Any, req: urllib.request.Request, **options: Any) -> Any:
         sockets = self._sockets
 
-        class Plain(http.client.HTTPConnection):
+        class Noted(http_class):
             def connect(self) -> None:
                 super().connect()
                 sockets.append(self.sock)
 
-        class Encrypted(http.client.HTTPSConnection):
-            def connect(self) -> None:
-                super().connect()
-                sockets.append(self.sock)
-
-        class PlainHandler(urllib.request.HTTPHandler):
-            def http_open(self, req: urllib.request.Request) -> Any:
-                return self.do_open(Plain, req)
-
-        class EncryptedHandler(urllib.request.HTTPSHandler):
-            def https_open(self, req: urllib.request.Request) -> Any:
-                return self.do_open(Encrypted, req)
-
-        opener = urllib.request.OpenerDirector()
-        opener.add_handler(PlainHandler())
-        opener.add_handler(EncryptedHandler())
-        opener.add_handler(urllib.request.HTTPErrorProcessor())
-        opener.add_handler(urllib.request.HTTPDefaultErrorHandler())
-        if not direct:
-            opener.add_handler(urllib.request.ProxyHandler())
-        return opener
+        return super().do_open(cast("Any", Noted), req, **options)
 
     def break_off(self) -> None:
         """Ends whatever is being sent or read."""
