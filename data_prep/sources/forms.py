@@ -86,9 +86,9 @@ class Form:
 
     @property
     def is_mathv60k(self) -> bool:
-        """Whether lines hold `question`, `answer` (`$\\boxed{B}$`) and `message`, a JSON list inside a string,
-        whose images are paths of the machine that wrote it: absolute, `file://`, relative or bare, with
-        slashes possibly escaped."""
+        """Whether lines hold `question`, `answer` (`$\\boxed{B}$`) and `message`, a JSON list inside a
+        string, whose images are paths of the machine that wrote it: absolute, `file://`, relative or bare,
+        with slashes possibly escaped."""
         return self.columns.get("chat") == "message"
 
     def parse(self, record: dict[str, Any]) -> Parsed:
