@@ -75,6 +75,8 @@ def model_config(shape: Shape) -> PreTrainedConfig:
     else:
         sections = {"mrope_section": [24, 20, 20], "mrope_interleaved": True}
         text = _text(shape) | {"head_dim": shape.head_dim, "rope_parameters": _rope(sections)}
+        if shape.experts:
+            text["norm_topk_prob"] = True
         kind = Qwen3VLMoeConfig if shape.experts else Qwen3VLConfig
         config = kind(
             text_config=text,
