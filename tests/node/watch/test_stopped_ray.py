@@ -134,9 +134,9 @@ def test_a_driver_that_is_gone_is_lost_where_ray_does_not_tell_of_it(watch, tmp_
 
 def test_a_stopped_child_of_ray_is_said_once(watch, monkeypatch):
     monkeypatch.setattr(job_watch, "RAY_LOOK_S", 0.0)
-    watch.ray.process = subprocess.Popen(["bash", "-c", "sleep 60 & wait"], start_new_session=True)
+    watch.ray.ray.process = subprocess.Popen(["bash", "-c", "sleep 60 & wait"], start_new_session=True)
     try:
-        bash = psutil.Process(watch.ray.process.pid)
+        bash = psutil.Process(watch.ray.ray.process.pid)
         while not (children := bash.children()) or children[0].name() != "sleep":  # forked, not yet itself
             time.sleep(0.02)
         watch._look_at_ray()
@@ -149,4 +149,4 @@ def test_a_stopped_child_of_ray_is_said_once(watch, monkeypatch):
         (said,) = watch.launcher.said
         assert f"Ray's sleep (process {children[0].pid}) on node 0 is stopped (state T)" in said
     finally:
-        os.killpg(watch.ray.process.pid, signal.SIGKILL)
+        os.killpg(watch.ray.ray.process.pid, signal.SIGKILL)

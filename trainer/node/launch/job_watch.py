@@ -43,6 +43,25 @@ DISPLAY_END_S = 5.0
 """Longest wait for the live display to show the end."""
 
 
+class RayLook:
+    """Looks now and then which of Ray's own processes on this node is stopped."""
+
+    def __init__(self, ray: RayNode):
+        self.ray = ray
+        self.stopped = ""
+        """The text about what was found stopped."""
+        self._looked = 0.0
+
+    def news(self) -> str:
+        """The text, at the first look that finds one; else ""."""
+        if self.stopped or time.monotonic() - self._looked < RAY_LOOK_S:
+            return ""
+        self._looked = time.monotonic()
+        if stopped := self.ray.stopped():
+            self.stopped = f"Ray's {stopped} on node 0 is stopped"
+        return self.stopped
+
+
 class JobWatch:
     """One job from its start to its end."""
 
@@ -58,7 +77,7 @@ class JobWatch:
         """launcher: the head's. check: messages of the other nodes; raises Ended if one, or Ray, is lost."""
         self.launcher, self.others = launcher, others
         self.holder, self.job = holder, job
-        self.ray = ray
+        self.ray = RayLook(ray)
         self.check = check
         self.run_dir = launcher.config.run.dir
         self.beacons = launcher.beacons(ray)
@@ -69,9 +88,6 @@ class JobWatch:
         self.told_to_stop = False
         self.out_of_hours = False
         """Whether the run's hours are over."""
-        self.ray_stopped = ""
-        """The text about Ray's own processes that were found stopped."""
-        self._ray_looked = 0.0
         self._over_since = 0.0
         """When the job was found to be over while Ray did not answer; 0: not yet."""
 
@@ -89,12 +105,12 @@ class JobWatch:
         except LaunchEnded as end:
             if self.out_of_hours and end.code not in (EXIT_FENCED, EXIT_GAVE_UP):
                 raise LaunchEnded(EXIT_GAVE_UP, f"{self._hours}; {end}") from None
-            if not self.ray_stopped:
+            if not self.ray.stopped:
                 raise
             code = EXIT_NODE_LOST if end.code == EXIT_ERROR else end.code  # Ray has lost the job's own code
-            raise LaunchEnded(code, f"{self.ray_stopped}: {end}", end.died) from None
-        if self.ray_stopped and code in (EXIT_NODE_LOST, EXIT_RAY):  # no job can go on with this Ray
-            raise LaunchEnded(code, f"{self.ray_stopped}: {self.log.reason()}")
+            raise LaunchEnded(code, f"{self.ray.stopped}: {end}", end.died) from None
+        if self.ray.stopped and code in (EXIT_NODE_LOST, EXIT_RAY):  # no job can go on with this Ray
+            raise LaunchEnded(code, f"{self.ray.stopped}: {self.log.reason()}")
         return code
 
     def _until_the_end(self) -> int:
@@ -120,12 +136,8 @@ class JobWatch:
 
     def _look_at_ray(self) -> None:
         """Prints once which of Ray's own processes on this node is stopped: what depends on it hangs."""
-        if self.ray_stopped or time.monotonic() - self._ray_looked < RAY_LOOK_S:
-            return
-        self._ray_looked = time.monotonic()
-        if stopped := self.ray.stopped():
-            self.ray_stopped = f"Ray's {stopped} on node 0 is stopped"
-            self.launcher.say(f"warning: {self.ray_stopped} (state T): what needs it stands still")
+        if stopped := self.ray.news():
+            self.launcher.say(f"warning: {stopped} (state T): what needs it stands still")
 
     def _look_for_a_hang(self) -> None:
         why = self.dog.overdue()
