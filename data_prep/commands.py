@@ -133,8 +133,8 @@ def prepare(**given: Any) -> None:
             upload(local, where, bars.show)
     if manifest:
         show.summary(manifest, where)
-    if at_url and manifest:
-        shutil.rmtree(local)
+        if at_url:
+            shutil.rmtree(local)
 
 
 ROW = option("--row", "first row shown (0)", default=0)
@@ -330,12 +330,9 @@ def _prepare_local(
     from data_prep.sources.catalog import CATALOG
     from trainer.images.decoding import ImageLimits
 
-    kinds = set()
-    learned = set()
-    for source, _ in parts:
-        entry = CATALOG.get(source)
-        kinds.add(entry.evaluation if entry else options.evaluation)
-        learned.add(entry.sft if entry else options.sft)
+    entries = [CATALOG.get(source, options) for source, _ in parts]
+    kinds = {entry.evaluation for entry in entries}
+    learned = {entry.sft for entry in entries}
     if len(kinds) > 1:
         raise ConfigError("training and evaluation sets are prepared apart: two commands")
     evaluation = options.evaluation or kinds.pop()

@@ -13,7 +13,8 @@ import json
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NoReturn
@@ -47,7 +48,7 @@ def _quiet(stage: str, done: int, total: int) -> None:
 
 
 class _OpenSource:
-    """A source with its images."""
+    """A source with its images, and with what the checks found of its rows."""
 
     images: ImageStore
 
@@ -58,6 +59,21 @@ class _OpenSource:
         self.wanted = Wanted(())
         self.refused = Refused()
         self.unused = 0
+        self.row_count = 0
+        self.references = 0
+        """Number of references to images."""
+        self.judged: list[CheckedRow] = []
+        self.problems: list[BadRow] = []
+
+    def find_wanted(self) -> None:
+        """First reading: which images the rows name."""
+        paths: set[str] = set()
+        for row in self.rows():
+            self.row_count += 1
+            if isinstance(row, Candidate):
+                self.references += len(row.images)
+                paths.update(row.images)
+        self.wanted = Wanted(paths)
 
     def open_images(self, work_dir: Path) -> None:
         """Opens the images, after the source's files are hashed: images of a former run count if these
@@ -116,8 +132,7 @@ def prepare(
     workers = workers or len(os.sched_getaffinity(0))
     if (out / MANIFEST).exists():
         former = read_manifest(out)
-        is_this = former.settings == _asked(sources, settings, exclude) and former.name == name
-        if is_this:
+        if former.name == name and former.settings == _asked(sources, settings, exclude):
             return former
         if not overwrite:
             raise ConfigError(
@@ -131,34 +146,31 @@ def prepare(
     work = Path(work_dir) if work_dir else out / ".work"
     opened = [_OpenSource(source, settings) for source in sources]
     warm_up()
-    totals = [_find_wanted(one) for one in opened]
+    for one in opened:
+        one.find_wanted()
     asked = _asked(sources, settings, exclude)
     for number, one in enumerate(opened):
         one.open_images(work / str(number))
-    check_disk(opened, totals, out, work)
+    check_disk(opened, out, work)
     for one in opened:
         _unpack(one, workers, on_progress)
-    references = References(workers)
-    try:
-        row_count = sum(rows for rows, _ in totals)
-        judged, problems = _judge_all(opened, settings, references, row_count, on_progress)
-        kept = list(chain.from_iterable(judged))
+    with closing(References(workers)) as references:
+        _judge_all(opened, settings, references, on_progress)
+        kept = list(chain.from_iterable(one.judged for one in opened))
         mark_repeats(kept, references.same)
-    finally:
-        references.close()
 
     images = _UnpackedImages(opened)
     overlaps = mark_overlaps(kept, images.facts, exclude, images.read)
     clear(out)
     if settings.evaluation:
-        _keep_as_published(kept, problems)
+        _keep_as_published(kept, chain.from_iterable(one.problems for one in opened))
     if all(row.reason for row in kept):
-        _nothing_left(opened, judged, problems, out)
+        _nothing_left(opened, out)
     groups = _assign_splits(kept, images.facts, settings)
-    _weigh(opened, judged)
+    _weigh(opened)
     rows = _rows_of_splits(kept)
     samples = Samples(rows)
-    manifest = _write(opened, judged, problems, out, name, asked, rows, samples, on_progress)
+    manifest = _write(opened, out, name, asked, rows, samples, on_progress)
     stats = statistics.collect(kept, images.facts, groups)
     stats["images"] |= _of_unpacking(opened)
     stats["overlaps"] = overlaps
@@ -191,14 +203,12 @@ class _UnpackedImages:
 def _of_unpacking(opened: Sequence[_OpenSource]) -> dict[str, Any]:
     """How many images no row names, the first members that were refused, and how many images an earlier
     preparation had unpacked."""
-    unused = 0
-    resumed = 0
-    refused = []
-    for one in opened:
-        unused += one.unused
-        resumed += one.images.resumed
-        refused += map(list, one.refused.members)
-    return {"unused": unused, "refused": refused[:1000], "resumed": resumed}
+    refused = chain.from_iterable(one.refused.members for one in opened)
+    return {
+        "unused": sum(one.unused for one in opened),
+        "refused": list(map(list, islice(refused, 1000))),
+        "resumed": sum(one.images.resumed for one in opened),
+    }
 
 
 def _asked(sources: Sequence[Source], settings: Settings, exclude: Sequence[str]) -> dict[str, Any]:
@@ -216,32 +226,16 @@ def _asked(sources: Sequence[Source], settings: Settings, exclude: Sequence[str]
     return asked
 
 
-def _find_wanted(one: _OpenSource) -> tuple[int, int]:
-    """First reading. Returns the number of rows and of references to images."""
-    rows = 0
-    references = 0
-    paths: set[str] = set()
-    for row in one.rows():
-        rows += 1
-        if isinstance(row, Candidate):
-            references += len(row.images)
-            paths.update(row.images)
-    one.wanted = Wanted(paths)
-    return rows, references
-
-
-def check_disk(
-    opened: Sequence[_OpenSource], totals: Sequence[tuple[int, int]], out: Path, work: Path
-) -> None:
+def check_disk(opened: Sequence[_OpenSource], out: Path, work: Path) -> None:
     """Raises ConfigError if the unpacked images and the shards, where rows share images, cannot fit."""
     unpack = 0
     shards = 0
-    for one, (rows, references) in zip(opened, totals, strict=True):
+    for one in opened:
         size = one.image_bytes
         already_unpacked = sum(image.size for image in one.images.stored.values())
         unpack += max(0, size - already_unpacked)
-        rows_per_image = max(1.0, references / max(1, len(one.wanted)))
-        shards += int(size * rows_per_image) + 4096 * rows
+        rows_per_image = max(1.0, one.references / max(1, len(one.wanted)))
+        shards += int(size * rows_per_image) + 4096 * one.row_count
     work.mkdir(parents=True, exist_ok=True)
     same_disk = os.stat(out).st_dev == os.stat(work).st_dev
     needs = {out: shards + unpack} if same_disk else {out: shards, work: unpack}
@@ -274,37 +268,25 @@ def _unpack(one: _OpenSource, workers: int, on_progress: Progress) -> None:
 
 
 def _judge_all(
-    opened: Sequence[_OpenSource],
-    settings: Settings,
-    references: References,
-    total: int,
-    on_progress: Progress,
-) -> tuple[list[list[CheckedRow]], list[list[BadRow]]]:
+    opened: Sequence[_OpenSource], settings: Settings, references: References, on_progress: Progress
+) -> None:
     """Second reading: every row's checks, in batches for the tokenizer."""
     count_tokens = text_token_counter(settings.tokenizer)
     has_images = any(len(one.wanted) for one in opened)
     image_side = image_token_side(settings.tokenizer if has_images else "")
-    judged: list[list[CheckedRow]] = []
-    problems: list[list[BadRow]] = []
+    total = sum(one.row_count for one in opened)
     done = 0
     for one in opened:
-        judged.append([])
-        problems.append([])
         rows = one.rows()
         while batch := list(islice(rows, BATCH_ROWS)):
-            candidates = []
-            for row in batch:
-                if isinstance(row, BadRow):
-                    problems[-1].append(row)
-                else:
-                    candidates.append(complete(row, settings.sft))
+            one.problems += [row for row in batch if isinstance(row, BadRow)]
+            candidates = [complete(row, settings.sft) for row in batch if isinstance(row, Candidate)]
             counts = count_tokens([row.messages for row in candidates])
             answers = references.check(candidates)
             for row, reference, tokens in zip(candidates, answers, counts, strict=True):
-                judged[-1].append(judge(row, reference, one.facts(row), tokens, settings, image_side))
+                one.judged.append(judge(row, reference, one.facts(row), tokens, settings, image_side))
             done += len(batch)
             on_progress("rows checked", done, total)
-    return judged, problems
 
 
 def complete(row: Candidate, sft: bool = False) -> Candidate:
@@ -320,10 +302,7 @@ def _assign_splits(
 ) -> dict[str, Any]:
     """Gives every kept row its split. Returns the statistics of the groups."""
     kept = [row for row in rows if not row.reason]
-    looks = {}
-    for row in kept:
-        for sha in row.images:
-            looks[sha] = facts[sha].look
+    looks = {sha: facts[sha].look for row in kept for sha in row.images}
     keys = groups_of([row.images for row in kept], [row.question for row in kept], looks)
 
     free = [key for row, key in zip(kept, keys, strict=True) if not row.split]
@@ -342,14 +321,10 @@ def _assign_splits(
     return {"count": len(sizes), "largest": max(sizes.values()), "rows_near_train": dict(near_train)}
 
 
-def _keep_as_published(rows: list[CheckedRow], problems: list[list[BadRow]]) -> None:
+def _keep_as_published(rows: list[CheckedRow], problems: Iterable[BadRow]) -> None:
     """Keeps all rows that can be asked, whatever the checks say. Raises ConfigError that names the others."""
-    lost = []
-    for one in chain.from_iterable(problems):
-        lost.append(f"row {one.index} ({one.reason})")
-    for row in rows:
-        if row.reason.partition(":")[0] in UNASKABLE:
-            lost.append(f"row {row.index} ({row.reason})")
+    unaskable = [row for row in rows if row.reason.partition(":")[0] in UNASKABLE]
+    lost = [f"row {row.index} ({row.reason})" for row in (*problems, *unaskable)]
     if lost:
         shown = lost[:3] + (["..."] if len(lost) > 3 else [])
         raise ConfigError(
@@ -361,17 +336,10 @@ def _keep_as_published(rows: list[CheckedRow], problems: list[list[BadRow]]) -> 
         row.reason = ""
 
 
-def _nothing_left(
-    opened: Sequence[_OpenSource], judged: list[list[CheckedRow]], problems: list[list[BadRow]], out: Path
-) -> NoReturn:
+def _nothing_left(opened: Sequence[_OpenSource], out: Path) -> NoReturn:
     """Writes the quarantine file and says why there is no dataset, with the first rows as they were read."""
-    _write(opened, judged, problems, out, "", {}, {}, Samples({}), _quiet)
-    reasons: Counter[str] = Counter()
-    for row in chain.from_iterable(judged):
-        reasons[row.reason.partition(":")[0]] += 1
-    for one in chain.from_iterable(problems):
-        reasons[one.reason] += 1
-    counted = ", ".join(f"{n} {reason}" for reason, n in reasons.most_common(5)) or "there are no rows"
+    reasons = _write(opened, out, "", {}, {}, Samples({}), _quiet).quarantined
+    counted = ", ".join(f"{n} {reason}" for reason, n in islice(reasons.items(), 5)) or "there are no rows"
     first = ""
     with open(out / "quarantine.jsonl", encoding="utf-8") as quarantine:
         for line in islice(quarantine, 3):
@@ -381,14 +349,14 @@ def _nothing_left(
     )
 
 
-def _weigh(opened: Sequence[_OpenSource], judged: list[list[CheckedRow]]) -> None:
+def _weigh(opened: Sequence[_OpenSource]) -> None:
     """Sets how often each row is written.
 
     A training row of a source with weight 2.5 is written twice, and every other one of them a third time.
     """
-    for one, rows in zip(opened, judged, strict=True):
+    for one in opened:
         whole, part = divmod(one.source.weight, 1)
-        for row in rows:
+        for row in one.judged:
             if row.reason or row.split != "train":
                 continue
             digest = hashlib.sha256(row.question + "".join(row.images).encode()).digest()
@@ -403,8 +371,7 @@ def _rows_of_splits(judged: list[CheckedRow]) -> dict[str, int]:
     for row in judged:
         counts[row.split] += 0 if row.reason else row.copies
     counts = +counts  # without splits that keep no row
-    in_order = sorted(counts, key=lambda split: (split != "train", split))
-    return {split: counts[split] for split in in_order}
+    return dict(sorted(counts.items(), key=lambda count: (count[0] != "train", count[0])))
 
 
 def _written(row: Candidate, result: CheckedRow, origin: _OpenSource) -> Row:
@@ -424,8 +391,6 @@ def _written(row: Candidate, result: CheckedRow, origin: _OpenSource) -> Row:
 
 def _write(
     opened: Sequence[_OpenSource],
-    judged: list[list[CheckedRow]],
-    problems: list[list[BadRow]],
     out: Path,
     name: str,
     asked: dict[str, Any],
@@ -436,12 +401,12 @@ def _write(
     """Third reading: writes kept rows to shards, the others to the quarantine file."""
     writers = {split: SplitWriter(out, split) for split in rows}
     counts = dict.fromkeys(rows, 0)
-    total = sum(map(len, judged)) + sum(map(len, problems))
+    total = sum(one.row_count for one in opened)
     done = 0
     with open(out / "quarantine.jsonl", "w", encoding="utf-8", errors="backslashreplace") as file:
         quarantine = Quarantine(file)
-        for one, verdicts in zip(opened, judged, strict=True):
-            verdict = iter(verdicts)
+        for one in opened:
+            verdicts = iter(one.judged)
             for item in one.rows():
                 done += 1
                 if done % BATCH_ROWS == 0 or done == total:
@@ -450,7 +415,7 @@ def _write(
                     quarantine.add_unreadable(item, one.source.name)
                     continue
                 row = complete(item, one.settings.sft)
-                result = next(verdict)
+                result = next(verdicts)
                 if result.reason:
                     quarantine.add_rejected(row, result.reason)
                     continue

@@ -6,6 +6,7 @@ Numbers keep the digits they were written with: integers of any size, and decima
 
 from __future__ import annotations
 
+import ast
 import csv
 import json
 from collections import Counter
@@ -68,6 +69,16 @@ def parse_json(text: str) -> Any:
         return json.loads(text, parse_float=str, object_pairs_hook=_distinct)
     except RecursionError:
         raise ValueError("JSON that is nested too deeply") from None
+
+
+def structure(text: str) -> Any:
+    """A structure that is written as JSON, or as Python writes it; None for another text."""
+    for read_text in (parse_json, ast.literal_eval):
+        try:
+            return read_text(text)
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            continue
+    return None
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

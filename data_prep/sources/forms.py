@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,7 +9,7 @@ from itertools import chain
 from typing import Any
 
 from data_prep.sources.choices import with_choices
-from data_prep.sources.file_records import first_value, parse_json
+from data_prep.sources.file_records import first_value, parse_json, structure
 from data_prep.sources.placeholders import ImagePlaces, is_marked
 from data_prep.sources.row_source import SHORT, BadRecord, stated_answer, text_of, worked
 from trainer.data.schema import LEARNED
@@ -101,7 +100,7 @@ class Form:
         places = self._places(record)
         learned: list[int] = []
         if "chat" in self.columns:
-            turns = self.value(record, "chat")
+            turns = _turns(self.value(record, "chat"))
             if self.sft:
                 turns, learned = flagged(turns)
             messages, reply = _chat(turns, places)
@@ -219,19 +218,9 @@ def _inside(record: dict[str, Any], column: str) -> Any:
     found: Any = record
     for name in column.split("."):
         if isinstance(found, str) and found.lstrip().startswith("{"):
-            found = _structure(found)
+            found = structure(found)
         found = found.get(name) if isinstance(found, dict) else None
     return found
-
-
-def _structure(text: str) -> Any:
-    """A structure that is written as JSON, or as Python writes it; None for another text."""
-    for read in (parse_json, ast.literal_eval):
-        try:
-            return read(text)
-        except (ValueError, SyntaxError, RecursionError, MemoryError):
-            continue
-    return None
 
 
 def _plain(value: Any) -> bool:
@@ -251,7 +240,7 @@ def detect(
     if unknown:
         raise ValueError(f"no column {', '.join(unknown)}: there are {', '.join(names)}")
     columns = dict(mapping)
-    chat = "" if "question" in mapping else _chat_column(records, names)
+    chat = "" if "question" in mapping else _chat_column(records)
     if chat:
         columns["chat"] = chat
     rewards = any(_inside(record, "reward_model.ground_truth") is not None for record in records)
@@ -264,9 +253,9 @@ def detect(
         if free:
             columns[role] = free[0]
         elif role == "images":
-            numbered = sorted(filter(_IMAGE_COLUMN.fullmatch, names), key=_column_number)
+            numbered = sorted(filter(None, map(_IMAGE_COLUMN.fullmatch, names)), key=lambda m: int(m[1]))
             if numbered:
-                columns[role] = ",".join(numbered)
+                columns[role] = ",".join(match[0] for match in numbered)
     has_question = "question" in columns
     has_answer = "answer" in columns or "solution" in columns
     if not chat and not (has_question and has_answer):
@@ -276,43 +265,25 @@ def detect(
             f"or for a conversation ({', '.join(CHATS)}). "
             "Name them: --map question=COLUMN,answer=COLUMN,images=COLUMN"
         )
-    name = CHATS[chat] if chat else "question and answer"
-    if chat and rewards:
-        name = "verl"
+    name = "verl" if chat and rewards else CHATS.get(chat, "question and answer")
     return Form(name, columns, keep, sft=sft)
 
 
-def _column_number(name: str) -> int:
-    match = _IMAGE_COLUMN.fullmatch(name)
-    return int(match[1]) if match else 0
-
-
-def _chat_column(records: Sequence[dict[str, Any]], names: list[str]) -> str:
+def _chat_column(records: Sequence[dict[str, Any]]) -> str:
     """The first known column that holds conversations; empty if there is none."""
     for column in CHATS:
-        if column in names and _is_chat(records, column):
+        value = next((record[column] for record in records if record.get(column)), None)
+        if isinstance(value, str) and value.lstrip().startswith("[{"):
+            return column
+        if isinstance(value, list) and isinstance(value[0], dict):
             return column
     return ""
-
-
-def _is_chat(records: Sequence[dict[str, Any]], column: str) -> bool:
-    for record in records:
-        value = record.get(column)
-        if not value:
-            continue
-        if isinstance(value, str):
-            return value.lstrip().startswith("[{")
-        return isinstance(value, list) and isinstance(value[0], dict)
-    return False
 
 
 def listed(value: Any) -> list[Any]:
     """A value that may be one, a list, a list written as JSON or as Python writes it, or missing."""
     if isinstance(value, str) and value.startswith("[") and value.endswith("]"):
-        try:
-            value = parse_json(value) if '"' in value or "'" not in value else ast.literal_eval(value)
-        except (ValueError, SyntaxError, RecursionError, MemoryError):
-            return [value]
+        value = value if (read := structure(value)) is None else read
     if value is None or value == "":
         return []
     if not isinstance(value, list):
@@ -328,15 +299,11 @@ def flattened(value: Any) -> list[Any]:
     return found
 
 
-def _chat(turns: Any, places: ImagePlaces) -> tuple[list[dict[str, Any]], str]:
+def _chat(turns: list[Any], places: ImagePlaces) -> tuple[list[dict[str, Any]], str]:
     """Messages with image placeholders, and the last reply (which is not in the messages).
 
     Images beside the conversation go where it names them, or before the first question if it nowhere does.
     """
-    if isinstance(turns, str):
-        turns = _read(turns)
-    if not isinstance(turns, list) or not turns:
-        raise BadRecord("bad_message", "the conversation is no list of turns")
     spoken = [_turn(turn) for turn in turns]
     if spoken[-1][0] == "system":
         raise BadRecord("bad_message", "the last turn is the system's")
@@ -386,17 +353,13 @@ def _names_images(content: Any) -> bool:
     return any(kind == "image" or is_marked(value) for kind, value in map(_part, content))
 
 
-def flagged(turns: Any) -> tuple[Any, list[int]]:
+def flagged(turns: list[Any]) -> tuple[list[Any], list[int]]:
     """(turns up to the last reply that is learned, numbers of the earlier ones that are), by flags on
     assistant turns.
 
     `loss: true` or false, or `weight: 1` or 0 as in OpenAI's files. Without a flag the last reply is
     learned, and no other. Raises BadRecord where none is.
     """
-    if isinstance(turns, str):
-        turns = _read(turns)
-    if not isinstance(turns, list):
-        return turns, []
     flags = {}
     for n, turn in enumerate(turns):
         if isinstance(turn, dict) and _turn(turn)[0] == "assistant":
@@ -404,21 +367,21 @@ def flagged(turns: Any) -> tuple[Any, list[int]]:
     if all(flag is None for flag in flags.values()):
         return turns, []
     last = max(flags)
-    learned = []
-    for n, flag in flags.items():
-        last_without_flag = flag is None and n == last
-        if flag or last_without_flag:
-            learned.append(n)
+    learned = [n for n, flag in flags.items() if flag or (flag is None and n == last)]
     if not learned:
         raise BadRecord("no_reply", "every assistant turn says that it is not to be learned")
     return turns[: learned[-1] + 1], learned[:-1]
 
 
-def _read(turns: str) -> Any:
+def _turns(chat: Any) -> list[Any]:
+    """The turns of a conversation, which may be written as JSON. Raises BadRecord."""
     try:
-        return parse_json(turns)
+        turns = parse_json(chat) if isinstance(chat, str) else chat
     except ValueError as error:
         raise BadRecord("bad_message", f"the conversation is not JSON: {error}") from None
+    if not isinstance(turns, list) or not turns:
+        raise BadRecord("bad_message", "the conversation is no list of turns")
+    return turns
 
 
 def _turn(turn: Any) -> tuple[str, Any]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import base64
 import re
 from pathlib import PurePosixPath
 from typing import Any
 
-from data_prep.sources.file_records import first_value
+from data_prep.sources.file_records import first_value, structure
 from data_prep.sources.row_source import BadRecord
 
 MOST_PATH = 1024
@@ -66,10 +65,7 @@ def _written(value: Any) -> Any:
     """The value that a text writes as Python does, as tables of data frames have it; others as they are."""
     if not isinstance(value, str) or not _PYTHON.match(value):
         return value
-    try:
-        return ast.literal_eval(value)
-    except (ValueError, SyntaxError, RecursionError, MemoryError):
-        return value
+    return value if (read := structure(value)) is None else read
 
 
 def _is_content(text: str) -> bool:

@@ -191,7 +191,7 @@ def test_text_only_rows_and_types_and_rejected_answers_are_shown(tmp_path, capsy
         {"question": "Yes?", "answer": True},
         {"question": "Half?", "answer": 0.50},
         {"question": "Which?", "answer": "B", "choices": ["x", "y"]},
-        {"question": "Pick.", "answer": "y2", "choices": ["x2", "y2"]},
+        {"question": "Pick.", "answer": "y2", "choices": "[\"it's\", 'y2']"},
         {"question": "None?", "answer": "$$"},
     ]
     source = lines(tmp_path / "d.jsonl", records)

@@ -159,7 +159,7 @@ class Slow(ToolEnvironment):
 """
 
 
-def runs(config, tmp_path, *about, env=None) -> tuple[Job, Job]:
+def runs(config, tmp_path, *about, env=None) -> tuple[Job, FaultRun]:
     """A run of three steps that was never disturbed, and the same one, which has not begun."""
     about = [*about, "run.max_steps=3", "checkpoint.export_hf=end", "logging.samples_per_step=16"]
     config = override(config, [*about, "optimizer.learning_rate=1e-5"])

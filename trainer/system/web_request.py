@@ -58,8 +58,10 @@ def send_request(
     deadline = time.monotonic() + timeout_s
     headers = dict(headers or {})
     while True:
+        check_address(url)
+        request = urllib.request.Request(url, data=body, headers=headers, method=method)
         try:
-            return _send_once(url, method, body, headers, deadline, most_bytes, direct)
+            return _send_once(request, deadline, most_bytes, direct or is_local(url))
         except urllib.error.HTTPError as error:
             place = error.headers.get("Location", "") if 300 <= error.code < 400 else ""
             if not place:
@@ -76,24 +78,14 @@ def send_request(
         url = following
 
 
-def _send_once(
-    url: str,
-    method: str,
-    body: bytes | None,
-    headers: Mapping[str, str],
-    deadline: float,
-    most_bytes: int,
-    direct: bool,
-) -> bytes:
+def _send_once(request: urllib.request.Request, deadline: float, most_bytes: int, direct: bool) -> bytes:
     """The body of the reply to one request. Raises as `send_request`."""
-    check_address(url)
     left_s = max(0.001, deadline - time.monotonic())
-    connections = _Connections(direct or is_local(url))
+    connections = _Connections(direct)
     clock = threading.Timer(left_s, connections.break_off)
     clock.daemon = True
     clock.start()
     try:
-        request = urllib.request.Request(url, data=body, headers=dict(headers), method=method)
         with connections.opener.open(request, timeout=left_s) as reply:
             return _whole_body(reply, deadline, most_bytes)
     except urllib.error.HTTPError as error:
