@@ -134,6 +134,11 @@ FEATURES = (
         rehearsed=("loops/test_sft.py",),
     ),
     Feature(
+        name="on-policy distillation",
+        executed=("test_runs.py::test_two_steps_of_a_recipe[distilled]",),
+        rehearsed=("learning/test_teacher.py",),
+    ),
+    Feature(
         name="rollout workers",
         executed=("test_runs.py::test_a_run_fed_by_a_worker",),
         rehearsed=("fleet/test_fleet_equals_colocated.py",),

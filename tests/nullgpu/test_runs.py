@@ -27,6 +27,8 @@ class Recipe:
     options: tuple[str, ...] = ()
     not_zero: str = "time/step_s"
     """Metric of the last step that shows what is special about the recipe."""
+    there: str = "time/step_s"
+    """The same, where its value comes of the device and means nothing."""
 
 
 ZOOM = '<tool_call>\n{"name": "zoom", "arguments": {"box": [0, 0, 28, 28]}}\n</tool_call>'
@@ -38,6 +40,7 @@ RECIPES = {
     ),
     "zoom": Recipe("grpo-qwen2.5-vl-7b-zoom", ranks=2, not_zero="turns/observed_tokens_mean"),
     "qwen3.5 with graphs": Recipe("grpo-qwen3.5-0.8b-mathv60k", "qwen3_5"),
+    "distilled": Recipe("opd-qwen2.5-vl-7b-from-72b-mathv60k", ranks=2, there="teacher/kl"),
 }
 
 
@@ -51,12 +54,14 @@ def test_two_steps_of_a_recipe(family_model, mixed_dataset, tmp_path, monkeypatc
     if name == "zoom":
         monkeypatch.setenv("NULLGPU_REPLY", ZOOM)
         options.append("rollout.max_tokens=600")
+    if name == "distilled":
+        options += [f"algorithm.teacher={model}", "algorithm.teacher_revision="]
     config = runs.of_recipe(case.name, model, mixed_dataset, tmp_path / "run", case.ranks, options)
     done = runs.run(config, tmp_path, devices=case.ranks, timeout_s=2000)
     assert done.code == 0, done.said[-6000:]
     steps = [line for line in done.metrics if "loss/total" in line]
     assert [line["step"] for line in steps] == list(range(1, config.run.max_steps + 1))
-    assert steps[1][case.not_zero]
+    assert steps[1][case.not_zero] and case.there in steps[1]
     assert counts.differences(done.ranks) == []
     record_property("phases of rank 0", counts.by_phase(done.ranks[0]))
 
