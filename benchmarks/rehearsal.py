@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import transformers
 
-from recipes.plan import activations, cost, hub_config, step_seconds
+from recipes.plan import activations, hub_config, step_seconds
 from recipes.presets import RECIPES, get
 from recipes.recipe.spec import Recipe
 from trainer.config import RunConfig
@@ -109,7 +109,7 @@ def seconds(recipe: str, what: str, one: dict[str, Any], gpu: str = "H100") -> t
     shape, card = hub_config.shape(get(recipe).config.model), gpu_named(gpu)
     assert shape is not None
     products = one["matrix_flops"] / (card.bf16_tflops * 1e12 * step_seconds.PRODUCTS)
-    others = one["moved_bytes"] / (card.hbm_gb_per_s * 1e9 * cost.TRAFFIC)
+    others = one["moved_bytes"] / (card.hbm_gb_per_s * 1e9 * step_seconds.TRAFFIC)
     forwards = 4 if what == "update" else 1  # forward, again, and backward at twice the work
     return products + others, forwards * one["tokens"] * step_seconds.token_seconds(shape, card)
 

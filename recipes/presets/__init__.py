@@ -29,8 +29,8 @@ from trainer.hardware import model_shapes
 
 RECIPES: dict[str, Callable[[], Recipe]] = {
     **demo.RECIPES,
-    **as_published.RECIPES,
     **reinforcement.RECIPES,
+    **as_published.RECIPES,
     **fine_tuning.RECIPES,
     **without_training.RECIPES,
 }

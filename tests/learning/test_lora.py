@@ -174,7 +174,7 @@ def test_an_adapter_of_4_bits_is_merged_into_what_they_stand_for(tiny_model, tmp
         ({"rank": 8, "qlora": True}, "lora.qlora is for method sft: the engine holds all weights"),
         ({"qlora": True}, "lora.qlora is for method sft"),
         ({"rank": 8, "dropout": 0.1}, "lora.dropout is 0.1 with method grpo"),
-        ({"vision": True}, "lora.rank is 0, so there is no adapter"),
+        ({"vision": True}, "lora.rank is 0, so lora.vision, lora.dropout and lora.qlora have no adapter"),
     ],
 )
 def test_what_would_be_trained_wrongly_is_refused_by_name(options, message):

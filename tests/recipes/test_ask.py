@@ -47,7 +47,7 @@ def test_a_run_that_costs_much_is_started_after_a_yes_alone(capsys, terminal, tm
     code, out, err = run(capsys, *UP)
     assert code == EXIT_INTERRUPTED and out.endswith("nothing was started\n"), err
     assert terminal[1] == (
-        "likely $308 in 21.5 h on skypilot-runpod, at most $494 in nine of ten runs: start it? [y/N] "
+        "likely $313 in 21.9 h on skypilot-runpod, at most $509 in nine of ten runs: start it? [y/N] "
     )
     assert not run_record.is_known("mine") and not (tmp_path / "calls").exists()
     terminal[:] = ["y"]

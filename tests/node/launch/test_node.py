@@ -209,8 +209,8 @@ def disks(**change) -> dict:
     [
         ({"gpus": 7}, "7 GPUs are visible and placement.workers_per_node is 8", False),
         ({"gpus": None}, "no nvidia-smi", False),
-        ({"shm_bytes": GIB}, "/dev/shm has 1.0 GiB free and 2.0 are needed", False),
-        ({"memory_bytes": 10 * GIB}, "10.0 GiB of memory are available and 56.0 are needed", False),
+        ({"shm_bytes": GIB}, "/dev/shm has 1.0 GiB free and 2.0 GiB are needed", False),
+        ({"memory_bytes": 10 * GIB}, "10.0 GiB of memory are available and 56.0 GiB are needed", False),
         (
             disks(free_bytes=GIB),
             "1.0 GiB are free for run and Ray's temporary folder (/runs) and 3.0 are needed",
