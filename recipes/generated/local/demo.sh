@@ -5,8 +5,8 @@ export WORK="${WORK:-$PWD/.cache}"
 export RUNS="${RUNS:-$PWD/runs}"
 . trainer/shell/task.sh begin '' "/" "10 3"
 bash trainer/shell/setup.sh cpu
-step "${DATA}/shapes-a2f75214/manifest.json" .venvs/cpu/bin/python -m examples.demo.shapes --out "${DATA}/shapes-a2f75214"
-step "${MODELS}/demo-48145083/config.json" .venvs/cpu/bin/python -m examples.demo.warm_start --data "${DATA}/shapes-a2f75214" --out "${MODELS}/demo-48145083"
+step "${DATA}/shapes-4d457f0c/manifest.json" .venvs/cpu/bin/python -m examples.demo.shapes --out "${DATA}/shapes-4d457f0c"
+step "${MODELS}/demo-e089fc38/config.json" .venvs/cpu/bin/python -m examples.demo.warm_start --data "${DATA}/shapes-4d457f0c" --out "${MODELS}/demo-e089fc38"
 write ".cache/$RUN_ID.yaml" <<YAML
 method: grpo
 run:
@@ -15,12 +15,12 @@ run:
   dir: "${RUNS}/${RUN_ID}"
   max_steps: 60
 model:
-  path: "${MODELS}/demo-48145083"
+  path: "${MODELS}/demo-e089fc38"
   dtype: fp32
   gradient_checkpointing: false
   min_pixels: 784
 data:
-  path: "${DATA}/shapes-a2f75214"
+  path: "${DATA}/shapes-4d457f0c"
   prompt_max_tokens: 512
   image_cache_gib: 0.1
 rollout:
