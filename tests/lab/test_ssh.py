@@ -51,6 +51,8 @@ class Desk:
             "--set",
             "cluster.gpus_per_node=0",
             "--set",
+            "setup=cpu",
+            "--set",
             f"site.ssh_key={self.key}",
         )
 

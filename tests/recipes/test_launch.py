@@ -285,6 +285,12 @@ def test_a_rented_gpu_can_be_left_alone():
     assert cost.cheapest_nodes(recipe, "slurm") == 0.0
 
 
+def test_a_recipe_for_gpus_is_tried_with_one_cpu_rank_a_node():
+    """Not with as many as its nodes have GPUs, which no machine without them has processors for."""
+    recipe = resolve("preflight", ["cluster.nodes=2", "cluster.gpus_per_node=0", "setup=cpu"])
+    assert (recipe.config.placement.device, recipe.config.placement.world_size) == ("cpu", 2)
+
+
 def test_run_ids_fit_every_engine():
     run_id = run_record.new_run_id("grpo-qwen2.5-vl-72b-geometry3k")
     assert run_record.check_run_id(run_id) == run_id
