@@ -23,7 +23,7 @@ from trainer.turns.episode import ERROR, FAILED, Observation, Situation
 from trainer.turns.messages import packed, unpacked
 from trainer.turns.own_environment import OwnEnvironment
 
-DEADLINE_S = 1.0
+DEADLINE_S = 3.0
 """Longest call of people's code."""
 
 

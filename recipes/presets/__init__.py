@@ -74,8 +74,8 @@ def resolve(name: str, overrides: list[str]) -> Recipe:
     if base.cluster.gpus_per_node and not recipe.cluster.gpus_per_node:
         if not recipe.setup:
             raise ConfigError(
-                f"cluster.gpus_per_node is 0, and {name} is made for GPUs: give 1 or more, or setup=cpu besides "
-                "for a try-out on CPU ranks, one a node"
+                f"cluster.gpus_per_node is 0, and {name} is made for GPUs: give 1 or more, or setup=cpu"
+                " besides for a try-out on CPU ranks, one a node"
             )
         one_rank = replace(recipe.config.placement, workers_per_node=1)
         recipe = with_placement(replace(recipe, config=replace(recipe.config, placement=one_rank)))
