@@ -1,10 +1,9 @@
 # The locked environment in an image, so that a machine trains seconds after it is there. Optional: without it every node
 # makes the environment itself. THE WHOLE IMAGE WAS NEVER BUILT OR RUN YET.
 #
-#   launch.py image --push REGISTRY/spotrl          says what to give as --set cluster.image=...
+#   docker build -t REGISTRY/spotrl:TAG . && docker push REGISTRY/spotrl:TAG       then --set cluster.image=REGISTRY/spotrl:TAG
 #
-# `trainer/shell/setup.sh` takes it where its requirements and the checkout's are the same, byte for byte. All files that are copied
-# are named in recipes/records/image_record.py too: the tag is their digest.
+# `trainer/shell/setup.sh` takes it where its requirements and the checkout's are the same, byte for byte.
 FROM pytorch/pytorch:2.13.0-cuda13.0-cudnn9-devel
 RUN apt-get update && apt-get install -y --no-install-recommends openssh-server rsync curl \
     libibverbs1 ibverbs-providers librdmacm1 && rm -rf /var/lib/apt/lists/*

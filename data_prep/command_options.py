@@ -34,8 +34,6 @@ a published set:
   python3 launch.py data filter data/virl39k --pass-rate 0.1..0.9 --out data/useful
   python3 launch.py evaluate RECIPE --pass-rate --set data.path=data/mine # measures rates: pass_rates.jsonl
   python3 launch.py data worked data/mine --log runs/ID/pass_rates.jsonl --out data/mine-sft
-  python3 launch.py data from-run RUN --out data/run.jsonl         # what a run sampled, with rewards
-  python3 launch.py data export data/mine --to trl --out data/mine-trl
 
 Every command explains itself: `data prepare --help`. Inside an environment, `python -m data_prep` is the
 same. The format, the checks and the reasons in quarantine.jsonl are in docs/data.md.

@@ -39,7 +39,6 @@ from trainer.system.own_file import looked_in
 
 if TYPE_CHECKING:
     from data_prep.prepare import Progress
-    from data_prep.write.export import Target
     from trainer.data.dataset import Dataset
     from trainer.data.schema import Manifest
 
@@ -254,36 +253,6 @@ def worked(dataset: str, log: str, out: str) -> None:
     manifest, unsolved = with_completions(dataset, out, log)
     print(f"without a correct completion: {unsolved:,} rows, left out")
     show.summary(manifest, out)
-
-
-RUN = argument("run", "id or folder of a run", "RUN")
-BUCKET = option("--bucket", "of a run that was not launched from here")
-TOKEN_IDS = flag("--tokens", "token ids and log-probabilities, too")
-LINES = option("--out", "default: data/RUN.jsonl", "FILE")
-
-
-@data.command("from-run", params=[RUN, BUCKET, TOKEN_IDS, LINES])
-def write_completions(run: str, bucket: str, tokens: bool, out: str) -> None:
-    """The completions of a run as rows: text, verdict, rewards, advantage.
-
-    Writes one line of JSON per completion of the run's rollout log. A run keeps what a restart may need; with
-    logging.keep_rollouts all of it."""
-    from data_prep import from_run, show
-
-    out = out or f"data/{Path(run).name}.jsonl"
-    print(f"{out}: {show.listed(from_run.write(run, bucket, out, tokens))}")
-
-
-TRAINER = needed("--to", "the trainer", type=click.Choice(["trl", "verl"]))
-
-
-@data.command("export", params=[DATASET, TRAINER, OUT])
-def export_dataset(dataset: str, to: Target, out: str) -> None:
-    """Write a dataset as another trainer loads it."""
-    from data_prep import show
-    from data_prep.write.export import export
-
-    print(f"{out}: {show.listed(export(dataset, to, out), '{}.parquet {:,}')} rows")
 
 
 def _split_of(path: str, split: str) -> Dataset:

@@ -1,4 +1,4 @@
-"""Secrets in errors, logs and bundles: none of many kinds stays, and what is none is left alone."""
+"""Secrets in errors and logs: none of many kinds stays, and what is none is left alone."""
 
 from __future__ import annotations
 
@@ -55,15 +55,15 @@ HARMLESS = [
 
 @pytest.mark.parametrize("kind", PLANTED)
 def test_no_planted_secret_stays(kind):
-    clean, removed = secret_cleaner({})(PLANTED[kind])
-    assert removed and "removed]" in clean
+    clean = secret_cleaner({})(PLANTED[kind])
+    assert "removed]" in clean
     assert BODY[:12] not in clean and BODY[:12].upper() not in clean
     assert secret_in_text(clean.encode(), {}) == ""
 
 
 @pytest.mark.parametrize("text", HARMLESS)
 def test_what_is_no_secret_stays(text):
-    assert secret_cleaner({})(text) == (text, 0)
+    assert secret_cleaner({})(text) == text
 
 
 @pytest.fixture

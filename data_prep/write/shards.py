@@ -141,14 +141,9 @@ def _record(row: Row) -> dict[str, Any]:
         messages.append({"role": message["role"], "content": parts})
     record: dict[str, Any] = {name: getattr(row, name) for name in COLUMNS}
     record["messages"] = messages
-    record["images"] = image_records(row)
+    record["images"] = [{"bytes": image, "path": None} for image in row.images]
     record["extra"] = json.dumps(row.extra, ensure_ascii=False, sort_keys=True) if row.extra else ""
     return record
-
-
-def image_records(row: Row) -> list[dict[str, Any]]:
-    """The images as `datasets` stores them."""
-    return [{"bytes": image, "path": None} for image in row.images]
 
 
 def fingerprint(files: list[dict[str, Any]], settings: dict[str, Any]) -> str:

@@ -9,11 +9,13 @@ from pathlib import Path
 import click
 from click.shell_completion import shell_complete
 
-from recipes.commands.main_commands import COMPLETE, launch
+from recipes.commands.main_commands import launch
 from trainer.system.errors import OF_THE_DISK, UNWRITABLE, ConfigError
 from trainer.system.exit_codes import EXIT_CONFIG, EXIT_INTERRUPTED, EXIT_STORAGE
 
 ROOT = Path(__file__).resolve().parents[2]
+COMPLETE = "_SPOTRL_COMPLETE"
+"""The variable by which a shell asks for completions."""
 
 
 def main(arguments: list[str]) -> int:

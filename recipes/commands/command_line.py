@@ -9,12 +9,12 @@ import io
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
-from recipes.commands.completion import NameType, option_names, recipe_names, run_ids, target_names
 from trainer.system.errors import ConfigError
 from trainer.system.own_file import GIVEN_IN
 
@@ -55,6 +55,38 @@ def page(about: list[str], panels: dict[str, Rows], examples: tuple[str, ...] = 
             console.print(Text(f"python3 launch.py {line}"), soft_wrap=True)
     assert isinstance(console.file, io.StringIO)
     return re.sub(r" +(?=\n)", "", console.file.getvalue())
+
+
+class NameType(click.ParamType):
+    """A name that a shell completes from lists; the command says whether there is one of that name."""
+
+    def __init__(self, name: str, *lists: Callable[[], Iterable[str]], folders: bool = False) -> None:
+        """folders: it may be a folder, named from where the person stands."""
+        self.name = name
+        self.lists = lists
+        self.folders = folders
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return os.path.abspath(value) if self.folders and os.path.isdir(value) else value
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        names = [name for listed in self.lists for name in listed() if name.startswith(incomplete)]
+        return [CompletionItem(name) for name in names] or [CompletionItem(incomplete, type="file")]
+
+
+def recipe_names() -> Iterable[str]:
+    from recipes.presets import RECIPES
+
+    return RECIPES
+
+
+def run_ids() -> Iterable[str]:
+    """The runs that were launched from here, newest first."""
+    from recipes.records import run_record
+
+    return [record.run_id for record in run_record.newest_first()]
 
 
 class Argument(click.Argument):
@@ -239,14 +271,12 @@ TRUST = click.option(
 )
 TARGET = click.option(
     "--target",
-    type=NameType("target", target_names),
     metavar="NAME",
     help="where: see docs/targets.md; default: the cheapest that can",
 )
 SET = click.option(
     "--set",
     "overrides",
-    type=NameType("setting", option_names),
     multiple=True,
     metavar="A.B=C",
     help="override a field, or all of @FILE.yaml (docs/reference.md)",

@@ -9,18 +9,17 @@ import click
 
 from recipes.commands.command_line import (
     DRY_RUN,
-    FILE,
     LATER,
-    ONE_RUN,
     RUN,
     RUN_OR_FOLDER,
     STORED,
     TRUST,
     Argument,
+    NameType,
     bucket,
     launch,
+    run_ids,
 )
-from recipes.commands.completion import NameType, run_ids
 from trainer.system.errors import ConfigError
 
 
@@ -158,17 +157,3 @@ def open_dashboard(run: str, bucket: str, trust: bool, dry_run: bool) -> int:
 
     shared_record.known_or_adopted(run, bucket, trust)
     return dashboard_tunnel.open_tunnel(run, dry_run)
-
-
-@launch.command("bundle", panel=LATER, examples=("RUN",))
-@ONE_RUN
-@STORED
-@click.option("--out", type=FILE, metavar="FILE", help="file to write; default: runs/RUN/RUN-bundle.tar.gz")
-@click.option("--dry-run", is_flag=True, help="list its contents, write nothing")
-def bundle_run(run: str, bucket: str, out: str | None, dry_run: bool) -> int:
-    """What a maintainer needs after a failure, in one file.
-
-    Without secrets: configuration, ends of all logs, post-mortem, preflight, versions, last metrics."""
-    from recipes.drivers import bundle
-
-    return bundle.bundle(run, bucket, out or "", dry_run)

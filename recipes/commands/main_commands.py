@@ -6,7 +6,6 @@ returns the exit code. Those that look at runs are in recipes/commands/look_comm
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -32,16 +31,16 @@ from recipes.commands.command_line import (
     TARGET,
     TRUST,
     Argument,
+    NameType,
     PassedOn,
     files_from_here,
+    recipe_names,
+    run_ids,
 )
-from recipes.commands.completion import NameType, recipe_names, run_ids
 from recipes.commands.look_commands import launch
 
 BIG, MIDDLE = "grpo-qwen2.5-vl-72b-mathv60k", "grpo-qwen2.5-vl-7b-mathv60k"
 """Recipes of the examples."""
-COMPLETE = "_SPOTRL_COMPLETE"
-"""The variable by which a shell asks for completions."""
 
 
 @launch.command("list", panel="decide")
@@ -355,20 +354,6 @@ def check_cluster(target: str | None, **given: Any) -> int:
     return launch_requests.start_run(launch_requests.launch_request("preflight", target, **given))
 
 
-@launch.command("scaling", panel=LATER, examples=("sft-qwen2.5-72b-full --target slurm --nodes 4,8,16",))
-@RECIPE
-@LAUNCH
-@click.option("--nodes", default="1,2,4,8", metavar="N,...", show_default=True, help="numbers of nodes")
-@click.option("--steps", type=int, default=20, metavar="N", show_default=True, help="of each run")
-def measure_scaling(recipe: str, target: str | None, nodes: str, steps: int, **given: Any) -> int:
-    """The same short run on several numbers of nodes.
-
-    Then speed-up and efficiency in one table."""
-    from recipes.commands import launch_requests, scaling
-
-    return scaling.run_scaling(launch_requests.launch_request(recipe, target, **given), nodes, steps)
-
-
 @launch.command(
     "config",
     panel=LATER,
@@ -388,23 +373,6 @@ def write_torchrun_config(recipe: str, overrides: list[str], run_id: str, bucket
     return torchrun_config.write_config_file(recipe, overrides, bucket, run_id, Path(out))
 
 
-@launch.command("image", panel=LATER, examples=("--push registry.example.org/me/spotrl",))
-@click.option(
-    "--push",
-    required=True,
-    metavar="REGISTRY/NAME[:TAG]",
-    help="where to; built only if it is not there",
-)
-@DRY_RUN
-def push_image(push: str, dry_run: bool) -> int:
-    """Put the locked environment into an image in a registry.
-
-    In yours, so that machines need not make it."""
-    from recipes.drivers import image_build
-
-    return image_build.push_image(push, dry_run)
-
-
 @launch.command("data", panel="decide", cls=PassedOn, files=True)
 def prepare_data(arguments: list[str]) -> int:
     """Prepare, preview, verify and compare datasets."""
@@ -417,17 +385,3 @@ def run_tests(arguments: list[str]) -> int:
 
     All arguments go to pytest."""
     return training_environment.run_tests(arguments)
-
-
-@launch.command("completion", panel=LATER, examples=("bash >> ~/.bashrc",))
-@click.argument("shell", cls=Argument, type=click.Choice(("bash", "zsh", "fish")), help="bash, zsh or fish")
-def print_completion(shell: str) -> int:
-    """Print what completes commands, recipes, runs and options.
-
-    For `spotrl`, or for `./launch.py` where that is what printed it."""
-    from click.shell_completion import get_completion_class
-
-    complete = get_completion_class(shell)
-    assert complete
-    print(complete(launch, {}, Path(sys.argv[0]).name, COMPLETE).source())
-    return 0

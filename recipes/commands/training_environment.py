@@ -35,11 +35,10 @@ The first run installs the locked test environment into .venvs/test (7.5 GB on t
 
 def prepare_data(arguments: list[str]) -> int:
     """Runs a command of `data` in a training environment that is here, or else in a small one, which lacks
-    what reads a run's log or a model's processor."""
+    what reads a model's processor."""
     if not arguments or {"-h", "--help"} & set(arguments):
         return subprocess.run([sys.executable, "-m", "data_prep", *(arguments or ["--help"])]).returncode
-    with_torch = arguments[0] == "from-run" or "--mask" in arguments
-    names = ("cpu", "test") if with_torch else ("data", "cpu", "test")
+    names = ("cpu", "test") if "--mask" in arguments else ("data", "cpu", "test")
     name = next((name for name in names if Path(f".venvs/{name}/.stamp").exists()), names[0])
     code = subprocess.run(["bash", "trainer/shell/setup.sh", name]).returncode
     return code or subprocess.run([f".venvs/{name}/bin/python", "-m", "data_prep", *arguments]).returncode

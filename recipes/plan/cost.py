@@ -115,14 +115,6 @@ def steps_of(recipe: Recipe) -> int:
     return max(1, rows * passes_over // config.rows_per_step)
 
 
-def network_of(recipe: Recipe, target: str | None) -> float:
-    """Gbit/s between nodes that the target is taken to have; 100 where that is not said."""
-    can = TARGETS.get(target or "")
-    if not can or recipe.cluster.nodes == 1:  # one pod has no network to others
-        return 100.0
-    return can.network_gbit_s.get(recipe.cluster.gpu, can.network_gbit_s[""]) or 100.0
-
-
 def offers(
     recipe: Recipe,
     catalogs: Path | None = None,
@@ -151,10 +143,9 @@ def offers(
             hourly = (row.spot if spot else row.on_demand) if row else None
             if (row and hourly is None) or (hourly or 0.0) * recipe.cluster.gpus_per_node > most:
                 continue
-            # What is rendered rests on nothing of this machine: neither catalogs nor runs nor images.
-            pull = start_time.pull_seconds(recipe.cluster.image) if catalogs else None
-            ready = start_time.start_seconds(target, pull is not None) if catalogs else (start_time.BOOT_S, 0)
-            found.append(_offer(recipe, target, gpu, spot, hourly, step, need, ready, pull, stretch))
+            # What is rendered rests on nothing of this machine: neither catalogs nor runs.
+            ready = start_time.start_seconds(target) if catalogs else (start_time.BOOT_S, 0)
+            found.append(_offer(recipe, target, gpu, spot, hourly, step, need, ready, stretch))
     return sorted(found, key=lambda o: (o.usd is None, o.usd or o.hours))
 
 
@@ -267,7 +258,6 @@ def _offer(
     step: StepTime,
     need: MemoryPlan,
     ready: tuple[float, int],
-    pull: float | None,
     stretch: tuple[float, ...],
 ) -> Offer:
     config, cluster = recipe.config, recipe.cluster
@@ -289,9 +279,9 @@ def _offer(
     base = need.shape.parameters * 2 / speed
     teacher = hub_config.teacher_shape(config)
     judge = teacher.parameters * 2 / speed if teacher else 0.0
-    start = start_time.Restart(base + judge, 0.0, measured, pull).total()
+    start = start_time.Restart(base + judge, 0.0, measured).total()
     again = judge if checkpoint_suffices(config) else base + judge
-    restart = start_time.Restart(again, upload, measured, pull)
+    restart = start_time.Restart(again, upload, measured)
     lost = restart.total() + upload  # what was being uploaded is lost
     seconds = start + expected_seconds(work, interval, stall, lost, between)
     disk_usd = disk.usd_per_hour(cluster.disk_gib) if disk else 0.0

@@ -7,7 +7,7 @@ import functools
 import statistics
 from dataclasses import dataclass
 
-from recipes.records import image_record, run_record
+from recipes.records import run_record
 from trainer.config import run_folder
 
 MACHINE_S = 90.0
@@ -17,11 +17,6 @@ START_S = 120.0
 (assumptions)."""
 BOOT_S = MACHINE_S + ENVIRONMENT_S + START_S
 """All of it, where no run has measured it."""
-IMAGE_S = 60.0
-"""In place of the environment where `cluster.image` holds it: pulling and unpacking an image of IMAGE_BYTES
-(assumption)."""
-IMAGE_BYTES = 10e9
-"""Compressed layers of an image whose size no registry has said (assumption)."""
 LONGEST_S = 2 * 3600.0
 """Above it machines were waited for, or data prepared."""
 
@@ -37,50 +32,30 @@ class Restart:
     """Its download on a new machine; 0 for a first start."""
     measured: float = 0.0
     """Launch to first step of earlier runs, with the model's download; 0: none."""
-    pull: float | None = None
-    """Seconds to pull the image that holds the environment; None: each machine makes the environment."""
 
-    def total(self, image: bool | None = None) -> float:
-        """image: with an image that holds the environment, or without; None: as it is."""
+    def total(self) -> float:
         if self.measured:
             return self.measured + self.checkpoint
         weights = max(START_S, self.base_weights + self.checkpoint)
-        pulls = self.pull is not None if image is None else image
-        pull = IMAGE_S if self.pull is None else self.pull
-        return MACHINE_S + (pull if pulls else ENVIRONMENT_S) + weights
+        return MACHINE_S + ENVIRONMENT_S + weights
 
     def __str__(self) -> str:
         if self.measured:
             return f"{self.total():.0f} s, {self.measured:.0f} of them as runs launched from here took"
         base = f"base weights {self.base_weights:.0f}" if self.base_weights else "no base weights"
-        if self.pull is None:
-            environment = f"environment {ENVIRONMENT_S:.0f}"
-            other = f"with the environment in the image {self.total(image=True):.0f} s"
-        else:
-            environment = f"image {self.pull:.0f}"
-            other = f"without the environment in the image {self.total(image=False):.0f} s"
         return (
-            f"{self.total():.0f} s = machine {MACHINE_S:.0f} + {environment} + the longer"
-            f" of start {START_S:.0f} and {base} + checkpoint {self.checkpoint:.0f}; {other}"
+            f"{self.total():.0f} s = machine {MACHINE_S:.0f} + environment {ENVIRONMENT_S:.0f} + the longer"
+            f" of start {START_S:.0f} and {base} + checkpoint {self.checkpoint:.0f}"
         )
 
 
-def pull_seconds(reference: str) -> float | None:
-    """Seconds to pull an image that holds this checkout's environment; None for any other, on which each
-    machine makes it."""
-    image = image_record.find_image(reference)
-    if image is None or not image.current:
-        return None
-    return IMAGE_S * image.pulled_bytes / IMAGE_BYTES if image.pulled_bytes else IMAGE_S
-
-
 @functools.cache
-def start_seconds(target: str, in_image: bool = False) -> tuple[float, int]:
+def start_seconds(target: str) -> tuple[float, int]:
     """(seconds, runs that measured them): their median; the model's download is part of it. (BOOT_S, 0)
-    without any. in_image: of runs whose image held the environment, else of all others."""
+    without any."""
     found = []
     for name in run_record.known_ids():
-        took = _of(name, target, in_image)
+        took = _of(name, target)
         if took is not None:
             found.append(took)
     return (statistics.median(found), len(found)) if found else (BOOT_S, 0)
@@ -101,7 +76,7 @@ def setup_medians() -> tuple[float, float, int]:
     return statistics.median(seconds), statistics.median(received), len(seconds)
 
 
-def _of(name: str, target: str, in_image: bool) -> float | None:
+def _of(name: str, target: str) -> float | None:
     """Seconds from a run's launch to the start of its first step, by its metrics; None where they are neither
     here nor fetched, or where the run is no example of such a start."""
     try:
@@ -113,10 +88,4 @@ def _of(name: str, target: str, in_image: bool) -> float | None:
     except (OSError, ValueError, KeyError, TypeError, StopIteration):
         # The files are of another format, or there is nothing to measure yet.
         return None
-    image = ""
-    for given in record.overrides:
-        if given.startswith("cluster.image="):
-            image = given.partition("=")[2]
-    held = bool(image) and image_record.find_image(image) is not None
-    alike = (record.target, held) == (target, in_image)
-    return took if alike and 0 < took < LONGEST_S else None
+    return took if record.target == target and 0 < took < LONGEST_S else None

@@ -27,7 +27,6 @@ from recipes.platforms.targets import TARGETS, targets_for
 from recipes.recipe import sample_group
 from recipes.recipe.resolved import GIB, MemoryPlan
 from recipes.recipe.spec import Recipe
-from recipes.records import image_record
 from recipes.screens import fleet_words
 
 SCHEMA = 2
@@ -203,7 +202,7 @@ def make_plan(
     facts = replace(facts, remarks=[*facts.remarks, *remarks], limits=limits)
     if limits and not limits.kept and not facts.problem and need:
         facts = replace(facts, verdict=f"{_room(need)}, but no offer keeps the limits")
-    notes = _starts(recipe, offers)
+    notes = _starts(offers)
     notes += [f"{row.cloud} {row.gpu}: here {row.source}; other {row.other}" for row in otherwise.values()]
     replayed = need.host.get("experts to replay", 0.0) if need else 0.0
     if need and replayed:
@@ -311,17 +310,16 @@ def _of_second_group(recipe: Recipe, need: MemoryPlan, rates: list[Hourly]) -> s
     return line
 
 
-def _starts(recipe: Recipe, offers: list[cost.Offer]) -> list[str]:
+def _starts(offers: list[cost.Offer]) -> list[str]:
     """How long a start takes, by the runs of this machine where it had some, and what a restart waits for."""
     if not offers:
         return []
-    pull = start_time.pull_seconds(recipe.cluster.image)
-    by_target = {offer.target: start_time.start_seconds(offer.target, pull is not None) for offer in offers}
+    by_target = {offer.target: start_time.start_seconds(offer.target) for offer in offers}
     measured = []
     for name, (took, runs) in by_target.items():
         if runs:
             measured.append(f"{name} {took:.0f} s ({runs} runs launched from here)")
-    assumed = start_time.Restart(0.0, 0.0, pull=pull).total()
+    assumed = start_time.Restart(0.0, 0.0).total()
     longer = f"longer where the model's download takes over {start_time.START_S:.0f} s"
     measured.append(f"{'else ' if measured else ''}{assumed:.0f} s assumed, {longer}")
     lines = [f"launch to first step: {', '.join(measured)}"]
@@ -332,12 +330,6 @@ def _starts(recipe: Recipe, offers: list[cost.Offer]) -> list[str]:
         )
     if spot := next((offer for offer in offers if offer.spot), None):
         lines.append(f"back after a preemption on {spot.target}: {spot.restart}")
-    image = image_record.find_image(recipe.cluster.image)
-    if image and not image.current:
-        lines.append(
-            "cluster.image holds another environment than this checkout's, so each machine makes its own: "
-            "`python3 launch.py image --push` builds the one of this checkout"
-        )
     return lines
 
 
@@ -462,9 +454,8 @@ def _assumptions(recipe: Recipe, offer: cost.Offer | None, network_gbit_s: float
         )
     slow = f"the slowest published step is {offer.published_end:g} times its plan"
     slow += "; --deadline and --budget count with it"
-    pull = start_time.pull_seconds(recipe.cluster.image)
-    took, runs = start_time.start_seconds(offer.target, pull is not None)
-    seconds = took if runs else start_time.Restart(0.0, 0.0, pull=pull).total()
+    took, runs = start_time.start_seconds(offer.target)
+    seconds = took if runs else start_time.Restart(0.0, 0.0).total()
     known = f" ({runs} runs from here)" if runs else ""
     dates = sorted(row.read for row in prices.price_snapshot())
     read = f"prices of {dates[0]} to {dates[-1]} or SkyPilot's catalog"

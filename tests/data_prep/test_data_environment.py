@@ -15,7 +15,7 @@ OPTIONAL = {"_distutils_hack", "cloudpickle", "scipy", "torch"}
 WALK = """
 import importlib, pkgutil, sys, data_prep
 for module in pkgutil.walk_packages(data_prep.__path__, "data_prep."):
-    if module.name not in ("data_prep.__main__", "data_prep.from_run"):
+    if module.name != "data_prep.__main__":
         importlib.import_module(module.name)
 print(*{name.partition(".")[0] for name in sys.modules})
 """

@@ -340,12 +340,10 @@ def test_straight_to_a_bucket_and_read_from_there(tmp_path, monkeypatch):
         ),
         (["filter", "/nowhere", "--out", "x", "--pass-rate", "0.9..0.1"], "give two shares such as 0.1..0.9"),
         (["mix", "/nowhere", "--out", "x"], "no prepared dataset at /nowhere"),
-        (["export", "/nowhere", "--to", "trl", "--out", "x"], "no prepared dataset at /nowhere"),
         (["prepare", "gsm8k", "--out", "x", "--validation", "1.5"], "--validation 1.5"),
         (["prepare", "gsm8k", "--out", "x", "--mirror", "/nowhere"], "the mirror has no folder"),
         (["preview", "/nowhere"], "no prepared dataset at /nowhere"),
         (["verify", "/nowhere"], "no prepared dataset at /nowhere"),
-        (["export", "x", "--to", "nemo", "--out", "y"], "'nemo' is not one of 'trl', 'verl'; see `python3"),
         (
             ["filter", "x", "--out", "y"],
             "Missing option '--pass-rate'; see `python3 launch.py data filter --help`",

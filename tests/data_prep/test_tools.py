@@ -1,10 +1,8 @@
-"""Prepared sets shown, filtered, mixed, worked and exported through the command line."""
+"""Prepared sets shown, filtered, mixed and worked through the command line."""
 
 from __future__ import annotations
 
-import pytest
-
-from tests.data_prep.test_own import lines, openai, plain, run, virl39k
+from tests.data_prep.test_own import lines, plain, run, virl39k
 from trainer.data.dataset import Dataset
 
 
@@ -88,28 +86,6 @@ def test_correct_completions_of_a_log_become_solutions(tmp_path, capsys):
     assert [(row.id, row.solution) for row in Dataset(tmp_path / "t")] == [(ids[4], "it is 4")]
     for bad in ({"row": 6, "completion": "x"}, {"id": "other", "completion": "x"}):
         assert run("worked", tmp_path / "p", "--log", lines(log, [bad]), "--out", tmp_path / "u") == 2
-
-
-def test_exports_load_with_the_datasets_library_and_trl(tmp_path):
-    datasets = pytest.importorskip("datasets")
-    assert run("prepare", openai(tmp_path / "raw"), "--out", tmp_path / "d", "--validation", 0) == 0
-
-    def load(target: str):
-        assert run("export", tmp_path / "d", "--to", target, "--out", tmp_path / target) == 0
-        return datasets.load_dataset(
-            "parquet",
-            data_files=str(tmp_path / target / "train.parquet"),
-            cache_dir=str(tmp_path / "cache" / target),
-        )["train"]
-
-    trl, verl_rows = load("trl"), load("verl")
-    assert trl[0]["images"][0].size == verl_rows[0]["images"][0].size == (160, 120)
-    data_utils = pytest.importorskip("trl.data_utils")
-    assert data_utils.is_conversational({"prompt": trl[0]["prompt"]})
-    assert trl[4]["solution"] == "4" and trl[4]["completion"][0]["role"] == "assistant"
-    one = verl_rows[4]
-    assert one["prompt"][1] == {"role": "user", "content": "Q4?<image>"}
-    assert one["reward_model"] == {"style": "rule", "ground_truth": "4"} and one["extra_info"]["index"] == 4
 
 
 def test_a_text_question_that_train_and_test_share_is_noted(tmp_path, capsys):

@@ -10,17 +10,16 @@ import pytest
 from desk import elsewhere as elsewhere
 from desk import run
 
-from recipes.commands.command_line import PANELS
-from recipes.commands.completion import run_ids
+from recipes.commands.command_line import PANELS, run_ids
 from recipes.commands.main_commands import launch
 from recipes.records.run_record import RunRecord
 
 ROOT = Path(__file__).parents[2]
 BASH = """
-source <({python} {program} completion bash)
+source <(_SPOTRL_COMPLETE=bash_source {python} {program})
 cd {here}
 COMP_WORDS=({line}) COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)) COMPREPLY=()
-$(complete -p launch.py | sed 's/.* -F \\([^ ]*\\) .*/\\1/') ./launch.py
+$(complete -p spotrl | sed 's/.* -F \\([^ ]*\\) .*/\\1/') {program}
 printf '%s\\n' "${{COMPREPLY[@]}}"
 """
 
@@ -31,8 +30,6 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
         ("re", ["render", "resume", "report", "reproduce"]),
         ("plan grpo-qwen2.5-vl-72b-mathv60k-", ["grpo-qwen2.5-vl-72b-mathv60k-orig"]),
         ("up demo --dry", ["--dry-run"]),
-        ("up demo --target slu", ["slurm"]),
-        ("up demo --set rollout.max_tok", ["rollout.max_tokens="]),
     ],
 )
 def test_bash_completes(line, wanted):
@@ -157,14 +154,3 @@ def test_benchmarks_of_your_own_are_named_from_where_the_command_is_given(monkey
     monkeypatch.chdir(tmp_path)
     assert run(capsys, "evaluate", "a/b", "--benchmarks", "math-500,own.jsonl")[0] == 0
     assert seen == [f"math-500,{tmp_path}/own.jsonl"]
-
-
-def test_a_bundle_is_written_where_the_command_is_given(monkeypatch, tmp_path, capsys):
-    from recipes.drivers import bundle
-
-    seen = []
-    monkeypatch.setattr(bundle, "bundle", lambda *given: seen.append(given) or 0)
-    monkeypatch.chdir(tmp_path)
-    assert run(capsys, "bundle", "mine", "--out", "mine.tar.gz")[0] == 0
-    assert run(capsys, "bundle", "mine", "--dry-run")[0] == 0
-    assert seen == [("mine", "", f"{tmp_path}/mine.tar.gz", False), ("mine", "", "", True)]

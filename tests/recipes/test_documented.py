@@ -87,7 +87,7 @@ def test_our_command_is_taken_and_its_dry_run_ends_well(page, words, refusal, mo
         arguments = [str(tmp_path / word) if word == "own.jsonl" else word for word in arguments]
     command = arguments[0]
     given = launch.commands[command].make_context(command, arguments[1:]).params
-    if command not in ("list", "plan", "render", "scaling", *STARTS):
+    if command not in ("list", "plan", "render", *STARTS):
         return
     seven = run_record.RunRecord(
         run_id="my-run", recipe="grpo-qwen2.5-vl-7b-mathv60k", target="skypilot-runpod"
@@ -102,7 +102,7 @@ def test_our_command_is_taken_and_its_dry_run_ends_well(page, words, refusal, mo
     if bucket.startswith("s3://"):
         monkeypatch.setenv("AWS_ACCESS_KEY_ID", "stand-in")
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "stand-in")
-    if command in ("scaling", *STARTS) and "--dry-run" not in arguments:
+    if command in STARTS and "--dry-run" not in arguments:
         arguments.append("--dry-run")
     code = cli.main(arguments)
     said = capsys.readouterr()

@@ -89,7 +89,6 @@ OTHERS = (
     ["serve", "far", "--target", "slurm", "--dry-run"],
     ["evaluate", "far", "--benchmarks", "gsm8k", "--target", "slurm", "--dry-run"],
     ["publish", "far", "--to", "FOLDER/published"],
-    ["bundle", "far", "--dry-run"],
     ["alert", "far", "--once", "--command", "true"],
 )
 

@@ -78,7 +78,6 @@ def test_tests_and_data_get_their_arguments_whole(given, monkeypatch):
         ((), ["prepare", "a.csv"], "data"),
         (("cpu",), ["prepare", "a.csv"], "cpu"),
         (("cpu", "data"), ["stats", "d"], "data"),
-        ((), ["from-run", "r"], "cpu"),
         (("data", "test"), ["show", "d", "--mask"], "test"),
     ],
 )

@@ -86,7 +86,6 @@ def test_what_a_restart_waits_for(tmp_path):
         "73.4e9 weights of 2 bytes, 4 nodes at 500 MB/s"
     )
     assert kept.total() - whole.total() == pytest.approx(kept.base_weights)
-    assert kept.total() - kept.total(image=True) == start_time.ENVIRONMENT_S - start_time.IMAGE_S
     assert spot().restart_s == kept.total() + kept.checkpoint, "the upload under way is lost"
     assert start_time.Restart(5.0, 6.0).total() == start_time.BOOT_S, "small weights come beside the start"
     assert start_time.Restart(5.0, 6.0, measured=100.0).total() == 106.0

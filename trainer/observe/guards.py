@@ -89,7 +89,7 @@ FAILED_GRADES = 0.05
 REMEDIES = {
     "nonfinite": "Look at the rows of this step, or start a new run with a lower optimizer.learning_rate.",
     "reward": "Bound what the reward function returns.",
-    "engine": "The engine must hold the policy's weights: send its maintainers what `bundle RUN` makes.",
+    "engine": "The engine must hold the policy's weights: send its maintainers the run's `launch.log`.",
     "spike": "Lower optimizer.learning_rate or optimizer.max_grad_norm if it comes again.",
     "gradient": "Lower optimizer.learning_rate or optimizer.max_grad_norm; at 0, look at the loss.",
     "skipped": "Lower optimizer.learning_rate.",

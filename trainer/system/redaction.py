@@ -1,4 +1,4 @@
-"""Secrets taken out of texts: of errors, of logs that go to the bucket, of `bundle`; and found in files
+"""Secrets taken out of texts: of errors and of logs that go to the bucket; and found in files
 before they are sent. The patterns are data."""
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ BLOCK = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY[\s\S]*?(-----END [A-Z ]*PRIVA
 def without_secrets(text: str) -> str:
     """A text of a server or a library, for an error or a log, without the values of this process's variables
     that are secrets and without what looks like one."""
-    return _own_cleaner()(text)[0]
+    return _own_cleaner()(text)
 
 
 @cache
-def _own_cleaner() -> Callable[[str], tuple[str, int]]:
+def _own_cleaner() -> Callable[[str], str]:
     secrets = {}
     for name, value in os.environ.items():
         path = value.startswith(("/", "~"))
@@ -72,28 +72,20 @@ def _own_cleaner() -> Callable[[str], tuple[str, int]]:
     return secret_cleaner(secrets)
 
 
-def secret_cleaner(secrets: Mapping[str, str]) -> Callable[[str], tuple[str, int]]:
-    """A function that takes a text to (the text without secrets, how many were replaced).
-
-    secrets: values that are known, by name.
-    """
+def secret_cleaner(secrets: Mapping[str, str]) -> Callable[[str], str]:
+    """A function that takes a text to one without secrets. secrets: values that are known, by name."""
     values = sorted(secrets.items(), key=lambda one: -len(one[1]))
 
-    def clean(text: str) -> tuple[str, int]:
-        removed = 0
+    def clean(text: str) -> str:
         for name, value in values:
             for form in {value, json.dumps(value)[1:-1]}:
-                removed += text.count(form)
                 text = text.replace(form, f"[{name} removed]")
-        text, count = BLOCK.subn("[a private key removed]", text)
-        removed += count
+        text = BLOCK.sub("[a private key removed]", text)
         for what, pattern in SIGNS.items():
-            text, count = re.subn(pattern, f"[{what} removed]", text)
-            removed += count
+            text = re.sub(pattern, f"[{what} removed]", text)
         for pattern in ASSIGNED:
-            text, count = re.subn(pattern, _without_value, text)
-            removed += count
-        return text, removed
+            text = re.sub(pattern, _without_value, text)
+        return text
 
     return clean
 
