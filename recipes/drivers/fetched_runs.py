@@ -12,9 +12,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
-from recipes.drivers import launch_tokens, launched_run, platform_state, storage_python, worker_view
+from recipes.drivers import launch_tokens, launched_run, platform_state, storage_python
 from recipes.records import run_record
 from recipes.records.run_record import PULLED, RunRecord
 from trainer.config import ConfigError
@@ -254,10 +253,7 @@ def _with_costs(runs: list[str], bucket: str) -> list[Path]:
 
 
 def _note_costs(run: str, folder: Path) -> None:
-    costs: dict[str, Any] = dict(run_costs(run_record.load_record(run)))
-    if by_gpu := worker_view.usd_per_1000_of(run, folder):
-        costs["usd_per_1000"] = by_gpu
-    (folder / "cost.json").write_text(json.dumps(costs))
+    (folder / "cost.json").write_text(json.dumps(run_costs(run_record.load_record(run))))
 
 
 def run_costs(record: RunRecord) -> dict[str, float]:

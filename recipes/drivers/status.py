@@ -14,7 +14,7 @@ from dataclasses import replace
 from operator import itemgetter
 from pathlib import Path
 
-from recipes.drivers import fetched_runs, launched_run, platform_state, worker_view
+from recipes.drivers import fetched_runs, launched_run, platform_state
 from recipes.platforms.answers import LAUNCH_FAILED, PlatformAnswer
 from recipes.platforms.targets import target_named
 from recipes.presets import resolve
@@ -73,7 +73,7 @@ def show_run(run: str | None) -> int:
         for name, bucket in fetched_runs.remembered_buckets().items():
             print(terminal_text(f"{name}: fetched from {bucket}, not launched from here"))
         return 0
-    for line in worker_view.worker_lines(run) + of_workers + _left_over(shown):
+    for line in of_workers + _left_over(shown):
         print(terminal_text(line))
     if of_run:
         print(terminal_text(of_run.text))

@@ -142,7 +142,7 @@ FILES = {
         '{"node": 0, "unix_s": 1e400, "bytes_per_s": 7}',
     ],
     "fleet.json": ["[]", '{"workers": 7}', '{"workers": [7]}', '{"workers": [{"worker": 1}]}'],
-    "cost.json": ["[]", '{"usd": "much"}', '{"usd": 1, "planned_usd": [1]}', '{"usd_per_1000": 7}', "x"],
+    "cost.json": ["[]", '{"usd": "much"}', '{"usd": 1, "planned_usd": [1]}', "x"],
     "config.yaml": ["- 1", "run: 7", "\x00", "a: [", "!!python/object/apply:os.system [id]"],
 }
 FILES["config.yaml"] += ["7", "? [1]\n: 2", "expected: 7", "expected: {bands: [{metric: a}]}", "&a [*a]"]

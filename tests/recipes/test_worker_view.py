@@ -1,20 +1,15 @@
 """What a desk sees of the machines that sample for a run: states, logs and dollars."""
 
 import json
-import time
 from dataclasses import replace
 
-import pytest
 from desk import bucket as bucket
 from desk import elsewhere as elsewhere
 from desk import run, stand_in
 from test_fleet_launch import SEVEN, called, launched, workers
 
-from recipes.drivers import platform_state, worker_view
+from recipes.drivers import platform_state
 from recipes.records import run_record
-from recipes.records.run_record import RunRecord
-from trainer import config as configuration
-from trainer.config import RunConfig
 
 
 def test_logs_of_a_worker_where_one_command_follows_all(capsys, monkeypatch, tmp_path):
@@ -68,38 +63,6 @@ def test_the_state_of_several_jobs_is_told_together(monkeypatch, tmp_path):
     assert said.state == "finished" and said.ended_s
 
 
-def test_dollars_of_a_thousand_samples_by_gpu():
-    rows = [
-        {"fleet/sampled_NVIDIA-L40S": 300.0},
-        {"fleet/sampled_NVIDIA-L40S": 300.0, "fleet/sampled_NVIDIA-A100-SXM4-80GB": 600.0},
-        {"reward/mean": 0.5},  # replayed from the log
-    ]
-    rates = [("L40S", 3.6), ("A100-80GB", 7.2), ("", 0.0)]
-    # 100 s a step: $0.10 of L40S and $0.20 of A100 for 256 samples each
-    found = worker_view.usd_per_1000(rows, rates, 512, 100.0)
-    assert found == {"L40S": pytest.approx(0.1 / 0.256), "A100-80GB": pytest.approx(0.2 / 0.256)}
-    assert worker_view.usd_per_1000([], rates, 512, 100.0) == {}
-
-
-def test_dollars_of_a_thousand_samples_of_the_run_s_own_gpus(elsewhere):
-    """Two of eight GPUs of each node sample: a quarter of what the run costs. In `status` while it runs, in
-    the report afterwards."""
-    split = ["fleet.workers=only", "fleet.gpus_per_node=2", "rollout.tensor_parallel=1", "cluster.gpu=H100"]
-    own = RunRecord(run_id="mine", recipe=SEVEN, target="skypilot-runpod", confirmed=True, overrides=split)
-    replace(own, usd_per_hour=16.0, started_s=time.time() - 1800).save()
-    folder = run_record.RUNS / "mine"
-    (folder / "config.yaml").write_text(configuration.dump(RunConfig()))
-    sampled = '"fleet/sampled_NVIDIA-H100-80GB-HBM3": 512, "time/step_s": 90.0'
-    (folder / "metrics.jsonl").write_text(f'{{"step": 1, {sampled}}}\n{{"step": 2, {sampled}}}\n')
-    samples = RunConfig().samples_per_step
-    a_step = 16 / 4 * 90 / 3600
-    assert worker_view.worker_lines("mine") == [
-        f"1,000 samples from H100: ${1000 * a_step / samples:.3f}, idle time included"
-    ]
-    whole = worker_view.usd_per_1000_of("mine", folder)
-    assert whole == {"H100": pytest.approx(1000 * 16 / 4 / 2 / (2 * samples), rel=0.01)}
-
-
 def test_status_names_the_workers_that_outlive_their_run(capsys, monkeypatch, tmp_path):
     """Their job may still look for a machine."""
     launched(capsys, monkeypatch, tmp_path, "1xL40S:spot")
@@ -111,18 +74,3 @@ def test_status_names_the_workers_that_outlive_their_run(capsys, monkeypatch, tm
         said = run(capsys, "status", "mine")[1]
         assert (f"mine has ended, and {name} may still rent machines" in said) == left, said
         assert ("`python3 launch.py down mine` ends them now" in said) == left
-
-
-def test_dollars_of_a_thousand_samples_of_a_whole_run_are_in_its_report(capsys, monkeypatch, tmp_path):
-    launched(capsys, monkeypatch, tmp_path, "2xL40S:spot")
-    replace(workers(), confirmed=True, counted_usd=2.0, ended_s=time.time()).save()
-    folder = run_record.RUNS / "mine"
-    (folder / "config.yaml").write_text(configuration.dump(RunConfig()))
-    metrics = '{"step": 1, "fleet/sampled_NVIDIA-L40S": 900}\n{"step": 40, "fleet/sampled_NVIDIA-L4": 300}\n'
-    (folder / "metrics.jsonl").write_text(metrics)  # of two attempts, the second with other machines
-    roster = [{"worker": "w0", "device": "NVIDIA L40S", "lives": False, "why": "over", "completions": 0}]
-    (folder / "fleet.json").write_text(json.dumps({"workers": roster}))
-    assert run(capsys, "report", "mine")[0] == 0
-    samples = 40 * RunConfig().samples_per_step
-    page = (folder / "report.html").read_text()
-    assert f"<td>L40S</td><td>${2000 / (samples * 0.75):,.3f}</td>" in page

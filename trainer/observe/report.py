@@ -98,7 +98,6 @@ def write_report(run_dir: str | Path) -> Path:
         charts += line_chart(chart_with_band(chart, expected), drawn, marks)
     cost = report_page.read_cost(run_dir)
     learned = not _stood_still(history)
-    workers = read_roster(run_dir), cost.get("usd_per_1000", {})
     sections = [
         _header(name, config, progress, history, attempts, learned),
         _problems(run_dir, config, progress, history, learned),
@@ -107,7 +106,7 @@ def write_report(run_dir: str | Path) -> Path:
         f'<section class="charts">{charts}</section>',
         phases_section(history),
         readable(NODES, lambda: report_page.nodes_section(read_lines(run_dir / NODES))),
-        readable(ROSTER, lambda: report_page.workers_section(*workers)),
+        readable(ROSTER, lambda: report_page.workers_section(read_roster(run_dir))),
         report_page.samples_section(run_dir),
         config_html,
         _attempts(attempts),

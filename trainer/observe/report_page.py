@@ -7,7 +7,7 @@ import html
 import json
 import re
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,15 +62,14 @@ def run_name(folder: Path) -> str:
 
 
 def read_cost(folder: Path) -> dict[str, Any]:
-    """`cost.json`, which the desk writes: usd, hours; planned_usd and planned_hours where there is a plan;
-    usd_per_1000, dollars of 1,000 samples by GPU, where rollout workers sample."""
+    """`cost.json`, which the desk writes: usd, hours; planned_usd and planned_hours where there is a plan."""
     try:
         cost = json.loads((folder / "cost.json").read_text())
     except (OSError, ValueError, RecursionError):
         return {}
     if not isinstance(cost, dict):
         return {}
-    return {name: value for name, value in cost.items() if isinstance(value, int | float | dict)}
+    return {name: value for name, value in cost.items() if isinstance(value, int | float)}
 
 
 def format_cost(folder: Path) -> str:
@@ -236,9 +235,8 @@ MAX_ENDED = 12
 """Workers that have ended of which the page says why, the newest ones."""
 
 
-def workers_section(workers: Sequence[dict[str, Any]], usd_per_1000: Mapping[str, float]) -> str:
-    """Tables of GPUs and of ends; "" without workers. usd_per_1000: dollars by GPU, as the desk knows
-    them."""
+def workers_section(workers: Sequence[dict[str, Any]]) -> str:
+    """Tables of GPUs and of ends; "" without workers."""
     if not workers:
         return ""
     total = sum(column(workers, "completions"))
@@ -250,10 +248,6 @@ def workers_section(workers: Sequence[dict[str, Any]], usd_per_1000: Mapping[str
         share = f"{sampled / total:.0%}" if total else "–"
         rows.append([device, f"{alive} of {len(mine)}", f"{sampled:,}", share])
     shown = wide_table(["GPU", "alive at the end", "completions since the last start", "share"], rows)
-
-    costs = [[gpu, f"${usd:,.3f}"] for gpu, usd in sorted(usd_per_1000.items())]
-    if costs:
-        shown += wide_table(["GPU", "1,000 samples, idle time included"], costs)
     ended = [worker for worker in workers if not worker["lives"]]
     if ended:
         whys = [[worker["worker"], worker["why"]] for worker in ended[-MAX_ENDED:]]
