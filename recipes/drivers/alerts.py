@@ -64,7 +64,7 @@ def alerts_of_run(run: str, folder: Path) -> tuple[dict[str, str], bool]:
     """All that is to be told of a run as its files stand, by a key that begins with its kind (ended, silent,
     guard, late, dear), and whether the run is over."""
     progress = read_progress(folder)
-    alerts = {}
+    alerts: dict[str, str] = {}
     if (folder / CONFIG).is_file():
         guards = [sys.executable, "-m", "trainer.observe.guards", str(folder)]
         done = subprocess.run(guards, capture_output=True, text=True)
