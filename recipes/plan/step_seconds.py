@@ -30,14 +30,14 @@ PREFILL = 0.4
 """The same for the engine's prefill, and for decoding so many sequences that compute bounds it."""
 DECODE = 0.6
 """Share of memory bandwidth that decoding reaches."""
-ENGINE_STEP_S = 4e-3
-"""Host work of a decode step, whatever the model: asynchronous scheduling leaves 0.3 to 2.5 ms by reading
-vLLM; with less than 4 published steps of 32B lie beyond the plan's range (assumption)."""
+ENGINE_STEP_S = 2.4e-3
+"""Host work of a decode step, whatever the model: what vLLM's engine of 3B took on a device that computes
+nothing (benchmarks/host_time.json, iterations). An H100's rollout of 3B took 12.5 and 13.9 s of 15.5."""
 NETWORK = 0.7
 """Share of the link rate that collectives reach."""
-SEQUENCE_S = 20e-6
+SEQUENCE_S = 26e-6
 """The same for every sequence of a decode step: its seeded draw, its log-probability and its output on the
-host (assumption)."""
+host; measured with it."""
 ALL_REDUCE_S = 25e-6
 """Latency of one tensor-parallel all-reduce of a decode step; two per layer."""
 UNPACKED = 70.0

@@ -134,6 +134,8 @@ def row_options(recipe: Recipe, row: FleetRow) -> str:
     if row.worker:
         engine = recipe.config.rollout.tensor_parallel
         sets.append(f"rollout.staleness={row.ahead}")
+        if row.ahead and recipe.config.algorithm.rollout_correction == "off":
+            sets.append("algorithm.rollout_correction=truncate")  # what samples of older weights need
         if row.unit_prompts < recipe.config.rollout.prompts_per_step:
             sets.append(f"fleet.unit_prompts={row.unit_prompts}")
         same = SampleGroup(gpus_per_node=row.worker.gpus).engine_gpus(engine) == row.worker.gpus

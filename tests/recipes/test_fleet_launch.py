@@ -24,6 +24,7 @@ from trainer.config import ConfigError
 SEVEN, BIG = "grpo-qwen2.5-vl-7b-mathv60k", "grpo-qwen2.5-vl-72b-mathv60k"
 UP = ["up", SEVEN, "--bucket", "s3://mine", "--run-id", "mine", "--detach"]
 KEY = "SPOTRL_FLEET_KEY"
+THREE = "grpo-qwen2.5-vl-3b-geometry3k"
 
 
 def called(tmp_path):
@@ -302,11 +303,11 @@ def test_the_command_that_plan_names_starts_what_was_planned(capsys, tmp_path):
     assert code == 0, err
     fleet = re.search(r"--fleet (\d+)x([\w-]+):\S+@(\S+)", said)
     assert re.search(rf"workers  mine-w\w+: {fleet[1]} x 1 {fleet[2]} on {fleet[3]}, \$", out)
-    assert re.search(r"planned  .* gain: ", out), "as the table said"
+    assert re.search(r"planned  .* h and \$\d+, .* with rollout.staleness=", out), "as the table said"
 
 
 def test_the_command_of_a_run_whose_own_nodes_sample_records_what_was_planned(capsys, tmp_path):
-    _, said, _ = run(capsys, "plan", SEVEN, "--all", "--fleet", "--deadline", "8h")
+    _, said, _ = run(capsys, "plan", THREE, "--all", "--fleet", "--deadline", "8h")
     words = shlex.split(re.search(r"launch.py (up .*)", said)[1])
     own = re.search(r"fleet.gpus_per_node=(\d)", said)[1]
     assert "--fleet" not in words and "sample.tensor_parallel" not in said
@@ -315,7 +316,7 @@ def test_the_command_of_a_run_whose_own_nodes_sample_records_what_was_planned(ca
     assert f"gpus_per_node: {own}" in out and KEY in out
     hours, dollars = re.search(r"same nodes; ([\d.]+) h, \$(\d+)", said).groups()
     changes = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
-    resolved = resolving.resolve_target(resolve(SEVEN, changes), words[words.index("--target") + 1])
+    resolved = resolving.resolve_target(resolve(THREE, changes), words[words.index("--target") + 1])
     plan = resolving.expect_run(resolved, prices.sky_catalogs())
     assert (f"{plan.planned_hours:.1f}", f"{plan.planned_usd:.0f}") == (hours, dollars)
 

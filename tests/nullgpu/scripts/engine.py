@@ -61,10 +61,13 @@ def play(number: int, asked: argparse.Namespace, port: int) -> None:
     place = {"RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": ranks, "MASTER_PORT": port}
     os.environ |= {key: str(value) for key, value in place.items()} | {"MASTER_ADDR": "127.0.0.1"}
     config, prompter = of_engine(recipe.config, shape if asked.whole else cut(shape))
+    engines = recipe.config.placement.world_size // ranks
     options = [
         "rollout.eager=false",
         "placement.nodes=1",
         f"placement.workers_per_node={ranks}",
+        f"rollout.prompts_per_step={-(-recipe.config.rollout.prompts_per_step // engines)}",
+        "algorithm.samples_per_update=0",
         *asked.options,
     ]
     config = configuration.override(config, options)
