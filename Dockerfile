@@ -12,6 +12,5 @@ WORKDIR /opt/spotrl
 COPY requirements/gpu.txt requirements/gpu.txt
 COPY trainer/shell/setup.sh trainer/shell/setup.sh
 COPY trainer/shell/installed.py trainer/shell/installed.py
-# The set-up's seconds are this build's, and no run's.
-RUN UV_NO_CACHE=1 SPOTRL_IMAGE_DIR=/nowhere bash trainer/shell/setup.sh gpu && rm .venvs/gpu/.setup.json
+RUN UV_NO_CACHE=1 SPOTRL_IMAGE_DIR=/nowhere bash trainer/shell/setup.sh gpu
 WORKDIR /root

@@ -67,11 +67,6 @@ def restart(arguments: list[str]) -> int:
     uv = find_uv() or install_uv()
     if not uv:
         return 2
-    home = unwritable_cache()
-    if home:
-        return fail(
-            f"{home} cannot be written, and uv keeps its cache there: set UV_CACHE_DIR to another folder"
-        )
     os.environ[RESTARTED] = "1"
     os.environ["PATH"] = os.pathsep.join([str(Path(uv).parent), os.environ.get("PATH", os.defpath)])
     os.execv(uv, [uv, "run", "--quiet", "--script", str(ROOT / "launch.py"), *arguments])
@@ -84,16 +79,6 @@ def end_with_uv() -> None:
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGTERM)
-
-
-def unwritable_cache() -> str:
-    """The first folder on the way to uv's cache that is there, where nothing can be written into it; else
-    empty."""
-    caches = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    folder = Path(os.environ.get("UV_CACHE_DIR") or os.path.join(caches, "uv"))
-    while not folder.exists() and folder != folder.parent:
-        folder = folder.parent
-    return "" if os.access(folder, os.W_OK | os.X_OK) else str(folder)
 
 
 def find_uv() -> str:

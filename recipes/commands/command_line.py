@@ -293,11 +293,6 @@ RECORDED = options(
     RUN_ID,
     CHECKPOINTS,
     click.option("--reproducible", is_flag=True, help="refuse a dirty git tree"),
-    click.option(
-        "--keep-untracked",
-        is_flag=True,
-        help="keep untracked files in runs/RUN/manifest.json, not just their hashes",
-    ),
 )
 REMOTE = options(
     click.option(
@@ -314,7 +309,6 @@ LAUNCH_NAMES = (
     "run_id",
     "bucket",
     "reproducible",
-    "keep_untracked",
     "takeover",
     "hosts",
     "detach",

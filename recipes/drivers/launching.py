@@ -58,8 +58,6 @@ class LaunchOptions:
     """End the run of this id that is alive, and replace it."""
     reproducible: bool = False
     """Refuse a dirty git tree."""
-    keep_untracked: bool = False
-    """Keep the contents of untracked files in the run's manifest."""
     yes: bool = False
     """Ask nothing before it is started, whatever it costs."""
     dry_run: bool = False
@@ -83,8 +81,6 @@ class Launch:
     secrets: dict[str, str]
     """Tokens, which stand in no command line and no file."""
     commands: Commands
-    keep_untracked: bool
-    """The manifest keeps the contents of untracked files."""
 
     @property
     def folder(self) -> Path:
@@ -213,7 +209,6 @@ def prepare_launch(
         env=env,
         secrets=secrets,
         commands=commands,
-        keep_untracked=options.keep_untracked,
     )
 
 
@@ -308,7 +303,7 @@ def start_launch(launch: Launch, detach: bool) -> int:
     launch.folder.mkdir(parents=True, exist_ok=True)
     for name, text in launch.files.items():
         (launch.folder / name).write_text(text)
-    manifest.write_launch(recipe, record, launch.keep_untracked)
+    manifest.write_launch(recipe, record)
     platform = target_named(record.target)
     used = (*launch.secrets, script.API_KEY, script.FLEET_KEY)
     platform.keep_tokens(record.run_id, {name: env[name] for name in used if name in env})

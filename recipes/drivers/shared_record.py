@@ -47,7 +47,7 @@ def publish_manifest(record: RunRecord, env: dict[str, str]) -> None:
     data = json.loads((run_record.RUNS / record.run_id / MANIFEST).read_text())
     # Files that git does not know may hold anything: they stay on this machine.
     changed = data["launch"]["diff"] or data["launch"]["untracked"]
-    data["launch"] |= {"diff": None if changed else "", "untracked": {}, "untracked_diff": ""}
+    data["launch"] |= {"diff": None if changed else "", "untracked": {}}
     data["launch"]["record"] = asdict(replace(record, desk=record.desk or socket.gethostname()))
     if is_python(record.recipe):
         data["launch"]["recipe_file"] = Path(record.recipe.rpartition(":")[0]).read_text()

@@ -61,21 +61,6 @@ def start_seconds(target: str) -> tuple[float, int]:
     return (statistics.median(found), len(found)) if found else (BOOT_S, 0)
 
 
-def setup_medians() -> tuple[float, float, int]:
-    """(seconds, bytes, runs) of the environment's set-up on nodes of runs launched here: medians, 0 without
-    any. This machine's own is another environment."""
-    seconds = []
-    received = []
-    for name in run_record.known_ids():
-        told = run_record.setup_of(run_record.RUNS / name)
-        if told and run_record.load_record(name).target != "local":
-            seconds.append(told["seconds"])
-            received.append(told["bytes"])
-    if not seconds:
-        return 0.0, 0.0, 0
-    return statistics.median(seconds), statistics.median(received), len(seconds)
-
-
 def _of(name: str, target: str) -> float | None:
     """Seconds from a run's launch to the start of its first step, by its metrics; None where they are neither
     here nor fetched, or where the run is no example of such a start."""

@@ -15,7 +15,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -91,15 +91,6 @@ def _file_digest(path: Path, size: int, changed_ns: int) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def new_files(names: Iterable[str]) -> str:
-    """Untracked files as a patch that makes them."""
-    patches = []
-    for name in names:
-        command = ["git", "diff", "--binary", "--no-index", "/dev/null", name]
-        patches.append(subprocess.run(command, capture_output=True, text=True).stdout)
-    return "".join(patches)
-
-
 def source_id() -> str:
     """Commit, and a hash of what differs from it where the tree is dirty; empty without git."""
     commit = run_git("rev-parse", "HEAD").strip()
@@ -143,20 +134,15 @@ def lock_hashes(root: Path = Path(".")) -> dict[str, str]:
     return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-def write_launch(recipe: Recipe, record: RunRecord, keep_untracked: bool = False) -> Path:
-    """Writes the first half to runs/RUN_ID/manifest.json, for you alone, and returns its path.
-
-    keep_untracked: the contents of untracked files too, which else stand there by name and hash.
-    """
-    others = untracked_hashes()
+def write_launch(recipe: Recipe, record: RunRecord) -> Path:
+    """Writes the first half to runs/RUN_ID/manifest.json, for you alone, and returns its path."""
     data = {
         "format": FORMAT,
         "run_id": record.run_id,
         "launch": {
             "commit": run_git("rev-parse", "HEAD").strip(),
             "diff": tracked_diff(),
-            "untracked": others,
-            "untracked_diff": new_files(others) if keep_untracked else "",
+            "untracked": untracked_hashes(),
             "locks": lock_hashes(),
             "code": code_hashes(recipe.config),
             "recipe": record.recipe,
@@ -188,15 +174,7 @@ def run_half(config: run_config.RunConfig) -> dict[str, Any]:
         "fingerprint": run_config.fingerprint(config),
         "data": data_facts(config.data.path),
         "hardware": hardware_facts(),
-        "setup": setup_facts(),
     }
-
-
-def setup_facts() -> dict[str, float]:
-    """What the environment's set-up took on this machine: seconds, bytes downloaded; {} where it came
-    otherwise."""
-    noted_at_setup = Path(sys.prefix) / ".setup.json"
-    return json.loads(noted_at_setup.read_text()) if noted_at_setup.is_file() else {}
 
 
 def data_facts(path: str) -> dict[str, Any]:

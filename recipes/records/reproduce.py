@@ -20,8 +20,7 @@ from trainer.system.terminal_text import terminal_line
 
 TREES = Path(".cache/reproduce")
 MOST_BYTES = 256 << 20
-"""The largest manifest that is read: `--keep-untracked` keeps whole files in it."""
-
+"""The largest manifest that is read: the changes of a tree stand in it."""
 
 Relative = Annotated[
     str, Meta(pattern=r"^(?!/)(?!(.*/)?\.\.(/|\Z))[^\x00-\x1f\x7f-\x9f]+\Z", max_length=1024)
@@ -48,7 +47,7 @@ class LaunchHalf(Struct):
     target: Name
     config: dict[str, Any]
     untracked: dict[Relative, Sha256] = {}
-    untracked_diff: str = ""
+    record: dict[str, Any] = {}
 
 
 def reproduce(
@@ -58,17 +57,17 @@ def reproduce(
     launch = read_launch_half(path)
     if not (trust or _is_of_this_desk(path)):
         _ask_trust(path, launch)
-    run_id = run_record.check_run_id(run_id or run_record.new_run_id(launch["recipe"]))
+    run_id = run_record.check_run_id(run_id or run_record.new_run_id(launch.recipe))
     tree = worktree(launch)
     check_locks(launch, tree)
     check_config(launch, tree)
-    command = [sys.executable, "launch.py", "up", launch["recipe"], "--target", target or launch["target"]]
-    for assignment in launch["overrides"]:
+    command = [sys.executable, "launch.py", "up", launch.recipe, "--target", target or launch.target]
+    for assignment in launch.overrides:
         command += ["--set", assignment]
     command += ["--run-id", run_id] + (["--bucket", bucket] if bucket else [])
     command += ["--hosts", hosts] if hosts else []
     command += ["--dry-run"] if dry_run else []
-    print(f"{launch['commit'][:12]} with its diff and locks stands in {tree}", flush=True)
+    print(f"{launch.commit[:12]} with its diff and locks stands in {tree}", flush=True)
     return subprocess.run(command, cwd=tree).returncode
 
 
@@ -78,18 +77,18 @@ def _is_of_this_desk(path: Path) -> bool:
     return folder.resolve().parent == run_record.RUNS.resolve() and run_record.is_known(folder.name)
 
 
-def _ask_trust(path: Path, launch: dict[str, Any]) -> None:
+def _ask_trust(path: Path, launch: LaunchHalf) -> None:
     """Shows what a manifest from elsewhere would have this desk run, and asks. Raises ConfigError without a
     yes."""
-    patch = launch["diff"] + launch.get("untracked_diff", "")
+    patch = launch.diff or ""
     files = [line.removeprefix("+++ b/") for line in patch.splitlines() if line.startswith("+++ ")]
-    lines = [f"recipe {launch['recipe']}"]
-    lines += [f"option {option}" for option in launch["overrides"]]
+    lines = [f"recipe {launch.recipe}"]
+    lines += [f"option {option}" for option in launch.overrides]
     lines += [f"changed file {name}" for name in files]
     ask_trust(f"{path} says of its run:", lines, "whoever wrote the file", str(path))
 
 
-def read_launch_half(path: Path) -> dict[str, Any]:
+def read_launch_half(path: Path) -> LaunchHalf:
     """The launch half of a manifest, given as the file or the folder of its run. Raises ConfigError where it
     cannot be reproduced from."""
     if path.is_dir():
@@ -109,39 +108,38 @@ def read_launch_half(path: Path) -> dict[str, Any]:
             f"{path} holds only what the node knew ({terminal_line(source)}): give the manifest.json of the"
             " launching machine"
         )
-    launch = data["launch"]
     try:
-        convert_record(launch, LaunchHalf, f"the launch in {path}")
+        launch = convert_record(data["launch"], LaunchHalf, f"the launch in {path}")
         run = convert_record(data["run"], RunHalf, f"the run in {path}") if data.get("run") else None
     except MalformedRecord as error:
         raise ConfigError(str(error)) from None
-    if launch["diff"] is None:
+    if launch.diff is None:
         raise ConfigError(
             f"{path} was launched from a changed tree, and its changes stayed there: "
-            f"give the manifest.json of {launch.get('record', {}).get('desk') or 'the launching machine'}"
+            f"give the manifest.json of {launch.record.get('desk') or 'the launching machine'}"
         )
     if run is not None:
         check_run_half(launch, run)
     return launch
 
 
-def check_run_half(launch: dict[str, Any], run: RunHalf) -> None:
+def check_run_half(launch: LaunchHalf, run: RunHalf) -> None:
     """Raises ConfigError where the node ran something else than was launched."""
     if not run.source:
         return
-    expected = manifest.source_of(launch["commit"], launch["diff"], launch.get("untracked", {}))
+    expected = manifest.source_of(launch.commit, launch.diff or "", launch.untracked)
     if run.source != expected:
         raise ConfigError(
             f"the node ran {run.source}, and {expected} was launched: the two halves are of different runs"
         )
-    wrong = [name for name, digest in launch["locks"].items() if run.locks.get(name, digest) != digest]
+    wrong = [name for name, digest in launch.locks.items() if run.locks.get(name, digest) != digest]
     if wrong:
         raise ConfigError(f"the node had other locked requirements than were launched: {', '.join(wrong)}")
 
 
-def worktree(launch: dict[str, Any]) -> Path:
+def worktree(launch: LaunchHalf) -> Path:
     """A checkout of the commit with the diff applied, beside this one. Raises ConfigError."""
-    commit = launch["commit"]
+    commit = launch.commit
     if not commit:
         raise ConfigError("the run was launched without git: there is no commit to go back to")
     if not manifest.run_git("cat-file", "-t", commit).strip():
@@ -153,8 +151,10 @@ def worktree(launch: dict[str, Any]) -> Path:
     tree.parent.mkdir(parents=True, exist_ok=True)
     subprocess.run(["git", "worktree", "prune"], check=True)
     subprocess.run(["git", "worktree", "add", "--detach", "--quiet", str(tree), commit], check=True)
-    if patch := launch["diff"] + launch.get("untracked_diff", ""):
-        done = subprocess.run(["git", "apply", "-"], input=patch, text=True, cwd=tree, capture_output=True)
+    if launch.diff:
+        done = subprocess.run(
+            ["git", "apply", "-"], input=launch.diff, text=True, cwd=tree, capture_output=True
+        )
         if done.returncode:
             raise ConfigError(
                 f"the manifest's diff does not apply to {commit[:12]}: {done.stderr.strip().splitlines()[0]}"
@@ -167,42 +167,39 @@ def worktree(launch: dict[str, Any]) -> Path:
     return tree
 
 
-def put_untracked(launch: dict[str, Any], tree: Path) -> None:
+def put_untracked(launch: LaunchHalf, tree: Path) -> None:
     """Copies the run's untracked files from here, where they are what they were. Raises ConfigError naming
     those that are not."""
-    if launch.get("untracked_diff"):
-        return
     here = manifest.untracked_hashes()
-    kept = launch.get("untracked", {})
+    kept = launch.untracked
     missing = [name for name, digest in kept.items() if not digest or here.get(name) != digest]
     if missing:
         raise ConfigError(
             f"the run was launched with files that git did not know, and {', '.join(missing[:4])} of them are"
-            " not here as they were: put them back (the manifest has their sha256); `up --keep-untracked`"
-            " keeps their contents"
+            " not here as they were: put them back (the manifest has their sha256)"
         )
     for name in kept:
         (tree / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(name, tree / name, follow_symlinks=False)
 
 
-def check_locks(launch: dict[str, Any], tree: Path) -> None:
+def check_locks(launch: LaunchHalf, tree: Path) -> None:
     """Raises ConfigError naming the requirement files that differ."""
     now = manifest.lock_hashes(tree)
     wrong = sorted(
-        name for name in launch["locks"].keys() | now.keys() if launch["locks"].get(name) != now.get(name)
+        name for name in launch.locks.keys() | now.keys() if launch.locks.get(name) != now.get(name)
     )
     if wrong:
         raise ConfigError(f"locked requirements differ from the manifest's: {', '.join(wrong)}")
 
 
-def check_config(launch: dict[str, Any], tree: Path) -> None:
+def check_config(launch: LaunchHalf, tree: Path) -> None:
     """Raises ConfigError naming the configuration keys that the recipe resolves to otherwise in that tree."""
     script = (
         "import json, sys; from recipes.presets import resolve; from trainer.config import to_dict;"
         "a = json.load(sys.stdin); print(json.dumps(to_dict(resolve(a[0], a[1]).config)))"
     )
-    given = json.dumps([launch["recipe"], launch["overrides"]])
+    given = json.dumps([launch.recipe, launch.overrides])
     done = subprocess.run(
         [sys.executable, "-c", script], input=given, text=True, cwd=tree, capture_output=True
     )
@@ -210,7 +207,7 @@ def check_config(launch: dict[str, Any], tree: Path) -> None:
         raise ConfigError(
             f"the recipe does not resolve at that commit: {done.stderr.strip().splitlines()[-1]}"
         )
-    wrong = differing_keys(launch["config"], json.loads(done.stdout))
+    wrong = differing_keys(launch.config, json.loads(done.stdout))
     if wrong:
         raise ConfigError(
             f"the recipe resolves to another configuration than the manifest's: {', '.join(wrong[:6])}"

@@ -177,19 +177,6 @@ def metrics_of(folder: Path) -> Path | None:
     return None
 
 
-def setup_of(folder: Path) -> dict[str, float]:
-    """What the environment's set-up took on the run's head: seconds, bytes; {} where that is not known
-    here."""
-    for path in (folder / PULLED / "manifest.json", folder / "manifest.json"):
-        try:
-            setup = json.loads(path.read_text())["run"]["setup"]
-            if setup:
-                return setup
-        except (OSError, ValueError, KeyError):
-            continue
-    return {}
-
-
 def known_ids() -> list[str]:
     """Ids of all runs that were launched from here, sorted."""
     return sorted(path.parent.name for path in RUNS.glob(f"*/{LAUNCH}"))

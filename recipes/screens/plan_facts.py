@@ -323,11 +323,6 @@ def _starts(offers: list[cost.Offer]) -> list[str]:
     longer = f"longer where the model's download takes over {start_time.START_S:.0f} s"
     measured.append(f"{'else ' if measured else ''}{assumed:.0f} s assumed, {longer}")
     lines = [f"launch to first step: {', '.join(measured)}"]
-    took, received, runs = start_time.setup_medians()
-    if runs:
-        lines.append(
-            f"of that the environment: {took:.0f} s, {received / 1e9:.1f} GB downloaded ({runs} runs)"
-        )
     if spot := next((offer for offer in offers if offer.spot), None):
         lines.append(f"back after a preemption on {spot.target}: {spot.restart}")
     return lines

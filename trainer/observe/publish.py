@@ -66,7 +66,7 @@ def assemble_publication(
     manifest = _json(run_dir / MANIFEST)
     launch = manifest.get("launch", {})
     if not with_diff and (launch.get("diff") or launch.get("untracked")):
-        launch |= {"diff": None, "untracked": {}, "untracked_diff": ""}
+        launch |= {"diff": None, "untracked": {}}
     scored = _json(scores) if scores else {}
     picture = draw_curves(history, config)
     if picture:

@@ -142,6 +142,5 @@ if [ "$name" = gpu ]; then # before models and data are downloaded
     "$venv/bin/python" trainer/shell/installed.py imports
 fi
 took="$((SECONDS - started))" bytes="$(($(received) - before))"
-echo "{\"seconds\": $took, \"bytes\": $bytes}" >"$venv/.setup.json" # recipes/records/manifest.py takes it to the plan
 echo "$stamp" >"$venv/.stamp"
 echo "environment $name is ready after $took s: $((bytes / 1000000)) MB downloaded, $(du -sh "$venv" | cut -f1) on disk"
