@@ -20,7 +20,6 @@ try:
     from trainer.checkpoint.attempt import RunIsFinal
     from trainer.config import ConfigError, RunConfig
     from trainer.node import topology as environment
-    from trainer.node.launch import rendezvous
     from trainer.node.launch.head import HeadLauncher
     from trainer.node.launch.launcher import LaunchEnded, Launcher, signals_of_a_launch
     from trainer.node.launch.node_worker import NodeWorkerLauncher
@@ -68,9 +67,6 @@ def main(argv: list[str] | None = None) -> int:
         launcher.died = end.died
     except ConfigError as error:
         code = EXIT_CONFIG
-        launcher.why = str(error)
-    except rendezvous.RendezvousError as error:
-        code = error.code
         launcher.why = str(error)
     except RunIsFinal as final:
         code = final.code

@@ -16,7 +16,7 @@ import socket
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from trainer.system.errors import ConfigError
 
@@ -76,27 +76,50 @@ def misplaced_rank(
     return holds[0]
 
 
+class PlatformVariables(NamedTuple):
+    """A platform's variables. Of several names, which blanks separate, the first that is set counts."""
+
+    platform: Platform
+    marks: str
+    """All of them are set on its nodes, and nowhere else."""
+    rank: str = ""
+    nodes: str = ""
+    peers: str = ""
+    head: str = ""
+    gpus: str = "SPOTRL_GPUS_PER_NODE"
+
+
+OURS = PlatformVariables("spotrl", "", "SPOTRL_NODE_RANK", "SPOTRL_NODES", "SPOTRL_PEERS", "SPOTRL_HEAD")
+DSTACK = ("DSTACK_NODE_RANK", "DSTACK_NODES_NUM", "DSTACK_NODES_IPS", "DSTACK_MASTER_NODE_IP")
+SKYPILOT = ("SKYPILOT_NODE_RANK", "SKYPILOT_NUM_NODES", "SKYPILOT_NODE_IPS", "", "SKYPILOT_NUM_GPUS_PER_NODE")
+SLURM = ("SLURM_NODEID", "SLURM_STEP_NUM_NODES SLURM_JOB_NUM_NODES")
+SLURM_NODES = ("SLURM_STEP_NODELIST SLURM_JOB_NODELIST", "", "SLURM_GPUS_ON_NODE SLURM_GPUS_PER_NODE")
+RUNPOD = ("NODE_RANK", "NUM_NODES", "", "PRIMARY_ADDR", "NUM_TRAINERS")
+TORCHRUN = ("GROUP_RANK RANK", "GROUP_WORLD_SIZE WORLD_SIZE", "", "MASTER_ADDR")
+PLATFORMS = (
+    OURS._replace(marks="SPOTRL_NODES"),
+    OURS._replace(marks="SPOTRL_PEERS"),
+    OURS._replace(marks="SPOTRL_NODE_RANK"),
+    PlatformVariables("dstack", "DSTACK_NODES_NUM", *DSTACK, "DSTACK_GPUS_PER_NODE"),
+    PlatformVariables("skypilot", "SKYPILOT_NODE_IPS", *SKYPILOT),
+    PlatformVariables("slurm", "SLURM_JOB_ID SLURM_NODEID", *SLURM, *SLURM_NODES),
+    PlatformVariables("pbs", "PBS_NODEFILE"),
+    PlatformVariables("runpod", "PRIMARY_ADDR NUM_NODES", *RUNPOD),
+    PlatformVariables("torchrun", "GROUP_WORLD_SIZE", *TORCHRUN),
+    PlatformVariables("torchrun", "MASTER_ADDR WORLD_SIZE", *TORCHRUN),
+    PlatformVariables("local", ""),
+)
+
+
 def read_node_environment(
     env: Mapping[str, str], hostname: str = "", read_text: Callable[[str], str] | None = None
 ) -> NodeEnvironment:
     """This node's place. Raises ConfigError naming the variable that is missing or contradicts the others."""
-    read_text = read_text or (lambda path: Path(path).read_text())
-    if "SPOTRL_NODES" in env or "SPOTRL_PEERS" in env or "SPOTRL_NODE_RANK" in env:
-        node = _spotrl(env)
-    elif "DSTACK_NODES_NUM" in env:
-        node = _dstack(env)
-    elif "SKYPILOT_NODE_IPS" in env:
-        node = _skypilot(env)
-    elif "SLURM_JOB_ID" in env and "SLURM_NODEID" in env:
-        node = _slurm(env)
-    elif "PBS_NODEFILE" in env:
-        node = _pbs(env, hostname or socket.gethostname(), read_text)
-    elif "PRIMARY_ADDR" in env and "NUM_NODES" in env:
-        node = _runpod(env)
-    elif "GROUP_WORLD_SIZE" in env or ("MASTER_ADDR" in env and "WORLD_SIZE" in env):
-        node = _torchrun(env)
+    row = next(row for row in PLATFORMS if all(name in env for name in row.marks.split()))
+    if row.platform == "pbs":
+        node = _pbs(env, hostname or socket.gethostname(), read_text or (lambda path: Path(path).read_text()))
     else:
-        node = _node("local", 0, 1, ("127.0.0.1",), _gpus(env.get("SPOTRL_GPUS_PER_NODE")))
+        node = _from_variables(row, env)
     if not 0 <= node.rank < node.nodes:
         raise ConfigError(
             f"{node.platform}: node rank {node.rank} of {node.nodes} nodes: "
@@ -105,60 +128,40 @@ def read_node_environment(
     return node
 
 
-def start_names(env: Mapping[str, str]) -> dict[str, str]:
-    """What names this start of the job: a node that an earlier start left over has another value."""
-    return {name: env[name] for name in START_VARIABLES if env.get(name)}
+def _from_variables(row: PlatformVariables, env: Mapping[str, str]) -> NodeEnvironment:
+    peers = split_list(_first_set(env, row.peers))
+    one_node = row.platform in ("spotrl", "slurm", "local")  # where nothing tells their number
+    nodes = _int(env, row.nodes, default=len(peers) or (1 if one_node else None))
+    rank = _int(env, row.rank, default=0 if nodes == 1 else None)
+    if row.platform == "slurm":
+        _check_slurm_step(env, nodes)
+        names = expand_hostlist(_first_set(env, row.peers) or "127.0.0.1")
+        peers = names if nodes > 1 else names[:1]
+    if row.platform == "torchrun" and (env.get("LOCAL_RANK", "0"), env.get("LOCAL_WORLD_SIZE", "1")) != (
+        "0",
+        "1",
+    ):
+        raise ConfigError("torchrun started more than one launcher on this node: use --nproc-per-node=1")
+    return _node(
+        row.platform, rank, nodes, peers, _gpus(_first_set(env, row.gpus)), _first_set(env, row.head)
+    )
 
 
 def _node(
-    platform: Platform, rank: int, nodes: int, peers: Iterable[str], gpus: int | None, head: str = ""
+    platform: Platform, rank: int, nodes: int, peers: tuple[str, ...], gpus: int | None, head: str = ""
 ) -> NodeEnvironment:
-    peers = tuple(peers)
     if peers and len(peers) != nodes:
         raise ConfigError(f"{platform}: {nodes} nodes, but {len(peers)} addresses: {', '.join(peers)}")
-    return NodeEnvironment(
-        platform=platform, rank=rank, nodes=nodes, head=head or peers[0], peers=peers, gpus_per_node=gpus
-    )
-
-
-def _spotrl(env: Mapping[str, str]) -> NodeEnvironment:
-    peers = split_list(env.get("SPOTRL_PEERS", ""))
-    nodes = _int(env, "SPOTRL_NODES", default=len(peers) or 1)
-    rank = _int(env, "SPOTRL_NODE_RANK", default=0 if nodes == 1 else None)
-    head = env.get("SPOTRL_HEAD") or (peers[0] if peers else "")
-    if nodes == 1:
-        peers = (head or "127.0.0.1",)
-        head = head or "127.0.0.1"
+    head = head or (peers[0] if peers else "127.0.0.1" if nodes == 1 else "")
     if not head:
-        raise ConfigError(
-            "SPOTRL_NODES is set without SPOTRL_HEAD: give the head's address, or all in SPOTRL_PEERS"
-        )
-    return _node("spotrl", rank, nodes, peers, _gpus(env.get("SPOTRL_GPUS_PER_NODE")), head)
-
-
-def _skypilot(env: Mapping[str, str]) -> NodeEnvironment:
-    peers = split_list(env["SKYPILOT_NODE_IPS"])
-    nodes = _int(env, "SKYPILOT_NUM_NODES", default=len(peers))
-    return _node(
-        "skypilot",
-        _int(env, "SKYPILOT_NODE_RANK"),
-        nodes,
-        peers,
-        _gpus(env.get("SKYPILOT_NUM_GPUS_PER_NODE")),
+        raise ConfigError(f"{platform}: {nodes} nodes and no head: give its address in SPOTRL_HEAD")
+    peers = peers or ((head,) if nodes == 1 else ())
+    return NodeEnvironment(
+        platform=platform, rank=rank, nodes=nodes, head=head, peers=peers, gpus_per_node=gpus
     )
 
 
-def _dstack(env: Mapping[str, str]) -> NodeEnvironment:
-    peers = split_list(env.get("DSTACK_NODES_IPS", ""))
-    nodes = _int(env, "DSTACK_NODES_NUM")
-    head = env.get("DSTACK_MASTER_NODE_IP") or (peers[0] if peers else "127.0.0.1")
-    return _node(
-        "dstack", _int(env, "DSTACK_NODE_RANK"), nodes, peers, _gpus(env.get("DSTACK_GPUS_PER_NODE")), head
-    )
-
-
-def _slurm(env: Mapping[str, str]) -> NodeEnvironment:
-    nodes = _int(env, "SLURM_STEP_NUM_NODES", "SLURM_JOB_NUM_NODES", default=1)
+def _check_slurm_step(env: Mapping[str, str], nodes: int) -> None:
     if nodes > 1 and "SLURM_STEP_NUM_NODES" not in env:
         raise ConfigError(
             f"this Slurm job has {nodes} nodes, but the launcher was not started by srun: "
@@ -166,9 +169,11 @@ def _slurm(env: Mapping[str, str]) -> NodeEnvironment:
         )
     if env.get("SLURM_LOCALID", "0") != "0":
         raise ConfigError("srun started more than one launcher on this node: use --ntasks-per-node=1")
-    names = expand_hostlist(env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or "127.0.0.1")
-    gpus = env.get("SLURM_GPUS_ON_NODE") or env.get("SLURM_GPUS_PER_NODE")
-    return _node("slurm", _int(env, "SLURM_NODEID"), nodes, names if nodes > 1 else names[:1], _gpus(gpus))
+
+
+def start_names(env: Mapping[str, str]) -> dict[str, str]:
+    """What names this start of the job: a node that an earlier start left over has another value."""
+    return {name: env[name] for name in START_VARIABLES if env.get(name)}
 
 
 def _pbs(env: Mapping[str, str], hostname: str, read_text: Callable[[str], str]) -> NodeEnvironment:
@@ -186,7 +191,7 @@ def _pbs(env: Mapping[str, str], hostname: str, read_text: Callable[[str], str])
     elif len(hosts) == 1:
         rank = 0
     else:
-        rank = _int(env, "PBS_NODENUM", "PBS_VNODENUM")
+        rank = _int(env, "PBS_NODENUM PBS_VNODENUM")
 
     mine = 0
     if "PBS_GPUFILE" in env:  # Torque: one line per GPU, "host-gpuN"
@@ -202,30 +207,19 @@ def _first_label(host: str) -> str:
     return host.partition(".")[0]
 
 
-def _runpod(env: Mapping[str, str]) -> NodeEnvironment:
-    gpus = _gpus(env.get("NUM_TRAINERS"))
-    return _node("runpod", _int(env, "NODE_RANK"), _int(env, "NUM_NODES"), (), gpus, env["PRIMARY_ADDR"])
+def _first_set(env: Mapping[str, str], names: str) -> str:
+    return next(filter(None, map(env.get, names.split())), "")
 
 
-def _torchrun(env: Mapping[str, str]) -> NodeEnvironment:
-    if env.get("LOCAL_RANK", "0") != "0" or env.get("LOCAL_WORLD_SIZE", "1") != "1":
-        raise ConfigError("torchrun started more than one launcher on this node: use --nproc-per-node=1")
-    rank = _int(env, "GROUP_RANK", "RANK")
-    nodes = _int(env, "GROUP_WORLD_SIZE", "WORLD_SIZE")
-    gpus = _gpus(env.get("SPOTRL_GPUS_PER_NODE"))
-    return _node("torchrun", rank, nodes, (), gpus, env.get("MASTER_ADDR", "127.0.0.1"))
-
-
-def _int(env: Mapping[str, str], *names: str, default: int | None = None) -> int:
+def _int(env: Mapping[str, str], names: str, default: int | None = None) -> int:
     """The first of the variables that is set; without a default one of them must be."""
-    name = next(filter(env.get, names), names[0])
-    text = env.get(name, "")
+    text = _first_set(env, names)
     if not text and default is not None:
         return default
     if not re.fullmatch(r"\d+", text):
-        raise ConfigError(
-            f"{name} is {text!r}: it must be a number" if text else f"{' or '.join(names)} is missing"
-        )
+        known = names.replace(" ", " or ")
+        name = next(filter(env.get, names.split()), "")
+        raise ConfigError(f"{name} is {text!r}: it must be a number" if text else f"{known} is missing")
     return int(text)
 
 

@@ -40,7 +40,7 @@ def head(tmp_path, measured, fabric):
     launcher = HeadLauncher.__new__(HeadLauncher)
     launcher.__dict__ |= {
         "config": SimpleNamespace(run=SimpleNamespace(dir=str(tmp_path))),
-        "others": SimpleNamespace(head_address="10.0.0.1", tell=orders.append),
+        "others": SimpleNamespace(head_address="10.0.0.1", send=orders.append),
         "node": SimpleNamespace(nodes=2, name_of=str),
         "arguments": SimpleNamespace(preflight=False, seconds=40.0),
         "found": [],

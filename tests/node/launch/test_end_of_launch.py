@@ -106,7 +106,8 @@ def watch_of(head: HeadLauncher, folder: Path) -> JobWatch:
     ray = argparse.Namespace(temp=folder, env={preemption.FLAG_VARIABLE: str(folder / "notice")})
     ray.stopped = lambda: ""
     head.ray = ray
-    return JobWatch(head, head.others, head.holder, ray, Asleep(folder / "notice"), lambda: [])
+    head.check_others = list
+    return JobWatch(head, Asleep(folder / "notice"))
 
 
 def test_a_run_whose_hours_are_over_saves_and_ends_for_good(head, tmp_path, monkeypatch):

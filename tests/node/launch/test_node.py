@@ -11,7 +11,6 @@ import re
 import shutil
 import socket
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -95,7 +94,7 @@ def test_nodes_meet_in_any_order_and_the_head_knows_who_is_missing():
     ],
 )
 def test_a_node_that_does_not_belong_is_refused_by_name(second, message):
-    with pytest.raises(rendezvous.RendezvousError, match=message):
+    with pytest.raises(rendezvous.LaunchEnded, match=message):
         meet(3, hello(1), second)
 
 
@@ -178,7 +177,7 @@ def test_a_closed_connection_is_lost_at_once_and_a_silent_one_after_the_deadline
 def test_an_absent_head_is_named_at_the_deadline(free_port):
     began = time.monotonic()
     with pytest.raises(
-        rendezvous.RendezvousError, match=rf"no answer from the head at 127.0.0.1:{free_port} within 1 s"
+        rendezvous.LaunchEnded, match=rf"no answer from the head at 127.0.0.1:{free_port} within 1 s"
     ):
         rendezvous.join_head("127.0.0.1", hello(1), 1.0, free_port)
     assert time.monotonic() - began < 4.0
@@ -234,6 +233,7 @@ def disks(**change) -> dict:
         ),
         (disks(free_files=5), "/runs has room for 5 more files", False),
         ({"cpus": 0.1}, "its 8 ranks may use 0.1 processors", False),
+        ({"lacks": ("no Python.h",)}, "Triton builds its launchers when a kernel first runs: no", False),
         ({"loopback": False}, "127.0.0.1 does not answer", False),
         ({"files": 1024}, "only 1024 files may be open", False),
         ({"processes": 100}, "only 100 processes may be started", False),
@@ -443,7 +443,7 @@ def test_the_all_reduce_checks_its_sums(tmp_path, free_port):
     from trainer.node.preflight import speed
 
     out = tmp_path / "speed.json"
-    command = speed.speed_command(sys.executable, 0.3, "cpu", 0, 1, 2, "127.0.0.1", free_port, str(out))
+    command = speed.speed_command(0.3, "cpu", 0, 1, 2, "127.0.0.1", free_port, str(out))
     done = subprocess.run(
         command,
         cwd=ROOT,

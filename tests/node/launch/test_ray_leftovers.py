@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 
-from trainer.node.launch.ray_leftovers import watch_process
+from trainer.node.launch.ray_client import watch_process
 from trainer.system.processes import has_ended, process_state, started_ticks
 
 DRIVER = """

@@ -27,9 +27,7 @@ def test_a_node_whose_short_message_comes_alone_is_behind_a_path_that_drops_long
         assert head.accept(5.0) == 1
     with socket.create_connection(("127.0.0.1", head.port)) as node:
         node.sendall(json.dumps({"kind": "here", "run": "run", "rank": 2}).encode() + b"\n")
-        with pytest.raises(
-            rendezvous.RendezvousError, match="short packets arrive and long ones do not"
-        ) as end:
+        with pytest.raises(rendezvous.LaunchEnded, match="short packets arrive and long ones do not") as end:
             head.accept(5.0)
         assert end.value.code == code
         head.send({"kind": "end", "code": end.value.code})
@@ -43,7 +41,7 @@ def test_a_node_that_cannot_take_part_is_named_and_leaves_with_the_heads_code(gi
     hello = {"rank": 1, "nodes": 2, "run": "run", "host": "gpu1"}
     with ThreadPoolExecutor(1) as pool:
         left = pool.submit(rendezvous.report_failure, "127.0.0.1", hello, given, "it lacks psutil", head.port)
-        with pytest.raises(rendezvous.RendezvousError, match="gpu1.*it lacks psutil") as end:
+        with pytest.raises(rendezvous.LaunchEnded, match="gpu1.*it lacks psutil") as end:
             head.accept(5.0)
         assert end.value.code == code
         head.send({"kind": "end", "code": end.value.code})
@@ -61,7 +59,7 @@ def test_a_second_head_is_told_so():
             other.recv(100)
 
     threading.Thread(target=tell, daemon=True).start()
-    with pytest.raises(rendezvous.RendezvousError, match="two heads") as end:
+    with pytest.raises(rendezvous.LaunchEnded, match="two heads") as end:
         head.accept(5.0)
     assert end.value.code == EXIT_CONFIG
     head.close()

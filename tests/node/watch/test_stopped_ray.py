@@ -101,12 +101,13 @@ def watch(free_port, tmp_path, monkeypatch):
     ray.dashboard_host = "127.0.0.1"
     config = override(RunConfig(), [f"run.dir={tmp_path}"])
     launcher = SimpleNamespace(
-        config=config, began_unix_s=time.time() - 1, beacons=lambda ray: tmp_path, said=[]
+        config=config, began_unix_s=time.time() - 1, beacons=lambda ray: tmp_path, ray=ray, others=None
     )
-    launcher.say = launcher.said.append
+    launcher.lines = []
+    launcher.say = launcher.lines.append
     driver = tmp_path / "driver"
     driver.write_text(str(os.getpid()))
-    yield job_watch.JobWatch(launcher, None, None, ray, ray_node.Job(ray, "x", driver), list)  # ty: ignore
+    yield job_watch.JobWatch(launcher, ray_node.Job(ray, "x", driver))  # ty: ignore
     shutil.rmtree(ray.temp)
 
 
@@ -134,19 +135,19 @@ def test_a_driver_that_is_gone_is_lost_where_ray_does_not_tell_of_it(watch, tmp_
 
 def test_a_stopped_child_of_ray_is_said_once(watch, monkeypatch):
     monkeypatch.setattr(job_watch, "RAY_LOOK_S", 0.0)
-    watch.ray.ray.process = subprocess.Popen(["bash", "-c", "sleep 60 & wait"], start_new_session=True)
+    watch.ray.process = subprocess.Popen(["bash", "-c", "sleep 60 & wait"], start_new_session=True)
     try:
-        bash = psutil.Process(watch.ray.ray.process.pid)
+        bash = psutil.Process(watch.ray.process.pid)
         while not (children := bash.children()) or children[0].name() != "sleep":  # forked, not yet itself
             time.sleep(0.02)
         watch._look_at_ray()
-        assert watch.launcher.said == []
+        assert watch.head.lines == []
         children[0].suspend()
         while children[0].status() != psutil.STATUS_STOPPED:  # on a busy machine not at once
             time.sleep(0.02)
         watch._look_at_ray()
         watch._look_at_ray()
-        (said,) = watch.launcher.said
+        (said,) = watch.head.lines
         assert f"Ray's sleep (process {children[0].pid}) on node 0 is stopped (state T)" in said
     finally:
-        os.killpg(watch.ray.ray.process.pid, signal.SIGKILL)
+        os.killpg(watch.ray.process.pid, signal.SIGKILL)

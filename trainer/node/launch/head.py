@@ -17,9 +17,9 @@ from trainer.node import topology
 from trainer.node.launch import dashboard, rendezvous
 from trainer.node.launch.job_watch import JobWatch
 from trainer.node.launch.joining_nodes import JoiningNodes
-from trainer.node.launch.launcher import MASTER_PORT, POLL_S, SPEED_FILE, LaunchEnded, Launcher
-from trainer.node.launch.other_nodes import OtherNodes
+from trainer.node.launch.launcher import MASTER_PORT, POLL_S, SPEED_FILE, Launcher
 from trainer.node.launch.ray_node import Job, Ports, RayEnded, RayNode
+from trainer.node.launch.rendezvous import LaunchEnded, RendezvousHead
 from trainer.node.preflight import findings, machine_identity, speed
 from trainer.node.preflight.findings import Finding
 from trainer.node.preflight.probe import Prober
@@ -38,7 +38,7 @@ class HeadLauncher(Launcher):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.others = OtherNodes(self.node, None)
+        self.others = RendezvousHead(1, self.config.run_id)
         self.holder: AttemptHolder | None = None
         self.found: list[Finding] = []
         """What the checks of all nodes found."""
@@ -54,15 +54,19 @@ class HeadLauncher(Launcher):
     @property
     def alone(self) -> bool:
         """Whether this is the only node."""
-        return self.others.links is None
+        return self.node.nodes == 1
 
     def run(self) -> int:
-        """The whole launch. Raises Ended."""
+        """The whole launch. Raises LaunchEnded."""
         self.check_place()
-        if self.node.nodes > 1:
-            start = topology.start_names(os.environ)
-            links = rendezvous.RendezvousHead(self.node.nodes, self.config.run_id, self.port, start=start)
-            self.others = OtherNodes(self.node, links)
+        if not self.alone:
+            self.others = RendezvousHead(
+                self.node.nodes,
+                self.config.run_id,
+                self.port,
+                start=topology.start_names(os.environ),
+                name_of=self.node.name_of,
+            )
         self.check_nodes()
         if self.arguments.preflight:
             return self.preflight()
@@ -89,39 +93,34 @@ class HeadLauncher(Launcher):
     # --- before the job ---------------------------------------------------------------------------------
 
     def check_nodes(self) -> None:
-        """Checks this machine, and with others all of them and their network. Raises Ended if one fails."""
+        """Checks this machine, and with others all of them and their network. Raises LaunchEnded if one
+        fails."""
         own = self.look_at_host()
         self.found = [findings.finding_from_message(finding) for finding in own["findings"]]
         self.machines = {0: machine_identity.machine_from_message(own["machine"])}
         if not self.alone:
             self.prober = self.make_prober(0)
-            joining = JoiningNodes(self, self.others, self.prober)
+            joining = JoiningNodes(self, self.prober)
             joining.wait_for_all()
             joining.compare(own)
-            self.found += joining.found
-            self.machines |= joining.machines
-            self.measured = joining.measured
-            self.fabric_gbit_per_s = joining.fabric_gbit_per_s
             self.prober.close()
         self.refuse()
 
     def refuse(self, last: bool = False) -> None:
-        """Shows and writes what was found. Raises Ended if any check failed."""
-        several = self.node.nodes > 1
-        name_of = self.node.name_of if several else _no_name
+        """Shows and writes what was found. Raises LaunchEnded if any check failed."""
+        name_of = "".format if self.alone else self.node.name_of
         for line in findings.finding_lines(self.found[self.shown :], name_of):
             print(line, file=sys.stderr, flush=True)
         self.shown = len(self.found)
         code = findings.exit_code(self.found)
-        with contextlib.suppress(
-            *[OSError] if code else []
-        ):  # a disk that cannot be written may be the finding
+        # A disk that cannot be written may be the finding.
+        with contextlib.suppress(*[OSError] if code else []):
             findings.write_findings(self.found, self.measured, self.config.run.dir)
         path = Path(self.config.run.dir) / findings.FILE
         if self.arguments.preflight and (last or code):
             print(findings.findings_table(self.found, name_of), flush=True)
             self.say(f"all findings: {path}")
-        elif several and not code:
+        elif not self.alone and not code:
             passed = [finding for finding in self.found if finding.level == "pass"]
             self.say(f"{len(passed)} checks passed ({path})")
         if code:
@@ -137,11 +136,11 @@ class HeadLauncher(Launcher):
 
     def reduce(self, seconds: float) -> None:
         """Has the ranks of all nodes reduce, and takes what they measured to the findings. seconds: 0 for one
-        short all-reduce. Raises Ended where it does not end."""
+        short all-reduce. Raises LaunchEnded where it does not end."""
         out = Path(self.config.run.dir) / SPEED_FILE
         out.unlink(missing_ok=True)
         head = self.others.head_address
-        self.others.tell({"kind": "allreduce", "head": head, "port": MASTER_PORT, "seconds": seconds})
+        self.others.send({"kind": "allreduce", "head": head, "port": MASTER_PORT, "seconds": seconds})
         failed = self.measure_speed(head, MASTER_PORT, seconds, self.check_others)
         if not out.exists():
             raise LaunchEnded(EXIT_CONFIG, failed)
@@ -152,7 +151,7 @@ class HeadLauncher(Launcher):
 
     def time_all_reduce(self) -> None:
         """One short all-reduce before Ray starts, since NCCL on the wrong network trains for days at a
-        fraction of the speed. Raises Ended where it is out of the question."""
+        fraction of the speed. Raises LaunchEnded where it is out of the question."""
         self.reduce(0.0)
         between = [finding for finding in self.found if finding.check == speed.BETWEEN]
         for finding in between:
@@ -172,8 +171,8 @@ class HeadLauncher(Launcher):
         self.start_own_workers()
         self.say(dashboard.publish(self.config.run_id, ray.dashboard, ray.env["RAY_AUTH_TOKEN_PATH"]))
 
-        self.others.tell({"kind": "start", "ray": f"{address}:{ports.gcs}", "token": ray.token})
-        waiting = set(self.others.ranks)
+        self.others.send({"kind": "start", "ray": f"{address}:{ports.gcs}", "token": ray.token})
+        waiting = set(self.others.links)
         if not waiting:
             return
         for _ in self.until(lambda: f"{self.others.names(waiting)} did not join Ray"):
@@ -201,7 +200,7 @@ class HeadLauncher(Launcher):
         raise AssertionError("`until` ends by raising")
 
     def check_transfer(self) -> None:
-        """Sends data between all nodes through Ray. Raises Ended where it does not arrive.
+        """Sends data between all nodes through Ray. Raises LaunchEnded where it does not arrive.
 
         Ray on the wrong network shows all nodes alive and then hangs.
         """
@@ -224,16 +223,16 @@ class HeadLauncher(Launcher):
     # --- the job ----------------------------------------------------------------------------------------
 
     def watch(self, job: Job) -> int:
-        """Watches the job until it ends; returns the exit code. Raises Ended."""
-        assert self.ray is not None and self.holder is not None
-        watch = JobWatch(self, self.others, self.holder, self.ray, job, self.check_others)
+        """Watches the job until it ends; returns the exit code. Raises LaunchEnded."""
+        watch = JobWatch(self, job)
         try:
             return watch.run()
         finally:
             self.said = watch.said
 
     def check_others(self) -> list[tuple[int, rendezvous.Message]]:
-        """Messages of the other nodes. Raises Ended if one is lost or has failed, or Ray has died here."""
+        """Messages of the other nodes. Raises LaunchEnded if one is lost or has failed, or Ray has died
+        here."""
         messages = self.others.messages()
         self.check_own_workers()
         if self.ray is not None and not self.ray.alive():
@@ -243,7 +242,8 @@ class HeadLauncher(Launcher):
     def machines_stay(self) -> bool:
         """Waits until the ranks of a job that ended are gone; returns whether all machines can be used on.
 
-        Raises Ended if a node is lost: it may be what ended the job, and a silent one is not noticed at once.
+        Raises LaunchEnded if a node is lost: it may be what ended the job, and a silent one is not noticed
+        at once.
         """
         deadline = time.monotonic() + RANKS_GONE_S
         while time.monotonic() < deadline:
@@ -277,9 +277,9 @@ class HeadLauncher(Launcher):
 
     def finish(self, code: int) -> None:
         """Sends every node the exit code, then cleans up."""
-        self.others.tell({"kind": "end", "code": code})
-        if code and self.others.links is not None and self.prober is not None:
-            self.tell_missing(self.prober, self.others.links.missing(), code)
+        self.others.send({"kind": "end", "code": code})
+        if code and self.prober is not None:
+            self.tell_missing(self.prober, self.others.missing(), code)
         self.close(code)
         if self.ray is not None:
             dashboard.withdraw(self.config.run_id)
@@ -292,8 +292,3 @@ class HeadLauncher(Launcher):
         known = [self.node.peers[rank] for rank in missing if rank < len(self.node.peers)]
         with ThreadPoolExecutor(max(1, len(known))) as pool:
             list(pool.map(lambda address: prober.tell(address, self.port, code, self.why), known))
-
-
-def _no_name(rank: int) -> str:
-    """The name of the only node in messages: none is needed."""
-    return ""

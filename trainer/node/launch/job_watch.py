@@ -7,15 +7,16 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trainer.config.run_folder import read_progress
 from trainer.node.launch import rendezvous
 from trainer.node.launch.job_log import JobLog
-from trainer.node.launch.launcher import POLL_S, STOPPED, LaunchEnded, Launcher
-from trainer.node.launch.other_nodes import OtherNodes
-from trainer.node.launch.ray_node import Job, JobEnd, RayNode
+from trainer.node.launch.launcher import POLL_S, STOPPED
+from trainer.node.launch.ray_node import Job, JobEnd
+from trainer.node.launch.rendezvous import LaunchEnded
 from trainer.node.watch import preemption, watchdog
 from trainer.node.watch.attempt_holder import AttemptHolder
 from trainer.observe.node_monitor import NodeMonitor, append_sample
@@ -33,6 +34,9 @@ from trainer.system.exit_codes import (
     RECOVER_EXIT_CODES,
 )
 
+if TYPE_CHECKING:
+    from trainer.node.launch.head import HeadLauncher
+
 RAY_LOOK_S = 2.0
 """Seconds between two checks of Ray's own processes."""
 UNHEARD_S = 60.0
@@ -43,46 +47,20 @@ DISPLAY_END_S = 5.0
 """Longest wait for the live display to show the end."""
 
 
-class RayLook:
-    """Looks now and then which of Ray's own processes on this node is stopped."""
-
-    def __init__(self, ray: RayNode):
-        self.ray = ray
-        self.stopped = ""
-        """The text about what was found stopped."""
-        self._looked = 0.0
-
-    def news(self) -> str:
-        """The text, at the first look that finds one; else ""."""
-        if self.stopped or time.monotonic() - self._looked < RAY_LOOK_S:
-            return ""
-        self._looked = time.monotonic()
-        if stopped := self.ray.stopped():
-            self.stopped = f"Ray's {stopped} on node 0 is stopped"
-        return self.stopped
-
-
 class JobWatch:
     """One job from its start to its end."""
 
-    def __init__(
-        self,
-        launcher: Launcher,
-        others: OtherNodes,
-        holder: AttemptHolder,
-        ray: RayNode,
-        job: Job,
-        check: Callable[[], list[tuple[int, rendezvous.Message]]],
-    ):
-        """launcher: the head's. check: messages of the other nodes; raises Ended if one, or Ray, is lost."""
-        self.launcher, self.others = launcher, others
-        self.holder, self.job = holder, job
-        self.ray = RayLook(ray)
-        self.check = check
-        self.run_dir = launcher.config.run.dir
-        self.beacons = launcher.beacons(ray)
+    def __init__(self, head: HeadLauncher, job: Job):
+        assert head.ray is not None
+        self.head, self.others = head, head.others
+        self.ray, self.job = head.ray, job
+        self.ray_stopped = ""
+        """The text about those of Ray's own processes on this node that were found stopped."""
+        self._ray_looked = 0.0
+        self.run_dir = head.config.run.dir
+        self.beacons = head.beacons(head.ray)
         self.log = JobLog(job.log, Path(self.run_dir), show=not sys.stdout.isatty())
-        self.dog = watchdog.Watchdog(launcher.config)
+        self.dog = watchdog.Watchdog(head.config)
         self.monitor = NodeMonitor(0, self.run_dir, self.beacons)
         self.memory_kills = last_words.memory_kills()
         self.told_to_stop = False
@@ -92,12 +70,18 @@ class JobWatch:
         """When the job was found to be over while Ray did not answer; 0: not yet."""
 
     @property
+    def holder(self) -> AttemptHolder:
+        """This attempt's right to write."""
+        assert self.head.holder is not None
+        return self.head.holder
+
+    @property
     def said(self) -> str:
         """What the job said last about its end; "" where it said nothing."""
         return self.log.reason()
 
     def run(self) -> int:
-        """Watches the job until it ends, whatever ends it; returns the exit code. Raises Ended."""
+        """Watches the job until it ends, whatever ends it; returns the exit code. Raises LaunchEnded."""
         try:
             code = self._until_the_end()
             if self.out_of_hours and code != EXIT_OK:
@@ -105,12 +89,12 @@ class JobWatch:
         except LaunchEnded as end:
             if self.out_of_hours and end.code not in (EXIT_FENCED, EXIT_GAVE_UP):
                 raise LaunchEnded(EXIT_GAVE_UP, f"{self._hours}; {end}") from None
-            if not self.ray.stopped:
+            if not self.ray_stopped:
                 raise
             code = EXIT_NODE_LOST if end.code == EXIT_ERROR else end.code  # Ray has lost the job's own code
-            raise LaunchEnded(code, f"{self.ray.stopped}: {end}", end.died) from None
-        if self.ray.stopped and code in (EXIT_NODE_LOST, EXIT_RAY):  # no job can go on with this Ray
-            raise LaunchEnded(code, f"{self.ray.stopped}: {self.log.reason()}")
+            raise LaunchEnded(code, f"{self.ray_stopped}: {end}", end.died) from None
+        if self.ray_stopped and code in (EXIT_NODE_LOST, EXIT_RAY):  # no job can go on with this Ray
+            raise LaunchEnded(code, f"{self.ray_stopped}: {self.log.reason()}")
         return code
 
     def _until_the_end(self) -> int:
@@ -135,20 +119,23 @@ class JobWatch:
     # --- what may happen --------------------------------------------------------------------------------
 
     def _look_at_ray(self) -> None:
-        """Prints once which of Ray's own processes on this node is stopped: what depends on it hangs."""
-        if stopped := self.ray.news():
-            self.launcher.say(f"warning: {stopped} (state T): what needs it stands still")
+        """Says once which of Ray's own processes on this node is stopped: what depends on it hangs."""
+        if self.ray_stopped or time.monotonic() - self._ray_looked < RAY_LOOK_S:
+            return
+        self._ray_looked = time.monotonic()
+        if stopped := self.ray.stopped():
+            self.ray_stopped = f"Ray's {stopped} on node 0 is stopped"
+            self.head.say(f"warning: {self.ray_stopped} (state T): what needs it stands still")
 
     def _look_for_a_hang(self) -> None:
-        why = self.dog.overdue()
-        if why:
+        if why := self.dog.overdue():
             self._hung(why)
 
     def _take_messages(self) -> None:
         """Passes on notices of other nodes, and keeps and judges all nodes' samples."""
         own = self.monitor.due()
         samples = [own] if own else []
-        for rank, message in self.check():
+        for rank, message in self.head.check_others():
             if message["kind"] == "notice":
                 self._pass_on(f"node {rank}: {message['reason']}", signal.SIGTERM)
             elif message["kind"] == "sample":
@@ -156,47 +143,47 @@ class JobWatch:
         for sample in samples:
             append_sample(self.run_dir, sample)
             for line in self.dog.look(sample):
-                self.launcher.say(line)
+                self.head.say(line)
 
     def _pass_on_own_signal(self) -> None:
-        """Passes on SIGTERM or Ctrl-C of this process. Raises Ended once the time after it is over."""
-        signals = self.launcher.signals
+        """Passes on SIGTERM or Ctrl-C of this process. Raises LaunchEnded once the time after it is over."""
+        signals = self.head.signals
         if signals.number is not None and not self.told_to_stop:
             self.told_to_stop = True
             self.holder.lock.ending()
             if signals.number == signal.SIGINT:
-                self.launcher.say("stopping after the current phase; press Ctrl-C again to end at once")
+                self.head.say("stopping after the current phase; press Ctrl-C again to end at once")
                 self._pass_on("interrupted", signals.number)
             else:
-                self.launcher.say("preemption notice: saving what can be saved")
+                self.head.say("preemption notice: saving what can be saved")
                 self._pass_on("SIGTERM", signals.number)
         if signals.expired:
             raise LaunchEnded(signals.code, "the time after the notice is over")
 
     def _stop_if_replaced(self) -> None:
-        """Raises Ended where a newer attempt of the run has started."""
+        """Raises LaunchEnded where a newer attempt of the run has started."""
         if self.holder.fenced:
             self.job.signal(signal.SIGKILL)
             raise LaunchEnded(EXIT_FENCED, self.holder.fenced)
 
     @property
     def _hours(self) -> str:
-        limit = self.launcher.config.checkpoint.max_hours
+        limit = self.head.config.checkpoint.max_hours
         return f"all attempts together have taken the {limit:g} hours of budget.max_hours"
 
     def _stop_if_out_of_hours(self) -> None:
-        """Has the run save and stop shortly before its hours are over. Raises Ended once they are."""
+        """Has the run save and stop shortly before its hours are over. Raises LaunchEnded once they are."""
         left_s = self.holder.until - time.monotonic()
         if left_s <= 0:
             raise LaunchEnded(EXIT_GAVE_UP, self._hours)
-        if self.out_of_hours or left_s > attempt_hours.save_s(self.launcher.config.checkpoint.max_hours):
+        if self.out_of_hours or left_s > attempt_hours.save_s(self.head.config.checkpoint.max_hours):
             return
         self.out_of_hours = True
         self.holder.lock.ending()
-        self.launcher.say(f"{self._hours}: saving what can be saved")
+        self.head.say(f"{self._hours}: saving what can be saved")
         reason = f"{preemption.OUT_OF_HOURS} {left_s:.0f}"
-        self.launcher.announce(reason)
-        self.others.tell({"kind": "notice", "reason": reason})
+        self.head.announce(reason)
+        self.others.send({"kind": "notice", "reason": reason})
 
     def _ended(self) -> JobEnd | None:
         """How the job ended; None while it runs, and while Ray does not answer."""
@@ -208,7 +195,7 @@ class JobWatch:
     def _ended_unheard(self) -> JobEnd | None:
         """How a job ended that Ray does not tell of: with its GCS stopped, all else goes on to the end."""
         state = read_progress(self.run_dir)
-        began = state.get("started_unix_s", 0.0) >= self.launcher.began_unix_s
+        began = state.get("started_unix_s", 0.0) >= self.head.began_unix_s
         status = state.get("status") if began else "running"
         gone = self.job.pid() is not None and not self.job.signal(0)
         if status == "running" and not gone:
@@ -225,33 +212,34 @@ class JobWatch:
 
     def _pass_on(self, reason: str, number: int) -> None:
         """A preemption notice on one node applies to all."""
-        signals = self.launcher.signals
+        signals = self.head.signals
         if number == signal.SIGTERM:
-            self.launcher.announce(reason)
-            self.others.tell({"kind": "notice", "reason": reason})
+            self.head.announce(reason)
+            self.others.send({"kind": "notice", "reason": reason})
         never_began = not self.job.signal(number) and self.job.pid() is None
         if never_began and signals.number is not None:
             raise LaunchEnded(signals.code, STOPPED)
 
     def _hung(self, why: str) -> None:
-        """Writes all ranks' stacks, names the rank at fault. Raises Ended unless told to warn."""
-        self.others.tell({"kind": "dump"})
+        """Writes all ranks' stacks, names the rank at fault. Raises LaunchEnded unless told to warn."""
+        self.others.send({"kind": "dump"})
         ranks = [watchdog.HangingRank(**one) for one in watchdog.dump_stacks(self.beacons, 0)]
-        waiting = set(self.others.ranks)
+        waiting = set(self.others.links)
         deadline = time.monotonic() + watchdog.DUMPED_S
         while waiting and time.monotonic() < deadline:
-            for rank, message in self.check():
+            for rank, message in self.head.check_others():
                 if message["kind"] == "dumped":
                     waiting.discard(rank)
                     ranks += [watchdog.HangingRank(**one) for one in message["ranks"]]
             time.sleep(POLL_S)
         text = watchdog.report_hang(self.beacons, ranks, why, self.run_dir)
-        if self.launcher.config.watch.on_hang == "end":
+        if self.head.config.watch.on_hang == "end":
             raise LaunchEnded(EXIT_NODE_LOST, text, died=True)
-        self.launcher.say(f"warning: {text}")
+        self.head.say(f"warning: {text}")
 
     def _exit_code(self, end: JobEnd) -> int:
-        """The exit code of the run from how its job ended. Raises Ended where the job could not say why."""
+        """The exit code of the run from how its job ended. Raises LaunchEnded where the job could not say
+        why."""
         if end.status == "SUCCEEDED":
             return EXIT_OK
         if end.status == "STOPPED":
@@ -262,8 +250,8 @@ class JobWatch:
             return end.code
 
         self._wait_for_late_heartbeats()
-        if self.launcher.signals.number is not None:
-            return self.launcher.signals.code
+        if self.head.signals.number is not None:
+            return self.head.signals.code
         if end.code is None:
             raise LaunchEnded(EXIT_ERROR, f"Ray ended the job: {end.message}")
         if end.code < 0:
@@ -277,10 +265,10 @@ class JobWatch:
         return end.code if end.code < 126 else EXIT_ERROR
 
     def _wait_for_late_heartbeats(self) -> None:
-        """The job may fail because of a lost node before its heartbeats show the loss. Raises Ended."""
+        """The job may fail because of a lost node before its heartbeats show the loss. Raises LaunchEnded."""
         began = time.monotonic()
-        while self.others.quiet and time.monotonic() - began < rendezvous.SILENCE_S:
-            self.check()
+        while self.others.quiet() and time.monotonic() - began < rendezvous.SILENCE_S:
+            self.head.check_others()
             time.sleep(POLL_S)
 
 

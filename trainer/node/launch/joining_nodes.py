@@ -6,11 +6,11 @@ import threading
 import time
 from collections.abc import Iterable
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING
 
 from trainer.node.launch import rendezvous
-from trainer.node.launch.launcher import STOPPED, LaunchEnded, Launcher
-from trainer.node.launch.other_nodes import OtherNodes
+from trainer.node.launch.launcher import STOPPED
+from trainer.node.launch.rendezvous import LaunchEnded
 from trainer.node.preflight import (
     findings,
     gpus,
@@ -20,9 +20,11 @@ from trainer.node.preflight import (
     network_checks,
     same_setup,
 )
-from trainer.node.preflight.findings import Finding
 from trainer.node.preflight.probe import Prober, addresses_of
 from trainer.system.exit_codes import EXIT_CONFIG, EXIT_NODE_LOST, EXIT_PREFLIGHT
+
+if TYPE_CHECKING:
+    from trainer.node.launch.head import HeadLauncher
 
 PROBE_S = 60.0
 """Longest wait for one probe of a pair."""
@@ -38,57 +40,46 @@ DIAGNOSE_S = 15.0
 class JoiningNodes:
     """The first part of a launch on several nodes: everyone connects, and all are measured and compared."""
 
-    def __init__(self, launcher: Launcher, others: OtherNodes, prober: Prober):
-        """launcher: the head's."""
-        assert others.links is not None
-        self.launcher, self.others = launcher, others
-        self.links = others.links
+    def __init__(self, head: HeadLauncher, prober: Prober):
+        """prober: the head's. What is found goes to the head."""
+        self.head, self.others = head, head.others
         self.prober = prober
-        self.node = launcher.node
-        self.found: list[Finding] = []
-        """What the other nodes found, and what differs between nodes."""
-        self.machines: dict[int, machine_identity.Machine] = {}
-        """The machines of the other nodes by rank."""
-        self.measured: dict[str, Any] = {}
-        """The network between all nodes, for the file of findings."""
-        self.fabric_gbit_per_s = 0.0
-        """Speed of this node's InfiniBand or RoCE; 0 without any."""
+        self.node = head.node
 
     def wait_for_all(self) -> None:
-        """Waits until all nodes have connected. Raises Ended naming the missing ones, and what is known of
-        them."""
-        launcher = self.launcher
-        others = self.node.nodes - 1
-        launcher.say(f"waiting for {others} more nodes ({self.node.platform}) on port {launcher.port}")
-        deadline = time.monotonic() + launcher.wait_s
-        told = time.monotonic()
+        """Waits until all nodes have connected. Raises LaunchEnded naming the missing ones, and what is known
+        of them."""
+        head = self.head
+        head.say(f"waiting for {self.node.nodes - 1} more nodes ({self.node.platform}) on port {head.port}")
+        deadline = time.monotonic() + head.wait_s
+        diagnosed = time.monotonic()
         blocked = 0, ""
-        while missing := self.links.missing():
+        while missing := self.others.missing():
             names = self.others.names(missing)
-            if launcher.signals.number is not None:
-                raise LaunchEnded(launcher.signals.code, STOPPED)
+            if head.signals.number is not None:
+                raise LaunchEnded(head.signals.code, STOPPED)
             if time.monotonic() > deadline:
-                why = f"{names} did not connect within {launcher.wait_s:.0f} s: is it up?"
+                why = f"{names} did not connect within {head.wait_s:.0f} s: is it up?"
                 raise LaunchEnded(EXIT_NODE_LOST, why)
-            if time.monotonic() - told > min(DIAGNOSE_S, launcher.wait_s / 3):
+            if time.monotonic() - diagnosed > min(DIAGNOSE_S, head.wait_s / 3):
                 code, why = self._what_blocks(missing)
                 if why and (code, why) == blocked:  # twice the same: the node is not just starting
                     raise LaunchEnded(code, why)
                 blocked = code, why
-                launcher.say(why or f"still waiting for {names}")
-                told = time.monotonic()
-            rank = self.links.accept(ACCEPT_S)
+                head.say(why or f"still waiting for {names}")
+                diagnosed = time.monotonic()
+            rank = self.others.accept(ACCEPT_S)
             if rank is not None:
-                where = f"{self.links.hellos[rank]['host']} {self.links.links[rank].peer_address}"
-                launcher.say(f"node {rank} connected: {where}")
-        for rank, why in self.links.lost().items():
+                where = f"{self.others.hellos[rank]['host']} {self.others.links[rank].peer_address}"
+                head.say(f"node {rank} connected: {where}")
+        for rank, why in self.others.lost().items():
             raise LaunchEnded(EXIT_NODE_LOST, f"{self.node.name_of(rank)} {why}")
 
     def _what_blocks(self, missing: Iterable[int]) -> tuple[int, str]:
         """(exit code, what keeps a missing node from the head, in a line); (0, "") where nothing is known."""
-        port = self.launcher.port
+        port = self.head.port
         peers = {rank: (self.node.peers[rank], [port]) for rank in missing if rank < len(self.node.peers)}
-        here = [0, *self.links.links]
+        here = [0, *self.others.links]
         answers = self.ask({rank: {"stage": "ports", "peers": peers} for rank in here})
         for rank, answer in answers.items():
             for lost, address in answer["misled"].items():
@@ -105,7 +96,7 @@ class JoiningNodes:
             name = self.others.names([lost])
             if 0 in reach:
                 why = f"{name} -> node 0: it is up and cannot connect to the head's port {port}"
-                if self.links.links:  # others can: it is this machine's firewall
+                if self.others.links:  # others can: it is this machine's firewall
                     return EXIT_PREFLIGHT, why
                 return EXIT_CONFIG, f"{why}, as no node can: open all TCP between the nodes"
             if reach:
@@ -116,7 +107,7 @@ class JoiningNodes:
     def _who_is_there(self, rank: int, address: str) -> str:
         """What is wrong with the node at a missing node's address, or with where it looks for the head."""
         try:
-            there, sought = self.prober.who(address, self.launcher.port)
+            there, sought = self.prober.who(address, self.head.port)
         except (OSError, ValueError):
             return ""
         name = self.others.names([rank])
@@ -124,7 +115,7 @@ class JoiningNodes:
             return f"{name} takes itself for the head: two nodes have SPOTRL_NODE_RANK 0"
         if there != rank:
             return f"node {there} answers at the address of {name}: two nodes have one address, or one rank"
-        found = {link.local_address for link in self.links.links.values()}
+        found = {link.local_address for link in self.others.links.values()}
         ours = {self.node.head, *addresses_of(self.node.head), *found}
         if sought and sought not in ours and not ours & set(addresses_of(sought)):
             return f"{name} looks for the head at {sought}, and it is at {self.node.head}: {ALIKE}"
@@ -135,42 +126,38 @@ class JoiningNodes:
 
         own: what the head found of itself.
         """
-        hellos = dict(sorted(self.links.hellos.items()))
-        for rank, hello in hellos.items():
-            self.found += map(findings.finding_from_message, hello["findings"])
-            self.machines[rank] = machine_identity.machine_from_message(hello["machine"])
-            self.found += same_setup.compare_facts(own["facts"], hello["facts"], rank)
-        own_findings = [findings.finding_from_message(finding) for finding in own["findings"]]
-        self.found += gpus.compare_gpus(own_findings + self.found)
+        head = self.head
         fabrics = {0: own["infiniband"]}
         networks = {0: self.prober.hello()}
-        for rank, hello in hellos.items():
+        for rank, hello in sorted(self.others.hellos.items()):
+            head.found += map(findings.finding_from_message, hello["findings"])
+            head.machines[rank] = machine_identity.machine_from_message(hello["machine"])
+            head.found += same_setup.compare_facts(own["facts"], hello["facts"], rank)
             fabrics[rank] = hello["infiniband"]
             networks[rank] = hello["network"]
-        self.found += infiniband.judge_infiniband(fabrics)
+        head.found += gpus.compare_gpus(head.found)
+        head.found += infiniband.judge_infiniband(fabrics)
 
-        same = network_checks.duplicate_addresses(networks, self.others.addresses)
-        if same:  # nothing that is measured would be true
-            self.found += same
+        addresses = self.others.addresses
+        if same := network_checks.duplicate_addresses(networks, addresses):
+            head.found += same  # nothing that is measured would be true
             return
-        self.launcher.say("measuring the network between all nodes")
-        survey = network.survey_network(networks, self.others.addresses, self.ask)
-        self.fabric_gbit_per_s = infiniband.used_gbit_per_s(self.launcher.env)
+        head.say("measuring the network between all nodes")
+        survey = network.survey_network(networks, addresses, self.ask)
+        head.fabric_gbit_per_s = infiniband.used_gbit_per_s(head.env)
         # With InfiniBand or RoCE, NCCL leaves TCP to the rendezvous.
-        by_tcp = self.launcher.config.placement.device == "cuda" and not self.fabric_gbit_per_s
-        self.found += network_checks.judge_network(survey, gpus=by_tcp)
-        self.measured = {
-            "pairs": [asdict(pair) for pair in survey.pairs],
-            "nodes": networks,
-            "addresses": self.others.addresses,
-        }
+        by_tcp = head.config.placement.device == "cuda" and not head.fabric_gbit_per_s
+        head.found += network_checks.judge_network(survey, gpus=by_tcp)
+        pairs = [asdict(pair) for pair in survey.pairs]
+        head.measured = {"pairs": pairs, "nodes": networks, "addresses": addresses}
 
     def ask(self, orders: network.Orders) -> dict[int, rendezvous.Message]:
-        """Sends each node one order (this node's runs in a thread) and returns the replies. Raises Ended."""
+        """Sends each node one order (this node's runs in a thread) and returns the replies. Raises
+        LaunchEnded."""
         began = time.time()
         answers: dict[int, rendezvous.Message] = {}
         for rank in orders.keys() - {0}:
-            self.links.links[rank].send({"kind": "probe", **orders[rank]})
+            self.others.links[rank].send({"kind": "probe", **orders[rank]})
 
         def obey() -> None:
             answers[0] = self.prober.carry_out_order(orders[0])
@@ -180,7 +167,7 @@ class JoiningNodes:
 
         if 0 in orders:
             threading.Thread(target=obey, daemon=True).start()
-        for _ in self.launcher.until(late, EXIT_NODE_LOST, PROBE_S):
+        for _ in self.head.until(late, EXIT_NODE_LOST, PROBE_S):
             for rank, message in self.others.messages():
                 if message["kind"] == "probed":
                     answers[rank] = message

@@ -21,6 +21,7 @@ from trainer.config import RunConfig, by_model
 from trainer.node import topology
 from trainer.node.launch import own_workers, rendezvous
 from trainer.node.launch.ray_node import ROOT, Job, Ports, RayNode, end_descendants, session_of_its_own
+from trainer.node.launch.rendezvous import LaunchEnded
 from trainer.node.preflight import (
     amd,
     gpus,
@@ -52,24 +53,10 @@ from trainer.system.exit_codes import (
 POLL_S = 0.2
 INTERRUPT_GRACE_S = 60.0
 """Seconds after Ctrl-C for the current checkpoint. A second Ctrl-C ends everything at once."""
-
-
 STOPPED = "stopped while starting"
 MASTER_PORT = 6389
 """Rendezvous port of the preflight's ranks."""
 SPEED_FILE = ".speed.json"
-
-
-class LaunchEnded(Exception):
-    """The launch is over before the job's own end.
-
-    code: the exit code for every node. died: whether a process of the run died or hung, while its machine
-    answered.
-    """
-
-    def __init__(self, code: int, why: str, died: bool = False):
-        super().__init__(why)
-        self.code, self.died = code, died
 
 
 def signals_of_a_launch() -> Signals:
@@ -107,7 +94,7 @@ class Launcher(ABC):
     def until(
         self, what: Callable[[], str], code: int = EXIT_NODE_LOST, deadline_s: float = 0.0
     ) -> Iterator[None]:
-        """Yields while waiting. Raises Ended on a signal, and after the deadline with `what()`: what is
+        """Yields while waiting. Raises LaunchEnded on a signal, and after the deadline with `what()`: what is
         missing."""
         deadline_s = deadline_s or self.wait_s
         deadline = time.monotonic() + deadline_s
@@ -139,7 +126,8 @@ class Launcher(ABC):
         return ray
 
     def check_place(self) -> None:
-        """Raises Ended where this node's addresses are those of another rank: two nodes have one rank, or one
+        """Raises LaunchEnded where this node's addresses are those of another rank: two nodes have one
+        rank, or one
         address. The head hears of it first."""
         node = self.node
         if node.nodes > 1 and (problem := network.ipv4_problem(node.peers)):
@@ -186,7 +174,8 @@ class Launcher(ABC):
             self.sampling = self.children.enter_context(self.child(command, env))
 
     def check_own_workers(self) -> None:
-        """Raises Ended where the rollout workers of this node have failed for good. Not after a signal, which
+        """Raises LaunchEnded where the rollout workers of this node have failed for good. Not after a
+        signal, which
         may have ended them too: the trainer has time to save."""
         if self.signals.number is not None:
             return
@@ -197,7 +186,7 @@ class Launcher(ABC):
     def submit(self, env: dict[str, str]) -> Job:
         """Starts the job: the loop of the run's method, unless the command line names another command.
 
-        env: further variables for its driver. Raises Ended.
+        env: further variables for its driver. Raises LaunchEnded.
         """
         assert self.ray is not None
         env = env | {STARTED_VARIABLE: str(self.began_unix_s)}
@@ -256,7 +245,6 @@ class Launcher(ABC):
         env |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "TORCH_CPP_LOG_LEVEL": "ERROR"}
         placement = self.config.placement
         command = speed.speed_command(
-            python=sys.executable,
             seconds=seconds,
             device=placement.device,
             rank=self.node.rank,
@@ -286,7 +274,7 @@ class Launcher(ABC):
 
     @abstractmethod
     def run(self) -> int:
-        """The whole launch; returns the job's exit code. Raises Ended, ConfigError, RendezvousError."""
+        """The whole launch; returns the job's exit code. Raises LaunchEnded, ConfigError, RendezvousError."""
 
     def settle(self, code: int) -> int:
         """Records how the launch ended; returns the exit code."""

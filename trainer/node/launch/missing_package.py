@@ -23,7 +23,7 @@ def leave_for_missing_package(error: ImportError, arguments: list[str]) -> NoRet
     why = f"{error}: run trainer/shell/setup.sh of the same commit there"
     print(f"error: {why}", file=sys.stderr, flush=True)
     code = EXIT_CONFIG
-    with contextlib.suppress(ConfigError, OSError, ValueError, rendezvous.RendezvousError):
+    with contextlib.suppress(ConfigError, OSError, ValueError, rendezvous.LaunchEnded):
         node = topology.read_node_environment(os.environ)
         port = int(os.environ.get("SPOTRL_PORT", rendezvous.PORT))
         start = topology.start_names(os.environ)
@@ -51,7 +51,7 @@ def _tell_all(head: rendezvous.RendezvousHead, code: int) -> None:
     """Waits for the other nodes, and sends them the code."""
     deadline = time.monotonic() + rendezvous.REPORT_S
     while head.missing() and time.monotonic() < deadline:
-        with contextlib.suppress(rendezvous.RendezvousError):
+        with contextlib.suppress(rendezvous.LaunchEnded):
             head.accept(0.5)
     head.send({"kind": "end", "code": code})
     time.sleep(rendezvous.HEARTBEAT_S)

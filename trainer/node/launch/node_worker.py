@@ -26,7 +26,7 @@ class NodeWorkerLauncher(Launcher):
     cloud: preempt.PreemptionNotice | None = None
 
     def run(self) -> int:
-        """The whole launch. Raises Ended."""
+        """The whole launch. Raises LaunchEnded."""
         self.check_place()
         looked = self.look_at_host()  # first: a node that listens and does not join counts as blocked
         self.prober = self.make_prober(self.port)
@@ -51,7 +51,7 @@ class NodeWorkerLauncher(Launcher):
             self.link = rendezvous.join_head(
                 self.node.head, hello | looked, self.wait_s + VERDICT_S, self.port, stop=self.over
             )
-        except rendezvous.RendezvousError as error:
+        except LaunchEnded as error:
             self.stay(error.code, str(error), 0.0)
         self.say(f"joined the head {self.node.head} ({self.link.peer_address})")
 
@@ -129,7 +129,8 @@ class NodeWorkerLauncher(Launcher):
                 raise LaunchEnded(self.signals.code, "the time after the notice is over")
 
     def hear(self, timeout_s: float, *wanted: str) -> rendezvous.Message:
-        """The next message of a wanted kind, or {} after `timeout_s` if none is wanted. Raises Ended at the
+        """The next message of a wanted kind, or {} after `timeout_s` if none is wanted. Raises LaunchEnded
+        at the
         end."""
         assert self.link is not None
         deadline = time.monotonic() + timeout_s

@@ -12,7 +12,7 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from trainer.system.exit_codes import EXIT_CONFIG, EXIT_NODE_LOST, EXIT_PREFLIGHT, RECOVER_EXIT_CODES
@@ -40,13 +40,16 @@ MOST_WAITING = 256
 """Most connections that may wait to be read; with more, the oldest is closed."""
 
 
-class RendezvousError(RuntimeError):
-    """A node did not connect, or two of this run claim one place. The message names it; `code` is the exit
-    code of all nodes."""
+class LaunchEnded(Exception):
+    """The launch is over before the job's own end, as the message says.
 
-    def __init__(self, why: str, code: int = EXIT_NODE_LOST):
+    code: the exit code for every node. died: whether a process of the run died or hung, while its machine
+    answered.
+    """
+
+    def __init__(self, code: int, why: str, died: bool = False):
         super().__init__(why)
-        self.code = code
+        self.code, self.died = code, died
 
 
 class Link:
@@ -118,7 +121,7 @@ class Link:
 
 
 class RendezvousHead:
-    """The head's side: one link to every other node."""
+    """The head's side: one link to every other node, none in a launch of one node."""
 
     def __init__(
         self,
@@ -127,30 +130,37 @@ class RendezvousHead:
         port: int = PORT,
         silence_s: float = SILENCE_S,
         start: Mapping[str, str] | None = None,
+        name_of: Callable[[int], str] = "node {}".format,
     ):
-        """Listens at once. start: what names this start of the run (`topology.start_names`).
+        """Listens at once for the other nodes. start: what names this start of the run
+        (`topology.start_names`). name_of: a node's name in messages.
 
-        Raises RendezvousError if the port is taken.
+        Raises LaunchEnded if the port is taken.
         """
         self.nodes, self.run_id = nodes, run_id
         self._silence_s = silence_s
         self.start = dict(start or {})
+        self.name_of = name_of
         self.links: dict[int, Link] = {}
         self.hellos: dict[int, Message] = {}
+        self.noticed = False
+        """Whether the machine of another node is about to be taken away."""
         self._waiting: dict[Link, float] = {}
         """Connections that have not said yet who they are, and since when."""
         self._here: dict[Link, tuple[int, float]] = {}
         """Those of nodes of this run whose first, short message has arrived, and since when."""
         self._server = socket.socket()
+        self.port = 0
+        if nodes == 1:
+            return
         self._server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             self._server.bind(("", port))
         except OSError:
-            raise RendezvousError(
-                f"port {port} is taken on the head: end the other run, or set SPOTRL_PORT"
-            ) from None
+            why = f"port {port} is taken on the head: end the other run, or set SPOTRL_PORT"
+            raise LaunchEnded(EXIT_NODE_LOST, why) from None
         self._server.listen(nodes)
-        self.port: int = self._server.getsockname()[1]
+        self.port = self._server.getsockname()[1]
 
     def missing(self) -> list[int]:
         """Ranks that have not connected yet."""
@@ -160,7 +170,7 @@ class RendezvousHead:
         """Waits for one node and returns its rank, or None after `timeout_s`.
 
         Whoever else connects (a port scanner, a late node of another run) is sent away, and the wait goes on.
-        Raises RendezvousError for a node that claims to be of this run and cannot be.
+        Raises LaunchEnded for a node that claims to be of this run and cannot be.
         """
         deadline = time.monotonic() + timeout_s
         while True:
@@ -184,7 +194,7 @@ class RendezvousHead:
                 return None
 
     def _introduced(self, link: Link, message: Message) -> None:
-        """Takes a first message that is short enough for every path. Raises RendezvousError for the verdict
+        """Takes a first message that is short enough for every path. Raises LaunchEnded for the verdict
         of another head, which has found that two nodes take themselves for it."""
         if message.get("run") != self.run_id:
             return
@@ -195,10 +205,10 @@ class RendezvousHead:
                 link.send({"rank": 0, "head": ""})
             case "verdict" if type(message.get("code")) is int:
                 link.send({"rank": 0, "head": ""})
-                raise RendezvousError(str(message.get("why")), message["code"])
+                raise LaunchEnded(message["code"], str(message.get("why")))
 
     def _refuse_silent(self, link: Link) -> None:
-        """Raises RendezvousError where a node's short message came and its long one does not."""
+        """Raises LaunchEnded where a node's short message came and its long one does not."""
         rank, since = self._here[link]
         lost = link.lost()
         if lost is None and time.monotonic() - since < WHOLE_S:
@@ -211,7 +221,7 @@ class RendezvousHead:
             )
             own = bool(self.links)  # others came through: it is this machine's port of the network
             self.links[rank] = link  # so that it hears the verdict
-            raise RendezvousError(why, EXIT_PREFLIGHT if own else EXIT_CONFIG)
+            raise LaunchEnded(EXIT_PREFLIGHT if own else EXIT_CONFIG, why)
         link.close()
 
     def _connect(self, timeout_s: float) -> None:
@@ -226,7 +236,7 @@ class RendezvousHead:
                 oldest.close()
 
     def _admit(self, link: Link, hello: Message) -> int | None:
-        """The node's rank; None for a stranger. Raises RendezvousError."""
+        """The node's rank; None for a stranger. Raises LaunchEnded."""
         rank = hello.get("rank")
         host = hello.get("host", link.peer_address)
         if hello.get("kind") != "hello" or type(rank) is not int or "run" not in hello:
@@ -247,11 +257,11 @@ class RendezvousHead:
             problem = f"{who} and {self.hellos[rank].get('host')} both claim to be node {rank}"
         if problem:
             link.send({"kind": "refused", "code": EXIT_CONFIG, "why": problem})
-            raise RendezvousError(problem, EXIT_CONFIG)
+            raise LaunchEnded(EXIT_CONFIG, problem)
         if why := hello.get("broken"):
             self.links[rank] = link  # so that it hears the verdict
             code = hello.get("code")
-            raise RendezvousError(f"node {rank} ({who}): {why}", code if code in CODES else EXIT_CONFIG)
+            raise LaunchEnded(code if code in CODES else EXIT_CONFIG, f"node {rank} ({who}): {why}")
         self.links[rank], self.hellos[rank] = link, hello
         return rank
 
@@ -284,15 +294,45 @@ class RendezvousHead:
 
     def lost(self) -> dict[int, str]:
         """Ranks that are gone, and why."""
-        found: dict[int, str] = {}
-        for rank, link in self.links.items():
-            if why := link.lost():
-                found[rank] = why
-        return found
+        return {rank: why for rank, link in self.links.items() if (why := link.lost())}
+
+    def messages(self) -> list[tuple[int, Message]]:
+        """What the other nodes have said since the last call, by rank. Raises LaunchEnded if one has failed
+        or is lost."""
+        received = self.receive()
+        for rank, message in received:
+            if message["kind"] == "failed":
+                why = f"{self.name_of(rank)}: {message['why']}"
+                raise LaunchEnded(message["code"], why, died=message["died"])
+            self.noticed |= message["kind"] == "notice"
+        for rank, why in self.lost().items():
+            raise LaunchEnded(EXIT_NODE_LOST, f"{self.name_of(rank)} is lost: it {why}")
+        return received
+
+    def names(self, ranks: Iterable[int]) -> str:
+        """The names of nodes, for a message."""
+        return ", ".join(map(self.name_of, sorted(ranks)))
 
     def quiet(self) -> bool:
-        """Whether any node's heartbeats are late."""
+        """Whether any node's heartbeats are late: it may be lost soon."""
         return any(link.quiet for link in self.links.values())
+
+    @property
+    def head_address(self) -> str:
+        """The head's address as the others reached it. Raises LaunchEnded if they disagree."""
+        reached = {link.local_address for link in self.links.values()} or {"127.0.0.1"}
+        if len(reached) > 1:
+            raise LaunchEnded(
+                EXIT_CONFIG,
+                f"the nodes reach the head at different addresses ({', '.join(sorted(reached))}): "
+                "give all of them the one on the network that they share in SPOTRL_HEAD",
+            )
+        return reached.pop()
+
+    @property
+    def addresses(self) -> dict[int, str]:
+        """Addresses of all nodes by rank, the head's included. Raises LaunchEnded if the head has several."""
+        return {0: self.head_address} | {rank: self.links[rank].peer_address for rank in sorted(self.links)}
 
     def close(self) -> None:
         for link in (*self.links.values(), *self._waiting):
@@ -310,7 +350,7 @@ def report_failure(head: str, hello: Message, code: int, why: str, port: int = P
             message = link.receive(POLL_S) or {}
             if message.get("kind") in ("end", "refused") and message.get("code") in CODES:
                 return message["code"], why
-    except RendezvousError:
+    except LaunchEnded:
         pass  # the head is not there either, and will say what it misses
     finally:
         if link is not None:
@@ -326,7 +366,7 @@ def join_head(
     silence_s: float = SILENCE_S,
     stop: Callable[[], bool] = lambda: False,
 ) -> Link:
-    """Connects to the head and sends the hello message. Raises RendezvousError at the deadline or at
+    """Connects to the head and sends the hello message. Raises LaunchEnded at the deadline or at
     `stop()`."""
     deadline = time.monotonic() + deadline_s
     why = "not tried"
@@ -340,4 +380,6 @@ def join_head(
         link.send({"kind": "here", "run": hello["run"], "rank": hello["rank"]})
         link.send({"kind": "hello", **hello})
         return link
-    raise RendezvousError(f"no answer from the head at {head}:{port} within {deadline_s:.0f} s ({why})")
+    raise LaunchEnded(
+        EXIT_NODE_LOST, f"no answer from the head at {head}:{port} within {deadline_s:.0f} s ({why})"
+    )

@@ -38,11 +38,8 @@ def read_amd_gpus(amdsmi: Any, env: Mapping[str, str] = os.environ) -> GpuReadin
     try:
         handles = amdsmi.amdsmi_get_processor_handles()
         indices = visible_positions([_ids(amdsmi, handle) for handle in handles], env)
-        driver = ""
-        if indices:
-            driver = str(amdsmi.amdsmi_get_gpu_driver_info(handles[indices[0]])["driver_version"])
-        gpus = [_read_one(amdsmi, index, handles[index]) for index in indices]
-        return GpuReading(driver=driver, cuda=0, gpus=tuple(gpus))
+        gpus = tuple(_read_one(amdsmi, index, handles[index]) for index in indices)
+        return GpuReading(driver="", cuda=0, gpus=gpus)
     finally:
         amdsmi.amdsmi_shut_down()
 
@@ -75,25 +72,21 @@ def _read_one(amdsmi: Any, index: int, handle: Any) -> MeasuredGpu:
 
     link = ask("amdsmi_get_pcie_info", otherwise={})
     pages = ask("amdsmi_get_gpu_bad_page_info", otherwise=[])
-    pages = pages if isinstance(pages, list) else []
+    states = [page["status"] for page in pages] if isinstance(pages, list) else []
     asic = ask("amdsmi_get_gpu_asic_info", otherwise={})
-    states = [page["status"] for page in pages]
-    processes = []
-    for process in ask("amdsmi_get_gpu_process_list", otherwise=[]):
-        if isinstance(process, dict) and (process.get("mem") or 0) > 0:
-            processes.append(process["pid"])
+    listed = ask("amdsmi_get_gpu_process_list", otherwise=[])
+    processes = tuple(one["pid"] for one in listed if isinstance(one, dict) and one.get("mem"))
+    ecc = ask("amdsmi_get_gpu_total_ecc_count", otherwise={})
     return MeasuredGpu(
         index=index,
         name=str(asic.get("market_name") or "AMD GPU"),
         memory_bytes=ask("amdsmi_get_gpu_memory_total", amdsmi.AmdSmiMemoryType.VRAM, otherwise=0),
-        uncorrected_ecc=number(
-            ask("amdsmi_get_gpu_total_ecc_count", otherwise={}).get("uncorrectable_count")
-        ),
+        uncorrected_ecc=number(ecc.get("uncorrectable_count")),
         remap_pending=amdsmi.AmdSmiMemoryPageStatus.PENDING in states,
         remap_failed=amdsmi.AmdSmiMemoryPageStatus.UNRESERVABLE in states,
         pcie_width=pcie("pcie_metric", "pcie_width"),
         pcie_width_max=pcie("pcie_static", "max_pcie_width"),
         temperature_c=hottest("CURRENT"),
         slowdown_c=hottest("CRITICAL"),
-        processes=tuple(processes),
+        processes=processes,
     )

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trainer.config.run_folder import write_whole
+from trainer.node.preflight import thresholds
 from trainer.system.exit_codes import EXIT_CONFIG, EXIT_OK, EXIT_PREFLIGHT
 
 Level = Literal["pass", "warn", "fail"]
 FILE = "preflight.json"
+ORDER: dict[Level, int] = {"fail": 0, "warn": 1, "pass": 2}
 ANOTHER_MACHINE_HELPS = {
     "GPUs": "a GPU has dropped out, or the driver has stopped",
     "GPU model": "its GPUs are not alike, or not the other nodes'",
@@ -38,6 +40,69 @@ ANOTHER_MACHINE_HELPS = {
 }
 """Why another machine helps, by check. Of any other check (image, set-up, limits, options, data) the next
 machine shares the cause."""
+ANOTHER = "take another machine"
+DISKS = "run.dir, HF_HOME or SPOTRL_TMP"
+PORTS = "open all TCP between the nodes (security group, firewall)"
+TARGETS_AND_REMEDIES = {
+    "GPUs": (
+        "every GPU answers",
+        "give the machine back: a GPU fell off its bus (Xid 79), or the driver broke",
+    ),
+    "GPU model": ("all alike", "take nodes with one kind of GPU: the slowest sets the pace"),
+    "driver": ("alike on all nodes", "take nodes of one image"),
+    "ECC": ("no uncorrectable error", ANOTHER),
+    "row remapping": ("", "restart the machine or take another"),
+    "NVLink": ("all up, or no bridge", ANOTHER),
+    "PCIe": ("its full width, all alike", ANOTHER),
+    "clocks": ("no slowdown", f"power or cooling: {ANOTHER}"),
+    "temperature": (f"{thresholds.GPU_TEMPERATURE_MARGIN_C:.0f} C below slowdown", f"cooling: {ANOTHER}"),
+    "processes on the GPU": ("none", "end them (nvidia-smi), or take a machine of your own"),
+    "kernel log": ("", "a GPU of this machine is failing: take another"),
+    "matrix product": (thresholds.SPREAD_TARGET, f"clocks, power or cooling of this GPU: {ANOTHER}"),
+    "GPU memory": (thresholds.SPREAD_TARGET, f"clocks, power or cooling of this GPU: {ANOTHER}"),
+    "all-reduce in the node": (
+        "",
+        "nvidia-smi nvlink -s and topo -m show which link is down; NCCL_DEBUG=INFO which way NCCL took",
+    ),
+    "all-reduce between nodes": (
+        "no InfiniBand or RoCE",
+        "NCCL_DEBUG=INFO must show NET/IB or the provider's plugin, not NET/Socket",
+    ),
+    "sums": ("", "do not train on these nodes: take other machines"),
+    "shared memory": ("", "start the container with a larger --shm-size (Kubernetes: an emptyDir in memory)"),
+    "memory": ("", "use larger nodes, or fewer placement.workers_per_node"),
+    "loopback": ("", "ip link set lo up"),
+    "pinned memory": (str(1 << 40), "docker: --ulimit memlock=-1:-1"),
+    "processors": ("", "ask for more CPUs (cluster.cpus), or raise the container's CPU quota"),
+    "compiler": (
+        "a C compiler and Python.h",
+        "install gcc and python3-dev (dnf: gcc python3-devel), load the site's compiler module in"
+        " site.prelude, or set CC",
+    ),
+    "disk space": ("", f"free some, lower checkpoint.keep_last, or set {DISKS} to a larger disk"),
+    "local disk": ("", "set SPOTRL_TMP to a local disk"),
+    "disk speed": ("", f"set {DISKS} to a faster, local disk"),
+    "files": ("", "copy it to every node, or give a URL"),
+    "tokens": ("accepted", "make a new token and export it"),
+    "packages": ("", "run trainer/shell/setup.sh of the same commit on every node"),
+    "code": ("", "copy the same commit to every node"),
+    "configuration": ("", "start all nodes with one run.yaml"),
+    "data": ("", "prepare or copy the same dataset on every node (launch.py data verify)"),
+    "InfiniBand": ("", f"ibstat shows the port; {ANOTHER}"),
+    "interface": ("one network, shared by all nodes", "set it on no node, or alike"),
+    "host name": ("it resolves, and to this node", "correct /etc/hosts or DNS there"),
+    "address": ("one node each", "give each node its own"),
+    "ports": ("every port of every node, both ways", PORTS),
+    "MTU": ("alike on all nodes, and it carries", "lower the interfaces' MTU to what the network carries"),
+    "clock": (f"{thresholds.CLOCK_WARN_S} s", "start NTP (chronyd) on both"),
+    "round trip": (f"{thresholds.ROUND_TRIP_WARN_MS} ms", "are the nodes in one zone, and on one network?"),
+    "loss": (f"< {thresholds.LOSS_WARN:.1%}", f"a cable, a port or a congested switch: {ANOTHER}"),
+    "bandwidth": (
+        f"{thresholds.SLOW_PAIR_WARN:.0%} of the other pairs",
+        f"{ANOTHER}, or look at its cable, switch port and virtual network card",
+    ),
+}
+"""The target and the remedy of each check, where its measurement does not say another."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +138,7 @@ class Finding:
 
 def judged(
     check: str,
-    nodes: tuple[int, ...],
+    nodes: Iterable[int],
     wrong: str,
     figure: str = "",
     target: str = "",
@@ -81,12 +146,13 @@ def judged(
     level: Level = "fail",
     machine: bool = True,
 ) -> Finding:
-    """A finding that passes where nothing is wrong. wrong: what is, in words; figure: what a pass shows."""
+    """A finding that passes where nothing is wrong. wrong: what is, in words; figure: what a pass shows;
+    target, remedy: of TARGETS_AND_REMEDIES where they are empty."""
+    usual_target, usual_remedy = TARGETS_AND_REMEDIES.get(check, ("", ""))
+    found = Finding(check=check, nodes=tuple(nodes), figure=figure, target=target or usual_target)
     if not wrong:
-        return Finding(check=check, nodes=nodes, figure=figure, target=target)
-    return Finding(
-        check=check, nodes=nodes, level=level, figure=wrong, target=target, remedy=remedy, machine=machine
-    )
+        return found
+    return replace(found, level=level, figure=wrong, remedy=remedy or usual_remedy, machine=machine)
 
 
 def exit_code(findings: Iterable[Finding]) -> int:

@@ -19,7 +19,7 @@ from typing import Any
 from trainer.hardware import driver as drivers
 from trainer.hardware.visible_gpus import nvml_positions
 from trainer.node.preflight import thresholds
-from trainer.node.preflight.findings import Finding, judged
+from trainer.node.preflight.findings import Finding, Level, judged
 
 SLOWDOWNS = {
     8: "hardware slowdown",
@@ -153,17 +153,9 @@ def check_gpus(rank: int, wanted: int) -> list[Finding]:
     try:
         reading = read_gpus(pynvml)
     except pynvml.NVMLError as error:
-        if getattr(error, "value", 0) in (
-            pynvml.NVML_ERROR_LIBRARY_NOT_FOUND,
-            pynvml.NVML_ERROR_DRIVER_NOT_LOADED,
-        ):
-            return []
-        remedy = (
-            "give the machine back: a GPU has fallen off its bus (Xid 79 in dmesg), or the driver is broken"
-        )
-        return [
-            judged("GPUs", (rank,), f"the driver does not answer: {error}", "", "every GPU answers", remedy)
-        ]
+        none = (pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED)
+        lost = f"the driver does not answer: {error}"
+        return [] if getattr(error, "value", 0) in none else [judged("GPUs", (rank,), lost)]
     return judge_gpus(reading, rank, wanted, cuda_of_torch(), kernel_log())
 
 
@@ -182,60 +174,44 @@ def cuda_of_torch() -> int:
 def judge_gpus(reading: GpuReading, rank: int, wanted: int, cuda: int, log: str) -> list[Finding]:
     """All findings on a node's GPUs. cuda: major version of the torch that is installed. log: the
     kernel's."""
+    here = (rank,)
     used = reading.gpus[:wanted]
-    wrong = drivers.driver_problem(reading.cuda, cuda)
-    driver = f"driver {reading.driver}, CUDA {reading.cuda // 1000}"
-    found = [judged("driver", (rank,), wrong, driver, f"CUDA {cuda}", "")] if cuda else []
-    kinds = set()
-    fastest = 0
+    found = []
+    if cuda:
+        driver = f"driver {reading.driver}, CUDA {reading.cuda // 1000}"
+        wrong = drivers.driver_problem(reading.cuda, cuda)
+        found.append(judged("driver", here, wrong, driver, f"CUDA {cuda}", "take another machine"))
+    kinds = sorted({f"{gpu.name} of {gpu.memory_bytes / 2**30:.0f} GiB" for gpu in used})
+    names = ", ".join(kinds)
+    mixed = f"its GPUs are not alike: {names}" if len(kinds) > 1 else ""
+    found.append(judged("GPU model", here, mixed, f"{len(used)} x {names}"))
+    fastest = max((gpu.pcie_generation or 0 for gpu in used), default=0)
     linked = any(any(gpu.nvlinks) for gpu in reading.gpus)
     for gpu in used:
-        kinds.add(f"{gpu.name} of {gpu.memory_bytes / 2**30:.0f} GiB")
-        fastest = max(fastest, gpu.pcie_generation or 0)
-    names = ", ".join(sorted(kinds))
-    mixed = f"its GPUs are not alike: {names}" if len(kinds) > 1 else ""
-    models = f"{len(used)} x {names}"
-    found.append(
-        judged("GPU model", (rank,), mixed, models, "all alike", "take a machine with one kind of GPU")
-    )
-    for gpu in used:
-        for check, wrong, figure, target, remedy, level in _complaints(gpu, fastest, linked):
+        for check, wrong, figure, level in _complaints(gpu, fastest, linked):
             text = f"GPU {gpu.index} {wrong}" if wrong else ""
-            found.append(judged(check, (rank,), text, figure, target, remedy, level))
+            found.append(judged(check, here, text, figure, level=level))
     xids = sorted(set(map(int, re.findall(r"NVRM: Xid \([^)]*\): (\d+)", log))) & XIDS.keys())
-    text = ""
-    if xids:
-        text = "the kernel log has " + ", ".join(f"Xid {number} ({XIDS[number]})" for number in xids)
+    logged = ", ".join(f"Xid {number} ({XIDS[number]})" for number in xids)
+    text = f"the kernel log has {logged}" if xids else ""
     figure = "no Xid" if log else "the kernel log is not readable here"
-    found.append(
-        judged("kernel log", (rank,), text, figure, "", "a GPU of this machine is failing: take another")
-    )
-    return found
+    return [*found, judged("kernel log", here, text, figure)]
 
 
 def compare_gpus(found: Iterable[Finding]) -> list[Finding]:
     """Findings on nodes whose GPUs or driver are not those of most nodes; in a tie, not those of the head."""
     out = []
-    findings = list(found)
-    for check, level, text, remedy in (
-        (
-            "GPU model",
-            "fail",
-            "its GPUs are not the other nodes'",
-            "ask for one kind: the slowest sets the pace",
-        ),
-        ("driver", "warn", "its driver is not the other nodes'", "take nodes of one image"),
-    ):
-        figures = {}
-        for finding in findings:
-            if finding.level == "pass" and finding.check == check:
-                figures[finding.nodes[0]] = finding.figure
-        in_order = [figures[rank] for rank in sorted(figures)]
-        usual = statistics.mode(in_order) if in_order else ""
+    passed = [finding for finding in found if finding.level == "pass"]
+    rows: tuple[tuple[str, Level, str], ...] = (
+        ("GPU model", "fail", "its GPUs are not the other nodes'"),
+        ("driver", "warn", "its driver is not the other nodes'"),
+    )
+    for check, level, text in rows:
+        figures = {finding.nodes[0]: finding.figure for finding in passed if finding.check == check}
+        usual = statistics.mode(figures[rank] for rank in sorted(figures)) if figures else ""
         for rank, figure in figures.items():
             if figure != usual:
-                line = f"{text}: {figure}, theirs {usual}"
-                out.append(judged(check, (rank,), line, "", "alike on all nodes", remedy, level))
+                out.append(judged(check, (rank,), f"{text}: {figure}, theirs {usual}", level=level))
     return out
 
 
@@ -253,9 +229,9 @@ def _nvlink(gpu: MeasuredGpu, linked: bool) -> tuple[str, str]:
     return f"has NVLink {', '.join(down)} of {len(gpu.nvlinks)} down", ""
 
 
-def _complaints(gpu: MeasuredGpu, fastest: int, linked: bool) -> list[tuple[str, str, str, str, str, Any]]:
-    """(check, what is wrong or "", figure, target, remedy, level) of one GPU. fastest: PCIe generation of the
-    node. linked: as for `_nvlink`."""
+def _complaints(gpu: MeasuredGpu, fastest: int, linked: bool) -> list[tuple[str, str, str, Level]]:
+    """(check, what is wrong or "", figure, level) of one GPU. fastest: PCIe generation of the node. linked:
+    as for `_nvlink`."""
     ecc = f"has {gpu.uncorrected_ecc} uncorrectable memory errors" if gpu.uncorrected_ecc else ""
     rows = "has failed to remap a memory row" if gpu.remap_failed else ""
     pending = "" if rows or not gpu.remap_pending else "waits for a reset to remap a memory row"
@@ -264,37 +240,17 @@ def _complaints(gpu: MeasuredGpu, fastest: int, linked: bool) -> list[tuple[str,
     pcie = f"is on PCIe x{gpu.pcie_width}, it can do x{gpu.pcie_width_max}" if narrow else ""
     if not pcie and (gpu.pcie_generation or fastest) < fastest:
         pcie = f"is on PCIe {gpu.pcie_generation}, others here on PCIe {fastest}"
-    reasons = []
-    for bit, name in SLOWDOWNS.items():
-        if gpu.slowdown & bit:
-            reasons.append(name)
-
-    slow = f"is slowed down: {', '.join(reasons)}" if reasons else ""
-    margin = thresholds.GPU_TEMPERATURE_MARGIN_C.value
-    hot = gpu.temperature_c is not None and gpu.slowdown_c and gpu.temperature_c > gpu.slowdown_c - margin
+    reasons = ", ".join(name for bit, name in SLOWDOWNS.items() if gpu.slowdown & bit)
+    limit_c = (gpu.slowdown_c or 1000) - thresholds.GPU_TEMPERATURE_MARGIN_C
+    hot = gpu.temperature_c is not None and gpu.temperature_c > limit_c
     heat = f"is at {gpu.temperature_c} C and slows down at {gpu.slowdown_c}" if hot else ""
     busy = f"is used by {len(gpu.processes)} other processes" if gpu.processes else ""
-    another = "take another machine"
     return [
-        ("ECC", ecc or rows, "no error", "no uncorrectable error", another, "fail"),
-        ("row remapping", pending, "none pending", "", "restart the machine or take another", "warn"),
-        ("NVLink", links, link_figure, "all up, or no bridge", another, "fail"),
-        (
-            "PCIe",
-            pcie,
-            f"x{gpu.pcie_width}, PCIe {gpu.pcie_generation}",
-            "its full width, all alike",
-            another,
-            "warn",
-        ),
-        ("clocks", slow, "not slowed", "no slowdown", "power or cooling: " + another, "fail"),
-        ("temperature", heat, "cool", f"{margin:.0f} C below slowdown", "cooling: " + another, "warn"),
-        (
-            "processes on the GPU",
-            busy,
-            "none",
-            "none",
-            "end them (nvidia-smi), or take a machine of your own",
-            "warn",
-        ),
+        ("ECC", ecc or rows, "no error", "fail"),
+        ("row remapping", pending, "none pending", "warn"),
+        ("NVLink", links, link_figure, "fail"),
+        ("PCIe", pcie, f"x{gpu.pcie_width}, PCIe {gpu.pcie_generation}", "warn"),
+        ("clocks", f"is slowed down: {reasons}" if reasons else "", "not slowed", "fail"),
+        ("temperature", heat, "cool", "warn"),
+        ("processes on the GPU", busy, "none", "warn"),
     ]

@@ -10,6 +10,7 @@ import resource
 import shutil
 import socket
 import subprocess
+import sysconfig
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,8 +26,8 @@ from trainer.hardware import cgroups, verbs
 from trainer.hardware.host_memory import available_memory, worker_bytes
 from trainer.hardware.model_shapes import shape_of
 from trainer.hardware.visible_gpus import gpu_names, visible_positions
-from trainer.node.preflight import compiler, infiniband, thresholds
-from trainer.node.preflight.findings import Finding, judged
+from trainer.node.preflight import thresholds
+from trainer.node.preflight.findings import DISKS, Finding, judged
 from trainer.node.topology import NodeEnvironment
 
 GIB = 1 << 30
@@ -38,6 +39,8 @@ LEAST_CPUS = 0.5
 """Processors a rank below which a run is not started."""
 SPEED_BYTES = 64 << 20
 """Written and flushed to measure a disk."""
+COMPILERS = ("gcc", "clang", "cc")
+"""What Triton looks for, where CC names none."""
 NETWORK_FILESYSTEMS = ("nfs", "nfs4", "lustre", "ceph", "fuse", "gpfs", "beegfs", "cifs", "9p", "virtiofs")
 
 
@@ -100,7 +103,7 @@ def measure_host(config: RunConfig, env: Mapping[str, str] = os.environ, alone: 
         files=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
         processes=resource.getrlimit(resource.RLIMIT_NPROC)[1],
         locked_bytes=resource.getrlimit(resource.RLIMIT_MEMLOCK)[1],
-        lacks=tuple(compiler.missing_compiler_parts(env)) if config.placement.device == "cuda" else (),
+        lacks=tuple(missing_compiler_parts(env)) if config.placement.device == "cuda" else (),
         infiniband=verbs.DEVICES.is_dir() and any(verbs.DEVICES.iterdir()),
         lacks_verbs=tuple(verbs.missing_libraries()) if env.get("NCCL_IB_DISABLE") != "1" else (),
         cpus=cgroups.cpus(),
@@ -119,6 +122,19 @@ def loopback_answers() -> bool:
                 return True
         except OSError:
             return False
+
+
+def missing_compiler_parts(env: Mapping[str, str] = os.environ, include: str = "") -> list[str]:
+    """What Triton lacks here to build its launchers, in words: they are C, compiled against this Python when
+    a kernel first runs. include: Python's headers, if not this one's."""
+    lacks = []
+    names = [env["CC"]] if env.get("CC") else COMPILERS
+    if not any(shutil.which(name, path=env.get("PATH")) for name in names):
+        lacks.append(f"no C compiler ({' or '.join(names)})")
+    headers = Path(include or sysconfig.get_paths()["include"])
+    if not (headers / "Python.h").is_file():
+        lacks.append(f"no Python.h in {headers}")
+    return lacks
 
 
 def count_gpus(env: Mapping[str, str] = os.environ) -> int | None:
@@ -169,7 +185,7 @@ def disk_needs(config: RunConfig, env: Mapping[str, str], alone: bool) -> list[t
     learning = 0 if alone else parameters_of(config)[1]
     held = held_bytes(local_dir(config))
     checkpoints = checkpoints_bytes(config, learning, held) - held
-    free_after = int(thresholds.FREE_DISK_GIB.value * GIB)
+    free_after = int(thresholds.FREE_DISK_GIB * GIB)
     needs = [("run", Path(config.run.dir).absolute(), free_after + max(0, checkpoints))]
     hub = Path(env.get("HF_HOME") or Path.home() / ".cache/huggingface").absolute()
     for purpose, one in zip(("model cache", "teacher cache"), by_model(config), strict=False):
@@ -195,17 +211,12 @@ def measure_disks(needs: Iterable[tuple[str, Path, int]]) -> Iterator[Disk]:
         device = existing.stat().st_dev
         if device not in speeds:
             speeds[device] = write_speed(existing) if free > 4 * SPEED_BYTES else 0.0
-        mounts = []
-        for m in psutil.disk_partitions(all=True):
-            if existing.resolve().is_relative_to(m.mountpoint):
-                mounts.append(m)
-
-        kind = max(mounts, key=lambda m: len(m.mountpoint)).fstype if mounts else ""
+        mounts = [m for m in psutil.disk_partitions(True) if existing.resolve().is_relative_to(m.mountpoint)]
         yield Disk(
             purpose=purpose,
             path=str(path),
             device=device,
-            filesystem=kind,
+            filesystem=max(mounts, key=lambda m: len(m.mountpoint)).fstype if mounts else "",
             free_bytes=free,
             need_bytes=need_bytes,
             write_bytes_per_s=speeds[device],
@@ -239,68 +250,46 @@ def check_host(
     host = host or measure_host(config, alone=alone)
     cuda = config.placement.device == "cuda"
     ranks = config.processes_per_node
+    here = (node.rank,)
     shm, memory = shm_bytes(config), memory_bytes(config)
     files = RANK_FILES * ranks if cuda else 1024
-    rows = [
-        (
-            "shared memory",
-            host.shm_bytes < shm and f"/dev/shm has {_gib(host.shm_bytes)} free and {_gib(shm)} are needed",
-            _gib(host.shm_bytes),
-            _gib(shm),
-            "start the container with a larger --shm-size (Kubernetes: an emptyDir in memory)",
-        ),
-        (
+    lacks = f"/dev/shm has {_gib(host.shm_bytes)} free and {_gib(shm)} are needed"
+    little = f"{_gib(host.memory_bytes)} of memory are available and {_gib(memory)} are needed"
+    silent = "127.0.0.1 does not answer: Ray's and torch's processes find each other there"
+    # A rank that has less than half a processor keeps its GPU waiting, and misses heartbeats.
+    few = f"its {ranks} ranks may use {host.cpus:.3g} processors (affinity and the control groups' CPU quota)"
+    level = "fail" if host.cpus < LEAST_CPUS * ranks else "warn"
+    few = few if host.cpus < ranks else ""
+    found = [
+        *_gpu_count(config, node, host),
+        judged("shared memory", here, lacks if host.shm_bytes < shm else "", _gib(host.shm_bytes), _gib(shm)),
+        judged(
             "memory",
-            host.memory_bytes < memory
-            and f"{_gib(host.memory_bytes)} of memory are available and {_gib(memory)} are needed",
+            here,
+            little if host.memory_bytes < memory else "",
             _gib(host.memory_bytes),
             _gib(memory),
-            "use larger nodes, or fewer placement.workers_per_node",
         ),
-        (
-            "open files",
-            0 <= host.files < files and f"only {host.files} files may be open",
-            _count(host.files),
-            str(files),
-            f"raise the hard limit to {files} (ulimit -Hn; docker: --ulimit nofile)",
-        ),
-        (
-            "processes",
-            0 <= host.processes < 1024 * ranks and f"only {host.processes} processes may be started",
-            _count(host.processes),
-            str(1024 * ranks),
-            f"raise the hard limit to {1024 * ranks} (ulimit -Hu)",
-        ),
-        (
-            "loopback",
-            not host.loopback
-            and "127.0.0.1 does not answer: Ray's and torch's processes find each other there",
-            "127.0.0.1 answers",
-            "",
-            "ip link set lo up",
-        ),
+        _limit("open files", here, "files may be open", host.files, files, "-Hn; docker: --ulimit nofile"),
+        _limit("processes", here, "processes may be started", host.processes, 1024 * ranks, "-Hu"),
+        judged("loopback", here, "" if host.loopback else silent, "127.0.0.1 answers"),
+        judged("processors", here, few, f"{host.cpus:.3g}", f"{ranks}, one a rank", level=level),
     ]
     if host.infiniband and node.nodes > 1:
         locked = f"only {host.locked_bytes} bytes may be pinned and there is an InfiniBand device"
-        rows.append(
-            (
-                "pinned memory",
-                0 <= host.locked_bytes < 1 << 40 and locked,
-                _count(host.locked_bytes),
-                str(1 << 40),
-                "docker: --ulimit memlock=-1:-1",
-            )
+        wrong = locked if 0 <= host.locked_bytes < 1 << 40 else ""
+        found.append(judged("pinned memory", here, wrong, _count(host.locked_bytes)))
+    if host.infiniband and node.nodes > 1 and cuda:
+        closed = (
+            f"without {' and '.join(host.lacks_verbs)} NCCL trains over TCP, and this machine has InfiniBand"
         )
-        if cuda:
-            rows.append(("InfiniBand's library", *infiniband.library_row(host.lacks_verbs)))
+        remedy = f"put `apt-get install {verbs.PACKAGES}` into the image, or set NCCL_IB_DISABLE=1"
+        wrong = closed if host.lacks_verbs else ""
+        found.append(judged("InfiniBand's library", here, wrong, "it opens", remedy=remedy))
     if cuda:
-        rows.append(("compiler", *compiler.compiler_row(host.lacks)))
-    here = (node.rank,)
-    found = _gpu_count(config, node, host)
-    for check, wrong, figure, target, remedy in rows:
-        found.append(judged(check, here, str(wrong or ""), figure, target, remedy))
-    found.append(_processors(config, host.cpus, here))
-    return found + _disks(config, node, host.disks, alone) + ([] if alone else _paths(config, node))
+        missing = f"Triton builds its launchers when a kernel first runs: {', '.join(host.lacks)}"
+        found.append(judged("compiler", here, missing if host.lacks else "", "there"))
+    return found + _disks(config, here, host.disks, alone) + ([] if alone else _paths(config, here))
 
 
 def _gib(size: float) -> str:
@@ -311,18 +300,11 @@ def _count(number: int) -> str:
     return "no limit" if number < 0 else str(number)
 
 
-def _processors(config: RunConfig, cpus: float, here: tuple[int, ...]) -> Finding:
-    """A rank that has less than half a processor keeps its GPU waiting, and misses heartbeats."""
-    ranks = config.processes_per_node
-    few = f"its {ranks} ranks may use {cpus:.3g} processors (affinity and the control groups' CPU quota)"
+def _limit(check: str, here: tuple[int], what: str, limit: int, need: int, option: str) -> Finding:
+    """A limit of this user's; -1 is none. option: of `ulimit`."""
+    wrong = f"only {limit} {what}" if 0 <= limit < need else ""
     return judged(
-        "processors",
-        here,
-        few if cpus < ranks else "",
-        f"{cpus:.3g}",
-        f"{ranks}, one a rank",
-        "ask the platform for more CPUs (cluster.cpus), or raise the container's CPU quota",
-        level="fail" if cpus < LEAST_CPUS * ranks else "warn",
+        check, here, wrong, _count(limit), str(need), f"raise the hard limit to {need} (ulimit {option})"
     )
 
 
@@ -330,29 +312,24 @@ def _gpu_count(config: RunConfig, node: NodeEnvironment, host: MeasuredHost) -> 
     if config.placement.device == "cpu":
         return []
     wanted = config.processes_per_node
-    rank = (node.rank,)
+    whole = False
+    wrong = ""
     if host.gpus is None:
-        figure = "no nvidia-smi or rocm-smi here"
+        wrong = "no nvidia-smi or rocm-smi here"
         remedy = "install the GPU driver, or use a GPU image"
-        return [Finding(check="GPUs", nodes=rank, level="fail", figure=figure, remedy=remedy, machine=False)]
-    if host.gpus < wanted:
+    elif host.gpus < wanted:
         whole = node.gpus_per_node is not None and node.gpus_per_node >= wanted
-        remedy = (
-            "another node is needed: a GPU has dropped out"
-            if whole
-            else "ask the platform for more, or lower it"
-        )
-        asked = "placement.workers_per_node is"
-        if config.fleet.gpus_per_node:
-            asked = "placement.workers_per_node and fleet.gpus_per_node are together"
-        what = f"{host.gpus} GPUs are visible and {asked} {wanted}"
-        return [Finding(check="GPUs", nodes=rank, level="fail", figure=what, remedy=remedy, machine=whole)]
-    return [Finding(check="GPUs", nodes=rank, figure=str(host.gpus), target=str(wanted))]
+        dropped = "another node is needed: a GPU has dropped out"
+        remedy = dropped if whole else "ask the platform for more, or lower it"
+        own = " and fleet.gpus_per_node are together" if config.fleet.gpus_per_node else " is"
+        wrong = f"{host.gpus} GPUs are visible and placement.workers_per_node{own} {wanted}"
+    else:
+        remedy = ""
+    return [judged("GPUs", (node.rank,), wrong, str(host.gpus), str(wanted), remedy, machine=whole)]
 
 
-def _disks(config: RunConfig, node: NodeEnvironment, disks: tuple[Disk, ...], alone: bool) -> list[Finding]:
+def _disks(config: RunConfig, here: tuple[int], disks: tuple[Disk, ...], alone: bool) -> list[Finding]:
     found = []
-    rank = (node.rank,)
     by_device: dict[int, list[Disk]] = {}
     for disk in disks:
         by_device.setdefault(disk.device, []).append(disk)
@@ -360,59 +337,42 @@ def _disks(config: RunConfig, node: NodeEnvironment, disks: tuple[Disk, ...], al
         need = sum(disk.need_bytes for disk in shared)
         free = min(disk.free_bytes for disk in shared)
         what = " and ".join(disk.purpose for disk in shared)
-        if free >= need:
-            figure = f"{free / GIB:.0f} GiB for {what}"
-            found.append(
-                Finding(check="disk space", nodes=rank, figure=figure, target=f"{need / GIB:.0f} GiB")
-            )
-            continue
-        figure = (
-            f"{free / GIB:.1f} GiB are free for {what} ({shared[0].path}) and {need / GIB:.1f} are needed"
-        )
-        remedy = (
-            "free some, lower checkpoint.keep_last, or set run.dir, HF_HOME and SPOTRL_TMP to a larger disk"
-        )
-        found.append(Finding(check="disk space", nodes=rank, level="fail", figure=figure, remedy=remedy))
+        lacks = f"{_gib(free)} are free for {what} ({shared[0].path}) and {need / GIB:.1f} are needed"
+        wrong = lacks if free < need else ""
+        figure = f"{free / GIB:.0f} GiB for {what}"
+        found.append(judged("disk space", here, wrong, figure, f"{need / GIB:.0f} GiB"))
     for disk in disks:
         if disk.need_bytes and 0 <= disk.free_files < MIN_NEW_FILES:
             figure = f"{disk.path} has room for {disk.free_files} more files ({disk.purpose})"
-            remedy = "remove small files there (df -i), or set run.dir, HF_HOME or SPOTRL_TMP to another disk"
-            found.append(Finding(check="disk space", nodes=rank, level="fail", figure=figure, remedy=remedy))
+            remedy = f"remove small files there (df -i), or set {DISKS} to another disk"
+            found.append(judged("disk space", here, figure, remedy=remedy))
         if disk.need_bytes and not disk.writable:  # a model that is there may be on a disk to read from
             figure = f"{disk.path} cannot be written ({disk.purpose})"
-            remedy = "mount it writable, or set run.dir, HF_HOME or SPOTRL_TMP to another disk"
-            found.append(Finding(check="disk space", nodes=rank, level="fail", figure=figure, remedy=remedy))
+            remedy = f"mount it writable, or set {DISKS} to another disk"
+            found.append(judged("disk space", here, figure, remedy=remedy))
         if disk.purpose.startswith("Ray") and disk.filesystem.startswith(NETWORK_FILESYSTEMS):
             figure = f"{disk.purpose} {disk.path} is on {disk.filesystem}, over the network"
-            remedy = "set SPOTRL_TMP to a local disk"
-            found.append(Finding(check="local disk", nodes=rank, level="warn", figure=figure, remedy=remedy))
+            found.append(judged("local disk", here, figure, level="warn"))
         if disk.write_bytes_per_s:
-            found.append(_disk_speed(config, disk, rank, alone))
+            found.append(_disk_speed(config, disk, here, alone))
     return found
 
 
-def _disk_speed(config: RunConfig, disk: Disk, rank: tuple[int, ...], alone: bool) -> Finding:
+def _disk_speed(config: RunConfig, disk: Disk, here: tuple[int], alone: bool) -> Finding:
     speed = disk.write_bytes_per_s
-    limit = thresholds.CHECKPOINT_WRITE_S.value
-    what = "a checkpoint"
-    size = 0.0
+    limit = thresholds.CHECKPOINT_WRITE_S
     match disk.purpose:
         case "run":
             parameters = 0 if alone else parameters_of(config)[1]
-            size = parameters * CHECKPOINT_BYTES_PER_PARAMETER / config.placement.nodes
+            what, size = "a checkpoint", parameters * CHECKPOINT_BYTES_PER_PARAMETER / config.placement.nodes
         case "model cache":
-            what = "the model"
-            size = disk.need_bytes
+            what, size = "the model", disk.need_bytes
         case _:
-            what = "what is spilled in that time"
-            size = thresholds.SPILL_MB_PER_S.value * 1e6 * limit
+            what, size = "what is spilled in that time", thresholds.SPILL_MB_PER_S * 1e6 * limit
+    took = f"{disk.path} takes {speed / 1e6:.0f} MB/s: {what} would take {size / speed:.0f} s to write"
+    wrong = took if size > speed * limit else ""
     figure = f"{disk.purpose}: {speed / 1e6:.0f} MB/s"
-    target = f"{what} in {limit:.0f} s"
-    if size <= speed * limit:
-        return Finding(check="disk speed", nodes=rank, figure=figure, target=target)
-    figure = f"{disk.path} takes {speed / 1e6:.0f} MB/s: {what} would take {size / speed:.0f} s to write"
-    remedy = "set run.dir, HF_HOME or SPOTRL_TMP to a faster, local disk"
-    return Finding(check="disk speed", nodes=rank, level="warn", figure=figure, target=target, remedy=remedy)
+    return judged("disk speed", here, wrong, figure, f"{what} in {limit:.0f} s", level="warn")
 
 
 def shm_bytes(config: RunConfig) -> int:
@@ -428,23 +388,13 @@ def memory_bytes(config: RunConfig) -> int:
     return each * config.processes_per_node
 
 
-def _paths(config: RunConfig, node: NodeEnvironment) -> list[Finding]:
+def _paths(config: RunConfig, here: tuple[int]) -> list[Finding]:
     """Local paths that every node reads. Hub ids and URLs are looked up where they are used."""
     found = []
-    named = [("model.path", config.model.path), ("data.path", config.data.path)]
-    named += [("algorithm.teacher", config.algorithm.teacher)] if config.teaches else []
-    for name, path in named:
+    paths = {"model.path": config.model.path, "data.path": config.data.path}
+    paths |= {"algorithm.teacher": config.algorithm.teacher} if config.teaches else {}
+    for name, path in paths.items():
         if path.startswith(("/", "./", "../", "~")):
-            here = Path(path).expanduser().exists()
-            found.append(
-                Finding(check="files", nodes=(node.rank,), figure=name)
-                if here
-                else Finding(
-                    check="files",
-                    nodes=(node.rank,),
-                    level="fail",
-                    figure=f"{name} {path} is not on this node",
-                    remedy="copy it to every node, or give a URL",
-                )
-            )
+            wrong = "" if Path(path).expanduser().exists() else f"{name} {path} is not on this node"
+            found.append(judged("files", here, wrong, name))
     return found

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.hardware import verbs
 from trainer.node.preflight.findings import Finding, judged
 
 SYSFS = Path("/sys/class/infiniband")
@@ -75,14 +74,6 @@ def nccl_variables(found: list[Port], env: Mapping[str, str]) -> tuple[dict[str,
     return {"NCCL_IB_HCA": value}, why
 
 
-def library_row(missing: Sequence[str]) -> tuple[str, str, str, str]:
-    """(what is wrong or "", figure, target, remedy) of the libraries that NCCL opens. missing: as
-    `verbs.missing_libraries` gave it."""
-    lacks = f"without {' and '.join(missing)} NCCL trains over TCP, and this machine has InfiniBand"
-    remedy = f"put `apt-get install {verbs.PACKAGES}` into the image, or set NCCL_IB_DISABLE=1"
-    return lacks if missing else "", "it opens", "", remedy
-
-
 def judge_infiniband(nodes: Mapping[int, list[dict[str, Any]]]) -> list[Finding]:
     """Findings over all nodes, of the ports as dictionaries: a node with less than the others is named."""
     rates: dict[int, float] = {}
@@ -96,8 +87,7 @@ def judge_infiniband(nodes: Mapping[int, list[dict[str, Any]]]) -> list[Finding]
         if rate < best:
             why = f" ({', '.join(down)} down)" if down else ""
             figure = f"{rate:.0f} Gb/s of InfiniBand or RoCE{why}, another node has {best:.0f}"
-            remedy = "ibstat shows the port; take another machine"
-            out.append(judged("InfiniBand", (rank,), figure, remedy=remedy))
+            out.append(judged("InfiniBand", (rank,), figure))
         elif best:
-            out.append(Finding(check="InfiniBand", nodes=(rank,), figure=f"{rate:.0f} Gb/s"))
+            out.append(judged("InfiniBand", (rank,), "", f"{rate:.0f} Gb/s"))
     return out

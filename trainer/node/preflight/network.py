@@ -187,14 +187,14 @@ def better_measurement(one: Pair, two: Pair) -> Pair:
 
 
 def _doubtful(pairs: list[Pair]) -> list[Pair]:
-    limit = thresholds.SLOW_PAIR_WARN.value * usual_speed(pairs)
+    limit = thresholds.SLOW_PAIR_WARN * usual_speed(pairs)
     found: list[Pair] = []
     for p in pairs:
         if (
             min(p.bytes_per_s) < limit
-            or max(p.loss) >= thresholds.LOSS_WARN.value
+            or max(p.loss) >= thresholds.LOSS_WARN
             or not p.carries
-            or p.round_trip_ms > thresholds.ROUND_TRIP_WARN_MS.value
+            or p.round_trip_ms > thresholds.ROUND_TRIP_WARN_MS
         ):
             found.append(p)
     return found

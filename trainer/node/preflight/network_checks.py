@@ -5,75 +5,67 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from typing import Any
 
 from trainer.node.preflight import thresholds
-from trainer.node.preflight.findings import Finding, Level
-from trainer.node.preflight.network import Survey, interface_towards, mtu_towards, usual_speed
+from trainer.node.preflight.findings import Finding, Level, judged
+from trainer.node.preflight.network import Pair, Survey, interface_towards, mtu_towards, usual_speed
+
+Edges = Iterable[tuple[int, int]]
 
 
 def judge_network(found: Survey, gpus: bool) -> list[Finding]:
     """All findings on the network. gpus: hold bandwidth against what training on GPUs over TCP needs."""
-    return [
-        *_interfaces(found),
-        *_clocks(found),
-        *_ports(found),
-        *_mtus(found),
-        *_quality(found),
-        *_bandwidth(found, gpus),
-    ]
+    out: list[Finding] = []
+    for rank in found.hellos:
+        out += _interfaces(found, rank)
+    for rank, offset in found.offsets_s.items():
+        if rank:
+            level = _level(abs(offset), thresholds.CLOCK_WARN_S, thresholds.CLOCK_FAIL_S)
+            wrong = f"its clock is {offset:+.0f} s off the head's" if level != "pass" else ""
+            out.append(judged("clock", (rank,), wrong, f"{offset:+.1f} s", level=level))
+    return [*out, *_ports(found), *_mtus(found), *_quality(found), *_bandwidth(found, gpus)]
 
 
-def explain_bad_pairs(bad: Iterable[tuple[int, int]], nodes: int) -> tuple[list[int], list[tuple[int, int]]]:
+def explain_bad_pairs(bad: Edges, nodes: int) -> tuple[list[int], list[tuple[int, int]]]:
     """Nodes all of whose pairs are bad while others are good, and the bad pairs that they do not explain."""
     bad = set(bad)
-    touched = set(map(frozenset, bad))
     if nodes < 3 or are_all_pairs(bad, nodes):
         return [], sorted(bad)
-    bad_pairs = Counter(chain.from_iterable(touched))
-    guilty = []
-    for node in range(nodes):
-        if bad_pairs[node] == nodes - 1:
-            guilty.append(node)
-
-    rest = []
-    for pair in sorted(bad):
-        if not set(pair) & set(guilty):
-            rest.append(pair)
-    return guilty, rest
+    bad_pairs = Counter(chain.from_iterable(set(map(frozenset, bad))))
+    guilty = [node for node in range(nodes) if bad_pairs[node] == nodes - 1]
+    return guilty, sorted(pair for pair in bad if not set(pair) & set(guilty))
 
 
-def are_all_pairs(bad: Iterable[tuple[int, int]], nodes: int) -> bool:
+def are_all_pairs(bad: Edges, nodes: int) -> bool:
     """Whether every pair of the job is bad, as a rule of the network makes it: other machines share it."""
     return len(set(map(frozenset, bad))) == nodes * (nodes - 1) // 2
 
 
-def bad_nodes_and_pairs(bad: Iterable[tuple[int, int]], nodes: int) -> list[tuple[int, ...]]:
+def bad_nodes_and_pairs(bad: Edges, nodes: int) -> list[tuple[int, ...]]:
     """The nodes and the pairs that `explain_bad_pairs` gives, in one list: (node,), then (node, node)."""
     guilty, rest = explain_bad_pairs(bad, nodes)
     return [*[(node,) for node in guilty], *rest]
 
 
-def _interfaces(found: Survey) -> list[Finding]:
-    out: list[Finding] = []
-    for rank, hello in found.hellos.items():
-        ours = sorted(set(found.routes[rank].values()))
-        name = interface_towards(hello, ours[0]) if ours else ""
-        wrong = _misleading_variables(found, rank, name)
-        if len(ours) > 1:
-            figure = f"it reaches the other nodes over several of its addresses: {', '.join(ours)}"
-            remedy = "give all nodes addresses on one network in SPOTRL_PEERS"
-            wrong.append(_warn("interface", (rank,), figure, remedy))
-        for why in hello["wrong"]:
-            wrong.append(_fail("interface", (rank,), why, "set it on no node, or alike"))
-        wrong += _host_names(found, rank)
-        if hello["taken"]:
-            figure = f"ports {', '.join(map(str, hello['taken']))} are taken"
-            wrong.append(_fail("ports", (rank,), figure, "end what listens there", machine=False))
-        out += wrong or [Finding(check="interface", nodes=(rank,), figure=name or "unknown")]
-    return out
+def _interfaces(found: Survey, rank: int) -> list[Finding]:
+    """Findings on one node's interface, its variables, its host name and its own ports."""
+    hello = found.hellos[rank]
+    ours = sorted(set(found.routes[rank].values()))
+    name = interface_towards(hello, ours[0]) if ours else ""
+    wrong = _misleading_variables(found, rank, name)
+    if len(ours) > 1:
+        figure = f"it reaches the other nodes over several of its addresses: {', '.join(ours)}"
+        remedy = "give all nodes addresses on one network in SPOTRL_PEERS"
+        wrong.append(judged("interface", (rank,), figure, remedy=remedy, level="warn"))
+    wrong += [judged("interface", (rank,), why) for why in hello["wrong"]]
+    wrong += _host_names(found, rank)
+    if hello["taken"]:
+        figure = f"ports {', '.join(map(str, hello['taken']))} are taken"
+        wrong.append(judged("ports", (rank,), figure, remedy="end what listens there", machine=False))
+    return wrong or [judged("interface", (rank,), "", name or "unknown")]
 
 
 def _host_names(found: Survey, rank: int) -> list[Finding]:
@@ -83,18 +75,17 @@ def _host_names(found: Survey, rank: int) -> list[Finding]:
     out = []
     if not own:
         remedy = "add it to /etc/hosts: Gloo and vLLM look it up"
-        out.append(_warn("host name", (rank,), "its own host name does not resolve", remedy))
+        figure = "its own host name does not resolve"
+        out.append(judged("host name", (rank,), figure, remedy=remedy, level="warn"))
     elif not any(address in hello["addresses"] or address.startswith("127.") for address in own):
         figure = f"its own host name {hello['name']} resolves to {', '.join(own)}, which is not its address"
-        remedy = "correct /etc/hosts or DNS there"
-        out.append(_fail("host name", (rank,), figure, remedy))
+        out.append(judged("host name", (rank,), figure))
     for other, addresses in found.names.get(rank, {}).items():
         for third, theirs in found.addresses.items():
             if third != other and theirs in addresses and theirs not in found.hellos[other]["addresses"]:
                 name = found.hellos[other]["name"]
                 figure = f"it resolves {name}, which is node {other}, to {theirs}, which is node {third}"
-                remedy = "correct /etc/hosts or DNS there"
-                out.append(_fail("host name", (rank,), figure, remedy))
+                out.append(judged("host name", (rank,), figure))
     return out
 
 
@@ -108,8 +99,7 @@ def duplicate_addresses(
         for other, hello in hellos.items():
             taken = address in hello["addresses"] or (addresses[other] == address and other > rank)
             if other != rank and taken and not address.startswith("127."):
-                figure = f"both have the address {address}"
-                out.append(_fail("address", (rank, other), figure, "give each node its own"))
+                out.append(judged("address", (rank, other), f"both have the address {address}"))
     return out
 
 
@@ -124,79 +114,49 @@ def _misleading_variables(found: Survey, rank: int, route: str) -> list[Finding]
         for other, hello in found.hellos.items():
             if other != rank and address in hello["interfaces"].values():
                 same.append(other)
-
-        if chosen != route and (same or address.startswith("127.")):
-            what = f"an address that node {same[0]} has, too" if same else "loopback"
-            figure = (
-                f"{variable} names {chosen} ({address}), {what}: it leads nowhere, and the route to "
-                f"the other nodes is {route}"
-            )
-            remedy = f"unset {variable}, or set it to {route}"
-            out.append(_fail("interface", (rank,), figure, remedy))
-    return out
-
-
-def _clocks(found: Survey) -> list[Finding]:
-    out = []
-    for rank, offset in found.offsets_s.items():
-        if rank == 0:
+        if chosen == route or not (same or address.startswith("127.")):
             continue
-        level = _level(abs(offset), thresholds.CLOCK_WARN_S.value, thresholds.CLOCK_FAIL_S.value)
-        figure = f"{offset:+.1f} s" if level == "pass" else f"its clock is {offset:+.0f} s off the head's"
-        out.append(
-            Finding(
-                check="clock",
-                nodes=(rank,),
-                level=level,
-                figure=figure,
-                target=f"{thresholds.CLOCK_WARN_S.value} s",
-                remedy="" if level == "pass" else "start NTP (chronyd) on both",
-            )
+        what = f"an address that node {same[0]} has, too" if same else "loopback"
+        figure = (
+            f"{variable} names {chosen} ({address}), {what}: it leads nowhere, and the route to the other"
         )
+        remedy = f"unset {variable}, or set it to {route}"
+        out.append(judged("interface", (rank,), f"{figure} nodes is {route}", remedy=remedy))
     return out
 
 
 def _ports(found: Survey) -> list[Finding]:
-    out = []
     cut = found.cut()
     count = len(found.hellos)
-    both_ways = {pair for pair in cut if pair[::-1] in cut}
-    guilty, rest = explain_bad_pairs(both_ways, count)
+    guilty, rest = explain_bad_pairs({pair for pair in cut if pair[::-1] in cut}, count)
+    out = []
     for node in guilty:
+        remedy = "open all TCP between the nodes, or take another machine"
         figure = "it and the other nodes reach none of each other's ports"
-        out.append(_fail("ports", (node,), figure, "open all TCP between the nodes, or take another machine"))
-    unexplained = set()
-    for pair in cut:
-        if not set(pair) & set(guilty):
-            unexplained.add((min(pair), max(pair)))
+        out.append(judged("ports", (node,), figure, remedy=remedy))
     own = not are_all_pairs(cut, count)
-    for a, b in sorted(unexplained):
-        both = (a, b) in rest and (b, a) in rest
+    for a, b in sorted({(min(pair), max(pair)) for pair in cut if not set(pair) & set(guilty)}):
         source, to = (a, b) if (a, b) in cut else (b, a)
-        figure = (
-            "no connection either way" if both else f"no connection to any port, though node {to} reaches it"
-        )
-        remedy = "open all TCP between the nodes (security group, firewall)"
-        out.append(_fail("ports", (source, to), figure, remedy, machine=own))
+        one_way = f"no connection to any port, though node {to} reaches it"
+        both = (a, b) in rest and (b, a) in rest
+        figure = "no connection either way" if both else one_way
+        out.append(judged("ports", (source, to), figure, machine=own))
     out += _free_ports(found, cut)
-    some_ports = [(source, wrong[0]) for source, reached in found.reached.items() for wrong in reached]
-    own = not are_all_pairs(some_ports, count)
+
+    closed: dict[tuple[int, int], list[tuple[int, str]]] = {}
     for source, wrong in found.reached.items():
-        for to, hello in found.hellos.items():
-            ports = []
-            reasons = []
-            for node, _, port, reason in wrong:
-                if node == to and port not in hello["free"]:
-                    ports.append(str(port))
-                    reasons.append(reason)
-            if ports and (source, to) not in cut:
-                figure = f"port {', '.join(ports)} of {found.addresses[to]}: {reasons[0]}"
-                remedy = "open all TCP between the nodes"
-                out.append(_fail("ports", (source, to), figure, remedy, machine=own))
-    if not out:
-        ports = sum(1 + len(h["ports"]) + len(h["free"]) for h in found.hellos.values())
-        out.append(Finding(check="ports", figure=f"{ports} ports, from every node"))
-    return out
+        for to, _, port, reason in wrong:
+            closed.setdefault((source, to), [])
+            if port not in found.hellos[to]["free"]:
+                closed[source, to].append((port, reason))
+    own = not are_all_pairs(closed, count)
+    for (source, to), refused in closed.items():
+        if refused and (source, to) not in cut:
+            ports = ", ".join(str(port) for port, _ in refused)
+            figure = f"port {ports} of {found.addresses[to]}: {refused[0][1]}"
+            out.append(judged("ports", (source, to), figure, machine=own))
+    ports = sum(1 + len(hello["ports"]) + len(hello["free"]) for hello in found.hellos.values())
+    return out or [judged("ports", (), "", f"{ports} ports, from every node")]
 
 
 def _free_ports(found: Survey, cut: set[tuple[int, int]]) -> list[Finding]:
@@ -209,18 +169,17 @@ def _free_ports(found: Survey, cut: set[tuple[int, int]]) -> list[Finding]:
                 lost.setdefault((source, to), (address, reason, []))[2].append(str(port))
     out = []
     remedy = "open all TCP between the nodes (sysctl net.ipv4.ip_local_port_range has the range)"
-    everyone = set(found.hellos)
-    own = not are_all_pairs(lost, len(everyone))
+    own = not are_all_pairs(lost, len(found.hellos))
     for to in found.hellos:
-        sources = {source for source, at in lost if at == to}
+        sources = sorted(source for source, at in lost if at == to)
         if not sources:
             continue
-        address, reason, ports = lost[min(sources), to]
+        address, reason, ports = lost[sources[0], to]
         figure = f"ports {', '.join(ports)} of {address}, such as Gloo and NCCL get: {reason}"
-        if len(everyone) > 2 and sources == everyone - {to}:
-            out.append(_fail("ports", (to,), f"no other node reaches {figure}", remedy, machine=own))
-        else:
-            out += [_fail("ports", (source, to), figure, remedy, machine=own) for source in sorted(sources)]
+        everyone = 2 < len(found.hellos) == len(sources) + 1
+        for nodes in [(to,)] if everyone else [(source, to) for source in sources]:
+            whole = f"no other node reaches {figure}" if everyone else figure
+            out.append(judged("ports", nodes, whole, remedy=remedy, machine=own))
     return out
 
 
@@ -228,154 +187,96 @@ def _mtus(found: Survey) -> list[Finding]:
     out = []
     sizes = {}
     for rank in found.hellos:
-        sizes[rank] = 0
-        for peer in found.hellos:
-            if peer != rank:
-                sizes[rank] = max(sizes[rank], mtu_towards(found, rank, peer))
-
+        sizes[rank] = max(
+            (mtu_towards(found, rank, peer) for peer in found.hellos if peer != rank), default=0
+        )
     usual = statistics.mode(sizes.values())
     for rank, size in sizes.items():
         if size != usual:
+            remedy = "give all nodes' interfaces the same MTU"
             figure = f"its interface has MTU {size}, the others {usual}"
-            out.append(_warn("MTU", (rank,), figure, "give all nodes' interfaces the same MTU"))
+            out.append(judged("MTU", (rank,), figure, remedy=remedy, level="warn"))
     too_narrow = [(pair.a, pair.b) for pair in found.pairs if not pair.carries]
+    own = not are_all_pairs(too_narrow, len(found.hellos))
     for nodes in bad_nodes_and_pairs(too_narrow, len(found.hellos)):
-        size = min(sizes[n] for n in nodes)
-        figure = f"packets of {size} bytes do not arrive, small ones do"
-        remedy = "lower the interfaces' MTU to what the network carries"
-        own = not are_all_pairs(too_narrow, len(found.hellos))
-        out.append(_fail("MTU", nodes, figure, remedy, machine=own))
-    return out or [Finding(check="MTU", figure=f"{usual} bytes")]
+        figure = f"packets of {min(sizes[node] for node in nodes)} bytes do not arrive, small ones do"
+        out.append(judged("MTU", nodes, figure, machine=own))
+    return out or [judged("MTU", (), "", f"{usual} bytes")]
 
 
-def _quality(found: Survey) -> list[Finding]:
+def _bad_links(
+    found: Survey, check: str, level_of: Callable[[Pair], Level], words: Callable[[list[Pair]], str]
+) -> list[Finding]:
+    """Findings on the nodes and pairs whose links fail or warn. words: what is wrong with some links."""
     out = []
-    count = len(found.hellos)
-    limit = thresholds.LOSS_WARN.value
-    levels = {}
-    loss = {}
-    for p in found.pairs:
-        loss[(p.a, p.b)] = p.loss
-        levels[(p.a, p.b)] = _level(max(p.loss), limit, thresholds.LOSS_FAIL.value)
+    explained: set[tuple[int, int]] = set()
     for level in ("fail", "warn"):
-        guilty, rest = explain_bad_pairs([p for p, at in levels.items() if at == level], count)
-        for node in guilty:
-            worst = max(max(share) for pair, share in loss.items() if node in pair)
-            out.append(_lossy((node,), worst, level))
-        for pair in rest:
-            there, back = loss[pair]
-            out.append(_lossy(pair if there >= back else pair[::-1], max(there, back), level))
-    slow = {}
-    for p in found.pairs:
-        if p.round_trip_ms > thresholds.ROUND_TRIP_WARN_MS.value:
-            slow[(p.a, p.b)] = p
-
-    for nodes in bad_nodes_and_pairs(slow, count):
-        best = max(p.round_trip_ms for p in slow.values() if set(nodes) <= {p.a, p.b})
-        figure = f"a round trip takes {best:.1f} ms at best"
-        out.append(_warn("round trip", nodes, figure, "are the nodes in one zone, and on one network?"))
-    if not out and found.pairs:
-        trips = [p.round_trip_ms for p in found.pairs]
-        measured = all(p.udp for p in found.pairs)
-        figure = (
-            f"{min(trips):.2f} to {max(trips):.2f} ms" if measured else "not measured: datagrams are blocked"
-        )
-        worst = max(map(max, loss.values()))
-        out += [
-            Finding(check="round trip", figure=figure, target=f"{thresholds.ROUND_TRIP_WARN_MS.value} ms")
-        ]
-        out += [Finding(check="loss", figure=f"{worst:.2%}" if measured else figure, target=f"< {limit:.1%}")]
+        bad = {(p.a, p.b): p for p in found.pairs if level_of(p) == level and (p.a, p.b) not in explained}
+        for nodes in bad_nodes_and_pairs(bad, len(found.hellos)):
+            links = [p for p in found.pairs if set(nodes) <= {p.a, p.b}]
+            explained |= {(p.a, p.b) for p in links}
+            out.append(judged(check, nodes, words(links), level=level))
     return out
 
 
-def _lossy(nodes: tuple[int, ...], share: float, level: Level) -> Finding:
-    remedy = "a cable, a port or a congested switch: take another machine"
-    figure = f"{share:.1%} of the packets are lost"
-    target = f"< {thresholds.LOSS_WARN.value:.1%}"
-    return Finding(check="loss", nodes=nodes, level=level, figure=figure, target=target, remedy=remedy)
+def _quality(found: Survey) -> list[Finding]:
+    """Findings on loss and round trips."""
+
+    def lossy(pair: Pair) -> Level:
+        return _level(max(pair.loss), thresholds.LOSS_WARN, thresholds.LOSS_FAIL)
+
+    def slow(pair: Pair) -> Level:
+        return "warn" if pair.round_trip_ms > thresholds.ROUND_TRIP_WARN_MS else "pass"
+
+    def lost(links: list[Pair]) -> str:
+        return f"{max(max(pair.loss) for pair in links):.1%} of the packets are lost"
+
+    def late(links: list[Pair]) -> str:
+        return f"a round trip takes {max(pair.round_trip_ms for pair in links):.1f} ms at best"
+
+    out = []
+    backwards = {(p.a, p.b) for p in found.pairs if p.loss[1] > p.loss[0]}
+    for finding in _bad_links(found, "loss", lossy, lost):
+        turned = finding.nodes[::-1] if finding.nodes in backwards else finding.nodes
+        out.append(judged("loss", turned, finding.figure, level=finding.level))
+    out += _bad_links(found, "round trip", slow, late)
+    if out or not found.pairs:
+        return out
+    trips = [pair.round_trip_ms for pair in found.pairs]
+    figure = f"{min(trips):.2f} to {max(trips):.2f} ms"
+    share = f"{max(max(pair.loss) for pair in found.pairs):.2%}"
+    if not all(pair.udp for pair in found.pairs):
+        figure = share = "not measured: datagrams are blocked"
+    return [judged("round trip", (), "", figure), judged("loss", (), "", share)]
 
 
 def _bandwidth(found: Survey, gpus: bool) -> list[Finding]:
     if not found.pairs:
         return []
-    out: list[Finding] = []
     usual = usual_speed(found.pairs)
-    count = len(found.hellos)
-    speed = {(p.a, p.b): min(p.bytes_per_s) for p in found.pairs}
-    limits: list[tuple[Level, float]] = [
-        ("fail", thresholds.SLOW_PAIR_FAIL.value * usual),
-        ("warn", thresholds.SLOW_PAIR_WARN.value * usual),
-    ]
-    named: set[tuple[int, int]] = set()
-    for level, limit in limits:
-        below = [pair for pair, slowest in speed.items() if slowest < limit and pair not in named]
-        for nodes in bad_nodes_and_pairs(below, count):
-            inside = {pair: slowest for pair, slowest in speed.items() if set(nodes) <= set(pair)}
-            named |= inside.keys()
-            figure = f"{format_gbit(min(inside.values()))}, the other pairs {format_gbit(usual)}"
-            remedy = "take another machine, or look at its cable, switch port and virtual network card"
-            out.append(
-                Finding(
-                    check="bandwidth",
-                    nodes=nodes,
-                    level=level,
-                    figure=figure,
-                    remedy=remedy,
-                    target=f"{thresholds.SLOW_PAIR_WARN.value:.0%} of the other pairs",
-                )
-            )
-    floor = thresholds.ETHERNET_GBIT_PER_S.value
-    if gpus and usual * 8e-9 < thresholds.ETHERNET_SHARE.value * floor:
-        figure = f"{format_gbit(usual)} between nodes over TCP"
+    speeds = [min(pair.bytes_per_s) for pair in found.pairs]
+
+    def level(pair: Pair) -> Level:
+        slowest = min(pair.bytes_per_s)
+        failed = slowest < thresholds.SLOW_PAIR_FAIL * usual
+        return "fail" if failed else "warn" if slowest < thresholds.SLOW_PAIR_WARN * usual else "pass"
+
+    def words(links: list[Pair]) -> str:
+        return f"{_gbit(min(min(pair.bytes_per_s) for pair in links))}, the other pairs {_gbit(usual)}"
+
+    out = _bad_links(found, "bandwidth", level, words)
+    floor = thresholds.ETHERNET_GBIT_PER_S
+    target = f"a {floor:.0f} Gb/s link" if gpus else ""
+    if gpus and usual * 8e-9 < thresholds.ETHERNET_SHARE * floor:
+        figure = f"{_gbit(usual)} between nodes over TCP"
         remedy = "ask for a faster network tier, or train on one node: ZeRO-3 gathers all weights over it"
-        target = f"a {floor:.0f} Gb/s link"
-        out.append(
-            Finding(
-                check="bandwidth", level="fail", figure=figure, target=target, remedy=remedy, machine=False
-            )
-        )
-    if not out:
-        figure = f"{format_gbit(min(speed.values()))} to {format_gbit(max(speed.values()))}"
-        target = (
-            f"a {floor:.0f} Gb/s link"
-            if gpus
-            else f"{thresholds.SLOW_PAIR_WARN.value:.0%} of the other pairs"
-        )
-        out.append(Finding(check="bandwidth", figure=figure, target=target))
-    return out
+        out.append(judged("bandwidth", (), figure, "", target, remedy, machine=False))
+    return out or [judged("bandwidth", (), "", f"{_gbit(min(speeds))} to {_gbit(max(speeds))}", target)]
 
 
-def format_gbit(bytes_per_s: float) -> str:
-    """Bytes per second in words."""
+def _gbit(bytes_per_s: float) -> str:
     return f"{bytes_per_s * 8e-9:.2f} Gb/s"
 
 
 def _level(value: float, warn: float, fail: float) -> Level:
     return "fail" if value > fail else "warn" if value > warn else "pass"
-
-
-WANTED = {
-    "interface": "one network, shared by all nodes",
-    "host name": "it resolves, and to this node",
-    "address": "one node each",
-    "ports": "every port of every node, both ways",
-    "MTU": "alike on all nodes, and it carries",
-    "round trip": f"{thresholds.ROUND_TRIP_WARN_MS.value} ms",
-}
-"""Targets of checks that measure no number, and of failures of them."""
-
-
-def _warn(check: str, nodes: tuple[int, ...], figure: str, remedy: str) -> Finding:
-    return Finding(check=check, nodes=nodes, level="warn", figure=figure, target=WANTED[check], remedy=remedy)
-
-
-def _fail(check: str, nodes: tuple[int, ...], figure: str, remedy: str, machine: bool = True) -> Finding:
-    return Finding(
-        check=check,
-        nodes=nodes,
-        level="fail",
-        figure=figure,
-        target=WANTED[check],
-        remedy=remedy,
-        machine=machine,
-    )

@@ -20,19 +20,9 @@ from trainer.system.errors import StorageError
 from trainer.system.exit_codes import EXIT_CONFIG, EXIT_PREFLIGHT
 
 
-def count_refusal(losses: int) -> int:
-    """Records an attempt lost to this machine; returns EXIT_PREFLIGHT, or the final code when the budget is
-    used up."""
-    here = machine_identity.this_machine()
-    return _count(EXIT_PREFLIGHT, f"{here.name} cannot run the environment", [here], losses)
-
-
-def count_failed_setup(losses: int, restarts: int, code: int, why: str) -> int:
-    """Records an attempt whose set-up ended with `code`; returns that, or the final code as above."""
-    return _count(code, why, [], losses, restarts)
-
-
-def _count(code: int, why: str, machines: list[Machine], losses: int, restarts: int = 3) -> int:
+def count_start(losses: int, restarts: int, code: int, why: str, machines: list[Machine]) -> int:
+    """Records an attempt that ended with `code`, lost to these machines; returns that, or the final code when
+    the budget is used up."""
     run_id = os.environ["RUN_ID"]
     store = RunStore.in_bucket(os.environ["BUCKET"], run_id)
     record = Attempts(Storage(store.attempts), restarts, losses, seal=Seal.of_environment(run_id))
@@ -46,9 +36,10 @@ def main(arguments: list[str]) -> int:
     code = EXIT_PREFLIGHT
     try:
         if len(arguments) == 1:
-            return count_refusal(int(arguments[0]))
+            here = machine_identity.this_machine()
+            return count_start(int(arguments[0]), 3, code, f"{here.name} cannot run the environment", [here])
         losses, restarts, code = map(int, arguments[:3])
-        return count_failed_setup(losses, restarts, code, arguments[3])
+        return count_start(losses, restarts, code, arguments[3], [])
     except RunIsFinal as final:
         print(f"error: {final}", file=sys.stderr)
         return final.code

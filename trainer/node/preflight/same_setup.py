@@ -9,14 +9,14 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
 from trainer.config import RunConfig
-from trainer.node.preflight.findings import Finding
+from trainer.node.preflight.findings import Finding, judged
 
 PACKAGES = {
     "torch": "torch",
@@ -112,51 +112,34 @@ def check_facts(facts: Mapping[str, Any], rank: int) -> list[Finding]:
         return []
     more = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
     figure = f"{damaged[0]}{more} of its data is damaged or missing: its sha256 is not the manifest's"
-    remedy = "prepare or copy the dataset again there (launch.py data verify)"
-    return [_fail("data", rank, figure, remedy)]
+    return [judged("data", (rank,), figure)]
 
 
 def compare_facts(head: Mapping[str, Any], other: Mapping[str, Any], rank: int) -> list[Finding]:
     """What differs between the head's facts and another node's."""
-    found = []
     ours, theirs = head["versions"], other["versions"]
-    what = ", ".join(
-        f"{n} {theirs.get(n, 'missing')} (head: {ours.get(n, 'missing')})" for n in _unlike(ours, theirs)
-    )
-    same_commit = "run trainer/shell/setup.sh of the same commit on every node"
-    if what:
-        found.append(_fail("packages", rank, what, same_commit))
-    else:
-        found.append(Finding(check="packages", nodes=(rank,), figure="as on the head"))
-
-    if head["code"] != other["code"]:
-        figure = f"its code is not the head's ({other['code']}, head: {head['code']})"
-        found.append(_fail("code", rank, figure, "copy the same commit to every node"))
-    else:
-        found.append(Finding(check="code", nodes=(rank,), figure="as on the head"))
-
-    options = list(_unlike(head["config"], other["config"]))
-    if options:
-        more = f" and {len(options) - 3} more" if len(options) > 3 else ""
-        figure = f"its configuration is not the head's: {', '.join(options[:3])}{more}"
-        found.append(_fail("configuration", rank, figure, "start all nodes with one run.yaml"))
-    else:
-        found.append(Finding(check="configuration", nodes=(rank,), figure="as on the head"))
-
-    if head["data"] != other["data"]:
-        figure = f"its data is not the head's ({other['data'] or 'none'}, head: {head['data'] or 'none'})"
-        remedy = "prepare or copy the same dataset on every node (launch.py data verify)"
-        found.append(_fail("data", rank, figure, remedy))
-    elif head["data"]:
-        found.append(Finding(check="data", nodes=(rank,), figure=f"fingerprint {head['data']}"))
-    return found
+    versions = []
+    for name in _unlike(ours, theirs):
+        versions.append(f"{name} {theirs.get(name, 'missing')} (head: {ours.get(name, 'missing')})")
+    options = _unlike(head["config"], other["config"])
+    more = f" and {len(options) - 3} more" if len(options) > 3 else ""
+    texts = {
+        "packages": ", ".join(versions),
+        "code": f"its code is not the head's ({other['code']}, head: {head['code']})",
+        "configuration": f"its configuration is not the head's: {', '.join(options[:3])}{more}",
+        "data": f"its data is not the head's ({other['data'] or 'none'}, head: {head['data'] or 'none'})",
+    }
+    differ = {
+        "packages": bool(versions),
+        "code": head["code"] != other["code"],
+        "configuration": bool(options),
+        "data": head["data"] != other["data"],
+    }
+    return [
+        judged(check, (rank,), text if differ[check] else "", "as on the head")
+        for check, text in texts.items()
+    ]
 
 
-def _unlike(ours: Mapping[str, str], theirs: Mapping[str, str]) -> Iterator[str]:
-    for name in sorted({*ours, *theirs}):
-        if ours.get(name) != theirs.get(name):
-            yield name
-
-
-def _fail(check: str, rank: int, figure: str, remedy: str) -> Finding:
-    return Finding(check=check, nodes=(rank,), level="fail", figure=figure, remedy=remedy)
+def _unlike(ours: Mapping[str, str], theirs: Mapping[str, str]) -> list[str]:
+    return [name for name in sorted({*ours, *theirs}) if ours.get(name) != theirs.get(name)]

@@ -12,7 +12,7 @@ import urllib.error
 from collections.abc import Mapping
 
 from trainer.config import RunConfig, by_model
-from trainer.node.preflight.findings import Finding
+from trainer.node.preflight.findings import Finding, judged
 from trainer.system.web_request import send_request
 
 TIMEOUT_S = 10.0
@@ -21,24 +21,32 @@ TIMEOUT_S = 10.0
 def check_service_tokens(config: RunConfig, rank: int, env: Mapping[str, str] = os.environ) -> list[Finding]:
     """One finding for each token that is set and will be used; a service that does not answer is a
     warning."""
-    found = []
+    refusals: dict[str, str | None] = {}
     if (token := env.get("HF_TOKEN")) and env.get("HF_HUB_OFFLINE") != "1" and _from_hub(config):
         url = env.get("HF_ENDPOINT", "https://huggingface.co").rstrip("/") + "/api/whoami-v2"
-        found.append(_finding("HF_TOKEN", rank, _refused(url, f"Bearer {token}")))
+        refusals["HF_TOKEN"] = _refusal(url, f"Bearer {token}")
     if (key := env.get("WANDB_API_KEY")) and config.logging.wandb == "online":
         url = env.get("WANDB_BASE_URL", "https://api.wandb.ai").rstrip("/") + "/graphql"
         login = base64.b64encode(f"api:{key}".encode()).decode()
-        found.append(
-            _finding("WANDB_API_KEY", rank, _refused(url, f"Basic {login}", {"query": "{viewer{id}}"}))
-        )
-    return found
+        refusals["WANDB_API_KEY"] = _refusal(url, f"Basic {login}", {"query": "{viewer{id}}"})
+
+    findings = []
+    for name, why in refusals.items():
+        if why is None:
+            unheard = f"{name} could not be tried: no answer"
+            remedy = "look whether this machine reaches the service"
+            findings.append(judged("tokens", (rank,), unheard, remedy=remedy, level="warn"))
+            continue
+        wrong = f"{name} is refused: {why}" if why else ""
+        findings.append(judged("tokens", (rank,), wrong, f"{name} is accepted"))
+    return findings
 
 
 def _from_hub(config: RunConfig) -> bool:
     return not all(os.path.exists(one.model.path) for one in by_model(config))
 
 
-def _refused(url: str, authorization: str, body: dict[str, str] | None = None) -> str | None:
+def _refusal(url: str, authorization: str, body: dict[str, str] | None = None) -> str | None:
     """Why the service refuses the token; "" if it accepts it, None if it does not answer."""
     data = json.dumps(body).encode() if body else None
     headers = {"Authorization": authorization, "Content-Type": "application/json"}
@@ -52,24 +60,3 @@ def _refused(url: str, authorization: str, body: dict[str, str] | None = None) -
         return None
     nobody = body is not None and not (said.get("data") or {}).get("viewer")
     return f"it belongs to nobody at {url}" if nobody else ""
-
-
-def _finding(name: str, rank: int, refused: str | None) -> Finding:
-    if refused is None:
-        return Finding(
-            check="tokens",
-            nodes=(rank,),
-            level="warn",
-            figure=f"{name} could not be tried: no answer",
-            remedy="look whether this machine reaches the service",
-        )
-    if refused:
-        return Finding(
-            check="tokens",
-            nodes=(rank,),
-            level="fail",
-            figure=f"{name} is refused: {refused}",
-            target="accepted",
-            remedy="make a new token and export it",
-        )
-    return Finding(check="tokens", nodes=(rank,), figure=f"{name} is accepted", target="accepted")

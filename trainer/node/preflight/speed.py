@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.node.preflight import thresholds
-from trainer.node.preflight.findings import Finding
+from trainer.node.preflight.findings import Finding, judged
 
 DEADLINE_S = 60.0
 """Longest wait for the other ranks, and for any one all-reduce."""
@@ -36,18 +36,10 @@ MATRIX = 8192
 
 
 def speed_command(
-    python: str,
-    seconds: float,
-    device: str,
-    rank: int,
-    nodes: int,
-    ranks_per_node: int,
-    head: str,
-    port: int,
-    out: str,
+    seconds: float, device: str, rank: int, nodes: int, ranks_per_node: int, head: str, port: int, out: str
 ) -> list[str]:
     """What a node starts: torchrun with one process per rank."""
-    torchrun = [python, "-m", "torch.distributed.run", f"--nnodes={nodes}", f"--node-rank={rank}"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={nodes}", f"--node-rank={rank}"]
     torchrun += [f"--nproc-per-node={ranks_per_node}", "--max-restarts=0"]
     torchrun += [f"--master-addr={head}", f"--master-port={port}"]
     program = ["-m", "trainer.node.preflight.speed", f"--seconds={seconds}", f"--device={device}"]
@@ -189,37 +181,18 @@ def judge_speed(ranks: list[dict[str, Any]], fabric_gbit_per_s: float) -> list[F
     """Findings on what the ranks measured. fabric_gbit_per_s: InfiniBand or RoCE of a node together, 0 for
     none."""
     out = []
-    for check, key, unit in (
-        ("matrix product", "tflops", "TFLOP/s"),
-        ("GPU memory", "memory_gb_per_s", "GB/s"),
-    ):
+    rates = (("matrix product", "tflops", "TFLOP/s"), ("GPU memory", "memory_gb_per_s", "GB/s"))
+    for check, key, unit in rates:
         values = [r[key] for r in ranks if key in r]
         if not values:
             continue
         median = statistics.median(values)
-        spread = thresholds.GPU_SPREAD.value
-        target = f"within {spread:.0%} of the job's median"
-        slow = False
-        for r in ranks:
-            slow_gpu = r[key] < (1 - spread) * median
-            if not slow_gpu:
-                continue
-            slow = True
+        slow = [r for r in ranks if r[key] < (1 - thresholds.GPU_SPREAD) * median]
+        for r in slow:
             figure = f"GPU of rank {r['rank']} reaches {r[key]:.0f} {unit}, the median is {median:.0f}"
-            out.append(
-                Finding(
-                    check=check,
-                    nodes=(r["node"],),
-                    level="fail",
-                    figure=figure,
-                    target=target,
-                    remedy="clocks, power or cooling of this GPU: take another machine",
-                )
-            )
+            out.append(judged(check, (r["node"],), figure))
         if not slow:
-            out.append(
-                Finding(check=check, figure=f"{min(values):.0f} to {max(values):.0f} {unit}", target=target)
-            )
+            out.append(judged(check, (), "", f"{min(values):.0f} to {max(values):.0f} {unit}"))
     by_node: dict[int, list[dict[str, Any]]] = {}
     for rank in ranks:
         by_node.setdefault(rank["node"], []).append(rank)
@@ -231,8 +204,7 @@ def judge_speed(ranks: list[dict[str, Any]], fabric_gbit_per_s: float) -> list[F
         inside = [replace(finding, machine=False) for finding in inside]
     out += inside
     if len(by_node) > 1:
-        slowest = min(rank["between_gb_per_s"] for rank in ranks)
-        out.append(_between(slowest, fabric_gbit_per_s))
+        out.append(_between(min(rank["between_gb_per_s"] for rank in ranks), fabric_gbit_per_s))
     return out
 
 
@@ -242,8 +214,7 @@ def _sums(ranks: list[dict[str, Any]], by_node: Mapping[int, list[dict[str, Any]
     if not guilty and any(rank.get("wrong_between") for rank in ranks):
         guilty = [()] if len(by_node) > 1 else [(0,)]
     figure = "sums came back wrong: a GPU or a link corrupts data"
-    remedy = "do not train on these nodes: take other machines"
-    return [Finding(check="sums", nodes=n, level="fail", figure=figure, remedy=remedy) for n in guilty]
+    return [judged("sums", nodes, figure) for nodes in guilty]
 
 
 def _inside(node: int, ranks: list[dict[str, Any]]) -> list[Finding]:
@@ -252,41 +223,25 @@ def _inside(node: int, ranks: list[dict[str, Any]]) -> list[Finding]:
     kind = next((k for k in thresholds.NVLINK_GB_PER_S if k in model), "")
     if not kind or bridged or len(ranks) < 2 or "inside_gb_per_s" not in ranks[0]:
         return []
-    limit = thresholds.NVLINK_GB_PER_S[kind].value * thresholds.NVLINK_SHARE_OF_BUS
+    both_ways, source = thresholds.NVLINK_GB_PER_S[kind]
+    limit = both_ways / 2
     bus = min(r["inside_gb_per_s"] for r in ranks)
-    target = f"{limit:.0f} GB/s ({thresholds.NVLINK_GB_PER_S[kind].source})"
-    if bus >= limit:
-        return [
-            Finding(check="all-reduce in the node", nodes=(node,), figure=f"{bus:.0f} GB/s", target=target)
-        ]
     # Half of it is out of reach only where NVLink is down or NCCL took another way.
-    figure = f"all-reduce within the node reaches {bus:.0f} GB/s"
-    remedy = "nvidia-smi nvlink -s and topo -m show which link is down; NCCL_DEBUG=INFO which way NCCL took"
     level = "fail" if bus < limit / 2 else "warn"
-    return [
-        Finding(
-            check="all-reduce in the node",
-            nodes=(node,),
-            level=level,
-            figure=figure,
-            target=target,
-            remedy=remedy,
-        )
-    ]
+    wrong = f"all-reduce within the node reaches {bus:.0f} GB/s" if bus < limit else ""
+    target = f"{limit:.0f} GB/s ({source})"
+    return [judged("all-reduce in the node", (node,), wrong, f"{bus:.0f} GB/s", target, level=level)]
 
 
 def _between(bus: float, fabric_gbit_per_s: float) -> Finding:
     if not fabric_gbit_per_s:
-        return Finding(check=BETWEEN, figure=f"{bus:.2f} GB/s", target="no InfiniBand or RoCE")
-    limit = thresholds.FABRIC_SHARE.value * fabric_gbit_per_s / 8
-    share = f"{thresholds.FABRIC_SHARE.value:.0%} of {fabric_gbit_per_s:.0f} Gb/s"
+        return judged(BETWEEN, (), "", f"{bus:.2f} GB/s")
+    limit = thresholds.FABRIC_SHARE * fabric_gbit_per_s / 8
+    share = f"{thresholds.FABRIC_SHARE:.0%} of {fabric_gbit_per_s:.0f} Gb/s"
     target = f"{limit:.0f} GB/s: {share} ({thresholds.TOGETHER})"
-    if bus >= limit:
-        return Finding(check=BETWEEN, figure=f"{bus:.0f} GB/s", target=target)
-    figure = f"all-reduce between all nodes reaches {bus:.0f} GB/s"
-    remedy = "NCCL_DEBUG=INFO must show NET/IB or the provider's plugin, not NET/Socket"
+    wrong = f"all-reduce between all nodes reaches {bus:.0f} GB/s" if bus < limit else ""
     level = "fail" if bus < limit / 4 else "warn"
-    return Finding(check=BETWEEN, level=level, figure=figure, target=target, remedy=remedy)
+    return judged(BETWEEN, (), wrong, f"{bus:.0f} GB/s", target, level=level)
 
 
 if __name__ == "__main__":
