@@ -16,12 +16,11 @@ from trainer.config.run_folder import read_progress
 from trainer.node import topology
 from trainer.node.launch import dashboard, rendezvous
 from trainer.node.launch.job_watch import JobWatch
-from trainer.node.launch.joining_nodes import JoiningNodes
-from trainer.node.launch.launcher import MASTER_PORT, POLL_S, SPEED_FILE, Launcher
+from trainer.node.launch.joining_nodes import JoiningHead
+from trainer.node.launch.launcher import MASTER_PORT, POLL_S, SPEED_FILE
 from trainer.node.launch.ray_node import Job, Ports, RayEnded, RayNode
 from trainer.node.launch.rendezvous import LaunchEnded, RendezvousHead
 from trainer.node.preflight import findings, machine_identity, speed
-from trainer.node.preflight.findings import Finding
 from trainer.node.preflight.probe import Prober
 from trainer.node.watch import attempt_holder
 from trainer.node.watch.attempt_holder import AttemptHolder
@@ -33,21 +32,13 @@ RANKS_GONE_S = rendezvous.SILENCE_S + 1.0
 """From a job's end until its ranks are gone, their GPUs' memory is free, and a silent node counts as lost."""
 
 
-class HeadLauncher(Launcher):
+class HeadLauncher(JoiningHead):
     """Node 0: gathers the others, runs Ray's head and the job, and tells everyone how it ended."""
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self.others = RendezvousHead(1, self.config.run_id)
-        self.holder: AttemptHolder | None = None
-        self.found: list[Finding] = []
-        """What the checks of all nodes found."""
         self.shown = 0
-        """How many of them have been shown."""
-        self.machines: dict[int, machine_identity.Machine] = {}
-        self.measured: dict[str, Any] = {}
-        """What was measured between the nodes, for the file of findings."""
-        self.fabric_gbit_per_s = 0.0
+        """How many of the findings have been shown."""
         self.said = ""
         """What the job said about its end."""
 
@@ -100,9 +91,8 @@ class HeadLauncher(Launcher):
         self.machines = {0: machine_identity.machine_from_message(own["machine"])}
         if not self.alone:
             self.prober = self.make_prober(0)
-            joining = JoiningNodes(self, self.prober)
-            joining.wait_for_all()
-            joining.compare(own)
+            self.wait_for_all()
+            self.compare(own)
             self.prober.close()
         self.refuse()
 
@@ -229,15 +219,6 @@ class HeadLauncher(Launcher):
             return watch.run()
         finally:
             self.said = watch.said
-
-    def check_others(self) -> list[tuple[int, rendezvous.Message]]:
-        """Messages of the other nodes. Raises LaunchEnded if one is lost or has failed, or Ray has died
-        here."""
-        messages = self.others.messages()
-        self.check_own_workers()
-        if self.ray is not None and not self.ray.alive():
-            raise LaunchEnded(EXIT_NODE_LOST, f"Ray ended on the head: {self.ray.complaint()}", died=True)
-        return messages
 
     def machines_stay(self) -> bool:
         """Waits until the ranks of a job that ended are gone; returns whether all machines can be used on.

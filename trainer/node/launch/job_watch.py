@@ -9,11 +9,11 @@ import threading
 import time
 from collections.abc import Generator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from trainer.config.run_folder import read_progress
 from trainer.node.launch import rendezvous
 from trainer.node.launch.job_log import JobLog
+from trainer.node.launch.joining_nodes import JoiningHead
 from trainer.node.launch.launcher import POLL_S, STOPPED
 from trainer.node.launch.ray_node import Job, JobEnd
 from trainer.node.launch.rendezvous import LaunchEnded
@@ -34,9 +34,6 @@ from trainer.system.exit_codes import (
     RECOVER_EXIT_CODES,
 )
 
-if TYPE_CHECKING:
-    from trainer.node.launch.head import HeadLauncher
-
 RAY_LOOK_S = 2.0
 """Seconds between two checks of Ray's own processes."""
 UNHEARD_S = 60.0
@@ -50,7 +47,7 @@ DISPLAY_END_S = 5.0
 class JobWatch:
     """One job from its start to its end."""
 
-    def __init__(self, head: HeadLauncher, job: Job):
+    def __init__(self, head: JoiningHead, job: Job):
         assert head.ray is not None
         self.head, self.others = head, head.others
         self.ray, self.job = head.ray, job

@@ -1,4 +1,5 @@
-"""How the head of several nodes waits for all of them, and compares them before anything heavy starts."""
+"""The first part of the head's launch on several nodes: everyone connects, and all are measured and compared
+before anything heavy starts."""
 
 from __future__ import annotations
 
@@ -6,10 +7,10 @@ import threading
 import time
 from collections.abc import Iterable
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import Any
 
 from trainer.node.launch import rendezvous
-from trainer.node.launch.launcher import STOPPED
+from trainer.node.launch.launcher import STOPPED, Launcher
 from trainer.node.launch.rendezvous import LaunchEnded
 from trainer.node.preflight import (
     findings,
@@ -20,11 +21,10 @@ from trainer.node.preflight import (
     network_checks,
     same_setup,
 )
-from trainer.node.preflight.probe import Prober, addresses_of
+from trainer.node.preflight.findings import Finding
+from trainer.node.preflight.probe import addresses_of
+from trainer.node.watch.attempt_holder import AttemptHolder
 from trainer.system.exit_codes import EXIT_CONFIG, EXIT_NODE_LOST, EXIT_PREFLIGHT
-
-if TYPE_CHECKING:
-    from trainer.node.launch.head import HeadLauncher
 
 PROBE_S = 60.0
 """Longest wait for one probe of a pair."""
@@ -37,47 +37,60 @@ DIAGNOSE_S = 15.0
 """Seconds between two diagnoses of missing nodes."""
 
 
-class JoiningNodes:
-    """The first part of a launch on several nodes: everyone connects, and all are measured and compared."""
+class JoiningHead(Launcher):
+    """A head with the other nodes of its launch, and what the checks of all of them found."""
 
-    def __init__(self, head: HeadLauncher, prober: Prober):
-        """prober: the head's. What is found goes to the head."""
-        self.head, self.others = head, head.others
-        self.prober = prober
-        self.node = head.node
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.others = rendezvous.RendezvousHead(1, self.config.run_id)
+        self.holder: AttemptHolder | None = None
+        self.found: list[Finding] = []
+        self.machines: dict[int, machine_identity.Machine] = {}
+        self.measured: dict[str, Any] = {}
+        """What was measured between the nodes, for the file of findings."""
+        self.fabric_gbit_per_s = 0.0
+        """Speed of this node's InfiniBand or RoCE; 0 without any."""
+
+    def check_others(self) -> list[tuple[int, rendezvous.Message]]:
+        """Messages of the other nodes. Raises LaunchEnded if one is lost or has failed, or Ray has died
+        here."""
+        messages = self.others.messages()
+        self.check_own_workers()
+        if self.ray is not None and not self.ray.alive():
+            raise LaunchEnded(EXIT_NODE_LOST, f"Ray ended on the head: {self.ray.complaint()}", died=True)
+        return messages
 
     def wait_for_all(self) -> None:
         """Waits until all nodes have connected. Raises LaunchEnded naming the missing ones, and what is known
         of them."""
-        head = self.head
-        head.say(f"waiting for {self.node.nodes - 1} more nodes ({self.node.platform}) on port {head.port}")
-        deadline = time.monotonic() + head.wait_s
+        self.say(f"waiting for {self.node.nodes - 1} more nodes ({self.node.platform}) on port {self.port}")
+        deadline = time.monotonic() + self.wait_s
         diagnosed = time.monotonic()
         blocked = 0, ""
         while missing := self.others.missing():
             names = self.others.names(missing)
-            if head.signals.number is not None:
-                raise LaunchEnded(head.signals.code, STOPPED)
+            if self.signals.number is not None:
+                raise LaunchEnded(self.signals.code, STOPPED)
             if time.monotonic() > deadline:
-                why = f"{names} did not connect within {head.wait_s:.0f} s: is it up?"
+                why = f"{names} did not connect within {self.wait_s:.0f} s: is it up?"
                 raise LaunchEnded(EXIT_NODE_LOST, why)
-            if time.monotonic() - diagnosed > min(DIAGNOSE_S, head.wait_s / 3):
+            if time.monotonic() - diagnosed > min(DIAGNOSE_S, self.wait_s / 3):
                 code, why = self._what_blocks(missing)
                 if why and (code, why) == blocked:  # twice the same: the node is not just starting
                     raise LaunchEnded(code, why)
                 blocked = code, why
-                head.say(why or f"still waiting for {names}")
+                self.say(why or f"still waiting for {names}")
                 diagnosed = time.monotonic()
             rank = self.others.accept(ACCEPT_S)
             if rank is not None:
                 where = f"{self.others.hellos[rank]['host']} {self.others.links[rank].peer_address}"
-                head.say(f"node {rank} connected: {where}")
+                self.say(f"node {rank} connected: {where}")
         for rank, why in self.others.lost().items():
             raise LaunchEnded(EXIT_NODE_LOST, f"{self.node.name_of(rank)} {why}")
 
     def _what_blocks(self, missing: Iterable[int]) -> tuple[int, str]:
         """(exit code, what keeps a missing node from the head, in a line); (0, "") where nothing is known."""
-        port = self.head.port
+        port = self.port
         peers = {rank: (self.node.peers[rank], [port]) for rank in missing if rank < len(self.node.peers)}
         here = [0, *self.others.links]
         answers = self.ask({rank: {"stage": "ports", "peers": peers} for rank in here})
@@ -105,9 +118,10 @@ class JoiningNodes:
         return 0, ""
 
     def _who_is_there(self, rank: int, address: str) -> str:
-        """What is wrong with the node at a missing node's address, or with where it looks for the head."""
+        """What is wrong with the node at a missing node's address, or with where it looks for the self."""
+        assert self.prober is not None
         try:
-            there, sought = self.prober.who(address, self.head.port)
+            there, sought = self.prober.who(address, self.port)
         except (OSError, ValueError):
             return ""
         name = self.others.names([rank])
@@ -126,30 +140,30 @@ class JoiningNodes:
 
         own: what the head found of itself.
         """
-        head = self.head
+        assert self.prober is not None
         fabrics = {0: own["infiniband"]}
         networks = {0: self.prober.hello()}
         for rank, hello in sorted(self.others.hellos.items()):
-            head.found += map(findings.finding_from_message, hello["findings"])
-            head.machines[rank] = machine_identity.machine_from_message(hello["machine"])
-            head.found += same_setup.compare_facts(own["facts"], hello["facts"], rank)
+            self.found += map(findings.finding_from_message, hello["findings"])
+            self.machines[rank] = machine_identity.machine_from_message(hello["machine"])
+            self.found += same_setup.compare_facts(own["facts"], hello["facts"], rank)
             fabrics[rank] = hello["infiniband"]
             networks[rank] = hello["network"]
-        head.found += gpus.compare_gpus(head.found)
-        head.found += infiniband.judge_infiniband(fabrics)
+        self.found += gpus.compare_gpus(self.found)
+        self.found += infiniband.judge_infiniband(fabrics)
 
         addresses = self.others.addresses
         if same := network_checks.duplicate_addresses(networks, addresses):
-            head.found += same  # nothing that is measured would be true
+            self.found += same  # nothing that is measured would be true
             return
-        head.say("measuring the network between all nodes")
+        self.say("measuring the network between all nodes")
         survey = network.survey_network(networks, addresses, self.ask)
-        head.fabric_gbit_per_s = infiniband.used_gbit_per_s(head.env)
+        self.fabric_gbit_per_s = infiniband.used_gbit_per_s(self.env)
         # With InfiniBand or RoCE, NCCL leaves TCP to the rendezvous.
-        by_tcp = head.config.placement.device == "cuda" and not head.fabric_gbit_per_s
-        head.found += network_checks.judge_network(survey, gpus=by_tcp)
+        by_tcp = self.config.placement.device == "cuda" and not self.fabric_gbit_per_s
+        self.found += network_checks.judge_network(survey, gpus=by_tcp)
         pairs = [asdict(pair) for pair in survey.pairs]
-        head.measured = {"pairs": pairs, "nodes": networks, "addresses": addresses}
+        self.measured = {"pairs": pairs, "nodes": networks, "addresses": addresses}
 
     def ask(self, orders: network.Orders) -> dict[int, rendezvous.Message]:
         """Sends each node one order (this node's runs in a thread) and returns the replies. Raises
@@ -160,6 +174,7 @@ class JoiningNodes:
             self.others.links[rank].send({"kind": "probe", **orders[rank]})
 
         def obey() -> None:
+            assert self.prober is not None
             answers[0] = self.prober.carry_out_order(orders[0])
 
         def late() -> str:
@@ -167,7 +182,7 @@ class JoiningNodes:
 
         if 0 in orders:
             threading.Thread(target=obey, daemon=True).start()
-        for _ in self.head.until(late, EXIT_NODE_LOST, PROBE_S):
+        for _ in self.until(late, EXIT_NODE_LOST, PROBE_S):
             for rank, message in self.others.messages():
                 if message["kind"] == "probed":
                     answers[rank] = message
