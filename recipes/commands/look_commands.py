@@ -78,16 +78,9 @@ def report_runs(runs: tuple[str, ...], bucket: str) -> int:
 
 @launch.command("compare", panel="look", examples=("demo-1 --expected", "demo-1 demo-2"))
 @STORED
-@click.option(
-    "--expected",
-    is_flag=False,
-    flag_value="own",
-    default="",
-    metavar="[FILE.yaml]",
-    help="one run against the bands of its recipe, or of a file (docs/watching.md)",
-)
+@click.option("--expected", is_flag=True, help="one run against the bands of its recipe (docs/watching.md)")
 @several_runs("id of a run, or its folder: two, or one --expected")
-def compare_runs(runs: tuple[str, ...], bucket: str, expected: str) -> int:
+def compare_runs(runs: tuple[str, ...], bucket: str, expected: bool) -> int:
     """Where a run left its recipe's bands, or two runs part.
 
     The exit code is 1 if so."""

@@ -214,14 +214,14 @@ def write_report(runs: list[str], bucket: str) -> int:
     return subprocess.run(command).returncode
 
 
-def compare_runs(runs: list[str], bucket: str, expected: str) -> int:
+def compare_runs(runs: list[str], bucket: str, expected: bool) -> int:
     """Where one run left what was expected of it, or where two part. Returns 1 where they do."""
     try:
         folders = _with_costs(runs, bucket)
     except SystemExit as refused:  # the mirror has said why
         return int(refused.code or 0)
-    command = [sys.executable, "-m", "trainer.observe.differences", *map(str, folders)]
-    return subprocess.run(command + (["--expected", expected] if expected else [])).returncode
+    command = [sys.executable, "-m", "trainer.observe.compare", *map(str, folders)]
+    return subprocess.run([*command, "--expected"] if expected else command).returncode
 
 
 def publish_run(run: str, bucket: str, to: str, scores: str, flags: list[str]) -> int:

@@ -33,7 +33,6 @@ from trainer.config import (
 
 ROOT = Path(__file__).parent.parent.parent
 BANDS = Path(__file__).with_name("demo_bands.yaml")
-"""Written by trainer/observe/bands.py."""
 STAGES = """\
 The demo has three stages. On two quiet cores all of them take about 5 minutes:
   1. environment: once, 4 GB to download, 7 GB of disk; 1 to 5 minutes, seconds the next time

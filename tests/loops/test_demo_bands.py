@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from trainer.observe import differences
+from trainer.observe import compare
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,7 +35,7 @@ def demo(request):
 @pytest.mark.timeout(900)
 def test_the_demo_is_within_its_bands(demo, capsys):
     folder = demo("optimizer.schedule=constant")
-    assert differences.main([str(folder), "--expected"]) == 0
+    assert compare.main([str(folder), "--expected"]) == 0
     assert "within expectation up to step 10" in capsys.readouterr().out
 
 
@@ -43,5 +43,5 @@ def test_the_demo_is_within_its_bands(demo, capsys):
 @pytest.mark.timeout(900)
 def test_a_learning_rate_that_is_too_low_leaves_them(demo, capsys):
     folder = demo("optimizer.learning_rate=1e-7")
-    assert differences.main([str(folder), "--expected"]) == 1
+    assert compare.main([str(folder), "--expected"]) == 1
     assert "step 10: eval/accuracy left its band" in capsys.readouterr().out

@@ -75,4 +75,3 @@ def test_a_benchmark_is_asked_and_scored_as_published(small_config, tmp_path):
     assert by_rules["mmmu-pro"] > 0.1, "where no choice is named its script draws one of four"
     table = (folder / "benchmarks.md").read_text()
     assert "the benchmark's prompt" in table and f"{by_rules['mmmu-pro']:.1%}" in table
-    assert (folder / "report.html").exists()

@@ -1,17 +1,100 @@
-"""The report of several runs, and what a report says of the machines."""
+"""Runs beside each other: where one left what was expected of it, where two part, and the page of several."""
 
 import json
 import re
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 
 import pytest
 from written_run import write_run
 
-from trainer.config import ConfigError
-from trainer.observe import report, report_page
-from trainer.observe.compare import MAX_RUNS, write_comparison
-from trainer.observe.node_monitor import append_sample
-from trainer.observe.report_page import stragglers, waits_by_phase
+from recipes.presets import get
+from tests.loops.jobs import ROOT
+from trainer import config as c
+from trainer.config import Band, ConfigError, Expected
+from trainer.config.expected import compare_with_bands
+from trainer.config.run_folder import CONFIG, METRICS
+from trainer.observe import compare, report
+
+WIDE = Band(metric="reward/mean", steps=(1, 99), low=(-9.0, -9.0), high=(9.0, 9.0), source="three seeds")
+NARROW = Band(metric="reward/mean", steps=(5, 99), low=(8.0, 8.0), high=(9.0, 9.0), window=3, source="a page")
+DEAR = Band(metric="cost/usd", steps=(0, 99), high=(10.0, 10.0), source="the plan")
+
+
+@pytest.fixture
+def run(tmp_path):
+    write_run(tmp_path / "one", 12)
+    return tmp_path / "one"
+
+
+def expect(folder, *bands):
+    config = replace(c.load(folder / CONFIG), expected=Expected(bands=bands, not_promised="seconds"))
+    (folder / CONFIG).write_text(c.dump(config))
+
+
+@pytest.mark.parametrize(
+    ("bands", "code", "first", "more"),
+    [
+        ((WIDE,), 0, "one: within expectation up to step 12\n", "inside, 12 compared  (three seeds)\n"),
+        (
+            (WIDE, NARROW),
+            1,
+            "one: step 7: reward/mean left its band: the median of its last 3 values",
+            "8 to 9",
+        ),
+        ((DEAR,), 1, "one: step 12: cost/usd left its band: it is 12.5, expected at most 10", "(the plan)"),
+    ],
+    ids=["inside", "outside", "dollars that the desk counted"],
+)
+def test_a_run_is_held_against_its_bands(run, capsys, bands, code, first, more):
+    expect(run, *bands)
+    (run / "cost.json").write_text(json.dumps({"usd": 12.5, "hours": 2.0}))
+    assert compare.main([str(run), "--expected"]) == code
+    out = capsys.readouterr().out
+    assert out.startswith(first) and more in out and out.endswith("not promised: seconds\n")
+    page = report.write_report(run).read_text()
+    shaded = "Shaded: what is expected of mean." in page
+    assert bands[-1].source in page and shaded == (bands[0] is WIDE)
+
+
+def test_a_recipe_without_bands_is_named(run, capsys):
+    assert compare.main([str(run), "--expected"]) == 2
+    assert "its recipe has no bands" in capsys.readouterr().err
+
+
+def test_the_demo_is_within_its_bands_as_it_was_recorded():
+    """`tests/loops/test_demo_bits.py` holds the demo to this record, bit for bit; a run of that length that
+    learned nothing leaves the bands at the first evaluation after its start."""
+    expected = get("demo").config.expected
+    recorded = [json.loads(line) for line in (ROOT / "benchmarks/demo_bits.jsonl").read_text().splitlines()]
+    assert str(compare_with_bands(expected, recorded)) == "within expectation up to step 60"
+
+    stuck = recorded[0]["eval/accuracy"]
+    flat = [line | ({"eval/accuracy": stuck} if "eval/accuracy" in line else {}) for line in recorded]
+    (left,) = compare_with_bands(expected, flat).departures
+    assert (left.step, left.band.metric) == (10, "eval/accuracy")
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "out"),
+    [
+        ({3: {"time/step_s": 99.0, "perf/mfu_train": 0.9}}, 0, "one and two are equal in all 13 steps"),
+        (
+            {4: {"reward/mean": 0.123}, 7: {"kl/mean": 0.456}},
+            1,
+            "one and two part at step 4, in 1 metrics:\n",
+        ),
+    ],
+)
+def test_equal_runs_are_equal_whatever_they_took_and_others_part_at_a_step(run, capsys, changes, code, out):
+    other = run.with_name("two")
+    write_run(other, 12)
+    lines = [json.loads(line) for line in (other / METRICS).read_text().splitlines()]
+    lines = [json.dumps(line | changes.get(line["step"], {})) for line in lines]
+    (other / METRICS).write_text("\n".join(lines) + "\n")
+    assert compare.main([str(run), str(other)]) == code
+    shown = capsys.readouterr().out
+    assert shown.startswith(out) and "kl/mean" not in shown and ("and 0.123" in shown) == bool(code)
 
 
 def test_runs_lie_over_each_other_and_what_differs_is_named(tmp_path):
@@ -25,69 +108,12 @@ def test_runs_lie_over_each_other_and_what_differs_is_named(tmp_path):
     named = [[g.get("data-name") for g in svg.iter("g") if g.get("data-name")] for svg in drawings]
     assert len(named) >= 15 and all(names == ["slow", "fast"] for names in named)
     assert "<h3>Losses: policy</h3>" in page and "<h3>Accuracy: held out</h3>" in page
-    assert (
-        "<td>optimizer.learning_rate</td><td>1e-06</td><td>2e-06</td>" in page and "1 fields differ" in page
-    )
-    assert "$12.50 of 40.00 planned" in page
+    changed = "<td>optimizer.learning_rate</td><td>1e-06</td><td>2e-06</td>"
+    assert changed in page and "1 fields differ" in page and "$12.50 of 40.00 planned" in page
     assert "http" not in page.replace("http-equiv", "") and "default-src 'none'" in page
 
 
-def test_too_many_runs_and_a_run_without_a_step_are_refused(tmp_path):
-    write_run(tmp_path / "one", 2)
-    with pytest.raises(ConfigError, match="at most 8"):
-        write_comparison([tmp_path / "one"] * (MAX_RUNS + 1), tmp_path / "out.html")
-    with pytest.raises(ConfigError, match="no metrics in"):
-        write_comparison([tmp_path / "one", tmp_path], tmp_path / "out.html")
-
-
-def samples(seconds: int, waited: dict[int, dict[str, float]], nodes: int = 2):
-    """Samples every 10 s of ranks dealt to nodes in turn; phases change every 50 s. waited: rank -> phase ->
-    share."""
-    total = dict.fromkeys(waited, 0.0)
-    for at in range(0, seconds, 10):
-        phase = ("update", "sync")[at // 50 % 2]
-        for rank in waited:
-            total[rank] += 10 * waited[rank][phase]
-        for node in range(nodes):
-            ranks = {str(r): [at, total[r]] for r in waited if r % nodes == node}
-            yield {"node": node, "unix_s": 1000.0 + at, "phase": phase, "ranks": ranks, "gpus": []}
-
-
-def test_the_share_of_waiting_is_told_per_phase_and_the_straggler_named_in_its_phase():
-    alike, slow = {"update": 0.6, "sync": 0.3}, {"update": 0.1, "sync": 0.3}
-    shares = waits_by_phase(list(samples(500, {0: alike, 1: alike, 2: slow, 3: alike})))
-    for rank, of in ((0, alike), (2, slow)):
-        assert {phase: shares[phase][rank] for phase in of} == pytest.approx(of)
-    assert stragglers(shares["update"]) == [2] and stragglers(shares["sync"]) == []
-    assert stragglers({0: 0.2}) == []
-
-
-def test_a_rank_that_was_started_again_does_not_wait_backwards():
-    before, after = (
-        list(samples(100, {0: {"update": 0.5, "sync": 0.5}}, 1)),
-        list(samples(100, {0: {"update": 0.5, "sync": 0.5}}, 1)),
-    )
-    shares = waits_by_phase(before + [s | {"unix_s": s["unix_s"] + 100} for s in after])
-    assert all(0 <= share <= 0.5 for of in shares.values() for share in of.values())
-
-
-def test_the_report_shows_nodes_gpus_and_the_straggler(tmp_path):
-    write_run(tmp_path, 5)
-    gpu = {"gpu": 0, "busy_fraction": 0.5, "memory_bytes": 70 << 30, "power_w": 600.0, "temperature_c": 71}
-    alike, slow = {"update": 0.6, "sync": 0.3}, {"update": 0.1, "sync": 0.3}
-    for sample in samples(300, {0: alike, 1: slow, 2: alike, 3: alike}):
-        hot = [gpu | {"slowdown": 64}, gpu | {"slowdown": 4}]
-        own = {"gpus": hot, "memory_fraction": 0.4, "bytes_per_s": {"network_in": 2e6, "network_out": 1e6}}
-        with (tmp_path / "nodes.jsonl").open("a") as file:
-            file.write(json.dumps(sample | own) + "\n")
-    page = report.write_report(tmp_path).read_text()
-    for text in ("Machines", "70.0 GiB", "71 °C", "600 W", "50% of samples", "2 MB/s"):
-        assert text in page, text
-    assert page.count("keeps the others waiting: update") == 1
-    assert re.search(r"<td>1</td><td>(9|10|11)%</td>.*?keeps the others waiting: update", page)
-
-
-def test_a_run_without_samples_has_no_such_part(tmp_path):
-    assert report_page.nodes_section([]) == ""
-    append_sample(tmp_path, {"node": 0, "unix_s": 1.0, "ranks": {}, "gpus": []})
-    assert json.loads((tmp_path / "nodes.jsonl").read_text())["phase"] == ""
+@pytest.mark.parametrize(("names", "words"), [(["one"] * 9, "at most 8"), (["one", "none"], "no metrics in")])
+def test_too_many_runs_and_a_run_without_a_step_are_refused(run, tmp_path, names, words):
+    with pytest.raises(ConfigError, match=words):
+        compare.write_comparison([tmp_path / name for name in names], tmp_path / "out.html")

@@ -16,7 +16,7 @@ from trainer.node.watch import watchdog
 from trainer.node.watch.watchdog import Watchdog
 from trainer.observe import live
 from trainer.observe.phases import Phases, mean_seconds
-from trainer.observe.report_charts import phases_section
+from trainer.observe.report import phases_section
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import base64
 import json
 import threading
-import xml.etree.ElementTree as ET
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -17,16 +16,9 @@ from trainer import config as c
 from trainer.config.run_folder import CONFIG
 from trainer.observe import publish
 
-SCORES = {
-    "benchmarks": {
-        "mathvista": {
-            "accuracy": 0.61,
-            "interval": [0.58, 0.64],
-            "problems": 1000,
-            "published": {"accuracy": 0.682, "model": "Qwen2.5-VL-7B"},
-        }
-    }
-}
+FIGURES = {"accuracy": 0.61, "interval": [0.58, 0.64], "problems": 1000, "no_answer": 0.0, "truncated": 0.0}
+FIGURES |= {"too_long": 0, "tokens": 9.0, "published": {"accuracy": 0.682, "model": "Qwen2.5-VL-7B"}}
+SCORES = {"benchmarks": {"mathvista": FIGURES}, "judge": "", "system_prompt": "rows"}
 
 
 @pytest.fixture
@@ -58,19 +50,18 @@ def test_nothing_is_sent_without_yes(run, tmp_path, capsys):
     assert "nothing was sent" in out and "model.safetensors" in out and not (tmp_path / "out").exists()
 
 
-def test_a_folder_holds_weights_card_curves_and_record(run, tmp_path):
+def test_a_folder_holds_weights_card_and_record(run, tmp_path):
     (tmp_path / "benchmarks.json").write_text(json.dumps(SCORES))
     assert published(run, tmp_path / "out", "--yes", "--scores", str(tmp_path / "benchmarks.json")) == 0
     out = tmp_path / "out"
     names = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
     assert names == {
-        *("README.md", "curves.svg", "config.json", "model.safetensors"),
+        *("README.md", "config.json", "model.safetensors"),
         *("run/config.yaml", "run/manifest.json", "run/metrics.jsonl"),
     }
-    ET.fromstring((out / "curves.svg").read_text())
     card = ModelCard.load(out / "README.md")
     assert card.data.base_model == "Qwen/Qwen2.5-VL-3B-Instruct" and card.data.library_name == "transformers"
-    assert "| mathvista | 61.0% | 58.0% to 64.0% | 1,000 | 68.2% |" in card.text
+    assert "| mathvista | 1000 | 61.0% | 58.0% to 64.0% | 68.2% |" in card.text
     assert (
         "$12.50 of 40.00 planned" in card.text and "commit `0123abc` with changes that are not" in card.text
     )
@@ -94,7 +85,7 @@ def test_nothing_but_files_of_a_models_own_kinds_is_sent(run, tmp_path, capsys):
     assert published(run, out, "--yes") == 0
     sent = {path.name for path in out.iterdir()}
     kept = {"model.safetensors", "config.json", "merges.txt", "chat_template.jinja", "LICENSE"}
-    assert sent == kept | {"README.md", "run", publish.CURVES}
+    assert sent == kept | {"README.md", "run"}
     assert json.loads((out / "config.json").read_text()) == {"a": 1}
     assert (out / "README.md").read_text().startswith("---"), "the card is ours"
     said = capsys.readouterr().out
@@ -120,19 +111,6 @@ def test_a_run_of_an_unchanged_tree_can_be_repeated_by_anybody(run, tmp_path):
     assert published(run, tmp_path / "out", "--yes") == 0
     card = (tmp_path / "out/README.md").read_text()
     assert "launch.py reproduce run/manifest.json" in card and "not published" not in card
-
-
-def test_the_curves_are_drawn_once_and_named_where_they_are(run, tmp_path, monkeypatch):
-    drawn = []
-
-    def draw(history, config):
-        drawn.append(config)
-        return ""
-
-    monkeypatch.setattr(publish, "draw_curves", draw)
-    assert published(run, tmp_path / "out", "--yes") == 0
-    assert len(drawn) == 1 and not (tmp_path / "out/curves.svg").exists()
-    assert "curves.svg" not in (tmp_path / "out/README.md").read_text()
 
 
 def test_a_distilled_model_names_its_teacher(run, tmp_path):
@@ -231,7 +209,7 @@ def test_a_hub_gets_every_file_in_one_commit(run, hub, capsys):
     assert published(run, "me/mine", "--yes", "--private") == 0
     assert server.repos[0]["name"] == "mine" and "private" in server.repos[0].values()
     assert server.files["model.safetensors"] == (run / "hf/model.safetensors").read_bytes()
-    assert {"README.md", "curves.svg", "run/manifest.json"} <= server.files.keys()
+    assert {"README.md", "run/manifest.json"} <= server.files.keys()
     assert "published: " in capsys.readouterr().out
 
 

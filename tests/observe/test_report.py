@@ -12,9 +12,10 @@ from written_run import picture, values, write_run
 
 from trainer.config import ConfigError, RunConfig, override
 from trainer.config.watching import GUARDS
-from trainer.observe import charts, guards, report, report_charts, report_page
-from trainer.observe.charts import Chart, Frame, Line
+from trainer.observe import charts, guards, report, report_page
+from trainer.observe.charts import CHARTS, Chart, Frame, Line
 from trainer.observe.metrics import Metrics
+from trainer.observe.node_monitor import append_sample
 from trainer.observe.phases import Phases
 
 PLAIN = override(RunConfig(), ["logging.tensorboard=false"])
@@ -84,6 +85,19 @@ def test_a_run_with_rollout_workers_shows_them_and_why_they_ended(tmp_path):
     assert "<h3>Steps that samples are behind</h3>" in page and "<h2>Rollout workers</h2>" in page
     assert "<td>NVIDIA L40S</td><td>1 of 2</td><td>1,000</td><td>100%</td>" in page
     assert "<td>w1</td><td>aws: &lt;spot&gt; notice</td>" in page
+
+
+def test_the_report_shows_nodes_and_gpus(tmp_path):
+    write_run(tmp_path, 5)
+    assert "Machines" not in report.write_report(tmp_path).read_text()
+    gpu = {"gpu": 0, "busy_fraction": 0.5, "memory_bytes": 70 << 30, "power_w": 600.0, "temperature_c": 71}
+    own = {"memory_fraction": 0.4, "bytes_per_s": {"network_in": 2e6, "network_out": 1e6}, "unix_s": 1.0}
+    for node in (0, 1, 0):
+        append_sample(tmp_path, own | {"node": node, "gpus": [gpu | {"slowdown": bits} for bits in (64, 4)]})
+    page = report.write_report(tmp_path).read_text()
+    cells = ["0", "50%", "70.0 GiB", "71 °C", "600 W", "50% of samples", "–", "40%", "–"]
+    cells += ["2 MB/s", "1 MB/s", "–", "–"]
+    assert "Machines" in page and f"<tr><td>{'</td><td>'.join(cells)}</td></tr>" in page
 
 
 def test_every_drawing_is_well_formed_and_stays_within_its_frame(tmp_path):
@@ -256,11 +270,11 @@ def test_a_supervised_run_has_its_own_curves(tmp_path):
 
 def test_a_run_with_tools_has_curves_of_its_turns():
     history = [{"step": s, "turns/replies_mean": 1 + s / 5, "turns/errors_mean": 0.1} for s in range(1, 6)]
-    drawn = "".join(charts.line_chart(chart, history) for chart in report_charts.CHARTS)
+    drawn = "".join(charts.line_chart(chart, history) for chart in CHARTS)
     assert "<h3>Turns</h3>" in drawn and "wrong calls" in drawn
     assert "<h3>Time in tools</h3>" not in drawn, "a run whose tools take no time"
     waited = [line | {"perf/tool_s_max": line["step"], "perf/tool_wait_s_max": 0.5} for line in history]
-    drawn = "".join(charts.line_chart(chart, waited) for chart in report_charts.CHARTS)
+    drawn = "".join(charts.line_chart(chart, waited) for chart in CHARTS)
     assert "<h3>Time in tools</h3>" in drawn
 
 
@@ -446,8 +460,8 @@ def test_flat_charts_can_be_left_out():
 def test_every_charted_metric_is_in_the_table():
     from tests.metric_table import unknown_names
 
-    drawn = [line.name for chart in (*report_charts.CHARTS, report_charts.HELD_OUT) for line in chart.lines]
-    drawn += [name for chart in report_charts.CHARTS for name in chart.band or ()]
+    drawn = [line.name for chart in (*CHARTS, charts.HELD_OUT) for line in chart.lines]
+    drawn += [name for chart in CHARTS for name in chart.band or ()]
     assert unknown_names(drawn) == []
 
 
@@ -456,4 +470,4 @@ def test_phases_have_a_colour_in_both_displays_and_a_row_in_the_table():
     from trainer.observe.live import PHASE_COLORS
 
     phases = {n[5:-2] for n in NAMES if n.startswith("time/")} - {"step", "unix", "sampling"}
-    assert phases == set(PHASE_COLORS) - {"other"} == set(report_charts.PHASE_COLORS)
+    assert phases == set(PHASE_COLORS) - {"other"} == set(report.PHASE_COLORS)

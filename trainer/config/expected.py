@@ -95,6 +95,14 @@ class BandVerdict:
     last_step: int
     """The newest step that was compared; -1 before the first."""
 
+    def state_of(self, band: Band) -> str:
+        """One band's line of a comparison."""
+        for departure in self.departures:
+            if departure.band is band:
+                return f"left at step {departure.step}: {departure.value:.4g}"
+        count = self.measured.get(band.metric, 0)
+        return f"inside, {count} compared" if count else "not measured yet"
+
     def __str__(self) -> str:
         if self.departures:
             return str(self.departures[0])

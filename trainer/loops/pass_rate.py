@@ -8,7 +8,7 @@ of an episode of several turns its last reply, and what came before it as `dialo
 the boxed answer and its accuracy. `data filter --rates` keeps rows by it, `data
 worked` learns from its completions. A run that was stopped goes on behind the last whole block of rows; with
 `checkpoint.remote` the file is pushed there too. With `evaluation.benchmarks` the rows are scored at the end:
-`benchmarks.json`, `benchmarks.md` and `report.html`.
+`benchmarks.json` and `benchmarks.md`.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ from typing import Any
 from trainer.algorithm.seeding import seed_of
 from trainer.algorithm.traces import Outcome, Prompt, Trace
 from trainer.config import ConfigError, RunConfig
-from trainer.config.run_folder import REPORT, write_whole
+from trainer.config.run_folder import write_whole
 from trainer.data.schema import question_text
 from trainer.hardware import model_shapes
 from trainer.loops.process import main
 from trainer.observe import scores
-from trainer.observe.report_charts import scores_page
 from trainer.rewards.grading.stated_answers import FORMS
 from trainer.rewards.published import SCORERS
 from trainer.run.session import Session
@@ -157,7 +156,6 @@ def _score(config: RunConfig, run: Session, path: Path) -> None:
     for name, text in (
         ("benchmarks.json", json.dumps(found, indent=1)),
         ("benchmarks.md", table),
-        (REPORT, scores_page(config.run.name, found)),
     ):
         written = path.with_name(name)
         write_whole(written, f"{text}\n".encode())

@@ -1,4 +1,4 @@
-"""Curves and bars as inline SVG, for the report: pure functions of numbers, standard library only.
+"""What a report draws, and how: curves and bars as inline SVG, from numbers and the standard library alone.
 
 Colors are CSS classes (`s1`...`s8`), so that a page can be light or dark. A line has at most `MAX_POINTS`
 vertices: the smallest and the largest value of every bucket of steps, so that no spike is lost.
@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from itertools import accumulate, chain
 from operator import itemgetter
 from typing import Any
 
 WIDTH, HEIGHT = 560, 230
+BROAD = 2 * WIDTH + 20
+"""Width of a figure that takes the whole page."""
 LEFT = 50
 RIGHT = 14
 TOP = 10
@@ -28,14 +30,12 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class Line:
-    """One curve of a chart."""
-
     name: str
     """Name of the metric."""
     label: str
     """Text of the legend."""
     color: int = 1
-    """Color, 1 to 8."""
+    """1 to 8."""
     dots: bool = False
     """Whether its points are few and separate measurements: drawn with dots, never smoothed."""
 
@@ -91,11 +91,7 @@ class Frame:
 
 def series(history: Sequence[dict[str, Any]], name: str) -> list[Point]:
     """(step, value) wherever the metric was written."""
-    points = []
-    for record in history:
-        if name in record:
-            points.append((record["step"], float(record[name])))
-    return points
+    return [(record["step"], float(record[name])) for record in history if name in record]
 
 
 def downsample(points: Sequence[Point], limit: int = MAX_POINTS) -> list[Point]:
@@ -166,9 +162,9 @@ def format_number(value: float, percent: bool = False, digits: int = 3) -> str:
     if size < 1e-3:
         mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
         return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
-    for bound, suffix in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+    for bound, unit, suffix in ((1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k")):
         if size >= bound:
-            return f"{value / {'G': 1e9, 'M': 1e6, 'k': 1e3}[suffix]:.{digits}g}{suffix}"
+            return f"{value / unit:.{digits}g}{suffix}"
     return f"{value:.{digits}g}" if size < 1000 else f"{value:,.0f}"
 
 
@@ -178,20 +174,10 @@ def format_number(value: float, percent: bool = False, digits: int = 3) -> str:
 def line_chart(chart: Chart, history: Sequence[dict[str, Any]], marks: Sequence[int] = ()) -> str:
     """A figure, or "" where no line of the chart has a value. marks: steps after which the run was
     resumed."""
-    curves: list[tuple[Line, list[Point]]] = []
-    measured: list[Point] = []
-    drawn: list[Point] = []
-    for line in chart.lines:
-        points = series(history, line.name)
-        if points:
-            curves.append((line, points))
-            measured += points
-            drawn += _drawable(points, chart.log)
+    curves = [(line, points) for line in chart.lines if (points := series(history, line.name))]
     edges = [_drawable(series(history, name), chart.log) for name in chart.band or ()]
-    for edge in edges:
-        drawn += edge
-
-    values = [value for _, value in drawn]
+    measured = list(chain.from_iterable(points for _, points in curves))
+    values = [value for _, value in chain(_drawable(measured, chart.log), *edges)]
     if not values or (chart.skip_flat and len(set(values)) == 1):
         return ""
     legend = ""
@@ -205,7 +191,8 @@ def line_chart(chart: Chart, history: Sequence[dict[str, Any]], marks: Sequence[
     def shapes(frame: Frame) -> str:
         parts = [_axes(frame), _marks(frame, marks)]
         if len(edges) == 2 and all(edges):
-            parts.append(_band(frame, *edges))
+            lower, upper = map(downsample, edges)
+            parts.append(f'<path class="band" d="{_path(frame, [*upper, *reversed(lower)])}Z"/>')
         parts += [_curve(frame, line, _drawable(points, chart.log)) for line, points in curves]
         for step in sorted(set(bad))[:200]:
             parts.append(f'<path class="bad" d="M{frame.x(step):.1f} {HEIGHT - BOTTOM}v-9"/>')
@@ -219,62 +206,42 @@ def stacked_bars(
 ) -> str:
     """Bars over steps, each a stack. rows: (step, one value per key); more than 100 are averaged in
     buckets."""
-    if not rows:
-        return ""
     count = min(len(rows), 100)
-    buckets = []
-    stacks = []
+    bars: list[tuple[float, float, list[float]]] = []
     for i in range(count):
         bucket = rows[i * len(rows) // count : (i + 1) * len(rows) // count]
-        buckets.append(bucket)
-        stacks.append(_mean_of_each_key(bucket))
-    width = 2 * WIDTH + 20
-    ticks = nice_ticks(0, max(map(sum, stacks)))
-    frame = Frame(rows[0][0] - 0.5, rows[-1][0] + 0.5, 0, ticks[-1], y_ticks=ticks, width=width)
+        columns = zip(*map(itemgetter(1), bucket), strict=True)
+        means = [sum(column) / len(bucket) for column in columns]
+        bars.append((bucket[0][0] - 0.5, bucket[-1][0] + 0.5, means))
+    ticks = nice_ticks(0, max(sum(stack) for *_, stack in bars))
+    frame = Frame(bars[0][0], bars[-1][1], 0, ticks[-1], y_ticks=ticks, width=BROAD)
     legend = ""
     for name, color in keys:
         legend += f'<span class="key s{color}"><i></i>{html.escape(name)}</span>'
-    colors = [color for _, color in keys]
-    return _figure(chart, frame, legend, lambda frame: _bars(frame, buckets, stacks, colors), hover=False)
 
+    def shapes(frame: Frame) -> str:
+        parts = [_axes(frame)]
+        for first, last, stack in bars:
+            left, right = frame.x(first), frame.x(last)
+            base = 0.0
+            gap = min(1.5, (right - left) * 0.15)
+            for (_, color), value in zip(keys, stack, strict=True):
+                top, bottom = frame.y(base + value), frame.y(base)
+                if bottom - top > 0.05:
+                    parts.append(
+                        f'<rect class="f{color}" x="{left + gap / 2:.1f}" y="{top:.1f}" '
+                        f'width="{right - left - gap:.1f}" height="{bottom - top:.1f}"/>'
+                    )
+                base += value
+        return "".join(parts)
 
-def _bars(
-    frame: Frame,
-    buckets: Sequence[Sequence[tuple[float, Sequence[float]]]],
-    stacks: Sequence[Sequence[float]],
-    colors: Sequence[int],
-) -> str:
-    """A bar for each bucket of steps, a stack of one value per color."""
-    shapes = [_axes(frame)]
-    for bucket, stack in zip(buckets, stacks, strict=True):
-        left = frame.x(bucket[0][0] - 0.5)
-        right = frame.x(bucket[-1][0] + 0.5)
-        base = 0.0
-        gap = min(1.5, (right - left) * 0.15)
-        for color, value in zip(colors, stack, strict=True):
-            top, bottom = frame.y(base + value), frame.y(base)
-            if bottom - top > 0.05:
-                shapes.append(
-                    f'<rect class="f{color}" x="{left + gap / 2:.1f}" y="{top:.1f}" '
-                    f'width="{right - left - gap:.1f}" height="{bottom - top:.1f}"/>'
-                )
-            base += value
-    return "".join(shapes)
-
-
-def _mean_of_each_key(rows: Sequence[tuple[float, Sequence[float]]]) -> list[float]:
-    columns = zip(*map(itemgetter(1), rows), strict=True)
-    return [sum(column) / len(rows) for column in columns]
+    return _figure(chart, frame, legend, shapes, hover=False)
 
 
 def _drawable(points: Sequence[Point], log: bool) -> list[Point]:
     """The points that have a place in the chart: those that are finite, with ticks beyond them too, and
     positive on a logarithmic axis."""
-    drawn = []
-    for step, value in points:
-        if abs(value) < MOST and (value > LEAST or not log):
-            drawn.append((step, value))
-    return drawn
+    return [(step, value) for step, value in points if abs(value) < MOST and (value > LEAST or not log)]
 
 
 def _frame(chart: Chart, values: Sequence[float], first: float, last: float) -> Frame:
@@ -287,7 +254,7 @@ def _frame(chart: Chart, values: Sequence[float], first: float, last: float) -> 
         if chart.percent and high <= 1:
             ticks = [t for t in ticks if t <= 1.0 + 1e-9]
             ticks = ticks if ticks[-1] >= high else [*ticks, 1.0]
-    width = 2 * WIDTH + 20 if chart.wide else WIDTH
+    width = BROAD if chart.wide else WIDTH
     return Frame(first, last, ticks[0], ticks[-1], chart.log, chart.percent, ticks, width)
 
 
@@ -300,23 +267,19 @@ def _axes(frame: Frame) -> str:
             f'<text class="ytick" x="{LEFT - 8}" y="{y + 4:.1f}">{format_number(tick, frame.percent)}</text>'
         )
     first, last = math.ceil(frame.x0), math.floor(frame.x1)
-    ticks = []
-    for t in nice_ticks(first, last, 10 if frame.width > WIDTH else 6):
-        if t == round(t) and first <= t <= last:
-            ticks.append(t)
-
-    for tick in ticks or [first]:
+    ticks = nice_ticks(first, last, 10 if frame.width > WIDTH else 6)
+    for tick in [t for t in ticks if t == round(t) and first <= t <= last] or [first]:
         parts.append(f'<text class="xtick" x="{frame.x(tick):.1f}" y="{HEIGHT - 8}">{tick:,.0f}</text>')
     return "".join(parts)
 
 
 def _marks(frame: Frame, marks: Sequence[int]) -> str:
-    paths = []
+    paths = ""
     for mark in marks:
         if frame.x0 <= mark <= frame.x1:
             x = frame.x(mark + 0.5 if mark + 0.5 <= frame.x1 else mark)
-            paths.append(f'<path class="mark" d="M{x:.1f} {TOP}V{HEIGHT - BOTTOM}"/>')
-    return "".join(paths)
+            paths += f'<path class="mark" d="M{x:.1f} {TOP}V{HEIGHT - BOTTOM}"/>'
+    return paths
 
 
 def _path(frame: Frame, points: Sequence[Point]) -> str:
@@ -326,25 +289,19 @@ def _path(frame: Frame, points: Sequence[Point]) -> str:
 def _curve(frame: Frame, line: Line, points: Sequence[Point]) -> str:
     if not points:
         return ""
-    name = html.escape(line.label)
     kept = downsample(points)
+    kind = ""
+    shapes = f'<path class="main" d="{_path(frame, kept)}"/>'
     if line.dots or len(points) == 1:
-        dots = ""
+        kind = " dots"
         for step, value in kept:
-            dots += f'<circle cx="{frame.x(step):.1f}" cy="{frame.y(value):.1f}" r="3"/>'
-        path = f'<path class="main" d="{_path(frame, kept)}"/>'
-        return f'<g class="s{line.color} dots" data-name="{name}">{path}{dots}</g>'
-    if len(points) < SMOOTH_FROM:
-        return (
-            f'<g class="s{line.color}" data-name="{name}"><path class="main" d="{_path(frame, kept)}"/></g>'
-        )
-    even = _smoothed(points, frame.log)
-    stride = max(len(even) // MAX_POINTS, 1)
-    even = even[:-1:stride] + even[-1:]
-    return (
-        f'<g class="s{line.color}" data-name="{name}"><path class="raw" d="{_path(frame, kept)}"/>'
-        f'<path class="main" d="{_path(frame, even)}"/></g>'
-    )
+            shapes += f'<circle cx="{frame.x(step):.1f}" cy="{frame.y(value):.1f}" r="3"/>'
+    elif len(points) >= SMOOTH_FROM:
+        even = _smoothed(points, frame.log)
+        stride = max(len(even) // MAX_POINTS, 1)
+        even = even[:-1:stride] + even[-1:]
+        shapes = f'<path class="raw" d="{_path(frame, kept)}"/><path class="main" d="{_path(frame, even)}"/>'
+    return f'<g class="s{line.color}{kind}" data-name="{html.escape(line.label)}">{shapes}</g>'
 
 
 def _smoothed(points: Sequence[Point], log: bool) -> list[Point]:
@@ -354,11 +311,6 @@ def _smoothed(points: Sequence[Point], log: bool) -> list[Point]:
         return smooth(points, span)
     logarithms = [(step, math.log10(value)) for step, value in points]
     return [(step, 10**value) for step, value in smooth(logarithms, span)]
-
-
-def _band(frame: Frame, lower: Sequence[Point], upper: Sequence[Point]) -> str:
-    lower, upper = downsample(lower), downsample(upper)
-    return f'<path class="band" d="{_path(frame, [*upper, *reversed(lower)])}Z"/>'
 
 
 def _figure(
@@ -383,3 +335,90 @@ def _figure(
         f'<figure class="chart{size}"><figcaption><h3>{title}</h3>'
         f'<div class="legend">{legend}</div></figcaption>{note}{drawings}</figure>'
     )
+
+
+# --- the charts of a report -----------------------------------------------------------------------------
+
+ROWS = (
+    ("Accuracy", "reward/accuracy 1 training completions; eval/accuracy 2 held out",
+     "Share of correct completions: those sampled for training, and those to held-out questions.",
+     "percent wide"),
+    ("Reward", "reward/mean 1 mean; reward/std 8 std",
+     "Before any normalization.", ""),
+    ("Completion format", "reward/format 3 well-formed; reward/no_answer_rate 4 no answer",
+     "Completions in the form that rewards.answer asks for; no final answer found.", "percent"),
+    ("KL to the reference", "kl/mean 5 nats/token",
+     "How far the policy has moved.", "zero"),
+    ("Entropy", "entropy/mean 6 nats/token",
+     "Its collapse ends exploration.", "zero"),
+    ("Completion length", "tokens/response_mean 1 mean tokens",
+     "The band spans the shortest and the longest completion of the step.", "zero band"),
+    ("Cut short, and groups all alike",
+     "tokens/truncated_fraction 2 completions cut; group/zero_std_fraction 8 groups without variance",
+     "Completions at the token limit; prompts whose completions all earned the same and teach nothing.",
+     "percent"),
+    ("Turns", "turns/replies_mean 1 replies; turns/errors_mean 4 wrong calls",
+     "Of an episode, in the mean.", "zero"),
+    ("Episodes cut short, and tools that fail",
+     "turns/limit_fraction 2 at the limit of turns; turns/images_fraction 8 at the limit of images; "
+     "turns/failed_fraction 4 observations of a failure",
+     "", "percent skip_flat"),
+    ("Time in tools", "perf/tool_s_max 1 s in tools; perf/tool_wait_s_max 4 s waited for",
+     "Slow tools of one engine, calls added up, and what the engine waited for them; the largest of each.",
+     "zero skip_flat"),
+    ("Losses", "loss/total 1 total; loss/policy 2 policy",
+     "The policy loss is near 0 by construction where each step is one update.", ""),
+    ("Gradient norm", "grad/norm 4 before clipping",
+     "", "log"),
+    ("Engine against policy", "mismatch/logprob_abs_mean 6 mean; mismatch/logprob_abs_max 4 max",
+     "Difference of log-probabilities of the sampled tokens, in nats.", "log"),
+    ("Older weights against the policy", "staleness/logprob_abs_mean 6 mean; staleness/logprob_abs_max 4 max",
+     "The same where older weights sampled the step: what the rollout correction weighs.", "log"),
+    ("Steps that samples are behind", "rollout/staleness_mean 6 mean; rollout/staleness_max 4 most",
+     "Updates since the weights that sampled the step.", "zero"),
+    ("Waiting for rollout workers", "fleet/wait_s 8 s",
+     "Seconds of each step in which the trainer had nothing to learn from.", "zero"),
+    ("Rollout workers without a unit", "fleet/idle_share 2 share of their time",
+     "What is paid for and not used: near 0 where the trainer waits, larger where there are too many.",
+     "percent"),
+    ("Rollout workers alive", "fleet/workers 1 workers",
+     "", "zero"),
+    ("Clipping", "ratio/clip_fraction 2 tokens clipped",
+     "Share of tokens whose surrogate was clipped.", "percent"),
+    ("Cross-entropy", "sft/loss 1 nats/token",
+     "Of the completion tokens.", ""),
+    ("Learning rate", "optim/lr 8 ",
+     "", "zero skip_flat"),
+    ("Grading trouble", "reward/timeout_rate 4 timeouts; reward/error_rate 2 errors",
+     "", "percent skip_flat"),
+    ("Rollout speed", "perf/rollout_tokens_per_s 1 tokens/s",
+     "All engines together.", "zero"),
+    ("Decode slots", "perf/slots_used 1 used",
+     "Share that held an unfinished completion while engines decoded.", "percent zero skip_flat"),
+    ("Training speed", "perf/train_tokens_per_s 3 tokens/s",
+     "All ranks together.", "zero"),
+    ("Model FLOPs utilisation", "perf/mfu_train 1 update; perf/mfu_rollout 2 rollout",
+     "Share of the GPUs' peak that the model's own arithmetic takes.", "percent"),
+    ("Checkpoints", "perf/checkpoint_save_s 1 s to save and upload; perf/checkpoint_stall_s 4 s held up",
+     "The last save from start to commit, beside training, and what of it held training up.",
+     "zero skip_flat"),
+    ("Peak memory", "perf/peak_memory_gib 8 GiB",
+     "The fullest rank.", "zero"),
+)  # fmt: skip
+"""(title, lines as "METRIC COLOR LABEL; ...", note, what of `Chart` is true). band: from the shortest to the
+longest of the step."""
+
+
+def _charts() -> Iterator[Chart]:
+    for title, lines, note, words in ROWS:
+        drawn = []
+        for line in lines.split("; "):
+            name, color, label = line.split(" ", 2)
+            drawn.append(Line(name, label, int(color), dots=name.startswith("eval/")))
+        how: dict[str, Any] = dict.fromkeys(words.split(), True)
+        if "band" in how:
+            how["band"] = tuple(drawn[0].name.replace("_mean", end) for end in ("_min", "_max"))
+        yield Chart(title, tuple(drawn), note, **how)
+
+
+HELD_OUT, *CHARTS = _charts()

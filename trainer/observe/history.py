@@ -1,29 +1,19 @@
-"""Reads what `metrics.py` writes.
-
-Standard library only: display and report run without the training stack.
-"""
+"""Reads what `metrics.py` writes, and what the desk knows of a run. Standard library only: display and report
+run without the training stack."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from trainer.config.run_folder import (
-    METRICS,
-    NODES,
-    metrics_of_line,
-    newest_lines,
-    parse_line,
-    read_lines,
-    write_whole,
-)
+from trainer.config.run_folder import METRICS, metrics_of_line, parse_line, read_lines, write_whole
 
 SLOWED = 8 | 32 | 64 | 128
 """Bits of a GPU's clocks' event reasons that stand for a fault (trainer/node/preflight/gpus.py)."""
-STRAGGLES = 0.3
-"""A rank straggles if the share of time that it waits in collectives is this much below the others'
-median."""
+PULLED = "pulled"
+"""Folder of a run's record on the desk that its files are fetched into (recipes/drivers/fetched_runs.py)."""
 
 
 def merge_lines(steps: dict[int, dict[str, Any]], lines: Iterable[bytes]) -> list[dict[str, Any]]:
@@ -41,11 +31,6 @@ def read_history(run_dir: str | Path) -> list[dict[str, Any]]:
     if path.exists():
         merge_lines(steps, path.read_bytes().splitlines(keepends=True))
     return [steps[step] for step in sorted(steps)]
-
-
-def newest_samples(run_dir: str | Path) -> list[dict[str, Any]]:
-    """The newest samples of the nodes (trainer/observe/node_monitor.py), from the end of nodes.jsonl."""
-    return newest_lines(Path(run_dir) / NODES)
 
 
 def reproducible_part(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -82,3 +67,31 @@ def last_step(path: Path, limit: int) -> int:
 def column(records: Iterable[Mapping[str, Any]], name: str) -> list[Any]:
     """The values of one field, from the records that have it."""
     return [record[name] for record in records if name in record]
+
+
+# --- what the desk knows of a run -----------------------------------------------------------------------
+
+
+def run_name(folder: Path) -> str:
+    """A run's id: that of its folder, or of the folder that it was pulled into."""
+    return folder.absolute().parent.name if folder.name == PULLED else folder.absolute().name
+
+
+def read_cost(folder: Path) -> dict[str, Any]:
+    """`cost.json`, which the desk writes: usd, hours; planned_usd and planned_hours where there is a plan."""
+    try:
+        cost = json.loads((folder / "cost.json").read_text())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    if not isinstance(cost, dict):
+        return {}
+    return {name: value for name, value in cost.items() if isinstance(value, int | float)}
+
+
+def format_cost(folder: Path) -> str:
+    """Dollars so far against those planned."""
+    cost = read_cost(folder)
+    if not cost.get("usd") and not cost.get("planned_usd"):
+        return "–"
+    planned = f" of {cost['planned_usd']:,.2f} planned" if cost.get("planned_usd") else ""
+    return f"${cost['usd']:,.2f}{planned}"

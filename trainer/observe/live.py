@@ -33,12 +33,12 @@ from trainer.config.run_folder import (
     NODES,
     ROSTER,
     lane_progress,
+    newest_lines,
     read_progress,
     read_roster,
 )
-from trainer.observe.history import column, merge_lines, newest_samples, read_history
+from trainer.observe.history import column, merge_lines, read_history, run_name
 from trainer.observe.phases import mean_seconds
-from trainer.observe.report_page import run_name
 from trainer.system.terminal_text import terminal_line
 
 REFRESH_S = 1.0
@@ -245,7 +245,7 @@ def _parts(values: Sequence[float], most: int) -> list[Sequence[float]]:
 def last_samples(run_dir: Path) -> list[dict[str, Any]]:
     """The newest sample of every node."""
     newest = {}
-    for sample in newest_samples(run_dir):
+    for sample in newest_lines(run_dir / NODES):
         if type(sample.get("node")) is int:
             newest[sample["node"]] = sample
     return [newest[node] for node in sorted(newest)]

@@ -14,13 +14,16 @@ from typing import Any
 
 import psutil
 
-from trainer.config.run_folder import NODES, read_progress
+from trainer.config.run_folder import NODES, newest_lines
 from trainer.hardware.visible_gpus import nvml_positions
 from trainer.observe import beacon
-from trainer.observe.history import SLOWED, STRAGGLES, column, newest_samples
+from trainer.observe.history import SLOWED, column
 from trainer.system import server_waits
 
 EVERY_S = 10.0
+STRAGGLES = 0.3
+"""A rank straggles if the share of time that it waits in collectives is this much below the others'
+median."""
 WINDOW_S = 30.0
 """Shortest time for which ranks are compared."""
 RAYS_OWN = ("ray::Dash", "ray::Runtime", "ray::IDLE")
@@ -41,7 +44,7 @@ class NodeStats:
         Disk and memory are those of the node with the least left.
         """
         samples = []
-        for s in newest_samples(self.run_dir):
+        for s in newest_lines(self.run_dir / NODES):
             if s["unix_s"] >= self._since:
                 samples.append(s)
 
@@ -210,10 +213,9 @@ def _file_bytes() -> dict[int, int]:
 
 
 def append_sample(run_dir: str | Path, sample: Mapping[str, Any]) -> None:
-    """Adds a sample, with the phase that runs now, to the run's `nodes.jsonl` in one write. A line that a
-    full disk cut short is taken back, so that the next one does not begin in its middle."""
-    phase = read_progress(run_dir).get("phase", "")
-    line = json.dumps({**sample, "phase": phase}, sort_keys=True).encode() + b"\n"
+    """Adds a sample to the run's `nodes.jsonl` in one write. A line that a full disk cut short is taken back,
+    so that the next one does not begin in its middle."""
+    line = json.dumps(sample, sort_keys=True).encode() + b"\n"
     descriptor = os.open(Path(run_dir) / NODES, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:
         written = os.write(descriptor, line)

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import argparse
 import html
-import json
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from trainer import config as configuration
 from trainer.config import ConfigError, Expected, RunConfig
+from trainer.config.expected import compare_with_bands
 from trainer.config.model_name import model_name
 from trainer.config.run_folder import (
     ATTEMPTS,
@@ -30,25 +30,27 @@ from trainer.config.run_folder import (
     NODES,
     REPORT,
     ROSTER,
+    SAMPLING,
     file_tail,
     read_lines,
     read_progress,
     read_roster,
 )
-from trainer.observe import compare, guards, report_page
-from trainer.observe.charts import Chart, Line, format_number, line_chart, series
-from trainer.observe.history import column, read_history
+from trainer.observe import compare, guards
+from trainer.observe.charts import CHARTS, HELD_OUT, Chart, Line, format_number, line_chart, stacked_bars
+from trainer.observe.history import column, read_cost, run_name
 from trainer.observe.live import format_duration
-from trainer.observe.report_charts import (
-    CHARTS,
-    HELD_OUT,
-    chart_with_band,
-    expectation_section,
-    phases_section,
-    scores_page,
-    with_edges,
+from trainer.observe.phases import mean_seconds
+from trainer.observe.report_page import (
+    color_key,
+    html_page,
+    html_table,
+    nodes_section,
+    readable,
+    samples_section,
+    table_cells,
+    workers_section,
 )
-from trainer.observe.report_page import html_page, readable
 from trainer.system.exit_codes import MEANINGS
 from trainer.system.terminal_text import terminal_line
 
@@ -57,6 +59,9 @@ MOST_WARNINGS = 8
 """Warnings of the log that the page repeats, the newest."""
 STOOD_STILL = 1e-6
 """A reward whose values differ by less has not moved."""
+OTHER = 8
+PHASE_COLORS = {"rollout": 1, "grade": 2, "wait": 8, "update": 3, "sync": 6, "checkpoint": 4, "eval": 7}
+"""Colors of the phases; time that none of them covers has OTHER."""
 
 
 def last_line(run_dir: str | Path) -> str:
@@ -75,75 +80,40 @@ def write_report(run_dir: str | Path) -> Path:
     Raises ConfigError where there is no run.
     """
     run_dir = Path(run_dir)
-    history = read_history(run_dir)
-    if not history and (scored := run_dir / "benchmarks.json").exists():
-        (run_dir / REPORT).write_text(
-            scores_page(report_page.run_name(run_dir), json.loads(scored.read_text())), encoding="utf-8"
-        )
-        return run_dir / REPORT
-    if not history:
-        raise ConfigError(
-            f"no metrics in {run_dir}: give the directory of a run that has made at least one step"
-        )
-    attempts = _starts(run_dir)
+    history = compare.metrics_of(run_dir)
+    attempts = []
+    for line in read_lines(run_dir / ATTEMPTS):
+        at, step = line.get("unix_s"), line.get("resume_step")
+        if isinstance(at, int | float) and 0 <= at < MOST_S and type(step) is int:  # else no trainer wrote it
+            attempts.append(line)
     marks = [a["resume_step"] for a in attempts if a["resume_step"] > 0]
     progress = read_progress(run_dir)
     config, config_html = _config(run_dir / CONFIG)
-    name = config.run_id if config else report_page.run_name(run_dir)
+    name = config.run_id if config else run_name(run_dir)
     expected = config.expected if config else Expected()
-    drawn = with_edges(history, expected)
-    charts = line_chart(chart_with_band(_hero(marks), expected), drawn, marks)
-    charts += line_chart(_by_source(history), history, marks)
-    for chart in CHARTS:
-        charts += line_chart(chart_with_band(chart, expected), drawn, marks)
-    cost = report_page.read_cost(run_dir)
+    drawn = _with_edges(history, expected)
+    hero = replace(HELD_OUT, note=HELD_OUT.note + " Dotted: the run was resumed here.") if marks else HELD_OUT
+    charts = ""
+    for chart in (_with_band(hero, expected), _by_source(history), *CHARTS):
+        charts += line_chart(_with_band(chart, expected), drawn, marks)
+    cost = read_cost(run_dir)
     learned = not _stood_still(history)
     sections = [
         _header(name, config, progress, history, attempts, learned),
         _problems(run_dir, config, progress, history, learned),
         _tiles(history, progress, attempts, cost),
-        expectation_section(expected, history),
+        _expectation(expected, history),
         f'<section class="charts">{charts}</section>',
         phases_section(history),
-        readable(NODES, lambda: report_page.nodes_section(read_lines(run_dir / NODES))),
-        readable(ROSTER, lambda: report_page.workers_section(read_roster(run_dir))),
-        report_page.samples_section(run_dir),
+        readable(NODES, lambda: nodes_section(read_lines(run_dir / NODES))),
+        readable(ROSTER, lambda: workers_section(read_roster(run_dir))),
+        samples_section(run_dir),
         config_html,
         _attempts(attempts),
     ]
     path = run_dir / REPORT
     path.write_text(html_page(name, "".join(sections)), encoding="utf-8")
     return path
-
-
-def _starts(run_dir: Path) -> list[dict[str, Any]]:
-    """The starts of the trainer, without lines that no trainer wrote."""
-    starts = []
-    for line in read_lines(run_dir / ATTEMPTS):
-        at, step = line.get("unix_s"), line.get("resume_step")
-        if isinstance(at, int | float) and 0 <= at < MOST_S and type(step) is int:
-            starts.append(line)
-    return starts
-
-
-def _by_source(history: Sequence[dict[str, Any]]) -> Chart:
-    """Held-out accuracy of every source, where the data has several; the first eight by name."""
-    names = {name for record in history for name in record if name.startswith("eval/accuracy_")}
-    lines = []
-    for color, name in enumerate(sorted(names)[:8], 1):
-        lines.append(Line(name, name.removeprefix("eval/accuracy_"), color, dots=True))
-    more = f" The first 8 of {len(names)}." if len(names) > 8 else ""
-    return Chart(
-        title="Held-out accuracy by source",
-        lines=tuple(lines),
-        note=f"Sources of the held-out rows.{more}",
-        percent=True,
-        wide=True,
-    )
-
-
-def _hero(marks: Sequence[int]) -> Chart:
-    return replace(HELD_OUT, note=HELD_OUT.note + " Dotted: the run was resumed here.") if marks else HELD_OUT
 
 
 # --- top ------------------------------------------------------------------------------------------------
@@ -161,15 +131,16 @@ def _header(
     kind = status
     if status == "finished" and not learned:
         status, kind = "finished, nothing learned", "interrupted"
-    began = attempts[0]["unix_s"] if attempts else history[0].get("time/unix_s", 0)
-    facts = [time.strftime("%-d %B %Y, %H:%M UTC", time.gmtime(began))] if began else []
+    facts = []
     if config:
-        facts.insert(0, f"{config.method.upper()} of {model_name(config.model.path)}")
-        if config.run.name != name:
-            facts.insert(0, config.run.name)
+        facts = [config.run.name] if config.run.name != name else []
+        facts.append(f"{config.method.upper()} of {model_name(config.model.path)}")
         where = "GPU" if config.placement.device == "cuda" else "CPU rank"
         world = config.placement.world_size
-        facts.insert(len(facts) - bool(began), f"{world} {where}{'s' if world > 1 else ''}")
+        facts.append(f"{world} {where}{'s' if world > 1 else ''}")
+    began = attempts[0]["unix_s"] if attempts else history[0].get("time/unix_s", 0)
+    if began:
+        facts.append(time.strftime("%-d %B %Y, %H:%M UTC", time.gmtime(began)))
     return (
         f"<header><h1>{html.escape(name)}"
         f'<span class="chip {html.escape(kind)}">{html.escape(status)}</span></h1>'
@@ -208,28 +179,22 @@ def _problems(
             still = "in no step had a prompt completions of different rewards"
         problems.append(("Nothing was learned", still, ""))
     for trouble in guards.troubles_of(config, history) if config else []:
-        steps = (
-            f"{trouble.first:,}"
-            if trouble.first == trouble.last
-            else f"{trouble.first:,} to {trouble.last:,}"
-        )
-        what = f"Step {steps} (guard {trouble.guard})"
+        last = f" to {trouble.last:,}" if trouble.last != trouble.first else ""
+        what = f"Step {trouble.first:,}{last} (guard {trouble.guard})"
         problems.append((what, trouble.finding, guards.REMEDIES[trouble.guard]))
-    problems += [("Warning", warning, "") for warning in _warnings(run_dir)]
-    if not problems:
-        return ""
+    problems += [("Warning", warning, "") for warning in _warnings(run_dir / LAUNCH_LOG)]
     items = ""
     for what, finding, remedy in problems:
         sentence = html.escape(terminal_line(finding).rstrip("."))
         items += f"<li><b>{html.escape(what)}:</b> {sentence}. <i>{html.escape(remedy)}</i></li>"
-    return f'<section class="problems"><h2>What went wrong</h2><ul>{items}</ul></section>'
+    section = f'<section class="problems"><h2>What went wrong</h2><ul>{items}</ul></section>'
+    return section if items else ""
 
 
-def _warnings(run_dir: Path) -> list[str]:
+def _warnings(log: Path) -> list[str]:
     """The newest warnings of the run's log that are no guard's, each once."""
-    path = run_dir / LAUNCH_LOG
     warnings: dict[str, None] = {}
-    for line in file_tail(path).decode(errors="replace").splitlines() if path.is_file() else ():
+    for line in file_tail(log).decode(errors="replace").splitlines() if log.is_file() else ():
         if line.startswith(WARNING) and "(guard " not in line:
             warnings[line.removeprefix(WARNING)] = None
     return list(warnings)[-MOST_WARNINGS:]
@@ -242,15 +207,11 @@ def _tiles(
     cost: dict[str, Any],
 ) -> str:
     tiles = []
-    held_out = series(history, "eval/accuracy")
+    held_out = column(history, "eval/accuracy")
     if held_out:
-        first, last = held_out[0][1], held_out[-1][1]
-        change = (
-            f"{100 * (last - first):+.1f} points, from {format_number(first, True)}"
-            if len(held_out) > 1
-            else ""
-        )
-        tiles.append(("held-out accuracy", f"{100 * last:.1f}%", change))
+        first, last = held_out[0], held_out[-1]
+        change = f"{100 * (last - first):+.1f} points, from {format_number(first, True)}"
+        tiles.append(("held-out accuracy", f"{100 * last:.1f}%", change if len(held_out) > 1 else ""))
     for title, name, form in (
         ("reward", "reward/mean", "{:.3f}"),
         ("loss", "sft/loss", "{:.4f}"),
@@ -259,11 +220,9 @@ def _tiles(
         values = column(history, name)
         if values:
             window = max(1, min(10, len(values) // 4))
-            early, late = sum(values[:window]) / window, sum(values[-window:]) / window
+            early, late = (form.format(sum(part) / window) for part in (values[:window], values[-window:]))
             of = "last step" if window == 1 else f"mean of the last {window} steps"
-            tiles.append(
-                (title, form.format(late), f"{of}, from {form.format(early)}" if len(values) > 1 else "")
-            )
+            tiles.append((title, late, f"{of}, from {early}" if len(values) > 1 else ""))
     total = progress.get("total_steps") or 0
     last_step = history[-1]["step"]
     tiles.append(("steps", f"{last_step:,}", f"of {total:,}" if total and total != last_step else ""))
@@ -293,6 +252,98 @@ def _tiles(
     return f'<section class="tiles" style="--columns:{columns}">{cells}</section>'
 
 
+# --- curves, and what is expected of them ---------------------------------------------------------------
+
+
+def _by_source(history: Sequence[dict[str, Any]]) -> Chart:
+    """Held-out accuracy of every source, where the data has several; the first eight by name."""
+    names = sorted({name for record in history for name in record if name.startswith("eval/accuracy_")})
+    lines = []
+    for color, name in enumerate(names[:8], 1):
+        lines.append(Line(name, name.removeprefix("eval/accuracy_"), color, dots=True))
+    more = f" The first 8 of {len(names)}." if len(names) > 8 else ""
+    note = f"Sources of the held-out rows.{more}"
+    return Chart("Held-out accuracy by source", tuple(lines), note, percent=True, wide=True)
+
+
+def _with_edges(history: Sequence[dict[str, Any]], expected: Expected) -> list[dict[str, Any]]:
+    """The history with both edges of every band as metrics of its steps, as far as the run has come."""
+    records = []
+    for record in history:
+        edges: dict[str, float] = {}
+        for band in expected.bands:
+            interval = band.edges(record["step"])
+            if interval is not None and all(map(math.isfinite, interval)):
+                edges |= zip(_edges(band.metric), interval, strict=True)
+        records.append(record | edges)
+    return records
+
+
+def _edges(metric: str) -> tuple[str, str]:
+    """Names of a band's edges among the metrics of a step."""
+    return f"expected/low/{metric}", f"expected/high/{metric}"
+
+
+def _with_band(chart: Chart, expected: Expected) -> Chart:
+    """The chart with the band of one of its lines, if one has any and the chart has no other."""
+    lines = {line.name: line.label for line in chart.lines}
+    for band in expected.bands if not chart.band else ():
+        if band.metric in lines and band.low and band.high:
+            note = f"{chart.note} Shaded: what is expected of {lines[band.metric] or band.metric}.".strip()
+            return replace(chart, note=note, band=_edges(band.metric))
+    return chart
+
+
+def _expectation(expected: Expected, history: Sequence[dict[str, Any]]) -> str:
+    """How the run compares with what was expected of it; empty where nothing was."""
+    if not expected.bands:
+        return ""
+    verdict = compare_with_bands(expected, history)
+    rows = []
+    for band in expected.bands:
+        edges = str(band).removeprefix(band.metric)
+        rows.append((band.metric, edges, verdict.state_of(band), band.source))
+    promise = f"<p>Not promised: {html.escape(expected.not_promised)}</p>" if expected.not_promised else ""
+    table = html_table(("metric", "expected", "this run", "source"), rows)
+    title = f"<h2>Expected <small>{html.escape(str(verdict))}</small></h2>"
+    return f'{title}<section class="phases">{table}</section>{promise}'
+
+
+# --- where the time went --------------------------------------------------------------------------------
+
+
+def phases_section(history: Sequence[Mapping[str, Any]]) -> str:
+    """A bar, a chart over steps and a table for each lane; empty where no step was timed."""
+    shown = ""
+    for lane, means in mean_seconds(history).items():
+        if means:
+            shown += _lane(history, lane, means)
+    return f'<h2>Where the time went</h2><section class="phases">{shown}</section>' if shown else ""
+
+
+def _lane(history: Sequence[Mapping[str, Any]], lane: str, means: Sequence[tuple[str, float]]) -> str:
+    whole = f"time/{SAMPLING}_s" if lane == SAMPLING else "time/step_s"
+    keys = [(name, PHASE_COLORS.get(name, OTHER)) for name, _ in means]
+    rows = []
+    for record in history:
+        if whole in record:
+            values = [record.get(f"time/{name}_s", 0.0) for name, _ in means if name != "other"]
+            rest = [max(record[whole] - sum(values), 0.0)] if means[-1][0] == "other" else []
+            rows.append((record["step"], values + rest))
+    title = f"Seconds per step: {lane}" if lane else "Seconds per step"
+    chart = Chart(title, (), "What each step spent its time on.", wide=True)
+    total = sum(seconds for _, seconds in means) or 1.0
+    bar = ""
+    table = []
+    for (name, color), (_, seconds) in zip(keys, means, strict=True):
+        share = 100 * seconds / total
+        bar += f'<i class="b{color}" style="width:{share:.2f}%" title="{html.escape(name)}"></i>'
+        whole_run = format_duration(seconds * len(rows))
+        table.append((color_key(name, color), f"{share:.1f}%", f"{seconds:.3g} s", whole_run))
+    shown = html_table(("phase", "share", "mean per step", "total"), table)
+    return f'<div class="bar">{bar}</div>{stacked_bars(chart, rows, keys)}{shown}'
+
+
 # --- configuration and attempts -------------------------------------------------------------------------
 
 
@@ -303,28 +354,20 @@ def _config(path: Path) -> tuple[RunConfig | None, str]:
     try:
         config = configuration.load(path)
     except ConfigError:  # written by another version: show it as it is
-        return (
-            None,
-            f'<h2>Configuration</h2><pre class="raw">{html.escape(path.read_text(errors="replace"))}</pre>',
-        )
+        text = html.escape(path.read_text(errors="replace"))
+        return None, f'<h2>Configuration</h2><pre class="raw">{text}</pre>'
     default = configuration.to_dict(RunConfig())
     blocks = ""
     for section, values in configuration.to_dict(config).items():
-        usual = default[section]
         # A field that stands outside a section is shown as a section of its own.
-        if not isinstance(values, dict):
-            values = {section: values}
-        if not isinstance(usual, dict):
-            usual = {section: usual}
+        own, usual = ({section: of} if not isinstance(of, dict) else of for of in (values, default[section]))
         rows = ""
-        for key, value in values.items():
+        for key, value in own.items():
             row_class = "" if usual.get(key) == value else " class=set"
-            rows += f"<tr{row_class}>{report_page.table_cells([key, _value(value)])}</tr>"
+            rows += f"<tr{row_class}>{table_cells([key, _value(value)])}</tr>"
         blocks += f"<table><caption>{html.escape(section)}</caption>{rows}</table>"
-    return config, (
-        "<h2>Configuration <small>bold: not the default</small></h2>"
-        f'<section class="config">{blocks}</section>'
-    )
+    title = "<h2>Configuration <small>bold: not the default</small></h2>"
+    return config, f'{title}<section class="config">{blocks}</section>'
 
 
 def _value(value: Any) -> str:
@@ -341,11 +384,9 @@ def _attempts(attempts: Sequence[dict[str, Any]]) -> str:
     rows = []
     for i, attempt in enumerate(attempts, 1):
         began = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(attempt["unix_s"]))
-        rows.append(
-            (str(i), began, str(attempt.get("host", "")), str(attempt["resume_step"] or "the beginning"))
-        )
-    head = ("", "started (UTC)", "host", "continued after step")
-    table = report_page.html_table(head, rows, "attempts")
+        after = str(attempt["resume_step"] or "the beginning")
+        rows.append((str(i), began, str(attempt.get("host", "")), after))
+    table = html_table(("", "started (UTC)", "host", "continued after step"), rows, "attempts")
     return f'<h2>Attempts</h2><section class="phases">{table}</section>'
 
 

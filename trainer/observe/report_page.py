@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import base64
 import html
-import json
 import re
 import statistics
 from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from trainer.config.run_folder import SAMPLE_IMAGES, SAMPLES, read_lines
 from trainer.observe.charts import format_number
-from trainer.observe.history import SLOWED, STRAGGLES, column
+from trainer.observe.history import SLOWED, column
 from trainer.system.contained_path import inside
-
-PULLED = "pulled"
-"""Folder of a run's record on the desk that its files are fetched into (recipes/drivers/fetched_runs.py)."""
 
 
 def html_page(title: str, body: str) -> str:
@@ -31,6 +29,10 @@ def html_page(title: str, body: str) -> str:
         f"<title>{html.escape(title)}</title><style>{_asset('report.css')}</style></head><body><main>{body}</main>"
         f"<script>{_asset('report.js')}</script></body></html>\n"
     )
+
+
+def _asset(name: str) -> str:
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")
 
 
 def readable(file: str, section: Callable[[], str]) -> str:
@@ -52,44 +54,11 @@ def table_cells(texts: Iterable[str], tag: str = "td") -> str:
     return "".join(f"<{tag}>{cell}</{tag}>" for cell in cells)
 
 
-def _asset(name: str) -> str:
-    return Path(__file__).with_name(name).read_text(encoding="utf-8")
-
-
-def run_name(folder: Path) -> str:
-    """A run's id: that of its folder, or of the folder that it was pulled into."""
-    return folder.absolute().parent.name if folder.name == PULLED else folder.absolute().name
-
-
-def read_cost(folder: Path) -> dict[str, Any]:
-    """`cost.json`, which the desk writes: usd, hours; planned_usd and planned_hours where there is a plan."""
-    try:
-        cost = json.loads((folder / "cost.json").read_text())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    if not isinstance(cost, dict):
-        return {}
-    return {name: value for name, value in cost.items() if isinstance(value, int | float)}
-
-
-def format_cost(folder: Path) -> str:
-    """Dollars so far against those planned."""
-    known = read_cost(folder)
-    if not known.get("usd") and not known.get("planned_usd"):
-        return "–"
-    planned = f" of {known['planned_usd']:,.2f} planned" if known.get("planned_usd") else ""
-    return f"${known['usd']:,.2f}{planned}"
-
-
 def html_table(columns: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
     """A table with a head. kind: its class in the style sheet."""
     head = table_cells(columns, "th")
     body = "".join(f"<tr>{table_cells(row)}</tr>" for row in rows)
     return f"<table{kind and f' class={kind}'}><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def wide_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    return html_table(columns, rows, "wide")
 
 
 def color_key(name: str, color: int) -> Markup:
@@ -99,134 +68,50 @@ def color_key(name: str, color: int) -> Markup:
 
 # --- machines -------------------------------------------------------------------------------------------
 
-GIB = 2**30
-MAX_RANKS = 64
-
-Waits = dict[str, dict[int, float]]
-"""Phase -> rank -> share of the phase's time that the rank waited in collectives."""
+Combine = Callable[[list[float]], float]
+OF_GPUS: tuple[tuple[str, str, Combine, str, float], ...] = (
+    ("GPUs busy", "busy_fraction", statistics.mean, "{:.0%}", 1),
+    ("GPU memory, peak", "memory_bytes", max, "{:.1f} GiB", 2**30),
+    ("hottest", "temperature_c", max, "{} °C", 0),
+    ("power", "power_w", statistics.mean, "{:.0f} W", 1),
+)
+OF_NODES: tuple[tuple[str, str, Combine, str, float], ...] = (
+    ("CPU", "cpu_fraction", statistics.mean, "{:.0%}", 1),
+    ("memory, peak", "memory_fraction", max, "{:.0%}", 1),
+    ("disk free, least", "disk_free_bytes", min, "{:.0f} GiB", 2**30),
+    ("network in", "network_in", statistics.mean, "{:,.0f} MB/s", 1e6),
+    ("out", "network_out", statistics.mean, "{:,.0f} MB/s", 1e6),
+    ("InfiniBand in", "infiniband_in", statistics.mean, "{:,.0f} MB/s", 1e6),
+    ("out", "infiniband_out", statistics.mean, "{:,.0f} MB/s", 1e6),
+)
+"""(title, field of a sample, of all samples, format, unit; 0: as it was sampled)."""
 
 
 def nodes_section(samples: Sequence[dict[str, Any]]) -> str:
-    """Tables of nodes and of ranks; "" without samples."""
-    if not samples:
-        return ""
+    """A table of the nodes; "" without samples."""
     by_node: dict[int, list[dict[str, Any]]] = {}
     for sample in samples:
-        by_node.setdefault(sample["node"], []).append(sample)
-
-    columns = ["node", "GPUs busy", "GPU memory, peak", "hottest", "power", "slowed down", "CPU"]
-    columns += ["memory, peak", "disk free, least", "network in", "out", "InfiniBand in", "out"]
+        by_node.setdefault(sample["node"], []).append(sample | sample.get("bytes_per_s", {}))
     rows = []
-    for node in sorted(by_node):
-        rows.append([str(node), *_of_node(by_node[node])])
-
-    shown = f'<h2>Machines</h2><section class="phases">{wide_table(columns, rows)}'
-    return shown + _ranks(waits_by_phase(samples)) + "</section>"
-
-
-def _of_node(samples: Sequence[dict[str, Any]]) -> list[str]:
-    gpus = []
-    for of_one_sample in column(samples, "gpus"):
-        gpus += of_one_sample
-    rates = column(samples, "bytes_per_s")
-
-    of_gpus = ["–"] * 5
-    if gpus:
-        slowed = sum(bool(g.get("slowdown", 0) & SLOWED) for g in gpus)
-        busy = statistics.mean(column(gpus, "busy_fraction"))
-        memory_gib = max(column(gpus, "memory_bytes")) / GIB
-        power_w = statistics.mean(column(gpus, "power_w"))
-        of_gpus = [
-            f"{busy:.0%}",
-            f"{memory_gib:.1f} GiB",
-            f"{max(column(gpus, 'temperature_c'))} °C",
-            f"{power_w:.0f} W",
-            f"{slowed / len(gpus):.0%} of samples" if slowed else "never",
-        ]
-    return [
-        *of_gpus,
-        _over(samples, "cpu_fraction", statistics.mean, "{:.0%}"),
-        _over(samples, "memory_fraction", max, "{:.0%}"),
-        _over(samples, "disk_free_bytes", min, "{:.0f} GiB", GIB),
-        _over(rates, "network_in", statistics.mean, "{:,.0f} MB/s", 1e6),
-        _over(rates, "network_out", statistics.mean, "{:,.0f} MB/s", 1e6),
-        _over(rates, "infiniband_in", statistics.mean, "{:,.0f} MB/s", 1e6),
-        _over(rates, "infiniband_out", statistics.mean, "{:,.0f} MB/s", 1e6),
-    ]
+    for node, of_node in sorted(by_node.items()):
+        gpus = list(chain.from_iterable(column(of_node, "gpus")))
+        slowed = sum(bool(gpu.get("slowdown", 0) & SLOWED) for gpu in gpus)
+        slow = f"{slowed / len(gpus):.0%} of samples" if slowed else "never"
+        rows.append([str(node), *_row(OF_GPUS, gpus), slow if gpus else "–", *_row(OF_NODES, of_node)])
+    titles = ["node", *map(itemgetter(0), OF_GPUS), "slowed down", *map(itemgetter(0), OF_NODES)]
+    table = html_table(titles, rows, "wide")
+    return f'<h2>Machines</h2><section class="phases">{table}</section>' if rows else ""
 
 
-def _over(
-    samples: Sequence[dict[str, Any]],
-    name: str,
-    of: Callable[[list[float]], float],
-    form: str,
-    unit: float = 1.0,
-) -> str:
-    values = column(samples, name)
-    return form.format(of(values) / unit) if values else "–"
-
-
-def waits_by_phase(samples: Sequence[dict[str, Any]]) -> Waits:
-    """Share of each phase that each rank waited in collectives: a straggler waits least, since the others
-    wait for it.
-
-    The time between two samples of a node counts for the phase of the later one, where both name the same
-    step's phase.
-    """
-    seconds: dict[str, dict[int, float]] = {}
-    waited: dict[str, dict[int, float]] = {}
-    last: dict[int, tuple[float, float, str]] = {}
-    for sample in sorted(samples, key=lambda s: s["unix_s"]):
-        phase = sample.get("phase", "")
-        for name, (_, wait) in sample.get("ranks", {}).items():
-            rank, at = int(name), sample["unix_s"]
-            before = last.get(rank)
-            last[rank] = (at, wait, phase)
-            if before is None or before[2] != phase or wait < before[1]:  # the latter: started again
-                continue
-            for table, value in ((seconds, at - before[0]), (waited, wait - before[1])):
-                table.setdefault(phase, {}).setdefault(rank, 0.0)
-                table[phase][rank] += value
-    shares: Waits = {}
-    for phase, by_rank in sorted(seconds.items(), key=lambda p: -sum(p[1].values())):
-        shares[phase] = {}
-        for rank, total in sorted(by_rank.items()):
-            if total > 0:
-                shares[phase][rank] = waited[phase][rank] / total
-    return shares
-
-
-def stragglers(shares: dict[int, float]) -> list[int]:
-    """Ranks that wait for much less of the time than the median of the others."""
-    if len(shares) < 2:
-        return []
-    late = []
-    for rank, share in shares.items():
-        others = [value for other, value in shares.items() if other != rank]
-        if statistics.median(others) - share >= STRAGGLES:
-            late.append(rank)
-    return late
-
-
-def _ranks(shares: Waits) -> str:
-    ranks = sorted(set().union(*shares.values()))
-    if len(ranks) < 2:
-        return ""
-    rows = []
-    for rank in ranks[:MAX_RANKS]:
-        keeps = []
-        for phase, of in shares.items():
-            if rank in stragglers(of):
-                keeps.append(phase or "all")
-
-        cells = []
-        for of in shares.values():
-            cells.append(f"{of[rank]:.0%}" if rank in of else "–")
-
-        rows.append([str(rank), *cells, f"keeps the others waiting: {', '.join(keeps)}" if keeps else ""])
-    more = f"<p>{len(ranks) - MAX_RANKS} more ranks.</p>" if len(ranks) > MAX_RANKS else ""
-    head = ("rank", *[phase or "all" for phase in shares], "")
-    return f"<h3>Time waited in collectives, by phase and rank</h3>{wide_table(head, rows)}{more}"
+def _row(
+    columns: Sequence[tuple[str, str, Combine, str, float]], samples: Sequence[dict[str, Any]]
+) -> list[str]:
+    cells = []
+    for _, name, combine, form, unit in columns:
+        values = column(samples, name)
+        whole = combine(values) if values else 0
+        cells.append(form.format(whole / unit if unit else whole) if values else "–")
+    return cells
 
 
 # --- rollout workers ------------------------------------------------------------------------------------
@@ -247,11 +132,11 @@ def workers_section(workers: Sequence[dict[str, Any]]) -> str:
         alive = sum(worker["lives"] for worker in mine)
         share = f"{sampled / total:.0%}" if total else "–"
         rows.append([device, f"{alive} of {len(mine)}", f"{sampled:,}", share])
-    shown = wide_table(["GPU", "alive at the end", "completions since the last start", "share"], rows)
+    shown = html_table(["GPU", "alive at the end", "completions since the last start", "share"], rows, "wide")
     ended = [worker for worker in workers if not worker["lives"]]
     if ended:
         whys = [[worker["worker"], worker["why"]] for worker in ended[-MAX_ENDED:]]
-        shown += wide_table(["worker", "why it ended"], whys)
+        shown += html_table(["worker", "why it ended"], whys, "wide")
     return f'<h2>Rollout workers</h2><section class="phases">{shown}</section>'
 
 
@@ -260,23 +145,8 @@ def workers_section(workers: Sequence[dict[str, Any]]) -> str:
 MAX_SAMPLES = 24
 MAX_PICTURE_BYTES = 6_000_000
 """Bytes of all images in the page; those beyond it are named, not shown."""
-IMAGE_KINDS = (
-    (b"\x89PNG\r\n\x1a\n", "png"),
-    (b"\xff\xd8\xff", "jpeg"),
-    (b"GIF8", "gif"),
-    (b"RIFF", "webp"),
-)
+IMAGE_KINDS = {b"\x89PNG\r\n\x1a\n": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif", b"RIFF": "webp"}
 """First bytes of the images that a run keeps."""
-
-
-def _written_samples(run_dir: Path) -> list[dict[str, Any]]:
-    """The samples of a run, without lines that no run wrote."""
-    samples = []
-    for line in read_lines(run_dir / SAMPLES):
-        images = line.get("images", [])
-        if type(line.get("step")) is int and isinstance(images, list):
-            samples.append(line | {"verdict": str(line.get("verdict", "")), "images": images})
-    return samples
 
 
 def choose_samples(samples: Sequence[dict[str, Any]], limit: int = MAX_SAMPLES) -> list[dict[str, Any]]:
@@ -286,39 +156,31 @@ def choose_samples(samples: Sequence[dict[str, Any]], limit: int = MAX_SAMPLES) 
     for sample in samples:
         steps.setdefault(sample["step"], []).append(sample)
     order = sorted(steps)
-    while len(order) > 1:
-        counts = [len(steps[step]) for step in order]
-        if sum(min(count, limit) for count in counts) <= limit:
-            break
-        keep = max(len(order) * limit // sum(counts), 1)
-        order = _evenly(order, min(keep, len(order) - 1))
-
+    while len(order) > 1 and sum(min(len(steps[step]), limit) for step in order) > limit:
+        count = max(len(order) * limit // sum(len(steps[step]) for step in order), 1)
+        count = min(count, len(order) - 1)
+        last = len(order) - 1
+        order = [order[round(i * last / (count - 1))] for i in range(count)] if count > 1 else order[-1:]
     chosen = []
     for step in reversed(order):
         chosen += steps[step][:limit]
     return chosen
 
 
-def _evenly(steps: list[int], count: int) -> list[int]:
-    """`count` of the steps, at even distances from the first to the last; the last if one is asked for."""
-    if count == 1:
-        return steps[-1:]
-    return [steps[round(i * (len(steps) - 1) / (count - 1))] for i in range(count)]
-
-
 def samples_section(run_dir: Path) -> str:
     """Cards of some of the run's samples; "" without samples."""
-    samples = _written_samples(run_dir)
+    samples = []
+    for line in read_lines(run_dir / SAMPLES):
+        images = line.get("images", [])
+        if type(line.get("step")) is int and isinstance(images, list):  # else no run wrote it
+            samples.append(line | {"verdict": html.escape(str(line.get("verdict", ""))), "images": images})
     if not samples:
         return ""
     chosen = choose_samples(samples)
-    left = f"{len(chosen)} written"
-    if len(chosen) < len(samples):
-        left = f"{len(chosen)} of {len(samples):,} written"
+    of = f" of {len(samples):,}" if len(chosen) < len(samples) else ""
     buttons = ""
-    for verdict in sorted({sample.get("verdict", "") for sample in chosen}):
-        text = html.escape(verdict.replace("_", " "))
-        buttons += f'<button data-verdict="{html.escape(verdict)}">{text}</button>'
+    for verdict in sorted({sample["verdict"] for sample in chosen}):
+        buttons += f'<button data-verdict="{verdict}">{verdict.replace("_", " ")}</button>'
     budget = MAX_PICTURE_BYTES
     rows = []
     step = None
@@ -329,7 +191,7 @@ def samples_section(run_dir: Path) -> str:
         pictures, budget = _pictures(run_dir / SAMPLE_IMAGES, sample["images"], budget)
         rows.append(readable(SAMPLES, lambda sample=sample, pictures=pictures: _card(sample, pictures)))
     return (
-        f"<h2>Samples <small>{left}</small></h2>"
+        f"<h2>Samples <small>{len(chosen)}{of} written</small></h2>"
         f'<div class="filter"><button data-verdict="" class="on">all</button>'
         f'{buttons}</div><section class="samples">{"".join(rows)}</section>'
     )
@@ -340,9 +202,8 @@ DECIDED_BY = {"exact": "exact arithmetic", "points": "values at points", "text":
 
 
 def _card(sample: dict[str, Any], pictures: Sequence[str]) -> str:
-    verdict = str(sample.get("verdict", ""))
+    verdict = sample["verdict"]
     in_question = len(pictures) - sum(sample.get("shown", []))
-    beside = "".join(pictures[:in_question])
     numbers = [f"reward {format_number(float(sample['reward']))}"] if "reward" in sample else []
     if "advantage" in sample:
         numbers.append(f"advantage {float(sample['advantage']):+.2f}")
@@ -353,49 +214,40 @@ def _card(sample: dict[str, Any], pictures: Sequence[str]) -> str:
         numbers.append(f"decided by {rule}")
     numbers.append(f"row {sample.get('row', '?')}")
     return (
-        f'<article data-verdict="{html.escape(verdict)}"><div class="pictures">{beside}</div>'
-        f'<div class="said">'
-        f'<p class="question">{html.escape(str(sample.get("question", "")))}</p>'
-        f"{_said(sample, pictures[in_question:])}"
-        f'<p class="grade"><span class="chip {html.escape(verdict)}">'
-        f"{html.escape(verdict.replace('_', ' '))}</span>"
+        f'<article data-verdict="{verdict}"><div class="pictures">{"".join(pictures[:in_question])}</div>'
+        f'<div class="said"><p class="question">{html.escape(str(sample.get("question", "")))}</p>'
+        f"{_replies(sample, pictures[in_question:])}"
+        f'<p class="grade"><span class="chip {verdict}">{verdict.replace("_", " ")}</span>'
         f"<span>ground truth <b>{html.escape(str(sample.get('ground_truth', '')))}</b></span>"
-        f"<small>{html.escape(' · '.join(numbers))}</small></p>"
-        "</div></article>"
+        f"<small>{html.escape(' · '.join(numbers))}</small></p></div></article>"
     )
 
 
-def _said(sample: dict[str, Any], shown: Sequence[str]) -> str:
-    """What the model said; of an episode, each reply and what was observed then, with the images that it
+def _replies(sample: dict[str, Any], pictures: Sequence[str]) -> str:
+    """The completion; of an episode, each reply and what was observed then, with the images that it
     showed."""
-    dialog = sample.get("dialog")
-    if not dialog:
-        return f'<div class="answer">{_answer(str(sample.get("completion", "")))}</div>'
-    left = list(shown)
-    counts = iter(sample["shown"])
-    turns = []
-    for turn, text in enumerate(dialog):
+    left = list(pictures)
+    counts = iter(sample.get("shown", ()))
+    turns = ""
+    for turn, text in enumerate(sample.get("dialog") or [str(sample.get("completion", ""))]):
         if turn % 2 == 0:
-            turns.append(f'<div class="answer">{_answer(text)}</div>')
+            turns += f'<div class="answer">{_answer(text)}</div>'
             continue
         count = next(counts, 0)
         images, left = left[:count], left[count:]
-        turns.append(f'<div class="observed"><p>{html.escape(text)}</p>{"".join(images)}</div>')
-    return "".join(turns)
+        turns += f'<div class="observed"><p>{html.escape(text)}</p>{"".join(images)}</div>'
+    return turns
 
 
 def _answer(text: str, limit: int = 4000) -> str:
     """The completion with its think block dimmed and its answer block strong; the middle of a long one is
     left out."""
     if len(text) > limit:
-        text = (
-            text[: limit // 2] + f"\n[… {len(text) - limit:,} characters left out …]\n" + text[-limit // 2 :]
-        )
+        left_out = f"\n[… {len(text) - limit:,} characters left out …]\n"
+        text = text[: limit // 2] + left_out + text[-limit // 2 :]
     safe = html.escape(text)
-    safe = re.sub(
-        r"(&lt;think&gt;.*?(?:&lt;/think&gt;|$))", r'<span class="think">\1</span>', safe, flags=re.DOTALL
-    )
-    return re.sub(r"(&lt;answer&gt;.*?&lt;/answer&gt;)", r"<b>\1</b>", safe, flags=re.DOTALL)
+    safe = re.sub(r"(?s)(&lt;think&gt;.*?(?:&lt;/think&gt;|$))", r'<span class="think">\1</span>', safe)
+    return re.sub(r"(?s)(&lt;answer&gt;.*?&lt;/answer&gt;)", r"<b>\1</b>", safe)
 
 
 def _pictures(folder: Path, names: Sequence[Any], budget: int) -> tuple[list[str], int]:
@@ -407,7 +259,7 @@ def _pictures(folder: Path, names: Sequence[Any], budget: int) -> tuple[list[str
         file = inside(folder, str(name).removeprefix(f"{SAMPLE_IMAGES}/"))
         size = file.stat().st_size if file is not None and file.is_file() else 0
         data = file.read_bytes() if file is not None and 0 < size <= budget else b""
-        kinds = [kind for first_bytes, kind in IMAGE_KINDS if data.startswith(first_bytes)]
+        kinds = [kind for first_bytes, kind in IMAGE_KINDS.items() if data.startswith(first_bytes)]
         if not kinds:
             parts.append(f'<span class="absent">{html.escape(str(name))}</span>')
             continue
