@@ -124,14 +124,13 @@ def planned(recipe: Recipe, between_s: float) -> dict[tuple[str, bool], cost.Off
 def job_of(offer: cost.Offer) -> Job:
     """What the plan says of one run. It counts the upload that a preemption cuts off as part of the restart;
     the simulation loses it by itself."""
-    waited = offer.restart.total()
     return Job(
         steps=offer.steps,
         step_s=offer.step.total - offer.step.checkpoint,
         stall_s=offer.stall_s,
-        upload_s=offer.restart_s - waited,
+        upload_s=offer.restart_s - offer.waited_s,
         start_s=offer.start_s,
-        restart_s=waited,
+        restart_s=offer.waited_s,
     )
 
 

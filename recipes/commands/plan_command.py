@@ -5,17 +5,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Literal
 
 from recipes.drivers import uploads
-from recipes.plan import cost, fleet_cost, nearest_offer, offer_choice, prices
+from recipes.plan import cost, fleet_cost, offer_choice, prices
 from recipes.platforms.targets import check_target
 from recipes.presets import resolve
-from recipes.recipe.spec import Recipe
 from recipes.screens import fleet_screen, limits, plan_facts, plan_screen, tables
-from recipes.screens.plan_facts import PlanLimits, Where
+from recipes.screens.plan_facts import Where
 from trainer.config import ConfigError
 
 Form = Literal["screen", "all", "json"]
@@ -52,7 +50,15 @@ def show_plan(
     offers = cost.offers(recipe, *where, ranges=True, network_gbit_s=network_gbit_s)
     kept = None
     if deadline or budget_usd:
-        kept = _kept(name, overrides, recipe, offers, where, hours, usd, network_gbit_s)
+
+        def offers_of(change: str) -> list[cost.Offer]:
+            try:
+                changed = resolve(name, [*overrides, change])
+                return _priced(cost.offers(changed, *where, ranges=True, network_gbit_s=network_gbit_s))
+            except ConfigError:  # its rows do not divide, say
+                return []
+
+        kept = limits.keep_limits(recipe, _priced(offers), hours, usd, where[0], offers_of)
     plan = plan_facts.make_plan(recipe, offers, target, where, network_gbit_s, kept)
     match form:
         case "json":
@@ -64,34 +70,6 @@ def show_plan(
     if kept:
         return 0 if kept.kept else 2
     return 2 if plan.facts.problem else 0
-
-
-def _kept(
-    name: str,
-    overrides: list[str],
-    recipe: Recipe,
-    offers: list[cost.Offer],
-    where: Where,
-    hours: float,
-    usd: float,
-    network_gbit_s: float | None,
-) -> PlanLimits:
-    """The offer that keeps a deadline and a budget, or what would."""
-    limits_given = None if math.isinf(hours) else hours, None if math.isinf(usd) else usd
-    chosen, judged = offer_choice.choose_offer(_priced(offers), hours, usd)
-    if chosen:
-        return PlanLimits(*limits_given, True, limits.describe_choice(recipe, chosen, judged, where[0]))
-
-    def offers_of(changes: Sequence[str]) -> list[cost.Offer]:
-        try:
-            changed = resolve(name, [*overrides, *changes])
-            return _priced(cost.offers(changed, *where, ranges=True, network_gbit_s=network_gbit_s))
-        except ConfigError:  # its rows do not divide, say
-            return []
-
-    near = nearest_offer.describe_nearest(judged, hours, usd)
-    cure = nearest_offer.other_nodes(recipe.cluster.nodes, offers_of, hours, usd)
-    return PlanLimits(*limits_given, False, limits.describe_no_choice(near, cure))
 
 
 def show_fleet_plan(

@@ -29,7 +29,7 @@ from recipes.presets import resolve
 from recipes.recipe.spec import Recipe
 from recipes.records import run_record
 from recipes.records.run_record import RunRecord
-from recipes.screens import fleet_words
+from recipes.screens import fleet_screen
 from trainer.config import ConfigError
 from trainer.system.exit_codes import EXIT_INTERRUPTED
 
@@ -100,7 +100,7 @@ def launch_fleet_run(
     theirs = recipe.sample.target or target
     kept = [one for one in overrides if theirs == target or _means(recipe, theirs, one)]
     workers = _workers(name, kept, theirs, options)
-    lines, plan = fleet_words.describe_both_groups(recipe, run.record, workers.record)
+    lines, plan = fleet_screen.describe_both_groups(recipe, run.record, workers.record)
     print(*lines, *store_policy.policy_lines(workers.record.bucket, run_id), sep="\n", flush=True)
     run, workers = _planned(run, plan), _planned(workers, plan)
     if options.dry_run:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from recipes.plan import choice, cost, fleet_cost
+from recipes.plan import choice, cost
 from recipes.plan.cost import Offer
 from recipes.platforms.targets import TARGETS
 from recipes.recipe.spec import Recipe, override
@@ -19,7 +19,7 @@ class CheaperChange:
     """A change, and what the run then takes."""
 
     what: str
-    """In two words: spot, spot elsewhere, another cloud, workers."""
+    """In two words: spot, spot elsewhere, another cloud."""
     change: str
     """What to write on the command line."""
     hours: float
@@ -42,11 +42,7 @@ def cheaper_changes(
     offers: all of the recipe. targets: those that can be driven from here. network_gbit_s: between
     nodes, as it was measured; None: the target's."""
     now = _cost(taken.hours, taken.usd)
-    found = [
-        *_spot(recipe, targets, network_gbit_s, catalogs),
-        *_elsewhere(offers, targets),
-        *_workers(recipe, taken, catalogs),
-    ]
+    found = [*_spot(recipe, targets, network_gbit_s, catalogs), *_elsewhere(offers, targets)]
     better = [one for one in found if _cost(one.hours, one.usd) <= WORTH * now]
     return sorted(better, key=lambda one: _cost(one.hours, one.usd))
 
@@ -80,19 +76,3 @@ def _elsewhere(offers: list[Offer], targets: list[str]) -> list[CheaperChange]:
             what = "spot elsewhere" if offer.spot else "another cloud"
             return [CheaperChange(what, f"--target {offer.target}", offer.hours, offer.usd, but)]
     return []
-
-
-def _workers(recipe: Recipe, taken: Offer, catalogs: Path) -> list[CheaperChange]:
-    """GPUs of the same target that sample while others learn; `--fleet` compares those of all."""
-    fleet = recipe.config.fleet
-    if recipe.sample or fleet.gpus_per_node or fleet.workers != "off" or fleet_cost.fleet_refusal(recipe):
-        return []
-    found = fleet_cost.compare_fleets(recipe, catalogs, [taken.target])
-    gains = [row for row in found.fleets if not found.beaten_by(row)]
-    if not gains:
-        return []
-    row = fleet_cost.fewest_ahead(gains, lambda row: row.run_usd)
-    assert row.worker is not None
-    where = "of the same nodes" if row.worker.own else f"of {row.worker.target}"
-    but = f"{row.count} x {row.worker.name} {where} sample {row.ahead} steps ahead of {row.trainer}"
-    return [CheaperChange("workers", "--fleet", row.hours, row.run_usd, but)]

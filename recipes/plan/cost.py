@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from recipes.plan import hub_config, spread, start_time
+from recipes.plan import hub_config, spread
 from recipes.plan.memory import plan_memory, with_resources
 from recipes.plan.prices import Price, gpu_price
 from recipes.plan.step_seconds import StepTime, save_seconds, stall_seconds, step_time, stretched_steps
@@ -21,6 +21,11 @@ from trainer.hardware.save_interval import save_interval_s
 
 DOWNLOAD_BYTES_S = 500e6
 """Model download."""
+MACHINE_S = 90.0
+ENVIRONMENT_S = 270.0
+START_S = 120.0
+"""Until a machine runs our commands, its environment is there, and Ray, engine and policy stand
+(assumptions). Weights are downloaded during the last."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +53,7 @@ class Offer:
     """Seconds that a preemption costs besides the work that is done again."""
     between_s: float
     """Mean seconds between preemptions; infinite on demand."""
-    restart: start_time.Restart
+    waited_s: float
     """What of `restart_s` is waited for on the new machine."""
     nodes: int = 1
     vision: bool = False
@@ -115,6 +120,12 @@ def steps_of(recipe: Recipe) -> int:
     return max(1, rows * passes_over // config.rows_per_step)
 
 
+def network_of(target: str, gpu: str) -> float:
+    """Gbit/s between nodes that the target is taken to have; 100 where that is not said."""
+    rates = TARGETS[target].network_gbit_s
+    return rates.get(gpu, rates[""]) or 100.0
+
+
 def offers(
     recipe: Recipe,
     catalogs: Path | None = None,
@@ -136,16 +147,14 @@ def offers(
             continue
         if row and lacks_ram(recipe, row):
             continue
-        network = network_gbit_s or can.network_gbit_s.get(gpu, can.network_gbit_s[""]) or 100.0
+        network = network_gbit_s or network_of(target, gpu)
         step = step_time(recipe, gpu, network, need, can.disk)
         stretch = stretched_steps(recipe, gpu, network, need, can.disk, step) if ranges else ()
         for spot in markets(recipe, target):
             hourly = (row.spot if spot else row.on_demand) if row else None
             if (row and hourly is None) or (hourly or 0.0) * recipe.cluster.gpus_per_node > most:
                 continue
-            # What is rendered rests on nothing of this machine: neither catalogs nor runs.
-            ready = start_time.start_seconds(target) if catalogs else (start_time.BOOT_S, 0)
-            found.append(_offer(recipe, target, gpu, spot, hourly, step, need, ready, stretch))
+            found.append(_offer(recipe, target, gpu, spot, hourly, step, need, stretch))
     return sorted(found, key=lambda o: (o.usd is None, o.usd or o.hours))
 
 
@@ -249,6 +258,11 @@ def lacks_ram(recipe: Recipe, row: Price) -> bool:
     )
 
 
+def ready_seconds(download_s: float) -> float:
+    """Seconds from a launch or a loss to the next step, with so long a download."""
+    return MACHINE_S + ENVIRONMENT_S + max(START_S, download_s)
+
+
 def _offer(
     recipe: Recipe,
     target: str,
@@ -257,7 +271,6 @@ def _offer(
     hourly: float | None,
     step: StepTime,
     need: MemoryPlan,
-    ready: tuple[float, int],
     stretch: tuple[float, ...],
 ) -> Offer:
     config, cluster = recipe.config, recipe.cluster
@@ -273,16 +286,13 @@ def _offer(
     else:
         best = save_interval_s(stall, config.checkpoint.mean_time_between_preemptions_s)
         interval = max(step.total, best, upload)
-    until_ready, runs = ready
-    measured = until_ready if runs else 0.0  # a restart is then taken to last as long as those launches
     speed = DOWNLOAD_BYTES_S * (cluster.nodes if nodes_share_weights(config) else 1)
     base = need.shape.parameters * 2 / speed
     teacher = hub_config.teacher_shape(config)
     judge = teacher.parameters * 2 / speed if teacher else 0.0
-    start = start_time.Restart(base + judge, 0.0, measured).total()
-    again = judge if checkpoint_suffices(config) else base + judge
-    restart = start_time.Restart(again, upload, measured)
-    lost = restart.total() + upload  # what was being uploaded is lost
+    start = ready_seconds(base + judge)
+    waited = ready_seconds((judge if checkpoint_suffices(config) else base + judge) + upload)
+    lost = waited + upload  # what was being uploaded is lost
     seconds = start + expected_seconds(work, interval, stall, lost, between)
     disk_usd = disk.usd_per_hour(cluster.disk_gib) if disk else 0.0
     usd_per_hour = None if hourly is None else (hourly * cluster.gpus_per_node + disk_usd) * cluster.nodes
@@ -301,7 +311,7 @@ def _offer(
         stall,
         lost,
         between,
-        restart,
+        waited,
         cluster.nodes,
         need.shape.vision is not None,
         recipe.config.method == "sft" and recipe.cluster.nodes > 1,

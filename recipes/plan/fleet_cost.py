@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
-from recipes.plan import cost, hourly, memory, passes, step_seconds, store_cost
+from recipes.plan import cost, hourly, memory, passes, step_seconds
 from recipes.plan.passes import Passes
-from recipes.platforms.targets import targets_for
+from recipes.platforms.targets import TARGETS, targets_for
 from recipes.recipe import sample_group
 from recipes.recipe.resolved import MemoryPlan
-from recipes.recipe.spec import Recipe, SampleGroup, override, validate, without_rollouts
+from recipes.recipe.spec import Recipe, SampleGroup, override, without_rollouts
 from trainer.config import ConfigError, RunConfig
 from trainer.config.budget import trained
 from trainer.hardware.gpus import GPUS, gpu_named
@@ -44,10 +44,10 @@ UNITS = (8, 16, 32, 64, 128, 256)
 """Prompts of a unit that are tried, beside the whole step."""
 LEAST_SEQUENCES = 8
 """Longest sequences that a worker's KV cache must hold."""
-SLOW_HOP_S = 75e-6
-"""What an all-reduce of a decode step takes more between GPUs without NVLink (assumption)."""
-NVLINK_GB_PER_S = 100
-"""From here on GPUs are taken to have NVLink."""
+EGRESS_USD_PER_GB = {"s3": 0.09, "gs": 0.12, "r2": 0.0, "file": 0.0}
+"""List prices of what leaves a store for the internet, first tier, 2026; requests are left out."""
+STORE_CLOUD = {"s3": "aws", "gs": "gcp"}
+"""The cloud whose machines read a store for nothing, in the bucket's own region."""
 
 
 @dataclass(frozen=True)
@@ -90,10 +90,7 @@ class FleetRow:
     unit_prompts: int = 0
     patch_bytes: float = 0.0
     egress_usd: float = 0.0
-    """Dollars of a step for what workers read of the bucket, and for the experts of its samples, which the
-    trainer reads."""
-    units: int = 0
-    """Units of a step."""
+    """Dollars of a step for what workers read of the bucket."""
 
     @property
     def trainer(self) -> str:
@@ -165,20 +162,14 @@ def fleet_step_seconds(
 
 
 def unit_seconds(worker: WorkerKind, shape: Shape, step: Passes, prompts: int) -> list[float]:
-    """Seconds until the trainer has each unit of a step, of so many prompts: a worker samples it, by the
-    plan's own model of an engine, and the experts of its tokens pass through the bucket."""
+    """Seconds in which a worker samples each unit of a step, of so many prompts, by the plan's own model of
+    an engine."""
     card = gpu_named(worker.gpu)
-    far = worker.gpus > 1 and card.nvlink_gb_per_s < NVLINK_GB_PER_S
-    hop_s = 2 * shape.layers * SLOW_HOP_S if far else 0.0
     seconds = []
     size = prompts * worker.recipe.config.rollout.samples_per_prompt  # the lengths are in order of prompts
     for start in range(0, len(step.lengths), size):
         unit = Passes(step.lengths[start : start + size], (), (), 0)
-        decoding = (
-            step_seconds.rollout_seconds(worker.recipe, shape, card, worker.need, unit) + unit.longest * hop_s
-        )
-        sent = 2 * passes.experts_bytes(worker.recipe.config, shape, unit.lengths) / FETCH_BYTES_S
-        seconds.append(decoding + sent)
+        seconds.append(step_seconds.rollout_seconds(worker.recipe, shape, card, worker.need, unit))
     return seconds
 
 
@@ -207,9 +198,7 @@ def worker_kinds(recipe: Recipe, catalogs: Path | None, targets: list[str] | Non
     the recipe's second group, where it names one."""
     kinds = []
     named = recipe.sample
-    # an engine of several GPUs cannot say which experts it chose
-    several = (1,) if recipe.config.algorithm.routing_replay else (1, 2, 4, 8)
-    sizes = several if named is None else (named.engine_gpus(recipe.config.rollout.tensor_parallel),)
+    sizes = (1, 2, 4, 8) if named is None else (named.engine_gpus(recipe.config.rollout.tensor_parallel),)
     for gpu in (named.gpu, *named.alternatives) if named else GPUS:
         for gpus in sizes:
             group = replace(named or SampleGroup(), gpu=gpu, alternatives=(), nodes=1)
@@ -262,19 +251,21 @@ def fleet_refusal(recipe: Recipe) -> str:
 
 @dataclass(frozen=True)
 class Fleets:
-    """What was found."""
+    """All ways that were planned."""
 
     colocated: list[FleetRow]
-    """Runs without workers, by GPU and number of GPUs; none where no machine holds engines too."""
+    """Runs without workers, by GPU, the cheapest step first; none where no machine holds engines too."""
     fleets: list[FleetRow]
-    """Runs with workers, all that were tried."""
+    """Runs with workers; where the recipe names its machines, in units as it says."""
+    tried: list[FleetRow]
+    """These, and the same in other units."""
 
-    def cheapest(self, rows: Sequence[FleetRow]) -> list[FleetRow]:
-        """The cheapest of each trainer and kind of worker, cheapest first."""
-        by_pair: dict[tuple[str, str, int], list[FleetRow]] = {}
-        for row in rows:
+    def cheapest(self) -> list[FleetRow]:
+        """The cheapest run with each kind of machines, cheapest step first."""
+        by_pair: dict[tuple[str, str], list[FleetRow]] = {}
+        for row in self.fleets:
             if row.worker:
-                by_pair.setdefault((row.trainer, row.worker.name, row.worker.own), []).append(row)
+                by_pair.setdefault((row.trainer, row.worker.name), []).append(row)
         best = [fewest_ahead(of_pair, lambda row: row.usd) for of_pair in by_pair.values()]
         return sorted(best, key=lambda row: row.usd)
 
@@ -283,16 +274,24 @@ class Fleets:
         better = [one for one in self.colocated if one.step_s <= row.step_s and one.usd <= row.usd]
         return min(better, key=lambda one: one.usd, default=None)
 
-    def within(self, hours: float, usd: float) -> list[FleetRow]:
-        """Rows that are no loss and are expected to keep the limits, the cheapest run first."""
+    def taken(self, hours: float, usd: float) -> FleetRow | None:
+        """The cheapest run that is no loss and is expected to keep the limits; with few steps ahead, where
+        dollars are about the same."""
         kept = []
         for row in (*self.colocated, *self.fleets):
-            if row.hours > hours or row.run_usd > usd:
-                continue
-            if row.worker and self.beaten_by(row):
-                continue
-            kept.append(row)
-        return sorted(kept, key=lambda row: row.run_usd)
+            within = row.hours <= hours and row.run_usd <= usd
+            if within and not (row.worker and self.beaten_by(row)):
+                kept.append(row)
+        return fewest_ahead(kept, lambda row: row.run_usd) if kept else None
+
+    def better_unit(self, row: FleetRow) -> FleetRow | None:
+        """The same machines with the unit that is quickest, the largest of those within a hundredth; None
+        where that saves less than a twentieth of a step."""
+        machines = (row.offer, row.worker, row.count, row.ahead)
+        same = [one for one in self.tried if (one.offer, one.worker, one.count, one.ahead) == machines]
+        most_s = 1.01 * min(one.step_s for one in same)
+        best = max((one for one in same if one.step_s <= most_s), key=lambda one: one.unit_prompts)
+        return best if best.step_s < 0.95 * row.step_s else None
 
 
 def fewest_ahead(rows: Sequence[FleetRow], dollars: Callable[[FleetRow], float]) -> FleetRow:
@@ -303,93 +302,57 @@ def fewest_ahead(rows: Sequence[FleetRow], dollars: Callable[[FleetRow], float])
 
 
 def compare_fleets(recipe: Recipe, catalogs: Path | None, targets: list[str] | None) -> Fleets:
-    """Every trainer with every kind of worker. Raises ConfigError where none can sample for the recipe."""
+    """The recipe's machines alone, and with every kind of worker; with GPUs of its own nodes that sample,
+    where it says so. Raises ConfigError where none can sample for the recipe."""
     if why := fleet_refusal(recipe):
         raise ConfigError(f"--fleet: {why}")
-    colocated = []
+    named = recipe.sample or recipe.config.fleet.gpus_per_node
     fleets = own_rows(recipe, catalogs, targets)
-    recipe = override(recipe, ["fleet.gpus_per_node=0"])
-    workers = worker_kinds(recipe, catalogs, targets)
-    for trainer in _trainers(replace(recipe, sample=None)):
-        alone = _offers(override(trainer, ["fleet.workers=off"]), catalogs, targets)
-        for offer in alone:
-            gpus = trainer.config.placement.world_size
-            colocated.append(FleetRow(offer, gpus, offer.step.total, ahead=recipe.config.rollout.staleness))
-        # GPUs that hold no engine beside the learner may still learn from what workers sample.
-        learners = alone or _offers(override(trainer, ["fleet.workers=only"]), catalogs, targets)
-        for offer in learners:
-            for worker in workers:
-                fleets += fleets_of(recipe, trainer, offer, worker, _counts(recipe, worker))
-    return Fleets(sorted(colocated, key=lambda row: row.usd), fleets)
+    trainer = override(replace(recipe, sample=None), ["fleet.gpus_per_node=0"])
+    alone = _offers(override(trainer, ["fleet.workers=off"]), catalogs, targets)
+    gpus, ahead = trainer.config.placement.world_size, recipe.config.rollout.staleness
+    colocated = [FleetRow(offer, gpus, offer.step.total, ahead=ahead) for offer in alone]
+    workers = [] if recipe.config.fleet.gpus_per_node else worker_kinds(recipe, catalogs, targets)
+    # GPUs that hold no engine beside the learner may still learn from what workers sample.
+    for offer in alone or _offers(override(trainer, ["fleet.workers=only"]), catalogs, targets):
+        for worker in workers:
+            fleets += fleets_of(trainer, offer, worker, _counts(recipe, worker))
+    size = _unit(recipe.config)
+    shown = [row for row in fleets if row.unit_prompts == size] if named else fleets
+    return Fleets(sorted(colocated, key=lambda row: row.usd), shown, fleets)
 
 
 def own_rows(recipe: Recipe, catalogs: Path | None, targets: list[str] | None) -> list[FleetRow]:
-    """The recipe's own nodes, with some of their GPUs sampling while the others learn: as many as the recipe
-    says, else a quarter, half and three quarters of them. None where the recipe names other machines."""
-    if recipe.sample is not None:
+    """The recipe's own nodes, where `fleet.gpus_per_node` of their GPUs sample while the others learn."""
+    own, gpus = recipe.config.fleet.gpus_per_node, recipe.config.rollout.tensor_parallel
+    if not own or recipe.sample:
         return []
     rows = []
-    planned: set[tuple[int, str]] = set()
-    for own, gpus in _splits(recipe):
-        sets = ["fleet.workers=only", f"fleet.gpus_per_node={own}", f"rollout.tensor_parallel={gpus}"]
-        try:
-            trainer = override(recipe, sets)
-            validate(trainer)
-        except ConfigError:
-            continue
-        for offer in _offers(trainer, catalogs, targets):
-            if (own, offer.gpu) in planned:
-                continue
-            group = SampleGroup(gpu=offer.gpu, nodes=1, gpus_per_node=gpus, tensor_parallel=gpus)
-            engine = _engine(recipe, group)
-            if engine is None:
-                continue
+    for offer in _offers(recipe, catalogs, targets):
+        group = SampleGroup(gpu=offer.gpu, nodes=1, gpus_per_node=gpus, tensor_parallel=gpus)
+        if engine := _engine(recipe, group):
             worker = WorkerKind(offer.gpu, gpus, offer.target, offer.spot, 0.0, *engine, own)
-            planned.add((own, offer.gpu))
-            count = recipe.cluster.nodes * own // gpus
-            rows += fleets_of(recipe, trainer, offer, worker, (count,))
+            rows += fleets_of(recipe, offer, worker, (recipe.cluster.nodes * own // gpus,))
     return rows
-
-
-def _splits(recipe: Recipe) -> list[tuple[int, int]]:
-    """(GPUs of a node that sample, GPUs of an engine) that are tried, the smallest engines first: what the
-    recipe says, where it says it."""
-    total, given = recipe.cluster.gpus_per_node, recipe.config.fleet.gpus_per_node
-    if given:
-        return [(given, recipe.config.rollout.tensor_parallel)]
-    shares = sorted({total // 4, total // 2, total - total // 4} - {0, total})
-    return [(own, gpus) for gpus in (1, 2, 4, 8) for own in shares if own % gpus == 0]
 
 
 def own_plan(recipe: Recipe, catalogs: Path | None, targets: list[str] | None) -> FleetRow | None:
     """What a recipe whose own nodes sample is expected to take, on its cheapest machines, with the units and
     steps ahead that it says; None without a known price, and where no engine fits its GPUs."""
-    ahead, unit = recipe.config.rollout.staleness, recipe.config.fleet.unit_prompts
-    unit = unit or recipe.config.rollout.prompts_per_step
-    rows = own_rows(recipe, catalogs, targets)
-    mine = [row for row in rows if row.ahead == ahead and row.unit_prompts == unit]
-    return min(mine, key=lambda row: row.usd, default=None)
+    asked = (recipe.config.rollout.staleness, _unit(recipe.config))
+    rows = [row for row in own_rows(recipe, catalogs, targets) if (row.ahead, row.unit_prompts) == asked]
+    return min(rows, key=lambda row: row.usd, default=None)
+
+
+def _unit(config: RunConfig) -> int:
+    """Prompts of a unit as the recipe says: a whole step where it says nothing."""
+    return config.fleet.unit_prompts or config.rollout.prompts_per_step
 
 
 def _counts(recipe: Recipe, worker: WorkerKind) -> tuple[int, ...]:
     """How many workers of a kind are tried: as many as the recipe names, where it does."""
     group = recipe.sample
     return (group.nodes * group.gpus_per_node // worker.gpus,) if group else COUNTS
-
-
-def _trainers(recipe: Recipe) -> list[Recipe]:
-    """The recipe, and the same on half of its GPUs where that fits with an engine beside: without one it
-    needs less."""
-    cluster = recipe.cluster
-    part = "nodes" if cluster.nodes > 1 else "gpus_per_node"
-    trainers = [recipe]
-    try:
-        half = override(recipe, [f"cluster.{part}={getattr(cluster, part) // 2}"])
-        validate(half)
-    except ConfigError:
-        return trainers
-    need = memory.plan_memory(half)
-    return [*trainers, half] if need and need.fits else trainers
 
 
 def _offers(recipe: Recipe, catalogs: Path | None, targets: list[str] | None) -> list[cost.Offer]:
@@ -401,36 +364,39 @@ def _offers(recipe: Recipe, catalogs: Path | None, targets: list[str] | None) ->
     return list(by_gpu.values())
 
 
+def store_scheme(recipe: Recipe) -> str:
+    """The scheme of the recipe's bucket; s3 where none is named yet."""
+    scheme = (recipe.storage.bucket or recipe.config.checkpoint.remote).partition("://")[0]
+    return scheme if scheme in EGRESS_USD_PER_GB else "s3"
+
+
+def egress_per_gb(recipe: Recipe, target: str) -> float:
+    """Dollars of a gigabyte from the recipe's store to a target's machines."""
+    scheme = store_scheme(recipe)
+    return 0.0 if STORE_CLOUD.get(scheme) == TARGETS[target].cloud else EGRESS_USD_PER_GB[scheme]
+
+
 def fleets_of(
-    recipe: Recipe,
-    trainer: Recipe,
-    offer: cost.Offer,
-    worker: WorkerKind,
-    counts: Sequence[int] = COUNTS,
-    sizes: Sequence[int] = (),
+    trainer: Recipe, offer: cost.Offer, worker: WorkerKind, counts: Sequence[int] = COUNTS
 ) -> list[FleetRow]:
-    """One trainer with so many of one kind of worker, by units and steps ahead; as the recipe says, where it
-    says it. sizes: prompts of a unit that are tried; none: as the recipe says."""
-    shape, config = worker.need.shape, recipe.config
+    """One trainer with so many of one kind of worker, by units and by steps ahead, which are the recipe's
+    where it has some."""
+    shape, config = worker.need.shape, trainer.config
     step = passes.of_step(trainer, shape)
-    update, switch = update_seconds(trainer, shape, offer.step), switch_seconds(recipe, shape, worker)
+    update, switch = update_seconds(trainer, shape, offer.step), switch_seconds(trainer, shape, worker)
     patch = patch_rate(config) * trained(config, shape)
-    patch_usd = patch / 1e9 * store_cost.egress_per_gb(recipe, worker.target)
-    experts = passes.experts_bytes(config, shape, step.lengths)
-    experts_usd = experts / 1e9 * store_cost.egress_per_gb(recipe, offer.target)
+    patch_usd = patch / 1e9 * egress_per_gb(trainer, worker.target)
     prompts = config.rollout.prompts_per_step
-    named = recipe.sample or config.fleet.gpus_per_node
-    if not sizes:
-        sizes = (config.fleet.unit_prompts or prompts,) if named else (*UNITS, prompts)
+    steps_ahead = [config.rollout.staleness] if config.rollout.staleness else range(MOST_AHEAD + 1)
     rows = []
-    for size in sorted({min(size, prompts) for size in sizes}):
+    for size in sorted({min(size, prompts) for size in (*UNITS, prompts, _unit(config))}):
         units = unit_seconds(worker, shape, step, size)
         enough = steps_enough(max(units), POLL_S + switch, update)
-        for ahead in [config.rollout.staleness] if config.rollout.staleness else range(MOST_AHEAD + 1):
+        for ahead in steps_ahead:
             for count in counts:
                 row = FleetRow(
                     offer,
-                    trainer.config.placement.world_size,
+                    config.placement.world_size,
                     fleet_step_seconds(units, count, ahead, update, switch),
                     worker,
                     count,
@@ -438,22 +404,7 @@ def fleets_of(
                     enough=enough,
                     unit_prompts=size,
                     patch_bytes=patch,
-                    egress_usd=count * patch_usd + experts_usd,
-                    units=len(units),
+                    egress_usd=count * patch_usd,
                 )
                 rows.append(row)
     return rows
-
-
-def better_unit(recipe: Recipe, row: FleetRow) -> FleetRow | None:
-    """The same machines with the unit that is quickest, the largest of those within a hundredth; None where
-    that saves less than a twentieth of a step."""
-    if row.worker is None:
-        return None
-    prompts = recipe.config.rollout.prompts_per_step
-    trainer = replace(recipe, sample=None)
-    rows = fleets_of(recipe, trainer, row.offer, row.worker, (row.count,), (*UNITS, prompts))
-    same = [one for one in rows if one.ahead == row.ahead]
-    most_s = 1.01 * min(one.step_s for one in same)
-    best = max((one for one in same if one.step_s <= most_s), key=lambda one: one.unit_prompts)
-    return best if best.step_s < 0.95 * row.step_s else None

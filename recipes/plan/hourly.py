@@ -8,7 +8,6 @@ from pathlib import Path
 
 from recipes.plan import cost
 from recipes.plan.memory import with_resources
-from recipes.plan.prices import Price
 from recipes.platforms.targets import target_named, targets_for
 from recipes.recipe import sample_group
 from recipes.recipe.spec import Recipe
@@ -115,15 +114,3 @@ def short_of_ram(recipe: Recipe, catalogs: Path | None = None, targets: list[str
                 f" {asked} GiB are asked for per node"
             )
     return lines
-
-
-def other_prices(
-    recipe: Recipe, offers: list[cost.Offer], catalogs: Path | None
-) -> dict[tuple[str, str], Price]:
-    """By cloud and GPU the rows among the offers whose price another list has much higher or lower."""
-    found = {}
-    for offer in offers:
-        row = cost.gpu_row(recipe, offer.target, offer.gpu, catalogs)
-        if row and row.other_usd:
-            found[row.cloud, row.gpu] = row
-    return found

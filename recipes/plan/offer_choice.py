@@ -13,7 +13,7 @@ import random
 from dataclasses import dataclass, replace
 
 from recipes.plan import spread
-from recipes.plan.cost import Offer
+from recipes.plan.cost import Offer, market_of
 from recipes.plan.spread import AS_PLANNED, RunLuck
 
 RUNS = 200
@@ -40,6 +40,11 @@ class JudgedOffer:
     """Dollars that SURE of the runs cost at most."""
     kept: float
     """Share of the runs that keep both limits."""
+
+    @property
+    def name(self) -> str:
+        """Target, GPU and market."""
+        return f"{self.offer.target} {self.offer.gpu} {market_of(self.offer.spot)}"
 
 
 def simulate_run(offer: Offer, rng: random.Random, luck: RunLuck = AS_PLANNED) -> float:
@@ -110,33 +115,6 @@ def choose_offer(
         if one.kept >= SURE:
             return one, judged
     return None, judged
-
-
-def given_up(chosen: JudgedOffer, judged: list[JudgedOffer]) -> list[str]:
-    """What other offers had that the chosen one has not: more speed, or fewer dollars."""
-    lines = []
-    priced = [j for j in judged if j.offer.usd is not None]
-    fast = min(priced, key=lambda j: j.offer.hours, default=chosen)
-    cheap = min(priced, key=lambda j: j.offer.usd or 0.0, default=chosen)
-    if fast.offer.hours < chosen.offer.hours:
-        more = (fast.offer.usd or 0.0) - (chosen.offer.usd or 0.0)
-        lines.append(
-            f"{chosen.offer.hours - fast.offer.hours:.1f} hours: {offer_name(fast)} is faster, "
-            f"for ${more:,.0f}"
-            " more"
-        )
-    if (cheap.offer.usd or 0.0) < (chosen.offer.usd or 0.0):
-        less = (chosen.offer.usd or 0.0) - (cheap.offer.usd or 0.0)
-        lines.append(
-            f"${less:,.0f}: {offer_name(cheap)} is cheaper, and keeps the limits in "
-            f"{cheap.kept:.0%} of its runs"
-        )
-    return lines
-
-
-def offer_name(judged: JudgedOffer) -> str:
-    """Target, GPU and market of an offer."""
-    return f"{judged.offer.target} {judged.offer.gpu} {'spot' if judged.offer.spot else 'on demand'}"
 
 
 def parse_hours(text: str) -> float:

@@ -10,11 +10,9 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-MUCH = 0.1
-"""Share by which two lists may differ before both are shown."""
 SNAPSHOT = Path(__file__).with_name("prices.json")
 
 
@@ -35,10 +33,6 @@ class Price:
     """RAM that comes with it, GiB; None: not known."""
     sizes: tuple[int, ...] = ()
     """GPUs per machine that the price is for; (): the same for every machine that the cloud sells."""
-    other_usd: float | None = None
-    """Dollars on demand by another list, where that is more than MUCH off; None: no list says otherwise."""
-    other: str = ""
-    """That list, and its date."""
 
 
 @functools.cache
@@ -70,12 +64,7 @@ def gpu_price(
     if catalogs is None:
         return known
     asked = known or Price(cloud, gpu, variant or gpu, 0.0, None, "", "")
-    listed = from_catalog(asked, catalogs, count)
-    if listed is None:
-        return known
-    if known and abs(known.on_demand - listed.on_demand) > MUCH * listed.on_demand:
-        return replace(listed, other_usd=known.on_demand, other=f"{known.source}, {known.read}")
-    return listed
+    return from_catalog(asked, catalogs, count) or known
 
 
 def sky_catalogs() -> Path:

@@ -43,7 +43,7 @@ def show_plan(plan: Plan, console: Console, whole: bool = False) -> None:
         show_lines(console, facts.limits.said, whole=whole)
     if facts.cheaper:
         _cheaper(facts, console, ALL if whole else CHEAPER)
-    _assumed(plan, console, whole)
+    _assumed(facts, console, whole)
     console.print()
     console.print(verdict_line(facts.verdict), soft_wrap=whole)
 
@@ -172,14 +172,13 @@ def _cheaper(facts: PlanFacts, console: Console, most: int) -> None:
     show_table(console, ("", "", ""), rows, words=1, last_is_words=True)
 
 
-def _assumed(plan: Plan, console: Console, whole: bool) -> None:
-    facts = plan.facts
+def _assumed(facts: PlanFacts, console: Console, whole: bool) -> None:
     console.print()
     if facts.assumptions:
         console.print("assumed, and checked by one hour of one H100 alone (docs/planned.md):")
     show_lines(console, facts.assumptions, indent="  ", whole=whole)
     if whole:
-        show_lines(console, (*plan.notes, *facts.remarks), whole=True)
+        show_lines(console, facts.remarks, whole=True)
         show_lines(console, (f"expected: {one}" for one in facts.expected), whole=True)
         if facts.not_promised:
             console.print(Text(f"not promised: {facts.not_promised}"))

@@ -9,12 +9,11 @@ from dataclasses import replace
 import pytest
 
 from recipes.commands import cli
-from recipes.plan import cost, fleet_cost, memory, passes, step_seconds, store_cost
+from recipes.plan import cost, fleet_cost, memory, passes, step_seconds
 from recipes.plan.fleet_cost import FleetRow, Fleets
-from recipes.presets import get, resolve
-from recipes.recipe.spec import SampleGroup, override, validate
-from recipes.screens import fleet_words
-from trainer.config import ConfigError
+from recipes.presets import get
+from recipes.recipe.spec import SampleGroup, override
+from recipes.screens import fleet_screen
 from trainer.config.budget import trained
 
 ONE, BIG = "grpo-qwen2.5-vl-7b-mathv60k", "grpo-qwen2.5-vl-72b-mathv60k"
@@ -71,7 +70,7 @@ def played(units, workers, ahead, update_s, switch_s, steps=400):
 def test_the_formula_is_the_played_schedule_within_what_the_plan_promises(found):
     """A step of a real run may take 0.77 to 2.4 times as long as the plan says."""
     recipe = get(ONE)
-    rows = [row for row in found.fleets if not row.worker.own and row.ahead in (0, 1, 3) and row.gpus == 8]
+    rows = [row for row in found.fleets if row.ahead in (0, 1, 3)]
     apart = []
     for row in rows[::7]:
         shape = row.worker.need.shape
@@ -113,52 +112,15 @@ def test_egress_is_the_stores_price_and_nothing_in_its_own_cloud():
     prices = {}
     for bucket in ("s3://mine", "gs://mine", "r2://mine", ""):
         stored = override(recipe, [f"storage.bucket={bucket}"])
-        prices[bucket] = store_cost.egress_per_gb(stored, "skypilot-runpod")
+        prices[bucket] = fleet_cost.egress_per_gb(stored, "skypilot-runpod")
     assert prices == {"s3://mine": 0.09, "gs://mine": 0.12, "r2://mine": 0.0, "": 0.09}
     on_s3 = override(recipe, ["storage.bucket=s3://a"])
-    assert store_cost.egress_per_gb(on_s3, "skypilot-aws") == 0
-    assert store_cost.egress_per_gb(on_s3, "skypilot-gcp") > 0
+    assert fleet_cost.egress_per_gb(on_s3, "skypilot-aws") == 0
+    assert fleet_cost.egress_per_gb(on_s3, "skypilot-gcp") > 0
     offer = cost.offers(recipe)[0]
     trainer = override(recipe, ["fleet.workers=only"])
-    (row, *_) = fleet_cost.fleets_of(recipe, trainer, offer, kind(recipe, "L40S"), (4,))
+    (row, *_) = fleet_cost.fleets_of(trainer, offer, kind(recipe, "L40S"), (4,))
     assert row.egress_usd == pytest.approx(4 * 97e6 / 1e9 * 0.09, rel=0.01)
-
-
-REPLAY = ["algorithm.routing_replay=true", "rollout.tensor_parallel=1"]
-"""An engine of one GPU leaves no room for a learner of 30B-A3B beside it."""
-
-
-def test_chosen_experts_of_a_step_are_counted_once_for_a_prompt():
-    recipe = override(get("grpo-qwen3-vl-30b-a3b-mathv60k"), ["fleet.workers=only", *REPLAY])
-    need = memory.plan_memory(recipe)
-    step = passes.of_step(recipe, need.shape)
-    prompts = {length.prompt: length.prompt_tokens for length in step.lengths}
-    tokens = sum(prompts.values()) + sum(length.completion_tokens for length in step.lengths)
-    assert len(prompts) == recipe.config.rollout.prompts_per_step
-    assert passes.experts_bytes(recipe.config, need.shape, step.lengths) == tokens * 48 * 8
-    without = override(recipe, ["algorithm.routing_replay=false"])
-    assert passes.experts_bytes(without.config, need.shape, step.lengths) == 0
-    worker = kind(recipe, "H200")
-    slower = fleet_cost.unit_seconds(worker, need.shape, step, 64)
-    plain = replace(worker, recipe=override(worker.recipe, ["algorithm.routing_replay=false"]))
-    faster = fleet_cost.unit_seconds(plain, need.shape, step, 64)
-    assert sum(slower) - sum(faster) == pytest.approx(2 * tokens * 384 / 125e6)
-
-
-def test_a_recipe_whose_machines_hold_no_engine_is_planned_with_workers_alone(capsys):
-    name = "grpo-qwen3-vl-30b-a3b-mathv60k"
-    options = [word for one in REPLAY for word in ("--set", one)]
-    for workers in ("off", "only"):
-        cli.main(["plan", name, "--all", "--fleet", *options, "--set", f"fleet.workers={workers}"])
-        said = " ".join(capsys.readouterr().out.split())
-        assert "gain: without workers no engine fits" in said and " none " not in said
-        assert "2xL40S" not in said, "an engine of two GPUs cannot say which experts it chose"
-
-
-def test_a_second_group_whose_engines_cannot_say_what_they_chose_is_refused():
-    changes = ["fleet.workers=only", *REPLAY, "sample.gpus_per_node=2", "sample.tensor_parallel=2"]
-    with pytest.raises(ConfigError, match="set sample.tensor_parallel to 1"):
-        validate(override(get("grpo-qwen3-vl-30b-a3b-mathv60k"), changes))
 
 
 def test_dollars_of_a_step_by_hand():
@@ -187,26 +149,26 @@ def test_a_worker_decodes_as_the_plan_says_of_an_engine():
 def test_losses_are_told_from_gains(found):
     offer = found.colocated[0].offer
     alone = FleetRow(replace(offer, usd_per_hour=10.0), 8, 30.0)
-    some = Fleets([alone], [])
+    some = Fleets([alone], [], [])
     worker = replace(kind(get(ONE), "L40S"), usd_per_hour=1.0)
 
     def fleet(step_s, usd_per_hour):
         return FleetRow(replace(offer, usd_per_hour=usd_per_hour), 8, step_s, worker, 1)
 
     said = {
-        fleet_words.fleet_verdict(fleet(*one), some).partition(":")[0]
+        fleet_screen.row_verdict(fleet(*one), some).partition(":")[0]
         for one in ((40.0, 10.0), (30.0, 10.0))  # slower; as fast and dearer
     }
     assert said == {"loss"}
-    assert fleet_words.fleet_verdict(fleet(20.0, 10.0), some) == "gain: 1.50x speed, 0.73x dollars"
-    assert fleet_words.fleet_verdict(fleet(29.0, 12.0), some).startswith("faster, dearer")
-    assert fleet_words.fleet_verdict(fleet(40.0, 5.0), some).startswith("cheaper, slower")
-    assert some.within(float("inf"), float("inf")) == [alone]
+    assert fleet_screen.row_verdict(fleet(20.0, 10.0), some) == "gain: 1.50x speed, 0.73x dollars"
+    assert fleet_screen.row_verdict(fleet(29.0, 12.0), some).startswith("faster, dearer")
+    assert fleet_screen.row_verdict(fleet(40.0, 5.0), some).startswith("cheaper, slower")
+    assert some.taken(float("inf"), float("inf")) is alone
 
 
 def test_slow_cards_one_step_ahead_are_a_loss_and_enough_ahead_are_faster(found):
     """7B: on an L40S the longest completion takes several updates, of an H100 more than are planned."""
-    slow = [row for row in found.fleets if row.worker.name == "L40S" and row.gpus == 8]
+    slow = [row for row in found.fleets if row.worker.name == "L40S"]
     late = [row for row in slow if row.ahead == 1]
     assert late and all(row.enough > 1 and found.beaten_by(row) for row in late)
     best = min((row for row in slow if row.ahead >= row.enough), key=lambda row: row.step_s)
@@ -245,7 +207,7 @@ def test_the_named_command_has_engines_of_as_many_gpus_as_were_planned(ranks, sa
     recipe = override(get(BIG), [f"rollout.tensor_parallel={ranks}"])
     offer = cost.offers(get(BIG))[0]
     row = FleetRow(offer, 32, 40.0, kind(recipe, "A100-80GB", 4), 2, 3, unit_prompts=64)
-    assert f"--set rollout.staleness=3{said} --fleet 2x4xA100-80GB:" in fleet_words.row_options(recipe, row)
+    assert f"--set rollout.staleness=3{said} --fleet 2x4xA100-80GB:" in fleet_screen.row_options(recipe, row)
 
 
 def run(capsys, *arguments):
@@ -257,13 +219,12 @@ def run(capsys, *arguments):
 def test_the_table_names_the_cheapest_and_the_egress(capsys):
     code, said = run(capsys, ONE, "--fleet", "--deadline", "4h")
     assert code == 0
-    assert re.search(r"warning: egress is up to \d+% of a step's dollars: keep the bucket on R2", said)
+    assert re.search(
+        r"warning: egress out of s3:// is up to \d+% of a step's dollars: keep the bucket on R2", said
+    )
     assert re.search(
         r"cheapest: .* h, \$\d+ .*--set rollout.staleness=\d .*--fleet \d+x[\w-]+:(spot|on-demand)@\w+", said
     )
-    changes = re.findall(r"--set '?([^\s']+)", said[said.index("launch.py up") :])
-    chosen = fleet_cost.compare_fleets(resolve(ONE, changes), None, None)
-    assert any(row.hours <= 4 for row in chosen.fleets if row.gpus == 8)
     assert "warning" not in run(capsys, ONE, "--fleet", "--set", "storage.bucket=r2://mine")[1]
 
 
@@ -273,29 +234,25 @@ def test_the_named_command_starts_what_was_planned(capsys):
     sets = [word for one in asked for word in ("--set", one)]
     code, said = run(capsys, ONE, "--fleet", "--deadline", "9h", *sets)
     assert code == 0
-    words = shlex.split(said[said.index("launch.py up") :])
+    words = shlex.split(re.search(r"launch.py up .*?(?= warning| A model)", said)[0])
     given = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
     assert given[:2] == asked and "cluster.alternatives=[]" in given
 
 
 def test_machines_that_the_recipe_names_are_refused_as_a_loss(capsys):
     group = ("--set", "sample.gpu=L40S", "--set", "sample.nodes=3")
-    small = ("--set", "fleet.unit_prompts=8")
+    small, unit = (("--set", f"fleet.unit_prompts={size}") for size in (8, 32))
     code, said = run(capsys, ONE, "--fleet", *group, *small, "--set", "rollout.staleness=1")
     assert code == 2 and "loss: 8 x H100 alone is better" in said
-    assert "without workers rollout.staleness saves nothing" in said
     assert re.search(
         r"8 x H100 with 3 workers: --set fleet.unit_prompts=32 takes .* in units of 8 prompts", said
     )
-
     group = (*group, "--set", "sample.nodes=6")
-    code, said = run(capsys, ONE, "--fleet", *group, "--set", "rollout.staleness=1")
-    assert code == 2
-    assert re.search(r"8 x H100 with L40S: [^;]*; 1\d would, more than the 8 that are planned", said)
-    assert re.search(r"8 x A100-80GB with L40S: [^;]*; --set rollout.staleness=\d suffices", said)
-    enough = max(re.findall(r"--set rollout.staleness=(\d) suffices", said))
-    code, said = run(capsys, ONE, "--fleet", *group, "--set", f"rollout.staleness={enough}")
-    assert code == 0 and "suffices" not in said
+    code, said = run(capsys, ONE, "--fleet", *group, *unit, "--set", "rollout.staleness=1")
+    assert code == 2 and re.search(
+        r"H100 with 6 workers: the trainer waits .*; 10 steps ahead would be", said
+    )
+    assert run(capsys, ONE, "--fleet", *group, "--set", "rollout.staleness=4")[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -320,14 +277,8 @@ def test_one_line_names_the_unit_that_lets_all_workers_sample(capsys):
     _, said = run(capsys, ONE, "--fleet", *group)
     line = r"8 x H100 with 32 workers: --set fleet.unit_prompts=(\d+) takes ([\d.]+) s and .* not ([\d.]+) s"
     named = re.search(line, said)
-    assert named and "of which a step has 1" in said
-    assert named.start() < said.index("lets the trainer wait"), "not more steps ahead, first of all"
+    assert named, said
     unit, seconds, before = named.groups()
     assert float(seconds) < float(before)
     _, said = run(capsys, ONE, "--fleet", *group, "--set", f"fleet.unit_prompts={unit}")
-    assert (
-        re.search(rf"8 x H100 [^|]*? 32 x L40S, \S+ spot 3 {seconds} [^|]*? {unit} ", said)
-        and "a step has" not in said
-    )
-    one = ("--set", "sample.gpu=L40S", "--set", "sample.nodes=1", "--set", "rollout.staleness=3")
-    assert "fleet.unit_prompts" not in run(capsys, ONE, "--fleet", *one)[1], "it samples all the time"
+    assert re.search(rf"8 x H100 [^|]*? 32 x L40S, \S+ spot 3 {seconds} [^|]*? {unit} ", said)

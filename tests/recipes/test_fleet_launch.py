@@ -307,9 +307,11 @@ def test_the_command_that_plan_names_starts_what_was_planned(capsys, tmp_path):
 
 
 def test_the_command_of_a_run_whose_own_nodes_sample_records_what_was_planned(capsys, tmp_path):
-    _, said, _ = run(capsys, "plan", THREE, "--all", "--fleet", "--deadline", "8h")
+    own = 2
+    given = ("fleet.workers=only", f"fleet.gpus_per_node={own}", "rollout.tensor_parallel=1")
+    given = [word for one in given for word in ("--set", one)]
+    _, said, _ = run(capsys, "plan", THREE, "--all", "--fleet", "--deadline", "40h", *given)
     words = shlex.split(re.search(r"launch.py (up .*)", said)[1])
-    own = re.search(r"fleet.gpus_per_node=(\d)", said)[1]
     assert "--fleet" not in words and "sample.tensor_parallel" not in said
     code, out, err = run(capsys, *words, "--bucket", "s3://mine", "--run-id", "mine", "--dry-run")
     assert code == 0, err

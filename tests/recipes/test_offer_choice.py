@@ -4,6 +4,7 @@ import math
 import re
 import statistics
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from desk import run
@@ -11,9 +12,12 @@ from desk import run
 from recipes.commands.cli import main
 from recipes.plan import cost, offer_choice, spread
 from recipes.presets import get
+from recipes.screens import limits
+
+SEVEN = "grpo-qwen2.5-vl-7b-mathv60k"
 
 
-def offers(name="grpo-qwen2.5-vl-7b-mathv60k"):
+def offers(name=SEVEN):
     return [offer for offer in cost.offers(get(name)) if offer.usd is not None]
 
 
@@ -29,22 +33,22 @@ def test_simulated_runs_agree_with_the_expectation_that_offers_show():
 
 
 def test_without_limits_the_cheapest_is_chosen_and_nothing_cheaper_is_given_up():
-    chosen, judged = offer_choice.choose_offer(offers(), math.inf, math.inf)
+    chosen, _ = offer_choice.choose_offer(offers(), math.inf, math.inf)
     assert chosen and chosen.offer == offers()[0] and chosen.kept == 1.0
-    assert not any(line.startswith("$") for line in offer_choice.given_up(chosen, judged))
+    given = limits.keep_limits(get(SEVEN), offers(), math.inf, math.inf, Path("none"), lambda _: [])
+    assert given.kept and not any(line.startswith("gives up $") for line in given.said)
 
 
 def test_a_deadline_takes_a_faster_and_dearer_one_and_says_so():
     slowest = max(offers(), key=lambda o: o.hours)
     fast = min(offers(), key=lambda o: o.hours)
     only = [slowest, fast] if (slowest.usd or 0) < (fast.usd or 0) else [fast, slowest]
-    chosen, judged = offer_choice.choose_offer(
-        sorted(only, key=lambda o: o.usd or 0),
-        offer_choice.judge_offer(fast, math.inf, math.inf, published=True).hours * 1.01,
-        math.inf,
-    )
+    only.sort(key=lambda offer: offer.usd or 0)
+    deadline = offer_choice.judge_offer(fast, math.inf, math.inf, published=True).hours * 1.01
+    chosen, _ = offer_choice.choose_offer(only, deadline, math.inf)
     assert chosen and chosen.offer == fast
-    assert (slowest.usd or 0) > (fast.usd or 0) or offer_choice.given_up(chosen, judged)[0].startswith("$")
+    given = limits.keep_limits(get(SEVEN), only, deadline, math.inf, Path("none"), lambda _: [])
+    assert (slowest.usd or 0) > (fast.usd or 0) or given.said[-1].startswith("gives up $")
 
 
 def test_chances_count_not_means():
@@ -70,7 +74,7 @@ def test_deadlines(text, hours):
     ],
 )
 def test_the_command(given, code, said, capsys):
-    assert main(["plan", "grpo-qwen2.5-vl-7b-mathv60k", *given]) == code
+    assert main(["plan", SEVEN, *given]) == code
     out = capsys.readouterr()
     assert said in " ".join((out.out + out.err).split())
 
@@ -86,7 +90,7 @@ def test_the_regions_are_named_by_price(tmp_path, monkeypatch, capsys):
     header += "AvailabilityZone,GpuInfo"
     (folder / "vms.csv").write_text("\n".join([header, *rows]) + "\n")
     monkeypatch.setenv("SKY_RUNTIME_DIR", str(tmp_path))
-    asked = ["plan", "grpo-qwen2.5-vl-7b-mathv60k", "--target", "skypilot-runpod", "--deadline", "30d"]
+    asked = ["plan", SEVEN, "--target", "skypilot-runpod", "--deadline", "30d"]
     asked += ["--set", "cluster.gpu=A100-80GB", "--set", "cluster.alternatives=[]"]
     assert main(asked) == 0
     said = " ".join(capsys.readouterr().out.split())
@@ -96,23 +100,23 @@ def test_the_regions_are_named_by_price(tmp_path, monkeypatch, capsys):
 
 
 def test_no_offer_in_time_says_how_far_off_the_nearest_is_and_how_many_nodes_would_do(capsys):
-    code, out, _ = run(capsys, "plan", "grpo-qwen2.5-vl-7b-mathv60k", "--deadline", "50h", "--all")
+    code, out, _ = run(capsys, "plan", SEVEN, "--deadline", "50h", "--all")
     assert code == 2 and re.search(
-        r"the nearest is .*: 90% of its runs take up to [\d.]+ hours where 50 were given", out
+        r"no offer keeps the limits in 90% of 200 simulated runs: the nearest is .*, [\d.]+ h and \$", out
     )
     nodes = re.search(r"--set cluster.nodes=(\d) keeps them: .*, ([\d.]+) h and \$", out)
     assert int(nodes[1]) > 1 and float(nodes[2]) <= 50
     given = ["--deadline", "50h", "--set", f"cluster.nodes={nodes[1]}"]
-    assert run(capsys, "plan", "grpo-qwen2.5-vl-7b-mathv60k", *given)[0] == 0
-    code, out, _ = run(capsys, "plan", "grpo-qwen2.5-vl-7b-mathv60k", "--budget", "10", "--all")
-    assert code == 2 and re.search(r"take up to \$\d+ where \$10 were given", out) and "keeps them" not in out
+    assert run(capsys, "plan", SEVEN, *given)[0] == 0
+    code, out, _ = run(capsys, "plan", SEVEN, "--budget", "10", "--all")
+    assert code == 2 and "the nearest is" in out and "keeps them" not in out
 
 
 def test_an_offer_on_demand_has_a_range_too():
     """Its runs differ in speed, length of completions, starts and lost machines; a supervised run's in no
     length."""
     by_spread = {}
-    for name in ("grpo-qwen2.5-vl-7b-mathv60k", "grpo-qwen2.5-7b-gsm8k", "sft-qwen2.5-7b-lora"):
+    for name in (SEVEN, "grpo-qwen2.5-7b-gsm8k", "sft-qwen2.5-7b-lora"):
         priced = [offer for offer in cost.offers(get(name), ranges=True) if offer.usd is not None]
         offer = next(offer for offer in priced if not offer.spot)
         judged = offer_choice.judge_offer(offer, math.inf, math.inf)
@@ -196,6 +200,6 @@ def test_thousands_of_segments_take_a_run_no_time():
 def test_the_plan_s_own_figure_lies_in_the_range_beside_it(capsys):
     from recipes.commands import plan_command
 
-    plan_command.show_plan("grpo-qwen2.5-vl-7b-mathv60k", "slurm", [], form="all")
+    plan_command.show_plan(SEVEN, "slurm", [], form="all")
     rows = re.findall(r"(\d+\.\d)\s+(\d+\.\d)-(\d+\.\d)", capsys.readouterr().out)
     assert rows and all(float(low) <= float(point) <= float(high) for point, low, high in rows)

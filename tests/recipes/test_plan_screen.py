@@ -11,8 +11,8 @@ import pytest
 from desk import bare_desk, run
 from rich.console import Console
 
-from recipes.plan import cheaper, choice, cost, fleet_cost, hourly, prices
-from recipes.presets import RECIPES, get
+from recipes.plan import cheaper, choice, cost, hourly, prices
+from recipes.presets import get
 from recipes.screens import fleet_screen, plan_facts, plan_screen
 
 LINES, COLUMNS = 40, 100
@@ -36,40 +36,29 @@ def screen(capsys, *arguments):
     return lines
 
 
-def joined(command):
-    """The words of a command that goes on after a backslash, as a shell takes it."""
-    return shlex.split(command.replace("\\\n", " "))
+DISTINCT = (
+    *("demo", "preflight", "serve", SEVEN, BIG, "sft-qwen2.5-72b-full", "grpo-qwen2.5-vl-3b-geometry3k"),
+    *("gpu-check", "opd-qwen2.5-vl-7b-from-72b-mathv60k", "grpo-qwen3.5-35b-a3b-mathv60k"),
+)
+"""One recipe of each shape that a screen has."""
 
 
-def some(names, quick):
-    """All of them, of which a few run in the quick tests too."""
-    return [
-        name if name in quick else pytest.param(name, marks=[pytest.mark.slow, pytest.mark.long])
-        for name in names
-    ]
-
-
-QUICK = ("demo", "preflight", "serve", SEVEN, BIG, "sft-qwen2.5-72b-full", "grpo-qwen2.5-vl-3b-geometry3k")
-
-
-@pytest.mark.parametrize("name", some(RECIPES, QUICK))
-def test_every_recipe_has_one_screen(capsys, name):
+@pytest.mark.parametrize("name", DISTINCT)
+def test_a_recipe_has_one_screen(capsys, name):
     lines = screen(capsys, name)
     assert lines[0] == lines[-1] != "", "the verdict comes first and last"
     assert lines[1].startswith(f"{name}: ")
     assert len(lines[0]) < COLUMNS and "\x1b" not in "".join(lines)
 
 
-SAMPLING = [name for name in RECIPES if not fleet_cost.fleet_refusal(get(name))]
-
-
-@pytest.mark.parametrize("name", some(SAMPLING, (BIG,)))
-def test_every_fleet_has_one_screen(capsys, name):
-    said = "\n".join(screen(capsys, name, "--fleet"))
-    assert "no worker has run on a GPU" in " ".join(said.split())
-    assert re.search(r"^workers are a gain|^only with workers|^cheapest without", said)
-    command = said[said.index("python3 launch.py up") :].partition("\n\n")[0]
-    assert joined(command)[:4] == ["python3", "launch.py", "up", name]
+def test_a_fleet_has_one_screen_and_its_command_starts_it(capsys):
+    code, out, _ = run(capsys, "plan", BIG, "--fleet")
+    (command,) = (line for line in out.splitlines() if line.startswith("python3 launch.py up"))
+    lines = out.replace(command, "").splitlines()
+    assert code == 0 and len(lines) <= LINES and max(map(len, lines)) <= COLUMNS, out
+    assert "no worker has run on a GPU" in " ".join(lines)
+    assert re.search(r"^workers are a gain|^only with workers|^cheapest without", out)
+    assert shlex.split(command)[:4] == ["python3", "launch.py", "up", BIG]
 
 
 def test_the_offer_that_is_marked_is_the_one_that_up_takes(capsys):
@@ -89,12 +78,9 @@ def test_what_would_be_cheaper_costs_what_it_says():
     targets = choice.driven_targets(recipe)
     taken = next(offer for offer in offers if offer.usd is not None and offer.target in targets)
     found = cheaper.cheaper_changes(recipe, taken, offers, targets, 100.0, catalogs)
-    by_name = {one.what: one for one in found}
-    assert set(by_name) == {"spot elsewhere", "workers"}
-    assert [one.usd for one in found] == sorted(one.usd for one in found)
-    assert all(one.usd < taken.usd for one in found)
-    elsewhere = cost.expected_offer(recipe, by_name["spot elsewhere"].change.split()[-1], catalogs)
-    assert elsewhere.usd == by_name["spot elsewhere"].usd and elsewhere.target not in targets
+    assert [one.what for one in found] == ["spot elsewhere"] and found[0].usd < taken.usd
+    elsewhere = cost.expected_offer(recipe, found[0].change.split()[-1], catalogs)
+    assert elsewhere.usd == found[0].usd and elsewhere.target not in targets
 
 
 def test_spot_is_proposed_where_a_recipe_wants_none(capsys):
@@ -170,13 +156,6 @@ def test_the_facts_of_fleets(capsys):
     assert code == 0 and set(facts) == names(fleet_screen.FleetFacts)
     assert set(facts["taken"]) == set(facts["alone"][0]) == names(fleet_screen.PlannedFleet)
     assert facts["taken"]["usd"] <= min(row["usd"] for row in facts["alone"])
-
-
-def test_a_long_command_is_one_for_the_shell():
-    command = f"python3 launch.py up x {' '.join(f'--set a.b={i}' for i in range(20))}"
-    lines = fleet_screen.continued_command(command).splitlines()
-    assert len(lines) > 2 and max(map(len, lines)) <= COLUMNS
-    assert joined("\n".join(lines)) == shlex.split(command)
 
 
 def test_a_slow_network_between_nodes_costs_hours_and_dollars(capsys):
