@@ -7,11 +7,8 @@ Accuracy: the tables `cases.tsv`, `held_out.tsv` (written after the grader and n
 think/answer format, against math-verify as it comes (`parse` of the whole text, `verify(reference,
 answer)`), TRL's `accuracy_reward` and the original server's settings.
 
-Throughput, medians of paired rounds on the same answers and cores:
-- servers: ours against a stand-in of the original (Flask's own server, 16 grading processes, math-verify on
-  the whole text of each answer, `verify` in the original's order), both over HTTP in requests of 128
-  answers, 4 at a time;
-- in process on one core: `Rewards` with one worker against math-verify alone, both on whole answers.
+Throughput, medians of paired rounds on the same answers, in process on one core: `Rewards` with one worker
+against math-verify alone, both on whole answers.
 No answer is graded twice, so caching verdicts has no effect.
 
 Besides: when a verdict comes on what never ends, what the search for unearned rewards finds, and the time of
@@ -26,16 +23,10 @@ import logging
 import os
 import random
 import resource
-import signal
-import socket
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 
@@ -230,67 +221,6 @@ def paired(
     }
 
 
-def over_http(url: str) -> Callable[[Answers], None]:
-    """A client that sends requests of 128 answers, 4 at a time, and checks that as many rewards come back."""
-
-    def post(batch: Answers) -> None:
-        texts, references = map(list, zip(*batch, strict=True))
-        body = {
-            "query": texts,
-            "prompts": [f"{hash(t)}" for t in texts],
-            "labels": [f"${g}$" for g in references],
-        }
-        headers = {"Content-Type": "application/json"}
-        request = urllib.request.Request(f"{url}/get_reward", json.dumps(body).encode(), headers)
-        with urllib.request.urlopen(request, timeout=600) as reply:
-            assert len(json.load(reply)["rewards"]) == len(batch)
-
-    def run(answers: Answers) -> None:
-        with ThreadPoolExecutor(4) as threads:
-            list(threads.map(post, [answers[i : i + 128] for i in range(0, len(answers), 128)]))
-
-    return run
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
-def start(command: list[str], port: int) -> subprocess.Popen[bytes]:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "SPOTRL_REWARD_TOKEN": ""}
-    process = subprocess.Popen(
-        command, env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True
-    )
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
-                return process
-        except OSError:
-            time.sleep(0.2)
-    process.kill()
-    raise SystemExit(f"{command} did not start")
-
-
-def servers(rounds: int, count: int) -> dict:
-    ports = free_port(), free_port()
-    processes = []
-    try:
-        processes.append(
-            start([sys.executable, "-m", "trainer.rewards.server", "--port", str(ports[0])], ports[0])
-        )
-        processes.append(start([sys.executable, str(STAND_IN), str(ports[1])], ports[1]))
-        runs = tuple(over_http(f"http://127.0.0.1:{port}") for port in ports)
-        names = "this server", "stand-in of the original"
-        return paired(names, (runs[0], runs[1]), typical_mix, (8 * count, count), rounds)
-    finally:
-        for process in processes:
-            os.killpg(process.pid, signal.SIGTERM)  # the stand-in's graders outlive it otherwise
-            process.wait()
-
-
 def in_process(rounds: int, count: int, make: Callable, ours_count: int) -> dict:
     from math_verify import parse, verify
 
@@ -411,7 +341,6 @@ def main() -> None:
         "search of 60 questions": searched,
         "decided at once, typical mix": at_once,
         "accuracy": lambda: {name: accuracy(file) for name, file in TABLES.items()},
-        "servers, typical mix": lambda: servers(rounds, count),
         "one core, typical mix": lambda: in_process(rounds, count // 2, typical_mix, 4 * count),
         "one core, expressions only": lambda: in_process(rounds, count // 4, expressions_only, count // 4),
     }
@@ -420,7 +349,7 @@ def main() -> None:
         "cores": len(os.sched_getaffinity(0)),
         "load_average_at_start": round(os.getloadavg()[0], 1),
     }
-    result["versions"] = {p: version(p) for p in ("math-verify", "trl", "sympy", "flask", "fastapi")}
+    result["versions"] = {p: version(p) for p in ("math-verify", "trl", "sympy")}
     result["needs evaluation, percent"] = {
         "typical mix": needs_evaluation(typical_mix),
         "expressions only": needs_evaluation(expressions_only),

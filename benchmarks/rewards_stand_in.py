@@ -1,15 +1,7 @@
-"""Stand-in of the original reward server for the benchmark: the same calls, written again.
-
-Flask's own threaded server, a pool of 16 processes, and for each answer math-verify over the whole text with
-the original's settings and argument order. Labels come with the request here, which spares it the look-up by
-prompt text.
-"""
+"""The original reward server's grading, written again: math-verify over the whole text, with
+the original's settings and argument order."""
 
 from __future__ import annotations
-
-import logging
-import sys
-from concurrent.futures import ProcessPoolExecutor
 
 from latex2sympy2_extended import NormalizationConfig
 from math_verify import LatexExtractionConfig, parse, verify
@@ -34,41 +26,3 @@ def verify_math(text: str, reference: str) -> float:
         return float(verify(answer, parsed))
     except Exception:
         return 1.0
-
-
-def _grade(pair: tuple[str, str]) -> tuple[float, float]:
-    text, reference = pair
-    form = text.startswith("<think>") and text.endswith("</answer>") and text.count("<think>") == 1
-    return float(form), verify_math(text, reference)
-
-
-def _quiet() -> None:
-    for name in ("math_verify.parser", "math_verify.grader", "latex2sympy2_extended.math_normalization"):
-        logging.getLogger(name).setLevel(logging.CRITICAL)
-
-
-def main() -> None:
-    from flask import Flask, jsonify, request
-
-    logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    pool = ProcessPoolExecutor(16, initializer=_quiet)
-    app = Flask("stand-in")
-
-    @app.get("/health")
-    def health():
-        return "ok"
-
-    @app.post("/get_reward")
-    def get_reward():
-        body = request.get_json()
-        pairs = zip(body["query"], body["labels"], strict=True)
-        graded = [f.result() for f in [pool.submit(_grade, p) for p in pairs]]
-        forms, accuracies = zip(*graded, strict=True)
-        rewards = [0.5 * f + a for f, a in graded]
-        return jsonify({"rewards": rewards, "format_rewards": list(forms), "acc_rewards": list(accuracies)})
-
-    app.run(host="127.0.0.1", port=int(sys.argv[1]), threaded=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -13,8 +13,6 @@ NAMES = tuple(read_yaml((Path(__file__).parent / "sources/catalog.yaml").read_te
 """Names in the catalog, whose code takes half a second to import."""
 GENERATED = "generated"
 """Name of the set whose problems are drawn by `data_prep/generate`."""
-TASK_FAMILIES = "reasoning-gym:"
-"""Start of a source that is drawn by the families of the package reasoning-gym."""
 EPILOG = """
 your own data: a file or a folder (JSONL, JSON, CSV, TSV, Parquet; images beside, inside or in archives):
   python3 launch.py data prepare mine.jsonl --dry-run              # 1. how is it read? nothing is written
@@ -51,7 +49,6 @@ images may be paths (relative to the file, absolute, or endings of names inside 
 data URLs, or structures of bytes and path as the datasets library writes them.
 
 named sets: {", ".join(NAMES)}, {GENERATED}
-task families with verifiers: {TASK_FAMILIES}FAMILY[=WEIGHT],... (105 of them, text only)
 
 examples:
   python3 launch.py data prepare mine.csv --map question=text,answer=solution.value,images=photo \\
@@ -60,7 +57,6 @@ examples:
   python3 launch.py data prepare test.jsonl --evaluation --split test     # keep every row as it is
   python3 launch.py data prepare mathv60k --out s3://bucket/mathv60k --tokenizer Qwen/Qwen2.5-VL-7B-Instruct
   python3 launch.py data prepare mathv60k --exclude data/mathvista        # not on what is evaluated
-  python3 launch.py data prepare reasoning-gym:chain_sum=2,countdown --rows 5000 --difficulty 1..3
   python3 launch.py data prepare gsm8k --revision COMMIT                  # the same again, months later
 
 An interrupted preparation is repeated with the same command: downloads resume where they stopped, images that
@@ -157,8 +153,8 @@ PREPARE = (
     option("--delimiter", "between fields of a table (default: recognized)"),
     option("--revision", REVISION),
     option("--mirror", "folder with OWNER/REPO/FILE instead of the hub", "DIR"),
-    # What is drawn, of `generated` and of task families.
-    option("--rows", f"different problems of {GENERATED} and {TASK_FAMILIES}...", default=10_000),
+    # What is drawn, of `generated`.
+    option("--rows", f"different problems of {GENERATED}", default=10_000),
     option("--difficulty", "1 to 5", "LEVEL|LOW..HIGH", "1..5"),
     option("--seed", "of the problems (0)", default=0),
     option("--families", "only these: geometry, counting (both unless given), details", "NAME,..."),

@@ -25,7 +25,6 @@ from data_prep.command_options import (
     PIXELS,
     PREPARE,
     SPLIT,
-    TASK_FAMILIES,
     DataGroup,
     argument,
     flag,
@@ -102,8 +101,7 @@ def prepare(**given: Any) -> None:
         return
     if not options.sources:
         raise ConfigError(
-            f"name a source: a file, a folder, OWNER/NAME on the hub, or one of {', '.join(NAMES)}, "
-            f"generated, {TASK_FAMILIES}FAMILY"
+            f"name a source: a file, a folder, OWNER/NAME on the hub, or one of {', '.join(NAMES)}, generated"
         )
     if not 0 <= options.validation < 1:
         raise ConfigError(f"--validation {options.validation}: give a share from 0 to below 1")
@@ -112,7 +110,7 @@ def prepare(**given: Any) -> None:
     except BadRecord as error:
         raise ConfigError(f"--split: {error.args[1]}") from None
     parts = show.source_parts(options.sources)
-    name = options.name or "-".join(_name_of(source) for source, _ in parts)
+    name = options.name or "-".join(Path(source).stem.lower() for source, _ in parts)
     where = options.out or f"data/{name}"
     at_url = "://" in where and not where.startswith("file://")
     local = _staging(where) if at_url else Path(where.removeprefix("file://"))
@@ -273,11 +271,6 @@ def _range(text: str) -> tuple[float, float]:
     return ends
 
 
-def _name_of(source: str) -> str:
-    """The name of a dataset, by its source."""
-    return TASK_FAMILIES[:-1] if source.startswith(TASK_FAMILIES) else Path(source).stem.lower()
-
-
 def _staging(url: str) -> Path:
     """Where a dataset for a URL is made first: the same place for the same URL, so that a second start
     continues."""
@@ -315,7 +308,7 @@ def _prepare_local(
         for one in opened:
             one.weight = weight
         sources += opened
-        if source not in CATALOG and not _is_drawn(source):
+        if source not in CATALOG and source != GENERATED:
             print(show.detected(opened), file=sys.stderr)
     if options.dry_run:
         return None
@@ -353,8 +346,8 @@ def _sources(
     from data_prep.sources.own_files import Given, own
     from data_prep.sources.text_files import text_form
 
-    if _is_drawn(source):
-        return [_drawn(source, options, evaluation)]
+    if source == GENERATED:
+        return [_drawn(options, evaluation)]
     if source in catalog.CATALOG:
         entry = catalog.CATALOG[source]
         return catalog.sources(
@@ -369,16 +362,11 @@ def _sources(
         return catalog.any_repository(repository, given, show)
     raise ConfigError(
         f"no file, folder or dataset {source!r}{looked_in(source)}: the names are {', '.join(NAMES)},"
-        f" generated, {TASK_FAMILIES}FAMILY; on the hub a dataset is OWNER/NAME"
+        f" generated; on the hub a dataset is OWNER/NAME"
     )
 
 
-def _is_drawn(source: str) -> bool:
-    """Whether a source's problems are drawn here, so that `--rows` and `--difficulty` say which."""
-    return source == GENERATED or source.startswith(TASK_FAMILIES)
-
-
-def _drawn(source: str, options: SimpleNamespace, evaluation: bool) -> Any:
+def _drawn(options: SimpleNamespace, evaluation: bool) -> Any:
     """A source of drawn problems. Raises ConfigError if rows, difficulty or families are not known."""
     low, dots, high = options.difficulty.partition("..")
     ends = (low, high if dots else low)
@@ -388,10 +376,6 @@ def _drawn(source: str, options: SimpleNamespace, evaluation: bool) -> Any:
             "difficulty or two ends, such as 3 or 1..5"
         )
     asked = (options.rows, options.seed, (int(ends[0]), int(ends[1])), options.validation, evaluation)
-    if source != GENERATED:
-        from data_prep.generate.families import Families, weights_of
-
-        return Families(weights_of(source), *asked)
     from data_prep.generate.generated_source import FAMILIES, LARGE, Generated
 
     families = tuple(options.families.split(",")) if options.families else tuple(FAMILIES)

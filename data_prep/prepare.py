@@ -384,7 +384,7 @@ def _written(row: Candidate, result: CheckedRow, origin: _OpenSource) -> Row:
         answer=row.answer,
         answer_type=result.answer_type,
         solution=row.solution,
-        reading="" if result.answer_type == "task" else reading(row.answer, question_text(row.messages)),
+        reading=reading(row.answer, question_text(row.messages)),
         extra=row.extra,
     )
 

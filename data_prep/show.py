@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.checks.tokens import image_token_side, text_token_counter
-from data_prep.command_options import TASK_FAMILIES
 from data_prep.ingest.images import image_tokens
 from data_prep.sources.catalog import CATALOG
 from data_prep.sources.own_files import RecordSource
@@ -75,9 +74,8 @@ def row(dataset: Dataset, index: int, tokenizer: str, min_pixels: int, max_pixel
                 text = _image(next(images), min_pixels, max_pixels, side)
             lines.append(f"  {message['role']:<10}{text}")
     lines.append(f"  reference answer: {one.answer} ({one.answer_type})")
-    if one.answer_type != "task":
-        question = question_text(one.messages)
-        lines.append(f"  read as: {in_words(one.reading or reading(one.answer, question))}")
+    question = question_text(one.messages)
+    lines.append(f"  read as: {in_words(one.reading or reading(one.answer, question))}")
     if one.solution:
         lines.append(f"  solution: {one.solution}")
     if one.extra:
@@ -174,14 +172,14 @@ def _table(title: str, values: dict[str, Any]) -> list[str]:
 
 
 def source_parts(texts: Sequence[str]) -> list[tuple[str, float]]:
-    """(path, weight) of each `PATH` or `PATH=WEIGHT`; weights of task families stay with their names.
+    """(path, weight) of each `PATH` or `PATH=WEIGHT`.
 
     Raises ConfigError if a weight is no positive number.
     """
     parts = []
     for text in texts:
         path, equals, weight = text.rpartition("=")
-        if Path(text).exists() or not equals or text.startswith(TASK_FAMILIES):
+        if Path(text).exists() or not equals:
             parts.append((text, 1.0))
             continue
         try:

@@ -27,3 +27,13 @@ def reward(text: str, reference: str, answer_type: str) -> float:
             return 0.0
         return PARTIAL if abs(said - wanted) <= NEAR * abs(wanted) else 0.0
     return 0.0
+
+
+def repetition(completion_ids: list[list[int]]) -> list[float]:
+    """Minus the share of a completion's 40-grams of tokens that stood before (arXiv 2502.03373), to be set
+    beside another function: `rewards.functions=[{path: …:reward}, {path: …:repetition, weight: 0.5}]`."""
+    (ids,) = completion_ids
+    total = len(ids) - 40 + 1
+    if total < 1:
+        return [0.0]
+    return [len({tuple(ids[start : start + 40]) for start in range(total)}) / total - 1]

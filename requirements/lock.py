@@ -1,8 +1,8 @@
 """`python requirements/lock.py` writes the hashed requirement files from pyproject.toml; none names an index.
 
 Of each package the hashes of those files alone are kept that a node can take (Linux on x86-64, Python 3.11
-and 3.12): a tenth of all. dstack uploads a repository of 2 MB at most. `tasks` is what its packages need
-besides an environment that trains. requirements/owners.json follows the locks (requirements/owners.py).
+and 3.12): a tenth of all. dstack uploads a repository of 2 MB at most. requirements/owners.json follows the
+locks (requirements/owners.py).
 """
 
 import re
@@ -19,7 +19,6 @@ LOCKS = {
     "test": ["train", "cpu", "test"],
     "gpu": ["train", "gpu"],
     "launch": ["launch"],
-    "tasks": ["tasks"],
 }
 
 
@@ -47,7 +46,7 @@ def lock(name: str, extras: list[str]) -> None:
         whole, files = Path(folder) / out.name, Path(folder) / "pylock.toml"
         # uv takes over the hashes too that it finds.
         whole.write_text(re.sub(r" \\\n +--hash=\S+", "", out.read_text()) if out.exists() else "")
-        constraints = ["requirements/cpu.txt"] if name in ("test", "tasks") else []
+        constraints = ["requirements/cpu.txt"] if name == "test" else []
         compiled(extras, "3.11", "x86_64-manylinux_2_28", whole, constraints)
         for python in ("3.11", "3.12"):  # a pylock.toml names only what fits
             compiled(extras, python, "x86_64-manylinux_2_40", files, [str(whole)])
@@ -55,16 +54,8 @@ def lock(name: str, extras: list[str]) -> None:
                 wanted |= {f["hashes"]["sha256"] for f in package.get("wheels") or [package["sdist"]]}
             files.unlink()
         entries = re.split(r"(?m)^(?=\S)", whole.read_text())
-    if name == "tasks":
-        there = pinned("cpu") & pinned("gpu")
-        entries = [entry for entry in entries if entry.partition("==")[0] not in there]
     out.write_text("".join(only(entry, wanted) for entry in entries))
     print(out.relative_to(HERE.parent))
-
-
-def pinned(name: str) -> set[str]:
-    """Names of the packages that a lock pins, and of those that each environment brings."""
-    return set(re.findall(r"(?m)^([a-z0-9-]+)(?:\[[a-z,_0-9]+\])?==", (HERE / f"{name}.txt").read_text()))
 
 
 def only(entry: str, wanted: set[str]) -> str:

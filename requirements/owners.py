@@ -18,7 +18,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 DIGEST = HERE / "owners.json"
-LOCKS = ("cpu", "test", "gpu", "launch", "tasks")
+LOCKS = ("cpu", "test", "gpu", "launch")
 """Environments desk and rocm take a part of the gpu lock, so they share no file that it does not share."""
 
 BENIGN = {

@@ -16,8 +16,6 @@ from tests.conftest import ROOT
 from trainer.shell import installed
 
 FOREIGN = {"examples", "recipes", "trainer"}
-ONE_BY_ONE = {"reasoning_gym", "starlette"}
-"""A package that is installed when first needed, and one that fastapi imports."""
 OF_OTHERS = {
     "torchvision": "processors of transformers",
     "triton": "kernels of torch and vLLM",
@@ -99,7 +97,7 @@ def test_what_cannot_be_imported_is_named_with_its_error(tmp_path, monkeypatch):
 def test_all_that_the_trainer_imports_is_imported():
     wanted = imported_by("trainer")
     listed = {module.partition(".")[0] for module in installed.MODULES}
-    assert wanted - set(sys.stdlib_module_names) - FOREIGN - ONE_BY_ONE <= listed
+    assert wanted - set(sys.stdlib_module_names) - FOREIGN <= listed
     assert {"flashinfer", "cutlass", "vllm.v1.worker.gpu.sample.sampler"} <= set(installed.MODULES)
     wanted = imported_by("trainer", "recipes", "data_prep")
     assert listed - wanted - OF_OTHERS.keys() == set(), "imported by nobody"

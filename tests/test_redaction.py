@@ -9,7 +9,7 @@ from email.message import Message
 import pytest
 
 from trainer.node.launch.job_log import JobLog
-from trainer.rewards.server_failures import failure_reason
+from trainer.rewards.grading_client import failure_reason
 from trainer.storage import storage
 from trainer.system import redaction
 from trainer.system.redaction import secret_cleaner, secret_in_text, without_secrets

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from data_prep.ingest.images import FACTOR, ImageFacts, image_tokens
 from data_prep.sources.row_source import Candidate
-from trainer.data.schema import TASK, AnswerType, count_placeholders, question_text, reference_of
+from trainer.data.schema import AnswerType, count_placeholders, question_text
 from trainer.images.decoding import ImageLimits
 
 _SPECIAL = re.compile(r"<\|[a-z0-9_]+\|>")
@@ -93,23 +93,9 @@ class References:
 
     def check(self, rows: list[Candidate]) -> list[tuple[AnswerType, str]]:
         """The grader's route for each row's answer, and why it is no reference (empty if it is one)."""
-        tasks = [reference_of(row.answer, row.extra) for row in rows if TASK in row.extra]
-        faults = iter(self._scorer.reference_errors(tasks, ["task"] * len(tasks)))
-        plain = [row for row in rows if TASK not in row.extra]
-        by_form = iter(self._by_form([(row.answer, question_text(row.messages)) for row in plain]))
-        checked: list[tuple[AnswerType, str]] = []
-        for row in rows:
-            if TASK in row.extra:
-                error = next(faults)
-                checked.append(("task", f"bad_answer: {error}" if error else ""))
-            else:
-                checked.append(next(by_form))
-        return checked
-
-    def _by_form(self, answers: list[tuple[str, str]]) -> list[tuple[AnswerType, str]]:
-        """`check` for (answer, question) of rows that are no tasks."""
         from trainer.rewards.grading import grader
 
+        answers = [(row.answer, question_text(row.messages)) for row in rows]
         algebra: list[tuple[str, str]] = []
         for asked in dict.fromkeys(answers):
             if asked in self._known:
@@ -129,11 +115,8 @@ class References:
         return [self._known[asked] for asked in answers]
 
     def same(self, first: CheckedRow, second: CheckedRow) -> bool:
-        """Whether two reference answers are equal for the grader, as `0.5` and `1/2` are.
-
-        A task's verifier takes every right answer.
-        """
-        if first.answer == second.answer or first.answer_type == second.answer_type == "task":
+        """Whether two reference answers are equal for the grader, as `0.5` and `1/2` are."""
+        if first.answer == second.answer:
             return True
         text = f"<think></think><answer>$\\boxed{{{second.answer}}}$</answer>"
         (outcome,) = self._scorer.score([text], [first.answer], [first.answer_type])

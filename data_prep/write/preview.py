@@ -166,7 +166,7 @@ def _row(row: Row) -> str:
     system = next((m["content"] for m in row.messages if m["role"] == "system"), "")
     system = system if isinstance(system, str) else json.dumps(system)
     question = question_text(row.messages)
-    read_as = "" if row.answer_type == "task" else in_words(row.reading or reading(row.answer, question))
+    read_as = in_words(row.reading or reading(row.answer, question))
     about = " · ".join(map(_text, filter(None, (row.answer_type, read_as, row.source, row.id))))
     return (
         f"<div class=row>{images}<p>{_text(question_text(row.messages))}</p>"

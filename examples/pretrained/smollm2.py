@@ -16,9 +16,9 @@ import shutil
 import sys
 from pathlib import Path
 
+from examples.packages import install_requirements
 from trainer.system.errors import ConfigError
 from trainer.system.exit_codes import EXIT_CONFIG
-from trainer.system.packages import install_requirements
 
 REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 

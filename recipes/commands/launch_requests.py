@@ -118,7 +118,6 @@ class BenchmarkRequest:
     """Rows of each; 0: all."""
     prompt: str
     """Empty: `published` for a model that neither a run nor a recipe trains, else `ours`."""
-    scoring: str
     mapping: str
     """Roles of a file's columns, as `data prepare --map` takes them."""
 
@@ -141,7 +140,6 @@ def start_evaluation(request: LaunchRequest, wanted: BenchmarkRequest) -> int:
         wanted.temperature,
         wanted.limit,
         prompt,
-        wanted.scoring,
         wanted.mapping,
         bool(request.fleet),
     )

@@ -236,12 +236,6 @@ def stop_run(run: str, bucket: str, trust: bool, dry_run: bool) -> int:
     help="of benchmarks: as recipes train it, or as published (default for a model of no run or recipe)",
 )
 @click.option(
-    "--scoring",
-    type=click.Choice(("ours", "published")),
-    default="ours",
-    help="of benchmarks: published adds a column by their authors' own rules",
-)
-@click.option(
     "--map",
     "mapping",
     default="",
@@ -258,7 +252,6 @@ def evaluate_model(
     temperature: float | None,
     limit: int,
     prompt: str | None,
-    scoring: str,
     mapping: str,
     **given: Any,
 ) -> int:
@@ -272,9 +265,7 @@ def evaluate_model(
     request = launch_requests.launch_request(recipe, target, **given)
     if pass_rate:
         return launch_requests.pass_rates(request, samples)
-    wanted = launch_requests.BenchmarkRequest(
-        benchmarks, samples, temperature, limit, prompt or "", scoring, mapping
-    )
+    wanted = launch_requests.BenchmarkRequest(benchmarks, samples, temperature, limit, prompt or "", mapping)
     return launch_requests.start_evaluation(request, wanted)
 
 

@@ -66,8 +66,6 @@ LEFT_OUT = (
     "recipes/records/reproduce.py",
     "trainer/observe/mirror.py",
     "trainer/observe/publish.py",
-    "trainer/rewards/connection_guard.py",
-    "trainer/rewards/server.py",
     "CHANGELOG.md",
     "CITATION.cff",
     "CONTRIBUTING.md",

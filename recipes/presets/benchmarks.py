@@ -40,7 +40,6 @@ def evaluation_overrides(
     temperature: float | None,
     limit: int,
     prompt: str = "ours",
-    scoring: str = "ours",
     mapping: str = "",
     fleet: bool = False,
 ) -> list[str]:
@@ -82,7 +81,6 @@ def evaluation_overrides(
         "method=grpo",
         "lora.qlora=false",
         "optimizer.zero_stage=3",
-        f"evaluation.scoring={scoring}",
         *PROMPTS[prompt],
     ]
 

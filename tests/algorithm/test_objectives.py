@@ -14,11 +14,8 @@ from trainer.algorithm.dynamic_sampling import choose_groups, prompts_to_refill
 from trainer.algorithm.losses import grpo_loss, token_weights
 from trainer.algorithm.reward_shaping import (
     LoopState,
-    length_reward,
     next_kl_coef,
     overlong_penalty,
-    repetition_penalty,
-    tag_share,
 )
 from trainer.algorithm.rollout_correction import mismatch_sums, rollout_weights
 from trainer.algorithm.traces import Outcome, completed_trace
@@ -198,47 +195,19 @@ def test_overlong_punishment_by_hand():
     assert overlong_penalty(lengths, 20_480, 0.2).tolist() == pytest.approx([0, 0, -0.5, -1])
 
 
-def test_brevity_compares_within_a_group_and_rewards_no_wrong_answer():
-    lengths, groups = torch.tensor([10, 30, 20, 10, 7, 7]), torch.tensor([0, 0, 0, 0, 1, 1])
-    found = length_reward(lengths, groups, torch.tensor([True, True, True, False, True, False]))
-    assert found.tolist() == [0.5, -0.5, 0.0, 0.0, 0.0, 0.0]
-
-
-def test_repetition_is_trl_s():
-    from trl.rewards import get_repetition_penalty_reward
-
-    rows = [[1, 2, 3, 4], [5] * 5, [1, 2], [1, 2, 3, 1, 2, 3, 1, 2, 3], []]
-    for n in (1, 2, 3):
-        theirs = get_repetition_penalty_reward(ngram_size=n)(rows)
-        assert [repetition_penalty(ids, n) for ids in rows] == pytest.approx(theirs)
-    assert repetition_penalty([5] * 5, 2) == -0.75
-
-
-def test_tags_count_where_they_stand_once():
-    assert tag_share("<think>a</think><answer>b</answer>") == 1.0
-    assert tag_share("<think>a</think>b</answer></answer>") == 0.5 and tag_share("") == 0.0
-
-
-def test_rewards_of_the_form_join_the_grader_s_with_their_weights():
+def test_the_penalty_joins_the_grader_s_rewards_with_its_weight():
     config = c.RunConfig(
-        rollout=c.Rollout(max_tokens=10),
-        rewards=c.Rewards(tags_weight=0.2, repetition_weight=0.5, repetition_ngram=1, length_weight=0.1),
-        algorithm=c.Algorithm(overlong_buffer=0.5),
+        rollout=c.Rollout(max_tokens=10), algorithm=c.Algorithm(overlong_buffer=0.5, overlong_penalty=2.0)
     )
-    texts, ids = ["<think>", "</think>"], [[1] * 10, [1, 2]]
-    samples = [
-        completed_trace([1], ids[i], group=0, row=0, index=i, text=text) for i, text in enumerate(texts)
-    ]
-    credit = reward_step(
-        config, samples, [Outcome("correct", 1.0, 0.0, 1.0), Outcome("correct", 1.0, 0.0, 1.0)]
-    )
-    names = [name.removeprefix("reward/") for name in credit.rewards.names]
-    assert names == ["accuracy", "format", "tags", "length", "repetition", "overlong"]
-    assert credit.rewards.parts.tolist() == [[1, 0, 0.25, -0.5, -0.9, -1], [1, 0, 0.25, 0.5, 0, 0]]
-    assert credit.rewards.total.tolist() == pytest.approx([1 + 0.05 - 0.05 - 0.45 - 1, 1 + 0.05 + 0.05])
+    traces = []
+    for i, ids in enumerate(([1] * 10, [1, 2])):
+        traces.append(completed_trace([1], ids, group=0, row=0, index=i))
+    credit = reward_step(config, traces, [Outcome("correct", 1.0, 0.0, 1.0)] * 2)
+    assert credit.rewards.names == ("reward/accuracy", "reward/format", "reward/overlong")
+    assert credit.rewards.parts.tolist() == [[1, 0, -1], [1, 0, 0]]
+    assert credit.rewards.total.tolist() == pytest.approx([-1, 1])
     assert credit.flat == [True], "groups are told apart by the grader alone"
-    described = credit.describe(config, [0, 1])
-    assert described["reward/length"] == 0.0 and described["reward/overlong"] == -0.5
+    assert credit.describe(config, [0, 1])["reward/overlong"] == -0.5
 
 
 def test_the_kl_coefficient_is_steered_by_at_most_a_fifth_per_horizon():

@@ -152,7 +152,6 @@ def test_an_unknown_key_in_a_file_names_the_nearest(tmp_path):
         (["algorithm.overlong_penalty=0.5"], "nothing is too long"),
         (["algorithm.teacher_coef=0.5"], "name the teacher"),
         (["rewards.accuracy_weight=0", "rewards.format_weight=0"], "all completions earn the same"),
-        (["evaluation.scoring=published"], "only benchmarks have published rules"),
         (["evaluation.benchmarks=true"], "set evaluation.pass_rate_samples to 1 or more"),
         (["rewards.remote_url=http://h:1/get_reward?token=t0ps3cret"], "parameter 'token', .*REWARD_TOKEN"),
         (["rewards.remote_url=http://u:t0ps3cret@h:1/get_reward"], "a password, .*SPOTRL_REWARD_TOKEN"),

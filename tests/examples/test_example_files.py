@@ -10,7 +10,7 @@ from PIL import Image
 
 from tests.conftest import ROOT
 from tests.turns.test_built_in_tools import called
-from trainer.config import ConfigError, Rewards, Turns
+from trainer.config import ConfigError, RewardFunction, Rewards, Turns
 from trainer.data.schema import Row
 from trainer.rewards.scorer import Scorer
 from trainer.rewards.trial import try_at_desk, try_at_start
@@ -34,6 +34,18 @@ def test_a_number_that_is_nearly_right_earns_half():
     with Scorer(Rewards(function=REWARD)) as scorer:
         outcomes = scorer.score(texts, ["10"] * 4, ["number"] * 4)
     assert [outcome.accuracy for outcome in outcomes] == [1.0, 0.5, 0.0, 0.0]
+
+
+def test_repetition_costs_beside_another_reward():
+    functions = (
+        RewardFunction(path=REWARD),
+        RewardFunction(path="examples/reward.py:repetition", weight=0.5),
+    )
+    texts = ["<think>a</think><answer>$\\boxed{10}$</answer>"] * 3
+    rows = [{"completion_ids": ids} for ids in ([5] * 79, list(range(79)), [5])]
+    with Scorer(Rewards(functions=functions)) as scorer:
+        outcomes = scorer.score(texts, ["10"] * 3, ["number"] * 3, rows=rows)
+    assert [outcome.accuracy for outcome in outcomes] == [pytest.approx(1 - 0.5 * 39 / 40), 1.0, 1.0]
 
 
 def test_a_call_of_the_tool_shows_the_picture_under_a_grid(ruler):

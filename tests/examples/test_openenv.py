@@ -14,10 +14,10 @@ import pytest
 from PIL import Image
 from websockets.sync.server import serve
 
+from examples.packages import uv_program
 from tests.servers import free_port, wait_for_port
 from tests.turns.test_built_in_tools import called
 from trainer.config import ConfigError, Turns
-from trainer.system.packages import uv_program
 from trainer.turns.environments import environment_of
 from trainer.turns.episode import ERROR, FAILED, Situation
 

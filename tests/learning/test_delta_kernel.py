@@ -13,12 +13,12 @@ import sys
 import pytest
 import torch
 
+from examples import packages
 from tests.conftest import ROOT
 from tests.learning.test_delta import with_boundaries
 from trainer.config import ConfigError
 from trainer.config.budget import CHUNK
 from trainer.learning import gated_delta_kernel
-from trainer.system import packages
 
 HEADS, WIDTH = 2, 32
 
@@ -29,9 +29,11 @@ def kernels(tmp_path_factory):
     take its kernels on a CPU too, so no environment for CPUs has it."""
     entries = re.split(r"(?m)^(?=\S)", (ROOT / "requirements/gpu.txt").read_text())
     pinned = [entry for entry in entries if entry.startswith("fla-core==")]
-    requirements = tmp_path_factory.mktemp("kernels") / "kernels.txt"
+    requirements = tmp_path_factory.mktemp("requirements") / "kernels.txt"
     requirements.write_text("".join(pinned))
-    return packages.package_folder(requirements, "flash-linear-attention's kernels")
+    folder = tmp_path_factory.mktemp("kernels")
+    packages.install_requirements(requirements, folder, "flash-linear-attention's kernels")
+    return folder
 
 
 def interpreted(kernels, *arguments) -> dict:

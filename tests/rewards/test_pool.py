@@ -280,3 +280,10 @@ def test_rewards_import_neither_torch_nor_ray():
     code = f"import sys, {modules}; print(sorted({{'torch', 'ray', 'sympy'}} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_answers_of_equal_value_are_spelled_alike():
+    answers = [("1/2", 0.0), ("0.5", 0.0), ("\\frac{1}{2}", 0.0), ("0.7", 0.0), ("3", 1.0), ("3.0", 1.0)]
+    with Scorer(config.Rewards(workers=1, answer="any")) as scorer:
+        grouped = scorer.by_value([*answers, (None, 0.0)], "number")
+    assert [answer for answer, _ in grouped] == ["1/2", "1/2", "1/2", "0.7", "3", "3", None]

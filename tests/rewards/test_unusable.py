@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from tests.rewards.test_server import server_that_says
+from tests.servers import answering
 from trainer.algorithm.advantages import RunningNorm
 from trainer.algorithm.reward_shaping import LoopState
 from trainer.algorithm.traces import Outcome, completed_trace
@@ -42,12 +42,12 @@ def test_a_functions_value_is_named_with_function_row_and_completion(tmp_path, r
 
 @pytest.mark.parametrize(
     "reply",
-    [b'{"rewards": [NaN]}', b'{"scores": [-Infinity]}', b'{"acc_rewards": [null], "verdicts": ["error"]}'],
+    [b'{"rewards": [NaN]}', b'{"scores": [-Infinity]}'],
 )
 def test_a_servers_value_is_named_too_without_its_token(reply):
     asked = traces("what")
-    with server_that_says(reply) as url:
-        rewards = Rewards(remote_url=url)
+    with answering(lambda _: (200, reply, {})) as url:
+        rewards = Rewards(remote_url=f"{url}/get_reward?model=secret")
         outcomes = scored(rewards, asked)
     with pytest.raises(
         ConfigError, match="by rewards.remote_url http.* for row 40, completion 'what'"

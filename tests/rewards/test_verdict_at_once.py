@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trainer.config import Rewards
-from trainer.data.schema import TASK, Row
+from trainer.data.schema import Row
 from trainer.rewards.verdict_at_once import quick_verdict
 
 TWO_BOXES = "<think> a </think><answer> $\\boxed{3}$ $\\boxed{4}$ </answer>"
@@ -21,10 +21,8 @@ TWO_BOXES = "<think> a </think><answer> $\\boxed{3}$ $\\boxed{4}$ </answer>"
         ("3", "number", "It is 3.", "no_answer"),
         ("B", "letter", "<think> a </think><answer> $\\boxed{A}$ </answer>", "wrong"),
         ("2 \\sqrt{2}", "math", "<think> a </think><answer> $\\boxed{\\sqrt{8}}$ </answer>", None),
-        ("3", "task", "<think> a </think><answer> $\\boxed{4}$ </answer>", None),
     ],
 )
 def test_what_needs_no_evaluation_is_told_at_once(answer, kind, reply, verdict):
-    extra = {TASK: {"family": "f", "entry": {}}} if kind == "task" else {}
-    row = Row("a", "s", [{"role": "user", "content": "What is it?"}], [], answer, kind, "", extra)
+    row = Row("a", "s", [{"role": "user", "content": "What is it?"}], [], answer, kind)
     assert quick_verdict(Rewards(), row, reply) == verdict

@@ -96,14 +96,15 @@ def reward_step(config: RunConfig, traces: Sequence[Trace], outcomes: Sequence[O
         lengths.append(len(trace.learned))
         finished.append(trace.finished)
     groups = torch.tensor(numbers)
+    counted = torch.tensor(lengths)
 
     given = weighted_rewards(outcomes, config)
     # If the grader's rewards have no weight, its verdicts still tell which groups are flat.
     compared = given.total if given.weights.any() else given.parts.sum(1)
     return StepRewards(
-        rewards=add_form_rewards(given, traces, groups, config),
+        rewards=add_form_rewards(given, counted, config),
         groups=groups,
-        lengths=torch.tensor(lengths),
+        lengths=counted,
         flat=flat_groups(compared, groups).tolist(),
         finished=finished,
     )

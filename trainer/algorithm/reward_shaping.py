@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from trainer.algorithm.advantages import RewardParts, RunningNorm
-from trainer.algorithm.traces import Outcome, Trace
+from trainer.algorithm.traces import Outcome
 from trainer.config import RunConfig
 
 GRADED = ("reward/accuracy", "reward/format")
 """Names of the rewards that the grader gives; the rewards for form come after them."""
-TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 
 
 @dataclass
@@ -84,76 +83,16 @@ def overlong_penalty(lengths: Tensor, max_tokens: int, buffer: float) -> Tensor:
     return -((lengths.double() - start) / (max_tokens * buffer)).clamp(0, 1)
 
 
-def length_reward(lengths: Tensor, groups: Tensor, correct: Tensor) -> Tensor:
-    """Reward of short completions in their group, [N] (Kimi k1.5, arXiv 2501.12599, section 2.3.3).
-
-    It falls linearly from 0.5 for a group's shortest completion to -0.5 for its longest. A completion
-    that is not correct gets 0 at most. A group whose completions are equally long gets 0.
-    """
-    out = torch.zeros(len(lengths), dtype=torch.float64)
-    for group in groups.unique():
-        members = groups == group
-        tokens = lengths[members].double()
-        shortest = tokens.min()
-        longest = tokens.max()
-        if longest > shortest:
-            value = 0.5 - (tokens - shortest) / (longest - shortest)
-            out[members] = torch.where(correct[members], value, value.clamp(max=0))
-    return out
-
-
-def repetition_penalty(token_ids: Sequence[int], n: int) -> float:
-    """Minus the share of n-grams of tokens that occurred before, 0 to -1 (arXiv 2502.03373, appendix C.2)."""
-    total = len(token_ids) - n + 1
-    if total < 1:
-        return 0.0
-    different = set()
-    for start in range(total):
-        different.add(tuple(token_ids[start : start + n]))
-    return len(different) / total - 1
-
-
-def tag_share(text: str) -> float:
-    """Share of the four tags that occur exactly once in `text`."""
-    once = sum(text.count(tag) == 1 for tag in TAGS)
-    return once / len(TAGS)
-
-
-def add_form_rewards(
-    by_grader: RewardParts, traces: Sequence[Trace], groups: Tensor, config: RunConfig
-) -> RewardParts:
-    """The grader's rewards, followed by the rewards for form that have a weight."""
-    weights = config.rewards
+def add_form_rewards(by_grader: RewardParts, lengths: Tensor, config: RunConfig) -> RewardParts:
+    """The grader's rewards, followed by the penalty of long completions where it is set. lengths: [N]."""
     algorithm = config.algorithm
-    lengths = torch.tensor([len(trace.learned) for trace in traces])
-
-    names: list[str] = []
-    further: list[float] = []
-    columns: list[Tensor] = []
-
-    def add(name: str, weight: float, values: Tensor) -> None:
-        names.append(name)
-        further.append(weight)
-        columns.append(values[:, None])
-
-    if weights.tags_weight:
-        values = torch.tensor([tag_share(trace.text) for trace in traces], dtype=torch.float64)
-        add("reward/tags", weights.tags_weight, values)
-    if weights.length_weight:
-        correct = by_grader.parts[:, 0] > 0
-        add("reward/length", weights.length_weight, length_reward(lengths, groups, correct))
-    if weights.repetition_weight:
-        ngram = weights.repetition_ngram
-        repeated = [repetition_penalty(trace.tokens[trace.learned].tolist(), ngram) for trace in traces]
-        add("reward/repetition", weights.repetition_weight, torch.tensor(repeated, dtype=torch.float64))
-    if algorithm.overlong_buffer and algorithm.overlong_penalty:
-        values = overlong_penalty(lengths, config.rollout.max_tokens, algorithm.overlong_buffer)
-        add("reward/overlong", algorithm.overlong_penalty, values)
-
+    if not (algorithm.overlong_buffer and algorithm.overlong_penalty):
+        return by_grader
+    values = overlong_penalty(lengths, config.rollout.max_tokens, algorithm.overlong_buffer)
     return RewardParts(
-        (*by_grader.names, *names),
-        torch.cat([by_grader.parts, *columns], 1),
-        torch.cat([by_grader.weights, by_grader.weights.new_tensor(further)]),
+        (*by_grader.names, "reward/overlong"),
+        torch.cat([by_grader.parts, values[:, None]], 1),
+        torch.cat([by_grader.weights, by_grader.weights.new_tensor([algorithm.overlong_penalty])]),
     )
 
 

@@ -53,6 +53,11 @@ REMOVED: dict[str, tuple[Any, ...]] = {
     "watch.post_mortem": (False,),
     "data.curriculum": (0.0,),
     "data.curriculum_steps": (5,),
+    "evaluation.scoring": ("ours",),
+    "rewards.tags_weight": (0.0,),
+    "rewards.length_weight": (0.0,),
+    "rewards.repetition_weight": (0.0,),
+    "rewards.repetition_ngram": (40,),
 }
 """Options that are gone: {name: values of which today's code does the same}."""
 

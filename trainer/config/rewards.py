@@ -36,17 +36,6 @@ class Rewards:
     """Weight of the accuracy reward (1 for a correct answer, else 0)."""
     format_weight: float = ranged_field(0.5, least=0)
     """Weight of the format reward (1 for a completion that has `answer`'s form, else 0)."""
-    tags_weight: float = ranged_field(0.0, least=0)
-    """Weight of the share of the four think and answer tags that stand exactly once: part of the form's
-    credit."""
-    length_weight: float = ranged_field(0.0, least=0)
-    """Weight of brevity within the group: 0.5 for the shortest to -0.5 for the longest, at most 0 if not
-    correct."""
-    repetition_weight: float = ranged_field(0.0, least=0)
-    """Weight of the repetition penalty: minus the share of a completion's n-grams of tokens that stood
-    before."""
-    repetition_ngram: int = ranged_field(40, least=1)
-    """Tokens of such an n-gram."""
     workers: int = ranged_field(2, least=1)
     """Grader processes on the head node."""
     deadline_s: float = ranged_field(5.0, above=0)

@@ -209,8 +209,6 @@ class Evaluation:
     benchmarks: bool = False
     """These rows are of benchmarks: ask at evaluation.temperature, count what is too long as wrong, and
     score."""
-    scoring: Literal["ours", "published"] = "ours"
-    """`published` adds to benchmarks the score by their authors' own rules, where they have some."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -87,10 +87,6 @@ def _of_evaluation(c: RunConfig) -> Refusals:
         " completions of a prompt are all the same; use 1, or a temperature above 0": (
             greedy and e.samples_per_prompt > 1
         ),
-        "evaluation.scoring is published and evaluation.benchmarks false: only benchmarks have published"
-        " rules; set evaluation.benchmarks to true, or evaluation.scoring to ours": (
-            e.scoring == "published" and not e.benchmarks
-        ),
         "evaluation.benchmarks is set and evaluation.pass_rate_samples 0: benchmarks are asked by a run that"
         " trains nothing; set evaluation.pass_rate_samples to 1 or more": (
             e.benchmarks and not e.pass_rate_samples
@@ -144,12 +140,11 @@ def _of_teacher(c: RunConfig) -> Refusals:
     """What earns completions something: a teacher, or rewards."""
     a, r = c.algorithm, c.rewards
     graded = r.accuracy_weight or r.format_weight
-    shaped = r.tags_weight or r.length_weight or r.repetition_weight or a.overlong_buffer
     learns = c.method == "grpo" and not c.evaluation.pass_rate_samples
     return {
         "every weight of the rewards is 0 and there is no algorithm.teacher, so all completions earn the"
         " same: set rewards.accuracy_weight or another weight": learns
-        and not (graded or shaped or c.teaches),
+        and not (graded or a.overlong_buffer or c.teaches),
         f"algorithm.teacher_coef is {a.teacher_coef:g} and algorithm.teacher is empty: name the teacher": (
             not a.teacher and a.teacher_coef != 1
         ),

@@ -61,9 +61,15 @@ def read_manifest(path: str | Path) -> Manifest:
             del data[key]
         manifest = Manifest(**data)
         _refuse_malformed(manifest)
-        return manifest
+        ungradable = "task" in manifest.statistics.get("answer_types", ())
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
         raise ConfigError(f"{text}/{MANIFEST} is damaged ({error}): prepare the dataset again") from None
+    if ungradable:
+        raise ConfigError(
+            f"{text} has rows of the answer type `task`, which this version does not grade: prepare it again"
+            " with plain answers, and the task in a column that a reward function of yours reads"
+        )
+    return manifest
 
 
 def _refuse_malformed(manifest: Manifest) -> None:

@@ -81,7 +81,7 @@ class Dialogs:
             "id": row.id,
             "source": row.source,
             "question": question_text(row.messages),
-            "reference": row.reference,
+            "reference": row.answer,
             "answer_type": row.answer_type,
             "extra": row.extra,
         }

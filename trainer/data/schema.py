@@ -24,9 +24,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-AnswerType = Literal["letter", "number", "text", "math", "task"]
-"""How an answer is compared. task: by the verifier of the family that made the row
-(trainer/rewards/task_families.py)."""
+AnswerType = Literal["letter", "number", "text", "math"]
+"""How an answer is compared."""
 
 SPLIT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 """Name of a split, which begins the names of its files: it leads out of no folder."""
@@ -34,8 +33,6 @@ COLUMNS = ("id", "source", "messages", "images", "answer", "answer_type", "solut
 FORMAT = 2
 LEARNED = "learned_turns"
 """Key of `Row.extra`: numbers of the messages that supervised training learns besides the solution."""
-TASK = "task"
-"""Key of `Row.extra`: {"family", "entry"} of a row whose answer type is `task`."""
 DIFFICULTY = "difficulty"
 """Key of `Row.extra`: level of a generated row, from 1."""
 
@@ -73,16 +70,6 @@ class Row:
     reading: str = ""
     """JSON of how the grader reads the answer: kind, parts, order, unit, and what the question asks for
     (`grading.kinds.reading`). Empty in rows that were prepared before it was kept: it is derived."""
-
-    @property
-    def reference(self) -> str:
-        """What a grader compares with: the answer, or a family's task as JSON."""
-        return reference_of(self.answer, self.extra)
-
-
-def reference_of(answer: str, extra: dict[str, Any]) -> str:
-    """What a grader compares with, from a row's answer and its other fields."""
-    return json.dumps(extra[TASK], ensure_ascii=False) if TASK in extra else answer
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,6 @@ from trainer.hardware import model_shapes
 from trainer.loops.process import main
 from trainer.observe import scores
 from trainer.rewards.grading.stated_answers import FORMS
-from trainer.rewards.published import SCORERS
 from trainer.run.session import Session
 from trainer.sampling.sampler import SampledGroups, SamplingRequest
 from trainer.turns.environments import environment_of
@@ -71,7 +70,7 @@ def measure_pass_rates(config: RunConfig, run: Session) -> None:
         ids = {row: run.train_set[row].id for row in rows}
         records = row_records(traces, outcomes, ids, config.rewards.answer)
         if evaluation.benchmarks:
-            add_scores(config, run, rows, traces, records)
+            _spell_alike(run, rows, records)
         with open(path, "a", encoding="utf-8") as file:
             for record in records:
                 file.write(json.dumps(record, ensure_ascii=False) + "\n")
@@ -135,7 +134,6 @@ def _score(config: RunConfig, run: Session, path: Path) -> None:
             found["answers"],
             found["tokens"],
             found["truncated"],
-            published=found.get("published"),
         )
     judge = config.rewards.judge_model if config.rewards.judge_url else ""
     conditions = {
@@ -146,7 +144,6 @@ def _score(config: RunConfig, run: Session, path: Path) -> None:
         "judge": judge,
         "system_prompt": config.data.system_prompt,
         "answer": config.rewards.answer,
-        "scoring": config.evaluation.scoring,
     }
     figures = scores.score_benchmarks(problems, model_shapes.known_as(config.model.path))
     table, found = (
@@ -201,27 +198,13 @@ def row_records(
     return lines
 
 
-def add_scores(
-    config: RunConfig,
-    run: Session,
-    rows: Sequence[int],
-    traces: Sequence[Trace],
-    records: Sequence[dict[str, Any]],
-) -> None:
-    """Spells answers of equal value alike, for the majority vote, and adds what the authors' rules give."""
-    texts: dict[int, list[str]] = {row: [] for row in rows}
-    for trace in traces:
-        texts[trace.row].append(trace.text)
+def _spell_alike(run: Session, rows: Sequence[int], records: Sequence[dict[str, Any]]) -> None:
+    """Spells answers of equal value alike, for the majority vote."""
     for row, record in zip(rows, records, strict=True):
         problem = run.train_set[row]
         record["answers"] = run.grader.scorer.by_value(
             record["answers"], problem.answer_type, question_text(problem.messages)
         )
-        benchmark = problem.source.partition("/")[0]
-        if config.evaluation.scoring == "published" and benchmark in SCORERS:
-            record["published"] = run.grader.scorer.as_published(
-                benchmark, texts[row], problem.answer, problem.extra
-            )
 
 
 def _voted(text: str, form: str) -> str | None:

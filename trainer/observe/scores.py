@@ -46,8 +46,6 @@ class ScoredProblem:
     """Number of completions that were cut at the longest length."""
     asked: bool = True
     """Whether it was asked; its prompt may be too long."""
-    published: Sequence[float] | None = None
-    """Accuracy of each completion by the authors' own rules; None where they were not asked for."""
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:
@@ -103,7 +101,6 @@ def score_problems(rows: Sequence[ScoredProblem]) -> dict[str, Any]:
     tokens = 0
     correct = []
     accuracies = []
-    by_rules = []
     for row in rows:
         values = []
         right = 0
@@ -117,7 +114,6 @@ def score_problems(rows: Sequence[ScoredProblem]) -> dict[str, Any]:
         correct.append(right)
         truncated += row.truncated
         tokens += row.tokens
-        by_rules.append(sum(row.published or [0.0]) / n)
         if row.asked:
             asked += 1
             without_answer += unanswered
@@ -132,9 +128,6 @@ def score_problems(rows: Sequence[ScoredProblem]) -> dict[str, Any]:
         "truncated": truncated / completions,
         "tokens": tokens / completions,
     }
-    if any(row.published is not None for row in rows):
-        figures["by_published_rules"] = sum(by_rules) / len(rows)
-        figures["interval_by_published_rules"] = confidence_interval(by_rules)
     if n > 1:
         for k in (*PASS_AT, n):
             if k <= n:
@@ -173,14 +166,6 @@ def describe_prompt(system_prompt: str) -> str:
     return words.get(system_prompt, "a prompt of its own")
 
 
-def _by_rules(figures: dict[str, Any]) -> list[str]:
-    """The two cells of a score by the authors' rules; empty where they have none."""
-    if "by_published_rules" not in figures:
-        return ["", ""]
-    low, high = figures["interval_by_published_rules"]
-    return [f"{figures['by_published_rules']:.1%}", f"{low:.1%} to {high:.1%}"]
-
-
 def scores_table(by_benchmark: dict[str, dict[str, Any]], judge: str, system_prompt: str = "rows") -> str:
     """The scores as a Markdown table.
 
@@ -188,11 +173,8 @@ def scores_table(by_benchmark: dict[str, dict[str, Any]], judge: str, system_pro
     """
     benchmarks = list(by_benchmark.values())
     columns = [key for key in benchmarks[0] if "@" in key]
-    both = bool(column(benchmarks, "by_published_rules"))
     published = column(benchmarks, "published")
     head = ["benchmark", "problems", "accuracy", "95%"]
-    if both:
-        head += ["by the authors' rules", "95%"]
     if published:
         head.append(f"published ({published[0]['model']})")
     head += [*columns, "no answer", "cut", "too long", "tokens", "by"]
@@ -210,8 +192,6 @@ def scores_table(by_benchmark: dict[str, dict[str, Any]], judge: str, system_pro
         for label, one, by in parts:
             low, high = one["interval"]
             cells = [label, one["problems"], f"{one['accuracy']:.1%}", f"{low:.1%} to {high:.1%}"]
-            if both:
-                cells += _by_rules(one)
             if published:
                 cells.append(f"{one['published']['accuracy']:.1%}" if "published" in one else "")
             cells += [f"{one[figure]:.1%}" for figure in (*columns, "no_answer", "truncated")]

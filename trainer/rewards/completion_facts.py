@@ -9,7 +9,7 @@ from dataclasses import asdict
 from typing import Any
 
 from trainer.config import RewardFunction
-from trainer.data.schema import TASK, Row
+from trainer.data.schema import Row
 
 UNKNOWN = {"id": "", "source": "", "solution": "", "image_count": 0, "extra": {}}
 """The facts of a row that nobody stated."""
@@ -33,7 +33,7 @@ def facts_of_row(row: Row) -> dict[str, Any]:
         "source": row.source,
         "solution": row.solution,
         "image_count": len(row.images),
-        "extra": {name: value for name, value in row.extra.items() if name != TASK},
+        "extra": row.extra,
     }
 
 

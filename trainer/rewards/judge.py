@@ -8,25 +8,22 @@ from nothing else.
 from __future__ import annotations
 
 import json
-import math
-import os
 import re
 import threading
 import time
 import urllib.error
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 from trainer import config as configuration
 from trainer.algorithm.traces import Verdict
 from trainer.config import ConfigError
-from trainer.rewards.grade import Grade, ServerAway, one_line
-from trainer.rewards.server_failures import failure_reason, is_away
+from trainer.rewards.grade import Grade, one_line
+from trainer.rewards.grading_client import GradingClient, is_away
 from trainer.system.backoff import Backoff, retry_after_s
-from trainer.system.server_waits import Waiter, waiting_for
-from trainer.system.web_request import ReplyUnfinished, send_request, shown_address
+from trainer.system.server_waits import Waiter
+from trainer.system.web_request import ReplyUnfinished
 
 KEY_VARIABLE = "SPOTRL_JUDGE_KEY"
 """Environment variable with the endpoint's key, sent as a bearer token; unset: none is sent."""
@@ -35,7 +32,6 @@ PARALLEL = 16
 TRIES = Backoff(attempts=4, patience_s=1800.0)
 """Tries of a request. While the judge answers others, four without a reply decide its case; while it answers
 none, it is away, and is waited for."""
-REPLY_BYTES = 1 << 20
 MAX_REMEMBERED = 100_000
 SYSTEM = (
     "You are a grader. The user sends a JSON object with a question, its reference answer, "
@@ -64,11 +60,13 @@ Case = tuple[str, str, str]
 """Answer, reference answer, question."""
 
 
-class Judge:
+class Judge(GradingClient):
     """Client of the judge model, which several threads may use.
 
     A case is asked once. Equal cases share its verdict, unless that was `timeout` or `error`.
     """
+
+    most_bytes = 1 << 20
 
     def __init__(self, config: configuration.Rewards):
         if not config.judge_model:
@@ -76,8 +74,8 @@ class Judge:
                 "rewards.judge_url is set and rewards.judge_model is empty: name the model it serves"
             )
         base, question, query = config.judge_url.partition("?")
-        self.url = base.rstrip("/").removesuffix("/chat/completions") + "/chat/completions" + question + query
-        self.name = f"rewards.judge_url {shown_address(self.url)}"
+        url = base.rstrip("/").removesuffix("/chat/completions") + "/chat/completions" + question + query
+        super().__init__("rewards.judge_url", "judge", url, KEY_VARIABLE, TRIES, PARALLEL)
         self.model = config.judge_model
         self.timeout_s = config.judge_timeout_s
         self.budget = config.judge_requests
@@ -87,8 +85,6 @@ class Judge:
         """Whether the endpoint is asked for structured output; False once it has refused that."""
         self._known: dict[Case, Grade] = {}
         self._lock = threading.Lock()
-        self._answered_s = float("-inf")
-        """When it last answered anything."""
 
     def grades(self, cases: Sequence[Case]) -> list[Grade]:
         """The grades of the cases, in order.
@@ -107,14 +103,8 @@ class Judge:
                 else:
                     new.append(case)
 
-        rounds = math.ceil(len(new) / PARALLEL)
-        longest_s = TRIES.patience_s + rounds * TRIES.attempts * (self.timeout_s + TRIES.max_wait_s)
         if new:
-            with (
-                waiting_for("grading", f"the judge at {shown_address(self.url)}", longest_s) as waiter,
-                ThreadPoolExecutor(PARALLEL, "judge") as threads,
-            ):
-                grades |= zip(new, threads.map(partial(self._ask, waiter), new), strict=True)
+            grades |= zip(new, self.ask_all(self._ask, new), strict=True)
 
         with self._lock:
             self.remembered += len(cases) - len(new)
@@ -136,28 +126,19 @@ class Judge:
             if not is_away(error):
                 return False
             failures += retry_after_s(error) is None
-            return failures < TRIES.attempts or self._answered_s < began
-
-        def tell(error: Exception, _: int, __: float) -> None:
-            waiter.failed(self._reason(error))
+            return failures < TRIES.attempts or self.answered_s < began
 
         try:
-            return self._grade(TRIES.call(partial(self._post, case), may_pass, tell))
+            return self._grade(self.ask_until_answered(waiter, partial(self._post, case), may_pass))
         except OSError as error:
-            if not is_away(error):
-                raise ConfigError(f"{self.name} {self._reason(error)}") from None
-            if self._answered_s < began:
-                waited_s = time.monotonic() - began
-                raise ServerAway(
-                    f"{self.name} has answered nothing for {waited_s:.0f} s: {self._reason(error)}"
-                ) from None
             verdict: Verdict = "error" if isinstance(error, urllib.error.HTTPError) else "timeout"
-            return Grade(verdict, 0.0, f"{self.name} {self._reason(error)}, {TRIES.attempts} times")
+            return Grade(verdict, 0.0, f"{self.name} {self.reason(error)}, {TRIES.attempts} times")
 
-    def _reason(self, error: Exception) -> str:
+    def reason(self, error: Exception) -> str:
+        """Why a request failed, for a person."""
         if isinstance(error, TimeoutError):
             return f"gave no reply within rewards.judge_timeout_s {self.timeout_s:g} s"
-        return failure_reason(error)
+        return super().reason(error)
 
     def _post(self, case: Case) -> bytes:
         """Body of the reply, all of which must arrive within `timeout_s`."""
@@ -191,28 +172,16 @@ class Judge:
                     "and --set rewards.judge_requests=N, continues it"
                 )
             self.requests += 1
-        headers = {"Content-Type": "application/json"}
-        key = os.environ.get(KEY_VARIABLE)
-        if key:
-            headers["Authorization"] = f"Bearer {key}"
-
         try:
-            reply = send_request(
-                self.url,
-                method="POST",
-                body=body,
-                headers=headers,
-                timeout_s=self.timeout_s,
-                most_bytes=REPLY_BYTES,
-            )
+            reply = self.post(body)
         except ReplyUnfinished:
-            self._answered_s = time.monotonic()
+            self.answered_s = time.monotonic()
             raise
         except urllib.error.URLError:  # what the endpoint sends back or never gets is not paid for
             with self._lock:
                 self.requests -= 1
             raise
-        self._answered_s = time.monotonic()
+        self.answered_s = time.monotonic()
         return reply
 
     def _grade(self, reply: bytes) -> Grade:

@@ -6,7 +6,6 @@ import json
 import resource
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from trainer.rewards.functions import LoadedFunction, load_all, rewards_of
@@ -20,25 +19,16 @@ def grade_task(task: list[str], functions: Sequence[LoadedFunction]) -> list[Any
     for "grade" [why, parts, rule].
 
     The tasks are ["grade", box, reference, answer type, question], ["reference", reference, answer
-    type, question], ["published", benchmark, text, reference, fields as JSON, form] and ["user", text,
-    facts as JSON]. Those of the type `task` are their family's.
+    type, question] and ["user", text, facts as JSON].
     """
-    from trainer.rewards import published, task_families
     from trainer.rewards.grading import grader
 
     match task:
-        case ["grade", answer, reference, "task", _]:
-            value = task_families.score_answer(answer, reference)
-            return ["correct" if value >= task_families.CORRECT else "wrong", value]
-        case ["reference", reference, "task", _]:
-            return [task_families.task_fault(reference), 0.0]
         case ["grade", *arguments]:
             verdict, rule = grader.judge(*arguments)  # ty: ignore[invalid-argument-type]
             return [verdict, float(verdict == "correct"), "", {}, rule or ""]
         case ["reference", *arguments]:
             return [grader.reference_error(*arguments), 0.0]  # ty: ignore[invalid-argument-type]
-        case ["published", benchmark, text, reference, fields, form]:
-            return ["", published.score(benchmark, text, reference, json.loads(fields), form)]
         case ["user", text, facts]:
             return rewards_of(functions, json.loads(facts) | {"text": text})
     raise ValueError(f"unknown task {task[0]!r}")
@@ -47,14 +37,10 @@ def grade_task(task: list[str], functions: Sequence[LoadedFunction]) -> list[Any
 class Graders:
     """An `Answerer` of tasks."""
 
-    def __init__(self, memory_bytes: str, specs: str, task_packages: str) -> None:
+    def __init__(self, memory_bytes: str, specs: str) -> None:
         """memory_bytes: address space without users' functions. specs: those, as `functions.load_all` reads
-        them. task_packages: folder of the task families. Both may be empty. Raises OwnFileError."""
+        them; may be empty. Raises OwnFileError."""
         self.functions = load_all(specs) if specs else []
-        if task_packages:
-            from trainer.rewards import task_families
-
-            task_families.load_families(Path(task_packages))
         if not self.functions:  # a user's file may need any amount of address space
             from trainer.rewards.grading import grader
 

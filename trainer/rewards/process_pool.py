@@ -22,11 +22,8 @@ that takes more than its process's part is ended: the kernel, or Ray, would end 
 class ProcessPool:
     """Threads that each give a grader's process one task at a time."""
 
-    def __init__(
-        self, workers: int, deadline_s: float, functions: str = "", task_packages: str = "", env: str = ""
-    ):
-        """functions: a user's, as `functions.load_all` reads them. task_packages: folder of the task
-        families. env: names of variables that the functions get."""
+    def __init__(self, workers: int, deadline_s: float, functions: str = "", env: str = ""):
+        """functions: a user's, as `functions.load_all` reads them. env: names of variables that they get."""
         self.deadline_s = deadline_s
         most_bytes = 0
         if functions:
@@ -34,7 +31,7 @@ class ProcessPool:
         self.processes = ProcessSet(
             Guard(
                 maker="trainer.rewards.pool_worker:Graders",
-                arguments=[str(MEMORY_BYTES // workers), functions, task_packages],
+                arguments=[str(MEMORY_BYTES // workers), functions],
                 key="rewards.function" if functions else "rewards: a grader",
                 most_bytes=most_bytes,
                 leak_bytes=LEAK_BYTES if functions else 0,

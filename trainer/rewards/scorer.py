@@ -6,7 +6,6 @@ must be evaluated, and every user function, runs in processes that can be killed
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,6 @@ from typing import Any, get_args
 from trainer import config as configuration
 from trainer.algorithm.traces import Outcome
 from trainer.config.reward_checks import check_rewards
-from trainer.rewards import remote, task_families
 from trainer.rewards.completion_facts import facts_of, function_specs
 from trainer.rewards.grade import ErrorRateError, Grade, TimeoutRateError, grade_of
 from trainer.rewards.grading import grader
@@ -26,6 +24,7 @@ from trainer.rewards.grading.extraction import MAX_BOX_CHARS
 from trainer.rewards.grading.stated_answers import FORMS
 from trainer.rewards.judge import Case, Judge
 from trainer.rewards.process_pool import ProcessPool
+from trainer.rewards.remote import RewardClient
 
 MAX_REMEMBERED = 100_000
 """Verdicts of evaluated expressions that are kept, so that equal answers of a group are evaluated once."""
@@ -66,10 +65,9 @@ class Scorer:
         self._form = FORMS[config.answer]
         self._judge = Judge(config) if config.judge_url else None
         self._judged_types = [name.strip() for name in config.judge_types.split(",")]
-        self._remote = remote.RewardClient(config) if config.remote_url else None
+        self._remote = RewardClient(config) if config.remote_url else None
         specs = function_specs(config.own)
         self._pool = ProcessPool(config.workers, config.deadline_s, specs, env=config.env)
-        self._families: ProcessPool | None = None
         self._known: dict[tuple[str, ...], Grade] = {}
         self._last_shares: dict[str, float] = {}
         self._told: set[str] = set()
@@ -154,22 +152,8 @@ class Scorer:
             else:
                 batch.members.setdefault(("grade", *task), []).append(i)
         for task in batch.members:
-            batch.futures[task] = self._pool_for("" if task[0] == "user" else task[3]).submit(list(task))
+            batch.futures[task] = self._pool.submit(list(task))
         return batch
-
-    def open_families(self) -> ProcessPool:
-        """The processes that grade the task families. Fetches the package if it is missing.
-
-        Raises ConfigError if it cannot be fetched.
-        """
-        if self._families is None:
-            folder = str(task_families.family_packages())
-            self._families = ProcessPool(self.config.workers, self.config.deadline_s, task_packages=folder)
-        return self._families
-
-    def _pool_for(self, answer_type: str) -> ProcessPool:
-        by_family = answer_type == "task" and not self.config.own
-        return self.open_families() if by_family else self._pool
 
     def finish(self, batch: PendingBatch) -> list[Outcome]:
         """Waits for the processes, then asks the judge.
@@ -201,7 +185,7 @@ class Scorer:
 
     def _remember(self, task: tuple[str, ...], grade: Grade) -> None:
         """Keeps the verdict of an expression, which equal answers have, too."""
-        if task[0] != "grade" or task[3] == "task" or grade.verdict not in ("correct", "wrong"):
+        if task[0] != "grade" or grade.verdict not in ("correct", "wrong"):
             return
         if len(self._known) >= MAX_REMEMBERED:
             self._known.clear()
@@ -227,9 +211,8 @@ class Scorer:
         """`grader.reference_error` for each reference answer, under the deadline."""
         questions = questions or [""] * len(references)
         futures = []
-        for reference, answer_type, question in zip(references, answer_types, questions, strict=True):
-            pool = self._pool_for(answer_type)
-            futures.append(pool.submit(["reference", reference, answer_type, question]))
+        for asked in zip(references, answer_types, questions, strict=True):
+            futures.append(self._pool.submit(["reference", *asked]))
 
         errors: list[str | None] = []
         for reference, future in zip(references, futures, strict=True):
@@ -238,15 +221,6 @@ class Scorer:
                 message = f"reference answer {reference[:80]!r}: reading it ended in {message}"
             errors.append(message)
         return errors
-
-    def as_published(
-        self, benchmark: str, texts: Sequence[str], reference: str, fields: Mapping[str, Any]
-    ) -> list[float]:
-        """What the benchmark's own rules (`published.SCORERS`) give completions of one row. fields: the row's
-        own. A completion that takes too long gets 0."""
-        about = [reference, json.dumps(fields), self.config.answer]
-        futures = [self._pool.submit(["published", benchmark, text, *about]) for text in texts]
-        return [future.result()[1] for future in futures]
 
     def by_value(
         self, answers: Sequence[tuple[str | None, float]], answer_type: str, question: str = ""
@@ -284,12 +258,7 @@ class Scorer:
     def stats(self) -> dict[str, float]:
         """Shares of the last batch by verdict, and counts since the start of restarts and the judge's
         requests."""
-        restarts = self._pool.restarts
-        if self._families is not None:
-            restarts += self._families.restarts
-        stats = {**self._last_shares, "perf/grader_restarts": float(restarts)}
-        if self._remote is not None:
-            stats["perf/grader_busy"] = float(self._remote.busy)
+        stats = {**self._last_shares, "perf/grader_restarts": float(self._pool.restarts)}
         if self._judge is not None:
             stats["perf/judge_requests"] = self._judge.requests
             stats["perf/judge_remembered"] = self._judge.remembered
@@ -303,8 +272,6 @@ class Scorer:
 
     def close(self) -> None:
         self._pool.close()
-        if self._families is not None:
-            self._families.close()
 
     def __enter__(self) -> Scorer:
         return self
@@ -380,7 +347,7 @@ def _too_many(verdict: str, failed: Sequence[str], completions: int, left: int, 
     elif verdict == "timeout":
         cure = "raise rewards.judge_timeout_s, or give the judge more machines"
     if verdict == "timeout" and often.startswith("rewards.remote_url"):
-        cure = "look at the samples, and raise --deadline-s or --workers of the server"
+        cure = "look at the samples, and give the server more machines"
     return (
         f"{len(failed)} of {completions} completions {what}{unseen},"
         f" more than rewards.max_{verdict}_rate {limit:g}: {often}{more}; {cure}."
@@ -390,8 +357,6 @@ def _too_many(verdict: str, failed: Sequence[str], completions: int, left: int, 
 
 def _decided(answer: str, reference: str, answer_type: str, question: str) -> Grade | None:
     """The grade where no process is needed, else None."""
-    if answer_type == "task":
-        return None if 0 < len(answer) <= MAX_BOX_CHARS else Grade("wrong", 0.0)
     task = answer, reference, answer_type, question
     verdict, rule = grader.judge(*task, evaluate=False)  # ty: ignore[invalid-argument-type]
     if verdict is None:

@@ -78,7 +78,7 @@ def check_reward(dataset: Dataset, count: int, function: str = "") -> list[str]:
     rows = []
     for index in range(min(count, len(dataset))):
         row = dataset[index]
-        about = question_text(row.messages), row.reference, row.answer_type, facts_of_row(row)
+        about = question_text(row.messages), row.answer, row.answer_type, facts_of_row(row)
         rows.append(TriedRow(row.id, *about))
     config = Rewards(function=function, max_timeout_rate=1.0, max_error_rate=1.0)
     with Scorer(config) as scorer:

@@ -160,7 +160,7 @@ def trial_row(row: Row) -> TrialRow:
     """What code is called for, of a row."""
     facts = facts_of_row(row)
     question = question_text(row.messages)
-    return TrialRow(row.reference, row.answer_type, question, facts, tuple(row.images), f"row {row.id}")
+    return TrialRow(row.answer, row.answer_type, question, facts, tuple(row.images), f"row {row.id}")
 
 
 def main() -> None:

@@ -10,11 +10,8 @@ from trainer.rewards.grading.stated_answers import FORMS
 
 
 def quick_verdict(rewards: Rewards, row: Row, text: str) -> Verdict | None:
-    """The verdict on a completion, in microseconds; None where something must be evaluated, or a family's
-    verifier asked."""
+    """The verdict on a completion, in microseconds; None where something must be evaluated."""
     content, hedged = FORMS[rewards.answer].answer(text)
     if content is None:
         return "no_answer"
-    if row.answer_type == "task":
-        return None
-    return decide_fast("" if hedged else content, row.reference, row.answer_type, question_text(row.messages))
+    return decide_fast("" if hedged else content, row.answer, row.answer_type, question_text(row.messages))

@@ -57,7 +57,7 @@ class CompletionGrader:
             if trace.row not in rows:
                 rows[trace.row] = dataset[trace.row]
             row = rows[trace.row]
-            references.append(row.reference)
+            references.append(row.answer)
             answer_types.append(row.answer_type)
             questions.append(question_text(row.messages))
             if self.config.rewards.own:

@@ -118,8 +118,6 @@ class Session:
         exits.callback(scorer.close)
         try_at_start(config.rewards, config.turns, train_set[0])
         attempt = of_this_job(config)
-        if "task" in train_set.manifest.statistics.get("answer_types", ()):
-            scorer.open_families()
         self.grader = CompletionGrader(config, scorer, train_set)
         self.rollouts = RolloutLog(config, train_set.fingerprint, attempt=attempt)
         exits.callback(self.rollouts.close)

@@ -42,7 +42,6 @@ MODULES = (
     "vllm.v1.worker.gpu.sample.sampler",
     "vllm.v1.worker.gpu_worker",
     "PIL",
-    "fastapi",
     "huggingface_hub",
     "isal.igzip_threaded",
     "mpmath",
@@ -55,7 +54,6 @@ MODULES = (
     "rich",
     "safetensors",
     "tensorboard",
-    "uvicorn",
     "wandb",
     "yaml",
 )

@@ -1,10 +1,7 @@
-"""Packages that only some runs need: installed by their hashes into a folder of their own, when first asked
-for."""
+"""Packages that an example needs, installed by their hashes into a folder of their own."""
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import os
 import shutil
 import subprocess
@@ -13,7 +10,7 @@ from pathlib import Path
 
 from trainer.system.errors import ConfigError
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def uv_program() -> str:
@@ -36,24 +33,3 @@ def install_requirements(requirements: Path, folder: Path, what: str) -> None:
     done = subprocess.run([*command, "--no-deps", "--require-hashes", "-r", str(requirements)])
     if done.returncode:
         raise ConfigError(f"{what} could not be fetched: uv's message is above")
-
-
-def package_folder(requirements: Path, what: str) -> Path:
-    """Folder with the packages of a requirements file, in `.venvs`. They are installed if they are missing.
-
-    Processes that ask at once take turns. Raises ConfigError if they cannot be fetched.
-    """
-    digest = hashlib.sha256(requirements.read_bytes()).hexdigest()[:8]
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    folder = ROOT / ".venvs" / f"{requirements.stem}-{version}-{digest}"
-    if folder.is_dir():
-        return folder
-    folder.parent.mkdir(exist_ok=True)
-    with open(folder.with_name(f".{folder.name}.lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not folder.is_dir():
-            scratch = folder.with_name(f".{folder.name}.partial")
-            shutil.rmtree(scratch, ignore_errors=True)
-            install_requirements(requirements, scratch, what)
-            os.replace(scratch, folder)
-    return folder
