@@ -93,7 +93,7 @@ FEATURES = (
     ),
     Feature(
         name="two ranks, ZeRO-3 over NCCL",
-        executed=("test_runs.py::test_sft_by_torchrun[all weights]",),
+        executed=("test_runs.py::test_sft_on_two_cards[all weights]",),
         rehearsed=("learning/test_stages.py",),
     ),
     Feature(
@@ -109,7 +109,7 @@ FEATURES = (
     Feature(name="LoRA", executed=(f"{STEPS}[lora]",), rehearsed=("learning/test_lora.py",)),
     Feature(
         name="weights in 4 bits",
-        executed=("test_runs.py::test_sft_by_torchrun[weights in 4 bits]",),
+        executed=("test_runs.py::test_sft_on_two_cards[weights in 4 bits]",),
         rehearsed=("learning/test_lora.py",),
     ),
     Feature(name="Qwen3-VL", executed=(f"{STEPS}[qwen3-vl]",), rehearsed=("rehearsal/test_fake_pass.py",)),
@@ -119,18 +119,18 @@ FEATURES = (
         rehearsed=("learning/test_delta_kernel.py",),
     ),
     Feature(
-        name="mixture of experts, routing replay",
+        name="mixture of experts",
         executed=(f"{STEPS}[experts]",),
-        rehearsed=("learning/test_experts.py", "learning/test_routing.py"),
+        rehearsed=("learning/test_experts.py",),
     ),
     Feature(
         name="staleness",
         executed=("test_runs.py::test_steps_that_are_sampled_ahead",),
-        rehearsed=("loops/test_replay_ahead.py",),
+        rehearsed=("fleet/test_fleet_equals_colocated.py",),
     ),
     Feature(
-        name="SFT by torchrun",
-        executed=("test_runs.py::test_sft_by_torchrun[all weights]",),
+        name="SFT",
+        executed=("test_runs.py::test_sft_on_two_cards[all weights]",),
         rehearsed=("loops/test_sft.py",),
     ),
     Feature(

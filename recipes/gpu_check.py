@@ -71,7 +71,7 @@ CHECKS = (
     Check("recurrence", "Qwen3.5's kernel against PyTorch, with gradients", "gated_delta and 32"),
     Check(DEMO, "60 steps of the demo, on all GPUs of all nodes", limit_s=420),
     Check("attention", "the packed kernel against plain attention, with gradients", "variable_length"),
-    Check("experts", "grouped products with empty groups; a mixture's parity and replay", "experts"),
+    Check("experts", "grouped products with empty groups; a mixture's parity", "experts"),
     Check("parity", "engine and policy agree in bf16, eager", "test_parity_in_bf16 and True"),
     Check("options", "adapters, 4 bits, compiled kernels, resume", OPTIONS),
     Check("families", "packed gradients of all families, compiled kernels too", "of_families", limit_s=420),

@@ -22,9 +22,9 @@ def dtype(family: str) -> str:
     return "bf16" if family in FAMILIES and architectures.FAMILIES[family].gated_delta else "fp32"
 
 
-def replays(family: str) -> bool:
-    """Whether engine and policy are compared through the engine's experts: in bf16 the two choose others for
-    a few tokens, and of a small model these are far apart."""
+def reroutes(family: str) -> bool:
+    """Whether engine and policy choose other experts for a few tokens, as they do in bf16: of a small model
+    these are far apart."""
     return family in FAMILIES and bool(architectures.FAMILIES[family].experts) and dtype(family) == "bf16"
 
 

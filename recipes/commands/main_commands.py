@@ -13,7 +13,6 @@ import click
 
 from recipes.commands import training_environment
 from recipes.commands.command_line import (
-    CHECKPOINTS,
     DRY_RUN,
     FILE,
     FLEET,
@@ -24,7 +23,6 @@ from recipes.commands.command_line import (
     RECORDED,
     REMOTE,
     RUN,
-    RUN_ID,
     SET,
     STORED,
     TAKEOVER,
@@ -343,25 +341,6 @@ def check_cluster(target: str | None, **given: Any) -> int:
     from recipes.commands import launch_requests
 
     return launch_requests.start_run(launch_requests.launch_request("preflight", target, **given))
-
-
-@launch.command(
-    "config",
-    panel=LATER,
-    examples=("sft-qwen2.5-7b-lora --set cluster.nodes=2 --set checkpoint.shared_files=true --out run.yaml",),
-)
-@RECIPE
-@SET
-@RUN_ID
-@CHECKPOINTS
-@click.option("--out", type=FILE, default="run.yaml", metavar="FILE", help="where to write it (run.yaml)")
-def write_torchrun_config(recipe: str, overrides: list[str], run_id: str, bucket: str, out: str) -> int:
-    """Write the run.yaml of a supervised recipe, for torchrun.
-
-    On machines of your own."""
-    from recipes.commands import torchrun_config
-
-    return torchrun_config.write_config_file(recipe, overrides, bucket, run_id, Path(out))
 
 
 @launch.command("data", panel="decide", cls=PassedOn, files=True)

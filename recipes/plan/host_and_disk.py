@@ -37,12 +37,10 @@ def sampling_host(recipe: Recipe, shape: Shape) -> dict[str, float]:
     config = recipe.config
     gpus = recipe.cluster.gpus_per_node
     engines = max(1, gpus // config.rollout.tensor_parallel)
-    unit = config.fleet.unit_prompts or config.rows_per_step
     parts = {
         "system": HOST_SYSTEM + gpus * GIB,
         "worker processes": float(gpus * worker_bytes("cuda", config.data.image_cache_gib)),
         "each worker's copy of the weights": float(engines * shape.parameters * dtype_bytes(config)),
-        "experts to replay": engines * replayed(recipe, shape, unit),
     }
     return without_zeros(parts)
 
@@ -76,36 +74,12 @@ def training_host(recipe: Recipe, shape: Shape) -> dict[str, float]:
     if config.rollout.sleep_level == 1 and samples:
         engine = shape.parameters * width * ranks / config.rollout.tensor_parallel
         parts["engine weights at sleep level 1"] = engine
-    parts["experts to replay"] = replayed(recipe, shape, config.rows_per_step)
     if own := config.fleet.gpus_per_node:
         engines = own // config.rollout.tensor_parallel
         parts["each worker's copy of the weights"] = engines * shape.parameters * width
-        unit = config.fleet.unit_prompts or config.rows_per_step
-        parts["experts to replay"] += engines * replayed(recipe, shape, unit)
     if config.fleet.workers != "off":
         parts["shards as rollout workers have them"] = t * width / nodes
     return without_zeros(parts)
-
-
-def experts_of_token(shape: Shape) -> int:
-    """Bytes of the experts that compute a token: one for each and layer, two where a layer has more than
-    256."""
-    assert shape.experts
-    width = 1 if shape.experts.count <= 256 else 2
-    return shape.layers * shape.experts.active * width
-
-
-def replayed(recipe: Recipe, shape: Shape, prompts: int) -> float:
-    """Bytes of the experts that engines chose for the tokens of so many prompts and their completions, on the
-    first node or on a rollout worker's: as they come, and once more as they go into the rollout log and to
-    the ranks, or into a unit. Each completion has those of its prompt too. 0 without
-    `algorithm.routing_replay`."""
-    config, facts = recipe.config, recipe.dataset
-    if not config.algorithm.routing_replay:
-        return 0.0
-    completions = prompts * config.rollout.samples_per_prompt
-    tokens = completions * (facts.prompt_tokens + min(facts.answer_tokens, config.rollout.max_tokens))
-    return 2.0 * tokens * experts_of_token(shape)
 
 
 def disk(recipe: Recipe, shape: Shape) -> dict[str, float]:

@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from recipes.plan import hub_config
-from recipes.plan.host_and_disk import experts_of_token
 from recipes.recipe.spec import DataFacts, Recipe
 from trainer.algorithm.scheduling import PassCost, Plan, SampleLength, pass_times, schedule_passes
 from trainer.config import RunConfig
@@ -184,16 +182,6 @@ def gathered_bytes(config: RunConfig, shape: Shape, passes: Passes) -> tuple[flo
     if teacher:
         forward += len(passes.teacher) * teacher.parameters * width
     return forward, len(passes.updates) * (1 + backward_gathers(config, shape)) * whole
-
-
-def experts_bytes(config: RunConfig, shape: Shape, lengths: Sequence[SampleLength]) -> float:
-    """Bytes in which samples say which experts computed their tokens, a prompt's once for its group; 0
-    without `algorithm.routing_replay`. Beside them the tokens' own are few."""
-    if not config.algorithm.routing_replay:
-        return 0.0
-    prompts = {length.prompt: length.prompt_tokens for length in lengths}
-    tokens = sum(prompts.values()) + sum(length.completion_tokens for length in lengths)
-    return float(tokens * experts_of_token(shape))
 
 
 def count_blocks(shape: Shape) -> int:

@@ -481,11 +481,6 @@ def _check_sample(recipe: Recipe, sample: SampleGroup) -> None:
             f"an engine of {engine} GPUs does not divide the {sample.gpus_per_node} GPUs of a machine of "
             f"`sample`: set sample.tensor_parallel to a divisor of {sample.gpus_per_node}"
         )
-    if sample.gpus_per_node and engine > 1 and recipe.config.algorithm.routing_replay:
-        raise ConfigError(
-            f"algorithm.routing_replay with an engine of {engine} GPUs: vLLM keeps its choices on the first"
-            " of them alone; set sample.tensor_parallel to 1, or algorithm.routing_replay to false"
-        )
 
 
 def without_rollouts(recipe: Recipe) -> str:

@@ -16,6 +16,7 @@ from trainer.algorithm.traces import ImageRef, Outcome, completed_trace
 from trainer.checkpoint.attempt import Attempts
 from trainer.checkpoint.rollout_archive import GradedStep
 from trainer.checkpoint.rollout_log import RolloutLog, logged_steps
+from trainer.checkpoint.trace_columns import trace_columns, traces_of
 from trainer.config import override
 from trainer.storage.storage import Storage
 
@@ -132,24 +133,13 @@ def test_what_waits_comes_back_with_the_versions_of_its_tokens(start):
     assert found[0].token_versions.tolist() == [] and found[0].versions == (-1, -1)
 
 
-@pytest.mark.parametrize("experts", [np.uint8, np.uint16])
-def test_the_experts_of_tokens_come_back_too(start, experts):
-    """Those of a prompt are logged once for its group; one group has none."""
-    rng = np.random.default_rng(0)
-    step = graded(1)
-    traces = []
-    prompts: dict[int, np.ndarray] = {}
-    for trace in step.traces:
-        routes = rng.integers(0, 200, (max(0, len(trace.tokens) - 1), 3, 2)).astype(experts)
-        if trace.group != 1 and len(trace.completion):
-            prompt = prompts.setdefault(trace.group, routes[: trace.shared])
-            trace = replace(trace, routes=np.concatenate([prompt, routes[trace.shared :]]))
-        traces.append(trace)
-    step = replace(step, traces=traces)
-    log = start()
-    log.write(1, step)
-    assert sum(trace.routes is not None for trace in traces) == 2
-    assert equal(replayed(start("run"), 0)[1], step)
+def test_columns_that_older_code_wrote_are_passed_over():
+    """It logged which experts computed the tokens."""
+    traces = graded(1).traces
+    columns = trace_columns(traces) | {"routes": np.zeros((3, 2), np.uint8), "routed": np.ones(3, bool)}
+    again = traces_of(columns, [trace.text for trace in traces])
+    for before, after in zip(traces, again, strict=True):
+        assert np.array_equal(before.tokens, after.tokens) and before.segments == after.segments
 
 
 def test_another_run_configuration_dataset_or_code_is_not_replayed(start, config, told, monkeypatch):

@@ -120,26 +120,13 @@ def test_an_unknown_key_in_a_file_names_the_nearest(tmp_path):
         (["rollout.staleness=2", "evaluation.pass_rate_samples=8"], "set rollout.staleness to 0"),
         (["rollout.tokens_per_step=8"], "has no later phase to go on in"),
         (
-            ["rollout.tokens_per_step=8", "rollout.staleness=1", "algorithm.routing_replay=true"],
-            "chooses experts anew",
-        ),
-        (
             [
                 *("rollout.tokens_per_step=8", "rollout.staleness=1", "fleet.workers=only"),
                 "checkpoint.remote=s3://b",
             ],
             "what they send is of one version",
         ),
-        (["algorithm.routing_replay=true", "method=sft"], "replays what an engine chose"),
         (["rollout.expert_parallel=true"], "tensor_parallel is 1: set it to the GPUs of an engine"),
-        (
-            ["algorithm.routing_replay=true", "placement.device=cuda", "rollout.prefix_caching=false"],
-            "needs rollout.prefix_caching",
-        ),
-        (
-            ["algorithm.routing_replay=true", "placement.device=cuda", "rollout.tensor_parallel=2"],
-            "keeps the choices on the first alone",
-        ),
         (["algorithm.kl_estimator=k1"], "use k2 or k3, or set algorithm.kl_in to reward"),
         (["algorithm.kl_in=reward", "algorithm.kl_estimator=k3"], "not the KL's .*: use k1, or leave it"),
         (["algorithm.kl_in=reward", "algorithm.kl_estimator=k2"], "not the KL's .*: use k1, or leave it"),

@@ -16,7 +16,7 @@ import pytest
 
 from trainer.algorithm.traces import ImageRef, Prompt, Trace, completed_trace
 from trainer.fleet.rollout_units import UNREADABLE, RolloutUnit, SampledUnit, pack_samples, unpack_samples
-from trainer.fleet.sample_intake import AskedUnit, RouterShape, samples_refusal
+from trainer.fleet.sample_intake import AskedUnit, samples_refusal
 
 PROMPTS = {3: [5, 6, 7], 8: [5, 9]}
 IMAGES = {3: 1, 8: 0}
@@ -156,89 +156,6 @@ MUTATIONS: dict[str, tuple[Callable[[], str], str]] = {
     "NaN once": (lambda: why(logprobs([-1, float("nan"), -1])), "not finite"),
     "minus infinity": (lambda: why(logprobs([-1, float("-inf"), -1])), "not finite"),
 }
-
-
-ROUTED = replace(UNIT, with_routes=True)
-"""A unit of a model of two layers of four experts, of which two compute a token."""
-
-
-def routed(change: Callable[[np.ndarray], np.ndarray | None] = lambda routes: routes) -> list[Trace]:
-    """The good unit with experts for all tokens but the last; `change` makes those of its first group."""
-    traces = []
-    for one in good():
-        count = len(one.tokens) - 1
-        routes = np.stack([np.arange(count * 2).reshape(count, 2) % 3, np.full((count, 2), 3)], -1)
-        routes = routes.astype(np.uint8)
-        traces.append(replace(one, routes=routes if one.group else change(routes)))
-    return traces
-
-
-TWO_LAYERS = RouterShape(layers=2, experts=4, active=2)
-
-
-def why_routed(
-    traces: list[Trace], unit: RolloutUnit = ROUTED, routers: RouterShape | None = TWO_LAYERS
-) -> str:
-    sampled = unpack_samples(pack_samples(unit, 1, "w0", traces))
-    return samples_refusal(unit, 1, "w0", sampled, replace(EXPECTED, routers=routers))
-
-
-def expert(number: int) -> Callable[[np.ndarray], np.ndarray]:
-    """Another expert at the end of what was chosen."""
-
-    def changed(routes: np.ndarray) -> np.ndarray:
-        out = routes.copy()
-        out[-1, -1, -1] = number
-        return out
-
-    return changed
-
-
-def test_a_unit_with_the_experts_of_its_tokens_is_taken_as_it_is():
-    assert why_routed(routed()) == ""
-    again = unpack_samples(pack_samples(ROUTED, 1, "w0", routed())).traces
-    for before, after in zip(routed(), again, strict=True):
-        assert after.routes.dtype == np.uint8 and np.array_equal(before.routes, after.routes)
-
-
-ROUTE_MUTATIONS: dict[str, tuple[Callable[[], str], str]] = {
-    "none": (lambda: why_routed(good()), "does not say which experts computed its tokens"),
-    "none in one group": (lambda: why_routed(routed(lambda routes: None)), "does not say which experts"),
-    "not asked for": (lambda: why_routed(routed(), UNIT), "which was not asked"),
-    "of a model without any": (lambda: why_routed(routed(), routers=None), "does not say which experts"),
-    "another number of layers": (
-        lambda: why_routed(routed(), routers=RouterShape(3, 4, 2)),
-        r"the shape \(5, 2, 2\), not \(5, 3, 2\)",
-    ),
-    "another number for a token": (
-        lambda: why_routed(routed(), routers=RouterShape(2, 4, 3)),
-        "have the shape",
-    ),
-    "an expert that is not there": (
-        lambda: why_routed(routed(expert(4))),
-        "expert 4 of a layer, which has 4",
-    ),
-    "one expert twice": (lambda: why_routed(routed(lambda routes: routes * 0)), "through one expert twice"),
-    "wide numbers": (
-        lambda: why_routed([replace(one, routes=one.routes.astype(np.int64)) for one in routed()]),
-        "numbers of type int64, not uint8",
-    ),
-    "narrow numbers": (lambda: why_routed(routed(), routers=RouterShape(2, 300, 2)), "uint8, not uint16"),
-}
-
-
-@pytest.mark.parametrize("name", ROUTE_MUTATIONS)
-def test_experts_that_no_router_chooses_are_refused(name):
-    mutated, sentence = ROUTE_MUTATIONS[name]
-    said = mutated()
-    assert re.search(sentence, said), said
-
-
-def test_experts_of_too_few_tokens_are_no_unit():
-    """The columns do not fit together, so it cannot be read."""
-    short = [replace(one, routes=one.routes[:-1]) for one in routed()]
-    with pytest.raises(UNREADABLE):
-        unpack_samples(pack_samples(ROUTED, 1, "w0", short))
 
 
 @pytest.mark.parametrize("name", MUTATIONS)

@@ -36,18 +36,6 @@ def test_grouped_products_of_experts(figure, inputs, outputs):
 
 
 @pytest.mark.card
-def test_experts_of_the_engine_are_replayed(run_ranks, family_model, gpu_config, figure):
-    config = changed(
-        gpu_config,
-        model={"path": str(family_model("qwen3_vl_moe"))},
-        algorithm={"routing_replay": True},
-    )
-    result = run_ranks("replayed", config, timeout_s=LIMIT_S)[0]
-    figure("experts replayed: share of choices that differ from the policy's", result["rerouted"], "")
-    assert result["whole"] and result["one_prompt"] and result["evaluated"]
-
-
-@pytest.mark.card
 def test_parity_of_adapters(run_ranks, gpu_config, figure):
     config = changed(gpu_config, lora={"rank": 8, "alpha": 16})
     result = run_ranks("parity", config, timeout_s=LIMIT_S)[0]

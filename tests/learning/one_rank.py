@@ -69,7 +69,6 @@ class OneRank:
         temperature: float,
         max_tokens: int = 0,
         top_p: float = 1.0,
-        with_routes: bool = True,
     ) -> list[Trace]:
         """Completions of these prompts by this rank's engine, on every rank of it, by group and index."""
         groups = self.engine.generate(
@@ -79,7 +78,6 @@ class OneRank:
             temperature=temperature,
             max_tokens=max_tokens or self.config.rollout.max_tokens,
             top_p=top_p,
-            with_routes=with_routes,
         )
         return sorted((trace for group in groups for trace in group), key=lambda t: (t.group, t.index))
 

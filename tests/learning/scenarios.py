@@ -22,7 +22,6 @@ from trainer.algorithm.traces import Prompt, Trace
 IN_MODULES = {
     "tests.fleet.published": ("published",),
     "tests.learning.rates": ("alone", "bare", "communicators", "context", "decoding", "rates"),
-    "tests.learning.replayed": ("replayed",),
     "tests.turns.watched": ("episodes", "limited_episodes"),
 }
 """Scenarios of other modules, which are imported where one runs: a check of a card has only those that it
@@ -125,8 +124,7 @@ def parity(config, rank, port):
         samples = worker.sample(prompts_for(worker, rows), 4, config.rollout.temperature, 16)
         out["gaps"].append(gaps(worker, samples))
         if version == 0:  # the policy has not moved from its reference
-            chosen_alike = [replace(one, routes=None) for one in samples]
-            scored = worker.logprobs([chosen_alike], reference=True)
+            scored = worker.logprobs([samples], reference=True)
             out["reference"] = all(map(np.array_equal, scored["old"], scored["reference"]))
         worker.sampler.rest()
         update(worker, fixed_items(worker), config.algorithm.micro_batch_tokens)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from examples.demo import tiny_model as tiny_model_module
-from tests.families import BOUNDS, dtype, matrix, replays
+from tests.families import BOUNDS, dtype, matrix, reroutes
 from trainer import config as c
 from trainer.config import ConfigError, budget
 from trainer.hardware import adapters
@@ -74,8 +74,7 @@ def test_adapters_are_those_of_plain_peft(
     config = lora(small_config, world, method, **options)
     computed = dtype(family) if method == "grpo" else "fp32"
     model = replace(config.model, path=str(family_model(family)), dtype=computed)
-    algorithm = replace(config.algorithm, routing_replay=method == "grpo" and replays(family))
-    config = replace(config, model=replace(model, gradient_checkpointing=world == 1), algorithm=algorithm)
+    config = replace(config, model=replace(model, gradient_checkpointing=world == 1))
     shape = shape_of(config.model.path)
     largest, average = BOUNDS[computed]
     of_all, of_one, of_merged = AGAINST_FP32[computed]
@@ -90,11 +89,11 @@ def test_adapters_are_those_of_plain_peft(
             (before, mean, *first), (_, _, *second) = result["reference"]
             print("reference", before, mean)
             # `base` is fp32's. In bf16 a few tokens go through other experts, and are far from it.
-            rerouted = computed == "bf16" and FAMILIES[family].experts
             assert mean < 2 * average, "the reference is the model without adapters"
-            assert before < largest or rerouted
+            assert before < largest or reroutes(family)
             assert first == second, "bit for bit, whatever the adapters are"
-            assert result["engine"][0] < largest and result["engine"][1] < 2 * average
+            worst, mean = result["engine"]
+            assert (worst < largest or reroutes(family)) and mean < 2 * average
             assert result["stale"][1] > max(1e-2, 3 * average)
 
 

@@ -99,16 +99,14 @@ def run(
     *,
     loop: str = "grpo",
     devices: int = 1,
-    torchrun: bool = False,
     timeout_s: float = 900,
     **settings: object,
 ) -> Done:
-    """Runs a loop to its end. torchrun: one process per device, without Ray. settings: of the device."""
+    """Runs a loop to its end. settings: of the device."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "run.yaml"
     path.write_text(configuration.dump(config))
-    started = ["-m", "torch.distributed.run", f"--nproc-per-node={devices}"] if torchrun else []
-    command = [PYTHON, *started, "-m", f"trainer.loops.{loop}", "--config", path]
+    command = [PYTHON, "-m", f"trainer.loops.{loop}", "--config", path]
     record = folder / "counts"
     done = null_device.run(
         command, devices=devices, record=record, settings=settings, timeout_s=timeout_s, check=False

@@ -134,12 +134,12 @@ SFT = {
 
 @pytest.mark.parametrize("name", SFT)
 @pytest.mark.timeout(2400)
-def test_sft_by_torchrun(tiny_model, mixed_dataset, tmp_path, name):
+def test_sft_on_two_cards(tiny_model, mixed_dataset, tmp_path, name):
     base = runs.tiny(tiny_model, mixed_dataset, tmp_path / "run")
     config = replace(base, method="sft", sft=configuration.SFT(batch_size=8, max_tokens=300))
     options = ["placement.workers_per_node=2", "algorithm.kl_coef=0", *SFT[name]]
     config = configuration.override(config, options)
-    done = runs.run(config, tmp_path, loop="sft", devices=2, torchrun=True)
+    done = runs.run(config, tmp_path, loop="sft", devices=2)
     assert done.code == 0, done.said[-6000:]
     assert [line["step"] for line in done.metrics if "sft/loss" in line] == [1, 2]
     assert len(done.ranks) == 2

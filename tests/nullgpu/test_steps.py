@@ -35,7 +35,7 @@ CASES = {
     "lora": Case(changed=(EAGER, "lora.rank=8")),
     "qwen3-vl": Case("qwen3_vl", (EAGER,)),
     "qwen3.5": Case("qwen3_5", (EAGER,)),
-    "experts": Case("qwen3_vl_moe", (EAGER, "algorithm.routing_replay=true")),
+    "experts": Case("qwen3_vl_moe", (EAGER,)),
 }
 
 

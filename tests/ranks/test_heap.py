@@ -30,9 +30,6 @@ def test_holes_are_given_back_when_they_are_worth_it():
 
 THREADS = """
 import ctypes, sys, threading
-if sys.argv[2:]:
-    from trainer.ranks.heap import Heap
-    Heap()
 c, barrier = ctypes.CDLL(None), threading.Barrier(6)
 c.malloc.restype, c.fopen.restype = ctypes.c_void_p, ctypes.c_void_p
 
@@ -50,13 +47,12 @@ c.fclose(out)
 """
 
 
-@pytest.mark.parametrize("how", ["as Ray starts a worker", "as torchrun does", "by default"])
+@pytest.mark.parametrize("how", ["as Ray starts a worker", "by default"])
 def test_threads_share_few_heaps(small_config, tmp_path, how):
     variables = {
         k: v for k, v in rank_environment(small_config).items() if k.startswith("MALLOC_") and "Ray" in how
     }
     env = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")} | variables
-    late = ["Heap"] if "torchrun" in how else []
-    subprocess.run([sys.executable, "-c", THREADS, str(tmp_path / "info.xml"), *late], env=env, check=True)
+    subprocess.run([sys.executable, "-c", THREADS, str(tmp_path / "info.xml")], env=env, check=True)
     heaps = (tmp_path / "info.xml").read_text().count("<heap nr=")
     assert heaps > 4 if how == "by default" else heaps <= ARENAS

@@ -77,7 +77,7 @@ def takes_data(words):
 def test_they_are_found_everywhere():
     assert len(WRITTEN) > 150
     places = {where for where, _, _ in WRITTEN}
-    assert {"sft.md", "--help", "benchmarks/links.py"} <= places
+    assert {"sft.md", "--help", "benchmarks/fleet_links.py"} <= places
 
 
 @pytest.mark.parametrize(("where", "program", "line"), WRITTEN, ids=[" ".join(one) for one in WRITTEN])

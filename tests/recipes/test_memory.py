@@ -9,7 +9,6 @@ from recipes.plan import activations, memory, sizing
 from recipes.presets import RECIPES, get
 from recipes.recipe.spec import override
 from tests.families import FAMILIES, VISION, loader
-from tests.recipes.desk import run
 from tests.rehearsal.models import mlp
 from trainer.config import ConfigError, RunConfig
 from trainer.config.budget import MOST_TOKENS, longest_sample
@@ -286,21 +285,6 @@ def test_offloading_moves_bytes_from_the_gpu_to_the_host():
     assert kept and away
     assert kept.peak.total - away.peak.total >= 0
     assert away.host_bytes - kept.host_bytes == recipe.config.placement.world_size * (8_292_166_656 * 2 / 8)
-
-
-def test_replayed_experts_take_host_memory(capsys):
-    name = "grpo-qwen3-vl-30b-a3b-mathv60k"
-    changes = ["algorithm.routing_replay=true", "rollout.tensor_parallel=1"]
-    recipe = override(get(name), changes)
-    need = memory.plan_memory(recipe)
-    config, facts = recipe.config, recipe.dataset
-    assert need and "experts to replay" not in memory.plan_memory(get(name)).host
-    tokens = config.rows_per_step * config.rollout.samples_per_prompt
-    tokens *= facts.prompt_tokens + facts.answer_tokens
-    assert need.host["experts to replay"] == pytest.approx(2 * tokens * 48 * 8), "48 layers, 8 experts each"
-    options = [word for change in changes for word in ("--set", change)]
-    _, said, _ = run(capsys, "plan", name, "--target", "slurm", "--all", *options)
-    assert "routing replay: 384 bytes of chosen experts a token" in " ".join(said.split())
 
 
 def test_images_of_later_turns_count_by_the_limits():

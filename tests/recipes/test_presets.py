@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from recipes.drivers import launch_checks
+from recipes.platforms.targets import target_named
 from recipes.presets import RECIPES, get, resolve
 from recipes.recipe import recipe_files
 from recipes.recipe.spec import Recipe, override, validate
@@ -179,3 +180,10 @@ def test_every_number_of_a_recipe_has_a_range():
             value = getattr(section, f.name)
             if isinstance(value, (int, float)) and not isinstance(value, bool):
                 assert "range" in f.metadata, f"{type(section).__name__}.{f.name}"
+
+
+def test_a_cloud_and_a_model_are_enough_to_be_understood():
+    with pytest.raises(ConfigError, match="did you mean skypilot-runpod or dstack-runpod"):
+        target_named("runpod")
+    with pytest.raises(ConfigError, match="it is part of grpo-qwen2.5-vl-7b-mathv60k, grpo-"):
+        get("qwen2.5-vl-7b")

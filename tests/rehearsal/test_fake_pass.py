@@ -149,7 +149,6 @@ def lose(algorithm: Algorithm) -> tuple[Any, Any]:
     from tests.rehearsal.fake_pass import Watch, loss_of
     from trainer.config import RunConfig
     from trainer.learning.policy import TrainMicroBatch
-    from trainer.learning.routing import Replay
 
     watch, batch = Watch("cuda", 0), SimpleNamespace()
     with FakeTensorMode(), watch:
@@ -159,8 +158,6 @@ def lose(algorithm: Algorithm) -> tuple[Any, Any]:
 
         class GivenLogprobs:
             """What the loss asks of a model."""
-
-            replay = Replay(torch.nn.Module())
 
             def __call__(self, batch: Any) -> tuple[Any, Any, Any]:
                 return logp, entropy, entropy

@@ -1,6 +1,5 @@
 """What colocated engines are asked, and with which weights; the ranks only note what they are called with."""
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,19 +8,18 @@ import pytest
 from trainer.algorithm.traces import Prompt, completed_trace
 from trainer.config import RunConfig, override
 from trainer.learning.distributed import RankWeights
-from trainer.ranks.ranks import Ranks
+from trainer.ranks.ray_ranks import RayRanks
 from trainer.sampling.colocated import Colocated
 from trainer.sampling.sampler import SamplingRequest
 
 
-class NotedRanks(Ranks):
+class NotedRanks(RayRanks):
     """Two ranks that answer every prompt with its row."""
 
     world_size = 2
 
     def __init__(self):
         self.calls = []
-        self.with_routes = []
 
     def start(self):
         pass
@@ -36,7 +34,6 @@ class NotedRanks(Ranks):
     def stream(self, method, arguments):
         for rank in reversed(range(self.world_size)):
             self.calls.append((method.__name__, rank))
-            self.with_routes.append(arguments[rank][6])
             for prompt in arguments[rank][0]:
                 yield [completed_trace([1], [prompt.row], group=prompt.group, row=prompt.row)]
 
@@ -72,14 +69,6 @@ def test_what_it_returns_is_whole_and_in_the_order_of_the_step(colocated):
     assert sampled.whole and not sampler.overlaps_learning
     assert [trace.group for trace in sampled.all()] == [0, 1, 2, 3]
     assert [trace.row for trace in sampled.all()] == [10, 11, 12, 13], "and may be asked for again"
-
-
-@pytest.mark.parametrize("kind", ["train", "probe", "eval"])
-def test_only_what_the_policy_computes_again_has_its_experts(colocated, kind):
-    sampler, ranks = colocated
-    sampler.load(RankWeights(4, ranks))
-    sampler.sample(replace(ask(sampler.config, 4), kind=kind)).all()
-    assert ranks.with_routes == [kind != "eval"] * 2
 
 
 def test_weights_that_are_not_loaded_sample_nothing(colocated):

@@ -28,7 +28,6 @@ class Engine(vllm_engine.Engine):
             tokens=whole.tokens[: whole.shared + count],
             learned=whole.learned[:count],
             logprobs=None if whole.logprobs is None else whole.logprobs[:count],
-            routes=None if whole.routes is None else whole.routes[: whole.shared + count - 1],
             end="length",
         )
 

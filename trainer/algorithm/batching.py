@@ -108,9 +108,6 @@ class MicroBatch:
     grids: tuple[tuple[int, int, int], ...] = ()
     """Frames, rows and columns of patches of each image, in the order of the images' tokens in the row. They
     are Python numbers, because reading a tensor on a GPU would wait for everything that is queued there."""
-    routes: Tensor | None = None
-    """int16 [layers, T, experts of a token]: experts that compute each token, -1 where the router chooses.
-    None: the router chooses for all tokens."""
 
 
 def move_record(record: Any, device: torch.device) -> Any:
@@ -191,7 +188,6 @@ class _PackedRow:
         self.keys: list[Tensor] = []
         self.pixels: list[Tensor] = []
         self.grids: list[tuple[int, int, int]] = []
-        self.routes: list[tuple[np.ndarray | None, int]] = []
 
     def add_prompt(self, trace: Trace, encoded: EncodedImages) -> None:
         """Adds a prompt that the row does not have yet, and the trace's completion right behind it."""
@@ -200,7 +196,6 @@ class _PackedRow:
         self.prompts[trace.context] = prompt
         self._add_images(encoded)
         self.ids.append(trace.prompt)
-        self.routes.append((None if trace.routes is None else trace.routes[: trace.shared], trace.shared))
         self.places.append(place)
         self.q.append(len(trace.tokens))
         self.k.append(len(trace.tokens))
@@ -229,7 +224,6 @@ class _PackedRow:
 
         count = len(trace.completion)
         self.ids.append(trace.completion)
-        self.routes.append((None if trace.routes is None else trace.routes[trace.shared :], count))
         observed = self.observed(trace)
         if observed is None:
             place = torch.arange(count).expand(3, count)
@@ -257,23 +251,7 @@ class _PackedRow:
             layout=build_layout(self.q, self.k, None if apart else torch.cat(self.keys)),
             pixel_values=torch.cat(self.pixels) if self.pixels else None,
             grids=tuple(self.grids),
-            routes=_routes(self.routes),
         )
-
-
-def _routes(parts: Sequence[tuple[np.ndarray | None, int]]) -> Tensor | None:
-    """`MicroBatch.routes` of a row. Its consecutive parts are given by their known experts and their number
-    of tokens. The known experts may be fewer than the tokens: a completion's last token has none."""
-    known = [routes for routes, _ in parts if routes is not None]
-    if not known:
-        return None
-    rows = []
-    for routes, count in parts:
-        filled = np.full((count, *known[0].shape[1:]), -1, np.int16)
-        if routes is not None:
-            filled[: len(routes)] = routes
-        rows.append(filled)
-    return torch.from_numpy(np.concatenate(rows).transpose(1, 0, 2).copy())
 
 
 def _int64(parts: Sequence[np.ndarray]) -> Tensor:

@@ -25,7 +25,6 @@ RATIOS = {
     "mismatch/ratio_max": "staleness/ratio_max",
     "mismatch/ess": "staleness/ess",
     "mismatch/corrected_fraction": "staleness/corrected_fraction",
-    "mismatch/rerouted_fraction": "staleness/rerouted_fraction",
 }
 """Metrics of an update's ratios, and their names if older weights sampled the step."""
 

@@ -74,9 +74,6 @@ class Trace:
     score: float | None = None
     """What an environment that scores gave the episode; None: no environment scored it. The rollout log keeps
     the outcome instead."""
-    routes: np.ndarray | None = None
-    """Experts that the engine chose for every token but the last, [L - 1, layers, experts of a token], uint8
-    or uint16; None unless the policy must use the same experts (`algorithm.routing_replay`)."""
 
     @property
     def prompt(self) -> np.ndarray:
@@ -147,7 +144,6 @@ def completed_trace(
     version: int = -1,
     end: End = "stop",
     text: str = "",
-    routes: np.ndarray | None = None,
 ) -> Trace:
     """A trace of one prompt, [P], and one completion, [T], all of whose tokens are learned.
 
@@ -169,7 +165,6 @@ def completed_trace(
         segments=((shared, version),) if version >= 0 else (),
         end=end,
         text=text,
-        routes=routes,
     )
 
 

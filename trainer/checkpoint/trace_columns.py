@@ -40,28 +40,7 @@ def trace_columns(traces: Sequence[Trace]) -> dict[str, np.ndarray]:
     columns["prompt_group"] = np.array(list(prompts), np.int64)
     columns["prompt_tokens"] = _lengths(prompt_ids)
     columns["prompt_token_ids"] = np.concatenate(prompt_ids)
-    return columns | _route_columns(traces)
-
-
-def _route_columns(traces: Sequence[Trace]) -> dict[str, np.ndarray]:
-    """Experts of the completions' tokens, and once for a group those of its prompt's; nothing where no trace
-    has any."""
-    prompts: dict[int, np.ndarray] = {}
-    completions = []
-    routed = []
-    for trace in traces:
-        routed.append(trace.routes is not None)
-        if trace.routes is not None:
-            prompts.setdefault(trace.group, trace.routes[: trace.shared])
-            completions.append(trace.routes[trace.shared :])
-    if not completions:
-        return {}
-    return {
-        "routed": np.array(routed, bool),
-        "routes": np.concatenate(completions),
-        "prompt_routes_group": np.array(list(prompts), np.int64),
-        "prompt_routes": np.concatenate(list(prompts.values())),
-    }
+    return columns
 
 
 def _numbers(traces: Sequence[Trace]) -> dict[str, np.ndarray]:
@@ -104,7 +83,6 @@ def traces_of(arrays: dict[str, np.ndarray], texts: Sequence[str]) -> list[Trace
     # A trace that no engine sampled has no log-probabilities in the column.
     logprobs = cut_pieces(arrays["logprobs"], np.where(sampled, _lengths(learned), 0))
     images = cut_pieces(arrays["image_refs"], arrays["images"])
-    routes = _routes_of(arrays, prompts)
     segments = cut_pieces(arrays["segments"], arrays["segment_counts"])
 
     traces = []
@@ -122,26 +100,9 @@ def traces_of(arrays: dict[str, np.ndarray], texts: Sequence[str]) -> list[Trace
                 segments=tuple((start, version) for start, version in segments[i].tolist()),
                 end=ENDS[arrays["end"][i]],
                 text=texts[i],
-                routes=routes[i],
             )
         )
     return traces
-
-
-def _routes_of(arrays: dict[str, np.ndarray], prompts: dict[int, np.ndarray]) -> list[np.ndarray | None]:
-    """`Trace.routes` of each trace."""
-    routes_of_traces: list[np.ndarray | None] = [None] * len(arrays["group"])
-    if "routes" not in arrays:
-        return routes_of_traces
-    groups = arrays["prompt_routes_group"].tolist()
-    of_prompts = cut_pieces(arrays["prompt_routes"], _lengths([prompts[group] for group in groups]))
-    by_group = dict(zip(groups, of_prompts, strict=True))
-    # The last token of a completion has none.
-    counts = np.where(arrays["routed"], arrays["tokens"] - 1, 0)
-    for i, routes in enumerate(cut_pieces(arrays["routes"], counts)):
-        if arrays["routed"][i]:
-            routes_of_traces[i] = np.concatenate([by_group[int(arrays["group"][i])], routes])
-    return routes_of_traces
 
 
 def prompts_of(arrays: dict[str, np.ndarray]) -> dict[int, np.ndarray]:

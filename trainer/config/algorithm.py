@@ -61,10 +61,6 @@ class Algorithm:
     """Lower bound of the ratio."""
     correction_high: float = ranged_field(2.0, least=1)
     """Upper bound of the ratio."""
-    routing_replay: bool = False
-    """Send each token through the experts that the engine chose for it, in the passes that compute old
-    log-probabilities and in updates (arXiv 2510.11370); for mixtures of experts alone. The rollout log holds
-    the choices: 384 bytes a token for 30B-A3B."""
     mask_truncated: bool = False
     """Leave completions that were cut at rollout.max_tokens out of the loss; they still count in their
     group."""

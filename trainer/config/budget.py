@@ -87,20 +87,16 @@ def trained(config: RunConfig, shape: Shape) -> int:
 
 
 def check_experts(config: RunConfig, shape: Shape) -> None:
-    """Raises ConfigError where `algorithm.routing_replay` or `rollout.expert_parallel` is set and the model
-    has no experts, and where `lora.qlora` is and it has some."""
+    """Raises ConfigError where `rollout.expert_parallel` is set and the model has no experts, and where
+    `lora.qlora` is and it has some."""
     if config.lora.qlora and shape.experts:
         raise ConfigError(
             f"lora.qlora: experts of {config.model.path} in 4 bits have no parity test; set lora.qlora to"
             " false"
         )
-    for_experts = {
-        "algorithm.routing_replay": config.algorithm.routing_replay,
-        "rollout.expert_parallel": config.rollout.expert_parallel,
-    }
-    for key, asked in for_experts.items():
-        if asked and not shape.experts:
-            raise ConfigError(f"{key}: {config.model.path} has no experts; set {key} to false")
+    key = "rollout.expert_parallel"
+    if config.rollout.expert_parallel and not shape.experts:
+        raise ConfigError(f"{key}: {config.model.path} has no experts; set {key} to false")
 
 
 def kept_checkpoints(config: RunConfig) -> int:

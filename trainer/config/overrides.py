@@ -14,7 +14,6 @@ from typing import Any, Literal, Union
 
 import yaml
 
-from trainer.config.other_names import name_for_message, our_option
 from trainer.config.plain_yaml import WORDS, read_yaml
 from trainer.system.errors import ConfigError
 
@@ -35,14 +34,11 @@ def from_dict(cls: Any, data: Any, where: str = "") -> Any:
 
 
 def unknown_key(path: str, key: str, known: list[str]) -> str:
-    """The message for an unknown key: names the known one that it is spelled like, or ours for what another
-    trainer calls so. path: all that was given; key: its part that is unknown, the first or the last."""
+    """The message for an unknown key, with the known one that it is spelled like. path: all that was given;
+    key: its part that is unknown, the first or the last."""
     path, key = str(path), str(key)
     before = path.removesuffix(key) if path.endswith(key) else ""
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-    typo = difflib.get_close_matches(key, known, n=1, cutoff=0.85)
-    if our_option(path) and not typo:
-        return f"unknown key {path}: it is {name_for_message(path)} here"
     hint = f"did you mean {before}{near[0]}?" if near else f"known: {', '.join(known)}"
     return f"unknown key {before}{key}: {hint}"
 

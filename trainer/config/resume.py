@@ -51,6 +51,7 @@ REMOVED: dict[str, tuple[Any, ...]] = {
     "logging.trackio": ("",),
     "logging.mlflow": ("",),
     "watch.post_mortem": (False,),
+    "algorithm.routing_replay": (False,),
     "data.curriculum": (0.0,),
     "data.curriculum_steps": (5,),
     "evaluation.scoring": ("ours",),

@@ -39,11 +39,6 @@ def refused_turns(c: RunConfig) -> list[tuple[bool, str]]:
             f" off, or {unset}",
         ),
         (
-            c.algorithm.routing_replay,
-            f"{key} with algorithm.routing_replay: the engine keeps the experts of one turn alone; set"
-            f" algorithm.routing_replay to false, or {unset}",
-        ),
-        (
             c.teaches,
             f"{key} with algorithm.teacher, which was not tried together: leave algorithm.teacher empty, or"
             f" {unset}",

@@ -166,10 +166,8 @@ def _of_teacher(c: RunConfig) -> Refusals:
 
 
 def _of_adapters(c: RunConfig) -> Refusals:
-    """Adapters that would be trained or merged wrongly, and experts whose choices cannot be replayed."""
+    """Adapters that would be trained or merged wrongly."""
     lora, sampled = c.lora, c.method == "grpo"
-    replays, key = c.algorithm.routing_replay, "algorithm.routing_replay"
-    on_gpu, parallel = c.placement.device == "cuda", c.rollout.tensor_parallel
     return {
         "lora.qlora is for method sft: the engine holds all weights in its own type, with other kernels: set"
         " it to false. 72B with adapters on bf16 takes 18 GiB of states per GPU on 8": lora.qlora and sampled,
@@ -182,16 +180,6 @@ def _of_adapters(c: RunConfig) -> Refusals:
         ),
         "lora.vision trains adapters of a tower that model.freeze_vision freezes: set one to false": (
             lora.rank and lora.vision and c.model.freeze_vision
-        ),
-        f"{key} replays what an engine chose, and method {c.method} has none: set {key} to false": (
-            replays and not sampled
-        ),
-        f"{key} needs rollout.prefix_caching, with which vLLM keeps its choices: set it to true": (
-            replays and on_gpu and not c.rollout.prefix_caching
-        ),
-        f"{key} with rollout.tensor_parallel {parallel}: of an engine's GPUs vLLM keeps the choices on the"
-        f" first alone, and the others would end; set rollout.tensor_parallel to 1, or {key} to false": (
-            replays and on_gpu and parallel > 1
         ),
     }
 
@@ -252,8 +240,6 @@ def _of_staleness(c: RunConfig) -> Refusals:
         " up, and what they send is of one version; set one of them to 0 or off": (
             carries and c.fleet.workers != "off"
         ),
-        f"{carried} with algorithm.routing_replay: the engine chooses experts anew for the tokens that older"
-        " weights sampled; set one of them to 0 or false": carries and c.algorithm.routing_replay,
         f"{behind} with algorithm.rollout_correction off: older weights sampled what is learned, and nothing"
         " would correct for it; set it to truncate": ahead and c.algorithm.rollout_correction == "off",
         f"{behind} with algorithm.refill_rounds {c.algorithm.refill_rounds}: which prompts come next would"

@@ -105,7 +105,6 @@ class EnginePart:
             temperature=unit.temperature,
             top_p=unit.top_p,
             max_tokens=unit.max_tokens,
-            with_routes=unit.with_routes,
         )
         return [trace for group in groups for trace in group]
 

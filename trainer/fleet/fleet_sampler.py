@@ -26,11 +26,11 @@ from trainer.data.reader import Datasets
 from trainer.fleet.dispatch import POLL_S, Dispatcher
 from trainer.fleet.objects import Objects
 from trainer.fleet.rollout_units import RolloutUnit
-from trainer.fleet.sample_intake import AskedUnit, RouterShape
+from trainer.fleet.sample_intake import AskedUnit
 from trainer.fleet.weight_publisher import VersionPublisher
 from trainer.hardware import model_shapes
 from trainer.learning.distributed import RankWeights
-from trainer.ranks.ranks import Ranks
+from trainer.ranks.ray_ranks import RayRanks
 from trainer.sampling.sampler import SampledGroups, SamplingRequest
 from trainer.storage.seal import Seal
 from trainer.storage.storage import Storage
@@ -133,7 +133,7 @@ class FleetSampler:
     def __init__(
         self,
         config: RunConfig,
-        ranks: Ranks,
+        ranks: RayRanks,
         attempt: Attempt,
         datasets: Datasets,
         checkpoints: Checkpoints,
@@ -220,7 +220,6 @@ class FleetSampler:
             temperature=ask.temperature,
             top_p=ask.top_p,
             max_tokens=ask.max_tokens,
-            with_routes=self.config.algorithm.routing_replay and ask.kind != "eval",
         )
 
     def _meanwhile(self) -> None:
@@ -302,13 +301,9 @@ def expected_samples(config: RunConfig, prompter: Prompter, datasets: Datasets) 
         return prompter.token_ids(of_data), len(of_data.images)
 
     shape = model_shapes.from_config(prompter.hf_config.to_dict())
-    routers = None
-    if shape.experts:
-        routers = RouterShape(shape.layers, shape.experts.count, shape.experts.active)
     return AskedUnit(
         vocabulary=shape.vocabulary,
         ends=prompter.end_token_ids(),
         banned=prompter.banned_token_ids(),
         row=row,
-        routers=routers,
     )

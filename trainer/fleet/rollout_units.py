@@ -54,8 +54,6 @@ class RolloutUnit:
     temperature: Annotated[float, Meta(ge=0)]
     top_p: Annotated[float, Meta(gt=0, le=1)]
     max_tokens: AtLeastOne
-    with_routes: bool = False
-    """Whether its samples have the experts that the engine chose, which the policy is to use."""
 
     @property
     def cost(self) -> float:

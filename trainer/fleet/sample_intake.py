@@ -29,20 +29,9 @@ NOT_FINITE = "a log-probability is not finite: its GPU or its weights are broken
 ABOUT_BYTES = 4 << 20
 """Largest part of a unit's samples that is not in its tokens."""
 TOKEN_BYTES = 32
-"""Most bytes that a token takes in a unit's samples, its experts aside."""
+"""Most bytes that a token takes in a unit's samples."""
 CERTAIN_TOKENS = 64
 """Sampled tokens of a unit that cannot all have been certain."""
-
-
-@dataclass(frozen=True)
-class RouterShape:
-    """What a model's routers choose for a token."""
-
-    layers: int
-    experts: int
-    """Experts of a layer."""
-    active: int
-    """Experts of a layer that compute a token."""
 
 
 @dataclass(frozen=True)
@@ -56,15 +45,12 @@ class AskedUnit:
     """Token ids that are never sampled."""
     row: Callable[[str, int], tuple[Sequence[int], int]]
     """(split, row) -> token ids of the row's prompt, and how many images it has."""
-    routers: RouterShape | None = None
-    """None: the model has no experts."""
 
     def most_bytes(self, unit: RolloutUnit) -> int:
         """The largest object that holds a unit's samples."""
         prompts = [len(self.row(unit.split, prompt.row)[0]) for prompt in unit.prompts]
-        routes = 2 * self.routers.layers * self.routers.active if self.routers else 0
         tokens = int(unit.cost) * (unit.max_tokens + max(prompts, default=0))
-        return ABOUT_BYTES + tokens * (TOKEN_BYTES + routes)
+        return ABOUT_BYTES + tokens * TOKEN_BYTES
 
 
 def samples_refusal(
@@ -134,7 +120,7 @@ def _trace(unit: RolloutUnit, row: int, trace: Trace, expected: AskedUnit) -> st
         return "its images are not those of the row"
     if not np.array_equal(trace.learned, np.arange(trace.shared, len(trace.tokens))):
         return "what is learned is not the whole completion"
-    return _completion(unit, trace, expected) or _logprobs(trace) or _routes(unit, trace, expected.routers)
+    return _completion(unit, trace, expected) or _logprobs(trace)
 
 
 def _completion(unit: RolloutUnit, trace: Trace, expected: AskedUnit) -> str:
@@ -178,27 +164,6 @@ def _logprobs(trace: Trace) -> str:
         return f"a log-probability is {highest:.3g}, above 0"
     if lowest < LEAST_LOGPROB:
         return f"a log-probability is {lowest:.3g}, which no sampled token has"
-    return ""
-
-
-def _routes(unit: RolloutUnit, trace: Trace, routers: RouterShape | None) -> str:
-    """What is wrong with the experts that the engine chose, [tokens - 1, layers, experts of a token]."""
-    routes = trace.routes
-    if not unit.with_routes:
-        return "" if routes is None else "it says which experts computed its tokens, which was not asked"
-    if routes is None or routers is None:
-        return "it does not say which experts computed its tokens (algorithm.routing_replay)"
-    shape = len(trace.tokens) - 1, routers.layers, routers.active
-    if routes.shape != shape:
-        return f"its experts have the shape {routes.shape}, not {shape}: tokens, layers, experts of a token"
-    dtype = "uint8" if routers.experts <= 256 else "uint16"
-    if routes.dtype != dtype:
-        return f"its experts are numbers of type {routes.dtype}, not {dtype}"
-    if routes.size and routes.max() >= routers.experts:
-        return f"it went through expert {routes.max()} of a layer, which has {routers.experts}"
-    ordered = np.sort(routes, axis=-1)
-    if (ordered[..., 1:] == ordered[..., :-1]).any():
-        return "a token of it went through one expert twice"
     return ""
 
 

@@ -28,7 +28,7 @@ from trainer.fleet.same_software import sampling_packages
 from trainer.fleet.weight_mirror import weights_digest
 from trainer.learning.learner_part import LearnerPart
 from trainer.ranks.process import RankProcess
-from trainer.ranks.ranks import Ranks
+from trainer.ranks.ray_ranks import RayRanks
 from trainer.storage.storage import Storage
 from trainer.system.errors import StorageError
 
@@ -140,7 +140,7 @@ class VersionPublisher:
     def __init__(
         self,
         config: RunConfig,
-        ranks: Ranks,
+        ranks: RayRanks,
         attempt: Attempt,
         checkpoints: Checkpoints,
         dispatcher: Dispatcher,

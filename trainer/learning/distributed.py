@@ -17,7 +17,7 @@ from trainer.checkpoint.writer import RankStatus
 from trainer.config import ConfigError, RunConfig, Split
 from trainer.learning.learner import LearnerFacts, Logprobs
 from trainer.learning.learner_part import LearnerPart
-from trainer.ranks.ranks import Ranks
+from trainer.ranks.ray_ranks import RayRanks
 
 NAMED = 3
 """Parameters that are named of those without a gradient."""
@@ -32,7 +32,7 @@ class RankWeights:
     """The policy's weights, which lie in shards in the processes of the ranks."""
 
     version: int
-    ranks: Ranks
+    ranks: RayRanks
 
     def groups(self) -> Iterator[list[tuple[str, Tensor]]]:
         """Brings every group to the driver, on the host. Samplers that share the ranks' processes need no
@@ -45,7 +45,7 @@ class DistributedLearner:
 
     facts: LearnerFacts
 
-    def __init__(self, config: RunConfig, ranks: Ranks) -> None:
+    def __init__(self, config: RunConfig, ranks: RayRanks) -> None:
         self.config = config
         self.ranks = ranks
         self.skipped = 0

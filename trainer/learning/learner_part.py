@@ -29,7 +29,6 @@ from trainer.learning.learner import LearnerFacts
 from trainer.learning.prefetch import build_ahead
 from trainer.learning.teacher import FrozenModel, teacher_of
 from trainer.observe import beacon
-from trainer.ranks import torchrun
 from trainer.ranks.heap import Heap
 from trainer.ranks.process import RankProcess
 from trainer.storage.seal import Seal
@@ -70,7 +69,7 @@ class LearnerPart:
             self._fetching = ThreadPoolExecutor(1, "checkpoint").submit(fetch_rank, found, rank, world_size)
         lora.silence_bitsandbytes()
         # Here, so that the driver, which only names this class, loads no DeepSpeed.
-        from trainer.learning.policy import Policy, init_distributed, wait_less
+        from trainer.learning.policy import Policy, init_distributed
 
         init_distributed(self.process.device.type)
         prompter = self.reader.prompter
@@ -80,8 +79,6 @@ class LearnerPart:
         empty = found is not None and checkpoint_holds_policy(self.config)
         teacher = self._teacher()
         self.policy = Policy(self.config, shape, banned, self.process.device, total_updates, empty, teacher)
-        if torchrun.started_by_torchrun():  # under Ray a watchdog sees what stands still
-            wait_less()
         self.writer = ShardWriter(self.config, rank, world_size)
         training = budget.micro_batch_tokens(self.config, shape)
         scoring = budget.logprob_tokens(self.config, shape)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from trainer.algorithm.batching import MicroBatch, send_tensor
 from trainer.data.processor import dummy_image
-from trainer.learning import attention, experts, gated_delta, routing
+from trainer.learning import attention, experts, gated_delta
 from trainer.learning.tower_inputs import tower_arguments
 
 LOGITS = 1 << 27
@@ -136,12 +136,10 @@ class LogprobModel(nn.Module):
         attention.use_attention(model)
         gated_delta.use_packed_delta(model, recurrence)
         experts.use_grouped_experts(model)
-        self.replay = routing.Replay(model)
         model.lm_head = LogprobHead(model.lm_head, banned_token_ids, temperature)
 
     def forward(self, batch: MicroBatch) -> tuple[Tensor, Tensor, Tensor]:
         """Log-probabilities, entropies and greedy hits of the micro-batch's completion tokens, [N] each."""
-        self.replay.use(batch.routes)
         hidden = self._hidden(batch)
         return self.model.lm_head(hidden[0].index_select(0, batch.logits_at), batch.targets)
 

@@ -8,7 +8,7 @@ offloads its shards to save.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -43,8 +43,10 @@ from trainer.learning.zero.setup import (
     initialize_quietly,
     zero_config,
 )
-from trainer.ranks import torchrun
 from trainer.storage import hub
+
+LOAD_S = 1800.0
+"""How long a collective waits: while models load, the ranks are far apart."""
 
 
 def init_distributed(device: str) -> None:
@@ -56,15 +58,8 @@ def init_distributed(device: str) -> None:
         "nccl" if device == "cuda" else "gloo",
         auto_mpi_discovery=False,
         verbose=False,
-        timeout=timedelta(seconds=torchrun.LOAD_S),
+        timeout=timedelta(seconds=LOAD_S),
     )
-
-
-def wait_less() -> None:
-    """From the first step on: no collective waits longer than one of a step may."""
-    from torch.distributed import distributed_c10d
-
-    distributed_c10d._set_pg_timeout(timedelta(seconds=torchrun.STEP_S))
 
 
 @dataclass(frozen=True)
@@ -251,9 +246,7 @@ class Policy:
         for batch in batches:
             batch = move_record(batch, self.device)
             for name, model in models.items():
-                # The engine chose experts for the policy; a reference chooses for itself.
-                scored = batch if name == "old" else replace(batch, routes=None)
-                on_device[name].append(model(scored)[0])
+                on_device[name].append(model(batch)[0])
         if self._draws:
             self.trained.train()
 
@@ -298,8 +291,6 @@ class Policy:
         self.without_gradient = first.missing() if first else []
         values = torch.cat([sums, largest.double()]).tolist()
         metrics = dict(zip((*SUMS, *LARGEST), values, strict=True))
-        if not self.config.algorithm.routing_replay:
-            del metrics["mismatch/rerouted_fraction"]
         metrics["optim/lr"] = rate
         metrics["optim/skipped_updates"] = float(self.zero.overflow)
         if self.without_gradient:
@@ -362,7 +353,6 @@ class Policy:
             "entropy/mean": (shares * entropy).sum(),
             "loss/token_accuracy": (shares * greedy).sum(),
             "mismatch/corrected_fraction": (shares * corrected).sum(),
-            "mismatch/rerouted_fraction": shares.sum() * self.trained.replay.differing(),
             **mismatch_sums(gap, shares),
         }
         sums = torch.stack([values[name] for name in SUMS]).double()
@@ -409,7 +399,6 @@ SUMS = (
     "mismatch/ratio_mean",
     "ratio_square",
     "mismatch/corrected_fraction",
-    "mismatch/rerouted_fraction",
 )
 """Metrics whose per-rank values add up to the global mean."""
 LARGEST = ("mismatch/logprob_abs_max", "mismatch/ratio_max")

@@ -1,4 +1,4 @@
-"""The process around a loop: its command line, its Ray cluster or torchrun's ranks, its exit code."""
+"""The process around a loop: its command line, its Ray cluster, its exit code."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from trainer.node.launch import ray_client
 from trainer.node.preflight.precheck import precheck
 from trainer.node.watch.run_lock import LAUNCHER_VARIABLE, die_with_launcher
 from trainer.observe import beacon
-from trainer.ranks import torchrun
-from trainer.ranks.ranks import Ranks
+from trainer.ranks.ray_ranks import RayRanks
 from trainer.run.saving import Preempted
 from trainer.run.session import Session
 from trainer.system import last_words
@@ -64,24 +63,16 @@ def main(train: Callable[[RunConfig, Session], None], total_updates: Callable[[R
 
 def _run(train: Any, total_updates: Any, path: str, overrides: list[str]) -> int:
     session: Session | None = None
-    ranks: Ranks | None = None
     try:
         config = configuration.override(configuration.load(path), overrides)
         configuration.validate(config)
-        if torchrun.started_by_torchrun():
-            store = torchrun.join_ranks(config)
-            if store.rank:
-                torchrun.serve_rank(config, store)
-                return 0
-            ranks = torchrun.TorchrunRanks(config, store)
         beacon.start_driver()
         precheck(config)
         check_device(config)
         check_launcher(config)
         die_with_launcher()
-        if ranks is None:
-            connect_ray(config)
-        session = Session(config, total_updates, ranks)
+        connect_ray(config)
+        session = Session(config, total_updates)
         with session:
             try:
                 train(config, session)
@@ -97,21 +88,19 @@ def _run(train: Any, total_updates: Any, path: str, overrides: list[str]) -> int
             session.mark("interrupted")
         return 130
     except Exception as error:
-        code, text = explain_error(error, ranks or (session.ranks if session else None))
+        code, text = explain_error(error, session.ranks if session else None)
         print(text, file=sys.stderr, flush=True)
         if session is not None:
             session.mark("fenced" if code == EXIT_FENCED else "failed")
         return code
     finally:
-        if ranks is not None:
-            ranks.stop()
         if ray.is_initialized():
             ray.shutdown()
         if session is not None:
             session.saving.notice.close()  # last: until here it ends the process before the provider does
 
 
-def explain_error(error: Exception, ranks: Ranks | None = None) -> tuple[int, str]:
+def explain_error(error: Exception, ranks: RayRanks | None = None) -> tuple[int, str]:
     """Exit code and what to print: one line for what a person can change, the traceback for a defect."""
     if isinstance(error, AttemptFenced):
         return EXIT_FENCED, f"error: {error}"

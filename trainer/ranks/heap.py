@@ -13,9 +13,9 @@ from pathlib import Path
 SLACK_BYTES = 32 << 20
 """Growth of the process after which the heap is trimmed again. Trimming more often would cost time: the
 kernel zeroes every page that is used again."""
-ARENAS, M_ARENA_MAX = 2, -8
-"""Number of heaps that a process may have. By default the C library gives threads heaps of their own, up
-to eight per core, and each of them has holes."""
+ARENAS = 2
+"""Number of heaps that a process may have (`rank_environment`). By default the C library gives
+threads heaps of their own, up to eight per core, and each of them has holes."""
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -30,7 +30,6 @@ class Heap:
     def __init__(self) -> None:
         self._least = 0
         self._library = ctypes.CDLL(None)
-        self._library.mallopt(M_ARENA_MAX, ARENAS)  # too late for threads that are there: see environment.py
 
     def trim(self) -> bool:
         """Trims the heap if the process has grown by SLACK_BYTES since the last time. Returns whether it

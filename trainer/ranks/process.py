@@ -56,7 +56,7 @@ class RankPlace:
 
 
 class RankProcess:
-    """What one rank holds. The driver reaches it through `Ranks`, which calls the methods of its parts.
+    """What one rank holds. The driver reaches it through `RayRanks`, which calls the methods of its parts.
 
     A part is any class whose constructor takes the process. It is made at its first use and lives as long as
     the process: `LearnerPart` holds the policy, `SamplerPart` the rollout engine.

@@ -17,7 +17,6 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from trainer.config import ConfigError, RunConfig
 from trainer.ranks.environment import rank_environment
 from trainer.ranks.process import RankPlace, RankProcess
-from trainer.ranks.ranks import Ranks
 from trainer.system import last_words
 from trainer.system.errors import RayError
 
@@ -28,8 +27,15 @@ READ_S = 30.0
 """Longest wait for the log of a rank that died: Ray starts a process on its node."""
 
 
-class RayRanks(Ranks):
-    """One actor per rank. Calls return when every rank has returned."""
+class RayRanks:
+    """All ranks of a run, one actor each. A method is named by its function, such as `LearnerPart.update`; it
+    is called on every rank, and the call returns when every rank has returned.
+
+    Most methods are collective: inside them the ranks wait for each other, so they are never called on a few
+    ranks. An exception on one rank is raised here.
+    """
+
+    world_size: int
 
     def __init__(self, config: RunConfig) -> None:
         """Places the actors; they load nothing yet. Raises ConfigError if the cluster lacks the GPUs or
@@ -68,6 +74,7 @@ class RayRanks(Ranks):
             self.pids.append(place.pid)
 
     def start(self) -> None:
+        """Tells every rank its number and where rank 0 is (`RankProcess.set_rank`)."""
         first = self._places[0]
         on_host: Counter[str] = Counter()
         meetings = []
@@ -78,16 +85,25 @@ class RayRanks(Ranks):
             meetings.append((rank, local, first.address, first.port))
         self.each(RankProcess.set_rank, meetings)
 
+    def all(self, method: Callable[Concatenate[Any, P], R], *args: P.args, **kwargs: P.kwargs) -> list[R]:
+        """Calls `method(*args)` on every rank; returns the results by rank."""
+        assert not kwargs, "arguments travel to the ranks by position"
+        return self.each(method, [args] * self.world_size)
+
     def each(self, method: Callable[..., R], arguments: Sequence[tuple[Any, ...]]) -> list[R]:
+        """Calls `method(*arguments[rank])` on every rank; returns the results by rank."""
         self._last_call = getattr(method, "__qualname__", repr(method))
         calls = zip(self.actors, arguments, strict=True)
         return ray.get([actor.call.remote(method, *args) for actor, args in calls])
 
     def first(self, method: Callable[Concatenate[Any, P], R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Calls a method that is not collective on rank 0 alone."""
         self._last_call = getattr(method, "__qualname__", repr(method))
         return ray.get(self.actors[0].call.remote(method, *args))
 
     def stream(self, method: Callable[..., Iterator[R]], arguments: Sequence[tuple[Any, ...]]) -> Iterator[R]:
+        """Starts a generator method on every rank at once. The iterator yields results in the order in
+        which the ranks yield them."""
         self._last_call = getattr(method, "__qualname__", repr(method))
         waiting: list[Any] = []
         for actor, args in zip(self.actors, arguments, strict=True):
@@ -107,6 +123,7 @@ class RayRanks(Ranks):
                 yield ray.get(result)
 
     def stop(self) -> None:
+        """Ends the ranks."""
         for actor in self.actors:
             ray.kill(actor)
         remove_placement_group(self.group)

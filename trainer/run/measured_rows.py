@@ -13,7 +13,7 @@ from trainer.data import lengths
 from trainer.data.dataset import Dataset
 from trainer.data.reader import Datasets
 from trainer.ranks.process import RankProcess
-from trainer.ranks.ranks import Ranks
+from trainer.ranks.ray_ranks import RayRanks
 
 ROWS_PER_CALL = 1024
 PROGRESS_S = 10.0
@@ -23,7 +23,7 @@ class Rows:
     """Datasets, and the lengths of their rows, which the ranks measure side by side before they load
     anything."""
 
-    def __init__(self, config: RunConfig, ranks: Ranks, datasets: Datasets) -> None:
+    def __init__(self, config: RunConfig, ranks: RayRanks, datasets: Datasets) -> None:
         self.config = config
         self.ranks = ranks
         self.datasets = datasets

@@ -34,7 +34,6 @@ from trainer.observe.report import last_line
 from trainer.observe.start_clock import StartClock
 from trainer.observe.step_profile import StepProfiles
 from trainer.ranks.process import RankProcess
-from trainer.ranks.ranks import Ranks
 from trainer.ranks.ray_ranks import RayRanks
 from trainer.rewards.grading import RULES
 from trainer.rewards.grading.stated_answers import FORMS
@@ -75,13 +74,9 @@ class Session:
     sampler: Sampler
     """The engines, where completions are sampled."""
 
-    def __init__(
-        self, config: RunConfig, total_updates: Callable[[RunConfig, int], int], ranks: Ranks | None = None
-    ) -> None:
-        """total_updates: (config, rows) -> optimizer steps of the whole run, for the learning-rate schedule.
-
-        ranks: those that are there already; None: Ray places them.
-        """
+    def __init__(self, config: RunConfig, total_updates: Callable[[RunConfig, int], int]) -> None:
+        """total_updates: (config, rows) -> optimizer steps of the whole run, for the learning-rate
+        schedule."""
         self.config = config
         clock = StartClock()
         clock.mark("launch")
@@ -89,7 +84,7 @@ class Session:
             datasets = Datasets(config)
             notice = self._claim_run(exits, datasets)
             self._open_stores(exits, datasets)
-            self._measure_rows(ranks, datasets)
+            self._measure_rows(datasets)
             clock.mark("place")
             self._load(exits, total_updates, notice, clock)
             self._exits = exits.pop_all()
@@ -124,11 +119,11 @@ class Session:
         self.checkpoints = Checkpoints(config, train_set.fingerprint, attempt=attempt, logs=self.rollouts)
         exits.callback(self.checkpoints.close)
 
-    def _measure_rows(self, ranks: Ranks | None, datasets: Datasets) -> None:
+    def _measure_rows(self, datasets: Datasets) -> None:
         """Places the ranks and has them measure the rows. What is wrong with rows ends the run before models
         load."""
         config = self.config
-        self.ranks = ranks or RayRanks(config)
+        self.ranks = RayRanks(config)
         self.rows = Rows(config, self.ranks, datasets)
         train_rows = self.rows.usable(config.train_split)
         if config.evaluation.every_steps and config.method == "sft":

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from trainer.algorithm.traces import Prompt
 from trainer.config import RunConfig
 from trainer.learning.distributed import RankWeights
-from trainer.ranks.ranks import Ranks
+from trainer.ranks.ray_ranks import RayRanks
 from trainer.sampling.dealing import deal_prompts
 from trainer.sampling.sampler import SampledGroups, SamplingRequest
 from trainer.sampling.sampler_part import SamplerPart
@@ -20,7 +20,7 @@ class Colocated:
 
     overlaps_learning = False
 
-    def __init__(self, config: RunConfig, ranks: Ranks) -> None:
+    def __init__(self, config: RunConfig, ranks: RayRanks) -> None:
         self.config, self.ranks = config, ranks
         self.version = -1
 
@@ -59,11 +59,9 @@ class Colocated:
             engine = rank // self.config.rollout.tensor_parallel
             rows = [prompt.row for prompt in later[engine]]
             how = ask.samples_per_prompt, ask.temperature, ask.top_p, ask.max_tokens
-            # The policy computes no pass over an evaluation, so nobody would read them.
-            with_routes = ask.kind != "eval"
             groups = {prompt.group for prompt in now[engine]}
             begun = [trace for trace in ask.begun if trace.group in groups and trace.end == "cut"]
-            calls.append((now[engine], ask.split, *how, with_routes, rows, begun))
+            calls.append((now[engine], ask.split, *how, rows, begun))
         return SampledGroups(self.ranks.stream(SamplerPart.sample, calls))
 
     def _now(self, ask: SamplingRequest) -> list[list[Prompt]]:

@@ -44,12 +44,9 @@ def with_shown(rendered: dict[str, Any], shown: Sequence[tuple[int, dict[str, An
 class OpenGroup:
     """A prompt whose completions are being sampled."""
 
-    def __init__(
-        self, prompt: Prompt, request: EngineRequest, begun: dict[int, Trace | None], with_routes: bool
-    ) -> None:
+    def __init__(self, prompt: Prompt, request: EngineRequest, begun: dict[int, Trace | None]) -> None:
         """begun: what there is of each completion that is sampled, by index."""
         self.prompt, self.begun = prompt, begun
-        self.with_routes = with_routes
         self.prompt_ids = request.token_ids
         self.pixel_bytes = request.pixel_bytes
         self.images = request.images

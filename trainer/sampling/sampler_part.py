@@ -73,16 +73,14 @@ class SamplerPart:
         temperature: float,
         top_p: float,
         max_tokens: int,
-        with_routes: bool,
         upcoming: Sequence[int],
         begun: Sequence[Trace] = (),
     ) -> Iterator[list[Trace]]:
         """Completes this engine's prompts. All its ranks compute; only the first yields the groups, as they
         finish.
 
-        with_routes: whether the traces have the engine's choices of experts, under
-        `algorithm.routing_replay`. upcoming: training rows that are asked next; their images are decoded
-        while the engine samples. begun: completions of these prompts that go on.
+        upcoming: training rows that are asked next; their images are decoded while the engine samples.
+        begun: completions of these prompts that go on.
         """
         self.reader.look_ahead(self.config.train_split, upcoming)
         first_of_engine = self.process.rank % self.config.rollout.tensor_parallel == 0
@@ -97,7 +95,6 @@ class SamplerPart:
                 temperature=temperature,
                 top_p=top_p,
                 max_tokens=max_tokens,
-                with_routes=with_routes,
                 begun=begun,
                 episodes=episodes,
             )

@@ -1,5 +1,5 @@
-"""The rollout engine: vLLM in the rank's own process. With `engine_mends`, `routes` and trainer/weights,
-the only file that imports vLLM."""
+"""The rollout engine: vLLM in the rank's own process. With `engine_mends` and trainer/weights, the only
+file that imports vLLM."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ from trainer.sampling.engine_mends import (
 )
 from trainer.sampling.episodes import Episodes
 from trainer.sampling.open_group import OpenGroup, one_token_each
-from trainer.sampling.routes import Routes, one_prompt
 from trainer.weights import in_process
 
 if TYPE_CHECKING:
@@ -123,11 +122,6 @@ def engine_arguments(config: RunConfig, prompter: Prompter, images_per_prompt: i
         asked["mm_processor_cache_gb"] = 0
     if rollout.expert_parallel:
         asked["enable_expert_parallel"] = True
-    if config.algorithm.routing_replay and on_gpu:
-        asked["enable_return_routed_experts"] = True
-        # A step that was scheduled ahead stays in flight when the last completion ends, and vLLM's recorder
-        # refuses that the prefix cache is forgotten meanwhile.
-        asked["async_scheduling"] = False
     if config.model.revision:
         asked["revision"] = config.model.revision
     return asked
@@ -223,9 +217,6 @@ class Engine:
             raise ConfigError(f"vLLM's memory, rollout.{key}: {str(error).splitlines()[0]}") from error
         self.version = -1
         self._awake = True
-        self._routes = None
-        if config.algorithm.routing_replay:
-            self._routes = Routes(self.llm)
 
     def call(self, method: str, *args: Any) -> Any:
         """Calls a method of vLLM's worker in this process."""
@@ -276,7 +267,6 @@ class Engine:
         temperature: float,
         max_tokens: int,
         top_p: float = 1.0,
-        with_routes: bool = True,
         begun: Sequence[Trace] = (),
         episodes: Episodes | None = None,
     ) -> Iterator[list[Trace]]:
@@ -289,10 +279,9 @@ class Engine:
 
         read: the prompt for the engine; it is called as late as the memory of `data.image_cache_gib` for
         patches of open prompts demands, so that a large evaluation does not hold all its images at once.
-        with_routes: whether the traces have the engine's choices of experts, under
-        `algorithm.routing_replay`. begun: completions that were cut and go on; of their prompts nothing else
-        is sampled. episodes: what answers replies; an episode that goes on does so in the same call. Raises
-        RuntimeError where engine and policy disagree on a prompt's tokens.
+        begun: completions that were cut and go on; of their prompts nothing else is sampled. episodes: what
+        answers replies; an episode that goes on does so in the same call. Raises RuntimeError where engine
+        and policy disagree on a prompt's tokens.
         """
         members: dict[int, dict[int, Trace | None]] = {}
         for trace in begun:
@@ -311,7 +300,7 @@ class Engine:
                     break
                 prompt = waiting.popleft()
                 all_new: dict[int, Trace | None] = dict.fromkeys(range(samples_per_prompt))
-                group = OpenGroup(prompt, upcoming, members.get(prompt.group, all_new), with_routes)
+                group = OpenGroup(prompt, upcoming, members.get(prompt.group, all_new))
                 open_groups[str(group.prompt.group)] = group
                 held_bytes += upcoming.pixel_bytes
                 pictures += bool(upcoming.images)
@@ -330,7 +319,7 @@ class Engine:
                 group.traces[trace.index] = trace
                 if len(group.traces) == len(group.begun):
                     held_bytes -= open_groups.pop(str(trace.group)).pixel_bytes
-                    yield one_prompt([group.traces[i] for i in sorted(group.traces)])
+                    yield [group.traces[i] for i in sorted(group.traces)]
 
     def _go_on(
         self, episodes: Episodes | None, ended: list[Trace], groups: Mapping[str, OpenGroup], sampling: Any
@@ -421,9 +410,6 @@ class Engine:
         (completion,) = output.outputs
         ids, logprobs = list(completion.token_ids), list(completion.logprobs.logprobs)
         assert len(ids) == len(logprobs), "vLLM gave other logprobs than those of the sampled tokens"
-        routes = None
-        if self._routes and group.with_routes:
-            routes = self._routes.of(output, len(engine_ids) + len(ids) - 1)
         end = ENDS.get(completion.finish_reason, "error")
         if end == "length" and len(so_far) + len(ids) < max_tokens:
             end = "cut"
@@ -437,7 +423,6 @@ class Engine:
             images=tuple(ImageRef(group.prompt.row, number) for number in range(group.images)),
             version=self.version,
             end=end,
-            routes=routes,
         )
         trace = continue_trace(begun, piece) if begun else piece
         return replace(trace, text=self._reply_text(trace.replies[-1].tolist()))

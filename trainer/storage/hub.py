@@ -23,7 +23,7 @@ READ_FIRST = ("tokenizer.json", "tokenizer_config.json", "processor_config.json"
 PARALLEL_FILES = 4
 TRIES = Backoff(attempts=3, first_wait_s=2.0, patience_s=1200.0)
 """Tries of a download, on top of huggingface_hub's own for 23 s: the hub may be away for 20 minutes. Ranks
-wait longer for one that downloads for them (`torchrun.LOAD_S`)."""
+wait longer for one that downloads for them (`policy.LOAD_S`)."""
 MOST_HEADER_BYTES = 100 << 20
 """As safetensors itself limits it."""
 SAMPLE_BYTES = 1 << 16

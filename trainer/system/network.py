@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import ipaddress
 import re
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from trainer.system.errors import ConfigError
@@ -120,28 +119,3 @@ def chosen_interfaces(variable: str, given: str, names: Iterable[str]) -> list[s
 
 def _is_one_of(name: str, wanted: Iterable[str], exact: bool) -> bool:
     return any(name == one or (not exact and name.startswith(one)) for one in wanted)
-
-
-def shared_variables(
-    own: str, host: str, places: Sequence[tuple[str, str]], env: Mapping[str, str]
-) -> dict[str, str]:
-    """`network_variables` of one of a run's hosts; none where there is one host. Gloo would take the address
-    of the host's own name, which on Debian is 127.0.1.1: no other host reaches that.
-
-    own: this host's address on its route to the master. On the master that may be a loopback one: then the
-    route to another host counts. host: its name. places: name and address of every host. Raises ConfigError
-    where no route to another host is known.
-    """
-    others = [address for name, address in places if name != host]
-    if not others:
-        return {}
-    if ipaddress.ip_address(own).is_loopback:
-        reached = [one for one in others if not ipaddress.ip_address(one).is_loopback]
-        if not reached:
-            raise ConfigError(
-                f"{host} and the other hosts know the master as a loopback address: give all of them its"
-                " address in MASTER_ADDR"
-            )
-        own = route_address(reached[0])
-    known = interfaces()
-    return network_variables(interface_of(own, known), env, known)

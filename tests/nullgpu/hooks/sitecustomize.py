@@ -127,16 +127,12 @@ def with_tokens(module) -> None:
 
 
 def with_numbers(module) -> None:
-    """vLLM's runner counts on the device how many tokens a request got, and says which experts computed them:
-    one, and the first."""
+    """vLLM's runner counts on the device how many tokens a request got: one."""
     output = module.AsyncOutput.get_output
 
     def of_one_each(self):
         self.num_sampled_tokens_np[:] = 1
         self.sampled_token_ids[:] = 50
-        if self.pending_aux_output is not None:
-            self.pending_aux_output.num_rejected[:] = 0
-            self.pending_aux_output.routed_experts[:] = 0
         return output(self)
 
     module.AsyncOutput.get_output = of_one_each

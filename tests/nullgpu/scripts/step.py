@@ -59,8 +59,7 @@ def rank(number: int, path: str, port: int) -> None:
         done(f"sync {version}")
         with counts.phase("sample"):
             prompts = [Prompt(group=g, row=g, seed=100 * version + g) for g in range(4)]
-            routed = config.algorithm.routing_replay
-            groups = list(sampler.sample(prompts, config.train_split, 2, 1.0, 1.0, 16, routed, []))
+            groups = list(sampler.sample(prompts, config.train_split, 2, 1.0, 1.0, 16, []))
         done(f"sample {version}")
         traces = [trace for group in groups for trace in group]
         said["sampled"] = len(traces)
