@@ -53,7 +53,7 @@ named sets: {", ".join(NAMES)}, {GENERATED}
 examples:
   python3 launch.py data prepare mine.csv --map question=text,answer=solution.value,images=photo \\
       --images photos.zip
-  python3 launch.py data prepare mine.jsonl=2 geometry3k=0.5 --name both  # training rows twice; half of them
+  python3 launch.py data prepare mine.jsonl geometry3k --name both        # joined
   python3 launch.py data prepare test.jsonl --evaluation --split test     # keep every row as it is
   python3 launch.py data prepare mathv60k --out s3://bucket/mathv60k --tokenizer Qwen/Qwen2.5-VL-7B-Instruct
   python3 launch.py data prepare mathv60k --exclude data/mathvista        # not on what is evaluated
@@ -126,9 +126,7 @@ PIXELS = (
     option("--min-pixels", "model.min_pixels of the run", default=4 * 28 * 28),
     option("--max-pixels", "model.max_pixels", default=1280 * 28 * 28),
 )
-SOURCES = (
-    "a file, a folder, a name (--list), OWNER/NAME on the hub; SOURCE=WEIGHT: its training rows so often"
-)
+SOURCES = "a file, a folder, a name (--list), or OWNER/NAME on the hub; several are joined"
 ROLES = (
     "roles: question, answer, images, choices, solution, system, source, split; a dot goes inside:"
     " answer=solution.value"

@@ -109,8 +109,7 @@ def prepare(**given: Any) -> None:
         split_name(options.split)
     except BadRecord as error:
         raise ConfigError(f"--split: {error.args[1]}") from None
-    parts = show.source_parts(options.sources)
-    name = options.name or "-".join(Path(source).stem.lower() for source, _ in parts)
+    name = options.name or "-".join(Path(source).stem.lower() for source in options.sources)
     where = options.out or f"data/{name}"
     at_url = "://" in where and not where.startswith("file://")
     local = _staging(where) if at_url else Path(where.removeprefix("file://"))
@@ -123,7 +122,7 @@ def prepare(**given: Any) -> None:
                 f"{where} holds a dataset already ({former.name}): pass --overwrite to replace it"
             )
     with _Bars() as bars:
-        manifest = _prepare_local(options, parts, name, local, bars.show)
+        manifest = _prepare_local(options, name, local, bars.show)
         if at_url and manifest:
             from data_prep.write.upload import upload
 
@@ -160,16 +159,6 @@ def stats(dataset: str) -> None:
     from data_prep import show
 
     print(show.stats(dataset))
-
-
-@data.command(params=[argument("dataset", "a prepared dataset", "DIR")])
-def preview(dataset: str) -> None:
-    """Write DIR/preview.html: samples with their images, and tables.
-
-    `prepare` writes it too."""
-    from data_prep.write.preview import write_preview
-
-    print(write_preview(dataset))
 
 
 @data.command(params=[DATASET])
@@ -219,7 +208,7 @@ def mix_datasets(parts: tuple[str, ...], seed: int, out: str) -> None:
     from data_prep import show
     from data_prep.write.derive import mix
 
-    show.summary(mix(show.source_parts(parts), out, Path(out).name, seed), out)
+    show.summary(mix(show.weighted(parts), out, Path(out).name, seed), out)
 
 
 BOUNDS = needed("--pass-rate", "both ends included: 0.1..0.9", metavar="LOW..HIGH")
@@ -279,11 +268,7 @@ def _staging(url: str) -> Path:
 
 
 def _prepare_local(
-    options: SimpleNamespace,
-    parts: Sequence[tuple[str, float]],
-    name: str,
-    out: Path,
-    show_progress: Progress,
+    options: SimpleNamespace, name: str, out: Path, show_progress: Progress
 ) -> Manifest | None:
     """None after a dry run."""
     from data_prep import show
@@ -292,7 +277,7 @@ def _prepare_local(
     from data_prep.sources.catalog import CATALOG
     from trainer.images.decoding import ImageLimits
 
-    entries = [CATALOG.get(source, options) for source, _ in parts]
+    entries = [CATALOG.get(source, options) for source in options.sources]
     kinds = {entry.evaluation for entry in entries}
     learned = {entry.sft for entry in entries}
     if len(kinds) > 1:
@@ -303,10 +288,9 @@ def _prepare_local(
             "sets for supervised training alone (--sft) are prepared apart from the others: two commands"
         )
     sources = []
-    for source, weight in parts:
-        opened = _sources(source, options, name if len(parts) == 1 else "", evaluation, show_progress)
-        for one in opened:
-            one.weight = weight
+    for source in options.sources:
+        own_name = name if len(options.sources) == 1 else ""
+        opened = _sources(source, options, own_name, evaluation, show_progress)
         sources += opened
         if source not in CATALOG and source != GENERATED:
             print(show.detected(opened), file=sys.stderr)

@@ -167,7 +167,6 @@ def prepare(
     if all(row.reason for row in kept):
         _nothing_left(opened, out)
     groups = _assign_splits(kept, images.facts, settings)
-    _weigh(opened)
     rows = _rows_of_splits(kept)
     samples = Samples(rows)
     manifest = _write(opened, out, name, asked, rows, samples, on_progress)
@@ -219,9 +218,10 @@ def _asked(sources: Sequence[Source], settings: Settings, exclude: Sequence[str]
         del asked["sft"]  # the same data keeps the fingerprint that it had before this option
     if os.path.isdir(settings.tokenizer):
         asked["tokenizer"] = Path(settings.tokenizer).name
-    asked["sources"] = [
-        {"name": s.name, "revision": s.revision, "files": s.files, "weight": s.weight} for s in sources
-    ]
+    asked["sources"] = []
+    for one in sources:  # the weight is of an earlier version, and equal data keeps its fingerprint
+        described = {"name": one.name, "revision": one.revision, "files": one.files, "weight": 1.0}
+        asked["sources"].append(described)
     asked["exclude"] = [read_manifest(path).fingerprint for path in exclude]
     return asked
 
@@ -349,27 +349,11 @@ def _nothing_left(opened: Sequence[_OpenSource], out: Path) -> NoReturn:
     )
 
 
-def _weigh(opened: Sequence[_OpenSource]) -> None:
-    """Sets how often each row is written.
-
-    A training row of a source with weight 2.5 is written twice, and every other one of them a third time.
-    """
-    for one in opened:
-        whole, part = divmod(one.source.weight, 1)
-        for row in one.judged:
-            if row.reason or row.split != "train":
-                continue
-            digest = hashlib.sha256(row.question + "".join(row.images).encode()).digest()
-            row.copies = int(whole) + (int.from_bytes(digest[:8], "big") < part * 2**64)
-            if not row.copies:
-                row.reason = f"not_sampled: the weight of its source is {one.source.weight:g}"
-
-
 def _rows_of_splits(judged: list[CheckedRow]) -> dict[str, int]:
     """Number of rows that each split keeps, `train` first."""
     counts = Counter[str]()
     for row in judged:
-        counts[row.split] += 0 if row.reason else row.copies
+        counts[row.split] += not row.reason
     counts = +counts  # without splits that keep no row
     return dict(sorted(counts.items(), key=lambda count: (count[0] != "train", count[0])))
 
@@ -420,10 +404,9 @@ def _write(
                     quarantine.add_rejected(row, result.reason)
                     continue
                 written = _written(row, result, one)
-                for _ in range(result.copies):
-                    writers[result.split].add(written)
-                    samples.offer(result.split, counts[result.split], written)
-                    counts[result.split] += 1
+                writers[result.split].add(written)
+                samples.offer(result.split, counts[result.split], written)
+                counts[result.split] += 1
     files = []
     images_per_row = {}
     for split, writer in writers.items():

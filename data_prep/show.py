@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 from data_prep.checks.tokens import image_token_side, text_token_counter
 from data_prep.ingest.images import image_tokens
 from data_prep.sources.catalog import CATALOG
 from data_prep.sources.own_files import RecordSource
 from data_prep.sources.text_files import recognize
+from data_prep.write.statistics import tables
 from trainer.config import ConfigError
 from trainer.data.dataset import Dataset, read_manifest
 from trainer.data.schema import Manifest, Row, question_text
@@ -132,19 +132,13 @@ def _tokens(one: Row, tokenizer: str, min_pixels: int, max_pixels: int, side: in
     return shown
 
 
-def answers(manifest: Manifest) -> str:
-    """Share of each answer type, and the reference answers that the grader cannot use."""
-    stats = manifest.statistics
-    if not stats:
-        return ""
-    rows = sum(stats["answer_types"].values())
-    lines = ["reference answers by type:"]
-    for kind, count in stats["answer_types"].items():
-        lines.append(f"  {kind:<8}{count:>8,}  {count / rows:6.1%}")
-    for kind, bad in stats["rejected_answers"].items():
-        shown = ", ".join(repr(example[:40]) for example in bad["examples"])
-        lines.append(f"  rejected as {kind}: {bad['rows']:,}, e.g. {shown}")
-    return "\n".join(lines)
+def rejected_answers(manifest: Manifest) -> list[str]:
+    """The reference answers that the grader cannot use, a line for each type."""
+    lines = []
+    for kind, bad in manifest.statistics.get("rejected_answers", {}).items():
+        examples = ", ".join(repr(example[:40]) for example in bad["examples"])
+        lines.append(f"  rejected as {kind}: {bad['rows']:,}, e.g. {examples}")
+    return lines
 
 
 def stats(path: str) -> str:
@@ -152,30 +146,13 @@ def stats(path: str) -> str:
     manifest = read_manifest(path)
     pin = f", revision {manifest.revision}" if manifest.revision else ""
     lines = [f"{manifest.name}, fingerprint {manifest.fingerprint[:16]}{pin}"]
-    lines += _table("rows", manifest.rows) + _table("left out", manifest.quarantined)
-    if manifest.statistics:
-        tokens = (
-            "tokens of the prompt" if manifest.settings.get("tokenizer") else "image tokens of the prompt"
-        )
-        found = manifest.statistics
-        lines += _table("sources", found["sources"]) + [answers(manifest)]
-        lines += _table(f"{tokens}, percentiles", found["tokens"]["percentiles"])
-        lines += _table("longest side of the images, pixels", found["images"]["longest_side"])
-        lines += _table("image formats", found["images"]["formats"])
-    return "\n".join(lines)
+    for title, counts in tables(manifest):
+        lines += [f"{title}:", *(f"  {name:<28}{count:>10,}" for name, count in counts.items())]
+    return "\n".join([*lines, *rejected_answers(manifest)])
 
 
-def _table(title: str, values: dict[str, Any]) -> list[str]:
-    if not values:
-        return []
-    return [f"{title}:", *(f"  {name:<28}{value:>10,}" for name, value in values.items())]
-
-
-def source_parts(texts: Sequence[str]) -> list[tuple[str, float]]:
-    """(path, weight) of each `PATH` or `PATH=WEIGHT`.
-
-    Raises ConfigError if a weight is no positive number.
-    """
+def weighted(texts: Sequence[str]) -> list[tuple[str, float]]:
+    """(path, weight) of each `PATH` or `PATH=WEIGHT`. Raises ConfigError for a weight that is no number."""
     parts = []
     for text in texts:
         path, equals, weight = text.rpartition("=")
@@ -185,9 +162,9 @@ def source_parts(texts: Sequence[str]) -> list[tuple[str, float]]:
         try:
             value = float(weight)
         except ValueError:
-            raise ConfigError(f"{text}: after = stands a weight, such as 0.5 or 2") from None
+            value = 0.0
         if not 0 < value < 1000:
-            raise ConfigError(f"{text}: a weight is above 0 and below 1000")
+            raise ConfigError(f"{text}: after = stands a weight above 0 and below 1000, such as 0.5 or 2")
         parts.append((path, value))
     return parts
 
@@ -204,26 +181,21 @@ def summary(manifest: Manifest, where: str) -> None:
     print(f"{manifest.name}: {rows} rows, {len(manifest.files)} shards, {size:,.1f} MiB in {where}")
     for reason, count in manifest.quarantined.items():
         print(f"  left out: {count:>7,}  {reason}")
-    stats = manifest.statistics
-    if stats:
-        print(answers(manifest))
+    if stats := manifest.statistics:
+        print(f"reference answers: {listed(stats['answer_types'])}", *rejected_answers(manifest), sep="\n")
         for finding, count in stats["found"].items():
             print(f"  kept as published: {count:>7,}  {finding}")
-    if stats and stats["images"]["refused"]:
-        print(
-            f"  refused from the archive: {len(stats['images']['refused']):,} members, listed in the manifest"
-        )
-    if stats:
-        frames = stats["images"].get("with_more_frames", 0)
+        frames = "images with more frames or pages, of which the first is taken"
         notes = stats.get("notes", {}) | {
-            "images with more frames or pages, of which the first is taken": frames
+            "members of the archive refused, listed in the manifest": len(stats["images"]["refused"]),
+            frames: stats["images"].get("with_more_frames", 0),
         }
+        near = "have an image that train nearly has, or its text question (the source's own split)"
+        for split, count in stats["groups"]["rows_near_train"].items():
+            notes[f"rows of {split} {near}"] = count
         for note, count in notes.items():
             if count:
                 print(f"  note: {count:,} {note}")
-        for split, count in stats["groups"]["rows_near_train"].items():
-            near = "have an image that train nearly has, or its text question (the source's own split)"
-            print(f"  note: {count:,} rows of {split} {near}")
         for overlap in stats["overlaps"]:
             touched = sum(overlap["evaluation_rows_touched"].values())
             excluded = f"{overlap['rows_excluded']:,} rows left out"

@@ -76,8 +76,6 @@ class CheckedRow:
     """Why the row is left out; empty if it is kept. The word before the colon is counted."""
     found: str = ""
     """The reason for which a row of an evaluation set would have been left out."""
-    copies: int = 1
-    """Number of times that the row is written, by the weight of its source."""
 
 
 class References:

@@ -70,7 +70,6 @@ class Generated:
     """Kinds of problems that take turns."""
     name: str = "generated"
     revision: str = ""
-    weight: float = 1.0
     notes: Counter[str] = field(default_factory=Counter)
 
     @property

@@ -87,7 +87,6 @@ class RecordSource:
     revision: str = ""
     fetched: list[dict[str, Any]] | None = None
     """`files`, where they were hashed as they were fetched."""
-    weight: float = 1.0
     detected: bool = False
     """Whether the form was found by the first records, and nobody stated it."""
     text: TextForm = TextForm()

@@ -75,8 +75,6 @@ class Source(Protocol):
     name: str
     revision: str
     """Commit of the hub repository, or empty."""
-    weight: float
-    """How often its training rows are taken; 1: once each."""
     notes: Counter[str]
     """What was remarkable about the records when they were last read, counted."""
 

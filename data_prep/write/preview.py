@@ -8,14 +8,12 @@ import io
 import json
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from data_prep.write.statistics import tables
 from trainer.data.schema import Manifest, Row, question_text
 from trainer.images.decoding import open_image, to_rgb
 from trainer.rewards.grading.kinds import in_words, reading
-
-if TYPE_CHECKING:
-    from trainer.data.dataset import Dataset
 
 SAMPLES_PER_SPLIT = 24
 THREADS = 4
@@ -53,11 +51,6 @@ class Samples:
         self._drawn: dict[str, list[Future[str]]] = {split: [] for split in rows}
         self._threads = ThreadPoolExecutor(THREADS)
 
-    def of(self, dataset: Dataset) -> None:
-        """Draws the samples of a split that is on the disk."""
-        for number in self._chosen[dataset.split]:
-            self.offer(dataset.split, number, dataset[number])
-
     def offer(self, split: str, number: int, row: Row) -> None:
         """Draws a row of a split if it is one of the samples. Rows must be offered in their order."""
         if number in self._chosen[split]:
@@ -75,27 +68,14 @@ class Samples:
         return sections
 
 
-def write_preview(path: str | Path, manifest: Manifest | None = None, samples: Samples | None = None) -> Path:
-    """Writes `preview.html` into a prepared dataset's directory. ConfigError if there is none.
-
-    `manifest` and `samples` are given while the dataset is being written, before its own manifest is.
-    """
-    from trainer.data.dataset import Dataset, read_manifest
-
-    out = Path(path)
-    known = manifest or read_manifest(out)
-    if samples is None:
-        samples = Samples(known.rows)
-        for split in known.rows:
-            samples.of(Dataset(out, split, manifest=known))
-    sections = [f"<h1>{_text(known.name)}</h1>", _facts(known), _tables(known), *samples.sections()]
+def write_preview(out: Path, manifest: Manifest, samples: Samples) -> None:
+    """Writes `preview.html` into a dataset's folder, before the manifest."""
+    sections = [f"<h1>{_text(manifest.name)}</h1>", _facts(manifest), _tables(manifest), *samples.sections()]
     page = (
         "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
-        f"<title>{_text(known.name)}</title><style>{STYLE}</style>{''.join(sections)}</html>"
+        f"<title>{_text(manifest.name)}</title><style>{STYLE}</style>{''.join(sections)}</html>"
     )
-    target = out / "preview.html"
-    target.write_text(page, encoding="utf-8")
-    return target
+    (out / "preview.html").write_text(page, encoding="utf-8")
 
 
 def _text(value: Any) -> str:
@@ -114,34 +94,7 @@ def _facts(manifest: Manifest) -> str:
 
 
 def _tables(manifest: Manifest) -> str:
-    stats = manifest.statistics
-    tables = [("Left out, by reason", manifest.quarantined)]
-    if stats:
-        images, tokens = stats["images"], stats["tokens"]
-        image_counts = {name: count for name, count in images.items() if isinstance(count, int)}
-        image_counts["refused"] = len(images["refused"])
-        tokens_of = "Tokens" if manifest.settings.get("tokenizer") else "Image tokens (no tokenizer given)"
-        tables += [
-            ("Sources", stats["sources"]),
-            ("Answer types", stats["answer_types"]),
-            (f"{tokens_of} of the prompt", tokens["histogram"]),
-            (f"{tokens_of}, percentiles", tokens["percentiles"]),
-            ("Longest side of the images, pixels", images["longest_side"]),
-            ("Image formats", images["formats"]),
-            ("Images", image_counts),
-            (
-                "Rows whose image the training split nearly has, or whose text question",
-                stats["groups"]["rows_near_train"],
-            ),
-        ]
-        for overlap in stats["overlaps"]:
-            tables.append(
-                (f"Rows of {overlap['set']} with an image of ours", overlap["evaluation_rows_touched"])
-            )
-    shown = ""
-    for title, counts in tables:
-        if counts:
-            shown += _table(title, counts)
+    shown = "".join(_table(title, counts) for title, counts in tables(manifest))
     return f"<div class=tables>{shown}</div>"
 
 

@@ -1,4 +1,4 @@
-"""Counts of a prepared dataset, for the summary and the preview."""
+"""Counts of a prepared dataset, and the tables of them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 from data_prep.checks.validate import CheckedRow
 from data_prep.ingest.images import ImageFacts
+from trainer.data.schema import Manifest
 
 PERCENTILES = (0, 5, 25, 50, 75, 95, 99, 100)
 
@@ -93,3 +94,30 @@ def collect(
         },
         "groups": groups,
     }
+
+
+def tables(manifest: Manifest) -> list[tuple[str, dict[str, int]]]:
+    """(Title, counts) of all that a manifest tells of its dataset; none that is empty."""
+    stats = manifest.statistics
+    told = [("rows", manifest.rows), ("left out, by reason", manifest.quarantined)]
+    if stats:
+        images, tokens = stats["images"], stats["tokens"]
+        image_counts = {name: count for name, count in images.items() if isinstance(count, int)}
+        image_counts["refused"] = len(images["refused"])
+        tokens_of = "tokens" if manifest.settings.get("tokenizer") else "image tokens (no tokenizer given)"
+        near = "rows whose image the training split nearly has, or whose text question"
+        told += [
+            ("sources", stats["sources"]),
+            ("answer types", stats["answer_types"]),
+            (f"{tokens_of} of the prompt", tokens["histogram"]),
+            (f"{tokens_of}, percentiles", tokens["percentiles"]),
+            ("longest side of the images, pixels", images["longest_side"]),
+            ("image formats", images["formats"]),
+            ("images", image_counts),
+            (near, stats["groups"]["rows_near_train"]),
+        ]
+        for overlap in stats["overlaps"]:
+            told.append(
+                (f"rows of {overlap['set']} with an image of ours", overlap["evaluation_rows_touched"])
+            )
+    return [(title, counts) for title, counts in told if counts]

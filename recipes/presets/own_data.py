@@ -139,9 +139,7 @@ def count_rows(words: Sequence[str]) -> int | None:
     options = False
     for word in words:
         options = options or word.startswith("-")
-        named = word.rpartition("=")[0]  # what stands behind the last `=` may be a weight
-        path = named if named and not Path(word).exists() else word
-        rows = DATASETS[path].rows if path in DATASETS else row_counts.rows_in(Path(path))
+        rows = DATASETS[word].rows if word in DATASETS else row_counts.rows_in(Path(word))
         if rows is not None:
             counted += rows
         elif not options:
@@ -159,10 +157,7 @@ def source_words(source: str) -> list[str]:
         raise ConfigError(
             f"data.source {source!r}: name a source first, then its options: `mine.jsonl --map ...`"
         )
-    if (
-        not words[0].startswith("/")
-        and PurePosixPath(words[0].rpartition("=")[0] or words[0]).suffix in DATA_FILES
-    ):
+    if not words[0].startswith("/") and PurePosixPath(words[0].partition("=")[0]).suffix in DATA_FILES:
         raise ConfigError(f"data.source: there is no file {words[0]} where you are")
     if {"--out", "--name", "--dry-run", "--list"} & {word.partition("=")[0] for word in words}:
         raise ConfigError(f"data.source {source!r}: the run itself says where its rows go; set data.path")

@@ -111,13 +111,11 @@ def _absolute_words(source: str) -> str:
     except ValueError:
         return source  # refused where it is read
     for i, word in enumerate(words):
-        path, equals, weight = ("", "", "") if Path(word).exists() else word.rpartition("=")
-        path = path or word
         plain = (
             i and words[i - 1].startswith("--") and words[i - 1] not in ("--images", "--exclude", "--mirror")
         )
-        if not plain and Path(path).exists():
-            words[i] = f"{Path(path).absolute()}{equals}{weight}"
+        if not plain and Path(word).exists():
+            words[i] = str(Path(word).absolute())
     return shlex.join(words)
 
 

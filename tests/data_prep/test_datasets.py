@@ -331,7 +331,7 @@ def test_straight_to_a_bucket_and_read_from_there(tmp_path, monkeypatch):
             ["prepare", "--out", "x"],
             "name a source: a file, a folder, OWNER/NAME on the hub, or one of mathv60k",
         ),
-        (["prepare", "gsm8k=much", "--out", "x"], "after = stands a weight"),
+        (["mix", "gsm8k=much", "--out", "x"], "after = stands a weight"),
         (["prepare", "gsm8k", "mathvista", "--out", "x"], "training and evaluation sets are prepared apart"),
         (["prepare", ".", "--out", "x"], ". has no data file: one of .jsonl"),
         (
@@ -342,7 +342,6 @@ def test_straight_to_a_bucket_and_read_from_there(tmp_path, monkeypatch):
         (["mix", "/nowhere", "--out", "x"], "no prepared dataset at /nowhere"),
         (["prepare", "gsm8k", "--out", "x", "--validation", "1.5"], "--validation 1.5"),
         (["prepare", "gsm8k", "--out", "x", "--mirror", "/nowhere"], "the mirror has no folder"),
-        (["preview", "/nowhere"], "no prepared dataset at /nowhere"),
         (["verify", "/nowhere"], "no prepared dataset at /nowhere"),
         (
             ["filter", "x", "--out", "y"],

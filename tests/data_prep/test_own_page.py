@@ -50,7 +50,6 @@ def test_the_page_begins_with_what_a_person_does_with_their_rows():
         ["data", "show"],
         ["data", "stats"],
         ["data", "verify"],
-        ["data", "export"],
         ["up"],
     ]
 
@@ -66,6 +65,6 @@ def test_its_commands_run_in_their_order_from_an_empty_folder(folder, capsys):
         assert code == 0, f"{shlex.join(words)}\n{said.out}\n{said.err}"
         if asked[0] == "up":
             assert f"path: {folder}/data/mine" in said.out or "data/mine" in said.out
-    assert (folder / "data/mine/manifest.json").exists() and (folder / "data/mine-trl").exists()
+    assert (folder / "data/mine/manifest.json").exists()
     rows = json.loads((folder / "data/mine/manifest.json").read_text())["rows"]
     assert rows["train"] + rows["validation"] == 400 and rows["validation"] > 0

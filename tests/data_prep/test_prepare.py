@@ -156,7 +156,7 @@ def test_an_unsafe_member_is_reported_and_nothing_but_the_dataset_is_left(defect
 def test_the_preview_shows_images_tables_and_reasons_and_runs_no_script_of_a_row(defects):
     page = (defects[0] / "preview.html").read_text()
     assert page.count("data:image/jpeg;base64,") == 5
-    for text in ("conflicting_answers", "image_undecodable", "Answer types", "letter", "Longest side"):
+    for text in ("conflicting_answers", "image_undecodable", "answer types", "letter", "longest side"):
         assert text in page
     assert "<script>" not in page and "&lt;script&gt;CMYK?" in page
 

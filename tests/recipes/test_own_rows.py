@@ -83,8 +83,8 @@ def test_rows_that_nobody_here_can_count_are_said_to_be_guessed(capsys):
     assert resolve(NAME, ["data.source=someone/rows --rows 640"]).dataset.guess == ""
 
 
-def test_two_files_with_weights_and_a_limit(rows):
-    source = f"{rows(3000, 'a.jsonl')}=2 {rows(1000, 'b.csv')}"
+def test_two_files_and_a_limit(rows):
+    source = f"{rows(3000, 'a.jsonl')} {rows(1000, 'b.csv')}"
     assert resolve(NAME, [f"data.source={source}"]).dataset.rows == 4000
     assert resolve(NAME, [f"data.source={source} --rows 500"]).dataset.rows == 500
 

@@ -11,8 +11,9 @@ from desk import run, stand_in
 
 from recipes.recipe.recipe_files import expand_paths, flatten
 from recipes.records import manifest, run_record
-from recipes.records.reproduce import check_config
+from recipes.records.reproduce import LaunchHalf, check_config
 from trainer.config import ConfigError, RunConfig, override
+from trainer.system.records import convert_record
 
 ROOT = Path(__file__).parents[2]
 BASE = "grpo-qwen2.5-vl-7b-mathv60k"
@@ -125,10 +126,10 @@ def test_up_records_what_resume_and_reproduce_need(capsys, here, monkeypatch, tm
         code, out, err = run(capsys, "resume", name, "--dry-run")
         assert code == 0 and text in out, err
     launch = json.loads((tmp_path / "runs/b/manifest.json").read_text())["launch"]
-    check_config(launch, run_record.Path.cwd())
+    check_config(convert_record(launch, LaunchHalf, "b"), run_record.Path.cwd())
     (here / "beside.py").write_text("STEPS = 1_800\n")  # as long and as old, Python would take its cache
     with pytest.raises(ConfigError, match=r"another configuration than the manifest's: run\.max_steps"):
-        check_config(launch, run_record.Path.cwd())
+        check_config(convert_record(launch, LaunchHalf, "b"), run_record.Path.cwd())
     assert run_record.check_run_id(run_record.new_run_id("/a/my_file.py:My_run"))
 
 
