@@ -107,9 +107,8 @@ def play(name: str) -> dict[str, dict[str, float]]:
     believe_in_peers()
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=config.placement.world_size)
 
-    from tests.rehearsal.fake_pass import to_learn
     from tests.rehearsal.models import VOCABULARY, model_config
-    from tests.rehearsal.rows import longest
+    from tests.rehearsal.rows import longest, to_learn
     from trainer.learning import policy as learning
     from trainer.learning.learner_part import ShardedWeights
     from trainer.sampling.vllm_engine import Engine

@@ -112,7 +112,7 @@ FEATURES = (
         executed=("test_runs.py::test_sft_on_two_cards[weights in 4 bits]",),
         rehearsed=("learning/test_lora.py",),
     ),
-    Feature(name="Qwen3-VL", executed=(f"{STEPS}[qwen3-vl]",), rehearsed=("rehearsal/test_fake_pass.py",)),
+    Feature(name="Qwen3-VL", executed=(f"{STEPS}[qwen3-vl]",)),
     Feature(
         name="Qwen3.5 and the kernel of its recurrence",
         executed=(f"{STEPS}[qwen3.5]",),
@@ -147,7 +147,6 @@ FEATURES = (
     Feature(
         name="one rank of 72B on 32 GPUs",
         at_size=("grpo-qwen2.5-vl-72b-mathv60k",),
-        rehearsed=("rehearsal/test_fake_pass.py",),
     ),
 )
 

@@ -75,9 +75,8 @@ def play(name: str, ranks: int) -> dict[str, Any]:
     from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
     from benchmarks.allocated import believe_in_peers
-    from tests.rehearsal.fake_pass import to_learn
     from tests.rehearsal.models import VOCABULARY, model_config
-    from tests.rehearsal.rows import usual
+    from tests.rehearsal.rows import to_learn, usual
     from trainer.algorithm.batching import pin_record
     from trainer.learning.policy import Policy, init_distributed
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import json
 import weakref
 from typing import Literal
 
@@ -13,8 +14,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 from recipes.plan import activations
+from recipes.presets import get
+from tests.conftest import ROOT
 from tests.families import matrix
 from trainer import config as c
+from trainer.config import budget
 from trainer.hardware.model_shapes import shape_of
 
 LENGTH, SIZE = 192, 3
@@ -131,3 +135,20 @@ def test_activations_are_those_of_the_real_model(family_model, picture_dataset, 
     assert forward == pytest.approx(
         max(activations.forward(config, shape), activations.logits(config, shape)), rel=0.10
     )
+
+
+def test_passes_at_true_shapes_are_within_a_tenth_of_the_plan():
+    """Those that were played of every recipe on tensors that hold nothing (benchmarks/rehearsal.json)."""
+    for name, passes in json.loads((ROOT / "benchmarks/rehearsal.json").read_text())["passes"].items():
+        config = get(name).config
+        alone = dataclasses.replace(config.placement, nodes=1, workers_per_node=1)
+        config = dataclasses.replace(config, placement=alone)
+        shape = shape_of(config.model.path)
+        assert shape
+        learns = activations.scored(config, shape), activations.backward(config, shape)
+        tokens = budget.logprob_tokens(config, shape)
+        scores = activations.forward(config, shape, tokens), activations.logits(config, shape, tokens)
+        planned = {"update": max(sum(parts.values()) for parts in learns), "logprobs": max(scores)}
+        for what, most in planned.items():
+            peak = max(one["peak_bytes"] for row, one in passes.items() if row.startswith(what))
+            assert 0.9 <= peak / most <= 1.1, (name, what)

@@ -1,16 +1,10 @@
-"""transformers' models at the recipes' true shapes, of tensors that hold nothing, as the trainer makes
-them."""
+"""Configurations of transformers' models at the recipes' true shapes."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Generator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import (
     PreTrainedConfig,
     Qwen2_5_VLConfig,
@@ -26,17 +20,11 @@ from transformers import (
     Qwen3VLMoeConfig,
     Qwen3VLMoeForConditionalGeneration,
 )
-from transformers.initialization import no_init_weights
 
-from trainer.config import RunConfig
 from trainer.hardware.model_shapes import GatedDelta, Shape, Vision
-from trainer.learning import blocks, logprobs, lora
-from trainer.learning.zero.setup import exact_frequencies
 
 IMAGE = 151655
 """Image token of Qwen2.5-VL and Qwen3-VL; a Qwen3.5 here takes the same."""
-BLOCK, SCALES = 64, 256
-"""Weights in 4 bits that share a scale, and scales that share one of theirs: bitsandbytes' own numbers."""
 VOCABULARY = 151665
 """Token ids from here on are banned: they are no tokens."""
 
@@ -152,85 +140,3 @@ def _tower(shape: Shape, vision: Vision) -> dict[str, Any]:
     return tower | {
         "deepstack_visual_indexes": [every * (number + 1) - 1 for number in range(vision.deepstack)]
     }
-
-
-def put_into_4_bits(hf: Any, quantization: dict[str, Any], device: str) -> None:
-    """Makes the decoder's linear layers bitsandbytes' own, whose weights are packed in 4 bits, with scales in
-    8 bits. transformers would quantize real weights."""
-    import bitsandbytes as bnb
-    from bitsandbytes.functional import QuantState
-
-    hf.is_loaded_in_4bit = True
-    skipped = [re.compile(pattern) for pattern in quantization["llm_int8_skip_modules"]]
-    for name, module in hf.named_modules():
-        if not isinstance(module, nn.Linear) or any(pattern.match(name) for pattern in skipped):
-            continue
-        numbers = module.weight.numel()
-        scales = -(-numbers // BLOCK)
-        packed: Any = nn.Parameter(
-            torch.empty(numbers // 2, 1, dtype=torch.uint8, device=device), requires_grad=False
-        )
-        packed.quant_state = QuantState(
-            absmax=torch.empty(scales, dtype=torch.uint8, device=device),
-            shape=module.weight.shape,
-            code=torch.empty(16, dtype=torch.float32, device=device),
-            blocksize=BLOCK,
-            quant_type=quantization["bnb_4bit_quant_type"],
-            dtype=module.weight.dtype,
-            offset=torch.empty((), dtype=torch.float32, device=device),
-            state2=QuantState(
-                absmax=torch.empty(-(-scales // SCALES), dtype=torch.float32, device=device),
-                code=torch.empty(256, dtype=torch.float32, device=device),
-                blocksize=SCALES,
-                dtype=torch.float32,
-            ),
-        )
-        packed.quant_type, packed.compress_statistics = packed.quant_state.quant_type, True
-        made: Any = module
-        made.compute_dtype, made.compute_type_is_set = module.weight.dtype, True
-        made.support_avx512bf16_for_cpu = False
-        made.weight = packed
-        made.__class__ = bnb.nn.Linear4bit
-
-
-@contextmanager
-def nothing_moves() -> Generator[None]:
-    """Modules stay where they were made: adapters are made where they belong, and fake tensors do not know
-    how a module moves."""
-    module: Any = nn.Module
-    to = module.to
-    module.to = lambda self, *_, **__: self
-    try:
-        yield
-    finally:
-        module.to = to
-
-
-def build(config: RunConfig, shape: Shape, fake: FakeTensorMode, device: str) -> tuple[Any, Any]:
-    """transformers' model and the trainer's around it, of fake tensors on `device`."""
-    torch.set_default_dtype(torch.bfloat16)
-    with fake, no_init_weights(), torch.device(device):
-        hf: Any = model_class(shape)(model_config(shape))
-    with fake, torch.device(device):
-        if config.lora.qlora:
-            put_into_4_bits(hf, config.lora.quantization(config.model.dtype), device)
-        if config.lora.rank:
-            with nothing_moves():
-                lora.inject_adapters(hf, config.lora, 0)
-    torch.set_default_dtype(torch.float32)
-    with fake:
-        if shape.tied:
-            hf.tie_weights()
-        exact_frequencies(hf)
-        if config.model.gradient_checkpointing:
-            blocks.recompute(blocks.blocks_of(hf), random=False)
-        banned = list(range(VOCABULARY, shape.vocabulary))
-        temperature = config.rollout.temperature if config.method == "grpo" else 1.0
-        model = logprobs.LogprobModel(hf, banned, temperature, not config.tower_trained).train()
-        if config.model.freeze_vision and model.has_vision:
-            hf.model.visual.requires_grad_(False)
-        for module in model.modules():  # as `.to(device)` does
-            for name, buffer in list(module._buffers.items()):
-                if buffer is not None:
-                    module._buffers[name] = buffer.to(device)
-    return hf, model

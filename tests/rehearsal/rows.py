@@ -1,5 +1,4 @@
-"""Rows of a recipe's passes: longest samples with largest images, each with its own prompt or sharing one, or
-usual ones up to the budget."""
+"""Rows of a recipe's passes: longest samples with largest images, or usual ones up to the budget."""
 
 from __future__ import annotations
 
@@ -15,9 +14,11 @@ from recipes.recipe.spec import Recipe
 from tests.rehearsal.models import IMAGE
 from trainer.algorithm import batching
 from trainer.algorithm.traces import Trace, completed_trace
-from trainer.config.budget import keys_per_token, longest_sample
+from trainer.config import RunConfig
+from trainer.config.budget import longest_sample
 from trainer.data.processor import EncodedPrompt, mrope_positions
 from trainer.hardware.model_shapes import Shape, Vision
+from trainer.learning.policy import TrainMicroBatch
 
 SMALL = (15, 20)
 """Rows and columns of merged patches of a usual image: 300 tokens."""
@@ -120,26 +121,6 @@ def longest(recipe: Recipe, shape: Shape, tokens: int) -> Row:
     return made
 
 
-def shared(recipe: Recipe, shape: Shape, tokens: int, learns: bool) -> Row:
-    """As many prompts and images as longest samples fit, each with several completions in the place of one:
-    so many, and the prompts as long, that the prompts' keys, repeated for each, are as many as the pass may
-    hold."""
-    config, vision = recipe.config, shape.vision
-    made = Row(vision)
-    prompts = max(1, tokens // longest_sample(config))
-    room = tokens // prompts
-    longest_prompt = config.data.prompt_max_tokens
-    repeated = int((keys_per_token(config, shape, tokens, learns) - 1) * room)
-    count = min(config.rollout.samples_per_prompt, 1 + math.ceil(repeated / longest_prompt))
-    prompt = min(longest_prompt, repeated // (count - 1))
-    completion = min((room - prompt) // count, config.rollout.max_tokens)
-    for _ in range(prompts):
-        images = [largest(recipe, vision)] if vision else []
-        made.add(prompt, images, [completion] * count)
-    made.fill(tokens)
-    return made
-
-
 def usual(recipe: Recipe, shape: Shape, tokens: int) -> Row:
     """Groups of the dataset's lengths, with small images, up to so many tokens."""
     config, facts = recipe.config, recipe.dataset
@@ -154,3 +135,20 @@ def usual(recipe: Recipe, shape: Shape, tokens: int) -> Row:
             made.fill(tokens)
             return made
         made.add(facts.prompt_tokens, [SMALL], lengths)
+
+
+def to_learn(config: RunConfig, batch: batching.MicroBatch, lengths: list[int]) -> TrainMicroBatch:
+    """A row with all that its loss may need. lengths: tokens of its completions."""
+    grpo = config.method == "grpo"
+    judged = grpo and config.algorithm.kl_coef
+    some = torch.zeros(batch.targets.numel())
+    return TrainMicroBatch(
+        batch=batch,
+        advantages=some.clone(),
+        weights=some.clone(),
+        shares=some.clone(),
+        lengths=torch.tensor(lengths),
+        rollout_logprobs=some.clone() if grpo else None,
+        old_logprobs=some.clone() if grpo else None,
+        ref_logprobs=some.clone() if judged else None,
+    )
