@@ -3,7 +3,7 @@ RUN`.
 
 `launch.py up gpu-check` runs it through the node launcher, on the head. Each check is a process of its own of
 a few minutes and is useful alone; what it finds is written, and sent to the bucket, before the next one
-begins. Without a GPU the same checks run as far as a CPU goes, at the tiny model's size.
+begins.
 """
 
 from __future__ import annotations
@@ -38,6 +38,8 @@ STACKS_S = 15.0
 """So long before a check is ended its threads' stacks go into its log."""
 DEMO = "demo"
 """The check that is a run: the configuration's own."""
+MODELS = "models"
+"""Folder of what checks build once and share: weights of 3B's shape."""
 LEARNED = 0.15
 """Held-out accuracy that the demo gains at least in its 60 steps (0.45 and more on CPUs)."""
 
@@ -84,53 +86,6 @@ CHECKS = (
     Check("several", "tensor parallel, two engines", "tensor_parallel or two_engines", gpus=2, limit_s=420),
 )  # fmt: skip
 """In the order that teaches most: the first six are a card of half an hour."""
-
-
-class Journal:
-    """What has been found so far: a file of the run's folder, and its copy in the bucket."""
-
-    def __init__(self, config: RunConfig) -> None:
-        self.folder = Path(config.run.dir)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.path = self.folder / GPU_CHECK
-        self.store = RunStore.of(config)
-        self.checks: list[dict[str, Any]] = []
-        place = config.placement
-        self.shape = {"nodes": place.nodes, "gpus_per_node": place.workers_per_node}
-
-    @property
-    def figures(self) -> dict[str, dict[str, Any]]:
-        """By name; the checks themselves write them (tests/gpu/conftest.py)."""
-        return self._said().get("figures", {})
-
-    def _said(self) -> dict[str, Any]:
-        return json.loads(self.path.read_text()) if self.path.exists() else {}
-
-    def note(self, name: str, value: float, unit: str) -> None:
-        """Adds a figure."""
-        figures = self.figures | {name: {"value": float(f"{value:.4g}"), "unit": unit}}
-        self._write(self._said() | {"figures": figures})
-
-    def end(self, check: Check, outcome: str, seconds: float) -> None:
-        """Adds how a check ended, writes the page, and sends both."""
-        ended = {"name": check.name, "what": check.what, "outcome": outcome, "seconds": round(seconds)}
-        self.checks.append(ended)
-        self._write({"figures": {}} | self._said() | self.shape | {"checks": self.checks})
-        write_whole(self.folder / GPU_CHECK_PAGE, check_page(self._said()).encode())
-        self.send()
-
-    def _write(self, check: dict[str, Any]) -> None:
-        write_whole(self.path, f"{json.dumps(check, indent=1)}\n".encode())
-
-    def send(self) -> None:
-        """Copies both files into the bucket, where there is one. A store that fails is said, and no more."""
-        if self.store is None:
-            return
-        for name in (GPU_CHECK, GPU_CHECK_PAGE):
-            copy = [sys.executable, "-m", "trainer.storage", "cp", str(self.folder / name), self.store.root]
-            done = subprocess.run(copy, capture_output=True, text=True)
-            if done.returncode:
-                print(f"warning: {name} did not reach the bucket: {done.stderr.strip()}", flush=True)
 
 
 CONSTANTS = {
@@ -182,25 +137,19 @@ def check_page(check: dict[str, Any]) -> str:
     return "\n".join(text) + "\n"
 
 
-def outcome_of(code: int | None, printed: str) -> str:
-    """How a process of pytest ended, in a word. code: None where it was ended for being late."""
-    if code is None:
-        return "too slow"
-    if code:
-        return "failed"
-    return "passed" if re.search(r"\d+ passed", printed) else "skipped"
-
-
 class Runner:
-    """Runs checks one after another. rehearses: on a CPU, at the tiny model's size."""
+    """Runs checks one after another, and keeps what they find in a file of the run's folder and of its
+    bucket."""
 
     def __init__(self, config: RunConfig, config_path: Path, hours: float) -> None:
         self.config, self.config_path = config, config_path
-        self.rehearses = config.placement.device == "cpu"
-        self.journal = Journal(config)
+        self.folder = Path(config.run.dir)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.path = self.folder / GPU_CHECK
+        self.store = RunStore.of(config)
         self.deadline = time.monotonic() + hours * 3600
-        self.models = self.journal.folder / "models"
-        """What checks build once and share: weights of 3B's shape."""
+        self.ended: list[dict[str, Any]] = []
+        """How each check ended."""
 
     def run(self, checks: Sequence[Check]) -> int:
         """Runs them; returns the exit code."""
@@ -216,52 +165,83 @@ class Runner:
                 outcome = self.cases(check, min(left, check.limit_s))
             took = time.monotonic() - started
             print(f"[{number}/{len(checks)}] {check.name}: {outcome}, {took:.0f} s", flush=True)
-            self.journal.end(check, outcome, took)
-        shutil.rmtree(self.models, ignore_errors=True)
-        print((self.journal.folder / GPU_CHECK_PAGE).read_text(), flush=True)
-        good = all(check["outcome"] in ("passed", "skipped") for check in self.journal.checks)
+            self.end(check, outcome, took)
+        shutil.rmtree(self.folder / MODELS, ignore_errors=True)
+        print((self.folder / GPU_CHECK_PAGE).read_text(), flush=True)
+        good = all(check["outcome"] in ("passed", "skipped") for check in self.ended)
         return EXIT_OK if good else EXIT_ERROR
 
+    def found(self) -> dict[str, Any]:
+        """All that is known so far: the checks write figures themselves (tests/gpu/conftest.py)."""
+        return json.loads(self.path.read_text()) if self.path.exists() else {"figures": {}}
+
+    def write(self, found: dict[str, Any]) -> None:
+        """Keeps what is known."""
+        write_whole(self.path, f"{json.dumps(found, indent=1)}\n".encode())
+
+    def end(self, check: Check, outcome: str, seconds: float) -> None:
+        """Adds how a check ended, writes the page, and copies both into the bucket, where there is one. A
+        store that fails is named, and no more."""
+        ended = {"name": check.name, "what": check.what, "outcome": outcome, "seconds": round(seconds)}
+        self.ended.append(ended)
+        place = self.config.placement
+        shape = {"nodes": place.nodes, "gpus_per_node": place.workers_per_node}
+        self.write(self.found() | shape | {"checks": self.ended})
+        write_whole(self.folder / GPU_CHECK_PAGE, check_page(self.found()).encode())
+        bucket = self.store.root if self.store else ""
+        for name in (GPU_CHECK, GPU_CHECK_PAGE) if bucket else ():
+            copy = [sys.executable, "-m", "trainer.storage", "cp", str(self.folder / name), bucket]
+            done = subprocess.run(copy, capture_output=True, text=True)
+            if done.returncode:
+                print(f"warning: {name} did not reach the bucket: {done.stderr.strip()}", flush=True)
+
     def cases(self, check: Check, seconds: float) -> str:
-        """A process of pytest, apart from the launch that this is part of: it may start its own Ray."""
+        """A process of pytest, apart from the launch that this is part of: it may start its own Ray. Returns
+        the outcome in a word."""
         own = ("RAY_", "SPOTRL_")
         env = {name: value for name, value in os.environ.items() if not name.startswith(own)}
-        env |= check.env | {"SPOTRL_GPU_JSON": str(self.journal.path), "SPOTRL_GPU_MODELS": str(self.models)}
-        env["PYTHONUNBUFFERED"] = "1"
-        if self.rehearses:
-            env["SPOTRL_REHEARSE_GPU"] = "1"
+        env |= check.env | {"PYTHONUNBUFFERED": "1", "SPOTRL_GPU_JSON": str(self.path)}
+        env["SPOTRL_GPU_MODELS"] = str(self.folder / MODELS)
         # Without capture: a check that is ended late leaves what it printed.
         command = [sys.executable, "-m", "pytest", "-v", "-s", "-p", "no:cacheprovider"]
         command += ["-o", f"faulthandler_timeout={max(1.0, seconds - STACKS_S):.0f}"]
-        scratch = (self.journal.folder / f"scratch-{check.name}").absolute()
+        scratch = (self.folder / f"scratch-{check.name}").absolute()
         command += [f"--basetemp={scratch}", "tests/gpu", "-k", check.cases]
-        code, printed = self.process(check, command, env, seconds)
-        if code is None:
-            show_logs(scratch)
+        code, printed = self.process(check.name, command, env, seconds)
+        if code is None:  # what its ranks wrote
+            for log in sorted(scratch.glob("**/*.log")):
+                print(f"--- {log.name}", *log.read_text(errors="replace").splitlines()[-TAIL:], sep="\n")
         shutil.rmtree(scratch, ignore_errors=True)  # a checkpoint of 3B is 36 GB
-        return outcome_of(code, printed)
+        if code != 0:
+            return "too slow" if code is None else "failed"
+        return "passed" if re.search(r"\d+ passed", printed) else "skipped"
 
     def demo(self, seconds: float) -> str:
         """The configuration's own run, as a part of the launch; how it learned and how fast."""
         command = [sys.executable, "-m", "trainer.loops.grpo", "--config", str(self.config_path)]
-        code, _ = self.process(Check(DEMO, ""), command, dict(os.environ), seconds)
+        code, _ = self.process(DEMO, command, dict(os.environ), seconds)
         if code is None:
             return "too slow"
-        lines = read_lines(self.journal.folder / METRICS)
+        lines = read_lines(self.folder / METRICS)
         scores = [line["eval/accuracy"] for line in lines if "eval/accuracy" in line]
         if code or not scores:
             return "failed"
-        self.journal.note("demo: held-out accuracy before", scores[0], "")
-        self.journal.note("demo: held-out accuracy after", scores[-1], "")
-        self.journal.note("demo: last step", lines[-1]["time/step_s"], "s")
+        found = self.found()
+        for what, value, unit in (
+            ("held-out accuracy before", scores[0], ""),
+            ("held-out accuracy after", scores[-1], ""),
+            ("last step", lines[-1]["time/step_s"], "s"),
+        ):
+            found["figures"][f"demo: {what}"] = {"value": float(f"{value:.4g}"), "unit": unit}
+        self.write(found)
         return "passed" if scores[-1] > scores[0] + LEARNED else "failed"
 
     def process(
-        self, check: Check, command: list[str], env: dict[str, str], seconds: float
+        self, name: str, command: list[str], env: dict[str, str], seconds: float
     ) -> tuple[int | None, str]:
         """Runs one; (exit code, what it printed). None: it was late and has been ended, with all that it had
         started."""
-        log = self.journal.folder / f"gpu-check-{check.name}.log"
+        log = self.folder / f"gpu-check-{name}.log"
         with log.open("w") as out:
             process = subprocess.Popen(
                 command, env=env, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
@@ -276,12 +256,6 @@ class Runner:
         if code != 0:
             print(*printed.splitlines()[-TAIL:], sep="\n", flush=True)
         return code, printed
-
-
-def show_logs(folder: Path) -> None:
-    """Prints the ends of the logs that the ranks of a check have left."""
-    for log in sorted(folder.glob("**/*.log")):
-        print(f"--- {log.name}", *log.read_text(errors="replace").splitlines()[-TAIL:], sep="\n", flush=True)
 
 
 def end_with_children(process: subprocess.Popen) -> None:
@@ -311,7 +285,7 @@ def chosen_checks(names: str, config: RunConfig) -> list[Check]:
     place = config.placement
     found = []
     for check in CHECKS:
-        enough_gpus = place.device == "cpu" or check.gpus <= place.workers_per_node
+        enough_gpus = check.gpus <= place.workers_per_node
         of_several_nodes = place.nodes == 1 or check.name == DEMO
         if check.name in wanted and of_several_nodes and enough_gpus:
             found.append(check)

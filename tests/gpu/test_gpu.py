@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.families import FAMILIES, loader
-from tests.gpu.conftest import DEVICE, changed
+from tests.gpu.conftest import changed
 from trainer.hardware import architectures
 
 
@@ -50,21 +50,13 @@ PARITY = {
     ),
 }
 """By a word that recipes/gpu_check.py asks for: the figure's name, a family, options."""
-ON_A_CARD = ("qwen3_5", "experts", "with_compiled")
-"""Cases that a rehearsal on a CPU leaves out."""
 
 
-def parity_cases():
-    """Names of PARITY, marked where they need a card."""
-    for name in PARITY:
-        yield pytest.param(name, marks=pytest.mark.card if name in ON_A_CARD else ())
-
-
-@pytest.mark.parametrize("name", parity_cases())
+@pytest.mark.parametrize("name", PARITY)
 def test_parity(run_ranks, family_model, gpu_config, figure, name):
     """Before and after two updates, with CUDA graphs."""
     what, family, options = PARITY[name]
-    if DEVICE == "cuda" and options.get("placement") and torch.cuda.device_count() < 2:
+    if options.get("placement") and torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
     if family:
         options = options | {"model": {"path": str(family_model(family))}}
@@ -77,7 +69,6 @@ def attend(compute, q, k, v, weights):
     return (out, *torch.autograd.grad((out.float() * weights).sum(), (q, k, v)))
 
 
-@pytest.mark.card
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "width", "causal", "shared"),
     [(16, 2, 128, True, True), (28, 4, 128, True, False), (16, 16, 80, False, False)],
@@ -128,7 +119,6 @@ def test_variable_length_attention(figure, heads, kv_heads, width, causal, share
     assert worst < 1e-2
 
 
-@pytest.mark.card
 @pytest.mark.parametrize("heads", [16, 32, 48])
 def test_the_kernel_of_gated_delta_layers(figure, heads):
     """At the sizes of Qwen3.5 0.8B, 9B and 27B: right on this card, and how much faster than PyTorch."""
@@ -178,7 +168,6 @@ def test_packed_gradients_in_bf16(tiny_model, figure, again):
     assert logp < 2e-2
 
 
-@pytest.mark.card
 @pytest.mark.parametrize("kernels", ["plain", "compiled"])
 @pytest.mark.parametrize("family", [name for name in FAMILIES if not architectures.FAMILIES[name].experts])
 def test_packed_gradients_of_families(family_model, figure, family, kernels):
@@ -198,26 +187,26 @@ def packed_gradients(folder, family, kernels, again):
     from trainer.learning import blocks, fused_layers, gated_delta, gated_delta_kernel
     from trainer.learning.logprobs import LogprobModel
 
-    hf = loader(family).from_pretrained(folder, dtype=torch.bfloat16).to(DEVICE)
+    hf = loader(family).from_pretrained(folder, dtype=torch.bfloat16).to("cuda")
     image = getattr(hf.config, "image_token_id", None)
     encoded = plain.prompts(hf.config)
     samples = plain.items(encoded)
     if gated_delta.delta_layers(hf):
-        kernel = gated_delta_kernel.load_kernel() if DEVICE == "cuda" else None
+        kernel = gated_delta_kernel.load_kernel()
         gated_delta.use_packed_delta(hf, kernel)
     if again:
         blocks.recompute(blocks.blocks_of(hf), random=False)
     if kernels == "compiled":
         fused_layers.fuse_layers(hf)
-    model = LogprobModel(hf, [], 1.0, False).train().to(DEVICE)
+    model = LogprobModel(hf, [], 1.0, False).train().to("cuda")
 
     def positions(ids, grid):
         grids = () if grid is None else tuple(map(tuple, grid.tolist()))
         return mrope_positions(tuple(ids), grids, image, 2)
 
     batch = collate(samples.traces, lambda trace: encoded[trace.row], positions)
-    logp = model(move_record(batch, torch.device(DEVICE)))[0]
-    weights = torch.from_numpy(np.concatenate(samples.advantages)).to(DEVICE) / samples.tokens
+    logp = model(move_record(batch, torch.device("cuda")))[0]
+    weights = torch.from_numpy(np.concatenate(samples.advantages)).to("cuda") / samples.tokens
     (-weights * logp).sum().backward()
     want, gradients = plain.padded_gradients(folder, encoded, samples)
     ours = {n.removeprefix("model."): p.grad.float().cpu() for n, p in model.named_parameters()}
@@ -225,7 +214,6 @@ def packed_gradients(folder, family, kernels, again):
     return total, worst, float((logp.detach().cpu() - want).abs().mean())
 
 
-@pytest.mark.card
 def test_moving_states_away_and_back_changes_nothing(run_ranks, gpu_config):
     """Backward passes on a GPU differ in their last bits; a lost update changes the third norm by a
     quarter."""
@@ -238,7 +226,6 @@ def test_moving_states_away_and_back_changes_nothing(run_ranks, gpu_config):
             assert moved["shards"][name][0] == pytest.approx(total, rel=0.2), name
 
 
-@pytest.mark.card
 @pytest.mark.parametrize("level", [1, 2])
 def test_sleep_gives_memory_back_and_a_sync_restores_the_engine(run_ranks, gpu_config, figure, level):
     """Weights and buffers to the bit, and what is neither (positions, masks) by what the engine computes for

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tests.conftest import ROOT
-from tests.gpu.conftest import DEVICE, changed
+from tests.gpu.conftest import changed
 from trainer import config as c
 from trainer.observe.history import read_history
 
@@ -20,7 +20,6 @@ LIMIT_S = 220
 """A check of recipes/gpu_check.py is ended a little later."""
 
 
-@pytest.mark.card
 @pytest.mark.parametrize(("inputs", "outputs"), [(2048, 1536), (768, 2048)])
 def test_grouped_products_of_experts(figure, inputs, outputs):
     """At the sizes of 30B-A3B: 128 experts of which most have no row, one has all, or none has any."""
@@ -35,7 +34,6 @@ def test_grouped_products_of_experts(figure, inputs, outputs):
         assert wrong == ""
 
 
-@pytest.mark.card
 def test_parity_of_adapters(run_ranks, gpu_config, figure):
     config = changed(gpu_config, lora={"rank": 8, "alpha": 16})
     result = run_ranks("parity", config, timeout_s=LIMIT_S)[0]
@@ -59,11 +57,10 @@ def test_supervised_steps_on_four_bits(tmp_path, gpu_config, figure):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1"]
     subprocess.run([*command, "-m", "trainer.loops.sft", "--config", str(path)], cwd=ROOT, check=True)
     losses = [line["sft/loss"] for line in read_history(config.run.dir) if "sft/loss" in line]
-    figure(f"adapters on 4 bits: change of the loss in three steps on {DEVICE}", losses[-1] - losses[0], "")
+    figure("adapters on 4 bits: change of the loss in three steps on cuda", losses[-1] - losses[0], "")
     assert len(losses) == 3 and losses[-1] < losses[0]
 
 
-@pytest.mark.card
 def test_a_layer_of_four_bits(figure):
     """bitsandbytes' product and its gradient against a product with what its own weights unpack to."""
     import bitsandbytes as bnb
@@ -92,7 +89,6 @@ def test_a_layer_of_four_bits(figure):
     assert worst < 1e-2
 
 
-@pytest.mark.card
 def test_sleep_gives_memory_back_with_qwen3_5(run_ranks, family_model, gpu_config, figure):
     """A state beside the cache: it must not grow from cycle to cycle."""
     config = changed(gpu_config, model={"path": str(family_model("qwen3_5"))}, rollout={"sleep_level": 2})
@@ -102,7 +98,6 @@ def test_sleep_gives_memory_back_with_qwen3_5(run_ranks, family_model, gpu_confi
     assert asleep[-1] < asleep[0] + 0.5 and awake[-1] < awake[0] + 0.5
 
 
-@pytest.mark.card
 def test_a_sleeping_engine_in_tensor_parallel(run_ranks, gpu_config, figure):
     if torch.cuda.device_count() < 2:
         pytest.skip("needs two GPUs")
@@ -126,4 +121,4 @@ def test_a_resume_goes_on(tmp_path, gpu_config, figure):
         subprocess.run([*command, "--set", f"run.max_steps={steps}"], cwd=ROOT, check=True)
     lines = [json.loads(line) for line in Path(config.run.dir, "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "time/step_s" in line] == [1, 2, 3]
-    figure(f"a step after a resume on {DEVICE}", lines[-1]["time/step_s"], "s")
+    figure("a step after a resume on cuda", lines[-1]["time/step_s"], "s")

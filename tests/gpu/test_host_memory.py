@@ -43,7 +43,6 @@ for elements in (9 << 20, 12 << 20, 9 << 20):
 """
 
 
-@pytest.mark.card
 @pytest.mark.parametrize("program", [GROWING, LOCKED])
 def test_no_tensor_reaches_over_its_page_locked_memory(program):
     env = os.environ | {"PYTORCH_ALLOC_CONF": allocator_setting()}
