@@ -42,16 +42,9 @@ def environment(folder: Path, name: str) -> Path:
 
 def small(steps: int) -> Recipe:
     """The demo on two nodes with one rank each, short enough for a test."""
-    sizes = {
-        "run.max_steps": steps,
-        "rollout.prompts_per_step": 4,
-        "rollout.samples_per_prompt": 4,
-        "rollout.max_tokens": 16,
-        "evaluation.every_steps": 0,
-        "checkpoint.every_steps": 1,
-        "checkpoint.export_hf": "never",
-    }
-    recipe = resolve("demo", [*(f"{key}={value}" for key, value in sizes.items()), "cluster.nodes=2"])
+    sizes = "rollout.prompts_per_step=4 rollout.samples_per_prompt=4 rollout.max_tokens=16 cluster.nodes=2"
+    sizes += " evaluation.every_steps=0 checkpoint.every_steps=1 checkpoint.export_hf=never"
+    recipe = resolve("demo", [f"run.max_steps={steps}", *sizes.split()])
     placement = dataclasses.replace(recipe.config.placement, workers_per_node=1)
     return dataclasses.replace(recipe, config=dataclasses.replace(recipe.config, placement=placement))
 
@@ -71,11 +64,8 @@ def batch(
     run's directory)."""
     recipe = resolve("demo", []) if as_committed else small(steps)
     repository = make(folder / "repository")
-    env = (
-        stock(folder / "work", recipe, data, model)
-        | {"RUN_ID": "lab", "SPOTRL_METADATA": "off"}
-        | hosts.SHARED
-    )
+    env = stock(folder / "work", recipe, data, model) | hosts.SHARED
+    env |= {"RUN_ID": "lab", "SPOTRL_METADATA": "off"}
     ((name, text),) = [committed_file(target, steps)] if as_committed else render(recipe, target).items()
     script = repository / ".cache" / name
     script.parent.mkdir()
@@ -97,12 +87,7 @@ def committed(run: Path) -> list[int]:
 def stock(work: Path, recipe: Recipe, data: Path, model: Path) -> dict[str, str]:
     """Puts data and model where the recipe's steps would, so that these find them; returns the variables for
     it."""
-    places = {
-        "DATA": str(work / "data"),
-        "MODELS": str(work / "models"),
-        "WORK": str(work),
-        "RUNS": str(work / "runs"),
-    }
+    places = {name: str(work / name.lower()) for name in ("DATA", "MODELS", "RUNS")} | {"WORK": str(work)}
     for step, source in zip(recipe.steps, (data, model), strict=True):
         creates = step.creates.replace("${DATA}", places["DATA"]).replace("${MODELS}", places["MODELS"])
         place = Path(creates).parent

@@ -43,31 +43,12 @@ def missing() -> str:
     for tool in ("ip", "nsenter", "unshare", "mount"):
         if not shutil.which(tool, path=PATH):
             return f"namespaced hosts need the program {tool} (packages iproute2, util-linux)"
-    command = [
-        "unshare",
-        "--mount",
-        "--pid",
-        "--fork",
-        "--net",
-        "--uts",
-        "--ipc",
-        "--mount-proc",
-        "ip",
-        "link",
-        "add",
-        "v0",
-        "type",
-        "veth",
-        "peer",
-        "name",
-        "v1",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True)
-    return (
-        f"this kernel or container lets root make no namespaces: {done.stderr.strip()}"
-        if done.returncode
-        else ""
+    command = (
+        "unshare --mount --pid --fork --net --uts --ipc --mount-proc ip link add v0 type veth peer name v1"
     )
+    done = subprocess.run(command.split(), capture_output=True, text=True)
+    refused = f"this kernel or container lets root make no namespaces: {done.stderr.strip()}"
+    return refused if done.returncode else ""
 
 
 def run(*command: str) -> str:
@@ -122,15 +103,18 @@ class Host:
         """Runs a command here to its end; raises if it fails."""
         return run(*self.enter, *command)
 
+    def ip(self, words: str) -> None:
+        """Runs `ip` here, with words that blanks separate."""
+        self.run("ip", *words.split())
+
     def processes(self) -> list[str]:
         """Command lines of the processes that run here, but for the first one."""
         listing = run(*self.enter, "ps", "-eo", "pid=,stat=,args=")
-        lines = [line.split(None, 2) for line in listing.splitlines()]
-        return [
-            args
-            for pid, stat, args in lines
-            if pid != "1" and not stat.startswith("Z") and "ps -eo" not in args
-        ]
+        found = []
+        for pid, stat, args in (line.split(None, 2) for line in listing.splitlines()):
+            if pid != "1" and not stat.startswith("Z") and "ps -eo" not in args:
+                found.append(args)
+        return found
 
     @property
     def alive(self) -> bool:
@@ -159,18 +143,12 @@ class Rule(NamedTuple):
 
 def bytecode(rules: Sequence[Rule]) -> str:
     """A classic BPF program for `tc` that drops what meets all rules."""
+    jumps = {"equal": "21 0 {on}", "more": "37 0 {on}", "less": "53 {on} 0"}
     lines = []
     for at, rule in enumerate(rules):
-        rest = 2 * (len(rules) - at - 1)
-        passed_on = rest + 1
+        passed_on = 2 * (len(rules) - at) - 1
         lines.append(f"{rule.load} 0 0 {rule.offset}")
-        match rule.kind:
-            case "equal":
-                lines.append(f"21 0 {passed_on} {rule.value}")
-            case "more":
-                lines.append(f"37 0 {passed_on} {rule.value}")
-            case "less":
-                lines.append(f"53 {passed_on} 0 {rule.value}")
+        lines.append(f"{jumps[rule.kind].format(on=passed_on)} {rule.value}")
     return f"{len(lines) + 2}," + ",".join([*lines, "6 0 0 2", "6 0 0 0"])
 
 
@@ -185,46 +163,32 @@ class Lab:
         self._switch = _namespaces("--net")
         self.switch_pid = _child_of(self._switch.pid)
         self._in_switch = ["nsenter", "-t", str(self.switch_pid), "-n", "--"]
-        run(*self._in_switch, "ip", "link", "add", "br0", "type", "bridge")
-        run(*self._in_switch, "ip", "link", "set", "br0", "up")
+        self._switch_ip("link add br0 type bridge")
+        self._switch_ip("link set br0 up")
         hosts_file = self.scratch / "hosts"
         addresses = {name: f"10.50.0.{11 + i}" for i, name in enumerate(names)}
         lines = ["127.0.0.1 localhost", *(f"{address} {name}" for name, address in addresses.items())]
         self.scratch.mkdir(parents=True, exist_ok=True)
         hosts_file.write_text("\n".join(lines) + "\n")
-        self.hosts = {
-            name: Host(name, addresses[name], self.scratch / name, hosts_file, private) for name in names
-        }
+        self.hosts: dict[str, Host] = {}
+        for name, address in addresses.items():
+            self.hosts[name] = Host(name, address, self.scratch / name, hosts_file, private)
         for number, host in enumerate(self.hosts.values(), start=11):
             self._connect(host, number)
 
     def _connect(self, host: Host, number: int) -> None:
         for card in ("eth0", "eth1"):
-            plug = f"{card}h{number}"
-            run(
-                *self._in_switch,
-                "ip",
-                "link",
-                "add",
-                plug,
-                "type",
-                "veth",
-                "peer",
-                "name",
-                card,
-                "netns",
-                str(host.pid),
-            )
-            run(*self._in_switch, "ip", "link", "set", plug, "up")
-            host.run("ip", "link", "set", card, "up")
-        run(*self._in_switch, "ip", "link", "set", f"eth1h{number}", "master", "br0")
-        host.run("ip", "addr", "add", "172.17.0.2/16", "dev", "eth0")
-        host.run("ip", "addr", "add", f"{host.address}/24", "dev", "eth1")
-        host.run("ip", "route", "add", "default", "via", "172.17.0.1")
+            self._switch_ip(f"link add {card}h{number} type veth peer name {card} netns {host.pid}")
+            self._switch_ip(f"link set {card}h{number} up")
+            host.ip(f"link set {card} up")
+        self._switch_ip(f"link set eth1h{number} master br0")
+        host.ip("addr add 172.17.0.2/16 dev eth0")
+        host.ip(f"addr add {host.address}/24 dev eth1")
+        host.ip("route add default via 172.17.0.1")
 
     def cut(self, name: str, up: bool = False) -> None:
         """Pulls the cable of a host's eth1 (or plugs it in again)."""
-        run(*self._in_switch, "ip", "link", "set", self._plug(name), "up" if up else "down")
+        self._switch_ip(f"link set {self._plug(name)} {'up' if up else 'down'}")
 
     # --- what can be wrong with the network: rules on the switch's end of a host's cable --------------------
 
@@ -233,34 +197,14 @@ class Lab:
         load."""
         for name in self.hosts:
             plug = self._plug(name)
-            self._tc("qdisc", "add", "dev", plug, "root", "handle", "1:", "htb", "default", "1")
-            self._tc(
-                "class", "add", "dev", plug, "parent", "1:", "classid", "1:1", "htb", "rate", f"{megabit}mbit"
-            )
+            self._tc(f"qdisc add dev {plug} root handle 1: htb default 1")
+            self._tc(f"class add dev {plug} parent 1: classid 1:1 htb rate {megabit}mbit")
 
     def slow(self, source: str, to: str, megabit: int) -> None:
         """A slower rate from one host to another; `shape` comes first."""
         plug, address = self._plug(to), self.hosts[source].address
-        self._tc(
-            "class", "add", "dev", plug, "parent", "1:", "classid", "1:2", "htb", "rate", f"{megabit}mbit"
-        )
-        self._tc(
-            "filter",
-            "add",
-            "dev",
-            plug,
-            "parent",
-            "1:",
-            "protocol",
-            "ip",
-            "u32",
-            "match",
-            "ip",
-            "src",
-            f"{address}/32",
-            "flowid",
-            "1:2",
-        )
+        self._tc(f"class add dev {plug} parent 1: classid 1:2 htb rate {megabit}mbit")
+        self._tc(f"filter add dev {plug} parent 1: protocol ip u32 match ip src {address}/32 flowid 1:2")
 
     def drop(
         self, source: str, to: str, share: float = 1.0, only: Literal["", "syn", "high", "large"] = ""
@@ -270,7 +214,7 @@ class Lab:
         plug = self._plug(source)
         number = len(self._dropping.setdefault(plug, []))
         if not number:
-            self._tc("qdisc", "add", "dev", plug, "clsact")
+            self._tc(f"qdisc add dev {plug} clsact")
         self._dropping[plug].append(to)
         rules = [Rule(40, 12, 0x0800), Rule(32, 30, int.from_bytes(socket.inet_aton(self.hosts[to].address)))]
         if only in ("syn", "high"):
@@ -281,25 +225,16 @@ class Lab:
             rules += [Rule(40, 16, 1000, "more")]
         if share < 1.0:
             rules += [Rule(32, RANDOM, int(share * (1 << 32)), "less")]
-        self._tc(
-            "filter",
-            "add",
-            "dev",
-            plug,
-            "ingress",
-            "prio",
-            str(number + 1),
-            "bpf",
-            "da",
-            "bytecode",
-            bytecode(rules),
-        )
+        self._tc(f"filter add dev {plug} ingress prio {number + 1} bpf da bytecode", bytecode(rules))
 
     def _plug(self, name: str) -> str:
         return f"eth1h{self.hosts[name].address.rpartition('.')[2]}"
 
-    def _tc(self, *arguments: str) -> None:
-        run(*self._in_switch, "tc", *arguments)
+    def _tc(self, words: str, *more: str) -> None:
+        run(*self._in_switch, "tc", *words.split(), *more)
+
+    def _switch_ip(self, words: str) -> None:
+        run(*self._in_switch, "ip", *words.split())
 
     def __enter__(self) -> Lab:
         return self
@@ -318,11 +253,9 @@ def _die_with_the_lab() -> None:
 
 
 def _namespaces(*kinds: str) -> subprocess.Popen[bytes]:
-    command = ["unshare", *kinds, "--fork", "--kill-child", "--propagation", "private"]
-    if "--mount" not in kinds:
-        command = ["unshare", *kinds, "--fork", "--kill-child"]
+    own_mounts = ["--propagation", "private"] if "--mount" in kinds else []
     return subprocess.Popen(
-        [*command, sys.executable, "-c", INIT],
+        ["unshare", *kinds, "--fork", "--kill-child", *own_mounts, sys.executable, "-c", INIT],
         stdin=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,

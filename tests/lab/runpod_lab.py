@@ -44,29 +44,17 @@ jobs:
 RUNTIME = ("setuptools<70", "click<8.3.0", "ray[default]==2.9.3", "pydantic-core==2.41.1", "uv")
 """What SkyPilot puts on every machine besides itself (sky/skylet/constants.py)."""
 
-SMALL = [
-    "rollout.prompts_per_step=4",
-    "rollout.samples_per_prompt=4",
-    "rollout.max_tokens=16",
-    "evaluation.every_steps=0",
-    "checkpoint.every_steps=1",
-    "checkpoint.export_hf=never",
-    "rewards.workers=1",
-]
-SPOT = [
-    "setup=cpu",
-    "cluster.gpus_per_node=1",
-    "cluster.gpu=A100-80GB",
-    "cluster.spot=prefer",
-    "cluster.memory_gib=16",
-]
+SMALL = """rollout.prompts_per_step=4 rollout.samples_per_prompt=4 rollout.max_tokens=16
+evaluation.every_steps=0 checkpoint.every_steps=1 checkpoint.export_hf=never rewards.workers=1"""
+SPOT = """setup=cpu cluster.gpus_per_node=1 cluster.gpu=A100-80GB cluster.spot=prefer
+cluster.memory_gib=16"""
 """RunPod's spot market has GPUs only, and this machine has none: the recipe rents one and leaves it alone."""
 BUCKET = "s3://bucket/runs"
 
 
 def options(*assignments: str) -> list[str]:
-    """Words of the command line that set these options."""
-    return [part for assignment in assignments for part in ("--set", assignment)]
+    """Words of the command line that set these options, which blanks separate."""
+    return [part for assignment in " ".join(assignments).split() for part in ("--set", assignment)]
 
 
 def missing() -> str:
@@ -95,22 +83,18 @@ def image() -> Path:
         )
         (wheel,) = Path(said.stdout.split()[-2]).glob("*.whl")
         python = home / "skypilot-runtime/bin/python"
-        uv = ["uv", "--quiet"]
-        subprocess.run(
-            [
-                *uv,
-                "venv",
-                "--relocatable",
-                "--seed",
-                "--python",
-                os.path.realpath(sys.executable),
-                python.parent.parent,
-            ],
-            check=True,
-        )
-        subprocess.run(
-            [*uv, "pip", "install", "--python", python, f"{wheel}[runpod,remote]", *RUNTIME], check=True
-        )
+        venv = [
+            "uv",
+            "--quiet",
+            "venv",
+            "--relocatable",
+            "--seed",
+            "--python",
+            os.path.realpath(sys.executable),
+        ]
+        subprocess.run([*venv, python.parent.parent], check=True)
+        install = ["uv", "--quiet", "pip", "install", "--python", python, f"{wheel}[runpod,remote]", *RUNTIME]
+        subprocess.run(install, check=True)
         (part / "workspace").mkdir()
         (home / ".local/bin").mkdir(parents=True)
         (home / ".local/bin/uv").symlink_to("../../skypilot-runtime/bin/uv")
@@ -161,37 +145,15 @@ class Desk:
 
     def _network(self) -> None:
         """The bridge of the pods, and the addresses that SkyPilot tries; no way out."""
-        commands = [
-            "link add br0 type bridge",
-            f"addr add {DESK}/24 dev br0",
-            "link set br0 up",
-            "addr add 8.8.8.8/32 dev lo",
-            "addr add 1.1.1.1/32 dev lo",
-        ]
-        for command in commands:
-            self.host.run("ip", *command.split())
+        commands = ("link add br0 type bridge", f"addr add {DESK}/24 dev br0", "link set br0 up")
+        for command in (*commands, "addr add 8.8.8.8/32 dev lo", "addr add 1.1.1.1/32 dev lo"):
+            self.host.ip(command)
 
     def _certificate(self) -> None:
         key, certificate = self.scratch / "key", self.scratch / "certificate"
-        names = "subjectAltName=IP:8.8.8.8,IP:1.1.1.1"
-        hosts.run(
-            "openssl",
-            "req",
-            "-x509",
-            "-newkey",
-            "rsa:2048",
-            "-nodes",
-            "-days",
-            "2",
-            "-subj",
-            "/CN=lab",
-            "-addext",
-            names,
-            "-keyout",
-            str(key),
-            "-out",
-            str(certificate),
-        )
+        request = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=lab"
+        request += " -addext subjectAltName=IP:8.8.8.8,IP:1.1.1.1"
+        hosts.run(*request.split(), "-keyout", str(key), "-out", str(certificate))
         (self.scratch / "both").write_text(key.read_text() + certificate.read_text())
 
     def _image(self) -> None:

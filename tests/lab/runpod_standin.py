@@ -75,18 +75,12 @@ class Pod:
     def view(self) -> dict:
         """What the API says of it."""
         booted = self.host.alive and time.time() - self.since > BOOT_S
-        numbers = [int(port.partition("/")[0]) for port in self.asked["ports"].split(",")]
-        ports = [
-            {"ip": self.host.address, "isIpPublic": True, "privatePort": n, "publicPort": n, "type": "tcp"}
-            for n in numbers
-        ]
-        inside = {
-            "ip": self.host.address,
-            "isIpPublic": False,
-            "privatePort": 22,
-            "publicPort": 22,
-            "type": "http",
-        }
+        address = {"ip": self.host.address, "isIpPublic": True, "type": "tcp"}
+        ports = []
+        for port in self.asked["ports"].split(","):
+            number = int(port.partition("/")[0])
+            ports.append(address | {"privatePort": number, "publicPort": number})
+        ports.append(address | {"privatePort": 22, "publicPort": 22, "isIpPublic": False, "type": "http"})
         cpus = re.search(r"-(\d+)-\d+$", self.asked.get("instanceId", ""))
         return {
             "id": self.id,
@@ -101,7 +95,7 @@ class Pod:
             "containerRegistryAuthId": None,
             "machineId": f"m-{self.id}",
             "ports": self.asked["ports"],
-            "runtime": {"ports": [*ports, inside]} if booted else None,
+            "runtime": {"ports": ports} if booted else None,
             "machine": {"gpuDisplayName": self.asked.get("gpuTypeId", "")},
         }
 
@@ -138,11 +132,11 @@ class RunPod:
         empty.write_text("127.0.0.1 localhost\n")
         host = hosts.Host(name, f"{self.subnet}.{number}", folder, empty)
         plug = f"pod{number}"
-        hosts.run("ip", "link", "add", plug, "type", "veth", "peer", "name", "eth0", "netns", str(host.pid))
-        hosts.run("ip", "link", "set", plug, "master", "br0", "up")
-        host.run("ip", "addr", "add", f"{host.address}/24", "dev", "eth0")
-        host.run("ip", "link", "set", "eth0", "up")
-        host.run("ip", "route", "add", "default", "via", f"{self.subnet}.1")
+        hosts.run("ip", *f"link add {plug} type veth peer name eth0 netns {host.pid}".split())
+        hosts.run("ip", *f"link set {plug} master br0 up".split())
+        host.ip(f"addr add {host.address}/24 dev eth0")
+        host.ip("link set eth0 up")
+        host.ip(f"route add default via {self.subnet}.1")
         host.run("sh", "-c", self._files(folder, host))
         self._boot(host, folder, asked["dockerArgs"])
         pod = self.pods[name] = Pod(name, host, asked, spot)
@@ -176,19 +170,11 @@ class RunPod:
             "RUNPOD_POD_ID": host.name,
         }
         env |= {"RUNPOD_API_BASE_URL": self.api, "UV_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-        env["RAY_memory_monitor_refresh_ms"] = "0"  # pods share one machine's memory
+        env |= hosts.SHARED
+        command = [*host.enter, "chroot", str(folder / "root"), "/bin/sh", "-c", f"cd /root && {arguments}"]
+        null = subprocess.DEVNULL
         with (folder / "console.log").open("wb") as log:
-            command = [
-                *host.enter,
-                "chroot",
-                str(folder / "root"),
-                "/bin/sh",
-                "-c",
-                f"cd /root && {arguments}",
-            ]
-            subprocess.Popen(
-                command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-            )
+            subprocess.Popen(command, env=env, stdin=null, stdout=log, stderr=log, start_new_session=True)
 
     def end(self, name: str) -> None:
         """Ends a pod at once."""
@@ -235,20 +221,10 @@ def gpu(name: str) -> dict:
     """A GPU type as the API describes it."""
     display, memory, usd, spot = GPUS[name]
     lowest = {"minimumBidPrice": spot, "uninterruptablePrice": usd, "minVcpu": 8, "minMemory": 50}
-    return {
-        "id": name,
-        "displayName": display,
-        "manufacturer": "Nvidia",
-        "memoryInGb": memory,
-        "maxGpuCount": 8,
-        "secureCloud": True,
-        "communityCloud": True,
-        "securePrice": usd,
-        "communityPrice": usd,
-        "secureSpotPrice": spot,
-        "communitySpotPrice": spot,
-        "lowestPrice": lowest,
-    }
+    about = {"id": name, "displayName": display, "manufacturer": "Nvidia", "memoryInGb": memory}
+    about |= {"maxGpuCount": 8, "secureCloud": True, "communityCloud": True, "lowestPrice": lowest}
+    about |= dict.fromkeys(("securePrice", "communityPrice"), usd)
+    return about | dict.fromkeys(("secureSpotPrice", "communitySpotPrice"), spot)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -287,10 +263,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(text)
 
 
-class Probe(BaseHTTPRequestHandler):
-    def log_message(self, format: str, *args: object) -> None:
-        """Not to the console."""
-
+class Probe(Handler):
     def do_HEAD(self) -> None:
         self.send_response(200)
         self.end_headers()

@@ -100,14 +100,8 @@ class Slurm:
         set_env = [f"{k}={v}" for k, v in {"SLURM_CONF": str(self.config), **env}.items()]
         first = self.lab.hosts["h1"]
         where = ["sh", "-c", 'cd "$0" && exec "$@"', str(cwd)] if cwd else []
-        clean = [
-            "env",
-            "-i",
-            f"PATH={os.environ.get('PATH', '')}:{hosts.PATH}",
-            f"HOME={first.scratch}",
-            *set_env,
-        ]
-        return first.run(*clean, *where, *command)
+        path = f"PATH={os.environ.get('PATH', '')}:{hosts.PATH}"
+        return first.run("env", "-i", path, f"HOME={first.scratch}", *set_env, *where, *command)
 
     def state(self, job: str) -> dict[str, str]:
         """What Slurm knows of a job."""

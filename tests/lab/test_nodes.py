@@ -71,12 +71,8 @@ def lab(request):
 
 def plain(tmp_path: Path, nodes: int = 2, **placement) -> c.RunConfig:
     """A run whose loop is replaced by jobs.py."""
-    place: dict[str, Any] = {
-        "nodes": nodes,
-        "workers_per_node": 1,
-        "device": "cpu",
-        "start_timeout_s": 120.0,
-    } | placement
+    place: dict[str, Any] = {"nodes": nodes, "workers_per_node": 1, "device": "cpu", "start_timeout_s": 120.0}
+    place |= placement
     folder = str(tmp_path)
     return c.RunConfig(
         run=c.Run(name="lab", dir=f"{folder}/run"),
@@ -210,16 +206,8 @@ def test_two_hosts_share_the_download_of_a_model(lab, tmp_path, small_config, ti
     for name, data in files.items():
         (tmp_path / "model" / name).write_bytes(data)
     head, worker = lab.hosts.values()
-    serve = [
-        sys.executable,
-        "-m",
-        "tests.data_prep.hub_server",
-        head.address,
-        head.name,
-        "8800",
-        "owner/model",
-    ]
-    head.start([*serve, str(tmp_path / "model")], tmp_path / "hub.log")
+    serve = f"-m tests.data_prep.hub_server {head.address} {head.name} 8800 owner/model {tmp_path}/model"
+    head.start([sys.executable, *serve.split()], tmp_path / "hub.log")
     config = dataclasses.replace(
         small_config,
         run=dataclasses.replace(small_config.run, max_steps=1),

@@ -72,16 +72,8 @@ class Round:
             self.logs.append(tmp / f"node{rank}.log")
             if rank == absent:
                 continue
-            command = [
-                sys.executable,
-                "-m",
-                "trainer.node",
-                "--preflight",
-                "--seconds",
-                "0",
-                "--config",
-                str(path),
-            ]
+            program = ["-m", "trainer.node", "--preflight", "--seconds", "0", "--config", str(path)]
+            command = [sys.executable, *program]
             command = (wrap or {}).get(rank, list)(command)
             place = {"SPOTRL_PEERS": peers, "SPOTRL_NODE_RANK": str(rank)} | (env or {}).get(rank, {})
             self.processes.append(host.start(command, self.logs[-1], place))
@@ -129,7 +121,7 @@ def prepare(lab: hosts.Lab, tmp: Path, data: Path, fault: str) -> dict[str, Any]
         case "small MTU":
             lab.drop("h1", "h2", only="large")
         case "other MTU":
-            h[2].run("ip", "link", "set", "eth1", "mtu", "1200")
+            h[2].ip("link set eth1 mtu 1200")
         case "clock":
             return {"wrap": {3: lambda command: [sys.executable, "-c", LATE, *command[3:]]}}
         case "full disk":
@@ -138,10 +130,7 @@ def prepare(lab: hosts.Lab, tmp: Path, data: Path, fault: str) -> dict[str, Any]
         case "file limit":
             return {"wrap": {2: shell("ulimit -n 512")}}
         case "other package":
-            fake = tmp / "fake" / "ray-2.0.0.dist-info"
-            fake.mkdir(parents=True)
-            (fake / "METADATA").write_text("Metadata-Version: 2.1\nName: ray\nVersion: 2.0.0\n")
-            return {"env": {1: {"PYTHONPATH": str(fake.parent)}}}
+            return {"env": {1: other_ray(tmp)}}
         case "other data":
             other = tmp / "other"
             shutil.copytree(data, other)
@@ -160,29 +149,33 @@ def prepare(lab: hosts.Lab, tmp: Path, data: Path, fault: str) -> dict[str, Any]
             return {"env": {2: {"SPOTRL_HEAD": "10.50.0.99"}}}
         case "two heads":
             return {"env": {1: {"SPOTRL_NODE_RANK": "0"}}}
-        case "missing package":
+        case "missing package" | "missing package of the head":
+            node, package = (2, "psutil") if fault == "missing package" else (0, "yaml")
             fake = tmp / "lacking"
             fake.mkdir()
-            (fake / "psutil.py").write_text("raise ImportError(\"No module named 'psutil'\")\n")
-            return {"env": {2: {"PYTHONPATH": str(fake)}}}
-        case "missing package of the head":
-            fake = tmp / "lacking"
-            fake.mkdir()
-            (fake / "yaml.py").write_text("raise ImportError(\"No module named 'yaml'\")\n")
-            return {"env": {0: {"PYTHONPATH": str(fake)}}}
+            (fake / f"{package}.py").write_text(f"raise ImportError(\"No module named '{package}'\")\n")
+            return {"env": {node: {"PYTHONPATH": str(fake)}}}
         case "address twice":
-            h[2].run("ip", "addr", "add", "10.50.0.12/24", "dev", "eth1")
+            h[2].ip("addr add 10.50.0.12/24 dev eth1")
         case "address of another":
-            h[2].run("ip", "addr", "del", "10.50.0.13/24", "dev", "eth1")
-            h[2].run("ip", "addr", "add", "10.50.0.12/24", "dev", "eth1")
+            h[2].ip("addr del 10.50.0.13/24 dev eth1")
+            h[2].ip("addr add 10.50.0.12/24 dev eth1")
     return {}
+
+
+def other_ray(tmp: Path) -> dict[str, str]:
+    """Variables under which a node finds another version of Ray."""
+    fake = tmp / "fake" / "ray-2.0.0.dist-info"
+    fake.mkdir(parents=True)
+    (fake / "METADATA").write_text("Metadata-Version: 2.1\nName: ray\nVersion: 2.0.0\n")
+    return {"PYTHONPATH": str(fake.parent)}
 
 
 def many(lab: hosts.Lab, tmp: Path, data: Path) -> dict[str, Any]:
     """Faults of one machine each, all in one round; returns arguments of Round."""
     for source in ("h0", "h2", "h3"):
         lab.drop(source, "h1", only="high")
-    lab.hosts["h2"].run("ip", "link", "set", "lo", "down")
+    lab.hosts["h2"].ip("link set lo down")
     lab.hosts["h2"].run("hostname", "h3")
     other = tmp / "other"
     shutil.copytree(data, other)
@@ -193,29 +186,20 @@ def many(lab: hosts.Lab, tmp: Path, data: Path) -> dict[str, Any]:
     code = tmp / "code.py"
     code.write_text((hosts.ROOT / "trainer/system/exit_codes.py").read_text() + "# another commit\n")
     settings = tmp / "config3.yaml"
-    fake = tmp / "fake" / "ray-2.0.0.dist-info"
-    fake.mkdir(parents=True)
-    (fake / "METADATA").write_text("Metadata-Version: 2.1\nName: ray\nVersion: 2.0.0\n")
     mounts = f"mount --bind {other} {data} && mount -t tmpfs -o nr_inodes=40 tmpfs {tmp}/run"
     mounts += f" && mount --bind {code} {hosts.ROOT}/trainer/system/exit_codes.py"
     mounts += f" && sed 's/^  seed: .*/  seed: 99/' {tmp}/config.yaml > {settings}"
     mounts += f" && mount --bind {settings} {tmp}/config.yaml"
     return {
         "wrap": {3: shell(mounts)},
-        "env": {2: {"NCCL_SOCKET_IFNAME": "ens9"}, 1: {"PYTHONPATH": str(fake.parent)}},
+        "env": {2: {"NCCL_SOCKET_IFNAME": "ens9"}, 1: other_ray(tmp)},
     }
 
 
 MANY = [
-    ("fail", "ports", (1,)),
-    ("fail", "packages", (1,)),
-    ("fail", "interface", (2,)),
-    ("fail", "loopback", (2,)),
-    ("fail", "host name", (2,)),
-    ("fail", "data", (3,)),
-    ("fail", "code", (3,)),
-    ("fail", "configuration", (3,)),
-    ("fail", "disk space", (3,)),
+    *[("fail", check, (1,)) for check in ("ports", "packages")],
+    *[("fail", check, (2,)) for check in ("interface", "loopback", "host name")],
+    *[("fail", check, (3,)) for check in ("data", "code", "configuration", "disk space")],
 ]
 FAULTS = {
     "wrong interface": (2, [("fail", "interface", (2,))]),
@@ -306,9 +290,6 @@ def clean(lab: hosts.Lab, tmp_path: Path) -> None:
     assert set(codes) == {0} and check.wrong() == [], check.text()
     text = check.logs[0].read_text()
     assert "preflight passed" in text and "all nodes" in text
-    speeds = [
-        s
-        for p in json.loads((check.run_dir / "preflight.json").read_text())["pairs"]
-        for s in p["bytes_per_s"]
-    ]
+    pairs = json.loads((check.run_dir / "preflight.json").read_text())["pairs"]
+    speeds = [speed for pair in pairs for speed in pair["bytes_per_s"]]
     assert len(speeds) == 12 and all(0.5 < s * 8e-6 / MEGABIT < 1.2 for s in speeds), speeds

@@ -23,16 +23,10 @@ pytestmark = [
 def test_sky_launch_of_a_committed_file_runs_to_the_end_and_gives_the_machine_back(desk):
     _, text = checkout.committed_file("skypilot-runpod", 3)
     (desk.repository / "small.yaml").write_text(text)
-    given = [
-        "--env",
-        "RUN_ID=by-hand",
-        "--env",
-        f"BUCKET={BUCKET}",
-        "--env",
-        f"AWS_ENDPOINT_URL=http://{runpod_lab.STORE}",
-    ]
-    tokens = ["--secret", "AWS_ACCESS_KEY_ID", "--secret", "AWS_SECRET_ACCESS_KEY"]
-    done = desk.call("sky", "launch", "-y", "-c", "by-hand", "small.yaml", *given, *tokens)
+    command = f"sky launch -y -c by-hand small.yaml --env RUN_ID=by-hand --env BUCKET={BUCKET}"
+    command += f" --env AWS_ENDPOINT_URL=http://{runpod_lab.STORE}"
+    command += " --secret AWS_ACCESS_KEY_ID --secret AWS_SECRET_ACCESS_KEY"
+    done = desk.call(*command.split())
     assert "starting from scratch" in done.stdout and desk.commits("by-hand")[-1] == 3, done.stdout[-4000:]
     (pod,) = desk.rented
     assert not pod["spot"] and pod["vcpuCount"] == 4
@@ -41,7 +35,7 @@ def test_sky_launch_of_a_committed_file_runs_to_the_end_and_gives_the_machine_ba
 
 
 def test_a_preempted_spot_job_goes_on_elsewhere_from_its_last_commit(desk, capsys):
-    sets = options(*SMALL, *SPOT, "run.max_steps=30")
+    sets = options(SMALL, SPOT, "run.max_steps=30")
     up = ["up", "demo", "--target", "skypilot-runpod", *sets, "--bucket", BUCKET, "--run-id", "spot"]
     shown = desk.launch(*up, "--dry-run").stdout
     assert "sky jobs launch -y -n spot" in shown and runpod_lab.SECRET not in shown
@@ -74,19 +68,9 @@ def test_a_preempted_spot_job_goes_on_elsewhere_from_its_last_commit(desk, capsy
 
 def test_down_ends_a_job_and_leaves_no_machine(desk):
     desk.provider("/stock", without=[])
-    sets = options(*SMALL, *SPOT, "run.max_steps=1000")
-    desk.launch(
-        "up",
-        "demo",
-        "--target",
-        "skypilot-runpod",
-        *sets,
-        "--bucket",
-        BUCKET,
-        "--run-id",
-        "ended",
-        "--detach",
-    )
+    sets = options(SMALL, SPOT, "run.max_steps=1000")
+    up = f"up demo --target skypilot-runpod --bucket {BUCKET} --run-id ended --detach"
+    desk.launch(*up.split(), *sets)
     desk.until(lambda: desk.commits("ended"), 300, "a commit")
     desk.launch("down", "ended")
     desk.until(lambda: not desk.rented, 240, "the machine to go")
@@ -96,7 +80,7 @@ def test_down_ends_a_job_and_leaves_no_machine(desk):
 def test_a_check_of_a_card_runs_to_its_end_and_its_machine_goes(desk):
     """The machine has no GPU: every check that a CPU can, at the tiny model's size."""
     desk.provider("/stock", without=[])
-    sets = options(*SPOT)
+    sets = options(SPOT)
     up = ["up", "gpu-check", "--target", "skypilot-runpod", *sets, "--bucket", BUCKET, "--run-id", "card"]
     done = desk.launch(*up, check=False, timeout_s=1500)
     said = json.loads((desk.buckets / "bucket/runs/card/gpu-check.json").read_text())

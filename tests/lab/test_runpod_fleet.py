@@ -47,7 +47,7 @@ def newest(desk):
 
 
 def test_spot_machines_that_sample_come_back_and_none_outlives_its_run(desk, figure):
-    sets = options(*SMALL, *SPOT, *FLEET)
+    sets = options(SMALL, SPOT, *FLEET)
     up = ["up", "demo", "--target", "skypilot-runpod", *sets, "--bucket", BUCKET, "--run-id", "fleet"]
     command = desk.command(sys.executable, "launch.py", *up, "--fleet", "2xA100-80GB:spot")
     log = desk.scratch / "up.log"
