@@ -37,6 +37,8 @@ def turn_over() -> None:
         assert not [name for name in sizes if name.endswith(".2")]
         # a line is written before the file is turned over
         assert max(sizes.values()) < 2 * LIMIT, sizes
+        assert not open_for_others(ray.temp)
+        assert (ray.temp / "token").stat().st_mode & 0o777 == 0o600
     finally:
         ray.close(keep_logs=False)
     assert not ray.temp.exists()
@@ -49,41 +51,15 @@ def open_for_others(root: Path) -> list[str]:
     return [str(path) for path in root.rglob("*")]
 
 
-def start_and_look() -> None:
-    """In a process of its own, as `turn_over`."""
-    ports = ray_node.Ports.choose(alone=True)
-    ray = ray_node.RayNode(address="127.0.0.1", ports=ports, cpus=1, gpus=0, env=dict(os.environ))
-    ray.start_head("127.0.0.1")
-    try:
-        deadline = time.monotonic() + 120
-        while not ray.ready():
-            assert time.monotonic() < deadline, "Ray did not start"
-            time.sleep(0.2)
-        assert (ray.ray_folder / "session_latest/logs").is_dir()
-        assert not open_for_others(ray.temp)
-        assert (ray.temp / "token").stat().st_mode & 0o777 == 0o600
-    finally:
-        ray.close(keep_logs=False)
-
-
-def in_a_process(what: str) -> None:
-    command = [sys.executable, "-m", "tests.node.launch.test_ray_folder", what]
+@pytest.mark.long
+def test_rays_folder_stays_small_and_closed_to_the_machines_other_users():
+    """Two files of logs for each of its servers. `ray start` opens its own folder to all."""
+    most = int(ray_node.TUNING["RAY_ROTATION_MAX_BYTES"])
+    assert 0 < most <= 8 << 20 and ray_node.TUNING["RAY_ROTATION_BACKUP_COUNT"] == "1"
+    command = [sys.executable, "-m", "tests.node.launch.test_ray_folder"]
     done = subprocess.run(command, cwd=Path(__file__).parents[3], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.slow
-def test_no_other_user_of_the_machine_reaches_the_token_or_ray_s_files():
-    """`ray start` opens its own folder to all."""
-    in_a_process("start_and_look")
-
-
-@pytest.mark.long
-def test_rays_servers_keep_two_files_of_logs_each():
-    most = int(ray_node.TUNING["RAY_ROTATION_MAX_BYTES"])
-    assert 0 < most <= 8 << 20 and ray_node.TUNING["RAY_ROTATION_BACKUP_COUNT"] == "1"
-    in_a_process("turn_over")
-
-
 if __name__ == "__main__":
-    globals()[sys.argv[1]]()
+    turn_over()

@@ -89,28 +89,27 @@ def gone_within(job: Job, seconds: float) -> float:
     return time.monotonic() - begun
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "who", ["front door", *(pytest.param(who, marks=pytest.mark.long) for who in ("launcher", "driver"))]
-)
-def test_a_killed_process_takes_all_the_others_with_it(start, who):
-    job = start(front=who == "front door")
-    running(job)
+def kill(job: Job, module: str = "") -> None:
+    """SIGKILL to one of its processes, its first one if none is named: all the others go with it."""
     assert job.process
     before = len(job.pids())
-    module = {"launcher": "trainer.node", "driver": "tests.loops.standin"}
-    os.kill(pid_of(job, module[who]) if who in module else job.process.pid, signal.SIGKILL)
+    os.kill(pid_of(job, module) if module else job.process.pid, signal.SIGKILL)
     job.process.poll()
     seconds = gone_within(job, 15)
-    print(f"{who}: {before} processes gone after {seconds:.1f} s")
-    if who == "driver":
-        assert job.wait(5) == EXIT_NODE_LOST
-        assert "the job was killed by signal 9" in job.tail()
+    print(f"{module or 'front door'}: {before} processes gone after {seconds:.1f} s")
+
+
+@pytest.mark.slow
+def test_a_killed_front_door_takes_all_the_others_with_it(start):
+    job = start(front=True)
+    running(job)
+    kill(job)
 
 
 @pytest.mark.slow
 @pytest.mark.long
 def test_a_second_start_is_refused_and_waits_for_one_that_is_ending(start):
+    """The driver of the third is killed, too: all others go with it."""
     job = start()
     running(job)
     again = start(folder=str(job.path.parent))
@@ -121,11 +120,16 @@ def test_a_second_start_is_refused_and_waits_for_one_that_is_ending(start):
     os.kill(job.process.pid, signal.SIGTERM)
     third = start(folder=str(job.path.parent))
     third.until(lambda: "resumed from step" in third.tail(10**6).split("stopping:")[-1], 400)
+    running(third)
+    kill(third, "tests.loops.standin")
+    assert third.wait(5) == EXIT_NODE_LOST
+    assert "the job was killed by signal 9" in third.tail()
 
 
 @pytest.mark.slow
 @pytest.mark.long
 def test_an_older_attempt_ends_when_a_newer_one_starts_elsewhere(start, tmp_path):
+    """The launcher of the newer one is killed, too: all others go with it."""
     with servers.rclone(tmp_path / "store") as server:
         older = start("s3://bucket/runs", **server.env)
         running(older)
@@ -139,55 +143,59 @@ def test_an_older_attempt_ends_when_a_newer_one_starts_elsewhere(start, tmp_path
         store = Storage("s3://bucket/runs/drill/checkpoints", env=server.env)
         attempts = Attempts(Storage("s3://bucket/runs/drill/attempts", env=server.env))
         assert attempts.alive().epoch == 2
-        while not any(
-            key.split("/")[1].startswith("2-") for key, _ in store.list() if key.endswith("manifest.json")
-        ):
+        stream = Storage("s3://bucket/runs/drill/stream", env=server.env)
+
+        def of(attempt: str, place: Storage) -> dict[str, int]:
+            """Sizes of the objects of an attempt by name."""
+            sizes = {}
+            for key, size in place.list():
+                parts = key.split("/")
+                if any(part.startswith(attempt) for part in parts[:-1]):
+                    sizes[parts[-1]] = size
+            return sizes
+
+        pushed = of("1-", stream)
+        wanted = {"metrics.jsonl", "launch.log", "nodes.jsonl"}
+        while "manifest.json" not in of("2-", store) or not wanted <= set(of("2-", stream)):
             assert time.monotonic() - ended < 60, newer.tail()
             time.sleep(0.2)
-        stream = Storage("s3://bucket/runs/drill/stream", env=server.env)
-        pushed = [(k, size) for k, size in stream.list() if k.startswith("1-")]
-        while not {"metrics.jsonl", "launch.log", "nodes.jsonl"} <= {
-            k.split("/")[1] for k, _ in stream.list() if k.startswith("2-")
-        }:
-            assert time.monotonic() - ended < 60
-            time.sleep(0.2)
-        assert pushed and [(k, size) for k, size in stream.list() if k.startswith("1-")] == pushed, (
-            "fenced: silent"
-        )
+        assert pushed and of("1-", stream) == pushed, "fenced: silent"
+        kill(newer, "trainer.node")
+
+
+@pytest.fixture
+def launched(base):
+    """Makes the launcher of a job that is Python code; a short path, for the names of Ray's sockets."""
+    jobs: list[Job] = []
+    with tempfile.TemporaryDirectory(prefix="one-", dir="/tmp") as folder:
+
+        def made(code: str, remote: str = "", **env: str) -> Job:
+            checkpoint = replace(base.checkpoint, remote=remote)
+            config = replace(base, run=replace(base.run, dir=f"{folder}/run"), checkpoint=checkpoint)
+            own = {"SPOTRL_TMP": folder, "SPOTRL_PEERS": "127.0.0.1", "SPOTRL_NODE_RANK": "0"}
+            after = ("--", sys.executable, "-c", code, f"{folder}/run")
+            jobs.append(Job(config, Path(folder), own | env, "trainer.node", after=after))
+            return jobs[-1]
+
+        yield made
+        for job in jobs:
+            job.kill()
 
 
 @pytest.mark.long
-def test_a_platform_that_restarts_for_ever_is_stopped_by_the_run(base, tmp_path):
+def test_a_platform_that_restarts_for_ever_is_stopped_by_the_run(launched, tmp_path):
     """A job that fails without a new checkpoint: three restarts, then the code that ends it, then nothing
     more."""
     fails = "import os, sys; sys.exit(0 if os.environ['SPOTRL_LAUNCH'] == 'resumed' else 1)"
-    with (
-        servers.rclone(tmp_path / "store") as server,
-        tempfile.TemporaryDirectory(prefix="one-", dir="/tmp") as folder,
-    ):
-        config = replace(
-            base,
-            run=replace(base.run, dir=f"{folder}/run"),
-            checkpoint=replace(base.checkpoint, remote="s3://bucket/runs"),
-        )
-        env = {
-            "SPOTRL_TMP": folder,
-            "SPOTRL_PEERS": "127.0.0.1",
-            "SPOTRL_NODE_RANK": "0",
-            "SPOTRL_LAUNCH": "first",
-        }
-        job = Job(
-            config, Path(folder), server.env | env, "trainer.node", after=("--", sys.executable, "-c", fails)
-        )
-        try:
-            assert [job.start().wait(400) for _ in range(4)] == [1, 1, 1, EXIT_GAVE_UP], job.tail()
-            assert "gives up at step 0: 4 attempts failed with no new checkpoint" in job.tail()
-            assert job.start().wait(200) == EXIT_GAVE_UP
-            assert job.tail(10**6).count("starting Ray") == 4, "a run that is over starts nothing"
-            job.env["SPOTRL_LAUNCH"] = "resumed"
-            assert job.start().wait(400) == 0, job.tail()
-        finally:
-            job.kill()
+    with servers.rclone(tmp_path / "store") as server:
+        job = launched(fails, "s3://bucket/runs", SPOTRL_LAUNCH="first", **server.env)
+        assert [job.start().wait(400) for _ in range(4)] == [1, 1, 1, EXIT_GAVE_UP], job.tail()
+        assert "gives up at step 0: 4 attempts failed with no new checkpoint" in job.tail()
+        assert job.start().wait(200) == EXIT_GAVE_UP
+        assert job.tail(10**6).count("starting Ray") == 4, "a run that is over starts nothing"
+        job.env["SPOTRL_LAUNCH"] = "resumed"
+        assert job.start().wait(400) == 0, job.tail()
+        job.kill()
 
 
 def test_a_lock_ends_with_its_process(tmp_path):
@@ -231,24 +239,17 @@ sys.exit(34)
 
 
 @pytest.mark.long
-def test_a_lost_rank_gives_the_machine_back_only_without_a_new_checkpoint(base):
+def test_a_lost_rank_gives_the_machine_back_only_without_a_new_checkpoint(launched):
     """The launcher, Ray and the record are real; the job only makes a checkpoint and says that a rank was
     lost."""
-    with tempfile.TemporaryDirectory(prefix="one-", dir="/tmp") as folder:
-        config = replace(base, run=replace(base.run, dir=f"{folder}/run"))
-        after = ("--", sys.executable, "-c", LOSES_A_RANK, f"{folder}/run")
-        env = {"SPOTRL_TMP": folder, "SPOTRL_PEERS": "127.0.0.1", "SPOTRL_NODE_RANK": "0"}
-        job = Job(config, Path(folder), env, "trainer.node", after=after)
-        try:
-            assert job.start().wait(400) == EXIT_NODE_LOST, job.tail()
-        finally:
-            job.kill()
-        said = job.tail(10**6)
-        assert said.count("starting Ray") == 1 and said.count("the job starts again on them") == 2, said
-        record = Attempts(Storage(f"{folder}/run/attempts"))
-        for epoch in (1, 2, 3):
-            assert f"attempt {record.read(epoch).name}" in said
-        assert record.past()[-1].code == EXIT_NODE_LOST and record.final() is None
+    job = launched(LOSES_A_RANK)
+    assert job.start().wait(400) == EXIT_NODE_LOST, job.tail()
+    said = job.tail(10**6)
+    assert said.count("starting Ray") == 1 and said.count("the job starts again on them") == 2, said
+    record = Attempts(Storage(f"{job.run_dir}/attempts"))
+    for epoch in (1, 2, 3):
+        assert f"attempt {record.read(epoch).name}" in said
+    assert record.past()[-1].code == EXIT_NODE_LOST and record.final() is None
 
 
 DIES_AT_STEP_5 = """
@@ -264,27 +265,13 @@ sys.exit(34)
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_a_rank_that_dies_twice_at_one_step_ends_the_run(base):
+def test_a_rank_that_dies_twice_at_one_step_ends_the_run(launched):
     """On another machine it would die there again: the platform is told not to rent one."""
-    with tempfile.TemporaryDirectory(prefix="one-", dir="/tmp") as folder:
-        config = replace(base, run=replace(base.run, dir=f"{folder}/run"))
-        after = ("--", sys.executable, "-c", DIES_AT_STEP_5, f"{folder}/run")
-        env = {
-            "SPOTRL_TMP": folder,
-            "SPOTRL_PEERS": "127.0.0.1",
-            "SPOTRL_NODE_RANK": "0",
-            "SPOTRL_LAUNCH": "first",
-        }
-        job = Job(config, Path(folder), env, "trainer.node", after=after)
-        record = Attempts(Storage(f"{folder}/run/attempts"))
-        try:
-            assert job.start().wait(400) == EXIT_NODE_LOST, job.tail()
-            assert "one more death at step 5 ends the run" in record.past()[-1].left
-            assert job.start().wait(400) == EXIT_PREEMPTED, job.tail()
-            assert job.start().wait(400) == EXIT_GAVE_UP, job.tail()
-        finally:
-            job.kill()
-        code, why = record.final()
-        assert (
-            code == EXIT_GAVE_UP and "died twice at step 5" in why and "rank 3 (process 7 on 10.0.0.1)" in why
-        )
+    job = launched(DIES_AT_STEP_5, SPOTRL_LAUNCH="first")
+    record = Attempts(Storage(f"{job.run_dir}/attempts"))
+    assert job.start().wait(400) == EXIT_NODE_LOST, job.tail()
+    assert "one more death at step 5 ends the run" in record.past()[-1].left
+    assert job.start().wait(400) == EXIT_PREEMPTED, job.tail()
+    assert job.start().wait(400) == EXIT_GAVE_UP, job.tail()
+    code, why = record.final()
+    assert code == EXIT_GAVE_UP and "died twice at step 5" in why and "rank 3 (process 7 on 10.0.0.1)" in why

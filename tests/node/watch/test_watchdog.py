@@ -37,10 +37,20 @@ Current thread 0x2 (most recent call first):
 """
 
 
+SAMPLE = {"node": 1, "unix_s": 1.0, "ranks": {}, "pieces": 0, "bytes_per_s": {}}
+
+
 def at(
     rank: int, calls: int, inside: bool = True, name: str = "all_reduce", state: str = "S", stacks: str = ""
 ) -> HangingRank:
     return HangingRank(rank // 2, rank, calls, inside, 41.0, name, state, stacks)
+
+
+LATE = "rank 2 on node 1 has not entered all_reduce (collective 7); it is at policy.py:123 in update;"
+UNLIKE = "the ranks are in different collectives (rank 0 all_reduce, rank 1 barr"
+ALL_IN = "all ranks are in all_reduce (collective 7): the network between them, or a GPU, hangs"
+LATE_1 = "rank 1 on node 0 has not entered all_reduce (collective 7); rank 0 waits for it"
+OUTSIDE = "all ranks are outside of collectives: rank 0 at policy.py"
 
 
 @pytest.mark.parametrize(
@@ -48,32 +58,17 @@ def at(
     [
         (
             [at(0, 7), at(1, 7), at(2, 6, False, "all_gather", stacks=STACKS), at(3, 7)],
-            (
-                "rank 2 on node 1 has not entered all_reduce (collective 7); it is at policy.py:123 in"
-                " update; rank 0 waits for it in all_reduce since 41 s"
-            ),
+            f"{LATE} rank 0 waits for it in all_reduce since 41 s",
         ),
-        (
-            [at(0, 7), at(1, 7, False)],
-            "rank 1 on node 0 has not entered all_reduce (collective 7); rank 0 waits for it",
-        ),
+        ([at(0, 7), at(1, 7, False)], LATE_1),
         (
             [at(0, 7), at(1, 7, state="T")],
-            "rank 1 on node 0 is stopped (state T); rank 0 waits for it in all_reduce",
+            "rank 1 on node 0 is stopped (state T); rank 0 waits for it in all_",
         ),
         ([at(0, 7), at(1, 7, state="")], "rank 1 on node 0 is gone"),
-        (
-            [at(0, 7), at(1, 7)],
-            "all ranks are in all_reduce (collective 7): the network between them, or a GPU, hangs",
-        ),
-        (
-            [at(0, 7), at(1, 7, name="barrier")],
-            "the ranks are in different collectives (rank 0 all_reduce, rank 1 barr",
-        ),
-        (
-            [at(0, 7, False, stacks=STACKS), at(1, 7, False)],
-            "all ranks are outside of collectives: rank 0 at policy.py",
-        ),
+        ([at(0, 7), at(1, 7)], ALL_IN),
+        ([at(0, 7), at(1, 7, name="barrier")], UNLIKE),
+        ([at(0, 7, False, stacks=STACKS), at(1, 7, False)], OUTSIDE),
         ([], "no rank reported where it is"),
     ],
 )
@@ -101,14 +96,7 @@ def test_a_gpu_that_is_gone_or_stays_slow_is_told_of_once(tmp_path):
     hot = {"gpu": 1, "slowdown": 64 | 4, "temperature_c": 88}
 
     def sample(*gpus: dict) -> dict:
-        return {
-            "node": 1,
-            "unix_s": 1.0,
-            "ranks": {},
-            "pieces": 0,
-            "bytes_per_s": {},
-            "gpus": list(gpus),
-        }
+        return SAMPLE | {"gpus": list(gpus)}
 
     said = [dog.look(sample(cool, hot)) for _ in range(9)]
     assert [len(lines) for lines in said] == [0] * 5 + [1] + [0] * 3
@@ -225,13 +213,7 @@ def test_reading_and_writing_files_is_progress_where_that_is_the_work(tmp_path, 
     dog = Watchdog(config(tmp_path, first_s=0.2))
     phases = Phases(tmp_path)
     phases.begin(1, 9)
-    busy = {
-        "node": 1,
-        "unix_s": 1.0,
-        "ranks": {},
-        "pieces": 0,
-        "bytes_per_s": {"files": 50_000_000},
-    }
+    busy = SAMPLE | {"bytes_per_s": {"files": 50_000_000}}
     idle = busy | {"bytes_per_s": {"files": 20_000}}
     with phases("export"):
         time.sleep(0.3)
@@ -310,19 +292,8 @@ def run_with(
     path.write_text(c.dump(config))
     env = {k: v for k, v in os.environ.items() if not k.startswith(("SPOTRL_", "RAY_"))}
     env |= {"SPOTRL_TMP": str(folder), "SPOTRL_METADATA": "off", "FAULT": fault} | variables
-    command = [
-        sys.executable,
-        "-m",
-        "trainer.node",
-        "--config",
-        str(path),
-        "--",
-        sys.executable,
-        "-m",
-        "tests.loops.faulty",
-        "--config",
-        str(path),
-    ]
+    job = [sys.executable, "-m", "tests.loops.faulty", "--config", str(path)]
+    command = [sys.executable, "-m", "trainer.node", "--config", str(path), "--", *job]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=timeout_s)
     return done.returncode, done.stdout + done.stderr
 
@@ -350,29 +321,21 @@ def test_a_deadlock_ends_the_job_and_names_the_rank(small_config, folder):
 
 
 @pytest.mark.long
-def test_a_killed_rank_ends_the_job_at_once(small_config, folder):
-    """It is named; the step before it was profiled on both ranks."""
-    config = watched(small_config)
-    config = dataclasses.replace(config, logging=dataclasses.replace(config.logging, profile_step=2))
-    code, text = run_with("killed", config, folder)
-    assert code == 34, text
-    rank = r"error: a rank or node was lost: rank 1 \(process \d+ on [\d.]+\): "
-    assert re.search(rank + "killed from outside, .*; it was asked for LearnerPart.update", text), text
-    assert "profile of step 2: " in text
-    traces = {
-        tuple(p.name.split(".")[0].split("-")[1::2]) for p in (folder / "run/profile/step-00000002").iterdir()
-    }
-    assert traces >= {(rank, call) for rank in "01" for call in ("sample", "update", "load")}
-
-
-@pytest.mark.long
-def test_a_killed_rank_is_started_again_on_the_same_machine(small_config, folder):
+def test_a_killed_rank_is_named_and_started_again_on_the_same_machine(small_config, folder):
     """Where a platform would restart the job, and there is a new checkpoint: neither Ray nor the machine is
-    given up."""
+    given up. The step before it was profiled on both ranks."""
     config = watched(small_config, steps=5)
+    config = dataclasses.replace(config, logging=dataclasses.replace(config.logging, profile_step=2))
     config = dataclasses.replace(config, checkpoint=dataclasses.replace(config.checkpoint, every_steps=1))
     code, text = run_with("killed", config, folder, 600.0, SPOTRL_PEERS="127.0.0.1", SPOTRL_NODE_RANK="0")
     assert code == 0, text
+    rank = r"error: a rank or node was lost: rank 1 \(process \d+ on [\d.]+\): "
+    assert re.search(rank + "killed from outside, .*; it was asked for LearnerPart.update", text), text
+    assert "profile of step 2: " in text
+    traces = set()
+    for path in (folder / "run/profile/step-00000002").iterdir():
+        traces.add(tuple(path.name.split(".")[0].split("-")[1::2]))
+    assert traces >= {(rank, call) for rank in "01" for call in ("sample", "update", "load")}
     assert text.count("starting Ray") == 1 and text.count("the job starts again on them") == 1
     assert "resumed from step 3" in text and "rollout log: steps 4 to 4 are replayed" in text
     record = Attempts(Storage(folder / "run/attempts"))
