@@ -154,31 +154,21 @@ def test_a_disk_without_room_for_a_lock_is_full(checkout):
     assert code == 35 and "is full, read-only or failing" in out.splitlines()[-1]
 
 
-@pytest.mark.parametrize(("words", "code"), [("", 2), ("other", 2)])
-def test_set_up_that_is_called_wrongly(checkout, words, code):
-    assert shell(checkout, f"bash trainer/shell/setup.sh {words}")[0] == code
+@pytest.mark.parametrize("words", ["", "other"])
+def test_set_up_that_is_called_wrongly(checkout, words):
+    assert shell(checkout, f"bash trainer/shell/setup.sh {words}")[0] == 2
 
 
-@pytest.mark.parametrize(
-    ("ends", "code"),
-    [
-        (0, 0),
-        (1, 1),
-        (2, 2),
-        (35, 35),
-        (38, 38),
-        (126, 1),
-        (127, 1),
-        (137, 1),
-        (139, 1),
-        (143, 33),
-        (130, 130),
-    ],
-)
-def test_a_step_leaves_with_a_code_of_the_project(checkout, ends, code):
-    begin = 'export RUN_ID=r BUCKET= WORK="$PWD/work"; . trainer/shell/task.sh begin "" "";'
-    for result in ('"$PWD/there"', '"$DATA/rows/x"'):
-        got, out = shell(checkout, f"{begin} step {result} bash -c 'exit {ends}'; exit 0")
+BEGIN = 'export RUN_ID=r BUCKET= WORK="$PWD/work"; . trainer/shell/task.sh begin "" "";'
+KEPT = {code: code for code in (0, 1, 2, 35, 38, 130)}
+CODES = KEPT | {126: 1, 127: 1, 137: 1, 139: 1, 143: 33}
+"""How a step or what must be done ends, and the code of the project that a task then leaves with."""
+
+
+@pytest.mark.parametrize(("ends", "code"), CODES.items())
+def test_a_step_and_what_must_be_done_leave_with_a_code_of_the_project(checkout, ends, code):
+    for what in ('step "$PWD/there"', 'step "$DATA/rows/x"', "must"):
+        got, out = shell(checkout, f"{BEGIN} {what} bash -c 'exit {ends}'; exit 0")
         assert got == code, out
 
 
@@ -214,26 +204,18 @@ def test_a_set_up_that_cannot_be_made_is_counted_in_the_runs_record(checkout, wh
 
 
 def test_a_full_disk_before_the_nodes_own_code_is_35(checkout):
-    begin = 'export RUN_ID=r BUCKET= WORK="$PWD/work"; . trainer/shell/task.sh begin "" "";'
     with small_disk(checkout / ".cache", 1 << 16) as disk:
-        config = f'{begin} write ".cache/r.yaml" <<<"$(head -c 100000 /dev/zero | tr "\\0" x)"; exit 0'
+        config = f'{BEGIN} write ".cache/r.yaml" <<<"$(head -c 100000 /dev/zero | tr "\\0" x)"; exit 0'
         code, out = shell(checkout, config)
         assert code == 35 and "cannot be written: the disk is full" in out
         (disk / "room").unlink()
         fill(disk)
-        code, out = shell(checkout, f"{begin} exit 0")
+        code, out = shell(checkout, f"{BEGIN} exit 0")
         assert code == 35 and ".cache/room cannot be written: the disk is full" in out
 
 
-@pytest.mark.parametrize(("ends", "code"), [(0, 0), (35, 35), (126, 1), (127, 1), (137, 1), (143, 33)])
-def test_what_must_be_done_leaves_with_a_code_of_the_project(checkout, ends, code):
-    begin = 'export RUN_ID=r BUCKET= WORK="$PWD/work"; . trainer/shell/task.sh begin "" "";'
-    assert shell(checkout, f"{begin} must bash -c 'exit {ends}'; exit 0")[0] == code
-
-
 def test_a_file_that_is_run_without_its_set_up_names_what_does_both(checkout):
-    begin = 'export RUN_ID=r BUCKET= WORK="$PWD/work"; . trainer/shell/task.sh begin "" "";'
-    code, out = shell(checkout, f"{begin} must .venvs/gpu/bin/python -m recipes.records.manifest; exit 0")
+    code, out = shell(checkout, f"{BEGIN} must .venvs/gpu/bin/python -m recipes.records.manifest; exit 0")
     assert code == 2 and "`sky launch`, not `sky exec`" in out
 
 

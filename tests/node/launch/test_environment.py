@@ -20,68 +20,46 @@ from trainer.system.network import (
 CARDS = [Interface("lo", "127.0.0.1"), Interface("eth0", "172.17.0.2"), Interface("eth1", "10.50.0.12")]
 
 
+def variables(text: str) -> dict[str, str]:
+    """The environment of "NAME=value NAME=value"; a plus stands for a line's end."""
+    pairs = (word.partition("=") for word in text.split())
+    return {name: value.replace("+", "\n") for name, _, value in pairs}
+
+
 def place(env, **more):
     node = read_node_environment(env, **more)
     return node.platform, node.rank, node.nodes, node.head, node.gpus_per_node
 
 
-def test_nothing_set_is_this_machine_alone():
-    assert place({}) == ("local", 0, 1, "127.0.0.1", None)
+SKYPILOT = "SKYPILOT_NODE_IPS=10.0.0.1+10.0.0.2+ SKYPILOT_NODE_RANK=1 SKYPILOT_NUM_NODES=2"
+DSTACK = "DSTACK_NODES_NUM=2 DSTACK_NODE_RANK=0 DSTACK_MASTER_NODE_IP=10.1.0.4"
+SLURM = "SLURM_JOB_ID=7 SLURM_NODEID=2 SLURM_JOB_NUM_NODES=4 SLURM_STEP_NUM_NODES=3 SLURM_GPUS_ON_NODE=8"
+BATCH = "SLURM_JOB_ID=7 SLURM_NODEID=0"
+RUNPOD = "PRIMARY_ADDR=10.65.0.2 NUM_NODES=4 NODE_RANK=3 NUM_TRAINERS=8 WORLD_SIZE=32 MASTER_ADDR=10.65.0.2"
+TORCHRUN = "GROUP_RANK=1 GROUP_WORLD_SIZE=2 MASTER_ADDR=a RANK=1 WORLD_SIZE=2 LOCAL_RANK=0"
 
 
-def test_skypilot():
-    env = {
-        "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2\n",
-        "SKYPILOT_NODE_RANK": "1",
-        "SKYPILOT_NUM_NODES": "2",
-        "SKYPILOT_NUM_GPUS_PER_NODE": "8",
-    }
-    assert place(env) == ("skypilot", 1, 2, "10.0.0.1", 8)
-    assert read_node_environment(env).name_of(1) == "node 1 (10.0.0.2)"
+@pytest.mark.parametrize(("text", "node"), [
+    ("", ("local", 0, 1, "127.0.0.1", None)),
+    (f"{SKYPILOT} SKYPILOT_NUM_GPUS_PER_NODE=8", ("skypilot", 1, 2, "10.0.0.1", 8)),
+    (f"{DSTACK} DSTACK_NODES_IPS=10.1.0.4+10.1.0.5 DSTACK_GPUS_PER_NODE=8 DSTACK_GPUS_NUM=16",
+     ("dstack", 0, 2, "10.1.0.4", 8)),
+    (f"{SLURM} SLURM_STEP_NODELIST=gpu[07-08,11] SLURM_JOB_NODELIST=gpu[07-09,11]", ("slurm", 2, 3, "gpu07", 8)),
+    (f"{BATCH} SLURM_JOB_NUM_NODES=1 SLURM_JOB_NODELIST=h1", ("slurm", 0, 1, "h1", None)),
+    (RUNPOD, ("runpod", 3, 4, "10.65.0.2", 8)),
+    (f"{TORCHRUN} LOCAL_WORLD_SIZE=1", ("torchrun", 1, 2, "a", None)),
+    ("SPOTRL_PEERS=10.0.0.1,10.0.0.2 SPOTRL_NODE_RANK=1 SKYPILOT_NODE_IPS=1.1.1.1",
+     ("spotrl", 1, 2, "10.0.0.1", None)),
+    ("SPOTRL_NODES=1 SLURM_JOB_ID=7 SLURM_NODEID=0", ("spotrl", 0, 1, "127.0.0.1", None)),
+])  # fmt: skip
+def test_a_node_finds_its_place_in_the_variables_of_its_platform(text, node):
+    assert place(variables(text)) == node
 
 
-def test_dstack():
-    env = {
-        "DSTACK_NODES_NUM": "2",
-        "DSTACK_NODE_RANK": "0",
-        "DSTACK_MASTER_NODE_IP": "10.1.0.4",
-        "DSTACK_NODES_IPS": "10.1.0.4\n10.1.0.5",
-        "DSTACK_GPUS_PER_NODE": "8",
-        "DSTACK_GPUS_NUM": "16",
-    }
-    assert place(env) == ("dstack", 0, 2, "10.1.0.4", 8)
-
-
-def test_slurm_step():
-    env = {
-        "SLURM_JOB_ID": "7",
-        "SLURM_NODEID": "2",
-        "SLURM_JOB_NUM_NODES": "4",
-        "SLURM_STEP_NUM_NODES": "3",
-        "SLURM_STEP_NODELIST": "gpu[07-08,11]",
-        "SLURM_JOB_NODELIST": "gpu[07-09,11]",
-        "SLURM_GPUS_ON_NODE": "8",
-    }
-    assert place(env) == ("slurm", 2, 3, "gpu07", 8)
+def test_nodes_have_the_names_of_their_peers():
+    assert read_node_environment(variables(SKYPILOT)).name_of(1) == "node 1 (10.0.0.2)"
+    env = variables(f"{SLURM} SLURM_STEP_NODELIST=gpu[07-08,11]")
     assert read_node_environment(env).peers == ("gpu07", "gpu08", "gpu11")
-
-
-def test_slurm_batch_script_without_srun_is_refused():
-    env = {
-        "SLURM_JOB_ID": "7",
-        "SLURM_NODEID": "0",
-        "SLURM_JOB_NUM_NODES": "2",
-        "SLURM_JOB_NODELIST": "h[1-2]",
-    }
-    with pytest.raises(ConfigError, match="srun --ntasks-per-node=1"):
-        read_node_environment(env)
-    assert place(env | {"SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "h1"})[:4] == ("slurm", 0, 1, "h1")
-
-
-def test_slurm_with_two_launchers_on_a_node_is_refused():
-    env = {"SLURM_JOB_ID": "7", "SLURM_NODEID": "0", "SLURM_LOCALID": "1", "SLURM_STEP_NUM_NODES": "1"}
-    with pytest.raises(ConfigError, match="more than one launcher"):
-        read_node_environment(env)
 
 
 def test_pbs_node_file_repeats_hosts_and_the_rank_is_the_hosts_place_in_it():
@@ -97,70 +75,27 @@ def test_pbs_node_file_repeats_hosts_and_the_rank_is_the_hosts_place_in_it():
         read_node_environment(env, hostname="other", read_text=files.__getitem__)
 
 
-def test_pbs_node_file_that_cannot_be_read():
-    with pytest.raises(ConfigError, match="set SPOTRL_PEERS"):
-        read_node_environment({"PBS_NODEFILE": "/nowhere/nodes"}, hostname="n1")
-
-
-def test_runpod_instant_cluster_and_torchrun():
-    runpod = {
-        "PRIMARY_ADDR": "10.65.0.2",
-        "NUM_NODES": "4",
-        "NODE_RANK": "3",
-        "NUM_TRAINERS": "8",
-        "WORLD_SIZE": "32",
-        "MASTER_ADDR": "10.65.0.2",
-    }
-    assert place(runpod) == ("runpod", 3, 4, "10.65.0.2", 8)
-    torchrun = {
-        "GROUP_RANK": "1",
-        "GROUP_WORLD_SIZE": "2",
-        "MASTER_ADDR": "a",
-        "RANK": "1",
-        "WORLD_SIZE": "2",
-        "LOCAL_RANK": "0",
-        "LOCAL_WORLD_SIZE": "1",
-    }
-    assert place(torchrun)[:4] == ("torchrun", 1, 2, "a")
-    with pytest.raises(ConfigError, match="--nproc-per-node=1"):
-        read_node_environment(torchrun | {"LOCAL_WORLD_SIZE": "8"})
-
-
-def test_our_own_variables_win():
-    env = {"SPOTRL_PEERS": "10.0.0.1 10.0.0.2", "SPOTRL_NODE_RANK": "1", "SKYPILOT_NODE_IPS": "1.1.1.1"}
-    assert place(env) == ("spotrl", 1, 2, "10.0.0.1", None)
-    assert place({"SPOTRL_NODES": "1", "SLURM_JOB_ID": "7", "SLURM_NODEID": "0"})[:3] == ("spotrl", 0, 1)
-
-
-@pytest.mark.parametrize(
-    ("env", "message"),
-    [
-        ({"SPOTRL_NODES": "2"}, "SPOTRL_NODE_RANK is missing"),
-        ({"SPOTRL_NODES": "2", "SPOTRL_NODE_RANK": "1"}, "SPOTRL_HEAD"),
-        ({"SPOTRL_NODES": "two"}, "SPOTRL_NODES is 'two'"),
-        ({"SPOTRL_NODES": "2", "SPOTRL_NODE_RANK": "2", "SPOTRL_HEAD": "h"}, "ranks go from 0 to 1"),
-        ({"SPOTRL_NODES": "3", "SPOTRL_NODE_RANK": "0", "SPOTRL_PEERS": "a,b"}, "3 nodes, but 2 addresses"),
-        (
-            {"DSTACK_NODES_NUM": "1", "DSTACK_NODE_RANK": "0", "DSTACK_GPUS_PER_NODE": "many"},
-            "SPOTRL_GPUS_PER_NODE",
-        ),
-    ],
-)
-def test_what_contradicts_itself_is_named(env, message):
+@pytest.mark.parametrize(("text", "message"), [
+    ("SPOTRL_NODES=2", "SPOTRL_NODE_RANK is missing"),
+    ("SPOTRL_NODES=2 SPOTRL_NODE_RANK=1", "SPOTRL_HEAD"),
+    ("SPOTRL_NODES=two", "SPOTRL_NODES is 'two'"),
+    ("SPOTRL_NODES=2 SPOTRL_NODE_RANK=2 SPOTRL_HEAD=h", "ranks go from 0 to 1"),
+    ("SPOTRL_NODES=3 SPOTRL_NODE_RANK=0 SPOTRL_PEERS=a,b", "3 nodes, but 2 addresses"),
+    ("DSTACK_NODES_NUM=1 DSTACK_NODE_RANK=0 DSTACK_GPUS_PER_NODE=many", "SPOTRL_GPUS_PER_NODE"),
+    ("PBS_NODEFILE=/nowhere/nodes", "set SPOTRL_PEERS"),
+    (f"{TORCHRUN} LOCAL_WORLD_SIZE=8", "--nproc-per-node=1"),
+    (f"{BATCH} SLURM_JOB_NUM_NODES=2 SLURM_JOB_NODELIST=h[1-2]", "srun --ntasks-per-node=1"),
+    (f"{BATCH} SLURM_LOCALID=1 SLURM_STEP_NUM_NODES=1", "more than one launcher"),
+])  # fmt: skip
+def test_what_contradicts_itself_is_named(text, message):
     with pytest.raises(ConfigError, match=message):
-        read_node_environment(env)
+        read_node_environment(variables(text))
 
 
-@pytest.mark.parametrize(
-    ("text", "names"),
-    [
-        ("h1", ["h1"]),
-        ("h1,h2", ["h1", "h2"]),
-        ("gpu[08-10]", ["gpu08", "gpu09", "gpu10"]),
-        ("a[1,3-4]b,c", ["a1b", "a3b", "a4b", "c"]),
-        ("r[1-2]n[0-1]", ["r1n0", "r1n1", "r2n0", "r2n1"]),
-    ],
-)
+@pytest.mark.parametrize(("text", "names"), [
+    ("h1", ["h1"]), ("h1,h2", ["h1", "h2"]), ("gpu[08-10]", ["gpu08", "gpu09", "gpu10"]),
+    ("a[1,3-4]b,c", ["a1b", "a3b", "a4b", "c"]), ("r[1-2]n[0-1]", ["r1n0", "r1n1", "r2n0", "r2n1"]),
+])  # fmt: skip
 def test_slurm_host_lists(text, names):
     assert list(expand_hostlist(text)) == names
 

@@ -28,13 +28,8 @@ class Recorded:
     AmdSmiMemoryPageStatus, AmdSmiMemoryType = PAGES, SimpleNamespace(VRAM="vram")
 
     def __init__(self, **changes):
-        card = dict(
-            ecc={"correctable_count": 3, "uncorrectable_count": 0, "deferred_count": 0},
-            pages=[],
-            width=16,
-            temperature=48,
-            processes=[],
-        )
+        card = {"ecc": {"correctable_count": 3, "uncorrectable_count": 0, "deferred_count": 0}, "pages": []}
+        card |= {"width": 16, "temperature": 48, "processes": []}
         self.cards = [card | {"serial": f"0xC{i}C{i}"} for i in range(8)]
         self.cards[5] |= changes
         self.open = 0
@@ -47,9 +42,6 @@ class Recorded:
 
     def amdsmi_get_processor_handles(self):
         return self.cards
-
-    def amdsmi_get_gpu_driver_info(self, card):
-        return {"driver_name": "amdgpu", "driver_version": "6.12.12", "driver_date": "N/A"}
 
     def amdsmi_get_gpu_asic_info(self, card):
         return {"market_name": card.get("name", "AMD Instinct MI300X"), "asic_serial": card["serial"]}
@@ -90,26 +82,15 @@ def test_healthy_gpus_have_no_finding():
     assert [g.index for g in reading.gpus] == [4, 5] and reading.gpus[0].memory_bytes == 192 * GIB
 
 
-@pytest.mark.parametrize(
-    ("changes", "level", "text"),
-    [
-        ({"ecc": {"uncorrectable_count": 2}}, "fail", "GPU 5 has 2 uncorrectable memory errors"),
-        ({"pages": [{"status": PAGES.UNRESERVABLE}]}, "fail", "GPU 5 has failed to remap a memory row"),
-        (
-            {"pages": [{"status": PAGES.RESERVED}, {"status": PAGES.PENDING}]},
-            "warn",
-            "GPU 5 waits for a reset",
-        ),
-        ({"width": 8}, "warn", "GPU 5 is on PCIe x8, it can do x16"),
-        ({"temperature": 97}, "warn", "GPU 5 is at 97 C and slows down at 100"),
-        (
-            {"processes": [{"pid": 7, "mem": GIB}, {"pid": 8, "mem": 0}]},
-            "warn",
-            "GPU 5 is used by 1 other processes",
-        ),
-        ({"name": "AMD Instinct MI250X"}, "fail", "its GPUs are not alike"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "level", "text"), [
+    ({"ecc": {"uncorrectable_count": 2}}, "fail", "GPU 5 has 2 uncorrectable memory errors"),
+    ({"pages": [{"status": PAGES.UNRESERVABLE}]}, "fail", "GPU 5 has failed to remap a memory row"),
+    ({"pages": [{"status": PAGES.RESERVED}, {"status": PAGES.PENDING}]}, "warn", "GPU 5 waits for a reset"),
+    ({"width": 8}, "warn", "GPU 5 is on PCIe x8, it can do x16"),
+    ({"temperature": 97}, "warn", "GPU 5 is at 97 C and slows down at 100"),
+    ({"processes": [{"pid": 7, "mem": GIB}, {"pid": 8, "mem": 0}]}, "warn", "used by 1 other processes"),
+    ({"name": "AMD Instinct MI250X"}, "fail", "its GPUs are not alike"),
+])  # fmt: skip
 def test_each_fault_is_named_with_its_gpu(changes, level, text):
     ((found, figure),) = faults(**changes)
     assert found == level and text in figure

@@ -25,30 +25,21 @@ def test_what_the_next_machine_shares_never_takes_one(check):
     assert exit_code([Finding(check=check, nodes=(0,), level="fail", figure="1", machine=True)]) == 2
 
 
+def rank(number: int, node: int, inside: float, between: float, gpu: str = "") -> dict:
+    speeds = {"inside_gb_per_s": inside, "between_gb_per_s": between}
+    return {"node": node, "rank": number, "gpu": gpu} | speeds
+
+
 @pytest.mark.parametrize(("slow_nodes", "code"), [((1,), 36), ((0, 1), 2)])
 def test_collectives_that_are_slow_on_all_nodes_have_a_cause_that_all_share(slow_nodes, code):
     ranks = []
-    for rank in range(4):
-        node = rank // 2
-        bus = 40.0 if node in slow_nodes else 400.0
-        ranks.append(
-            {
-                "node": node,
-                "rank": rank,
-                "gpu": "NVIDIA H100",
-                "inside_gb_per_s": bus,
-                "between_gb_per_s": 400,
-            }
-        )
+    for number in range(4):
+        bus = 40.0 if number // 2 in slow_nodes else 400.0
+        ranks.append(rank(number, number // 2, bus, 400.0, "NVIDIA H100"))
     assert exit_code(speed.judge_speed(ranks, 3200.0)) == code
 
 
 def test_an_image_without_the_library_of_infiniband_takes_no_other_machine():
-    ranks = []
-    for rank in range(2):
-        ranks.append(
-            {"node": rank, "rank": rank, "gpu": "", "inside_gb_per_s": 0.0, "between_gb_per_s": 12.0}
-        )
-    (finding,) = speed.judge_speed(ranks, 3200.0)
+    (finding,) = speed.judge_speed([rank(0, 0, 0.0, 12.0), rank(1, 1, 0.0, 12.0)], 3200.0)
     assert (finding.level, finding.figure) == ("fail", "all-reduce between all nodes reaches 12 GB/s")
     assert exit_code([finding]) == 2

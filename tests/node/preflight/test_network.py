@@ -43,31 +43,26 @@ def test_a_node_is_blamed_only_if_all_its_pairs_are_bad_and_others_are_good(bad,
 
 def measured(nodes: int = 4, **changes) -> Survey:
     """A clean survey of nodes with two interfaces; `changes` replace figures of pairs given as `p02`."""
-    hellos = {
-        rank: {
-            "port": 6381,
-            "ports": [6383, 6384],
-            "udp": 9,
+    ports = {"port": 6381, "ports": [6383, 6384], "udp": 9, "free": [40001, 50001]}
+    hellos = {}
+    for rank in range(nodes):
+        own = f"10.0.0.{rank}"
+        hellos[rank] = ports | {
             "taken": [],
             "chosen": {},
             "wrong": [],
-            "free": [40001, 50001],
             "name": f"gpu{rank}",
-            "resolves": [f"10.0.0.{rank}"],
-            "interfaces": {"eth0": "172.17.0.2", "eth1": f"10.0.0.{rank}"},
-            "addresses": ["172.17.0.2", f"10.0.0.{rank}"],
-            "mtu": {"eth0": 1500, "eth1": 1500},
+            "resolves": [own],
         }
-        for rank in range(nodes)
-    }
+        hellos[rank]["interfaces"] = {"eth0": "172.17.0.2", "eth1": own}
+        hellos[rank] |= {"addresses": ["172.17.0.2", own], "mtu": {"eth0": 1500, "eth1": 1500}}
     found = Survey(hellos, {r: f"10.0.0.{r}" for r in hellos})
     found.offsets_s = dict.fromkeys(hellos, 0.01)
     found.reached = {r: [] for r in hellos}
     found.routes = {r: {o: f"10.0.0.{r}" for o in hellos if o != r} for r in hellos}
     for a in range(nodes):
         for b in range(a + 1, nodes):
-            pair = Pair(a, b, 0.2, bytes_per_s=(25 * GBIT, 24 * GBIT))
-            found.pairs.append(changes.get(f"p{a}{b}", pair))
+            found.pairs.append(changes.get(f"p{a}{b}", pair(a, b, gbit=(25, 24))))
     return found
 
 
@@ -75,57 +70,50 @@ def wrong(found: Survey, gpus: bool = True) -> list[tuple[str, str, tuple[int, .
     return [(f.level, f.check, f.nodes) for f in judge_network(found, gpus) if f.level != "pass"]
 
 
+def failures(found: Survey) -> list:
+    return [f for f in judge_network(found, True) if f.level == "fail"]
+
+
 def test_a_clean_network_passes_every_check():
     findings = judge_network(measured(), gpus=True)
     assert {f.level for f in findings} == {"pass"}
-    assert {f.check for f in findings} == {
-        "interface",
-        "clock",
-        "ports",
-        "MTU",
-        "round trip",
-        "loss",
-        "bandwidth",
-    }
+    checks = {"interface", "clock", "ports", "MTU", "round trip", "loss", "bandwidth"}
+    assert {f.check for f in findings} == checks
 
 
-@pytest.mark.parametrize(
-    ("pair", "finding"),
-    [
-        (Pair(0, 2, 0.2, bytes_per_s=(2.5 * GBIT, 24 * GBIT)), ("fail", "bandwidth", (0, 2))),
-        (Pair(0, 2, 0.2, bytes_per_s=(10 * GBIT, 24 * GBIT)), ("warn", "bandwidth", (0, 2))),
-        (Pair(0, 2, 0.2, (0.0, 0.01), bytes_per_s=(24 * GBIT, 24 * GBIT)), ("fail", "loss", (2, 0))),
-        (Pair(0, 2, 0.2, (0.002, 0.0), bytes_per_s=(24 * GBIT, 24 * GBIT)), ("warn", "loss", (0, 2))),
-        (Pair(0, 2, 0.2, carries=False, bytes_per_s=(24 * GBIT, 24 * GBIT)), ("fail", "MTU", (0, 2))),
-        (Pair(0, 2, 30.0, bytes_per_s=(24 * GBIT, 24 * GBIT)), ("warn", "round trip", (0, 2))),
-    ],
-)
-def test_a_bad_link_is_named_as_a_pair(pair, finding):
-    assert wrong(measured(p02=pair)) == [finding]
+def pair(a: int, b: int, trip_ms: float = 0.2, loss=(0.0, 0.0), carries: bool = True, gbit=(24, 24)) -> Pair:
+    return Pair(a, b, trip_ms, loss, carries, (gbit[0] * GBIT, gbit[1] * GBIT))
+
+
+def all_pairs(gbit: float) -> dict[str, Pair]:
+    return {f"p{a}{b}": pair(a, b, gbit=(gbit, gbit)) for a in range(4) for b in range(a + 1, 4)}
+
+
+@pytest.mark.parametrize(("link", "finding"), [
+    (pair(0, 2, gbit=(2.5, 24)), ("fail", "bandwidth", (0, 2))),
+    (pair(0, 2, gbit=(10, 24)), ("warn", "bandwidth", (0, 2))),
+    (pair(0, 2, loss=(0.0, 0.01)), ("fail", "loss", (2, 0))),
+    (pair(0, 2, loss=(0.002, 0.0)), ("warn", "loss", (0, 2))),
+    (pair(0, 2, carries=False), ("fail", "MTU", (0, 2))),
+    (pair(0, 2, 30.0), ("warn", "round trip", (0, 2))),
+])  # fmt: skip
+def test_a_bad_link_is_named_as_a_pair(link, finding):
+    assert wrong(measured(p02=link)) == [finding]
 
 
 def test_a_slow_node_is_named_as_a_node():
-    slow = {
-        f"p{min(a, 1)}{max(a, 1)}": Pair(min(a, 1), max(a, 1), 0.2, bytes_per_s=(GBIT, GBIT))
-        for a in (0, 2, 3)
-    }
+    slow = {f"p{a}{b}": pair(a, b, gbit=(1, 1)) for a, b in ((0, 1), (1, 2), (1, 3))}
     assert wrong(measured(**slow)) == [("fail", "bandwidth", (1,))]
 
 
 def test_slow_ethernet_fails_only_where_gpus_would_wait_for_it():
-    slow = {f"p{a}{b}": Pair(a, b, 0.2, bytes_per_s=(GBIT, GBIT)) for a in range(4) for b in range(a + 1, 4)}
-    assert wrong(measured(**slow)) == [("fail", "bandwidth", ())]
-    assert wrong(measured(**slow), gpus=False) == []
-
-
-def test_a_link_of_ten_gigabits_passes_with_what_tcp_leaves_of_it():
-    speed = (9.2 * GBIT, 9.0 * GBIT)
-    even = {f"p{a}{b}": Pair(a, b, 0.2, bytes_per_s=speed) for a in range(4) for b in range(a + 1, 4)}
-    assert wrong(measured(**even)) == []
+    assert wrong(measured(**all_pairs(1))) == [("fail", "bandwidth", ())]
+    assert wrong(measured(**all_pairs(1)), gpus=False) == []
+    assert wrong(measured(**all_pairs(9.0))) == [], "10 Gb/s with what TCP leaves of it"
 
 
 def test_every_finding_that_is_no_pass_has_a_target_and_a_remedy():
-    found = measured(p02=Pair(0, 2, 30.0, (0.01, 0.0), carries=False, bytes_per_s=(GBIT, GBIT)))
+    found = measured(p02=pair(0, 2, 30.0, (0.01, 0.0), False, (1, 1)))
     found.hellos[1]["chosen"] = {"NCCL_SOCKET_IFNAME": ["eth0", "172.17.0.2"]}
     found.hellos[2] |= {"taken": [6383], "resolves": [], "mtu": {"eth1": 1200}}
     found.reached[3] = [(1, "10.0.0.1", 6384, "connection refused")]
@@ -139,15 +127,13 @@ def test_blocks_are_named_by_direction():
     found = measured()
     found.reached[1] = [(3, "10.0.0.3", port, "no answer") for port in (6381, 6383, 6384)]
     assert wrong(found) == [("fail", "ports", (1, 3))]
-    assert "though node 3 reaches it" in next(
-        f.figure for f in judge_network(found, True) if f.level == "fail"
-    )
+    assert "though node 3 reaches it" in failures(found)[0].figure
     found.reached[3] = [(1, "10.0.0.1", port, "no answer") for port in (6381, 6383, 6384)]
-    (finding,) = [f for f in judge_network(found, True) if f.level == "fail"]
+    (finding,) = failures(found)
     assert finding.figure == "no connection either way" and finding.nodes == (1, 3) and finding.machine
     found.reached[3] = []
     found.reached[1] = [(3, "10.0.0.3", 6384, "connection refused")]
-    (finding,) = [f for f in judge_network(found, True) if f.level == "fail"]
+    (finding,) = failures(found)
     assert finding.figure == "port 6384 of 10.0.0.3: connection refused" and finding.nodes == (1, 3)
 
 
@@ -159,8 +145,8 @@ def test_a_rule_that_shuts_all_pairs_out_takes_no_other_machine(ports):
         for to in range(4):
             blocked = [(to, f"10.0.0.{to}", port, "no answer") for port in ports]
             found.reached[source] += blocked if to != source else []
-    failures = [f for f in judge_network(found, True) if f.level == "fail"]
-    assert failures and not any(f.machine for f in failures)
+    found = failures(found)
+    assert found and not any(finding.machine for finding in found)
 
 
 def test_interfaces_clocks_mtu_and_names_are_judged_per_node():
@@ -185,7 +171,7 @@ def test_ports_of_the_systems_own_range_are_named_apart():
     found = measured()
     for source in (0, 2, 3):
         found.reached[source] = [(1, "10.0.0.1", port, "connection refused") for port in (40001, 50001)]
-    (finding,) = [f for f in judge_network(found, True) if f.level == "fail"]
+    (finding,) = failures(found)
     assert (finding.check, finding.nodes) == ("ports", (1,))
     assert "ports 40001, 50001 of 10.0.0.1, such as Gloo and NCCL get" in finding.figure and finding.machine
     found.reached[2] = found.reached[3] = []
@@ -269,10 +255,10 @@ def test_two_nodes_survey_each_other(probers, monkeypatch):
     monkeypatch.setattr(network, "PAIR_SECONDS", 0.4)
     hellos = {p.rank: p.hello({}) for p in probers}
     found = network.survey_network(hellos, {0: "127.0.0.1", 1: "127.0.0.1"}, ask(probers))
-    (pair,) = found.pairs
+    (link,) = found.pairs
     assert found.reached == {0: [], 1: []} and found.routes == {0: {1: "127.0.0.1"}, 1: {0: "127.0.0.1"}}
-    assert pair.udp and pair.carries and pair.loss == (0.0, 0.0) and 0 < pair.round_trip_ms < 50
-    assert min(pair.bytes_per_s) > 1e7
+    assert link.udp and link.carries and link.loss == (0.0, 0.0) and 0 < link.round_trip_ms < 50
+    assert min(link.bytes_per_s) > 1e7
 
 
 def test_a_port_that_leads_to_another_program_or_nowhere_is_wrong(probers, free_port):
@@ -285,87 +271,70 @@ def test_a_port_that_leads_to_another_program_or_nowhere_is_wrong(probers, free_
 
         threading.Thread(target=hang_up, daemon=True).start()
         strange = other.getsockname()[1]
-        wrong = probers[0].carry_out_order(
-            {
-                "stage": "ports",
-                "peers": {1: ["127.0.0.1", [probers[1].port, free_port, strange, 1, probers[0].port]]},
-            }
-        )["reached"]
-    assert wrong == [
-        (1, "127.0.0.1", 1, "connection refused"),
-        *sorted(
-            [
-                (1, "127.0.0.1", probers[0].port, "node 0 answers there"),
-                (1, "127.0.0.1", strange, "another program answers there"),
-            ]
-        ),
-    ]
+        ports = [probers[1].port, free_port, strange, 1, probers[0].port]
+        order = {"stage": "ports", "peers": {1: ["127.0.0.1", ports]}}
+        wrong = probers[0].carry_out_order(order)["reached"]
+    last = [(probers[0].port, "node 0 answers there"), (strange, "another program answers there")]
+    assert wrong == [(1, "127.0.0.1", *port) for port in ((1, "connection refused"), *sorted(last))]
+
+
+class Echo:
+    """An echo before which something else happens: `before` gives whether a datagram goes back."""
+
+    def __init__(self, echo, before):
+        self.echo, self.before = echo, before
+
+    def __getattr__(self, name):
+        return getattr(self.echo, name)
+
+    def sendto(self, data, to):
+        if self.before(data):
+            self.echo.sendto(data, to)
+
+
+def losses(probers, monkeypatch, before) -> tuple[float, float]:
+    """The share of datagrams lost there and back, of 500."""
+    monkeypatch.setattr(probe, "DATAGRAMS", 500)
+    probers[1]._udp = Echo(probers[1]._udp, before)
+    time.sleep(0.6)
+    order = {"stage": "datagrams", "address": "127.0.0.1", "port": probers[1].port, "mtu": 1500}
+    answer = probers[0].carry_out_order(order | {"udp": probers[1].udp_port})
+    return answer["loss_out"], answer["loss_back"]
 
 
 def test_losses_are_counted_by_direction(probers, monkeypatch):
     """An echo that drops every fiftieth datagram on its way back."""
-    monkeypatch.setattr(probe, "DATAGRAMS", 500)
-    echo, count = probers[1]._udp, 0
-    real = echo.sendto
+    count = 0
 
-    class Lossy:
-        def __getattr__(self, name):
-            return getattr(echo, name)
+    def drops(data) -> bool:
+        nonlocal count
+        count += len(data) == probe.DATAGRAM_BYTES
+        return len(data) != probe.DATAGRAM_BYTES or bool(count % 50)
 
-        def sendto(self, data, to):
-            nonlocal count
-            count += len(data) == probe.DATAGRAM_BYTES
-            if len(data) != probe.DATAGRAM_BYTES or count % 50:
-                real(data, to)
-
-    probers[1]._udp = Lossy()
-    time.sleep(0.6)
-    order = {
-        "stage": "datagrams",
-        "address": "127.0.0.1",
-        "port": probers[1].port,
-        "udp": probers[1].udp_port,
-    }
-    answer = probers[0].carry_out_order(order | {"mtu": 1500})
-    assert answer["loss_out"] == 0.0 and answer["loss_back"] == pytest.approx(0.02)
+    assert losses(probers, monkeypatch, drops) == (0.0, pytest.approx(0.02))
 
 
 @pytest.mark.slow
 def test_an_echo_that_stalls_is_late_and_loses_nothing(probers, monkeypatch):
     """Its process gets no processor, again and again for 0.2 s, then for longer than LATE_S."""
-    monkeypatch.setattr(probe, "DATAGRAMS", 500)
-    echo, stalls = probers[1]._udp, iter([0.2] * 8 + [2.5])
+    stalls = iter([0.2] * 8 + [2.5])
+    count = 0
 
-    class Stalling:
-        count = 0
+    def stands_still(data) -> bool:
+        nonlocal count
+        count += 1
+        if count > probe.PINGS and not count % 47:
+            time.sleep(next(stalls, 0))
+        return True
 
-        def __getattr__(self, name):
-            return getattr(echo, name)
-
-        def sendto(self, data, to):
-            self.count += 1
-            if self.count > probe.PINGS and not self.count % 47:
-                time.sleep(next(stalls, 0))
-            echo.sendto(data, to)
-
-    probers[1]._udp = Stalling()
-    time.sleep(0.6)
-    order = {
-        "stage": "datagrams",
-        "address": "127.0.0.1",
-        "port": probers[1].port,
-        "udp": probers[1].udp_port,
-    }
-    answer = probers[0].carry_out_order(order | {"mtu": 1500})
-    assert (answer["loss_out"], answer["loss_back"]) == (0, 0)
+    assert losses(probers, monkeypatch, stands_still) == (0, 0)
 
 
 def test_a_prober_frees_its_ports(free_port):
     prober = Prober(0, "run", free_port, [])
     assert prober.port == free_port
-    assert (
-        prober.carry_out_order({"stage": "ports", "peers": {0: ["127.0.0.1", [free_port]]}})["reached"] == []
-    )
+    order = {"stage": "ports", "peers": {0: ["127.0.0.1", [free_port]]}}
+    assert prober.carry_out_order(order)["reached"] == []
     prober.close()
     again = Prober(0, "run", free_port, [])
     assert again.port == free_port and again.taken == []
