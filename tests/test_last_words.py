@@ -47,9 +47,7 @@ def test_what_a_log_does_not_say_the_kernel_may(monkeypatch, tmp_path):
     assert last_words.cause_outside_log(2).startswith("out of memory: its machine's kernel has killed 1")
     assert "not for memory" in last_words.cause_outside_log(3)
     monkeypatch.setattr(last_words, "memory_kills", lambda: None)
-    assert "does not tell" in last_words.cause_outside_log(
-        3
-    ) and "does not tell" in last_words.cause_outside_log(None)
+    assert all("does not tell" in last_words.cause_outside_log(before) for before in (3, None))
     why, log = last_words.describe_death(str(tmp_path / "none"), None)
     assert "does not tell" in why and "cannot be read" in log
 
@@ -73,13 +71,12 @@ def test_a_segmentation_fault_in_a_thread_of_a_tensor_operation_leaves_both_stac
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_rank_that_dies_under_ray_says_how(small_config, tmp_path):
-    config = replace(small_config, run=replace(small_config.run, dir=str(tmp_path)))
+    placement = replace(small_config.placement, workers_per_node=1)
+    config = replace(small_config, run=replace(small_config.run, dir=str(tmp_path)), placement=placement)
     connect_ray(config)
     try:
-        for method, cause in (
-            (Dying.by_memory_that_is_gone, "SIGSEGV in at::"),
-            (Dying.by_a_kill, "killed from outside, "),
-        ):
+        deaths = {Dying.by_memory_that_is_gone: "SIGSEGV in at::", Dying.by_a_kill: "killed from outside, "}
+        for method, cause in deaths.items():
             ranks = RayRanks(config)
             ranks.start()
             with pytest.raises(ray.exceptions.ActorDiedError) as died:

@@ -21,14 +21,8 @@ from trainer.node.launch.launcher import LaunchEnded
 from trainer.node.launch.ray_node import JobEnd
 from trainer.node.watch import preemption
 from trainer.node.watch.attempt_holder import AttemptHolder
-from trainer.system.exit_codes import (
-    EXIT_CONFIG,
-    EXIT_GAVE_UP,
-    EXIT_INTERRUPTED,
-    EXIT_NODE_LOST,
-    EXIT_PREEMPTED,
-    EXIT_RAY,
-)
+from trainer.system import exit_codes
+from trainer.system.exit_codes import EXIT_CONFIG, EXIT_GAVE_UP, EXIT_NODE_LOST, EXIT_RAY
 
 
 class NoSignals:
@@ -98,7 +92,7 @@ class Asleep:
         self.flag = flag
 
     def ended(self) -> JobEnd | None:
-        return JobEnd("FAILED", EXIT_PREEMPTED, "") if self.flag.exists() else None
+        return JobEnd("FAILED", exit_codes.EXIT_PREEMPTED, "") if self.flag.exists() else None
 
 
 def watch_of(head: HeadLauncher, folder: Path) -> JobWatch:
@@ -175,28 +169,21 @@ class EndedByItself(Asleep):
     def signal(self, number: int) -> bool:
         return False
 
-    def pid(self) -> int | None:
-        return 4194303
-
     def ended(self) -> JobEnd | None:
         self.asked += 1
         return JobEnd("FAILED", EXIT_CONFIG, "") if self.asked > 3 else None
 
 
-def test_ctrl_c_is_not_the_cause_of_a_job_that_ended_by_itself(head, tmp_path):
+@pytest.mark.parametrize("began", [True, False])
+def test_ctrl_c_is_the_cause_only_of_a_job_that_had_not_begun(head, tmp_path, began):
     watch = watch_of(head, tmp_path)
     watch.job = EndedByItself(tmp_path / "notice")
-    head.signals.number, head.signals.code = signal.SIGINT, EXIT_INTERRUPTED
-    assert watch.run() == EXIT_CONFIG
-    head.signals.number, head.ray = None, None
-
-
-def test_ctrl_c_before_the_job_began_is_the_cause(head, tmp_path):
-    watch = watch_of(head, tmp_path)
-    watch.job = EndedByItself(tmp_path / "notice")
-    watch.job.pid = lambda: None
-    head.signals.number, head.signals.code = signal.SIGINT, EXIT_INTERRUPTED
-    with pytest.raises(LaunchEnded) as end:
-        watch.run()
-    assert end.value.code == EXIT_INTERRUPTED
+    watch.job.pid = lambda: 4194303 if began else None
+    head.signals.number, head.signals.code = signal.SIGINT, exit_codes.EXIT_INTERRUPTED
+    if began:
+        assert watch.run() == EXIT_CONFIG
+    else:
+        with pytest.raises(LaunchEnded) as end:
+            watch.run()
+        assert end.value.code == exit_codes.EXIT_INTERRUPTED
     head.signals.number, head.ray = None, None

@@ -45,29 +45,33 @@ def launch(
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("SPOTRL_", "SLURM_", "RAY_"))}
     clean |= {"SPOTRL_TMP": str(tmp_path), "SPOTRL_METADATA": "off"} | env
     arguments = ["--config", str(tmp_path / "run.yaml"), *(["--", *command] if command else [])]
+    streams = {"text": True, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     return subprocess.Popen(
-        [sys.executable, *run, *arguments],
-        cwd=ROOT,
-        env=clean,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
+        [sys.executable, *run, *arguments], cwd=ROOT, env=clean, start_new_session=True, **streams
     )
+
+
+def python(tmp_path: Path, code: str, **more) -> subprocess.Popen[str]:
+    """A launch whose job is Python code."""
+    return launch(tmp_path, sys.executable, "-c", code, **more)
+
+
+def ended(tmp_path: Path, process: subprocess.Popen[str], code: int, timeout_s: float = 120) -> str:
+    """What a launch has printed that leaves with a code, and nothing behind it."""
+    output, _ = process.communicate(timeout=timeout_s)
+    assert process.returncode == code, output
+    assert leftovers(tmp_path) == []
+    return output
 
 
 def leftovers(tmp_path: Path) -> list[str]:
     """Command lines of processes that this launch left behind: all carry its folder in their environment."""
     found = []
     for process in psutil.process_iter():
-        try:
-            if (
-                process.environ().get("SPOTRL_TMP") == str(tmp_path)
-                and process.status() != psutil.STATUS_ZOMBIE
-            ):
+        with suppress(psutil.Error):
+            ours = process.environ().get("SPOTRL_TMP") == str(tmp_path)
+            if ours and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(" ".join(process.cmdline())[:200])
-        except psutil.Error:
-            continue
     return found
 
 
@@ -93,20 +97,22 @@ time.sleep(300)
 """
 RESOURCES = """
 import os, ray
+from pathlib import Path
 ray.init(logging_level="ERROR")
 has = ray.cluster_resources()
+token = Path(os.environ["RAY_AUTH_TOKEN_PATH"])
+print("open for others:", token.stat().st_mode & 0o077 | token.parent.stat().st_mode & 0o077)
 print(int(has["CPU"]), has.get("GPU"), flush=True)
 os._exit(35)
 """
 
 
 def test_a_launch_leaves_with_the_jobs_code_and_leaves_nothing(tmp_path):
-    process = launch(tmp_path, sys.executable, "-c", RESOURCES)
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode == 35, output
-    assert "2 None" in output.splitlines()
+    """No other user of the machine reaches the token or Ray's files: `ray start` opens its own folder to
+    all."""
+    lines = ended(tmp_path, python(tmp_path, RESOURCES), 35).splitlines()
+    assert "2 None" in lines and "open for others: 0" in lines
     assert (tmp_path / "run" / "launch.log").read_text().splitlines()[-1] == "2 None"
-    assert leftovers(tmp_path) == []
 
 
 TAKEN_MEANWHILE = """
@@ -126,26 +132,21 @@ runpy.run_module("trainer.node", run_name="__main__", alter_sys=True)
 @pytest.mark.long
 @pytest.mark.parametrize("port", ["gcs", "dashboard"])
 def test_a_port_that_is_taken_after_it_was_chosen_costs_one_more_start(tmp_path, port):
-    process = launch(
-        tmp_path, sys.executable, "-c", RESOURCES, run=("-c", TAKEN_MEANWHILE.replace("TAKEN", port))
-    )
-    output, _ = process.communicate(timeout=180)
-    assert process.returncode == 35, output
+    taken = ("-c", TAKEN_MEANWHILE.replace("TAKEN", port))
+    output = ended(tmp_path, python(tmp_path, RESOURCES, run=taken), 35, 180)
     assert output.count("again, on other ports") == 1
-    assert leftovers(tmp_path) == []
 
 
 def test_ctrl_c_reaches_the_job_and_leaves_nothing(tmp_path):
-    process = launch(tmp_path, sys.executable, "-c", SLEEPER)
+    process = python(tmp_path, SLEEPER)
     until_line(process, "working")
     process.send_signal(signal.SIGINT)
-    assert process.wait(30) == 130
-    assert leftovers(tmp_path) == []
+    ended(tmp_path, process, 130, 30)
 
 
 @pytest.mark.slow
 def test_a_killed_launcher_takes_everything_with_it(tmp_path):
-    process = launch(tmp_path, sys.executable, "-c", SLEEPER)
+    process = python(tmp_path, SLEEPER)
     until_line(process, "working")
     process.kill()
     process.wait(5)
@@ -158,11 +159,10 @@ def test_a_killed_launcher_takes_everything_with_it(tmp_path):
 @pytest.mark.long
 def test_a_job_that_outlasts_the_notice_is_ended(tmp_path):
     stubborn = SLEEPER.replace("sys.exit(33)", "None")
-    process = launch(tmp_path, sys.executable, "-c", stubborn, SPOTRL_NOTICE_S="3")
+    process = python(tmp_path, stubborn, SPOTRL_NOTICE_S="3")
     until_line(process, "working")
     process.send_signal(signal.SIGTERM)
-    assert process.wait(30) == 33
-    assert leftovers(tmp_path) == []
+    ended(tmp_path, process, 33, 30)
 
 
 def test_a_launcher_starts_without_the_training_stack():
@@ -174,22 +174,15 @@ def test_a_launcher_starts_without_the_training_stack():
 
 
 def test_a_missing_configuration_is_one_line(tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-m", "trainer.node", "--config", str(tmp_path / "no.yaml")],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, "-m", "trainer.node", "--config", str(tmp_path / "no.yaml")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2 and done.stderr == f"error: no configuration at {tmp_path / 'no.yaml'}\n"
 
 
 def test_another_number_of_nodes_than_asked_for_is_refused(tmp_path):
     process = launch(tmp_path, SPOTRL_PEERS="10.0.0.1,10.0.0.2", SPOTRL_NODE_RANK="0")
-    output, _ = process.communicate(timeout=30)
-    assert (
-        process.returncode == 2
-        and output == "error: placement.nodes is 1, and spotrl started 2: make them equal\n"
-    )
+    output = ended(tmp_path, process, 2, 30)
+    assert output == "error: placement.nodes is 1, and spotrl started 2: make them equal\n"
 
 
 def test_a_machine_that_fails_its_checks_is_counted_until_the_run_ends(tmp_path):
@@ -209,19 +202,16 @@ def test_a_machine_that_fails_its_checks_is_counted_until_the_run_ends(tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", ["gcs_server", "raylet"])
+@pytest.mark.parametrize("part", [pytest.param("gcs_server", marks=pytest.mark.long), "raylet"])
 def test_a_node_that_lost_ray_says_so(tmp_path, part):
     """Its end shows first as a broken connection here or there, which is not the object store."""
-    process = launch(tmp_path, sys.executable, "-c", SLEEPER)
+    process = python(tmp_path, SLEEPER)
     until_line(process, "working")
     for child in psutil.Process(process.pid).children(recursive=True):
         with suppress(psutil.NoSuchProcess):  # Ray's start leaves processes that end by themselves
             if child.name() == part:
                 child.kill()
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 34, output
-    assert "error: Ray ended on" in output, output
-    assert leftovers(tmp_path) == []
+    assert "error: Ray ended on" in ended(tmp_path, process, 34, 60)
 
 
 @pytest.mark.parametrize(
@@ -254,17 +244,13 @@ def test_only_the_store_is_away_with_35(tmp_path, monkeypatch, error, code, said
 @pytest.mark.long
 def test_the_head_ends_a_run_whose_hours_are_over_for_good(tmp_path):
     """It has the job save first: the notice reaches it with the seconds that are left."""
-    told = (
-        "from trainer.node.watch.preemption import PreemptionNotice; import sys, "
-        "time\nnotice = PreemptionNotice()\n"
+    job = (
+        "from trainer.node.watch.preemption import PreemptionNotice; import sys, time\n"
+        "notice = PreemptionNotice()\nwhile not notice.poll(): time.sleep(0.1)\n"
+        "print('left', round(notice.remaining_s()), flush=True); sys.exit(33)"
     )
-    told += "while not notice.poll(): time.sleep(0.1)\n"
-    told += "print('left', round(notice.remaining_s()), flush=True); sys.exit(33)"
-    process = launch(tmp_path, sys.executable, "-c", told, hours=1 / 40, SPOTRL_NODES="1")
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode == 38, output
+    output = ended(tmp_path, python(tmp_path, job, hours=1 / 40, SPOTRL_NODES="1"), 38)
     assert "all attempts together have taken the 0.025 hours of budget.max_hours" in output
     assert "left 9" in output or "left 8" in output
     final = json.loads((tmp_path / "run" / "attempts" / "final.json").read_text())
     assert (final["code"], "budget.max_hours" in final["why"]) == (38, True)
-    assert leftovers(tmp_path) == []
