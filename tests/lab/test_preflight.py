@@ -196,11 +196,8 @@ def many(lab: hosts.Lab, tmp: Path, data: Path) -> dict[str, Any]:
     }
 
 
-MANY = [
-    *[("fail", check, (1,)) for check in ("ports", "packages")],
-    *[("fail", check, (2,)) for check in ("interface", "loopback", "host name")],
-    *[("fail", check, (3,)) for check in ("data", "code", "configuration", "disk space")],
-]
+MANY = {("ports", 1), ("packages", 1), ("interface", 2), ("loopback", 2), ("host name", 2)}
+MANY |= {("data", 3), ("code", 3), ("configuration", 3), ("disk space", 3)}
 FAULTS = {
     "wrong interface": (2, [("fail", "interface", (2,))]),
     "blocked pair": (36, [("fail", "ports", (1, 3))]),
@@ -239,7 +236,8 @@ def test_each_of_many_faults_is_named(lab, tmp_path, mixed_dataset, figure):
     shutil.copytree(mixed_dataset, data)
     check = Round(lab, tmp_path, data, **prepare(lab, tmp_path, data, "many"))
     assert set(check.end()) == {36}, check.text()
-    assert [one for one in MANY if one not in check.wrong()] == [], check.text()
+    failed = {(name, *nodes) for level, name, nodes in check.wrong() if level == "fail"}
+    assert failed >= MANY, check.text()
     figure("until named: nine faults at once", check.took_s)
 
 

@@ -39,8 +39,9 @@ class Desk:
         )
 
     def preflight(self) -> subprocess.Popen[bytes]:
-        up = "up preflight --target ssh --hosts h1,h2 --run-id lab --set cluster.gpus_per_node=0 --set setup=cpu"
-        return self.launch(*up.split(), "--set", f"site.ssh_key={self.key}")
+        up = "up preflight --target ssh --hosts h1,h2 --run-id lab"
+        up += f" --set cluster.gpus_per_node=0 --set setup=cpu --set site.ssh_key={self.key}"
+        return self.launch(*up.split())
 
     def signal(self, name: str) -> None:
         """To `launch.py up` and all that it runs at the desk, as a terminal does it."""

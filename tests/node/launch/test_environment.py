@@ -41,13 +41,14 @@ TORCHRUN = "GROUP_RANK=1 GROUP_WORLD_SIZE=2 MASTER_ADDR=a RANK=1 WORLD_SIZE=2 LO
 
 @pytest.mark.parametrize(("text", "node"), [
     ("", ("local", 0, 1, "127.0.0.1", None)),
-    (f"{SKYPILOT} SKYPILOT_NUM_GPUS_PER_NODE=8", ("skypilot", 1, 2, "10.0.0.1", 8)),
-    (f"{DSTACK} DSTACK_NODES_IPS=10.1.0.4+10.1.0.5 DSTACK_GPUS_PER_NODE=8 DSTACK_GPUS_NUM=16",
+    (SKYPILOT + " SKYPILOT_NUM_GPUS_PER_NODE=8", ("skypilot", 1, 2, "10.0.0.1", 8)),
+    (DSTACK + " DSTACK_NODES_IPS=10.1.0.4+10.1.0.5 DSTACK_GPUS_PER_NODE=8 DSTACK_GPUS_NUM=16",
      ("dstack", 0, 2, "10.1.0.4", 8)),
-    (f"{SLURM} SLURM_STEP_NODELIST=gpu[07-08,11] SLURM_JOB_NODELIST=gpu[07-09,11]", ("slurm", 2, 3, "gpu07", 8)),
-    (f"{BATCH} SLURM_JOB_NUM_NODES=1 SLURM_JOB_NODELIST=h1", ("slurm", 0, 1, "h1", None)),
+    (SLURM + " SLURM_STEP_NODELIST=gpu[07-08,11] SLURM_JOB_NODELIST=gpu[07-09,11]",
+     ("slurm", 2, 3, "gpu07", 8)),
+    (BATCH + " SLURM_JOB_NUM_NODES=1 SLURM_JOB_NODELIST=h1", ("slurm", 0, 1, "h1", None)),
     (RUNPOD, ("runpod", 3, 4, "10.65.0.2", 8)),
-    (f"{TORCHRUN} LOCAL_WORLD_SIZE=1", ("torchrun", 1, 2, "a", None)),
+    (TORCHRUN + " LOCAL_WORLD_SIZE=1", ("torchrun", 1, 2, "a", None)),
     ("SPOTRL_PEERS=10.0.0.1,10.0.0.2 SPOTRL_NODE_RANK=1 SKYPILOT_NODE_IPS=1.1.1.1",
      ("spotrl", 1, 2, "10.0.0.1", None)),
     ("SPOTRL_NODES=1 SLURM_JOB_ID=7 SLURM_NODEID=0", ("spotrl", 0, 1, "127.0.0.1", None)),
@@ -58,7 +59,7 @@ def test_a_node_finds_its_place_in_the_variables_of_its_platform(text, node):
 
 def test_nodes_have_the_names_of_their_peers():
     assert read_node_environment(variables(SKYPILOT)).name_of(1) == "node 1 (10.0.0.2)"
-    env = variables(f"{SLURM} SLURM_STEP_NODELIST=gpu[07-08,11]")
+    env = variables(SLURM + " SLURM_STEP_NODELIST=gpu[07-08,11]")
     assert read_node_environment(env).peers == ("gpu07", "gpu08", "gpu11")
 
 
@@ -83,9 +84,9 @@ def test_pbs_node_file_repeats_hosts_and_the_rank_is_the_hosts_place_in_it():
     ("SPOTRL_NODES=3 SPOTRL_NODE_RANK=0 SPOTRL_PEERS=a,b", "3 nodes, but 2 addresses"),
     ("DSTACK_NODES_NUM=1 DSTACK_NODE_RANK=0 DSTACK_GPUS_PER_NODE=many", "SPOTRL_GPUS_PER_NODE"),
     ("PBS_NODEFILE=/nowhere/nodes", "set SPOTRL_PEERS"),
-    (f"{TORCHRUN} LOCAL_WORLD_SIZE=8", "--nproc-per-node=1"),
-    (f"{BATCH} SLURM_JOB_NUM_NODES=2 SLURM_JOB_NODELIST=h[1-2]", "srun --ntasks-per-node=1"),
-    (f"{BATCH} SLURM_LOCALID=1 SLURM_STEP_NUM_NODES=1", "more than one launcher"),
+    (TORCHRUN + " LOCAL_WORLD_SIZE=8", "--nproc-per-node=1"),
+    (BATCH + " SLURM_JOB_NUM_NODES=2 SLURM_JOB_NODELIST=h[1-2]", "srun --ntasks-per-node=1"),
+    (BATCH + " SLURM_LOCALID=1 SLURM_STEP_NUM_NODES=1", "more than one launcher"),
 ])  # fmt: skip
 def test_what_contradicts_itself_is_named(text, message):
     with pytest.raises(ConfigError, match=message):

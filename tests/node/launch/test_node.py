@@ -89,11 +89,14 @@ def test_a_node_that_does_not_belong_is_refused_by_name(second, message):
         meet(3, hello(1), second)
 
 
+TLS = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(range(256)) * 4
+
+
 @pytest.mark.parametrize("line", [
     b"GET / HTTP/1.0\r\n\r\n", b'{"rank": "abc", "run": "run"}\n', b'{"rank": 1.5, "run": "run"}\n', b"",
     b'{"rank": true, "run": "run"}\n', b'{"rank": 1}\n', b'{"rank": 1, "run": "run", "nodes": 2}\n',
     b'["rank", 1]\n', b'"rank"\n', b"[" * 200_000 + b"\n", b"x" * (9 << 20),
-    b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(range(256)) * 4,
+    TLS,
 ], ids=str)  # fmt: skip
 def test_a_stranger_does_not_disturb_the_head(line):
     """Whatever it says, and while it keeps its connection open."""
@@ -182,23 +185,32 @@ def disks(**change) -> dict:
     return {"disks": (dataclasses.replace(DISK, **change), TEMPORARY)}
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    ({"gpus": 7}, "7 GPUs are visible and placement.workers_per_node is 8"),
-    ({"gpus": None}, "no nvidia-smi"),
-    ({"shm_bytes": GIB}, "/dev/shm has 1.0 GiB free and 2.0 GiB are needed"),
-    ({"memory_bytes": 10 * GIB}, "10.0 GiB of memory are available and 56.0 GiB are needed"),
-    (disks(free_bytes=GIB), "1.0 GiB are free for run and Ray's temporary folder (/runs) and 3.0 are needed"),
-    (disks(write_bytes_per_s=1e6), "/runs takes 1 MB/s: a checkpoint would take 45"),
-    (disks(purpose="model cache", need_bytes=140 * GIB, write_bytes_per_s=2e7), "20 MB/s: the model would"),
-    ({"disks": (dataclasses.replace(TEMPORARY, write_bytes_per_s=1e7),)}, "/tmp takes 10 MB/s: what is"),
-    ({"disks": (dataclasses.replace(TEMPORARY, filesystem="nfs4"),)}, "is on nfs4, over the network"),
-    (disks(free_files=5), "/runs has room for 5 more files"),
-    ({"cpus": 0.1}, "its 8 ranks may use 0.1 processors"),
-    ({"lacks": ("no Python.h",)}, "Triton builds its launchers when a kernel first runs: no"),
-    ({"loopback": False}, "127.0.0.1 does not answer"),
-    ({"files": 1024}, "only 1024 files may be open"),
-    ({"processes": 100}, "only 100 processes may be started"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"gpus": 7}, "7 GPUs are visible and placement.workers_per_node is 8"),
+        ({"gpus": None}, "no nvidia-smi"),
+        ({"shm_bytes": GIB}, "/dev/shm has 1.0 GiB free and 2.0 GiB are needed"),
+        ({"memory_bytes": 10 * GIB}, "10.0 GiB of memory are available and 56.0 GiB are needed"),
+        (
+            disks(free_bytes=GIB),
+            "1.0 GiB are free for run and Ray's temporary folder (/runs) and 3.0 are needed",
+        ),
+        (disks(write_bytes_per_s=1e6), "/runs takes 1 MB/s: a checkpoint would take 45"),
+        (
+            disks(purpose="model cache", need_bytes=140 * GIB, write_bytes_per_s=2e7),
+            "20 MB/s: the model would",
+        ),
+        ({"disks": (dataclasses.replace(TEMPORARY, write_bytes_per_s=1e7),)}, "/tmp takes 10 MB/s: what is"),
+        ({"disks": (dataclasses.replace(TEMPORARY, filesystem="nfs4"),)}, "is on nfs4, over the network"),
+        (disks(free_files=5), "/runs has room for 5 more files"),
+        ({"cpus": 0.1}, "its 8 ranks may use 0.1 processors"),
+        ({"lacks": ("no Python.h",)}, "Triton builds its launchers when a kernel first runs: no"),
+        ({"loopback": False}, "127.0.0.1 does not answer"),
+        ({"files": 1024}, "only 1024 files may be open"),
+        ({"processes": 100}, "only 100 processes may be started"),
+    ],
+)
 def test_each_lack_is_one_finding_with_its_remedy_and_takes_no_other_machine(tmp_path, change, message):
     assert wrong(tmp_path, GOOD) == []
     (finding,) = wrong(tmp_path, dataclasses.replace(GOOD, **change))

@@ -132,17 +132,19 @@ def test_eight_good_gpus_pass():
     assert wrong(Recorded(**idle)) == []
 
 
-EVERY = ", ".join(map(str, range(18)))
+ALL_DOWN = {"down": tuple(range(18))}
+UNLINKED = f"GPU 5 has NVLink {', '.join(map(str, range(18)))} of 18 down"
 HOT = "GPU 5 is slowed down: hardware slowdown, hardware thermal slowdown"
 MIXED = "its GPUs are not alike: NVIDIA A100-SXM4-80GB of 80 GiB, NVIDIA H100 80GB HBM3 of 80 GiB"
 
 
 @pytest.mark.parametrize(("change", "finding"), [
     ({"ecc": 3}, ("fail", "ECC", "GPU 5 has 3 uncorrectable memory errors")),
-    ({"rows": (0, 2, True, False)}, ("warn", "row remapping", "GPU 5 waits for a reset to remap a memory row")),
+    ({"rows": (0, 2, True, False)},
+     ("warn", "row remapping", "GPU 5 waits for a reset to remap a memory row")),
     ({"rows": (0, 2, True, True)}, ("fail", "ECC", "GPU 5 has failed to remap a memory row")),
     ({"down": (3, 7)}, ("fail", "NVLink", "GPU 5 has NVLink 3, 7 of 18 down")),
-    ({"down": tuple(range(18))}, ("fail", "NVLink", f"GPU 5 has NVLink {EVERY} of 18 down")),
+    (ALL_DOWN, ("fail", "NVLink", UNLINKED)),
     ({"width": 8}, ("warn", "PCIe", "GPU 5 is on PCIe x8, it can do x16")),
     ({"generation": 4}, ("warn", "PCIe", "GPU 5 is on PCIe 4, others here on PCIe 5")),
     ({"reasons": 8 | 64}, ("fail", "clocks", HOT)),
@@ -152,9 +154,6 @@ MIXED = "its GPUs are not alike: NVIDIA A100-SXM4-80GB of 80 GiB, NVIDIA H100 80
 ])  # fmt: skip
 def test_each_fault_of_a_gpu_is_named(change, finding):
     assert wrong(Recorded(gpu5=change)) == [finding]
-
-
-ALL_DOWN = {"down": tuple(range(18))}
 
 
 def test_cards_without_a_bridge_have_no_fault():

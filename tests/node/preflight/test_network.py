@@ -89,14 +89,17 @@ def all_pairs(gbit: float) -> dict[str, Pair]:
     return {f"p{a}{b}": pair(a, b, gbit=(gbit, gbit)) for a in range(4) for b in range(a + 1, 4)}
 
 
-@pytest.mark.parametrize(("link", "finding"), [
-    (pair(0, 2, gbit=(2.5, 24)), ("fail", "bandwidth", (0, 2))),
-    (pair(0, 2, gbit=(10, 24)), ("warn", "bandwidth", (0, 2))),
-    (pair(0, 2, loss=(0.0, 0.01)), ("fail", "loss", (2, 0))),
-    (pair(0, 2, loss=(0.002, 0.0)), ("warn", "loss", (0, 2))),
-    (pair(0, 2, carries=False), ("fail", "MTU", (0, 2))),
-    (pair(0, 2, 30.0), ("warn", "round trip", (0, 2))),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("link", "finding"),
+    [
+        (pair(0, 2, gbit=(2.5, 24)), ("fail", "bandwidth", (0, 2))),
+        (pair(0, 2, gbit=(10, 24)), ("warn", "bandwidth", (0, 2))),
+        (pair(0, 2, loss=(0.0, 0.01)), ("fail", "loss", (2, 0))),
+        (pair(0, 2, loss=(0.002, 0.0)), ("warn", "loss", (0, 2))),
+        (pair(0, 2, carries=False), ("fail", "MTU", (0, 2))),
+        (pair(0, 2, 30.0), ("warn", "round trip", (0, 2))),
+    ],
+)
 def test_a_bad_link_is_named_as_a_pair(link, finding):
     assert wrong(measured(p02=link)) == [finding]
 
