@@ -39,7 +39,7 @@ def picture_of_display(run_dir: Path) -> Path:
     at = 3 * len(history) // 4
     progress |= {"step": history[at - 1]["step"], "phase": "rollout", "status": "running"}
     console = Console(width=COLUMNS, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(live.render_display(run_dir.name, progress, history[:at], COLUMNS, height=LINES))
+    console.print(live.render_display(run_dir, progress, history[:at], COLUMNS, height=LINES))
     out = DOCS / "live.svg"
     svg = console.export_svg(title="python3 launch.py demo")
     out.write_text(re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.S))  # no fonts from elsewhere

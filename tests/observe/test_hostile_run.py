@@ -67,9 +67,11 @@ def test_no_number_of_a_run_costs_its_report_or_its_display(tmp_path, number):
         file.write(json.dumps({"step": 99} | dict.fromkeys(names, number)) + "\n")
     page = report.write_report(tmp_path).read_text()
     assert "<h3>Reward</h3>" in page and "<h3>KL to the reference</h3>" in page
-    assert "step 99/" in live.plain_line(live.read_history(tmp_path)[-1], {"total_steps": 99})
+    assert "step 99/" in live.step_line(live.read_history(tmp_path)[-1], 99)
     console = Console(width=100, file=io.StringIO(), force_terminal=True)
-    console.print(live.render_display("x", live.read_progress(tmp_path), live.read_history(tmp_path), 100))
+    console.print(
+        live.render_display(tmp_path, live.read_progress(tmp_path), live.read_history(tmp_path), 100)
+    )
 
 
 @pytest.mark.parametrize("step", ["3", None, -1, 1e300, 2.5, True, [1], 10**30])

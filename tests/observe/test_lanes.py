@@ -123,7 +123,7 @@ def test_times_are_shown_by_lane():
     page = phases_section(HISTORY)
     assert "Seconds per step: learning" in page and "Seconds per step: sampling" in page
     assert "Seconds per step: " not in phases_section(HISTORY[:1])
-    line = live.plain_line(HISTORY[1], {})
+    line = live.step_line(HISTORY[1], 0)
     assert "3.0 s (wait 0.5 update 2.0 rollout 5.0 grade 1.0)" in line
 
 
@@ -131,7 +131,7 @@ def test_the_display_names_both_lanes(two_lanes):
     folder, phases, sampling = two_lanes
     console = Console(file=io.StringIO(), width=100, color_system=None, _environ={})
     with phases("update"), sampling("rollout"):
-        console.print(live.render_display("run", read_progress(folder), HISTORY, 100))
+        console.print(live.render_display(folder, read_progress(folder), HISTORY, 100))
     shown = console.file.getvalue()
     assert "learning step 3: update" in shown and "sampling step 4: rollout" in shown
     assert "learning:" in shown and "sampling:" in shown

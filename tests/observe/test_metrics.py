@@ -19,7 +19,7 @@ from trainer.config import RunConfig, load, override
 from trainer.config.run_folder import read_lines, read_progress
 from trainer.observe.history import read_history, reproducible_part, truncate_metrics
 from trainer.observe.metrics import Metrics, thumbnail
-from trainer.observe.phases import Phases
+from trainer.observe.phases import STARTED_VARIABLE, Phases, StartClock
 from trainer.rewards.grading.expression import Rule
 
 ROOT = Path(__file__).parents[2]
@@ -267,6 +267,16 @@ def test_the_first_step_begins_at_begin_and_a_later_one_where_the_last_ended():
     assert 0.05 <= taken["time/checkpoint_s"] <= taken["time/step_s"]
 
 
+def test_the_parts_add_up_to_the_start():
+    clock = StartClock({STARTED_VARIABLE: str(time.time() - 40)})
+    for part in ("launch", "place", "load"):
+        clock.mark(part)
+    metrics = clock.metrics()
+    assert metrics["perf/start_launch_s"] == pytest.approx(40, abs=2) and len(metrics) == 4
+    assert metrics.pop("perf/start_s") == pytest.approx(sum(metrics.values()), abs=1e-6)
+    assert str(clock).startswith("ready 40.") and StartClock({}).metrics() == {"perf/start_s": 0.0}
+
+
 def test_the_boundary_is_polled_after_outermost_phases_that_ended_well():
     seen = []
     phases = Phases(on_boundary=seen.append)
@@ -338,6 +348,7 @@ def test_the_table_names_what_the_trainer_writes_and_nothing_else():
         written |= {n for n in re.findall(r'"([a-z]+/[a-z_0-9]+)"', source) if n.split("/")[0] in sections}
         if path.name in ("grpo.py", "sampling_schedule.py", "sft.py"):
             written |= {f"time/{phase}_s" for phase in re.findall(r'phases\("([a-z]+)"\)', source)}
+        written |= {f"perf/start_{part}_s" for part in re.findall(r'clock.mark\("([a-z]+)"\)', source)}
     written |= {"time/rollout_s"}
     assert metric_table.unknown_names(written) == []
     assert sorted(set(metric_table.NAMES) - written) == []

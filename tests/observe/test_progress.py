@@ -124,7 +124,7 @@ def test_following_a_run_of_ten_thousand_steps_is_cheap(tmp_path):
     tail.read()
     started = time.process_time()
     tail.read()
-    text_console(True).print(progress.render_display("run", {}, tail.history, 100))
+    text_console(True).print(progress.render_display(tmp_path, {}, tail.history, 100))
     assert time.process_time() - started < 0.2
 
 
@@ -142,13 +142,16 @@ def test_durations_and_sparklines():
     assert progress.sparkline([5.0, 5.0], 10) == "▁▁"
 
 
-def test_eta_and_phases_are_means_of_the_last_steps():
+def test_eta_and_phases_are_means_of_the_last_steps(tmp_path):
     history = [
         {"step": 1, "time/step_s": 4.0, "time/rollout_s": 1.0, "time/of_a_rank_s": 9.0},
         {"step": 2, "time/step_s": 2.0},
     ]
-    assert progress.eta_s(history, 12) == pytest.approx(30.0)
-    assert progress.eta_s(history, 0) is None and progress.eta_s([{"step": 1}], 5) is None
+    state = {"status": "running", "total_steps": 12}
+    for known, left in ((history, "30 s to go"), ([{"step": 1}], "")):
+        console = text_console(True)
+        console.print(progress.render_display(tmp_path, state, known, 100))
+        assert ("to go" in console.file.getvalue()) == bool(left) and left in console.file.getvalue()
     assert mean_seconds(history) == {"": [("rollout", 0.5), ("other", 2.5)]}
 
 

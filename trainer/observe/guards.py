@@ -3,7 +3,7 @@
 A guard that trips warns. One that is named in `guards.end` ends the run when it has tripped `guards.patience`
 steps in a row.
 
-`python -m trainer.observe.guards FOLDER` prints those of a run's files, as JSON: [[guard, text], ...].
+`python -m trainer.observe.guards FOLDER` prints those that a run tripped, as JSON: [[guard, text], ...].
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import statistics
 import sys
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -52,36 +52,23 @@ LIMITS = {
     "variance": ("group/zero_std_fraction", "zero_std_max", "groups without variance teach nothing: share"),
     "disk": ("perf/disk_free_gib", "disk_free_gib", "the disk fills up: GiB free"),
     "memory": ("perf/host_memory_fraction", "host_memory_max", "host memory fills up: share used"),
-    "tools": (
-        "turns/failed_fraction",
-        "tool_failures_max",
-        "tools fail instead of answering: share of observations",
-    ),
-}
-"""Guard -> its metric, the option that limits it ("": 0), and what is said beyond that."""
+    "tools": ("turns/failed_fraction", "tool_failures_max",
+              "tools fail instead of answering: share of observations"),
+}  # fmt: skip
+"""Guard -> its metric, the option that limits it ("": 0), and what is wrong beyond that."""
 DRIFTS = {
-    "entropy": (
-        "entropy/mean",
+    "entropy": ("entropy/mean",
         "entropy collapsed to {now:.3g} from {usual:.3g} at the start: the policy says one thing only",
-        "entropy grew to {now:.3g} from {usual:.3g} at the start: the policy speaks at random",
-    ),
-    "length": (
-        "tokens/response_mean",
+        "entropy grew to {now:.3g} from {usual:.3g} at the start: the policy speaks at random"),
+    "length": ("tokens/response_mean",
         "completions shrank to {now:.3g} from {usual:.3g} at the start: the policy hardly says anything",
-        "completions grew to {now:.3g} from {usual:.3g} at the start: the policy does not come to an end",
-    ),
-    "mismatch": (
-        "mismatch/logprob_abs_mean",
-        "",
-        "engine and policy drift apart: {now:.2g} nats per token, {usual:.2g} at the start",
-    ),
-    "memory": (
-        "perf/host_memory_fraction",
-        "",
-        "host memory grows: {now:.0%} in use, {usual:.0%} at the start",
-    ),
-}
-"""Guard -> a metric that is compared with the run's first steps, and what is said below and above."""
+        "completions grew to {now:.3g} from {usual:.3g} at the start: the policy does not come to an end"),
+    "mismatch": ("mismatch/logprob_abs_mean", "",
+        "engine and policy drift apart: {now:.2g} nats per token, {usual:.2g} at the start"),
+    "memory": ("perf/host_memory_fraction", "",
+        "host memory grows: {now:.0%} in use, {usual:.0%} at the start"),
+}  # fmt: skip
+"""Guard -> a metric that is compared with the run's first steps, and what is wrong below and above."""
 FAILED_GRADES = 0.05
 """Share of completions that graders failed on from which equal rewards are blamed on the graders."""
 
@@ -153,11 +140,8 @@ class GuardWatch:
     def remember(self, history: Iterable[Mapping[str, Any]]) -> None:
         """Takes in the steps that the run made before this process: what is usual lives with the run."""
         for record in history:
-            known = {}
-            for name, value in record.items():
-                if isinstance(value, int | float) and not name.startswith(OWN_TO_PROCESS):
-                    known[name] = float(value)
-            self.look(int(record["step"]), known)
+            known = {name: value for name, value in record.items() if not name.startswith(OWN_TO_PROCESS)}
+            self.look(record["step"], known)
 
     def look(
         self,
@@ -268,10 +252,8 @@ class GuardWatch:
         return f"{', '.join(bad)} {text}" if bad else ""
 
     def _spike(self, stats: Mapping[str, float]) -> str:
-        """What is wrong with the gradient's norm or the cross-entropy.
-
-        A policy's loss is near 0, so its size means nothing.
-        """
+        """What is wrong with the gradient's norm or the cross-entropy, beside the last steps. A policy's loss
+        is near 0, so its size means nothing."""
         spikes = []
         for name, what, factor in (
             ("grad/norm", "gradient norm", self.limits.spike_factor),
@@ -279,12 +261,11 @@ class GuardWatch:
         ):
             now = stats.get(name, math.nan)
             known = self._usual.setdefault(name, deque(maxlen=WINDOW))
-            if not math.isfinite(now):
-                continue
-            usual = statistics.median(known) if len(known) >= REFERENCE else math.inf
-            known.append(now)
-            if now > factor * usual:
-                spikes.append(f"{what} {now:.3g}, usually {usual:.3g}")
+            if math.isfinite(now):
+                usual = statistics.median(known) if len(known) >= REFERENCE else math.inf
+                known.append(now)
+                if now > factor * usual:
+                    spikes.append(f"{what} {now:.3g}, usually {usual:.3g}")
         return "; ".join(spikes)
 
     def _gradient(self, stats: Mapping[str, float]) -> str:
@@ -359,38 +340,20 @@ def guards_of(settings: config.RunConfig, form: str = "") -> GuardWatch:
     )
 
 
-def alarms_of(settings: config.RunConfig, history: Iterable[Mapping[str, Any]]) -> list[Alarm]:
-    """The alarms of a run's metrics, by the run's own limits."""
+def troubles_of(settings: config.RunConfig, history: Iterable[Mapping[str, Any]]) -> list[tuple[Alarm, int]]:
+    """The first alarm of each guard that tripped in a run's metrics, by the run's own limits, and the last
+    step that tripped it."""
     watch = guards_of(settings)
-    return [alarm for record in history for alarm in watch.look(record["step"], record)]
-
-
-@dataclass(frozen=True)
-class Trouble:
-    """What one guard has seen in a whole run."""
-
-    guard: str
-    finding: str
-    """What was wrong when it tripped first."""
-    first: int
-    last: int
-    """Steps of its first and its last alarm."""
-
-
-def troubles_of(settings: config.RunConfig, history: Iterable[Mapping[str, Any]]) -> list[Trouble]:
-    """What each guard that tripped has seen in a run's metrics, the first one first."""
-    watch = guards_of(settings)
-    troubles: dict[str, Trouble] = {}
+    first: dict[str, Alarm] = {}
+    last: dict[str, int] = {}
     for record in history:
-        step = record["step"]
-        for alarm in watch.look(step, record):
-            troubles.setdefault(alarm.guard, Trouble(alarm.guard, alarm.finding, step, step))
-        for guard in watch.tripped:
-            troubles[guard] = replace(troubles[guard], last=step)
-    return list(troubles.values())
+        for alarm in watch.look(record["step"], record):
+            first.setdefault(alarm.guard, alarm)
+        last |= dict.fromkeys(watch.tripped, record["step"])
+    return [(alarm, last[guard]) for guard, alarm in first.items()]
 
 
 if __name__ == "__main__":
     run_folder = Path(sys.argv[1])
-    alarms = alarms_of(config.load(str(run_folder / CONFIG)), read_history(run_folder))
-    print(json.dumps([(alarm.guard, alarm.text) for alarm in alarms]))
+    troubles = troubles_of(config.load(str(run_folder / CONFIG)), read_history(run_folder))
+    print(json.dumps([(alarm.guard, alarm.text) for alarm, _ in troubles]))

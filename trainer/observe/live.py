@@ -9,12 +9,14 @@ step.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +80,18 @@ ROWS = (
     ("training tokens/s", "perf/train_tokens_per_s", "{:,.0f}", 5),
 )
 """Label, metric, format, rank (see `DisplayRow`); a row is shown once its metric has been seen."""
+OF_A_LINE = (
+    ("reward/mean", "reward", ".3f"),
+    ("reward/accuracy", "accuracy", ".1%"),
+    ("eval/accuracy", "held-out", ".1%"),
+    ("eval/loss", "held-out loss", ".4f"),
+    ("loss/total", "total loss", ".4f"),
+    ("sft/loss", "loss", ".4f"),
+    ("kl/mean", "kl", ".2e"),
+    ("tokens/response_mean", "tokens", ".1f"),
+    ("mismatch/logprob_abs_mean", "mismatch", ".1e"),
+)
+"""What a line of the log says of a step."""
 
 
 class MetricsTail:
@@ -107,81 +121,56 @@ def follow(
     console: Console | None = None,
     poll_s: float = REFRESH_S,
 ) -> str:
-    """Shows the run until `stop()` is true (None: until the run says that it has ended).
-
-    Returns its last status.
+    """Shows the run until `stop()` is true (None: until the run says that it has ended), and once more after
+    it. Returns its last status.
 
     With `stop`, what an earlier attempt left in the run directory is not shown as news.
     """
     console = console or Console()
     run_dir = Path(run_dir)
-    began = time.time() if stop else 0.0
+    began = newest_s = time.time() if stop else 0.0
     log = GrowingFile(run_dir / LAUNCH_LOG)
     if stop:
         log.read()
     warning = ""
     tail = MetricsTail(run_dir / METRICS)
-    if console.is_terminal:
-        with Live(console=console, auto_refresh=False, vertical_overflow="visible") as live:
-            for progress, history, _ in _watch(run_dir, tail, began, stop, poll_s):
-                who = last_samples(run_dir), read_roster(run_dir)
-                warning = newest_warning(log.read()) or warning
+    shown = Live(console=console, auto_refresh=False, vertical_overflow="visible")
+    with shown if console.is_terminal else contextlib.nullcontext():
+        while True:
+            over = stop() if stop else False
+            ended = read_progress(run_dir).get("status", "running") != "running"
+            # after the status, so that no line of an ended run is missed; before what is shown with it
+            new = tail.read()
+            progress = read_progress(run_dir)
+            if stop and not over and progress.get("updated_unix_s", 0) < began:
+                progress = {}
+            if console.is_terminal:
+                for line in log.read().decode(errors="replace").splitlines():
+                    warning = line if line.startswith("warning: ") else warning
                 size = console.size
-                shown = render_display(
-                    run_name(run_dir), progress, history, size.width, *who, size.height, warning
+                shown.update(
+                    render_display(run_dir, progress, tail.history, size.width, size.height, warning),
+                    refresh=True,
                 )
-                live.update(shown, refresh=True)
-    else:
-        shown = began
-        for progress, _, new in _watch(run_dir, tail, began, stop, poll_s):
-            for record in new:
-                if not shown or record.get("time/unix_s", shown) > shown:
-                    shown = record.get("time/unix_s", shown)
-                    console.print(plain_line(record, progress), highlight=False, soft_wrap=True)
-    return str(progress.get("status", "unknown"))
-
-
-def newest_warning(log: bytes) -> str:
-    """The last line of a log that warns; "" without one."""
-    lines = log.decode(errors="replace").splitlines()
-    return next((line for line in reversed(lines) if line.startswith("warning: ")), "")
-
-
-def _watch(
-    run_dir: Path, tail: MetricsTail, began: float, stop: Callable[[], bool] | None, poll_s: float
-) -> Any:
-    """Yields (progress, history, new records) until the end, and once more after it."""
-    while True:
-        over = stop() if stop else False
-        ended = read_progress(run_dir).get("status", "running") != "running"
-        # after the status, so that no line of an ended run is missed; before what is shown with it
-        new = tail.read()
-        progress = read_progress(run_dir)
-        if stop and not over and progress.get("updated_unix_s", 0) < began:
-            progress = {}
-        yield progress, tail.history, new
-        if over or (ended and not stop):
-            return
-        time.sleep(poll_s)
+            for record in new if not console.is_terminal else ():
+                if not newest_s or record.get("time/unix_s", newest_s) > newest_s:
+                    newest_s = record.get("time/unix_s", newest_s)
+                    line = step_line(record, progress.get("total_steps") or 0)
+                    console.print(line, highlight=False, soft_wrap=True)
+            if over or (ended and not stop):
+                return str(progress.get("status", "unknown"))
+            time.sleep(poll_s)
 
 
 # --- what is shown --------------------------------------------------------------------------------------
 
 
-def plain_line(record: dict[str, Any], progress: dict[str, Any]) -> str:
-    """One step as one line, for logs."""
-    total = progress.get("total_steps") or 0
-    parts = [f"step {record['step']}/{total}" if total else f"step {record['step']}"]
-    short = {
-        "reward/mean": "reward",
-        "reward/accuracy": "accuracy",
-        "eval/accuracy": "held-out",
-        "sft/loss": "loss",
-    }
-    short |= {"kl/mean": "kl", "tokens/response_mean": "tokens", "mismatch/logprob_abs_mean": "mismatch"}
-    for _, name, form, _ in ROWS:
-        if name in short and name in record:
-            parts.append(f"{short[name]} {form.format(record[name])}")
+def step_line(record: dict[str, Any], total_steps: int) -> str:
+    """One step as one line, for logs. total_steps: 0 where it is not known."""
+    parts = [f"step {record['step']}/{total_steps}" if total_steps else f"step {record['step']}"]
+    for name, label, form in OF_A_LINE:
+        if name in record:
+            parts.append(f"{label} {record[name]:{form}}")
     if "time/step_s" in record:
         phases = ""
         for lane in mean_seconds([record]).values():
@@ -191,14 +180,6 @@ def plain_line(record: dict[str, Any], progress: dict[str, Any]) -> str:
         took = f"{record['time/step_s']:.1f} s"
         parts.append(f"{took} ({phases.lstrip()})" if phases else took)
     return " | ".join(parts)
-
-
-def eta_s(history: Sequence[dict[str, Any]], total_steps: int) -> float | None:
-    """Seconds to the end, from the mean of the last 20 steps; None where it cannot be told."""
-    steps = column(history[-20:], "time/step_s")
-    if not steps or not total_steps:
-        return None
-    return sum(steps) / len(steps) * max(total_steps - history[-1]["step"], 0)
 
 
 def format_duration(seconds: float) -> str:
@@ -215,40 +196,20 @@ def format_duration(seconds: float) -> str:
 def sparkline(values: Sequence[float], width: int) -> str:
     """The course of `values` in at most `width` block characters, each the mean of its share; gaps where not
     finite."""
-    known = []
+    count = min(len(values), width)
+    edges = [round(i * len(values) / count) for i in range(count + 1)] if count else []
     means = []
-    for part in _parts(values, width):
-        finite = list(filter(math.isfinite, part))
-        mean = sum(finite) / len(finite) if finite else math.nan
-        means.append(mean)
-        if math.isfinite(mean):
-            known.append(mean)
+    for first, last in pairwise(edges):
+        finite = list(filter(math.isfinite, values[first:last]))
+        means.append(sum(finite) / len(finite) if finite else math.nan)
+    known = list(filter(math.isfinite, means))
     if not known:
         return ""
-
     low, span = min(known), (max(known) - min(known)) or 1.0
     line = ""
     for mean in means:
         line += " " if math.isnan(mean) else BLOCKS[min(int((mean - low) / span * 8), 7)]
     return line
-
-
-def _parts(values: Sequence[float], most: int) -> list[Sequence[float]]:
-    """`values` cut into at most `most` parts, as even as they can be."""
-    count = min(len(values), most)
-    if not count:
-        return []
-    edges = [round(i * len(values) / count) for i in range(count + 1)]
-    return [values[a:b] for a, b in pairwise(edges)]
-
-
-def last_samples(run_dir: Path) -> list[dict[str, Any]]:
-    """The newest sample of every node."""
-    newest = {}
-    for sample in newest_lines(run_dir / NODES):
-        if type(sample.get("node")) is int:
-            newest[sample["node"]] = sample
-    return [newest[node] for node in sorted(newest)]
 
 
 @dataclass(frozen=True)
@@ -263,55 +224,55 @@ class DisplayRow:
 
 
 def render_display(
-    name: str,
+    run_dir: Path,
     progress: dict[str, Any],
     history: Sequence[dict[str, Any]],
     width: int,
-    nodes: Sequence[dict[str, Any]] = (),
-    workers: Sequence[dict[str, Any]] = (),
     height: int = 0,
     warning: str = "",
 ) -> RenderableType:
-    """The whole display. nodes: the newest sample of each (trainer/observe/node_monitor.py). workers: those
-    that sample, as the head of a fleet tells them. height: the terminal's lines, of which one stays free; 0:
-    as many as it takes. warning: the newest of the run's log."""
-    inner = min(width, 110) - 6
-    rows = [DisplayRow("headline", 0, (_headline(progress, history, inner),))]
-    for key in ("why", "restarts"):
-        if progress.get(key):
-            rows.append(DisplayRow("why", 1, (_text(progress[key], "dim"),)))
-    if warning:
-        rows.append(DisplayRow("why", 1, (_text(warning, "yellow"),)))
-    rows += _values(history, inner)
-    if column(history, "time/step_s"):
-        for lane, phases in mean_seconds(history[-20:]).items():
-            rows += _phase_rows(lane, phases, inner)
-    rows += _readable(NODES, _node_rows, nodes)
-    rows += _readable(ROSTER, _worker_rows, workers)
+    """The whole display of a run, with its nodes and workers as they stand now. height: the terminal's lines,
+    of which one stays free; 0: as many as it takes. warning: the newest of the run's log."""
+    width = min(width, 110)
+    rows = [DisplayRow("headline", 0, (_headline(progress, history, width - 6),))]
+    for words, style in (
+        (progress.get("why"), "dim"),
+        (progress.get("restarts"), "dim"),
+        (warning, "yellow"),
+    ):
+        if words:
+            rows.append(DisplayRow("why", 1, (_text(words, style),)))
+    rows += _values(history, width - 6)
+    for lane, phases in mean_seconds(history[-20:]).items():
+        rows += _phase_rows(lane, phases, width - 6)
+    for file, rows_of in ((NODES, _node_rows), (ROSTER, _worker_rows)):
+        try:
+            rows += rows_of(run_dir)
+        except (TypeError, ValueError, KeyError, AttributeError, OverflowError):  # a stranger's, say
+            rows.append(DisplayRow(file, 3, (_text(f"{file} is not what a run writes", "dim"),)))
 
     room = height - 3 if height else len(rows) * 2 + 2
-    by_rank = sorted(rows, key=lambda row: row.rank)
+    by_rank = sorted(rows, key=attrgetter("rank"))
     kept = [row for row in rows if row in by_rank[: max(room, 1)]]
-    status = progress.get("status", "starting")
-    color = {"running": "cyan", "finished": "green", "failed": "red"}.get(status, "yellow")
+    color = {"running": "cyan", "finished": "green", "failed": "red"}
     body, spread = _grouped(kept, room)
     return Panel(
         Group(*body),
-        title=Text(terminal_line(name), "bold"),
+        title=Text(terminal_line(run_name(run_dir)), "bold"),
         title_align="left",
         subtitle=_state(progress),
         subtitle_align="right",
-        border_style=color,
+        border_style=color.get(progress.get("status", "starting"), "yellow"),
         box=box.ROUNDED,
         padding=(1 if spread else 0, 2),
-        width=min(width, 110),
+        width=width,
     )
 
 
 def _grouped(rows: Sequence[DisplayRow], room: int) -> tuple[list[RenderableType], bool]:
     """The rows as one table per group; blank lines between them, and at the edges of the panel, as far as
     there is room. Returns whether there is room at the edges, too."""
-    groups = [list(group) for _, group in groupby(rows, key=lambda row: row.group)]
+    groups = [list(group) for _, group in groupby(rows, key=attrgetter("group"))]
     free = room - len(rows)
     apart = free >= len(groups) - 1
     body: list[RenderableType] = []
@@ -328,16 +289,6 @@ def _grouped(rows: Sequence[DisplayRow], room: int) -> tuple[list[RenderableType
             cells.no_wrap = True
         body.append(table)
     return body, free >= len(groups) + 1
-
-
-def _readable(
-    file: str, rows: Callable[[Sequence[Any]], list[DisplayRow]], content: Sequence[Any]
-) -> list[DisplayRow]:
-    """Rows made from one file of the run, or that it is none of a run's: it may be a stranger's."""
-    try:
-        return rows(content)
-    except (TypeError, ValueError, KeyError, AttributeError, OverflowError):
-        return [DisplayRow(file, 3, (_text(f"{file} is not what a run writes", "dim"),))]
 
 
 def _text(words: object, style: str = "") -> Text:
@@ -361,23 +312,22 @@ def _state(progress: dict[str, Any]) -> Text:
 
 
 def _headline(progress: dict[str, Any], history: Sequence[dict[str, Any]], width: int) -> RenderableType:
+    """How far the run is, by the mean of its last 20 steps."""
     total = round(progress.get("total_steps") or 0)
     done = history[-1]["step"] if history else 0
-    left = eta_s(history, total)
     text = Text.assemble(("step ", "dim"), (f"{done}", "bold"), (f" of {total}" if total else "", "dim"))
     recent = column(history[-20:], "time/step_s")
     if recent:
-        text.append("   ").append(f"{sum(recent) / len(recent):.2f}", style="bold")
-        text.append(" s/step", style="dim")
-    if left and progress.get("status") == "running":
-        text.append("   ").append(format_duration(left), style="bold").append(" to go", style="dim")
+        step_s = sum(recent) / len(recent)
+        text.append("   ").append(f"{step_s:.2f}", style="bold").append(" s/step", style="dim")
+        if total > done and progress.get("status") == "running":
+            left = format_duration(step_s * (total - done))
+            text.append("   ").append(left, style="bold").append(" to go", style="dim")
     if not total:
         return text
     grid = Table.grid(padding=(0, 2))
-    bar = ProgressBar(
-        total=total, completed=done, width=max(10, width - text.cell_len - 2), finished_style="green"
-    )
-    grid.add_row(text, bar)
+    wide = max(10, width - text.cell_len - 2)
+    grid.add_row(text, ProgressBar(total=total, completed=done, width=wide, finished_style="green"))
     return grid
 
 
@@ -387,15 +337,11 @@ def _values(history: Sequence[dict[str, Any]], width: int) -> list[DisplayRow]:
         values = column(history, name)
         if not values:
             continue
-        style = "cyan"
-        if name.startswith(("reward/", "eval/")):
-            style = "green"
-        elif name.startswith("perf/"):
-            style = "magenta"
         began = ""
         if name.startswith("eval/") and width > 60:
             first = next(record["step"] for record in history if name in record)
             began = f"  {form.format(values[0])} at step {first}"
+        style = {"reward": "green", "eval": "green", "perf": "magenta"}.get(name.partition("/")[0], "cyan")
         line = Text(sparkline(values, max(8, width - 34 - len(began))), style=style)
         line.append(began, style="dim")
         rows.append(DisplayRow("values", rank, (label, form.format(values[-1]), line)))
@@ -428,39 +374,39 @@ def _phase_rows(lane: str, phases: Sequence[tuple[str, float]], width: int) -> l
     ]
 
 
-def _node_rows(nodes: Sequence[dict[str, Any]]) -> list[DisplayRow]:
+def _node_rows(run_dir: Path) -> list[DisplayRow]:
+    """A line for each node, from its newest sample (trainer/observe/node_monitor.py)."""
+    samples = newest_lines(run_dir / NODES)
+    newest = {sample["node"]: sample for sample in samples if type(sample.get("node")) is int}
     rows = []
-    for node in nodes[:MAX_NODES]:
+    for number, node in sorted(newest.items())[:MAX_NODES]:
         gpus = node.get("gpus", [])
-        words = [f"{format_duration(max(0.0, time.time() - node['unix_s']))} ago"]
+        words = [f"node {number}", f"{format_duration(max(0.0, time.time() - node['unix_s']))} ago"]
         if gpus:
             busy = column(gpus, "busy_fraction")
             memory = max(column(gpus, "memory_bytes")) / 2**30
-            hot = max(column(gpus, "temperature_c"))
-            words += [
-                f"{len(gpus)} GPUs {sum(busy) / len(busy):.0%} busy",
-                f"{memory:.0f} GiB, {hot} °C at most",
-            ]
+            words.append(f"{len(gpus)} GPUs {sum(busy) / len(busy):.0%} busy")
+            words.append(f"{memory:.0f} GiB, {max(column(gpus, 'temperature_c'))} °C at most")
         words += [f"CPU {node.get('cpu_fraction', 0):.0%}", f"memory {node.get('memory_fraction', 0):.0%}"]
         words.append(f"disk {node.get('disk_free_bytes', 0) / 2**30:.0f} GiB free")
-        rows.append(DisplayRow("nodes", 4, (_text(f"node {node['node']}"), *map(_text, words))))
-    if len(nodes) > MAX_NODES:
-        rows.append(DisplayRow("nodes", 4, (f"and {len(nodes) - MAX_NODES} more",)))
+        rows.append(DisplayRow("nodes", 4, tuple(map(_text, words))))
+    if len(newest) > MAX_NODES:
+        rows.append(DisplayRow("nodes", 4, (f"and {len(newest) - MAX_NODES} more",)))
     return rows
 
 
-def _worker_rows(workers: Sequence[dict[str, Any]]) -> list[DisplayRow]:
-    """A line for each kind of GPU, then why the workers that ended last did."""
+def _worker_rows(run_dir: Path) -> list[DisplayRow]:
+    """A line for each kind of GPU, as the head of a fleet tells them, then why the workers that ended last
+    did."""
+    workers = read_roster(run_dir)
     rows = []
     for device in dict.fromkeys(worker["device"] for worker in workers):
         mine = [worker for worker in workers if worker["device"] == device]
         alive = [worker for worker in mine if worker["lives"]]
-        words = [
-            f"{len(alive)} of {len(mine)} workers alive",
-            f"{sum(column(alive, 'completions_per_s')):.1f} completions/s",
-            f"{sum(column(mine, 'completions')):,} taken",
-        ]
-        rows.append(DisplayRow("workers", 3, (_text(device), *words)))
+        words = [device, f"{len(alive)} of {len(mine)} workers alive"]
+        words.append(f"{sum(column(alive, 'completions_per_s')):.1f} completions/s")
+        words.append(f"{sum(column(mine, 'completions')):,} taken")
+        rows.append(DisplayRow("workers", 3, tuple(map(_text, words))))
     for worker in [worker for worker in workers if not worker["lives"]][-MAX_ENDED:]:
         rows.append(DisplayRow("ended", 5, (_text(worker["worker"]), _text(f"ended: {worker['why']}"))))
     return rows
@@ -477,10 +423,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     if args.once:
         console = Console()
-        progress = read_progress(run_dir)
         width = max(console.width, 80)
-        who = last_samples(run_dir), read_roster(run_dir)
-        console.print(render_display(run_name(run_dir), progress, read_history(run_dir), width, *who))
+        console.print(render_display(run_dir, read_progress(run_dir), read_history(run_dir), width))
         return 0
     try:
         follow(run_dir)

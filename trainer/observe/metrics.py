@@ -27,10 +27,9 @@ from pathlib import Path
 from typing import Any
 
 from trainer import config as configuration
-from trainer.config import RunConfig
+from trainer.config import ConfigError, RunConfig
 from trainer.config.run_folder import ATTEMPTS, CONFIG, METRICS, SAMPLES, write_whole
-from trainer.observe.history import last_step, truncate_metrics
-from trainer.observe.trackers import TensorBoard, WeightsAndBiases
+from trainer.observe.history import last_step, read_history, truncate_metrics
 
 IMAGE_SIDE = 448
 """Longest side of a kept sample image, in pixels."""
@@ -72,22 +71,13 @@ class Metrics:
         if resume_step <= 0:
             (self.run_dir / ATTEMPTS).unlink(missing_ok=True)
         write_whole(self.run_dir / CONFIG, configuration.dump(config).encode())
-        start = {
-            "resume_step": resume_step,
-            "unix_s": time.time(),
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-        }
-        _append(self.run_dir / ATTEMPTS, start)
-        self._trackers = self._open_trackers(resume_step)
-
-    def _open_trackers(self, resume_step: int) -> list[Any]:
-        trackers: list[Any] = []
-        if self.config.logging.tensorboard:
-            trackers.append(TensorBoard(self.run_dir / "tensorboard", resume_step))
-        if self.config.logging.wandb != "disabled":
-            trackers.append(WeightsAndBiases(self.run_dir, self.config, resume_step))
-        return trackers
+        start = {"resume_step": resume_step, "unix_s": time.time(), "host": socket.gethostname()}
+        _append(self.run_dir / ATTEMPTS, start | {"pid": os.getpid()})
+        self._trackers: list[Any] = []
+        if config.logging.tensorboard:
+            self._trackers.append(TensorBoard(self.run_dir / "tensorboard", resume_step))
+        if config.logging.wandb != "disabled":
+            self._trackers.append(WeightsAndBiases(self.run_dir, config, resume_step))
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Writes one line.
@@ -191,8 +181,118 @@ def _number(name: str, value: Any) -> int | float:
 
 def _json_number(value: int | float) -> int | float | str:
     """JSON has no NaN: non-finite numbers become the words that JavaScript and Python's float() both read."""
-    if math.isfinite(value):
-        return value
-    if math.isnan(value):
-        return "NaN"
-    return "Infinity" if value > 0 else "-Infinity"
+    return value if math.isfinite(value) else json.dumps(float(value))
+
+
+# --- TensorBoard and Weights & Biases -------------------------------------------------------------------
+#
+# Both are views of metrics.jsonl, which stays the record. One whose service fails never stops a run.
+
+
+class TensorBoard:
+    """Scalars as event files, without the weight of torch.utils.tensorboard (4 s of imports)."""
+
+    def __init__(self, log_dir: Path, resume_step: int) -> None:
+        from tensorboard.compat.proto import event_pb2, summary_pb2
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        log_dir.mkdir(parents=True, exist_ok=True)
+        if resume_step <= 0:
+            for old in log_dir.glob("events.out.tfevents.*"):
+                old.unlink()
+        self._writer = EventFileWriter(str(log_dir))
+        # TensorBoard forgets what earlier files hold from this step on.
+        # getattr, since type checkers do not see classes that are generated at import.
+        self._event: Any = getattr(event_pb2, "Event")  # noqa: B009
+        self._summary: Any = getattr(summary_pb2, "Summary")  # noqa: B009
+        session: Any = getattr(event_pb2, "SessionLog")  # noqa: B009
+        start = session(status=session.START)
+        self._writer.add_event(
+            self._event(wall_time=time.time(), step=max(resume_step, 0) + 1, session_log=start)
+        )
+
+    def log(self, step: int, numbers: dict[str, int | float]) -> None:
+        """Writes the step's scalars and flushes."""
+        values = [self._summary.Value(tag=name, simple_value=numbers[name]) for name in sorted(numbers)]
+        summary = self._summary(value=values)
+        self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=summary))
+        self._writer.flush()
+
+    def samples(self, step: int, rows: list[dict[str, Any]]) -> None:
+        """Samples are in samples.jsonl and the report."""
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """A W&B run with our run id, so that every attempt of a preempted run is one run there.
+
+    Online, the service drops the steps that it has seen. Offline, every attempt leaves a directory of its own
+    that holds the whole history so far: `wandb sync` of the newest one is enough.
+    """
+
+    def __init__(self, run_dir: Path, config: RunConfig, resume_step: int) -> None:
+        import wandb
+
+        mode = config.logging.wandb
+        if mode == "online" and not (os.environ.get("WANDB_API_KEY") or wandb.api.api_key):
+            raise ConfigError(
+                "logging.wandb is online, but there is no account: set WANDB_API_KEY or logging.wandb=offline"
+            )
+        self._wandb = wandb
+        self._run_dir = run_dir
+        self._run = self._start(config, mode, resume_step)
+        if self._run.offline and resume_step > 0:
+            for record in read_history(run_dir):
+                self.log(record["step"], {k: v for k, v in record.items() if "/" in k})
+
+    def _start(self, config: RunConfig, mode: str, resume_step: int) -> Any:
+        run_id = re.sub(r"[^A-Za-z0-9_.-]", "-", config.run_id)
+        if mode == "offline":
+            return self._init(config, run_id, mode="offline")
+        try:
+            return self._init(config, run_id, mode="online", resume="allow" if resume_step > 0 else None)
+        except (self._wandb.errors.CommError, TimeoutError) as error:
+            reason = str(error).splitlines()[0]
+            print(f"W&B cannot be reached ({reason}): this attempt is logged offline", flush=True)
+            # W&B's service holds on to the id of the failed start; `wandb sync --id` joins the two later
+            return self._init(config, f"{run_id}-offline-from-{resume_step}", mode="offline")
+
+    def _init(self, config: RunConfig, run_id: str, **options: Any) -> Any:
+        wandb = self._wandb
+        settings = wandb.Settings(
+            silent=True, console="off", disable_git=True, save_code=False, init_timeout=30, finish_timeout=60
+        )
+        return wandb.init(
+            project=config.logging.wandb_project,
+            name=config.run.name,
+            id=run_id,
+            dir=str(self._run_dir),
+            config=configuration.to_dict(config),
+            settings=settings,
+            **options,
+        )
+
+    def log(self, step: int, numbers: dict[str, int | float]) -> None:
+        """Hands the step to W&B's own process."""
+        self._run.log(dict(numbers), step=step)
+
+    def samples(self, step: int, rows: list[dict[str, Any]]) -> None:
+        """Logs the step's samples as a table, and their images with the verdict under each."""
+        columns: list[str | int] = ["row", "question", "completion", "ground_truth", "verdict"]
+        columns += ["reward", "advantage", "tokens"]
+        data: list[Any] = [list(map(row.get, columns)) for row in rows]
+        logged: dict[str, Any] = {"samples": self._wandb.Table(columns=columns, data=data)}
+        images = []
+        for row in rows:
+            caption = f"row {row.get('row')}: {row.get('verdict')}"
+            for path in row["images"]:
+                images.append(self._wandb.Image(str(self._run_dir / path), caption=caption))
+        if images:
+            logged["images"] = images
+        self._run.log(logged, step=step)
+
+    def close(self) -> None:
+        """Ends the W&B run; waits at most `finish_timeout` for a slow service."""
+        self._run.finish()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -182,6 +183,37 @@ class Phases:
                 lanes = {LEARNING: self._learning} | self._others
                 content["lanes"] = {name: lane.state for name, lane in lanes.items()}
             write_whole(self._path, json.dumps(content | {"updated_unix_s": time.time()}).encode())
+
+
+# --- a start --------------------------------------------------------------------------------------------
+
+STARTED_VARIABLE = "SPOTRL_STARTED"
+"""Variable that gives the driver the time (unix, s) at which the launcher began this attempt."""
+
+
+class StartClock:
+    """Times the parts of a start, from the launcher's first line to the first step: the cost of a
+    preemption."""
+
+    def __init__(self, env: Mapping[str, str] = os.environ) -> None:
+        """Starts at the launcher's time, or now without a launcher."""
+        self._began = self._last = float(env.get(STARTED_VARIABLE) or time.time())
+        self.parts: dict[str, float] = {}
+
+    def mark(self, part: str) -> None:
+        """Ends a part: launch, place, load, resume or sync."""
+        now = time.time()
+        self.parts[part] = now - self._last
+        self._last = now
+
+    def metrics(self) -> dict[str, float]:
+        """Seconds of the whole start and of every part."""
+        seconds = {f"perf/start_{part}_s": of_part for part, of_part in self.parts.items()}
+        return {"perf/start_s": self._last - self._began} | seconds
+
+    def __str__(self) -> str:
+        parts = ", ".join(f"{part} {seconds:.1f}" for part, seconds in self.parts.items())
+        return f"ready {self._last - self._began:.1f} s after the launch: {parts}"
 
 
 # --- read back from the metrics -------------------------------------------------------------------------

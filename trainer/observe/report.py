@@ -178,10 +178,10 @@ def _problems(
         if max(rewards) - min(rewards) >= STOOD_STILL:
             still = "in no step had a prompt completions of different rewards"
         problems.append(("Nothing was learned", still, ""))
-    for trouble in guards.troubles_of(config, history) if config else []:
-        last = f" to {trouble.last:,}" if trouble.last != trouble.first else ""
-        what = f"Step {trouble.first:,}{last} (guard {trouble.guard})"
-        problems.append((what, trouble.finding, guards.REMEDIES[trouble.guard]))
+    for alarm, last in guards.troubles_of(config, history) if config else []:
+        until = f" to {last:,}" if last != alarm.step else ""
+        what = f"Step {alarm.step:,}{until} (guard {alarm.guard})"
+        problems.append((what, alarm.finding, guards.REMEDIES[alarm.guard]))
     problems += [("Warning", warning, "") for warning in _warnings(run_dir / LAUNCH_LOG)]
     items = ""
     for what, finding, remedy in problems:

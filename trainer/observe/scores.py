@@ -9,6 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from trainer.observe.history import column
@@ -84,9 +85,8 @@ def confidence_interval(values: Sequence[float]) -> tuple[float, float]:
     values = [*values, 0.0, 1.0]
     mean = sum(values) / len(values)
     variance = sum((v - mean) ** 2 for v in values) / len(values)
-    student = Z * (
-        1 + (Z**2 + 1) / (4 * (n + 1))
-    )  # Cornish and Fisher's first term, n + 1 degrees of freedom
+    # Cornish and Fisher's first term, n + 1 degrees of freedom
+    student = Z * (1 + (Z**2 + 1) / (4 * (n + 1)))
     half = student * math.sqrt(variance / len(values))
     return (max(0.0, mean - half), min(1.0, mean + half))
 
@@ -94,41 +94,22 @@ def confidence_interval(values: Sequence[float]) -> tuple[float, float]:
 def score_problems(rows: Sequence[ScoredProblem]) -> dict[str, Any]:
     """Figures of problems with equally many completions each."""
     n = len(rows[0].answers)
-    earned = 0.0
-    asked = 0
-    without_answer = 0
-    truncated = 0
-    tokens = 0
-    correct = []
-    accuracies = []
-    for row in rows:
-        values = []
-        right = 0
-        unanswered = 0
-        for answer, accuracy in row.answers:
-            values.append(accuracy)
-            right += accuracy > 0
-            unanswered += answer is None
-        earned += sum(values)
-        accuracies.append(sum(values) / n)
-        correct.append(right)
-        truncated += row.truncated
-        tokens += row.tokens
-        if row.asked:
-            asked += 1
-            without_answer += unanswered
-
-    completions = max(1, n * asked)
+    asked = [row for row in rows if row.asked]
+    completions = max(1, n * len(asked))
+    accuracies = [sum(accuracy for _, accuracy in row.answers) / n for row in rows]
+    earned = [accuracy for row in rows for _, accuracy in row.answers]
+    unanswered = sum(answer is None for row in asked for answer, _ in row.answers)
     figures: dict[str, Any] = {
         "problems": len(rows),
-        "too_long": len(rows) - asked,
-        "accuracy": earned / (n * len(rows)),
+        "too_long": len(rows) - len(asked),
+        "accuracy": sum(earned) / len(earned),
         "interval": confidence_interval(accuracies),
-        "no_answer": without_answer / completions,
-        "truncated": truncated / completions,
-        "tokens": tokens / completions,
+        "no_answer": unanswered / completions,
+        "truncated": sum(row.truncated for row in rows) / completions,
+        "tokens": sum(row.tokens for row in rows) / completions,
     }
     if n > 1:
+        correct = [sum(accuracy > 0 for _, accuracy in row.answers) for row in rows]
         for k in (*PASS_AT, n):
             if k <= n:
                 figures[f"pass@{k}"] = sum(pass_at_k(n, c, k) for c in correct) / len(rows)
@@ -142,17 +123,13 @@ def score_benchmarks(rows: Sequence[ScoredProblem], base: str = "") -> dict[str,
     `categories` holds the figures of its parts, if it has several. `published` holds what the authors
     of `base`, the hub id of the model that is evaluated or was trained, say.
     """
-    by_benchmark: dict[str, list[ScoredProblem]] = {}
-    by_part: dict[str, dict[str, list[ScoredProblem]]] = {}
+    by_benchmark: dict[str, dict[str, list[ScoredProblem]]] = {}
     for row in rows:
         name, _, part = row.source.partition("/")
-        by_benchmark.setdefault(name, []).append(row)
-        by_part.setdefault(name, {}).setdefault(part, []).append(row)
-
+        by_benchmark.setdefault(name, {}).setdefault(part, []).append(row)
     figures = {}
-    for name, problems in by_benchmark.items():
-        figures[name] = score_problems(problems)
-        parts = by_part[name]
+    for name, parts in by_benchmark.items():
+        figures[name] = score_problems(list(chain.from_iterable(parts.values())))
         if len(parts) > 1:
             figures[name]["categories"] = {part: score_problems(parts[part]) for part in sorted(parts)}
         if name in PUBLISHED.get(base, {}):
@@ -187,14 +164,14 @@ def scores_table(by_benchmark: dict[str, dict[str, Any]], judge: str, system_pro
         if not judge and name in ASKED_A_MODEL:
             graded_by += " (published: a judge)"
         parts = [(name, figures, graded_by)]
-        for part, one in figures.get("categories", {}).items():
-            parts.append((f"- {part or '(none)'}", one, ""))
-        for label, one, by in parts:
-            low, high = one["interval"]
-            cells = [label, one["problems"], f"{one['accuracy']:.1%}", f"{low:.1%} to {high:.1%}"]
+        for part, of_part in figures.get("categories", {}).items():
+            parts.append((f"- {part or '(none)'}", of_part, ""))
+        for label, score, by in parts:
+            low, high = score["interval"]
+            cells = [label, score["problems"], f"{score['accuracy']:.1%}", f"{low:.1%} to {high:.1%}"]
             if published:
-                cells.append(f"{one['published']['accuracy']:.1%}" if "published" in one else "")
-            cells += [f"{one[figure]:.1%}" for figure in (*columns, "no_answer", "truncated")]
-            cells += [one["too_long"], f"{one['tokens']:.0f}", by]
+                cells.append(f"{score['published']['accuracy']:.1%}" if "published" in score else "")
+            cells += [f"{score[figure]:.1%}" for figure in (*columns, "no_answer", "truncated")]
+            cells += [score["too_long"], f"{score['tokens']:.0f}", by]
             lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)

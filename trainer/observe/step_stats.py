@@ -18,33 +18,22 @@ from trainer.hardware.model_shapes import Shape
 def describe_completions(traces: Sequence[Trace], outcomes: Sequence[Outcome]) -> dict[str, float]:
     """Rewards, verdicts and lengths of all completions of one step."""
     n = len(traces)
-    lengths = []
-    prompts = []
-    cut = 0
-    unsound = 0
-    for trace in traces:
-        lengths.append(len(trace.completion))
-        prompts.append(trace.shared)
-        cut += not trace.finished
-        unsound += not trace.sound
-
-    rewards = []
-    accuracies = []
-    well_formed = []
-    verdicts: Counter[str] = Counter()
-    for outcome in outcomes:
-        rewards.append(outcome.reward)
-        accuracies.append(outcome.accuracy)
-        well_formed.append(outcome.format)
-        verdicts[outcome.verdict] += 1
+    lengths = [len(trace.completion) for trace in traces]
+    prompts = [trace.shared for trace in traces]
+    rewards = [outcome.reward for outcome in outcomes]
+    right = sum(outcome.accuracy for outcome in outcomes)
+    well_formed = sum(outcome.format for outcome in outcomes)
+    cut = sum(not trace.finished for trace in traces)
+    unsound = sum(not trace.sound for trace in traces)
+    verdicts = Counter(outcome.verdict for outcome in outcomes)
     mean = sum(rewards) / n
     squares = sum((reward - mean) ** 2 for reward in rewards)
     return {
         "reward/mean": mean,
         "reward/std": (squares / max(n - 1, 1)) ** 0.5,
         "reward/largest": max(map(abs, rewards)),
-        "reward/accuracy": sum(accuracies) / n,
-        "reward/format": sum(well_formed) / n,
+        "reward/accuracy": right / n,
+        "reward/format": well_formed / n,
         **{f"reward/{verdict}_rate": verdicts[verdict] / n for verdict in get_args(Verdict)},
         "tokens/response_mean": sum(lengths) / n,
         "tokens/response_max": max(lengths),
@@ -150,23 +139,3 @@ def sample_rows(
             }
         )
     return rows
-
-
-def one_line(step: int, stats: dict[str, float]) -> str:
-    """The step in one line of the log."""
-    parts = [f"step {step}"]
-    for label, name, form in (
-        ("reward", "reward/mean", ".3f"),
-        ("acc", "reward/accuracy", ".3f"),
-        ("loss", "loss/total", ".4f"),
-        ("loss", "sft/loss", ".4f"),
-        ("kl", "kl/mean", ".4f"),
-        ("len", "tokens/response_mean", ".1f"),
-        ("mismatch", "mismatch/logprob_abs_mean", ".1e"),
-        ("eval", "eval/accuracy", ".3f"),
-        ("eval", "eval/loss", ".4f"),
-        ("s", "time/step_s", ".2f"),
-    ):
-        if name in stats:
-            parts.append(f"{label} {stats[name]:{form}}")
-    return "  ".join(parts)

@@ -29,9 +29,8 @@ from trainer.learning.distributed import DistributedLearner
 from trainer.learning.learner import Learner, LearnerFacts
 from trainer.node.watch.preemption import PreemptionNotice
 from trainer.node.watch.run_lock import RunLock
-from trainer.observe.phases import Phases
+from trainer.observe.phases import Phases, StartClock
 from trainer.observe.report import last_line
-from trainer.observe.start_clock import StartClock
 from trainer.observe.step_profile import StepProfiles
 from trainer.ranks.process import RankProcess
 from trainer.ranks.ray_ranks import RayRanks

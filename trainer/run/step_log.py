@@ -13,12 +13,12 @@ from trainer.hardware.model_shapes import shape_of
 from trainer.learning.learner import LearnerFacts
 from trainer.observe.guards import guards_of
 from trainer.observe.history import read_history
+from trainer.observe.live import step_line
 from trainer.observe.metrics import Metrics
 from trainer.observe.node_monitor import NodeStats
-from trainer.observe.phases import Phases
-from trainer.observe.start_clock import StartClock
+from trainer.observe.phases import Phases, StartClock
 from trainer.observe.step_profile import StepProfiles
-from trainer.observe.step_stats import one_line, throughput, utilisation
+from trainer.observe.step_stats import throughput, utilisation
 from trainer.rewards.grading.stated_answers import FORMS
 from trainer.storage import hub
 
@@ -27,6 +27,9 @@ class StepLog:
     """Gathers what a step took, writes it, and watches it. `metrics` is opened on resume."""
 
     metrics: Metrics
+    _total = 0
+    _started = False
+    """Whether the seconds of the start were written."""
 
     def __init__(
         self,
@@ -56,6 +59,7 @@ class StepLog:
 
     def begin(self, step: int, total: int) -> None:
         """Before every step."""
+        self._total = total
         self._phases.begin(step, total)
         self._profiles.begin(step)
 
@@ -83,8 +87,9 @@ class StepLog:
         """
         gpus = self.config.placement.nodes * self.config.processes_per_node
         stats = stats | throughput(stats, times, gpus) | times | parts
-        if not self.clock.told:
-            print(self.clock.tell(), flush=True)
+        if not self._started:
+            self._started = True
+            print(self.clock, flush=True)
             stats |= self.clock.metrics()
         shapes = [shape for shape in self._shapes if shape]
         if self._peak_flops and self._learner and len(shapes) == len(by_model(self.config)):
@@ -100,4 +105,4 @@ class StepLog:
             print(f"warning: {alarm.text}", flush=True)
         if samples:
             self.metrics.samples(step, list(samples))
-        print(one_line(step, stats), flush=True)
+        print(step_line({"step": step} | stats, self._total), flush=True)

@@ -37,7 +37,7 @@ from trainer.node.topology import NodeEnvironment
 from trainer.node.watch import preemption as preempt
 from trainer.node.watch import watchdog
 from trainer.node.watch.signals import Signals
-from trainer.observe.start_clock import STARTED_VARIABLE
+from trainer.observe.phases import STARTED_VARIABLE
 from trainer.storage import hub
 from trainer.system import network
 from trainer.system.exit_codes import (
