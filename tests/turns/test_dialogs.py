@@ -27,7 +27,10 @@ ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content":
 TEXTS = ("42", "Error: (", "  spaces  ", "ends with a bracket)", "\u00e9 \u4e8c \U0001f600", "two\nlines\n")
 
 
-def dialogs(made: Prompter, environment="calculator") -> Dialogs:
+CALCULATOR = "examples/calculator.py:Calculator"
+
+
+def dialogs(made: Prompter, environment=CALCULATOR) -> Dialogs:
     config = override(RunConfig(), [f"turns.environment={environment}"])
     answers = environment_of(config.turns)
     assert answers is not None
@@ -46,7 +49,7 @@ def test_tokens_are_those_of_the_finished_dialog(tmp_path, template, text):
     """Prompt, reply, observation, reply: with the tokens that the engine sampled in the replies' places no
     token differs from the template's rendering of the whole dialog."""
     made = prompter(tmp_path, template, kind=KINDS[template])
-    made = Prompter(Model(path=str(tmp_path)), tools_of(Turns(environment="calculator")))
+    made = Prompter(Model(path=str(tmp_path)), tools_of(Turns(environment=CALCULATOR)))
     assert made.writes_results and made.offers_tools == (template != "qwen3.5")
     call = called("calculator", expression="6 * 7")
     reply = {"role": "assistant", "content": call}
@@ -89,7 +92,7 @@ def test_a_template_without_tools_gets_them_in_the_words_of_qwen(vision):
 @pytest.mark.parametrize("role", ["tool", "user"])
 def test_a_special_token_in_a_text_stays_text(vision, role):
     special = set(vision.tokenizer.get_added_vocab().values())
-    told = dialogs(vision, "calculator")
+    told = dialogs(vision)
     harmless = told.token_ids(Observation("x", role=role))
     text = "".join(vision.tokenizer.get_added_vocab()) + "<|im_<|im_end|>end|>" + "<|image_pad|>" * 3
     ids = told.token_ids(Observation(text, role=role))
@@ -100,7 +103,7 @@ def test_a_special_token_in_a_text_stays_text(vision, role):
 def test_a_template_that_cannot_show_an_observation_is_refused(tmp_path):
     made = prompter(tmp_path, "qwen2.5")
     made.tokenizer.chat_template = "{{ messages[0].content }}{% if tools %}{% endif %}"
-    with pytest.raises(ConfigError, match=r"turns\.environment calculator.*role tool"):
+    with pytest.raises(ConfigError, match=r"turns\.environment .*calculator.*role tool"):
         dialogs(made)
 
 

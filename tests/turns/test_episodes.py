@@ -140,14 +140,13 @@ def test_ranks_of_an_engine_get_what_tools_say_on_the_first(
 SLOW_ZOOM = """
 import os, time
 from pathlib import Path
-from trainer.turns.tool import ToolEnvironment
 from trainer.turns.zoom import Zoom
 
-class Slow(ToolEnvironment):
+class Slow(Zoom):
     \"\"\"zoom, in a time that differs from call to call; a file says while it is at work.\"\"\"
 
     def __init__(self):
-        super().__init__(Zoom(3136))
+        super().__init__(3136)
 
     def answer(self, situation, replies):
         mark = Path(os.environ["TURNS_MARKS"], str(os.getpid()))

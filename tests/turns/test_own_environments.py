@@ -16,8 +16,7 @@ from trainer.data.reader import RowReader
 from trainer.sampling.episodes import Episodes
 from trainer.system import process_set
 from trainer.system.backoff import Backoff
-from trainer.turns import own_environment as own_environment
-from trainer.turns import tool as tool_module
+from trainer.turns import own_environment
 from trainer.turns.environments import environment_of
 from trainer.turns.episode import FAILED, SeenPicture, Situation
 from trainer.turns.messages import packed, unpacked
@@ -103,7 +102,7 @@ def broken(): raise ValueError("not here")
 @pytest.fixture
 def own(tmp_path, monkeypatch):
     """Makes an environment of the file above; ends its processes."""
-    monkeypatch.setattr(tool_module, "MOST_BYTES", 256 << 20)
+    monkeypatch.setattr(own_environment, "MOST_BYTES", 256 << 20)
     file = tmp_path / "mine.py"
     file.write_text(MINE.format(path=str(tmp_path / "seen")))
     made = []
@@ -269,7 +268,7 @@ def test_a_tool_that_is_too_slow_while_a_picture_is_made_again(episodes, tmp_pat
     (grown,) = under_way.answered([replied(reader, 0, "turn")], idle=True)
     encoded = under_way._dialogs.encoded
     monkeypatch.setattr(own_environment, "REPLAY_S", 0.5)
-    monkeypatch.setattr(under_way._dialogs.environment.processes, "deadline_s", 0.5)
+    monkeypatch.setattr(under_way._dialogs.environment, "deadline_s", 0.5)
     patience_s = 60.0 if passes else 0.0
     monkeypatch.setattr(own_environment, "REPLAYS", Backoff(1, first_wait_s=0.01, patience_s=patience_s))
     slow = tmp_path / "seen.slow"
@@ -291,12 +290,12 @@ def test_processes_outlive_the_threads_that_called_them(episodes):
     first.answered([replied(reader, 0, "row")], idle=True)
     first._threads.submit(first._dialogs.environment.processes.about).result()
     first._threads.shutdown(wait=True)
-    running = {process.pid for process in first._dialogs.environment.processes.processes._idle}
+    running = {process.pid for process in first._dialogs.environment.processes._idle}
     time.sleep(0.5)
     later = Episodes(first._dialogs, reader.config.train_split, 600)
     (grown,) = later.answered([replied(reader, 0, "row")], idle=True)
     assert grown.trace.end == "cut" and not grown.trace.dialog[1].startswith(FAILED)
-    assert {process.pid for process in first._dialogs.environment.processes.processes._idle} == running
+    assert {process.pid for process in first._dialogs.environment.processes._idle} == running
     assert len(running) == 2
     later.close()
 

@@ -20,8 +20,6 @@ def refused_turns(c: RunConfig) -> list[tuple[bool, str]]:
         return [python]
     key = f"turns.environment is {environment}"
     unset = "set turns.environment to off"
-    rewards = c.rewards
-    other_grader = bool(rewards.own) or bool(rewards.remote_url) or bool(rewards.judge_url)
     least, most = c.model.min_pixels, c.model.max_pixels
     path, _, name = environment.rpartition(":")
     named_file = path.endswith(".py") and name.isidentifier()
@@ -30,7 +28,7 @@ def refused_turns(c: RunConfig) -> list[tuple[bool, str]]:
         (
             c.turns.own and not named_file,
             f"turns.environment is {environment!r}: {nearest_name(environment, BUILT_IN)}, or write"
-            " path/to/file.py:NAME",
+            " path/to/file.py:NAME (a second try, a calculator and Python are among the examples)",
         ),
         (c.method != "grpo", f"{key} with method {c.method}, which samples no reply: {unset}"),
         (
@@ -42,16 +40,6 @@ def refused_turns(c: RunConfig) -> list[tuple[bool, str]]:
             c.teaches,
             f"{key} with algorithm.teacher, which was not tried together: leave algorithm.teacher empty, or"
             f" {unset}",
-        ),
-        (
-            environment == "again" and c.evaluation.benchmarks,
-            "turns.environment again would tell the model which of its answers to a benchmark are wrong:"
-            f" {unset}",
-        ),
-        (
-            environment == "again" and other_grader,
-            "turns.environment again tells what the built-in grader finds wrong, and rewards.function,"
-            f" rewards.remote_url or rewards.judge_url grades otherwise: leave those empty, or {unset}",
         ),
         (
             environment == "zoom" and not least <= c.turns.image_pixels <= most,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from trainer.config.ranges import ranged_field
 
-BUILT_IN = ("off", "again", "calculator", "python", "zoom")
+BUILT_IN = ("off", "zoom")
 """Values of `turns.environment` that are no file of a user's."""
 
 
@@ -15,9 +15,8 @@ class Turns:
     """What answers a reply, so that the model goes on with another (docs/turns.md)."""
 
     environment: str = "off"
-    """off: one reply is the whole completion. again: a first reply that is not right is told so, once.
-    calculator: a tool for arithmetic. python: a tool that runs programs, locked up. zoom: a tool that returns
-    a part of a picture, enlarged. Or `path/to/file.py:NAME`, an environment of your own."""
+    """off: one reply is the whole completion. zoom: a tool that returns a part of a picture, enlarged. Or
+    `path/to/file.py:NAME`, an environment of your own."""
     limit: int = ranged_field(4, least=2, most=64)
     """Most replies of an episode. One that is cut off by it is not finished, and its last reply is graded."""
     images: int = ranged_field(0, least=0, most=64)

@@ -19,7 +19,7 @@ from trainer.data.schema import Row, question_text
 from trainer.turns.calls import as_result
 from trainer.turns.environments import environment_of
 from trainer.turns.episode import Environment, Observation, SeenPicture, Situation
-from trainer.turns.tool import ToolFailure
+from trainer.turns.own_environment import ToolFailure
 
 ASKED = {"role": "user", "content": [{"type": "text", "text": "?"}]}
 MARK = "a reply, 1e5d70b2"

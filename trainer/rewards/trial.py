@@ -110,8 +110,7 @@ def fault_of_environment(turns: Turns, row: TrialRow) -> str:
 
     from trainer.images.decoding import decode_image
     from trainer.turns.episode import SeenPicture, Situation
-    from trainer.turns.own_environment import OwnEnvironment
-    from trainer.turns.tool import ToolFailure
+    from trainer.turns.own_environment import OwnEnvironment, ToolFailure
 
     environment = OwnEnvironment(turns)
     try:

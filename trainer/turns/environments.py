@@ -6,12 +6,8 @@ from functools import cache
 from typing import Any
 
 from trainer.config import Turns
-from trainer.turns.calculator import Calculator
 from trainer.turns.episode import Environment
 from trainer.turns.own_environment import OwnEnvironment
-from trainer.turns.python import Python
-from trainer.turns.second_try import Again
-from trainer.turns.tool import ToolEnvironment
 from trainer.turns.zoom import Zoom
 
 
@@ -22,16 +18,9 @@ def environment_of(turns: Turns) -> Environment | None:
     match turns.environment:
         case "off":
             return None
-        case "again":
-            return Again()
-        case "calculator":
-            return ToolEnvironment(Calculator())
         case "zoom":
-            return ToolEnvironment(Zoom(turns.image_pixels))
-        case "python":
-            return ToolEnvironment(Python(turns.tool_seconds))
-        case _:
-            return OwnEnvironment(turns)
+            return Zoom(turns.image_pixels)
+    return OwnEnvironment(turns)
 
 
 def tools_of(turns: Turns) -> list[dict[str, Any]]:

@@ -8,18 +8,29 @@ from typing import Any
 from trainer.config import ConfigError, Turns
 from trainer.system.backoff import Backoff
 from trainer.system.own_file import own_path
-from trainer.system.process_set import Guard, handed_on
+from trainer.system.process_set import Crashed, Guard, ProcessSet, SetClosed, TookTooMuch, handed_on
 from trainer.system.server_waits import waiting_for
-from trainer.turns import tool as tool_module
 from trainer.turns.calls import BadCallError
 from trainer.turns.episode import ERROR, FAILED, Environment, Observation, Situation
 from trainer.turns.messages import packed, unpacked
-from trainer.turns.tool import ToolFailure, ToolProcesses
 
 REPLAYS = Backoff(attempts=3, patience_s=600.0)
 """Tries of an answer whose picture a learner makes again: it was given once, so it is waited for."""
 REPLAY_S = 60.0
 """Least time for such an answer."""
+
+
+MOST_BYTES = 2 << 30
+"""Memory that a process may take for one call."""
+
+
+class ToolFailure(Exception):
+    """What became of a call, for the model to read."""
+
+    def __init__(self, said: str, fault: str = "") -> None:
+        """fault: the same for a person, with file and line."""
+        super().__init__(said)
+        self.fault = fault or said
 
 
 class OwnEnvironment(Environment):
@@ -35,11 +46,12 @@ class OwnEnvironment(Environment):
             maker="trainer.turns.environment_process:ServedEnvironment",
             arguments=[self.path],
             key="turns.environment",
-            most_bytes=tool_module.MOST_BYTES,
+            most_bytes=MOST_BYTES,
             environment=handed_on(turns.env),
             python=turns.python,
         )
-        self.processes = ToolProcesses(guard, turns.tool_seconds)
+        self.deadline_s = turns.tool_seconds
+        self.processes = ProcessSet(guard)
         about = self.processes.about()
         self.tools = about["tools"]
         self.shows_images = about["shows_images"]
@@ -61,7 +73,7 @@ class OwnEnvironment(Environment):
 
     def answer_again(self, situation: Situation, replies: Sequence[str]) -> Observation | None:
         """`Environment.answer_again`: a tool that fails now is asked again, for as long as REPLAYS says."""
-        deadline_s = max(REPLAY_S, self.processes.deadline_s)
+        deadline_s = max(REPLAY_S, self.deadline_s)
         limit_s = REPLAYS.patience_s + deadline_s
         with waiting_for(
             "grading", f"turns.environment {self.spec}, to show a picture again", limit_s
@@ -110,8 +122,15 @@ class OwnEnvironment(Environment):
             "row": dict(situation.row),
         }
         images = [picture.image for picture in situation.pictures]
+        deadline_s = deadline_s or self.deadline_s
         try:
             said, shown = unpacked(self.processes.ask(packed(about, images), deadline_s))
+        except TimeoutError:
+            raise ToolFailure(f"no result within {deadline_s:g} seconds") from None
+        except TookTooMuch:
+            raise ToolFailure(f"it took more than {MOST_BYTES / 2**30:g} GiB of memory") from None
+        except (Crashed, SetClosed):
+            raise ToolFailure("the tool crashed") from None
         except ValueError:
             raise ToolFailure("the tool said nothing that can be read") from None
         if "failed" in said:

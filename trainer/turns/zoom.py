@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from PIL import Image
 
-from trainer.turns.calls import BadCallError
-from trainer.turns.episode import Observation, SeenPicture, Situation
+from trainer.turns.calls import SHOWN, BadCallError, call_in, offered
+from trainer.turns.episode import (
+    ERROR,
+    FAILED,
+    Environment,
+    Observation,
+    SeenPicture,
+    Situation,
+    whole_characters,
+)
 
 LARGEST = 1_000_000
 """Pixels that no picture has in a row."""
@@ -19,35 +27,53 @@ MOST_ASPECT = 20
 """Times that a box may be longer than it is wide; processors refuse images beyond 200."""
 
 
-class Zoom:
-    """A `Tool`. A crop depends on the row's picture and the box alone."""
+class Zoom(Environment):
+    """A call of the tool is answered, any other reply ends the episode. A crop depends on the row's picture
+    and the box alone."""
 
     shows_images = True
-    slow = False
-    schema: dict[str, Any] = {
-        "name": "zoom",
-        "description": "Shows a part of a picture, enlarged.",
-        "parameters": {
-            "type": "object",
-            "properties": {
-                "box": {
-                    "type": "array",
-                    "items": {"type": "number"},
-                    "description": "[x1, y1, x2, y2]: left, top, right and bottom of the part, in pixels of"
-                    " the picture from its upper left corner",
+    tools: Sequence[dict[str, Any]] = (
+        offered(
+            "zoom",
+            "Shows a part of a picture, enlarged.",
+            {
+                "type": "object",
+                "properties": {
+                    "box": {
+                        "type": "array",
+                        "items": {"type": "number"},
+                        "description": "[x1, y1, x2, y2]: left, top, right and bottom of the part, in pixels"
+                        " of the picture from its upper left corner",
+                    },
+                    "image": {
+                        "type": "integer",
+                        "description": "Number of the picture, from 1; 1 if left out",
+                    },
                 },
-                "image": {"type": "integer", "description": "Number of the picture, from 1; 1 if left out"},
+                "required": ["box"],
             },
-            "required": ["box"],
-        },
-    }
+        ),
+    )
 
     def __init__(self, image_pixels: int) -> None:
         """image_pixels: largest area of what is shown."""
         self.image_pixels = image_pixels
 
-    def use(self, situation: Situation, arguments: Mapping[str, Any]) -> Observation:
-        """`Tool.use`."""
+    def answer(self, situation: Situation, replies: Sequence[str]) -> Observation | None:
+        """`Environment.answer`."""
+        try:
+            call = call_in(replies[-1])
+            if call is None:
+                return None
+            if call.name != "zoom":
+                raise BadCallError(f"there is no tool {call.name[:SHOWN]!r}, only zoom")
+            return self._enlarged(situation, call.arguments)
+        except BadCallError as error:
+            return Observation(whole_characters(f"{ERROR}{error}"))
+        except ValueError as failure:
+            return Observation(whole_characters(f"{FAILED}{failure}"))
+
+    def _enlarged(self, situation: Situation, arguments: Mapping[str, Any]) -> Observation:
         if not situation.pictures:
             raise BadCallError("there is no picture")
         number = arguments.get("image", 1)

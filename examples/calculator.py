@@ -1,5 +1,8 @@
 """A tool for arithmetic: Python's parser, and a walk over its tree that knows numbers, operators and a few
-functions. Nothing of a reply is evaluated as code."""
+functions. Nothing of a reply is evaluated as code. See docs/turns.md.
+
+    --set turns.environment=examples/calculator.py:Calculator
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,11 @@ import ast
 import math
 import operator
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from trainer.turns.calls import BadCallError
-from trainer.turns.episode import Observation, Situation
+from trainer.turns.calls import BadCallError, offered
+from trainer.turns.episode import Situation
 
 LONGEST = 200
 """Characters of an expression; it bounds the time and the depth of the tree."""
@@ -44,27 +47,34 @@ CONSTANTS = {"pi": math.pi, "e": math.e}
 
 
 class Calculator:
-    """A `Tool`. Numbers are floating-point, so no result takes long or much memory."""
+    """Numbers are floating-point, so no result takes long or much memory."""
 
-    shows_images = False
-    slow = False
-    schema: dict[str, Any] = {
-        "name": "calculator",
-        "description": "Computes an arithmetic expression of numbers, + - * / // % **, parentheses, pi, e"
-        f" and the functions {', '.join(FUNCTIONS)}; angles are in radians.",
-        "parameters": {
-            "type": "object",
-            "properties": {"expression": {"type": "string", "description": "For example: 3 * (2 + sqrt(5))"}},
-            "required": ["expression"],
-        },
-    }
+    tools: Sequence[dict[str, Any]] = (
+        offered(
+            "calculator",
+            "Computes an arithmetic expression of numbers, + - * / // % **, parentheses, pi, e"
+            f" and the functions {', '.join(FUNCTIONS)}; angles are in radians.",
+            {
+                "type": "object",
+                "properties": {
+                    "expression": {"type": "string", "description": "For example: 3 * (2 + sqrt(5))"}
+                },
+                "required": ["expression"],
+            },
+        ),
+    )
 
-    def use(self, situation: Situation, arguments: Mapping[str, Any]) -> Observation:
-        """`Tool.use`: the value, to 15 digits."""
-        expression = arguments.get("expression")
+    def answer(self, situation: Situation, replies: Sequence[str]) -> str | None:
+        """The value that the last reply asks for, to 15 digits."""
+        call = situation.call(replies[-1])
+        if call is None:
+            return None
+        if call.name != "calculator":
+            raise BadCallError(f"there is no tool {call.name[:80]!r}, only calculator")
+        expression = call.arguments.get("expression")
         if not isinstance(expression, str):
             raise BadCallError('"expression" is not a text')
-        return Observation(f"{computed(expression):.15g}")
+        return f"{computed(expression):.15g}"
 
 
 def computed(expression: str) -> float:

@@ -1,4 +1,10 @@
-"""A first reply that is not right is told so, once, and may be mended."""
+"""A first reply that is not right is told so, once, and may be mended. See docs/turns.md.
+
+    --set turns.environment=examples/second_try.py:Again
+
+Only what the built-in grader decides at once is told: leave `rewards.function`, `rewards.judge_url` and
+`rewards.remote_url` empty, and train, since a benchmark's answers are told too.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trainer.turns.episode import Environment, Observation, Situation
+from trainer.turns.episode import Observation, Situation
 
 WRONG = "That is not right. Look again, find the mistake, and answer once more."
 NO_ANSWER = "No final answer was found in your reply. Answer once more, in the form that was asked for."
@@ -15,15 +21,12 @@ _TWO = frozenset(_TWO_TEXT.split())
 _ALTERNATIVES = re.compile(r"\bor\b", re.IGNORECASE)
 
 
-class Again(Environment):
-    """What the grader must evaluate an expression for is not told: it is graded later.
-
-    Nor is it told of an answer that is one of a few (a letter, yes or no): to one who is told that the first
-    was wrong, the second is worth less than it earns.
-    """
+class Again:
+    """Nothing is told of an answer that is one of a few (a letter, yes or no): to one who is told that the
+    first was wrong, the second is worth less than it earns."""
 
     def answer(self, situation: Situation, replies: Sequence[str]) -> Observation | None:
-        """`Environment.answer`."""
+        """What comes back for a first reply that is wrong or has no answer."""
         if len(replies) > 1:
             return None
         match situation.verdict(replies[0]):
