@@ -13,7 +13,7 @@ from trainer.config import ConfigError, RewardFunction, Turns
 from trainer.rewards import process_pool
 from trainer.rewards.completion_facts import facts_of, function_specs
 from trainer.system.own_file import load_named
-from trainer.turns import tool as tool_module
+from trainer.turns import own_environment
 from trainer.turns.episode import FAILED, Situation
 from trainer.turns.own_environment import OwnEnvironment
 
@@ -207,7 +207,7 @@ def held(text):
 def test_memory_of_what_it_started_counts(tmp_path, opened, monkeypatch):
     monkeypatch.setattr(process_pool, "LEAK_BYTES", 256 << 20)
     monkeypatch.setattr(process_pool, "CALLS_SHARE", 0.0)
-    monkeypatch.setattr(tool_module, "MOST_BYTES", 256 << 20)
+    monkeypatch.setattr(own_environment, "MOST_BYTES", 256 << 20)
     with opened(written(tmp_path, SWELLS, "held(text)")) as call:
         assert "GiB" in call("a")
 
