@@ -3,8 +3,8 @@
     --set turns.environment=examples/python_tool.py:Python --set turns.tool_seconds=10
 
 Every program runs in a child that Linux's seccomp locks up for good: it can compute, write to files that are
-open, and end; no file is opened, no connection made, no process started or signaled. It needs no rights and no
-tool of the system. A program knows nothing of earlier ones. Start the run with PYTHONHASHSEED=0, so that
+open, and end; no file is opened, no connection made, no process started or signaled. It needs no rights and
+no tool of the system. A program knows nothing of earlier ones. Start the run with PYTHONHASHSEED=0, so that
 equal programs print the same.
 """
 
