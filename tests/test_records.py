@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 from recipes.drivers.shared_record import SharedManifest
 from recipes.records.run_record import RunRecord
 from trainer.checkpoint.manifest import ManifestForm
-from trainer.storage.attempt_record import KINDS
+from trainer.storage.attempt_record import (
+    BeatRecord,
+    EndRecord,
+    FinalRecord,
+    MachinesRecord,
+    OriginRecord,
+    StartRecord,
+)
 from trainer.system.records import MalformedRecord, convert_record, decode_record
 
 RECORD = RunRecord(run_id="mine", recipe="demo", target="local", rented=[(1.0, 2.0, "x")], uploads={"a": "b"})
@@ -24,7 +31,7 @@ VALID = {
     SharedManifest: {"launch": {"record": dataclasses.asdict(RECORD), "recipe_file": "x = 1"}},
     ManifestForm: {"run_id": "mine", "step": 2, "world_size": 1, "bytes": 1, "files": [FILE], "score": None}
     | {"data_fingerprint": "", "code_fingerprint": "", "config": {}, "attempt": "1-abcdef", "ahead": [3]},
-    KINDS[""]: {
+    StartRecord: {
         "epoch": 1,
         "name": "1-abcdef",
         "launch": "x",
@@ -33,11 +40,11 @@ VALID = {
         "begun_unix_s": 1.0,
     }
     | {"counted": [[1, ""]], "before": 0, "left": ""},
-    KINDS["from"]: {"name": "1-abcdef", "step": 3},
-    KINDS["beat"]: {"name": "1-abcdef", "unix_s": 1.5},
-    KINDS["end"]: {"name": "1-abcdef", "code": 33, "why": "x", "left": "", "died_at_step": None, "unix_s": 1},
-    KINDS["final"]: {"code": 2, "why": "two\nlines", "launch": "x"},
-    KINDS["machines"]: {"launch": "x", "times": {"here": 2}},
+    OriginRecord: {"name": "1-abcdef", "step": 3},
+    BeatRecord: {"name": "1-abcdef", "unix_s": 1.5},
+    EndRecord: {"name": "1-abcdef", "code": 33, "why": "x", "left": "", "died_at_step": None, "unix_s": 1},
+    FinalRecord: {"code": 2, "why": "two\nlines", "launch": "x"},
+    MachinesRecord: {"launch": "x", "times": {"here": 2}},
 }
 """Every type that `decode_record` reads from a bucket, besides those of the fleet (tests/fleet)."""
 
@@ -117,6 +124,6 @@ def test_what_is_deep_or_long_is_named(data):
 
 @pytest.mark.parametrize("wrong", [True, 7.5, "7", -1, 2**60, math.inf, None])
 def test_a_count_is_a_whole_number(wrong):
-    record = VALID[KINDS["from"]] | {"step": wrong}
+    record = VALID[OriginRecord] | {"step": wrong}
     with pytest.raises(MalformedRecord):
-        decode_record(json.dumps(record), KINDS["from"], "the record")
+        decode_record(json.dumps(record), OriginRecord, "the record")

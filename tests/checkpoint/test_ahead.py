@@ -18,8 +18,8 @@ from tests.checkpoint.synthetic import (
 )
 from tests.checkpoint.test_rollout_log import equal, graded
 from trainer.checkpoint.attempt import Attempts
-from trainer.checkpoint.failures import CheckpointError, CorruptCheckpoint
 from trainer.checkpoint.manager import Checkpoints
+from trainer.checkpoint.manifest import CheckpointError, CorruptCheckpoint
 from trainer.checkpoint.rollout_log import RolloutLog
 from trainer.config import override
 
@@ -105,7 +105,7 @@ def test_the_store_has_the_logs_before_it_has_the_checkpoint(start, tmp_path, to
     attempt.save(2, [3, 4])
     assert steps_in(tmp_path / "run/checkpoints") == [2]
     assert steps_in(tmp_path / "remote/test/checkpoints") == []
-    assert attempt.checkpoints.failures.total == 1
+    assert attempt.checkpoints.progress.failures == 1
     assert any("the rollout log of step 4, sampled ahead, is not in the store" in text for text in told)
     in_the_way.unlink()
     assert resend(attempt.checkpoints, attempt.ranks) == 2

@@ -17,7 +17,7 @@ from trainer.checkpoint.__main__ import main
 from trainer.checkpoint.attempt import AttemptFenced, Attempts, Machine, RunIsFinal
 from trainer.checkpoint.manager import Checkpoints
 from trainer.config import override
-from trainer.storage import attempt_hours, attempt_record
+from trainer.storage import attempt_record
 from trainer.storage.storage import Storage
 from trainer.system.exit_codes import (
     EXIT_CONFIG,
@@ -204,7 +204,7 @@ def test_failures_without_progress_end_the_run(record, capsys):
     assert final.value.code == EXIT_GAVE_UP
     with pytest.raises(RunIsFinal):
         record.take(4, "launch")
-    assert record.final()[0] == EXIT_GAVE_UP
+    assert record.final().code == EXIT_GAVE_UP
     record.take(4, "another launch from the desk").check()
 
 
@@ -376,7 +376,7 @@ def test_the_commit_waits_for_a_store_that_is_away(tmp_path, told):
         relay.cut()
         threading.Timer(2.0, relay.restore).start()
         save(checkpoints, ranks, 2)
-        assert (checkpoints.failures.total, checkpoints.progress.safe) == (0, 2)
+        assert (checkpoints.progress.failures, checkpoints.progress.safe) == (0, 2)
 
 
 def test_a_machine_that_fails_its_checks_again_and_again_ends_the_run(record, capsys):
@@ -425,7 +425,7 @@ def test_a_machines_clock_that_is_a_day_off_costs_no_hours(record, monkeypatch):
         patch.setattr(time, "time", lambda: right() - 86400)
         taken = record.take(0, "launch")
     record.close(taken, EXIT_PREEMPTED, "", 0)
-    assert attempt_hours.spent_s(record, "launch") < 60
+    assert record.spent_s("launch") < 60
 
 
 def test_a_forged_number_costs_no_start_an_hour(record, capsys):
@@ -439,7 +439,7 @@ def test_a_forged_number_costs_no_start_an_hour(record, capsys):
     get = record.storage.get_bytes
     record.storage.get_bytes = lambda *given: asked.append(given) or get(*given)
     assert record.take(0, "launch").epoch == 2 and len(asked) < 20
-    assert attempt_hours.spent_s(record, "launch") < 3600
+    assert record.spent_s("launch") < 3600
     assert "99999999.json follows no other attempt" in capsys.readouterr().err
 
 
@@ -466,7 +466,7 @@ def test_the_hours_of_a_launch_are_counted_over_its_attempts(record, monkeypatch
         record.take(99, "launch")
     assert final.value.code == EXIT_GAVE_UP
     record.take(99, "resumed from the desk").check()
-    assert attempt_hours.spent_s(record, "launch") == 0
+    assert record.spent_s("launch") == 0
 
 
 @pytest.mark.parametrize("damage", [b"{", b"[]", b'{"begun_unix_s": "x"}', b'{"begun_unix_s": NaN}'])
@@ -475,4 +475,4 @@ def test_hours_are_counted_past_a_damaged_record(tmp_path, damage):
     for _ in range(3):
         record.close(record.take(0, "launch"), EXIT_PREEMPTED, "", 0)
     (tmp_path / "attempts" / "00000002.json").write_bytes(damage)
-    assert attempt_hours.spent_s(record, "launch") < 1
+    assert record.spent_s("launch") < 1

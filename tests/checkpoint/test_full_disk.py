@@ -19,9 +19,9 @@ from tests.loops import drill
 from tests.loops.jobs import Job
 from tests.small_disk import fill, read_only, small_disk
 from trainer.checkpoint import writer as writing
-from trainer.checkpoint.failures import CheckpointError
 from trainer.checkpoint.hf_export import export_hf
 from trainer.checkpoint.layout import newest_step
+from trainer.checkpoint.manifest import CheckpointError
 from trainer.checkpoint.rollout_log import RolloutLog
 from trainer.checkpoint.shard_reader import fetch_rank
 from trainer.config import Model, RunConfig, override
@@ -81,11 +81,11 @@ def test_while_ranks_write_and_at_the_commit(disk, tmp_path, told):
     filler = fill(disk)
     finish(checkpoints, ranks)
     assert any("the commit of step 5 failed" in text and "No space left" in text for text in told)
-    assert (checkpoints.failures.total, checkpoints.progress.committed) == (2, 2)
+    assert (checkpoints.progress.failures, checkpoints.progress.committed) == (2, 2)
     filler.unlink()
 
     save(checkpoints, ranks, 6)
-    assert checkpoints.progress.safe == 6 and checkpoints.failures.in_a_row == 0
+    assert checkpoints.progress.safe == 6 and checkpoints.progress.failures_in_a_row == 0
     assert holds(again(config, told).find(), 6)
 
 

@@ -15,7 +15,6 @@ import pytest
 from tests.loops.jobs import Job
 from trainer import config as c
 from trainer.checkpoint.manager import Checkpoints
-from trainer.checkpoint.rollout_log import logged_steps
 from trainer.data.dataset import Dataset
 
 GOLDEN = Path(__file__).with_name("golden")
@@ -46,17 +45,6 @@ def test_it_is_found_and_read(config):
     ):
         changed.find()
     checkpoints.close()
-
-
-def test_its_rollout_log_is_read(config):
-    ((step, graded),) = logged_steps(Path(config.run.dir) / "rollouts", None)
-    assert step == SAVED + 1 and len(graded.traces) == len(graded.outcomes) >= 8
-    for trace in graded.traces:
-        assert trace.logprobs is not None and len(trace.logprobs) == len(trace.learned) == len(
-            trace.completion
-        )
-        assert trace.tokens[trace.learned].tolist() == trace.completion.tolist()
-        assert trace.versions == (SAVED, SAVED) and (trace.finished or len(trace.completion) == 8)
 
 
 @pytest.mark.slow

@@ -10,8 +10,8 @@ import pytest
 from tests.checkpoint.synthetic import again, attempt, configure, holds, save, writers
 from trainer.checkpoint import attempt as attempts
 from trainer.checkpoint.attempt import Attempts, committed_step
+from trainer.checkpoint.course import check_resumable
 from trainer.checkpoint.manifest import every_manifest, manifests_there, pack
-from trainer.checkpoint.resumable import check_resumable
 from trainer.config import ConfigError
 from trainer.system.errors import StorageError
 

@@ -82,7 +82,7 @@ def test_a_listing_that_lags_delays_no_commit_and_deletes_nothing(store, config,
     store.remember()
     for step in (4, 6):
         save(checkpoints, ranks, step)
-    assert (checkpoints.failures.total, checkpoints.progress.safe) == (0, 6)
+    assert (checkpoints.progress.failures, checkpoints.progress.safe) == (0, 6)
     store.stale = False
     assert sorted(manifests_there(checkpoints.storage)[0]) == [2, 4, 6]
     fresh(config)
@@ -177,7 +177,7 @@ def test_a_store_that_keeps_nothing_ends_the_start(store, config, monkeypatch):
 
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_a_file_of_the_right_size_whose_end_is_zeros_is_never_used(store, config, told, world_size):
-    """Each file in turn, as an upload leaves it that broke on the store's side; read whole and by ranges."""
+    """Each file in turn, as an upload leaves it that broke on the store's side."""
     checkpoints = attempt(config, told)
     ranks = writers(config, 2)
     save(checkpoints, ranks, 2)
@@ -193,7 +193,7 @@ def test_a_file_of_the_right_size_whose_end_is_zeros_is_never_used(store, config
         now = again(config, told)
 
         def load(found):
-            reader = ShardReader(found, ranged=world_size != 2)
+            reader = ShardReader(found)
             for name in reader.names():
                 for kind in reader.kinds(name):
                     reader.read(kind, name)

@@ -14,9 +14,8 @@ from tests.checkpoint.synthetic import ARCHIVE_DAMAGE, configure, spoil_archive
 from tests.learning.one_rank import same
 from trainer.algorithm.traces import ImageRef, Outcome, completed_trace
 from trainer.checkpoint.attempt import Attempts
-from trainer.checkpoint.rollout_archive import GradedStep
+from trainer.checkpoint.rollout_archive import GradedStep, trace_columns, traces_of
 from trainer.checkpoint.rollout_log import RolloutLog, logged_steps
-from trainer.checkpoint.trace_columns import trace_columns, traces_of
 from trainer.config import override
 from trainer.storage.storage import Storage
 

@@ -33,6 +33,7 @@ from tests.checkpoint.synthetic import (
     writers,
 )
 from trainer.checkpoint import staging
+from trainer.checkpoint.attempt import Attempts
 from trainer.checkpoint.format import CheckpointError, Shard
 from trainer.checkpoint.layout import step_name
 from trainer.checkpoint.manager import Checkpoints
@@ -44,6 +45,13 @@ from trainer.storage.stores import RetryPolicy
 from trainer.system.errors import StorageError
 
 QUICK = RetryPolicy(attempts=2, first_wait_s=0.1, max_wait_s=0.2, request_retries=0, request_retry_s=1.0)
+
+
+@pytest.fixture
+def held(tmp_path):
+    """An attempt whose record no store can hold up."""
+    return Attempts(Storage(tmp_path / "attempts")).take(0)
+
 
 # --- retention and budget -----------------------------------------------------------------------------------
 
@@ -61,20 +69,20 @@ def test_keeps_the_last_and_the_best_local_and_remote_apart(tmp_path, told):
     assert sorted(left) == [step_name(step) for step in (4, 6, 8, 10)], "nothing of the others is left"
 
 
-def test_old_ones_stay_until_the_store_has_the_new_one(tmp_path, told, monkeypatch):
+def test_old_ones_stay_until_the_store_has_the_new_one(tmp_path, held, told, monkeypatch):
     """While the store is away the disk continues committing, and holds no more than it must."""
     config = configure(tmp_path, "checkpoint.keep_last=1", "checkpoint.keep_last_remote=1")
     config = override(config, ["checkpoint.remote=s3://bucket/x"])
     with servers.rclone(tmp_path / "disk") as server:
         store = Storage("s3://bucket/x/test/checkpoints", env=server.env, retry=QUICK)
-        checkpoints = Checkpoints(config, "data", storage=store, say=told.append)
+        checkpoints = Checkpoints(config, "data", attempt=held, storage=store, say=told.append)
         ranks = writers(config, 1, storage=store)
         save(checkpoints, ranks, 2)
         server.kill()
         save(checkpoints, ranks, 4)
         assert steps_in(tmp_path / "run/checkpoints") == [2, 4]
         progress = checkpoints.progress
-        assert (checkpoints.failures.total, progress.committed, progress.safe) == (1, 4, 2)
+        assert (checkpoints.progress.failures, progress.committed, progress.safe) == (1, 4, 2)
         assert any("committed locally only" in text for text in told)
         assert not checkpoints.due(5, 1.0), "what is whole on the disk need not be written again"
         save(checkpoints, ranks, 6)
@@ -83,7 +91,7 @@ def test_old_ones_stay_until_the_store_has_the_new_one(tmp_path, told, monkeypat
         assert resend(checkpoints, ranks) == 6
         assert steps_in(tmp_path / "run/checkpoints") == [6]
         assert {key.split("/")[0] for key, _ in store.list()} == {"step-00000006"}
-        assert (checkpoints.failures.in_a_row, checkpoints.progress.safe) == (0, 6)
+        assert (checkpoints.progress.failures_in_a_row, checkpoints.progress.safe) == (0, 6)
         assert resend(checkpoints, ranks) is None
         shutil.rmtree(tmp_path / "run")
         for name, value in server.env.items():
@@ -91,20 +99,20 @@ def test_old_ones_stay_until_the_store_has_the_new_one(tmp_path, told, monkeypat
         assert holds(again(config, told).find(), 6)
 
 
-def test_three_failures_in_a_row_stop_the_run(tmp_path, told):
+def test_three_failures_in_a_row_stop_the_run(tmp_path, held, told):
     config = override(configure(tmp_path), ["checkpoint.remote=s3://bucket/x"])
     gone = Storage("s3://bucket/x", env=servers.s3_environment(servers.free_port()), retry=QUICK)
-    checkpoints = Checkpoints(config, "data", storage=gone, say=told.append)
+    checkpoints = Checkpoints(config, "data", attempt=held, storage=gone, say=told.append)
     ranks = writers(config, 1, storage=gone)
     save(checkpoints, ranks, 2)
     assert resend(checkpoints, ranks) == 2
     with pytest.raises(StorageError, match="3 checkpoints in a row"):
         save(checkpoints, ranks, 4)
-    found = Checkpoints(config, "data", storage=gone, say=told.append).find()
+    found = Checkpoints(config, "data", attempt=held, storage=gone, say=told.append).find()
     assert found and found.step == 4, "the local ones are whole"
     shutil.rmtree(tmp_path / "run")
     with pytest.raises(StorageError):
-        Checkpoints(config, "data", storage=gone, say=told.append).find()
+        Checkpoints(config, "data", attempt=held, storage=gone, say=told.append).find()
 
 
 def test_a_file_that_the_store_lost_is_sent_again_before_the_commit(run, tmp_path, told):
@@ -116,7 +124,7 @@ def test_a_file_that_the_store_lost_is_sent_again_before_the_commit(run, tmp_pat
     there = place(tmp_path / "remote/test/checkpoints", 2)
     (there / "rank-00001-of-00002.json").write_text("cut off")
     finish(checkpoints, ranks)
-    assert (checkpoints.failures.total, checkpoints.progress.safe) == (1, 0)
+    assert (checkpoints.progress.failures, checkpoints.progress.safe) == (1, 0)
     assert any("rank-00001-of-00002.json is not whole in the store" in text for text in told)
     assert not (there / "manifest.json").exists()
     assert resend(checkpoints, ranks) == 2
@@ -202,14 +210,14 @@ save(checkpoints, ranks, 5)
 # --- asynchronous -------------------------------------------------------------------------------------------
 
 
-def test_training_goes_on_while_it_is_written(tmp_path, told):
+def test_training_goes_on_while_it_is_written(tmp_path, held, told):
     """The values of the step are saved, though `host` copies are followed by in-place updates at once."""
     config = override(configure(tmp_path), ["checkpoint.remote=s3://bucket/x"])
     with servers.rclone(tmp_path / "disk") as server, servers.proxy(server.port) as relay:
         relay.bytes_per_s = 10e3
         env = servers.s3_environment(relay.port)
         store = Storage("s3://bucket/x/test/checkpoints", env=env)
-        checkpoints = Checkpoints(config, "data", storage=store, say=told.append)
+        checkpoints = Checkpoints(config, "data", attempt=held, storage=store, say=told.append)
         (writer,) = writers(config, 1, storage=store)
         device = whole(2)
         begun = time.monotonic()
@@ -221,7 +229,7 @@ def test_training_goes_on_while_it_is_written(tmp_path, told):
             for name, shape in SHAPES.items()
             for t in [device[name]]
         }
-        writer.start(2, shards, {}, send=checkpoints.sends)
+        writer.start(2, shards, {}, send=checkpoints.sends, attempt=held.name)
         for tensors in device.values():
             for tensor in tensors.values():
                 tensor.zero_()
@@ -245,13 +253,13 @@ def config_without_store(config):
     return override(config, ["checkpoint.remote="])
 
 
-def test_the_next_one_is_written_while_one_is_uploaded(tmp_path, told, monkeypatch):
+def test_the_next_one_is_written_while_one_is_uploaded(tmp_path, held, told, monkeypatch):
     """A slow store delays its own commits, never those on the disk; what it takes next is the newest."""
     config = override(configure(tmp_path, "checkpoint.keep_last=1"), ["checkpoint.remote=s3://bucket/x"])
     with servers.rclone(tmp_path / "disk") as server, servers.proxy(server.port) as relay:
         env = servers.s3_environment(relay.port)
         store = Storage("s3://bucket/x/test/checkpoints", env=env)
-        checkpoints = Checkpoints(config, "data", storage=store, say=told.append)
+        checkpoints = Checkpoints(config, "data", attempt=held, storage=store, say=told.append)
         ranks = writers(config, 2, storage=store)
         relay.stall()
         for step in (2, 4, 6):
@@ -260,7 +268,9 @@ def test_the_next_one_is_written_while_one_is_uploaded(tmp_path, told, monkeypat
             assert checkpoints.sends == (step == 2)
             for writer in ranks:
                 shards = cut(whole(step), writer.rank, 2)
-                writer.start(step, shards, {}, checkpoints.retention.local_steps(), checkpoints.sends)
+                writer.start(
+                    step, shards, {}, checkpoints.retention.local_steps(), checkpoints.sends, held.name
+                )
             while checkpoints.progress.writing:
                 checkpoints.advance([writer.status() for writer in ranks])
             progress = checkpoints.progress

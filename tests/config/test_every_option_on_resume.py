@@ -9,8 +9,8 @@ import pytest
 
 from tests.checkpoint.synthetic import again, configure, save, writers
 from trainer import config as c
+from trainer.checkpoint.course import refuse_other
 from trainer.checkpoint.manifest import manifests_here
-from trainer.checkpoint.resumable import refuse_other
 from trainer.config.overrides import to_dict
 
 SECTIONS = {"checkpoint", "placement", "logging", "watch", "guards", "expected", "evaluation", "fleet"}

@@ -17,8 +17,7 @@ from safetensors import safe_open
 from tests.loops.jobs import ROOT, Job
 from trainer.checkpoint.manifest import code_fingerprint
 from trainer.config import RunConfig, override
-from trainer.fleet.fleet_records import AboutRun
-from trainer.fleet.same_software import sampling_packages
+from trainer.fleet.fleet_records import AboutRun, sampling_packages
 
 
 def about_run(attempt: str) -> AboutRun:

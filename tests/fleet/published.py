@@ -11,8 +11,7 @@ from torch import Tensor
 from trainer.config.run_store import RunStore
 from trainer.fleet.fleet_records import Anchor, WeightVersion
 from trainer.fleet.objects import Objects, first_lineage, next_lineage, version_key
-from trainer.fleet.starting_weights import load_pretrained
-from trainer.fleet.weight_mirror import WeightMirror
+from trainer.fleet.weight_mirror import WeightMirror, load_pretrained
 from trainer.fleet.weight_publisher import PublisherPart
 from trainer.storage.seal import Seal
 from trainer.storage.storage import Storage

@@ -16,10 +16,10 @@ from tests.waiting import until
 from trainer.checkpoint.attempt import Attempt
 from trainer.fleet import head_thread
 from trainer.fleet.dispatch import NoWorkers
+from trainer.fleet.fleet_records import GivenUnit
 from trainer.fleet.fleet_sampler import AdmissionTest
 from trainer.fleet.objects import samples_key
-from trainer.fleet.rollout_units import pack_samples
-from trainer.fleet.scheduler import GivenUnit
+from trainer.fleet.sample_intake import pack_samples
 from trainer.fleet.worker_heartbeat import read_heartbeat
 from trainer.system.errors import StorageError
 from trainer.system.exit_codes import EXIT_CONFIG

@@ -17,11 +17,10 @@ from tests.waiting import until
 from trainer.checkpoint.attempt import AttemptFenced, Attempts
 from trainer.fleet import dispatch, head_thread, roster
 from trainer.fleet.dispatch import Dispatcher, NoWorkers, UnitRefused
+from trainer.fleet.fleet_records import GivenUnit, RolloutUnit
 from trainer.fleet.objects import Objects, about_key, mail_key, samples_key, worker_key
-from trainer.fleet.rollout_units import RolloutUnit, pack_samples
 from trainer.fleet.run_follower import RunFollower, SeenRun
-from trainer.fleet.sample_intake import SentUnit
-from trainer.fleet.scheduler import GivenUnit
+from trainer.fleet.sample_intake import SentUnit, pack_samples
 from trainer.fleet.worker_heartbeat import WorkerHeartbeat
 from trainer.observe import beacon
 from trainer.storage.seal import Seal

@@ -14,9 +14,9 @@ from tests.fleet.test_dispatch import PlayedWorker, serial_of
 from tests.fleet.test_dispatch import head as head
 from tests.fleet.test_verify import UNIT, good
 from tests.waiting import until
+from trainer.fleet.fleet_records import GivenUnit
 from trainer.fleet.objects import samples_key, worker_key
-from trainer.fleet.rollout_units import pack_samples
-from trainer.fleet.scheduler import GivenUnit
+from trainer.fleet.sample_intake import pack_samples
 from trainer.system.errors import StoreRefused
 
 

@@ -22,10 +22,9 @@ from trainer.algorithm.traces import Prompt, Trace
 from trainer.checkpoint.attempt import Attempts
 from trainer.config import RunConfig, override
 from trainer.data.reader import Datasets
-from trainer.fleet.fleet_records import SAMPLING, WeightVersion
+from trainer.fleet.fleet_records import SAMPLING, RolloutUnit, WeightVersion
 from trainer.fleet.fleet_sampler import FleetSampler
 from trainer.fleet.objects import next_lineage, version_key
-from trainer.fleet.rollout_units import RolloutUnit
 from trainer.fleet.worker_heartbeat import read_heartbeat
 from trainer.ranks.environment import rank_environment
 from trainer.storage.seal import Seal

@@ -14,6 +14,7 @@ from tests.fleet.test_verify import UNIT
 from trainer.fleet.fleet_records import (
     AboutRun,
     Anchor,
+    GivenUnit,
     HeadRecord,
     HeartbeatRecord,
     Mail,
@@ -22,7 +23,6 @@ from trainer.fleet.fleet_records import (
     WeightVersion,
 )
 from trainer.fleet.objects import Objects, worker_key
-from trainer.fleet.scheduler import GivenUnit
 from trainer.fleet.worker_heartbeat import read_heartbeat
 from trainer.storage.seal import Seal
 from trainer.storage.storage import Storage

@@ -6,29 +6,40 @@ from __future__ import annotations
 import io
 import json
 import shutil
-import zlib
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from tests.checkpoint.synthetic import attempt, configure, holds, save, steps_in, writers
-from tests.checkpoint.test_ranges import WIDE, slices, wide
-from tests.checkpoint.test_rollout_log import equal, graded, replayed, write
-from trainer.checkpoint import sign
+from tests.checkpoint.synthetic import (
+    SHAPES,
+    attempt,
+    configure,
+    holds,
+    save,
+    spoil_file,
+    steps_in,
+    whole,
+    writers,
+)
+from tests.checkpoint.test_rollout_log import equal, graded, write
 from trainer.checkpoint.attempt import Attempts
-from trainer.checkpoint.failures import CorruptCheckpoint
-from trainer.checkpoint.manifest import every_manifest, pack, unpack
-from trainer.checkpoint.ranged_shard import BLOCK_BYTES
-from trainer.checkpoint.resumable import check_resumable
+from trainer.checkpoint.course import check_resumable
+from trainer.checkpoint.manifest import CorruptCheckpoint, every_manifest, pack, unpack
 from trainer.checkpoint.rollout_log import RolloutLog
-from trainer.checkpoint.shard_reader import ShardReader
 from trainer.config import ConfigError, override
-from trainer.fleet import starting_weights
 from trainer.fleet.fleet_records import Anchor
+from trainer.fleet.weight_mirror import fill_from_anchor
 from trainer.storage import seal
-from trainer.storage.attempt_record import AttemptRecord
+from trainer.storage.attempt_record import (
+    AttemptRecord,
+    EndRecord,
+    FinalRecord,
+    MachinesRecord,
+    OriginRecord,
+    StartRecord,
+)
 from trainer.storage.seal import FIELD, KEY_VARIABLE, Seal
 
 KEY = "0123456789abcdef0123456789abcdef"
@@ -148,6 +159,15 @@ FORGED_RECORDS = {
 }
 
 
+KINDS: dict[str, Any] = {
+    "": StartRecord,
+    "from": OriginRecord,
+    "end": EndRecord,
+    "final": FinalRecord,
+    "machines": MachinesRecord,
+}
+
+
 @pytest.mark.parametrize("signed", ["not signed", "by another key", "no signature at all"])
 @pytest.mark.parametrize("name", FORGED_RECORDS)
 def test_a_record_of_a_stranger_is_passed_over(config, remote, name, signed, capsys):
@@ -161,8 +181,9 @@ def test_a_record_of_a_stranger_is_passed_over(config, remote, name, signed, cap
         case "no signature at all":
             value = value | {FIELD: 7}
     (remote / f"attempts/{name}.json").write_text(json.dumps(value))
-    assert AttemptRecord(record.storage).content(name) is not None, "a desk without the key only shows it"
-    assert record.content(name) is None
+    kind = KINDS[name.partition(".")[2] or name.strip("0123456789")]
+    assert AttemptRecord(record.storage).get(name, kind) is not None, "a desk without the key only shows it"
+    assert record.get(name, kind) is None
     held.check()  # no newer attempt has begun
     second = record.take(0, "one")
     assert second.epoch == (3 if name == "00000002" else 2)
@@ -222,79 +243,10 @@ def test_a_manifest_of_a_stranger_is_no_checkpoint(saved, config, remote, told, 
 def test_where_none_is_signed_the_run_does_not_begin_anew(saved, config, remote, told):
     for path in (remote / "checkpoints").rglob("manifest.json"):
         path.write_text(json.dumps(unsigned(path)))
-    with pytest.raises(ConfigError, match=r"2 checkpoints in its bucket, of which it has signed none.*sign"):
+    with pytest.raises(ConfigError, match="2 checkpoints in its bucket, .* none.*fleet.workers=off"):
         check_resumable(config, "data")
     with pytest.raises(ConfigError, match="of which it has signed none"):
         attempt(config, told).find()
-
-
-def test_a_run_that_gets_its_key_later_is_signed_by_a_person(tmp_path, config, remote, told):
-    """The run began without workers; nothing of it is signed, and nothing else of it differs."""
-    before = override(config, ["fleet.workers=off"])
-    checkpoints = attempt(before, told)
-    save(checkpoints, writers(before, 2), 2)
-    log = RolloutLog(before, "data", attempt=checkpoints.place.attempt, say=told.append)
-    write(log, 3)
-    log.close()
-    assert not any(FIELD.encode() in path.read_bytes() for path in remote.rglob("*.json"))
-    shutil.rmtree(config.run.dir)
-    with pytest.raises(ConfigError, match="trainer.checkpoint.sign"):
-        check_resumable(config, "data")
-    seal._of_run.cache_clear()  # another process
-    assert sign.sign_run(str(tmp_path / "remote/test"))["checkpoints"] == 1
-    now = attempt(config, told)
-    assert holds(now.find(), 2) and now.place.attempt.epoch == 2
-    assert equal(
-        replayed(RolloutLog(config, "data", attempt=now.place.attempt, say=told.append), 2)[3], graded(3)
-    )
-    assert not Seal.of(config).refused
-
-
-def collide(block: bytes) -> bytes:
-    """Another block with the same CRC-32: four bytes in its middle undo the change of the one before them. A
-    CRC is linear, so they are the solution of 32 equations over bits."""
-    at = len(block) // 2
-    zeros = zlib.crc32(bytes(len(block)))
-
-    def change(bit: int) -> int:
-        """What flipping a bit behind `at` does to the CRC of any block of this length."""
-        flipped = bytearray(len(block))
-        flipped[at + bit // 8] = 1 << bit % 8
-        return zlib.crc32(flipped) ^ zeros
-
-    rows = {}  # leading bit -> (change of the CRC, the bits that make it)
-    for bit in range(8, 40):
-        crc, bits = change(bit), 1 << bit
-        while crc and (top := crc.bit_length()) in rows:
-            crc, bits = crc ^ rows[top][0], bits ^ rows[top][1]
-        rows[crc.bit_length()] = (crc, bits)
-    crc, bits = change(0), 1
-    while crc:
-        row = rows[crc.bit_length()]
-        crc, bits = crc ^ row[0], bits ^ row[1]
-    forged = bytearray(block)
-    for place, mask in enumerate(bits.to_bytes(5, "little")):
-        forged[at + place] ^= mask
-    assert zlib.crc32(forged) == zlib.crc32(block) and bytes(forged) != block
-    return bytes(forged)
-
-
-def test_blocks_that_match_their_crc_alone_are_refused(config, remote, told):
-    """A CRC-32 is no signature: ranks of another number, and workers, read blocks straight from the store."""
-    checkpoints = attempt(config, told)
-    full = wide(checkpoints, writers(config, 1), 2)
-    shutil.rmtree(config.run.dir)
-    found = attempt(config, told).find()
-    reader = ShardReader(found, ranged=True, by_sha256=True)
-    for (kind, name, start, stop), part in zip(slices(0, 2), reader.stream(slices(0, 2)), strict=True):
-        assert torch.equal(part, full[name][kind][start:stop])
-    (path,) = (remote / "checkpoints").rglob("*.safetensors")
-    data = bytearray(path.read_bytes())
-    data[BLOCK_BYTES : 2 * BLOCK_BYTES] = collide(bytes(data[BLOCK_BYTES : 2 * BLOCK_BYTES]))
-    path.write_bytes(data)
-    assert list(ShardReader(found, ranged=True).stream(slices(0, 1))), "who has no key cannot tell"
-    with pytest.raises(CorruptCheckpoint, match="is damaged from byte 1048576 on"):
-        list(ShardReader(found, ranged=True, by_sha256=True).stream(slices(0, 1)))
 
 
 # --- what a worker begins with ------------------------------------------------------------------------------
@@ -306,17 +258,18 @@ class Host:
     whole = True
 
     def __init__(self) -> None:
-        self.tensors = {name: torch.zeros(shape) for name, shape in WIDE.items()}
+        self.tensors = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
 
 
-@pytest.mark.parametrize("how", ["manifest", "blocks", "index"])
+@pytest.mark.parametrize("how", ["manifest", "weights", "index"])
 def test_a_worker_does_not_begin_with_a_strangers_checkpoint(config, remote, told, how):
     checkpoints = attempt(config, told)
-    full = wide(checkpoints, writers(config, 1), 2)
+    save(checkpoints, writers(config, 2), 2)
+    full = whole(2)
     shutil.rmtree(config.run.dir)
     anchor = Anchor("checkpoint", 2, "", checkpoints.attempt)
-    starting_weights.fill_from_anchor(host := Host(), config, anchor)  # ty: ignore[invalid-argument-type]
-    assert all(torch.equal(host.tensors[name].view(-1), full[name]["master"]) for name in WIDE)
+    fill_from_anchor(host := Host(), config, anchor)  # ty: ignore[invalid-argument-type]
+    assert all(torch.equal(host.tensors[name].view(-1), full[name]["master"]) for name in SHAPES)
     shutil.rmtree(config.run.dir)
     folder = remote / f"checkpoints/step-00000002/{checkpoints.attempt}"
     match how:
@@ -325,14 +278,12 @@ def test_a_worker_does_not_begin_with_a_strangers_checkpoint(config, remote, tol
             assert manifest
             (folder / "manifest.json").write_bytes(pack(manifest))
         case "index":
-            path = folder / "rank-00000-of-00001.json"
-            path.write_text(json.dumps(json.loads(path.read_text()) | {"sha256": {}}))
+            path = folder / "rank-00000-of-00002.json"
+            path.write_text(json.dumps(json.loads(path.read_text()) | {"extra": {}}))
         case _:
-            path = folder / "rank-00000-of-00001.safetensors"
-            data = path.read_bytes()
-            path.write_bytes(data[:-BLOCK_BYTES] + collide(data[-BLOCK_BYTES:]))
-    with pytest.raises(CorruptCheckpoint, match="not signed with the run's key|damaged"):
-        starting_weights.fill_from_anchor(Host(), config, anchor)  # ty: ignore[invalid-argument-type]
+            spoil_file(folder / "rank-00000-of-00002.safetensors", "flip", -5)
+    with pytest.raises(CorruptCheckpoint, match="not signed with the run's key|sha256|damaged from byte 0"):
+        fill_from_anchor(Host(), config, anchor)  # ty: ignore[invalid-argument-type]
 
 
 def test_a_run_without_a_key_writes_what_it_always_wrote(tmp_path, told, monkeypatch):
@@ -343,6 +294,4 @@ def test_a_run_without_a_key_writes_what_it_always_wrote(tmp_path, told, monkeyp
     value, data = {"a": 1}, b"data"
     assert seal.OPEN.signed_json("x", value) is value and seal.OPEN.signed_archive("x", data) is data
     save(attempt(config, told), writers(config, 1), 2)
-    index = json.loads(next((tmp_path / "run").rglob("rank-*.json")).read_text())
-    assert "sha256" not in index and "crc32" in index
     assert steps_in(tmp_path / "remote/test/checkpoints") == [2]

@@ -1,4 +1,4 @@
-"""Patches of weights: no bit is lost, either way, and damaged ones change nothing."""
+"""Patches of weights: no bit is lost, and damaged ones change nothing."""
 
 from __future__ import annotations
 
@@ -30,16 +30,14 @@ def bits_of(pieces: list[Tensor]) -> bytes:
     return b"".join(piece.view(torch.uint8).numpy().tobytes() for piece in pieces if len(piece))
 
 
-def there_and_back(old: list[Tensor], new: list[Tensor]) -> SparseChange | DenseChange:
-    """Asserts that the patch from old to new gives new, and taken back old; returns what it changes."""
+def patched(old: list[Tensor], new: list[Tensor]) -> SparseChange | DenseChange:
+    """Asserts that the patch from old to new gives new; returns what it changes."""
     data = encode_patch(old, new)
     elements = sum(map(len, new))
     change = decode_patch(data, elements, new[0].element_size() if new else 2)
     pieces = [piece.clone() for piece in old]
     apply_patch(pieces, change)
     assert bits_of(pieces) == bits_of(new)
-    apply_patch(pieces, change, -1)
-    assert bits_of(pieces) == bits_of(old)
     return change
 
 
@@ -54,7 +52,7 @@ words = st.one_of(st.sampled_from(SPECIAL), st.integers(0, 0xFFFF))
 )
 def test_every_pattern_of_bf16_comes_through(old, changes, cuts):
     new = [changes.get(i, word) for i, word in enumerate(old)]
-    there_and_back(cut(bf16(old), cuts), cut(bf16(new), cuts))
+    patched(cut(bf16(old), cuts), cut(bf16(new), cuts))
 
 
 @settings(max_examples=50, deadline=None)
@@ -62,7 +60,7 @@ def test_every_pattern_of_bf16_comes_through(old, changes, cuts):
 def test_every_pattern_of_fp32_comes_through(words):
     old, new = [np.array([pair[i] for pair in words], np.uint32).view(np.int32) for i in (0, 1)]
     pieces = [torch.from_numpy(x).view(torch.float32) for x in (old, new)]
-    assert isinstance(there_and_back([pieces[0]], [pieces[1]]), DenseChange)
+    assert isinstance(patched([pieces[0]], [pieces[1]]), DenseChange)
 
 
 @pytest.mark.parametrize("length", [0, 1, 15, 16, 17, 33])
@@ -73,8 +71,8 @@ def test_chunks_end_anywhere(monkeypatch, length):
         new = old.clone()
         for at in (c for c in changed if 0 <= c < length):
             new[at] = -new[at] + 1
-        there_and_back([old], [new])
-        there_and_back(cut(old, [5, 16]), cut(new, [5, 16]))
+        patched([old], [new])
+        patched(cut(old, [5, 16]), cut(new, [5, 16]))
 
 
 def test_wide_gaps_and_jumps_of_any_size_are_escaped():
@@ -82,7 +80,7 @@ def test_wide_gaps_and_jumps_of_any_size_are_escaped():
     new = old.clone()
     for at, value in ((254, 1e-40), (509, 3e38), (765, -3e38), (70_000, float("nan")), (99_999, -0.0)):
         new[at] = value
-    change = there_and_back([old], [new])
+    change = patched([old], [new])
     assert isinstance(change, SparseChange) and change.positions.tolist() == [254, 509, 765, 70_000, 99_999]
 
 
@@ -91,8 +89,8 @@ def test_many_changes_make_it_dense():
     few, many = old.clone(), old.clone()
     few[:100] *= 2
     many[:200] *= 2
-    assert isinstance(there_and_back([old], [few]), SparseChange)
-    assert isinstance(there_and_back([old], [many]), DenseChange)
+    assert isinstance(patched([old], [few]), SparseChange)
+    assert isinstance(patched([old], [many]), DenseChange)
 
 
 @settings(max_examples=150, deadline=None)
@@ -141,9 +139,6 @@ def test_damage_that_the_checksum_does_not_show_raises_or_stays_inside(data):
         apply_patch(pieces, change)
     except ValueError:
         assert bits_of(pieces) == bits_of([old])
-        return
-    apply_patch(pieces, change, -1)
-    assert bits_of(pieces) == bits_of([old])
 
 
 def test_a_patch_of_other_weights_is_refused_where_a_number_would_overflow():
@@ -175,6 +170,6 @@ def adam_step(rate: float, elements: int) -> tuple[Tensor, Tensor]:
 def test_a_change_at_the_recipes_learning_rates_takes_a_byte_and_a_half(rate):
     """An index and a value of each, as a sparse tensor has them, take 6 bytes."""
     before, after = adam_step(rate, 100_000)
-    change = there_and_back([before], [after])
+    change = patched([before], [after])
     assert isinstance(change, SparseChange) and 0.002 < len(change.positions) / len(after) < 0.1
     assert 1.0 < len(encode_patch([before], [after])) / len(change.positions) < 1.7

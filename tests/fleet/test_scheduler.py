@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.fleet.scheduler import MOST_COPIES, MOST_QUEUED, GivenUnit, Scheduler
+from trainer.fleet.fleet_records import GivenUnit
+from trainer.fleet.scheduler import MOST_COPIES, MOST_QUEUED, Scheduler
 
 EVENTS = ("offer", "join", "work", "work", "work", "die", "leave", "fail", "late", "pause")
 

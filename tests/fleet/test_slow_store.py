@@ -18,10 +18,9 @@ from tests.fleet.test_verify import UNIT, good
 from tests.fleet.test_weight_mirror import Trainer
 from tests.waiting import until
 from trainer.checkpoint.attempt import AttemptFenced, Attempts
-from trainer.fleet.fleet_records import IDLE, SAMPLING, HeadRecord
+from trainer.fleet.fleet_records import IDLE, SAMPLING, GivenUnit, HeadRecord
 from trainer.fleet.objects import head_key, patch_key, samples_key
-from trainer.fleet.rollout_units import pack_samples
-from trainer.fleet.scheduler import GivenUnit
+from trainer.fleet.sample_intake import pack_samples
 from trainer.fleet.weight_publisher import PublisherPart, VersionPublisher
 from trainer.fleet.worker import Sender
 from trainer.storage.seal import KEY_VARIABLE

@@ -10,7 +10,7 @@ import torch
 
 from trainer.config import ConfigError, Model, RunConfig, override
 from trainer.fleet.fleet_records import Anchor
-from trainer.fleet.starting_weights import fill_from_anchor, load_pretrained
+from trainer.fleet.weight_mirror import fill_from_anchor, load_pretrained
 
 MODEL = Anchor("model", 0, "")
 
@@ -50,7 +50,7 @@ MEASURED = """
 import resource, sys, torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from trainer.config import Model, RunConfig
-from trainer.fleet.starting_weights import fill_from_anchor, load_pretrained
+from trainer.fleet.weight_mirror import fill_from_anchor, load_pretrained
 from trainer.fleet.fleet_records import Anchor
 
 def peak_mib():

@@ -15,8 +15,14 @@ import numpy as np
 import pytest
 
 from trainer.algorithm.traces import ImageRef, Prompt, Trace, completed_trace
-from trainer.fleet.rollout_units import UNREADABLE, RolloutUnit, SampledUnit, pack_samples, unpack_samples
-from trainer.fleet.sample_intake import AskedUnit, samples_refusal
+from trainer.fleet.fleet_records import RolloutUnit
+from trainer.fleet.sample_intake import (
+    UNREADABLE,
+    AskedUnit,
+    pack_samples,
+    samples_refusal,
+    unpack_samples,
+)
 
 PROMPTS = {3: [5, 6, 7], 8: [5, 9]}
 IMAGES = {3: 1, 8: 0}
@@ -67,7 +73,9 @@ def good() -> list[Trace]:
 
 
 def why(traces: list[Trace], unit: RolloutUnit = UNIT, turn: int = 1, worker: str = "w0") -> str:
-    return samples_refusal(UNIT, 1, "w0", unpack_samples(pack_samples(unit, turn, worker, traces)), EXPECTED)
+    return samples_refusal(
+        UNIT, (1, "w0"), *unpack_samples(pack_samples(unit, turn, worker, traces)), EXPECTED
+    )
 
 
 def first(**changes: Any) -> list[Trace]:
@@ -97,7 +105,7 @@ def other_prompt() -> list[Trace]:
 
 def test_a_good_unit_is_taken_and_nothing_is_lost_on_its_way():
     assert why(good()) == ""
-    again = unpack_samples(pack_samples(UNIT, 1, "w0", good())).traces
+    again = unpack_samples(pack_samples(UNIT, 1, "w0", good()))[1]
     for before, after in zip(good(), again, strict=True):
         for name in ("tokens", "learned", "logprobs"):
             assert np.array_equal(getattr(before, name), getattr(after, name))
@@ -166,9 +174,9 @@ def test_what_sampling_cannot_give_is_refused(name):
 
 
 def test_a_unit_with_a_field_that_this_code_does_not_know_is_refused():
-    sampled = unpack_samples(pack_samples(UNIT, 1, "w0", good()))
-    other = SampledUnit(sampled.unit | {"min_p": 0.9}, 1, "w0", sampled.traces)
-    assert "other fields" in samples_refusal(UNIT, 1, "w0", other, EXPECTED)
+    about, traces = unpack_samples(pack_samples(UNIT, 1, "w0", good()))
+    other = msgspec.structs.replace(about, unit=about.unit | {"min_p": 0.9})
+    assert "other fields" in samples_refusal(UNIT, (1, "w0"), other, traces, EXPECTED)
 
 
 @pytest.mark.parametrize("column", ["token_ids", "tokens", "logprobs", "learned", "prompt_tokens", "end"])
@@ -196,13 +204,10 @@ def test_a_unit_whose_tokens_were_all_certain_was_not_sampled():
         )
         for one in surely
     ]
-    sampled = unpack_samples(pack_samples(long, 1, "w0", surely))
-    assert "as if nothing had been sampled" in samples_refusal(long, 1, "w0", sampled, EXPECTED)
     greedy = replace(long, split="evaluation", temperature=0.0)
-    assert (
-        samples_refusal(greedy, 1, "w0", unpack_samples(pack_samples(greedy, 1, "w0", surely)), EXPECTED)
-        == ""
-    )
+    for unit, refusal in ((long, "every log-probability is 0, as if nothing had been sampled"), (greedy, "")):
+        sampled = unpack_samples(pack_samples(unit, 1, "w0", surely))
+        assert samples_refusal(unit, (1, "w0"), *sampled, EXPECTED) == refusal
 
 
 def bomb(**changes: Any) -> bytes:

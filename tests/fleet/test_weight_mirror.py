@@ -1,19 +1,16 @@
-"""A machine's copy of the weights follows the trainer's: forward, back, over a fork, and from an anchor."""
+"""A machine's copy of the weights follows the trainer's: forward, back, and from an anchor."""
 
 from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from msgspec import structs
 from torch import Tensor
 
-from tests.checkpoint.synthetic import configure
-from trainer.checkpoint.attempt import Attempts
-from trainer.fleet import patch
+from trainer.fleet import patch, weight_mirror
 from trainer.fleet.fleet_records import Anchor, Layout, RankPatch, WeightVersion
 from trainer.fleet.objects import (
     Objects,
@@ -21,11 +18,9 @@ from trainer.fleet.objects import (
     next_lineage,
     patch_key,
     version_key,
-    version_of,
 )
 from trainer.fleet.weight_mirror import WeightMirror, WeightsDiverged, read_version, weights_digest
-from trainer.fleet.weight_publisher import VersionPublisher
-from trainer.storage.seal import KEY_VARIABLE, ForgedObject, Seal
+from trainer.storage.seal import ForgedObject, Seal
 from trainer.storage.storage import Storage
 
 SHAPES = {"embed": (64, 33), "norm": (1000,), "frozen": (10,)}
@@ -79,17 +74,12 @@ class Trainer:
         self.version += by
         self.past[self.version] = (new, after)
 
-    def go_back(self, version: int, attempt: str) -> None:
-        """Goes on from this version under its name."""
-        self.weights, self.lineage = self.past[version]
-        self.version, self.attempt = version, attempt
-
     def restart(self, version: int, attempt: str, layout: Layout = LAYOUT) -> None:
         """A new attempt, from a checkpoint of this version, which it calls by the content of its shards."""
         self.weights, _ = self.past[version]
         self.version, self.attempt = version, attempt
         self.layout = layout
-        held = WeightMirror(self.objects, layout, self.weights, lambda anchor: None, 1 << 20)
+        held = WeightMirror(self.objects, layout, self.weights, lambda anchor: None, 1 << 20, dict)
         self.lineage = first_lineage("checkpoint", version, held.digests())
         self.past = {version: (self.weights, self.lineage)}
         self.anchors = [Anchor("checkpoint", version, self.lineage, attempt)]
@@ -101,7 +91,7 @@ class Trainer:
             for name, tensor in self.past[anchor.version][0].items():
                 tensors[name].copy_(tensor)
 
-        return WeightMirror(self.objects, self.layout, tensors, fill, 1 << 20)
+        return WeightMirror(self.objects, self.layout, tensors, fill, 1 << 20, tensors.items)
 
     def holds(self, mirror: WeightMirror, version: int) -> bool:
         weights, lineage = self.past[version]
@@ -122,10 +112,10 @@ def trainer(tmp_path):
 
 def test_forward_back_and_late(trainer):
     mirror = trainer.mirror()
-    for version in (0, 1, 3, 5, 2, 4, 0, 5):  # a worker that takes over an older unit goes back
+    for version, read in ((0, 1), (1, 1), (3, 1), (5, 1), (2, 2), (4, 2), (0, 3), (5, 3)):
         trainer.bring(mirror, version)
         assert trainer.holds(mirror, version), version
-    assert mirror.anchors_read == 1
+        assert mirror.anchors_read == read, "a worker that takes over an older unit begins anew"
     late = trainer.mirror()
     trainer.bring(late, 5)
     assert trainer.holds(late, 5)
@@ -141,7 +131,7 @@ def test_a_model_that_was_just_loaded_is_not_read_again(trainer):
         for name, tensor in base().items():
             tensors[name].copy_(tensor)
 
-    mirror = WeightMirror(trainer.objects, LAYOUT, tensors, fill, 1 << 20, as_loaded=True)
+    mirror = WeightMirror(trainer.objects, LAYOUT, tensors, fill, 1 << 20, tensors.items)
     trainer.bring(mirror, 1)
     assert trainer.holds(mirror, 1) and filled == []
     mirror.dirty = True
@@ -157,28 +147,29 @@ def test_versions_may_leave_numbers_out(trainer):
     assert trainer.holds(mirror, 8)
 
 
-def test_over_a_fork_the_mirror_goes_back_to_the_common_ancestor(trainer):
-    mirror = trainer.mirror()
-    trainer.bring(mirror, 5)
-    old = trainer.past[5]
-    trainer.go_back(2, "2-bbbbbb")
-    trainer.publish(100)
-    trainer.publish(101)
-    trainer.bring(mirror, 4)
-    assert trainer.holds(mirror, 4) and mirror.anchors_read == 1
-    trainer.past[5] = old
-    trainer.bring(mirror, 5)
-    assert trainer.holds(mirror, 5)
+def watched(trainer: Trainer, monkeypatch) -> list[int]:
+    """The versions whose manifests are read."""
+    read: list[int] = []
+    real = weight_mirror.read_version
+
+    def reads(objects, number, lineage):
+        read.append(number)
+        return real(objects, number, lineage)
+
+    monkeypatch.setattr(weight_mirror, "read_version", reads)
+    return read
 
 
-def test_a_checkpoint_shortens_the_way_of_who_comes_late(trainer):
-    trainer.anchors.append(Anchor("checkpoint", 4, trainer.past[4][1], "1-aaaaaa"))
+def test_a_checkpoint_shortens_the_way_of_who_comes_late_and_of_who_goes_back(trainer, monkeypatch):
+    trainer.anchors.append(Anchor("checkpoint", 3, trainer.past[3][1], "1-aaaaaa"))
     late, follower = trainer.mirror(), trainer.mirror()
     trainer.bring(follower, 1)
-    trainer.bring(late, 5)
-    trainer.bring(follower, 5)
-    assert trainer.holds(late, 5) and trainer.holds(follower, 5)
-    assert late.fetched_bytes < follower.fetched_bytes / 2 and follower.anchors_read == 1
+    read = watched(trainer, monkeypatch)
+    for mirror, version, way in ((late, 5, [5, 4]), (follower, 5, [5, 4, 3, 2]), (follower, 4, [4])):
+        read.clear()
+        trainer.bring(mirror, version)
+        assert trainer.holds(mirror, version) and read[: len(way)] == way
+    assert follower.anchors_read == 2
 
 
 def test_where_older_patches_are_gone_the_checkpoint_leads_on(trainer):
@@ -190,37 +181,22 @@ def test_where_older_patches_are_gone_the_checkpoint_leads_on(trainer):
     assert trainer.holds(follower, 5) and follower.anchors_read == 2
 
 
-def test_a_new_attempt_may_share_the_weights_out_differently(trainer):
+@pytest.mark.parametrize(
+    ("held", "changed", "layout", "reads"),
+    [(3, False, LAYOUT, 0), (3, False, OTHER_LAYOUT, 0), (5, False, LAYOUT, 1), (3, True, LAYOUT, 1)],
+    ids=["the checkpoint's", "shared out differently", "newer than the checkpoint", "another run's"],
+)
+def test_after_a_restart_of_the_trainer(trainer, held, changed, layout, reads):
+    """A worker reads nothing that it holds, and nothing else may pass for it."""
     mirror = trainer.mirror()
-    trainer.bring(mirror, 3)
-    trainer.restart(3, "2-bbbbbb", OTHER_LAYOUT)
+    trainer.bring(mirror, held)
+    if changed:
+        mirror.tensors["norm"][0] += 1
+    trainer.restart(3, "2-bbbbbb", layout)
     trainer.publish(7)
-    mirror.follow(OTHER_LAYOUT)
+    mirror.layout = layout
     trainer.bring(mirror, 4)
-    assert trainer.holds(mirror, 4) and mirror.anchors_read == 1
-
-
-@pytest.mark.parametrize("at", [3, 5])
-def test_after_a_restart_of_the_trainer_a_worker_reads_nothing_that_it_holds(trainer, at):
-    mirror = trainer.mirror()
-    trainer.bring(mirror, at)
-    trainer.restart(3, "2-bbbbbb")
-    trainer.publish(7)
-    mirror.follow(LAYOUT)
-    read = mirror.anchors_read
-    trainer.bring(mirror, 4)
-    assert trainer.holds(mirror, 4) and mirror.anchors_read == read
-
-
-def test_what_another_run_s_worker_holds_is_read_anew(trainer):
-    mirror = trainer.mirror()
-    trainer.bring(mirror, 3)
-    with torch.no_grad():
-        next(iter(mirror.tensors.values())).view(-1)[0] += 1
-    trainer.restart(3, "2-bbbbbb")
-    mirror.follow(LAYOUT)
-    trainer.bring(mirror, 3)
-    assert trainer.holds(mirror, 3) and mirror.anchors_read == 2
+    assert trainer.holds(mirror, 4) and mirror.anchors_read == 1 + reads
 
 
 def test_damaged_and_foreign_objects_change_nothing(trainer):
@@ -272,11 +248,11 @@ def test_what_breaks_off_within_a_patch_is_read_anew(trainer, monkeypatch):
     trainer.bring(mirror, 3)
     real, calls = patch.apply_patch, []
 
-    def breaks(pieces, change, sign=1):
+    def breaks(pieces, change):
         calls.append(1)
         if len(calls) == 2:
             raise MemoryError
-        return real(pieces, change, sign)
+        return real(pieces, change)
 
     monkeypatch.setattr(patch, "apply_patch", breaks)
     with pytest.raises(MemoryError):
@@ -284,35 +260,3 @@ def test_what_breaks_off_within_a_patch_is_read_anew(trainer, monkeypatch):
     assert mirror.dirty
     trainer.bring(mirror, 4)
     assert trainer.holds(mirror, 4) and mirror.anchors_read == 2
-
-
-def test_a_new_attempt_leaves_what_workers_need_to_go_back(tmp_path, monkeypatch):
-    """Patches behind its checkpoint, until a version that follows it has two checkpoints behind it."""
-    monkeypatch.setenv(KEY_VARIABLE, "0123456789abcdef0123456789abcdef")
-    config = configure(tmp_path, "fleet.workers=only")
-    trainer = Trainer(tmp_path / "remote/test")
-    for number in range(1, 6):
-        trainer.publish(number)
-    trainer.objects.storage.put_bytes("mail/1-aaaaaa/w0.json", b"old")
-    mirror = trainer.mirror()
-    trainer.bring(mirror, 5)
-    held = Attempts.of(config).take(3)
-    head = SimpleNamespace(objects=trainer.objects)
-    publisher = VersionPublisher(config, None, held, None, head, "")  # ty: ignore[invalid-argument-type]
-    trainer.objects.storage.delete(publisher._left_by_older_attempts(3))
-    left = [key for key, _ in trainer.objects.storage.list()]
-    assert {version_of(key) for key in left} == {4, 5} and len(left) == 2 * 3
-    trainer.restart(3, "2-bbbbbb")
-    read = mirror.anchors_read
-    trainer.bring(mirror, 3)
-    assert trainer.holds(mirror, 3) and mirror.anchors_read == read
-    assert {version_of(key) for key in publisher._drop_keys_to(4)} == {4}
-    assert {version_of(key) for key in publisher._drop_keys_to(9)} == {5}
-    assert publisher._drop_keys_to(9) == []
-
-
-@pytest.mark.parametrize(
-    "key", ["weights/x.json", "weights/1-a/00.patch", "weights", "weights/²³⁴⁵⁶⁷⁸⁹.json"]
-)
-def test_a_name_that_is_no_version_s_is_that_of_none(key):
-    assert version_of(key) == 0

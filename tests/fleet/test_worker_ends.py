@@ -23,7 +23,7 @@ from trainer.checkpoint.attempt import Attempts
 from trainer.config import ConfigError
 from trainer.fleet import head_thread, roster, run_follower, worker, worker_heartbeat
 from trainer.fleet.dispatch import Dispatcher
-from trainer.fleet.engine_worker import check_layout
+from trainer.fleet.engine_ranks import check_layout
 from trainer.fleet.objects import Objects, about_key, head_key
 from trainer.fleet.run_follower import RunFollower
 from trainer.fleet.worker import Worker

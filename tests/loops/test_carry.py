@@ -9,7 +9,7 @@ from tests.conftest import ROOT
 from tests.loops import test_replay
 from tests.loops.test_replay import STEPS, Killed, Run, train
 from trainer import config as c
-from trainer.checkpoint.failures import CorruptCheckpoint
+from trainer.checkpoint.manifest import CorruptCheckpoint
 from trainer.checkpoint.rollout_log import RolloutLog
 from trainer.run.session import Session
 

@@ -18,7 +18,7 @@ import pytest
 
 from trainer import config as c
 from trainer.algorithm.traces import Outcome, completed_trace, continue_trace
-from trainer.checkpoint.failures import CorruptCheckpoint
+from trainer.checkpoint.manifest import CorruptCheckpoint
 from trainer.checkpoint.rollout_log import RolloutLog
 from trainer.data.prompt_stream import PromptStream
 from trainer.learning.learner import Logprobs

@@ -23,7 +23,6 @@ SHOWN = {"attempt": "name", "host": "host", "code": "code", "left": "left"}
 
 
 def run(arguments: list[str]) -> None:
-    """The command line. Raises ConfigError, StorageError."""
     if len(arguments) != 1:
         raise ConfigError("usage: python -m trainer.checkpoint URL")
     record = AttemptRecord(Storage(RunStore(arguments[0].rstrip("/")).attempts, retry=QUICK))
@@ -31,11 +30,11 @@ def run(arguments: list[str]) -> None:
     shown = {name: newest and getattr(newest.attempt, key) for name, key in SHOWN.items()}
     shown["seen_unix_s"] = newest and newest.seen_unix_s
     shown["alive"] = newest.alive if newest else False
-    print(json.dumps(shown | {"final": record.final()}))
+    final = record.final()
+    print(json.dumps(shown | {"final": final and [final.code, final.why]}))
 
 
 def main(arguments: list[str]) -> int:
-    """The command line. Returns the exit code."""
     return exit_code(lambda: run(arguments))
 
 

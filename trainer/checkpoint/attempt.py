@@ -14,13 +14,24 @@ import socket
 import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import NoReturn
+
+from msgspec import structs
 
 from trainer.checkpoint import course
 from trainer.checkpoint.layout import CheckpointKey, attempts_url, newest_step, remote_folder, remote_url
 from trainer.config import RunConfig
-from trainer.storage import attempt_hours
-from trainer.storage.attempt_record import AttemptRecord, PastAttempt, StartRecord, attempt_number
+from trainer.storage.attempt_record import (
+    AttemptRecord,
+    BeatRecord,
+    EndRecord,
+    FinalRecord,
+    MachinesRecord,
+    OriginRecord,
+    PastAttempt,
+    StartRecord,
+    attempt_number,
+)
 from trainer.storage.seal import OPEN, Seal
 from trainer.storage.storage import Storage
 from trainer.storage.stores import RetryPolicy
@@ -48,6 +59,10 @@ job's own."""
 FREE = (EXIT_OK, EXIT_INTERRUPTED, EXIT_FENCED, EXIT_GAVE_UP)
 """Exit codes that do not count against the budget of restarts."""
 
+SAVE_S = 300.0
+"""Seconds before the end of the run's hours at which it is told to save; a tenth of fewer hours."""
+LEAST_S = 900.0
+"""A restart with less time left than this is not made: the next start would take most of it."""
 SAME_MACHINE = 3
 """How often one machine may fail its checks in one launch. A platform that assigns it once more has no
 other."""
@@ -91,14 +106,13 @@ class Attempt:
 
     @property
     def epoch(self) -> int:
-        """Its number."""
         return attempt_number(self.name)
 
     def goes_on_from(self, step: int) -> None:
         """Notes the step that its own checkpoints go on from: what older attempts have after it counts no
         more. Comes before the first of them. Raises AttemptFenced."""
         self.check()
-        self.record.write(f"{self.epoch:08d}.from", {"name": self.name, "step": step})
+        self.record.write(f"{self.epoch:08d}.from", OriginRecord(self.name, step))
 
     def check(self) -> None:
         """Raises AttemptFenced if a newer attempt has started. Call it before every commit and every
@@ -116,7 +130,7 @@ class Attempt:
     def beat(self) -> None:
         """Marks the attempt as alive. Raises AttemptFenced."""
         self.check()
-        self.record.write(f"{self.epoch:08d}.beat", {"name": self.name, "unix_s": time.time()})
+        self.record.write(f"{self.epoch:08d}.beat", BeatRecord(self.name, time.time()))
 
 
 def of_this_job(config: RunConfig, env: Mapping[str, str] = os.environ) -> Attempt:
@@ -174,7 +188,7 @@ def _newer_than(
     for step, attempt in begun.counted or []:
         if step > committed:
             yield step, attempt
-    origin = record.origin(begun.epoch)
+    origin = record.get(f"{begun.epoch:08d}.from", OriginRecord)
     if origin is None:
         return  # it has saved nothing of its own
     # Saves come every so many steps, or by the time they take, the first of those right behind the origin.
@@ -219,7 +233,7 @@ class Attempts(AttemptRecord):
 
         Raises RunIsFinal where the run is over, or has spent its restarts: then it is over from here on.
         """
-        final = self.final_record()
+        final = self.final()
         if final is not None and final.launch == launch:
             raise RunIsFinal(final.code, final.why)
         past = self.past()
@@ -227,19 +241,12 @@ class Attempts(AttemptRecord):
         self._refuse_late(launch, committed)
         epoch = past[-1].epoch + 1 if past else 1
         counted = self._counted(epoch - 1)
+        before = self.config.checkpoint.before if self.config else 0
         tried = 0
         while True:
             name = f"{epoch}-{secrets.token_hex(3)}"
-            mine = {
-                "epoch": epoch,
-                "name": name,
-                "launch": launch,
-                "committed": committed,
-                "host": socket.gethostname(),
-                "begun_unix_s": time.time(),
-                "left": left,
-            } | counted
-            if self.create(epoch, mine):
+            host, now = socket.gethostname(), time.time()
+            if self.create(StartRecord(epoch, name, launch, committed, host, now, left, counted, before)):
                 return Attempt(self, name)
             epoch += 1
             tried += 1
@@ -249,14 +256,13 @@ class Attempts(AttemptRecord):
                     " were written and could not be read"
                 )
 
-    def _counted(self, newest: int) -> dict[str, Any]:
-        """Fields of a new record: the checkpoints that count. newest: number of the newest attempt."""
+    def _counted(self, newest: int) -> list[CheckpointKey] | None:
+        """The checkpoints that count for a new attempt. newest: number of the newest one."""
         if self.config is None:
-            return {}
+            return None
         remote = remote_url(self.config)
         storage = Storage(remote, retry=self.storage.retry) if remote else None
-        keys = course.at_start(self.config, course.history_from_record(self, newest), storage)
-        return {"counted": [list(key) for key in keys], "before": self.config.checkpoint.before}
+        return course.at_start(self.config, course.history_from_record(self, newest), storage)
 
     def count(
         self, committed: int, launch: str, code: int, why: str, machines: Collection[Machine] = ()
@@ -295,13 +301,7 @@ class Attempts(AttemptRecord):
         except AttemptFenced as fenced:
             print(f"error: {fenced}", flush=True)
             return EXIT_FENCED
-        end = {
-            "name": attempt.name,
-            "code": code,
-            "why": why,
-            "unix_s": time.time(),
-            "died_at_step": died_at_step,
-        }
+        end = EndRecord(attempt.name, code, why, died_at_step=died_at_step, unix_s=time.time())
         self.write(f"{attempt.epoch:08d}.end", end)
         past = [earlier for earlier in self.past() if earlier.epoch <= attempt.epoch]
         launch = past[-1].launch if past else ""
@@ -312,7 +312,7 @@ class Attempts(AttemptRecord):
                 self._remember(machines, why, launch)
                 left = self._refuse_spent(past, launch, committed)
                 self._refuse_late(launch, committed)
-                self.write(f"{attempt.epoch:08d}.end", end | {"left": left})
+                self.write(f"{attempt.epoch:08d}.end", structs.replace(end, left=left))
             except RunIsFinal as final:
                 print(f"error: {final}", flush=True)
                 return final.code
@@ -323,37 +323,42 @@ class Attempts(AttemptRecord):
         often."""
         if not machines:
             return
-        known = self.machines()
+        known = self.get("machines", MachinesRecord)
         times = known.times if known and known.launch == launch else {}
         counted = {}
         for machine in machines:
             counted[machine.name] = 1 + max(times.get(mark, 0) for mark in machine.marks)
 
         times |= {mark: counted[machine.name] for machine in machines for mark in machine.marks}
-        self.write("machines", {"launch": launch, "times": times})
+        self.write("machines", MachinesRecord(launch, times))
         name, most = max(counted.items(), key=lambda item: item[1])
         if most >= SAME_MACHINE:
             why = (
                 f"the run gives up: machine {name} has failed its checks {most} times and comes again and"
                 f" again ({why or 'see its lines above'}): exclude it, or take another region or GPU"
             )
-            self.finish(EXIT_GAVE_UP, why, launch)
-            raise RunIsFinal(EXIT_GAVE_UP, why)
+            self._give_up(why, launch)
 
     def finish(self, code: int, why: str, launch: str) -> None:
         """Ends the run for good."""
-        self.write("final", {"code": code, "why": why, "launch": launch, "unix_s": time.time()})
+        self.write("final", FinalRecord(code, why, launch, time.time()))
+
+    def _give_up(self, why: str, launch: str) -> NoReturn:
+        self.finish(EXIT_GAVE_UP, why, launch)
+        raise RunIsFinal(EXIT_GAVE_UP, why)
 
     def _refuse_late(self, launch: str, committed: int) -> None:
         """Raises RunIsFinal, and ends the run, if the attempts of the launch have used up the hours of
         the run."""
         if math.isinf(self.max_hours):
             return
-        why = attempt_hours.hours_refusal(attempt_hours.spent_s(self, launch), self.max_hours)
-        if why:
-            why = f"the run ends at step {committed}: {why}"
-            self.finish(EXIT_GAVE_UP, why, launch)
-            raise RunIsFinal(EXIT_GAVE_UP, why)
+        spent_s = self.spent_s(launch)
+        left_s = 3600 * self.max_hours - spent_s
+        if spent_s and left_s < min(LEAST_S, 360 * self.max_hours):
+            why = (
+                f"its attempts have taken {spent_s / 3600:.1f} h, and budget.max_hours is {self.max_hours:g}"
+            )
+            self._give_up(f"the run ends at step {committed}: {why}", launch)
 
     def _refuse_spent(self, past: list[PastAttempt], launch: str, committed: int) -> str:
         """How many of which failures are left, for `status`; "" while nothing has failed.
@@ -391,9 +396,7 @@ class Attempts(AttemptRecord):
             limit = f"checkpoint.max_losses {self.max_losses}"
             why = f"{lost} attempts lost their machines with no new checkpoint ({limit})"
         if why:
-            why = f"the run gives up at step {committed}: {why}"
-            self.finish(EXIT_GAVE_UP, why, launch)
-            raise RunIsFinal(EXIT_GAVE_UP, why)
+            self._give_up(f"the run gives up at step {committed}: {why}", launch)
         if not (failed or lost):
             return ""
         failures, losses = self.max_restarts - failed, self.max_losses - lost

@@ -1,4 +1,5 @@
-"""Which checkpoints count: the one definition that finder, retention, budget and every reader share.
+"""Which checkpoints count: the one definition that finder, retention, budget and every reader share; and whether
+a run may go on from them.
 
 It stands in the record of attempts. When an attempt starts, its record names the checkpoints that are there
 and count; before its first own one it notes the step that it goes on from. From then on count: its own, and
@@ -9,14 +10,25 @@ no training stack.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Protocol
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import Any
 
-from trainer.checkpoint.layout import CheckpointKey, Counts, attempts_url, checkpoint_keys, local_dir
-from trainer.checkpoint.manifest import every_manifest, manifests_here
-from trainer.config import RunConfig
-from trainer.storage.attempt_record import AttemptRecord, attempt_number
-from trainer.storage.seal import Seal
+from trainer.checkpoint.layout import (
+    CheckpointKey,
+    Counts,
+    attempts_url,
+    checkpoint_keys,
+    local_dir,
+    remote_url,
+)
+from trainer.checkpoint.manifest import code_fingerprint, every_manifest, manifests_here, manifests_there
+from trainer.config import ConfigError, RunConfig, difference, of_teacher
+from trainer.config.run_store import CHECKPOINTS
+from trainer.storage import hub
+from trainer.storage.attempt_record import AttemptRecord, OriginRecord, attempt_number
+from trainer.storage.seal import KEY_VARIABLE, Seal
 from trainer.storage.storage import Storage
 from trainer.storage.stores import RetryPolicy
 
@@ -35,7 +47,6 @@ class CheckpointHistory:
     """`checkpoint.before` of that attempt."""
 
     def counts(self, step: int, attempt: str) -> bool:
-        """Whether a checkpoint is of the history that the run goes on with."""
         if (
             not self.attempt
             or attempt == self.attempt
@@ -53,7 +64,7 @@ def history_from_record(record: AttemptRecord, epoch: int | None = None) -> Chec
         epoch = newest.attempt.epoch if newest else 0
     for begun in record.starts(epoch):
         if begun.counted is not None:
-            origin = record.origin(begun.epoch)
+            origin = record.get(f"{begun.epoch:08d}.from", OriginRecord)
             return CheckpointHistory(
                 attempt=begun.name,
                 counted=frozenset(begun.counted),
@@ -93,52 +104,80 @@ def rewound(config: RunConfig, past: CheckpointHistory) -> Counts:
     return lambda step, attempt: step < before and past.counts(step, attempt)
 
 
-class HeldAttempt(Protocol):
-    """The right to write for a run (trainer/checkpoint/attempt.py)."""
+def check_resumable(config: RunConfig, data_fingerprint: str) -> None:
+    """Raises ConfigError where the run's newest checkpoint, here or in the store, cannot be resumed by
+    `config`.
 
-    @property
-    def record(self) -> AttemptRecord: ...
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def epoch(self) -> int: ...
-
-    def goes_on_from(self, step: int) -> None: ...
-
-
-class CheckpointCourse:
-    """Which checkpoints count for one attempt while it makes its own.
-
-    held: its right to write; None: a reader's, who sees what the newest attempt of `config` sees. config:
-    None where no record is known, and every checkpoint counts.
+    A start asks this before it replaces an attempt that may be alive: what is refused later would have ended
+    that one for nothing. Raises StorageError where the store does not answer.
     """
+    counts = rewound(config, history_of(config))
+    manifests = manifests_here(local_dir(config), counts)
+    remote = remote_url(config)
+    if remote:
+        manifests |= manifests_there(Storage(remote), counts, Seal.of(config))[0]
+        refuse_unsigned(config, bool(manifests))
+    if manifests and config.checkpoint.resume != "never":
+        refuse_other(config, data_fingerprint, manifests[max(manifests)], lambda text: None)
 
-    def __init__(self, config: RunConfig | None, held: HeldAttempt | None) -> None:
-        self.config = config
-        self.held = held
-        self._past: CheckpointHistory | None = None
 
-    @property
-    def past(self) -> CheckpointHistory:
-        """The history so far. Raises StorageError where the store is away."""
-        if self._past is None:
-            if self.held is not None:
-                self._past = history_from_record(self.held.record, self.held.epoch)
-            else:
-                self._past = history_of(self.config) if self.config else CheckpointHistory()
-        return self._past
+def refuse_unsigned(config: RunConfig, some: bool) -> None:
+    """Raises ConfigError where the store has checkpoints of a run with a key, and none that it has signed, be
+    it that it began without one: to start from scratch would throw them away. some: whether there is one that
+    may be resumed. Comes after they were read."""
+    refused = [name for name in Seal.of(config).refused if name.startswith(CHECKPOINTS)]
+    if refused and not some and config.checkpoint.resume != "never":
+        raise ConfigError(
+            f"run {config.run_id} has a key ({KEY_VARIABLE}), and {len(refused)} checkpoints in its bucket,"
+            f" of which it has signed none, {min(refused)} for one: go on without workers"
+            " (fleet.workers=off), choose another run.id, or remove them"
+        )
 
-    def counts(self, step: int, attempt: str) -> bool:
-        """Whether a checkpoint counts."""
-        return self.past.counts(step, attempt)
 
-    def go_on_from(self, step: int) -> None:
-        """Notes the step that the attempt goes on from, once, before its first checkpoint. Raises
-        AttemptFenced."""
-        own = self.held is not None and self.past.attempt == self.held.name
-        if self.held is None or not own or self.past.goes_on_from is not None:
-            return
-        self.held.goes_on_from(step)
-        self._past = replace(self.past, goes_on_from=step)
+def refuse_other(
+    config: RunConfig, data_fingerprint: str, manifest: dict[str, Any], say: Callable[[str], None]
+) -> None:
+    """Raises ConfigError for a checkpoint of other options, other data or another model."""
+    cannot = f"cannot resume run {config.run_id} from step {manifest['step']}"
+    why = difference(config, manifest["config"])
+    if why:
+        raise ConfigError(f"{cannot}: {why}")
+    if manifest["data_fingerprint"] != data_fingerprint:
+        raise ConfigError(
+            f"{cannot}: the data at {config.data.path} is not what the checkpoint was trained on (fingerprint"
+            f" {data_fingerprint[:12]!r}, not {manifest['data_fingerprint'][:12]!r}); choose another run.id"
+        )
+    _refuse_other_model(config, manifest, cannot, say)
+    if manifest["code_fingerprint"] != code_fingerprint():
+        say(
+            "the trainer's code has changed since the checkpoint: the run continues, but perhaps not bit"
+            " for bit"
+        )
+
+
+def _refuse_other_model(
+    config: RunConfig, manifest: dict[str, Any], cannot: str, say: Callable[[str], None]
+) -> None:
+    """Folders are compared by what they hold, models of a hub by their name. A teacher's folder is compared
+    wherever it lies: another run may have been exported into it since."""
+    theirs = manifest.get("teacher_fingerprint", "")
+    if config.teaches and theirs and hub.model_fingerprint(of_teacher(config)) != theirs:
+        raise ConfigError(
+            f"{cannot}: the teacher at {config.algorithm.teacher} is not the one that the checkpoint learned"
+            " from: set algorithm.teacher back, or choose another run.id"
+        )
+    mine, recorded = config.model.path, manifest["config"].get("model.path", "")
+    if mine == recorded:
+        return
+    theirs = manifest.get("model_fingerprint", "")
+    if theirs:
+        same = hub.model_fingerprint(config) == theirs
+    else:  # written before models had fingerprints
+        same = Path(mine).is_dir() and PurePath(recorded).is_absolute()
+        if same:
+            say(f"the checkpoint does not say what its model at {recorded} held: {mine} is taken for it")
+    if not same:
+        raise ConfigError(
+            f"{cannot}: the model at {mine} is not the one at {recorded} that the checkpoint was trained"
+            " from: set model.path back, or choose another run.id"
+        )

@@ -8,10 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint.course import CheckpointHistory, rewound
+from trainer.checkpoint.course import CheckpointHistory, refuse_other, refuse_unsigned, rewound
 from trainer.checkpoint.layout import CheckpointKey, local_dir, remote_folder, remote_url, step_name
 from trainer.checkpoint.manifest import every_manifest, manifests_here, newest_of_each
-from trainer.checkpoint.resumable import refuse_other, refuse_unsigned
 from trainer.checkpoint.shard_reader import (
     CorruptCheckpoint,
     FoundCheckpoint,

@@ -5,8 +5,7 @@ One checkpoint is one folder `step-00000020`. Every rank writes its own files th
     rank-00001-of-00004.safetensors      flat fp32 pieces `master/NAME`, `exp_avg/NAME`, `exp_avg_sq/NAME`
     rank-00001-of-00004.1.safetensors    more of them, once a file has reached `FILE_BYTES`
     rank-00001-of-00004.json             which [start, stop) of which flat parameter lies in which file, the
-                                         CRC-32 of every MiB of these, and of a run with a key the
-                                         sha256, RNG states
+                                         sha256 of every MiB of these, RNG states
 
 The driver adds `state.json` and, last, `manifest.json` (sizes and sha256 of every file, and the attempt that
 wrote them): without it there is no checkpoint. In the store every attempt of a run has a folder of its own in
@@ -30,8 +29,7 @@ from typing import Any
 
 import torch
 
-from trainer.checkpoint.failures import CheckpointError
-from trainer.checkpoint.manifest import FileRecord, rank_stem
+from trainer.checkpoint.manifest import CheckpointError, FileRecord, rank_stem
 from trainer.checkpoint.ranged_shard import BLOCK_BYTES, DTYPES, BlockSums
 
 FILE_BYTES = 4 << 30
@@ -83,7 +81,6 @@ def encode_state(value: Any) -> Any:
 
 
 def decode_state(value: Any) -> Any:
-    """The inverse of `encode`."""
     match value:
         case {"__tensor__": data, "dtype": dtype, "shape": shape}:
             flat = (
@@ -160,10 +157,8 @@ def write_shards(
     step: int,
     shards: dict[str, Shard],
     extra: dict[str, Any],
-    by_sha256: bool = False,
 ) -> list[FileRecord]:
     """Writes one rank's files and returns their records, the index first. Raises OSError (a full disk, say).
-    by_sha256: the index has the sha256 of every block too.
 
     Tensors go kind by kind, "master" last: of a large model, an export fetches only the files that hold
     weights.
@@ -172,7 +167,6 @@ def write_shards(
     files, index = _in_files(shards)
     records = []
     blocks = {}
-    hashed = {}
     for number, tensors in enumerate(files):
         pieces = {}
         entries: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
@@ -189,12 +183,10 @@ def write_shards(
         }
         header = safetensors_header(entries, about)
         file_name = f"{stem}.{number}.safetensors" if number else f"{stem}.safetensors"
-        sums = BlockSums(by_sha256)
-        count, sha256 = write_file(folder / file_name, [header, *map(raw_bytes, tensors.values())], sums)
-        records.append(FileRecord(file_name, count, sha256))
+        sums = BlockSums()
+        written = write_file(folder / file_name, [header, *map(raw_bytes, tensors.values())], sums)
+        records.append(FileRecord(file_name, *written))
         blocks[file_name] = sums.packed()
-        if by_sha256:
-            hashed[file_name] = sums.packed_sha256()
 
     sidecar = {
         "step": step,
@@ -203,14 +195,11 @@ def write_shards(
         "files": list(blocks),
         "index": index,
         "block_bytes": BLOCK_BYTES,
-        "crc32": blocks,
+        "sha256": blocks,
         "extra": encode_state(extra),
     }
-    if by_sha256:
-        sidecar["sha256"] = hashed
     text = json.dumps(sidecar, separators=(",", ":"))
-    count, sha256 = write_file(folder / f"{stem}.json", [text.encode()])
-    return [FileRecord(f"{stem}.json", count, sha256), *records]
+    return [FileRecord(f"{stem}.json", *write_file(folder / f"{stem}.json", [text.encode()])), *records]
 
 
 def _in_files(shards: dict[str, Shard]) -> tuple[list[dict[str, torch.Tensor]], dict[str, list[Any]]]:

@@ -23,7 +23,6 @@ Counts = Callable[[int, str], bool]
 
 
 def step_name(step: int) -> str:
-    """Folder of a step's checkpoint."""
     return f"step-{step:08d}"
 
 
@@ -39,7 +38,6 @@ def remote_folder(step: int, attempt: str) -> str:
 
 
 def local_dir(config: RunConfig) -> Path:
-    """Local folder of the run's checkpoints."""
     return Path(RunStore.at_run_folder(config).checkpoints)
 
 
@@ -50,13 +48,11 @@ def remote_url(config: RunConfig) -> str:
 
 
 def attempts_url(config: RunConfig) -> str:
-    """URL of a run's record of attempts."""
     store = RunStore.of(config)
     return store.attempts if store else str(Path(RunStore.at_run_folder(config).attempts).absolute())
 
 
 def count_every_checkpoint(step: int, attempt: str) -> bool:
-    """Every checkpoint counts."""
     return True
 
 

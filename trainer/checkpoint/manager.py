@@ -30,16 +30,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from trainer.checkpoint.attempt import Attempt
-from trainer.checkpoint.course import CheckpointCourse
-from trainer.checkpoint.failures import CheckpointFailures, CorruptCheckpoint
 from trainer.checkpoint.find import find_checkpoint
 from trainer.checkpoint.format import encode_state, write_file
 from trainer.checkpoint.layout import remote_url, step_name
-from trainer.checkpoint.manifest import FileRecord, manifest_of, pack
-from trainer.checkpoint.place import CheckpointPlace, CheckpointProgress
+from trainer.checkpoint.manifest import CorruptCheckpoint, FileRecord, manifest_of, pack
+from trainer.checkpoint.place import CheckpointPlace, CheckpointProgress, SaveSchedule
 from trainer.checkpoint.retention import Retention, drop
 from trainer.checkpoint.rollout_log import RolloutLog
-from trainer.checkpoint.save_schedule import SaveSchedule
 from trainer.checkpoint.shard_reader import FoundCheckpoint
 from trainer.checkpoint.store_commits import StoreCommits
 from trainer.checkpoint.writer import RankStatus
@@ -89,18 +86,15 @@ class Checkpoints:
         storage: Storage | None = None,
         say: Callable[[str], None] = _say,
     ):
-        course = CheckpointCourse(config if attempt or storage is None else None, attempt)
         if storage is None and (url := remote_url(config)):
             storage = Storage(url)
-        self.place = CheckpointPlace(config, storage, attempt, course, say)
+        self.place = CheckpointPlace(config, storage, attempt, say)
         self.progress = CheckpointProgress(has_store=storage is not None)
         self.schedule = SaveSchedule(config.checkpoint, say)
-        self.failures = CheckpointFailures(say)
         self.retention = Retention(self.place, self.progress)
         self._store = None
         if storage:
-            owners = self.place, self.progress, self.retention, self.failures
-            self._store = StoreCommits(storage, *owners, logs)
+            self._store = StoreCommits(storage, self.place, self.progress, self.retention, logs)
         self._logs = logs
         self._about: dict[str, Any] = {
             "attempt": self.attempt,
@@ -124,12 +118,10 @@ class Checkpoints:
 
     @property
     def folder(self) -> Path:
-        """The run's checkpoints on this disk."""
         return self.place.folder
 
     @property
     def storage(self) -> Storage | None:
-        """The run's checkpoints in the store."""
         return self.place.storage
 
     # --- when -----------------------------------------------------------------------------------------------
@@ -232,7 +224,6 @@ class Checkpoints:
         store.commit(step, records)
 
     def _logged(self) -> bool:
-        """Whether the rollout logs that the checkpoint in flight needs are there."""
         return self._logs is None or self._files is None or self._logs.durable(self._files.ahead)
 
     def _commit(self, step: int, records: Sequence[FileRecord]) -> bool:
@@ -241,7 +232,7 @@ class Checkpoints:
         folder.mkdir(parents=True, exist_ok=True)
         if not self._store:
             self.place.check()
-            self.place.course.go_on_from(self.progress.resumed_from)
+            self.place.go_on_from(self.progress.resumed_from)
         try:
             manifest = self._write_manifest(step, folder, records)
         except OSError as error:
@@ -252,7 +243,7 @@ class Checkpoints:
         self.progress.committed = step
         if not self._store:
             self.schedule.save_s = self.schedule.write_s
-            self.failures.in_a_row = 0
+            self.progress.failures_in_a_row = 0
             self.retention.committed(step)
         self.retention.prune_local()
         return True
@@ -279,7 +270,7 @@ class Checkpoints:
             self.progress.uploading = None
         self.progress.writing = None
         self.schedule.repeats = True
-        self.failures.count(error)
+        self.progress.count_failure(error, self.place.say)
 
     def poll(self) -> None:
         """Takes in the result of the store's commit. Raises StorageError as `failed` does."""
@@ -307,7 +298,6 @@ class Checkpoints:
 
     @property
     def busy(self) -> bool:
-        """Whether a checkpoint is being written, uploaded, or committed to the store."""
         self.poll()
         return self.progress.writing is not None or self.progress.uploading is not None
 
@@ -318,7 +308,7 @@ class Checkpoints:
 
     def metrics(self) -> dict[str, float]:
         """Figures of the last checkpoint; they may differ between equal runs."""
-        return self.schedule.metrics() | {"perf/checkpoint_failures": float(self.failures.total)}
+        return self.schedule.metrics() | {"perf/checkpoint_failures": float(self.progress.failures)}
 
     # --- resume ---------------------------------------------------------------------------------------------
 
@@ -338,9 +328,7 @@ class Checkpoints:
         if progress.committed is not None and config.checkpoint.resume == "never":
             config = replace(config, checkpoint=replace(config.checkpoint, resume="auto"))
         data = self._about["data_fingerprint"]
-        found, self._stale = find_checkpoint(
-            config, data, place.storage, before, place.say, place.course.past
-        )
+        found, self._stale = find_checkpoint(config, data, place.storage, before, place.say, place.past)
         if found is not None:
             self._found = found
             self.schedule.last_begun = found.step

@@ -29,6 +29,15 @@ MOST_BYTES = 16 << 20
 """The largest manifest that is read from a store."""
 
 
+class CheckpointError(RuntimeError):
+    """A checkpoint could not be written. The message says what to change, where something can be changed."""
+
+
+class CorruptCheckpoint(CheckpointError):
+    """A file of a committed checkpoint is missing or has another sha256: fall back to the checkpoint before
+    it."""
+
+
 class ManifestFile(Struct):
     """One file, whose name leads out of no folder."""
 
@@ -70,7 +79,6 @@ class FileRecord:
 
 
 def rank_stem(rank: int, world_size: int) -> str:
-    """Stem of the files of one rank."""
     return f"rank-{rank:05d}-of-{world_size:05d}"
 
 

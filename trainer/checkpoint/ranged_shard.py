@@ -1,8 +1,8 @@
 """Parts of a shard file straight from the store: every block that is read has a checksum of its own.
 
-A rank of another number of ranks needs slices of many files; their sha256 could only be compared after
-reading them whole. So the index of each rank's files lists the CRC-32 of every `BLOCK_BYTES` of them, which
-finds damage. Of a run with a key it lists their sha256 too, which a stranger cannot match.
+A rank of another number of ranks needs slices of many files, and a worker the weights alone; the sha256 of a
+file could only be compared after reading it whole. So the index of each rank's files lists the sha256 of every
+`BLOCK_BYTES` of them.
 """
 
 from __future__ import annotations
@@ -11,14 +11,12 @@ import base64
 import hashlib
 import json
 import threading
-import zlib
-from array import array
 from concurrent.futures import Future
 from typing import Any
 
 import torch
 
-from trainer.checkpoint.failures import CorruptCheckpoint
+from trainer.checkpoint.manifest import CorruptCheckpoint
 from trainer.storage.storage import Storage
 
 BLOCK_BYTES = 1 << 20
@@ -31,11 +29,9 @@ _OF_NAME = {name: dtype for dtype, name in DTYPES.items()}
 
 
 class BlockSums:
-    """CRC-32 of every block of a file that is being written. by_sha256: and their sha256."""
+    """sha256 of every block of a file that is being written."""
 
-    def __init__(self, by_sha256: bool = False) -> None:
-        self._sums = array("I")
-        self._by_sha256 = by_sha256
+    def __init__(self) -> None:
         self._hashes: list[Any] = []
         self._at = 0
 
@@ -43,55 +39,36 @@ class BlockSums:
         """The file's next bytes."""
         while len(data):
             if self._at == 0:
-                self._sums.append(0)
-                if self._by_sha256:
-                    self._hashes.append(hashlib.sha256())
+                self._hashes.append(hashlib.sha256())
             part = data[: BLOCK_BYTES - self._at]
-            self._sums[-1] = zlib.crc32(part, self._sums[-1])
-            if self._by_sha256:
-                self._hashes[-1].update(part)
+            self._hashes[-1].update(part)
             self._at = (self._at + len(part)) % BLOCK_BYTES
             data = data[len(part) :]
 
     def packed(self) -> str:
-        """The sums as text: four bytes each, little-endian, in base64."""
-        return base64.b64encode(self._sums.tobytes()).decode()
-
-    def packed_sha256(self) -> str:
-        """Their sha256 as text: 32 bytes each, in base64."""
+        """The sums as text: 32 bytes each, in base64."""
         return base64.b64encode(b"".join(block.digest() for block in self._hashes)).decode()
-
-
-def unpacked(text: str) -> array:
-    """The inverse of `BlockSums.packed`. Raises ValueError."""
-    return array("I", base64.b64decode(text, validate=True))
-
-
-def unpacked_sha256(text: str) -> list[bytes]:
-    """The inverse of `BlockSums.packed_sha256`. Raises ValueError."""
-    packed = base64.b64decode(text, validate=True)
-    return [packed[at : at + 32] for at in range(0, len(packed), 32)]
 
 
 class RangedShard:
     """One safetensors file of the store. May be read by several threads. Raises CorruptCheckpoint,
     StorageError."""
 
-    def __init__(self, storage: Storage, name: str, size: int, sums: array | list[bytes]):
-        """sums: CRC-32 of every block, or its sha256."""
+    def __init__(self, storage: Storage, name: str, size: int, sums: str):
+        """sums: as `BlockSums.packed` gave them."""
         self.storage = storage
-        self.name = name
-        self.size = size
-        self._sums = sums
+        self.name, self.size = name, size
         self._blocks: dict[int, Future[bytes]] = {}
         self._lock = threading.Lock()
-        if len(sums) != -(-size // BLOCK_BYTES):
-            raise CorruptCheckpoint(f"{name} has {size} bytes and checksums of {len(sums)} blocks")
-        length = int.from_bytes(self.span(0, 8), "little")
         try:
+            packed = base64.b64decode(sums, validate=True)
+            self._sums = [packed[at : at + 32] for at in range(0, len(packed), 32)]
+            if len(self._sums) != -(-size // BLOCK_BYTES):
+                raise ValueError(f"{size} bytes and checksums of {len(self._sums)} blocks")
+            length = int.from_bytes(self.span(0, 8), "little")
             self._header: dict[str, Any] = json.loads(self.span(8, 8 + length))
         except ValueError as error:
-            raise CorruptCheckpoint(f"{name} has no header: {error}") from error
+            raise CorruptCheckpoint(f"{name} has no header, or no checksums: {error}") from error
         self._data = 8 + length
 
     def read(self, key: str, start: int, stop: int) -> torch.Tensor:
@@ -111,14 +88,10 @@ class RangedShard:
         if not 0 <= start < stop <= self.size:
             raise CorruptCheckpoint(f"{self.name} has {self.size} bytes, and [{start}, {stop}) is asked for")
         wanted = range(start // BLOCK_BYTES, -(-stop // BLOCK_BYTES))
-        mine: dict[int, Future[bytes]] = {}
-        blocks = []
         with self._lock:
-            for number in wanted:
-                if number not in self._blocks:
-                    mine[number] = Future()
-                    self._blocks[number] = mine[number]
-                blocks.append(self._blocks[number])
+            mine = {number: Future() for number in wanted if number not in self._blocks}
+            self._blocks |= mine
+            blocks = [self._blocks[number] for number in wanted]
         if mine:
             self._fetch(mine)
         whole = b"".join(block.result() for block in blocks)
@@ -131,29 +104,16 @@ class RangedShard:
                 del self._blocks[number]
         return whole[start - wanted[0] * BLOCK_BYTES : stop - wanted[0] * BLOCK_BYTES]
 
-    def _is_whole(self, number: int, block: bytes) -> bool:
-        if isinstance(self._sums, array):
-            return zlib.crc32(block) == self._sums[number]
-        return hashlib.sha256(block).digest() == self._sums[number]
-
     def _fetch(self, wanted: dict[int, Future[bytes]]) -> None:
         """Fills in blocks, compared with their checksums; asked for once more if one differs."""
         first = min(wanted)
-        last = max(wanted) + 1
-        start = first * BLOCK_BYTES
-        stop = min(last * BLOCK_BYTES, self.size)
+        start, stop = first * BLOCK_BYTES, min((max(wanted) + 1) * BLOCK_BYTES, self.size)
         bad = 0
         try:
             for _ in range(2):
                 data = self.storage.get_range(self.name, start, stop)
-                blocks = {}
-                damaged = []
-                for n in wanted:
-                    at = (n - first) * BLOCK_BYTES
-                    blocks[n] = data[at : at + BLOCK_BYTES]
-                    if not self._is_whole(n, blocks[n]):
-                        damaged.append(n)
-
+                blocks = {n: data[(n - first) * BLOCK_BYTES :][:BLOCK_BYTES] for n in wanted}
+                damaged = [n for n in wanted if hashlib.sha256(blocks[n]).digest() != self._sums[n]]
                 if not damaged:
                     for number, block in blocks.items():
                         wanted[number].set_result(block)

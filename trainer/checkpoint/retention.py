@@ -118,7 +118,6 @@ class Retention:
         self._commits: deque[int] = deque(maxlen=kept)
 
     def committed(self, step: int) -> None:
-        """Notes a checkpoint that is committed where it has to be."""
         self._commits.append(step)
 
     def resumed(self, step: int, *, committed: bool) -> None:
@@ -134,14 +133,14 @@ class Retention:
 
     def local_steps(self) -> list[int]:
         """Steps of the committed local checkpoints: what the writers of the ranks must keep."""
-        return sorted(manifests_here(self._place.folder, self._place.course.counts))
+        return sorted(manifests_here(self._place.folder, self._place.counts))
 
     def from_before_the_trouble(self) -> int:
         """Newest checkpoint of this run from before the first alarm, here or in the store; 0: there is none,
         or no trouble."""
         steps = set(self.local_steps())
         if self._place.storage:
-            counts = self._place.course.counts
+            counts = self._place.counts
             steps |= manifests_there(self._place.storage, counts, self._place.seal)[0].keys()
         return max((step for step in steps if step < self.trouble), default=0)
 
@@ -175,7 +174,7 @@ class Retention:
         for step, manifest in manifests_here(place.folder).items():
             if manifest["run_id"] != place.config.run_id:
                 theirs.add(step)
-            elif place.course.counts(step, manifest.get("attempt", "")):
+            elif place.counts(step, manifest.get("attempt", "")):
                 mine[step] = manifest
             else:
                 left_behind.add(step)
@@ -191,7 +190,7 @@ class Retention:
     def prune_remote(self, storage: Storage) -> None:
         """The same in the store: of a step that stays, what other attempts left of it goes too. Of a run
         with a key nothing goes for a checkpoint that a stranger wrote."""
-        place, counts = self._place, self._place.course.counts
+        place, counts = self._place, self._place.counts
         with tidying("older checkpoints", place.say):
             found, sizes = every_manifest(storage, place.seal)
             mine = {}

@@ -1,8 +1,8 @@
 """Reading checkpoints: any number of ranks from shards of any number.
 
 Files come from the local folder where they are whole, else from the store as they are needed; every file's
-sha256 is compared with the manifest's before it is used. Ranks of another number than wrote it read ranges of
-the store's files.
+sha256 is compared with the manifest's before it is used. Of a file whose index has checksums of its blocks, and
+that was not fetched before, only ranges are read.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import threading
-from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,10 +22,9 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from trainer.checkpoint.failures import CheckpointError, CorruptCheckpoint
 from trainer.checkpoint.format import decode_state
-from trainer.checkpoint.manifest import rank_stem, unpack
-from trainer.checkpoint.ranged_shard import BLOCK_BYTES, RangedShard, unpacked, unpacked_sha256
+from trainer.checkpoint.manifest import CheckpointError, CorruptCheckpoint, rank_stem, unpack
+from trainer.checkpoint.ranged_shard import BLOCK_BYTES, RangedShard
 from trainer.config import ConfigError
 from trainer.storage.storage import Storage
 
@@ -55,7 +53,6 @@ class FoundCheckpoint:
 
     @property
     def world_size(self) -> int:
-        """Number of ranks that wrote it."""
         return self.manifest["world_size"]
 
     @property
@@ -124,7 +121,6 @@ def damaged_files(found: FoundCheckpoint) -> list[dict[str, Any]]:
 
 
 def verified_files(directory: str) -> dict[Identity, str]:
-    """What this process has hashed in a folder."""
     hashed = {}
     for identity, sha256 in _verified.items():
         if Path(identity[0]).parent == Path(directory):
@@ -149,21 +145,19 @@ class _Piece:
 class ShardReader:
     """Flat parameters of one checkpoint, in any pieces, over however many shard files.
 
-    source: a `FoundCheckpoint`, or the folder of a whole local checkpoint. ranged: of files that are not here
-    only what is read is fetched, and kept nowhere; else whole files, to the disk. by_sha256: it is of a run
-    with a key, so a block of a file is compared by its sha256; where its index has none, whole files are
-    fetched. Raises CorruptCheckpoint, from any method, when a file is missing or damaged.
+    source: a `FoundCheckpoint`, or the folder of a whole local checkpoint. Of files that are not here
+    only what is read is fetched, and kept nowhere. Raises CorruptCheckpoint, from any method, when a file is
+    missing or damaged.
     """
 
-    def __init__(self, source: FoundCheckpoint | str | Path, ranged: bool = False, by_sha256: bool = False):
+    def __init__(self, source: FoundCheckpoint | str | Path):
         self.found = source if isinstance(source, FoundCheckpoint) else open_folder(source)
-        self._storage = Storage(self.found.url) if ranged and self.found.url else None
         self.world_size = self.found.world_size
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._pieces: dict[str, list[_Piece]] = {}
         self._siblings: dict[tuple[int, str], set[str]] = {}
-        self._by_sha256 = by_sha256
-        self._sums: dict[str, array | list[bytes]] = {}
+        self._sums: dict[str, str] = {}
+        self._storage = Storage(self.found.url) if self.found.url else None
         self._open: dict[str, Future[Any]] = {}
         self._lock = threading.Lock()
         self._pool = ThreadPoolExecutor(PARALLEL_FILES, thread_name_prefix="fetch")
@@ -189,12 +183,9 @@ class ShardReader:
             self._shapes[name] = tuple(shape)
             self._pieces.setdefault(name, []).append(_Piece(rank, start, stop, files))
         if sidecar.get("block_bytes") == BLOCK_BYTES:
-            read = unpacked_sha256 if self._by_sha256 else unpacked
-            for file, sums in sidecar.get("sha256" if self._by_sha256 else "crc32", {}).items():
-                self._sums[file] = read(sums)
+            self._sums |= sidecar.get("sha256", {})
 
     def names(self) -> list[str]:
-        """Names of the parameters, in the order in which they were written."""
         return list(self._shapes)
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -239,7 +230,6 @@ class ShardReader:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _read_piece(self, piece: _Piece, kind: str, name: str, start: int, stop: int) -> torch.Tensor:
-        """Elements [start, stop) of a rank's piece of a parameter."""
         key = f"{kind}/{name}"
         try:
             file = self._file(piece, kind)

@@ -57,7 +57,6 @@ class HostMemory:
 
     @property
     def nbytes(self) -> int:
-        """Memory that is held."""
         return sum(tensor.nbytes for tensor in self._held.values())
 
     def like(self, key: Hashable, tensor: Tensor, device: torch.device | None = None) -> Tensor:

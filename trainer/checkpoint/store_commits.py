@@ -7,7 +7,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint.failures import CheckpointFailures
 from trainer.checkpoint.layout import remote_folder, step_name
 from trainer.checkpoint.manifest import FileRecord, manifests_here, pack
 from trainer.checkpoint.place import CheckpointPlace, CheckpointProgress
@@ -28,22 +27,21 @@ class StoreCommits:
         place: CheckpointPlace,
         progress: CheckpointProgress,
         retention: Retention,
-        failures: CheckpointFailures,
         logs: RolloutLog | None,
     ) -> None:
         self._storage, self._place = storage, place
         self._progress, self._retention = progress, retention
-        self._failures, self._logs = failures, logs
+        self._logs = logs
         self._commit: Future | None = None
         self._pool: ThreadPoolExecutor | None = None
 
     @property
     def busy(self) -> bool:
-        """Whether a commit is under way whose end `poll` has not taken in."""
         return self._commit is not None
 
     def poll(self) -> None:
-        """Takes in how a commit has ended. Raises StorageError as `CheckpointFailures.count` does."""
+        """Takes in how a commit has ended. Raises StorageError as
+        `CheckpointProgress.count_failure` does."""
         if self._commit is None or not self._commit.done():
             return
         error = self._commit.exception()
@@ -52,7 +50,7 @@ class StoreCommits:
         if error is not None:
             if not isinstance(error, StorageError | OSError):
                 raise error
-            self._failures.count(error)
+            self._progress.count_failure(error, self._place.say)
 
     def commit(self, step: int, records: Sequence[FileRecord]) -> None:
         """Starts to commit a step whose files every rank has sent. records: of these."""
@@ -64,7 +62,6 @@ class StoreCommits:
         self._commit = self._submit(self._push, found)
 
     def withdraw(self, steps: set[int]) -> None:
-        """Starts to take checkpoints back that were passed over on resume."""
         self._submit(self._retention.withdraw, self._storage, steps)
 
     def close(self) -> None:
@@ -98,13 +95,13 @@ class StoreCommits:
         self._upload(step, folder, inside, manifest, sent)
         if self._logs and manifest.get("ahead"):
             self._logs.make_durable(manifest["ahead"])
-        place.course.go_on_from(self._progress.resumed_from)
+        place.go_on_from(self._progress.resumed_from)
         place.check()
         # Older checkpoints are dropped for this one, so it is read back.
         storage.put_proven(f"{inside}/manifest.json", pack(manifest, place.seal, inside))
         self._progress.stored = max(self._progress.stored, step)
         self._retention.committed(step)
-        self._failures.in_a_row = 0
+        self._progress.failures_in_a_row = 0
         self._retention.prune_local()
         self._retention.prune_remote(storage)
 

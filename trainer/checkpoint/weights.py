@@ -98,7 +98,6 @@ def base_folder(base: str, revision: str) -> Path:
 
 
 def run(arguments: list[str]) -> None:
-    """The command line. Raises ConfigError, StorageError."""
     if len(arguments) not in (3, 4):
         raise ConfigError("usage: " + (__doc__ or "").splitlines()[0].partition(": ")[2])
     source, folder, base, *revision = arguments

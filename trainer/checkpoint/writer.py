@@ -19,10 +19,9 @@ from typing import Any
 
 import torch
 
-from trainer.checkpoint.failures import CheckpointError
 from trainer.checkpoint.format import Shard, write_shards
 from trainer.checkpoint.layout import held_bytes, local_dir, remote_folder, remote_url, step_name, step_of
-from trainer.checkpoint.manifest import FileRecord, rank_stem
+from trainer.checkpoint.manifest import CheckpointError, FileRecord, rank_stem
 from trainer.checkpoint.staging import HostMemory
 from trainer.config import RunConfig
 from trainer.storage.storage import Storage
@@ -126,7 +125,6 @@ class ShardWriter:
         return RankStatus(dict(self._written), dict(self._sent), dict(self.seconds))
 
     def wait(self) -> RankStatus:
-        """Waits until nothing is being written or uploaded, and returns the status."""
         self._join()
         if self._sending is not None:
             self._sending.join()
@@ -142,8 +140,7 @@ class ShardWriter:
         try:
             begun = time.monotonic()
             folder.mkdir(parents=True, exist_ok=True)
-            signed = self.config.fleet.workers != "off"
-            records = write_shards(folder, self.rank, self.world_size, step, shards, extra, signed)
+            records = write_shards(folder, self.rank, self.world_size, step, shards, extra)
             self.seconds["write"] = time.monotonic() - begun
             self._written[step] = records
         except BaseException as error:

@@ -13,13 +13,12 @@ What always holds, with where it is held; `tests/fleet` shows each:
 - What decides what is trained is signed, or its sha256 stands in what is (`objects`, `fleet_records`,
   `sample_intake`). What is not is refused by name and ends nothing; no worker trains before its probe
   (`fleet_sampler`).
-- No clock decides a bit: a unit is all that its samples depend on (`rollout_units`), it has one result
+- No clock decides a bit: a unit is all that its samples depend on (`fleet_records`), it has one result
   whoever samples it (`scheduler`), answers are looked at in one order by one thread (`roster`,
   `sample_intake`). A version is announced once every rank's patch is in the bucket, and is named by its
   content and the one before.
 - Anybody may go at any moment: others sample what a worker had not sent (`scheduler`), a store that is
-  away makes nobody lost, workers undo patches that are newer than the trainer's checkpoint
-  (`weight_mirror`), and the run's end ends every worker and its machine (`run_follower`, `machine`,
+  away makes nobody lost, and the run's end ends every worker and its machine (`run_follower`, `machine`,
   `run_over`).
 - The trainer's thread waits for no store (`dispatch`, `head_thread`); a rank learns on while its patch is
   sent (`weight_publisher`), a worker samples while its last unit is (`worker`).

@@ -14,11 +14,18 @@ from typing import Any
 from trainer.algorithm.traces import Trace
 from trainer.checkpoint.attempt import Attempt
 from trainer.fleet import objects as keys
-from trainer.fleet.fleet_records import NOT_READY, SAMPLING, HeartbeatRecord, Mail, MailedUnit, RefusedUnit
+from trainer.fleet.fleet_records import (
+    NOT_READY,
+    SAMPLING,
+    GivenUnit,
+    HeartbeatRecord,
+    Mail,
+    MailedUnit,
+    RefusedUnit,
+    RolloutUnit,
+)
 from trainer.fleet.head_thread import HeadAnnouncement, HeadThread, StoreRequests
 from trainer.fleet.objects import Objects
-from trainer.fleet.probes import Probes
-from trainer.fleet.rollout_units import RolloutUnit
 from trainer.fleet.roster import FleetCounts, Roster
 from trainer.fleet.sample_intake import (
     NOT_FINITE,
@@ -28,7 +35,7 @@ from trainer.fleet.sample_intake import (
     SampleIntake,
     SentUnit,
 )
-from trainer.fleet.scheduler import GivenUnit, Scheduler
+from trainer.fleet.scheduler import Probes, Scheduler
 from trainer.fleet.worker_heartbeat import HEARTBEAT_S
 
 
@@ -43,16 +50,13 @@ class UnitResults:
         """Workers whose samples of a unit were refused, one for each time."""
 
     def keep(self, unit: str, traces: list[Trace]) -> None:
-        """Keeps the samples of a unit until they are taken."""
         self.refusals.pop(unit, None)
         self.samples[unit] = traces
 
     def count_refusal(self, unit: str, worker: str) -> None:
-        """Takes note that a worker's samples of a unit were refused."""
         self.refusals.setdefault(unit, []).append(worker)
 
     def take(self, unit: str) -> list[Trace]:
-        """Forgets a unit; returns its samples."""
         self.units.pop(unit)
         return self.samples.pop(unit)
 
@@ -107,7 +111,6 @@ class Dispatcher:
         )
 
     def start(self) -> None:
-        """Starts the thread."""
         self._thread.start()
 
     # --- for the trainer's thread ---------------------------------------------------------------------------
@@ -134,7 +137,6 @@ class Dispatcher:
         self._requests.when_all_are_there(patches, self._thread.stopping, announce, self._thread.fail)
 
     def delete(self, names: Iterable[str]) -> None:
-        """Deletes objects, and returns at once."""
         self._requests.delete(names)
 
     def add_units(self, units: Sequence[RolloutUnit], first: bool = False) -> None:
@@ -164,7 +166,6 @@ class Dispatcher:
             return self._results.take(unit.name)
 
     def has_samples(self, units: Sequence[RolloutUnit]) -> bool:
-        """Whether the samples of all these units are there."""
         with self._changed:
             return all(unit.name in self._results.samples for unit in units)
 
@@ -175,7 +176,6 @@ class Dispatcher:
             self._probes.renew(unit)
 
     def probing(self) -> set[str]:
-        """Workers that have a probe, or are about to get one."""
         with self._changed:
             return self._probes.pending()
 
@@ -186,7 +186,6 @@ class Dispatcher:
             return [(name, self.roster.workers[name].heartbeat.device, traces) for name, traces in sampled]
 
     def admit(self, worker: str) -> None:
-        """Lets a worker have units."""
         self._say(f"worker {worker} is admitted")
         with self._changed:
             self._probes.admit(worker)
@@ -220,7 +219,6 @@ class Dispatcher:
             self._requests.close(finish_deleting=self._thread.error is None)
 
     def take_metrics(self) -> dict[str, float]:
-        """Metrics of what was counted since the last call."""
         with self._changed:
             return self.counts.take_metrics()
 
@@ -286,12 +284,10 @@ class Dispatcher:
         return self.roster.everyone()
 
     def _refuse_heartbeat(self, worker: str, why: str) -> None:
-        """Tells a worker once whose heartbeat this code did not write."""
         if worker not in self._turned_away:
             self.turn_away(worker, f"{why}: its code is another")
 
     def _see(self, name: str, heartbeat: HeartbeatRecord) -> None:
-        """Takes note of a heartbeat that is new."""
         known = self.roster.workers.get(name)
         before = known.heartbeat if known else None
         if before is None:
@@ -319,7 +315,6 @@ class Dispatcher:
                 self.scheduler.remove_worker(worker)
 
     def _forget(self, name: str) -> None:
-        """Forgets who had a name, which is another process's from now on: that is not admitted."""
         with self._changed:
             self._probes.forget(name)
             if known := self.roster.workers.get(name):
@@ -404,7 +399,6 @@ class Dispatcher:
             )
 
     def _mail(self) -> None:
-        """Tells every worker whose units have changed what to sample."""
         with self._changed:
             written = self._announcement.written
             announced = written.version if written else -1

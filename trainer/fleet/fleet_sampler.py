@@ -24,8 +24,8 @@ from trainer.config.run_store import FLEET, RunStore
 from trainer.data.processor import Prompter
 from trainer.data.reader import Datasets
 from trainer.fleet.dispatch import POLL_S, Dispatcher
+from trainer.fleet.fleet_records import RolloutUnit
 from trainer.fleet.objects import Objects
-from trainer.fleet.rollout_units import RolloutUnit
 from trainer.fleet.sample_intake import AskedUnit
 from trainer.fleet.weight_publisher import VersionPublisher
 from trainer.hardware import model_shapes
@@ -43,8 +43,6 @@ PROBE_S = 60.0
 
 @dataclass(frozen=True)
 class AdmissionTest:
-    """How workers are probed."""
-
     ask: Callable[[int], SamplingRequest]
     """What a probe asks of a version of the weights."""
     score: Callable[[Sequence[Trace]], Sequence[np.ndarray]]
@@ -72,7 +70,6 @@ class WorkerAdmission:
     with the weights that it holds."""
 
     def __init__(self, test: AdmissionTest | None, dispatcher: Dispatcher) -> None:
-        """test: None where all workers may sample."""
         self._test, self._dispatcher = test, dispatcher
         self.learner_holds_newest = False
         """Whether the learner holds the newest version that was published, of which the probes are."""
@@ -104,7 +101,6 @@ class WorkerAdmission:
                 self._waited_s[name] = self._waited_s.get(name, 0.0) + time.monotonic() - began
 
     def _worth_waiting_for(self) -> list[str]:
-        """Workers that are being probed and were not waited for too long."""
         return [name for name in self._dispatcher.probing() if self._waited_s.get(name, 0.0) < PROBE_S]
 
 
@@ -183,7 +179,6 @@ class FleetSampler:
         self._times["fleet/publish_s"] += time.monotonic() - began
 
     def open_pretrained(self) -> None:
-        """Begins with the pretrained model, of which no rank holds any."""
         if self.publisher.version is None:
             self.publisher.open_pretrained()
             self.dispatcher.start()
@@ -246,7 +241,6 @@ class FleetSampler:
         self.admission.learner_holds_newest = False
 
     def write_roster(self) -> None:
-        """Writes who samples into the run's folder, for the display and the desk."""
         text = json.dumps({"unix_s": time.time(), "workers": self.dispatcher.rows()})
         write_whole(Path(self.config.run.dir) / ROSTER, text.encode())
 
@@ -287,12 +281,10 @@ class FleetSampler:
         return metrics
 
     def _forged_elsewhere(self) -> int:
-        """Objects outside of the run's folder `fleet` that this process has refused."""
         return sum(not place.startswith(f"{FLEET}/") for place in self.dispatcher.objects.seal.refused)
 
 
 def expected_samples(config: RunConfig, prompter: Prompter, datasets: Datasets) -> AskedUnit:
-    """What samples of a run must be like."""
     splits = {"train": config.train_split, "evaluation": config.evaluation_split}
 
     @lru_cache(maxsize=4096)

@@ -19,8 +19,6 @@ from trainer.system.errors import StorageError, StoreRefused
 
 
 class HeadThread:
-    """Calls a round again and again, until it is told to stop or the round raises."""
-
     def __init__(
         self,
         play_round: Callable[[], None],
@@ -44,11 +42,9 @@ class HeadThread:
         self._thread = threading.Thread(target=self._run, name="fleet-head", daemon=True)
 
     def start(self) -> None:
-        """Starts the thread."""
         self._thread.start()
 
     def wake(self) -> None:
-        """Begins the next round at once."""
         self._wake.set()
 
     def stop(self) -> None:
@@ -59,12 +55,10 @@ class HeadThread:
             self._thread.join()
 
     def check(self) -> None:
-        """Raises what ended the thread."""
         if self.error is not None:
             raise self.error
 
     def fail(self, error: Exception) -> None:
-        """Lets `check` raise an error from now on."""
         with self._changed:
             self.error = error
             self._changed.notify_all()
@@ -118,7 +112,6 @@ class HeadAnnouncement:
             self.newest = structs.replace(self.newest, **fields)
 
     def turn_away(self, worker: str, why: str) -> None:
-        """Tells a worker to end."""
         with self._lock:
             turned_away = self.newest.turned_away | {worker: why}
             self.newest = structs.replace(self.newest, turned_away=turned_away)
@@ -146,8 +139,6 @@ DELETING = 4
 
 
 class StoreRequests:
-    """The head's threads for requests."""
-
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
         self.pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix="fleet")
@@ -183,6 +174,5 @@ class StoreRequests:
         self._arriving.shutdown(cancel_futures=True)
 
     def close(self, finish_deleting: bool) -> None:
-        """Ends the threads."""
         self._deleting.shutdown(cancel_futures=not finish_deleting)
         self.pool.shutdown()

@@ -44,8 +44,6 @@ FINAL = (EXIT_OK, EXIT_CONFIG, EXIT_PREEMPTED)
 
 
 class WorkerOnMachine:
-    """One worker's process, and how often it was started again."""
-
     def __init__(self, command: Sequence[str], env: dict[str, str], restarts: int) -> None:
         self._command, self._env = list(command), env
         self._restarts = restarts
@@ -56,7 +54,6 @@ class WorkerOnMachine:
         self.start()
 
     def start(self) -> None:
-        """Starts the process."""
         self._began = time.monotonic()
         self.process = subprocess.Popen(
             self._command,
@@ -68,7 +65,6 @@ class WorkerOnMachine:
 
     @property
     def running(self) -> bool:
-        """Whether its process lives."""
         return self.process.poll() is None
 
     def tend(self) -> None:
@@ -160,7 +156,6 @@ class RunOver:
         self._idle_s = config.fleet.idle_s
 
     def __call__(self) -> str:
-        """Why it needs none; empty while it does."""
         try:
             self._following.look()
         except StorageError as error:  # a store that is away is silent, too
@@ -198,7 +193,6 @@ def start_workers(config: RunConfig, command: Sequence[str]) -> list[WorkerOnMac
 
 
 def main() -> int:
-    """Command line; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--config", required=True, help="YAML with fleet.run and checkpoint.remote")
     parser.add_argument("--hours", type=float, default=float("inf"), help="after which the machine ends")

@@ -54,7 +54,6 @@ class Objects:
         self.storage, self.seal = storage, seal
 
     def put(self, name: str, body: bytes) -> None:
-        """Writes an object with its signature."""
         self.storage.put_bytes(name, self.seal.signature(f"{FLEET}/{name}", body) + body)
 
     def get(self, name: str, most_bytes: int = 0) -> bytes:
@@ -82,7 +81,6 @@ class Objects:
         return True
 
     def put_record(self, name: str, value: Any) -> None:
-        """Writes a record of `fleet_records`, or other JSON data."""
         self.put(name, msgspec.json.encode(value))
 
     def get_record(self, name: str, kind: type[Record]) -> Record | None:
@@ -99,12 +97,10 @@ class Objects:
 
 
 def about_key(attempt: str) -> str:
-    """Where the head of an attempt says once what the run is."""
     return f"about/{attempt}.json"
 
 
 def head_key(attempt: str) -> str:
-    """Where the head of an attempt says what there is."""
     return f"head/{attempt}.json"
 
 
@@ -113,24 +109,15 @@ def version_key(version: int, lineage: str) -> str:
     return f"{WEIGHTS}/{version:08d}-{lineage[:16]}.json"
 
 
-def version_of(key: str) -> int:
-    """The version that a manifest or a patch is of; 0 for a name that is neither's, as a stranger's."""
-    number = key.rpartition("/")[2][:8]
-    return int(number) if number.isdecimal() else 0
-
-
 def patch_key(attempt: str, version: int, rank: int) -> str:
-    """Where a rank's changes lie."""
     return f"{WEIGHTS}/{attempt}/{version:08d}-r{rank:05d}.patch"
 
 
 def mail_key(attempt: str, worker: str) -> str:
-    """Where a worker finds its units."""
     return f"{MAIL}/{attempt}/{worker}.json"
 
 
 def worker_key(worker: str) -> str:
-    """Where a worker says what it does."""
     return f"{WORKERS}/{worker}.json"
 
 
@@ -140,7 +127,6 @@ def samples_key(attempt: str, unit: str, turn: int, worker: str) -> str:
 
 
 def refused_key(attempt: str, unit: str, turn: int, worker: str) -> str:
-    """Where the head writes why it refused a unit."""
     return f"refused/{attempt}/{unit}.{turn}-{worker}.json"
 
 

@@ -1,4 +1,4 @@
-"""Patches between two versions of weights: lossless and reversible, 1 to 3% of the weights in bf16.
+"""Patches between two versions of weights: lossless, 1 to 3% of the weights in bf16.
 
 Both sides give the weights as pieces: flat tensors that stand for one tensor of all their elements.
 
@@ -46,8 +46,6 @@ class SparseChange:
 
 @dataclass(frozen=True)
 class DenseChange:
-    """All elements."""
-
     xor: Tensor
     """[elements * width] uint8."""
 
@@ -63,7 +61,6 @@ def to_ordered(bits: Tensor) -> Tensor:
 
 
 def from_ordered(places: Tensor) -> Tensor:
-    """The inverse of `to_ordered`."""
     return torch.where(places < 0, (-(places + 1)) | 0x8000, places).to(torch.int16)
 
 
@@ -81,7 +78,6 @@ def _pack(numbers: np.ndarray, width: int) -> bytes:
 
 
 def _unpack(data: memoryview, count: int, width: int) -> np.ndarray:
-    """The inverse of `_pack`, as bytes."""
     if not count:
         return np.zeros(0, "u1")
     raw = pa.Codec("zstd").decompress(data, count * width, asbytes=True)
@@ -226,14 +222,15 @@ def _decode_dense(body: memoryview, elements: int, width: int, count: int) -> De
 # --- applying -----------------------------------------------------------------------------------------------
 
 
-def apply_patch(pieces: Sequence[Tensor], change: SparseChange | DenseChange, sign: int = 1) -> int:
-    """Changes the pieces in place; sign -1 takes a change back. Returns the number of elements looked at.
+def apply_patch(pieces: Sequence[Tensor], change: SparseChange | DenseChange) -> None:
+    """Changes the pieces in place.
 
     Raises ValueError, with nothing changed, where the result would be no number of this type: then the
     weights are not those that the patch was made from.
     """
     if isinstance(change, DenseChange):
-        return _apply_dense(pieces, change)
+        _apply_dense(pieces, change)
+        return
     ready = []
     start = 0
     for piece in pieces:
@@ -244,16 +241,15 @@ def apply_patch(pieces: Sequence[Tensor], change: SparseChange | DenseChange, si
             continue
         bits = piece.view(torch.int16)
         local = change.positions[first:last] - (start - len(piece))
-        places = to_ordered(bits[local]) + sign * change.steps[first:last]
+        places = to_ordered(bits[local]) + change.steps[first:last]
         if int(places.min()) < -0x8000 or int(places.max()) > 0x7FFF:
             raise ValueError("the patch was made from other weights")
         ready.append((bits, local, from_ordered(places)))
     for bits, local, values in ready:
         bits[local] = values
-    return len(change.positions)
 
 
-def _apply_dense(pieces: Sequence[Tensor], change: DenseChange) -> int:
+def _apply_dense(pieces: Sequence[Tensor], change: DenseChange) -> None:
     if sum(piece.nbytes for piece in pieces) != len(change.xor):
         raise ValueError("the patch is for other weights")
     at = 0
@@ -262,4 +258,3 @@ def _apply_dense(pieces: Sequence[Tensor], change: DenseChange) -> int:
         if size:
             piece.view(torch.uint8).bitwise_xor_(change.xor[at : at + size])
         at += size
-    return sum(len(piece) for piece in pieces)

@@ -8,9 +8,8 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
 from trainer.fleet import objects as keys
-from trainer.fleet.fleet_records import LOADING, HeartbeatRecord
+from trainer.fleet.fleet_records import LOADING, GivenUnit, HeartbeatRecord
 from trainer.fleet.objects import Objects
-from trainer.fleet.scheduler import GivenUnit
 from trainer.fleet.worker_heartbeat import read_heartbeat
 from trainer.storage.seal import ForgedObject
 from trainer.system.records import MalformedRecord
@@ -25,8 +24,6 @@ LOADING_S = 3600.0
 
 @dataclass
 class FleetCounts:
-    """What a head counts since its start."""
-
     units: int = 0
     late: int = 0
     refused: int = 0
@@ -44,7 +41,6 @@ class FleetCounts:
     counted_at: float = field(default_factory=time.monotonic)
 
     def count_accepted(self, worker: str, device: str, completions: int) -> None:
-        """Counts a worker's unit that was accepted."""
         self.units += 1
         self.by_worker[worker] = self.by_worker.get(worker, 0) + completions
         name = device.replace(" ", "-")
@@ -71,8 +67,6 @@ class FleetCounts:
 
 @dataclass
 class KnownWorker:
-    """What the head knows of a worker that follows its attempt."""
-
     heartbeat: HeartbeatRecord
     """The newest heartbeat."""
     loading_since: float | None = None
@@ -113,7 +107,6 @@ class Roster:
         self._listed_at = -LIST_S
 
     def list_due(self, now: float) -> bool:
-        """Whether it is time to look for workers that are new."""
         return now - self._listed_at >= (LIST_S if self._listed else self._poll_s)
 
     def list_all(self, now: float) -> None:
@@ -123,7 +116,6 @@ class Roster:
         self._listed_at = now
 
     def everyone(self) -> list[str]:
-        """All that have a heartbeat in the bucket."""
         return sorted(self._listed)
 
     def read(self, names: Collection[str]) -> dict[str, HeartbeatRecord]:
@@ -151,7 +143,6 @@ class Roster:
             return error
 
     def update(self, name: str, heartbeat: HeartbeatRecord) -> None:
-        """Keeps a worker's newest heartbeat."""
         worker = self.workers.setdefault(name, KnownWorker(heartbeat))
         worker.heartbeat = heartbeat
 

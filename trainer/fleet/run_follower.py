@@ -37,8 +37,6 @@ speaks: a large model takes long to fetch and to load."""
 
 @dataclass(frozen=True)
 class SeenRun:
-    """What a look at the run has shown."""
-
     attempt: str
     version: int
     """The newest version of the weights."""
@@ -67,7 +65,6 @@ class KeyDoubt:
         self._refused = 0
 
     def dispel(self) -> None:
-        """Takes note that something was signed with this worker's key."""
         self._is_right = True
 
     def count_refused(self, why: str) -> None:
@@ -147,7 +144,7 @@ class RunFollower:
         if record is None or self._awaited_launch:
             return self.attempt
         # `resume` opens a run that was over: its end was that of another launch
-        final = self.record.final_record()
+        final = self.record.final()
         if final is not None and final.launch == record.launch:
             self.over = final.why
         name = record.name
@@ -164,7 +161,6 @@ class RunFollower:
         return self.attempt
 
     def _newest_epoch(self) -> int:
-        """Epoch of the newest attempt; 0 before the first."""
         epoch = self._epoch
         if not epoch:
             newest = self.record.newest()
@@ -183,7 +179,7 @@ class RunFollower:
         if self._starting.name != name:
             self._starting = StartingAttempt(name, self._clock())
             self._heard_at = self._clock()
-        mark = self.record.mark(epoch)
+        mark = self.record.get(f"{epoch:08d}.beat", BeatRecord)
         if mark != self._starting.mark and self._clock() - self._starting.since < START_S:
             self._heard_at = self._clock()
         self._starting.mark = mark
@@ -237,7 +233,6 @@ class Lookout:
         self._waited_for = self._stop = False
 
     def start(self) -> None:
-        """Begins to look."""
         threading.Thread(target=self._run, name="lookout", daemon=True).start()
 
     def last(self) -> SeenRun | None:
@@ -259,7 +254,6 @@ class Lookout:
         return self.last()
 
     def stop(self) -> None:
-        """Ends the thread after the look that it has begun."""
         with self._changed:
             self._stop = True
             self._changed.notify_all()
@@ -282,7 +276,6 @@ class Lookout:
                 self._pause()
 
     def _pause(self) -> None:
-        """Waits until the next look is due."""
         looked = time.monotonic()
         while not self._stop:
             pause_s = self._poll_s if self._waited_for else HEARTBEAT_S

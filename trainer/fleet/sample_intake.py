@@ -7,18 +7,24 @@ if there is one; refused again it ends the run.
 
 from __future__ import annotations
 
+import io
+import math
+import zipfile
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec import Struct
 
 from trainer.algorithm.traces import Trace
+from trainer.checkpoint.rollout_archive import packed_arrays, trace_columns, traces_of
+from trainer.fleet.fleet_records import GivenUnit, RolloutUnit
 from trainer.fleet.objects import Objects
-from trainer.fleet.rollout_units import UNREADABLE, RolloutUnit, SampledUnit, unpack_samples
-from trainer.fleet.scheduler import GivenUnit
 from trainer.storage.seal import ForgedObject
+from trainer.system.records import Count, Line, decode_record
 
 ROUNDING = 1e-4
 """Nats above 0 that a log-probability may be by rounding."""
@@ -32,6 +38,61 @@ TOKEN_BYTES = 32
 """Most bytes that a token takes in a unit's samples."""
 CERTAIN_TOKENS = 64
 """Sampled tokens of a unit that cannot all have been certain."""
+
+
+UNREADABLE = (
+    AttributeError,
+    EOFError,
+    LookupError,
+    MemoryError,
+    NotImplementedError,
+    OSError,
+    RecursionError,
+    TypeError,
+    ValueError,
+    zipfile.BadZipFile,
+)
+"""What reading an archive raises that is not whole, is none, or holds something else than samples."""
+
+
+class SamplesAbout(Struct, frozen=True):
+    unit: dict[str, Any]
+    """The unit as the worker was given it, which is compared field by field with what was asked."""
+    turn: Count
+    """How often the unit had been given out when this worker got it."""
+    worker: Line
+
+
+def pack_samples(unit: RolloutUnit, turn: int, worker: str, traces: Sequence[Trace]) -> bytes:
+    """A unit's samples as one NumPy archive, without their text, which the head decodes from the tokens."""
+    about = SamplesAbout(msgspec.to_builtins(unit), turn, worker)
+    return packed_arrays(msgspec.to_builtins(about), trace_columns(traces))
+
+
+def check_archive(body: bytes) -> None:
+    """Raises ValueError for an archive whose arrays would take more memory than it has bytes: `pack_samples`
+    packs nothing, so an array is as large as what it is read from."""
+    total = 0
+    with zipfile.ZipFile(io.BytesIO(body)) as archive:
+        for info in archive.infolist():
+            total += info.file_size
+            if info.compress_type != zipfile.ZIP_STORED or total > len(body):
+                raise ValueError(f"{info.filename} takes more memory than the archive has bytes")
+            with archive.open(info) as member:
+                if np.lib.format.read_magic(member) != (1, 0):
+                    raise ValueError(f"{info.filename} is of another format")
+                shape, _, dtype = np.lib.format.read_array_header_1_0(member)
+            if dtype.hasobject or math.prod(shape) * dtype.itemsize > info.file_size:
+                raise ValueError(f"{info.filename} says that it holds {shape} of {dtype}, which it does not")
+
+
+def unpack_samples(body: bytes) -> tuple[SamplesAbout, list[Trace]]:
+    """The inverse of `pack_samples`. Raises one of UNREADABLE."""
+    check_archive(body)
+    with np.load(io.BytesIO(body), allow_pickle=False) as archive:
+        arrays = dict(archive)
+    about = decode_record(arrays["about"].tobytes(), SamplesAbout, "about")
+    return about, traces_of(arrays, [""] * len(arrays["group"]))
 
 
 @dataclass(frozen=True)
@@ -54,21 +115,25 @@ class AskedUnit:
 
 
 def samples_refusal(
-    unit: RolloutUnit, turn: int, worker: str, sampled: SampledUnit, expected: AskedUnit
+    unit: RolloutUnit,
+    given: tuple[int, str],
+    about: SamplesAbout,
+    traces: Sequence[Trace],
+    expected: AskedUnit,
 ) -> str:
-    """Why a unit's samples may not train, as a sentence; empty where they may."""
+    """Why a unit's samples may not train, as a sentence; empty where they may. given: turn and worker."""
     wanted_unit = msgspec.json.decode(msgspec.json.encode(unit))
     for name, value in wanted_unit.items():
-        if sampled.unit.get(name) != value:
-            return f"it was sampled for another unit: its {name} is {sampled.unit.get(name)!r}, not {value!r}"
-    if sampled.unit.keys() != wanted_unit.keys():
+        if about.unit.get(name) != value:
+            return f"it was sampled for another unit: its {name} is {about.unit.get(name)!r}, not {value!r}"
+    if about.unit.keys() != wanted_unit.keys():
         return "it was sampled for a unit with other fields: the worker's code is another"
-    if (sampled.turn, sampled.worker) != (turn, worker):
-        return f"it is of turn {sampled.turn} and worker {sampled.worker}, not of {turn} and {worker}"
+    if (about.turn, about.worker) != given:
+        return f"it is of turn {about.turn} and worker {about.worker}, not of {given[0]} and {given[1]}"
 
     rows = {prompt.group: prompt.row for prompt in unit.prompts}
     wanted = {(group, index) for group in rows for index in range(unit.samples_per_prompt)}
-    sent = [(trace.group, trace.index) for trace in sampled.traces]
+    sent = [(trace.group, trace.index) for trace in traces]
     if len(sent) != len(set(sent)):
         return "it has a completion twice"
     if surplus := set(sent) - wanted:
@@ -76,11 +141,11 @@ def samples_refusal(
     if missing := wanted - set(sent):
         return f"it lacks a completion: group and index {min(missing)}"
 
-    for trace in sampled.traces:
+    for trace in traces:
         why = _trace(unit, rows[trace.group], trace, expected)
         if why:
             return f"group {trace.group}, completion {trace.index}: {why}"
-    if unit.split == "train" and unit.temperature >= 1 and _all_certain(sampled.traces):
+    if unit.split == "train" and unit.temperature >= 1 and _all_certain(traces):
         return "every log-probability is 0, as if nothing had been sampled"
     return ""
 
@@ -105,7 +170,6 @@ def _types(trace: Trace) -> str:
 
 
 def _trace(unit: RolloutUnit, row: int, trace: Trace, expected: AskedUnit) -> str:
-    """Why one completion may not train; empty where it may."""
     if why := _types(trace):
         return why
     if trace.row != row:
@@ -124,7 +188,6 @@ def _trace(unit: RolloutUnit, row: int, trace: Trace, expected: AskedUnit) -> st
 
 
 def _completion(unit: RolloutUnit, trace: Trace, expected: AskedUnit) -> str:
-    """What is wrong with the tokens and with their end."""
     tokens = trace.completion
     if not len(tokens):
         return "it is empty"
@@ -151,7 +214,6 @@ def _completion(unit: RolloutUnit, trace: Trace, expected: AskedUnit) -> str:
 
 
 def _logprobs(trace: Trace) -> str:
-    """What is wrong with the engine's log-probabilities."""
     logprobs = trace.logprobs
     if logprobs is None:
         return "it has no log-probabilities"
@@ -202,11 +264,9 @@ class SampleIntake:
         """(worker, the unit as it was assigned to it)"""
 
     def unread(self, worker: str, sent: Iterable[GivenUnit]) -> list[GivenUnit]:
-        """The units that were not read before."""
         return [given for given in sent if (worker, given) not in self._units_read]
 
     def mark_read(self, sent: SentUnit) -> None:
-        """Lets `unread` leave a unit out from now on."""
         self._units_read.add((sent.worker, sent.given))
 
     def read(self, sent: Sequence[SentUnit]) -> Iterator[tuple[SentUnit, Received]]:
@@ -226,11 +286,10 @@ class SampleIntake:
 
 
 def check_samples(sent: SentUnit, body: bytes, expected: AskedUnit) -> list[Trace] | RefusedSamples:
-    """The samples in what a worker wrote, or why they may not train."""
     assert sent.unit is not None
     try:
-        sampled = unpack_samples(body)
-        why = samples_refusal(sent.unit, sent.given.turn, sent.worker, sampled, expected)
+        about, traces = unpack_samples(body)
+        why = samples_refusal(sent.unit, (sent.given.turn, sent.worker), about, traces, expected)
     except UNREADABLE as error:
         why = f"it cannot be read: {error}"
-    return RefusedSamples(why) if why else sampled.traces
+    return RefusedSamples(why) if why else traces

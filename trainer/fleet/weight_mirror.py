@@ -1,4 +1,5 @@
-"""The weights that a worker has, on its host, and which version they are.
+"""The weights that a worker has, on its host, and which version they are: how they begin, with the pretrained
+model or a checkpoint of the run, and how they follow the trainer's.
 
 Patches are applied here, never inside vLLM: the engine gets whole tensors by the trainer's own way
 (trainer/weights/in_process.py).
@@ -7,22 +8,108 @@ Patches are applied here, never inside vLLM: the engine gets whole tensors by th
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from trainer.checkpoint.layout import local_dir, remote_folder, remote_url, step_name
+from trainer.checkpoint.manifest import CorruptCheckpoint, unpack
+from trainer.checkpoint.shard_reader import FoundCheckpoint, ShardReader
+from trainer.config import RunConfig
 from trainer.fleet import patch
 from trainer.fleet.fleet_records import Anchor, Layout, RankPatch, WeightVersion
 from trainer.fleet.objects import Objects, first_lineage, next_lineage, version_key
-from trainer.storage.seal import ForgedObject
+from trainer.learning import lora
+from trainer.storage import hub
+from trainer.storage.seal import ForgedObject, Seal
+from trainer.storage.storage import Storage
 from trainer.system.errors import ObjectTooLarge
 
-KEPT_VERSIONS = 256
-"""Manifests of versions that a mirror remembers it has come through."""
 FETCHED_AT_ONCE = 16
 """Ranks whose patches of a version are fetched at a time."""
+
+
+class HostModel:
+    def __init__(self, model: Any) -> None:
+        for parameter in model.parameters():
+            parameter.data = parameter.data.contiguous()
+        self.tensors: dict[str, Tensor] = {name: p.data for name, p in model.named_parameters()}
+        """Every parameter by the policy's names, adapters too."""
+        self._base, self._adapted = lora.adapters(self.tensors, model)
+        self._adapters = {name: tensor.clone() for name, tensor in self.tensors.items() if ".lora_" in name}
+        """The adapters as they begin."""
+
+    @property
+    def whole(self) -> bool:
+        """Whether it has weights; not after `begin_anew` has failed."""
+        return all(tensor.numel() for tensor in self.tensors.values())
+
+    def begin_anew(self, config: RunConfig) -> None:
+        """Brings the values of `load_pretrained` back. With adapters only these have changed; else the model
+        is read again, in the place of what is here: two copies of it may not fit the host."""
+        if self._adapters:
+            for name, tensor in self._adapters.items():
+                self.tensors[name].copy_(tensor)
+            return
+        for tensor in self.tensors.values():
+            tensor.data = tensor.new_empty(0)
+        for name, tensor in load_pretrained(config).tensors.items():
+            self.tensors[name].data = tensor
+
+    def merged(self) -> Iterator[tuple[str, Tensor]]:
+        """The model's own parameters by its own names, adapters merged in."""
+        for name, tensor in self._base:
+            yield name, lora.merged_weight(tensor, self._adapted.get(name))
+
+
+@torch.no_grad()
+def load_pretrained(config: RunConfig) -> HostModel:
+    """The pretrained model in the run's type, with the run's adapters as they begin.
+
+    The classes that load it are those that load the policy, so that names and values are the policy's own.
+    """
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    model = config.model
+    if hub.from_hub(config):
+        hub.fetch_files(config, hub.weight_files(config))
+    dtype = torch.bfloat16 if model.dtype == "bf16" else torch.float32
+    arguments: dict[str, Any] = {"dtype": dtype} | ({"revision": model.revision} if model.revision else {})
+    try:
+        loaded = AutoModelForImageTextToText.from_pretrained(model.path, **arguments)
+    except ValueError:  # not a vision-language architecture
+        loaded = AutoModelForCausalLM.from_pretrained(model.path, **arguments)
+    if config.lora.rank:
+        lora.inject_adapters(loaded, config.lora, config.run.seed)
+    return HostModel(loaded)
+
+
+@torch.no_grad()
+def fill_from_anchor(model: HostModel, config: RunConfig, anchor: Anchor) -> None:
+    """Brings an anchor's weights into `model`, which holds the pretrained model or a later version of it.
+
+    A checkpoint holds the trained parameters in fp32: rounded they are the weights that were published. Its
+    manifest is signed, and holds the sha256 of the files that hold the sums of every block that is read.
+    Raises CorruptCheckpoint, StorageError; FileNotFoundError where the checkpoint is gone.
+    """
+    if anchor.kind == "model" or not model.whole:
+        model.begin_anew(config)
+    if anchor.kind == "model":
+        return
+    inside = remote_folder(anchor.version, anchor.attempt)
+    folder = f"{remote_url(config)}/{inside}"
+    manifest = unpack(Storage(folder).get_bytes("manifest.json"), Seal.of(config), inside)
+    if manifest is None or manifest["step"] != anchor.version:
+        raise CorruptCheckpoint(f"{folder}/manifest.json is damaged, or was not signed with the run's key")
+    here = Path(local_dir(config)) / f"{step_name(anchor.version)}-{anchor.attempt}"
+    reader = ShardReader(FoundCheckpoint(anchor.version, str(here), folder, manifest))
+    for name in reader.names():
+        model.tensors[name].view(-1).copy_(reader.read("master", name))
 
 
 class WeightsDiverged(RuntimeError):
@@ -60,25 +147,20 @@ class WeightMirror:
         tensors: dict[str, Tensor],
         fill: Callable[[Anchor], None],
         bucket_bytes: int,
-        weights: Callable[[], Iterable[tuple[str, Tensor]]] | None = None,
-        as_loaded: bool = False,
+        weights: Callable[[], Iterable[tuple[str, Tensor]]],
     ) -> None:
-        """fill: brings an anchor's weights into the tensors (`starting_weights.py`). weights: what an engine
-        takes of them, by its names; None: they are that themselves. as_loaded: whether the tensors
-        hold the pretrained model's values, which then need not be read again."""
+        """fill: brings an anchor's weights into the tensors. weights: what an engine takes of them, by its
+        names."""
         self.objects, self.layout = objects, layout
         self.tensors = tensors
-        self._weights = weights or tensors.items
+        self._weights = weights
         self._fill, self._bucket_bytes = fill, bucket_bytes
-        self._as_loaded = as_loaded
+        self._as_loaded = True
+        """Whether the tensors hold the pretrained model's values, which then need not be read again."""
         self.version, self.lineage = -1, ""
-        self.fetched_bytes = 0
-        """Patches read so far."""
         self.anchors_read = 0
         self.dirty = True
         """Whether the tensors may be between two versions; then they are read anew."""
-        self._behind: list[WeightVersion] = []
-        """Versions that the mirror came through, the newest last; they lead back."""
 
     def groups(self) -> Iterator[list[tuple[str, Tensor]]]:
         """`WeightSource.groups`."""
@@ -94,25 +176,14 @@ class WeightMirror:
             yield group
 
     def pieces(self, rank: int) -> list[Tensor]:
-        """Views of what a rank holds."""
         return [self.tensors[name].view(-1)[start:stop] for name, start, stop in self.layout[rank]]
 
     def digests(self) -> list[str]:
-        """The content of each rank's shard."""
         return [weights_digest(self.pieces(rank)) for rank in range(len(self.layout))]
 
-    def follow(self, layout: Layout) -> None:
-        """Goes on with a new attempt, whose ranks may share the weights out differently.
-
-        Where they do, patches of older versions are for the older layout, and the way back ends here.
-        """
-        if layout != self.layout:
-            self._behind.clear()
-        self.layout = layout
-
     def to(self, number: int, lineage: str, anchors: Sequence[Anchor]) -> None:
-        """Brings the tensors to a version: forward by its patches, or back by undoing them; from an anchor
-        where neither leads there.
+        """Brings the tensors to a version: forward by its patches, from an anchor where these do not lead on
+        from what is held, as on the way back.
 
         Raises FileNotFoundError where the store has no way there, Forged, Diverged, and ValueError for a
         damaged patch, with the tensors as they were.
@@ -120,57 +191,39 @@ class WeightMirror:
         if self.lineage == lineage and not self.dirty:
             return
         known = {anchor.lineage: anchor for anchor in anchors}
-        way = self._way(number, lineage, set(known))
-        start = way[-1].parent_lineage if way else lineage
-        if start not in self._reachable():
+        way, start = self._way(number, lineage, known)
+        if self.dirty or self.lineage != start:
             self._begin(known[start])
-        while self.lineage != start:
-            self._undo()
         for version in reversed(way):
-            self._apply(version, 1)
-            self._behind = [*self._behind[1 - KEPT_VERSIONS :], version]
+            self._apply(version)
             self.version, self.lineage = version.number, version.lineage
             self._compare(version.digests)
 
-    def _reachable(self) -> set[str]:
-        """Lineages that undoing leads to."""
-        return set() if self.dirty else {self.lineage, *(version.parent_lineage for version in self._behind)}
-
-    def _way(self, number: int, lineage: str, anchors: set[str]) -> list[WeightVersion]:
-        """The versions from the wanted one back to the first whose parent is held, else to an anchor."""
-        reachable = self._reachable()
+    def _way(
+        self, number: int, lineage: str, anchors: Mapping[str, Anchor]
+    ) -> tuple[list[WeightVersion], str]:
+        """The versions from the wanted one back to what is held, else to an anchor; and what they begin
+        with."""
+        held, held_number = ("", math.inf) if self.dirty else (self.lineage, self.version)
         way: list[WeightVersion] = []
-        to_anchor: list[WeightVersion] | None = None
-        while lineage not in reachable:
-            if lineage in anchors and to_anchor is None:
-                to_anchor = list(way)
-                if not reachable:
-                    break
+        from_anchor: tuple[list[WeightVersion], str] | None = None
+        while lineage != held:
+            if lineage in anchors and from_anchor is None:
+                from_anchor = list(way), lineage
+            if from_anchor and number <= held_number:
+                return from_anchor
             try:
                 version = read_version(self.objects, number, lineage)
             except FileNotFoundError:
-                if to_anchor is None:
+                if from_anchor is None:
                     raise
-                return to_anchor
+                return from_anchor
             way.append(version)
             number, lineage = version.parent, version.parent_lineage
-        return way if lineage in reachable or to_anchor is None else to_anchor
-
-    def _is_here(self, anchor: Anchor) -> bool:
-        """Whether the tensors hold a checkpoint's weights, perhaps after newer versions were undone: a new
-        attempt calls by another name what this mirror has held for long."""
-        try:
-            while not self.dirty and self._behind and self.version > anchor.version:
-                self._undo()
-        except (FileNotFoundError, ValueError):  # its patches are gone, or not what was published
-            return False
-        if self.dirty or self.version != anchor.version:
-            return False
-        return first_lineage(anchor.kind, anchor.version, self.digests()) == anchor.lineage
+        return way, held
 
     def _begin(self, anchor: Anchor) -> None:
-        if anchor.kind == "checkpoint" and self._is_here(anchor):
-            self._behind.clear()
+        if self._is_here(anchor):
             self.lineage = anchor.lineage
             return
         self.dirty = True
@@ -182,17 +235,17 @@ class WeightMirror:
             raise WeightsDiverged(
                 "the trainer began with other weights: this machine's files of the model differ"
             )
-        self._behind.clear()
         self.version, self.lineage = anchor.version, anchor.lineage
         self.dirty = False
 
-    def _undo(self) -> None:
-        version = self._behind[-1]
-        self._apply(version, -1)
-        self._behind.pop()
-        self.version, self.lineage = version.parent, version.parent_lineage
+    def _is_here(self, anchor: Anchor) -> bool:
+        """Whether the tensors hold a checkpoint's weights: a new attempt calls by another name what this mirror
+        has held for long."""
+        if self.dirty or anchor.kind == "model" or self.version != anchor.version:
+            return False
+        return first_lineage(anchor.kind, anchor.version, self.digests()) == anchor.lineage
 
-    def _apply(self, version: WeightVersion, sign: int) -> None:
+    def _apply(self, version: WeightVersion) -> None:
         """Fetches and decodes all patches of a version before the first of them changes anything."""
         if len(version.patches) != len(self.layout):
             raise ForgedObject(f"version {version.number} has {len(version.patches)} patches")
@@ -201,11 +254,10 @@ class WeightMirror:
             for rank, data in enumerate(pool.map(self._fetch, version.patches)):
                 pieces = self.pieces(rank)
                 width = pieces[0].element_size() if pieces else 2
-                self.fetched_bytes += len(data)
                 changes.append(patch.decode_patch(data, sum(map(len, pieces)), width))
         self.dirty = True
         for rank, change in enumerate(changes):
-            patch.apply_patch(self.pieces(rank), change, sign)
+            patch.apply_patch(self.pieces(rank), change)
         self.dirty = False
 
     def _fetch(self, published: RankPatch) -> bytes:

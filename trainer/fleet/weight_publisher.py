@@ -22,9 +22,8 @@ from trainer.config.run_store import RunStore
 from trainer.fleet import objects as keys
 from trainer.fleet import patch
 from trainer.fleet.dispatch import Dispatcher
-from trainer.fleet.fleet_records import AboutRun, Anchor, Layout, RankPatch, WeightVersion
+from trainer.fleet.fleet_records import AboutRun, Anchor, Layout, RankPatch, WeightVersion, sampling_packages
 from trainer.fleet.objects import first_lineage, next_lineage, patch_key
-from trainer.fleet.same_software import sampling_packages
 from trainer.fleet.weight_mirror import weights_digest
 from trainer.learning.learner_part import LearnerPart
 from trainer.ranks.process import RankProcess
@@ -35,8 +34,6 @@ from trainer.system.errors import StorageError
 
 @dataclass(frozen=True)
 class OpenedShard:
-    """What a rank holds when an attempt begins."""
-
     layout: list[tuple[str, int, int]]
     """(name, start, stop) of its pieces, in the order of its patches."""
     digest: str
@@ -46,8 +43,6 @@ class OpenedShard:
 
 @dataclass(frozen=True)
 class PublishedShard:
-    """What a rank publishes of a version."""
-
     patch: RankPatch
     digest: str
     """sha256 of its shard; empty where it was not taken."""
@@ -135,8 +130,6 @@ KEPT_ANCHORS = 2
 
 
 class VersionPublisher:
-    """Publishes the versions of one attempt."""
-
     def __init__(
         self,
         config: RunConfig,
@@ -159,8 +152,8 @@ class VersionPublisher:
         """Bytes of the newest version's patches, of all ranks together."""
         self._shard_bytes = 0
         self._anchors: list[Anchor] = []
-        self._keys: list[str] = []
-        """Manifests and patches that are in the bucket, of this attempt and of older ones."""
+        self._keys: dict[int, list[str]] = {}
+        """Manifest and patches of each version that are in the bucket."""
         self._all_sent = True
         """Whether every rank has sent its part of the newest version."""
 
@@ -194,7 +187,7 @@ class VersionPublisher:
             layout=layout,
         )
         self.dispatcher.objects.put_record(keys.about_key(self.attempt.name), about)
-        outdated = self._left_by_older_attempts(number)
+        outdated = self._left_by_older_attempts()
         self.dispatcher.announce(**self._newest())
         self.dispatcher.delete(outdated)
 
@@ -213,20 +206,13 @@ class VersionPublisher:
             )
         return manifests[step].get("attempt", "")
 
-    def _left_by_older_attempts(self, number: int) -> list[str]:
+    def _left_by_older_attempts(self) -> list[str]:
         """Objects that older attempts have left and nobody needs: this one begins with whole weights, and
-        samples that are needed are in the rollout log. Patches behind its first version stay until nobody may
-        hold what they made: a worker undoes them instead of reading whole weights."""
+        samples that are needed are in the rollout log."""
         storage = self.dispatcher.objects.storage
-        samples_and_mail = [key for folder in (keys.SAMPLES, keys.MAIL) for key, _ in storage.list(folder)]
-        self._keys = [key for key, _ in storage.list(keys.WEIGHTS)]
+        folders = keys.SAMPLES, keys.MAIL, keys.WEIGHTS
+        outdated = [key for folder in folders for key, _ in storage.list(folder)]
         self.attempt.check()
-        return samples_and_mail + self._drop_keys_to(number)
-
-    def _drop_keys_to(self, number: int) -> list[str]:
-        """Forgets what was published up to a version; returns it."""
-        outdated = [key for key in self._keys if keys.version_of(key) <= number]
-        self._keys = [key for key in self._keys if keys.version_of(key) > number]
         return outdated
 
     def publish(self, number: int) -> None:
@@ -247,11 +233,10 @@ class VersionPublisher:
         outdated = self._advance_anchors()
         manifest = keys.version_key(number, lineage)
         patch_keys = [patch.key for patch in patches]
-        self._keys += [manifest, *patch_keys]
+        self._keys[number] = [manifest, *patch_keys]
         self.dispatcher.publish(patch_keys, {manifest: version}, outdated, **self._newest())
 
     def _newest(self) -> dict[str, Any]:
-        """The head's word on the newest version."""
         assert self.version is not None
         lineage = self.lineages[self.version]
         return {"version": self.version, "lineage": lineage, "anchors": tuple(self._anchors)}
@@ -272,8 +257,8 @@ class VersionPublisher:
             return []
         # no unit needs an older one: a checkpoint is committed after all that older weights had sampled
         self._anchors = self._anchors[-KEPT_ANCHORS:]
-        return self._drop_keys_to(self._anchors[0].version)
+        versions = [version for version in self._keys if version <= self._anchors[0].version]
+        return [key for version in versions for key in self._keys.pop(version)]
 
     def published_keys(self) -> list[str]:
-        """Objects that nobody needs once the run is over."""
-        return list(self._keys)
+        return [key for of_version in self._keys.values() for key in of_version]

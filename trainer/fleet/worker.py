@@ -34,12 +34,18 @@ from trainer import config as configuration
 from trainer.config import ConfigError, RunConfig, from_dict, override
 from trainer.config.fleet import WORKER_GPU_SHARE
 from trainer.config.run_store import RunStore
-from trainer.fleet.fleet_records import IDLE, SAMPLING, AboutRun, HeartbeatRecord, MailedUnit
+from trainer.fleet.fleet_records import (
+    IDLE,
+    SAMPLING,
+    AboutRun,
+    GivenUnit,
+    HeartbeatRecord,
+    MailedUnit,
+    check_same,
+)
 from trainer.fleet.objects import Objects, samples_key
-from trainer.fleet.rollout_units import pack_samples
 from trainer.fleet.run_follower import Lookout, RunFollower, SeenRun
-from trainer.fleet.same_software import check_same
-from trainer.fleet.scheduler import GivenUnit
+from trainer.fleet.sample_intake import pack_samples
 from trainer.fleet.worker_heartbeat import HEARTBEAT_S, WorkerHeartbeat, read_heartbeat
 from trainer.node.watch.preemption import PreemptionNotice
 from trainer.storage.seal import ForgedObject
@@ -49,7 +55,7 @@ from trainer.system.records import MalformedRecord
 from trainer.system.terminal_text import terminal_line
 
 if TYPE_CHECKING:
-    from trainer.fleet.engine_worker import EngineWorker
+    from trainer.fleet.engine_ranks import EngineWorker
 
 POLL_S = 1.0
 MACHINE_OPTIONS = ("model.path", "data.path", "evaluation.path", "rollout.gpu_memory_utilization",
@@ -170,7 +176,6 @@ class Worker:
         """The engine is kept to the end of the process: see `main`."""
 
     def run(self) -> int:
-        """Serves until there is nothing more to do; returns the exit code."""
         self._notice = PreemptionNotice(on_notice=self._leave, exit_at_deadline=True)
         try:
             about = self._wait_for_run()
@@ -250,7 +255,7 @@ class Worker:
             from trainer.ranks.environment import rank_environment
 
             os.environ |= rank_environment(config)  # before torch and vLLM are imported
-            from trainer.fleet.engine_worker import EngineWorker
+            from trainer.fleet.engine_ranks import EngineWorker
 
             started = time.monotonic()
             begin = partial(self.heartbeat.begin, self.attempt)
@@ -321,7 +326,7 @@ class Worker:
         about = self.following.about()
         assert about is not None
         check_same(about)
-        engine.follow(about.layout)
+        engine.mirror.layout = about.layout
         self._follow(engine, self.following.attempt)
         print(f"worker {self.name}: follows attempt {self.attempt}", flush=True)
 

@@ -9,9 +9,8 @@ from typing import Any
 
 from msgspec import structs
 
-from trainer.fleet.fleet_records import FETCHING, LOADING, HeartbeatRecord
+from trainer.fleet.fleet_records import FETCHING, LOADING, GivenUnit, HeartbeatRecord
 from trainer.fleet.objects import Objects, worker_key
-from trainer.fleet.scheduler import GivenUnit
 from trainer.observe import beacon
 from trainer.system.errors import StorageError, StoreRefused
 from trainer.system.records import MalformedRecord

@@ -31,7 +31,6 @@ from trainer.learning.teacher import FrozenModel, teacher_of
 from trainer.observe import beacon
 from trainer.ranks.heap import Heap
 from trainer.ranks.process import RankProcess
-from trainer.storage.seal import Seal
 
 if TYPE_CHECKING:
     from trainer.learning.policy import Policy, TrainMicroBatch
@@ -238,11 +237,10 @@ class LearnerPart:
 
         It waits for no other rank: one whose files are damaged must not leave the others in a collective.
         """
-        # What the thread has fetched lies on the disk; the reader fetches the rest by ranges.
+        # What the thread has fetched lies on the disk; the reader fetches ranges of the rest.
         if self._fetching:
             wait([self._fetching])
-        signed = bool(Seal.of(self.process.config))
-        self.policy.load(ShardReader(found, ranged=True, by_sha256=signed).stream)
+        self.policy.load(ShardReader(found).stream)
 
     def resume(self, updates: int, skipped: int) -> None:
         """Goes on from the loaded checkpoint, after all ranks have loaded it."""

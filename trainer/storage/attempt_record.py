@@ -22,11 +22,11 @@ import json
 import re
 import sys
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, structs, to_builtins
 
 from trainer.config import ConfigError
 from trainer.config.run_store import ATTEMPTS
@@ -43,30 +43,6 @@ ALIVE_S = 4 * BEAT_S
 """An attempt whose last mark is older than this is taken for dead."""
 
 
-@dataclass(frozen=True)
-class PastAttempt:
-    """One attempt, as the record tells it."""
-
-    epoch: int
-    name: str
-    """`7-3f2c1a`: the epoch, and what tells two attempts apart that took it at the same time."""
-    launch: str
-    """Value of SPOTRL_LAUNCH."""
-    committed: int
-    """Newest step that was committed when it started."""
-    host: str
-    begun_unix_s: float
-    code: int | None = None
-    """Exit code; None while it lives, and after a kill."""
-    died_at_step: int | None = None
-    """The step at which a process of the run died or hung while every machine answered, 0 before the first
-    one; None for every other end."""
-    why: str = ""
-    """The reason that was given for its end."""
-    left: str = ""
-    """What was left of the restarts when it ended, else when it started, in words."""
-
-
 AttemptName = Annotated[str, Meta(pattern=r"^[0-9]{1,8}-[0-9a-z]{1,32}\Z")]
 Reason = Annotated[str, Meta(max_length=1 << 16)]
 """Why something ended, in any number of lines."""
@@ -80,11 +56,15 @@ class StartRecord(Struct, frozen=True):
 
     epoch: Count
     name: AttemptName
+    """`7-3f2c1a`: the epoch, and what tells two attempts apart that took it at the same time."""
     launch: Line
+    """Value of SPOTRL_LAUNCH."""
     committed: Count
+    """Newest step that was committed when it started."""
     host: Line
     begun_unix_s: UnixTime
     left: Reason = ""
+    """What was left of the restarts, in words."""
     counted: list[CountedKey] | None = None
     """The checkpoints that count; None in a record of an earlier version."""
     before: Count = 0
@@ -109,6 +89,8 @@ class EndRecord(Struct, frozen=True):
     why: Reason = ""
     left: Reason = ""
     died_at_step: Count | None = None
+    """The step at which a process of the run died or hung while every machine answered, 0 before the first
+    one; None for every other end."""
     unix_s: UnixTime = 0.0
 
 
@@ -127,17 +109,29 @@ class MachinesRecord(Struct, frozen=True):
     """Mark of a machine -> how often it failed its checks."""
 
 
-RecordObject = StartRecord | OriginRecord | BeatRecord | EndRecord | FinalRecord | MachinesRecord
-Kind = TypeVar("Kind", bound=RecordObject)
-KINDS: dict[str, type[RecordObject]] = {
-    "": StartRecord,
-    "from": OriginRecord,
-    "beat": BeatRecord,
-    "end": EndRecord,
-    "final": FinalRecord,
-    "machines": MachinesRecord,
-}
-"""What stands behind an object's number, or its whole name without one -> what it must be."""
+class PastAttempt(StartRecord, frozen=True):
+    """One attempt, as the record tells it. `left`: when it ended, else when it started."""
+
+    end: EndRecord | None = None
+    """None while it lives, and after a kill."""
+
+    @property
+    def code(self) -> int | None:
+        return self.end.code if self.end else None
+
+    @property
+    def died_at_step(self) -> int | None:
+        """The step at which a process of the run died."""
+        return self.end.died_at_step if self.end else None
+
+    @property
+    def why(self) -> str:
+        return self.end.why if self.end else ""
+
+
+Kind = TypeVar(
+    "Kind", bound=StartRecord | OriginRecord | BeatRecord | EndRecord | FinalRecord | MachinesRecord
+)
 MOST_BYTES = 1 << 20
 """The largest object of the record that is read: the list of checkpoints that count is the longest."""
 MOST_GAP = 1000
@@ -166,7 +160,6 @@ class NewestAttempt:
 
     @property
     def why(self) -> str:
-        """The reason that was given for its end, or for the run's."""
         return self.final or self.attempt.why
 
 
@@ -187,7 +180,7 @@ class AttemptRecord:
         attempt = next(self._back_from_newest(), None)
         if attempt is None:
             return None
-        final = self.final_record()
+        final = self.final()
         over = final is not None and final.launch == attempt.launch
         now = time.time()
         silent_s = self._silent_s(attempt.epoch, by_store and attempt.code is None and not over)
@@ -209,11 +202,6 @@ class AttemptRecord:
             print(f"attempt: the store's clock cannot be read: {error}", file=sys.stderr, flush=True)
             return None
         return now - max(times) if times else None
-
-    def final(self) -> tuple[int, str] | None:
-        """(exit code, reason) of a run that is over for good."""
-        marker = self.final_record()
-        return (marker.code, marker.why) if marker else None
 
     def alive(self) -> PastAttempt | None:
         """The newest attempt if it is alive, or if nobody can tell: ask before a second launch."""
@@ -245,72 +233,39 @@ class AttemptRecord:
                 break
         return newest_first[::-1]
 
-    def _names(self) -> set[str]:
-        return {key for key, _ in self.storage.list()}
-
     def _back_from_newest(self) -> Iterator[PastAttempt]:
         """The attempts from the newest down; those that cannot be read are passed over.
 
         A listing may lag, or lie, so what follows the newest number in it is asked for by its key.
         """
-        epochs = _epochs(self._names())
+        epochs = self._listed()
         while (newer := self.next_after(epochs[-1] if epochs else 0)) is not None:
             epochs.append(newer.epoch)
         for epoch in reversed(epochs):
             begun = self.read(epoch)
             if begun is not None:
-                yield self._past(begun)
-
-    def _past(self, begun: StartRecord) -> PastAttempt:
-        """One attempt, with its end if it has one."""
-        end = self.end(begun.epoch)
-        return PastAttempt(
-            epoch=begun.epoch,
-            name=begun.name,
-            launch=begun.launch,
-            committed=begun.committed,
-            host=begun.host,
-            begun_unix_s=begun.begun_unix_s,
-            code=end.code if end else None,
-            died_at_step=end.died_at_step if end else None,
-            why=end.why if end else "",
-            left=(end.left if end else "") or begun.left,
-        )
+                end = self.get(f"{epoch:08d}.end", EndRecord)
+                left = (end.left if end else "") or begun.left
+                fields: dict[str, Any] = structs.asdict(begun) | {"left": left, "end": end}
+                yield PastAttempt(**fields)
 
     def starts(self, newest: int) -> Iterator[StartRecord]:
         """How the attempts began, from number `newest` down; those that cannot be read are passed over.
 
         Only numbers that are listed are asked for, and `newest` itself, which a listing may not show yet.
         """
-        listed = {epoch for epoch in _epochs(self._names()) if epoch < newest}
+        listed = {epoch for epoch in self._listed() if epoch < newest}
         for epoch in sorted(listed | {newest}, reverse=True):
             begun = self.read(epoch) if epoch > 0 else None
             if begun is not None:
                 yield begun
 
     def read(self, epoch: int) -> StartRecord | None:
-        """How the attempt of an epoch began, or None."""
-        return self._object(f"{epoch:08d}", StartRecord)
+        return self.get(f"{epoch:08d}", StartRecord)
 
-    def end(self, epoch: int) -> EndRecord | None:
-        """How the attempt of an epoch ended; None while it lives, and after a kill."""
-        return self._object(f"{epoch:08d}.end", EndRecord)
-
-    def origin(self, epoch: int) -> OriginRecord | None:
-        """The step that an epoch's own checkpoints go on from; None before the first of them."""
-        return self._object(f"{epoch:08d}.from", OriginRecord)
-
-    def mark(self, epoch: int) -> BeatRecord | None:
-        """What the launcher of an epoch's attempt wrote last to say that it lives, or None."""
-        return self._object(f"{epoch:08d}.beat", BeatRecord)
-
-    def final_record(self) -> FinalRecord | None:
+    def final(self) -> FinalRecord | None:
         """Why the run is over for good, or None. Raises ConfigError for a malformed object."""
-        return self._object("final", FinalRecord)
-
-    def machines(self) -> MachinesRecord | None:
-        """The machines that failed their checks, or None."""
-        return self._object("machines", MachinesRecord)
+        return self.get("final", FinalRecord)
 
     def next_after(self, epoch: int) -> StartRecord | None:
         """The record of the next attempt, or None. Numbers have no gaps, so a malformed one may hide another
@@ -322,18 +277,18 @@ class AttemptRecord:
                 return begun
         return None
 
-    def write(self, name: str, value: dict[str, Any]) -> None:
-        """Writes one small object of the record."""
+    def write(self, name: str, value: Struct) -> None:
         self.storage.put_bytes(f"{name}.json", self._signed(name, value))
 
-    def _signed(self, name: str, value: dict[str, Any]) -> bytes:
-        return json.dumps(self.seal.signed_json(f"{ATTEMPTS}/{name}.json", value)).encode()
+    def create(self, value: StartRecord) -> bool:
+        """Writes an attempt's start; False if there was one of its epoch already."""
+        name = f"{value.epoch:08d}"
+        return self.storage.create(f"{name}.json", self._signed(name, value))
 
-    def content(self, name: str) -> RecordObject | None:
-        """One object of the record by its name without `.json`. As `_object`."""
-        return self._object(name, KINDS[_kind(name)])
+    def _signed(self, name: str, value: Struct) -> bytes:
+        return json.dumps(self.seal.signed_json(f"{ATTEMPTS}/{name}.json", to_builtins(value))).encode()
 
-    def _object(self, name: str, kind: type[Kind]) -> Kind | None:
+    def get(self, name: str, kind: type[Kind]) -> Kind | None:
         """One object of the record; None where there is none, or a malformed or forged one, which is told.
 
         Raises ConfigError for a malformed `final.json`.
@@ -360,34 +315,43 @@ class AttemptRecord:
         print(f"attempt: {what}: it is passed over", file=sys.stderr, flush=True)
         return None
 
-    def create(self, epoch: int, value: dict[str, Any]) -> bool:
-        """Writes an epoch's record; False if it was there already."""
-        name = f"{epoch:08d}"
-        return self.storage.create(f"{name}.json", self._signed(name, value))
+    def _listed(self) -> list[int]:
+        """The attempts' numbers, ascending. One that is far above the others is nobody's: attempts leave no
+        gap."""
+        numbers: list[int] = []
+        for match in filter(None, (OBJECT.fullmatch(key) for key, _ in self.storage.list())):
+            number = int(match[1])
+            if number - (numbers[-1] if numbers else 0) > MOST_GAP:
+                print(
+                    f"attempt: {match[0]} follows no other attempt: it is passed over",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                break
+            numbers.append(number)
+        return numbers
 
+    def spent_s(self, launch: str, before: int = 0) -> float:
+        """Seconds that the attempts of the newest launch have trained; 0 if that is another than `launch`.
+        before: those of earlier numbers alone.
 
-def _kind(name: str) -> str:
-    """The kind of an object by its name without `.json`: what stands behind its number."""
-    return name.partition(".")[2] if name[:1].isdigit() else name
+        Each is measured by the dates of the store that holds its objects: a machine's own clock may be a day
+        off when it starts. One that was killed lived until its next mark at most.
+        """
+        newest = self.newest()
+        last = before - 1 if before else newest.attempt.epoch if newest else 0
+        total = 0.0
+        for begun in self.starts(last):
+            if begun.launch != launch:
+                break
+            name = f"{begun.epoch:08d}"
+            since = self.storage.written_s(f"{name}.json") or begun.begun_unix_s
+            ended = self.storage.written_s(f"{name}.end.json")
+            seen = self.storage.written_s(f"{name}.beat.json") or since
+            total += max(0.0, (ended or max(since, seen) + BEAT_S) - since)
+        return total
 
 
 def attempt_number(name: str) -> int:
     """The number that an attempt's name or object begins with; 0 where there is no name."""
     return int(re.split("[-.]", name)[0] or 0)
-
-
-def _epochs(names: Collection[str]) -> list[int]:
-    """The attempts' numbers, ascending. One that is far above the others is nobody's: attempts leave no
-    gap."""
-    numbers = []
-    for match in filter(None, map(OBJECT.fullmatch, sorted(names))):
-        number = int(match[1])
-        if number - (numbers[-1] if numbers else 0) > MOST_GAP:
-            print(
-                f"attempt: {match[0]} follows no other attempt: it is passed over",
-                file=sys.stderr,
-                flush=True,
-            )
-            break
-        numbers.append(number)
-    return numbers

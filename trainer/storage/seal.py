@@ -93,7 +93,6 @@ class Seal:
             self.refuse(place, "was not written with this run's key, or for another place")
 
     def signed_json(self, place: str, value: dict[str, Any]) -> dict[str, Any]:
-        """The same JSON data with their signature."""
         if not self:
             return value
         body = _without_signature(value)
@@ -110,7 +109,6 @@ class Seal:
         )
 
     def signed_archive(self, place: str, data: bytes) -> bytes:
-        """The same zip archive with its signature."""
         if not self:
             return data
         body, _ = _archive_parts(data)

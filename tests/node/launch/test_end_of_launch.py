@@ -117,7 +117,7 @@ def test_a_run_whose_hours_are_over_saves_and_ends_for_good(head, tmp_path, monk
     notice.close()
     head.ray = None
     assert head.settle(end.value.code) == EXIT_GAVE_UP
-    assert head.holder.attempt.record.final()[0] == EXIT_GAVE_UP
+    assert head.holder.attempt.record.final().code == EXIT_GAVE_UP
 
 
 def test_a_job_that_outlasts_the_runs_hours_is_ended(head, tmp_path):

@@ -273,5 +273,6 @@ def test_a_rank_that_dies_twice_at_one_step_ends_the_run(launched):
     assert "one more death at step 5 ends the run" in record.past()[-1].left
     assert job.start().wait(400) == EXIT_PREEMPTED, job.tail()
     assert job.start().wait(400) == EXIT_GAVE_UP, job.tail()
-    code, why = record.final()
+    final = record.final()
+    code, why = final.code, final.why
     assert code == EXIT_GAVE_UP and "died twice at step 5" in why and "rank 3 (process 7 on 10.0.0.1)" in why

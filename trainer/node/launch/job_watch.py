@@ -10,6 +10,7 @@ import time
 from collections.abc import Generator
 from pathlib import Path
 
+from trainer.checkpoint.attempt import SAVE_S
 from trainer.config.run_folder import read_progress
 from trainer.node.launch import rendezvous
 from trainer.node.launch.job_log import JobLog
@@ -20,7 +21,6 @@ from trainer.node.launch.rendezvous import LaunchEnded
 from trainer.node.watch import preemption, watchdog
 from trainer.node.watch.attempt_holder import AttemptHolder
 from trainer.observe.node_monitor import NodeMonitor, append_sample
-from trainer.storage import attempt_hours
 from trainer.system import last_words
 from trainer.system.exit_codes import (
     EXIT_ERROR,
@@ -173,7 +173,7 @@ class JobWatch:
         left_s = self.holder.until - time.monotonic()
         if left_s <= 0:
             raise LaunchEnded(EXIT_GAVE_UP, self._hours)
-        if self.out_of_hours or left_s > attempt_hours.save_s(self.head.config.checkpoint.max_hours):
+        if self.out_of_hours or left_s > min(SAVE_S, 360 * self.head.config.checkpoint.max_hours):
             return
         self.out_of_hours = True
         self.holder.lock.ending()

@@ -26,8 +26,8 @@ from trainer.checkpoint.attempt import (
     committed_step,
     start_attempt,
 )
+from trainer.checkpoint.course import check_resumable
 from trainer.checkpoint.layout import attempts_url
-from trainer.checkpoint.resumable import check_resumable
 from trainer.config import ConfigError, RunConfig
 from trainer.config.run_folder import LAUNCH_LOG, PROGRESS, read_progress, write_whole
 from trainer.config.run_store import RunStore
@@ -37,7 +37,6 @@ from trainer.node.preflight.findings import Finding
 from trainer.node.preflight.precheck import precheck
 from trainer.node.watch.run_lock import LAUNCHER_VARIABLE, RunLock
 from trainer.observe.stream import Stream
-from trainer.storage import attempt_hours
 from trainer.storage.attempt_record import BEAT_S
 from trainer.storage.storage import Storage
 from trainer.storage.store_probe import probe_store
@@ -182,7 +181,7 @@ class AttemptHolder:
         if self._stream is not None:  # of the attempt before
             self._stream.close()
         self.attempt = start_attempt(self.config, launch)
-        spent_s = attempt_hours.spent_s(self.attempt.record, launch, before=self.attempt.epoch)
+        spent_s = self.attempt.record.spent_s(launch, before=self.attempt.epoch)
         self.until = time.monotonic() + 3600 * self.config.checkpoint.max_hours - spent_s
         self._over = threading.Event()
         store = RunStore.of(self.config)
@@ -196,7 +195,6 @@ class AttemptHolder:
         return {ATTEMPT_VARIABLE: self.attempt.name}
 
     def is_fenced(self) -> bool:
-        """Whether a newer attempt has replaced this one."""
         return bool(self.fenced)
 
     def _watch(self, attempt: Attempt, over: threading.Event) -> None:
